@@ -212,7 +212,7 @@ def test_closed_form_independent_normal_is_the_diagonal_gaussian(d):
     torch.testing.assert_close(F.nees(first, x[:, 0]), ((x - mean) / scale)[:, 0].square().mean())
     single = MultivariateNormal(torch.zeros(d), torch.eye(d))  # one distribution for all values
     torch.testing.assert_close(F.nees(single, x), x.square().sum(-1).mean())
-    with pytest.raises(ValueError, match="`target` must have the distribution's batch and event shape"):
+    with pytest.raises(ValueError, match="`target` must have the batch and event shape of the distribution"):
         F.nees(single, torch.zeros(7, d + 1))
 
 

@@ -92,7 +92,9 @@ def test_merging_adds_other_draws():
     one.update(preds[:25], target[:25])
     for metric in (other, same):
         metric.update(preds[25:], target[25:])
-    with pytest.raises(ValueError, match="`incoming_state` must have different draws, got seed=0 in both"):
+    with pytest.raises(
+        ValueError, match="`incoming_state` must have a different seed than this metric, got seed=0 in both"
+    ):
         one.merge_state(same)
     one.merge_state(other)
     drawn = poisson(39, 25), poisson(39, 35, seed=1)
@@ -100,7 +102,7 @@ def test_merging_adds_other_draws():
     close(one.compute(), ece())
     close(one.interval().replicates, ece(weights=torch.cat(drawn, -1)))
     for different in ({"n_bins": 6}, {"n_replicates": 40}):
-        with pytest.raises(ValueError, match="must count the same thing"):
+        with pytest.raises(ValueError, match="must have the configuration of this metric"):
             one.merge_state(streamed(seed=2, **different))
 
 

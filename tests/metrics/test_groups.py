@@ -108,10 +108,12 @@ def test_groups_of_samples_are_copied_take_4_bytes_each_and_are_checked_when_loa
         state = {**metric.state_dict(), "groups": [torch.tensor(wrong, dtype=torch.int32)]}
         with pytest.raises(ValueError, match="damaged"):
             metric.load_state_dict(state)
-    with pytest.raises(ValueError, match="must count the same thing, got num_groups=7 into num_groups=2"):
+    with pytest.raises(
+        ValueError, match="must have the configuration of this metric, got num_groups=7 instead of num_groups=2"
+    ):
         metric.merge_state(tc.ByGroup(tc.KS(task="binary"), num_groups=7))
     alone.persistent(True)
-    with pytest.raises(ValueError, match="num_groups=None into num_groups=2"):
+    with pytest.raises(ValueError, match="num_groups=None instead of num_groups=2"):
         metric.load_state_dict(alone.state_dict())
 
 
@@ -176,9 +178,9 @@ def test_wrong_metrics_and_groups_are_refused():
     of_labels.update(torch.stack((P, P), -1), torch.stack((Y, Y), -1), groups=FIRST)
     update = partial(by_group.update, P, Y)
     wrong = [
-        (made, {"metric": unknown}, ValueError, "must keep sums that can be split by group"),
+        (made, {"metric": unknown}, ValueError, "must store samples, or sums that can be split by group"),
         (made, {"metric": F.ece}, TypeError, "be a torchcalib metric, got function"),
-        (made, {"metric": tc.Bootstrapped(nll)}, ValueError, "must be a metric that wraps no other"),
+        (made, {"metric": tc.Bootstrapped(nll)}, ValueError, "must be a metric that is not a wrapper"),
         (tc.Bootstrapped, {"metric": by_group}, ValueError, "`metric` must have sums as its state"),
         (made, {"metric": nll, "num_groups": 0}, ValueError, "num_groups"),
         (made, {"metric": nll, "num_groups": 2**31}, ValueError, "num_groups"),
@@ -375,7 +377,7 @@ def test_a_failing_group_is_named():
     groups[5] = 3
     with pytest.raises(ValueError, match="at least 2 samples of every class") as raised:
         F.by_group(relative_calibration_loss, logits, target, groups, **MULTI)
-    assert raised.value.__notes__ == ["in group 3, of 1 samples; give rows of groups that are too small the number -1"]
+    assert raised.value.__notes__ == ["in group 3 of size 1. Use group -1 for rows in groups that are too small."]
 
 
 def test_bad_arguments_are_refused_and_no_rows_are_groups_without_a_value():

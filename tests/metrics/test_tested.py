@@ -96,7 +96,7 @@ def test_bad_arguments_and_metrics_without_evidence_are_refused():
             "`metric` must be a calibration error to have a noise floor",
         ),
         ({"metric": tc.Cox(task="binary")}, TypeError, "got Cox. Its fit() has standard errors and a p-value"),
-        ({"metric": tc.CORP(task="binary", component="dsc")}, ValueError, "`component` must be 'mcb' for evidence"),
+        ({"metric": tc.CORP(task="binary", component="dsc")}, ValueError, "`component` must be 'mcb' for a test"),
     ]
     given = {"metric": tc.ECE(task="binary")}
     assert_refused((row, partial(evidence, **{**given, **row}), error, [part]) for row, error, part in wrong)

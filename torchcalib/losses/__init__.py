@@ -1,4 +1,4 @@
-"""Penalties for training: differentiable calibration errors of a batch, as functions and as modules.
+"""Penalties for training: differentiable calibration errors for a batch, as functions and as modules.
 
 Add a penalty to the training loss; do not minimise it alone, because a model that always predicts the class frequencies
 is calibrated.

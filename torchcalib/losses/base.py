@@ -1,4 +1,4 @@
-"""Parts that all penalties share: the module, and for penalties of events the function."""
+"""Common parts of all penalties: the base class of the modules, and the evaluation of the functions."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -23,30 +23,40 @@ from torchcalib.ops.logs import wide_dtype
 
 
 class Penalty(Protocol):
-    """A differentiable calibration error with its settings; frozen, so that equal penalties share compiled code."""
+    """Differentiable calibration error with its settings. Frozen, so that equal penalties share compiled code."""
 
     def of(self, p: Predictions) -> Tensor:
-        """Return the value `(...)`, or `(..., C)` with one for each class or label."""
+        """Return the value `(...)`, or one value per class or label `(..., C)`."""
 
 
 class PenaltyLoss(nn.Module):
-    """A penalty as a module, to be added to the training loss.
+    """Base class for penalties as modules, whose value is added to the training loss.
 
-    All axes except the class axis are samples. The value is one number, at least float32, also under autocast. It is
-    NaN if no sample has weight, as for `torch.nn.functional.cross_entropy`. A bad value (NaN logits, a label out of
-    range) is an error on the CPU. On other devices and under `torch.compile` it makes the value NaN instead, because a
-    check would make every step wait for the device.
+    All axes except the class axis are samples. The value is a scalar of at least float32, also under autocast. It is
+    NaN if no sample has a positive weight, as for `torch.nn.functional.cross_entropy`. An invalid value (NaN logits, a
+    label out of range) raises an error on the CPU. On other devices and under `torch.compile` it makes the result NaN
+    instead, because a check would synchronise the device in every step.
 
     Args:
-        penalty: the calibration error.
+        penalty: The calibration error.
         task: `"binary"`, `"multiclass"` or `"multilabel"`.
-        from_logits, ignore_index, positive_classes, class_axis, validate_args, nan_policy: see
-            `torchcalib.functional.InputOptions`.
-        whole_weights: whether weights must be whole numbers.
+        from_logits: `preds` are logits.
+        ignore_index: Rows with this target are dropped.
+        positive_classes: Treat multi-class input as binary: the probability of this set of classes against the rest.
+        class_axis: Axis of classes or labels in `preds`; None infers it.
+        validate_args: Check the values.
+        nan_policy: For rows with missing (NaN) predictions: `"raise"` or `"drop"`.
+        whole_weights: Require weights to be whole numbers.
+
+    Example:
+        >>> from torchcalib.losses.binned import SoftBins
+        >>> penalty = PenaltyLoss(SoftBins("positive", n_bins=15, temperature=0.01, norm="l2"), task="binary")
+        >>> penalty(torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]))
+        tensor(0.2123)
     """
 
     def __init_subclass__(cls, function: Callable[..., Tensor] | None = None) -> None:
-        """Document the options that the subclass shares with a function, and with all penalties."""
+        """Set signature and docstring, with the arguments of `function` and of all penalties."""
         own = parameters_of(cls.__init__)
         shared = [p for p in parameters_of(PenaltyLoss.__init__) if p.name not in ("penalty", "whole_weights", "task")]
         document(cls, cls.__doc__, [*own, *shared], entries=arguments_section(function.__doc__ if function else None))
@@ -78,12 +88,12 @@ class PenaltyLoss(nn.Module):
         )
 
     def forward(self, preds: Tensor, target: Tensor, *, weights: Tensor | None = None) -> Tensor:
-        """Return the penalty of a batch, a scalar.
+        """Return the penalty for a batch, a scalar.
 
         Args:
-            preds: probabilities, or logits with `from_logits=True`: binary `(...)`, else with a class axis.
-            target: labels, soft targets or annotator counts; see `torchcalib.functional.nll`.
-            weights: one non-negative weight per sample; 0 leaves it out.
+            preds: Probabilities, or logits with `from_logits=True`: binary `(...)`, otherwise with a class axis.
+            target: Labels, soft targets or annotator counts; see `torchcalib.functional.nll`.
+            weights: Non-negative weight per sample. Samples with weight 0 are ignored.
 
         Raises:
             TypeError, ValueError: for invalid input.
@@ -92,12 +102,15 @@ class PenaltyLoss(nn.Module):
         return self.penalty.of(p).mean().to(p.dtype)
 
     def extra_repr(self) -> str:
-        """Return the penalty and the kind of predictions, for `repr`."""
+        """Return the penalty, the task and `from_logits`, for `repr`."""
         return f"{self.penalty}, task={self.input_format.task!r}, from_logits={self.input_format.from_logits}"
 
 
 def weighted_events(p: Predictions, mode: Mode) -> tuple[Tensor, Tensor, Tensor]:
-    """Return confidences, outcomes and weights, in the dtype of sums; rows of weight 0 hold harmless values."""
+    """Return confidences, outcomes and weights `(..., N)`, in float64 where the device supports it.
+
+    Rows with weight 0 get confidence 0.5 and outcome 0, because a NaN there would make the gradient NaN.
+    """
     events = reduce_to_events(p, mode)
     wide = wide_dtype(events.confidence.device)
     confidence, outcome = events.confidence.to(wide), events.outcome.to(wide)
@@ -109,7 +122,7 @@ def weighted_events(p: Predictions, mode: Mode) -> tuple[Tensor, Tensor, Tensor]
 
 
 def event_mode(task: Task, options: Mapping[str, Any], mode: Mode | None) -> Mode:
-    """Return the mode, by default the first of the task; raise on one that the task does not have."""
+    """Return the mode, by default the first one for the task. Raise if the task does not support it."""
     check_task(task)
     return resolve_mode(task_read_as(task, options), mode)
 
@@ -124,7 +137,10 @@ def evaluate(
     options: InputOptions,
     per_event: int = 1,
 ) -> Tensor:
-    """Return the penalty of events in every batch element; each event needs `per_event` values in memory."""
+    """Return the penalty for every batch element `(...)`, or `(..., C)` for classes without `average`.
+
+    Each event needs memory for `per_event` values.
+    """
     classwise = mode == "classwise"
     check_average(average, classwise)
     p = read_input(task, preds, target, options, wait=_is_on_cpu(preds))
@@ -133,5 +149,5 @@ def evaluate(
 
 
 def _is_on_cpu(preds: object) -> bool:
-    """Return whether values can be checked without waiting for a device; anything else than a tensor is refused."""
+    """Return whether values can be checked without synchronising a device. Arrays and lists are on the CPU."""
     return not isinstance(preds, Tensor) or preds.device.type == "cpu"

@@ -1,4 +1,4 @@
-"""Penalties over bins: calibration errors with hard and with soft membership."""
+"""Penalties over bins: expected calibration error (ECE) with hard and with soft bin membership."""
 
 from dataclasses import dataclass
 from typing import Any, Literal, Unpack, get_args
@@ -29,18 +29,18 @@ _MOST_BINS = 2**20
 
 @dataclass(frozen=True)
 class HardBins:
-    """Calibration error over equal-width bins; see `torchcalib.functional.ece`."""
+    """Penalty: expected calibration error over equal-width bins; see `torchcalib.functional.ece`."""
 
     bins: EqualWidthBins
 
     def of(self, p: Predictions) -> Tensor:
-        """See `Penalty`."""
+        """Return the error for each batch element; see `Penalty.of`."""
         return ece_from_bins(self.bins.of(p))
 
 
 @dataclass(frozen=True)
 class SoftBins:
-    """Calibration error over bins with soft membership; see `soft_binned_ece`."""
+    """Penalty: calibration error over bins with soft membership; see `soft_binned_ece`."""
 
     mode: Mode
     n_bins: int
@@ -53,7 +53,7 @@ class SoftBins:
         check_choice("norm", self.norm, get_args(Norm))
 
     def of(self, p: Predictions) -> Tensor:
-        """See `Penalty`."""
+        """Return the error for each batch element; see `Penalty.of`."""
         confidence, outcome, n = weighted_events(p, self.mode)
         centers = (torch.arange(self.n_bins, dtype=confidence.dtype, device=confidence.device) + 0.5) / self.n_bins
         member = ((confidence.unsqueeze(-1) - centers).square() / -self.temperature).softmax(-1)
@@ -62,10 +62,10 @@ class SoftBins:
 
 
 class ECELoss(PenaltyLoss):
-    """Expected calibration error of a batch as a module; see `torchcalib.functional.ece` for the definition.
+    """Expected calibration error (ECE) of a batch as a training penalty; see `torchcalib.functional.ece`.
 
-    The gradient moves all confidences of a bin together, towards the frequency in the bin, and ignores the other bins.
-    In a small batch most bins hold few samples; `SoftBinnedECELoss` and `MMCELoss` are smoother.
+    The gradient moves all confidences in a bin together towards the frequency in the bin. In a small batch most bins
+    contain few samples; `SoftBinnedECELoss` and `MMCELoss` are smoother.
 
     Example:
         >>> from torch.nn.functional import cross_entropy
@@ -97,27 +97,27 @@ def soft_binned_ece(
     average: Average | None = "macro",
     **options: Unpack[InputOptions],
 ) -> Tensor:
-    """Soft-binned calibration error, a penalty whose bins a confidence enters and leaves smoothly.
+    """Soft-binned expected calibration error (SB-ECE), a training penalty with smooth bin membership.
 
-    Each sample belongs to every bin with the weight softmax(-(confidence - centre)^2 / temperature) over the bins. The
-    error is sum share |gap|, or sqrt(sum share gap^2). As the temperature falls it approaches
-    `torchcalib.functional.ece` (or `rmsce`), but its gradient accounts for confidences that move to another bin.
+    Each sample belongs to every bin with weight softmax(-(confidence - centre)^2 / temperature) over the bins. The
+    error is sum_b share_b |gap_b|, or sqrt(sum_b share_b gap_b^2), with gap = frequency - confidence. For temperature
+    -> 0 it approaches `torchcalib.functional.ece` (or `rmsce`), but its gradient includes changes of the bin.
 
     Args:
-        n_bins: number of equal-width bins over [0, 1], represented by their centres.
-        temperature: softness of the bins, in squared probability. The source has no default; 0.01 is our choice.
-        norm: `"l1"` or `"l2"`; `"l2"` is equation (11) of the source.
-        validate_args: Check the values. Bad ones are errors on the CPU and give NaN elsewhere.
+        n_bins: Number of equal-width bins over [0, 1], represented by their centres.
+        temperature: Softness of the bins, in squared probability. The source has no default; 0.01 is our choice.
+        norm: `"l1"` or `"l2"`; `"l2"` is equation (11) in the source.
+        validate_args: Check the values. Invalid ones are errors on the CPU and result in NaN elsewhere.
 
     Returns:
-        A probability in [0, 1], `(...)`, in the dtype of `preds` (at least float32); NaN without data.
+        A probability in [0, 1], `(...)`, in the dtype of `preds` (at least float32). NaN without data.
 
     Raises:
         TypeError, ValueError: for invalid input.
 
     Gradient:
-        In the confidences, everywhere and finite; 0 where the value is 0. Outcomes are constants. O(N n_bins) time and
-        memory.
+        With respect to the confidences, finite everywhere; 0 where the value is 0. Outcomes are constants. Time and
+        memory O(N n_bins).
 
     Source:
         Karandikar et al.: Soft Calibration Objectives for Neural Networks (NeurIPS 2021), sec. 4 (SB-ECE), eq. 11.
@@ -132,7 +132,7 @@ def soft_binned_ece(
 
 
 class SoftBinnedECELoss(PenaltyLoss, function=soft_binned_ece):
-    """Soft-binned calibration error as a module; see `soft_binned_ece` for the definition and `ECELoss` for its use.
+    """Soft-binned expected calibration error (SB-ECE) as a training penalty; see `soft_binned_ece` and `ECELoss`.
 
     Example:
         >>> SoftBinnedECELoss(task="binary")(torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]))

@@ -1,4 +1,8 @@
-"""Penalties over pairs of samples: of one confidence (MMCE), and of the whole vector of probabilities."""
+"""Kernel penalties over pairs of samples.
+
+Maximum mean calibration error (MMCE) for a confidence; canonical calibration error and squared kernel calibration error
+(SKCE) for the whole vector of probabilities.
+"""
 
 from dataclasses import dataclass
 from typing import Any, Literal, Unpack
@@ -12,15 +16,15 @@ from torchcalib.core.documentation import documented
 from torchcalib.core.events import Mode
 from torchcalib.core.predictions import Predictions
 from torchcalib.losses.base import PenaltyLoss, evaluate, event_mode, weighted_events
-from torchcalib.metrics.canonical import DirichletReading
-from torchcalib.metrics.kernel import KernelReading, skce
+from torchcalib.metrics.canonical import DirichletSettings
+from torchcalib.metrics.kernel import KernelSettings, skce
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.pairwise import Kernel
 
 
 @dataclass(frozen=True)
 class SimilarConfidences:
-    """Mean over pairs of events of similar confidence; see `mmce`."""
+    """Penalty: maximum mean calibration error; see `mmce`."""
 
     mode: Mode
     bandwidth: float
@@ -31,7 +35,7 @@ class SimilarConfidences:
         check_flag("weighted", self.weighted)
 
     def of(self, p: Predictions) -> Tensor:
-        """See `Penalty`."""
+        """Return the error for each batch element; see `Penalty.of`."""
         confidence, outcome, weights = weighted_events(p, self.mode)
         if self.weighted:
             residual = _terms_of_mean(1 - confidence, weights * outcome)
@@ -39,10 +43,11 @@ class SimilarConfidences:
         else:
             residual = _terms_of_mean(outcome - confidence, weights)
         confidence = confidence.expand_as(residual)
-        # Ties are summed in either order: the mean of both gradients is that of |a - b|, 0 where a = b.
-        one = _laplacian_form(confidence, residual, self.bandwidth)
-        other = _laplacian_form(confidence.flip(-1), residual.flip(-1), self.bandwidth)
-        error = root(((one + other) / 2).clamp(min=0))
+        # The gradient for equal confidences depends on their order. The mean over both orders is that of |a - b|, which
+        # is 0 where a = b.
+        forward = _laplacian_form(confidence, residual, self.bandwidth)
+        backward = _laplacian_form(confidence.flip(-1), residual.flip(-1), self.bandwidth)
+        error = root(((forward + backward) / 2).clamp(min=0))
         return torch.where(weights.sum(-1) > 0, error, torch.nan)
 
 
@@ -56,7 +61,7 @@ def _laplacian_form(x: Tensor, d: Tensor, bandwidth: float) -> Tensor:
     """Return sum_ij d_i d_j exp(-|x_i - x_j| / bandwidth) for x in [0, 1], `(..., N)` to `(...)`.
 
     For ascending x the kernel is exp(x_i / bandwidth) / exp(x_j / bandwidth) with i < j, so one cumulative sum replaces
-    the N^2 pairs. No difference is taken, so nothing cancels.
+    the N^2 pairs. No differences are computed, so there is no cancellation.
     """
     order = x.detach().argsort(dim=-1, stable=True)
     x, d = x.gather(-1, order), d.gather(-1, order)
@@ -78,33 +83,33 @@ def mmce(
     average: Average | None = "macro",
     **options: Unpack[InputOptions],
 ) -> Tensor:
-    """Maximum mean calibration error (MMCE), a penalty without bins.
+    """Maximum mean calibration error (MMCE), a training penalty without bins.
 
-    sqrt(sum_ij d_i d_j exp(-|c_i - c_j| / bandwidth)) / N over all pairs of samples, including i = j, with confidences
-    c and residuals d = outcome - confidence. It is large where the residuals of similar confidences have the same sign.
-    For N samples of a calibrated model it is about sqrt(mean d^2 / N), the part of the pairs i = j.
+    MMCE = sqrt(sum_ij d_i d_j exp(-|c_i - c_j| / bandwidth)) / N over all pairs of samples, including i = j, with
+    confidences c and residuals d = outcome - confidence. It is large if residuals for similar confidences have the same
+    sign. For N samples of a calibrated model it is about sqrt(mean d^2 / N), the contribution of the pairs i = j.
 
     Args:
-        bandwidth: of the Laplacian kernel, a probability of at least 0.001. The default is that of the authors' code,
-            exp(-|c_i - c_j| / (2 * 0.2)).
-        weighted: average the residuals of correct and of wrong predictions separately, so that a few wrong predictions
+        bandwidth: Bandwidth of the Laplacian kernel, a probability of at least 0.001. The default is that of the
+            authors' code, exp(-|c_i - c_j| / (2 * 0.2)).
+        weighted: Average the residuals of correct and wrong predictions separately, so that a few wrong predictions
             have as much weight as many correct ones (MMCE_w).
-        validate_args: Check the values. Bad ones are errors on the CPU and give NaN elsewhere.
+        validate_args: Check the values. Invalid ones are errors on the CPU and result in NaN elsewhere.
 
     Returns:
-        In [0, 1], weighted [0, 2], `(...)`, in the dtype of `preds` (at least float32); NaN without data.
+        `(...)` in [0, 1], weighted [0, 2], in the dtype of `preds` (at least float32). NaN without data.
 
     Raises:
         TypeError, ValueError: for invalid input.
 
     Gradient:
-        In the confidences, everywhere and finite; 0 where the value is 0, and for |c_i - c_j| where the two are equal.
-        Outcomes are constants. Exact in O(N log N) time and O(N) memory.
+        With respect to the confidences, finite everywhere; 0 where the value is 0, and for |c_i - c_j| where the two
+        are equal. Outcomes are constants. Time O(N log N), memory O(N).
 
     Source:
         Kumar, Sarawagi, Jain: Trainable Calibration Measures for Neural Networks from Kernel Mean Embeddings (ICML
-        2018): MMCE and, weighted, MMCE_w. If all predictions are correct, or all wrong, MMCE_w is the part of the
-        outcome that occurs; the authors' code returns 0.
+        2018): MMCE and, with `weighted=True`, MMCE_w. If all predictions are correct, or all are wrong, MMCE_w here is
+        the term for the outcome that occurs; the authors' code returns 0.
 
     Example:
         >>> mmce(torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]), task="binary")
@@ -115,7 +120,7 @@ def mmce(
 
 
 class MMCELoss(PenaltyLoss, function=mmce):
-    """Maximum mean calibration error as a module; see `mmce` for the definition and `ECELoss` for its use.
+    """Maximum mean calibration error (MMCE) as a training penalty; see `mmce` and `ECELoss`.
 
     Example:
         >>> MMCELoss(task="binary")(torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]))
@@ -137,29 +142,29 @@ class MMCELoss(PenaltyLoss, function=mmce):
 
 @dataclass(frozen=True)
 class LeaveOneOut:
-    """Distance of every prediction from a kernel mean of the other outcomes; see `canonical_error`."""
+    """Penalty: canonical calibration error; see `canonical_error`."""
 
-    reading: DirichletReading
+    settings: DirichletSettings
 
     def of(self, p: Predictions) -> Tensor:
-        """See `Penalty`. A batch of one sample is compared with its own label, as two copies of the sample would be."""
+        """Return the error for each batch element; a single sample counts twice, because the error needs two."""
         weights = p.weights
         if weights is None:
             weights = torch.ones(p.samples, dtype=wide_dtype(p.given.device), device=p.given.device)
-        alone = weights.sum(-1, keepdim=True) == 1
-        return self.reading.of(p.weighed(torch.where(alone, 2 * weights, weights)))
+        is_single = weights.sum(-1, keepdim=True) == 1
+        return self.settings.of(p.weighed(torch.where(is_single, 2 * weights, weights)))
 
 
 class CanonicalLoss(PenaltyLoss):
-    """Canonical calibration error of a batch as a module; see `functional.canonical_error` and `ECELoss`.
+    """Canonical calibration error of a batch as a training penalty; see `functional.canonical_error` and `ECELoss`.
 
     It penalises the whole vector of probabilities rather than the top label. A batch of one sample is compared with its
     own label. `weights` must be whole numbers. Time O(N^2 C) for a batch of N.
 
     Args:
-        p: 1 or 2.
-        bandwidth: a number above 0; or "likelihood", which chooses one for each batch, as the source does, and costs
-            about 20 times as much. The default 0.02 is our choice.
+        p: Exponent, 1 or 2.
+        bandwidth: A number above 0. Or `"likelihood"`, which chooses it for each batch, as in the source, and takes
+            about 20 times as long. The default 0.02 is our choice.
 
     Example:
         >>> preds = torch.tensor([[0.7, 0.3], [0.7, 0.3], [0.7, 0.3]])
@@ -170,19 +175,19 @@ class CanonicalLoss(PenaltyLoss):
     def __init__(
         self, *, task: Task, p: Literal[1, 2] = 2, bandwidth: float | Literal["likelihood"] = 0.02, **options: Any
     ) -> None:
-        super().__init__(LeaveOneOut(DirichletReading(p, bandwidth)), task=task, whole_weights=True, **options)
+        super().__init__(LeaveOneOut(DirichletSettings(p, bandwidth)), task=task, whole_weights=True, **options)
 
 
 class SKCELoss(PenaltyLoss, function=skce):
-    """Squared kernel calibration error of a batch as a module; see `functional.skce` and `ECELoss` for its use.
+    """Squared kernel calibration error (SKCE) of a batch as a training penalty; see `functional.skce` and `ECELoss`.
 
-    It is the biased estimate over all pairs: smooth, never negative, defined for any weights and for one sample. Its
-    bias, the mean of h(x, x) / N, adds a gradient towards the labels. For a single probability it is the square of
-    `MMCELoss` with another kernel. Time O(N^2 C) for a batch of N.
+    It is the biased estimate over all pairs, which is smooth, never negative, and defined for any weights and for a
+    single sample. Its bias, the mean of h(x, x) / N, adds a gradient towards the labels. For a single probability it is
+    the square of `MMCELoss` with a different kernel. Time O(N^2 C) for a batch of N.
 
     Args:
-        bandwidth: see `torchcalib.functional.skce`. The default 1 is our choice; the source of `skce` uses the median
-            distance of the predictions, `bandwidth="median"`.
+        bandwidth: See `torchcalib.functional.skce`. The default 1 is our choice; the source of `skce` uses the median
+            distance between predictions, `bandwidth="median"`.
 
     Example:
         >>> preds = torch.tensor([[0.7, 0.2, 0.1], [0.1, 0.8, 0.1], [0.6, 0.3, 0.1]])
@@ -194,5 +199,5 @@ class SKCELoss(PenaltyLoss, function=skce):
         self, *, task: Task, kernel: Kernel = "laplacian", bandwidth: float | Literal["median"] = 1.0, **options: Any
     ) -> None:
         check_task(task)
-        penalty = KernelReading(task_read_as(task, options), "biased", kernel, bandwidth, 2, "macro", None)
+        penalty = KernelSettings(task_read_as(task, options), "biased", kernel, bandwidth, 2, "macro", None)
         super().__init__(penalty, task=task, **options)

@@ -1,1 +1,1 @@
-"""Metrics: each family in one file, functions and classes side by side, over one engine (`estimator`, `base`)."""
+"""Metrics as functions and as streaming classes: one file per family, with common code in `estimator` and `base`."""

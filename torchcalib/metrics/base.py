@@ -1,4 +1,4 @@
-"""The base class of all metrics: an estimator over a stream, as a torchmetrics metric."""
+"""Base class for all streaming metrics."""
 
 import functools
 from collections.abc import Callable, Hashable, Iterator, Mapping
@@ -31,14 +31,14 @@ from torchcalib.inference.testing import CalibrationTest
 from torchcalib.metrics.checkpoint import DESCRIPTION, Description, holds_state, read_state
 from torchcalib.metrics.estimator import Estimator
 from torchcalib.metrics.rollback import refuse_if_synced, unchanged_on_error, unsynced_on_error
-from torchcalib.metrics.sync import dropped_over_ranks, fingerprint, met_by_gather, met_over_ranks
+from torchcalib.metrics.sync import dropped_over_ranks, fingerprint, synced_state_by, synced_states
 from torchcalib.ops.host_values import is_captured
 from torchcalib.ops.logs import wide_dtype
 
 S = TypeVar("S")
 
-_OF_FUNCTIONS = ("weights", "batch_dims", "num_classes", "num_labels")
-"""Input options of functions alone."""
+_FUNCTION_OPTIONS = ("weights", "batch_dims", "num_classes", "num_labels")
+"""Input options for functions that a class does not accept, or documents differently."""
 
 _TORCHMETRICS_OPTIONS = (
     "compute_on_cpu",
@@ -52,32 +52,32 @@ _TORCHMETRICS_OPTIONS = (
 
 
 class CalibrationMetric(Metric, Generic[S]):
-    """A streaming metric: an `Estimator` as a `torchmetrics.Metric`.
+    """Base class for streaming metrics: an `Estimator` as a `torchmetrics.Metric`.
 
     The state is float64 sums, or samples. It keeps its dtype under `.to(dtype)`, `.half()`, `set_dtype` and Lightning's
-    precision plugins; sums stay on the CPU for devices without float64. Values are float64, NaN without data. `forward`
-    returns the value of the batch, with its gradient. An `update` or `forward` that raises leaves the metric unchanged.
+    precision plugins. Sums stay on the CPU if the device has no float64. Values are float64, and NaN without data.
+    `forward` returns the value for the batch, with its gradient. An `update` or `forward` that raises leaves the metric
+    unchanged.
 
-    On the CPU a bad value raises an error in `update`. On CUDA `update` does not synchronise: bad rows are counted and
-    left out, and `compute` raises. A CUDA graph can capture `update` if the state is sums and one update came before;
-    each replay adds the batch that is then in the input of the graph.
+    On the CPU an invalid value raises an error in `update`. On CUDA `update` does not synchronise: invalid rows are
+    counted and left out, and `compute` raises. A CUDA graph can capture `update` if the state is sums and `update` was
+    called once before. Each replay adds the current content of the graph's input.
 
-    Between `sync` and `unsync` the state is that of all ranks and read-only: `update`, `forward`, `merge_state` and
-    `load_state_dict` raise, and `reset` discards both states. A `dist_sync_fn(tensor, group=process_group)` returns the
-    list of the tensors of all ranks, which have the same shape and dtype (float64 or uint8). With a
-    `distributed_available_fn` it replaces `torch.distributed`, for Ray, MPI or Horovod.
+    Between `sync` and `unsync` the state is the global one and read-only: `update`, `forward`, `merge_state` and
+    `load_state_dict` raise, and `reset` discards the global and the local state. For Ray, MPI or Horovod, pass a
+    `distributed_available_fn` and a `dist_sync_fn(tensor, group=process_group)`. The latter returns the list of the
+    tensors on all ranks. They have the same shape and dtype (float64 or uint8).
 
-    `torch.jit.script` can compile a module that holds a metric. It leaves the metric out, as with other torchmetrics.
+    `torch.jit.script` can compile a module that contains a metric. As with all torchmetrics, the metric is left out.
 
-    A subclass names its `factory`, which makes the estimator from the options, and its metadata.
+    A subclass defines its metadata and its `factory`, which builds the estimator from the options.
 
     Args:
-        num_classes: Number of classes C of a multi-class task. It is needed where classes are kept apart, and checked
-            elsewhere.
-        num_labels: Number of labels L of a multi-label task, which is needed.
-        batch_shape: Leading axes to keep apart, one value each. All other axes but the class axis are samples.
-        persistent: `state_dict` contains the state, so that checkpoints do.
-        **options: Options of the function of the same name without `weights`, and those of `torchmetrics.Metric`.
+        num_classes: Number of classes C for a multi-class task. Required if classes have values of their own.
+        num_labels: Number of labels L. Required for a multi-label task.
+        batch_shape: Leading axes with one value per entry. All other axes except the class axis are samples.
+        persistent: Include the state in `state_dict`, and so in checkpoints.
+        **options: Options of the function of the same name except `weights`, and those of `torchmetrics.Metric`.
     """
 
     full_state_update = False
@@ -87,30 +87,30 @@ class CalibrationMetric(Metric, Generic[S]):
     unit: ClassVar[str]
     """Unit of the value."""
     perfect: ClassVar[float]
-    """Value of a perfect and certain predictor."""
+    """Value for a perfect predictor, which gives every true class the probability 1."""
     question: ClassVar[str]
-    """The question that the value answers, in one line for a report."""
+    """Description of the value in one line of a report."""
     source: ClassVar[str]
     """Publication and equation."""
     is_signed: ClassVar[bool] = False
-    """Whether the value is a mean gap, on both sides of 0."""
+    """Whether the value is a mean gap, which may be negative."""
 
     factory: ClassVar[Callable[..., Estimator[Any]]]
     """Function from keyword options to the estimator."""
     stream_options: ClassVar[tuple[str, ...]] = ()
-    """Options of the class alone, for `Estimator.streamed`."""
+    """Options that only the class accepts, passed to `Estimator.streamed`."""
 
     kind: SumsKind[S] | SamplesKind
-    """How the state adds, is saved and is synced across ranks."""
+    """Kind of state: how states are added, saved and synced across ranks."""
     state_names: tuple[str, ...]
-    """Attributes that hold the parts of the state."""
+    """Names of the attributes that contain the parts of the state."""
     _shared: dict[Hashable, Any] | None = None
-    """Results that members of a collection share during an update."""
+    """Cache of results for the members of a collection, during an update."""
     _in_graph = False
-    """Whether a CUDA graph adds to the state."""
+    """Whether a captured CUDA graph adds to the state."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Document every option by name, and hide properties and annotated attributes from TorchScript."""
+        """Set signature and docstring from the factory. Hide properties and annotated attributes from TorchScript."""
         super().__init_subclass__(**kwargs)
         bases = [vars(base) for base in cls.__mro__]
         properties = {name for base in bases for name, member in base.items() if isinstance(member, property)}
@@ -120,13 +120,13 @@ class CalibrationMetric(Metric, Generic[S]):
         if "factory" not in vars(cls):
             return
         own = [] if cls.__init__ is CalibrationMetric.__init__ else _without_task(cls.__init__)
-        of_class = _without_task(CalibrationMetric.__init__)
-        of_stream = [Parameter(name, Parameter.KEYWORD_ONLY, default=None) for name in cls.stream_options]
+        class_parameters = _without_task(CalibrationMetric.__init__)
+        stream_parameters = [Parameter(name, Parameter.KEYWORD_ONLY, default=None) for name in cls.stream_options]
         given = [
             *parameters_of(cls.factory),
-            *of_stream,
-            *input_parameters(without=_OF_FUNCTIONS),
-            *of_class,
+            *stream_parameters,
+            *input_parameters(without=_FUNCTION_OPTIONS),
+            *class_parameters,
         ]
         document(cls, cls.__doc__, with_implied_task([*given[:1], *own, *given[1:]]), entries=cls.factory.__doc__)
 
@@ -147,15 +147,14 @@ class CalibrationMetric(Metric, Generic[S]):
             raise unknown_argument(unknown[0], known, type(self).__name__)
         task = task_of(task, num_classes, num_labels)
         kwargs = {name: options.pop(name) for name in _TORCHMETRICS_OPTIONS if name in options}
-        of_stream = {name: options.pop(name) for name in self.stream_options if name in options}
+        stream_options = {name: options.pop(name) for name in self.stream_options if name in options}
         estimator = self.factory(task=task, **options)
-        estimator = estimator.streamed(count_of_outputs(task, num_classes, num_labels), **of_stream)
+        estimator = estimator.streamed(count_of_outputs(task, num_classes, num_labels), **stream_options)
         self._build(estimator, batch_shape, persistent, **kwargs)
         defaults = {p.name: p.default for p in parameters_of(self.factory)}
-        self.settings = {**defaults, **options, **of_stream, "task": task}
+        self.settings = {**defaults, **options, **stream_options, "task": task}
 
     def _build(self, estimator: Estimator[S], batch_shape: tuple[int, ...], persistent: bool, **kwargs: Any) -> None:
-        """Set up the state."""
         super().__init__(**kwargs)
         check_flag("persistent", persistent)
         self.estimator = estimator
@@ -166,8 +165,8 @@ class CalibrationMetric(Metric, Generic[S]):
         for size in self.batch_shape:
             check_count("batch_shape", size)
         self.kind = self._state_kind()
-        # torchmetrics' compute groups and state dicts go by names. The fingerprint keeps them from mixing metrics of
-        # different configurations.
+        # torchmetrics identifies states by their names, for example in compute groups. The fingerprint prevents mixing
+        # metrics with different configurations.
         self.state_names = tuple(f"{name}_{fingerprint([self]):05x}" for name in self.kind.names)
         for name, part in zip(self.state_names, self.kind.parts(self.kind.empty()), strict=True):
             reduction = "sum" if isinstance(part, Tensor) else "cat"
@@ -175,23 +174,22 @@ class CalibrationMetric(Metric, Generic[S]):
 
     @property
     def num_classes(self) -> int | None:
-        """Number of outputs: C for multi-class, L for multi-label; None for binary or if not given.
+        """Number of classes C, or of labels L for multi-label; None for binary or if not given.
 
-        The wrappers of torchmetrics read this attribute.
+        The wrappers in torchmetrics use this attribute.
         """
         return self.input_format.num_classes
 
     @property
     def num_labels(self) -> int | None:
-        """Number of labels L of a multi-label task; None for other tasks."""
+        """Number of labels L for a multi-label task; None for other tasks."""
         return self.input_format.num_classes if self.input_format.task == "multilabel" else None
 
     def share(self, computed: dict[Hashable, Any] | None) -> None:
-        """Share results with other members of a collection during an update, in this dict; None ends it."""
+        """Set the cache that members of a collection share during an update; None removes it."""
         vars(self)["_shared"] = computed
 
     def _state_kind(self) -> SumsKind[Any] | SamplesKind:
-        """Return the kind of state that the accumulator needs."""
         task, num_classes = self.input_format.read_as, self.input_format.num_classes
         if isinstance(self.accumulator, ExactSample):
             lead = (*self.batch_shape, *self.accumulator.lead(task, num_classes))
@@ -199,32 +197,30 @@ class CalibrationMetric(Metric, Generic[S]):
         return SumsKind(self.accumulator, (*self.batch_shape, *self.accumulator.shape(task, num_classes)))
 
     def _state_of(self, p: Predictions) -> Any:
-        """Return the state of one batch of predictions."""
         return self.kind.of(p)
 
     @property
-    def _counts_what(self) -> tuple[object, ...]:
-        """Key of the state among those that members of a collection compute from the same predictions."""
+    def _state_key(self) -> tuple[object, ...]:
+        """Key for the state of a batch in the cache of a collection; equal for members with equal states."""
         return (self.accumulator,)
 
     def _value(self, statistic: S) -> Tensor:
-        """Return the value of a statistic."""
         return self.estimator.value(statistic)
 
     def update(self, preds: Tensor, target: Tensor, *, weights: Tensor | None = None) -> None:
-        """Add a batch.
+        """Add a batch to the state.
 
         Args:
-            preds: probabilities (or logits with `from_logits=True`). Every axis behind `batch_shape` but the class axis
-                is samples.
-            target: labels or soft targets, as for the function.
-            weights: non-negative weight of each sample.
+            preds: Probabilities, or logits with `from_logits=True`. After the axes of `batch_shape`, all axes except
+                the class axis are samples.
+            target: Labels or soft targets, as for the function.
+            weights: Non-negative weight per sample.
 
         Raises:
-            TypeError: for a wrong dtype.
-            ValueError: for a wrong shape or device and, on the CPU, for a bad value.
-            RuntimeError: in the capture of a CUDA graph, if the state is not sums.
-            TorchMetricsUserError: between `sync` and `unsync`.
+            TypeError: For an invalid dtype.
+            ValueError: For an invalid shape or device and, on the CPU, for an invalid value.
+            RuntimeError: If a CUDA graph captures the call and the state is not sums.
+            TorchMetricsUserError: Between `sync` and `unsync`.
         """
         if self._is_synced:
             refuse_if_synced(self, "update")
@@ -233,75 +229,75 @@ class CalibrationMetric(Metric, Generic[S]):
         if self._shared is None:
             batch = self._state_of(self._read(self.input_format, preds, target, weights))
         else:
-            reading, p = self._reading(preds, target, weights)
-            batch = self._once((*reading, *self._counts_what), lambda: self._state_of(p))
+            reading, p = self._keyed_predictions(preds, target, weights)
+            batch = self._cached((*reading, *self._state_key), lambda: self._state_of(p))
         self._add(preds, batch)
 
     def _add(self, preds: Tensor, batch: Any) -> None:
-        """Add the state of a batch."""
         if is_captured(preds):
             self._add_in_graph(batch)
             return
         add = self.kind.add if self._shared is None else self._added
         if self._in_graph:
-            with self._in_its_place():
+            with self._writing_in_place():
                 self.state = add(self.state, batch)
         else:
             self.state = add(self.state, batch)
 
     def _add_in_graph(self, batch: Any) -> None:
-        """Add in place, in each replay again. Python does not see replays, so values are no longer cached."""
-        if not self._adds_up or self._enable_grad:  # `forward` enables it
+        """Add in place, which each replay of the graph repeats. Disable caching: replays do not run Python code."""
+        if not self._is_plain_sum or self._enable_grad:  # `forward` enables it
             raise RuntimeError(
-                f"`{type(self).__name__}` must be updated outside of the capture of a CUDA graph. Only `update` of "
-                "sums can be captured: call it rather than the metric, and pass `resolution` where there is one."
+                f"`{type(self).__name__}` must be updated outside the capture of a CUDA graph, got a call within it. "
+                "Only `update` of a metric whose state is sums can be captured: call `update`, not `forward`, and "
+                "pass `resolution` if the metric accepts it."
             )
         self.state.add_(batch)
         self._in_graph, self.compute_with_cache = True, False
 
     @property
-    def _adds_up(self) -> bool:
-        """Whether the state is a sum over batches that depend on nothing else."""
+    def _is_plain_sum(self) -> bool:
+        """Whether the state is a sum over batches, each of which is independent of the previous ones."""
         return isinstance(self.kind, SumsKind)
 
     def reset(self) -> None:
-        """Reset the state; between `sync` and `unsync` also that of this rank."""
+        """Reset the state; between `sync` and `unsync` both the global and the local state."""
         if self._is_synced:
             self.unsync()
-        with self._in_its_place():
+        with self._writing_in_place():
             super().reset()
         if self._in_graph:
-            self._update_count = 1  # torchmetrics warns if there was none, and replays are not counted
+            self._update_count = 1  # replays are not counted, and torchmetrics warns about a count of 0
 
     def compute(self) -> Tensor:
-        """Return the value over all updates, of all ranks if `torch.distributed` is running.
+        """Return the value over all updates, on all ranks if `torch.distributed` is running.
 
         Raises:
-            ValueError: if rows on CUDA were bad.
+            ValueError: If rows on CUDA were invalid.
         """
-        if not self._enable_grad:  # within `forward`, which must not synchronise
+        if not self._enable_grad:  # `forward` sets it, and must not synchronise the device
             self._raise_if_invalid()
         return self._value(self._statistic)
 
     @torch.jit.unused
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Update with a batch and return the value of the batch, with its gradient."""
-        with unchanged_on_error(self), self._in_its_place():
+        """Add a batch to the state and return the value for this batch, with its gradient."""
+        with unchanged_on_error(self), self._writing_in_place():
             value = super().forward(*args, **kwargs)
             self.state = self.kind.detach(self.state)
-        # torchmetrics keeps the value for loggers. With its graph it would keep the batch and break `clone`.
+        # torchmetrics stores the value for loggers. Its autograd graph would keep the batch alive and break `clone`.
         self._forward_cache = value.detach()
         return value
 
     def merge_state(self, incoming_state: dict[str, Any] | Metric) -> None:
-        """Add the state of another metric of the same class, input format and bins.
+        """Add the state of another metric with the same class, input format and bins.
 
         Args:
-            incoming_state: the metric, its `metric_state`, or its `state_dict`. `nan_policy` may differ.
+            incoming_state: The metric, its `metric_state`, or its `state_dict`. `nan_policy` may differ.
 
         Raises:
-            ValueError: if configurations differ, or a dict has no description of its configuration.
-            TorchMetricsUserError: between `sync` and `unsync`.
+            ValueError: If configurations differ, or a dict has no description of its configuration.
+            TorchMetricsUserError: Between `sync` and `unsync`.
         """
         refuse_if_synced(self, "merge_state")
         if isinstance(incoming_state, CalibrationMetric):
@@ -309,19 +305,24 @@ class CalibrationMetric(Metric, Generic[S]):
         if isinstance(incoming_state, dict):
             state, _ = read_state(self, "incoming_state", incoming_state)
             incoming_state = dict(zip(self.state_names, self.kind.parts(state), strict=True))
-        with unchanged_on_error(self), self._in_its_place():
+        with unchanged_on_error(self), self._writing_in_place():
             super().merge_state(incoming_state)
         self._computed = None
         self._update_count += 1
 
     def plot(self, val: Any = None, ax: Any = None) -> Any:
-        """Plot `val` (default: `compute()`), one value or a sequence over time, on `ax`. Return figure and axes."""
-        _, drawn = self._plot(val, ax)  # torchmetrics returns no figure for given axes
-        return drawn.get_figure(), drawn  # type: ignore[union-attr]  # one plot is one axes
+        """Plot one value or a sequence of values over time, and return the figure and axes.
+
+        Args:
+            val: The value or values; None is `compute()`.
+            ax: The matplotlib axes; None creates a figure.
+        """
+        _, axes = self._plot(val, ax)  # torchmetrics returns no figure if axes are given
+        return axes.get_figure(), axes  # type: ignore[union-attr]  # a single plot has a single axes
 
     def extra_repr(self) -> str:
-        """Return the task, and the arguments that differ from their defaults."""
-        if not hasattr(self, "settings"):  # a wrapper has only the settings that its state depends on
+        """Return the task and the arguments that differ from their defaults, for `repr`."""
+        if not hasattr(self, "settings"):  # wrappers do not store all arguments
             return ", ".join(f"{name}={value!r}" for name, value in self._configuration().items() if name != "class")
         given = {"batch_shape": self.batch_shape or None, **self.settings}
         known = signature(type(self)).parameters
@@ -331,9 +332,10 @@ class CalibrationMetric(Metric, Generic[S]):
         return ", ".join(f"{name}={value!r}" for name, value in shown.items() if value is not None)
 
     def n_dropped(self) -> int:
-        """Return the number of rows that `nan_policy="drop"` left out (multi-label: of entries).
+        """Return the number of rows (multi-label: entries) that `nan_policy="drop"` left out.
 
-        It is summed over ranks where `compute` is; all ranks must call it then. It synchronises the device.
+        If `compute` syncs across ranks, the number is the sum over ranks, and every rank must call this method. It
+        synchronises the device.
         """
         count = self.kind.left_out(self.state)[1:].detach()
         if self._would_sync and self.dist_sync_fn is not None:
@@ -344,14 +346,13 @@ class CalibrationMetric(Metric, Generic[S]):
 
     @property
     def _would_sync(self) -> bool:
-        """Whether `compute` syncs."""
         return bool(self._to_sync and not self._is_synced and self.distributed_available_fn())
 
     def statistic(self) -> S:
-        """Return the accumulated statistic of this rank, or between `sync` and `unsync` of all ranks.
+        """Return the accumulated statistic on this rank; between `sync` and `unsync` that over all ranks.
 
         Raises:
-            ValueError: if rows on CUDA were bad.
+            ValueError: If rows on CUDA were invalid.
         """
         self._raise_if_invalid()
         return self._statistic
@@ -363,60 +364,68 @@ class CalibrationMetric(Metric, Generic[S]):
     def test(
         self, *, level: float = 0.95, n_replicates: int = 999, seed: int = 0, with_interval: bool = True
     ) -> CalibrationTest:
-        """Return a calibration error with its noise floor, a p-value and an interval; see `inference.calibration_test`.
+        """Return a calibration error with its noise floor, a p-value and an interval.
 
-        Only the state is needed, of all ranks if `torch.distributed` is running. Arguments are those of the function.
+        The test only needs the state, over all ranks if `torch.distributed` is running. See
+        `torchcalib.inference.calibration_test` for the method.
+
+        Args:
+            level: Level of the interval, in (0, 1).
+            n_replicates: Number R of simulated replicates. The smallest possible p-value is 1 / (R + 1).
+            seed: Seed for the simulation.
+            with_interval: Compute the interval. False returns NaN for it, which saves most of the time.
 
         Raises:
-            TypeError: for a metric that is no calibration error: sampling noise does not bias a score.
-            ValueError: for bad arguments, and if rows on CUDA were bad.
+            TypeError: If the metric is not a calibration error.
+            ValueError: For invalid arguments, or if rows on CUDA were invalid.
         """
         how = {"level": level, "n_replicates": n_replicates, "seed": seed, "with_interval": with_interval}
         return self.test_from(self._synced_statistic(), **how)
 
     def test_from(self, statistic: S, **how: Any) -> CalibrationTest:  # noqa: ARG002 - for subclasses
-        """Return the evidence of a statistic of this metric, which may have further batch axes.
+        """Return the calibration test for a statistic of this metric, which may have further batch axes.
 
         Args:
-            statistic: bins with sums of noise, or a ranked sample.
-            **how: arguments of `test`.
+            statistic: Bins with sums for the noise, or a ranked sample.
+            **how: Arguments of `test`.
         """
         raise TypeError(
             f"`metric` must be a calibration error to have a noise floor, got {type(self).__name__}. "
-            "Use ECE or KS, for example. `torchcalib.inference.bootstrap` computes intervals of any metric."
+            "Use ECE or KS, for example. `torchcalib.inference.bootstrap` computes intervals for any metric."
         )
 
     def _synced_statistic(self) -> S:
-        """Return the statistic of all ranks, checked as in `compute`."""
+        """Return the statistic over all ranks. Raise for invalid rows, as `compute` does."""
         if self._is_synced:
             return self.statistic()
         with self.sync_context(dist_sync_fn=self.dist_sync_fn, should_sync=self._to_sync):
             return self.statistic()
 
     def _configuration(self) -> dict[str, object]:
-        """Return the settings that the state depends on, for descriptions and comparisons of states."""
+        """Return the settings that the state depends on, by name. States with equal settings can be merged."""
         settings: dict[str, object] = {"class": type(self).__name__, "task": self.input_format.task}
         for value in (self.input_format, self.accumulator):
             for field in fields(value):  # type: ignore[arg-type]  # every accumulator is a frozen dataclass
                 if not field.compare:
                     continue
                 setting = getattr(value, field.name)
-                settings[field.name] = getattr(setting, "__qualname__", setting)  # no addresses: ranks compare settings
+                # Functions by name: their `repr` contains an address, which differs between ranks.
+                settings[field.name] = getattr(setting, "__qualname__", setting)
         return {**settings, "batch_shape": self.batch_shape}
 
-    def _reading(
+    def _keyed_predictions(
         self, preds: Tensor, target: Tensor, weights: Tensor | None
     ) -> tuple[tuple[Hashable, ...], Predictions]:
-        """Return a key for this way to read a batch, and its predictions."""
+        """Return the checked predictions of a batch, and their key in the cache of a collection."""
         if self._shared is None:
             return (), self._read(self.input_format, preds, target, weights)
         self.input_format.check(preds, target, weights)
         shareable = self.input_format.shareable(weights)
         reading = (shareable, self.batch_shape)
-        return reading, self._once(reading, lambda: self._read(shareable, preds, target, weights))
+        return reading, self._cached(reading, lambda: self._read(shareable, preds, target, weights))
 
-    def _once(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """Return a result that members of a collection share, computed once in an update."""
+    def _cached(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """Return `make()`, computed once per update for all members of a collection with the same key."""
         if self._shared is None:
             return make()
         if key not in self._shared:
@@ -433,48 +442,51 @@ class CalibrationMetric(Metric, Generic[S]):
 
     @property
     def _drops_invalid(self) -> bool:
-        """Whether bad rows are counted and left out, because an error would synchronise the device."""
+        """Whether invalid rows are counted and left out, because raising an error would synchronise the device."""
         return self.device.type != "cpu"
 
     def _added(self, state: Any, batch: Any) -> Any:
-        """Add the state of a batch. Members of a collection that hold the same samples share the result."""
+        """Return the sum of state and batch. Members of a collection that store the same samples share the result."""
         if self._shared is None or not isinstance(self.kind, SamplesKind):
             return self.kind.add(state, batch)
         key = (self.kind, *((t.data_ptr(), t.shape) for t in (*state.scores, *batch.scores)))
-        if key not in self._shared:  # with the chunks, so that their addresses in the key stay theirs
+        if key not in self._shared:  # `state` is stored too: freed memory could be reused at the addresses in the key
             self._shared[key] = (self.kind.add(state, batch), state)
         return self._shared[key][0]
 
     def _raise_if_invalid(self) -> None:
         if invalid := int(self.kind.left_out(self.state)[0]):
             raise ValueError(
-                f"`update` must get valid rows, got {invalid} with NaN, values out of range or labels out of range; "
-                "they were left out. Call reset() and run that data on the CPU to see which rows and why."
+                f"`update` must get valid rows, got {invalid} with NaN, values out of range or labels out of range. "
+                "They were left out. Call reset() and update with this data on the CPU, which reports the rows."
             )
 
     def _sync_dist(self, dist_sync_fn: Callable[..., Any] = gather_all_tensors, process_group: Any = None) -> None:
-        """Sync in one collective (torchmetrics: a barrier and two gathers a part), or by a given `dist_sync_fn`."""
+        """Sync the state in one collective, or with the given `dist_sync_fn`.
+
+        torchmetrics needs a barrier and two gathers for each part of the state.
+        """
         group = process_group or self.process_group
         if dist_sync_fn is not gather_all_tensors:
-            self.state = met_by_gather(self, dist_sync_fn, group)
+            self.state = synced_state_by(self, dist_sync_fn, group)
             return
-        (self.state,) = met_over_ranks([self], group)
+        (self.state,) = synced_states([self], group)
 
     @property
     def state(self) -> Any:
-        """The state: for sums a tensor that begins with the counts of rows left out; for samples a `Samples`."""
+        """The state: a tensor of the counts of rows left out and the sums, or a `Samples`."""
         parts = tuple(map(self.__getattribute__, self.state_names))
         return parts[0] if isinstance(self.kind, SumsKind) else self.kind.join(parts)
 
     @state.setter
     def state(self, value: Any) -> None:
         for name, part in zip(self.state_names, self.kind.parts(value), strict=True):
-            # `vars` avoids the search for parameters in nn.Module. `reset` empties lists, hence the copy.
+            # `vars` is faster than `nn.Module.__setattr__`. Lists are copied because `reset` clears them in place.
             vars(self)[name] = list(part) if isinstance(part, list) else part
 
     @contextmanager
-    def _in_its_place(self) -> Iterator[None]:
-        """Write the new state into the memory to which a CUDA graph adds, if there is one."""
+    def _writing_in_place(self) -> Iterator[None]:
+        """After the body, copy the new state into the memory that a captured CUDA graph adds to, if any."""
         if not self._in_graph:
             yield
             return
@@ -487,7 +499,7 @@ class CalibrationMetric(Metric, Generic[S]):
 
     @property
     def metric_state(self) -> dict[str, Tensor | list[Tensor]]:
-        """The parts of the state and a description of the configuration, for `merge_state`."""
+        """Parts of the state and a description of the configuration, for `merge_state`."""
         parts = zip(self.kind.names, self.kind.parts(self.state), strict=True)
         copies = {name: list(part) if isinstance(part, list) else part for name, part in parts}
         return {**copies, DESCRIPTION: self._description().encoded()}
@@ -495,16 +507,17 @@ class CalibrationMetric(Metric, Generic[S]):
     def state_dict(  # type: ignore[override]  # as in torchmetrics
         self, destination: dict[str, Any] | None = None, prefix: str = "", keep_vars: bool = False
     ) -> dict[str, Any]:
-        """Return a dict for checkpoints. That of a persistent metric contains the state.
+        """Return a dict for checkpoints. If the metric is persistent, it contains the state.
 
-        It has the parts of the state (`sums`; or `scores`, `outcomes`, `weights`, `left_out`) and `description`, a
-        uint8 tensor of JSON with the format, the version of torchcalib, and the arguments that the state depends on.
-        `torch.load(weights_only=True)` reads all of it, safetensors that of sums.
+        The entries are the parts of the state (`sums`; or `scores`, `outcomes`, `weights`, `left_out`) and
+        `description`. The description is JSON as a uint8 tensor: the format, the version of torchcalib, and the
+        arguments that the state depends on. `torch.load(weights_only=True)` can load the dict; safetensors can store it
+        if the state is sums.
 
-        Each rank saves its own state and loads it again. Between `sync` and `unsync` the dict has the state of all
-        ranks, which one process or one rank loads. `load_state_dict` raises ValueError for a state of other arguments
-        (`nan_policy` may differ) or another format, and changes nothing. With `strict=True` it raises for a missing
-        state, too.
+        Each rank saves and loads its own state. Between `sync` and `unsync` the dict contains the global state, which
+        only one process or rank may load. `load_state_dict` raises ValueError for different arguments (except
+        `nan_policy`) or a different format, and leaves the metric unchanged. With `strict=True` it also raises for a
+        missing state.
         """
         saved: dict[str, Any] = super().state_dict(destination=destination, prefix=prefix, keep_vars=keep_vars)
         if self.is_persistent:
@@ -519,7 +532,7 @@ class CalibrationMetric(Metric, Generic[S]):
         return all(self._persistent.values())
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Load a saved state; see `state_dict`. An error leaves the metric unchanged."""
+        """Load a saved state; see `state_dict`. If this raises, the metric is unchanged."""
         with unchanged_on_error(self):
             return super().load_state_dict(state_dict, strict, assign)
 
@@ -535,27 +548,28 @@ class CalibrationMetric(Metric, Generic[S]):
         missing_keys: list[str],
         *args: Any,
     ) -> None:
-        """Load a checked state. torchmetrics takes any tensors, keeps the old value and reports no missing keys."""
+        """Check and load a state. torchmetrics does not check it, keeps the cached value and ignores missing keys."""
         if holds_state(state_dict, prefix):
             refuse_if_synced(self, "load_state_dict")
             state, described = read_state(self, "state_dict", state_dict, prefix)
             for name in (*self.kind.names, DESCRIPTION):
-                del state_dict[prefix + name]  # the rest is reported as unexpected
-            with self._in_its_place():
+                del state_dict[prefix + name]  # torch reports the remaining keys as unexpected
+            with self._writing_in_place():
                 self.state = state
             self._computed, self._update_count = None, described.n_updates
         elif self.is_persistent:
             missing_keys.extend(prefix + name for name in (*self.kind.names, DESCRIPTION))
         super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing_keys, *args)
 
-    # Overrides of torchmetrics.Metric, which loses state after an error and under `.to(dtype)`, and axes of a value
+    # The methods below fix torchmetrics.Metric: it loses the state after an error, casts it under `.to(dtype)`, and
+    # squeezes axes of length 1.
 
     def _copy_state_dict(self) -> dict[str, Tensor | list[Any]]:
-        """Copy no tensors: states are replaced, never written into. torchmetrics copies them in each `forward`."""
+        """Return the state without copying tensors, which are never changed in place. torchmetrics copies them."""
         return {name: list(part) if isinstance(part := getattr(self, name), list) else part for name in self._defaults}
 
     def _wrap_update(self, update: Callable[..., Any]) -> Callable[..., Any]:
-        """Undo an update that fails. torchmetrics counts it before it runs."""
+        """Restore all attributes if `update` raises. torchmetrics increments its counter before the call."""
         wrapped = super()._wrap_update(update)
 
         @functools.wraps(update)
@@ -571,7 +585,7 @@ class CalibrationMetric(Metric, Generic[S]):
         return atomic
 
     def _wrap_compute(self, compute: Callable[..., Any]) -> Callable[..., Any]:
-        """Keep the axes of a value that is a single number, which torchmetrics squeezes."""
+        """Keep the shape of a value with a single element, which torchmetrics squeezes."""
         shapes: list[torch.Size] = []
 
         @functools.wraps(compute)
@@ -586,7 +600,7 @@ class CalibrationMetric(Metric, Generic[S]):
         def whole(*args: Any, **kwargs: Any) -> Any:
             shapes.clear()
             value = wrapped(*args, **kwargs)
-            if shapes and value.shape != shapes[-1]:  # there is none if the value was there already
+            if shapes and value.shape != shapes[-1]:  # `shapes` is empty if torchmetrics returned its cached value
                 value = value.reshape(shapes[-1])
                 self._computed = None if self._computed is None else value
             return value
@@ -594,18 +608,18 @@ class CalibrationMetric(Metric, Generic[S]):
         return whole
 
     def sync(self, *args: Any, **kwargs: Any) -> None:
-        """Undo a sync that fails. torchmetrics keeps its copy of the state then."""
+        """Sync; restore all attributes if this raises. torchmetrics would keep its cached copy of the state."""
         with unchanged_on_error(self):
             super().sync(*args, **kwargs)
 
     @contextmanager
     def sync_context(self, *args: Any, **kwargs: Any) -> Iterator[None]:
-        """Undo the sync if the body raises. torchmetrics leaves the metric synced."""
+        """Sync within the body, and unsync if it raises. torchmetrics would leave the metric synced."""
         with unsynced_on_error(self), super().sync_context(*args, **kwargs):
             yield
 
     def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> Any:
-        """Move the state to another device, but keep its dtype, which torchmetrics casts."""
+        """Move the state to another device without changing its dtype. torchmetrics casts it."""
 
         def moved(tensor: Tensor) -> Tensor:
             device = fn(tensor.new_empty(0, dtype=torch.float32)).device

@@ -1,4 +1,7 @@
-"""Calibration errors over bins of the confidence: ECE, ACE, ESCE, MCE, RMSCE, and the table of the bins."""
+"""Calibration errors over bins of the confidence, and the table of the bins (calibration curve).
+
+Expected (ECE), adaptive (ACE), expected signed (ESCE), maximum (MCE) and root mean squared (RMSCE) calibration error.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,34 +27,34 @@ from torchcalib.ops.isotonic import Ties
 
 @dataclass(frozen=True, eq=False)
 class BinnedEstimator(Estimator[BinStats | RankedSample]):
-    """A function of bins.
+    """Estimator of a function of bins.
 
     Attributes:
-        binning: which bins.
+        binning: Rule for the bins.
     """
 
     binning: Binning
 
     @property
     def is_additive(self) -> bool:
-        """Whether sums over bins are accumulated, rather than samples."""
+        """Whether the statistic is sums over bins rather than a sample."""
         return isinstance(self.accumulator, EqualWidthBins)
 
     def values(self, statistic: BinStats | RankedSample, formula: Callable[[BinStats], Tensor] | None = None) -> Tensor:
-        """Return the value of every batch element, by another formula if one is given."""
+        """Return the value for every batch element, computed by `formula` if given."""
         from_bins = formula or self.formula
         if isinstance(statistic, RankedSample):
             return by_pieces(lambda sample: from_bins(self.binning.of(sample)), statistic)
         return from_bins(statistic)
 
     def table(self, statistic: BinStats | RankedSample) -> BinTable:
-        """Return the table of the bins."""
+        """Return the table of the bins for a statistic."""
         if isinstance(statistic, RankedSample):
             return self.binning.of(statistic).table()
         return BinTable.of(statistic, equal_width_edges(self.binning.n_bins, statistic.n))
 
     def streamed(self, num_classes: int | None, *, resolution: int | None = None, with_ecd: bool = False) -> Self:
-        """Return the estimator of a stream; see `BinnedMetric`."""
+        """Return the estimator for a streaming metric; see `BinnedMetric`."""
         check_flag("with_ecd", with_ecd)
         made = super().streamed(num_classes, resolution=resolution)
         if not isinstance(made.accumulator, EqualWidthBins):
@@ -76,17 +79,17 @@ def binned(
     from_sample: bool = False,
     hard_targets: bool = False,
 ) -> BinnedEstimator:
-    """Return the estimator of a calibration error over bins.
+    """Return the estimator for a calibration error over bins.
 
     Args:
-        formula: bins to the value `(...)` of every batch element.
-        binning: which bins.
-        task: the task of the input.
-        mode: the event whose probability is the confidence.
-        average: "macro", or None for a value for each class.
-        options: those of `InputOptions`.
-        from_sample: accumulate samples for equal-width bins, too.
-        hard_targets: the formula counts labels.
+        formula: Function from bins to one value `(...)` per batch element.
+        binning: Rule for the bins.
+        task: Task of the input.
+        mode: Event whose probability is the confidence.
+        average: `"macro"`, or None for one value per class.
+        options: The input options, see `InputOptions`.
+        from_sample: Accumulate samples even for equal-width bins, because the formula needs more than sums.
+        hard_targets: Accept labels only, because the formula counts them.
     """
     mode = resolve_mode(task_read_as(task, options), mode)
     is_classwise = mode == "classwise"
@@ -99,37 +102,39 @@ def binned(
 
 
 class BinnedMetric(CalibrationMetric[BinStats | RankedSample]):
-    """A function of bins over a stream.
+    """Base class for streaming metrics over bins.
 
-    The state of equal-width bins is 5 sums for each bin (6 with ECD) and class: weight, confidence, outcome, and two
-    that give the sampling noise (`BinStats.spread`, `BinStats.noise`); and a number that tells labels from soft
-    targets. Bins that depend on the sample keep it: 5 bytes for a sample of float32 (13 with weights), or with
-    `resolution` a sketch of constant size.
+    The state for equal-width bins is 5 sums per bin and class: weight, confidence, outcome and two for the sampling
+    noise (`BinStats.spread`, `BinStats.noise`). `with_ecd=True` adds the entropic calibration difference (ECD). One
+    further number records whether targets are labels or soft targets.
+
+    Bins that depend on the sample need all samples: 5 bytes each for float32 probabilities, 13 with weights.
+    `resolution` stores a sketch of constant size instead.
     """
 
     stream_options = ("with_ecd", "resolution")
     estimator: BinnedEstimator
 
     from_bins: Callable[[BinStats], Tensor]
-    """The formula with its default options."""
+    """Formula with default options."""
     tested_by: Callable[[BinStats], Tensor] | None = None
-    """Formula of the test, if it is not that of the value. Larger values are less calibrated."""
+    """Formula for the test statistic, larger for worse calibration. None uses the formula for the value."""
 
     perfect = 0.0
     unit = "probability"
     plot_lower_bound: float | None = 0.0
     plot_upper_bound: float | None = 1.0
     reads_elements = False
-    """Whether the formula depends on every element of a bin, not on its sums alone."""
+    """Whether the formula needs the samples of a bin rather than only their sums."""
 
     def bin_table(self) -> BinTable:
-        """Return the table of the bins, over all ranks if `torch.distributed` is running; see `calibration_curve`."""
+        """Return the table of the bins, over all ranks of `torch.distributed`; see `calibration_curve`."""
         return self.estimator.table(self._synced_statistic())
 
     def test_from(
         self, statistic: BinStats | RankedSample, *, with_interval: bool = True, **how: Any
     ) -> CalibrationTest:
-        """Return the evidence of a statistic such as this metric's, which may have further axes in front."""
+        """Return the calibration test for a statistic of this metric, which may have further leading axes."""
         estimator = self.estimator
         depends_on_outcomes = estimator.binning.is_isotonic or self.reads_elements
         if isinstance(statistic, RankedSample) and not depends_on_outcomes and statistic.poisoned is None:
@@ -146,7 +151,7 @@ class BinnedMetric(CalibrationMetric[BinStats | RankedSample]):
 
 
 def ece_from_bins(b: BinStats) -> Tensor:
-    """Expected calibration error: sum share |gap|."""
+    """Return the expected calibration error `(...)`: sum_b share_b |gap_b|."""
     return (b.share * b.gap.abs()).sum(-1)
 
 
@@ -161,18 +166,21 @@ def _ece(
 ) -> BinnedEstimator:
     """Expected calibration error (ECE): the weighted mean of |frequency - confidence| over equal-width bins.
 
-    sum_b share_b |gap_b|, with gap = frequency - confidence. It is positive for a finite sample of a calibrated model,
-    and it depends on the number of bins.
+    ECE = sum_b share_b |gap_b|. For bin b, share_b is its fraction of the samples and gap_b is the frequency of the
+    event minus the mean confidence.
+
+    ECE depends on the number of bins. On a finite sample it is positive even for a calibrated model; compare it with
+    its noise floor (`torchcalib.inference.calibration_test`).
 
     Returns:
-        A probability in [0, 1], `(...)`, or `(..., C)` for classes that are not averaged, in the dtype
-        of `preds` (at least float32); NaN without data.
+        A probability in [0, 1], `(...)`, or `(..., C)` with `average=None`, in the dtype of `preds` (at least
+        float32). NaN without data.
 
     Raises:
-        TypeError, ValueError: for bad input; the message says what must hold.
+        TypeError, ValueError: for invalid input.
 
     Gradient:
-        In the confidences, everywhere and finite; the bin of a sample is a constant.
+        With respect to the confidences, finite everywhere. The bin of a sample is a constant.
 
     Source:
         Naeini, Cooper, Hauskrecht: Obtaining Well Calibrated Probabilities Using Bayesian Binning (AAAI 2015), sec. 2.
@@ -189,7 +197,7 @@ ece = functional(_ece)
 
 
 class ECE(BinnedMetric):
-    """Expected calibration error (ECE), streamed; see `ece`.
+    """Streaming expected calibration error (ECE); see `ece`.
 
     Example:
         >>> import torch
@@ -201,7 +209,7 @@ class ECE(BinnedMetric):
 
     factory = staticmethod(_ece)
     from_bins = staticmethod(ece_from_bins)
-    question = "how far is frequency from confidence, on average"
+    question = "mean distance between frequency and confidence"
     source = "Naeini et al., Bayesian Binning, AAAI 2015, sec. 2"
 
 
@@ -214,29 +222,29 @@ def _ace(
     ties: Ties = "pool",
     **options: Unpack[InputOptions],
 ) -> BinnedEstimator:
-    """Adaptive calibration error (ACE): ECE over bins that hold equally many samples.
+    """Adaptive calibration error (ACE): expected calibration error over bins with equally many samples.
 
-    The samples are sorted by their confidences; cut i of N of them is at `i * N // n_bins`. `weights` must be whole
-    numbers: bins count copies.
+    ACE = sum_b share_b |gap_b|, with gap_b = frequency - mean confidence in bin b. The N samples are sorted by
+    confidence, and bin i starts at position `i * N // n_bins`. `weights` must be whole numbers, the copies of a sample.
 
     Args:
-        ties: `"pool"` keeps samples of equal confidence in one bin, that of the first of them, so that the order of
-            the samples does not matter; a bin may then hold more than its share, or nothing. `"split"` cuts through
-            them in the given order, as the published code does.
+        ties: `"pool"` puts samples of equal confidence into one bin, that of the first of them. The value then does not
+            depend on the order of the samples, but bins may be larger than planned, or empty. `"split"` separates
+            equal confidences in the given order, as the published code does.
 
     Returns:
-        A probability in [0, 1], `(...)`, or `(..., C)` for classes that are not averaged, in the dtype
-        of `preds` (at least float32); NaN without data.
+        A probability in [0, 1], `(...)`, or `(..., C)` with `average=None`, in the dtype of `preds` (at least
+        float32). NaN without data.
 
     Raises:
-        TypeError, ValueError: for bad input; the message says what must hold.
+        TypeError, ValueError: for invalid input.
 
     Gradient:
-        In the confidences, everywhere and finite; the bin of a sample is a constant.
+        With respect to the confidences, finite everywhere. The bin of a sample is a constant.
 
     Source:
-        [TCE] Matsubara et al.: TCE: A Test-Based Approach to Measuring Calibration Error (UAI 2023), sec. 2. (The
-        adaptive error of Nixon et al., Measuring Calibration in Deep Learning, is class-wise: `mode="classwise"`.)
+        [TCE] Matsubara et al.: TCE: A Test-Based Approach to Measuring Calibration Error (UAI 2023), sec. 2. The
+        adaptive error in Nixon et al., Measuring Calibration in Deep Learning, is class-wise: `mode="classwise"`.
 
     Example:
         >>> import torch
@@ -250,16 +258,24 @@ ace = functional(_ace)
 
 
 class ACE(BinnedMetric):
-    """Adaptive calibration error (ACE), streamed; see `ace`. `resolution` keeps a sketch instead of every sample."""
+    """Streaming adaptive calibration error (ACE); see `ace`. It stores all samples, or a sketch with `resolution`.
+
+    Example:
+        >>> import torch
+        >>> metric = ACE(task="binary", n_bins=2)
+        >>> metric.update(torch.tensor([0.2, 0.7, 0.9, 0.6]), torch.tensor([0, 1, 1, 1]))
+        >>> metric.compute()
+        tensor(0.1500, dtype=torch.float64)
+    """
 
     factory = staticmethod(_ace)
     from_bins = staticmethod(ece_from_bins)
-    question = "how far is frequency from confidence, on average, in bins of equally many samples"
+    question = "mean distance between frequency and confidence, in bins with equally many samples"
     source = "Matsubara et al., TCE, UAI 2023, sec. 2"
 
 
 def esce_from_bins(b: BinStats) -> Tensor:
-    """Expected signed calibration error: sum share gap."""
+    """Return the expected signed calibration error `(...)`: sum_b share_b gap_b."""
     return (b.share * b.gap).sum(-1)
 
 
@@ -272,17 +288,18 @@ def _esce(
     right: bool = False,
     **options: Unpack[InputOptions],
 ) -> BinnedEstimator:
-    """Expected signed calibration error (ESCE): mean outcome less mean confidence.
+    """Expected signed calibration error (ESCE): mean outcome minus mean confidence.
 
-    sum_b share_b gap_b, which is mean(outcome) - mean(confidence) for any bins. Its sign means under- (+) or
-    over-confidence (-) only where confidence is above 0.5, as for the top label.
+    ESCE = sum_b share_b gap_b, which equals mean(outcome) - mean(confidence) for any bins. For the top label a positive
+    value means under-confidence, a negative value over-confidence. Below a confidence of 0.5 the sign has the
+    opposite meaning.
 
     Returns:
-        A difference of probabilities in [-1, 1], `(...)`, or `(..., C)` for classes that are not averaged, in the dtype
-        of `preds` (at least float32); NaN without data.
+        A difference of probabilities in [-1, 1], `(...)`, or `(..., C)` with `average=None`, in the dtype of `preds`
+        (at least float32). NaN without data.
 
     Raises:
-        TypeError, ValueError: for bad input; the message says what must hold.
+        TypeError, ValueError: for invalid input.
 
     Gradient:
         Everywhere.
@@ -302,19 +319,27 @@ esce = functional(_esce)
 
 
 class ESCE(BinnedMetric):
-    """Expected signed calibration error (ESCE), streamed; see `esce`."""
+    """Streaming expected signed calibration error (ESCE); see `esce`.
+
+    Example:
+        >>> import torch
+        >>> metric = ESCE(task="binary")
+        >>> metric.update(torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]))
+        >>> metric.compute()
+        tensor(0.0667, dtype=torch.float64)
+    """
 
     factory = staticmethod(_esce)
     from_bins = staticmethod(esce_from_bins)
     is_signed = True
-    higher_is_better = None  # 0 is calibrated
+    higher_is_better = None  # the best value is 0, between the bounds
     plot_lower_bound = -1.0
-    question = "is frequency above (+) or below (-) confidence, on average"
+    question = "mean frequency minus mean confidence"
     source = "Sumler et al., An Entropic Metric, sec. II"
 
 
 def mce_from_bins(b: BinStats) -> Tensor:
-    """Maximum calibration error: max |gap| over bins that hold data."""
+    """Return the maximum calibration error `(...)`: max_b |gap_b|, where empty bins have gap 0."""
     return b.gap.abs().amax(-1)
 
 
@@ -328,19 +353,20 @@ def _mce(
     right: bool = False,
     **options: Unpack[InputOptions],
 ) -> BinnedEstimator:
-    """Maximum calibration error (MCE): the largest |gap| of any bin that holds data.
+    """Maximum calibration error (MCE): the largest |frequency - confidence| over non-empty bins.
 
-    A bin of few samples counts as much as any other, so small samples have large values.
+    MCE = max_b |gap_b|, with gap_b = frequency - mean confidence in bin b. A bin with few samples counts as much as any
+    other, so MCE tends to be large for small samples.
 
     Returns:
-        A probability in [0, 1], `(...)`, or `(..., C)` for classes that are not averaged, in the dtype
-        of `preds` (at least float32); NaN without data.
+        A probability in [0, 1], `(...)`, or `(..., C)` with `average=None`, in the dtype of `preds` (at least
+        float32). NaN without data.
 
     Raises:
-        TypeError, ValueError: for bad input; the message says what must hold.
+        TypeError, ValueError: for invalid input.
 
     Gradient:
-        In the confidences of the worst bin (shared evenly on ties); finite.
+        With respect to the confidences in the worst bin, finite; shared evenly if several bins have the same |gap|.
 
     Source:
         Naeini, Cooper, Hauskrecht: Obtaining Well Calibrated Probabilities Using Bayesian Binning (AAAI 2015), sec. 2.
@@ -358,16 +384,24 @@ mce = functional(_mce)
 
 
 class MCE(BinnedMetric):
-    """Maximum calibration error (MCE), streamed; see `mce`."""
+    """Streaming maximum calibration error (MCE); see `mce`.
+
+    Example:
+        >>> import torch
+        >>> metric = MCE(task="binary", n_bins=2)
+        >>> metric.update(torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]))
+        >>> metric.compute()
+        tensor(0.2000, dtype=torch.float64)
+    """
 
     factory = staticmethod(_mce)
     from_bins = staticmethod(mce_from_bins)
-    question = "how far is frequency from confidence in the worst bin"
+    question = "distance between frequency and confidence in the worst bin"
     source = "Naeini et al., Bayesian Binning, AAAI 2015, sec. 2"
 
 
 def rmsce_from_bins(b: BinStats, debiased: bool = False) -> Tensor:
-    """Root mean squared calibration error: sqrt(sum share gap^2); see `rmsce` for `debiased`."""
+    """Return the root mean squared calibration error `(...)`: sqrt(sum_b share_b gap_b^2); see `rmsce`."""
     square = b.gap.square()
     if debiased:
         few = b.n < 2
@@ -387,23 +421,24 @@ def _rmsce(
     right: bool = False,
     **options: Unpack[InputOptions],
 ) -> BinnedEstimator:
-    """Root mean squared calibration error (RMSCE): sqrt(sum_b share_b gap_b^2).
+    """Root mean squared calibration error (RMSCE) over bins.
 
-    The plug-in value is biased upwards, because every bin's frequency is noisy.
+    RMSCE = sqrt(sum_b share_b gap_b^2), with gap_b = frequency - mean confidence in bin b. Large gaps count more than
+    in `ece`. The value is biased upwards, because the frequency in each bin is noisy.
 
     Args:
-        debiased: Subtract the estimated variance f (1 - f) / (n - 1) of each bin from its squared gap (nothing for bins
-            with n < 2), and clamp the total at 0.
+        debiased: Subtract the estimated variance of the frequency, f (1 - f) / (n - 1), from each squared gap, and
+            clamp the sum at 0. Bins with fewer than 2 samples are not corrected.
 
     Returns:
-        A probability in [0, 1], `(...)`, or `(..., C)` for classes that are not averaged, in the dtype
-        of `preds` (at least float32); NaN without data.
+        A probability in [0, 1], `(...)`, or `(..., C)` with `average=None`, in the dtype of `preds` (at least
+        float32). NaN without data.
 
     Raises:
-        TypeError, ValueError: for bad input; the message says what must hold.
+        TypeError, ValueError: for invalid input.
 
     Gradient:
-        In the confidences, everywhere and finite; 0 where the value is 0.
+        With respect to the confidences, finite everywhere; 0 where the value is 0.
 
     Source:
         Kumar, Liang, Ma: Verified Uncertainty Calibration (NeurIPS 2019), sec. 2 and 4 (debiased).
@@ -422,12 +457,21 @@ rmsce = functional(_rmsce)
 
 
 class RMSCE(BinnedMetric):
-    """Root mean squared calibration error (RMSCE), streamed; see `rmsce`."""
+    """Streaming root mean squared calibration error (RMSCE); see `rmsce`.
+
+    Example:
+        >>> import torch
+        >>> metric = RMSCE(task="binary", n_bins=2)
+        >>> metric.update(torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]))
+        >>> metric.compute()
+        tensor(0.2000, dtype=torch.float64)
+    """
 
     factory = staticmethod(_rmsce)
     from_bins = staticmethod(rmsce_from_bins)
-    tested_by = staticmethod(rmsce_from_bins)  # the debiased value is 0 for about every second calibrated model
-    question = "how far is frequency from confidence, large gaps counting more"
+    # The test uses the biased value: the debiased one is clamped to 0 for about half of all calibrated models.
+    tested_by = staticmethod(rmsce_from_bins)
+    question = "root mean square distance between frequency and confidence"
     source = "Kumar et al., Verified Uncertainty Calibration, NeurIPS 2019, sec. 2"
 
 
@@ -443,14 +487,17 @@ def calibration_curve(
     right: bool = False,
     **options: Unpack[InputOptions],
 ) -> BinTable:
-    """Table of the bins of a calibration error: n, share, confidence, frequency, gap, mean ECD, edges, and the band
-    in which the frequencies of a calibrated model lie.
+    """Return the calibration curve: frequency against mean confidence in each bin, as a table.
+
+    Its columns are edges, number of samples, share, mean confidence, frequency, gap, mean entropic calibration
+    difference (ECD), and a band. If the model is calibrated, the band contains the frequency of each bin with at
+    least 95% probability.
 
     Returns:
-        A `BinTable` of `(..., B)`, class-wise and multi-label `(..., C, B)`, in float64.
+        A `BinTable` with columns `(..., B)`, class-wise and multi-label `(..., C, B)`, in float64.
 
     Raises:
-        TypeError, ValueError: for bad input; the message says what must hold.
+        TypeError, ValueError: for invalid input.
 
     Source:
         [ECD] Sumler et al.: An Entropic Metric for Measuring Calibration of Machine Learning Models, Tables I-II.
@@ -474,7 +521,7 @@ def calibration_curve(
 def table_statistic(
     estimator: BinnedEstimator, preds: Tensor, target: Tensor, options: Mapping[str, Any]
 ) -> BinStats | RankedSample:
-    """Return the statistic of a table: for equal-width bins with the sums of noise and ECD."""
+    """Return the statistic for a table. For equal-width bins it includes the sums for the band and the ECD."""
     accumulator: Any = estimator.accumulator
     if estimator.is_additive:
         accumulator = replace(accumulator, with_ecd=True, with_noise=True)

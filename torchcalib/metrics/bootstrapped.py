@@ -1,4 +1,4 @@
-"""Streaming bootstrap intervals of metrics whose state is sums."""
+"""Streaming bootstrap intervals for metrics whose state is sums."""
 
 import math
 from dataclasses import dataclass, replace
@@ -24,26 +24,35 @@ S = TypeVar("S")
 
 @dataclass(frozen=True)
 class Replicates(SumsKind[S]):
-    """Sums over the samples and over R replicates of them `(1 + R, ...)`, then the number of rows with draws."""
+    """Kind of state: sums for the data and for R replicates `(1 + R, ...)`, then the number of resampled rows."""
 
     def empty(self) -> Tensor:
-        """Return zeros."""
+        """Return the state without data, all zeros."""
         return torch.zeros(N_LEFT_OUT + math.prod(self.shape) + 1, dtype=torch.float64)
 
     def statistic(self, state: Tensor) -> S:
-        """Return the statistic of the sums, with a leading axis of 1 + R."""
+        """Return the statistic with a leading axis of size 1 + R: the data, then the replicates."""
         return super().statistic(state[:-1])
 
-    def drawn(self, p: Predictions, seed: int, rank: int, first: int) -> Tensor:
-        """Return the state of a batch whose first row is row `first` of this rank."""
+    def resampled(self, p: Predictions, seed: int, rank: int, first: int) -> Tensor:
+        """Return the state for a batch.
+
+        The weight of a row depends only on seed, rank, replicate and row number, and not on the batch sizes.
+
+        Args:
+            p: The batch.
+            seed: Seed for the weights.
+            rank: Number of this process.
+            first: Number of previous rows on this rank.
+        """
         n, device = p.samples[-1], p.given.device
         counters = torch.arange(first, first + n, device=device)
         streams = torch.arange(self.shape[0] - 1, device=device) + (rank << 32)
         wide = wide_dtype(device)
         sums = [self.accumulator.of(p.resampled(torch.ones(1, n, dtype=wide, device=device))).sums.flatten()]
         with torch.no_grad():
-            for some in torch.split(streams, replicates_at_once(self.accumulator.n_events(p))):
-                counts = poisson_counts(seed, some, counters, wide)
+            for piece in torch.split(streams, replicates_at_once(self.accumulator.n_events(p))):
+                counts = poisson_counts(seed, piece, counters, wide)
                 sums.append(self.accumulator.of(p.resampled(counts)).sums.flatten())
         flat = torch.cat(sums)
         return torch.cat((left_out_of(p, flat), flat, flat.new_full((1,), n)))
@@ -52,22 +61,23 @@ class Replicates(SumsKind[S]):
 class Bootstrapped(WrappedMetric[S]):
     """A metric with a streaming bootstrap interval.
 
-    `compute` returns the value of the metric, for loggers; `interval` returns the `Interval`. In each of R replicates
-    the weight of a row is a Poisson variable of mean 1. Rows are not stored: the state is 1 + R times that of the
-    metric. Each rank draws for its own rows, and the sums of all ranks are added.
+    `compute` returns the value of the metric, for loggers; `interval` returns the `Interval`. In each of R replicates,
+    every row has a Poisson weight with mean 1. Rows are not stored: the state is 1 + R times as large as that of the
+    metric. Each rank resamples its own rows, and `compute` adds the sums of all ranks.
 
     Args:
-        metric: a metric whose state is sums: all scores, errors over equal-width bins, and any metric with
-            `resolution`. Only its configuration is used; its accumulated state is ignored.
-        n_replicates: R.
-        level: level of the interval, in (0, 1).
-        seed: seed of the draws: the same rows in the same order on the same rank give the same interval on every
-            device. Use different seeds for metrics that `merge_state` merges in one process, and for ranks outside
-            `torch.distributed` (a `dist_sync_fn` of Ray, MPI or Horovod).
-        **kwargs: arguments of `torchmetrics.Metric`.
+        metric: Metric whose state is sums: a score, an error over equal-width bins, or a metric with `resolution`.
+            Only its configuration is used; its accumulated state is ignored.
+        n_replicates: Number of replicates R.
+        level: Level of the interval, in (0, 1).
+        seed: Seed for the weights. The same rows in the same order on the same rank result in the same interval on
+            every device. Use different seeds for metrics that `merge_state` merges within a process, and for ranks
+            that communicate without `torch.distributed` (Ray, MPI or Horovod).
+        **kwargs: Arguments of `torchmetrics.Metric`.
 
     Raises:
-        TypeError, ValueError: for a metric that stores samples, bad arguments, and in `update` for bad input.
+        TypeError, ValueError: For a metric that stores samples, for invalid arguments, and in `update` for invalid
+            input.
 
     Source:
         Oza, Russell: Online bagging and boosting (AISTATS 2001), for the weights.
@@ -99,7 +109,7 @@ class Bootstrapped(WrappedMetric[S]):
         if not isinstance(metric.kind, SumsKind) or isinstance(metric, WrappedMetric):
             raise ValueError(
                 f"`metric` must have sums as its state, got {metric}. Pass `resolution` to rank-based metrics, or "
-                "keep the predictions and use torchcalib.inference.bootstrap."
+                "store the predictions and use torchcalib.inference.bootstrap."
             )
         check_count("n_replicates", n_replicates)
         check_level(level, n_replicates)
@@ -107,29 +117,29 @@ class Bootstrapped(WrappedMetric[S]):
         self.n_replicates, self.level, self.seed = n_replicates, level, seed
         self._n_rows, self._rank, self._in_forward = 0, 0, False
         accumulator: Any = metric.kind.accumulator
-        # Replicates replace the sums of noise.
+        # The sums for the noise are not needed: replicates estimate it.
         if hasattr(accumulator, "with_noise"):
             accumulator = replace(accumulator, with_noise=False)
         super().__init__(metric, accumulator, **kwargs)
 
     def interval(self) -> Interval:
-        """Return the value and its interval, over all ranks if `torch.distributed` is running.
+        """Return the value and its bootstrap interval, over all ranks if `torch.distributed` is running.
 
         Raises:
-            ValueError: if rows on CUDA were bad.
+            ValueError: If rows on CUDA were invalid.
         """
         values = self.metric._value(self._synced_statistic())
         return Interval(values[0], values[1:], self.level)
 
     def reset(self) -> None:
-        """Reset the state and restart the draws."""
+        """Reset the state. The next row has the number 0 again, so the weights repeat."""
         super().reset()
-        if not self._in_forward:  # torchmetrics resets the state for the value of the batch
+        if not self._in_forward:  # torchmetrics also calls `reset` within `forward`, to compute the batch value
             self._n_rows = 0
 
     @torch.jit.unused
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Update with a batch and return the value of the batch, with its gradient."""
+        """Add a batch to the state and return the value for this batch, with its gradient."""
         self._in_forward = True
         try:
             return super().forward(*args, **kwargs)
@@ -137,7 +147,7 @@ class Bootstrapped(WrappedMetric[S]):
             self._in_forward = False
 
     def update(self, preds: Tensor, target: Tensor, *, weights: Tensor | None = None) -> None:
-        """Add a batch; see `CalibrationMetric.update`."""
+        """Add a batch to the state; see `CalibrationMetric.update`."""
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             self._rank = torch.distributed.get_rank()
         preds, target, weights = as_tensors(preds, target, weights)
@@ -151,7 +161,7 @@ class Bootstrapped(WrappedMetric[S]):
         """Add the state of another metric; see `CalibrationMetric.merge_state`.
 
         Raises:
-            ValueError: if the two have different configurations, or the same draws for different rows.
+            ValueError: If configurations differ, or both metrics have used the same seed and rank for their rows.
         """
         if isinstance(incoming_state, Bootstrapped):
             incoming_state = incoming_state.metric_state
@@ -159,8 +169,8 @@ class Bootstrapped(WrappedMetric[S]):
             state, described = read_state(self, "incoming_state", incoming_state)
             if described.draws == self._description().draws and min(self._n_rows, int(state[-1])) > 0:
                 raise ValueError(
-                    f"`incoming_state` must have different draws, got seed={self.seed} in both. "
-                    "Give each metric that will be merged its own seed."
+                    f"`incoming_state` must have a different seed than this metric, got seed={self.seed} in both. "
+                    "Use a different seed for each metric that will be merged."
                 )
         super().merge_state(incoming_state)
 
@@ -168,7 +178,7 @@ class Bootstrapped(WrappedMetric[S]):
         return super()._description()._replace(draws=[self.seed, self._rank])
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """Continue the draws after the rows of the state."""
+        """Load a state, and continue to number rows after those of the state."""
         super()._load_from_state_dict(state_dict, prefix, *args)
         self._n_rows = int(self.state[-1])
 
@@ -178,15 +188,15 @@ class Bootstrapped(WrappedMetric[S]):
         return Replicates(kind.accumulator, (1 + self.n_replicates, *kind.shape))
 
     def _state_of(self, p: Predictions) -> Tensor:
-        return self.kind.drawn(p, self.seed, self._rank, self._n_rows)
+        return self.kind.resampled(p, self.seed, self._rank, self._n_rows)
 
     @property
-    def _adds_up(self) -> bool:
-        """False: draws depend on the number of previous rows."""
+    def _is_plain_sum(self) -> bool:
+        """False: the weights of a batch depend on the number of previous rows."""
         return False
 
     @property
-    def _counts_what(self) -> tuple[object, ...]:
+    def _state_key(self) -> tuple[object, ...]:
         return (self.accumulator, self.n_replicates, self.seed, self._n_rows)
 
     def _configuration(self) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""L_p canonical calibration error, by the Dirichlet kernel."""
+"""L_p canonical calibration error, estimated with a Dirichlet kernel."""
 
 from dataclasses import dataclass
 from typing import Literal, Unpack
@@ -24,15 +24,16 @@ from torchcalib.ops.leave_one_out import others_mean
 from torchcalib.ops.logs import safe_log, wide_dtype
 
 _GRID = (*(10 ** (-5 + 4 * k / 14) for k in range(15)), *(0.2 * k for k in range(1, 6)))
-"""Bandwidths that "likelihood" chooses from: those of the authors."""
+"""Candidates for `bandwidth="likelihood"`, from the authors' code."""
 
-_OUT_OF_REACH = -1e20  # log density of a prediction that no other one's kernel reaches, whatever its bandwidth
+_OUT_OF_REACH = -1e20  # a smaller log density means that it is 0: no kernel of another sample covers the prediction
 
 
 def _log_distributions(p: Predictions) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-probabilities, probabilities and targets `(..., N, C)` in the dtype of sums.
+    """Return log-probabilities, probabilities and targets `(..., N, C)`, in float64 where the device supports it.
 
-    They are harmless in rows that are left out. A log-probability of -inf is a constant.
+    Rows with weight 0 get a uniform prediction, because NaN times a weight of 0 would be NaN. The gradient at a
+    log-probability of -inf is 0.
     """
     values, target = vectors(p)
     if p.weights is not None:
@@ -41,7 +42,7 @@ def _log_distributions(p: Predictions) -> tuple[Tensor, Tensor, Tensor]:
         target = target if p.hard else target.masked_fill(absent, 0)
     wide = values.to(wide_dtype(values.device))
     if p.from_logits:
-        top = wide.amax(-1, keepdim=True) == torch.inf  # all mass on what is +inf
+        top = wide.amax(-1, keepdim=True) == torch.inf  # rows with +inf: these classes share the whole probability
         wide = torch.where(top, torch.where(wide == torch.inf, 0.0, -torch.inf), wide)
         log_q = wide.log_softmax(-1)
         log_q = log_q.masked_fill(log_q == -torch.inf, -torch.inf)
@@ -54,13 +55,16 @@ def _log_distributions(p: Predictions) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _log_normaliser(q: Tensor, bandwidth: Tensor) -> Tensor:
-    """Log of the constant in front of the Dirichlet density of parameters q / bandwidth + 1, `(..., N)`."""
+    """Return the log normalising constant of the Dirichlet density with parameters q / bandwidth + 1, `(..., N)`."""
     alpha = q / bandwidth[..., None, None] + 1
     return alpha.sum(-1).lgamma() - alpha.lgamma().sum(-1)
 
 
 def _most_likely_bandwidth(log_q: Tensor, q: Tensor, copies: Tensor, chunk: int | None) -> Tensor:
-    """The bandwidth of the grid under which the others of each prediction make it likeliest, `(...)`."""
+    """Return the bandwidth in `_GRID` with the largest leave-one-out log-likelihood of the predictions, `(...)`.
+
+    `copies` is the weight of each sample, `(..., N)`.
+    """
     log_q, q = log_q.detach(), q.detach()
     best = torch.full_like(copies.sum(-1), -torch.inf)
     chosen = torch.ones_like(best)
@@ -75,8 +79,8 @@ def _most_likely_bandwidth(log_q: Tensor, q: Tensor, copies: Tensor, chunk: int 
 
 
 @dataclass(frozen=True)
-class DirichletReading:
-    """From predictions to the error, and the checks of what it is read with; see `canonical_error`."""
+class DirichletSettings:
+    """Checked options for the canonical calibration error; see `canonical_error`."""
 
     p: Literal[1, 2]
     bandwidth: float | Literal["likelihood"]
@@ -89,12 +93,12 @@ class DirichletReading:
             check_count("chunk", self.chunk)
 
     def of(self, p: Predictions) -> Tensor:
-        """Read the error of each series, to the power p."""
+        """Return the error to the power p for each batch element, `(...)`."""
         return _error(p, self.p, self.bandwidth, self.chunk)
 
 
 def _error(p: Predictions, power: int, bandwidth: float | str, chunk: int | None) -> Tensor:
-    """The error of each series, to the power p."""
+    """Return the error to the power `power` for each batch element, `(...)`."""
     log_q, q, target = _log_distributions(p)
     copies = torch.ones_like(q[..., 0])
     if p.weights is not None:
@@ -123,38 +127,40 @@ def canonical_error(
     chunk: int | None = None,
     **options: Unpack[InputOptions],
 ) -> Tensor:
-    """Canonical calibration error to the power p: how far are frequencies of all classes from the whole prediction.
+    """Canonical calibration error: mean distance of the whole prediction from the conditional class frequencies.
 
-    The mean over samples of sum_k |E[y_k | q] - q_k|^p, where the conditional expectation is the mean outcome of the
-    other samples, each by the Dirichlet density k(q_i; q_j) of parameters q_j / bandwidth + 1 at q_i:
-    sum_{j != i} k(q_i; q_j) y_j / sum_{j != i} k(q_i; q_j). It is the p-th power, and no root of it, as the authors
-    have it. It is consistent, and too large for few samples: like any error that is a mean of absolute values, chance
-    alone makes it positive. It is not debiased; `skce` has an estimate that is unbiased.
+    It is the mean over samples i of sum_k |E[y_k | q_i] - q_ik|^p, for predicted probabilities q and outcomes y. The
+    conditional expectation is estimated from the other samples with a Dirichlet kernel,
+    sum_{j != i} k(q_i; q_j) y_j / sum_{j != i} k(q_i; q_j), where k(.; q_j) is the Dirichlet density with parameters
+    q_j / bandwidth + 1. As in the source, the p-th root is not taken.
 
-    Binary predictions are taken for those of two classes, both of which count: sum_k |.|^p is twice that of y = 1.
+    The population value is 0 only if the model is calibrated for all classes jointly. The estimate is consistent, but
+    biased upwards for few samples; `skce` has an unbiased estimator. For a binary task the sum is over both classes,
+    which is twice the term for y = 1.
 
     Args:
-        target: labels; or soft targets, of which the expectation is taken.
-        p: 1 or 2.
-        bandwidth: a number above 0, the same for all samples; a kernel's variance is about q (1 - q) bandwidth. Or
-            "likelihood": of 20 numbers from 1e-5 to 1 the one under which the leave-one-out density estimate makes the
-            predictions likeliest (predictions that it gives density 0 aside). It costs about 20 times as much.
+        target: Labels or soft targets.
+        p: Exponent, 1 or 2.
+        bandwidth: A number above 0; the variance of the kernel is about q (1 - q) bandwidth. Or `"likelihood"`: the
+            number, out of 20 from 1e-5 to 1, with the largest leave-one-out log-likelihood of the predictions. It
+            ignores predictions with an estimated density of 0, and takes about 20 times as long.
 
     Returns:
-        In [0, 2], `(...)`, in the dtype of `preds` (at least float32). NaN with fewer than two samples. Where a
-        probability q_ik is 0 it is the limit from above: only those others count whose own mass on such classes is the
-        least, which is 0 wherever the kernel of any of them is not.
+        `(...)`, or `(..., L)` for multi-label with `average=None`, in [0, 2], in the dtype of `preds` (at least
+        float32). NaN with fewer than two samples. Where a probability q_ik is 0 and all kernels vanish, the ratio is
+        its limit for q_ik -> 0: only the samples j with the least probability on such classes count.
 
     Raises:
-        TypeError, ValueError: for bad input; the message says what must hold.
+        TypeError, ValueError: for invalid input.
 
     Gradient:
-        In the predictions, also as places of kernels, once, in reverse mode; a bandwidth that was chosen and the log
-        of 0 are constants. Time O(N^2 C); memory some copies of the input, and tiles.
+        With respect to the predictions, including their role in the kernels; reverse mode, first order. A bandwidth
+        chosen by `"likelihood"` and log 0 are constants. Time O(N^2 C); memory a few copies of the input.
 
     Source:
         Popordanoska, Sayer, Blaschko: A Consistent and Differentiable Lp Canonical Calibration Error Estimator (NeurIPS
-        2022), sec. 3, eq. 9-10. Their code adds log(bandwidth) to each log-likelihood, which no density has.
+        2022), sec. 3, eq. 9-10. The authors' code adds log(bandwidth) to each log-likelihood; this function does not,
+        because the Dirichlet density has no such factor.
 
     Example:
         >>> preds = torch.tensor([[0.7, 0.3], [0.7, 0.3], [0.7, 0.3]])
@@ -162,8 +168,8 @@ def canonical_error(
         tensor(0.4667)
     """
     is_multilabel = task_read_as(task, options) == "multilabel"
-    reading = DirichletReading(p, bandwidth, chunk)
+    settings = DirichletSettings(p, bandwidth, chunk)
     check_average(average, is_multilabel)
     given = input_format_of(task, options, whole_weights=True).read(preds, target, options.get("weights"))
-    value = by_replicates(reading.of, given, given.samples.numel() * given.num_classes)
+    value = by_replicates(settings.of, given, given.samples.numel() * given.num_classes)
     return (value.mean(-1) if is_multilabel and average is not None else value).to(given.dtype)

@@ -1,4 +1,4 @@
-"""Saved states: a state describes what it counts, so that it is never taken for that of another metric."""
+"""Saved states and their descriptions, which prevent loading the state of a different metric."""
 
 import json
 from collections.abc import Mapping
@@ -14,26 +14,28 @@ if TYPE_CHECKING:
     from torchcalib.metrics.base import CalibrationMetric
 
 STATE_FORMAT = 4
-"""Goes up by one whenever the parts of a state, or their meaning, change."""
+"""Version of the state format. Increase it when the parts of a state or their meaning change."""
 
 DESCRIPTION = "description"
 """Name of the description among the parts of a saved state."""
 
-_MOST_BYTES = 2**20
-_IRRELEVANT = {"nan_policy"}
-"""Options in which two states may differ: a run that ends with a NaN can continue from its checkpoint with "drop"."""
+_MAX_BYTES = 2**20
+"""Largest description that is parsed."""
 
-_UNDESCRIBED = (*SumsKind.names, *SamplesKind.names[:-1], "invalid")
-"""Prefixes of the names in states that had no description."""
+_IRRELEVANT = {"nan_policy"}
+"""Options that may differ: after a NaN, training can resume from a checkpoint with `nan_policy="drop"`."""
+
+_OLD_PREFIXES = (*SumsKind.names, *SamplesKind.names[:-1], "invalid")
+"""Prefixes of the entry names in old formats, which had no description."""
 
 
 class Description(NamedTuple):
-    """What a state counts.
+    """Description of a state: the metric's configuration and the number of updates.
 
     Attributes:
-        configuration: the arguments that the state depends on, as JSON holds them.
-        n_updates: number of updates of the metric.
-        draws: seed and rank of the draws of a bootstrap; None for others.
+        configuration: Arguments that the state depends on, in values that JSON supports.
+        n_updates: Number of calls of `update`.
+        draws: Seed and rank for the weights of a bootstrap; None for other metrics.
     """
 
     configuration: Mapping[str, Any]
@@ -41,15 +43,15 @@ class Description(NamedTuple):
     draws: list[int] | None
 
     def encoded(self) -> Tensor:
-        """Return a uint8 tensor of JSON: every tool that saves tensors can save it."""
+        """Return the description as JSON in a uint8 tensor, which every tool that saves tensors can save."""
         text = json.dumps({"format": STATE_FORMAT, "torchcalib": __version__, **self._asdict()}, default=repr)
         return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
 
 
 def holds_state(saved: Mapping[str, Any], prefix: str) -> bool:
-    """Return whether a dict holds a state, or part of one, of any kind and format, at this prefix."""
+    """Return whether a dict contains a part of a state, of any kind and format, under names with this prefix."""
     names = {prefix + name for name in (*SumsKind.names, *SamplesKind.names, DESCRIPTION)}
-    stems = tuple(f"{prefix}{name}_" for name in _UNDESCRIBED)
+    stems = tuple(f"{prefix}{name}_" for name in _OLD_PREFIXES)
     return any(name in names or name.startswith(stems) for name in saved)
 
 
@@ -59,13 +61,13 @@ def read_state(
     """Return a copy of a saved state, on the device of the metric, and its description.
 
     Args:
-        metric: the metric that is to take over the state.
-        argument: the argument that errors name.
-        saved: a dict of states.
-        prefix: prefix of the names of this state.
+        metric: Metric that will get the state.
+        argument: Name of the argument, for error messages.
+        saved: Saved states by name.
+        prefix: Prefix of the names for this state.
 
     Raises:
-        ValueError: for a damaged state, and for one of another metric or format.
+        ValueError: If the state is damaged, or belongs to a different metric or format.
     """
     described = _read_description(argument, saved, prefix)
     _check_alike(argument, described.configuration, metric._configuration(), f" at {prefix!r}" if prefix else "")
@@ -77,7 +79,8 @@ def read_state(
         expected = {name: _shape(part) for name, part in mine}
         found = {name: _shape(saved[name]) for name in names if name in saved}
         raise ValueError(
-            f"`{argument}` must hold {expected}, got {found}. It is damaged, or was cast: take it as it was saved."
+            f"`{argument}` must hold {expected}, got {found}. It is damaged, or its dtype was changed: load the "
+            "state exactly as it was saved."
         )
     return state, described
 
@@ -87,27 +90,27 @@ def _read_description(argument: str, saved: Mapping[str, Any], prefix: str) -> D
     encoded = saved.get(name)
     if encoded is None:
         raise ValueError(
-            f"`{argument}` must hold {name!r}, which says what the state counts, got only {sorted(saved)}. "
-            "Save it with state_dict() of a persistent metric of this version of torchcalib."
+            f"`{argument}` must hold {name!r}, which describes the state, got only {sorted(saved)}. "
+            "Save it with state_dict() of a persistent metric and this version of torchcalib."
         )
     try:
         values = json.loads(_text(encoded))
         written_as, configuration = values["format"], values["configuration"]
         n_updates, draws = values["n_updates"], values["draws"]
-    # A damaged text fails in many ways: UnicodeDecodeError, JSONDecodeError, KeyError, TypeError, RecursionError ...
+    # Damaged JSON may raise UnicodeDecodeError, JSONDecodeError, KeyError, TypeError, RecursionError and others.
     except Exception as error:
         raise _damaged(argument, name, f"{type(error).__name__}: {error}") from error
     if type(written_as) is not int or written_as < 1:
         raise _damaged(argument, name, f"format {written_as!r}")
     if written_as != STATE_FORMAT:
         advice = (
-            f". Update torchcalib, which is {__version__} here."
+            f"Update torchcalib, which has version {__version__} here."
             if written_as > STATE_FORMAT
-            else ": states held less then. Read it with that version, or start anew."
+            else "Load it with that version, or reset the metric and compute it again."
         )
         raise ValueError(
-            f"`{argument}` must be of format {STATE_FORMAT}, got {name!r} of format {written_as}, which "
-            f"torchcalib {values.get('torchcalib')} has written{advice}"
+            f"`{argument}` must have format {STATE_FORMAT}, got {name!r} with format {written_as}, written by "
+            f"torchcalib {values.get('torchcalib')}. {advice}"
         )
     is_whole = isinstance(configuration, dict) and type(n_updates) is int and n_updates >= 0
     if not is_whole or not (draws is None or (isinstance(draws, list) and all(type(x) is int for x in draws))):
@@ -116,36 +119,36 @@ def _read_description(argument: str, saved: Mapping[str, Any], prefix: str) -> D
 
 
 def _check_alike(argument: str, theirs: Mapping[str, Any], mine: Mapping[str, Any], where: str) -> None:
-    """Raise unless two configurations count the same thing, and name the difference."""
+    """Raise ValueError if two configurations differ, and list the differences."""
     theirs, mine = (json.loads(json.dumps(c, default=repr)) for c in (theirs, mine))
     differing = [
-        f"{name}={theirs.get(name)!r} into {name}={mine.get(name)!r}"
+        f"{name}={theirs.get(name)!r} instead of {name}={mine.get(name)!r}"
         for name in {**mine, **theirs}
         if name not in _IRRELEVANT and mine.get(name) != theirs.get(name)
     ]
     if differing:
         raise ValueError(
-            f"`{argument}` must count the same thing, got {'; '.join(differing)}{where}. "
-            "Merge or load the state of a metric that was made with the same arguments."
+            f"`{argument}` must have the configuration of this metric, got {'; '.join(differing)}{where}. "
+            "Merge or load the state of a metric with the same arguments."
         )
 
 
 def _text(encoded: Any) -> bytes:
-    """Return the bytes of a description, of any dtype that a tool has cast them to: ASCII is exact in all."""
-    if not isinstance(encoded, Tensor) or encoded.dim() != 1 or not 0 < encoded.numel() <= _MOST_BYTES:
-        raise TypeError(f"no uint8 tensor (n,), but {encoded!r:.100}")
+    """Return the bytes of a description. A cast to another dtype is accepted: all dtypes represent ASCII exactly."""
+    if not isinstance(encoded, Tensor) or encoded.dim() != 1 or not 0 < encoded.numel() <= _MAX_BYTES:
+        raise TypeError(f"not a uint8 tensor (n,): {encoded!r:.100}")
     return bytes(encoded.detach().cpu().to(torch.int64).tolist())
 
 
 def _damaged(argument: str, name: str, what: str) -> ValueError:
     return ValueError(
-        f"`{argument}` must hold a whole description as {name!r}, got a damaged one ({what}). "
-        "Take an earlier checkpoint."
+        f"`{argument}` must hold a valid description as {name!r}, got a damaged one ({what}). "
+        "Use an earlier checkpoint."
     )
 
 
 def _shape(part: Any) -> Any:
-    """Describe a part of a state, for an error."""
+    """Describe a part of a state for an error message: shape and dtype, or the number of chunks."""
     if isinstance(part, Tensor):
         return f"{tuple(part.shape)} {str(part.dtype).removeprefix('torch.')}"
     return f"{len(part)} chunks" if isinstance(part, list) else part

@@ -1,4 +1,4 @@
-"""Metrics that are updated from one reading of the input and synced together."""
+"""Collection of metrics that share the work of an update and sync in one collective."""
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping
@@ -13,17 +13,26 @@ from torchcalib.core.arguments import check_flag
 from torchcalib.metrics.base import CalibrationMetric
 from torchcalib.metrics.checkpoint import holds_state, read_state
 from torchcalib.metrics.rollback import refuse_if_synced, unchanged_on_error, unsynced_on_error
-from torchcalib.metrics.sync import dropped_over_ranks, met_over_ranks
+from torchcalib.metrics.sync import dropped_over_ranks, synced_states
 
 
 class CalibrationCollection(MetricCollection):
-    """Metrics that are updated from one reading of the input and synced in one collective.
+    """Collection of torchcalib metrics that share the work of an update and sync in one collective.
 
-    Takes what `torchmetrics.MetricCollection` takes (a list or a dict of metrics, `prefix`, `postfix`), all of them
-    torchcalib metrics. Members whose input format and sums agree share the work; their states stay their own, so none
-    is ever mistaken for another. An update that fails for one member changes none, and neither does a state that one of
-    them refuses to load. With `persistent=True` the `state_dict` carries the states of all members, those added later
-    too; see `CalibrationMetric.state_dict`.
+    The input is checked once per update, and members with the same input format and accumulator share the result.
+    Every member has a state of its own. If an update, or loading a state, fails for one member, all members are
+    unchanged.
+
+    Args:
+        metrics: A metric, a list of metrics, or a dict of metrics by name, as for `torchmetrics.MetricCollection`.
+        *additional_metrics: Further metrics.
+        prefix: Prefix for the names of the values.
+        postfix: Postfix for the names of the values.
+        persistent: Include the states of all members in `state_dict`, also of members added later; see
+            `CalibrationMetric.state_dict`.
+
+    Raises:
+        TypeError: For a metric from another package.
 
     Example:
         >>> import torch
@@ -45,14 +54,18 @@ class CalibrationCollection(MetricCollection):
         persistent: bool = False,
     ) -> None:
         check_flag("persistent", persistent)
-        self._all_persistent = persistent  # first, for members are added in there
+        self._all_persistent = persistent  # before `super().__init__`, which calls `add_metrics`
         super().__init__(metrics, *additional_metrics, prefix=prefix, postfix=postfix, compute_groups=False)
 
     def add_metrics(self, metrics: Any, *additional_metrics: Metric) -> None:
-        """Add members, as `MetricCollection` does.
+        """Add members, as `torchmetrics.MetricCollection.add_metrics` does.
+
+        Args:
+            metrics: A metric, a list of metrics, or a dict of metrics by name.
+            *additional_metrics: Further metrics.
 
         Raises:
-            TypeError: for a metric that is not torchcalib's.
+            TypeError: For a metric from another package.
         """
         before = dict(self._modules)
         super().add_metrics(metrics, *additional_metrics)
@@ -61,7 +74,7 @@ class CalibrationCollection(MetricCollection):
                 self._modules = before
                 raise TypeError(
                     f"`metrics` must be torchcalib metrics, got {type(metric).__name__} as {name!r}. "
-                    "Keep others in a torchmetrics.MetricCollection beside this one."
+                    "Add metrics from other packages to a separate torchmetrics.MetricCollection."
                 )
         if self._all_persistent:
             self.persistent(True)
@@ -69,29 +82,36 @@ class CalibrationCollection(MetricCollection):
     def update(  # type: ignore[override]  # MetricCollection itself overrides ModuleDict.update with another meaning
         self, preds: Tensor, target: Tensor, *, weights: Tensor | None = None, groups: Tensor | None = None
     ) -> None:
-        """Add a batch to every member; see `CalibrationMetric.update`, and `ByGroup`, the only one to take `groups`."""
+        """Add a batch to every member.
+
+        Args:
+            preds: See `CalibrationMetric.update`.
+            target: See `CalibrationMetric.update`.
+            weights: See `CalibrationMetric.update`.
+            groups: Number of the group per sample, passed to members that are a `ByGroup`.
+        """
         with self._sharing():
-            # torchmetrics looks for every member which keywords it takes, if there are any.
-            super().update(preds, target, **_given(weights=weights, groups=groups))
+            # Omit absent keywords: torchmetrics filters keywords by the signature of every member, which takes time.
+            super().update(preds, target, **_without_none(weights=weights, groups=groups))
 
     @torch.jit.unused
     def forward(
         self, preds: Tensor, target: Tensor, *, weights: Tensor | None = None, groups: Tensor | None = None
     ) -> dict[str, Tensor]:
-        """Add a batch to every member and return the batch's own values, with their gradients."""
+        """Add a batch to every member and return the values for this batch, with their gradients; see `update`."""
         with self._sharing():
-            values: dict[str, Tensor] = super().forward(preds, target, **_given(weights=weights, groups=groups))
+            values: dict[str, Tensor] = super().forward(preds, target, **_without_none(weights=weights, groups=groups))
         return values
 
     def compute(self) -> dict[str, Tensor]:
-        """Return all values, over all ranks; the members' states meet in one collective."""
+        """Return the values of all members by name, over all ranks if `torch.distributed` is running."""
         with self._synced():
             values: dict[str, Tensor] = super().compute()
         return values
 
     def n_dropped(self) -> dict[str, int]:
-        """Return how many rows every member has dropped, over all ranks; see `CalibrationMetric.n_dropped`."""
-        over_ranks: dict[int, int] = {}  # by identity: equality of metrics is another metric
+        """Return the number of rows that each member left out, by name; see `CalibrationMetric.n_dropped`."""
+        over_ranks: dict[int, int] = {}  # by `id`, because torchmetrics overloads `==` for metrics
         for process_group, group in self._to_be_synced(lambda m: m.dist_sync_fn is None and m._would_sync).items():
             counts = dropped_over_ranks(group, process_group)
             over_ranks.update(zip(map(id, group), counts, strict=True))
@@ -101,23 +121,23 @@ class CalibrationCollection(MetricCollection):
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Take over states that were saved; see `CalibrationMetric.state_dict`. If one is refused, none is loaded."""
+        """Load saved states; see `CalibrationMetric.state_dict`. If this raises, all members are unchanged."""
         with unchanged_on_error(*self._members()):
             return super().load_state_dict(state_dict, strict, assign)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """Check the states of all members before any takes its own: torch loads them one by one."""
+        """Check the states of all members before torch loads them one by one."""
         for name, metric in self._by_name().items():
-            of_member = f"{prefix}{name}."
-            if holds_state(state_dict, of_member):
+            member_prefix = f"{prefix}{name}."
+            if holds_state(state_dict, member_prefix):
                 refuse_if_synced(metric, "load_state_dict")
-                read_state(metric, "state_dict", state_dict, of_member)
+                read_state(metric, "state_dict", state_dict, member_prefix)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def __getitem__(self, key: str, copy_state: bool = True) -> CalibrationMetric[Any]:
-        """Return a member by its name."""
+        """Return a member by name."""
         metric = super().__getitem__(key, copy_state)
-        assert isinstance(metric, CalibrationMetric)  # add_metrics lets in no other
+        assert isinstance(metric, CalibrationMetric)  # checked by `add_metrics`
         return metric
 
     def _members(self) -> list[CalibrationMetric[Any]]:
@@ -127,7 +147,7 @@ class CalibrationCollection(MetricCollection):
         return {name: m for name, m in self._modules.items() if isinstance(m, CalibrationMetric)}
 
     def _to_be_synced(self, which: Callable[[CalibrationMetric[Any]], bool]) -> dict[Any, list[CalibrationMetric[Any]]]:
-        """Those members of which this is true, by their process group."""
+        """Return the members that satisfy `which`, by process group."""
         groups: dict[Any, list[CalibrationMetric[Any]]] = defaultdict(list)
         for metric in self._members():
             if which(metric):
@@ -136,6 +156,7 @@ class CalibrationCollection(MetricCollection):
 
     @contextmanager
     def _sharing(self) -> Iterator[None]:
+        """Let all members use a common cache within the body. If it raises, restore all members."""
         shared: dict[Hashable, Any] = {}
         with unchanged_on_error(*self._members()):
             for metric in self._members():
@@ -148,23 +169,23 @@ class CalibrationCollection(MetricCollection):
 
     @contextmanager
     def _synced(self) -> Iterator[None]:
-        """Sync all members that would each sync for themselves; each undoes it on its own after its compute."""
-        # A value that was computed stands, as torchmetrics has it, and needs no sync.
+        """Sync all members in one collective per process group. Each member unsyncs itself after its `compute`."""
+        # Members with a cached value return it without a sync, as in torchmetrics.
         groups = self._to_be_synced(lambda m: m._computed is None and m.dist_sync_fn is None and m._would_sync)
-        together = [metric for group in groups.values() for metric in group]
+        to_sync = [metric for group in groups.values() for metric in group]
         with ExitStack() as stack:
-            for metric in together:
+            for metric in to_sync:
                 stack.enter_context(unsynced_on_error(metric))
             for process_group, group in groups.items():
-                for metric, state in zip(group, met_over_ranks(group, process_group), strict=True):
+                for metric, state in zip(group, synced_states(group, process_group), strict=True):
                     metric._cache = metric._copy_state_dict()
                     metric.state, metric._is_synced, metric._to_sync = state, True, False
             try:
                 yield
             finally:
-                for metric in together:
+                for metric in to_sync:
                     metric._to_sync = metric.sync_on_compute
 
 
-def _given(**columns: Tensor | None) -> dict[str, Tensor]:
+def _without_none(**columns: Tensor | None) -> dict[str, Tensor]:
     return {name: column for name, column in columns.items() if column is not None}

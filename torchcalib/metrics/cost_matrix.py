@@ -1,4 +1,4 @@
-"""What decisions cost, and which decision is the cheapest."""
+"""Cost matrices for decisions, and the decision with the least expected cost."""
 
 import math
 import zlib
@@ -14,22 +14,23 @@ from torchcalib.core.arguments import check_count
 from torchcalib.ops.logs import wide_dtype
 
 Costs = Tensor | Sequence[Sequence[float]]
-LARGEST = 1e150  # differences of costs, and sums of them, are finite
+MAX_COST = 1e150  # far below the largest float64, so that differences and sums of costs are finite
 
 
 @dataclass(frozen=True, repr=False)
 class CostMatrix:
-    """What each decision costs for each true class: a frozen value, which compares, hashes and pickles.
+    """Cost of each decision for each true class.
 
-    Row = true class, column = decision. There may be more decisions than classes (a reject, a referral) or fewer.
+    Rows are true classes, columns are decisions. There may be more decisions than classes, for example a reject option,
+    or fewer. Cost matrices are immutable; they can be compared, hashed and pickled.
 
     Args:
-        costs: `(C, M)` numbers of size at most 1e150, C >= 2 classes, M >= 1 decisions; a tensor, an array or nested
-            sequences.
+        costs: `(C, M)` numbers with absolute values of at most 1e150, for C >= 2 classes and M >= 1 decisions. A
+            tensor, an array or nested sequences.
 
     Raises:
-        TypeError: for what holds no numbers.
-        ValueError: for another shape, fewer than two classes, NaN, infinite or larger costs.
+        TypeError: If `costs` is not a matrix of numbers.
+        ValueError: For rows of different lengths, fewer than two classes, or NaN, infinite or too large costs.
 
     Source:
         [EPSR] Ferrer, Ramos: Evaluating Posterior Probabilities (TMLR), sec. 2.3.1.
@@ -52,18 +53,24 @@ class CostMatrix:
 
     @classmethod
     def zero_one(cls, num_classes: int) -> Self:
-        """Every error costs 1: the Bayes risk is the error rate of the most probable class."""
+        """Return the zero-one costs `(C, C)`: every error costs 1. The Bayes risk is then the error rate."""
         check_count("num_classes", num_classes, at_least=2)
         return cls([[float(j != k) for j in range(num_classes)] for k in range(num_classes)])
 
     @classmethod
     def imbalanced(cls, num_classes: int, factor: float = 10.0, important: int = -1) -> Self:
-        """Every error costs 1, and `factor` where the class `important` (by default the last) is the one missed."""
+        """Return zero-one costs `(C, C)` in which missing the class `important` costs `factor` instead of 1.
+
+        Args:
+            num_classes: Number of classes C.
+            factor: Cost of a wrong decision for a sample of the class `important`, at least 0.
+            important: Index of the class; the default is the last one.
+        """
         check_count("num_classes", num_classes, at_least=2)
         check_count("important", important, at_least=-num_classes, at_most=num_classes - 1)
         if not _is_number(factor):
             raise TypeError(f"`factor` must be a number, got {factor!r}.")
-        if not 0 <= factor <= LARGEST:
+        if not 0 <= factor <= MAX_COST:
             raise ValueError(f"`factor` must be at least 0 and finite, got {factor!r}.")
         rows = [list(row) for row in cls.zero_one(num_classes).costs]
         rows[important] = [factor * cost for cost in rows[important]]
@@ -71,76 +78,80 @@ class CostMatrix:
 
     @classmethod
     def from_utilities(cls, utilities: Costs) -> Self:
-        """Costs of utilities `(C, M)`: what a decision falls short of the best one for the class."""
+        """Return the costs for utilities `(C, M)`: the largest utility for the class minus that of the decision."""
         return cls([[max(row) - utility for utility in row] for row in _rows(utilities, "utilities")])
 
     def with_reject(self, cost: float | Sequence[float]) -> Self:
-        """One more decision, the last column: the same cost for all classes, or one for each."""
+        """Return the matrix with one more decision as its last column.
+
+        Args:
+            cost: Cost of the decision, one number or one per class.
+        """
         if hasattr(cost, "tolist"):  # a tensor or an array
             cost = cost.tolist()
         if not _is_number(cost) and not _is_row(cost):
-            raise TypeError(f"`cost` must be a number or one for each class, got {cost!r}.")
+            raise TypeError(f"`cost` must be a number, or one number per class, got {cost!r}.")
         added = list(cost) if isinstance(cost, Sequence) else [cost] * self.num_classes
         if len(added) != self.num_classes:
             raise ValueError(
-                f"`cost` must be a number or one for each of {self.num_classes} classes, got {len(added)}."
+                f"`cost` must be a number, or one number for each of {self.num_classes} classes, got {len(added)}."
             )
         return type(self)([(*row, more) for row, more in zip(self.costs, added, strict=True)])
 
     @property
     def num_classes(self) -> int:
-        """C."""
+        """Number of classes C."""
         return len(self.costs)
 
     @property
     def num_decisions(self) -> int:
-        """M."""
+        """Number of decisions M."""
         return len(self.costs[0])
 
     def tensor(self, device: torch.device | None = None) -> Tensor:
-        """`(C, M)` in the dtype of sums. It is copied to a GPU once, and the GPU is not waited for."""
+        """Return the costs `(C, M)` in float64 if the device supports it. The copy on a GPU is cached."""
         device = torch.device("cpu") if device is None else device
         if device in self._on_gpus:
             return self._on_gpus[device]
         costs = torch.tensor(self.costs, dtype=wide_dtype(device)).to(device, non_blocking=True)
         if device.type == "cuda" and not torch.compiler.is_compiling():
-            with torch.inference_mode(False):  # kept for callers in no such mode too, whose backward pass may need it
+            with torch.inference_mode(False):  # the cached tensor must also be usable in a backward pass
                 self._on_gpus[device] = costs = costs.clone()
         return costs
 
     def cheapest(self, probs: Tensor) -> Tensor:
-        """Decide for class probabilities: the first decision of least expected cost.
+        """Return the decision with the least expected cost for class probabilities; the first one on ties.
 
-        Expected costs that agree up to the rounding of their own sums are a tie. So whether two decisions tie does
-        not depend on how a matrix product is cut up, which changes with the batch size.
+        Expected costs that agree up to rounding errors are a tie. Ties therefore do not depend on the order of
+        summation in a matrix product, which may change with the batch size.
 
         Args:
-            probs: `(..., C)` of the dtype of sums.
+            probs: `(..., C)` in the dtype of `tensor()`.
 
         Returns:
-            `(...)` int64 in [0, M). No gradient: a decision is a step.
+            `(...)` int64 in [0, M), without gradient.
         """
-        # What a decision costs more than the best one for the class: it decides alike, and no term is negative, so
-        # that a sum is off by no more than C roundings of its own size.
+        # Subtracting the least cost for each class does not change the decision. All terms are then non-negative, so
+        # the relative rounding error of a sum is at most about C eps.
         costs = self.tensor(probs.device)
         expected = probs.detach() @ (costs - costs.amin(-1, keepdim=True))
         slack = 1 + 4 * (self.num_classes + 1) * torch.finfo(probs.dtype).eps
         return (expected <= slack * expected.amin(-1, keepdim=True)).to(torch.uint8).argmax(-1)
 
     def __repr__(self) -> str:
-        """All costs, or of many their number and a checksum."""
+        """Return all costs; for a large matrix its shape and a checksum."""
         if self.num_classes * self.num_decisions <= 32:
             return f"CostMatrix({[list(row) for row in self.costs]})"
         return f"CostMatrix({self.num_classes} x {self.num_decisions}, {zlib.crc32(repr(self.costs).encode()):08x})"
 
 
 def read_costs(cost: CostMatrix | Costs, num_classes: int) -> CostMatrix:
-    """Return the costs of decisions about `num_classes` classes, or raise."""
+    """Return `cost` as a `CostMatrix`. Raise ValueError if it does not have `num_classes` rows."""
     matrix = cost if isinstance(cost, CostMatrix) else CostMatrix(cost)
     if matrix.num_classes != num_classes:
         raise ValueError(
             f"`cost` must have one row per class, {num_classes}, got {matrix.num_classes} rows. "
-            "Rows are true classes and columns decisions; transpose it if it is the other way round."
+            "Rows are true classes and columns are decisions; transpose the matrix if they are swapped."
         )
     return matrix
 
@@ -155,13 +166,13 @@ def _rows(costs: Costs, name: str) -> tuple[tuple[float, ...], ...]:
     lengths = {len(row) for row in rows}
     if len(rows) < 2 or len(lengths) != 1 or 0 in lengths:
         raise ValueError(
-            f"`{name}` must have at least 2 rows (classes) of one length (decisions), got rows of length "
+            f"`{name}` must have at least 2 rows (classes) of equal length (decisions), got rows of length "
             f"{[len(row) for row in rows]}."
         )
-    if wrong := [cost for row in rows for cost in row if not abs(cost) <= LARGEST]:
+    if wrong := [cost for row in rows for cost in row if not abs(cost) <= MAX_COST]:
         raise ValueError(
-            f"`{name}` must be finite (at most {LARGEST:g}), got {wrong[0]}. "
-            "Give a decision that is ruled out a cost above all others."
+            f"`{name}` must be finite (at most {MAX_COST:g}), got {wrong[0]}. "
+            "For a forbidden decision, use a cost that is larger than all others."
         )
     return rows
 
@@ -177,7 +188,7 @@ def _is_number(value: object) -> bool:
 
 
 def _float(value: float) -> float:
-    """Convert a number, an int of any size too."""
+    """Convert a number to a float; an int that is too large becomes inf, which is then refused."""
     try:
         return float(value)
     except OverflowError:

@@ -1,4 +1,4 @@
-"""Bayes risk: what decisions cost that are made from probabilities as if they were right; and of given decisions."""
+"""Bayes risk: the mean cost of decisions that are optimal under the predictions; expected cost of given decisions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,13 +15,13 @@ from torchcalib.core.inputs import InputFormat, read_input
 from torchcalib.core.predictions import Predictions, by_replicates, in_all_replicates
 from torchcalib.core.sums import ScoreSum
 from torchcalib.metrics.cost_matrix import CostMatrix, Costs, read_costs
-from torchcalib.metrics.proper_scores import share_right
+from torchcalib.metrics.proper_scores import is_correct
 from torchcalib.metrics.scores import Score, ScoreEstimator, ScoreMetric, score_function, scored
 from torchcalib.ops.logs import wide_dtype, xmul
 
 
 def _decisions(p: Predictions, cost: CostMatrix | None) -> Tensor:
-    """The cheapest decision for every row `(..., N)`; without costs the most probable class."""
+    """Return the decision with the least expected cost for each row `(..., N)`. `cost=None` means zero-one costs."""
     if cost is None:
         return p.values.argmax(-1) if p.task == "multiclass" else p.predicts_one.long()
     matrix = read_costs(cost, p.num_classes)
@@ -31,7 +31,7 @@ def _decisions(p: Predictions, cost: CostMatrix | None) -> Tensor:
 
 
 def _cost_of(p: Predictions, decisions: Tensor, cost: CostMatrix) -> Tensor:
-    """What every decision costs `(..., N)`; for a soft target its mean over the votes."""
+    """Return the cost of each decision `(..., N)`; for a soft target the mean over its label distribution."""
     costs = cost.tensor(decisions.device)
     if p.task == "multiclass" and not p.soft:
         return costs[p.target, decisions]
@@ -41,15 +41,15 @@ def _cost_of(p: Predictions, decisions: Tensor, cost: CostMatrix) -> Tensor:
 
 
 def _bayes_cost(p: Predictions, cost: CostMatrix | None) -> Tensor:
-    """What the cheapest decision for every row costs; without costs 1 for an error."""
-    return 1 - share_right(p) if cost is None else _cost_of(p, _decisions(p, cost), cost)
+    """Return the cost of the optimal decision for each row `(..., N)`; zero-one costs if `cost` is None."""
+    return 1 - is_correct(p) if cost is None else _cost_of(p, _decisions(p, cost), cost)
 
 
 def _cheapest_constant(_: ScoreSum, priors: Tensor, __: Task, *, cost: CostMatrix | None) -> Tensor:
-    """The mean cost of the decision that is cheapest for the class priors, over ALL columns."""
+    """Return the mean cost of the best constant decision under the class priors."""
     if cost is not None:
         return (priors @ cost.tensor(priors.device)).amin(-1)
-    # The sum of all others: 1 less the largest has few digits left where that is next to 1.
+    # Sum of all priors except the largest: 1 - largest would cancel if the largest is close to 1.
     return priors.scatter(-1, priors.argmax(-1, keepdim=True), 0.0).sum(-1)
 
 
@@ -67,30 +67,30 @@ def _bayes_risk(
     average: Average | None = "macro",
     **options: Unpack[InputOptions],
 ) -> ScoreEstimator:
-    """Bayes risk: the mean cost of the decisions that the predictions call for.
+    """Bayes risk: the mean cost of the decisions that minimise the expected cost under the predictions.
 
-    For every sample the decision is taken whose expected cost under the prediction is least (the first of them on
-    ties), and it then costs what the true class makes it cost. With zero-one costs this is the error rate. It is a
-    proper score, for every cost matrix: no other probabilities lead to cheaper decisions than the true ones. It is not
-    strictly proper, as it sees of a prediction only the decision.
+    The mean over samples of cost[y, d], where d minimises sum_k q_k cost[k, d] for predicted probabilities q and true
+    class y. On ties d is the first such decision. With zero-one costs it is the error rate. The Bayes risk is a proper
+    score for every cost matrix: on average, no prediction is better than the true probabilities. It is not strictly
+    proper, because it depends only on the decisions.
 
     Args:
-        cost: `CostMatrix`, or what makes one, `(C, M)`: row = true class, column = decision; M may exceed C (reject).
-            Binary and multi-label: `(2, M)`, rows y = 0 and y = 1. None: every error costs 1. Make a `CostMatrix` once
-            where values cannot be looked at (`torch.compile`, `vmap`) or live on a GPU.
-        normalize: `"prior"` divides by the cost of the cheapest constant decision, the minimum over all columns: above
-            1 it were better to ignore the predictions. Where that decision costs nothing the result is inf or NaN.
-        priors: class priors that the risk is reported for, as for `nll`. The decisions stay those that the
-            predictions call for.
+        cost: `CostMatrix`, or a matrix `(C, M)`: rows are true classes, columns are decisions, and M may exceed C (a
+            reject option). Binary and multi-label: `(2, M)`, rows y = 0 and y = 1. None: every error costs 1. With
+            `torch.compile`, `vmap` or costs on a GPU, build a `CostMatrix` once beforehand.
+        normalize: `"prior"` divides by the cost of the best constant decision. A value above 1 is worse than ignoring
+            the predictions. If the best constant decision costs nothing, the result is inf or NaN.
+        priors: Class priors to report the risk for, as for `nll`. They do not change the decisions.
 
     Returns:
-        `(...)` in the unit of `cost`, in the dtype of `preds` (at least float32); NaN without data.
+        `(...)`, multi-label `(..., L)` with `average=None`, in the unit of `cost`, in the dtype of `preds` (at least
+        float32). NaN without data.
 
     Raises:
-        TypeError, ValueError: for bad input; the message says what must hold.
+        TypeError, ValueError: for invalid input.
 
     Gradient:
-        None: decisions are steps of the predictions.
+        None, because decisions are piecewise constant in the predictions.
 
     Source:
         [EPSR] Ferrer, Ramos: Evaluating Posterior Probabilities (TMLR), sec. 2.3.1; priors app. A, eq. 36-37.
@@ -119,13 +119,21 @@ def bayes_decisions(
     class_axis: int | None = None,
     validate_args: bool = True,
 ) -> Tensor:
-    """Decide: the first decision of least expected cost for every prediction; see `bayes_risk` for the arguments.
+    """Return the decision with the least expected cost for every prediction; the first one on ties.
+
+    Args:
+        preds: Probabilities, or logits with `from_logits=True`: binary `(...)`, otherwise with a class axis.
+        task: `"binary"`, `"multiclass"` or `"multilabel"`.
+        cost: Cost matrix `(C, M)`; see `bayes_risk`. None: every error costs 1.
+        from_logits: `preds` are logits.
+        class_axis: Axis of classes or labels in `preds`. None is the last axis, which is allowed for up to two axes.
+        validate_args: Check the values and raise an error for invalid ones.
 
     Returns:
-        Columns of `cost`, int64, of the shape of the samples; multi-label of `preds`.
+        Columns of `cost`, int64, in the shape of the samples; multi-label in the shape of `preds`.
 
     Raises:
-        TypeError, ValueError: for bad input; the message says what must hold.
+        TypeError, ValueError: for invalid input.
 
     Example:
         >>> bayes_decisions(torch.tensor([0.1, 0.45, 0.9]), task="binary", cost=[[0, 1, 0.25], [1, 0, 0.25]])
@@ -135,16 +143,16 @@ def bayes_decisions(
     how = InputFormat(task, from_logits=from_logits, class_axis=class_axis, validate_args=validate_args).resolved(preds)
     how.check_axis(preds)
     samples = how.samples_of(preds) if task != "multilabel" else preds.shape
-    p = how.read(preds, torch.zeros(samples, dtype=torch.int64, device=preds.device))  # labels that nothing uses
+    p = how.read(preds, torch.zeros(samples, dtype=torch.int64, device=preds.device))  # the labels are not used
     decisions = _decisions(p, None if cost is None else read_costs(cost, p.num_classes))
     if task != "multilabel":
         return decisions.reshape(samples)
-    in_front = preds.movedim(how.axis, 0).shape
-    return decisions.reshape(in_front).movedim(0, how.axis)
+    labels_first = preds.movedim(how.axis, 0).shape
+    return decisions.reshape(labels_first).movedim(0, how.axis)
 
 
 class BayesRisk(ScoreMetric):
-    """Bayes risk, streamed; see `bayes_risk`.
+    """Streaming Bayes risk: the mean cost of optimal decisions under the predictions; see `bayes_risk`.
 
     Example:
         >>> metric = BayesRisk(task="binary", cost=[[0, 1, 0.25], [1, 0, 0.25]])
@@ -157,7 +165,7 @@ class BayesRisk(ScoreMetric):
     score = _bayes_risk_score(None)
     is_differentiable = False
     unit, perfect = "cost", 0.0
-    question = "what do decisions cost that are made as if the probabilities were right"
+    question = "mean cost of the decisions that are optimal under the predictions"
     source = "Ferrer & Ramos, Evaluating Posterior Probabilities, sec. 2.3.1"
 
     def __init__(self, task: Task | None = None, **options: Any) -> None:
@@ -178,23 +186,23 @@ def expected_cost(
     ignore_index: int | None = None,
     validate_args: bool = True,
 ) -> Tensor:
-    """Expected cost of decisions that have been made already: the mean of `cost[target, decision]`.
+    """Expected cost of given decisions: the mean of `cost[target, decision]` over samples.
 
     Args:
-        decisions: columns of `cost`, integer `(..., N)`.
-        target: true classes, integer `(..., N)`; or soft targets `(..., N, C)`.
-        cost: `(C, M)`, as for `bayes_risk`.
-        normalize: `"prior"` divides by the cost of the cheapest constant decision.
-        priors: class priors `(C,)` that the cost is reported for.
-        weights: non-negative `(..., N)`; weight k equals k copies.
-        ignore_index: rows with this target are dropped.
-        validate_args: look at the values and raise on bad ones.
+        decisions: Columns of `cost`, integers `(..., N)`.
+        target: True classes, integers `(..., N)`; or soft targets `(..., N, C)`.
+        cost: Cost matrix `(C, M)`, as for `bayes_risk`.
+        normalize: `"prior"` divides by the cost of the best constant decision.
+        priors: Class priors `(C,)` to report the cost for.
+        weights: Non-negative weights `(..., N)`. Weight k equals k copies of the sample.
+        ignore_index: Rows with this target are dropped.
+        validate_args: Check the values and raise an error for invalid ones.
 
     Returns:
-        `(...)` float64, in the unit of `cost`; NaN without data.
+        `(...)` float64, in the unit of `cost`. NaN without data.
 
     Raises:
-        TypeError, ValueError: for bad input; the message says what must hold.
+        TypeError, ValueError: for invalid input.
 
     Gradient:
         None.
@@ -212,13 +220,13 @@ def expected_cost(
     if decisions.is_floating_point() or decisions.is_complex():
         raise TypeError(
             f"`decisions` must be integer columns of `cost`, got {decisions.dtype}. "
-            "For probabilities use bayes_risk, which makes the decisions."
+            "For probabilities use bayes_risk, which computes the decisions."
         )
     matrix = cost if isinstance(cost, CostMatrix) else CostMatrix(cost)
     if isinstance(target, Tensor) and target.shape not in (decisions.shape, (*decisions.shape, matrix.num_classes)):
         raise ValueError(
-            f"`target` must have the shape of `decisions` {tuple(decisions.shape)} (soft targets: and "
-            f"{matrix.num_classes} classes), got {tuple(target.shape)}."
+            f"`target` must have the shape of `decisions` {tuple(decisions.shape)} (soft targets: with a further "
+            f"axis of {matrix.num_classes} classes), got {tuple(target.shape)}."
         )
     options: InputOptions = {
         "weights": weights,
@@ -226,7 +234,7 @@ def expected_cost(
         "validate_args": validate_args,
         "class_axis": -1,
     }
-    # The one place that reads targets and weights wants predictions beside them; no value of these is used.
+    # `read_input`, which checks target and weights, requires predictions. Their values are not used.
     wide = wide_dtype(decisions.device)
     uniform = torch.full((), 1 / matrix.num_classes, dtype=wide, device=decisions.device)
     p = read_input(
@@ -255,14 +263,14 @@ def expected_cost(
 
 @dataclass(frozen=True, eq=False)
 class _DecisionRule(Rule):
-    """Decisions that are columns of the cost matrix."""
+    """Rule: decisions are columns of the cost matrix."""
 
     decisions: Tensor
     outside: Tensor
     cost: CostMatrix
 
     def problems(self) -> list[Problem]:
-        """Return decisions out of range."""
+        """Return the rows whose decision is out of range."""
         return [
             Problem(
                 self.outside,

@@ -1,4 +1,4 @@
-"""Rows that a sampler gave to several ranks, told apart from those seen first."""
+"""Weights that exclude the rows which a `DistributedSampler` repeats."""
 
 from collections.abc import Sized
 from typing import Any, cast
@@ -9,25 +9,24 @@ from torch.utils.data import DistributedSampler
 
 
 def distinct_rows(sampler: "DistributedSampler[Any]") -> Tensor:
-    """Which rows of this rank are seen first, and which the sampler repeated so that all ranks have equally many.
+    """Return weights that count each row of the data set once, although the sampler repeats rows.
 
-    `DistributedSampler` gives every rank as many rows as any other, and fills up with rows that another rank (or, of a
-    small data set, this one) has already. Counted twice, they make every metric a little wrong. What is returned here,
-    as `weights` of `update`, counts each row of the data set once, whatever the number of ranks, shuffled or not:
+    `DistributedSampler` repeats rows so that all ranks get the same number, which biases every metric. Pass these
+    weights to `update`:
 
         distinct = distinct_rows(sampler).split(batch_size)  # with a DataLoader of this batch_size
         for (x, y), weights in zip(loader, distinct):
             metric.update(model(x), y, weights=weights)
 
     Args:
-        sampler: the rank's sampler; its dataset has a length.
+        sampler: The sampler on this rank, shuffled or not. Its dataset must have a length.
 
     Returns:
-        int64 `(len(sampler),)`: 1 for a row seen first and 0 for a repeated one, in the order in which the sampler
-        yields them. They sum, over ranks, to the number of rows of the data set, or to what `drop_last` leaves of it.
+        int64 `(len(sampler),)` in the order of the sampler: 1 for the first occurrence of a row, 0 for a repetition.
+        The sum over ranks is the size of the data set, or with `drop_last` the number of remaining rows.
 
     Raises:
-        TypeError: for what is no `DistributedSampler`.
+        TypeError: If `sampler` is not a `DistributedSampler`.
 
     Example:
         >>> from torch.utils.data import DistributedSampler
@@ -37,8 +36,8 @@ def distinct_rows(sampler: "DistributedSampler[Any]") -> Tensor:
     if not isinstance(sampler, DistributedSampler):
         raise TypeError(
             f"`sampler` must be a torch.utils.data.DistributedSampler, got {type(sampler).__name__}. "
-            "Other samplers repeat no rows, or have rules of their own."
+            "The repeated rows of other samplers are unknown."
         )
-    # The sampler puts the rows in order, shuffled or not, goes round again until they are enough, and deals them out.
-    dealt = torch.arange(len(sampler)) * sampler.num_replicas + sampler.rank
-    return (dealt < len(cast(Sized, sampler.dataset))).long()
+    # The sampler repeats the (shuffled) data set from its beginning, and rank r of R gets positions r, r + R, ...
+    positions = torch.arange(len(sampler)) * sampler.num_replicas + sampler.rank
+    return (positions < len(cast(Sized, sampler.dataset))).long()

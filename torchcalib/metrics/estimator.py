@@ -1,7 +1,7 @@
-"""The engine of every metric: predictions -> accumulator -> value.
+"""Common implementation of all metrics: predictions -> accumulated statistic -> value.
 
-A metric is a factory: a function of its options that returns an `Estimator`. `functional` makes the function of the
-metric from the factory, and `torchcalib.metrics.base.CalibrationMetric` its class.
+A factory is a function from the options of a metric to its `Estimator`. `functional` turns a factory into the public
+function of the metric. A subclass of `torchcalib.metrics.base.CalibrationMetric` uses the same factory.
 """
 
 from collections.abc import Callable, Mapping
@@ -34,13 +34,13 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, eq=False)
 class Estimator(Generic[S]):
-    """A metric with its options.
+    """A metric with its options: input format, accumulator and formula.
 
     Attributes:
-        input_format: how tensors are checked and converted.
-        accumulator: what is summed or kept of predictions.
-        formula: the value `(..., *)` of every batch element of the accumulated statistic.
-        averages: whether the last batch axis, that of classes or labels, is averaged.
+        input_format: Checks and converts tensors to `Predictions`.
+        accumulator: Computes the statistic, which is sums or a sample, from `Predictions`.
+        formula: Function from the statistic to one value, or several `(..., *)`, per batch element.
+        averages: Whether values are averaged over the last batch axis, which is classes or labels.
     """
 
     input_format: InputFormat
@@ -49,30 +49,30 @@ class Estimator(Generic[S]):
     averages: bool
 
     def __call__(self, preds: Tensor, target: Tensor, weights: Tensor | None = None) -> Tensor:
-        """Return the value of predictions, in their dtype (at least float32)."""
+        """Return the value of the metric, in the dtype of `preds` (at least float32)."""
         p = self.input_format.read(preds, target, weights)
         value = by_replicates(self.of, p, self.accumulator.n_events(p)) if p.replicates else self.of(p)
         return value.to(p.dtype)
 
     def of(self, p: Predictions) -> Tensor:
-        """Return the value of checked predictions, in the dtype of sums."""
+        """Return the value for checked predictions, in the dtype of the statistic (float64 on CPU and CUDA)."""
         return self.value(self.accumulator.of(p))
 
     def value(self, statistic: Any) -> Tensor:
-        """Return the value of a statistic `(..., *)`, averaged over classes if asked."""
+        """Return the value for a statistic, averaged over classes or labels if `averages` is set."""
         values = self.values(statistic)
         return values.mean(batch_axes(statistic) - 1) if self.averages else values
 
     def values(self, statistic: Any) -> Tensor:
-        """Return the value of every batch element of a statistic."""
+        """Return the value for every batch element of a statistic, without the average over classes."""
         return by_pieces(self.formula, statistic) if isinstance(statistic, RankedSample) else self.formula(statistic)
 
     def streamed(self, num_classes: int | None, *, resolution: int | None = None) -> Self:
-        """Return the estimator of a stream.
+        """Return the estimator for a streaming metric.
 
         Args:
-            num_classes: number of classes or labels, if it is known.
-            resolution: cells for each unit of log-odds of a sketch in place of all samples; None keeps these.
+            num_classes: Number of classes or labels, if known.
+            resolution: Number of cells per unit of log-odds in a sketch of the samples. None stores all samples.
         """
         accumulator: Any = self.accumulator
         if resolution is not None and isinstance(accumulator, ExactSample):
@@ -85,20 +85,23 @@ def batch_axes(statistic: Sums | RankedSample) -> int:
     return statistic.score.dim() - 1 if isinstance(statistic, RankedSample) else statistic.sums.dim() - 2
 
 
-_PLAIN = (bool, int, float, str, type(None), TopK)
-_MOST_ESTIMATORS = 256
+_PLAIN_TYPES = (bool, int, float, str, type(None), TopK)
+_MAX_CACHED = 256
 _estimators: dict[Any, Estimator[Any]] = {}
 
 
 def _estimator(
     factory: Callable[..., Estimator[Any]], options: Mapping[str, Any], function: Callable[..., Any]
 ) -> Estimator[Any]:
-    """Return the estimator of a call. Those of plain options are kept, so that each is checked and made once."""
+    """Return the estimator for the options of a function call.
+
+    Checking options is slow compared to a small input. Estimators whose options are plain values are therefore cached.
+    """
     parts: list[Any] = [factory]
     for name, option in options.items():
         if name == "weights":
             continue
-        if not isinstance(option, _PLAIN):
+        if not isinstance(option, _PLAIN_TYPES):
             check_names(function, options)
             return factory(**options)
         parts += (name, type(option), option)
@@ -106,14 +109,20 @@ def _estimator(
     found = _estimators.get(key)
     if found is None:
         check_names(function, options)
-        if len(_estimators) >= _MOST_ESTIMATORS:
-            _estimators.clear()  # another thread may do so, too
+        if len(_estimators) >= _MAX_CACHED:
+            _estimators.clear()  # safe if another thread clears it as well
         found = _estimators[key] = factory(**options)
     return found
 
 
 def completed(options: Mapping[str, Any], task: Any = None, *others: Any) -> dict[str, Any]:
-    """Return options with the task by position or implied, and `weights` for scikit-learn's `sample_weight`."""
+    """Return options with the task, by position or implied, and `sample_weight` as `weights`.
+
+    Args:
+        options: Options by name.
+        task: Task that was passed by position.
+        *others: Further arguments by position, which raise TypeError.
+    """
     found = dict(options)
     if others or (task is not None and "task" in found):
         raise only_task_by_position(others[0] if others else task)
@@ -122,14 +131,14 @@ def completed(options: Mapping[str, Any], task: Any = None, *others: Any) -> dic
     if "sample_weight" in found:
         weights = found.pop("sample_weight")
         if weights is not None and found.get("weights") is not None:
-            raise TypeError("`sample_weight` must be left out with `weights`, got both. They have the same meaning.")
+            raise TypeError("`sample_weight` must be omitted if `weights` is given, got both. Both mean the same.")
         found["weights"] = found.get("weights") if weights is None else weights
     found["task"] = task_of(found.get("task"), found.get("num_classes"), found.get("num_labels"))
     return found
 
 
 def check_names(function: Callable[..., Any], options: Mapping[str, Any]) -> None:
-    """Raise if a function has no argument of the name of an option."""
+    """Raise TypeError if `options` has a name that is not an argument of `function`."""
     known = signature(function).parameters
     if unknown := [name for name in options if name not in known]:
         raise unknown_argument(unknown[0], known, function.__name__)
@@ -138,24 +147,24 @@ def check_names(function: Callable[..., Any], options: Mapping[str, Any]) -> Non
 def functional(
     factory: Callable[P, Estimator[Any]], result: Callable[..., R] | None = None
 ) -> Callable[Concatenate[Tensor, Tensor, P], Any]:
-    """Return the function of a metric: it takes `preds` and `target`, and by keyword the options of the factory.
+    """Return the public function of a metric. It accepts `preds`, `target` and the options of the factory.
 
     Args:
-        factory: keyword options to an `Estimator`. Its docstring becomes that of the function.
-        result: makes the result from the entries on the last axis of the value; None returns the value.
+        factory: Function from keyword options to an `Estimator`. The public function gets its docstring.
+        result: Function that builds the result from the entries of the last axis of the value. None returns the value.
     """
     name = factory.__name__.removeprefix("_")
 
     @wraps(factory)
     def function(preds: Tensor, target: Tensor, *args: P.args, **options: P.kwargs) -> Any:
         if args or "task" not in options or "sample_weight" in options:
-            options = completed(options, *args)  # type: ignore[assignment]  # those of the factory
+            options = completed(options, *args)  # type: ignore[assignment]  # P.kwargs of the factory
         weights: Any = options.get("weights")
         estimator = factory(**options) if is_compiling() else _estimator(factory, options, function)  # type: ignore[call-arg]
         value = estimator(preds, target, weights)
         return value if result is None else result(*value.unbind(-1))
 
-    factory.__qualname__ = function.__name__ = function.__qualname__ = name  # errors name the function
+    factory.__qualname__ = function.__name__ = function.__qualname__ = name  # error messages contain the public name
     data = [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, annotation=Tensor) for name in ("preds", "target")]
     document(
         function,
@@ -163,5 +172,5 @@ def functional(
         [*data, *with_implied_task(parameters_of(factory)), *input_parameters()],
         result or Tensor,
     )
-    factory.__doc__ = arguments_section(factory.__doc__)  # for the class; doctest must not run the example twice
+    factory.__doc__ = arguments_section(factory.__doc__)  # the class reuses it; doctest must run the example once
     return cast(Callable[Concatenate[Tensor, Tensor, P], Any], function)

@@ -1,4 +1,7 @@
-"""Scores of `torch.distributions` objects: ECD for any distribution, NEES for Gaussian distributions."""
+"""Scores for `torch.distributions` objects.
+
+Entropic calibration difference (ECD) for any distribution, normalised estimation error squared (NEES) for Gaussians.
+"""
 
 from typing import get_args
 
@@ -13,7 +16,7 @@ from torchcalib.ops.logs import wide_dtype
 
 
 def ecd_of_distribution(distribution: Distribution, value: Tensor) -> Tensor:
-    """Return -log p(x) minus the entropy of every sample, of the batch shape ([ECD] eq. 8)."""
+    """Return -log p(x) minus the entropy for every sample, in the batch shape ([ECD] eq. 8)."""
     _check_shape(distribution, value)
     try:
         return -distribution.log_prob(value) - distribution.entropy()
@@ -25,18 +28,21 @@ def ecd_of_distribution(distribution: Distribution, value: Tensor) -> Tensor:
 
 
 def _check_shape(distribution: Distribution, value: Tensor) -> None:
-    """Raise unless there is one value per distribution, or a single distribution. Broadcasting would pair all."""
+    """Raise ValueError unless there is one value per distribution, or a single distribution.
+
+    Broadcasting other shapes would compare every value with every distribution.
+    """
     batch, event = distribution.batch_shape, distribution.event_shape
     fits = value.shape == batch + event or (batch == () and value.shape[value.dim() - len(event) :] == event)
     if not fits:
         raise ValueError(
-            f"`target` must have the distribution's batch and event shape {tuple(batch + event)}, got "
+            f"`target` must have the batch and event shape of the distribution {tuple(batch + event)}, got "
             f"{tuple(value.shape)}. Reshape one of them; shapes are not broadcast."
         )
 
 
 def _nees_of(distribution: Distribution, value: Tensor) -> Tensor:
-    """Return the NEES of every sample, of the batch shape."""
+    """Return (x - mu)^T Sigma^-1 (x - mu) for every sample, in the batch shape."""
     _check_shape(distribution, value)
     if isinstance(distribution, Independent):
         per_part = _nees_of(distribution.base_dist, value)
@@ -67,17 +73,17 @@ def nees(
     Its expectation is the dimension d if the covariances are correct. The Gaussian ECD is (NEES - d) / 2.
 
     Args:
-        distribution: `Normal` (d = 1), `MultivariateNormal` or `Independent` of a `Normal`, batch shape `(..., N)`.
-        value: the observed x, batch shape and event shape.
-        weights: one non-negative weight per sample `(..., N)`.
-        reduction: `"mean"` over the last axis; `"none"` returns the NEES of every sample `(..., N)`.
+        distribution: `Normal` (d = 1), `MultivariateNormal`, or `Independent` with a `Normal`. Batch shape `(..., N)`.
+        value: Observed values x, in the batch and event shape of the distribution.
+        weights: Non-negative weight per sample `(..., N)`.
+        reduction: `"mean"` over the last axis; `"none"` returns the value for every sample `(..., N)`.
 
     Returns:
-        `(...)` in [0, inf), dimensionless, in the dtype of the distribution (at least float32); NaN without data.
+        `(...)` in [0, inf), dimensionless, in the dtype of the distribution (at least float32). NaN without data.
 
     Raises:
-        TypeError: the distribution is not Gaussian.
-        ValueError: values or weights have another shape.
+        TypeError: If the distribution is not Gaussian.
+        ValueError: If `value` or `weights` has a wrong shape.
 
     Gradient:
         Everywhere.

@@ -1,4 +1,4 @@
-"""Squared kernel calibration error (SKCE), and the test of calibration by it."""
+"""Squared kernel calibration error (SKCE), and a test of calibration with it."""
 
 import math
 from dataclasses import dataclass
@@ -41,12 +41,11 @@ InBlocks = Literal["block", "linear"]
 
 
 @dataclass(frozen=True)
-class KernelReading:
-    """From predictions to the error: the only place where its options are checked.
+class KernelSettings:
+    """Checked options for the squared kernel calibration error; see `skce`.
 
     Attributes:
-        task: that predictions are one of once they are read.
-        others: see `skce`.
+        task: Task after `positive_classes` is applied: binary for a multi-class input with `positive_classes`.
     """
 
     task: Task
@@ -69,53 +68,53 @@ class KernelReading:
 
     @property
     def in_blocks(self) -> bool:
-        """Whether samples are cut into blocks, so that sums are enough."""
+        """Whether the estimator is a mean over blocks of samples, which can be computed from sums."""
         return self.estimator in ("block", "linear")
 
     @property
     def demands(self) -> dict[str, bool]:
-        """What the reading demands of input; arguments of `InputFormat`."""
+        """Requirements on the input, as arguments of `InputFormat`."""
         return {"whole_weights": self.estimator != "biased"}
 
     def accumulator(self) -> BlockAccumulator:
-        """The sums of an estimator in blocks."""
+        """Return the accumulator for estimators over blocks."""
         size = 2 if self.estimator == "linear" else self.block_size
         return BlockAccumulator(self.kernel, self.bandwidth, size, self.chunk)
 
     def of(self, p: Predictions) -> Tensor:
-        """Read the value of predictions, for each label `(..., L)`."""
+        """Return the value `(...)`, or `(..., L)` for multi-label."""
         if self.in_blocks:
             accumulator = self.accumulator()
             return by_replicates(lambda p: accumulator.of(p).mean, p, accumulator.n_events(p))
         return self._all_pairs(p)
 
     def _all_pairs(self, p: Predictions) -> Tensor:
-        """Read the value from all pairs of samples."""
+        """Return the biased or unbiased estimate from all pairs of samples."""
         q, r = distributions(p)
         weights = ways_of_weighing(p)
         if self.bandwidth == "median":
             scale = scale_of(self.kernel, median_distance(q, weights, self.kernel))[..., None, None]
-            ways = [  # each with a kernel of its own
+            totals = [  # the median, and so the kernel, depends on the weights
                 pairwise.pairs(q * scale[..., k, :, :], r, weights[..., k : k + 1, :], self.kernel, self.chunk)
                 for k in range(weights.shape[-2])
             ]
-            total = torch.cat(ways, -1)
+            total = torch.cat(totals, -1)
         else:
             total = pairwise.pairs(q * scale_of(self.kernel, self.bandwidth), r, weights, self.kernel, self.chunk)
         n = weights.sum(-1)
         if self.estimator == "biased":
             return by_way(total / n.square(), p)
-        own = (weights * r.square().sum(-1).unsqueeze(-2)).sum(-1)  # of a copy with itself, which is no pair
-        # With one sample the sums cancel up to rounding, and rounding error / 0 would be infinite.
+        own = (weights * r.square().sum(-1).unsqueeze(-2)).sum(-1)  # terms h(x, x), which are not pairs
+        # With one sample `total - own` is a rounding error; divided by 0 it would be infinite.
         return by_way(((total - own) / (n * (n - 1))).masked_fill(n < 2, torch.nan), p)
 
     def averaged(self, value: Tensor) -> Tensor:
-        """Average over labels, if asked."""
+        """Return the average over labels if `average` is set, or the value itself."""
         return value.mean(-1) if self.task == "multilabel" and self.average is not None else value
 
 
 def check_bandwidth(bandwidth: object, *names: str) -> None:
-    """Raise unless `bandwidth` is a positive number, or one of the names of ways to choose it."""
+    """Raise unless `bandwidth` is a positive number or one of `names`, which are methods to choose it."""
     if bandwidth in names:
         return
     offered = " or ".join(("a positive number", *map(repr, names)))
@@ -127,18 +126,18 @@ def check_bandwidth(bandwidth: object, *names: str) -> None:
 
 @dataclass(frozen=True, eq=False)
 class KernelEstimator(Estimator[BlockStats]):
-    """A squared kernel calibration error of all pairs or of blocks.
+    """Estimator of the squared kernel calibration error.
 
     Attributes:
-        reading: its options.
+        settings: Checked options.
     """
 
-    reading: KernelReading
+    settings: KernelSettings
 
     def __call__(self, preds: Tensor, target: Tensor, weights: Tensor | None = None) -> Tensor:
-        """Return the value of predictions."""
+        """Return the value of the metric, in the dtype of `preds` (at least float32)."""
         p = self.input_format.read(preds, target, weights)
-        return self.reading.averaged(self.reading.of(p)).to(p.dtype)
+        return self.settings.averaged(self.settings.of(p)).to(p.dtype)
 
 
 def _mean_of_blocks(statistic: BlockStats) -> Tensor:
@@ -156,41 +155,41 @@ def _skce(
     chunk: int | None = None,
     **options: Unpack[InputOptions],
 ) -> KernelEstimator:
-    """Squared kernel calibration error: do the residuals of like predictions point the same way.
+    """Squared kernel calibration error (SKCE): mean agreement of the residuals of similar predictions.
 
-    The mean over pairs of samples of h = (e_y - p)^T (e_y' - p') k(p, p'), with p the whole vector of probabilities and
-    e_y the indicator of the true class. Its expectation is 0 if the model is calibrated in the strong sense, that
-    P(Y = k | p) = p_k for all k together, and positive if it is not. Unlike a binned error an unbiased estimate of it
-    is 0 on average for a calibrated model of any sample size; so it is negative about half of the time. See `skce_test`
-    for how far from 0 is too far.
+    SKCE is the mean over pairs of samples of h = (e_y - p)^T (e_y' - p') k(p, p'). Here p is the vector of
+    probabilities, e_y the indicator vector of the true class, and k a kernel. The population value is 0 if the model is
+    calibrated in the strong sense: P(Y = k | p) = p_k for all classes k jointly. Otherwise it is positive.
 
-    Binary predictions are taken for those of two classes: h is 2 (y - p)(y' - p') k.
+    Unlike a binned error, the unbiased estimate has expectation 0 for a calibrated model at any sample size. It is then
+    negative about half of the time. `skce_test` tests whether the value differs significantly from 0. A binary task
+    has two classes, so h = 2 (y - p) (y' - p') k.
 
     Args:
-        target: labels; or soft targets, which take the place of the indicator. The estimates are then those of
-            labels drawn from them, with less variance; the biased one is nearer to the truth.
-        estimator: `"unbiased"`: the mean over all pairs of different samples, O(N^2) time. `"biased"`: over all pairs,
-            each sample with itself too; never negative, too large by the mean of h(x, x) / N. `"block"`: the mean over
-            the unbiased estimates of blocks of `block_size` samples, in the order given, without the rest; O(N)
-            time, unbiased if the order is random (not sorted by class, say), and more variable. `"linear"`: that with
-            blocks of two.
-        kernel: `"laplacian"` exp(-d / bandwidth) of the total variation d = sum_k |p_k - p'_k| / 2 of two predictions,
-            or `"gaussian"` exp(-d^2 / (2 bandwidth^2)) of their Euclidean distance; times the identity over classes.
-        bandwidth: a number; total variation lies in [0, 1], Euclidean distance in [0, sqrt(2)]. Or "median", the median
-            distance of two of the samples (of 1,024 evenly spread ones if there are more); the estimate is then
-            unbiased only for the kernel that this gives.
-        block_size: samples of a block for `estimator="block"`, at least 2.
+        target: Labels; or soft targets, which replace e_y. Compared with labels drawn from the soft targets, the
+            variance is smaller, and the expectation is the same; only "biased" is closer to the population value.
+        estimator: `"unbiased"` is the mean over all pairs of different samples, O(N^2) time. `"biased"` is the mean
+            over all pairs, including each sample with itself; it is never negative, and too large by the mean of
+            h(x, x) / N. `"block"` is the mean of the unbiased estimates for blocks of `block_size` consecutive samples;
+            incomplete blocks are ignored. It takes O(N) time, has a larger variance, and is unbiased only if the order
+            is random. `"linear"` is the same with blocks of two.
+        kernel: `"laplacian"`: exp(-d / bandwidth) with the total variation distance d = sum_k |p_k - p'_k| / 2.
+            `"gaussian"`: exp(-d^2 / (2 bandwidth^2)) with the Euclidean distance d.
+        bandwidth: A positive number. Total variation lies in [0, 1], Euclidean distance in [0, sqrt(2)]. Or `"median"`,
+            the median distance between samples (at most 1,024 evenly spaced ones). The kernel then depends on the
+            sample.
+        block_size: Number of samples in a block for `estimator="block"`, at least 2.
 
     Returns:
-        In [-2, 2], "biased" in [0, 2], `(...)`, in the dtype of `preds` (at least float32). NaN with fewer samples
-        than a pair, or a block, needs.
+        `(...)`, multi-label `(..., L)` with `average=None`, in [-2, 2] ("biased" in [0, 2]), in the dtype of `preds`
+        (at least float32). NaN with fewer samples than a pair or a block.
 
     Raises:
-        TypeError, ValueError: for bad input; the message says what must hold.
+        TypeError, ValueError: for invalid input.
 
     Gradient:
-        Everywhere (0 for |p_k - p'_k| where the two are equal), once, in reverse mode. A median is a constant. Memory
-        beside input and gradient: a few copies of the input for all pairs, and tiles; for blocks a chunk alone.
+        Everywhere (0 for |p_k - p'_k| where the two are equal); reverse mode, first order. A median is a constant.
+        Memory: a few copies of the input for all pairs; one chunk for blocks.
 
     Source:
         Widmann, Lindsten, Zachariah: Calibration tests in multi-class classification: A unifying framework (NeurIPS
@@ -201,10 +200,10 @@ def _skce(
         >>> skce(preds, torch.tensor([1, 1, 1]), task="multiclass")
         tensor(0.3850)
     """
-    reading = KernelReading(task_read_as(task, options), estimator, kernel, bandwidth, block_size, average, chunk)
-    input_format = input_format_of(task, options, **reading.demands)
-    averages = reading.task == "multilabel" and average is not None
-    return KernelEstimator(input_format, reading.accumulator(), _mean_of_blocks, averages, reading)
+    settings = KernelSettings(task_read_as(task, options), estimator, kernel, bandwidth, block_size, average, chunk)
+    input_format = input_format_of(task, options, **settings.demands)
+    averages = settings.task == "multilabel" and average is not None
+    return KernelEstimator(input_format, settings.accumulator(), _mean_of_blocks, averages, settings)
 
 
 skce = functional(_skce)
@@ -223,8 +222,8 @@ def _streamed(
 ) -> KernelEstimator:
     if estimator in get_args(Estimate) and estimator not in get_args(InBlocks):
         raise ValueError(
-            f"`estimator` must be 'block' or 'linear' of a stream, got {estimator!r}: all pairs of samples cannot "
-            "be computed from sums. Keep the predictions and call torchcalib.functional.skce."
+            f"`estimator` must be 'block' or 'linear' for a streaming metric, got {estimator!r}: all pairs of samples "
+            "cannot be computed from sums. Store the predictions and call torchcalib.functional.skce."
         )
     check_bandwidth(bandwidth)
     given: dict[str, Any] = {"kernel": kernel, "block_size": block_size, "average": average, "chunk": chunk}
@@ -232,17 +231,22 @@ def _streamed(
 
 
 class SKCE(CalibrationMetric[BlockStats]):
-    """Squared kernel calibration error, streamed, as the mean over blocks of samples; see `skce`.
+    """Streaming squared kernel calibration error (SKCE): mean over blocks of samples; see `skce`.
 
-    Blocks are cut within each update, in the order of its samples, and what is left at its end is no part of any. So
-    the value depends on where a stream is cut, and is unbiased wherever that is; updates of multiples of `block_size`
-    give the value of one call. The state is 3 sums (for each label), which add, merge and sync. All pairs cannot be
-    had from sums: `estimator="unbiased"` and `"biased"` are for the function. `ByGroup` cuts blocks within each group.
+    Each update is divided into blocks of consecutive samples, and an incomplete block at its end is ignored. The value
+    therefore depends on the batch sizes, but is unbiased for all of them. If every batch size is a multiple of
+    `block_size`, the value is that of `skce` for all data. `ByGroup` forms blocks within each group.
+
+    The state is 3 sums (for each label). The estimators "unbiased" and "biased" need all pairs of samples, so only
+    `skce` offers them.
 
     Args:
-        estimator: `"linear"`, blocks of two, or `"block"`.
-        kernel, block_size, average, chunk: see `skce`.
-        bandwidth: a number; each update would have another median.
+        estimator: `"linear"`, with blocks of two, or `"block"`.
+        kernel: See `skce`.
+        bandwidth: A positive number. A median would differ between updates.
+        block_size: See `skce`.
+        average: See `skce`.
+        chunk: See `skce`.
 
     Example:
         >>> import torch
@@ -254,25 +258,25 @@ class SKCE(CalibrationMetric[BlockStats]):
 
     perfect, unit = 0.0, "squared probability"
     plot_lower_bound, plot_upper_bound = -2.0, 2.0
-    question = "do the residuals of like predictions point the same way, over all classes together"
+    question = "mean agreement of the residuals of similar predictions, over all classes jointly"
     source = "Widmann, Lindsten, Zachariah, Calibration tests in multi-class classification, NeurIPS 2019, table 1"
 
     factory = staticmethod(_streamed)
 
     def test_from(self, statistic: BlockStats, *, level: float = 0.95, **_: Any) -> CalibrationTest:
-        """Test a statistic by the normal distribution of the mean of its blocks, one-sided; see `skce_test`."""
+        """Return the one-sided test for a statistic, with a normal approximation for the mean; see `skce_test`."""
         return _asymptotic(torch.stack((statistic.mean, statistic.variance_of_mean, statistic.p_value)), level)
 
 
 def _asymptotic(found: Tensor, level: float = 0.95) -> CalibrationTest:
-    """Return the test of mean, its variance and the p-value `(3, ...)`."""
+    """Return the calibration test for mean, variance of the mean and p-value `(3, ...)`."""
     mean, variance, p_value = found
     margin = math.sqrt(2) * torch.erfinv(torch.tensor(level, dtype=torch.float64)).item() * variance.sqrt()
     return CalibrationTest(mean, torch.zeros_like(mean), p_value, mean - margin, mean + margin, level)
 
 
-_LARGEST = 2.0
-"""|h| of two samples is at most |e_y - p| |e_y' - p'| <= 2."""
+_MAX_H = 2.0
+"""Bound for |h(x, x')|: at most |e_y - p| |e_y' - p'| <= 2."""
 
 
 @documented
@@ -288,33 +292,34 @@ def skce_test(
     chunk: int | None = None,
     **options: Unpack[InputOptions],
 ) -> CalibrationTest:
-    """Test whether a model is calibrated in the strong sense, by its squared kernel calibration error.
+    """Test whether a model is calibrated in the strong sense, with its squared kernel calibration error (SKCE).
+
+    The null hypothesis is P(Y = k | p) = p_k for all classes k jointly. The test is one-sided: a negative value never
+    rejects it.
 
     Args:
-        preds: see `skce`.
-        target: see `skce`.
-        task: see `skce`.
-        estimator: `"linear"` or `"block"`: the blocks are independent, so their mean is normal if they are many, and
-            its standard deviation is that of the blocks; the test is asymptotic, and larger blocks have more power. The
-            order must be random.
-            `"unbiased"`: a bound of the p-value that holds for every sample size, exp(-floor(N / 2) value^2 / 8) for a
-            positive value (Hoeffding's, as |h| <= 2); it needs far more data to reject.
-        kernel: see `skce`.
-        bandwidth: see `skce`; the median follows from the predictions alone, and the test holds given these.
-        block_size: see `skce`.
-        chunk: see `skce`.
+        preds: See `skce`.
+        target: See `skce`.
+        task: See `skce`.
+        estimator: `"linear"` or `"block"`: an asymptotic test with a normal approximation for the mean over independent
+            blocks. Larger blocks have more power; the order of the samples must be random. `"unbiased"`: the Hoeffding
+            bound exp(-floor(N / 2) value^2 / 8) for the p-value of a positive value, from |h| <= 2. It is valid for
+            every sample size, but needs far more data to reject.
+        kernel: See `skce`.
+        bandwidth: See `skce`. A median depends only on the predictions, so the test remains valid.
+        block_size: See `skce`.
+        chunk: See `skce`.
 
     Returns:
-        `CalibrationTest` of `(...)`, multi-label `(..., L)`, in the dtype of `preds` (at least float32). The statistic
-        is the estimate, its interval that of the normal distribution (NaN for "unbiased"). The test is one-sided: a
-        negative value never rejects calibration. The p-value is 1 where all residuals are 0. It is NaN with fewer than
-        two blocks (for "unbiased", fewer than two samples).
+        A `CalibrationTest` with tensors `(...)`, multi-label `(..., L)`, in the dtype of `preds` (at least float32).
+        Its statistic is the estimate, its interval that of the normal approximation (NaN for "unbiased"). The p-value
+        is 1 where all residuals are 0. NaN with fewer than two blocks ("unbiased": fewer than two samples).
 
     Raises:
-        TypeError, ValueError: for bad input; the message says what must hold.
+        TypeError, ValueError: for invalid input.
 
     Gradient:
-        Of the value as `skce`; through the p-value as well.
+        For the statistic as for `skce`; also for the p-value.
 
     Source:
         Widmann, Lindsten, Zachariah: Calibration tests in multi-class classification (NeurIPS 2019), lemmas 2 and 3.
@@ -329,16 +334,16 @@ def skce_test(
         >>> skce_test(preds, (target + 1) % 3, task="multiclass", estimator="block").p_value < 1e-9
         tensor(True)
     """
-    reading = KernelReading(task_read_as(task, options), estimator, kernel, bandwidth, block_size, "macro", chunk)
+    settings = KernelSettings(task_read_as(task, options), estimator, kernel, bandwidth, block_size, "macro", chunk)
     if estimator == "biased":
-        raise ValueError("`estimator` must be 'linear', 'block' or 'unbiased' of a test, got 'biased'.")
-    p = read_input(task, preds, target, options, **reading.demands)
-    found = _bounded(reading, p) if estimator == "unbiased" else _normal(reading, p)
+        raise ValueError("`estimator` must be 'linear', 'block' or 'unbiased' for a test, got 'biased'.")
+    p = read_input(task, preds, target, options, **settings.demands)
+    found = _bounded(settings, p) if estimator == "unbiased" else _normal(settings, p)
     return _asymptotic(found.to(p.dtype))
 
 
-def _normal(reading: KernelReading, p: Predictions) -> Tensor:
-    accumulator = reading.accumulator()
+def _normal(settings: KernelSettings, p: Predictions) -> Tensor:
+    accumulator = settings.accumulator()
 
     def tested(p: Predictions) -> Tensor:
         s = accumulator.of(p)
@@ -347,8 +352,8 @@ def _normal(reading: KernelReading, p: Predictions) -> Tensor:
     return by_replicates(tested, p, accumulator.n_events(p)).movedim(-1, 0)
 
 
-def _bounded(reading: KernelReading, p: Predictions) -> Tensor:
-    value = reading.of(p)
+def _bounded(settings: KernelSettings, p: Predictions) -> Tensor:
+    value = settings.of(p)
     n_pairs = (by_way(ways_of_weighing(p).sum(-1), p) / 2).floor()
-    bound = (-n_pairs * value.clamp(min=0).square() / (2 * _LARGEST**2)).exp()
+    bound = (-n_pairs * value.clamp(min=0).square() / (2 * _MAX_H**2)).exp()
     return torch.stack((value, torch.full_like(value, torch.nan), bound))

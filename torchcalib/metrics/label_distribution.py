@@ -1,8 +1,8 @@
-"""Distances between predictions and label distributions, that is, the shares of annotators that chose each class.
+"""Distances between predictions and label distributions, the proportions of annotators that chose each class.
 
-A few annotators estimate a label distribution with sampling noise, so a distance to it is positive even for a perfect
-prediction. Every distance therefore has components: its value, its noise floor (the expected value if the annotations
-were drawn from the predictions) and, where an estimator exists, the value corrected for the noise.
+With few annotators a label distribution is noisy, so the distance is positive even for a perfect prediction. Every
+distance therefore has components: the value, the noise floor and, where possible, the value corrected for the noise.
+The noise floor is the expected value if the annotations were drawn from the predictions.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,18 +20,18 @@ from torchcalib.special.shares import entropy_of_counts, mean_distance_of_share,
 
 Component = Literal["value", "noise_floor", "corrected"]
 _LEAST_ANNOTATORS: Mapping[Component, int] = {"value": 0, "noise_floor": 1, "corrected": 2}
-"""Annotators that every sample needs: a noise floor depends on their number, a correction on their variance."""
+"""Least number of annotators per sample. The noise floor needs their number, the correction their variance."""
 
 
 def _q(p: Predictions) -> Tensor:
-    """Return the predicted probabilities `(..., N, C)`; binary and multi-label C = 2, for no and yes."""
+    """Return the predicted probabilities q `(..., N, C)`; binary and multi-label: C = 2, for y = 0 and y = 1."""
     if p.task == "multiclass":
         return p.probs.to(wide_dtype(p.values.device))
     return torch.stack((p.not_probs, p.probs), -1)
 
 
 def _log_q(p: Predictions) -> Tensor:
-    """Return their logarithms `(..., N, C)`, exact where a probability is saturated."""
+    """Return log q `(..., N, C)`, exact even for logits whose probability rounds to 0 or 1."""
     if p.task == "multiclass":
         return p.log_probs.to(wide_dtype(p.values.device))
     log_yes, log_no = p.binary_log_probs
@@ -39,7 +39,7 @@ def _log_q(p: Predictions) -> Tensor:
 
 
 def _t(p: Predictions) -> Tensor:
-    """Return the label distributions `(..., N, C)`; a label is one annotator."""
+    """Return the label distributions t `(..., N, C)`; for a label the indicator of its class."""
     wide = wide_dtype(p.values.device)
     if p.task != "multiclass":
         return torch.stack((1 - p.target, p.target), -1)
@@ -49,7 +49,7 @@ def _t(p: Predictions) -> Tensor:
 
 
 def _n(p: Predictions) -> Tensor:
-    """Return the numbers of annotators `(..., N, 1)`."""
+    """Return the number of annotators of each sample `(..., N, 1)`; 1 for a label."""
     n = torch.ones(p.samples, dtype=wide_dtype(p.values.device), device=p.values.device)
     return (n if p.n_votes is None else p.n_votes).unsqueeze(-1)
 
@@ -65,13 +65,16 @@ def _kl(p: Predictions) -> Tensor:
 
 
 def _expected_entropy_loss(p: Predictions) -> Tensor:
-    """Return the entropy of q less the expected entropy of the shares of n draws from q."""
+    """Return the entropy of q minus the expected entropy of the proportions in n draws from q, `(..., N)`."""
     q = _q(p)
     return xmul(q, mean_log_share(q, _n(p)) - _log_q(p)).sum(-1)
 
 
 def _variance(p: Predictions, shares: Tensor, n: Tensor) -> Tensor:
-    """Return the summed variance of shares of n draws; of two classes, whose variances are equal, one counts."""
+    """Return the variance of the proportions in n draws, summed over classes, `(..., N)`.
+
+    For binary and multi-label it is the variance for y = 1 alone, as in the binary squared distance.
+    """
     variance = shares * (1 - shares) / n
     return variance.sum(-1) if p.task == "multiclass" else variance[..., 1]
 
@@ -97,7 +100,7 @@ _DISTANCES: Mapping[str, Mapping[Component, Callable[[Predictions], Tensor]]] = 
         "corrected": lambda p: p.squared_error - _variance(p, _t(p), _n(p) - 1),
     },
 }
-"""Per-sample formulas of every distance, by component."""
+"""Functions from predictions to the distance per sample `(..., N)`, by distance and component."""
 
 
 def _distance(p: Predictions, distance: str, component: Component) -> Tensor:
@@ -128,28 +131,29 @@ def _total_variation(
 ) -> ScoreEstimator:
     """Total variation distance between predictions q and label distributions t: the mean of sum_k |q_k - t_k| / 2.
 
-    It is the largest difference between the two probabilities of any set of classes; binary |p - t|.
+    It is the largest difference between q and t in the probability of any set of classes. Binary: |p - t|.
 
     Args:
-        target: annotator counts: integers, multi-class `(..., N, C)`, binary `(..., N, 2)` and multi-label
-            `(..., N, L, 2)` for no and yes; or their shares, floating, of the shape of `preds`; or labels, each one
-            annotator.
-        component: `"value"`; or `"noise_floor"`, its exact expectation if the annotations were drawn from the
+        target: Annotator counts: integers, multi-class `(..., N, C)`, binary `(..., N, 2)` and multi-label
+            `(..., N, L, 2)` with the counts for y = 0 and y = 1. Or proportions: floating, in the shape of `preds`.
+            Or labels, each from one annotator.
+        component: `"value"`, or `"noise_floor"`: the exact expected value if the annotations were drawn from the
             predictions.
 
     Returns:
-        `(...)` in [0, 1], in the dtype of `preds` (at least float32); NaN without data.
+        `(...)`, multi-label `(..., L)` with `average=None`, in [0, 1], in the dtype of `preds` (at least float32). NaN
+        without data.
 
     Raises:
-        TypeError, ValueError: for bad input; the message says what must hold. A noise floor needs counts or labels.
+        TypeError, ValueError: for invalid input. A noise floor needs counts or labels.
 
     Gradient:
-        Everywhere; 0 where q_k = t_k. For the noise floor everywhere except at q_k = 0 and 1, where it is 0.
+        Everywhere; 0 where q_k = t_k. For the noise floor 0 at q_k = 0 and q_k = 1.
 
     Source:
         [TALK] Pavlovic: Beyond Accuracy: Understanding Model Calibration (human-uncertainty calibration); Baan, Aziz,
-        Plank, Fernandez: Stop Measuring Calibration When Humans Disagree (EMNLP 2022). Noise floor: De Moivre's
-        mean absolute deviation of the binomial, class by class.
+        Plank, Fernandez: Stop Measuring Calibration When Humans Disagree (EMNLP 2022). Noise floor: De Moivre's formula
+        for the mean absolute deviation of the binomial distribution, for each class.
 
     Example:
         >>> preds, counts = torch.tensor([[0.7, 0.3], [0.5, 0.5]]), torch.tensor([[9, 1], [4, 4]])
@@ -165,7 +169,7 @@ total_variation = score_function(_total_variation)
 
 
 class TotalVariation(ScoreMetric):
-    """Total variation distance between predictions and label distributions, streamed; see `total_variation`.
+    """Streaming total variation distance between predictions and label distributions; see `total_variation`.
 
     Example:
         >>> metric = TotalVariation(task="multiclass")
@@ -177,7 +181,7 @@ class TotalVariation(ScoreMetric):
     factory = staticmethod(_total_variation)
     score = _score("total variation", "value")
     unit, perfect, plot_lower_bound, plot_upper_bound = "probability", 0.0, 0.0, 1.0
-    question = "how far are the predictions from the label distributions"
+    question = "mean total variation distance between predictions and label distributions"
     source = "Pavlovic, Beyond Accuracy; Baan et al., Stop Measuring Calibration When Humans Disagree"
 
 
@@ -190,24 +194,26 @@ def _kl_divergence(
 ) -> ScoreEstimator:
     """Kullback-Leibler divergence of predictions q from label distributions t: the mean of sum_k t_k log(t_k / q_k).
 
-    It is the NLL under t minus the entropy of t, which no prediction can avoid; in nats, +inf where q_k = 0 < t_k, with
-    0 log 0 = 0. Few annotators make it too large, because the entropy of their shares is too small.
+    It equals the negative log-likelihood with soft targets t minus the entropy of t, with 0 log 0 = 0. It is +inf where
+    q_k = 0 < t_k. With few annotators it is biased upwards, because the entropy of their proportions is too small.
 
     Args:
-        target: annotator counts, their shares, or labels, as for `total_variation`.
-        component: `"value"`; `"noise_floor"`, its expectation if the annotations were drawn from the predictions, exact
-            for up to 49 annotators a sample (else within 2e-9 nats a class); or `"corrected"`, which estimates the
-            entropy of the distribution that the annotations were drawn from. Its remaining bias, for n draws from p, is
-            sum_k p_k (sum_(v >= n) (1-p_k)^v / v - (1-p_k)^(n-1)), of either sign.
+        target: Annotator counts, proportions or labels, as for `total_variation`.
+        component: `"value"`; `"noise_floor"`, the expected value if the annotations were drawn from the predictions; or
+            `"corrected"`, with an estimate of the entropy of the distribution that the annotations were drawn from. The
+            noise floor is exact for up to 49 annotators per sample, otherwise within 2e-9 nats per class. For n draws
+            from p, the bias of the corrected value is sum_k p_k (sum_(v >= n) (1-p_k)^v / v - (1-p_k)^(n-1)).
 
     Returns:
-        `(...)` in [0, inf] (corrected also less than 0), otherwise as `total_variation`.
+        `(...)`, multi-label `(..., L)` with `average=None`, in nats, in [0, inf] (the corrected value may be negative),
+        in the dtype of `preds` (at least float32). NaN without data.
 
     Raises:
         TypeError, ValueError: see `total_variation`. A correction needs at least 2 annotators in every row.
 
     Gradient:
-        Everywhere and finite; where the divergence is infinite it is 0 in probabilities, and q - t in logits.
+        Finite everywhere. Where the divergence is infinite, it is 0 with respect to probabilities, and q - t with
+        respect to logits.
 
     Source:
         [TALK], see `total_variation`; Peterson, Battleday, Griffiths, Russakovsky: Human Uncertainty Makes
@@ -228,7 +234,7 @@ kl_divergence = score_function(_kl_divergence)
 
 
 class KLDivergence(ScoreMetric):
-    """Kullback-Leibler divergence of predictions from label distributions in nats, streamed; see `kl_divergence`.
+    """Streaming Kullback-Leibler divergence of predictions from label distributions, in nats; see `kl_divergence`.
 
     Example:
         >>> metric = KLDivergence(task="multiclass")
@@ -239,8 +245,8 @@ class KLDivergence(ScoreMetric):
 
     factory = staticmethod(_kl_divergence)
     score = _score("Kullback-Leibler", "value")
-    unit, perfect = "nats", 0.0  # no lower bound: a corrected value may be negative
-    question = "how much log loss do the predictions have beyond the entropy of the label distributions"
+    unit, perfect = "nats", 0.0  # no lower bound, because a corrected value may be negative
+    question = "mean log loss minus the entropy of the label distributions"
     source = "Pavlovic, Beyond Accuracy; Peterson et al., Human Uncertainty Makes Classification More Robust"
 
 
@@ -251,26 +257,27 @@ def _entropy_gap(
     average: Average | None = "macro",
     **options: Unpack[InputOptions],
 ) -> ScoreEstimator:
-    """Entropy of the predictions minus the entropy of the label distributions, in nats, averaged over samples.
+    """Entropy of the predictions q minus the entropy of the label distributions t, averaged over samples.
 
-    Positive where the model is less certain than the annotators, negative where it is more certain; the mean may hide
-    differences that cancel. It ignores which classes are predicted. Few annotators make it too large, because the
-    entropy of their shares is too small.
+    It is the mean of sum_k t_k log t_k - sum_k q_k log q_k. Positive values mean that the model is less certain than
+    the annotators, negative values that it is more certain; differences of opposite sign cancel. Which classes are
+    predicted does not matter. With few annotators it is biased upwards, because the entropy of their proportions is too
+    small.
 
     Args:
-        target: annotator counts, their shares, or labels, as for `total_variation`.
-        component: `"value"`; `"noise_floor"`, its expectation if the annotations were drawn from the predictions; or
-            `"corrected"`. Both are computed, and biased, as in `torchcalib.functional.kl_divergence`; the bias has the
-            same size.
+        target: Annotator counts, proportions or labels, as for `total_variation`.
+        component: `"value"`; `"noise_floor"`, the expected value if the annotations were drawn from the predictions; or
+            `"corrected"`. See `torchcalib.functional.kl_divergence` for their accuracy and bias, which are the same.
 
     Returns:
-        `(...)` in [-log C, log C] (corrected also less), otherwise as `total_variation`.
+        `(...)`, multi-label `(..., L)` with `average=None`, in nats, in [-log C, log C] (the corrected value may be
+        smaller), in the dtype of `preds` (at least float32). NaN without data.
 
     Raises:
         TypeError, ValueError: see `total_variation`. A correction needs at least 2 annotators in every row.
 
     Gradient:
-        Everywhere and finite; where q_k = 0 it is 0 in probabilities.
+        Finite everywhere; 0 with respect to probabilities where q_k = 0.
 
     Source:
         [TALK] and Baan et al. (EMNLP 2022), see `total_variation`. Correction: Zhang (2012), see `kl_divergence`.
@@ -289,7 +296,7 @@ entropy_gap = score_function(_entropy_gap)
 
 
 class EntropyGap(ScoreMetric):
-    """Entropy of predictions minus that of label distributions in nats, streamed; see `entropy_gap`.
+    """Streaming entropy of predictions minus entropy of label distributions, in nats; see `entropy_gap`.
 
     Example:
         >>> metric = EntropyGap(task="multiclass")
@@ -300,9 +307,9 @@ class EntropyGap(ScoreMetric):
 
     factory = staticmethod(_entropy_gap)
     score = _score("entropy", "value")
-    higher_is_better = None  # 0 is best
+    higher_is_better = None  # the best value is 0, between the bounds
     unit, perfect = "nats", 0.0
-    question = "is the model less certain than the annotators (+) or more certain (-)"
+    question = "mean entropy of the predictions minus entropy of the label distributions"
     source = "Pavlovic, Beyond Accuracy; Baan et al., Stop Measuring Calibration When Humans Disagree"
 
 
@@ -315,16 +322,17 @@ def _squared_distance(
 ) -> ScoreEstimator:
     """Squared distance between predictions q and label distributions t: the mean of sum_k (q_k - t_k)^2.
 
-    It is the Brier score of a label distribution; binary (p - t)^2. Its correction is exact: for any number of
+    It is the Brier score with soft targets t; binary (p - t)^2. The correction is unbiased: for any number of
     annotators, the expected corrected value is the distance to the distribution that the annotations were drawn from.
 
     Args:
-        target: annotator counts, their shares, or labels, as for `total_variation`.
-        component: `"value"`; `"noise_floor"`, its expectation sum_k q_k (1-q_k) / n if the n annotations were drawn
-            from the predictions; or `"corrected"`, the value minus the unbiased variance sum_k t_k (1-t_k) / (n-1).
+        target: Annotator counts, proportions or labels, as for `total_variation`.
+        component: `"value"`; `"noise_floor"`, the expected value sum_k q_k (1-q_k) / n if the n annotations were drawn
+            from the predictions; or `"corrected"`, the value minus the estimated variance sum_k t_k (1-t_k) / (n-1).
 
     Returns:
-        `(...)` in [0, 2], binary [0, 1] (corrected also less than 0), otherwise as `total_variation`.
+        `(...)`, multi-label `(..., L)` with `average=None`, in [0, 2], binary [0, 1] (the corrected value may be
+        negative), in the dtype of `preds` (at least float32). NaN without data.
 
     Raises:
         TypeError, ValueError: see `total_variation`. A correction needs at least 2 annotators in every row.
@@ -333,8 +341,8 @@ def _squared_distance(
         Everywhere.
 
     Source:
-        [EPSR] Ferrer, Ramos: Evaluating Posterior Probabilities (TMLR), eq. 9, with the label distribution in the place
-        of the indicator. Correction: the sample variance of n draws, with denominator n - 1.
+        [EPSR] Ferrer, Ramos: Evaluating Posterior Probabilities (TMLR), eq. 9, with the label distribution instead of
+        the indicator. Correction: the sample variance of n draws, with denominator n - 1.
 
     Example:
         >>> preds, counts = torch.tensor([[0.7, 0.3], [0.5, 0.5]]), torch.tensor([[9, 1], [4, 4]])
@@ -350,7 +358,7 @@ squared_distance = score_function(_squared_distance)
 
 
 class SquaredDistance(ScoreMetric):
-    """Squared distance between predictions and label distributions, streamed; see `squared_distance`.
+    """Streaming squared distance between predictions and label distributions; see `squared_distance`.
 
     Example:
         >>> metric = SquaredDistance(task="multiclass")
@@ -361,6 +369,6 @@ class SquaredDistance(ScoreMetric):
 
     factory = staticmethod(_squared_distance)
     score = _score("squared", "value")
-    unit, perfect = "squared probability", 0.0  # no lower bound: a corrected value may be negative
-    question = "how far are the predictions from the label distributions, without sampling noise if corrected"
+    unit, perfect = "squared probability", 0.0  # no lower bound, because a corrected value may be negative
+    question = "mean squared distance between predictions and label distributions"
     source = "Ferrer & Ramos, Evaluating Posterior Probabilities, eq. 9, with label distributions"

@@ -1,4 +1,4 @@
-"""Proper scores, NLL, Brier score and entropic calibration difference, and accuracy: means over samples."""
+"""Scores averaged over samples: negative log-likelihood, Brier score, entropic calibration difference and accuracy."""
 
 from collections.abc import Sequence
 from typing import Any, Literal, Unpack
@@ -23,7 +23,7 @@ def _nll_of(p: Predictions, eps: float | None = None) -> Tensor:
 
 
 def _entropy(_: ScoreSum, priors: Tensor, __: Task) -> Tensor:
-    return 0 - xmul(priors, safe_log(priors)).sum(-1)  # not -x, which makes -0 of the entropy of a single class
+    return 0 - xmul(priors, safe_log(priors)).sum(-1)  # 0 - x rather than -x, which would be -0.0 for a single class
 
 
 def _nll_score(eps: float | None = None) -> Score:
@@ -41,29 +41,34 @@ def _nll(
     average: Average | None = "macro",
     **options: Unpack[InputOptions],
 ) -> ScoreEstimator:
-    """Negative log-likelihood (log loss, cross entropy): the mean of -log q_h, in nats.
+    """Negative log-likelihood (NLL, log loss, cross entropy): the mean of -log q_h, in nats.
 
-    q_h is the probability given to the true class h; with soft targets the score is -sum_k t_k log q_k. From logits it
-    comes from `log_softmax`, so a saturated prediction is exact. q_h = 0 gives +inf unless `eps` is given.
+    q_h is the predicted probability of the true class h. For soft targets t the score is -sum_k t_k log q_k. Logits are
+    processed with `log_softmax`, so the score is exact where a probability would round to 0 or 1. q_h = 0 results in
+    +inf unless `eps` is given.
 
     Args:
-        eps: probabilities below it count as `eps`.
-        normalize: `"prior"` divides by the NLL of always predicting the class priors, their entropy (NCE): 1 is what
-            that naive predictor gets. A single class in the data has entropy 0, and the result is inf or NaN.
-        priors: class priors `(C,)` (binary and each label: `(2,)`) that the score is reported for, whatever the class
-            shares in the data; a class with a positive prior but no samples gives NaN. Integer targets only.
+        eps: Lower bound to which probabilities are clipped.
+        normalize: `"prior"` divides by the NLL of a model that always predicts the class priors, which is their
+            entropy. The result is the normalised cross entropy (NCE); 1 is the value of that model. If the data contain
+            a single class, the entropy is 0 and the result inf or NaN.
+        priors: Class priors `(C,)` (binary and per label: `(2,)`) to report the score for, instead of the class
+            frequencies in the data. A class with a positive prior but no samples results in NaN. Integer targets only.
 
     Returns:
-        `(...)` in [0, inf], in the dtype of `preds` (at least float32); NaN without data.
+        `(...)`, multi-label `(..., L)` with `average=None`, in [0, inf], in the dtype of `preds` (at least float32).
+        NaN without data.
 
     Raises:
-        TypeError, ValueError: for bad input; the message says what must hold.
+        TypeError, ValueError: for invalid input.
 
     Gradient:
-        Everywhere and finite; where the score is infinite it is 0 in probabilities, and q - t in logits.
+        Finite everywhere. Where the score is infinite, it is 0 with respect to probabilities, and q - t with respect to
+        logits.
 
     Source:
-        [EPSR] Ferrer, Ramos: Evaluating Posterior Probabilities (TMLR), eq. 8; NCE sec. 2.2; priors app. A, eq. 36-37.
+        [EPSR] Ferrer, Ramos: Evaluating Posterior Probabilities (TMLR), eq. 8; NCE: sec. 2.2; priors: app. A, eq.
+        36-37.
 
     Example:
         >>> nll(torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]), task="binary")
@@ -80,7 +85,7 @@ nll = score_function(_nll)
 
 
 class NLL(ScoreMetric):
-    """Negative log-likelihood in nats, streamed; see `nll`.
+    """Streaming negative log-likelihood (NLL, log loss), in nats; see `nll`.
 
     Example:
         >>> import torch
@@ -93,7 +98,7 @@ class NLL(ScoreMetric):
     factory = staticmethod(_nll)
     score = _nll_score()
     unit, perfect, plot_lower_bound = "nats", 0.0, 0.0
-    question = "how improbable was what happened"
+    question = "mean negative log probability of the true class"
     source = "Ferrer & Ramos, Evaluating Posterior Probabilities, eq. 8"
 
 
@@ -109,9 +114,9 @@ def _brier_over_classes(p: Predictions) -> Tensor:
 
 
 def _brier_of_prior(s: ScoreSum, priors: Tensor, task: Task) -> Tensor:
-    """E sum_k (P_k - t_k)^2, which is 1 - sum P^2 for hard labels; half of it where one class stands for two."""
-    both = s.label_square.sum(-1) / s.total - priors.square().sum(-1)
-    return both if task == "multiclass" else both / 2
+    """Return E sum_k (P_k - t_k)^2 for priors P, which is 1 - sum_k P_k^2 for labels; half of it for binary tasks."""
+    over_classes = s.label_square.sum(-1) / s.total - priors.square().sum(-1)
+    return over_classes if task == "multiclass" else over_classes / 2
 
 
 _BRIER = Score(_brier_of, _brier_of_prior, normalizable=True)
@@ -126,21 +131,23 @@ def _brier_score(
     average: Average | None = "macro",
     **options: Unpack[InputOptions],
 ) -> ScoreEstimator:
-    """Brier score: the mean squared distance between the prediction and what happened.
+    """Brier score: the mean squared distance between prediction and outcome.
 
-    Binary and per label (p - y)^2, in [0, 1]; multi-class sum_k (q_k - 1[h=k])^2, in [0, 2]: the two-class form is
-    twice the binary one. Soft targets take the place of the indicator.
+    Binary and per label it is (p - y)^2, in [0, 1]. Multi-class it is sum_k (q_k - 1[h=k])^2 for the true class h, in
+    [0, 2]; for two classes this is twice the binary score. Soft targets replace the indicator.
 
     Args:
-        normalize: `"classes"` divides the multi-class sum by C (the binary score is that already); `"prior"` divides by
-            the same score of always predicting the class priors (NBS): 1 is what that naive predictor gets.
-        priors: class priors that the score is reported for, as for `nll`.
+        normalize: `"classes"` divides the multi-class sum by the number of classes C, which makes two classes equal to
+            binary. `"prior"` divides by the Brier score of a model that always predicts the class priors. The result is
+            the normalised Brier score (NBS); 1 is the value of that model.
+        priors: Class priors to report the score for, as for `nll`.
 
     Returns:
-        `(...)`, in the dtype of `preds` (at least float32); NaN without data.
+        `(...)`, multi-label `(..., L)` with `average=None`, in the dtype of `preds` (at least float32). NaN without
+        data.
 
     Raises:
-        TypeError, ValueError: for bad input; the message says what must hold.
+        TypeError, ValueError: for invalid input.
 
     Gradient:
         Everywhere.
@@ -160,7 +167,7 @@ brier_score = score_function(_brier_score)
 
 
 class BrierScore(ScoreMetric):
-    """Brier score, streamed; see `brier_score`.
+    """Streaming Brier score, the mean squared distance between prediction and outcome; see `brier_score`.
 
     Example:
         >>> import torch
@@ -173,7 +180,7 @@ class BrierScore(ScoreMetric):
     factory = staticmethod(_brier_score)
     score = _BRIER
     unit, perfect, plot_lower_bound = "squared probability", 0.0, 0.0
-    question = "how far were the probabilities from what happened"
+    question = "mean squared distance between probabilities and outcomes"
     source = "Sumler et al., An Entropic Metric, eq. 2; Ferrer & Ramos, Evaluating Posterior Probabilities, eq. 9"
 
 
@@ -212,30 +219,33 @@ def ecd(
     reduction: Reduction = "mean",
     **options: Unpack[InputOptions],
 ) -> Tensor:
-    """Entropic calibration difference: how surprising outcomes are beyond what the prediction expects, in nats.
+    """Entropic calibration difference (ECD): mean log loss minus mean entropy of the predictions, in nats.
 
-    The mean of -log q_h minus the prediction's own entropy: sum_k q_k log q_k - log q_h, with 0 log 0 = 0. Binary it is
-    (p - y) log(p / (1-p)). 0 is what a calibrated model gets on average; negative means under-confident, positive
-    over-confident. p = 1 and right gives 0, p = 1 and wrong +inf. One binary datum is bounded below by
-    -W(1/e) = -0.2785, one of C classes by less (-1.1010 for 10). The total does not depend on any binning.
+    The score of a sample is sum_k q_k log q_k - log q_h for probabilities q and true class h, with 0 log 0 = 0. Binary
+    it is (p - y) log(p / (1-p)). A calibrated model has ECD 0 on average; positive values mean over-confidence,
+    negative values under-confidence. ECD needs no bins.
+
+    A certain prediction scores 0 if it is correct and +inf if it is wrong. The least score of a binary sample is
+    -W(1/e) = -0.2785, with Lambert's W; for C classes it is less (-1.1010 for 10 classes).
 
     Args:
-        preds: probabilities (or logits): binary `(..., N)`, multi-class `(..., N, C)`, multi-label `(..., N, L)`; or a
-            `torch.distributions` object with batch shape `(..., N)`, for which the score is -log_prob(x) - entropy.
-        target: labels or soft targets, as for `nll`; or the observed values of the distribution.
+        preds: Probabilities or logits: binary `(..., N)`, multi-class `(..., N, C)`, multi-label `(..., N, L)`. Or a
+            `torch.distributions` object with batch shape `(..., N)`; the score is then -log_prob(x) - entropy.
+        target: Labels or soft targets, as for `nll`; or the observed values for the distribution.
         task: `"binary"`, `"multiclass"` or `"multilabel"`; None for a distribution.
-        priors: class priors that the score is reported for, as for `nll`.
-        average: multi-label: `"macro"` is the mean over labels, None returns `(..., L)`.
-        **options: see `torchcalib.functional.InputOptions`; for a distribution only `weights`.
+        priors: Class priors to report the score for, as for `nll`.
+        average: Multi-label: `"macro"` is the mean over labels, None returns `(..., L)`.
+        **options: See `torchcalib.functional.InputOptions`; for a distribution only `weights`.
 
     Returns:
-        `(...)` in (-inf, inf], in the dtype of `preds` (at least float32); NaN without data.
+        `(...)`, multi-label `(..., L)` with `average=None`, in (-inf, inf], in the dtype of `preds` (at least float32).
+        NaN without data.
 
     Raises:
-        TypeError, ValueError: for bad input; the message says what must hold.
+        TypeError, ValueError: for invalid input.
 
     Gradient:
-        Everywhere and finite, but for distributions, which have their own.
+        Finite everywhere. For a distribution that of its `log_prob` and `entropy`.
 
     Source:
         [ECD] Sumler, Devlin, Maskell, Lane: An Entropic Metric for Measuring Calibration of Machine Learning Models,
@@ -258,13 +268,16 @@ def ecd(
 def _check_left_out(**given: Any) -> None:
     if wrong := sorted(name for name, value in given.items() if value is not None and name != "weights"):
         raise ValueError(
-            f"`{wrong[0]}` must be left out for a torch Distribution, got {given[wrong[0]]!r}. "
-            "It says itself how values are read; only `weights` mean something."
+            f"`{wrong[0]}` must be omitted for a torch Distribution, got {given[wrong[0]]!r}. "
+            "Only `weights` and `reduction` apply to distributions."
         )
 
 
 class ECD(ScoreMetric):
-    """Entropic calibration difference in nats, streamed; see `ecd`.
+    """Streaming entropic calibration difference (ECD), in nats; see `ecd`.
+
+    Args:
+        priors: Class priors to report the score for, as for `NLL`.
 
     Example:
         >>> metric = ECD(task="binary")
@@ -275,14 +288,14 @@ class ECD(ScoreMetric):
 
     factory = staticmethod(_ecd)
     score = _ECD
-    higher_is_better = None  # 0 is calibrated; below is under-confident, above over-confident
+    higher_is_better = None  # the best value is 0, between the bounds
     unit, perfect = "nats", 0.0
-    question = "were the outcomes more surprising than the predictions expected (+) or less (-)"
+    question = "mean log loss minus mean entropy of the predictions: over-confident (+) or under-confident (-)"
     source = "Sumler et al., An Entropic Metric, eq. 12, 15"
 
 
-def share_right(p: Predictions) -> Tensor:
-    """Return whether the most probable class is the true one `(..., N)`; for soft targets its share."""
+def is_correct(p: Predictions) -> Tensor:
+    """Return 1 where the most probable class is the true one, otherwise 0, `(..., N)`; for soft targets its weight."""
     outcome = top_label(p).outcome
     return outcome.to(wide_dtype(outcome.device))
 
@@ -291,7 +304,7 @@ def _largest_share(_: ScoreSum, priors: Tensor, __: Task) -> Tensor:
     return priors.amax(-1)
 
 
-_ACCURACY = Score(share_right, _largest_share)
+_ACCURACY = Score(is_correct, _largest_share)
 
 
 def _accuracy(
@@ -301,27 +314,26 @@ def _accuracy(
     average: Average | None = "macro",
     **options: Unpack[InputOptions],
 ) -> ScoreEstimator:
-    """Accuracy: share of samples whose most probable class is the true one; ties go to the first class.
+    """Accuracy: fraction of samples whose most probable class is the true one; on ties the first class.
 
-    It equals 1 minus the Bayes risk with a cost of 1 for every error. It does not measure calibration, but it costs
-    nothing beside the scores, which need the same statistics of a row.
+    It equals 1 minus the Bayes risk with zero-one costs. It does not measure calibration.
 
     Args:
-        target: labels; or soft targets, where the share of the most probable class counts; see
-            `torchcalib.functional.nll`.
-        priors: class priors that replace the class frequencies of the data; `[1/C] * C` gives balanced accuracy.
+        target: Labels; or soft targets, whose weight for the most probable class is averaged.
+        priors: Class priors that replace the class frequencies in the data; `[1/C] * C` is balanced accuracy.
 
     Returns:
-        `(...)` in [0, 1], in the dtype of `preds` (at least float32); NaN without data.
+        `(...)`, multi-label `(..., L)` with `average=None`, in [0, 1], in the dtype of `preds` (at least float32). NaN
+        without data.
 
     Raises:
-        TypeError, ValueError: for bad input; the message says what must hold.
+        TypeError, ValueError: for invalid input.
 
     Gradient:
-        None: decisions are piecewise constant.
+        None, because decisions are piecewise constant in the predictions.
 
     Source:
-        [EPSR] Ferrer, Ramos: Evaluating Posterior Probabilities (TMLR), sec. 2.3.1, for 0-1 costs.
+        [EPSR] Ferrer, Ramos: Evaluating Posterior Probabilities (TMLR), sec. 2.3.1, with zero-one costs.
 
     Example:
         >>> accuracy(torch.tensor([0.2, 0.7, 0.4]), torch.tensor([0, 1, 1]), task="binary")
@@ -334,7 +346,7 @@ accuracy = functional(_accuracy)
 
 
 class Accuracy(ScoreMetric):
-    """Accuracy, streamed; see `accuracy`.
+    """Streaming accuracy, the fraction of samples with a correct top label; see `accuracy`.
 
     Example:
         >>> import torch
@@ -348,6 +360,6 @@ class Accuracy(ScoreMetric):
     score = _ACCURACY
     is_differentiable = False
     higher_is_better = True
-    unit, perfect, plot_lower_bound, plot_upper_bound = "share of samples", 1.0, 0.0, 1.0
-    question = "how often is the most probable class the true one"
+    unit, perfect, plot_lower_bound, plot_upper_bound = "fraction of samples", 1.0, 0.0, 1.0
+    question = "fraction of samples whose most probable class is the true one"
     source = "Ferrer & Ramos, Evaluating Posterior Probabilities, sec. 2.3.1, for 0-1 costs"

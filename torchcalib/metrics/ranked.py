@@ -1,4 +1,8 @@
-"""Metrics of a sample in order of its scores: KS, and the CORP decomposition with its curve."""
+"""Metrics that need samples sorted by score.
+
+Kolmogorov-Smirnov (KS) calibration error, and the CORP (consistent, optimally binned, reproducible, PAV-based)
+decomposition of a score with its curve. PAV is the pool-adjacent-violators algorithm for isotonic regression.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -23,7 +27,8 @@ from torchcalib.ops.isotonic import isotonic_regression
 from torchcalib.ops.logs import binary_log_probs, xmul
 from torchcalib.ops.sorting import run_index
 
-_MOST_POINTS = 2**10
+_MAX_POINTS = 2**10
+"""Largest number of points of a CORP curve."""
 
 
 def ranked(
@@ -35,7 +40,7 @@ def ranked(
     *,
     hard_targets: bool = False,
 ) -> Estimator[RankedSample]:
-    """Return the estimator of a metric of samples in order; arguments as of `binned`."""
+    """Return the estimator for a metric that needs sorted samples; see `binned` for the arguments."""
     mode = resolve_mode(task_read_as(task, options), mode)
     is_classwise = mode == "classwise"
     check_average(average, is_classwise)
@@ -43,24 +48,24 @@ def ranked(
     return Estimator(input_format, ExactSample(mode), formula, is_classwise and average is not None)
 
 
-def kept_apart(task: Task, mode: Mode | None, options: Mapping[str, Any]) -> Average | None:
-    """Return the `average` of a metric that never averages over classes or labels.
+def no_average(task: Task, mode: Mode | None, options: Mapping[str, Any]) -> Average | None:
+    """Return the argument `average` for a metric that never averages over classes or labels.
 
     Raises:
-        TypeError: if `options` has an `average`, which such a metric does not take.
+        TypeError: If `options` contains an `average`.
     """
     if "average" in options:
         raise TypeError(
-            f"`average` must not be given, got {options['average']!r}. Each class or label keeps a value of its own."
+            f"`average` must not be given, got {options['average']!r}. Values per class or label are not averaged."
         )
     return None if resolve_mode(task_read_as(task, options), mode) == "classwise" else "macro"
 
 
 class RankedMetric(CalibrationMetric[RankedSample]):
-    """A metric of samples in order, over a stream.
+    """Base class for streaming metrics that need sorted samples.
 
-    The state is all samples: 5 bytes each for float32 (9 for multi-class logits, 8 more with weights). With
-    `resolution` it is a sketch of constant size.
+    The state is all samples: 5 bytes each for float32 (9 for multi-class logits, 8 more with weights). `resolution`
+    stores a sketch of constant size instead.
     """
 
     stream_options = ("resolution",)
@@ -70,18 +75,18 @@ class RankedMetric(CalibrationMetric[RankedSample]):
     plot_upper_bound: float | None = 1.0
 
     has_interval = True
-    """Whether `test` computes an interval, from about two thousand replicates."""
+    """Whether `test` computes an interval, which needs about two thousand replicates."""
 
     def from_sample(self, sample: RankedSample) -> Tensor:
-        """Return the value of every batch element."""
+        """Return the value for every batch element of a ranked sample, `(...)`."""
         return self.estimator.formula(sample)
 
     def without_noise(self, sample: RankedSample) -> Tensor:
-        """Return the error of samples whose outcomes are frequencies instead of labels."""
+        """Return the error for samples whose outcomes are frequencies instead of labels."""
         return self.from_sample(sample)
 
     def test_from(self, statistic: RankedSample, *, with_interval: bool = True, **how: Any) -> CalibrationTest:
-        """Return the evidence of a statistic such as this metric's, which may have further axes in front."""
+        """Return the calibration test for a statistic of this metric, which may have further leading axes."""
         test = ErrorTest(
             partial(by_pieces, self.from_sample),
             without_noise=partial(by_pieces, self.without_noise),
@@ -95,17 +100,16 @@ DriftNorm = Literal["max", "range"]
 
 
 def ks_from_sample(sample: RankedSample, norm: DriftNorm = "max") -> Tensor:
-    """Kolmogorov-Smirnov calibration error `(...)`: max |cumulative difference of outcomes and probabilities|.
+    """Return the Kolmogorov-Smirnov calibration error `(...)`, or Kuiper's statistic with `norm="range"`; see `ks`.
 
-    It is looked at where the score changes. Kuiper's is the largest difference less the least, of which one, before the
-    first sample, is 0.
+    Cumulative sums are evaluated only after the last sample of each distinct score.
     """
     s = sample.sorted()
     gap = s.positives - s.confidence * (1 if s.n is None else s.n)
     total = s.total.unsqueeze(-1)
     cumulative = gap.masked_fill(~s.counted, 0).cumsum(-1) / total
     is_last = torch.cat((s.begins[..., 1:], torch.ones_like(s.begins[..., :1])), -1)
-    # Without data nothing is masked: every sum is 0 / 0, and the value NaN.
+    # Without data (total 0) nothing is masked, so that the value is 0 / 0 = NaN.
     drift = cumulative.masked_fill(~is_last & (total > 0), 0)
     if norm == "max":
         return drift.abs().amax(-1)
@@ -120,30 +124,32 @@ def _ks(
     average: Average | None = "macro",
     **options: Unpack[InputOptions],
 ) -> Estimator[RankedSample]:
-    """Kolmogorov-Smirnov calibration error: how far outcomes and probabilities drift apart, summed by score.
+    """Kolmogorov-Smirnov (KS) calibration error: the largest cumulative difference between outcomes and probabilities.
 
-    max over j of |sum_{i <= j} (y_i - p_i)| / N, samples in ascending order of p. It needs no bins. Samples of equal
-    score carry no order, so the sums are looked at only behind the last of them.
+    KS = max over j of |D_j|, with D_j = sum_{i <= j} (y_i - p_i) / N for samples in ascending order of p. It needs no
+    bins. Samples with equal scores have no order, so D_j is evaluated only after the last of them.
 
-    Kuiper's statistic is the range of the same sums, 0 among them: it also sees a drift up that another one ends.
+    Kuiper's statistic is max_j D_j - min_j D_j, including D_0 = 0. It also detects a positive deviation in one range of
+    scores that a negative deviation in another range cancels.
 
     Args:
-        norm: of the sums: `"max"`, the largest |sum|, or `"range"`, the largest less the least (Kuiper), which is at
-            least that and at most twice.
+        norm: `"max"`: the largest |D_j|. `"range"`: Kuiper's statistic, between one and two times that value.
 
     Returns:
-        A probability in [0, 1], `(...)`, or `(..., C)` for classes that are not averaged, in the dtype of `preds`
-        (at least float32); NaN without data. At least |ESCE|.
+        A probability in [0, 1], `(...)`, or `(..., C)` with `average=None`, in the dtype of `preds` (at least
+        float32). NaN without data. It is at least |ESCE|, the absolute expected signed calibration error.
 
     Raises:
-        TypeError, ValueError: for bad input; the message says what must hold.
+        TypeError, ValueError: for invalid input.
 
     Gradient:
-        In the confidences up to the one where the maximum (and the minimum) is reached (shared evenly on ties).
+        With respect to the confidences up to the sample where the maximum (or minimum) is attained; shared evenly if it
+        is attained more than once.
 
     Source:
-        Gupta et al.: Calibration of Neural Networks using Splines (ICLR 2021), sec. 3; ties are pooled here. Range:
-        Arrieta-Ibarra et al.: Metrics of Calibration for Probabilistic Predictions (JMLR 2022), as ECCE-R.
+        Gupta et al.: Calibration of Neural Networks using Splines (ICLR 2021), sec. 3, except that equal scores are
+        pooled. Range: Arrieta-Ibarra et al.: Metrics of Calibration for Probabilistic Predictions (JMLR 2022), named
+        empirical cumulative calibration error (ECCE-R) there.
 
     Example:
         >>> ks(torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]), task="binary")
@@ -157,21 +163,36 @@ ks = functional(_ks)
 
 
 class KS(RankedMetric):
-    """Kolmogorov-Smirnov calibration error, streamed; see `ks`. `resolution` keeps a sketch instead of every sample."""
+    """Streaming Kolmogorov-Smirnov (KS) calibration error; see `ks`.
+
+    It stores all samples, or with `resolution` a sketch.
+
+    Example:
+        >>> metric = KS(task="binary")
+        >>> metric.update(torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]))
+        >>> metric.compute()
+        tensor(0.0667, dtype=torch.float64)
+    """
 
     factory = staticmethod(_ks)
-    question = "how far do outcomes and probabilities drift apart, summed by score"
+    question = "largest cumulative difference between outcomes and probabilities"
     source = "Gupta et al., Calibration using Splines, ICLR 2021, sec. 3"
 
 
 class CORPDecomposition(NamedTuple):
-    """A score, and its parts: `score = mcb - dsc + unc`.
+    """Decomposition of a score into miscalibration, discrimination and uncertainty: `score = mcb - dsc + unc`.
+
+    `corp` returns it. The recalibrated predictions are the isotonic regression of the outcomes on the predictions.
 
     Attributes:
-        score: mean score of the predictions.
-        mcb: miscalibration: what the score loses against the predictions recalibrated by isotonic regression; >= 0.
-        dsc: discrimination: what recalibrated predictions gain over always predicting the share of ones; >= 0.
-        unc: uncertainty: the score of always predicting the share of ones.
+        score: Mean score of the predictions.
+        mcb: Miscalibration (MCB): score of the predictions minus score of the recalibrated predictions; >= 0.
+        dsc: Discrimination (DSC): uncertainty minus score of the recalibrated predictions; >= 0.
+        unc: Uncertainty (UNC): score of the constant prediction of the mean outcome.
+
+    Example:
+        >>> corp(torch.tensor([0.2, 0.7, 0.9, 0.6]), torch.tensor([0, 1, 0, 1]), task="binary").unc
+        tensor(0.2500)
     """
 
     score: Tensor
@@ -185,7 +206,7 @@ Component = Literal["mcb", "dsc", "unc", "score"]
 
 
 def corp_from_sample(sample: RankedSample, score: CORPScore) -> Tensor:
-    """Score, MCB, DSC and UNC, the fields of `CORPDecomposition`, as `(..., 4)`."""
+    """Return the fields of `CORPDecomposition` as a tensor `(..., 4)`."""
     blocks = Binning("pava").of(sample)
     s, n, k = blocks.sample, blocks.n.detach(), blocks.outcomes.detach()
     total = blocks.total.detach()
@@ -198,7 +219,7 @@ def corp_from_sample(sample: RankedSample, score: CORPScore) -> Tensor:
 
 
 def _mcb_of_frequencies(sample: RankedSample, score: CORPScore) -> Tensor:
-    """MCB `(...)` of outcomes that are no whole numbers, in the order of their elements: the frequencies of each."""
+    """Return the miscalibration `(...)` for samples whose outcomes are frequencies instead of labels."""
     s = sample.sorted()
     n = s.counts.to(s.confidence.dtype)
     best = n * isotonic_regression(s.positives / n, n)
@@ -207,18 +228,18 @@ def _mcb_of_frequencies(sample: RankedSample, score: CORPScore) -> Tensor:
 
 
 def _brier_of_rate(k: Tensor, n: Tensor) -> Tensor:
-    """Sum of (k/n - y)^2 over n samples of which k are 1."""
+    """Return the sum of (k/n - y)^2 over n outcomes y with k ones."""
     return k * (n - k) / n.masked_fill(n == 0, 1)
 
 
 def _nll_of_rate(k: Tensor, n: Tensor) -> Tensor:
-    """Sum of -log of k/n or 1 - k/n over n samples of which k are 1."""
-    held = n.masked_fill(n == 0, 1)
-    return 0 - torch.xlogy(k, k / held) - torch.xlogy(n - k, (n - k) / held)
+    """Return the negative log-likelihood of n outcomes with k ones, predicted with probability k/n."""
+    divisor = n.masked_fill(n == 0, 1)
+    return 0 - torch.xlogy(k, k / divisor) - torch.xlogy(n - k, (n - k) / divisor)
 
 
 def _brier_of(s: SortedSample) -> Tensor:
-    """Sum of (p - y)^2 over the samples of every element."""
+    """Return the sum of (p - y)^2 over the samples in each element `(..., N)`."""
     ones = s.positives.to(s.confidence.dtype)
     zeros = s.counts - ones
     not_p = torch.sigmoid(-s.score.to(s.confidence.dtype)) if s.from_logits else 1 - s.confidence
@@ -226,7 +247,7 @@ def _brier_of(s: SortedSample) -> Tensor:
 
 
 def _nll_of(s: SortedSample) -> Tensor:
-    """Sum of -log of the probability of what happened over the samples of every element."""
+    """Return the negative log-likelihood of the samples in each element `(..., N)`."""
     values = s.score.to(s.confidence.dtype) if s.from_logits else s.confidence.masked_fill(~s.counted, 0.5)
     log_p, log_not_p = binary_log_probs(values, s.from_logits)
     ones = s.positives.to(s.confidence.dtype)
@@ -241,27 +262,31 @@ def _corp(
     average: Average | None = "macro",
     **options: Unpack[InputOptions],
 ) -> Estimator[RankedSample]:
-    """CORP decomposition of a score into miscalibration, discrimination and uncertainty: score = MCB - DSC + UNC.
+    """CORP decomposition of a score into miscalibration (MCB), discrimination (DSC) and uncertainty (UNC).
 
-    Predictions are recalibrated by isotonic regression of the outcomes on them, samples of equal score pooled, which
-    is the best any rising function of them can do on this sample. No bins have to be chosen.
+    score = MCB - DSC + UNC. CORP stands for consistent, optimally binned, reproducible and PAV-based, with the
+    pool-adjacent-violators (PAV) algorithm. Predictions are recalibrated by isotonic regression of the outcomes on
+    them. This is the best monotone recalibration for the sample and needs no choice of bins.
+
+    MCB is the score minus the score after recalibration. DSC is UNC minus the score after recalibration. UNC is the
+    score of the constant prediction of the mean outcome.
 
     Args:
-        target: integer labels.
-        score: `"brier"`: (p - y)^2; `"nll"`: -log of the probability of what happened.
-        mode: what the confidence is of; see `ece`. The score is that of the binary event.
+        target: Integer labels.
+        score: `"brier"`: (p - y)^2. `"nll"`: the negative log-likelihood.
+        mode: Event whose probability is the confidence; see `ece`. The score is that of this binary event.
 
     Returns:
-        A `CORPDecomposition` of `(...)`, or `(..., C)`, in the dtype of `preds` (at least float32). In nats for the
-        NLL, which is infinite (and MCB with it) where a probability of 0 was given to what happened; the probabilities
-        of finite logits are never 0. NaN without data.
-        A class that never happens, or always, has UNC and DSC 0.
+        A `CORPDecomposition` with tensors `(...)`, or `(..., C)` with `average=None`, in the dtype of `preds` (at least
+        float32). NaN without data. The NLL is in nats; it and MCB are infinite if an outcome had probability 0, which
+        is impossible for finite logits. UNC and DSC are 0 for an event that always or never occurs.
 
     Raises:
-        TypeError, ValueError: for bad input; the message says what must hold.
+        TypeError, ValueError: for invalid input.
 
     Gradient:
-        In the confidences, through the score: the order of the samples is a constant. DSC and UNC have none.
+        With respect to the confidences for the score and MCB; the order of the samples is a constant. None for DSC and
+        UNC.
 
     Source:
         Dimitriadis, Gneiting, Jordan: Stable reliability diagrams for probabilistic classifiers (PNAS 2021), eq. 1-3.
@@ -278,17 +303,25 @@ corp = functional(_corp, CORPDecomposition)
 
 
 class CORP(RankedMetric):
-    """A part of the CORP decomposition of a score, streamed; see `corp`.
+    """Streaming decomposition of a score into miscalibration, discrimination and uncertainty (CORP); see `corp`.
+
+    It stores all samples, or with `resolution` a sketch. `decomposition()` returns all components.
 
     Args:
-        component: `"mcb"`, `"dsc"`, `"unc"` or `"score"`: what `compute` returns.
+        component: Field of `CORPDecomposition` that `compute` returns: `"mcb"`, `"dsc"`, `"unc"` or `"score"`.
+
+    Example:
+        >>> metric = CORP(task="binary")
+        >>> metric.update(torch.tensor([0.2, 0.7, 0.9, 0.6]), torch.tensor([0, 1, 0, 1]))
+        >>> metric.compute()
+        tensor(0.1083, dtype=torch.float64)
     """
 
     factory = staticmethod(_corp)
-    unit = "of the score: squared probability, or nats"
-    question = "how large is a part of the score: by default what the best rising recalibration would gain"
+    unit = "squared probability (Brier score) or nats (log loss)"
+    question = "component of a score; MCB: gain by the best monotone recalibration"
     source = "Dimitriadis et al., Stable reliability diagrams, PNAS 2021, eq. 1-3"
-    higher_is_better = None  # it depends on the component
+    higher_is_better = None  # depends on the component
     plot_upper_bound = None
 
     def __init__(self, task: Task | None = None, *, component: Component = "mcb", **options: Any) -> None:
@@ -297,24 +330,24 @@ class CORP(RankedMetric):
         self.component = component
 
     def from_sample(self, sample: RankedSample) -> Tensor:
-        """Return the component of every batch element."""
+        """Return the component for every batch element of a ranked sample, `(...)`."""
         return super().from_sample(sample)[..., CORPDecomposition._fields.index(self.component)]
 
     def without_noise(self, sample: RankedSample) -> Tensor:
-        """Return the gain of the best rising recalibration to the frequencies themselves."""
+        """Return the miscalibration for samples whose outcomes are frequencies instead of labels."""
         return _mcb_of_frequencies(sample, self.settings["score"])
 
     def test_from(self, statistic: RankedSample, **how: Any) -> CalibrationTest:
-        """Return the evidence of a statistic. Only MCB measures calibration."""
+        """Return the calibration test for a statistic. Raise ValueError for components other than MCB."""
         if self.component != "mcb":
             raise ValueError(
-                f"`component` must be 'mcb' for evidence of calibration, got {self.component!r}. "
-                "Make CORP(component='mcb')."
+                f"`component` must be 'mcb' for a test of calibration, got {self.component!r}. "
+                "Use CORP(component='mcb')."
             )
         return super().test_from(replace(statistic, log_scored=self.settings["score"] == "nll"), **how)
 
     def decomposition(self) -> CORPDecomposition:
-        """Return all parts, over all ranks if `torch.distributed` is running."""
+        """Return all components, over all ranks if `torch.distributed` is running."""
         return CORPDecomposition(*self.estimator.value(self._synced_statistic()).unbind(-1))
 
     def _value(self, statistic: RankedSample) -> Tensor:
@@ -323,15 +356,23 @@ class CORP(RankedMetric):
 
 @dataclass(frozen=True, eq=False)
 class CORPCurve:
-    """Frequency over confidence, by isotonic regression. All are `(..., M)` but the level, in order of the confidence.
+    """CORP curve: isotonic regression of the outcomes on the confidences, with a consistency band; see `corp_curve`.
+
+    Tensors have the shape `(..., M)`, for M points in ascending order of the confidence.
 
     Attributes:
-        confidence: of the points, which are samples, or where there are many, runs of neighbouring ones.
-        n: samples of each point, weights counted; one that ties have left empty has 0.
-        frequency: isotonic regression of the outcomes on the confidences.
-        band_low, band_high: between which the regression lies, point by point, in a share `level` of data sets, if the
-            confidences are the probabilities of the outcomes: a consistency band. NaN without data.
-        level: of the band.
+        confidence: Confidence of each point. A point is a sample, or a run of neighbouring samples if there are many.
+        n: Weight of the samples in each point; 0 for a point that is empty because of ties.
+        frequency: Isotonic regression of the outcomes on the confidences.
+        band_low: Lower limit of the band. At each point, the regression lies in the band with probability `level` if
+            the model is calibrated. NaN without data.
+        band_high: Upper limit of the band.
+        level: Level of the band.
+
+    Example:
+        >>> curve = corp_curve(torch.tensor([0.2, 0.7, 0.9, 0.6]), torch.tensor([0, 1, 0, 1]), task="binary")
+        >>> curve.confidence
+        tensor([0.2000, 0.6000, 0.7000, 0.9000], dtype=torch.float64)
     """
 
     confidence: Tensor
@@ -344,7 +385,7 @@ class CORPCurve:
     def __getitem__(self, index: Any) -> Self:
         """Index the batch axes: `curve[k]` is the curve of class k."""
         if self.n.dim() < 2:
-            raise IndexError("a curve of one series has no batch axis to index")
+            raise IndexError("a single curve has no batch axis to index")
         columns = (self.confidence, self.n, self.frequency, self.band_low, self.band_high)
         confidence, n, frequency, low, high = (column[index] for column in columns)
         return type(self)(confidence, n, frequency, low, high, self.level)
@@ -362,23 +403,23 @@ def corp_curve(
     seed: int = 0,
     **options: Unpack[InputOptions],
 ) -> CORPCurve:
-    """Curve of a CORP reliability diagram: isotonic regression of the outcomes, with a consistency band.
+    """Return the curve of a CORP reliability diagram: isotonic regression of the outcomes, with a consistency band.
 
-    No bins have to be chosen: blocks of equal frequency follow from the sample. The band is found by drawing outcomes
-    anew as if every confidence were true, and regressing these in the same way. `torchcalib.plots.corp_diagram` draws
-    it.
+    CORP stands for consistent, optimally binned, reproducible and PAV-based (pool-adjacent-violators algorithm). It
+    needs no choice of bins. For the band, outcomes are simulated from the confidences and the regression is repeated
+    (consistency resampling). `torchcalib.plots.corp_diagram` draws the curve.
 
     Args:
-        target: integer labels.
-        level: of the band, in (0, 1).
-        n_replicates: R.
-        seed: of the draws, which are the same on every device.
+        target: Integer labels.
+        level: Level of the band, in (0, 1).
+        n_replicates: Number of simulated replicates.
+        seed: Seed for the simulation, which is the same on every device.
 
     Returns:
-        A `CORPCurve` of `(..., M)`, class-wise and multi-label `(..., C, M)`, M at most 1,024, in float64.
+        A `CORPCurve` with tensors `(..., M)`, class-wise and multi-label `(..., C, M)`, M at most 1,024, in float64.
 
     Raises:
-        TypeError, ValueError: for bad input; the message says what must hold.
+        TypeError, ValueError: for invalid input.
 
     Gradient:
         None.
@@ -401,14 +442,14 @@ def corp_curve(
 
 
 def curve_of(sample: RankedSample, level: float = 0.95, n_replicates: int = 999, seed: int = 0) -> CORPCurve:
-    """Return the curve of samples; see `corp_curve`."""
-    cells = RunCells.of(sample, _MOST_POINTS)
+    """Return the CORP curve for a sample; see `corp_curve`."""
+    cells = RunCells.of(sample, _MAX_POINTS)
     observed = cells.with_gaps(cells.gap)
     low, high = [], []
     flat = cells.map(lambda x: x.reshape(-1, x.shape[-1]))
-    for place in range(len(flat.n)):  # one series at a time, to limit the memory
-        one = flat.map(itemgetter(place))
-        fits = Simulation(one, place, seed, n_replicates).compute(_recalibrated).sort(0).values
+    for index in range(len(flat.n)):  # one batch element at a time, to limit the memory
+        element = flat.map(itemgetter(index))
+        fits = Simulation(element, index, seed, n_replicates).compute(_recalibrated).sort(0).values
         outside = max(0, round((n_replicates + 1) * (1 - level) / 2) - 1)
         low.append(fits[outside])
         high.append(fits[n_replicates - 1 - outside])
@@ -418,7 +459,7 @@ def curve_of(sample: RankedSample, level: float = 0.95, n_replicates: int = 999,
 
 
 def _recalibrated(sample: Any) -> Tensor:
-    """Return the isotonic regression at every element of a sample in order."""
+    """Return the isotonic regression at every element of a sorted sample."""
     blocks = Binning("pava").of(sample)
     index = run_index(blocks.ends, sample.score.shape[-1]).clamp(max=blocks.ends.shape[-1] - 1)
     return blocks.frequency.gather(-1, index)

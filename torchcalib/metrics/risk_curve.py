@@ -1,4 +1,4 @@
-"""Bayes risk of two classes over operating points: the curve, its area, and the best threshold in hindsight."""
+"""Bayes risk for two classes as a function of the operating point: curve, area, and cost at the optimal threshold."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,13 +24,18 @@ AreaWeight = Literal["uniform", "beta22"]
 
 @dataclass(frozen=True, eq=False)
 class BayesRiskCurve:
-    """Bayes risk at every operating point; made by `bayes_risk_curve`.
+    """Bayes risk at every operating point, as returned by `bayes_risk_curve`.
 
     Attributes:
-        operating_point: c in (0, 1), float64 `(K,)`: class 1 is decided where its probability is above c. A false
-            alarm then costs 1/(1-c) and a miss 1/c.
-        risk: mean cost of those decisions, float64 `(..., K)`; multi-label `(..., L, K)`.
-        cheapest: mean cost of the cheaper constant decision, of the shape of `risk`.
+        operating_point: Thresholds c in (0, 1), float64 `(K,)`. The decision is class 1 if its probability is above c.
+            A false alarm costs 1/(1-c), a miss 1/c.
+        risk: Mean cost of these decisions, float64 `(..., K)`; multi-label `(..., L, K)`.
+        cheapest: Mean cost of the better constant decision, in the shape of `risk`.
+
+    Example:
+        >>> curve = bayes_risk_curve(torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 0]), task="binary", points=1)
+        >>> curve.operating_point, curve.normalized
+        (tensor([0.5000], dtype=torch.float64), tensor([1.], dtype=torch.float64))
     """
 
     operating_point: Tensor
@@ -39,7 +44,7 @@ class BayesRiskCurve:
 
     @property
     def normalized(self) -> Tensor:
-        """`risk / cheapest`: above 1 it were better to ignore the predictions."""
+        """`risk / cheapest`. Above 1 the decisions are worse than the better constant decision."""
         return self.risk / self.cheapest
 
 
@@ -53,25 +58,26 @@ def bayes_risk_curve(
     priors: Tensor | Sequence[float] | None = None,
     **options: Unpack[InputOptions],
 ) -> BayesRiskCurve:
-    """Bayes risk of two classes over the operating point c, for costs of 1/(1-c) a false alarm and 1/c a miss.
+    """Return the Bayes risk for two classes as a function of the operating point c.
 
-    c is where the decision turns: class 1 is decided for probabilities above c (at c itself class 0, the first). All
-    cost matrices of two classes are one of these and a factor, so the curve tells for which costs the probabilities
-    serve. Its area is the cross entropy; weighted, the Brier score: see `bayes_risk_area`.
+    The decision is class 1 for probabilities above c, otherwise class 0. A false alarm costs 1/(1-c) and a miss 1/c; c
+    is the optimal threshold for these costs. Every cost matrix for two classes is equivalent to one of them, up to a
+    factor. The curve therefore shows for which costs the predictions are useful. The area under the curve is the cross
+    entropy, or with a weight the Brier score; see `bayes_risk_area`.
 
     Args:
         task: `"binary"`, `"multilabel"`, or `"multiclass"` with `positive_classes`.
-        points: how many equally spaced c, at i / (points + 1); or the c themselves `(K,)` in (0, 1).
-        priors: class priors `(2,)` that the risk is reported for.
+        points: Number of equally spaced operating points i / (points + 1), or the operating points `(K,)` in (0, 1).
+        priors: Class priors `(2,)` to report the risk for.
 
     Returns:
-        The curve, labels apart; NaN without data.
+        A `BayesRiskCurve` with tensors `(..., K)`, multi-label `(..., L, K)`. NaN without data.
 
     Raises:
-        TypeError, ValueError: for bad input; the message says what must hold.
+        TypeError, ValueError: for invalid input.
 
     Gradient:
-        None: decisions are steps of the predictions.
+        None, because decisions are piecewise constant in the predictions.
 
     Source:
         [EPSR] Ferrer, Ramos: Evaluating Posterior Probabilities (TMLR), sec. 2.3.4, eq. 34.
@@ -101,26 +107,25 @@ def bayes_risk_area(
     average: Average | None = "macro",
     **options: Unpack[InputOptions],
 ) -> Tensor:
-    """Area under the Bayes-risk curve of two classes, integrated exactly from step to step.
+    """Area under the Bayes risk curve for two classes: the weighted integral over all operating points.
 
-    With uniform weight it is the cross entropy in nats (`nll`); with weight 2 c (1-c) the Brier score (of soft targets
-    that of labels drawn from them, which is larger by t (1-t)). That a score is the risk of all decisions together is
-    what makes it proper.
+    The curve is integrated exactly. With uniform weight the area is the cross entropy in nats (`nll`). With weight
+    2 c (1-c) it is the Brier score; for soft targets t, that of labels drawn from them, which is larger by t (1-t).
 
     Args:
         task: `"binary"`, `"multilabel"`, or `"multiclass"` with `positive_classes`.
-        priors: class priors `(2,)` that the area is reported for.
-        weight: `"uniform"`, or `"beta22"`: 2 c (1-c), a third of the density of Beta(2, 2), whose area would be three
-            times the Brier score (p - y)^2.
+        priors: Class priors `(2,)` to report the area for.
+        weight: `"uniform"`, or `"beta22"`: the weight 2 c (1-c), which is a third of the density of Beta(2, 2).
 
     Returns:
-        `(...)` in [0, inf], in the dtype of `preds` (at least float32); NaN without data.
+        `(...)`, multi-label `(..., L)` with `average=None`, in [0, inf], in the dtype of `preds` (at least float32).
+        NaN without data.
 
     Raises:
-        TypeError, ValueError: for bad input; the message says what must hold.
+        TypeError, ValueError: for invalid input.
 
     Gradient:
-        That of the score which the area is, where predictions differ.
+        That of the score (cross entropy or Brier score), where predictions differ.
 
     Source:
         [EPSR] Ferrer, Ramos: Evaluating Posterior Probabilities (TMLR), sec. 2.3.4, eq. 34 and fig. 4.
@@ -137,11 +142,11 @@ def bayes_risk_area(
     return (area.mean(-1) if p.task == "multilabel" and average else area).to(p.dtype)
 
 
-def _area(s: "_InOrder", weight: AreaWeight) -> Tensor:
+def _area(s: "_SortedPredictions", weight: AreaWeight) -> Tensor:
     log_p, log_not_p = logs.binary_log_probs(s.values, s.from_logits)
     start, end = torch.full_like(log_p[..., :1], -torch.inf), torch.zeros_like(log_p[..., :1])
     log_c, log_not_c = torch.cat((start, log_p, end), -1), torch.cat((end, log_not_p, start), -1)
-    # Antiderivatives, over c, of the weight times the cost of a miss and of a false alarm.
+    # Antiderivatives with respect to c of the weight times the cost of a miss, and of a false alarm.
     miss, alarm = (log_c, -log_not_c) if weight == "uniform" else (-(2 * log_not_c).exp(), (2 * log_c).exp())
     return (xmul(s.missed, _widths(miss)) + xmul(s.accepted, _widths(alarm))).sum(-1)
 
@@ -158,28 +163,29 @@ def optimal_threshold_cost(
     average: Average | None = "macro",
     **options: Unpack[InputOptions],
 ) -> Tensor:
-    """The least mean cost that any threshold on the predictions of two classes reaches on these very data.
+    """Least mean cost over all thresholds on the predictions for two classes, evaluated on the same data.
 
-    What the Bayes risk lacks to it is lost to calibration for these costs. It is optimistic, for the threshold is
-    chosen with the labels in sight. Equal predictions are never parted.
+    The Bayes risk minus this value is the loss due to miscalibration for these costs. The value is optimistic, because
+    the threshold is chosen with the same labels. Samples with equal predictions are on the same side of the threshold.
 
     Args:
         task: `"binary"`, `"multilabel"`, or `"multiclass"` with `positive_classes`.
-        cost: `(2, 2)`: rows y = 0 and y = 1, columns below and above the threshold. None: every error costs 1.
-        normalize: `"prior"` divides by the cost of the cheapest constant decision.
-        priors: class priors `(2,)` that the cost is reported for, and the threshold chosen for.
+        cost: Cost matrix `(2, 2)`: rows y = 0 and y = 1, columns below and above the threshold. None: zero-one costs.
+        normalize: `"prior"` divides by the cost of the better constant decision.
+        priors: Class priors `(2,)` to choose the threshold and to report the cost for.
 
     Returns:
-        `(...)` in the unit of `cost`, in the dtype of `preds` (at least float32); NaN without data.
+        `(...)`, multi-label `(..., L)` with `average=None`, in the unit of `cost`, in the dtype of `preds` (at least
+        float32). NaN without data.
 
     Raises:
-        TypeError, ValueError: for bad input; the message says what must hold.
+        TypeError, ValueError: for invalid input.
 
     Gradient:
         None.
 
     Source:
-        [EPSR] Ferrer, Ramos: Evaluating Posterior Probabilities (TMLR); the minimum of its sec. 2.3.1 over thresholds.
+        [EPSR] Ferrer, Ramos: Evaluating Posterior Probabilities (TMLR), sec. 2.3.1, minimised over thresholds.
 
     Example:
         >>> preds, target = torch.tensor([0.1, 0.2, 0.3, 0.25]), torch.tensor([0, 1, 1, 0])
@@ -202,13 +208,13 @@ def optimal_threshold_cost(
     return (least.mean(-1) if p.task == "multilabel" and average else least).to(p.dtype)
 
 
-def _least_cost(s: "_InOrder", matrix: CostMatrix, normalize: bool) -> Tensor:
+def _least_cost(s: "_SortedPredictions", matrix: CostMatrix, normalize: bool) -> Tensor:
     (below_0, above_0), (below_1, above_1) = matrix.costs
     costs = below_1 * s.missed + above_1 * (s.missed[..., -1:] - s.missed)
     costs = costs + above_0 * s.accepted + below_0 * (s.accepted[..., :1] - s.accepted)
-    apart = s.values[..., 1:] != s.values[..., :-1]
+    differs = s.values[..., 1:] != s.values[..., :-1]
     ends = torch.ones_like(s.values[..., :1], dtype=torch.bool)
-    costs = costs.masked_fill(~torch.cat((ends, apart, ends), -1), torch.inf)
+    costs = costs.masked_fill(~torch.cat((ends, differs, ends), -1), torch.inf)
     least = costs.amin(-1)
     return least / torch.minimum(costs[..., 0], costs[..., -1]) if normalize else least
 
@@ -218,8 +224,8 @@ def _two_classes(
 ) -> Predictions:
     if task_read_as(task, options) == "multiclass":
         raise ValueError(
-            "`task` must be 'binary' or 'multilabel' where there is one threshold, got 'multiclass'. "
-            "Pass positive_classes=[...] to set classes against the rest."
+            "`task` must be 'binary' or 'multilabel' for a metric with one threshold, got 'multiclass'. "
+            "Pass positive_classes=[...] to compare a set of classes with the rest."
         )
     return read_input(task, preds, target, options, hard_targets=priors is not None)
 
@@ -231,21 +237,22 @@ def _operating_points(points: int | Tensor | Sequence[float], device: torch.devi
         return torch.arange(1, points + 1, dtype=wide, device=device) / (points + 1)
     c = torch.as_tensor(points, dtype=wide, device=device)
     if c.dim() != 1:
-        raise ValueError(f"`points` must be a number of points or one axis of them, got shape {tuple(c.shape)}.")
+        raise ValueError(f"`points` must be an int or have the shape (K,), got shape {tuple(c.shape)}.")
     if look(((c > 0) & (c < 1)).all()) is False:
-        raise ValueError(f"`points` must be in (0, 1), got {c.tolist()}. At 0 and 1 an error costs infinitely much.")
+        raise ValueError(f"`points` must be in (0, 1), got {c.tolist()}. At 0 and 1 a cost is infinite.")
     return c
 
 
 @dataclass(frozen=True, eq=False)
-class _InOrder:
-    """Two classes in the order of their predictions, and what each threshold between two of them gets wrong.
+class _SortedPredictions:
+    """Sorted predictions for two classes, and the error rates at each threshold between them.
 
     Attributes:
-        values: predictions, ascending `(..., N)`, N >= 1.
-        from_logits: whether they are logits.
-        missed: share of the weight that is class 1 and among the k lowest, k = 0 to N: `(..., N + 1)`.
-        accepted: share that is class 0 and not among them.
+        values: Predictions in ascending order `(..., N)`, N >= 1.
+        from_logits: Whether the predictions are logits.
+        missed: Fraction of the weight that is class 1 and among the k lowest predictions, for k = 0 to N:
+            `(..., N + 1)`.
+        accepted: Fraction of the weight that is class 0 and not among the k lowest predictions, `(..., N + 1)`.
     """
 
     values: Tensor
@@ -254,13 +261,13 @@ class _InOrder:
     accepted: Tensor
 
 
-def _in_order(p: Predictions, priors: Tensor | Sequence[float] | None) -> _InOrder:
+def _in_order(p: Predictions, priors: Tensor | Sequence[float] | None) -> _SortedPredictions:
     wide = wide_dtype(p.values.device)
     shares = [weighted(part, p.weights, wide) for part in (1 - p.target, p.target)]
-    # Rows of weight 0 may hold anything; moved to the middle they part nothing and weigh nothing.
+    # Rows with weight 0 may contain NaN. Replace them by a value that does not change the result.
     middle = 0.0 if p.from_logits else 0.5
     values = p.values if p.weights is None else torch.where(p.weights == 0, middle, p.values)
-    if not values.shape[-1]:  # one row of weight 0, which makes shares of nothing NaN
+    if not values.shape[-1]:  # without data, add a row of weight 0: the total weight 0 makes the result NaN
         values = values.new_full((*values.shape[:-1], 1), middle)
         shares = [share.new_zeros(values.shape) for share in shares]
     totals = [share.sum(-1, keepdim=True) for share in shares]
@@ -272,16 +279,16 @@ def _in_order(p: Predictions, priors: Tensor | Sequence[float] | None) -> _InOrd
     _, order = stable_sort(order_bits(values))
     negative, positive = (share.gather(-1, order) for share in shares)
     accepted = _sums_of_first(negative.flip(-1)).flip(-1)
-    return _InOrder(values.gather(-1, order), p.from_logits, _sums_of_first(positive), accepted)
+    return _SortedPredictions(values.gather(-1, order), p.from_logits, _sums_of_first(positive), accepted)
 
 
 def _sums_of_first(share: Tensor) -> Tensor:
-    """Sums of the k first, k = 0 to N: `(..., N + 1)`; NaN from the start where any is."""
-    nothing = torch.zeros_like(share[..., :1]) + 0 * share.sum(-1, keepdim=True)
-    return torch.cat((nothing, share.cumsum(-1)), -1)
+    """Return the sums of the first k entries for k = 0 to N: `(..., N + 1)`; all NaN if any entry is NaN."""
+    zero = torch.zeros_like(share[..., :1]) + 0 * share.sum(-1, keepdim=True)
+    return torch.cat((zero, share.cumsum(-1)), -1)
 
 
 def _widths(antiderivative: Tensor) -> Tensor:
-    """Integrals from each point to the next; 0 from a point to itself, infinite or not."""
+    """Return the integral from each point to the next `(..., N - 1)`; 0 between equal points, even infinite ones."""
     lower, upper = antiderivative[..., :-1], antiderivative[..., 1:]
     return (upper - lower).masked_fill(upper == lower, 0)

@@ -1,4 +1,4 @@
-"""What becomes of metrics when something fails: they are as they were."""
+"""Roll back the state of metrics on errors."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +9,7 @@ from torchmetrics.utilities.exceptions import TorchMetricsUserError
 
 @contextmanager
 def unchanged_on_error(*metrics: Metric) -> Iterator[None]:
-    """Put the metrics back as they were if the body raises. Tensors of a state are replaced, never written into."""
+    """Restore the metrics if the body raises. Tensors are not copied, because updates never change them in place."""
     before = [{**metric.__dict__, **metric._copy_state_dict()} for metric in metrics]
     try:
         yield
@@ -21,7 +21,7 @@ def unchanged_on_error(*metrics: Metric) -> Iterator[None]:
 
 
 def refuse_if_synced(metric: Metric, method: str) -> None:
-    """Raise if what a method adds would be added to the ranks' sum, which `unsync` throws away."""
+    """Raise if the metric is synced, because `unsync` would discard what `method` adds to the global state."""
     if metric._is_synced:
         raise TorchMetricsUserError(
             f"`{method}` must be called before `sync` or after `unsync`, got a synced {type(metric).__name__}. "
@@ -31,7 +31,7 @@ def refuse_if_synced(metric: Metric, method: str) -> None:
 
 @contextmanager
 def unsynced_on_error(metric: Metric) -> Iterator[None]:
-    """Return to the rank's own state if the body raises while the ranks' sum is in place."""
+    """Unsync the metric if the body raises after it synced the metric."""
     was_synced = metric._is_synced
     try:
         yield

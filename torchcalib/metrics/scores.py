@@ -1,4 +1,4 @@
-"""The engine of scores: means over samples, with class priors, relative to predicting the class priors."""
+"""Common implementation of scores: means over samples, optionally for given class priors and normalised."""
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
@@ -22,14 +22,14 @@ from torchcalib.ops.logs import xmul
 
 
 class Score(NamedTuple):
-    """A score of a sample, and its mean if the class priors are always predicted.
+    """Score of a single sample, and the mean score of a model that always predicts the class priors.
 
     Attributes:
-        per_sample: predictions (and `arguments`) to scores `(..., N)`.
-        of_prior: sums by class, class priors and task to the mean score of predicting those priors.
-        normalizable: whether a ratio to `of_prior` is meaningful.
-        arguments: further arguments of `per_sample`.
-        least_votes: least number of annotators of every target; see `InputFormat`.
+        per_sample: Function from predictions (and `arguments`) to scores `(..., N)`.
+        of_prior: Function from sums by class, class priors and task to the mean score of the constant prediction.
+        normalizable: Whether the mean can be divided by that of the constant prediction.
+        arguments: Further arguments for `per_sample`.
+        least_votes: Least number of annotators per target; see `InputFormat`.
     """
 
     per_sample: Callable[..., Tensor]
@@ -39,24 +39,24 @@ class Score(NamedTuple):
     least_votes: int = 0
 
     def accumulator(self, by_class: bool) -> ScoreAccumulator:
-        """Return the sums from which the mean follows."""
+        """Return the accumulator for the mean; `by_class` sums the samples of each class separately."""
         return ScoreAccumulator(self.per_sample, self.arguments, by_class)
 
 
 def mean_score(s: ScoreSum) -> Tensor:
-    """Return the mean over samples `(...)`."""
+    """Return the mean score over samples `(...)`."""
     return s.score.sum(-1) / s.total
 
 
 @dataclass(frozen=True, eq=False)
 class ScoreEstimator(Estimator[ScoreSum]):
-    """The mean of a score, over samples or with the classes at given priors, and relative to predicting the priors.
+    """Estimator of a mean score, optionally for given class priors and divided by the score of predicting the priors.
 
     Attributes:
-        score: the score of a sample.
-        normalize: whether the mean is divided by that of always predicting the class priors.
-        priors: class priors as they were given: how many there must be follows from the predictions. None for the
-            class frequencies of the data.
+        score: Score of a single sample.
+        normalize: Whether the mean is divided by that of a model that always predicts the class priors.
+        priors: Class priors, not yet checked because their number depends on the predictions. None for the class
+            frequencies of the data.
     """
 
     score: Score
@@ -64,14 +64,14 @@ class ScoreEstimator(Estimator[ScoreSum]):
     priors: Tensor | Sequence[float] | None
 
     def of(self, p: Predictions) -> Tensor:
-        """Return the value of checked predictions."""
+        """Return the value for checked predictions."""
         return self.with_checked_priors(p.num_classes).value(self.accumulator.of(p))
 
     def per_sample(self, preds: Tensor, target: Tensor, weights: Tensor | None) -> Tensor:
-        """Return the score of every sample, NaN where a row is left out."""
+        """Return the score of every sample `(..., N)`, multi-label `(..., N, L)`; NaN in rows with weight 0."""
         if self.normalize or self.priors is not None:
             name, given = ("normalize", "prior") if self.normalize else ("priors", self.priors)
-            raise ValueError(f"`{name}` must be None with reduction='none', got {given!r}. It applies to a mean.")
+            raise ValueError(f"`{name}` must be None with reduction='none', got {given!r}. It applies only to a mean.")
         preds, target, weights = as_tensors(preds, target, weights)
         how = self.input_format.resolved(preds, target, self.input_format.batch_dims)
         how.check_axis(preds)
@@ -83,14 +83,14 @@ class ScoreEstimator(Estimator[ScoreSum]):
         return scores.transpose(-1, -2) if self.input_format.read_as == "multilabel" else scores
 
     def values(self, statistic: ScoreSum) -> Tensor:
-        """Return the value of every batch element, `(...)` or `(..., L)`."""
+        """Return the value for every batch element, `(...)` or `(..., L)`."""
         value = self.formula(statistic)
         if self.priors is not None:
             value = xmul(self._class_priors(statistic), statistic.score / statistic.n).sum(-1)
         return value / self._of_prior(statistic) if self.normalize else value
 
     def of_prior(self, s: ScoreSum) -> Tensor:
-        """Return the mean score of always predicting the class priors; `s` must keep classes apart."""
+        """Return the mean score of a model that always predicts the class priors; `s` must have sums by class."""
         value = self._of_prior(s)
         return value.mean(-1) if self.averages else value
 
@@ -101,11 +101,11 @@ class ScoreEstimator(Estimator[ScoreSum]):
         return s.share if self.priors is None else torch.as_tensor(self.priors).to(s.sums)
 
     def with_checked_priors(self, num_classes: int) -> Self:
-        """Return the estimator with checked priors, as float64."""
+        """Return the estimator with checked priors, in float64."""
         return self if self.priors is None else replace(self, priors=read_priors(self.priors, num_classes))
 
     def streamed(self, num_classes: int | None, **_: Any) -> Self:
-        """Return the estimator of a stream; see `ScoreMetric`."""
+        """Return the estimator for a streaming metric; see `ScoreMetric`."""
         made = super().streamed(num_classes)
         if self.priors is not None:
             is_multiclass = self.input_format.read_as == "multiclass"
@@ -123,15 +123,15 @@ def scored(
     average: Average | None = "macro",
     **options: Unpack[InputOptions],
 ) -> ScoreEstimator:
-    """Return the estimator of the mean of a score.
+    """Return the estimator for the mean of a score.
 
     Args:
-        score: the score of a sample.
-        task: the task of the input.
-        normalize: "prior" divides by the score of always predicting the class priors.
-        priors: class priors that the score is reported for.
-        average: multi-label: "macro", or None for a value for each label.
-        **options: those of `InputOptions`.
+        score: Score of a single sample.
+        task: Task of the input.
+        normalize: `"prior"` divides by the score of a model that always predicts the class priors.
+        priors: Class priors to report the score for.
+        average: Multi-label: `"macro"`, or None for one value per label.
+        **options: The input options, see `InputOptions`.
     """
     demands = {"hard_targets": priors is not None, "least_votes": score.least_votes}
     input_format = input_format_of(task, options, **demands)
@@ -146,7 +146,7 @@ def scored(
 
 
 def score_function(factory: Callable[..., ScoreEstimator]) -> Callable[..., Tensor]:
-    """Return the function of a score: that of `functional`, with the argument `reduction`."""
+    """Return the public function of a score: that of `functional`, with the further argument `reduction`."""
     mean = functional(factory)
 
     @wraps(mean)
@@ -166,10 +166,10 @@ def score_function(factory: Callable[..., ScoreEstimator]) -> Callable[..., Tens
 
 
 class ScoreMetric(CalibrationMetric[ScoreSum]):
-    """Mean of a score over a stream.
+    """Base class for streaming means of a score.
 
-    The state is 2 sums; where `normalize` or `priors` keep the classes apart, 3 for each class.
+    The state is 2 sums. With `normalize` or `priors` it is 3 sums per class.
     """
 
     score: ClassVar[Score]
-    """The score with its default options."""
+    """Score with default options."""

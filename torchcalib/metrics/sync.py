@@ -1,4 +1,4 @@
-"""States of all ranks together: sums in one collective, whole samples in one more."""
+"""Sync states across ranks: sums in one collective, samples in one more."""
 
 import zlib
 from collections.abc import Callable, Sequence
@@ -12,16 +12,16 @@ if TYPE_CHECKING:
 
 
 def fingerprint(metrics: "Sequence[CalibrationMetric[Any]]") -> int:
-    """20 bits that tell metrics of different configurations apart, the same on every rank.
+    """Return a 20-bit checksum of the configurations of metrics, the same on every rank.
 
-    No more, so that the sum of their squares over thousands of ranks is exact in float64.
+    It has only 20 bits so that the sum of its squares over thousands of ranks is exact in float64.
     """
     settings = [{name: value for name, value in m._configuration().items() if name != "class"} for m in metrics]
     return zlib.crc32(repr(settings).encode()) & 0xFFFFF
 
 
-def met_over_ranks(metrics: "Sequence[CalibrationMetric[Any]]", process_group: Any) -> list[Any]:
-    """Return the states of all ranks together: sums in one collective, samples in one more."""
+def synced_states(metrics: "Sequence[CalibrationMetric[Any]]", process_group: Any) -> list[Any]:
+    """Return the global state of every metric: sums in one collective, samples in one more."""
     n_ranks, rank = torch.distributed.get_world_size(process_group), torch.distributed.get_rank(process_group)
     announced = [metric.kind.announce(metric.state, rank, n_ranks) for metric in metrics]
     announced = _summed(announced, metrics, process_group)
@@ -30,43 +30,43 @@ def met_over_ranks(metrics: "Sequence[CalibrationMetric[Any]]", process_group: A
     return [metric.kind.meet(part, payload) for metric, part, payload in zip(metrics, announced, payloads, strict=True)]
 
 
-def met_by_gather(metric: "CalibrationMetric[Any]", gather: Callable[..., list[Tensor]], process_group: Any) -> Any:
-    """Return the state of all ranks together, gathered with the `dist_sync_fn` of the caller.
+def synced_state_by(metric: "CalibrationMetric[Any]", gather: Callable[..., list[Tensor]], process_group: Any) -> Any:
+    """Return the global state of a metric, gathered with the `dist_sync_fn` of the caller.
 
-    `gather(tensor, group=process_group)` returns the tensors of all ranks. `torch.distributed` may not be running, so
-    the number of ranks is the length of that list. Every gathered tensor has the same shape on all ranks.
+    `gather(tensor, group=process_group)` returns the list of the tensors on all ranks, which have the same shape. Its
+    length is the number of ranks: `torch.distributed` may not be running.
     """
     kind, state = metric.kind, metric.state
     mine = kind.announce(state, 0, 1)
-    marked = gather(torch.cat((mine, mine.new_tensor([float(fingerprint([metric]))]))), group=process_group)
-    if any(theirs.shape != marked[0].shape or theirs[-1] != marked[0][-1] for theirs in marked):
+    tagged = gather(torch.cat((mine, mine.new_tensor([float(fingerprint([metric]))]))), group=process_group)
+    if any(theirs.shape != tagged[0].shape or theirs[-1] != tagged[0][-1] for theirs in tagged):
         raise _rank_mismatch([metric])
-    announced = kind.announced_by_all([theirs[:-1] for theirs in marked])
-    sizes = kind.payload_sizes(announced, len(marked))
+    announced = kind.announced_by_all([theirs[:-1] for theirs in tagged])
+    sizes = kind.payload_sizes(announced, len(tagged))
     payload, longest = kind.payload(state), max(sizes)
     if not longest:
-        return kind.meet(announced, [payload] * len(marked))
-    everyone = gather(torch.cat((payload, payload.new_zeros(longest - len(payload)))), group=process_group)
-    return kind.meet(announced, [theirs[:size] for theirs, size in zip(everyone, sizes, strict=True)])
+        return kind.meet(announced, [payload] * len(tagged))
+    gathered = gather(torch.cat((payload, payload.new_zeros(longest - len(payload)))), group=process_group)
+    return kind.meet(announced, [theirs[:size] for theirs, size in zip(gathered, sizes, strict=True)])
 
 
 def dropped_over_ranks(metrics: "Sequence[CalibrationMetric[Any]]", process_group: Any) -> list[int]:
-    """Return how many rows all ranks together have dropped, for every metric, from one collective."""
+    """Return the number of dropped rows over all ranks, for every metric, from one collective."""
     counts = [metric.kind.left_out(metric.state)[1:].detach().clone() for metric in metrics]
     return [int(count) for count in _summed(counts, metrics, process_group)]
 
 
 def _summed(parts: Sequence[Tensor], metrics: "Sequence[CalibrationMetric[Any]]", process_group: Any) -> list[Tensor]:
-    """Sum a part of every metric over all ranks.
+    """Return the sum over all ranks of one tensor per metric.
 
-    With the parts travel a number that stands for what they are and its square: ranks that sync different things, as
-    when one of them computes a metric once more than the others, would otherwise add them up unseen.
+    The checksum of the configurations and its square are summed too. They reveal ranks that sync different metrics,
+    for example because one rank calls `compute` more often. Such ranks would otherwise add unrelated tensors.
     """
     n_ranks = torch.distributed.get_world_size(process_group)
-    mark = float(fingerprint(metrics))
-    packed = torch.cat([*parts, parts[0].new_tensor([mark, mark**2])])
+    checksum = float(fingerprint(metrics))
+    packed = torch.cat([*parts, parts[0].new_tensor([checksum, checksum**2])])
     torch.distributed.all_reduce(packed, group=process_group)
-    if packed[-2:].tolist() != [n_ranks * mark, n_ranks * mark**2]:
+    if packed[-2:].tolist() != [n_ranks * checksum, n_ranks * checksum**2]:
         raise _rank_mismatch(metrics)
     return list(torch.split(packed[:-2], [part.numel() for part in parts]))
 
@@ -80,14 +80,17 @@ def _rank_mismatch(metrics: "Sequence[CalibrationMetric[Any]]") -> RuntimeError:
 
 
 def _gathered(payloads: Sequence[Tensor], sizes: Sequence[Sequence[int]], process_group: Any) -> list[list[Tensor]]:
-    """Return every payload of every rank, `[metric][rank]`, of these sizes, from one gather (none if all are empty)."""
+    """Gather the payloads of all ranks, whose sizes are known, in one collective: `[metric][rank]`.
+
+    Empty payloads need no collective.
+    """
     by_rank = list(zip(*sizes, strict=True))
     longest = max(sum(row) for row in by_rank)
     mine = torch.cat(list(payloads))
     if not longest:
         return [[mine] * len(by_rank) for _ in payloads]
     padded = torch.cat((mine, mine.new_zeros(longest - mine.numel())))
-    everyone = [torch.empty_like(padded) for _ in by_rank]
-    torch.distributed.all_gather(everyone, padded, group=process_group)
-    split = [torch.split(theirs[: sum(row)], list(row)) for theirs, row in zip(everyone, by_rank, strict=True)]
+    gathered = [torch.empty_like(padded) for _ in by_rank]
+    torch.distributed.all_gather(gathered, padded, group=process_group)
+    split = [torch.split(theirs[: sum(row)], list(row)) for theirs, row in zip(gathered, by_rank, strict=True)]
     return [list(ranks) for ranks in zip(*split, strict=True)]

@@ -1,4 +1,4 @@
-"""Test-based calibration error (TCE), and its general form: a norm over bins of a loss of each bin."""
+"""Test-based calibration error (TCE) and generalised calibration error (GCE), a norm over bins of a loss per bin."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -19,13 +19,13 @@ from torchcalib.ops.isotonic import Ties, Variant
 
 
 def tce_from_bins(b: BinStats, alpha: float, test: Test, norm: Norm) -> Tensor:
-    """Test-based calibration error: the norm over bins of the percentage of a bin's samples that the test rejects."""
-    # Counts of decisions: without `detach` the value would require a gradient that is zero everywhere.
+    """Return the test-based calibration error `(...)`: the norm over bins of the percentage of rejected predictions."""
+    # Detach: the gradient of counted decisions is zero everywhere.
     return norm_over_bins(partial(_rejected_percent, alpha=alpha, test=test), b, norm).detach()
 
 
 def _rejected_percent(b: BinStats, alpha: float, test: Test) -> Tensor:
-    assert isinstance(b, RankedBins)  # that is what a sample is cut into, and `from_sample` asks for one
+    assert isinstance(b, RankedBins)  # `_tested` requests a sample
     return 100 * b.rejected(alpha, test) / b.n
 
 
@@ -46,42 +46,43 @@ def _tce(
     ties: Ties = "pool",
     **options: Unpack[InputOptions],
 ) -> BinnedEstimator:
-    """Test-based calibration error: the percentage of predictions that the outcomes of their bin refute.
+    """Test-based calibration error (TCE): percentage of predictions that a test rejects, given the outcomes in the bin.
 
-    Every prediction is the hypothesis that the outcomes of its bin come true with that probability, and the exact
-    two-sided binomial test (`torchcalib.special.binomial_test`) is made of it; every decision is that of scipy.
-    Unlike a difference of probabilities this judges a prediction of 0.001 as strictly as one of 0.5.
+    TCE = 100 sum_b share_b r_b, where r_b is the fraction of the predictions in bin b that are rejected. For each
+    prediction p, the null hypothesis is that the outcomes in its bin occur with probability p. The test is the exact
+    two-sided binomial test (`torchcalib.special.binomial_test`), with the same decisions as scipy. Unlike a difference
+    of probabilities, it is as strict for a prediction of 0.001 as for one of 0.5.
 
     Args:
-        target: integer labels.
-        bins: `"pava_bc"`: isotonic blocks of bounded size; `"pava"`: isotonic blocks, neighbours of equal mean merged;
-            `"equal_mass"`, as in `ace`; `"equal_width"`, as in `ece`; or edges that rise from 0 to 1.
-        n_min: least size of a PAVA-BC block. Default: N // 20, at least 1.
-        n_max: greatest size of a PAVA-BC block. Default: N // 5, at least 1. A block breaks the two bounds only where
-            ties or the variant force it: a group of equal scores is never split (`ties="pool"`); the final block of
-            "code" may hold up to `n_max + n_min`; "paper" merges neighbours of equal mean; and where 2 n_min > n_max,
-            the block before the final one may be short.
-        variant: `"code"` follows the authors' code, which made the tables of the paper; `"paper"` follows Algorithm 2
-            and 3 to the letter.
-        alpha: level of the test; a prediction is rejected if its p-value is at most this.
-        test: `"binomial"`, or `"t"` for Student's t-test of the bin's labels against the prediction, which is only
-            approximate. (The authors' code offers a t-test too, but divides by the variance, not its root.)
-        norm: over bins: `"l1"` is the share of all samples that are rejected; `"l2"` is the root of the weighted mean
-            square of the bins' shares; `"max"` is the share of the worst bin.
-        mode: what the confidence is of; see `ece`. None is `"classwise"` for a multi-class task.
-        ties: `"pool"` takes samples of equal score together, so that the order of the samples does not matter;
-            `"split"` takes them in the order given, as the published code does.
+        target: Integer labels.
+        bins: `"pava_bc"`: isotonic blocks of bounded size (pool-adjacent-violators algorithm with block constraints).
+            `"pava"`: isotonic blocks. `"equal_mass"`: as in `ace`. `"equal_width"`: as in `ece`. Or increasing edges
+            from 0 to 1.
+        n_min: Least size of a PAVA-BC block. Default: N // 20, at least 1.
+        n_max: Largest size of a PAVA-BC block. Default: N // 5, at least 1. Blocks may violate `n_min` and `n_max` in
+            these cases: equal scores are not split (`ties="pool"`); the final block with "code" may have up to
+            `n_max + n_min` samples; "paper" merges neighbours with equal means; the last but one block may be too small
+            if 2 n_min > n_max.
+        variant: `"code"` follows the authors' code, which produced the tables in the paper. `"paper"` follows
+            Algorithms 2 and 3 exactly.
+        alpha: Level of the test. A prediction is rejected if its p-value is at most `alpha`.
+        test: `"binomial"`, or `"t"`: Student's t-test of the labels in the bin against the prediction, which is only
+            approximate. (The t-test in the authors' code divides by the variance instead of the standard deviation.)
+        norm: Norm over bins. `"l1"`: the percentage of all samples. `"l2"`: the root of the weighted mean of squared
+            percentages. `"max"`: the percentage in the worst bin.
+        mode: Event whose probability is the confidence; see `ece`. None is `"classwise"` for a multi-class task.
+        ties: `"pool"` keeps samples with equal scores together, so that the order of the samples does not matter.
+            `"split"` separates them in the given order, as the published code does.
 
     Returns:
-        Percent in [0, 100], `(...)`, or `(..., C)` for classes that are not averaged, in the dtype of `preds`
-        (at least float32); NaN without data.
+        Percentage in [0, 100], `(...)`, or `(..., C)` with `average=None`, in the dtype of `preds` (at least float32).
+        NaN without data.
 
     Raises:
-        TypeError, ValueError: for bad input, such as `n_min` above `n_max` or not below the number of samples; the
-            message says what must hold.
+        TypeError, ValueError: for invalid input, such as `n_min` above `n_max` or not below the number of samples.
 
     Gradient:
-        None: a count of decisions.
+        None, because decisions are counted.
 
     Source:
         [TCE] Matsubara, Tax, Mudd, Guy: TCE: A Test-Based Approach to Measuring Calibration Error (UAI 2023), eq. 7,
@@ -119,12 +120,12 @@ def _check_test(alpha: float, test: Test) -> None:
     if not is_number(alpha):
         raise TypeError(f"`alpha` must be a number, got {alpha!r}.")
     if not 0 < alpha < 1:
-        raise ValueError(f"`alpha` must lie between 0 and 1, both excluded, got {alpha}. 0.05 is usual.")
+        raise ValueError(f"`alpha` must be above 0 and below 1, got {alpha}. The usual level is 0.05.")
     check_choice("test", test, get_args(Test))
 
 
 class TCE(BinnedMetric):
-    """Test-based calibration error in percent, streamed; see `tce`.
+    """Streaming test-based calibration error (TCE), in percent; see `tce`.
 
     Example:
         >>> import torch
@@ -139,16 +140,16 @@ class TCE(BinnedMetric):
     is_differentiable = False
     unit = "percent"
     plot_upper_bound = 100.0
-    question = "which share of predictions do the outcomes of their bin refute"
+    question = "percentage of predictions that a test rejects, given the outcomes in the bin"
     source = "Matsubara et al., TCE, UAI 2023, eq. 7"
 
     def table(self) -> TCETable:
-        """Return the table of the bins, over all ranks if `torch.distributed` is running; see `tce_table`."""
+        """Return the table of the bins with the rejected predictions, over all ranks; see `tce_table`."""
         return _table(self.estimator, self._synced_statistic(), self.settings["alpha"], self.settings["test"])
 
 
 def _table(estimator: BinnedEstimator, sample: Sums | RankedSample, alpha: float, test: Test) -> TCETable:
-    assert isinstance(sample, RankedSample)  # `from_sample` accumulates one
+    assert isinstance(sample, RankedSample)  # `_tested` requests a sample
     return estimator.binning.of(sample).test_table(alpha, test)
 
 
@@ -170,16 +171,21 @@ def tce_table(
     ties: Ties = "pool",
     **options: Unpack[InputOptions],
 ) -> TCETable:
-    """Table of the bins that TCE is read from: edges, n, share, confidence, frequency, gap, how many are rejected.
+    """Return the bins of the test-based calibration error (TCE) as a table, with the number of rejected predictions.
 
-    Args are those of `tce`.
+    Its columns are edges, number of samples, share, mean confidence, frequency, gap and number of rejected predictions.
+    `torchcalib.plots.tce_diagram` draws it.
+
+    Args:
+        alpha: Level of the test. A prediction is rejected if its p-value is at most `alpha`.
+        test: `"binomial"` or `"t"`; see `tce`.
 
     Returns:
-        A `TCETable` of `(..., B)`, class-wise and multi-label `(..., C, B)`, in float64. Its `tce` is that of
-        `norm="l1"`, and `torchcalib.plots.tce_diagram` draws it. Its column `ecd` is NaN.
+        A `TCETable` with columns `(..., B)`, class-wise and multi-label `(..., C, B)`, in float64. Its property `tce`
+        is the value for `norm="l1"`. Its column `ecd` is NaN.
 
     Raises:
-        TypeError, ValueError: for bad input; the message says what must hold.
+        TypeError, ValueError: for invalid input.
 
     Source:
         [TCE] Matsubara et al.: TCE: A Test-Based Approach to Measuring Calibration Error (UAI 2023), fig. 1.
@@ -201,7 +207,7 @@ def tce_table(
 
 
 def gce_from_bins(b: BinStats, loss: Callable[[BinStats], Tensor], norm: Norm) -> Tensor:
-    """Generalised calibration error: the norm over bins of a loss of each; raise unless it gives one for each."""
+    """Return the generalised calibration error `(...)`. Raise ValueError if `loss` does not return one loss per bin."""
 
     def checked(bins: BinStats) -> Tensor:
         value = loss(bins)
@@ -209,7 +215,7 @@ def gce_from_bins(b: BinStats, loss: Callable[[BinStats], Tensor], norm: Norm) -
             found = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
             raise ValueError(
                 f"`loss` must return a tensor with a loss for each bin, shape {tuple(bins.n.shape)}, got {found}. "
-                "Do not sum over bins: `norm` does."
+                "Do not sum over bins; `norm` does this."
             )
         return value
 
@@ -232,24 +238,26 @@ def _gce(
     ties: Ties = "pool",
     **options: Unpack[InputOptions],
 ) -> BinnedEstimator:
-    """Generalised calibration error: a loss of one's own in every bin, and a norm over the bins.
+    """Generalised calibration error (GCE): norm over bins of a user-defined loss per bin.
 
-    ECE is `loss=lambda b: b.gap.abs()` over equal-width bins, ACE the same over equal-mass bins, MCE with `norm="max"`.
+    For `norm="l1"` it is sum_b share_b loss_b. With `loss=lambda b: b.gap.abs()` it is the expected calibration error
+    (`ece`) over equal-width bins, the adaptive one (`ace`) over equal-mass bins, and with `norm="max"` the maximum
+    calibration error (`mce`).
 
     Args:
-        loss: from bins to a loss each, `(..., B)`. It is given what every bin holds: `n`, `share`, `confidence`,
-            `frequency`, `gap`, all `(..., B)`. An empty bin does not count, whatever its loss.
-        norm: `"l1"`: sum share loss; `"l2"`: sqrt(sum share loss^2); `"max"`: the greatest.
+        loss: Function from bins to the loss of each bin `(..., B)`. Its argument has the attributes `n`, `share`,
+            `confidence`, `frequency` and `gap`, all `(..., B)`. Losses of empty bins are ignored.
+        norm: `"l1"`: sum_b share_b loss_b. `"l2"`: sqrt(sum_b share_b loss_b^2). `"max"`: the largest loss.
 
     Returns:
-        What the loss is measured in, `(...)`, or `(..., C)` for classes that are not averaged, in the dtype of `preds`
-        (at least float32); NaN without data.
+        `(...)`, or `(..., C)` with `average=None`, in the unit of the loss, in the dtype of `preds` (at least float32).
+        NaN without data.
 
     Raises:
-        TypeError, ValueError: for bad input; the message says what must hold.
+        TypeError, ValueError: for invalid input.
 
     Gradient:
-        In the confidences, as far as the loss has one; the bin a sample falls in is a constant.
+        With respect to the confidences, if the loss is differentiable. The bin of a sample is a constant.
 
     Source:
         [TCE] Matsubara et al.: TCE: A Test-Based Approach to Measuring Calibration Error (UAI 2023), Definition 1.
@@ -261,7 +269,10 @@ def _gce(
         tensor(0.1500)
     """
     if not callable(loss):
-        raise TypeError(f"`loss` must be a function from bins to a loss each, got {loss!r}. Try lambda b: b.gap.abs().")
+        raise TypeError(
+            f"`loss` must be a function from bins to a loss for each bin, got {loss!r}. Use lambda b: b.gap.abs(), for "
+            "example."
+        )
     check_choice("norm", norm, get_args(Norm))
     binning = Binning.given(bins, n_bins=n_bins, right=right, n_min=n_min, n_max=n_max, variant=variant, ties=ties)
     formula = partial(gce_from_bins, loss=loss, norm=norm)
@@ -272,11 +283,19 @@ gce = functional(_gce)
 
 
 class GCE(BinnedMetric):
-    """Generalised calibration error, streamed; see `gce`. A `loss` that is a lambda does not pickle."""
+    """Streaming generalised calibration error (GCE); see `gce`. To pickle the metric, `loss` must be a named function.
+
+    Example:
+        >>> import torch
+        >>> metric = GCE(task="binary", loss=lambda b: b.gap.abs(), bins="equal_mass", n_bins=2)
+        >>> metric.update(torch.tensor([0.2, 0.7, 0.9, 0.6]), torch.tensor([0, 1, 1, 1]))
+        >>> metric.compute()
+        tensor(0.1500, dtype=torch.float64)
+    """
 
     factory = staticmethod(_gce)
-    unit = "of the loss"
+    unit = "unit of the loss"
     plot_lower_bound = None
     plot_upper_bound = None
-    question = "how large is a user-defined loss over the bins"
+    question = "user-defined loss over the bins"
     source = "Matsubara et al., TCE, UAI 2023, Definition 1"

@@ -1,4 +1,4 @@
-"""Noise floor, p-value and interval of a calibration error, in one call."""
+"""Calibration test for any calibration error: noise floor, p-value and interval."""
 
 from copy import deepcopy
 from typing import Any
@@ -22,36 +22,39 @@ def calibration_test(
 ) -> CalibrationTest:
     """Return a calibration error with its noise floor, the p-value of perfect calibration and an interval.
 
-    Outcomes are simulated from the predicted confidences and the metric is recomputed (consistency resampling). Rows
-    are assumed to be independent, and confidences to be fixed. Integer weights are numbers of independent copies;
-    floating weights are the importance of a row.
+    The noise floor is the expected value under perfect calibration. Outcomes are simulated from the predicted
+    confidences and the metric is recomputed (consistency resampling). Rows are assumed to be independent, and
+    confidences to be fixed. Integer weights are numbers of independent copies; floating weights are the importance of
+    a row.
 
     The variance of a soft target is estimated by its squared distance from the confidence. Targets that are all 0 or 1
-    are labels, whatever their dtype; this is decided for each batch element, label and group by itself. With floating
-    weights, floating targets always count as soft; see `BinStats.noise`.
+    are labels, whatever their dtype; each batch element, label and group is checked separately. With floating weights,
+    floating targets always count as soft; see `BinStats.noise`.
 
-    For averages over classes, whose outcomes depend on each other, p-values are combined by a Cauchy combination. An
-    average of signed errors is tested by its absolute value, with independent labels. Over classes that exclude each
-    other it is 0 for every model, and so is its noise floor.
+    For averages over classes, whose outcomes are dependent, the p-values are combined by a Cauchy combination. An
+    average of signed errors is tested by its absolute value, with independent labels. Over mutually exclusive classes
+    it is 0 for every model, and so is its noise floor.
 
     Args:
-        metric: an error such as `ECE(task="binary")`. Only its configuration is used; its state is ignored.
-        preds: as for its `update`: all axes but the class axis are samples, after its `batch_shape`.
-        target: as for its `update`.
-        weights: one non-negative weight per sample.
-        level: level of the interval, in (0, 1).
-        n_replicates: R; the least p-value is 1 / (R + 1).
-        seed: seed of the draws, which are the same on every device.
-        with_interval: False leaves the interval NaN, which saves most of the time.
+        metric: Calibration error such as `ECE(task="binary")`. Only its configuration is used; its state is ignored.
+        preds: See `update` of the metric: after the axes of its `batch_shape`, all axes except the class axis are
+            samples.
+        target: See `update` of the metric.
+        weights: Non-negative weight per sample.
+        level: Level of the interval, in (0, 1).
+        n_replicates: Number R of simulated replicates. The smallest possible p-value is 1 / (R + 1).
+        seed: Seed for the simulation, which is the same on every device.
+        with_interval: Compute the interval. False returns NaN for it, which saves most of the time.
 
     Returns:
-        `CalibrationTest` of the shape of the value. NaN without data. If bins follow from the outcomes or decisions are
-        counted (TCE), no value is free of noise: the interval is that of the expected value at this number of samples,
-        whose least value is the noise floor. For smECE and ICI it is NaN, because it would take long;
-        `torchcalib.inference.bootstrap` computes the interval of the value with its noise.
+        A `CalibrationTest` in the shape of the value. NaN without data. The interval is that of the error in the
+        population. If the bins depend on the outcomes or decisions are counted (TCE, test-based calibration error),
+        this is not defined; the interval is then that of the expected value at this sample size, which is at least the
+        noise floor. For smooth errors (smECE, ICI) the interval is NaN, because it would take too long. For these, use
+        `torchcalib.inference.bootstrap`, whose interval includes the sampling noise.
 
     Raises:
-        TypeError, ValueError: for bad input; the message states the rule.
+        TypeError, ValueError: for invalid input.
 
     Gradient:
         None.
@@ -70,7 +73,8 @@ def calibration_test(
     """
     if not isinstance(metric, CalibrationMetric):
         raise TypeError(
-            f"`metric` must be a calibration error of torchcalib, got {metric!r}. Pass one such as ECE(task='binary')."
+            f"`metric` must be a calibration error from torchcalib, got {metric!r}. "
+            "Pass an error such as ECE(task='binary')."
         )
     fresh = deepcopy(metric)
     fresh.reset()

@@ -115,17 +115,21 @@ def test_strict_loading_requires_the_state_of_persistent_metrics():
 
 
 REFUSED = [
-    (tc.ECE, {"n_bins": 10}, "n_bins=15 into n_bins=10"),
-    (tc.ECE, {"task": "multiclass"}, "task='binary' into task='multiclass'"),
-    (tc.ECE, {"from_logits": True}, "from_logits=False into from_logits=True"),
-    (tc.ECE, {"ignore_index": -1}, "ignore_index=None into ignore_index=-1"),
-    (tc.ECE, {"batch_shape": (2,)}, r"batch_shape=\[\] into batch_shape=\[2\]"),
-    (tc.ECE, {"with_ecd": True}, "with_ecd=False into with_ecd=True"),
-    (tc.ECE, {"mode": "top_label"}, "mode='positive' into mode='top_label'"),
-    (tc.ECE, {"task": "multiclass", "mode": tc.TopK(2, only=True)}, r"into mode='TopK\(k=2, only=True\)'"),
-    (tc.MCE, {}, "class='ECE' into class='MCE'"),
-    (tc.KS, {}, "class='ECE' into class='KS'.*n_bins=15 into n_bins=None"),
-    (lambda task: tc.Bootstrapped(tc.ECE(task=task), n_replicates=39), {}, "n_replicates=None into n_replicates=39"),
+    (tc.ECE, {"n_bins": 10}, "n_bins=15 instead of n_bins=10"),
+    (tc.ECE, {"task": "multiclass"}, "task='binary' instead of task='multiclass'"),
+    (tc.ECE, {"from_logits": True}, "from_logits=False instead of from_logits=True"),
+    (tc.ECE, {"ignore_index": -1}, "ignore_index=None instead of ignore_index=-1"),
+    (tc.ECE, {"batch_shape": (2,)}, r"batch_shape=\[\] instead of batch_shape=\[2\]"),
+    (tc.ECE, {"with_ecd": True}, "with_ecd=False instead of with_ecd=True"),
+    (tc.ECE, {"mode": "top_label"}, "mode='positive' instead of mode='top_label'"),
+    (tc.ECE, {"task": "multiclass", "mode": tc.TopK(2, only=True)}, r"instead of mode='TopK\(k=2, only=True\)'"),
+    (tc.MCE, {}, "class='ECE' instead of class='MCE'"),
+    (tc.KS, {}, "class='ECE' instead of class='KS'.*n_bins=15 instead of n_bins=None"),
+    (
+        lambda task: tc.Bootstrapped(tc.ECE(task=task), n_replicates=39),
+        {},
+        "n_replicates=None instead of n_replicates=39",
+    ),
 ]
 
 
@@ -159,17 +163,23 @@ def damaged(state):
     contents += [{**description(state), **changed} for changed in wrong]
     for content in contents:
         yield "a damaged one", {"description": content}
-    of_format = "of format {}, which torchcalib {} has written{}".format
+    of_format = "with format {}, written by torchcalib {}. {}".format
     newer = {"format": STATE_FORMAT + 1, "torchcalib": "9.1", "configuration": {}}
     older = {"format": STATE_FORMAT - 1, "torchcalib": "0.1", "configuration": {}}
-    yield of_format(STATE_FORMAT + 1, "9.1", ". Update torchcalib"), {"description": {**description(state), **newer}}
-    yield of_format(STATE_FORMAT - 1, "0.1", ": states held less"), {"description": {**description(state), **older}}
+    yield of_format(STATE_FORMAT + 1, "9.1", "Update torchcalib"), {"description": {**description(state), **newer}}
+    yield (
+        of_format(STATE_FORMAT - 1, "0.1", "Load it with that version"),
+        {"description": {**description(state), **older}},
+    )
     yield "must hold 'description'", {"description": None}
     yield "must hold 'description'", {"description": None, "sums": None, "sums_1a2b3": state["sums"]}  # as of old
     yield r"must hold {'sums': '\(78,\) float64'}, got {'sums': '\(77,\) float64'}", {"sums": state["sums"][1:]}
-    yield "got {'sums': '.* bfloat16'}. It is damaged, or was cast", {"sums": state["sums"].bfloat16()}
+    yield "got {'sums': '.* bfloat16'}. It is damaged, or its dtype was changed", {"sums": state["sums"].bfloat16()}
     for no_count in (math.nan, -1.0, 0.5):  # of the rows that were left out
-        yield "It is damaged, or was cast", {"sums": state["sums"].index_fill(0, torch.tensor(1), no_count)}
+        yield (
+            "It is damaged, or its dtype was changed",
+            {"sums": state["sums"].index_fill(0, torch.tensor(1), no_count)},
+        )
     yield "got {}", {"sums": None}
     yield "got {'sums': 3}", {"sums": 3}
 
@@ -215,7 +225,7 @@ def test_damaged_samples_are_refused():
         for refusing in (metric.load_state_dict, metric.merge_state):
             with pytest.raises(ValueError, match=r"must hold {'scores': '1 chunks'.*It is damaged"):
                 refusing({**state, name: part})
-    with pytest.raises(ValueError, match="resolution=None into resolution=64"):
+    with pytest.raises(ValueError, match="resolution=None instead of resolution=64"):
         tc.KS(task="binary", resolution=64).load_state_dict(state)
     torch.testing.assert_close(metric.compute(), F.ks(P, Y, task="binary").double())
 
@@ -236,7 +246,7 @@ def test_a_collection_loads_all_states_or_none(prefix):
 
     saved, other, like = made(15, Y), made(10, 1 - Y), made(15, 1 - Y)
     state = saved.state_dict()
-    refuses(other, state, ValueError, rf"n_bins=15 into n_bins=10 at '{prefix}b\.'")
+    refuses(other, state, ValueError, rf"n_bins=15 instead of n_bins=10 at '{prefix}b\.'")
     if not prefix:
         del state["c.scores"]
         refuses(like, state, ValueError, r"must hold {'c.scores': .*got {'c.outcomes'")

@@ -280,7 +280,7 @@ def test_capture_of_updates_that_a_replay_cannot_repeat_is_refused(capture):
     tce, nll = tc.TCE(task="binary"), tc.NLL(task="binary")
     capture.append(True)
     for metric, method in ((tce, "update"), (tc.Bootstrapped(nll), "update"), (nll, "forward")):
-        with pytest.raises(RuntimeError, match="must be updated outside of the capture of a CUDA graph"):
+        with pytest.raises(RuntimeError, match="must be updated outside the capture of a CUDA graph"):
             getattr(metric, method)(P, Y)
         assert metric.update_count == 0
     tc.TCE(task="binary", resolution=64).update(P, Y)

@@ -1,1 +1,1 @@
-"""Any metric of every group of rows: streamed (`ByGroup`), or of a function (`by_group`)."""
+"""Metrics per group of rows: streaming (`ByGroup`) and as a function (`by_group`)."""

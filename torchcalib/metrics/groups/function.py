@@ -1,4 +1,4 @@
-"""Any function of predictions, of every group of rows."""
+"""A function of predictions and targets, evaluated for every group of rows."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from torchcalib.core.groups import check_group_range, check_groups
 from torchcalib.core.inputs import flattened
 
 _PER_SAMPLE = ("weights", "folds")
-"""Options that have a value for every sample, on the last axis."""
+"""Options with one value per sample, on the last axis."""
 
 
 def by_group(
@@ -25,27 +25,27 @@ def by_group(
     num_groups: int | None = None,
     **options: Any,
 ) -> Any:
-    """Compute a metric of every group of rows.
+    """Compute a function of predictions and targets for every group of rows.
 
-    The rows of each group are taken out and given to the function, one group after the other. For what streams,
-    `ByGroup` computes all groups in one pass.
+    The function is called once per group, with the rows of this group. `ByGroup` is faster for streaming metrics,
+    because it processes all groups in one pass.
 
     Args:
-        function: a function of torchcalib such as `ece` or `relative_calibration_loss`, or another one that is called
-            as `function(preds, target, task=task, **options)`. It may return a named tuple of tensors.
-        preds: binary `(..., N)`, multi-class `(..., N, C)`, multi-label `(..., N, L)`, as for the function.
-        target: as for the function.
-        groups: integers `(N,)` in [0, num_groups), or -1 for none; the same for all leading axes of `preds`.
+        function: Function such as `ece` or `relative_calibration_loss`, called as
+            `function(preds, target, task=task, **options)`. It may return a named tuple of tensors.
+        preds: Binary `(..., N)`, multi-class `(..., N, C)`, multi-label `(..., N, L)`, as for the function.
+        target: Targets, as for the function.
+        groups: Integers `(N,)` in [0, num_groups), or -1 for rows without a group. They apply to all leading axes.
         task: `"binary"`, `"multiclass"` or `"multilabel"`.
-        num_groups: G; None is one more than the largest number.
-        **options: those of the function. `weights` and `folds` have a value for every sample, and go with it. (The
-            `groups` of `relative_calibration_loss` and `bootstrap`, which are something else, cannot be given here.)
+        num_groups: Number of groups G; None is one more than the largest number in `groups`.
+        **options: Options of the function. `weights` and `folds` are split by group. An option named `groups` (as for
+            `relative_calibration_loss` and `bootstrap`) is not supported.
 
     Returns:
-        `(G, ...)`; NaN for a group without samples. For a named tuple one of its kind.
+        `(G, ...)`, or a named tuple of such tensors. NaN for a group without samples.
 
     Raises:
-        TypeError, ValueError: for bad input, and whatever the function raises of a group, which a note then names: a
+        TypeError, ValueError: for invalid input. Errors from the function get a note with the group, for example if a
             calibration loss needs samples of each class.
 
     Gradient:
@@ -79,32 +79,30 @@ def by_group(
     order = groups.argsort(stable=True)
     present, sizes = groups[order].unique_consecutive(return_counts=True)  # type: ignore[no-untyped-call]
     values: list[Any] = []
-    held: list[int] = []
+    present_groups: list[int] = []
     for k, rows in zip(present.tolist(), torch.split(order, sizes.tolist()), strict=True):
         if k < 0:
             continue
         given = {name: column.index_select(-1, rows) for name, column in per_sample.items()}
         try:
-            taken = (preds.index_select(axis, rows), target.index_select(axis, rows))
-            values.append(function(*taken, task=task, **given, **options))
+            data = (preds.index_select(axis, rows), target.index_select(axis, rows))
+            values.append(function(*data, task=task, **given, **options))
         except Exception as error:
-            error.add_note(
-                f"in group {k}, of {len(rows)} samples; give rows of groups that are too small the number -1"
-            )
+            error.add_note(f"in group {k} of size {len(rows)}. Use group -1 for rows in groups that are too small.")
             raise
-        held.append(k)
-    return _in_places(values, torch.tensor(held, dtype=torch.int64, device=preds.device), num_groups)
+        present_groups.append(k)
+    return _stacked(values, torch.tensor(present_groups, dtype=torch.int64, device=preds.device), num_groups)
 
 
-def _in_places(values: Sequence[Any], places: Tensor, num_groups: int) -> Any:
-    """Stack the values of the groups that have any, with NaN for all others."""
+def _stacked(values: Sequence[Any], groups: Tensor, num_groups: int) -> Any:
+    """Stack the values for the given groups to `(num_groups, ...)`, with NaN for the other groups."""
     if not values:
-        return torch.full((num_groups,), torch.nan, device=places.device)
+        return torch.full((num_groups,), torch.nan, device=groups.device)
     first = values[0]
     if isinstance(first, tuple):
-        parts = [_in_places(part, places, num_groups) for part in zip(*values, strict=True)]
+        parts = [_stacked(part, groups, num_groups) for part in zip(*values, strict=True)]
         return type(first)(*parts) if hasattr(first, "_fields") else tuple(parts)
     if not isinstance(first, Tensor):
         raise TypeError(f"`function` must return a tensor, or a named tuple of tensors, got {type(first).__name__}.")
-    nothing = first.new_full((num_groups, *first.shape), torch.nan)
-    return nothing.index_copy(0, places, torch.stack(list(values)))
+    empty = first.new_full((num_groups, *first.shape), torch.nan)
+    return empty.index_copy(0, groups, torch.stack(list(values)))

@@ -1,4 +1,4 @@
-"""Samples of groups that are put in order: a number beside each sample tells its group."""
+"""Samples with group numbers, for rank-based metrics per group."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -13,17 +13,17 @@ from torchcalib.core.ranked import RankedSample
 from torchcalib.core.state import SamplesKind
 
 MOST_GROUPS = 2**31 - 1
-"""Numbers of groups are kept in 4 bytes."""
+"""Largest number of groups: group numbers are stored as int32."""
 
 
 @dataclass(frozen=True, eq=False)
 class GroupedSample:
-    """Samples of all groups.
+    """Samples of all groups, with the group number of each sample.
 
     Attributes:
-        whole: all samples, of all groups together, `(*B, *S, M)`: B batch axes, and S what the mode keeps apart.
-        groups: the group of every sample `(*B, M)`, integers in [0, num_groups).
-        num_groups: G.
+        whole: Samples of all groups together, `(*B, *S, M)`, for batch axes B and axes S for classes or labels.
+        groups: Group of each sample `(*B, M)`, integers in [0, num_groups).
+        num_groups: Number of groups G.
     """
 
     whole: RankedSample
@@ -31,62 +31,67 @@ class GroupedSample:
     num_groups: int
 
     def read(self, value_of: Callable[[RankedSample], Tensor]) -> Tensor:
-        """Read a value of every group, `(G, *B, *)`: that of no samples for a group that has none.
+        """Return the value for every group, `(G, *B, *)`; for an empty group the value without data.
 
         Args:
-            value_of: samples of several groups `(g, *S, m)`, padded with NaN, to values `(g, *)`.
+            value_of: Function from samples `(g, *S, m)` of g groups, padded with NaN, to values `(g, *)`.
         """
-        parts = [(series, value_of(sample)) for series, sample in self.by_size()]
+        parts = [(numbers, value_of(sample)) for numbers, sample in self.by_size()]
         values = torch.cat([value for _, value in parts])
-        order = torch.cat([series for series, _ in parts])
+        order = torch.cat([numbers for numbers, _ in parts])
         values = torch.zeros_like(values).index_copy(0, order, values)
         n_batch = self.groups.dim() - 1
         return values.reshape(*self.groups.shape[:-1], self.num_groups, *values.shape[1:]).movedim(n_batch, 0)
 
     def of_groups(self, numbers: Tensor) -> "GroupedSample":
-        """Return the samples of some groups, given by their numbers, which become 0, 1 ..."""
+        """Return the samples in the groups with these numbers, renumbered from 0. There must be no batch axes."""
         renumbered = torch.full((self.num_groups,), -1, device=numbers.device)
         renumbered[numbers] = torch.arange(len(numbers), device=numbers.device)
         groups = renumbered[self.groups.long()]
-        held = groups >= 0  # one series of groups; those of a batch have elements of their own
+        chosen = groups >= 0
         whole, n = self.whole, self.whole.n
-        some = RankedSample(
-            whole.score[..., held], whole.positives[..., held], n if n is None else n[..., held], whole.from_logits
+        sample = RankedSample(
+            whole.score[..., chosen],
+            whole.positives[..., chosen],
+            n if n is None else n[..., chosen],
+            whole.from_logits,
         )
-        return GroupedSample(some, groups[held], len(numbers))
+        return GroupedSample(sample, groups[chosen], len(numbers))
 
     def by_size(self) -> Iterator[tuple[Tensor, RankedSample]]:
-        """Yield groups of like sizes together, so that what pads them is less than what they hold.
+        """Yield the samples of groups with similar sizes together, padded to the same length.
+
+        Sizes in a piece differ by less than a factor of 2, so there is less padding than data.
 
         Yields:
-            Which of the `B * G` groups of all batches, `(g,)`, and their samples `(g, *S, m)`.
+            Indices of the groups `(g,)`, out of `B * G` for all batch elements, and their samples `(g, *S, m)`.
         """
         score, positives, n, groups = self._flat
-        n_series = math.prod(self.groups.shape[:-1]) * self.num_groups
+        n_total = math.prod(self.groups.shape[:-1]) * self.num_groups
         order = torch.argsort(groups, stable=True)
-        sizes = torch.bincount(groups, minlength=n_series)
+        sizes = torch.bincount(groups, minlength=n_total)
         begins = sizes.cumsum(0) - sizes
-        # The exponent of the power of two above a size; 0 for none, and then 1, 2 ...
+        # Size class k contains sizes from 2^(k-1) to 2^k - 1; class 0 the empty groups.
         classes = sizes.to(torch.float64).frexp().exponent
         for size_class in sorted(set(classes.tolist())):
-            series = (classes == size_class).nonzero().squeeze(-1)
-            longest = int(sizes[series].max())
-            places = torch.arange(longest, device=order.device)
-            absent = places >= sizes[series].unsqueeze(-1)
-            rows = order[(begins[series].unsqueeze(-1) + places).masked_fill(absent, 0)] if longest else places
-            rows = rows.expand(len(series), longest)
-            absent = absent.reshape(len(series), *[1] * (score.dim() - 1), longest)
+            numbers = (classes == size_class).nonzero().squeeze(-1)
+            longest = int(sizes[numbers].max())
+            offsets = torch.arange(longest, device=order.device)
+            absent = offsets >= sizes[numbers].unsqueeze(-1)
+            rows = order[(begins[numbers].unsqueeze(-1) + offsets).masked_fill(absent, 0)] if longest else offsets
+            rows = rows.expand(len(numbers), longest)
+            absent = absent.reshape(len(numbers), *[1] * (score.dim() - 1), longest)
 
             def padded(column: Tensor, rows: Tensor, absent: Tensor, filling: float) -> Tensor:
                 return column[..., rows].movedim(-2, 0).masked_fill(absent, filling)
 
             counts = None if n is None else padded(n, rows, absent, 0)
-            held = padded(score, rows, absent, torch.nan), padded(positives, rows, absent, 0), counts
-            yield series, RankedSample(*held, self.whole.from_logits)
+            columns = padded(score, rows, absent, torch.nan), padded(positives, rows, absent, 0), counts
+            yield numbers, RankedSample(*columns, self.whole.from_logits)
 
     @property
     def _flat(self) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
-        """Scores, positives and counts `(*S, B * M)`, and which group of which batch each sample is in `(B * M,)`."""
+        """Scores, positives and counts `(*S, B * M)`, and the index of batch element and group `(B * M,)`."""
         n_batch = self.groups.dim() - 1
 
         def flat(column: Tensor) -> Tensor:
@@ -100,11 +105,11 @@ class GroupedSample:
 
 
 class GroupedSamples(NamedTuple):
-    """A state of samples with their groups; see `core.state.Samples`.
+    """State of samples with their groups.
 
     Attributes:
-        scores, outcomes, weights, left_out: see there.
-        groups: int32 `(*B, n)`, without the axis of classes or labels that a mode keeps apart.
+        scores, outcomes, weights, left_out: See `core.state.Samples`.
+        groups: Group numbers, int32 `(*B, n)` per chunk, without an axis for classes or labels.
     """
 
     scores: list[Tensor]
@@ -116,11 +121,11 @@ class GroupedSamples(NamedTuple):
 
 @dataclass(frozen=True)
 class GroupedSamplesKind(SamplesKind):
-    """Every sample and the number of its group, which is 4 bytes more.
+    """Kind of state: all samples with their group numbers, which take 4 bytes each.
 
     Attributes:
-        batch_shape: leading axes that are kept apart.
-        num_groups: G.
+        batch_shape: Batch axes.
+        num_groups: Number of groups G.
     """
 
     batch_shape: tuple[int, ...]
@@ -129,11 +134,11 @@ class GroupedSamplesKind(SamplesKind):
     _more_dtypes: ClassVar[tuple[tuple[torch.dtype, ...], ...]] = ((torch.int32,),)
 
     def join(self, parts: Sequence[Any]) -> GroupedSamples:
-        """Return the parts by their names."""
+        """Return the parts as a `GroupedSamples`."""
         return GroupedSamples(*parts)
 
     def _chunk(self, p: Predictions) -> list[Tensor]:
-        assert p.groups is not None  # that is what tells groups
+        assert p.groups is not None  # set by `in_groups`
         return [*super()._chunk(p), p.groups.to(torch.int32).reshape(*self.batch_shape, p.samples[-1])]
 
     def statistic(self, state: GroupedSamples) -> GroupedSample:
@@ -142,7 +147,7 @@ class GroupedSamplesKind(SamplesKind):
         return GroupedSample(self._sample(score, outcome, n), groups, self.num_groups)
 
     def check(self, parts: Sequence[Any], like: GroupedSamples) -> GroupedSamples | None:
-        """Return copies of saved chunks, if they are of the same series, and of groups that there are."""
+        """Return copies of saved chunks, or None if their shapes or group numbers are invalid."""
         state: GroupedSamples | None = super().check(parts, like)
         for score, groups in [] if state is None else zip(state.scores, state.groups, strict=True):
             if groups.shape != (*self.batch_shape, score.shape[-1]):

@@ -1,4 +1,4 @@
-"""Any metric that streams, of every group of rows."""
+"""Streaming metrics per group of rows."""
 
 from typing import Any, TypeVar
 
@@ -21,28 +21,25 @@ S = TypeVar("S")
 
 
 class ByGroup(WrappedMetric[Any]):
-    """A metric of every group of rows (site, class of customers, language), streamed: thousands of groups in one pass.
+    """Streaming metric for every group of rows, such as sites, customer segments or languages.
 
-    `update` takes the number of the group of every row beside the predictions, and `compute` returns a value for each
-    group, which is that of the metric over the rows of the group alone. The groups are one more axis in front of what
-    the metric keeps, so that the state of sums is G times that of the metric; a metric that keeps samples keeps 4 bytes
-    more with each.
+    `update` accepts a group number per row, and `compute` returns one value per group. Thousands of groups are
+    processed in one pass. The state has a leading axis for the groups: sums are G times as large as for the metric
+    itself, and stored samples take 4 more bytes each.
 
-    A row of group -1 belongs to no group and counts nowhere, as do rows that weight 0, `ignore_index` or `nan_policy`
-    leave out, whose numbers are not read.
-
-    `SKCE` cuts blocks within each update, and here within each group of each update. Samples of a group that do not
-    fill a block at the end of an update are dropped.
-
-    In a `CalibrationCollection` the numbers go to those members that are metrics by group.
+    Rows with group -1 are ignored. The group numbers of rows that are left out by weight 0, `ignore_index` or
+    `nan_policy` are not checked. `SKCE` (squared kernel calibration error) forms blocks within each group of each
+    update, and drops incomplete blocks. In a `CalibrationCollection`, `groups` is passed to the members that are a
+    `ByGroup`.
 
     Args:
-        metric: any metric of torchcalib but another one that wraps one. Only its configuration is used.
-        num_groups: G; groups are numbered from 0.
-        **kwargs: those of `torchmetrics.Metric`.
+        metric: A torchcalib metric that is not a wrapper itself. Only its configuration is used; its accumulated state
+            is ignored.
+        num_groups: Number of groups G. Groups are numbered from 0.
+        **kwargs: Arguments of `torchmetrics.Metric`.
 
     Raises:
-        TypeError, ValueError: for bad arguments, and in `update` for bad input.
+        TypeError, ValueError: For invalid arguments, and in `update` for invalid input.
 
     Example:
         >>> import torch
@@ -61,44 +58,44 @@ class ByGroup(WrappedMetric[Any]):
             )
         if isinstance(metric, WrappedMetric):
             raise ValueError(
-                f"`metric` must be a metric that wraps no other, got {type(metric).__name__}. Pass its `metric`."
+                f"`metric` must be a metric that is not a wrapper, got {type(metric).__name__}. Pass its `metric`."
             )
         check_count("num_groups", num_groups, at_most=MOST_GROUPS)
         self.num_groups = num_groups
         super().__init__(metric, **kwargs)
 
-    def update(  # type: ignore[override]  # rows without a group are no input of this one
+    def update(  # type: ignore[override]  # `groups` is required
         self, preds: Tensor, target: Tensor, *, groups: Tensor, weights: Tensor | None = None
     ) -> None:
-        """Add a batch.
+        """Add a batch to the state.
 
         Args:
-            preds: see `CalibrationMetric.update`.
-            target: see there.
-            groups: integers in [0, num_groups), or -1 for none, one for every sample: of the shape of `preds` without
-                its class axis.
-            weights: see there.
+            preds: See `CalibrationMetric.update`.
+            target: See `CalibrationMetric.update`.
+            groups: Group number per sample, integers in [0, num_groups), or -1 for no group. It has the shape of
+                `preds` without the class axis.
+            weights: See `CalibrationMetric.update`.
 
         Raises:
-            TypeError, ValueError, RuntimeError, TorchMetricsUserError: see `CalibrationMetric.update`. On CUDA rows
-                with a bad number are left out and counted, and `compute` raises.
+            TypeError, ValueError, RuntimeError, TorchMetricsUserError: See `CalibrationMetric.update`. On CUDA, rows
+                with an invalid group number are left out and counted, and `compute` raises.
         """
         refuse_if_synced(self, "update")
-        reading, p = self._reading(preds, target, weights)
+        key, p = self._keyed_predictions(preds, target, weights)
         check_groups(groups, preds.device, self.input_format.samples_of(preds))
-        of_groups = (*reading, "groups", self.num_groups)
+        key = (*key, "groups", self.num_groups)
         validate_args, drop_invalid = self.input_format.validate_args, self._drops_invalid
-        p = self._once(
-            of_groups,
+        p = self._cached(
+            key,
             lambda: in_groups(p, groups, self.num_groups, validate_args=validate_args, drop_invalid=drop_invalid),
         )
-        self._add(preds, self._once((*of_groups, *self._counts_what), lambda: self._state_of(p)))
+        self._add(preds, self._cached((*key, *self._state_key), lambda: self._state_of(p)))
 
     def n(self) -> Tensor:
-        """Return the weight of the samples of every group, their number where all weights are 1: float64 `(G, ...)`.
+        """Return the total weight of the samples in every group, float64 `(G, ...)`; their number without weights.
 
-        Over all ranks if `torch.distributed` is running. Of labels, of which each may have entries of its own that are
-        ignored, it is that of the label with the most. For `SKCE` it is the number of blocks.
+        It is computed over all ranks if `torch.distributed` is running. For multi-label it is the largest total weight
+        of any label. For `SKCE` it is the number of blocks.
         """
         return self._n_of(self._synced_statistic())
 
@@ -107,7 +104,7 @@ class ByGroup(WrappedMetric[Any]):
         return total.flatten(1 + len(self.batch_shape)).amax(-1) if total.dim() > 1 + len(self.batch_shape) else total
 
     def test_from(self, statistic: Any, **how: Any) -> CalibrationTest:
-        """Return the evidence of a statistic, `(G, ...)`; NaN for a group without samples."""
+        """Return the calibration tests for a statistic, with tensors `(G, ...)`; NaN for a group without samples."""
         metric = self.metric
         if not isinstance(statistic, GroupedSample):
             return metric.test_from(statistic, **how)
@@ -124,39 +121,39 @@ class ByGroup(WrappedMetric[Any]):
     def worst(self, k: int | None = 10, *, by: By = "excess", n_replicates: int = 199, seed: int = 0) -> GroupTable:
         """Return the k worst groups, over all ranks if `torch.distributed` is running.
 
-        A small group of a calibrated model has a large error by chance alone. So groups are put in order by the part of
-        their value that chance does not explain, p-values are adjusted for how many groups were looked at, and groups
-        whose value is within what chance shows are marked.
+        Small groups have large errors because of sampling noise, even if the model is calibrated. Groups are therefore
+        sorted by the value minus its noise floor. p-values are adjusted for the number of groups, and groups whose
+        error is not significant are marked "within chance".
 
         Args:
-            k: how many; None for all that hold samples.
-            by: "excess": the value less its noise floor; "value"; "shrunk"; "p_value". Of signed errors the absolute
-                value.
-            n_replicates: R, for every group; those that no replicate reaches get more, so that p-values are small
-                enough to be adjusted.
-            seed: of the draws.
+            k: Number of groups in the table; None for all groups with samples.
+            by: Quantity to sort by: `"excess"` (value minus noise floor), `"value"`, `"shrunk"` or `"p_value"`. For
+                signed errors absolute values are used.
+            n_replicates: Number of simulated replicates per group. Groups with the smallest possible p-value get more
+                replicates, so that adjusted p-values can be small.
+            seed: Seed for the simulation.
 
         Returns:
-            A `GroupTable`. Print it, or take `rows()`.
+            A `GroupTable`.
 
         Raises:
-            TypeError: the metric is no error of calibration.
-            ValueError: for bad arguments, or if there is more than one value for a group.
+            TypeError: If the metric is not a calibration error.
+            ValueError: For invalid arguments, or if there is more than one value per group.
         """
         statistic = self._synced_statistic()
         found = self.test_from(statistic, level=0.95, n_replicates=n_replicates, seed=seed)
         if found.statistic.dim() > 1:
             raise ValueError(
                 f"`metric` must have one value for each group, got shape {tuple(found.statistic.shape)}. "
-                "Average over classes, and keep no batch axes apart."
+                "Use average='macro' and no batch_shape."
             )
 
         def again(groups: Tensor, n_replicates: int) -> CalibrationTest:
             if isinstance(statistic, GroupedSample):
-                some: Any = statistic.of_groups(groups)
+                chosen: Any = statistic.of_groups(groups)
             else:
-                some = self.accumulator.wrap(statistic.sums[groups])  # type: ignore[union-attr]  # an accumulator of sums
-            return self.test_from(some, level=0.95, n_replicates=n_replicates, seed=seed)
+                chosen = self.accumulator.wrap(statistic.sums[groups])  # type: ignore[union-attr]  # a SumsAccumulator
+            return self.test_from(chosen, level=0.95, n_replicates=n_replicates, seed=seed)
 
         found = resolved(found, again, n_replicates)
         return GroupTable.of(range(self.num_groups), self._n_of(statistic), found, k=k, by=by)
@@ -168,13 +165,13 @@ class ByGroup(WrappedMetric[Any]):
         accumulator: Any = kind.accumulator if isinstance(kind, SumsKind) else None
         if not isinstance(kind, SumsKind) or not (hasattr(accumulator, "cells") or hasattr(accumulator, "of_groups")):
             raise ValueError(
-                f"`metric` must keep sums that can be split by group, or samples, got {self.metric}. "
+                f"`metric` must store samples, or sums that can be split by group, got {self.metric}. "
                 "Use torchcalib.functional.by_group with its function."
             )
         return SumsKind(SumsByGroup(accumulator, self.num_groups), (self.num_groups, *kind.shape))
 
     @property
-    def _counts_what(self) -> tuple[object, ...]:
+    def _state_key(self) -> tuple[object, ...]:
         return (self.accumulator, self.num_groups)
 
     def _configuration(self) -> dict[str, object]:
@@ -187,6 +184,6 @@ class ByGroup(WrappedMetric[Any]):
 
 
 def _size(sample: RankedSample) -> Tensor:
-    """Number of samples of every series."""
+    """Return the total weight of the samples in every batch element."""
     counted = ~sample.score.isnan()
     return (counted if sample.n is None else sample.n.masked_fill(~counted, 0)).sum(-1).double()

@@ -1,4 +1,4 @@
-"""Sums of every group of rows: groups are one more axis in front."""
+"""Sums per group of rows, with the groups as a leading axis."""
 
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
@@ -16,19 +16,19 @@ S = TypeVar("S", covariant=True)
 
 
 class CellsAccumulator(SumsAccumulator[S], Protocol[S]):
-    """An accumulator that gives the cell of every event, so that groups can be kept apart."""
+    """Accumulator that exposes the cell of every event, so that events can be summed per group."""
 
     def cells(self, p: Predictions) -> Cells:
-        """Return the cell and the summands of every event."""
+        """Return the cell index and the summands of every event."""
 
 
 @dataclass(frozen=True)
 class SumsByGroup(Generic[S]):
-    """Sums as another accumulator takes them, of every group `(G, ..., F, K)`: a cell for each pair of group and cell.
+    """Accumulator for the sums of another accumulator per group, `(G, ..., F, K)`.
 
     Attributes:
-        accumulator: which sums.
-        num_groups: G.
+        accumulator: Accumulator for a single group.
+        num_groups: Number of groups G.
     """
 
     accumulator: CellsAccumulator[S]
@@ -36,23 +36,23 @@ class SumsByGroup(Generic[S]):
 
     @property
     def with_noise(self) -> bool:
-        """Whether there are sums of noise."""
+        """Whether sums for the noise are included."""
         return with_apart(self.accumulator)
 
     def shape(self, task: Task, num_classes: int | None) -> tuple[int, ...]:
-        """Return `(G, ..., F, K)`."""
+        """Return the shape `(G, ..., F, K)` of the sums, for F sums over K cells."""
         return (self.num_groups, *self.accumulator.shape(task, num_classes))
 
     def of(self, p: Predictions) -> Sums:
-        """Return the sums of every group; `p.groups` has the group of each sample."""
+        """Return the sums for every group; `p.groups` contains the group of each sample."""
         accumulator: Any = self.accumulator
-        if hasattr(accumulator, "of_groups"):  # without a table of the summands of every event
-            assert p.groups is not None  # that is what tells groups
+        if hasattr(accumulator, "of_groups"):  # faster, because it does not store the summands of every event
+            assert p.groups is not None  # set by `in_groups`
             found: Sums = accumulator.of_groups(p, p.groups, self.num_groups)
             return found
         cells = self.accumulator.cells(p)
-        place = group_of_events(p, cells.index) * cells.n_cells + cells.index
-        sums = cell_sums(place, cells.columns, self.num_groups * cells.n_cells)
+        index = group_of_events(p, cells.index) * cells.n_cells + cells.index
+        sums = cell_sums(index, cells.columns, self.num_groups * cells.n_cells)
         sums = sums.reshape(*sums.shape[:-1], self.num_groups, cells.n_cells).movedim(-2, 0)
         if not self.with_noise:
             return Sums(sums)
@@ -60,7 +60,7 @@ class SumsByGroup(Generic[S]):
         return Sums(sums, apart=apart_of(p, sums, events, group_of_events(p, cells.index), self.num_groups))
 
     def wrap(self, sums: Tensor) -> S:
-        """Return `sums` as the statistic they are, groups in front."""
+        """Return the sums as a statistic, with the groups as leading axis."""
         return self.accumulator.wrap(sums)
 
     def n_events(self, p: Predictions) -> int:
@@ -69,8 +69,11 @@ class SumsByGroup(Generic[S]):
 
 
 def group_of_events(p: Predictions, index: Tensor) -> Tensor:
-    """Return the group of every event, of which samples may make several, and series of classes as many each."""
-    assert p.groups is not None  # that is what tells groups
+    """Return the group of every event, for events with the cell `index`.
+
+    A sample may have several events, and classes may be on an axis of their own.
+    """
+    assert p.groups is not None  # set by `in_groups`
     groups = p.groups.unsqueeze(-2) if index.dim() > p.groups.dim() else p.groups
-    times = index.shape[-1] // max(1, groups.shape[-1])
-    return groups if times == 1 else torch.repeat_interleave(groups, times, -1)
+    events_per_sample = index.shape[-1] // max(1, groups.shape[-1])
+    return groups if events_per_sample == 1 else torch.repeat_interleave(groups, events_per_sample, -1)

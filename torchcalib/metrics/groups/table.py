@@ -1,4 +1,4 @@
-"""The worst groups: values, noise floors, adjusted p-values and shrunken estimates."""
+"""Table of the worst groups: values, noise floors, adjusted p-values and shrunken estimates."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -17,33 +17,42 @@ from torchcalib.inference.testing import CalibrationTest
 from torchcalib.io.errors import printable
 
 SMALL_P = 0.05
-"""Groups with a p-value of at least this are within chance."""
+"""Groups with a p-value of at least this are marked "within chance": their error is not significant."""
 
-_REPLICATES_IN_ALL = 400
-"""Replicates per group with samples, all of them spent on groups whose p-value is the least possible."""
+_EXTRA_REPLICATES = 400
+"""Further replicates per group. They are divided among the groups with the smallest possible p-value."""
 
-_LONG = 60
-"""Longest name that is shown in full, in letters."""
+_MAX_NAME = 60
+"""Largest number of characters of a group name that is shown in full."""
 
 By = Literal["excess", "value", "shrunk", "p_value"]
-"""Order of the groups, the worst first; `excess` is the value minus its noise floor."""
+"""Quantity to sort groups by, the worst first; `excess` is the value minus its noise floor."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class GroupTable(Tabular):
-    """Groups with their value and what chance has to do with it; the worst first. All fields are `(k,)`.
+    """Table of the k worst groups with their calibration tests, the worst first.
+
+    `ByGroup.worst` returns it. All fields except `n_groups` have k entries.
 
     Attributes:
-        group: number of the group, or its name.
-        n: weight of its samples, their number where all weights are 1.
-        value: of the metric over the samples of the group.
-        noise_floor: what the value would be on average, if the model were perfectly calibrated there.
-        p_value: of "calibrated in this group", adjusted for the number of groups that hold samples by Benjamini and
-            Hochberg: of the groups below a bound, that share at most is expected to be calibrated.
-        shrunk: the error of the model in the group, estimated from that of all groups too: see `shrunk_to_mean`.
-        by_chance: whether the value is within what a calibrated model shows in 95 of 100 groups of this size: too few
-            samples, or no error, to tell.
-        n_groups: how many groups hold samples, of which these are some.
+        group: Number or name of the group.
+        n: Total weight of its samples; their number without weights.
+        value: Value of the metric for the samples in the group.
+        noise_floor: Expected value if the model is perfectly calibrated in the group.
+        p_value: p-value for perfect calibration in the group, adjusted for the number of groups by Benjamini and
+            Hochberg: among the groups below a bound, the expected fraction of calibrated groups is at most this bound.
+        shrunk: Estimate of the error in the group that also uses the other groups; see `shrunk_to_mean`.
+        by_chance: True if the unadjusted p-value is at least 0.05, that is, the error is not significant.
+        n_groups: Number of groups with samples, including those not in the table.
+
+    Example:
+        >>> from torchcalib import ECE
+        >>> from torchcalib.metrics.groups.streaming import ByGroup
+        >>> metric = ByGroup(ECE(task="binary"), num_groups=2)
+        >>> metric.update(torch.full((8,), 0.9), torch.tensor([1, 1, 1, 1, 0, 0, 0, 0]), groups=torch.arange(8) // 4)
+        >>> metric.worst().group
+        (1, 0)
     """
 
     group: tuple[int | str, ...]
@@ -59,18 +68,26 @@ class GroupTable(Tabular):
     def of(
         cls, groups: Sequence[int | str], n: Tensor, found: CalibrationTest, *, k: int | None = None, by: By = "excess"
     ) -> "GroupTable":
-        """Make a table of the k worst groups (None: all) that hold samples, from the evidence of every group `(G,)`."""
+        """Return the table of the k worst groups with samples.
+
+        Args:
+            groups: Numbers or names of all G groups.
+            n: Total weight of each group `(G,)`.
+            found: Calibration tests of all groups, with tensors `(G,)`.
+            k: Number of groups in the table; None for all.
+            by: Quantity to sort by.
+        """
         check_choice("by", by, get_args(By))
         if k is not None:
             check_count("k", k)
-        held = (found.statistic.isfinite() & (n > 0)).nonzero().squeeze(-1)
-        of_held, n = found[held], n[held]
-        adjusted = adjusted_p_values(of_held.p_value)
-        spread = (of_held.high - of_held.low) / (2 * NormalDist().inv_cdf((1 + found.level) / 2))
-        shrunk = shrunk_to_mean((of_held.low + of_held.high) / 2, spread)
-        excess = of_held.statistic.abs() - of_held.noise_floor
-        ranked = {"excess": excess, "value": of_held.statistic.abs(), "shrunk": shrunk.abs(), "p_value": -adjusted}[by]
-        # By the excess where the rest is equal; NaN last.
+        present = (found.statistic.isfinite() & (n > 0)).nonzero().squeeze(-1)
+        tests, n = found[present], n[present]
+        adjusted = adjusted_p_values(tests.p_value)
+        spread = (tests.high - tests.low) / (2 * NormalDist().inv_cdf((1 + found.level) / 2))
+        shrunk = shrunk_to_mean((tests.low + tests.high) / 2, spread)
+        excess = tests.statistic.abs() - tests.noise_floor
+        ranked = {"excess": excess, "value": tests.statistic.abs(), "shrunk": shrunk.abs(), "p_value": -adjusted}[by]
+        # Sort by `ranked`, ties by the excess; NaN last.
         order = excess.argsort(descending=True, stable=True)
         order = order[ranked[order].nan_to_num(nan=-torch.inf).argsort(descending=True, stable=True)][:k]
 
@@ -78,40 +95,45 @@ class GroupTable(Tabular):
             return tuple(values[order].tolist())
 
         return cls(
-            group=tuple(groups[k] for k in column(held)),
+            group=tuple(groups[k] for k in column(present)),
             n=column(n),
-            value=column(of_held.statistic),
-            noise_floor=column(of_held.noise_floor),
+            value=column(tests.statistic),
+            noise_floor=column(tests.noise_floor),
             p_value=column(adjusted),
             shrunk=column(shrunk),
-            by_chance=column(of_held.p_value >= SMALL_P),
-            n_groups=len(held),
+            by_chance=column(tests.p_value >= SMALL_P),
+            n_groups=len(present),
         )
 
     def __len__(self) -> int:
         return len(self.group)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return one dict for every group."""
+        """Return one dict per group, from the names of the fields to their values."""
         columns = {name: column for name, column in vars(self).items() if name != "n_groups"}
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
     def shown_names(self, most: int) -> list[str]:
-        """Return names that can be shown: they steer no terminal, and long ones lack their middle.
+        """Return group names for display: without control characters, and with the middle of long names omitted.
 
-        A name that would not be told apart from another one stays whole.
+        A name is not shortened if the short form would not be unique.
 
         Args:
-            most: letters of a name from which on it is long, at least 3.
+            most: Largest number of characters of a name that is not shortened, at least 3.
         """
         names = [printable(str(group)) for group in self.group]
         start = most // 2
         short = [name if len(name) <= most else f"{name[:start]}…{name[start + 1 - most :]}" for name in names]
-        times = Counter(short)
-        return [less if times[less] == 1 else name for name, less in zip(names, short, strict=True)]
+        counts = Counter(short)
+        return [shortened if counts[shortened] == 1 else name for name, shortened in zip(names, short, strict=True)]
 
-    def layout(self, longest_name: int = _LONG, metric: str = "value") -> Table:
-        """Return a row for each group, with names of at most so many letters, and the name of the metric."""
+    def layout(self, longest_name: int = _MAX_NAME, metric: str = "value") -> Table:
+        """Return the layout for display, with one row per group.
+
+        Args:
+            longest_name: Largest number of characters of a group name that is shown in full.
+            metric: Header of the column with the values.
+        """
         names = self.shown_names(longest_name)
         rows = [{**row, "name": name} for name, row in zip(names, self.rows(), strict=True)]
 
@@ -127,56 +149,56 @@ class GroupTable(Tabular):
             column("shrunk", "shrunk", lambda row: fraction(row["shrunk"])),
             column("", "by_chance", lambda row: Cell("within chance" if row["by_chance"] else ""), is_number=False),
         ]
-        of_all = f"The {len(self)} worst of {count(self.n_groups)} groups"
-        title = of_all if len(self) < self.n_groups else "Groups, the worst first"
+        title = f"The {len(self)} worst of {count(self.n_groups)} groups"
+        title = title if len(self) < self.n_groups else "Groups, the worst first"
         return Table.of(
             columns, {"": rows}, title, is_wide=False, is_quiet=lambda row: row["by_chance"], index=["group"]
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return every field as a plain value, by name."""
+        """Return the fields by name, with tuples as lists."""
         return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
 
     def __repr__(self) -> str:
         return str(self)
 
     def __str__(self) -> str:
-        names = self.shown_names(_LONG)
+        names = self.shown_names(_MAX_NAME)
         width = max([12, *(len(name) + 2 for name in names)])
         lines = [f"{'group':>{width}}{'n':>12}{'value':>12}{'noise floor':>14}{'p':>10}{'shrunk':>12}"]
         for name, row in zip(names, self.rows(), strict=True):
             numbers = f"{row['n']:>12.10g}{row['value']:>12.4f}{row['noise_floor']:>14.4f}{p_words(row['p_value']):>10}"
-            said = "  within chance" if row["by_chance"] else ""
-            lines.append(f"{name:>{width}}{numbers}{row['shrunk']:>12.4f}{said}")
+            remark = "  within chance" if row["by_chance"] else ""
+            lines.append(f"{name:>{width}}{numbers}{row['shrunk']:>12.4f}{remark}")
         return "\n".join(lines)
 
 
 def resolved(
     found: CalibrationTest, again: Callable[[Tensor, int], CalibrationTest], n_replicates: int
 ) -> CalibrationTest:
-    """Return evidence of groups with p-values that are fine enough to be adjusted for their number.
+    """Return the tests with more accurate p-values for the groups that have the smallest possible one.
 
-    Of R replicates no p-value is below 1 / (R + 1), which times the number of groups may not be small at all. Groups
-    that no replicate has reached get more of them, the more the fewer these groups are.
+    With R replicates the smallest p-value is 1 / (R + 1). After adjustment for the number of groups it may not be
+    significant. Groups with this p-value are tested again with more replicates.
 
     Args:
-        found: evidence of groups `(G,)`.
-        again: evidence of some of the groups, given by their numbers, from so many replicates.
-        n_replicates: R.
+        found: Calibration tests of all groups, with tensors `(G,)`.
+        again: Function from the numbers of groups and a number of replicates to their calibration tests.
+        n_replicates: Number of replicates R that `found` was computed with.
     """
-    n_held = int(found.p_value.isfinite().sum())
-    unreached = (found.p_value < 1.5 / (n_replicates + 1)).nonzero().squeeze(-1)
-    wanted = _REPLICATES_IN_ALL * n_held // max(1, len(unreached))
-    if not len(unreached) or wanted <= n_replicates:
+    n_present = int(found.p_value.isfinite().sum())
+    smallest = (found.p_value < 1.5 / (n_replicates + 1)).nonzero().squeeze(-1)
+    n_more = _EXTRA_REPLICATES * n_present // max(1, len(smallest))
+    if not len(smallest) or n_more <= n_replicates:
         return found
-    finer = again(unreached, wanted).p_value
-    return replace(found, p_value=found.p_value.index_copy(0, unreached, finer))
+    finer = again(smallest, n_more).p_value
+    return replace(found, p_value=found.p_value.index_copy(0, smallest, finer))
 
 
 def adjusted_p_values(p_values: Tensor) -> Tensor:
-    """Adjust p-values `(m,)` for their number, so that those below a bound have that false discovery rate.
+    """Return p-values `(m,)` adjusted by Benjamini and Hochberg to control the false discovery rate.
 
-    The k-th least becomes the least of p m / j over all from it on, j its place.
+    For sorted p-values the k-th adjusted one is min over j >= k of p_j m / j, at most 1.
 
     Source:
         Benjamini, Hochberg: Controlling the false discovery rate (Journal of the Royal Statistical Society B, 1995),
@@ -185,20 +207,20 @@ def adjusted_p_values(p_values: Tensor) -> Tensor:
     m = len(p_values)
     ascending, order = p_values.sort()
     scaled = ascending * m / torch.arange(1, m + 1, dtype=ascending.dtype, device=ascending.device)
-    from_here_on = scaled.flip(0).cummin(0).values.flip(0).clamp(max=1) if m else scaled
-    return torch.empty_like(p_values).index_copy(0, order, from_here_on)
+    adjusted = scaled.flip(0).cummin(0).values.flip(0).clamp(max=1) if m else scaled
+    return torch.empty_like(p_values).index_copy(0, order, adjusted)
 
 
 def shrunk_to_mean(estimates: Tensor, spread: Tensor) -> Tensor:
-    """Draw estimates `(G,)` of different precision together, each as far as it is noise: empirical Bayes.
+    """Return empirical Bayes estimates for groups: noisy estimates `(G,)` are shrunk towards the common mean.
 
-    The errors of groups are taken for normal about a common mean with variance tau^2, and their estimates for normal
-    about them with standard deviation `spread`. What the data say of group g is then
+    The model: errors of groups are normal with a common mean and variance tau^2, and estimates are normal about these
+    errors with standard deviation `spread`. The posterior mean for group g is
 
         mean + tau^2 / (tau^2 + spread_g^2) (estimate_g - mean),
 
-    with tau^2 by the method of moments, at least 0, and the mean weighed by 1 / (tau^2 + spread^2). An estimate that is
-    known without error stays as it is; with NaN for a spread there is none.
+    with tau^2 >= 0 by the method of moments, and weights 1 / (tau^2 + spread_g^2) for the mean. An estimate with spread
+    0 is not changed. If the spread is NaN, so is the result.
 
     Source:
         Efron, Morris: Data analysis using Stein's estimator (Journal of the American Statistical Association, 1975),
@@ -210,11 +232,11 @@ def shrunk_to_mean(estimates: Tensor, spread: Tensor) -> Tensor:
         return estimates
     x, variance = estimates[known], spread[known].square()
     least = variance[variance > 0].min() if bool((variance > 0).any()) else torch.ones_like(variance[0])
-    w = 1 / variance.clamp(min=1e-6 * float(least))  # one that claims no error must not weigh infinitely
+    w = 1 / variance.clamp(min=1e-6 * float(least))  # the clamp prevents an infinite weight for spread 0
     mean = (w * x).sum() / w.sum()
     surplus = (w * (x - mean).square()).sum() - (len(x) - 1)
     tau_square = (surplus / (w.sum() - w.square().sum() / w.sum())).clamp(min=0)
     weight = 1 / (tau_square + 1 / w)
     mean = (weight * x).sum() / weight.sum()
-    drawn = mean + tau_square * weight * (x - mean)
-    return torch.full_like(estimates, torch.nan).masked_scatter(known, drawn)
+    shrunk = mean + tau_square * weight * (x - mean)
+    return torch.full_like(estimates, torch.nan).masked_scatter(known, shrunk)
