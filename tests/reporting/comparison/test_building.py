@@ -171,12 +171,12 @@ def test_soft_targets_weights_and_many_classes_are_said_in_notes(monkeypatch):
     probs, votes = (torch.rand(30, 3, generator=g, dtype=torch.float64).softmax(-1) for _ in range(2))
     weights = torch.rand(30, generator=g, dtype=torch.float64)
     soft = tc.compare({"a": probs, "b": probs.roll(1, 0)}, votes, task="multiclass", **FEW)
-    assert "TCE, MCB and DSC are left out: they need labels, and targets are soft." in soft.notes
+    assert "TCE, MCB and DSC are omitted: they need labels, and targets are soft." in soft.notes
     expected = F.brier_score(probs, votes, task="multiclass", normalize="prior").item()
     assert soft["nbs"].values["a"] == pytest.approx(expected, abs=1e-12)
     assert soft["nbs"].differences["b"].interval is not None
     for limits, given, key, has_interval, words in (
-        ({}, {"weights": weights}, "ks/top_label", None, "weights that are counts of samples"),
+        ({}, {"weights": weights}, "ks/top_label", None, "weights that are whole numbers"),
         ({"_TOO_MANY": 1000}, {}, "ece/classwise", False, "class-wise: with so many classes there are too many sums"),
         ({"_MOST_NUMBERS": 10, "FEWEST_GROUPS": 20}, {}, "ece/classwise", True, "width is uncertain by about 16%"),
     ):
