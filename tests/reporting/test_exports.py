@@ -197,7 +197,7 @@ def test_key_without_a_mode_is_that_of_the_main_one(task):
         assert report[name] == report[f"{name}/{main}"]
     assert compared(task)["ece"] is compared(task)[f"ece/{main}"]
     assert "ece" in report
-    with pytest.raises(KeyError, match="'ec' is not among the lines, which are accuracy, nll"):
+    with pytest.raises(KeyError, match="`key` must be one of accuracy, nll"):
         report["ec"]
 
 

@@ -255,7 +255,7 @@ HOSTILE = {
 
 def test_damaged_and_hostile_files_are_an_error_that_names_the_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    words = r"^`bad\.pt` must be a report state that torchcalib wrote to its end, got"
+    words = r"^`bad\.pt` must be a complete report state, got"
 
     def check(case):
         HOSTILE[case](tmp_path / "bad.pt")

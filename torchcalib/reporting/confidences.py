@@ -1,7 +1,8 @@
 """Reports on pairs of a confidence and whether the prediction (or answer) was correct.
 
-The pairs are evaluated as a binary task: the confidence is the probability of the outcome "correct". Errors of the
-positive class are then errors of the top label. Values that depend on the threshold 0.5 or on max(c, 1 - c) are removed.
+The pairs are evaluated as a binary task: the confidence c is the probability of the outcome "correct". Errors of the
+positive class are then errors of the top label. Values that depend on the threshold 0.5 or on max(c, 1 - c) are
+removed.
 """
 
 from collections.abc import Mapping
