@@ -52,7 +52,7 @@ def test_it_saves_the_recommended_calibrator(task, saved, capsys):
 def test_it_saves_dp_calibration_where_none_is_worthwhile(saved, capsys):
     saved("multiclass", scale=1, n=1000)
     assert main(["report", "a.npz", "--no-intervals", "--save-calibrator", "cal.pt"]) == 0
-    assert "saved DP calibration, though no calibrator is worthwhile here" in capsys.readouterr().out
+    assert "saved DP calibration, although no calibrator is worthwhile here" in capsys.readouterr().out
     assert isinstance(load_calibrator("cal.pt"), AffineTransform)
 
 

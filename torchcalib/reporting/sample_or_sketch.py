@@ -155,7 +155,7 @@ def _check_values(sample: RankedSample) -> None:
         possible &= (sample.n >= 0) & (sample.n == sample.n.round()) & (sample.n <= 2**53)
     if not bool(possible.all()):
         raise ValueError(
-            "`parts` and `cells` must contain scores in [0, 1], integer counts n, and 0 to n positives, got other values"
+            "`parts` and `cells` must have scores in [0, 1], integer counts n and 0 to n positives, got other values"
         )
 
 
