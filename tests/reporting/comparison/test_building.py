@@ -178,7 +178,7 @@ def test_soft_targets_weights_and_many_classes_are_said_in_notes(monkeypatch):
     for limits, given, key, has_interval, words in (
         ({}, {"weights": weights}, "ks/top_label", None, "weights that are whole numbers"),
         ({"_TOO_MANY": 1000}, {}, "ece/classwise", False, "class-wise are omitted: too many classes times bins"),
-        ({"_MOST_NUMBERS": 10, "FEWEST_GROUPS": 20}, {}, "ece/classwise", True, "width is uncertain by about 16%"),
+        ({"_MOST_NUMBERS": 10, "FEWEST_GROUPS": 20}, {}, "ece/classwise", True, "width is about 16%"),
     ):
         with monkeypatch.context() as patch:
             for name, limit in limits.items():
