@@ -86,7 +86,7 @@ class Accumulated(Generic[S_co]):
             expected = _numel(self.kind.parts(self.kind.empty()))
         content = self.kind.check(parts, self.kind.empty()) if _numel(parts) == expected else None
         if content is None:
-            raise ValueError(f"`parts` must hold {expected:,} float64 numbers, got {_numel(parts):,}")
+            raise ValueError(f"`parts` must contain {expected:,} float64 numbers, got {_numel(parts):,}")
         return replace(self, content=content)
 
 

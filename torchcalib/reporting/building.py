@@ -48,11 +48,11 @@ T = TypeVar("T", bound=Transform)
 class ReportBuilder:
     """Compute a `Report` from batches of predictions.
 
-    `merge` adds the predictions of another builder, `save` and `load` move a builder between processes, and `gather`
-    merges the builders of all ranks.
+    `merge` adds the predictions of another builder, and `gather` merges the builders of all ranks. `save` and `load`
+    move a builder between processes.
 
-    Memory is bounded. Rank-based values are exact up to 2^24 samples; above that, they are computed from a sketch (see
-    `torchcalib.reporting.sample_or_sketch.SampleOrSketch`). `report.settings["order_based"]` is the method used.
+    Memory is bounded. Rank-based values are exact up to 2^24 samples, and computed from a sketch above; see
+    `torchcalib.reporting.sample_or_sketch.SampleOrSketch`. `report.settings["order_based"]` is the method used.
     Calibrators and bootstrap intervals need a copy of all predictions. The copy is dropped above 2^20 samples or 2^26
     predicted values, and the report then omits them.
 
@@ -106,7 +106,7 @@ class ReportBuilder:
         if task == "binary":
             check_name_count(self._class_names, 2)
         self._task = self._format.read_as
-        self._parts: frozenset[str] = frozenset()  # identifiers of merged builders, to refuse the same one twice
+        self._parts: frozenset[str] = frozenset()  # identifiers of merged builders, to detect duplicates
         self._has_groups: bool | None = None  # unknown before the first batch
         self._axis = -1  # class axis of the last batch, for fitted calibrators
         self._accumulators: dict[str, Any] = {}  # empty until the first batch determines the number of classes

@@ -25,8 +25,8 @@ def report_of_confidences(report: Report, weights_are_counts: bool) -> Report:
 
     Args:
         report: report of the task "binary".
-        weights_are_counts: whether all weights are whole numbers. Only then does the accuracy have an interval, because
-            it assumes a binomial distribution.
+        weights_are_counts: whether all weights are whole numbers. Otherwise the accuracy has no interval, because the
+            interval assumes a binomial distribution.
     """
     accuracy = report.priors[1]
     interval = _wilson(accuracy, report.n) if weights_are_counts and _has_intervals(report) else None

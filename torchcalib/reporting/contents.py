@@ -215,7 +215,7 @@ def _difference_columns(first: str, name: str, alone: bool) -> list[Column]:
     Args:
         first: name of the first system.
         name: name of the other system.
-        alone: whether the table has no other differences. Only then does the header omit both names.
+        alone: whether this is the only difference in the table, so that its header needs no names.
     """
     header = "difference" if alone else f"{printable(name)} − {printable(first)}"
 

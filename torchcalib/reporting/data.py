@@ -379,24 +379,24 @@ class Report(Results[float]):
     ) -> "Report":
         """Compute scores and calibration errors of one set of predictions.
 
-        - Scores: accuracy, negative log-likelihood (NLL), Brier score, entropic calibration difference (ECD), and NLL
-          and Brier score divided by those of predicting the class frequencies (NCE, NBS).
+        - Scores: accuracy, negative log-likelihood (NLL), Brier score, and entropic calibration difference (ECD).
+        - Relative scores: NLL and Brier score divided by the score of predicting the class frequencies (NCE, NBS).
         - Errors over equal-width bins, for every mode: expected (ECE), expected signed (ESCE), maximum (MCE) and root
           mean squared calibration error (RMSCE).
-        - Rank-based errors, for every mode but "classwise" of a multi-class task: adaptive (ACE), test-based (TCE) and
-          Kolmogorov-Smirnov calibration error (KS), and the decomposition of the Brier score of the event into
-          miscalibration (MCB), discrimination (DSC) and uncertainty (UNC): MCB - DSC + UNC.
+        - Rank-based errors, except class-wise for a multi-class task: adaptive (ACE), test-based (TCE) and
+          Kolmogorov-Smirnov calibration error (KS).
+        - Brier score decomposition, for the same modes: miscalibration (MCB), discrimination (DSC), uncertainty (UNC).
 
-        TCE, MCB, DSC and UNC are omitted for soft targets. Rank-based errors need whole-number weights. Above 2^24
-        samples (multi-label: samples times labels) they are computed from a sketch. It rounds probabilities by less
-        than 1 / 2,048 in log-odds (more above 16 labels), and is exact for float16 and bfloat16; see
-        `torchcalib.core.ranked.LogitCells`.
+        TCE, MCB, DSC and UNC are omitted for soft targets. ACE, TCE, KS, MCB, DSC and UNC are omitted for fractional
+        weights. Above 2^24 samples (multi-label: samples times labels) they are computed from a sketch. It rounds
+        probabilities by less than 1 / 2,048 in log-odds (more above 16 labels), and is exact for float16 and bfloat16;
+        see `torchcalib.core.ranked.LogitCells`.
 
         `calibration` contains NLL and Brier score after cross-validated calibration in 5 stratified folds. Calibrators
         are temperature scaling and DP calibration (affine scaling of the logits: one temperature, and one bias for each
         class). For binary and multi-label tasks they include histogram binning and isotonic calibration. `calibration`
-        is omitted above 2^20 samples or 2^26 elements of `preds`, for soft targets, and if a class has too few samples
-        for stratified folds. DP calibration is omitted if N C^2 > 2^31.
+        is omitted above 2^20 samples or 2^26 elements of `preds`. It needs labels, and enough samples of each class for
+        stratified folds. DP calibration is omitted if N C^2 > 2^31.
 
         Every calibration error has a noise floor (expected value if the model were perfectly calibrated), a p-value and
         a 95% interval; see `torchcalib.inference.CalibrationTest`. Errors with more than 2^15 bins of all classes have
@@ -471,7 +471,7 @@ class Report(Results[float]):
     def from_estimator(
         cls,
         estimator: Any,
-        X: Any,  # noqa: N803 - the name that scikit-learn has
+        X: Any,  # noqa: N803 - the name in scikit-learn
         y: Any,
         *,
         sample_weight: Any = None,

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torchcalib.core.tasks import Prepared
 
 
-def predictions_of(estimator: Any, X: Any, y: Any) -> Prepared:  # noqa: N803 - the name that scikit-learn has
+def predictions_of(estimator: Any, X: Any, y: Any) -> Prepared:  # noqa: N803 - the name in scikit-learn
     """Return probabilities and labels of a fitted classifier; see `Report.from_estimator`."""
     if not hasattr(estimator, "predict_proba"):
         raise TypeError(
@@ -98,6 +98,6 @@ def _indices(target: NDArray[Any], classes: Sequence[Any]) -> NDArray[np.int64]:
     if len(unknown):
         raise ValueError(
             f"`y` must contain only the classes of the classifier, {names.tolist()}, got "
-            f"{target[unknown[0]].item()!r} ({len(unknown)} of {len(target)} rows). Encode the labels as for its fit."
+            f"{target[unknown[0]].item()!r} ({len(unknown)} of {len(target)} rows). Encode labels as in the fit."
         )
     return indices

@@ -100,7 +100,7 @@ class GroupBins:
 
     def table(self) -> GroupTable:
         """Return the groups whose expected calibration error (ECE) exceeds its noise floor most."""
-        names = sorted(self.places)  # simulated outcomes depend on the position of a group: fix it
+        names = sorted(self.places)  # a fixed order, because simulated outcomes depend on the position of a group
         n_groups = len(names)
         n_replicates = max(59, min(_REPLICATES, _REPLICATES_IN_ALL // max(1, n_groups)))
         places = torch.tensor([self.places[name] for name in names], dtype=torch.int64)
@@ -125,7 +125,7 @@ class GroupBins:
         names = [saved_value({"name": name}, "name", str) for name in saved_value(state, "names", list)]
         check_names(names)
         if len(set(names)) < len(names):
-            raise ValueError("`names` must be different names of groups, got duplicates")
+            raise ValueError("`names` must be unique, got duplicates")
         empty = self.empty(self.accumulator, self.shape, names)
         sums = saved_tensor(state, "sums", torch.float64, tuple(empty.sums.shape))
         return replace(empty, sums=sums, apart=saved_tensor(state, "apart", torch.float64, tuple(empty.apart.shape)))

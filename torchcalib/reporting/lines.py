@@ -129,7 +129,7 @@ def _mean(value: Callable[[RankedSample], Tensor], sample: RankedSample, mode: N
 
 
 def has_table(task: Task, mode: NamedMode) -> bool:
-    """Return False if a mode has separate bins for each of C exclusive classes, which cannot be pooled in one table."""
+    """Return True if all samples of a mode can be pooled in one bin table; False for C exclusive classes."""
     return mode != "classwise" or task == "multilabel"
 
 
@@ -258,7 +258,7 @@ class Statistics:
             if mode in self.samples:
                 values |= order_values(self.samples[mode], self.has_labels, mode, self.n_bins)
         for mode in self.samples if self.has_labels else ():
-            # A perfect predictor has DSC = UNC. For the top label, its outcome is always 1, so that UNC = 0.
+            # A perfect predictor has DSC = UNC. Its top label is always right, so that both are 0 for the top label.
             # The naive predictor always predicts the most frequent class, whose frequency f gives UNC = f (1 - f).
             unc, is_top, largest = float(values[f"unc/{mode}"]), mode == "top_label", max(self.priors)
             perfect |= dict.fromkeys((f"dsc/{mode}", f"unc/{mode}"), 0.0 if is_top else unc)

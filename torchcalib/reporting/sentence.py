@@ -12,7 +12,7 @@ from torchcalib.core.words import ends, fixed, in_clauses, listed, places_of
 from torchcalib.reporting.data import ComparedLine, Difference, Line
 
 LEVEL = 0.05
-"""Significance level: miscalibration is significant if the p-value is below."""
+"""Significance level: miscalibration is significant if its p-value is below this value."""
 
 SLIGHT, BAD = 0.02, 0.1
 """Thresholds for ECE minus its noise floor: "slightly" below the first, "badly" from the second on."""

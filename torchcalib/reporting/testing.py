@@ -34,7 +34,10 @@ MOST_EVENTS = 2**18
 """Maximum number of events (samples, or samples times classes) for bootstrap intervals of scores."""
 
 MOST_IN_ORDER = 2**13
-"""Maximum number of events, summed over labels, for calibration tests and intervals of rank-based errors."""
+"""Maximum number of events, summed over labels, for tests and intervals of rank-based errors.
+
+Tests of large samples count runs of neighbouring scores instead of events.
+"""
 
 LEVEL, N_REPLICATES, SEED = 0.95, 199, 0
 """Options of bootstrap intervals. At this level, 4 of 199 replicates lie below the interval and 4 above."""
@@ -131,7 +134,8 @@ def with_evidence(
         if (evidence := found.get(line.key)) is None:
             return line
         low, high = float(evidence.low), float(evidence.high)
-        interval = LineInterval(low, high) if with_intervals and low <= high else None  # False for NaN, no interval
+        # Bounds are NaN if there is no interval, and the comparison is then False.
+        interval = LineInterval(low, high) if with_intervals and low <= high else None
         floor, p_value = float(evidence.noise_floor), float(evidence.p_value)
         return replace(line, noise_floor=floor, p_value=p_value, interval=interval)
 

@@ -63,16 +63,16 @@ def compare(
     difference of absolute values. Its 95% percentile interval is computed from replicates that all systems share. If
     the mean of the replicates is biased by more than a quarter of their standard deviation, the bias is subtracted.
 
-    The verdict is `"better"` or `"worse"` if the interval excludes 0, also after subtracting `Difference.chance`, the
-    difference that is due to sampling noise in bins. This correction is needed because of two calibrated systems, the
-    one with less extreme confidences has the larger ECE.
+    The verdict is `"better"` or `"worse"` if the interval excludes 0. This must hold also after subtracting
+    `Difference.chance`, the difference that is due to sampling noise in bins. Without this correction, a calibrated
+    system with less extreme confidences would seem worse, because its ECE contains more noise.
 
-    Replicates resample rows, the entries of the first axis; all pixels of an image stay together. To bound memory and
-    time, rows are assigned to at most 8,192 random groups, which are resampled instead (128 groups for class-wise
-    errors of 1,000 classes). `notes` lists intervals that are less accurate for this reason.
+    Replicates resample rows, the entries of the first axis; all pixels of an image stay together. To bound memory, rows
+    are assigned to at most 8,192 random groups, which are resampled instead. Class-wise errors of 1,000 classes have
+    128 groups. `notes` lists intervals that are less accurate for this reason.
 
-    Intervals are omitted for class-wise errors with more than 65,536 sums (3 C `n_bins`), for rank-based errors above
-    2^14 samples (multi-label: samples times labels), and for debiased RMSCE, for which the bootstrap is invalid.
+    Intervals are omitted for class-wise errors with 3 C `n_bins` > 65,536, and for rank-based errors above 2^14 samples
+    (multi-label: samples times labels). Debiased RMSCE has no interval, because the bootstrap is invalid for it.
     Rank-based errors are omitted above 2^20 samples.
 
     Args:
@@ -262,7 +262,7 @@ class ComparisonBuilder:
             if same[0].name not in _OMITTED_LINES
         )
         notes = self._notes(systems[self._names[0]], has_labels)
-        scores = replicates[self._names[0]].get("brier")  # None if the sums have a single group
+        scores = replicates[self._names[0]].get("brier")  # None without replicates, if there is only one group
         if self._n_rows == 1 or (scores is not None and bool(scores.isnan().any())):
             notes.append("Intervals are omitted: some replicates are empty, because there are few rows (first axis).")
         return Comparison(
@@ -318,7 +318,7 @@ class ComparisonBuilder:
         return weights.masked_fill(missing, 0), int((missing & (weights != 0)).sum())
 
     def _notes(self, system: System, has_labels: bool) -> list[str]:
-        """Return notes on omissions and inaccurate intervals. They are the same for all systems."""
+        """Return notes on omissions and less accurate intervals, which are the same for all systems."""
         names = "ACE, TCE, KS, MCB and DSC"
         notes = []
         if self._n_dropped:

@@ -129,8 +129,8 @@ class System:
 def expected_ece(s: Statistics) -> dict[str, float]:
     """Return the expected calibration error (ECE) of a perfectly calibrated system with these confidences, by line key.
 
-    A bin with n samples and mean confidence c has a gap that is approximately normal with mean 0 and variance
-    c (1 - c) / n, if weights are counts. The mean of its absolute value is sqrt(2 c (1 - c) / (pi n)).
+    The gap of a bin with n samples and mean confidence c is approximately normal with variance c (1 - c) / n, if
+    weights are counts. The mean of its absolute value is sqrt(2 c (1 - c) / (pi n)).
     """
     found = {}
     for mode, b in s.bins.items():

@@ -30,9 +30,9 @@ def usual_metrics(
 ) -> dict[str, CalibrationMetric[Any]]:
     """Return the default metrics of a `Monitor`, by name.
 
-    These are `accuracy`, `nll` (negative log-likelihood), `nce` (NLL divided by the NLL of predicting the class
-    frequencies), `brier`, `ecd` (entropic calibration difference), and the expected, expected signed and maximum
-    calibration errors `ece`, `esce` and `mce`. Their memory is constant.
+    Scores are `accuracy`, `nll` (negative log-likelihood), `nce` (NLL divided by the NLL of predicting the class
+    frequencies), `brier` and `ecd` (entropic calibration difference). The calibration errors `ece` (expected), `esce`
+    (expected signed) and `mce` (maximum) use equal-width bins. All metrics use constant memory.
 
     Args:
         task: `"binary"`, `"multiclass"` or `"multilabel"`.
