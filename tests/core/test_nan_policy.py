@@ -260,7 +260,7 @@ def test_reports_use_the_remaining_rows_and_count_the_dropped_ones(task, soft, t
     assert "must not hold NaN" in capsys.readouterr().err
     assert main([*arguments, "--nan-policy", "drop", "--out", str(tmp_path / "out")]) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert f"({n} left out for NaN)" in shown
+    assert f"({n} dropped for NaN)" in shown
     for text in (shown, (tmp_path / "out" / "report.html").read_text()):
         assert f"{n} {what} with NaN" in text
     saved = json.loads((tmp_path / "out" / "report.json").read_text())

@@ -125,7 +125,7 @@ def test_damaged_groups_of_a_saved_state_are_refused(tmp_path):
     ):
         accumulators = {**state["accumulators"], "groups": {**state["accumulators"]["groups"], **wrong}}
         torch.save({**state, "accumulators": accumulators}, tmp_path / "b.pt")
-        with pytest.raises(ValueError, match="must be a report state that torchcalib wrote"):
+        with pytest.raises(ValueError, match="must be a complete report state"):
             ReportBuilder.load(tmp_path / "b.pt")
 
 
