@@ -77,12 +77,7 @@ class PredictionBuffer:
         return replace(both, pieces=pieces)
 
     def limited(self, n_samples: int, n_values: int) -> Self:
-        """Return an empty buffer if the total size of all buffers to be added exceeds a limit, else this one.
-
-        Args:
-            n_samples: number of samples in all buffers.
-            n_values: number of elements of `preds` in all buffers.
-        """
+        """Return an empty buffer if these totals over all buffers to be merged exceed a limit, else this buffer."""
         dropped = replace(self, n_samples=n_samples, n_values=n_values, pieces=[])
         return dropped if dropped.why_not else self
 

@@ -168,12 +168,7 @@ def _name_column() -> Column:
 
 
 def _interval_column(interval_of: Callable[[Any], Any], prefix: str = "") -> Column:
-    """Return the column of intervals; in a DataFrame, the columns `low` and `high` with a prefix.
-
-    Args:
-        interval_of: function from a line to its interval, or None.
-        prefix: prefix of the DataFrame columns.
-    """
+    """Return the column of intervals; in a DataFrame, the columns `low` and `high` with a prefix."""
 
     def end(line: Any, name: str) -> float:
         found = interval_of(line)
@@ -210,12 +205,9 @@ def _value_column(system: str) -> Column:
 
 
 def _difference_columns(first: str, name: str, alone: bool) -> list[Column]:
-    """Return the columns of the difference between a system and the first one: value, interval and verdict.
+    """Return the columns of the difference `name` - `first`: value, interval and verdict.
 
-    Args:
-        first: name of the first system.
-        name: name of the other system.
-        alone: whether this is the only difference in the table, so that its header needs no names.
+    `alone` means that the table has no other differences, so that the header needs no names.
     """
     header = "difference" if alone else f"{printable(name)} − {printable(first)}"
 

@@ -160,11 +160,7 @@ def score_estimators(task: Task) -> list[LineEstimator]:
 def bin_estimators(task: Task, n_bins: int, right: bool, *, with_noise: bool = False) -> list[LineEstimator]:
     """Return one estimator of errors over equal-width bins for each mode.
 
-    Args:
-        task: task of the predictions.
-        n_bins: number of bins.
-        right: bins are `(a, b]` instead of `[a, b)`.
-        with_noise: add the sums for noise floors (variances) and, where `has_table`, for the column ECD of tables.
+    `with_noise` adds the sums for noise floors (variances) and, where `has_table`, for the column ECD of bin tables.
     """
     return [
         LineEstimator(

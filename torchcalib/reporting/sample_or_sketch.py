@@ -12,10 +12,7 @@ from torchcalib.core.sums import BinStats
 from torchcalib.io.saved import saved_tensor, saved_value
 
 MOST_SAMPLES = 2**24
-"""Maximum number of exact samples (multi-label: samples times labels).
-
-A sample takes 9 bytes (5 for float32 probabilities), or 17 with weights.
-"""
+"""Maximum number of exact samples (multi-label: samples times labels). A sample takes 5 to 17 bytes."""
 
 RESOLUTION = 2048
 """Cells of the sketch for each unit of log-odds, for up to 16 labels."""
@@ -74,11 +71,7 @@ class SampleOrSketch:
         ).limited()
 
     def limited(self, n_samples: int = 0) -> Self:
-        """Convert the samples to a sketch if there are too many of them.
-
-        Args:
-            n_samples: number of samples in all accumulators to be added, if that is larger than the number here.
-        """
+        """Convert to a sketch if the number of samples, here or in all accumulators to be merged, exceeds the limit."""
         n_exact = sum(score.numel() for score in self.samples.scores)
         if not n_exact or max(n_exact, n_samples) <= MOST_SAMPLES:
             return self

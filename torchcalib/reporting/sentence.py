@@ -43,10 +43,7 @@ def sentence_of(task: Task, values: Mapping[str, float], table: BinTable, ece: L
 
 
 def _verdict(task: Task, ece: Line, difference: float) -> tuple[str, str]:
-    """Return two clauses: the verdict on calibration, and ECE with its noise floor, p-value and interval.
-
-    `difference` is mean frequency minus mean confidence.
-    """
+    """Return two clauses: the verdict on calibration, and ECE with its evidence; `difference` is the mean gap."""
     floor, p_value = (math.nan if x is None else x for x in (ece.noise_floor, ece.p_value))
     low, high = (math.nan, math.nan) if ece.interval is None else (ece.interval.low, ece.interval.high)
     places = places_of(ece.value, floor, high)

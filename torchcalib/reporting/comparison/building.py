@@ -198,16 +198,7 @@ class ComparisonBuilder:
         self._are_counts = True
 
     def update(self, preds: Mapping[str, Tensor], target: Tensor, *, weights: Tensor | None = None) -> None:
-        """Add a batch of rows with the predictions of all systems. If an error is raised, the builder is unchanged.
-
-        Args:
-            preds: predictions by the name of the system.
-            target: labels or soft targets.
-            weights: non-negative weight of each sample.
-
-        Raises:
-            TypeError, ValueError: for invalid input.
-        """
+        """Add a batch, with predictions by system name. If an error is raised, the builder is unchanged."""
         self._check(preds, target, weights)
         n_dropped = 0
         if self._drop:
@@ -234,10 +225,7 @@ class ComparisonBuilder:
         self._are_counts &= counts
 
     def comparison(self, sources: Mapping[str, Mapping[str, Any]] | None = None) -> Comparison:
-        """Return the comparison of all predictions added so far.
-
-        Args:
-            sources: origin of the predictions of each system, such as files, by name.
+        """Return the comparison of all predictions added so far, with their origin (`sources`) by system name.
 
         Raises:
             ValueError: if no predictions were added.

@@ -27,8 +27,7 @@ _PROPORTIONAL_TO_NOISE = ("ECE", "MCE", "RMSCE", "ACE", "KS")
 
 Resampling doubles the variance of the gaps, so that such an error e increases to sqrt(2) e in the replicates. Their
 bias, divided by sqrt(2) - 1, therefore estimates e, the contribution of sampling noise. For ECE (expected calibration
-error) `expected_ece` is used instead. It is more accurate, because a bin
-with frequency 0 has no noise in the replicates.
+error) `expected_ece` is used instead: a bin with frequency 0 has no noise in the replicates, which biases the estimate.
 """
 
 _WITHOUT_INTERVALS = ("RMSCE debiased",)

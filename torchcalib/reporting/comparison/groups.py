@@ -93,12 +93,7 @@ class GroupedSums:
         self.sums = self._sums.movedim(-2, 0)
 
     def add(self, p: Predictions, words: Tensor) -> None:
-        """Add a batch.
-
-        Args:
-            p: predictions.
-            words: random number of each row, from `words_of`. A row can contain several samples.
-        """
+        """Add a batch, given the random number of each row from `words_of`. A row can contain several samples."""
         cells = self.accumulator.cells(p)
         group = group_of(words, len(self.sums)).repeat_interleave(cells.index.shape[-1] // max(1, len(words)))
         place = (group * cells.n_cells + cells.index).unsqueeze(-2).expand(cells.columns.shape)

@@ -61,13 +61,7 @@ class System:
         }
 
     def add(self, p: Predictions, words: Tensor, are_counts: bool) -> None:
-        """Add a batch.
-
-        Args:
-            p: predictions.
-            words: random number of each row, from `words_of`.
-            are_counts: whether all weights are whole numbers.
-        """
+        """Add a batch, given the random number of each row from `words_of`, and whether all weights are whole."""
         for _, sums in self._sums:
             sums.add(p, words)
         if are_counts and self.samples:
@@ -129,8 +123,8 @@ class System:
 def expected_ece(s: Statistics) -> dict[str, float]:
     """Return the expected calibration error (ECE) of a perfectly calibrated system with these confidences, by line key.
 
-    The gap of a bin with n samples and mean confidence c is approximately normal with variance c (1 - c) / n, if
-    weights are counts. The mean of its absolute value is sqrt(2 c (1 - c) / (pi n)).
+    If weights are counts, the gap of a bin with n samples and mean confidence c is approximately normal with variance
+    c (1 - c) / n. The mean of its absolute value is sqrt(2 c (1 - c) / (pi n)).
     """
     found = {}
     for mode, b in s.bins.items():
