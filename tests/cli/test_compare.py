@@ -43,7 +43,7 @@ def test_it_takes_shards_of_other_formats_and_sizes(tmp_path, monkeypatch, capsy
             assert interval["low"] == pytest.approx(found.differences["noisy"].interval.low, abs=1e-12)
     names = {f"compare.{end}" for end in ("html", "json", "png", "svg")}
     assert {path.name for path in (tmp_path / "out").iterdir()} == names
-    assert "too [red]sure against a" in (tmp_path / "out" / "compare.html").read_text()
+    assert "too [red]sure compared with a" in (tmp_path / "out" / "compare.html").read_text()
     assert main(["compare", "a.npz", "pair=preds.npy,target.npy", "--from-logits", "--preds", "logits"]) == 2
     assert "--preds must name an array in" in capsys.readouterr().err
 
@@ -71,8 +71,8 @@ def test_systems_have_unique_names_and_unlike_systems_are_one_line_errors(tmp_pa
     saved("x/a=1.npz", "binary")
     assert main(["compare", "x/a.npz", "y/a.npz", "x/a=1.npz", "--nan-policy", "drop"]) == 0
     shown = capsys.readouterr().out
-    assert "y/a against x/a" in shown
-    assert "a=1 against x/a" in shown
+    assert "y/a compared with x/a" in shown
+    assert "a=1 compared with x/a" in shown
     saved("a.npz")
     saved("b.npz", logits=LOGITS)
     wrong = [

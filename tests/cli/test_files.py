@@ -92,7 +92,7 @@ def test_systems_of_one_file_are_compared_as_by_the_function(tmp_path, monkeypat
     write_csv(tmp_path / "a.csv", columns)
     options = ["--preds", "plain=p_*", "--preds", "sure_p_cat,sure_p_dog,sure_p_eel", "--out", str(tmp_path)]
     assert main(["compare", str(tmp_path / "a.csv"), *options]) == 0
-    assert "sure_p_cat,sure_p_dog,sure_p_eel against plain" in capsys.readouterr().out.replace("\n", " ")
+    assert "sure_p_cat,sure_p_dog,sure_p_eel compared with plain" in capsys.readouterr().out.replace("\n", " ")
     found = json.loads((tmp_path / "compare.json").read_text())
     systems = {"plain": torch.from_numpy(PROBS), "sure": torch.from_numpy(sure)}
     expected = tc.compare(systems, torch.from_numpy(LABELS), task="multiclass")

@@ -52,7 +52,7 @@ def test_it_saves_the_recommended_calibrator(task, saved, capsys):
 def test_it_saves_affine_scaling_where_none_is_worthwhile(saved, capsys):
     saved("multiclass", scale=1, n=1000)
     assert main(["report", "a.npz", "--no-intervals", "--save-calibrator", "cal.pt"]) == 0
-    assert "saved affine scaling, though no calibrator is worthwhile here" in capsys.readouterr().out
+    assert "saved affine scaling, although no calibrator is worthwhile here" in capsys.readouterr().out
     assert isinstance(load_calibrator("cal.pt"), AffineScaling)
 
 
@@ -86,7 +86,7 @@ def test_it_refuses_data_without_folds_and_too_many_before_it_has_read_all(saved
     assert "are more than 100 samples" in error
     np.savez("a.npz", probs=np.array([0.2, 0.9, 0.5]), targets=np.array([0, 1, 1]))
     error = failing(capsys, "a.npz", "--out", "out", "--save-calibrator", "cal.pt")
-    assert error.endswith("there is one of class 0.")
+    assert error.endswith("there is only one of class 0.")
     assert sorted(map(str, Path().rglob("*"))) == ["a.npz", "out"]
 
 

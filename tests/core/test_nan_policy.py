@@ -241,7 +241,7 @@ def test_reports_use_the_remaining_rows_and_count_the_dropped_ones(task, soft, t
     bad, gone = preds.clone(), target.clone()
     bad[3] = (gone if soft else bad)[5] = NAN
     left = ~torch.isin(torch.arange(80), torch.tensor([3, 5]))
-    n, what = (6, "labels of samples") if task == "multilabel" else (2, "samples")
+    n, what = (6, "entries") if task == "multilabel" else (2, "samples")
     given = {"task": task, "with_intervals": False}
     for weights in (None, 1 + torch.arange(80) % 3, 0.5 + torch.arange(80) % 3):
         found = tc.report(bad, gone, weights=weights, nan_policy="drop", **given)
@@ -260,7 +260,7 @@ def test_reports_use_the_remaining_rows_and_count_the_dropped_ones(task, soft, t
     assert "must not contain NaN" in capsys.readouterr().err
     assert main([*arguments, "--nan-policy", "drop", "--out", str(tmp_path / "out")]) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert f"({n} left out for NaN)" in shown
+    assert f"({n} dropped for NaN)" in shown
     for text in (shown, (tmp_path / "out" / "report.html").read_text()):
         assert f"{n} {what} with NaN" in text
     saved = json.loads((tmp_path / "out" / "report.json").read_text())

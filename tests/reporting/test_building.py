@@ -23,7 +23,7 @@ def test_wrong_calls_name_what_is_wrong():
         [
             ("another width", lambda: quick.update(*wide), ValueError, ["must have 2 entries on its class axis"]),
             ("not kept", lambda: quick.fit(dp), ValueError, ["with_calibration is False"]),
-            ("nothing to fit", lambda: empty.fit(dp), ValueError, ["got none: nothing was added"]),
+            ("nothing to fit", lambda: empty.fit(dp), ValueError, ["got none: no predictions were added"]),
             ("a number", lambda: ReportBuilder(task="binary", with_calibration=1), TypeError, ["`with_calibration`"]),
         ]
     )

@@ -125,7 +125,7 @@ def test_weights_of_every_kind():
     report = report_of(preds, target, weights=weights, **given)
     check_against_functions(report, preds, target, tuple(CALIBRATORS)[:3], weights=weights, **given)
     (note,) = report.calibration.notes
-    assert note == "Isotonic calibration is not tried: it needs weights that are counts of samples."
+    assert note == "Isotonic calibration is omitted: it needs weights that are whole numbers."
     builder = ReportBuilder(**given, with_intervals=False)
     builder.update(preds[:100], target[:100])
     builder.update(preds[100:], target[100:], weights=weights[100:])
@@ -144,9 +144,9 @@ def test_remarks_of_fits_are_notes_of_the_section():
 
 LEFT_OUT = [
     ("binary", [0.1, 0.6, 0.3, 0.9], [0.1, 0.5, 0.2, 1.0], "targets are soft"),
-    ("binary", [0.1, 0.6, 0.3, 0.9], [1, 1, 1, 1], "all samples are of one class"),
-    ("binary", [0.1], [1], "there is one of class 1"),
-    ("multiclass", [[0.1, 0.6, 0.3]] * 4, [0, 1, 0, 2], "there is one of class 1, 2."),
+    ("binary", [0.1, 0.6, 0.3, 0.9], [1, 1, 1, 1], "all samples have the same class"),
+    ("binary", [0.1], [1], "there is only one of class 1"),
+    ("multiclass", [[0.1, 0.6, 0.3]] * 4, [0, 1, 0, 2], "there is only one of class 1, 2."),
     ("multilabel", [[0.1, 0.6]] * 4, [[1, 1], [0, 1], [1, 1], [0, 1]], "label 1 has fewer"),
 ]
 
@@ -156,7 +156,7 @@ def test_it_is_left_out_with_a_note():
         task, preds, target, words = case
         report = report_of(torch.tensor(preds), torch.tensor(target), task=task)
         assert report.calibration is report.recommendation is json.loads(report.to_json())["calibration"] is None
-        (note,) = (note for note in report.notes if note.startswith("The gain of a calibration stage is left out: "))
+        (note,) = (note for note in report.notes if note.startswith("Calibration gains are omitted: "))
         assert words in note
         assert math.isfinite(report["nll"])
 
@@ -178,9 +178,10 @@ def test_too_many_samples_of_which_every_label_is_one_are_dropped(task, limit, m
     report = builder.report()
     assert report.calibration is None
     assert (
-        "Call torchcalib.calibration.recommend or torchcalib.inference.bootstrap on a part of them." in report.notes[-1]
+        "Call torchcalib.calibration.recommend or torchcalib.inference.bootstrap on a part of the data."
+        in report.notes[-1]
     )
-    with pytest.raises(ValueError, match="must have been added and kept to fit a calibrator"):
+    with pytest.raises(ValueError, match="`fit` must have labelled predictions in the buffer"):
         builder.fit(AffineScaling())
 
 
@@ -188,7 +189,7 @@ def test_what_takes_too_long_or_too_much_memory_is_not_tried(monkeypatch):
     monkeypatch.setattr(module, "MOST_PRODUCTS", 300 * 5**2 - 1)
     stage = report_of(*realistic("multiclass", scale=1), task="multiclass", from_logits=True).calibration
     assert {gain.calibrator for gain in stage.gains} == {"temperature scaling"}
-    assert stage.notes[0].startswith("Affine scaling is not tried: with 5 classes it takes long.")
+    assert stage.notes[0].startswith("Affine scaling is omitted: it is slow for 5 classes.")
     assert stage.recommendation.best is None
     assert isinstance(stage.calibrator, TemperatureScaling)
 

@@ -30,7 +30,7 @@ def test_report_of_arrays_is_that_of_tensors_and_says_that_the_task_is_inferred(
         assert "multiclass (inferred from the shapes), n = 400" in str(found)
     column = off("binary")[0][:, None]
     values_are(tc.report(column, off("binary")[1], **QUICK), tc.report(*off("binary"), task="binary", **QUICK))
-    with pytest.raises(TypeError, match="`sample_weight` must not be given beside `weights`"):
+    with pytest.raises(TypeError, match="`sample_weight` must not be passed together with `weights`"):
         tc.report(probs, target, weights=weights, sample_weight=weights)
     implied = tc.report(*off("multilabel"), num_labels=3, **QUICK)
     assert (implied.task, implied.task_is_inferred) == ("multilabel", False)
@@ -126,7 +126,7 @@ def test_classifiers_and_labels_that_do_not_fit_are_errors(make, error, words):
     classifier = LogisticRegression(max_iter=5000).fit(x, y)
     with pytest.raises(error, match=words):
         tc.Report.from_estimator(*make(classifier, x, y))
-    with pytest.raises(TypeError, match="`task` must not be given, got 'binary'"):
+    with pytest.raises(TypeError, match=r"`task` must not be passed for a classifier.* got 'binary'"):
         tc.Report.from_estimator(classifier, x, y, task="binary")
 
 
@@ -161,5 +161,5 @@ def test_saved_builders_keep_the_names_of_classes_and_parts_must_agree_on_them(t
     assert loaded.report().class_names == tuple(NAMES)
     other = tc.ReportBuilder(task="multiclass", **QUICK)
     other.update(probs, target)
-    with pytest.raises(ValueError, match=r"must be made with the same arguments, got class_names=None beside"):
+    with pytest.raises(ValueError, match=r"must have the same arguments, got class_names=None instead of"):
         loaded.merge(other)

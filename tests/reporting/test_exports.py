@@ -197,7 +197,7 @@ def test_key_without_a_mode_is_that_of_the_main_one(task):
         assert report[name] == report[f"{name}/{main}"]
     assert compared(task)["ece"] is compared(task)[f"ece/{main}"]
     assert "ece" in report
-    with pytest.raises(KeyError, match="'ec' is not among the lines, which are accuracy, nll"):
+    with pytest.raises(KeyError, match="`key` must be one of accuracy, nll"):
         report["ec"]
 
 
@@ -237,7 +237,7 @@ def test_names_of_classes_are_in_text_page_tables_and_diagrams():
     assert [row[0] for row in Cells(table[table.index("<table") :]).rows[1:]] == list(frame_names(report)[:10])
     assert report.to_dict()["class_names"] == names
     rare = tc.report(probs[:40], torch.arange(40).clamp(max=1), class_names=names, with_intervals=False)
-    assert any("there is one of class kind 0" in note for note in rare.notes)
+    assert any("there is only one of class kind 0" in note for note in rare.notes)
     binary = tc.report([0.1, 0.7, 0.8], ["ham", "spam", "spam"], class_names=["ham", "spam"], **QUICK)
     assert "positive class (spam)" in render(binary)
     assert tc.report(probs, target, positive_classes=[1], class_names=names, **QUICK).class_names == ()

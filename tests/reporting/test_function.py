@@ -99,7 +99,7 @@ def test_weights_that_are_no_counts_leave_the_order_out_from_then_on(task):
         report = builder.report()
         assert bool(ordered(report)) == (weight == 2)
     assert (report.tests, report.settings["order_based"]) == ({}, "left out")
-    note = "ACE, TCE, KS, MCB, DSC and UNC are left out: they need weights that are counts of samples."
+    note = "ACE, TCE, KS, MCB, DSC and UNC are omitted: they need weights that are whole numbers."
     assert report.notes == (note,)
     assert note in str(report)
     keys = {key for key in report if "debiased" not in key}  # which depends on how many samples there are

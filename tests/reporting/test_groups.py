@@ -84,12 +84,12 @@ def test_groups_come_with_all_rows_or_with_none_and_bad_ones_add_nothing():
     without.update(p, y)
     many = torch.arange(MOST_GROUPS + 1)
     too_many = partial(tc.report, torch.full((len(many),), 0.5), many % 2, groups=many, **GIVEN)
-    all_or_none = "`groups` must be given with all predictions of a report"
+    all_or_none = "`groups` must be passed with all batches of a report"
     refused = [
         (partial(builder.update, p, y), ValueError, all_or_none),
         (partial(without.update, p, y, groups=groups), ValueError, all_or_none),
-        (partial(builder.merge, without), ValueError, "`other` must have groups if this one has some"),
-        (too_many, ValueError, "`groups` must be at most 10,000 different ones in a report, got 10,001"),
+        (partial(builder.merge, without), ValueError, "`other` must have groups if this builder has groups"),
+        (too_many, ValueError, "`groups` must contain at most 10,000 different groups for a report, got 10,001"),
     ]
     refused += [
         (partial(builder.update, p, y, groups=wrong, group_names=names), kind, words)
@@ -125,7 +125,7 @@ def test_damaged_groups_of_a_saved_state_are_refused(tmp_path):
     ):
         accumulators = {**state["accumulators"], "groups": {**state["accumulators"]["groups"], **wrong}}
         torch.save({**state, "accumulators": accumulators}, tmp_path / "b.pt")
-        with pytest.raises(ValueError, match="must be a report state that torchcalib wrote"):
+        with pytest.raises(ValueError, match="must be a complete report state"):
             ReportBuilder.load(tmp_path / "b.pt")
 
 

@@ -118,16 +118,16 @@ def test_lines_that_would_take_long_have_no_interval_or_few_replicates_and_notes
         report = tc.report(preds, target, **given)
         floors, (keys, notes) = missing(report, "noise_floor")[0], missing(report, "interval")
         assert {"nll", "dsc/top_label", "unc/top_label"} <= keys
-        assert "There is no interval of NLL, above 100 samples;" in notes
-        assert "There is no interval of DSC and UNC, top label, above 100 samples;" in notes
+        assert "The interval of NLL is omitted above 100 samples." in notes
+        assert "The interval of DSC and UNC, top label is omitted above 100 samples." in notes
         assert {"ece/classwise", "mce/classwise", "rmsce_debiased/classwise"} <= keys - floors
         assert "Errors over bins, class-wise, have no interval" in notes
         assert "ks/top_label" in floors
         assert "ace/top_label" not in floors
-        assert "There is no noise floor of KS, TCE and MCB, top label" in notes
+        assert "KS, TCE and MCB, top label, have no noise floor, p and interval" in notes
     monkeypatch.setattr(testing, "_replicates", lambda affordable, at_least: at_least)
     report = tc.report(preds, target, **given, with_intervals=False)
-    words = "Noise floor and p of errors over bins, class-wise, are from 39 replicates, so that p is at least 0.025"
+    words = "errors over bins, class-wise, are computed from 39 replicates. The smallest possible p is 0.025"
     assert words in " ".join(report.notes)
     p_values = [line.p_value for line in report.lines if line.group == "class-wise" and line.p_value is not None]
     assert min(p_values) >= 1 / 40
@@ -139,12 +139,12 @@ def test_scores_have_no_intervals_where_samples_are_too_many_or_the_bootstrap_fa
     report = tc.report(*data("binary"), task="binary", weights=weights, with_calibration=False)
     keys, notes = missing(report, "interval")
     assert "nll" in keys
-    assert "Bootstrap intervals are left out: computing them failed with ValueError: `weights` must" in notes
+    assert "Bootstrap intervals are omitted: the bootstrap failed with ValueError: `weights` must" in notes
     monkeypatch.setattr(buffer, "MOST_SAMPLES", 100)
     keys, notes = missing(tc.report(*data("binary"), task="binary"), "interval")
     assert {"nll", "dsc/positive"} <= keys
     assert not keys & {"ece/positive", "tce/positive", "mcb/positive"}, "that is of what was streamed"
-    assert "Bootstrap intervals are left out: " in notes
+    assert "Bootstrap intervals are omitted: " in notes
 
 
 def test_intervals_are_shown_in_the_terminal_and_leave_the_sentence_and_the_noise_floor_as_they_are(capsys):

@@ -109,7 +109,7 @@ def test_a_sum_leaves_its_parts_as_they_are_and_nothing_is_counted_twice(tmp_pat
     whole = parts[0] + parts[1]
     before = whole.report().to_dict()
     for other in (parts[0], through_a_file(parts[0], tmp_path), through_a_file(whole, tmp_path), whole):
-        with pytest.raises(ValueError, match="that are here already"):
+        with pytest.raises(ValueError, match="a part that was merged before"):
             whole.merge(other)
     assert whole.report().to_dict() == before
     alike = [builder_of(arrays, "binary", **QUICK) for _ in range(2)]
@@ -129,8 +129,8 @@ def test_builders_that_differ_are_refused_and_nothing_is_added():
         width = 3 if name == "classes" else 4
         labels = torch.zeros(3, 4, dtype=torch.int64) if name == "task" else torch.arange(3)
         other.update(torch.full((3, width), 1 / width), labels)
-        found = "classes=3 beside classes=4" if name == "classes" else f"{name}={value!r} beside {name}="
-        with pytest.raises(ValueError, match=f"must be made with the same arguments, got {found}"):
+        found = "classes=3 instead of classes=4" if name == "classes" else f"{name}={value!r} instead of {name}="
+        with pytest.raises(ValueError, match=f"must have the same arguments, got {found}"):
             mine.merge(other)
 
     check_each(["task", "n_bins", "right", "from_logits", "ignore_index", "with_intervals", "classes"], check)
@@ -255,7 +255,7 @@ HOSTILE = {
 
 def test_damaged_and_hostile_files_are_an_error_that_names_the_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    words = r"^`bad\.pt` must be a report state that torchcalib wrote to its end, got"
+    words = r"^`bad\.pt` must be a complete report state, got"
 
     def check(case):
         HOSTILE[case](tmp_path / "bad.pt")
@@ -344,7 +344,7 @@ def test_command_refuses_parts_that_do_not_belong_together(folder, capsys):
 
     check_each(
         [
-            ("bins.pt", "`bins.pt` cannot be merged with `shard-0.pt`: `other` must be made with the same arguments"),
+            ("bins.pt", "`bins.pt` cannot be merged with `shard-0.pt`: `other` must have the same arguments"),
             ("double.pt", "`double.npz` must have the same dtype as `shard-0.npz`, got 'float64' and 'float32'."),
             ("votes.pt", "`votes.npz` must have the same rows as `shard-0.npz`, got ('float32 ()', 'float64 ()')"),
             ("shard-0.pt", "every part must be named once"),

@@ -85,7 +85,7 @@ def test_soft_targets_leave_out_what_counts_labels_and_floating_labels_are_label
     report = builder.report()
     assert set(ordered(report)) == set(expected)
     assert report.tests == {}
-    assert "TCE, MCB, DSC and UNC are left out: they need labels, and targets are soft." in report.notes
+    assert "TCE, MCB, DSC and UNC are omitted: they need labels, and targets are soft." in report.notes
     assert len(report.notes) == 1 + (most == 60)
     for key, value in expected.items():
         assert report[key] == pytest.approx(value, abs=1e-12 if most > 60 else 0.01)

@@ -1,6 +1,6 @@
 """Reports on predictions, comparisons of systems, and calibration during training.
 
-Predictions are added to accumulators (`accumulators`, `sample_or_sketch`, `buffer`, `groups`), whose sums and samples
-become lines with p-values and intervals (`lines`, `testing`). A `Report` or `Comparison` of them is data
-(`data`). Its tables are described once (`contents`, `tables`) and shown by `str`, `terminal` and `html`.
+A `ReportBuilder` (`building`) adds batches of predictions to accumulators (`accumulators`, `sample_or_sketch`,
+`buffer`, `groups`). `lines` computes the values from them, and `testing` adds p-values and intervals. `data` defines
+the results, `Report` and `Comparison`. `contents` defines their tables, which `str`, `terminal` and `html` render.
 """

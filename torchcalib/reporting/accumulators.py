@@ -1,4 +1,4 @@
-"""What a report accumulates of its predictions, and limits on its size."""
+"""Accumulators of a report: the interface, the accumulator of sums or samples, and limits on memory."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,47 +13,49 @@ from torchcalib.core.state import SamplesKind, SumsKind
 from torchcalib.io.saved import saved_value
 from torchcalib.reporting.lines import SCORES
 
-MOST_BINS = 1000  # more are neither visible nor readable
-MOST_COPIES = 2**53  # integers up to here are exact in float64
-_MOST_SUMS = 2**27  # 1 GiB
+MOST_BINS = 1000  # a diagram or table of more bins is not legible
+MOST_COPIES = 2**53  # float64 represents all integers up to this one exactly
+_MOST_SUMS = 2**27  # 1 GiB of float64
 
 S_co = TypeVar("S_co", covariant=True)
 
 
 class Accumulator(Protocol):
-    """What a report holds of its predictions. Accumulators add; methods return new ones and change nothing."""
+    """Interface of the immutable accumulators of a report, such as sums, ranked samples and bins of groups."""
 
     def of(self, p: Predictions) -> Self:
-        """Return the accumulator of a batch alone."""
+        """Return a new accumulator of one batch, without the data of this one."""
 
     def __add__(self, other: Self, /) -> Self:
-        """Return the accumulator of both, the rows of `other` last."""
+        """Return the accumulator of the rows of this one, followed by the rows of `other`."""
 
     def state(self) -> dict[str, Any]:
-        """Return tensors and plain values for `loaded`."""
+        """Return the content as tensors and plain values, for `loaded`."""
 
     def loaded(self, state: Any) -> Self:
-        """Return the accumulator of a saved state, on the CPU, given an empty one. The state need not be trusted.
+        """Return an accumulator with the content of `state()`, on the CPU.
+
+        Call it on an empty accumulator. The state may be damaged or malicious: it is checked.
 
         Raises:
-            Exception: of any kind, for a state that no accumulator has.
+            Exception: of any type, if the state is invalid.
         """
 
 
 @dataclass(frozen=True, eq=False)
 class Accumulated(Generic[S_co]):
-    """Sums or samples.
+    """Accumulator of sums, or of samples.
 
     Attributes:
-        kind: of the content.
-        content: a state of that kind; None before any data.
+        kind: operations on the state, `SumsKind` or `SamplesKind`.
+        content: the state; None before any data.
     """
 
     kind: SumsKind[S_co] | SamplesKind
     content: Any = None
 
     def of(self, p: Predictions) -> Self:
-        """Return the accumulator of a batch alone."""
+        """Return a new accumulator of one batch."""
         return replace(self, content=self.kind.detach(self.kind.of(p)))
 
     def __add__(self, other: Self) -> Self:
@@ -63,28 +65,28 @@ class Accumulated(Generic[S_co]):
 
     @property
     def statistic(self) -> S_co:
-        """The sums or samples."""
+        """The accumulated sums or samples."""
         statistic: S_co = self.kind.statistic(self.content)
         return statistic
 
     @property
     def left_out(self) -> tuple[int, int]:
-        """Number of bad rows, which come from CUDA, and of missing ones."""
+        """Numbers of invalid rows (counted on CUDA only) and of rows dropped by `nan_policy="drop"`."""
         n_invalid, n_dropped = self.kind.left_out(self.content).tolist()
         return int(n_invalid), int(n_dropped)
 
     def state(self) -> dict[str, Any]:
-        """Return tensors and plain values for `loaded`."""
+        """Return the state as a list of tensors, for `loaded`."""
         return {"parts": list(self.kind.parts(self.content))}
 
     def loaded(self, state: Any) -> Self:
-        """Return the accumulator of a saved state, given an empty one."""
+        """Return an accumulator with the content of `state()`; see `Accumulator.loaded`."""
         parts = saved_value(state, "parts", list)
-        with torch.device("meta"):  # which takes no memory for as many classes as a file claims
+        with torch.device("meta"):  # a damaged file may declare any number of classes: allocate no memory for them
             expected = _numel(self.kind.parts(self.kind.empty()))
         content = self.kind.check(parts, self.kind.empty()) if _numel(parts) == expected else None
         if content is None:
-            raise ValueError(f"`parts` must hold {expected:,} float64 numbers, got {_numel(parts):,}")
+            raise ValueError(f"`parts` must contain {expected:,} float64 numbers, got {_numel(parts):,}")
         return replace(self, content=content)
 
 
@@ -93,18 +95,18 @@ def _numel(parts: Sequence[Any]) -> int:
 
 
 def check_size(task: Task, num_outputs: int, n_bins: int) -> None:
-    """Raise if the sums of a report with so many classes or labels take more than a gigabyte."""
+    """Raise a ValueError if the sums of a report with this number of classes or labels take more than 1 GiB."""
     per_output = 3 * len(SCORES) * (2 if task == "multilabel" else 1) + (4 if task == "multilabel" else 3) * n_bins
     if task != "binary" and num_outputs * per_output > _MOST_SUMS:
-        what = "labels" if task == "multilabel" else "classes"
+        outputs = "labels" if task == "multilabel" else "classes"
         raise ValueError(
-            f"`preds` must have at most {_MOST_SUMS // per_output:,} {what} with {n_bins} bins, got {num_outputs:,}: "
-            f"the report keeps sums of each. Check the class axis, or compute single metrics."
+            f"`preds` must have at most {_MOST_SUMS // per_output:,} {outputs} with {n_bins} bins, "
+            f"got {num_outputs:,}. Check the class axis, or compute single metrics, which need less memory."
         )
 
 
 def are_counts(weights: Tensor | None) -> bool:
-    """Return whether every weight is a whole number."""
+    """Return True if there are no weights, or all of them are whole numbers of at most 2^53."""
     if weights is None:
         return True
     w = weights.detach().double()

@@ -1,4 +1,4 @@
-"""A buffer of predictions, for bootstrap intervals and calibrators, which need all of them at once."""
+"""Buffer of predictions for bootstrap intervals and calibrators, which need all predictions at once."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -16,25 +16,25 @@ from torchcalib.io.saved import saved_tensor, saved_value
 from torchcalib.ops.logs import wide_dtype
 
 MOST_VALUES = 2**26
-"""Largest number of values of `preds`: 50,000 samples of 1,000 classes, and some more."""
+"""Maximum number of elements of `preds` in a buffer. It admits 50,000 samples of 1,000 classes."""
 
 MOST_SAMPLES = 2**20
-"""Largest number of samples, every label of a sample being one."""
+"""Maximum number of samples in a buffer (multi-label: samples times labels)."""
 
 _SMALL = 2**12
-"""Number of samples up to which a piece is small."""
+"""Maximum number of samples of a piece that is joined with the next one."""
 
 
 @dataclass(frozen=True, eq=False)
 class PredictionBuffer:
-    """Copies of predictions up to a maximal number; none of them above that.
+    """Copies of all predictions. The buffer is emptied when a limit on its size is exceeded.
 
     Attributes:
-        input_format: of the predictions.
-        n_ranks: number of processes that share the maximal number.
-        n_samples: number of samples so far, every label of a sample being one.
-        n_values: number of values of predictions so far.
-        pieces: the copies, in order.
+        input_format: task and options of the predictions.
+        n_ranks: number of processes that share the limits.
+        n_samples: number of samples added so far (multi-label: samples times labels).
+        n_values: number of elements of `preds` added so far.
+        pieces: the copies, in the order of the rows.
     """
 
     input_format: InputFormat
@@ -45,23 +45,23 @@ class PredictionBuffer:
 
     @property
     def why_not(self) -> str:
-        """Why no predictions are kept any more, a clause; empty as long as they are."""
+        """Reason, as a clause, why the buffer was emptied; an empty string while the limits are kept."""
         if self.n_samples * self.n_ranks <= MOST_SAMPLES and self.n_values * self.n_ranks <= MOST_VALUES:
             return ""
         return (
-            f"there are more than {MOST_SAMPLES:,} samples or {MOST_VALUES:,} values of predictions. "
-            "Call torchcalib.calibration.recommend or torchcalib.inference.bootstrap on a part of them"
+            f"there are more than {MOST_SAMPLES:,} samples or {MOST_VALUES:,} predicted values. "
+            "Call torchcalib.calibration.recommend or torchcalib.inference.bootstrap on a part of the data"
         )
 
     @property
     def has_shares(self) -> bool:
-        """Whether some targets are shares rather than labels."""
+        """True if some targets are soft."""
         return not all(piece.hard for piece in self.pieces)
 
     def of(self, p: Predictions) -> Self:
-        """Return a buffer of a batch alone, flattened to one series."""
-        found = replace(self, n_samples=p.samples.numel(), n_values=p.given.numel(), pieces=[])
-        return replace(found, pieces=[_copied(p)] if found.n_samples and not found.why_not else [])
+        """Return a new buffer of one batch, which must have no batch axes."""
+        empty = replace(self, n_samples=p.samples.numel(), n_values=p.given.numel(), pieces=[])
+        return replace(empty, pieces=[_copied(p)] if empty.n_samples and not empty.why_not else [])
 
     def __add__(self, other: Self) -> Self:
         n_samples, n_values = self.n_samples + other.n_samples, self.n_values + other.n_values
@@ -71,58 +71,63 @@ class PredictionBuffer:
         pieces = list(self.pieces)
         for piece in other.pieces:
             pieces.append(piece)
-            # Small pieces are joined, so that there are few: each sample is copied a few times.
+            # Joining small pieces of similar size bounds their number, and copies each sample only a few times.
             while len(pieces) > 1 and pieces[-2].samples[-1] <= min(_SMALL, 2 * pieces[-1].samples[-1]):
                 pieces[-2:] = [_joined(pieces[-2:])]
         return replace(both, pieces=pieces)
 
     def limited(self, n_samples: int, n_values: int) -> Self:
-        """Drop all predictions if those of all buffers that will be added are too many."""
+        """Return an empty buffer if these totals over all buffers to be merged exceed a limit, else this buffer."""
         dropped = replace(self, n_samples=n_samples, n_values=n_values, pieces=[])
         return dropped if dropped.why_not else self
 
     def predictions(self) -> Predictions:
-        """Return all predictions, with labels as targets if all of them are labels."""
+        """Return all predictions as one batch, with integer targets if all of them are labels."""
         if len(self.pieces) > 1:
-            self.pieces[:] = [_joined(self.pieces)]  # so that memory holds them once
-        return replace(self.pieces[0])  # what is computed from them is not kept
+            self.pieces[:] = [_joined(self.pieces)]  # in place: the pieces and their copy would take memory twice
+        return replace(self.pieces[0])  # a copy, because `Predictions` caches values in `computed`
 
     def state(self) -> dict[str, Any]:
-        """Return tensors and plain values for `loaded`."""
+        """Return the content as tensors and plain values, for `loaded`."""
         names = ("given", "given_target", "weights", "rest")
         pieces = [{name: getattr(piece, name) for name in names} for piece in self.pieces]
         return {"n_samples": self.n_samples, "n_values": self.n_values, "pieces": pieces}
 
     def loaded(self, state: Any) -> Self:
-        """Return the buffer of a saved state, whose values are checked like other predictions."""
+        """Return a buffer with the content of `state()`, whose values are checked like other predictions."""
         pieces = [self._loaded(piece) for piece in saved_value(state, "pieces", list)]
         n_samples, n_values = saved_value(state, "n_samples", int), saved_value(state, "n_values", int)
-        made = replace(self, n_samples=n_samples, n_values=n_values, pieces=pieces)
-        if not made.why_not and (found := sum(piece.given.numel() for piece in pieces)) != n_values:
-            raise ValueError(f"pieces must hold {n_values:,} values, got {found:,}")
-        return replace(made, pieces=[]) if made.why_not else made
+        loaded = replace(self, n_samples=n_samples, n_values=n_values, pieces=pieces)
+        if not loaded.why_not and (size := sum(piece.given.numel() for piece in pieces)) != n_values:
+            raise ValueError(f"`pieces` must contain {n_values:,} predicted values, got {size:,}")
+        return replace(loaded, pieces=[]) if loaded.why_not else loaded
 
     def _loaded(self, piece: dict[str, Any]) -> Predictions:
-        """Return predictions of a saved piece, read in their canonical form, in which labels are a batch axis."""
-        how, task = self.input_format, self.input_format.read_as
-        canonical: Task = "multiclass" if task == "multiclass" else "binary"
-        num_classes = how.num_classes if task == "multiclass" else None
+        """Return the predictions of a saved piece, after checking them.
+
+        A multi-label piece `(L, N)` is read as a binary task with a batch axis, which is how `Predictions` stores it.
+        """
+        original, task = self.input_format, self.input_format.read_as
+        stored_task: Task = "multiclass" if task == "multiclass" else "binary"
+        num_classes = original.num_classes if task == "multiclass" else None
         n_batch = int(task == "multilabel")
-        reading = InputFormat(canonical, how.from_logits, class_axis=-1, batch_dims=n_batch, num_classes=num_classes)
-        p = reading.read(piece["given"], piece["given_target"], piece["weights"])
+        stored = InputFormat(
+            stored_task, original.from_logits, class_axis=-1, batch_dims=n_batch, num_classes=num_classes
+        )
+        p = stored.read(piece["given"], piece["given_target"], piece["weights"])
         axes = [*p.samples[:-1]]
-        n_axes = 1 + n_batch + (canonical == "multiclass")
-        if p.replicates or piece["given"].dim() != n_axes or (axes and how.num_classes not in (None, *axes)):
-            raise ValueError(f"pieces must be one series, got samples of shape {tuple(p.samples)}")
+        n_axes = 1 + n_batch + (stored_task == "multiclass")
+        if p.replicates or piece["given"].dim() != n_axes or (axes and original.num_classes not in (None, *axes)):
+            raise ValueError(f"`pieces` must have no batch axes, got samples of shape {tuple(p.samples)}")
         rest = None
         if piece["rest"] is not None:
             rest = saved_tensor(piece, "rest", torch.float64, tuple(p.given.shape))
-            reading.read(rest, p.given_target, p.weights)
+            stored.read(rest, p.given_target, p.weights)
         return _copied(replace(p, task=task, rest=rest))
 
 
 def _copied(p: Predictions) -> Predictions:
-    """Return a copy of predictions with weights, and with integer labels if all targets are labels."""
+    """Return a copy with explicit weights, and with integer targets if all targets are labels."""
     ones = torch.ones(p.samples, dtype=wide_dtype(p.given.device), device=p.given.device)
     weights = ones if p.weights is None else ones * p.weights.detach()
     target, present = p.given_target.detach().clone(), weights != 0
@@ -139,7 +144,7 @@ def _copied(p: Predictions) -> Predictions:
         rest=None if p.rest is None else p.rest.detach().clone(),
         dtype=torch.promote_types(p.given.dtype, torch.float32),
         hard=not target.is_floating_point(),
-        sum_tolerance=math.inf,  # values have been checked
+        sum_tolerance=math.inf,  # the sums of probabilities were checked when the batch was read
         n_invalid=None,
         n_dropped=None,
         n_votes=None,
@@ -147,7 +152,7 @@ def _copied(p: Predictions) -> Predictions:
 
 
 def _joined(pieces: Sequence[Predictions]) -> Predictions:
-    """Return pieces as one; labels become soft targets if some piece has these."""
+    """Concatenate pieces; labels become soft targets if any piece has soft targets."""
     first, hard = pieces[0], all(piece.hard for piece in pieces)
 
     def target(piece: Predictions) -> Tensor:

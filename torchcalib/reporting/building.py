@@ -1,4 +1,4 @@
-"""Build a `Report` from predictions, piece by piece."""
+"""`ReportBuilder`: compute a `Report` from batches of predictions."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -36,27 +36,35 @@ from torchcalib.reporting.sentence import sentence_of
 from torchcalib.reporting.testing import evidence_of, failure, with_evidence, with_intervals
 
 BUFFER, GROUPS = "predictions", "groups"
-"""Names of accumulators."""
+"""Names of the accumulators for predictions and for groups."""
 
 _ARGUMENTS = ("task", "class_names", "n_bins", "right", "with_calibration", "with_intervals", "groups", "group_names")
 _OPTIONS = ("from_logits", "ignore_index", "positive_classes", "class_axis", "validate_args", "nan_policy")
-"""Arguments of a report, and its options of the input."""
+"""Arguments of `report`, and its options for the input."""
 
 T = TypeVar("T", bound=Calibrator)
 
 
 class ReportBuilder:
-    """Build a `Report` from predictions, piece by piece. Arguments are those of `report`, with an explicit task.
+    """Compute a `Report` from batches of predictions.
 
-    `save` and `load` move a builder between processes, `gather` brings those of all ranks together, and `merge` adds
-    the predictions of another one.
+    `merge` adds the predictions of another builder, and `gather` merges the builders of all ranks. `save` and `load`
+    move a builder between processes.
 
-    Memory is bounded. Rank-based values are exact up to 2^24 samples and come from a sketch above that, see
-    `SampleOrSketch`; `report.settings["order_based"]` names the case. For calibrators and bootstrap intervals, all
-    predictions are kept up to `MOST_SAMPLES` and `MOST_VALUES` of `torchcalib.reporting.buffer`, and none above that.
+    Memory is bounded. Rank-based values are exact up to 2^24 samples, and computed from a sketch above; see
+    `torchcalib.reporting.sample_or_sketch.SampleOrSketch`. `report.settings["order_based"]` is the method used.
+    Calibrators and bootstrap intervals need a copy of all predictions. The copy is dropped above 2^20 samples or 2^26
+    predicted values, and the report then omits them.
 
     Args:
-        source: origin of the predictions, for the report.
+        task: `"binary"`, `"multiclass"` or `"multilabel"`.
+        class_names: names of the classes in the order of the class axis; the negative class first if binary.
+        n_bins: number of equal-width bins, and of equal-mass bins for the adaptive calibration error (ACE).
+        right: bins are `(a, b]` instead of `[a, b)`.
+        with_calibration: compute `Report.calibration`.
+        with_intervals: compute intervals of scores and of rank-based errors.
+        source: origin of the predictions, to show in the report.
+        **options: input options of `torchcalib.report`, such as `from_logits`, `ignore_index` and `nan_policy`.
 
     Example:
         >>> import torch
@@ -89,17 +97,19 @@ class ReportBuilder:
         self._class_names = checked_names(class_names or ())
         check_option_names(options, _ARGUMENTS, "a report")
         if options.get("batch_dims"):
-            raise TypeError("`batch_dims` must be 0 for a report, got another number. Make a report for each entry.")
+            raise TypeError(
+                f"`batch_dims` must be 0 for a report, got {options['batch_dims']!r}. Create one report for each entry."
+            )
         if options.get("weights") is not None:
-            raise TypeError("`weights` must be given to `update`, with the predictions that they are of.")
+            raise TypeError("`weights` must be passed to `update`, got them here. Pass them with their predictions.")
         self._format = input_format_of(task, options)
         if task == "binary":
             check_name_count(self._class_names, 2)
         self._task = self._format.read_as
-        self._parts: frozenset[str] = frozenset()  # identifiers of the builders that were merged
-        self._has_groups: bool | None = None  # not known before the first piece
-        self._axis = -1  # class axis of the last piece, for calibrators
-        self._accumulators: dict[str, Any] = {}  # the first piece determines the number of classes
+        self._parts: frozenset[str] = frozenset()  # identifiers of merged builders, to detect duplicates
+        self._has_groups: bool | None = None  # unknown before the first batch
+        self._axis = -1  # class axis of the last batch, for fitted calibrators
+        self._accumulators: dict[str, Any] = {}  # empty until the first batch determines the number of classes
 
     def update(
         self,
@@ -110,17 +120,26 @@ class ReportBuilder:
         groups: Tensor | None = None,
         group_names: Sequence[str] | None = None,
     ) -> None:
-        """Add predictions, either always with groups or always without. Nothing is added if an error is raised.
+        """Add a batch of predictions. If an error is raised, the builder is unchanged.
 
-        A group is identified by its name, whatever its number is in this piece; a number is named by its digits.
+        Args:
+            preds: probabilities or logits; see `torchcalib.report`.
+            target: labels or soft targets.
+            weights: non-negative weight of each sample.
+            groups: integers, the group of each sample, or -1 for no group. Pass groups with all batches or with none.
+            group_names: names of the groups, indexed by group number; None uses the digits of the number as the name.
+                Groups with the same name are merged, even if their numbers differ between batches.
+
+        Raises:
+            TypeError, ValueError: for invalid input.
         """
         preds, target, weights = as_tensors(preds, target, weights)
         on_cpu = preds.device.type == "cpu"
         p = self._format.read(preds, target, weights, batch_shape=(), drop_invalid=not on_cpu)
         if self._has_groups not in (None, groups is not None):
             raise ValueError(
-                "`groups` must be given with all predictions of a report, or with none, got some of each. "
-                "Give rows that belong to no group the number -1."
+                "`groups` must be passed with all batches of a report or with none, got batches of both kinds. "
+                "Use group -1 for rows without a group."
             )
         input_format = replace(self._format, num_classes=self._classes_of(preds, target))
         check_name_count(self._class_names, input_format.num_classes or 2)
@@ -140,48 +159,50 @@ class ReportBuilder:
         self._parts = self._parts or frozenset((uuid4().hex,))
 
     def report(self, source: Mapping[str, Any] | None = None) -> Report:
-        """Return the report of all predictions so far.
+        """Return the report on all predictions added so far.
 
         Args:
-            source: origin of the predictions, by names of your own; by default the builder's own `source`.
+            source: origin of the predictions, as a dict such as `{"file": "valid.npz"}`; None uses the `source` of the
+                builder.
 
         Raises:
-            ValueError: if nothing was added.
+            ValueError: if no predictions were added, or if invalid rows were added on CUDA.
         """
         s = self._statistics()
         p, why_not = self._buffered()
-        evidence, notes_of_evidence = evidence_of(s, with_intervals=self._with_intervals)
-        order_based, notes_of_order = self._order_notes(s)
-        notes = [*notes_of_evidence, *notes_of_order]
+        evidence, evidence_notes = evidence_of(s, with_intervals=self._with_intervals)
+        order_based, rank_notes = self._order_notes(s)
+        notes = [*evidence_notes, *rank_notes]
         lines, tables = s.lines(), s.tables()
         main = next(line for line in with_evidence(lines, evidence) if line.key in evidence)
         are_confidences = self.source is not None and self.source.are_confidences
-        task_in_words: Task = "multiclass" if are_confidences else self._task
+        # The confidence in an answer is worded like the confidence of a top label.
+        sentence_task: Task = "multiclass" if are_confidences else self._task
         sentence = sentence_of(
-            task_in_words, {line.key: line.value for line in lines}, next(iter(tables.values())), main
+            sentence_task, {line.key: line.value for line in lines}, next(iter(tables.values())), main
         )
         lines = with_evidence(lines, evidence, with_intervals=self._with_intervals)
         if self._with_intervals:
-            lines, more = with_intervals(lines, p, why_not, list(s.samples) if s.has_labels else [])
-            notes += more
+            lines, interval_notes = with_intervals(lines, p, why_not, list(s.samples) if s.has_labels else [])
+            notes += interval_notes
         stage = None
         class_names = () if self._format.positive_classes is not None else self._class_names
         if self._with_calibration:
             if p is not None and not p.hard:
-                p, why_not = None, "calibrators are fitted to labels, and targets are soft"
-            stage, of_stage = calibration_stage(p, why_not, class_names)
-            notes += of_stage
+                p, why_not = None, "calibrators need labels, and some targets are soft"
+            stage, stage_notes = calibration_stage(p, why_not, class_names)
+            notes += stage_notes
         n_dropped = self._accumulators[NLL.__name__].left_out[1]
         if n_dropped:
-            what = "labels of samples" if self._task == "multilabel" else "samples"
+            units = "entries" if self._task == "multilabel" else "samples"
             notes.append(
-                f"{n_dropped:,} {what} with NaN, or with infinities that leave no distribution, are left out "
-                "(nan_policy='drop'). Their effect on all values is unknown."
+                f"{n_dropped:,} {units} with NaN or invalid infinite values are excluded (nan_policy='drop'). "
+                "Their effect on the results is unknown."
             )
         if self._task != "multilabel" and max(s.priors) == 1:
             notes.append(
-                f"All targets are class {s.priors.index(1)}: values that compare with the class frequencies are "
-                "undefined. Check that the targets are the right array."
+                f"All targets are class {s.priors.index(1)}: values relative to the class frequencies are undefined. "
+                "Check that `target` is the right array."
             )
         options = {name: getattr(self._format, name) for name in ("from_logits", "ignore_index", "nan_policy")}
         report = Report(
@@ -205,16 +226,18 @@ class ReportBuilder:
         return report_of_confidences(report, bool(self._in_order)) if are_confidences else report
 
     def _statistics(self) -> Statistics:
-        """Return the sums and samples of all predictions.
+        """Return the accumulated sums and ranked samples.
 
         Raises:
-            ValueError: if nothing was added.
+            ValueError: if no predictions were added, or if invalid rows were added on CUDA.
         """
-        of_scores = self._accumulators.get(NLL.__name__)
-        if of_scores is None or not bool((of_scores.statistic.total > 0).any()):
-            raise ValueError("`preds` must hold at least one sample with a positive weight, got none. Add predictions.")
+        score_sums = self._accumulators.get(NLL.__name__)
+        if score_sums is None or not bool((score_sums.statistic.total > 0).any()):
+            raise ValueError(
+                "`preds` must contain at least one sample with a positive weight, got none. Add predictions."
+            )
         self._raise_if_invalid()
-        in_order = self._in_order if of_scores.statistic.total.sum() <= MOST_COPIES else {}
+        in_order = self._in_order if score_sums.statistic.total.sum() <= MOST_COPIES else {}
         return Statistics(
             task=self._task,
             n_bins=self._settings["n_bins"],
@@ -225,70 +248,73 @@ class ReportBuilder:
 
     @property
     def _in_order(self) -> dict[NamedMode, SampleOrSketch]:
-        """The ranked samples, as long as weights are counts."""
+        """Ranked samples for each mode; empty if some weights are not whole numbers."""
         names = {mode: sample_name(mode) for mode in modes_of(self._task)}
         return {r: self._accumulators[name] for r, name in names.items() if name in self._accumulators}
 
     @property
     def _buffer(self) -> PredictionBuffer:
-        """The buffer of predictions, which is empty before any data."""
-        found: PredictionBuffer = self._accumulators.get(BUFFER, PredictionBuffer(self._format))
-        return found
+        """The buffer of predictions; an empty one before any data."""
+        buffer: PredictionBuffer = self._accumulators.get(BUFFER, PredictionBuffer(self._format))
+        return buffer
 
     def _raise_if_invalid(self) -> None:
-        """Raise if rows that came on CUDA were bad, for which `update` does not wait."""
+        """Raise a ValueError if invalid rows were added on CUDA, where `update` only counts them to avoid a sync."""
         if n_invalid := self._accumulators[NLL.__name__].left_out[0]:
             raise ValueError(
-                f"`update` must get valid rows, got {n_invalid} with NaN, values out of range or labels out of range; "
-                "they were left out. Add that data on the CPU to see which rows and why."
+                f"`preds` and `target` must be valid, got {n_invalid} rows with NaN, or with values or labels out of "
+                "range. Add the same data on the CPU to see which rows are invalid."
             )
 
     def _buffered(self) -> tuple[Predictions | None, str]:
-        """Return all predictions for intervals and calibrators, or None and the reason, a clause."""
+        """Return all predictions and an empty string, or None and the reason as a clause."""
         if self._buffer.why_not or not self._buffer.pieces:
             return None, self._buffer.why_not
         try:
             return self._buffer.predictions(), ""
-        except RuntimeError as error:  # memory, above all
-            return None, f"joining the predictions failed with {failure(error)}"
+        except RuntimeError as error:  # usually out of memory: the rest of the report can still be computed
+            return None, f"concatenating the predictions failed with {failure(error)}"
 
     def _order_notes(self, s: Statistics) -> tuple[str, list[str]]:
-        """Return how rank-based values were computed, and notes on them."""
+        """Return the method for rank-based values (`"exact"`, a sketch or `"left out"`), and notes on omissions."""
         if not s.samples:
-            why = "they need weights that are counts of samples"
-            return "left out", [f"ACE, TCE, KS, MCB, DSC and UNC are left out: {why}."]
-        notes = [] if s.has_labels else ["TCE, MCB, DSC and UNC are left out: they need labels, and targets are soft."]
+            return "left out", ["ACE, TCE, KS, MCB, DSC and UNC are omitted: they need weights that are whole numbers."]
+        notes = [] if s.has_labels else ["TCE, MCB, DSC and UNC are omitted: they need labels, and targets are soft."]
         resolution = next(iter(self._in_order.values())).resolution
         if resolution is None:
             return "exact", notes
         names = "ACE, TCE, KS, MCB, DSC and UNC" if s.has_labels else "ACE and KS"
         notes.append(
-            f"{names} are computed from a sketch, because there are many samples. They are exact for data in which "
-            f"every probability has moved by less than 1 / {resolution:,} in log-odds."
+            f"{names} are computed from a sketch, because there are many samples. Each probability is rounded by less "
+            f"than 1 / {resolution:,} in log-odds."
         )
         return f"sketch, {resolution:,} cells per unit of log-odds", notes
 
     def why_no_calibration(self) -> str:
-        """Return why there are no samples for calibrators, a clause; empty if there are."""
+        """Return the reason, as a clause, why no calibrator can be fitted; an empty string if one can."""
         if not self._with_calibration:
             return "with_calibration is False"
-        return self._buffer.why_not or ("targets are shares, and no labels" if self._buffer.has_shares else "")
+        return self._buffer.why_not or ("some targets are soft" if self._buffer.has_shares else "")
 
     def fit(self, calibrator: T) -> T:
-        """Return a copy of a calibrator, such as `report().calibration.calibrator`, fitted to all samples.
+        """Return a copy of a calibrator, fitted to all predictions added so far.
+
+        Args:
+            calibrator: for example `report().calibration.calibrator`.
 
         Returns:
-            The fitted copy, for predictions of the shape that was given to `update`.
+            The fitted copy, for predictions with the same class axis as those passed to `update`.
 
         Raises:
-            ValueError: if nothing was added, if samples were not kept, and if the calibrator is not for their task.
+            ValueError: if no predictions were added, if they are not in the buffer, or if the calibrator does not
+                support the task.
 
         Warns:
             UserWarning: see `Calibrator.fit`.
         """
-        why_not = self.why_no_calibration() or ("" if self._buffer.pieces else "nothing was added")
+        why_not = self.why_no_calibration() or ("" if self._buffer.pieces else "no predictions were added")
         if why_not:
-            raise ValueError(f"samples must have been added and kept to fit a calibrator, got none: {why_not}.")
+            raise ValueError(f"`fit` must have labelled predictions in the buffer, got none: {why_not}.")
         self._raise_if_invalid()
         fit = fitted(calibrator, self._buffer.predictions())
         fit.class_axis = self._axis if self._format.class_axis is None else self._format.axis
@@ -297,33 +323,36 @@ class ReportBuilder:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The arguments of the builder as plain values, without the source."""
+        """All arguments of the builder except `source`, as plain values."""
         options = {name: getattr(self._format, name) for name in _OPTIONS}
-        wanted = {"with_calibration": self._with_calibration, "with_intervals": self._with_intervals}
+        contents = {"with_calibration": self._with_calibration, "with_intervals": self._with_intervals}
         names = {"class_names": list(self._class_names) or None}
-        return {"task": self._format.task, **names, **self._settings, **wanted, **options}
+        return {"task": self._format.task, **names, **self._settings, **contents, **options}
 
     def merge(self, other: "ReportBuilder") -> None:
         """Add the predictions of another builder, after those of this one.
 
-        The report is then that of all predictions: counts are equal bit for bit, and other sums up to rounding. Samples
-        that exceed a limit only together become a sketch, or are no longer kept.
+        The report then equals the report on all predictions: counts are identical, and other sums agree up to rounding.
+        The size limits apply to the merged predictions.
 
         Args:
-            other: a builder with the same arguments; it does not change.
+            other: a builder with the same arguments; it is unchanged.
 
         Raises:
-            ValueError: if its arguments or the format of its files differ, or it holds predictions that are here
-                already, as a copy of a part does. Nothing is added then.
+            ValueError: if the arguments or file formats differ, or if a part was merged before. The builder is then
+                unchanged.
         """
         source = self._joined_source(other)
-        both = {self._has_groups, other._has_groups} - {None}
-        if len(both) > 1:
-            raise ValueError("`other` must have groups if this one has some, got one of each. Make parts alike.")
+        groups_given = {self._has_groups, other._has_groups} - {None}
+        if len(groups_given) > 1:
+            raise ValueError(
+                "`other` must have groups if this builder has groups, got groups in only one of them. "
+                "Create all parts with the same arguments."
+            )
         if self._parts & other._parts:
             raise ValueError(
-                "`other` must hold other predictions than those here, got some that are here already: the same part "
-                "again, or a merged one that it is part of. Merge every part once."
+                "`other` must contain no predictions of this builder, got a part that was merged before. "
+                "Merge each part once."
             )
         if other._accumulators:
             self._axis = other._axis
@@ -332,7 +361,7 @@ class ReportBuilder:
         elif other._accumulators:
             self._accumulators = _sum(self._accumulators, other._accumulators)
         self._format = replace(self._format, num_classes=self._format.num_classes or other._format.num_classes)
-        self._has_groups = next(iter(both), None)
+        self._has_groups = next(iter(groups_given), None)
         self._parts |= other._parts
         self.source = source
 
@@ -344,18 +373,17 @@ class ReportBuilder:
         return both
 
     def save(self, path: str | Path) -> None:
-        """Write the state to a file, which is complete or absent.
+        """Write the state to a file. An interrupted write leaves no incomplete file.
 
-        `ReportBuilder.load` restores the builder, to add predictions, to `merge` it with others, or to report. The
-        command `torchcalib merge FILE ...` makes the report of several files. A file holds sums and, up to the limits
-        of the builder, the predictions themselves, for rank-based values, intervals and calibrators. It is far smaller
-        if both `with_calibration` and `with_intervals` are False.
+        `ReportBuilder.load` restores the builder. The command `torchcalib merge FILE ...` writes the report on several
+        files. A file contains sums and, up to the limits of the builder, the predictions for rank-based values,
+        intervals and calibrators. It is much smaller if both `with_calibration` and `with_intervals` are False.
 
         Args:
-            path: the file; one of the same name is replaced.
+            path: path of the file. An existing file is replaced.
 
         Raises:
-            OSError: the file cannot be written.
+            OSError: if the file cannot be written.
         """
         from torchcalib.reporting.saving import state_bytes
 
@@ -363,20 +391,20 @@ class ReportBuilder:
 
     @classmethod
     def load(cls, path: str | Path) -> "ReportBuilder":
-        """Load a file of `save`, or of `torchcalib report --save-state`.
+        """Load a builder from a file that `save` or `torchcalib report --save-state` wrote.
 
-        The file need not be trusted: no code in it runs, it takes no more memory than its size, and its values are
-        checked like predictions.
+        Untrusted files are safe to load: no code is executed, memory is limited by the file size, and all values are
+        checked.
 
         Args:
-            path: the file.
+            path: path of the file.
 
         Returns:
             The builder, on the CPU.
 
         Raises:
-            OSError: the file cannot be read.
-            ValueError: if it is no report state, damaged, or of another version.
+            OSError: if the file cannot be read.
+            ValueError: if the file is not a report state, is damaged, or has another version.
 
         Example:
             >>> import tempfile, torch
@@ -396,20 +424,19 @@ class ReportBuilder:
         return load_builder(path)
 
     def gather(self, process_group: Any = None) -> "ReportBuilder | None":
-        """Merge the builders of all ranks on the first rank, in the order of ranks. Every rank must call it.
+        """Merge the builders of all ranks on rank 0, in the order of ranks. Every rank must call this method.
 
-        The report of the result is that of all predictions, those of rank 0 first. All states are sent in one
-        collective, after a few numbers from each rank. A builder changes only where samples are too many together:
-        they become a sketch, or are no longer kept, as they would in one builder.
+        All states are sent in one collective, after a few numbers from each rank. If the predictions of all ranks
+        together exceed a size limit, every builder applies that limit first.
 
         Args:
-            process_group: the ranks, by default all; Gloo or NCCL.
+            process_group: process group with backend Gloo or NCCL; None is the default group.
 
         Returns:
-            The builder of all on the first rank of the group, None on the others.
+            The merged builder on rank 0 of the group, None on the other ranks.
 
         Raises:
-            ValueError: on the first rank, if the builders cannot be merged; see `merge`.
+            ValueError: on rank 0, if the builders cannot be merged; see `merge`.
         """
         from torchcalib.reporting.saving import parts_of_ranks
 
@@ -417,15 +444,15 @@ class ReportBuilder:
         return reduce(add, parts) if parts else None
 
     def _joined_source(self, other: "ReportBuilder") -> Source | None:
-        """Return the files of both, after a check that their reports can be added."""
+        """Return the source of the merged builder, after checking that both builders have the same settings."""
         mine, theirs = self.settings, other.settings
         if self._accumulators and other._accumulators:
             mine["classes"], theirs["classes"] = self._format.num_classes, other._format.num_classes
         differing = [n for n in mine if mine[n] != theirs.get(n, mine[n]) and n != "validate_args"]
         if differing:
-            found = ", ".join(f"{name}={theirs[name]!r} beside {name}={mine[name]!r}" for name in differing)
+            found = ", ".join(f"{name}={theirs[name]!r} instead of {name}={mine[name]!r}" for name in differing)
             raise ValueError(
-                f"`other` must be made with the same arguments, got {found}. Make parts of one report alike."
+                f"`other` must have the same arguments, got {found}. Create all parts with the same arguments."
             )
         if not (self._accumulators and other._accumulators):
             return self.source or other.source
@@ -433,19 +460,19 @@ class ReportBuilder:
 
     @property
     def held(self) -> tuple[int, int, int]:
-        """Number of samples and values in the buffer, and of exact ranked samples, which are all bounded."""
+        """Numbers of samples and predicted values in the buffer, and number of exact ranked samples."""
         n_in_order = max((sample.size for sample in self._in_order.values()), default=0)
         return self._buffer.n_samples, self._buffer.n_values, n_in_order
 
     def limit(self, n_samples: int, n_values: int, n_in_order: int) -> None:
-        """Apply the limits to numbers as of `held`, those of all builders that will be merged with this one."""
+        """Apply the size limits of a merged builder, given the totals of `held` over all builders to be merged."""
         if BUFFER in self._accumulators:
             self._accumulators[BUFFER] = self._buffer.limited(n_samples, n_values)
         for mode, sample in self._in_order.items():
             self._accumulators[sample_name(mode)] = sample.limited(n_in_order)
 
     def state(self) -> dict[str, Any]:
-        """Return tensors and plain values for `of_state`."""
+        """Return the content as tensors and plain values, for `of_state`."""
         return {
             "settings": self.settings,
             "source": None if self.source is None else self.source.state(),
@@ -456,10 +483,10 @@ class ReportBuilder:
 
     @classmethod
     def of_state(cls, state: Mapping[str, Any]) -> Self:
-        """Return the saved builder, on the CPU. The state need not be trusted.
+        """Return a builder with the content of `state()`, on the CPU. The state is checked.
 
         Raises:
-            Exception: of any kind, for a state that no builder has.
+            Exception: of any type, if the state is invalid.
         """
         settings, source = saved_value(state, "settings", dict), state.get("source")
         builder = cls(**settings, source=None if source is None else Source.of_state(source))
@@ -472,46 +499,46 @@ class ReportBuilder:
         empty = builder._empty(builder._format)
         optional = {GROUPS, *map(sample_name, modes_of(builder._task))}
         if not empty.keys() - optional <= saved.keys() <= empty.keys():
-            raise ValueError(f"`accumulators` must be {', '.join(empty)}, got {', '.join(map(str, saved))}")
+            raise ValueError(f"`accumulators` must contain {', '.join(empty)}, got {', '.join(map(str, saved))}")
         builder._accumulators = {name: each.loaded(saved[name]) for name, each in empty.items() if name in saved}
         builder._has_groups = GROUPS in saved
         return builder
 
     def _classes_of(self, preds: Tensor, target: Tensor) -> int | None:
-        """Return the number of classes or labels; None for a binary task."""
+        """Return the size of the class axis; None for a binary task."""
         if self._format.task == "binary" or not preds.dim():
             return None
         return preds.shape[self._format.resolved(preds, target).axis]
 
     def _empty(self, input_format: InputFormat) -> dict[str, Any]:
-        """Return empty accumulators for predictions of this format, whose number of classes is known.
+        """Return empty accumulators by name. `input_format` must contain the number of classes.
 
         Raises:
-            ValueError: if the sums take too much memory.
+            ValueError: if the sums would take more than 1 GiB.
         """
         task, num_classes = input_format.read_as, input_format.num_classes
         if num_classes is not None:
             check_size(task, num_classes, self._settings["n_bins"])
         bins = bin_estimators(task, **self._settings, with_noise=True)
-        found: dict[str, Accumulator] = {}
+        accumulators: dict[str, Accumulator] = {}
         for key, accumulator, *_ in (*score_estimators(task), *bins):
-            found[key] = Accumulated(SumsKind(accumulator, accumulator.shape(task, num_classes)))
+            accumulators[key] = Accumulated(SumsKind(accumulator, accumulator.shape(task, num_classes)))
         for mode in modes_of(task):
             if has_table(task, mode):
                 sample = ExactSample(mode)
                 kind = SamplesKind(sample, sample.lead(task, num_classes), input_format.from_logits)
-                found[sample_name(mode)] = SampleOrSketch.empty(kind)
+                accumulators[sample_name(mode)] = SampleOrSketch.empty(kind)
         if self._with_calibration or self._with_intervals:
-            found[BUFFER] = PredictionBuffer(input_format)
+            accumulators[BUFFER] = PredictionBuffer(input_format)
         main = bins[0].accumulator
-        return {**found, GROUPS: GroupBins.empty(main, main.shape(task, num_classes))}
+        return {**accumulators, GROUPS: GroupBins.empty(main, main.shape(task, num_classes))}
 
 
 def sample_name(mode: NamedMode) -> str:
-    """Return the name of the ranked samples among the accumulators."""
+    """Return the name of the accumulator of ranked samples for a mode."""
     return f"sample of {mode}"
 
 
 def _sum(mine: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
-    """Add accumulators. Ranked samples are dropped once they are missing, because weights were no counts."""
+    """Add accumulators by name. A name that `others` lacks is dropped: ranked samples, if weights are not counts."""
     return {name: each + others[name] for name, each in mine.items() if name in others}

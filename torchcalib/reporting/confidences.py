@@ -1,7 +1,8 @@
-"""Reports of the confidence in predictions (or answers), and of whether these are correct.
+"""Reports on pairs of a confidence and whether the prediction (or answer) was correct.
 
-The engine computes them as a binary task: the confidence is the probability of the outcome "correct". That gives the
-errors of the top label. Decisions at the threshold 0.5 and the confidence max(c, 1 - c) have no meaning here.
+The pairs are evaluated as a binary task: the confidence c is the probability of the outcome "correct". Errors of the
+positive class are then errors of the top label. Values that depend on the threshold 0.5 or on max(c, 1 - c) are
+removed.
 """
 
 from collections.abc import Mapping
@@ -16,21 +17,22 @@ from torchcalib.reporting.sentence import comparison_sentence
 Q = TypeVar("Q", bound=Quantity)
 T = TypeVar("T")
 
-_Z = 1.959963984540054  # 97.5 % quantile of the normal distribution
+_Z = 1.959963984540054  # 97.5% quantile of the normal distribution
 
 
 def report_of_confidences(report: Report, weights_are_counts: bool) -> Report:
-    """Return a binary report with the accuracy of the predictions, and with errors of the top label only.
+    """Convert a binary report: accuracy is the mean of "correct", and only errors of the top label remain.
 
     Args:
-        report: of the task "binary".
-        weights_are_counts: whether the accuracy has a binomial distribution. Its interval is that of Wilson (1927).
+        report: report of the task "binary".
+        weights_are_counts: whether all weights are whole numbers. Otherwise the accuracy has no interval, because the
+            interval assumes a binomial distribution.
     """
     accuracy = report.priors[1]
     interval = _wilson(accuracy, report.n) if weights_are_counts and _has_intervals(report) else None
     lines = [
         replace(line, value=accuracy, naive=accuracy, interval=interval) if line.key == "accuracy" else line
-        for line in _of_top_label(report.lines)
+        for line in _as_top_label(report.lines)
     ]
     return replace(
         report,
@@ -42,8 +44,8 @@ def report_of_confidences(report: Report, weights_are_counts: bool) -> Report:
 
 
 def comparison_of_confidences(comparison: Comparison) -> Comparison:
-    """Return a comparison without the accuracy, which is that of the predictions, and without decisions at 0.5."""
-    lines = tuple(line for line in _of_top_label(comparison.lines) if line.key != "accuracy")
+    """Convert a comparison of binary predictions: remove the accuracy, and keep only errors of the top label."""
+    lines = tuple(line for line in _as_top_label(comparison.lines) if line.key != "accuracy")
     return replace(
         comparison,
         lines=lines,
@@ -52,15 +54,15 @@ def comparison_of_confidences(comparison: Comparison) -> Comparison:
     )
 
 
-def _of_top_label(lines: tuple[Q, ...]) -> list[Q]:
-    """Return the scores, and the errors of the positive class as those of the top label."""
-    kept = [line for line in lines if line.group != GROUPS["top_label"]]
-    key = "/positive"
+def _as_top_label(lines: tuple[Q, ...]) -> list[Q]:
+    """Return the scores, and the errors of the positive class renamed to errors of the top label."""
+    suffix = "/positive"
     return [
-        replace(line, key=line.key.replace(key, "/top_label"), group=GROUPS["top_label"])
-        if line.key.endswith(key)
+        replace(line, key=line.key.replace(suffix, "/top_label"), group=GROUPS["top_label"])
+        if line.key.endswith(suffix)
         else line
-        for line in kept
+        for line in lines
+        if line.group != GROUPS["top_label"]
     ]
 
 
@@ -73,7 +75,7 @@ def _has_intervals(report: Report) -> bool:
 
 
 def _wilson(share: float, n: float) -> LineInterval:
-    """Return the 95 % interval of a share of n samples: Wilson (1927), the score interval."""
+    """Return the 95% score interval of a binomial proportion of n samples (Wilson 1927)."""
     centre = (share + _Z**2 / (2 * n)) / (1 + _Z**2 / n)
     half = _Z / (1 + _Z**2 / n) * (share * (1 - share) / n + _Z**2 / (4 * n**2)) ** 0.5
     return LineInterval(max(0.0, centre - half), min(1.0, centre + half))

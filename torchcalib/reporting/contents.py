@@ -1,4 +1,4 @@
-"""Tables and explanations of reports and comparisons, which pages, terminals and `str` show alike."""
+"""Tables and explanations of reports and comparisons, for pages, terminals and `str`."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -26,59 +26,59 @@ if TYPE_CHECKING:
 WORST_CLASSES = 10
 
 NAIVE_WORDS = (
-    "Perfect: the value of a predictor that is always right and certain. Naive: the value of a predictor that always "
-    "predicts the class frequencies of this data."
+    "Perfect: value of a predictor that is always right and certain. Naive: value of a predictor that always predicts "
+    "the class frequencies of this data."
 )
+"""Explanation of the columns "perfect" and "naive"."""
 
 CONFIDENCE_WORDS = (
-    "Scores are means over the data. For errors, confidence is the probability of y = 1 (positive class), the largest "
-    "probability of a sample (top label), or the probability of each class or label, followed by the mean over them "
-    "(class-wise)."
+    "Scores are means over the data. Confidence is the probability of y = 1 (positive class) or the largest "
+    "probability of a sample (top label). Class-wise errors are means over all classes or labels, where confidence is "
+    "the probability of one of them."
 )
+"""Explanation of the groups of lines."""
 
 EVIDENCE_WORDS = (
-    "Noise floor: the expected value if the model were perfectly calibrated with these confidences. Only the part "
-    "above it is due to miscalibration. p: the probability of a value at least as large if the model were perfectly "
-    "calibrated. Ties count, so that few samples seldom give a small p. The p-values are not corrected for multiple "
-    "testing: with twenty lines of a perfectly calibrated model, one is expected below 0.05."
+    "Noise floor: expected value if the model were perfectly calibrated with these confidences. Only the part above it "
+    "is due to miscalibration. p: probability of a value at least as large if the model were perfectly calibrated. "
+    "p-values are not corrected for multiple testing."
 )
 """Explanation of noise floors and p-values."""
 
 INTERVAL_WORDS = (
-    "95 % interval: for a calibration error, a confidence interval of the population error without sampling noise, so "
-    "that it may lie below the value; for TCE, of its expected value at this sample size; for scores, DSC and UNC, a "
-    "bootstrap interval."
+    "95% interval of a calibration error: confidence interval of the population error. It can lie below the value, "
+    "which contains sampling noise. 95% interval of TCE: confidence interval of its expected value at this sample "
+    "size. 95% interval of scores, DSC and UNC: bootstrap interval."
 )
 """Explanation of the intervals of a report."""
 
 DIFFERENCE_WORDS = (
-    "Difference: the value of a system minus that of the first one; absolute values for signed metrics, where nearer "
-    "to 0 is better. 95 % interval: paired bootstrap, all systems get the same replicates. Better or worse: the "
-    "interval excludes 0, also after subtracting the part that sampling noise adds to an error."
+    "Difference: value of a system minus value of the first system. For signed metrics, absolute values are compared. "
+    "95% interval: paired bootstrap with the same replicates for all systems. Better or worse: the interval excludes "
+    "0, also after subtracting the difference that is due to sampling noise in bins."
 )
 """Explanation of the differences and intervals of a comparison."""
 
 GROUP_WORDS = (
-    "The groups whose ECE is furthest above its noise floor, the expected value of a calibrated model at their size. "
-    "p is that of a calibrated group, adjusted for the number of groups (Benjamini-Hochberg). "
-    "Shrunk is the error without noise, shrunk to the mean of all groups in proportion to its uncertainty "
-    "(empirical Bayes)."
+    "Groups whose ECE exceeds its noise floor most. Noise floor: expected ECE of a calibrated model for a group of "
+    "this size. p: p-value of calibration, adjusted for the number of groups (Benjamini-Hochberg). Shrunk: ECE without "
+    "sampling noise, shrunk towards the mean of all groups in proportion to its uncertainty (empirical Bayes)."
 )
 """Explanation of the groups of a report."""
 
 RCL_SOURCE = "[EPSR] Ferrer, Ramos: Evaluating Posterior Probabilities (TMLR), sec. 2.4.2."
-"""Source of the relative calibration loss."""
+"""Publication that defines the relative calibration loss (RCL)."""
 
 
 def explanations(report: "Report") -> list[str]:
-    """Return explanations of the columns and groups of `line_table`."""
+    """Return explanations of the columns and groups in `line_table(report)`."""
     has_evidence = any(line.p_value is not None for line in report.lines)
     has_intervals = any(line.interval for line in report.lines)
     return [NAIVE_WORDS, CONFIDENCE_WORDS, *[EVIDENCE_WORDS] * has_evidence, *[INTERVAL_WORDS] * has_intervals]
 
 
 def sources_of(results: "Results[Any]") -> list[str]:
-    """Return all cited sources, in the order of their numbers."""
+    """Return all cited publications, in the order of their citation numbers."""
     cited = [line.source for line in results.lines if line.source]
     if getattr(results, "calibration", None) is not None:
         cited.append(RCL_SOURCE)
@@ -86,40 +86,41 @@ def sources_of(results: "Results[Any]") -> list[str]:
 
 
 def event_name(results: "Results[Any]", mode: NamedMode) -> str:
-    """Return the name of a kind of confidence, with that of the positive class if it is known."""
+    """Return the display name of a mode, such as "top label" or "positive class (spam)"."""
     if mode == "positive":
         return "positive class" + (f" ({printable(results.class_names[-1])})" if results.class_names else "")
     return "top label" if mode == "top_label" else "all labels pooled"
 
 
 def input_line(results: "Results[Any]") -> str:
-    """Return one line on the input: task, number of samples, classes and bins."""
+    """Describe the input in one line: task, number of samples, classes and bins."""
     task = f"{results.task}{' (inferred from the shapes)' if results.task_is_inferred else ''}"
-    dropped = f" ({results.n_dropped:,} left out for NaN)" if results.n_dropped else ""
+    dropped = f" ({results.n_dropped:,} dropped for NaN)" if results.n_dropped else ""
     outputs = f"{results.num_classes} {'labels' if results.task == 'multilabel' else 'classes'}"
     if results.settings.get("kind") == "confidence":
-        return f"confidence in predictions, n = {count(results.n)}{dropped}, {_bins_in_words(results.settings)}"
-    return f"{task}, n = {count(results.n)}{dropped}, {outputs}, {_bins_in_words(results.settings)}"
+        return f"confidence in predictions, n = {count(results.n)}{dropped}, {_binning(results.settings)}"
+    return f"{task}, n = {count(results.n)}{dropped}, {outputs}, {_binning(results.settings)}"
 
 
 def facts(results: "Results[Any]", source: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return source, input and settings as pairs of a name and words."""
+    """Return pairs of a name and a formatted value for the source, the input and the settings."""
     settings = dict(results.settings)
     is_multilabel = results.task == "multilabel"
     found = [(str(key).replace("_", " "), formatted(value)) for key, value in source.items()]
     found.append(("task", f"{results.task}{', inferred from the shapes' if results.task_is_inferred else ''}"))
     found.append(("labelled entries" if is_multilabel else "samples", count(results.n)))
     if settings.pop("nan_policy", "raise") == "drop" or results.n_dropped:
-        found.append(("left out for NaN", count(results.n_dropped)))
-    kind = "labels" if is_multilabel else "classes"
-    found.append((kind, count(results.num_classes)))
+        found.append(("dropped for NaN", count(results.n_dropped)))
+    kinds = "labels" if is_multilabel else "classes"
+    found.append((kinds, count(results.num_classes)))
     if results.class_names:
-        found.append((f"names of {kind}", formatted([printable(name) for name in results.class_names])))
+        header = "label names" if is_multilabel else "class names"
+        found.append((header, formatted([printable(name) for name in results.class_names])))
     if priors := getattr(results, "priors", ()):
         low, high = percent(min(priors)), percent(max(priors))
-        share = "share of 1s, by label" if is_multilabel else "share, by class"
-        found.append((share, f"{low} each" if low == high else f"{low} to {high}"))
-    found.append(("bins", _bins_in_words(settings)))
+        header = "label frequencies" if is_multilabel else "class frequencies"
+        found.append((header, f"{low} each" if low == high else f"{low} to {high}"))
+    found.append(("bins", _binning(settings)))
     for key, value in settings.items():
         if value is not None and key not in ("n_bins", "right"):
             found.append((str(key).replace("_", " "), formatted(value)))
@@ -127,7 +128,7 @@ def facts(results: "Results[Any]", source: Mapping[str, Any]) -> list[tuple[str,
 
 
 def formatted(value: Any, most: int = 5) -> str:
-    """Format a setting; a long list by its first items."""
+    """Format a setting as text; of a list, show the first `most` items."""
     if value is None or value == [] or value == ():
         return "none"
     if isinstance(value, bool):
@@ -140,13 +141,13 @@ def formatted(value: Any, most: int = 5) -> str:
     return str(value)
 
 
-def _bins_in_words(settings: Mapping[str, Any]) -> str:
-    """Return number and kind of the bins."""
+def _binning(settings: Mapping[str, Any]) -> str:
+    """Describe the bins, such as "15 equal-width bins [a, b)"."""
     return f"{count(settings['n_bins'])} equal-width bins {'(a, b]' if settings.get('right') else '[a, b)'}"
 
 
 def line_table(report: "Report") -> Table:
-    """Return every line of a report."""
+    """Return the table of all lines of a report."""
     columns = [
         _name_column(),
         Column("value", lambda line: number(line.value, "main")),
@@ -161,40 +162,40 @@ def line_table(report: "Report") -> Table:
 
 
 def _name_column() -> Column:
-    """Return the column of the names of lines; a DataFrame has their keys, too."""
+    """Return the column of line names; in a DataFrame, the columns `key` and `name`."""
     data = {"key": attrgetter("key"), "name": attrgetter("name")}
     return Column("name", lambda line: Cell(line.name), is_number=False, data=data)
 
 
-def _interval_column(of: Callable[[Any], Any], prefix: str = "") -> Column:
-    """Return the column of an interval of a line; a DataFrame has its ends."""
+def _interval_column(interval_of: Callable[[Any], Any], prefix: str = "") -> Column:
+    """Return the column of intervals; in a DataFrame, the columns `low` and `high` with a prefix."""
 
     def end(line: Any, name: str) -> float:
-        found = of(line)
+        found = interval_of(line)
         return math.nan if found is None else float(getattr(found, name))
 
     data = {f"{prefix}{name}": partial(end, name=name) for name in ("low", "high")}
-    return Column("95 % interval", lambda line: interval(of(line)), is_number=False, data=data)
+    return Column("95% interval", lambda line: interval(interval_of(line)), is_number=False, data=data)
 
 
 def difference_table(comparison: "Comparison", *names: str) -> Table:
-    """Return every line of the baseline and of other systems, and their differences to the baseline.
+    """Return the table of values of the baseline and other systems, and of their differences.
 
     Args:
-        comparison: of several systems.
-        *names: the other systems; with more than one, each has its own columns.
+        comparison: the comparison.
+        *names: names of the other systems. Each has columns for its value, difference, interval and verdict.
     """
     first = comparison.baseline
     columns = [_name_column(), _value_column(first)]
     for name in names:
         columns += [_value_column(name), *_difference_columns(first, name, alone=len(names) == 1)]
     columns += [Column("better is", lambda line: Cell(line.better), is_number=False, shown="page"), *_about(comparison)]
-    title = f"{listed([printable(name) for name in names])} against {printable(first)}"
+    title = f"{listed([printable(name) for name in names])} compared with {printable(first)}"
     return Table.of(columns, _by_group(comparison.lines), title, index=["key"])
 
 
 def _value_column(system: str) -> Column:
-    """Return the column of the values of a system."""
+    """Return the column with the values of one system."""
     return Column(
         printable(system),
         lambda line: number(line.values[system]),
@@ -204,34 +205,38 @@ def _value_column(system: str) -> Column:
 
 
 def _difference_columns(first: str, name: str, alone: bool) -> list[Column]:
-    """Return the columns of the difference of a system to the first one, with both names unless it is alone."""
+    """Return the columns of the difference `name` - `first`: value, interval and verdict.
+
+    `alone` means that the table has no other differences, so that the header needs no names.
+    """
     header = "difference" if alone else f"{printable(name)} − {printable(first)}"
 
     def difference(line: Any) -> Cell:
         value = line.differences[name].value
         return Cell(significant(value), value, f"{round(value, 6) + 0:+.6f}", "main")
 
-    def verdict(line: Any) -> Cell:
+    def verdict(line: Any) -> str:
         found = line.differences[name]
-        if found.interval is None:
-            return Cell()
-        return Cell(found.verdict, style="quiet" if found.verdict == "not told apart" else found.verdict)
+        return "" if found.interval is None else str(found.verdict)
+
+    def verdict_cell(line: Any) -> Cell:
+        text = verdict(line)
+        return Cell("not significant", style="quiet") if text == "not told apart" else Cell(text, style=text)
 
     key = f"{name} - {first}"
     return [
         Column(header, difference, data={key: lambda line: line.differences[name].value}),
         _interval_column(lambda line: line.differences[name].interval, f"{key}: "),
-        Column("verdict", verdict, is_number=False, data={f"{key}: verdict": lambda line: verdict(line).text}),
+        Column("verdict", verdict_cell, is_number=False, data={f"{key}: verdict": verdict}),
     ]
 
 
 def _by_group(lines: Iterable[Any]) -> dict[str, list[Any]]:
-    """Return lines by their group."""
-    return {group: list(some) for group, some in groupby(lines, attrgetter("group"))}
+    return {group: list(members) for group, members in groupby(lines, attrgetter("group"))}
 
 
 def _about(results: "Results[Any]") -> list[Column]:
-    """Return the columns that explain a line."""
+    """Return the columns `unit`, `question` and `source`, which explain a line."""
     sources = sources_of(results)
 
     def source(line: "Quantity") -> Cell:
@@ -246,11 +251,11 @@ def _about(results: "Results[Any]") -> list[Column]:
 
 
 def gain_table(stage: "CalibrationStage") -> Table:
-    """Return the scores before and after calibration by each calibrator."""
+    """Return the table of scores before calibration and after each calibrator, with the gains."""
     sections = {
         score: [
             (score, "none", raw, None),
-            *((score, found.calibrator, found.value, found.rcl) for found in stage.gains if found.score == score),
+            *((score, each.calibrator, each.value, each.rcl) for each in stage.gains if each.score == score),
         ]
         for score, raw in stage.raw.items()
     }
@@ -263,22 +268,25 @@ def gain_table(stage: "CalibrationStage") -> Table:
         Column("calibrator", lambda row: Cell(row[1]), is_number=False),
         Column("score", lambda row: number(row[2]), data={"value": lambda row: row[2]}),
         Column("gain", lambda row: Cell() if row[3] is None else Cell(gain(row[3]), row[3], style="main")),
-        Column("shorter is better", bar, is_number=False, shown="page", data={}),
+        Column("score (shorter is better)", bar, is_number=False, shown="page", data={}),
     ]
-    title = f"Cross-validated gain of a calibration stage, {stage.n_folds} folds"
+    title = f"Scores after calibration, {stage.n_folds}-fold cross-validation"
     return Table.of(columns, sections, title, heading_name="score")
 
 
 def class_table(report: "Report", most: int | None = None) -> Table | None:
-    """Return classes by their class-wise ECE, the largest first and undefined ones last; None for a binary task.
+    """Return the table of class-wise ECE (expected calibration error), the largest first and undefined values last.
 
     Args:
-        report: of any task.
-        most: number of classes; None for all.
+        report: the report.
+        most: maximum number of rows; None for all classes.
+
+    Returns:
+        The table; None for a binary task.
     """
     if not report.per_class:
         return None
-    kind, members, ones = ("label", "labels", "1s") if report.task == "multilabel" else ("class", "classes", "samples")
+    kind, members = ("label", "labels") if report.task == "multilabel" else ("class", "classes")
     names = report.class_names or tuple(map(str, range(len(report.per_class))))
     order = sorted(enumerate(report.per_class), key=lambda item: math.inf if math.isnan(item[1]) else -item[1])
     columns = [
@@ -290,13 +298,13 @@ def class_table(report: "Report", most: int | None = None) -> Table | None:
             data={kind: lambda row: names[row[0]] if report.class_names else row[0]},
         ),
         Column(
-            f"share of {ones}",
+            "frequency",
             lambda row: Cell(percent(report.priors[row[0]])),
             data={"share": lambda row: report.priors[row[0]]},
         ),
         Column("ECE", lambda row: number(row[1]), data={"ece": itemgetter(1)}),
     ]
-    title = f"{kind.capitalize()} by {kind}"
+    title = f"ECE by {kind}"
     if most is not None and len(order) > most:
-        title = f"The {most} of {count(len(order))} {members} with the largest error"
+        title = f"The {most} of {count(len(order))} {members} with the largest ECE"
     return Table.of(columns, {"": order[:most]}, title, is_wide=False, index=[kind])

@@ -1,4 +1,4 @@
-"""Reports and comparisons as data: mappings of lines, with tables and notes."""
+"""`Report` and `Comparison`: results as data classes, with methods to print, export and save them."""
 
 import json
 import math
@@ -45,11 +45,11 @@ Verdict = Literal["better", "worse", "not told apart"]
 
 @dataclass(frozen=True)
 class LineInterval:
-    """95 % interval of a value.
+    """95% interval of a value.
 
     Attributes:
-        low: lower end.
-        high: upper end.
+        low: lower bound.
+        high: upper bound.
     """
 
     low: float
@@ -61,13 +61,13 @@ class LineInterval:
 
 @dataclass(frozen=True, kw_only=True)
 class Quantity:
-    """A score or calibration error, and the confidence that it is computed for.
+    """Metadata of a score or calibration error.
 
     Attributes:
-        key: unique name, for files: `"nll"`, `"ece/top_label"`.
-        name: short name, for people: `"ECE"`.
-        group: `"scores"`, or the kind of confidence: `"positive class"`, `"top label"`, `"class-wise"`.
-        unit: of the value.
+        key: unique key: `"nll"`, `"ece/top_label"`.
+        name: display name: `"ECE"`.
+        group: `"scores"`, or the mode of the error: `"positive class"`, `"top label"`, `"class-wise"`.
+        unit: unit of the value.
         perfect: value of a predictor that is always right and certain.
         question: the question that the value answers.
         source: publication and equation.
@@ -84,21 +84,22 @@ class Quantity:
 
 @dataclass(frozen=True, kw_only=True)
 class Line(Quantity):
-    """One value of a report, and its evidence.
+    """One value of a report, with its noise floor, p-value and interval.
 
-    `str` formats it: `"ECE 0.0210 (noise floor 0.0040, 95 % 0.0180-0.0240, p < 0.001)"`.
+    `str(line)` is one line of text: `"ECE 0.0210 (noise floor 0.0040, 95 % 0.0180-0.0240, p < 0.001)"`.
 
     Attributes:
         key, name, group, unit, perfect, question, source: see `Quantity`.
         value: the value.
         naive: value of a predictor that always predicts the class frequencies of this data.
         noise_floor: expected value if the model were perfectly calibrated with these confidences; for a signed error,
-            of its absolute value. None for other quantities than calibration errors, and where it was left out.
-        p_value: probability of a value at least as large if the model were perfectly calibrated; ties count. Not
-            corrected for multiple testing. None where there is no `noise_floor`.
-        interval: for a calibration error, of the population error without sampling noise, for TCE of its expected
-            value; see `torchcalib.inference.CalibrationTest`. For scores, DSC and UNC a bootstrap interval; see
-            `torchcalib.inference.Interval`. None where it was left out.
+            expected absolute value. None for scores, and if omitted.
+        p_value: probability of a value at least as large if the model were perfectly calibrated. Not corrected for
+            multiple testing. None without `noise_floor`.
+        interval: 95% interval; None if omitted. For a calibration error, a confidence interval of the population
+            error, or of the expected value for the test-based calibration error (TCE); see
+            `torchcalib.inference.CalibrationTest`. For scores, DSC (discrimination) and UNC (uncertainty), a bootstrap
+            interval; see `torchcalib.inference.Interval`.
     """
 
     value: float
@@ -115,15 +116,15 @@ class Line(Quantity):
 
 @dataclass(frozen=True)
 class Difference:
-    """Value of one system minus that of the baseline.
+    """Value of one system minus value of the baseline.
 
     Attributes:
         value: the difference; for a signed metric, the difference of absolute values.
-        interval: 95 % paired bootstrap interval; None where it was left out.
-        chance: expected part of the difference that is due to the sampling noise of bins, which differs between
-            systems; None where the quantity has no such part, or no interval.
-        verdict: `"better"` or `"worse"` where the interval excludes 0, also after subtracting `chance`; else
-            `"not told apart"`.
+        interval: 95% paired bootstrap interval; None if omitted.
+        chance: expected difference of two calibrated systems with these confidences, because sampling noise adds
+            unequal amounts to their errors. None for quantities without this bias, and without an interval.
+        verdict: `"better"` or `"worse"` if the interval excludes 0, also after subtracting `chance`. Otherwise
+            `"not told apart"`: the difference is not significant.
     """
 
     value: float
@@ -134,14 +135,14 @@ class Difference:
 
 @dataclass(frozen=True, kw_only=True)
 class ComparedLine(Quantity):
-    """One quantity of all systems.
+    """Values of one score or calibration error for all systems of a comparison, and their differences.
 
     Attributes:
         key, name, group, unit, perfect, question, source: see `Quantity`.
-        better: which values are better: `"higher"`, `"lower"` or `"nearer to 0"`.
-        values: the value of each system, by its name.
-        intervals: the 95 % interval of each system or None, by its name.
-        differences: to the baseline, by the names of the other systems.
+        better: direction of better values: `"higher"`, `"lower"` or `"nearer to 0"`.
+        values: value of each system, by system name.
+        intervals: 95% interval of each value or None, by system name.
+        differences: difference from the baseline for each other system, by system name.
     """
 
     better: Better
@@ -152,13 +153,13 @@ class ComparedLine(Quantity):
 
 @dataclass(frozen=True)
 class CalibrationGain:
-    """Gain of one calibrator in one score.
+    """Score after calibration with one calibrator, and its improvement.
 
     Attributes:
-        score: name of the score, for people: `"NLL"`, `"Brier score"`.
-        calibrator: name of the calibrator: `"affine scaling"`.
-        value: score of the calibrated predictions, each calibrated without its own label.
-        rcl: relative calibration loss: the decrease of the score in percent of the raw score; negative for an increase.
+        score: display name of the score: `"NLL"` (negative log-likelihood) or `"Brier score"`.
+        calibrator: display name of the calibrator, such as `"temperature scaling"`.
+        value: cross-validated score of the calibrated predictions.
+        rcl: relative calibration loss in percent, 100 (1 - value / raw score). Negative if calibration is harmful.
     """
 
     score: str
@@ -169,18 +170,17 @@ class CalibrationGain:
 
 @dataclass(frozen=True)
 class CalibrationStage(Tabular):
-    """Cross-validated gain of a calibration stage.
+    """Cross-validated gains of calibrators.
 
     Attributes:
-        recommendation: whether to calibrate, and with which calibrator, for the NLL.
-        raw: the scores of the uncalibrated predictions, by name.
-        gains: of every score and calibrator.
-        calibrator: the recommended one; where none is worthwhile, the most flexible one that can do little harm:
-            affine scaling, or temperature scaling where that was not tried. It is not fitted:
-            `calibrator.fit(preds, target)` fits it to all samples.
+        recommendation: whether to calibrate and with which calibrator, based on the negative log-likelihood (NLL).
+        raw: scores of the uncalibrated predictions, by name.
+        gains: one entry for each score and calibrator.
+        calibrator: the recommended calibrator, not fitted. If none is worthwhile: affine scaling, or temperature scaling
+            if affine scaling was omitted. `calibrator.fit(preds, target)` fits it to all samples.
         n_folds: number of folds, stratified by class.
-        seed: of the split into folds.
-        notes: remarks on the fits, and calibrators that were not tried; sentences.
+        seed: seed of the split into folds.
+        notes: sentences on problems of the fits and on omitted calibrators.
     """
 
     recommendation: Recommendation
@@ -193,35 +193,35 @@ class CalibrationStage(Tabular):
 
     @property
     def name(self) -> str:
-        """Name of `calibrator` for people."""
+        """Display name of `calibrator`."""
         return self.calibrator.name
 
     def layout(self) -> Table:
-        """Return the scores before and after calibration by each calibrator."""
+        """Return the table of scores before calibration and after each calibrator."""
         return gain_table(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain Python values; see `Results.to_dict`."""
+        """Return the attributes as plain Python values; see `Results.to_dict`."""
         return {each.name: plain(getattr(self, each.name)) for each in fields(self)}
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Results(Mapping[str, V], Tabular):
-    """A mapping of lines by their keys, and how they were computed.
+    """Base class of `Report` and `Comparison`: a mapping from keys to results, with metadata.
 
-    The key of an error without its kind of confidence is that of the main one: `"ece"` for `"ece/top_label"`.
+    An error key without a mode refers to the main mode: `"ece"` is `"ece/top_label"` for a multi-class task.
 
     Attributes:
         task: `"binary"`, `"multiclass"` or `"multilabel"`.
-        n: sum of weights, the number of samples where all weights are 1 (multi-label: of labelled entries).
-        num_classes: C, or L labels; 2 for a binary task.
-        lines: all of them.
-        settings: of the input and of the bins.
-        notes: limitations of the values, such as why some are left out; sentences.
-        n_dropped: samples (multi-label: entries) that `nan_policy="drop"` left out.
-        version: of torchcalib.
-        class_names: of the classes or labels, for a binary task the negative class first; empty if they are unknown.
-        task_is_inferred: whether the task follows from the shapes, because it was not given.
+        n: sum of weights over the samples; multi-label: over the labelled entries.
+        num_classes: number of classes C or labels L; 2 for a binary task.
+        lines: results in the order of the table.
+        settings: options for the input and the bins.
+        notes: sentences on limitations, such as omitted values.
+        n_dropped: number of samples (multi-label: entries) dropped by `nan_policy="drop"`.
+        version: version of torchcalib.
+        class_names: names of the classes or labels, the negative class first if binary; empty if unknown.
+        task_is_inferred: whether the task was inferred from the shapes.
     """
 
     task: Task
@@ -237,7 +237,7 @@ class Results(Mapping[str, V], Tabular):
 
     @abstractmethod
     def _entry(self, line: Any) -> V:
-        """Return what the mapping has for a line."""
+        """Return the value of the mapping for a line."""
 
     @abstractmethod
     def _page(self) -> str:
@@ -245,16 +245,16 @@ class Results(Mapping[str, V], Tabular):
 
     @abstractmethod
     def _files(self) -> Mapping[str, bytes]:
-        """Return the files of a folder by their names."""
+        """Return the contents of all files that `save` writes into a folder, by file name."""
 
     def __getitem__(self, key: str) -> V:
         for line in self.lines:
             if line.key == key:
                 return self._entry(line)
-        for line in self.lines:  # those of the main mode are first
+        for line in self.lines:  # lines of the main mode come first
             if line.key.startswith(f"{key}/"):
                 return self._entry(line)
-        raise KeyError(f"{key!r} is not among the lines, which are {', '.join(self)}")
+        raise KeyError(f"`key` must be one of {', '.join(self)}, got {key!r}.")
 
     def __iter__(self) -> Iterator[str]:
         return (line.key for line in self.lines)
@@ -266,31 +266,32 @@ class Results(Mapping[str, V], Tabular):
         return str(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain Python values, tables as columns (without quantiles, which only serve for drawing).
+        """Return the attributes as plain Python values; a table is a dict of columns.
 
-        Numbers that JSON cannot hold are the strings "nan", "inf" and "-inf".
+        Quantiles of bins are omitted. NaN and infinite numbers are the strings "nan", "inf" and "-inf", because JSON
+        has no such numbers.
         """
         return {each.name: plain(getattr(self, each.name)) for each in fields(self)}
 
     def to_json(self) -> str:
-        """Return `to_dict` as strict JSON."""
+        """Return `to_dict()` as strict JSON."""
         return json.dumps(self.to_dict(), indent=2, allow_nan=False)
 
     def save(self, path: str | Path) -> tuple[Path, ...]:
-        """Write one file, or a folder with everything. Each file is complete or absent, and replaces an older one.
+        """Write one file, or a folder of files. Existing files are replaced, and never left incomplete.
 
         Args:
-            path: a file that ends in `.html` (the page), `.json` (all numbers), `.md` or `.tex` (the table of the
-                lines). Any other path is a folder for the page, the numbers, and PNG and SVG of every diagram.
-                Missing folders are made.
+            path: a file name that ends in `.html` (page), `.json` (all numbers), `.md` or `.tex` (table of all lines).
+                Any other path is a folder for the page, the JSON file, and every diagram as PNG and SVG. Missing
+                folders are created.
 
         Returns:
-            The files written.
+            The paths of the written files.
 
         Raises:
-            ImportError: a page or a folder needs the extra `report`.
-            ValueError: for another file ending.
-            NotADirectoryError: if the folder, or something above it, is a file.
+            ImportError: if the extra `report` is not installed, for a page or a folder.
+            ValueError: if the file name has another ending.
+            NotADirectoryError: if the folder or one of its parents is a file.
 
         Example:
             >>> import tempfile, torch, torchcalib
@@ -314,7 +315,7 @@ class Results(Mapping[str, V], Tabular):
         if ending not in writers:
             raise ValueError(
                 f"`path` must end in {', '.join(writers)}, or be a folder, got {str(path)!r}. "
-                f"Make the folder first if it shall have this name."
+                f"To use this name for a folder, create the folder first."
             )
         content = writers[ending]().encode()
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -323,28 +324,27 @@ class Results(Mapping[str, V], Tabular):
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Report(Results[float]):
-    """Scores, calibration errors and tables of a set of predictions.
+    """Scores, calibration errors and bin tables of one set of predictions.
 
-    Print it, show it in a notebook, or index it by the key of a line for its value: `report["nll"]`, `report["ece"]`.
-    `save` writes it to files, `plot` draws its reliability diagram, and `to_pandas`, `to_markdown`, `to_latex` and
-    `to_dict` export its lines. `from_predictions`, `from_estimator` and `from_files` make one, as does
-    `torchcalib.evaluate`.
+    Create a report with `from_predictions` (also `torchcalib.report`), `from_estimator`, `from_files` or
+    `torchcalib.evaluate`. Print it, show it in a notebook, or look up a value by key: `report["nll"]`,
+    `report["ece"]`. `save` writes files, `plot` draws the reliability diagram, and `to_pandas`, `to_markdown`,
+    `to_latex` and `to_dict` export the lines.
 
     Attributes:
         task, n, num_classes, settings, notes, n_dropped, version, class_names, task_is_inferred: see `Results`.
-        lines: every value, with its evidence; see `Line`.
-        priors: share of every class (multi-label: of 1s for every label).
-        tables: bin tables by the kind of confidence; multi-label: all labels pooled.
-        per_class: class-wise ECE of every class or label; empty for a binary task.
-        sentence: the main findings in words.
+        lines: every value with its noise floor, p-value and interval; see `Line`.
+        priors: frequency of each class; multi-label: of each label.
+        tables: table of equal-width bins for each mode; multi-label: all labels pooled.
+        per_class: class-wise expected calibration error (ECE) of each class or label; empty for a binary task.
+        sentence: the main findings as text.
         source: origin of the predictions, such as files.
-        tests: tables of bins with the decisions of a test, by the kind of confidence; multi-label: all labels pooled.
-            Empty for soft targets, and for weights that are not counts.
-        calibration: cross-validated gain of a calibration stage; None where it was left out, and `notes` name the
-            reason.
-        history: the validations of the training, if a `torchcalib.Monitor` kept it:
+        tests: table of the bins of the test-based calibration error (TCE) for each mode; multi-label: all labels
+            pooled. Empty for soft targets and for fractional weights.
+        calibration: cross-validated gains of calibrators; None if omitted (`notes` contains the reason).
+        history: validations of the training, from a `torchcalib.Monitor`:
             `dataclasses.replace(report, history=monitor.history)`.
-        groups: the worst groups of rows, by their ECE of the main mode; None where no groups were given.
+        groups: the groups of rows with the largest excess of ECE over its noise floor; None without groups.
     """
 
     lines: tuple[Line, ...]
@@ -376,58 +376,57 @@ class Report(Results[float]):
         sample_weight: Any = None,
         **options: Unpack[InputOptions],
     ) -> "Report":
-        """Compute every score and calibration error of a set of predictions.
+        """Compute scores and calibration errors of one set of predictions.
 
-        - Scores: accuracy, NLL, Brier, ECD.
-        - For every mode, errors over equal-width bins: ECE, ESCE, MCE, RMSCE.
-        - Rank-based values for one series of confidences, and for labels: ACE with the same number of bins, TCE with
-          the defaults of `torchcalib.functional.tce` (`tests` has its decisions), KS, and the parts of the Brier score
-          of the event, MCB - DSC + UNC. For each class of a multi-class task they take too long; use
-          `torchcalib.functional.ace` and the others.
+        - Scores: accuracy, negative log-likelihood (NLL), Brier score, and entropic calibration difference (ECD).
+        - Relative scores: NLL and Brier score divided by the score of predicting the class frequencies (NCE, NBS).
+        - Errors over equal-width bins, for every mode: expected (ECE), expected signed (ESCE), maximum (MCE) and root
+          mean squared calibration error (RMSCE).
+        - Rank-based errors, except class-wise for a multi-class task: adaptive (ACE), test-based (TCE) and
+          Kolmogorov-Smirnov calibration error (KS).
+        - Brier score decomposition, for the same modes: miscalibration (MCB), discrimination (DSC), uncertainty (UNC).
 
-        TCE, MCB, DSC and UNC need labels and are omitted for soft targets. All rank-based values need weights that are
-        whole numbers. Above 2^24 samples (for labels: samples times labels) they come from a sketch, which is exact for
-        float16 and bfloat16 probabilities, and else for data in which every probability has moved by less than 1 /
-        2,048 in log-odds (more for more than 16 labels, see `settings`); `torchcalib.core.ranked.LogitCells` gives the
-        bounds.
+        TCE, MCB, DSC and UNC are omitted for soft targets. ACE, TCE, KS, MCB, DSC and UNC are omitted for fractional
+        weights. Above 2^24 samples (multi-label: samples times labels) they are computed from a sketch. It rounds
+        probabilities by less than 1 / 2,048 in log-odds (more above 16 labels), and is exact for float16 and bfloat16;
+        see `torchcalib.core.ranked.LogitCells`.
 
-        `calibration` is the cross-validated gain of a calibration stage: NLL and Brier score after temperature scaling,
-        affine scaling and, for one probability a sample or label, histogram binning and isotonic calibration, in 5
-        stratified folds. It is omitted above 2^20 samples (for labels: samples times labels) or 2^26 values of `preds`,
-        for soft targets, and where a class, or an outcome of a label, has too few samples for two folds. Affine scaling
-        is omitted where samples times squared classes exceed 2^31.
+        `calibration` contains NLL and Brier score after cross-validated calibration in 5 stratified folds. Calibrators
+        are temperature scaling and affine scaling of the logits (one temperature, and one bias for each class). For
+        binary and multi-label tasks they include histogram binning and isotonic calibration. `calibration` is omitted
+        above 2^20 samples or 2^26 elements of `preds`. It needs labels, and enough samples of each class for
+        stratified folds. Affine scaling is omitted if N C^2 > 2^31.
 
-        Every calibration error has a noise floor (its expected value if the model were perfectly calibrated), a p-value
-        and a 95 % interval of its population value, for TCE of its expected value; see
-        `torchcalib.inference.CalibrationTest`. They need no predictions, only accumulated sums. Errors over more than
-        2^15 bins of classes have no interval, and rank-based errors of many labels have none of them. `sentence` is
-        based on those of the main ECE.
-
-        Scores, DSC and UNC have a 95 % percentile bootstrap interval of 199 replicates, up to 2^18 events (samples, or
-        samples times classes), or 2^13 for DSC and UNC. `torchcalib.inference.bootstrap` computes intervals of other
-        values.
+        Every calibration error has a noise floor (expected value if the model were perfectly calibrated), a p-value and
+        a 95% interval; see `torchcalib.inference.CalibrationTest`. Errors with more than 2^15 bins of all classes have
+        no interval. Scores, DSC and UNC have a 95% percentile bootstrap interval from 199 replicates, up to 2^18 events
+        (samples, or samples times classes; 2^13 for DSC and UNC).
 
         `notes` lists all omissions.
 
         Args:
             preds: probabilities, or logits with `from_logits=True`: binary `(N,)`, multi-class `(N, C)`, multi-label
-                `(N, L)`; further axes are samples too. A tensor, or anything that numpy takes. Text columns of a
-                DataFrame are the class names.
-            target: labels or soft targets; see `torchcalib.functional.nll`. Text is a class name.
-            task: `"binary"`, `"multiclass"` or `"multilabel"`; None infers it from the shapes, and
-                `task_is_inferred` of the report is True. Targets of the shape `(N, C)` are ambiguous and need a task.
-            class_names: names of the classes in the order of the class axis, for a binary task the negative class
-                first, for a multi-label task of the labels.
-            n_bins: number of equal-width bins, and for ACE of equal-mass bins.
+                `(N, L)`. Further axes are samples. A tensor, or any array-like. Text column names of a DataFrame become
+                the class names.
+            target: labels or soft targets; see `torchcalib.functional.nll`. Strings are class names.
+            task: `"binary"`, `"multiclass"` or `"multilabel"`. None infers the task from the shapes and sets
+                `task_is_inferred`. Targets of shape `(N, C)` are ambiguous and need a task.
+            class_names: names of the classes or labels in the order of the class axis; the negative class first if
+                binary.
+            n_bins: number of equal-width bins, and of equal-mass bins for ACE.
             right: bins are `(a, b]` instead of `[a, b)`.
             with_calibration: compute `calibration`.
-            with_intervals: compute intervals of scores, and of rank-based errors.
-            groups: integers `(N,)`, the group of each sample, or -1 for none. The report then has the worst groups.
-            group_names: of the groups by their numbers; None if the numbers are the names.
-            sample_weight: the same as `weights`, under the name that scikit-learn has.
+            with_intervals: compute intervals of scores and of rank-based errors.
+            groups: integers `(N,)`, the group of each sample, or -1 for no group. Adds the groups with the largest ECE
+                above its noise floor to the report.
+            group_names: names of the groups, indexed by group number; None uses the numbers.
+            sample_weight: alias of `weights`, as in scikit-learn.
+
+        Returns:
+            The report.
 
         Raises:
-            TypeError, ValueError: for bad input; the message names the rule.
+            TypeError, ValueError: for invalid input.
 
         Example:
             >>> import torch, torchcalib
@@ -442,7 +441,7 @@ class Report(Results[float]):
 
         if sample_weight is not None:
             if options.get("weights") is not None:
-                raise TypeError("`sample_weight` must not be given beside `weights`, got both. They mean the same.")
+                raise TypeError("`sample_weight` must not be passed together with `weights`, got both. Pass one.")
             options["weights"] = sample_weight
         weights = options.pop("weights", None)
         sizes = options.get("num_classes"), options.get("num_labels")
@@ -471,29 +470,33 @@ class Report(Results[float]):
     def from_estimator(
         cls,
         estimator: Any,
-        X: Any,  # noqa: N803 - the name that scikit-learn has
+        X: Any,  # noqa: N803 - the name in scikit-learn
         y: Any,
         *,
         sample_weight: Any = None,
         class_names: Sequence[str] | None = None,
         **options: Any,
     ) -> "Report":
-        """Return the report of a fitted scikit-learn classifier on data that it was not fitted to.
+        """Compute the report of a fitted scikit-learn classifier on held-out data.
 
-        Probabilities are those of `estimator.predict_proba(X)`. With two classes they are evaluated as P(y = the second
-        class), with more as multi-class, and with several outputs as multi-label.
+        The report evaluates `estimator.predict_proba(X)`: as binary for two classes (P(y = second class)), as
+        multi-class for more classes, and as multi-label for several outputs.
 
         Args:
-            estimator: a fitted classifier with `predict_proba` and `classes_`; pipelines and searches too.
-            X: data for `predict_proba`.
-            y: labels as the classifier has them, numbers or text; multi-label `(N, L)` of 0 and 1.
+            estimator: a fitted classifier, pipeline or search with `predict_proba` and `classes_`.
+            X: input for `predict_proba`. Use data to which the classifier was not fitted.
+            y: labels from `estimator.classes_`, numbers or strings; multi-label: 0 and 1 of shape `(N, L)`.
             sample_weight: non-negative weights `(N,)`.
-            class_names: names to show instead of `estimator.classes_`, in that order; multi-label: of the labels.
+            class_names: display names in the order of `estimator.classes_` (multi-label: of the labels); None uses
+                `estimator.classes_`.
             **options: other arguments of `torchcalib.report`, such as `n_bins` and `groups`.
 
+        Returns:
+            The report.
+
         Raises:
-            TypeError: if there is no `predict_proba`.
-            ValueError: if `y` has labels that the classifier does not know, and for other bad input.
+            TypeError: if the estimator has no `predict_proba`.
+            ValueError: if `y` contains labels that are not in `estimator.classes_`, and for other invalid input.
 
         Example:
             >>> from sklearn.datasets import load_iris
@@ -510,8 +513,8 @@ class Report(Results[float]):
         for name in ("task", "from_logits", "positive_classes", "class_axis"):
             if name in options:
                 raise TypeError(
-                    f"`{name}` must not be given, got {options[name]!r}: it follows from the classifier. "
-                    "Use torchcalib.report(clf.predict_proba(X), y, ...) for another meaning."
+                    f"`{name}` must not be passed for a classifier, which determines it, got {options[name]!r}. "
+                    "Call torchcalib.report(clf.predict_proba(X), y, ...) to set it."
                 )
         return cls.from_predictions(
             given.preds,
@@ -540,33 +543,33 @@ class Report(Results[float]):
         ignore_index: int | None = None,
         nan_policy: NanPolicy = "raise",
     ) -> "Report":
-        """Return the report of predictions in files, as the command `torchcalib report` makes it.
+        """Compute the report of predictions in files, like the command `torchcalib report`.
 
-        Files are read piece by piece, so that memory is bounded.
+        Files are read in chunks of bounded size.
 
         Args:
             *paths: parts of one data set, `.npz`, `.pt`, `.safetensors`, `.csv` or `.parquet`; or `.npy` files of
                 predictions and targets.
-            preds: name of the array or column of predictions; None for a common name. This holds for all names.
-            target: of the targets.
-            weights: of the weights, which are optional.
-            groups: of the groups, whole numbers or text, which have no common names; None for no groups.
+            preds: name of the array or column of predictions; None searches for a common name, such as "probs".
+            target: name of the targets; None searches for a common name.
+            weights: name of the weights; None searches for a common name. Weights are optional.
+            groups: name of the groups, which are whole numbers or strings; None for no groups.
             from_logits: whether predictions are logits; None infers it from their name.
             task: `"binary"`, `"multiclass"` or `"multilabel"`; None infers it from the shapes.
             class_names: names of the classes in the order of the class axis.
-            n_bins: number of equal-width bins, and for ACE of equal-mass bins.
+            n_bins: number of equal-width bins, and of equal-mass bins for the adaptive calibration error (ACE).
             right: bins are `(a, b]` instead of `[a, b)`.
             with_calibration: compute `calibration`.
-            with_intervals: compute intervals of scores, and of rank-based errors.
+            with_intervals: compute intervals of scores and of rank-based errors.
             ignore_index: rows with this target are dropped.
-            nan_policy: `"drop"` leaves out rows with NaN and counts them; `"raise"` raises.
+            nan_policy: `"drop"` drops and counts rows with NaN; `"raise"` raises an error.
 
         Returns:
-            The report; `source` has the names of the files and arrays.
+            The report. `source` contains the names of the files and arrays.
 
         Raises:
-            OSError: a file cannot be read.
-            TypeError, ValueError: a file is unsuitable or needs an argument.
+            OSError: if a file cannot be read.
+            TypeError, ValueError: if the content of a file is invalid, or an argument is needed.
 
         Example:
             >>> import tempfile
@@ -595,34 +598,34 @@ class Report(Results[float]):
 
     @property
     def main_table(self) -> BinTable:
-        """The table of the main mode, which the sentence is about."""
+        """Bin table of the main mode."""
         return next(iter(self.tables.values()))
 
     @property
     def main_line(self) -> Line:
-        """The ECE of the main mode, which the sentence is about."""
+        """Line of the expected calibration error (ECE) of the main mode, which `sentence` describes."""
         return next(line for line in self.lines if line.key.startswith("ece/"))
 
     @property
     def classes(self) -> Table | None:
-        """The class-wise ECE of every class or label, the largest first; None for a binary task."""
+        """Table of the class-wise expected calibration error (ECE), the largest first; None for a binary task."""
         return class_table(self)
 
     @property
     def recommendation(self) -> Recommendation | None:
-        """Whether to add a calibration stage, and which; None where calibrators were not tried."""
+        """Whether to calibrate, and with which calibrator; None if calibrators were not evaluated."""
         return None if self.calibration is None else self.calibration.recommendation
 
     def plot(self, ax: "Axes | None" = None, *, mode: NamedMode | None = None, **options: Any) -> "Axes":
         """Draw the reliability diagram.
 
         Args:
-            ax: axes to draw on; by default those of a new figure, `ax.figure`.
-            mode: kind of confidence, one of `tables`; None for the main one.
-            **options: further arguments of `torchcalib.plots.reliability_diagram`, such as `label` and `title`.
+            ax: axes to draw on; None creates a new figure, `ax.figure`.
+            mode: a key of `tables`; None for the main mode.
+            **options: other arguments of `torchcalib.plots.reliability_diagram`, such as `label` and `title`.
 
         Returns:
-            The axes.
+            The axes of the diagram.
 
         Example:
             >>> import torch, torchcalib
@@ -635,7 +638,7 @@ class Report(Results[float]):
         return reliability_diagram(self, ax=ax, mode=mode, **options)
 
     def layout(self) -> Table:
-        """Return every line."""
+        """Return the table of all lines."""
         return line_table(self)
 
     def _entry(self, line: Line) -> float:
@@ -652,7 +655,7 @@ class Report(Results[float]):
         return files_of(self)
 
     def _repr_html_(self) -> str:
-        """Return the sentence, the lines and the worst classes for a notebook."""
+        """Return HTML for a notebook: the sentence, the lines, and the classes with the largest errors."""
         words = [self.sentence, input_line(self)]
         worst = class_table(self, WORST_CLASSES)
         tables = [super()._repr_html_(), *([] if worst is None else [worst._repr_html_()])]
@@ -674,18 +677,19 @@ class Report(Results[float]):
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Comparison(Results[ComparedLine]):
-    """Scores and calibration errors of several systems that predicted the same targets, and their differences.
+    """Scores and calibration errors of several systems on the same targets, and their differences.
 
-    Print it, show it in a notebook, or index it by key: `comparison["nll"].differences["b"].value`. `save` writes it to
-    files, and `to_pandas`, `to_markdown`, `to_latex` and `to_dict` export it.
+    `torchcalib.compare` creates it. Print it, show it in a notebook, or look up a line by key:
+    `comparison["nll"].differences["b"].value`. `save` writes files, and `to_pandas`, `to_markdown`, `to_latex` and
+    `to_dict` export the lines.
 
     Attributes:
         task, n, num_classes, settings, notes, version, class_names, task_is_inferred: see `Results`.
-        n_dropped: rows that were left out of all systems because a value of one of them is NaN.
-        lines: every quantity; see `ComparedLine`.
-        systems: names, the baseline first.
-        sentences: the main findings in words, by the names of all systems but the baseline.
-        sources: origin of the predictions, such as files, by the name of the system.
+        n_dropped: number of rows dropped from all systems because a prediction or target is NaN.
+        lines: one entry for each score and calibration error; see `ComparedLine`.
+        systems: names of the systems, the baseline first.
+        sentences: the main findings as text, by name of each system except the baseline.
+        sources: origin of the predictions, such as files, by system name.
     """
 
     lines: tuple[ComparedLine, ...]
@@ -700,23 +704,23 @@ class Comparison(Results[ComparedLine]):
 
     @property
     def caution(self) -> str:
-        """A warning of multiple comparisons."""
-        n = sum(found.interval is not None for line in self.lines for found in line.differences.values())
+        """Warning about multiple comparisons, to show below the tables."""
+        n = sum(difference.interval is not None for line in self.lines for difference in line.differences.values())
         if not n:
-            return "Without intervals no difference is distinguishable from chance."
+            return "Without intervals, the significance of differences is unknown."
         return (
-            f"Intervals are not corrected for multiple comparisons: without any real difference, some "
-            f"{max(1, round(0.05 * n))} of these {n} intervals would exclude 0. Choose in advance which value decides."
+            f"Intervals are not corrected for multiple comparisons: if no system differed, about "
+            f"{max(1, round(0.05 * n))} of {n} intervals would still exclude 0. Choose the decisive metric in advance."
         )
 
     @property
     def main_lines(self) -> tuple[ComparedLine, ...]:
-        """The scores, and the errors of the main mode: the content of the picture."""
+        """Lines of the scores and of the main mode, which the diagram shows."""
         groups = list(dict.fromkeys(line.group for line in self.lines))[:2]
         return tuple(line for line in self.lines if line.group in groups)
 
     def layout(self) -> Table:
-        """Return every line, with columns for each system."""
+        """Return the table of all lines, with columns for each system."""
         return difference_table(self, *self.systems[1:])
 
     def _entry(self, line: ComparedLine) -> ComparedLine:
@@ -733,7 +737,7 @@ class Comparison(Results[ComparedLine]):
         return files_of(self)
 
     def _repr_html_(self) -> str:
-        """Return the findings and the table for a notebook."""
+        """Return HTML for a notebook: the main findings and the table of all lines."""
         words = [*self.sentences.values(), input_line(self)]
         return "\n".join([*(f"<p>{escape(printable(text))}</p>" for text in words), super()._repr_html_()])
 
@@ -743,7 +747,7 @@ class Comparison(Results[ComparedLine]):
 
 
 def plain(value: Any) -> Any:
-    """Turn nested values into values of strict JSON."""
+    """Convert nested values to values that strict JSON can represent."""
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
     if isinstance(value, BinTable):

@@ -1,4 +1,4 @@
-"""The worst groups of rows: bins of a growing number of groups."""
+"""`GroupBins`: the group accumulator of a report, which adds new groups as they appear in the data."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -19,26 +19,28 @@ from torchcalib.metrics.groups.sums import SumsByGroup
 from torchcalib.metrics.groups.table import GroupTable, resolved
 
 MOST_GROUPS = 10_000
-"""Largest number of groups of a report; of more, none is significant."""
+"""Maximum number of groups. With more, no p-value would be significant after adjustment for multiple testing."""
 
 WORST = 10
 """Number of groups in the table of a report."""
 
-LONGEST_NAME = 1000  # as in files
-_MOST_SUMS = 2**27  # 1 GiB
-_REPLICATES, _REPLICATES_IN_ALL = 199, 200_000
+LONGEST_NAME = 1000  # letters; the same limit as for names in files
+_MOST_SUMS = 2**27  # 1 GiB of float64
+_REPLICATES, _REPLICATES_IN_ALL = 199, 200_000  # for each group, and the total that bounds the time
 
 
 @dataclass(frozen=True, eq=False)
 class GroupBins:
-    """Bins of every group, by its name; a number is named by its digits.
+    """Sums over equal-width bins for each group.
+
+    Groups are identified by name. The name of a numbered group is its number in digits.
 
     Attributes:
-        accumulator: of the bins of a group.
-        shape: of the sums of a group.
-        places: of the groups in the sums, by their names.
-        sums: `BinStats.sums` of every group.
-        apart: `BinStats.apart` of every group.
+        accumulator: accumulator of the bins of one group.
+        shape: shape of `BinStats.sums` for one group.
+        places: index of each group in `sums`, by name.
+        sums: `BinStats.sums` `(G, *shape)`.
+        apart: `BinStats.apart` `(G, ...)`.
     """
 
     accumulator: EqualWidthBins
@@ -49,93 +51,94 @@ class GroupBins:
 
     @classmethod
     def empty(cls, accumulator: EqualWidthBins, shape: tuple[int, ...], names: Sequence[str] = ()) -> Self:
-        """Return empty bins of these groups."""
+        """Return bins without data for these groups."""
         most = min(MOST_GROUPS, _MOST_SUMS // math.prod(shape))
         if len(names) > most:
             raise ValueError(
-                f"`groups` must be at most {most:,} different ones in a report, got {len(names):,} or more. "
-                "Report coarser groups; torchcalib.ByGroup takes any number."
+                f"`groups` must contain at most {most:,} different groups for a report, got {len(names):,} or more. "
+                "Use coarser groups, or torchcalib.ByGroup, which has no limit."
             )
         sums = torch.zeros(len(names), *shape, dtype=torch.float64)
         return cls(accumulator, shape, {name: k for k, name in enumerate(names)}, sums, sums.new_zeros(sums.shape[:-2]))
 
     def of_rows(self, p: Predictions, groups: Tensor, names: Sequence[str] | None) -> Self:
-        """Return the bins of a batch alone.
+        """Return the bins of one batch, for the groups that occur in it.
 
         Args:
             p: predictions.
-            groups: integers, one for each sample, -1 for none; ignored for rows without weight.
-            names: of the groups by their numbers; None if the numbers are the names.
+            groups: integers, the group of each sample, or -1 for no group; ignored for rows of weight 0.
+            names: names of the groups, indexed by group number; None uses the numbers.
 
         Raises:
-            TypeError, ValueError: for bad groups, and too many of them.
+            TypeError, ValueError: for invalid groups, and for too many groups.
         """
         check_names(names)
         numbers = groups.flatten().long()
-        if p.weights is not None:  # a row without weight for any label has no group
+        if p.weights is not None:  # the group of a row is ignored if its weight is 0 for all labels
             absent = in_all_replicates((p.weights == 0).reshape(-1, len(numbers)), 1)
             numbers = numbers.masked_fill(absent, NO_GROUP)
         check_group_range(numbers, 2**63 - 1 if names is None else len(names))
         present, place = torch.unique(numbers[numbers != NO_GROUP], return_inverse=True)
-        called = [str(k) if names is None else names[k] for k in present.tolist()]
-        made = self.empty(self.accumulator, self.shape, list(dict.fromkeys(called)))
-        if called:
-            where = torch.tensor([made.places[name] for name in called], device=numbers.device)
-            numbers = numbers.masked_scatter(numbers != NO_GROUP, where[place])
-            found = SumsByGroup(self.accumulator, len(made.places)).of(in_groups(p, numbers, len(made.places)))
-            assert found.apart is not None  # the bins have noise
-            return replace(made, sums=found.sums.detach().to(made.sums), apart=found.apart.to(made.apart))
-        return made
+        present_names = [str(k) if names is None else names[k] for k in present.tolist()]
+        batch = self.empty(self.accumulator, self.shape, list(dict.fromkeys(present_names)))
+        if present_names:
+            # Replace the numbers of the caller by the places of the groups in the sums.
+            index = torch.tensor([batch.places[name] for name in present_names], device=numbers.device)
+            numbers = numbers.masked_scatter(numbers != NO_GROUP, index[place])
+            bins = SumsByGroup(self.accumulator, len(batch.places)).of(in_groups(p, numbers, len(batch.places)))
+            assert bins.apart is not None  # the accumulator sums noise, see `bin_estimators`
+            return replace(batch, sums=bins.sums.detach().to(batch.sums), apart=bins.apart.to(batch.apart))
+        return batch
 
     def __add__(self, other: Self) -> Self:
-        made = self.empty(self.accumulator, self.shape, list(dict.fromkeys([*self.places, *other.places])))
+        total = self.empty(self.accumulator, self.shape, list(dict.fromkeys([*self.places, *other.places])))
         for part in (self, other):
-            where = torch.tensor([made.places[name] for name in part.places], dtype=torch.int64)
-            made.sums.index_add_(0, where, part.sums)
-            made.apart.index_add_(0, where, part.apart)
-        return made
+            index = torch.tensor([total.places[name] for name in part.places], dtype=torch.int64)
+            total.sums.index_add_(0, index, part.sums)
+            total.apart.index_add_(0, index, part.apart)
+        return total
 
     def table(self) -> GroupTable:
-        """Return the worst groups."""
-        names = sorted(self.places)  # random numbers depend on the place: not on the order of parts
-        held = len(names)
-        n_replicates = max(59, min(_REPLICATES, _REPLICATES_IN_ALL // max(1, held)))
+        """Return the groups whose expected calibration error (ECE) exceeds its noise floor most."""
+        names = sorted(self.places)  # a fixed order, because simulated outcomes depend on the position of a group
+        n_groups = len(names)
+        n_replicates = max(59, min(_REPLICATES, _REPLICATES_IN_ALL // max(1, n_groups)))
         places = torch.tensor([self.places[name] for name in names], dtype=torch.int64)
         sums = settled(self.sums, self.apart)[places]
         average = self.accumulator.mode == "classwise"
 
-        def tested(some: Tensor, n_replicates: int) -> CalibrationTest:
-            bins = self.accumulator.wrap(some)
+        def test(group_sums: Tensor, n_replicates: int) -> CalibrationTest:
+            bins = self.accumulator.wrap(group_sums)
             return evidence_of(ErrorTest(ece_from_bins), bins, average=average, n_replicates=n_replicates)
 
-        found = tested(sums, n_replicates)
-        found = resolved(found, lambda numbers, n: tested(sums[numbers], n), n_replicates)
-        n = self.accumulator.wrap(sums).total.reshape(held, -1).amax(-1) if held else sums.new_zeros(0)
-        return GroupTable.of(names, n, found, k=WORST)
+        result = test(sums, n_replicates)
+        result = resolved(result, lambda numbers, n: test(sums[numbers], n), n_replicates)
+        n = self.accumulator.wrap(sums).total.reshape(n_groups, -1).amax(-1) if n_groups else sums.new_zeros(0)
+        return GroupTable.of(names, n, result, k=WORST)
 
     def state(self) -> dict[str, Any]:
-        """Return tensors and plain values for `loaded`."""
+        """Return the content as tensors and plain values, for `loaded`."""
         return {"names": list(self.places), "sums": self.sums, "apart": self.apart}
 
     def loaded(self, state: Any) -> Self:
-        """Return the saved bins, given empty ones."""
+        """Return bins with the content of `state()`; see `Accumulator.loaded`."""
         names = [saved_value({"name": name}, "name", str) for name in saved_value(state, "names", list)]
         check_names(names)
         if len(set(names)) < len(names):
-            raise ValueError("names of groups must differ")
-        made = self.empty(self.accumulator, self.shape, names)
-        sums = saved_tensor(state, "sums", torch.float64, tuple(made.sums.shape))
-        return replace(made, sums=sums, apart=saved_tensor(state, "apart", torch.float64, tuple(made.apart.shape)))
+            raise ValueError("`names` must be unique, got duplicates")
+        empty = self.empty(self.accumulator, self.shape, names)
+        sums = saved_tensor(state, "sums", torch.float64, tuple(empty.sums.shape))
+        return replace(empty, sums=sums, apart=saved_tensor(state, "apart", torch.float64, tuple(empty.apart.shape)))
 
 
 def check_names(names: Sequence[str] | None) -> None:
-    """Raise for names that are no strings, or too long."""
+    """Raise an error unless all group names are strings of at most 1,000 letters."""
     if names is None:
         return
     if isinstance(names, str) or not all(isinstance(name, str) for name in names):
-        raise TypeError(f"`group_names` must be a list of strings, got {names!r:.80}. Write str(name) for each.")
+        raise TypeError(f"`group_names` must be a list of strings, got {names!r:.80}. Convert each name with str().")
     longest = max(map(len, names), default=0)
     if longest > LONGEST_NAME:
         raise ValueError(
-            f"`group_names` must have at most {LONGEST_NAME:,} letters each, got {longest:,}. Give shorter ones."
+            f"`group_names` must have at most {LONGEST_NAME:,} letters each, got {longest:,}. Use shorter names."
         )

@@ -1,4 +1,9 @@
-"""From sums and samples to the lines of a report, whose names, units and sources are metric metadata."""
+"""Compute the lines of a report from accumulated sums and samples.
+
+Acronyms: NLL, negative log-likelihood; ECD, entropic calibration difference; expected (ECE), expected signed (ESCE),
+maximum (MCE), root mean squared (RMSCE), adaptive (ACE), test-based (TCE) and Kolmogorov-Smirnov (KS) calibration
+error. CORP decomposes the Brier score into miscalibration, discrimination and uncertainty: MCB - DSC + UNC.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -33,23 +38,23 @@ GROUPS: dict[NamedMode, str] = {
 
 
 def key_of(metric: type) -> str:
-    """Return the first part of the keys of a metric's lines: "brier" for `BrierScore`."""
+    """Return the key of a metric, without its mode: "brier" for `BrierScore`."""
     return metric.__name__.lower().removesuffix("score")
 
 
-_TESTED, _ALPHA = Binning("pava_bc"), 0.05
-"""Default bins and level of the TCE."""
+_TCE_BINNING, _ALPHA = Binning("pava_bc"), 0.05
+"""Default bins and significance level of `torchcalib.functional.tce`."""
 
 _RELATIVE: dict[type[CalibrationMetric[Any]], str] = {NLL: "nce", BrierScore: "nbs"}
-"""Scores that are divided by the score of the class frequencies."""
+"""Scores with a relative line, divided by the score of predicting the class frequencies, and the key of that line."""
 
 
 _NAMES: dict[type[CalibrationMetric[Any]], str] = {BrierScore: "Brier score"}
-"""Names of lines that are not those of their metrics."""
+"""Display names that differ from the class names of the metrics."""
 
 
 def _metadata(metric: type[CalibrationMetric[Any]], **changes: Any) -> dict[str, Any]:
-    """Return what a line has of its metric."""
+    """Return the fields of a `Line` that are metadata of its metric, with changes."""
     names = ("unit", "perfect", "question", "source")
     return {"name": _NAMES.get(metric, metric.__name__), **{name: getattr(metric, name) for name in names}, **changes}
 
@@ -61,26 +66,26 @@ _METADATA: dict[str, dict[str, Any]] = {
         name: _metadata(
             m,
             name=name.upper(),
-            unit="share of naive",
-            question=f"{_NAMES.get(m, m.__name__)} divided by that of always predicting the class frequencies",
+            unit="ratio to naive",
+            question=f"what is {_NAMES.get(m, m.__name__)} relative to predicting the class frequencies",
         )
         for m, name in _RELATIVE.items()
     },
-    "rmsce_debiased": _metadata(RMSCE, name="RMSCE debiased", question="RMSCE without the bias of noisy bins"),
+    "rmsce_debiased": _metadata(RMSCE, name="RMSCE debiased", question="what is RMSCE without sampling noise in bins"),
     **{
         name: _metadata(CORP, name=name.upper(), unit=BrierScore.unit, question=question)
         for name, question in (
             ("mcb", "how much would the best monotone recalibration decrease the Brier score"),
             ("dsc", "how much does discrimination decrease the Brier score, after recalibration"),
-            ("unc", "what is the Brier score of the constant prediction of the outcome frequency"),
+            ("unc", "what is the Brier score of always predicting the outcome frequency"),
         )
     },
 }
-"""Metadata of lines, by the first part of their keys. MCB - DSC + UNC is the Brier score of an event."""
+"""Metadata of lines, by the key without the mode."""
 
 
 def score_values(metric: type[ScoreMetric], s: ScoreSum, task: Task) -> dict[str, Tensor]:
-    """Return a score `(...)`, and its ratio to the score of the class frequencies where that is defined."""
+    """Return a score `(...)` and, for NLL and Brier, its ratio to the score of predicting the class frequencies."""
     values = {key_of(metric): scored(metric.score, task=task).value(s)}
     if metric in _RELATIVE:
         values[_RELATIVE[metric]] = scored(metric.score, task=task, normalize="prior").value(s)
@@ -88,7 +93,7 @@ def score_values(metric: type[ScoreMetric], s: ScoreSum, task: Task) -> dict[str
 
 
 def error_values(b: BinStats, mode: NamedMode) -> dict[str, Tensor]:
-    """Return every error over equal-width bins `(...)`; class-wise the mean over classes."""
+    """Return all errors over equal-width bins `(...)`, by key. Class-wise errors are means over classes or labels."""
     values = {key_of(m): m.from_bins(b) for m in ERRORS}
     values["rmsce_debiased"] = rmsce_from_bins(b, debiased=True)
     classwise = mode == "classwise"
@@ -96,24 +101,24 @@ def error_values(b: BinStats, mode: NamedMode) -> dict[str, Tensor]:
 
 
 def order_values(sample: RankedSample, has_labels: bool, mode: NamedMode, n_bins: int) -> dict[str, Tensor]:
-    """Return every rank-based value, the mean over labels if there are any.
+    """Return all rank-based errors `(...)`, by key. Class-wise errors are means over labels.
 
     Args:
-        sample: `(..., N)`, or `(..., L, N)` for labels.
-        has_labels: whether outcomes are labels. If not, TCE, MCB, DSC and UNC are left out.
-        mode: the kind of confidence.
-        n_bins: of the ACE.
+        sample: ranked sample `(..., N)`; for mode "classwise" `(..., L, N)`.
+        has_labels: whether all outcomes are 0 or 1. If not, TCE, MCB, DSC and UNC are omitted.
+        mode: event whose probability is the confidence.
+        n_bins: number of bins of ACE.
     """
     values = {f"ace/{mode}": _mean(lambda s: ece_from_bins(Binning("equal_mass", n_bins).of(s)), sample, mode)}
     if has_labels:
         tce = partial(tce_from_bins, alpha=_ALPHA, test="binomial", norm="l1")
-        values[f"tce/{mode}"] = _mean(lambda s: tce(_TESTED.of(s)), sample, mode)
+        values[f"tce/{mode}"] = _mean(lambda s: tce(_TCE_BINNING.of(s)), sample, mode)
     values[f"ks/{mode}"] = _mean(ks_from_sample, sample, mode)
     return values | (corp_values(sample, mode) if has_labels else {})
 
 
 def corp_values(sample: RankedSample, mode: NamedMode) -> dict[str, Tensor]:
-    """Return MCB, DSC and UNC of the Brier score of the event; arguments as of `order_values`."""
+    """Return MCB, DSC and UNC of the Brier score `(...)`, by key; for the arguments see `order_values`."""
     parts = CORPDecomposition(*_mean(partial(corp_from_sample, score="brier"), sample, mode).unbind(-1))
     return {f"{name}/{mode}": getattr(parts, name) for name in ("mcb", "dsc", "unc")}
 
@@ -124,18 +129,18 @@ def _mean(value: Callable[[RankedSample], Tensor], sample: RankedSample, mode: N
 
 
 def has_table(task: Task, mode: NamedMode) -> bool:
-    """Return whether a mode has one bin table and one sample, rather than one for each of C classes."""
+    """Return True if all samples of a mode can be pooled in one bin table; False for C exclusive classes."""
     return mode != "classwise" or task == "multilabel"
 
 
 class LineEstimator(NamedTuple):
-    """Lines that are functions of one statistic.
+    """Estimator of several lines from one statistic, such as the sums over bins.
 
     Attributes:
-        key: of the statistic: a score, or the mode of bins.
-        accumulator: of the statistic: `ScoreAccumulator`, `EqualWidthBins` or `ExactSample`.
-        values: function from statistics `(...)` to the values of lines `(...)`, by their keys.
-        name: of the lines, for people.
+        key: key of the statistic: the class name of a score, or the mode of bins.
+        accumulator: `ScoreAccumulator`, `EqualWidthBins` or `ExactSample`, which computes the statistic.
+        values: function from the statistic to the values of the lines `(...)`, by key.
+        name: description of the lines, for notes.
     """
 
     key: str
@@ -145,7 +150,7 @@ class LineEstimator(NamedTuple):
 
 
 def score_estimators(task: Task) -> list[LineEstimator]:
-    """Return the estimators of the scores, by class."""
+    """Return one estimator for each score; their statistics are sums for each class."""
     return [
         LineEstimator(m.__name__, m.score.accumulator(by_class=True), partial(score_values, m, task=task), m.__name__)
         for m in SCORES
@@ -153,13 +158,16 @@ def score_estimators(task: Task) -> list[LineEstimator]:
 
 
 def bin_estimators(task: Task, n_bins: int, right: bool, *, with_noise: bool = False) -> list[LineEstimator]:
-    """Return the estimators of the errors over equal-width bins, with what noise floors and tables need if asked."""
+    """Return one estimator of errors over equal-width bins for each mode.
+
+    `with_noise` adds the sums for noise floors (variances) and, where `has_table`, for the column ECD of bin tables.
+    """
     return [
         LineEstimator(
             mode,
             EqualWidthBins(mode, n_bins, right, with_noise and has_table(task, mode), with_noise),
             partial(error_values, mode=mode),
-            f"the errors over equal-width bins, {GROUPS[mode]}",
+            f"errors over equal-width bins, {GROUPS[mode]}",
         )
         for mode in modes_of(task)
     ]
@@ -167,14 +175,14 @@ def bin_estimators(task: Task, n_bins: int, right: bool, *, with_noise: bool = F
 
 @dataclass(frozen=True)
 class Statistics:
-    """Sums and samples of a set of predictions, which determine every line and table.
+    """Accumulated statistics of one set of predictions, from which all lines and tables are computed.
 
     Attributes:
-        task: of the predictions.
-        n_bins: of the ACE.
-        sums: of `score_estimators` and `bin_estimators`, by their keys.
-        samples: for each mode with rank-based values, `(N,)`, or `(L, N)` for labels.
-        has_labels: whether all outcomes are labels. If not, TCE, MCB, DSC and UNC are left out.
+        task: task of the predictions.
+        n_bins: number of bins of ACE.
+        sums: statistics of `score_estimators` and `bin_estimators`, by key.
+        samples: ranked sample for each mode with rank-based errors, `(N,)`; for mode "classwise" `(L, N)`.
+        has_labels: whether all outcomes are 0 or 1. If not, TCE, MCB, DSC and UNC are omitted.
     """
 
     task: Task
@@ -185,14 +193,14 @@ class Statistics:
 
     @property
     def bins(self) -> dict[NamedMode, BinStats]:
-        """Bins of equal width, for each mode."""
+        """Sums over equal-width bins, by mode."""
         return {mode: self.sums[mode] for mode in modes_of(self.task)}
 
     @property
     def _by_class(self) -> ScoreSum:
-        """Sums by class of a score."""
-        found: ScoreSum = self.sums[NLL.__name__]
-        return found
+        """Sums for each class. Any score has the same weights; this is NLL."""
+        sums: ScoreSum = self.sums[NLL.__name__]
+        return sums
 
     @property
     def n(self) -> float:
@@ -201,7 +209,7 @@ class Statistics:
 
     @property
     def priors(self) -> tuple[float, ...]:
-        """Share of every class, or of 1s for every label."""
+        """Frequency of each class; multi-label: frequency of each label."""
         share = self._by_class.share
         return tuple((share[..., 1] if self.task == "multilabel" else share).tolist())
 
@@ -212,11 +220,11 @@ class Statistics:
 
     @property
     def per_class(self) -> tuple[float, ...]:
-        """Class-wise ECE of every class or label."""
+        """ECE of each class or label against the rest; empty for a binary task."""
         return tuple(ece_from_bins(self.bins["classwise"]).tolist()) if "classwise" in self.bins else ()
 
     def tables(self) -> dict[NamedMode, BinTable]:
-        """Return the bin tables, all labels pooled."""
+        """Return the table of equal-width bins for each mode, with all labels pooled."""
         tables = {}
         for mode, bins in self.bins.items():
             if has_table(self.task, mode):
@@ -225,12 +233,15 @@ class Statistics:
         return tables
 
     def tests(self) -> dict[NamedMode, TCETable]:
-        """Return the bins of the TCE with the decisions of its test, all labels pooled; none without labels."""
+        """Return the table of TCE bins with test decisions for each mode, all labels pooled; empty for soft targets."""
         samples = self.samples if self.has_labels else {}
-        return {r: _TESTED.of(s.pooled()).test_table(alpha=_ALPHA, test="binomial") for r, s in samples.items()}
+        return {
+            mode: _TCE_BINNING.of(sample.pooled()).test_table(alpha=_ALPHA, test="binomial")
+            for mode, sample in samples.items()
+        }
 
     def lines(self) -> list[Line]:
-        """Return every line, without evidence."""
+        """Return all lines, without noise floors, p-values and intervals."""
         values: dict[str, Tensor] = {}
         naive = dict.fromkeys(_RELATIVE.values(), 1.0)
         perfect: dict[str, float] = {}
@@ -243,17 +254,17 @@ class Statistics:
             if mode in self.samples:
                 values |= order_values(self.samples[mode], self.has_labels, mode, self.n_bins)
         for mode in self.samples if self.has_labels else ():
-            # A perfect predictor has DSC = UNC. A top label that is always right has no uncertainty: both are 0 then.
-            # The top label of the class frequencies is right as often as the most frequent class occurs.
-            unc, is_top, likeliest = float(values[f"unc/{mode}"]), mode == "top_label", max(self.priors)
+            # A perfect predictor has DSC = UNC. Its top label is always right, so that both are 0 for the top label.
+            # The naive predictor always predicts the most frequent class, whose frequency f gives UNC = f (1 - f).
+            unc, is_top, largest = float(values[f"unc/{mode}"]), mode == "top_label", max(self.priors)
             perfect |= dict.fromkeys((f"dsc/{mode}", f"unc/{mode}"), 0.0 if is_top else unc)
-            naive[f"unc/{mode}"] = likeliest * (1 - likeliest) if is_top else unc
+            naive[f"unc/{mode}"] = largest * (1 - largest) if is_top else unc
         lines = []
         for key, value in values.items():
-            name, _, of = key.partition("/")
+            name, _, line_mode = key.partition("/")
             line = Line(
                 key=key,
-                group=GROUPS[of] if of else "scores",  # type: ignore[index]  # a mode
+                group=GROUPS[line_mode] if line_mode else "scores",  # type: ignore[index]  # str, but always a mode
                 value=float(value),
                 naive=naive.get(key, 0.0),
                 **_METADATA[name],

@@ -1,4 +1,4 @@
-"""Reports of files in Python, with errors that name Python arguments."""
+"""Read prediction files into a `ReportBuilder`, with errors that name Python arguments."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,7 +10,7 @@ from torchcalib.io.opening import open_predictions
 from torchcalib.reporting.building import ReportBuilder
 
 _PIECE_BYTES = 4 * 2**20
-"""Bytes of predictions in memory at once. Class-wise bins need about 40 bytes for every prediction of 4 bytes."""
+"""Bytes of predictions in a chunk. Class-wise bins need about 40 bytes for each float32 prediction."""
 
 _ARGUMENTS = {
     r"--from-logits": "from_logits=True",
@@ -21,16 +21,16 @@ _ARGUMENTS = {
     r"--(\w+)-(\w+)": r"\1_\2",
     r"--(\w+)": r"\1",
 }
-"""Python arguments for command line options in messages."""
+"""Python arguments for command line options in error messages, as pairs of a pattern and its replacement."""
 
 
 def builder_of(paths: Sequence[Any], opening: Mapping[str, Any], **settings: Any) -> ReportBuilder:
-    """Return a builder with the predictions in files.
+    """Return a builder that contains the predictions in files.
 
     Args:
-        paths: the files; one list of them is the same.
+        paths: paths of the files, or one list of paths.
         opening: arguments of `open_predictions`.
-        **settings: other arguments of the builder.
+        **settings: other arguments of `ReportBuilder`.
     """
     if len(paths) == 1 and isinstance(paths[0], list | tuple):
         paths = paths[0]
@@ -46,7 +46,7 @@ def builder_of(paths: Sequence[Any], opening: Mapping[str, Any], **settings: Any
 
 @contextmanager
 def _errors_in_python() -> Iterator[None]:
-    """Name Python arguments in errors instead of command line options."""
+    """Replace command line options in error messages by Python arguments."""
     try:
         yield
     except InputError as error:

@@ -1,4 +1,4 @@
-"""States of report builders as bytes, and their exchange between ranks."""
+"""Serialize the state of a `ReportBuilder`, load it from files, and gather it from all ranks."""
 
 import io
 from pathlib import Path
@@ -17,26 +17,29 @@ FORMAT, VERSION = "torchcalib report state", 8
 
 
 def load_builder(path: str | Path) -> ReportBuilder:
-    """Return the builder in a file; see `ReportBuilder.load`."""
+    """Load a builder from a file; see `ReportBuilder.load`."""
     try:
         return _builder_of(load_saved(Path(path)))
     except (OSError, _OtherVersionError):
         raise
-    # Damaged and malicious files raise BadZipFile, UnpicklingError, KeyError, RuntimeError, TypeError ...
+    # Damaged and malicious files cause many types of errors, such as BadZipFile, UnpicklingError and KeyError.
     except Exception as error:
         message = shorten(str(error), 200, placeholder=" ...").rstrip(".")
         raise InputError(
-            f"`{path}` must be a report state that torchcalib wrote to its end, got {type(error).__name__}: {message}. "
-            "Make it with `torchcalib report --save-state` or `ReportBuilder.save`."
+            f"`{path}` must be a complete report state, got {type(error).__name__}: {message}. "
+            "Create it with `torchcalib report --save-state` or `ReportBuilder.save`."
         ) from error
 
 
 def parts_of_ranks(builder: ReportBuilder | None, process_group: Any = None) -> list[ReportBuilder]:
-    """Return the builders of all ranks on the first rank; none on the others."""
-    held = (0, 0, 0) if builder is None else builder.held
-    everyone = gathered_numbers(held, process_group)
+    """Gather the builders of all ranks on rank 0, in the order of ranks; return an empty list on other ranks.
+
+    `builder` is None on a rank without data. If all builders together exceed a size limit, each applies it first.
+    """
+    sizes = (0, 0, 0) if builder is None else builder.held
+    sizes_of_ranks = gathered_numbers(sizes, process_group)
     if builder is not None:
-        builder.limit(*everyone.sum(0).tolist())
+        builder.limit(*sizes_of_ranks.sum(0).tolist())
     rank = dist.get_rank(process_group)
     mine = b"" if builder is None or rank == 0 else state_bytes(builder)
     parts = [builder_of_bytes(content) for content in gathered_bytes(mine, process_group) if content]
@@ -44,28 +47,28 @@ def parts_of_ranks(builder: ReportBuilder | None, process_group: Any = None) -> 
 
 
 def state_bytes(builder: ReportBuilder) -> bytes:
-    """Return the state of a builder as the content of a file."""
+    """Serialize the state of a builder."""
     content = io.BytesIO()
     torch.save({"format": FORMAT, "version": VERSION, **builder.state()}, content)
     return content.getvalue()
 
 
 def builder_of_bytes(content: bytes) -> ReportBuilder:
-    """Return the builder of `state_bytes` from this program."""
+    """Load a builder from the result of `state_bytes`, sent by another rank."""
     return _builder_of(torch.load(io.BytesIO(content), map_location="cpu", weights_only=True))
 
 
 class _OtherVersionError(InputError):
-    """A state of another version of the format."""
+    """The state was saved in another version of the format."""
 
 
 def _builder_of(state: Any) -> ReportBuilder:
-    """Return the saved builder; raise any exception for a bad state."""
+    """Return the saved builder; raise an exception of any type if the state is invalid."""
     if not isinstance(state, dict) or state.get("format") != FORMAT:
-        raise ValueError("no report state")
+        raise ValueError("the file is not a report state")
     if state.get("version") != VERSION:
         raise _OtherVersionError(
             f"`version` of a report state must be {VERSION} for this torchcalib, got {state.get('version')!r}. "
-            "Make all parts with the torchcalib that merges them."
+            "Save and merge all parts with the same version of torchcalib."
         )
     return ReportBuilder.of_state(state)

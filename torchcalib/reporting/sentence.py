@@ -1,4 +1,7 @@
-"""The main findings of a report and of a comparison, in a sentence or two."""
+"""Sentences on the main findings of a report and of a comparison.
+
+They describe the expected calibration error (ECE) and the negative log-likelihood (NLL).
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -9,38 +12,38 @@ from torchcalib.core.words import ends, fixed, in_clauses, listed, places_of
 from torchcalib.reporting.data import ComparedLine, Difference, Line
 
 LEVEL = 0.05
-"""p-value from which on miscalibration is not significant."""
+"""Significance level: miscalibration is significant if its p-value is below this value."""
 
 SLIGHT, BAD = 0.02, 0.1
-"""ECE above the noise floor below which miscalibration is slight, and from which on it is bad."""
+"""Thresholds for ECE minus its noise floor: "slightly" below the first, "badly" from the second on."""
 
 
 def sentence_of(task: Task, values: Mapping[str, float], table: BinTable, ece: Line) -> str:
-    """Return the verdict on calibration, its evidence, and the NLL.
+    """Return the sentence of a report: the verdict on calibration, mean confidence and frequency, ECE and NLL.
 
     Args:
-        task: of the predictions.
-        values: of lines, by their keys.
-        table: of the bins of the ECE.
-        ece: the line of the ECE, with its evidence.
+        task: task of the predictions.
+        values: values of the lines, by key.
+        table: table of the bins of ECE.
+        ece: the line of ECE with its noise floor, p-value and interval.
     """
     confidence, frequency = float(table.mean("confidence")), float(table.mean("frequency"))
     means = {
-        "binary": f"mean P(y=1) is {confidence:.1%}, and y = 1 in {frequency:.1%} of samples",
+        "binary": f"mean P(y=1) is {confidence:.1%}, frequency of y = 1 is {frequency:.1%}",
         "multiclass": f"mean confidence is {confidence:.1%}, accuracy {frequency:.1%}",
-        "multilabel": f"mean probability of labels is {confidence:.1%}, and {frequency:.1%} of them are present",
+        "multilabel": f"mean probability of labels is {confidence:.1%}, their frequency is {frequency:.1%}",
     }[task]
     verdict, error = _verdict(task, ece, frequency - confidence)
     score = ""
-    if math.isfinite(values["nce"]):  # undefined for data of one class
-        score = f"; NLL is {values['nce']:.0%} of that of the class frequencies"
+    if math.isfinite(values["nce"]):  # NaN if all targets have the same class
+        score = f"; NLL is {values['nce']:.0%} of the NLL of predicting the class frequencies"
     elif math.isinf(values["nll"]):
         score = "; NLL is infinite, because an outcome with predicted probability 0 occurred"
     return f"{verdict}: {means}; {error}{score}."
 
 
 def _verdict(task: Task, ece: Line, difference: float) -> tuple[str, str]:
-    """Return the verdict, and the ECE with its evidence, as two clauses."""
+    """Return two clauses: the verdict on calibration, and ECE with its evidence; `difference` is the mean gap."""
     floor, p_value = (math.nan if x is None else x for x in (ece.noise_floor, ece.p_value))
     low, high = (math.nan, math.nan) if ece.interval is None else (ece.interval.low, ece.interval.high)
     places = places_of(ece.value, floor, high)
@@ -48,11 +51,11 @@ def _verdict(task: Task, ece: Line, difference: float) -> tuple[str, str]:
     error = f"{name} is {fixed(ece.value, places)}"
     excess = ece.value - floor
     if excess <= 0 or not p_value < LEVEL:
-        known = f"{error} ({in_clauses(floor, p_value, places=places)})"
+        tested = f"{error} ({in_clauses(floor, p_value, places=places)})"
         if not (high >= BAD or floor >= BAD):
-            return "This sample shows no significant miscalibration", known
-        possible = f", but {fixed(high, places)} is not excluded" * (high >= BAD)
-        return "This sample is too small to detect miscalibration", f"{known}{possible}"
+            return "This sample shows no significant miscalibration", tested
+        upper = f", but a true ECE of {fixed(high, places)} is not excluded" * (high >= BAD)
+        return "This sample is too small to detect miscalibration", f"{tested}{upper}"
     degree = "slightly" if excess < SLIGHT else "clearly" if excess < BAD else "badly"
     if abs(difference) < ece.value / 2:
         direction = "off, too high in some ranges and too low in others"
@@ -64,39 +67,40 @@ def _verdict(task: Task, ece: Line, difference: float) -> tuple[str, str]:
     return verdict, f"{error} ({in_clauses(floor, p_value, low, high, places=places)})"
 
 
-_CALIBRATION, _OTHERS = "ECE", ("Accuracy", "NLL", "Brier score")
-"""Names of the lines of a verdict on calibration, and of further verdicts."""
+_SCORES = ("Accuracy", "NLL", "Brier score")
+"""Names of the scores in the sentences of a comparison."""
 
 
 def comparison_sentence(lines: Sequence[ComparedLine], first: str, second: str) -> str:
-    """Return whether the second system is better calibrated than the first, and other significant differences."""
-    ece = next(line for line in lines if line.name == _CALIBRATION).differences[second]
-    by = f"its ECE is {_by(ece)}"
+    """Return sentences on the difference in ECE between two systems, and on the differences of scores."""
+    ece = next(line for line in lines if line.name == "ECE").differences[second]
+    error = f"its ECE is {_in_words(ece)}"
     if ece.verdict != "not told apart":
-        sentences = [f"{second} is {ece.verdict} calibrated than {first}: {by}"]
+        sentences = [f"{second} is {ece.verdict} calibrated than {first}: {error}"]
     elif ece.interval is None:
-        sentences = [f"Calibration of {second} and {first} is not distinguishable: {by}, without an interval"]
+        sentences = [f"The calibration of {second} and {first} cannot be compared: {error}, without an interval"]
     elif ece.interval.low > 0 or ece.interval.high < 0:
-        part = f"of which {ece.chance:+.2g} may be due to sampling noise"
-        sentences = [f"Calibration of {second} and {first} is not distinguishable: {by}, {part}"]
+        noise = f"of which {ece.chance:+.2g} may be due to sampling noise"
+        sentences = [f"The calibration of {second} and {first} does not differ significantly: {error}, {noise}"]
     else:
-        sentences = [f"Calibration of {second} and {first} does not differ significantly: {by}"]
-    others = {line.name: line.differences[second] for line in lines if line.name in _OTHERS}
+        sentences = [f"The calibration of {second} and {first} does not differ significantly: {error}"]
+    scores = {line.name: line.differences[second] for line in lines if line.name in _SCORES}
     for verdict in ("better", "worse"):
-        names = [f"{name} ({_by(found, ', 95 % {}')})" for name, found in others.items() if found.verdict == verdict]
+        names = [f"{name} ({_in_words(d, ', 95% interval {}')})" for name, d in scores.items() if d.verdict == verdict]
         sentences += [f"It is {verdict} in {listed(names)}"] if names else []
-    alike = [name for name, found in others.items() if found.verdict == "not told apart"]
-    sentences += [f"There is no significant difference in {listed(alike)}"] if alike else []
+    undecided = [name for name, difference in scores.items() if difference.verdict == "not told apart"]
+    sentences += [f"There is no significant difference in {listed(undecided)}"] if undecided else []
     return ". ".join(sentences) + "."
 
 
-def _by(found: Difference, interval: str = " (95 % {})") -> str:
-    """Return `"lower by 0.012 (95 % 0.008 to 0.016)"`, with the sign of the interval that the words have."""
-    if math.isnan(found.value):
+def _in_words(difference: Difference, interval: str = " (95% interval {})") -> str:
+    """Return text such as `"lower by 0.012 (95% interval 0.008 to 0.016)"`; "lower" negates the bounds."""
+    if math.isnan(difference.value):
         return "undefined"
-    words = f"{'higher' if found.value > 0 else 'lower'} by {abs(found.value):.3g}" if found.value else "equal"
-    if found.interval is None or (found.value == found.interval.low == found.interval.high):
+    value = difference.value
+    words = f"{'higher' if value > 0 else 'lower'} by {abs(value):.3g}" if value else "equal"
+    if difference.interval is None or (value == difference.interval.low == difference.interval.high):
         return words
-    low, high = found.interval.low, found.interval.high
-    both = (low, high) if found.value >= 0 else (-high, -low)
-    return words + interval.format(ends(*both, digits=3))
+    low, high = difference.interval.low, difference.interval.high
+    bounds = (low, high) if value >= 0 else (-high, -low)
+    return words + interval.format(ends(*bounds, digits=3))

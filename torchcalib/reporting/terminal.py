@@ -17,7 +17,7 @@ try:
     from rich.progress import Progress
     from rich.text import Text
 except ImportError as error:
-    raise ImportError("the command line needs rich. Run pip install 'torchcalib[report]'.") from error
+    raise ImportError("The command line needs rich. Run pip install 'torchcalib[report]'.") from error
 
 from torchcalib.core.tables import Table
 from torchcalib.io.errors import printable
@@ -36,15 +36,15 @@ from torchcalib.reporting.contents import (
 from torchcalib.reporting.data import CalibrationStage, Comparison, Report
 from torchcalib.reporting.monitoring.history import History
 
-_WIDTH = 120
-_WHOLE_WIDTH = 110  # of a table of lines with all its columns
-_NAME_WIDTH = 24  # of a column of names
+_WIDTH = 120  # of output to a file or pipe
+_WIDE_TABLE_WIDTH = 110  # minimum terminal width for tables with their wide columns
+_NAME_WIDTH = 24  # maximum width of a column of names
 _STYLES = {"better": "bold", "worse": "bold", "quiet": "dim"}
 
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
-        """Exit with success when the reader closes the pipe early; all files are written by then."""
+        """Exit with status 0 if the reader closes the pipe early, as `head` does: all files are written by then."""
         self.quiet = True
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(0)
@@ -53,19 +53,19 @@ class _Console(Console):
 def _console() -> Console:
     stream = sys.stdout or io.StringIO()  # a process may have no stdout
     width = None if stream.isatty() else _WIDTH
-    return _Console(file=stream, width=width, highlight=False, emoji=False)  # a file may be called :bomb:
+    return _Console(file=stream, width=width, highlight=False, emoji=False)  # file names may look like emoji codes
 
 
 class Advance(Protocol):
-    """A function that advances a progress bar."""
+    """Type of the function that advances a progress bar."""
 
     def __call__(self, rows: int, description: str | None = None) -> None:
-        """Advance the bar by a number of rows, and change its description if one is given."""
+        """Advance the bar by a number of rows; set its description unless that is None."""
 
 
 @contextmanager
 def progress(total: int | None, description: str, shown: bool = True) -> Iterator[Advance]:
-    """Show a progress bar on stderr if that is a terminal; yield a function that advances it."""
+    """Show a progress bar on stderr if stderr is a terminal; yield a function that advances it."""
     shown = shown and sys.stderr is not None and sys.stderr.isatty()
     with Progress(console=Console(stderr=True, emoji=False), transient=True, disable=not shown) as bar:
         task = bar.add_task(_shown(description), total=total)
@@ -77,12 +77,12 @@ def progress(total: int | None, description: str, shown: bool = True) -> Iterato
 
 
 def _shown(text: object) -> str:
-    """Escape markup and control characters in text from files and callers."""
+    """Escape rich markup and control characters in untrusted text, such as file and class names."""
     return escape(printable(str(text)))
 
 
 def show(report: Report) -> None:
-    """Print the input, the sentence, the lines, the gain of calibrators, the main bin table and the worst groups."""
+    """Print a report: input, sentence, lines, calibration gains, bins of the main mode, classes and groups."""
     console = _console()
     console.print()
     for name, value in report.source.items():
@@ -107,7 +107,7 @@ def show(report: Report) -> None:
 
 
 def show_comparison(comparison: Comparison) -> None:
-    """Print the input, the findings, and a table for each system but the first."""
+    """Print a comparison: input, main findings, and one table for each system except the first."""
     console = _console()
     console.print()
     for name, source in comparison.sources.items():
@@ -123,8 +123,8 @@ def show_comparison(comparison: Comparison) -> None:
 
 
 def _print_table(console: Console, table: Table, notes: Sequence[str] = ()) -> None:
-    """Print a table, on a narrow terminal without its wide columns, and notes below it."""
-    is_wide = console.width >= _WHOLE_WIDTH
+    """Print a table and notes below it. Wide columns are omitted on a narrow terminal."""
+    is_wide = console.width >= _WIDE_TABLE_WIDTH
     table = table.shown_on("always", *["wide"] * is_wide)
     title = Text(table.title, "bold") if table.title else None
     drawn = rich_table.Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
@@ -151,27 +151,27 @@ def _print_notes(console: Console, notes: Sequence[str]) -> None:
 
 
 def show_calibrator(path: Path, stage: CalibrationStage, from_logits: bool) -> None:
-    """Print which calibrator was saved, why, and how to use it."""
+    """Print the path of the saved calibrator, whether it is recommended, and how to load it."""
     console = _console()
-    why = "as recommended" if stage.recommendation.best else "though no calibrator is worthwhile here"
+    why = "as recommended" if stage.recommendation.best else "although no calibrator is worthwhile here"
     console.print(f"\n[bold]saved {stage.name}[/bold], {why}: [bold]{_shown(path)}[/bold]", soft_wrap=True)
     kind = "logits" if from_logits else "probabilities"
     call = f"torchcalib.calibration.load_calibrator({str(path)!r})"
     console.print(
-        f"[dim]{_shown(call)} is a module that takes {kind} and returns calibrated {kind}[/dim]", soft_wrap=True
+        f"[dim]{_shown(call)} returns a module that converts {kind} to calibrated {kind}[/dim]", soft_wrap=True
     )
 
 
 def show_state(path: Path, source: Source | None) -> None:
-    """Print that a part of a report was saved, and how to use it."""
+    """Print the path of the saved report state, and how to merge it with others."""
     console = _console()
-    held = "" if source is None else f" of {source.shape[0]:,} rows"
-    console.print(f"\n[bold]saved the state[/bold]{held}: [bold]{_shown(path)}[/bold]", soft_wrap=True)
-    console.print("[dim]torchcalib merge makes one report of it and other parts[/dim]")
+    size = "" if source is None else f" of {source.shape[0]:,} rows"
+    console.print(f"\n[bold]saved the state[/bold]{size}: [bold]{_shown(path)}[/bold]", soft_wrap=True)
+    console.print("[dim]torchcalib merge writes one report on this state and others[/dim]")
 
 
 def show_paths(paths: Sequence[Path]) -> None:
-    """Print which files were written, the page first."""
+    """Print the names of the written files, the HTML page first."""
     if not paths:
         return
     console = _console()
@@ -182,14 +182,14 @@ def show_paths(paths: Sequence[Path]) -> None:
 
 
 def show_warnings(history: History) -> None:
-    """Print the warnings of a monitor."""
+    """Print the warnings about over-confidence in a training history."""
     console = _console()
     for row in history.warnings:
         console.print(f"\n[bold red]warning:[/bold red] {_shown(row.warning)}", soft_wrap=True)
 
 
 def show_epochs(rows: Iterable[Mapping[str, float]], title: str) -> None:
-    """Print a table, row by row as validations end."""
+    """Print a table row by row, as the iterator yields the values of each validation."""
     console = _console()
     table = rich_table.Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     with Live(table, console=console, refresh_per_second=10, auto_refresh=console.is_terminal):

@@ -147,7 +147,7 @@ def test_where_replicates_hold_no_row_there_are_no_intervals_and_no_verdicts(n):
         found = line.differences["sure"]
         assert (found.interval, found.verdict) == (None, "not told apart")
         assert set(line.intervals.values()) == {None}
-    assert "so few that some replicates hold none" in compared.notes[-1]
+    assert "some replicates are empty" in compared.notes[-1]
     assert "nan to nan" not in str(compared)
 
 
@@ -163,7 +163,7 @@ def test_rows_without_a_number_in_any_system_are_left_out_of_all():
     expected = F.nll(logits["calibrated"][keep], target[keep], task="multiclass", from_logits=True)
     assert compared["nll"].values["calibrated"] == pytest.approx(expected.item(), abs=1e-12)
     assert (compared.n, compared.n_dropped) == (117, 3)
-    assert "3 rows are left out" in " ".join(compared.notes)
+    assert "3 rows are dropped" in " ".join(compared.notes)
 
 
 def test_soft_targets_weights_and_many_classes_are_said_in_notes(monkeypatch):
@@ -171,14 +171,14 @@ def test_soft_targets_weights_and_many_classes_are_said_in_notes(monkeypatch):
     probs, votes = (torch.rand(30, 3, generator=g, dtype=torch.float64).softmax(-1) for _ in range(2))
     weights = torch.rand(30, generator=g, dtype=torch.float64)
     soft = tc.compare({"a": probs, "b": probs.roll(1, 0)}, votes, task="multiclass", **FEW)
-    assert "TCE, MCB and DSC are left out: they need labels, and targets are soft." in soft.notes
+    assert "TCE, MCB and DSC are omitted: they need labels, and targets are soft." in soft.notes
     expected = F.brier_score(probs, votes, task="multiclass", normalize="prior").item()
     assert soft["nbs"].values["a"] == pytest.approx(expected, abs=1e-12)
     assert soft["nbs"].differences["b"].interval is not None
     for limits, given, key, has_interval, words in (
-        ({}, {"weights": weights}, "ks/top_label", None, "weights that are counts of samples"),
-        ({"_TOO_MANY": 1000}, {}, "ece/classwise", False, "class-wise: with so many classes there are too many sums"),
-        ({"_MOST_NUMBERS": 10, "FEWEST_GROUPS": 20}, {}, "ece/classwise", True, "width is uncertain by about 16%"),
+        ({}, {"weights": weights}, "ks/top_label", None, "weights that are whole numbers"),
+        ({"_TOO_MANY": 1000}, {}, "ece/classwise", False, "class-wise are omitted: too many classes times bins"),
+        ({"_MOST_NUMBERS": 10, "FEWEST_GROUPS": 20}, {}, "ece/classwise", True, "width is about 16%"),
     ):
         with monkeypatch.context() as patch:
             for name, limit in limits.items():
@@ -192,11 +192,11 @@ def test_soft_targets_weights_and_many_classes_are_said_in_notes(monkeypatch):
 def test_bad_input_is_an_error_that_names_the_system():
     given = {"systems": {"a": HALVES, "b": HALVES}, "target": torch.tensor([0, 1, 1, 0]), "task": "binary"}
     rows = [
-        ({"systems": {"a": HALVES}}, "must be two at least, got 1"),
-        ({"systems": {"a": HALVES, "": HALVES}}, "must have names"),
-        ({"systems": {"a": HALVES, "b": HALVES[:3]}}, "must have one shape for all systems"),
+        ({"systems": {"a": HALVES}}, "must contain at least two systems, got 1"),
+        ({"systems": {"a": HALVES, "": HALVES}}, "must have non-empty strings as names"),
+        ({"systems": {"a": HALVES, "b": HALVES[:3]}}, "must have the same shape for all systems"),
         ({"systems": {"a": HALVES, "b": HALVES * 3}}, "system 'b': "),
-        ({"from_logits": {"a": True}}, "`from_logits` must be given for 'a', 'b'"),
+        ({"from_logits": {"a": True}}, "`from_logits` must have the keys 'a', 'b'"),
         ({"n_replicates": 20}, "`n_replicates` must be at least 39"),
         ({"weights": torch.zeros(4)}, "at least one sample with a positive weight"),
     ]

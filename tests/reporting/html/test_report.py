@@ -119,8 +119,8 @@ def test_names_of_others_are_escaped():
 def test_infinite_and_undefined_values_are_words_with_an_explanation():
     r = tc.report(torch.tensor([[1.0], [0.8]]), torch.tensor([[0], [0]]), task="multilabel", n_bins=5, **QUICK)
     undefined = (replace(r.lines[0], value=math.nan), r.main_line)
-    assert "Infinite: a probability of 0 was predicted for an outcome that occurred." in shown(r).text
-    assert "Undefined: the data do not determine the value" in shown(r, lines=undefined).text
+    assert "Infinite: a probability of 0 was predicted for an outcome that occurred" in shown(r).text
+    assert "Undefined: the value cannot be computed from this data" in shown(r, lines=undefined).text
     assert "calibration stage" not in shown(calibration=None).text.lower()
 
 
@@ -155,7 +155,7 @@ def test_the_folder_holds_exactly_the_files_returned_and_the_same_page_whatever_
 @pytest.mark.parametrize("below", ["", "deeper"])
 def test_file_in_place_of_the_folder_is_refused(below, tmp_path):
     (tmp_path / "taken").write_text("mine")
-    with pytest.raises(NotADirectoryError, match=r"`path` must be a folder, got '.*taken.*Name another folder\."):
+    with pytest.raises(NotADirectoryError, match=r"`path` must be a folder, got '.*taken.*Choose another folder\."):
         replace(full("multilabel"), **BARE).save(tmp_path / "taken" / below)
     assert (tmp_path / "taken").read_text() == "mine"
 

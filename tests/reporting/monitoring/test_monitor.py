@@ -70,9 +70,9 @@ def test_metrics_of_ones_own_are_copied_and_without_data_values_are_nan():
 def test_bad_arguments_are_refused():
     wrong = (
         ({"task": "multiclass"}, "`num_classes` must be given for task='multiclass', got None"),
-        ({"task": "binary", "threshold": -1.0}, "`threshold` must be a number of nats of at least 0, got -1.0"),
+        ({"task": "binary", "threshold": -1.0}, "`threshold` must be at least 0, got -1.0"),
         ({"task": "ternary"}, "`task` must be one of"),
-        ({"task": "binary", "metrics": [tc.ECE(task="binary")]}, "must be metrics by their names, got list"),
+        ({"task": "binary", "metrics": [tc.ECE(task="binary")]}, "must be a dict of metrics by name, got list"),
     )
     assert_refused(
         [
@@ -91,7 +91,7 @@ def test_history_goes_through_a_checkpoint_and_a_training_that_goes_back():
     assert [row.epoch for row in back.rows] == [1, 2], "later epochs are of another model"
     assert back.column("ece")[-1:] != back.column("nll")[-1:] == (0.1,)
     assert back.best.epoch == 2
-    with pytest.raises(ValueError, match="must be a history of version 1, got 2"):
+    with pytest.raises(ValueError, match="must have format version 1, got 2"):
         History.from_dict({**monitor.state_dict(), "version": 2})
 
 
@@ -134,7 +134,7 @@ def test_the_warning_has_numbers_epochs_and_advice():
     p, log_odds = 1 / (1 + math.exp(-2.5)), 2.5
     by_hand = 0.75 * (p - 1) * log_odds + 0.25 * p * log_odds
     assert f"in epoch 3 the cross-entropy exceeds the entropy of the predictions by {by_hand:.3g} nats" in row.warning
-    assert row.warning.endswith("has not risen since: keep the model of epoch 2 (early stopping).")
+    assert row.warning.endswith("has not risen since: use the model from epoch 2 (early stopping).")
     assert epochs_of([0, 3], threshold=math.inf)[1] == []
 
 
@@ -149,11 +149,11 @@ def test_the_advice_follows_nll_and_accuracy():
         monitor.end_epoch()
 
     epoch(0.5, 20)
-    still_falls = r"Mean confidence is 88.1%, accuracy 80.0%. The NLL still falls: continue the training, and cal"
+    still_falls = r"Mean confidence is 88.1%, accuracy 80.0%. NLL is still falling: continue training, and cal"
     with pytest.warns(tc.OverConfidenceWarning, match=still_falls):
         epoch(2.0, 32)
     epoch(1.4, 32)
-    rises = r"The NLL was lowest in epoch 3, .*, while the accuracy has risen from 80.0% to 82.5%: .* or calibrate this"
+    rises = r"NLL was lowest in epoch 3 .*, while accuracy has risen from 80.0% to 82.5%: .* or calibrate the current"
     with pytest.warns(tc.OverConfidenceWarning, match=rises):
         epoch(5.0, 33)
     _, warned = epochs_of([0, 3], metrics={"ecd": tc.ECD(task="binary", from_logits=True)})

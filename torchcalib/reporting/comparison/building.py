@@ -1,4 +1,4 @@
-"""Compare systems that predicted the same targets."""
+"""`compare` and `ComparisonBuilder`: compare systems that predicted the same targets."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,10 +31,10 @@ from torchcalib.reporting.sentence import comparison_sentence
 from torchcalib.reporting.testing import LEVEL
 
 N_REPLICATES = 999
-"""24 of them lie below the interval, and 24 above."""
+"""Default number of bootstrap replicates. At level 95%, 24 of them lie below the interval and 24 above."""
 
-_NO_VERDICT = ("UNC",)
-"""Names of lines that depend on the data alone."""
+_OMITTED_LINES = ("UNC",)
+"""Names of lines that depend only on the targets, so that systems do not differ."""
 
 
 def compare(
@@ -56,50 +56,50 @@ def compare(
 ) -> Comparison:
     """Compare systems that predicted the same targets, with paired bootstrap intervals of all differences.
 
-    The values are those of `torchcalib.report`: scores (accuracy, NLL, Brier, ECD, and NLL and Brier divided by those
-    of the class frequencies), errors over equal-width bins for every mode, and rank-based errors for one series of
-    confidences, or for labels. UNC is omitted because it does not depend on the system.
+    The scores and errors are the ones in `torchcalib.report`, which expands their acronyms. UNC (uncertainty) is
+    omitted because it does not depend on the system.
 
-    A difference is the value of a system minus that of the first one. For signed metrics (ECD and ESCE) it is the
-    difference of absolute values. It has a 95 % percentile interval from replicates that all systems share, which is
-    narrow where they err on the same samples. A bias of the replicates that exceeds a quarter of their standard
-    deviation is subtracted from the interval. The verdict is `"better"` or `"worse"` if the interval excludes 0, also
-    after subtracting the part that is due to sampling noise in bins (`Difference.chance`): of two calibrated systems,
-    the one with the less extreme confidences has the larger ECE.
+    A difference is the value of a system minus the value of the first system; for the signed metrics ECD and ESCE, the
+    difference of absolute values. Its 95% percentile interval is computed from replicates that all systems share. If
+    the mean of the replicates is biased by more than a quarter of their standard deviation, the bias is subtracted.
 
-    Replicates draw rows, the entries of the first axis: all pixels of an image together. From some thousand rows on
-    they draw random groups of rows, 8,192, and fewer where there are many sums (class-wise errors of 1,000 classes have
-    128), so that memory and time stay bounded. `notes` lists intervals that are therefore less certain, and those that
-    are omitted: class-wise errors with more than 65,536 sums (classes times bins times 3), rank-based errors above 2^14
-    samples (for labels: samples times labels), and RMSCE debiased, for which the bootstrap is invalid. Above 2^20
-    samples there are no rank-based errors.
+    The verdict is `"better"` or `"worse"` if the interval excludes 0. This must hold also after subtracting
+    `Difference.chance`, the difference that is due to sampling noise in bins. Without this correction, a calibrated
+    system with less extreme confidences would seem worse, because its ECE contains more noise.
+
+    Replicates resample rows, the entries of the first axis; all pixels of an image stay together. To bound memory, rows
+    are assigned to at most 8,192 random groups, which are resampled instead. Class-wise errors of 1,000 classes have
+    128 groups. `notes` lists intervals that are less accurate for this reason.
+
+    Intervals are omitted for class-wise errors with 3 C `n_bins` > 65,536, and for rank-based errors above 2^14 samples
+    (multi-label: samples times labels). Debiased RMSCE has no interval, because the bootstrap is invalid for it.
+    Rank-based errors are omitted above 2^20 samples.
 
     Args:
-        systems: predictions by the name of their system, the baseline first: probabilities (or logits), binary `(N,)`,
-            multi-class `(N, C)`, multi-label `(N, L)`; further axes are samples too. Two at least. Tensors, or anything
-            that numpy takes.
-        target: labels or soft targets of all systems; see `torchcalib.functional.nll`. Text is a class name.
-        task: `"binary"`, `"multiclass"` or `"multilabel"`; None infers it from the shapes, and `task_is_inferred` of
-            the comparison is True.
-        class_names: names of the classes in the order of the class axis, for a binary task the negative class first.
-        n_bins: number of equal-width bins, and for ACE of equal-mass bins.
+        systems: predictions of at least two systems by name, the baseline first. Probabilities or logits: binary
+            `(N,)`, multi-class `(N, C)`, multi-label `(N, L)`. Further axes are samples. Tensors, or any array-likes.
+        target: labels or soft targets, shared by all systems; see `torchcalib.functional.nll`. Strings are class names.
+        task: `"binary"`, `"multiclass"` or `"multilabel"`. None infers the task from the shapes and sets
+            `task_is_inferred`.
+        class_names: names of the classes in the order of the class axis; the negative class first if binary.
+        n_bins: number of equal-width bins, and of equal-mass bins for the adaptive calibration error (ACE).
         right: bins are `(a, b]` instead of `[a, b)`.
-        n_replicates: of the intervals; for rank-based errors at most 199.
-        seed: of the replicates, which are the same on every device.
-        nan_policy: `"drop"` leaves out rows for which a system predicts NaN, an infinite probability, or logits that
-            are all -inf, in all systems, and counts them in `Comparison.n_dropped`; `"raise"` raises.
-        from_logits: whether predictions are logits; one for all or, by name, for each.
-        weights: of samples, `(N,)`, for all systems; for this and the rest see `torchcalib.functional.InputOptions`.
+        n_replicates: number of bootstrap replicates; rank-based errors use at most 199.
+        seed: seed of the replicates, which are the same on every device.
+        nan_policy: `"drop"` drops a row from all systems if one of them predicts NaN, an infinite probability, or only
+            logits of -inf. `Comparison.n_dropped` counts these rows. `"raise"` raises an error.
+        from_logits: whether predictions are logits; a bool for all systems, or a dict of bools by name.
+        weights: non-negative weights of the samples `(N,)`, shared by all systems.
         ignore_index: rows with this target are dropped.
         positive_classes: evaluate multi-class input as binary, these classes against the rest.
-        class_axis: the axis of classes or labels.
+        class_axis: axis of classes or labels; see `torchcalib.report`.
 
     Returns:
-        A `Comparison`. Print it, index it (`compared["nll"].differences["b"]`), export it (`to_pandas()`), or write it
-        to files (`save("compared/")`).
+        A `Comparison`. Print it, look up a line (`compared["nll"].differences["b"]`), export it (`to_pandas()`), or
+        write it to files (`save("compared/")`).
 
     Raises:
-        TypeError, ValueError: for bad input; the message names the rule and the system.
+        TypeError, ValueError: for invalid input; the message contains the name of the system.
 
     Gradient:
         None.
@@ -122,7 +122,7 @@ def compare(
     names = _checked_names(tuple(systems))
     prepared = {}
     for name in names:
-        with _of_system(name):
+        with _naming_system(name):
             prepared[name] = prepare(
                 systems[name], target, task, class_names=class_names, positive_classes=positive_classes
             )
@@ -147,9 +147,9 @@ def compare(
 
 
 class ComparisonBuilder:
-    """Build a `Comparison` from predictions of all systems, piece by piece. Arguments are those of `compare`.
+    """Compute a `Comparison` from batches of predictions. For the arguments see `compare`.
 
-    Memory is bounded: sums by group of rows, and up to 2^20 samples for rank-based errors.
+    Memory is bounded: the builder stores sums for each group of rows, and at most 2^20 samples for rank-based errors.
     """
 
     def __init__(
@@ -176,8 +176,8 @@ class ComparisonBuilder:
         declared = from_logits if isinstance(from_logits, Mapping) else dict.fromkeys(self._names, from_logits)
         if set(declared) != set(self._names):
             raise ValueError(
-                f"`from_logits` must be given for {', '.join(map(repr, self._names))}, "
-                f"got {', '.join(map(repr, declared)) or 'none'}. Pass one bool for all, or one for each."
+                f"`from_logits` must have the keys {', '.join(map(repr, self._names))}, "
+                f"got {', '.join(map(repr, declared)) or 'none'}. Pass one bool for all systems, or one for each."
             )
         for value in declared.values():
             check_flag("from_logits", value)
@@ -198,24 +198,25 @@ class ComparisonBuilder:
         self._are_counts = True
 
     def update(self, preds: Mapping[str, Tensor], target: Tensor, *, weights: Tensor | None = None) -> None:
-        """Add the predictions of all systems for the same rows. If any are bad, nothing is added."""
+        """Add a batch, with predictions by system name. If an error is raised, the builder is unchanged."""
         self._check(preds, target, weights)
         n_dropped = 0
         if self._drop:
             weights, n_dropped = self._without_missing_rows(preds, target, weights)
         read: dict[str, Predictions] = {}
         for name in self._names:
-            with _of_system(name):
+            with _naming_system(name):
                 read[name] = self._formats[name].read(preds[name], target, weights, batch_shape=())
-        first, how = preds[self._names[0]], self._formats[self._names[0]]
+        first, input_format = preds[self._names[0]], self._formats[self._names[0]]
         n_rows = self._rows_of(first, target)
         if not self._systems:
             n_bins, right = self._binning.n_bins, self._binning.right
-            num_classes = None if how.task == "binary" else first.shape[how.resolved(first, target).axis]
+            is_binary = input_format.task == "binary"
+            num_classes = None if is_binary else first.shape[input_format.resolved(first, target).axis]
             check_name_count(self._class_names, num_classes or 2)
-            check_size(how.read_as, num_classes or 2, n_bins)
+            check_size(input_format.read_as, num_classes or 2, n_bins)
             self._systems = {name: System(p, n_bins, right) for name, p in read.items()}
-            self._formats = {name: replace(of, num_classes=num_classes) for name, of in self._formats.items()}
+            self._formats = {name: replace(each, num_classes=num_classes) for name, each in self._formats.items()}
         words = words_of(self._seed, self._n_rows, n_rows, first.device)
         counts = are_counts(weights)
         for name, p in read.items():
@@ -224,15 +225,18 @@ class ComparisonBuilder:
         self._are_counts &= counts
 
     def comparison(self, sources: Mapping[str, Mapping[str, Any]] | None = None) -> Comparison:
-        """Return the comparison of all predictions so far.
+        """Return the comparison of all predictions added so far, with their origin (`sources`) by system name.
 
         Raises:
-            ValueError: if nothing was added.
+            ValueError: if no predictions were added.
         """
         systems = self._systems
         first = next(iter(systems.values())).statistics(True) if systems else None
         if first is None or not first.n > 0:
-            raise ValueError("`preds` must hold at least one sample with a positive weight, got none. Add predictions.")
+            raise ValueError(
+                "`preds` must contain at least one sample with a positive weight, got none. Add predictions."
+            )
+        # Ranked samples count copies, which float64 cannot represent above this number.
         for system in systems.values() if first.n > MOST_COPIES else ():
             system.samples = {}
         has_labels = all(system.has_labels for system in systems.values())
@@ -243,13 +247,12 @@ class ComparisonBuilder:
         lines = tuple(
             compared_line(dict(zip(self._names, same, strict=True)), replicates, chance)
             for same in zip(*(s.lines() for s in found.values()), strict=True)
-            if same[0].name not in _NO_VERDICT
+            if same[0].name not in _OMITTED_LINES
         )
         notes = self._notes(systems[self._names[0]], has_labels)
-        scores = replicates[self._names[0]].get("brier")  # missing where there is only one row
+        scores = replicates[self._names[0]].get("brier")  # None without replicates, if there is only one group
         if self._n_rows == 1 or (scores is not None and bool(scores.isnan().any())):
-            rows = "rows (entries of the first axis) are so few that some replicates hold none"
-            notes.append(f"There are no intervals: {rows}.")
+            notes.append("Intervals are omitted: some replicates are empty, because there are few rows (first axis).")
         return Comparison(
             task=first.task,
             n=first.n,
@@ -265,37 +268,37 @@ class ComparisonBuilder:
         )
 
     def _check(self, preds: Mapping[str, Tensor], target: Tensor, weights: Tensor | None) -> None:
-        """Check names, types and shapes."""
+        """Raise an error for invalid system names, types or shapes."""
         if set(preds) != set(self._names):
             raise ValueError(
-                f"`preds` must hold predictions of {', '.join(map(repr, self._names))}, got "
-                f"{', '.join(map(repr, preds)) or 'none'}. Use the names of the first piece."
+                f"`preds` must contain predictions of {', '.join(map(repr, self._names))}, got "
+                f"{', '.join(map(repr, preds)) or 'none'}. Use the same names for every batch."
             )
         for name in self._names:
-            with _of_system(name):
+            with _naming_system(name):
                 self._formats[name].check(preds[name], target, weights)
         if len(shapes := {tuple(preds[name].shape) for name in self._names}) > 1:
             raise ValueError(
-                f"`preds` must have one shape for all systems, got {' and '.join(map(str, sorted(shapes)))}. "
-                "Compare predictions of the same rows."
+                f"`preds` must have the same shape for all systems, got {' and '.join(map(str, sorted(shapes)))}. "
+                "Pass predictions for the same rows."
             )
 
     def _rows_of(self, preds: Tensor, target: Tensor) -> int:
-        """Return the number of entries of the first axis, the units of the bootstrap."""
-        how = self._formats[self._names[0]]
-        if how.task == "binary":
+        """Return the number of rows: the length of the first axis that is not the class axis."""
+        input_format = self._formats[self._names[0]]
+        if input_format.task == "binary":
             return len(preds)
-        return preds.movedim(how.resolved(preds, target).axis, -1).shape[0] if preds.dim() > 1 else 1
+        return preds.movedim(input_format.resolved(preds, target).axis, -1).shape[0] if preds.dim() > 1 else 1
 
     def _without_missing_rows(
         self, preds: Mapping[str, Tensor], target: Tensor, weights: Tensor | None
     ) -> tuple[Tensor, int]:
-        """Return weights that are 0 where a prediction or target is missing, and the number of rows left out."""
+        """Return weights that are 0 for rows with a missing prediction or target, and the number of dropped rows."""
 
         def missing_of(name: str) -> Tensor:
-            how = self._formats[name].resolved(preds[name], target)
-            rows = how.missing_in(preds[name], target)
-            return rows.any(how.axis) if how.task == "multilabel" else rows
+            input_format = self._formats[name].resolved(preds[name], target)
+            rows = input_format.missing_in(preds[name], target)
+            return rows.any(input_format.axis) if input_format.task == "multilabel" else rows
 
         missing = reduce(torch.logical_or, map(missing_of, self._names))
         if weights is None:
@@ -303,37 +306,37 @@ class ComparisonBuilder:
         return weights.masked_fill(missing, 0), int((missing & (weights != 0)).sum())
 
     def _notes(self, system: System, has_labels: bool) -> list[str]:
-        """Return notes on omissions and uncertain intervals, which are the same for all systems."""
+        """Return notes on omissions and less accurate intervals, which are the same for all systems."""
         names = "ACE, TCE, KS, MCB and DSC"
         notes = []
         if self._n_dropped:
-            notes.append(f"{self._n_dropped:,} rows are left out of all systems: one of them predicts NaN there.")
+            notes.append(f"{self._n_dropped:,} rows are dropped from all systems, because one of them predicts NaN.")
         if not system.samples:
             why = f"there are more than {MOST_KEPT:,} samples"
             if not self._are_counts:
-                why = "they need weights that are counts of samples"
-            notes.append(f"{names} are left out: {why}.")
+                why = "they need weights that are whole numbers"
+            notes.append(f"{names} are omitted: {why}.")
         else:
             if not has_labels:
-                notes.append("TCE, MCB and DSC are left out: they need labels, and targets are soft.")
+                notes.append("TCE, MCB and DSC are omitted: they need labels, and targets are soft.")
             if system.size > MOST_IN_ORDER:
-                notes.append(f"There is no interval of {names}, which are rank-based, above {MOST_IN_ORDER:,} samples.")
+                notes.append(f"Intervals of {names} (rank-based) are omitted above {MOST_IN_ORDER:,} samples.")
             elif self._n_replicates > REPLICATES_IN_ORDER:
-                notes.append(f"Intervals of {names} come from {REPLICATES_IN_ORDER} replicates.")
+                notes.append(f"Intervals of {names} are computed from {REPLICATES_IN_ORDER} replicates.")
         for n_groups, lines in system.few_groups.items():
             if n_groups == 1 < self._n_rows:
-                notes.append(f"There is no interval of {lines}: with so many classes there are too many sums.")
+                notes.append(f"Intervals of {lines} are omitted: too many classes times bins.")
             elif n_groups < self._n_rows:
                 notes.append(
-                    f"Intervals of {lines} are drawn from {n_groups:,} random groups of rows, and their width is "
-                    f"uncertain by about {math.sqrt(0.5 / n_groups):.0%}."
+                    f"Intervals of {lines} are computed from {n_groups:,} random groups of rows. The standard error of "
+                    f"their width is about {math.sqrt(0.5 / n_groups):.0%}."
                 )
         return notes
 
 
 @contextmanager
-def _of_system(name: str) -> Iterator[None]:
-    """Name the system in errors about its input."""
+def _naming_system(name: str) -> Iterator[None]:
+    """Add the name of the system to errors about its input."""
     try:
         yield
     except (TypeError, ValueError) as error:
@@ -343,9 +346,11 @@ def _of_system(name: str) -> Iterator[None]:
 def _checked_names(names: Sequence[str]) -> tuple[str, ...]:
     for name in names:
         if not isinstance(name, str) or not name.strip():
-            raise TypeError(f"`systems` must have names, got {name!r}. Name each one.")
+            raise TypeError(f"`systems` must have non-empty strings as names, got {name!r}. Name each system.")
     if len(names) < 2:
-        raise ValueError(f"`systems` must be two at least, got {len(names)}. Use torchcalib.report for one.")
+        raise ValueError(
+            f"`systems` must contain at least two systems, got {len(names)}. Call torchcalib.report for one system."
+        )
     if len(set(names)) < len(names):
-        raise ValueError(f"`systems` must have a name each, got {', '.join(map(repr, names))}. Rename one.")
+        raise ValueError(f"`systems` must have unique names, got {', '.join(map(repr, names))}. Rename one.")
     return tuple(names)

@@ -1,4 +1,4 @@
-"""Differences of systems to the baseline, their intervals and verdicts."""
+"""Differences between systems and the baseline: values, bootstrap intervals and verdicts."""
 
 import math
 from collections.abc import Mapping
@@ -20,46 +20,48 @@ _DIRECTIONS: dict[bool | None, Better] = {True: "higher", False: "lower", None: 
 _METRICS: tuple[type[ScoreMetric | BinnedMetric | RankedMetric], ...] = (*SCORES, *ERRORS, ACE, TCE, KS)
 _BETTER: dict[str, Better] = {m.__name__: _DIRECTIONS[m.higher_is_better] for m in _METRICS}
 _BETTER["DSC"] = "higher"
-"""Which values are better, by the name of the line; lower ones for other names."""
+"""Direction of better values, by the name of the line. Lower is better for all other lines."""
 
-_SIZED = ("ECE", "MCE", "RMSCE", "ACE", "KS")
-"""Errors that are proportional to the standard deviation of gaps if there is nothing but sampling noise. A replicate
-doubles the variance of the gaps, so that the error of a calibrated system increases by sqrt(2) - 1 of itself: the bias
-of the replicates, divided by that, estimates the part of sampling noise. For ECE the part is computed directly, which
-is more accurate: a bin without a single event has replicates without any, too."""
+_PROPORTIONAL_TO_NOISE = ("ECE", "MCE", "RMSCE", "ACE", "KS")
+"""Errors that, for a calibrated system, are proportional to the standard deviation of the gaps.
 
-_UNFIT = ("RMSCE debiased",)
-"""Lines without intervals. Debiasing subtracts the noise of bins, but not that of replicates, which repeat samples."""
+Resampling doubles the variance of the gaps, so that such an error e increases to sqrt(2) e in the replicates. Their
+bias, divided by sqrt(2) - 1, therefore estimates e, the contribution of sampling noise. For ECE (expected calibration
+error) `expected_ece` is used instead: a bin with frequency 0 has no noise in the replicates, which biases the estimate.
+"""
+
+_WITHOUT_INTERVALS = ("RMSCE debiased",)
+"""Lines for which the bootstrap is invalid: debiasing does not subtract the noise of repeated samples."""
 
 
 def compared_line(
     lines: Mapping[str, Line], replicates: Mapping[str, Mapping[str, Tensor]], chance: Mapping[str, Mapping[str, float]]
 ) -> ComparedLine:
-    """Compare one quantity.
+    """Compare the values of one score or calibration error.
 
     Args:
-        lines: of all systems by name, the baseline first.
-        replicates: of all systems, by the keys of lines.
-        chance: expected value of each system if it were calibrated, by the keys of lines, as far as it is known.
+        lines: line of each system, by system name, the baseline first.
+        replicates: values in all bootstrap replicates `(R,)`, by system name and line key.
+        chance: expected values if the system were calibrated, by system name and line key; keys may be missing.
     """
     first, *others = lines
     line = lines[first]
     better = _BETTER.get(line.name, "lower")
-    known = {name: None if line.name in _UNFIT else replicates[name].get(line.key) for name in lines}
-    by_chance = {name: chance[name].get(line.key) for name in lines}
+    values = {name: None if line.name in _WITHOUT_INTERVALS else replicates[name].get(line.key) for name in lines}
+    expected = {name: chance[name].get(line.key) for name in lines}
 
     def difference(name: str) -> Difference:
-        a, b = by_chance[first], by_chance[name]
-        part = None if a is None or b is None else b - a
-        return _difference(better, (line, lines[name]), (known[first], known[name]), part)
+        a, b = expected[first], expected[name]
+        expected_difference = None if a is None or b is None else b - a
+        return _difference(better, (line, lines[name]), (values[first], values[name]), expected_difference)
 
     return ComparedLine(
         **{each.name: getattr(line, each.name) for each in fields(Quantity)},
         better=better,
-        values={name: of.value for name, of in lines.items()},
+        values={name: each.value for name, each in lines.items()},
         intervals={
-            name: None if (drawn := known[name]) is None else _if_known(interval_of(of, drawn))
-            for name, of in lines.items()
+            name: None if (found := values[name]) is None else _none_if_nan(interval_of(each, found))
+            for name, each in lines.items()
         },
         differences={name: difference(name) for name in others},
     )
@@ -68,35 +70,37 @@ def compared_line(
 def _difference(
     better: Better, lines: tuple[Line, Line], replicates: tuple[Tensor | None, Tensor | None], chance: float | None
 ) -> Difference:
-    """Return the difference of the second system to the first."""
+    """Return the value of the second system minus the value of the first, with interval and verdict."""
     values = [line.value for line in lines]
     a, b = (torch.tensor(value, dtype=torch.float64) for value in values)
     value = _minus(b, a, better)
     undecided = Difference(float(value), None, None, "not told apart")
     if replicates[0] is None or replicates[1] is None:
         return undecided
-    drawn = Interval(value, _minus(replicates[1], replicates[0], better), LEVEL)
-    bias = float(drawn.bias)
-    if not abs(bias) > float(drawn.standard_error) / 4:  # small; or NaN or infinite, which cannot be subtracted
+    bootstrap = Interval(value, _minus(replicates[1], replicates[0], better), LEVEL)
+    bias = float(bootstrap.bias)
+    # Ignore a bias of at most a quarter of the standard error. NaN and infinite values cannot be subtracted either.
+    if not abs(bias) > float(bootstrap.standard_error) / 4:
         bias = 0.0
-    found = _if_known(LineInterval(float(drawn.low) - bias, float(drawn.high) - bias))
-    if found is None:
+    interval = _none_if_nan(LineInterval(float(bootstrap.low) - bias, float(bootstrap.high) - bias))
+    if interval is None:
         return undecided
-    if chance is None and lines[0].name in _SIZED:
-        chance = float(drawn.bias) / (math.sqrt(2) - 1)
+    if chance is None and lines[0].name in _PROPORTIONAL_TO_NOISE:
+        chance = float(bootstrap.bias) / (math.sqrt(2) - 1)
     verdict: Verdict = "not told apart"
-    # Rows are evaluated in float32 at least: values that are 0 by definition, such as ESCE class-wise, are 0 up to eps.
+    # Rows are evaluated in float32 or wider, so that values that are 0 by definition, such as class-wise ESCE, are only
+    # 0 up to rounding.
     rounding = torch.finfo(torch.float32).eps * max([1.0, *(abs(x) for x in values if math.isfinite(x))])
-    if found.low - max(0.0, chance or 0.0) > rounding or found.high - min(0.0, chance or 0.0) < -rounding:
-        verdict = "better" if (found.low > 0) == (better == "higher") else "worse"
-    return Difference(float(value), found, chance, verdict)
+    if interval.low - max(0.0, chance or 0.0) > rounding or interval.high - min(0.0, chance or 0.0) < -rounding:
+        verdict = "better" if (interval.low > 0) == (better == "higher") else "worse"
+    return Difference(float(value), interval, chance, verdict)
 
 
-def _if_known(found: LineInterval) -> LineInterval | None:
-    """Return an interval, or None if replicates are NaN: they hold no row, or infinity minus infinity."""
-    return None if math.isnan(found.low) or math.isnan(found.high) else found
+def _none_if_nan(interval: LineInterval) -> LineInterval | None:
+    """Return the interval, or None if a bound is NaN: a replicate has no rows, or is infinity minus infinity."""
+    return None if math.isnan(interval.low) or math.isnan(interval.high) else interval
 
 
 def _minus(b: Tensor, a: Tensor, better: Better) -> Tensor:
-    """Return b - a; for signed metrics the difference of absolute values."""
+    """Return b - a; for signed metrics |b| - |a|."""
     return b.abs() - a.abs() if better == "nearer to 0" else b - a

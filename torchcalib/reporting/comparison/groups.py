@@ -1,11 +1,11 @@
 """Bootstrap of random groups of rows, in bounded memory.
 
-Each row belongs to a random group, and a replicate weights each group by a Poisson variable of mean 1. With far more
-groups than rows this is the bootstrap of rows. With more rows than groups it is a bootstrap of random groups, which
-estimates the same variance from as many units as there are groups. Replicates are made from the sums of the groups.
+Each row is assigned to a random group, and each replicate weights the groups by Poisson variables of mean 1. With many
+more groups than rows, this is the bootstrap of single rows. With more rows than groups it estimates the same variance,
+with the groups as units. A replicate is the weighted sum over the sums of the groups.
 
-Groups and weights depend on seed and row number alone. Systems that predict the same rows therefore have the same
-replicates, and errors that they share cancel in their difference. The partition of rows into pieces has no effect.
+Groups and weights depend only on the seed and the row number. All systems therefore have the same replicates, so that
+common errors cancel in their differences. The sizes of the batches have no effect.
 """
 
 import math
@@ -26,32 +26,32 @@ from torchcalib.ops.segments import weighed_sums
 from torchcalib.reporting.accumulators import Accumulated
 
 MOST_GROUPS, FEWEST_GROUPS = 2**13, 2**7
-"""The standard error of a standard deviation from G groups is 1 / sqrt(2 G) of it: 1 % and 6 %."""
+"""Limits of the number of groups G. A standard deviation has a relative error of 1 / sqrt(2 G): 1% and 6%."""
 
-_MOST_NUMBERS = 2**20  # of all sums together; with more numbers a group there are fewer groups, down to the fewest
-_TOO_MANY = 2**23  # numbers of all sums, above which there are no groups: 64 MB
+_MOST_NUMBERS = 2**20  # target for groups times sums per group: many sums per group mean fewer groups
+_TOO_MANY = 2**23  # maximum of groups times sums per group (64 MB), above which there are no replicates
 
-_DEAL = -1  # random stream of the assignment of rows to groups; streams from 0 on are replicates
+_GROUP_STREAM = -1  # random stream that assigns rows to groups; the replicates use the streams 0, 1, ...
 
 
 def words_of(seed: int, first: int, n: int, device: torch.device) -> Tensor:
-    """Return random numbers in [0, 2^32) that determine the groups of n rows from row `first` on, `(n,)`."""
+    """Return the random numbers in [0, 2^32) `(n,)` that assign rows `first` to `first + n - 1` to groups."""
     counters = torch.arange(first, first + n, device=device)
-    return random_words(seed, torch.full((1,), _DEAL, device=device), counters)[0]
+    return random_words(seed, torch.full((1,), _GROUP_STREAM, device=device), counters)[0]
 
 
 def group_of(words: Tensor, n_groups: int) -> Tensor:
-    """Return the group of rows, int64."""
+    """Map random numbers in [0, 2^32) to groups in [0, n_groups), int64."""
     return (words * n_groups) >> 32
 
 
 class Draws:
-    """Weights of groups in replicates, drawn once for each number of groups.
+    """Poisson weights of the groups in all replicates, cached by the number of groups.
 
     Args:
-        seed: of the weights.
-        n: number of replicates.
-        device: of the weights.
+        seed: seed of the weights.
+        n: number of replicates R.
+        device: device of the weights.
     """
 
     def __init__(self, seed: int, n: int, device: torch.device) -> None:
@@ -62,7 +62,7 @@ class Draws:
         return len(self._streams)
 
     def of(self, n_groups: int) -> Tensor:
-        """Return the weights of groups, uint8 `(R, G)`."""
+        """Return the weights of G groups in R replicates, uint8 `(R, G)`."""
         if n_groups not in self._drawn:
             counters = torch.arange(n_groups, device=self._streams.device)
             self._drawn[n_groups] = poisson_counts(self._seed, self._streams, counters, torch.uint8)
@@ -70,15 +70,17 @@ class Draws:
 
 
 class GroupedSums:
-    """Sums by group of rows, to which batches add in place: there may be far more groups than rows in a batch.
+    """Sums for each random group of rows.
+
+    `add` works in place, because there can be many more groups than rows in a batch.
 
     Args:
-        accumulator: of the sums.
-        shape: of the sums of a group.
-        device: of the sums.
+        accumulator: accumulator that computes the sums.
+        shape: shape `(..., F, K)` of the sums of one group.
+        device: device of the sums.
 
     Attributes:
-        sums: of groups `(G, ..., F, K)`; of one group, without replicates, if there are too many sums.
+        sums: sums of all groups `(G, ..., F, K)`. G is 1, without replicates, if the sums of a group are too large.
     """
 
     def __init__(self, accumulator: Any, shape: tuple[int, ...], device: torch.device) -> None:
@@ -91,7 +93,7 @@ class GroupedSums:
         self.sums = self._sums.movedim(-2, 0)
 
     def add(self, p: Predictions, words: Tensor) -> None:
-        """Add rows, given the random numbers that determine their groups."""
+        """Add a batch, given the random number of each row from `words_of`. A row can contain several samples."""
         cells = self.accumulator.cells(p)
         group = group_of(words, len(self.sums)).repeat_interleave(cells.index.shape[-1] // max(1, len(words)))
         place = (group * cells.n_cells + cells.index).unsqueeze(-2).expand(cells.columns.shape)
@@ -102,33 +104,34 @@ class GroupedSums:
         return self.accumulator.wrap(self.sums.sum(0))
 
     def replicates(self, draws: Draws) -> Iterator[Any]:
-        """Yield the statistic of replicates, some at a time, `(r, ...)`."""
+        """Yield the statistics of all replicates, in chunks `(r, ...)` of bounded memory."""
         table = self.sums.flatten(1)
         finite = bool(table.isfinite().all())
-        for some in torch.split(draws.of(len(table)), replicates_at_once(max(table.shape))):
-            sums = weighed_sums(some.to(table), table, finite)
-            yield self.accumulator.wrap(sums.reshape(len(some), *self.sums.shape[1:]))
+        for weights in torch.split(draws.of(len(table)), replicates_at_once(max(table.shape))):
+            sums = weighed_sums(weights.to(table), table, finite)
+            yield self.accumulator.wrap(sums.reshape(len(weights), *self.sums.shape[1:]))
 
 
 def grouped_sample(mode: NamedMode, like: Predictions, num_classes: int) -> Accumulated[GroupedSample]:
-    """Return an accumulator of ranked samples with their groups."""
+    """Return an empty accumulator of ranked samples with their groups, for predictions like `like`."""
     sample = ExactSample(mode)
     lead = sample.lead(like.task, num_classes)
     return Accumulated(GroupedSamplesKind(sample, lead, like.from_logits, (), MOST_GROUPS))
 
 
 def in_random_groups(p: Predictions, words: Tensor) -> Predictions:
-    """Return predictions in random groups, given the random numbers of their rows."""
+    """Assign each sample to the random group of its row; `words` is the random number of each row."""
     groups = group_of(words, MOST_GROUPS).repeat_interleave(p.samples[-1] // max(1, len(words)))
     return in_groups(p, groups, MOST_GROUPS, validate_args=False)
 
 
 def replicates_of_sample(sample: GroupedSample, draws: Draws, most: int) -> Iterator[RankedSample]:
-    """Yield the sample of the first replicates, some at a time, `(r, ..., N)`."""
+    """Yield the ranked samples of the first `most` replicates, in chunks `(r, ..., N)` of bounded memory."""
     whole, groups = sample.whole, sample.groups.long()
     n = torch.ones_like(whole.score, dtype=wide_dtype(groups.device)) if whole.n is None else whole.n
-    for some in torch.split(draws.of(sample.num_groups)[:most], replicates_at_once(whole.score.numel())):
-        counts = some[:, groups].to(n).reshape(len(some), *[1] * (whole.score.dim() - 1), -1)
-        weights, score = counts * n, whole.score.expand(len(some), *whole.score.shape)
-        positives = counts * whole.positives.to(n)
-        yield RankedSample(score.masked_fill(weights == 0, torch.nan), positives, weights, whole.from_logits)
+    for weights in torch.split(draws.of(sample.num_groups)[:most], replicates_at_once(whole.score.numel())):
+        copies = weights[:, groups].to(n).reshape(len(weights), *[1] * (whole.score.dim() - 1), -1)
+        counts, score = copies * n, whole.score.expand(len(weights), *whole.score.shape)
+        positives = copies * whole.positives.to(n)
+        # A sample without copies is absent, which NaN marks.
+        yield RankedSample(score.masked_fill(counts == 0, torch.nan), positives, counts, whole.from_logits)

@@ -1,4 +1,4 @@
-"""One system of a comparison: its sums and samples by group of rows, and their replicates."""
+"""`System`: accumulated statistics of one system of a comparison, and their bootstrap replicates."""
 
 import math
 from collections import defaultdict
@@ -28,25 +28,25 @@ from torchcalib.reporting.lines import (
 from torchcalib.reporting.sample_or_sketch import are_labels
 
 MOST_KEPT = 2**20
-"""Samples that are kept for rank-based values, every label of a sample being one."""
+"""Maximum number of stored samples for rank-based errors (multi-label: samples times labels)."""
 
 MOST_IN_ORDER, REPLICATES_IN_ORDER = 2**14, 199
-"""Samples up to which rank-based values have intervals, and the largest number of their replicates."""
+"""Maximum number of samples for intervals of rank-based errors, and maximum number of their replicates."""
 
-_FEW = 1000  # groups, whose intervals are uncertain by 2 % and more
+_FEW = 1000  # with this number of groups or fewer, the width of an interval has a standard error above 2%
 
 
 class System:
-    """Sums and samples of one system, by group.
+    """Accumulated sums and ranked samples of one system, for each random group of rows.
 
     Args:
-        like: some of its predictions.
-        n_bins: of equal width.
-        right: see `torchcalib.report`.
+        like: first batch of predictions, for their task, number of classes and device.
+        n_bins: number of equal-width bins.
+        right: bins are `(a, b]` instead of `[a, b)`.
 
     Attributes:
-        samples: with their groups, for each mode with rank-based lines; none if there are too many, or if weights
-            are no counts.
+        samples: ranked samples with their groups, for each mode with rank-based errors. Empty if there are too many
+            samples, or if some weights are not whole numbers.
     """
 
     def __init__(self, like: Predictions, n_bins: int, right: bool) -> None:
@@ -57,40 +57,40 @@ class System:
             for each in (*score_estimators(task), *bin_estimators(task, n_bins, right))
         ]
         self.samples: dict[NamedMode, Accumulated[GroupedSample]] = {
-            r: grouped_sample(r, like, num_classes) for r in modes_of(task) if has_table(task, r)
+            mode: grouped_sample(mode, like, num_classes) for mode in modes_of(task) if has_table(task, mode)
         }
 
     def add(self, p: Predictions, words: Tensor, are_counts: bool) -> None:
-        """Add rows, given the random numbers that determine their groups."""
+        """Add a batch, given the random number of each row from `words_of`, and whether all weights are whole."""
         for _, sums in self._sums:
             sums.add(p, words)
         if are_counts and self.samples:
             grouped = in_random_groups(p, words)
-            self.samples = {r: each + each.of(grouped) for r, each in self.samples.items()}
+            self.samples = {mode: each + each.of(grouped) for mode, each in self.samples.items()}
         if not are_counts or self.size > MOST_KEPT:
             self.samples = {}
 
     @property
     def size(self) -> int:
-        """Largest number of samples of a mode, every label of a sample being one."""
+        """Number of stored samples (multi-label: samples times labels), the maximum over modes."""
         return max((sum(x.numel() for x in each.content.scores) for each in self.samples.values()), default=0)
 
     @property
     def has_labels(self) -> bool:
-        """Whether all outcomes of ranked samples are labels."""
+        """True if all outcomes in the ranked samples are 0 or 1."""
         return all(are_labels(each.statistic.whole) for each in self.samples.values())
 
     @property
     def few_groups(self) -> dict[int, str]:
-        """Names of the lines whose sums have few groups, by the number of groups."""
-        found: dict[int, list[str]] = defaultdict(list)
-        for each, grouped in self._sums:
+        """Names of lines with at most 1,000 groups, as text, by the number of groups."""
+        names_by_size: dict[int, list[str]] = defaultdict(list)
+        for estimator, grouped in self._sums:
             if len(grouped.sums) <= _FEW:
-                found[len(grouped.sums)].append(each.name)
-        return {n: ", ".join(names) for n, names in found.items()}
+                names_by_size[len(grouped.sums)].append(estimator.name)
+        return {n: ", ".join(names) for n, names in names_by_size.items()}
 
     def statistics(self, has_labels: bool) -> Statistics:
-        """Return the sums and samples of all rows."""
+        """Return the sums and ranked samples of all rows, without groups."""
         return Statistics(
             task=self._task,
             n_bins=self._n_bins,
@@ -101,7 +101,10 @@ class System:
 
     @torch.no_grad()
     def replicates(self, draws: Draws, has_labels: bool) -> dict[str, Tensor]:
-        """Return the values of replicates `(R,)`, by the keys of lines; fewer for rank-based values."""
+        """Return the values of all lines in all bootstrap replicates, `(R,)` by line key.
+
+        R is at most `REPLICATES_IN_ORDER` for rank-based errors.
+        """
         found: dict[str, list[Tensor]] = defaultdict(list)
         for values in self._values(draws, has_labels):
             for key, value in values.items():
@@ -118,10 +121,10 @@ class System:
 
 
 def expected_ece(s: Statistics) -> dict[str, float]:
-    """Return the expected ECE of a calibrated system with these confidences, by the keys of lines.
+    """Return the expected calibration error (ECE) of a perfectly calibrated system with these confidences, by line key.
 
-    The gap of a bin is approximately normal with variance c (1 - c) / n, where weights are counts, so that its absolute
-    value has the mean sqrt(2 c (1 - c) / (pi n)).
+    If weights are counts, the gap of a bin with n samples and mean confidence c is approximately normal with variance
+    c (1 - c) / n. The mean of its absolute value is sqrt(2 c (1 - c) / (pi n)).
     """
     found = {}
     for mode, b in s.bins.items():

@@ -1,6 +1,6 @@
-"""A `Report` or a `Comparison` as one self-contained page, and as a folder of files.
+"""Render a `Report` or a `Comparison` as an HTML page, and as a folder of files.
 
-A page loads nothing: it contains its style and its pictures, each in a light and a dark version.
+A page is self-contained: it includes its style sheet, and each diagram in a light and a dark version.
 """
 
 try:
@@ -8,7 +8,7 @@ try:
     import matplotlib  # noqa: F401
 except ImportError as error:
     raise ImportError(
-        "`torchcalib.reporting.html` must have jinja2 and matplotlib to make a page with, got an environment without. "
+        "`torchcalib.reporting.html` needs jinja2 and matplotlib, which are not installed. "
         "Install them: pip install 'torchcalib[report]'."
     ) from error
 

@@ -1,4 +1,4 @@
-"""A `Comparison` as a page, and as a folder of files."""
+"""Render a `Comparison` as an HTML page, and as the files of a folder."""
 
 import math
 
@@ -11,20 +11,13 @@ from torchcalib.reporting.html.page import both_themes, filled, pictures
 
 
 def render_comparison(comparison: Comparison) -> str:
-    """Return the comparison as one HTML page that loads nothing from anywhere.
-
-    Args:
-        comparison: as made by `torchcalib.compare`.
-
-    Returns:
-        The page. The same comparison gives the same page.
-    """
+    """Return a comparison as a self-contained HTML page. Equal comparisons have identical pages."""
     others = comparison.systems[1:]
     label = (
-        f"Differences of {', '.join(others)} to {comparison.baseline} with their 95 % intervals. "
-        "The tables hold their values."
+        f"Differences between {', '.join(others)} and {comparison.baseline} with 95% intervals. "
+        "The tables below contain the values."
     )
-    with matplotlib_style.context("default"):  # settings of the process must not change the page
+    with matplotlib_style.context("default"):  # ignore matplotlib settings of the caller
         picture = both_themes(difference_plot, comparison, "differences", label)
     return filled(
         "comparison.html.jinja",
@@ -40,7 +33,7 @@ def render_comparison(comparison: Comparison) -> str:
 
 
 def files_of(comparison: Comparison) -> dict[str, bytes]:
-    """Return the files of a comparison: `compare.json`, `compare.html`, `compare.png` and `compare.svg`."""
+    """Return the contents of `compare.json`, `compare.html`, `compare.png` and `compare.svg`, by file name."""
     files = {
         "compare.json": comparison.to_json().encode() + b"\n",
         "compare.html": render_comparison(comparison).encode(),
@@ -51,7 +44,7 @@ def files_of(comparison: Comparison) -> dict[str, bytes]:
 
 
 def _sources(comparison: Comparison) -> dict[str, str]:
-    """Return the files of each system, and the kind of its predictions."""
+    """Return the file names and the kind of predictions of each system as text, by system name."""
     found = {}
     for name, source in comparison.sources.items():
         files = list(source.get("files", []))

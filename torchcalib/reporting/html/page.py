@@ -1,4 +1,4 @@
-"""Shared parts of HTML pages: templates, light and dark pictures, and the folder with the files."""
+"""Shared functions for HTML pages: fill templates, draw diagrams in both themes, and write folders."""
 
 import math
 import re
@@ -20,56 +20,57 @@ T = TypeVar("T")
 
 
 def write_folder(files: Callable[[], Mapping[str, bytes]], out: str | Path) -> tuple[Path, ...]:
-    """Write files into a folder, which is made if it is missing. Each file is complete or absent.
+    """Write files into a folder, and create it if it is missing. Interrupted writes leave no incomplete files.
 
     Args:
-        files: returns their contents by their names; called after the folder is made.
-        out: the folder.
+        files: function that returns the contents by file name. It is called after the folder is created, so that an
+            invalid path fails before any diagram is drawn.
+        out: path of the folder.
 
     Raises:
-        NotADirectoryError: if `out`, or something above it, is a file.
+        NotADirectoryError: if `out` or one of its parents is a file.
     """
     folder = Path(out)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
         raise NotADirectoryError(
-            f"`path` must be a folder, got {str(folder)!r}, which is a file or lies below one. Name another folder."
+            f"`path` must be a folder, got {str(folder)!r}: it or one of its parents is a file. Choose another folder."
         ) from error
     return tuple(write_whole(folder / name, content) for name, content in files().items())
 
 
 def pictures(name: str, ax: Axes) -> dict[str, bytes]:
-    """Return a picture as two files, by their names."""
+    """Return a diagram as PNG and SVG, by file name."""
     return {f"{name}.png": to_png(ax), f"{name}.svg": to_svg(ax).encode()}
 
 
 def filled(template: str, **values: Any) -> str:
-    """Return a page: a template with its values and the colours of both themes."""
+    """Render a template with its values and the colours of both themes."""
     return _environment().get_template(template).render(**values, light=LIGHT, dark=DARK)
 
 
 def _environment() -> Environment:
-    # Escape everything in every template: names of files and classes are not trusted.
-    made = Environment(
+    # autoescape=True escapes values in every template, because file and class names are not trusted.
+    environment = Environment(
         loader=PackageLoader("torchcalib.reporting", "html"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters.update(count=count, significant=significant, table=lambda table: Markup(to_html(table)))
-    made.tests.update(infinite=math.isinf)
-    return made
+    environment.filters.update(count=count, significant=significant, table=lambda table: Markup(to_html(table)))
+    environment.tests.update(infinite=math.isinf)
+    return environment
 
 
 def both_themes(draw: Callable[..., Axes], table: T, prefix: str, label: str) -> Markup:
-    """Draw a picture and return its light and its dark version, as two elements of a page.
+    """Draw a diagram, and return its light and its dark version as two SVG elements.
 
     Args:
-        draw: takes the table and a `style`.
-        table: data of the picture.
-        prefix: of ids, unique on the page.
+        draw: plot function with the arguments `table` and `style`.
+        table: first argument of `draw`.
+        prefix: prefix of element ids, unique on the page.
         label: description for screen readers.
     """
     light = to_svg(draw(table, style=LIGHT))
@@ -78,14 +79,14 @@ def both_themes(draw: Callable[..., Axes], table: T, prefix: str, label: str) ->
 
 
 def _darkened(svg: str) -> str:
-    """Replace the colours of `LIGHT` by those of `DARK`, which is faster than drawing again. Text is unchanged."""
+    """Replace the colours of `LIGHT` in style attributes by those of `DARK`. This is faster than drawing again."""
     colours = dict(zip(astuple(LIGHT), astuple(DARK), strict=True))
     known = re.compile("|".join(colours))
     return re.sub(r' style="[^"]*"', lambda style: known.sub(lambda light: colours[light[0]], style[0]), svg)
 
 
 def _inline(svg: str, prefix: str, label: str, theme: str) -> Markup:
-    """Turn an SVG file into an element of the page that scales, has a label, and has unique ids."""
+    """Convert an SVG file to an HTML element with a label, unique ids, and a size that follows the page width."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", "", svg, flags=re.DOTALL)
     svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{prefix}", svg)

@@ -1,4 +1,4 @@
-"""A `Report` as a page, and as a folder of files."""
+"""Render a `Report` as an HTML page, and as the files of a folder."""
 
 import math
 from collections.abc import Mapping
@@ -29,31 +29,24 @@ from torchcalib.reporting.data import Report
 from torchcalib.reporting.html.page import both_themes, filled, pictures
 from torchcalib.reporting.monitoring.history import History
 
-_LONGEST_NAME = 200  # letters of a group's name
+_LONGEST_NAME = 200  # letters of a group name in the table; longer names are shortened
 
 _EVENTS = {
     "positive": "Confidence is the probability of y = 1; the outcome is whether y is 1.",
     "top_label": (
-        "Confidence is the largest probability of a sample; the outcome is whether that class is the true one."
+        "Confidence is the largest probability of a sample; the outcome is whether that class is the true class."
     ),
     "classwise": (
-        "Confidence is the probability of a label; the outcome is whether that label is present. Every sample counts "
-        "once for each label."
+        "Confidence is the probability of a label; the outcome is whether that label is present. All pairs of a sample "
+        "and a label are pooled."
     ),
 }
-"""Explanation of each kind of confidence."""
+"""Explanation of each mode."""
 
 
 def render(report: Report) -> str:
-    """Return the report as one HTML page that loads nothing from anywhere.
-
-    Args:
-        report: as made by `torchcalib.report`.
-
-    Returns:
-        The page. The same report gives the same page.
-    """
-    with matplotlib_style.context("default"):  # settings of the process must not change the page
+    """Return a report as a self-contained HTML page. Equal reports have identical pages."""
+    with matplotlib_style.context("default"):  # ignore matplotlib settings of the caller
         tables = [_bins(report, name, table) for name, table in report.tables.items()]
         tests = [_tested(report, name, table) for name, table in report.tests.items()]
         training = _training(report.history) if report.history else None
@@ -84,10 +77,10 @@ def render(report: Report) -> str:
 
 
 def files_of(report: Report) -> dict[str, bytes]:
-    """Return the files of a report: `report.json`, `report.html`, and PNG and SVG of every diagram.
+    """Return the contents of `report.json`, `report.html`, and of every diagram as PNG and SVG, by file name.
 
-    The pictures of the main table are `reliability` and `confidence`; those of another one carry its name, such as
-    `reliability_top_label`. Those of tests are `test_positive` and the like, that of a history is `training`.
+    The diagrams of the main mode are `reliability` and `confidence`. Other modes have a suffix, as in
+    `reliability_top_label`. Diagrams of tests are named `test_<mode>`, and the training curve is `training`.
     """
     files = {"report.json": report.to_json().encode() + b"\n", "report.html": render(report).encode()}
     with matplotlib_style.context("default"):
@@ -103,13 +96,13 @@ def files_of(report: Report) -> dict[str, bytes]:
 
 
 def _bins(report: Report, key: NamedMode, table: BinTable) -> dict[str, Any]:
-    """Return the pictures and the rows of a bin table."""
+    """Return the diagrams, texts and rows of a table of equal-width bins."""
     name, explanation = event_name(report, key), _EVENTS[key]
     unit = "labelled entries" if report.task == "multilabel" else "samples"
     size = f"{table.n.numel()} bins, {count(report.n)} {unit}"
     reliability = (
         f"Reliability diagram, {name}: observed frequency against mean confidence, {size}. "
-        "The table of the bins holds its values."
+        "The table of bins contains the values."
     )
     histogram = f"Histogram of confidence, {name}: {size}."
     return {
@@ -123,12 +116,12 @@ def _bins(report: Report, key: NamedMode, table: BinTable) -> dict[str, Any]:
 
 
 def _tested(report: Report, key: NamedMode, table: TCETable) -> dict[str, Any]:
-    """Return the pictures and the rows of a table with decisions of a test."""
+    """Return the diagrams, texts and rows of a table of the test-based calibration error (TCE)."""
     name, explanation = event_name(report, key), _EVENTS[key]
     rejected, n = float(table.rejected.sum()), float(table.n.sum())
     label = (
-        f"Test-based reliability diagram, {name}: predictions and empirical probability of {len(table.n)} bins; "
-        f"a test rejects {count(rejected)} of {count(n)} predictions"
+        f"Test-based reliability diagram, {name}: predictions and observed frequency of {len(table.n)} bins; "
+        f"the test rejects {count(rejected)} of {count(n)} predictions"
     )
     logit = partial(tce_diagram, logit=True)
     return {
@@ -144,11 +137,11 @@ def _tested(report: Report, key: NamedMode, table: TCETable) -> dict[str, Any]:
 
 
 def _training(history: History) -> dict[str, Any]:
-    """Return the picture and the rows of a training, and its warnings."""
+    """Return the training curve, the rows and the warnings of a training history."""
     warned = ", ".join(f"{row.epoch:,}" for row in history.warnings)
     label = (
         f"Training curve: NLL, ECD, accuracy, confidence and ECE of {len(history)} validations"
-        f"{f', with a warning in epoch {warned}' if warned else ''}. The table of the validations holds its values."
+        f"{f', with a warning in epoch {warned}' if warned else ''}. The table of validations contains the values."
     )
     return {
         "curve": both_themes(training_curve, history, "training", label),
@@ -158,7 +151,7 @@ def _training(history: History) -> dict[str, Any]:
 
 
 def _of_file(source: Mapping[str, Any]) -> list[str]:
-    """Return words for the title, if the file is known."""
+    """Return "of FILE" as words for the title; an empty list if the source has no file."""
     for key in ("file", "path", "files", "paths"):
         value = source.get(key)
         if value:

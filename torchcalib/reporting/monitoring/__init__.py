@@ -1,4 +1,4 @@
-"""Calibration during training: `Monitor` takes validation batches and keeps a `History` of all epochs.
+"""Calibration during training: a `Monitor` evaluates each validation and appends the values to a `History`.
 
-It is independent of training frameworks; `torchcalib.integrations` connects it to them.
+This package does not depend on a training framework; see `torchcalib.integrations` for adapters.
 """

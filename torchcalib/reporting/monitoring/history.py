@@ -1,4 +1,4 @@
-"""Values of all validations of a training, as data."""
+"""`History`: metric values of all validations of a training run."""
 
 import math
 from collections.abc import Mapping
@@ -8,19 +8,18 @@ from typing import Any, Self
 from torchcalib.core.tables import Cell, Column, Table, Tabular, fraction
 
 VERSION = 1
-"""Version of `History.to_dict`."""
+"""Version of the format of `History.to_dict`."""
 
 
 @dataclass(frozen=True)
 class HistoryRow:
-    """One validation.
+    """Metric values of one validation.
 
     Attributes:
         epoch: number of the epoch.
-        step: progress of the training: the epoch again, or a finer count such as optimizer steps. Rows are in this
-            order.
-        values: by name, without a prefix: `{"nll": 0.31, "ece": 0.04}`.
-        warning: of over-confidence; empty for none.
+        step: training progress, by which rows are sorted: the epoch, or for example the number of optimizer steps.
+        values: metric values by name, without a prefix: `{"nll": 0.31, "ece": 0.04}`.
+        warning: text of the warning about over-confidence; empty for none.
     """
 
     epoch: int
@@ -31,10 +30,10 @@ class HistoryRow:
 
 @dataclass(frozen=True)
 class History(Tabular):
-    """The validations of a training, from the first to the last.
+    """Metric values of all validations of a training run, in order.
 
     Attributes:
-        rows: one for each, by rising `step`.
+        rows: one row for each validation, sorted by `step`.
 
     Example:
         >>> history = History().with_row(HistoryRow(1, 1, {"nll": 0.9})).with_row(HistoryRow(2, 2, {"nll": 0.7}))
@@ -49,63 +48,63 @@ class History(Tabular):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of all values."""
+        """Names of all values, in the order of their first appearance."""
         return tuple(dict.fromkeys(name for row in self.rows for name in row.values))
 
     def column(self, name: str) -> tuple[float, ...]:
-        """Return the values of this name, one for each row; NaN for a row without."""
+        """Return the value with this name in each row; NaN for a row without it."""
         return tuple(row.values.get(name, math.nan) for row in self.rows)
 
     @property
     def best(self) -> HistoryRow | None:
-        """The row of the lowest NLL, the first on ties; None if there is no NLL."""
+        """The first row with the lowest negative log-likelihood ("nll"); None if no row has one."""
         known = [row for row in self.rows if not math.isnan(row.values.get("nll", math.nan))]
         return min(known, key=lambda row: row.values["nll"], default=None)
 
     @property
     def warnings(self) -> tuple[HistoryRow, ...]:
-        """Rows with a warning."""
+        """All rows with a warning."""
         return tuple(row for row in self.rows if row.warning)
 
     @property
     def unit(self) -> str:
-        """The field that identifies rows: `"epoch"`, or `"step"` where some epoch has several."""
+        """Field that identifies a row: `"epoch"`, or `"step"` if an epoch has several rows."""
         return "epoch" if len({row.epoch for row in self.rows}) == len(self.rows) else "step"
 
     def with_row(self, row: HistoryRow) -> Self:
-        """Return the history up to this row, and this row.
+        """Return a history with this row appended, after removing rows of the same or a later step.
 
-        Later rows are removed: a training that returns to a checkpoint repeats their steps.
+        A training run that is resumed from a checkpoint repeats these steps.
         """
         return type(self)((*(known for known in self.rows if known.step < row.step), row))
 
     def layout(self) -> Table:
-        """Return every validation."""
+        """Return the table of all validations."""
 
-        def at(row: HistoryRow) -> int:
+        def position(row: HistoryRow) -> int:
             return int(getattr(row, self.unit))
 
         def column(name: str) -> Column:
             return Column(name, lambda row: fraction(row.values.get(name, math.nan)))
 
-        first = Column(self.unit, lambda row: Cell(str(at(row))), data={self.unit: at})
+        first = Column(self.unit, lambda row: Cell(str(position(row))), data={self.unit: position})
         return Table.of([first, *map(column, self.names)], {"": self.rows}, index=[self.unit])
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain Python values, for a checkpoint or a file."""
+        """Return the history as plain Python values, for a checkpoint or a file."""
         return {"version": VERSION, "rows": [{**vars(row), "values": dict(row.values)} for row in self.rows]}
 
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any]) -> Self:
-        """Return the history of `to_dict`.
+        """Return the history saved by `to_dict`.
 
         Raises:
-            ValueError: for another version.
+            ValueError: if the version of the format differs.
         """
         version = saved.get("version")
         if version != VERSION:
             raise ValueError(
-                f"`saved` must be a history of version {VERSION}, got {version!r}. "
-                "Read it with the version of torchcalib that wrote it."
+                f"`saved` must have format version {VERSION}, got {version!r}. "
+                "Load it with the version of torchcalib that saved it."
             )
         return cls(tuple(HistoryRow(**row) for row in saved["rows"]))

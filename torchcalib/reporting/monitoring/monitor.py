@@ -1,4 +1,4 @@
-"""Calibration of a model, epoch by epoch, while it trains."""
+"""`Monitor`: evaluate the calibration of a model after each epoch of a training run."""
 
 import warnings
 from collections.abc import Mapping
@@ -30,16 +30,22 @@ def usual_metrics(
 ) -> dict[str, CalibrationMetric[Any]]:
     """Return the default metrics of a `Monitor`, by name.
 
-    These are `accuracy`, `nll`, `nce` (NLL divided by that of the class frequencies), `brier`, `ecd`, `ece`, `esce` and
-    `mce`. Their memory is constant. To add others:
-    `{**usual_metrics(task="binary"), "tce": TCE(task="binary", resolution=2048)}`.
+    Scores are `accuracy`, `nll` (negative log-likelihood), `nce` (NLL divided by the NLL of predicting the class
+    frequencies), `brier` and `ecd` (entropic calibration difference). The calibration errors `ece` (expected), `esce`
+    (expected signed) and `mce` (maximum) use equal-width bins. All metrics use constant memory.
 
     Args:
         task: `"binary"`, `"multiclass"` or `"multilabel"`.
-        num_classes: C, required for a multi-class task.
-        num_labels: L, required for a multi-label task.
-        n_bins: of ECE, ESCE and MCE.
-        **options: other arguments of all metrics: `from_logits`, `ignore_index`, `class_axis` ...
+        num_classes: number of classes C, required for a multi-class task.
+        num_labels: number of labels L, required for a multi-label task.
+        n_bins: number of equal-width bins.
+        **options: other arguments of all metrics, such as `from_logits`, `ignore_index` and `class_axis`.
+
+    Example:
+        >>> import torchcalib
+        >>> metrics = {**usual_metrics(task="binary"), "rmsce": torchcalib.RMSCE(task="binary")}
+        >>> list(metrics)
+        ['accuracy', 'nll', 'nce', 'brier', 'ecd', 'ece', 'esce', 'mce', 'rmsce']
     """
     given: dict[str, Any] = {"task": task, "num_classes": num_classes, "num_labels": num_labels, **options}
     return {
@@ -55,18 +61,18 @@ def usual_metrics(
 
 
 class _Sums(ECE):
-    """The sums of bins as a value, which `compute` synchronises over ranks with all other values."""
+    """A metric whose value is the sums over bins, so that `compute` synchronises them together with other metrics."""
 
     def _value(self, statistic: Any) -> Tensor:
         return statistic.sums  # type: ignore[no-any-return]
 
 
 _BINS = "bins of the table"
-"""Name of the metric with the sums of bins, which no user gives to a metric."""
+"""Reserved name of the metric that computes the sums over bins; it contains spaces to avoid conflicts."""
 
 
 class Monitor:
-    """Evaluate calibration in each validation of a training, and warn of growing over-confidence.
+    """Evaluate the calibration of a model in each validation, and warn if over-confidence grows.
 
         monitor = torchcalib.Monitor(task="multiclass", num_classes=10, from_logits=True)
         for epoch in range(1, 31):
@@ -75,34 +81,35 @@ class Monitor:
                 monitor.update(model(x), y)
             values = monitor.end_epoch(epoch)  # {"val/nll": 0.31, "val/ece": 0.04, ...}
 
-    All values are floats under names that early stopping can use; lower `val/nll` and `val/ece` are better. If
-    `torch.distributed` is running, one collective in `end_epoch` synchronises all ranks: every rank must call it, also
-    a rank without data.
+    `end_epoch` returns a dict of floats, for logging and early stopping. Lower `val/nll` and `val/ece` are better. If
+    `torch.distributed` is initialized, `end_epoch` synchronises all ranks in one collective. Every rank must call it,
+    including ranks without data.
 
-    Over-confidence is max(ECD, 0), and a warning is given if it exceeds its lowest value so far by more than a
-    threshold; see `torchcalib.reporting.monitoring.over_confidence.crossings`. There is no warning of
-    under-confidence, with which every training begins.
+    Over-confidence is max(ECD, 0), where ECD is the entropic calibration difference. A warning is issued if it exceeds
+    its lowest value so far by more than a threshold; see
+    `torchcalib.reporting.monitoring.over_confidence.crossings`. Under-confidence causes no warning, because models are
+    under-confident early in training.
 
     Args:
         task: `"binary"`, `"multiclass"` or `"multilabel"`.
-        num_classes: C, required for a multi-class task, because a rank without data cannot infer it.
-        num_labels: L, required for a multi-label task.
-        n_bins: of all binned errors.
-        metrics: by name, in place of `usual_metrics`. Without `ecd` there is no warning, and without `nll` no best
-            epoch.
-        prefix: of the names of all returned values.
-        postfix: of these names.
-        threshold: growth of over-confidence that gives a warning, in nats; `math.inf` for no warning.
-        **options: other arguments of all metrics: `from_logits`, `ignore_index`, `class_axis`, `nan_policy` ...; with
-            `nan_policy="drop"` the value `n_dropped` counts the rows that were left out.
+        num_classes: number of classes C, required for a multi-class task, because a rank without data cannot infer it.
+        num_labels: number of labels L, required for a multi-label task.
+        n_bins: number of equal-width bins.
+        metrics: metrics by name; None uses `usual_metrics`. Warnings need a metric `ecd`, and the best epoch needs a
+            metric `nll`.
+        prefix: prefix of the names of all returned values.
+        postfix: suffix of these names.
+        threshold: growth of over-confidence that causes a warning, in nats; `math.inf` disables warnings.
+        **options: other arguments of all metrics, such as `from_logits`, `ignore_index`, `class_axis` and `nan_policy`.
+            With `nan_policy="drop"` the value `n_dropped` is the number of dropped rows.
 
     Attributes:
-        input_format: of the batches.
-        history: all validations so far.
-        bin_table: of the last validation, over all ranks, for a reliability diagram; None before.
+        input_format: task and options of the input.
+        history: values of all validations so far.
+        bin_table: bin table of the last validation over all ranks, for a reliability diagram; None before the first.
 
     Raises:
-        TypeError, ValueError: for arguments that do not fit the task.
+        TypeError, ValueError: for invalid arguments.
 
     Example:
         >>> monitor = Monitor(task="binary", metrics={"nll": NLL(task="binary")})
@@ -130,27 +137,34 @@ class Monitor:
         for needing, name in (("multiclass", "num_classes"), ("multilabel", "num_labels")):
             if task == needing and sizes[name] is None:
                 raise ValueError(
-                    f"`{name}` must be given for task={task!r}, got None. A rank without data cannot infer it."
+                    f"`{name}` must be given for task={task!r}, got None. Pass it, because a rank without data cannot "
+                    "infer it."
                 )
         if not threshold >= 0:
-            raise ValueError(f"`threshold` must be a number of nats of at least 0, got {threshold!r}. Pass one.")
+            raise ValueError(f"`threshold` must be at least 0, got {threshold!r}. Pass a number of nats.")
         if metrics is not None and not isinstance(metrics, Mapping):
             raise TypeError(
-                f"`metrics` must be metrics by their names, got {type(metrics).__name__}. "
+                f"`metrics` must be a dict of metrics by name, got {type(metrics).__name__}. "
                 "Pass a dict such as {'ece': torchcalib.ECE(...)}."
             )
         given: dict[str, Any] = {"task": task, "n_bins": n_bins, **sizes, **options}
         bins = _Sums(**given)
         members = usual_metrics(**given) if metrics is None else {name: m.clone() for name, m in metrics.items()}
         self._metrics = CalibrationCollection({**members, _BINS: bins})
-        self._names = tuple(members)  # in this order, which the collection does not keep
+        self._names = tuple(members)  # the collection does not preserve this order
         self.input_format, self._n_bins = bins.input_format, n_bins
         self.prefix, self.postfix, self.threshold = prefix, postfix, threshold
         self.history = History()
         self.bin_table: BinTable | None = None
 
     def update(self, preds: Tensor, target: Tensor, *, weights: Tensor | None = None) -> None:
-        """Add a batch, on the device that it is on; see `CalibrationMetric.update`."""
+        """Add a batch, and move the metrics to its device.
+
+        Args:
+            preds: probabilities, or logits with `from_logits=True`.
+            target: labels or soft targets.
+            weights: non-negative weight of each sample.
+        """
         if isinstance(preds, Tensor):
             self.to(preds.device)
         self._metrics.update(preds, target, weights=weights)
@@ -159,14 +173,14 @@ class Monitor:
         """Compute all values, append them to `history`, and reset the metrics.
 
         Args:
-            epoch: its number; by default the one after the last.
-            step: progress of the training, for several validations in an epoch; by default `epoch`.
+            epoch: number of the epoch; None is the last one plus 1.
+            step: training progress, to distinguish several validations in one epoch; None is `epoch`.
 
         Returns:
-            The values, by their names with prefix and postfix. NaN without data.
+            The values, by name with prefix and postfix. NaN without data.
 
         Warns:
-            OverConfidenceWarning: on the first rank, if over-confidence has grown by more than the threshold.
+            OverConfidenceWarning: on rank 0, if over-confidence has grown by more than the threshold.
         """
         last = self.history.rows[-1].epoch if self.history.rows else 0
         epoch = last + 1 if epoch is None else epoch
@@ -180,33 +194,36 @@ class Monitor:
         return self._named(values)
 
     def compute(self) -> dict[str, float]:
-        """Return the values of `end_epoch` without changing history or metrics."""
+        """Return the values that `end_epoch` would return, without changing history and metrics."""
         return self._named(self._compute())
 
     def reset(self) -> None:
-        """Remove the batches since the end of the last epoch. The history stays."""
+        """Discard the batches since the last `end_epoch`. The history is unchanged."""
         self._metrics.reset()
 
     def to(self, device: torch.device | str) -> None:
-        """Move the metrics. With NCCL, a rank without data needs them on its GPU."""
+        """Move the metrics to a device. With NCCL, a rank without data must move them to its GPU."""
         if self._metrics[_BINS].device != torch.device(device):
             self._metrics.to(device)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the history as plain Python values, for a checkpoint that is written between epochs."""
+        """Return the history as plain Python values. Batches since the last `end_epoch` are not included."""
         return self.history.to_dict()
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Continue a saved history.
+        """Replace the history by one from `state_dict()`.
+
+        Args:
+            saved: result of `state_dict()`.
 
         Raises:
-            ValueError: for one of another version.
+            ValueError: if the version of the format differs.
         """
         self.history = History.from_dict(saved)
 
     def _compute(self) -> dict[str, float]:
         with warnings.catch_warnings():
-            # A rank without data is allowed.
+            # torchmetrics warns about `compute` before `update`, but a rank may have no data.
             warnings.filterwarnings("ignore", "The ``compute`` method of metric")
             values = self._metrics.compute()
         sums = values[_BINS]
@@ -220,7 +237,7 @@ class Monitor:
         return named
 
     def _with_warning(self, history: History) -> History:
-        """Add a warning to the last row if over-confidence has grown."""
+        """Return the history, with a warning in the last row if over-confidence has grown beyond the threshold."""
         if not crossings(history.column("ecd"), self.threshold)[-1]:
             return history
         *before, now = history.rows

@@ -1,4 +1,7 @@
-"""Warnings of growing over-confidence."""
+"""Warnings about growing over-confidence during training.
+
+Over-confidence is max(ECD, 0), where ECD is the entropic calibration difference: cross-entropy minus entropy, in nats.
+"""
 
 import math
 from collections.abc import Sequence
@@ -7,20 +10,20 @@ from torchcalib.reporting.monitoring.history import History, HistoryRow
 
 
 class OverConfidenceWarning(UserWarning):
-    """A model becomes over-confident while it trains."""
+    """The over-confidence of a model has grown during training; see `torchcalib.Monitor`."""
 
 
 def crossings(ecd: Sequence[float], threshold: float) -> list[bool]:
-    """Return at which values over-confidence has grown beyond a threshold.
+    """Return for each epoch whether the growth of over-confidence crosses a threshold.
 
-    Over-confidence is max(ECD, 0), and growth is its increase over the lowest value so far: a model that begins
-    under-confident must reach an ECD of `threshold`, one that begins with an ECD of 0.3 must reach 0.3 + `threshold`.
-    The next crossing needs a growth of at most half of the threshold in between (hysteresis), so that values near the
-    threshold do not cross it in every epoch.
+    Growth is over-confidence, max(ECD, 0), minus its lowest value so far. A model that starts under-confident must
+    reach an ECD of `threshold`; a model that starts with an ECD of 0.3 must reach 0.3 + `threshold`. After a crossing,
+    growth must fall to half of the threshold before the next one (hysteresis). Values that fluctuate around the
+    threshold therefore cross it once.
 
     Args:
-        ecd: one value for each epoch, in nats; NaN, for an epoch without data, is ignored.
-        threshold: in nats.
+        ecd: entropic calibration difference of each epoch, in nats; NaN (an epoch without data) is ignored.
+        threshold: threshold of growth, in nats.
 
     Example:
         >>> crossings([-0.5, 0.02, 0.06, 0.2, 0.01, 0.09], threshold=0.05)
@@ -31,26 +34,26 @@ def crossings(ecd: Sequence[float], threshold: float) -> list[bool]:
     for value in ecd:
         over = max(value, 0.0) if not math.isnan(value) else least
         least = min(least, over)
-        growth = over - least  # NaN for inf - inf, which is not above the threshold
+        growth = over - least  # inf - inf is NaN, for which the comparison below is False
         crossed.append(is_armed and growth > threshold)
         is_armed = not crossed[-1] and (is_armed or growth <= threshold / 2)
     return crossed
 
 
 def words(history: History, name: str) -> str:
-    """Return the warning of the last row: how much over-confidence has grown, and advice.
+    """Return the text of the warning for the last row: growth of over-confidence, and advice.
 
     Args:
-        history: up to that row.
-        name: of the ECD in logs.
+        history: rows up to the epoch of the warning.
+        name: name of ECD in logs.
     """
     now = history.rows[-1]
     ecd = now.values["ecd"]
-    # The last one, because the model may have been under-confident for long before it.
-    calmest = min(reversed(history.rows[:-1]), key=lambda row: _over_confidence(row.values.get("ecd", math.nan)))
+    # Of rows with equal over-confidence (0 in all under-confident epochs), take the last, where the growth starts.
+    lowest = min(reversed(history.rows[:-1]), key=lambda row: _over_confidence(row.values.get("ecd", math.nan)))
     sentences = [
         f"over-confidence grows: in {_place(now, history)} the cross-entropy exceeds the entropy of the predictions by "
-        f"{ecd:.3g} nats ({name}), against {calmest.values['ecd']:.3g} in {_place(calmest, history)}.",
+        f"{ecd:.3g} nats ({name}), up from {lowest.values['ecd']:.3g} in {_place(lowest, history)}.",
         _means(now),
         _advice(history),
     ]
@@ -66,7 +69,7 @@ def _place(row: HistoryRow, history: History) -> str:
 
 
 def _means(row: HistoryRow) -> str:
-    """Return mean confidence and accuracy, whose difference is the signed error."""
+    """Return a sentence with mean confidence and accuracy; an empty string if one of them is unknown."""
     accuracy, confidence = row.values.get("accuracy", math.nan), row.values.get("confidence", math.nan)
     if math.isnan(accuracy) or math.isnan(confidence):
         return ""
@@ -74,19 +77,19 @@ def _means(row: HistoryRow) -> str:
 
 
 def _advice(history: History) -> str:
-    """Return advice that depends on whether the NLL still falls and the accuracy still rises."""
+    """Return advice that depends on the trends of negative log-likelihood (NLL) and accuracy since the lowest NLL."""
     best, now = history.best, history.rows[-1]
     if best is None:
         return "Calibrate the model (torchcalib.calibration.TemperatureScaling)."
     if best is now:
-        return "The NLL still falls: continue the training, and calibrate the final model by temperature scaling."
-    nll = f"The NLL was lowest in {_place(best, history)}, {best.values['nll']:.4g}, and is {now.values['nll']:.4g} now"
+        return "NLL is still falling: continue training, and calibrate the final model by temperature scaling."
+    nll = f"NLL was lowest in {_place(best, history)} ({best.values['nll']:.4g}) and is now {now.values['nll']:.4g}"
     before, after = best.values.get("accuracy", math.nan), now.values.get("accuracy", math.nan)
-    keep = f"keep the model of {_place(best, history)} (early stopping)"
+    keep = f"use the model from {_place(best, history)} (early stopping)"
     if after > before:
         return (
-            f"{nll}, while the accuracy has risen from {before:.1%} to {after:.1%}: {keep}, or calibrate this one "
+            f"{nll}, while accuracy has risen from {before:.1%} to {after:.1%}: {keep}, or calibrate the current model "
             "(torchcalib.calibration.TemperatureScaling)."
         )
-    stands = ", and the accuracy has not risen since" if after <= before else ""
-    return f"{nll}{stands}: {keep}."
+    stagnant = ", and accuracy has not risen since" if after <= before else ""
+    return f"{nll}{stagnant}: {keep}."
