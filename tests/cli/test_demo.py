@@ -1,4 +1,4 @@
-"""The demo: training until over-confidence, its curve, and the report of the last epoch."""
+"""`torchcalib demo`: training beyond over-confidence, the training curve, and the report of the last epoch."""
 
 import json
 from functools import partial
@@ -10,7 +10,7 @@ from torchcalib.cli import main
 from torchcalib.reporting.building import ReportBuilder
 
 
-def test_the_command_prints_every_epoch_and_writes_a_report_of_the_last(tmp_path, capsys, monkeypatch):
+def test_demo_prints_every_epoch_and_writes_a_report_of_the_last(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("torchcalib.cli.demo.ReportBuilder", partial(ReportBuilder, **QUICK))
     assert main(["demo", "--out", str(tmp_path), "--epochs", "3"]) == 0
     shown = capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Writers of prediction files in every format, from arrays by name; and arrays to write."""
+"""Writers of prediction files in every format, and arrays to write."""
 
 import gzip
 import json
@@ -69,7 +69,7 @@ WRITERS = {
 
 
 def flat(arrays):
-    """Return arrays with two axes as numbered columns."""
+    """Return each column of arrays with two axes as a separate numbered array."""
     columns = {}
     for name, values in arrays.items():
         columns |= {name: values} if values.ndim == 1 else numbered(f"{name}_", values)

@@ -281,12 +281,12 @@ of_all_pairs = pytest.mark.parametrize("case", ALL_PAIRS, ids=str)
 @pytest.mark.parametrize(
     "law",
     [
-        laws_of_paths.test_law_leading_axes_of_weights_are_a_loop,
-        laws_of_paths.test_law_rows_of_weight_zero_are_never_read,
-        laws_of_values.test_law_batch_axis_is_a_loop,
-        laws_of_values.test_law_integer_weights_are_repeats,
-        laws_of_values.test_law_weighted_gradient_is_that_of_repeats,
-        laws_of_values.test_law_mapped_functions_are_the_function,
+        laws_of_paths.test_law_leading_axes_of_weights_equal_a_loop,
+        laws_of_paths.test_law_values_of_rows_with_weight_zero_have_no_effect,
+        laws_of_values.test_law_batch_axes_equal_a_loop,
+        laws_of_values.test_law_integer_weights_equal_repeated_rows,
+        laws_of_values.test_law_weighted_gradient_equals_that_of_repeated_rows,
+        laws_of_values.test_law_vmap_equals_the_function,
     ],
 )
 def test_laws_of_functions_hold(law, case):
@@ -294,8 +294,8 @@ def test_laws_of_functions_hold(law, case):
 
 
 @pytest.mark.parametrize("case", [case for case in ALL_PAIRS if case.name in COMPILED], ids=str)
-def test_law_compiled_functions_are_the_function_without_a_graph_break(case):
-    laws_of_values.test_law_compiled_functions_are_the_function_without_a_graph_break(case)
+def test_law_torch_compile_equals_the_function_without_a_graph_break(case):
+    laws_of_values.test_law_torch_compile_equals_the_function_without_a_graph_break(case)
 
 
 @of_all_pairs

@@ -10,10 +10,10 @@ from helpers.kernels import (
     KERNELS,
     NUMBA,
     SUMS_OF_FLOAT32,
-    class_case,
+    assert_same_on_any_number_of_threads,
     of_backends,
     of_kernels,
-    same_on_any_number_of_threads,
+    random_class_rows,
 )
 
 from torchcalib.ops.bin_sums import class_bins
@@ -55,7 +55,7 @@ CASES += [("auto", F64, False, 200, 15, False, True)]
 def test_class_bins_and_their_gradient_are_those_of_the_whole_tensor(
     backend, dtype, from_logits, n_classes, n_bins, right, weighted
 ):
-    values, target, weights = class_case(60, n_classes, from_logits, dtype, n_bins=n_bins)
+    values, target, weights = random_class_rows(60, n_classes, from_logits, dtype, n_bins=n_bins)
     weights = weights if weighted else None
     leaf, wide = values.clone().requires_grad_(), values.double().requires_grad_()
     found = of_classes(leaf, target, weights, from_logits, n_bins, right, backend)
@@ -125,7 +125,7 @@ def test_infinite_logits_nan_and_labels_that_are_no_class(backend):
 @of_backends
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_class_sums_are_the_same_in_every_layout_and_on_any_number_of_threads(backend, dtype):
-    values, target, weights = class_case(900, 1000, True, dtype, n_bins=15)
+    values, target, weights = random_class_rows(900, 1000, True, dtype, n_bins=15)
     whole = of_classes(values, target, weights, True, backend=backend)
     turned = of_classes(values.T.contiguous().T, target, weights, True, backend=backend)
     torch.testing.assert_close(turned, whole, **SUMS_OF_FLOAT32)
@@ -136,7 +136,7 @@ def test_class_sums_are_the_same_in_every_layout_and_on_any_number_of_threads(ba
         found[:, 1].sum(0)[3].backward()
         return found.detach(), leaf.grad
 
-    found, grad = same_on_any_number_of_threads(read)
+    found, grad = assert_same_on_any_number_of_threads(read)
     assert torch.equal(found, whole)
     # The gradient of a row sums to 0, but that each entry is rounded to 8 bits or to 24.
     assert (grad.double().sum(-1).abs() <= 2**-7 * grad.double().abs().sum(-1)).all()

@@ -7,7 +7,7 @@ from functools import cache
 import oracles
 import pytest
 import torch
-from helpers.kernels import F64, events, of_backends, of_kernels, same_on_any_number_of_threads
+from helpers.kernels import F64, assert_same_on_any_number_of_threads, events, of_backends, of_kernels
 
 from torchcalib.ops.bin_sums import event_bins
 from torchcalib.ops.segments import bin_index, bin_sums
@@ -137,7 +137,7 @@ def test_sums_are_the_same_in_every_run_and_on_any_number_of_threads(backend, n_
     confidence, outcome, weights, ecd, groups = grouped(700_001)
     options = {"n_bins": 15, "backend": backend}
     options |= {"groups": groups, "n_groups": n_groups, "noise": "labels"} if n_groups > 1 else {}
-    (found,) = same_on_any_number_of_threads(lambda: [event_bins(confidence, outcome, weights, ecd, **options)])
+    (found,) = assert_same_on_any_number_of_threads(lambda: [event_bins(confidence, outcome, weights, ecd, **options)])
     p = confidence.double()
     noise = [p * (1 - p)] * 2 if n_groups > 1 else []
     wide = [weights * x for x in (torch.ones_like(ecd), p, outcome.double(), *noise, ecd)]

@@ -11,10 +11,10 @@ from helpers.kernels import (
     F64,
     KERNELS,
     SUMS_OF_FLOAT32,
-    assert_nothing_sums_to_zero,
-    class_case,
+    assert_empty_input_gives_zero_sums,
     events,
     of_kernels,
+    random_class_rows,
 )
 from helpers.rows import sample
 
@@ -40,7 +40,7 @@ def scores_of_rows(from_logits, n, lead=(), dtype=torch.float32):
 
 
 def sums_of_classes(from_logits, n, lead=(), dtype=torch.float32):
-    values, target, weights = class_case(math.prod(lead) * n, 4, from_logits, dtype, n_bins=3)
+    values, target, weights = random_class_rows(math.prod(lead) * n, 4, from_logits, dtype, n_bins=3)
 
     def call(x, labels, w, backend="auto", noise=False):
         of_rows = backend
@@ -220,7 +220,7 @@ def test_series_in_any_layout_are_a_loop_and_weights_and_groups_may_be_shared(na
 @of_kernels
 def test_nothing_sums_to_zero(backend):
     for shape in ((0,), (3, 0), (0, 3)):
-        assert_nothing_sums_to_zero(shape, backend)
+        assert_empty_input_gives_zero_sums(shape, backend)
 
 
 @of_operations

@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from helpers.kernels import F64, events, of_backends, same_on_any_number_of_threads
+from helpers.kernels import F64, assert_same_on_any_number_of_threads, events, of_backends
 
 from torchcalib.ops.smoothing.cells import GRIDS, N_CELLS, cell_index, smoothing_sums
 
@@ -69,7 +69,7 @@ def test_sums_of_many_events_are_the_same_on_any_number_of_threads(backend):
         (sums * sums.detach()).sum().backward()
         return sums.detach(), leaf.grad
 
-    (found, grad), (plain, plain_grad) = same_on_any_number_of_threads(read), read("torch")
+    (found, grad), (plain, plain_grad) = assert_same_on_any_number_of_threads(read), read("torch")
     # Positive terms in any order: off by 2 n 2^-53 at most, with all 600,001 in one cell 1.4e-10.
     torch.testing.assert_close(found, plain, rtol=1.4e-10, atol=0)
     torch.testing.assert_close(grad, plain_grad, rtol=1e-9, atol=1e-9 * plain_grad.abs().max())

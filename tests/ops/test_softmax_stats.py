@@ -7,8 +7,8 @@ from functools import partial
 
 import pytest
 import torch
-from helpers.kernels import BACKENDS, NUMBA, of_backends, of_either_input, same_on_any_number_of_threads
-from helpers.rows import close, equal, layouts, oracle, rows_of_which_some_are_no_distribution, sample, with_gradient
+from helpers.kernels import BACKENDS, NUMBA, assert_same_on_any_number_of_threads, of_backends, of_either_input
+from helpers.rows import close, equal, layouts, oracle, rows_with_invalid_distributions, sample, with_gradient
 from processes import quick_environment
 
 from torchcalib.ops.bin_sums import class_bins
@@ -194,7 +194,7 @@ def test_threads_change_no_bit(backend):
         equal(many, [x.expand(3) for x in alone])
         return *found, grad, *alone
 
-    same_on_any_number_of_threads(read)
+    assert_same_on_any_number_of_threads(read)
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,7 @@ def test_float64_is_not_for_numba():
 @pytest.mark.parametrize(("n_classes", "dtype"), [(3, torch.bfloat16), (1500, torch.float32)])
 def test_rows_that_are_no_distribution_are_nan_where_that_is_asked_for(backend, n_classes, dtype):
     """What a distribution is: numbers in [0, 1], whose sum is 1 within the tolerance."""
-    q, target = rows_of_which_some_are_no_distribution(n_classes, dtype)
+    q, target = rows_with_invalid_distributions(n_classes, dtype)
     for tolerance, broken in ((0.02, [1, 2, 3, 4, 5, 6]), (0.04, [3, 4, 5, 6])):
         scores = torch.stack(rows(q, target, from_logits=False, tolerance=tolerance, backend=backend)[:4]).isnan()
         assert torch.equal(scores.any(0), scores.all(0))

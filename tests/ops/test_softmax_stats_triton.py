@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 import torch
-from helpers.kernels import assert_nothing_sums_to_zero, of_either_input
-from helpers.rows import layouts, rows_of_which_some_are_no_distribution, sample, with_gradient
+from helpers.kernels import assert_empty_input_gives_zero_sums, of_either_input
+from helpers.rows import layouts, rows_with_invalid_distributions, sample, with_gradient
 from helpers.triton import INTERPRETED, NEEDS_TRITON, assert_compiles, needs_compiler, on_device, poison
 from processes import run_again_in_tritons_interpreter
 
@@ -122,7 +122,7 @@ def test_a_row_gets_the_same_bits_in_every_batch(device, n_classes, from_logits)
 
 @pytest.mark.parametrize("n_classes", [3, 70, 9000])
 def test_rows_that_are_no_distribution_are_nan_where_that_is_asked_for(device, n_classes):
-    q, target = rows_of_which_some_are_no_distribution(n_classes)
+    q, target = rows_with_invalid_distributions(n_classes)
     for tolerance in (0.02, 0.04):
         expected = rows(q, target, from_logits=False, tolerance=tolerance, backend="torch")
         options = {"from_logits": False, "tolerance": tolerance, "backend": "triton"}
@@ -257,7 +257,7 @@ def test_bins_of_any_layout(device):
 
 def test_nothing_sums_to_zero(device):
     for shape in ((0,), (3, 0), (0, 3)):
-        assert_nothing_sums_to_zero(shape, "triton", device)
+        assert_empty_input_gives_zero_sums(shape, "triton", device)
 
 
 @pytest.mark.cuda

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers.reports import realistic, stages_are_equal
+from helpers.reports import assert_equal_stages, realistic
 
 import torchcalib as tc
 from torchcalib.calibration import AffineScaling
@@ -51,7 +51,7 @@ def test_pieces_may_have_labels_of_any_dtype():
     pieces = zip(preds.split(12), target.split(12), kinds, strict=True)
     report = of_pieces(*((piece, labels.to(dtype)) for piece, labels, dtype in pieces), **given)
     whole = tc.report(preds, target, **given)
-    stages_are_equal(report.calibration, whole.calibration)
+    assert_equal_stages(report.calibration, whole.calibration)
     same_lines(report, whole)
     assert all(line.interval is not None for line in report.lines)
 

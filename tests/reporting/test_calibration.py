@@ -7,7 +7,15 @@ from dataclasses import replace
 import pytest
 import torch
 from helpers.refusals import check_each
-from helpers.reports import TASKS, calibrated, full, off, realistic, stages_are_equal, values_are
+from helpers.reports import (
+    TASKS,
+    assert_equal_stages,
+    assert_values,
+    calibrated_report,
+    full_report,
+    miscalibrated_data,
+    realistic,
+)
 
 import torchcalib as tc
 from torchcalib.calibration import (
@@ -56,7 +64,9 @@ def check_against_functions(report, preds, target, names=CALIBRATORS, **given):
 @pytest.mark.parametrize("from_logits", [True, False])
 @pytest.mark.parametrize("task", TASKS)
 def test_every_gain_is_that_of_its_function(task, from_logits):
-    report, data = (calibrated(task), realistic(task)) if from_logits else (full(task), off(task))
+    report, data = (
+        (calibrated_report(task), realistic(task)) if from_logits else (full_report(task), miscalibrated_data(task))
+    )
     names = AFFINE if task == "multiclass" else tuple(CALIBRATORS)
     check_against_functions(report, *data, names, task=task, from_logits=from_logits)
     assert (report.calibration.n_folds, report.calibration.seed, report.notes) == (5, 0, ())
@@ -93,9 +103,9 @@ def test_in_pieces_is_one_call_though_callers_reuse_their_buffers_and_bad_pieces
         with pytest.raises(ValueError, match="NaN"):
             builder.update(x.fill_(torch.nan), y)
     report = builder.report()
-    values_are(report, calibrated(task))
-    stages_are_equal(report.calibration, calibrated(task).calibration)
-    assert report.n == calibrated(task).n == (1500 if task == "multilabel" else 300)
+    assert_values(report, calibrated_report(task))
+    assert_equal_stages(report.calibration, calibrated_report(task).calibration)
+    assert report.n == calibrated_report(task).n == (1500 if task == "multilabel" else 300)
     assert builder.report() == report, "looking changes nothing"
 
 
@@ -107,13 +117,13 @@ def test_sets_of_classes_and_rows_that_are_left_out():
     given["ignore_index"] = -100
     ignored, padded = torch.cat((target, torch.full((7,), -100))), torch.cat((preds, torch.full((7, 5), torch.nan)))
     found = report_of(padded, ignored, **given)
-    assert found.calibration.raw == pytest.approx(calibrated("multiclass").calibration.raw)
+    assert found.calibration.raw == pytest.approx(calibrated_report("multiclass").calibration.raw)
     check_against_functions(found, padded, ignored, AFFINE, **given)
     preds, target = realistic("binary")
     weights, absent = torch.ones(302).masked_fill(torch.arange(302) >= 300, 0), torch.tensor([torch.nan, 0.5])
     preds, target = torch.cat((preds, absent)), torch.cat((target, absent))  # floating labels
     found = report_of(preds, target, task="binary", from_logits=True, weights=weights)
-    assert found.calibration.raw == pytest.approx(calibrated("binary").calibration.raw)
+    assert found.calibration.raw == pytest.approx(calibrated_report("binary").calibration.raw)
 
 
 def test_weights_of_every_kind():
@@ -130,7 +140,7 @@ def test_weights_of_every_kind():
     builder.update(preds[:100], target[:100])
     builder.update(preds[100:], target[100:], weights=weights[100:])
     mixed = torch.cat((torch.ones(100), weights[100:]))
-    stages_are_equal(builder.report().calibration, report_of(preds, target, weights=mixed, **given).calibration)
+    assert_equal_stages(builder.report().calibration, report_of(preds, target, weights=mixed, **given).calibration)
 
 
 def test_remarks_of_fits_are_notes_of_the_section():
@@ -209,7 +219,7 @@ def test_infinite_and_undefined_scores_have_words_for_their_gain():
     assert (few.best, "(temperature scaling leaves it infinite)" in few.text) == (None, True)
     certain = report_of(y.double(), y, task="binary")
     assert certain.recommendation.text == "NLL is 0: there is nothing to gain by calibration."
-    assert "makes it infinite" in calibrated("binary").recommendation.text
+    assert "makes it infinite" in calibrated_report("binary").recommendation.text
     p[2] = torch.nan
     unknown = report_of(p, y, task="binary", validate_args=False)
     assert unknown.recommendation.text == "NLL is undefined, and so is the gain of calibration."

@@ -10,7 +10,7 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 import torch
-from helpers.reports import QUICK, TASKS, calibrated, full, off, quick
+from helpers.reports import QUICK, TASKS, calibrated_report, full_report, miscalibrated_data, quick_report
 from helpers.systems import compared
 
 import torchcalib as tc
@@ -23,20 +23,20 @@ HISTORY = History((HistoryRow(1, 1, {"nll": 1.5}), HistoryRow(2, 2, {"nll": 0.25
 
 
 def grouped():
-    preds, target = off("binary")
+    preds, target = miscalibrated_data("binary")
     groups = torch.arange(400) % 3
     return tc.report(preds, target, task="binary", groups=groups, group_names=["a", HOSTILE, "c"], **QUICK).groups
 
 
 TABLES = {
-    "report": lambda: full("multiclass"),
+    "report": lambda: full_report("multiclass"),
     "comparison": lambda: compared("multiclass"),
-    "bins": lambda: quick("binary").main_table,
-    "tested bins": lambda: quick("binary").tests["positive"],
+    "bins": lambda: quick_report("binary").main_table,
+    "tested bins": lambda: quick_report("binary").tests["positive"],
     "groups": grouped,
-    "gains": lambda: calibrated("binary").calibration,
+    "gains": lambda: calibrated_report("binary").calibration,
     "history": lambda: HISTORY,
-    "classes": lambda: full("multilabel").classes,
+    "classes": lambda: full_report("multilabel").classes,
 }
 
 
@@ -126,7 +126,7 @@ def frame_of(table):
 
 
 def test_frame_of_a_report_has_all_lines_by_key_in_full_precision():
-    report = full("multiclass")
+    report = full_report("multiclass")
     frame = frame_of(report)
     assert list(frame.index) == list(report)
     assert frame["value"].to_dict() == dict(report)
@@ -136,7 +136,7 @@ def test_frame_of_a_report_has_all_lines_by_key_in_full_precision():
         found = [None if math.isnan(x) else x for x in row[["noise_floor", "p_value", "low", "high"]]]
         assert found == expected, line.key
         assert list(row[["group", "name", "unit", "source"]]) == [line.group, line.name, line.unit, line.source]
-    assert frame_of(quick("binary"))["low"].isna().all()
+    assert frame_of(quick_report("binary"))["low"].isna().all()
 
 
 def test_frame_of_a_comparison_has_a_column_for_each_system_and_its_differences():
@@ -167,19 +167,19 @@ def test_frame_of_bins_has_the_columns_of_the_table(name):
 
 
 def test_frames_of_batches_groups_gains_histories_and_classes():
-    probs, target = off("multiclass")
+    probs, target = miscalibrated_data("multiclass")
     batch = tc.functional.calibration_curve(probs, target, task="multiclass", mode="classwise", n_bins=5)
     frame = frame_of(batch)
     assert list(frame["index"].unique()) == [f"[{k}]" for k in range(12)]
     np.testing.assert_array_equal(frame["frequency"], batch.frequency.flatten())
     groups = grouped()
     assert frame_of(groups).reset_index().to_dict("records") == groups.rows()
-    stage = calibrated("binary").calibration
+    stage = calibrated_report("binary").calibration
     gains = frame_of(stage).set_index(["score", "calibrator"])
     assert gains["gain"].dropna().to_dict() == {(g.score, g.calibrator): g.rcl for g in stage.gains}
     assert {score: gains["value"][score, "none"] for score in stage.raw} == stage.raw
     assert frame_of(HISTORY)["nll"].to_dict() == {1: 1.5, 2: 0.25}
-    report = full("multilabel")
+    report = full_report("multilabel")
     assert frame_of(report.classes)["ece"].sort_index().tolist() == list(report.per_class)
     assert frame_of(report.classes)["ece"].is_monotonic_decreasing
 
@@ -192,7 +192,10 @@ def test_missing_pandas_names_the_extra(monkeypatch):
 
 @pytest.mark.parametrize("task", TASKS)
 def test_key_without_a_mode_is_that_of_the_main_one(task):
-    report, main = quick(task), {"binary": "positive", "multiclass": "top_label", "multilabel": "classwise"}[task]
+    report, main = (
+        quick_report(task),
+        {"binary": "positive", "multiclass": "top_label", "multilabel": "classwise"}[task],
+    )
     for name in ("ece", "ks", "mcb"):
         assert report[name] == report[f"{name}/{main}"]
     assert compared(task)["ece"] is compared(task)[f"ece/{main}"]
@@ -202,7 +205,7 @@ def test_key_without_a_mode_is_that_of_the_main_one(task):
 
 
 def test_the_ending_of_a_path_decides_what_is_saved(tmp_path):
-    for result in (replace(full("binary"), tables={}, tests={}), compared("binary")):
+    for result in (replace(full_report("binary"), tables={}, tests={}), compared("binary")):
         folder = tmp_path / type(result).__name__
         for name in ("r.html", "r.json", "r.md", "r.tex"):
             assert result.save(folder / "deep" / name) == (folder / "deep" / name,)
@@ -227,7 +230,7 @@ def frame_names(report):
 
 
 def test_names_of_classes_are_in_text_page_tables_and_diagrams():
-    probs, target = off("multiclass")
+    probs, target = miscalibrated_data("multiclass")
     names = [f"kind {k}" for k in range(11)] + [HOSTILE]
     report = tc.report(probs, target, class_names=names, **QUICK)
     worst = max(zip(report.per_class, names, strict=True))[1]

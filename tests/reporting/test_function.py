@@ -4,7 +4,16 @@ from functools import partial
 
 import pytest
 import torch
-from helpers.reports import QUICK, SCORES, TASKS, ordered, predictions, quick, values_are, values_in_order
+from helpers.reports import (
+    QUICK,
+    SCORES,
+    TASKS,
+    assert_values,
+    predictions,
+    quick_report,
+    rank_based_lines,
+    rank_based_values,
+)
 
 import torchcalib as tc
 import torchcalib.functional as F
@@ -46,9 +55,9 @@ def test_numbers_and_tables_are_those_of_the_functions_also_for_few_samples_and_
     target = torch.ones_like(target) if n == 60 else target
     given = {"task": task, "from_logits": True}
     report = tc.report(logits, target, n_bins=7, **given, **QUICK)
-    expected = values_of_sums(logits, target, 7, **given) | values_in_order(logits, target, n_bins=7, **given)
+    expected = values_of_sums(logits, target, 7, **given) | rank_based_values(logits, target, n_bins=7, **given)
     assert {*report} == {*expected}
-    values_are(report, expected)
+    assert_values(report, expected)
     has_one_class = task != "multilabel" and target.min() == target.max()
     assert report.settings["order_based"] == "exact"
     assert [note.partition(":")[0] for note in report.notes] == ["All targets are class 1"] * has_one_class
@@ -59,7 +68,7 @@ def test_numbers_and_tables_are_those_of_the_functions_also_for_few_samples_and_
 @pytest.mark.parametrize("task", TASKS)
 def test_naive_is_what_predicting_the_class_shares_gets_and_perfect_what_a_sure_and_right_predictor_gets(task):
     _, target = predictions(task)
-    report = quick(task)
+    report = quick_report(task)
     certain = torch.nn.functional.one_hot(target, 5).double() if task == "multiclass" else target.double()
     shares = certain.mean(0)
     priors = [1 - shares.item(), shares.item()] if task == "binary" else shares.tolist()
@@ -67,7 +76,7 @@ def test_naive_is_what_predicting_the_class_shares_gets_and_perfect_what_a_sure_
     constant = shares.expand(certain.shape).contiguous()
     for preds, name in ((constant, "naive"), (certain, "perfect")):
         found = tc.report(preds, target, task=task, **QUICK)
-        values_are(found, {line.key: getattr(line, name) for line in report.lines})
+        assert_values(found, {line.key: getattr(line, name) for line in report.lines})
 
 
 def test_recorded_tce_of_imagenet_dogs(recorded):
@@ -83,9 +92,9 @@ def test_weights_are_copies_and_ignored_entries_are_none(task):
     marked = torch.where((torch.arange(target.numel()) % 7 == 0).reshape(target.shape), -1, target)
     given = {"task": task, "from_logits": True, "weights": torch.arange(200.0) % 3, "ignore_index": -1}
     report = tc.report(logits, marked, **given, **QUICK)
-    expected = values_of_sums(logits, marked, 15, **given) | values_in_order(logits, marked, **given)
+    expected = values_of_sums(logits, marked, 15, **given) | rank_based_values(logits, marked, **given)
     assert {*report} == {*expected}
-    values_are(report, expected)
+    assert_values(report, expected)
     if task != "multilabel":
         check_tables(report, logits, marked, **given)
 
@@ -97,18 +106,20 @@ def test_weights_that_are_no_counts_leave_the_order_out_from_then_on(task):
     for weight in (2.0, 0.5, 1.0):
         builder.update(logits, target, weights=torch.full((200,), weight))
         report = builder.report()
-        assert bool(ordered(report)) == (weight == 2)
+        assert bool(rank_based_lines(report)) == (weight == 2)
     assert (report.tests, report.settings["order_based"]) == ({}, "left out")
     note = "ACE, TCE, KS, MCB, DSC and UNC are left out: they need weights that are counts of samples."
     assert report.notes == (note,)
     assert note in str(report)
     keys = {key for key in report if "debiased" not in key}  # which depends on how many samples there are
-    assert keys == {key for key in quick(task) if "debiased" not in key} - set(ordered(quick(task)))
-    values_are(report, quick(task), keys)
+    assert keys == {key for key in quick_report(task) if "debiased" not in key} - set(
+        rank_based_lines(quick_report(task))
+    )
+    assert_values(report, quick_report(task), keys)
 
 
 def test_more_copies_than_can_be_counted_leave_the_order_out():
     for weight in (2.0**54, 2.0**52):  # one too large, and four of them
         given = {"weights": torch.full((4,), weight), "from_logits": True}
         report = tc.report(*predictions("binary", 4), task="binary", **given, **QUICK)
-        assert (ordered(report), report.settings["order_based"]) == ({}, "left out")
+        assert (rank_based_lines(report), report.settings["order_based"]) == ({}, "left out")

@@ -5,7 +5,7 @@ import re
 from functools import partial
 
 import pytest
-from helpers.reports import quick
+from helpers.reports import quick_report
 from helpers.systems import compared
 from helpers.tables import small_blocks
 
@@ -21,10 +21,10 @@ HISTORY = History((HistoryRow(1, 1, {"nll": 1.0}), HistoryRow(2, 2, {"nll": 2.0}
 @pytest.mark.parametrize(
     ("draw", "of"),
     [
-        (plots.reliability_diagram, lambda: quick("binary").main_table),
-        (plots.confidence_histogram, lambda: quick("binary").main_table),
+        (plots.reliability_diagram, lambda: quick_report("binary").main_table),
+        (plots.confidence_histogram, lambda: quick_report("binary").main_table),
         (plots.tce_diagram, small_blocks),
-        (partial(plots.tce_diagram, logit=True), lambda: quick("binary").tests["positive"]),
+        (partial(plots.tce_diagram, logit=True), lambda: quick_report("binary").tests["positive"]),
         (plots.training_curve, lambda: HISTORY),
         (plots.difference_plot, lambda: compared("binary")),
     ],

@@ -12,7 +12,7 @@ from html.parser import HTMLParser
 import matplotlib
 import pytest
 import torch
-from helpers.reports import QUICK, TASKS, full
+from helpers.reports import QUICK, TASKS, full_report
 
 import torchcalib as tc
 from torchcalib.core.words import significant
@@ -55,12 +55,12 @@ class Parsed(HTMLParser):
 @cache
 def page(task):
     """The page of a report with all there is."""
-    return Parsed(render(full(task)))
+    return Parsed(render(full_report(task)))
 
 
 def shown(report=None, **changes):
     """The page of a report with changes, without pictures."""
-    return Parsed(render(replace(report or full("binary"), **{**BARE, **changes})))
+    return Parsed(render(replace(report or full_report("binary"), **{**BARE, **changes})))
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -82,7 +82,7 @@ def test_nothing_is_loaded_nothing_runs_and_every_reference_has_its_target(task)
 
 @pytest.mark.parametrize("task", TASKS)
 def test_every_number_and_picture_is_on_the_page(task):
-    r, words = full(task), " ".join(page(task).words)
+    r, words = full_report(task), " ".join(page(task).words)
     stage = r.calibration
     assert {r.sentence, stage.recommendation.text} <= set(page(task).words)
     numbers = {line.value for line in r.lines} | {p for line in r.lines if (p := line.p_value) is not None}
@@ -102,7 +102,7 @@ def test_every_number_and_picture_is_on_the_page(task):
 
 
 def test_names_of_others_are_escaped():
-    r = full("binary")
+    r = full_report("binary")
     fields = ("name", "unit", "question", "source", "group")
     checked = shown(
         source={"file": HOSTILE, HOSTILE: [HOSTILE, {"x": HOSTILE}]},
@@ -125,7 +125,7 @@ def test_infinite_and_undefined_values_are_words_with_an_explanation():
 
 
 def test_worst_classes_are_the_ten_with_the_largest_ece_and_undefined_ones_come_last():
-    r = full("multiclass")
+    r = full_report("multiclass")
     values = (0.3, math.nan, 0.5) + (0.1,) * 9
     (worst,) = class_table(replace(r, per_class=values), 10).sections
     assert [row.cells[0].page for row in worst.rows] == [str(k) for k in (2, 0, 3, 4, 5, 6, 7, 8, 9, 10)]
@@ -138,7 +138,7 @@ def test_the_folder_holds_exactly_the_files_returned_and_the_same_page_whatever_
     (out / "report.html").write_text("old")
     with matplotlib.rc_context({"font.size": 30, "axes.facecolor": "red", "lines.linewidth": 9}):
         before = matplotlib.rcParams.copy()
-        written = full("binary").save(out)
+        written = full_report("binary").save(out)
         assert matplotlib.rcParams.copy() == before
     pictures = ["reliability", "confidence", "reliability_top_label", "confidence_top_label"]
     pictures += ["test_positive", "test_top_label"]
@@ -147,7 +147,7 @@ def test_the_folder_holds_exactly_the_files_returned_and_the_same_page_whatever_
     assert sorted(written) == sorted(out.iterdir())
     assert (out / "report.html").read_text(encoding="utf-8") == page("binary").text
     content = json.loads((out / "report.json").read_text(encoding="utf-8"))
-    for name, table in full("binary").tests.items():
+    for name, table in full_report("binary").tests.items():
         assert content["tests"][name]["rejected"] == table.rejected.tolist()
         assert "quantiles" not in content["tests"][name]
 
@@ -156,7 +156,7 @@ def test_the_folder_holds_exactly_the_files_returned_and_the_same_page_whatever_
 def test_file_in_place_of_the_folder_is_refused(below, tmp_path):
     (tmp_path / "taken").write_text("mine")
     with pytest.raises(NotADirectoryError, match=r"`path` must be a folder, got '.*taken.*Name another folder\."):
-        replace(full("multilabel"), **BARE).save(tmp_path / "taken" / below)
+        replace(full_report("multilabel"), **BARE).save(tmp_path / "taken" / below)
     assert (tmp_path / "taken").read_text() == "mine"
 
 

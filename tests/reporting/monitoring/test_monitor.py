@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 from helpers.refusals import assert_refused
-from helpers.reports import SCORES, predictions, quick
+from helpers.reports import SCORES, predictions, quick_report
 from helpers.trainings import epochs_of
 
 import torchcalib as tc
@@ -98,8 +98,8 @@ def test_history_goes_through_a_checkpoint_and_a_training_that_goes_back():
 def test_a_report_carries_the_history_to_its_page_and_its_json_and_its_warnings_are_shown(tmp_path, capsys):
     bad = {"nll": math.inf, "ecd": math.nan, "<b>": 0.25}
     history = History((HistoryRow(1, 1, {"nll": 0.5}), HistoryRow(2, 2, bad, "words <script>")))
-    report = replace(quick("multiclass"), tables={}, tests={}, history=history)
-    assert quick("multiclass").to_dict()["history"] is None
+    report = replace(quick_report("multiclass"), tables={}, tests={}, history=history)
+    assert quick_report("multiclass").to_dict()["history"] is None
     assert report.to_dict()["history"]["rows"][1]["values"] == {"nll": "inf", "ecd": "nan", "<b>": 0.25}
     files = {path.name: path for path in report.save(tmp_path)}
     assert {"training.png", "training.svg"} <= set(files)
