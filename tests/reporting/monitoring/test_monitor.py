@@ -67,7 +67,7 @@ def test_metrics_of_ones_own_are_copied_and_without_data_values_are_nan():
     assert monitor.history.best is None
 
 
-def test_bad_arguments_are_refused():
+def test_bad_arguments_raise_errors():
     wrong = (
         ({"task": "multiclass"}, "`num_classes` must be given for task='multiclass', got None"),
         ({"task": "binary", "threshold": -1.0}, "`threshold` must be a number of nats of at least 0, got -1.0"),
