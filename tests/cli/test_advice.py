@@ -337,7 +337,7 @@ def test_following_the_advice_of_a_message_never_gives_a_wrong_report(run):
                 assert case.ends != "error", f"a report after {now.options}"
                 continue
             pending += [(other, run(other)) for other in followed(now, result)]
-        assert not pending, "the advice does not end"
+        assert not pending, "following the advice does not end"
         assert right > 0 or case.ends == "error", found
 
     assert len(CASES) > 80

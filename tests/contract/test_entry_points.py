@@ -34,7 +34,7 @@ SHAPES = {  # transforms of (N,) or (N, C) predictions and (N,) targets
 
 
 REFUSED_IN_FILES = {"(N,) and (N, 1)": "Shapes must be (N,)", "(N, C, H, W)": "Move the class axis to the end"}
-"""Files are read in pieces of rows, and nothing is guessed about their axes."""
+"""Files are read in pieces of rows, so that the class axis must be the last one."""
 
 
 def frame(x):

@@ -37,7 +37,7 @@ def test_binary_example_of_the_paper_has_its_published_errors():
     squares = (2 * gaps[0] ** 2 + 5 * gaps[1] ** 2 + 3 * gaps[2] ** 2) / 10
     assert F.rmsce(**given).item() == pytest.approx(math.sqrt(squares), abs=1e-15)
     noise = (2 * (1 / 2 * 1 / 2) / 1 + 5 * (4 / 5 * 1 / 5) / 4 + 3 * (2 / 3 * 1 / 3) / 2) / 10
-    assert squares < noise, "the clamp at 0 is what is tested here"
+    assert squares < noise, "the value must be clamped at 0"
     assert F.rmsce(**given, debiased=True).item() == 0
     table = F.calibration_curve(**given)
     assert table.n.tolist() == [2, 5, 3]
@@ -294,7 +294,7 @@ def test_metrics_of_soft_targets_have_the_closed_form():
     assert F.ece(q, t, task="multiclass").item() == pytest.approx(0.6 - 0.5)
     assert F.ece(q, t, task="multiclass", mode="classwise").item() == pytest.approx((0.1 + 0.1 + 0.2) / 3)
     naive = F.brier_score(q, t, task="multiclass", normalize="prior")
-    assert naive.isinf(), "with one sample the prior is its votes, and the prior's Brier score is 0"
+    assert naive.isinf(), "for one sample the prior is the target, whose Brier score is 0"
 
 
 def test_infinite_score_has_no_effect_if_its_class_has_prior_0():

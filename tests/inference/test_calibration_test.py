@@ -83,7 +83,7 @@ def test_p_value_counts_replicates_at_least_as_large_as_the_statistic():
         (observed,), replicates = seen[0], seen[1]
         assert len(replicates) == 499
         larger = sum(abs(x) >= abs(observed) - 1e-9 for x in replicates)
-        assert larger > sum(abs(x) > abs(observed) + 1e-9 for x in replicates), "there are ties"
+        assert larger > sum(abs(x) > abs(observed) + 1e-9 for x in replicates), "the test needs ties"
         assert float(found.p_value) == pytest.approx((1 + larger) / 500, rel=1e-12)
         assert float(found.noise_floor) == pytest.approx(math.fsum(map(abs, replicates)) / 499, rel=1e-12)
 

@@ -30,7 +30,7 @@ class HuggingFace(nn.Module):
         self.inner = make_model()
 
     def forward(self, input_ids=None, attention_mask=None, labels=None):
-        assert labels is None, "the loss is not needed"
+        assert labels is None, "labels must not be passed to the model"
         return OrderedDict(logits=self.inner(input_ids * attention_mask), hidden_states=(input_ids,))
 
 

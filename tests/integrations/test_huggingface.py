@@ -65,7 +65,7 @@ def test_evaluation_gives_the_functions_of_all_logits(classified, arguments, tmp
     evaluated = trainer(model, calibration, tmp_path, **arguments)
     for _ in range(2):
         assert_all(evaluated.evaluate(rows), logits, labels)
-    assert not any(metric.update_count for metric in calibration.metrics.values()), "rows are still there"
+    assert not any(metric.update_count for metric in calibration.metrics.values()), "the metrics must be reset"
 
 
 @pytest.mark.extended
@@ -98,7 +98,9 @@ def test_interrupted_evaluation_does_not_affect_the_next(classified, tmp_path):
     for _ in range(2):
         with pytest.raises((KeyError, ValueError)):
             evaluated.evaluate(Rows([*rows[:9], {"labels": 0}]))
-        assert any(metric.update_count for metric in calibration.metrics.values()), "nothing was left to forget"
+        assert any(metric.update_count for metric in calibration.metrics.values()), (
+            "the failed evaluation must leave rows"
+        )
         assert_all(evaluated.evaluate(rows), logits, labels)
     kept = {"dataloader_num_workers": 1, "dataloader_persistent_workers": True}  # one loader, whose workers are reused
     for arguments in ({}, kept):

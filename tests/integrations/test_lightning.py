@@ -154,12 +154,12 @@ def test_values_are_logged_before_the_callbacks_that_use_them(package, tmp_path)
     run.fit(net, loader(N_TRAIN, 0), loader(N_VALID, 1))
 
     assert isinstance(watched, package.Callback)
-    assert [row.epoch for row in watched.history.rows] == [0, 1, 2], "the sanity check is no epoch"
+    assert [row.epoch for row in watched.history.rows] == [0, 1, 2], "the sanity check does not count as an epoch"
     assert [row.step for row in watched.history.rows] == [3, 6, 9]
     for epoch, row in enumerate(watched.history.rows):
         assert row.values == pytest.approx(functions(*net.validation(epoch)), abs=1e-7)
     for name, value in watched.history.rows[-1].values.items():
-        assert run.callback_metrics[f"val/{name}"].item() == value, "float64, to the last digit"
+        assert run.callback_metrics[f"val/{name}"].item() == value, "equal float64 values"
     assert best.best_model_score.item() == min(watched.history.column("ece"))
     assert stop.best_score.item() in watched.history.column("ece")
 
@@ -200,9 +200,9 @@ def test_logged_metrics_equal_the_functions_of_the_logits(pl, tmp_path, precisio
         assert value == pytest.approx(float(F.ece(logits, target, **GIVEN)), abs=1e-7)
     _, logits, target = zip(*steps[3:], strict=True)
     whole = float(F.ece(torch.cat(logits), torch.cat(target), **GIVEN))
-    assert run.callback_metrics["train/ece_epoch"].item() == pytest.approx(whole, abs=1e-7), "each epoch for itself"
+    assert run.callback_metrics["train/ece_epoch"].item() == pytest.approx(whole, abs=1e-7), "epochs are separate"
     assert net.ece.state.dtype == watched.monitors[0]._metrics["ece"].state.dtype == torch.float64
-    assert net.ece.state.sum() == 0, "Lightning resets what it logs"
+    assert net.ece.state.sum() == 0, "Lightning resets logged metrics"
 
 
 @pytest.mark.extended
@@ -221,7 +221,7 @@ def test_resumed_training_continues_its_history_and_calibrator(pl, tmp_path):
     assert len(saved["callbacks"][whole.state_key]["histories"][0]["rows"]) == 5
     resumed, _ = fitted(path)
     assert [(row.epoch, row.step) for row in whole.history.rows] == [(k // 3, k + 1) for k in range(9)]
-    assert resumed.history == whole.history, "no step twice, none left out, and the same model"
+    assert resumed.history == whole.history, "every step occurs once, with the same model"
 
     logits, target = net.validation(4)
     expected, loaded = AffineScaling().fit(logits, target, **GIVEN), load_calibrator(path)
@@ -232,7 +232,7 @@ def test_resumed_training_continues_its_history_and_calibrator(pl, tmp_path):
     assert again.transform.alpha == loaded.alpha
     validated = trainer(pl, tmp_path, again).validate(net, loader(N_VALID, 1), verbose=False)
     assert validated[0]["val/nll"] == whole.history.column("nll")[-1]
-    assert len(again.history) == 0, "validation alone is no part of a training"
+    assert len(again.history) == 0, "validation alone adds no row"
 
 
 @pytest.mark.extended
@@ -302,7 +302,9 @@ def test_two_processes_give_the_values_of_one_and_repeated_rows_count_once(tmp_p
         for epoch in found["epochs"]:
             expected = epoch["expected"]
             assert {name: epoch["values"][name] for name in expected} == pytest.approx(expected, abs=1e-12)
-            assert abs(expected["own"] - expected["val/nll/dataloader_idx_0"]) > 1e-4, "one row of 13 twice"
+            assert abs(expected["own"] - expected["val/nll/dataloader_idx_0"]) > 1e-4, (
+                "torchmetrics counts one of 13 rows twice"
+            )
         assert found["alpha"] == pytest.approx(found["alpha expected"], rel=1e-9)
 
 

@@ -1,4 +1,4 @@
-"""Diagrams of predictions, metrics and reports are those of their tables, and several models share one `ax`."""
+"""Diagrams of predictions, metrics and reports equal those of their tables, and several models share one `ax`."""
 
 import re
 
@@ -41,20 +41,20 @@ EQUAL = {
 
 
 @pytest.mark.parametrize("case", EQUAL)
-def test_diagram_is_that_of_the_table(case):
+def test_diagram_of_every_source_equals_that_of_the_table(case):
     draw, given, table = EQUAL[case]
     if case == "maps":
         with pytest.raises(ValueError, match="or task='binary' if every entry is the probability of its own event"):
             draw(*given)
     options = BINARY if case == "maps" else {}
-    # A metric sums float64 values in another order: no coordinate moves by a visible amount.
+    # A metric sums float64 values in another order, which moves no coordinate visibly.
     digits = r"\d+\.\d+"
     found, expected = to_svg(draw(*given, **options)), to_svg(draw(table))
     numbers = [np.array(re.findall(digits, svg), float) for svg in (found, expected)]
     np.testing.assert_allclose(*numbers, atol=1e-3)
 
 
-def test_error_is_written_and_no_explanation_looks_like_a_mark():
+def test_ece_and_noise_floor_are_written_in_the_diagram():
     ax = plots.reliability_diagram(TABLE)
     ece = F.ece(PROBS, TARGET, **BINARY).item()
     assert texts(ax)[0] == f"ECE {ece:.3g}"
@@ -71,14 +71,14 @@ def test_error_is_written_and_no_explanation_looks_like_a_mark():
 
 
 def curves(ax):
-    """Return the points of every curve by its words in the legend."""
+    """Return the points of every curve by its legend entry."""
     handles, names = ax.get_legend().legend_handles, [text.get_text() for text in ax.get_legend().get_texts()]
     drawn = {line.get_label(): line for line in ax.lines}
     assert [handle.get_color() for handle in handles] == [drawn[name].get_color() for name in names]
     return {name: drawn[name].get_xydata() for name in names}
 
 
-def test_models_on_one_ax_have_a_curve_and_an_entry_in_the_legend_each():
+def test_every_model_on_one_ax_has_a_curve_and_a_legend_entry():
     models = {"first": PROBS, "$second_1": PROBS.square()}
     at_once = plots.reliability_diagram(models, TARGET)
     ax = Figure().subplots()
@@ -98,7 +98,7 @@ def test_models_on_one_ax_have_a_curve_and_an_entry_in_the_legend_each():
     assert [name.split(":")[0] for name in curves(mixed)] == ["table", "metric", "report"]
 
 
-def test_classes_have_curves_with_their_names():
+def test_every_class_has_a_curve_with_its_name():
     probs, target = miscalibrated_data("multiclass")
     probs, target = probs[:, :4] / probs[:, :4].sum(-1, keepdim=True), target % 4
     options = {"mode": "classwise", "n_bins": 6}
@@ -124,6 +124,6 @@ def test_classes_have_curves_with_their_names():
         (lambda: plots.reliability_diagram(PROBS, TARGET, n_bin=3), TypeError, "n_bin"),
     ],
 )
-def test_what_cannot_be_drawn_is_an_error(draw, error, words):
+def test_sources_that_cannot_be_drawn_raise_errors(draw, error, words):
     with pytest.raises(error, match=words):
         draw()

@@ -1,4 +1,4 @@
-"""Everything that `cuda_check.py` checks, on a GPU. Its code also runs on the CPU, at small sizes."""
+"""`cuda_check.py` on a GPU, and its code on the CPU with small sizes."""
 
 import json
 
@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 
 @pytest.mark.cuda
 @pytest.mark.timeout(3600)
-def test_cuda_agrees_with_float64(tmp_path):
+def test_cuda_check_passes_on_a_gpu(tmp_path):
     out = tmp_path / "result.json"
     done = run_python(SCRIPT, "--no-speed", "--out", out, timeout=3600)
     assert done.returncode == 0, done.stdout
@@ -27,7 +27,7 @@ def test_cuda_agrees_with_float64(tmp_path):
 
 @pytest.mark.extended
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is here")
-def test_without_a_device_nothing_runs(tmp_path):
+def test_cuda_check_does_nothing_without_a_device(tmp_path):
     out = tmp_path / "result.json"
     done = run_python(SCRIPT, "--out", out)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -41,7 +41,7 @@ def test_checks_pass_on_the_cpu(monkeypatch):
     monkeypatch.setattr(metrics, "DTYPES", (torch.float32,))
     some = list(metrics.settings())[::9]
     monkeypatch.setattr(metrics, "settings", lambda: some)
-    monkeypatch.setattr(metrics, "check_bad_rows", lambda device: iter(()))  # on the CPU `update` raises
+    monkeypatch.setattr(metrics, "check_bad_rows", lambda device: iter(()))  # on the CPU `update` raises the error
     sizes = ops.Sizes(((33, 2), (17, 10), (9, 1001)), ((33, 2), (17, 10), (9, 301)), (1, 500))
     found = [*ops.ops(CPU, sizes, "torch"), *conduct.conduct(CPU, ((40, 5),), "torch"), *metrics.metrics(CPU)]
     assert [check for check in found if not check.passed] == []
@@ -49,7 +49,7 @@ def test_checks_pass_on_the_cpu(monkeypatch):
     assert "ClasswiseECE after replays" in {check.what for check in found}
 
 
-def test_a_wrong_number_is_found():
+def test_wrong_values_fail_a_check():
     right = torch.tensor([1.0, 2.0])
     assert elementwise_error(right, right) == 0
     for wrong in (torch.tensor([1.0, 2.1]), torch.tensor([1.0, torch.nan])):
@@ -57,7 +57,7 @@ def test_a_wrong_number_is_found():
     assert not Check("", "", "", conduct.differing([right], [right + 1]), 0).passed
 
 
-def test_speeds_are_measured_and_missed_goals_and_failed_checks_are_the_exit_code(capsys):
+def test_failed_checks_and_missed_goals_set_the_exit_code(capsys):
     measured = timed(speed.speeds(CPU, ((20, 5),), 100, repeats=2, backend="torch"))
     assert [line for line in measured if line.seconds is None] == []
     checks = shown(iter([Check("a", "float32", "value", error, 1e-6) for error in (0.0, torch.nan)]))
@@ -71,7 +71,7 @@ def test_speeds_are_measured_and_missed_goals_and_failed_checks_are_the_exit_cod
 
 
 @pytest.mark.cuda
-def test_costs_copied_in_inference_mode_serve_a_backward_pass():
+def test_costs_copied_in_inference_mode_support_a_backward_pass():
     costs = CostMatrix.zero_one(3)
     with torch.inference_mode():
         costs.tensor(torch.device("cuda"))

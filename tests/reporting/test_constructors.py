@@ -1,4 +1,4 @@
-"""Reports of arrays, classifiers and files, and saved builders, are those of the same predictions as tensors."""
+"""Reports of arrays, classifiers and files, and saved builders, equal those of the same predictions as tensors."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ import torchcalib as tc
 NAMES = [f"kind {k}" for k in range(12)]
 
 
-def test_report_of_arrays_is_that_of_tensors_and_says_that_the_task_is_inferred():
+def test_report_of_arrays_equals_that_of_tensors_and_notes_the_inferred_task():
     probs, target = miscalibrated_data("multiclass")
     expected = tc.report(probs, target, task="multiclass", **QUICK)
     weights = np.ones((400, 1))
@@ -47,7 +47,7 @@ def test_report_of_arrays_is_that_of_tensors_and_says_that_the_task_is_inferred(
         tc.report(*miscalibrated_data("binary"), class_names=NAMES)
 
 
-def test_comparison_of_arrays_is_that_of_tensors():
+def test_comparison_of_arrays_equals_that_of_tensors():
     logits, target = systems("multiclass")
     expected = tc.compare(logits, target, task="multiclass", from_logits=True, **FEW)
     words = [NAMES[k] for k in target.tolist()]
@@ -100,9 +100,9 @@ def test_report_of_a_classifier_has_its_accuracy_log_loss_and_class_names(case):
 
 
 @pytest.mark.parametrize("make", [lambda: OneVsRestClassifier(LogisticRegression()), lambda: RandomForestClassifier(5)])
-def test_several_outputs_are_labels(make):
+def test_classifiers_with_several_outputs_are_multilabel(make):
     x, y = make_multilabel_classification(120, random_state=0)
-    y[:60, 0] = 0  # a label that the fit never sees
+    y[:60, 0] = 0  # the first label is never 1 during the fit
     classifier = RandomForestClassifier(5) if make().__class__ is RandomForestClassifier else make()
     y = y if isinstance(classifier, RandomForestClassifier) else y[:, 1:]
     classifier.fit(x[:60], y[:60])
@@ -124,7 +124,7 @@ def test_several_outputs_are_labels(make):
         (lambda c, x, y: (c, x, np.where(y == "a", "z", y)), ValueError, r"got 'z' \(50 of 150 rows\)"),
     ],
 )
-def test_classifiers_and_labels_that_do_not_fit_are_errors(make, error, words):
+def test_incompatible_classifiers_and_labels_raise_errors(make, error, words):
     x, y = iris(["b", "c", "a"])
     classifier = LogisticRegression(max_iter=5000).fit(x, y)
     with pytest.raises(error, match=words):
@@ -133,7 +133,7 @@ def test_classifiers_and_labels_that_do_not_fit_are_errors(make, error, words):
         tc.Report.from_estimator(classifier, x, y, task="binary")
 
 
-def test_report_of_files_is_that_of_their_rows_and_errors_name_python_arguments(tmp_path):
+def test_report_of_files_equals_that_of_their_rows_and_errors_name_arguments(tmp_path):
     probs, target = miscalibrated_data("multiclass")
     expected = tc.report(probs, target, **QUICK)
     paths = [tmp_path / "a.npz", tmp_path / "b.npz"]
@@ -155,7 +155,7 @@ def test_report_of_files_is_that_of_their_rows_and_errors_name_python_arguments(
         tc.Report.from_files(tmp_path / "d.npz")
 
 
-def test_saved_builders_keep_the_names_of_classes_and_parts_must_agree_on_them(tmp_path):
+def test_saved_builders_store_class_names_which_must_agree(tmp_path):
     probs, target = miscalibrated_data("multiclass")
     builder = tc.ReportBuilder(task="multiclass", class_names=NAMES, **QUICK)
     builder.update(probs, target)

@@ -1,4 +1,4 @@
-"""Exports of reports, comparisons and tables hold the numbers that the objects hold."""
+"""Exports of reports, comparisons and tables contain the numbers of the objects."""
 
 import json
 import math
@@ -41,7 +41,7 @@ TABLES = {
 
 
 class Cells(HTMLParser):
-    """Cells of a table by rows, whose tags must be balanced."""
+    """Cells of a table by row. The parser checks that tags are balanced."""
 
     def __init__(self, text):
         super().__init__()
@@ -71,7 +71,7 @@ def unescaped(text):
 
 
 def shown_rows(table):
-    """Return the texts of a table, headings of sections alone."""
+    """Return the texts of a table by row. The heading of a section is a row of its own."""
     layout = table.layout().shown_on("always", "wide")
     rows = [[column.header for column in layout.columns]]
     for section in layout.sections:
@@ -81,7 +81,7 @@ def shown_rows(table):
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_html_and_markdown_hold_every_cell_and_nothing_else(name):
+def test_html_and_markdown_contain_exactly_the_cells(name):
     table = TABLES[name]()
     expected = [[" ".join(cell.split()) for cell in row] for row in shown_rows(table)]
     found = Cells(table._repr_html_())
@@ -96,7 +96,7 @@ def test_html_and_markdown_hold_every_cell_and_nothing_else(name):
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_latex_is_one_tabular_with_as_many_cells_in_every_row(name):
+def test_latex_is_one_tabular_with_rows_of_equal_length(name):
     table = TABLES[name]()
     latex = table.to_latex()
     begin, *rows, end = [line for line in latex.splitlines() if not line.startswith(("%", r"\toprule", r"\midrule"))]
@@ -107,10 +107,10 @@ def test_latex_is_one_tabular_with_as_many_cells_in_every_row(name):
     assert len(rows) == len(shown_rows(table))
     counts = {len(re.findall(r"(?<!\\)&", row)) for row in rows if r"\multicolumn" not in row}
     assert counts == {n_columns - 1}
-    assert latex.isascii(), "other letters need packages"
+    assert latex.isascii(), "other characters require LaTeX packages"
 
 
-def test_letters_with_a_meaning_are_escaped():
+def test_special_characters_are_escaped():
     columns = [Column("n", lambda item: Cell(item, style="name"), is_number=False), Column("x", lambda _: number(-0.5))]
     table = Table.of(columns, {HOSTILE: [HOSTILE]}, HOSTILE)
     assert Cells(table._repr_html_()).rows[1:] == [[HOSTILE], [HOSTILE, "−0.5000"]]
@@ -125,7 +125,7 @@ def frame_of(table):
     return table.to_pandas()
 
 
-def test_frame_of_a_report_has_all_lines_by_key_in_full_precision():
+def test_data_frame_of_a_report_has_all_lines_in_full_precision():
     report = full_report("multiclass")
     frame = frame_of(report)
     assert list(frame.index) == list(report)
@@ -139,7 +139,7 @@ def test_frame_of_a_report_has_all_lines_by_key_in_full_precision():
     assert frame_of(quick_report("binary"))["low"].isna().all()
 
 
-def test_frame_of_a_comparison_has_a_column_for_each_system_and_its_differences():
+def test_data_frame_of_a_comparison_has_columns_for_systems_and_differences():
     comparison = compared("multiclass")
     frame = frame_of(comparison)
     for line in comparison.lines:
@@ -155,7 +155,7 @@ def test_frame_of_a_comparison_has_a_column_for_each_system_and_its_differences(
 
 
 @pytest.mark.parametrize("name", ["bins", "tested bins"])
-def test_frame_of_bins_has_the_columns_of_the_table(name):
+def test_data_frame_of_bins_has_the_columns_of_the_table(name):
     table = TABLES[name]()
     frame, columns = frame_of(table), table.to_dict()
     for column in set(frame) & set(columns):
@@ -166,7 +166,7 @@ def test_frame_of_bins_has_the_columns_of_the_table(name):
         assert 100 * frame["rejected"].sum() / frame["n"].sum() == pytest.approx(float(table.tce), rel=1e-12)
 
 
-def test_frames_of_batches_groups_gains_histories_and_classes():
+def test_data_frames_of_batches_groups_gains_histories_and_classes():
     probs, target = miscalibrated_data("multiclass")
     batch = tc.functional.calibration_curve(probs, target, task="multiclass", mode="classwise", n_bins=5)
     frame = frame_of(batch)
@@ -184,14 +184,14 @@ def test_frames_of_batches_groups_gains_histories_and_classes():
     assert frame_of(report.classes)["ece"].is_monotonic_decreasing
 
 
-def test_missing_pandas_names_the_extra(monkeypatch):
+def test_missing_pandas_raises_an_error_that_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(ImportError, match=r"pip install 'torchcalib\[pandas\]'"):
         HISTORY.to_pandas()
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_key_without_a_mode_is_that_of_the_main_one(task):
+def test_key_without_a_mode_returns_the_main_mode(task):
     report, main = (
         quick_report(task),
         {"binary": "positive", "multiclass": "top_label", "multilabel": "classwise"}[task],
@@ -204,7 +204,7 @@ def test_key_without_a_mode_is_that_of_the_main_one(task):
         report["ec"]
 
 
-def test_the_ending_of_a_path_decides_what_is_saved(tmp_path):
+def test_suffix_of_a_path_selects_the_format(tmp_path):
     for result in (replace(full_report("binary"), tables={}, tests={}), compared("binary")):
         folder = tmp_path / type(result).__name__
         for name in ("r.html", "r.json", "r.md", "r.tex"):
@@ -215,7 +215,7 @@ def test_the_ending_of_a_path_decides_what_is_saved(tmp_path):
         assert texts[".md"] == result.to_markdown() + "\n"
         assert texts[".tex"] == result.to_latex() + "\n"
         (folder / "v.html").mkdir()
-        written = result.save(folder / "v.html")  # a folder that exists stays one
+        written = result.save(folder / "v.html")  # an existing folder is not replaced by a file
         assert {path.parent for path in written} == {folder / "v.html"}
         assert {path.suffix for path in written} >= {".html", ".json"}
         assert len(result.save(str(folder / "run-0.5"))) == len(written)
@@ -223,13 +223,13 @@ def test_the_ending_of_a_path_decides_what_is_saved(tmp_path):
             result.save(folder / "r.pdf")
 
 
-def frame_names(report):
-    """Return the names of classes by their errors, the largest first."""
+def names_by_error(report):
+    """Return the class names in descending order of the class errors."""
     order = sorted(range(12), key=lambda k: -report.per_class[k])
     return [report.class_names[k] for k in order]
 
 
-def test_names_of_classes_are_in_text_page_tables_and_diagrams():
+def test_class_names_are_in_text_page_tables_and_diagrams():
     probs, target = miscalibrated_data("multiclass")
     names = [f"kind {k}" for k in range(11)] + [HOSTILE]
     report = tc.report(probs, target, class_names=names, **QUICK)
@@ -237,7 +237,7 @@ def test_names_of_classes_are_in_text_page_tables_and_diagrams():
     assert shown_rows(report.classes)[1][0] == worst
     assert worst in str(report)
     table = re.search(r'aria-labelledby="worst".*?</table>', render(report), flags=re.DOTALL)[0]
-    assert [row[0] for row in Cells(table[table.index("<table") :]).rows[1:]] == list(frame_names(report)[:10])
+    assert [row[0] for row in Cells(table[table.index("<table") :]).rows[1:]] == list(names_by_error(report)[:10])
     assert report.to_dict()["class_names"] == names
     rare = tc.report(probs[:40], torch.arange(40).clamp(max=1), class_names=names, with_intervals=False)
     assert any("there is one of class kind 0" in note for note in rare.notes)

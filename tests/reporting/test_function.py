@@ -1,4 +1,4 @@
-"""Every number of a report is that of its function."""
+"""Every number of a report equals that of its function."""
 
 from functools import partial
 
@@ -29,7 +29,7 @@ BINNED = {
 
 
 def values_of_sums(preds, target, n_bins, **given):
-    """Return the values of scores and of errors over equal-width bins, by the keys of a report."""
+    """Return the values of scores and of errors over equal-width bins, by key in a report."""
     values = {key: function(preds, target, **given) for key, function in SCORES.items()}
     for mode in BINNED[given["task"]]:
         of = {**given, "n_bins": n_bins, "mode": mode}
@@ -38,7 +38,7 @@ def values_of_sums(preds, target, n_bins, **given):
 
 
 def check_tables(report, preds, target, **given):
-    """One series; the entries of several labels are the samples of one."""
+    """Compare tables with those of the function. The entries of several labels are pooled."""
     for mode, table in report.tests.items():
         if given["task"] == "multilabel":
             expected = F.tce_table(preds.flatten(), target.flatten(), **{**given, "task": "binary"})
@@ -50,7 +50,7 @@ def check_tables(report, preds, target, **given):
 
 @pytest.mark.parametrize("n", [1, 19, 60, 200])
 @pytest.mark.parametrize("task", TASKS)
-def test_numbers_and_tables_are_those_of_the_functions_also_for_few_samples_and_for_one_class(task, n):
+def test_numbers_and_tables_equal_those_of_the_functions(task, n):
     logits, target = predictions(task, n)
     target = torch.ones_like(target) if n == 60 else target
     given = {"task": task, "from_logits": True}
@@ -66,7 +66,7 @@ def test_numbers_and_tables_are_those_of_the_functions_also_for_few_samples_and_
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_naive_is_what_predicting_the_class_shares_gets_and_perfect_what_a_sure_and_right_predictor_gets(task):
+def test_naive_and_perfect_are_the_values_of_constant_and_certain_predictions(task):
     _, target = predictions(task)
     report = quick_report(task)
     certain = torch.nn.functional.one_hot(target, 5).double() if task == "multiclass" else target.double()
@@ -79,7 +79,7 @@ def test_naive_is_what_predicting_the_class_shares_gets_and_perfect_what_a_sure_
         assert_values(found, {line.key: getattr(line, name) for line in report.lines})
 
 
-def test_recorded_tce_of_imagenet_dogs(recorded):
+def test_tce_of_imagenet_dogs_equals_recording(recorded):
     arrays = recorded("imagenet_dogs_alexnet.npz")
     report = tc.report(arrays["probs"], arrays["targets"], task="binary", **QUICK)
     assert report["tce/positive"] == pytest.approx(42.736, abs=1e-9)
@@ -87,7 +87,7 @@ def test_recorded_tce_of_imagenet_dogs(recorded):
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_weights_are_copies_and_ignored_entries_are_none(task):
+def test_whole_weights_count_copies_and_ignored_entries_do_not_count(task):
     logits, target = predictions(task)
     marked = torch.where((torch.arange(target.numel()) % 7 == 0).reshape(target.shape), -1, target)
     given = {"task": task, "from_logits": True, "weights": torch.arange(200.0) % 3, "ignore_index": -1}
@@ -100,7 +100,7 @@ def test_weights_are_copies_and_ignored_entries_are_none(task):
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_weights_that_are_no_counts_leave_the_order_out_from_then_on(task):
+def test_weights_that_are_not_counts_leave_out_rank_based_lines(task):
     logits, target = predictions(task)
     builder = ReportBuilder(task=task, from_logits=True, **QUICK)
     for weight in (2.0, 0.5, 1.0):
@@ -111,15 +111,15 @@ def test_weights_that_are_no_counts_leave_the_order_out_from_then_on(task):
     note = "ACE, TCE, KS, MCB, DSC and UNC are left out: they need weights that are counts of samples."
     assert report.notes == (note,)
     assert note in str(report)
-    keys = {key for key in report if "debiased" not in key}  # which depends on how many samples there are
+    keys = {key for key in report if "debiased" not in key}  # the debiased error depends on the number of samples
     assert keys == {key for key in quick_report(task) if "debiased" not in key} - set(
         rank_based_lines(quick_report(task))
     )
     assert_values(report, quick_report(task), keys)
 
 
-def test_more_copies_than_can_be_counted_leave_the_order_out():
-    for weight in (2.0**54, 2.0**52):  # one too large, and four of them
+def test_too_large_counts_leave_out_rank_based_lines():
+    for weight in (2.0**54, 2.0**52):  # a weight above the limit, and four weights whose sum is
         given = {"weights": torch.full((4,), weight), "from_logits": True}
         report = tc.report(*predictions("binary", 4), task="binary", **given, **QUICK)
         assert (rank_based_lines(report), report.settings["order_based"]) == ({}, "left out")

@@ -43,7 +43,7 @@ def test_every_class_satisfies_the_interface_of_a_torchmetrics_metric(one):
     assert metric.state_dict() == {}
     assert isinstance(hash(metric), int)
     assert f"task='{one.task}'" in repr(metric)
-    assert metric.half().dtype == torch.float32, "`dtype` is of no state"
+    assert metric.half().dtype == torch.float32, "`dtype` does not depend on the state"
     metric.persistent(True)
     assert set(metric.state_dict()) == {*metric.kind.names, "description"}
 
