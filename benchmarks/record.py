@@ -43,7 +43,7 @@ def summary(taken: list[float]) -> dict[str, float]:
 
 
 class Line(NamedTuple):
-    """One line of a table. `ratio` is our time divided by theirs; `verdict` compares with the goal."""
+    """One line of a table. `ratio` is our time divided by theirs; `verdict` compares it with the goal."""
 
     what: str
     ours: str = ""
@@ -119,7 +119,7 @@ def state_after(updates: Iterable[int]) -> str:
 
 
 def growth_lines(record: Record) -> Iterator[str]:
-    """Yield the time at every other size, per row and per entry."""
+    """Yield the time at every other size, in total, per row and per entry."""
     for point in record["growth"]:
         sizes = {axis: size for axis, size in point.items() if axis != "seconds"}
         taken = point["seconds"]["median"]
@@ -131,7 +131,7 @@ def growth_lines(record: Record) -> Iterator[str]:
 
 
 def verdict(value: float | None, goal: float | None) -> str:
-    """Return whether a goal is met, or by how much it is missed; nothing without a goal."""
+    """Return whether a goal is met, or by how much it is missed; an empty text without a goal."""
     if goal is None:
         return ""
     if value is None:
@@ -158,7 +158,7 @@ def clock(seconds: float | None) -> str:
 
 
 def share(ratio: float | None) -> str:
-    """Format a ratio; a small one as a fraction with numerator 1."""
+    """Format a ratio; a small ratio as a fraction with numerator 1."""
     if ratio is None:
         return ""
     return f"1/{figure(1 / ratio)}" if ratio < 0.2 else figure(ratio)
@@ -170,7 +170,7 @@ def megabytes(n: float | None) -> str:
 
 
 def figure(value: float | None, unit: str = "") -> str:
-    """Format a number with three significant digits, or all digits before the point."""
+    """Format a number with three significant digits, or with all digits before the decimal point."""
     if value is None:
         return ""
     return f"{round(value):,}{unit}" if abs(value) >= 1000 else f"{value:.3g}{unit}"

@@ -7,7 +7,7 @@ from helpers.kernels import F64
 from helpers.triton import INTERPRETED, NEEDS_TRITON, assert_compiles, needs_compiler, on_device, poison
 from processes import run_again_in_tritons_interpreter
 
-from benchmarks.cuda import conduct
+from benchmarks.cuda import behaviour
 from torchcalib.ops.isotonic import block_starts, isotonic_regression
 from torchcalib.ops.sorting import sorted_columns, tie_begins
 
@@ -150,6 +150,6 @@ def test_rising_targets_stay_separate_and_a_low_last_target_merges_all(device):
 def test_isotonic_regression_does_not_synchronise_the_device():
     y = torch.randn(3, 100, device="cuda", dtype=F64)
     expected = isotonic_regression(y)  # compiles
-    with conduct.without_waiting(y.device):
+    with behaviour.forbid_synchronisation(y.device):
         found = isotonic_regression(y)
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-13)

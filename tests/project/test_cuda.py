@@ -7,9 +7,9 @@ import torch
 from processes import ROOT, run_python
 
 from benchmarks import readme
-from benchmarks.cuda import conduct, metrics, ops, speed
+from benchmarks.cuda import behaviour, metrics, ops, speed
 from benchmarks.cuda.check import Check, elementwise_error
-from cuda_check import content, exit_code, shown, timed
+from cuda_check import content, exit_code, print_checks, print_speeds
 from torchcalib import CostMatrix
 
 SCRIPT = ROOT / "cuda_check.py"
@@ -43,7 +43,7 @@ def test_checks_pass_on_the_cpu(monkeypatch):
     monkeypatch.setattr(metrics, "settings", lambda: some)
     monkeypatch.setattr(metrics, "check_bad_rows", lambda device: iter(()))  # on the CPU `update` raises the error
     sizes = ops.Sizes(((33, 2), (17, 10), (9, 1001)), ((33, 2), (17, 10), (9, 301)), (1, 500))
-    found = [*ops.ops(CPU, sizes, "torch"), *conduct.conduct(CPU, ((40, 5),), "torch"), *metrics.metrics(CPU)]
+    found = [*ops.ops(CPU, sizes, "torch"), *behaviour.check_behaviour(CPU, ((40, 5),), "torch"), *metrics.metrics(CPU)]
     assert [check for check in found if not check.passed] == []
     assert {"float16", "bfloat16", "float32", "float64"} <= {check.dtype for check in found}
     assert "ClasswiseECE after replays" in {check.what for check in found}
@@ -54,19 +54,19 @@ def test_wrong_values_fail_a_check():
     assert elementwise_error(right, right) == 0
     for wrong in (torch.tensor([1.0, 2.1]), torch.tensor([1.0, torch.nan])):
         assert not Check("", "", "", elementwise_error(wrong, right), 1e-6).passed
-    assert not Check("", "", "", conduct.differing([right], [right + 1]), 0).passed
+    assert not Check("", "", "", behaviour.differing([right], [right + 1]), 0).passed
 
 
 def test_failed_checks_and_missed_goals_set_the_exit_code(capsys):
-    measured = timed(speed.speeds(CPU, ((20, 5),), 100, repeats=2, backend="torch"))
+    measured = print_speeds(speed.speeds(CPU, ((20, 5),), 100, repeats=2, backend="torch"))
     assert [line for line in measured if line.seconds is None] == []
-    checks = shown(iter([Check("a", "float32", "value", error, 1e-6) for error in (0.0, torch.nan)]))
+    checks = print_checks(iter([Check("a", "float32", "value", error, 1e-6) for error in (0.0, torch.nan)]))
     written = json.loads(content({"device": "none", "torch": "2.13"}, checks, measured))
     assert readme.gpu_table(written).startswith("On none, torch 2.13: 2 checks, 1 failed:")
     slow = speed.Speed("row op", "1 x 1", "float32", 1.0, share=0.5, goal=0.85)
     assert exit_code(checks, measured, strict=False) == exit_code([], [slow], strict=True) == 1
     assert exit_code(checks[:1], [], strict=True) == exit_code([], [slow], strict=False) == 0
-    timed([slow])
+    print_speeds([slow])
     assert "goal 0.85: MISSED" in capsys.readouterr().out
 
 
