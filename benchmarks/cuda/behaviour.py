@@ -117,7 +117,7 @@ def check_ops(name: str, device: torch.device, n: int, c: int, backend: Backend)
     first = run()
     with forbid_synchronisation(device):
         second = run()
-    yield Check(name, "float32", "no wait; same bits again", differing(second, first), 0)
+    yield Check(name, "float32", "no host sync, same bits", differing(second, first), 0)
     with deterministic_algorithms():
         yield Check(name, "float32", "deterministic algorithms", differing(run(), first), 0)
     found = captured(run, device)()
