@@ -197,7 +197,7 @@ EPSR_1 = {  # 100 (NCE - semi-empirical NCE) / NCE, for 200, 2,000 and 20,000 sa
     "hiscalxv": ("-2 -8 -9", "-171 -144 -132", "-15 -21 -17", "-62 -83 -82"),
 }
 
-CALIBRATORS: dict[str, Calibrator[Any]] = {
+CALIBRATORS: dict[str, Calibrator] = {
     "aff": AffineScaling(),
     "tem": TemperatureScaling(),
     "his": HistogramBinning(n_bins=15, right=True, empty="zero"),

@@ -176,14 +176,14 @@ def check_calibrators(device: torch.device, from_logits: bool) -> Iterator[Check
     preds, target = sample("multiclass", from_logits, torch.float64)
     options: dict[str, Any] = {"task": "multiclass", "from_logits": from_logits}
     name = f"calibrators {'logits' if from_logits else 'probs'}"
-    for calibrator in (TemperatureScaling(), AffineScaling()):
-        what = type(calibrator).__name__
-        here = calibrator.fit(preds, target, **options)
-        there = calibrator.fit(preds.to(device), target.to(device), **options)
+    for method in (TemperatureScaling, AffineScaling):
+        what = method.__name__
+        here = method().fit(preds, target, **options)
+        there = method().fit(preds.to(device), target.to(device), **options)
         yield Check(name, "float64", f"{what} scale", relative_error(there.alpha, here.alpha), 1e-8)
         yield Check(name, "float64", f"{what} gradient", float(there.grad_norm.max()), 1e-9)
-        loss = calibration_loss(preds, target, calibrator=calibrator, **options)
-        on_gpu = calibration_loss(preds.to(device), target.to(device), calibrator=calibrator, **options)
+        loss = calibration_loss(preds, target, calibrator=method(), **options)
+        on_gpu = calibration_loss(preds.to(device), target.to(device), calibrator=method(), **options)
         yield Check(name, "float64", f"{what} loss", relative_error(on_gpu, loss), 1e-8)
 
 

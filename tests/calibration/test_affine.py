@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from helpers.fits import AFFINE, D, T, binary, data, gumbel, multi, name, single
+from helpers.fits import AFFINE, D, T, binary, data, fresh, gumbel, multi, name, single
 from scipy.optimize import minimize
 from scipy.special import logsumexp
 
@@ -40,21 +40,21 @@ def check_optimal(calibrator, scores, target):
     logit, the logit of the label one of 2, and a pairwise mean of N losses one of log2 N of the largest. L-BFGS-B
     scales the scores once more. The error of both sides is counted.
     """
-    transform = calibrator.fit(scores, target, **multi)
-    parameters = [x.clone().requires_grad_() for x in (transform.alpha, transform.beta)][: 1 + (calibrator is D)]
+    fitted = fresh(calibrator).fit(scores, target, **multi)
+    parameters = [x.clone().requires_grad_() for x in (fitted.alpha, fitted.beta)][: 1 + (calibrator is D)]
     value = torch.nn.functional.cross_entropy(parameters[0] * scores.double() + sum(parameters[1:]), target)
     value.backward()
-    assert transform.outcome == CONVERGED
-    assert transform.remarks() == []
-    assert transform.converged
-    assert transform.grad_norm < 1e-9
+    assert fitted.outcome == CONVERGED
+    assert fitted.remarks() == []
+    assert fitted.converged
+    assert fitted.grad_norm < 1e-9
     assert torch.cat([x.grad.reshape(-1) for x in parameters]).norm() < 1e-9
     n, n_classes = scores.shape
-    logits = transform.alpha * (scores.double() - scores.double().amax(-1, keepdim=True)) + transform.beta
+    logits = fitted.alpha * (scores.double() - scores.double().amax(-1, keepdim=True)) + fitted.beta
     largest = max(1.0, logits[logits.isfinite()].abs().max().item())
     rounding = 2 * (n_classes + 6 + math.log2(n)) * torch.finfo(torch.float64).eps * largest
     assert value.item() <= lbfgs(scores, target, calibrator is D) + rounding
-    return transform
+    return fitted
 
 
 def ill_conditioned(seed):
@@ -82,21 +82,21 @@ def test_scores_larger_than_the_cache_get_the_fit_of_lbfgs(calibrator):
     assert scores.numel() > PIECE
     noise = gumbel(6000, 50, generator=g, dtype=torch.float32)
     target = (0.6 * scores + 0.3 * torch.randn(50, generator=g) + noise).argmax(-1)
-    transform = check_optimal(calibrator, scores, target)
+    fitted = check_optimal(calibrator, scores, target)
     more = torch.cat((scores, torch.full((1, 50), torch.nan)))
     weights = torch.ones(6001).index_fill(0, torch.tensor([6000]), 0)
-    whole = calibrator.fit(more, torch.cat((target, target[:1])), weights=weights, **multi)
-    torch.testing.assert_close(transform.alpha, whole.alpha, rtol=1e-9, atol=0)
-    torch.testing.assert_close(transform.beta, whole.beta, rtol=0, atol=1e-8)
+    whole = fresh(calibrator).fit(more, torch.cat((target, target[:1])), weights=weights, **multi)
+    torch.testing.assert_close(fitted.alpha, whole.alpha, rtol=1e-9, atol=0)
+    torch.testing.assert_close(fitted.beta, whole.beta, rtol=0, atol=1e-8)
 
 
 def test_constant_binary_scores_are_fitted_to_the_frequency_of_ones():
     """Every prediction is 0.5: the bias alone fits the frequency of ones, and alpha has no effect on log-odds of 0."""
     with pytest.warns(UserWarning, match="fitted scale is 0"):
-        transform = D.fit(torch.full((8,), 0.5, dtype=torch.float64), torch.tensor([1, 0, 0, 0] * 2), task="binary")
-    assert transform(torch.tensor([0.5, 0.9])).tolist() == pytest.approx([0.25, 0.25])
-    assert transform.outcome == AT_ZERO
-    assert transform.converged
+        fitted = fresh(D).fit(torch.full((8,), 0.5, dtype=torch.float64), torch.tensor([1, 0, 0, 0] * 2), task="binary")
+    assert fitted(torch.tensor([0.5, 0.9])).tolist() == pytest.approx([0.25, 0.25])
+    assert fitted.outcome == AT_ZERO
+    assert fitted.converged
 
 
 def test_two_distinct_scores_have_the_closed_form_fit():
@@ -104,10 +104,10 @@ def test_two_distinct_scores_have_the_closed_form_fit():
     preds = torch.tensor([-1.0] * 4 + [1.0] * 4, dtype=torch.float64)
     target = torch.tensor([1, 0, 0, 0, 1, 1, 1, 0])
     for calibrator in AFFINE:
-        transform = calibrator.fit(preds, target, task="binary", from_logits=True)
-        assert transform.alpha.item() == pytest.approx(math.log(3), abs=1e-12)
-        assert transform.beta.tolist() == pytest.approx([0, 0], abs=1e-12)
-        assert transform.temperature.item() == pytest.approx(1 / math.log(3), abs=1e-12)
+        fitted = fresh(calibrator).fit(preds, target, task="binary", from_logits=True)
+        assert fitted.alpha.item() == pytest.approx(math.log(3), abs=1e-12)
+        assert fitted.beta.tolist() == pytest.approx([0, 0], abs=1e-12)
+        assert fitted.temperature.item() == pytest.approx(1 / math.log(3), abs=1e-12)
 
 
 @pytest.mark.parametrize("logits", [[-2.0, -1.0, 1.0, 2.0], [-1.0, 0.0, 0.0, 2.0], [1.0, 2.0, 3.0, 4.0]])
@@ -116,40 +116,40 @@ def test_separable_data_give_a_warning_and_unchanged_predictions(calibrator, log
     """Separation by the sign; with a tie, where the likelihood rises with alpha; by a bias, if it is fitted."""
     logits, target = torch.tensor(logits, dtype=torch.float64), torch.tensor([0, 0, 1, 1])
     if calibrator is T and logits[0] > 0:
-        assert T.fit(logits, target, **binary).converged
+        assert fresh(T).fit(logits, target, **binary).converged
         return
     with pytest.warns(UserWarning, match="separated without error"):
-        transform = calibrator.fit(logits, target, **binary)
-    assert not transform.converged
-    assert transform.outcome == SEPARABLE
-    assert transform.alpha == 1
-    assert transform.grad_norm.isnan()
-    assert transform(logits).tolist() == pytest.approx(logits.tolist())
+        fitted = fresh(calibrator).fit(logits, target, **binary)
+    assert not fitted.converged
+    assert fitted.outcome == SEPARABLE
+    assert fitted.alpha == 1
+    assert fitted.grad_norm.isnan()
+    assert fitted(logits).tolist() == pytest.approx(logits.tolist())
 
 
 @pytest.mark.parametrize("calibrator", AFFINE, ids=name)
 def test_negated_logits_are_calibrated_to_the_class_frequencies(calibrator):
     logits, target = data(200, 3)
     with pytest.warns(UserWarning, match="fitted scale is 0"):
-        transform = calibrator.fit(-logits, target, **multi)
+        fitted = fresh(calibrator).fit(-logits, target, **multi)
     shares = torch.bincount(target, minlength=3).double() / 200 if calibrator is D else torch.ones(3).double() / 3
-    assert transform.converged
-    assert transform.grad_norm == 0
-    assert transform(logits).softmax(-1)[7].tolist() == pytest.approx(shares.tolist(), abs=1e-9)
+    assert fitted.converged
+    assert fitted.grad_norm == 0
+    assert fitted(logits).softmax(-1)[7].tolist() == pytest.approx(shares.tolist(), abs=1e-9)
 
 
 def test_a_class_without_samples_gets_probability_0():
     logits, target = data(200, 3)
     present = target != 1
     with pytest.warns(UserWarning, match="no samples of class 1"):
-        transform = D.fit(logits[present], target[present], **multi)
-    q = transform(logits).softmax(-1)
+        fitted = fresh(D).fit(logits[present], target[present], **multi)
+    q = fitted(logits).softmax(-1)
     assert (q[:, 1] == 0).all()
-    others = D.fit(logits[present][:, ::2], target[present] // 2, **multi)
+    others = fresh(D).fit(logits[present][:, ::2], target[present] // 2, **multi)
     assert q[:, ::2].allclose(others(logits[:, ::2]).softmax(-1), atol=1e-12)
     certain = torch.tensor([[-math.inf, 0.0, -math.inf]], dtype=torch.float64)
-    assert transform(certain).tolist() == certain.tolist()  # class 1 cannot get probability: the row is unchanged
-    assert T.fit(logits[present], target[present], **multi).converged
+    assert fitted(certain).tolist() == certain.tolist()  # class 1 cannot get probability: the row is unchanged
+    assert fresh(T).fit(logits[present], target[present], **multi).converged
 
 
 @pytest.mark.parametrize("calibrator", AFFINE, ids=name)
@@ -161,12 +161,12 @@ def test_samples_with_infinite_nll_are_excluded_with_a_warning(calibrator):
     labels = target.clone()
     labels[:2] = 0
     with pytest.warns(UserWarning, match="probability 0 to the label of samples of total weight 1"):
-        transform = calibrator.fit(broken, labels, **multi)
-    assert transform.converged
-    assert transform.lost == 1
-    rest = calibrator.fit(broken[1:].masked_fill(broken[1:] == -math.inf, -1e5), labels[1:], **multi)
-    assert transform.alpha.item() == pytest.approx(rest.alpha.item(), rel=1e-9)
-    assert transform(broken)[0].softmax(-1)[0] == 0
+        fitted = fresh(calibrator).fit(broken, labels, **multi)
+    assert fitted.converged
+    assert fitted.lost == 1
+    rest = fresh(calibrator).fit(broken[1:].masked_fill(broken[1:] == -math.inf, -1e5), labels[1:], **multi)
+    assert fitted.alpha.item() == pytest.approx(rest.alpha.item(), rel=1e-9)
+    assert fitted(broken)[0].softmax(-1)[0] == 0
 
 
 @pytest.mark.parametrize("mask", [-1e9, torch.finfo(torch.float64).min])
@@ -176,8 +176,8 @@ def test_masked_logits_are_fitted_as_logits_of_minus_infinity(calibrator, mask):
     logits, target = data(200, 4)
     masked = torch.rand(logits.shape, generator=torch.Generator().manual_seed(1)) < 0.3
     masked[torch.arange(200), target] = False
-    exact = calibrator.fit(logits.masked_fill(masked, -math.inf), target, **multi)
-    found = calibrator.fit(logits.masked_fill(masked, mask), target, **multi)
+    exact = fresh(calibrator).fit(logits.masked_fill(masked, -math.inf), target, **multi)
+    found = fresh(calibrator).fit(logits.masked_fill(masked, mask), target, **multi)
     assert exact.converged
     assert found.converged
     assert found.alpha.item() == pytest.approx(exact.alpha.item(), rel=1e-9)
@@ -195,10 +195,10 @@ def test_certain_correct_predictions_are_unchanged_if_the_fitted_scale_is_0(cali
     of_classes = torch.stack((-logits.clamp(min=0), logits.clamp(max=0)), -1)
     for task, preds in (("binary", logits if from_logits else p), ("multiclass", of_classes if from_logits else q)):
         with pytest.warns(UserWarning, match="fitted scale is 0"):
-            transform = calibrator.fit(preds, target, task=task, from_logits=from_logits)
-        assert transform.outcome == AT_ZERO
-        assert transform.alpha == 0
-        found = transform(preds)
+            fitted = fresh(calibrator).fit(preds, target, task=task, from_logits=from_logits)
+        assert fitted.outcome == AT_ZERO
+        assert fitted.alpha == 0
+        found = fitted(preds)
         if from_logits:
             found = found.softmax(-1) if task == "multiclass" else found.sigmoid()
         found = found[:, 1] if task == "multiclass" else found
@@ -214,27 +214,27 @@ def test_scaled_logits_get_the_same_calibrated_predictions(calibrator, scale):
     narrow = (scale * log_odds).float()
     for scores, of, given in ((scale * logits, target, multi), (narrow, labels, binary)):
         exact_scores = scores.double() / scale
-        transform, exact = calibrator.fit(scores, of, **given), calibrator.fit(exact_scores, of, **given)
-        assert transform.converged
-        assert scale * transform.alpha.item() == pytest.approx(exact.alpha.item(), rel=1e-9)
+        fitted, exact = fresh(calibrator).fit(scores, of, **given), fresh(calibrator).fit(exact_scores, of, **given)
+        assert fitted.converged
+        assert scale * fitted.alpha.item() == pytest.approx(exact.alpha.item(), rel=1e-9)
         tolerance = {"rtol": 0, "atol": 1e-9} if given is multi else {"rtol": 1e-5, "atol": 1e-6}
-        assert transform(scores).double().allclose(exact(exact_scores), **tolerance)
+        assert fitted(scores).double().allclose(exact(exact_scores), **tolerance)
 
 
 @pytest.mark.parametrize("calibrator", AFFINE, ids=name)
 def test_every_dtype_class_axis_and_probabilities_get_the_float64_fit(calibrator):
     for dtype in (torch.float16, torch.bfloat16, torch.float32):
         logits, target = data(60, 3, dtype=dtype)
-        transform, exact = (calibrator.fit(scores, target, **multi) for scores in (logits, logits.double()))
-        assert transform(logits).dtype == torch.float32
-        assert transform.alpha.item() == pytest.approx(exact.alpha.item(), abs=1e-12)
-        assert transform(logits).double().allclose(exact(logits.double()), atol=1e-5)
-        turned = calibrator.fit(logits.T, target, class_axis=0, **multi)
-        assert turned(logits.T).T.allclose(transform(logits))
+        fitted, exact = (fresh(calibrator).fit(scores, target, **multi) for scores in (logits, logits.double()))
+        assert fitted(logits).dtype == torch.float32
+        assert fitted.alpha.item() == pytest.approx(exact.alpha.item(), abs=1e-12)
+        assert fitted(logits).double().allclose(exact(logits.double()), atol=1e-5)
+        turned = fresh(calibrator).fit(logits.T, target, class_axis=0, **multi)
+        assert turned(logits.T).T.allclose(fitted(logits))
     logits, probs = logits.double(), logits.double().softmax(-1)
-    by_probs = calibrator.fit(probs, target, task="multiclass")(probs)
+    by_probs = fresh(calibrator).fit(probs, target, task="multiclass")(probs)
     assert exact(logits).exp().allclose(by_probs, atol=1e-9)  # log-probabilities
     log_odds, labels = single(80)
     pairs = torch.stack((-log_odds / 2, log_odds / 2), -1)
-    two = calibrator.fit(pairs, labels, **multi)(pairs).exp()[:, 1]
-    assert calibrator.fit(log_odds, labels, **binary)(log_odds).sigmoid().allclose(two, atol=1e-9)
+    two = fresh(calibrator).fit(pairs, labels, **multi)(pairs).exp()[:, 1]
+    assert fresh(calibrator).fit(log_odds, labels, **binary)(log_odds).sigmoid().allclose(two, atol=1e-9)

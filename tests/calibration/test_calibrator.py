@@ -1,14 +1,16 @@
-"""Properties of all calibrators and their transforms: batches, weights, module behaviour, and wrong calls."""
+"""Properties of all calibrators: batches, weights, module behaviour, and wrong calls."""
 
 import copy
 import math
 from functools import partial
 
+import pandas as pd
 import pytest
 import torch
-from helpers.fits import AFFINE, ALL, binary, data, multi, name, single
+from helpers.fits import AFFINE, ALL, binary, data, fresh, multi, name, single
 from helpers.refusals import assert_refused
 
+from torchcalib.calibration import AffineScaling, HistogramBinning, IsotonicCalibration, TemperatureScaling
 from torchcalib.ops.newton.problem import NO_DATA
 
 each_calibrator = pytest.mark.parametrize("calibrator", ALL, ids=name)
@@ -19,15 +21,15 @@ def test_without_data_a_fit_is_not_converged(calibrator):
     preds, target = torch.tensor([0.2, 0.7]), torch.tensor([0, 1])
     for n, weights in ((2, torch.zeros(2)), (0, None)):
         with pytest.warns(UserWarning, match="no samples of positive weight"):
-            transform = calibrator.fit(preds[:n], target[:n], weights=weights, task="binary")
-        assert not transform.converged
+            fitted = fresh(calibrator).fit(preds[:n], target[:n], weights=weights, task="binary")
+        assert not fitted.converged
         if calibrator in AFFINE:
-            assert transform.outcome == NO_DATA
-            assert transform(preds).isnan().all()
-    none = calibrator.fit(torch.rand(0, 5), torch.zeros(0, 5, dtype=torch.int64), task="binary", batch_dims=1)
+            assert fitted.outcome == NO_DATA
+            assert fitted(preds).isnan().all()
+    none = fresh(calibrator).fit(torch.rand(0, 5), torch.zeros(0, 5, dtype=torch.int64), task="binary", batch_dims=1)
     assert none.converged.shape == (0,)
     assert none(torch.rand(0, 7)).shape == (0, 7)
-    labels = calibrator.fit(torch.rand(5, 0), torch.zeros(5, 0, dtype=torch.int64), task="multilabel")
+    labels = fresh(calibrator).fit(torch.rand(5, 0), torch.zeros(5, 0, dtype=torch.int64), task="multilabel")
     assert labels(torch.rand(7, 0)).shape == (7, 0)
 
 
@@ -35,8 +37,8 @@ def test_without_data_a_fit_is_not_converged(calibrator):
 def test_labels_and_replicate_weights_equal_separate_fits(calibrator):
     """Folds and bootstrap replicates are solved in one batch, as a leading axis of the weights."""
     logits, target = single(90, lead=(3,))
-    fits = [calibrator.fit(*series, **binary) for series in zip(logits, target, strict=True)]
-    labels = calibrator.fit(logits.T, target.T, task="multilabel", from_logits=True)
+    fits = [fresh(calibrator).fit(*series, **binary) for series in zip(logits, target, strict=True)]
+    labels = fresh(calibrator).fit(logits.T, target.T, task="multilabel", from_logits=True)
     for found, one, own in zip(labels(logits.T).T, fits, logits, strict=True):
         assert found.allclose(one(own), atol=1e-8)
     logits, target = logits[0], target[0]
@@ -45,69 +47,122 @@ def test_labels_and_replicate_weights_equal_separate_fits(calibrator):
     batched = calibrator.fit_to(p, weights.double())
     for r, row in enumerate(weights):
         repeats = logits.repeat_interleave(row), target.repeat_interleave(row)
-        expected = calibrator.fit(*repeats, **binary)(logits)
+        expected = fresh(calibrator).fit(*repeats, **binary)(logits)
         unread = logits.masked_fill(row == 0, math.nan)
-        one = calibrator.fit(unread, target.masked_fill(row == 0, 7), weights=row, **binary)
+        one = fresh(calibrator).fit(unread, target.masked_fill(row == 0, 7), weights=row, **binary)
         for found in (batched(logits.expand(7, -1))[r], batched.part(r)(logits), one(logits)):
             assert found.allclose(expected, atol=1e-8)
 
 
 @pytest.mark.parametrize("from_logits", [False, True])
 @each_calibrator
-def test_transforms_support_gradients_compile_and_vmap(calibrator, from_logits):
-    """Gradients are finite at certain predictions too, and exist for a transform that was fitted in inference mode."""
+def test_fitted_calibrators_support_gradients_compile_and_vmap(calibrator, from_logits):
+    """Gradients are finite at certain predictions too, and exist for a calibrator that was fitted in inference mode."""
     logits, target = single(60)
     preds = logits if from_logits else logits.sigmoid()
     with torch.inference_mode():
-        transform = calibrator.fit(preds.clone(), target, task="binary", from_logits=from_logits)
+        fitted = fresh(calibrator).fit(preds.clone(), target, task="binary", from_logits=from_logits)
     if calibrator in AFFINE:
-        assert torch.autograd.gradcheck(transform, (preds[:6] + 1e-3).requires_grad_())
+        assert torch.autograd.gradcheck(fitted, (preds[:6] + 1e-3).requires_grad_())
         rows, labels = data(40, 3)
-        of_rows = calibrator.fit(rows, labels, **multi)
+        of_rows = fresh(calibrator).fit(rows, labels, **multi)
         assert torch.autograd.gradcheck(of_rows, rows[:4].clone().requires_grad_())
         certain = of_rows(torch.tensor([[math.inf, 0, 0]], dtype=torch.float64)).softmax(-1)
         assert certain.tolist() == [[1, 0, 0]]
     ends = torch.tensor([-math.inf, math.inf] if from_logits else [0.0, 1.0], dtype=torch.float64)
     leaf = torch.cat((preds, ends)).requires_grad_()
-    found = transform(leaf)
+    found = fitted(leaf)
     assert (found.sigmoid() if from_logits else found).isfinite().all()
     found.clamp(-5, 5).sum().backward()
     assert leaf.grad.isfinite().all()
-    assert transform(torch.tensor([math.nan, 0.3])).isnan().tolist() == [True, False]
+    assert fitted(torch.tensor([math.nan, 0.3])).isnan().tolist() == [True, False]
     torch.compiler.reset()
-    whole = torch.compile(transform, fullgraph=True, backend="eager")
-    assert whole(preds).allclose(transform(preds))
-    assert torch.vmap(transform)(preds.view(6, 10)).allclose(transform(preds).view(6, 10))
+    whole = torch.compile(fitted, fullgraph=True, backend="eager")
+    assert whole(preds).allclose(fitted(preds))
+    assert torch.vmap(fitted)(preds.view(6, 10)).allclose(fitted(preds).view(6, 10))
 
 
 @each_calibrator
-def test_buffers_of_a_transform_keep_their_dtype_when_the_model_is_cast_to_half(calibrator):
+def test_buffers_keep_their_dtype_when_the_model_is_cast_to_half(calibrator):
     logits, target = single(50)
-    transform = calibrator.fit(logits, target, **binary)
-    before, dtypes = transform(logits), {key: x.dtype for key, x in transform.named_buffers()}
-    model = torch.nn.Sequential(torch.nn.Linear(1, 1), transform).to(torch.bfloat16).half().type(torch.float16)
+    fitted = fresh(calibrator).fit(logits, target, **binary)
+    before, dtypes = fitted(logits), {key: x.dtype for key, x in fitted.named_buffers()}
+    model = torch.nn.Sequential(torch.nn.Linear(1, 1), fitted).to(torch.bfloat16).half().type(torch.float16)
     assert model[0].weight.dtype == torch.float16
     assert torch.equal(copy.deepcopy(model)[1](logits), before)
-    assert {key: x.dtype for key, x in transform.named_buffers()} == dtypes
-    assert not list(transform.parameters())
-    assert "task='binary', from_logits=True" in repr(transform)
+    assert {key: x.dtype for key, x in fitted.named_buffers()} == dtypes
+    assert not list(fitted.parameters())
+    assert "task='binary', from_logits=True" in repr(fitted)
 
 
+@each_calibrator
+def test_fit_returns_the_calibrator_and_infers_the_task_and_logits_from_any_array(calibrator):
+    logits, target = single(60)
+    expected = fresh(calibrator).fit(logits, target, **binary)(logits)
+    for preds, labels in (
+        (logits.numpy(), target.numpy()),
+        (logits.tolist(), target.tolist()),
+        (pd.Series(logits.numpy()), pd.Series(target.numpy())),
+        (logits[:, None], target[:, None]),
+    ):
+        own = fresh(calibrator)
+        assert own.fit(preds, labels) is own
+        assert (own.task, own.from_logits) == ("binary", True)
+        assert own(preds).reshape(-1).allclose(expected)
+        assert own.predict_proba(preds).reshape(-1).allclose(expected.sigmoid())
+        assert own.fit(logits.sigmoid(), target)(logits.sigmoid()).allclose(expected.sigmoid(), atol=1e-6)
+    names = fresh(calibrator).fit(logits, [("no", "yes")[k] for k in target], class_names=["no", "yes"])
+    assert names(logits).allclose(expected)
+    labels = fresh(calibrator).fit(logits[:, None].expand(-1, 2), target[:, None].expand(-1, 2), num_labels=2)
+    assert (labels.task, labels.predict_proba(logits[:, None].expand(-1, 2)).shape) == ("multilabel", (60, 2))
+    if "multiclass" in calibrator.tasks:
+        rows, classes = data(60, 3)
+        of_rows = fresh(calibrator).fit(rows, classes)
+        assert of_rows.task == "multiclass"
+        assert of_rows.predict_proba(rows).sum(-1).allclose(torch.ones(60, dtype=torch.float64))
+        images = fresh(calibrator).fit(rows.T.reshape(1, 3, 6, 10), classes.reshape(1, 6, 10))
+        assert images.predict_proba(rows.T.reshape(1, 3, 6, 10)).reshape(3, 60).T.allclose(of_rows.predict_proba(rows))
+
+
+def test_repr_shows_settings_and_fitted_parameters():
+    preds, target = torch.tensor([0.9, 0.99, 0.3, 0.8, 0.6]), torch.tensor([1, 1, 0, 0, 1])
+    assert repr(TemperatureScaling()) == "TemperatureScaling()"
+    temperature = TemperatureScaling().fit(preds, target)
+    assert repr(temperature) == f"TemperatureScaling(temperature={temperature.temperature:.4g}, {KIND})"
+    affine = AffineScaling().fit(preds, target)
+    beta = ", ".join(f"{value:.4g}" for value in affine.beta)
+    assert repr(affine) == f"AffineScaling(temperature={affine.temperature:.4g}, beta=[{beta}], {KIND})"
+    settings = "n_bins=3, right=True, empty='keep'"
+    assert repr(HistogramBinning(3, right=True)) == f"HistogramBinning({settings})"
+    assert repr(HistogramBinning(3, right=True).fit(preds, target)) == f"HistogramBinning({settings}, {KIND})"
+    assert repr(IsotonicCalibration().fit(preds, target)) == f"IsotonicCalibration(n_knots=6, {KIND})"
+    batch = TemperatureScaling().fit(preds.expand(7, 5), target.expand(7, 5), task="binary", batch_dims=1)
+    temperatures = ", ".join([f"{batch.temperature[0]:.4g}"] * 4)
+    assert repr(batch) == f"TemperatureScaling(temperature=[{temperatures}, ...], {KIND})"
+
+
+@each_calibrator
+def test_unfitted_calibrators_raise_an_error_for_predictions(calibrator):
+    with pytest.raises(RuntimeError, match=f"{name(calibrator)} must be fitted before use. Call fit"):
+        fresh(calibrator)(torch.tensor([0.5]))
+
+
+KIND = "task='binary', from_logits=False"
 P, Y = torch.tensor([0.2, 0.7, 0.4]), torch.tensor([0, 1, 1])
 CALLS = [
-    ("soft targets", lambda c: c.fit(P, P, task="binary"), TypeError, "`target` must be integer labels"),
-    ("logits as probabilities", lambda c: c.fit(3 * P, Y, task="binary"), ValueError, "from_logits=True"),
-    ("unknown option", lambda c: c.fit(P, Y, task="binary", l2=1), TypeError, "l2"),
-    ("integers in forward", lambda c: c.fit(P, Y, task="binary")(Y), TypeError, "`preds` must be floating"),
+    ("soft targets", lambda c: fresh(c).fit(P, P, task="binary"), TypeError, "`target` must be integer labels"),
+    ("logits as probabilities", lambda c: fresh(c).fit(3 * P, Y, task="binary"), ValueError, "from_logits=True"),
+    ("unknown option", lambda c: fresh(c).fit(P, Y, task="binary", l2=1), TypeError, "l2"),
+    ("integers in forward", lambda c: fresh(c).fit(P, Y, task="binary")(Y), TypeError, "`preds` must be floating"),
 ]
 
 
 @pytest.mark.filterwarnings("ignore:no finite scale:UserWarning")
 @each_calibrator
-def test_wrong_calls_of_calibrators_and_transforms_raise_errors(calibrator):
+def test_wrong_calls_of_calibrators_raise_errors(calibrator):
     logits, target = single(30, lead=(2,))
-    series = calibrator.fit(logits, target, batch_dims=1, **binary)
-    labels = calibrator.fit(logits.T, target.T, task="multilabel", from_logits=True)
+    series = fresh(calibrator).fit(logits, target, batch_dims=1, **binary)
+    labels = fresh(calibrator).fit(logits.T, target.T, task="multilabel", from_logits=True)
     rows = [(what, partial(call, calibrator), error, parts) for what, call, error, *parts in CALLS]
     rows += [
         ("a number", partial(series, torch.tensor(0.3)), ValueError, ["at least 1 axes", "got shape ()"]),
@@ -117,7 +172,7 @@ def test_wrong_calls_of_calibrators_and_transforms_raise_errors(calibrator):
         ("seven labels", partial(labels, torch.rand(2, 7)), ValueError, ["leading axes (2,)", "labels last, got (7,)"]),
     ]
     if calibrator in AFFINE:
-        of_rows = calibrator.fit(*data(30, 3), class_axis=-1, **multi)
+        of_rows = fresh(calibrator).fit(*data(30, 3), class_axis=-1, **multi)
         rows.append(("four classes", partial(of_rows, torch.rand(30, 4)), ValueError, ["`preds` must have 3 classes"]))
     else:
         of_classes = partial(calibrator.fit, torch.eye(3), torch.arange(3), task="multiclass")

@@ -62,7 +62,7 @@ def test_separable_labels_give_a_warning_at_the_line_of_the_caller(trained):
         assert torch.equal(found, P if function is cross_val_calibrate else torch.zeros_like(found))
     with pytest.warns(UserWarning, match="can be separated without error") as warned:
         assert recommend(**given).best is None
-    assert len(warned) == 2  # one for temperature scaling, one for affine scaling
+    assert len(warned) == 2  # temperature and affine scaling
 
 
 def test_separable_replicates_give_no_warning():

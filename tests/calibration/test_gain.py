@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 import torch
-from helpers.fits import ALL, D, T, binary, data, multi, name, single, turns
+from helpers.fits import ALL, D, T, binary, data, fresh, multi, name, single, turns
 
 import torchcalib as tc
 import torchcalib.functional as F
@@ -26,7 +26,7 @@ def test_cross_validated_loss_equals_a_loop_over_folds(calibrator, score):
     folds = turns(100)
     after = torch.empty_like(logits)
     for f in range(5):
-        fit = calibrator.fit(logits[folds != f], target[folds != f], **binary)
+        fit = fresh(calibrator).fit(logits[folds != f], target[folds != f], **binary)
         after[folds == f] = fit(logits[folds == f])
     function = {"nll": F.nll, "brier": F.brier_score}[score]
     raw, cal = function(logits, target, **binary), function(after, target, **binary)
@@ -39,11 +39,11 @@ def test_cross_validated_loss_equals_a_loop_over_folds(calibrator, score):
 
 
 def test_losses_without_folds_equal_a_single_fit():
-    """The fit is to the test data, or to other data with or without weights. The gradient treats it as constant."""
+    """The fit is to the test data, or to other data with or without weights. The gradient treats the fit as constant."""
     logits, target = data(100, 3)
     x, y = logits.clone().requires_grad_(), logits.clone().requires_grad_()
     loss = calibration_loss(x, target, train_on_test=True, **multi)
-    expected = F.nll(y, target, **multi) - F.nll(D.fit(logits, target, **multi)(y), target, **multi)
+    expected = F.nll(y, target, **multi) - F.nll(fresh(D).fit(logits, target, **multi)(y), target, **multi)
     assert loss.item() == pytest.approx(expected.item(), abs=1e-14)
     assert loss >= 0
     loss.backward()
@@ -52,7 +52,7 @@ def test_losses_without_folds_equal_a_single_fit():
     other, labels = data(50, 3, seed=1)
     for weights in ((), (torch.arange(50.0),)):
         given = {"calibration": (other, labels, *weights), "weights": torch.rand(100)}
-        expected = D.fit(other, labels, weights=weights[0] if weights else None, **multi)(logits)
+        expected = fresh(D).fit(other, labels, weights=weights[0] if weights else None, **multi)(logits)
         assert cross_val_calibrate(logits, target, **given, **multi).allclose(expected, atol=1e-12)
 
 
@@ -89,12 +89,7 @@ def test_positive_classes_are_accurate_if_their_probability_rounds_to_1(dtype):
     logits[0], target[0] = torch.tensor([30.0, 0, -1, 29]), 1  # P(class 0 or 3) rounds to 1
     probs = logits.softmax(-1).to(dtype)
     of_logits = partial(
-        relative_calibration_loss,
-        probs.double().log(),
-        target,
-        task="multiclass",
-        from_logits=True,
-        folds=turns(100),
+        relative_calibration_loss, probs.double().log(), target, task="multiclass", from_logits=True, folds=turns(100)
     )
     of_probs = partial(relative_calibration_loss, probs, target, task="multiclass", folds=turns(100))
     tolerance = 100 * torch.finfo(dtype).eps  # rows of probabilities sum to 1 up to the rounding of their dtype
@@ -104,8 +99,8 @@ def test_positive_classes_are_accurate_if_their_probability_rounds_to_1(dtype):
             assert of_probs(**given).item() == pytest.approx(of_logits(**given).item(), abs=tolerance)
     given = {"task": "multiclass", "positive_classes": [0, 3], "train_on_test": True}
     calibrated = cross_val_calibrate(probs, target, **given)
-    transform = D.fit(probs, target, task="multiclass", positive_classes=[0, 3])
-    expected = transform(probs[1:, [0, 3]].double().sum(-1))
+    fitted = fresh(D).fit(probs, target, task="multiclass", positive_classes=[0, 3])
+    expected = fitted(probs[1:, [0, 3]].double().sum(-1))
     torch.testing.assert_close(calibrated[1:].double(), expected, rtol=0, atol=tolerance)
 
 
@@ -218,7 +213,7 @@ def test_bayes_risk_as_score_equals_a_loop(task):
     given, folds = {"task": task, "from_logits": True}, turns(80)
     after = torch.empty_like(logits)
     for f in range(5):
-        after[folds == f] = T.fit(logits[folds != f], target[folds != f], **given)(logits[folds == f])
+        after[folds == f] = fresh(T).fit(logits[folds != f], target[folds != f], **given)(logits[folds == f])
     raw, cal = (F.bayes_risk(preds, target, cost=cost, **given) for preds in (logits, after))
     options = {"score": partial(F.bayes_risk, cost=cost), "calibrator": T, "folds": folds, **given}
     assert raw != cal

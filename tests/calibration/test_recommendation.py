@@ -21,10 +21,10 @@ def shifted(scale, shift, n=2000):
 
 def test_recommendation_text_names_the_gain():
     found = recommend(*shifted(2, 3), **binary)
-    temperature, dp = found.rcl["temperature scaling"], found.rcl["DP calibration"]
-    assert found.best == "DP calibration"
+    temperature, dp = found.rcl["temperature scaling"], found.rcl["affine scaling"]
+    assert found.best == "affine scaling"
     assert found.text == (
-        f"Calibration would cut NLL by {dp:.1f} %: add DP calibration; temperature scaling gains {temperature:.1f} %."
+        f"Calibration would cut NLL by {dp:.1f} %: add affine scaling; temperature scaling gains {temperature:.1f} %."
     )
     assert dp == pytest.approx(relative_calibration_loss(*shifted(2, 3), **binary).item())
     found = recommend(*shifted(2, 3), score=partial(F.bayes_risk, cost=[[0, 1], [2, 0]]), **binary)

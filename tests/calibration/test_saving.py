@@ -1,7 +1,8 @@
-"""Saving and loading of calibrators. A file can only set the buffers that a transform saves."""
+"""Saving and loading of calibrators. A file can only set what a calibrator saves."""
 
 import pytest
 import torch
+from helpers.fits import fresh
 from helpers.reports import realistic
 
 from torchcalib.calibration import (
@@ -12,36 +13,39 @@ from torchcalib.calibration import (
     load_calibrator,
     save_calibrator,
 )
-from torchcalib.calibration.affine import AffineTransform
 
+FITTED = AffineScaling().fit([0.9, 0.99, 0.3, 0.8, 0.6], [1, 1, 0, 0, 1])
 CALIBRATORS = (TemperatureScaling(), AffineScaling(), HistogramBinning(), IsotonicCalibration())
 
 
 @pytest.mark.parametrize(("calibrator", "task"), [(c, task) for c in CALIBRATORS for task in c.tasks])
 def test_saved_calibrator_is_loaded_without_naming_its_class(calibrator, task, tmp_path):
     preds, target = realistic(task)
-    transform = calibrator.fit(preds, target, task=task, from_logits=True)
-    save_calibrator(transform, tmp_path / "cal.pt")
+    fitted = fresh(calibrator).fit(preds, target, task=task, from_logits=True)
+    save_calibrator(fitted, tmp_path / "cal.pt")
     loaded = load_calibrator(str(tmp_path / "cal.pt"))
-    assert type(loaded) is type(transform)
+    assert type(loaded) is type(fitted)
     assert (loaded.task, loaded.from_logits, loaded.class_axis) == (task, True, -1)
-    assert torch.equal(loaded(preds), transform(preds))
-    plain = type(transform)()
+    assert torch.equal(loaded(preds), fitted(preds))
+    plain = type(fitted)()
     plain.load_state_dict(torch.load(tmp_path / "cal.pt", weights_only=True))
-    assert torch.equal(plain(preds), transform(preds))
-    assert torch.equal(plain.converged, transform.converged)
+    assert torch.equal(plain(preds), fitted(preds))
+    assert torch.equal(plain.converged, fitted.converged)
     assert [path.name for path in tmp_path.iterdir()] == ["cal.pt"]
 
 
 def test_saving_other_objects_and_loading_other_files_raises_errors(tmp_path):
-    with pytest.raises(TypeError, match="`transform` must be a fitted calibrator, got AffineScaling"):
+    with pytest.raises(TypeError, match="`calibrator` must be a fitted calibrator, got Identity"):
+        save_calibrator(torch.nn.Identity(), tmp_path / "cal.pt")
+    with pytest.raises(ValueError, match=r"`calibrator` must be fitted, got AffineScaling\(\)"):
         save_calibrator(AffineScaling(), tmp_path / "cal.pt")
     assert list(tmp_path.iterdir()) == []
     path = tmp_path / "other.pt"
-    good = AffineTransform().state_dict()
-    unknown = {**good, "_extra_state": {**good["_extra_state"], "kind": "Transform"}}
+    good = FITTED.state_dict()
+    unknown = {**good, "_extra_state": {**good["_extra_state"], "kind": "Calibrator"}}
+    wrong_task = {**good, "_extra_state": {**good["_extra_state"], "task": "regression"}}
     short = {name: value for name, value in good.items() if name != "alpha"}
-    for content in ({"weight": torch.ones(2)}, torch.ones(2), torch.nn.Identity(), unknown, short):
+    for content in ({"weight": torch.ones(2)}, torch.ones(2), torch.nn.Identity(), unknown, wrong_task, short):
         torch.save(content, path)
         with pytest.raises(ValueError, match=r"`path` must be a file that `save_calibrator` wrote, got '.*other\.pt'"):
             load_calibrator(path)
@@ -56,9 +60,11 @@ def test_unknown_or_missing_entries_in_a_file_raise_errors(tmp_path):
     p, y = torch.tensor([0.25, 0.5, 0.75, 1.0]), torch.tensor([0, 1, 0, 1])
     save_calibrator(HistogramBinning(4, right=True).fit(p, y, task="binary"), tmp_path / "cal.pt")
     assert torch.equal(load_calibrator(tmp_path / "cal.pt")(p), y.float())
-    state = AffineTransform("multiclass", class_axis=1).state_dict()
+    state = FITTED.state_dict()
     state["_extra_state"] |= {"forward": 1, "from_logits": True}
-    transform = AffineTransform()
-    transform.load_state_dict(state)
-    assert "forward" not in vars(transform)
-    assert (transform.task, transform.from_logits, transform.class_axis) == ("multiclass", True, 1)
+    loaded = AffineScaling()
+    loaded.load_state_dict(state)
+    assert "forward" not in vars(loaded)
+    assert (loaded.task, loaded.from_logits, loaded.class_axis) == ("binary", True, -1)
+    with pytest.raises(ValueError, match="`state_dict` must be of TemperatureScaling, got one of AffineScaling"):
+        TemperatureScaling().load_state_dict(state)

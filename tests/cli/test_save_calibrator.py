@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers.fits import fresh
 from helpers.reports import TASKS, calibrated_report, realistic
 
-from torchcalib.calibration import load_calibrator
-from torchcalib.calibration.affine import AffineTransform
+from torchcalib.calibration import AffineScaling, load_calibrator
 from torchcalib.cli import main
 from torchcalib.reporting import buffer
 from torchcalib.reporting.building import ReportBuilder
@@ -45,15 +45,15 @@ def test_recommended_calibrator_is_saved(task, saved, capsys):
     report = calibrated_report(task)
     assert report.recommendation.text in shown
     assert f"saved {report.recommendation.best}, as recommended: cal [1].pt" in shown
-    expected = report.calibration.calibrator.fit(preds, target, task=task, from_logits=True)
+    expected = fresh(report.calibration.calibrator).fit(preds, target, task=task, from_logits=True)
     torch.testing.assert_close(load_calibrator("cal [1].pt")(preds), expected(preds), rtol=1e-9, atol=1e-9)
 
 
 def test_affine_scaling_is_saved_if_no_calibrator_is_recommended(saved, capsys):
     saved("multiclass", scale=1, n=1000)
     assert main(["report", "a.npz", "--no-intervals", "--save-calibrator", "cal.pt"]) == 0
-    assert "saved DP calibration, though no calibrator is worthwhile here" in capsys.readouterr().out
-    assert isinstance(load_calibrator("cal.pt"), AffineTransform)
+    assert "saved affine scaling, though no calibrator is worthwhile here" in capsys.readouterr().out
+    assert isinstance(load_calibrator("cal.pt"), AffineScaling)
 
 
 def test_paths_that_cannot_be_written_give_an_error(saved, capsys, monkeypatch):

@@ -11,6 +11,7 @@ from itertools import product
 import pytest
 import torch
 from contract.test_recorded import COSTS
+from helpers.fits import fresh
 
 import torchcalib.functional as F
 from benchmarks import tables
@@ -105,10 +106,10 @@ class System:
             self.fits[kind, how] = cross_val_calibrate(scores, self.target, **options)
         return self.fits[kind, how]
 
-    def transform(self, kind):
+    def fitted(self, kind):
         """Return the fit to the whole test set, which is cached."""
         if kind not in self.fits:
-            self.fits[kind] = CALIBRATORS[kind].fit(self.raw, self.target, **multi)
+            self.fits[kind] = fresh(CALIBRATORS[kind]).fit(self.raw, self.target, **multi)
         return self.fits[kind]
 
     def value(self, case):
@@ -129,8 +130,8 @@ class System:
             short = what.removeprefix("rcl_")
             return measure(after, self.target, short) if short == what else relative(raw, after, self.target, short)
         if what in ("scale", "bias"):
-            transform = self.transform(kind)
-            return transform.alpha if what == "scale" else transform.beta[:10]
+            fit = self.fitted(kind)
+            return fit.alpha if what == "scale" else fit.beta[:10]
         if what.startswith("rcl"):
             score = {"rcl_ce": "nll", "rcl_bs": "brier"}[what]
             calibrator = CALIBRATORS[kind]

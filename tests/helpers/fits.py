@@ -1,5 +1,7 @@
 """Samples and calibrators for tests of calibrators and calibration losses."""
 
+import copy
+
 import torch
 
 from torchcalib.calibration import AffineScaling, HistogramBinning, IsotonicCalibration, TemperatureScaling
@@ -9,6 +11,11 @@ AFFINE = [T, D]
 ALL = [T, D, H, ISO]
 binary = {"task": "binary", "from_logits": True}
 multi = {"task": "multiclass", "from_logits": True}
+
+
+def fresh(calibrator):
+    """Return a copy to fit, because `fit` changes the calibrator itself."""
+    return copy.deepcopy(calibrator)
 
 
 def name(calibrator):

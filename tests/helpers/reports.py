@@ -108,5 +108,5 @@ def assert_equal_stages(found, expected):
     for name in ("value", "rcl"):
         mine, theirs = ([getattr(gain, name) for gain in stage.gains] for stage in (found, expected))
         assert mine == pytest.approx(theirs, rel=1e-8, abs=1e-8)
-    for name in ("recommendation.text", "calibrator", "notes", "n_folds", "seed"):
+    for name in ("recommendation.text", "name", "notes", "n_folds", "seed"):
         assert attrgetter(name)(found) == attrgetter(name)(expected), name

@@ -229,7 +229,7 @@ def test_resumed_training_continues_its_history_and_calibrator(pl, tmp_path):
     torch.testing.assert_close(loaded(logits), expected(logits))
     again = monitor(calibrate=AffineScaling())
     again.on_load_checkpoint(None, None, saved)
-    assert again.transform.alpha == loaded.alpha
+    assert again.calibrator.alpha == loaded.alpha
     validated = trainer(pl, tmp_path, again).validate(net, loader(N_VALID, 1), verbose=False)
     assert validated[0]["val/nll"] == whole.history.column("nll")[-1]
     assert len(again.history) == 0, "validation alone adds no row"

@@ -67,7 +67,7 @@ def main(folder):
     expected = TemperatureScaling().fit(*model.whole(0), **GIVEN)
     results = {
         "epochs": model.epochs,
-        "alpha": watched.transform.alpha.item(),
+        "alpha": watched.calibrator.alpha.item(),
         "alpha expected": expected.alpha.item(),
         "stopped": trainer.current_epoch,
     }

@@ -1,6 +1,7 @@
 """Calibrators, cross-validated calibration, and the score that it gains."""
 
 from torchcalib.calibration.affine import AffineScaling, TemperatureScaling
+from torchcalib.calibration.calibrator import Calibrator
 from torchcalib.calibration.cross_validation import cross_val_calibrate
 from torchcalib.calibration.gain import ScoreDivergence, calibration_loss, relative_calibration_loss, score_divergence
 from torchcalib.calibration.histogram import HistogramBinning
@@ -10,6 +11,7 @@ from torchcalib.calibration.saving import load_calibrator, save_calibrator
 
 __all__ = [
     "AffineScaling",
+    "Calibrator",
     "HistogramBinning",
     "IsotonicCalibration",
     "Recommendation",

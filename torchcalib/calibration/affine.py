@@ -1,12 +1,11 @@
-"""Affine scaling of log-probabilities, softmax(alpha log q + beta): temperature scaling and DP calibration."""
+"""Affine scaling of log-probabilities, softmax(alpha log q + beta), and temperature scaling (beta = 0)."""
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from torchcalib.calibration.calibrator import Calibrator, Transform, sample_weights
+from torchcalib.calibration.calibrator import Calibrator, sample_weights, shown
 from torchcalib.core.predictions import Predictions
 from torchcalib.ops.logs import binary_log_probs, safe_log, wide_dtype
 from torchcalib.ops.newton.fits import fit_dp, fit_temperature
@@ -19,24 +18,20 @@ _REMARKS = {
         "scale without bound. The predictions are left unchanged."
     ),
     STOPPED: "the fit stopped before its gradient was small. Check the scale of the predictions.",
-    NO_DATA: "there are no samples of positive weight: the transform gives NaN.",
+    NO_DATA: "there are no samples of positive weight: calibrated predictions are NaN.",
 }
 
 
-class AffineTransform(Transform):
+class _Affine(Calibrator):
     """softmax(alpha log q + beta).
 
     A probability of 0 stays 0, whatever alpha. A prediction that is certain of a class with beta -inf is unchanged.
-
-    Attributes:
-        alpha: scale `(...)`, the inverse of the temperature; see `AffineScaling` if no alpha is optimal.
-        beta: bias of each class `(..., C)`, with sum 0; of the classes 0 and 1 for binary and multi-label predictions.
-            -inf for a class without samples.
-        outcome: end of the fit, int64 `(...)`, a code of `torchcalib.ops.newton`.
-        lost: weight of the samples whose label has probability 0, `(...)`; the fit leaves them out.
     """
 
+    in_log_odds = True
     initial: ClassVar = {"alpha": 1.0, "beta": [0.0, 0.0], "lost": 0.0, "outcome": CONVERGED}
+
+    with_bias: ClassVar[bool]
 
     alpha: Tensor
     beta: Tensor
@@ -72,7 +67,7 @@ class AffineTransform(Transform):
         return z.log_softmax(-1) if self.from_logits else z.softmax(-1)
 
     def remarks(self) -> list[str]:
-        """See `Transform.remarks`."""
+        """See `Calibrator.remarks`."""
         n_fits = self.outcome.numel()
         found = [
             f"`alpha` of {int((self.outcome == code).sum())} of {n_fits} fits: {words}" if n_fits > 1 else words
@@ -92,48 +87,47 @@ class AffineTransform(Transform):
             )
         return found
 
+    def shown_parameters(self) -> list[str]:
+        """See `Calibrator.shown_parameters`."""
+        bias = [f"beta={shown(self.beta)}"] if self.with_bias else []
+        return [f"temperature={shown(self.temperature)}", *bias]
 
-class _Affine(Calibrator[AffineTransform]):
-    in_log_odds = True
-
-    with_bias: ClassVar[bool]
-
-    def fit_to(self, p: Predictions, weights: Tensor | None = None) -> AffineTransform:
-        """See `Calibrator.fit_to`."""
-        with torch.no_grad():
-            if p.task == "multiclass":
-                scores, target = (p.values if p.from_logits else p.log_probs), p.target
-            else:
-                log_p, log_not_p = p.binary_log_probs
-                log_odds = p.values.to(wide_dtype(p.values.device)) if p.from_logits else log_p - log_not_p
-                scores, target = torch.stack(((-log_odds).clamp(max=0), log_odds.clamp(max=0)), -1), p.target.long()
-            w = sample_weights(p, weights)
-            batch, n, n_classes = w.shape[:-1], target.shape[-1], scores.shape[-1]
-            n_series, n_weightings = target.shape[:-1].numel(), w.shape[: w.dim() - target.dim()].numel()
-            solve = fit_dp if self.with_bias else fit_temperature
-            fit = solve(
-                scores.reshape(n_series, n, n_classes),
-                target.reshape(n_series, n),
-                w.reshape(n_weightings, n_series, n),
-            )
+    def parameters_for(self, p: Predictions, weights: Tensor | None) -> dict[str, Tensor]:
+        """See `Calibrator.parameters_for`."""
+        if p.task == "multiclass":
+            scores, target = (p.values if p.from_logits else p.log_probs), p.target
+        else:
+            log_p, log_not_p = p.binary_log_probs
+            log_odds = p.values.to(wide_dtype(p.values.device)) if p.from_logits else log_p - log_not_p
+            scores, target = torch.stack(((-log_odds).clamp(max=0), log_odds.clamp(max=0)), -1), p.target.long()
+        w = sample_weights(p, weights)
+        batch, n, n_classes = w.shape[:-1], target.shape[-1], scores.shape[-1]
+        n_fits, n_replicates = target.shape[:-1].numel(), w.shape[: w.dim() - target.dim()].numel()
+        solve = fit_dp if self.with_bias else fit_temperature
+        fit = solve(scores.reshape(n_fits, n, n_classes), target.reshape(n_fits, n), w.reshape(n_replicates, n_fits, n))
         outcome = fit.outcome.reshape(batch)
-        return AffineTransform.of(
-            p,
-            alpha=fit.alpha.reshape(batch),
-            beta=fit.beta.reshape(*batch, n_classes),
-            grad_norm=fit.grad_norm.reshape(batch),
-            outcome=outcome,
-            lost=fit.lost.reshape(batch),
-            converged=(outcome == CONVERGED) | (outcome == AT_ZERO),
-        )
+        return {
+            "alpha": fit.alpha.reshape(batch),
+            "beta": fit.beta.reshape(*batch, n_classes),
+            "grad_norm": fit.grad_norm.reshape(batch),
+            "outcome": outcome,
+            "lost": fit.lost.reshape(batch),
+            "converged": (outcome == CONVERGED) | (outcome == AT_ZERO),
+        }
 
 
-@dataclass(frozen=True)
 class TemperatureScaling(_Affine):
-    """Temperature scaling: softmax(alpha log q) with the alpha > 0 that minimises the NLL.
+    """Temperature scaling: softmax(logits / T) with the temperature T > 0 that minimises the negative log-likelihood.
 
-    Fitted in float64 by a bracketed Newton search to a gradient norm below 1e-9, for logits of any scale. It cannot
-    shift probability from one class to another. See `AffineScaling` if no alpha is optimal.
+    For probabilities q, logits are log q. The fit is a bracketed Newton search in float64 to a gradient norm below
+    1e-9, for logits of any scale. Temperature scaling cannot shift probability from one class to another. See
+    `AffineScaling` for data without an optimal temperature.
+
+    Attributes:
+        temperature: T = 1 / alpha, of the batch shape of the fit `(...)`.
+        alpha: scale of the logits `(...)`.
+        outcome: end of the fit, int64 `(...)`, a code of `torchcalib.ops.newton.problem`.
+        lost: weight of the samples whose label has probability 0, `(...)`. The fit leaves them out.
 
     Source:
         Guo et al.: On Calibration of Modern Neural Networks (ICML 2017); [EPSR] Ferrer, Ramos: Evaluating Posterior
@@ -141,8 +135,10 @@ class TemperatureScaling(_Affine):
 
     Example:
         >>> preds = torch.tensor([0.9, 0.99, 0.01, 0.8, 0.05])
-        >>> transform = TemperatureScaling().fit(preds, torch.tensor([1, 0, 0, 1, 0]), task="binary")
-        >>> transform(preds)
+        >>> calibrator = TemperatureScaling().fit(preds, torch.tensor([1, 0, 0, 1, 0]))
+        >>> calibrator
+        TemperatureScaling(temperature=4.074, task='binary', from_logits=False)
+        >>> calibrator(preds)
         tensor([0.6317, 0.7555, 0.2445, 0.5843, 0.3268])
     """
 
@@ -150,33 +146,38 @@ class TemperatureScaling(_Affine):
     with_bias = False
 
 
-@dataclass(frozen=True)
 class AffineScaling(_Affine):
-    """DP calibration: softmax(alpha log q + beta) with the alpha > 0 and the beta that minimise the NLL.
+    """Affine scaling: softmax(logits / T + beta) with the T and the class biases beta that minimise the NLL.
 
-    It is affine scaling of the logits with one scale for all classes, hence direction-preserving (DP). Fitted in
-    float64 by a damped Newton search to a gradient norm below 1e-9, for logits of any scale.
+    T is the temperature. It is the same for all classes, therefore the method is called direction-preserving (DP) in
+    [EPSR]. For probabilities q, logits are log q. The fit is a damped Newton search in float64 to a gradient norm
+    below 1e-9, for logits of any scale. `fit` warns in each of these cases, where alpha = 1 / T:
 
-    - **Separable**: if some (alpha, beta) makes every label the most probable class, the likelihood rises with alpha
-      without bound. The transform then leaves predictions unchanged (alpha 1, beta 0), and `converged` is False.
-    - **No positive alpha is optimal**: alpha is 0, and predictions become the class frequencies (under
-      `TemperatureScaling` uniform). This is the optimum, and `converged` is True.
+    - **Separable data**: some (alpha, beta) makes every label the most probable class, and the likelihood rises with
+      alpha without bound. Predictions are then left unchanged (alpha 1, beta 0), and `converged` is False.
+    - **No positive alpha is optimal**: alpha is 0, and predictions become the class frequencies (uniform for
+      `TemperatureScaling`). This is the optimum, and `converged` is True.
     - **A class without samples** has beta = -inf, where the likelihood is largest: probability 0.
     - **Infinite NLL**: a sample whose label has probability 0 has an infinite NLL for every alpha > 0. The fit leaves
-      such samples out; `lost` is their weight.
-    - **No data**: NaN.
+      such samples out.
+    - **No data**: calibrated predictions are NaN.
 
-    `fit` warns in each of these cases.
+    Attributes:
+        temperature: T, of the batch shape of the fit `(...)`.
+        alpha: scale of the logits `(...)`.
+        beta: bias of each class `(..., C)`, with sum 0; of the classes 0 and 1 for binary and multi-label predictions.
+        outcome: end of the fit, int64 `(...)`, a code of `torchcalib.ops.newton.problem`.
+        lost: weight of the samples whose label has probability 0, `(...)`.
 
     Source:
-        [EPSR] Ferrer, Ramos: Evaluating Posterior Probabilities (TMLR), sec. 2.4.2 and 2.5.3.
+        [EPSR] Ferrer, Ramos: Evaluating Posterior Probabilities (TMLR), sec. 2.4.2 and 2.5.3 (DP calibration).
 
     Example:
         >>> preds = torch.tensor([0.9, 0.99, 0.3, 0.8, 0.6])
-        >>> transform = AffineScaling().fit(preds, torch.tensor([1, 1, 0, 0, 1]), task="binary")
-        >>> transform(preds).mean()
+        >>> calibrator = AffineScaling().fit(preds, torch.tensor([1, 1, 0, 0, 1]))
+        >>> calibrator(preds).mean()
         tensor(0.6000)
     """
 
-    name = "DP calibration"
+    name = "affine scaling"
     with_bias = True

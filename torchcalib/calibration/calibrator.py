@@ -1,69 +1,152 @@
-"""Base classes of all calibrators and of the transforms that they fit."""
+"""Base class of calibrators."""
 
 import sys
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from typing import Any, ClassVar, Generic, Self, TypeVar, Unpack
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
-from torchcalib.core.arguments import InputOptions, Task, check_task
-from torchcalib.core.arrays import as_tensors
+from torchcalib.core.arguments import Task, check_task
+from torchcalib.core.arrays import as_tensor
+from torchcalib.core.documentation import documented
 from torchcalib.core.inputs import input_format_of, read_input
 from torchcalib.core.predictions import Predictions
+from torchcalib.core.tasks import infer_from_logits, prepare
 from torchcalib.ops.logs import spread_infinite_logits, wide_dtype
 
 
-class Transform(nn.Module, ABC):
-    """A fitted calibrator: maps predictions to calibrated predictions of the same kind.
+class Calibrator(nn.Module, ABC):
+    """Base class of calibrators, which are modules that map predictions to calibrated predictions of the same kind.
 
-    Its parameters are buffers. The `state_dict` also holds its settings, so a transform made without arguments takes
-    both from `load_state_dict`. Buffers stay float64 under `.half()` and `.to(dtype)` of a surrounding model. The
-    arithmetic has the dtype of the predictions, at least float32.
-
-    Args:
-        task: `"binary"`, `"multiclass"` or `"multilabel"`.
-        from_logits: whether it takes logits. It then returns logits: log-probabilities of classes, or log-odds for
-            binary and multi-label predictions.
-        class_axis: the axis of classes or labels.
+    The arguments of the constructor are the settings of the method. `fit` estimates the parameters, which are buffers:
+    they are not trained, move with `.to(device)`, and stay float64 under `.half()` and `.to(dtype)`. The `state_dict`
+    contains the parameters, the settings and the kind of predictions. A calibrator without fit can load it.
 
     Attributes:
+        task: `"binary"`, `"multiclass"` or `"multilabel"`; None before the fit.
+        from_logits: whether predictions are logits. Calibrated predictions are then log-probabilities of classes, or
+            log-odds for binary and multi-label predictions.
+        class_axis: axis of classes or labels.
         converged: whether the fit reached its optimum, bool of the batch shape of the fit.
-        grad_norm: norm of the gradient at the end of the fit, of the same shape; 0 for optima in closed form.
+        grad_norm: norm of the gradient at the end of the fit, of the batch shape; 0 for optima in closed form.
     """
 
-    settings: ClassVar[tuple[str, ...]] = ("task", "from_logits", "class_axis")
-    """Attributes that the `state_dict` holds beside the buffers."""
-    initial: ClassVar[Mapping[str, object]]
-    """Initial values of the buffers of a subclass."""
+    name: ClassVar[str]
+    """Name in reports and recommendations."""
+    tasks: ClassVar[tuple[Task, ...]] = ("binary", "multiclass", "multilabel")
+    """Tasks that the method supports."""
+    whole_weights: ClassVar[bool] = False
+    """Whether weights must be whole numbers."""
+    in_log_odds: ClassVar[bool] = False
+    """Whether binary predictions enter the fit only as log-odds."""
+    settings: ClassVar[tuple[str, ...]] = ()
+    """Names of the arguments of the constructor, which are attributes."""
+    initial: ClassVar[Mapping[str, object]] = {}
+    """Values of the parameters before the fit."""
 
-    grad_norm: Tensor
+    task: Task | None
+    from_logits: bool
+    class_axis: int
     converged: Tensor
+    grad_norm: Tensor
 
-    def __init__(self, task: Task = "binary", *, from_logits: bool = False, class_axis: int = -1) -> None:
+    def __init_subclass__(cls) -> None:
+        if "name" not in vars(cls):
+            cls.name = cls.__name__
+
+    def __init__(self) -> None:
         super().__init__()
-        check_task(task)
-        self.task: Task = task
-        self.from_logits, self.class_axis = from_logits, class_axis
-        for name, value in {"grad_norm": 0.0, "converged": True, **self.initial}.items():
+        self.task, self.from_logits, self.class_axis = None, False, -1
+        for name, value in {"grad_norm": 0.0, "converged": False, **self.initial}.items():
             buffer = torch.tensor(value)
             self.register_buffer(name, buffer.double() if buffer.is_floating_point() else buffer)
 
-    @classmethod
-    def of(cls, p: Predictions, **buffers: Tensor) -> Self:
-        """Return the transform of a fit to `p`, with these buffers."""
-        transform = cls(p.task, from_logits=p.from_logits)
-        transform.grad_norm = torch.zeros_like(buffers["converged"], dtype=wide_dtype(p.values.device))
-        for name, value in buffers.items():
-            setattr(transform, name, value)
-        return transform
+    @documented
+    def fit(
+        self,
+        preds: Tensor,
+        target: Tensor,
+        *,
+        task: Task | None = None,
+        from_logits: bool | None = None,
+        class_names: Sequence[str] | None = None,
+        **options: Any,
+    ) -> Self:
+        """Fit the calibrator to predictions and labels.
+
+        Every element of `batch_dims` and every label of a multi-label task has a fit of its own, in one solve.
+
+        Args:
+            target: Integer labels, one per sample (multi-label: of the shape of `preds`), or class names.
+            task: None infers it from the shapes.
+            from_logits: `preds` are logits. None infers it: logits have negative values.
+            class_names: Names of the classes, for labels that are text. The columns of a DataFrame are names, too.
+            positive_classes: Fit to the probability (or log-odds) of this set of classes against the rest. The fitted
+                calibrator takes the same.
+
+        Returns:
+            The fitted calibrator itself. It has no gradient to `preds`.
+
+        Raises:
+            TypeError, ValueError: for invalid input.
+
+        Warns:
+            UserWarning: the fit has no optimum or did not reach it, a class has no samples, or a label has probability
+                0; see `remarks`.
+        """
+        if task is None and options.get("num_labels") is not None:
+            task = "multilabel"
+        elif task is None and options.get("num_classes") is not None:
+            task = "multiclass"
+        positive = options.get("positive_classes")
+        given = prepare(preds, target, task, class_names=class_names, positive_classes=positive)
+        options["from_logits"] = infer_from_logits(given.preds) if from_logits is None else from_logits
+        p = self.read(given.preds, given.target, task=given.task, options=options)
+        with torch.inference_mode(False):  # tensors made in inference mode could not be used in a backward pass later
+            fitted = self.fit_to(p)
+        how = input_format_of(given.task, options)
+        fitted.class_axis = how.resolved(given.preds, given.target, how.batch_dims).axis
+        self.__dict__.update(fitted.__dict__)
+        self.warn()
+        return self
+
+    def read(self, preds: Tensor, target: Tensor, *, task: Task, options: Mapping[str, Any]) -> Predictions:
+        """Check and convert the input of a fit."""
+        p = read_input(task, preds, target, options, hard_targets=True, whole_weights=self.whole_weights)
+        if p.task not in self.tasks:
+            raise ValueError(
+                f"`task` must be one of {', '.join(map(repr, self.tasks))} for {type(self).__name__}, got {p.task!r}. "
+                "Pass positive_classes=[k] for one class against the rest, or use AffineScaling."
+            )
+        return p
+
+    def fit_to(self, p: Predictions, weights: Tensor | None = None) -> Self:
+        """Return a copy that is fitted to checked predictions.
+
+        Args:
+            p: predictions.
+            weights: `(R, ..., N)`, replaces the weights of `p`: one fit for each of R weight vectors, such as folds or
+                bootstrap replicates. The batch of the fit then begins with R.
+        """
+        fitted = copy(self)
+        fitted.task, fitted.from_logits = p.task, p.from_logits
+        with torch.no_grad():
+            buffers = self.parameters_for(p, weights)
+        exact = torch.zeros_like(buffers["converged"], dtype=wide_dtype(p.values.device))
+        fitted._buffers = {"grad_norm": exact, **buffers}
+        return fitted
+
+    @abstractmethod
+    def parameters_for(self, p: Predictions, weights: Tensor | None) -> dict[str, Tensor]:
+        """Return the parameters fitted to predictions, and `converged`; see `fit_to`."""
 
     @abstractmethod
     def calibrated(self, values: Tensor) -> Tensor:
-        """Map values in canonical form: multi-class with classes last, otherwise with samples last."""
+        """Calibrate values in canonical form: classes last for a multi-class task, otherwise samples last."""
 
     @abstractmethod
     def remarks(self) -> list[str]:
@@ -81,16 +164,20 @@ class Transform(nn.Module, ABC):
         """Return calibrated predictions, of the shape of `preds` and of its dtype (at least float32).
 
         Args:
-            preds: predictions of the kind used in the fit; values are not checked. A transform fitted to a batch
+            preds: predictions of the kind used in the fit; values are not checked. A calibrator fitted to a batch
                 `(..., N)` takes this batch shape; one fitted to a single data set takes any leading axes.
 
         Raises:
+            RuntimeError: the calibrator is not fitted.
             TypeError: `preds` is not floating.
             ValueError: too few axes, or leading axes other than the batch of the fit.
 
         Gradient:
-            In `preds`, wherever the transform has one.
+            In `preds`, wherever the calibration map has one.
         """
+        if self.task is None:
+            raise RuntimeError(f"{type(self).__name__} must be fitted before use. Call fit(preds, target).")
+        preds = as_tensor("preds", preds)
         if not preds.is_floating_point():
             raise TypeError(f"`preds` must be floating, got {preds.dtype}. Pass predictions as in the fit.")
         has_classes = self.task != "binary"
@@ -108,7 +195,7 @@ class Transform(nn.Module, ABC):
             raise ValueError(
                 f"`preds` must have the leading axes {tuple(batch)} of the batch that the calibrator was fitted to"
                 f"{', labels last' if self.task == 'multilabel' else ''}, got {tuple(leading)} of shape "
-                f"{tuple(preds.shape)}. Take one of its transforms with part(index), or set class_axis."
+                f"{tuple(preds.shape)}. Take one of its calibrators with part(index), or set class_axis."
             )
         if self.task == "multiclass" and self.from_logits:
             values = spread_infinite_logits(values)
@@ -116,24 +203,49 @@ class Transform(nn.Module, ABC):
         values = values.transpose(-1, -2) if self.task == "multilabel" else values
         return values.movedim(-1, self.class_axis) if has_classes else values
 
+    def predict_proba(self, preds: Tensor) -> Tensor:
+        """Return calibrated probabilities, of the shape of `preds`: P(y = 1) for a binary task; see `forward`."""
+        values: Tensor = self(preds)
+        if not self.from_logits:
+            return values
+        return values.softmax(self.class_axis) if self.task == "multiclass" else values.sigmoid()
+
     def part(self, index: int) -> Self:
-        """Return the transform at an index of the first batch axis."""
+        """Return the calibrator at an index of the first batch axis."""
         chosen = copy(self)
         chosen._buffers = {name: None if x is None else x[index] for name, x in self._buffers.items()}
         return chosen
 
     def get_extra_state(self) -> dict[str, Any]:
-        """Return the class and the settings, for the `state_dict`."""
-        return {"kind": type(self).__name__, **{name: getattr(self, name) for name in self.settings}}
+        """Return the class, the settings and the kind of predictions, for the `state_dict`."""
+        return {"kind": type(self).__name__, **{name: getattr(self, name) for name in self._saved}}
 
     def set_extra_state(self, state: Mapping[str, Any]) -> None:
-        """Restore the settings; anything else in a file, which may come from a stranger, is ignored."""
-        for name in set(self.settings) & state.keys():
+        """Restore the settings and the kind of predictions. Other entries are ignored: the file may be hostile."""
+        if state["kind"] != type(self).__name__:
+            raise ValueError(
+                f"`state_dict` must be of {type(self).__name__}, got one of {state['kind']}. "
+                "Load it with an instance of that class, or with load_calibrator."
+            )
+        if state["task"] is not None:
+            check_task(state["task"])
+        for name in self._saved & state.keys():
             setattr(self, name, state[name])
 
     def extra_repr(self) -> str:
-        """Return the kind of predictions, for `repr`."""
-        return f"task={self.task!r}, from_logits={self.from_logits}"
+        """Return the settings, and after the fit the parameters and the kind of predictions, for `repr`."""
+        shown = [f"{name}={getattr(self, name)!r}" for name in self.settings]
+        if self.task is not None:
+            shown += [*self.shown_parameters(), f"task={self.task!r}", f"from_logits={self.from_logits}"]
+        return ", ".join(shown)
+
+    def shown_parameters(self) -> list[str]:
+        """Return the fitted parameters as `name=value`, for `repr`."""
+        return []
+
+    @property
+    def _saved(self) -> set[str]:
+        return {"task", "from_logits", "class_axis", *self.settings}
 
     def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *rest: Any) -> None:
         for name, buffer in list(self._buffers.items()):
@@ -154,77 +266,14 @@ class Transform(nn.Module, ABC):
         return self
 
 
-T = TypeVar("T", bound=Transform, covariant=True)
-
-
-class Calibrator(ABC, Generic[T]):
-    """A calibration method with its settings. `fit` returns the fitted transform.
-
-    Attributes:
-        name: name for reports and recommendations; that of the class by default.
-        tasks: tasks that it can be fitted to.
-        whole_weights: whether weights must be whole numbers.
-        in_log_odds: whether the fit depends on binary predictions only through their log-odds.
-    """
-
-    name: ClassVar[str]
-    tasks: ClassVar[tuple[Task, ...]] = ("binary", "multiclass", "multilabel")
-    whole_weights: ClassVar[bool] = False
-    in_log_odds: ClassVar[bool] = False
-
-    def __init_subclass__(cls) -> None:
-        if "name" not in vars(cls):
-            cls.name = cls.__name__
-
-    def fit(self, preds: Tensor, target: Tensor, *, task: Task, **options: Unpack[InputOptions]) -> T:
-        """Fit to predictions and labels.
-
-        Args:
-            preds: probabilities (or logits): binary `(N,)`, multi-class `(N, C)`, multi-label `(N, L)`, or with further
-                axes of samples. Every element of `batch_dims` and every label has its own fit, all in one solve.
-            target: integer labels; see `torchcalib.functional.nll`.
-            task: `"binary"`, `"multiclass"` or `"multilabel"`.
-            **options: see `torchcalib.functional.InputOptions`. With `positive_classes` the transform takes the
-                probability (or log-odds) of the set.
-
-        Returns:
-            The `Transform`, without gradient to `preds`.
-
-        Raises:
-            TypeError, ValueError: for invalid input.
-
-        Warns:
-            UserWarning: the fit has no optimum or did not reach it, a class has no samples, or a label has probability
-                0; see `Transform.remarks`.
-        """
-        preds, target, _ = as_tensors(preds, target, None)
-        p = self.read(preds, target, task=task, options=options)
-        with torch.inference_mode(False):  # gradients could never pass tensors made in inference mode
-            transform = self.fit_to(p)
-        how = input_format_of(task, options)
-        transform.class_axis = how.resolved(preds, target, how.batch_dims).axis
-        transform.warn()
-        return transform
-
-    def read(self, preds: Tensor, target: Tensor, *, task: Task, options: InputOptions) -> Predictions:
-        """Check and convert input for a fit of this calibrator."""
-        p = read_input(task, preds, target, options, hard_targets=True, whole_weights=self.whole_weights)
-        if p.task not in self.tasks:
-            raise ValueError(
-                f"`task` must be one of {', '.join(map(repr, self.tasks))} for {type(self).__name__}, got {p.task!r}. "
-                "Pass positive_classes=[k] for one class against the rest, or use AffineScaling."
-            )
-        return p
-
-    @abstractmethod
-    def fit_to(self, p: Predictions, weights: Tensor | None = None) -> T:
-        """Fit to checked predictions.
-
-        Args:
-            p: predictions.
-            weights: `(R, ..., N)`, replaces the weights of `p`: one fit for each of R weight vectors, such as folds or
-                bootstrap replicates. The batch of the transform then begins with R.
-        """
+def shown(values: Tensor, most: int = 4) -> str:
+    """Return the first values of a tensor with 4 digits, for `repr`; of more than one axis the shape."""
+    if values.dim() > 1:
+        return f"<{' x '.join(map(str, values.shape))}>"
+    if not values.dim():
+        return f"{float(values):.4g}"
+    numbers = [f"{value:.4g}" for value in values[:most].tolist()]
+    return f"[{', '.join(numbers)}{', ...' if len(values) > most else ''}]"
 
 
 def sample_weights(p: Predictions, weights: Tensor | None = None) -> Tensor:

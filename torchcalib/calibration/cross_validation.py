@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torchcalib.calibration.affine import AffineScaling
-from torchcalib.calibration.calibrator import Calibrator, Transform, sample_weights
+from torchcalib.calibration.calibrator import Calibrator, sample_weights
 from torchcalib.core.arguments import InputOptions, Task, check_count, check_flag, check_seed
 from torchcalib.core.arrays import as_tensor
 from torchcalib.core.checks import check_numbering
@@ -73,7 +73,7 @@ def cross_val_calibrate(
     target: Tensor,
     *,
     task: Task,
-    calibrator: Calibrator[Any] = DEFAULT,
+    calibrator: Calibrator = DEFAULT,
     **options: Unpack[CalibrationOptions],
 ) -> Tensor:
     """Calibrate predictions, by default cross-validated, so that no sample is calibrated with its own label.
@@ -89,7 +89,7 @@ def cross_val_calibrate(
         UserWarning: see `calibration_loss`.
 
     Gradient:
-        In `preds`; the fitted transforms are constants.
+        In `preds`; the fitted parameters are constants.
 
     Source:
         [EPSR] Ferrer, Ramos: Evaluating Posterior Probabilities (TMLR), sec. 2.5.3.
@@ -125,9 +125,7 @@ class Fitting(NamedTuple):
         return by_replicates(lambda p: value(p, self.calibrate(p)), self.p, n_values)
 
 
-def fitted(
-    preds: Tensor, target: Tensor, task: Task, calibrator: Calibrator[Any], options: CalibrationOptions
-) -> Fitting:
+def fitted(preds: Tensor, target: Tensor, task: Task, calibrator: Calibrator, options: CalibrationOptions) -> Fitting:
     """Check the input, and choose the samples that the calibrator is fitted to."""
     if not isinstance(calibrator, Calibrator):
         raise TypeError(f"`calibrator` must be a calibrator such as AffineScaling(), got {calibrator!r}.")
@@ -142,9 +140,9 @@ def fitted(
                 other = "train_on_test=True" if on_test else "a `calibration` set"
                 raise ValueError(f"`{name}` must be left out with {other}, got {options.get(name)!r}.")
     if held_out is not None:
-        transform = calibrator.fit_to(_read_held_out(held_out, p, calibrator, task, options))
-        _warn_of(transform, p)
-        return Fitting(p, lambda p: transform.calibrated(p.values), 1)
+        fit = calibrator.fit_to(_read_held_out(held_out, p, calibrator, task, options))
+        _warn_of(fit, p)
+        return Fitting(p, lambda p: fit.calibrated(p.values), 1)
     if on_test:
         return Fitting(p, lambda p: _warn_of(calibrator.fit_to(p), p).calibrated(p.values), 1)
     folds, n_folds = folds_of(p, cast("FoldOptions", options))
@@ -157,15 +155,15 @@ def fitted(
     return Fitting(p, cross_validated, n_folds)
 
 
-def out_of_fold(p: Predictions, calibrator: Calibrator[Any], folds: Tensor, n_folds: int) -> tuple[Tensor, Transform]:
+def out_of_fold(p: Predictions, calibrator: Calibrator, folds: Tensor, n_folds: int) -> tuple[Tensor, Calibrator]:
     """Calibrate every sample by a fit to the other folds, which have the shape of `p.target`; all fits are one solve.
 
     Returns:
-        Canonical values `(..., N)` or `(..., N, C)`, with R in front for R replicates; and the transform of all fits,
-        of the batch `(F, ...)`, with R after F.
+        Canonical values `(..., N)` or `(..., N, C)`, with R in front for R replicates; and the calibrator of all fits,
+        with the batch `(F, ...)`, with R after F.
     """
     w = sample_weights(p)
-    fits: Transform = calibrator.fit_to(p, torch.stack([w.masked_fill(folds == f, 0) for f in range(n_folds)]))
+    fits = calibrator.fit_to(p, torch.stack([w.masked_fill(folds == f, 0) for f in range(n_folds)]))
     values = fits.part(0).calibrated(p.values)
     for f in range(1, n_folds):
         inside = (folds == f).unsqueeze(-1) if p.task == "multiclass" else folds == f
@@ -173,13 +171,13 @@ def out_of_fold(p: Predictions, calibrator: Calibrator[Any], folds: Tensor, n_fo
     return values, fits
 
 
-def _read(preds: Tensor, target: Tensor, task: Task, calibrator: Calibrator[Any], options: InputOptions) -> Predictions:
+def _read(preds: Tensor, target: Tensor, task: Task, calibrator: Calibrator, options: InputOptions) -> Predictions:
     """Check the input. A set of classes becomes log-odds if the calibrator allows it, because P(set) may round to 1."""
     p = calibrator.read(preds, target, task=task, options=options)
     return p.set_in_log_odds() if calibrator.in_log_odds else p
 
 
-def _warn_of(fit: Transform, p: Predictions) -> Transform:
+def _warn_of(fit: Calibrator, p: Predictions) -> Calibrator:
     """Warn if a fit has no optimum or did not reach it, because the gain may then be larger; return the fit.
 
     Without data the result is NaN and there is no warning. Replicates of small data sets often have no optimum.
@@ -191,7 +189,7 @@ def _warn_of(fit: Transform, p: Predictions) -> Transform:
 
 
 def _read_held_out(
-    held_out: Sequence[Tensor], p: Predictions, calibrator: Calibrator[Any], task: Task, options: CalibrationOptions
+    held_out: Sequence[Tensor], p: Predictions, calibrator: Calibrator, task: Task, options: CalibrationOptions
 ) -> Predictions:
     """Check the held-out set, also against the test set."""
     if not isinstance(held_out, tuple | list) or len(held_out) not in (2, 3):
@@ -213,8 +211,8 @@ def _read_held_out(
         )
     if held.replicates:
         raise ValueError(
-            f"`calibration` must have one weight per sample, got {tuple(held.replicates)} of them. Its transform is "
-            "the same in every replicate."
+            f"`calibration` must have one weight per sample, got {tuple(held.replicates)} of them. It is fitted "
+            "once for all replicates."
         )
     if look((sample_weights(held).sum(-1) > 0).all()) is False:
         raise ValueError("`calibration` must have samples of positive weight to fit to, got none.")

@@ -35,7 +35,7 @@ def calibration_loss(
     *,
     task: Task,
     score: Score = "nll",
-    calibrator: Calibrator[Any] = DEFAULT,
+    calibrator: Calibrator = DEFAULT,
     **options: Unpack[CalibrationOptions],
 ) -> Tensor:
     """Calibration loss: score of the predictions minus score of the calibrated predictions, in the unit of the score.
@@ -54,7 +54,7 @@ def calibration_loss(
             larger. Fits to replicates do not warn.
 
     Gradient:
-        In `preds`; the fitted transforms are constants.
+        In `preds`; the fitted parameters are constants.
 
     Source:
         [EPSR] Ferrer, Ramos: Evaluating Posterior Probabilities (TMLR), sec. 2.4.2.
@@ -80,7 +80,7 @@ def relative_calibration_loss(
     *,
     task: Task,
     score: Score = "nll",
-    calibrator: Calibrator[Any] = DEFAULT,
+    calibrator: Calibrator = DEFAULT,
     **options: Unpack[CalibrationOptions],
 ) -> Tensor:
     """Relative calibration loss (RCL) in percent: 100 (raw - calibrated) / raw, at most 100.
@@ -98,7 +98,7 @@ def relative_calibration_loss(
         UserWarning: see `calibration_loss`.
 
     Gradient:
-        In `preds`; the fitted transforms are constants.
+        In `preds`; the fitted parameters are constants.
 
     Source:
         [EPSR] Ferrer, Ramos: Evaluating Posterior Probabilities (TMLR), sec. 2.4.2.
@@ -122,7 +122,7 @@ def score_function(score: object) -> ScoreFunction:
 
 
 def both_scores(
-    preds: Tensor, target: Tensor, task: Task, score: Score, calibrator: Calibrator[Any], options: CalibrationOptions
+    preds: Tensor, target: Tensor, task: Task, score: Score, calibrator: Calibrator, options: CalibrationOptions
 ) -> tuple[Tensor, Tensor]:
     """Return the scores of the raw and of the calibrated predictions, `(R, ...)` each for R replicates."""
     function = score_function(score)
@@ -168,7 +168,7 @@ def score_divergence(
     *,
     task: Task,
     score: Score = "nll",
-    calibrator: Calibrator[Any] = DEFAULT,
+    calibrator: Calibrator = DEFAULT,
     **options: Unpack[CalibrationOptions],
 ) -> ScoreDivergence:
     """Expected score divergence between calibrated and raw predictions, and the semi-empirical score.
@@ -191,7 +191,7 @@ def score_divergence(
         UserWarning: see `calibration_loss`.
 
     Gradient:
-        In `preds`; the fitted transforms are constants.
+        In `preds`; the fitted parameters are constants.
 
     Source:
         [EPSR] Ferrer, Ramos: Evaluating Posterior Probabilities (TMLR), eq. 24-26.

@@ -1,28 +1,45 @@
 """Isotonic calibration by the pool-adjacent-violators algorithm (PAVA)."""
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from torchcalib.calibration.calibrator import Calibrator, Transform, sample_weights
+from torchcalib.calibration.calibrator import Calibrator, sample_weights
 from torchcalib.core.predictions import Predictions
 from torchcalib.ops.isotonic import block_ends
 from torchcalib.ops.logs import safe_log, wide_dtype
 from torchcalib.ops.sorting import run_sums, sorted_columns, tie_begins
 
 
-class IsotonicTransform(Transform):
-    """A non-decreasing function, linear between knots and constant beyond them.
+class IsotonicCalibration(Calibrator):
+    """Isotonic calibration (PAVA): the non-decreasing function of the prediction with the least squared error and NLL.
+
+    For binary and multi-label predictions. Samples of equal score are pooled. The function is linear between the scores
+    of two blocks and constant beyond the first and the last block. The fit is exact. Separable data give a step from 0
+    to 1. Probabilities of 0 and 1 are possible, so the NLL of new data may be infinite. `weights` must be whole
+    numbers. The gradient is the slope between blocks, and 0 inside them.
 
     Attributes:
         knots: scores `(..., K)`, ascending, in the units of the predictions; the first and the last score of each
             block.
         rates: calibrated probabilities at the knots `(..., K)`.
+
+    Source:
+        Zadrozny, Elkan: Transforming classifier scores into accurate multiclass probability estimates (KDD 2002);
+        [EPSR] Ferrer, Ramos: Evaluating Posterior Probabilities (TMLR), sec. 2.4.3; Brummer, du Preez: The PAV
+        algorithm optimizes binary proper scoring rules (2013).
+
+    Example:
+        >>> preds = torch.tensor([0.1, 0.3, 0.4, 0.8])
+        >>> IsotonicCalibration().fit(preds, torch.tensor([0, 1, 0, 1]))(preds)
+        tensor([0.0000, 0.5000, 0.5000, 1.0000])
     """
 
+    name = "isotonic calibration"
+    tasks = ("binary", "multilabel")
+    whole_weights = True
     initial: ClassVar = {"knots": [torch.nan] * 2, "rates": [torch.nan] * 2}
 
     knots: Tensor
@@ -44,60 +61,37 @@ class IsotonicTransform(Transform):
         return (safe_log(p) - safe_log(1 - p) if self.from_logits else p).to(values.dtype)
 
     def remarks(self) -> list[str]:
-        """See `Transform.remarks`."""
+        """See `Calibrator.remarks`."""
         empty = bool(self.rates.isnan().any())
-        return ["there are no samples of positive weight: the transform gives NaN."] if empty else []
+        return ["there are no samples of positive weight: calibrated predictions are NaN."] if empty else []
 
+    def shown_parameters(self) -> list[str]:
+        """See `Calibrator.shown_parameters`."""
+        return [f"n_knots={self.knots.shape[-1]}"]
 
-@dataclass(frozen=True)
-class IsotonicCalibration(Calibrator[IsotonicTransform]):
-    """Isotonic calibration (PAVA): the non-decreasing function of the prediction with the least squared error and NLL.
-
-    For binary and multi-label predictions. Samples of equal score are pooled. The function is linear between the scores
-    of two blocks and constant beyond the first and the last block. The fit is exact. Separable data give a step from 0
-    to 1. Probabilities of 0 and 1 are possible, so the NLL of new data may be infinite. `weights` must be whole
-    numbers.
-
-    Gradient of the transform: the slope between blocks, 0 inside them.
-
-    Source:
-        Zadrozny, Elkan: Transforming classifier scores into accurate multiclass probability estimates (KDD 2002);
-        [EPSR] sec. 2.4.3; Brummer, du Preez: The PAV algorithm optimizes binary proper scoring rules (2013).
-
-    Example:
-        >>> preds = torch.tensor([0.1, 0.3, 0.4, 0.8])
-        >>> IsotonicCalibration().fit(preds, torch.tensor([0, 1, 0, 1]), task="binary")(preds)
-        tensor([0.0000, 0.5000, 0.5000, 1.0000])
-    """
-
-    name = "isotonic calibration"
-    tasks = ("binary", "multilabel")
-    whole_weights = True
-
-    def fit_to(self, p: Predictions, weights: Tensor | None = None) -> IsotonicTransform:
-        """See `Calibrator.fit_to`."""
-        with torch.no_grad():
-            w = sample_weights(p, weights)
-            unknown = w.isnan().any(-1, keepdim=True)  # a bad row, where reading values back would synchronise
-            n = w.nan_to_num(0).long()
-            # Copies, negative for outcome 0: one column costs less to sort than two.
-            scores, signed = p.values.expand(w.shape).masked_fill(n == 0, torch.nan), torch.where(p.target == 1, n, -n)
-            if not w.shape[-1]:  # one element of weight 0 stands for no data
-                scores, signed = pad(scores, (0, 1), value=torch.nan), pad(signed, (0, 1))
-            score, signed, _, size = sorted_columns(scores, signed, None)
-            n, positives = signed.abs(), signed.clamp(min=0)
-            ends = block_ends("pava", tie_begins(score), positives, n).minimum(size.unsqueeze(-1))
-            begins = torch.cat((torch.zeros_like(ends[..., :1]), ends[..., :-1]), -1)
-            held = ends > begins
-            # Rows with fewer blocks end in copies of their last knot, the largest one.
-            places = torch.stack((begins, ends - 1), -1).flatten(-2).clamp(0, score.shape[-1] - 1)
-            rates = (run_sums(positives, ends) / run_sums(n, ends)).repeat_interleave(2, -1)
-            knots = _finite(score.gather(-1, places).to(w.dtype))
-            knots, rates = (x.masked_fill(~held.repeat_interleave(2, -1), -torch.inf) for x in (knots, rates))
-            empty = unknown | ~held.any(-1, keepdim=True)
+    def parameters_for(self, p: Predictions, weights: Tensor | None) -> dict[str, Tensor]:
+        """See `Calibrator.parameters_for`."""
+        w = sample_weights(p, weights)
+        unknown = w.isnan().any(-1, keepdim=True)  # a bad row, where reading values back would synchronise
+        n = w.nan_to_num(0).long()
+        # Copies, negative for outcome 0: one column costs less to sort than two.
+        scores, signed = p.values.expand(w.shape).masked_fill(n == 0, torch.nan), torch.where(p.target == 1, n, -n)
+        if not w.shape[-1]:  # one element of weight 0 stands for no data
+            scores, signed = pad(scores, (0, 1), value=torch.nan), pad(signed, (0, 1))
+        score, signed, _, size = sorted_columns(scores, signed, None)
+        n, positives = signed.abs(), signed.clamp(min=0)
+        ends = block_ends("pava", tie_begins(score), positives, n).minimum(size.unsqueeze(-1))
+        begins = torch.cat((torch.zeros_like(ends[..., :1]), ends[..., :-1]), -1)
+        held = ends > begins
+        # Rows with fewer blocks end in copies of their last knot, the largest one.
+        places = torch.stack((begins, ends - 1), -1).flatten(-2).clamp(0, score.shape[-1] - 1)
+        rates = (run_sums(positives, ends) / run_sums(n, ends)).repeat_interleave(2, -1)
+        knots = _finite(score.gather(-1, places).to(w.dtype))
+        knots, rates = (x.masked_fill(~held.repeat_interleave(2, -1), -torch.inf) for x in (knots, rates))
+        empty = unknown | ~held.any(-1, keepdim=True)
         knots = knots.cummax(-1).values.masked_fill(empty, torch.nan)
         rates = rates.cummax(-1).values.masked_fill(empty, torch.nan)
-        return IsotonicTransform.of(p, knots=knots, rates=rates, converged=~empty.squeeze(-1))
+        return {"knots": knots, "rates": rates, "converged": ~empty.squeeze(-1)}
 
 
 def _finite(scores: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Unpack
+from typing import Unpack
 
 import torch
 from torch import Tensor
@@ -44,7 +44,7 @@ def recommend(
     *,
     task: Task,
     score: Score = "nll",
-    calibrators: Sequence[Calibrator[Any]] = (TemperatureScaling(), AffineScaling()),
+    calibrators: Sequence[Calibrator] = (TemperatureScaling(), AffineScaling()),
     worthwhile: float = 5.0,
     **options: Unpack[CalibrationOptions],
 ) -> Recommendation:
@@ -73,7 +73,7 @@ def recommend(
         >>> logits = torch.randn(1000, generator=generator)
         >>> target = (torch.rand(1000, generator=generator) < logits.sigmoid()).long()
         >>> recommend(3 * logits, target, task="binary", from_logits=True).text
-        'Calibration would cut NLL by 21.4 %: add temperature scaling; DP calibration gains 21.3 %.'
+        'Calibration would cut NLL by 21.4 %: add temperature scaling; affine scaling gains 21.3 %.'
     """
     if not calibrators:
         raise ValueError("`calibrators` must hold at least one calibrator, got none.")

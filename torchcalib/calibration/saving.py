@@ -7,41 +7,43 @@ from typing import Any
 
 import torch
 
-from torchcalib.calibration.affine import AffineTransform
-from torchcalib.calibration.calibrator import Transform
-from torchcalib.calibration.histogram import HistogramTransform
-from torchcalib.calibration.isotonic import IsotonicTransform
+from torchcalib.calibration.affine import AffineScaling, TemperatureScaling
+from torchcalib.calibration.calibrator import Calibrator
+from torchcalib.calibration.histogram import HistogramBinning
+from torchcalib.calibration.isotonic import IsotonicCalibration
 from torchcalib.io.saved import load_tensors, write_whole
 
 CHECKPOINT_KEY = "torchcalib_calibrator"
 """Key of the `state_dict` of a calibrator in a training checkpoint."""
 
-_KINDS: dict[str, type[Transform]] = {
-    kind.__name__: kind for kind in (AffineTransform, HistogramTransform, IsotonicTransform)
+_CLASSES: dict[str, type[Calibrator]] = {
+    kind.__name__: kind for kind in (TemperatureScaling, AffineScaling, HistogramBinning, IsotonicCalibration)
 }
 
 
-def save_calibrator(transform: Transform, path: str | Path) -> None:
+def save_calibrator(calibrator: Calibrator, path: str | Path) -> None:
     """Write the `state_dict` of a fitted calibrator to a file, atomically.
 
     `load_calibrator` reads it; so does `torch.load(path, weights_only=True)`, for `load_state_dict`.
 
     Args:
-        transform: fitted calibrator, as `Calibrator.fit` returns it.
+        calibrator: a fitted calibrator. One of a class of your own is read with `load_state_dict` only.
         path: the file; an existing file is replaced.
 
     Raises:
-        TypeError: `transform` is not a fitted calibrator.
+        TypeError, ValueError: `calibrator` is not a calibrator, or not fitted.
         OSError: the file cannot be written.
     """
-    if type(transform) not in _KINDS.values():
-        raise TypeError(f"`transform` must be a fitted calibrator, got {type(transform).__name__}. Call fit() first.")
+    if not isinstance(calibrator, Calibrator):
+        raise TypeError(f"`calibrator` must be a fitted calibrator, got {type(calibrator).__name__}.")
+    if calibrator.task is None:
+        raise ValueError(f"`calibrator` must be fitted, got {calibrator!r}. Call fit(preds, target) first.")
     content = io.BytesIO()
-    torch.save(transform.state_dict(), content)
+    torch.save(calibrator.state_dict(), content)
     write_whole(Path(path), content.getvalue())
 
 
-def load_calibrator(path: str | Path) -> Transform:
+def load_calibrator(path: str | Path) -> Calibrator:
     """Read a fitted calibrator from a file that `save_calibrator` or `torchcalib report --save-calibrator` wrote.
 
     It also reads Lightning checkpoints that `torchcalib.integrations.CalibrationMonitor(calibrate=...)` took part in,
@@ -51,8 +53,7 @@ def load_calibrator(path: str | Path) -> Transform:
         path: the file. No code in it is executed.
 
     Returns:
-        The `Transform`, on the CPU: a module that maps predictions of the kind used in the fit to calibrated
-        predictions of the same kind.
+        The calibrator, on the CPU.
 
     Raises:
         OSError: the file cannot be read.
@@ -62,18 +63,18 @@ def load_calibrator(path: str | Path) -> Transform:
         >>> import tempfile
         >>> from torchcalib.calibration import AffineScaling
         >>> preds = torch.tensor([0.9, 0.99, 0.3, 0.8, 0.6])
-        >>> transform = AffineScaling().fit(preds, torch.tensor([1, 1, 0, 0, 1]), task="binary")
+        >>> calibrator = AffineScaling().fit(preds, torch.tensor([1, 1, 0, 0, 1]))
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     save_calibrator(transform, f"{folder}/cal.pt")
+        ...     save_calibrator(calibrator, f"{folder}/cal.pt")
         ...     loaded = load_calibrator(f"{folder}/cal.pt")
-        >>> bool((loaded(preds) == transform(preds)).all())
+        >>> bool((loaded(preds) == calibrator(preds)).all())
         True
     """
     with Path(path).open("rb"):  # raises an OSError, which is more precise than the errors below
         pass
     try:
         saved = load_tensors(path)
-        return transform_of(saved.get(CHECKPOINT_KEY, saved))
+        return calibrator_from(saved.get(CHECKPOINT_KEY, saved))
     # Other files fail in many ways: UnpicklingError, KeyError, RuntimeError, EOFError ...
     except Exception as error:
         raise ValueError(
@@ -82,8 +83,8 @@ def load_calibrator(path: str | Path) -> Transform:
         ) from error
 
 
-def transform_of(state: Mapping[str, Any]) -> Transform:
+def calibrator_from(state: Mapping[str, Any]) -> Calibrator:
     """Return the fitted calibrator of a `state_dict`."""
-    transform = _KINDS[state["_extra_state"]["kind"]]()
-    transform.load_state_dict(state)
-    return transform
+    calibrator = _CLASSES[state["_extra_state"]["kind"]]()
+    calibrator.load_state_dict(state)
+    return calibrator

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from torchcalib.calibration.calibrator import Transform
+from torchcalib.calibration.calibrator import Calibrator
 from torchcalib.calibration.saving import save_calibrator
 from torchcalib.cli.errors import warn
 from torchcalib.cli.progress import working
@@ -71,13 +71,12 @@ def no_calibrator(reason: str) -> ValueError:
     )
 
 
-def _fitted(builder: ReportBuilder, report: Report) -> Transform:
+def _fitted(builder: ReportBuilder, report: Report) -> Calibrator:
     """Fit the recommended calibrator to all samples."""
     if report.calibration is None:
         raise no_calibrator(builder.why_no_calibration() or report.notes[-1].removesuffix("."))
     with warnings.catch_warnings(action="ignore", category=UserWarning):  # the report has them as notes
-        transform: Transform = builder.fit(report.calibration.calibrator)
-    return transform
+        return builder.fit(report.calibration.calibrator)
 
 
 def _check_place(option: str, path: Path, inputs: Sequence[Path]) -> None:

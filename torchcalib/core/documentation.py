@@ -117,9 +117,12 @@ def with_implied_task(parameters: list[Parameter]) -> list[Parameter]:
 
 
 def documented(function: F, *, without: Iterable[str] = ()) -> F:
-    """Decorate a function that takes `**options`: show the input options in its signature and docstring."""
+    """Decorate a function or method that takes `**options`: show the input options in its signature and docstring."""
     returns = signature(function).return_annotation
-    document(function, function.__doc__, [*parameters_of(function), *input_parameters(without=without)], returns)
+    own = parameters_of(function)
+    shown = [*own, *input_parameters(without={*without, *(p.name for p in own)})]
+    itself = [p for p in signature(function).parameters.values() if p.name == "self"]
+    document(function, function.__doc__, [*itself, *shown], returns)
     return function
 
 

@@ -114,6 +114,14 @@ def infer_task(preds: Tensor, target: Tensor) -> Task:
     )
 
 
+def infer_from_logits(preds: Tensor) -> bool:
+    """Infer whether predictions are logits: logits have negative values.
+
+    Values that are neither negative nor probabilities are read as probabilities, and the checks of the input raise.
+    """
+    return bool((preds < 0).any())
+
+
 def _evidence(target: Tensor) -> str:
     """Return what the values of a target with a class axis show, as a sentence."""
     if not bool(((target == 0) | (target == 1)).all()):

@@ -6,16 +6,16 @@ from typing import Any
 import torch
 from torch import distributed
 
-from torchcalib.calibration.calibrator import Calibrator, Transform
+from torchcalib.calibration.calibrator import Calibrator
 from torchcalib.metrics.gathering import gathered_bytes, rank_and_size
 from torchcalib.reporting.buffer import PredictionBuffer
 from torchcalib.reporting.calibration import fitted
 
-Fitted = tuple[Transform | None, tuple[str, ...]]
-"""A transform, or None if it cannot be fitted, and remarks on it."""
+Fitted = tuple[Calibrator | None, tuple[str, ...]]
+"""A fitted calibrator, or None if it cannot be fitted, and remarks on the fit."""
 
 
-def fit_on_all_ranks(calibrator: Calibrator[Any], buffer: PredictionBuffer) -> Fitted:
+def fit_on_all_ranks(calibrator: Calibrator, buffer: PredictionBuffer) -> Fitted:
     """Fit to the samples of all ranks, in the order of ranks. Every rank must call it and gets the same result."""
     rank, n_ranks = rank_and_size()
     if n_ranks > 1:
@@ -23,10 +23,10 @@ def fit_on_all_ranks(calibrator: Calibrator[Any], buffer: PredictionBuffer) -> F
     result: list[Any] = [_fitted(calibrator, buffer) if rank == 0 else None]
     if n_ranks > 1:
         distributed.broadcast_object_list(result, src=0)
-    transform, remarks = result[0]
-    if transform is not None:
-        transform.class_axis = buffer.input_format.axis
-    return transform, remarks
+    fit, remarks = result[0]
+    if fit is not None:
+        fit.class_axis = buffer.input_format.axis
+    return fit, remarks
 
 
 def _gathered(buffer: PredictionBuffer) -> PredictionBuffer:
@@ -38,7 +38,7 @@ def _gathered(buffer: PredictionBuffer) -> PredictionBuffer:
     return sum(map(empty.loaded, parts), start=empty)
 
 
-def _fitted(calibrator: Calibrator[Any], buffer: PredictionBuffer) -> Fitted:
+def _fitted(calibrator: Calibrator, buffer: PredictionBuffer) -> Fitted:
     """Fit without raising, because a failed fit must not end a training."""
     why_not = "targets are class probabilities, not labels" if buffer.has_shares else buffer.why_not
     if not why_not and not buffer.pieces:
@@ -46,7 +46,7 @@ def _fitted(calibrator: Calibrator[Any], buffer: PredictionBuffer) -> Fitted:
     if why_not:
         return None, (f"no calibrator is fitted: {why_not}.",)
     try:
-        transform = fitted(calibrator, buffer.predictions())
+        fit = fitted(calibrator, buffer.predictions())
     except (RuntimeError, ValueError, TypeError) as error:
         return None, (f"no calibrator is fitted: {str(error).splitlines()[0]}",)
-    return transform, tuple(f"the calibrator: {remark}" for remark in transform.remarks())
+    return fit, tuple(f"the calibrator: {remark}" for remark in fit.remarks())

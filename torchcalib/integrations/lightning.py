@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import BatchSampler, DistributedSampler
 
-from torchcalib.calibration.calibrator import Calibrator, Transform
-from torchcalib.calibration.saving import CHECKPOINT_KEY, transform_of
+from torchcalib.calibration.calibrator import Calibrator
+from torchcalib.calibration.saving import CHECKPOINT_KEY, calibrator_from
 from torchcalib.core.arguments import Task, check_count
 from torchcalib.integrations.fitting import fit_on_all_ranks
 from torchcalib.integrations.images import log_picture
@@ -85,7 +85,7 @@ class CalibrationMonitor(_Callback):  # type: ignore[misc]  # the base classes a
 
     Attributes:
         monitors: one `torchcalib.Monitor` per validation loader.
-        transform: the last fitted calibrator, on the CPU, or None.
+        calibrator: a copy of `calibrate` fitted in the last validation, on the CPU, or None.
 
     Raises:
         ImportError: if neither package is installed.
@@ -110,7 +110,7 @@ class CalibrationMonitor(_Callback):  # type: ignore[misc]  # the base classes a
         prefix: str = "val/",
         threshold: float = 0.1,
         diagrams_every: int = 1,
-        calibrate: Calibrator[Any] | None = None,
+        calibrate: Calibrator | None = None,
         **options: Any,
     ) -> None:
         super().__init__()
@@ -128,7 +128,7 @@ class CalibrationMonitor(_Callback):  # type: ignore[misc]  # the base classes a
                 f"`calibrate` must be a calibrator for task={self._format.read_as!r}, got {type(calibrate).__name__}. "
                 "Pass torchcalib.calibration.TemperatureScaling() or torchcalib.calibration.AffineScaling()."
             )
-        self.transform: Transform | None = None
+        self.calibrator: Calibrator | None = None
         self._buffer: PredictionBuffer | None = None
         self._axis = -1
         self._distinct: list[Sequence[Tensor] | None] = []
@@ -205,10 +205,10 @@ class CalibrationMonitor(_Callback):  # type: ignore[misc]  # the base classes a
             if trainer.is_global_zero and (is_due if training else self.diagrams_every):
                 self._log_diagram(trainer, monitor)
         if self._calibrate is not None and self._buffer is not None:
-            self.transform, remarks = fit_on_all_ranks(self._calibrate, self._buffer)
+            self.calibrator, remarks = fit_on_all_ranks(self._calibrate, self._buffer)
             self._buffer = None  # free the memory
-            if self.transform is not None:
-                self.transform.class_axis = self._axis
+            if self.calibrator is not None:
+                self.calibrator.class_axis = self._axis
             for remark in remarks if trainer.is_global_zero else ():
                 self._warn(remark)
 
@@ -225,13 +225,13 @@ class CalibrationMonitor(_Callback):  # type: ignore[misc]  # the base classes a
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:  # noqa: ARG002
         """Save the calibrator for `torchcalib.calibration.load_calibrator`."""
-        if self.transform is not None:
-            checkpoint[CHECKPOINT_KEY] = self.transform.state_dict()
+        if self.calibrator is not None:
+            checkpoint[CHECKPOINT_KEY] = self.calibrator.state_dict()
 
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:  # noqa: ARG002
         """Load the calibrator."""
         if CHECKPOINT_KEY in checkpoint:
-            self.transform = transform_of(checkpoint[CHECKPOINT_KEY])
+            self.calibrator = calibrator_from(checkpoint[CHECKPOINT_KEY])
 
     # Steps of the hooks
 

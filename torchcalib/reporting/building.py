@@ -10,7 +10,7 @@ from uuid import uuid4
 
 from torch import Tensor
 
-from torchcalib.calibration.calibrator import Calibrator, Transform
+from torchcalib.calibration.calibrator import Calibrator
 from torchcalib.core.arguments import Task, check_count, check_flag
 from torchcalib.core.arrays import as_tensors
 from torchcalib.core.events import NamedMode, modes_of
@@ -42,7 +42,7 @@ _ARGUMENTS = ("task", "class_names", "n_bins", "right", "with_calibration", "wit
 _OPTIONS = ("from_logits", "ignore_index", "positive_classes", "class_axis", "validate_args", "nan_policy")
 """Arguments of a report, and its options of the input."""
 
-T = TypeVar("T", bound=Transform)
+T = TypeVar("T", bound=Calibrator)
 
 
 class ReportBuilder:
@@ -274,11 +274,11 @@ class ReportBuilder:
             return "with_calibration is False"
         return self._buffer.why_not or ("targets are shares, and no labels" if self._buffer.has_shares else "")
 
-    def fit(self, calibrator: Calibrator[T]) -> T:
-        """Fit a calibrator to all samples, such as `report().calibration.calibrator`.
+    def fit(self, calibrator: T) -> T:
+        """Return a copy of a calibrator, such as `report().calibration.calibrator`, fitted to all samples.
 
         Returns:
-            The transform, for predictions of the shape that was given to `update`.
+            The fitted copy, for predictions of the shape that was given to `update`.
 
         Raises:
             ValueError: if nothing was added, if samples were not kept, and if the calibrator is not for their task.
@@ -290,10 +290,10 @@ class ReportBuilder:
         if why_not:
             raise ValueError(f"samples must have been added and kept to fit a calibrator, got none: {why_not}.")
         self._raise_if_invalid()
-        transform = fitted(calibrator, self._buffer.predictions())
-        transform.class_axis = self._axis if self._format.class_axis is None else self._format.axis
-        transform.warn()
-        return transform
+        fit = fitted(calibrator, self._buffer.predictions())
+        fit.class_axis = self._axis if self._format.class_axis is None else self._format.axis
+        fit.warn()
+        return fit
 
     @property
     def settings(self) -> dict[str, Any]:

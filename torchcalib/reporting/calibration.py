@@ -2,12 +2,12 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
 from torchcalib.calibration.affine import AffineScaling, TemperatureScaling
-from torchcalib.calibration.calibrator import Calibrator, Transform
+from torchcalib.calibration.calibrator import Calibrator
 from torchcalib.calibration.cross_validation import FoldOptions, folds_of, out_of_fold
 from torchcalib.calibration.histogram import HistogramBinning
 from torchcalib.calibration.isotonic import IsotonicCalibration
@@ -21,17 +21,12 @@ from torchcalib.reporting.accumulators import are_counts
 from torchcalib.reporting.data import CalibrationGain, CalibrationStage
 from torchcalib.reporting.testing import failure
 
-T = TypeVar("T", bound=Transform)
+T = TypeVar("T", bound=Calibrator)
 
 MOST_PRODUCTS = 2**31
-"""Samples times squared classes up to which DP calibration is tried: a Newton step takes as many multiplications."""
+"""Samples times squared classes up to which affine scaling is tried: a Newton step takes as many multiplications."""
 
-CALIBRATORS: tuple[Calibrator[Any], ...] = (
-    TemperatureScaling(),
-    AffineScaling(),
-    HistogramBinning(),
-    IsotonicCalibration(),
-)
+CALIBRATORS: tuple[type[Calibrator], ...] = (TemperatureScaling, AffineScaling, HistogramBinning, IsotonicCalibration)
 """Calibrators to try, the simplest first."""
 
 SCORES: dict[type[ScoreMetric], str] = {NLL: "NLL", BrierScore: "Brier score"}
@@ -62,8 +57,8 @@ def calibration_stage(
     return None, (f"The gain of a calibration stage is left out: {why_not}.",)
 
 
-def fitted(calibrator: Calibrator[T], p: Predictions) -> T:
-    """Fit a calibrator to predictions with labels as targets.
+def fitted(calibrator: T, p: Predictions) -> T:
+    """Return a copy of a calibrator, fitted to predictions with labels as targets.
 
     Raises:
         ValueError: if the calibrator is not for their task, or needs weights that are counts.
@@ -109,19 +104,19 @@ def _scores(p: Predictions) -> dict[str, float]:
     return {name: float(scored(metric.score, task=p.task).of(p)) for metric, name in SCORES.items()}
 
 
-def _applicable(p: Predictions) -> tuple[list[Calibrator[Any]], tuple[str, ...]]:
+def _applicable(p: Predictions) -> tuple[list[Calibrator], tuple[str, ...]]:
     """Return the calibrators to try, and notes on those that fit the task but not the data."""
-    tried: list[Calibrator[Any]] = []
+    tried: list[Calibrator] = []
     notes: tuple[str, ...] = ()
     counts = are_counts(p.weights)
-    for calibrator in CALIBRATORS:
+    for calibrator in (method() for method in CALIBRATORS):
         if p.task not in calibrator.tasks:
             continue
         if calibrator.whole_weights and not counts:
             notes += (f"{_sentence_case(calibrator.name)} is not tried: it needs weights that are counts of samples.",)
         elif isinstance(calibrator, AffineScaling) and p.target.numel() * p.num_classes**2 > MOST_PRODUCTS:
             notes += (
-                f"DP calibration is not tried: with {p.num_classes:,} classes it takes long. "
+                f"Affine scaling is not tried: with {p.num_classes:,} classes it takes long. "
                 "torchcalib.calibration.relative_calibration_loss computes its gain.",
             )
         else:

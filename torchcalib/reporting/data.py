@@ -156,7 +156,7 @@ class CalibrationGain:
 
     Attributes:
         score: name of the score, for people: `"NLL"`, `"Brier score"`.
-        calibrator: name of the calibrator: `"DP calibration"`.
+        calibrator: name of the calibrator: `"affine scaling"`.
         value: score of the calibrated predictions, each calibrated without its own label.
         rcl: relative calibration loss: the decrease of the score in percent of the raw score; negative for an increase.
     """
@@ -175,9 +175,9 @@ class CalibrationStage(Tabular):
         recommendation: whether to calibrate, and with which calibrator, for the NLL.
         raw: the scores of the uncalibrated predictions, by name.
         gains: of every score and calibrator.
-        calibrator: the recommended one; where none is worthwhile, the most flexible one that can do little harm: DP
-            calibration, or temperature scaling where that was not tried. `calibrator.fit(preds, target, task=...)`
-            returns the transform.
+        calibrator: the recommended one; where none is worthwhile, the most flexible one that can do little harm:
+            affine scaling, or temperature scaling where that was not tried. It is not fitted:
+            `calibrator.fit(preds, target)` fits it to all samples.
         n_folds: number of folds, stratified by class.
         seed: of the split into folds.
         notes: remarks on the fits, and calibrators that were not tried; sentences.
@@ -186,7 +186,7 @@ class CalibrationStage(Tabular):
     recommendation: Recommendation
     raw: Mapping[str, float]
     gains: tuple[CalibrationGain, ...]
-    calibrator: Calibrator[Any]
+    calibrator: Calibrator = field(compare=False)
     n_folds: int
     seed: int
     notes: tuple[str, ...] = ()
@@ -392,9 +392,9 @@ class Report(Results[float]):
         bounds.
 
         `calibration` is the cross-validated gain of a calibration stage: NLL and Brier score after temperature scaling,
-        DP calibration and, for one probability a sample or label, histogram binning and isotonic calibration, in 5
+        affine scaling and, for one probability a sample or label, histogram binning and isotonic calibration, in 5
         stratified folds. It is omitted above 2^20 samples (for labels: samples times labels) or 2^26 values of `preds`,
-        for soft targets, and where a class, or an outcome of a label, has too few samples for two folds. DP calibration
+        for soft targets, and where a class, or an outcome of a label, has too few samples for two folds. Affine scaling
         is omitted where samples times squared classes exceed 2^31.
 
         Every calibration error has a noise floor (its expected value if the model were perfectly calibrated), a p-value
@@ -750,7 +750,7 @@ def plain(value: Any) -> Any:
         return {name: plain(column.tolist()) for name, column in value.to_dict().items() if name != "quantiles"}
     if isinstance(value, History):
         return plain(value.to_dict())
-    if is_dataclass(value) and not isinstance(value, Calibrator):
+    if is_dataclass(value):
         return {each.name: plain(getattr(value, each.name)) for each in fields(value)}
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
