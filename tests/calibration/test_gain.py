@@ -39,7 +39,7 @@ def test_cross_validated_loss_equals_a_loop_over_folds(calibrator, score):
 
 
 def test_losses_without_folds_equal_a_single_fit():
-    """The fit is to the test data, or to other data with or without weights. The gradient treats the fit as constant."""
+    """The fit is to the test data, or to other data with or without weights. It is constant in the gradient."""
     logits, target = data(100, 3)
     x, y = logits.clone().requires_grad_(), logits.clone().requires_grad_()
     loss = calibration_loss(x, target, train_on_test=True, **multi)

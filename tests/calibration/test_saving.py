@@ -56,7 +56,7 @@ def test_saving_other_objects_and_loading_other_files_raises_errors(tmp_path):
         load_calibrator(tmp_path / "missing.pt")
 
 
-def test_unknown_or_missing_entries_in_a_file_raise_errors(tmp_path):
+def test_loading_sets_only_saved_attributes_and_a_state_of_another_class_raises(tmp_path):
     p, y = torch.tensor([0.25, 0.5, 0.75, 1.0]), torch.tensor([0, 1, 0, 1])
     save_calibrator(HistogramBinning(4, right=True).fit(p, y, task="binary"), tmp_path / "cal.pt")
     assert torch.equal(load_calibrator(tmp_path / "cal.pt")(p), y.float())
