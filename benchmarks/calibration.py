@@ -28,7 +28,7 @@ def temperature(name: str, peer: Callable[[Tensor, Tensor], object], n: int = 10
     return Sides(lambda: TemperatureScaling().fit(logits, target, **GIVEN), {name: lambda: peer(logits, target)})
 
 
-def dp(n: int = 10_000, num_classes: int = 100) -> Sides:
+def affine_scaling(n: int = 10_000, num_classes: int = 100) -> Sides:
     """The peer gets float64 log-probabilities."""
     logits, target = overconfident_logits(n, num_classes)
     log_q = logits.log_softmax(-1).double()
@@ -63,7 +63,7 @@ JOBS = [
         partial(temperature, LBFGS, peers.temperature_by_lbfgs),
         (Peer(LBFGS, 0.4),),
     ),
-    Job("DP, 10,000 x 100", dp, (Peer(PSRCAL, 1 / 12, needs=("psrcal",)),)),
+    Job("DP, 10,000 x 100", affine_scaling, (Peer(PSRCAL, 1 / 12, needs=("psrcal",)),)),
     Job("RCL, 10,000 x 10, 100 replicates, 5 folds", bootstrapped_rcl, seconds=10, rounds=3),
     Job("Bayes risk, 10,000 x 1,000, reject", bayes_risk_with_reject, (Peer(PLAIN),)),
 ]

@@ -7,6 +7,8 @@ Simulated tables use `benchmarks.simulate`. Tables of real systems, and recorded
 $TORCHCALIB_DATA (or ../shared/data) and are left out without them. A number agrees if it rounds to the published one.
 If a paper has only a figure, or its data are not available, the number was recorded from the authors' code or from
 numpy loops, and is marked. The exit code is 1 if a number disagrees without a note.
+
+NCE is the normalised cross-entropy, RCL the relative calibration loss, NLL the negative log-likelihood.
 """
 
 import argparse

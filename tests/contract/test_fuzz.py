@@ -261,7 +261,7 @@ def value_or_error(call):
 
 
 @pytest.mark.parametrize("profile", [QUICK, at_length])
-def test_values_are_those_of_the_slow_loops_or_an_error_says_why(profile):
+def test_random_calls_give_the_values_of_slow_loops_or_a_documented_error(profile):
     profile(given(calls())(value_or_error))()
 
 

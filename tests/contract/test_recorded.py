@@ -158,7 +158,7 @@ def test_recorded_certain_predictions_do_not_give_nan(recorded):
 
 @pytest.mark.parametrize("sigma", ["0", "0p5", "2"])
 def test_ecd_table_of_bins_equals_recordings(recorded, expected, sigma):
-    """[ECD] sec. V-A, simulated: counts, |gap|, gap and mean ECD of ten bins, and their totals."""
+    """[ECD] sec. V-A, simulated: counts, |gap|, gap and entropic calibration difference of ten bins, and totals."""
     arrays = recorded("sim_ecd.npz")
     answer = next(entry["value"] for entry in expected if entry["case"] == f"ecd/fixture/{sigma}")
     p, y = arrays[f"p_{sigma}"], arrays[f"y_{sigma}"]
@@ -176,7 +176,7 @@ def test_ecd_table_of_bins_equals_recordings(recorded, expected, sigma):
 @pytest.mark.parametrize("k", [2, 10])
 @pytest.mark.parametrize("system", ["cal", "mcp", "mcs", "mcps"])
 def test_values_of_simulated_systems_equal_recordings(recorded, expected, k, system):
-    """[EPSR] sec. 3: NCE, NBS, normalised Bayes risks, and ECE in percent over (a, b] bins."""
+    """[EPSR] sec. 3: normalised cross-entropy, Brier score and Bayes risks, and ECE in percent over (a, b] bins."""
     arrays = recorded(f"sim_ferrer_k{k}.npz")
     answer = next(e["value"] for e in expected if e["case"] == f"ferrer/synthetic/K{k}|{system}")
     given = {"preds": arrays[system], "target": arrays["targets"], "task": "multiclass", "from_logits": True}

@@ -159,7 +159,7 @@ def test_calibrated_systems_equal_recordings(recorded, expected, name):
 
 @pytest.mark.parametrize(("n_classes", "calibrators"), [(2, ("aff", "tem", "his")), (10, ("aff", "tem"))])
 def test_semi_empirical_scores_equal_recordings(recorded, expected, n_classes, calibrators):
-    """[EPSR] sec. 3, fitted to the test data and cross-validated. `epsr-scores` compares the recorded RCL."""
+    """[EPSR] sec. 3, fitted to the test data and cross-validated. `epsr-scores` compares the recorded losses."""
     arrays = recorded(f"sim_ferrer_k{n_classes}.npz")
     target = arrays["targets"].long()
     folds = tables.published_folds(n_classes, 200 * n_classes)

@@ -140,7 +140,7 @@ def test_hostile_files_give_errors_within_limits_of_memory_and_time(tmp_path):
 
 @pytest.mark.parametrize("task", ["multiclass", "multilabel"])
 def test_a_billion_classes_give_an_error_before_memory_is_allocated(task):
-    row = torch.zeros(1, dtype=torch.float16).expand(1, 10**9)  # two bytes, expanded
+    row = torch.zeros(1, dtype=torch.float16).expand(1, 10**9)  # an expanded tensor of two bytes
     target = torch.zeros(1, dtype=torch.int64)
     target = target if task == "multiclass" else target.expand(1, 10**9)
     with pytest.raises(ValueError, match=r"must have at most .* with 15 bins, got 1,000,000,000"):

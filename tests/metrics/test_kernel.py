@@ -164,7 +164,7 @@ def test_gradients_for_predictions_and_weights_equal_finite_differences(kernel):
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 @pytest.mark.parametrize("task", TASKS)
 def test_single_sample_gives_nan_except_for_the_biased_estimator(task, estimator):
-    """The sum over pairs of one sample is 0 up to rounding. One sample: in number, by weights, by `ignore_index`."""
+    """The sum over pairs of a single sample is 0 up to rounding, also if weights or `ignore_index` leave one sample."""
     preds, target = data(task, 300)
     given = {"task": task, "estimator": estimator, "block_size": 2, **TASKS[task]}
     alone = F.skce(preds.unsqueeze(1), target.unsqueeze(1), batch_dims=1, **given)
@@ -309,7 +309,7 @@ def test_gradient_equals_finite_differences(case):
 
 @of_all_pairs
 def test_too_few_samples_give_nan(case):
-    """Few samples: in number, by weights, and by `ignore_index`."""
+    """Samples do not count if they have weight 0 or the ignored label."""
     preds, target = case.data(n=5)
     least = 1 if case.options.get("estimator") == "biased" else 2
     for n in range(5):

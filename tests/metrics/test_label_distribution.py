@@ -28,7 +28,7 @@ C = 4
 
 
 def data(task, n=30, lead=()):
-    """Return logits, and counts of at least two votes for each row."""
+    """Return logits, and counts of at least two annotators for each row."""
     generator = torch.Generator().manual_seed(0)
     shape = (*lead, n) if task == "binary" else (*lead, n, C)
     logits = 2 * torch.randn(shape, generator=generator, dtype=torch.float64)

@@ -176,7 +176,7 @@ def shares(target, shape, task, hard, ignore_index):
     if target.is_floating_point() or target.shape != votes:
         return target
     if hard or ignore_index is not None:
-        raise Illegal("votes where labels are meant")
+        raise Illegal("annotator counts for a metric of labels")
     rows = [(row, sum(row)) for row in target.reshape(-1, votes[-1]).tolist()]
     # Invalid counts give NaN, because the weight of the row is not known here. Rows of weight 0 are not used.
     found = [
@@ -436,9 +436,9 @@ def expected(call):
         target = target.movedim(axis % n_axes, n_axes - 1) if target.dim() >= n_axes else target
     target = shares(target, preds.shape, call.task, how.hard_targets, reading["ignore_index"])
     if target.is_floating_point() and call.task == "multiclass" and reading["ignore_index"] is not None:
-        raise Illegal("soft and ignored")
+        raise Illegal("soft targets with ignore_index")
     if target.is_floating_point() and how.hard_targets:
-        raise Illegal("soft where labels are counted")
+        raise Illegal("soft targets for a metric of labels")
     apart = call.settings.get("mode") == "classwise" or call.task == "multilabel"
     averaged = not apart or call.settings.get("average", "macro") is not None
     values, size = [], 1.0
