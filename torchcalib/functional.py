@@ -1,5 +1,8 @@
 """Every metric as a function of predictions and targets, and the tables and curves behind them."""
 
+from typing import Any
+
+from torchcalib._lazy import unknown_name
 from torchcalib.core.arguments import InputOptions
 from torchcalib.core.bins import BinTable, TCETable
 from torchcalib.metrics.binned import ace, calibration_curve, ece, esce, mce, rmsce
@@ -61,3 +64,7 @@ __all__ = [
     "tce_table",
     "total_variation",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    raise unknown_name(__name__, name, __all__)

@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+import torchcalib as tc
+import torchcalib.functional as F
 from torchcalib.core.tasks import infer_task, per_sample, prepare
 
 N, C = 6, 3
@@ -118,3 +120,19 @@ def test_pandas_objects_keep_values_and_column_names():
 def test_bad_arrays_and_names_raise_an_error_that_names_the_cause(given, error, words):
     with pytest.raises(error, match=words):
         prepare(**{"preds": PROBS, "target": LABELS, **given})
+
+
+@pytest.mark.parametrize("name", ["ece", "nll", "ecd", "cox", "corp", "spiegelhalter", "tce", "skce"])
+def test_task_may_be_passed_by_position_to_functions_and_classes(name):
+    preds, target = torch.tensor(PROBS[:, 0]), torch.tensor([1, 0, 0, 0, 0, 1])
+    function = getattr(F, name)
+    torch.testing.assert_close(function(preds, target, "binary"), function(preds, target, task="binary"))
+    if name in ("nll", "ecd"):
+        each = function(preds, target, "binary", reduction="none")
+        torch.testing.assert_close(each, function(preds, target, task="binary", reduction="none"))
+    cls = {"cox": tc.Cox, "spiegelhalter": tc.Spiegelhalter}.get(name) or getattr(tc, name.upper())
+    assert repr(cls("binary")) == repr(cls(task="binary"))
+    with pytest.raises(TypeError, match=r"options other than `task` must be given by name|positional arguments"):
+        function(preds, target, "binary", 5)
+    with pytest.raises(TypeError, match=r"options other than `task` must be given by name|multiple values"):
+        function(preds, target, "binary", task="binary")

@@ -3,6 +3,7 @@
 import itertools
 import pickle
 from functools import partial
+from statistics import NormalDist
 
 import pytest
 import torch
@@ -306,6 +307,10 @@ def test_worst_groups_are_the_miscalibrated_ones(cls):
     assert list(map(abs, by_value.value)) == sorted(map(abs, by_value.value), reverse=True)
     assert set(metric.worst(2, by="p_value").group) == {3, 20}
     assert "within chance" in str(by_value)
+    tests = metric.test(n_replicates=199)[torch.tensor(by_value.group)]
+    spread = (tests.high - tests.low) / (2 * NormalDist().inv_cdf(0.975))
+    middle = (tests.low + tests.high) / 2
+    close(torch.tensor(by_value.shrunk, dtype=torch.float64), shrunk_to_mean(middle, spread), atol=1e-12)
     assert table.to_dict()["group"] == list(table.group) == [row["group"] for row in table.rows()]
 
 

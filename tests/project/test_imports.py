@@ -83,6 +83,25 @@ def test_every_public_name_is_documented_and_unknown_names_raise_errors():
             _ = package.ecee
 
 
+@pytest.mark.parametrize(
+    ("module", "name", "meant"),
+    [
+        (tc, "ece", "functional.ece"),
+        (tc, "TemperatureScaling", "calibration.TemperatureScaling"),
+        (tc, "CalibrationError", "ECE"),
+        (tc.functional, "expected_calibration_error", "functional.ece"),
+        (tc.functional, "ECE", "ECE"),
+        (tc.inference, "bootstrp", "inference.bootstrap"),
+    ],
+)
+def test_error_for_an_unknown_name_suggests_the_closest_public_name(module, name, meant):
+    with pytest.raises(AttributeError, match=f"has no attribute '{name}'. Did you mean `torchcalib.{meant}`"):
+        getattr(module, name)
+    target = tc
+    for part in meant.split("."):
+        target = getattr(target, part)
+
+
 def test_at_most_60_names_are_public():
     assert {"ECE", "report", "functional"} <= set(dir(tc))
     assert dir(tc) == sorted(tc.__all__)

@@ -90,6 +90,11 @@ def unknown_argument(name: str, known: Collection[str], where: str) -> TypeError
     return TypeError(f"`{name}` must be an argument of {where}, got an unknown one. {advice}")
 
 
+def only_task_by_position(value: object) -> TypeError:
+    """Return the error for a second option that is given by position."""
+    return TypeError(f"options other than `task` must be given by name, got {value!r} by position. Write n_bins=10.")
+
+
 def task_of(task: Task | None, num_classes: int | None, num_labels: int | None) -> Task:
     """Return the task, which follows from the number of classes or labels if only that is given."""
     if task is None and (num_classes is None) != (num_labels is None):

@@ -112,8 +112,10 @@ def document(
 
 
 def with_implied_task(parameters: list[Parameter]) -> list[Parameter]:
-    """Return parameters in which `task` has the default None, because the number of classes or labels implies it."""
-    return [p.replace(default=None) if p.name == "task" else p for p in parameters]
+    """Return parameters with `task` first, which may be given by position, and is implied by other options."""
+    kind = Parameter.POSITIONAL_OR_KEYWORD
+    task = [p.replace(default=None, kind=kind) for p in parameters if p.name == "task"]
+    return [*task, *(p for p in parameters if p.name != "task")]
 
 
 def documented(function: F, *, without: Iterable[str] = ()) -> F:

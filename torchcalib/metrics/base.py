@@ -12,7 +12,15 @@ from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.utilities.distributed import gather_all_tensors
 
-from torchcalib.core.arguments import Task, check_count, check_flag, count_of_outputs, task_of, unknown_argument
+from torchcalib.core.arguments import (
+    Task,
+    check_count,
+    check_flag,
+    count_of_outputs,
+    only_task_by_position,
+    task_of,
+    unknown_argument,
+)
 from torchcalib.core.arrays import as_tensors
 from torchcalib.core.documentation import document, input_parameters, parameters_of, with_implied_task
 from torchcalib.core.inputs import InputFormat
@@ -111,8 +119,8 @@ class CalibrationMetric(Metric, Generic[S]):
         cls.__jit_ignored_attributes__ = sorted({*Metric.__jit_ignored_attributes__, *annotated})
         if "factory" not in vars(cls):
             return
-        own = [] if cls.__init__ is CalibrationMetric.__init__ else parameters_of(cls.__init__)
-        of_class = [p for p in parameters_of(CalibrationMetric.__init__) if p.name != "task"]
+        own = [] if cls.__init__ is CalibrationMetric.__init__ else _without_task(cls.__init__)
+        of_class = _without_task(CalibrationMetric.__init__)
         of_stream = [Parameter(name, Parameter.KEYWORD_ONLY, default=None) for name in cls.stream_options]
         given = [
             *parameters_of(cls.factory),
@@ -124,8 +132,8 @@ class CalibrationMetric(Metric, Generic[S]):
 
     def __init__(
         self,
-        *positional: Any,
         task: Task | None = None,
+        *positional: Any,
         num_classes: int | None = None,
         num_labels: int | None = None,
         batch_shape: tuple[int, ...] = (),
@@ -133,9 +141,7 @@ class CalibrationMetric(Metric, Generic[S]):
         **options: Any,
     ) -> None:
         if positional:
-            raise TypeError(
-                f"arguments must be given by name, got {positional[0]!r} by position. Write `task=`, for example."
-            )
+            raise only_task_by_position(positional[0])
         known = signature(type(self)).parameters
         if unknown := [name for name in options if name not in known and name not in _TORCHMETRICS_OPTIONS]:
             raise unknown_argument(unknown[0], known, type(self).__name__)
@@ -607,3 +613,7 @@ class CalibrationMetric(Metric, Generic[S]):
             return tensor.cpu() if stays else tensor.to(device)
 
         return super()._apply(moved, *args, **kwargs)
+
+
+def _without_task(function: Callable[..., Any]) -> list[Parameter]:
+    return [p for p in parameters_of(function) if p.name != "task"]

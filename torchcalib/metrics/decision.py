@@ -160,8 +160,8 @@ class BayesRisk(ScoreMetric):
     question = "what do decisions cost that are made as if the probabilities were right"
     source = "Ferrer & Ramos, Evaluating Posterior Probabilities, sec. 2.3.1"
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
+    def __init__(self, task: Task | None = None, **options: Any) -> None:
+        super().__init__(task, **options)
         num_classes = self.input_format.num_classes if self.input_format.read_as == "multiclass" else 2
         if options.get("cost") is not None and num_classes is not None:
             read_costs(options["cost"], num_classes)

@@ -13,7 +13,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, cast
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from torchcalib.core.arguments import task_of, unknown_argument
+from torchcalib.core.arguments import only_task_by_position, task_of, unknown_argument
 from torchcalib.core.documentation import (
     arguments_section,
     document,
@@ -112,9 +112,13 @@ def _estimator(
     return found
 
 
-def completed(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options with the task that others imply, and `weights` for scikit-learn's `sample_weight`."""
+def completed(options: Mapping[str, Any], task: Any = None, *others: Any) -> dict[str, Any]:
+    """Return options with the task by position or implied, and `weights` for scikit-learn's `sample_weight`."""
     found = dict(options)
+    if others or (task is not None and "task" in found):
+        raise only_task_by_position(others[0] if others else task)
+    if task is not None:
+        found["task"] = task
     if "sample_weight" in found:
         weights = found.pop("sample_weight")
         if weights is not None and found.get("weights") is not None:
@@ -144,10 +148,10 @@ def functional(
 
     @wraps(factory)
     def function(preds: Tensor, target: Tensor, *args: P.args, **options: P.kwargs) -> Any:
-        if "task" not in options or "sample_weight" in options:
-            options = completed(options)  # type: ignore[assignment]  # those of the factory
+        if args or "task" not in options or "sample_weight" in options:
+            options = completed(options, *args)  # type: ignore[assignment]  # those of the factory
         weights: Any = options.get("weights")
-        estimator = factory(*args, **options) if args or is_compiling() else _estimator(factory, options, function)
+        estimator = factory(**options) if is_compiling() else _estimator(factory, options, function)  # type: ignore[call-arg]
         value = estimator(preds, target, weights)
         return value if result is None else result(*value.unbind(-1))
 

@@ -146,9 +146,9 @@ class Cox(RankedMetric):
     plot_lower_bound = None
     plot_upper_bound = None
 
-    def __init__(self, *, component: CoxComponent = "slope", **options: Any) -> None:
+    def __init__(self, task: Task | None = None, *, component: CoxComponent = "slope", **options: Any) -> None:
         check_choice("component", component, get_args(CoxComponent))
-        super().__init__(**options)
+        super().__init__(task, **options)
         self.component = component
         self.perfect = 1.0 if component in ("slope", "p_value") else 0.0  # type: ignore[misc]
 
@@ -292,9 +292,9 @@ class Spiegelhalter(CalibrationMetric[Sums]):
     plot_lower_bound = None
     plot_upper_bound = None
 
-    def __init__(self, *, component: SpiegelhalterComponent = "z", **options: Any) -> None:
+    def __init__(self, task: Task | None = None, *, component: SpiegelhalterComponent = "z", **options: Any) -> None:
         check_choice("component", component, get_args(SpiegelhalterComponent))
-        super().__init__(**options)
+        super().__init__(task, **options)
         self.component = component
         if component == "p_value":
             self.perfect, self.unit = 1.0, "probability"  # type: ignore[misc]

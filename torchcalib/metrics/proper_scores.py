@@ -205,8 +205,8 @@ _ecd_of_classes = score_function(_ecd)
 def ecd(
     preds: Tensor | Distribution,
     target: Tensor,
-    *,
     task: Task | None = None,
+    *,
     priors: Tensor | Sequence[float] | None = None,
     average: Average | None = "macro",
     reduction: Reduction = "mean",

@@ -291,9 +291,9 @@ class CORP(RankedMetric):
     higher_is_better = None  # it depends on the component
     plot_upper_bound = None
 
-    def __init__(self, *, component: Component = "mcb", **options: Any) -> None:
+    def __init__(self, task: Task | None = None, *, component: Component = "mcb", **options: Any) -> None:
         check_choice("component", component, get_args(Component))
-        super().__init__(**options)
+        super().__init__(task, **options)
         self.component = component
 
     def from_sample(self, sample: RankedSample) -> Tensor:

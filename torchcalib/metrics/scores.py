@@ -104,13 +104,13 @@ class ScoreEstimator(Estimator[ScoreSum]):
         """Return the estimator with checked priors, as float64."""
         return self if self.priors is None else replace(self, priors=read_priors(self.priors, num_classes))
 
-    def streamed(self, num_classes: int | None, *, keep_classes: bool = False, **_: Any) -> Self:
+    def streamed(self, num_classes: int | None, **_: Any) -> Self:
         """Return the estimator of a stream; see `ScoreMetric`."""
         made = super().streamed(num_classes)
         if self.priors is not None:
             is_multiclass = self.input_format.read_as == "multiclass"
             made = made.with_checked_priors(known("num_classes", num_classes) if is_multiclass else 2)
-        return replace(made, accumulator=self.score.accumulator(True)) if keep_classes else made
+        return made
 
 
 def scored(
@@ -150,13 +150,13 @@ def score_function(factory: Callable[..., ScoreEstimator]) -> Callable[..., Tens
     mean = functional(factory)
 
     @wraps(mean)
-    def function(preds: Tensor, target: Tensor, *, reduction: Reduction = "mean", **options: Any) -> Tensor:
+    def function(preds: Tensor, target: Tensor, *task: Task, reduction: Reduction = "mean", **options: Any) -> Tensor:
         if reduction == "mean":
-            value: Tensor = mean(preds, target, **options)
+            value: Tensor = mean(preds, target, *task, **options)
             return value
         check_choice("reduction", reduction, get_args(Reduction))
         check_names(function, options)
-        options = completed(options)
+        options = completed(options, *task)
         return factory(**options).per_sample(preds, target, options.get("weights"))
 
     parameters = list(signature(mean).parameters.values())
@@ -168,9 +168,8 @@ def score_function(factory: Callable[..., ScoreEstimator]) -> Callable[..., Tens
 class ScoreMetric(CalibrationMetric[ScoreSum]):
     """Mean of a score over a stream.
 
-    The state is 2 sums; where `normalize`, `priors` or `keep_classes` keep the classes apart, 3 for each class.
+    The state is 2 sums; where `normalize` or `priors` keep the classes apart, 3 for each class.
     """
 
     score: ClassVar[Score]
     """The score with its default options."""
-    stream_options = ("keep_classes",)

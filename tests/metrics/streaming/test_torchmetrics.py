@@ -11,6 +11,7 @@ import torch
 from cases import CASES, N_CLASSES, Case
 from torch import nn
 from torchmetrics import MetricCollection
+from torchmetrics.utilities.exceptions import TorchMetricsUserError
 from torchmetrics.wrappers import ClasswiseWrapper, MetricTracker
 
 import torchcalib as tc
@@ -112,6 +113,17 @@ def test_only_compute_calls_the_gather_function(cls):
     assert all(call.kwargs == {"group": "mine"} for call in gather.call_args_list)
     assert metric.update_count == 1
     assert not metric._is_synced
+
+
+def test_load_state_dict_of_a_synced_collection_raises_an_error():
+    collection = tc.CalibrationCollection([tc.ECE(task="binary", persistent=True), tc.NLL(task="binary")])
+    collection.update(P, Y)
+    state = collection.state_dict()
+    collection["ECE"].sync(dist_sync_fn=lambda x, group=None: [x, x], distributed_available=lambda: True)
+    with pytest.raises(TorchMetricsUserError, match="load_state_dict"):
+        collection.load_state_dict(state)
+    collection["ECE"].unsync()
+    collection.load_state_dict(state)
 
 
 class Model(nn.Module):
