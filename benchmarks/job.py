@@ -42,7 +42,6 @@ class Sides:
     result_bytes: int = 0
 
     def call(self, side: str) -> Call:
-        """Return the call of a side."""
         return self.ours if side == OURS else self.peers[side]
 
 
@@ -104,11 +103,9 @@ class Job:
 
 
 def jobs_of(family: str) -> list[Job]:
-    """Return the jobs of a family."""
     jobs: list[Job] = import_module(f"benchmarks.{family}").JOBS
     return jobs
 
 
 def named(jobs: Sequence[Job], name: str) -> Job:
-    """Return the job with this name."""
     return next(job for job in jobs if job.name == name)

@@ -22,7 +22,6 @@ FEW_ROWS = 64  # enough for a call that compiles and imports all required code
 
 
 def seconds(call: Call) -> float:
-    """Time one call."""
     start = time.perf_counter()
     call()
     return time.perf_counter() - start
@@ -79,7 +78,6 @@ def growth(job: Job, rounds: int) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Print the measurement."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("family")
     parser.add_argument("job")

@@ -59,7 +59,6 @@ def streamed_ece(n: int = 50_000, num_classes: int = 1_000, n_bins: int = 15, ro
 
 
 def streamed(metric: Metric, batches: Iterable[tuple[Tensor, Tensor]]) -> Metric:
-    """Update the metric with batches and return it."""
     for preds, target in batches:
         metric.update(preds, target)
     return metric
@@ -72,7 +71,6 @@ def state_bytes(metric: Metric) -> int:
 
 
 def collection(n: int = 50_000, num_classes: int = 1_000, n_bins: int = 15, classwise: bool = False) -> Sides:
-    """A collection of metrics, updated once with all rows."""
     logits, target = network_logits(n, num_classes)
     given = {"num_classes": num_classes, **GIVEN}
 

@@ -182,7 +182,6 @@ def table(
 
 
 def write(name: str, title: str, explanation: str, rows: Rows, digits: int, **settings: Any) -> None:
-    """Write a table as JSON and as Markdown."""
     columns = list(rows[0]["power"])
     page = [
         f"# {title}",
@@ -201,7 +200,6 @@ def write(name: str, title: str, explanation: str, rows: Rows, digits: int, **se
 
 
 def main() -> None:
-    """Write one of the two tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sets", type=int, default=200, help="data sets for each cell (default 200)")
     parser.add_argument("--few", action="store_true", help="compute the table for few samples (about two minutes)")

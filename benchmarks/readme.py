@@ -40,7 +40,6 @@ def section(files: Sequence[dict[str, Any]]) -> str:
 
 
 def cpu_table(content: dict[str, Any]) -> str:
-    """Return the table of all jobs on one machine."""
     machine = content["machine"]
     versions = ", ".join(f"{package} {machine[package]}" for package in ("torch", "numba") if machine.get(package))
     title = f"On {machine['cpu']}, {machine['cores']} cores, {versions}" if machine else "On no machine yet"
@@ -84,7 +83,6 @@ def gpu_table(content: dict[str, Any]) -> str:
 
 
 def gpu_row(speed: dict[str, Any]) -> str:
-    """Return the row for a `benchmarks.cuda.speed.Speed`."""
     of_copy, ratio, goal = speed["share"], speed["ratio"], speed["goal"]
     found = f"{figure(ratio)} of the row op" if ratio is not None else figure(of_copy) or speed["how"]
     off = abs((of_copy if ratio is None else ratio) - goal) if speed["met"] is False else 0
@@ -107,7 +105,6 @@ def written(text: str, files: Sequence[dict[str, Any]]) -> str:
 
 
 def main() -> int:
-    """Write the section into the README."""
     README.write_text(written(README.read_text(), results()))
     return 0
 

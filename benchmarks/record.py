@@ -14,7 +14,6 @@ MISSED = "MISSED"
 def recorded(
     job: Job, times: dict[str, Any], extra_bytes: dict[str, int | None], growth: list[dict[str, Any]]
 ) -> Record:
-    """Return the measurements of a job."""
     seconds = {side: summary(taken) for side, taken in times["seconds"].items()}
     ours = seconds[OURS]["median"]
     return {
@@ -60,7 +59,6 @@ def lines(job: Job, record: Record | None, *, with_spread: bool = True) -> list[
 
 
 def missed(job: Job, record: Record) -> bool:
-    """Return whether a goal is missed."""
     return any(line.verdict.startswith(MISSED) for line in lines(job, record))
 
 
@@ -151,7 +149,6 @@ def times_of(times: dict[str, float], with_spread: bool) -> str:
 
 
 def clock(seconds: float | None) -> str:
-    """Format seconds or milliseconds."""
     if seconds is None:
         return ""
     return figure(seconds, " s") if seconds >= 1 else figure(1000 * seconds, " ms")
@@ -165,7 +162,6 @@ def share(ratio: float | None) -> str:
 
 
 def megabytes(n: float | None) -> str:
-    """Format bytes."""
     return "" if n is None else figure(n / 1e6, " MB")
 
 

@@ -39,14 +39,12 @@ def machine() -> dict[str, Any]:
 
 
 def cpu_model() -> str:
-    """Return the name of the CPU."""
     info = Path("/proc/cpuinfo")
     found = re.search(r"^model name\s*:\s*(.+)$", info.read_text(), re.MULTILINE) if info.is_file() else None
     return found.group(1).strip() if found else platform.processor() or platform.machine()
 
 
 def run(family: str, job: Job, trial: int | None = None) -> Record:
-    """Measure a job."""
     rounds = ["--rounds", str(trial)] if trial else []
     times = measured(family, job, "times", *rounds)
     sides = [] if job.extra_bytes is None else job.sides if job.numba else [OURS]  # peers do not depend on numba
@@ -65,7 +63,6 @@ def measured(family: str, job: Job, what: str, *options: str) -> Any:
 
 
 def show(job: Job, record: Record) -> None:
-    """Print the lines of a job."""
     print(f"\n{job.name}")
     for line in lines(job, record):
         print(columns(line))
@@ -93,7 +90,6 @@ def save(here: dict[str, Any], family: str, records: list[Record]) -> Path:
 
 
 def main() -> int:
-    """Run the chosen jobs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("families", nargs="*", help=f"families of jobs: {', '.join(FAMILIES)}")
     parser.add_argument("--job", default="", help="run only jobs whose names contain this text")

@@ -26,7 +26,6 @@ GOAL, GOAL_OF_IMPORT = 0.5, 0.2
 
 
 def seconds(arguments: list[str]) -> float:
-    """Return the run time of one process."""
     start = time.perf_counter()
     subprocess.run([sys.executable, *arguments], capture_output=True, check=False)
     return time.perf_counter() - start

@@ -83,7 +83,6 @@ class Cell:
 
 
 def arrays(name: str) -> dict[str, Tensor]:
-    """Return the recorded arrays of a file."""
     with np.load(DATA / name, allow_pickle=False) as loaded:
         return {key: torch.from_numpy(array) for key, array in loaded.items()}
 
@@ -96,7 +95,6 @@ def recorded_answers() -> list[dict]:
 
 
 def recorded_answer(file: str | None, case: str) -> Any:
-    """Return one recorded value, or None."""
     found = (entry["value"] for entry in recorded_answers() if (entry["file"], entry["case"]) == (file, case))
     return next(found, None)
 
@@ -411,7 +409,6 @@ NEEDS_DATA = ("tce-5", "epsr-curves", "epsr-scores", "epsr-systems")
 
 
 def show(table: Callable[[], Iterator[Cell]]) -> list[Cell]:
-    """Print a table and return its cells."""
     print(f"\n{table.__doc__}")
     cells = list(table())
     widths = [max(len(text) for text in column) for column in zip(*((c.row, c.column) for c in cells), strict=True)]

@@ -54,7 +54,6 @@ class Mutant:
 
 
 def mutants_of(path: Path) -> Iterator[Mutant]:
-    """Yield every mutant of a file."""
     source = path.read_bytes()
     starts = [0]
     for line in source.splitlines(keepends=True):

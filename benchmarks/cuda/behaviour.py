@@ -84,7 +84,6 @@ def collection(device: torch.device, n_classes: int, *, classwise: bool = False)
 def check_behaviour(
     device: torch.device, shapes: tuple[tuple[int, int], ...], backend: Backend = "auto"
 ) -> Iterator[Check]:
-    """Check operations and collections at every shape `(N, C)`."""
     for n, c in shapes:
         ops, collections = f"ops {n} x {c}", f"collection {n} x {c}"
         yield from guarded(ops, "float32", partial(check_ops, ops, device, n, c, backend))
@@ -104,7 +103,6 @@ def all_ops(values: Tensor, target: Tensor, weights: Tensor, backend: Backend) -
 
 
 def differing(found: list[Tensor], expected: list[Tensor]) -> float:
-    """Return the number of elements that differ. NaN equals NaN."""
     pairs = zip(found, expected, strict=True)
     return float(sum(int(((a != b) & ~(a.isnan() & b.isnan())).sum()) for a, b in pairs))
 

@@ -25,7 +25,6 @@ class Check:
 
 
 def label_of(dtype: torch.dtype) -> str:
-    """Return the name of a dtype without its package."""
     return str(dtype).removeprefix("torch.")
 
 

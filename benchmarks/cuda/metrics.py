@@ -209,7 +209,6 @@ def check_bootstrap(device: torch.device) -> Iterator[Check]:
 
 
 def metrics(device: torch.device) -> Iterator[Check]:
-    """Run all checks."""
     for dtype in DTYPES:
         for name, metric, options, own in settings():
             work = partial(check_setting, device, name, metric, options, own, dtype)

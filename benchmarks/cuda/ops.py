@@ -49,7 +49,6 @@ ON_GPU = Sizes(ROWS, ROWS, (1, 1000, 10**6 + 1))
 
 
 def ops(device: torch.device, sizes: Sizes, backend: Backend = "auto") -> Iterator[Check]:
-    """Check every operation, dtype and shape."""
     for dtype in DTYPES:
         label = label_of(dtype)
         for from_logits in (True, False):
@@ -94,7 +93,6 @@ def limit(logits: Tensor) -> Tensor:
 
 
 def generator_of(device: torch.device, seed: int) -> torch.Generator:
-    """Return a new generator."""
     return torch.Generator(device).manual_seed(seed)
 
 

@@ -138,7 +138,6 @@ def speeds(
 
 
 def seeded(device: torch.device) -> torch.Generator:
-    """Return a new generator with a fixed seed."""
     return torch.Generator(device).manual_seed(0)
 
 
@@ -222,7 +221,6 @@ def function_jobs(values: Tensor, target: Tensor) -> list[Job]:
 
 
 def event_jobs(device: torch.device, n: int, backend: Backend) -> list[Job]:
-    """Return jobs for sums over bins of events."""
     confidence = torch.rand(n, device=device)
     outcome = torch.rand(n, device=device) < confidence
     weights = torch.rand(n, device=device, dtype=torch.float64)

@@ -221,7 +221,6 @@ CASES = {
 
 
 def write(folder, case):
-    """Write the file of a case."""
     path = folder / case.file
     columns = case.columns
     if case.file.endswith("npz"):

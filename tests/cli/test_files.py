@@ -6,8 +6,8 @@ import json
 import numpy as np
 import pytest
 import torch
+from helpers.prediction_files import write_csv, write_parquet
 from helpers.reports import QUICK, QUICK_COMMAND, assert_values
-from helpers.written import write_csv, write_parquet
 from scipy.stats import binomtest
 
 import torchcalib as tc

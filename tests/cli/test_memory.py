@@ -7,7 +7,7 @@ import sys
 
 import numpy as np
 import pytest
-from helpers.written import WRITERS
+from helpers.prediction_files import WRITERS
 from processes import quick_environment
 
 CLASSES = 1000

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import torch
+from helpers.prediction_files import WRITERS, write_npz
 from helpers.refusals import check_each
 from helpers.reports import QUICK, QUICK_COMMAND, assert_values
-from helpers.written import WRITERS, write_npz
 
 import torchcalib as tc
 from torchcalib.cli import main

@@ -93,7 +93,6 @@ def class_row(n_classes, n_bins):
 
 
 def drawn_settings(draw, options, cls, task, n_classes):
-    """Draw options of the metric and of its input."""
     chosen = {name: draw(st.sampled_from(values)) for name, values in options.items()}
     reading = {"from_logits": draw(st.booleans())}
     if task == "multiclass" and one_in(draw, 5):
@@ -379,7 +378,6 @@ class Streamed:
         self.metric = pickle.loads(pickle.dumps(self.metric)) if self.draw(st.booleans()) else self.metric.clone()
 
     def save(self):
-        """Save the state and load it into a new metric."""
         self.metric.persistent(True)
         saved, self.metric = self.metric.state_dict(), self.fresh()
         self.metric.persistent(True)

@@ -113,7 +113,6 @@ class System:
         return self.fits[kind]
 
     def value(self, case):
-        """Compute an entry by its name."""
         which, name = case.split("/", 1)
         if which == "raw_extra" or name.endswith("_dxv"):
             return self.trained(self.scores[which.removesuffix("_extra")], name)

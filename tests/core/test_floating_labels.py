@@ -30,7 +30,6 @@ TESTED = [
 
 
 def floating(case, target, dtype=F64):
-    """Return the labels as soft targets."""
     return torch.nn.functional.one_hot(target, N_CLASSES).to(dtype) if case.task == "multiclass" else target.to(dtype)
 
 

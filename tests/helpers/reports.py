@@ -93,7 +93,6 @@ def rank_based_values(preds, target, n_bins=15, names=IN_ORDER, **given):
 
 
 def rank_based_lines(report):
-    """Return the rank-based values of a report, by key."""
     return {key: report[key] for key in report if key.split("/")[0] in IN_ORDER}
 
 

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import torch
-from helpers.written import WRITERS
+from helpers.prediction_files import WRITERS
 
 TASKS = ("binary", "multiclass", "multilabel")
 

@@ -24,5 +24,4 @@ def systems(task, n=120, seed=0):
 
 @cache
 def compared(task):
-    """Return the comparison of all three systems."""
     return tc.compare(*systems(task), task=task, from_logits=True, **FEW)

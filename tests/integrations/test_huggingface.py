@@ -84,8 +84,6 @@ def test_trainer_stores_one_number_per_row_and_logits_of_unlabelled_rows(classif
 
 
 class Stop(transformers.TrainerCallback):
-    """Interrupt an evaluation after its first batch."""
-
     def on_prediction_step(self, *args, **kwargs):
         raise KeyboardInterrupt
 

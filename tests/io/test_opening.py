@@ -7,7 +7,18 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from helpers.written import HITS, LABELS, LOGITS, PROBS, RNG, WEIGHTS, WRITERS, numbered, write_csv, write_parquet
+from helpers.prediction_files import (
+    HITS,
+    LABELS,
+    LOGITS,
+    PROBS,
+    RNG,
+    WEIGHTS,
+    WRITERS,
+    numbered,
+    write_csv,
+    write_parquet,
+)
 from safetensors.torch import save_file
 
 from torchcalib.io.errors import InputError
@@ -24,7 +35,6 @@ def whole(files: PredictionFiles, max_bytes=64 * 2**20):
 
 
 def same(tensor, expected):
-    """Check that values and dtypes are equal."""
     torch.testing.assert_close(tensor, torch.as_tensor(expected), rtol=0, atol=0)
 
 

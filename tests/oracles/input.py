@@ -35,8 +35,6 @@ class Undecided(Exception):
 
 @dataclass
 class Call:
-    """A metric, its options and its input."""
-
     function: Any
     cls: type
     task: str
@@ -243,7 +241,6 @@ def xmul(a, b):
 
 
 def ratio(a, b):
-    """Quotient of float64 numbers."""
     return a / b if b else math.nan if a == 0 or math.isnan(a) else math.copysign(math.inf, a)
 
 

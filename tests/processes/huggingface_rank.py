@@ -25,7 +25,6 @@ def bert(head, **config):
 
 
 def GPT2():
-    """Return a language model."""
     set_seed(0)
     tiny = {"n_positions": 16, "n_embd": 8, "n_layer": 1, "n_head": 2, "bos_token_id": 0, "eos_token_id": 0}
     return over_confident(GPT2LMHeadModel(GPT2Config(vocab_size=N_TOKENS, **tiny)))

@@ -63,7 +63,6 @@ def gather(folder):
 
 
 def record_calls(name, calls):
-    """Replace a collective by one that records its calls."""
     original = getattr(dist, name)
     setattr(dist, name, lambda *args, **kwargs: (calls.append(name), original(*args, **kwargs))[1])
 

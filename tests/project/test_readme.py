@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers.written import WRITERS
+from helpers.prediction_files import WRITERS
 from processes import ROOT, run_python
 
 import torchcalib

@@ -6,9 +6,9 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from helpers.prediction_files import WRITERS, write_npz
 from helpers.refusals import assert_refused
 from helpers.reports import MODES, QUICK, QUICK_COMMAND, TASKS, predictions
-from helpers.written import WRITERS, write_npz
 
 import torchcalib as tc
 import torchcalib.functional as F

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers.prediction_files import write_npz
 from helpers.reports import QUICK_COMMAND
 from helpers.shards import add_to, assert_same, data_set, shards
-from helpers.written import write_npz
 from processes import SCRIPTS, environments_of_ranks, free_ports, run_together
 
 import torchcalib as tc

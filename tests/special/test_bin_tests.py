@@ -105,7 +105,6 @@ def sorted_bins(shape, n_bins, seed, dtype=F64, power=1):
 
 
 def sums_of(values, ends):
-    """Return the sums over the bins."""
     total = torch.cat((torch.zeros_like(values[..., :1]), values.cumsum(-1)), -1).gather(-1, ends)
     return total.diff(dim=-1, prepend=torch.zeros_like(total[..., :1]))
 

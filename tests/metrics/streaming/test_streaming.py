@@ -28,7 +28,6 @@ P, Y = torch.tensor([0.2, 0.7, 0.9, 0.4]), torch.tensor([0, 1, 1, 1])
 
 
 def tensors(metric):
-    """Return all tensors of the state."""
     parts = metric.kind.parts(metric.state)
     return [tensor for part in parts for tensor in (part if isinstance(part, list) else [part])]
 

@@ -41,7 +41,6 @@ def write_csv_gz(path, arrays):
 
 
 def write_jsonl(path, arrays):
-    """Write classes as lists."""
     rows = zip(*(np.asarray(values).tolist() for values in arrays.values()), strict=True)
     path.write_text("".join(json.dumps(dict(zip(arrays, row, strict=True))) + "\n" for row in rows))
 

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from helpers.written import HITS, LABELS, LOGITS, PROBS, write_parquet
+from helpers.prediction_files import HITS, LABELS, LOGITS, PROBS, write_parquet
 from safetensors.torch import save_file
 
 from torchcalib.io.errors import InputError
