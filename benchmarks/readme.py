@@ -91,7 +91,7 @@ def gpu_row(speed: dict[str, Any]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def written(text: str, files: Sequence[dict[str, Any]]) -> str:
+def with_section(text: str, files: Sequence[dict[str, Any]]) -> str:
     """Return the README with the section for these files.
 
     Raises:
@@ -105,7 +105,7 @@ def written(text: str, files: Sequence[dict[str, Any]]) -> str:
 
 
 def main() -> int:
-    README.write_text(written(README.read_text(), results()))
+    README.write_text(with_section(README.read_text(), results()))
     return 0
 
 

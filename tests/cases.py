@@ -283,7 +283,7 @@ def kind_of(case):
     return case.cls, case.task, *options
 
 
-def in_any_order(case):
+def is_order_independent(case):
     """Whether the value is independent of the row order. Metrics over blocks are not."""
     return not case.in_blocks
 

@@ -21,11 +21,11 @@ import torchcalib as tc
 import torchcalib.functional as F
 
 QUICK = settings(max_examples=200, suppress_health_check=list(HealthCheck))  # in addition to the profile in conftest
-at_length = pytest.param(settings(QUICK, max_examples=4000), marks=pytest.mark.long, id="at_length")
+in_full = pytest.param(settings(QUICK, max_examples=4000), marks=pytest.mark.long, id="long")
 
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 LABELS = [torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.bool]
-HOUSE = re.compile(r"(`[\w.-]+`|the saved state) must .+, got .+", re.DOTALL)
+DOCUMENTED_ERROR = re.compile(r"(`[\w.-]+`|the saved state) must .+, got .+", re.DOTALL)
 PRIORS = {"priors": [None, True]}
 N_BINS = {"n_bins": [1, 2, 3, 5, 10, 15, 64]}
 WIDE = {**N_BINS, "right": [False, True]}
@@ -65,7 +65,7 @@ def tensor_of(draw, values, n, *shape):
     return torch.tensor(draw(st.lists(values, min_size=n, max_size=n)), dtype=torch.float64).reshape(shape)
 
 
-def spoiled(draw, tensor, values):
+def with_bad_value(draw, tensor, values):
     """Replace an entry by a bad value in 1 of 15 tensors."""
     if tensor.numel() and one_in(draw, 15):
         tensor.view(-1)[draw(st.integers(0, tensor.numel() - 1))] = draw(st.sampled_from(values))
@@ -115,9 +115,9 @@ def drawn_settings(draw, options, cls, task, n_classes):
 def drawn_preds(draw, task, from_logits, n_bins, n, n_classes):
     values, bad = probability(n_bins), [math.nan, math.inf, -math.inf, 1 + 1e-2, -1e-6]
     if task == "multiclass" and not from_logits:
-        return spoiled(draw, tensor_of(draw, class_row(n_classes, n_bins), n, n, n_classes), [*bad, 0.7])
+        return with_bad_value(draw, tensor_of(draw, class_row(n_classes, n_bins), n, n, n_classes), [*bad, 0.7])
     values, bad = (logit(), [math.nan]) if from_logits else (values, bad)
-    return spoiled(draw, tensor_of(draw, values, n * n_classes, n, n_classes), bad)
+    return with_bad_value(draw, tensor_of(draw, values, n * n_classes, n, n_classes), bad)
 
 
 def drawn_target(draw, kind, task, ignore_index, n, n_classes):
@@ -126,21 +126,21 @@ def drawn_target(draw, kind, task, ignore_index, n, n_classes):
         shape = (n, n_classes) if task == "multiclass" else (n, n_classes, 2)
         counts = tensor_of(draw, st.integers(0, 5), math.prod(shape), *shape).long()
         counts[..., 0] += counts.sum(-1) == 0
-        return spoiled(draw, counts, [-1, 0, 2**54, 40])
+        return with_bad_value(draw, counts, [-1, 0, 2**54, 40])
     if kind == "soft":
         share = st.sampled_from([0.0, 1.0, 0.5, 0.25, -0.0]) | st.floats(0, 1)
         values, size = (class_row(n_classes, 2), n) if task == "multiclass" else (share, n * n_classes)
-        target = spoiled(draw, tensor_of(draw, values, size, n, n_classes), [math.nan, 1.5, -0.5])
+        target = with_bad_value(draw, tensor_of(draw, values, size, n, n_classes), [math.nan, 1.5, -0.5])
         return target.to(draw(st.sampled_from(FLOATS)))
     high, shape = (n_classes, (n,)) if task == "multiclass" else (2, (n, n_classes))
     target = tensor_of(draw, st.integers(0, high - 1), math.prod(shape), *shape).long()
-    target = spoiled(draw, target, [high, -1, 100])
+    target = with_bad_value(draw, target, [high, -1, 100])
     if target.numel() and ignore_index is not None:
         target.view(-1)[draw(st.lists(st.integers(0, target.numel() - 1), max_size=4))] = ignore_index
     return target
 
 
-def narrowed(draw, tensor, dtypes):
+def in_narrow_dtype(draw, tensor, dtypes):
     """Convert to one of these dtypes if it represents all values exactly."""
     narrow = tensor.to(draw(st.sampled_from(dtypes)))
     return narrow if torch.equal(narrow.to(tensor.dtype), tensor) else tensor
@@ -165,14 +165,14 @@ def calls(draw):
     if one_in(draw, 16 if kind == "soft" else 4):
         reading["ignore_index"] = draw(st.sampled_from([-100, 0, 1, 99]))
     target = drawn_target(draw, kind, task, reading.get("ignore_index"), rows, n_classes)
-    target = target if kind == "soft" else narrowed(draw, target, LABELS if kind == "labels" else LABELS[:-1])
+    target = target if kind == "soft" else in_narrow_dtype(draw, target, LABELS if kind == "labels" else LABELS[:-1])
     weights = None
     if draw(st.booleans()):
         whole = [0.0, 1.0, 2.0, 3.0, 1e6]
         some = draw(st.sampled_from([whole, whole, [0.0, 0.5, 1.7, 1e150, 1e-150, 1e-3]]))
         weights = tensor_of(draw, st.sampled_from(some), rows, *lead, n)
-        weights = spoiled(draw, weights, [-1.0, math.nan, math.inf, 1e200, 0.5])
-        weights = narrowed(draw, weights, [torch.float64, torch.float32, torch.int64, torch.uint8])
+        weights = with_bad_value(draw, weights, [-1.0, math.nan, math.inf, 1e200, 0.5])
+        weights = in_narrow_dtype(draw, weights, [torch.float64, torch.float32, torch.int64, torch.uint8])
 
     # Reshape to the drawn batch shape and class axis.
     is_binary = task == "binary"
@@ -206,7 +206,7 @@ def outcome(call, *metrics):
     try:
         return call()
     except (TypeError, ValueError) as error:
-        if not HOUSE.match(str(error)):
+        if not DOCUMENTED_ERROR.match(str(error)):
             raise
         states = [metric.metric_state for metric in metrics]
         torch.testing.assert_close(states, before[0], rtol=0, atol=0, equal_nan=True)
@@ -259,7 +259,7 @@ def value_or_error(call):
         close(result, value, size, call)
 
 
-@pytest.mark.parametrize("profile", [QUICK, at_length])
+@pytest.mark.parametrize("profile", [QUICK, in_full])
 def test_random_calls_give_the_values_of_slow_loops_or_a_documented_error(profile):
     profile(given(calls())(value_or_error))()
 
@@ -270,9 +270,9 @@ SKETCHES = [
     Case(f"{cls.__name__}-sketch", function, cls, "binary", {}, {"resolution": 2048})
     for function, cls in ((F.ks, tc.KS), (F.ace, tc.ACE))
 ]
-READ_ALIKE = {}  # cases that may share a collection, because they interpret the input in the same way
+SAME_INPUT = {}  # cases that may share a collection, because they interpret the input in the same way
 for case in CASES:
-    READ_ALIKE.setdefault((case.task, case.options.get("from_logits", False)), []).append(case)
+    SAME_INPUT.setdefault((case.task, case.options.get("from_logits", False)), []).append(case)
 
 
 class Streamed:
@@ -394,10 +394,10 @@ def members_of(metric):
     return list(metric.values()) if isinstance(metric, tc.CalibrationCollection) else [metric]
 
 
-def in_any_order(data):
+def run_random_calls(data):
     kind = data.draw(st.sampled_from(["one", "one", "one", "sketch", "collection"]))
     if kind == "collection":
-        alike = READ_ALIKE[data.draw(st.sampled_from(list(READ_ALIKE)))]
+        alike = SAME_INPUT[data.draw(st.sampled_from(list(SAME_INPUT)))]
         cases = data.draw(st.lists(st.sampled_from(alike), min_size=2, max_size=5, unique_by=str))
     else:
         cases = [data.draw(st.sampled_from(SKETCHES if kind == "sketch" else CASES))]
@@ -408,6 +408,6 @@ def in_any_order(data):
     streamed.compute()
 
 
-@pytest.mark.parametrize("profile", [settings(QUICK, max_examples=100), at_length])
+@pytest.mark.parametrize("profile", [settings(QUICK, max_examples=100), in_full])
 def test_calls_in_any_order_count_every_batch_once(profile):
-    profile(given(st.data())(in_any_order))()
+    profile(given(st.data())(run_random_calls))()

@@ -8,13 +8,13 @@ from itertools import product
 
 import pytest
 import torch
-from cases import in_any_order, paths
+from cases import is_order_independent, paths
 from helpers.numbers import close
 
-in_order = pytest.mark.parametrize("path", paths(in_any_order))
+order_independent = pytest.mark.parametrize("path", paths(is_order_independent))
 
 
-@in_order
+@order_independent
 def test_law_sample_order_does_not_change_the_value(path):
     preds, target = path.data()
     order = torch.randperm(len(target), generator=torch.Generator().manual_seed(1))
@@ -62,7 +62,7 @@ def test_law_ignored_rows_are_dropped(path):
     close(metric.compute(), path.call(preds[keep], target[keep]).double())
 
 
-@in_order
+@order_independent
 def test_law_pieces_copies_and_merged_states_equal_one_call(path):
     preds, target = path.data(n=41)
     weights = path.weights(41)
@@ -77,7 +77,7 @@ def test_law_pieces_copies_and_merged_states_equal_one_call(path):
         close(copy.compute(), path.call(preds, target, weights=weights))
 
 
-@in_order
+@order_independent
 def test_law_batch_size_and_memory_layout_do_not_change_the_value(path):
     """Single rows, all rows at once, and strided rows. Vectorised and scalar code differ in the last float32 digit."""
     for dtype in (torch.float32, torch.bfloat16):
@@ -109,7 +109,7 @@ def test_law_forward_returns_the_batch_value_with_its_gradient(path):
         close(metric.compute(), path.call(torch.cat([first, preds]), torch.cat([second, target])))
 
 
-@in_order
+@order_independent
 def test_law_batch_shape_computes_a_value_for_each_batch_element(path):
     preds, target = path.data(n=20, lead=(3,))
     metric = path.metric(batch_shape=(3,))

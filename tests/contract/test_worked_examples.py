@@ -58,7 +58,7 @@ TOP_LABELS = [0, 1, 1, 0, 2, 0, 2, 0, 1]
 IS_CORRECT = [True, True, False, True, False, True, True, False, True]
 
 
-def talk():
+def three_class_example():
     rows = [[c if k == top else (1 - c) / 2 for k in range(3)] for c, top in zip(CONFIDENCE, TOP_LABELS, strict=True)]
     target = [top if right else (top + 1) % 3 for top, right in zip(TOP_LABELS, IS_CORRECT, strict=True)]
     return torch.tensor(rows, dtype=F64), torch.tensor(target)
@@ -68,7 +68,7 @@ def test_three_class_example_with_five_bins_has_the_closed_form_ece():
     gaps = [1 / 2 - (0.58 + 0.51) / 2, 3 / 4 - (0.78 + 0.64 + 0.70 + 0.63) / 4, 2 / 3 - (0.92 + 0.85 + 0.83) / 3]
     expected = (2 * abs(gaps[0]) + 4 * abs(gaps[1]) + 3 * abs(gaps[2])) / 9
     assert expected == pytest.approx(0.94 / 9, abs=1e-12)  # 0.104444...
-    preds, target = talk()
+    preds, target = three_class_example()
     value = F.ece(preds, target, task="multiclass", n_bins=5)
     assert value.item() == pytest.approx(0.94 / 9, abs=1e-12)
 
@@ -83,14 +83,14 @@ def test_three_class_example_with_five_bins_has_the_closed_form_ece():
     ],
 )
 def test_three_class_example_with_a_confidence_at_a_bin_edge(dtype, right, n_at_six_tenths, expected):
-    preds, target = talk()
+    preds, target = three_class_example()
     given = {"preds": preds.to(dtype), "target": target, "task": "multiclass", "n_bins": 10, "right": right}
     assert F.calibration_curve(**given).n[6].item() == n_at_six_tenths
     assert F.ece(**given).item() == pytest.approx(expected, abs=1e-7)
 
 
 def test_three_class_example_with_fifteen_bins_has_the_closed_form_ece():
-    preds, target = talk()
+    preds, target = three_class_example()
     assert F.ece(preds, target, task="multiclass", n_bins=15).item() == pytest.approx(2.96 / 9, abs=1e-12)
 
 

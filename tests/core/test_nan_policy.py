@@ -31,7 +31,7 @@ NAN, INF = torch.nan, torch.inf
 P, Y = torch.tensor([0.2, NAN, 0.7, 0.9]), torch.tensor([0, 1, 1, 0])
 
 
-def spoiled(case, preds):
+def with_missing_values(case, preds):
     """Return predictions with missing values in rows 3, 7 and 9, and a mask of the remaining rows."""
     preds = preds.clone()
     logits, per_class = case.options.get("from_logits"), case.task == "multiclass"
@@ -48,14 +48,17 @@ def spoiled(case, preds):
 
 def test_law_dropped_rows_have_no_effect_and_no_gradient(path, monkeypatch):
     preds, target = path.data(n=40)
-    bad, left = spoiled(path, preds)
+    bad, left = with_missing_values(path, preds)
     n = 3 * (N_CLASSES if path.task == "multilabel" else 1)
     leaf = bad.clone().requires_grad_()
     value = path.call(leaf, target, nan_policy="drop")
     close(value, path.call(preds[left], target[left]))
     for dtype in (torch.float16, torch.bfloat16, torch.float32):
         rows = preds.to(dtype)
-        close(path.call(spoiled(path, rows)[0], target, nan_policy="drop"), path.call(rows[left], target[left]))
+        close(
+            path.call(with_missing_values(path, rows)[0], target, nan_policy="drop"),
+            path.call(rows[left], target[left]),
+        )
     if path.differentiable:
         value.sum().backward()
         assert leaf.grad.isfinite().all()

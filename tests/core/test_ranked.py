@@ -36,7 +36,7 @@ def streamed(cls, *pieces, **options):
     return updated(cls(**{"task": "binary", **options}), *pieces)
 
 
-def joined(pieces):
+def concatenated(pieces):
     return (torch.cat(part) for part in zip(*pieces, strict=True))
 
 
@@ -110,7 +110,7 @@ def test_members_of_a_collection_share_the_memory_of_their_samples():
     first, *others = metrics.values()
     for other in others:
         assert [a.data_ptr() for a in first.state.scores] == [b.data_ptr() for b in other.state.scores]
-    p, y = joined(data(n, seed) for k in range(6) for n, seed in ((50, k), (20, k + 10)))
+    p, y = concatenated(data(n, seed) for k in range(6) for n, seed in ((50, k), (20, k + 10)))
     torch.testing.assert_close(metrics.compute()["TCE"], F.tce(p, y, task="binary").double())
     metrics["ACE"].reset()  # a member that was reset has its own samples
     metrics.update(*data(30))
@@ -134,7 +134,7 @@ def test_compute_on_cpu_gives_the_same_value():
     pieces = data(100), data(30, seed=1)
     metric = streamed(tc.ACE, pieces[0], compute_on_cpu=True)
     metric(*pieces[1])
-    p, y = joined(pieces)
+    p, y = concatenated(pieces)
     torch.testing.assert_close(metric.compute(), F.ace(p, y, task="binary").double())
 
 
@@ -157,11 +157,11 @@ def test_sketch_of_half_precision_probabilities_is_exact(name, dtype):
     cls, function, options = METRICS[name]
     pieces = [data(700, seed, dtype) for seed in range(4)]
     found = streamed(cls, *pieces, resolution=2048, **options).compute()
-    p, y = joined(pieces)
+    p, y = concatenated(pieces)
     torch.testing.assert_close(found, function(p.double(), y, task="binary", **options), rtol=1e-13, atol=1e-15)
 
 
-def moved_to_means(p, resolution, from_logits=False):
+def replaced_by_cell_means(p, resolution, from_logits=False):
     """Return the probabilities represented by the sketch: the mean of each cell of equal width in log-odds."""
     log_odds = [math.log(x) - math.log1p(-x) for x in p.tolist()]
     cells = {}
@@ -179,7 +179,7 @@ def moved_to_means(p, resolution, from_logits=False):
 def test_sketch_is_exact_for_scores_moved_within_their_cells(name, resolution):
     cls, function, options = METRICS[name]
     p, y = data(2000, dtype=torch.float64)
-    moved, _ = moved_to_means(p, resolution)
+    moved, _ = replaced_by_cell_means(p, resolution)
     log_odds = torch.logit(torch.stack([p, moved]))
     assert (log_odds[1] - log_odds[0]).abs().max() < 1 / resolution
     assert (moved - p).abs().max() < 1 / (4 * resolution)
@@ -192,7 +192,7 @@ def test_sketch_is_exact_for_scores_moved_within_their_cells(name, resolution):
 @pytest.mark.parametrize("resolution", [2, 10, 100])
 def test_error_of_the_sketch_is_within_its_bounds(seed, resolution):
     p, y = data(1500, seed, torch.float64)
-    _, share = moved_to_means(p, resolution)
+    _, share = replaced_by_cell_means(p, resolution)
 
     def sketched(cls, **options):
         return streamed(cls, (p, y), resolution=resolution, **options).compute().item()
@@ -205,7 +205,7 @@ def test_error_of_the_sketch_is_within_its_bounds(seed, resolution):
     edges = [0, 0.1, 0.4, 1]
     tce = F.tce(p, y, bins=edges, **given).item()
     # Samples may cross an edge of TCE when they move to the mean of their cell. Compare only if the counts are equal.
-    moved, _ = moved_to_means(p, resolution)
+    moved, _ = replaced_by_cell_means(p, resolution)
     counts = [((side >= a) & (side < b)).sum() for side in (p, moved) for a, b in pairwise(edges)]
     if counts[:3] == counts[3:]:
         assert abs(tce - sketched(tc.TCE, bins=edges)) <= 400 * 3 * share + slack
@@ -218,7 +218,7 @@ def test_a_billion_samples_fit_in_a_few_megabytes():
     metrics.update(p, y, weights=weights)
     assert metrics["KS"].statistic().n.sum() == 10**9
     assert all(metric.state.nbytes < 8e6 for metric in metrics.values())
-    moved, _ = moved_to_means(p, 2048)
+    moved, _ = replaced_by_cell_means(p, 2048)
     for name, function in (("ACE", F.ace), ("TCE", F.tce), ("KS", F.ks)):
         expected = function(moved, y, task="binary", weights=weights)
         torch.testing.assert_close(metrics.compute()[name], expected, rtol=1e-9, atol=1e-12)

@@ -99,7 +99,7 @@ def damaged_at_the_end(folder):
     return ["a.npz"]
 
 
-def a_member_twice(folder):
+def duplicate_member(folder):
     OK(folder)
     with pytest.warns(UserWarning, match="Duplicate name"), ZipFile(folder / "a.npz", "a") as archive:
         archive.writestr("y.npy", b"")
@@ -176,7 +176,7 @@ BAD = [  # writer, part of the error message, options, and changed limits
     (member(header((-7, -1)) + bytes(28)), "float32 array of shape (-7, -1)"),
     (damaged_at_the_end, "must be a complete, readable npz file, got"),
     (changed(OK, lambda content: content.replace(PROBS[3].tobytes(), PROBS[4].tobytes())), "BadZipFile: Bad CRC-32"),
-    (a_member_twice, "must name every array once"),
+    (duplicate_member, "must name every array once"),
     (npz(probs=OBJECTS, y=HITS[:2]), "got pickled Python objects, which are never loaded"),
     (all_of(cut(npys(probs=PROBS), 0.9), npys(y=HITS)), "cannot hold"),
     (npz(logits=np.asfortranarray(LOGITS), targets=LABELS), IN_C_ORDER, {}, {"readers.MAX_RESIDENT": 16}),

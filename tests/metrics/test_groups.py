@@ -26,7 +26,7 @@ P, Y, FIRST = torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]), torch.tens
 N_GROUPS = 6
 
 
-def some_groups(n, num_groups=N_GROUPS):
+def random_groups(n, num_groups=N_GROUPS):
     """Return random group numbers. One group is empty, and the first has most samples."""
     groups = (torch.rand(n, generator=torch.Generator().manual_seed(1)) ** 2 * num_groups).long()
     return groups.masked_fill(groups == num_groups - 2, 0)
@@ -46,7 +46,7 @@ def by_group_of(case, **kwargs):
 @pytest.mark.parametrize("case", list(covering(IN_PIECES, lambda case: {path_of(case)})))
 def test_values_by_group_equal_a_loop_for_batches_weights_copies_and_merged_states(case):
     preds, target = case.data(n=90)
-    groups, weights = some_groups(90), case.weights(90)
+    groups, weights = random_groups(90), case.weights(90)
     kept = ~torch.isin(torch.arange(90), torch.tensor([3, 7, 11, 12]))
     weights[~kept] = 1
     expected = loop(case, preds[kept], target[kept], groups[kept], weights[kept]).double()
@@ -76,7 +76,7 @@ def test_values_by_group_equal_a_loop_for_batches_weights_copies_and_merged_stat
 @pytest.mark.parametrize("case", list(covering(IN_PIECES, lambda case: {formula_of(case)})))
 def test_forward_returns_the_batch_value_by_group_with_its_gradient(case):
     preds, target = case.data(n=40)
-    groups = some_groups(40)
+    groups = random_groups(40)
     metric = by_group_of(case)
     metric.update(preds, target, groups=groups)
     a, b, c = (preds.clone().requires_grad_() for _ in range(3))
@@ -132,7 +132,7 @@ def test_every_pixel_may_have_another_group(cls):
 @some_cases
 def test_batch_elements_have_separate_groups(case):
     preds, target = case.data(n=60, lead=(2, 3))
-    groups = some_groups(360).reshape(2, 3, 60)
+    groups = random_groups(360).reshape(2, 3, 60)
     metric = by_group_of(case, batch_shape=(2, 3))
     metric.update(preds, target, groups=groups)
     values, n = metric.compute(), metric.n()
@@ -223,7 +223,7 @@ def test_thousands_of_groups_need_less_than_twice_their_size():
 def test_sketches_and_soft_targets_by_group_equal_those_of_the_rows():
     g = torch.Generator().manual_seed(0)
     preds, shares = (torch.randn(80, 4, generator=g).softmax(-1) for _ in range(2))
-    target, groups = torch.randint(0, 2, (80, 4), generator=g), some_groups(80)
+    target, groups = torch.randint(0, 2, (80, 4), generator=g), random_groups(80)
     for labels, make in (
         (shares, partial(tc.NLL, task="multiclass", num_classes=4, normalize="prior")),
         (target, partial(tc.KS, task="multilabel", num_labels=4, resolution=64)),
@@ -243,7 +243,7 @@ def test_collection_passes_groups_to_its_members_and_converts_input_once(monkeyp
     original = InputFormat.read
     monkeypatch.setattr(InputFormat, "read", lambda *args, **kwargs: reads.append(1) or original(*args, **kwargs))
     preds, target = torch.randn(60, 4).softmax(-1), torch.randint(0, 4, (60,))
-    groups = some_groups(60)
+    groups = random_groups(60)
     metrics.update(preds[:30], target[:30], groups=groups[:30])
     assert set(metrics(preds[30:], target[30:], groups=groups[30:])) == set(metrics.keys())
     monkeypatch.undo()
@@ -261,7 +261,7 @@ def test_collection_passes_groups_to_its_members_and_converts_input_once(monkeyp
     assert "num_groups=6" in repr(by_group)
 
 
-def biased(metric, n, num_groups, off, seed=0):
+def miscalibrated_groups(metric, n, num_groups, off, seed=0):
     """Update a metric by group with calibrated data, except for groups whose outcomes are too frequent.
 
     Returns:
@@ -281,7 +281,7 @@ def biased(metric, n, num_groups, off, seed=0):
 @pytest.mark.parametrize("cls", [tc.ECE, tc.ACE])
 def test_calibration_test_of_each_group_is_that_of_its_rows(cls):
     make = partial(cls, task="binary", n_bins=5)
-    metric, p, y, groups = biased(make(), 600, 6, {2})
+    metric, p, y, groups = miscalibrated_groups(make(), 600, 6, {2})
     found = metric.test(n_replicates=99)
     close(found.statistic, metric.compute())
     assert found.p_value[4].isnan()
@@ -294,7 +294,7 @@ def test_calibration_test_of_each_group_is_that_of_its_rows(cls):
 @pytest.mark.parametrize("cls", [tc.ECE, tc.ESCE, tc.ACE])
 def test_worst_groups_are_the_miscalibrated_ones(cls):
     # With other seeds, one of the 57 calibrated groups may differ by 3 standard deviations by chance.
-    metric, _, _, groups = biased(cls(task="binary", n_bins=5), 6_000, 60, {3, 20}, seed=1)
+    metric, _, _, groups = miscalibrated_groups(cls(task="binary", n_bins=5), 6_000, 60, {3, 20}, seed=1)
     table = metric.worst(8)
     assert set(table.group[:2]) == {3, 20}
     assert max(table.p_value[:2]) < 0.01

@@ -90,7 +90,7 @@ LOOPS = {
 }
 
 
-def looped(function, options, task, how, preds, target, weights=None):
+def loop_values(function, options, task, how, preds, target, weights=None):
     """Return the value of the loop for each column of events of the mode."""
     columns = oracle.events(task, how.get("mode"), preds.tolist(), target.tolist(), how.get("positive_classes"))
     weights = None if weights is None else weights.tolist()
@@ -100,7 +100,7 @@ def looped(function, options, task, how, preds, target, weights=None):
 def assert_slow_loop(function, options, task, how, data):
     """Compare the mean, and the value of every class or label if there are several, with the loop."""
     preds, target, weights = data
-    values = looped(function, options, task, how, *data)
+    values = loop_values(function, options, task, how, *data)
     given = {"task": task, "weights": weights, **how, **options}
     found = function(preds, target, **given)
     assert found.item() == pytest.approx(sum(values) / len(values), rel=1e-11, abs=1e-12)
@@ -131,7 +131,7 @@ def test_gradients_equal_finite_differences_of_slow_loop(function, options, task
         target = torch.multinomial(preds, 1, generator=generator).squeeze(-1)
 
     def value(preds):
-        values = looped(function, options, task, how, preds, target)
+        values = loop_values(function, options, task, how, preds, target)
         return sum(values) / len(values)
 
     leaf = preds.clone().requires_grad_()
@@ -322,7 +322,7 @@ def gce_of_gap(**options):
     return F.gce(**{"loss": gap, **options})
 
 
-def massed(function):
+def with_equal_mass_bins(function):
     return lambda **options: function(bins="equal_mass", **options)
 
 
@@ -331,7 +331,7 @@ BINS = [*TCE, gce_of_gap, F.mce, F.rmsce]
 TIES = [*TCE, F.ace]
 VALUES = [F.tce, F.ace, gce_of_gap, F.ks, F.corp]
 ALL = [*VALUES, F.tce_table]
-MASSED = [F.ace, *map(massed, (F.tce, F.mce, F.rmsce, gce_of_gap))]
+MASSED = [F.ace, *map(with_equal_mass_bins, (F.tce, F.mce, F.rmsce, gce_of_gap))]
 
 
 def assert_wrong(functions, given, **wrong):

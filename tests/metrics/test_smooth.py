@@ -33,7 +33,7 @@ def calibrated(n, lead=(), seed=0, scale=1.0):
     return logits.sigmoid(), target.long()
 
 
-def looped(case, preds, target, weights=None):
+def loop_values(case, preds, target, weights=None):
     if case.options.get("from_logits"):
         preds = preds.softmax(-1) if case.task == "multiclass" else preds.sigmoid()
     columns = events(case.task, case.options.get("mode"), preds.tolist(), target.tolist())
@@ -48,7 +48,7 @@ def looped(case, preds, target, weights=None):
 def test_values_equal_slow_loop(case):
     preds, target = case.data(n=35, seed=4)
     for weights in (None, case.weights(35)):
-        expected = looped(case, preds, target, weights)
+        expected = loop_values(case, preds, target, weights)
         found = case.call(preds, target, weights=weights).reshape(expected.shape)
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-10)
 
@@ -199,22 +199,22 @@ def test_cox_without_a_maximum_is_infinite_or_nan():
     def fit(preds, target, **options):
         return F.cox(torch.tensor(preds, dtype=F64), torch.tensor(target), task="binary", **options)
 
-    def undetermined(found, but=()):
+    def is_undetermined(found, but=()):
         return all(value.isnan() for name, value in found._asdict().items() if name not in ("in_the_large", *but))
 
     for order, limit in (([0, 0, 1, 1], math.inf), ([1, 1, 0, 0], -math.inf), ([0, 1, 1, 1], math.inf)):
         separated = fit([0.2, 0.4, 0.6, 0.7], order)
         assert separated.slope.item() == limit
-        assert undetermined(separated, ("slope",))
+        assert is_undetermined(separated, ("slope",))
         assert separated.in_the_large.isfinite()
     quasi = fit([0.2, 0.5, 0.5, 0.7], [0, 0, 1, 1])  # both outcomes at the boundary
     assert quasi.slope.item() == math.inf
     equal = fit([0.3, 0.3, 0.3, 0.3], [0, 1, 0, 1])
-    assert undetermined(equal)
+    assert is_undetermined(equal)
     assert equal.in_the_large.item() == pytest.approx(-math.log(0.3 / 0.7), abs=1e-12)
     for label, limit in ((1, math.inf), (0, -math.inf)):
         same = fit([0.3, 0.4, 0.6], [label] * 3)
-        assert undetermined(same)
+        assert is_undetermined(same)
         assert same.in_the_large.item() == limit
     certain = [0.0, 0.2, 0.4, 0.7, 1.0], [0, 1, 0, 1, 1]
     assert all(value.isnan() for value in fit(*certain))

@@ -68,11 +68,11 @@ def entropy_difference_of(q, t):
 def expected_of_share(of, p, n):
     """Expectation of of(X / n) for binomial X, summed over all counts. Logarithms of coefficients do not overflow."""
 
-    def log_chance(x):
+    def log_probability(x):
         coefficient = math.lgamma(n + 1) - math.lgamma(x + 1) - math.lgamma(n - x + 1)
         return coefficient + xlogy(x, p) + xlogy(n - x, 1 - p)
 
-    return sum(math.exp(log_chance(x)) * of(x / n) for x in range(n + 1))
+    return sum(math.exp(log_probability(x)) * of(x / n) for x in range(n + 1))
 
 
 def total_variation_floor(q, n):

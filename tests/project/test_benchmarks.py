@@ -21,7 +21,7 @@ def job(**given):
 
 def test_readme_contains_the_results():
     assert FILES
-    assert readme.README.read_text() == readme.written(readme.README.read_text(), FILES)
+    assert readme.README.read_text() == readme.with_section(readme.README.read_text(), FILES)
     for family in FAMILIES:
         names = [each.name for each in jobs_of(family)]
         assert len(set(names)) == len(names)

@@ -37,13 +37,13 @@ def builder_of(arrays, task, **settings):
     return builder
 
 
-def through_a_file(builder, folder):
+def saved_and_loaded(builder, folder):
     builder.save(folder / "state.pt")
     return ReportBuilder.load(folder / "state.pt")
 
 
 def parts_of(arrays, task, folder, *ends, **settings):
-    return [through_a_file(builder_of(piece, task, **settings), folder) for piece in cut(arrays, *ends)]
+    return [saved_and_loaded(builder_of(piece, task, **settings), folder) for piece in cut(arrays, *ends)]
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_merged_saved_parts_give_the_report_of_the_whole(task, n, weights, soft,
     arrays = data_set(task, n, weights, soft)
     whole = builder_of(arrays, task, **settings).report().to_dict()
     first, second, *rest = parts_of(arrays, task, tmp_path, *ends, **settings)
-    merged = through_a_file(first + second, tmp_path) + reduce(add, rest)
+    merged = saved_and_loaded(first + second, tmp_path) + reduce(add, rest)
     assert_same(merged.report().to_dict(), whole)
     if not settings:
         assert whole["calibration"] is not None
@@ -108,13 +108,13 @@ def test_addition_does_not_change_its_parts_and_repeated_parts_raise_errors(tmp_
     assert [part.report().to_dict() for part in parts] == before
     whole = parts[0] + parts[1]
     before = whole.report().to_dict()
-    for other in (parts[0], through_a_file(parts[0], tmp_path), through_a_file(whole, tmp_path), whole):
+    for other in (parts[0], saved_and_loaded(parts[0], tmp_path), saved_and_loaded(whole, tmp_path), whole):
         with pytest.raises(ValueError, match="that are here already"):
             whole.merge(other)
     assert whole.report().to_dict() == before
     alike = [builder_of(arrays, "binary", **QUICK) for _ in range(2)]
     assert (alike[0] + alike[1]).report().n == 40
-    empty = [through_a_file(builder_of(cut(arrays, 0)[0], "binary", **QUICK), tmp_path)] * 2
+    empty = [saved_and_loaded(builder_of(cut(arrays, 0)[0], "binary", **QUICK), tmp_path)] * 2
     assert (empty[0] + empty[1] + alike[0]).report().n == 20
 
 

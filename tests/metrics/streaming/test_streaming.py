@@ -195,7 +195,7 @@ def test_plot_draws_on_the_given_axes():
 def test_update_never_synchronises_the_device():
     """Meta tensors have no values: an operation that synchronises the device raises an error."""
 
-    def never_asks_for_a_value(case):
+    def check_no_value_is_read(case):
         preds, target = (tensor.to("meta") for tensor in case.data())
         for policy in ("raise", "drop"):
             metric = case.metric(ignore_index=-100, nan_policy=policy).to("meta")
@@ -207,7 +207,7 @@ def test_update_never_synchronises_the_device():
             with pytest.raises((RuntimeError, NotImplementedError)):
                 metric.compute()
 
-    check_each((param.values[0] for param in PATHS_AND_FORMULAS if not param.marks), never_asks_for_a_value)
+    check_each((param.values[0] for param in PATHS_AND_FORMULAS if not param.marks), check_no_value_is_read)
 
 
 @pytest.mark.parametrize("case", PATHS_AND_FORMULAS)
