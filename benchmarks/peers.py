@@ -68,7 +68,7 @@ def temperature_by_lbfgs(logits: Tensor, target: Tensor) -> float:
 
 
 def affine_fit(log_q: Tensor, target: Tensor) -> Tensor:
-    """Scale and class biases by psrcal, from the authors of [EPSR]. It may stop before the optimum."""
+    """Class biases by psrcal (from the authors of [EPSR]), fitted with a scale. It may stop before the optimum."""
     from psrcal.calibration import AffineCalLogLoss
 
     model = AffineCalLogLoss(log_q, target)

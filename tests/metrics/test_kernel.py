@@ -149,7 +149,7 @@ def test_skce_equals_slow_loop(task, estimator, kernel, bandwidth):
 
 @pytest.mark.parametrize("kernel", ["laplacian", "gaussian"])
 def test_gradients_for_predictions_and_weights_equal_finite_differences(kernel):
-    """The weights of the batch elements differ, so that the incoming gradients differ."""
+    """The batch elements have different incoming gradients."""
     preds, target = data("binary", 9, lead=(2,))
     weights = torch.linspace(0.5, 2, 18, dtype=F64).reshape(2, 9).requires_grad_()
 
