@@ -110,7 +110,7 @@ CASES = {
                              truth={"preds": ROUNDED / ROUNDED.sum(1, keepdims=True)}),
     "two systems": fails({"prob_a": P, "prob_b": P**2, "y": Y}, "must sum to 1"),
     "two systems of logits": fails({"a_logit": LOGIT, "b_logit": 2 * LOGIT, "y": Y}, "under a known name"),
-    "two predictions": fails({"prob": P, "logit": LOGIT, "y": Y}, "or give each to `torchcalib compare"),
+    "two predictions": fails({"prob": P, "logit": LOGIT, "y": Y}, "or compare them: torchcalib compare"),
     "one class in a name": binary({"prob_dog": P, "y": Y}, ends="at once"),
     "one class in a name and in labels": binary({"prob_dog": P, "y": np.array(["other", "dog"])[Y]}, ends="at once"),
     "a p-value": fails({"p_value": P, "y": Y}, "under a known name"),
@@ -125,7 +125,7 @@ CASES = {
     "lower case": fails({**by_class("p_{}", PROBS), "y": np.char.lower(NAMES)}, "must be one of the classes `World`"),
     "a class that never occurs": fails({**PROB, "y": np.where(LABELS == 3, "World", NAMES)}, "names of all 4"),
     "three names for two classes": fails({"prob": P, "y": NAMES}, "names of all 2 classes"),
-    "too few names": fails({**PROB, "y": LABELS}, "--class-names must be different names of the 4 classes",
+    "too few names": fails({**PROB, "y": LABELS}, "--class-names must be 4 different names in the class order of",
                            options=("--class-names", "a,b")),
     # file formats
     "tabs": multi({**PROB, "y": LABELS}, file="a.tsv", ends="at once"),

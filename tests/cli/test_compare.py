@@ -45,7 +45,7 @@ def test_compare_accepts_systems_in_different_formats_and_shards(tmp_path, monke
     assert {path.name for path in (tmp_path / "out").iterdir()} == names
     assert "too [red]sure against a" in (tmp_path / "out" / "compare.html").read_text()
     assert main(["compare", "a.npz", "pair=preds.npy,target.npy", "--from-logits", "--preds", "logits"]) == 2
-    assert "--preds must name an array of" in capsys.readouterr().err
+    assert "--preds must name an array in" in capsys.readouterr().err
 
 
 TARGETS = systems("multiclass", 90)[1].numpy()
@@ -54,10 +54,10 @@ UNLIKE = {  # changes of the second file, by part of the error message
     f"must have the same targets, got {TARGETS[41]} in `a` and {3 - TARGETS[41]} in `b` in row 42, the first that": {
         "targets": np.where(np.arange(90) == 41, 3 - TARGETS, TARGETS)
     },
-    "one number of rows, got 90 in `a` and 80 in `b`": {"logits": LOGITS[:80], "targets": TARGETS[:80]},
-    "one shape of a row of predictions, got (4,)": {"logits": LOGITS[:, :3], "targets": TARGETS % 3},
+    "the same number of rows, got 90 in `a` and 80 in `b`": {"logits": LOGITS[:80], "targets": TARGETS[:80]},
+    "the same shape of a row of predictions, got (4,)": {"logits": LOGITS[:, :3], "targets": TARGETS % 3},
     "got none in `a` and some in `b`": {"weights": np.ones(90)},
-    "one task, got multiclass in `a` and binary in": {"logits": LOGITS[:, 0], "targets": TARGETS % 2},
+    "the same task, got multiclass in `a` and binary in": {"logits": LOGITS[:, 0], "targets": TARGETS % 2},
     "in rows 1 to 90: system 'b'": {"logits": LOGITS * np.nan},
 }
 
@@ -76,9 +76,9 @@ def test_repeated_names_and_incompatible_systems_give_one_line_errors(tmp_path, 
     saved("a.npz")
     saved("b.npz", logits=LOGITS)
     wrong = [
-        (["x/a.npz"], "Systems must be two at least"),
-        (["b=x/a.npz", "b=y/a.npz"], "must have a name each, got `b` twice"),
-        (["x/a.npz", "x/a.npz"], "must have a name each"),
+        (["x/a.npz"], "There must be at least two systems"),
+        (["b=x/a.npz", "b=y/a.npz"], "must have different names, got `b` twice"),
+        (["x/a.npz", "x/a.npz"], "must have different names"),
         (["x/a.npz", "=y/a.npz"], "must be NAME=FILES with a name"),
         (["x/a.npz", "b=y/*.csv"], "`y/*.csv` must match at least one file, got none"),
         (["a.npz", "b.npz", "--out", ""], "`--out` must be a folder"),

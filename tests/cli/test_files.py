@@ -101,12 +101,15 @@ def test_systems_in_one_file_give_the_comparison_of_the_function(tmp_path, monke
     swapped = {f"p_{name}": PROBS[:, k] for k, name in enumerate(ANIMALS[[1, 0, 2]])}
     write_csv(tmp_path / "b.csv", {**swapped, "y": ANIMALS[LABELS]})
     for arguments, words in (
-        (["a.csv", "b.csv", "--preds", "p_*"], "one order of classes, got cat, dog, eel in `a` and dog, cat, eel in"),
+        (
+            ["a.csv", "b.csv", "--preds", "p_*"],
+            "the same order of classes, got cat, dog, eel in `a` and dog, cat, eel in",
+        ),
         (["a.csv", *options[:4], "--from-logits", "--class-names", "cat,dog,eel"], "must be logits, got probabilities"),
         (["a.csv"], "Name another file, or each system in this file: --preds A --preds B"),
         (["a.csv", "b.csv", "--preds", "a", "--preds", "b"], "must be given once for several files"),
-        (["a.csv", "--preds", "a=p_cat", "--preds", "a=p_dog"], "must be [NAME=]COLUMNS with a different name each"),
-        (["a.csv", "--preds", "p_cat", "--preds", "p_fox"], "--preds must name an array of"),
+        (["a.csv", "--preds", "a=p_cat", "--preds", "a=p_dog"], "must be [NAME=]COLUMNS with different names"),
+        (["a.csv", "--preds", "p_cat", "--preds", "p_fox"], "--preds must name an array in"),
     ):
         assert main(["compare", *[str(tmp_path / a) if a.endswith(".csv") else a for a in arguments]]) == 2
         assert words in capsys.readouterr().err

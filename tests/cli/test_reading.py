@@ -94,10 +94,10 @@ def test_the_command_gives_the_comparison_of_the_function_for_votes(tmp_path, na
 
 
 AMBIGUOUS = [  # predictions, targets, task, and part of the error message
-    (PROBS, ONE_HOT, "", "Pass --task multilabel, or --task multiclass (one-hot labels or vote counts)"),
+    (PROBS, ONE_HOT, "", "Pass --task multilabel, or --task multiclass (one-hot labels or annotator counts)"),
     (PROBS, ONE_HOT == 1, "", "Pass --task multilabel, or --task multiclass"),
     (PROBS, TARGETS["votes of classes"][2], "", "The task must be given if shapes are ambiguous"),
-    (PROBS, PROBS, "", "--task multiclass (shares or vote counts)"),
+    (PROBS, PROBS, "", "--task multiclass (probabilities or annotator counts)"),
     (MAPS, MAPS > 0.5, "", "or --task binary"),
     (RATES, TARGETS["votes for no and yes"][2], "", "Pass --task binary for counts of no and yes, or name one target"),
     (PROBS, TENSORS["votes for each label"][2], "", "Pass --task multilabel for counts of no and yes"),

@@ -62,7 +62,7 @@ def test_paths_that_cannot_be_written_give_an_error(saved, capsys, monkeypatch):
     for place, words in (
         (".", "must be a file, got the folder"),
         ("a.npz/cal.pt", "must be in a folder that exists"),
-        ("a.npz", "must not be a file that is read"),
+        ("a.npz", "must not be an input file"),
     ):
         error = failing(capsys, "a.npz", "--out", "out", "--save-calibrator", place)
         assert error.startswith(f"`--save-calibrator` {words}"), error
@@ -82,7 +82,7 @@ def test_data_without_folds_or_with_too_many_samples_give_an_early_error(saved, 
         patch.setattr("torchcalib.cli.report.PIECE_BYTES", 400)
         patch.setattr(ReportBuilder, "report", lambda *_, **__: pytest.fail("it went on"))
         error = failing(capsys, "a.npz", "--save-calibrator", "cal.pt")
-    assert error.startswith("`--save-calibrator` must get data for which calibrators can be tried, got other data")
+    assert error.startswith("`--save-calibrator` must get data to which calibrators can be fitted, got unsuitable data")
     assert "are more than 100 samples" in error
     np.savez("a.npz", probs=np.array([0.2, 0.9, 0.5]), targets=np.array([0, 1, 1]))
     error = failing(capsys, "a.npz", "--out", "out", "--save-calibrator", "cal.pt")

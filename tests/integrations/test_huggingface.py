@@ -174,7 +174,7 @@ def test_one_hook_without_the_other_raises_an_error(classified, tmp_path):
         (None, "Pass both hooks of one CalibrationMetrics"),
         (
             CalibrationMetrics(task="multiclass").preprocess_logits_for_metrics,
-            "the Trainer must keep the .* rows .* got 13",
+            "the Trainer must keep all .* rows .* got 13",
         ),
     ):
         alone.preprocess_logits_for_metrics = hook
@@ -186,11 +186,11 @@ def test_wrong_arguments_raise_errors():
     ready, x, y = tc.CalibrationCollection([tc.NLL(**MULTICLASS)]), torch.zeros(2, 3), torch.zeros(2)
     with pytest.raises(TypeError, match="`metrics` must be a CalibrationCollection or None, got NLL"):
         CalibrationMetrics(tc.NLL(**MULTICLASS))
-    with pytest.raises(TypeError, match="`num_classes` must be an option of the metrics"):
+    with pytest.raises(TypeError, match="`num_classes` must not be given together with `metrics`"):
         CalibrationMetrics(ready, num_classes=3)
-    with pytest.raises(ValueError, match="`ignore_index` must be one and the same of all metrics with shift=True"):
+    with pytest.raises(ValueError, match="`ignore_index` must be the same number in all metrics with shift=True"):
         CalibrationMetrics(ready, shift=True)
-    with pytest.raises(TypeError, match=r"`labels` must be a tensor, got tuple\. Name one label"):
+    with pytest.raises(TypeError, match=r"`labels` must be a tensor, got tuple\. Pass one name"):
         CalibrationMetrics(task="multiclass").preprocess_logits_for_metrics(x, (y, y))
     with pytest.raises(ValueError, match=r"`labels` must be \(B, T\) with shift=True, got shape \(2,\)"):
         CalibrationMetrics(task="multiclass", shift=True).preprocess_logits_for_metrics(x, y)

@@ -325,5 +325,5 @@ def test_repeated_rows_get_weight_0_or_a_warning(pl):
     assert [part.tolist() for part in monitor()._distinct_of(plain)] == [[1, 1], [0]]
     assert monitor()._distinct_of(torch.utils.data.DataLoader(five, batch_size=2)) is None
     own = type("Sorted", (torch.utils.data.BatchSampler,), {})(sampler, 2, drop_last=False)
-    with pytest.warns(UserWarning, match="in batches of Sorted they cannot be identified: they count twice"):
+    with pytest.warns(UserWarning, match="In batches of Sorted they cannot be identified, and count twice"):
         assert monitor()._distinct_of(torch.utils.data.DataLoader(five, batch_sampler=own)) is None

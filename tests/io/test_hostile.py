@@ -62,8 +62,8 @@ def write_hostile(f):
     numbers, labels = (npy_header((1, 2 * 10**7)), 8 * 10**7), (npy_header((1,), "<i8"), 8)
     shape = json.dumps({"logits": {"dtype": "F32", "shape": [2**62, 8], "data_offsets": [0, 8]}}).encode()
     archives = {  # logits, targets, part of the error message
-        "lie": ((npy_header((10**13,)), 8), (npy_header((10**13,), "<i8"), 8), "promised"),
-        "overflow": ((npy_header((2**62, 8)), 0), labels, "promised"),
+        "lie": ((npy_header((10**13,)), 8), (npy_header((10**13,), "<i8"), 8), "declared"),
+        "overflow": ((npy_header((2**62, 8)), 0), labels, "declared"),
         "width": ((npy_header((1,), "<U900000000"), 0), labels, "must be a complete"),
         "head": (
             (b"\x93NUMPY\x02\x00" + bytes([255] * 4), 10**7),
@@ -109,7 +109,7 @@ def write_hostile(f):
     rows = 10**9
     expanded = {"probs": torch.zeros(1).expand(rows), "targets": torch.zeros(1, dtype=torch.int64).expand(rows)}
     torch.save(expanded, f / "expanded.pt")
-    words["expanded.pt"] = "more numbers than the file holds"
+    words["expanded.pt"] = "more numbers than the file stores"
     torch.save({"probs": torch.zeros(100), "targets": torch.zeros(100).long()}, f / "plain.pt")
     with zipfile.ZipFile(f / "plain.pt") as plain, zipfile.ZipFile(f / "packed.pt", "w", zipfile.ZIP_DEFLATED) as bomb:
         for name in plain.namelist():

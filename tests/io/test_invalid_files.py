@@ -121,17 +121,17 @@ IN_C_ORDER = "`logits` in `a.npz` must be in C order, got more than 2 GiB in For
 CSV_ROWS = b"p,y\n" + 50 * b"0.5,1\n"
 BAD = [  # writer, part of the error message, options, and changed limits
     # paths
-    (lambda folder: [], "must be a file to read, got none"),
-    (lambda folder: ["b.npz"], "b.npz` must be a file, got nothing of this name"),
+    (lambda folder: [], "`paths` must hold at least one file, got none"),
+    (lambda folder: ["b.npz"], "b.npz` must be a file, got a path that does not exist"),
     (lambda folder: ["b" * 5000 + ".npz"], "got OSError"),
     (file("a.npz", Path.mkdir), "got a directory. Name the files in it"),
     (text("predictions", b"x"), "must end in one of .npz, .npy, .pt"),
-    (all_of(OK, pt({"probs": ONES, "y": ONES})), "must have one format, got two"),
-    (all_of(OK, OK), "got one twice"),
-    (npz(ROW, {"logits": PROBS, "y": HITS}), "`b.npz` must be read as `a.npz` is, got preds='logits' and 'probs'"),
+    (all_of(OK, pt({"probs": ONES, "y": ONES})), "must have the same format, got two"),
+    (all_of(OK, OK), "Every file must be named once, got a repeated file"),
+    (npz(ROW, {"logits": PROBS, "y": HITS}), "`b.npz` must have the same preds as `a.npz`, got 'logits' and 'probs'"),
     (
         npz(ROW, {**ROW, "probs": PROBS.astype("f4")}),
-        "must be read as `a.npz` is, got dtype='float32' and 'float64'",
+        "must have the same dtype as `a.npz`, got 'float32' and 'float64'",
     ),
     (all_of(OK, text("b.npz", b"")), "`b.npz` must be a complete"),
     # names of arrays
@@ -142,9 +142,9 @@ BAD = [  # writer, part of the error message, options, and changed limits
     (npz(**{"\x1b[2J": PROBS}), "got `?[2J`"),
     (npz(**MANY), "`a11` and 8 more"),
     (npz(**MANY), "at most 10 arrays or columns, got 20", {}, {"readers.MOST_ARRAYS": 10}),
-    (OK, "--preds must name an array of `a.npz`, got `q` beside `probs`, `y`", {"preds": "q"}),
-    (OK, "must hold predictions, targets, weights and groups apart", {"target": "probs"}),
-    (npz(log_probs=PROBS, y=HITS), "log p is not the logit of p. Store probabilities or logits"),
+    (OK, "--preds must name an array in `a.npz`, got `q`. Name one of `probs`, `y`", {"preds": "q"}),
+    (OK, "must hold predictions, targets, weights and groups in different arrays", {"target": "probs"}),
+    (npz(log_probs=PROBS, y=HITS), "must be probabilities or logits for a binary task, got log-probabilities"),
     (npys(probs=PROBS), "must be a pair of .npy files"),
     (npys(a=PROBS, b=PROBS), "got `a`, `b`. Pass --preds NAME --target NAME"),
     # numbers and shapes
@@ -157,8 +157,11 @@ BAD = [  # writer, part of the error message, options, and changed limits
     (npz(probs=np.array(0.5), y=np.array(1)), "`probs` in `a.npz` must be an array, got a single number"),
     (npz(probs=LOGITS[:, :0], y=HITS), "got shape (7, 0) of float32"),
     (npz(logits=LOGITS, y=LABELS + 0.5), "must hold class indices, which are whole numbers, got 0.5 in row 1"),
-    (npz(logits=LOGITS, y=np.abs(LOGITS)), "Pass --task multilabel, or --task multiclass (shares or vote counts)."),
-    (npz(probs=IMAGE, y=IMAGE > 0), "(one-hot labels or vote counts), or --task binary (probabilities of 1)"),
+    (
+        npz(logits=LOGITS, y=np.abs(LOGITS)),
+        "--task multilabel, or --task multiclass (probabilities or annotator counts).",
+    ),
+    (npz(probs=IMAGE, y=IMAGE > 0), "(one-hot labels or annotator counts), or --task binary (maps of P(y=1))"),
     (npz(logits=LOGITS, y=LOGITS > 9), "must be true for one class in every row", {"task": "multiclass"}),
     (npz(logits=LOGITS, y=LOGITS > 0), "Shapes must be (N,) or maps (N, H, ...), with", {"task": "binary"}),
     (
@@ -172,35 +175,35 @@ BAD = [  # writer, part of the error message, options, and changed limits
     (npz(), "got nothing"),
     (member(b"NUMPY" * 9), "got ValueError: the magic string is not correct"),
     (member(header((7,)).replace(b"'<f4'", b"'<f4(")), "got ValueError: Cannot parse header"),
-    (member(header((9,)) + bytes(28)), "cannot hold the promised float32 array"),
+    (member(header((9,)) + bytes(28)), "cannot hold the declared float32 array"),
     (member(header((-7, -1)) + bytes(28)), "float32 array of shape (-7, -1)"),
     (damaged_at_the_end, "must be a complete, readable npz file, got"),
     (changed(OK, lambda content: content.replace(PROBS[3].tobytes(), PROBS[4].tobytes())), "BadZipFile: Bad CRC-32"),
-    (duplicate_member, "must name every array once"),
+    (duplicate_member, "must have unique array names"),
     (npz(probs=OBJECTS, y=HITS[:2]), "got pickled Python objects, which are never loaded"),
     (all_of(cut(npys(probs=PROBS), 0.9), npys(y=HITS)), "cannot hold"),
     (npz(logits=np.asfortranarray(LOGITS), targets=LABELS), IN_C_ORDER, {}, {"readers.MAX_RESIDENT": 16}),
     # pt
     (text("a.pt", b""), "must be a complete, readable pt file, got EOFError"),
     (cut(pt({"probs": ONES, "y": ONES}), 0.6), "must be a complete, readable pt"),
-    (pt({"probs": Anything()}), "which are not unpickled. Save a dict of tensors"),
+    (pt({"probs": Anything()}), "which are never unpickled. Save a dict of tensors"),
     (pt(ONES), "must hold a dict of tensors or (preds, target[, weights]), got a Tensor"),
     (pt([ONES] * 4), "got a list of 4"),
-    (pt({"probs": ONES, "y": [0, 1]}), "`y` in `a.pt` must be a plain, dense tensor, got a list"),
+    (pt({"probs": ONES, "y": [0, 1]}), "`y` in `a.pt` must be a dense CPU tensor, got a list"),
     (pt({"probs": torch.eye(2).to_sparse(), "y": ONES}), "got a torch.sparse_coo tensor"),
     (pt({"probs": torch.ones(2, device="meta"), "y": ONES}), "tensor on meta"),
-    (pt({"probs": torch.ones(1, 1).expand(2, 10**9), "y": ONES.long()}), "more numbers than the file holds"),
+    (pt({"probs": torch.ones(1, 1).expand(2, 10**9), "y": ONES.long()}), "more numbers than the file stores"),
     # safetensors
     (text("a.safetensors", b"hello" * 9), "readable safetensors file, got ValueError: a header of"),
     (cut(safetensors(probs=torch.ones(9), y=torch.ones(9)), 0.8), "got SafetensorError"),
     (safetensors(probs=ONES.to(torch.float8_e4m3fn), y=ONES), "floating-point predictions, got F8_E4M3"),
     # csv and parquet
     (text("a.csv", b""), "got ArrowInvalid: Empty CSV file"),
-    (text("a.csv", b"prob,y\n"), "holds no samples"),
+    (text("a.csv", b"prob,y\n"), "must hold at least one sample, got none"),
     (text("a.csv", b"0.5,1\n0.25,0\n"), "must begin with a line of column names, got the numbers `0.5`"),
     (text("a.csv", b"p,p,y\n0.5,0.5,1\n"), "got `p` twice"),
     (text("a.csv", b"p,y\n0.5,1\n0.5\n"), "Expected 2 columns, got 1"),
-    (text("a.csv", b"p,y\n0.5,1\n0.5,\n"), "`y` of `a.csv` must hold a number in every row, got none in row 2"),
+    (text("a.csv", b"p,y\n0.5,1\n0.5,\n"), "`y` in `a.csv` must hold a value in every row, got none in row 2"),
     (text("a.csv", b"p,y\nhigh,1\nlow,0\n"), "`p` in `a.csv` must be floating-point predictions, got string"),
     (text("a.csv", b"p,y\n0,1\n1,1\n"), "(1.0, not 1)"),
     (text("a.csv", b"p_0,p.0,y\n.5,.5,1\n"), "must be numbered from 0 or 1 without gaps, got 0, 0."),
@@ -246,6 +249,6 @@ def test_highly_compressed_lists_give_an_error_before_a_row_is_read(tmp_path, mo
         write_parquet(tmp_path / "a.parquet", {"probs": lists, "targets": [0]})
         return open_predictions([tmp_path / "a.parquet"])
 
-    with pytest.raises(InputError, match="1,000,000 numbers of probs in"):
+    with pytest.raises(InputError, match="column probs stores 1,000,000 numbers in only"):
         opened(np.zeros(10**6, np.float32))
     assert opened(np.random.default_rng(0).random(10**6, np.float32)).source.shape == (1, 10**6)

@@ -35,7 +35,7 @@ def test_training_curve_draws_the_history_and_marks_its_minimum_and_warnings():
     for name, key in (("NLL", "nll"), ("ECD", "ecd"), ("accuracy", "accuracy"), ("ECE", "ece")):
         assert tuple(lines[name].get_xdata()) == (1, 2, 3, 4)
         assert tuple(lines[name].get_ydata()) == monitor.history.column(key)
-    assert {"least NLL, epoch 2", "warning, epoch 3"} <= {text for panel in ax.child_axes for text in texts(panel)}
+    assert {"lowest NLL, epoch 2", "warning, epoch 3"} <= {text for panel in ax.child_axes for text in texts(panel)}
 
 
 @pytest.mark.parametrize(

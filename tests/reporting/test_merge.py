@@ -345,14 +345,14 @@ def test_merge_command_raises_errors_for_incompatible_parts(folder, capsys):
     check_each(
         [
             ("bins.pt", "`bins.pt` cannot be merged with `shard-0.pt`: `other` must be made with the same arguments"),
-            ("double.pt", "`double.npz` must be read as `shard-0.npz` is, got dtype='float64' and 'float32'."),
-            ("votes.pt", "`votes.npz` must be read as `shard-0.npz` is, got rows=('float32 ()', 'float64 ()')"),
+            ("double.pt", "`double.npz` must have the same dtype as `shard-0.npz`, got 'float64' and 'float32'."),
+            ("votes.pt", "`votes.npz` must have the same rows as `shard-0.npz`, got ('float32 ()', 'float64 ()')"),
             ("shard-0.pt", "every part must be named once"),
             ("copy.pt", "`copy.pt` cannot be merged with `shard-0.pt`: `other` must hold other predictions"),
             ("none*.pt", "`none*.pt` must match at least one file, got none."),
             ("none.pt", "No such file"),
             ("shard-1.npz", "`shard-1.npz` must be a report state"),
-            ("shard-1.pt", "--save-state", "shard-0.pt", "`--save-state` must not be a file that is read"),
+            ("shard-1.pt", "--save-state", "shard-0.pt", "`--save-state` must not be an input file"),
             ("shard-1.pt", "--save-state", "nowhere/a.pt", "`--save-state` must be in a folder that exists"),
             ("shard-1.pt", "--save-calibrator", "cal.pt", "with_calibration is False."),
         ],

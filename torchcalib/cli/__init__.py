@@ -1,7 +1,7 @@
-"""Command line: `torchcalib report FILE ...`, `merge PART ...`, `compare FILE ...` and `demo`, one module each.
+"""Command line with the commands `report FILE ...`, `merge PART ...`, `compare FILE ...` and `demo`, one module each.
 
-Bad input ends with one line on stderr, `torchcalib: error: ...`, and exit code 2. Only the module of a command imports
-torch, after its arguments and paths have been checked: help and wrong paths take little time.
+An error prints one line on stderr, `torchcalib: error: ...`, and returns exit code 2. Arguments and paths are checked
+before the module of the command imports torch. Help and path errors are therefore fast.
 """
 
 import io
@@ -16,14 +16,14 @@ from torchcalib.cli.ranks import joined
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return the exit code: 0, or 2 for bad input."""
+    """Run the command line, and return the exit code: 0, 2 for an error, or 130 after Ctrl-C."""
     parser = make_parser()
     arguments = parser.parse_args(argv)
     if arguments.command is None:
         parser.print_help()
         return 0
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # the terminal may lack letters of a name
+        sys.stdout.reconfigure(errors="replace")  # the encoding of the terminal may lack characters of a name
     try:
         with joined() as ranks:
             with ranks.agreed():

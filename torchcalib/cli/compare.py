@@ -1,4 +1,4 @@
-"""`torchcalib compare [NAME=]FILES [NAME=]FILES ...`."""
+"""The command `torchcalib compare [NAME=]FILES [NAME=]FILES ...`."""
 
 import argparse
 from collections.abc import Iterator, Mapping
@@ -20,13 +20,13 @@ from torchcalib.reporting.confidences import comparison_of_confidences
 
 @on_first
 def run(arguments: argparse.Namespace, systems: Mapping[str, System]) -> None:
-    """Compare the systems, and write and print the comparison."""
+    """Compare the systems, then write and print the comparison."""
     if arguments.out is not None:
-        from torchcalib.reporting import html  # noqa: F401 - needs the extra `report`
+        from torchcalib.reporting import html  # noqa: F401 - fails early without the extra `report`
 
         make_folder(arguments.out)
     with working("opening the files"):
-        files = {name: opened(arguments, of.paths, of.preds) for name, of in systems.items()}
+        files = {name: opened(arguments, system.paths, system.preds) for name, system in systems.items()}
     _check_alike(files)
     first = next(iter(files.values()))
     builder = ComparisonBuilder(
@@ -36,25 +36,26 @@ def run(arguments: argparse.Namespace, systems: Mapping[str, System]) -> None:
         n_bins=arguments.n_bins,
         right=arguments.right,
         nan_policy=arguments.nan_policy,
-        from_logits={name: of.source.from_logits for name, of in files.items()},
+        from_logits={name: predictions.source.from_logits for name, predictions in files.items()},
         ignore_index=arguments.ignore_index,
-        class_axis=-1,  # as in all files
+        class_axis=-1,  # files have classes on the last axis
     )
-    check_size(first.task, first.source.shape[-1], arguments.n_bins)  # before any row is read
+    check_size(first.task, first.source.shape[-1], arguments.n_bins)  # fail before rows are read
     with terminal.progress(first.n_rows, f"reading {len(files)} systems") as advance:
         row = 1
-        for parts in _together(files):
-            shared = _shared(parts, row)
+        for parts in _aligned_pieces(files):
+            shared = _common_rows(parts, row)
             with in_rows(row, len(shared)):
-                for name, of in files.items() if row == 1 else ():
-                    if of.source.from_logits:
-                        check_logits(parts[name].preds, of.task, f"`{of.source.preds}` of system `{name}`")
+                for name, predictions in files.items() if row == 1 else ():
+                    if predictions.source.from_logits:
+                        where = f"`{predictions.source.preds}` in system `{name}`"
+                        check_logits(parts[name].preds, predictions.task, where)
                 preds = {name: rows.preds for name, rows in parts.items()}
                 builder.update(preds, shared.target, weights=shared.weights)
             row += len(shared)
             advance(len(shared))
     with working("computing differences and their intervals"):
-        compared = builder.comparison({name: of.source.in_words() for name, of in files.items()})
+        compared = builder.comparison({name: predictions.source.in_words() for name, predictions in files.items()})
     if first.source.are_confidences:
         compared = comparison_of_confidences(compared)
     with working("writing the files"):
@@ -64,18 +65,18 @@ def run(arguments: argparse.Namespace, systems: Mapping[str, System]) -> None:
 
 
 def _check_alike(files: Mapping[str, PredictionFiles]) -> None:
-    """Check what the headers of the files show."""
-    for (a, one), (b, other) in pairwise(files.items()):
-        for kind, here, there in (
-            ("task", _task_in_words(one), _task_in_words(other)),
-            ("number of rows", one.n_rows, other.n_rows),
-            ("shape of a row of predictions", one.source.shape[1:], other.source.shape[1:]),
-            ("order of classes", *_names_of_both(one, other)),
-            ("weights, or none", *("some" if of.source.weights else "none" for of in (one, other))),
+    """Check that all systems have the same task, row count, shape, class order and presence of weights."""
+    for (a, first), (b, second) in pairwise(files.items()):
+        for kind, found_a, found_b in (
+            ("task", _task_in_words(first), _task_in_words(second)),
+            ("number of rows", first.n_rows, second.n_rows),
+            ("shape of a row of predictions", first.source.shape[1:], second.source.shape[1:]),
+            ("order of classes", *_class_names_of_both(first, second)),
+            ("weights, or none", *("some" if p.source.weights else "none" for p in (first, second))),
         ):
-            if here != there:
+            if found_a != found_b:
                 raise ValueError(
-                    f"Systems must have one {kind}, got {here} in `{a}` and {there} in `{b}`. "
+                    f"Systems must have the same {kind}, got {found_a} in `{a}` and {found_b} in `{b}`. "
                     "Compare predictions of the same rows."
                 )
 
@@ -84,29 +85,32 @@ def _task_in_words(files: PredictionFiles) -> str:
     return "confidence" if files.source.are_confidences else files.task
 
 
-def _names_of_both(one: PredictionFiles, other: PredictionFiles) -> tuple[str, str]:
-    """Return the names of classes, where both systems have some."""
-    mine, theirs = one.source.class_names, other.source.class_names
-    return (", ".join(mine), ", ".join(theirs)) if mine and theirs else ("", "")
+def _class_names_of_both(first: PredictionFiles, second: PredictionFiles) -> tuple[str, str]:
+    """Return the class names of both systems as text, or two empty texts if a system has none."""
+    names, others = first.source.class_names, second.source.class_names
+    return (", ".join(names), ", ".join(others)) if names and others else ("", "")
 
 
-def _together(files: Mapping[str, PredictionFiles]) -> Iterator[dict[str, Rows]]:
-    """Yield the same rows of all systems, however their files divide them."""
-    streams = {name: of.chunks(PIECE_BYTES) for name, of in files.items()}
-    held: dict[str, Rows] = {}
+def _aligned_pieces(files: Mapping[str, PredictionFiles]) -> Iterator[dict[str, Rows]]:
+    """Yield pieces with the same rows of all systems, whose files may divide the rows differently."""
+    streams = {name: predictions.chunks(PIECE_BYTES) for name, predictions in files.items()}
+    pending: dict[str, Rows] = {}
     while True:
         for name, stream in streams.items():
-            if name not in held and (rows := next(stream, None)) is not None:
-                held[name] = rows
-        if not held:
+            if name not in pending and (rows := next(stream, None)) is not None:
+                pending[name] = rows
+        if not pending:
             return
-        n = min(map(len, held.values()))
-        yield {name: held[name][:n] for name in streams}
-        held = {name: rows[n:] for name, rows in held.items() if len(rows) > n}
+        n = min(map(len, pending.values()))
+        yield {name: pending[name][:n] for name in streams}
+        pending = {name: rows[n:] for name, rows in pending.items() if len(rows) > n}
 
 
-def _shared(parts: Mapping[str, Rows], row: int) -> Rows:
-    """Check that all systems have the same targets and weights, and return them; `row` is the number of the first."""
+def _common_rows(parts: Mapping[str, Rows], row: int) -> Rows:
+    """Return the rows of the first system, after a check that all systems have the same targets and weights.
+
+    `row` is the number of the first row, for errors.
+    """
     (first, rows), *others = parts.items()
     for name, other in others:
         for kind, a, b in (("targets", rows.target, other.target), ("weights", rows.weights, other.weights)):
@@ -128,7 +132,7 @@ def _shared(parts: Mapping[str, Rows], row: int) -> Rows:
 
 
 def _shown(values: Tensor) -> str:
-    """Return the first values of a row as text."""
+    """Return the first six values of a row as text."""
     flat = values.flatten()
     shown = ", ".join(f"{value:g}" if values.is_floating_point() else f"{value}" for value in flat[:6].tolist())
     return f"{shown}, ..." if len(flat) > 6 else shown

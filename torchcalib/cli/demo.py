@@ -1,4 +1,4 @@
-"""`torchcalib demo`: a small classifier that becomes over-confident while its accuracy stays the same."""
+"""The command `torchcalib demo`: train a classifier that becomes over-confident at constant accuracy."""
 
 import argparse
 import warnings
@@ -25,7 +25,7 @@ from torchcalib.reporting.building import ReportBuilder
 from torchcalib.reporting.monitoring.monitor import Monitor
 from torchcalib.reporting.monitoring.over_confidence import OverConfidenceWarning
 
-_N_TRAIN = 250  # few enough to be memorised
+_N_TRAIN = 250  # training samples, few enough for the network to memorise
 
 
 @on_first
@@ -42,13 +42,13 @@ def run(arguments: argparse.Namespace, _: Any) -> None:
         model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 10))
     monitor = Monitor(task="multiclass", num_classes=10, from_logits=True)
     epochs = _epochs(model, (inputs[train], labels[train]), (inputs[valid], labels[valid]), monitor, arguments.epochs)
-    terminal.show_epochs(epochs, title="Validation, epoch by epoch")
+    terminal.show_epochs(epochs, title="Validation metrics by epoch")
     terminal.show_warnings(monitor.history)
     with torch.no_grad():
         logits = model(inputs[valid])
     builder = ReportBuilder(task="multiclass", from_logits=True)
     builder.update(logits, labels[valid])
-    source = {"model": "a small network", "data": "scikit-learn's digits, validation part"}
+    source = {"model": "a small network", "data": "scikit-learn digits, validation split"}
     with working("computing values, intervals and calibrators"):
         finished = replace(builder.report(source=source), history=monitor.history)
     predictions = Path(arguments.out) / "predictions.npz"
@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace, _: Any) -> None:
 def _epochs(
     model: nn.Module, train: tuple[Tensor, Tensor], valid: tuple[Tensor, Tensor], monitor: Monitor, count: int
 ) -> Iterator[dict[str, float]]:
-    """Train with full batches, which takes seconds and is deterministic, and yield the metrics of every epoch."""
+    """Train with full batches, which is fast and deterministic, and yield the metrics of every epoch."""
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     for epoch in range(1, count + 1):
         optimizer.zero_grad()
@@ -73,6 +73,6 @@ def _epochs(
             logits = model(valid[0])
         for piece, target in zip(torch.split(logits, 256), torch.split(valid[1], 256), strict=True):
             monitor.update(piece, target)
-        with warnings.catch_warnings(action="ignore", category=OverConfidenceWarning):  # the command prints them
+        with warnings.catch_warnings(action="ignore", category=OverConfidenceWarning):  # `run` prints the warnings
             monitor.end_epoch(epoch)
         yield {"epoch": epoch, "training loss": loss.item(), **monitor.history.rows[-1].values}

@@ -1,4 +1,4 @@
-"""Errors as one line, with the names of command line options."""
+"""Print errors and warnings as one line, with command line options in place of Python arguments."""
 
 import re
 import sys
@@ -15,11 +15,11 @@ _OPTIONS = {
     r"`n_bins`": "`--n-bins`",
     r"`epochs`": "`--epochs`",
 }
-"""Command line options for Python arguments in messages."""
+"""Command line option by pattern of the Python argument in a message."""
 
 
 def line_of(error: Exception) -> str:
-    """Return the message of an error in one line."""
+    """Return the message of an error as one line, with command line options."""
     expected = isinstance(error, ValueError | TypeError | ImportError | OSError)
     message = str(error) or type(error).__name__ if expected else f"{type(error).__name__}: {error}"
     for argument, option in _OPTIONS.items():
@@ -28,12 +28,12 @@ def line_of(error: Exception) -> str:
 
 
 def fail(line: str) -> int:
-    """Print an error and return the exit code for bad input."""
+    """Print an error on stderr, and return exit code 2."""
     print(f"torchcalib: error: {printable(line)}", file=sys.stderr, flush=True)  # noqa: T201
     return 2
 
 
 def warn(line: str) -> None:
-    """Print a warning."""
+    """Print a warning on stderr."""
     if sys.stderr is not None:
         print(f"torchcalib: warning: {printable(line)}", file=sys.stderr, flush=True)  # noqa: T201

@@ -1,4 +1,4 @@
-"""Files of the commands that read predictions."""
+"""Open and check prediction files for the commands `report` and `compare`."""
 
 import argparse
 from collections.abc import Iterator, Sequence
@@ -10,14 +10,14 @@ from torch import Tensor
 from torchcalib.io.opening import PredictionFiles, open_predictions
 
 PIECE_BYTES = 4 * 2**20
-"""Bytes of predictions in memory at once. Class-wise bins need about 40 bytes for every prediction of 4 bytes."""
+"""Size of a piece of predictions in bytes. Class-wise bins need about 40 bytes for each 4-byte prediction."""
 
-_ENOUGH_ROWS = 20
-"""Number of rows of logits that do not sum to 1 by chance."""
+_LEAST_ROWS = 20
+"""Smallest number of rows for the check: fewer rows of logits may sum to 1 by chance."""
 
 
 def opened(arguments: argparse.Namespace, paths: Sequence[Path], preds: str | None = None) -> PredictionFiles:
-    """Open files according to the options; `preds` replaces the option of this name."""
+    """Open files with the command line options. `preds` overrides the option --preds."""
     return open_predictions(
         paths,
         preds=arguments.preds if preds is None else preds,
@@ -33,17 +33,17 @@ def opened(arguments: argparse.Namespace, paths: Sequence[Path], preds: str | No
 
 
 @contextmanager
-def in_rows(first: int, n: int, of: str = "") -> Iterator[None]:
-    """Add to an error the rows where it occurred: n of them, from row `first` on."""
+def in_rows(first: int, n: int, file: str = "") -> Iterator[None]:
+    """Prefix errors with the row numbers, `first` to `first + n - 1`, and with `file`, such as " of `a.npz`"."""
     try:
         yield
     except ValueError as error:
-        raise ValueError(f"in rows {first:,} to {first + n - 1:,}{of}: {error}") from error
+        raise ValueError(f"in rows {first:,} to {first + n - 1:,}{file}: {error}") from error
 
 
 def check_logits(preds: Tensor, task: str, where: str) -> None:
-    """Raise if logits of classes are probabilities: all rows are in [0, 1] and sum to 1."""
-    if task != "multiclass" or len(preds) < _ENOUGH_ROWS:
+    """Raise if declared multi-class logits are probabilities: all rows are in [0, 1] and sum to 1."""
+    if task != "multiclass" or len(preds) < _LEAST_ROWS:
         return
     inside = bool(((preds >= 0) & (preds <= 1)).all())
     if inside and bool(((preds.double().sum(-1) - 1).abs() <= 1e-3).all()):

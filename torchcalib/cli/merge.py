@@ -1,4 +1,4 @@
-"""`torchcalib merge PART ...`."""
+"""The command `torchcalib merge PART ...`."""
 
 import argparse
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from torchcalib.reporting.building import ReportBuilder
 
 @on_first
 def run(arguments: argparse.Namespace, paths: Sequence[Path]) -> None:
-    """Load the parts one by one, and write and print the report of all."""
+    """Load the parts one by one, then write and print their joint report."""
     check_places(arguments, paths)
     with terminal.progress(len(paths), "merging") as advance:
         whole = ReportBuilder.load(paths[0])

@@ -1,4 +1,4 @@
-"""Arguments of all commands, and the files that they name."""
+"""Argument parsers of all commands, and the files that the arguments name."""
 
 import argparse
 import glob
@@ -16,29 +16,29 @@ from torchcalib.io.paths import check_paths, expanded
 
 
 class System(NamedTuple):
-    """Files of a system, and the name of its predictions; None for common names."""
+    """Files of one system to compare, and the name of its predictions (None finds a common name)."""
 
     paths: tuple[Path, ...]
     preds: str | None
 
 
 def _words(names: Sequence[str]) -> str:
-    return fill(", ".join(names), 100, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
+    return fill(", ".join(names), 100, initial_indent="    ", subsequent_indent="    ", break_on_hyphens=False)
 
 
-_NAMES = f"""names that are found without options (upper and lower case alike):
+_NAMES = f"""names that are found without options (case-insensitive):
   logits:
 {_words(LOGITS)}
   probabilities:
 {_words(PROBS)}
-  either, with --from-logits or --from-probs:
+  logits or probabilities, with --from-logits or --from-probs:
 {_words(NEUTRAL)}
   targets:
 {_words([name for name in TARGETS if name not in CORRECT])}
   weights:
 {_words(WEIGHTS)}
-  Tables may have a column for each class: prob_0 .. prob_9, prob_cat prob_dog, 0 .. 9, or the names in the targets.
-  {CONFIDENCES[0]} and {CORRECT[0]} are the confidence in a prediction or answer, and whether that is right (1 or 0)."""
+  Tables may have one column per class: prob_0 .. prob_9, prob_cat prob_dog, 0 .. 9, or the class names in the targets.
+  {CONFIDENCES[0]}, {CORRECT[0]}: the confidence in a prediction or answer, and 1 if it is correct, else 0."""
 
 _REPORT_EXAMPLES = f"""examples:
   torchcalib report predictions.csv
@@ -59,7 +59,10 @@ _COMPARE_EXAMPLES = f"""examples:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """Return the parser. `find` of the parsed arguments checks paths and returns them, by system for `compare`."""
+    """Return the parser. After parsing, `arguments.find(arguments)` checks and returns the paths.
+
+    For `compare` it returns a `System` by name.
+    """
     kind: Any = partial(
         argparse.ArgumentParser, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -69,9 +72,9 @@ def make_parser() -> argparse.ArgumentParser:
 
     report = commands.add_parser(
         "report",
-        help="scores, calibration errors, tables and diagrams of a file of predictions",
-        description="Read predictions and targets, print calibration errors and scores, and write a full report.\n"
-        "If torchrun starts several processes, each reads its share of the files, and the first one reports.",
+        help="compute scores, calibration errors, tables and diagrams for a file of predictions",
+        description="Read predictions and targets, and print scores and calibration errors. --out writes a report.\n"
+        "If torchrun starts several processes, each process reads part of the files, and the first one reports.",
         epilog=_REPORT_EXAMPLES,
     )
     report.set_defaults(find=lambda arguments: check_paths(expanded(arguments.files)))
@@ -79,42 +82,42 @@ def make_parser() -> argparse.ArgumentParser:
         "files",
         nargs="+",
         metavar="FILE",
-        help=".npz, .pt, .safetensors, .csv, .tsv, .jsonl (these also with .gz), .parquet (several are shards of one "
-        "data set), or a pair of .npy files; "
-        "a quoted pattern such as 'shards/*.npz' stands for all matches, sorted by name",
+        help=".npz, .pt, .safetensors, .parquet, .csv, .tsv or .jsonl (the last three also with .gz), or a pair of "
+        ".npy files; several files are shards of one data set; "
+        "a quoted pattern such as 'shards/*.npz' expands to all matches, sorted by name",
     )
     _add_result_options(report).add_argument(
-        "--no-calibration", action="store_true", help="try no calibrators, which take most of the time"
+        "--no-calibration", action="store_true", help="skip the calibrators, which take most of the time"
     )
-    report.add_argument("--no-intervals", action="store_true", help="no bootstrap intervals, which take some seconds")
+    report.add_argument("--no-intervals", action="store_true", help="skip the bootstrap intervals, which take seconds")
     report.add_argument(
         "--groups",
         metavar="NAME",
-        help="key or column of the groups of rows, integers or text; the report lists the worst "
+        help="key or column with the group of each row, integers or text; the report lists the worst groups "
         "(-1 or an empty text: no group)",
     )
     _add_input_options(report, several=False)
 
     merge = commands.add_parser(
         "merge",
-        help="one report of parts that `torchcalib report --save-state` wrote",
-        description="Print and write the report of several parts: that of one run over all their files, in this order.",
+        help="compute one report from the states that `torchcalib report --save-state` wrote",
+        description="Print and write one report for several parts, as if one run had read all their files in order.",
     )
     merge.set_defaults(find=_parts)
     merge.add_argument(
         "files",
         nargs="+",
         metavar="PART",
-        help="a file of `torchcalib report --save-state` or of `torchcalib merge --save-state`; a quoted pattern such "
-        "as 'part*.pt' stands for all matches, sorted by name",
+        help="a file that `torchcalib report --save-state` or `torchcalib merge --save-state` wrote; a quoted pattern "
+        "such as 'part*.pt' expands to all matches, sorted by name",
     )
     _add_result_options(merge)
 
     compare = commands.add_parser(
         "compare",
-        help="scores and calibration errors of several systems on the same targets, with intervals of the differences",
-        description="Compare the predictions of systems for the same targets. Each system is a file, or its shards, of "
-        "any\nformat; or a --preds of one file. The others are compared with the first one.",
+        help="compare scores and calibration errors of several systems on the same targets",
+        description="Compare the predictions of several systems for the same targets, with intervals of differences.\n"
+        "A system is a file, several shards, or one --preds of a common file. The first system is the baseline.",
         epilog=_COMPARE_EXAMPLES,
     )
     compare.set_defaults(find=_systems)
@@ -122,81 +125,85 @@ def make_parser() -> argparse.ArgumentParser:
         "systems",
         nargs="+",
         metavar="[NAME=]FILES",
-        help="a file, a pattern in quotes ('shards/*.parquet'), or several with commas between them (a pair of .npy "
-        "files); the default name is that of the file",
+        help="a file, a quoted pattern ('shards/*.parquet'), or files separated by commas (such as a pair of .npy "
+        "files); the default NAME is the file name",
     )
-    compare.add_argument("--out", metavar="DIR", help="write compare.html, compare.json and the picture there")
+    compare.add_argument("--out", metavar="DIR", help="write compare.html, compare.json and the diagram to this folder")
     _add_input_options(compare, several=True)
 
     demo = commands.add_parser(
         "demo",
         help="train a small classifier until it is over-confident, and report on it",
-        description="Train a small classifier on scikit-learn's digits and print its calibration in every epoch.",
+        description="Train a small classifier on the scikit-learn digits, and print its calibration after every epoch.",
     )
     demo.set_defaults(find=lambda _: ())
-    demo.add_argument("--out", metavar="DIR", default="demo-report", help="where to write (default: demo-report)")
-    demo.add_argument("--epochs", type=int, default=40, help="default: 40")
-    demo.add_argument("--seed", type=int, default=0, help="default: 0")
+    demo.add_argument(
+        "--out", metavar="DIR", default="demo-report", help="folder for the report (default: demo-report)"
+    )
+    demo.add_argument("--epochs", type=int, default=40, help="number of epochs (default: 40)")
+    demo.add_argument("--seed", type=int, default=0, help="random seed (default: 0)")
     return parser
 
 
 def _add_input_options(parser: argparse.ArgumentParser, several: bool) -> None:
-    columns = "key or column of the predictions, or columns of one class each: a,b,c or 'prob_*' or 0..3"
+    columns = "key or column of the predictions, or one column per class: a,b,c or 'prob_*' or 0..3"
     if several:
-        columns += "; given several times as [NAME=]COLUMNS, one for each system in a single file"
+        columns += "; repeat as [NAME=]COLUMNS to compare systems in a single file"
     action = "append" if several else "store"
-    parser.add_argument("--preds", metavar="NAME", action=action, help=f"{columns} (default: by common names)")
+    parser.add_argument("--preds", metavar="NAME", action=action, help=f"{columns} (default: found by name)")
     for role, kind in (("target", "targets"), ("weights", "weights")):
-        parser.add_argument(f"--{role}", metavar="NAME", help=f"key or column of the {kind} (default: by common names)")
+        parser.add_argument(f"--{role}", metavar="NAME", help=f"key or column of the {kind} (default: found by name)")
     parser.add_argument(
         "--class-names",
         metavar="A,B,...",
-        help="names of the classes in the order of the predictions; for one probability the negative and the positive "
-        "class (default: from the columns and from text targets)",
+        help="class names in the order of the predictions; for one probability the negative class, then the positive "
+        "class (default: from column names or text targets)",
     )
     logits = parser.add_mutually_exclusive_group()
-    logits.add_argument("--from-logits", action="store_true", help="predictions are logits (default: by their name)")
-    logits.add_argument("--from-probs", action="store_true", help="predictions are probabilities (default: by name)")
+    logits.add_argument("--from-logits", action="store_true", help="predictions are logits (default: from the name)")
+    logits.add_argument(
+        "--from-probs", action="store_true", help="predictions are probabilities (default: from the name)"
+    )
     parser.add_argument(
-        "--normalize", action="store_true", help="divide rounded probabilities of several classes by their sum"
+        "--normalize", action="store_true", help="divide rounded multi-class probabilities by their sum"
     )
     parser.add_argument(
         "--task",
         choices=("binary", "multiclass", "multilabel", "confidence"),
-        help="kind of targets (default: by the shapes); confidence: whether a prediction of this confidence is correct",
+        help="task (default: from the shapes); confidence: predictions are confidences, targets are 1 if correct",
     )
     parser.add_argument(
         "--n-bins",
         type=int,
         default=15,
         metavar="B",
-        help="number of bins, of equal width, and for ACE of equal mass (default: 15)",
+        help="number of equal-width bins, and of equal-mass bins for the adaptive calibration error (default: 15)",
     )
-    parser.add_argument("--right", action="store_true", help="bins are (a, b] instead of [a, b)")
+    parser.add_argument("--right", action="store_true", help="use bins (a, b] instead of [a, b)")
     parser.add_argument("--ignore-index", type=int, metavar="K", help="drop rows with this target")
     parser.add_argument(
         "--nan-policy",
         choices=("raise", "drop"),
         default="raise",
-        help="rows with NaN, empty cells, or infinities that leave no distribution: an error, or dropped and counted "
+        help="raise an error for rows with NaN, empty cells or invalid infinities, or drop and count such rows "
         "(default: raise)",
     )
 
 
 def _add_result_options(parser: argparse.ArgumentParser) -> Any:
-    """Add the places of results; return the group of options that exclude a calibrator."""
-    parser.add_argument("--out", metavar="DIR", help="write report.html, report.json and the diagrams there")
+    """Add the options for results, and return the group of options that exclude --save-calibrator."""
+    parser.add_argument("--out", metavar="DIR", help="write report.html, report.json and the diagrams to this folder")
     parser.add_argument(
         "--save-state",
         metavar="PATH",
-        help="write a part of a larger report for `torchcalib merge`; without --out and --save-calibrator, compute "
-        "nothing else",
+        help="write the state of a part of a larger report for `torchcalib merge`; without --out and "
+        "--save-calibrator, compute no report",
     )
     calibration = parser.add_mutually_exclusive_group()
     calibration.add_argument(
         "--save-calibrator",
         metavar="PATH",
-        help="fit the recommended calibrator to all samples and write it for torchcalib.calibration.load_calibrator",
+        help="fit the recommended calibrator to all samples, and write it for torchcalib.calibration.load_calibrator",
     )
     return calibration
 
@@ -204,21 +211,21 @@ def _add_result_options(parser: argparse.ArgumentParser) -> Any:
 def _parts(arguments: argparse.Namespace) -> tuple[Path, ...]:
     paths = expanded(arguments.files)
     if len({path.resolve() for path in paths}) < len(paths):
-        raise ValueError("every part must be named once, got one twice. Remove the repetition.")
+        raise ValueError("every part must be named once, got a repeated file. Remove it.")
     for path in paths:
-        path.stat()  # an error if there is no such file
+        path.stat()  # raises for a missing file
     return paths
 
 
 def _systems(arguments: argparse.Namespace) -> dict[str, System]:
-    """Return files and name of predictions of every system, by its name."""
+    """Return the files and the prediction name of every system, by system name."""
     several = arguments.preds or []
     if len(several) > 1 and len(arguments.systems) == 1:
         return _systems_in_one_file(arguments.systems[0], several)
     if len(several) > 1:
         raise ValueError(
             f"--preds must be given once for several files, got {len(several)} times. Name one file to compare its "
-            "columns, or write files with equal names of columns."
+            "columns, or use the same column names in all files."
         )
     names: list[str] = []
     paths: list[tuple[Path, ...]] = []
@@ -235,19 +242,19 @@ def _systems(arguments: argparse.Namespace) -> dict[str, System]:
     names = [printable(name or next(defaults)) for name in names]
     repeated = [name for name, times in Counter(names).items() if times > 1]
     if repeated:
-        raise ValueError(f"Systems must have a name each, got `{repeated[0]}` twice. Name one with NAME=FILES.")
+        raise ValueError(f"Systems must have different names, got `{repeated[0]}` twice. Rename one with NAME=FILES.")
     if len(names) < 2:
         check_paths(paths[0])
         raise ValueError(
-            "Systems must be two at least, got one. Name another file, or each system in this file: --preds A --preds "
-            "B; or use `torchcalib report`."
+            "There must be at least two systems, got one. Name another file, or each system in this file: --preds A "
+            "--preds B. For a single system use `torchcalib report`."
         )
     preds = several[0] if several else None
     return {name: System(check_paths(of), preds) for name, of in zip(names, paths, strict=True)}
 
 
 def _systems_in_one_file(given: str, several: Sequence[str]) -> dict[str, System]:
-    """Return the systems whose predictions are several arrays of one file."""
+    """Return systems whose predictions are different columns or arrays in one file, by system name."""
     paths = check_paths(_files_of(given))
     systems: dict[str, System] = {}
     for option in several:
@@ -256,7 +263,7 @@ def _systems_in_one_file(given: str, several: Sequence[str]) -> dict[str, System
             name = preds = option
         name = printable(name.strip())
         if not name or not preds or name in systems:
-            raise ValueError(f"--preds must be [NAME=]COLUMNS with a different name each, got {option!r}. Rename it.")
+            raise ValueError(f"--preds must be [NAME=]COLUMNS with different names, got {option!r}. Rename it.")
         systems[name] = System(paths, preds)
     return systems
 
@@ -266,9 +273,10 @@ def _files_of(given: str) -> tuple[Path, ...]:
 
 
 def _default_names(systems: Sequence[tuple[str, Path]]) -> list[str]:
-    """Name systems, given as argument and first file: by file, else with its folder, else by the whole argument.
+    """Return a name for each system, given as pairs of argument and first file.
 
-    A pattern takes the name of the folder of its files.
+    The name is the file stem, or the folder name for a pattern. Equal names get the folder in front, and names that are
+    still equal become the whole argument.
     """
     names = []
     for given, file in systems:

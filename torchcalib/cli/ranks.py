@@ -1,4 +1,4 @@
-"""Processes that a launcher such as torchrun started: they fail together, and the first one prints and writes."""
+"""Processes (ranks) of a launcher such as torchrun. They fail together, and the first one prints and writes."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ if TYPE_CHECKING:
     from torchcalib.reporting.building import ReportBuilder
 
 _LAUNCHER = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-"""Environment variables that a launcher sets for `torch.distributed`."""
+"""Environment variables that launchers set for `torch.distributed`."""
 
 _PATIENCE = datetime.timedelta(days=1)
-"""Waiting time for ranks that read more. A rank that dies closes its connections, which ends the waiting."""
+"""Timeout for ranks that wait for slower ranks. A rank that dies closes its connections, which ends the wait."""
 
 
 class _SharedError(Exception):
-    """An error of some rank, raised on all of them."""
+    """Error on one rank, raised on all ranks."""
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """One of the processes that work together."""
+    """Rank of this process, and the group of all processes."""
 
     rank: int = 0
     n_ranks: int = 1
-    group: Any = None  # process group of all of them
+    group: Any = None  # process group of all ranks
 
     @property
     def is_first(self) -> bool:
-        """True for the process that prints and writes."""
+        """True for rank 0, which prints and writes."""
         return self.rank == 0
 
     @contextmanager
     def agreed(self) -> Iterator[None]:
         """Wait until all ranks finish the body. If one fails, all fail with the first error message.
 
-        The body must not communicate.
+        The body must not use collective operations, because a failed rank would not join them.
         """
         if self.n_ranks == 1:
             yield
@@ -52,31 +52,31 @@ class Ranks:
         from torchcalib.metrics.gathering import gathered_bytes, gathered_numbers
 
         problem = ""
-        left: SystemExit | None = None
+        exit_request: SystemExit | None = None
         try:
             yield
-        except SystemExit as error:  # the reader of the output closed the pipe
-            left = error
+        except SystemExit as error:  # the program that reads the output closed the pipe
+            exit_request = error
         except Exception as error:
             problem = line_of(error)
         if gathered_numbers((len(problem),), self.group).any():
             problems = [line.decode() for line in gathered_bytes(problem.encode(errors="replace"), self.group) if line]
             raise _SharedError(problems[0] if problems else "")
-        if left is not None:
-            raise left
+        if exit_request is not None:
+            raise exit_request
 
     def check_same(self, name: str, value: object) -> None:
-        """Raise on all ranks unless they have the same value."""
+        """Raise on all ranks unless `value` is the same on all of them."""
         if self.n_ranks == 1:
             return
         from torchcalib.metrics.gathering import gathered_numbers
 
         checksums = gathered_numbers((zlib.crc32(repr(value).encode()),), self.group)
         if (checksums != checksums[0]).any():
-            raise _SharedError(f"all ranks must see the same {name}, got others on some of them. Share the folder.")
+            raise _SharedError(f"all ranks must see the same {name}, got different {name}. Use a shared folder.")
 
     def gathered(self, part: ReportBuilder | None) -> list[ReportBuilder]:
-        """Return the parts of all ranks on the first one, and nothing on the others."""
+        """Return the parts of all ranks on the first rank, and an empty list on the others."""
         if self.n_ranks == 1:
             return [] if part is None else [part]
         from torchcalib.reporting.saving import parts_of_ranks
@@ -85,7 +85,7 @@ class Ranks:
 
 
 def on_first(run: Callable[[Any, Any], None]) -> Callable[[Any, Any, Ranks], None]:
-    """Make a command run on the first rank only, while the others wait."""
+    """Decorate a command to run on the first rank only, while the others wait."""
 
     def run_on_first(arguments: Any, paths: Any, ranks: Ranks) -> None:
         with ranks.agreed():
@@ -97,9 +97,9 @@ def on_first(run: Callable[[Any, Any], None]) -> Callable[[Any, Any, Ranks], Non
 
 @contextmanager
 def joined() -> Iterator[Ranks]:
-    """Join the other processes, if environment variables of a launcher are set.
+    """Join the process group of a launcher, if its environment variables are set.
 
-    All processes leave with the same exit code, after the first has printed: a launcher ends all when one of them
+    All processes exit with the same code after the first has printed, because a launcher ends all processes when one
     fails.
     """
     if not all(os.environ.get(name) for name in _LAUNCHER) or os.environ["WORLD_SIZE"] == "1":
@@ -107,8 +107,8 @@ def joined() -> Iterator[Ranks]:
         return
     import torch.distributed as dist
 
-    # Files are read on the CPU, where states stay, so gloo is enough, with or without GPUs. torch's own timeout limits
-    # the time until all ranks have started, but not the time that they read.
+    # gloo works with and without GPUs, and all tensors are on the CPU. The default timeout limits the start of the
+    # ranks. The second group has a longer timeout, because ranks need different times to read their files.
     dist.init_process_group("gloo")
     ranks = Ranks(dist.get_rank(), dist.get_world_size(), dist.new_group(timeout=_PATIENCE))
     try:

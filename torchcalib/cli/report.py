@@ -1,4 +1,4 @@
-"""`torchcalib report FILE ...`, in one process or in several started by a launcher."""
+"""The command `torchcalib report FILE ...`, in one process or in several processes of a launcher."""
 
 import argparse
 from collections.abc import Sequence
@@ -20,11 +20,11 @@ from torchcalib.reporting.accumulators import check_size
 from torchcalib.reporting.building import ReportBuilder
 
 _FEW_ROWS = 20
-"""Number of rows up to which two shards may have equal targets by chance."""
+"""Largest number of rows for which two shards may have equal targets by chance."""
 
 
 def run(arguments: argparse.Namespace, paths: Sequence[Path], ranks: Ranks) -> None:
-    """Read the files and write and print their report."""
+    """Read the files, then write and print their report."""
     ranks.check_same("files", [(str(path), path.stat().st_size) for path in paths])
     with ranks.agreed():
         if ranks.is_first:
@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace, paths: Sequence[Path], ranks: Ranks) -> N
 
 
 def _opened_share(arguments: argparse.Namespace, paths: Sequence[Path]) -> PredictionFiles | None:
-    """Open the files of this rank; None if it has no files or no rows, because other ranks may have some."""
+    """Open the files of this rank. Return None without files or rows, because other ranks may have some."""
     try:
         return opened(arguments, paths) if paths else None
     except NoSamplesError:
@@ -58,7 +58,7 @@ def _opened_share(arguments: argparse.Namespace, paths: Sequence[Path]) -> Predi
 def _read(
     arguments: argparse.Namespace, files: PredictionFiles, n_files: int, ranks: Ranks, warnings: list[str]
 ) -> ReportBuilder:
-    """Read the files of this rank, and add warnings; all ranks together read `n_files`."""
+    """Read the files of this rank, and append to `warnings`. All ranks together read `n_files` files."""
     source = files.source
     builder = ReportBuilder(
         task=files.task,
@@ -69,25 +69,25 @@ def _read(
         with_intervals=not arguments.no_intervals,
         source=source,
         from_logits=source.from_logits,
-        class_axis=-1,  # as in all files
+        class_axis=-1,  # files have classes on the last axis
         ignore_index=arguments.ignore_index,
         nan_policy=arguments.nan_policy,
     )
-    check_size(files.task, source.shape[-1], arguments.n_bins)  # before any row is read
+    check_size(files.task, source.shape[-1], arguments.n_bins)  # fail before rows are read
     several = ranks.n_ranks > 1
     reading = f"rank {ranks.rank} of {ranks.n_ranks}, reading" if several else "reading"
     seen: dict[tuple[int, bytes], str] = {}
-    in_all = f", of {n_files} in all" if several else ""
+    total = f" ({n_files} on all ranks)" if several else ""
     with terminal.progress(files.n_rows, reading, shown=ranks.is_first) as advance:
         for k, reader in enumerate(files.readers, 1):
             names = reader.paths
             label = " + ".join(path.name for path in names)
-            advance(0, f"{reading} {label}, file {k} of {len(source.files)}{in_all}")
-            of = f" of `{names[0]}`" if n_files > len(names) else ""
+            advance(0, f"{reading} {label}, file {k} of {len(source.files)}{total}")
+            where = f" of `{names[0]}`" if n_files > len(names) else ""
             first, digest, is_constant = 1, blake2b(), True
             for rows in files.chunks_of(reader, PIECE_BYTES):
                 whole = len(rows) == files.n_rows
-                with nullcontext() if whole else in_rows(first, len(rows), of):
+                with nullcontext() if whole else in_rows(first, len(rows), where):
                     if first == 1 and source.from_logits:
                         check_logits(rows.preds, files.task, f"`{source.preds}` in `{names[0]}`")
                     builder.update(**vars(rows))

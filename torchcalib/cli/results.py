@@ -1,4 +1,4 @@
-"""Places of results, and the end of the commands that report."""
+"""Check, write and print the results of the commands `report` and `merge`."""
 
 import argparse
 import os
@@ -17,9 +17,9 @@ from torchcalib.reporting.data import Report
 
 
 def check_places(arguments: argparse.Namespace, inputs: Sequence[Path]) -> None:
-    """Check before the work that results can be written, and that the packages for them are installed."""
+    """Check, before any computation, that results can be written and that their packages are installed."""
     if arguments.out is not None:
-        from torchcalib.reporting import html  # noqa: F401 - needs the extra `report`
+        from torchcalib.reporting import html  # noqa: F401 - fails early without the extra `report`
 
         make_folder(arguments.out)
     places = {"--save-calibrator": arguments.save_calibrator, "--save-state": arguments.save_state}
@@ -28,19 +28,20 @@ def check_places(arguments: argparse.Namespace, inputs: Sequence[Path]) -> None:
         _check_place(option, path, inputs)
     if len({path.resolve() for path in paths.values()}) < len(paths):
         raise ValueError(
-            f"`--save-state` must not be the file of `--save-calibrator`, got {arguments.save_state!r} for both."
+            f"`--save-state` must not be the file of `--save-calibrator`, got {arguments.save_state!r} for both. "
+            "Name two files."
         )
 
 
 def make_folder(out: str) -> None:
-    """Check that there can be a folder, and make it."""
+    """Create the folder for results, unless it exists."""
     if not out or (Path(out).exists() and not Path(out).is_dir()):
         raise ValueError(f"`--out` must be a folder, got {out!r}. Name another folder.")
     Path(out).mkdir(parents=True, exist_ok=True)
 
 
 def finish(builder: ReportBuilder, arguments: argparse.Namespace, remarks: Sequence[str] = ()) -> None:
-    """Write all results, then print them. Remarks become notes of the report, and warnings on stderr."""
+    """Write all results, then print them. `remarks` become notes in the report, and warnings on stderr."""
     save, state = arguments.save_calibrator, arguments.save_state
     if state is not None:
         builder.save(state)
@@ -65,9 +66,9 @@ def finish(builder: ReportBuilder, arguments: argparse.Namespace, remarks: Seque
 
 
 def no_calibrator(reason: str) -> ValueError:
-    """Return the error for data without a calibrator."""
+    """Return the error for data to which no calibrator can be fitted."""
     return ValueError(
-        f"`--save-calibrator` must get data for which calibrators can be tried, got other data: {reason}."
+        f"`--save-calibrator` must get data to which calibrators can be fitted, got unsuitable data: {reason}."
     )
 
 
@@ -75,18 +76,18 @@ def _fitted(builder: ReportBuilder, report: Report) -> Calibrator:
     """Fit the recommended calibrator to all samples."""
     if report.calibration is None:
         raise no_calibrator(builder.why_no_calibration() or report.notes[-1].removesuffix("."))
-    with warnings.catch_warnings(action="ignore", category=UserWarning):  # the report has them as notes
+    with warnings.catch_warnings(action="ignore", category=UserWarning):  # the report contains these warnings as notes
         return builder.fit(report.calibration.calibrator)
 
 
 def _check_place(option: str, path: Path, inputs: Sequence[Path]) -> None:
-    """Check that a file can be written."""
+    """Check that a file can be written to `path`."""
     folder = path.parent
     if path.is_dir() or not path.name:
         raise ValueError(f"`{option}` must be a file, got the folder {str(path)!r}. Name a file in it.")
     if not folder.is_dir():
-        raise ValueError(f"`{option}` must be in a folder that exists, got {str(path)!r}. Make the folder.")
+        raise ValueError(f"`{option}` must be in a folder that exists, got {str(path)!r}. Create the folder.")
     if not os.access(folder, os.W_OK):
-        raise ValueError(f"`{option}` must be in a folder that can be written to, got {str(path)!r}.")
+        raise ValueError(f"`{option}` must be in a folder that can be written to, got {str(path)!r}. Name another one.")
     if any(path.exists() and path.samefile(other) for other in inputs):
-        raise ValueError(f"`{option}` must not be a file that is read, got {str(path)!r}. Name another one.")
+        raise ValueError(f"`{option}` must not be an input file, got {str(path)!r}. Name another one.")

@@ -1,4 +1,4 @@
-"""Callbacks for training loops of other packages, which they need, and rows of a distributed sampler."""
+"""Callbacks for Lightning and Hugging Face, each of which requires its package, and `distinct_rows` for samplers."""
 
 from torchcalib._lazy import names_of_stub
 

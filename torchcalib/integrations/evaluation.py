@@ -1,4 +1,4 @@
-"""Run a model over a data loader and report on its predictions."""
+"""Run a model over a data loader, and report on its predictions."""
 
 import inspect
 import sys
@@ -20,7 +20,7 @@ from torchcalib.reporting.data import Report
 Predict = Callable[[Any, Any], Any]
 
 IGNORED = -100
-"""Label without meaning, as in `torch.nn.functional.cross_entropy` and in Hugging Face batches."""
+"""Default label of ignored rows, as in `torch.nn.functional.cross_entropy` and in Hugging Face batches."""
 
 
 def evaluate(
@@ -43,44 +43,47 @@ def evaluate(
     positive_classes: Sequence[int] | None = None,
     class_axis: int | None = None,
 ) -> Report:
-    """Run a model over a data loader and return the report of its predictions.
+    """Run a model over a data loader, and return the report on its predictions.
 
-    The model runs in evaluation mode without gradients; the modes of its modules are restored afterwards. Predictions
-    are added to a `ReportBuilder` batch by batch, so that memory is bounded. With several processes each reports on its
-    own batches; `ReportBuilder.gather` joins them.
+    The model runs in evaluation mode without gradients; the modes of its modules are restored afterwards. Each batch
+    updates a `ReportBuilder`, so that memory is bounded. With several processes, each process reports on its own
+    batches; use `ReportBuilder.gather` to combine them.
 
-    A batch is `(inputs, target)`, or a mapping with the target under a usual name (`labels`, `target`, `y`, ...). Of a
-    mapping the model gets the entries that its `forward` has as arguments, or the only other tensor. The output is a
-    tensor, or has predictions under a usual name (`logits`, `probs`, `preds`, ...), as outputs of Hugging Face models.
-    Use `predict` for anything else.
+    A batch is `(inputs, target)`, or a mapping with the target under a usual name (`labels`, `target`, `y`, ...). From
+    a mapping, the model receives the entries that its `forward` has as arguments, or else the only other tensor. The
+    output is a tensor, or contains predictions under a usual name (`logits`, `probs`, `preds`, ...), as outputs of
+    Hugging Face models do. Use `predict` for anything else.
 
     Args:
         model: a module, or any callable.
-        dataloader: yields batches.
-        task: `"binary"`, `"multiclass"` or `"multilabel"`; None infers it from the shapes of the first batch, and
-            `task_is_inferred` of the report is True.
-        from_logits: whether predictions are logits; None follows the name of the output, and is an error for an output
-            without a name.
-        class_names: names of the classes in the order of the class axis, for a binary task the negative class first.
-        predict: called as `predict(model, batch)` with the batch on the device; returns `(preds, target)` or
-            `(preds, target, weights)`.
-        device: where the model runs; a module is moved there and back. None is the device of its first parameter.
-        autocast: True runs the model under `torch.autocast` with its default dtype; a dtype is that dtype.
+        dataloader: iterable of batches.
+        task: `"binary"`, `"multiclass"` or `"multilabel"`. None infers it from the shapes of the first batch, and sets
+            `task_is_inferred` in the report to True.
+        from_logits: whether predictions are logits. None infers it from the name of the output, and raises for an
+            output without a name.
+        class_names: names of the classes in the order of the class axis; for a binary task the negative class first.
+        predict: function `predict(model, batch)` that returns `(preds, target)` or `(preds, target, weights)`. The
+            batch is on the device.
+        device: device of the model and the batches. A module is moved back afterwards. None is the device of the first
+            parameter.
+        autocast: True runs the model under `torch.autocast` with the default dtype; a dtype selects that dtype.
         progress: show a progress bar, if stderr is a terminal and rich is installed.
-        n_bins: number of equal-width bins, and for ACE of equal-mass bins.
-        right: bins are `(a, b]` instead of `[a, b)`.
-        with_calibration: compute the gain of a calibration stage.
-        with_intervals: compute intervals of scores, and of rank-based errors.
-        ignore_index: integer labels with this value are dropped, as in `torch.nn.functional.cross_entropy`.
-        nan_policy: `"drop"` leaves out rows with NaN and counts them; `"raise"` raises.
-        positive_classes: evaluate multi-class predictions as binary, these classes against the rest.
-        class_axis: axis of classes or labels in predictions; None is the last one or axis 1, as the target shows.
+        n_bins: number of equal-width bins, and of equal-mass bins for the adaptive calibration error (ACE).
+        right: use bins `(a, b]` instead of `[a, b)`.
+        with_calibration: compute how much fitted calibrators would improve the predictions.
+        with_intervals: compute bootstrap intervals of scores and rank-based errors.
+        ignore_index: drop rows with this integer label, as `torch.nn.functional.cross_entropy` does.
+        nan_policy: `"drop"` drops and counts rows with NaN; `"raise"` raises an error.
+        positive_classes: evaluate multi-class predictions as binary: this set of classes against the rest.
+        class_axis: axis of classes or labels in predictions. None is the last axis or axis 1, whichever agrees with the
+            shape of the target.
 
     Returns:
         The report; see `torchcalib.Report`.
 
     Raises:
-        TypeError, ValueError: if predictions or targets are not found, and for bad values.
+        TypeError: if `model` is not callable or has `predict_proba`, or `predict` does not return two or three values.
+        ValueError: if predictions or targets are not found, or values are invalid.
 
     Example:
         >>> import torch
@@ -93,17 +96,17 @@ def evaluate(
     _check_model(model)
     builder: ReportBuilder | None = None
     declared = from_logits
-    with _evaluation_mode(model, device) as place, torch.no_grad(), _bar(dataloader, progress) as advance:
+    with _evaluation_mode(model, device) as place, torch.no_grad(), _progress_bar(dataloader, progress) as advance:
         for batch in dataloader:
-            moved = _moved(batch, place)
+            moved = _to_device(batch, place)
             with _autocast(autocast, place):
-                found, named = _predicted(model, moved, predict, declared)
+                found, named = _predict_batch(model, moved, predict, declared)
             given = None if builder is None else builder.settings["task"]
             p = prepare(
                 found.preds, found.target, given or task, class_names=class_names, positive_classes=positive_classes
             )
             if builder is None:
-                declared = _declared(declared, named, p.preds)
+                declared = _resolve_from_logits(declared, named, p.preds)
                 whole = not p.target.is_floating_point() and p.target.dim() < p.preds.dim() + (p.task != "multiclass")
                 builder = ReportBuilder(
                     task=p.task,
@@ -127,7 +130,7 @@ def evaluate(
 
 
 def _check_model(model: Any) -> None:
-    """Raise for objects that are evaluated in another way."""
+    """Raise TypeError for a scikit-learn classifier or an object that is not callable."""
     if hasattr(model, "predict_proba") and not isinstance(model, nn.Module):
         raise TypeError(
             f"`model` must be a module or function, got {type(model).__name__}, a classifier with predict_proba. "
@@ -142,7 +145,7 @@ def _check_model(model: Any) -> None:
 
 @contextmanager
 def _evaluation_mode(model: Any, device: str | torch.device | None) -> Iterator[torch.device | None]:
-    """Put a module into evaluation mode and on the device, and restore both; yield the device of batches or None."""
+    """Set a module to evaluation mode on the device, and restore both afterwards. Yield the device for batches."""
     if not isinstance(model, nn.Module):
         yield None if device is None else torch.device(device)
         return
@@ -162,7 +165,6 @@ def _evaluation_mode(model: Any, device: str | torch.device | None) -> Iterator[
 
 
 def _autocast(wanted: bool | torch.dtype, device: torch.device | None) -> Any:
-    """Return the context of mixed precision."""
     if wanted is False:
         return nullcontext()
     kind = "cpu" if device is None else device.type
@@ -170,8 +172,8 @@ def _autocast(wanted: bool | torch.dtype, device: torch.device | None) -> Any:
 
 
 @contextmanager
-def _bar(dataloader: Iterable[Any], wanted: bool) -> Iterator[Callable[[], None]]:
-    """Show a progress bar of batches on a terminal, if rich is installed; yield a function that advances it."""
+def _progress_bar(dataloader: Iterable[Any], wanted: bool) -> Iterator[Callable[[], None]]:
+    """Show a progress bar over batches on a terminal, if rich is installed. Yield a function that advances it."""
     shown = wanted and sys.stderr is not None and sys.stderr.isatty() and find_spec("rich") is not None
     if not shown:
         yield lambda: None
@@ -183,32 +185,33 @@ def _bar(dataloader: Iterable[Any], wanted: bool) -> Iterator[Callable[[], None]
 
 
 def _length(dataloader: Iterable[Any]) -> int | None:
-    """Return the number of batches, or None if it is unknown."""
     try:
         return len(dataloader) if isinstance(dataloader, Sized) else None
-    except TypeError:  # a loader of an iterable data set
+    except TypeError:  # a loader for an iterable data set
         return None
 
 
-def _moved(x: Any, device: torch.device | None) -> Any:
-    """Move all tensors of a batch to a device."""
+def _to_device(x: Any, device: torch.device | None) -> Any:
     if device is None:
         return x
     if isinstance(x, Tensor) or (hasattr(x, "to") and not isinstance(x, nn.Module)):
         return x.to(device)
     if isinstance(x, Mapping):
-        return {name: _moved(value, device) for name, value in x.items()}
+        return {name: _to_device(value, device) for name, value in x.items()}
     if isinstance(x, tuple) and hasattr(x, "_fields"):
-        return type(x)(*(_moved(value, device) for value in x))
+        return type(x)(*(_to_device(value, device) for value in x))
     if isinstance(x, list | tuple):
-        return type(x)(_moved(value, device) for value in x)
+        return type(x)(_to_device(value, device) for value in x)
     return x
 
 
-def _predicted(
+def _predict_batch(
     model: Callable[..., Any], batch: Any, predict: Predict | None, from_logits: bool | None
 ) -> tuple[Found, bool | None]:
-    """Return predictions and targets of a batch, and whether the name of the output means logits; None without one."""
+    """Return predictions, target and weights for a batch, and whether the name of the output means logits.
+
+    The second value is None if no name decides.
+    """
     if predict is not None:
         given = predict(model, batch)
         if not isinstance(given, list | tuple) or len(given) not in (2, 3):
@@ -216,7 +219,7 @@ def _predicted(
                 f"`predict` must return (preds, target) or (preds, target, weights), got {described(given)}."
             )
         return Found(*given), None
-    outputs, target, weights = _called(model, batch)
+    outputs, target, weights = _call_on_batch(model, batch)
     preds, named = predictions_in(outputs, from_logits)
     if preds is None:
         raise ValueError(
@@ -229,8 +232,8 @@ def _predicted(
 _EXAMPLE = "Pass predict=lambda model, batch: (preds, target), for example ({output}, batch[1])."
 
 
-def _called(model: Callable[..., Any], batch: Any) -> tuple[Any, Any, Tensor | None]:
-    """Return the output of the model for a batch, the target and the weights of the batch."""
+def _call_on_batch(model: Callable[..., Any], batch: Any) -> tuple[Any, Any, Tensor | None]:
+    """Return the model output for a batch, and the target and the weights in the batch."""
     if isinstance(batch, Mapping) or hasattr(batch, "_fields"):
         entries = dict(batch) if isinstance(batch, Mapping) else batch._asdict()
         target_name = next((name for name in TARGETS if name in entries), None)
@@ -251,7 +254,7 @@ def _called(model: Callable[..., Any], batch: Any) -> tuple[Any, Any, Tensor | N
 
 
 def _call_by_name(model: Callable[..., Any], entries: Mapping[str, Any]) -> Any:
-    """Call a model with the entries that are its arguments, or with the only tensor."""
+    """Call a model with the entries that are named like its arguments, or else with the only tensor."""
     parameters = inspect.signature(model.forward if isinstance(model, nn.Module) else model).parameters
     kinds = {parameter.kind for parameter in parameters.values()}
     known = {name: value for name, value in entries.items() if name in parameters}
@@ -263,13 +266,13 @@ def _call_by_name(model: Callable[..., Any], entries: Mapping[str, Any]) -> Any:
     if inspect.Parameter.VAR_KEYWORD in kinds:
         return model(**entries)
     raise ValueError(
-        f"`dataloader` must yield one input, or inputs by the names of the arguments of the model "
+        f"`dataloader` must yield one input, or inputs named like the arguments of the model "
         f"({', '.join(parameters)}), got {described(entries)}. Pass predict=lambda model, batch: (preds, target)."
     )
 
 
-def _declared(given: bool | None, named: bool | None, preds: Tensor) -> bool:
-    """Return whether predictions are logits, or raise if neither an argument nor a name says so."""
+def _resolve_from_logits(given: bool | None, named: bool | None, preds: Tensor) -> bool:
+    """Return whether predictions are logits. Raise if neither the argument nor the output name determines it."""
     if given is not None:
         return given
     if named is not None:

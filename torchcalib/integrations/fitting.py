@@ -12,11 +12,11 @@ from torchcalib.reporting.buffer import PredictionBuffer
 from torchcalib.reporting.calibration import fitted
 
 Fitted = tuple[Calibrator | None, tuple[str, ...]]
-"""A fitted calibrator, or None if it cannot be fitted, and remarks on the fit."""
+"""Fitted calibrator, or None if the fit is impossible, and remarks for warnings."""
 
 
 def fit_on_all_ranks(calibrator: Calibrator, buffer: PredictionBuffer) -> Fitted:
-    """Fit to the samples of all ranks, in the order of ranks. Every rank must call it and gets the same result."""
+    """Fit a calibrator to the samples of all ranks, in rank order. All ranks must call it, and get the same result."""
     rank, n_ranks = rank_and_size()
     if n_ranks > 1:
         buffer = _gathered(buffer)
@@ -30,7 +30,7 @@ def fit_on_all_ranks(calibrator: Calibrator, buffer: PredictionBuffer) -> Fitted
 
 
 def _gathered(buffer: PredictionBuffer) -> PredictionBuffer:
-    """Return the samples of all ranks on the first rank, and none on the others."""
+    """Return a buffer with the samples of all ranks on the first rank, and an empty buffer on the others."""
     content = io.BytesIO()
     torch.save(buffer.state(), content)
     empty = PredictionBuffer(buffer.input_format)
@@ -39,7 +39,7 @@ def _gathered(buffer: PredictionBuffer) -> PredictionBuffer:
 
 
 def _fitted(calibrator: Calibrator, buffer: PredictionBuffer) -> Fitted:
-    """Fit without raising, because a failed fit must not end a training."""
+    """Fit a calibrator. A failure becomes a remark, because it must not end the training."""
     why_not = "targets are class probabilities, not labels" if buffer.has_shares else buffer.why_not
     if not why_not and not buffer.pieces:
         why_not = "there are no samples"

@@ -1,4 +1,4 @@
-"""Calibration metrics for `transformers.Trainer`, updated batch by batch without storing logits."""
+"""Streaming calibration metrics for `transformers.Trainer`, which does not need to store logits."""
 
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -28,7 +28,7 @@ _DEFAULT = {"nll": NLL, "brier": BrierScore, "ecd": ECD, "ece": ECE, "accuracy":
 
 
 class CalibrationMetrics:
-    """Calibration metrics in the evaluations of `transformers.Trainer`. Pass both hooks of the same object.
+    """Compute calibration metrics in the evaluations of `transformers.Trainer`. Pass both hooks of one object.
 
         calibration = CalibrationMetrics(task="multiclass")
         trainer = Trainer(
@@ -38,30 +38,37 @@ class CalibrationMetrics:
         )
         trainer.evaluate()  # eval_nll, eval_brier, eval_ecd, eval_ece, eval_accuracy
 
-    By default the Trainer stores the logits of a whole evaluation, of all processes, for `compute_metrics`. Here each
-    batch updates streaming metrics, and the Trainer stores one number per row. With several processes each updates its
-    own metrics with its own rows; `compute` synchronises them. Rows that accelerate repeats to fill the last batch are
-    left out, as the Trainer leaves them out. The next evaluation resets the metrics after an interrupted one.
+    By default the Trainer stores the logits of a whole evaluation, from all processes, for `compute_metrics`. Here each
+    batch updates streaming metrics, and the Trainer stores one number per row. Each process updates its metrics with
+    its own rows, and `compute` synchronises them. Rows that accelerate repeats to fill the last batch are dropped, as
+    in the Trainer. After an interrupted evaluation, the next one resets the metrics.
 
     - **Sequence classification**: `task="multiclass"`. With several labels per row (`problem_type=
       "multi_label_classification"`): `task="multilabel", num_labels=L`. With a single logit: `task="binary"`.
     - **Token classification**: the same; tokens with label -100 are ignored.
-    - **Causal language models**: `task="multiclass", shift=True`, because the logits at a token predict the next one.
+    - **Causal language models**: `task="multiclass", shift=True`, because the logits at a position predict the next
+      token.
 
-    The output of the model is its logits, or a tuple whose first element they are; hidden states and attentions after
-    it are ignored. Without labels, as in `trainer.predict` on unlabelled rows, the Trainer gets the logits unchanged.
-    With labels `trainer.predict` returns the metrics, and process numbers instead of predictions.
+    The model must return logits, or a tuple that starts with the logits; hidden states and attentions are ignored.
+    Without labels, as in `trainer.predict` on unlabelled rows, the Trainer receives the logits unchanged. With labels,
+    `trainer.predict` returns the metrics, and process numbers instead of predictions.
 
     Args:
-        metrics: metrics by name, with `from_logits=True, ignore_index=-100`. None: `nll`, `brier`, `ecd`, `ece` and
-            `accuracy`, made with `options`.
-        shift: whether the logits at position i predict the label at i + 1.
-        **options: options of the default metrics: `task`, `num_classes`, `num_labels`, `positive_classes`, ...;
+        metrics: metrics by name, with `from_logits=True, ignore_index=-100`. None creates, with `options`: negative
+            log-likelihood (`nll`), Brier score (`brier`), entropic calibration difference (`ecd`), expected calibration
+            error (`ece`) and `accuracy`.
+        shift: whether the logits at position i predict the label at position i + 1.
+        **options: arguments of the default metrics: `task`, `num_classes`, `num_labels`, `positive_classes`, ...;
             `from_logits` is True and `ignore_index` -100 by default.
 
     Raises:
-        TypeError: for metrics that are not a `CalibrationCollection`, or options in addition to metrics.
-        ValueError: for options that exclude each other; for `shift` without an `ignore_index`.
+        TypeError: if `metrics` is not a `CalibrationCollection`, or if options are passed with `metrics`.
+        ValueError: if options exclude each other, or if `shift` is True and the metrics have no common `ignore_index`.
+
+    Example:
+        >>> from torchcalib.integrations import CalibrationMetrics
+        >>> list(CalibrationMetrics(task="multiclass").metrics)
+        ['accuracy', 'brier', 'ecd', 'ece', 'nll']
     """
 
     def __init__(self, metrics: CalibrationCollection | None = None, *, shift: bool = False, **options: Any) -> None:
@@ -72,8 +79,7 @@ class CalibrationMetrics:
             raise TypeError(f"`metrics` must be a CalibrationCollection or None, got {type(metrics).__name__}.")
         elif options:
             raise TypeError(
-                f"`{next(iter(options))}` must be an option of the metrics, got metrics that already exist. "
-                "Pass it to each of them."
+                f"`{next(iter(options))}` must not be given together with `metrics`, got both. Pass it to each metric."
             )
         self.metrics = metrics
         self.shift = shift
@@ -84,26 +90,29 @@ class CalibrationMetrics:
         self._binary = all(how.task == "binary" for how in formats)
         if shift and self._ignored is None:
             raise ValueError(
-                "`ignore_index` must be one and the same of all metrics with shift=True, got "
-                f"{sorted(ignored, key=str)}. The last position of a sequence has no next label."
+                "`ignore_index` must be the same number in all metrics with shift=True, got "
+                f"{sorted(ignored, key=str)}. It marks the last position of a sequence, which has no next label."
             )
         self.reset()
 
     def reset(self) -> None:
         """Reset the metrics and the row counts."""
         self.metrics.reset()
-        self._n_rows = self._n_kept = 0
-        self._under_way: tuple[weakref.ref[Any] | None, int] = (None, 0)
+        self._n_rows = self._n_stored = 0
+        self._active_loader: tuple[weakref.ref[Any] | None, int] = (None, 0)
 
     def preprocess_logits_for_metrics(self, logits: Any, labels: Any) -> Any:
         """Update the metrics with a batch.
 
         Args:
-            logits: `(B, C)`, `(B, T, C)` or `(B,)`, or a tuple whose first element they are.
+            logits: logits `(B, C)`, `(B, T, C)` or `(B,)`, or a tuple that starts with them.
             labels: labels of the same rows, or None.
 
         Returns:
-            int64 `(B,)`, the number of this process for each row; without labels the unchanged logits.
+            The process number for each row, int64 `(B,)`. Without labels, `logits` unchanged.
+
+        Raises:
+            TypeError: if logits or labels are not tensors.
         """
         if labels is None:
             return logits
@@ -111,45 +120,43 @@ class CalibrationMetrics:
             logits = logits[0]
         for name, given in (("logits", logits), ("labels", labels)):
             if not isinstance(given, Tensor):
-                raise TypeError(
-                    f"`{name}` must be a tensor, got {type(given).__name__}. Name one label in label_names."
-                )
+                raise TypeError(f"`{name}` must be a tensor, got {type(given).__name__}. Pass one name in label_names.")
         self._reset_in_a_new_evaluation()
         (rank, _), n_rows = rank_and_size(), len(labels)
         distinct = _n_distinct(n_rows, rank)
         device = logits.device
         if any(metric.device != device for metric in self._members()):
             self.metrics.to(device)
-        # An update without rows counts as an update; metrics without any would warn.
+        # Update even without distinct rows, because `compute` warns if a metric had no update.
         self.metrics.update(*self._aligned(logits[:distinct], labels[:distinct]))
         self._n_rows += distinct
         return torch.full((n_rows,), rank, dtype=torch.int64, device=device)
 
     def compute_metrics(self, evaluated: "EvalPrediction", compute_result: bool = True) -> dict[str, float]:
-        """Return the values over the rows of all processes, and reset the metrics.
+        """Return the metric values over the rows of all processes, and reset the metrics.
 
         Args:
             evaluated: results of `preprocess_logits_for_metrics` that the Trainer stored.
-            compute_result: whether the evaluation ends; False with `batch_eval_metrics=True` before the last batch.
+            compute_result: whether this is the last call; False before the last batch with `batch_eval_metrics=True`.
 
         Returns:
-            A float for each metric, or `name_0`, `name_1`, ... for a metric with a value per class. Empty before the
-            end of the evaluation.
+            A float by metric name, or by `name_0`, `name_1`, ... for a metric with one value per class. Empty before
+            the last call.
 
         Raises:
-            ValueError: for invalid rows on CUDA, which `update` does not check there.
-            RuntimeError: if the Trainer did not store all rows: the other hook was not passed, or the evaluation loop
-                is not the Trainer's.
+            ValueError: if rows on CUDA are invalid, because `update` does not check them there.
+            RuntimeError: if the Trainer did not store all rows, because the other hook was not passed or another
+                evaluation loop is in use.
         """
         try:
             rank, _ = rank_and_size()
-            self._n_kept += _n_rows_of(rank, evaluated.predictions)
+            self._n_stored += _n_rows_of(rank, evaluated.predictions)
             if not compute_result:
                 return {}
-            if self._n_kept != self._n_rows:
+            if self._n_stored != self._n_rows:
                 raise RuntimeError(
-                    f"the Trainer must keep the {self._n_rows} rows that process {rank} measured, got "
-                    f"{self._n_kept} of them. Leave gathering to the Trainer's own evaluation loop."
+                    f"the Trainer must keep all {self._n_rows} rows of process {rank}, got {self._n_stored}. "
+                    "Use the Trainer's own evaluation loop."
                 )
             values = self.metrics.compute()
         except BaseException:
@@ -166,21 +173,21 @@ class CalibrationMetrics:
         return [metric for metric in self.metrics.values() if isinstance(metric, CalibrationMetric)]
 
     def _reset_in_a_new_evaluation(self) -> None:
-        """Reset after an interrupted evaluation: the Trainer marks the end of an evaluation, but not its start.
+        """Reset the metrics if the data loader is new, because the Trainer does not mark the start of an evaluation.
 
-        Accelerate lists the data loaders in use. An interrupted one stays in the list while it is referenced, and is
-        listed a second time if it is iterated again.
+        Accelerate lists the active data loaders. An interrupted loader stays in the list while it is referenced, and is
+        listed again when it is iterated again.
         """
         state = GradientState()
         loader = state.active_dataloader
         times = sum(other is loader for other in state.dataloader_references)
-        before, times_before = self._under_way
+        before, times_before = self._active_loader
         if (before() if before else None) is not loader or times != times_before:
             self.reset()
-            self._under_way = (None if loader is None else weakref.ref(loader), times)
+            self._active_loader = (None if loader is None else weakref.ref(loader), times)
 
     def _aligned(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return logits and labels in the shapes and dtypes that the metrics take, without a copy of the logits."""
+        """Convert logits and labels to the shapes and dtypes of the metrics, without a copy of the logits."""
         if self._binary and logits.shape == (*labels.shape, 1):
             logits = logits.squeeze(-1)
         if self.shift:
@@ -188,16 +195,18 @@ class CalibrationMetrics:
                 raise ValueError(f"`labels` must be (B, T) with shift=True, got shape {tuple(labels.shape)}.")
             assert self._ignored is not None  # checked in __init__
             labels = torch.cat((labels[:, 1:], torch.full_like(labels[:, :1], self._ignored)), 1)
-        if self._counts_labels and labels.is_floating_point():  # a BCE loss needs float labels
+        # Binary cross-entropy in torch needs floating-point labels, but these metrics need integer labels.
+        if self._counts_labels and labels.is_floating_point():
             whole = labels.long()
             labels = whole if bool((whole == labels).all()) else labels
         return logits, labels
 
 
 def _n_distinct(n_rows: int, rank: int) -> int:
-    """Return how many rows of this batch `Accelerator.gather_for_metrics` keeps.
+    """Return the number of rows in this batch that `Accelerator.gather_for_metrics` keeps.
 
-    It concatenates the batches of all processes in order, and keeps the first `remainder` rows of the last batch.
+    That method concatenates the batches of all processes in order. From the last batch it keeps the first `remainder`
+    rows.
     """
     state = GradientState()
     if not state.end_of_dataloader or state.remainder <= 0:
@@ -206,7 +215,7 @@ def _n_distinct(n_rows: int, rank: int) -> int:
 
 
 def _n_rows_of(rank: int, stored: Any) -> int:
-    """Return how many rows of one or more stored arrays are from this process."""
+    """Return the number of rows from this process in one or more stored arrays."""
     if isinstance(stored, tuple | list):
         return sum(_n_rows_of(rank, part) for part in stored)
     ranks = np.asarray(stored.cpu() if isinstance(stored, Tensor) else stored)

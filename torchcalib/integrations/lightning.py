@@ -1,4 +1,4 @@
-"""Calibration in Lightning: a callback that monitors the validation of a model during training."""
+"""Lightning callback that monitors calibration in the validation runs of a training."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -27,15 +27,15 @@ from torchcalib.reporting.monitoring.monitor import Monitor
 
 
 def _callback_classes() -> tuple[type, ...]:
-    """Return the `Callback` classes of `lightning` and `pytorch_lightning`, if they are installed.
+    """Return the `Callback` classes of `lightning` and `pytorch_lightning` that are installed.
 
-    Both packages have the same code, but a Trainer accepts only callbacks of its own package.
+    Both packages contain the same code, but a Trainer accepts only callbacks from its own package.
     """
     found, errors = [], []
     for package in ("lightning.pytorch", "pytorch_lightning"):
         try:
             found.append(import_module(package).Callback)
-        except Exception as error:  # a package that cannot be imported is not the one in use
+        except Exception as error:  # a package that fails to import is not in use
             errors.append(error)
     if not found:
         raise ImportError(
@@ -49,20 +49,23 @@ _Callback: Any = type("_Callback", _callback_classes(), {})
 
 
 class CalibrationMonitor(_Callback):  # type: ignore[misc]  # the base classes are known at run time only
-    """Callback that monitors calibration in the validation of a `Trainer` of `lightning` or `pytorch_lightning`.
+    """Monitor calibration in the validation of a `Trainer` from `lightning` or `pytorch_lightning`.
 
         monitor = CalibrationMonitor(task="multiclass", num_classes=10, from_logits=True)
         Trainer(callbacks=[monitor, EarlyStopping("val/nll"), ModelCheckpoint(monitor="val/nll")])
 
-    After every validation it logs accuracy, NLL, NCE, Brier score, ECD, ECE, ESCE and MCE (see `torchcalib.Monitor`)
-    before early stopping, checkpoints and schedulers use them. It gives the reliability diagram to loggers that accept
-    images, and warns when over-confidence grows. Each validation loader has its own monitor; with several loaders the
-    names end in `/dataloader_idx_0` and so on. The sanity check before training is not recorded.
+    After every validation, the callback logs the metrics of `torchcalib.Monitor`: `accuracy`, `brier`, the negative
+    log-likelihood `nll` and its normalised form `nce`, the entropic calibration difference `ecd`, and the expected,
+    signed and maximum calibration errors `ece`, `esce` and `mce`. Early stopping, checkpoints and schedulers can use
+    them. Loggers that accept images receive the reliability diagram. Growing over-confidence causes a warning.
 
-    Values are over all ranks. Rows that a `DistributedSampler` repeats to give every rank equally many count once, so
-    that values do not depend on the number of ranks. Half-precision outputs are summed in float64.
+    Each validation loader has its own monitor. With several loaders, the names end in `/dataloader_idx_0` and so on.
+    The sanity check before training is not recorded.
 
-    Checkpoints contain the history, so that a resumed training continues it, and the calibrator, if there is one:
+    Values are computed over all ranks. Rows that a `DistributedSampler` repeats, so that all ranks have equally many
+    rows, count once. Half-precision outputs are summed in float64.
+
+    Checkpoints contain the history, which a resumed training continues, and the fitted calibrator:
     `torchcalib.calibration.load_calibrator("last.ckpt")`.
 
     Args:
@@ -70,18 +73,18 @@ class CalibrationMonitor(_Callback):  # type: ignore[misc]  # the base classes a
         num_classes: C; required for a multi-class task.
         num_labels: L; required for a multi-label task.
         from_logits: whether predictions are logits.
-        n_bins: number of bins of binned metrics and of the diagram.
-        get: `get(outputs, batch)` returns (preds, target) or (preds, target, weights), from the return value of
-            `validation_step` and its batch. By default they are found by their usual names; see
+        n_bins: number of equal-width bins in metrics and in the diagram.
+        get: function `get(outputs, batch)` that returns `(preds, target)` or `(preds, target, weights)` from the return
+            value of `validation_step` and its batch. None finds tensors by their usual names; see
             `torchcalib.integrations.outputs.found_by`.
-        metrics: metrics by name; by default `torchcalib.reporting.monitoring.monitor.usual_metrics`.
-        prefix: start of every logged name.
+        metrics: metrics by name. None uses `torchcalib.reporting.monitoring.monitor.usual_metrics`.
+        prefix: prefix of every logged name.
         threshold: growth of over-confidence, in nats, that causes a warning; see `torchcalib.Monitor`.
-        diagrams_every: number of validations between two logged diagrams; 0 for none.
-        calibrate: calibrator, such as `torchcalib.calibration.TemperatureScaling()`, that is fitted to the samples of
-            each validation (of the first loader). They are kept in CPU memory, up to 2^20 samples and 2^26 values over
-            all ranks. Beyond that no calibrator is fitted, with a warning.
-        **options: other options of all metrics: `ignore_index`, `class_axis`, ...
+        diagrams_every: number of validations per logged diagram; 0 logs none.
+        calibrate: calibrator, such as `torchcalib.calibration.TemperatureScaling()`, to fit to the samples of the first
+            loader in each validation. CPU memory stores up to 2^20 samples and 2^26 values over all ranks. With more
+            samples, no calibrator is fitted, and a warning is issued.
+        **options: other arguments of all metrics: `ignore_index`, `class_axis`, ...
 
     Attributes:
         monitors: one `torchcalib.Monitor` per validation loader.
@@ -89,12 +92,17 @@ class CalibrationMonitor(_Callback):  # type: ignore[misc]  # the base classes a
 
     Raises:
         ImportError: if neither package is installed.
-        TypeError, ValueError: for arguments that do not fit the task; in validation, for outputs without predictions
-            or targets.
+        TypeError, ValueError: if arguments do not fit the task, or if a validation output lacks predictions or targets.
 
     Warns:
         OverConfidenceWarning: see `torchcalib.Monitor`.
         UserWarning: if the calibrator cannot be fitted, or if repeated rows cannot be identified.
+
+    Example:
+        >>> from torchcalib.integrations import CalibrationMonitor
+        >>> monitor = CalibrationMonitor(task="binary", from_logits=True)
+        >>> monitor.prefix, len(monitor.history.rows)
+        ('val/', 0)
     """
 
     def __init__(
@@ -136,29 +144,30 @@ class CalibrationMonitor(_Callback):  # type: ignore[misc]  # the base classes a
 
     @property
     def history(self) -> History:
-        """History of the first validation loader."""
+        """Recorded values of the first validation loader."""
         return self.monitors[0].history
 
     @property
     def state_key(self) -> str:
-        """Key of the history in checkpoints; monitors with different prefixes have different keys."""
+        """Key of the history in checkpoints. It contains the prefix, because a Trainer may have several monitors."""
         return str(self._generate_state_key(prefix=self.prefix))
 
-    # Hooks, in the order in which a Trainer calls them
+    # Hooks, in the order of the calls by a Trainer
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:  # noqa: ARG002
         """Check that at most one monitor writes a calibrator to checkpoints."""
         calibrating = [c for c in trainer.callbacks if isinstance(c, CalibrationMonitor) and c._calibrate is not None]
         if len(calibrating) > 1:
             raise ValueError(
-                f"`calibrate` must be given to one CalibrationMonitor at most, got {len(calibrating)} in `callbacks`."
+                f"`calibrate` must be given to one CalibrationMonitor at most, got {len(calibrating)} in `callbacks`. "
+                "A checkpoint stores one calibrator."
             )
 
     def on_validation_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """Reset the monitor of each loader."""
         loaders = _loaders(trainer)
         self.monitors += [self._new_monitor() for _ in range(len(self.monitors), len(loaders))]
-        self._n_loaders = max(1, len(loaders))  # `validate` may have fewer loaders than `fit`, whose histories stay
+        self._n_loaders = max(1, len(loaders))  # keep the histories of `fit` if `validate` has fewer loaders
         for index, monitor in enumerate(self.monitors[: self._n_loaders]):
             monitor.postfix = f"/dataloader_idx_{index}" if self._n_loaders > 1 else ""
             monitor.reset()
@@ -187,7 +196,7 @@ class CalibrationMonitor(_Callback):  # type: ignore[misc]  # the base classes a
             self._buffer += self._buffer.of(self._format.read(*on_cpu, batch_shape=()))  # type: ignore[arg-type]
 
     def on_validation_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """Log all values, before other callbacks use them in `on_validation_end`."""
+        """Log all values, for other callbacks in the later hook `on_validation_end`, and fit the calibrator."""
         if trainer.sanity_checking:
             return
         training = trainer.state.fn == "fit"
@@ -199,14 +208,14 @@ class CalibrationMonitor(_Callback):  # type: ignore[misc]  # the base classes a
                 values = monitor.compute()
             for name, value in values.items():
                 tensor = torch.tensor(value, dtype=dtype, device=pl_module.device)
-                # All ranks have the same value, so that the maximum keeps it exact. Lightning warns without a sync.
+                # All ranks have the same value, and the maximum keeps it exact. Without sync_dist, Lightning warns.
                 pl_module.log(name, tensor, sync_dist=True, reduce_fx="max", add_dataloader_idx=False)
             is_due = bool(self.diagrams_every) and (len(monitor.history) - 1) % self.diagrams_every == 0
             if trainer.is_global_zero and (is_due if training else self.diagrams_every):
                 self._log_diagram(trainer, monitor)
         if self._calibrate is not None and self._buffer is not None:
             self.calibrator, remarks = fit_on_all_ranks(self._calibrate, self._buffer)
-            self._buffer = None  # free the memory
+            self._buffer = None  # free the memory of the samples
             if self.calibrator is not None:
                 self.calibrator.class_axis = self._axis
             for remark in remarks if trainer.is_global_zero else ():
@@ -217,35 +226,35 @@ class CalibrationMonitor(_Callback):  # type: ignore[misc]  # the base classes a
         return {"histories": [monitor.state_dict() for monitor in self.monitors]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue saved histories."""
+        """Restore saved histories."""
         histories = state_dict["histories"]
         self.monitors = [self._new_monitor() for _ in histories]
         for monitor, history in zip(self.monitors, histories, strict=True):
             monitor.load_state_dict(history)
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:  # noqa: ARG002
-        """Save the calibrator for `torchcalib.calibration.load_calibrator`."""
+        """Save the fitted calibrator for `torchcalib.calibration.load_calibrator`."""
         if self.calibrator is not None:
             checkpoint[CHECKPOINT_KEY] = self.calibrator.state_dict()
 
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:  # noqa: ARG002
-        """Load the calibrator."""
+        """Load the fitted calibrator from a checkpoint."""
         if CHECKPOINT_KEY in checkpoint:
             self.calibrator = calibrator_from(checkpoint[CHECKPOINT_KEY])
 
-    # Steps of the hooks
+    # Helpers of the hooks
 
     def _distinct_of(self, loader: Any) -> Sequence[Tensor] | None:
-        """Return for every batch of a loader 1 for each row and 0 for a repeated row; None without repeated rows."""
+        """Return one tensor per batch with 1 for distinct and 0 for repeated rows; None without repeated rows."""
         batches = getattr(loader, "batch_sampler", None)
         sampler = getattr(loader if batches is None else batches, "sampler", None)
         if not isinstance(sampler, DistributedSampler) or bool((distinct := distinct_rows(sampler)).all()):
             return None
-        if batches is not None and type(batches) is not BatchSampler:  # its batches may have any rows
+        if batches is not None and type(batches) is not BatchSampler:  # may select rows in any order
             self._warn(
-                f"the sampler repeats {int((distinct == 0).sum())} rows to give all ranks equally many, and in batches "
-                f"of {type(batches).__name__} they cannot be identified: they count twice. Make the number of rows "
-                "divisible by the number of ranks."
+                f"the sampler repeats {int((distinct == 0).sum())} rows to give all ranks equally many rows. In "
+                f"batches of {type(batches).__name__} they cannot be identified, and count twice. Make the number of "
+                "rows divisible by the number of ranks."
             )
             return None
         return torch.split(distinct, 1 if batches is None else batches.batch_size)
@@ -253,11 +262,11 @@ class CalibrationMonitor(_Callback):  # type: ignore[misc]  # the base classes a
     def _without_repeats(
         self, preds: Tensor, target: Tensor, weights: Tensor | None, distinct: Tensor
     ) -> Tensor | None:
-        """Return weights that are 0 for repeated rows of a batch."""
+        """Return the weights of a batch, with 0 for repeated rows."""
         if len(distinct) > 1 and preds.shape[:1] != distinct.shape:
             self._warn(
                 f"the sampler repeats {int((distinct == 0).sum())} rows of a batch of {len(distinct)} to give all "
-                f"ranks equally many, and in predictions of shape {tuple(preds.shape)} they cannot be identified: they "
+                f"ranks equally many rows. In predictions of shape {tuple(preds.shape)} they cannot be identified, and "
                 "count twice. Return predictions whose first axis is the batch."
             )
             return weights
@@ -275,14 +284,13 @@ class CalibrationMonitor(_Callback):  # type: ignore[misc]  # the base classes a
             log_picture(logger, f"{monitor.prefix}reliability{monitor.postfix}", ax, trainer.global_step)
 
     def _warn(self, message: str) -> None:
-        """Show each warning once."""
         if message not in self._warned:
             self._warned.add(message)
             warnings.warn(message[:1].upper() + message[1:], UserWarning, stacklevel=3)
 
 
 def _loaders(trainer: Any) -> list[Any]:
-    """Return the validation loaders by `dataloader_idx`; [None] if they are combined into one."""
+    """Return the validation loaders by `dataloader_idx`, or [None] if Lightning combines them into one."""
     loop = trainer.validate_loop if trainer.state.fn == "validate" else trainer.fit_loop.epoch_loop.val_loop
-    # `trainer.val_dataloaders` is nested as the user passed it, and in `validate` may hold the loaders of `fit`.
+    # `trainer.val_dataloaders` may be nested, and during `validate` it may contain the loaders of `fit`.
     return list(loop._combined_loader.flattened) if loop._is_sequential else [None]

@@ -1,4 +1,4 @@
-"""Find predictions and targets in the outputs of a validation step and in its batch."""
+"""Find predictions, targets and weights in the output of a model or validation step, and in its batch."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -23,7 +23,7 @@ class Found(NamedTuple):
 
 
 def found_by(get: Get | None, outputs: Any, batch: Any, from_logits: bool) -> Found:
-    """Return `get(outputs, batch)`, or without `get` the tensors under their usual names and positions.
+    """Return `get(outputs, batch)`. Without `get`, find the tensors by their usual names and positions.
 
     - Predictions: `outputs["logits"]`, `["probs"]`, `["preds"]` or a similar name; the first tensor of a tuple after
       a scalar loss; or `outputs` itself.
@@ -31,18 +31,17 @@ def found_by(get: Get | None, outputs: Any, batch: Any, from_logits: bool) -> Fo
       the same names in `batch`, or the second element of a pair.
     - Weights: `outputs["weights"]` or a similar name, or the third tensor of the tuple.
 
-    Mappings, named tuples and objects with such attributes are searched by name.
+    Mappings are searched by key, named tuples and other objects by attribute.
 
     Args:
-        get: function of the user, or None.
-        outputs: return value of the step.
-        batch: input of the step.
+        get: user function, or None.
+        outputs: return value of the validation step.
+        batch: input of the validation step.
         from_logits: whether predictions are logits.
 
     Raises:
-        ValueError: if predictions or targets are missing, or a name contradicts `from_logits`. The message lists the
-            tensors that are there.
-        TypeError: if `get` does not return two or three tensors.
+        ValueError: if predictions or targets are missing, or if a name contradicts `from_logits`.
+        TypeError: if `get` does not return two or three values, of which the first is a tensor.
     """
     if get is not None:
         given = get(outputs, batch)
@@ -69,7 +68,7 @@ def found_by(get: Get | None, outputs: Any, batch: Any, from_logits: bool) -> Fo
 
 
 def described(x: Any) -> str:
-    """Return the names, dtypes and shapes of nested tensors."""
+    """Describe nested tensors by name, dtype and shape, for errors."""
     if isinstance(x, Tensor):
         return f"{str(x.dtype).removeprefix('torch.')} {tuple(x.shape)}"
     if isinstance(x, Mapping):
@@ -85,7 +84,7 @@ def _is_plain_tuple(x: Any) -> bool:
 
 def _by_position(outputs: Sequence[Any]) -> Sequence[Tensor | None]:
     tensors = [x for x in outputs if isinstance(x, Tensor)]
-    if tensors and not tensors[0].dim():  # a loss
+    if tensors and not tensors[0].dim():  # skip a scalar loss
         tensors = tensors[1:]
     return [*tensors, None, None, None][:3] if len(tensors) <= 3 else (None, None, None)
 
@@ -93,14 +92,15 @@ def _by_position(outputs: Sequence[Any]) -> Sequence[Tensor | None]:
 def predictions_in(outputs: Any, from_logits: bool | None) -> tuple[Tensor | None, bool | None]:
     """Return the predictions in the output of a model, and whether their name means logits.
 
-    Predictions are the output itself, the only tensor of a tuple, or under a usual name.
+    The predictions are the output itself, the only tensor in a tuple, or a tensor with a usual name.
 
     Args:
-        outputs: of a model.
-        from_logits: whether predictions are logits; None if unknown.
+        outputs: output of a model.
+        from_logits: whether predictions are logits, or None if unknown.
 
     Returns:
-        The predictions, or None if they are not found; True or False by their name, or None without one that decides.
+        The predictions, or None if they are not found. Then True for a name of logits, False for a name of
+        probabilities, and None for other names or no name.
     """
     if isinstance(outputs, Tensor):
         return outputs, None
@@ -119,7 +119,7 @@ def predictions_in(outputs: Any, from_logits: bool | None) -> tuple[Tensor | Non
 
 
 def tensor_named(x: Any, names: Sequence[str]) -> tuple[str | None, Tensor | None]:
-    """Return the first name under which `x` has a tensor, and the tensor."""
+    """Return the first of `names` that is a tensor in `x`, and the tensor; (None, None) if there is none."""
     for name in names:
         value = x.get(name) if isinstance(x, Mapping) else getattr(x, name, None)
         if isinstance(value, Tensor):
@@ -135,7 +135,7 @@ def _by_name(outputs: Any, from_logits: bool) -> Sequence[Tensor | None]:
 
 
 def _raise_for_other_kind(outputs: Any, from_logits: bool, origin: str) -> None:
-    """Raise if an output has a name that contradicts `from_logits`."""
+    """Raise ValueError if a tensor in the output has a name that contradicts `from_logits`."""
     name, _ = tensor_named(outputs, PROBS if from_logits else LOGITS)
     if name:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Files and shards to tensors (`open_predictions`), and files that torchcalib writes (`saved`).
+"""Read prediction files into tensors (`open_predictions`), and write and load torchcalib's own files (`saved`).
 
-Nothing is unpickled, memory is bounded, and whether predictions are logits is never guessed from values.
+No file is unpickled, and memory is bounded. Logits are recognised by name, never by values.
 """

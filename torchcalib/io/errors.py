@@ -1,4 +1,4 @@
-"""Errors about files, and text that is safe to print. Imports nothing that takes time."""
+"""Errors about files, and text that is safe to print. Imports no slow modules, for a fast command start."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -6,22 +6,22 @@ from textwrap import shorten
 
 
 class InputError(ValueError):
-    """A file that cannot be read as predictions. The message names the problem and a remedy."""
+    """Error for a file that cannot be read as predictions. The message states the problem and a remedy."""
 
     def __init__(self, message: str) -> None:
         super().__init__(printable(message))
 
 
 class NoSamplesError(InputError):
-    """Files without samples. With several processes, one of them may have such files only."""
+    """Error for files without samples. With several processes, one process may get only such files."""
 
     def __init__(self, label: object) -> None:
-        super().__init__(f"`{label}` must hold predictions, but holds no samples. Check the program that wrote it.")
+        super().__init__(f"`{label}` must hold at least one sample, got none. Check the program that wrote it.")
 
 
 @contextmanager
 def reading(label: str, file_format: str) -> Iterator[None]:
-    """Turn any error of a parser into an `InputError`."""
+    """Convert any error that a file parser raises to an `InputError`."""
     try:
         yield
     except InputError:
@@ -31,22 +31,22 @@ def reading(label: str, file_format: str) -> Iterator[None]:
             f"`{label}` must be read with the package {error.name}, which is not installed. "
             "Run pip install 'torchcalib[data]'."
         ) from error
-    # Six parsers raise a dozen kinds of errors on damaged bytes: zlib.error, KeyError, struct.error, ArrowInvalid ...
+    # Parsers raise many error types on damaged bytes, such as zlib.error, KeyError, struct.error and ArrowInvalid.
     except Exception as error:
         details = shorten(str(error), 160, placeholder=" ...") or "no details"
         raise InputError(
             f"`{label}` must be a complete, readable {file_format} file, got {type(error).__name__}: "
-            f"{details.rstrip('.')}. Check that the file is complete and that its suffix is right."
+            f"{details.rstrip('.')}. Check that the file is complete and that its suffix matches its format."
         ) from error
 
 
 def printable(text: str) -> str:
-    """Replace control characters. Names and parser messages from a file could otherwise control a terminal."""
+    """Replace control characters, because names and parser messages from a file could control a terminal."""
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def quoted(names: Iterable[object], most: int = 12) -> str:
-    """List the first names for a message."""
+    """Return the first `most` names in backquotes for a message, and the number of names left out."""
     shown = [f"`{name}`" for name in names]
     rest = f" and {len(shown) - most} more" if len(shown) > most else ""
     return (", ".join(shown[:most]) or "nothing") + rest

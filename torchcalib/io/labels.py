@@ -1,4 +1,4 @@
-"""Names of classes, and targets that are names."""
+"""Check class names, and convert text labels to class indices."""
 
 from collections.abc import Sequence
 
@@ -14,18 +14,21 @@ _MOST_NAMES = 100_000
 
 
 def check_class_names(names: Sequence[str], n_classes: int, preds: str) -> tuple[str, ...]:
-    """Check that there is a different name for every class, and return them without spaces around."""
+    """Check that every class has a name of its own, and return the names without surrounding spaces."""
     found = tuple(name.strip() for name in names)
     if len(found) != n_classes or len(set(found)) < len(found) or "" in found:
         raise InputError(
-            f"--class-names must be different names of the {n_classes} classes in the order of `{preds}`, got "
-            f"{quoted(found)}. Pass a name for each."
+            f"--class-names must be {n_classes} different names in the class order of `{preds}`, got {quoted(found)}. "
+            "Pass one name for each class."
         )
     return found
 
 
 def class_indices(labels: list[str], names: Sequence[str], label: str, start: int, gaps: bool) -> Tensor:
-    """Return the class indices of names; with `gaps`, NaN for an empty text."""
+    """Convert text labels to class indices: int64, or float64 with NaN for empty labels, which `gaps` permits.
+
+    For errors, `label` describes the target, and `start` is the number of rows before the first label.
+    """
     numbers = {name: k for k, name in enumerate(names)}
     indices = []
     for row, text in enumerate(labels):
@@ -37,7 +40,7 @@ def class_indices(labels: list[str], names: Sequence[str], label: str, start: in
         else:
             advice = "Correct the name, or pass all names with --class-names."
             if not name:
-                advice = "Fill it in, or pass --nan-policy drop to leave such rows out."
+                advice = "Fill it in, or pass --nan-policy drop to drop such rows."
             raise InputError(
                 f"{label} must be one of the classes {quoted(names)}, got `{name}` in row {start + row + 1}. {advice}"
             )
@@ -46,13 +49,13 @@ def class_indices(labels: list[str], names: Sequence[str], label: str, start: in
 
 
 def names_of_labels(readers: Sequence[Reader], preds: str, target: str, task: str) -> tuple[str, ...]:
-    """Return the different labels in sorted order, as scikit-learn orders classes.
+    """Return the distinct text labels in sorted order: names alphabetically, then whole numbers by value.
 
-    The order is checked against the predictions: on average, the class of a label must have more probability in its
-    rows than in all rows.
+    The predictions must confirm this order: the mean prediction of each class must be largest in the rows with its
+    label.
 
     Raises:
-        InputError: the labels are not as many as the classes, or the predictions are in another order.
+        InputError: if the number of labels differs from the number of classes, or the predictions contradict the order.
     """
     n_classes = 2 if task == "binary" else readers[0].arrays[preds].shape[-1]
     sums: dict[str, Tensor] = {}
@@ -60,7 +63,7 @@ def names_of_labels(readers: Sequence[Reader], preds: str, target: str, task: st
     for reader in readers:
         for values, labels in reader.stream([preds, target], _ROWS_AT_ONCE, gaps=True):
             rows = values.reshape(len(labels), -1).double().nan_to_num(0.0, 30.0, -30.0)
-            names, numbers = _numbered(labels)
+            names, numbers = _with_indices(labels)
             total = torch.zeros(len(names), rows.shape[1], dtype=torch.float64).index_add_(0, numbers, rows)
             size = torch.bincount(numbers, minlength=len(names))
             for k, name in enumerate(names):
@@ -80,19 +83,19 @@ def names_of_labels(readers: Sequence[Reader], preds: str, target: str, task: st
     means = torch.stack([sums[name] / counts[name] for name in found])
     excess = means - sum(sums[name] for name in found) / sum(counts[name] for name in found)
     excess = torch.cat([-excess, excess], 1) if task == "binary" else excess
-    best = excess.argmax(0).tolist()  # the label with the most excess, for every class
+    best = excess.argmax(0).tolist()  # for each class, the label whose rows have the largest mean prediction
     if best != list(range(n_classes)):
         likely = [found[k] for k in best] if len(set(best)) == n_classes else found
-        last = ", the class of the probabilities last" if task == "binary" else ""
+        last = ", with the positive class last" if task == "binary" else ""
         raise InputError(
-            f"The order of the classes {quoted(found)} must be given if sorted names do not fit the predictions, got "
-            f"`{preds}` in `{readers[0].label}`. Pass --class-names {','.join(likely)} if that is their order{last}."
+            f"--class-names must be given if the predictions contradict the sorted class names {quoted(found)}, got "
+            f"`{preds}` in `{readers[0].label}`. Pass --class-names {','.join(likely)} if this is the order{last}."
         )
     return tuple(found)
 
 
-def _numbered(labels: Sequence[str]) -> tuple[list[str], Tensor]:
-    """Return the different texts, and the number of each text."""
+def _with_indices(labels: Sequence[str]) -> tuple[list[str], Tensor]:
+    """Return the distinct texts without surrounding spaces, and the text index of each label, int64 `(N,)`."""
     number_of: dict[str, int] = {}
     numbers = [number_of.setdefault(text.strip(), len(number_of)) for text in labels]
     return list(number_of), torch.tensor(numbers, dtype=torch.int64)

@@ -1,12 +1,12 @@
-"""Common names of arrays in files, and their meaning. Imports nothing that takes time."""
+"""Common names of arrays in files, and their meaning. Imports no slow modules, for a fast command start."""
 
 import re
 
 LOG_PROBS = ("log_probs", "logprobs", "log_prob", "logprob", "log_proba", "log_probabilities")
 LOGITS = ("logits", "logit", "y_logit", "y_logits", *LOG_PROBS)
-"""Names of logits. The softmax of log-probabilities is the probabilities."""
+"""Names of logits. They include log-probabilities, because the softmax of these returns the probabilities."""
 CONFIDENCES = ("confidence", "confidences", "conf")
-"""Names of confidences in the predicted class or the given answer."""
+"""Names of the confidence in the predicted class or answer."""
 PROBS = (
     *("probs", "prob", "probabilities", "probability", "softmax", "y_prob", "y_probs", "y_proba", "proba", "probas"),
     *("pred_proba", "predict_proba", "predicted_proba", "p", *CONFIDENCES),
@@ -15,9 +15,9 @@ NEUTRAL = (
     *("preds", "pred", "predictions", "prediction", "scores", "score", "outputs", "output"),
     *("y_pred", "y_score", "y_scores", "y_hat", "predicted"),
 )
-"""Names of predictions that may be logits or probabilities."""
+"""Names of predictions that are either logits or probabilities."""
 CORRECT = ("correct", "is_correct", "correctness", "was_correct")
-"""Names of targets that are 1 where the predicted class or the given answer is right."""
+"""Names of targets that are 1 if the predicted class or answer is correct, else 0."""
 TARGETS = (
     *("targets", "target", "labels", "label", "y_true", "y", "y_test", "y_val", "y_valid", "gt", "ground_truth"),
     *("true_label", "true_labels", "truth", "actual"),
@@ -25,25 +25,25 @@ TARGETS = (
 )
 WEIGHTS = ("weights", "weight", "sample_weight", "sample_weights")
 INDEX = ("", "index", "id", "idx", "unnamed: 0", "__index_level_0__")
-"""Names of columns that number the rows."""
+"""Names of columns with row numbers or row labels."""
 
 NUMBERED = re.compile(r"(?:(.+?)[_.]?)?(\d+)")
-"""Name of a numbered column, such as `prob_0`, `prob.0`, `prob0` or `0`."""
+"""Pattern for the name of a numbered column, such as `prob_0`, `prob.0`, `prob0` or `0`."""
 
 _STEMS = "|".join(sorted((*LOGITS, *PROBS, *NEUTRAL, *TARGETS), key=len, reverse=True))
 _BY_CLASS = re.compile(rf"\s*({_STEMS})[_.:\- ](.*\S)\s*", re.IGNORECASE)
 
 
 def class_of(name: str) -> tuple[str, str] | None:
-    """Return the stem and the class of a column such as `prob_World`; None for other names."""
+    """Return the stem and the class in a column name such as `prob_World`, or None for other names."""
     match = _BY_CLASS.fullmatch(name)
     return (match[1].lower(), match[2]) if match else None
 
 
 def are_logits(key: str) -> bool | None:
-    """Return whether a name means logits (True) or probabilities (False); None if it means neither or both.
+    """Return True for a name of logits, False for a name of probabilities, and None for an ambiguous name.
 
-    A name with further words, such as `resnet_prob` or `p_resnet`, has the meaning of its words.
+    A compound name, such as `resnet_prob` or `p_resnet`, is classified by its words.
     """
     match = NUMBERED.fullmatch(key)
     key = (match[1] or "" if match else key).lower()

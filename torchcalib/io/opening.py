@@ -1,4 +1,4 @@
-"""Opening of predictions in one or more files, and their rows piece by piece."""
+"""Open predictions in one or more files, and read their rows in pieces."""
 
 from __future__ import annotations
 
@@ -33,57 +33,57 @@ from torchcalib.io.source import Source
 
 @dataclass(frozen=True)
 class Rows:
-    """Some rows of one file. Everything but predictions is int64 or floating."""
+    """Consecutive rows of one file. All tensors except predictions are int64 or floating-point."""
 
-    preds: Tensor  # in the dtype of the file
+    preds: Tensor  # same dtype as in the file
     target: Tensor
     weights: Tensor | None = None
-    groups: Tensor | None = None  # int64, one for every sample, -1 where a text is empty
-    group_names: list[str] | None = None  # of the groups in these rows, by number; None if the file has numbers
+    groups: Tensor | None = None  # int64, one per sample, -1 for an empty text
+    group_names: list[str] | None = None  # by group number in these rows; None if the file has numbers
 
     def __len__(self) -> int:
         return len(self.preds)
 
     def __getitem__(self, part: slice) -> Rows:
-        sliced: dict[str, Any] = {name: held[part] for name, held in vars(self).items() if isinstance(held, Tensor)}
+        sliced: dict[str, Any] = {name: value[part] for name, value in vars(self).items() if isinstance(value, Tensor)}
         return replace(self, **sliced)
 
 
 @dataclass(frozen=True)
 class PredictionFiles:
-    """One data set of predictions in one or more files. No file stays open."""
+    """Predictions of one data set in one or more files. Files are open only while rows are read."""
 
     source: Source
     task: Task
-    readers: tuple[Reader, ...]  # of the files with rows, in order; `.npy` files have one reader together
-    gaps: bool = False  # missing values become predictions of NaN instead of an error
-    normalize: bool = False  # probabilities are divided by their sum
+    readers: tuple[Reader, ...]  # one per file with rows, in order; `.npy` files share one reader
+    gaps: bool = False  # predictions are NaN in rows with missing values, instead of an error
+    normalize: bool = False  # divide probabilities by their sum
 
     @property
     def n_rows(self) -> int:
-        """Number of rows in all files together."""
+        """Total number of rows in all files."""
         return self.source.shape[0]
 
     @property
     def has_names_of_labels(self) -> bool:
-        """True if targets are text, and no column of the predictions has the name of a class."""
+        """True if targets are text and the prediction columns do not name the classes."""
         arrays = self.readers[0].arrays
         return arrays[self.source.target].dtype in TEXT and not arrays[self.source.preds].classes
 
     def chunks(self, max_bytes: int = 64 * 2**20) -> Iterator[Rows]:
-        """Yield the rows piece by piece. A piece has at least one row, and rows of one file only.
+        """Yield the rows in pieces. Each piece contains at least one row, all from one file.
 
         Args:
-            max_bytes: approximate limit of the bytes of predictions in a piece.
+            max_bytes: approximate maximum size of the predictions in a piece, in bytes.
 
         Raises:
-            InputError: a file is damaged, or lacks a value, in a way that its header does not show.
+            InputError: if the rows of a file are damaged or lack a value.
         """
         for reader in self.readers:
             yield from self.chunks_of(reader, max_bytes)
 
     def chunks_of(self, reader: Reader, max_bytes: int) -> Iterator[Rows]:
-        """Yield the rows of one reader piece by piece."""
+        """Yield the rows of one reader in pieces, as `chunks` does."""
         roles = {role: name for role in ROLES if (name := getattr(self.source, role)) is not None}
         preds = reader.arrays[self.source.preds]
         is_column = len(preds.shape) > len(self.source.shape)
@@ -93,8 +93,8 @@ class PredictionFiles:
             start += len(piece[0])
 
     def _rows_of(self, reader: Reader, arrays: dict[str, Any], is_column: bool, start: int) -> Rows:
-        """Return arrays by role as rows: columns, (n, 1, ...), as (n, ...), and names as numbers."""
-        label = f"`{self.source.target}` of `{reader.label}`"
+        """Convert arrays by role to `Rows`. Columns (n, 1, ...) become (n, ...), and text becomes numbers."""
+        label = f"`{self.source.target}` in `{reader.label}`"
         target = arrays["target"]
         if isinstance(target, list):
             arrays["target"] = class_indices(target, self.source.class_names, label, start, self.gaps)
@@ -105,51 +105,54 @@ class PredictionFiles:
             group_names = sorted(set(texts) - {""})
             numbers = {"": -1, **{name: k for k, name in enumerate(group_names)}}
             arrays["groups"] = torch.tensor([numbers[name] for name in texts])
-        held = {role: v.squeeze(1) if is_column and v.dim() > 1 else v for role, v in arrays.items()}
-        if self.task == "multiclass" and held["target"].dtype == torch.bool:
-            self._check_one_hot(held["target"], label, start)
+        tensors = {role: v.squeeze(1) if is_column and v.dim() > 1 else v for role, v in arrays.items()}
+        if self.task == "multiclass" and tensors["target"].dtype == torch.bool:
+            self._check_one_hot(tensors["target"], label, start)
         if self.gaps:
-            held = self._marked(reader, held)
+            tensors = self._with_missing_as_nan(reader, tensors)
         if self.normalize:
-            held["preds"] = without_rounding(held["preds"], f"`{self.source.preds}` of `{reader.label}`", start)
+            tensors["preds"] = without_rounding(tensors["preds"], f"`{self.source.preds}` in `{reader.label}`", start)
         return Rows(
-            **{role: v if role == "preds" or v.is_floating_point() else v.to(torch.int64) for role, v in held.items()},
+            **{
+                role: v if role == "preds" or v.is_floating_point() else v.to(torch.int64)
+                for role, v in tensors.items()
+            },
             group_names=group_names,
         )
 
     def _whole_labels(self, target: Tensor, label: str, start: int) -> Tensor:
-        """Return class indices that are stored as floating-point numbers, as a column with gaps is."""
+        """Convert floating-point class indices to int64. With missing values (NaN) they stay floating-point."""
         wrong = (target != target.round()) & ~target.isnan() if self.gaps else target != target.round()
         if bool(wrong.any()):
             row = int(wrong.reshape(len(target), -1).any(1).int().argmax())
             found = float(target[row].flatten()[0])
             raise InputError(
                 f"{label} must hold class indices, which are whole numbers, got {found:g} in row {start + row + 1}. "
-                + ("Pass --nan-policy drop to leave such rows out." if found != found else "Save class indices.")
+                + ("Pass --nan-policy drop to drop such rows." if found != found else "Save class indices.")
             )
         return target if bool(target.isnan().any()) else target.to(torch.int64)
 
     def _check_one_hot(self, target: Tensor, label: str, start: int) -> None:
-        """Check that every row of boolean targets names one class."""
+        """Check that boolean one-hot targets are true for exactly one class in every row."""
         n_true = target.sum(-1).reshape(len(target), -1)
         wrong = (n_true != 1).any(1)
         if bool(wrong.any()):
             row = int(wrong.int().argmax())
             raise InputError(
                 f"{label} must be true for one class in every row (--task multiclass), got {int(n_true[row][0])} in "
-                f"row {start + row + 1}. Pass --task multilabel for labels that do not exclude each other."
+                f"row {start + row + 1}. Pass --task multilabel if several labels can be true in a row."
             )
 
-    def _marked(self, reader: Reader, held: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Give predictions NaN where another value is missing, so that `nan_policy` drops and counts them."""
-        preds = held["preds"]
+    def _with_missing_as_nan(self, reader: Reader, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Set predictions to NaN if their target or weight is missing, so that `nan_policy` drops and counts them."""
+        preds = tensors["preds"]
         for role, fill in (("target", 0), ("weights", 1), ("groups", -1)):
-            values = held.get(role)
+            values = tensors.get(role)
             if values is None or not values.is_floating_point():
                 continue
             missing = values.isnan()
             if role == "groups" or not bool(missing.any()):
-                pass  # a row without a group belongs to no group
+                pass  # a row without a group still counts outside the groups
             elif missing.shape == preds.shape and self.task != "multiclass":
                 preds = preds.masked_fill(missing, torch.nan)
             else:
@@ -157,9 +160,9 @@ class PredictionFiles:
                 preds = preds.masked_fill(rows.reshape(-1, *[1] * (preds.dim() - 1)), torch.nan)
             whole = reader.arrays[getattr(self.source, role)].dtype in (*WHOLE, *TEXT)
             is_label = role == "target" and self.task == "multiclass" and values.dim() < preds.dim()
-            held[role] = values.masked_fill(missing, fill)
-            held[role] = held[role].to(torch.int64) if whole or is_label else held[role]
-        return {**held, "preds": preds}
+            tensors[role] = values.masked_fill(missing, fill)
+            tensors[role] = tensors[role].to(torch.int64) if whole or is_label else tensors[role]
+        return {**tensors, "preds": preds}
 
 
 def open_predictions(
@@ -175,31 +178,32 @@ def open_predictions(
     nan_policy: Literal["raise", "drop"] = "raise",
     normalize: bool = False,
 ) -> PredictionFiles:
-    """Open files of predictions: find the arrays and check that they fit together. No rows are read yet.
+    """Open prediction files: find the arrays in their headers, and check that the arrays fit together.
 
     Args:
-        paths: shards of one data set with the same format, names and dtypes; or two `.npy` files, predictions and
+        paths: shards of one data set with the same format, names and dtypes. Or two `.npy` files, predictions and
             targets, with optional files of weights and groups.
-        preds: name of the predictions: a key, a column, the stem of numbered columns, the stem of a `.npy` file; or
-            columns of one class each as a list `"a,b,c"`, a pattern `"prob_*"` or a range `"0..3"`. None uses the
-            common names of `torchcalib.io.names`.
-        target: the same for the targets. Text names classes.
-        weights: the same for the weights: "weights" or "sample_weight". Weights are optional.
-        groups: the same for the groups, whole numbers or text, which have no common names; None for no groups.
-        from_logits: whether predictions are logits. None infers it from the name; other names are an error.
-        task: None infers it from the shapes; ambiguous shapes are an error. Targets with the shape of multi-class
-            predictions are ambiguous: multi-label targets, one-hot labels or vote counts. `"confidence"` is the
-            confidence in a prediction, with targets that are 1 where it is correct.
-        class_names: names of the classes or labels in the order of `preds`; of a binary task those of 0 and 1. None
-            uses the names of columns. Names of text targets are sorted, after a check against the predictions.
-        nan_policy: `"drop"` gives NaN to the predictions of rows in which a value is missing; `"raise"` raises.
-        normalize: divide rounded probabilities of classes by their sum.
+        preds: name of the predictions: a key, a column, the stem of numbered columns, or the stem of a `.npy` file.
+            Columns with one class each are a list `"a,b,c"`, a pattern `"prob_*"` or a range `"0..3"`. None finds the
+            common names in `torchcalib.io.names`.
+        target: name of the targets, or None to find a common name. Text targets are class names.
+        weights: name of the weights, or None to find a common name. Weights are optional.
+        groups: name of the groups, which are whole numbers or text; None for no groups.
+        from_logits: whether predictions are logits. None infers it from their name, and raises for other names.
+        task: task of the predictions. None infers it from the shapes, and raises for ambiguous shapes. Targets with the
+            shape of multi-class predictions are ambiguous: multi-label targets, one-hot labels or annotator counts.
+            With `"confidence"`, predictions are confidences, and targets are 1 for correct predictions.
+        class_names: names of the classes or labels in the order of `preds`; for a binary task the negative class first.
+            None uses column names, or else sorted text targets, after a check of this order against the predictions.
+        nan_policy: `"drop"` sets predictions to NaN in rows with a missing value; `"raise"` raises an error.
+        normalize: divide rounded multi-class probabilities by their sum.
 
     Returns:
-        The opened files, with samples on the first axis and classes on the last.
+        The opened files. No rows are read before `chunks` is called, except to check text targets. Samples are on the
+        first axis, classes on the last.
 
     Raises:
-        InputError: a file is missing, damaged or unsuitable, or needs an option.
+        InputError: if a file is missing, damaged or unsuitable, or if an option is needed.
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -215,26 +219,27 @@ def open_predictions(
     """
     given = {"preds": preds, "target": target, "weights": weights, "groups": groups}
     readers = readers_of(check_paths(paths))
-    named = [reader for reader in readers if reader.arrays or reader.format != "jsonl"]  # without lines, no names
+    named = [reader for reader in readers if reader.arrays or reader.format != "jsonl"]  # an empty file has no keys
     roles_of = {reader: find_roles(reader, given, task) for reader in named}
     filled = tuple(reader for reader, roles in roles_of.items() if check_arrays(reader, roles) > 0)
     if not filled:
         raise NoSamplesError(readers[0].label)
     found = [_source_of(reader, roles_of[reader], from_logits, task) for reader in filled]
     files = tuple(str(path) for reader in readers for path in reader.paths)
-    source = reduce(add, (source for source, _ in found))  # an error if they differ in names, dtypes or shapes
+    source = reduce(add, (source for source, _ in found))  # raises if names, dtypes or shapes differ
     opened = PredictionFiles(replace(source, files=files), found[0][1], filled, nan_policy == "drop", normalize)
     if normalize and (opened.task != "multiclass" or source.from_logits):
         raise InputError(
-            f"--normalize must get probabilities of several classes, got {opened.task} "
-            f"{'logits' if source.from_logits else 'probabilities'}. Leave it out."
+            f"--normalize must get multi-class probabilities, got {opened.task} "
+            f"{'logits' if source.from_logits else 'probabilities'}. Omit the option."
         )
     preds_found, target_found = filled[0].arrays[source.preds], filled[0].arrays[source.target]
     may_be_systems = preds_found.stem and preds_found.classes and target_found.dtype not in TEXT
     if may_be_systems and source.from_logits and class_names is None:
         raise InputError(
-            f"`{source.preds}` in `{filled[0].label}` must be logits of classes, but their names may be those of "
-            f"systems. Pass --class-names {','.join(preds_found.classes)} for classes, or choose one with --preds."
+            f"`{source.preds}` in `{filled[0].label}` must be logits of classes, got columns that may belong to "
+            f"several systems. Pass --class-names {','.join(preds_found.classes)} for classes, or choose one with "
+            "--preds."
         )
     names = tuple(class_names) if class_names is not None else source.class_names
     if names:
@@ -247,7 +252,7 @@ def open_predictions(
 def _source_of(
     reader: Reader, roles: Mapping[str, str], from_logits: bool | None, given_task: FileTask | None
 ) -> tuple[Source, Task]:
-    """Infer the meaning of the arrays of a file."""
+    """Return the source and the task of a file, inferred from names, dtypes and shapes unless given."""
     task, sample_shape = infer_task(reader, roles, given_task)
     check_per_sample(reader, roles, task, sample_shape)
     arrays = [reader.arrays[name] for name in roles.values()]

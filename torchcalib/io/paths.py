@@ -1,4 +1,4 @@
-"""Paths of prediction files: patterns, checks, and the share of each process. Opens no file."""
+"""Paths of prediction files: patterns, checks, and the assignment of files to processes. Opens no file."""
 
 from collections.abc import Iterable, Sequence
 from glob import glob
@@ -21,30 +21,30 @@ FORMATS = {
     ".jsonl.gz": "jsonl",
     ".parquet": "parquet",
 }
-"""Format of a file, by its suffix in lower case."""
+"""File format by suffix, in lower case."""
 
 _ADVICE = {
-    ".json": "Write one object a line to a .jsonl file: df.to_json(path, orient='records', lines=True).",
+    ".json": "Write one object per line to a .jsonl file: df.to_json(path, orient='records', lines=True).",
     ".pkl": "Pickles are never loaded. Write df.to_parquet(path) or numpy.savez(path, probs=..., targets=...).",
     ".xlsx": "Save the sheet as .csv.",
 }
-"""Remedies for other formats, by the suffix."""
+"""Advice for other formats, by suffix."""
 
 
 def format_of(path: Path) -> str | None:
-    """Return the format of a file by its name; None for other files."""
+    """Return the file format by suffix, or None for an unknown suffix."""
     name = path.name.lower()
     return next((kind for suffix, kind in FORMATS.items() if name.endswith(suffix)), None)
 
 
 def expanded(names: Iterable[str]) -> tuple[Path, ...]:
-    """Return the files of names and patterns, in the order given.
+    """Expand names and patterns to file paths, in the given order.
 
-    A name with `*`, `?` or `[...]` is a pattern, unless a file has this name; `**` matches any folders. Matches of a
-    pattern are sorted by name, character by character: `part-10` precedes `part-9`.
+    A name with `*`, `?` or `[...]` is a pattern, unless a file has this name. `**` matches folders of any depth.
+    Matches are sorted by name, character by character: `part-10` precedes `part-9`.
 
     Raises:
-        InputError: a pattern matches nothing.
+        InputError: if a pattern matches no file.
     """
     found: list[Path] = []
     for name in names:
@@ -59,19 +59,19 @@ def expanded(names: Iterable[str]) -> tuple[Path, ...]:
 
 
 def check_paths(paths: Sequence[str | Path]) -> tuple[Path, ...]:
-    """Check that all paths are different, existing files of one known format."""
+    """Check that all paths are different, existing files of one known format, and return them."""
     files = tuple(Path(path) for path in ([paths] if isinstance(paths, str) else paths))
     if not files:
-        raise InputError("There must be a file to read, got none. Name one or more files.")
+        raise InputError("`paths` must hold at least one file, got none. Name one or more files.")
     for path in files:
         with reading(str(path), format_of(path) or "known"):
-            if not path.is_file():  # opening a pipe would never return, and a device may have no end
+            if not path.is_file():  # opening a pipe may block, and a device may be endless
                 found = (
                     "a directory. Name the files in it."
                     if path.is_dir()
                     else "a pipe or device. Save its content in a file."
                     if path.exists()
-                    else "nothing of this name. Check the path."
+                    else "a path that does not exist. Check the path."
                 )
                 raise InputError(f"`{path}` must be a file, got {found}")
         if format_of(path) is None:
@@ -79,18 +79,19 @@ def check_paths(paths: Sequence[str | Path]) -> tuple[Path, ...]:
             raise InputError(f"`{path}` must end in one of {', '.join(FORMATS)}, got `{path.suffix}`. {advice}")
         if format_of(path) != format_of(files[0]):
             raise InputError(
-                f"`{files[0]}` and `{path}` must have one format, got two. Read them separately, or convert one."
+                f"`{files[0]}` and `{path}` must have the same format, got two formats. Read the files separately, "
+                "or convert one."
             )
     if len({path.resolve() for path in files}) < len(files):
-        raise InputError(f"Every file must be named once, got one twice in {quoted(files)}. Remove the repetition.")
+        raise InputError(f"Every file must be named once, got a repeated file in {quoted(files)}. Remove it.")
     return files
 
 
 def share_of(paths: Sequence[Path], rank: int, n_ranks: int) -> tuple[Path, ...]:
-    """Return the files that one of `n_ranks` processes reads: consecutive ones, so that ranks in order read all files.
+    """Return the files that the process `rank` of `n_ranks` reads. Each rank gets consecutive files, in rank order.
 
-    A file belongs to the rank whose part of all bytes contains its middle byte. File sizes stand in for numbers of
-    rows, which are unknown until a file is opened. `.npy` files are one data set, which is not split.
+    All bytes are divided evenly among the ranks, and a file goes to the rank that contains its middle byte. File sizes
+    replace row counts, which are unknown before a file is opened. Rank 0 gets all `.npy` files, which are one data set.
     """
     if paths and paths[0].suffix.lower() == ".npy":
         return tuple(paths) if rank == 0 else ()

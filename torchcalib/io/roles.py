@@ -1,4 +1,7 @@
-"""Roles of the arrays in a file, by their names, dtypes and shapes. Columns named by labels are found by the labels."""
+"""Find the arrays of a file for each role (predictions, targets, weights, groups) by name, dtype and shape.
+
+Columns that are named after classes are found by the text labels in the targets.
+"""
 
 import re
 from collections.abc import Mapping
@@ -24,13 +27,13 @@ from torchcalib.io.readers import FLOATS, MAX_RESIDENT, TEXT, WHOLE, Array, Read
 
 Task = Literal["binary", "multiclass", "multilabel"]
 FileTask = Literal["binary", "multiclass", "multilabel", "confidence"]
-"""Task of files: `"confidence"` is the confidence in a prediction, and whether the prediction is correct."""
+"""Task of a file. For `"confidence"`, predictions are confidences, and targets are 1 for correct predictions."""
 
 
 class Role(NamedTuple):
-    """Requirements of an array with a role."""
+    """Requirements for the array of a role, and the rule and advice of the error message."""
 
-    names: tuple[str, ...]  # common names, by which it is found
+    names: tuple[str, ...]  # common names of such arrays
     dtypes: frozenset[str]
     rule: str
     advice: str
@@ -47,32 +50,30 @@ ROLES = {
         TARGETS, FLOATS | WHOLE | TEXT, "hold numbers or text", "Store class indices or names, or pass --target NAME."
     ),
     "weights": Role(WEIGHTS, FLOATS | WHOLE, "hold numbers", "Name another array with --weights."),
-    "groups": Role(
-        (), WHOLE | TEXT, "hold whole numbers or text as groups", "Store an integer or a name for every sample."
-    ),
+    "groups": Role((), WHOLE | TEXT, "hold whole numbers or text as groups", "Store one integer or name per sample."),
 }
 _SHAPES = {
-    "binary": "(N,) or maps (N, H, ...), with targets of that shape or vote counts (..., 2) for no and yes",
-    "multiclass": "(N, ..., C) and class indices (N, ...), or vote counts, one-hot labels or shares (N, ..., C)",
-    "multilabel": "(N, ..., L) and targets (N, ..., L), or vote counts (N, ..., L, 2) for no and yes",
+    "binary": "(N,) or maps (N, H, ...), with targets of this shape or annotator counts (..., 2) for no and yes",
+    "multiclass": "(N, ..., C) and class indices (N, ...), or annotator counts or probabilities (N, ..., C)",
+    "multilabel": "(N, ..., L) and targets (N, ..., L), or annotator counts (N, ..., L, 2) for no and yes",
 }
 
 
 def find_roles(reader: Reader, given: Mapping[str, str | None], task: FileTask | None = None) -> dict[str, str]:
-    """Return the names of the arrays by role, found by the given names or else by common names."""
+    """Return the array name for each role, found by the given name or else by common names."""
     found = {role: _candidates(reader, role, given[role]) for role in ROLES}
-    found["target"] = _targets_of(reader, found["preds"], found["target"])
-    found["preds"] = _preds_beside(reader, found["preds"], found["target"])
+    found["target"] = _fitting_targets(reader, found["preds"], found["target"])
+    found["preds"] = _fitting_preds(reader, found["preds"], found["target"])
     if reader.format == "npy" and len(reader.arrays) == 2:
-        # Any file names will do: one floating-point and one whole-number array have a single interpretation.
-        found["preds"] = found["preds"] or _only(reader, FLOATS)
-        found["target"] = found["target"] or _only(reader, WHOLE)
+        # File names do not matter: a floating-point array can only be predictions, and whole numbers only targets.
+        found["preds"] = found["preds"] or _single_of_dtypes(reader, FLOATS)
+        found["target"] = found["target"] or _single_of_dtypes(reader, WHOLE)
     found["preds"] = found["preds"] or _named_after_a_class(reader)
     if not found["preds"] and len(found["target"]) == 1:
         found["preds"] = _unnamed_classes(reader, found["target"][0], given)
     for role, names in found.items():
         if len(names) > 1:
-            systems = ", or give each to `torchcalib compare FILE --preds A --preds B`" if role == "preds" else ""
+            systems = ", or compare them: torchcalib compare FILE --preds A --preds B" if role == "preds" else ""
             raise InputError(
                 f"`{reader.label}` must hold one array for --{role}, got {quoted(names)}. "
                 f"Choose with --{role} NAME{systems}."
@@ -83,39 +84,39 @@ def find_roles(reader: Reader, given: Mapping[str, str | None], task: FileTask |
     ):
         if not found[role]:
             raise InputError(
-                f"`{reader.label}` must hold {kind} under a known name ({known} ...), got {_held(reader)}. "
+                f"`{reader.label}` must hold {kind} under a known name ({known} ...), got {_listed(reader)}. "
                 "Pass --preds NAME --target NAME."
             )
     roles = {role: names[0] for role, names in found.items() if names}
     if len(set(roles.values())) < len(roles):
         raise InputError(
-            f"`{reader.label}` must hold predictions, targets, weights and groups apart, got {quoted(roles.values())}. "
-            "Pass --preds NAME --target NAME."
+            f"`{reader.label}` must hold predictions, targets, weights and groups in different arrays, got "
+            f"{quoted(roles.values())}. Pass --preds NAME --target NAME."
         )
     _check_confidence(reader, roles, given["preds"], task)
     return roles
 
 
 def _key(reader: Reader, name: str) -> str:
-    """Return the stem of numbered columns, or the lower-case name."""
+    """Return the stem of numbered columns, or the array name in lower case."""
     key = reader.arrays[name].key
     numbered = NUMBERED.fullmatch(key)
     return (numbered[1] or "") if numbered else key
 
 
 def _candidates(reader: Reader, role: str, given: str | None) -> list[str]:
-    """Return the arrays of a given name, or those of common names."""
+    """Return the names of the arrays that fit the given name, or else a common name."""
     if given is None:
         return [name for key in ROLES[role].names for name, array in reader.arrays.items() if array.key == key]
     if given in reader.arrays:
         return [given]
     key = given.strip().lower().removesuffix(".npy")
     found = [name for name, array in reader.arrays.items() if array.key == key]
-    return found or [_chosen(reader, role, given)]
+    return found or [_selected(reader, role, given)]
 
 
-def _chosen(reader: Reader, role: str, given: str) -> str:
-    """Return the array of the columns that a list, a pattern or a range names: `a,b`, `prob_*`, `0..3`."""
+def _selected(reader: Reader, role: str, given: str) -> str:
+    """Return the array with the selected columns: a list `a,b`, a pattern `prob_*`, or a range `0..3`."""
     columns: list[str] = []
     own = [name for name, array in reader.arrays.items() if not array.columns]
     for part in map(str.strip, given.split(",")):
@@ -132,8 +133,8 @@ def _chosen(reader: Reader, role: str, given: str) -> str:
         missing = [name for name in found if name not in own]
         if missing or not found:
             raise InputError(
-                f"--{role} must name an array of `{reader.label}`, got `{(missing or [part])[0]}` beside "
-                f"{_held(reader)}. Choose one, or columns by a list a,b or a pattern 'prob_*'."
+                f"--{role} must name an array in `{reader.label}`, got `{(missing or [part])[0]}`. "
+                f"Name one of {_listed(reader)}, or several columns: a,b or 'prob_*'."
             )
         columns += found
     if len(set(columns)) < len(columns):
@@ -141,16 +142,16 @@ def _chosen(reader: Reader, role: str, given: str) -> str:
     return columns[0] if len(columns) == 1 else reader.compose(columns)
 
 
-def _targets_of(reader: Reader, preds: list[str], targets: list[str]) -> list[str]:
-    """Return the targets for these predictions: `correct` for a confidence, else other names."""
+def _fitting_targets(reader: Reader, preds: list[str], targets: list[str]) -> list[str]:
+    """Filter target names: keep `correct` if all predictions are confidences, else the other names."""
     if len(targets) < 2:
         return targets
     only_confidences = all(_key(reader, name) in CONFIDENCES for name in preds)
     return [name for name in targets if (_key(reader, name) in CORRECT) == only_confidences] or targets
 
 
-def _preds_beside(reader: Reader, preds: list[str], targets: list[str]) -> list[str]:
-    """Return the predictions among arrays of common names: floating ones, confidences only beside `correct`."""
+def _fitting_preds(reader: Reader, preds: list[str], targets: list[str]) -> list[str]:
+    """Filter several prediction names: keep floating-point arrays; keep confidences only for the target `correct`."""
     if len(preds) > 1:
         floating = [name for name in preds if reader.arrays[name].dtype in FLOATS]
         preds = floating or preds
@@ -161,7 +162,7 @@ def _preds_beside(reader: Reader, preds: list[str], targets: list[str]) -> list[
 
 
 def _named_after_a_class(reader: Reader) -> list[str]:
-    """Return the only column such as `prob_dog`, which is the probability of this class against the rest."""
+    """Return the only column named like `prob_dog` in a list, or an empty list. It is a binary probability."""
     stems = {*LOGITS, *PROBS} - {*CONFIDENCES, "p"}
     fitting = [
         name
@@ -172,7 +173,7 @@ def _named_after_a_class(reader: Reader) -> list[str]:
 
 
 def _unnamed_classes(reader: Reader, target: str, given: Mapping[str, str | None]) -> list[str]:
-    """Return columns without a common name that hold one class each: `0 .. 3`, or the names of the classes."""
+    """Combine class columns without a common stem, `0 .. 3` or class names, and return the array name in a list."""
     numbered = [name for name, array in reader.arrays.items() if array.columns and not array.stem and not array.problem]
     if numbered:
         return numbered[:1]
@@ -188,13 +189,13 @@ def _unnamed_classes(reader: Reader, target: str, given: Mapping[str, str | None
         fits = len(columns) >= max(2, len(labels))
     else:
         floating = all(array.dtype in FLOATS and len(array.shape) == 1 for array in columns)
-        # Columns such as `vit_logit` may be systems, and no classes.
+        # Columns such as `vit_logit` may belong to systems instead of classes.
         fits = len(columns) >= 2 and floating and all(are_logits(array.name) is None for array in columns)
     return [reader.compose([array.name for array in columns])] if fits else []
 
 
 def _labels_of(reader: Reader, target: str, most: int) -> set[str]:
-    """Return the different texts of a column, or a few more than `most` of them."""
+    """Return the distinct texts in a column. Stop reading once there are more than `most`."""
     labels: set[str] = set()
     for (values,) in reader.stream([target], 2**16, gaps=True):
         labels |= {text.strip() for text in values} - {""}
@@ -204,35 +205,35 @@ def _labels_of(reader: Reader, target: str, most: int) -> set[str]:
 
 
 def _check_confidence(reader: Reader, roles: Mapping[str, str], given: str | None, task: FileTask | None) -> None:
-    """Check that a confidence in the predicted class stands beside whether the class is correct."""
+    """Raise if predictions found as confidences have a target other than `correct`."""
     preds, target = roles["preds"], roles["target"]
     if given is None and task is None and _key(reader, preds) in CONFIDENCES and _key(reader, target) not in CORRECT:
         raise InputError(
-            f"`{preds}` in `{reader.label}` must stand beside a column `correct` (1 where the prediction is right, "
+            f"`{preds}` in `{reader.label}` must have a target column `correct` (1 if the prediction is right, "
             f"else 0), got `{target}`. Add the column: df['correct'] = (df['predicted'] == df['{target}']).astype(int)."
             f" If `{preds}` is P(y=1) and `{target}` is y, pass --task binary."
         )
 
 
 def is_confidence(reader: Reader, roles: Mapping[str, str], task: FileTask | None) -> bool:
-    """Return whether predictions are confidences in a prediction, and targets whether that is correct."""
+    """Return True if predictions are confidences, and targets are 1 for correct predictions."""
     return task == "confidence" or (task is None and _key(reader, roles["target"]) in CORRECT)
 
 
-def _only(reader: Reader, dtypes: frozenset[str]) -> list[str]:
+def _single_of_dtypes(reader: Reader, dtypes: frozenset[str]) -> list[str]:
     fitting = [name for name, array in reader.arrays.items() if array.dtype in dtypes]
     return fitting if len(fitting) == 1 else []
 
 
-def _held(reader: Reader) -> str:
+def _listed(reader: Reader) -> str:
     members = {column for array in reader.arrays.values() for column in array.columns}
     return quoted(name for name in reader.arrays if name not in members)
 
 
 def check_arrays(reader: Reader, roles: Mapping[str, str]) -> int:
-    """Check the number of rows and the dtypes of the arrays, and return the number of rows.
+    """Check the row counts and dtypes of the arrays, and return the number of rows.
 
-    Dtypes of a file without rows mean nothing: text without rows has none.
+    Dtypes are not checked in a file without rows, because a text file without rows does not determine them.
     """
     preds = reader.arrays[roles["preds"]]
     for role, name in roles.items():
@@ -253,21 +254,21 @@ def check_arrays(reader: Reader, roles: Mapping[str, str]) -> int:
             raise InputError(f"{where} must {rule}, got {array.dtype}. {advice}")
         if array.dtype not in TEXT and (0 in array.shape or array.row_bytes > MAX_RESIDENT):
             raise InputError(
-                f"{where} must have rows that are not empty and need at most 2 GiB, "
+                f"{where} must have non-empty rows of at most 2 GiB, "
                 f"got shape {array.shape} of {array.dtype}. Check the program that wrote it."
             )
     return preds.shape[0]
 
 
 def infer_task(reader: Reader, roles: Mapping[str, str], task: FileTask | None) -> tuple[Task, tuple[int, ...]]:
-    """Infer the task from shapes, or check the one that is given. Also return the shape of one prediction."""
+    """Infer the task from shapes, or check the given task. Return the task and the shape of one prediction."""
     if task not in (None, "confidence", *_SHAPES):
         raise InputError(f"The task must be one of {quoted(_SHAPES)} or `confidence`, got `{task}`. Pass one of them.")
     if is_confidence(reader, roles, task):
         preds, target = reader.arrays[roles["preds"]], reader.arrays[roles["target"]]
         if not {preds.shape[1:], target.shape[1:]} <= {(), (1,)} or target.dtype in TEXT:
             raise InputError(
-                f"Confidences must be one number a sample beside 0 or 1 (is the prediction correct), got predictions "
+                f"Confidences must be one number per sample with targets 1 (correct) or 0, got predictions "
                 f"{preds.shape} and {target.dtype} targets {target.shape} in `{reader.label}`. Choose with --preds "
                 "NAME --target NAME."
             )
@@ -281,15 +282,15 @@ def infer_task(reader: Reader, roles: Mapping[str, str], task: FileTask | None) 
     per_class = labels == scores
     no_and_yes = labels == (*scores, 2) and target.dtype in WHOLE - {"bool"}
     if task is None and scores and per_class:
-        one_class = "shares or vote counts" if soft else "one-hot labels or vote counts"
-        maps = ", or --task binary (probabilities of 1)" if len(scores) > 1 else ""
+        one_class = "probabilities or annotator counts" if soft else "one-hot labels or annotator counts"
+        maps = ", or --task binary (maps of P(y=1))" if len(scores) > 1 else ""
         raise InputError(
             f"The task must be given if shapes are ambiguous, got {found}. "
             f"Pass --task multilabel, or --task multiclass ({one_class}){maps}."
         )
     if task is None and no_and_yes:
         raise InputError(
-            f"The task must be given if targets may be vote counts, got {found}. "
+            f"The task must be given if targets may be annotator counts, got {found}. "
             f"Pass --task {'multilabel' if scores else 'binary'} for counts of no and yes, or name one target "
             "with --target."
         )
@@ -310,18 +311,16 @@ def infer_task(reader: Reader, roles: Mapping[str, str], task: FileTask | None) 
             "Check the program that wrote them, and the option --task."
         )
     if target.dtype in TEXT and (task == "multilabel" or per_class == (task == "multiclass")):
-        raise InputError(
-            f"Targets must be numbers unless they are names of classes, one a sample, got {found}. Store numbers."
-        )
+        raise InputError(f"Targets must be numbers, or one class name per sample, got {found}. Store numbers.")
     return task, scores
 
 
 def check_per_sample(reader: Reader, roles: Mapping[str, str], task: Task, sample_shape: tuple[int, ...]) -> None:
-    """Check that there is one weight and one group per sample. `sample_shape` is the shape of one prediction."""
+    """Check that weights and groups have one value per sample. `sample_shape` is the shape of one prediction."""
     preds = reader.arrays[roles["preds"]].shape
     fitting = {(preds[0], *(sample_shape if task == "binary" else sample_shape[:-1]))}
     if task == "binary" and sample_shape == () and len(preds) > 1:
-        fitting.add(preds)  # columns, (N, 1), of both
+        fitting.add(preds)  # predictions and weights may both be columns (N, 1)
     for role, kind in (("weights", "weight"), ("groups", "group")):
         if role not in roles:
             continue
@@ -340,26 +339,26 @@ def check_per_sample(reader: Reader, roles: Mapping[str, str], task: Task, sampl
 
 
 def infer_from_logits(reader: Reader, roles: Mapping[str, str], task: Task) -> bool:
-    """Infer from the name of the predictions whether they are logits."""
+    """Return whether predictions are logits, inferred from their name."""
     preds = reader.arrays[roles["preds"]]
     where = f"`{preds.name}` in `{reader.label}`"
     names = preds.columns if preds.columns and not preds.stem else (preds.key,)
     meanings = {are_logits(name) for name in names}
     if len(meanings) > 1 or None in meanings:
         raise InputError(
-            f"{where} must be declared as logits or as probabilities, got a name that means neither. "
-            f"{_looks(reader, preds, task)}"
+            f"{where} must be declared as logits or as probabilities, got an ambiguous name. "
+            f"{_advice_from_values(reader, preds, task)}"
         )
     if _key(reader, preds.name) in LOG_PROBS and task != "multiclass":
         raise InputError(
-            f"{where} must hold every class if it holds log-probabilities, got {task} predictions {preds.shape}, "
-            "and log p is not the logit of p. Store probabilities or logits."
+            f"{where} must be probabilities or logits for a {task} task, got log-probabilities, "
+            "which are not logits. Store probabilities or logits."
         )
     return meanings == {True}
 
 
-def _looks(reader: Reader, preds: Array, task: Task) -> str:
-    """Return advice by the first rows of predictions without a meaning."""
+def _advice_from_values(reader: Reader, preds: Array, task: Task) -> str:
+    """Return advice on the options for predictions with an ambiguous name, from the first 1000 rows."""
     (values,) = next(reader.stream([preds.name], 1000, gaps=True))
     values = values[~values.isnan().reshape(len(values), -1).any(1)].double()
     if not len(values) or preds.dtype not in FLOATS:

@@ -1,18 +1,20 @@
-"""Rounded probabilities."""
+"""Normalise rounded probabilities."""
 
 from torch import Tensor
 
 from torchcalib.io.errors import InputError
 
 _MOST_DECIMALS = 6
-_FARTHEST = 0.1  # of a sum from 1
+_FARTHEST = 0.1  # largest accepted distance of a sum from 1
 
 
 def without_rounding(probs: Tensor, label: str, start: int) -> Tensor:
-    """Divide rows of probabilities by their sum, which may differ from 1 by rounding only. Rows with NaN stay.
+    """Divide probabilities `(N, ..., C)` by their sum over classes. Rows with NaN become NaN.
+
+    For errors, `label` describes the probabilities, and `start` is the number of rows before the first row.
 
     Raises:
-        InputError: a sum is farther from 1 than the decimals of the values explain.
+        InputError: if rounding cannot explain how far a sum is from 1.
     """
     total = probs.double().sum(-1, keepdim=True)
     farthest = min(_FARTHEST, probs.shape[-1] * 0.5 * 10.0 ** -decimals_of(probs)) + 1e-3
@@ -28,7 +30,7 @@ def without_rounding(probs: Tensor, label: str, start: int) -> Tensor:
 
 
 def decimals_of(probs: Tensor) -> int:
-    """Return the number of decimals of all values, at most 6."""
+    """Return the smallest number of decimals that represents all finite values, at most 6."""
     values = probs[probs.isfinite()].double()
     for decimals in range(_MOST_DECIMALS):
         if bool(((values * 10**decimals).round() / 10**decimals - values).abs().le(1e-7).all()):

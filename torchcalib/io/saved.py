@@ -1,4 +1,4 @@
-"""Files that torchcalib writes, and their safe loading. A loaded file is not trusted, whoever wrote it."""
+"""Write files atomically, and load them safely. Loaded files are never trusted, even if torchcalib wrote them."""
 
 import os
 import zipfile
@@ -12,14 +12,14 @@ T = TypeVar("T")
 
 
 def write_whole(path: Path, content: bytes) -> Path:
-    """Write a file completely or not at all: to a temporary file in its folder, which is then renamed.
+    """Write a file completely or not at all: write a temporary file in the same folder, then rename it to `path`.
 
-    A link at `path` is replaced and never followed.
+    A symbolic link at `path` is replaced, never followed.
     """
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     part.unlink(missing_ok=True)
     try:
-        with part.open("xb") as file:  # x: fail if a link appears at this moment
+        with part.open("xb") as file:  # x: fail if another process creates a link here
             file.write(content)
         part.replace(path)
     finally:
@@ -28,16 +28,16 @@ def write_whole(path: Path, content: bytes) -> Path:
 
 
 def load_tensors(path: str | Path, *, mmap: bool = False) -> Any:
-    """Load a file of `torch.save` on the CPU: tensors, and plain containers of them.
+    """Load tensors, and plain containers with tensors, from a `torch.save` file to the CPU.
 
     Args:
-        path: the file.
-        mmap: map tensors into memory if the file has the zip format, the default of torch since 1.6.
+        path: path of the file.
+        mmap: map tensors into memory if the file is a zip archive, the default format since torch 1.6.
 
     Raises:
-        pickle.UnpicklingError: it holds other Python objects. None of them is created.
-        ValueError: a part is compressed. torch never does this, and the part could have any size in memory.
-        OSError, RuntimeError: it cannot be read.
+        pickle.UnpicklingError: if the file contains other Python objects. None of them is created.
+        ValueError: if a part is compressed. torch never compresses, and a small part could fill the memory.
+        OSError, RuntimeError: if the file cannot be read.
     """
     is_zip = zipfile.is_zipfile(path)
     if is_zip:
@@ -49,25 +49,25 @@ def load_tensors(path: str | Path, *, mmap: bool = False) -> Any:
 
 
 def load_saved(path: Path) -> Any:
-    """Return copies of the tensors and plain values of a file.
+    """Load copies of the tensors and plain values in a file.
 
-    The copies need at most as much memory as the file is long: every tensor must be stored completely.
+    The copies need at most as much memory as the file size, because every tensor must be stored completely.
 
     Raises:
-        OSError: the file cannot be read.
-        ValueError: it holds something else.
-        Exception: it is damaged; the type depends on the parser.
+        OSError: if the file cannot be read.
+        ValueError: if the file contains anything else.
+        Exception: if the file is damaged; the type depends on the parser.
     """
-    left = path.stat().st_size
+    remaining = path.stat().st_size
     if not zipfile.is_zipfile(path):
-        raise ValueError("a file that torch.save has not written completely")
+        raise ValueError("the file is incomplete, or torch.save did not write it")
 
     def copied(value: Any) -> Any:
-        """Copy tensors and plain values up to the size of the file. A repeated value counts every time."""
-        nonlocal left
-        left -= 1 + (value.numel() * value.element_size() if isinstance(value, torch.Tensor) else 0)
-        if left < 0:
-            raise ValueError("more values than a file of its size holds")
+        """Copy nested tensors and plain values, at most as many bytes as the file size."""
+        nonlocal remaining
+        remaining -= 1 + (value.numel() * value.element_size() if isinstance(value, torch.Tensor) else 0)
+        if remaining < 0:
+            raise ValueError("the file declares more values than its size allows")
         if isinstance(value, dict):
             return {copied(key): copied(item) for key, item in value.items()}
         if isinstance(value, list | tuple):
@@ -76,13 +76,13 @@ def load_saved(path: Path) -> Any:
             return value.detach().clone()
         if value is None or isinstance(value, bool | int | float | str):
             return value
-        raise ValueError(f"a {type(value).__name__}, which is neither a plain value nor a dense tensor")
+        raise ValueError(f"the file holds a {type(value).__name__}, which is neither a plain value nor a dense tensor")
 
     return copied(load_tensors(path, mmap=True))
 
 
 def saved_value(state: Mapping[str, Any], name: str, kind: type[T]) -> T:
-    """Return a loaded value after a check that it has exactly this type."""
+    """Return `state[name]` after a check that its type is exactly `kind`."""
     value = state.get(name)
     if type(value) is not kind:
         raise ValueError(f"`{name}` must be a {kind.__name__}, got a {type(value).__name__}")
@@ -92,7 +92,7 @@ def saved_value(state: Mapping[str, Any], name: str, kind: type[T]) -> T:
 def saved_tensor(
     state: Mapping[str, Any], name: str, dtype: torch.dtype, shape: tuple[int | None, ...]
 ) -> torch.Tensor:
-    """Return a loaded tensor after a check of its dtype and shape; None is any size."""
+    """Return the tensor `state[name]` after a check of its dtype and shape. None in `shape` permits any size."""
     value = saved_value(state, name, torch.Tensor)
     fits = value.dim() == len(shape) and all(size in (None, n) for n, size in zip(value.shape, shape, strict=True))
     if value.dtype != dtype or not fits:

@@ -1,4 +1,4 @@
-"""Origin of predictions: files, names of arrays, shape and dtype."""
+"""Origin of predictions: files, array names, shape and dtype."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
@@ -6,42 +6,42 @@ from typing import Any, Self, get_args, get_origin, get_type_hints
 
 from torchcalib.io.errors import InputError, printable
 
-_MOST_SHOWN = 20  # names of classes
+_MOST_SHOWN = 20  # largest number of class names in a description
 
 
 @dataclass(frozen=True)
 class Source:
-    """Origin of predictions in one or more files. The sum of two sources is that of the rows of both."""
+    """Origin of predictions in one or more files. The sum of two sources describes the rows of both."""
 
-    files: tuple[str, ...]  # in the order of their rows
-    format: str  # of `torchcalib.io.paths.FORMATS`
-    preds: str  # key, column, numbered columns (`prob_0..prob_9`) or `.npy` stem, also for the other arrays
+    files: tuple[str, ...]  # paths, in the order of the rows
+    format: str  # a value of `torchcalib.io.paths.FORMATS`
+    preds: str  # key, column, numbered columns (`prob_0..prob_9`) or `.npy` stem, as for other arrays
     target: str
     weights: str | None
-    from_logits: bool  # log-probabilities are logits
-    shape: tuple[int, ...]  # binary (N, ...), else (N, ..., C); a single binary column, (N, 1), counts as (N,)
-    dtype: str  # of the predictions, such as "float32"
-    rows: tuple[str, ...]  # dtype and shape of one row of every array that is used
-    ignored: tuple[str, ...]  # other arrays in the first file
+    from_logits: bool  # True also for log-probabilities
+    shape: tuple[int, ...]  # binary (N, ...), else (N, ..., C); a binary column (N, 1) is stored as (N,)
+    dtype: str  # dtype of the predictions, such as "float32"
+    rows: tuple[str, ...]  # dtype and row shape of every array in use
+    ignored: tuple[str, ...]  # unused arrays in the first file
     groups: str | None = None
-    class_names: tuple[str, ...] = ()  # of classes or labels in order; empty if they have none
-    are_confidences: bool = False  # of predictions that the targets call correct or not
+    class_names: tuple[str, ...] = ()  # in class order; empty for classes without names
+    are_confidences: bool = False  # predictions are confidences, and targets are 1 for correct predictions
 
     def __add__(self, other: Self) -> Self:
-        """Return the source of the rows of both; raise if they differ in names, dtypes or shapes."""
+        """Return the source for the rows of both; raise `InputError` if names, dtypes or shapes differ."""
         alike = ("format", "preds", "target", "weights", "groups", "from_logits", "dtype", "rows", "class_names")
         for name in (*alike, "are_confidences"):
             mine, theirs = getattr(self, name), getattr(other, name)
             if mine != theirs:
                 raise InputError(
-                    f"`{other.files[0]}` must be read as `{self.files[0]}` is, got {name}={theirs!r} and {mine!r}. "
-                    "Read the files separately, or write them alike."
+                    f"`{other.files[0]}` must have the same {name} as `{self.files[0]}`, got {theirs!r} and {mine!r}. "
+                    "Read the files separately, or write them in the same way."
                 )
         shape = (self.shape[0] + other.shape[0], *self.shape[1:])
         return replace(self, files=self.files + other.files, shape=shape)
 
     def in_words(self) -> dict[str, Any]:
-        """Return a description for people."""
+        """Return a description for reports, by heading, with control characters replaced."""
         kind = "logits" if self.from_logits else "probabilities"
         if self.are_confidences:
             kind = "logits of confidences" if self.from_logits else "confidences"
@@ -59,12 +59,12 @@ class Source:
         }
 
     def state(self) -> dict[str, Any]:
-        """Return plain values for `of_state`."""
+        """Return all fields as plain values, which `of_state` loads."""
         return asdict(self)
 
     @classmethod
     def of_state(cls, state: Mapping[str, Any]) -> Self:
-        """Return the source of loaded values, which are not trusted; raise if one has another type."""
+        """Return the source with these untrusted values from a file; raise ValueError for a wrong type."""
         kinds = get_type_hints(cls)
         values: dict[str, Any] = {field.name: state.get(field.name) for field in fields(cls)}
         for name, value in values.items():
@@ -72,18 +72,18 @@ class Source:
                 raise ValueError(f"`{name}` must be {kinds[name]}, got {type(value).__name__}")
         source = cls(**values)
         if not source.files or not source.shape:
-            raise ValueError("a source must have files and a shape, got none")
+            raise ValueError("a source must have files and a shape, got an empty one")
         return source
 
 
 def _shown(names: tuple[str, ...]) -> list[str]:
-    """Return the first names, and the number of all."""
+    """Return the first class names, and the total number if names are left out."""
     more = [f"... ({len(names):,} in all)"] if len(names) > _MOST_SHOWN else []
     return [*map(printable, names[:_MOST_SHOWN]), *more]
 
 
 def _has_type(value: object, kind: Any) -> bool:
-    """Check a value against `str`, `str | None` or `tuple[int, ...]` exactly: a bool is no int."""
+    """Return True if a value has exactly a type such as `str | None` or `tuple[int, ...]`: a bool is not an int."""
     if get_origin(kind) is tuple:
         return type(value) is tuple and all(type(item) is get_args(kind)[0] for item in value)
     return type(value) in (get_args(kind) or (kind,))

@@ -1,4 +1,4 @@
-"""Readers of tables with named columns: `.csv`, `.tsv`, `.jsonl` and `.parquet`. Needs pyarrow."""
+"""Readers of tables with named columns: `.csv`, `.tsv`, `.jsonl` and `.parquet`. Requires pyarrow."""
 
 import gzip
 import re
@@ -20,25 +20,25 @@ from torchcalib.io.names import LOGITS, NEUTRAL, NUMBERED, PROBS, TARGETS, WEIGH
 from torchcalib.io.readers import FLOATS, MAX_RESIDENT, TEXT, WHOLE, Array, Reader
 
 _DTYPES = {"halffloat": "float16", "float": "float32", "double": "float64"}
-# Bytes of text that are parsed at once. A row must fit in a block, the first block determines the type of a column,
-# and arrow reads about thirty blocks ahead.
+# Bytes of text that pyarrow parses at a time. A row must fit in a block, the first block determines the column types,
+# and pyarrow reads about 30 blocks ahead.
 _BLOCK = 4 * 2**20
-_LONGEST_HEADER = 2**16  # bytes of the first line that are searched for the separator
-_DEEPEST = 100  # nested lists and objects
+_LONGEST_HEADER = 2**16  # bytes of the first line, which is searched for the separator
+_DEEPEST = 100  # largest nesting depth of lists and objects
 _TEXT_OF_JSON = re.compile(rb'"(?:[^"\\]|\\.)*"')
-_WIDEST = 8  # bytes of a number
-_MOST_UNFOLDED = 256  # ratio of sizes in memory and in the file, reached by list columns of few different numbers
+_WIDEST = 8  # bytes of the widest number
+_MOST_UNFOLDED = 256  # largest ratio of memory to file size; columns with few distinct numbers reach it
 
 
 class _Table(Reader):
-    """Columns of numbers, of text or of lists. Columns of one class each, `prob_0 .. prob_9`, form one more array."""
+    """Reader of columns of numbers, text or lists. Class columns such as `prob_0 .. prob_9` also form one array."""
 
     @abstractmethod
     def batches(self, dtypes: dict[str, str], count: int) -> Iterator[pa.RecordBatch]:
-        """Yield batches of some columns, given by name with the dtype that is needed."""
+        """Yield batches of the columns in `dtypes`, a mapping of column names to required dtypes."""
 
     def compose(self, columns: Sequence[str]) -> str:
-        """Add an array of several columns, one a class, and return its name."""
+        """Add an array with one column per class, and return its name."""
         array = _composed([self.arrays[name] for name in columns], "")
         known = (other.name for other in self.arrays.values() if other.columns == array.columns)
         name = next(known, array.name)
@@ -46,7 +46,7 @@ class _Table(Reader):
         return name
 
     def rows(self, names: Sequence[str], count: int, gaps: bool = False) -> Iterator[tuple[Any, ...]]:
-        """Yield the batches, divided into at most `count` rows."""
+        """Yield pieces of at most `count` rows, cut from the batches; see `Reader.rows`."""
         wanted = [self.arrays[name] for name in names]
         start = 0
         for batch in self.batches({column: array.dtype for array in wanted for column in _columns(array)}, count):
@@ -56,7 +56,7 @@ class _Table(Reader):
             start += batch.num_rows
 
     def _values(self, array: Array, piece: pa.RecordBatch, start: int, gaps: bool) -> Any:
-        """Return a tensor, or a list of strings."""
+        """Convert an array to a tensor `(rows, ...)`, or text to a list of strings."""
         columns = []
         for name in _columns(array):
             values = piece.column(name)
@@ -72,13 +72,13 @@ class _Table(Reader):
         return torch.from_numpy(np.stack(columns, -1).reshape(piece.num_rows, *array.shape[1:]))
 
     def _lists(self, name: str, values: Any, width: int, start: int, gaps: bool) -> np.ndarray[Any, Any]:
-        """Return a column of lists as rows of `width` numbers; a missing list as NaN."""
+        """Convert a column of lists to shape `(rows, width)`. A missing list becomes NaN."""
         present = values.is_valid().to_numpy(zero_copy_only=False)
         lengths = pc.list_value_length(values).fill_null(width).to_numpy(zero_copy_only=False)
         if (lengths != width).any():
             row = int((lengths != width).argmax())
             raise InputError(
-                f"Column `{name}` of `{self.label}` must hold lists of equal length, got {width} numbers in row 1 and "
+                f"Column `{name}` in `{self.label}` must hold lists of equal length, got {width} numbers in row 1 and "
                 f"{lengths[row]} in row {start + row + 1}. Write one number per class in every row."
             )
         flat = values.drop_null().flatten()
@@ -92,26 +92,27 @@ class _Table(Reader):
         return rows
 
     def _check_present(self, name: str, values: Any, start: int, width: int) -> None:
-        """Check that no value is missing, with `width` values in a row."""
+        """Raise if a value is missing. `start` is the number of earlier rows, `width` the number of values per row."""
         if values.null_count:
             row = start + int(values.is_null().to_numpy(zero_copy_only=False).argmax()) // width + 1
             raise InputError(
-                f"Column `{name}` of `{self.label}` must hold a number in every row, got none in row {row}. "
-                "Fill it in, or pass --nan-policy drop to leave such rows out."
+                f"Column `{name}` in `{self.label}` must hold a value in every row, got none in row {row}. "
+                "Fill it in, or pass --nan-policy drop to drop such rows."
             )
 
 
 class Csv(_Table):
-    """Text with a header line and commas. Numbers without a decimal point are integers, `true` and `false` are bool.
+    """Reader of text with a header line and comma-separated columns.
 
-    A file that ends in `.gz` is decompressed while it is read.
+    Numbers without a decimal point are integers, `true` and `false` booleans. A file that ends in `.gz` is decompressed
+    while it is read.
     """
 
     format = "csv"
     delimiter: ClassVar[str] = ","
 
     def inspect(self) -> Iterable[Array]:
-        """Describe the columns by the first block, and count the rows of the file."""
+        """Describe the columns from the first block of text, and count the rows."""
         self._check_separator()
         with self._opened() as file:
             schema = file.schema
@@ -125,7 +126,7 @@ class Csv(_Table):
         return csv.open_csv(self.paths[0], parse_options=csv.ParseOptions(delimiter=self.delimiter), **options)
 
     def _check_header(self, names: Sequence[str]) -> None:
-        """Check that the first line holds names."""
+        """Check that the first line contains column names, not numbers only."""
         if all(_is_number(name) for name in names):
             raise InputError(
                 f"`{self.label}` must begin with a line of column names, got the numbers {quoted(names)}. "
@@ -133,7 +134,7 @@ class Csv(_Table):
             )
 
     def _check_separator(self) -> None:
-        """Check that the separator of this format is in the first line, if another one is."""
+        """Raise if the first line contains another separator, and not the separator of this format."""
         with pa.input_stream(self.paths[0], compression="detect") as file:
             first = file.read(_LONGEST_HEADER).partition(b"\n")[0].decode(errors="replace").strip()
         words = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
@@ -149,7 +150,7 @@ class Csv(_Table):
         )
 
     def batches(self, dtypes: dict[str, str], count: int) -> Iterator[pa.RecordBatch]:  # noqa: ARG002
-        """Yield one batch per block of text, whatever the count."""
+        """Yield one batch per block of text. `count` is ignored."""
         wanted = csv.ConvertOptions(
             include_columns=list(dtypes),
             column_types={name: pa.type_for_alias(dtype) for name, dtype in dtypes.items()},
@@ -157,31 +158,31 @@ class Csv(_Table):
         with self._opened(convert_options=wanted) as file:
             for batch in file:
                 yield batch
-                del batch  # before the next one is made
-                pa.default_memory_pool().release_unused()  # threads that read ahead keep memory they have freed
+                del batch  # free the memory before the next batch is read
+                pa.default_memory_pool().release_unused()  # reader threads otherwise keep freed memory
 
 
 class Tsv(Csv):
-    """The same with tabs between columns."""
+    """Reader of text with a header line and tab-separated columns."""
 
     format = "tsv"
     delimiter = "\t"
 
 
 class Jsonl(_Table):
-    """One JSON object a line, with the same keys in every line. The first block of lines determines the types."""
+    """Reader of one JSON object per line, with the same keys. The first block of lines determines the types."""
 
     format = "jsonl"
 
     def inspect(self) -> Iterable[Array]:
-        """Describe the keys by the first block, and count the lines."""
+        """Describe the keys in the first block of lines, and count the lines."""
         first, n = None, 0
         for block in self._blocks():
             if first is None:
                 first = json.read_json(BytesIO(block), json.ReadOptions(block_size=2 * len(block)))
             n += len(block.splitlines())
         if first is None:
-            return []  # a shard without rows, whose names are unknown
+            return []  # an empty shard has no keys
         self.check_names(first.schema.names)
         described = []
         for column in first.schema:
@@ -204,7 +205,7 @@ class Jsonl(_Table):
             yield from table.to_batches(max_chunksize=count)
 
     def _blocks(self) -> Iterator[bytes]:
-        """Yield lines in blocks of about `_BLOCK` bytes, without empty lines."""
+        """Yield blocks of whole lines, about `_BLOCK` bytes each, without blank lines."""
         path = self.paths[0]
         opened: IO[bytes]
         with gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb") as opened:  # type: ignore[assignment]
@@ -214,25 +215,28 @@ class Jsonl(_Table):
                     yield block
 
     def _lines(self, file: IO[bytes]) -> list[bytes]:
-        """Return the next lines, up to about `_BLOCK` bytes."""
+        """Return the next lines, about `_BLOCK` bytes in total."""
         lines, size = [], 0
         while size < _BLOCK and (line := file.readline(16 * _BLOCK)):
             if len(line) >= 16 * _BLOCK:
                 raise InputError(f"`{self.label}` must have lines of at most 64 MiB, got a longer one. Check the file.")
-            if line.count(b"[") + line.count(b"{") > _DEEPEST and _depth(line) > _DEEPEST:  # the parser recurses
-                raise InputError(f"`{self.label}` must hold flat objects, got deeply nested ones. Store columns.")
+            # Deeper nesting could overflow the stack of the recursive parser.
+            if line.count(b"[") + line.count(b"{") > _DEEPEST and _depth(line) > _DEEPEST:
+                raise InputError(
+                    f"`{self.label}` must hold flat objects, got deeply nested ones. Store one number or list per key."
+                )
             lines.append(line)
             size += len(line)
         return lines
 
 
 class Parquet(_Table):
-    """A parquet file, of which only the columns in use are read."""
+    """Reader of parquet files. Only the columns in use are read."""
 
     format = "parquet"
 
     def inspect(self) -> Iterable[Array]:
-        """Describe the columns by the footer. The first row determines the length of lists, unless their type does."""
+        """Describe the columns from the file footer. Variable-length lists get the length of the first list."""
         with self._mapped() as file:
             self.check_names(file.schema_arrow.names)
             return with_composed([_described(file, column) for column in file.schema_arrow])
@@ -243,12 +247,12 @@ class Parquet(_Table):
             yield from file.iter_batches(batch_size=count, columns=list(dtypes))
 
     def _mapped(self) -> Any:
-        """Open the file. Without the map, all columns of a row group would be in memory."""
+        """Open the file as a memory map. Otherwise all columns of a row group would be in memory."""
         return parquet.ParquetFile(self.paths[0], memory_map=True)
 
 
 def _depth(line: bytes) -> int:
-    """Return the greatest depth of lists and objects in a line of JSON."""
+    """Return the largest nesting depth of lists and objects in a line of JSON."""
     letters = np.frombuffer(_TEXT_OF_JSON.sub(b"", line), np.uint8)
     opening, closing = np.isin(letters, list(b"[{")), np.isin(letters, list(b"]}"))
     return int(np.max(np.cumsum(opening.astype(int) - closing), initial=0))
@@ -266,7 +270,7 @@ def _described(file: Any, column: Any) -> Array:
 
 
 def _check_unfolded(metadata: Any, name: str) -> None:
-    """Refuse large lists that are stored in a few bytes: a single row could take all memory."""
+    """Refuse large lists that are stored in few bytes, because a single row could exhaust the memory."""
     for k in range(metadata.num_row_groups):
         group = metadata.row_group(k)
         for chunk in map(group.column, range(group.num_columns)):
@@ -274,11 +278,13 @@ def _check_unfolded(metadata: Any, name: str) -> None:
             if chunk.path_in_schema.split(".")[0] == name and size > max(
                 MAX_RESIDENT, _MOST_UNFOLDED * chunk.total_uncompressed_size
             ):
-                raise ValueError(f"{chunk.num_values:,} numbers of {name} in {chunk.total_uncompressed_size:,} bytes")
+                raise ValueError(
+                    f"column {name} stores {chunk.num_values:,} numbers in only {chunk.total_uncompressed_size:,} bytes"
+                )
 
 
 def _numbers(values: Any) -> np.ndarray[Any, Any]:
-    """Return a column as numbers; integers with gaps as float64 with NaN."""
+    """Convert a column to a numpy array. Integers with missing values become float64 with NaN."""
     if values.null_count and not pa.types.is_floating(values.type):
         values = values.cast(pa.int64()).cast(pa.float64())
     found: np.ndarray[Any, Any] = values.to_numpy(zero_copy_only=False)
@@ -286,13 +292,13 @@ def _numbers(values: Any) -> np.ndarray[Any, Any]:
 
 
 def _width(lists: Any) -> int:
-    """Return the length of the first list that is not missing; 0 if there is none."""
+    """Return the length of the first list that is present, or 0."""
     lengths = pc.list_value_length(lists).drop_null()
     return lengths[0].as_py() if len(lengths) else 0
 
 
 def with_composed(arrays: list[Array]) -> list[Array]:
-    """Add an array for every stem that numbered columns, or columns named by classes, share."""
+    """Append one array for each stem that numbered columns or columns named after classes share."""
     by_number, by_class = defaultdict(list), defaultdict(list)
     known = {*LOGITS, *PROBS, *NEUTRAL, *TARGETS, *WEIGHTS}
     keys = {array.key for array in arrays}
@@ -313,31 +319,33 @@ def with_composed(arrays: list[Array]) -> list[Array]:
 
 
 def _numbered(stem: str, members: Sequence[tuple[int, str, Array]]) -> Array:
-    """Return one array of columns in the order of their numbers."""
+    """Combine numbered columns into one array, in the order of their numbers."""
     numbers, names, parts = zip(*members, strict=True)
     problem = ""
     if numbers != tuple(range(numbers[0], numbers[0] + len(numbers))) or numbers[0] > 1:
         found = ", ".join(map(str, numbers[:12]))
-        problem = f"must be numbered from 0 or 1 without gaps, got {found}. Add the missing ones."
+        problem = f"must be numbered from 0 or 1 without gaps, got {found}. Add the missing columns."
     dtype = _common_dtype({part.dtype for part in parts})
     return Array(f"{names[0]}..{names[-1]}", dtype, (*parts[0].shape, len(parts)), problem, names, stem)
 
 
 def _composed(members: Sequence[Array], stem: str) -> Array:
-    """Return one array of columns that have a name for each class."""
+    """Combine columns with one class each into one array."""
     names = tuple(member.name for member in members)
     shape = (*members[0].shape, len(members))
     dtype = _common_dtype({member.dtype for member in members})
     lists = [member.name for member in members if len(member.shape) > 1]
-    problem = f"must be columns of one number a row, got lists in {quoted(lists)}. Name one column." if lists else ""
+    problem = (
+        f"must be columns with one number per row, got lists in {quoted(lists)}. Name one column." if lists else ""
+    )
     return Array(f"{names[0]}..{names[-1]}", dtype, shape, problem, names, stem, _classes(names, stem))
 
 
 def _classes(names: Sequence[str], stem: str) -> tuple[str, ...]:
-    """Return the parts of column names that differ; nothing if these are numbers."""
+    """Return the class names in column names, without the stem or the common prefix and suffix; () for numbers."""
     parts = [name.strip()[len(stem) + 1 :] for name in names] if stem else [name.strip() for name in names]
     if not stem:
-        start = len(commonprefix(parts))  # noqa: RUF071 - names are no paths
+        start = len(commonprefix(parts))  # noqa: RUF071 - names are not paths
         while start and parts[0][start - 1] not in "_.:- ":
             start -= 1
         parts = [part[start:] for part in parts]
@@ -349,18 +357,17 @@ def _classes(names: Sequence[str], stem: str) -> tuple[str, ...]:
 
 
 def _columns(array: Array) -> tuple[str, ...]:
-    """Return the columns in the file that form an array."""
     return array.columns or (array.name,)
 
 
 def _dtype(arrow_type: Any) -> str:
-    if pa.types.is_dictionary(arrow_type):  # categories
+    if pa.types.is_dictionary(arrow_type):  # categorical columns of pandas
         return _dtype(arrow_type.value_type)
     return _DTYPES.get(str(arrow_type), str(arrow_type))
 
 
 def _common_dtype(dtypes: set[str]) -> str:
-    """Return the dtype of numbered columns together; in text, some of them may happen to be integers."""
+    """Return the common dtype of columns. In text files, a column with whole numbers only has an integer dtype."""
     return np.result_type(*dtypes).name if dtypes <= FLOATS | WHOLE else " and ".join(sorted(dtypes))
 
 

@@ -1,11 +1,12 @@
-"""Diagrams of bin tables, the ECD, comparisons and trainings. Each draws only on the `ax` that it is given.
+"""Reliability diagrams, histograms of confidence, and diagrams of comparisons and training histories.
 
-Without an `ax` it draws on a new figure outside pyplot. Save it with `ax.figure.savefig(...)`, `to_svg(ax)` or
-`to_png(ax)`; the last two give the same bytes for the same diagram. To use `plt.show()`, pass `ax=plt.gca()`.
+Each function draws only on `ax`. Without `ax` it creates a figure outside pyplot: save it with
+`ax.figure.savefig(...)`, `to_svg(ax)` or `to_png(ax)`. The last two return equal bytes for equal diagrams. To use
+`plt.show()`, pass `ax=plt.gca()`.
 """
 
 try:
-    import matplotlib  # noqa: F401 - all modules below draw with it
+    import matplotlib  # noqa: F401 - fails early with the name of the extra
 except ImportError as error:
     raise ImportError(
         "`torchcalib.plots` needs matplotlib, which is not installed. Install it: pip install 'torchcalib[plot]'."

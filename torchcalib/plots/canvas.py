@@ -26,18 +26,23 @@ Column = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Style:
-    """Colours of a diagram. Colour-blind readers can distinguish the colours of `LIGHT` and `DARK` (Okabe and Ito).
+    """Colours of a diagram. Colour-blind readers can distinguish the colours in `LIGHT` and `DARK` (Okabe and Ito).
 
-    Attributes:
+    Args:
         paper: background.
         ink: text, axes and the diagonal.
         muted: secondary text.
         grid: grid lines.
         bar: bars of counts.
-        above: frequency above confidence.
-        below: frequency below confidence.
+        above: marks with frequency above confidence.
+        below: marks with frequency below confidence.
         outcome: mean outcome.
         rejected: predictions that a test rejects.
+
+    Example:
+        >>> from dataclasses import replace
+        >>> replace(LIGHT, bar="#cccccc").bar
+        '#cccccc'
     """
 
     paper: str
@@ -56,10 +61,10 @@ DARK = Style("#15181c", "#e4e6e8", "#9aa3ac", "#2c3238", "#626c77", "#56b4e9", "
 
 
 def columns_of(table: BinTable, name: str = "table") -> SimpleNamespace:
-    """Return the columns of one table as arrays, without the empty bins of no width that pad a batch."""
+    """Return the columns of a single table as float64 arrays, without the zero-width bins that pad a batch."""
     if table.n.dim() != 1:
         raise ValueError(
-            f"`{name}` must have no batch axes, got shape {tuple(table.n.shape)}. Draw one of the batch: `{name}[k]`."
+            f"`{name}` must have no batch axes, got shape {tuple(table.n.shape)}. Draw one table: `{name}[k]`."
         )
     columns = table.to_dict()
     real = (columns["n"] > 0) | (columns["upper"] > columns["lower"])
@@ -67,20 +72,20 @@ def columns_of(table: BinTable, name: str = "table") -> SimpleNamespace:
 
 
 _ARGUMENTS = """
-        preds: Probabilities, or logits with `from_logits=True`; or an object that has the bins itself.
-        target: Labels of predictions, see `torchcalib.functional.nll`; None for an object.
-        mode: Kind of confidence, `"positive"`, `"top_label"` or `"classwise"`; None is the main one.
-        task: `"binary"`, `"multiclass"` or `"multilabel"`; None infers it from the shapes.
-        ax: Axes to draw on; by default those of a new figure. Further panels are insets, `ax.child_axes`.
-        logit: Probabilities have a logit scale, which shows values near 0 and near 1. It ends at about 1 / (10 N) and
-            1 - 1 / (10 N), because N samples cannot distinguish values beyond from 0 and 1. Such values are drawn at
+        preds: Probabilities, or logits with `from_logits=True`; or an object that contains the bins.
+        target: Labels for predictions, see `torchcalib.functional.nll`; None for an object.
+        mode: Kind of confidence, `"positive"`, `"top_label"` or `"classwise"`. None is the first kind of the task.
+        task: `"binary"`, `"multiclass"` or `"multilabel"`. None infers it from the shapes.
+        ax: Axes to draw on. None creates a figure. Further panels are inset axes, `ax.child_axes`.
+        logit: Use a logit scale for probabilities, to show values near 0 and 1. The scale ends at about 1 / (10 N) and
+            1 - 1 / (10 N), because N samples cannot distinguish values beyond from 0 and 1. Values beyond are drawn at
             the ends.
         title: Title of the diagram.
-        style: Colours. With `DARK`, give the figure of `ax` a dark face."""
+        style: Colours of the diagram. With `DARK`, give the figure of `ax` a dark background."""
 
 
 def diagram(draw: F) -> F:
-    """Document the arguments that all diagrams share."""
+    """Decorate a diagram function: document the arguments that all diagrams share."""
     parameters = parameters_of(draw)
     if any(p.kind is Parameter.VAR_KEYWORD for p in signature(draw).parameters.values()):
         parameters += input_parameters(without=["batch_dims"])
@@ -90,13 +95,13 @@ def diagram(draw: F) -> F:
 
 @dataclass(frozen=True)
 class Canvas:
-    """Axes in the colours of a style, with the marks that several diagrams share."""
+    """Axes in the colours of a style, with methods for the marks that several diagrams share."""
 
     ax: Axes
     style: Style
 
     def __post_init__(self) -> None:
-        """Draw two spines and a light grid in the colours of the style."""
+        """Apply the colours of the style, and draw only two spines and a light grid."""
         ax, style = self.ax, self.style
         ax.set_facecolor(style.paper)
         ax.set_axisbelow(True)
@@ -112,10 +117,13 @@ class Canvas:
     def of(
         cls, ax: Axes | None, style: Style, title: str | None, size: tuple[float, float], top: float, **options: Any
     ) -> Self:
-        """Return a canvas on `ax`, or on a new figure, with a title that has these options."""
+        """Return a canvas on `ax`, or on a new figure, with a title that has the text options `options`.
+
+        `size` is the size of a new figure in inches, and `top` the top of its frame as a fraction of its height.
+        """
         if ax is None:
-            # pyplot does not know this figure, so that it opens no window and keeps nothing alive. Margins are fixed:
-            # an automatic layout changes with every save, and saving crops the figure anyway.
+            # Without pyplot, the figure opens no window and is not kept alive. Margins are fixed, because an automatic
+            # layout would change with every save. Saving crops the figure.
             figure = Figure(figsize=size, facecolor=style.paper)
             ax = figure.subplots(gridspec_kw={"left": 0.15, "right": 0.96, "bottom": 0.12, "top": top})
         canvas = cls(ax, style)
@@ -124,18 +132,21 @@ class Canvas:
         return canvas
 
     def title(self, text: str, **options: Any) -> None:
-        """Write a title on the left, above the frame."""
+        """Write a title above the frame, at the left."""
         self.ax.set_title(text, loc="left", color=self.style.ink, **options)
 
     def only_panels(self) -> Self:
-        """Hide everything but title and labels, for axes that only hold panels."""
+        """Hide everything except title and labels, for axes that only contain panels."""
         self.ax.grid(False)
         self.ax.spines[:].set_visible(False)
         self.ax.set(xticks=[], yticks=[])
         return self
 
     def panels(self, n: int, gap: float, *, columns: int = 1, left: float = 0, across: float = 0) -> "list[Canvas]":
-        """Return `n` panels from the top down, column by column, with gaps down and across, beside a left margin."""
+        """Return `n` panels, column by column, from the top to the bottom of each column.
+
+        The vertical gap, the left margin and the horizontal gap `across` are fractions of these axes.
+        """
         rows = math.ceil(n / columns)
         width, height = (1 - left + across) / columns - across, (1 + gap) / rows - gap
         cells = (divmod(k, rows) for k in range(n))
@@ -145,42 +156,42 @@ class Canvas:
         ]
 
     def panel(self, left: float, bottom: float, width: float, height: float) -> "Canvas":
-        """Return a canvas on a part of these axes."""
+        """Return a canvas on inset axes, whose place and size are fractions of these axes."""
         return Canvas(self.ax.inset_axes((left, bottom, width, height)), self.style)
 
     @property
     def points(self) -> tuple[float, float]:
-        """The present width and height of the frame in points, to decide which labels fit."""
+        """Current width and height of the frame in points, to decide which labels fit."""
         extent, scale = self.ax.get_window_extent(), 72 / self.ax.figure.dpi
         return float(extent.width * scale), float(extent.height * scale)
 
     def diagonal(self, low: float = 0.0, high: float = 1.0) -> None:
-        """Draw the line of perfect calibration."""
+        """Draw the line of perfect calibration, unless it is already drawn."""
         options: dict[str, Any] = {"color": self.style.ink, "linewidth": 0.8, "dashes": (5, 3), "zorder": 1.5}
         if not any(line.get_label() == "diagonal" for line in self.ax.lines):
             self.ax.plot([low, high], [low, high], label="diagonal", **options)
 
     def text(self, x: float, y: float, text: str, color: str, **options: Any) -> None:
-        """Write small text."""
+        """Write small text at the point (x, y)."""
         self.ax.text(x, y, text, color=color, **{"fontsize": "small", **options})
 
     def no_data(self) -> Axes:
-        """Write "no data" into the middle."""
+        """Write "no data" in the middle, and return the axes."""
         options = {"backgroundcolor": self.style.paper, "transform": self.ax.transAxes, "fontsize": None}
         self.text(0.5, 0.5, "no data", self.style.muted, ha="center", va="center", **options)
         return self.ax
 
     def annotate(self, text: str, x: float, y: float, offset: tuple[float, float], **options: Any) -> None:
-        """Write small text at a distance of `offset` points."""
+        """Write small text, moved by `offset` points from the point (x, y)."""
         options = {"textcoords": "offset points", "fontsize": "small", "annotation_clip": False, **options}
         self.ax.annotate(text, (x, y), offset, **options)
 
     def label_bar(self, text: str, x: float, height: float, color: str, **options: Any) -> None:
-        """Write a tiny label on top of a bar."""
+        """Write a small label on top of a bar."""
         self.annotate(text, x, height, (0, 1.5), color=color, ha="center", **{"fontsize": 6, **options})
 
     def legend(self, **options: Any) -> None:
-        """Draw a legend in one line above the frame."""
+        """Draw a legend in one row above the frame."""
         options = {"loc": "lower left", "bbox_to_anchor": (0, 1), "frameon": False, "ncols": 3, **options}
         self.ax.legend(fontsize="small", labelcolor=self.style.ink, **options)
 
@@ -196,21 +207,21 @@ class ProbabilityAxis(NamedTuple):
     def logit_of(cls, probabilities: Column, n: float) -> Self:
         """Return a logit axis that shows these probabilities.
 
-        It ends at about 1 / (10 n) and 1 - 1 / (10 n): n samples cannot distinguish values beyond from 0 and 1, and
-        probabilities of 1e-19 would leave no room for the others.
+        The limits keep a distance of about 1 / (10 n) from 0 and 1, because n samples cannot distinguish values beyond
+        from 0 and 1. A probability of 1e-19 would also leave no room for the others.
         """
         finest = min(max(0.1 / n, 1e-12), 0.01)
         ends = np.clip([probabilities.min(), probabilities.max()], finest, 1 - finest)
-        odds = ends / (1 - ends) * np.exp([-0.4, 0.4])  # a margin
+        odds = ends / (1 - ends) * np.exp([-0.4, 0.4])  # margin of 0.4 in log-odds
         low, high = odds / (1 + odds)
         return cls(float(low), float(high), is_logit=True)
 
     def clip(self, probabilities: Column) -> Column:
-        """Move values beyond the limits to the ends."""
+        """Clip probabilities to the limits."""
         return np.clip(probabilities, self.low, self.high)
 
     def apply(self, canvas: Canvas, which: Literal["x", "y"]) -> Transform:
-        """Set scale, limits and ticks of an axis, and return its transform, from probabilities to even distances."""
+        """Set scale, limits and ticks of an axis. Return the transform from probabilities to the scale of the axis."""
         axis = canvas.ax.xaxis if which == "x" else canvas.ax.yaxis
         if self.is_logit:
             ticks = self._ticks(int(canvas.points[0] / 40 if which == "x" else canvas.points[1] / 15))
@@ -221,7 +232,7 @@ class ProbabilityAxis(NamedTuple):
         return axis.get_transform()
 
     def _ticks(self, at_most: int) -> list[float]:
-        """Return 0.5 and powers of ten from both ends; only every k-th power if there are too many."""
+        """Return ticks at 0.5 and at powers of ten from 0 and 1, thinned to every k-th power to fit `at_most` ticks."""
         ticks: list[float] = []
         powers = 10.0 ** -np.arange(1, 13)
         for step in range(1, 13):
@@ -232,7 +243,7 @@ class ProbabilityAxis(NamedTuple):
         return ticks
 
 
-# Numbers
+# Number formats
 
 
 def count_label(n: float) -> str:
@@ -244,7 +255,7 @@ def count_label(n: float) -> str:
 
 
 def percent_label(share: float) -> str:
-    """Format a share in at most four characters. Only exact values are 0% or 100%."""
+    """Format a fraction in at most four characters. Only exact values become 0% or 100%."""
     if 0 < share < 0.01:
         return "<1%"
     return ">99%" if 0.99 < share < 1 else f"{share:.0%}"
@@ -262,11 +273,20 @@ def probability_label(probability: float) -> str:
     return small if probability < 0.5 else f"1−{small}"
 
 
-# Files
+# Image files
 
 
 def to_svg(ax: Axes) -> str:
-    """Return the figure of `ax` as SVG without a date; text stays text. The same diagram gives the same bytes."""
+    """Return the figure of `ax` as SVG without a date. Equal diagrams give equal text.
+
+    Args:
+        ax: Axes that a function of this module returned.
+
+    Example:
+        >>> from torchcalib.plots import ecd_curve
+        >>> "ECD (nats)" in to_svg(ecd_curve())
+        True
+    """
     buffer = io.StringIO()
     with matplotlib.rc_context({"svg.hashsalt": "torchcalib", "svg.fonttype": "none"}):
         _save(ax, buffer, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
@@ -274,12 +294,22 @@ def to_svg(ax: Axes) -> str:
 
 
 def to_png(ax: Axes, dpi: float = 200) -> bytes:
-    """Return the figure of `ax` as PNG without a date. The same diagram gives the same bytes."""
+    """Return the figure of `ax` as PNG without a date. Equal diagrams give equal bytes.
+
+    Args:
+        ax: Axes that a function of this module returned.
+        dpi: Dots per inch.
+
+    Example:
+        >>> from torchcalib.plots import ecd_curve
+        >>> to_png(ecd_curve(), dpi=50)[1:4]
+        b'PNG'
+    """
     buffer = io.BytesIO()
     _save(ax, buffer, format="png", dpi=dpi, metadata={"Software": None})
     return buffer.getvalue()
 
 
 def _save(ax: Axes, buffer: IO[Any], **options: Any) -> None:
-    """Save the whole figure, even if `ax` lies on a subfigure."""
+    """Save the whole figure, also if `ax` is in a subfigure."""
     ax.figure.canvas.figure.savefig(buffer, bbox_inches="tight", pad_inches=0.06, **options)

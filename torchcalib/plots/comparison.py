@@ -1,4 +1,4 @@
-"""Several binnings of the same data, one below the other."""
+"""Diagram of several binnings of the same data, one below the other."""
 
 from collections.abc import Mapping
 from types import SimpleNamespace
@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from torchcalib.plots.canvas import LIGHT, Canvas, ProbabilityAxis, Style, columns_of, diagram
-from torchcalib.plots.sources import Given, bins_of
+from torchcalib.plots.sources import Given, bins_from
 
 
 @diagram
@@ -20,23 +20,23 @@ def bin_comparison(
     title: str | None = None,
     style: Style = LIGHT,
 ) -> Axes:
-    """Draw the empirical probabilities that several binnings of the same data give.
+    """Draw the empirical probabilities of several binnings of the same data.
 
-    Each binning has a panel, in the order given, over a shared axis of predictions. Its heading has the number of bins
-    and the sizes of the smallest and the largest bin with data.
+    Each binning has a panel, in the given order, with a shared axis of predictions. The heading states the number of
+    bins with data, and the sizes of the smallest and the largest of them.
 
-    - Steps: from edge to edge of a bin, its empirical probability: the mean outcome. An empty bin leaves a gap.
-    - Dashed diagonal: the steps of a calibrated model lie along it.
+    - Steps: the empirical probability (mean outcome) of each bin, from edge to edge. Empty bins are gaps.
+    - Dashed diagonal: perfect calibration.
     - Ticks below the frame: edges of the bins.
 
     Args:
-        tables: bins without batch axes, by the name of the binning: a `BinTable`, a metric over bins, or a report.
+        tables: Bins without batch axes, by the name of the binning: a `BinTable`, a metric over bins, or a report.
 
     Returns:
         The axes; their figure is `ax.figure`.
 
     Raises:
-        ValueError: for a batch of tables, or no table.
+        ValueError: if a table has batch axes, or `tables` is empty.
 
     Source:
         [TCE] Matsubara, Tax, Mudd, Guy: TCE: A Test-Based Approach to Measuring Calibration Error, UAI 2023, fig. 2.
@@ -50,14 +50,16 @@ def bin_comparison(
         ['2 bins: 2 bins of 1 to 2 samples', '5 bins: 3 bins of 1 sample, 2 empty']
     """
     if not tables:
-        raise ValueError("`tables` must hold at least one table, got none. Pass tables by the names of their binnings.")
+        raise ValueError(
+            "`tables` must hold at least one table, got none. Pass a mapping of names of binnings to tables."
+        )
     given = Given(None, None, {})
-    series = {name: columns_of(bins_of(table, None, given), f"tables[{name!r}]") for name, table in tables.items()}
+    series = {name: columns_of(bins_from(table, None, given), f"tables[{name!r}]") for name, table in tables.items()}
     canvas = Canvas.of(ax, style, title, (4.6, 1.0 + 1.6 * len(series)), top=0.9, pad=20).only_panels()
-    canvas.ax.set_xlabel("prediction (probability)", labelpad=24)  # below the bin edges and the ticks of the panels
+    canvas.ax.set_xlabel("prediction (probability)", labelpad=24)  # room for bin edges and tick labels of the panels
     canvas.ax.set_ylabel("empirical probability", labelpad=44 if logit else 30)
     axis = _logit_axis(list(series.values())) if logit else ProbabilityAxis()
-    gap = min(34 / canvas.points[1], 0.5 / len(series))  # bin edges and a heading
+    gap = min(34 / canvas.points[1], 0.5 / len(series))  # room for bin edges and a heading
     panels = canvas.panels(len(series), gap)
     for (name, bins), panel in zip(series.items(), panels, strict=True):
         panel.title(_heading(name, bins), fontsize="small", parse_math=False)
@@ -72,7 +74,7 @@ def bin_comparison(
 
 
 def _logit_axis(series: list[SimpleNamespace]) -> ProbabilityAxis:
-    """Return a logit axis that shows all binnings, without their outer edges, which are often 0 and 1."""
+    """Return a logit axis for all binnings. It ignores their outer edges, which are often 0 and 1."""
     shown = [values[b.n > 0] for b in series for values in (b.confidence, b.frequency)]
     inner = [b.lower[1:] for b in series]
     n = max(float(b.n.sum()) for b in series)
@@ -80,13 +82,13 @@ def _logit_axis(series: list[SimpleNamespace]) -> ProbabilityAxis:
 
 
 def _heading(name: str, bins: SimpleNamespace) -> str:
-    held = bins.n[bins.n > 0]
-    if not held.size:
+    sizes = bins.n[bins.n > 0]
+    if not sizes.size:
         return name
-    least, most, empty = held.min(), held.max(), len(bins.n) - len(held)
+    least, most, empty = sizes.min(), sizes.max(), len(bins.n) - len(sizes)
     size = f"{most:,.10g}" if least == most else f"{least:,.10g} to {most:,.10g}"
-    plural, samples = "" if len(held) == 1 else "s", "sample" if most == 1 else "samples"
-    return f"{name}: {len(held):,} bin{plural} of {size} {samples}" + (f", {empty:,} empty" if empty else "")
+    plural, samples = "" if len(sizes) == 1 else "s", "sample" if most == 1 else "samples"
+    return f"{name}: {len(sizes):,} bin{plural} of {size} {samples}" + (f", {empty:,} empty" if empty else "")
 
 
 def _draw_steps(canvas: Canvas, bins: SimpleNamespace, axis: ProbabilityAxis) -> None:
@@ -107,7 +109,7 @@ def _draw_steps(canvas: Canvas, bins: SimpleNamespace, axis: ProbabilityAxis) ->
         -0.09,
         -0.02,
         color=canvas.style.muted,
-        linewidth=np.clip(60 / len(edges), 0.3, 1.0),  # hundreds of edges must not merge
+        linewidth=np.clip(60 / len(edges), 0.3, 1.0),  # thin lines keep hundreds of edges distinct
         transform=canvas.ax.get_xaxis_transform(),
         clip_on=False,
     )

@@ -1,4 +1,4 @@
-"""Differences of several systems to the first one, metric by metric."""
+"""Diagram of the differences between several systems and the first system, metric by metric."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torchcalib.reporting.data import ComparedLine, Comparison, Difference
 
 MAX_NAME = 28
-"""Longer names of systems are cut off."""
+"""Largest number of characters in the name of a system. Longer names are truncated."""
 
 _COLUMNS = 2
 
@@ -27,18 +27,18 @@ _COLUMNS = 2
 def difference_plot(
     comparison: Comparison, ax: Axes | None = None, *, title: str | None = None, style: Style = LIGHT
 ) -> Axes:
-    """Draw the differences of systems to the first one, with their intervals.
+    """Draw the differences between several systems and the first system, with 95% confidence intervals.
 
-    Each score, and each main calibration error with an interval, has a panel with its own scale. A line marks 0, the
-    first system; the better side is shaded. Each other system has a row:
+    Each score, and each main calibration error with an interval, has a panel with its own scale. A line at 0 marks the
+    first system, and the better side is shaded. Each other system has a row:
 
-    - A mark at the difference, and a line along its 95% interval: filled and blue if better, filled and orange if
-      worse, hollow and grey if not significantly different. Without an interval there is only the mark.
-    - A triangle marks a difference beyond the end of the scale.
+    - A mark at the difference, with a line for its interval. Better systems are blue, worse ones orange. Hollow grey
+      marks are not significantly different. Without an interval there is only the mark.
+    - A triangle, if the difference is beyond the end of the scale.
 
     Args:
-        comparison: result of `torchcalib.compare`.
-        title: Title of the diagram; by default it names the first system.
+        comparison: Result of `torchcalib.compare`.
+        title: Title of the diagram. None names the first system.
 
     Returns:
         The axes; their figure is `ax.figure`.
@@ -59,7 +59,7 @@ def difference_plot(
         title = f"Difference to {_short(comparison.baseline)}, 95% intervals"
     size = 9.2, 0.9 + n_rows * (0.72 + 0.2 * len(others))
     canvas = Canvas.of(ax, style, title, size, top=1 - 0.55 / size[1], parse_math=False, pad=20).only_panels()
-    # Names are beside the first column of panels and belong to the rows of all panels to their right.
+    # System names appear only beside the first column of panels, and label the rows of all columns.
     across, down = canvas.points
     margin = min(0.4, (12 + 5.6 * max(map(len, names))) / across)
     gap = min(0.06, 26 / across)
@@ -76,9 +76,9 @@ def difference_plot(
     return canvas.ax
 
 
-def _has_interval(found: Difference) -> bool:
-    """Return whether a difference has an interval, or has none only because it is undefined."""
-    return found.interval is not None or math.isnan(found.value)
+def _has_interval(difference: Difference) -> bool:
+    """Return True if a difference has an interval, or is NaN and therefore has none."""
+    return difference.interval is not None or math.isnan(difference.value)
 
 
 def _draw_panel(canvas: Canvas, line: ComparedLine, others: Sequence[str]) -> None:
@@ -99,23 +99,23 @@ def _draw_panel(canvas: Canvas, line: ComparedLine, others: Sequence[str]) -> No
         _draw_difference(canvas, row, line.differences[name])
 
 
-def _draw_difference(canvas: Canvas, row: int, found: Difference) -> None:
+def _draw_difference(canvas: Canvas, row: int, difference: Difference) -> None:
     panel = canvas.ax
     low, high = panel.get_xlim()
-    if math.isnan(found.value):
+    if math.isnan(difference.value):
         canvas.text(0, row, " undefined ", canvas.style.muted, fontsize="x-small", ha="left", va="center")
         return
-    edge, face = _colors(found.verdict, canvas.style)
-    if found.interval is not None:
-        ends = np.clip([found.interval.low, found.interval.high], low, high)
+    edge, face = _colors(difference.verdict, canvas.style)
+    if difference.interval is not None:
+        ends = np.clip([difference.interval.low, difference.interval.high], low, high)
         panel.plot(ends, [row, row], color=edge, linewidth=1.8, solid_capstyle="butt", zorder=2)
-    marker = "<" if found.value < low else ">" if found.value > high else "o"
-    mark = _mark(edge, face, [np.clip(found.value, low, high)], [row], marker=marker, markeredgewidth=1.2)
+    marker = "<" if difference.value < low else ">" if difference.value > high else "o"
+    mark = _mark(edge, face, [np.clip(difference.value, low, high)], [row], marker=marker, markeredgewidth=1.2)
     panel.add_line(mark)
 
 
 def _colors(verdict: str, style: Style) -> tuple[str, str]:
-    """Return the colours of the edge and of the face of a mark, which is hollow without a significant difference."""
+    """Return edge and face colours of a mark. A mark without a significant difference is hollow."""
     color = {"better": style.above, "worse": style.below}.get(verdict)
     return (color, color) if color else (style.muted, style.paper)
 
@@ -126,17 +126,17 @@ def _mark(edge: str, face: str, x: Sequence[float] = (), y: Sequence[float] = ()
 
 
 def _limits(differences: Sequence[Difference]) -> tuple[float, float]:
-    """Return the limits of a scale that shows 0 and all finite values."""
+    """Return axis limits that include 0 and all finite differences and interval ends."""
     shown = [0.0]
-    for found in differences:
-        ends = [] if found.interval is None else [found.interval.low, found.interval.high]
-        shown += [x for x in (found.value, *ends) if math.isfinite(x)]
+    for difference in differences:
+        ends = [] if difference.interval is None else [difference.interval.low, difference.interval.high]
+        shown += [x for x in (difference.value, *ends) if math.isfinite(x)]
     low, high = min(shown), max(shown)
-    room = 0.08 * (high - low) or 1e-3  # a scale needs a width even if all values are equal
+    room = 0.08 * (high - low) or 1e-3  # the axis needs a width even if all values are equal
     return low - room, high + room
 
 
 def _short(name: str) -> str:
-    """Return a name on one line, cut off if it is long."""
+    """Return a name without control characters, truncated to `MAX_NAME` characters."""
     shown = printable(name)
     return shown if len(shown) <= MAX_NAME else shown[: MAX_NAME - 1] + "…"

@@ -1,4 +1,4 @@
-"""The expected calibration difference of a single sample as a curve."""
+"""Curve of the entropic calibration difference (ECD) for a single sample."""
 
 import numpy as np
 import torch
@@ -8,15 +8,18 @@ from torchcalib.metrics.proper_scores import ecd
 from torchcalib.plots.canvas import LIGHT, Canvas, Style, diagram
 
 ECD_MINIMUM = -0.27846454276107380
-"""-W(1/e), the minimum of the ECD of one binary sample, at p = 1 / (1 + W(1/e)) if x = 1. [ECD] fig. 2."""
+"""Minimum of the ECD for one binary sample: -W(1/e), where W is the Lambert function, at p = 1 / (1 + W(1/e)) if x = 1.
+
+Source: [ECD] fig. 2.
+"""
 
 
 @diagram
 def ecd_curve(ax: Axes | None = None, *, title: str | None = None, style: Style = LIGHT) -> Axes:
-    """Draw the entropic calibration difference (ECD) of one binary sample as a function of its predicted probability.
+    """Draw the entropic calibration difference (ECD) of one binary sample against its predicted probability.
 
-    The ECD is the log loss minus its expectation under the prediction. Below zero the prediction was under-confident,
-    above zero over-confident. Both curves are infinite where the observed outcome had probability 0.
+    The ECD is the log loss minus its expectation under the prediction. It is negative for under-confident predictions
+    and positive for over-confident ones. Both curves are infinite if the observed outcome had probability 0.
 
     Returns:
         The axes; their figure is `ax.figure`.
@@ -44,7 +47,7 @@ def ecd_curve(ax: Axes | None = None, *, title: str | None = None, style: Style 
         ax.plot([lowest], [ECD_MINIMUM], "o", color=color, markersize=4.5, label=f"minimum, x = {x}")
         canvas.text(lowest, ECD_MINIMUM - 0.04, f"p = {lowest:.4f}", color, ha="center", va="top")
         canvas.text(side, 1.6, f"x = {x}\n{formula}", color, ha=edge, va="center")
-    minimum = f"least: −W(1/e) = −{-ECD_MINIMUM:.4f}"
+    minimum = f"minimum: −W(1/e) = −{-ECD_MINIMUM:.4f}"
     for y, text in ((ECD_MINIMUM - 0.04, minimum), (1.1, "above 0: over-confident\nbelow 0: under-confident")):
         canvas.text(0.5, y, text, style.muted, ha="center", va="top")
     return ax

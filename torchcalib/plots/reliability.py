@@ -1,4 +1,4 @@
-"""Diagrams of frequency against confidence, in bins or by isotonic regression, and the histogram of confidence."""
+"""Reliability diagrams, with bins or isotonic regression, and the histogram of confidence."""
 
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -12,16 +12,16 @@ from torchcalib.core.arguments import InputOptions, Task
 from torchcalib.core.events import Mode
 from torchcalib.io.errors import printable
 from torchcalib.plots.canvas import LIGHT, Canvas, Column, Style, columns_of, count_label, diagram
-from torchcalib.plots.sources import Given, Series, bins_of, curve_from, series_of
+from torchcalib.plots.sources import Given, Series, bins_from, curve_from, series_from
 
 MAX_LABELLED_BINS = 20
-"""With more bins an axis shows the counts, because labels would overlap."""
+"""Largest number of bins with a label for each count. With more bins, an axis shows the counts."""
 
 _CORP_BARS = 40
-
+"""Number of bars in the histogram of `corp_diagram`."""
 
 _SERIES = "torchcalib: curve of a model"
-"""Group id of the curves of models."""
+"""Group id that marks the lines of models on matplotlib axes."""
 
 
 @diagram
@@ -39,29 +39,29 @@ def reliability_diagram(
     style: Style = LIGHT,
     **options: Unpack[InputOptions],
 ) -> Axes:
-    """Draw frequency against confidence, with the gap to the diagonal and the count of every bin, and the ECE.
+    """Draw observed frequency against mean confidence in bins, and the expected calibration error (ECE).
 
-    Every bin with data has a mark at (mean confidence, frequency), whose area grows with its share of the samples. A
-    line joins it to the diagonal: the gap. Filled marks lie below the diagonal (over-confident, for confidences above
-    0.5), hollow ones above. The strip on top shows counts. Grey boxes are consistency bands, if the table has them: a
-    calibrated model has its mark in the box of a bin in 95% of samples.
+    Each bin with data has a mark at (mean confidence, frequency), whose area increases with the fraction of samples in
+    the bin. A line shows the gap to the diagonal. Marks below the diagonal are filled (over-confident, for confidences
+    above 0.5), and marks above it are hollow. The strip at the top shows counts. Grey boxes are consistency bands, if
+    the table contains them: the mark of a calibrated model is inside its box with probability 95%.
 
-    Several models, and classes with `mode="classwise"`, have a curve each instead, named in a legend. A call with
-    `label` adds one to the curves on `ax`.
+    Several models, or the classes with `mode="classwise"`, are drawn as one curve each, with a legend. A call with
+    `label` adds a curve to those on `ax`.
 
     Args:
         preds: Predictions; or a `BinTable`, a metric over bins such as `torchcalib.ECE`, or a `torchcalib.Report`; or a
-            mapping of names of models to any of these.
+            mapping of model names to any of these.
         label: Name of the model in the legend.
         n_bins: Number of equal-width bins of predictions.
-        class_names: Names of the classes, for class-wise curves and for targets that are text.
+        class_names: Names of the classes, for class-wise curves and for text targets.
 
     Returns:
         The axes; their figure is `ax.figure`.
 
     Raises:
-        TypeError: for predictions without targets.
-        ValueError: for a batch of tables, and more than ten curves.
+        TypeError: if predictions have no targets.
+        ValueError: if a table has batch axes, or there are more than ten curves.
 
     Example:
         >>> import torch
@@ -73,11 +73,11 @@ def reliability_diagram(
         ['first: ECE 0.3', 'second: ECE 0.197']
     """
     given = Given(mode, class_names, {"task": task, "n_bins": n_bins, **options})
-    series = series_of(preds, target, label, given)
+    series = series_from(preds, target, label, given)
     tables = [columns_of(one.table) for one in series]
     canvas = _unit_square(ax, style, title)
     ax = canvas.ax
-    ax.set(xlabel="mean confidence of the bin (probability)", ylabel="observed frequency (share of the bin)")
+    ax.set(xlabel="mean confidence of the bin (probability)", ylabel="observed frequency (fraction of the bin)")
     ax.tick_params(pad=6)  # room for a large mark in the corner
     if label is None and len(series) == 1 and series[0].name is None:
         return _draw_bins(canvas, tables[0], series[0].error)
@@ -91,14 +91,14 @@ def reliability_diagram(
 
 
 def _draw_curve(canvas: Canvas, bins: SimpleNamespace, series: Series) -> None:
-    """Draw the bins with data of one of several models as a curve."""
+    """Draw the curve of one of several models, with a marker for each bin that contains data."""
     style = canvas.style
     colors = (style.above, style.below, style.outcome, style.rejected, style.muted)
     index = sum(line.get_gid() == _SERIES for line in canvas.ax.lines)
-    held = bins.n > 0
+    has_data = bins.n > 0
     canvas.ax.plot(
-        bins.confidence[held],
-        bins.frequency[held],
+        bins.confidence[has_data],
+        bins.frequency[has_data],
         color=colors[index % len(colors)],
         linestyle="-" if index < len(colors) else "--",
         linewidth=1.4,
@@ -114,37 +114,37 @@ def _draw_curve(canvas: Canvas, bins: SimpleNamespace, series: Series) -> None:
 
 
 def _draw_bins(canvas: Canvas, bins: SimpleNamespace, error: str) -> Axes:
-    """Draw the bins of a single model, with their gaps, bands and counts."""
+    """Draw the bins of a single model, with gaps, consistency bands and counts."""
     ax, style = canvas.ax, canvas.style
-    held = bins.n > 0
-    if not held.any():
+    has_data = bins.n > 0
+    if not has_data.any():
         return canvas.no_data()
     width = bins.upper - bins.lower
-    known = held & np.isfinite(bins.band_low)
+    known = has_data & np.isfinite(bins.band_low)
     if known.any():
-        inset = (0.06 if len(width) <= 50 else 0) * width  # keep neighbouring boxes apart while there is room
+        inset = (0.06 if len(width) <= 50 else 0) * width  # separate neighbouring boxes if there is room
         ax.bar(
             (bins.lower + inset)[known],
-            np.maximum(bins.band_high - bins.band_low, 0.004)[known],  # a band of no height stays visible
+            np.maximum(bins.band_high - bins.band_low, 0.004)[known],  # keep a band without height visible
             (width - 2 * inset)[known],
             np.minimum(bins.band_low, 0.996)[known],
             align="edge",
             **_band(style),
         )
     _explain(canvas, error, level=0.95 if known.any() else None, kinds=("hollow: ", "filled: "))
-    x, y, gap = bins.confidence[held], bins.frequency[held], bins.gap[held]
+    x, y, gap = bins.confidence[has_data], bins.frequency[has_data], bins.gap[has_data]
     color = np.where(gap > 0, style.above, np.where(gap < 0, style.below, style.ink))
-    stroke = np.clip(60 / len(width), 0.5, 1.6)  # the lines of hundreds of bins must not merge
+    stroke = np.clip(60 / len(width), 0.5, 1.6)  # thin lines keep hundreds of bins distinct
     ax.vlines(x, x, y, colors=list(color), linewidth=stroke, zorder=2)
     ax.scatter(
         x,
         y,
-        s=4 * stroke + 220 * bins.share[held],  # the smallest share is still a dot
+        s=4 * stroke + 220 * bins.share[has_data],  # keep bins with few samples visible
         facecolors=list(np.where(gap > 0, style.paper, color)),
         edgecolors=list(color),
         linewidths=stroke,
         zorder=3,
-        clip_on=False,  # marks at 0 and 1 are drawn whole
+        clip_on=False,  # draw marks at 0 and 1 completely
     )
     _draw_counts(canvas, bins.lower, width, bins.n, most_labels=MAX_LABELLED_BINS)
     return ax
@@ -162,21 +162,22 @@ def corp_diagram(
     style: Style = LIGHT,
     **options: Unpack[InputOptions],
 ) -> Axes:
-    """Draw the CORP reliability diagram: isotonic regression of outcomes on confidence, with its consistency band.
+    """Draw a CORP reliability diagram: isotonic regression of outcomes on confidence, with a consistency band.
 
-    A curve within the band is no evidence against calibration. Below the diagonal outcomes were less frequent than
-    predicted, above it more frequent. The strip on top shows counts.
+    CORP means consistent, optimally binned, reproducible and based on the pool-adjacent-violators algorithm.
+    A curve within the band is no evidence against calibration. Below the diagonal, outcomes were less frequent than
+    predicted; above it, more frequent. The strip at the top shows counts.
 
     Args:
         preds: Predictions; or a curve without batch axes, see `torchcalib.functional.corp_curve`; or a metric that
-            keeps samples, such as `torchcalib.CORP`.
+            stores samples, such as `torchcalib.CORP`.
 
     Returns:
         The axes; their figure is `ax.figure`.
 
     Raises:
-        TypeError: for predictions without targets.
-        ValueError: for a batch of curves.
+        TypeError: if predictions have no targets.
+        ValueError: if the curve has batch axes.
 
     Source:
         Dimitriadis, Gneiting, Jordan: Stable reliability diagrams for probabilistic classifiers (PNAS 2021), fig. 2.
@@ -185,19 +186,19 @@ def corp_diagram(
         >>> import torch
         >>> ax = corp_diagram(torch.tensor([0.2, 0.9]), torch.tensor([0, 1]))
         >>> ax.get_ylabel()
-        'recalibrated (frequency)'
+        'recalibrated probability'
     """
     curve = curve_from(preds, target, Given(mode, None, {"task": task, **options}))
     if curve.n.dim() != 1:
         raise ValueError(
-            f"`curve` must have no batch axes, got shape {tuple(curve.n.shape)}. Draw one of the batch: `curve[k]`."
+            f"`curve` must have no batch axes, got shape {tuple(curve.n.shape)}. Draw one curve: `curve[k]`."
         )
     canvas = _unit_square(ax, style, title)
     ax = canvas.ax
-    ax.set(xlabel="confidence (probability)", ylabel="recalibrated (frequency)")
-    held = curve.n.cpu().numpy() > 0
+    ax.set(xlabel="confidence (probability)", ylabel="recalibrated probability")
+    has_data = curve.n.cpu().numpy() > 0
     columns = (curve.confidence, curve.frequency, curve.band_low, curve.band_high, curve.n)
-    confidence, frequency, low, high, n = (column.cpu().numpy()[held] for column in columns)
+    confidence, frequency, low, high, n = (column.cpu().numpy()[has_data] for column in columns)
     if not n.size:
         return canvas.no_data()
     ax.fill_between(confidence, low, high, **_band(style))
@@ -224,37 +225,44 @@ def confidence_histogram(
     style: Style = LIGHT,
     **options: Unpack[InputOptions],
 ) -> Axes:
-    """Draw how many samples each bin holds, with the mean confidence and the mean outcome of all samples.
+    """Draw the number of samples in each bin, and the mean confidence and the mean outcome of all samples.
 
-    For the top label the mean outcome is the accuracy. The distance between the two lines is |ESCE|.
+    For the top label, the mean outcome is the accuracy. The distance between the two lines is the absolute value of the
+    expected signed calibration error (ESCE).
 
     Args:
         preds: Predictions; or a `BinTable` without batch axes, a metric over bins, or a `torchcalib.Report`.
         n_bins: Number of equal-width bins of predictions.
-        log: whether counts have a logarithmic scale, named on the axis; by default if the largest bin holds more than
-            20 times the median.
+        log: Use a logarithmic scale for counts. None uses it if the largest count is above 20 times the median of the
+            bins with data.
 
     Returns:
         The axes; their figure is `ax.figure`.
 
     Raises:
-        TypeError: for predictions without targets.
-        ValueError: for a batch of tables.
+        TypeError: if predictions have no targets.
+        ValueError: if the table has batch axes.
+
+    Example:
+        >>> import torch
+        >>> ax = confidence_histogram(torch.tensor([0.2, 0.9, 0.6]), torch.tensor([0, 1, 0]))
+        >>> [text.get_text() for text in ax.get_legend().get_texts()]
+        ['mean confidence 0.567', 'mean outcome 0.333']
     """
-    table = bins_of(preds, target, Given(mode, None, {"task": task, "n_bins": n_bins, **options}))
+    table = bins_from(preds, target, Given(mode, None, {"task": task, "n_bins": n_bins, **options}))
     bins = columns_of(table)
     canvas = Canvas.of(ax, style, title, (4.6, 4.8), top=0.9, pad=20)
     ax = canvas.ax
     ax.set(xlim=(0, 1), xlabel="confidence (probability)")
-    held = bins.n[bins.n > 0]
-    if not held.size:
+    counts = bins.n[bins.n > 0]
+    if not counts.size:
         ax.set(ylim=(0, 1), ylabel="count per bin")
         return canvas.no_data()
     if log is None:
-        log = bool(held.max() > 20 * np.median(held))
+        log = bool(counts.max() > 20 * np.median(counts))
     ax.set_ylabel(f"count per bin{' (logarithmic scale)' if log else ''}")
     ax.set_yscale("log" if log else "linear")
-    ax.set_ylim(held.min() / 2 if log else 0, held.max() * (2 if log else 1.06))
+    ax.set_ylim(counts.min() / 2 if log else 0, counts.max() * (2 if log else 1.06))
     ax.yaxis.set_major_formatter(StrMethodFormatter("{x:,.10g}"))
     _draw_bars(canvas, bins.lower, bins.upper - bins.lower, bins.n)
     for name, column, dashes, color in (
@@ -268,7 +276,7 @@ def confidence_histogram(
 
 
 def _unit_square(ax: Axes | None, style: Style, title: str | None) -> Canvas:
-    """Return square axes of two probabilities, with the diagonal."""
+    """Return a square canvas with two axes from 0 to 1 and the diagonal."""
     canvas = Canvas.of(ax, style, title, (4.6, 5.2), top=0.84)
     canvas.ax.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
     canvas.diagonal()
@@ -276,12 +284,12 @@ def _unit_square(ax: Axes | None, style: Style, title: str | None) -> Canvas:
 
 
 def _explain(canvas: Canvas, error: str, level: float | None, kinds: tuple[str, str]) -> None:
-    """Write the error, and explain both sides of the diagonal and the consistency band in words, without marks."""
+    """Write the error, and short explanations of both sides of the diagonal and the consistency band."""
     style = canvas.style
     lines = [
         (error, style.ink),
         (f"{kinds[0]}more often than predicted", style.above),
-        ("" if level is None else f"shaded: {100 * level:.10g}% if calibrated", style.muted),
+        ("" if level is None else f"shaded: {100 * level:.10g}% band if calibrated", style.muted),
     ]
     for row, (text, color) in enumerate((text, color) for text, color in lines if text):
         canvas.text(0.03, 0.97 - 0.05 * row, text, color, va="top")
@@ -289,13 +297,15 @@ def _explain(canvas: Canvas, error: str, level: float | None, kinds: tuple[str, 
 
 
 def _band(style: Style) -> dict[str, Any]:
-    """Return the options of a consistency band."""
+    """Return the drawing options for a consistency band."""
     return {"color": style.bar, "alpha": 0.28, "linewidth": 0, "zorder": 1.2}
 
 
 def _draw_counts(canvas: Canvas, lower: Column, width: Column, n: Column, most_labels: int) -> None:
-    """Draw bars of counts above the frame, with labels if they fit and else with one tick."""
-    labelled = len(n) <= most_labels and canvas.points[0] / len(n) >= 16  # points of four characters
+    """Draw bars of counts above the frame, with a label on each bar if all fit, else with a tick at the largest."""
+    labelled = (
+        len(n) <= most_labels and canvas.points[0] / len(n) >= 16
+    )  # width in points of a label with four characters
     panel = canvas.panel(0, 1.02, 1, 0.14)
     strip = panel.ax
     strip.grid(False)

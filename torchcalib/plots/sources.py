@@ -14,16 +14,16 @@ from torchcalib.metrics.ranked import CORPCurve, RankedMetric, corp_curve, curve
 from torchcalib.metrics.test_based import TCE, tce_table
 
 MOST_SERIES = 10
-"""Largest number of curves in one diagram, which have different colours and dashes."""
+"""Largest number of curves in one diagram: each has its own combination of colour and dashes."""
 
 
 class Given(NamedTuple):
     """Arguments of a diagram that determine its table.
 
     Attributes:
-        mode: kind of confidence, None for the main one.
-        class_names: of the classes, if they are known.
-        options: of the function that makes a table of predictions, such as `task` and `n_bins`.
+        mode: kind of confidence, or None for the first kind of the task.
+        class_names: names of the classes, if known.
+        options: arguments of the function that computes a table from predictions, such as `task` and `n_bins`.
     """
 
     mode: Mode | None
@@ -32,77 +32,79 @@ class Given(NamedTuple):
 
 
 class Series(NamedTuple):
-    """A table with its name, and the words on its error."""
+    """Table of one curve, with its name and its error as text."""
 
     name: str | None
     table: BinTable
     error: str
 
 
-def series_of(source: Any, target: Any, label: str | None, given: Given) -> list[Series]:
-    """Return the tables of a source: one, or one for each class, or for each entry of a mapping."""
+def series_from(source: Any, target: Any, label: str | None, given: Given) -> list[Series]:
+    """Return the tables from a source: one table, one per class, or one per entry of a mapping."""
     if isinstance(source, Mapping) and not hasattr(source, "tables"):
         if not source:
-            raise ValueError("`preds` must hold at least one model, got none. Pass predictions by names of models.")
-        found = [each for name, one in source.items() for each in series_of(one, target, str(name), given)]
+            raise ValueError(
+                "`preds` must hold at least one model, got none. Pass a mapping of model names to predictions."
+            )
+        found = [each for name, one in source.items() for each in series_from(one, target, str(name), given)]
     elif hasattr(source, "tables"):
-        return [_of_report(source, label, given)]
+        return [_series_from_report(source, label, given)]
     else:
-        table = bins_of(source, target, given)
+        table = bins_from(source, target, given)
         batch = not isinstance(source, BinTable) and table.n.dim() == 2
-        found = _by_class(table, label, given) if batch else [Series(label, table, f"ECE {_ece(table):.3g}")]
+        found = _series_by_class(table, label, given) if batch else [Series(label, table, f"ECE {_ece(table):.3g}")]
     if len(found) > MOST_SERIES:
         raise ValueError(
-            f"`preds` must give at most {MOST_SERIES} curves for one diagram, got {len(found)}. "
-            "Draw some of them: a mapping of names to tables, {'cat': table[3], ...}."
+            f"`preds` must hold at most {MOST_SERIES} curves for one diagram, got {len(found)}. "
+            "Pass a mapping with some of the tables: {'cat': table[3], ...}."
         )
     return found
 
 
-def bins_of(source: Any, target: Any, given: Given) -> BinTable:
-    """Return the table of bins of a table, a metric, a report, or predictions."""
+def bins_from(source: Any, target: Any, given: Given) -> BinTable:
+    """Return the bin table from a table, a metric, a report, or predictions."""
     if hasattr(source, "tables"):
-        return _of_report(source, None, given).table
+        return _series_from_report(source, None, given).table
     if isinstance(source, BinTable):
         return source
     if isinstance(source, BinnedMetric):
         return source.bin_table()
-    made: BinTable = _of_predictions(calibration_curve, source, target, given)
-    return made
+    table: BinTable = _from_predictions(calibration_curve, source, target, given)
+    return table
 
 
-def tests_of(source: Any, target: Any, given: Given) -> TCETable:
-    """Return the table with decisions of a test of a table, a `TCE`, a report, or predictions."""
+def decisions_from(source: Any, target: Any, given: Given) -> TCETable:
+    """Return the table of test decisions from a table, a `TCE`, a report, or predictions."""
     if hasattr(source, "tests"):
-        tested: TCETable = _in_mode(source.tests, given.mode)
-        return tested
+        decisions: TCETable = _table_for_mode(source.tests, given.mode)
+        return decisions
     if isinstance(source, TCETable):
         return source
     if isinstance(source, TCE):
         return source.table()
     if isinstance(source, BinTable):
         raise TypeError(
-            "`preds` must hold decisions of a test, got a table of bins without them. "
-            "Make it with torchcalib.functional.tce_table, or draw it with reliability_diagram."
+            "`preds` must hold test decisions, got a BinTable without them. "
+            "Compute a table with torchcalib.functional.tce_table, or use reliability_diagram."
         )
-    made: TCETable = _of_predictions(tce_table, source, target, given)
-    return made
+    table: TCETable = _from_predictions(tce_table, source, target, given)
+    return table
 
 
 def curve_from(source: Any, target: Any, given: Given) -> CORPCurve:
-    """Return the curve of a curve, a metric that keeps samples, or predictions."""
+    """Return the `CORPCurve` from a curve, a metric that stores samples, or predictions."""
     if isinstance(source, CORPCurve):
         return source
     if isinstance(source, RankedMetric):
         return curve_of(source.statistic())
-    made: CORPCurve = _of_predictions(corp_curve, source, target, given)
-    return made
+    curve: CORPCurve = _from_predictions(corp_curve, source, target, given)
+    return curve
 
 
-def _of_report(report: Any, label: str | None, given: Given) -> Series:
-    """Return a table of a report, with the error that the report has for it."""
+def _series_from_report(report: Any, label: str | None, given: Given) -> Series:
+    """Return the bin table for a mode from a report, with the error from the report as text."""
     mode = given.mode or next(iter(report.tables))
-    table = _in_mode(report.tables, mode)
+    table = _table_for_mode(report.tables, mode)
     if report.task == "multilabel":
         return Series(label, table, f"ECE of pooled labels {_ece(table):.3g}")
     line = next(line for line in report.lines if line.key == f"ece/{mode}")
@@ -110,19 +112,23 @@ def _of_report(report: Any, label: str | None, given: Given) -> Series:
     return Series(label, table, f"ECE {line.value:.3g}{floor}")
 
 
-def _in_mode(tables: Mapping[Any, Any], mode: Mode | None) -> Any:
-    """Return the table of a mode, by default the first."""
+def _table_for_mode(tables: Mapping[Any, Any], mode: Mode | None) -> Any:
+    """Return the table for a mode, or the first table if the mode is None."""
     if not tables:
-        raise ValueError("`preds` must be a report with such tables, got one without. Its `notes` give the reason.")
+        raise ValueError(
+            "`preds` must be a report with tables for this diagram, got a report without. See its `notes`."
+        )
     if mode is None:
         return next(iter(tables.values()))
     if mode not in tables:
-        raise ValueError(f"`mode` must be one of {', '.join(map(repr, tables))} for this report, got {mode!r}.")
+        raise ValueError(
+            f"`mode` must be one of {', '.join(map(repr, tables))} for this report, got {mode!r}. Pass one of them."
+        )
     return tables[mode]
 
 
-def _by_class(table: BinTable, label: str | None, given: Given) -> list[Series]:
-    """Return the tables of classes by their names."""
+def _series_by_class(table: BinTable, label: str | None, given: Given) -> list[Series]:
+    """Return one table per class, named after the class."""
     names = tuple(given.class_names or ())
     check_name_count(names, len(table.n))
     of = "" if label is None else f"{label}, "
@@ -130,11 +136,11 @@ def _by_class(table: BinTable, label: str | None, given: Given) -> list[Series]:
     return [Series(f"{of}{name}", table[k], f"ECE {_ece(table[k]):.3g}") for k, name in enumerate(names)]
 
 
-def _of_predictions(make: Callable[..., Any], preds: Any, target: Any, given: Given) -> Any:
-    """Return the table or curve of predictions."""
+def _from_predictions(make: Callable[..., Any], preds: Any, target: Any, given: Given) -> Any:
+    """Compute the table or curve for predictions with the function `make`."""
     if target is None:
         raise TypeError(
-            f"`target` must be given for predictions, got None beside {type(preds).__name__}. "
+            f"`target` must be given for predictions, got None with `preds` of type {type(preds).__name__}. "
             "Pass predictions and targets, or a table, a metric or a report."
         )
     options = dict(given.options)
@@ -146,5 +152,5 @@ def _of_predictions(make: Callable[..., Any], preds: Any, target: Any, given: Gi
 
 
 def _ece(table: BinTable) -> float:
-    """Return the mean absolute gap over all samples."""
+    """Return the expected calibration error: the mean absolute gap over all samples."""
     return float((table.share * table.gap.abs()).sum())

@@ -1,4 +1,4 @@
-"""The test-based reliability diagram: which predictions of a bin a test of its outcomes rejects."""
+"""Test-based reliability diagram: predictions in each bin, and the predictions that a test rejects."""
 
 from types import SimpleNamespace
 from typing import Any, Unpack
@@ -21,13 +21,13 @@ from torchcalib.plots.canvas import (
     percent_label,
     probability_label,
 )
-from torchcalib.plots.sources import Given, tests_of
+from torchcalib.plots.sources import Given, decisions_from
 
 _SLOT = 0.84
-"""Width of a violin or bar; bins are one apart."""
+"""Width of a violin or bar, relative to the distance between bins."""
 
 _MOST_CELLS = 48
-"""Largest number of cells of the histogram of all predictions."""
+"""Largest number of cells in the histogram of all predictions."""
 
 
 @diagram
@@ -43,17 +43,17 @@ def tce_diagram(
     style: Style = LIGHT,
     **options: Unpack[InputOptions],
 ) -> Axes:
-    """Draw the predictions and the empirical probability of every bin, and how many predictions the test rejects.
+    """Draw predictions and empirical probability of each bin, and the number of predictions that a test rejects.
 
-    Bins are side by side, evenly spaced, in the order of their predictions; their edges are written below.
+    Bins are evenly spaced, in the order of their predictions. Their edges are written below.
 
-    - Top left, a violin for each bin: the distribution of its predictions from the smallest to the largest, estimated
-      from the quantiles of the bin. All violins have the same width; a bin of a single value is a short line. The
-      diamond on a line is the empirical probability, the mean outcome. In a calibrated model it lies within the
-      violin, and the violin is short. A triangle marks one beyond the end of a logit axis, such as 0.
-    - Top right, on the same axis, a histogram of all predictions.
-    - Below, the number of samples in each bin. The coloured part is rejected by the test, in percent where there is
-      room. The rejected share of all samples is the TCE.
+    - Top left: a violin for each bin shows the distribution of its predictions, from the smallest to the largest. It is
+      estimated from the quantiles of the bin. All violins have the same width, and a bin with a single value is a short
+      line. The diamond on a line is the empirical probability (mean outcome). For a calibrated model, the violin is
+      short and contains the diamond. A triangle marks an empirical probability beyond the end of a logit axis.
+    - Top right: a histogram of all predictions, on the same axis.
+    - Bottom: the number of samples in each bin. The coloured part is rejected by the test, in percent if the label
+      fits. The rejected fraction of all samples is the test-based calibration error (TCE).
 
     Args:
         preds: Predictions; or a `TCETable` without batch axes, see `torchcalib.functional.tce_table`; or a
@@ -63,8 +63,8 @@ def tce_diagram(
         The axes; their figure is `ax.figure`.
 
     Raises:
-        TypeError: for predictions without targets.
-        ValueError: for a batch of tables.
+        TypeError: if predictions have no targets.
+        ValueError: if the table has batch axes.
 
     Source:
         [TCE] Matsubara, Tax, Mudd, Guy: TCE: A Test-Based Approach to Measuring Calibration Error, UAI 2023, fig. 1.
@@ -75,7 +75,7 @@ def tce_diagram(
         >>> [panel.get_ylabel() for panel in ax.child_axes]
         ['probability', '', 'samples']
     """
-    bins = columns_of(tests_of(preds, target, Given(mode, None, {"task": task, **options})))
+    bins = columns_of(decisions_from(preds, target, Given(mode, None, {"task": task, **options})))
     canvas = Canvas.of(ax, style, title, (4.6, 5.6), top=0.88, pad=20).only_panels()
     violins = canvas.panel(0, 0.36, 0.84, 0.64)
     histogram = canvas.panel(0.87, 0.36, 0.13, 0.64)
@@ -84,13 +84,13 @@ def tce_diagram(
     violins.ax.set(xlim=limits, ylim=(0, 1), ylabel="probability")
     violins.ax.tick_params(axis="x", length=0, labelbottom=False)
     sizes.ax.set(xlim=limits, ylabel="samples", xlabel="edges of the bins (probability)")
-    held = bins.n > 0
-    if not held.any():
+    has_data = bins.n > 0
+    if not has_data.any():
         for panel in (violins, histogram, sizes):
             panel.ax.set(xticks=[], yticks=[])
         violins.no_data()
         return canvas.ax
-    shown = np.concatenate([bins.quantiles[held].ravel(), bins.frequency[held]])
+    shown = np.concatenate([bins.quantiles[has_data].ravel(), bins.frequency[has_data]])
     axis = ProbabilityAxis.logit_of(shown, bins.n.sum()) if logit else ProbabilityAxis()
     _draw_violins(violins, bins, axis)
     _draw_histogram(histogram, bins, axis)
@@ -103,23 +103,31 @@ def tce_diagram(
 def _draw_violins(canvas: Canvas, bins: SimpleNamespace, axis: ProbabilityAxis) -> None:
     ax, style = canvas.ax, canvas.style
     transform = axis.apply(canvas, "y")
-    held = np.flatnonzero(bins.n)
+    filled = np.flatnonzero(bins.n)
     stroke = np.clip(30 / len(bins.n), 0.4, 1.0)
     shapes = []
-    for index in held:
+    for index in filled:
         at, width = _violin(transform.transform(axis.clip(bins.quantiles[index])))
         half = np.concatenate([width, -width[::-1]]) * _SLOT / 2
         outline = transform.inverted().transform(np.concatenate([at, at[::-1]]))
         shapes.append(np.column_stack([index + 0.5 + half, outline]))
-    # The edge keeps a violin of no height visible.
+    # The edge keeps a violin without height visible.
     options = {"facecolor": style.bar, "edgecolor": style.bar, "linewidth": stroke, "zorder": 2, "clip_on": False}
     ax.add_collection(PolyCollection(shapes, label="predictions of the bin", **options), autolim=False)
-    empirical = axis.clip(bins.frequency[held])
-    ax.hlines(empirical, held + 0.08, held + 0.92, color=style.outcome, linewidth=1.4 * stroke, zorder=3, clip_on=False)
-    beyond = np.sign(bins.frequency[held] - empirical)
+    empirical = axis.clip(bins.frequency[filled])
+    ax.hlines(
+        empirical,
+        filled + 0.08,
+        filled + 0.92,
+        color=style.outcome,
+        linewidth=1.4 * stroke,
+        zorder=3,
+        clip_on=False,
+    )
+    beyond = np.sign(bins.frequency[filled] - empirical)
     for side, marker in ((0, "D"), (-1, "v"), (1, "^")):
         ax.plot(
-            held[beyond == side] + 0.5,
+            filled[beyond == side] + 0.5,
             empirical[beyond == side],
             marker,
             color=style.outcome,
@@ -134,36 +142,36 @@ def _draw_violins(canvas: Canvas, bins: SimpleNamespace, axis: ProbabilityAxis) 
 
 
 def _violin(at: Column) -> tuple[Column, Column]:
-    """Return positions along a violin and its relative width there, from evenly spaced quantiles.
+    """Return positions along a violin, and its relative width at each position, from evenly spaced quantiles.
 
-    A Gaussian kernel density estimate with Silverman's bandwidth, 0.9 min(sd, IQR / 1.34) n^(-1/5), where n is the
-    number of quantiles.
+    The width is a Gaussian kernel density estimate with Silverman's bandwidth 0.9 min(sd, IQR / 1.34) n^(-1/5). Here sd
+    is the standard deviation, IQR the interquartile range, and n the number of quantiles.
     """
     length = at[-1] - at[0]
     if length <= 1e-9:
         return at[[0, -1]], np.ones(2)
     grid = np.linspace(at[0], at[-1], 41)
     ranks = np.linspace(0, 1, len(at))
-    points = np.interp(np.linspace(0, 1, 8 * len(at)), ranks, at)  # a smooth density needs more than 33 points
+    points = np.interp(np.linspace(0, 1, 8 * len(at)), ranks, at)  # 33 quantiles are too few for a smooth density
     lower, upper = np.interp([0.25, 0.75], ranks, at)
     bandwidth = 0.9 * min(points.std(), (upper - lower) / 1.34) * len(at) ** -0.2
-    bandwidth = max(bandwidth, length / 40)  # a narrower peak could lie between two points of the grid
+    bandwidth = max(bandwidth, length / 40)  # a narrower peak could fall between two grid points
     density = np.exp(-(((grid[:, None] - points) / bandwidth) ** 2) / 2).sum(-1)
     return grid, density / density.max()
 
 
 def _draw_histogram(canvas: Canvas, bins: SimpleNamespace, axis: ProbabilityAxis) -> None:
-    """Draw bars of all predictions along the axis of the violins.
+    """Draw a histogram of all predictions along the axis of the violins.
 
-    The interval between two neighbouring quantiles of a bin holds the same share of its samples.
+    Each interval between neighbouring quantiles of a bin contains the same number of samples, counted at its middle.
     """
     transform = axis.apply(canvas, "y")
-    held = bins.n > 0
-    quantiles = axis.clip(bins.quantiles[held])
+    has_data = bins.n > 0
+    quantiles = axis.clip(bins.quantiles[has_data])
     places = transform.transform(quantiles.ravel()).reshape(quantiles.shape)
     middles = (places[:, :-1] + places[:, 1:]) / 2
     low, high = transform.transform(np.array([axis.low, axis.high]))
-    weights = np.broadcast_to(bins.n[held, None] / middles.shape[1], middles.shape)
+    weights = np.broadcast_to(bins.n[has_data, None] / middles.shape[1], middles.shape)
     n_cells = int(np.clip(2 * np.sqrt(bins.n.sum()), 12, _MOST_CELLS))
     counts, cells = np.histogram(middles, n_cells, (low, high), weights=weights)
     cells = transform.inverted().transform(cells)
@@ -175,7 +183,7 @@ def _draw_histogram(canvas: Canvas, bins: SimpleNamespace, axis: ProbabilityAxis
 def _draw_sizes(canvas: Canvas, bins: SimpleNamespace) -> None:
     ax, style = canvas.ax, canvas.style
     middles = np.arange(len(bins.n)) + 0.5
-    width = _SLOT if len(bins.n) <= 50 else 1.0  # gaps narrower than a pixel would flicker
+    width = _SLOT if len(bins.n) <= 50 else 1.0  # gaps narrower than a pixel cause uneven bars
     ax.bar(middles, bins.n, width, color=style.bar)
     ax.bar(middles, bins.rejected, width, color=style.rejected)
     ax.set_yticks([0, bins.n.max()], ["0", count_label(bins.n.max())])
@@ -184,8 +192,8 @@ def _draw_sizes(canvas: Canvas, bins: SimpleNamespace) -> None:
     heading = f"■ rejected: {rejected:,.10g} of {n:,.10g}, TCE {100 * rejected / n:.4g}%"
     canvas.text(0, 1.04, heading, style.rejected, va="bottom", transform=ax.transAxes)
     slot = canvas.points[0] / len(bins.n)
-    upright = slot < 20  # points of "100%" and a space
-    fits = slot >= 7  # points of a line of text
+    upright = slot < 20  # width in points of "100%" and a space
+    fits = slot >= 7  # height in points of a line of text
     ax.set_ylim(0, bins.n.max() * (1.05 if not fits else 1.5 if upright else 1.25))
     for middle, size, share in zip(middles, bins.n, bins.rejected / np.maximum(bins.n, 1), strict=True):
         if fits and size > 0:
@@ -194,13 +202,13 @@ def _draw_sizes(canvas: Canvas, bins: SimpleNamespace) -> None:
 
 
 def _label_edges(canvas: Canvas, bins: SimpleNamespace) -> None:
-    """Write the edges of the bins: horizontal if they fit, else upright, else every k-th one."""
+    """Write the edges of the bins: horizontally if they fit, else vertically, and every k-th edge if they overlap."""
     labels = [probability_label(edge) for edge in (*bins.lower, bins.upper[-1])]
     n_bins = len(bins.n)
     slot = canvas.points[0] / n_bins
     horizontal = slot >= 5 * max(map(len, labels))
     step = 1 if horizontal else max(1, int(np.ceil(9 / slot)))
-    # The last edge replaces a label that is too close to it.
-    kept = [*range(0, n_bins - step + 1, step), n_bins]
+    # The last edge replaces a label that would overlap it.
+    edges = [*range(0, n_bins - step + 1, step), n_bins]
     rotation = 0 if horizontal else 90
-    canvas.ax.set_xticks(kept, [labels[index] for index in kept], rotation=rotation, fontsize="x-small")
+    canvas.ax.set_xticks(edges, [labels[index] for index in edges], rotation=rotation, fontsize="x-small")

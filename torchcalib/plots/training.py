@@ -1,4 +1,4 @@
-"""Calibration over the epochs of a training."""
+"""Diagram of calibration metrics over the validations of a training."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ _CURVES = {
     "accuracy": ("accuracy", "outcome", _SOLID),
     "ece": ("ECE", "above", _SOLID),
 }
-"""Name, colour in `Style` and dashes of every column of a history that is drawn."""
+"""Label, colour in `Style` and dashes of each curve, by column of the history."""
 
-_PANELS = (("nats", ["nll"]), ("nats", ["ecd"]), ("of samples", ["confidence", "accuracy"]), ("probability", ["ece"]))
-"""Unit and curves of every panel."""
+_PANELS = (("nats", ["nll"]), ("nats", ["ecd"]), ("fraction", ["confidence", "accuracy"]), ("probability", ["ece"]))
+"""Unit and columns of each panel."""
 
 
 @diagram
 def training_curve(history: History, ax: Axes | None = None, *, title: str | None = None, style: Style = LIGHT) -> Axes:
     """Draw the values that a `Monitor` recorded at each validation.
 
-    Up to four panels, one above the other, show the values that were measured:
+    Up to four panels, one below the other, show the recorded values:
 
-    - NLL.
-    - ECD. The model is over-confident where it is above 0: this part is shaded.
-    - Accuracy and, for classes, mean confidence. The gap is shaded where confidence is above accuracy.
-    - ECE.
+    - Negative log-likelihood (NLL).
+    - Entropic calibration difference (ECD). Positive values mean over-confidence, and are shaded.
+    - Accuracy, and mean confidence for multi-class tasks. The gap is shaded if confidence is above accuracy.
+    - Expected calibration error (ECE).
 
-    A vertical line marks the lowest NLL; red lines mark warnings of over-confidence.
+    A vertical line marks the lowest NLL. Red lines mark warnings of over-confidence.
 
     Args:
-        history: the recorded validations.
+        history: Recorded validations, `Monitor.history`.
 
     Returns:
         The axes; their figure is `ax.figure`.
@@ -52,7 +52,7 @@ def training_curve(history: History, ax: Axes | None = None, *, title: str | Non
         >>> from torchcalib.reporting.monitoring.history import History, HistoryRow
         >>> rows = [HistoryRow(k, k, {"nll": 0.5, "ecd": -0.1, "ece": 0.1, "accuracy": 0.8}) for k in (1, 2, 3)]
         >>> [panel.get_ylabel() for panel in training_curve(History(tuple(rows))).child_axes]
-        ['nats', 'nats', 'of samples', 'probability']
+        ['nats', 'nats', 'fraction', 'probability']
     """
     drawn = [(unit, finite) for unit, keys in _PANELS if (finite := _finite_columns(history, keys))]
     canvas = Canvas.of(ax, style, title, (6.4, 0.9 + 1.3 * max(1, len(drawn))), top=0.94, pad=20).only_panels()
@@ -71,7 +71,7 @@ def training_curve(history: History, ax: Axes | None = None, *, title: str | Non
 
 
 def _finite_columns(history: History, keys: Sequence[str]) -> dict[str, Column]:
-    """Return the columns that have a finite value, with NaN for other values."""
+    """Return the columns with at least one finite value, with NaN for infinite and missing values."""
     columns = {key: np.array(history.column(key), dtype=np.float64) for key in keys}
     return {key: np.where(np.isfinite(x), x, np.nan) for key, x in columns.items() if np.isfinite(x).any()}
 
@@ -106,7 +106,7 @@ def _draw_curves(canvas: Canvas, at: Column, columns: Mapping[str, Column]) -> N
     ax.yaxis.set_major_locator(MaxNLocator(4))
     ax.xaxis.set_major_locator(MaxNLocator(8, integer=True))
     ax.margins(y=0.12)
-    # Name and last value of every curve at its right end, moved up where they would overlap
+    # Label each curve at its right end with name and last value. Move labels up if they overlap.
     low, high = ax.get_ylim()
     place = -np.inf
     for last, name, color in sorted(ends):
@@ -115,9 +115,9 @@ def _draw_curves(canvas: Canvas, at: Column, columns: Mapping[str, Column]) -> N
 
 
 def _draw_marks(canvas: Canvas, history: History, at: Column, labelled: bool) -> None:
-    """Draw vertical lines at the lowest NLL and at warnings, with labels above the first panel."""
+    """Draw vertical lines at the lowest NLL and at warnings, with labels above the first panel only."""
     ax, style, best = canvas.ax, canvas.style, history.best
-    marks = [(history.rows.index(best), style.muted, (1, 1.5), "least NLL", 15)] if best is not None else []
+    marks = [(history.rows.index(best), style.muted, (1, 1.5), "lowest NLL", 15)] if best is not None else []
     marks += [(index, style.rejected, (4, 2), "warning", 4) for index, row in enumerate(history.rows) if row.warning]
     for index, color, dashes, name, height in marks:
         ax.axvline(at[index], color=color, dashes=dashes, linewidth=1.2, zorder=2)
