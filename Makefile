@@ -1,11 +1,11 @@
-# Two commands do everything on a machine that has only Python 3.11+, its venv module and make:
-#   make demo       makes the venv, installs what the demo needs, and runs the main job
-#   make test       makes the venv, installs the development tools, and runs ruff, the tests and the doctests (5 minutes)
+# Required: Python 3.11+, its venv module and make.
+#   make demo       create the venv, install the demo requirements, and run the demo
+#   make test       create the venv, install the development tools, and run ruff, tests and doctests (5 minutes)
 #
 # For maintainers and CI:
-#   make test-all   runs what `make test` leaves out: types, layers, extended tests, other environments, lowest versions
-#   make coverage   measures line and branch coverage of `make test`
-#   make soak | fuzz | statistics | mutants | tables   take up to hours; run them after a change to the code that they test
+#   make test-all   run what `make test` omits: types, layers, extended tests, other environments, lowest versions
+#   make coverage   measure line and branch coverage of `make test`
+#   make soak | fuzz | statistics | mutants | tables   long tests (up to hours) of the code that changed
 
 PYTHON ?= python3
 VENV := .venv
@@ -15,7 +15,7 @@ PIP_INSTALL := -m pip install --quiet --constraint constraints.txt
 PYTEST := $(BIN)/python -m pytest
 TWO_CORES := --numprocesses 2 --dist worksteal
 QUIET := -q --no-header -p no:cacheprovider
-# Tests of numerical code, which run in every environment of `make matrix`
+# Tests of numerical code, run in every environment of `make matrix`
 NUMERICAL := tests/ops tests/special tests/contract tests/metrics/streaming
 
 .PHONY: demo test test-all lint types extended matrix lowest coverage soak fuzz statistics mutants tables install clean
@@ -39,18 +39,18 @@ types: $(VENV)/.dev
 extended: $(VENV)/.dev
 	$(PYTEST) $(QUIET) $(TWO_CORES) -m "extended and not long"
 
-# Other instruction sets, numbers of threads, and a machine without numba
+# Other instruction sets, another number of threads, and no numba
 matrix: $(VENV)/.dev
 	ATEN_CPU_CAPABILITY=avx2 NUMBA_CPU_NAME=x86-64-v3 $(PYTEST) $(QUIET) $(TWO_CORES) $(NUMERICAL)
 	ATEN_CPU_CAPABILITY=default NUMBA_CPU_NAME=generic $(PYTEST) $(QUIET) $(TWO_CORES) $(NUMERICAL)
 	TORCHCALIB_TEST_THREADS=4 $(PYTEST) $(QUIET) $(TWO_CORES) $(NUMERICAL)
 	TORCHCALIB_TEST_WITHOUT=numba $(PYTEST) $(QUIET) $(TWO_CORES) $(NUMERICAL)
 
-# The lowest versions that pyproject.toml allows, except for torch, whose older builds install several GB of CUDA packages.
-# `make lowest LOWEST_TORCH=2.8.0` installs an older torch too.
+# Lowest versions allowed by pyproject.toml, except for torch, whose older builds install several GB of CUDA packages.
+# `make lowest LOWEST_TORCH=2.8.0` also installs an older torch.
 LOWEST_TORCH ?=
 lowest: $(LOWEST)/.installed
-	# old packages warn about newer ones that they use
+	# old packages warn about newer dependencies
 	$(LOWEST)/bin/python -m pytest $(QUIET) $(TWO_CORES) -W ignore::DeprecationWarning tests --ignore tests/integrations
 
 coverage: $(VENV)/.dev
@@ -75,7 +75,7 @@ tables: $(VENV)/.dev
 
 install: $(VENV)/.dev
 
-# torch first and alone, so that no other package's requirements choose its build
+# Install torch first, so that the requirements of other packages do not select its build
 $(VENV)/.demo: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python $(PIP_INSTALL) torch

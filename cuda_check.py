@@ -1,16 +1,16 @@
 """Check torchcalib on a GPU: `python cuda_check.py [--out FILE.json] [--strict] [--no-speed]`.
 
-- Every op of `torchcalib.ops`, in float32, bfloat16, float16 and float64, for rows of 2 to 128,256 classes with ties,
-  saturation and infinite logits, against float64: outputs and gradients.
-- Behaviour: no op and no `update` of a collection synchronises the device; both pass
+- Every operation of `torchcalib.ops`, in float32, bfloat16, float16 and float64, for rows of 2 to 128,256 classes with
+  ties, saturation and infinite logits: outputs and gradients compared with float64.
+- Behaviour: no operation and no `update` of a collection synchronises the device. Both run with
   `torch.use_deterministic_algorithms`, give the same bits in two runs, and can be captured in a CUDA graph.
-- Every function and streaming class against float64 on the CPU.
-- The speed of every op relative to a device-to-device copy, next to eager torch and torchmetrics, and the goals.
+- Every function and streaming class compared with float64 on the CPU.
+- Speed of every operation relative to a device-to-device copy, beside eager torch and torchmetrics, and the goals.
 
-Prints a table and writes JSON, by default `benchmarks/results/cuda-<GPU>.json`. Exits with 1 after a failed check: a
-wrong value or gradient, a synchronisation, a difference between runs, or an exception. A missed goal of speed is only
-reported, because goals are for one type of GPU; with `--strict` it also gives exit code 1. Without a GPU nothing runs
-and the exit code is 0; `tests/ops` run the Triton kernels in Triton's interpreter.
+Prints a table and writes JSON, by default to `benchmarks/results/cuda-<GPU>.json`. The exit code is 1 after a failed
+check: a wrong value or gradient, a synchronisation, a difference between runs, or an exception. A missed speed goal
+gives exit code 1 only with `--strict`, because goals are for one type of GPU. Without a GPU nothing runs and the exit
+code is 0; `tests/ops` run the Triton kernels in Triton's interpreter.
 """
 
 import argparse
@@ -26,18 +26,18 @@ from typing import Any
 import torch
 
 import torchcalib as tc
+from benchmarks.cuda.behaviour import check_behaviour
 from benchmarks.cuda.check import Check
-from benchmarks.cuda.conduct import conduct
 from benchmarks.cuda.metrics import metrics
 from benchmarks.cuda.ops import ON_GPU, ops
 from benchmarks.cuda.speed import Speed, speeds
 from benchmarks.job import version_of
 
 RESULTS = Path(__file__).parent / "benchmarks" / "results"
-CONDUCTED = ((1000, 10), (300, 1001), (40, 40_000))
+BEHAVIOUR_SHAPES = ((1000, 10), (300, 1001), (40, 40_000))
 
 
-def shown(checks: Iterable[Check]) -> list[Check]:
+def print_checks(checks: Iterable[Check]) -> list[Check]:
     """Print checks as they finish, and return them."""
     kept = []
     for check in checks:
@@ -47,7 +47,7 @@ def shown(checks: Iterable[Check]) -> list[Check]:
     return kept
 
 
-def timed(results: Iterable[Speed]) -> list[Speed]:
+def print_speeds(results: Iterable[Speed]) -> list[Speed]:
     """Print speeds as they are measured, and return them."""
     kept = []
     for speed in results:
@@ -66,7 +66,7 @@ def exit_code(checks: list[Check], measured: list[Speed], strict: bool) -> int:
     failed = [check for check in checks if not check.passed]
     missed = [speed for speed in measured if speed.met is False]
     broken = [speed for speed in measured if speed.goal is not None and speed.seconds is None]
-    print(f"{len(checks) - len(failed)} checks passed, {len(failed)} failed; {len(missed)} goals of speed missed")
+    print(f"{len(checks) - len(failed)} checks passed, {len(failed)} failed; {len(missed)} speed goals missed")
     for check in failed:
         print(f"FAIL {check.name}, {check.dtype}: {check.what}: {check.error:.2e} > {check.tolerance:.2e} {check.note}")
     for speed in broken:
@@ -75,7 +75,7 @@ def exit_code(checks: list[Check], measured: list[Speed], strict: bool) -> int:
 
 
 def content(machine: dict[str, Any], checks: list[Check], measured: list[Speed]) -> str:
-    """Return all results as JSON, with errors as strings, because they may be infinite."""
+    """Return all results as JSON. Errors are strings, because they may be infinite."""
     found = {
         **machine,
         "speed": [{**asdict(speed), "met": speed.met} for speed in measured],
@@ -85,16 +85,16 @@ def content(machine: dict[str, Any], checks: list[Check], measured: list[Speed])
 
 
 def main() -> int:
-    """Run, print and write; return the exit code."""
+    """Run the checks, write the results, and return the exit code."""
     parser = argparse.ArgumentParser(description="Check torchcalib on a GPU.")
-    parser.add_argument("--out", type=Path, help="where to write the results")
-    parser.add_argument("--strict", action="store_true", help="exit with 1 if a goal of speed is missed")
-    parser.add_argument("--no-speed", action="store_true", help="check, but measure nothing")
+    parser.add_argument("--out", type=Path, help="JSON file for the results")
+    parser.add_argument("--strict", action="store_true", help="exit with code 1 if a speed goal is missed")
+    parser.add_argument("--no-speed", action="store_true", help="run the checks without measuring speed")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         print(f"cuda_check: no CUDA device (torch {torch.__version__}). Nothing was run.")
         return 0
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # required by deterministic matrix products
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # required for deterministic matrix products
     device = torch.device("cuda", torch.cuda.current_device())
     gpu = torch.cuda.get_device_name(device)
     machine = {
@@ -107,10 +107,10 @@ def main() -> int:
         "torchcalib": tc.__version__,
     }
     print(", ".join(f"{name} {value}" for name, value in machine.items()), flush=True)
-    checks = shown(ops(device, ON_GPU))
-    checks += shown(conduct(device, CONDUCTED))
-    checks += shown(metrics(device))
-    measured = [] if arguments.no_speed else timed(speeds(device))
+    checks = print_checks(ops(device, ON_GPU))
+    checks += print_checks(check_behaviour(device, BEHAVIOUR_SHAPES))
+    checks += print_checks(metrics(device))
+    measured = [] if arguments.no_speed else print_speeds(speeds(device))
     slug = re.sub(r"[^a-z0-9]+", "-", gpu.lower()).strip("-")
     out = arguments.out or RESULTS / f"cuda-{slug}.json"
     out.parent.mkdir(parents=True, exist_ok=True)

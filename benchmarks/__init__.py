@@ -1,4 +1,4 @@
-"""Comparisons with other packages (`python -m benchmarks.run`) and the steps of `cuda_check.py`.
+"""Benchmarks against other packages (`python -m benchmarks.run`), and the checks of `cuda_check.py`.
 
-Not part of the package. Tests run this code without measuring times.
+This is not part of the package. Tests run the code without measuring times.
 """

@@ -1,4 +1,4 @@
-"""Jobs of calibrators, the calibration loss with its interval, and the Bayes risk."""
+"""Jobs for calibrators, the relative calibration loss (RCL) with its interval, and the Bayes risk."""
 
 from collections.abc import Callable
 from functools import partial
@@ -23,13 +23,13 @@ PLAIN = "torch: softmax @ cost, argmin, gather"
 
 
 def temperature(name: str, peer: Callable[[Tensor, Tensor], object], n: int = 10_000, num_classes: int = 100) -> Sides:
-    """Both sides take logits; ours validates them."""
+    """Both sides get logits. Only ours validates them."""
     logits, target = overconfident_logits(n, num_classes)
     return Sides(lambda: TemperatureScaling().fit(logits, target, **GIVEN), {name: lambda: peer(logits, target)})
 
 
-def dp(n: int = 10_000, num_classes: int = 100) -> Sides:
-    """The peer takes log-probabilities in float64."""
+def affine_scaling(n: int = 10_000, num_classes: int = 100) -> Sides:
+    """The peer gets float64 log-probabilities."""
     logits, target = overconfident_logits(n, num_classes)
     log_q = logits.log_softmax(-1).double()
     peer = {PSRCAL: lambda: peers.affine_fit(log_q, target)}
@@ -37,7 +37,7 @@ def dp(n: int = 10_000, num_classes: int = 100) -> Sides:
 
 
 def bootstrapped_rcl(n_replicates: int = 100, n: int = 10_000, num_classes: int = 10) -> Sides:
-    """Interval of the RCL: each replicate cross-validates the affine calibration in 5 folds."""
+    """Interval of the relative calibration loss. Each replicate cross-validates affine scaling in 5 folds."""
     logits, target = overconfident_logits(n, num_classes)
     return Sides(lambda: bootstrap(relative_calibration_loss, logits, target, n_replicates=n_replicates, **GIVEN))
 
@@ -63,7 +63,7 @@ JOBS = [
         partial(temperature, LBFGS, peers.temperature_by_lbfgs),
         (Peer(LBFGS, 0.4),),
     ),
-    Job("DP, 10,000 x 100", dp, (Peer(PSRCAL, 1 / 12, needs=("psrcal",)),)),
+    Job("DP, 10,000 x 100", affine_scaling, (Peer(PSRCAL, 1 / 12, needs=("psrcal",)),)),
     Job("RCL, 10,000 x 10, 100 replicates, 5 folds", bootstrapped_rcl, seconds=10, rounds=3),
     Job("Bayes risk, 10,000 x 1,000, reject", bayes_risk_with_reject, (Peer(PLAIN),)),
 ]

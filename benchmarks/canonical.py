@@ -1,4 +1,4 @@
-"""Jobs of multi-class calibration errors: canonical, and of the k most probable classes."""
+"""Jobs for multi-class calibration errors: canonical, and of the k most probable classes."""
 
 from collections.abc import Callable
 from functools import partial

@@ -1,4 +1,4 @@
-"""Jobs of the benchmark: our call, the calls of other packages, and the goals."""
+"""Jobs of the benchmarks: our call, the calls of other packages, and the goals."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,10 +28,10 @@ class Sides:
     Attributes:
         ours: our call.
         peers: calls of the peers on the same data, by name.
-        shares: part of the work that a peer does, if not all. Its times are divided by it.
-        error: returns the error of our result.
-        states: size in bytes of a side's state after a number of updates.
-        result_bytes: size of the result (a gradient), which is not extra memory.
+        shares: fraction of the work that a peer does, if less than 1. Its times are divided by it.
+        error: function that returns the error of our result.
+        states: function that returns the state size of a side in bytes after a number of updates.
+        result_bytes: size of the result (a gradient), which does not count as additional memory.
     """
 
     ours: Call
@@ -42,13 +42,12 @@ class Sides:
     result_bytes: int = 0
 
     def call(self, side: str) -> Call:
-        """Return the call of a side."""
         return self.ours if side == OURS else self.peers[side]
 
 
 @dataclass(frozen=True)
 class Peer:
-    """An alternative to our side: its key in `Sides.peers`, the goal for our share of its time, needed packages."""
+    """Alternative call: its key in `Sides.peers`, the goal for our time divided by its time, and its packages."""
 
     name: str
     goal: float | None = None
@@ -56,26 +55,27 @@ class Peer:
 
     @property
     def missing(self) -> list[str]:
-        """Needed packages that are not installed."""
+        """Required packages that are not installed."""
         return [package for package in self.needs if version_of(package) is None]
 
 
 @dataclass(frozen=True)
 class Job:
-    """Lines of the table.
+    """Calls to compare, and lines of the table.
 
     Attributes:
-        name: what is computed, and its size.
-        prepare: makes the data and returns the sides. Its keyword arguments are sizes; `n` is the number of rows.
-        peers: alternatives to our side.
+        name: computed quantity and its size.
+        prepare: function that creates the data and returns the sides. Its keyword arguments are sizes; `n` is the
+            number of rows.
+        peers: alternatives to our call.
         seconds: goal for our time.
-        extra_bytes: goal for the memory of our side in addition to data and result; None to measure none.
+        extra_bytes: goal for our memory in addition to data and result; None to measure no memory.
         error: goal for `Sides.error`.
         updates: numbers of updates after which the state must have the same size.
-        grows: further sizes for our side: arguments of `prepare`, including `n`.
-        numba: whether our side may import numba.
+        grows: further sizes for our call: arguments of `prepare`, including `n`.
+        numba: whether our call may import numba.
         rounds: number of measurements.
-        why: reason of a missed goal.
+        why: reason for a missed goal.
     """
 
     name: str
@@ -92,22 +92,20 @@ class Job:
 
     @property
     def sides(self) -> list[str]:
-        """Our side, and the installed peers."""
+        """Names of our side and of the installed peers."""
         return [OURS, *(peer.name for peer in self.peers if not peer.missing)]
 
     def without_numba(self, **changes: Any) -> "Job":
-        """Return this job in plain torch, without peers that need numba and without other goals than `changes`."""
+        """Return this job in plain torch, without peers that require numba and without goals other than `changes`."""
         peers = tuple(replace(peer, goal=None) for peer in self.peers if "numba" not in peer.needs)
         plain = {"peers": peers, "seconds": None, "grows": ()}
         return replace(self, name=f"{self.name}{WITHOUT_NUMBA}", numba=False, why="", **(plain | changes))
 
 
 def jobs_of(family: str) -> list[Job]:
-    """Return the jobs of a family."""
     jobs: list[Job] = import_module(f"benchmarks.{family}").JOBS
     return jobs
 
 
 def named(jobs: Sequence[Job], name: str) -> Job:
-    """Return the job of this name."""
     return next(job for job in jobs if job.name == name)

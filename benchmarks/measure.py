@@ -1,10 +1,10 @@
 """Measure one quantity of one job in this process, and print it as JSON.
 
     python -m benchmarks.measure FAMILY JOB times [--rounds K]   seconds of all sides in turn; error; size of the state
-    python -m benchmarks.measure FAMILY JOB memory --side SIDE   extra bytes of one call
+    python -m benchmarks.measure FAMILY JOB memory --side SIDE   additional bytes of one call
     python -m benchmarks.measure FAMILY JOB growth [--rounds K]  seconds of our side at other sizes
 
-`benchmarks.run` starts a process for each, so that none shares memory, caches or imports with another.
+`benchmarks.run` starts a process for each quantity, so that they share no memory, caches or imports.
 """
 
 import argparse
@@ -18,18 +18,17 @@ from typing import Any
 
 from benchmarks.job import OURS, Call, Job, jobs_of, named
 
-FEW_ROWS = 64  # enough for a call that compiles and imports everything
+FEW_ROWS = 64  # enough for a call that compiles and imports all required code
 
 
 def seconds(call: Call) -> float:
-    """Time one call."""
     start = time.perf_counter()
     call()
     return time.perf_counter() - start
 
 
 def times(job: Job, rounds: int) -> dict[str, Any]:
-    """Return seconds by side, the error, and the sizes of states. A first round (compilation, caches) is dropped."""
+    """Return seconds by side, the error, and the sizes of states. The first round (compilation, caches) is dropped."""
     sides = job.prepare()
     taken: dict[str, list[float]] = {side: [] for side in job.sides}
     for _ in range(rounds + 1):
@@ -45,10 +44,10 @@ def times(job: Job, rounds: int) -> dict[str, Any]:
 
 
 def extra_bytes(job: Job, side: str) -> int | None:
-    """Return the peak of resident memory during one call, less the memory before it and less its result.
+    """Return the peak of resident memory during one call, minus the memory before it and the size of its result.
 
-    Before the call the data is ready, a call with few rows has compiled and imported everything, and freed memory has
-    gone back to the system. None on systems other than Linux, where a process cannot reset its high-water mark.
+    Before the call the data are prepared, a call with few rows has compiled and imported all code, and freed memory is
+    returned to the system. None on systems other than Linux, where a process cannot reset its peak.
     """
     high_water_mark = Path("/proc/self/clear_refs")
     if not high_water_mark.exists():
@@ -56,21 +55,21 @@ def extra_bytes(job: Job, side: str) -> int | None:
     job.prepare(n=FEW_ROWS).call(side)()
     sides = job.prepare()
     ctypes.CDLL(None).malloc_trim(0)
-    high_water_mark.write_text("5")  # resets it
+    high_water_mark.write_text("5")  # resets the peak
     before = resident_bytes("VmRSS")
     sides.call(side)()
     return resident_bytes("VmHWM") - before - sides.result_bytes
 
 
 def resident_bytes(field: str) -> int:
-    """Return the present (VmRSS) or highest (VmHWM) resident memory of this process."""
+    """Return the current (VmRSS) or peak (VmHWM) resident memory of this process."""
     found = re.search(rf"^{field}:\s*(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
     assert found is not None
     return 1024 * int(found.group(1))
 
 
 def growth(job: Job, rounds: int) -> list[dict[str, Any]]:
-    """Return seconds of our side at other sizes."""
+    """Return the seconds of our side at other sizes."""
     points = []
     for sizes in job.grows:
         ours = job.prepare(**sizes).ours
@@ -79,7 +78,6 @@ def growth(job: Job, rounds: int) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Print the measurement."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("family")
     parser.add_argument("job")

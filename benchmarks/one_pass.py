@@ -1,4 +1,4 @@
-"""Jobs of metrics computed in one pass: ECE, a whole collection, class-wise bins, gradients."""
+"""Jobs for metrics computed in one pass: ECE, a whole collection, class-wise bins, gradients."""
 
 from collections.abc import Iterable
 from functools import partial
@@ -23,7 +23,7 @@ RELPLOT = "relplot binnedECE"
 ONE_GROUP = "the same of all rows as one group"
 CROSS_ENTROPY = "torch cross_entropy, forward + backward"
 
-network_logits = partial(overconfident_logits, separation=4.0)  # accuracy 70% for 1,000 classes
+network_logits = partial(overconfident_logits, separation=4.0)  # for an accuracy of 70 % with 1,000 classes
 
 
 def ece(n: int = 50_000, num_classes: int = 1_000, n_bins: int = 15) -> Sides:
@@ -59,20 +59,18 @@ def streamed_ece(n: int = 50_000, num_classes: int = 1_000, n_bins: int = 15, ro
 
 
 def streamed(metric: Metric, batches: Iterable[tuple[Tensor, Tensor]]) -> Metric:
-    """Update the metric with these batches and return it."""
     for preds, target in batches:
         metric.update(preds, target)
     return metric
 
 
 def state_bytes(metric: Metric) -> int:
-    """Return the bytes of all state tensors of a metric."""
+    """Return the size of all state tensors of a metric in bytes."""
     states = [getattr(metric, name) for name in metric._defaults]
     return sum(x.nbytes for state in states for x in (state if isinstance(state, list) else [state]))
 
 
 def collection(n: int = 50_000, num_classes: int = 1_000, n_bins: int = 15, classwise: bool = False) -> Sides:
-    """A collection of metrics, updated once with all rows."""
     logits, target = network_logits(n, num_classes)
     given = {"num_classes": num_classes, **GIVEN}
 
@@ -147,7 +145,7 @@ def float64_ece(p: Tensor, y: Tensor, n_bins: int) -> float:
 
 
 def gradient(n: int = 50_000, num_classes: int = 1_000, together: bool = True) -> Sides:
-    """Forward and backward of ECE + NLL, from a collection in one pass or from two functions."""
+    """Forward and backward pass of ECE + NLL, from a collection in one pass or from two functions."""
     logits, target = network_logits(n, num_classes)
     logits.requires_grad_()
     given = {"num_classes": num_classes, **GIVEN}

@@ -1,7 +1,7 @@
-"""Calls of other packages that results are compared with. Only this file imports them.
+"""Calls of other packages for comparison. Only this file imports these packages.
 
-`pip install '.[benchmarks]'` installs them. Each function imports its package, so that a missing one leaves out only
-its own comparisons.
+`pip install '.[benchmarks]'` installs them. Each function imports its package, so that a missing package leaves out
+only its own comparisons.
 """
 
 import warnings
@@ -19,7 +19,7 @@ Ints = NDArray[np.integer]
 
 
 def one_test_per_prediction(p: Floats, positives: Ints, n: Ints, alpha: float = 0.05) -> int:
-    """TCE as its authors compute it: one call of scipy's test per prediction."""
+    """Test-based calibration error (TCE) by its authors' procedure: one call of scipy's test per prediction."""
     from scipy.stats import binomtest
 
     rows = zip(positives.tolist(), n.tolist(), p.tolist(), strict=True)
@@ -35,7 +35,7 @@ def quantile_calibration_curve(y: Ints, p: Floats, n_bins: int) -> tuple[Floats,
 
 
 def isotonic_fit(y: Ints, p: Floats) -> object:
-    """Isotonic fit of scikit-learn, without its values at the predictions."""
+    """Isotonic fit of scikit-learn, without evaluating it at the predictions."""
     from sklearn.isotonic import IsotonicRegression
 
     return IsotonicRegression().fit(p, y)
@@ -50,7 +50,7 @@ def temperature_by_bisection(logits: Tensor, target: Tensor) -> float:
 
 
 def temperature_by_lbfgs(logits: Tensor, target: Tensor) -> float:
-    """Temperature by the most copied code, gpleiss/temperature_scaling of Guo et al. (ICML 2017).
+    """Temperature by the code of Guo et al. (ICML 2017), gpleiss/temperature_scaling.
 
     torch-uncertainty does the same for the inverse temperature, with lr=0.1 and max_iter=100.
     """
@@ -68,7 +68,7 @@ def temperature_by_lbfgs(logits: Tensor, target: Tensor) -> float:
 
 
 def affine_fit(log_q: Tensor, target: Tensor) -> Tensor:
-    """Class biases by psrcal, from the authors of EPSR. It may stop before its optimum."""
+    """Class biases by psrcal (from the authors of [EPSR]), fitted with a scale. It may stop before the optimum."""
     from psrcal.calibration import AffineCalLogLoss
 
     model = AffineCalLogLoss(log_q, target)
@@ -83,7 +83,7 @@ def plain_bayes_risk(logits: Tensor, target: Tensor, cost: Tensor) -> Tensor:
 
 
 def skce_at_once(logits: Tensor, target: Tensor) -> Tensor:
-    """Unbiased SKCE from the matrix of all pairs, in plain torch."""
+    """Unbiased squared kernel calibration error (SKCE) from the matrix of all pairs, in plain torch."""
     q = logits.softmax(-1)
     residual = torch.nn.functional.one_hot(target, q.shape[-1]) - q
     h = (residual @ residual.T) * (-torch.cdist(q, q, p=1) / 2).exp()
@@ -92,7 +92,7 @@ def skce_at_once(logits: Tensor, target: Tensor) -> Tensor:
 
 
 def dirichlet_error_at_once(logits: Tensor, target: Tensor, bandwidth: float) -> Tensor:
-    """Canonical error from the matrix of all pairs, as its authors compute it."""
+    """Canonical calibration error from the matrix of all pairs, as computed by its authors."""
     q = logits.softmax(-1)
     alpha = q / bandwidth + 1
     log_kernel = (alpha - 1) @ (q + 1e-10).log().T + (alpha.sum(-1).lgamma() - alpha.lgamma().sum(-1)).unsqueeze(-1)
@@ -130,7 +130,7 @@ def torchmetrics_stream(num_classes: int, n_bins: int) -> Metric:
     """ECE class of torchmetrics, which stores the confidence and the outcome of every sample."""
     from torchmetrics.classification import MulticlassCalibrationError
 
-    with warnings.catch_warnings(action="ignore"):  # that it will need much memory
+    with warnings.catch_warnings(action="ignore"):  # a warning about memory
         return MulticlassCalibrationError(num_classes=num_classes, n_bins=n_bins)
 
 
@@ -151,14 +151,14 @@ def probmetrics_values(logits: Tensor, target: Tensor) -> dict[str, Tensor]:
 
 
 def relplot_ece(p: Floats, y: Ints, n_bins: int) -> float:
-    """Binned ECE of relplot, the fastest other one for two classes."""
+    """Binned ECE of relplot, the fastest alternative for two classes."""
     from relplot.metrics import binnedECE
 
     return float(binnedECE(p, y, nbins=n_bins))
 
 
 def relplot_smece(y: Ints, p: Floats) -> float:
-    """Smooth ECE of relplot, by its authors."""
+    """Smooth ECE of relplot, the package of its authors."""
     from relplot.metrics import smECE
 
     return float(smECE(p, y))

@@ -1,16 +1,16 @@
 """Power of the p-values of calibration errors: how often they reject a miscalibrated model.
 
     python -m benchmarks.power              writes benchmarks/results/power.json and power.md
-    python -m benchmarks.power --sets 50    fewer data sets in each cell; writes nothing
+    python -m benchmarks.power --sets 50    fewer data sets for each cell; writes nothing
     python -m benchmarks.power --few        writes power_few.json and power_few.md, in about two minutes
 
-Each cell draws data sets of N samples from a generator of a source paper, or from confidences whose true probabilities
-differ by a temperature or a shift of the log-odds, and counts p-values of at most 5 %. "Calibrated" rows have the
-false-positive rate, which should be at most 5 %.
+Each cell draws data sets of N samples, from a generator of a source paper or from confidences whose true log-odds
+differ by a temperature or a shift, and counts p-values of at most 5 %. Rows for calibrated models are false-positive
+rates, which should be at most 5 %.
 
-A second table shows the power that is lost to ties at few samples. A valid p-value counts all replicates that equal the
-data. A randomised p-value counts a random part of them, and rejects a calibrated model in 5 % of data sets at any
-number of samples. But it differs from run to run.
+A second table shows the power that is lost to ties with few samples. A valid p-value counts all replicates that equal
+the data. A randomised p-value counts a random part of them, and rejects a calibrated model in 5 % of data sets at any
+number of samples, but differs from run to run.
 """
 
 import argparse
@@ -56,27 +56,27 @@ def moved_log_odds(temperature: float, shift: float, n: int, seed: int) -> Data:
 
 
 def tenths(temperature: float, shift: float, n: int, seed: int) -> Data:
-    """Draw confidences of 0.1, 0.2, ..., 0.9, which give many ties, and labels."""
+    """Draw confidences of 0.1, 0.2, ..., 0.9, which have many ties, and labels."""
     generator = torch.Generator().manual_seed(seed)
     preds = torch.randint(1, 10, (n,), generator=generator) / torch.tensor(10, dtype=torch.float64)
     return with_labels(preds, preds.logit(), temperature, shift, generator)
 
 
 def mismatched(system: str, n: int, seed: int) -> Data:
-    """Two classes of [EPSR] app. C: P(second class)."""
-    systems = simulate.mismatched_systems(2, n + 1, seed=seed)  # counts are truncated
+    """Draw two classes of [EPSR] app. C. Return P(second class) and labels."""
+    systems = simulate.mismatched_systems(2, n + 1, seed=seed)  # class counts are truncated
     order = torch.randperm(len(systems.target), generator=torch.Generator().manual_seed(seed))[:n]
     return getattr(systems, system)[order, 1].exp(), systems.target[order]
 
 
 def discriminant(train_share: float, test_share: float, n: int, seed: int) -> Data:
-    """[TCE] sec. 4.1."""
+    """Draw predictions and labels of [TCE] sec. 4.1."""
     sample = simulate.gaussian_discriminant(train_share, test_share, n_test=n, seed=seed)
     return sample.preds, sample.target
 
 
 def noisy(sigma: float, n: int, seed: int) -> Data:
-    """[ECD] sec. V-A."""
+    """Draw predictions and labels of [ECD] sec. V-A."""
     return simulate.noisy_evidence(sigma, n, seed=seed)
 
 
@@ -121,7 +121,7 @@ LARGEST = {"TCE": 200}
 
 
 def share_rejected(error: Callable[..., CalibrationMetric], preds: Tensor, target: Tensor) -> float:
-    """Return the share of data sets `(D, N)` with a p-value of at most 5 %."""
+    """Return the fraction of data sets `(D, N)` with a p-value of at most 5 %."""
     metric = error(task="binary", batch_shape=(len(preds),))
     metric.update(preds, target)
     found = metric.test(n_replicates=N_REPLICATES, with_interval=False)
@@ -129,7 +129,7 @@ def share_rejected(error: Callable[..., CalibrationMetric], preds: Tensor, targe
 
 
 def share_rejected_at_random(function: Callable[..., Tensor], preds: Tensor, target: Tensor) -> float:
-    """Return the share of rejected data sets if ties are broken at random. Labels are simulated for every row."""
+    """Return the fraction of rejected data sets if ties are broken at random. Labels are simulated for every row."""
     generator = torch.Generator().manual_seed(0)
     observed = function(preds, target, task="binary", batch_dims=1).abs()
     larger, ties = torch.zeros_like(observed), torch.zeros_like(observed)
@@ -144,7 +144,7 @@ def share_rejected_at_random(function: Callable[..., Tensor], preds: Tensor, tar
 
 
 def power_of_few(draw: Callable[[int, int], Data], n: int) -> dict[str, float]:
-    """Return the shares rejected by the valid and the randomised p-value of every error."""
+    """Return the fractions rejected by the valid and the randomised p-value of every error."""
     preds, target = (part.reshape(SETS_OF_FEW, n) for part in draw(SETS_OF_FEW * n, n))
     power = {}
     for name, (error, function) in SMALL_ERRORS.items():
@@ -154,7 +154,7 @@ def power_of_few(draw: Callable[[int, int], Data], n: int) -> dict[str, float]:
 
 
 def power_of(n_sets: int, draw: Callable[[int, int], Data], n: int) -> dict[str, float]:
-    """Return the share rejected by the p-value of every error."""
+    """Return the fraction rejected by the p-value of every error."""
     sets = [draw(n, seed) for seed in range(n_sets)]
     size = min(len(p) for p, _ in sets)
     preds, target = (torch.stack([part[:size] for part in column]) for column in zip(*sets, strict=True))
@@ -182,7 +182,6 @@ def table(
 
 
 def write(name: str, title: str, explanation: str, rows: Rows, digits: int, **settings: Any) -> None:
-    """Write a table as JSON and as Markdown."""
     columns = list(rows[0]["power"])
     page = [
         f"# {title}",
@@ -201,10 +200,9 @@ def write(name: str, title: str, explanation: str, rows: Rows, digits: int, **se
 
 
 def main() -> None:
-    """Write a table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--sets", type=int, default=200, help="data sets in each cell (default 200)")
-    parser.add_argument("--few", action="store_true", help="make the table of few samples (about two minutes)")
+    parser.add_argument("--sets", type=int, default=200, help="data sets for each cell (default 200)")
+    parser.add_argument("--few", action="store_true", help="compute the table for few samples (about two minutes)")
     given = parser.parse_args()
     start = time.perf_counter()
     settings: dict[str, Any] = {"level": LEVEL, "replicates": N_REPLICATES}
@@ -212,8 +210,8 @@ def main() -> None:
         rows = table(SMALL_MODELS, FEW_SAMPLES, power_of_few)
         explanation = (
             f"Share of {SETS_OF_FEW:,} data sets with a p-value of at most 5 %, in percent. The valid p-value is that "
-            "of `evidence()`, which counts replicates equal to the data. The randomised one counts a random part of "
-            "them. Made by `python -m benchmarks.power --few`."
+            "of `metric.test()`, which counts replicates equal to the data. The randomised one counts a random part of "
+            "them. Computed by `python -m benchmarks.power --few`."
         )
         title = "Power lost to ties at few samples"
         write("power_few", title, explanation, rows, digits=1, **settings, data_sets=SETS_OF_FEW)
@@ -222,8 +220,8 @@ def main() -> None:
         if given.sets == parser.get_default("sets"):
             fewer = ", ".join(f"{name} {given.sets // by}" for name, by in SLOW.items())
             explanation = (
-                f"Share of {given.sets} data sets ({fewer}) in which `evidence()` gives a p-value of at most 5 %, in "
-                "percent. Made by `python -m benchmarks.power`."
+                f"Share of {given.sets} data sets ({fewer}) in which `metric.test()` returns a p-value of at most 5 %, "
+                "in percent. Computed by `python -m benchmarks.power`."
             )
             write("power", "Power of the p-values", explanation, rows, 0, **settings, data_sets=given.sets, fewer=SLOW)
     print(f"{time.perf_counter() - start:.0f} s")

@@ -1,4 +1,4 @@
-"""Jobs of rank-based and smooth metrics."""
+"""Jobs for rank-based and smooth metrics."""
 
 from collections.abc import Callable
 from functools import partial
@@ -19,7 +19,7 @@ SKLEARN = ("scikit-learn",)
 
 
 def tce_of_binary(n: int = 50_000, tested: int = 1_000) -> Sides:
-    """TCE. The peer tests every 50th of the sorted predictions against the same blocks."""
+    """Test-based calibration error (TCE). The peer tests every 50th sorted prediction against the same blocks."""
     preds, target = like_imagenet_dogs(n)
     table = F.tce_table(preds, target, task="binary")
     sizes, positives = table.n.long(), (table.n * table.frequency).round().long()
@@ -34,7 +34,7 @@ def tce_of_binary(n: int = 50_000, tested: int = 1_000) -> Sides:
 
 
 def rejections_alone(n: int = 50_000) -> Sides:
-    """The binomial tests of TCE, for sorted samples in given blocks."""
+    """Binomial tests of the test-based calibration error (TCE), for sorted samples in given blocks."""
     from torchcalib.special.bin_tests import rejected_in_bins
 
     preds, target = like_imagenet_dogs(n)
@@ -46,7 +46,7 @@ def rejections_alone(n: int = 50_000) -> Sides:
 
 
 def pava_bc_loop(n: int = 50_000_000) -> Sides:
-    """The compiled loop of PAVA-BC, for columns in the order of the score."""
+    """Compiled loop of PAVA-BC, for columns in the order of the score."""
     from torchcalib.ops.dispatch import implementation
 
     generator = torch.Generator().manual_seed(0)
@@ -75,7 +75,7 @@ def of_binary(
     n: int = 1_000_000,
     **options: float,
 ) -> Sides:
-    """A function of binary predictions, and a peer that takes labels and predictions."""
+    """Function of binary predictions, and a peer that gets labels and predictions."""
     preds, target = like_imagenet_dogs(n)
     preds = preds.to(dtype)
     theirs = {} if call is None else {peer: partial(call, target.numpy(), preds.numpy())}

@@ -1,7 +1,7 @@
 """Write the performance tables of the README from the files in `benchmarks/results`: `python -m benchmarks.readme`.
 
-Goals, and the reasons of missed ones, come from the jobs. A job without results is "not yet measured"; so is a GPU
-without results of `cuda_check.py`.
+Goals, and reasons for missed goals, are defined by the jobs. Jobs without results, and a GPU without results of
+`cuda_check.py`, are "not yet measured".
 """
 
 import json
@@ -26,7 +26,7 @@ GPU_HEAD = """\
 
 
 def results() -> list[dict[str, Any]]:
-    """Return the contents of all files, in the order of their names."""
+    """Return the contents of all files, in alphabetical order."""
     return [json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))]
 
 
@@ -40,7 +40,6 @@ def section(files: Sequence[dict[str, Any]]) -> str:
 
 
 def cpu_table(content: dict[str, Any]) -> str:
-    """Return the table of all jobs on one machine."""
     machine = content["machine"]
     versions = ", ".join(f"{package} {machine[package]}" for package in ("torch", "numba") if machine.get(package))
     title = f"On {machine['cpu']}, {machine['cores']} cores, {versions}" if machine else "On no machine yet"
@@ -65,7 +64,7 @@ def rows_of(family: str, records: list[Record]) -> Iterator[tuple[str, ...]]:
 
 
 def in_plain_torch(job: Job, record: Record | None) -> dict[str, str]:
-    """Return a cell for each line of a job without numba: the ratio, or else our result, with the goal if any."""
+    """Return a cell for each line of a job without numba: the ratio or our result, and the goal if any."""
     cells = {}
     for line in lines(job, record, with_spread=False):
         goal = f", goal {line.goal}: {line.verdict}" if line.goal and line.verdict != NOT_YET else ""
@@ -74,7 +73,7 @@ def in_plain_torch(job: Job, record: Record | None) -> dict[str, str]:
 
 
 def gpu_table(content: dict[str, Any]) -> str:
-    """Return the speed of every op on one GPU, and whether all checks passed."""
+    """Return the speed of every operation on one GPU, and whether all checks passed."""
     checks = content["checks"]
     failed = sum(not check["passed"] for check in checks)
     head = f"On {content['device']}, torch {content['torch']}: {len(checks):,} checks, {failed} failed"
@@ -84,7 +83,6 @@ def gpu_table(content: dict[str, Any]) -> str:
 
 
 def gpu_row(speed: dict[str, Any]) -> str:
-    """Return the row of a `benchmarks.cuda.speed.Speed`."""
     of_copy, ratio, goal = speed["share"], speed["ratio"], speed["goal"]
     found = f"{figure(ratio)} of the row op" if ratio is not None else figure(of_copy) or speed["how"]
     off = abs((of_copy if ratio is None else ratio) - goal) if speed["met"] is False else 0
@@ -93,11 +91,11 @@ def gpu_row(speed: dict[str, Any]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def written(text: str, files: Sequence[dict[str, Any]]) -> str:
+def with_section(text: str, files: Sequence[dict[str, Any]]) -> str:
     """Return the README with the section for these files.
 
     Raises:
-        ValueError: if the marks of the section are missing.
+        ValueError: if the markers of the section are missing.
     """
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
@@ -107,8 +105,7 @@ def written(text: str, files: Sequence[dict[str, Any]]) -> str:
 
 
 def main() -> int:
-    """Write the section."""
-    README.write_text(written(README.read_text(), results()))
+    README.write_text(with_section(README.read_text(), results()))
     return 0
 
 

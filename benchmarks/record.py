@@ -14,7 +14,6 @@ MISSED = "MISSED"
 def recorded(
     job: Job, times: dict[str, Any], extra_bytes: dict[str, int | None], growth: list[dict[str, Any]]
 ) -> Record:
-    """Return the measurements of a job."""
     seconds = {side: summary(taken) for side, taken in times["seconds"].items()}
     ours = seconds[OURS]["median"]
     return {
@@ -43,7 +42,7 @@ def summary(taken: list[float]) -> dict[str, float]:
 
 
 class Line(NamedTuple):
-    """One line of a table. `ratio` is our time divided by theirs; `verdict` compares with the goal."""
+    """One line of a table. `ratio` is our time divided by theirs; `verdict` compares it with the goal."""
 
     what: str
     ours: str = ""
@@ -60,7 +59,6 @@ def lines(job: Job, record: Record | None, *, with_spread: bool = True) -> list[
 
 
 def missed(job: Job, record: Record) -> bool:
-    """Return whether a goal is missed."""
     return any(line.verdict.startswith(MISSED) for line in lines(job, record))
 
 
@@ -119,7 +117,7 @@ def state_after(updates: Iterable[int]) -> str:
 
 
 def growth_lines(record: Record) -> Iterator[str]:
-    """Yield the time at every other size, per row and per entry."""
+    """Yield the time at every other size, in total, per row and per entry."""
     for point in record["growth"]:
         sizes = {axis: size for axis, size in point.items() if axis != "seconds"}
         taken = point["seconds"]["median"]
@@ -131,7 +129,7 @@ def growth_lines(record: Record) -> Iterator[str]:
 
 
 def verdict(value: float | None, goal: float | None) -> str:
-    """Return whether a goal is met, or by how much it is missed; nothing without a goal."""
+    """Return whether a goal is met, or by how much it is missed; an empty text without a goal."""
     if goal is None:
         return ""
     if value is None:
@@ -151,26 +149,24 @@ def times_of(times: dict[str, float], with_spread: bool) -> str:
 
 
 def clock(seconds: float | None) -> str:
-    """Format seconds or milliseconds."""
     if seconds is None:
         return ""
     return figure(seconds, " s") if seconds >= 1 else figure(1000 * seconds, " ms")
 
 
 def share(ratio: float | None) -> str:
-    """Format a ratio; a small one as a fraction with numerator 1."""
+    """Format a ratio; a small ratio as a fraction with numerator 1."""
     if ratio is None:
         return ""
     return f"1/{figure(1 / ratio)}" if ratio < 0.2 else figure(ratio)
 
 
 def megabytes(n: float | None) -> str:
-    """Format bytes."""
     return "" if n is None else figure(n / 1e6, " MB")
 
 
 def figure(value: float | None, unit: str = "") -> str:
-    """Format a number with three significant digits, or all digits before the point."""
+    """Format a number with three significant digits, or with all digits before the decimal point."""
     if value is None:
         return ""
     return f"{round(value):,}{unit}" if abs(value) >= 1000 else f"{value:.3g}{unit}"

@@ -1,13 +1,13 @@
-"""Run jobs, print their table, and keep it in `benchmarks/results/<machine>.json`.
+"""Run jobs, print their table, and write it to `benchmarks/results/<machine>.json`.
 
     python -m benchmarks.run                    all families
     python -m benchmarks.run ranked             one family
     python -m benchmarks.run ranked --job TCE   its jobs with "TCE" in their names
     python -m benchmarks.run --trial 2          two rounds of everything; writes nothing
 
-Every job runs all its sides in turn, in a separate process. Ratios of times are comparable between machines, times are
-not. Memory and growth are measured in further processes. `python -m benchmarks.readme` then writes the table of the
-README. The exit code is 1 if a goal is missed.
+Every job runs all its sides in turn in a separate process. Ratios of times are comparable between machines, but times
+are not. Memory and growth are measured in further processes. `python -m benchmarks.readme` then writes the table of
+the README. The exit code is 1 if a goal is missed.
 """
 
 import argparse
@@ -32,21 +32,19 @@ WIDTHS = {"ours": 32, "theirs": 32, "ratio": 10, "goal": 10, "verdict": 30}
 
 
 def machine() -> dict[str, Any]:
-    """Return what times depend on, without the name of the host."""
+    """Return the properties of the machine that affect times, without the host name."""
     here = {"cpu": cpu_model(), "cores": os.cpu_count(), "torch_threads": torch.get_num_threads()}
     versions = {package: version_of(package) for package in BASE_PACKAGES + PEER_PACKAGES}
     return here | {"python": platform.python_version()} | versions
 
 
 def cpu_model() -> str:
-    """Return the name of the CPU."""
     info = Path("/proc/cpuinfo")
     found = re.search(r"^model name\s*:\s*(.+)$", info.read_text(), re.MULTILINE) if info.is_file() else None
     return found.group(1).strip() if found else platform.processor() or platform.machine()
 
 
 def run(family: str, job: Job, trial: int | None = None) -> Record:
-    """Measure a job."""
     rounds = ["--rounds", str(trial)] if trial else []
     times = measured(family, job, "times", *rounds)
     sides = [] if job.extra_bytes is None else job.sides if job.numba else [OURS]  # peers do not depend on numba
@@ -56,7 +54,7 @@ def run(family: str, job: Job, trial: int | None = None) -> Record:
 
 
 def measured(family: str, job: Job, what: str, *options: str) -> Any:
-    """Measure one quantity in a fresh process."""
+    """Measure one quantity in a new process."""
     command = [sys.executable, "-m", "benchmarks.measure", family, job.name, what, *options]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -65,7 +63,6 @@ def measured(family: str, job: Job, what: str, *options: str) -> Any:
 
 
 def show(job: Job, record: Record) -> None:
-    """Print the lines of a job."""
     print(f"\n{job.name}")
     for line in lines(job, record):
         print(columns(line))
@@ -75,12 +72,12 @@ def show(job: Job, record: Record) -> None:
 
 
 def columns(line: Line) -> str:
-    """Return a line of the table, with its longest column last."""
+    """Return a line of the table as text, with its longest column last."""
     return f"{''.join(f'{getattr(line, column):>{width}}' for column, width in WIDTHS.items())}  {line.what}"
 
 
 def save(here: dict[str, Any], family: str, records: list[Record]) -> Path:
-    """Write records of this machine, keep those of jobs that did not run, and drop those of former jobs."""
+    """Write records of this machine. Keep records of jobs that did not run, and drop those of removed jobs."""
     name = re.sub(r"[^a-z0-9]+", "-", f"{here['cpu']} {here['cores']} cores".lower()).strip("-")
     path = RESULTS / f"{name}.json"
     kept = json.loads(path.read_text()) if path.is_file() else {"families": {}}
@@ -93,10 +90,9 @@ def save(here: dict[str, Any], family: str, records: list[Record]) -> Path:
 
 
 def main() -> int:
-    """Run the chosen jobs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("families", nargs="*", help=f"families of jobs, of: {', '.join(FAMILIES)}")
-    parser.add_argument("--job", default="", help="only jobs with this in their names")
+    parser.add_argument("families", nargs="*", help=f"families of jobs: {', '.join(FAMILIES)}")
+    parser.add_argument("--job", default="", help="run only jobs whose names contain this text")
     parser.add_argument("--trial", type=int, metavar="ROUNDS", help="rounds of each job; writes nothing")
     chosen = parser.parse_args()
     if unknown := [family for family in chosen.families if family not in FAMILIES]:

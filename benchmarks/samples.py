@@ -13,7 +13,7 @@ def like_imagenet_dogs(n: int) -> tuple[Tensor, Tensor]:
 
 
 def softmax_outputs(n: int, num_classes: int) -> tuple[Tensor, Tensor]:
-    """Return float32 softmax outputs and labels, with an accuracy of 75%."""
+    """Return float32 softmax outputs and labels, with an accuracy of 75 %."""
     generator = torch.Generator().manual_seed(0)
     target = torch.randint(0, num_classes, (n,), generator=generator)
     guess = torch.where(torch.rand(n, generator=generator) < 0.75, target, target.roll(1))
@@ -23,10 +23,10 @@ def softmax_outputs(n: int, num_classes: int) -> tuple[Tensor, Tensor]:
 
 
 def overconfident_logits(n: int, num_classes: int, separation: float = 3.1) -> tuple[Tensor, Tensor]:
-    """Return float32 logits of an over-confident network, and labels; for 100 classes the accuracy is 70%.
+    """Return float32 logits of an over-confident network, and labels; for 100 classes the accuracy is 70 %.
 
-    Classes are Gaussians whose means lie in fewer dimensions than there are classes, so that some overlap. The logits
-    are the true log-likelihoods plus an error for each class, times 1.5.
+    The classes are Gaussians, whose means lie in a space with fewer dimensions than classes, so that some overlap. The
+    logits are 1.5 times the sum of the true log-likelihoods and an error for each class.
     """
     generator = torch.Generator().manual_seed(0)
     dims = min(64, 2 * num_classes)

@@ -1,7 +1,7 @@
 """Simulated predictions with known true probabilities: the generators of the source papers.
 
 All generators draw from numpy on the CPU, whose streams do not change between versions. The default parameters and
-seeds give the samples of the published tables, unless a docstring says otherwise.
+seeds reproduce the samples of the published tables, except where a docstring states a difference.
 """
 
 from dataclasses import dataclass
@@ -17,8 +17,8 @@ def noisy_evidence(sigma: float, n: int = 10_000, *, seed: int = 0) -> tuple[Ten
     The log-odds x are uniform on [-5, 5], the label is 1 with probability sigmoid(x), and the prediction is
     sigmoid(x + e) with e ~ N(0, sigma^2). Different sigma with the same seed share x, the labels and the shape of e.
 
-    This follows the text of the paper. Its Table I has an ECE of 0.170 for sigma = 0.5 and of 0.404 for sigma = 2; the
-    text gives about 0.01 and 0.08. How these columns were computed is unknown.
+    This follows the text of the paper, which results in an expected calibration error (ECE) of about 0.01 for
+    sigma = 0.5 and 0.08 for sigma = 2. Table I of the paper has 0.170 and 0.404. Their computation is unknown.
 
     Source:
         [ECD] Sumler et al.: An Entropic Metric for Measuring Calibration of Machine Learning Models, sec. V-A,
@@ -70,9 +70,9 @@ def mismatched_systems(
     from each other. Class counts are truncated: 320 + 79 = 399 samples for C = 2 and n = 400, as 0.2 * 400 is slightly
     less than 80 in float64.
 
-    Sec. 3.1 and fig. 3-4 of the paper use `mismatched_systems(2, 100_000, prior=0.6)`: its `cal`, and its `mcs` for
-    scales of 2 and 0.48; the wider classes have `variance=0.19`. (These variances and scales were found from the
-    reported scores, which they reproduce to six digits.)
+    Sec. 3.1 and fig. 3-4 of the paper use `cal` and `mcs` of `mismatched_systems(2, 100_000, prior=0.6)`, with
+    scales of 2 and 0.48. The wider classes have `variance=0.19`. These variances and scales were fitted to the
+    reported scores, which they reproduce to six digits.
 
     Args:
         num_classes: C.
@@ -144,11 +144,12 @@ def gaussian_discriminant(
 ) -> DiscriminantSample:
     """Return predictions of a logistic regression for test data with another class frequency than its training data.
 
-    A label is 1 with probability `train_share` (in the test data `test_share`). Its feature is drawn from
-    N(+mean, std^2) for 1 and N(-mean, std^2) for 0. The six cases of the paper are 50 % tested at 50, 40 and 60 %, and
-    1 % tested at 1, 0 and 2 %. Its text has means of +-1; its Table 2 was computed with +-0.5 and a fit with a tight
-    tolerance, which is Newton's method here. The fit minimises the sum of log losses plus ridge / 2 times the squared
-    slope.
+    A label is 1 with probability `train_share` in the training data and `test_share` in the test data. Its feature is
+    drawn from N(+mean, std^2) for 1 and N(-mean, std^2) for 0. The fit minimises the sum of log losses plus ridge / 2
+    times the squared slope, by Newton's method.
+
+    The six cases of the paper are 50 % tested at 50, 40 and 60 %, and 1 % tested at 1, 0 and 2 %. The text of the paper
+    has means of +-1, but its Table 2 was computed with +-0.5.
 
     Source:
         [TCE] Matsubara et al.: TCE: A Test-Based Approach to Measuring Calibration Error (UAI 2023), sec. 4.1.

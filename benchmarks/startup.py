@@ -1,10 +1,10 @@
-"""Measure what a user waits for before any work: imports, help, the version, and the error for a wrong path.
+"""Measure the waiting time before any work: imports, help, the version, and the error for a wrong path.
 
     python -m benchmarks.startup            medians of 5 processes each
     python -m benchmarks.startup --rounds 9
 
-Times are of fresh processes on an idle machine. The goals are 0.5 s for a command that needs no tensors, and 0.2 s for
-`import torchcalib` on top of `import torch`.
+Times are those of new processes on an idle machine. The goals are 0.5 s for a command that needs no tensors, and 0.2 s
+for `import torchcalib` in addition to `import torch`.
 """
 
 import argparse
@@ -26,7 +26,6 @@ GOAL, GOAL_OF_IMPORT = 0.5, 0.2
 
 
 def seconds(arguments: list[str]) -> float:
-    """Return the time of one process."""
     start = time.perf_counter()
     subprocess.run([sys.executable, *arguments], capture_output=True, check=False)
     return time.perf_counter() - start
@@ -35,10 +34,10 @@ def seconds(arguments: list[str]) -> float:
 def main() -> int:
     """Print the medians, and return 1 if a goal is missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5, help="processes of each kind (default: 5)")
+    parser.add_argument("--rounds", type=int, default=5, help="number of processes of each kind (default: 5)")
     rounds = parser.parse_args().rounds
     found: dict[str, list[float]] = {name: [] for name in COMMANDS}
-    for _ in range(rounds):  # in turn, so that a busy moment hits all of them
+    for _ in range(rounds):  # alternate, so that a busy moment affects all of them
         for name, arguments in COMMANDS.items():
             found[name].append(seconds(arguments))
     medians = {name: median(times) for name, times in found.items()}

@@ -1,12 +1,14 @@
-"""Tables of the source papers, computed here, next to the published numbers.
+"""Tables of the source papers, recomputed and printed beside the published numbers.
 
     python -m benchmarks.tables                 all tables
     python -m benchmarks.tables tce-2 epsr-1    some tables; --help lists them
 
-Simulated tables use `benchmarks.simulate`. Tables of real systems, and recorded numbers, use the data in
-$TORCHCALIB_DATA (or ../shared/data) and are left out without it. A number agrees if it rounds to the published one.
-Where a paper has only a figure, or its number is not available, the number was recorded from the authors' code or from
-loops in numpy, and is marked. The exit code is 1 if a number disagrees without a note.
+Simulated tables use `benchmarks.simulate`. Tables of real systems, and recorded numbers, require the data in
+$TORCHCALIB_DATA (or ../shared/data) and are left out without them. A number agrees if it rounds to the published one.
+If a paper has only a figure, or its data are not available, the number was recorded from the authors' code or from
+numpy loops, and is marked. The exit code is 1 if a number disagrees without a note.
+
+NCE is the normalised cross-entropy, RCL the relative calibration loss, NLL the negative log-likelihood.
 """
 
 import argparse
@@ -44,16 +46,16 @@ DATA = Path(os.environ.get("TORCHCALIB_DATA", Path(__file__).resolve().parents[2
 
 @dataclass(frozen=True)
 class Cell:
-    """One number.
+    """One number of a table.
 
     Attributes:
         row: row of the table.
         column: column of the table.
-        value: value computed here, or None.
+        value: recomputed value, or None.
         published: published number with its printed digits, or None.
-        recorded: whether `published` was computed by other code instead of printed.
+        recorded: True if `published` was computed by other code instead of printed.
         tolerance: accepted difference in addition to rounding.
-        note: why there is no value, or why it may disagree.
+        note: reason why the value is missing or may disagree.
     """
 
     row: str
@@ -81,20 +83,18 @@ class Cell:
 
 
 def arrays(name: str) -> dict[str, Tensor]:
-    """Return recorded arrays."""
     with np.load(DATA / name, allow_pickle=False) as loaded:
         return {key: torch.from_numpy(array) for key, array in loaded.items()}
 
 
 @cache
 def recorded_answers() -> list[dict]:
-    """Return all recorded answers; nothing without the data."""
+    """Return all recorded answers, or an empty list without the data."""
     path = DATA / "expected.json"
     return json.loads(path.read_text()) if path.is_file() else []
 
 
 def recorded_answer(file: str | None, case: str) -> Any:
-    """Return one recorded value, or None."""
     found = (entry["value"] for entry in recorded_answers() if (entry["file"], entry["case"]) == (file, case))
     return next(found, None)
 
@@ -105,10 +105,10 @@ ECD_1_ECE = {0.0: None, 0.5: "0.170", 2.0: "0.404"}
 
 
 def ecd_1() -> Iterator[Cell]:
-    """[ECD] Table I: ten bins of a simulation, for noise of sigma 0, 0.5 and 2 on the log-odds.
+    """[ECD] Table I: ten bins of simulated data with noise of sigma 0, 0.5 and 2 on the log-odds.
 
-    The printed columns for 0.5 and 2 do not follow from the text of sec. V-A; of them only the ECE is available. The
-    recorded numbers follow the text, computed by loops in numpy.
+    The printed columns for 0.5 and 2 do not follow from the text of sec. V-A. Only their ECE is available. The
+    recorded numbers follow the text, and were computed by numpy loops.
     """
     for sigma, printed in ECD_1_ECE.items():
         preds, target = simulate.noisy_evidence(sigma)
@@ -163,7 +163,7 @@ def published(preds: Tensor, target: Tensor) -> dict[str, float]:
 
 
 def tce_2() -> Iterator[Cell]:
-    """[TCE] Table 2: a logistic fit tested with another frequency of positives."""
+    """[TCE] Table 2: logistic fit, tested with another frequency of positives."""
     for (train, test), printed in TCE_2.items():
         sample = simulate.gaussian_discriminant(train, test)
         values = published(sample.preds, sample.target)
@@ -172,7 +172,7 @@ def tce_2() -> Iterator[Cell]:
 
 
 def tce_5() -> Iterator[Cell]:
-    """[TCE] Table 5: dogs of ImageNet; the predictions of two of its five networks are available."""
+    """[TCE] Table 5: dogs of ImageNet. The predictions of two of its five networks are available."""
     for model, printed in TCE_5.items():
         file = f"imagenet_dogs_{model}.npz"
         data = arrays(file)
@@ -187,7 +187,7 @@ def tce_5() -> Iterator[Cell]:
 # [EPSR] -------------------------------------------------------------------------------------------------------------
 
 SYSTEMS = ("cal", "mcs", "mcp", "mcps")
-EPSR_1 = {  # 100 (NCE - semi-empirical NCE) / NCE, for 200, 2,000 and 20,000 samples of each of the systems
+EPSR_1 = {  # 100 (NCE - semi-empirical NCE) / NCE, for 200, 2,000 and 20,000 samples of each system
     "true": ("-3 -5 -2", "-7 -10 -5", "4 -2 0", "4 -2 0"),
     "affcaltt": ("0 0 0", "0 0 0", "0 0 0", "0 0 0"),
     "affcalxv": ("1 0 0", "1 0 0", "1 0 0", "0 0 0"),
@@ -208,8 +208,8 @@ CALIBRATORS: dict[str, Calibrator] = {
 def published_folds(num_classes: int, n: int) -> dict[tuple[str, str], Tensor]:
     """Return the folds of the published experiments, by system and calibrator.
 
-    scikit-learn drew all of them from numpy's global generator with seed 0, after the features. The experiments had two
-    more systems, whose folds are drawn and not used; histogram binning is for two classes.
+    scikit-learn drew all folds from numpy's global generator with seed 0, after the features. The experiments had two
+    more systems, whose folds are drawn but not used. Histogram binning is for two classes.
     """
     target = simulate.mismatched_systems(num_classes, n).target.numpy()
     generator = np.random.RandomState(0)
@@ -226,14 +226,14 @@ def published_folds(num_classes: int, n: int) -> dict[tuple[str, str], Tensor]:
 
 
 def calibration(log_q: Tensor, target: Tensor, calibrator: str, **trained: Any) -> dict[str, Any]:
-    """Return arguments of `cross_val_calibrate`. Histogram binning takes the log-odds of the second class."""
+    """Return arguments of `cross_val_calibrate`. Histogram binning gets the log-odds of the second class."""
     preds, task = (log_q[:, 1] - log_q[:, 0], "binary") if calibrator == "his" else (log_q, "multiclass")
     given = {"preds": preds, "target": target, "task": task, "from_logits": True}
     return given | {"calibrator": CALIBRATORS[calibrator], **trained}
 
 
-def fitted_on(how: str, num_classes: int, n: int, system: str, calibrator: str) -> dict[str, Any]:
-    """Return the option of a calibration: on the test data ("tt"), or cross-validated with the published folds."""
+def training_option(how: str, num_classes: int, n: int, system: str, calibrator: str) -> dict[str, Any]:
+    """Return the training option of a calibration: test data ("tt"), or cross-validation with the published folds."""
     return {"train_on_test": True} if how == "tt" else {"folds": published_folds(num_classes, n)[system, calibrator]}
 
 
@@ -244,7 +244,7 @@ def posteriors(**given: Any) -> Tensor:
 
 
 def nce(log_q: Tensor, target: Tensor) -> float:
-    """Return the NLL divided by that of the mean target; with posteriors as targets the semi-empirical NCE."""
+    """Return the NLL divided by that of the mean target. With posteriors as targets this is the semi-empirical NCE."""
     return F.nll(log_q, target, task="multiclass", from_logits=True, normalize="prior").item()
 
 
@@ -252,8 +252,8 @@ def epsr_1() -> Iterator[Cell]:
     """[EPSR] Table 1: difference of the empirical and the semi-empirical NCE, in percent of the empirical NCE.
 
     Each is normalised by its own priors: class frequencies of the labels, or means of the reference posteriors.
-    References: the true posteriors; affine, temperature and histogram calibration, fitted to the test data (tt) or
-    cross-validated (xv).
+    The references are the true posteriors, and affine, temperature and histogram calibration, fitted to the test data
+    (tt) or cross-validated (xv).
     """
     of_size = {n: simulate.mismatched_systems(2, n) for n in (200, 2_000, 20_000)}
     for row, printed in EPSR_1.items():
@@ -263,7 +263,7 @@ def epsr_1() -> Iterator[Cell]:
                 if row == "true":
                     reference = systems.cal.exp()
                 else:
-                    trained = fitted_on(row[-2:], 2, n, system, row[:3])
+                    trained = training_option(row[-2:], 2, n, system, row[:3])
                     reference = posteriors(**calibration(log_q, systems.target, row[:3], **trained))
                 empirical = nce(log_q, systems.target)
                 value = 100 * (empirical - nce(log_q, reference)) / empirical
@@ -292,7 +292,7 @@ def epsr_curves() -> Iterator[Cell]:
 
 
 def costs(name: str, num_classes: int) -> tc.CostMatrix:
-    """The three cost matrices of [EPSR] sec. 3."""
+    """Return one of the three cost matrices of [EPSR] sec. 3."""
     if name == "imb":
         return tc.CostMatrix.imbalanced(num_classes)
     matrix = tc.CostMatrix.zero_one(num_classes)
@@ -317,14 +317,14 @@ def score(name: str, log_q: Tensor, target: Tensor) -> float:
 
 
 SCORES = {"ce": "nll", "bs": "brier"}
-FLOAT32_FIT = 0.02  # tolerance, in percent, for the published RCL: its float32 fits stop early
+FLOAT32_FIT = 0.02  # tolerance in percent for the published RCL, whose float32 fits stop early
 
 
 def epsr_scores() -> Iterator[Cell]:
     """[EPSR] sec. 3.2 and 3.3, fig. 5 and 6 (app. for C = 10): scores of the four systems, and their RCL in percent.
 
-    aff, tem and his are affine, temperature and histogram calibration; xv is cross-validated, tt fitted to the test
-    data; semiemp is the semi-empirical NCE. The numbers are from the authors' code, because the paper has figures.
+    aff, tem and his are affine, temperature and histogram calibration, cross-validated (xv) or fitted to the test data
+    (tt). semiemp is the semi-empirical NCE. The numbers are from the authors' code, because the paper has figures.
     """
     for entry in recorded_answers():
         match = re.fullmatch(r"ferrer/synthetic/K(\d+)\|(cal|mcp|mcs|mcps)", entry["case"])
@@ -340,7 +340,7 @@ def epsr_scores() -> Iterator[Cell]:
                 value = score(name, log_q, target)
             else:
                 what, of, calibrator, how = trained.groups()
-                fitted = fitted_on(how, classes, 200 * classes, system, calibrator)
+                fitted = training_option(how, classes, 200 * classes, system, calibrator)
                 given = calibration(log_q, target, calibrator, **fitted)
                 value = (
                     relative_calibration_loss(**given, score=SCORES[of]).item()
@@ -367,9 +367,9 @@ def calibrated_system(kind: str, log_q: Tensor, target: Tensor, folds: Tensor) -
 
 
 def epsr_systems() -> Iterator[Cell]:
-    """[EPSR] sec. 3.5, fig. 8 and Table 2, for the available systems: raw, and calibrated.
+    """[EPSR] sec. 3.5, fig. 8 and Table 2, for the available systems: raw and calibrated.
 
-    cal and calt are affine and temperature calibration, cross-validated; calp is isotonic, fitted to the test data;
+    cal and calt are affine and temperature calibration, cross-validated. calp is isotonic, fitted to the test data.
     rcl_ce_dxv is the RCL of affine calibration. ECE and RCL are in percent.
     """
     systems: dict[tuple[str, str], Tensor] = {}
@@ -409,7 +409,6 @@ NEEDS_DATA = ("tce-5", "epsr-curves", "epsr-scores", "epsr-systems")
 
 
 def show(table: Callable[[], Iterator[Cell]]) -> list[Cell]:
-    """Print a table and return its cells."""
     print(f"\n{table.__doc__}")
     cells = list(table())
     widths = [max(len(text) for text in column) for column in zip(*((c.row, c.column) for c in cells), strict=True)]

@@ -1,4 +1,4 @@
-"""Cases of the laws: every metric in each of its settings."""
+"""Table of test cases: every metric with each of its settings."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ import torchcalib as tc
 import torchcalib.functional as F
 
 N_CLASSES = 4
-COSTS = {  # more decisions than classes, one with a cost in every class, and a negative cost
+COSTS = {  # more decisions than classes, a decision that costs something for every class, and a negative cost
     2: tc.CostMatrix([[0, 1, 0.2], [3, 0, 0.4]]),
     N_CLASSES: tc.CostMatrix([[0, 2, 1, 5, 0.3], [1, 0, 1, 1, 0.6], [1, 4, 0.1, 1, 0.3], [2, 1, 1, -0.5, 0.3]]),
 }
@@ -25,7 +25,7 @@ def lead_of(preds, task):
 
 @dataclass(frozen=True)
 class Case:
-    """One metric in one setting: its function, its streaming class, and their arguments."""
+    """A metric with its settings: function, streaming class and arguments."""
 
     name: str
     function: Callable
@@ -33,7 +33,7 @@ class Case:
     task: str
     options: dict = field(default_factory=dict)
     own: dict = field(default_factory=dict)  # arguments of the class that the function does not take
-    in_blocks: bool = False  # the value depends on blocks of samples, which are cut in order within each update
+    in_blocks: bool = False  # blocks of samples are formed in order within each update
 
     def call(self, preds, target, **options):
         """Call the function, with all leading axes kept apart."""
@@ -113,7 +113,7 @@ def _case(name, function, cls, task, options, **more):
 def _cases():
     for name, function, cls, options in SCORES:
         for task in OWN:
-            # what comes first is never left to the slow run
+            # the first kind of input runs in every test run; the second may be left to the extended run
             for from_logits in (task == "multiclass", task != "multiclass"):
                 kind = "logits" if from_logits else "probs"
                 yield _case(f"{name}-{task}-{kind}", function, cls, task, {**options, "from_logits": from_logits})
@@ -205,7 +205,7 @@ def _binless_cases():
         ("ici", F.ici, tc.ICI, {}),
     ):
         for task in OWN:
-            # A search for the width of every class takes its time.
+            # The search for a bandwidth per class is slow.
             width = {"bandwidth": 0.2} if name == "smece" and task != "binary" else {}
             yield _case(f"{name}-{task}", function, cls, task, {**options, **width, "from_logits": task != "binary"})
     for name, function, cls, options in (
@@ -226,7 +226,7 @@ def skce_in_blocks(*args, estimator="linear", **options):
 
 
 def part_of(function, default):
-    """Return a function of one component of the result, as the streaming class has it."""
+    """Return a function that returns one component of a result, like the streaming class."""
 
     def part(*args, component=default, **options):
         return getattr(function(*args, **options), component)
@@ -249,12 +249,12 @@ CASES = list(_cases())
 
 
 def covering(cases, keys, extended=str):
-    """Select cases that together cover all keys; the normal run takes those with a key that no earlier case has.
+    """Yield cases that together cover all keys. Cases without a new key are marked `extended`.
 
     Args:
-        cases: in order of preference.
+        cases: cases in order of preference.
         keys: function that returns the set of keys of a case.
-        extended: function that returns the one key of a case in the extended run; by default every case has its own.
+        extended: function that returns the single key of a case in the extended run; by default every case differs.
     """
     seen, seen_at_length = set(), set()
     for case in cases:
@@ -267,13 +267,13 @@ def covering(cases, keys, extended=str):
 
 
 def path_of(case):
-    """Return the path of a case from input to state. Batching, weights, merging and saving depend on it alone."""
+    """Return the key of a path from input to state. Batching, weights, merging and saving depend only on the path."""
     metric = case.metric()
     return type(metric.kind), type(getattr(metric, "accumulator", None)), case.task, case.options.get("mode")
 
 
 def formula_of(case):
-    """Return what a case computes from its state: the class and its own options, without those of input and events."""
+    """Return the key of a formula: the class and its options, without options of the input and of events."""
     shared = {"from_logits", "mode", "priors", "average", "positive_classes"}
     return case.cls, *(f"{name}={value}" for name, value in sorted(case.options.items()) if name not in shared)
 
@@ -283,8 +283,8 @@ def kind_of(case):
     return case.cls, case.task, *options
 
 
-def in_any_order(case):
-    """Whether the value is independent of the order of the rows. Tests of kernels have the laws of blocks."""
+def is_order_independent(case):
+    """Whether the value is independent of the row order. Metrics over blocks are not."""
     return not case.in_blocks
 
 
@@ -293,11 +293,11 @@ def differentiable(case):
 
 
 def paths(where=bool):
-    """Parameters for a law of paths: a case for each path; in the extended run one of each class and path."""
+    """Return parameters with one case per path; the extended run has one case per class and path."""
     some = filter(where, CASES)
     return list(covering(some, lambda case: {path_of(case)}, lambda case: (case.cls, path_of(case))))
 
 
 def formulas(where=bool):
-    """Parameters for a law of values: a case for each formula; in the extended run one of each setting."""
+    """Return parameters with one case per formula; the extended run has one case per setting."""
     return list(covering(filter(where, CASES), lambda case: {formula_of(case)}, kind_of))

@@ -1,4 +1,4 @@
-"""Settings and fixtures that all tests share."""
+"""Settings and fixtures shared by all tests."""
 
 import json
 import os
@@ -12,20 +12,21 @@ import torch
 from cases import formulas, paths
 from hypothesis import settings
 
-settings.register_profile("here", deadline=None, derandomize=True)  # the same cases in every run, without time limits
+# the same examples in every run, without time limits
+settings.register_profile("here", deadline=None, derandomize=True)
 settings.load_profile("here")
 LEFT_OUT = list(filter(None, os.environ.get("TORCHCALIB_TEST_WITHOUT", "").split(",")))
-sys.modules.update(dict.fromkeys(LEFT_OUT))  # as if they were not installed
+sys.modules.update(dict.fromkeys(LEFT_OUT))  # an entry of None makes the import fail
 if worker := os.environ.get("PYTEST_XDIST_WORKER"):
-    # Processes that share a cache can load the code of another signature while it is being written, which rounds
-    # differently: numba does not lock its index.
+    # Processes that share a cache may load a kernel while another process writes it, because numba does not lock its
+    # index. Such a kernel may round differently.
     os.environ.setdefault("NUMBA_CACHE_DIR", str(Path(sys.prefix) / "numba-cache" / worker))
 # On small tensors and busy cores several threads are slower than one.
 torch.set_num_threads(int(os.environ.get("TORCHCALIB_TEST_THREADS", "1")))
 
 
 def pytest_configure(config):
-    # Collecting the doctests of a module that cannot be imported leaves half of it in `sys.modules`.
+    # pytest would otherwise leave a partly imported module in `sys.modules` after collecting its doctests.
     config.option.ignore_glob = [*(config.option.ignore_glob or []), *(f"*/ops/*{name}*.py" for name in LEFT_OUT)]
 
 
@@ -42,25 +43,25 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.fixture(params=paths())
 def path(request):
-    """A case for each path from input to state; in the extended run one of each class and path."""
+    """Case for each path from input to state; the extended run has one case per class and path."""
     return request.param
 
 
 @pytest.fixture(params=formulas())
 def formula(request):
-    """A case for each formula on top of a state; in the extended run one of each setting."""
+    """Case for each formula that computes a value from a state; the extended run has one case per setting."""
     return request.param
 
 
 def data_folder():
-    """Folder of recorded inputs with known answers: $TORCHCALIB_DATA, or ../shared/data beside the project."""
+    """Return the folder of recorded inputs: $TORCHCALIB_DATA, or ../shared/data beside the project."""
     default = Path(__file__).resolve().parents[2] / "shared" / "data"
     return Path(os.environ.get("TORCHCALIB_DATA", default))
 
 
 @pytest.fixture(scope="session")
 def expected():
-    """All recorded answers: a list of {file, case, metric, args, value, tolerance}."""
+    """Return all recorded answers: a list of {file, case, metric, args, value, tolerance}."""
     path = data_folder() / "expected.json"
     if not path.is_file():
         pytest.skip(f"recorded answers are not in {path.parent}; set TORCHCALIB_DATA")

@@ -1,8 +1,8 @@
-"""Mutation test: make random small defects in numerical modules, and list those that no test detects.
+"""Mutation test: insert random defects into numerical modules, and list those that no test detects.
 
 Run `make mutants`, or `python tests/mutants.py --number 30 --seed 1` for a sample. The suite first runs once under
-coverage, so that a mutant is run only with the tests that run its statement. A mutant survives if all of them pass.
-Some survivors are equivalent to the original; the others lack a test.
+coverage, so that each mutant is tested only with the tests that run its statement. A mutant survives if all of them
+pass. Some survivors are equivalent to the original; the others lack a test.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from tempfile import TemporaryDirectory
 from coverage import CoverageData
 
 ROOT = Path(__file__).resolve().parents[1]
-MODULES = (  # numerical code; Triton's kernels need a GPU
+MODULES = (  # numerical code; Triton kernels need a GPU
     "ops/**/*.py", "special/*.py", "core/*.py", "inference/*.py", "metrics/**/*.py", "losses/*.py", "calibration/*.py",
 )  # fmt: skip
 OPERATORS = {
@@ -37,12 +37,12 @@ OPERATORS = {
 
 @dataclass
 class Mutant:
-    """One defect: the replaced text of a syntax node."""
+    """A defect: replacement text for a syntax node."""
 
     file: str
-    line: int  # the first and the last line that run when its statement does
+    line: int  # first and last line of the statement, or of the function body for defaults
     last: int
-    start: int  # in bytes of the file
+    start: int  # offset in bytes
     end: int
     before: str
     after: str
@@ -54,7 +54,6 @@ class Mutant:
 
 
 def mutants_of(path: Path) -> Iterator[Mutant]:
-    """Yield every mutant of a file."""
     source = path.read_bytes()
     starts = [0]
     for line in source.splitlines(keepends=True):
@@ -67,7 +66,7 @@ def mutants_of(path: Path) -> Iterator[Mutant]:
         return Mutant(str(path.relative_to(ROOT)), lines[0], lines[-1], start, end, before, after)
 
     def walk(node: ast.AST, lines: range) -> Iterator[Mutant]:
-        if isinstance(node, ast.JoinedStr | ast.Raise):  # messages
+        if isinstance(node, ast.JoinedStr | ast.Raise):  # error messages are not mutated
             return
         lines = lines_of(node) if isinstance(node, ast.stmt) else lines
         after = mutated(node)
@@ -84,7 +83,7 @@ def mutants_of(path: Path) -> Iterator[Mutant]:
 
 
 def lines_of(statement: ast.stmt) -> range:
-    """Return the lines of a statement without its body; for the defaults of a function, the lines of its body."""
+    """Return the lines of a statement without its body. For a function, return the lines of its body."""
     if isinstance(statement, ast.FunctionDef):
         return range(statement.body[0].lineno, statement.end_lineno + 1)
     body = getattr(statement, "body", None)
@@ -92,7 +91,7 @@ def lines_of(statement: ast.stmt) -> range:
 
 
 def mutated(node: ast.AST) -> str | None:
-    """Return the text that a node is replaced by, or None if it has no mutant."""
+    """Return the replacement text of a node, or None."""
     match node:
         case ast.BinOp(left, op, right) if type(op) in OPERATORS:
             return f"({ast.unparse(ast.BinOp(left, OPERATORS[type(op)](), right))})"
@@ -120,11 +119,11 @@ def mutated(node: ast.AST) -> str | None:
 
 
 def selected(mutant: Mutant, data: CoverageData) -> list[str]:
-    """Return the tests to run for a mutant, those of its own folder first.
+    """Return the tests to run for a mutant, tests of its own folder first.
 
-    Coverage does not measure loops that numba compiles, nor processes that tests start: for statements that run only
-    there, use the tests of the folder and of the contract. The tests of a file may share what runs in the set-up of
-    one of them: in that case, use the whole file.
+    Coverage does not measure loops compiled by numba and processes started by tests. For statements that run only
+    there, the tests of the folder and of tests/contract are used. If a statement runs in the set-up of a shared
+    fixture, the whole test file is used.
     """
     by_line = data.contexts_by_lineno(mutant.file)
     contexts = {name for line in range(mutant.line, mutant.last + 1) for name in by_line.get(line, []) if name}
@@ -159,7 +158,7 @@ def is_compiled(path: Path) -> bool:
 
 
 def try_mutant(mutant: Mutant, tree: Path, tests: list[str], timeout: float) -> None:
-    """Put a mutant into a tree, run the tests against it, and set its outcome."""
+    """Insert a mutant into a tree, run the tests, and set the outcome of the mutant."""
     path = tree / mutant.file
     original, times = path.read_bytes(), (path.stat().st_atime, path.stat().st_mtime)
     path.write_bytes(original[: mutant.start] + mutant.after.encode() + original[mutant.end :])
@@ -181,7 +180,7 @@ def try_mutant(mutant: Mutant, tree: Path, tests: list[str], timeout: float) -> 
 
 
 def copy_tree(target: Path) -> Path:
-    """Copy the files that git tracks, and the kernels that numba has compiled from them."""
+    """Copy the files tracked by git, and the kernels that numba has compiled from them."""
     names = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
     compiled = [str(path.relative_to(ROOT)) for path in ROOT.glob("torchcalib/**/__pycache__/*.nb?")]
     for name in names + compiled:
@@ -191,7 +190,7 @@ def copy_tree(target: Path) -> Path:
 
 
 def measure_coverage(tree: Path, path: Path) -> None:
-    """Run the suite under coverage, with its tests as contexts, and write the result to `path`."""
+    """Run the suite under coverage, with tests as contexts, and write the result to `path`."""
     options = ["--numprocesses", "2", "--cov", "--cov-context=test", "--cov-report="]
     code, output = run_tests(tree, options, 3600, COVERAGE_FILE=str(path))
     if code:
@@ -200,12 +199,12 @@ def measure_coverage(tree: Path, path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--number", type=int, default=150, help="of mutants")
+    parser.add_argument("--number", type=int, default=150, help="number of mutants")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--timeout", type=float, default=900, help="seconds for a mutant")
-    parser.add_argument("--out", type=Path, help="file for the outcomes, as JSON")
-    parser.add_argument("--coverage", type=Path, help="file for the coverage, which is used again if it exists")
+    parser.add_argument("--timeout", type=float, default=900, help="seconds for each mutant")
+    parser.add_argument("--out", type=Path, help="JSON file for the outcomes")
+    parser.add_argument("--coverage", type=Path, help="file for the coverage; an existing one is reused")
     given = parser.parse_args()
     os.environ.setdefault("TORCHCALIB_DATA", str(ROOT.parent / "shared" / "data"))
     files = sorted({path for pattern in MODULES for path in (ROOT / "torchcalib").glob(pattern)})

@@ -1,4 +1,4 @@
-"""Steps of `cuda_check.py`: values of ops and metrics against float64, their behaviour on a device, and speed.
+"""Steps of `cuda_check.py`: values of operations and metrics against float64, behaviour on a device, and speed.
 
-All functions take a device, so that tests run them on the CPU.
+All functions have a device argument, so that tests run them on the CPU.
 """

@@ -1,4 +1,4 @@
-"""Checks of the GPU run: a line of the result, and differences of tensors."""
+"""Results of the checks on a GPU, and differences of tensors."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Check:
-    """One line of the result."""
+    """Result of one check: a line of the output."""
 
     name: str
     dtype: str
@@ -25,12 +25,11 @@ class Check:
 
 
 def label_of(dtype: torch.dtype) -> str:
-    """Return the name of a dtype without its package."""
     return str(dtype).removeprefix("torch.")
 
 
 def relative_error(found: Tensor, expected: Tensor, scale: float = 0.01) -> float:
-    """Return the largest difference, relative to the largest expected value or at least to `scale`."""
+    """Return the largest difference, relative to the largest expected value, but at least to `scale`."""
     found, expected = found.detach().double().cpu(), expected.detach().double().cpu()
     size = expected.masked_fill(expected.isinf(), 0).abs().max().clamp(min=scale)
     return elementwise_error(found, expected, size, floor=0.0)
@@ -39,7 +38,7 @@ def relative_error(found: Tensor, expected: Tensor, scale: float = 0.01) -> floa
 def elementwise_error(found: Tensor, expected: Tensor, size: Tensor | None = None, floor: float = 1e-12) -> float:
     """Return the largest difference, relative to the expected values or to `size`; NaN if any difference is NaN.
 
-    Equal infinities do not differ: half types round some probabilities to 0 and 1.
+    Equal infinities do not differ, because half types round some probabilities to 0 and 1.
     """
     if not expected.numel():
         return 0.0

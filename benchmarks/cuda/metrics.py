@@ -1,6 +1,6 @@
-"""Every function and streaming class on a GPU against float64 on the CPU.
+"""Every function and streaming class on a GPU, compared with float64 on the CPU.
 
-Values and gradients; samples stored whole, and as a sketch; updates without synchronisation; invalid rows, which
+Values and gradients; samples stored exactly and as a sketch; updates without synchronisation; invalid rows, which
 `compute` must report; calibrators and the bootstrap. Tests marked `cuda` check the isotonic kernels.
 """
 
@@ -14,8 +14,8 @@ from torch import Tensor
 
 import torchcalib as tc
 import torchcalib.functional as F
+from benchmarks.cuda.behaviour import forbid_synchronisation
 from benchmarks.cuda.check import Check, guarded, label_of, relative_error
-from benchmarks.cuda.conduct import without_waiting
 from torchcalib.calibration import AffineScaling, TemperatureScaling, calibration_loss, relative_calibration_loss
 from torchcalib.inference import bootstrap
 from torchcalib.metrics.base import CalibrationMetric
@@ -23,10 +23,10 @@ from torchcalib.ops.counter_rng import random_words
 
 N, N_CLASSES = 4096, 11
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-# Both sides sum in float64, so that only the arithmetic within rows differs: float32 on the GPU. A confidence that
-# float32 rounds across a bin edge moves one sample of N. Gradients have the dtype, and the rounding, of the input.
+# Both devices sum in float64. Only the row arithmetic differs: float32 on the GPU. A confidence that float32 rounds
+# across a bin edge moves one of N samples. Gradients have the dtype of the input, and its rounding.
 VALUE_TOLERANCE = 5e-4
-# Where rounding swaps two confidences, a block of sorted samples can end elsewhere.
+# If rounding swaps two confidences, a block of sorted samples may end at another sample.
 ORDER_TOLERANCE = 5e-3
 SKETCH_TOLERANCE = 5e-2
 GRADIENT_TOLERANCE = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 3e-2}
@@ -75,7 +75,7 @@ SCORES = ("nll", "brier", "ecd", "bayesrisk", "accuracy", "skce", *VOTES)
 
 
 def settings() -> Iterator[tuple[str, str, dict[str, Any], dict[str, Any]]]:
-    """Yield every metric in every task and mode: name, metric, options, and options of the class only."""
+    """Yield every metric in every task and mode: (name, metric, options, options of the class only)."""
     for metric in PAIRS:
         for task in ("binary", "multiclass", "multilabel"):
             own = {"multiclass": {"num_classes": N_CLASSES}, "multilabel": {"num_labels": N_CLASSES}}.get(task, {})
@@ -106,20 +106,20 @@ def sample(task: str, from_logits: bool, dtype: torch.dtype) -> tuple[Tensor, Te
 
 
 def update_twice(metric: CalibrationMetric[Any], preds: Tensor, target: Tensor) -> None:
-    """Update twice, the second time without synchronisation."""
+    """Update twice, the second time with synchronisation forbidden."""
     metric.update(preds, target)  # compiles kernels
-    with without_waiting(preds.device):
+    with forbid_synchronisation(preds.device):
         metric.update(preds, target)
 
 
 def check_setting(
     device: torch.device, name: str, metric: str, options: dict[str, Any], own: dict[str, Any], dtype: torch.dtype
 ) -> Iterator[Check]:
-    """Value, gradient and stream of one metric in one setting."""
+    """Check value, gradient and stream of one metric in one setting."""
     function, cls = PAIRS[metric]
     preds, target = sample(options["task"], options["from_logits"], dtype)
     label = label_of(dtype)
-    # Half-precision probabilities do not sum to 1: neither side checks them.
+    # Half-precision probabilities do not sum to 1, so that neither device validates them.
     reference = preds.double().requires_grad_()
     expected = function(reference, target, validate_args=False, **options)
     gpu = preds.to(device).requires_grad_()
@@ -135,7 +135,7 @@ def check_setting(
         yield Check(
             name, label, "gradient", relative_error(gpu.grad, reference.grad, 0.1 / N), GRADIENT_TOLERANCE[dtype]
         )
-    # The stream has two copies of the batch, which double every block and the power of the test of TCE.
+    # The stream has two copies of the batch, which doubles every block and increases the power of the test of TCE.
     doubled = preds.double().repeat(2, *[1] * (preds.dim() - 1)), torch.cat((target, target))
     twice = function(*doubled, validate_args=False, **options)
     update_twice(stream, gpu.detach(), target.to(device))
@@ -147,7 +147,7 @@ def check_setting(
 
 
 def check_bad_rows(device: torch.device) -> Iterator[Check]:
-    """Invalid rows on the GPU are counted without synchronisation, excluded from sums and reported by `compute`."""
+    """Check that invalid rows on the GPU are counted without synchronisation, excluded from sums and reported."""
     good, y = torch.tensor([0.2, 0.7, 0.9], device=device), torch.tensor([0, 1, 1], device=device)
     spoiled = {
         "NaN": (torch.tensor([0.2, 0.7, 0.9, torch.nan]), torch.tensor([0, 1, 1, 0])),
@@ -172,7 +172,7 @@ def check_bad_rows(device: torch.device) -> Iterator[Check]:
 
 
 def check_calibrators(device: torch.device, from_logits: bool) -> Iterator[Check]:
-    """Fits and cross-validated losses on the same folds equal those on the CPU."""
+    """Check that fits and cross-validated losses on the same folds equal those on the CPU."""
     preds, target = sample("multiclass", from_logits, torch.float64)
     options: dict[str, Any] = {"task": "multiclass", "from_logits": from_logits}
     name = f"calibrators {'logits' if from_logits else 'probs'}"
@@ -188,7 +188,7 @@ def check_calibrators(device: torch.device, from_logits: bool) -> Iterator[Check
 
 
 def check_bootstrap(device: torch.device) -> Iterator[Check]:
-    """Random draws equal those on the CPU exactly; intervals equal those on the CPU within rounding."""
+    """Check that random draws equal those on the CPU exactly, and intervals within rounding."""
     streams, counters = torch.arange(40), torch.arange(1000)
     words = random_words(7, streams.to(device), counters.to(device)).cpu()
     yield Check("bootstrap", "int64", "words", int((words != random_words(7, streams, counters)).sum()), 0)
@@ -209,7 +209,6 @@ def check_bootstrap(device: torch.device) -> Iterator[Check]:
 
 
 def metrics(device: torch.device) -> Iterator[Check]:
-    """Do all checks."""
     for dtype in DTYPES:
         for name, metric, options, own in settings():
             work = partial(check_setting, device, name, metric, options, own, dtype)

@@ -1,4 +1,4 @@
-"""Outputs and gradients of `torchcalib.ops` against the plain torch implementation in float64, by dtype and shape."""
+"""Outputs and gradients of `torchcalib.ops`, compared with plain torch in float64, by dtype and shape."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,8 +15,8 @@ from torchcalib.ops.softmax_stats import Rows, rows
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 N_BINS = 15
-# Arithmetic within a row is at least float32, so that scores and sums have its rounding for any input: 2e-6 for logits
-# up to 20 below the largest, and proportionally more beyond. Sums over events are float64.
+# Row arithmetic is at least float32. Scores and sums have its rounding for any input dtype: 2e-6 for logits up to 20
+# below the largest, and proportionally more beyond. Sums over events are float64.
 SCORE_TOLERANCE = {torch.float64: 1e-11}
 SCORE_FLOOR = {torch.float64: 1e-4}  # the reference is float64, too
 SUM_TOLERANCE = {torch.float64: 1e-11}
@@ -24,10 +24,10 @@ EVENT_TOLERANCE = 1e-11
 # A gradient has the dtype of the input. Its error is relative to the largest entry of its row, or to the resolution.
 GRADIENT_TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.float16: 2**-10, torch.bfloat16: 2**-7}
 GRADIENT_FLOOR = {torch.float64: 1e-5, torch.float32: 1e-6, torch.float16: 2**-14, torch.bfloat16: 1e-6}
-_NEAR = 1e-5  # an entry this close to an edge may be rounded into the next bin
+_NEAR = 1e-5  # entries this close to a bin edge may be rounded into the next bin
 
 
-_ENTRIES = 2**26  # more would not fit into the memory of a GPU in float64
+_ENTRIES = 2**26  # larger inputs do not fit into the memory of a GPU in float64
 ROWS = tuple(
     (n, c)
     for c in (2, 10, 1000, 1001, 32_000, 128_256)
@@ -38,7 +38,7 @@ ROWS = tuple(
 
 @dataclass(frozen=True)
 class Sizes:
-    """Shapes `(N, C)` of rows, shapes of rows for sums by class, and numbers of events."""
+    """Shapes `(N, C)` of rows, shapes of rows for class-wise sums, and numbers of events."""
 
     rows: tuple[tuple[int, int], ...]
     by_class: tuple[tuple[int, int], ...]
@@ -49,7 +49,6 @@ ON_GPU = Sizes(ROWS, ROWS, (1, 1000, 10**6 + 1))
 
 
 def ops(device: torch.device, sizes: Sizes, backend: Backend = "auto") -> Iterator[Check]:
-    """Check every op, dtype and shape."""
     for dtype in DTYPES:
         label = label_of(dtype)
         for from_logits in (True, False):
@@ -67,13 +66,13 @@ def ops(device: torch.device, sizes: Sizes, backend: Backend = "auto") -> Iterat
 def predictions(
     device: torch.device, dtype: torch.dtype, n: int, c: int, from_logits: bool, seed: int = 0
 ) -> tuple[Tensor, Tensor]:
-    """Return `n` rows, 7 in 16 of them edge cases, and their labels, half of which are the top class."""
+    """Return n rows, 7 in 16 of them edge cases, and labels, half of which are the top class."""
     generator = generator_of(device, seed)
     values = 3 * torch.randn(n, c, generator=generator, device=device)
     if n == 1 and c > 2:
         values[0, [1, c - 1]] = 20.0
-    values[1::16] = 0.25  # all equal
-    values[2::16, [0, c - 1]] = 20.0  # a tie of the first and the last class
+    values[1::16] = 0.25  # all entries are equal
+    values[2::16, [0, c - 1]] = 20.0  # the first and the last class are tied
     values[3::16, c // 2] = 700.0  # saturated
     values[4::16, : c // 2] = -torch.inf
     values[5::16, c - 1] = torch.inf
@@ -94,7 +93,6 @@ def limit(logits: Tensor) -> Tensor:
 
 
 def generator_of(device: torch.device, seed: int) -> torch.Generator:
-    """Return a new generator."""
     return torch.Generator(device).manual_seed(seed)
 
 
@@ -107,14 +105,14 @@ def gradient_error(found: Tensor, expected: Tensor, floor: float = 0.0) -> float
 def check_rows(
     name: str, device: torch.device, dtype: torch.dtype, n: int, c: int, from_logits: bool, backend: Backend = "auto"
 ) -> Iterator[Check]:
-    """Scores, top class and gradient of the row op."""
+    """Check scores, top class and gradient of the row operation."""
     values, target = predictions(device, dtype, n, c, from_logits)
     upstream = list(torch.randn(4, n, dtype=torch.float64, device=device, generator=generator_of(device, 1)))
     leaf, exact = values.clone().requires_grad_(), values.double().requires_grad_()
     found = rows(leaf, target, from_logits=from_logits, backend=backend)
     expected = rows(exact, target, from_logits=from_logits, backend="torch")
     label = label_of(dtype)
-    # The relative error of e^-d in float32 grows with d.
+    # The relative error of e^-d in float32 is proportional to d.
     tolerance, floor = SCORE_TOLERANCE.get(dtype, 4e-6), SCORE_FLOOR.get(dtype, 1e-10)
     for column, got, wanted in zip(Rows._fields[:4], found, expected, strict=False):
         yield Check(name, label, column, elementwise_error(got, wanted, floor=floor), tolerance)
@@ -127,7 +125,7 @@ def check_rows(
 def check_event_bins(
     name: str, device: torch.device, dtype: torch.dtype, n: int, backend: Backend = "auto"
 ) -> Iterator[Check]:
-    """Sums and gradients of events, with and without weights and ECD, for both edge rules."""
+    """Check sums and gradients of events, with and without weights and scores, for both edge rules."""
     generator = generator_of(device, 0)
     random = partial(torch.rand, n, generator=generator, device=device, dtype=torch.float64)
     confidence = random().to(dtype)
@@ -158,16 +156,16 @@ def check_event_bins(
 def check_class_bins(
     name: str, device: torch.device, dtype: torch.dtype, n: int, c: int, from_logits: bool, backend: Backend = "auto"
 ) -> Iterator[Check]:
-    """Sums of all classes and their gradient.
+    """Check the sums over all classes, and their gradient.
 
-    Rows with an entry so close to a bin edge that float32 may round it across have weight 0, or are left out.
+    Rows with an entry that float32 may round across a bin edge have weight 0, or are left out.
     """
     values, target = predictions(device, dtype, n, c, from_logits, seed=2)
     weights = torch.rand(n, generator=generator_of(device, 3), device=device, dtype=torch.float64)
     scaled = N_BINS * (limit(values.double()).softmax(-1) if from_logits else values.double())
     near = scaled.round()
     safe = (((scaled - near).abs() > _NEAR * near) | (near == 0) | (near == N_BINS)).all(-1)
-    del scaled, near  # they may need gigabytes
+    del scaled, near  # these tensors may need gigabytes
     weights[~safe] = 0
     options: dict[str, Any] = {"from_logits": from_logits}
     label = label_of(dtype)

@@ -1,8 +1,8 @@
-"""Speed of the ops: bytes per second relative to a device-to-device copy, measured in the same run.
+"""Speed of the operations: bytes per second, relative to a device-to-device copy in the same run.
 
-Bytes are the least that must move: every input read once, every output written once; a copy of n bytes moves 2 n.
-Times are medians over repeats, with the cache overwritten in between. By default a CUDA graph is replayed, so that
-times are those of the device; "eager" times include kernel launches by the host. Goals are for a Hopper GPU.
+The bytes are the minimum: every input is read once, and every output written once. A copy of n bytes moves 2 n.
+Times are medians over repeats, between which the cache is overwritten. By default a CUDA graph is replayed, so that
+times exclude the host. "eager" times include kernel launches by the host. Goals are for a Hopper GPU.
 """
 
 import statistics
@@ -18,8 +18,8 @@ from torch.nn.functional import cross_entropy
 
 import torchcalib.functional as F
 from benchmarks import peers
+from benchmarks.cuda.behaviour import captured, collection
 from benchmarks.cuda.check import label_of
-from benchmarks.cuda.conduct import captured, collection
 from torchcalib.ops.bin_sums import class_bins, event_bins
 from torchcalib.ops.dispatch import Backend
 from torchcalib.ops.softmax_stats import rows
@@ -34,15 +34,15 @@ ROW_OP = "row op"
 
 @dataclass(frozen=True)
 class Speed:
-    """One measured job.
+    """Result of one job.
 
     Attributes:
-        job: name.
+        job: name of the job.
         shape: shape of the input.
         dtype: dtype of the input.
         seconds: median time of one run; None after an exception.
         share: bytes per second divided by those of a copy; None for jobs that are not limited by memory.
-        ratio: time divided by that of the forward row op, for jobs with such a goal.
+        ratio: time divided by that of the forward row operation, for jobs with such a goal.
         goal: smallest share, or largest ratio.
         how: "graph", "eager", or the exception.
     """
@@ -58,7 +58,7 @@ class Speed:
 
     @property
     def met(self) -> bool | None:
-        """Whether the goal was met; None without one."""
+        """Whether the goal was met; None without a goal or without a time."""
         if self.goal is None or self.seconds is None:
             return None
         if self.ratio is not None:
@@ -68,7 +68,7 @@ class Speed:
 
 @dataclass(frozen=True)
 class Job:
-    """A call to time: the bytes that it moves, its goal, whether to replay a graph, whether to compare with rows."""
+    """A call to measure, with its bytes, goal, and whether to run it eagerly and compare it with the row operation."""
 
     name: str
     call: Callable[[], object]
@@ -79,7 +79,7 @@ class Job:
 
 
 class Clock:
-    """Median seconds of a call, with the cache of the device overwritten between repeats."""
+    """Timer that overwrites the cache of the device between repeats."""
 
     def __init__(self, device: torch.device, repeats: int = 30) -> None:
         self.device, self.repeats = device, repeats
@@ -87,8 +87,8 @@ class Clock:
         self._cache = torch.empty(max(size, 2**16), dtype=torch.uint8, device=device)
 
     def seconds(self, call: Callable[[], object], eager: bool = False) -> float:
-        """Time a call, or replays of its graph."""
-        call()  # compiles
+        """Return the median seconds of a call, or of replays of its graph."""
+        call()  # compiles kernels
         replay = call if eager else captured(call, self.device)
         for _ in range(3):
             replay()
@@ -121,25 +121,28 @@ def speeds(
     repeats: int = 30,
     backend: Backend = "auto",
 ) -> Iterator[Speed]:
-    """Measure every job at every shape and dtype. A job that fails does not stop the others."""
+    """Measure every job at every shape and dtype. A job that raises an error does not stop the others."""
     clock = Clock(device, repeats)
     for n, c in shapes:
         for dtype in DTYPES:
             values = (3 * torch.randn(n, c, generator=seeded(device), device=device)).to(dtype)
             target = torch.randint(c, (n,), generator=seeded(device), device=device)
-            jobs = [*of_rows(values, target, backend), *of_collections(values, target), *of_functions(values, target)]
-            yield from timed(clock, jobs, values, f"{n:,} x {c:,}", label_of(dtype))
+            jobs = [
+                *row_jobs(values, target, backend),
+                *collection_jobs(values, target),
+                *function_jobs(values, target),
+            ]
+            yield from measured(clock, jobs, values, f"{n:,} x {c:,}", label_of(dtype))
     buffer = torch.zeros(4 * n_events, dtype=torch.uint8, device=device)
-    yield from timed(clock, of_events(device, n_events, backend), buffer, f"{n_events:,}", "float32")
+    yield from measured(clock, event_jobs(device, n_events, backend), buffer, f"{n_events:,}", "float32")
 
 
 def seeded(device: torch.device) -> torch.Generator:
-    """Return a new generator with a fixed seed."""
     return torch.Generator(device).manual_seed(0)
 
 
-def timed(clock: Clock, jobs: list[Job], copied: Tensor, shape: str, dtype: str) -> Iterator[Speed]:
-    """Time a copy of a tensor, then jobs in comparison with it."""
+def measured(clock: Clock, jobs: list[Job], copied: Tensor, shape: str, dtype: str) -> Iterator[Speed]:
+    """Measure a copy of a tensor, then the jobs relative to the copy."""
     other = torch.empty_like(copied)
     copy_seconds = clock.seconds(lambda: other.copy_(copied))
     per_second = 2 * copied.nbytes / copy_seconds
@@ -159,12 +162,11 @@ def timed(clock: Clock, jobs: list[Job], copied: Tensor, shape: str, dtype: str)
 
 
 def bytes_of(*tensors: Tensor) -> int:
-    """Return how many bytes tensors hold."""
     return sum(x.nbytes for x in tensors)
 
 
-def of_rows(values: Tensor, target: Tensor, backend: Backend) -> list[Job]:
-    """Return the row op and the class-wise bins: forward, and with their gradients."""
+def row_jobs(values: Tensor, target: Tensor, backend: Backend) -> list[Job]:
+    """Return jobs for the row operation and the class-wise bins: forward, and with their gradients."""
     options: dict[str, Any] = {"from_logits": True, "backend": backend}
     found = rows(values, target, **options)
     leaf = values.detach().requires_grad_()
@@ -177,7 +179,7 @@ def of_rows(values: Tensor, target: Tensor, backend: Backend) -> list[Job]:
     def rows_gradient() -> object:
         return torch.autograd.grad([*rows(leaf, target, **options)[:4]], leaf, upstream)
 
-    # The backward pass reads the row, its scores and their gradient again, and writes the gradient.
+    # The backward pass reads the row, its scores and their gradients again, and writes the gradient.
     both_bytes = 3 * bytes_of(values) + 2 * bytes_of(target, *found) + bytes_of(*upstream)
     bins_bytes = bytes_of(values, target, found.top, found.confidence, slope)
     return [
@@ -192,8 +194,8 @@ def of_rows(values: Tensor, target: Tensor, backend: Backend) -> list[Job]:
     ]
 
 
-def of_collections(values: Tensor, target: Tensor) -> list[Job]:
-    """Return updates of a whole collection, which includes the row op."""
+def collection_jobs(values: Tensor, target: Tensor) -> list[Job]:
+    """Return jobs for updates of a whole collection, which includes the row operation."""
     jobs = []
     for name, classwise, goal in (
         ("collection of 8", False, COLLECTION_GOAL),
@@ -205,21 +207,20 @@ def of_collections(values: Tensor, target: Tensor) -> list[Job]:
     return jobs
 
 
-def of_functions(values: Tensor, target: Tensor) -> list[Job]:
-    """Return the alternatives in torch and torchmetrics, and `torchcalib.functional.ece`."""
+def function_jobs(values: Tensor, target: Tensor) -> list[Job]:
+    """Return jobs for `torchcalib.functional.ece` and its alternatives in torch and torchmetrics."""
     options: dict[str, Any] = {"n_bins": N_BINS, "validate_args": False}
     ece = partial(F.ece, values, target, task="multiclass", from_logits=True, **options)
     theirs = partial(peers.torchmetrics_ece, values, target, **options)
     return [
-        Job("eager torch: scores, top and bins", lambda: by_tensors(values, target), eager=True),
+        Job("eager torch: scores, top and bins", lambda: scores_and_bins(values, target), eager=True),
         Job("torch.nn.functional.cross_entropy", lambda: cross_entropy(values, target)),
         Job("torchmetrics: multiclass_calibration_error", theirs, eager=True),
         Job("torchcalib.functional.ece", ece, eager=True),
     ]
 
 
-def of_events(device: torch.device, n: int, backend: Backend) -> list[Job]:
-    """Return sums over bins of events."""
+def event_jobs(device: torch.device, n: int, backend: Backend) -> list[Job]:
     confidence = torch.rand(n, device=device)
     outcome = torch.rand(n, device=device) < confidence
     weights = torch.rand(n, device=device, dtype=torch.float64)
@@ -231,8 +232,8 @@ def of_events(device: torch.device, n: int, backend: Backend) -> list[Job]:
     ]
 
 
-def by_tensors(values: Tensor, target: Tensor) -> list[Tensor]:
-    """Return the results of the row op and the bins of the top label, in plain eager torch."""
+def scores_and_bins(values: Tensor, target: Tensor) -> list[Tensor]:
+    """Compute the row operation and the bins of the top label in plain eager torch."""
     log_q = values.float().log_softmax(-1)
     q = log_q.exp()
     confidence, top = q.max(-1)

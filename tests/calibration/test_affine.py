@@ -1,4 +1,4 @@
-"""Affine calibrators: against scipy's L-BFGS-B, closed forms, and where there is no optimum."""
+"""Affine calibrators: comparison with scipy's L-BFGS-B, closed forms, and data without an optimum."""
 
 import math
 
@@ -13,7 +13,7 @@ from torchcalib.ops.newton.problem import AT_ZERO, CONVERGED, PIECE, SEPARABLE
 
 
 def lbfgs(scores, target, bias):
-    """The smallest mean NLL that scipy's L-BFGS-B finds, alpha >= 0, on scores of unit scale."""
+    """Return the smallest mean log loss found by scipy's L-BFGS-B, for alpha >= 0 and scores of unit scale."""
     s, y = scores.double().numpy(), target.numpy()
     s = s - s.max(1, keepdims=True)
     s = s / np.sqrt((s**2).mean())
@@ -34,10 +34,11 @@ def lbfgs(scores, target, bias):
 
 
 def check_optimal(calibrator, scores, target):
-    """Fit, and compare with L-BFGS-B: the fit has no gradient and no larger NLL, by more than rounding.
+    """Fit, and check that the gradient is 0 and that the loss exceeds that of L-BFGS-B only by rounding.
 
-    A log-sum-exp of C terms is off by C + 2 roundings of its largest logit, the label's logit by 2, and a pairwise
-    mean of N losses by log2 N of the largest; the scores are scaled once more for L-BFGS-B. Both sides have this error.
+    The loss is the negative log-likelihood. A log-sum-exp of C terms has an error of C + 2 roundings of its largest
+    logit, the logit of the label one of 2, and a pairwise mean of N losses one of log2 N of the largest. L-BFGS-B
+    scales the scores once more. The error of both sides is counted.
     """
     fitted = fresh(calibrator).fit(scores, target, **multi)
     parameters = [x.clone().requires_grad_() for x in (fitted.alpha, fitted.beta)][: 1 + (calibrator is D)]
@@ -57,7 +58,7 @@ def check_optimal(calibrator, scores, target):
 
 
 def ill_conditioned(seed):
-    """Scores whose columns differ in scale by up to six orders of magnitude, and rare classes."""
+    """Return scores whose columns differ in scale by up to six orders of magnitude, and labels with rare classes."""
     g = torch.Generator().manual_seed(seed)
     n_classes = int(torch.randint(2, 12, (), generator=g))
     n = int(torch.randint(200, 2000, (), generator=g))
@@ -74,8 +75,8 @@ def test_ill_conditioned_fit_is_no_worse_than_lbfgs(calibrator, seed):
 
 
 @pytest.mark.parametrize("calibrator", AFFINE, ids=name)
-def test_law_more_scores_than_stay_in_cache_are_fitted_alike(calibrator):
-    """Scores are then brought to standard form piece by piece, but for those with a row that is not read."""
+def test_scores_larger_than_the_cache_get_the_fit_of_lbfgs(calibrator):
+    """Large inputs are normalised piece by piece, except when a row has weight 0."""
     g = torch.Generator().manual_seed(0)
     scores = 3 * torch.randn(6000, 50, generator=g) + 1e3 * torch.randn(6000, 1, generator=g)
     assert scores.numel() > PIECE
@@ -89,8 +90,8 @@ def test_law_more_scores_than_stay_in_cache_are_fitted_alike(calibrator):
     torch.testing.assert_close(fitted.beta, whole.beta, rtol=0, atol=1e-8)
 
 
-def test_closed_form_of_constant_scores_of_a_binary_task():
-    """Every prediction is p: a bias alone fits, to the share of ones; log-odds of 0 leave alpha nothing to do."""
+def test_constant_binary_scores_are_fitted_to_the_frequency_of_ones():
+    """Every prediction is 0.5: the bias alone fits the frequency of ones, and alpha has no effect on log-odds of 0."""
     with pytest.warns(UserWarning, match="fitted scale is 0"):
         fitted = fresh(D).fit(torch.full((8,), 0.5, dtype=torch.float64), torch.tensor([1, 0, 0, 0] * 2), task="binary")
     assert fitted(torch.tensor([0.5, 0.9])).tolist() == pytest.approx([0.25, 0.25])
@@ -98,8 +99,8 @@ def test_closed_form_of_constant_scores_of_a_binary_task():
     assert fitted.converged
 
 
-def test_closed_form_of_two_scores():
-    """Log-odds -1 and 1 with 1 and 3 ones of 4: the optimum has log-odds -log 3 and log 3 there."""
+def test_two_distinct_scores_have_the_closed_form_fit():
+    """For log-odds -1 and 1 with 1 and 3 ones in 4 samples, the optimum has log-odds -log 3 and log 3."""
     preds = torch.tensor([-1.0] * 4 + [1.0] * 4, dtype=torch.float64)
     target = torch.tensor([1, 0, 0, 0, 1, 1, 1, 0])
     for calibrator in AFFINE:
@@ -111,8 +112,8 @@ def test_closed_form_of_two_scores():
 
 @pytest.mark.parametrize("logits", [[-2.0, -1.0, 1.0, 2.0], [-1.0, 0.0, 0.0, 2.0], [1.0, 2.0, 3.0, 4.0]])
 @pytest.mark.parametrize("calibrator", AFFINE, ids=name)
-def test_separable_data_are_reported_and_left_alone(calibrator, logits):
-    """By the sign; but for a tie, towards which the likelihood rises with alpha; by a bias, which only DP has."""
+def test_separable_data_give_a_warning_and_unchanged_predictions(calibrator, logits):
+    """Separation by the sign; with a tie, where the likelihood rises with alpha; by a bias, if it is fitted."""
     logits, target = torch.tensor(logits, dtype=torch.float64), torch.tensor([0, 0, 1, 1])
     if calibrator is T and logits[0] > 0:
         assert fresh(T).fit(logits, target, **binary).converged
@@ -127,7 +128,7 @@ def test_separable_data_are_reported_and_left_alone(calibrator, logits):
 
 
 @pytest.mark.parametrize("calibrator", AFFINE, ids=name)
-def test_predictions_that_point_the_wrong_way_become_the_shares(calibrator):
+def test_negated_logits_are_calibrated_to_the_class_frequencies(calibrator):
     logits, target = data(200, 3)
     with pytest.warns(UserWarning, match="fitted scale is 0"):
         fitted = fresh(calibrator).fit(-logits, target, **multi)
@@ -147,16 +148,16 @@ def test_a_class_without_samples_gets_probability_0():
     others = fresh(D).fit(logits[present][:, ::2], target[present] // 2, **multi)
     assert q[:, ::2].allclose(others(logits[:, ::2]).softmax(-1), atol=1e-12)
     certain = torch.tensor([[-math.inf, 0.0, -math.inf]], dtype=torch.float64)
-    assert fitted(certain).tolist() == certain.tolist()  # nothing else is possible: left as it is
+    assert fitted(certain).tolist() == certain.tolist()  # class 1 cannot get probability: the row is unchanged
     assert fresh(T).fit(logits[present], target[present], **multi).converged
 
 
 @pytest.mark.parametrize("calibrator", AFFINE, ids=name)
-def test_samples_of_infinite_nll_are_left_out_and_named(calibrator):
+def test_samples_with_infinite_nll_are_excluded_with_a_warning(calibrator):
     logits, target = data(200, 3)
     broken = logits.clone()
     broken[0] = torch.tensor([-math.inf, 0.0, 0.0])
-    broken[1, 2] = -math.inf  # not the label's: an ordinary sample
+    broken[1, 2] = -math.inf  # not the class of the label: an ordinary sample
     labels = target.clone()
     labels[:2] = 0
     with pytest.warns(UserWarning, match="probability 0 to the label of samples of total weight 1"):
@@ -170,8 +171,8 @@ def test_samples_of_infinite_nll_are_left_out_and_named(calibrator):
 
 @pytest.mark.parametrize("mask", [-1e9, torch.finfo(torch.float64).min])
 @pytest.mark.parametrize("calibrator", AFFINE, ids=name)
-def test_masked_classes_are_those_of_probability_0(calibrator, mask):
-    """Masks as of attention layers: how low they are says nothing of the scale of the other logits."""
+def test_masked_logits_are_fitted_as_logits_of_minus_infinity(calibrator, mask):
+    """Masks as used in attention layers. Their value must not affect the scale of the other logits."""
     logits, target = data(200, 4)
     masked = torch.rand(logits.shape, generator=torch.Generator().manual_seed(1)) < 0.3
     masked[torch.arange(200), target] = False
@@ -185,11 +186,11 @@ def test_masked_classes_are_those_of_probability_0(calibrator, mask):
 
 @pytest.mark.parametrize("from_logits", [False, True])
 @pytest.mark.parametrize("calibrator", AFFINE, ids=name)
-def test_certain_predictions_stay_so_where_the_others_are_worth_nothing(calibrator, from_logits):
-    """Certain and right beside uncertain and wrong: the NLL falls towards a temperature of infinity, which is said."""
+def test_certain_correct_predictions_are_unchanged_if_the_fitted_scale_is_0(calibrator, from_logits):
+    """With certain correct and uncertain wrong predictions, the loss falls as the temperature grows to infinity."""
     logits = torch.tensor([-math.inf, math.inf, 0.5, -0.5, math.inf, 1.0], dtype=torch.float64)
     target = torch.tensor([0, 1, 0, 1, 1, 0])
-    share = 1 / 3 if calibrator is D else 0.5  # of the uncertain ones
+    share = 1 / 3 if calibrator is D else 0.5  # frequency of ones among the uncertain samples
     p, q = logits.sigmoid(), torch.stack(((-logits).sigmoid(), logits.sigmoid()), -1)
     of_classes = torch.stack((-logits.clamp(min=0), logits.clamp(max=0)), -1)
     for task, preds in (("binary", logits if from_logits else p), ("multiclass", of_classes if from_logits else q)):
@@ -206,8 +207,8 @@ def test_certain_predictions_stay_so_where_the_others_are_worth_nothing(calibrat
 
 @pytest.mark.parametrize("scale", [1e-6, 1e6])
 @pytest.mark.parametrize("calibrator", AFFINE, ids=name)
-def test_logits_of_any_size_are_one_problem(calibrator, scale):
-    """Of log-odds of 1e-6 a float32 log-probability, near -log 2, would keep one digit."""
+def test_scaled_logits_get_the_same_calibrated_predictions(calibrator, scale):
+    """For log-odds of 1e-6, a float32 log-probability (near -log 2) would keep one significant digit."""
     logits, target = data(200, 4)
     log_odds, labels = single(200)
     narrow = (scale * log_odds).float()
@@ -221,7 +222,7 @@ def test_logits_of_any_size_are_one_problem(calibrator, scale):
 
 
 @pytest.mark.parametrize("calibrator", AFFINE, ids=name)
-def test_dtypes_axes_and_probabilities_are_read_as_they_are(calibrator):
+def test_every_dtype_class_axis_and_probabilities_get_the_float64_fit(calibrator):
     for dtype in (torch.float16, torch.bfloat16, torch.float32):
         logits, target = data(60, 3, dtype=dtype)
         fitted, exact = (fresh(calibrator).fit(scores, target, **multi) for scores in (logits, logits.double()))

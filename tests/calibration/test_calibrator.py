@@ -1,4 +1,4 @@
-"""What all calibrators and their transforms keep: laws of batches and weights, modules, and wrong calls."""
+"""Properties of all calibrators: batches, weights, module behaviour, and wrong calls."""
 
 import copy
 import math
@@ -34,8 +34,8 @@ def test_without_data_a_fit_is_not_converged(calibrator):
 
 
 @each_calibrator
-def test_law_labels_and_weightings_are_fits_of_their_own(calibrator):
-    """Folds and bootstrap replicates are a leading axis of weights, one solve; whole weights are repeats."""
+def test_labels_and_replicate_weights_equal_separate_fits(calibrator):
+    """Folds and bootstrap replicates are solved in one batch, as a leading axis of the weights."""
     logits, target = single(90, lead=(3,))
     fits = [fresh(calibrator).fit(*series, **binary) for series in zip(logits, target, strict=True)]
     labels = fresh(calibrator).fit(logits.T, target.T, task="multilabel", from_logits=True)
@@ -56,8 +56,8 @@ def test_law_labels_and_weightings_are_fits_of_their_own(calibrator):
 
 @pytest.mark.parametrize("from_logits", [False, True])
 @each_calibrator
-def test_transforms_have_gradients_and_compile_and_map(calibrator, from_logits):
-    """Finite gradients also at certain predictions; a fitted fitted in inference mode takes gradients too."""
+def test_fitted_calibrators_support_gradients_compile_and_vmap(calibrator, from_logits):
+    """Gradients are finite at certain predictions too, and exist for a calibrator that was fitted in inference mode."""
     logits, target = single(60)
     preds = logits if from_logits else logits.sigmoid()
     with torch.inference_mode():
@@ -83,7 +83,7 @@ def test_transforms_have_gradients_and_compile_and_map(calibrator, from_logits):
 
 
 @each_calibrator
-def test_numbers_and_flags_keep_their_dtype_when_the_model_is_halved(calibrator):
+def test_buffers_keep_their_dtype_when_the_model_is_cast_to_half(calibrator):
     logits, target = single(50)
     fitted = fresh(calibrator).fit(logits, target, **binary)
     before, dtypes = fitted(logits), {key: x.dtype for key, x in fitted.named_buffers()}
@@ -142,7 +142,7 @@ def test_repr_shows_settings_and_fitted_parameters():
 
 
 @each_calibrator
-def test_unfitted_calibrators_refuse_predictions(calibrator):
+def test_unfitted_calibrators_raise_an_error_for_predictions(calibrator):
     with pytest.raises(RuntimeError, match=f"{name(calibrator)} must be fitted before use. Call fit"):
         fresh(calibrator)(torch.tensor([0.5]))
 
@@ -159,7 +159,7 @@ CALLS = [
 
 @pytest.mark.filterwarnings("ignore:no finite scale:UserWarning")
 @each_calibrator
-def test_wrong_calls_of_calibrators_and_transforms(calibrator):
+def test_wrong_calls_of_calibrators_raise_errors(calibrator):
     logits, target = single(30, lead=(2,))
     series = fresh(calibrator).fit(logits, target, batch_dims=1, **binary)
     labels = fresh(calibrator).fit(logits.T, target.T, task="multilabel", from_logits=True)

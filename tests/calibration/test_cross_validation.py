@@ -1,4 +1,4 @@
-"""Cross-validation: folds, wrong calls, and warnings located at the caller."""
+"""Cross-validation: folds, wrong calls, and warnings that point to the caller."""
 
 import inspect
 from functools import partial
@@ -47,8 +47,8 @@ CALLS = [
 
 
 @pytest.mark.parametrize("trained", [{"n_folds": 3}, {"train_on_test": True}, {"calibration": (P, (P > 0.5).long())}])
-def test_separable_labels_are_warned_of_where_the_function_was_called(trained):
-    separable = torch.tensor([0, 1, 0, 1, 0, 1])  # by 0.5: no scale is too large
+def test_separable_labels_give_a_warning_at_the_line_of_the_caller(trained):
+    separable = torch.tensor([0, 1, 0, 1, 0, 1])  # separable at 0.5: the likelihood rises with the scale without limit
     given = {"preds": P, "target": separable, "task": "binary", **trained}
     for function in (
         relative_calibration_loss,
@@ -65,14 +65,15 @@ def test_separable_labels_are_warned_of_where_the_function_was_called(trained):
     assert len(warned) == 2  # temperature and affine scaling
 
 
-def test_separable_replicates_are_not_warned_of():
-    weights = torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 0, 1, 1, 0]])  # without the two samples that overlap
+def test_separable_replicates_give_no_warning():
+    # the second replicate drops the two samples that overlap
+    weights = torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 0, 1, 1, 0]])
     rcl = partial(relative_calibration_loss, P, Y, task="binary", train_on_test=True)
     assert rcl(weights=weights).tolist() == pytest.approx([rcl().item(), 0])
 
 
 @pytest.mark.parametrize("function", [calibration_loss, relative_calibration_loss, score_divergence])
-def test_wrong_calls(function):
+def test_wrong_calls_raise_errors(function):
     rows = []
     for what, options, error, part in CALLS:
         folds = {} if options.keys() & {"calibration", "train_on_test"} else {"n_folds": 2, "seed": 0}
@@ -81,7 +82,7 @@ def test_wrong_calls(function):
     assert_refused(rows)
 
 
-def test_wrong_calls_of_one_function():
+def test_wrong_calls_of_single_functions_raise_errors():
     labels = {"preds": P[:, None], "target": Y[:, None], "task": "multilabel", "score": F.nll, "train_on_test": True}
     wrong = [
         (relative_calibration_loss, {"target": torch.tensor([0, 1, 0, 0, 0, 0])}, "at least 2 samples of every class"),
@@ -111,7 +112,7 @@ def split(target, n_classes=2, weights=None, **options):
     return folds_of(read_input("multiclass", preds, target, given), options)[0]
 
 
-def test_folds_are_stratified_over_the_rows_of_positive_weight():
+def test_folds_are_stratified_over_rows_with_positive_weight():
     target = torch.tensor([0] * 33 + [1] * 12 + [2] * 7)
     counts = torch.zeros(5, 3).index_put_((split(target, 3, n_folds=5), target), torch.ones(52), accumulate=True)
     assert (counts.amax(0) - counts.amin(0) <= 1).all()
@@ -120,7 +121,7 @@ def test_folds_are_stratified_over_the_rows_of_positive_weight():
     assert torch.bincount(folds).tolist() == [4] * 5
 
 
-def test_folds_come_from_the_seed_alone():
+def test_folds_depend_only_on_the_seed():
     target = torch.randint(0, 3, (60,), generator=torch.Generator().manual_seed(0))
     state = torch.get_rng_state()
     assert torch.equal(split(target, 3, seed=1), split(target, 3, seed=1))
@@ -128,7 +129,7 @@ def test_folds_come_from_the_seed_alone():
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_groups_are_kept_whole_and_spread():
+def test_groups_are_never_split_and_folds_have_similar_sizes():
     g = torch.Generator().manual_seed(2)
     groups = torch.randint(0, 40, (400,), generator=g)
     target = torch.randint(0, 3, (400,), generator=g)
@@ -141,7 +142,7 @@ def test_groups_are_kept_whole_and_spread():
     assert torch.equal(batch[1], split(target.flip(0), 3, groups=groups))
 
 
-def test_folds_may_have_any_numbers():
+def test_fold_numbers_may_be_any_integers():
     logits, target = data(60, 3)
     numbers = torch.tensor([-7, 3, 900])[turns(60, 3)]
     found = relative_calibration_loss(logits, target, folds=numbers, **multi)
@@ -150,7 +151,7 @@ def test_folds_may_have_any_numbers():
     )
 
 
-def test_law_calibrated_labels_of_a_batch_and_on_any_axis_are_a_loop():
+def test_batches_of_labels_on_any_axis_equal_a_loop():
     g = torch.Generator().manual_seed(0)
     logits = torch.randn(2, 60, 3, generator=g, dtype=torch.float64)
     target = (torch.rand(2, 60, 3, generator=g) < logits.sigmoid()).long()

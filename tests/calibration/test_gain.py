@@ -1,4 +1,4 @@
-"""Calibration loss and score divergence: against slow loops, closed forms and laws."""
+"""Calibration loss and score divergence, compared with loops, closed forms and laws."""
 
 import math
 from functools import partial
@@ -21,7 +21,7 @@ from torchcalib.ops.newton.fits import fit_dp
 
 @pytest.mark.parametrize("calibrator", ALL, ids=name)
 @pytest.mark.parametrize("score", ["nll", "brier"])
-def test_cross_validated_loss_is_a_loop_over_folds(calibrator, score):
+def test_cross_validated_loss_equals_a_loop_over_folds(calibrator, score):
     logits, target = single(100)
     folds = turns(100)
     after = torch.empty_like(logits)
@@ -38,8 +38,8 @@ def test_cross_validated_loss_is_a_loop_over_folds(calibrator, score):
     )
 
 
-def test_losses_without_folds_are_one_fit():
-    """To the test set itself, or to another set with or without weights; the gradient is at a fixed fitted."""
+def test_losses_without_folds_equal_a_single_fit():
+    """The fit is to the test data, or to other data with or without weights. It is constant in the gradient."""
     logits, target = data(100, 3)
     x, y = logits.clone().requires_grad_(), logits.clone().requires_grad_()
     loss = calibration_loss(x, target, train_on_test=True, **multi)
@@ -56,23 +56,25 @@ def test_losses_without_folds_are_one_fit():
         assert cross_val_calibrate(logits, target, **given, **multi).allclose(expected, atol=1e-12)
 
 
-def test_infinite_scores_have_a_relative_loss():
+def test_infinite_scores_give_relative_losses_of_100_nan_or_minus_infinity():
     preds = torch.tensor([0.0, 0.0, 1.0, 1.0, 0.5, 0.5])
     target = torch.tensor([0, 1, 1, 1, 0, 1])
     given = {"task": "binary", "train_on_test": True}
     assert (
         relative_calibration_loss(preds, target, calibrator=HistogramBinning(n_bins=3), **given) == 100
-    )  # only raw is infinite
-    assert relative_calibration_loss(preds, target, **given).isnan()  # under DP the sample that was excluded stays so
+    )  # only the raw score is infinite
+    # affine scaling excludes the infinite sample, whose score stays infinite
+    assert relative_calibration_loss(preds, target, **given).isnan()
     halves = torch.tensor([0.1, 0.1, 0.2, 0.9, 0.9, 0.8])
     labels, folds = torch.tensor([0, 0, 1, 1, 1, 0]), torch.tensor([0, 1, 2, 0, 1, 2])
     found = relative_calibration_loss(halves, labels, task="binary", calibrator=HistogramBinning(n_bins=2), folds=folds)
-    assert found == -math.inf  # only calibrated is infinite: 0 of 2 in the bin of the one that is 1
+    # only the calibrated score is infinite: the bin of the positive sample has frequency 0 of 2
+    assert found == -math.inf
 
 
 @pytest.mark.parametrize("score", ["nll", "brier", F.nll, F.bayes_risk])
 @pytest.mark.parametrize("n", [0, 6])
-def test_no_data_give_nan(score, n):
+def test_losses_without_data_are_nan(score, n):
     preds, target = torch.full((n,), 0.3), torch.zeros(n, dtype=torch.int64)
     given = {"task": "binary", "weights": torch.zeros(n), "score": score}
     assert calibration_loss(preds, target, **given).isnan()
@@ -81,8 +83,8 @@ def test_no_data_give_nan(score, n):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_set_of_classes_loses_nothing_where_its_probability_rounds_to_1(dtype):
-    """Probabilities of a set and of its complement give what their logarithms, as logits, give."""
+def test_positive_classes_are_accurate_if_their_probability_rounds_to_1(dtype):
+    """Probabilities of a set of classes and of its complement give the same loss as their logarithms."""
     logits, target = data(100)
     logits[0], target[0] = torch.tensor([30.0, 0, -1, 29]), 1  # P(class 0 or 3) rounds to 1
     probs = logits.softmax(-1).to(dtype)
@@ -90,7 +92,7 @@ def test_a_set_of_classes_loses_nothing_where_its_probability_rounds_to_1(dtype)
         relative_calibration_loss, probs.double().log(), target, task="multiclass", from_logits=True, folds=turns(100)
     )
     of_probs = partial(relative_calibration_loss, probs, target, task="multiclass", folds=turns(100))
-    tolerance = 100 * torch.finfo(dtype).eps  # rows of probabilities sum to 1 but for the rounding of their dtype
+    tolerance = 100 * torch.finfo(dtype).eps  # rows of probabilities sum to 1 up to the rounding of their dtype
     for calibrator in ALL[:3]:
         for classes in ([0, 3], [1, 2]):
             given = {"positive_classes": classes, "calibrator": calibrator}
@@ -103,7 +105,7 @@ def test_a_set_of_classes_loses_nothing_where_its_probability_rounds_to_1(dtype)
 
 
 @pytest.mark.parametrize("function", [calibration_loss, relative_calibration_loss])
-def test_law_series_labels_and_classes_on_any_axis_are_a_loop(function):
+def test_batches_labels_and_class_axes_equal_a_loop(function):
     logits, target = data(80, 4, lead=(2,))
     expected = [function(*series, seed=3, **multi).item() for series in zip(logits, target, strict=True)]
     assert function(logits, target, seed=3, batch_dims=1, **multi).tolist() == pytest.approx(expected, abs=1e-7)
@@ -121,7 +123,7 @@ def test_law_series_labels_and_classes_on_any_axis_are_a_loop(function):
         assert found.item() == pytest.approx(torch.stack(values).mean().item(), abs=1e-9)
 
 
-def test_law_integer_weights_are_repeats_and_absent_rows_do_not_matter():
+def test_integer_weights_equal_repeated_rows_and_ignored_rows_have_no_effect():
     logits, target = data(80, 3)
     counts, folds = torch.arange(80) * 7 % 4, turns(80)
     repeats, labels, of_repeats = (x.repeat_interleave(counts, 0) for x in (logits, target, folds))
@@ -142,7 +144,7 @@ def test_law_integer_weights_are_repeats_and_absent_rows_do_not_matter():
 
 
 @pytest.mark.parametrize("calibrator", ALL, ids=name)
-def test_fits_map(calibrator):
+def test_vmap_of_a_loss_equals_its_batch(calibrator):
     logits, target = single(60, lead=(3,))
 
     def loss(logits, target, **options):
@@ -157,7 +159,7 @@ def test_fits_map(calibrator):
 
 
 def test_a_fit_compiles_to_one_operation():
-    """Unrolled, its rounds took minutes to trace."""
+    """An unrolled fit took minutes to trace."""
     logits, target = data(60, 3)
     p = D.read(logits, target, task="multiclass", options={"from_logits": True})
     given = p.values[None], p.target[None], torch.ones(2, 1, 60, dtype=torch.float64)
@@ -166,12 +168,12 @@ def test_a_fit_compiles_to_one_operation():
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)  # a fit ends within 1e-9 of its optimum
 
 
-# Expected score divergence.
+# Expected score divergence
 
 
 @pytest.mark.parametrize("score", ["nll", "brier"])
-def test_divergence_is_a_loop(score):
-    """[EPSR] eq. 24-26: classes drawn from the calibrated predictions; the score may be a function too."""
+def test_divergence_equals_a_loop(score):
+    """[EPSR] eq. 24-26: expectation over classes with the calibrated probabilities. The score may be a function."""
 
     def of(row, k):
         return -math.log(row[k]) if score == "nll" else sum((q - (j == k)) ** 2 for j, q in enumerate(row))
@@ -194,7 +196,7 @@ def test_divergence_is_a_loop(score):
 
 
 @pytest.mark.parametrize("score", ["nll", "brier", F.nll])
-def test_law_divergences_of_replicates_are_a_loop(score):
+def test_divergence_with_replicate_weights_equals_a_loop(score):
     logits, target = data(60, 3)
     weights = 1 + torch.arange(180).reshape(3, 60) % 7
     call = partial(score_divergence, logits, target, score=score, folds=turns(60), **multi)
@@ -204,8 +206,8 @@ def test_law_divergences_of_replicates_are_a_loop(score):
 
 
 @pytest.mark.parametrize("task", ["binary", "multiclass"])
-def test_bayes_risk_is_a_score(task):
-    """By a loop over folds; and its divergence, what decisions cost if classes are drawn from the calibrated."""
+def test_bayes_risk_as_score_equals_a_loop(task):
+    """The loss equals a loop over folds. The divergence is the expected excess cost under calibrated probabilities."""
     logits, target = data(80, 3) if task == "multiclass" else single(80)
     cost = tc.CostMatrix.imbalanced(3 if task == "multiclass" else 2).with_reject(0.4)
     given, folds = {"task": task, "from_logits": True}, turns(80)
@@ -224,12 +226,12 @@ def test_bayes_risk_is_a_score(task):
     found = score_divergence(logits, target, **options)
     assert found.semi_empirical.item() == pytest.approx(expected.item(), abs=1e-8)
     assert found.divergence.item() == pytest.approx((expected - least).item(), abs=1e-8)
-    assert found.divergence >= 0  # a proper score
+    assert found.divergence >= 0  # non-negative, because the Bayes risk is a proper score
 
 
 @pytest.mark.parametrize("cost", [[[0, 1e16], [1, 0]], [[0, 1], [1e16, 0]]])
-def test_closed_form_of_rare_costly_errors_at_saturated_logits(cost):
-    """Separable, so that the predictions stay as they are: an error of probability e^-|z| costs 1e16."""
+def test_rare_costly_errors_of_saturated_logits_have_the_closed_form(cost):
+    """The data are separable, so that predictions stay unchanged: an error with probability e^-|z| costs 1e16."""
     logits = torch.tensor([40.0, -40, 40, -40, 38, -38], dtype=torch.float64)
     target = torch.tensor([1, 0, 1, 0, 1, 0])
     options = {"score": partial(F.bayes_risk, cost=cost), "train_on_test": True}

@@ -1,4 +1,4 @@
-"""Recommended calibrators, and the sentences about them."""
+"""Recommended calibrators, and the sentences that explain the recommendation."""
 
 import math
 from functools import partial
@@ -13,13 +13,13 @@ from torchcalib.calibration.recommendation import recommendation_of
 
 
 def shifted(scale, shift, n=2000):
-    """Predictions that are off by a factor and by a shift."""
+    """Return log-odds with a wrong scale and a shift, and labels."""
     g = torch.Generator().manual_seed(0)
     logits = torch.randn(n, generator=g, dtype=torch.float64)
     return scale * logits + shift, (torch.rand(n, generator=g) < logits.sigmoid()).long()
 
 
-def test_text_of_what_is_recommended():
+def test_recommendation_text_names_the_gain():
     found = recommend(*shifted(2, 3), **binary)
     temperature, dp = found.rcl["temperature scaling"], found.rcl["affine scaling"]
     assert found.best == "affine scaling"
@@ -48,7 +48,7 @@ def test_text_of_what_is_recommended():
     [((10.0, 10.9), 0), ((10.0, 11.1), 1), ((-10.0, -10.5), 0), ((-10.0, -9.9), 1), ((-3.0, 2.0), 1),
      ((math.nan, 20.0), 1), ((20.0, math.nan), 0), ((-math.inf, -1.0), 1), ((-math.inf, -math.inf), 0)],
 )  # fmt: skip
-def test_a_later_calibrator_must_gain_more(gains, best):
-    """A tenth more; and of two that harm, the one that harms less is named."""
+def test_calibrator_with_more_parameters_must_gain_a_tenth_more(gains, best):
+    """It must gain a tenth more. If both calibrators increase the loss, the better one is named."""
     found = recommendation_of("nll", 1.0, dict(zip("ab", gains, strict=True)), worthwhile=-math.inf)
     assert found.best == "ab"[best]

@@ -1,4 +1,4 @@
-"""A fitted calibrator goes to a file and back, and a file sets nothing but what a fitted saves."""
+"""Saving and loading of calibrators. A file can only set what a calibrator saves."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ CALIBRATORS = (TemperatureScaling(), AffineScaling(), HistogramBinning(), Isoton
 
 
 @pytest.mark.parametrize(("calibrator", "task"), [(c, task) for c in CALIBRATORS for task in c.tasks])
-def test_saved_is_loaded_without_knowing_what_it_is(calibrator, task, tmp_path):
+def test_saved_calibrator_is_loaded_without_naming_its_class(calibrator, task, tmp_path):
     preds, target = realistic(task)
     fitted = fresh(calibrator).fit(preds, target, task=task, from_logits=True)
     save_calibrator(fitted, tmp_path / "cal.pt")
@@ -34,7 +34,7 @@ def test_saved_is_loaded_without_knowing_what_it_is(calibrator, task, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["cal.pt"]
 
 
-def test_only_transforms_are_saved_and_only_their_files_are_loaded(tmp_path):
+def test_saving_other_objects_and_loading_other_files_raises_errors(tmp_path):
     with pytest.raises(TypeError, match="`calibrator` must be a fitted calibrator, got Identity"):
         save_calibrator(torch.nn.Identity(), tmp_path / "cal.pt")
     with pytest.raises(ValueError, match=r"`calibrator` must be fitted, got AffineScaling\(\)"):
@@ -56,7 +56,7 @@ def test_only_transforms_are_saved_and_only_their_files_are_loaded(tmp_path):
         load_calibrator(tmp_path / "missing.pt")
 
 
-def test_a_file_sets_nothing_but_what_a_transform_saves(tmp_path):
+def test_loading_sets_only_saved_attributes_and_a_state_of_another_class_raises(tmp_path):
     p, y = torch.tensor([0.25, 0.5, 0.75, 1.0]), torch.tensor([0, 1, 0, 1])
     save_calibrator(HistogramBinning(4, right=True).fit(p, y, task="binary"), tmp_path / "cal.pt")
     assert torch.equal(load_calibrator(tmp_path / "cal.pt")(p), y.float())

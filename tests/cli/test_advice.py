@@ -1,7 +1,7 @@
-"""Wrong and unusual files: the advice of each message is applied literally and must never give a wrong report.
+"""Wrong and unusual files: following the advice of each error message must never give a wrong report.
 
-A case ends with the report of the true predictions, or with an error that is one line and gives no advice that the test
-can apply. The expected values are those of `torchcalib.report` for the arrays from which the files were written.
+Each case ends with a correct report, or with a one-line error without advice that the test can apply. The expected
+values are those of `torchcalib.report` for the arrays in the file.
 """
 
 import gzip
@@ -37,7 +37,7 @@ RANK = np.argsort(IN_ORDER)
 
 @dataclass(frozen=True)
 class Case:
-    """A file as arrays by name, how it is written, and the true predictions and targets."""
+    """A file as arrays by name, its format, and the true predictions and targets."""
 
     columns: dict[str, Any]
     preds: Any = None
@@ -45,9 +45,9 @@ class Case:
     file: str = "a.csv"
     separator: str = ""
     options: tuple[str, ...] = ()
-    rows: Any = ...  # of the truth
-    ends: str = "right"  # "right": with the true report; "error": with an error; "at once": without advice
-    says: str = ""  # in the first message
+    rows: Any = ...  # rows of the true predictions to compare with
+    ends: str = "right"  # "right": correct report; "error": error after the advice; "at once": error without advice
+    says: str = ""  # text in the first message
     truth: dict[str, Any] = field(default_factory=dict)
 
 
@@ -60,7 +60,7 @@ def by_class(pattern, values, classes=CLASSES):
 
 
 def gaps(values, empty=""):
-    """Return a column with an empty cell in every 40th row."""
+    """Return a column whose every 40th cell is empty."""
     return [empty if k % 40 == 7 else value for k, value in enumerate(values)]
 
 
@@ -88,7 +88,7 @@ def fails(columns, says, **more):
 
 
 CASES = {
-    # names of pandas and scikit-learn users
+    # column names used with pandas and scikit-learn
     "y_proba": binary({"y_true": Y, "y_proba": P}, ends="at once"),
     "proba_k, y_test": multi({**by_number("proba_", PROBS), "y_test": LABELS}, ends="at once"),
     "probabilities from 1": multi({**by_number("prob", PROBS, 1), "label": LABELS}, ends="at once"),
@@ -127,7 +127,7 @@ CASES = {
     "three names for two classes": fails({"prob": P, "y": NAMES}, "names of all 2 classes"),
     "too few names": fails({**PROB, "y": LABELS}, "--class-names must be 4 different names in the class order of",
                            options=("--class-names", "a,b")),
-    # formats
+    # file formats
     "tabs": multi({**PROB, "y": LABELS}, file="a.tsv", ends="at once"),
     "gzip": multi({**PROB, "y": LABELS}, file="a.csv.gz", ends="at once"),
     "tabs and gzip": multi({**PROB, "y": NAMES}, file="a.tsv.gz", says="--class-names"),
@@ -221,7 +221,6 @@ CASES = {
 
 
 def write(folder, case):
-    """Write the file of a case."""
     path = folder / case.file
     columns = case.columns
     if case.file.endswith("npz"):
@@ -239,7 +238,7 @@ def write(folder, case):
 
 
 def changed(case, name, change):
-    """Return a case whose columns of one kind are changed."""
+    """Return a case with changed columns of one kind."""
     columns = {key: change(np.asarray(v)) if key.startswith(name) else v for key, v in case.columns.items()}
     return replace(case, columns=columns)
 
@@ -270,7 +269,7 @@ OPTION = re.compile(f"{FLAG}|{WITH_VALUE}")
 
 
 def followed(case, message):
-    """Return the cases that result from the advice of a message: one for each alternative."""
+    """Return the cases that follow from the advice of a message, one for each alternative."""
     edits = [edit for words, edit in EDITS.items() if words in message]
     if edits:
         return [edits[0](case)]
@@ -283,7 +282,7 @@ def followed(case, message):
 
 @pytest.fixture
 def run(tmp_path, monkeypatch, capsys):
-    """Return a function that reports on the file of a case, and returns the report or the error message."""
+    """Return a function that runs `report` on the file of a case, and returns the report or the error message."""
     shown = []
     monkeypatch.setattr("torchcalib.reporting.terminal.show", shown.append)
 
@@ -301,13 +300,13 @@ def run(tmp_path, monkeypatch, capsys):
 
 
 def is_right(case, found):
-    """Check a report against that of the true predictions."""
+    """Compare a report with that of the true predictions."""
     true = {"preds": case.preds, "target": case.target, **case.truth}
     preds, target = (torch.from_numpy(np.asarray(true[name])[case.rows]) for name in ("preds", "target"))
     expected = tc.report(preds, target, task=found.task, **QUICK)
     assert found.n == expected.n
     for key, value in expected.items():
-        # text has 17 digits, and the logarithm of a probability rounds by 1e-16 of up to 40
+        # text has 17 digits, and the logarithm of a probability, up to 40, has a relative error of 1e-16
         assert found[key] == pytest.approx(value, rel=1e-6, abs=1e-9, nan_ok=True), key
 
 
@@ -337,7 +336,7 @@ def test_following_the_advice_of_a_message_never_gives_a_wrong_report(run):
                 assert case.ends != "error", f"a report after {now.options}"
                 continue
             pending += [(other, run(other)) for other in followed(now, result)]
-        assert not pending, "the advice does not end"
+        assert not pending, "following the advice does not end"
         assert right > 0 or case.ends == "error", found
 
     assert len(CASES) > 80

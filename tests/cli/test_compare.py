@@ -12,13 +12,13 @@ from torchcalib.cli import main
 
 
 def saved(path, task="multiclass", **changes):
-    """Write predictions and targets, and return those of all systems."""
+    """Write predictions and targets of a system, and return those of all systems."""
     logits, target = systems(task, 90)
     np.savez(path, **{"logits": logits["calibrated"].numpy(), "targets": target.numpy(), **changes})
     return logits, target
 
 
-def test_it_takes_shards_of_other_formats_and_sizes(tmp_path, monkeypatch, capsys):
+def test_compare_accepts_systems_in_different_formats_and_shards(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     logits, target = saved("a.npz")
     torch.save({"probs": logits["sure"].softmax(-1).float(), "labels": target.int()}, "b.pt")
@@ -28,7 +28,7 @@ def test_it_takes_shards_of_other_formats_and_sizes(tmp_path, monkeypatch, capsy
     np.save("preds.npy", logits["calibrated"].numpy())
     np.save("target.npy", target.numpy())
     monkeypatch.setattr("torchcalib.cli.compare.PIECE_BYTES", 700)
-    monkeypatch.setattr("torchcalib.reporting.comparison.system.REPLICATES_IN_ORDER", 39)  # fewer, for speed
+    monkeypatch.setattr("torchcalib.reporting.comparison.system.REPLICATES_IN_ORDER", 39)  # fewer replicates are faster
     assert main(["compare", "a.npz", "too [red]sure=b.pt", "shards/*.npz", "--out", "out"]) == 0
     assert "too [red]sure is worse calibrated than a" in capsys.readouterr().out
     content = json.loads((tmp_path / "out" / "compare.json").read_text())
@@ -50,7 +50,7 @@ def test_it_takes_shards_of_other_formats_and_sizes(tmp_path, monkeypatch, capsy
 
 TARGETS = systems("multiclass", 90)[1].numpy()
 LOGITS = systems("multiclass", 90)[0]["sure"].numpy()
-UNLIKE = {  # changes of the second file, by part of the error
+UNLIKE = {  # changes of the second file, by part of the error message
     f"must have the same targets, got {TARGETS[41]} in `a` and {3 - TARGETS[41]} in `b` in row 42, the first that": {
         "targets": np.where(np.arange(90) == 41, 3 - TARGETS, TARGETS)
     },
@@ -62,7 +62,7 @@ UNLIKE = {  # changes of the second file, by part of the error
 }
 
 
-def test_systems_have_unique_names_and_unlike_systems_are_one_line_errors(tmp_path, capsys, monkeypatch):
+def test_repeated_names_and_incompatible_systems_give_one_line_errors(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("torchcalib.reporting.comparison.system.REPLICATES_IN_ORDER", 39)
     for folder in ("x", "y"):

@@ -1,4 +1,4 @@
-"""The demo: training until over-confidence, its curve, and the report of the last epoch."""
+"""`torchcalib demo`: training beyond over-confidence, the training curve, and the report of the last epoch."""
 
 import json
 from functools import partial
@@ -10,7 +10,7 @@ from torchcalib.cli import main
 from torchcalib.reporting.building import ReportBuilder
 
 
-def test_the_command_prints_every_epoch_and_writes_a_report_of_the_last(tmp_path, capsys, monkeypatch):
+def test_demo_prints_every_epoch_and_writes_a_report_of_the_last(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("torchcalib.cli.demo.ReportBuilder", partial(ReportBuilder, **QUICK))
     assert main(["demo", "--out", str(tmp_path), "--epochs", "3"]) == 0
     shown = capsys.readouterr().out
@@ -24,7 +24,7 @@ def test_the_command_prints_every_epoch_and_writes_a_report_of_the_last(tmp_path
         printed = [float(row[column]) for row in rows]
         assert printed == pytest.approx([row["values"][name] for row in history], abs=1e-3)
     value = next(line["value"] for line in report["lines"] if line["key"] == "ecd")
-    assert history[-1]["values"]["ecd"] == pytest.approx(value, abs=1e-12), "the curve ends where the report is"
+    assert history[-1]["values"]["ecd"] == pytest.approx(value, abs=1e-12), "the curve ends at the epoch of the report"
     assert "Training history" in (tmp_path / "report.html").read_text()
     assert main(["report", str(tmp_path / "predictions.npz"), *QUICK_COMMAND]) == 0
     assert f"{value:.6f}" in capsys.readouterr().out

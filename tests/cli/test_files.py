@@ -1,4 +1,4 @@
-"""Names of classes, several systems in one file, confidences, gaps, warnings and progress of the commands."""
+"""Class names, several systems in one file, confidences, missing values, warnings and progress of the commands."""
 
 import io
 import json
@@ -6,8 +6,8 @@ import json
 import numpy as np
 import pytest
 import torch
-from helpers.reports import QUICK, QUICK_COMMAND, values_are
-from helpers.written import write_csv, write_parquet
+from helpers.prediction_files import write_csv, write_parquet
+from helpers.reports import QUICK, QUICK_COMMAND, assert_values
 from scipy.stats import binomtest
 
 import torchcalib as tc
@@ -28,14 +28,14 @@ MISSING = np.arange(N) % 20 == 3
 
 
 def reported(folder, columns, *options, suffix="csv"):
-    """Return the report of the command for a table."""
+    """Run `torchcalib report` on a table, and return the saved report."""
     path, state = folder / f"a.{suffix}", folder / "state.pt"
     (write_csv if suffix == "csv" else write_parquet)(path, columns)
     assert main(["report", str(path), *options, *QUICK_COMMAND, "--save-state", str(state)]) == 0
     return tc.ReportBuilder.load(state).report()
 
 
-def test_names_of_classes_come_from_columns_labels_and_an_option(tmp_path):
+def test_class_names_are_taken_from_columns_labels_or_an_option(tmp_path):
     path = tmp_path / "a.parquet"
     numbered = {f"prob_{k}": PROBS[:, k] for k in range(3)}
     plain = {name: PROBS[:, k] for k, name in enumerate(ANIMALS)}
@@ -64,7 +64,7 @@ def test_names_of_classes_come_from_columns_labels_and_an_option(tmp_path):
         assert torch.equal(rows.preds, torch.from_numpy(P if rows.preds.dim() == 1 else PROBS))
 
 
-def test_names_of_classes_are_shown_and_saved_and_must_agree(tmp_path, capsys):
+def test_class_names_are_shown_and_saved_and_must_agree(tmp_path, capsys):
     write_csv(tmp_path / "a.csv", {**BY_ANIMAL, "y": ANIMALS[LABELS]})
     assert main(["report", str(tmp_path / "a.csv"), *QUICK_COMMAND]) == 0
     assert "classes      cat, dog, eel" in capsys.readouterr().out
@@ -85,8 +85,8 @@ def test_names_of_classes_are_shown_and_saved_and_must_agree(tmp_path, capsys):
         builders[0].merge(builders[1])
 
 
-def test_systems_of_one_file_are_compared_as_by_the_function(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("torchcalib.reporting.comparison.system.REPLICATES_IN_ORDER", 39)  # fewer, for speed
+def test_systems_in_one_file_give_the_comparison_of_the_function(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("torchcalib.reporting.comparison.system.REPLICATES_IN_ORDER", 39)  # fewer replicates are faster
     sure = PROBS**2 / (PROBS**2).sum(1, keepdims=True)
     columns = {**BY_ANIMAL, **{f"sure_p_{name}": sure[:, k] for k, name in enumerate(ANIMALS)}, "y": LABELS}
     write_csv(tmp_path / "a.csv", columns)
@@ -134,8 +134,8 @@ def test_two_files_with_equal_targets_get_a_warning_that_suggests_compare(tmp_pa
     assert "run torchcalib compare a.npz b.npz" in json.loads((tmp_path / "out/report.json").read_text())["notes"][-1]
 
 
-def test_confidences_get_the_accuracy_of_predictions_and_errors_of_the_top_label(tmp_path, capsys):
-    """Accuracy and ECE by numpy, the interval of the accuracy by scipy."""
+def test_confidences_give_accuracy_and_top_label_errors(tmp_path, capsys):
+    """The expected accuracy and ECE are computed by numpy, the interval by scipy."""
     for columns, options in (
         ({"confidence": P, "correct": Y}, ()),
         ({"conf": P, "is_correct": Y == 1, "y_true": LABELS}, ()),
@@ -147,7 +147,7 @@ def test_confidences_get_the_accuracy_of_predictions_and_errors_of_the_top_label
         gaps = [abs((P - Y)[bins == k].sum()) / N for k in range(15)]
         assert found["ece/top_label"] == pytest.approx(sum(gaps))
         binary = tc.report(torch.from_numpy(P), torch.from_numpy(Y), task="binary", **QUICK)
-        values_are(found, {key: binary[key] for key in ("nll", "brier", "ecd", "nce", "nbs")})
+        assert_values(found, {key: binary[key] for key in ("nll", "brier", "ecd", "nce", "nbs")})
         assert {key.partition("/")[2] for key in found} == {"", "top_label"}
         assert len(set(found)) == len(list(found))
         assert list(found.tables) == ["top_label"]
@@ -163,7 +163,7 @@ def test_confidences_get_the_accuracy_of_predictions_and_errors_of_the_top_label
     assert (interval["low"], interval["high"]) == pytest.approx((expected.low, expected.high))
 
 
-def test_confidences_in_one_file_are_compared_without_accuracy(tmp_path, monkeypatch, capsys):
+def test_confidences_in_one_file_give_a_comparison_without_accuracy(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("torchcalib.reporting.comparison.system.REPLICATES_IN_ORDER", 39)
     write_csv(tmp_path / "a.csv", {"conf_a": P, "conf_b": P**3, "correct": Y})
     options = ["--preds", "conf_a", "--preds", "conf_b", "--from-probs", "--out", str(tmp_path)]
@@ -179,7 +179,7 @@ def test_confidences_in_one_file_are_compared_without_accuracy(tmp_path, monkeyp
 
 
 def test_rows_with_empty_cells_are_dropped_and_counted(tmp_path):
-    """The report is that of the other rows; of several labels only the entry is left out."""
+    """The report equals that of the other rows. Multi-label rows only lose the missing entry."""
     drop, kept = ("--nan-policy", "drop"), torch.from_numpy(~MISSING)
     probs, labels, weights = torch.from_numpy(PROBS), torch.from_numpy(LABELS), torch.arange(N) % 3
 
@@ -190,7 +190,7 @@ def test_rows_with_empty_cells_are_dropped_and_counted(tmp_path):
 
     def check(columns, expected, *options, suffix="parquet"):
         found = reported(tmp_path, columns, *drop, *options, suffix=suffix)
-        values_are(found, expected)
+        assert_values(found, expected)
         assert found.n == expected.n
         return found.n_dropped
 
@@ -222,7 +222,7 @@ def test_rows_with_empty_cells_are_dropped_and_counted(tmp_path):
     assert check({**BY_ANIMAL, **columns}, expected, "--task", "multilabel") == 10
 
 
-def test_progress_is_shown_on_a_terminal_only(monkeypatch):
+def test_progress_is_shown_only_on_a_terminal(monkeypatch):
     class Terminal(io.StringIO):
         def isatty(self):
             return True

@@ -1,4 +1,4 @@
-"""Files of every format are streamed, so that they may be larger than memory."""
+"""Files of every format are streamed, and may be larger than the memory."""
 
 import json
 import os
@@ -7,13 +7,13 @@ import sys
 
 import numpy as np
 import pytest
-from helpers.written import WRITERS
+from helpers.prediction_files import WRITERS
 from processes import quick_environment
 
 CLASSES = 1000
 MB = 2**20
 
-# Runs in a separate process, which has not written the files.
+# This script runs in a separate process, whose memory does not include the writing of the files.
 SCRIPT = """
 import ctypes, json, sys, threading, time
 from pathlib import Path
@@ -63,10 +63,10 @@ FORMATS = ("npy", "npz", "pt", "safetensors", "csv", "jsonl", "parquet")
 
 
 def write(folder, n):
-    """Write logits that are all 0 in every format, and return the files of each."""
+    """Write logits of 0 in every format, and return the files of each format."""
     folder.mkdir()
     arrays = {"logits": np.zeros((n, CLASSES), np.float32), "targets": np.arange(n) % CLASSES}
-    few = CLASSES // 3  # the decimal text of a number is longer than its binary form
+    few = CLASSES // 3  # a number takes more bytes as decimal text than in binary
     for suffix in FORMATS[1:]:
         some = (
             {"logits": arrays["logits"][:, :few], "targets": np.arange(n) % few}
@@ -83,12 +83,12 @@ def write(folder, n):
 @pytest.mark.skipif(sys.platform != "linux", reason="the memory of a process is read in the way of Linux")
 @pytest.mark.extended
 def test_memory_is_far_smaller_than_the_file(tmp_path):
-    """Small pieces allow small files: the memory does not depend on the size of the file."""
+    """Small pieces allow small test files, because the memory does not depend on the size of the file."""
     megabytes = 96
     files = write(tmp_path / "few", 250), write(tmp_path / "many", megabytes * MB // (4 * CLASSES))
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, json.dumps(files)],
-        # Freed blocks go back to the system at once. Otherwise the memory kept by the allocator varies too much.
+        # Return freed blocks to the system at once. Otherwise the memory retained by the allocator varies too much.
         env=quick_environment(MALLOC_MMAP_THRESHOLD_=str(MB // 16)),
         capture_output=True,
         text=True,

@@ -1,11 +1,11 @@
-"""The commands give the numbers of `report()` and `compare()`, for all kinds of targets and formats."""
+"""The commands give the numbers of `report()` and `compare()`, for every kind of targets and file format."""
 
 import numpy as np
 import pytest
 import torch
+from helpers.prediction_files import WRITERS, write_npz
 from helpers.refusals import check_each
-from helpers.reports import QUICK, QUICK_COMMAND, values_are
-from helpers.written import WRITERS, write_npz
+from helpers.reports import QUICK, QUICK_COMMAND, assert_values
 
 import torchcalib as tc
 from torchcalib.cli import main
@@ -44,7 +44,7 @@ def pieces_of_few_rows(monkeypatch):
 
 
 def agrees_with_report(folder, suffix, task, preds, target, **weights):
-    """Assert equal text, and numbers to 1e-12: pieces are summed in another order."""
+    """Check that the texts are equal, and numbers to 1e-12, because pieces are summed in another order."""
     pytest.importorskip({"safetensors": "safetensors"}.get(suffix, "pyarrow" if "npz" != suffix != "pt" else "numpy"))
     WRITERS[suffix](folder / f"a.{suffix}", {"probs": preds, "targets": target, **weights})
     saved = folder / "state.pt"
@@ -52,9 +52,9 @@ def agrees_with_report(folder, suffix, task, preds, target, **weights):
     assert main(["report", str(folder / f"a.{suffix}"), *options]) == 0
     found = ReportBuilder.load(saved).report()
     given = {name: torch.from_numpy(values) for name, values in weights.items()}
-    given |= {"task": task, "class_axis": -1}  # as in files
+    given |= {"task": task, "class_axis": -1}  # files have their classes in the last axis
     expected = tc.report(torch.from_numpy(preds), torch.from_numpy(target), **QUICK, **given)
-    values_are(found, expected)
+    assert_values(found, expected)
     assert found.n == pytest.approx(expected.n, rel=1e-12)
     assert (set(found), found.task, found.notes) == (set(expected), expected.task, expected.notes)
 
@@ -78,7 +78,7 @@ def test_the_command_gives_the_report_of_the_function_for_every_dtype(tmp_path):
 
 @pytest.mark.parametrize("name", ["votes of classes", "one-hot labels", "votes for no and yes"])
 def test_the_command_gives_the_comparison_of_the_function_for_votes(tmp_path, name, monkeypatch):
-    monkeypatch.setattr("torchcalib.reporting.comparison.system.REPLICATES_IN_ORDER", 39)  # fewer, for speed
+    monkeypatch.setattr("torchcalib.reporting.comparison.system.REPLICATES_IN_ORDER", 39)  # fewer replicates are faster
     compared = []
     monkeypatch.setattr("torchcalib.reporting.data.Comparison.save", lambda one, folder: compared.append(one) or ())
     task, preds, votes = TARGETS[name]
@@ -93,7 +93,7 @@ def test_the_command_gives_the_comparison_of_the_function_for_votes(tmp_path, na
         assert dict(line.values) == pytest.approx(dict(expected[line.key].values), rel=1e-12, abs=1e-12), line.key
 
 
-AMBIGUOUS = [  # predictions, targets, task, and part of the error
+AMBIGUOUS = [  # predictions, targets, task, and part of the error message
     (PROBS, ONE_HOT, "", "Pass --task multilabel, or --task multiclass (one-hot labels or annotator counts)"),
     (PROBS, ONE_HOT == 1, "", "Pass --task multilabel, or --task multiclass"),
     (PROBS, TARGETS["votes of classes"][2], "", "The task must be given if shapes are ambiguous"),
@@ -109,7 +109,7 @@ AMBIGUOUS = [  # predictions, targets, task, and part of the error
 ]
 
 
-def test_ambiguous_targets_are_errors(tmp_path, capsys):
+def test_ambiguous_targets_raise_errors(tmp_path, capsys):
     def check(case):
         preds, target, task, words = case
         write_npz(tmp_path / "a.npz", {"probs": preds, "targets": target})

@@ -13,7 +13,7 @@ import torchcalib as tc
 from torchcalib.cli import main
 
 
-def test_recorded_numbers_of_a_system_are_printed(recorded, capsys):
+def test_report_prints_the_recorded_numbers_of_a_system(recorded, capsys):
     data = recorded("cifar100_resnet20.npz")
     assert main(["report", str(data_folder() / "cifar100_resnet20.npz"), *QUICK_COMMAND]) == 0
     shown = capsys.readouterr().out
@@ -30,7 +30,7 @@ def test_recorded_numbers_of_a_system_are_printed(recorded, capsys):
 @pytest.mark.parametrize(
     "ending", ["| head -c 1", *(pytest.param(ending, marks=pytest.mark.extended) for ending in (">&-", "> /dev/full"))]
 )
-def test_files_are_written_even_if_output_fails(ending, tmp_path):
+def test_files_are_written_even_if_printing_fails(ending, tmp_path):
     path, out = tmp_path / "a \x1b[31m.npz", tmp_path / "out"
     np.savez(path, probs=np.array([0.2, 0.9]), targets=np.array([0, 1]), **{"\x1b]0;owned\x07": np.zeros(2)})
     command = f"{sys.executable} -m torchcalib report '{path}' --out '{out}' {' '.join(QUICK_COMMAND)} {ending}"
@@ -40,7 +40,7 @@ def test_files_are_written_even_if_output_fails(ending, tmp_path):
     assert (out / "report.html").is_file()
 
 
-def test_the_version_is_printed_and_a_report_needs_no_output(tmp_path, capsys, monkeypatch):
+def test_version_is_printed_and_reports_run_without_stdout(tmp_path, capsys, monkeypatch):
     with pytest.raises(SystemExit, match="0"):
         main(["--version"])
     assert capsys.readouterr().out == f"torchcalib {tc.__version__}\n"
@@ -65,7 +65,7 @@ print(codes, sorted({"torch", "torchmetrics", "numpy", "pyarrow", "rich"} & set(
 """
 
 
-def test_help_and_wrong_paths_import_no_large_package(tmp_path):
+def test_help_and_wrong_paths_do_not_import_large_packages(tmp_path):
     command = [sys.executable, "-c", LIGHT_CALLS]
     done = subprocess.run(command, cwd=tmp_path, env=quick_environment(), capture_output=True, text=True, check=True)
     assert done.stdout.endswith("[2, 2, 2, 0, 0, 0, 0, 0] []\n")
@@ -73,7 +73,7 @@ def test_help_and_wrong_paths_import_no_large_package(tmp_path):
     assert done.stderr.count("torchcalib: error: ") == done.stderr.count("\n") == 3
 
 
-def test_an_error_names_the_rows_and_the_file_of_a_bad_value(tmp_path, capsys, monkeypatch):
+def test_bad_value_gives_an_error_with_its_rows_and_file(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("torchcalib.cli.report.PIECE_BYTES", 80)
     monkeypatch.chdir(tmp_path)
     probs = np.where(np.arange(50) == 37, 1.5, 0.5)

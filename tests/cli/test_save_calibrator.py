@@ -1,4 +1,4 @@
-"""`torchcalib report --save-calibrator`: the recommended calibrator, complete files only, and one-line errors."""
+"""`torchcalib report --save-calibrator`: recommended calibrator, complete files, and one-line errors."""
 
 import io
 from pathlib import Path
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.fits import fresh
-from helpers.reports import TASKS, calibrated, realistic
+from helpers.reports import TASKS, calibrated_report, realistic
 
 from torchcalib.calibration import AffineScaling, load_calibrator
 from torchcalib.cli import main
@@ -29,7 +29,7 @@ def saved(tmp_path, monkeypatch):
 
 
 def failing(capsys, *arguments):
-    """Return the only line that a failing command prints."""
+    """Run a command that fails, and return its single line of output."""
     assert main(["report", "--no-intervals", *map(str, arguments)]) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
@@ -38,25 +38,25 @@ def failing(capsys, *arguments):
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_it_saves_the_recommended_calibrator(task, saved, capsys):
+def test_recommended_calibrator_is_saved(task, saved, capsys):
     preds, target = saved(task)
     assert main(["report", "a.npz", "--task", task, "--no-intervals", "--save-calibrator", "cal [1].pt"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    report = calibrated(task)
+    report = calibrated_report(task)
     assert report.recommendation.text in shown
     assert f"saved {report.recommendation.best}, as recommended: cal [1].pt" in shown
     expected = fresh(report.calibration.calibrator).fit(preds, target, task=task, from_logits=True)
     torch.testing.assert_close(load_calibrator("cal [1].pt")(preds), expected(preds), rtol=1e-9, atol=1e-9)
 
 
-def test_it_saves_affine_scaling_where_none_is_worthwhile(saved, capsys):
+def test_affine_scaling_is_saved_if_no_calibrator_is_recommended(saved, capsys):
     saved("multiclass", scale=1, n=1000)
     assert main(["report", "a.npz", "--no-intervals", "--save-calibrator", "cal.pt"]) == 0
     assert "saved affine scaling, although no calibrator is worthwhile here" in capsys.readouterr().out
     assert isinstance(load_calibrator("cal.pt"), AffineScaling)
 
 
-def test_it_refuses_places_where_no_file_can_be_written(saved, capsys, monkeypatch):
+def test_paths_that_cannot_be_written_give_an_error(saved, capsys, monkeypatch):
     saved()
     before = Path("a.npz").read_bytes()
     for place, words in (
@@ -75,7 +75,7 @@ def test_it_refuses_places_where_no_file_can_be_written(saved, capsys, monkeypat
     assert sorted(map(str, Path().rglob("*"))) == ["a.npz", "out"]
 
 
-def test_it_refuses_data_without_folds_and_too_many_before_it_has_read_all(saved, capsys, monkeypatch):
+def test_data_without_folds_or_with_too_many_samples_give_an_early_error(saved, capsys, monkeypatch):
     saved()
     with monkeypatch.context() as patch:
         patch.setattr(buffer, "MOST_SAMPLES", 100)
@@ -91,7 +91,7 @@ def test_it_refuses_data_without_folds_and_too_many_before_it_has_read_all(saved
 
 
 @pytest.mark.parametrize("option", ["--save-calibrator", "--save-state"])
-def test_it_leaves_no_incomplete_file(option, saved, capsys, monkeypatch):
+def test_failed_write_leaves_no_incomplete_file(option, saved, capsys, monkeypatch):
     saved()
     Path("a.pt").write_bytes(b"old")
     original = Path.open

@@ -1,6 +1,6 @@
-"""One meaning of shape and of array-likes: function, class, report, file and command line give the same numbers.
+"""Function, class, report, file and command line give the same numbers for every shape and array-like.
 
-The expected value is that of the function on `(N,)` or `(N, C)` tensors, which `test_oracles` holds against slow loops.
+The expected value is that of the function for tensors `(N,)` or `(N, C)`; `test_oracles` compares it with loops.
 """
 
 import json
@@ -17,7 +17,7 @@ from torchcalib.cli import main
 
 N = 48
 
-SHAPES = {  # from (N,) or (N, C) predictions and (N,) targets
+SHAPES = {  # transforms of (N,) or (N, C) predictions and (N,) targets
     "binary": {
         "(N,)": lambda p, y: (p, y),
         "(N, 1)": lambda p, y: (p.unsqueeze(1), y.unsqueeze(1)),
@@ -34,11 +34,11 @@ SHAPES = {  # from (N,) or (N, C) predictions and (N,) targets
 
 
 REFUSED_IN_FILES = {"(N,) and (N, 1)": "Shapes must be (N,)", "(N, C, H, W)": "Move the class axis to the end"}
-"""Files are read in pieces of rows, and nothing is guessed about their axes."""
+"""Files are read in pieces of rows, so that the class axis must be the last one."""
 
 
 def frame(x):
-    """Return a pandas object where it has as many axes."""
+    """Return a pandas Series or DataFrame for 1 or 2 axes, otherwise an array."""
     pandas = pytest.importorskip("pandas")
     kind = {1: pandas.Series, 2: pandas.DataFrame}.get(x.dim())
     return x.numpy() if kind is None else kind(x.numpy())
@@ -48,7 +48,7 @@ KINDS = {"tensor": lambda x: x, "numpy": torch.Tensor.numpy, "pandas": frame, "l
 
 
 @pytest.mark.parametrize("case", formulas(lambda case: case.task != "multilabel"))
-def test_functions_and_classes_take_every_shape_and_kind(case):
+def test_functions_and_classes_give_equal_values_for_every_shape_and_array_kind(case):
     preds, target = case.data(N)
     expected = case.call(preds, target)
     shapes, kinds = SHAPES[case.task], list(KINDS.values())
@@ -65,7 +65,7 @@ def test_functions_and_classes_take_every_shape_and_kind(case):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("task", SHAPES)
-def test_every_kind_of_array_is_taken(task, kind):
+def test_every_array_kind_gives_the_value_of_tensors(task, kind):
     case = next(param.values[0] for param in formulas() if param.values[0].name.startswith(f"ece-{task}"))
     preds, target = case.data(N)
     weights = torch.arange(N) % 3
@@ -78,7 +78,7 @@ def test_every_kind_of_array_is_taken(task, kind):
 
 @pytest.mark.parametrize("from_logits", [False, True], ids=["probs", "logits"])
 @pytest.mark.parametrize(("task", "shape"), [(task, shape) for task in SHAPES for shape in SHAPES[task]])
-def test_reports_files_and_the_command_line_take_every_shape(task, shape, from_logits, tmp_path, capsys):
+def test_reports_files_and_command_line_give_equal_values_for_every_shape(task, shape, from_logits, tmp_path, capsys):
     generator = torch.Generator().manual_seed(0)
     logits = 2 * torch.randn((N,) if task == "binary" else (N, N_CLASSES), generator=generator, dtype=torch.float64)
     target = torch.randint(0, 2 if task == "binary" else N_CLASSES, (N,), generator=generator)

@@ -1,6 +1,6 @@
-"""Whatever comes in, in whatever order: the value of the slow loops, or an error that says what must hold.
+"""Random input and random sequences of calls give the values of slow loops, or a documented error.
 
-Input is drawn by hypothesis, the same in every run. The long profile (marker `long`) draws 8,000 examples.
+hypothesis draws the same input in every run. The long profile (marker `long`) draws 4,000 examples for each test.
 """
 
 import copy
@@ -20,12 +20,12 @@ from oracles import input as slow
 import torchcalib as tc
 import torchcalib.functional as F
 
-QUICK = settings(max_examples=200, suppress_health_check=list(HealthCheck))  # besides what conftest sets
-at_length = pytest.param(settings(QUICK, max_examples=4000), marks=pytest.mark.long, id="at_length")
+QUICK = settings(max_examples=200, suppress_health_check=list(HealthCheck))  # in addition to the profile in conftest
+in_full = pytest.param(settings(QUICK, max_examples=4000), marks=pytest.mark.long, id="long")
 
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 LABELS = [torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.bool]
-HOUSE = re.compile(r"(`[\w.-]+`|the saved state) must .+, got .+", re.DOTALL)
+DOCUMENTED_ERROR = re.compile(r"(`[\w.-]+`|the saved state) must .+, got .+", re.DOTALL)
 PRIORS = {"priors": [None, True]}
 N_BINS = {"n_bins": [1, 2, 3, 5, 10, 15, 64]}
 WIDE = {**N_BINS, "right": [False, True]}
@@ -34,7 +34,7 @@ NORMED = {**ANY, "norm": ["l1", "l2", "max"], "bins": [*ANY["bins"], "pava_bc"]}
 
 
 def binned_options(function):
-    """Values of the options of a calibration error over bins."""
+    """Return the values to try for each option of a binned calibration error."""
     taken = inspect.signature(function).parameters
     options = ANY if "bins" in taken else WIDE
     return {**options, "debiased": [False, True]} if "debiased" in taken else options
@@ -61,19 +61,19 @@ def one_in(draw, n):
 
 
 def tensor_of(draw, values, n, *shape):
-    """A float64 tensor of n drawn values, each a number or a list of numbers."""
+    """Return a float64 tensor of n drawn values, each a number or a list of numbers."""
     return torch.tensor(draw(st.lists(values, min_size=n, max_size=n)), dtype=torch.float64).reshape(shape)
 
 
-def spoiled(draw, tensor, values):
-    """Put a bad value somewhere, now and then."""
+def with_bad_value(draw, tensor, values):
+    """Replace an entry by a bad value in 1 of 15 tensors."""
     if tensor.numel() and one_in(draw, 15):
         tensor.view(-1)[draw(st.integers(0, tensor.numel() - 1))] = draw(st.sampled_from(values))
     return tensor
 
 
 def probability(n_bins):
-    """Probabilities where something may go wrong: edges of bins and what is next to them, signed zeros, subnormals."""
+    """Return a strategy for probabilities with edge cases: bin edges and their neighbours, signed zeros, subnormals."""
     edges = [i / n_bins for i in range(n_bins + 1)]
     near = [math.nextafter(e, to) for e in edges for to in (0, 1)]
     return st.sampled_from([*edges, *near, -0.0, 5e-324, 1e-45, 1e-7, 1 - 1e-7, 0.5]) | st.floats(0, 1)
@@ -85,7 +85,7 @@ def logit():
 
 
 def class_row(n_classes, n_bins):
-    """Rows that sum to 1: shares of whole votes, pairs at an edge, and numbers that float64 rounds."""
+    """Return a strategy for rows that sum to 1: vote frequencies, a pair at a bin edge, and uniform rows."""
     votes = st.lists(st.integers(0, 5), min_size=n_classes, max_size=n_classes).filter(any)
     shares = votes.map(lambda row: [n / sum(row) for n in row])
     edge = probability(n_bins).map(lambda p: [p, 1 - p, *[0.0] * (n_classes - 2)])
@@ -93,7 +93,6 @@ def class_row(n_classes, n_bins):
 
 
 def drawn_settings(draw, options, cls, task, n_classes):
-    """Settings of the metric, and of how it reads input."""
     chosen = {name: draw(st.sampled_from(values)) for name, values in options.items()}
     reading = {"from_logits": draw(st.booleans())}
     if task == "multiclass" and one_in(draw, 5):
@@ -116,40 +115,40 @@ def drawn_settings(draw, options, cls, task, n_classes):
 def drawn_preds(draw, task, from_logits, n_bins, n, n_classes):
     values, bad = probability(n_bins), [math.nan, math.inf, -math.inf, 1 + 1e-2, -1e-6]
     if task == "multiclass" and not from_logits:
-        return spoiled(draw, tensor_of(draw, class_row(n_classes, n_bins), n, n, n_classes), [*bad, 0.7])
+        return with_bad_value(draw, tensor_of(draw, class_row(n_classes, n_bins), n, n, n_classes), [*bad, 0.7])
     values, bad = (logit(), [math.nan]) if from_logits else (values, bad)
-    return spoiled(draw, tensor_of(draw, values, n * n_classes, n, n_classes), bad)
+    return with_bad_value(draw, tensor_of(draw, values, n * n_classes, n, n_classes), bad)
 
 
 def drawn_target(draw, kind, task, ignore_index, n, n_classes):
-    """Labels, some of them marked; shares; or votes, in one more axis than labels have."""
+    """Draw labels, some with the ignored index; soft labels; or vote counts, which have an additional axis."""
     if kind == "votes":
         shape = (n, n_classes) if task == "multiclass" else (n, n_classes, 2)
         counts = tensor_of(draw, st.integers(0, 5), math.prod(shape), *shape).long()
         counts[..., 0] += counts.sum(-1) == 0
-        return spoiled(draw, counts, [-1, 0, 2**54, 40])
+        return with_bad_value(draw, counts, [-1, 0, 2**54, 40])
     if kind == "soft":
         share = st.sampled_from([0.0, 1.0, 0.5, 0.25, -0.0]) | st.floats(0, 1)
         values, size = (class_row(n_classes, 2), n) if task == "multiclass" else (share, n * n_classes)
-        target = spoiled(draw, tensor_of(draw, values, size, n, n_classes), [math.nan, 1.5, -0.5])
+        target = with_bad_value(draw, tensor_of(draw, values, size, n, n_classes), [math.nan, 1.5, -0.5])
         return target.to(draw(st.sampled_from(FLOATS)))
     high, shape = (n_classes, (n,)) if task == "multiclass" else (2, (n, n_classes))
     target = tensor_of(draw, st.integers(0, high - 1), math.prod(shape), *shape).long()
-    target = spoiled(draw, target, [high, -1, 100])
+    target = with_bad_value(draw, target, [high, -1, 100])
     if target.numel() and ignore_index is not None:
         target.view(-1)[draw(st.lists(st.integers(0, target.numel() - 1), max_size=4))] = ignore_index
     return target
 
 
-def narrowed(draw, tensor, dtypes):
-    """The same numbers in one of these dtypes, if it holds them."""
+def in_narrow_dtype(draw, tensor, dtypes):
+    """Convert to one of these dtypes if it represents all values exactly."""
     narrow = tensor.to(draw(st.sampled_from(dtypes)))
     return narrow if torch.equal(narrow.to(tensor.dtype), tensor) else tensor
 
 
 @st.composite
 def calls(draw):
-    """A call of a function or of a metric; one in a few is bad."""
+    """Draw a call of a function and of its metric. Some calls are invalid."""
     function, cls, options = draw(st.sampled_from(KINDS))
     task = draw(st.sampled_from(list(slow.MODES)))
     lead = draw(st.sampled_from([(), (), (), (2,), (1, 2), (0,)]))
@@ -158,7 +157,7 @@ def calls(draw):
     own = {"multiclass": {"num_classes": n_classes}, "multilabel": {"num_labels": n_classes}, "binary": {}}[task]
     chosen, reading = drawn_settings(draw, options, cls, task, n_classes)
 
-    # Samples in one axis, classes last.
+    # Samples on one axis, classes last
     rows = math.prod(lead) * n
     preds = drawn_preds(draw, task, reading["from_logits"], chosen.get("n_bins", 3), rows, n_classes)
     hard = cls in (tc.TCE, tc.CORP) or chosen.get("priors")
@@ -166,16 +165,16 @@ def calls(draw):
     if one_in(draw, 16 if kind == "soft" else 4):
         reading["ignore_index"] = draw(st.sampled_from([-100, 0, 1, 99]))
     target = drawn_target(draw, kind, task, reading.get("ignore_index"), rows, n_classes)
-    target = target if kind == "soft" else narrowed(draw, target, LABELS if kind == "labels" else LABELS[:-1])
+    target = target if kind == "soft" else in_narrow_dtype(draw, target, LABELS if kind == "labels" else LABELS[:-1])
     weights = None
     if draw(st.booleans()):
         whole = [0.0, 1.0, 2.0, 3.0, 1e6]
         some = draw(st.sampled_from([whole, whole, [0.0, 0.5, 1.7, 1e150, 1e-150, 1e-3]]))
         weights = tensor_of(draw, st.sampled_from(some), rows, *lead, n)
-        weights = spoiled(draw, weights, [-1.0, math.nan, math.inf, 1e200, 0.5])
-        weights = narrowed(draw, weights, [torch.float64, torch.float32, torch.int64, torch.uint8])
+        weights = with_bad_value(draw, weights, [-1.0, math.nan, math.inf, 1e200, 0.5])
+        weights = in_narrow_dtype(draw, weights, [torch.float64, torch.float32, torch.int64, torch.uint8])
 
-    # Shapes as they are given.
+    # Reshape to the drawn batch shape and class axis.
     is_binary = task == "binary"
     preds = preds.to(draw(st.sampled_from(FLOATS))).reshape(*lead, n, *preds.shape[1 + is_binary :])
     target = target.reshape(*lead, n, *target.shape[1 + is_binary :])
@@ -191,7 +190,7 @@ def calls(draw):
 
 
 def malform(draw, call):
-    """Make of a call one that is refused for its types or shapes."""
+    """Replace an argument of a call by one with a wrong type or shape."""
     longer = torch.cat([call.target, call.target.new_zeros(1, *call.target.shape[1:])])
     integers, complex_numbers = call.preds.nan_to_num(0, 0, 0).long(), call.preds.to(torch.complex64)
     wrong = [("preds", value) for value in (integers, complex_numbers, ["0.5"], torch.full((7, 6, 5), 0.5))]
@@ -202,12 +201,12 @@ def malform(draw, call):
 
 
 def outcome(call, *metrics):
-    """The value, or a documented error, which changes no metric; any other error comes through."""
+    """Return the value or a documented error, and check that an error changes no metric. Other errors are raised."""
     before = [copy.deepcopy(metric.metric_state) for metric in metrics], [metric.update_count for metric in metrics]
     try:
         return call()
     except (TypeError, ValueError) as error:
-        if not HOUSE.match(str(error)):
+        if not DOCUMENTED_ERROR.match(str(error)):
             raise
         states = [metric.metric_state for metric in metrics]
         torch.testing.assert_close(states, before[0], rtol=0, atol=0, equal_nan=True)
@@ -216,16 +215,16 @@ def outcome(call, *metrics):
 
 
 def close(found, value, size, call):
-    """Within 1e-11 of what the value is a sum of for float64, and 2e-5 for narrower types, whose rows are float32."""
-    value, found = value.to(found.dtype).double(), found.double()  # float32 has no number above 3e38
+    """Compare with a tolerance relative to the summed terms: 1e-11 for float64, 2e-5 for dtypes with float32 rows."""
+    value, found = value.to(found.dtype).double(), found.double()  # float32 cannot represent numbers above 3e38
     tolerance = 1e-11 if call.preds.dtype == torch.float64 else 2e-5
-    if call.metric == "rmsce":  # the root of a small number that rounding moves
+    if call.metric == "rmsce":  # the square root magnifies rounding of small numbers
         found, value = found.square(), value.square()
     torch.testing.assert_close(found, value, rtol=tolerance, atol=tolerance * size, equal_nan=True)
 
 
 def updated(metric, call):
-    """Give a metric the batch; where the class axis is known from the target, the samples as an axis of several."""
+    """Update a metric. If the target identifies the class axis, the samples get an additional axis of length 1."""
     preds, target, weights = call.preds, call.target, call.weights
     is_known = call.task == "binary" or (call.task == "multiclass" and target.dim() == 1 and len(set(preds.shape)) == 2)
     if not call.lead and "class_axis" not in call.reading and not call.malformed and is_known:
@@ -236,13 +235,13 @@ def updated(metric, call):
 
 
 def value_or_error(call):
-    """Function and class give what the slow loops give, or refuse what the rules do; a refused update does nothing."""
+    """Check that function and class return the value of the loops, or that both raise an error and change nothing."""
     results = [outcome(call.value)]
-    if 0 not in call.lead:  # a class has no series of none
+    if 0 not in call.lead:  # a class cannot have an empty batch shape
         metric = call.streaming(call.lead)
         found = outcome(lambda: updated(metric, call), metric)
         results.append(found if isinstance(found, Exception) else metric.compute())
-    why, value, size = None, None, None  # no value where rounding decides
+    why, value, size = None, None, None  # None if rounding decides the value
     try:
         value, size = slow.expected(call)
     except slow.Illegal as illegal:
@@ -260,24 +259,24 @@ def value_or_error(call):
         close(result, value, size, call)
 
 
-@pytest.mark.parametrize("profile", [QUICK, at_length])
-def test_values_are_those_of_the_slow_loops_or_an_error_says_why(profile):
+@pytest.mark.parametrize("profile", [QUICK, in_full])
+def test_random_calls_give_the_values_of_slow_loops_or_a_documented_error(profile):
     profile(given(calls())(value_or_error))()
 
 
-# Calls in any order ------------------------------------------------------------------------------------------------
+# Random sequences of calls ---------------------------------------------------------------------------------------
 
 SKETCHES = [
     Case(f"{cls.__name__}-sketch", function, cls, "binary", {}, {"resolution": 2048})
     for function, cls in ((F.ks, tc.KS), (F.ace, tc.ACE))
 ]
-READ_ALIKE = {}  # what may be in one collection: the same numbers mean the same
+SAME_INPUT = {}  # cases that may share a collection, because they interpret the input in the same way
 for case in CASES:
-    READ_ALIKE.setdefault((case.task, case.options.get("from_logits", False)), []).append(case)
+    SAME_INPUT.setdefault((case.task, case.options.get("from_logits", False)), []).append(case)
 
 
 class Streamed:
-    """A metric, or some in a collection, and the batches that must have been counted."""
+    """A metric or a collection, and the batches that its state must contain."""
 
     calls = (
         *("update", "update_in_inference_mode", "forward", "refused", "compute", "reset", "merge", "merge_another"),
@@ -294,9 +293,9 @@ class Streamed:
         return tc.CalibrationCollection({case.name: case.metric() for case in self.cases})
 
     def batch(self):
-        """Predictions, targets, weights or None. Of half types where a sketch is exact for no others.
+        """Return predictions, targets, and weights or None. Sketches get half types, for which they are exact.
 
-        Where samples are cut into blocks, a batch is whole blocks, because the rest would be part of none.
+        Metrics over blocks get batches of whole blocks, because they drop incomplete blocks.
         """
         block = math.lcm(*(case.options.get("block_size", 2) if case.in_blocks else 1 for case in self.cases))
         case, n = self.cases[0], self.draw(st.sampled_from([0, 1, 2, 9] if block == 1 else [0, block, 2 * block]))
@@ -309,7 +308,7 @@ class Streamed:
         return preds, target, weights if seed % 3 == 0 else None
 
     def check(self, values, batches):
-        """Held against the functions over all batches at once, in float64."""
+        """Compare with the functions of all batches at once, in float64."""
         preds = torch.cat([preds.double() for preds, _, _ in batches])
         target = torch.cat([target for _, target, _ in batches])
         weights = torch.cat([torch.ones(len(p)).double() if w is None else w.double() for p, _, w in batches])
@@ -336,7 +335,7 @@ class Streamed:
         self.seen.append(batch)
 
     def refused(self):
-        """A batch with one bad row leaves everything as it was."""
+        """Check that a batch with one bad row raises an error and leaves the state unchanged."""
         preds, target = self.cases[0].data(n=5, seed=1)
         weights = torch.ones(5)
         bad = self.draw(st.sampled_from(["preds", "target", "weights", "shape", "dtype"]))
@@ -351,7 +350,7 @@ class Streamed:
         assert isinstance(found, Exception)
 
     def compute(self):
-        if self.seen:  # without any update torchmetrics warns
+        if self.seen:  # torchmetrics warns if `compute` is called before any update
             for _ in range(2):
                 self.check(self.metric.compute(), self.seen)
 
@@ -360,7 +359,7 @@ class Streamed:
         self.seen = []
 
     def merge(self):
-        """With another of its kind, given whole or as its state."""
+        """Merge another metric with the same options, or its state."""
         other, (preds, target, weights) = self.fresh(), self.batch()
         other.update(preds, target, weights=weights)
         self.seen.append((preds, target, weights))
@@ -379,7 +378,6 @@ class Streamed:
         self.metric = pickle.loads(pickle.dumps(self.metric)) if self.draw(st.booleans()) else self.metric.clone()
 
     def save(self):
-        """Load what was saved into a new one."""
         self.metric.persistent(True)
         saved, self.metric = self.metric.state_dict(), self.fresh()
         self.metric.persistent(True)
@@ -396,10 +394,10 @@ def members_of(metric):
     return list(metric.values()) if isinstance(metric, tc.CalibrationCollection) else [metric]
 
 
-def in_any_order(data):
+def run_random_calls(data):
     kind = data.draw(st.sampled_from(["one", "one", "one", "sketch", "collection"]))
     if kind == "collection":
-        alike = READ_ALIKE[data.draw(st.sampled_from(list(READ_ALIKE)))]
+        alike = SAME_INPUT[data.draw(st.sampled_from(list(SAME_INPUT)))]
         cases = data.draw(st.lists(st.sampled_from(alike), min_size=2, max_size=5, unique_by=str))
     else:
         cases = [data.draw(st.sampled_from(SKETCHES if kind == "sketch" else CASES))]
@@ -410,6 +408,6 @@ def in_any_order(data):
     streamed.compute()
 
 
-@pytest.mark.parametrize("profile", [settings(QUICK, max_examples=100), at_length])
+@pytest.mark.parametrize("profile", [settings(QUICK, max_examples=100), in_full])
 def test_calls_in_any_order_count_every_batch_once(profile):
-    profile(given(st.data())(in_any_order))()
+    profile(given(st.data())(run_random_calls))()

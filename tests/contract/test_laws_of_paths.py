@@ -1,6 +1,6 @@
-"""Laws of the way from input to state: order, batches, weights, merging, saving, dtype and memory layout.
+"""Laws of the path from input to state: order, batches, weights, merging, saving, dtype and memory layout.
 
-A case for each path keeps them for all; see `paths` in cases.py. A new metric joins by a line in the table of cases.
+They run once per path; see `paths` in cases.py. A new metric is tested once it is in the table of cases.
 """
 
 import pickle
@@ -8,26 +8,26 @@ from itertools import product
 
 import pytest
 import torch
-from cases import in_any_order, paths
+from cases import is_order_independent, paths
 from helpers.numbers import close
 
-in_order = pytest.mark.parametrize("path", paths(in_any_order))
+order_independent = pytest.mark.parametrize("path", paths(is_order_independent))
 
 
-@in_order
-def test_law_sample_order(path):
+@order_independent
+def test_law_sample_order_does_not_change_the_value(path):
     preds, target = path.data()
     order = torch.randperm(len(target), generator=torch.Generator().manual_seed(1))
     close(path.call(preds[order], target[order]), path.call(preds, target))
 
 
-def test_law_leading_axes_of_weights_are_a_loop(path):
-    """The same rows, weighed in several ways: the leading axes of the weights are those of the value."""
+def test_law_leading_axes_of_weights_equal_a_loop(path):
+    """The leading axes of the weights are leading axes of the value."""
     preds, target = path.data(n=30)
     weights = torch.stack([path.weights(30, seed) for seed in range(6)]).reshape(2, 3, 30)
     weights[0, 1, 4:9] = 0
     weights[..., 11] = 0
-    preds[11] = torch.nan  # left out in all ways
+    preds[11] = torch.nan  # weight 0 in every replicate
     values = path.call(preds, target, weights=weights)
     for at in product(range(2), range(3)):
         close(values[at], path.call(preds, target, weights=weights[at]))
@@ -36,7 +36,7 @@ def test_law_leading_axes_of_weights_are_a_loop(path):
     close(path.call(series, labels, weights=shared)[2, 1], path.call(series[1], labels[1], weights=weights[0, 2]))
 
 
-def test_law_rows_of_weight_zero_are_never_read(path):
+def test_law_values_of_rows_with_weight_zero_have_no_effect(path):
     preds, target = path.data(n=20)
     spoiled, bad_target, weights = preds.clone(), target.clone(), torch.ones(20)
     spoiled[3], bad_target[3], weights[3] = torch.nan, 99, 0
@@ -62,8 +62,8 @@ def test_law_ignored_rows_are_dropped(path):
     close(metric.compute(), path.call(preds[keep], target[keep]).double())
 
 
-@in_order
-def test_law_cut_copied_and_merged_is_one_call(path):
+@order_independent
+def test_law_pieces_copies_and_merged_states_equal_one_call(path):
     preds, target = path.data(n=41)
     weights = path.weights(41)
     metric, other = path.metric(), path.metric()
@@ -77,9 +77,9 @@ def test_law_cut_copied_and_merged_is_one_call(path):
         close(copy.compute(), path.call(preds, target, weights=weights))
 
 
-@in_order
-def test_law_batch_size_and_memory_layout_change_nothing(path):
-    """One row at a time, all at once, and strided: vectorised and scalar code differ in the last digit of a float32."""
+@order_independent
+def test_law_batch_size_and_memory_layout_do_not_change_the_value(path):
+    """Single rows, all rows at once, and strided rows. Vectorised and scalar code differ in the last float32 digit."""
     for dtype in (torch.float32, torch.bfloat16):
         preds, target = path.data(n=67, dtype=dtype, seed=8)
         whole, single, strided = path.metric(), path.metric(), path.metric()
@@ -91,7 +91,7 @@ def test_law_batch_size_and_memory_layout_change_nothing(path):
             close(metric.compute(), whole.compute(), msg=lambda m, dtype=dtype: f"{dtype}: {m}")
 
 
-def test_law_forward_is_the_batch_value_with_its_gradient(path):
+def test_law_forward_returns_the_batch_value_with_its_gradient(path):
     preds, target = path.data(n=20)
     metric = path.metric()
     metric.update(*path.data(n=9, seed=5))
@@ -104,13 +104,13 @@ def test_law_forward_is_the_batch_value_with_its_gradient(path):
         expected.sum().backward()
         close(a.grad, b.grad)
     assert not any(t.requires_grad for part in metric.kind.parts(metric.state) for t in part)
-    if not path.in_blocks:  # the rest of the first batch is no part of a block
+    if not path.in_blocks:  # the first batch has an incomplete block, which is dropped
         first, second = path.data(n=9, seed=5)
         close(metric.compute(), path.call(torch.cat([first, preds]), torch.cat([second, target])))
 
 
-@in_order
-def test_law_batch_shape_keeps_series_apart(path):
+@order_independent
+def test_law_batch_shape_computes_a_value_for_each_batch_element(path):
     preds, target = path.data(n=20, lead=(3,))
     metric = path.metric(batch_shape=(3,))
     metric.update(preds[:, :7], target[:, :7])
@@ -119,8 +119,8 @@ def test_law_batch_shape_keeps_series_apart(path):
     close(metric.compute(), path.call(preds, target))
 
 
-def test_law_low_precision_is_read_as_it_is(path):
-    """Row arithmetic is float32: sums of a few terms, each within a few times 6e-8 of itself."""
+def test_law_low_precision_input_gives_the_value_of_its_float64_copy(path):
+    """Row arithmetic is float32: each sum of a few terms has a relative error of a few times 6e-8."""
     for dtype in (torch.float16, torch.bfloat16, torch.float32):
         preds, target = path.data(n=30, dtype=dtype)
         value = path.call(preds, target)
@@ -129,7 +129,7 @@ def test_law_low_precision_is_read_as_it_is(path):
         close(value, expected, rtol=2e-5, atol=2e-6, msg=lambda m, dtype=dtype: f"{dtype}: {m}")
 
 
-def test_law_the_class_axis_stands_anywhere_and_all_others_are_flattened(path):
+def test_law_any_class_axis_is_accepted_and_other_axes_are_samples(path):
     preds, target = path.data(n=24)
     with_classes, axis = path.task == "multilabel", {} if path.task == "binary" else {"class_axis": 1}
     images, labels = (preds.reshape(2, 3, 4, *preds.shape[1:]), target.reshape(2, 3, 4, *target.shape[1:]))

@@ -1,6 +1,6 @@
 """Laws of values: batch axes, weights, gradients, bounds, no data, equivalent targets, and transforms of torch.
 
-A case for each formula keeps them; see `formulas` in cases.py. A new metric joins by a line in the table of cases.
+They run once per formula; see `formulas` in cases.py. A new metric is tested once it is in the table of cases.
 """
 
 from itertools import product
@@ -17,7 +17,7 @@ from torchcalib.metrics.base import CalibrationMetric
 with_gradient = pytest.mark.parametrize("formula", formulas(differentiable))
 
 
-def test_law_batch_axis_is_a_loop(formula):
+def test_law_batch_axes_equal_a_loop(formula):
     preds, target = formula.data(lead=(2, 3))
     whole = formula.call(preds, target)
     assert whole.shape[:2] == (2, 3)
@@ -25,22 +25,22 @@ def test_law_batch_axis_is_a_loop(formula):
         close(whole[at], formula.call(preds[at], target[at]))
 
 
-def test_law_integer_weights_are_repeats(formula):
+def test_law_integer_weights_equal_repeated_rows(formula):
     preds, target = formula.data(n=30)
-    times = torch.arange(30) % 4  # 0 copies included
+    times = torch.arange(30) % 4  # includes 0 copies
     repeated = formula.call(preds.repeat_interleave(times, 0), target.repeat_interleave(times, 0))
     close(formula.call(preds, target, weights=times), repeated)
     close(formula.call(preds, target, weights=times.half()), repeated)
 
 
 @with_gradient
-def test_law_gradient_is_that_of_finite_differences(formula):
+def test_law_gradient_equals_finite_differences(formula):
     preds, target = formula.data(n=12)
     assert torch.autograd.gradcheck(lambda p: formula.call(p, target, validate_args=False), preds.requires_grad_())
 
 
 @with_gradient
-def test_law_weighted_gradient_is_that_of_repeats(formula):
+def test_law_weighted_gradient_equals_that_of_repeated_rows(formula):
     preds, target = formula.data(n=12)
     times = torch.arange(12) % 3
     a, b = preds.clone().requires_grad_(), preds.clone().requires_grad_()
@@ -49,7 +49,7 @@ def test_law_weighted_gradient_is_that_of_repeats(formula):
     close(a.grad, b.grad)
 
 
-def test_law_no_data_is_nan_of_the_usual_shape_and_dtype(formula):
+def test_law_no_data_gives_nan_with_the_usual_shape_and_dtype(formula):
     preds, target = formula.data(n=10, dtype=torch.float32)
     usual, empty = formula.call(preds, target), formula.call(preds[:0], target[:0])
     assert empty.isnan().all()
@@ -71,7 +71,7 @@ def test_law_values_are_within_the_declared_bounds(formula):
         assert high is None or bool((value <= high).all())
 
 
-def test_law_labels_as_shares_and_as_single_votes_are_labels_or_refused(formula):
+def test_law_one_hot_labels_give_the_value_of_labels_or_an_error(formula):
     preds, target = formula.data(n=20)
     n_classes = N_CLASSES if formula.task == "multiclass" else 2
     votes = torch.nn.functional.one_hot(target, n_classes)
@@ -91,11 +91,11 @@ def test_law_labels_as_shares_and_as_single_votes_are_labels_or_refused(formula)
         close(metric.compute(), expected)
 
 
-# Under torch.compile and vmap functions are the same, and a bad row gives NaN.
+# torch.compile and vmap return the same values; a bad row gives NaN, because traced code cannot raise an error.
 
 
 def traced(case):
-    """What is traced: a class, and for each family of classes the way from input to state."""
+    """Return the keys of the code that is traced: the class, and the path from input to state of its family."""
     family = case.cls.__bases__[0], case.task, case.options.get("mode")
     return {(case.cls, "cost" in case.options), family}
 
@@ -105,7 +105,7 @@ def part(case):
 
 
 def check_transformed(case, call):
-    """Compare a transformed function with the function. It cannot raise an error for a bad value."""
+    """Compare a transformed function with the function itself, also with a bad row."""
     preds, target = case.data(n=12, lead=(2,))
     torch.testing.assert_close(call(preds, target), case.call(preds, target), rtol=1e-12, atol=1e-12)
     preds[0, 3] = torch.nan
@@ -114,21 +114,21 @@ def check_transformed(case, call):
     torch.testing.assert_close(value[1], case.call(preds[1], target[1]), rtol=1e-12, atol=1e-12)
 
 
-def test_law_mapped_functions_are_the_function(formula):
+def test_law_vmap_equals_the_function(formula):
     check_transformed(formula, torch.vmap(formula.call))
 
 
 @pytest.mark.parametrize("case", list(covering(CASES, traced, part)))
-def test_law_compiled_functions_are_the_function_without_a_graph_break(case):
+def test_law_torch_compile_equals_the_function_without_a_graph_break(case):
     torch.compiler.reset()
     check_transformed(case, torch.compile(case.call, fullgraph=True, backend="eager"))
 
 
 def test_every_streaming_class_is_in_the_table_of_cases():
-    """And each class has a case that the normal run takes, in the laws of values and of paths."""
+    """Each class also has a case in the normal run, both per formula and per path."""
     public = {getattr(tc, name) for name in tc.__all__}
     streaming = {cls for cls in public if isinstance(cls, type) and issubclass(cls, CalibrationMetric)}
-    streaming -= {tc.Bootstrapped, tc.ByGroup}  # which are what the metric is that they wrap
+    streaming -= {tc.Bootstrapped, tc.ByGroup}  # wrappers, whose metrics are in the table
     assert streaming == {case.cls for case in CASES}
     assert streaming == {param.values[0].cls for param in formulas() if not param.marks}
     assert {path_of(case) for case in CASES} == {path_of(param.values[0]) for param in paths() if not param.marks}

@@ -1,6 +1,6 @@
-"""Scores and errors over equal-width bins against the slow loops: values, and gradients by finite differences of them.
+"""Scores and errors over equal-width bins compared with loops: values, and gradients by finite differences.
 
-Loops of rank-based metrics are in tests/metrics/test_ranked.py, of smooth errors in tests/metrics/test_smooth.py.
+The loops for rank-based metrics are in tests/metrics/test_ranked.py, for smooth errors in tests/metrics/test_smooth.py.
 """
 
 import oracles
@@ -37,13 +37,13 @@ def oracle(case, preds, target, weights=None):
 
 
 @by_class
-def test_slow_loop_values(cases):
-    """Of three samples, and of one with weights."""
+def test_values_equal_slow_loops(cases):
+    """Three unweighted samples and one weighted sample."""
     for case in cases:
         weights = torch.rand(35, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
         weights[::5] = 0
         if case.options.get("debiased"):
-            weights = weights.mul(4).round()  # n - 1 is a sample variance's only for whole copies, as in the loop
+            weights = weights.mul(4).round()  # debiasing requires whole weights
         for seed, given in ((0, None), (1, None), (2, None), (0, weights)):
             data = case.data(n=35, seed=seed)
             found, expected = case.call(*data, weights=given), oracle(case, *data, given)
@@ -52,8 +52,8 @@ def test_slow_loop_values(cases):
 
 
 @by_class
-def test_slow_loop_gradients(cases):
-    """Central differences of the slow loop, in three entries."""
+def test_gradients_equal_finite_differences_of_slow_loops(cases):
+    """Compare three gradient entries with central differences of the loop."""
     for case in filter(differentiable, cases):
         n = 24 if "priors" in case.options else 6
         preds, target = case.data(n=n, seed=1)
@@ -68,8 +68,8 @@ def test_slow_loop_gradients(cases):
 
 @pytest.mark.parametrize("from_logits", [False, True])
 @pytest.mark.parametrize(("task", "mode"), [(task, mode) for task, allowed in slow.MODES.items() for mode in allowed])
-def test_slow_loop_bin_table(task, mode, from_logits):
-    """Every column, with the mean ECD of whole predictions, class-wise of one class against the rest."""
+def test_calibration_curve_equals_slow_loop(task, mode, from_logits):
+    """Check every column, including the mean entropic calibration difference (ECD) for each mode."""
     options = {"from_logits": from_logits, "mode": mode, "n_bins": 6}
     case = Case("table", F.calibration_curve, tc.ECE, task, options)
     preds, target = case.data(n=60)
@@ -77,7 +77,7 @@ def test_slow_loop_bin_table(task, mode, from_logits):
     table = case.call(preds, target, weights=weights)
     columns = {name: torch.from_numpy(column).reshape(-1, 6) for name, column in table.to_dict().items()}
     reading = {"from_logits": from_logits, "ignore_index": None, "positive_classes": None}
-    claims = []  # per series: confidence, outcome, weight, ECD
+    event_columns = []  # (confidence, outcome, weight, ECD) for each batch element
     for rows in slow.series(preds, target, weights, task, whole=False, **reading):
         events = slow.events(rows, *((task, mode) if task != "multilabel" else ("binary", "positive")))
         for k, column in enumerate(events):
@@ -86,9 +86,9 @@ def test_slow_loop_bin_table(task, mode, from_logits):
             else:
                 scored = rows
             _, confidence, outcome, held, _ = zip(*column, strict=True)
-            claims.append((confidence, outcome, held, [oracles.ecd_of(row.q, row.t) for row in scored]))
-    assert len(claims) == len(columns["n"])
-    for k, (confidence, outcome, held, scores) in enumerate(claims):
+            event_columns.append((confidence, outcome, held, [oracles.ecd_of(row.q, row.t) for row in scored]))
+    assert len(event_columns) == len(columns["n"])
+    for k, (confidence, outcome, held, scores) in enumerate(event_columns):
         bins = oracles.bins(confidence, outcome, held, 6, extra=scores)
         assert [b for b, *_ in bins] == columns["n"][k].nonzero().flatten().tolist()
         for b, n, mean_confidence, frequency, mean_ecd in bins:

@@ -1,8 +1,8 @@
-"""Recorded outputs of the authors' own code, scipy, scikit-learn and float64 loops, on real and simulated predictions.
+"""Recorded results of the authors' code, scipy, scikit-learn and float64 loops, on real and simulated predictions.
 
-The recordings are not part of the project; see `recorded` in conftest. Every entry that these metrics cover is checked:
-`COVERED` says how an entry's metric is computed here, and the counts say that none was missed. Other packages cut
-equal-mass bins elsewhere: see `array_split`.
+The recordings are not part of the project; see `recorded` in conftest. `COVERED` maps each recorded entry to its
+computation, and the final counts ensure that no entry was skipped. Other packages define equal-mass bins
+differently: see `array_split`.
 """
 
 import re
@@ -18,18 +18,18 @@ import torchcalib as tc
 import torchcalib.functional as F
 
 SIDE = {"left_closed": False, "right_closed": True}
-SHORT = {"with_intervals": False, "with_calibration": False}  # a report of values alone
+SHORT = {"with_intervals": False, "with_calibration": False}  # report without intervals and calibrators
 NORM = {"l1": F.ece, "l2": F.rmsce, "max": F.mce}
 
 
 def scores_of(arrays):
-    """Multi-class log-probabilities; recorded logits had their log-softmax taken in their own precision."""
+    """Return log-probabilities of classes. The log-softmax of recorded logits was computed in their own precision."""
     key = next(key for key in ("logits", "log_probs") if key in arrays)
     return {"preds": arrays[key], "target": arrays["targets"], "task": "multiclass", "from_logits": True}
 
 
 def positive(arrays):
-    """P(class 1) of a two-class system."""
+    """Return P(class 1) of a two-class system."""
     log_probs = torch.log_softmax(arrays["log_probs"], -1)
     return {"preds": log_probs[:, 1].exp(), "target": arrays["targets"], "task": "binary"}
 
@@ -48,7 +48,7 @@ COSTS = {  # [EPSR] sec. 3
 
 
 def array_split(scores, n_bins=15):
-    """Edges of uncertainty-calibration: midpoints between the parts of `numpy.array_split`, the larger parts first."""
+    """Return the bin edges of uncertainty-calibration: midpoints between the parts of `numpy.array_split`."""
     parts = np.array_split(np.sort(scores.double().numpy()), n_bins)
     return np.unique([0.0, *((a[-1] + b[0]) / 2 for a, b in pairwise(parts)), 1.0]).tolist()
 
@@ -62,7 +62,7 @@ def over_their_bins(given, norm):
 
 
 def debiased_over_their_bins(given):
-    """From the table of bins, by the formula of the loops."""
+    """Debiased RMSCE, computed from the table of bins with the formula of the loops."""
     table = F.tce_table(**given, bins=array_split(given["preds"]), right=True)
     columns = (table.n.tolist(), table.confidence.tolist(), table.frequency.tolist())
     rows = [(b, *row, None) for b, row in enumerate(zip(*columns, strict=True)) if row[0]]
@@ -70,13 +70,13 @@ def debiased_over_their_bins(given):
 
 
 def top_label(arrays):
-    """The top label as a binary claim of its own."""
+    """Return the top label as a binary event."""
     confidence, claimed = torch.log_softmax(scores_of(arrays)["preds"], -1).exp().max(-1)
     return {"preds": confidence, "target": (claimed == arrays["targets"]).long(), "task": "binary"}
 
 
 def marginal(arrays):
-    """Root of the mean, over classes, of the debiased square."""
+    """Root mean square over classes of the debiased class-wise errors."""
     probs = torch.log_softmax(scores_of(arrays)["preds"], -1).exp()
     columns = [
         {"preds": column, "target": (arrays["targets"] == k).long(), "task": "binary"}
@@ -131,7 +131,7 @@ COVERED = [
 ]  # fmt: skip
 
 
-def test_recorded_real_systems(recorded, expected):
+def test_values_of_real_systems_equal_recordings(recorded, expected):
     used = Counter()
     for entry in expected:
         if entry["file"] is None or entry["file"].startswith(("sim_", "imagenet")) or entry["value"] is None:
@@ -150,15 +150,15 @@ def test_recorded_real_systems(recorded, expected):
     assert not {name for name in names if not any(re.fullmatch(pattern, name) for pattern, _ in COVERED)}
 
 
-def test_recorded_certain_predictions_are_not_nan(recorded):
+def test_recorded_certain_predictions_do_not_give_nan(recorded):
     arrays = recorded("imagenet_dogs_alexnet.npz")
     assert (arrays["probs"] == 1).sum() == 27
     assert F.ecd(arrays["probs"], arrays["targets"], task="binary").item() == pytest.approx(-0.0109003639, abs=1e-10)
 
 
 @pytest.mark.parametrize("sigma", ["0", "0p5", "2"])
-def test_recorded_ecd_table_of_bins(recorded, expected, sigma):
-    """[ECD] sec. V-A, simulated: counts, |gap|, gap and mean ECD of ten bins, and the totals."""
+def test_ecd_table_of_bins_equals_recordings(recorded, expected, sigma):
+    """[ECD] sec. V-A, simulated: counts, |gap|, gap and entropic calibration difference of ten bins, and totals."""
     arrays = recorded("sim_ecd.npz")
     answer = next(entry["value"] for entry in expected if entry["case"] == f"ecd/fixture/{sigma}")
     p, y = arrays[f"p_{sigma}"], arrays[f"y_{sigma}"]
@@ -175,8 +175,8 @@ def test_recorded_ecd_table_of_bins(recorded, expected, sigma):
 
 @pytest.mark.parametrize("k", [2, 10])
 @pytest.mark.parametrize("system", ["cal", "mcp", "mcs", "mcps"])
-def test_recorded_simulated_systems(recorded, expected, k, system):
-    """[EPSR] sec. 3: NCE, NBS, normalised Bayes risks, and ECE in percent over (a, b] bins."""
+def test_values_of_simulated_systems_equal_recordings(recorded, expected, k, system):
+    """[EPSR] sec. 3: normalised cross-entropy, Brier score and Bayes risks, and ECE in percent over (a, b] bins."""
     arrays = recorded(f"sim_ferrer_k{k}.npz")
     answer = next(e["value"] for e in expected if e["case"] == f"ferrer/synthetic/K{k}|{system}")
     given = {"preds": arrays[system], "target": arrays["targets"], "task": "multiclass", "from_logits": True}

@@ -1,8 +1,7 @@
-"""Recorded values of raw and calibrated systems: the code of [EPSR], float32 fits of it, and float64 optima.
+"""Recorded values of raw and calibrated systems: the code of [EPSR], its float32 fits, and float64 optima.
 
-Counts of what was checked say that no entry was missed; see also the last test. The recordings are not part of the
-project; see `recorded` in conftest. Folds are those recorded, or those that the published code deals (scikit-learn,
-from a seed).
+The counts of compared entries and the last test ensure that no entry is skipped. The recordings are not part of the
+project; see `recorded` in conftest. Folds are recorded, or drawn by scikit-learn from a seed as in the published code.
 """
 
 import re
@@ -30,13 +29,13 @@ multi = {"task": "multiclass", "from_logits": True}
 SYSTEMS = ["adrenal_resnet50", "sst2_gpt2", "agnews_gpt2", "cifar10_resnet20", "cifar100_resnet20"]
 FAMILIES = ("raw", "cal", "calt", "calp", "raw_extra")
 CALIBRATORS = {"d": AffineScaling(), "t": TemperatureScaling()}
-FLOAT32_FIT = 0.02  # what "psrcal float32 fit: 0.02" says
-# How many entries a system has.
+FLOAT32_FIT = 0.02  # tolerance of entries marked "psrcal float32 fit: 0.02"
+# Number of entries for each system
 ENTRIES = {"raw": 18, "cal": 16, "calt": 16, "calp": 16, "raw_extra": 31}
 ENTRIES_OF_MANY_CLASSES = {"raw": 16, "cal": 14, "calt": 14, "raw_extra": 24}
-# The recorded fits are float32 and stop before their optimum (compare scale_* with i64_scale_*). Where that moves
-# samples across an edge of bins, ECE in percent differs by more than the 0.002 recorded as its tolerance. Where it
-# turns one decision of 7,600, the risk does so (and normalised, by a cheapest constant decision that costs 3/4).
+# The recorded fits are float32 and stop before their optimum (compare scale_* with i64_scale_*). If samples cross a
+# bin edge as a result, ECE in percent differs by more than its recorded tolerance of 0.002. If one of 7,600 decisions
+# changes, the Bayes risk differs. The normalised risk is divided by the cost of the best constant decision, 3/4.
 STOPPED_EARLY = {
     ("agnews_gpt2", "calt/riskimb"): 1 / 7600 + 1e-6,
     ("agnews_gpt2", "calt/nriskimb"): 1 / 7600 / (3 / 4) + 1e-6,
@@ -48,12 +47,12 @@ STOPPED_EARLY = {
 
 
 def log_probs(arrays):
-    """Log-probabilities as the recordings took them: the softmax in the precision of the file, the fit in float64."""
+    """Return log-probabilities: a softmax in the precision of the file, as in the recordings, then float64."""
     return arrays.get("logits", arrays.get("log_probs")).log_softmax(-1).double()
 
 
 def binary_fit(scores, target, calibrator):
-    """Calibrate the log-odds of class 1 of a two-class system on the test set, and return both classes again."""
+    """Calibrate the log-odds of class 1 on the test set, and return log-probabilities of both classes."""
     log_odds = scores[:, 1] - scores[:, 0]
     after = cross_val_calibrate(
         log_odds, target, task="binary", from_logits=True, calibrator=calibrator, train_on_test=True
@@ -62,7 +61,7 @@ def binary_fit(scores, target, calibrator):
 
 
 def certain(log_odds):
-    """Log-probabilities of infinite log-odds."""
+    """Return log-probabilities for infinite log-odds."""
     return torch.stack((-log_odds, log_odds), -1).clamp(max=0)
 
 
@@ -85,7 +84,7 @@ def relative(raw, after, target, name):
 
 
 class System:
-    """A recorded system, raw and calibrated."""
+    """A recorded system with its raw and calibrated predictions."""
 
     def __init__(self, arrays):
         self.target, self.folds = arrays["targets"].long(), arrays["fold_seed0"]
@@ -99,7 +98,7 @@ class System:
         return {"train_on_test": True} if how == "tt" else {"folds": self.folds}
 
     def after(self, scores, kind, how):
-        """Calibrate scores; those of the raw system once."""
+        """Calibrate scores. The results for the raw system are cached."""
         options = {"calibrator": CALIBRATORS[kind], **self.training(how), **multi}
         if scores is not self.raw:
             return cross_val_calibrate(scores, self.target, **options)
@@ -108,13 +107,12 @@ class System:
         return self.fits[kind, how]
 
     def fitted(self, kind):
-        """The fit to the whole test set, computed once."""
+        """Return the fit to the whole test set, which is cached."""
         if kind not in self.fits:
             self.fits[kind] = fresh(CALIBRATORS[kind]).fit(self.raw, self.target, **multi)
         return self.fits[kind]
 
     def value(self, case):
-        """Compute an entry by its name."""
         which, name = case.split("/", 1)
         if which == "raw_extra" or name.endswith("_dxv"):
             return self.trained(self.scores[which.removesuffix("_extra")], name)
@@ -143,7 +141,7 @@ class System:
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
-def test_recorded_calibrated_systems(recorded, expected, name):
+def test_calibrated_systems_equal_recordings(recorded, expected, name):
     system = System(recorded(f"{name}.npz"))
     checked = Counter()
     for entry in expected:
@@ -159,8 +157,8 @@ def test_recorded_calibrated_systems(recorded, expected, name):
 
 
 @pytest.mark.parametrize(("n_classes", "calibrators"), [(2, ("aff", "tem", "his")), (10, ("aff", "tem"))])
-def test_recorded_semi_empirical_scores(recorded, expected, n_classes, calibrators):
-    """[EPSR] sec. 3, both ways of training. The recorded RCL of these systems are cells of `epsr-scores`."""
+def test_semi_empirical_scores_equal_recordings(recorded, expected, n_classes, calibrators):
+    """[EPSR] sec. 3, fitted to the test data and cross-validated. `epsr-scores` compares the recorded losses."""
     arrays = recorded(f"sim_ferrer_k{n_classes}.npz")
     target = arrays["targets"].long()
     folds = tables.published_folds(n_classes, 200 * n_classes)
@@ -175,13 +173,13 @@ def test_recorded_semi_empirical_scores(recorded, expected, n_classes, calibrato
                 assert found.item() == pytest.approx(wanted, abs=5e-4), (system, name, how)
 
 
-# By how much, in percent, a row of [EPSR] Table 1 may be off its recording. Float32 fits of the temperature that
-# stopped early move it by up to 0.04.
+# Tolerance, in percent, of each row of [EPSR] Table 1. The recorded temperatures are float32 fits that stopped early,
+# which changes the rows by up to 0.04.
 TABLE_1 = {"true": 0.001, "affcaltt": 0.02, "affcalxv": 0.02, "temcaltt": 0.04, "temcalxv": 0.04,
            "hiscaltt": 0.001, "hiscalxv": 0.001}  # fmt: skip
 
 
-def test_recorded_table_1(expected):
+def test_epsr_table_1_equals_recordings(expected):
     answers = dict(next(e["value"] for e in expected if e["case"] == "ferrer/synthetic/table1"))
     for cell in tables.epsr_1():
         wanted = answers.pop(f"{cell.column.replace(' ', '|')}|{cell.row}")
@@ -189,17 +187,18 @@ def test_recorded_table_1(expected):
     assert not answers
 
 
-def test_no_recorded_entry_of_these_families_is_missed(expected):
-    """Every family by its name; those of systems are counted above, entry by entry, and raw scores in test_recorded."""
+def test_every_recorded_entry_of_these_families_is_compared(expected):
+    """Entries of real systems are counted above, and raw scores in test_recorded."""
     families = Counter(entry["case"].split("/")[0] for entry in expected)
     assert {name: families[name] for name in FAMILIES} == {
         name: 2 * ENTRIES[name] + 3 * ENTRIES_OF_MANY_CLASSES.get(name, 0) for name in FAMILIES
     }
     simulated = {e["case"].removeprefix("ferrer/synthetic/") for e in expected if e["case"].startswith("ferrer/")}
     systems = ("cal", "mcp", "mcs", "mcps")
-    sections = {"table1"} | {f"sec3.1|{name}" for name in ("cal", "mcs-o", "mcs-u", "cal-h")}  # of test_simulate
+    # compared in test_simulate
+    sections = {"table1"} | {f"sec3.1|{name}" for name in ("cal", "mcs-o", "mcs-u", "cal-h")}
     assert simulated == sections | {f"K{k}|{name}" for k in (2, 10) for name in (*systems, "counts")}
-    scores = {"nce", "nbs", "nrisk01", "nrisk01r", "nriskimb", "eceMC15"}  # of test_recorded
+    scores = {"nce", "nbs", "nrisk01", "nrisk01r", "nriskimb", "eceMC15"}  # compared in test_recorded
     for k, calibrators, more in ((2, ("aff", "tem", "his"), {"eceBIN15"}), (10, ("aff", "tem"), set())):
         of = [e["value"] for e in expected if re.fullmatch(rf"ferrer/synthetic/K{k}\|(?!counts).*", e["case"])]
         losses = product(("rcl_ce", "rcl_bs", "semiemp_ce"), calibrators, ("xv", "tt"))

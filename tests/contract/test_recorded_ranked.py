@@ -1,6 +1,6 @@
-"""Recorded values of the test-based error: the authors' code of [TCE] on real and simulated predictions, and scipy.
+"""Recorded values of the test-based calibration error (TCE): the authors' code of [TCE], and scipy.
 
-The recordings are not part of the project; see `recorded` in conftest. The last test says that none was missed.
+The recordings are not part of the project; see `recorded` in conftest. The last test ensures that none is skipped.
 """
 
 from collections import Counter
@@ -16,7 +16,7 @@ GDA = ["50-50", "50-40", "50-60", "01-01", "01-00", "01-02"]
 
 
 def dogs(recorded, expected, model):
-    """What to compute of one system, and its answers by name."""
+    """Return predictions and targets of one system, and its recorded answers by name."""
     name = f"imagenet_dogs_{model}.npz"
     arrays = recorded(name)
     given = {"preds": arrays["probs"], "target": arrays["targets"], "task": "binary"}
@@ -30,7 +30,7 @@ def gda(recorded, expected, case):
 
 
 def check_values(given, answers, ties="pool", **bounds):
-    """Ten bins of equal width or of equal mass, and tested blocks."""
+    """Compare errors over ten bins of equal width or equal mass, and over the blocks of the test."""
     mass = {"bins": "equal_mass", "n_bins": 10}
     found = {
         "ece": F.ece(**given, n_bins=10),
@@ -45,7 +45,7 @@ def check_values(given, answers, ties="pool", **bounds):
 
 
 def check_table(table, value):
-    """Sizes, positives, rejections and edges, as far as they are recorded."""
+    """Compare sizes, positives, rejections and edges, if they are recorded."""
     assert table.n.tolist() == value["sizes"]
     positives = (table.frequency * table.n).round().tolist()
     assert positives == value.get("positives", positives)
@@ -55,19 +55,19 @@ def check_table(table, value):
         assert table.upper.tolist() == pytest.approx(value["edges"][1:], rel=1e-12, abs=0)
 
 
-# [TCE] Table 5: dogs against the rest, 50,000 predictions.
+# [TCE] Table 5: dogs of ImageNet against all other classes, 50,000 predictions
 
 
 @pytest.mark.parametrize("ties", ["pool", "split"])
 @pytest.mark.parametrize("model", DOGS)
-def test_recorded_imagenet_dogs_values(recorded, expected, model, ties):
+def test_values_for_imagenet_dogs_equal_recordings(recorded, expected, model, ties):
     given, answers = dogs(recorded, expected, model)
     check_values(given, answers, ties=ties)
 
 
 @pytest.mark.parametrize("model", DOGS)
-def test_recorded_imagenet_dogs_blocks(recorded, expected, model):
-    """The default bounds are those of the recording: N // 20 = 2,500 and N // 5 = 10,000."""
+def test_blocks_for_imagenet_dogs_equal_recordings(recorded, expected, model):
+    """The default bounds equal those of the recording: N // 20 = 2,500 and N // 5 = 10,000."""
     given, answers = dogs(recorded, expected, model)
     check_table(F.tce_table(**given), answers["bins"]["value"])
     check_table(F.tce_table(**given, n_min=2500, n_max=10000, variant="paper"), answers["bins_alg3"]["value"])
@@ -79,7 +79,7 @@ def test_recorded_imagenet_dogs_blocks(recorded, expected, model):
 
 @pytest.mark.parametrize("entry", ["tce_WRONG_tests", "tceq_WRONG_tests"])
 @pytest.mark.parametrize("model", DOGS)
-def test_recorded_values_of_other_tests_are_not_ours(recorded, expected, model, entry):
+def test_recorded_values_of_other_tests_differ_from_the_exact_test(recorded, expected, model, entry):
     """Clopper-Pearson, z and t tests, and a test of bin means alone, give other values."""
     given, answers = dogs(recorded, expected, model)
     given |= {"bins": "equal_mass", "n_bins": 10} if entry.startswith("tceq") else {"bins": "pava_bc"}
@@ -91,7 +91,7 @@ def test_recorded_values_of_other_tests_are_not_ours(recorded, expected, model, 
 
 
 def t_rejections(given, table, deviation):
-    """Percent of predictions that a t-test of their bin's labels rejects, by the textbook formula with scipy's tail."""
+    """Return the percentage of predictions rejected by a t-test of the labels in their bin."""
     count, first = 0, 0
     scores = given["preds"].sort().values.numpy()
     for n, mean in zip(table.n.long().tolist(), table.frequency.tolist(), strict=True):
@@ -104,8 +104,8 @@ def t_rejections(given, table, deviation):
 
 @pytest.mark.parametrize("bins", ["pava_bc", "equal_mass"])
 @pytest.mark.parametrize("model", DOGS)
-def test_slow_formula_of_the_t_test_and_what_the_published_code_makes_of_it(recorded, expected, model, bins):
-    """The authors divide by the variance of the labels where the t-test divides by their standard deviation."""
+def test_t_test_equals_the_textbook_formula_and_differs_from_the_published_code(recorded, expected, model, bins):
+    """The published code divides by the variance of the labels instead of their standard deviation."""
     given, answers = dogs(recorded, expected, model)
     given |= {"bins": bins, "n_bins": 10}
     table = F.tce_table(**given, test="t")
@@ -116,11 +116,11 @@ def test_slow_formula_of_the_t_test_and_what_the_published_code_makes_of_it(reco
     assert t_rejections(given, table, lambda n, mean: mean * (1 - mean)) == pytest.approx(published, abs=5e-4)
 
 
-# [TCE] Table 2: six simulated cases, 6,000 predictions each.
+# [TCE] Table 2: six simulated cases, 6,000 predictions each
 
 
 @pytest.mark.parametrize("case", GDA)
-def test_recorded_gaussian_discriminant_values(recorded, expected, case):
+def test_values_for_gaussian_discriminants_equal_recordings(recorded, expected, case):
     given, answers = gda(recorded, expected, case)
     check_values(given, answers, n_min=300, n_max=1200)
     check_table(F.tce_table(**given), answers["bins"]["value"])
@@ -130,15 +130,15 @@ def test_recorded_gaussian_discriminant_values(recorded, expected, case):
     assert merged == pytest.approx(literal["value"]["tce"], abs=literal["tolerance"])
 
 
-def test_paper_value_that_tells_the_variants_apart(recorded, expected):
-    """1 % positives against a model of 0 %: [TCE] Table 2 prints 95.5; merging equal means would give 100."""
+def test_published_value_distinguishes_the_two_variants(recorded, expected):
+    """For 1 % positives and predictions of 0 %, [TCE] Table 2 prints 95.5. Merging equal means would give 100."""
     given, _ = gda(recorded, expected, "01-00")
     assert F.tce(**given).item() == pytest.approx(95.5, abs=1e-9)
     assert F.tce(**given, variant="paper").item() == pytest.approx(100, abs=1e-9)
 
 
-def test_no_recorded_entry_of_this_family_is_missed(expected):
-    """`ties` says what the file holds."""
+def test_every_recorded_tce_entry_is_compared(expected):
+    """The entry `ties` describes the file and has no value to compare."""
     shared = {"tce", "tceq", "ece", "mce", "ace", "mceq", "bins"}
     of_dogs = {*shared, "tceq_rej", "bins_alg3", "tce_WRONG_tests", "tceq_WRONG_tests", "ties"}
     names = Counter(entry["case"] for entry in expected if (entry["file"] or "").startswith("imagenet_dogs"))

@@ -1,4 +1,4 @@
-"""Wrong calls and the message each must give: what must hold, what was found, what to do. Nothing is silently wrong."""
+"""Wrong calls raise an error that names the rule, the value found and the remedy."""
 
 import math
 from functools import partial
@@ -16,7 +16,7 @@ from torchcalib.cli import main
 
 P2, Y2 = torch.tensor([0.2, 0.7]), torch.tensor([0, 1])
 Q, H = torch.tensor([[0.2, 0.8], [0.6, 0.4], [0.5, 0.5]]), torch.tensor([1, 0, 0])
-P40, Y40 = torch.full((40,), 0.5), torch.arange(40) // 39  # one label is 1
+P40, Y40 = torch.full((40,), 0.5), torch.arange(40) // 39  # a single label is 1
 Q40 = torch.full((40, 2), 0.5)
 VOTES = torch.tensor([[1, 3], [4, 0], [2, 2]])
 ML, YL = torch.tensor([[0.2, 0.8, 0.1], [0.6, 0.4, 0.9]]), torch.tensor([[0, 1, 0], [1, 0, 1]])
@@ -29,9 +29,9 @@ def t(*values):
     return torch.tensor(values)
 
 
-# what, call, error, parts of the message
+# rows: (description, call, error, parts of the message)
 CALLS = [
-    # shape
+    # shapes
     ("binary shapes differ", lambda f: f(P2, H, **binary), ValueError, ["`target`", "(2,)", "(3,)"]),
     ("multiclass without classes", lambda f: f(P2, Y2, **multi), ValueError, ["`preds`", "at least 2 axes", "binary"]),
     ("one class", lambda f: f(Q[:, :1], H, **multi), ValueError, ["at least 2 classes", "task='binary'"]),
@@ -39,7 +39,7 @@ CALLS = [
     ("square images", lambda f: f(IMAGE[:, :, 0], IMAGE[:, :, 0], **multi), ValueError, ["`class_axis`", "(2, 3, 5)"]),
     ("class axis out of range", lambda f: f(Q, H, class_axis=2, **multi), ValueError, ["`class_axis`", "got 2"]),
     ("weights too short", lambda f: f(P2, Y2, weights=t(1.0), **binary), ValueError, ["`weights`", "(2,)", "(1,)"]),
-    # kind and dtype
+    # types and dtypes
     ("text", lambda f: f(["0.2"], t(1), **binary), TypeError, ["`preds`", "must contain numbers", "'0.2'"]),
     ("rows of several lengths", lambda f: f([[0.2], [0.3, 0.7]], t(1), **binary), TypeError, ["`preds`", "equal len"]),
     ("nothing", lambda f: f(None, t(1), **binary), TypeError, ["`preds`", "got None"]),
@@ -133,7 +133,7 @@ CLASSES = [
 ]  # fmt: skip
 
 
-def test_wrong_calls():
+def test_wrong_calls_raise_errors():
     for function in (F.nll, F.brier_score, F.ecd, F.ece, F.mce):
         assert_refused((what, partial(call, function), *expected) for what, call, *expected in CALLS)
     for function in (F.ece, F.esce, F.mce, F.rmsce, F.calibration_curve):

@@ -1,6 +1,6 @@
-"""Events of predictions: the k most probable classes as one claim, and log-odds of logits that do not saturate.
+"""Events of predictions: the k most probable classes as one event, and log-odds of logits that do not saturate.
 
-Log losses are held against mpmath with 50 digits.
+Log losses are compared with mpmath at 50 digits.
 """
 
 import math
@@ -26,7 +26,7 @@ def events(preds, target, which, **options):
 
 
 def data(n=200, num_classes=6, seed=0, steps=10):
-    """Probabilities in steps, so that most rows hold ties, and labels."""
+    """Return probabilities that are multiples of 1 / steps, which give ties in most rows, and labels."""
     generator = torch.Generator().manual_seed(seed)
     votes = torch.randint(0, num_classes, (n, steps), generator=generator)
     preds = torch.nn.functional.one_hot(votes, num_classes).sum(1).to(F64) / steps
@@ -36,7 +36,7 @@ def data(n=200, num_classes=6, seed=0, steps=10):
 @pytest.mark.parametrize("only", [False, True])
 @pytest.mark.parametrize("k", [1, 2, 3, 5, 6])
 @pytest.mark.parametrize("soft", [False, True])
-def test_slow_loop_events_with_ties(k, only, soft):
+def test_top_k_events_with_ties_equal_slow_loop(k, only, soft):
     preds, target = data()
     shares = data(seed=3)[0] if soft else torch.nn.functional.one_hot(target, 6).double()
     found = events(preds, shares if soft else target, tc.TopK(k, only))
@@ -48,7 +48,7 @@ def test_slow_loop_events_with_ties(k, only, soft):
 
 @pytest.mark.parametrize("which", [tc.TopK(1), tc.TopK(1, only=True)])
 @pytest.mark.parametrize("from_logits", [False, True])
-def test_parity_top_1_is_the_top_label(which, from_logits):
+def test_top_1_equals_the_top_label(which, from_logits):
     preds, target = data()
     preds = torch.randn(200, 6, generator=torch.Generator().manual_seed(0)) if from_logits else preds
     given = {"task": "multiclass", "from_logits": from_logits}
@@ -58,7 +58,7 @@ def test_parity_top_1_is_the_top_label(which, from_logits):
 
 @pytest.mark.parametrize("from_logits", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, F64])
-def test_law_all_classes_together_are_certain_and_right(from_logits, dtype):
+def test_top_k_of_all_classes_has_confidence_and_outcome_1(from_logits, dtype):
     logits = torch.randn(50, 6, generator=torch.Generator().manual_seed(0))
     preds, target = (logits if from_logits else logits.softmax(-1)).to(dtype), data(50)[1]
     found = events(preds, target, tc.TopK(6), from_logits=from_logits)
@@ -66,7 +66,7 @@ def test_law_all_classes_together_are_certain_and_right(from_logits, dtype):
     assert found.outcome.all()
 
 
-def test_closed_form_logits_that_are_certain_or_infinite():
+def test_top_k_of_certain_or_infinite_logits_has_the_closed_form():
     inf = torch.inf
     logits = torch.tensor([[inf, 0, -inf], [inf, inf, inf], [-1.0, 0, -1], [1e4, -inf, -inf]])
     target = torch.tensor([0, 2, 1, 1])
@@ -76,7 +76,7 @@ def test_closed_form_logits_that_are_certain_or_infinite():
     assert found.outcome.tolist() == [True, False, True, True]
 
 
-def test_rows_are_compared_in_pieces(monkeypatch):
+def test_top_k_in_pieces_equals_one_call(monkeypatch):
     preds, target = data(100)
     expected = F.ece(preds, target, task="multiclass", mode=tc.TopK(3))
     monkeypatch.setattr("torchcalib.core.events._PIECE", 50)
@@ -95,16 +95,16 @@ def test_rows_are_compared_in_pieces(monkeypatch):
         (lambda p, y: F.ece(p, y, task="multiclass", mode="top_5"), ValueError, "or TopK\\(k\\)"),
     ],
 )  # fmt: skip
-def test_wrong_modes_are_refused(call, error, message):
+def test_wrong_modes_raise_errors(call, error, message):
     with pytest.raises(error, match=message):
         call(*data())
 
 
-# Logits: what a probability next to 1 has lost.
+# Logits keep the precision that a probability near 1 loses.
 
 
-def claimed(row, mode):
-    """Return the sets of classes whose events a mode makes of a row of logits."""
+def event_classes(row, mode):
+    """Return the classes of each event that a mode defines for a row of logits."""
     if mode == "classwise":
         return [[k] for k in range(len(row))]
     which = mode if isinstance(mode, tc.TopK) else tc.TopK(1)
@@ -112,7 +112,7 @@ def claimed(row, mode):
 
 
 def log_loss(rows, target, sets_of):
-    """Return the mean log loss over rows and sets of classes, of which each row has as many, with 50 digits."""
+    """Return the mean log loss over rows and events, computed with 50 digits. All rows have equally many events."""
     losses = []
     with mpmath.workdps(50):
         for row, y in zip(rows, target, strict=True):
@@ -125,7 +125,7 @@ def log_loss(rows, target, sets_of):
 
 
 def streamed_log_loss(logits, target, mode, resolution=None):
-    """Return the log loss of two rows that were saved and loaded, merged with the others."""
+    """Return the log loss after saving and loading the state of two rows, and merging the state of the others."""
     options = {"num_classes": logits.shape[-1], "mode": mode, "from_logits": True, "persistent": True}
     options |= {"task": "multiclass", "score": "nll", "component": "score", "resolution": resolution}
     one, other, rest = (tc.CORP(**options) for _ in range(3))
@@ -138,12 +138,12 @@ def streamed_log_loss(logits, target, mode, resolution=None):
 
 @pytest.mark.parametrize("gap", [15, 17, 20, 38, 50, 700, 5000])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_mpmath_log_loss_of_certain_logits_whole_merged_saved_and_sketched(dtype, gap):
-    """As accurate as its dtype: 4 eps of the function's, and sums of float64 in a stream, whose cells hold one each."""
+def test_log_loss_of_certain_logits_equals_mpmath_in_functions_and_states(dtype, gap):
+    """The function has an error of 4 eps of its dtype. States have float64 errors: each sketch cell has one score."""
     logits = torch.tensor([[gap, 0, 0], [0, 1, 0], [1, 0, 2], [0.5, -0.25, 1]], dtype=torch.float64).to(dtype)
     target = torch.tensor([1, 1, 2, 0])
     for mode in MODES:
-        expected = log_loss(logits.tolist(), target.tolist(), partial(claimed, mode=mode))
+        expected = log_loss(logits.tolist(), target.tolist(), partial(event_classes, mode=mode))
         given = {"task": "multiclass", "mode": mode, "from_logits": True, "score": "nll"}
         found = F.corp(logits, target, **given).score
         assert found.item() == pytest.approx(expected, rel=4 * torch.finfo(found.dtype).eps), mode
@@ -152,8 +152,8 @@ def test_mpmath_log_loss_of_certain_logits_whole_merged_saved_and_sketched(dtype
             assert streamed == pytest.approx(expected, rel=1e-14), (mode, resolution)
 
 
-def test_mpmath_log_loss_of_a_class_whose_logit_is_far_above_the_other_sets():
-    """A set of classes against the rest is read from the same log-odds."""
+def test_log_loss_of_certain_positive_classes_equals_mpmath():
+    """`positive_classes` uses the same log-odds as the modes."""
     logits, target = torch.tensor([[60.0, 0, 59, 0], [0, 1, 0, 3], [2, 0, 1, 0]]), torch.tensor([1, 3, 0])
     given = {"task": "multiclass", "positive_classes": [0, 2], "from_logits": True, "score": "nll"}
     expected = log_loss(logits.tolist(), target.tolist(), lambda row: [[0, 2]])
@@ -161,8 +161,8 @@ def test_mpmath_log_loss_of_a_class_whose_logit_is_far_above_the_other_sets():
 
 
 @pytest.mark.parametrize("mode", MODES, ids=str)
-def test_float32_logits_are_as_accurate_as_the_same_in_float64(mode):
-    """Confidences that differ do not become ties at 1: 4,000 rows of 10 classes, spread over up to 130 nats."""
+def test_float32_logits_give_the_value_of_float64(mode):
+    """Different confidences must not become ties at 1. The 4,000 rows of 10 classes have log-odds of up to 130."""
     generator = torch.Generator().manual_seed(0)
     logits, target = 16 * torch.randn(4000, 10, generator=generator), torch.randint(0, 10, (4000,), generator=generator)
     for score in ("brier", "nll"):
@@ -174,7 +174,7 @@ def test_float32_logits_are_as_accurate_as_the_same_in_float64(mode):
 
 @pytest.mark.parametrize("mode", MODES, ids=str)
 @pytest.mark.parametrize("from_logits", [False, True])
-def test_scores_are_the_confidences_of_the_events_or_their_log_odds(mode, from_logits):
+def test_scores_are_confidences_or_log_odds_of_the_events(mode, from_logits):
     logits, target = 3 * torch.randn(50, 6, generator=torch.Generator().manual_seed(2), dtype=F64), data(50)[1]
     for labels in (target, data(50, seed=3)[0]):
         p = read_input("multiclass", logits if from_logits else data(50)[0], labels, {"from_logits": from_logits})
@@ -187,8 +187,8 @@ def test_scores_are_the_confidences_of_the_events_or_their_log_odds(mode, from_l
 
 @pytest.mark.parametrize("n_classes", [3, 5, 10, 20])
 @pytest.mark.parametrize("right", [False, True])
-def test_closed_form_uniform_rows_lie_on_the_edge_of_their_bin(n_classes, right):
-    """Probability 1 / C of logits, and of the k largest k / C, belong where the edge of equal-width bins belongs."""
+def test_uniform_rows_are_assigned_to_the_bin_of_their_edge(n_classes, right):
+    """A probability of k / C must be assigned to the bin of the equal-width edge k / C."""
     logits, target = torch.zeros(6, n_classes), torch.arange(6) % n_classes
     for k in range(1, n_classes):
         table = F.tce_table(
@@ -199,7 +199,7 @@ def test_closed_form_uniform_rows_lie_on_the_edge_of_their_bin(n_classes, right)
 
 
 @pytest.mark.parametrize("mode", MODES, ids=str)
-def test_gradients_of_ranked_metrics_in_saturated_logits_are_those_of_finite_differences(mode):
+def test_gradients_of_ranked_metrics_at_saturated_logits_equal_finite_differences(mode):
     logits = 4 * torch.randn(9, 4, generator=torch.Generator().manual_seed(3), dtype=F64)
     logits[0, 0] += 40
     target = torch.arange(9) % 4

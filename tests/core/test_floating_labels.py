@@ -1,4 +1,4 @@
-"""Targets that are all 0 or 1 are labels, whatever their dtype and in whatever pieces: the evidence is the same."""
+"""Targets that are all 0 or 1 are labels, whatever their dtype and batches: the calibration test is the same."""
 
 from contextlib import nullcontext
 from dataclasses import replace
@@ -25,17 +25,16 @@ TESTED = [
     and case.cls not in (tc.Cox, tc.SKCE)
     and not case.format.hard_targets
     and case.options.get("component", "ici") == "ici"
-    and case.cls is not tc.SmECE  # of many cells, whose sums are looked at below
+    and case.cls is not tc.SmECE  # SmECE sums over cells, which are compared below
 ]
 
 
 def floating(case, target, dtype=F64):
-    """The same labels as soft targets."""
     return torch.nn.functional.one_hot(target, N_CLASSES).to(dtype) if case.task == "multiclass" else target.to(dtype)
 
 
 def noise_of(metric):
-    """Sums over bins: `spread` and `noise`."""
+    """Return the sums `spread` and `noise` over bins."""
     b = metric.statistic()
     return torch.stack((b.spread, b.noise))
 
@@ -43,8 +42,8 @@ def noise_of(metric):
 @pytest.mark.parametrize(
     "case", list(covering(TESTED, lambda case: {case.cls, path_of(case)}, lambda case: (case.cls, path_of(case))))
 )
-def test_law_evidence_of_labels_does_not_depend_on_their_dtype_and_pieces_and_on_rows_that_are_left_out(case):
-    """Rows that are shares of votes, but count nowhere: of weight 0, or missing."""
+def test_calibration_test_of_labels_is_independent_of_dtype_batches_and_excluded_rows(case):
+    """Rows with soft labels do not count if they have weight 0 or are dropped."""
     preds, target = case.data(n=60)
     expected = calibration_test(case.metric(), preds, target, **FEW)
     same(calibration_test(case.metric(), preds, floating(case, target), **FEW), expected)
@@ -64,10 +63,10 @@ def test_law_evidence_of_labels_does_not_depend_on_their_dtype_and_pieces_and_on
 
 
 @pytest.mark.parametrize("weighing", ["plain", "copies", "weights"])
-def test_slow_loop_noise_of_a_state_that_has_seen_a_share_or_floating_weights(weighing):
-    """As oracles.noise_of_bins has it: p (1 - p) of labels, and of floating targets of which one is a share (t - p)^2.
+def test_noise_of_states_with_soft_labels_or_floating_weights_equals_slow_loop(weighing):
+    """Compare with `oracles.noise_of_bins`: p (1 - p) for labels, (t - p)^2 for floating targets with a soft label.
 
-    Floating weights make shares of floating targets, and leave integers labels, which are so among shares too.
+    With floating weights, floating targets are soft labels. Integer targets are labels in any case.
     """
     generator = torch.Generator().manual_seed(0)
     preds = torch.rand(60, generator=generator, dtype=F64)
@@ -85,13 +84,13 @@ def test_slow_loop_noise_of_a_state_that_has_seen_a_share_or_floating_weights(we
             pairs = list(zip(preds.tolist(), labels.tolist(), strict=True))
             noise = oracles.noise_of_bins(pairs, counted, 5, copies=weighing != "weights", soft=soft)
             expected += torch.tensor(noise, dtype=F64)
-        metric.update(preds, target, weights=torch.zeros(60))  # which count nowhere
+        metric.update(preds, target, weights=torch.zeros(60))  # rows of weight 0 do not count
         torch.testing.assert_close(noise_of(metric), expected, rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize("weighted", [False, True], ids=["plain", "copies"])
 @pytest.mark.parametrize("cls", [tc.ECE, tc.SmECE])
-def test_series_labels_and_groups_with_a_share_are_shares_and_others_are_not(cls, weighted):
+def test_only_batch_elements_labels_and_groups_with_a_soft_label_are_soft(cls, weighted):
     generator = torch.Generator().manual_seed(0)
     preds = torch.rand(3, 50, generator=generator, dtype=F64)
     target = (torch.rand(3, 50, generator=generator, dtype=F64) < preds).double()
@@ -123,7 +122,7 @@ def test_series_labels_and_groups_with_a_share_are_shares_and_others_are_not(cls
     ],
     ids=["ece", "classwise", "smece", "ks"],
 )
-def test_merged_saved_and_synced_states_keep_whether_targets_are_labels(make, has_shares):
+def test_merged_saved_and_synced_states_store_whether_targets_are_labels(make, has_shares):
     generator = torch.Generator().manual_seed(0)
     preds = torch.rand(80, N_CLASSES, generator=generator, dtype=F64).softmax(-1)
     given = torch.multinomial(preds, 1, generator=generator).squeeze(-1)
@@ -133,7 +132,7 @@ def test_merged_saved_and_synced_states_keep_whether_targets_are_labels(make, ha
     if make().input_format.task != "multiclass":
         preds, target, given = preds[:, 0], target[:, 0], (given == 0).long()
 
-    def same_chance(found, expected):
+    def assert_same_noise(found, expected):
         if isinstance(found, tc.KS):
             same(found.test(**FEW), expected.test(**FEW))
         else:
@@ -142,7 +141,7 @@ def test_merged_saved_and_synced_states_keep_whether_targets_are_labels(make, ha
     pieces = list(zip(preds.split(40), target.split(40), strict=True))
     expected, of_labels = updated(make(), *pieces), updated(make(), (preds, given))
     with pytest.raises(AssertionError, match="not close") if has_shares else nullcontext():
-        same_chance(expected, of_labels)
+        assert_same_noise(expected, of_labels)
     one, other = (updated(make(), piece) for piece in pieces)
     merged, loaded, synced = make(), make(), make()
     merged.merge_state(one)
@@ -154,10 +153,10 @@ def test_merged_saved_and_synced_states_keep_whether_targets_are_labels(make, ha
     anew.reset()
     uneven = zip(preds.split([39, 2, 39]), target.split([39, 2, 39]), strict=True)
     for metric in (merged, loaded, synced, updated(anew, (preds, target)), updated(make(), *uneven)):
-        same_chance(metric, expected)
+        assert_same_noise(metric, expected)
 
 
-def test_shares_compile_and_map():
+def test_noise_of_soft_labels_supports_compile_and_vmap():
     preds, target = torch.tensor([[0.2, 0.7], [0.4, 0.9]], dtype=F64), torch.tensor([[0.0, 1.0], [0.5, 1.0]], dtype=F64)
     metric = tc.ECE(task="binary", n_bins=1, validate_args=False)
 

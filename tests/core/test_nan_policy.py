@@ -1,6 +1,6 @@
-"""`nan_policy="drop"`: rows that hold NaN, or infinities that leave no distribution, are left out, counted and shown.
+"""`nan_policy="drop"`: rows with NaN or invalid infinities are excluded, counted and shown.
 
-The oracle is the same metric on the rows that are left, chosen by hand.
+The expected value is that of the metric for the remaining rows.
 """
 
 import json
@@ -31,14 +31,14 @@ NAN, INF = torch.nan, torch.inf
 P, Y = torch.tensor([0.2, NAN, 0.7, 0.9]), torch.tensor([0, 1, 1, 0])
 
 
-def spoiled(case, preds):
-    """Predictions in which rows 3, 7 and 9 are missing, each in its own way; and the others, a mask."""
+def with_missing_values(case, preds):
+    """Return predictions with missing values in rows 3, 7 and 9, and a mask of the remaining rows."""
     preds = preds.clone()
     logits, per_class = case.options.get("from_logits"), case.task == "multiclass"
     preds[3] = NAN
     preds[7] = -INF if per_class or not logits else NAN
     if per_class:
-        preds[9, 1] = NAN if logits else INF  # a single entry is enough
+        preds[9, 1] = NAN if logits else INF  # a single missing entry drops the row
     else:
         preds[9] = NAN if logits else -INF
     left = torch.ones(len(preds), dtype=torch.bool)
@@ -46,16 +46,19 @@ def spoiled(case, preds):
     return preds, left
 
 
-def test_law_a_dropped_row_is_none_in_every_metric_and_has_no_gradient(path, monkeypatch):
+def test_law_dropped_rows_have_no_effect_and_no_gradient(path, monkeypatch):
     preds, target = path.data(n=40)
-    bad, left = spoiled(path, preds)
+    bad, left = with_missing_values(path, preds)
     n = 3 * (N_CLASSES if path.task == "multilabel" else 1)
     leaf = bad.clone().requires_grad_()
     value = path.call(leaf, target, nan_policy="drop")
     close(value, path.call(preds[left], target[left]))
     for dtype in (torch.float16, torch.bfloat16, torch.float32):
         rows = preds.to(dtype)
-        close(path.call(spoiled(path, rows)[0], target, nan_policy="drop"), path.call(rows[left], target[left]))
+        close(
+            path.call(with_missing_values(path, rows)[0], target, nan_policy="drop"),
+            path.call(rows[left], target[left]),
+        )
     if path.differentiable:
         value.sum().backward()
         assert leaf.grad.isfinite().all()
@@ -71,21 +74,21 @@ def test_law_a_dropped_row_is_none_in_every_metric_and_has_no_gradient(path, mon
     metric.reset()
     assert metric.n_dropped() == 0
 
-    # What `update` does on CUDA, with the numbers on the CPU where they can be looked at.
+    # The path of `update` on CUDA, tested on the CPU, where values can be read
     original = InputFormat.read
     monkeypatch.setattr(InputFormat, "read", lambda self, *a, **k: original(self, *a, **{**k, "drop_invalid": True}))
     metric.update(bad, target)
     assert metric.kind.left_out(metric.state).tolist() == [0, n]
     close(metric.compute(), path.call(preds[left], target[left]).double())
     wrong = target.clone()
-    wrong[[3, 5]] = 99  # of a row that is dropped nothing is looked at
+    wrong[[3, 5]] = 99  # row 3 is dropped, so that only the label of row 5 is an error
     metric.update(bad, wrong)
     assert metric.kind.left_out(metric.state).tolist() == [n // 3, 2 * n]
     with pytest.raises(ValueError, match=rf"got {n // 3} with NaN"):
         metric.compute()
 
 
-def test_of_labels_the_single_entry_is_dropped_as_ignore_index_drops_it():
+def test_multilabel_drops_single_entries_like_ignore_index():
     generator = torch.Generator().manual_seed(0)
     preds = torch.rand(30, 3, generator=generator)
     target = torch.randint(0, 2, (30, 3), generator=generator)
@@ -101,7 +104,7 @@ def test_of_labels_the_single_entry_is_dropped_as_ignore_index_drops_it():
 
 
 @pytest.mark.parametrize("task", ["binary", "multiclass", "multilabel"])
-def test_soft_targets_may_be_missing_too(task):
+def test_rows_with_missing_soft_targets_are_dropped(task):
     generator = torch.Generator().manual_seed(0)
     preds, target = torch.rand(2, *((20,) if task == "binary" else (20, 3)), generator=generator)
     if task == "multiclass":
@@ -123,7 +126,7 @@ def test_soft_targets_may_be_missing_too(task):
             function(preds, bad, task=task)
 
 
-def test_rows_without_weight_or_label_are_not_counted_and_infinite_logits_are_legal():
+def test_rows_without_weight_or_label_are_not_counted_as_dropped_and_infinite_logits_are_valid():
     metric = tc.NLL(task="multiclass", from_logits=True, ignore_index=-1, nan_policy="drop")
     logits = torch.tensor([[NAN, 0.0], [NAN, 0.0], [INF, 0.0], [-INF, 0.0], [-INF, -INF], [0.0, 0.0]])
     target = torch.tensor([-1, 0, 0, 1, 0, 1])
@@ -131,7 +134,7 @@ def test_rows_without_weight_or_label_are_not_counted_and_infinite_logits_are_le
     assert metric.n_dropped() == 1
     close(metric.compute(), torch.tensor(np.log(2) / 3))
     metric.reset()
-    metric.update(logits[:2], torch.tensor([0, 0]))  # nothing left is no data
+    metric.update(logits[:2], torch.tensor([0, 0]))  # all rows are dropped or have weight 0
     assert metric.compute().isnan()
     assert metric.n_dropped() == 2
     binary = tc.NLL(task="binary", from_logits=True, nan_policy="drop")
@@ -141,7 +144,7 @@ def test_rows_without_weight_or_label_are_not_counted_and_infinite_logits_are_le
     assert scores.isnan().tolist() == [False, True, False, False]
 
 
-def test_all_else_that_is_bad_is_an_error_still():
+def test_other_bad_values_raise_errors_with_nan_policy_drop():
     labels, ones = [0, 1, 1], [1.0, 1.0, 1.0]
     for preds, target, weights, message in (
         ([0.2, NAN, 1.5], labels, ones, r"`preds` must be probabilities in \[0, 1\], got 1.5 \(1 of 3 rows\)"),
@@ -156,7 +159,7 @@ def test_all_else_that_is_bad_is_an_error_still():
     rows, target = torch.tensor([[0.5, 0.5], [NAN, 7.0], [0.5, 0.6]]), torch.tensor([0, 9, 1])
     with pytest.raises(ValueError, match=r"`preds` must sum to 1 over the class axis .* got 1\.1 \(1 of 3 rows\)"):
         F.ece(rows, target, task="multiclass", nan_policy="drop")
-    # Nothing of the row that is dropped is an error, its label and its weight neither.
+    # The label and the weight of a dropped row are not checked.
     given = {"task": "multiclass", "weights": torch.tensor([1.0, -5.0]), "nan_policy": "drop"}
     assert F.ece(rows[:2], target[:2], **given) == 0.5
     with pytest.raises(ValueError, match="`nan_policy` must be one of 'raise', 'drop', got 'skip'"):
@@ -183,7 +186,7 @@ def test_traced_and_unchecked_functions_drop_rows_instead_of_returning_nan(funct
     assert torch.vmap(read)(preds, target).isnan().tolist() == [False, True, False]
 
 
-def test_members_of_a_collection_and_bootstrapped_metrics_keep_to_their_own_policies():
+def test_collection_members_and_bootstrapped_metrics_use_their_own_nan_policy():
     def made(policy):
         return tc.NLL(task="binary", nan_policy=policy)
 
@@ -203,7 +206,7 @@ def test_members_of_a_collection_and_bootstrapped_metrics_keep_to_their_own_poli
     assert found.interval().value == found.compute()
 
 
-def test_functions_that_resample_and_fit_take_the_option():
+def test_bootstrap_and_calibration_functions_accept_nan_policy():
     generator = torch.Generator().manual_seed(0)
     preds = torch.rand(60, generator=generator)
     target = torch.randint(0, 2, (60,), generator=generator)

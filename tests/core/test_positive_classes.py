@@ -1,6 +1,6 @@
-"""A set of classes and its complement: equally precise, from probabilities as from logits, in every dtype.
+"""A set of positive classes and its complement are equally precise, from probabilities and logits, in every dtype.
 
-The expected values are sums over the classes of either side; 1 - P(set) is 0 or rounding error once P(set) is near 1.
+The expected values are sums over the classes of either side. 1 - P(set) would be 0 or rounding error for P(set) near 1.
 """
 
 import math
@@ -28,15 +28,15 @@ SCORES = [
 
 
 def rows(dtype, n=200):
-    """Rows of 10 classes as a network gives them: their sums are 1 up to the rounding of the dtype."""
+    """Return softmax outputs of 10 classes, whose sums are 1 up to the rounding of the dtype, and labels."""
     generator = torch.Generator().manual_seed(0)
     q = (4 * torch.randn(n, 10, generator=generator, dtype=F64)).softmax(-1)
     return q.to(dtype), torch.randint(0, 10, (n,), generator=generator)
 
 
 @pytest.mark.parametrize(("function", "cls"), SCORES)
-def test_law_scores_of_a_set_are_those_of_its_complement(function, cls):
-    """As functions and streamed; the same sums in other places, so that only the order of a few additions differs."""
+def test_scores_of_a_set_equal_those_of_its_complement(function, cls):
+    """The sums are equal up to the order of a few additions."""
     sides = [0, 1, 2], list(range(3, 10))
     for dtype in DTYPES:
         preds, target = rows(dtype)
@@ -46,20 +46,20 @@ def test_law_scores_of_a_set_are_those_of_its_complement(function, cls):
         for side in sides:
             metric = updated(cls(task="multiclass", positive_classes=side), (preds, target))
             torch.testing.assert_close(metric.compute().to(of_set.dtype), of_set)
-        if function is F.nll:  # the log of the sum over the side that occurred
+        if function is F.nll:  # expected value: log of the summed probabilities of the side that occurred
             inside, wide = torch.isin(target, torch.tensor(sides[0])), preds.double()
             expected = -torch.where(inside, wide[:, :3].sum(-1), wide[:, 3:].sum(-1)).clamp(max=1).log().mean()
             torch.testing.assert_close(of_set.double(), expected, rtol=1e-6, atol=0)
 
 
-def test_closed_form_a_set_that_is_all_but_certain():
+def test_scores_of_an_almost_certain_set_have_the_closed_form():
     row, y = torch.tensor([[30.0, 0.0, -1.0]]).softmax(-1).bfloat16(), torch.tensor([1])
-    rest = row[0, 1:].double().sum().item()  # about 1.3e-13, where 1 - P(set) is 0
+    rest = row[0, 1:].double().sum().item()  # about 1.3e-13, but 1 - P(set) rounds to 0
     for side in (CERTAIN, DOUBTED):
         assert F.nll(row, y, **side).item() == pytest.approx(-math.log(rest), rel=1e-6)
         assert F.ecd(row, y, **side).item() == pytest.approx(-math.log(rest) * (1 - rest), rel=1e-6)
         assert F.brier_score(row, torch.tensor([0]), **side).item() == pytest.approx(rest**2, rel=1e-6)
-    # An alarm costs 1, a missed y=0 costs 1e15: the alarm is cheaper where P(rest) > 1e-15.
+    # A positive decision costs 1, a missed y=0 costs 1e15. The positive decision is cheaper if P(rest) > 1e-15.
     for side, cost in ((CERTAIN, [[0.0, 1e15], [1.0, 0.0]]), (DOUBTED, [[0.0, 1.0], [1e15, 0.0]])):
         assert F.bayes_risk(row, torch.tensor([0]), cost=cost, **side) == 1
     row = torch.tensor([[1.0, 1e-20]], dtype=F64)
@@ -67,8 +67,8 @@ def test_closed_form_a_set_that_is_all_but_certain():
 
 
 @pytest.mark.parametrize("from_logits", [False, True])
-def test_closed_form_spiegelhalter_of_a_set_that_is_all_but_certain(from_logits):
-    """One row: z is ((1 - p) or -p) (1 - 2 p) / sqrt((1 - 2 p)^2 p (1 - p)), which is sqrt(p / (1 - p)) of a miss."""
+def test_spiegelhalter_z_of_an_almost_certain_set_has_the_closed_form(from_logits):
+    """For one row z is ((1 - p) or -p) (1 - 2 p) / sqrt((1 - 2 p)^2 p (1 - p)); for y = 0 it is sqrt(p / (1 - p))."""
     logits, y = torch.tensor([[40.0, 0.0, 0.0]], dtype=F64), torch.tensor([1])
     preds = logits if from_logits else logits.softmax(-1)
     z = math.sqrt(math.exp(40) / 2)
@@ -83,7 +83,7 @@ def test_closed_form_spiegelhalter_of_a_set_that_is_all_but_certain(from_logits)
 
 
 @pytest.mark.parametrize("from_logits", [False, True])
-def test_slow_loop_soft_targets_of_a_batch(from_logits):
+def test_nll_of_soft_targets_in_a_batch_equals_slow_loop(from_logits):
     logits = torch.randn(2, 5, 4, generator=torch.Generator().manual_seed(0), dtype=F64)
     q, t = logits.softmax(-1), logits.flip(1).softmax(-1)
     given = {"task": "multiclass", "positive_classes": [0, 2], "from_logits": from_logits, "batch_dims": 1}
@@ -95,8 +95,8 @@ def test_slow_loop_soft_targets_of_a_batch(from_logits):
     torch.testing.assert_close(found, torch.tensor(expected, dtype=F64), rtol=1e-12, atol=0)
 
 
-def test_rows_are_not_normalised():
-    """As in plain multi-class scores: a row that sums to 0.98 keeps both of its sums."""
+def test_rows_that_do_not_sum_to_1_are_not_normalised():
+    """A row that sums to 0.98 keeps both of its sums, as in multi-class scores."""
     row, y = torch.tensor([[0.5, 0.25, 0.23]]).bfloat16(), torch.tensor([0, 1])
     q, preds = row[0].double(), row.expand(2, 3)
     rest = (q[1] + q[2]).item()
@@ -107,7 +107,7 @@ def test_rows_are_not_normalised():
     assert F.accuracy(preds, y, **CERTAIN) == 0.5  # the set is the more probable side
 
 
-def test_sets_compile_map_and_have_gradients():
+def test_positive_classes_support_compile_vmap_and_gradients():
     preds, target = rows(F64, n=12)
     preds, target = preds.reshape(2, 6, 10), target.reshape(2, 6)
 

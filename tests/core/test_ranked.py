@@ -1,4 +1,4 @@
-"""Samples that stream: what the exact state keeps and shares, and how far the sketch is from it."""
+"""Streaming of samples: memory and sharing of the exact state, and the error of the sketch."""
 
 import math
 from itertools import pairwise
@@ -32,11 +32,11 @@ def data(n=1000, seed=0, dtype=torch.float32):
 
 
 def streamed(cls, *pieces, **options):
-    """Return a metric that was updated with pieces of binary data."""
+    """Return a metric updated with batches of binary data."""
     return updated(cls(**{"task": "binary", **options}), *pieces)
 
 
-def joined(pieces):
+def concatenated(pieces):
     return (torch.cat(part) for part in zip(*pieces, strict=True))
 
 
@@ -44,12 +44,12 @@ def state_bytes(metric):
     return sum(tensor.nbytes for part in metric.state[:3] for tensor in part)
 
 
-# The exact state
+# Exact state
 
 
 @pytest.mark.parametrize("from_logits", [False, True])
 @pytest.mark.parametrize(("dtype", "expected"), [(torch.bfloat16, 5), (torch.float32, 5), (torch.float64, 9)], ids=str)
-def test_bytes_of_a_sample(dtype, expected, from_logits):
+def test_samples_take_their_documented_number_of_bytes(dtype, expected, from_logits):
     pieces = [data(100, seed, dtype) for seed in range(10)]
     assert state_bytes(streamed(tc.TCE, *pieces, from_logits=from_logits)) == 1000 * expected
     p, y = pieces[0]
@@ -61,14 +61,14 @@ def test_bytes_of_a_sample(dtype, expected, from_logits):
     assert state_bytes(classes) == 200 * (9 if from_logits else expected)
 
 
-def test_rows_that_are_left_out_take_no_room():
+def test_ignored_rows_take_no_memory():
     p, y = data(100)
     metric = streamed(tc.KS, (p, y.masked_fill(torch.arange(100) < 60, -100)), ignore_index=-100)
     assert state_bytes(metric) == 40 * 5
     torch.testing.assert_close(metric.compute(), F.ks(p[60:], y[60:], task="binary").double())
 
 
-def test_few_chunks_and_each_sample_is_copied_few_times():
+def test_number_of_chunks_grows_logarithmically():
     metric = tc.ACE(task="binary")
     p, y = data(5000, dtype=torch.float64)
     for k in range(1000):
@@ -93,14 +93,14 @@ def test_reusing_an_input_buffer_does_not_change_the_state(from_logits):
         assert m.compute() == expected
 
 
-def test_forward_copies_no_earlier_sample():
+def test_forward_does_not_copy_earlier_samples():
     metric = streamed(tc.ACE, data(1000))
     first = metric.state.scores[0]
     metric(*data(10, seed=1))
     assert metric.state.scores[0] is first
 
 
-def test_members_of_a_collection_share_their_samples():
+def test_members_of_a_collection_share_the_memory_of_their_samples():
     metrics = tc.CalibrationCollection(
         [tc.ACE(task="binary"), tc.TCE(task="binary"), tc.KS(task="binary"), tc.MCE(task="binary", bins="pava")]
     )
@@ -110,15 +110,15 @@ def test_members_of_a_collection_share_their_samples():
     first, *others = metrics.values()
     for other in others:
         assert [a.data_ptr() for a in first.state.scores] == [b.data_ptr() for b in other.state.scores]
-    p, y = joined(data(n, seed) for k in range(6) for n, seed in ((50, k), (20, k + 10)))
+    p, y = concatenated(data(n, seed) for k in range(6) for n, seed in ((50, k), (20, k + 10)))
     torch.testing.assert_close(metrics.compute()["TCE"], F.tce(p, y, task="binary").double())
-    metrics["ACE"].reset()  # a member that was reset alone counts alone
+    metrics["ACE"].reset()  # a member that was reset has its own samples
     metrics.update(*data(30))
     assert [sum(map(len, m.state.scores)) for m in metrics.values()] == [30, 450, 450, 450]
 
 
-def test_chunks_of_different_kinds_join():
-    """Another precision, weights from some point on, soft targets from another: nothing is lost or rounded."""
+def test_batches_with_different_dtypes_weights_and_targets_equal_one_call():
+    """A change of precision, and weights or soft targets in later batches, must not lose or round samples."""
     parts = [data(30, k, dtype) for k, dtype in enumerate((torch.float32, torch.float64, torch.bfloat16))]
     metric = tc.ACE(task="binary")
     metric.update(*parts[0])
@@ -130,19 +130,19 @@ def test_chunks_of_different_kinds_join():
     torch.testing.assert_close(metric.compute(), F.ace(p, y, task="binary", weights=weights), rtol=1e-12, atol=1e-12)
 
 
-def test_samples_may_wait_on_the_cpu():
+def test_compute_on_cpu_gives_the_same_value():
     pieces = data(100), data(30, seed=1)
     metric = streamed(tc.ACE, pieces[0], compute_on_cpu=True)
     metric(*pieces[1])
-    p, y = joined(pieces)
+    p, y = concatenated(pieces)
     torch.testing.assert_close(metric.compute(), F.ace(p, y, task="binary").double())
 
 
-# The sketch
+# Sketch
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_every_half_precision_probability_has_a_cell_of_its_own(dtype):
+def test_every_half_precision_probability_has_a_separate_cell(dtype):
     bits = torch.arange(2**15, dtype=torch.int32).to(torch.int16).view(dtype)
     p = bits[(bits >= 0) & (bits <= 1)].double()
     cells = LogitCells("positive", 2048)._cell(p)
@@ -157,12 +157,12 @@ def test_sketch_of_half_precision_probabilities_is_exact(name, dtype):
     cls, function, options = METRICS[name]
     pieces = [data(700, seed, dtype) for seed in range(4)]
     found = streamed(cls, *pieces, resolution=2048, **options).compute()
-    p, y = joined(pieces)
+    p, y = concatenated(pieces)
     torch.testing.assert_close(found, function(p.double(), y, task="binary", **options), rtol=1e-13, atol=1e-15)
 
 
-def moved_to_means(p, resolution, from_logits=False):
-    """The probabilities that the sketch stands for, from its definition: means over cells of even width in log-odds."""
+def replaced_by_cell_means(p, resolution, from_logits=False):
+    """Return the probabilities represented by the sketch: the mean of each cell of equal width in log-odds."""
     log_odds = [math.log(x) - math.log1p(-x) for x in p.tolist()]
     cells = {}
     for i, z in enumerate(log_odds):
@@ -179,7 +179,7 @@ def moved_to_means(p, resolution, from_logits=False):
 def test_sketch_is_exact_for_scores_moved_within_their_cells(name, resolution):
     cls, function, options = METRICS[name]
     p, y = data(2000, dtype=torch.float64)
-    moved, _ = moved_to_means(p, resolution)
+    moved, _ = replaced_by_cell_means(p, resolution)
     log_odds = torch.logit(torch.stack([p, moved]))
     assert (log_odds[1] - log_odds[0]).abs().max() < 1 / resolution
     assert (moved - p).abs().max() < 1 / (4 * resolution)
@@ -190,9 +190,9 @@ def test_sketch_is_exact_for_scores_moved_within_their_cells(name, resolution):
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("resolution", [2, 10, 100])
-def test_sketch_keeps_its_bounds(seed, resolution):
+def test_error_of_the_sketch_is_within_its_bounds(seed, resolution):
     p, y = data(1500, seed, torch.float64)
-    _, share = moved_to_means(p, resolution)
+    _, share = replaced_by_cell_means(p, resolution)
 
     def sketched(cls, **options):
         return streamed(cls, (p, y), resolution=resolution, **options).compute().item()
@@ -204,8 +204,8 @@ def test_sketch_keeps_its_bounds(seed, resolution):
     assert -slack <= F.corp(p, y, **given).dsc.item() - sketched(tc.CORP, component="dsc") <= share / 2 + slack
     edges = [0, 0.1, 0.4, 1]
     tce = F.tce(p, y, bins=edges, **given).item()
-    # Edges move cells as well: one for each inner edge, and with it the counts of the two bins beside it.
-    moved, _ = moved_to_means(p, resolution)
+    # Samples may cross an edge of TCE when they move to the mean of their cell. Compare only if the counts are equal.
+    moved, _ = replaced_by_cell_means(p, resolution)
     counts = [((side >= a) & (side < b)).sum() for side in (p, moved) for a, b in pairwise(edges)]
     if counts[:3] == counts[3:]:
         assert abs(tce - sketched(tc.TCE, bins=edges)) <= 400 * 3 * share + slack
@@ -218,15 +218,15 @@ def test_a_billion_samples_fit_in_a_few_megabytes():
     metrics.update(p, y, weights=weights)
     assert metrics["KS"].statistic().n.sum() == 10**9
     assert all(metric.state.nbytes < 8e6 for metric in metrics.values())
-    moved, _ = moved_to_means(p, 2048)
+    moved, _ = replaced_by_cell_means(p, 2048)
     for name, function in (("ACE", F.ace), ("TCE", F.tce), ("KS", F.ks)):
         expected = function(moved, y, task="binary", weights=weights)
         torch.testing.assert_close(metrics.compute()[name], expected, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("from_logits", [False, True])
-def test_ends_of_the_sketch(from_logits):
-    """0 and 1 and numbers next to them: in order, and none outside."""
+def test_sketch_keeps_the_order_of_extreme_probabilities(from_logits):
+    """0, 1 and their neighbours stay in order and in range."""
     p = torch.tensor([0, 5e-324, 1e-300, 1e-46, 1e-45, 0.5, 1 - 2**-53, 1], dtype=torch.float64)
     y = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])
     metric = streamed(tc.KS, (torch.logit(p) if from_logits else p, y), resolution=64, from_logits=from_logits)
@@ -239,8 +239,8 @@ def test_ends_of_the_sketch(from_logits):
 
 @pytest.mark.parametrize("mode", ["classwise", "top_label", tc.TopK(2)], ids=str)
 @pytest.mark.parametrize("resolution", [1, 30])
-def test_sketch_of_logits_of_classes_is_that_of_the_probabilities_of_each(resolution, mode):
-    """Cells of log-odds and of probabilities are the same where both reach, and so are means in them."""
+def test_sketch_of_multiclass_logits_equals_that_of_their_probabilities(resolution, mode):
+    """Cells of log-odds and of probabilities have the same boundaries and means where both are defined."""
     generator = torch.Generator().manual_seed(0)
     logits = 3 * torch.randn(300, 4, generator=generator, dtype=torch.float64)
     target = torch.randint(0, 4, (300,), generator=generator)
@@ -252,8 +252,8 @@ def test_sketch_of_logits_of_classes_is_that_of_the_probabilities_of_each(resolu
 
 
 @pytest.mark.parametrize("task", ["binary", "multiclass"])
-def test_sketch_of_logits_keeps_log_odds_of_any_size(task):
-    """A cell of one score has that score; the outermost cells have the mean of theirs. Exact but for one rounding."""
+def test_sketch_of_logits_stores_log_odds_of_any_size(task):
+    """A cell with one score stores it up to one rounding; the outermost cells store the mean of their scores."""
     odds = torch.tensor([-5000.0, -700, -45, -36.5, -0.1, 0, 0.1, 20, 38, 69.5, 700, 5000], dtype=torch.float64)
     y = torch.arange(12) % 2
     preds = odds if task == "binary" else torch.stack((torch.zeros_like(odds), odds), -1)
@@ -270,7 +270,7 @@ def test_sketch_of_logits_keeps_log_odds_of_any_size(task):
     assert metric.compute().isfinite()
 
 
-def test_gradient_of_a_sketch_of_logits_is_that_of_finite_differences():
+def test_gradient_of_a_sketch_of_logits_equals_finite_differences():
     logits, y = torch.linspace(-90, 90, 13, dtype=torch.float64), torch.arange(13) % 2
 
     def value(z):

@@ -1,9 +1,9 @@
-"""Tables of reports and comparisons: the same cells in text and in the terminal."""
+"""Tables of reports and comparisons have the same cells as text and in the terminal."""
 
 import math
 
 import pytest
-from helpers.reports import quick
+from helpers.reports import quick_report
 from helpers.systems import compared
 
 from torchcalib.core.tables import Cell, Column, Table, fraction, number, to_text
@@ -17,7 +17,7 @@ COLUMNS = (
 )
 
 
-def test_text_is_aligned_without_empty_columns_and_details():
+def test_text_of_a_table_is_aligned_and_omits_empty_columns():
     items = {"": [("a", 12.5)], "of two": [("longer", -3e-9), ("c", math.inf)]}
     table = Table.of(COLUMNS, items, is_quiet=lambda item: item[1] < 0)
     assert to_text(table).splitlines() == [
@@ -35,13 +35,13 @@ def test_text_is_aligned_without_empty_columns_and_details():
 @pytest.mark.parametrize(
     "table",
     [
-        lambda: contents.line_table(quick("binary")),
-        lambda: quick("binary").main_table.layout(),
-        lambda: quick("binary").tests["positive"].layout(),
+        lambda: contents.line_table(quick_report("binary")),
+        lambda: quick_report("binary").main_table.layout(),
+        lambda: quick_report("binary").tests["positive"].layout(),
         lambda: contents.difference_table(compared("binary"), "sure"),
     ],
 )
-def test_every_cell_is_in_text_and_in_the_terminal(table, capsys):
+def test_text_and_terminal_output_contain_every_cell(table, capsys):
     table = table()
     terminal._print_table(terminal._console(), table)
     shown = capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Arrays, labels with names and tasks as callers give them."""
+"""Conversion of array-likes, label names, and inference of the task."""
 
 import numpy as np
 import pytest
@@ -33,7 +33,7 @@ def zeros(*shape, kind=torch.float32):
         ((N, C, 4, 5), (N, 4, 5), "multiclass"),
     ],
 )
-def test_task_follows_from_shapes_and_columns_are_joined(preds, target, task):
+def test_task_is_inferred_from_shapes(preds, target, task):
     found = prepare(zeros(*preds), zeros(*target, kind=torch.int64))
     assert found.task == task
     assert found.target.numel() == np.prod(target)
@@ -55,7 +55,7 @@ def test_task_follows_from_shapes_and_columns_are_joined(preds, target, task):
         (torch.zeros(4, 5, 2), "must have one label for each sample"),
     ],
 )
-def test_ambiguous_and_other_shapes_ask_for_the_task_and_name_the_evidence(target, words):
+def test_ambiguous_shapes_raise_an_error_that_explains_the_choice_of_task(target, words):
     with pytest.raises(ValueError, match=words):
         infer_task(torch.zeros(3, 3), target)
 
@@ -72,14 +72,14 @@ def test_ambiguous_and_other_shapes_ask_for_the_task_and_name_the_evidence(targe
         lambda x: np.asarray(x).view(type("Sub", (np.ndarray,), {})),
     ],
 )
-def test_arrays_of_any_kind_keep_their_values(convert):
+def test_every_kind_of_array_keeps_its_values(convert):
     found = prepare(convert(PROBS), convert(LABELS))
     np.testing.assert_array_equal(found.preds, PROBS)
     np.testing.assert_array_equal(found.target, LABELS)
     assert (found.preds.dtype, found.target.dtype) == (torch.float64, torch.int64)
 
 
-def test_text_is_the_index_of_its_name():
+def test_text_labels_are_converted_to_the_index_of_their_name():
     words = np.array(NAMES)[LABELS]
     for given in (words, words.astype(object), words.tolist()):
         found = prepare(PROBS, given, class_names=NAMES)
@@ -89,7 +89,7 @@ def test_text_is_the_index_of_its_name():
     assert (binary.task, binary.target.tolist()) == ("binary", [0, 1])
 
 
-def test_pandas_objects_and_the_columns_of_a_dataframe():
+def test_pandas_objects_keep_values_and_column_names():
     pd = pytest.importorskip("pandas")
     words = np.array(NAMES)[LABELS]
     frame = pd.DataFrame(PROBS, columns=list(NAMES), index=range(N, 0, -1))
@@ -120,13 +120,13 @@ def test_pandas_objects_and_the_columns_of_a_dataframe():
         ({"preds": PROBS + 1j}, TypeError, "`preds` must contain numbers, got complex128"),
     ],
 )
-def test_bad_arrays_and_names_are_errors_that_name_the_cause(given, error, words):
+def test_bad_arrays_and_names_raise_an_error_that_names_the_cause(given, error, words):
     with pytest.raises(error, match=words):
         prepare(**{"preds": PROBS, "target": LABELS, **given})
 
 
 @pytest.mark.parametrize("name", ["ece", "nll", "ecd", "cox", "corp", "spiegelhalter", "tce", "skce"])
-def test_the_task_may_be_given_by_position_in_functions_and_classes(name):
+def test_task_may_be_passed_by_position_to_functions_and_classes(name):
     preds, target = torch.tensor(PROBS[:, 0]), torch.tensor([1, 0, 0, 0, 0, 1])
     function = getattr(F, name)
     torch.testing.assert_close(function(preds, target, "binary"), function(preds, target, task="binary"))

@@ -1,4 +1,4 @@
-"""Implementations, random samples and tables for tests of isotonic blocks."""
+"""Implementations, random samples and tables of isotonic blocks for tests."""
 
 import torch
 from helpers.kernels import NUMBA
@@ -13,14 +13,14 @@ TIES = ["pool", "split"]
 
 
 def find(op, n, positives, begins=None, **options):
-    """Return ends, sizes and positives of the blocks of counts `(..., M)`; `begins` is all by default."""
+    """Return ends, sizes and positives of the blocks of counts `(..., M)`. By default every count may begin a block."""
     begins = torch.ones_like(n, dtype=torch.bool) if begins is None else begins
     ends = block_ends(op, begins, positives, n, **options)
     return ends, *(run_sums(x, ends).long() for x in (n, positives))
 
 
 def find_in_sample(op, scores, outcomes, weights=None, *, ties="pool", **options):
-    """Return the block of each sample, in the order given, and sizes and positives of the blocks."""
+    """Return the block index of each sample in the given order, and sizes and positives of the blocks."""
     weights = torch.ones_like(scores, dtype=torch.int64) if weights is None else weights
     scores = scores.double().masked_fill(weights == 0, torch.nan)
     score, positives, n, _ = sorted_columns(scores, weights * outcomes, weights)
@@ -36,7 +36,7 @@ def table(n, positives):
 
 
 def random_sample(n, seed=0, lead=(), distinct=None, weighted=False):
-    """Return scores, outcomes drawn from them, and weights. `distinct` values make ties."""
+    """Return scores, outcomes drawn from them, and weights. With `distinct` there are that many different scores."""
     generator = torch.Generator().manual_seed(seed)
     scores = torch.rand(*lead, n, generator=generator, dtype=torch.float64)
     if distinct:
@@ -47,7 +47,7 @@ def random_sample(n, seed=0, lead=(), distinct=None, weighted=False):
 
 
 def assert_large_counts_are_exact(device, backend):
-    """Means that differ by 1e-18 are different: (10^9 - 1) / 10^9 against (10^9 - 2) / (10^9 - 1), falling."""
+    """Compare means that differ by 1e-18: (10^9 - 1) / 10^9 and (10^9 - 2) / (10^9 - 1), in both orders."""
     n, positives = torch.tensor([[10**9, 10**9 - 1], [10**9 - 1, 10**9 - 2]], device=device)
     starts = [
         block_starts("pava", *columns, backend).tolist() for columns in ((n, positives), (n.flip(0), positives.flip(0)))

@@ -1,4 +1,4 @@
-"""A case and draws for tests of the bootstrap."""
+"""A test case and replicate counts for tests of the bootstrap."""
 
 import torch
 from cases import CASES

@@ -42,5 +42,5 @@ def single(n=60, lead=(), seed=0):
 
 
 def turns(n, n_folds=5):
-    """Return folds that take samples in turn."""
+    """Return fold numbers 0, 1, ..., n_folds - 1, 0, 1, ..."""
     return torch.arange(n) % n_folds

@@ -1,4 +1,4 @@
-"""Implementations, random events and rows, and thread counts for tests of kernels."""
+"""Implementations, random events and rows, and numbers of threads for tests of kernels."""
 
 import importlib.util
 
@@ -15,12 +15,12 @@ of_backends = pytest.mark.parametrize("backend", BACKENDS)
 of_kernels = pytest.mark.parametrize("backend", KERNELS)
 of_either_input = pytest.mark.parametrize("from_logits", [True, False])
 F64 = torch.float64
-# `rows` documents a relative error of 2e-6 for float32 probabilities, and sums of positive terms keep it.
+# `rows` documents a relative error of 2e-6 for float32 probabilities. Sums of positive terms have the same error.
 SUMS_OF_FLOAT32 = {"rtol": 2e-6, "atol": 1e-12}
 
 
-def same_on_any_number_of_threads(read):
-    """Return the tensors of `read()`. Demand the same bits on 1, 2 and 3 threads of torch, and again on 3."""
+def assert_same_on_any_number_of_threads(read):
+    """Return the tensors of `read()`, and check that they have the same bits on 1, 2, 3 and again 3 threads."""
     before, found = torch.get_num_threads(), []
     try:
         for number in (1, 2, 3, 3):
@@ -34,7 +34,7 @@ def same_on_any_number_of_threads(read):
 
 
 def events(n, dtype=torch.float32, seed=0):
-    """Return confidence, outcome, weights (every fifth is 0), and ECD."""
+    """Return confidences, outcomes, weights (every fifth is 0) and scores."""
     generator = torch.Generator().manual_seed(seed)
     confidence = torch.rand(n, generator=generator, dtype=F64).to(dtype)
     outcome = torch.rand(n, generator=generator) < confidence
@@ -43,7 +43,7 @@ def events(n, dtype=torch.float32, seed=0):
     return confidence, outcome, weights, torch.randn(n, generator=generator, dtype=F64)
 
 
-def class_case(n, n_classes, from_logits, dtype=torch.float32, n_bins=1):
+def random_class_rows(n, n_classes, from_logits, dtype=torch.float32, n_bins=1):
     """Return rows, labels and weights. No probability is within rounding error of a bin edge."""
     generator = torch.Generator().manual_seed(0)
     values = 3 * torch.randn(4 * n, n_classes, generator=generator)
@@ -58,8 +58,8 @@ def class_case(n, n_classes, from_logits, dtype=torch.float32, n_bins=1):
     return values, target, weights
 
 
-def assert_nothing_sums_to_zero(shape, backend, device="cpu"):
-    """Demand sums of zero of events and of rows of which there are none, and gradients of their shape."""
+def assert_empty_input_gives_zero_sums(shape, backend, device="cpu"):
+    """Check that sums over no events and no rows are 0, and that gradients have the shape of the input."""
     nothing = torch.zeros(shape, device=device)
     leaf = torch.zeros(*shape, 5, device=device, requires_grad=True)
     of_rows = rows(leaf, nothing.long(), from_logits=True, backend=backend)

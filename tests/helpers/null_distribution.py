@@ -1,4 +1,4 @@
-"""Data sets of calibrated and miscalibrated models, and checks of p-values and of coverage."""
+"""Simulated data sets of calibrated and miscalibrated models, and checks of p-values and coverage."""
 
 import math
 from functools import partial
@@ -20,7 +20,7 @@ CONFIDENCES = {
     "beta(1,12)": lambda u: 1 - u ** (1 / 12),
     "mostly 0.99": lambda u: 1 - (-u.log() / 90).clamp(max=0.98),
 }
-ERRORS = {  # errors, and the number of data sets for each
+ERRORS = {  # metric class, and number of data sets
     "ece": (tc.ECE, 2_000),
     "mce": (tc.MCE, 2_000),
     "rmsce": (partial(tc.RMSCE, debiased=True), 2_000),
@@ -44,7 +44,7 @@ def same(a, b, **tolerance):
 
 
 def one_bin(p, n, k):
-    """Return a bin of n samples of confidence p with k positives."""
+    """Return a bin of n samples with confidence p, of which k are positive."""
     sums = [n, n * p, k, n * p * (1 - p), n * p * (1 - p)]
     return BinStats(torch.tensor(sums, dtype=F64).unsqueeze(-1), has_noise=True)
 
@@ -58,7 +58,7 @@ def calibrated(kind, n, n_data, seed=0, weighted=False):
 
 
 def miscalibrated(kind, n, n_data, moved, seed=0):
-    """Return data sets of a miscalibrated model: confidences, outcomes, and the probabilities of the outcomes."""
+    """Return data sets of a miscalibrated model: confidences, outcomes, and the true probabilities of the outcomes."""
     p, _, _ = calibrated(kind, n, n_data, seed)
     frequency = moved(p.clamp(1e-12, 1 - 1e-12).logit()).sigmoid()
     generator = torch.Generator().manual_seed(seed + 1)
@@ -71,7 +71,7 @@ def metric_of(cls, p, y, weights=None):
 
 
 def check_valid(p_values):
-    """Check that P(p <= a) <= a for every a, within the Dvoretzky-Kiefer-Wolfowitz-Massart bound at 0.1 %."""
+    """Check that P(p <= a) <= a for every a, within the Dvoretzky-Kiefer-Wolfowitz-Massart bound at the 0.1 % level."""
     n = len(p_values)
     excess = torch.arange(1, n + 1, dtype=F64) / n - p_values.sort().values
     assert excess.max() <= math.sqrt(math.log(1 / 0.001) / (2 * n))
@@ -80,7 +80,8 @@ def check_valid(p_values):
 def check_uniform(p_values, n_replicates, atom=0.0):
     """Check that P(p <= a) = a for every a, within the two-sided bound and one step of the replicates.
 
-    A valid p-value lies below uniform by at most `atom`, the largest probability of one value of the statistic.
+    A valid p-value may lie below the uniform distribution by `atom`, the largest probability of a single value of the
+    statistic.
     """
     n, p = len(p_values), p_values.sort().values
     up_to, below = torch.arange(1, n + 1, dtype=F64) / n, torch.arange(n, dtype=F64) / n
@@ -89,7 +90,7 @@ def check_uniform(p_values, n_replicates, atom=0.0):
 
 
 def check_covers(covered, level=0.95):
-    """Check a coverage of 93 to 97 %. With a true coverage of 95 %, 2,000 data sets fail with probability 4e-5."""
+    """Check for a coverage of 93 to 97 %. If the coverage is 95 %, 2,000 data sets fail with probability 4e-5."""
     share = float(covered.double().mean())
     assert level - 0.02 <= share <= level + 0.02, share
 

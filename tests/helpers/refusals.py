@@ -1,4 +1,4 @@
-"""Tables of inputs that one test checks, and of wrong calls. Every row is tried, and all failures are reported."""
+"""Checks for tables of inputs and of wrong calls. Every row is checked, and all failures are listed."""
 
 from functools import partial
 
@@ -6,9 +6,9 @@ import pytest
 
 
 def check_each(items, check):
-    """Call `check` with every item, and fail with a line for each item whose check raised.
+    """Call `check` with every item, and fail with one line for each item whose check raised an error.
 
-    `pytest.raises` and `pytest.fail` raise `pytest.fail.Exception`, which does not derive from `Exception`.
+    `pytest.fail.Exception`, which `pytest.raises` and `pytest.fail` raise, does not derive from `Exception`.
     """
     failed = []
     for item in items:
@@ -20,7 +20,7 @@ def check_each(items, check):
 
 
 def assert_refused(rows):
-    """Check for each row (what, call, error, parts) that the call raises, with all parts in the message."""
+    """Check for each row (description, call, error, parts) that the call raises an error that contains all parts."""
 
     def is_refused(row):
         _, call, error, parts = row
@@ -33,11 +33,11 @@ def assert_refused(rows):
 
 
 def assert_named(call, wrong):
-    """Check that each wrong value raises an error that names the argument and its rule.
+    """Check that each wrong value raises an error that names the argument.
 
     Args:
-        call: function that must raise.
-        wrong: lists of wrong values by the argument's name. A dict has further arguments, with which a value is wrong.
+        call: function that must raise an error.
+        wrong: lists of wrong values by argument name. A dict contains the wrong value and other arguments.
     """
     rows = [(name, value) for name, values in wrong.items() for value in values]
     options = [(name, value if isinstance(value, dict) else {name: value}) for name, value in rows]

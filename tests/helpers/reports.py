@@ -11,15 +11,15 @@ import torchcalib.functional as F
 from torchcalib.reporting.building import ReportBuilder
 
 TASKS = ("binary", "multiclass", "multilabel")
-# Modes with rank-based lines, the main one first; and the names of these lines
+# Modes with rank-based lines, the main mode first, and names of these lines
 MODES = {"binary": ("positive", "top_label"), "multiclass": ("top_label",), "multilabel": ("classwise",)}
 IN_ORDER = ("ace", "tce", "ks", "mcb", "dsc", "unc")
-# Functions of scores, by the keys of a report
+# Functions of scores, by key in a report
 SCORES = {"nll": F.nll, "brier": F.brier_score, "ecd": F.ecd, "accuracy": F.accuracy}
 SCORES |= {"nce": partial(F.nll, normalize="prior"), "nbs": partial(F.brier_score, normalize="prior")}
 QUICK = {"with_calibration": False, "with_intervals": False}
 QUICK_COMMAND = ("--no-calibration", "--no-intervals")
-# Two orders of summing n float64 numbers differ by at most n eps sum |x|: 2e-13 of the mean for n = 1,000.
+# Sums of n float64 numbers in two orders differ by at most n eps sum |x|: 2e-13 of the mean for n = 1,000.
 SUMS = {"rel": 1e-12, "abs": 1e-12}
 
 
@@ -43,8 +43,8 @@ def realistic(task, n=300, scale=2.5, seed=0):
 
 
 @cache
-def off(task):
-    """Return miscalibrated probabilities, of 12 classes or 3 labels, and targets."""
+def miscalibrated_data(task):
+    """Return miscalibrated probabilities, for 12 classes or 3 labels, and targets."""
     g = torch.Generator().manual_seed(1)
     if task == "multiclass":
         probs = torch.rand(400, 12, generator=g, dtype=torch.float64).softmax(-1)
@@ -54,33 +54,33 @@ def off(task):
 
 
 @cache
-def full(task):
-    """Return the report of `off` with all sections: calibrators, intervals, a source."""
+def full_report(task):
+    """Return a report of `miscalibrated_data` with all sections: calibrators, intervals, a source."""
     builder = ReportBuilder(task=task, n_bins=10)
-    builder.update(*off(task))
+    builder.update(*miscalibrated_data(task))
     return builder.report(source={"file": "held_out.npz", "preds": "probs"})
 
 
 @cache
-def quick(task):
-    """Return the report of `predictions` without calibrators and intervals."""
+def quick_report(task):
+    """Return a report of `predictions` without calibrators and intervals."""
     return tc.report(*predictions(task), task=task, from_logits=True, **QUICK)
 
 
 @cache
-def calibrated(task):
-    """Return the report of `realistic` with calibrators only."""
+def calibrated_report(task):
+    """Return a report of `realistic` with calibrators only."""
     return tc.report(*realistic(task), task=task, from_logits=True, with_intervals=False)
 
 
-def values_are(report, expected, keys=None):
-    """Compare the values of lines, by default all, with another report or a dictionary."""
+def assert_values(report, expected, keys=None):
+    """Compare values with another report or a dictionary, by default for all keys."""
     for key in expected if keys is None else keys:
         assert report[key] == pytest.approx(expected[key], **SUMS, nan_ok=True), key
 
 
-def values_in_order(preds, target, n_bins=15, names=IN_ORDER, **given):
-    """Return the values of the rank-based functions, by the keys of a report."""
+def rank_based_values(preds, target, n_bins=15, names=IN_ORDER, **given):
+    """Return the values of the rank-based functions, by key in a report."""
     values = {}
     for mode in MODES[given["task"]]:
         of = {**given, "mode": mode}
@@ -92,16 +92,15 @@ def values_in_order(preds, target, n_bins=15, names=IN_ORDER, **given):
     return values
 
 
-def ordered(report):
-    """Return the rank-based lines of a report, by key."""
+def rank_based_lines(report):
     return {key: report[key] for key in report if key.split("/")[0] in IN_ORDER}
 
 
-def stages_are_equal(found, expected):
-    """Compare calibration stages that were fitted to the same rows on different paths.
+def assert_equal_stages(found, expected):
+    """Compare the calibration sections of two reports on the same rows.
 
     A fit ends when a step changes its loss only by rounding, so that scores agree to about 1e-12. A gain is 100 times
-    the difference of their ratio from 1, so that gains agree to 1e-9. The tolerance leaves one more digit.
+    (1 - ratio of scores), so that gains agree to 1e-9. The tolerance has one more digit.
     """
     assert [(g.score, g.calibrator) for g in found.gains] == [(g.score, g.calibrator) for g in expected.gains]
     assert found.raw == pytest.approx(expected.raw, **SUMS)

@@ -6,12 +6,12 @@ from torchcalib.ops.softmax_stats import Rows, rows
 
 
 def oracle(values, target, from_logits):
-    """Compute the definitions in float64 over the whole tensor."""
+    """Compute the definitions in float64 for the whole tensor."""
     x = values.double()
     log_q = x.log_softmax(-1) if from_logits else x.log()
     q = log_q.exp() if from_logits else x
     hit = torch.nn.functional.one_hot(target, x.shape[-1])
-    top = x.argmax(-1, keepdim=True)  # the first at ties, to which the gradient goes
+    top = x.argmax(-1, keepdim=True)  # the first class at ties, which gets the gradient
     return Rows(
         log_q.gather(-1, target.unsqueeze(-1)).squeeze(-1),
         (q - hit).square().sum(-1),
@@ -41,8 +41,8 @@ def equal(found, expected):
 
 
 def with_gradient(values, target, from_logits, backend, of=None):
-    """Return scores, and the gradient of their sum with weights `of`, one for each score."""
-    leaf = values.detach().requires_grad_()  # keeps the layout
+    """Return scores, and the gradient of their sum. `of` has a weight for each of the four scores."""
+    leaf = values.detach().requires_grad_()  # detach() keeps the layout
     found = rows(leaf, target, from_logits=from_logits, backend=backend)
     weights = torch.tensor([0.3, -0.7, 0.5, 0.9] if of is None else of, dtype=torch.float64)
     sum(w * score.sum() for w, score in zip(weights, found[:4], strict=True)).backward()
@@ -50,7 +50,7 @@ def with_gradient(values, target, from_logits, backend, of=None):
 
 
 def layouts(values):
-    """Yield the same rows in other memory layouts, by name."""
+    """Yield the same rows in different memory layouts, by name."""
     n, n_classes = values.shape
     yield "class axis first", values.T.contiguous().T
     yield "every other row", torch.stack((values, values), 1)[:, 0]
@@ -60,8 +60,8 @@ def layouts(values):
     yield "in between others", torch.cat((values[:7], values, values[:5]))[7 : 7 + n]
 
 
-def rows_of_which_some_are_no_distribution(n_classes, dtype=torch.float32):
-    """Sums off by 1/32 in rows 1 and 2; in 3 to 6 a number below 0, one above 1, NaN, and infinity."""
+def rows_with_invalid_distributions(n_classes, dtype=torch.float32):
+    """Return rows 1 and 2 with wrong sums, rows 3 to 6 with a negative number, a number above 1, NaN, and infinity."""
     q = torch.zeros(8, n_classes, dtype=dtype)
     q[:, 0], q[:, -1] = 0.25, 0.75
     q[1, 0], q[2, 0] = 0.28125, 0.21875

@@ -1,10 +1,10 @@
-"""Data sets cut into pieces, and the comparison of their reports."""
+"""Data sets, their division into shards, and comparison of their reports."""
 
 import math
 
 import numpy as np
 import torch
-from helpers.written import WRITERS
+from helpers.prediction_files import WRITERS
 
 TASKS = ("binary", "multiclass", "multilabel")
 
@@ -27,7 +27,7 @@ def data_set(task, n=240, weights="none", soft=False, seed=0):
 
 
 def cut(arrays, *ends):
-    """Cut the rows at `ends` into pieces."""
+    """Cut the rows at the indices `ends` into pieces."""
     n = len(arrays["targets"])
     starts = (0, *ends)
     return [{name: values[a:b] for name, values in arrays.items()} for a, b in zip(starts, (*ends, n), strict=True)]
@@ -43,7 +43,7 @@ def add_to(builder, arrays):
 
 
 def assert_same(found, expected, where="report"):
-    """Check reports as plain values: text and counts are equal, other numbers to 1e-12. Only the files may differ."""
+    """Compare reports as plain values: equal text and counts, other numbers to 1e-12. Names of files may differ."""
     if isinstance(expected, dict):
         assert found.keys() == expected.keys(), where
         for name, value in expected.items():
@@ -63,7 +63,7 @@ def assert_same(found, expected, where="report"):
 
 
 def shards(folder, arrays, *ends, suffix="npz"):
-    """Write the rows to one file and to several; return the name of the one and the pattern of the others."""
+    """Write the rows to one file and to several. Return the name of the single file and the pattern of the others."""
     folder.mkdir(exist_ok=True)
     WRITERS[suffix](folder / f"whole.{suffix}", arrays)
     for k, part in enumerate(cut(arrays, *ends)):

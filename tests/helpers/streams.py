@@ -1,4 +1,4 @@
-"""Metrics that have counted some batches."""
+"""Metrics that were updated with batches."""
 
 
 def updated(metric, *batches, **options):

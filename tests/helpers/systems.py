@@ -1,4 +1,4 @@
-"""Systems to compare: a calibrated one, an over-confident one, and a noisy one."""
+"""Systems to compare: calibrated, over-confident and noisy."""
 
 from functools import cache
 
@@ -24,5 +24,4 @@ def systems(task, n=120, seed=0):
 
 @cache
 def compared(task):
-    """Return the comparison of all three."""
     return tc.compare(*systems(task), task=task, from_logits=True, **FEW)

@@ -1,4 +1,4 @@
-"""Bin tables for plots and pages: equal-width bins, and tested blocks of a sorted sample."""
+"""Tables for plots and pages: equal-width bins, and blocks of a sorted sample with rejected samples."""
 
 from dataclasses import replace
 from functools import cache
@@ -18,7 +18,7 @@ def bins_of(probs, outcomes, n_bins=5, **options) -> BinTable:
 
 @cache
 def mixed_bins() -> BinTable:
-    """Return bins of 1, 0, 3, 2 and 4 samples: above, empty, below, on and below the diagonal."""
+    """Return bins of 1, 0, 3, 2 and 4 samples: above the diagonal, empty, below, on and below the diagonal."""
     probs = [0.1, 0.45, 0.5, 0.55, 0.75, 0.75, 0.9, 0.9, 0.95, 0.95]
     table = bins_of(probs, [1, 0, 0, 1, 1, 1, 1, 0, 1, 1])
     gap, frequency = table.gap.clone(), table.frequency.clone()
@@ -27,7 +27,7 @@ def mixed_bins() -> BinTable:
 
 
 def blocks_of(probs, outcomes, sizes, edges=None, rejected=None) -> TCETable:
-    """Compute the table of blocks of the sorted sample with loops. A size of 0 is an empty bin."""
+    """Compute the table for blocks of the sorted sample with loops. A size of 0 is an empty bin."""
     probs, order = torch.as_tensor(probs, dtype=torch.float64).sort(stable=True)
     outcomes = torch.as_tensor(outcomes)[order]
     held = [(p, y) for p, y in zip(probs.split(sizes), outcomes.split(sizes), strict=True)]
@@ -51,7 +51,7 @@ def blocks_of(probs, outcomes, sizes, edges=None, rejected=None) -> TCETable:
 
 
 def simulated_blocks(sizes, spread=2.0) -> TCETable:
-    """An over-confident model: outcomes follow the logit divided by 1.6."""
+    """Return blocks for an over-confident model: the log-odds of the outcomes are the logits divided by 1.6."""
     generator = torch.Generator().manual_seed(0)
     logits = spread * torch.randn(sum(sizes), generator=generator, dtype=torch.float64)
     outcomes = torch.rand(logits.shape, generator=generator, dtype=torch.float64) < (logits / 1.6).sigmoid()
@@ -60,7 +60,7 @@ def simulated_blocks(sizes, spread=2.0) -> TCETable:
 
 @cache
 def small_blocks() -> TCETable:
-    """Return blocks of 4, 0, 3 and 5 samples; all scores of the last block are equal."""
+    """Return blocks of 4, 0, 3 and 5 samples. All scores of the last block are equal."""
     probs = [0.05, 0.1, 0.15, 0.2, 0.5, 0.55, 0.6, *[0.9] * 5]
     outcomes = [0, 0, 0, 1, 0, 1, 1, 1, 1, 1, 0, 1]
     return blocks_of(probs, outcomes, [4, 0, 3, 5], [0, 0.25, 0.4, 0.75, 1], [1, 0, 0, 5])

@@ -1,4 +1,4 @@
-"""Trainings for tests of `Monitor`, with known calibration in every epoch."""
+"""Simulated trainings for tests of `Monitor`, with known calibration in every epoch."""
 
 import warnings
 
@@ -8,7 +8,7 @@ import torchcalib as tc
 
 
 def epochs_of(scales, threshold=0.1, metrics=None, right=30):
-    """Return a monitor and its warnings for a model with accuracy 3/4 whose logits have these scales, one an epoch."""
+    """Return a monitor and its warnings, for an accuracy of `right` / 40 and logits of one scale per epoch."""
     monitor = tc.Monitor(task="binary", from_logits=True, threshold=threshold, metrics=metrics)
     target = (torch.arange(40) < right).long()
     with warnings.catch_warnings(record=True) as caught:

@@ -1,7 +1,7 @@
-"""What the tests of Triton kernels share. They run on a CUDA device, and everywhere in Triton's interpreter.
+"""Fixtures for tests of Triton kernels, which run on a CUDA device, or on the CPU in Triton's interpreter.
 
-The interpreter takes about a millisecond for every element of a row. The variable that turns it on is read when triton
-is imported, so a fresh process runs a file a second time.
+The interpreter takes about a millisecond per element of a row. Triton reads the variable that selects it on import, so
+that a test file runs a second time in a fresh process.
 """
 
 import importlib.util
@@ -18,7 +18,7 @@ needs_compiler = pytest.mark.skipif(INTERPRETED, reason="the interpreter does no
 
 
 def poison(monkeypatch, name):
-    """Fill what `torch.<name>` makes for a kernel to write: what it leaves out shows."""
+    """Fill the output of `torch.<name>` with NaN or 10^6, which reveals elements that a kernel does not write."""
     make = getattr(torch, name)
 
     def filled(*arguments, **options):
@@ -29,7 +29,7 @@ def poison(monkeypatch, name):
 
 
 def assert_compiles(module, kernel, types, constants, monkeypatch, cache, **options):
-    """Compile a kernel for a GPU that need not be there, whatever was compiled before."""
+    """Compile a kernel for a GPU that need not be present, without using earlier compilations."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource

@@ -1,4 +1,4 @@
-"""Averages over classes: closed forms, validity under ties, and the classes of one row."""
+"""p-values and intervals of averages over classes: closed forms, validity with ties, and dependent classes."""
 
 import math
 from functools import partial
@@ -14,10 +14,10 @@ from torchcalib.inference.inversion import widening
 from torchcalib.inference.testing import cauchy_combination
 
 
-def test_cauchy_combination_closed_form():
-    """The mean of the quantiles: tan(0.4 pi) and tan(0.3 pi), 3.0777 and 1.3764, whose mean is tan(0.3655 pi).
+def test_cauchy_combination_has_the_closed_form():
+    """The mean of the quantiles tan(0.4 pi) = 3.0777 and tan(0.3 pi) = 1.3764 is tan(0.3655 pi).
 
-    Ties over all of (0, 1) have quantiles that cancel: 9 such classes leave a tenth of the quantile of the tenth one.
+    For ties over all of (0, 1) the quantiles cancel: with 9 such classes, a tenth of the tenth quantile remains.
     """
 
     def expected(mean):
@@ -27,7 +27,8 @@ def test_cauchy_combination_closed_form():
         return cauchy_combination(torch.tensor(p, dtype=F64), torch.tensor(tied, dtype=F64), n_replicates)
 
     for p in (0.001, 0.2, 0.5, 0.9, 1):
-        close(combined([p] * 7, [1e-6] * 7, 10**6), torch.tensor(p, dtype=F64), atol=2e-6)  # the steps of replicates
+        # resolution of the replicates
+        close(combined([p] * 7, [1e-6] * 7, 10**6), torch.tensor(p, dtype=F64), atol=2e-6)
     mean = (math.tan(0.4 * math.pi) + math.tan(0.3 * math.pi)) / 2
     close(combined([0.1, 0.2], [1e-6, 1e-6], 10**6), expected(mean))
     ties = [1.0] * 9
@@ -37,7 +38,7 @@ def test_cauchy_combination_closed_form():
 
 @pytest.mark.parametrize(("n", "p"), [(4, 0.5), (1, 0.2), (1, 0.01), (10, 0.3), (20, 0.02)])
 def test_combined_p_values_of_few_outcomes_are_valid(n, p):
-    """The exact p-values of |k - np|, with the binomial distribution of scipy."""
+    """The exact p-values of |k - np| are computed with scipy's binomial distribution."""
     pmf = torch.from_numpy(stats.binom.pmf(range(n + 1), n, p))
     size = (torch.arange(n + 1, dtype=F64) - n * p).abs()
     at_least = torch.stack([pmf[size >= own - 1e-9].sum() for own in size]).clamp(max=1)
@@ -45,11 +46,11 @@ def test_combined_p_values_of_few_outcomes_are_valid(n, p):
     generator = torch.Generator().manual_seed(0)
     for n_classes in (2, 3, 10, 100):
         drawn = torch.multinomial(pmf, 4_000 * n_classes, replacement=True, generator=generator).reshape(4_000, -1)
-        for outcomes in (drawn, drawn[:, :1].expand_as(drawn)):  # of classes that are independent, and equal
+        for outcomes in (drawn, drawn[:, :1].expand_as(drawn)):  # independent classes, and equal classes
             check_valid(cauchy_combination(at_least[outcomes], tied[outcomes], 10**6))
 
 
-def test_widening_is_the_deviation_of_means_of_dependent_absolute_values():
+def test_widening_equals_the_deviation_of_means_of_dependent_absolute_values():
     generator = torch.Generator().manual_seed(0)
     for n_classes in (2, 3, 10):
         z = torch.randn(200_000, n_classes, generator=generator, dtype=F64)
@@ -59,8 +60,8 @@ def test_widening_is_the_deviation_of_means_of_dependent_absolute_values():
     assert (widening(1), widening(2)) == pytest.approx((1, math.sqrt(2)))
 
 
-def test_evidence_of_two_classes_equals_that_of_one():
-    """P(y=1) and P(y=0) have the same gaps; the draws of the two classes differ."""
+def test_test_of_two_classes_equals_that_of_the_binary_task():
+    """P(y=1) and P(y=0) have the same gaps. The simulated outcomes of the two classes differ."""
     generator = torch.Generator().manual_seed(0)
     p = torch.rand(1_000, generator=generator, dtype=F64)
     y = (torch.rand(1_000, generator=generator, dtype=F64) < (0.9 * p.logit() + 0.1).sigmoid()).long()
@@ -73,10 +74,10 @@ def test_evidence_of_two_classes_equals_that_of_one():
     assert float(two.p_value) == pytest.approx(float(one.p_value), abs=0.02)
 
 
-def test_p_value_of_two_classes_of_four_equal_rows_is_that_of_one_closed_form():
+def test_p_value_of_two_classes_with_four_equal_rows_has_the_closed_form():
     metric = tc.ECE(task="multiclass", num_classes=2, mode="classwise")
     found = calibration_test(metric, torch.full((4, 2), 0.5), torch.ones(4, dtype=torch.int64), n_replicates=9_999)
-    # 5 deviations of the share of replicates; each class has its own.
+    # 5 standard deviations of the fraction of replicates; each class has its own replicates
     assert float(found.p_value) == pytest.approx(1 / 8, abs=5 * math.sqrt(1 / 8 * 7 / 8 / 9_999))
 
 
@@ -94,10 +95,10 @@ def test_p_values_of_signed_averages_over_labels_are_uniform():
     some = calibration_test(tc.ESCE(task="multilabel", num_labels=3, batch_shape=(100,)), p[:100], y[:100], **FEW)
     holds = (some.low <= 0) & (some.high >= 0)
     assert bool(holds[some.p_value >= 0.05].all())
-    assert int(holds.sum()) >= 89  # of 95: 2.75 standard deviations
+    assert int(holds.sum()) >= 89  # 95 expected; 2.75 standard deviations below
 
 
-def test_signed_average_over_classes_that_exclude_each_other_is_0_for_every_model():
+def test_class_wise_average_of_esce_is_0_for_every_model():
     generator = torch.Generator().manual_seed(0)
     preds = torch.randn(500, 4, generator=generator, dtype=F64).softmax(-1)
     how = {"task": "multiclass", "num_classes": 4, "mode": "classwise"}
@@ -130,7 +131,7 @@ def test_p_values_of_class_wise_averages_are_valid_and_intervals_cover_0(n_class
 
 
 @pytest.mark.parametrize("reading", [tc.KS, partial(tc.ECE, n_bins=3)], ids=["in order", "bins"])
-def test_p_values_of_averages_over_labels_of_few_rows_are_valid(reading):
+def test_p_values_of_averages_over_labels_with_few_rows_are_valid(reading):
     p, y, _ = calibrated("beta(1,12)", 4 * 10, 1_000)
     metric = reading(task="multilabel", num_labels=4, batch_shape=(1_000,))
     metric.update(p.reshape(1_000, 10, 4), y.reshape(1_000, 10, 4))

@@ -9,7 +9,7 @@ import torchcalib as tc
 import torchcalib.functional as F
 
 
-def test_bands_of_bins_of_one_confidence_are_quantiles_of_scipy():
+def test_band_of_equal_confidences_has_the_quantiles_of_scipy():
     table = F.calibration_curve(torch.full((100,), 0.8), torch.ones(100, dtype=torch.int64), task="binary", n_bins=2)
     quantiles = stats.binom.ppf([0.025, 0.975], 100, float(torch.tensor(0.8))) / 100
     assert [float(table.band_low[1]), float(table.band_high[1])] == pytest.approx(quantiles, abs=1e-6)
@@ -17,14 +17,14 @@ def test_bands_of_bins_of_one_confidence_are_quantiles_of_scipy():
 
 
 @pytest.mark.parametrize("bins", ["equal_width", "equal_mass"])
-def test_bands_hold_the_frequencies_of_calibrated_models(bins):
+def test_bands_contain_95_percent_of_frequencies_of_calibrated_models(bins):
     p, y, _ = calibrated("uniform", 1_000, 200)
     table = F.calibration_curve(p, y, task="binary", bins=bins, n_bins=10, batch_dims=1)
     inside = (table.band_low <= table.frequency) & (table.frequency <= table.band_high)
-    assert 0.94 < float(inside.double().mean()) < 0.98  # of 2,000 bins; above 95 %, for counts are whole
+    assert 0.94 < float(inside.double().mean()) < 0.98  # 2,000 bins; above 95 %, because counts are whole numbers
 
 
-def test_bands_stream_and_are_nan_for_isotonic_bins():
+def test_streamed_bands_equal_functions_and_isotonic_bins_have_nan():
     p, y, _ = calibrated("uniform", 500, 1)
     metric = tc.ECE(task="binary")
     metric.update(p[0], y[0])
@@ -36,7 +36,7 @@ def test_bands_stream_and_are_nan_for_isotonic_bins():
     assert not F.tce_table(p[0], y[0], task="binary", bins="equal_mass").band_high.isnan().any()
 
 
-def test_corp_curve_is_the_isotonic_regression_of_scikit_learn():
+def test_corp_curve_equals_isotonic_regression_of_scikit_learn():
     regression = pytest.importorskip("sklearn.isotonic").IsotonicRegression()
     p, y, _ = calibrated("beta(8,1)", 300, 1)
     curve = F.corp_curve(p[0], y[0], task="binary", n_replicates=39)
@@ -46,7 +46,7 @@ def test_corp_curve_is_the_isotonic_regression_of_scikit_learn():
     close(curve.frequency, torch.from_numpy(expected), rtol=1e-9, atol=1e-9)
 
 
-def test_corp_bands_hold_the_curves_of_calibrated_models_and_not_of_others():
+def test_corp_bands_contain_only_curves_of_calibrated_models():
     p, y, _ = calibrated("uniform", 300, 40)
     wrong, outcomes, _ = miscalibrated("uniform", 300, 10, MOVED["temperature 1.4"])
     for preds, target, least, most in ((p, y, 0.92, 0.98), (wrong.square(), outcomes, 0, 0.5)):
@@ -54,10 +54,10 @@ def test_corp_bands_hold_the_curves_of_calibrated_models_and_not_of_others():
         inside = (curve.band_low <= curve.frequency) & (curve.frequency <= curve.band_high)
         assert (
             least < float(inside.double().mean()) < most
-        )  # points of a curve go together: 40 curves, no 12,000 points
+        )  # points of a curve are dependent: 40 curves are not 12,000 points
 
 
-def test_corp_curve_of_many_samples_uses_runs_and_without_data_is_nan():
+def test_corp_curve_of_many_samples_is_pooled_and_without_data_is_nan():
     p, y, _ = calibrated("uniform", 3_000, 2)
     many = F.corp_curve(p, y, task="binary", n_replicates=39, batch_dims=1)
     assert many.n.shape == (2, 1_024)
@@ -68,7 +68,7 @@ def test_corp_curve_of_many_samples_uses_runs_and_without_data_is_nan():
         many[0][0]
 
 
-def test_diagrams_draw_curve_and_bands():
+def test_diagrams_draw_the_curve_and_its_bands():
     plots = pytest.importorskip("torchcalib.plots")
     p, y, _ = calibrated("uniform", 200, 2)
     curve = F.corp_curve(p, y, task="binary", n_replicates=39, batch_dims=1)

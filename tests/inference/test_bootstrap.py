@@ -1,4 +1,4 @@
-"""Bootstrap of functions: metrics of the resampled data, calibration losses, intervals, and bad input."""
+"""Bootstrap of functions: metrics of resampled data, calibration losses, intervals, and bad input."""
 
 from functools import partial
 
@@ -34,7 +34,7 @@ def test_replicates_of_every_metric_equal_the_metric_of_resampled_data(path):
     assert not bool((found.low > found.high).any())
 
 
-def test_few_replicates_at_a_time_are_the_same(monkeypatch):
+def test_replicates_computed_in_chunks_are_the_same(monkeypatch):
     sizes = []
 
     def spy(*args, **options):
@@ -61,7 +61,7 @@ def test_few_replicates_at_a_time_are_the_same(monkeypatch):
             assert not torch.equal(other.replicates, whole.replicates)
 
 
-def test_left_out_samples_are_not_drawn_and_weights_apply_to_every_draw():
+def test_ignored_samples_are_not_drawn_and_weights_apply_to_every_draw():
     preds, target = BINARY.data(n=30)
     keep = ~torch.isin(torch.arange(30), torch.tensor([2, 5, 11]))
     given = {"task": "binary", "n_replicates": 50}
@@ -80,7 +80,7 @@ def test_left_out_samples_are_not_drawn_and_weights_apply_to_every_draw():
         assert found.value.isnan()
 
 
-def test_batch_axes_and_labels_share_their_draws():
+def test_batch_elements_and_labels_share_their_draws():
     case = next(case for case in CASES if case.name == "nll-per-label")
     preds, target = case.data(n=30, lead=(2,))
     draw = partial(bootstrap, F.nll, task="multilabel", n_replicates=40)
@@ -90,7 +90,7 @@ def test_batch_axes_and_labels_share_their_draws():
     close(draw(preds.mT, target.mT, class_axis=-2, batch_dims=1).replicates, found.replicates.mean(-1))
 
 
-def test_groups_are_drawn_whole_and_share_a_fold_in_every_replicate():
+def test_groups_are_resampled_whole_and_stay_in_one_fold():
     preds, target = BINARY.data(n=60)
     groups = torch.arange(60) % 12 * 10 - 20
     weights = counts_of(40, 12)[:, torch.arange(60) % 12]
@@ -100,7 +100,7 @@ def test_groups_are_drawn_whole_and_share_a_fold_in_every_replicate():
         raise ValueError("no signature found")
 
     Builtin = type("Builtin", (), {"__call__": staticmethod(F.nll), "__signature__": property(no_signature)})
-    for metric in (F.nll, Builtin()):  # which take no groups
+    for metric in (F.nll, Builtin()):  # functions that accept no groups
         found = bootstrap(metric, preds, target, **given)
         close(found.replicates, F.nll(preds, target, task="binary", weights=weights))
     found = bootstrap(relative_calibration_loss, preds, target, **given)
@@ -110,7 +110,7 @@ def test_groups_are_drawn_whole_and_share_a_fold_in_every_replicate():
     )
 
 
-def test_named_tuples_are_intervals_of_each_part():
+def test_named_tuples_give_an_interval_for_each_field():
     preds, target = BINARY.data(n=60)
     draw = partial(bootstrap, preds=preds, target=target, task="binary", n_replicates=40)
     found = draw(F.corp)
@@ -122,7 +122,7 @@ def test_named_tuples_are_intervals_of_each_part():
     "calibrator", [AffineScaling(), TemperatureScaling(), HistogramBinning(5), IsotonicCalibration()]
 )
 @pytest.mark.parametrize("task", ["binary", "multilabel"])
-def test_calibration_loss_of_replicates_equals_that_of_resampled_data_with_copies_in_one_fold(calibrator, task):
+def test_replicates_of_calibration_loss_equal_resampled_data_with_copies_in_one_fold(calibrator, task):
     case = next(case for case in CASES if case.name == f"nll-{task}-logits")
     preds, target = case.data(n=40)
     folds = torch.arange(40) % 3
@@ -135,7 +135,7 @@ def test_calibration_loss_of_replicates_equals_that_of_resampled_data_with_copie
 
 
 def test_95_percent_intervals_cover_the_truth_in_93_to_97_percent_of_1000_data_sets():
-    """Over-confident log-odds: twice the true ones."""
+    """Over-confident log-odds: twice the true log-odds."""
     generator = torch.Generator().manual_seed(0)
 
     def drawn(*shape):
@@ -148,10 +148,11 @@ def test_95_percent_intervals_cover_the_truth_in_93_to_97_percent_of_1000_data_s
     assert 0.93 <= float(covered.double().mean()) <= 0.97
 
 
-def test_ends_of_intervals_are_replicates_at_their_ranks_also_infinite_ones_and_nan():
+def test_interval_ends_are_replicates_at_their_ranks_also_with_infinity_and_nan():
     replicates = torch.arange(1, 1000.0)[torch.randperm(999, generator=torch.Generator().manual_seed(0))]
     found = Interval(torch.tensor(400.0), replicates, 0.95)
-    assert (float(found.low), float(found.high)) == (25, 975)  # 25 of 1000 at or below, 25 at or above
+    # 25 of 1,000 replicates are at or below the lower end, 25 at or above the upper end
+    assert (float(found.low), float(found.high)) == (25, 975)
     assert float(found.bias) == 100
     close(found.standard_error, replicates.std())
     assert "low=25.0" in repr(found)
@@ -188,7 +189,7 @@ BAD_INPUT = [
 ]
 
 
-def test_bad_input_is_refused_before_anything_is_computed():
+def test_bad_input_raises_an_error_before_any_computation():
     given = {"metric": F.nll, "preds": P, "target": Y, "task": "binary", "n_replicates": 40}
     assert_refused(
         (change, partial(bootstrap, **{**given, **change}), error, [message]) for change, error, message in BAD_INPUT

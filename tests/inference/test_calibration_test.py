@@ -1,4 +1,4 @@
-"""Noise floors and p-values: the binomial distribution, slow loops over replicates, validity, and chunking."""
+"""Noise floors and p-values: binomial distribution, slow loops over replicates, validity, and chunking."""
 
 import math
 from functools import partial
@@ -29,12 +29,12 @@ from torchcalib.metrics.binned import ece_from_bins
 
 
 def deviations(share, n_replicates):
-    """Five standard deviations of a share of replicates, and a step of them."""
+    """Return five standard deviations of a fraction of replicates, plus one step of the fraction."""
     return 5 * math.sqrt(share * (1 - share) / n_replicates) + 1 / (n_replicates + 1)
 
 
 @pytest.mark.parametrize(("p", "n", "k"), [(0.3, 10, 5), (0.99, 60, 57), (0.07, 30, 3), (0.5, 400, 230)])
-def test_floor_and_p_value_of_one_bin_are_those_of_the_binomial_distribution(p, n, k):
+def test_noise_floor_and_p_value_of_one_bin_equal_the_binomial_distribution(p, n, k):
     found = evidence_of(ErrorTest(ece_from_bins), one_bin(p, n, k), n_replicates=9_999)
     gaps = [abs(j / n - p) for j in range(n + 1)]
     pmf = stats.binom.pmf(range(n + 1), n, p)
@@ -47,7 +47,7 @@ def test_floor_and_p_value_of_one_bin_are_those_of_the_binomial_distribution(p, 
 
 @pytest.mark.parametrize("seed", [0, 5])
 @pytest.mark.parametrize(("n", "expected"), [(4, 1 / 8), (5, 1 / 16)])
-def test_p_value_of_equal_rows_that_are_all_1_is_that_of_scipy_binomtest_for_every_seed(n, expected, seed):
+def test_p_value_of_equal_rows_with_outcome_1_equals_scipy_binomtest_for_every_seed(n, expected, seed):
     assert stats.binomtest(n, n, 0.5).pvalue == expected
     for error in (tc.ECE, tc.ESCE, tc.MCE, tc.KS, tc.ACE, tc.CORP):
         given = torch.full((n,), 0.5), torch.ones(n, dtype=torch.int64)
@@ -68,8 +68,8 @@ def test_p_value_of_an_error_of_exactly_0_is_1(error):
         assert bool((found.p_value[found.statistic == 0] == 1).all())
 
 
-def test_p_value_counts_replicates_at_least_as_large_slow_loop():
-    """Values of the data and of the replicates, in the order of the calls."""
+def test_p_value_counts_replicates_at_least_as_large_as_the_statistic():
+    """The recorded values are those of the data, then of the replicates."""
     for signed in (False, True):
         seen = []
 
@@ -83,13 +83,13 @@ def test_p_value_counts_replicates_at_least_as_large_slow_loop():
         (observed,), replicates = seen[0], seen[1]
         assert len(replicates) == 499
         larger = sum(abs(x) >= abs(observed) - 1e-9 for x in replicates)
-        assert larger > sum(abs(x) > abs(observed) + 1e-9 for x in replicates), "there are ties"
+        assert larger > sum(abs(x) > abs(observed) + 1e-9 for x in replicates), "the test needs ties"
         assert float(found.p_value) == pytest.approx((1 + larger) / 500, rel=1e-12)
         assert float(found.noise_floor) == pytest.approx(math.fsum(map(abs, replicates)) / 499, rel=1e-12)
 
 
-def test_values_that_are_equal_but_for_rounding_are_ties_binomial_distribution():
-    """All confidences are equal: the KS distance is |k - np| / n, in whatever order it is summed."""
+def test_values_that_differ_only_by_rounding_are_ties():
+    """All confidences are equal, so that the KS distance is |k - np| / n for any order of summation."""
     n, p = 200, 0.03
     y = torch.stack([(torch.arange(n) * 37 % n < k).long() for k in range(13)])
     found = metric_of(tc.KS, torch.full((13, n), p, dtype=F64), y).test(n_replicates=1_999, with_interval=False)
@@ -109,34 +109,35 @@ def test_draws_do_not_depend_on_chunking(error, monkeypatch):
     metric = error(task="multilabel", num_labels=4, batch_shape=(3,))
     metric.update(p, y)
     whole = metric.test(**FEW)
-    monkeypatch.setattr(testing, "_IN_CACHE", 39 * 40)  # a series at a time
+    monkeypatch.setattr(testing, "_IN_CACHE", 39 * 40)  # one batch element at a time
     same(metric.test(**FEW), whole)
     monkeypatch.setattr(simulation, "_AT_ONCE", 40 * 40)
     monkeypatch.setattr(simulation, "MOST_DRAWN", 10 * 40)
     same(metric.test(**FEW), whole)
 
 
-def test_draws_do_not_depend_on_left_out_samples(monkeypatch):
+def test_draws_do_not_depend_on_dropped_samples(monkeypatch):
     generator = torch.Generator().manual_seed(0)
     p = torch.rand(2, 60, generator=generator, dtype=F64)
     y = (torch.rand(2, 60, generator=generator, dtype=F64) < p).long()
     gone = p.clone()
     gone[0, [3, 5, 20]] = gone[1, 50] = torch.nan
-    monkeypatch.setattr(testing, "MOST_RUNS", 57)  # as many as the first has samples, and the second more
+    # the number of samples of the first batch element; the second has more
+    monkeypatch.setattr(testing, "MOST_RUNS", 57)
     monkeypatch.setattr(testing, "RUNS_ON_PATHS", 57)
     for with_interval in (True, False):
         together = metric_of(partial(tc.KS, nan_policy="drop"), gone, y).test(with_interval=with_interval, **FEW)
         for k in range(2):
             kept = ~gone[k].isnan()
-            rows = torch.stack((p[k, kept], p[k, kept]))  # the series has the number that it has together
+            rows = torch.stack((p[k, kept], p[k, kept]))  # two batch elements with equal numbers of samples
             alone = metric_of(tc.KS, rows, torch.stack((y[k, kept], y[k, kept])))
             same(alone.test(with_interval=with_interval, **FEW)[k], together[k])
 
 
-def test_floating_weights_are_no_copies_and_noise_of_soft_targets_is_estimated():
+def test_floating_weights_are_not_copies_and_noise_of_soft_targets_is_estimated():
     """Floating weights of 2 do not change the noise; two copies of each row divide it by sqrt(2).
 
-    The standard deviation of shares of 16 votes is a quarter of that of labels.
+    The standard deviation of soft labels from 16 annotators is a quarter of that of labels.
     """
     (p,), (y,), _ = calibrated("uniform", 4_000, 1)
     twice = torch.full((4_000,), 2.0)
@@ -150,7 +151,7 @@ def test_floating_weights_are_no_copies_and_noise_of_soft_targets_is_estimated()
     assert float(shares.p_value) > 0.01
 
 
-def test_debiased_rmsce_is_tested_by_the_plain_one():
+def test_p_value_of_debiased_rmsce_is_that_of_rmsce():
     (p,), (y,), _ = calibrated("uniform", 500, 1)
     plain, debiased = (calibration_test(tc.RMSCE(task="binary", debiased=d), p, y) for d in (False, True))
     assert float(plain.p_value) == float(debiased.p_value)
@@ -169,7 +170,7 @@ SETTINGS += [pytest.param(*row, marks=pytest.mark.long) for row in product(ERROR
 
 
 @pytest.mark.parametrize(("name", "n", "kind"), SETTINGS)
-def test_p_values_of_every_error_are_valid_and_uniform_where_ties_are_rare(name, n, kind):
+def test_p_values_of_every_error_are_valid_and_uniform_if_ties_are_rare(name, n, kind):
     error, n_data = ERRORS[name]
     at_once = max(1, 2_000_000 // n)
     found, atoms = [], []
@@ -178,8 +179,8 @@ def test_p_values_of_every_error_are_valid_and_uniform_where_ties_are_rare(name,
         found.append(metric_of(error, p, y).test(n_replicates=199, seed=seed, with_interval=False).p_value)
         atoms.append((2 * math.pi * (p * (1 - p)).sum(-1)) ** -0.5)
     check_valid(torch.cat(found))
-    # ESCE depends on the number of positives alone, whose most frequent value has about the probability of a normal
-    # density at its mean. TCE counts rejected samples, and few rows near 0.99 have few outcomes.
+    # ESCE depends only on the number of positives. Its most frequent value has about the probability of a normal
+    # density at its mean. TCE counts rejected samples, and few rows near 0.99 have few possible outcomes.
     atom = float(torch.cat(atoms).mean()) if name == "esce" else 0.0
     if name != "tce" and (kind != "mostly 0.99" or n > 200):
         check_uniform(torch.cat(found), 199, atom)
@@ -190,6 +191,6 @@ def test_p_values_of_ece_with_floating_weights_are_uniform():
     check_uniform(metric.test(n_replicates=199, with_interval=False).p_value, 199)
 
 
-def test_intervals_of_ece_cover_the_error_of_a_calibrated_model_which_is_0():
+def test_intervals_of_ece_of_a_calibrated_model_contain_0():
     found = metric_of(tc.ECE, *calibrated("beta(8,1)", 200, 2_000)).test(n_replicates=199)
     check_covers(found.low == 0)

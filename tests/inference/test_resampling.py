@@ -1,4 +1,4 @@
-"""Replicate weights `(R, N)`: sums of replicates, and metrics that process a few replicates at a time."""
+"""Replicate weights `(R, N)`: sums for each replicate, and metrics that process a few replicates at a time."""
 
 from functools import partial
 from itertools import product
@@ -17,7 +17,7 @@ from torchcalib.ops.segments import bin_sums_of_replicates
 
 
 @pytest.mark.parametrize("n_bins", [3, 200])
-def test_sums_of_replicates_are_a_loop_infinite_values_and_all(n_bins):
+def test_sums_of_replicates_equal_a_loop_also_with_infinite_values(n_bins):
     generator = torch.Generator().manual_seed(0)
     index = torch.randint(0, n_bins, (2, 30), generator=generator)
     values = torch.randn(2, 30, generator=generator, dtype=torch.float64)
@@ -34,7 +34,7 @@ def test_sums_of_replicates_are_a_loop_infinite_values_and_all(n_bins):
     close(found, expected)
 
 
-def test_few_replicates_equal_those_of_many():
+def test_few_replicates_equal_the_first_of_many():
     preds, target = BINARY.data(n=60)
     weights = counts_of(40, 60)
     whole = F.ece(preds, target, task="binary", weights=weights)
@@ -72,7 +72,7 @@ def test_few_replicates_are_processed_at_a_time(function, options, monkeypatch):
         close(a, torch.stack(list(b)), rtol=1e-8, atol=1e-8)
 
 
-def test_expected_cost_takes_replicate_weights_and_refuses_bad_decisions():
+def test_expected_cost_accepts_replicate_weights_and_rejects_bad_decisions():
     decisions, target, cost = torch.tensor([0, 1, 1, 5]), torch.tensor([0, 1, 0, 1]), [[0, 1], [1, 0]]
     weights = torch.tensor([[1.0, 2, 1, 0], [0, 1, 3, 0]])
     close(F.expected_cost(decisions, target, cost=cost, weights=weights), torch.tensor([1 / 4, 3 / 4]).double())

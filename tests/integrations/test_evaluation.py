@@ -1,4 +1,4 @@
-"""`evaluate` gives the report of the predictions that the model makes."""
+"""`evaluate` returns the report of the predictions of the model."""
 
 from collections import OrderedDict, namedtuple
 
@@ -16,21 +16,21 @@ NAMES = ["cat", "dog", "eel"]
 Batch = namedtuple("Batch", ["image", "label"])
 
 
-def made_model():
+def make_model():
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 3))
 
 
 class HuggingFace(nn.Module):
-    """A model with the arguments and outputs of Hugging Face models."""
+    """Model with the arguments and outputs of Hugging Face models."""
 
     def __init__(self):
         super().__init__()
-        self.inner = made_model()
+        self.inner = make_model()
 
     def forward(self, input_ids=None, attention_mask=None, labels=None):
-        assert labels is None, "the loss is not needed"
+        assert labels is None, "labels must not be passed to the model"
         return OrderedDict(logits=self.inner(input_ids * attention_mask), hidden_states=(input_ids,))
 
 
@@ -40,7 +40,7 @@ def loader(make=lambda x, y: (x, y), size=32):
 
 
 def expected(target=Y, **options):
-    logits = made_model().eval()(X).detach()
+    logits = make_model().eval()(X).detach()
     return tc.report(logits, target, task="multiclass", from_logits=True, **options, **QUICK)
 
 
@@ -50,25 +50,25 @@ def hugging_face(x, y):
 
 LOGITS = {"from_logits": True}
 CASES = {
-    "tuples": (made_model, loader(), LOGITS),
-    "lists": (made_model, loader(lambda x, y: [x, y]), LOGITS),
-    "a generator": (made_model, (batch for batch in loader()), LOGITS),
-    "mappings": (made_model, loader(lambda x, y: {"image": x, "label": y, "path": ["a"] * len(y)}), LOGITS),
-    "named tuples": (made_model, loader(lambda x, y: Batch(x, y)), LOGITS),
+    "tuples": (make_model, loader(), LOGITS),
+    "lists": (make_model, loader(lambda x, y: [x, y]), LOGITS),
+    "a generator": (make_model, (batch for batch in loader()), LOGITS),
+    "mappings": (make_model, loader(lambda x, y: {"image": x, "label": y, "path": ["a"] * len(y)}), LOGITS),
+    "named tuples": (make_model, loader(lambda x, y: Batch(x, y)), LOGITS),
     "names of classes": (
-        made_model,
+        make_model,
         loader(lambda x, y: (x, [NAMES[k] for k in y.tolist()])),
         {**LOGITS, "class_names": NAMES},
     ),
     "Hugging Face": (HuggingFace, loader(hugging_face), {}),
-    "a function": (lambda: made_model().eval().forward, loader(), LOGITS),
-    "a tuple of one": (lambda: nn.Sequential(made_model(), Wrapped()), loader(), LOGITS),
+    "a function": (lambda: make_model().eval().forward, loader(), LOGITS),
+    "a tuple of one": (lambda: nn.Sequential(make_model(), Wrapped()), loader(), LOGITS),
     "predict": (
-        made_model,
+        make_model,
         loader(lambda x, y: (x, y, y)),
         {**LOGITS, "predict": lambda model, batch: (model(batch[0]), batch[1], torch.ones(len(batch[1])))},
     ),
-    "named probabilities": (lambda: nn.Sequential(made_model(), Probabilities()), loader(), {}),
+    "named probabilities": (lambda: nn.Sequential(make_model(), Probabilities()), loader(), {}),
 }
 
 
@@ -83,19 +83,19 @@ class Probabilities(nn.Module):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_report_is_that_of_the_predictions_in_evaluation_mode(case):
+def test_evaluate_returns_the_report_of_predictions_in_evaluation_mode(case):
     make, batches, options = CASES[case]
     report = tc.evaluate(make(), batches, **options, **QUICK)
     assert (report.task, report.n, report.task_is_inferred) == ("multiclass", 70.0, True)
-    # probabilities are logits that were rounded to float32
+    # probabilities are computed from logits that were rounded to float32
     tolerance = 1e-5 if case == "named probabilities" else 1e-12
     values = {line.key: line.value for line in report.lines if line.group == "scores"}
     assert values == pytest.approx({key: expected()[key] for key in values}, rel=tolerance)
     assert report["ece"] == pytest.approx(expected()["ece/top_label"], rel=tolerance)
 
 
-def test_modes_gradients_and_devices_are_as_before_also_after_an_error():
-    model = made_model().double().float()
+def test_modes_gradients_and_devices_are_restored_also_after_an_error():
+    model = make_model().double().float()
     model[1].eval()
     modes = [module.training for module in model.modules()]
     tc.evaluate(model, loader(), from_logits=True, device="cpu", **QUICK)
@@ -108,7 +108,7 @@ def test_modes_gradients_and_devices_are_as_before_also_after_an_error():
 
 def test_autocast_runs_the_model_in_lower_precision():
     seen = []
-    model = nn.Sequential(made_model(), Seen(seen))
+    model = nn.Sequential(make_model(), Seen(seen))
     tc.evaluate(model, loader(), from_logits=True, autocast=torch.bfloat16, **QUICK)
     tc.evaluate(model, loader(), from_logits=True, autocast=True, **QUICK)
     assert set(seen) == {torch.bfloat16}
@@ -126,7 +126,7 @@ class Seen(nn.Module):
 
 def test_labels_of_minus_100_are_dropped_and_a_single_logit_is_binary():
     marked = Y.where(torch.arange(70) % 2 == 0, -100)
-    report = tc.evaluate(made_model(), [(X, marked)], from_logits=True, **QUICK)
+    report = tc.evaluate(make_model(), [(X, marked)], from_logits=True, **QUICK)
     assert report["nll"] == pytest.approx(expected(marked, ignore_index=-100)["nll"], rel=1e-12)
     assert report.n == 35
     head = nn.Linear(4, 1)
@@ -139,7 +139,7 @@ def test_labels_of_minus_100_are_dropped_and_a_single_logit_is_binary():
 @pytest.mark.parametrize(
     ("model", "batches", "options", "error", "words"),
     [
-        (made_model(), loader(), {}, ValueError, "these are logits: pass from_logits=True"),
+        (make_model(), loader(), {}, ValueError, "these are logits: pass from_logits=True"),
         (
             nn.Softmax(-1),
             [(X[:, :3], Y)],
@@ -147,18 +147,18 @@ def test_labels_of_minus_100_are_dropped_and_a_single_logit_is_binary():
             ValueError,
             "Pass from_logits=True if the model ends without",
         ),
-        (made_model(), [], {}, ValueError, "`dataloader` must yield at least one batch, got none"),
+        (make_model(), [], {}, ValueError, "`dataloader` must yield at least one batch, got none"),
         (
-            made_model(),
+            make_model(),
             loader(lambda x, y: (x, y, y)),
             {},
             ValueError,
             r"\(inputs, target\) or a mapping, got \(",
         ),
-        (made_model(), loader(lambda x, y: {"image": x}), {}, ValueError, "targets under a usual name"),
-        (made_model(), loader(lambda x, y: {"a": x, "b": x, "y": y}), {}, ValueError, "must yield one input"),
+        (make_model(), loader(lambda x, y: {"image": x}), {}, ValueError, "targets under a usual name"),
+        (make_model(), loader(lambda x, y: {"a": x, "b": x, "y": y}), {}, ValueError, "must yield one input"),
         (lambda x: (x, x), loader(), {}, ValueError, "`model` must return a tensor"),
-        (made_model(), loader(), {"predict": lambda m, b: m(b[0])}, TypeError, "`predict` must return"),
+        (make_model(), loader(), {"predict": lambda m, b: m(b[0])}, TypeError, "`predict` must return"),
         (
             HuggingFace(),
             loader(hugging_face),
@@ -170,6 +170,6 @@ def test_labels_of_minus_100_are_dropped_and_a_single_logit_is_binary():
         (type("Clf", (), {"predict_proba": None})(), loader(), {}, TypeError, "Report.from_estimator"),
     ],
 )
-def test_what_is_not_found_is_an_error_with_the_call_to_write(model, batches, options, error, words):
+def test_unrecognised_batches_and_outputs_raise_an_error_with_a_remedy(model, batches, options, error, words):
     with pytest.raises(error, match=words):
         tc.evaluate(model, batches, **options)

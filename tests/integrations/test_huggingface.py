@@ -1,4 +1,4 @@
-"""A real `transformers.Trainer` with tiny models from their configs; huggingface_rank.py is what two processes run."""
+"""A real `transformers.Trainer` with tiny models. Two processes run huggingface_rank.py."""
 
 import json
 
@@ -18,8 +18,8 @@ from torchcalib.integrations.huggingface import CalibrationMetrics  # noqa: E402
 
 MULTICLASS = {"task": "multiclass", "from_logits": True}
 FUNCTIONS = {"nll": F.nll, "brier": F.brier_score, "ecd": F.ecd, "ece": F.ece, "accuracy": F.accuracy}
-# A row alone and in a padded batch goes through other matrix products: double-precision sums of some 8 terms, weights
-# scaled by 30 in a few layers. Rounding errors of 1e-16 may grow by 30 in each of four: 1e-16 * 30^4 is 1e-10.
+# A row alone and the same row in a padded batch use different matrix products. A rounding error of 1e-16 may grow by
+# the weight scale of 30 in each of four layers: 1e-16 * 30^4 is 1e-10.
 ROUNDING = 1e-10
 
 
@@ -38,7 +38,7 @@ def assert_all(values, logits, labels, tolerance=ROUNDING, task="multiclass", pr
 
 @pytest.fixture(scope="module")
 def classified():
-    """A classifier of sentences, 13 of them with labels, and its logits."""
+    """Return a sentence classifier, 13 sentences with labels, and their logits and labels."""
     model, rows = bert("SequenceClassification"), sentences(13)
     return model, rows, *outputs(model, rows)
 
@@ -59,17 +59,17 @@ ARGUMENTS = (
     "arguments",
     [pytest.param(given, marks=[pytest.mark.extended] if given else [], id=str(given)) for given in ARGUMENTS],
 )
-def test_an_evaluation_is_the_functions_of_all_logits(classified, arguments, tmp_path):
+def test_evaluation_gives_the_functions_of_all_logits(classified, arguments, tmp_path):
     model, rows, logits, labels = classified
     calibration = CalibrationMetrics(task="multiclass", num_classes=3)
     evaluated = trainer(model, calibration, tmp_path, **arguments)
     for _ in range(2):
         assert_all(evaluated.evaluate(rows), logits, labels)
-    assert not any(metric.update_count for metric in calibration.metrics.values()), "rows are still there"
+    assert not any(metric.update_count for metric in calibration.metrics.values()), "the metrics must be reset"
 
 
 @pytest.mark.extended
-def test_the_trainer_keeps_one_number_for_a_row_and_logits_of_unlabelled_rows(classified, tmp_path):
+def test_trainer_stores_one_number_per_row_and_logits_of_unlabelled_rows(classified, tmp_path):
     model, rows, logits, labels = classified
     calibration = CalibrationMetrics(task="multiclass")
     predicted = trainer(model, calibration, tmp_path).predict(rows)
@@ -84,23 +84,23 @@ def test_the_trainer_keeps_one_number_for_a_row_and_logits_of_unlabelled_rows(cl
 
 
 class Stop(transformers.TrainerCallback):
-    """Break an evaluation off behind its first batch."""
-
     def on_prediction_step(self, *args, **kwargs):
         raise KeyboardInterrupt
 
 
 @pytest.mark.extended
-def test_an_evaluation_that_was_broken_off_leaves_nothing(classified, tmp_path):
+def test_interrupted_evaluation_does_not_affect_the_next(classified, tmp_path):
     model, rows, logits, labels = classified
     calibration = CalibrationMetrics(task="multiclass")
     evaluated = trainer(model, calibration, tmp_path)
     for _ in range(2):
         with pytest.raises((KeyError, ValueError)):
             evaluated.evaluate(Rows([*rows[:9], {"labels": 0}]))
-        assert any(metric.update_count for metric in calibration.metrics.values()), "nothing was left to forget"
+        assert any(metric.update_count for metric in calibration.metrics.values()), (
+            "the failed evaluation must leave rows"
+        )
         assert_all(evaluated.evaluate(rows), logits, labels)
-    kept = {"dataloader_num_workers": 1, "dataloader_persistent_workers": True}  # one loader, which is read again
+    kept = {"dataloader_num_workers": 1, "dataloader_persistent_workers": True}  # one loader, whose workers are reused
     for arguments in ({}, kept):
         evaluated = trainer(model, calibration, tmp_path, eval_dataset=rows, **arguments)
         evaluated.add_callback(Stop)
@@ -113,7 +113,7 @@ def test_an_evaluation_that_was_broken_off_leaves_nothing(classified, tmp_path):
 
 
 @pytest.mark.extended
-def test_in_training_two_sets_are_measured_apart(tmp_path):
+def test_two_evaluation_sets_during_training_have_separate_values(tmp_path):
     model, one, other = bert("SequenceClassification"), sentences(13), sentences(7, seed=1)
     trained = trainer(
         model, CalibrationMetrics(task="multiclass"), tmp_path, train_dataset=one, max_steps=2, learning_rate=1e-2,
@@ -128,7 +128,7 @@ def test_in_training_two_sets_are_measured_apart(tmp_path):
 
 
 @pytest.mark.extended
-def test_hidden_states_tokens_without_a_label_and_tokens_without_a_next_one_do_not_count(tmp_path):
+def test_hidden_states_unlabelled_tokens_and_last_tokens_do_not_count(tmp_path):
     hidden = bert("SequenceClassification", output_hidden_states=True, output_attentions=True)
     for model, rows in ((hidden, sentences(13)), (bert("TokenClassification"), words(13))):
         evaluated = trainer(model, CalibrationMetrics(task="multiclass"), tmp_path, words=model is not hidden)
@@ -141,7 +141,7 @@ def test_hidden_states_tokens_without_a_label_and_tokens_without_a_next_one_do_n
 
 @pytest.mark.extended
 @pytest.mark.parametrize("labels", [1, 4])
-def test_heads_of_labels_that_do_not_exclude_each_other(labels, tmp_path):
+def test_multilabel_heads_give_the_functions_of_all_logits(labels, tmp_path):
     model = bert("SequenceClassification", num_labels=labels, problem_type="multi_label_classification")
     rows = sentences(13)
     for i, row in enumerate(rows):
@@ -158,7 +158,7 @@ def test_heads_of_labels_that_do_not_exclude_each_other(labels, tmp_path):
     close(found, expected.reshape(-1))
 
 
-def test_one_logit_in_a_row_is_that_of_a_positive():
+def test_single_logit_per_row_is_binary():
     calibration = CalibrationMetrics(task="binary")
     logits, labels = torch.tensor([[0.5], [-1.0], [2.0]]), torch.tensor([1, 0, 1])
     kept = calibration.preprocess_logits_for_metrics(logits, labels)
@@ -167,7 +167,7 @@ def test_one_logit_in_a_row_is_that_of_a_positive():
 
 
 @pytest.mark.extended
-def test_one_hook_without_the_other_is_an_error(classified, tmp_path):
+def test_one_hook_without_the_other_raises_an_error(classified, tmp_path):
     model, rows, *_ = classified
     alone = trainer(model, CalibrationMetrics(task="multiclass"), tmp_path)
     for hook, message in (
@@ -182,7 +182,7 @@ def test_one_hook_without_the_other_is_an_error(classified, tmp_path):
             alone.evaluate(rows)
 
 
-def test_wrong_arguments_are_refused():
+def test_wrong_arguments_raise_errors():
     ready, x, y = tc.CalibrationCollection([tc.NLL(**MULTICLASS)]), torch.zeros(2, 3), torch.zeros(2)
     with pytest.raises(TypeError, match="`metrics` must be a CalibrationCollection or None, got NLL"):
         CalibrationMetrics(tc.NLL(**MULTICLASS))
@@ -197,8 +197,8 @@ def test_wrong_arguments_are_refused():
 
 
 @pytest.mark.extended
-def test_two_processes_are_one(tmp_path):
-    """Sets whose last batches are filled up with rows that were read before, up to one of fewer rows than processes."""
+def test_two_processes_give_the_values_of_one(tmp_path):
+    """Test sets whose last batches repeat rows, also with fewer rows than processes."""
     codes, output = run_together([[SCRIPTS / "huggingface_rank.py", tmp_path]] * 2, environments_of_ranks(2))
     assert codes == [0, 0], output
     found, other = (json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2))

@@ -1,4 +1,4 @@
-"""`CalibrationMonitor` and the metrics themselves in a real Trainer, of `lightning` and of `pytorch_lightning`."""
+"""`CalibrationMonitor` and metrics in a real Trainer, for `lightning` and `pytorch_lightning`."""
 
 import importlib
 import json
@@ -18,9 +18,9 @@ from torchcalib.calibration import AffineScaling, IsotonicCalibration, Temperatu
 
 PACKAGES = ["lightning.pytorch", "pytorch_lightning"]
 pytestmark = [
-    # a tiny data set needs no worker processes, whatever Lightning thinks of it
+    # Lightning recommends worker processes, which a tiny data set does not need.
     pytest.mark.filterwarnings("ignore:The '.*_dataloader' does not have many workers"),
-    # a name of torch that Lightning still uses
+    # Lightning uses a deprecated name of torch.
     pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.*"),
 ]
 N_CLASSES, N_TRAIN, N_VALID = 3, 24, 26
@@ -49,7 +49,7 @@ def rows(n, seed):
 
 
 class Loader(torch.utils.data.DataLoader):
-    """Resumes in the middle of an epoch when Lightning asks for it."""
+    """Data loader that can resume in the middle of an epoch."""
 
     first = done = 0
 
@@ -71,7 +71,7 @@ def loader(n, seed, batch_size=8):
 
 
 def model(pl):
-    """A linear model that logs metrics of its own, and keeps its predictions in `seen[validation][loader]`."""
+    """Return a linear model that logs metrics, and stores its predictions in `seen[validation][loader]`."""
 
     class Model(pl.LightningModule):
         def __init__(self):
@@ -142,23 +142,24 @@ def functions(logits, target):
 
 
 @pytest.mark.extended
-def test_every_epoch_is_logged_before_callbacks_that_use_it(package, tmp_path):
+def test_values_are_logged_before_the_callbacks_that_use_them(package, tmp_path):
     tensorboard = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     callbacks, loggers = package.callbacks, package.loggers
     watched, net = monitor(diagrams_every=2), model(package)
-    stop = callbacks.EarlyStopping("val/ece", patience=0, min_delta=-1, mode="min")  # goes on as long as it is there
+    # min_delta=-1 requires the metric to exist, but never stops
+    stop = callbacks.EarlyStopping("val/ece", patience=0, min_delta=-1, mode="min")
     best = callbacks.ModelCheckpoint(tmp_path / "best", monitor="val/ece", save_top_k=1)
     logs = [loggers.TensorBoardLogger(tmp_path, "board"), loggers.CSVLogger(tmp_path, "csv")]
     run = trainer(package, tmp_path, stop, watched, best, enable_checkpointing=True, logger=logs)
     run.fit(net, loader(N_TRAIN, 0), loader(N_VALID, 1))
 
     assert isinstance(watched, package.Callback)
-    assert [row.epoch for row in watched.history.rows] == [0, 1, 2], "the sanity check is no epoch"
+    assert [row.epoch for row in watched.history.rows] == [0, 1, 2], "the sanity check does not count as an epoch"
     assert [row.step for row in watched.history.rows] == [3, 6, 9]
     for epoch, row in enumerate(watched.history.rows):
         assert row.values == pytest.approx(functions(*net.validation(epoch)), abs=1e-7)
     for name, value in watched.history.rows[-1].values.items():
-        assert run.callback_metrics[f"val/{name}"].item() == value, "float64, to the last digit"
+        assert run.callback_metrics[f"val/{name}"].item() == value, "equal float64 values"
     assert best.best_model_score.item() == min(watched.history.column("ece"))
     assert stop.best_score.item() in watched.history.column("ece")
 
@@ -173,7 +174,7 @@ def test_every_epoch_is_logged_before_callbacks_that_use_it(package, tmp_path):
 @pytest.mark.parametrize(
     "precision", ["32-true", *(pytest.param(x, marks=pytest.mark.extended) for x in ("bf16-mixed", "bf16-true"))]
 )
-def test_logged_metrics_are_the_functions_of_the_logits(pl, tmp_path, precision):
+def test_logged_metrics_equal_the_functions_of_the_logits(pl, tmp_path, precision):
     watched, net = monitor(), model(pl)
     epochs, steps = [], []
 
@@ -199,14 +200,14 @@ def test_logged_metrics_are_the_functions_of_the_logits(pl, tmp_path, precision)
         assert value == pytest.approx(float(F.ece(logits, target, **GIVEN)), abs=1e-7)
     _, logits, target = zip(*steps[3:], strict=True)
     whole = float(F.ece(torch.cat(logits), torch.cat(target), **GIVEN))
-    assert run.callback_metrics["train/ece_epoch"].item() == pytest.approx(whole, abs=1e-7), "each epoch for itself"
+    assert run.callback_metrics["train/ece_epoch"].item() == pytest.approx(whole, abs=1e-7), "epochs are separate"
     assert net.ece.state.dtype == watched.monitors[0]._metrics["ece"].state.dtype == torch.float64
-    assert net.ece.state.sum() == 0, "Lightning resets what it logs"
+    assert net.ece.state.sum() == 0, "Lightning resets logged metrics"
 
 
 @pytest.mark.extended
 @pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
-def test_a_resumed_training_goes_on_with_its_history_and_its_calibrator(pl, tmp_path):
+def test_resumed_training_continues_its_history_and_calibrator(pl, tmp_path):
     def fitted(checkpoint=None):
         watched, net = monitor(calibrate=AffineScaling(), diagrams_every=0), model(pl)
         keep = pl.callbacks.ModelCheckpoint(tmp_path, filename="{epoch}-{step}", save_top_k=-1, monitor="val/nll")
@@ -220,7 +221,7 @@ def test_a_resumed_training_goes_on_with_its_history_and_its_calibrator(pl, tmp_
     assert len(saved["callbacks"][whole.state_key]["histories"][0]["rows"]) == 5
     resumed, _ = fitted(path)
     assert [(row.epoch, row.step) for row in whole.history.rows] == [(k // 3, k + 1) for k in range(9)]
-    assert resumed.history == whole.history, "no step twice, none left out, and the same model"
+    assert resumed.history == whole.history, "every step occurs once, with the same model"
 
     logits, target = net.validation(4)
     expected, loaded = AffineScaling().fit(logits, target, **GIVEN), load_calibrator(path)
@@ -231,11 +232,11 @@ def test_a_resumed_training_goes_on_with_its_history_and_its_calibrator(pl, tmp_
     assert again.calibrator.alpha == loaded.alpha
     validated = trainer(pl, tmp_path, again).validate(net, loader(N_VALID, 1), verbose=False)
     assert validated[0]["val/nll"] == whole.history.column("nll")[-1]
-    assert len(again.history) == 0, "validation alone is no part of a training"
+    assert len(again.history) == 0, "validation alone adds no row"
 
 
 @pytest.mark.extended
-def test_it_is_a_callback_of_every_package_that_is_installed_and_one_is_enough(pl, monkeypatch):
+def test_monitor_is_a_callback_of_every_installed_package(pl, monkeypatch):
     from torchcalib.integrations.lightning import _callback_classes
 
     assert all(
@@ -250,12 +251,12 @@ def test_it_is_a_callback_of_every_package_that_is_installed_and_one_is_enough(p
                 _callback_classes()
     watched = monitor()
     watched.load_state_dict({"histories": [{"version": 1, "rows": []}] * 2})
-    again = pickle.loads(pickle.dumps(watched))  # as spawning strategies do
+    again = pickle.loads(pickle.dumps(watched))  # as in spawning strategies
     assert [one.history for one in again.monitors] == [one.history for one in watched.monitors]
     assert again.state_key == watched.state_key == "CalibrationMonitor{'prefix': 'val/'}"
 
 
-def test_arguments_that_do_not_fit_are_refused_before_a_training_begins(pl, tmp_path):
+def test_incompatible_arguments_raise_errors_before_training(pl, tmp_path):
     with pytest.raises(ValueError, match="`calibrate` must be a calibrator for task='multiclass', got Isotonic"):
         monitor(calibrate=IsotonicCalibration())
     with pytest.raises(ValueError, match="`diagrams_every` must be at least 0, got -1"):
@@ -266,7 +267,7 @@ def test_arguments_that_do_not_fit_are_refused_before_a_training_begins(pl, tmp_
 
 
 @pytest.mark.extended
-def test_fast_dev_run_is_one_row_of_history(package, tmp_path):
+def test_fast_dev_run_gives_one_row_of_history(package, tmp_path):
     watched = monitor()
     run = trainer(package, tmp_path, watched, fast_dev_run=True)
     run.fit(model(package), loader(N_TRAIN, 0), loader(N_VALID, 1))
@@ -275,7 +276,7 @@ def test_fast_dev_run_is_one_row_of_history(package, tmp_path):
 
 
 @pytest.mark.extended
-def test_every_validation_loader_has_its_own_history(pl, tmp_path):
+def test_every_validation_loader_has_a_separate_history(pl, tmp_path):
     watched, net = monitor(prefix="v/"), model(pl)
     net.configure_optimizers = lambda: torch.optim.SGD(net.parameters(), lr=0.5)
     run = trainer(pl, tmp_path, watched, max_epochs=2)
@@ -285,13 +286,13 @@ def test_every_validation_loader_has_its_own_history(pl, tmp_path):
         assert one.history.rows[-1].values == pytest.approx(functions(*net.validation(1, index)), abs=1e-7)
         assert run.callback_metrics[f"v/nll/dataloader_idx_{index}"].item() == one.history.column("nll")[-1]
     assert "v/nll" not in run.callback_metrics
-    run.validate(net, loader(9, 2), verbose=False)  # of fewer loaders, under a name of its own
+    run.validate(net, loader(9, 2), verbose=False)  # a single loader has a name without an index
     assert "v/nll" in run.callback_metrics
     assert [len(one.history) for one in watched.monitors] == [2, 2]
 
 
 @pytest.mark.extended
-def test_two_processes_agree_with_one_and_repeated_rows_count_once(tmp_path):
+def test_two_processes_give_the_values_of_one_and_repeated_rows_count_once(tmp_path):
     lightning(PACKAGES[0])
     done = run_python(SCRIPTS / "lightning_ranks.py", tmp_path)
     assert done.returncode == 0, done.stderr
@@ -301,12 +302,14 @@ def test_two_processes_agree_with_one_and_repeated_rows_count_once(tmp_path):
         for epoch in found["epochs"]:
             expected = epoch["expected"]
             assert {name: epoch["values"][name] for name in expected} == pytest.approx(expected, abs=1e-12)
-            assert abs(expected["own"] - expected["val/nll/dataloader_idx_0"]) > 1e-4, "one row of 13 twice"
+            assert abs(expected["own"] - expected["val/nll/dataloader_idx_0"]) > 1e-4, (
+                "torchmetrics counts one of 13 rows twice"
+            )
         assert found["alpha"] == pytest.approx(found["alpha expected"], rel=1e-9)
 
 
 @pytest.mark.extended
-def test_repeated_rows_have_no_weight_or_a_warning_is_raised(pl):
+def test_repeated_rows_get_weight_0_or_a_warning(pl):
     distinct, given = torch.tensor([1, 1, 0]), torch.tensor([0.5, 2.0, math.nan])
     labels = torch.zeros(3, 5, dtype=torch.int64)
     for of_axis in (monitor(class_axis=1), monitor()):

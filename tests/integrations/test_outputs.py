@@ -1,4 +1,4 @@
-"""Predictions and targets in the outputs of a step, and pictures for loggers."""
+"""Predictions and targets in the outputs of a step, and figures for loggers."""
 
 from types import SimpleNamespace
 
@@ -46,7 +46,7 @@ def test_missing_predictions_or_targets_raise_an_error_that_lists_the_outputs(ou
         found_by(None, outputs, batch, from_logits)
 
 
-def test_a_custom_getter_is_used_and_its_result_checked():
+def test_custom_getter_is_used_and_its_result_is_checked():
     weights = torch.ones(4)
     found = found_by(lambda outputs, batch: (outputs["z"], batch[1], weights), {"z": LOGITS}, BATCH, from_logits=True)
     assert found == (LOGITS, LABELS, weights)
@@ -54,8 +54,8 @@ def test_a_custom_getter_is_used_and_its_result_checked():
         found_by(lambda outputs, batch: outputs, LOGITS, BATCH, from_logits=True)
 
 
-def test_pictures_are_logged_by_every_supported_logger():
-    class Files:  # an experiment as that of MLflow, with a run, and as that of Comet, without
+def test_figures_are_logged_by_every_supported_logger():
+    class Files:  # an MLflow experiment with a run, and a Comet experiment without
         def log_figure(self, *args, **kwargs):
             self.given = args, kwargs
 

@@ -1,4 +1,4 @@
-"""Files that would exhaust memory or time are refused."""
+"""Files that would exhaust memory or time give an error."""
 
 import gzip
 import json
@@ -44,7 +44,7 @@ def npy_header(shape, dtype="<f4", fortran=False):
 
 
 def packed(path, **members):
-    """Write an archive with members of zeros, given their first bytes and how many zeros follow."""
+    """Write an archive. Each member has given first bytes, followed by a given number of zeros."""
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
         for name, (start, zeros) in members.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
@@ -58,10 +58,10 @@ def safetensors_of(header, tail=b""):
 
 
 def write_hostile(f):
-    """Write hostile files, and return a part of the error message of each."""
+    """Write hostile files, and return a part of the error message for each."""
     numbers, labels = (npy_header((1, 2 * 10**7)), 8 * 10**7), (npy_header((1,), "<i8"), 8)
     shape = json.dumps({"logits": {"dtype": "F32", "shape": [2**62, 8], "data_offsets": [0, 8]}}).encode()
-    archives = {  # logits, targets, words
+    archives = {  # logits, targets, part of the error message
         "lie": ((npy_header((10**13,)), 8), (npy_header((10**13,), "<i8"), 8), "declared"),
         "overflow": ((npy_header((2**62, 8)), 0), labels, "declared"),
         "width": ((npy_header((1,), "<U900000000"), 0), labels, "must be a complete"),
@@ -120,7 +120,7 @@ def write_hostile(f):
 
 @pytest.mark.extended
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits of memory are those of Linux")
-def test_hostile_files_are_refused_within_limits_of_memory_and_time(tmp_path):
+def test_hostile_files_give_errors_within_limits_of_memory_and_time(tmp_path):
     """Each file is read in a process that is limited to 3 GiB of additional memory and to 100 seconds."""
     pytest.importorskip("pyarrow")
     pytest.importorskip("safetensors")
@@ -139,8 +139,8 @@ def test_hostile_files_are_refused_within_limits_of_memory_and_time(tmp_path):
 
 
 @pytest.mark.parametrize("task", ["multiclass", "multilabel"])
-def test_a_billion_classes_are_refused_before_memory_is_allocated(task):
-    row = torch.zeros(1, dtype=torch.float16).expand(1, 10**9)  # two bytes
+def test_a_billion_classes_give_an_error_before_memory_is_allocated(task):
+    row = torch.zeros(1, dtype=torch.float16).expand(1, 10**9)  # an expanded tensor of two bytes
     target = torch.zeros(1, dtype=torch.int64)
     target = target if task == "multiclass" else target.expand(1, 10**9)
     with pytest.raises(ValueError, match=r"must have at most .* with 15 bins, got 1,000,000,000"):

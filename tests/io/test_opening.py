@@ -7,7 +7,18 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from helpers.written import HITS, LABELS, LOGITS, PROBS, RNG, WEIGHTS, WRITERS, numbered, write_csv, write_parquet
+from helpers.prediction_files import (
+    HITS,
+    LABELS,
+    LOGITS,
+    PROBS,
+    RNG,
+    WEIGHTS,
+    WRITERS,
+    numbered,
+    write_csv,
+    write_parquet,
+)
 from safetensors.torch import save_file
 
 from torchcalib.io.errors import InputError
@@ -24,7 +35,6 @@ def whole(files: PredictionFiles, max_bytes=64 * 2**20):
 
 
 def same(tensor, expected):
-    """Assert equal values and dtypes."""
     torch.testing.assert_close(tensor, torch.as_tensor(expected), rtol=0, atol=0)
 
 
@@ -37,7 +47,7 @@ def tensors(*names):
 
 
 def small(kinds):
-    """Return the same numbers in other dtypes."""
+    """Return the same values in other dtypes."""
     columns = named("logits", "targets").items()
     return {name: values.astype(kind) for kind, (name, values) in zip(kinds, columns, strict=True)}
 
@@ -178,10 +188,10 @@ def test_the_task_determines_the_meaning_of_targets_with_classes_and_pixels(tmp_
 
 
 @pytest.mark.parametrize("suffix", WRITERS)
-def test_shards_with_an_empty_one_read_as_one_file(tmp_path, suffix):
+def test_shards_with_an_empty_one_give_the_rows_of_one_file(tmp_path, suffix):
     paths = [tmp_path / f"{i}.{suffix}" for i in range(4)]
     for path, rows in zip(paths, (slice(0, 0), slice(0, 4), slice(4, 5), slice(5, 7)), strict=True):
-        # Decimal text is parsed as float64; conversion to float32 restores the original.
+        # Decimal text is parsed as float64. Conversion to float32 restores the original.
         WRITERS[suffix](path, {"logits": LOGITS[rows], "targets": LABELS[rows]})
     files = open_predictions(paths)
     assert (files.n_rows, files.source.shape, files.source.files) == (7, (7, 3), tuple(map(str, paths)))
@@ -191,7 +201,7 @@ def test_shards_with_an_empty_one_read_as_one_file(tmp_path, suffix):
     assert [len(rows) for rows in files.chunks()] == [4, 1, 2]
 
 
-def test_opened_files_can_be_pickled_and_hold_no_file_open(tmp_path):
+def test_opened_files_can_be_pickled_and_keep_no_file_open(tmp_path):
     np.savez(tmp_path / "a.npz", logits=LOGITS, targets=LABELS)
     files = pickle.loads(pickle.dumps(open_predictions([tmp_path / "a.npz"])))
     (tmp_path / "a.npz").rename(tmp_path / "b.npz")
@@ -199,7 +209,7 @@ def test_opened_files_can_be_pickled_and_hold_no_file_open(tmp_path):
         next(files.chunks())
 
 
-def test_missing_package_names_the_extra(tmp_path, monkeypatch):
+def test_missing_package_raises_an_error_that_names_the_extra(tmp_path, monkeypatch):
     for package, suffix in (("pyarrow", "csv"), ("pyarrow", "parquet"), ("safetensors", "safetensors")):
         WRITERS[suffix](tmp_path / f"a.{suffix}", {"logits": LOGITS, "targets": LABELS})
         with monkeypatch.context() as patch:

@@ -1,4 +1,4 @@
-"""No file runs code: pickles are refused, and the package has no call that could unpickle."""
+"""No file runs code: pickles give an error, and the package contains no call that could unpickle."""
 
 import ast
 import os
@@ -17,8 +17,8 @@ from torchcalib.io.opening import open_predictions
 from torchcalib.io.saved import load_tensors
 
 
-class Runs:
-    """Creates a folder when it is unpickled."""
+class CreatesFolder:
+    """Create a folder when it is unpickled."""
 
     def __init__(self, folder):
         self.folder = str(folder)
@@ -43,9 +43,9 @@ def write_pickles(folder, evil):
     return [*([folder / name] for name in alone), [folder / "objects.npy", folder / "targets.npy"]]
 
 
-def test_no_pickle_in_any_format_runs(tmp_path):
+def test_pickles_in_any_format_are_not_run(tmp_path):
     made = tmp_path / "made"
-    for paths in write_pickles(tmp_path, Runs(made)):
+    for paths in write_pickles(tmp_path, CreatesFolder(made)):
         with pytest.raises(InputError):
             list(open_predictions(paths, from_logits=True).chunks())
         if paths[0].suffix in (".pt", ".pth"):
@@ -53,7 +53,7 @@ def test_no_pickle_in_any_format_runs(tmp_path):
                 load_calibrator(paths[0])
         assert not made.exists(), paths
     pickle.loads((tmp_path / "bare.pt").read_bytes())
-    assert made.exists(), "the detector can fail"
+    assert made.exists(), "the search must find unsafe lines"
 
 
 SAFE_LOADS = {"torch": ("weights_only", True), "np": ("allow_pickle", False), "numpy": ("allow_pickle", False)}

@@ -1,4 +1,4 @@
-"""Penalties for training: slow loops in values and gradients, laws, modules, and extreme batches."""
+"""Penalties for training: slow loops for values and gradients, laws, modules, and extreme batches."""
 
 import inspect
 import math
@@ -19,7 +19,7 @@ import torchcalib.functional as F
 from torchcalib.losses import CanonicalLoss, ECELoss, MMCELoss, SKCELoss, SoftBinnedECELoss, mmce, soft_binned_ece
 
 TASKS = ("binary", "multiclass", "multilabel")
-PENALTIES = {  # function, module, options; and for functions of this package the loop over claims and its arguments
+PENALTIES = {  # function, module, options, and for functions of this package the loop over events with its arguments
     "soft l1": (soft_binned_ece, SoftBinnedECELoss, {"n_bins": 7, "norm": "l1"},
                 partial(slow.soft_binned_ece, n_bins=7, temperature=0.01, norm="l1")),
     "soft l2": (soft_binned_ece, SoftBinnedECELoss, {"temperature": 0.002},
@@ -46,7 +46,7 @@ def penalty(request):
 
 @pytest.fixture(params=[name for name in PENALTIES if PENALTIES[name][-1]])
 def new_penalty(request):
-    """Those that are functions of this package; values and laws of the others are tested where these are."""
+    """Penalties that are defined in `losses`. The others are tested with their metrics."""
     return PENALTIES[request.param]
 
 
@@ -59,8 +59,8 @@ def probabilities(task, logits):
 
 
 @pytest.mark.parametrize(("task", "mode"), KINDS)
-def test_slow_loop_value_and_gradient(new_penalty, task, mode):
-    """Of logits, and of their probabilities by the chain rule; with ties."""
+def test_values_and_gradients_equal_slow_loops(new_penalty, task, mode):
+    """Gradients with respect to logits, and to probabilities by the chain rule; with ties."""
     function, _, options, loop = new_penalty
     logits, target = data(task)
     logits[10:15] = logits[9]
@@ -82,8 +82,8 @@ def test_slow_loop_value_and_gradient(new_penalty, task, mode):
             assert leaf.grad[at].item() == pytest.approx(slope, rel=1e-5, abs=1e-9)
 
 
-def test_default_kernel_of_mmce_is_that_of_the_authors_code():
-    """exp(-|c - c'| / (2 * 0.2)) in Kumar et al.'s code; netcal, which has it too, gives 0.2325 for these rows."""
+def test_default_kernel_of_mmce_equals_that_of_the_authors_code():
+    """The kernel is exp(-|c - c'| / (2 * 0.2)) in Kumar et al.'s code and in netcal, which gives 0.2325 here."""
     probs = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.4, 0.6]], dtype=torch.float64)
     target = torch.tensor([1, 0, 1])
     confidences, residuals = (0.9, 0.8, 0.6), (0 - 0.9, 1 - 0.8, 1 - 0.6)
@@ -94,13 +94,13 @@ def test_default_kernel_of_mmce_is_that_of_the_authors_code():
         assert found.item() == pytest.approx(0.2325, abs=5e-5)
 
 
-def test_closed_form_of_mmce_without_mistakes():
+def test_weighted_mmce_without_errors_has_the_closed_form():
     hits = mmce(torch.tensor([0.8, 0.8]), torch.tensor([1, 1]), task="binary", weighted=True)
     assert float(hits) == pytest.approx(0.2)
 
 
-def test_a_narrow_kernel_of_many_samples_is_that_of_all_pairs():
-    """In one pass over sorted confidences, where exponentials of them run over hundreds of orders of magnitude."""
+def test_mmce_of_many_samples_equals_the_sum_over_all_pairs():
+    """The implementation sorts the confidences. Their exponentials span hundreds of orders of magnitude."""
     generator = torch.Generator().manual_seed(0)
     p = torch.rand(3000, generator=generator, dtype=torch.float64)
     p[:300] = p[300:600]
@@ -111,11 +111,11 @@ def test_a_narrow_kernel_of_many_samples_is_that_of_all_pairs():
         torch.testing.assert_close(mmce(p, y, task="binary", bandwidth=bandwidth), expected, rtol=1e-11, atol=0)
 
 
-# Laws that the streaming metrics keep too.
+# Laws of batches and masks
 
 
 @tasks
-def test_law_batches_are_loops_and_classes_stand_anywhere(new_penalty, task):
+def test_batches_and_class_axes_equal_a_loop(new_penalty, task):
     function, _, options, _ = new_penalty
     logits, target = data(task, lead=(3,))
     call = partial(function, task=task, from_logits=True, **options)
@@ -132,8 +132,8 @@ def test_law_batches_are_loops_and_classes_stand_anywhere(new_penalty, task):
 
 
 @tasks
-def test_law_what_is_masked_is_not_there(penalty, task):
-    """By weight, also where it is NaN; by `ignore_index` and as missing, and there gradients are 0."""
+def test_masked_rows_have_no_effect(penalty, task):
+    """Rows are masked by weight, by `ignore_index` and as missing. Gradients of ignored and missing rows are 0."""
     function, module, options, _ = penalty
     logits, target = data(task)
     keep = torch.arange(24) % 3 > 0
@@ -157,11 +157,11 @@ def test_law_what_is_masked_is_not_there(penalty, task):
     assert make()(logits, target, weights=torch.zeros(24)).isnan()
 
 
-# Modules.
+# Modules
 
 
 @tasks
-def test_modules_are_their_functions_of_all_samples(penalty, task):
+def test_modules_equal_their_functions(penalty, task):
     function, module, options, _ = penalty
     logits, target = data(task)
     loss = module(task=task, from_logits=True, **options)
@@ -180,7 +180,7 @@ def test_modules_are_their_functions_of_all_samples(penalty, task):
 
 
 @pytest.mark.parametrize("name", ["soft l2", "mmce weighted", "canonical"])
-def test_modules_compile_whole_and_there_a_bad_row_gives_nan(name):
+def test_compiled_modules_equal_eager_ones_and_give_nan_for_bad_rows(name):
     torch.compiler.reset()
     _, module, options, _ = PENALTIES[name]
     loss = module(task="multiclass", from_logits=True, **options)
@@ -199,7 +199,7 @@ def test_modules_compile_whole_and_there_a_bad_row_gives_nan(name):
 
 
 @pytest.mark.parametrize("cls", [SKCELoss, CanonicalLoss, MMCELoss])
-def test_instances_with_equal_arguments_share_what_was_compiled(cls):
+def test_instances_with_equal_arguments_share_compiled_graphs(cls):
     torch.compiler.reset()
     logits, target = data("multiclass")
     graphs = []
@@ -214,8 +214,8 @@ def test_instances_with_equal_arguments_share_what_was_compiled(cls):
         assert len(graphs) == n_graphs
 
 
-def test_nothing_waits_for_the_device(penalty):
-    """On the meta device there are no values, so that whoever looks at one fails."""
+def test_penalties_do_not_synchronise_the_device(penalty):
+    """Reading a value of a meta tensor raises an error."""
     _, module, options, _ = penalty
     for task, policy in product(TASKS, ("raise", "drop")):
         logits, target = (tensor.to("meta") for tensor in data(task, dtype=torch.float32))
@@ -225,7 +225,7 @@ def test_nothing_waits_for_the_device(penalty):
         assert leaf.grad.shape == logits.shape
 
 
-def test_half_types_are_read_as_they_are_and_autocast_changes_nothing(penalty):
+def test_half_types_give_the_float64_value_and_autocast_has_no_effect(penalty):
     _, module, options, _ = penalty
     loss = module(task="multiclass", from_logits=True, **options)
     for dtype in (torch.float16, torch.bfloat16, torch.float32):
@@ -240,12 +240,12 @@ def test_half_types_are_read_as_they_are_and_autocast_changes_nothing(penalty):
             torch.testing.assert_close(loss(logits, target), value.detach(), rtol=0, atol=0)
 
 
-# Extremes.
+# Extreme input
 
 
 @tasks
-def test_gradients_are_finite_at_certain_predictions_and_of_single_samples(penalty, task):
-    """All right, all wrong, saturated so that probabilities are 0 and 1, infinite, exactly even; one sample alone."""
+def test_gradients_are_finite_at_extreme_predictions_and_for_single_samples(penalty, task):
+    """Right, wrong, saturated, infinite and even predictions, for batches of 1, 2 and 7 samples."""
     _, module, options, _ = penalty
     dtypes = (torch.float16, torch.float32, torch.float64)
     for dtype, size, n, label in product(dtypes, (0.0, 30.0, 6e4, math.inf), (1, 2, 7), (0, 1)):
@@ -260,8 +260,8 @@ def test_gradients_are_finite_at_certain_predictions_and_of_single_samples(penal
             assert leaf.grad.isfinite().all(), (dtype, size, n, label)
 
 
-def test_certain_logits_are_what_certain_probabilities_are(penalty):
-    """Infinite ones too, also of tasks that are read as two classes."""
+def test_infinite_logits_give_the_value_of_certain_probabilities(penalty):
+    """Infinite logits, also for tasks that are computed as two classes."""
     _, module, options, _ = penalty
     logits, probs = torch.tensor([math.inf, -math.inf, 0.0]), torch.tensor([1.0, 0.0, 0.5])
     target = torch.tensor([0, 1, 1])
@@ -276,7 +276,7 @@ def test_modules_and_functions_document_every_option(penalty):
         assert [name for name in names if f"\n        {name}: " not in what.__doc__] == []
 
 
-def test_wrong_settings_and_inputs_are_refused():
+def test_wrong_options_and_inputs_raise_errors():
     given = {"preds": torch.tensor([0.2, 0.7]), "target": torch.tensor([0, 1]), "task": "binary"}
     wrong = {"bandwidth": [1e-4], "weighted": ["yes"], "mode": ["classwise"], "average": [None]}
     assert_named(partial(mmce, **given), wrong)

@@ -15,7 +15,7 @@ import torchcalib.functional as F
 from torchcalib.core.state import SumsKind
 from torchcalib.ops import counter_rng
 
-# The pieces of a stream would cut through blocks; 39 replicates of SmECE take their time, which one case shows.
+# Batches of a stream would split blocks. 39 replicates of SmECE are slow, so that only one case is tested.
 ADDITIVE = [
     case
     for case in CASES
@@ -34,7 +34,7 @@ def poisson(n_replicates, n, seed=0):
     return counter_rng.poisson_counts(seed, torch.arange(n_replicates), torch.arange(n), torch.float64)
 
 
-def test_streamed_in_pieces_is_a_loop_over_poisson_weights(additive):
+def test_streamed_replicates_equal_a_loop_over_poisson_weights(additive):
     preds, target = additive.data(n=41)
     weights = additive.weights(41)
     metric = tc.Bootstrapped(additive.metric(), n_replicates=39, seed=3)
@@ -45,7 +45,8 @@ def test_streamed_in_pieces_is_a_loop_over_poisson_weights(additive):
     close(found.value, metric.compute())
     close(found.replicates, additive.call(preds, target, weights=poisson(39, 41, seed=3) * weights))
     off_the_cpu = tc.Bootstrapped(additive.metric(ignore_index=-100), n_replicates=39).to("meta")
-    off_the_cpu.update(preds.to("meta"), target.to("meta"), weights=weights.to("meta"))  # which has no value to read
+    # values of meta tensors cannot be read
+    off_the_cpu.update(preds.to("meta"), target.to("meta"), weights=weights.to("meta"))
     assert off_the_cpu.state.device.type == "meta"
 
 
@@ -86,7 +87,7 @@ def test_streaming_continues_after_a_pickle_a_clone_a_state_dict_a_reset_and_a_f
     assert not whole.state_dict()
 
 
-def test_merging_adds_other_draws():
+def test_merged_states_have_the_draws_of_both():
     preds, target = BINARY.data(n=60)
     one, other, same = (streamed(seed=seed) for seed in (0, 1, 0))
     one.update(preds[:25], target[:25])
@@ -106,7 +107,7 @@ def test_merging_adds_other_draws():
             one.merge_state(streamed(seed=2, **different))
 
 
-def test_members_of_a_collection_have_their_own_intervals_and_ks_uses_a_sketch():
+def test_members_of_a_collection_have_separate_intervals_and_ks_uses_a_sketch():
     preds, target = BINARY.data(n=60)
     alone, sketch = streamed(), partial(tc.KS, task="binary", resolution=64)
     metrics = tc.CalibrationCollection({"ece": streamed(), "ks": tc.Bootstrapped(sketch())})
@@ -127,7 +128,7 @@ def test_members_of_a_collection_have_their_own_intervals_and_ks_uses_a_sketch()
     figure.clear()
 
 
-def test_bad_metrics_are_refused():
+def test_bad_metrics_raise_errors():
     nll = tc.NLL(task="binary")
     wrong = [
         ({"metric": F.nll}, TypeError, "`metric` must be a torchcalib metric, got fun"),

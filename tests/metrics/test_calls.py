@@ -1,4 +1,4 @@
-"""The number of Python calls between a caller and the compiled loops, which is most of the time of a small batch."""
+"""Limit the number of Python calls before the compiled loops, which take most of the time for a small batch."""
 
 import sys
 from pathlib import Path
@@ -23,9 +23,9 @@ def update():
 
 
 @pytest.mark.parametrize(("function", "most"), [(ece, 45), (update, 50)])
-def test_few_functions_of_the_package_are_called_for_a_batch(function, most):
-    pytest.importorskip("numba")  # plain torch takes chunks instead of compiled loops
-    function()  # the first call compiles, and makes the estimator
+def test_number_of_python_calls_per_batch_is_limited(function, most):
+    pytest.importorskip("numba")  # plain torch processes chunks instead of running compiled loops
+    function()  # the first call compiles, and creates the estimator
     calls = []
 
     def note(frame, event, _):

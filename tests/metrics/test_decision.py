@@ -18,7 +18,7 @@ F64 = torch.float64
 binary, multi = {"task": "binary"}, {"task": "multiclass"}
 P2, Y2 = torch.tensor([0.2, 0.7], dtype=F64), torch.tensor([0, 1])
 
-# Cost matrices.
+# Cost matrices
 
 
 def test_cost_matrix_helpers():
@@ -33,7 +33,7 @@ def test_cost_matrix_helpers():
     assert (tc.CostMatrix.zero_one(2).with_reject(0.1).num_decisions, tc.CostMatrix.zero_one(4).num_classes) == (3, 4)
 
 
-def test_cost_matrix_is_a_value():
+def test_cost_matrices_are_compared_and_hashed_by_value():
     rows = [[0.0, 1.0, 0.25], [4.0, 0.0, 0.25]]
     matrix = tc.CostMatrix(rows)
     read = (tc.CostMatrix(given) for given in (torch.tensor(rows), np.array(rows), tuple(rows)))
@@ -47,13 +47,13 @@ def test_cost_matrix_is_a_value():
     assert repr(one) != repr(other)
 
 
-# Decisions and their risk.
+# Decisions and their risk
 
 
-def test_closed_form_decisions_of_two_classes():
-    """A miss that costs 4 and a false alarm of 1 turn at P(y=1) = 1/5; a tie is decided for the first.
+def test_bayes_decisions_of_two_classes_change_at_the_closed_form_threshold():
+    """If a miss costs 4 and a false alarm 1, the decision changes at P(y=1) = 1/5. A tie gives the first decision.
 
-    Of two columns that cost nothing for class 0 the second is better, by 1e-20 times 1/2.
+    With two decisions that cost nothing for class 0, the second is better by 1e-20 times 1/2.
     """
     p, cost = torch.tensor([0.0, 0.1875, 0.2, 0.21, 1.0], dtype=F64), [[0, 1], [4, 0]]
     assert F.bayes_decisions(p, cost=cost, **binary).tolist() == [0, 0, 0, 1, 1]
@@ -64,11 +64,12 @@ def test_closed_form_decisions_of_two_classes():
 
 
 @pytest.mark.parametrize("n_classes", [2, 3, 7, 60])
-def test_ties_go_to_the_first_decision_whatever_the_batch_size(n_classes):
-    """Equal probabilities: a sum of 1/C in another order differs in the last place."""
+def test_ties_give_the_first_decision_for_any_batch_size(n_classes):
+    """Sums of 1/C in different orders differ in the last digit."""
     generator = torch.Generator().manual_seed(n_classes)
     costs = torch.randint(0, 4, (n_classes, 5), generator=generator).double() / 10
-    costs = torch.cat((costs, costs[torch.randperm(n_classes, generator=generator)]), -1)  # each column has a twin
+    # append a copy of each column
+    costs = torch.cat((costs, costs[torch.randperm(n_classes, generator=generator)]), -1)
     uniform = torch.full((37, n_classes), 1 / n_classes, dtype=F64)
     first = costs.mean(0)[:5].argmin().item()
     decisions = F.bayes_decisions(uniform, cost=costs, **multi)
@@ -76,7 +77,7 @@ def test_ties_go_to_the_first_decision_whatever_the_batch_size(n_classes):
     assert F.bayes_decisions(uniform[:1], cost=costs, **multi).item() == first
 
 
-def test_decisions_keep_the_shape_of_the_samples():
+def test_decisions_have_the_shape_of_the_samples():
     images = torch.rand(2, 3, 4, 5, dtype=F64).softmax(1)
     decisions = F.bayes_decisions(images, class_axis=1, cost=tc.CostMatrix.zero_one(3), **multi)
     assert torch.equal(decisions, images.argmax(1))
@@ -85,8 +86,8 @@ def test_decisions_keep_the_shape_of_the_samples():
         assert torch.equal(F.bayes_decisions(labels, class_axis=axis, task="multilabel"), (labels > 0.5).long())
 
 
-def test_closed_form_of_a_rare_class_keeps_its_digits():
-    """Always deciding 0 costs the share of ones: found as 1 less the share of zeros it would have 5 digits here."""
+def test_bayes_risk_of_a_rare_class_is_exact():
+    """Deciding 0 costs the frequency of ones. One minus the frequency of zeros would have five correct digits."""
     preds, target, weights = torch.tensor([[0.1, 0.2], [0, 1], [1e12, 3.0]], dtype=F64)
     found = F.bayes_risk(preds, target.long(), weights=weights, normalize="prior", **binary)
     assert found.item() == pytest.approx(1, rel=1e-15)
@@ -94,7 +95,7 @@ def test_closed_form_of_a_rare_class_keeps_its_digits():
 
 @pytest.mark.parametrize("priors", [None, [0.2, 0.3, 0.5]])
 @pytest.mark.parametrize("normalize", [None, "prior"])
-def test_expected_cost_of_bayes_decisions_is_the_bayes_risk(priors, normalize):
+def test_expected_cost_of_bayes_decisions_equals_the_bayes_risk(priors, normalize):
     q = torch.rand(2, 50, 3, generator=torch.Generator().manual_seed(0), dtype=F64).softmax(-1)
     h = torch.arange(100).reshape(2, 50) % 3
     h[0, 3] = h[1, 7] = -1
@@ -105,15 +106,15 @@ def test_expected_cost_of_bayes_decisions_is_the_bayes_risk(priors, normalize):
     torch.testing.assert_close(F.expected_cost(decisions, h, cost=cost, **given), expected, rtol=1e-13, atol=0)
 
 
-def test_closed_form_priors_that_float32_rounds_are_normalised():
-    """Each of two classes has one sample, so that the value is the mean of two losses at equal priors."""
+def test_float32_priors_are_normalised():
+    """Each class has one sample, so that the value is the mean of two losses at equal priors."""
     preds, h = torch.tensor([[0.2, 0.8], [0.3, 0.7]], dtype=F64), torch.tensor([0, 1])
     priors = torch.full((2,), 0.5 * (1 - 2**-23))
     expected = -(torch.tensor([0.2, 0.7], dtype=F64).log()).mean()
     torch.testing.assert_close(F.nll(preds, h, priors=priors, **multi), expected, rtol=1e-15, atol=0)
 
 
-def test_expected_cost_by_hand():
+def test_expected_cost_equals_hand_computed_values():
     decisions, h = torch.tensor([0, 1, 2, 0, 1], dtype=torch.int8), torch.tensor([0, 1, 1, 1, 0])
     cost = [[0, 1, 0.25], [8, 0, 0.25]]
     assert F.expected_cost(decisions, h, cost=cost).item() == (0 + 0 + 0.25 + 8 + 1) / 5
@@ -127,11 +128,11 @@ def test_expected_cost_by_hand():
     assert F.expected_cost(unread, h[[0, 1, 4]], cost=cost, weights=torch.tensor([1, 0, 3])).item() == 0.75
 
 
-# Thresholds, and the curve of the risk over operating points.
+# Thresholds, and the risk curve over operating points
 
 
 def sample(n=60, lead=(), distinct=None):
-    """P(y=1) and labels that follow them."""
+    """Return P(y=1), and labels drawn from it."""
     generator = torch.Generator().manual_seed(0)
     p = torch.rand(*lead, n, generator=generator, dtype=F64)
     y = (torch.rand(*lead, n, generator=generator) < p).long()
@@ -140,7 +141,7 @@ def sample(n=60, lead=(), distinct=None):
 
 @pytest.mark.parametrize("distinct", [None, 8])
 @pytest.mark.parametrize("cost", [[[0, 1], [1, 0]], [[0, 1], [5, 0]], [[0.5, 2], [1, -1]], [[1, 0], [0, 1]]])
-def test_slow_loop_optimal_threshold(distinct, cost):
+def test_optimal_threshold_cost_equals_slow_loop(distinct, cost):
     p, y = sample(distinct=distinct)
     weights = torch.arange(60) % 4
     expected = oracles.least_threshold_cost(p.tolist(), y.tolist(), weights.tolist(), cost)
@@ -149,7 +150,7 @@ def test_slow_loop_optimal_threshold(distinct, cost):
         assert F.optimal_threshold_cost(preds, y, **given).item() == pytest.approx(expected)
 
 
-def test_optimal_threshold_at_priors_is_that_of_weighted_classes():
+def test_optimal_threshold_at_priors_equals_that_of_weighted_classes():
     p, y = sample(lead=(2,))
     shares = torch.stack((1 - y.double().mean(-1), y.double().mean(-1)), -1)
     weights = (torch.tensor([0.8, 0.2]) / shares).gather(-1, y)
@@ -164,7 +165,7 @@ def test_optimal_threshold_at_priors_is_that_of_weighted_classes():
     torch.testing.assert_close(normalized, at_priors / (3 * 0.2))
 
 
-def test_labels_and_sets_of_classes_are_binary_tasks():
+def test_labels_and_positive_classes_give_the_values_of_binary_tasks():
     p, y = sample(lead=(3,))
     apart = torch.stack([F.optimal_threshold_cost(p[k], y[k], **binary) for k in range(3)])
     given = {"preds": p.T, "target": y.T, "task": "multilabel"}
@@ -183,14 +184,14 @@ def test_labels_and_sets_of_classes_are_binary_tasks():
 
 
 @pytest.mark.parametrize("from_logits", [False, True])
-def test_slow_loop_curve(from_logits):
+def test_bayes_risk_curve_equals_slow_loop(from_logits):
     p, y = sample(distinct=None if from_logits else 10)
     weights = torch.arange(60) % 3
     given = {"weights": weights, "points": 9, "from_logits": from_logits, **binary}
     curve = F.bayes_risk_curve(p.logit() if from_logits else p, y, **given)
 
     def cost_of(p, c):
-        """[EPSR] eq. 34, one operating point: a miss costs 1/c and a false alarm 1/(1-c)."""
+        """[EPSR] eq. 34 for one operating point: a miss costs 1/c and a false alarm 1/(1-c)."""
         rows = zip(p, y.tolist(), strict=True)
         costs = [1 / c if t and q <= c else 1 / (1 - c) if not t and q > c else 0.0 for q, t in rows]
         return oracles.mean(costs, weights.tolist())
@@ -202,7 +203,7 @@ def test_slow_loop_curve(from_logits):
     torch.testing.assert_close(curve.normalized, curve.risk / curve.cheapest)
 
 
-def test_a_point_of_the_curve_is_a_bayes_risk():
+def test_points_of_the_curve_equal_the_bayes_risk():
     p, y = sample(lead=(2,))
     priors = [0.7, 0.3]
     curve = F.bayes_risk_curve(p, y, points=[0.2, 0.5, 0.9], priors=priors, batch_dims=1, **binary)
@@ -214,7 +215,7 @@ def test_a_point_of_the_curve_is_a_bayes_risk():
 
 
 @pytest.mark.parametrize(("weight", "score"), [("uniform", F.nll), ("beta22", F.brier_score)])
-def test_area_of_the_curve_is_the_score_and_so_is_its_gradient(weight, score):
+def test_area_of_the_curve_equals_the_score_with_its_gradient(weight, score):
     p, y = sample(n=200, lead=(2,))
     each = {"batch_dims": 1, **binary}
     given = {"weights": torch.rand(2, 200), **each}
@@ -233,8 +234,8 @@ def test_area_of_the_curve_is_the_score_and_so_is_its_gradient(weight, score):
     torch.testing.assert_close(F.bayes_risk_area(finite, y, weight=weight, **each), score(finite, y, **each))
 
 
-def test_area_of_saturated_logits_and_of_a_set_whose_probability_rounds_to_1_is_the_nll():
-    """A set and its complement alike; rows are exact in float32 but for the sum of 1 + 2e-8."""
+def test_area_of_saturated_predictions_equals_the_nll():
+    """A set and its complement give the same area. The rows sum to 1 + 2e-8, which float32 cannot represent."""
     z, y = torch.tensor([200.0, -300.0, 4.0, 200.0], dtype=F64), torch.tensor([0, 1, 1, 1])
     area = F.bayes_risk_area(z, y, from_logits=True, **binary)
     torch.testing.assert_close(area, F.nll(z, y, from_logits=True, **binary), rtol=1e-14, atol=0)
@@ -245,7 +246,7 @@ def test_area_of_saturated_logits_and_of_a_set_whose_probability_rounds_to_1_is_
         assert F.nll(**given).item() == pytest.approx((-math.log(2e-8) + math.log(2)) / 2, rel=1e-6)
 
 
-def test_area_of_certain_predictions():
+def test_area_of_certain_predictions_is_0_1_or_infinite():
     zeros, ones = torch.tensor([0.0, 0.0, 1.0, 1.0]), torch.tensor([0, 0, 1, 1])
     assert F.bayes_risk_area(zeros, ones, **binary).item() == 0
     assert F.bayes_risk_area(zeros, 1 - ones, **binary).item() == math.inf
@@ -254,7 +255,7 @@ def test_area_of_certain_predictions():
     assert F.bayes_risk_curve(zeros[:0], ones[:0], **binary).risk.isnan().all()
 
 
-# Wrong calls.
+# Wrong calls
 
 ZERO_ONE = [[0, 1], [1, 0]]
 Q = torch.tensor([[0.2, 0.8], [0.6, 0.4], [0.5, 0.5]], dtype=F64)
@@ -282,7 +283,7 @@ WRONG = [
 ]
 
 
-def test_wrong_calls_are_refused():
+def test_wrong_calls_raise_errors_with_rule_and_value():
     of_predictions = {"preds": P2, "target": Y2, **binary}
     usual = {tc.BayesRisk: {}, F.bayes_decisions: {}, F.expected_cost: {"target": Y2, "cost": ZERO_ONE}}
     assert_refused(
@@ -312,5 +313,5 @@ WRONG_COSTS = [
 ]  # fmt: skip
 
 
-def test_wrong_costs_are_refused():
+def test_wrong_costs_raise_errors():
     assert_refused((what, call, error, parts) for what, call, error, *parts in WRONG_COSTS)

@@ -1,4 +1,4 @@
-"""Metrics and functions by group: every value is that of the rows of the group alone, in whatever pieces they came."""
+"""Metrics and functions by group: every value equals that of the rows of the group alone, for any batches."""
 
 import itertools
 import pickle
@@ -21,19 +21,19 @@ from torchcalib.metrics.groups.table import adjusted_p_values, shrunk_to_mean
 
 NAMES = ("nce-multiclass-logits", "ece-multiclass-classwise", "ece-per-label", "tce-multilabel-classwise", "ace-binary")
 some_cases = pytest.mark.parametrize("case", [case for case in CASES if str(case).startswith(NAMES)], ids=str)
-IN_PIECES = [case for case in CASES if not case.in_blocks]  # the others are tested below
+IN_PIECES = [case for case in CASES if not case.in_blocks]  # metrics over blocks are tested below
 P, Y, FIRST = torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]), torch.tensor([0, 1, 1])
 N_GROUPS = 6
 
 
-def some_groups(n, num_groups=N_GROUPS):
-    """Numbers of groups of which one is empty, and the first has most samples."""
+def random_groups(n, num_groups=N_GROUPS):
+    """Return random group numbers. One group is empty, and the first has most samples."""
     groups = (torch.rand(n, generator=torch.Generator().manual_seed(1)) ** 2 * num_groups).long()
     return groups.masked_fill(groups == num_groups - 2, 0)
 
 
 def loop(case, preds, target, groups, weights=None):
-    """The function over the rows of each of 6 groups, one group after the other."""
+    """Return the values of the function for the rows of each of 6 groups."""
     weights = torch.ones(groups.shape) if weights is None else weights
     members = [groups == k for k in range(N_GROUPS)]
     return torch.stack([case.call(preds[rows], target[rows], weights=weights[rows]) for rows in members])
@@ -44,9 +44,9 @@ def by_group_of(case, **kwargs):
 
 
 @pytest.mark.parametrize("case", list(covering(IN_PIECES, lambda case: {path_of(case)})))
-def test_groups_are_a_loop_over_groups_in_pieces_weighted_copied_and_merged_without_rows_left_out(case):
+def test_values_by_group_equal_a_loop_for_batches_weights_copies_and_merged_states(case):
     preds, target = case.data(n=90)
-    groups, weights = some_groups(90), case.weights(90)
+    groups, weights = random_groups(90), case.weights(90)
     kept = ~torch.isin(torch.arange(90), torch.tensor([3, 7, 11, 12]))
     weights[~kept] = 1
     expected = loop(case, preds[kept], target[kept], groups[kept], weights[kept]).double()
@@ -74,9 +74,9 @@ def test_groups_are_a_loop_over_groups_in_pieces_weighted_copied_and_merged_with
 
 
 @pytest.mark.parametrize("case", list(covering(IN_PIECES, lambda case: {formula_of(case)})))
-def test_forward_is_the_value_of_the_batch_by_group_with_its_gradient(case):
+def test_forward_returns_the_batch_value_by_group_with_its_gradient(case):
     preds, target = case.data(n=40)
-    groups = some_groups(40)
+    groups = random_groups(40)
     metric = by_group_of(case)
     metric.update(preds, target, groups=groups)
     a, b, c = (preds.clone().requires_grad_() for _ in range(3))
@@ -94,7 +94,7 @@ def test_forward_is_the_value_of_the_batch_by_group_with_its_gradient(case):
         close(c.grad, b.grad)
 
 
-def test_groups_of_samples_are_copied_take_4_bytes_each_and_are_checked_when_loaded():
+def test_group_numbers_of_samples_take_4_bytes_and_are_validated_on_loading():
     metric, alone = tc.ByGroup(tc.KS(task="binary"), num_groups=2), tc.KS(task="binary")
     groups = FIRST.int()
     metric.update(P, Y, groups=groups)
@@ -118,7 +118,7 @@ def test_groups_of_samples_are_copied_take_4_bytes_each_and_are_checked_when_loa
 
 
 @pytest.mark.parametrize("cls", [tc.ECE, tc.KS, tc.NLL])
-def test_pixels_have_groups_of_their_own(cls):
+def test_every_pixel_may_have_another_group(cls):
     preds = torch.randn(2, 3, 5, 4).softmax(1)
     target, groups = torch.randint(0, 3, (2, 5, 4)), torch.randint(0, 2, (2, 5, 4))
     metric = tc.ByGroup(cls(task="multiclass", num_classes=3, class_axis=1), num_groups=2)
@@ -132,9 +132,9 @@ def test_pixels_have_groups_of_their_own(cls):
 
 
 @some_cases
-def test_series_of_a_batch_keep_their_own_groups(case):
+def test_batch_elements_have_separate_groups(case):
     preds, target = case.data(n=60, lead=(2, 3))
-    groups = some_groups(360).reshape(2, 3, 60)
+    groups = random_groups(360).reshape(2, 3, 60)
     metric = by_group_of(case, batch_shape=(2, 3))
     metric.update(preds, target, groups=groups)
     values, n = metric.compute(), metric.n()
@@ -144,7 +144,7 @@ def test_series_of_a_batch_keep_their_own_groups(case):
         assert n[:, i, j].tolist() == groups[i, j].bincount(minlength=6).tolist()
 
 
-def test_a_number_of_no_group_is_an_error_and_changes_nothing():
+def test_wrong_group_numbers_raise_an_error_and_change_nothing():
     for cls, wrong in itertools.product((tc.NLL, tc.ECE, tc.KS), (6, -2, 2**40)):
         metric = updated(tc.ByGroup(cls(task="binary"), num_groups=N_GROUPS), (P, Y), groups=torch.tensor([0, 5, 5]))
         before = metric.compute()
@@ -152,12 +152,12 @@ def test_a_number_of_no_group_is_an_error_and_changes_nothing():
             metric.update(P, Y, groups=torch.tensor([1, wrong, 2]))
         close(metric.compute(), before)
         trusting = tc.ByGroup(cls(task="binary", validate_args=False), num_groups=N_GROUPS)
-        trusting.update(P, Y, groups=torch.tensor([1, wrong, 2]))  # nothing outside of the state is written
+        trusting.update(P, Y, groups=torch.tensor([1, wrong, 2]))  # values outside the state are not written
         assert trusting.n().sum() == 3
 
 
-def test_numbers_for_no_group_that_came_on_another_device_are_counted_and_raise_later(monkeypatch):
-    """As on CUDA, where no update waits to look: the row is left out and `compute` raises."""
+def test_wrong_group_numbers_on_a_device_are_counted_and_raise_in_compute(monkeypatch):
+    """On CUDA no update reads values: bad rows are excluded, and `compute` raises an error."""
     metric = tc.ByGroup(tc.ECE(task="binary"), num_groups=3)
     monkeypatch.setattr(tc.ByGroup, "_drops_invalid", True)
     p, y = torch.tensor([0.2, torch.nan, 0.9, 0.5]), torch.tensor([0, 1, 1, 0])
@@ -167,7 +167,7 @@ def test_numbers_for_no_group_that_came_on_another_device_are_counted_and_raise_
         metric.compute()
 
 
-def test_wrong_metrics_and_groups_are_refused():
+def test_wrong_metrics_and_groups_raise_errors():
     nll, unknown = tc.NLL(task="binary"), tc.NLL(task="binary")
     object.__setattr__(unknown.kind, "accumulator", object())
     made = partial(tc.ByGroup, num_groups=2)
@@ -197,8 +197,8 @@ def test_wrong_metrics_and_groups_are_refused():
     assert_refused((given, partial(call, **given), error, [part]) for call, given, error, part in wrong)
 
 
-def test_thousands_of_groups_are_padded_to_less_than_twice_their_size():
-    """One group holds a third of all samples, hundreds hold one or none."""
+def test_thousands_of_groups_need_less_than_twice_their_size():
+    """One group has a third of all samples, hundreds have one or none."""
     g = torch.Generator().manual_seed(0)
     n, num_groups = 40_000, 3_000
     groups = (torch.rand(n, generator=g) ** 9 * num_groups).long()
@@ -222,10 +222,10 @@ def test_thousands_of_groups_are_padded_to_less_than_twice_their_size():
     assert sorted(seen) == list(range(num_groups))
 
 
-def test_a_sketch_and_soft_targets_by_group_are_those_of_the_rows_of_each():
+def test_sketches_and_soft_targets_by_group_equal_those_of_the_rows():
     g = torch.Generator().manual_seed(0)
     preds, shares = (torch.randn(80, 4, generator=g).softmax(-1) for _ in range(2))
-    target, groups = torch.randint(0, 2, (80, 4), generator=g), some_groups(80)
+    target, groups = torch.randint(0, 2, (80, 4), generator=g), random_groups(80)
     for labels, make in (
         (shares, partial(tc.NLL, task="multiclass", num_classes=4, normalize="prior")),
         (target, partial(tc.KS, task="multilabel", num_labels=4, resolution=64)),
@@ -236,7 +236,7 @@ def test_a_sketch_and_soft_targets_by_group_are_those_of_the_rows_of_each():
             close(metric.compute()[k], alone.compute(), rtol=1e-5, atol=1e-6)
 
 
-def test_a_collection_passes_groups_to_metrics_by_group_and_converts_input_once(monkeypatch):
+def test_collection_passes_groups_to_its_members_and_converts_input_once(monkeypatch):
     given = {"task": "multiclass", "num_classes": 4}
     alone = {"ece": tc.ECE(**given), "ks": tc.KS(**given)}
     alone |= {f"{name}_by": tc.ByGroup(metric, num_groups=N_GROUPS) for name, metric in alone.items()}
@@ -245,11 +245,11 @@ def test_a_collection_passes_groups_to_metrics_by_group_and_converts_input_once(
     original = InputFormat.read
     monkeypatch.setattr(InputFormat, "read", lambda *args, **kwargs: reads.append(1) or original(*args, **kwargs))
     preds, target = torch.randn(60, 4).softmax(-1), torch.randint(0, 4, (60,))
-    groups = some_groups(60)
+    groups = random_groups(60)
     metrics.update(preds[:30], target[:30], groups=groups[:30])
     assert set(metrics(preds[30:], target[30:], groups=groups[30:])) == set(metrics.keys())
     monkeypatch.undo()
-    assert len(reads) == 2  # one for each batch
+    assert len(reads) == 2  # one per batch
     before = metrics.compute()
     for name, metric in alone.items():
         metric.update(preds, target, **({"groups": groups} if name.endswith("by") else {}))
@@ -263,8 +263,8 @@ def test_a_collection_passes_groups_to_metrics_by_group_and_converts_input_once(
     assert "num_groups=6" in repr(by_group)
 
 
-def biased(metric, n, num_groups, off, seed=0):
-    """Update a metric by group with data that are calibrated but for groups with more frequent outcomes than predicted.
+def miscalibrated_groups(metric, n, num_groups, off, seed=0):
+    """Update a metric by group with calibrated data, except for groups whose outcomes are too frequent.
 
     Returns:
         The metric, predictions, outcomes and groups, of which group 4 is empty.
@@ -281,22 +281,22 @@ def biased(metric, n, num_groups, off, seed=0):
 
 
 @pytest.mark.parametrize("cls", [tc.ECE, tc.ACE])
-def test_evidence_of_groups_is_that_of_each_alone(cls):
+def test_calibration_test_of_each_group_is_that_of_its_rows(cls):
     make = partial(cls, task="binary", n_bins=5)
-    metric, p, y, groups = biased(make(), 600, 6, {2})
+    metric, p, y, groups = miscalibrated_groups(make(), 600, 6, {2})
     found = metric.test(n_replicates=99)
     close(found.statistic, metric.compute())
     assert found.p_value[4].isnan()
     for k in (0, 2, 5):
         alone = calibration_test(make(), p[groups == k], y[groups == k], n_replicates=499)
-        close(found.noise_floor[k], alone.noise_floor, rtol=0.25, atol=0)  # 99 replicates: 5 standard errors
+        close(found.noise_floor[k], alone.noise_floor, rtol=0.25, atol=0)  # 5 standard errors of 99 replicates
         close(found.p_value[k], alone.p_value, rtol=0, atol=0.2)
 
 
 @pytest.mark.parametrize("cls", [tc.ECE, tc.ESCE, tc.ACE])
-def test_the_worst_groups_are_significant(cls):
-    # Of other data one of the 57 calibrated groups is off by 3 standard deviations by chance.
-    metric, _, _, groups = biased(cls(task="binary", n_bins=5), 6_000, 60, {3, 20}, seed=1)
+def test_worst_groups_are_the_miscalibrated_ones(cls):
+    # With other seeds, one of the 57 calibrated groups may differ by 3 standard deviations by chance.
+    metric, _, _, groups = miscalibrated_groups(cls(task="binary", n_bins=5), 6_000, 60, {3, 20}, seed=1)
     table = metric.worst(8)
     assert set(table.group[:2]) == {3, 20}
     assert max(table.p_value[:2]) < 0.01
@@ -316,7 +316,7 @@ def test_the_worst_groups_are_significant(cls):
     assert table.to_dict()["group"] == list(table.group) == [row["group"] for row in table.rows()]
 
 
-def test_shrinking_is_the_formula_of_its_source():
+def test_shrunken_values_follow_the_random_effects_formula():
     values, errors = torch.tensor([[0.10, 0.12, 0.50, 0.05, torch.nan], [0.05, 0.01, 0.20, 0.03, 0.1]]).double()
     x, s = values[:4], errors[:4]
     w = 1 / s**2
@@ -330,7 +330,7 @@ def test_shrinking_is_the_formula_of_its_source():
     assert found[4].isnan()
 
 
-def test_adjusted_p_values_are_those_of_scipy():
+def test_adjusted_p_values_equal_scipy():
     stats = pytest.importorskip("scipy.stats")
     p = torch.rand(200, generator=torch.Generator().manual_seed(0), dtype=torch.float64) ** 3
     p[7] = p[8]
@@ -338,7 +338,7 @@ def test_adjusted_p_values_are_those_of_scipy():
     assert len(adjusted_p_values(p[:0])) == 0
 
 
-# Functions by group.
+# Functions by group
 
 
 MULTI = {"task": "multiclass", "from_logits": True}
@@ -350,7 +350,7 @@ def data():
     return 3 * logits, torch.multinomial(logits.softmax(-1), 1, generator=g).squeeze(-1), torch.arange(300) % 4
 
 
-def test_functions_without_a_class_or_with_several_values_batches_class_axes_and_weights():
+def test_by_group_supports_tuples_batches_class_axes_and_weights():
     logits, target, groups = data()
     folds = torch.arange(300) // 4 % 5
     values = F.by_group(relative_calibration_loss, logits, target, groups, folds=folds, **MULTI)
@@ -371,7 +371,7 @@ def test_functions_without_a_class_or_with_several_values_batches_class_axes_and
     close(by_group(logits, target, weights=torch.ones(5, 300)), one.unsqueeze(-1).expand(4, 5))
 
 
-def test_a_failing_group_is_named():
+def test_error_within_a_group_names_the_group():
     logits, target, groups = data()
     groups[groups == 3] = 2
     groups[5] = 3
@@ -380,7 +380,7 @@ def test_a_failing_group_is_named():
     assert raised.value.__notes__ == ["in group 3 of size 1. Use group -1 for rows in groups that are too small."]
 
 
-def test_bad_arguments_are_refused_and_no_rows_are_groups_without_a_value():
+def test_bad_arguments_raise_errors_and_empty_groups_are_nan():
     given = {"function": F.ece, "preds": torch.tensor([0.2, 0.7, 0.9]), "target": torch.tensor([0, 1, 1])}
     given |= {"groups": torch.tensor([0, 1, 2]), "task": "binary"}
     wrong = [
@@ -397,18 +397,18 @@ def test_bad_arguments_are_refused_and_no_rows_are_groups_without_a_value():
     assert F.by_group(**{**given, **nothing}, num_groups=3).isnan().tolist() == [True] * 3
 
 
-# SKCE by group: blocks are cut within each group of each update.
+# SKCE by group: blocks are formed within each group of each update.
 
-# Means of at most 200 blocks of values up to 2, summed in another order: 200 * 2 * 2.2e-16, with room.
+# Means of at most 200 blocks with values up to 2, in another order: 200 * 2 * 2.2e-16, with a margin
 close_of_blocks = partial(close, rtol=1e-10)
 
 
-@pytest.mark.parametrize("copies", [1, 3, 40])  # of 40 copies of a row whole blocks are made
+@pytest.mark.parametrize("copies", [1, 3, 40])  # 40 copies of a row form whole blocks
 @pytest.mark.parametrize("case", [case for case in CASES if case.in_blocks], ids=str)
-def test_values_and_gradients_are_those_of_the_function_over_each_group(case, copies):
+def test_block_values_and_gradients_by_group_equal_the_function(case, copies):
     preds, target = case.data(n=120, lead=(2,))
     groups = torch.randint(-1, N_GROUPS - 1, (2, 120), generator=torch.Generator().manual_seed(0))
-    groups = groups.masked_fill(groups == 2, 3)  # group 2 is empty, -1 is none
+    groups = groups.masked_fill(groups == 2, 3)  # group 2 is empty, -1 is no group
     weights = None if copies == 1 else torch.arange(240).reshape(2, 120) * 7 % copies
     metric = tc.ByGroup(case.metric(batch_shape=(2,)), num_groups=N_GROUPS)
     mine, theirs = (preds.clone().requires_grad_() for _ in range(2))
@@ -427,16 +427,16 @@ def test_values_and_gradients_are_those_of_the_function_over_each_group(case, co
     if copies == 1:
         sizes = torch.stack([(groups == k).sum(-1) for k in range(N_GROUPS)])
         close_of_blocks(metric.n(), (sizes // case.options.get("block_size", 2)).double())  # n is the number of blocks
-    for n in (0, 1):  # too few for a block
+    for n in (0, 1):  # fewer than a block
         metric.update(preds[:, :n], target[:, :n], groups=groups[:, :n])
     other = tc.ByGroup(case.metric(batch_shape=(2,)), num_groups=N_GROUPS)
     other.update(preds, target, groups=groups, weights=weights)
-    metric.merge_state(other)  # the same blocks once more
+    metric.merge_state(other)  # the same blocks again
     close_of_blocks(metric.compute(), expected)
 
 
-def test_a_weight_of_any_size_takes_no_memory():
-    """Blocks of copies of one row alone are counted, not made: h = |r|^2 each, whatever the kernel."""
+def test_large_weights_take_no_memory():
+    """Blocks of copies of one row are counted instead of formed: each has h = |r|^2, for any kernel."""
     p = torch.tensor([0.2, 0.5], dtype=torch.float64)
     metric = tc.ByGroup(tc.SKCE(task="binary", estimator="block"), num_groups=2)
     metric.update(p, torch.ones(2, dtype=torch.int64), groups=torch.arange(2), weights=torch.tensor([32 * 10**10, 64]))
@@ -444,7 +444,7 @@ def test_a_weight_of_any_size_takes_no_memory():
     close_of_blocks(metric.compute(), 2 * (1 - p) ** 2)
 
 
-def test_update_off_the_cpu_never_asks_for_a_value():
+def test_update_never_synchronises_the_device():
     preds, target, groups = torch.empty(9, device="meta"), *torch.empty(2, 9, dtype=torch.int64, device="meta")
     for weights in (None, target):
         metric = tc.ByGroup(tc.SKCE(task="binary", from_logits=True), num_groups=N_GROUPS).to("meta")

@@ -1,4 +1,4 @@
-"""Kernel calibration error, its test, and canonical calibration error: slow loops, simulations, laws, wrong calls."""
+"""Kernel calibration error and its test, canonical calibration error: slow loops, simulations, laws, wrong calls."""
 
 import math
 from functools import partial
@@ -33,7 +33,7 @@ def data(task, n, **how):
 
 
 def rows_of(task, preds, target):
-    """Return (rows of q, rows of t) for every value of the metric."""
+    """Return (rows of q, rows of t) for each value of the metric."""
     if task == "multiclass":
         return [(preds.tolist(), [oracles.one_hot(h, N_CLASSES) for h in target.tolist()])]
     columns = [(preds, target)] if task == "binary" else zip(preds.T, target.T, strict=True)
@@ -48,7 +48,7 @@ def calibrated(n_sets, n, concentration=1.0):
     return preds, target
 
 
-# Canonical calibration error.
+# Canonical calibration error
 
 
 def error(preds, target, task="multiclass", **options):
@@ -57,7 +57,7 @@ def error(preds, target, task="multiclass", **options):
 
 @pytest.mark.parametrize(("p", "bandwidth"), [(1, 0.1), (2, 0.02), (2, 1.0)])
 @pytest.mark.parametrize("task", TASKS)
-def test_slow_loop_canonical_error(task, p, bandwidth):
+def test_canonical_error_equals_slow_loop(task, p, bandwidth):
     preds, target = data(task, 23)
     for weights in (None, COPIES):
         copies = [1] * 23 if weights is None else weights.tolist()
@@ -72,8 +72,8 @@ def test_slow_loop_canonical_error(task, p, bandwidth):
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-def test_slow_loop_bandwidth_of_greatest_likelihood(weighted):
-    """Of each series by itself."""
+def test_bandwidth_by_likelihood_equals_slow_loop(weighted):
+    """Each batch element has a separate bandwidth."""
     preds, target = calibrated(2, 20)
     preds[1] = preds[1] ** 3 / (preds[1] ** 3).sum(-1, keepdim=True)
     weights = torch.arange(20) % 3 if weighted else torch.ones(20, dtype=torch.int64)
@@ -87,8 +87,8 @@ def test_slow_loop_bandwidth_of_greatest_likelihood(weighted):
         close(value[k], error(preds[k], target[k], bandwidth=chosen[k], weights=weights))
 
 
-def test_probabilities_of_zero_slow_loop_and_limit_of_small_ones():
-    """Also where no other kernel reaches: of the third sample, which alone is sure, those nearest to it are left."""
+def test_canonical_error_with_zero_probabilities_is_the_limit_of_small_ones():
+    """A certain sample is beyond the reach of all other kernels, so that only the nearest samples contribute."""
     preds = torch.tensor([[0.6, 0.4, 0], [0.7, 0.3, 0], [0.2, 0.8, 0], [0.5, 0.3, 0.2]], dtype=F64)
     target = torch.tensor([0, 1, 1, 2])
     ((rows, targets),) = rows_of("multiclass", preds, target)
@@ -112,12 +112,12 @@ def test_probabilities_of_zero_slow_loop_and_limit_of_small_ones():
 
 @pytest.mark.parametrize("from_logits", [False, True])
 @pytest.mark.parametrize("bandwidth", [0.001, 0.1, "likelihood"])
-def test_gradient_is_finite_where_probabilities_are_0_or_1(from_logits, bandwidth):
+def test_gradient_is_finite_for_probabilities_0_and_1(from_logits, bandwidth):
     generator = torch.Generator().manual_seed(0)
     logits = 60 * torch.randn(50, 4, generator=generator)
     logits[:10] = torch.where(logits[:10] == logits[:10].amax(-1, keepdim=True), 0.0, -torch.inf)
     probs = logits.softmax(-1)
-    probs = probs.masked_fill(probs < 1e-20, 0)  # below, 1 / q is more than float32 holds
+    probs = probs.masked_fill(probs < 1e-20, 0)  # below 1e-20, 1 / q exceeds the range of float32
     preds = (logits if from_logits else probs).requires_grad_()
     value = error(preds, torch.randint(0, 4, (50,), generator=generator), bandwidth=bandwidth, from_logits=from_logits)
     value.backward()
@@ -125,11 +125,11 @@ def test_gradient_is_finite_where_probabilities_are_0_or_1(from_logits, bandwidt
     assert preds.grad.isfinite().all()
 
 
-# Squared kernel calibration error, and its test.
+# Squared kernel calibration error, and its test
 
 
 ESTIMATORS = ["unbiased", "biased", "linear", "block"]
-# Every pair of an estimator, a kernel, a bandwidth and a task.
+# Every pair of an estimator, a kernel, a bandwidth and a task
 SETTINGS = [
     (list(TASKS)[(k + k // 4) % 3], *setting)
     for k, setting in enumerate(product(ESTIMATORS, ["laplacian", "gaussian"], [0.4, "median"]))
@@ -137,7 +137,7 @@ SETTINGS = [
 
 
 @pytest.mark.parametrize(("task", "estimator", "kernel", "bandwidth"), SETTINGS)
-def test_slow_loop_skce(task, estimator, kernel, bandwidth):
+def test_skce_equals_slow_loop(task, estimator, kernel, bandwidth):
     preds, target = data(task, 23)
     given = {"estimator": estimator, "kernel": kernel, "bandwidth": bandwidth, "block_size": 3}
     for weights in (None, COPIES):
@@ -148,8 +148,8 @@ def test_slow_loop_skce(task, estimator, kernel, bandwidth):
 
 
 @pytest.mark.parametrize("kernel", ["laplacian", "gaussian"])
-def test_gradients_in_predictions_and_weights_are_those_of_finite_differences(kernel):
-    """Each value of a batch by itself, so that the incoming gradients differ."""
+def test_gradients_for_predictions_and_weights_equal_finite_differences(kernel):
+    """The batch elements have different incoming gradients."""
     preds, target = data("binary", 9, lead=(2,))
     weights = torch.linspace(0.5, 2, 18, dtype=F64).reshape(2, 9).requires_grad_()
 
@@ -163,8 +163,8 @@ def test_gradients_in_predictions_and_weights_are_those_of_finite_differences(ke
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 @pytest.mark.parametrize("task", TASKS)
-def test_a_single_sample_is_nan_and_never_infinite_but_for_the_biased_estimator(task, estimator):
-    """The sum over pairs of one sample is 0 but for rounding: 300 samples, alone, by weights and by `ignore_index`."""
+def test_single_sample_gives_nan_except_for_the_biased_estimator(task, estimator):
+    """The sum over pairs of a single sample is 0 up to rounding, also if weights or `ignore_index` leave one sample."""
     preds, target = data(task, 300)
     given = {"task": task, "estimator": estimator, "block_size": 2, **TASKS[task]}
     alone = F.skce(preds.unsqueeze(1), target.unsqueeze(1), batch_dims=1, **given)
@@ -181,8 +181,8 @@ def test_a_single_sample_is_nan_and_never_infinite_but_for_the_biased_estimator(
 
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize("size", [2, 3, 8])
-def test_law_updates_of_whole_blocks_are_one_call_and_their_rests_no_blocks(task, size):
-    """Streamed, merged or kept apart: the laws that do not hold for updates that cut through blocks."""
+def test_updates_with_whole_blocks_equal_one_call_and_drop_incomplete_blocks(task, size):
+    """Laws for updates with whole blocks: streamed, merged and batched."""
     case = Case("", F.skce, tc.SKCE, task, {}, {"multilabel": {"num_labels": N_CLASSES}}.get(task, {}))
     preds, target = case.data(n=5 * size + 1, lead=(2,))
     given = {"estimator": "block", "block_size": size}
@@ -202,11 +202,11 @@ def test_law_updates_of_whole_blocks_are_one_call_and_their_rests_no_blocks(task
     assert (one.statistic().n == 5).all()
 
 
-# The test
+# Test of the squared kernel calibration error
 
 
 @pytest.mark.parametrize(("estimator", "size"), [("linear", 2), ("block", 4)])
-def test_slow_loop_p_value(estimator, size):
+def test_p_value_equals_slow_loop(estimator, size):
     preds, target = calibrated(1, 41)
     found = skce_test(preds[0], target[0], task="multiclass", estimator=estimator, block_size=size)
     ts = [oracles.one_hot(h, 3) for h in target[0].tolist()]
@@ -215,7 +215,7 @@ def test_slow_loop_p_value(estimator, size):
     assert found.p_value.item() == pytest.approx(oracle.p_value(means), rel=1e-9)
 
 
-def test_simulated_bound_keeps_its_level_and_rejects_gross_miscalibration():
+def test_p_value_bound_is_valid_and_rejects_gross_miscalibration():
     preds, target = calibrated(500, 60)
     bound = skce_test(preds, target, task="multiclass", estimator="unbiased", batch_dims=1).p_value
     check_valid(bound)
@@ -226,15 +226,15 @@ def test_simulated_bound_keeps_its_level_and_rejects_gross_miscalibration():
     assert found < 1e-3
 
 
-def test_closed_form_a_model_that_is_right_and_sure_is_not_rejected():
+def test_certain_correct_predictions_have_p_value_1():
     preds, target = torch.eye(3)[[0, 1, 2, 1, 0, 2]], torch.tensor([0, 1, 2, 1, 0, 2])
     for estimator in ("linear", "unbiased"):
         found = skce_test(preds, target, task="multiclass", estimator=estimator)
         assert found.statistic == 0
-        assert found.p_value == 1  # every calibrated model shows as much
+        assert found.p_value == 1  # all residuals are 0
 
 
-def test_streamed_test_is_that_of_one_call_and_of_every_label():
+def test_streamed_test_equals_one_call_for_every_label():
     preds, target = data("multilabel", 200)
     metric = tc.SKCE(task="multilabel", num_labels=N_CLASSES)
     for piece in (slice(0, 80), slice(80, 200)):
@@ -247,17 +247,17 @@ def test_streamed_test_is_that_of_one_call_and_of_every_label():
 
 @pytest.mark.parametrize("estimator", ["linear", "block", "unbiased"])
 def test_p_value_of_less_than_two_blocks_is_nan(estimator):
-    """The variance of one block is 0 but for rounding: 300 sets of one block, or of one sample."""
+    """The variance of one block is 0 up to rounding."""
     preds, target = calibrated(300, 1 if estimator == "unbiased" else 3)
     given = {"task": "multiclass", "estimator": estimator, "block_size": 3, "batch_dims": 1}
     assert bool(skce_test(preds, target, **given).p_value.isnan().all())
 
 
-# Functions of all pairs, which have no streaming class. tests/contract has laws of those of blocks.
+# Functions of all pairs, which have no streaming class. tests/contract tests metrics over blocks.
 
 
 class Function(Case):
-    """A function without a streaming class, for the laws of functions of tests/contract."""
+    """A function without a streaming class, for the laws in tests/contract."""
 
     whole_weights = differentiable = True
 
@@ -281,12 +281,12 @@ of_all_pairs = pytest.mark.parametrize("case", ALL_PAIRS, ids=str)
 @pytest.mark.parametrize(
     "law",
     [
-        laws_of_paths.test_law_leading_axes_of_weights_are_a_loop,
-        laws_of_paths.test_law_rows_of_weight_zero_are_never_read,
-        laws_of_values.test_law_batch_axis_is_a_loop,
-        laws_of_values.test_law_integer_weights_are_repeats,
-        laws_of_values.test_law_weighted_gradient_is_that_of_repeats,
-        laws_of_values.test_law_mapped_functions_are_the_function,
+        laws_of_paths.test_law_leading_axes_of_weights_equal_a_loop,
+        laws_of_paths.test_law_values_of_rows_with_weight_zero_have_no_effect,
+        laws_of_values.test_law_batch_axes_equal_a_loop,
+        laws_of_values.test_law_integer_weights_equal_repeated_rows,
+        laws_of_values.test_law_weighted_gradient_equals_that_of_repeated_rows,
+        laws_of_values.test_law_vmap_equals_the_function,
     ],
 )
 def test_laws_of_functions_hold(law, case):
@@ -294,13 +294,13 @@ def test_laws_of_functions_hold(law, case):
 
 
 @pytest.mark.parametrize("case", [case for case in ALL_PAIRS if case.name in COMPILED], ids=str)
-def test_law_compiled_functions_are_the_function_without_a_graph_break(case):
-    laws_of_values.test_law_compiled_functions_are_the_function_without_a_graph_break(case)
+def test_law_torch_compile_equals_the_function_without_a_graph_break(case):
+    laws_of_values.test_law_torch_compile_equals_the_function_without_a_graph_break(case)
 
 
 @of_all_pairs
-def test_gradient_is_that_of_finite_differences(case):
-    """A median bandwidth is a constant of the gradient, but not of finite differences."""
+def test_gradient_equals_finite_differences(case):
+    """The gradient treats a median bandwidth as constant, unlike finite differences."""
     preds, target = case.data(n=12)
     if case.options.get("bandwidth") != "median":
         value = partial(case.call, target=target, validate_args=False)
@@ -308,8 +308,8 @@ def test_gradient_is_that_of_finite_differences(case):
 
 
 @of_all_pairs
-def test_too_few_samples_are_nan(case):
-    """However few they are: in number, by weights, and by `ignore_index`."""
+def test_too_few_samples_give_nan(case):
+    """Samples do not count if they have weight 0 or the ignored label."""
     preds, target = case.data(n=5)
     least = 1 if case.options.get("estimator") == "biased" else 2
     for n in range(5):
@@ -322,7 +322,7 @@ def test_too_few_samples_are_nan(case):
 
 
 class Largest(TorchDispatchMode):
-    """Record the size of the largest tensor that any operation returns."""
+    """Record the size of the largest tensor returned by any operation."""
 
     size = 0
 
@@ -333,8 +333,8 @@ class Largest(TorchDispatchMode):
         return out
 
 
-def test_of_all_pairs_and_all_blocks_no_more_than_a_chunk_is_held():
-    """Neither on the way there nor back."""
+def test_largest_tensor_is_a_chunk_of_pairs():
+    """Both the forward and the backward pass."""
     x, one = torch.rand(600, 3), torch.ones(600)
     ways, grads = one.unsqueeze(0), torch.ones(1)
     for kernel in ("laplacian", "gaussian"):
@@ -356,7 +356,7 @@ def test_of_all_pairs_and_all_blocks_no_more_than_a_chunk_is_held():
     assert seen.size == logits.numel()  # the gradient
 
 
-def test_bad_arguments_are_refused():
+def test_bad_arguments_raise_errors():
     preds, target = calibrated(1, 10)
     given = {"preds": preds[0], "target": target[0], "task": "multiclass"}
     shared = {"chunk": [0], "average": [None], "weights": [torch.full((10,), 0.5)]}

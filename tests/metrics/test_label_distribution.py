@@ -1,4 +1,4 @@
-"""Distances to label distributions: against slow loops, closed forms and laws."""
+"""Distances to label distributions, compared with slow loops, closed forms and laws."""
 
 import math
 from functools import partial
@@ -28,7 +28,7 @@ C = 4
 
 
 def data(task, n=30, lead=()):
-    """Return logits, and counts of at least two votes for each row."""
+    """Return logits, and counts of at least two annotators for each row."""
     generator = torch.Generator().manual_seed(0)
     shape = (*lead, n) if task == "binary" else (*lead, n, C)
     logits = 2 * torch.randn(shape, generator=generator, dtype=torch.float64)
@@ -38,16 +38,16 @@ def data(task, n=30, lead=()):
 
 
 def known_entropy(counts):
-    """Return sum_k n_k / n (1 / n_k + ... + 1 / (n - 1))."""
+    """Return the entropy estimate of the counts n_k: sum_k n_k / n (1 / n_k + ... + 1 / (n - 1))."""
     n = sum(counts)
     return sum(k / n * sum(1 / j for j in range(k, n)) for k in counts if k)
 
 
 def corrected(name, q, t, n):
-    """Return the distance corrected for the noise of few votes.
+    """Return the distance, corrected for the noise of few annotators.
 
-    The entropy of votes uses digamma functions of whole numbers, which are sums of inverses, and the jackknife over
-    votes. The squared distance uses the unbiased variance.
+    The entropy is the jackknife over annotators of differences of digamma functions, which are sums of inverses of
+    whole numbers. The squared distance uses the unbiased variance.
     """
     if name == "votes":
         return oracles.brier_of(q, t) - sum(share * (1 - share) for share in t) / (n - 1)
@@ -59,7 +59,7 @@ def corrected(name, q, t, n):
 
 
 def slow(name, component, task, q, votes):
-    """Return the value of one sample, from probabilities over classes and counts of votes."""
+    """Return the value of one sample from class probabilities and annotator counts."""
     n = sum(votes)
     t = [v / n for v in votes]
     if component == "noise_floor":
@@ -70,7 +70,7 @@ def slow(name, component, task, q, votes):
 
 
 def as_classes(task, logits, counts):
-    """Return rows of probabilities over classes, and their counts."""
+    """Return rows of class probabilities, and their annotator counts."""
     if task == "multiclass":
         return logits.softmax(-1).reshape(-1, C).tolist(), counts.reshape(-1, C).tolist()
     p = logits.sigmoid().reshape(-1)
@@ -78,7 +78,7 @@ def as_classes(task, logits, counts):
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_counts_are_read_in_batches_along_any_axis_compiled_and_mapped(task):
+def test_annotator_counts_support_batches_class_axes_compile_and_vmap(task):
     options = {"task": task, "component": "corrected", "from_logits": True}
     function = partial(F.squared_distance, **options)
     logits, counts = data(task, n=12, lead=(3,))
@@ -99,7 +99,7 @@ def test_counts_are_read_in_batches_along_any_axis_compiled_and_mapped(task):
 
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize(("name", "component"), SETTINGS)
-def test_slow_loop_of_every_sample_and_gradient_of_finite_differences(name, component, task):
+def test_values_equal_slow_loops_and_gradients_finite_differences(name, component, task):
     logits, counts = data(task)
     expected = [slow(name, component, task, *row) for row in zip(*as_classes(task, logits, counts), strict=True)]
     expected = torch.tensor(expected, dtype=torch.float64).reshape(logits.shape if task != "multiclass" else (-1,))
@@ -142,7 +142,7 @@ def test_saturated_logits_are_exact_with_finite_gradients():
 
 
 @pytest.mark.parametrize("name", DISTANCES)
-def test_rows_of_weight_0_may_hold_any_counts(name):
+def test_counts_of_rows_with_weight_0_are_not_checked(name):
     logits, counts = data("multiclass", n=8)
     keep = torch.arange(8) % 3 != 2
     without, negative = counts * keep[:, None], counts - 9 * ~keep[:, None]
@@ -158,7 +158,7 @@ def test_rows_of_weight_0_may_hold_any_counts(name):
     torch.testing.assert_close(metric.compute(), DISTANCES[name][0](logits[keep], counts[keep], **given))
 
 
-def test_wrong_counts_and_components_are_refused():
+def test_wrong_counts_and_components_raise_errors():
     logits, counts = data("multiclass")
     given = {"task": "multiclass", "from_logits": True}
     alone = counts.index_put((torch.tensor(3),), torch.tensor([0, 1, 0, 0]))
@@ -188,12 +188,12 @@ def test_wrong_counts_and_components_are_refused():
     torch.testing.assert_close(collection.compute()["KLDivergence"], expected)
 
 
-# Sampling noise of few annotators.
+# Sampling noise of few annotators
 
 
 @pytest.mark.parametrize("n", [1, 2, 7, 48, 49, 50, 99, 150, 400, 3000])
-def test_expectation_of_a_share_is_the_slow_sum_over_all_counts(n):
-    """Rounding of the slow sum's chances grows with n; up to 100 expected votes the rule is good for 1e-10."""
+def test_expectations_of_a_binomial_fraction_equal_the_sum_over_all_counts(n):
+    """Rounding of the slow sum grows with n. Up to 100 expected counts the tested rule has an error of 1e-10."""
     votes = torch.tensor(float(n), dtype=torch.float64)
     for p in (0.0, 1.0):
         share = torch.tensor(p, dtype=torch.float64)

@@ -20,7 +20,7 @@ from torchcalib.core.inputs import InputFormat
 from torchcalib.core.ranked import ExactSample
 from torchcalib.inference.simulation import RunCells
 
-# Slow loops, for every mode of a task to events.
+# Slow loops, for every mode of a task
 
 
 F64 = torch.float64
@@ -51,7 +51,7 @@ setting = pytest.mark.parametrize(("task", "how"), SETTINGS, ids=str)
 
 
 def sample(task, n=60, seed=0, weighted=False, heaviest=3):
-    """Return predictions in steps of 1/64 (ties, and exact sums), targets drawn from them, and weights."""
+    """Return predictions that are multiples of 1/64 (ties, exact sums), targets drawn from them, and weights."""
     generator = torch.Generator().manual_seed(seed)
     if task == "multiclass":
         votes = torch.randint(0, N_CLASSES, (n, 64), generator=generator)
@@ -71,7 +71,7 @@ def rows_of(columns, bins="equal_mass", **binning):
 
 
 def loss(b):
-    """A loss of all three quantities of a bin."""
+    """A loss that depends on all three quantities of a bin."""
     return b.gap.square() / (1 + b.n)
 
 
@@ -90,7 +90,7 @@ LOOPS = {
 }
 
 
-def looped(function, options, task, how, preds, target, weights=None):
+def loop_values(function, options, task, how, preds, target, weights=None):
     """Return the value of the loop for each column of events of the mode."""
     columns = oracle.events(task, how.get("mode"), preds.tolist(), target.tolist(), how.get("positive_classes"))
     weights = None if weights is None else weights.tolist()
@@ -100,7 +100,7 @@ def looped(function, options, task, how, preds, target, weights=None):
 def assert_slow_loop(function, options, task, how, data):
     """Compare the mean, and the value of every class or label if there are several, with the loop."""
     preds, target, weights = data
-    values = looped(function, options, task, how, *data)
+    values = loop_values(function, options, task, how, *data)
     given = {"task": task, "weights": weights, **how, **options}
     found = function(preds, target, **given)
     assert found.item() == pytest.approx(sum(values) / len(values), rel=1e-11, abs=1e-12)
@@ -110,18 +110,18 @@ def assert_slow_loop(function, options, task, how, data):
 
 @setting
 @pytest.mark.parametrize(("function", "options"), METRICS)
-def test_slow_loop_value(function, options, task, how):
+def test_values_equal_slow_loop(function, options, task, how):
     for weighted, seed in product((False, True), range(3)):
         heaviest = 1 if options.get("ties") == "split" else 3
         preds, target, weights = sample(task, seed=seed, weighted=weighted, heaviest=heaviest)
-        if function is corp_part:  # no zeros: no infinite scores
+        if function is corp_part:  # no zeros, which have infinite scores
             preds = preds * 0.875 + 0.125 / (N_CLASSES if task == "multiclass" else 2)
         assert_slow_loop(function, options, task, how, (preds, target, weights))
 
 
 @setting
 @pytest.mark.parametrize(("function", "options"), [m for m in METRICS if m[1].get("component", "mcb") == "mcb"])
-def test_slow_loop_gradient(function, options, task, how):
+def test_gradients_equal_finite_differences_of_slow_loop(function, options, task, how):
     generator = torch.Generator().manual_seed(0)
     shape = (24,) if task == "binary" else (24, N_CLASSES)
     preds = torch.rand(shape, generator=generator, dtype=F64) * 0.9 + 0.05
@@ -131,7 +131,7 @@ def test_slow_loop_gradient(function, options, task, how):
         target = torch.multinomial(preds, 1, generator=generator).squeeze(-1)
 
     def value(preds):
-        values = looped(function, options, task, how, preds, target)
+        values = loop_values(function, options, task, how, preds, target)
         return sum(values) / len(values)
 
     leaf = preds.clone().requires_grad_()
@@ -142,8 +142,8 @@ def test_slow_loop_gradient(function, options, task, how):
 
 @setting
 @pytest.mark.parametrize("bins", KINDS, ids=str)
-def test_slow_loop_tce_and_gce(bins, task, how):
-    """All pairs of bins, norm and events."""
+def test_tce_and_gce_equal_slow_loops(bins, task, how):
+    """All pairs of bins and norm are covered over the settings."""
     norm = NORMS[(KINDS.index(bins) + SETTINGS.index((task, how))) % 3]
     options = {"bins": bins, "n_bins": 5, "norm": norm}
     for weighted in (False, True):
@@ -166,7 +166,7 @@ def test_slow_loop_tce_and_gce(bins, task, how):
     ids=str,
 )
 @pytest.mark.parametrize("decision", [{"alpha": 0.2}, {"alpha": 0.01}, {"test": "t"}], ids=str)
-def test_slow_loop_tce_options(options, decision):
+def test_tce_with_other_options_equals_slow_loop(options, decision):
     for seed in range(3):
         data = sample("binary", n=90, seed=seed, weighted=seed > 0 and "ties" not in options)
         assert_slow_loop(F.tce, options | decision, "binary", {}, data)
@@ -174,7 +174,7 @@ def test_slow_loop_tce_options(options, decision):
 
 @pytest.mark.parametrize("bins", KINDS, ids=str)
 @pytest.mark.parametrize("weighted", [False, True])
-def test_slow_loop_tce_table(bins, weighted):
+def test_tce_table_equals_slow_loop(bins, weighted):
     preds, target, weights = sample("binary", n=90, weighted=weighted)
     columns = preds.tolist(), target.tolist(), None if weights is None else weights.tolist()
     table = F.tce_table(preds, target, task="binary", bins=bins, n_bins=6, weights=weights)
@@ -198,7 +198,7 @@ def test_slow_loop_tce_table(bins, weighted):
         assert set(quantiles) <= set(own)
 
 
-# Cases that random samples do not have.
+# Cases that random samples do not contain
 
 
 def scores_and_labels(n, *lead):
@@ -207,16 +207,16 @@ def scores_and_labels(n, *lead):
     return preds, (torch.rand((n, *lead), generator=generator) < 0.3 + 0.5 * preds).long()
 
 
-def test_closed_form_rejections_are_not_an_interval():
-    """1 of 30: the p-value is 0.0491 at p = 0.170 and 0.0507 at p = 0.177, farther out than what is rejected."""
+def test_rejected_confidences_are_not_an_interval():
+    """For 1 of 30 the p-value is 0.0491 at p = 0.170, and 0.0507 at p = 0.177, which is farther from 1/30."""
     preds = torch.tensor([0.170] * 10 + [0.177] * 20, dtype=F64)
     given = {"preds": preds, "target": torch.tensor([1] + [0] * 29), "task": "binary", "bins": [0, 1]}
     assert F.tce(**given).item() == pytest.approx(100 * 10 / 30)
     assert F.tce_table(**given).rejected.tolist() == [10]
 
 
-def test_closed_form_tce_of_classes_is_the_mean_of_one_against_the_rest():
-    """[TCE] Remark 2, and the default of a multi-class task."""
+def test_multiclass_tce_is_the_mean_over_classes_against_the_rest():
+    """[TCE] Remark 2, the default of a multi-class task."""
     generator = torch.Generator().manual_seed(0)
     preds = torch.randn(60, N_CLASSES, generator=generator, dtype=F64).softmax(-1)
     target = torch.multinomial(preds, 1, generator=generator).squeeze(-1)
@@ -224,14 +224,14 @@ def test_closed_form_tce_of_classes_is_the_mean_of_one_against_the_rest():
     assert F.tce(preds, target, task="multiclass").item() == pytest.approx(sum(each) / N_CLASSES)
 
 
-def test_closed_form_corp_of_an_infinite_score():
-    """A certain prediction that is wrong: infinite score and miscalibration; the other two parts stay finite."""
+def test_corp_of_an_infinite_score_has_two_finite_components():
+    """A certain wrong prediction has infinite score and miscalibration. The other components are finite."""
     d = F.corp(torch.tensor([0.0, 0.5]), torch.tensor([1, 0]), task="binary", score="nll")
     assert [part.item() for part in d] == pytest.approx([math.inf, math.inf, 0, math.log(2)])
 
 
 @pytest.mark.parametrize("copies", [10**8, 10**10, 10**13])
-def test_law_that_counts_larger_than_products_of_them_can_be_give_the_value_of_one_copy_each(copies):
+def test_large_equal_counts_give_the_value_of_one_copy(copies):
     preds, target = scores_and_labels(60)
     weights = torch.full_like(target, copies)
     for function in (
@@ -243,7 +243,7 @@ def test_law_that_counts_larger_than_products_of_them_can_be_give_the_value_of_o
         torch.testing.assert_close(many, one)
 
 
-def test_law_long_samples_are_cut_as_short_ones(monkeypatch):
+def test_binning_of_long_samples_equals_that_of_short_ones(monkeypatch):
     preds, target = scores_and_labels(500, 4)
     options = {"task": "multilabel", "bins": "equal_mass"}
     table, value = F.calibration_curve(preds, target, **options), F.ace(preds, target, task="multilabel", average=None)
@@ -255,9 +255,9 @@ def test_law_long_samples_are_cut_as_short_ones(monkeypatch):
 
 
 @pytest.mark.parametrize("function", [F.ace, F.ks, corp_part, partial(F.rmsce, bins="equal_mass", n_bins=4)])
-def test_law_that_every_way_to_differentiate_agrees_with_backward(function):
+def test_functional_gradients_equal_backward(function):
     preds, target = scores_and_labels(12)
-    preds = preds.clamp(0.01, 0.99) + torch.arange(12) * 1e-4  # no ties: the gradient is one
+    preds = preds.clamp(0.01, 0.99) + torch.arange(12) * 1e-4  # no ties, at which the gradient is ambiguous
 
     def value(p):
         return function(p, target, task="binary")
@@ -279,8 +279,8 @@ def test_law_that_every_way_to_differentiate_agrees_with_backward(function):
 
 
 @pytest.mark.parametrize(("resolution", "n"), [(None, 3), (None, 3000), (64, 3000)])
-def test_evidence_of_the_log_score_rejects_a_contradicted_certain_logit_among_any_number_of_samples(resolution, n):
-    """A calibrated model makes such an outcome with probability e^-200, so no replicate has one."""
+def test_log_score_test_rejects_a_certain_wrong_logit_at_any_sample_size(resolution, n):
+    """The probability of such an outcome under calibration is e^-200, so that no replicate contains it."""
     generator = torch.Generator().manual_seed(0)
     logits = 3 * torch.randn(n, generator=generator)
     target = (torch.rand(n, generator=generator) < logits.sigmoid()).long()
@@ -291,8 +291,8 @@ def test_evidence_of_the_log_score_rejects_a_contradicted_certain_logit_among_an
     assert 0 < found.low <= found.high < math.inf
 
 
-def test_evidence_of_the_log_score_uses_the_mean_confidence_of_runs():
-    """Of runs with several certain samples the log-odds are those of the mean probabilities, in exact arithmetic."""
+def test_log_score_test_uses_the_mean_confidence_of_runs():
+    """The log-odds of runs with several certain samples are those of the mean probability in exact arithmetic."""
     logits = torch.cat([torch.linspace(-5, 5, 600), torch.tensor([600.0, 605.0, -600.0, -605.0])]).double()
     read = InputFormat("binary", from_logits=True).read(logits, (logits > 0).long())
     cells = RunCells.of(replace(ExactSample("positive").of(read), log_scored=True), 8)
@@ -303,7 +303,7 @@ def test_evidence_of_the_log_score_uses_the_mean_confidence_of_runs():
     torch.testing.assert_close(cells.log_odds[held][[0, -1]], torch.tensor([-most, most], dtype=F64))
 
 
-# Wrong calls.
+# Wrong calls
 
 
 P, Y = torch.tensor([0.2, 0.7, 0.4, 0.9]), torch.tensor([0, 1, 0, 1])
@@ -322,7 +322,7 @@ def gce_of_gap(**options):
     return F.gce(**{"loss": gap, **options})
 
 
-def massed(function):
+def with_equal_mass_bins(function):
     return lambda **options: function(bins="equal_mass", **options)
 
 
@@ -331,7 +331,7 @@ BINS = [*TCE, gce_of_gap, F.mce, F.rmsce]
 TIES = [*TCE, F.ace]
 VALUES = [F.tce, F.ace, gce_of_gap, F.ks, F.corp]
 ALL = [*VALUES, F.tce_table]
-MASSED = [F.ace, *map(massed, (F.tce, F.mce, F.rmsce, gce_of_gap))]
+MASSED = [F.ace, *map(with_equal_mass_bins, (F.tce, F.mce, F.rmsce, gce_of_gap))]
 
 
 def assert_wrong(functions, given, **wrong):
@@ -339,7 +339,7 @@ def assert_wrong(functions, given, **wrong):
         assert_named(partial(function, **given), wrong)
 
 
-def test_wrong_bins_and_tests():
+def test_wrong_bins_and_tests_raise_errors():
     falling, repeated, late, short = [0, 0.6, 0.4, 1], [0, 0.5, 0.5, 1], [0.1, 0.5, 1], [0, 0.5, 0.9]
     assert_wrong(BINS, BINARY, bins=["quantile", [0.0], falling, repeated, late, short, [0, math.nan, 1]])
     assert_wrong(MASSED, BINARY, n_bins=[0, 2.5, 2**20 + 1])
@@ -352,10 +352,10 @@ def test_wrong_bins_and_tests():
     assert_wrong([F.tce, gce_of_gap], BINARY, norm=["l3"])
 
 
-def test_wrong_samples_and_modes():
+def test_wrong_samples_and_modes_raise_errors():
     assert_wrong([*ALL, *MASSED], BINARY, weights=[P])
     assert_wrong(TIES, BINARY, weights=[{"weights": 2 * Y, "ties": "split"}])
-    assert_wrong(VALUES, BINARY, weights=[torch.full((4,), 2**52)], average=[None])  # more than can be counted
+    assert_wrong(VALUES, BINARY, weights=[torch.full((4,), 2**52)], average=[None])  # exceeds the largest count
     assert_wrong(TCE, BINARY, target=[SOFT])
     assert_wrong([gce_of_gap], BINARY, target=[SOFT | {"bins": bins} for bins in ("pava", "pava_bc")])
     assert_wrong(ALL, BINARY, positive_classes=[[1]])
@@ -368,7 +368,7 @@ def test_wrong_samples_and_modes():
             function(**BINARY, levels=3)
 
 
-def test_wrong_ranked_metrics():
+def test_wrong_options_of_ranked_metrics_raise_errors():
     massed_classes = [partial(cls, bins="equal_mass") for cls in (tc.MCE, tc.RMSCE)]
     classes, binary = [partial(tc.GCE, loss=gap), tc.ACE, tc.TCE, tc.KS, tc.CORP, *massed_classes], {"task": "binary"}
     assert_wrong(
@@ -380,14 +380,14 @@ def test_wrong_ranked_metrics():
         mode=["max"],
     )
     assert_wrong([tc.CORP], binary, component=[None])
-    assert_wrong([tc.MCE], binary, resolution=[64])  # of bins of equal width
+    assert_wrong([tc.MCE], binary, resolution=[64])  # a sketch is not available for equal-width bins
     assert_wrong([tc.ACE(**binary).update], {"preds": P, "target": Y}, weights=[P])
 
 
-def test_too_few_samples_for_the_bounds_are_found_at_the_end():
-    """How many samples there will be is not known before `compute`."""
+def test_too_few_samples_for_n_min_raise_an_error_in_compute():
+    """The number of samples is unknown before `compute`."""
     metric = updated(tc.TCE(task="binary", n_min=4, n_max=9), (P[:2], Y[:2]), (P[2:], Y[2:]))
     with pytest.raises(ValueError, match=r"`n_min` must .*4"):
         metric.compute()
-    metric.update(P, Y)  # eight now
+    metric.update(P, Y)  # eight samples
     assert 0 <= metric.compute().item() <= 100

@@ -1,4 +1,4 @@
-"""Metrics that need no bins against their slow loops; their arguments; Spiegelhalter's z and ICI where loops end."""
+"""Metrics without bins: slow loops, arguments, and limits of Spiegelhalter's z, the ICI and Cox's regression."""
 
 import math
 from functools import partial
@@ -33,7 +33,7 @@ def calibrated(n, lead=(), seed=0, scale=1.0):
     return logits.sigmoid(), target.long()
 
 
-def looped(case, preds, target, weights=None):
+def loop_values(case, preds, target, weights=None):
     if case.options.get("from_logits"):
         preds = preds.softmax(-1) if case.task == "multiclass" else preds.sigmoid()
     columns = events(case.task, case.options.get("mode"), preds.tolist(), target.tolist())
@@ -45,15 +45,15 @@ def looped(case, preds, target, weights=None):
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.cls in LOOPS], ids=str)
-def test_slow_loop_value(case):
+def test_values_equal_slow_loop(case):
     preds, target = case.data(n=35, seed=4)
     for weights in (None, case.weights(35)):
-        expected = looped(case, preds, target, weights)
+        expected = loop_values(case, preds, target, weights)
         found = case.call(preds, target, weights=weights).reshape(expected.shape)
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-10)
 
 
-def test_bad_arguments_are_named():
+def test_bad_arguments_raise_errors_that_name_them():
     preds, target = calibrated(5)
     for function, cls, wrong in (
         (F.smece, tc.SmECE, {"bandwidth": [0.001, "wide"]}),
@@ -70,11 +70,11 @@ def test_bad_arguments_are_named():
         assert_named(partial(function, preds, target, task="binary"), {"average": [None, "macro"]})
 
 
-# Smooth ECE.
+# Smooth ECE
 
 
 @pytest.mark.parametrize("width", [*(k / 1024 for k in range(2, 13)), 0.0123, 0.049, 0.05, 0.3, 1.0])
-def test_slow_loop_smece_at_a_width(width):
+def test_smece_at_a_bandwidth_equals_slow_loop(width):
     preds, target = calibrated(40)
     preds[:4] = torch.tensor([0, 1, 0.5, 1 / 1024])
     found = F.smece(preds, target, task="binary", bandwidth=width)
@@ -83,8 +83,8 @@ def test_slow_loop_smece_at_a_width(width):
 
 
 @pytest.mark.parametrize("gap", [0.003, 0.006, 0.0095, 0.012, 0.03])
-def test_slow_loop_width_where_it_is_small(gap):
-    """Soft targets a little above the confidence: widths for which the grids differ."""
+def test_small_bandwidths_of_smece_equal_slow_loop(gap):
+    """Soft targets slightly above the confidence give bandwidths at which the grids of both computations differ."""
     preds = torch.linspace(0.05, 0.9, 60, dtype=F64)
     target, ones = preds + gap, [1.0] * 60
     width = F.smece_width(preds, target, task="binary").item()
@@ -94,7 +94,7 @@ def test_slow_loop_width_where_it_is_small(gap):
     assert F.smece(preds, target, task="binary").item() == pytest.approx(value, abs=1e-13)
 
 
-def test_law_series_and_labels_of_very_different_widths_are_a_loop():
+def test_batch_elements_and_labels_have_separate_bandwidths():
     preds = torch.linspace(0.02, 0.9, 50, dtype=F64).expand(6, 50)
     target = preds + torch.tensor([0.002, 0.004, 0.0085, 0.02, 0.05, 0.09], dtype=F64).unsqueeze(-1)
     for function in (F.smece, F.smece_width):
@@ -112,8 +112,8 @@ def test_law_series_and_labels_of_very_different_widths_are_a_loop():
     assert metric.state[0].numel() * 8 < 1e6
 
 
-def test_law_smece_of_bins_alone_agrees_within_the_width_of_cells():
-    """What tests of calibration draw has weight, confidence and outcome of every cell, and no more."""
+def test_smece_from_cell_means_is_close_to_the_exact_value():
+    """Simulations of calibration tests have only weight, confidence and outcome of each cell."""
     preds, target = calibrated(20_000, scale=0.8)
     cells = SmoothingAccumulator("positive", True).of(read_input("binary", preds, target, {}))
     value = smece_from_cells(cells)
@@ -122,10 +122,10 @@ def test_law_smece_of_bins_alone_agrees_within_the_width_of_cells():
     assert smece_from_cells(BinStats(cells.sums[:3])).item() == pytest.approx(value.item(), rel=1e-4)
 
 
-# Spiegelhalter.
+# Spiegelhalter's z
 
 
-def test_closed_form_z_where_nothing_can_vary():
+def test_spiegelhalter_z_without_variance_is_infinite_or_nan():
     def test_of(preds, target):
         return F.spiegelhalter(torch.tensor(preds), torch.tensor(target), task="binary")
 
@@ -135,10 +135,10 @@ def test_closed_form_z_where_nothing_can_vary():
         assert part.isnan()
 
 
-# ICI.
+# Integrated calibration index (ICI)
 
 
-def test_slow_loop_ici_of_soft_targets_with_ties():
+def test_ici_of_soft_targets_with_ties_equals_slow_loop():
     generator = torch.Generator().manual_seed(0)
     preds, target = torch.rand(2, 80, generator=generator, dtype=F64)
     preds[:20] = preds[20:40]
@@ -148,18 +148,18 @@ def test_slow_loop_ici_of_soft_targets_with_ties():
         assert F.ici(preds, target, task="binary", **how).item() == pytest.approx(expected, abs=1e-9), how
 
 
-def test_slow_loop_ici_with_ties_that_fill_neighbourhoods():
+def test_ici_with_ties_larger_than_the_span_equals_slow_loop():
     preds = torch.tensor([0.1] * 8 + [0.4, 0.5, 0.6, 0.9], dtype=F64)
     target = (torch.arange(12) % 3 == 0).long()
     found = F.ici(preds, target, task="binary", span=0.6, component="emax")
-    # Eight at 0.1 are more than 60 %: they have their mean, 3/8. Elsewhere the fit is determined.
+    # The eight samples at 0.1 are more than 60 %, so that the fit there is their mean, 3/8.
     x, y = preds.numpy(), target.numpy()
     fitted = oracle.loess(x, y, span=0.6)
     assert (fitted[:8] == 3 / 8).all()
     assert found.item() == pytest.approx(np.abs(fitted - x).max(), abs=1e-9)
 
 
-def test_law_pooled_points_change_little():
+def test_ici_of_pooled_points_is_close_to_the_exact_value():
     preds, target = calibrated(6000, scale=0.7)
     for component, tolerance in (("ici", 2e-5), ("e50", 2e-4), ("e90", 2e-4)):
         exact = F.ici(preds, target, task="binary", n_points=6000, component=component)
@@ -169,10 +169,10 @@ def test_law_pooled_points_change_little():
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("n", [60, 300])
-def test_a_sketch_of_half_precision_probabilities_and_copies_are_pooled_as_samples_are(n, dtype):
-    """What exceeds `n_points` is the number of samples, wherever they are elements: equal up to the order of sums."""
+def test_sketches_and_copies_are_pooled_like_samples(n, dtype):
+    """Samples and copies are pooled if their number exceeds `n_points`. Values agree up to the order of sums."""
     preds, target = calibrated(n, scale=0.7)
-    preds = (preds * 32).round().div(32).to(dtype)  # some 30 distinct scores, fewer than points
+    preds = (preds * 32).round().div(32).to(dtype)  # about 30 distinct scores, fewer than `n_points`
     for component in ("ici", "e50", "e90", "emax"):
         options = {"task": "binary", "n_points": 64, "component": component}
         expected = F.ici(preds.double(), target, **options)
@@ -183,10 +183,10 @@ def test_a_sketch_of_half_precision_probabilities_and_copies_are_pooled_as_sampl
     torch.testing.assert_close(copies, expected, rtol=1e-10, atol=1e-12)
 
 
-# Cox.
+# Cox's regression
 
 
-def test_slow_loop_every_part_of_cox():
+def test_every_part_of_cox_equals_slow_loop():
     for seed in range(3):
         preds, target = calibrated(50, seed=seed, scale=0.6)
         weights = torch.arange(50) % 3
@@ -195,26 +195,26 @@ def test_slow_loop_every_part_of_cox():
             assert value.item() == pytest.approx(expected, rel=1e-10), name
 
 
-def test_closed_form_cox_without_a_maximum():
+def test_cox_without_a_maximum_is_infinite_or_nan():
     def fit(preds, target, **options):
         return F.cox(torch.tensor(preds, dtype=F64), torch.tensor(target), task="binary", **options)
 
-    def undetermined(found, but=()):
+    def is_undetermined(found, but=()):
         return all(value.isnan() for name, value in found._asdict().items() if name not in ("in_the_large", *but))
 
     for order, limit in (([0, 0, 1, 1], math.inf), ([1, 1, 0, 0], -math.inf), ([0, 1, 1, 1], math.inf)):
         separated = fit([0.2, 0.4, 0.6, 0.7], order)
         assert separated.slope.item() == limit
-        assert undetermined(separated, ("slope",))
+        assert is_undetermined(separated, ("slope",))
         assert separated.in_the_large.isfinite()
-    quasi = fit([0.2, 0.5, 0.5, 0.7], [0, 0, 1, 1])  # both outcomes at the border
+    quasi = fit([0.2, 0.5, 0.5, 0.7], [0, 0, 1, 1])  # both outcomes at the boundary
     assert quasi.slope.item() == math.inf
     equal = fit([0.3, 0.3, 0.3, 0.3], [0, 1, 0, 1])
-    assert undetermined(equal)
+    assert is_undetermined(equal)
     assert equal.in_the_large.item() == pytest.approx(-math.log(0.3 / 0.7), abs=1e-12)
     for label, limit in ((1, math.inf), (0, -math.inf)):
         same = fit([0.3, 0.4, 0.6], [label] * 3)
-        assert undetermined(same)
+        assert is_undetermined(same)
         assert same.in_the_large.item() == limit
     certain = [0.0, 0.2, 0.4, 0.7, 1.0], [0, 1, 0, 1, 1]
     assert all(value.isnan() for value in fit(*certain))
@@ -224,7 +224,7 @@ def test_closed_form_cox_without_a_maximum():
 
 
 @pytest.mark.parametrize(("factor", "shift"), [(300, 0), (1e4, 0), (1, 100), (300, -1e4)])
-def test_law_cox_knows_neither_the_unit_nor_the_origin_of_logits(factor, shift):
+def test_cox_is_equivariant_to_affine_maps_of_the_logits(factor, shift):
     p, target = calibrated(500)
     logits = p.logit()
     near = F.cox(logits, target, task="binary", from_logits=True)
@@ -233,10 +233,10 @@ def test_law_cox_knows_neither_the_unit_nor_the_origin_of_logits(factor, shift):
     assert (far.intercept + far.slope * shift).item() == pytest.approx(near.intercept.item(), abs=1e-9)
     assert far.p_value < 1e-9
     if (factor, shift) == (300, -1e4):
-        assert far.in_the_large.isnan()  # an offset that is not found
+        assert far.in_the_large.isnan()  # the offset is too large to be found
 
 
-def test_all_parts_of_a_stream_are_those_of_the_function():
+def test_streamed_parts_equal_those_of_the_function():
     preds, target = calibrated(100, lead=(3,), scale=0.7)
     given = {"preds": preds.T, "target": target.T, "task": "multilabel"}
     cox, z = (updated(cls(task="multilabel", num_labels=3), (preds.T, target.T)) for cls in (tc.Cox, tc.Spiegelhalter))
@@ -249,8 +249,8 @@ def test_all_parts_of_a_stream_are_those_of_the_function():
 
 @pytest.mark.parametrize("mode", ["top_label", "classwise", tc.TopK(2, only=True)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, F64], ids=str)
-def test_slow_loop_cox_of_classes_whose_probability_rounds_to_1(dtype, mode):
-    """The log-odds by their definition, of the logits as they are."""
+def test_cox_of_classes_with_probability_near_1_equals_slow_loop(dtype, mode):
+    """The expected slope is fitted to log-odds that are computed from the logits by definition."""
     rows = [[40, 0, 0], [0, 1, 0], [1, 0, 2], [0, 0, 0.5], [3, 2, 0], [0, 2, 3], [0, -1, 4], [4, 0, 0.25]]
     logits, target = torch.tensor(rows).to(dtype), torch.tensor([1, 1, 2, 0, 0, 2, 1, 2])
     rest = [[row[:k] + row[k + 1 :] for k in range(3)] for row in rows]

@@ -1,4 +1,4 @@
-"""Sums over the bins of every class against sums over whole tensors: values, gradients, layouts and threads."""
+"""Class-wise bin sums compared with sums over whole tensors: values, gradients, layouts and threads."""
 
 import itertools
 import math
@@ -10,10 +10,10 @@ from helpers.kernels import (
     KERNELS,
     NUMBA,
     SUMS_OF_FLOAT32,
-    class_case,
+    assert_same_on_any_number_of_threads,
     of_backends,
     of_kernels,
-    same_on_any_number_of_threads,
+    random_class_rows,
 )
 
 from torchcalib.ops.bin_sums import class_bins
@@ -24,7 +24,7 @@ INF, NAN = math.inf, math.nan
 
 
 def whole_class_sums(values, target, weights, from_logits, n_bins, right, copies=True):
-    """The sums over one tensor of all probabilities in float64, a bin index for each."""
+    """Return the sums over a float64 tensor of all probabilities, with a bin index for each probability."""
     q = values.double().softmax(-1) if from_logits else values.double()
     hit = torch.nn.functional.one_hot(target, q.shape[-1]).double()
     w = torch.ones_like(q) if weights is None else weights.unsqueeze(-1).expand_as(q)
@@ -40,7 +40,7 @@ def of_classes(values, target, weights, from_logits, n_bins=15, right=False, bac
     return class_bins(values, target, weights, found, **options)
 
 
-# Rounding of the gradient, relative to the probability and to the largest gradient of a sum.
+# Rounding of the gradient, relative to the probability and to the largest gradient of a sum
 ROUNDING = {torch.float32: 6e-6, torch.float16: 2**-10, torch.bfloat16: 2**-7, F64: 1e-12}
 SHAPES = [(1, 5, False, True), (2, 1, True, False), (3, 10, True, True), (10, 15, False, False), (10, 15, True, True),
           (1001, 15, False, True), (1030, 100, True, False), (1030, 100, False, True)]  # fmt: skip
@@ -52,29 +52,30 @@ CASES += [("auto", F64, False, 200, 15, False, True)]
 @pytest.mark.parametrize(
     ("backend", "dtype", "from_logits", "n_classes", "n_bins", "right", "weighted"), CASES, ids=str
 )
-def test_class_bins_and_their_gradient_are_those_of_the_whole_tensor(
+def test_class_bins_and_their_gradient_equal_sums_over_the_whole_tensor(
     backend, dtype, from_logits, n_classes, n_bins, right, weighted
 ):
-    values, target, weights = class_case(60, n_classes, from_logits, dtype, n_bins=n_bins)
+    values, target, weights = random_class_rows(60, n_classes, from_logits, dtype, n_bins=n_bins)
     weights = weights if weighted else None
     leaf, wide = values.clone().requires_grad_(), values.double().requires_grad_()
     found = of_classes(leaf, target, weights, from_logits, n_bins, right, backend)
     expected = whole_class_sums(wide, target, weights, from_logits, n_bins, right)
     torch.testing.assert_close(found, expected[..., :3, :], **SUMS_OF_FLOAT32)
     if not weighted:
-        assert torch.equal(found[..., [0, 2], :], expected[..., [0, 2], :])  # counts
+        assert torch.equal(found[..., [0, 2], :], expected[..., [0, 2], :])  # counts and positives are exact
     for copies in (True, False):
         sums = of_classes(leaf, target, weights, from_logits, n_bins, right, backend, noise=True, copies=copies)
-        # The loops with noise and without are compiled apart, and each may contract other products and sums.
+        # The loops with and without noise are compiled separately, and may fuse different products and sums.
         torch.testing.assert_close(sums[..., :3, :], found, rtol=4e-6, atol=1e-12)
         all_sums = whole_class_sums(wide, target, weights, from_logits, n_bins, right, copies)
-        # q (1 - q) is off by at most 2e-6 q, and no weight exceeds 1.
+        # q (1 - q) has an error of at most 2e-6 q, and no weight exceeds 1.
         assert ((sums - all_sums)[..., 3:, :].abs() <= 2e-6 * expected[..., 1:2, :] + 1e-12).all()
     upstream = torch.randn(found.shape, generator=torch.Generator().manual_seed(1), dtype=F64)
     (found * upstream).sum().backward()
     (expected[..., :3, :] * upstream).sum().backward()
     assert leaf.grad.dtype == dtype
-    # q (g - sum of q g): q is off by 2e-6 of itself, and the sum by 2e-6 of the largest g. Else it is g, rounded.
+    # The gradient for logits is q (g - sum of q g). q has a relative error of 2e-6, the sum 2e-6 times the largest g.
+    # g. The gradient for probabilities is g, rounded.
     q = wide.detach().softmax(-1) if from_logits else 1
     least = 6e-8 if dtype == torch.float16 else 1e-12
     bound = ROUNDING[dtype] * q * upstream.abs().max() + least
@@ -82,8 +83,8 @@ def test_class_bins_and_their_gradient_are_those_of_the_whole_tensor(
 
 
 @of_backends
-def test_what_a_difference_of_sums_would_lose_is_exact(backend):
-    """An empty first bin, of whose rounding a gap would be made, and small weights there beside large ones."""
+def test_class_bins_have_no_cancellation(backend):
+    """An empty first bin must be exactly 0, and small weights must not be lost beside large weights."""
     values = torch.tensor([[0.4, 0.6], [0.55, 0.45], [0.7, 0.3]])
     for w in (None, torch.tensor([0.1, 0.2, 0.3], dtype=F64)):
         found = of_classes(values, torch.tensor([0, 1, 0]), w, False, n_bins=5, backend=backend)
@@ -91,14 +92,14 @@ def test_what_a_difference_of_sums_would_lose_is_exact(backend):
     values, weights = torch.tensor([[0.1, 0.9], [0.8, 0.2]]), torch.tensor([1e-10, 1e10], dtype=F64)
     found = of_classes(values, torch.tensor([1, 0]), weights, False, 3, backend=backend)
     assert found[:, 0].tolist() == [[1e-10, 0, 1e10], [1e10, 0, 1e-10]]
-    # 1/C for C classes and C bins: the second bin, and not the one that float32 would round it into.
+    # The edge 1/C for C classes and C bins belongs to the second bin, but a float32 1/C may round below it.
     for n_classes in range(2, 60) if backend in NUMBA else ():
         found = of_classes(torch.zeros(3, n_classes), torch.zeros(3).long(), None, True, n_classes, backend=backend)
         assert found[:, 0, 1].tolist() == [3] * n_classes
 
 
 @of_kernels
-def test_infinite_logits_nan_and_labels_that_are_no_class(backend):
+def test_class_bins_with_infinite_logits_nan_and_invalid_labels(backend):
     values = torch.tensor([[INF, 0, INF, 0], [0, 0, -INF, -INF], [NAN, 0, 0, 0], [0, 0, 0, 9]])
     target = torch.tensor([0, 7, -1, 3])
     weights = torch.tensor([1.0, 2, 0, 1], dtype=F64)
@@ -125,7 +126,7 @@ def test_infinite_logits_nan_and_labels_that_are_no_class(backend):
 @of_backends
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_class_sums_are_the_same_in_every_layout_and_on_any_number_of_threads(backend, dtype):
-    values, target, weights = class_case(900, 1000, True, dtype, n_bins=15)
+    values, target, weights = random_class_rows(900, 1000, True, dtype, n_bins=15)
     whole = of_classes(values, target, weights, True, backend=backend)
     turned = of_classes(values.T.contiguous().T, target, weights, True, backend=backend)
     torch.testing.assert_close(turned, whole, **SUMS_OF_FLOAT32)
@@ -136,7 +137,7 @@ def test_class_sums_are_the_same_in_every_layout_and_on_any_number_of_threads(ba
         found[:, 1].sum(0)[3].backward()
         return found.detach(), leaf.grad
 
-    found, grad = same_on_any_number_of_threads(read)
+    found, grad = assert_same_on_any_number_of_threads(read)
     assert torch.equal(found, whole)
-    # The gradient of a row sums to 0, but that each entry is rounded to 8 bits or to 24.
+    # The gradient of a row sums to 0 up to the rounding of each entry to 8 or 24 bits.
     assert (grad.double().sum(-1).abs() <= 2**-7 * grad.double().abs().sum(-1)).all()

@@ -1,4 +1,4 @@
-"""Sums over the bins of events and of groups of them, against a slow loop: values, edges, NaN, every run alike."""
+"""Bin sums of events and of groups compared with a slow loop: values, edges, NaN and repeatability."""
 
 import itertools
 import math
@@ -7,7 +7,7 @@ from functools import cache
 import oracles
 import pytest
 import torch
-from helpers.kernels import F64, events, of_backends, of_kernels, same_on_any_number_of_threads
+from helpers.kernels import F64, assert_same_on_any_number_of_threads, events, of_backends, of_kernels
 
 from torchcalib.ops.bin_sums import event_bins
 from torchcalib.ops.segments import bin_index, bin_sums
@@ -18,13 +18,13 @@ bin_of = cache(oracles.bin_of)
 
 
 def grouped(n, dtype=torch.float32):
-    """Events, and groups of them, of which the last has none and the first most."""
+    """Return events and group numbers. The last group is empty, and the first has most events."""
     groups = torch.randint(0, 2 * (G - 1), (n,), generator=torch.Generator().manual_seed(0))
     return *events(n, dtype), groups.masked_fill(groups >= G - 1, 0)
 
 
 def slow(confidence, outcome, weights=None, ecd=None, *, n_bins, noise, copies, right=False, groups=None, n_groups=1):
-    """The definition of `event_bins`: a loop over Python floats, with exact sums."""
+    """Compute `event_bins` by definition: a loop over Python floats, with exact sums."""
     n = len(confidence)
     columns = [[1] * n if x is None else x.tolist() for x in (weights, ecd)]
     of_groups = [0] * n if groups is None else groups.tolist()
@@ -48,8 +48,8 @@ def slow(confidence, outcome, weights=None, ecd=None, *, n_bins, noise, copies, 
      (torch.bfloat16, False, 15)],
     ids=str,
 )  # fmt: skip
-def test_event_bins_are_those_of_a_slow_loop(backend, dtype, right, n_bins):
-    """2,500 terms below 4 in any order: 2,500 * 2^-53 * 2,500 * 4 = 3e-9 at most, in practice 1e-12."""
+def test_event_bins_equal_slow_loop(backend, dtype, right, n_bins):
+    """2,500 terms below 4 in any order have an error of at most 2,500 * 2^-53 * 2,500 * 4 = 3e-9, and usually 1e-12."""
     confidence, outcome, weights, ecd, groups = grouped(2500, dtype)
     confidence[: n_bins + 1] = (torch.arange(n_bins + 1) / n_bins).to(dtype)
     weightings = (None, True), (weights, True), (weights, False)
@@ -57,7 +57,7 @@ def test_event_bins_are_those_of_a_slow_loop(backend, dtype, right, n_bins):
     kinds = itertools.product(given_of, weightings, (None, ecd), (None, groups))
     kinds = [(given_of[kind[0]], *kind) for kind in kinds]
     kinds += [(outcome.to(x), "none", weightings[1], ecd, None) for x in (torch.uint8, torch.int64, torch.float32, F64)]
-    if dtype != torch.float32:  # every kind is compiled anew for a dtype
+    if dtype != torch.float32:  # fewer combinations, because each is compiled again for another dtype
         kinds = [(outcome, "none", (weights, True), ecd, None), (outcome, "none", (None, True), None, None)]
         kinds += [(outcome, "labels", w, None, groups) for w in ((None, True), (weights, False))]
     for given, noise, (w, copies), d, of in kinds:
@@ -83,14 +83,14 @@ def test_outcomes_may_be_any_integers(backend):
 
 @of_backends
 @pytest.mark.parametrize("n_bins", [1, 2, 3, 7, 10, 15, 49, 100, 1000])
-def test_every_edge_and_its_neighbours_fall_where_bin_index_says(backend, n_bins):
+def test_bin_edges_and_their_neighbours_get_the_bin_of_bin_index(backend, n_bins):
     edges = torch.arange(n_bins + 1, dtype=F64) / n_bins
     near = [torch.nextafter(edges, torch.full_like(edges, far)) for far in (2, -1)]
     beyond = torch.tensor([-0.0, NAN, -1, 2, INF, -INF], dtype=F64)
     values = torch.cat((edges, *near, beyond, edges.float().double()))
     for right, confidence in itertools.product((False, True), (values, values.float())):
         index = bin_index(confidence, n_bins, right)
-        outcome = torch.zeros(len(confidence), 1)  # every value alone, as a series of its own
+        outcome = torch.zeros(len(confidence), 1)  # each value is a separate batch element
         found = event_bins(confidence.unsqueeze(-1), outcome, n_bins=n_bins, right=right, backend=backend)
         assert torch.equal(found[:, 0], torch.nn.functional.one_hot(index, n_bins).double())
 
@@ -101,7 +101,7 @@ def test_every_edge_and_its_neighbours_fall_where_bin_index_says(backend, n_bins
 )
 def test_counts_of_many_events_are_exact_and_outcomes_may_be_any_integers(backend, dtype, n_bins):
     confidence, outcome, _, _ = events(150_000, dtype)
-    confidence[1000:3000] = (15 * confidence[1000:3000]).round() / 15  # on edges, as near as the dtype has them
+    confidence[1000:3000] = (15 * confidence[1000:3000]).round() / 15  # on bin edges, up to rounding to the dtype
     outcome = outcome.long()
     index = bin_index(confidence, n_bins)
     for part, value in ((slice(0), 0), (slice(70_000, 70_100), -3), (slice(140_000, 140_001), 2**40)):
@@ -110,13 +110,13 @@ def test_counts_of_many_events_are_exact_and_outcomes_may_be_any_integers(backen
         assert torch.equal(found[0], torch.bincount(index, minlength=n_bins).double())
         assert torch.equal(found[2], torch.zeros(n_bins).double().index_add(0, index, outcome.double()))
         expected = torch.zeros(n_bins).double().index_add(0, index, confidence.double())
-        # Positive terms in any order: both sums are off by 150,000 * 2^-53 = 1.7e-11 at most.
+        # Both sums of positive terms have a relative error of at most 150,000 * 2^-53 = 1.7e-11 in any order.
         torch.testing.assert_close(found[1], expected, rtol=4e-11, atol=0)
 
 
 @of_kernels
 @pytest.mark.parametrize("has_groups", [False, True])
-def test_nan_stays_in_the_cell_of_its_event(backend, has_groups):
+def test_nan_affects_only_the_cell_of_its_event(backend, has_groups):
     confidence, outcome, weights, ecd, groups = grouped(400)
     groups = groups if has_groups else torch.zeros_like(groups)
     options = {"n_bins": 5, "noise": "labels", "groups": groups if has_groups else None, "backend": backend}
@@ -137,7 +137,7 @@ def test_sums_are_the_same_in_every_run_and_on_any_number_of_threads(backend, n_
     confidence, outcome, weights, ecd, groups = grouped(700_001)
     options = {"n_bins": 15, "backend": backend}
     options |= {"groups": groups, "n_groups": n_groups, "noise": "labels"} if n_groups > 1 else {}
-    (found,) = same_on_any_number_of_threads(lambda: [event_bins(confidence, outcome, weights, ecd, **options)])
+    (found,) = assert_same_on_any_number_of_threads(lambda: [event_bins(confidence, outcome, weights, ecd, **options)])
     p = confidence.double()
     noise = [p * (1 - p)] * 2 if n_groups > 1 else []
     wide = [weights * x for x in (torch.ones_like(ecd), p, outcome.double(), *noise, ecd)]

@@ -1,4 +1,4 @@
-"""What chance may make of a bin: the sums `spread` and `noise` of statistics against a slow loop, and laws."""
+"""Sampling noise of bins: the sums `spread` and `noise` compared with a slow loop, and laws."""
 
 import itertools
 
@@ -41,7 +41,7 @@ def read(task, preds, target, weights, held=slice(None)):
 
 
 def pairs_of(preds, target, task, mode):
-    """One list of (confidence, outcome) per series."""
+    """Return a list of (confidence, outcome) for each batch element."""
     rows, truths = preds.tolist(), target.tolist()
     if task == "multiclass" and not target.is_floating_point():
         truths = [oracles.one_hot(h, N_CLASSES) for h in truths]
@@ -56,10 +56,10 @@ def pairs_of(preds, target, task, mode):
 
 @pytest.mark.parametrize("soft", [False, True], ids=["labels", "shares"])
 @pytest.mark.parametrize("how", MODES, ids="-".join)
-def test_slow_loop_noise_of_bins_that_are_sums_of_cells_also_by_group(how, soft):
+def test_noise_of_bins_cells_and_groups_equals_slow_loop(how, soft):
     task, mode = how
     preds, target = data(task, soft=soft)
-    groups = torch.arange(50) % (N_GROUPS - 1)  # the last has no rows
+    groups = torch.arange(50) % (N_GROUPS - 1)  # the last group has no rows
     width = 3 if task == "multilabel" else N_CLASSES
     for kind, with_ecd in itertools.product(("none", "copies", "importance"), (False, True)):
         weights = weights_of(kind)
@@ -89,7 +89,7 @@ def test_slow_loop_noise_of_bins_that_are_sums_of_cells_also_by_group(how, soft)
             torch.testing.assert_close(found, own.sums, rtol=1e-12, atol=1e-13)
 
 
-def test_streaming_errors_sum_the_noise_and_functions_and_replicates_do_not():
+def test_only_streaming_errors_sum_the_noise():
     preds, target = data("binary")
     metric = tc.ECE(task="binary", n_bins=N_BINS, with_ecd=True)
     for some in torch.arange(50).split(13):
@@ -101,7 +101,7 @@ def test_streaming_errors_sum_the_noise_and_functions_and_replicates_do_not():
     assert b.has_noise
     assert (b + b).has_noise
     torch.testing.assert_close((b + b).noise, 2 * whole.noise)
-    assert metric.state.numel() == 3 + 6 * N_BINS  # after two counts what tells shares from labels
+    assert metric.state.numel() == 3 + 6 * N_BINS  # two row counts and the kind of targets, then the sums
     assert not binned(ece_from_bins, Binning(n_bins=N_BINS), "binary", None, "macro", {}).accumulator.with_noise
     replicates = tc.Bootstrapped(metric, n_replicates=50)
     assert not replicates.accumulator.with_noise

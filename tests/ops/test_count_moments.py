@@ -12,8 +12,8 @@ from torchcalib.ops.count_moments import counts_by_chance
 F64 = torch.float64
 
 
-def evenly(n):
-    """Chances that stand for all there are."""
+def uniform_grid(n):
+    """Return n uniform_grid spaced uniform numbers, which represent the uniform distribution."""
     return (torch.arange(n, dtype=F64) + 0.5) / n
 
 
@@ -21,9 +21,9 @@ def evenly(n):
     ("n", "p"),
     [(1, 0.5), (7, 0.01), (10, 0.3), (400, 0.02), (40, 0.5), (3, 0.4999), *((n, 0.03) for n in (2_000, 10**6, 10**10))],
 )
-def test_counts_of_equal_trials_are_those_of_scipy(n, p):
-    """Few are exact but where a chance lies on a step, to rounding; many are within a thousandth of a deviation."""
-    chance = evenly(10_000)
+def test_counts_of_equal_trials_equal_scipy(n, p):
+    """Few counts are exact, except where a uniform number is at a step. Many have an error of 1e-3 deviations."""
+    chance = uniform_grid(10_000)
     mean, variance = torch.tensor([n * p], dtype=F64), torch.tensor([n * p * (1 - p)], dtype=F64)
     found = counts_by_chance(chance.unsqueeze(-1), mean, variance).squeeze(-1)
     off = found - torch.from_numpy(stats.binom.ppf(chance.numpy(), n, p))
@@ -36,11 +36,11 @@ def test_counts_of_equal_trials_are_those_of_scipy(n, p):
 @pytest.mark.parametrize(
     "p", [torch.linspace(0, 0.07, 100), torch.rand(40, generator=torch.Generator().manual_seed(0)) / 2, [0.9, 0.8]]
 )
-def test_counts_of_unequal_trials_have_their_mean_and_variance_and_nearly_their_distribution(p):
+def test_counts_of_unequal_trials_have_the_exact_mean_and_variance(p):
     p = torch.as_tensor(p, dtype=F64)
     rarer = torch.minimum(p, 1 - p) if float(p.sum()) > len(p) / 2 else p
     mean, variance = rarer.sum().reshape(1), (rarer * (1 - rarer)).sum().reshape(1)
-    found = counts_by_chance(evenly(100_000).unsqueeze(-1), mean, variance).squeeze(-1)
+    found = counts_by_chance(uniform_grid(100_000).unsqueeze(-1), mean, variance).squeeze(-1)
     assert abs(float(found.mean() - mean)) < 1e-4
     assert abs(float(found.var() / variance) - 1) < 2e-3
     exact = torch.tensor(oracles.poisson_binomial(rarer.tolist()), dtype=F64).cumsum(-1)
@@ -48,7 +48,7 @@ def test_counts_of_unequal_trials_have_their_mean_and_variance_and_nearly_their_
     assert float((counted - exact).abs().max()) < 0.01
 
 
-def test_counts_without_variance_are_the_mean_and_of_nan_are_nan():
+def test_counts_without_variance_equal_the_mean_and_nan_gives_nan():
     mean, variance = torch.tensor([0.0, 3.0, torch.nan], dtype=F64), torch.tensor([0.0, 0.0, torch.nan], dtype=F64)
-    found = counts_by_chance(evenly(5).unsqueeze(-1).expand(5, 3), mean, variance)
+    found = counts_by_chance(uniform_grid(5).unsqueeze(-1).expand(5, 3), mean, variance)
     torch.testing.assert_close(found, mean.expand(5, 3), rtol=0, atol=0, equal_nan=True)

@@ -1,4 +1,4 @@
-"""Random numbers: whole numbers of any size, distributions, and draws that depend on nothing but their place."""
+"""Counter-based random numbers: words, distributions, and independence of chunking."""
 
 import math
 
@@ -9,7 +9,7 @@ from torchcalib.ops import counter_rng
 
 
 def splitmix(z):
-    """SplitMix64's finalizer in Python's whole numbers."""
+    """Compute SplitMix64's finalizer with Python integers."""
     mask = 2**64 - 1
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
@@ -17,7 +17,7 @@ def splitmix(z):
 
 
 @pytest.mark.parametrize("seed", [0, 1, -5, 2**63 - 1])
-def test_words_are_those_of_whole_numbers_of_any_size(seed):
+def test_random_words_equal_integer_arithmetic(seed):
     golden, mask = 0x9E3779B97F4A7C15, 2**64 - 1
     streams, counters = torch.tensor([0, 1, 2**32 + 7]), torch.tensor([0, 1, 99, 10**9])
     words = counter_rng.random_words(seed, streams, counters)
@@ -27,7 +27,7 @@ def test_words_are_those_of_whole_numbers_of_any_size(seed):
             assert int(words[i, j]) == splitmix((key + counter * golden) & mask) >> 32
 
 
-def test_poisson_counts_are_poisson_and_do_not_depend_on_how_they_are_cut_up():
+def test_poisson_counts_have_their_distribution_and_do_not_depend_on_chunking():
     counts = counter_rng.poisson_counts(0, torch.arange(50), torch.arange(40_000), torch.float64)
     for k in range(7):
         p = math.exp(-1) / math.factorial(k)
@@ -37,7 +37,7 @@ def test_poisson_counts_are_poisson_and_do_not_depend_on_how_they_are_cut_up():
     assert torch.equal(piece, counts[7:9, 123:130])
 
 
-def test_multinomial_counts_draw_n_of_n():
+def test_multinomial_counts_are_draws_of_n_samples_with_replacement():
     counts = counter_rng.multinomial_counts(0, torch.arange(2000), 50, torch.float64)
     assert torch.equal(counts.sum(-1), torch.full((2000,), 50.0, dtype=torch.float64))
     assert abs(float(counts.var()) - (1 - 1 / 50)) < 0.03

@@ -1,4 +1,4 @@
-"""What runs an op and what stops it: the choice of an implementation."""
+"""Choice of the implementation of an operation, and the errors of impossible choices."""
 
 import importlib.util
 import sys
@@ -15,7 +15,7 @@ TRITON = importlib.util.find_spec("triton")
 
 @pytest.fixture
 def without(monkeypatch):
-    """Take packages away: `without("numba")`."""
+    """Return a function that simulates missing packages: `without("numba")`."""
 
     def take(*packages):
         for package in packages:
@@ -27,7 +27,7 @@ def without(monkeypatch):
     dispatch._load.cache_clear()
 
 
-def test_without_packages_a_forced_choice_raises_and_an_automatic_one_falls_back(without):
+def test_missing_packages_raise_for_explicit_choices_and_fall_back_for_auto(without):
     without("triton", "numba")
     n, positives = torch.ones(40, dtype=torch.int64), torch.arange(40) % 3 == 0
     with pytest.raises(ImportError, match=r"`backend` must be installed, got 'numba'.*torchcalib\[fast\]"):
@@ -42,7 +42,7 @@ def test_without_packages_a_forced_choice_raises_and_an_automatic_one_falls_back
         assert torch.equal(find(op, n, positives)[0], find(op, n, positives, backend="python")[0])
 
 
-def test_first_choices_of_devices():
+def test_auto_selects_the_fastest_implementation_of_a_device():
     choices = [("pava", "cuda", "rounds"), ("pava", "mps", "rounds")]
     choices += [(op, "cpu", "numba") for op in ("pava", "pava_bc", "rows") if NUMBA]
     choices += [(op, "cuda", "triton") for op in ("pava_bc", "isotonic_regression") if TRITON]
@@ -53,8 +53,8 @@ def test_first_choices_of_devices():
 
 
 @pytest.mark.skipif(not TRITON, reason="triton is not installed")
-def test_where_triton_cannot_launch_another_runs(without, monkeypatch):
-    """A machine with a CUDA device and no driver that triton can build."""
+def test_another_implementation_is_selected_if_triton_cannot_launch(without, monkeypatch):
+    """A machine with a CUDA device, but without a driver that Triton can use."""
     without()
     monkeypatch.delitem(sys.modules, "torchcalib.ops.isotonic.triton", raising=False)
     monkeypatch.setattr("triton.runtime.driver", None)
@@ -64,7 +64,7 @@ def test_where_triton_cannot_launch_another_runs(without, monkeypatch):
         dispatch.choose("pava_bc", torch.device("cuda"), "triton")
 
 
-def test_triton_runs_on_the_cpu_in_its_interpreter_alone(monkeypatch):
+def test_triton_on_the_cpu_requires_its_interpreter(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     for op in ("pava", "pava_bc", "isotonic_regression"):
         with pytest.raises(ValueError, match=r"on cpu, got 'triton'\. .*TRITON_INTERPRET=1"):
@@ -76,7 +76,7 @@ def test_triton_runs_on_the_cpu_in_its_interpreter_alone(monkeypatch):
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("distinct", [None, 40])
-def test_on_cuda_blocks_are_those_of_the_cpu(distinct):
+def test_blocks_on_cuda_equal_those_on_the_cpu(distinct):
     scores, outcomes, weights = random_sample(3001, lead=(3,), distinct=distinct, weighted=True)
     for op, options in (("pava", {}), ("pava_bc", {}), ("pava_bc", {"variant": "paper"})):
         here = find_in_sample(op, scores, outcomes, weights, **options)

@@ -1,4 +1,4 @@
-"""Blocks of the sorted sample and isotonic regression, against slow loops, recorded blocks and scikit-learn."""
+"""Blocks of the sorted sample and isotonic regression, compared with slow loops, recorded blocks and scikit-learn."""
 
 from functools import partial
 
@@ -32,12 +32,12 @@ of_ties = pytest.mark.parametrize("ties", TIES)
 
 
 def options_of(step, **bounds):
-    """Return the algorithm and the arguments of `block_ends` for a step."""
+    """Return the algorithm and the arguments of `block_ends` for a test case."""
     return ("pava", {}) if step == "pava" else ("pava_bc", {"variant": step, **bounds})
 
 
 def assert_slow_loop(step, backend, ties, sample, bounds, own_bounds):
-    """Demand the blocks of a slow loop, each with its samples, of scores, outcomes and weights of rows `(R, N)`."""
+    """Compare blocks and their samples with a slow loop, for scores, outcomes and weights `(R, N)`."""
     op, options = options_of(step, **bounds)
     of_rows = [x.tolist() for x in (*sample, *find_in_sample(op, *sample, ties=ties, backend=backend, **options))]
     for scores, outcomes, weights, index, *found in zip(*of_rows, strict=True):
@@ -47,7 +47,7 @@ def assert_slow_loop(step, backend, ties, sample, bounds, own_bounds):
             if op == "pava"
             else oracle.pava_bc(counted, parts, *own_bounds(sum(weights)), step)
         )
-        assert not any(found[0][len(parts) :])  # rows of fewer blocks than others end in blocks of no samples
+        assert not any(found[0][len(parts) :])  # rows with fewer blocks are padded by empty blocks
         assert tuple(column[: len(parts)] for column in found) == counted.table(parts)
         members = [{i for i, at in enumerate(index) if at == b and weights[i]} for b in range(len(parts))]
         assert members == [set(part) for part in parts]
@@ -57,8 +57,8 @@ def assert_slow_loop(step, backend, ties, sample, bounds, own_bounds):
 @of_steps
 @given(data=st.data())
 @settings(max_examples=200)
-def test_blocks_are_those_of_a_slow_loop(step, backend, ties, data):
-    """Of a small sample with many ties."""
+def test_blocks_equal_slow_loop(step, backend, ties, data):
+    """Small samples with many ties."""
     n, distinct = data.draw(st.integers(1, 24)), data.draw(st.integers(1, 30))
     most = (distinct, 1, 3 if ties == "pool" else 1)
     columns = [data.draw(st.lists(st.integers(0, top), min_size=n, max_size=n)) for top in most]
@@ -76,8 +76,8 @@ def test_blocks_are_those_of_a_slow_loop(step, backend, ties, data):
 @pytest.mark.parametrize("n", [2, 500])
 @of_ties
 @of_steps
-def test_batches_at_default_bounds_are_those_of_a_slow_loop(step, backend, ties, n):
-    """N // 20 and N // 5 of every row as in [TCE] Table 5, and at least 1."""
+def test_batches_with_default_bounds_equal_slow_loop(step, backend, ties, n):
+    """The default bounds are N // 20 and N // 5 for each row, as in [TCE] Table 5, and at least 1."""
     for distinct in (None, 40):
         scores, outcomes, weights = random_sample(n, lead=(4,), distinct=distinct, weighted=True)
         sample = scores, outcomes, weights.clamp(1, None if ties == "pool" else 1)
@@ -86,8 +86,8 @@ def test_batches_at_default_bounds_are_those_of_a_slow_loop(step, backend, ties,
 
 @of_ties
 @pytest.mark.parametrize("backend", PAVA_BC_BACKENDS)
-def test_pava_bc_recorded_sizes_positives_and_edges(recorded, expected, backend, ties):
-    """Blocks of the published code, and of a literal Algorithm 3."""
+def test_pava_bc_blocks_equal_recordings(recorded, expected, backend, ties):
+    """Blocks of the published code, and of a literal implementation of Algorithm 3."""
     variants = {"bins": "code", "bins_alg3": "paper", "tce_alg3_literal": "paper"}
     entries = [entry for entry in expected if (entry["file"] or "").startswith(("imagenet_", "sim_"))]
     entries = [entry for entry in entries if entry["case"].rpartition("/")[2] in variants]
@@ -125,8 +125,8 @@ def test_rows_without_data_have_no_blocks(step, backend):
 
 
 @of_steps
-def test_counts_per_cell_have_blocks_too(step, backend):
-    """A table of counts, empty cells among them, gives the blocks of the samples it counts."""
+def test_blocks_of_cell_counts_equal_those_of_the_samples(step, backend):
+    """A table of counts with empty cells gives the blocks of the counted samples."""
     op, options = options_of(step)
     scores, outcomes, _ = random_sample(600, distinct=64)
     cell = (scores * 64).long()
@@ -138,7 +138,7 @@ def test_counts_per_cell_have_blocks_too(step, backend):
 
 
 @of_steps
-def test_an_empty_cell_belongs_to_the_block_before_it(step, backend):
+def test_empty_cells_belong_to_the_block_before_them(step, backend):
     n, positives = torch.tensor([0, 30, 0, 8, 5, 0]), torch.tensor([0, 9, 0, 8, 5, 0])
     op, options = options_of(step, n_min=5, n_max=9)
     ends, n, _ = find(op, n, positives, backend=backend, **options)
@@ -148,7 +148,7 @@ def test_an_empty_cell_belongs_to_the_block_before_it(step, backend):
     assert (ends.tolist(), n.tolist()) == expected
 
 
-def test_bounds_that_a_row_cannot_meet_are_refused():
+def test_bounds_that_a_row_cannot_satisfy_raise_errors():
     n = torch.ones(40, dtype=torch.int64)
     calls = [
         ({"n_min": 40, "n_max": 40}, "`n_min` must be below the number of samples, got 40 for 40 samples."),
@@ -161,7 +161,7 @@ def test_bounds_that_a_row_cannot_meet_are_refused():
     )
     with pytest.raises(ValueError, match="below the number of samples, got 1 for 1 samples"):
         find("pava_bc", n[:1], n[:1], n_min=1)
-    assert find("pava_bc", n[:1], n[:1])[1].tolist() == [1]  # one sample is a block by default
+    assert find("pava_bc", n[:1], n[:1])[1].tolist() == [1]  # a single sample forms a block at the default bounds
 
 
 @of_pava
@@ -169,11 +169,11 @@ def test_large_counts_are_exact(backend):
     assert_large_counts_are_exact("cpu", backend)
 
 
-# Real targets.
+# Isotonic regression of real targets
 
 
 @of_pava
-def test_isotonic_regression_parity_with_scikit_learn(backend):
+def test_isotonic_regression_equals_scikit_learn(backend):
     isotonic = pytest.importorskip("sklearn.isotonic")
     generator = np.random.default_rng(0)
     y = generator.standard_normal(3000) + np.linspace(0, 2, 3000)
@@ -185,14 +185,14 @@ def test_isotonic_regression_parity_with_scikit_learn(backend):
 
 @of_pava
 @given(st.lists(st.tuples(st.floats(-9, 9), st.floats(0.1, 5)), min_size=1, max_size=25))
-def test_isotonic_regression_slow_loop(backend, rows):
+def test_isotonic_regression_equals_slow_loop(backend, rows):
     fitted = isotonic_regression(*torch.tensor(rows, dtype=F64).T, backend=backend)
     np.testing.assert_allclose(fitted.numpy(), oracle.weighted_isotonic(*zip(*rows, strict=True)), rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("lead", [(), (2, 3)])
 @of_pava
-def test_isotonic_regression_gradcheck(lead, backend):
+def test_isotonic_regression_gradients_equal_finite_differences(lead, backend):
     generator = torch.Generator().manual_seed(0)
     y = torch.randn(*lead, 9, generator=generator, dtype=F64, requires_grad=True)
     w = (torch.rand(*lead, 9, generator=generator, dtype=F64) + 0.5).requires_grad_()
@@ -205,18 +205,18 @@ def test_isotonic_regression_gradcheck(lead, backend):
 
 
 @of_pava
-def test_isotonic_regression_of_any_shape_dtype_and_weight_zero(backend):
+def test_isotonic_regression_supports_batches_dtypes_and_weight_zero(backend):
     def fit(*columns):
         return isotonic_regression(*columns, backend=backend)
 
     y = torch.randn(2, 3, 50, generator=torch.Generator().manual_seed(0)) + torch.linspace(0, 2, 50)
     expected = torch.stack([fit(row) for row in y.view(6, 50)])
-    # Sums of up to 50 terms may be taken in another order.
+    # Sums of up to 50 terms may be computed in another order.
     torch.testing.assert_close(fit(y).view(6, 50), expected, rtol=1e-6, atol=1e-6)
     for lead in ((), (3,)):
         assert fit(torch.empty(*lead, 0)).shape == (*lead, 0)
     for dtype in (torch.float16, torch.bfloat16, torch.float32, F64):
         assert torch.equal(fit(torch.tensor([1, 3, 2, 4], dtype=dtype)), torch.tensor([1, 2.5, 2.5, 4], dtype=dtype))
     y, w = torch.tensor([[9.0, 1.0, 5.0, torch.nan, 3.0], [0.0, 1.0, 1.0, 0.0, 0.0]], dtype=F64)
-    assert fit(y, w).tolist() == [1, 1, 5, 5, 5]  # the block before
+    assert fit(y, w).tolist() == [1, 1, 5, 5, 5]  # samples of weight 0 get the value of the block before them
     assert fit(y, 0 * w).isnan().all()

@@ -1,4 +1,4 @@
-"""Log-odds of events over classes against 50 digits of mpmath, in closed form, and where a row may stand."""
+"""Log-odds of events over classes: 50 digits of mpmath, closed forms, and independence of the position of a row."""
 
 import mpmath
 import pytest
@@ -22,7 +22,7 @@ def logits(n=8, n_classes=5, scale=3.0, dtype=F64, seed=0):
 
 
 def exact(row, members):
-    """The definition, with 50 digits."""
+    """Compute the log-odds by definition, with 50 digits."""
     with mpmath.workdps(50):
         powers = [mpmath.exp(mpmath.mpf(x)) for x in row]
         own = mpmath.fsum(powers[k] for k in members)
@@ -32,8 +32,8 @@ def exact(row, members):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, F64], ids=str)
 @pytest.mark.parametrize("scale", [1, 16, 300])
-def test_mpmath_log_odds_of_every_event(dtype, scale):
-    """A difference of two logits and two logarithms of at most log C, each rounded once: a few eps of what they are."""
+def test_log_odds_of_every_event_equal_mpmath(dtype, scale):
+    """The difference of two logits and two logarithms of at most log C, each rounded once, has an error of few eps."""
     z = logits(scale=scale, dtype=dtype)
     for members_of in EVENTS.values():
         members = members_of(z)
@@ -46,8 +46,8 @@ def test_mpmath_log_odds_of_every_event(dtype, scale):
 
 @pytest.mark.parametrize("members_of", EVENTS.values(), ids=EVENTS)
 @pytest.mark.parametrize("n_classes", [3, 10, 33])
-def test_equal_rows_have_equal_log_odds_wherever_they_stand(n_classes, members_of):
-    """Equal samples must tie. Exact: the documentation promises that the result is independent of the batch size."""
+def test_equal_rows_have_equal_log_odds_in_any_batch(n_classes, members_of):
+    """Equal samples must be ties. The documentation promises results that are independent of the batch size."""
     z = logits(37, n_classes, dtype=torch.float32)
 
     def call(x):
@@ -60,7 +60,7 @@ def test_equal_rows_have_equal_log_odds_wherever_they_stand(n_classes, members_o
     assert torch.equal(call(z.T.contiguous().T), whole)
 
 
-def test_closed_form_ties_infinite_logits_and_rows_without_a_distribution():
+def test_log_odds_of_ties_infinite_logits_and_invalid_rows():
     tied = log_odds(torch.tensor([[2.0, 2, 0, -1], [0, 2, -1, 2], [1, 1, 1, 1]]))
     assert tied[0, 0] == tied[0, 1]
     assert tied[1, 1] == tied[1, 3]
@@ -74,12 +74,12 @@ def test_closed_form_ties_infinite_logits_and_rows_without_a_distribution():
     for members in (None, first):
         leaf = z.clone().requires_grad_()
         log_odds(leaf, members)[:3].clamp(-9, 9).sum().backward()
-        assert torch.equal(leaf.grad, torch.zeros_like(z))  # nor does a row that is not asked for pass on its NaN
+        assert torch.equal(leaf.grad, torch.zeros_like(z))  # an unused row does not propagate its NaN
 
 
 @pytest.mark.parametrize("members", [None, [0]])
-def test_closed_form_gradient_beyond_what_float64_powers_hold(members):
-    """d log-odds of the top is 1 for itself and minus the softmax of the others among themselves."""
+def test_gradient_of_log_odds_is_exact_beyond_the_range_of_float64_powers(members):
+    """The derivative of the log-odds of the top class is 1 for itself, and minus the softmax over the other classes."""
     z = torch.tensor([[900.0, 0.0, 0.0]], dtype=F64, requires_grad=True)
     found = log_odds(z, None if members is None else torch.tensor([members]))
     found.reshape(-1)[0].backward()

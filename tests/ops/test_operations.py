@@ -1,4 +1,4 @@
-"""What operations on rows, bins and cells have in common: derivatives, batches, torch.compile, vmap, registration."""
+"""Common properties of operations on rows, bins and cells: derivatives, batches, torch.compile, vmap, registration."""
 
 import itertools
 import math
@@ -11,10 +11,10 @@ from helpers.kernels import (
     F64,
     KERNELS,
     SUMS_OF_FLOAT32,
-    assert_nothing_sums_to_zero,
-    class_case,
+    assert_empty_input_gives_zero_sums,
     events,
     of_kernels,
+    random_class_rows,
 )
 from helpers.rows import sample
 
@@ -27,7 +27,7 @@ from torchcalib.ops.softmax_stats import rows
 N_GROUPS = 4
 
 
-# Each returns a function of columns, and columns `(*lead, n)` or `(*lead, n, C)` of a dtype that all loops have.
+# Each returns a function of columns, and columns `(*lead, n)` or `(*lead, n, C)` of a dtype that all backends support.
 
 
 def scores_of_rows(from_logits, n, lead=(), dtype=torch.float32):
@@ -40,7 +40,7 @@ def scores_of_rows(from_logits, n, lead=(), dtype=torch.float32):
 
 
 def sums_of_classes(from_logits, n, lead=(), dtype=torch.float32):
-    values, target, weights = class_case(math.prod(lead) * n, 4, from_logits, dtype, n_bins=3)
+    values, target, weights = random_class_rows(math.prod(lead) * n, 4, from_logits, dtype, n_bins=3)
 
     def call(x, labels, w, backend="auto", noise=False):
         of_rows = backend
@@ -52,7 +52,7 @@ def sums_of_classes(from_logits, n, lead=(), dtype=torch.float32):
 
 def sums_of_events(has_groups, n, lead=(), dtype=F64):
     confidence, outcome, weights, ecd = (x.view(*lead, n) for x in events(math.prod(lead) * n, dtype))
-    groups = torch.arange(math.prod(lead) * n).view(*lead, n) % (N_GROUPS - 1)  # the last has no events
+    groups = torch.arange(math.prod(lead) * n).view(*lead, n) % (N_GROUPS - 1)  # the last group has no events
 
     def call(c, o, w, d, of=None, backend="auto", noise=False):
         grouped = {} if of is None else {"groups": of, "n_groups": N_GROUPS}
@@ -65,7 +65,7 @@ def sums_of_events(has_groups, n, lead=(), dtype=F64):
 def sums_of_smoothing(n, lead=(), dtype=F64):
     confidence, outcome, weights, _ = (x.view(*lead, n) for x in events(math.prod(lead) * n, dtype))
     confidence = 0.1 + 0.8 * confidence
-    cells = torch.cat((cell_index(confidence).flatten(), torch.zeros(1).long()))  # the first has NaN
+    cells = torch.cat((cell_index(confidence).flatten(), torch.zeros(1).long()))  # cell 0, to which NaN is assigned
 
     def call(c, o, w, backend="auto", noise=False):
         return smoothing_sums(c, o, w, noise="shares" if noise else "none", backend=backend)[..., cells]
@@ -98,7 +98,7 @@ OPERATIONS = {
 SUMS_OF_NOISE = {"classes": (3, 4), "events": (3, 4), "smoothing": (4,)}
 BACKENDS_OF = {"classes": KERNELS, "events": KERNELS, "odds": ["auto"]}
 IMPLEMENTATIONS = [(name, b) for name in OPERATIONS for b in BACKENDS_OF.get(name.split()[0], BACKENDS)]
-# Few terms are added in another order. Rows and odds are documented to have the same bits wherever they stand.
+# Sums of few terms may be in another order. Rows and log-odds are documented to have the same bits in any batch.
 SAME_BITS = {"rtol": 0, "atol": 0}
 ROUNDING = {torch.float32: SUMS_OF_FLOAT32, F64: {"rtol": 1e-12, "atol": 1e-13}}
 GRADIENTS = {torch.float32: {"rtol": 1e-5, "atol": 1e-6}, F64: {"rtol": 1e-12, "atol": 1e-13}}
@@ -107,8 +107,8 @@ of_operations = pytest.mark.parametrize("name", OPERATIONS)
 of_implementations = pytest.mark.parametrize(("name", "backend"), IMPLEMENTATIONS)
 
 
-def filled(columns, leaves):
-    """Return the columns, of which the first floating ones are replaced by leaves."""
+def with_leaves(columns, leaves):
+    """Return the columns, with the first floating ones replaced by leaves."""
     leaves = list(leaves)
     return [leaves.pop(0) if leaves and x.is_floating_point() else x for x in columns]
 
@@ -122,26 +122,26 @@ def slope_of(sums):
 
 
 @of_operations
-def test_derivatives_of_every_order_and_mode_are_those_of_finite_differences(name):
-    """Rows of probabilities are moved off the simplex: each entry has a derivative of its own."""
+def test_first_and_second_derivatives_equal_finite_differences(name):
+    """Rows of probabilities are moved off the simplex, so that each entry has a separate derivative."""
     call, columns = OPERATIONS[name](6, dtype=F64)
 
     def of_leaves(*leaves):
-        return call(*filled(columns, leaves))
+        return call(*with_leaves(columns, leaves))
 
     assert torch.autograd.gradcheck(of_leaves, floating(columns), check_forward_ad=True, check_batched_grad=True)
     assert torch.autograd.gradgradcheck(of_leaves, floating(columns))
 
 
 @of_implementations
-def test_every_way_to_differentiate_agrees_with_backward_and_noise_is_a_constant(name, backend):
+def test_functional_derivatives_equal_backward_and_noise_is_constant(name, backend):
     call, columns = OPERATIONS[name](6)
     tolerance = GRADIENTS[columns[0].dtype]
     slope = slope_of(call(*columns, noise=True))
     kept = [k for k in range(slope.shape[-2]) if k not in SUMS_OF_NOISE.get(name.split()[0], ())]
 
     def value(*leaves, noise=False):
-        sums = call(*filled(columns, leaves), backend=backend, noise=noise)
+        sums = call(*with_leaves(columns, leaves), backend=backend, noise=noise)
         return (sums * (slope if noise else slope[..., kept, :])).sum()
 
     batch = torch.stack((columns[0], columns[0]))
@@ -162,12 +162,12 @@ def test_every_way_to_differentiate_agrees_with_backward_and_noise_is_a_constant
         mapped(many).sum().backward()
         torch.testing.assert_close(many.grad[1], expected, **tolerance)
         _, tangents = torch.func.jvp(mapped, (batch,), (torch.ones_like(batch),))
-        wider = {key: 10 * bound for key, bound in tolerance.items()}  # a sum of up to 30 derivatives
+        wider = {key: 10 * bound for key, bound in tolerance.items()}  # sum of up to 30 derivatives
         torch.testing.assert_close(tangents.to(expected.dtype), expected.sum().expand(2), **wider)
 
 
 @pytest.mark.parametrize(("name", "backend"), [case for case in IMPLEMENTATIONS if case[0] not in OF_ROWS])
-def test_what_weight_0_leaves_out_is_in_no_sum_and_no_derivative(name, backend):
+def test_bad_values_with_weight_0_do_not_affect_sums_and_derivatives(name, backend):
     call, columns = OPERATIONS[name](6)
     columns[2][0] = 0
     clean = call(*columns, backend=backend, noise=True)
@@ -177,28 +177,30 @@ def test_what_weight_0_leaves_out_is_in_no_sum_and_no_derivative(name, backend):
             spoiled[k][0] = bad
     leaves = floating(spoiled)
     for own in (leaves[:1], leaves):
-        found = call(*filled(spoiled, own), backend=backend, noise=True)
+        found = call(*with_leaves(spoiled, own), backend=backend, noise=True)
         assert torch.equal(found, clean)
         first = torch.autograd.grad((found * slope_of(found)).sum(), own)
-        again = torch.autograd.grad(call(*filled(spoiled, own)).square().sum(), own, create_graph=True)
+        again = torch.autograd.grad(call(*with_leaves(spoiled, own)).square().sum(), own, create_graph=True)
         (second,) = torch.autograd.grad(sum(x.square().sum() for x in again), own[0])
         for derivative in (*first, *again, second):
             assert derivative.isfinite().all()
             assert not derivative[0].any()
         primals = tuple(x.detach() for x in own)
-        forward = torch.func.jvp(lambda *x: call(*filled(spoiled, x)), primals, tuple(map(torch.ones_like, primals)))
+        forward = torch.func.jvp(
+            lambda *x: call(*with_leaves(spoiled, x)), primals, tuple(map(torch.ones_like, primals))
+        )
         assert forward[1].isfinite().all()
 
 
 @of_implementations
-def test_series_in_any_layout_are_a_loop_and_weights_and_groups_may_be_shared(name, backend):
+def test_batches_in_any_layout_equal_a_loop_and_weights_and_groups_broadcast(name, backend):
     call, columns = OPERATIONS[name](10, lead=(2, 3))
     dtype = columns[0].dtype
     of_sums = SAME_BITS if name in OF_ROWS else ROUNDING[dtype]
     of_gradients = SAME_BITS if name.startswith("rows") else GRADIENTS[dtype]
 
     def read(given):
-        leaf = given[0].detach().requires_grad_()  # keeps the layout
+        leaf = given[0].detach().requires_grad_()  # detach() keeps the layout
         sums = call(leaf, *given[1:], backend=backend, noise=True)
         return sums.detach(), torch.autograd.grad((sums * slope_of(sums[0, 0])).sum(), leaf)[0]
 
@@ -218,13 +220,13 @@ def test_series_in_any_layout_are_a_loop_and_weights_and_groups_may_be_shared(na
 
 
 @of_kernels
-def test_nothing_sums_to_zero(backend):
+def test_empty_input_gives_zero_sums(backend):
     for shape in ((0,), (3, 0), (0, 3)):
-        assert_nothing_sums_to_zero(shape, backend)
+        assert_empty_input_gives_zero_sums(shape, backend)
 
 
 @of_operations
-def test_on_the_meta_device_sums_have_a_shape_and_nothing_waits(name):
+def test_operations_run_on_the_meta_device_without_reading_values(name):
     call, columns = OPERATIONS[name](6, lead=(3,))
     expected = call(*columns, noise=True)
     found = call(*(x.to("meta") for x in columns), noise=True)
@@ -232,7 +234,7 @@ def test_on_the_meta_device_sums_have_a_shape_and_nothing_waits(name):
 
 
 @of_operations
-def test_compiled_whole_and_mapped_over_any_axis_it_is_the_same(name):
+def test_compile_and_vmap_over_any_axis_give_the_same_values(name):
     call, (x, *others) = OPERATIONS[name](12)
     tolerance = {"rtol": 1e-12, "atol": 1e-13} if x.dtype == F64 else {"rtol": 1e-5, "atol": 1e-5}
     slope = slope_of(call(x, *others))
@@ -252,6 +254,6 @@ def test_compiled_whole_and_mapped_over_any_axis_it_is_the_same(name):
         torch.testing.assert_close(mapped, torch.stack((value(x), value(x / 2))), **tolerance)
 
 
-def test_all_are_registered_as_torch_wants_an_operation():
+def test_registration_of_operations_passes_opcheck():
     confidence, *_ = events(20)
     torch.library.opcheck(cells._cell_index.registered, (confidence, "auto"))

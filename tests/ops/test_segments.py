@@ -1,4 +1,4 @@
-"""Sums of cells and of weighted rows, against loops over samples."""
+"""Sums over cells and over weighted rows, compared with loops over samples."""
 
 import math
 
@@ -10,8 +10,8 @@ from torchcalib.ops.segments import cell_sums, weighed_sums
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("lead", [(), (3,), (2, 3)])
-def test_slow_loop_cell_sums_of_a_batch_and_their_gradient(lead, dtype):
-    """float32 takes the path of other devices. A sum of 30 numbers below 4 is within 30 * 4 * eps."""
+def test_cell_sums_and_their_gradient_equal_slow_loop(lead, dtype):
+    """float32 uses the code for other devices. A sum of 30 numbers below 4 has an error below 30 * 4 * eps."""
     generator = torch.Generator().manual_seed(0)
     index = torch.randint(0, 5, (*lead, 30), generator=generator)
     columns = torch.randn(*lead, 2, 30, generator=generator, dtype=dtype, requires_grad=True)
@@ -26,8 +26,8 @@ def test_slow_loop_cell_sums_of_a_batch_and_their_gradient(lead, dtype):
     assert torch.equal(gradient, upstream.gather(-1, index.unsqueeze(-2).expand(columns.shape)))
 
 
-def test_slow_loop_weighed_sums_with_infinite_entries():
-    """Weight 0 leaves an infinite entry out; weight 1 does not."""
+def test_weighted_sums_with_infinite_entries_equal_slow_loop():
+    """Weight 0 excludes an infinite entry; weight 1 does not."""
     weights = torch.tensor([[1.0, 0, 0], [2, 1, 0], [0, 0, 3], [0, 2, 0]], dtype=torch.float64)
     table = torch.tensor([[1.5, math.inf], [-math.inf, 2], [0.25, -1]], dtype=torch.float64)
     for row, found in zip(weights.tolist(), weighed_sums(weights, table).tolist(), strict=True):

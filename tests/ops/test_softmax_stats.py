@@ -1,4 +1,4 @@
-"""The row op against float64 formulas over whole tensors: values, gradients of any order, and bits that do not move."""
+"""Row operation compared with float64 formulas over whole tensors: values, gradients, and bitwise reproducibility."""
 
 import itertools
 import subprocess
@@ -7,32 +7,32 @@ from functools import partial
 
 import pytest
 import torch
-from helpers.kernels import BACKENDS, NUMBA, of_backends, of_either_input, same_on_any_number_of_threads
-from helpers.rows import close, equal, layouts, oracle, rows_of_which_some_are_no_distribution, sample, with_gradient
+from helpers.kernels import BACKENDS, NUMBA, assert_same_on_any_number_of_threads, of_backends, of_either_input
+from helpers.rows import close, equal, layouts, oracle, rows_with_invalid_distributions, sample, with_gradient
 from processes import quick_environment
 
 from torchcalib.ops.bin_sums import class_bins
 from torchcalib.ops.softmax_stats import Rows, rows
 
-CLASSES = [1, 2, 3, 10, 17, 49, 257, 1000, 1001, 3000]  # 17 and 49: no longer side by side, no longer abreast
-# Every number of classes with logits and with probabilities, and with every dtype: pairs, not all triples.
+CLASSES = [1, 2, 3, 10, 17, 49, 257, 1000, 1001, 3000]  # 17 and 49 classes select other loops
+# Pairs of every number of classes with kind of input and with dtype, not all triples
 KINDS = [(c, (i + j) % 2 == 0, dtype) for i, c in enumerate(CLASSES)
          for j, dtype in enumerate((torch.float32, (torch.float16, torch.bfloat16)[i % 2]))]  # fmt: skip
 KINDS += [(c, False, torch.float32) for c in CLASSES[::2]] + [(c, True, torch.float32) for c in CLASSES[1::2]]
 INF = torch.inf
-PROMISED = {"rtol": 2e-6, "atol": 1e-15}  # of float32 arithmetic, in the docstring of `rows`
+PROMISED = {"rtol": 2e-6, "atol": 1e-15}  # documented for float32 arithmetic in `rows`
 
 
 @of_backends
 @pytest.mark.parametrize(("n_classes", "from_logits", "dtype"), KINDS, ids=str)
-def test_values_and_gradients_are_those_of_float64(backend, n_classes, from_logits, dtype):
+def test_values_and_gradients_equal_float64(backend, n_classes, from_logits, dtype):
     values, target = sample(100, n_classes, from_logits, dtype)
     found = rows(values, target, from_logits=from_logits, backend=backend)
     close(found, oracle(values, target, from_logits), **PROMISED)
     if dtype == torch.float32:
         wide = values.double() if from_logits else sample(100, n_classes, False, torch.float64)[0]
         close(rows(wide, target, from_logits=from_logits), oracle(wide, target, from_logits), rtol=1e-12, atol=1e-15)
-    # Each of the four scores alone, and all of them; the error is relative to the gradient of the row.
+    # Each of the four scores alone, and all of them. The error is relative to the gradient of the row.
     for of in ((1, 0, 0, 0), (0, 1, 0, 0), (0, 0, 1, 0), (0, 0, 0, 1), (0.3, -0.7, 0.5, 0.9)):
         wide = values.double().requires_grad_()
         expected = oracle(wide, target, from_logits)
@@ -40,15 +40,15 @@ def test_values_and_gradients_are_those_of_float64(backend, n_classes, from_logi
         _, grad = with_gradient(values, target, from_logits, backend, of)
         assert grad.dtype == dtype
         error = (grad.double() - wide.grad).norm(dim=-1) / (wide.grad.norm(dim=-1) + 1e-9)
-        # float16 has no numbers for gradients of 1 / q; bfloat16 rounds once, to half a unit of 8 bits.
+        # float16 cannot represent gradients of 1 / q. bfloat16 rounds once, to half a unit of 8 bits.
         bound = {torch.float32: 1e-5, torch.bfloat16: 2**-8, torch.float16: INF}[dtype]
         assert (error.nan_to_num() < bound).all(), of
 
 
 @of_either_input
 @of_backends
-def test_confident_rows_keep_their_digits(backend, from_logits):
-    """q_top = 1 - 1e-6: what scores read is the rest, of which 1 - q in float32 keeps one digit."""
+def test_confident_rows_have_accurate_scores(backend, from_logits):
+    """For q_top = 1 - 1e-6 the scores use the sum of the other classes. 1 - q in float32 would have one digit."""
     rest = torch.tensor([1e-6, 1e-7, 3e-8], dtype=torch.float64)
     gap = ((1 - rest) / rest).log()
     target = torch.zeros(3, dtype=torch.int64)
@@ -61,14 +61,14 @@ def test_confident_rows_keep_their_digits(backend, from_logits):
 
 
 @of_backends
-def test_equal_logits_are_exactly_the_share_of_each_and_the_first_is_claimed(backend):
+def test_equal_logits_give_exactly_1_over_c_and_the_first_class(backend):
     for n_classes in (2, 4, 5, 10, 1024):
         target = torch.tensor([0, n_classes - 1])
         found = rows(torch.full((2, n_classes), 1.5), target, from_logits=True, backend=backend)
         assert found.top.tolist() == [0, 0]
         torch.testing.assert_close(found.confidence, torch.full((2,), 1 / n_classes).double(), rtol=2e-6, atol=0)
         torch.testing.assert_close(found.squared_error, torch.full((2,), 1 - 1 / n_classes).double())
-    # To the last bit, so that it falls on the edge i/B and not beside it.
+    # Must be exact, so that a confidence of 1/C is assigned to the bin of the edge i/B.
     for n_classes in range(1, 300) if backend in NUMBA else ():
         found = rows(torch.zeros(1, n_classes), torch.zeros(1).long(), from_logits=True, backend=backend)
         assert found.confidence.item() == 1 / n_classes
@@ -78,7 +78,7 @@ FLOATS = [("torch", torch.float64), *((backend, torch.float32) for backend in BA
 
 
 @pytest.mark.parametrize(("backend", "dtype"), FLOATS, ids=str)
-def test_infinite_logits_are_the_limit_and_classes_of_minus_infinity_change_nothing(backend, dtype):
+def test_infinite_logits_give_the_limit_and_masked_classes_have_no_effect(backend, dtype):
     given = [[INF, 0, INF, -INF], [0, INF, 5, 7], [0, -INF, 0, -INF], [0, -INF, 0, -INF], [-INF, 2, -INF, -INF]]
     given = torch.tensor([*given, [1, 2, -3, 4], [-INF] * 4], dtype=dtype)
     target, top = torch.tensor([2, 0, 2, 1, 1, 1, 1]), torch.tensor([0, 1, 0, 0, 1])
@@ -93,22 +93,22 @@ def test_infinite_logits_are_the_limit_and_classes_of_minus_infinity_change_noth
         close([x[:5] for x in found], expected, rtol=2e-6, atol=0)
         close([x[5:6] for x in found], finite, rtol=4e-6, atol=0)
         assert found.confidence[6].isnan()
-        assert not grad[:2].any()  # nothing near moves the limit
-        # log q_h is -inf in row 3, and its gradient 1[h] - q; the square adds 2 q_k (q_k - 1[h] - 1/2).
+        assert not grad[:2].any()  # finite logits have no effect on the limit
+        # log q_h is -inf in row 3, and its gradient 1[h] - q. The squared error adds 2 q_k (q_k - 1[h] - 1/2).
         of_log, of_square = torch.tensor([[-0.5, 1, -0.5, 0], [0.25, 0, -0.25, 0]], dtype=torch.float64)
         torch.testing.assert_close(grad[3, :4].double(), 0.3 * of_log + 0.9 * of_square)
         assert grad[4, :4].tolist() == pytest.approx([0] * 4, abs=1e-15)
 
 
 @of_backends
-def test_probabilities_of_0_and_1(backend):
+def test_probabilities_of_0_and_1_have_closed_form_scores_and_gradients(backend):
     values = torch.tensor([[0.0, 1, 0], [0, 1, 0], [0.5, 0.5, 0], [1e-45, 1, 1e-38]])
     target = torch.tensor([1, 0, 2, 0])
     found, grad = with_gradient(values, target, False, backend)
     expected = oracle(values, target, False)
     log_prob = values.double().gather(-1, target.unsqueeze(-1)).squeeze(-1).log()
     close(found, expected._replace(log_prob=log_prob), rtol=2e-6, atol=1e-36)
-    # 0.3/q_h, -1.4 (q - 1[h]), 0.5 (log q + 1) and 0.9 at the top; where q = 0 the logs have gradient 0.
+    # 0.3/q_h, -1.4 (q - 1[h]), 0.5 (log q + 1) and 0.9 at the top class. Logarithms have gradient 0 at q = 0.
     assert grad[0].tolist() == pytest.approx([0, 0.3 + 0.5 + 0.9, 0], abs=1e-6)
     assert grad[1].tolist() == pytest.approx([1.4, -1.4 + 0.5 + 0.9, 0], abs=1e-6)
     half = -0.7 + 0.5 * (1 + torch.tensor(0.5).log().item())
@@ -117,7 +117,7 @@ def test_probabilities_of_0_and_1(backend):
 
 @of_backends
 @of_either_input
-def test_nan_and_a_label_that_is_no_class_are_in_the_scores_of_their_row_alone(backend, from_logits):
+def test_nan_and_invalid_labels_affect_only_their_row(backend, from_logits):
     nans = itertools.product(((700, 0), (700, 5), (700, 699), (10, 0), (10, 9)), (torch.nan, -torch.nan))
     for (n_classes, place), nan in nans:
         values, target = sample(9, n_classes, from_logits)
@@ -144,7 +144,7 @@ def test_nan_and_a_label_that_is_no_class_are_in_the_scores_of_their_row_alone(b
 
 @of_backends
 @of_either_input
-def test_a_row_without_gradient_is_not_read_on_the_way_back(backend, from_logits):
+def test_rows_without_incoming_gradient_have_gradient_0(backend, from_logits):
     values, target = sample(5, 20, from_logits)
     asked = torch.tensor([True, True, False, False, True])
     values[2], values[3, 4] = torch.nan, INF
@@ -154,11 +154,11 @@ def test_a_row_without_gradient_is_not_read_on_the_way_back(backend, from_logits
     assert torch.equal((leaf.grad != 0).any(-1), asked)
 
 
-# Bits that do not move, as the docstring of `rows` promises.
+# Bitwise reproducibility, as documented in `rows`
 
 
 def equal_at(held, found, whole):
-    """Demand the scores and the gradient of some of all rows."""
+    """Check that scores and gradient of some rows are equal to those of the whole batch."""
     equal(found[0], [x[held] for x in whole[0]])
     assert torch.equal(found[1], whole[1][held])
 
@@ -168,8 +168,8 @@ PLACES = [(backend, dtype, c, (k + j) % 2 == 0) for k, c in enumerate((2, 10, 37
 
 
 @pytest.mark.parametrize(("backend", "dtype", "n_classes", "from_logits"), PLACES, ids=str)
-def test_a_row_gets_the_same_bits_wherever_it_stands(backend, dtype, n_classes, from_logits):
-    """Alone, among others, in another order and in another layout of memory; in chunks and threads of any number."""
+def test_rows_have_the_same_bits_in_every_batch_order_and_layout(backend, dtype, n_classes, from_logits):
+    """A row alone and in batches, in another order and memory layout, in any number of chunks and threads."""
     n = 331
     values, target = sample(n, n_classes, from_logits, dtype)
     whole = with_gradient(values, target, from_logits, backend)
@@ -183,7 +183,7 @@ def test_a_row_gets_the_same_bits_wherever_it_stands(backend, dtype, n_classes, 
 
 
 @of_backends
-def test_threads_change_no_bit(backend):
+def test_rows_have_the_same_bits_on_any_number_of_threads(backend):
     values, target = sample(1500, 1000, True)
     long = values.flatten()[:1_000_000].view(1, -1)
 
@@ -194,13 +194,13 @@ def test_threads_change_no_bit(backend):
         equal(many, [x.expand(3) for x in alone])
         return *found, grad, *alone
 
-    same_on_any_number_of_threads(read)
+    assert_same_on_any_number_of_threads(read)
 
 
 @pytest.mark.parametrize(
     ("from_logits", "unreadable"), [(True, [torch.nan, 1]), (True, [-INF, -INF]), (False, [-0.5, 1.5])]
 )
-def test_rows_of_which_nothing_is_asked_are_in_no_derivative_of_any_order(from_logits, unreadable):
+def test_unused_rows_do_not_affect_derivatives_of_any_order(from_logits, unreadable):
     values, target = sample(2, 2, from_logits, torch.float64)
     values[1] = torch.tensor(unreadable)
 
@@ -212,7 +212,7 @@ def test_rows_of_which_nothing_is_asked_are_in_no_derivative_of_any_order(from_l
         assert (derivative[1] == 0).all()
 
 
-def test_float64_is_not_for_numba():
+def test_float64_input_raises_an_error_for_numba():
     values, target = sample(3, 4, True, torch.float64)
     found = rows(values, target, from_logits=True)
     for backend in NUMBA:
@@ -223,9 +223,9 @@ def test_float64_is_not_for_numba():
 
 @of_backends
 @pytest.mark.parametrize(("n_classes", "dtype"), [(3, torch.bfloat16), (1500, torch.float32)])
-def test_rows_that_are_no_distribution_are_nan_where_that_is_asked_for(backend, n_classes, dtype):
-    """What a distribution is: numbers in [0, 1], whose sum is 1 within the tolerance."""
-    q, target = rows_of_which_some_are_no_distribution(n_classes, dtype)
+def test_invalid_probability_rows_give_nan_if_a_tolerance_is_given(backend, n_classes, dtype):
+    """A valid row has numbers in [0, 1], whose sum is 1 within the tolerance."""
+    q, target = rows_with_invalid_distributions(n_classes, dtype)
     for tolerance, broken in ((0.02, [1, 2, 3, 4, 5, 6]), (0.04, [3, 4, 5, 6])):
         scores = torch.stack(rows(q, target, from_logits=False, tolerance=tolerance, backend=backend)[:4]).isnan()
         assert torch.equal(scores.any(0), scores.all(0))
@@ -237,8 +237,8 @@ def test_rows_that_are_no_distribution_are_nan_where_that_is_asked_for(backend, 
 @pytest.mark.extended
 @pytest.mark.skipif(sys.platform != "linux", reason="`ru_maxrss` is in kB on Linux")
 @of_backends
-def test_forward_needs_10_mb_beyond_its_outputs(backend):
-    """For an input of 100 MB, which one copy would double: in a process that has never held more."""
+def test_forward_needs_less_than_10_mb_in_addition_to_its_outputs(backend):
+    """A copy of the input of 100 MB would exceed the limit. A new process has no earlier peak of memory."""
     program = f"""
 import resource, torch
 from torchcalib.ops.softmax_stats import rows
@@ -259,5 +259,5 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, env=quick_environment(), capture_output=True, text=True, check=True)
-    outputs = 25_000 * (4 * 8 + 8) * 3  # scores, found sums of the same number, and their copies
+    outputs = 25_000 * (4 * 8 + 8) * 3  # scores, bin sums of similar size, and their copies
     assert int(done.stdout) * 1024 < 10e6 + outputs

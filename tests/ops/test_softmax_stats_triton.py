@@ -1,26 +1,26 @@
-"""The Triton kernels of the row op and the bin op against tensor operations."""
+"""Triton kernels for the row and bin operations, compared with tensor operations."""
 
 import itertools
 
 import pytest
 import torch
-from helpers.kernels import assert_nothing_sums_to_zero, of_either_input
-from helpers.rows import layouts, rows_of_which_some_are_no_distribution, sample, with_gradient
+from helpers.kernels import assert_empty_input_gives_zero_sums, of_either_input
+from helpers.rows import layouts, rows_with_invalid_distributions, sample, with_gradient
 from helpers.triton import INTERPRETED, NEEDS_TRITON, assert_compiles, needs_compiler, on_device, poison
 from processes import run_again_in_tritons_interpreter
 
-from benchmarks.cuda import conduct
+from benchmarks.cuda import behaviour
 from torchcalib.ops.bin_sums import class_bins, event_bins
 from torchcalib.ops.softmax_stats import rows
 
 device = on_device
 pytestmark = [
     NEEDS_TRITON,
-    # The interpreter computes with numpy, which warns of what a kernel then leaves out by `where`.
+    # The interpreter computes with numpy, which warns about values that a kernel discards by `where`.
     pytest.mark.filterwarnings("ignore:(invalid value|divide by zero|overflow|All-NaN):RuntimeWarning"),
 ]
 
-# Many rows in a program, one, and parts that are merged; a part that is not full.
+# Many rows per program, one row, merged parts, and an incomplete part
 CLASSES = [1, 2, 10, 1000, 1001, 5000, 33_000]
 INF, NAN = torch.inf, torch.nan
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "fp64": torch.float64}
@@ -32,7 +32,7 @@ def poisoned(monkeypatch):
 
 
 def check(values, target, from_logits, device, held=slice(None)):
-    """Compare scores with those of tensor operations on the CPU, and of the rows `held` the top class and gradient."""
+    """Compare scores with tensor operations on the CPU. Compare top class and gradient for the rows `held`."""
     found, grad = with_gradient(values.to(device), target.to(device), from_logits, "triton")
     expected, there = with_gradient(values.cpu(), target, from_logits, "torch")
     wide = values.dtype == torch.float64
@@ -89,22 +89,23 @@ def test_kernel_compiles_without_a_device(module, kernel, types, constants, dtyp
     assert_compiles(module, kernel, types, {**constants, "logits": logits, "right": logits}, monkeypatch, tmp_path)
 
 
-# The row op.
+# Row operation
 
 
 @pytest.mark.parametrize("n_classes", CLASSES)
 @of_either_input
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_rows_and_their_gradient_are_those_of_tensor_operations(device, n_classes, from_logits, dtype):
+def test_rows_and_their_gradient_equal_tensor_operations(device, n_classes, from_logits, dtype):
     n = 37 if n_classes < 1000 or not INTERPRETED else 5 if n_classes < 2000 else 2
     check(*sample(n, n_classes, from_logits, DTYPES[dtype]), from_logits, device)
 
 
 @of_either_input
-def test_rows_in_any_layout(device, from_logits):
+def test_rows_in_any_layout_equal_tensor_operations(device, from_logits):
     values, target = sample(9, 70, from_logits)
     moved = values.to(device)
-    for same in (*(same for _, same in layouts(moved)), moved[:1].expand(9, 70)):  # the last: one row for all
+    # the last layout is one row, expanded
+    for same in (*(same for _, same in layouts(moved)), moved[:1].expand(9, 70)):
         check(same, target, from_logits, device)
     images = values.view(3, 3, 70).movedim(-1, 1).contiguous().movedim(1, -1)
     check(images, target.view(3, 3), from_logits, device)
@@ -112,7 +113,7 @@ def test_rows_in_any_layout(device, from_logits):
 
 @pytest.mark.parametrize("n_classes", [7, 5000, 33_000])
 @of_either_input
-def test_a_row_gets_the_same_bits_in_every_batch(device, n_classes, from_logits):
+def test_rows_have_the_same_bits_in_every_batch(device, n_classes, from_logits):
     values, target = (x.to(device) for x in sample(3 if INTERPRETED and n_classes > 7 else 150, n_classes, from_logits))
     whole, grad = with_gradient(values, target, from_logits, "triton")
     alone, there = with_gradient(values[1:2], target[1:2], from_logits, "triton")
@@ -121,8 +122,8 @@ def test_a_row_gets_the_same_bits_in_every_batch(device, n_classes, from_logits)
 
 
 @pytest.mark.parametrize("n_classes", [3, 70, 9000])
-def test_rows_that_are_no_distribution_are_nan_where_that_is_asked_for(device, n_classes):
-    q, target = rows_of_which_some_are_no_distribution(n_classes)
+def test_invalid_probability_rows_give_nan_if_a_tolerance_is_given(device, n_classes):
+    q, target = rows_with_invalid_distributions(n_classes)
     for tolerance in (0.02, 0.04):
         expected = rows(q, target, from_logits=False, tolerance=tolerance, backend="torch")
         options = {"from_logits": False, "tolerance": tolerance, "backend": "triton"}
@@ -132,17 +133,17 @@ def test_rows_that_are_no_distribution_are_nan_where_that_is_asked_for(device, n
 
 
 @pytest.mark.parametrize("n_classes", [6, 9000, 40_000])
-def test_ties_infinite_logits_saturation_and_nan(device, n_classes):
+def test_ties_infinite_saturated_and_nan_logits_equal_tensor_operations(device, n_classes):
     values = torch.full((9, n_classes), -3.0)
     last = n_classes - 1
-    values[0, [1, last]] = 2.0  # a tie, across blocks
+    values[0, [1, last]] = 2.0  # a tie across blocks
     values[1, [0, last]] = INF
     values[2], values[2, 3] = -INF, 1.0
     values[3, last] = 1000.0
     values[4, last], values[5, 0] = NAN, NAN
     values[6], values[7, : n_classes // 2] = -INF, -INF
     values[8] = 0.0
-    # A row without numbers has any top class.
+    # The top class of a row without numbers is arbitrary.
     found, _ = check(values, torch.tensor([last, last, 3, 0, 0, 0, 0, 0, 1]), True, device, held=[0, 1, 2, 3, 7, 8])
     assert ((found.top >= 0) & (found.top < n_classes)).all()
     assert found.top[0] == 1
@@ -150,7 +151,7 @@ def test_ties_infinite_logits_saturation_and_nan(device, n_classes):
 
 
 @of_either_input
-def test_labels_that_are_no_class_and_probabilities_of_0_1_and_nan(device, from_logits):
+def test_invalid_labels_and_extreme_probabilities_equal_tensor_operations(device, from_logits):
     values, target = sample(6, 20, from_logits)
     target[1], target[2] = -100, 20
     found, _ = check(values, target, from_logits, device)
@@ -159,21 +160,21 @@ def test_labels_that_are_no_class_and_probabilities_of_0_1_and_nan(device, from_
     leaf = values.to(device).requires_grad_()
     found = rows(leaf, target.to(device), from_logits=from_logits, backend="triton")
     found.log_prob.masked_fill(torch.arange(6, device=device) == 3, 0).sum().backward()
-    assert not leaf.grad[3].any()  # a row without gradient is not read
+    assert not leaf.grad[3].any()  # rows without incoming gradient are not read
     if not from_logits:
         values = torch.tensor([[0.0, 1, 0], [0, 1, 0], [0.5, 0.5, 0], [NAN, 0.5, 0.5], [0.5, 0.5, NAN]])
         check(values, torch.tensor([1, 0, 2, 1, 1]), False, device, held=slice(3))
 
 
-# The bin op.
+# Bin operation
 
 
 @pytest.mark.parametrize(
     ("n_bins", "right", "dtype"), [(1, False, "fp32"), (15, False, "fp64"), (15, True, "fp32"), (40, True, "fp64")]
 )
-def test_event_bins_are_those_of_tensor_operations(device, n_bins, right, dtype):
+def test_event_bins_equal_tensor_operations(device, n_bins, right, dtype):
     generator = torch.Generator().manual_seed(0)
-    n = 600  # more than a piece
+    n = 600  # more than one piece
     confidence, shares, weights = torch.rand(3, 2, n, generator=generator, dtype=torch.float64)
     confidence = confidence.to(DTYPES[dtype])
     edges = torch.arange(n_bins + 1, dtype=torch.float64) / n_bins
@@ -200,10 +201,10 @@ def test_event_bins_are_those_of_tensor_operations(device, n_bins, right, dtype)
      (40, 1, True, False, "fp32"), (40, 40, False, True, "fp32"),
      *((50, 15, False, False, dtype) for dtype in ("fp16", "bf16", "fp64"))],
 )  # fmt: skip
-def test_class_bins_and_their_gradient_are_those_of_tensor_operations(
+def test_class_bins_and_their_gradient_equal_tensor_operations(
     device, n_classes, n_bins, right, weighted, dtype, from_logits
 ):
-    values, target = sample(70, n_classes, from_logits, DTYPES[dtype])  # more than a piece
+    values, target = sample(70, n_classes, from_logits, DTYPES[dtype])  # more than one piece
     if from_logits and n_classes > 1:
         values[3, 1] = INF
         values[4, 0] = -INF
@@ -226,18 +227,18 @@ def test_class_bins_and_their_gradient_are_those_of_tensor_operations(
     narrow = dtype in ("fp16", "bf16")
     for sums, grad in results[:2]:
         torch.testing.assert_close(sums[:, :3], results[2][0][:, :3], rtol=1e-6, atol=1e-9)
-        torch.testing.assert_close(sums[:, 3:], results[2][0][:, 3:], rtol=1e-5, atol=1e-7)  # 1 - q cancels
+        torch.testing.assert_close(sums[:, 3:], results[2][0][:, 3:], rtol=1e-5, atol=1e-7)  # 1 - q has cancellation
         torch.testing.assert_close(grad, results[2][1], rtol=2**-6 if narrow else 1e-4, atol=1e-4 if narrow else 1e-6)
 
 
-def test_bins_of_any_layout(device):
+def test_bins_in_any_layout_have_equal_sums(device):
     confidence = torch.rand(9, 40, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(device)
     columns = confidence, confidence > 0.5, confidence.flip(-1), confidence.flip(-1)
     options = {"n_bins": 7, "backend": "triton"}
     whole = event_bins(*columns, **options)
     for views in zip(*map(layouts, columns), strict=True):
         assert torch.equal(event_bins(*(x for _, x in views), **options), whole), views[0][0]
-    one_row = event_bins(*columns[:2], columns[2][0], **options)  # broadcast over series
+    one_row = event_bins(*columns[:2], columns[2][0], **options)  # weights broadcast over the batch
     assert torch.equal(one_row[1], event_bins(columns[0][1], columns[1][1], columns[2][0], **options))
 
     values, target = (x.to(device) for x in sample(9, 36, True))
@@ -255,13 +256,13 @@ def test_bins_of_any_layout(device):
         assert torch.equal(of_layout[1], gradient), name
 
 
-def test_nothing_sums_to_zero(device):
+def test_empty_input_gives_zero_sums(device):
     for shape in ((0,), (3, 0), (0, 3)):
-        assert_nothing_sums_to_zero(shape, "triton", device)
+        assert_empty_input_gives_zero_sums(shape, "triton", device)
 
 
 @pytest.mark.cuda
 @pytest.mark.parametrize(("n", "n_classes"), [(1000, 10), (300, 1001), (40, 40_000)])
-def test_on_a_device_nothing_waits_graphs_replay_and_every_run_gives_the_same_bits(n, n_classes):
-    found = conduct.conduct(torch.device("cuda"), ((n, n_classes),), "triton")
+def test_operations_on_a_gpu_do_not_synchronise_and_are_repeatable(n, n_classes):
+    found = behaviour.check_behaviour(torch.device("cuda"), ((n, n_classes),), "triton")
     assert [check for check in found if not check.passed] == []

@@ -1,4 +1,4 @@
-"""Work in ranges on several threads."""
+"""Parallel work on index ranges."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -14,7 +14,7 @@ def on_three_threads(monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
 
 
-def test_threads_write_into_what_a_caller_in_inference_mode_made():
+def test_threads_write_to_inference_tensors_of_the_caller():
     with torch.inference_mode():
         out = torch.zeros(10)
         threads.in_threads(lambda begin, end: out[begin:end].add_(1), 10, 10)
@@ -22,9 +22,9 @@ def test_threads_write_into_what_a_caller_in_inference_mode_made():
 
 
 @pytest.mark.parametrize("taken", [0, 1])
-def test_work_of_threads_is_done_by_the_caller_once_the_interpreter_shuts_down(taken, monkeypatch):
+def test_caller_does_the_work_if_the_executor_has_shut_down(taken, monkeypatch):
     class Ending(ThreadPoolExecutor):
-        """Takes work so many times, and then no more."""
+        """Executor that accepts `taken` tasks, then shuts down."""
 
         left = taken
 

@@ -1,7 +1,7 @@
-"""Slow, obvious oracles: float64 loops over plain Python numbers, one per metric, the equation beside it.
+"""Reference implementations: float64 loops over Python numbers, one per metric, with the equation.
 
-Input is canonical: a list of rows q (class probabilities) with labels h or soft targets t, or a list of P(y=1) with y.
-Nothing here shares code with the package.
+The input is a list of rows q (class probabilities) with labels h or soft targets t, or a list of P(y=1) with y.
+No code is shared with the package.
 """
 
 import math
@@ -20,11 +20,11 @@ def one_hot(h, n_classes):
 
 
 def as_rows(probs, targets):
-    """Binary P(y=1), y in [0, 1] as rows over the classes (0, 1)."""
+    """Convert binary P(y=1) and y in [0, 1] to rows over the classes (0, 1)."""
     return [[1 - p, p] for p in probs], [[1 - y, y] for y in targets]
 
 
-# Per-sample scores, for soft targets t (a label is a one-hot t).
+# Scores per sample for soft targets t; a label is a one-hot t
 
 
 def nll_of(q, t):
@@ -47,7 +47,7 @@ def ecd_of(q, t):
     return sum(xlogy(qk, qk) for qk in q) + nll_of(q, t)
 
 
-# Distances to votes: shares t, and what chance makes of n votes that were drawn from q.
+# Distances to label distributions: fractions t of annotators, and sampling noise of n annotators drawn from q
 
 
 def total_variation_of(q, t):
@@ -61,18 +61,18 @@ def kl_of(q, t):
 
 
 def entropy_difference_of(q, t):
-    """Entropy of q less that of t."""
+    """Entropy of q minus entropy of t."""
     return sum(xlogy(tk, tk) for tk in t) - sum(xlogy(qk, qk) for qk in q)
 
 
 def expected_of_share(of, p, n):
-    """E of(X / n), X binomial: the sum over all counts. Logs of coefficients do not overflow for thousands of votes."""
+    """Expectation of of(X / n) for binomial X, summed over all counts. Logarithms of coefficients do not overflow."""
 
-    def log_chance(x):
+    def log_probability(x):
         coefficient = math.lgamma(n + 1) - math.lgamma(x + 1) - math.lgamma(n - x + 1)
         return coefficient + xlogy(x, p) + xlogy(n - x, 1 - p)
 
-    return sum(math.exp(log_chance(x)) * of(x / n) for x in range(n + 1))
+    return sum(math.exp(log_probability(x)) * of(x / n) for x in range(n + 1))
 
 
 def total_variation_floor(q, n):
@@ -80,7 +80,7 @@ def total_variation_floor(q, n):
 
 
 def entropy_floor(q, n):
-    """Entropy of q less the expected one of shares of n votes, which is the expected divergence from them to q too."""
+    """Entropy of q minus the expected entropy of fractions of n annotators."""
     return sum(expected_of_share(lambda t: xlogy(t, t), qk, n) - xlogy(qk, qk) for qk in q)
 
 
@@ -89,14 +89,14 @@ def brier_floor(q, n):
 
 
 def bayes_cost_of(q, t, cost):
-    """[EPSR] sec. 2.3.1: sum_k t_k c_kj of the first decision j whose expected cost sum_k q_k c_kj is least."""
+    """[EPSR] sec. 2.3.1: sum_k t_k c_kj for the first decision j with the least expected cost sum_k q_k c_kj."""
     expected = [math.fsum(qk * row[j] for qk, row in zip(q, cost, strict=True)) for j in range(len(cost[0]))]
     j = expected.index(min(expected))
     return sum(tk * row[j] for tk, row in zip(t, cost, strict=True))
 
 
 def least_threshold_cost(scores, labels, weights, cost):
-    """Least mean cost of deciding 1 for scores above a threshold, over all thresholds."""
+    """Least mean cost over all thresholds of deciding 1 for scores above the threshold."""
     decided = [[int(s > threshold) for s in scores] for threshold in [-math.inf, *scores]]
     return min(mean([cost[y][j] for y, j in zip(labels, row, strict=True)], weights) for row in decided)
 
@@ -120,11 +120,11 @@ def class_shares(targets, weights):
     return [mean([t[k] for t in targets], weights) for k in range(len(targets[0]))]
 
 
-# Bins.
+# Bins
 
 
 def between(edges, p, right=False):
-    """The bin [a, b) of p, the last one closed; with `right` (a, b], the first one closed."""
+    """Index of the bin [a, b) of p; the last bin is closed. With `right` bins are (a, b], and the first is closed."""
     last = len(edges) - 2
     for i, (low, high) in enumerate(pairwise(edges)):
         if right and (low < p <= high or (i == 0 and p == low)):
@@ -135,12 +135,12 @@ def between(edges, p, right=False):
 
 
 def bin_of(p, n_bins, right=False):
-    """The bin of p among those of equal width."""
+    """Index of the equal-width bin of p."""
     return between([i / n_bins for i in range(n_bins + 1)], p, right)
 
 
 def bins(confidence, outcome, weights, n_bins, right=False, extra=None):
-    """Per bin that holds weight: (index, n, mean confidence, mean outcome, mean extra)."""
+    """Return (index, n, mean confidence, mean outcome, mean extra) for each bin with positive weight."""
     found = []
     where = [bin_of(c, n_bins, right) for c in confidence]
     for b in range(n_bins):
@@ -153,10 +153,11 @@ def bins(confidence, outcome, weights, n_bins, right=False, extra=None):
 
 
 def noise_of_bins(pairs, weights, n_bins, *, copies, soft, right=False):
-    """Of (confidence p, outcome t) in every bin: sum w p (1 - p), and the variance of sum w t in a calibrated model.
+    """Return spread and noise of each bin for pairs (confidence p, outcome t).
 
-    Independent rows: the variance of w t is w^2 v, and of w copies, which are rows of their own, w v. With labels v is
-    p (1 - p), a Bernoulli variance; with shares of votes (t - p)^2, whose mean is the variance of t.
+    The spread is sum w p (1 - p). The noise is the variance of sum w t in a calibrated model with independent rows:
+    w^2 v for a weight w, and w v for w copies of a row. For labels v is the Bernoulli variance p (1 - p). For soft
+    labels it is (t - p)^2, whose mean is the variance of t.
     """
     spread, noise = [0.0] * n_bins, [0.0] * n_bins
     for (p, t), w in zip(pairs, weights, strict=True):
@@ -167,7 +168,7 @@ def noise_of_bins(pairs, weights, n_bins, *, copies, soft, right=False):
 
 
 def poisson_binomial(probabilities):
-    """Probabilities of 0, 1, ... successes of independent trials: one trial after the other."""
+    """Probabilities of 0, 1, ... successes of independent trials, by convolution."""
     found = [1.0]
     for p in probabilities:
         found = [a * (1 - p) + b * p for a, b in zip([*found, 0.0], [0.0, *found], strict=True)]
@@ -175,24 +176,24 @@ def poisson_binomial(probabilities):
 
 
 def ece(rows):
-    """Sum share |gap|."""
+    """Sum of share |gap| over bins."""
     total = sum(n for _, n, *_ in rows)
     return sum(n / total * abs(f - c) for _, n, c, f, _ in rows) if rows else math.nan
 
 
 def esce(rows):
-    """Sum share gap."""
+    """Sum of share gap over bins."""
     total = sum(n for _, n, *_ in rows)
     return sum(n / total * (f - c) for _, n, c, f, _ in rows) if rows else math.nan
 
 
 def mce(rows):
-    """Max |gap|."""
+    """Maximum |gap|."""
     return max(abs(f - c) for _, _, c, f, _ in rows) if rows else math.nan
 
 
 def rmsce(rows, debiased=False):
-    """Root of sum share gap^2, each less f (1-f) / (n-1) if debiased and n >= 2, clamped at 0."""
+    """Root of the sum of share gap^2. With `debiased`, f (1-f) / (n-1) is subtracted from each gap^2 for n >= 2."""
     total = sum(n for _, n, *_ in rows)
     square = 0.0
     for _, n, c, f, _ in rows:
@@ -200,26 +201,26 @@ def rmsce(rows, debiased=False):
     return math.sqrt(max(square, 0)) if rows else math.nan
 
 
-# Modes.
+# Modes
 
 
 def top_label(q, t):
-    """The largest probability, the first on ties, and how much of the target is on that class."""
+    """Largest probability, the first class at ties, and the target of that class."""
     k = max(range(len(q)), key=lambda j: (q[j], -j))
     return q[k], t[k]
 
 
 def top_k(q, t, k, only=False):
-    """The k largest probabilities together (or the k-th alone), the first classes on ties, and their share of t."""
-    return claim(q, t, classes_of_top_k(q, k, only))
+    """Sums of the k largest probabilities and of their targets, or those of the k-th; the first classes at ties."""
+    return event_of(q, t, classes_of_top_k(q, k, only))
 
 
 def classes_of_top_k(q, k, only=False):
-    """The k classes with the largest entries, or the k-th alone; the first on ties."""
+    """The k classes with the largest entries, or the k-th alone; the first classes at ties."""
     order = sorted(range(len(q)), key=lambda j: (-q[j], j))
     return order[k - 1 : k] if only else order[:k]
 
 
-def claim(q, t, classes):
-    """What classes have together, of the probabilities and of the target."""
+def event_of(q, t, classes):
+    """Sums of the probabilities and of the target over some classes."""
     return min(1.0, sum(q[j] for j in classes)), sum(t[j] for j in classes)

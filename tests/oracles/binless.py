@@ -1,20 +1,20 @@
-"""Slow, obvious oracles of what needs no bins: float64 loops over one series, the equation beside it.
+"""Reference implementations of metrics without bins: float64 loops over one batch element, with the equation.
 
-Nothing here shares code with the package.
+No code is shared with the package.
 """
 
 import math
 
 import numpy as np
 
-# Smooth ECE.
+# Smooth ECE
 
 
 def smooth(values, places, width):
-    """Smooth what lies at places in [0, 1] as relplot 1.0.3 does, at the nodes of its grid.
+    """Smooth values at places in [0, 1] at the nodes of a grid, like relplot 1.0.3.
 
-    It is rounded linearly to a grid of max(2000, 20 / width) // 2 steps, and that is reflected at both ends. The kernel
-    reaches half of the range; on a grid with an odd number of steps it is half a step off.
+    Values are split linearly between the nodes of a grid with max(2000, 20 / width) // 2 steps, and reflected at both
+    ends. The kernel reaches half of the range. On a grid with an odd number of steps it is shifted by half a step.
     """
     steps = max(2000, round(20 / width)) // 2
     nodes = {}
@@ -35,7 +35,7 @@ def smooth(values, places, width):
 
 
 def smece_at(width, confidence, outcome, weights):
-    """Blasiok, Nakkiran (ICLR 2024): mean |smoothed residual|, at 200 points or 10 / width, over the mean density."""
+    """Blasiok, Nakkiran (ICLR 2024): mean |smoothed residual| at max(200, 10 / width) points, over the mean density."""
     held = [(c, y, w) for c, y, w in zip(confidence, outcome, weights, strict=True) if w]
     places = [c for c, _, _ in held]
     points = np.linspace(0, 1, max(200, round(10 / width)))
@@ -47,7 +47,7 @@ def smece_at(width, confidence, outcome, weights):
 
 
 def smece_width(confidence, outcome, weights):
-    """Ten halvings: the width goes down where it is above the error, or at most 0.001."""
+    """Bisect in ten steps for the width that equals the smooth ECE at that width, but is at least 0.001."""
     width, low = 1.0, 0.0
     for _ in range(10):
         middle = (width + low) / 2
@@ -63,11 +63,11 @@ def smece(confidence, outcome, weights, bandwidth=None):
     return smece_at(width, confidence, outcome, weights)
 
 
-# Spiegelhalter.
+# Spiegelhalter's z
 
 
 def spiegelhalter(confidence, outcome, weights, component="z"):
-    """Spiegelhalter (1986): the Brier score less its expectation, over its standard deviation; each row w times."""
+    """Spiegelhalter (1986): Brier score minus its expectation, over its standard deviation. Each row counts w times."""
     rows = list(zip(confidence, outcome, weights, strict=True))
     excess = math.fsum(w * (y - p) * (1 - 2 * p) for p, y, w in rows)
     variance = math.fsum(w * (1 - 2 * p) ** 2 * p * (1 - p) for p, y, w in rows)
@@ -75,11 +75,11 @@ def spiegelhalter(confidence, outcome, weights, component="z"):
     return z if component == "z" else math.erfc(abs(z) / math.sqrt(2))
 
 
-# Cox.
+# Cox's regression
 
 
 def logistic(x, y, w, free_slope=True):
-    """Maximum likelihood of P(y=1) = 1 / (1 + exp(-a - b x)) by Newton's method, and the inverse of the information."""
+    """Maximum likelihood of P(y=1) = 1 / (1 + exp(-a - b x)) by Newton's method, and the variances of a and b."""
     a, b = 0.0, 0.0 if free_slope else 1.0
     for _ in range(60):
         q = [1 / (1 + math.exp(-a - b * value)) for value in x]
@@ -97,7 +97,7 @@ def logistic(x, y, w, free_slope=True):
 
 
 def cox(confidence, outcome, weights, component="slope", eps=0):
-    """Cox (1958): logistic regression on the log-odds. The likelihood ratio has two degrees of freedom."""
+    """Cox (1958): logistic regression on the log-odds. The likelihood-ratio test has two degrees of freedom."""
     x = [math.log(p / (1 - p)) for p in (min(max(p, eps), 1 - eps) for p in confidence)]
     a, b, variances = logistic(x, outcome, weights)
 
@@ -116,16 +116,16 @@ def cox(confidence, outcome, weights, component="slope", eps=0):
     }[component]
 
 
-# ICI.
+# Integrated calibration index (ICI)
 
 
 def loess(x, y, span=0.75, degree=2):
-    """Cleveland, Devlin (1988): at each point the polynomial fitted to its nearest neighbours, by tricube weights."""
+    """Cleveland, Devlin (1988): for each point a polynomial fit to its nearest neighbours with tricube weights."""
     x, y = np.array(x), np.array(y, dtype=float)
     fitted = []
     for at in x:
         reach = np.sort(np.abs(x - at))[int(span * len(x) + 1e-5) - 1]
-        if reach == 0:  # more than the share lies here
+        if reach == 0:  # more samples than the span are equal
             fitted.append(y[x == at].mean())
             continue
         weight = np.clip(1 - (np.abs(x - at) / reach) ** 3, 0, None) ** 3
@@ -136,7 +136,7 @@ def loess(x, y, span=0.75, degree=2):
 
 
 def ici(confidence, outcome, weights, component="ici", **how):
-    """Austin, Steyerberg (2019): of |p - loess(p)| the mean, the median, the 90th percentile or the largest."""
+    """Austin, Steyerberg (2019): mean, median, 90th percentile or maximum of |p - loess(p)|."""
     p = [c for c, w in zip(confidence, weights, strict=True) for _ in range(int(w))]
     y = [o for o, w in zip(outcome, weights, strict=True) for _ in range(int(w))]
     distance = np.abs(loess(p, y, **how) - np.array(p))

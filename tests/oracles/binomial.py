@@ -1,4 +1,7 @@
-"""Tails of the beta law to 50 digits, and the rule of scipy's binomial test; nothing is shared with the package."""
+"""Reference implementations: tails of the beta distribution to 50 digits, and the rule of scipy's binomial test.
+
+No code is shared with the package.
+"""
 
 import mpmath as mp
 import numpy as np
@@ -6,12 +9,12 @@ from scipy.stats import binom
 
 
 def log_beta_density(a, b, x):
-    """Log of x^a (1-x)^b / B(a, b), for a context of many digits."""
+    """Log of x^a (1-x)^b / B(a, b), in the current mpmath precision."""
     return a * mp.log(x) + b * mp.log(1 - x) + mp.loggamma(a + b) - mp.loggamma(a) - mp.loggamma(b)
 
 
 def beta_tail_by_series(a, b, x):
-    """I_x(a, b) to 50 digits by DLMF 8.17.7; for x <= 1/2 and b x <= 40, so that 80 digits survive the signs."""
+    """I_x(a, b) to 50 digits by DLMF 8.17.7, for x <= 1/2 and b x <= 40, where 80 digits allow for cancellation."""
     with mp.workdps(80):
         a, b, x = mp.mpf(a), mp.mpf(b), mp.mpf(x)
         term = total = 1 / a
@@ -25,7 +28,7 @@ def beta_tail_by_series(a, b, x):
 
 
 def beta_tails_50_digits(a, b, x):
-    """I_x(a, b) and 1 - I_x(a, b): the continued fraction of DiDonato and Morris (1992, eq. 9) until it settles."""
+    """I_x(a, b) and 1 - I_x(a, b) by the continued fraction of DiDonato and Morris (1992, eq. 9), to convergence."""
     with mp.workdps(50):
         a, b, x = mp.mpf(a), mp.mpf(b), mp.mpf(x)
         mirrored = x > a / (a + b)
@@ -52,11 +55,11 @@ def beta_tails_50_digits(a, b, x):
 
 
 def scipy_p_value(k, n, p):
-    """The rule of scipy.stats.binomtest over arrays, from scipy's distribution; shares no code with the package."""
+    """p-values by the rule of scipy.stats.binomtest for arrays, from scipy's distribution."""
     k, n, p = np.broadcast_arrays(np.asarray(k, float), np.asarray(n, float), np.asarray(p, float))
     d, mean = binom.pmf(k, n, p) * (1 + 1e-7), p * n
     below = k < mean
-    # `inner` is more probable than d or lies before the search, `outer` is not or lies past all outcomes
+    # `inner` is more probable than d or before the search range, `outer` is not or beyond all outcomes
     inner = np.where(below, np.ceil(mean) - 1, np.floor(mean) + 1)
     outer = np.where(below, n + 1, -1.0)
     for _ in range(40):

@@ -1,7 +1,7 @@
-"""Slow, obvious oracles of canonical calibration: loops over Python floats, the equation beside each.
+"""Reference implementations of canonical calibration: loops over Python floats, with the equation.
 
-A sample is a list of rows q of class probabilities with targets t, and whole-number weights: how often it stands there.
-Nothing here shares code with the package.
+A sample is a list of rows q of class probabilities with targets t, and whole weights, which count copies of rows.
+No code is shared with the package.
 """
 
 import math
@@ -10,8 +10,8 @@ from statistics import median_low
 import oracles
 
 
-def written_out(rows, weights):
-    """Every row as often as its weight says, one copy after the other."""
+def repeated_rows(rows, weights):
+    """Repeat every row as often as its weight."""
     return [row for row, w in zip(rows, weights, strict=True) for _ in range(int(w))]
 
 
@@ -29,14 +29,14 @@ def h(p, t, q, u, kernel, bandwidth):
 
 
 def median_bandwidth(qs, kernel):
-    """The median distance over pairs of samples; 1 where it is 0."""
+    """Median distance over pairs of samples, or 1 if it is 0."""
     found = [distance(qs[i], qs[j], kernel) for j in range(len(qs)) for i in range(j)]
     return median_low(found) or 1.0
 
 
 def block_means(qs, ts, weights, kernel, bandwidth, size):
-    """Table 1: the unbiased estimate of every whole block."""
-    sample = written_out(list(zip(qs, ts, strict=True)), weights)
+    """Table 1: unbiased estimate for each whole block."""
+    sample = repeated_rows(list(zip(qs, ts, strict=True)), weights)
     found = []
     for start in range(0, len(sample) // size * size, size):
         block = sample[start : start + size]
@@ -46,16 +46,16 @@ def block_means(qs, ts, weights, kernel, bandwidth, size):
 
 
 def skce(qs, ts, weights, estimator="unbiased", kernel="laplacian", bandwidth=1.0, block_size=32):
-    """Table 1: over all pairs i < j, over all i and j, or over the pairs of blocks."""
+    """Table 1: mean over all pairs i < j, over all i and j, or over the pairs of blocks."""
     if bandwidth == "median":
-        bandwidth = median_bandwidth(written_out(qs, weights), kernel)
+        bandwidth = median_bandwidth(repeated_rows(qs, weights), kernel)
     if estimator in ("block", "linear"):
         means = block_means(qs, ts, weights, kernel, bandwidth, 2 if estimator == "linear" else block_size)
         return sum(means) / len(means) if means else math.nan
     if estimator == "biased":
         pairs = [(i, j, weights[i] * weights[j]) for i in range(len(qs)) for j in range(len(qs))]
     else:
-        copies = written_out(range(len(qs)), weights)
+        copies = repeated_rows(range(len(qs)), weights)
         pairs = [(i, j, 1) for b, j in enumerate(copies) for i in copies[:b]]
     total = sum(w for *_, w in pairs)
     terms = [w * h(qs[i], ts[i], qs[j], ts[j], kernel, bandwidth) for i, j, w in pairs if w]
@@ -63,7 +63,7 @@ def skce(qs, ts, weights, estimator="unbiased", kernel="laplacian", bandwidth=1.
 
 
 def p_value(means):
-    """Lemma 3: the mean of the blocks over its standard error is normal; one-sided."""
+    """Lemma 3: the block mean over its standard error is asymptotically normal; one-sided."""
     n, mean = len(means), sum(means) / len(means)
     variance = sum((x - mean) ** 2 for x in means) / (n - 1)
     return math.erfc(mean / math.sqrt(variance / n) / math.sqrt(2)) / 2
@@ -76,8 +76,8 @@ def log_dirichlet(q, alpha):
 
 
 def canonical_error(qs, ts, weights, p, bandwidth):
-    """Popordanoska et al., NeurIPS 2022, eq. 9-10: the leave-one-out ratio, and its mean distance from q."""
-    sample = written_out(list(zip(qs, ts, strict=True)), weights)
+    """Popordanoska et al., NeurIPS 2022, eq. 9-10: leave-one-out ratio estimate, and its mean distance from q."""
+    sample = repeated_rows(list(zip(qs, ts, strict=True)), weights)
     found = []
     for i, (q, _) in enumerate(sample):
         others = [row for j, row in enumerate(sample) if j != i]
@@ -90,8 +90,8 @@ def canonical_error(qs, ts, weights, p, bandwidth):
 
 
 def leave_one_out_likelihood(qs, weights, bandwidth):
-    """Mean log density of every sample under the mean of the kernels of the others."""
-    sample, total = written_out(qs, weights), 0.0
+    """Mean log density of every sample under the mean of the kernels at the other samples."""
+    sample, total = repeated_rows(qs, weights), 0.0
     for i, q in enumerate(sample):
         logs = [log_dirichlet(q, [x / bandwidth + 1 for x in other]) for j, other in enumerate(sample) if j != i]
         total += max(logs) + math.log(sum(math.exp(x - max(logs)) for x in logs) / len(logs))

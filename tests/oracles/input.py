@@ -1,6 +1,6 @@
-"""Slow reading of raw input, and slow values of every call: a loop over rows of Python floats, the rules beside it.
+"""Slow validation of raw input, and slow values for every call: loops over rows of Python floats.
 
-What the documentation says of input is written down here a second time. Nothing shares code with the package.
+The documented rules for input are implemented a second time. No code is shared with the package.
 """
 
 import math
@@ -26,28 +26,26 @@ MODES = {  # the default first
 
 
 class Illegal(Exception):
-    """The input must be refused."""
+    """The input is invalid, and must raise an error."""
 
 
 class Undecided(Exception):
-    """Rounding decides: a sum at its tolerance, a confidence at the edge of a bin, two that may or may not be tied."""
+    """Rounding decides: a sum at its tolerance, a confidence at a bin edge, or two that may be tied."""
 
 
 @dataclass
 class Call:
-    """A metric, its settings, and what it is given."""
-
     function: Any
     cls: type
     task: str
-    n_classes: int  # or labels
-    settings: dict[str, Any]  # of the metric
-    reading: dict[str, Any]  # of input, but weights
+    n_classes: int  # or number of labels
+    settings: dict[str, Any]  # options of the metric
+    reading: dict[str, Any]  # options of the input, except weights
     preds: Any
     target: Any
     weights: Any = None
     lead: tuple[int, ...] = ()
-    own: dict[str, Any] = field(default_factory=dict)  # of the class
+    own: dict[str, Any] = field(default_factory=dict)  # options of the class only
     malformed: str | None = None
 
     @property
@@ -71,8 +69,8 @@ class Call:
 class Row:
     """One sample that counts.
 
-    `order` is what puts it in order; `q`, `log_q`, `z` and `t` run over classes; `z` is the logits, or log_q where
-    probabilities were given; `exact` tells whether q is what was given.
+    `order` is the sort key. `q`, `log_q`, `z` and `t` have one entry per class. `z` are the logits, or log_q if
+    probabilities were given. `exact` is True if q was given as input.
     """
 
     order: float
@@ -104,7 +102,7 @@ def log(x):
 
 
 def binary_row(x, y, w, from_logits, exact=True):
-    """P(y=1) or its log-odds x."""
+    """Row for a probability P(y=1) or its log-odds x."""
     if from_logits:
         q, log_q = [sigmoid(-x), sigmoid(x)], [log_sigmoid(-x), log_sigmoid(x)]
         return Row(x, q, log_q, [0.0, x], [1 - y, y], w, int(x > 0), exact)
@@ -113,7 +111,7 @@ def binary_row(x, y, w, from_logits, exact=True):
 
 
 def class_row(x, t, w, from_logits):
-    """Probabilities of classes, or logits x. What is +inf takes all, in equal parts."""
+    """Row for class probabilities or logits x. Classes with logits of +inf share the probability equally."""
     top = x.index(max(x))
     if not from_logits:
         log_q = [log(q) for q in x]
@@ -125,19 +123,19 @@ def class_row(x, t, w, from_logits):
 
 
 def log_odds(row, classes):
-    """Of the event that the class is one of these, against the other classes."""
+    """Log-odds of the event that the class is one of these."""
     inside, outside = [row.z[k] for k in classes], [z for k, z in enumerate(row.z) if k not in classes]
     return log_sum_exp(inside) - log_sum_exp(outside) if outside else math.inf
 
 
 def set_row(row, chosen, from_logits):
-    """These classes against the rest."""
+    """Binary row for some classes against the rest."""
     y = min(1.0, math.fsum(row.t[k] for k in chosen))
     rest = [k for k in range(len(row.q)) if k not in chosen]
     if not from_logits:
         p, not_p = (min(1.0, math.fsum(row.q[k] for k in classes)) for classes in (chosen, rest))
         if len(row.q) > 2 and abs(p - not_p) < 1e-12:
-            raise Undecided  # which sum is larger depends on the order of its terms
+            raise Undecided  # rounding of the sums decides which is larger
         log_q = [log(not_p), log(p)]
         return Row(p, [not_p, p], log_q, log_q, [1 - y, y], row.w, int(p > not_p), False)
     x = log_odds(row, chosen)
@@ -147,7 +145,7 @@ def set_row(row, chosen, from_logits):
     return binary_row(x, y, row.w, True, exact=False)
 
 
-# Rules.
+# Rules
 
 
 def check_weight(w, whole):
@@ -171,14 +169,14 @@ def check_sum(x, tolerance):
 
 
 def shares(target, shape, task, hard, ignore_index):
-    """Counts of votes, which are integers with one axis more than labels have, as shares; anything else as it is."""
+    """Convert counts of annotators (integers with one axis more than labels) to fractions. Keep other targets."""
     votes = shape if task == "multiclass" else (*shape, 2)
     if target.is_floating_point() or target.shape != votes:
         return target
     if hard or ignore_index is not None:
-        raise Illegal("votes where labels are meant")
+        raise Illegal("annotator counts for a metric of labels")
     rows = [(row, sum(row)) for row in target.reshape(-1, votes[-1]).tolist()]
-    # Whether a row counts is not asked here: one of weight 0 has NaN, which nobody reads.
+    # Invalid counts give NaN, because the weight of the row is not known here. Rows of weight 0 are not used.
     found = [
         [v / n for v in row] if n > 0 and min(row) >= 0 and n <= 2**53 else [math.nan] * len(row) for row, n in rows
     ]
@@ -187,9 +185,9 @@ def shares(target, shape, task, hard, ignore_index):
 
 
 def series(preds, target, weights, task, *, from_logits, ignore_index, positive_classes, whole):
-    """The rows that count of one series of samples, in a list; of several labels one list each.
+    """Return a list of the rows that count in one batch element, or one list per label.
 
-    `preds` is `(N,)` or `(N, C)`, `target` labels or, floating, soft; `weights` `(N,)` or None.
+    `preds` has shape `(N,)` or `(N, C)`, `target` contains labels or floating soft labels, `weights` is `(N,)` or None.
     """
     soft = target.is_floating_point()
     target_tolerance = SUM_TOLERANCE.get(target.dtype)
@@ -235,7 +233,7 @@ def series(preds, target, weights, task, *, from_logits, ignore_index, positive_
     return [rows]
 
 
-# Scores.
+# Scores
 
 
 def xmul(a, b):
@@ -243,29 +241,28 @@ def xmul(a, b):
 
 
 def ratio(a, b):
-    """A quotient of float64 numbers."""
     return a / b if b else math.nan if a == 0 or math.isnan(a) else math.copysign(math.inf, a)
 
 
 def check_whole(t):
-    """Shares of votes that a narrow type rounded sum to 1 nearly, and formulas that are one for a sum of 1 are two."""
+    """Check that soft labels sum to 1. After rounding to a narrow dtype, formulas that assume this differ."""
     if abs(math.fsum(t) - 1) > 1e-12:
         raise Undecided
 
 
 def score_parts(metric, row, options, binary):
-    """What the score of a row is the sum of."""
+    """Return the terms whose sum is the score of a row."""
     if metric == "nll":
         floor = math.log(options["eps"]) if options.get("eps") else -math.inf
         return [-xmul(t, max(z, floor)) for t, z in zip(row.t, row.log_q, strict=True)]
     if metric == "ecd":
         return [xmul(q, z) for q, z in zip(row.q, row.log_q, strict=True)] + score_parts("nll", row, {}, binary)
     if metric == "brierscore":
-        # (p - y)^2 of [ECD] eq. 2, with the sum over the other classes in place of 1 - p
+        # (p - y)^2 of [ECD] eq. 2, with the sum over the other classes instead of 1 - p
         return [(row.t[0] * row.q[1] - row.t[1] * row.q[0]) ** 2 if binary else oracles.brier_of(row.q, row.t)]
     if metric == "accuracy":
         return [row.t[row.top]]
-    if options.get("component") == "noise_floor":  # a label is one vote
+    if options.get("component") == "noise_floor":  # a label is a single annotator
         floors = {"totalvariation": oracles.total_variation_floor, "squareddistance": oracles.brier_floor}
         return [floors.get(metric, oracles.entropy_floor)(row.q, 1)]
     if metric == "totalvariation":
@@ -279,7 +276,7 @@ def score_parts(metric, row, options, binary):
         return score_parts("brierscore", row, {}, binary)
     costs = options.get("cost")
     if costs is None:
-        check_whole(row.t)  # 1 less the share of the top, or the shares of the others
+        check_whole(row.t)  # 1 minus the target of the top class, or the sum of the other targets
         return [1 - row.t[row.top]]
     expected = sorted(math.fsum(q * c[j] for q, c in zip(row.q, costs, strict=True)) for j in range(len(costs[0])))
     if any(b - a < 1e-5 for a, b in pairwise(expected)):
@@ -288,7 +285,7 @@ def score_parts(metric, row, options, binary):
 
 
 def score_of_prior(metric, shares, ts, options, binary):
-    """Per sample, what always predicting `shares` would get."""
+    """Return the score of each sample for the constant prediction `shares`."""
     if metric == "nll":
         return [oracles.nll_of(shares, t) for t in ts]
     if metric == "brierscore":
@@ -302,7 +299,7 @@ def score_of_prior(metric, shares, ts, options, binary):
 
 
 def score_value(metric, rows, options, binary, n_classes):
-    """Value and the size of what it is a sum of."""
+    """Return the value, and the mean magnitude of its terms."""
     parts = [score_parts(metric, row, options, binary) for row in rows]
     scores, weights, ts = (
         [math.fsum(p) if all(map(math.isfinite, p)) else sum(p) for p in parts],
@@ -327,26 +324,26 @@ def score_value(metric, rows, options, binary, n_classes):
         else:
             naive = oracles.mean_at_priors(naive, [t.index(1.0) for t in ts], weights, shares)
         if metric == "brierscore" and naive < 1e-4 and any(t != ts[0] for t in ts):
-            raise Undecided  # a difference of numbers next to each other: as many digits are lost as it is small
+            raise Undecided  # cancellation loses digits in the small difference
         value, size = ratio(value, naive), abs(ratio(size, naive))
     return value, size
 
 
-# Bins, and samples in order.
+# Bins and sort keys
 
 
 def order_of(row, classes):
-    """What puts the event of these classes in order: its probability as given, its log-odds where logits were given."""
+    """Sort key of the event of these classes: the probability if it was given, otherwise the log-odds."""
     return math.fsum(row.q[k] for k in classes) if row.exact else log_odds(row, classes)
 
 
 def events(rows, task, mode):
-    """Columns of (order, confidence, outcome, weight, exact)."""
+    """Return columns of (order, confidence, outcome, weight, exact)."""
     if task == "binary" and mode == "positive":
         return [[(r.order, r.q[1], r.t[1], r.w, r.exact) for r in rows]]
     if not isinstance(mode, str):
-        claims = [(oracles.classes_of_top_k(r.z, mode.k, mode.only), r) for r in rows]
-        return [[(order_of(r, ks), *oracles.claim(r.q, r.t, ks), r.w, r.exact) for ks, r in claims]]
+        event_classes = [(oracles.classes_of_top_k(r.z, mode.k, mode.only), r) for r in rows]
+        return [[(order_of(r, ks), *oracles.event_of(r.q, r.t, ks), r.w, r.exact) for ks, r in event_classes]]
     if mode == "top_label":
         if task == "binary":
             order = [abs(r.order) if r.q[1] != r.order else r.q[r.top] for r in rows]
@@ -366,7 +363,7 @@ def may_be_tied(order, guard):
 
 
 def event_value(metric, column, options, guard):
-    """Value of one column of events, NaN without any."""
+    """Return the value of one column of events, or NaN without events."""
     if not column:
         return math.nan
     order, confidence, outcome, weights, exact = (list(part) for part in zip(*column, strict=True))
@@ -388,7 +385,7 @@ def event_value(metric, column, options, guard):
     if metric == "corp":
         score = options.get("score", "brier")
         if score == "nll" and any(min(c, 1 - c) < 1e-12 for c in confidence):
-            raise Undecided  # the loop has no more than the probabilities
+            raise Undecided  # the loop only has the probabilities, not the logits
         parts = oracles_ranked.corp(score, confidence, outcome, weights, order)
         return parts[("score", "mcb", "dsc", "unc").index(options["component"])]
     sorted_by, cut = confidence if by_value else order, {"n_bins": n_bins, "right": right}
@@ -402,11 +399,11 @@ def event_value(metric, column, options, guard):
     return getattr(oracles, "ece" if metric == "ace" else metric)(rows, **more)
 
 
-# Calls.
+# Calls
 
 
 def values_of(call, rows):
-    """Value and size of one series: one pair, or one for each class."""
+    """Return (value, size) for one batch element, or one pair per class."""
     binary = call.read_as != "multiclass"
     if call.metric in SCORES:
         options = dict(call.settings)
@@ -423,7 +420,7 @@ def values_of(call, rows):
 
 
 def expected(call):
-    """The value by the slow loops, and the size of what it is a sum of, which rounding is relative to."""
+    """Return the value by the slow loops, and the magnitude of its terms, to which rounding is relative."""
     if call.malformed:
         raise Illegal(call.malformed)
     how = call.streaming().input_format
@@ -436,9 +433,9 @@ def expected(call):
         target = target.movedim(axis % n_axes, n_axes - 1) if target.dim() >= n_axes else target
     target = shares(target, preds.shape, call.task, how.hard_targets, reading["ignore_index"])
     if target.is_floating_point() and call.task == "multiclass" and reading["ignore_index"] is not None:
-        raise Illegal("soft and ignored")
+        raise Illegal("soft targets with ignore_index")
     if target.is_floating_point() and how.hard_targets:
-        raise Illegal("soft where labels are counted")
+        raise Illegal("soft targets for a metric of labels")
     apart = call.settings.get("mode") == "classwise" or call.task == "multilabel"
     averaged = not apart or call.settings.get("average", "macro") is not None
     values, size = [], 1.0

@@ -1,7 +1,7 @@
-"""Slow, obvious oracles of bins of the sorted sample, and of what is read from them.
+"""Reference implementations of bins of the sorted sample, and of metrics over them.
 
-A sample is a list of (score, outcome) rows with whole-number weights; a block is a list of indices into it, and its
-mean a fraction. Nothing here shares code with the package.
+A sample is a list of (score, outcome) rows with whole weights. A block is a list of row indices, and its mean a
+fraction. No code is shared with the package.
 """
 
 import math
@@ -16,7 +16,7 @@ from torchcalib import TopK
 
 
 def groups(scores, outcomes, weights=None, ties="pool"):
-    """The sample in ascending order: a list of groups of equal score ("pool"), or of single samples ("split")."""
+    """Return the sample in ascending order, as groups of equal score ("pool") or single samples ("split")."""
     weights = weights or [1] * len(scores)
     out = []
     for i in sorted(range(len(scores)), key=lambda i: scores[i]):
@@ -30,7 +30,7 @@ def groups(scores, outcomes, weights=None, ties="pool"):
 
 
 class Sample:
-    """Sizes and means of blocks of one sample."""
+    """Sizes and means of the blocks of one sample."""
 
     def __init__(self, outcomes, weights=None):
         self.y = outcomes
@@ -50,7 +50,7 @@ class Sample:
 
 
 def pava(sample, parts):
-    """Isotonic least squares, the textbook way: look for two neighbours whose means do not rise, merge, start again."""
+    """Isotonic least squares: merge the first two neighbours whose means do not rise, and start again."""
     blocks = [list(part) for part in parts]
     i = 0
     while i + 1 < len(blocks):
@@ -63,8 +63,8 @@ def pava(sample, parts):
 
 
 def pava_bc(sample, parts, n_min, n_max, variant):
-    """[TCE] Algorithm 2 and 3, line by line over parts (samples, or groups of equal score)."""
-    # The last n_min samples; a group is taken whole.
+    """[TCE] Algorithms 2 and 3, line by line, for parts (samples, or groups of equal score)."""
+    # the last n_min samples; groups are not split
     tail, rest = [], list(parts)
     while sample.size(tail) < n_min:
         tail = rest.pop() + tail
@@ -98,7 +98,7 @@ def pava_bc(sample, parts, n_min, n_max, variant):
 
 
 def equal_mass(sample, parts, n_bins):
-    """Cuts at i * N // B of the sorted samples; a part belongs to the bin in which its first sample falls."""
+    """Cut the sorted samples at i * N // B. A part belongs to the bin that contains its first sample."""
     total = sum(sample.size(part) for part in parts)
     blocks = [[] for _ in range(n_bins)]
     start = 0
@@ -110,7 +110,7 @@ def equal_mass(sample, parts, n_bins):
 
 
 def weighted_isotonic(y, w):
-    """Real targets: pool adjacent violators one pair at a time, then the weighted mean of every block."""
+    """Isotonic regression of real targets: pool adjacent violators one pair at a time, then take weighted means."""
     blocks = [[i] for i in range(len(y))]
 
     def mean(block):
@@ -126,7 +126,7 @@ def weighted_isotonic(y, w):
     return [mean(block) for block in blocks for _ in block]
 
 
-# Blocks of any kind, and rows `(index, n, mean confidence, mean outcome, ...)` as `oracles.ece` and its like read them.
+# Blocks of any kind, and rows `(index, n, mean confidence, mean outcome, ...)` for `oracles.ece` and other errors
 
 
 def blocks_of(
@@ -142,7 +142,7 @@ def blocks_of(
     ties="pool",
     right=False,
 ):
-    """Blocks that hold data, in ascending order; `bins` is a word or a list of edges."""
+    """Return the non-empty blocks in ascending order. `bins` is the name of a rule, or a list of edges."""
     weights = weights or [1] * len(scores)
     sample, parts = Sample(outcomes, weights), groups(scores, outcomes, weights, ties)
     total = sum(weights)
@@ -163,7 +163,7 @@ def blocks_of(
 
 
 def rows_of(blocks, scores, outcomes, weights=None):
-    """Per block: index, n, mean confidence, mean outcome."""
+    """Return index, n, mean confidence and mean outcome for each block."""
     weights = weights or [1] * len(scores)
     rows = []
     for b, block in enumerate(blocks):
@@ -174,7 +174,7 @@ def rows_of(blocks, scores, outcomes, weights=None):
 
 
 def norm_of(values, shares, norm):
-    """[TCE] Definition 1: a norm over bins, weighted by their shares of the samples."""
+    """[TCE] Definition 1: norm over bins, weighted by their share of the samples."""
     if not values:
         return math.nan
     if norm == "max":
@@ -189,28 +189,28 @@ def gce(loss, rows, norm="l1"):
     return norm_of([loss(n, c, f) for _, n, c, f, _ in rows], [n / total for _, n, *_ in rows], norm)
 
 
-# The test-based error.
+# Test-based calibration error
 
 
 @cache
 def binomial_p_value(k, n, p):
-    """The exact two-sided test of minimum likelihood.
+    """Exact two-sided binomial test by minimum likelihood.
 
-    A p below 1e-300, where scipy overflows, has the p-value of 1e-300: 1 if k is 0, and below n * 1e-300 if not.
+    scipy overflows for p below 1e-300. The p-value at 1e-300 is used: 1 for k = 0, otherwise below n * 1e-300.
     """
     return stats.binomtest(k, n, max(p, 1e-300) if p else p).pvalue
 
 
 @cache
 def t_p_value(positives, n, p):
-    """One-sample t-test of labels, `positives` ones among n, against the mean p; NaN where it has no answer."""
+    """One-sample t-test of n labels with `positives` ones against the mean p; NaN if undefined."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # labels that are all alike, or a single one
+        warnings.simplefilter("ignore")  # equal labels, or a single label
         return float(stats.ttest_1samp([1.0] * positives + [0.0] * (n - positives), p).pvalue)
 
 
 def rejected(blocks, scores, outcomes, weights=None, *, alpha=0.05, test="binomial"):
-    """Per block: of how many of its samples the prediction is rejected, each by a test of its own."""
+    """Return the number of samples in each block whose prediction is rejected by its own test."""
     sample = Sample(outcomes, weights)
     p_value = {"binomial": binomial_p_value, "t": t_p_value}[test]
     counts = []
@@ -221,7 +221,7 @@ def rejected(blocks, scores, outcomes, weights=None, *, alpha=0.05, test="binomi
 
 
 def tce(bins, scores, outcomes, weights=None, *, alpha=0.05, test="binomial", norm="l1", order=None, **binning):
-    """[TCE] eq. 7, in percent. `order`: as for `ks`."""
+    """[TCE] eq. 7, in percent. For `order` see `ks`."""
     blocks = blocks_of(bins, scores if order is None else order, outcomes, weights, **binning)
     sizes = [Sample(outcomes, weights).size(block) for block in blocks]
     counts = rejected(blocks, scores, outcomes, weights, alpha=alpha, test=test)
@@ -229,14 +229,14 @@ def tce(bins, scores, outcomes, weights=None, *, alpha=0.05, test="binomial", no
     return 100 * norm_of([r / n for r, n in zip(counts, sizes, strict=True)], shares, norm)
 
 
-# Readings of the sorted sample that have no bins.
+# Metrics of the sorted sample without bins
 
 
 def ks(scores, outcomes, weights=None, order=None, norm="max"):
-    """Largest |sum of w (y - p)| over the samples up to a score, divided by the weight; a sum for each distinct score.
+    """Largest |sum of w (y - p)| over the samples up to a score, divided by the total weight.
 
     Gupta et al.: Calibration of Neural Networks using Splines (ICLR 2021), eq. 6-8. With norm="range" (Kuiper) the
-    range of these sums and 0. `order` sorts samples where it distinguishes more than the scores do: log-odds.
+    range of these sums and 0. `order` is a finer sort key than the scores: log-odds.
     """
     weights = weights or [1] * len(scores)
     sums = [0.0]
@@ -251,7 +251,7 @@ def ks(scores, outcomes, weights=None, order=None, norm="max"):
 def corp(score, scores, outcomes, weights=None, order=None):
     """Score, miscalibration, discrimination, uncertainty: Dimitriadis, Gneiting, Jordan (PNAS 2021), eq. 4-6.
 
-    `order`: as for `ks`.
+    For `order` see `ks`.
     """
     weights = weights or [1] * len(scores)
     sample = Sample(outcomes, weights)
@@ -269,14 +269,14 @@ def corp(score, scores, outcomes, weights=None, order=None):
     return raw, raw - calibrated, constant - calibrated, constant
 
 
-# Modes: rows q over classes, labels h; or columns of labels.
+# Modes, for rows q over classes with labels h, or columns of labels
 
 
 def events(task, mode, preds, target, positive_classes=None):
-    """List of (confidence, outcome) columns, one pair per value."""
+    """Return (confidence, outcome) columns, one pair per value."""
     if task == "binary" and mode == "top_label":
-        claims = [(p, y) if p > 0.5 else (1 - p, 1 - y) for p, y in zip(preds, target, strict=True)]
-        return [([c for c, _ in claims], [y for _, y in claims])]
+        pairs_of_top_label = [(p, y) if p > 0.5 else (1 - p, 1 - y) for p, y in zip(preds, target, strict=True)]
+        return [([c for c, _ in pairs_of_top_label], [y for _, y in pairs_of_top_label])]
     if task == "binary":
         return [(preds, target)]
     if task == "multilabel":

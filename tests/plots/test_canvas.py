@@ -1,4 +1,4 @@
-"""Laws of every picture: it stays on the given `ax`, leaves settings alone, and is the same bytes every time."""
+"""Properties of every diagram: it draws on the given `ax`, changes no settings, and is reproducible."""
 
 import runpy
 import sys
@@ -27,7 +27,7 @@ DRAWINGS = [
 
 
 @pytest.mark.parametrize(("draw", "of"), DRAWINGS)
-def test_only_the_given_axes_are_drawn_on_and_the_same_picture_gives_the_same_bytes(draw, of):
+def test_diagrams_draw_only_on_the_given_axes_and_are_reproducible(draw, of):
     pyplot = pytest.importorskip("matplotlib.pyplot")
     before, open_figures = matplotlib.rcParams.copy(), pyplot.get_fignums()
     figure = Figure()
@@ -44,7 +44,7 @@ def test_only_the_given_axes_are_drawn_on_and_the_same_picture_gives_the_same_by
     assert (matplotlib.rcParams.copy(), pyplot.get_fignums()) == (before, open_figures)
 
 
-def test_part_of_a_figure_saves_the_whole_figure():
+def test_saving_an_axes_of_a_subfigure_saves_the_whole_figure():
     left, right = Figure().subfigures(1, 2)
     ax = plots.reliability_diagram(mixed_bins(), ax=left.subplots())
     right.subplots().set_xlabel("on the right")
@@ -52,7 +52,7 @@ def test_part_of_a_figure_saves_the_whole_figure():
 
 
 @pytest.mark.parametrize("draw", [*OF_BINS, *OF_BLOCKS])
-def test_a_batch_is_refused_and_one_of_it_drawn_without_what_fills_it_up(draw):
+def test_batches_raise_an_error_and_their_elements_are_drawn_without_padding(draw):
     if draw in OF_BLOCKS:
         batch, singles = batch_of_blocks(), [small_blocks(), simulated_blocks([60])]
     else:
@@ -78,7 +78,7 @@ def test_text_contrast_meets_wcag_aa(style):
         assert (light + 0.05) / (dark + 0.05) >= 4.5, color
 
 
-def test_missing_matplotlib_names_the_extra(monkeypatch):
+def test_missing_matplotlib_raises_an_error_that_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ImportError, match=r"pip install 'torchcalib\[plot\]'"):
         runpy.run_path(plots.__file__)

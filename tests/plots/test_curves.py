@@ -1,4 +1,4 @@
-"""The curves of the expected calibration difference, by closed forms, and of a training, by its history."""
+"""Curve of the expected calibration difference, by closed forms, and training curve, by its history."""
 
 import math
 
@@ -12,7 +12,7 @@ from torchcalib.plots import DARK, ecd_curve, to_svg, training_curve
 from torchcalib.reporting.monitoring.history import History, HistoryRow
 
 
-def test_closed_form_of_the_ecd_with_its_minimum_marked():
+def test_ecd_curve_has_the_closed_form_and_marks_its_minimum():
     w = -plots.ECD_MINIMUM
     assert w * math.exp(w) == pytest.approx(1 / math.e, rel=1e-15)
     lines = ecd_curve().lines
@@ -28,7 +28,7 @@ def test_closed_form_of_the_ecd_with_its_minimum_marked():
         np.testing.assert_allclose(marks[f"minimum, x = {x}"], [at, -0.2784645428], atol=1e-10)
 
 
-def test_a_training_curve_holds_the_history_and_marks_its_minimum_and_warnings():
+def test_training_curve_draws_the_history_and_marks_its_minimum_and_warnings():
     monitor, _ = epochs_of([0.2, 1.1, 2.5, 3.0])
     ax = training_curve(monitor.history, title="title")
     lines = {line.get_label(): line for panel in ax.child_axes for line in panel.lines}
@@ -48,7 +48,7 @@ def test_a_training_curve_holds_the_history_and_marks_its_minimum_and_warnings()
         [HistoryRow(k, k, {"nll": 1 / (1 + k), "accuracy": 0.5, "confidence": 0.6}) for k in range(100)],
     ],
 )
-def test_odd_histories_are_drawn_without_warnings(rows):
+def test_unusual_histories_are_drawn_without_warnings(rows):
     ax = training_curve(History(tuple(rows)), style=DARK)
     assert "<svg" in to_svg(ax)
     assert bool(ax.texts) == (not rows or "other" in rows[0].values)

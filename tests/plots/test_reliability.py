@@ -1,4 +1,4 @@
-"""The reliability diagram and the histogram of confidence hold the numbers of their table."""
+"""Reliability diagram and histogram of confidence draw the numbers of their table."""
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ def test_edge_cases_are_drawn_without_warnings(draw):
         assert ("no data" in texts(ax)) == (case == "no data"), case
 
 
-def test_marks_are_at_mean_confidence_and_frequency_in_areas_that_grow_with_the_share_and_gaps_end_there():
+def test_reliability_diagram_draws_marks_gaps_and_counts_of_the_table():
     table, ax = mixed_bins(), reliability_diagram(mixed_bins())
     held = table.n > 0
     (marks,) = (c for c in ax.collections if len(c.get_offsets()) > 1)
@@ -44,7 +44,7 @@ def test_marks_are_at_mean_confidence_and_frequency_in_areas_that_grow_with_the_
     assert texts(strip) == ["1", "3", "2", "4"]
 
 
-def test_histogram_holds_counts_edges_and_both_means():
+def test_histogram_draws_counts_edges_and_both_means():
     ax = confidence_histogram(bins_of([0.1, 0.3, 0.3, 0.9], [0, 0, 1, 1]))
     assert [bar.get_height() for bar in ax.patches] == [1, 2, 0, 0, 1]
     np.testing.assert_allclose([bar.get_x() for bar in ax.patches], [0, 0.2, 0.4, 0.6, 0.8])

@@ -1,11 +1,11 @@
-"""Diagrams of predictions, metrics and reports are those of their tables, and several models share one `ax`."""
+"""Diagrams of predictions, metrics and reports equal those of their tables, and several models share one `ax`."""
 
 import re
 
 import numpy as np
 import pytest
 import torch
-from helpers.reports import QUICK, off, quick
+from helpers.reports import QUICK, miscalibrated_data, quick_report
 from helpers.tables import texts
 from matplotlib.figure import Figure
 
@@ -14,7 +14,7 @@ import torchcalib.functional as F
 from torchcalib import plots
 from torchcalib.plots import to_svg
 
-PROBS, TARGET = off("binary")
+PROBS, TARGET = miscalibrated_data("binary")
 BINARY = {"task": "binary"}
 TABLE = F.calibration_curve(PROBS, TARGET, **BINARY)
 
@@ -34,27 +34,27 @@ EQUAL = {
     "histogram of a metric": (plots.confidence_histogram, (metric_of(tc.ECE),), TABLE),
     "tested": (plots.tce_diagram, (PROBS, TARGET), F.tce_table(PROBS, TARGET, **BINARY)),
     "tested metric": (plots.tce_diagram, (metric_of(tc.TCE),), F.tce_table(PROBS, TARGET, **BINARY)),
-    "tested report": (plots.tce_diagram, (quick("binary"),), quick("binary").tests["positive"]),
+    "tested report": (plots.tce_diagram, (quick_report("binary"),), quick_report("binary").tests["positive"]),
     "curve": (plots.corp_diagram, (PROBS, TARGET), F.corp_curve(PROBS, TARGET, **BINARY)),
     "curve of a metric": (plots.corp_diagram, (metric_of(tc.CORP),), F.corp_curve(PROBS, TARGET, **BINARY)),
 }
 
 
 @pytest.mark.parametrize("case", EQUAL)
-def test_diagram_is_that_of_the_table(case):
+def test_diagram_of_every_source_equals_that_of_the_table(case):
     draw, given, table = EQUAL[case]
     if case == "maps":
         with pytest.raises(ValueError, match="or task='binary' if every entry is the probability of its own event"):
             draw(*given)
     options = BINARY if case == "maps" else {}
-    # A metric sums float64 values in another order: no coordinate moves by a visible amount.
+    # A metric sums float64 values in another order, which moves no coordinate visibly.
     digits = r"\d+\.\d+"
     found, expected = to_svg(draw(*given, **options)), to_svg(draw(table))
     numbers = [np.array(re.findall(digits, svg), float) for svg in (found, expected)]
     np.testing.assert_allclose(*numbers, atol=1e-3)
 
 
-def test_error_is_written_and_no_explanation_looks_like_a_mark():
+def test_ece_and_noise_floor_are_written_in_the_diagram():
     ax = plots.reliability_diagram(TABLE)
     ece = F.ece(PROBS, TARGET, **BINARY).item()
     assert texts(ax)[0] == f"ECE {ece:.3g}"
@@ -65,20 +65,20 @@ def test_error_is_written_and_no_explanation_looks_like_a_mark():
         assert texts(drawn)[0] == f"ECE {report['ece']:.3g} (noise floor {floor:.3g})"
     top = report.plot(mode="top_label", title="top")
     assert texts(top)[0].startswith(f"ECE {report['ece/top_label']:.3g} (")
-    labels = quick("multilabel")
+    labels = quick_report("multilabel")
     pooled = (labels.main_table.share * labels.main_table.gap.abs()).sum().item()
     assert texts(labels.plot())[0] == f"ECE of pooled labels {pooled:.3g}"
 
 
 def curves(ax):
-    """Return the points of every curve by its words in the legend."""
+    """Return the points of every curve by its legend entry."""
     handles, names = ax.get_legend().legend_handles, [text.get_text() for text in ax.get_legend().get_texts()]
     drawn = {line.get_label(): line for line in ax.lines}
     assert [handle.get_color() for handle in handles] == [drawn[name].get_color() for name in names]
     return {name: drawn[name].get_xydata() for name in names}
 
 
-def test_models_on_one_ax_have_a_curve_and_an_entry_in_the_legend_each():
+def test_every_model_on_one_ax_has_a_curve_and_a_legend_entry():
     models = {"first": PROBS, "$second_1": PROBS.square()}
     at_once = plots.reliability_diagram(models, TARGET)
     ax = Figure().subplots()
@@ -94,12 +94,12 @@ def test_models_on_one_ax_have_a_curve_and_an_entry_in_the_legend_each():
         assert name == other == f"{model}: ECE {F.ece(probs, TARGET, **BINARY).item():.3g}"
         np.testing.assert_array_equal(points, torch.stack([table.confidence, table.frequency], -1)[table.n > 0])
         np.testing.assert_array_equal(points, same)
-    mixed = plots.reliability_diagram({"table": TABLE, "metric": metric_of(tc.ECE), "report": quick("binary")})
+    mixed = plots.reliability_diagram({"table": TABLE, "metric": metric_of(tc.ECE), "report": quick_report("binary")})
     assert [name.split(":")[0] for name in curves(mixed)] == ["table", "metric", "report"]
 
 
-def test_classes_have_curves_with_their_names():
-    probs, target = off("multiclass")
+def test_every_class_has_a_curve_with_its_name():
+    probs, target = miscalibrated_data("multiclass")
     probs, target = probs[:, :4] / probs[:, :4].sum(-1, keepdim=True), target % 4
     options = {"mode": "classwise", "n_bins": 6}
     ax = plots.reliability_diagram(probs, target, class_names=["a", "b", "c", "d"], **options)
@@ -111,7 +111,7 @@ def test_classes_have_curves_with_their_names():
     unnamed = plots.reliability_diagram(probs.reshape(4, 100, 4), target.reshape(4, 100), **options)
     assert [name.split(":")[0] for name in curves(unnamed)] == ["class 0", "class 1", "class 2", "class 3"]
     with pytest.raises(ValueError, match="at most 10 curves for one diagram, got 12"):
-        plots.reliability_diagram(*off("multiclass"), mode="classwise")
+        plots.reliability_diagram(*miscalibrated_data("multiclass"), mode="classwise")
 
 
 @pytest.mark.parametrize(
@@ -119,11 +119,11 @@ def test_classes_have_curves_with_their_names():
     [
         (lambda: plots.reliability_diagram(PROBS), TypeError, "`target` must be given for predictions, got None"),
         (lambda: plots.reliability_diagram({}), ValueError, "`preds` must hold at least one model"),
-        (lambda: quick("multiclass").plot(mode="positive"), ValueError, "`mode` must be one of 'top_label'"),
+        (lambda: quick_report("multiclass").plot(mode="positive"), ValueError, "`mode` must be one of 'top_label'"),
         (lambda: plots.tce_diagram(TABLE), TypeError, "`preds` must hold test decisions, got a BinTable without them"),
         (lambda: plots.reliability_diagram(PROBS, TARGET, n_bin=3), TypeError, "n_bin"),
     ],
 )
-def test_what_cannot_be_drawn_is_an_error(draw, error, words):
+def test_sources_that_cannot_be_drawn_raise_errors(draw, error, words):
     with pytest.raises(error, match=words):
         draw()

@@ -1,4 +1,4 @@
-"""Pictures of tested bins: they hold the tables' numbers, and nothing covers anything else."""
+"""Diagrams of tested bins draw the numbers of their tables, and no text overlaps another."""
 
 from itertools import combinations
 
@@ -39,7 +39,7 @@ CASES = {
 
 
 def drawn_texts(ax):
-    """Return all text that is drawn, each with its box in pixels."""
+    """Return all visible texts with their bounding boxes in pixels."""
     renderer = FigureCanvasAgg(ax.figure).get_renderer()
     ax.figure.draw(renderer)
     texts = []
@@ -51,7 +51,7 @@ def drawn_texts(ax):
 
 
 def overlaps(found) -> list[str]:
-    """Return pairs of texts whose boxes overlap by more than half a pixel."""
+    """Return pairs of texts whose bounding boxes overlap by more than half a pixel."""
     return [
         f"{one!r} and {other!r}"
         for (one, a), (other, b) in combinations(found, 2)
@@ -60,7 +60,7 @@ def overlaps(found) -> list[str]:
 
 
 @pytest.mark.parametrize(("draw", "cases"), [(tce_diagram, CASES), (in_logits, CASES), (two_binnings, list(CASES)[:4])])
-def test_edge_cases_are_drawn_and_no_text_covers_another(draw, cases):
+def test_edge_cases_are_drawn_without_overlapping_texts(draw, cases):
     covered = {}
     for case in cases:
         found = drawn_texts(draw(CASES[case](), style=DARK, title="title"))
@@ -69,7 +69,7 @@ def test_edge_cases_are_drawn_and_no_text_covers_another(draw, cases):
     assert not any(covered.values()), covered
 
 
-def test_table_of_a_batch_is_indexed_written_and_read():
+def test_batches_of_tables_support_indexing_text_and_conversion():
     tables = batch_of_blocks()
     tce = torch.tensor([100 * 6 / 12, 100 * float(tables.rejected[1, 0]) / 60])
     torch.testing.assert_close(tables.tce, tce.double())
@@ -83,7 +83,7 @@ def test_table_of_a_batch_is_indexed_written_and_read():
 
 
 @pytest.mark.parametrize("draw", [tce_diagram, in_logits])
-def test_panels_hold_extremes_frequencies_sizes_and_rejected_parts_and_count_every_sample_once(draw):
+def test_panels_draw_extremes_frequencies_sizes_and_rejections(draw):
     table = small_blocks()
     violins, histogram, sizes = draw(table).child_axes
     (shapes,) = (c for c in violins.collections if isinstance(c, PolyCollection))
@@ -104,7 +104,7 @@ def marks(panel):
     return {line.get_marker(): line.get_xydata().tolist() for line in lines}
 
 
-def test_what_is_beyond_a_logit_axis_is_a_triangle_at_its_end():
+def test_values_beyond_a_logit_axis_are_triangles_at_its_end():
     violins = in_logits(CASES["0 and 1"]()).child_axes[0]
     low, high = violins.get_ylim()
     assert 0 < low < 0.1 / 10 < 1 - 0.1 / 10 < high < 1
@@ -112,7 +112,7 @@ def test_what_is_beyond_a_logit_axis_is_a_triangle_at_its_end():
 
 
 @pytest.mark.parametrize("n", [0.5, 60, 3e9])
-def test_a_logit_axis_ends_where_samples_cannot_tell_probabilities_from_0_and_1_or_at_what_it_shows(n):
+def test_limits_of_a_logit_axis_depend_on_the_values_and_the_sample_size(n):
     axis = ProbabilityAxis.logit_of(np.array([0.0, 1e-19, 0.3, 1.0]), n)
     finest = min(0.1 / n, 0.01)
     assert finest / 2 < axis.low < finest
@@ -125,7 +125,7 @@ def test_a_logit_axis_ends_where_samples_cannot_tell_probabilities_from_0_and_1_
 
 @pytest.mark.parametrize(
     ("write", "written"),
-    [  # by their distance from 0 or 1; only none is 0 %, and only all is 100 %
+    [  # relative to the distance from 0 or 1; exactly 0 % and 100 % only for none and all
         (
             probability_label,
             {1: "1", 0.25: "0.25", 0.99039: "0.9904", 2.437e-6: "2.4e−6", 1e-19: "1e−19", 1 - 1.3e-4: "1−1.3e−4"},
@@ -133,11 +133,11 @@ def test_a_logit_axis_ends_where_samples_cannot_tell_probabilities_from_0_and_1_
         (percent_label, {0: "0%", 1e-4: "<1%", 0.01: "1%", 0.246: "25%", 0.99: "99%", 0.9999: ">99%", 1: "100%"}),
     ],
 )
-def test_edges_and_shares_are_written_with_the_digits_that_tell_them_from_0_and_1(write, written):
+def test_labels_have_enough_digits_to_differ_from_0_and_1(write, written):
     assert {share: write(share) for share in written} == written
 
 
-def test_recorded_blocks_of_imagenet_dogs(recorded, expected):
+def test_diagram_of_imagenet_dogs_shows_the_recorded_blocks(recorded, expected):
     name = "imagenet_dogs_alexnet.npz"
     values = {e["case"]: e["value"] for e in expected if e["file"] == name and e["case"] in ("bins", "tce")}
     blocks, data = values["bins"], recorded(name)
@@ -150,7 +150,7 @@ def test_recorded_blocks_of_imagenet_dogs(recorded, expected):
     ]
 
 
-def test_binnings_compared_are_steps_from_edge_to_edge_at_the_frequency_under_headings_that_count():
+def test_bin_comparison_draws_frequencies_as_steps_and_counts_in_titles():
     table = small_blocks()
     plain = BinTable(*(getattr(table, name) for name in BinTable.__dataclass_fields__))
     first, second, third = bin_comparison({"a": table, "$b": simulated_blocks([60]), "c": plain}).child_axes

@@ -1,8 +1,8 @@
 """Start scripts and modules as processes, without the time to import torch and torchcalib.
 
-Python takes seconds for these imports. `run_together` forks every process from a server that has already imported them.
-A process has its own `__main__`, arguments, environment and exit code, as if Python had started it. `run_python` starts
-a new Python process, without imports that torchcalib does not need.
+These imports take seconds. `run_together` forks every process from a server that has already imported them. A process
+has its own `__main__`, arguments, environment and exit code, as if Python had started it. `run_python` starts a new
+Python process, in which optional packages are not imported.
 """
 
 import contextlib
@@ -29,13 +29,13 @@ ROOT = TESTS.parent
 
 
 def quick_environment(**more):
-    """Return variables for a process that imports this checkout, and no more than it needs."""
+    """Return environment variables for a process that imports this checkout without optional packages."""
     path = os.pathsep.join(map(str, filter(None, [SCRIPTS / "quick_start", TESTS, ROOT, os.environ.get("PYTHONPATH")])))
     return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **more}
 
 
 def run_python(*arguments, timeout=240):
-    """Run a new Python process with the quick environment, and return it with its output as text."""
+    """Run a new Python process with the variables of `quick_environment`, and return it with its output as text."""
     command = [sys.executable, *map(str, arguments)]
     options = {"capture_output": True, "text": True, "check": False, "timeout": timeout}
     return subprocess.run(command, env=quick_environment(), **options)
@@ -43,7 +43,7 @@ def run_python(*arguments, timeout=240):
 
 @cache
 def _server():
-    """Start the server. It imports this checkout, has processed no data, and runs no threads."""
+    """Start the server, which imports this checkout, but processes no data and starts no threads."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["pytest", "cases", "torchcalib", "torchcalib.cli"])
     with mock.patch.dict(os.environ, quick_environment(PYTHONWARNINGS="ignore")):
@@ -71,10 +71,10 @@ def _run(command, environment, folder, output):
 
 
 def run_together(commands, environments=None, folder=".", timeout=240):
-    """Run processes in parallel, and return their exit codes and the output of all.
+    """Run processes in parallel, and return their exit codes and their joint output.
 
-    A command is a script, or `-m` and a module, with arguments. `environments` has variables of each process, in
-    addition to those of this one. Processes that still run after `timeout` seconds are killed.
+    A command is a script, or `-m` and a module, with arguments. `environments` has additional variables for each
+    process. Processes that still run after `timeout` seconds are killed.
     """
     with TemporaryDirectory() as temporary:
         outputs = [Path(temporary) / str(k) for k in range(len(commands))]
@@ -95,17 +95,17 @@ def run_together(commands, environments=None, folder=".", timeout=240):
 
 
 def run_ranks(world, folder, module, function, *more, timeout=240):
-    """Run `function(rank, world, folder, *more)` of a module here on every rank; see `run_together` and one_rank.py."""
+    """Run `function(rank, world, folder, *more)` of a module in this folder on every rank; see `run_together`."""
     script = SCRIPTS / "one_rank.py"
     commands = [[script, module, function, rank, world, folder, *more] for rank in range(world)]
     return run_together(commands, timeout=timeout)
 
 
 def free_ports(n):
-    """Return the numbers of free ports, as text.
+    """Return the numbers of n free ports, as text.
 
-    They lie below the ports that systems give to connections (from 32768 on): a connection that is opened before a rank
-    listens cannot take them.
+    They are below the range from which systems assign ports to outgoing connections (32768 and above). Otherwise such a
+    connection might take a port before a rank listens on it.
     """
     found = []
     while len(found) < n:
@@ -116,7 +116,7 @@ def free_ports(n):
 
 
 def environments_of_ranks(n_ranks, port=None, **more):
-    """Return the variables of each rank as torchrun sets them, and `more`. The default port is a free one."""
+    """Return the variables of each rank as set by torchrun, and `more`. By default the port is a free one."""
     world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port or free_ports(1)[0], **more}
     world |= {"WORLD_SIZE": str(n_ranks), "LOCAL_WORLD_SIZE": str(n_ranks)}
     return [{**world, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(n_ranks)]
@@ -128,7 +128,7 @@ def run_again_in_tritons_interpreter(path):
 
     if tuple(int(part) for part in triton.__version__.split(".")[:2]) < (3, 6):
         pytest.skip("Triton's interpreter works with numpy 2.4 from 3.6 on")
-    # A forked process has already imported the modules whose assertions pytest would rewrite.
+    # pytest cannot rewrite the assertions of modules that a forked process has already imported.
     command = ["-m", "pytest", "--assert=plain", "-p", "no:cacheprovider", "-k", "cpu", path]
     codes, output = run_together([command], [{"TRITON_INTERPRET": "1"}], folder=ROOT)
     assert codes == [0], output

@@ -1,4 +1,4 @@
-"""What each rank of test_faults.py does and checks. A difference raises an error."""
+"""Work and checks of each rank in test_faults.py. A difference raises an error."""
 
 import copy
 import datetime
@@ -21,7 +21,7 @@ TIMEOUT, N_BATCHES, SAVED_EACH, KILLED_AT, VICTIM = 5, 10, 3, 7, 1
 
 
 def metrics(group=None):
-    """Return sums, samples, a sketch and a bootstrap, all persistent."""
+    """Return metrics with sums, samples, a sketch and a bootstrap, all persistent."""
     options = {"task": "binary", "process_group": group}
     members = {
         "nll": tc.NLL(nan_policy="drop", **options),
@@ -39,8 +39,8 @@ def batch(rank, number):
     return torch.rand(n, generator=generator), torch.randint(0, 2, (n,), generator=generator)
 
 
-def an_epoch(collection, rank, folder, first=0, last=N_BATCHES, dies=False):
-    """Update from batch `first` on. Every few batches, save the states and the position in the data."""
+def run_epoch(collection, rank, folder, first=0, last=N_BATCHES, dies=False):
+    """Update with batches `first` to `last`. Every few batches, save the states and the position in the data."""
     for number in range(first, last):
         if dies and number == KILLED_AT:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -53,27 +53,27 @@ def an_epoch(collection, rank, folder, first=0, last=N_BATCHES, dies=False):
 
 
 def killed(rank, world, folder):
-    """One rank dies during the epoch. torch raises an error on the others, whose states are unchanged."""
+    """One rank is killed during the epoch. The others raise an error, and their states are unchanged."""
     group = dist.new_group(timeout=datetime.timedelta(seconds=TIMEOUT))
-    collection = an_epoch(metrics(group), rank, folder, dies=rank == VICTIM)
+    collection = run_epoch(metrics(group), rank, folder, dies=rank == VICTIM)
     before = copy.deepcopy(collection.state_dict())
-    with pytest.raises(RuntimeError) as raised:  # DistBackendError and DistNetworkError are some
+    with pytest.raises(RuntimeError) as raised:  # also raised as DistBackendError and DistNetworkError
         collection.compute()
     with pytest.raises(RuntimeError):
         collection["ks"].compute()
     assert all(not m._is_synced and m._cache is None for m in collection.values())
     assert str(collection.state_dict()) == str(before)
     (folder / f"{rank}.error").write_text(f"{type(raised.value).__name__}: {raised.value}")
-    os._exit(0)  # there is no group left to take leave of
+    os._exit(0)  # the process group cannot be destroyed without the killed rank
 
 
-def a_restart_is_the_undisturbed_run(rank, world, folder):
+def check_restart_equals_the_uninterrupted_run(rank, world, folder):
     saved = torch.load(folder / f"{rank}.pt", weights_only=True)
     assert saved["next"] == (6 if rank == VICTIM else 9)
     restarted = metrics()
     restarted.load_state_dict(saved["metrics"])
-    an_epoch(restarted, rank, None, first=saved["next"])
-    undisturbed = an_epoch(metrics(), rank, None)
+    run_epoch(restarted, rank, None, first=saved["next"])
+    undisturbed = run_epoch(metrics(), rank, None)
     found, expected = restarted.compute(), undisturbed.compute()
     for name, value in expected.items():
         assert torch.equal(found[name], value), name
@@ -82,7 +82,7 @@ def a_restart_is_the_undisturbed_run(rank, world, folder):
     whole = metrics()
     whole["nll"].sync_on_compute = whole["nll"]._to_sync = False
     for r in range(world):
-        an_epoch(whole, r, None)
+        run_epoch(whole, r, None)
     torch.testing.assert_close(whole["nll"].compute(), found["nll"], rtol=1e-12, atol=0)
 
 
@@ -103,14 +103,14 @@ def assert_own(metric, n):
 P, Y = torch.tensor([0.6]), torch.tensor([0])
 
 
-def assert_takes_nothing(synced, own, *more):
+def assert_read_only(synced, own, *more):
     """Check that no call changes a synced state."""
     for name, *given in (("update", P, Y), ("forward", P, Y), ("compute",), ("load_state_dict", own), *more):
         with pytest.raises(TorchMetricsUserError):
             getattr(synced, name)(*given)
 
 
-def between_sync_and_unsync_the_state_is_read_and_nothing_is_lost(rank, world, folder):
+def check_synced_state_is_global_and_read_only(rank, world, folder):
     mine, everyone = rank + 1, sum(r + 1 for r in range(world))
     for cls in (tc.ECE, tc.KS):
         metric = updated(cls(task="binary", persistent=True), rank)
@@ -118,11 +118,11 @@ def between_sync_and_unsync_the_state_is_read_and_nothing_is_lost(rank, world, f
         with pytest.raises(TorchMetricsUserError, match="already been un-synced"):
             metric.unsync()
         metric.sync()
-        assert_takes_nothing(metric, own, ("sync",), ("merge_state", cls(task="binary")))
+        assert_read_only(metric, own, ("sync",), ("merge_state", cls(task="binary")))
         with pytest.raises(TorchMetricsUserError):
             torch.nn.ModuleDict({"m": metric}).load_state_dict({f"m.{name}": own[name] for name in own})
         assert (n_of(metric), metric._is_synced, metric.update_count) == (everyone, True, 1)
-        # While it is synced, its statistic is that of all ranks, wherever it is used.
+        # While the metric is synced, its statistic is that of all ranks.
         assert metric.n_dropped() == 0
         if cls is tc.ECE:
             assert metric.bin_table().n.sum() == everyone
@@ -150,13 +150,13 @@ def between_sync_and_unsync_the_state_is_read_and_nothing_is_lost(rank, world, f
         dist.barrier()
 
 
-def an_error_in_the_middle_leaves_ranks_with_their_own_state(rank, world, folder):
+def check_failed_sync_keeps_the_local_state(rank, world, folder):
     def fails(*_, **__):
         raise OSError("in the middle")
 
     for cls in (tc.ECE, tc.KS):
         metric = updated(cls(task="binary"), rank)
-        within = metric.sync_context()(fails)  # as a decorator
+        within = metric.sync_context()(fails)  # sync_context as a decorator
         synced = (partial(metric.sync, fails), metric.n_dropped, metric.compute)
         calls = [("dist_sync_fn", call) for call in synced]
         for name, call in (*calls, ("_value", metric.compute), ("_value", within)):
@@ -176,12 +176,12 @@ def an_error_in_the_middle_leaves_ranks_with_their_own_state(rank, world, folder
     assert all(value.isfinite() for value in collection.compute().values())
 
 
-def a_collection_with_a_synced_member_takes_nothing(rank, world, folder):
+def check_collection_with_a_synced_member_is_read_only(rank, world, folder):
     collection = tc.CalibrationCollection([tc.NLL(task="binary"), tc.KS(task="binary")], persistent=True)
     updated(collection, rank)
     own = copy.deepcopy(collection.state_dict())
     collection["KS"].sync()
-    assert_takes_nothing(collection, own)
+    assert_read_only(collection, own)
     assert [(m._is_synced, m.update_count) for m in collection.values()] == [(False, 1), (True, 1)]
     collection["KS"].unsync()
     assert str(collection.state_dict()) == str(own)
@@ -193,7 +193,7 @@ def a_collection_with_a_synced_member_takes_nothing(rank, world, folder):
     dist.barrier()
 
 
-def ranks_without_data_and_dropped_rows_are_counted_over_all_ranks(rank, world, folder):
+def check_dropped_rows_are_counted_over_all_ranks(rank, world, folder):
     options = {"task": "binary", "nan_policy": "drop"}
     collection = tc.CalibrationCollection({"a": tc.NLL(**options), "b": tc.KS(**options)}, prefix="v/")
     with warnings.catch_warnings(action="ignore"):
@@ -215,12 +215,12 @@ def ranks_without_data_and_dropped_rows_are_counted_over_all_ranks(rank, world, 
 
 
 def restarted(*arguments):
-    a_restart_is_the_undisturbed_run(*arguments)
-    soak_rank.looks_of(*arguments, 90)
+    check_restart_equals_the_uninterrupted_run(*arguments)
+    soak_rank.usage_over_time(*arguments, 90)
 
 
 def synced(*arguments):
-    between_sync_and_unsync_the_state_is_read_and_nothing_is_lost(*arguments)
-    an_error_in_the_middle_leaves_ranks_with_their_own_state(*arguments)
-    a_collection_with_a_synced_member_takes_nothing(*arguments)
-    ranks_without_data_and_dropped_rows_are_counted_over_all_ranks(*arguments)
+    check_synced_state_is_global_and_read_only(*arguments)
+    check_failed_sync_keeps_the_local_state(*arguments)
+    check_collection_with_a_synced_member_is_read_only(*arguments)
+    check_dropped_rows_are_counted_over_all_ranks(*arguments)

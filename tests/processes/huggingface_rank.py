@@ -16,7 +16,7 @@ N_TOKENS = 11
 
 
 def bert(head, **config):
-    """A classifier with three classes in double precision: other rows of a batch change a row only by rounding."""
+    """Return a float64 classifier with three classes: other rows in a batch change a row only by rounding."""
     set_seed(0)
     tiny = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
     config = {**tiny, "vocab_size": N_TOKENS, "max_position_embeddings": 16, "num_labels": 3, **config}
@@ -25,14 +25,13 @@ def bert(head, **config):
 
 
 def GPT2():
-    """A language model."""
     set_seed(0)
     tiny = {"n_positions": 16, "n_embd": 8, "n_layer": 1, "n_head": 2, "bos_token_id": 0, "eos_token_id": 0}
     return over_confident(GPT2LMHeadModel(GPT2Config(vocab_size=N_TOKENS, **tiny)))
 
 
 def over_confident(model):
-    """Make weights large enough for logits that differ."""
+    """Scale the weights, so that logits are large and differ."""
     with torch.no_grad():
         for weight in model.parameters():
             if weight.dim() > 1:
@@ -45,7 +44,7 @@ class Rows(list, Dataset):
 
 
 class Stream(IterableDataset):
-    """Rows of a data set without a length."""
+    """An iterable data set without a length."""
 
     def __init__(self, rows):
         self.rows = rows
@@ -55,7 +54,7 @@ class Stream(IterableDataset):
 
 
 def sentences(n, seed=0):
-    """Return rows of five tokens and a class."""
+    """Return rows with five tokens and a class."""
     g = torch.Generator().manual_seed(seed)
     tokens, labels = torch.randint(0, N_TOKENS, (n, 5), generator=g), torch.randint(0, 3, (n,), generator=g)
     return Rows(
@@ -65,7 +64,7 @@ def sentences(n, seed=0):
 
 
 def words(n, own=False):
-    """Return sentences of 2 to 9 tokens. Most tokens have a class, or the labels are the tokens themselves."""
+    """Return sentences of 2 to 9 tokens. Most tokens have a class; with `own` the labels are the tokens."""
     g = torch.Generator().manual_seed(0)
     rows = Rows()
     for i in range(n):
@@ -87,7 +86,7 @@ def padded(rows):
 
 
 def trainer(model, calibration, folder, words=False, eval_dataset=None, train_dataset=None, **arguments):
-    """Return a Trainer with both hooks."""
+    """Return a Trainer with both hooks of CalibrationMetrics."""
     own = {"output_dir": str(folder), "report_to": "none", "use_cpu": True, "disable_tqdm": True, "save_strategy": "no"}
     own = {**own, "per_device_eval_batch_size": 4, "dataloader_pin_memory": False, **arguments}
     hooks = {name: getattr(calibration, name) for name in ("compute_metrics", "preprocess_logits_for_metrics")}
@@ -97,7 +96,7 @@ def trainer(model, calibration, folder, words=False, eval_dataset=None, train_da
 
 @torch.no_grad()
 def outputs(model, rows):
-    """Return logits and labels of all rows, or of all tokens of all rows. Each row runs on its own."""
+    """Return logits and labels of all rows, or of all tokens of all rows. Each row is evaluated alone."""
     logits, labels = [], []
     for row in rows:
         given = {name: torch.tensor([row[name]]) for name in ("input_ids", "attention_mask")}
@@ -110,13 +109,13 @@ def outputs(model, rows):
 def main(folder):
     calibration, values = CalibrationMetrics(task="multiclass"), {}
     model, rows = bert("SequenceClassification"), sentences(13)
-    for n in (1, 3, 8, 9, 13, 15):  # batches of 4 on each of 2 processes
+    for n in (1, 3, 8, 9, 13, 15):  # batches of 4 rows on each of 2 processes
         values[f"sentences {n}"] = trainer(model, calibration, folder).evaluate(sentences(n))
     for arguments in ({"batch_eval_metrics": True}, {"accelerator_config": {"split_batches": True}}):
         values[f"sentences 13 {arguments}"] = trainer(model, calibration, folder, **arguments).evaluate(rows)
     values["sentences 13 stream"] = trainer(model, calibration, folder).evaluate(Stream(rows))
     values["words 13"] = trainer(bert("TokenClassification"), calibration, folder, words=True).evaluate(words(13))
-    names = [f"eval_{name}" for name in ("nll", "brier", "ecd", "ece", "accuracy")]  # without times
+    names = [f"eval_{name}" for name in ("nll", "brier", "ecd", "ece", "accuracy")]  # without timing values
     values = {name: {metric: found[metric] for metric in names} for name, found in values.items()}
     Path(folder, f"rank{torch.distributed.get_rank()}.json").write_text(json.dumps(values))
     torch.distributed.destroy_process_group()

@@ -1,4 +1,4 @@
-"""A script for two processes of test_lightning.py, which writes the results of each rank of a DDP training as JSON."""
+"""Script for test_lightning.py: train with DDP on two processes, and write the results of each rank as JSON."""
 
 import json
 import sys
@@ -42,7 +42,7 @@ class Model(pl.LightningModule):
             return
         functions = {"nll": F.nll, "ece": F.ece, "ecd": F.ecd, "accuracy": F.accuracy}
         logits, y = self.whole(0)
-        # torchmetrics, as elsewhere, counts one row of 13 twice.
+        # torchmetrics counts the repeated row twice.
         expected = {"own": float(F.nll(logits, y, weights=torch.tensor([2] + [1] * 12), **GIVEN))}
         for index in range(2):
             for name, function in functions.items():

@@ -1,4 +1,4 @@
-"""One rank of a gloo group: `one_rank.py MODULE FUNCTION RANK WORLD FOLDER ...` calls a function of a module here."""
+"""One rank of a gloo process group: `one_rank.py MODULE FUNCTION RANK WORLD FOLDER ...` calls a function."""
 
 import datetime
 import importlib

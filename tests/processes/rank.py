@@ -1,4 +1,4 @@
-"""What ranks of test_faults.py compute together, compared with one process. A difference raises an error."""
+"""Checks of test_faults.py that all ranks run together and compare with one process. A difference raises an error."""
 
 from functools import partial
 
@@ -23,7 +23,7 @@ def rows(n):
 
 
 def share(rank, world, n):
-    """Return the rows of a rank: uneven shares, and none for the last of more than two ranks."""
+    """Return the rows of a rank: uneven numbers, and none for the last of more than two ranks."""
     if world == 2:
         return (slice(0, n // 3), slice(n // 3, n))[rank]
     cuts = [0, *(n * (k + 1) ** 2 // (world - 1) ** 2 for k in range(world - 1)), n]
@@ -49,8 +49,8 @@ def computed_in(collectives, metrics):
     return values
 
 
-def every_metric_agrees_with_one_process(rank, world):
-    """Two ranks test one case for each path, every other one with all rows on rank 0. More ranks test all cases."""
+def check_values_of_every_metric(rank, world):
+    """Two ranks test one case per path, and every second case has all rows on rank 0. More ranks test all cases."""
     of_paths = [param.values[0] for param in paths() if not param.marks]
     for k, case in enumerate(of_paths if world == 2 else CASES):
         shares = [share(r, world, 60) for r in range(world)]
@@ -58,7 +58,7 @@ def every_metric_agrees_with_one_process(rank, world):
             shares = [slice(0, 60), slice(60, 60)]
         preds, target = case.data(n=60, dtype=torch.float32)
         weights = case.weights(60, seed=4)
-        # Rank 0 has the same numbers in another precision.
+        # Rank 0 has the same values in another precision.
         preds_of = [preds.float() if r else preds.double() for r in range(world)]
         value = update(case.metric(), shares[rank], preds_of[rank], target, weights=weights).compute()
         whole = case.metric(sync_on_compute=False)
@@ -70,8 +70,8 @@ def every_metric_agrees_with_one_process(rank, world):
         assert all(torch.equal(other, value) or other.isnan().all() for other in everyone), "ranks differ"
 
 
-def samples_of_all_kinds_meet(rank, world):
-    """Ranks with float32, with float64, with soft targets and weights, and without rows; and a sketch."""
+def check_samples_with_different_dtypes_and_weights(rank, world):
+    """Ranks have float32, float64, soft targets with weights, or no rows. The state is exact, and a sketch."""
     p, y = rows(40)
     part = share(rank, world, 40)
     p, y = p[part].float(), y[part]
@@ -86,7 +86,7 @@ def samples_of_all_kinds_meet(rank, world):
         close(metric.compute(), expected, bound)
 
 
-def a_collection_takes_one_collective_for_sums_and_one_for_samples(rank, world):
+def check_collection_needs_one_collective_for_sums_and_one_for_samples(rank, world):
     preds, target = rows(60)
     sums = {"NLL": F.nll, "BrierScore": F.brier_score, "ECD": F.ecd, "ECE": F.ece, "ESCE": F.esce, "MCE": F.mce,
             "RMSCE": F.rmsce}  # fmt: skip
@@ -99,13 +99,13 @@ def a_collection_takes_one_collective_for_sums_and_one_for_samples(rank, world):
             close(values[name], function(preds, target, task="binary"))
         assert all(not m._is_synced and m._to_sync for m in metrics.values())
         if rank == 0:
-            assert metrics.compute() == values  # once more on one rank alone: from the cache, and no rank waits
+            assert metrics.compute() == values  # a second call uses the cache, so that no rank waits
     part = share(rank, world, 60)
-    metrics.update(preds[part], target[part])  # also without rows: every rank must forget its cache
+    metrics.update(preds[part], target[part])  # a rank without rows must discard its cache, too
     close(metrics.compute()["NLL"], values["NLL"])
 
 
-def replicates_of_all_ranks_add_up_each_rank_drawing_for_its_own_rows(rank, world):
+def check_ranks_have_independent_bootstrap_weights(rank, world):
     preds, target = rows(60)
     metrics = tc.CalibrationCollection({"nll": tc.Bootstrapped(tc.NLL(task="binary"), n_replicates=39, seed=5)})
     alone = tc.Bootstrapped(tc.ECE(task="binary"), n_replicates=39, seed=5)
@@ -116,14 +116,14 @@ def replicates_of_all_ranks_add_up_each_rank_drawing_for_its_own_rows(rank, worl
     for metric in (metrics, alone):
         update(metric, share(rank, world, 60), preds, target)
     times = torch.cat(times, -1)
-    assert len(times.unique(dim=1).T) > 50, "ranks draw alike"
+    assert len(times.unique(dim=1).T) > 50, "ranks have the same weights"
     close(metrics.compute()["nll"], F.nll(preds, target, task="binary"))
     close(metrics["nll"].interval().replicates, F.nll(preds, target, task="binary", weights=times))
     close(alone.interval().replicates, F.ece(preds, target, task="binary", weights=times))
     dist.barrier()
 
 
-def groups_of_all_ranks_meet_in_the_collectives_that_there_are(rank, world):
+def check_groups_need_no_additional_collective(rank, world):
     preds, target = rows(60)
     groups = torch.arange(60) * 7 // 3 % 5
     members = [tc.ByGroup(cls(task="binary"), num_groups=6) for cls in (tc.NLL, tc.ECE, tc.KS, tc.TCE)]
@@ -136,8 +136,8 @@ def groups_of_all_ranks_meet_in_the_collectives_that_there_are(rank, world):
             close(value[k], getattr(F, name)(preds[groups == k], target[groups == k], task="binary"))
 
 
-def evidence_of_all_ranks_is_that_of_one_process(rank, world):
-    """Results are bit-identical if sums do not depend on the order: for probabilities that are multiples of 2^-8."""
+def check_calibration_test_equals_that_of_one_process(rank, world):
+    """Sums are bit-identical if they do not depend on the order, as for probabilities that are multiples of 2^-8."""
     generator = torch.Generator().manual_seed(0)
     preds = torch.softmax(2 * torch.randn(90, 3, generator=generator, dtype=torch.float64), -1)
     coarse = (preds * 256).round() / 256
@@ -158,10 +158,10 @@ def evidence_of_all_ranks_is_that_of_one_process(rank, world):
         synced, alone = metric.test(n_replicates=59), whole.test(n_replicates=59)
         for name in ("statistic", "noise_floor", "p_value", "low", "high"):
             close(getattr(synced, name), getattr(alone, name), bound)
-        assert metric._is_synced is False, "own state is not restored"
+        assert metric._is_synced is False, "the local state is not restored"
 
 
-def ranks_that_sync_different_things_fail_and_keep_their_state(rank, world):
+def check_syncing_different_metrics_raises_and_keeps_the_state(rank, world):
     ece, mce = tc.ECE(task="binary", n_bins=5), tc.ECE(task="binary", n_bins=5, right=True)
     for metric in (ece, mce):
         metric.update(torch.tensor([0.25]), torch.tensor([1]))
@@ -172,7 +172,7 @@ def ranks_that_sync_different_things_fail_and_keep_their_state(rank, world):
     close(ece.compute(), torch.tensor(0.75, dtype=torch.float64))
 
 
-def subgroups_forward_synced_on_step_and_a_gather_of_ones_own(rank, world):
+def check_process_groups_dist_sync_on_step_and_custom_gather(rank, world):
     group = dist.new_group([0, 1])
     if rank < 2:
         metric = tc.ECE(task="binary", process_group=group)
@@ -198,13 +198,13 @@ def subgroups_forward_synced_on_step_and_a_gather_of_ones_own(rank, world):
 
 def every_check(rank, world, folder):
     for check in (
-        every_metric_agrees_with_one_process,
-        samples_of_all_kinds_meet,
-        a_collection_takes_one_collective_for_sums_and_one_for_samples,
-        replicates_of_all_ranks_add_up_each_rank_drawing_for_its_own_rows,
-        groups_of_all_ranks_meet_in_the_collectives_that_there_are,
-        evidence_of_all_ranks_is_that_of_one_process,
-        ranks_that_sync_different_things_fail_and_keep_their_state,
-        subgroups_forward_synced_on_step_and_a_gather_of_ones_own,
+        check_values_of_every_metric,
+        check_samples_with_different_dtypes_and_weights,
+        check_collection_needs_one_collective_for_sums_and_one_for_samples,
+        check_ranks_have_independent_bootstrap_weights,
+        check_groups_need_no_additional_collective,
+        check_calibration_test_equals_that_of_one_process,
+        check_syncing_different_metrics_raises_and_keeps_the_state,
+        check_process_groups_dist_sync_on_step_and_custom_gather,
     ):
         check(rank, world)

@@ -1,6 +1,7 @@
-"""One rank of tests/report/test_ranks.py, which runs the command several times in one process.
+"""One rank of tests/reporting/test_ranks.py, which runs the command several times in one process.
 
-`python report_ranks.py FOLDER` reads the calls from `calls.json`, and writes the output of a rank to `said-RANK.json`.
+`python report_ranks.py FOLDER` reads the calls from `calls.json`, and writes the results of a rank to
+`output-RANK.json`.
 """
 
 import contextlib
@@ -29,22 +30,23 @@ def code_of(arguments):
 
 def run(folder):
     os.chdir(folder)
-    collectives, said = [], []
+    collectives, outputs = [], []
     for name in ("all_gather", "all_to_all_single", "barrier", "all_reduce", "broadcast"):
-        counted(name, collectives)
+        record_calls(name, collectives)
     for arguments, most, port in json.loads(Path("calls.json").read_text()):
         sample_or_sketch.MOST_SAMPLES, buffer.MOST_SAMPLES = most or 2**24, most or 2**20
         out, err = io.StringIO(), io.StringIO()
-        os.environ["MASTER_PORT"] = port  # one of its own: a rank may still be leaving the call before
+        # a separate port for each call: a rank may not have left the previous call yet
+        os.environ["MASTER_PORT"] = port
         collectives.clear()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             code = code_of(arguments)
-        said.append({"code": code, "out": out.getvalue(), "err": err.getvalue(), "collectives": list(collectives)})
-    Path(f"said-{RANK}.json").write_text(json.dumps(said))
+        outputs.append({"code": code, "out": out.getvalue(), "err": err.getvalue(), "collectives": list(collectives)})
+    Path(f"output-{RANK}.json").write_text(json.dumps(outputs))
 
 
 def gather(folder):
-    """Gather builders of a training loop. That of the last rank has no data, and the builders keep their own."""
+    """Gather builders of a training loop. The last rank has no data. The local builders are unchanged."""
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=RANK, world_size=N_RANKS)
     builder = torchcalib.ReportBuilder(task="multiclass", from_logits=True, with_intervals=False)
     pieces = cut(data_set("multiclass", 60), *[10 + 40 * k // (N_RANKS - 1) for k in range(N_RANKS - 2)])
@@ -60,8 +62,7 @@ def gather(folder):
     dist.destroy_process_group()
 
 
-def counted(name, calls):
-    """Record every call of a collective, and make it."""
+def record_calls(name, calls):
     original = getattr(dist, name)
     setattr(dist, name, lambda *args, **kwargs: (calls.append(name), original(*args, **kwargs))[1])
 

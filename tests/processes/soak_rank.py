@@ -1,7 +1,7 @@
-"""What each rank of the soak test in test_faults.py does and checks.
+"""Work and checks of each rank in the soak test of test_faults.py.
 
-Updates have random sizes and dtypes and missing rows, mixed with the other operations of a long run. Memory and the
-number of open files must not grow, and the values must be those of all rows at once.
+Updates have random sizes, dtypes and missing rows, between other operations of a long run. Memory and the number of
+open files must not grow, and the values must equal those of all rows at once.
 """
 
 import ctypes
@@ -37,7 +37,7 @@ def batch(rank, number):
 
 
 def offline(world, n_each):
-    """Return the values from all rows at once, by name, and the number of missing rows."""
+    """Return the values of all rows at once, by name, and the number of missing rows."""
     rows = [batch(rank, number) for rank in range(world) for number in range(n_each)]
     preds, target = torch.cat([row[0].double() for row in rows]), torch.cat([row[1] for row in rows])
     weights = torch.cat([torch.ones_like(row[1]) if row[2] is None else row[2] for row in rows])
@@ -45,7 +45,7 @@ def offline(world, n_each):
     return values, int((preds.isnan() & (weights > 0)).sum())
 
 
-def held():
+def resource_usage():
     """Return the memory in bytes and the number of open files of this process, after freed memory is returned."""
     gc.collect()
     if hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
@@ -54,11 +54,11 @@ def held():
     return pages * os.sysconf("SC_PAGE_SIZE"), len(list(Path("/proc/self/fd").iterdir()))
 
 
-def looks_of(rank, world, folder, n_updates):
-    """Return memory and open files at regular intervals, after a warm-up."""
+def usage_over_time(rank, world, folder, n_updates):
+    """Return memory and open files at regular intervals after a warm-up."""
     members = {"nll": tc.NLL(**OPTIONS), "brier": tc.BrierScore(**OPTIONS), "ece": tc.ECE(**OPTIONS)}
     metrics = tc.CalibrationCollection({**members, "ks": tc.KS(**OPTIONS, resolution=64)}, persistent=True)
-    n_each, looks, path = -(-n_updates // world), [], folder / f"soak-{rank}.pt"
+    n_each, usages, path = -(-n_updates // world), [], folder / f"soak-{rank}.pt"
     for number in range(n_each):
         preds, target, weights = batch(rank, number)
         (metrics if number % 5 == 0 else metrics.update)(preds, target, weights=weights)
@@ -70,21 +70,21 @@ def looks_of(rank, world, folder, n_updates):
             metrics = pickle.loads(pickle.dumps(metrics.clone()))
             metrics.reset()
             metrics.load_state_dict(torch.load(path, weights_only=True))
-            looks.append(held())
+            usages.append(resource_usage())
     values, n_dropped = metrics.compute(), set(metrics.n_dropped().values())
     if rank == 0:
         expected, n_missing = offline(world, n_each)
         assert n_dropped == {n_missing}
         for name, value in values.items():
-            tolerance = 5e-3 if name == "ks" else 1e-9  # ks is of a sketch
+            tolerance = 5e-3 if name == "ks" else 1e-9  # ks is computed from a sketch
             torch.testing.assert_close(value, expected[name], rtol=tolerance, atol=tolerance)
     dist.barrier()
-    return looks[len(looks) // 5 :]
+    return usages[len(usages) // 5 :]
 
 
 def soak(rank, world, folder, n_updates):
-    looks = looks_of(rank, world, folder, int(n_updates))
-    memory, files = zip(*looks, strict=True)
-    (folder / f"{rank}.looks").write_text(json.dumps(looks))
+    usages = usage_over_time(rank, world, folder, int(n_updates))
+    memory, files = zip(*usages, strict=True)
+    (folder / f"{rank}.usages").write_text(json.dumps(usages))
     assert max(memory) - memory[0] < MOST_GROWTH, f"memory grew: {memory}"
     assert max(files) <= files[0], f"open files grew: {files}"

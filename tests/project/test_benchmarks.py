@@ -1,4 +1,4 @@
-"""The README has the numbers of the results files, and measurements are compared with goals. Nothing is timed."""
+"""The README contains the numbers of the results files, and measurements are compared with goals. Nothing is timed."""
 
 import sys
 
@@ -19,9 +19,9 @@ def job(**given):
     return Job("a job", lambda n=1: Sides(lambda: None, {PEER: lambda: None}), **{"peers": (Peer(PEER, 0.5),), **given})
 
 
-def test_readme_is_up_to_date():
+def test_readme_contains_the_results():
     assert FILES
-    assert readme.README.read_text() == readme.written(readme.README.read_text(), FILES)
+    assert readme.README.read_text() == readme.with_section(readme.README.read_text(), FILES)
     for family in FAMILIES:
         names = [each.name for each in jobs_of(family)]
         assert len(set(names)) == len(names)
@@ -54,7 +54,7 @@ def test_medians_memory_errors_and_states_are_compared_with_goals():
     assert [share(x) for x in (0.75, 0.2, 1 / 7, 1 / 1234, None)] == ["0.75", "0.2", "1/7", "1/1,234", ""]
 
 
-def test_peers_that_are_not_installed_or_need_numba_are_left_out():
+def test_peers_that_are_missing_or_need_numba_are_left_out():
     given = job(peers=(Peer(PEER), Peer("another", 0.5, needs=("no-such-package", "numba"))), seconds=1.0)
     assert given.sides == [OURS, PEER]
     record = recorded(given, TIMES, {}, [])
@@ -65,7 +65,7 @@ def test_peers_that_are_not_installed_or_need_numba_are_left_out():
     assert (plain.peers, plain.seconds) == ((Peer(PEER),), None)
 
 
-def test_sides_run_in_turn_and_the_first_round_is_not_counted():
+def test_sides_alternate_and_the_first_round_is_dropped():
     ran = []
     sides = Sides(lambda: ran.append(OURS), {PEER: lambda: ran.append(PEER)}, {PEER: 0.5}, error=lambda: 0.25)
     measured = measure.times(Job("a job", lambda: sides, (Peer(PEER),)), rounds=2)
@@ -74,7 +74,7 @@ def test_sides_run_in_turn_and_the_first_round_is_not_counted():
     assert (measured["error"], measured["shares"]) == (0.25, {PEER: 0.5})
 
 
-def test_trial_keeps_nothing_a_missed_goal_is_the_exit_code_and_bad_arguments_are_refused(monkeypatch, capsys):
+def test_trial_writes_nothing_and_missed_goals_and_bad_arguments_set_the_exit_code(monkeypatch, capsys):
     slow = job(seconds=0.1)
     monkeypatch.setattr(run, "jobs_of", lambda _: [slow])
     monkeypatch.setattr(run, "run", lambda *_: recorded(slow, TIMES, {}, []))
@@ -89,7 +89,7 @@ def test_trial_keeps_nothing_a_missed_goal_is_the_exit_code_and_bad_arguments_ar
 
 
 @pytest.mark.extended
-def test_one_pass_jobs_compute_what_their_peers_compute():
+def test_one_pass_jobs_compute_the_values_of_their_peers():
     logits, target = one_pass.network_logits(200, 7)
     found = one_pass.collection(n=200, num_classes=7, classwise=True).ours()
     expected = peers.torchmetrics_ece(logits, target, 15)

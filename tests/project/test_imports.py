@@ -1,4 +1,4 @@
-"""What `import torchcalib` loads, observed in one fresh process; and the public names."""
+"""Modules loaded by `import torchcalib`, in a fresh process, and the public names."""
 
 import importlib.util
 import json
@@ -14,14 +14,14 @@ OPTIONAL = {
     *("matplotlib", "rich", "jinja2", "pyarrow", "safetensors", "sklearn", "scipy", "pandas", "hypothesis"),
     *("numba", "triton", "lightning", "pytorch_lightning", "transformers", "accelerate"),
 }
-EXTRAS = {  # the extra that a module needs, and a package of it
+EXTRAS = {  # module: (package, extra that installs it)
     "plots": ("matplotlib", "plot"),
     "reporting.html": ("jinja2", "report"),
     "reporting.terminal": ("rich", "report"),
     "cli.demo": ("sklearn", "demo"),
     "integrations.huggingface": ("accelerate", "huggingface"),
 }
-# torchmetrics imports optional packages that it finds installed; here it must find none.
+# torchmetrics imports optional packages if they are installed. Here it must find none.
 PROCESS = """
 import contextlib, importlib, importlib.util, io, json, sys
 import lightning_utilities.core.imports as found
@@ -56,14 +56,14 @@ print(json.dumps([sorted(by_import), errors, code, output.getvalue(), sorted(uns
 """
 
 
-def test_import_loads_no_optional_package_and_a_missing_extra_is_named(tmp_path):
+def test_import_loads_no_optional_package_and_errors_name_the_missing_extra(tmp_path):
     (tmp_path / "x.npz").touch()
     done = run_python("-c", PROCESS, json.dumps(EXTRAS), tmp_path / "x.npz")
     assert done.returncode == 0, done.stderr
     loaded, errors, code, output, unseen = json.loads(done.stdout)
     assert set(loaded) & OPTIONAL == set()
     assert {name for name in loaded if not name.startswith("__editable__")} <= {"torchcalib"} | sys.stdlib_module_names
-    assert unseen == [], "packages that are imported must be seen by this test"
+    assert unseen == [], "the test must detect imported packages"
     for module, (_, extra) in EXTRAS.items():
         assert f"pip install 'torchcalib[{extra}]'" in errors[module], module
     assert (code, output.count("\n")) == (2, 1)
@@ -71,7 +71,7 @@ def test_import_loads_no_optional_package_and_a_missing_extra_is_named(tmp_path)
     assert "torchcalib[report]" in output
 
 
-def test_every_public_name_is_documented_and_unknown_names_are_refused():
+def test_every_public_name_is_documented_and_unknown_names_raise_errors():
     has_extras = importlib.util.find_spec("matplotlib") and importlib.util.find_spec("jinja2")
     packages = [tc, tc.calibration, tc.functional, tc.inference, tc.losses, tc.special]
     packages += [tc.plots] if has_extras else []
@@ -94,7 +94,7 @@ def test_every_public_name_is_documented_and_unknown_names_are_refused():
         (tc.inference, "bootstrp", "inference.bootstrap"),
     ],
 )
-def test_the_error_for_an_unknown_name_shows_the_place_of_the_one_that_was_meant(module, name, meant):
+def test_error_for_an_unknown_name_suggests_the_closest_public_name(module, name, meant):
     with pytest.raises(AttributeError, match=f"has no attribute '{name}'. Did you mean `torchcalib.{meant}`"):
         getattr(module, name)
     target = tc
@@ -102,19 +102,19 @@ def test_the_error_for_an_unknown_name_shows_the_place_of_the_one_that_was_meant
         target = getattr(target, part)
 
 
-def test_few_names_are_public():
+def test_at_most_60_names_are_public():
     assert {"ECE", "report", "functional"} <= set(dir(tc))
     assert dir(tc) == sorted(tc.__all__)
     assert len(dir(tc)) <= 60
     assert set(dir(tc.inference)) == set(tc.inference.__all__)
 
 
-def test_importing_the_package_imports_nothing_else():
+def test_import_does_not_import_torch():
     done = run_python("-c", "import sys, torchcalib; print('torch' in sys.modules, 'torchmetrics' in sys.modules)")
     assert done.stdout.split() == ["False", "False"], done.stderr
 
 
-def test_files_that_are_not_modules_are_installed_with_the_package():
+def test_package_data_is_installed():
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
     package = ROOT / "torchcalib"
     installed = {path for pattern in settings["package-data"]["torchcalib"] for path in package.glob(pattern)}

@@ -1,9 +1,9 @@
-"""Every snippet of the README runs. The text of a snippet determines how.
+"""Every snippet of the README runs. Its language and first line determine how.
 
-- Python is executed. One whose first line is `# name.py: torchrun ...` is a script: it is written to `name.py` and run
-  by that command.
-- In a shell snippet `torchcalib`, `torchrun` and `python -m` are run, on generated files of predictions. The extras of
-  `pip install` and the targets of `make` must exist. Any other line is an error, because no test would cover it.
+- Python is executed. A snippet whose first line is `# name.py: torchrun ...` is a script: it is written to `name.py`
+  and run by that command.
+- In a shell snippet `torchcalib`, `torchrun` and `python -m` are run on generated prediction files. The extras of
+  `pip install` and the targets of `make` must exist. Any other line raises an error, because no test covers it.
 """
 
 import re
@@ -16,23 +16,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers.written import WRITERS
+from helpers.prediction_files import WRITERS
 from processes import ROOT, run_python
 
 import torchcalib
 from torchcalib.cli import main
 from torchcalib.metrics.base import CalibrationMetric
 
-# of Lightning: what it thinks of a tiny data set, and a name of torch that it still uses
+# warnings of Lightning: about worker processes for a tiny data set, and about a deprecated name of torch
 LIGHTNING = ("ignore:The '.*_dataloader' does not have many workers", "ignore:.*isinstance.treespec, LeafSpec.*")
 pytestmark = [pytest.mark.filterwarnings(ignored) for ignored in LIGHTNING]
 
 TEXT = (ROOT / "README.md").read_text()
 SNIPPETS = re.findall(r"^```(\w+)\n(.*?)^```$", TEXT, flags=re.DOTALL | re.MULTILINE)
 SCRIPT = re.compile(r"# (\w+\.py): (torchrun .+)\n")
-LONG = re.compile("torchrun|lightning|transformers|optimizer")  # processes, frameworks, trainings
+LONG = re.compile("torchrun|lightning|transformers|optimizer")  # snippets with processes, frameworks or training
 NUMBER = re.compile(r"-?\d+\.\d+")
-OUTPUTS = ("--out", "--save")  # options that begin like this name what a command writes
+OUTPUTS = ("--out", "--save")  # prefixes of options for output paths
 
 
 def run_shell(text):
@@ -43,7 +43,7 @@ def run_shell(text):
 
 
 def run_line(words, as_written):
-    """Run one command, or check the names in it."""
+    """Run one command, or check its names."""
     command, *arguments = words
     if words[:2] == ["pip", "install"]:
         extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
@@ -68,9 +68,9 @@ def run_line(words, as_written):
 
 
 def make_inputs(arguments):
-    """Make the named files of predictions that do not exist; two files for a pattern."""
+    """Write the prediction files in the arguments that do not exist; two files for a pattern."""
     for before, word in pairwise(("", *arguments)):
-        word = word.rpartition("=")[2]  # of NAME=FILE
+        word = word.rpartition("=")[2]  # the file of NAME=FILE
         suffix = word.rpartition(".")[2]
         if suffix in (*WRITERS, "npy") and not before.startswith(OUTPUTS) and not list(Path().glob(word)):
             for name in {word.replace("*", digit) for digit in "01"}:
@@ -78,7 +78,7 @@ def make_inputs(arguments):
 
 
 def make_predictions(path, suffix):
-    """Write a few predictions: logits depend on the name of the file, targets do not."""
+    """Write a few predictions. Logits depend on the file name, targets do not."""
     logits = torch.randn(60, 3, generator=torch.Generator().manual_seed(zlib.crc32(path.name.encode()))).numpy()
     targets = torch.randint(0, 3, (60,), generator=torch.Generator().manual_seed(0)).numpy()
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -96,7 +96,7 @@ def make_predictions(path, suffix):
 
 
 def expanded(word, is_quoted):
-    """Return the files that match a pattern, as a shell does."""
+    """Return the files that match a pattern, like a shell."""
     return (sorted(map(str, Path().glob(word))) if "*" in word and not is_quoted else []) or [word]
 
 
@@ -104,7 +104,7 @@ def run_command(command, arguments):
     if command == "torchcalib":
         assert main(arguments) == 0, arguments
         return
-    if command == "torchrun":  # with a free port
+    if command == "torchrun":  # --standalone selects a free port
         arguments = ["-m", "torch.distributed.run", "--standalone", *arguments]
     done = run_python(*arguments)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -124,7 +124,8 @@ def folder(tmp_path, monkeypatch):
         for k, snippet in enumerate(SNIPPETS)
     ],
 )
-@pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true:UserWarning")  # of transformers without a GPU
+# raised by transformers without a GPU
+@pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true:UserWarning")
 def test_snippet_runs(language, text, folder, monkeypatch, capsys):
     for _, script in SNIPPETS:
         if found := SCRIPT.match(script):
@@ -132,11 +133,11 @@ def test_snippet_runs(language, text, folder, monkeypatch, capsys):
     if language == "sh":
         run_shell(text)
         return
-    assert language == "python", "no test knows how to run it"
+    assert language == "python", "unknown language"
     if script := SCRIPT.match(text):
         run_shell(script[2])
         by_many = capsys.readouterr().out.strip()
-        # As many processes as there are print what one prints.
+        # One process must print the same as several.
         for variable, value in {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "localhost", "MASTER_PORT": 0}.items():
             monkeypatch.setenv(variable, str(value))
     batches = [(torch.randn(4, 10), torch.randint(0, 10, (4,))) for _ in range(2)]
@@ -145,12 +146,12 @@ def test_snippet_runs(language, text, folder, monkeypatch, capsys):
     assert output
     if script:
         assert NUMBER.sub("", output) == NUMBER.sub("", by_many)
-        # Batches of other rows round float32 logits differently, so the last of 6 printed digits may differ by 1.
+        # Batches of different sizes round float32 logits differently, so the last of 6 printed digits may differ by 1.
         numbers = [[float(number) for number in NUMBER.findall(printed)] for printed in (output, by_many)]
         assert numbers[0] == pytest.approx(numbers[1], abs=1.5e-6)
 
 
-def test_a_wrong_shell_line_fails_and_files_of_every_kind_are_made_for_the_others(folder, capsys):
+def test_wrong_shell_lines_fail_and_input_files_of_every_format_are_generated(folder, capsys):
     for line in (
         *("torchcalib report none.npz --n-bins 0", "torchcalib report a.npz --no-such-option"),
         *("pip install '.[none]'", "pip install numpy", "make none", "ls"),
@@ -163,7 +164,7 @@ def test_a_wrong_shell_line_fails_and_files_of_every_kind_are_made_for_the_other
     assert len(list(folder.glob("b/*"))) == 2
 
 
-def test_there_are_snippets_and_every_metric_is_in_the_table():
+def test_readme_has_snippets_and_lists_every_metric():
     assert len(SNIPPETS) >= 10
     assert any(SCRIPT.match(text) for _, text in SNIPPETS)
     assert TEXT.count("```") == 2 * len(SNIPPETS), "a block without a language"

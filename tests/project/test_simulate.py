@@ -1,4 +1,4 @@
-"""The papers' generators: the recorded samples themselves, and what their populations must be like."""
+"""Generators of the source papers: recorded samples, and properties of their populations."""
 
 from functools import partial
 
@@ -11,7 +11,7 @@ from benchmarks import simulate
 F64 = torch.float64
 
 
-def test_recorded_scores_of_section_3_1(expected):
+def test_scores_of_epsr_section_3_1_equal_recordings(expected):
     """The recorded scores were computed in float32."""
     for name, system, settings in (
         ("cal", "cal", {}),
@@ -26,7 +26,7 @@ def test_recorded_scores_of_section_3_1(expected):
         assert F.brier_score(getattr(systems, system), **given).item() == pytest.approx(answer["nbs"], abs=1e-6)
 
 
-def test_recorded_samples(recorded):
+def test_samples_equal_recordings(recorded):
     arrays = recorded("sim_ecd.npz")
     for sigma, name in ((0, "0"), (0.5, "0p5"), (2, "2")):
         preds, target = simulate.noisy_evidence(sigma)
@@ -45,7 +45,7 @@ def test_recorded_samples(recorded):
         torch.testing.assert_close(sample.preds, arrays[f"p_{name}"], rtol=0, atol=2e-9)
 
 
-def test_seeds_reproduce_and_differ():
+def test_samples_are_equal_for_equal_seeds_only():
     fit = partial(simulate.gaussian_discriminant, 0.5, 0.5, n_train=50, n_test=9)
     draws = [
         lambda **options: simulate.noisy_evidence(1.0, 50, **options),
@@ -57,7 +57,7 @@ def test_seeds_reproduce_and_differ():
         assert not all(torch.equal(a, b) for a, b in zip(draw(seed=3), draw(seed=4), strict=True))
 
 
-def test_truncated_counts_and_true_posteriors():
+def test_class_counts_and_true_posteriors_follow_the_parameters():
     systems = simulate.mismatched_systems(10, 2_000)
     assert systems.target.bincount().tolist() == [1600] + [44] * 9
     sample = simulate.gaussian_discriminant(0.3, 0.0, n_train=200, n_test=30)
@@ -68,7 +68,7 @@ def test_truncated_counts_and_true_posteriors():
     assert F.ece(sample.preds, sample.target, task="binary") > 0.2
 
 
-def test_logistic_fit_is_a_minimum():
+def test_logistic_fit_has_zero_gradient():
     for ridge in (0.0, 1.0, 50.0):
         sample = simulate.gaussian_discriminant(0.2, 0.2, n_train=400, n_test=1, ridge=ridge)
         w = torch.tensor([sample.slope, sample.intercept], dtype=F64, requires_grad=True)

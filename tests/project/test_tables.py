@@ -1,4 +1,4 @@
-"""The tables of the source papers: every number that should agree does, and none is skipped unseen."""
+"""Tables of the source papers: all comparable numbers agree, and none is skipped silently."""
 
 from functools import partial
 
@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks import tables
 
-COMPARED = {  # how many numbers are held against printed ones, how many against recorded ones, how many need not agree
+COMPARED = {  # numbers compared with printed values, compared with recorded values, and allowed to differ
     "ecd-1": (2, 99, 2),
     "tce-2": (24, 0, 0),
     "tce-5": (10, 2, 0),
@@ -17,14 +17,14 @@ COMPARED = {  # how many numbers are held against printed ones, how many against
 }
 
 
-LONG = {"epsr-systems", "epsr-scores"}  # the recorded values of these are checked by tests of the metrics, too
+LONG = {"epsr-systems", "epsr-scores"}  # tests of the metrics check the recorded values of these tables, too
 NAMES = [pytest.param(name, marks=pytest.mark.extended) if name in LONG else name for name in COMPARED]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_published_table(name, request):
+def test_published_table_is_reproduced(name, request):
     if name in tables.NEEDS_DATA:
-        request.getfixturevalue("expected")  # skips, visibly, where it is missing
+        request.getfixturevalue("expected")  # reports a skip if the recordings are missing
     printed, recorded, excused = COMPARED[name]
     cells = list(tables.TABLES[name]())
     compared = [cell for cell in cells if cell.agrees is not None]
@@ -35,7 +35,7 @@ def test_published_table(name, request):
     assert all(cell.note for cell in cells if cell.value is None)
 
 
-def test_every_table_is_compared_and_a_number_that_differs_is_found(monkeypatch, capsys):
+def test_every_table_is_compared_and_differences_are_reported(monkeypatch, capsys):
     assert set(COMPARED) == set(tables.TABLES)
     of = partial(tables.Cell, "row", "column")
     for cell in (of(0.1249, "0.125"), of(0.1244, "0.125", tolerance=2e-4), of(-float("inf"), "-inf")):

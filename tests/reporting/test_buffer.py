@@ -1,23 +1,23 @@
-"""The buffer of predictions, for calibrators and intervals: pieces of any dtype are those of one call."""
+"""Buffer of predictions for calibrators and intervals: batches of any dtype equal one call."""
 
 import pytest
 import torch
-from helpers.reports import realistic, stages_are_equal
+from helpers.reports import assert_equal_stages, realistic
 
 import torchcalib as tc
 from torchcalib.calibration import AffineScaling
 from torchcalib.reporting.building import ReportBuilder
 
 
-def of_pieces(*pieces, **given):
+def report_of_batches(*pieces, **given):
     builder = ReportBuilder(**given)
     for piece in pieces:
         builder.update(*piece)
     return builder.report()
 
 
-def same_lines(report, expected, of_errors=True):
-    """Values, and what chance has to do with them; `of_errors` False looks at that of scores alone."""
+def assert_same_lines(report, expected, of_errors=True):
+    """Compare values, noise floors, p-values and intervals: of all lines, or with `of_errors=False` of scores."""
     assert report.notes == expected.notes
     for line, other in zip(report.lines, expected.lines, strict=True):
         assert (line.key, line.value) == (other.key, pytest.approx(other.value, rel=1e-6))
@@ -29,34 +29,34 @@ def same_lines(report, expected, of_errors=True):
             assert numbers[0] == pytest.approx(numbers[1], rel=1e-9, abs=1e-12, nan_ok=True), line
 
 
-def test_pieces_of_shares_may_be_unanimous_or_empty_and_labels_among_shares_are_shares():
+def test_batches_with_soft_and_one_hot_targets_equal_one_call():
     preds = torch.rand(30, 3, generator=torch.Generator().manual_seed(0)).softmax(-1)
     votes, labels, given = preds.roll(1, 0), torch.arange(10) % 3, {"task": "multiclass"}
     unanimous = torch.nn.functional.one_hot(labels, 3).to(votes)
     whole = tc.report(preds, torch.cat((votes[:20], unanimous)), **given)
     empty, most = (preds[:0], votes[:0]), (preds[:20], votes[:20])
-    same_lines(of_pieces(most, (preds[20:], unanimous), empty, **given), whole)
+    assert_same_lines(report_of_batches(most, (preds[20:], unanimous), empty, **given), whole)
     rest = preds[5:], torch.cat((votes[5:20], unanimous))
-    same_lines(of_pieces((preds[:5], votes[:5]), empty, rest, **given), whole)
-    # Rows that are labels for certain add evidence, whatever comes first. Scores are the same.
-    certain = of_pieces(most, (preds[20:], labels), empty, **given)
-    same_lines(certain, whole, of_errors=False)
-    same_lines(of_pieces(most, (preds[20:23], labels[:3]), (preds[23:], labels[3:]), **given), certain)
+    assert_same_lines(report_of_batches((preds[:5], votes[:5]), empty, rest, **given), whole)
+    # Rows with integer labels reduce the noise in any order of batches. Scores are the same.
+    certain = report_of_batches(most, (preds[20:], labels), empty, **given)
+    assert_same_lines(certain, whole, of_errors=False)
+    assert_same_lines(report_of_batches(most, (preds[20:23], labels[:3]), (preds[23:], labels[3:]), **given), certain)
 
 
-def test_pieces_may_have_labels_of_any_dtype():
+def test_batches_may_have_labels_of_different_dtypes():
     preds, target = realistic("binary", 60)
     given = {"task": "binary", "from_logits": True}
     kinds = (torch.uint16, torch.int64, torch.bool, torch.float16, torch.uint8)
     pieces = zip(preds.split(12), target.split(12), kinds, strict=True)
-    report = of_pieces(*((piece, labels.to(dtype)) for piece, labels, dtype in pieces), **given)
+    report = report_of_batches(*((piece, labels.to(dtype)) for piece, labels, dtype in pieces), **given)
     whole = tc.report(preds, target, **given)
-    stages_are_equal(report.calibration, whole.calibration)
-    same_lines(report, whole)
+    assert_equal_stages(report.calibration, whole.calibration)
+    assert_same_lines(report, whole)
     assert all(line.interval is not None for line in report.lines)
 
 
-def test_the_fit_of_parts_is_that_of_the_calibrator_in_the_shape_that_they_had():
+def test_calibrator_fitted_to_merged_builders_keeps_the_class_axis():
     preds, target = realistic("multiclass")
     given = {"task": "multiclass", "from_logits": True}
     expected = AffineScaling().fit(preds, target, **given)(preds)

@@ -1,4 +1,4 @@
-"""A builder names what is wrong; its report is a mapping that compares and prints, and strict JSON."""
+"""Errors of a report builder, its report as a mapping with text, and strict JSON."""
 
 import json
 import math
@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 from helpers.refusals import assert_refused
-from helpers.reports import QUICK, calibrated, off
+from helpers.reports import QUICK, calibrated_report, miscalibrated_data
 
 import torchcalib as tc
 from torchcalib.calibration import AffineScaling
@@ -14,7 +14,7 @@ from torchcalib.core.inputs import InputFormat
 from torchcalib.reporting.building import ReportBuilder
 
 
-def test_wrong_calls_name_what_is_wrong():
+def test_wrong_calls_raise_errors_that_name_the_cause():
     quick = ReportBuilder(task="multiclass", **QUICK)
     quick.update(torch.full((2, 2), 0.5), torch.tensor([0, 1]))
     wide = torch.full((2, 4), 0.25), torch.tensor([0, 1])
@@ -29,30 +29,30 @@ def test_wrong_calls_name_what_is_wrong():
     )
 
 
-def test_an_update_reads_its_rows_once_and_a_report_reads_none(monkeypatch):
+def test_update_converts_its_rows_once(monkeypatch):
     calls, read = [], InputFormat.read
     monkeypatch.setattr(InputFormat, "read", lambda *args, **given: calls.append(1) or read(*args, **given))
-    preds, target = off("binary")
+    preds, target = miscalibrated_data("binary")
     builder = ReportBuilder(task="binary")
     builder.update(preds, target, groups=target)
     assert builder.report().calibration is not None
     assert len(calls) == 1
 
 
-def test_a_report_is_a_mapping_that_compares_and_prints_its_sentence_and_recommendation():
-    report, again = calibrated("binary"), calibrated.__wrapped__("binary")
+def test_report_is_a_mapping_with_equality_and_text():
+    report, again = calibrated_report("binary"), calibrated_report.__wrapped__("binary")
     assert report == again
-    assert report != tc.report(*off("binary"), task="binary", with_intervals=False)
+    assert report != tc.report(*miscalibrated_data("binary"), task="binary", with_intervals=False)
     assert "loss" not in report
     assert dict(report)["nll"] == report["nll"]
     assert len(list(report)) == len(report) == len(report.lines)
     assert repr(report) == str(report)
     assert str(report).startswith(report.sentence)
     assert report.recommendation.text in str(report)
-    assert report.main_table != again.main_table, "tables compare by identity"
+    assert report.main_table != again.main_table, "tables are compared by identity"
 
 
-def test_json_is_strict_and_complete():
+def test_json_of_a_report_is_strict_and_complete():
     report = tc.report(torch.tensor([0.0, 0.5, 1.0]), torch.tensor([1, 0, 1]), task="binary", n_bins=3)
     content = json.loads(report.to_json(), parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
     lines = {line["key"]: line for line in content["lines"]}
@@ -62,7 +62,7 @@ def test_json_is_strict_and_complete():
     assert set(lines["ece/top_label"]) == set(names.split())
     assert content["tables"]["positive"]["n"] == [1, 1, 1]
     assert content["tables"]["positive"]["upper"] == [1 / 3, 2 / 3, 1]
-    stage, expected = json.loads(calibrated("binary").to_json())["calibration"], calibrated("binary")
+    stage, expected = json.loads(calibrated_report("binary").to_json())["calibration"], calibrated_report("binary")
     assert stage["recommendation"]["text"] == expected.recommendation.text
     assert stage["calibrator"] == "TemperatureScaling()"
     assert stage["raw"] == pytest.approx({"NLL": expected["nll"], "Brier score": expected["brier"]}, rel=1e-12)

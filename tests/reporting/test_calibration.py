@@ -1,4 +1,4 @@
-"""The calibration stage of a report: every gain is that of its function, or a note says why there is none."""
+"""Calibration section of a report: every gain equals that of its function, or a note explains its absence."""
 
 import json
 import math
@@ -7,7 +7,15 @@ from dataclasses import replace
 import pytest
 import torch
 from helpers.refusals import check_each
-from helpers.reports import TASKS, calibrated, full, off, realistic, stages_are_equal, values_are
+from helpers.reports import (
+    TASKS,
+    assert_equal_stages,
+    assert_values,
+    calibrated_report,
+    full_report,
+    miscalibrated_data,
+    realistic,
+)
 
 import torchcalib as tc
 from torchcalib.calibration import (
@@ -55,14 +63,16 @@ def check_against_functions(report, preds, target, names=CALIBRATORS, **given):
 
 @pytest.mark.parametrize("from_logits", [True, False])
 @pytest.mark.parametrize("task", TASKS)
-def test_every_gain_is_that_of_its_function(task, from_logits):
-    report, data = (calibrated(task), realistic(task)) if from_logits else (full(task), off(task))
+def test_gains_equal_those_of_the_function(task, from_logits):
+    report, data = (
+        (calibrated_report(task), realistic(task)) if from_logits else (full_report(task), miscalibrated_data(task))
+    )
     names = AFFINE if task == "multiclass" else tuple(CALIBRATORS)
     check_against_functions(report, *data, names, task=task, from_logits=from_logits)
     assert (report.calibration.n_folds, report.calibration.seed, report.notes) == (5, 0, ())
 
 
-# rcl_ce_txv, rcl_ce_dxv, rcl_bs_txv, rcl_bs_dxv of the authors' code, whose folds are others.
+# rcl_ce_txv, rcl_ce_dxv, rcl_bs_txv, rcl_bs_dxv of the authors' code, with other folds
 RECORDED = {
     "cifar100_resnet20": ((8.4129, 8.5645, 4.3016, 4.5013), "temperature scaling"),
     "sst2_gpt2": ((6.4943, 46.0147, 9.5369, 53.4770), "affine scaling"),
@@ -70,7 +80,7 @@ RECORDED = {
 
 
 @pytest.mark.parametrize("system", RECORDED)
-def test_recorded_gains_but_for_the_deal_of_the_folds(recorded, system):
+def test_gains_equal_recordings_with_other_folds(recorded, system):
     data = recorded(f"{system}.npz")
     preds = data.get("logits", data.get("log_probs"))
     report = report_of(preds, data["targets"], task="multiclass", from_logits=True)
@@ -80,7 +90,7 @@ def test_recorded_gains_but_for_the_deal_of_the_folds(recorded, system):
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_in_pieces_is_one_call_though_callers_reuse_their_buffers_and_bad_pieces_are_not_kept(task):
+def test_batches_in_reused_buffers_equal_one_call_and_bad_batches_are_not_stored(task):
     preds, target = realistic(task)
     builder = ReportBuilder(task=task, from_logits=True, with_intervals=False)
     x, y = torch.empty_like(preds[:100]), torch.empty_like(target[:100])
@@ -93,13 +103,13 @@ def test_in_pieces_is_one_call_though_callers_reuse_their_buffers_and_bad_pieces
         with pytest.raises(ValueError, match="NaN"):
             builder.update(x.fill_(torch.nan), y)
     report = builder.report()
-    values_are(report, calibrated(task))
-    stages_are_equal(report.calibration, calibrated(task).calibration)
-    assert report.n == calibrated(task).n == (1500 if task == "multilabel" else 300)
-    assert builder.report() == report, "looking changes nothing"
+    assert_values(report, calibrated_report(task))
+    assert_equal_stages(report.calibration, calibrated_report(task).calibration)
+    assert report.n == calibrated_report(task).n == (1500 if task == "multilabel" else 300)
+    assert builder.report() == report, "report() does not change the builder"
 
 
-def test_sets_of_classes_and_rows_that_are_left_out():
+def test_gains_with_positive_classes_and_ignored_rows():
     preds, target = realistic("multiclass")
     given = {"task": "multiclass", "from_logits": True}
     some = {**given, "positive_classes": [1, 3]}
@@ -107,16 +117,16 @@ def test_sets_of_classes_and_rows_that_are_left_out():
     given["ignore_index"] = -100
     ignored, padded = torch.cat((target, torch.full((7,), -100))), torch.cat((preds, torch.full((7, 5), torch.nan)))
     found = report_of(padded, ignored, **given)
-    assert found.calibration.raw == pytest.approx(calibrated("multiclass").calibration.raw)
+    assert found.calibration.raw == pytest.approx(calibrated_report("multiclass").calibration.raw)
     check_against_functions(found, padded, ignored, AFFINE, **given)
     preds, target = realistic("binary")
     weights, absent = torch.ones(302).masked_fill(torch.arange(302) >= 300, 0), torch.tensor([torch.nan, 0.5])
     preds, target = torch.cat((preds, absent)), torch.cat((target, absent))  # floating labels
     found = report_of(preds, target, task="binary", from_logits=True, weights=weights)
-    assert found.calibration.raw == pytest.approx(calibrated("binary").calibration.raw)
+    assert found.calibration.raw == pytest.approx(calibrated_report("binary").calibration.raw)
 
 
-def test_weights_of_every_kind():
+def test_gains_with_counts_and_real_weights():
     preds, target = realistic("binary")
     counts, given = torch.arange(300) % 3, {"task": "binary", "from_logits": True}
     report = report_of(preds, target, weights=counts, **given)
@@ -130,10 +140,10 @@ def test_weights_of_every_kind():
     builder.update(preds[:100], target[:100])
     builder.update(preds[100:], target[100:], weights=weights[100:])
     mixed = torch.cat((torch.ones(100), weights[100:]))
-    stages_are_equal(builder.report().calibration, report_of(preds, target, weights=mixed, **given).calibration)
+    assert_equal_stages(builder.report().calibration, report_of(preds, target, weights=mixed, **given).calibration)
 
 
-def test_remarks_of_fits_are_notes_of_the_section():
+def test_remarks_of_fits_are_notes_of_the_calibration_section():
     preds, target = realistic("multiclass")
     right = (target > 1).unsqueeze(-1).expand(-1, 5)
     separable = torch.where(right, preds.abs(), -preds.abs())
@@ -151,7 +161,7 @@ LEFT_OUT = [
 ]
 
 
-def test_it_is_left_out_with_a_note():
+def test_calibration_section_is_left_out_with_a_note():
     def check(case):
         task, preds, target, words = case
         report = report_of(torch.tensor(preds), torch.tensor(target), task=task)
@@ -167,7 +177,7 @@ def test_it_is_left_out_with_a_note():
     ("task", "limit", "most"),
     [("multiclass", "MOST_SAMPLES", 250), ("multiclass", "MOST_VALUES", 1250), ("multilabel", "MOST_SAMPLES", 1250)],
 )
-def test_too_many_samples_of_which_every_label_is_one_are_dropped(task, limit, most, monkeypatch):
+def test_too_many_samples_are_not_stored_for_calibrators(task, limit, most, monkeypatch):
     monkeypatch.setattr(buffer, limit, most)
     preds, target = realistic(task)
     builder = ReportBuilder(task=task, from_logits=True, with_intervals=False)
@@ -185,7 +195,7 @@ def test_too_many_samples_of_which_every_label_is_one_are_dropped(task, limit, m
         builder.fit(AffineScaling())
 
 
-def test_what_takes_too_long_or_too_much_memory_is_not_tried(monkeypatch):
+def test_calibrators_that_are_too_slow_or_too_large_are_not_tried(monkeypatch):
     monkeypatch.setattr(module, "MOST_PRODUCTS", 300 * 5**2 - 1)
     stage = report_of(*realistic("multiclass", scale=1), task="multiclass", from_logits=True).calibration
     assert {gain.calibrator for gain in stage.gains} == {"temperature scaling"}
@@ -202,7 +212,7 @@ def test_what_takes_too_long_or_too_much_memory_is_not_tried(monkeypatch):
     assert report.notes[-1].endswith("failed with RuntimeError: DefaultCPUAllocator: not enough memory.")
 
 
-def test_infinite_and_undefined_scores_have_words_for_their_gain():
+def test_gains_of_infinite_and_undefined_scores_are_described():
     p, y = torch.rand(300, generator=torch.Generator().manual_seed(0)), torch.arange(300) % 2
     p[1] = 0
     words = "Calibration would cut NLL by 100.0 %: add histogram binning; temperature scaling leaves it inf"
@@ -211,7 +221,7 @@ def test_infinite_and_undefined_scores_have_words_for_their_gain():
     assert (few.best, "(temperature scaling leaves it infinite)" in few.text) == (None, True)
     certain = report_of(y.double(), y, task="binary")
     assert certain.recommendation.text == "NLL is 0: there is nothing to gain by calibration."
-    assert "makes it infinite" in calibrated("binary").recommendation.text
+    assert "makes it infinite" in calibrated_report("binary").recommendation.text
     p[2] = torch.nan
     unknown = report_of(p, y, task="binary", validate_args=False)
     assert unknown.recommendation.text == "NLL is undefined, and so is the gain of calibration."

@@ -1,9 +1,9 @@
-"""Reports of arrays, classifiers and files, and saved builders, are those of the same predictions as tensors."""
+"""Reports of arrays, classifiers and files, and saved builders, equal those of the same predictions as tensors."""
 
 import numpy as np
 import pytest
 import torch
-from helpers.reports import QUICK, off, values_are
+from helpers.reports import QUICK, assert_values, miscalibrated_data
 from helpers.systems import FEW, systems
 from sklearn.datasets import load_breast_cancer, load_iris, make_multilabel_classification
 from sklearn.ensemble import RandomForestClassifier
@@ -18,21 +18,24 @@ import torchcalib as tc
 NAMES = [f"kind {k}" for k in range(12)]
 
 
-def test_report_of_arrays_is_that_of_tensors_and_says_that_the_task_is_inferred():
-    probs, target = off("multiclass")
+def test_report_of_arrays_equals_that_of_tensors_and_notes_the_inferred_task():
+    probs, target = miscalibrated_data("multiclass")
     expected = tc.report(probs, target, task="multiclass", **QUICK)
     weights = np.ones((400, 1))
     words = np.array(NAMES)[target]
     for given in ((probs.numpy(), target.numpy()), (probs.tolist(), target.tolist()), (probs, words)):
         found = tc.Report.from_predictions(*given, class_names=NAMES, sample_weight=weights, **QUICK)
-        values_are(found, expected)
+        assert_values(found, expected)
         assert (found.task_is_inferred, expected.task_is_inferred) == (True, False)
         assert "multiclass (inferred from the shapes), n = 400" in str(found)
-    column = off("binary")[0][:, None]
-    values_are(tc.report(column, off("binary")[1], **QUICK), tc.report(*off("binary"), task="binary", **QUICK))
+    column = miscalibrated_data("binary")[0][:, None]
+    assert_values(
+        tc.report(column, miscalibrated_data("binary")[1], **QUICK),
+        tc.report(*miscalibrated_data("binary"), task="binary", **QUICK),
+    )
     with pytest.raises(TypeError, match="`sample_weight` must not be passed together with `weights`"):
         tc.report(probs, target, weights=weights, sample_weight=weights)
-    implied = tc.report(*off("multilabel"), num_labels=3, **QUICK)
+    implied = tc.report(*miscalibrated_data("multilabel"), num_labels=3, **QUICK)
     assert (implied.task, implied.task_is_inferred) == ("multilabel", False)
     with pytest.raises(TypeError, match="Did you mean `n_bins`"):
         tc.report(probs, target, num_bins=3)
@@ -41,10 +44,10 @@ def test_report_of_arrays_is_that_of_tensors_and_says_that_the_task_is_inferred(
     with pytest.raises(ValueError, match="a name for each of the 12 classes, got 2"):
         tc.report(probs, target, class_names=["a", "b"])
     with pytest.raises(ValueError, match="a name for each of the 2 classes, got 12"):
-        tc.report(*off("binary"), class_names=NAMES)
+        tc.report(*miscalibrated_data("binary"), class_names=NAMES)
 
 
-def test_comparison_of_arrays_is_that_of_tensors():
+def test_comparison_of_arrays_equals_that_of_tensors():
     logits, target = systems("multiclass")
     expected = tc.compare(logits, target, task="multiclass", from_logits=True, **FEW)
     words = [NAMES[k] for k in target.tolist()]
@@ -97,9 +100,9 @@ def test_report_of_a_classifier_has_its_accuracy_log_loss_and_class_names(case):
 
 
 @pytest.mark.parametrize("make", [lambda: OneVsRestClassifier(LogisticRegression()), lambda: RandomForestClassifier(5)])
-def test_several_outputs_are_labels(make):
+def test_classifiers_with_several_outputs_are_multilabel(make):
     x, y = make_multilabel_classification(120, random_state=0)
-    y[:60, 0] = 0  # a label that the fit never sees
+    y[:60, 0] = 0  # the first label is never 1 during the fit
     classifier = RandomForestClassifier(5) if make().__class__ is RandomForestClassifier else make()
     y = y if isinstance(classifier, RandomForestClassifier) else y[:, 1:]
     classifier.fit(x[:60], y[:60])
@@ -121,7 +124,7 @@ def test_several_outputs_are_labels(make):
         (lambda c, x, y: (c, x, np.where(y == "a", "z", y)), ValueError, r"got 'z' \(50 of 150 rows\)"),
     ],
 )
-def test_classifiers_and_labels_that_do_not_fit_are_errors(make, error, words):
+def test_incompatible_classifiers_and_labels_raise_errors(make, error, words):
     x, y = iris(["b", "c", "a"])
     classifier = LogisticRegression(max_iter=5000).fit(x, y)
     with pytest.raises(error, match=words):
@@ -130,8 +133,8 @@ def test_classifiers_and_labels_that_do_not_fit_are_errors(make, error, words):
         tc.Report.from_estimator(classifier, x, y, task="binary")
 
 
-def test_report_of_files_is_that_of_their_rows_and_errors_name_python_arguments(tmp_path):
-    probs, target = off("multiclass")
+def test_report_of_files_equals_that_of_their_rows_and_errors_name_arguments(tmp_path):
+    probs, target = miscalibrated_data("multiclass")
     expected = tc.report(probs, target, **QUICK)
     paths = [tmp_path / "a.npz", tmp_path / "b.npz"]
     for path, rows in zip(paths, (slice(150), slice(150, 400)), strict=True):
@@ -139,7 +142,7 @@ def test_report_of_files_is_that_of_their_rows_and_errors_name_python_arguments(
     opening = {"preds": "scores", "from_logits": False, "class_names": NAMES}
     for given in (paths, [list(map(str, paths))]):
         found = tc.Report.from_files(*given, **opening, **QUICK)
-        values_are(found, expected)
+        assert_values(found, expected)
         assert found.source["files"] == list(map(str, paths))
         assert (found.class_names, found.task_is_inferred) == (tuple(NAMES), True)
     with pytest.raises(ValueError, match="These look like probabilities: pass from_logits=False"):
@@ -152,8 +155,8 @@ def test_report_of_files_is_that_of_their_rows_and_errors_name_python_arguments(
         tc.Report.from_files(tmp_path / "d.npz")
 
 
-def test_saved_builders_keep_the_names_of_classes_and_parts_must_agree_on_them(tmp_path):
-    probs, target = off("multiclass")
+def test_saved_builders_store_class_names_which_must_agree(tmp_path):
+    probs, target = miscalibrated_data("multiclass")
     builder = tc.ReportBuilder(task="multiclass", class_names=NAMES, **QUICK)
     builder.update(probs, target)
     builder.save(tmp_path / "a.pt")

@@ -1,4 +1,4 @@
-"""Exports of reports, comparisons and tables hold the numbers that the objects hold."""
+"""Exports of reports, comparisons and tables contain the numbers of the objects."""
 
 import json
 import math
@@ -10,7 +10,7 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 import torch
-from helpers.reports import QUICK, TASKS, calibrated, full, off, quick
+from helpers.reports import QUICK, TASKS, calibrated_report, full_report, miscalibrated_data, quick_report
 from helpers.systems import compared
 
 import torchcalib as tc
@@ -23,25 +23,25 @@ HISTORY = History((HistoryRow(1, 1, {"nll": 1.5}), HistoryRow(2, 2, {"nll": 0.25
 
 
 def grouped():
-    preds, target = off("binary")
+    preds, target = miscalibrated_data("binary")
     groups = torch.arange(400) % 3
     return tc.report(preds, target, task="binary", groups=groups, group_names=["a", HOSTILE, "c"], **QUICK).groups
 
 
 TABLES = {
-    "report": lambda: full("multiclass"),
+    "report": lambda: full_report("multiclass"),
     "comparison": lambda: compared("multiclass"),
-    "bins": lambda: quick("binary").main_table,
-    "tested bins": lambda: quick("binary").tests["positive"],
+    "bins": lambda: quick_report("binary").main_table,
+    "tested bins": lambda: quick_report("binary").tests["positive"],
     "groups": grouped,
-    "gains": lambda: calibrated("binary").calibration,
+    "gains": lambda: calibrated_report("binary").calibration,
     "history": lambda: HISTORY,
-    "classes": lambda: full("multilabel").classes,
+    "classes": lambda: full_report("multilabel").classes,
 }
 
 
 class Cells(HTMLParser):
-    """Cells of a table by rows, whose tags must be balanced."""
+    """Cells of a table by row. The parser checks that tags are balanced."""
 
     def __init__(self, text):
         super().__init__()
@@ -71,7 +71,7 @@ def unescaped(text):
 
 
 def shown_rows(table):
-    """Return the texts of a table, headings of sections alone."""
+    """Return the texts of a table by row. The heading of a section is a row of its own."""
     layout = table.layout().shown_on("always", "wide")
     rows = [[column.header for column in layout.columns]]
     for section in layout.sections:
@@ -81,7 +81,7 @@ def shown_rows(table):
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_html_and_markdown_hold_every_cell_and_nothing_else(name):
+def test_html_and_markdown_contain_exactly_the_cells(name):
     table = TABLES[name]()
     expected = [[" ".join(cell.split()) for cell in row] for row in shown_rows(table)]
     found = Cells(table._repr_html_())
@@ -96,7 +96,7 @@ def test_html_and_markdown_hold_every_cell_and_nothing_else(name):
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_latex_is_one_tabular_with_as_many_cells_in_every_row(name):
+def test_latex_is_one_tabular_with_rows_of_equal_length(name):
     table = TABLES[name]()
     latex = table.to_latex()
     begin, *rows, end = [line for line in latex.splitlines() if not line.startswith(("%", r"\toprule", r"\midrule"))]
@@ -107,10 +107,10 @@ def test_latex_is_one_tabular_with_as_many_cells_in_every_row(name):
     assert len(rows) == len(shown_rows(table))
     counts = {len(re.findall(r"(?<!\\)&", row)) for row in rows if r"\multicolumn" not in row}
     assert counts == {n_columns - 1}
-    assert latex.isascii(), "other letters need packages"
+    assert latex.isascii(), "other characters require LaTeX packages"
 
 
-def test_letters_with_a_meaning_are_escaped():
+def test_special_characters_are_escaped():
     columns = [Column("n", lambda item: Cell(item, style="name"), is_number=False), Column("x", lambda _: number(-0.5))]
     table = Table.of(columns, {HOSTILE: [HOSTILE]}, HOSTILE)
     assert Cells(table._repr_html_()).rows[1:] == [[HOSTILE], [HOSTILE, "−0.5000"]]
@@ -125,8 +125,8 @@ def frame_of(table):
     return table.to_pandas()
 
 
-def test_frame_of_a_report_has_all_lines_by_key_in_full_precision():
-    report = full("multiclass")
+def test_data_frame_of_a_report_has_all_lines_in_full_precision():
+    report = full_report("multiclass")
     frame = frame_of(report)
     assert list(frame.index) == list(report)
     assert frame["value"].to_dict() == dict(report)
@@ -136,10 +136,10 @@ def test_frame_of_a_report_has_all_lines_by_key_in_full_precision():
         found = [None if math.isnan(x) else x for x in row[["noise_floor", "p_value", "low", "high"]]]
         assert found == expected, line.key
         assert list(row[["group", "name", "unit", "source"]]) == [line.group, line.name, line.unit, line.source]
-    assert frame_of(quick("binary"))["low"].isna().all()
+    assert frame_of(quick_report("binary"))["low"].isna().all()
 
 
-def test_frame_of_a_comparison_has_a_column_for_each_system_and_its_differences():
+def test_data_frame_of_a_comparison_has_columns_for_systems_and_differences():
     comparison = compared("multiclass")
     frame = frame_of(comparison)
     for line in comparison.lines:
@@ -155,7 +155,7 @@ def test_frame_of_a_comparison_has_a_column_for_each_system_and_its_differences(
 
 
 @pytest.mark.parametrize("name", ["bins", "tested bins"])
-def test_frame_of_bins_has_the_columns_of_the_table(name):
+def test_data_frame_of_bins_has_the_columns_of_the_table(name):
     table = TABLES[name]()
     frame, columns = frame_of(table), table.to_dict()
     for column in set(frame) & set(columns):
@@ -166,33 +166,36 @@ def test_frame_of_bins_has_the_columns_of_the_table(name):
         assert 100 * frame["rejected"].sum() / frame["n"].sum() == pytest.approx(float(table.tce), rel=1e-12)
 
 
-def test_frames_of_batches_groups_gains_histories_and_classes():
-    probs, target = off("multiclass")
+def test_data_frames_of_batches_groups_gains_histories_and_classes():
+    probs, target = miscalibrated_data("multiclass")
     batch = tc.functional.calibration_curve(probs, target, task="multiclass", mode="classwise", n_bins=5)
     frame = frame_of(batch)
     assert list(frame["index"].unique()) == [f"[{k}]" for k in range(12)]
     np.testing.assert_array_equal(frame["frequency"], batch.frequency.flatten())
     groups = grouped()
     assert frame_of(groups).reset_index().to_dict("records") == groups.rows()
-    stage = calibrated("binary").calibration
+    stage = calibrated_report("binary").calibration
     gains = frame_of(stage).set_index(["score", "calibrator"])
     assert gains["gain"].dropna().to_dict() == {(g.score, g.calibrator): g.rcl for g in stage.gains}
     assert {score: gains["value"][score, "none"] for score in stage.raw} == stage.raw
     assert frame_of(HISTORY)["nll"].to_dict() == {1: 1.5, 2: 0.25}
-    report = full("multilabel")
+    report = full_report("multilabel")
     assert frame_of(report.classes)["ece"].sort_index().tolist() == list(report.per_class)
     assert frame_of(report.classes)["ece"].is_monotonic_decreasing
 
 
-def test_missing_pandas_names_the_extra(monkeypatch):
+def test_missing_pandas_raises_an_error_that_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(ImportError, match=r"pip install 'torchcalib\[pandas\]'"):
         HISTORY.to_pandas()
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_key_without_a_mode_is_that_of_the_main_one(task):
-    report, main = quick(task), {"binary": "positive", "multiclass": "top_label", "multilabel": "classwise"}[task]
+def test_key_without_a_mode_returns_the_main_mode(task):
+    report, main = (
+        quick_report(task),
+        {"binary": "positive", "multiclass": "top_label", "multilabel": "classwise"}[task],
+    )
     for name in ("ece", "ks", "mcb"):
         assert report[name] == report[f"{name}/{main}"]
     assert compared(task)["ece"] is compared(task)[f"ece/{main}"]
@@ -201,8 +204,8 @@ def test_key_without_a_mode_is_that_of_the_main_one(task):
         report["ec"]
 
 
-def test_the_ending_of_a_path_decides_what_is_saved(tmp_path):
-    for result in (replace(full("binary"), tables={}, tests={}), compared("binary")):
+def test_suffix_of_a_path_selects_the_format(tmp_path):
+    for result in (replace(full_report("binary"), tables={}, tests={}), compared("binary")):
         folder = tmp_path / type(result).__name__
         for name in ("r.html", "r.json", "r.md", "r.tex"):
             assert result.save(folder / "deep" / name) == (folder / "deep" / name,)
@@ -212,7 +215,7 @@ def test_the_ending_of_a_path_decides_what_is_saved(tmp_path):
         assert texts[".md"] == result.to_markdown() + "\n"
         assert texts[".tex"] == result.to_latex() + "\n"
         (folder / "v.html").mkdir()
-        written = result.save(folder / "v.html")  # a folder that exists stays one
+        written = result.save(folder / "v.html")  # an existing folder is not replaced by a file
         assert {path.parent for path in written} == {folder / "v.html"}
         assert {path.suffix for path in written} >= {".html", ".json"}
         assert len(result.save(str(folder / "run-0.5"))) == len(written)
@@ -220,21 +223,21 @@ def test_the_ending_of_a_path_decides_what_is_saved(tmp_path):
             result.save(folder / "r.pdf")
 
 
-def frame_names(report):
-    """Return the names of classes by their errors, the largest first."""
+def names_by_error(report):
+    """Return the class names in descending order of the class errors."""
     order = sorted(range(12), key=lambda k: -report.per_class[k])
     return [report.class_names[k] for k in order]
 
 
-def test_names_of_classes_are_in_text_page_tables_and_diagrams():
-    probs, target = off("multiclass")
+def test_class_names_are_in_text_page_tables_and_diagrams():
+    probs, target = miscalibrated_data("multiclass")
     names = [f"kind {k}" for k in range(11)] + [HOSTILE]
     report = tc.report(probs, target, class_names=names, **QUICK)
     worst = max(zip(report.per_class, names, strict=True))[1]
     assert shown_rows(report.classes)[1][0] == worst
     assert worst in str(report)
     table = re.search(r'aria-labelledby="worst".*?</table>', render(report), flags=re.DOTALL)[0]
-    assert [row[0] for row in Cells(table[table.index("<table") :]).rows[1:]] == list(frame_names(report)[:10])
+    assert [row[0] for row in Cells(table[table.index("<table") :]).rows[1:]] == list(names_by_error(report)[:10])
     assert report.to_dict()["class_names"] == names
     rare = tc.report(probs[:40], torch.arange(40).clamp(max=1), class_names=names, with_intervals=False)
     assert any("there is only one of class kind 0" in note for note in rare.notes)

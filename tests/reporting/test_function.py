@@ -1,10 +1,19 @@
-"""Every number of a report is that of its function."""
+"""Every number of a report equals that of its function."""
 
 from functools import partial
 
 import pytest
 import torch
-from helpers.reports import QUICK, SCORES, TASKS, ordered, predictions, quick, values_are, values_in_order
+from helpers.reports import (
+    QUICK,
+    SCORES,
+    TASKS,
+    assert_values,
+    predictions,
+    quick_report,
+    rank_based_lines,
+    rank_based_values,
+)
 
 import torchcalib as tc
 import torchcalib.functional as F
@@ -20,7 +29,7 @@ BINNED = {
 
 
 def values_of_sums(preds, target, n_bins, **given):
-    """Return the values of scores and of errors over equal-width bins, by the keys of a report."""
+    """Return the values of scores and of errors over equal-width bins, by key in a report."""
     values = {key: function(preds, target, **given) for key, function in SCORES.items()}
     for mode in BINNED[given["task"]]:
         of = {**given, "n_bins": n_bins, "mode": mode}
@@ -29,7 +38,7 @@ def values_of_sums(preds, target, n_bins, **given):
 
 
 def check_tables(report, preds, target, **given):
-    """One series; the entries of several labels are the samples of one."""
+    """Compare tables with those of the function. The entries of several labels are pooled."""
     for mode, table in report.tests.items():
         if given["task"] == "multilabel":
             expected = F.tce_table(preds.flatten(), target.flatten(), **{**given, "task": "binary"})
@@ -41,14 +50,14 @@ def check_tables(report, preds, target, **given):
 
 @pytest.mark.parametrize("n", [1, 19, 60, 200])
 @pytest.mark.parametrize("task", TASKS)
-def test_numbers_and_tables_are_those_of_the_functions_also_for_few_samples_and_for_one_class(task, n):
+def test_numbers_and_tables_equal_those_of_the_functions(task, n):
     logits, target = predictions(task, n)
     target = torch.ones_like(target) if n == 60 else target
     given = {"task": task, "from_logits": True}
     report = tc.report(logits, target, n_bins=7, **given, **QUICK)
-    expected = values_of_sums(logits, target, 7, **given) | values_in_order(logits, target, n_bins=7, **given)
+    expected = values_of_sums(logits, target, 7, **given) | rank_based_values(logits, target, n_bins=7, **given)
     assert {*report} == {*expected}
-    values_are(report, expected)
+    assert_values(report, expected)
     has_one_class = task != "multilabel" and target.min() == target.max()
     assert report.settings["order_based"] == "exact"
     assert [note.partition(":")[0] for note in report.notes] == ["All targets are class 1"] * has_one_class
@@ -57,9 +66,9 @@ def test_numbers_and_tables_are_those_of_the_functions_also_for_few_samples_and_
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_naive_is_what_predicting_the_class_shares_gets_and_perfect_what_a_sure_and_right_predictor_gets(task):
+def test_naive_and_perfect_are_the_values_of_constant_and_certain_predictions(task):
     _, target = predictions(task)
-    report = quick(task)
+    report = quick_report(task)
     certain = torch.nn.functional.one_hot(target, 5).double() if task == "multiclass" else target.double()
     shares = certain.mean(0)
     priors = [1 - shares.item(), shares.item()] if task == "binary" else shares.tolist()
@@ -67,10 +76,10 @@ def test_naive_is_what_predicting_the_class_shares_gets_and_perfect_what_a_sure_
     constant = shares.expand(certain.shape).contiguous()
     for preds, name in ((constant, "naive"), (certain, "perfect")):
         found = tc.report(preds, target, task=task, **QUICK)
-        values_are(found, {line.key: getattr(line, name) for line in report.lines})
+        assert_values(found, {line.key: getattr(line, name) for line in report.lines})
 
 
-def test_recorded_tce_of_imagenet_dogs(recorded):
+def test_tce_of_imagenet_dogs_equals_recording(recorded):
     arrays = recorded("imagenet_dogs_alexnet.npz")
     report = tc.report(arrays["probs"], arrays["targets"], task="binary", **QUICK)
     assert report["tce/positive"] == pytest.approx(42.736, abs=1e-9)
@@ -78,37 +87,39 @@ def test_recorded_tce_of_imagenet_dogs(recorded):
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_weights_are_copies_and_ignored_entries_are_none(task):
+def test_whole_weights_count_copies_and_ignored_entries_do_not_count(task):
     logits, target = predictions(task)
     marked = torch.where((torch.arange(target.numel()) % 7 == 0).reshape(target.shape), -1, target)
     given = {"task": task, "from_logits": True, "weights": torch.arange(200.0) % 3, "ignore_index": -1}
     report = tc.report(logits, marked, **given, **QUICK)
-    expected = values_of_sums(logits, marked, 15, **given) | values_in_order(logits, marked, **given)
+    expected = values_of_sums(logits, marked, 15, **given) | rank_based_values(logits, marked, **given)
     assert {*report} == {*expected}
-    values_are(report, expected)
+    assert_values(report, expected)
     if task != "multilabel":
         check_tables(report, logits, marked, **given)
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_weights_that_are_no_counts_leave_the_order_out_from_then_on(task):
+def test_weights_that_are_not_counts_leave_out_rank_based_lines(task):
     logits, target = predictions(task)
     builder = ReportBuilder(task=task, from_logits=True, **QUICK)
     for weight in (2.0, 0.5, 1.0):
         builder.update(logits, target, weights=torch.full((200,), weight))
         report = builder.report()
-        assert bool(ordered(report)) == (weight == 2)
+        assert bool(rank_based_lines(report)) == (weight == 2)
     assert (report.tests, report.settings["order_based"]) == ({}, "left out")
     note = "ACE, TCE, KS, MCB, DSC and UNC are omitted: they need weights that are whole numbers."
     assert report.notes == (note,)
     assert note in str(report)
-    keys = {key for key in report if "debiased" not in key}  # which depends on how many samples there are
-    assert keys == {key for key in quick(task) if "debiased" not in key} - set(ordered(quick(task)))
-    values_are(report, quick(task), keys)
+    keys = {key for key in report if "debiased" not in key}  # the debiased error depends on the number of samples
+    assert keys == {key for key in quick_report(task) if "debiased" not in key} - set(
+        rank_based_lines(quick_report(task))
+    )
+    assert_values(report, quick_report(task), keys)
 
 
-def test_more_copies_than_can_be_counted_leave_the_order_out():
-    for weight in (2.0**54, 2.0**52):  # one too large, and four of them
+def test_too_large_counts_leave_out_rank_based_lines():
+    for weight in (2.0**54, 2.0**52):  # a weight above the limit, and four weights whose sum is
         given = {"weights": torch.full((4,), weight), "from_logits": True}
         report = tc.report(*predictions("binary", 4), task="binary", **given, **QUICK)
-        assert (ordered(report), report.settings["order_based"]) == ({}, "left out")
+        assert (rank_based_lines(report), report.settings["order_based"]) == ({}, "left out")

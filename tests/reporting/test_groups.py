@@ -1,4 +1,4 @@
-"""Groups in reports: the worst of them, over pieces, files, parts and ranks, by their names."""
+"""Groups in reports: the worst groups by name, over batches, files, parts and ranks."""
 
 from dataclasses import replace
 from functools import partial
@@ -6,9 +6,9 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from helpers.prediction_files import WRITERS, write_npz
 from helpers.refusals import assert_refused
 from helpers.reports import MODES, QUICK, QUICK_COMMAND, TASKS, predictions
-from helpers.written import WRITERS, write_npz
 
 import torchcalib as tc
 import torchcalib.functional as F
@@ -23,7 +23,7 @@ NAMES = [f"site {letter}" for letter in "abcdefgh"]
 
 
 def data(n=1_600):
-    """Calibrated but at two sites, one of which has no samples at all."""
+    """Return calibrated predictions except at one site, outcomes and sites; another site is empty."""
     g = torch.Generator().manual_seed(0)
     groups = (torch.rand(n, generator=g) ** 2 * 8).long()
     groups[groups == 6] = 0
@@ -43,10 +43,10 @@ def assert_close(a, b):
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_groups_have_the_error_of_the_main_mode_weighted_and_without_what_is_left_out(task):
+def test_groups_have_the_weighted_error_of_the_main_mode(task):
     logits, target = predictions(task)
     weights, groups = torch.arange(200) % 3, torch.arange(200) % 4
-    groups[9], groups[12] = -1, -77  # of weight 0: not read
+    groups[9], groups[12] = -1, -77  # rows of weight 0, whose groups are not checked
     logits[20] = torch.nan
     options = {"task": task, "from_logits": True, "nan_policy": "drop"}
     found = as_rows(tc.report(logits, target, weights=weights, groups=groups, **{**GIVEN, **options}))
@@ -57,11 +57,11 @@ def test_groups_have_the_error_of_the_main_mode_weighted_and_without_what_is_lef
         assert found[str(k)]["value"] == pytest.approx(float(value))
 
 
-def test_pieces_parts_and_saved_states_are_one_report_whatever_numbers_a_piece_gives_its_names(tmp_path):
+def test_groups_are_merged_by_name_over_batches_builders_and_saved_states(tmp_path):
     p, y, groups = data()
     report = tc.report(p, y, groups=groups, group_names=NAMES, **GIVEN)
     table, whole = report.groups, as_rows(report)
-    assert (table.n_groups, table.group[0], table.p_value[0] < 0.01) == (7, "site d", True), "the worst is first"
+    assert (table.n_groups, table.group[0], table.p_value[0] < 0.01) == (7, "site d", True), "the worst group is first"
     parts = [tc.ReportBuilder(**GIVEN) for _ in range(3)]
     for k, rows in enumerate(torch.arange(len(p)).split(400)):
         names, numbers = np.unique([NAMES[i] for i in groups[rows].tolist()][::-1], return_inverse=True)
@@ -71,13 +71,13 @@ def test_pieces_parts_and_saved_states_are_one_report_whatever_numbers_a_piece_g
     parts[0].save(tmp_path / "a.pt")
     loaded = ReportBuilder.load(tmp_path / "a.pt")
     loaded.merge(parts[1])
-    loaded.merge(parts[2])  # which has seen nothing
+    loaded.merge(parts[2])  # an empty builder
     parts[2].merge(loaded)
     for builder in (loaded, parts[2]):
         assert_close(as_rows(builder.report()), whole)
 
 
-def test_groups_come_with_all_rows_or_with_none_and_bad_ones_add_nothing():
+def test_groups_are_required_for_all_rows_or_none_and_bad_ones_raise_errors():
     p, y, groups = data(40)
     builder, without = tc.ReportBuilder(**GIVEN), tc.ReportBuilder(**GIVEN)
     builder.update(p, y, groups=groups, group_names=NAMES)
@@ -107,7 +107,7 @@ def test_groups_come_with_all_rows_or_with_none_and_bad_ones_add_nothing():
     assert without.report().groups is None
 
 
-def test_damaged_groups_of_a_saved_state_are_refused(tmp_path):
+def test_damaged_groups_of_a_saved_state_raise_an_error(tmp_path):
     p, y, groups = data(40)
     builder = tc.ReportBuilder(**GIVEN)
     builder.update(p, y, groups=groups, group_names=NAMES)
@@ -129,7 +129,7 @@ def test_damaged_groups_of_a_saved_state_are_refused(tmp_path):
             ReportBuilder.load(tmp_path / "b.pt")
 
 
-def test_long_names_of_equal_beginnings_and_ends_stay_groups_of_their_own(capsys):
+def test_long_similar_names_are_shown_with_their_differences(capsys):
     pytest.importorskip("rich")
     p, y, groups = data(400)
     alike = ["a" * 500 + letter + "z" * 499 for letter in "bc"]
@@ -137,12 +137,12 @@ def test_long_names_of_equal_beginnings_and_ends_stay_groups_of_their_own(capsys
     terminal.show(report)
     column = "".join("".join(line[:25].split()) for line in capsys.readouterr().out.splitlines())
     for text in (str(report), column, render(replace(report, tables={}, tests={}))):
-        assert all(text.count(name) == 1 for name in alike), "of what tells them apart nothing is left out"
+        assert all(text.count(name) == 1 for name in alike), "the differences of the names are not omitted"
         assert "m" * 900 not in text
 
 
 def run(folder, *files):
-    """Return the report of a state that the command saves, which is quicker than a page."""
+    """Run the command, and return the report of its saved state, which is faster than writing a page."""
     saved = folder / "state.pt"
     assert main(["report", *map(str, files), "--groups", "site", *QUICK_COMMAND, "--save-state", str(saved)]) == 0
     return ReportBuilder.load(saved).report()
@@ -150,7 +150,7 @@ def run(folder, *files):
 
 @pytest.mark.parametrize("form", ["npz", "npy", "csv.gz", "jsonl", "parquet"])
 @pytest.mark.parametrize("kind", ["text", "numbers"])
-def test_the_command_reads_groups_of_every_format(form, kind, tmp_path):
+def test_command_reads_groups_in_every_format(form, kind, tmp_path):
     pytest.importorskip("rich")
     p, y, groups = data()
     site = np.array(NAMES)[groups] if kind == "text" else groups.numpy()
@@ -169,7 +169,7 @@ def test_the_command_reads_groups_of_every_format(form, kind, tmp_path):
     assert report.source["groups"] == "site"
 
 
-def test_an_empty_text_is_no_group_and_what_tells_no_groups_is_refused_in_one_line(tmp_path, capsys):
+def test_empty_text_is_no_group_and_invalid_groups_give_one_line_errors(tmp_path, capsys):
     pytest.importorskip("rich")
     path, five = tmp_path / "a.npz", {"prob": np.full(5, 0.5), "target": np.array([0, 1, 0, 1, 1])}
     write_npz(path, {**five, "site": np.array(["a", "", "b", "a", ""])})

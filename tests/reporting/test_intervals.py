@@ -1,4 +1,4 @@
-"""Intervals of a report: those that `bootstrap` finds, on the page, in files and in the terminal."""
+"""Intervals of a report equal those of `bootstrap` and of calibration tests, on the page, in files and as text."""
 
 from collections import Counter
 from dataclasses import replace
@@ -31,7 +31,7 @@ REPLICATES = 99
 
 
 def near(*expected):
-    """Sums in another order, of weights that are the same."""
+    """Compare up to rounding of sums in another order."""
     return pytest.approx([float(value) for value in expected], abs=1e-9)
 
 
@@ -42,9 +42,7 @@ def ends(line):
 @pytest.mark.parametrize(
     ("task", "n_errors", "n_scores"), [("binary", 18, 10), ("multiclass", 13, 8), ("multilabel", 9, 8)]
 )
-def test_scores_have_the_intervals_of_bootstrap_and_errors_the_evidence_of_their_metrics(
-    task, n_errors, n_scores, monkeypatch
-):
+def test_scores_have_bootstrap_intervals_and_errors_have_calibration_tests(task, n_errors, n_scores, monkeypatch):
     monkeypatch.setattr(testing, "_MOST_REPLICATES", REPLICATES)  # the same number for every line
     preds, target = data(task)
     report = tc.report(preds, target, task=task, n_bins=5, with_calibration=False)
@@ -53,7 +51,7 @@ def test_scores_have_the_intervals_of_bootstrap_and_errors_the_evidence_of_their
     for line in report.lines:
         name, *mode = line.key.split("/")
         of = {"mode": mode[0]} if mode else {}
-        if line.key == "esce/classwise" and task == "multiclass":  # whose parts cancel
+        if line.key == "esce/classwise" and task == "multiclass":  # class-wise values cancel
             assert line.noise_floor is line.p_value is line.interval is None
         elif name in ERRORS:
             bins = {} if name in ("tce", "ks", "mcb") else {"n_bins": 5}
@@ -75,7 +73,7 @@ def test_scores_have_the_intervals_of_bootstrap_and_errors_the_evidence_of_their
     assert checked == {"errors": n_errors, "scores": n_scores}
 
 
-def test_one_line_says_it_as_it_is_written_down():
+def test_text_of_a_line_contains_value_noise_floor_interval_and_p_value():
     rest = {"perfect": 0, "question": "", "source": ""}
     ece = {"key": "ece/top_label", "name": "ECE", "group": "top label", "unit": "probability", **rest}
     line = Line(value=0.021, naive=0, noise_floor=0.004, p_value=0.0005, **ece)
@@ -92,7 +90,7 @@ def test_one_line_says_it_as_it_is_written_down():
         assert str(replace(of, **{**change, "interval": interval})) == words
 
 
-def test_intervals_of_weights_ignored_rows_and_soft_targets():
+def test_intervals_with_weights_ignored_rows_and_soft_targets_equal_bootstrap():
     preds, target = data("binary")
     marked = torch.where(torch.arange(120) == 5, -1, target)
     for labels, given in (
@@ -105,11 +103,11 @@ def test_intervals_of_weights_ignored_rows_and_soft_targets():
 
 
 def missing(report, name):
-    """Return the keys of lines that lack something, and the notes."""
+    """Return the keys of lines without a field, and the notes."""
     return {line.key for line in report.lines if getattr(line, name) is None}, " ".join(report.notes)
 
 
-def test_lines_that_would_take_long_have_no_interval_or_few_replicates_and_notes_say_so(monkeypatch):
+def test_slow_lines_have_no_interval_or_few_replicates_with_a_note(monkeypatch):
     preds, target = data("multiclass")
     given = {"task": "multiclass", "with_calibration": False}
     with monkeypatch.context() as patch:
@@ -133,8 +131,8 @@ def test_lines_that_would_take_long_have_no_interval_or_few_replicates_and_notes
     assert min(p_values) >= 1 / 40
 
 
-def test_scores_have_no_intervals_where_samples_are_too_many_or_the_bootstrap_fails_and_a_note_says_so(monkeypatch):
-    """Five copies of a sample of weight 2^51 are more than float64 counts, and in some replicate there are five."""
+def test_bootstrap_intervals_are_left_out_with_a_note_if_they_are_too_large_or_fail(monkeypatch):
+    """In some replicates a sample with weight 2^51 is drawn five times, which exceeds the largest count."""
     weights = torch.ones(120, dtype=torch.int64).index_fill(0, torch.tensor([3]), 2**51)
     report = tc.report(*data("binary"), task="binary", weights=weights, with_calibration=False)
     keys, notes = missing(report, "interval")
@@ -147,7 +145,7 @@ def test_scores_have_no_intervals_where_samples_are_too_many_or_the_bootstrap_fa
     assert "Bootstrap intervals are omitted: " in notes
 
 
-def test_intervals_are_shown_in_the_terminal_and_leave_the_sentence_and_the_noise_floor_as_they_are(capsys):
+def test_intervals_are_shown_and_do_not_change_sentence_and_noise_floor(capsys):
     pytest.importorskip("rich")
     report, quick = (
         tc.report(*data("binary"), task="binary", with_calibration=False, with_intervals=flag) for flag in (True, False)

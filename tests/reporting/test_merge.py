@@ -1,4 +1,4 @@
-"""A report of parts is the report of the whole: builders that add, their files, and `torchcalib merge`."""
+"""Merged builders give the report of the whole data: addition of builders, their files, and `torchcalib merge`."""
 
 import io
 import json
@@ -26,7 +26,7 @@ SEVEN_BINS = {**QUICK, "n_bins": 7, "right": True}
 
 @pytest.fixture(autouse=True)
 def few_replicates(monkeypatch):
-    """Enough to show that they are the same, and quick."""
+    """Few replicates are enough to compare results, and fast."""
     monkeypatch.setattr(testing, "_MOST_REPLICATES", 39)
 
 
@@ -37,19 +37,19 @@ def builder_of(arrays, task, **settings):
     return builder
 
 
-def through_a_file(builder, folder):
+def saved_and_loaded(builder, folder):
     builder.save(folder / "state.pt")
     return ReportBuilder.load(folder / "state.pt")
 
 
 def parts_of(arrays, task, folder, *ends, **settings):
-    return [through_a_file(builder_of(piece, task, **settings), folder) for piece in cut(arrays, *ends)]
+    return [saved_and_loaded(builder_of(piece, task, **settings), folder) for piece in cut(arrays, *ends)]
 
 
 @pytest.mark.parametrize(
     ("task", "n", "weights", "soft", "settings", "ends"),
     [
-        # With calibrators and intervals, which depend on the order of rows; the first part has none.
+        # Calibrators and intervals depend on the order of rows. The first part is empty.
         ("multiclass", 60, "none", False, {}, (0, 11, 50)),
         pytest.param("binary", 60, "none", False, {}, (0, 11, 50), marks=pytest.mark.extended),
         pytest.param("multilabel", 60, "none", False, {}, (0, 11, 50), marks=pytest.mark.extended),
@@ -59,18 +59,18 @@ def parts_of(arrays, task, folder, *ends, **settings):
         ("multilabel", 240, "counts", True, SEVEN_BINS, (31, 100)),
     ],
 )
-def test_law_parts_through_files_are_the_whole(task, n, weights, soft, settings, ends, tmp_path):
+def test_merged_saved_parts_give_the_report_of_the_whole(task, n, weights, soft, settings, ends, tmp_path):
     arrays = data_set(task, n, weights, soft)
     whole = builder_of(arrays, task, **settings).report().to_dict()
     first, second, *rest = parts_of(arrays, task, tmp_path, *ends, **settings)
-    merged = through_a_file(first + second, tmp_path) + reduce(add, rest)
+    merged = saved_and_loaded(first + second, tmp_path) + reduce(add, rest)
     assert_same(merged.report().to_dict(), whole)
     if not settings:
         assert whole["calibration"] is not None
         assert all(line["interval"] for line in whole["lines"] if line["key"] != "esce/classwise")
 
 
-def test_parts_whose_weights_are_counts_and_not_counts_have_no_order():
+def test_merged_parts_with_real_weights_have_no_rank_based_lines():
     arrays = data_set("binary", 60, weights="counts")
     arrays["weights"] = arrays["weights"].astype(float)
     arrays["weights"][50] = 0.5
@@ -82,10 +82,10 @@ def test_parts_whose_weights_are_counts_and_not_counts_have_no_order():
 
 
 @pytest.mark.parametrize("task", ["binary", pytest.param("multilabel", marks=pytest.mark.extended)])
-def test_what_is_too_much_only_together_is_let_go_of_as_in_one(task, tmp_path, monkeypatch):
-    """The samples become a sketch, and are not kept for calibrators: in each part, in some of them, in none."""
+def test_limits_apply_to_merged_parts_as_to_the_whole(task, tmp_path, monkeypatch):
+    """Samples become a sketch, and are not stored for calibrators: in all parts, some parts, or only the whole."""
     arrays = data_set(task, weights="counts")
-    arrays["weights"] += 1  # samples of weight 0 would not be among those that are too many
+    arrays["weights"] += 1  # samples of weight 0 would not count towards the limit
     n_events = arrays["targets"].size
     for limit in (n_events // 40, n_events // 2, n_events - 1, n_events):
         monkeypatch.setattr("torchcalib.reporting.sample_or_sketch.MOST_SAMPLES", limit)
@@ -96,11 +96,11 @@ def test_what_is_too_much_only_together_is_let_go_of_as_in_one(task, tmp_path, m
         assert whole["settings"]["order_based"].startswith("exact" if limit == n_events else "sketch")
         assert (whole["calibration"] is None) == (limit < n_events)
         notes = [note for note in whole["notes"] if "replicates" not in note]
-        assert len(notes) == (limit < n_events) * 2  # on the sketch, on calibrators and intervals
+        assert len(notes) == (limit < n_events) * 2  # about the sketch, and about calibrators and intervals
 
 
-def test_a_sum_leaves_its_parts_as_they_are_and_nothing_is_counted_twice(tmp_path):
-    """A part again, a copy of it, or one beside a sum that has it in; but parts of equal content are two."""
+def test_addition_does_not_change_its_parts_and_repeated_parts_raise_errors(tmp_path):
+    """Merging a part, a copy of it, or a sum with it again raises an error. Parts with equal data are distinct."""
     arrays = data_set("binary", n=20)
     parts = parts_of(arrays, "binary", tmp_path, 10, **QUICK)
     before = [part.report().to_dict() for part in parts]
@@ -108,17 +108,17 @@ def test_a_sum_leaves_its_parts_as_they_are_and_nothing_is_counted_twice(tmp_pat
     assert [part.report().to_dict() for part in parts] == before
     whole = parts[0] + parts[1]
     before = whole.report().to_dict()
-    for other in (parts[0], through_a_file(parts[0], tmp_path), through_a_file(whole, tmp_path), whole):
+    for other in (parts[0], saved_and_loaded(parts[0], tmp_path), saved_and_loaded(whole, tmp_path), whole):
         with pytest.raises(ValueError, match="a part that was merged before"):
             whole.merge(other)
     assert whole.report().to_dict() == before
     alike = [builder_of(arrays, "binary", **QUICK) for _ in range(2)]
     assert (alike[0] + alike[1]).report().n == 40
-    empty = [through_a_file(builder_of(cut(arrays, 0)[0], "binary", **QUICK), tmp_path)] * 2
+    empty = [saved_and_loaded(builder_of(cut(arrays, 0)[0], "binary", **QUICK), tmp_path)] * 2
     assert (empty[0] + empty[1] + alike[0]).report().n == 20
 
 
-def test_builders_that_differ_are_refused_and_nothing_is_added():
+def test_builders_with_other_options_raise_an_error_and_change_nothing():
     mine = builder_of(data_set("multiclass", n=60), "multiclass", **QUICK)
     before = mine.report().to_dict()
 
@@ -137,7 +137,7 @@ def test_builders_that_differ_are_refused_and_nothing_is_added():
     assert mine.report().to_dict() == before
 
 
-# Files that pretend to be states
+# Hostile files in the format of states
 
 
 @cache
@@ -150,7 +150,7 @@ def saved(task):
 
 
 def changed(*keys, to, task="multiclass", **options):
-    """Return a writer of a state with one change, found by its keys: a value, or what a function makes of it."""
+    """Return a writer of a state with one change at the path `keys`: a value, or a function of the old value."""
 
     def write(path):
         state = holder = torch.load(io.BytesIO(saved(task)), weights_only=True)
@@ -166,7 +166,7 @@ CELLS = torch.ones(3, 2, dtype=torch.float64)
 
 
 def sketch(**parts):
-    """Return a writer of a state with cells in place of samples."""
+    """Return a writer of a state with sketch cells instead of samples."""
 
     def with_cells(state):
         empty = [[], [], [], state["parts"][-1]]
@@ -184,7 +184,7 @@ def sums(to):
 
 
 def samples(column, change, of="top_label", task="multiclass"):
-    """Return a writer of a state whose chunks of a column (scores, outcomes, counts) are changed."""
+    """Return a writer of a state with changed chunks of a column (scores, outcomes, counts)."""
     return changed("accumulators", f"sample of {of}", "parts", column, to=lambda c: [change(x) for x in c], task=task)
 
 
@@ -194,7 +194,7 @@ class Evil:
 
 
 def deflated(path):
-    """What unpacks to a thousand times its size."""
+    """Write a state that is a thousand times larger after decompression."""
     many = {"given": torch.zeros(10**6, 4), "given_target": torch.zeros(10**6, dtype=torch.int64)}
     buffered("pieces", to=[{**many, "weights": None, "rest": None}])(path)
     with zipfile.ZipFile(path) as archive:
@@ -253,7 +253,7 @@ HOSTILE = {
 }
 
 
-def test_damaged_and_hostile_files_are_an_error_that_names_the_file(tmp_path, monkeypatch):
+def test_damaged_and_hostile_files_raise_an_error_that_names_the_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = r"^`bad\.pt` must be a complete report state, got"
 
@@ -273,18 +273,18 @@ def test_damaged_and_hostile_files_are_an_error_that_names_the_file(tmp_path, mo
         ReportBuilder.load(tmp_path / "none.pt")
 
 
-def test_the_states_that_hostile_ones_are_made_of_are_sound(tmp_path):
+def test_states_before_the_hostile_changes_are_valid(tmp_path):
     for write_sound in (changed("version", to=8), changed("version", to=8, task="binary"), sketch()):
         write_sound(tmp_path / "good.pt")
         report = ReportBuilder.load(tmp_path / "good.pt").report()
         assert report.n == data_set(report.task, 12, "counts")["weights"].sum()
 
 
-# The command.
+# Command line
 
 
 def run(capsys, *arguments):
-    """Exit code, output, errors."""
+    """Run a command, and return exit code, output and errors."""
     code = main([*arguments])
     said = capsys.readouterr()
     return code, said.out, said.err
@@ -292,12 +292,12 @@ def run(capsys, *arguments):
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """The working directory, which is empty."""
+    """Change to an empty working directory."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-def test_command_merges_what_it_saved_into_the_report_of_one_run(folder, capsys):
+def test_merge_command_gives_the_report_of_one_run(folder, capsys):
     arrays = data_set("multiclass", 120)
     shards(folder, arrays, 0, 40, 45)
     options = ["--no-intervals", "--out"]
@@ -306,7 +306,7 @@ def test_command_merges_what_it_saved_into_the_report_of_one_run(folder, capsys)
     for k, names in enumerate((["shard-0.npz", "shard-1.npz"], ["shard-2.npz"], ["shard-3.npz"])):
         code, said, _ = run(capsys, "report", *names, "--no-intervals", "--save-state", f"part{k}.pt")
         assert code == 0
-        assert "ECE" not in said, "without --out nothing is reported"
+        assert "ECE" not in said, "no report is printed with --save-state alone"
     saved = ["--save-calibrator", "merged.cal", "--save-state", "all.pt"]
     code, merged, _ = run(capsys, "merge", "part*.pt", "--out", "merged", *saved)
     assert code == 0
@@ -322,10 +322,10 @@ def test_command_merges_what_it_saved_into_the_report_of_one_run(folder, capsys)
     code, again, _ = run(capsys, "merge", "all.pt", "--save-state", "again.pt")
     assert code == 0
     assert "saved the state of 120 rows: again.pt" in again
-    assert not list(folder.glob(".*")), "nothing is left half-written"
+    assert not list(folder.glob(".*")), "no incomplete file is left"
 
 
-def test_command_refuses_parts_that_do_not_belong_together(folder, capsys):
+def test_merge_command_raises_errors_for_incompatible_parts(folder, capsys):
     arrays = data_set("binary", n=20)
     shards(folder, arrays, 10)
     np.savez("double.npz", **{**arrays, "logits": arrays["logits"].astype(float)})
@@ -361,7 +361,7 @@ def test_command_refuses_parts_that_do_not_belong_together(folder, capsys):
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
-def test_command_expands_patterns_in_the_order_of_names(folder, capsys):
+def test_merge_command_expands_patterns_in_alphabetical_order(folder, capsys):
     shards(folder, data_set("binary", n=40), 10, 20)
     Path("shard-[1].npz").write_bytes(Path("shard-0.npz").read_bytes())
     Path("deep/er").mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""The report of several processes is that of one: real ones, which torchrun or another launcher has started."""
+"""Reports of several processes, started by torchrun or another launcher, equal those of one process."""
 
 import json
 from pathlib import Path
@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers.prediction_files import write_npz
 from helpers.reports import QUICK_COMMAND
 from helpers.shards import add_to, assert_same, data_set, shards
-from helpers.written import write_npz
 from processes import SCRIPTS, environments_of_ranks, free_ports, run_together
 
 import torchcalib as tc
@@ -20,24 +20,24 @@ from torchcalib.reporting.building import ReportBuilder
 
 
 def launched(n_ranks, folder, calls):
-    """Start ranks as any launcher does, by the environment alone, and return what each of them said to each call."""
+    """Start ranks by environment variables, like any launcher, and return the output of each rank for each call."""
     ports = free_ports(len(calls))
     (folder / "calls.json").write_text(json.dumps([[*call, port] for call, port in zip(calls, ports, strict=True)]))
     environments = environments_of_ranks(n_ranks, ports[0], PYTHONWARNINGS="error")
-    codes, said = run_together([[SCRIPTS / "report_ranks.py", folder]] * n_ranks, environments)
-    assert codes == [0] * n_ranks, said
-    return list(zip(*(json.loads((folder / f"said-{k}.json").read_text()) for k in range(n_ranks)), strict=True))
+    codes, outputs = run_together([[SCRIPTS / "report_ranks.py", folder]] * n_ranks, environments)
+    assert codes == [0] * n_ranks, outputs
+    return list(zip(*(json.loads((folder / f"output-{k}.json").read_text()) for k in range(n_ranks)), strict=True))
 
 
 def with_sites(arrays):
-    """With names of groups, of which shards have different ones; some rows have none."""
+    """Add group names, which differ between shards. Some rows have no group."""
     sites = np.array(["north", "", "Süd", "an island far away"])
     n = len(arrays["targets"])
     return {**arrays, "site": sites[(np.arange(n) // 17 + np.arange(n) % 2) % 4]}
 
 
 def calls_for(folder):
-    """Yield files of one process, patterns of several, options, and the limit of samples, of calls that succeed."""
+    """Yield (file for one process, pattern for several), options, and limit of samples for successful calls."""
     in_order = ["--no-intervals"]  # calibrators depend on the order of rows
     saved = ["--right", "--save-calibrator", str(folder / "cal.pt")]
     for k, (task, n, options, ends, most, changes) in enumerate(
@@ -66,7 +66,7 @@ def calls_for(folder):
 
 
 def failing_calls(folder):
-    """Arguments, and words of the only line that is said."""
+    """Return arguments, and text in the one-line error."""
     arrays = data_set("binary", 40)
     _, pattern = shards(folder / "damaged", arrays, 10, 20, 30)
     (folder / "damaged" / "shard-3.npz").write_bytes(b"no archive, but long enough to be a share" * 9)
@@ -91,8 +91,8 @@ def failing_calls(folder):
 
 
 @pytest.mark.parametrize("n_ranks", [2, pytest.param(4, marks=pytest.mark.extended)])
-def test_any_launcher_all_tasks_weights_targets_formats_and_errors(n_ranks, tmp_path, capsys, monkeypatch):
-    """Few collectives, too: agreements of a number for each rank, and one for all states."""
+def test_reports_of_several_ranks_equal_that_of_one_process(n_ranks, tmp_path, capsys, monkeypatch):
+    """Each call uses seven small collectives, and one for all states."""
     good, bad = list(calls_for(tmp_path)), failing_calls(tmp_path)
 
     def command(name, k, options):
@@ -127,7 +127,7 @@ def test_any_launcher_all_tasks_weights_targets_formats_and_errors(n_ranks, tmp_
     assert_same(ReportBuilder.load(tmp_path / "gathered.pt").report().to_dict(), builder.report().to_dict())
 
 
-def test_law_shares_are_runs_that_are_all_files_in_order_and_alike_in_size(tmp_path):
+def test_files_are_divided_into_consecutive_parts_of_similar_size(tmp_path):
     rng = np.random.default_rng(0)
     for n_files, n_ranks, most in ((1, 4, 1000), (3, 4, 1000), (7, 2, 1000), (40, 4, 1000), (40, 1, 1000), (2, 3, 1)):
         sizes = rng.integers(0, most, n_files)

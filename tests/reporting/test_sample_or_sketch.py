@@ -1,8 +1,18 @@
-"""Above a number of samples a report computes rank-based values from a sketch, in bounded memory."""
+"""Above a limit of samples, a report computes rank-based values from a sketch in bounded memory."""
 
 import pytest
 import torch
-from helpers.reports import IN_ORDER, MODES, QUICK, TASKS, ordered, predictions, quick, values_are, values_in_order
+from helpers.reports import (
+    IN_ORDER,
+    MODES,
+    QUICK,
+    TASKS,
+    assert_values,
+    predictions,
+    quick_report,
+    rank_based_lines,
+    rank_based_values,
+)
 
 import torchcalib as tc
 import torchcalib.functional as F
@@ -18,15 +28,15 @@ def in_pieces(task, logits, target):
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_samples_above_the_limit_are_those_of_the_sketch(task, monkeypatch):
-    """Its accuracy is a matter of `LogitCells`; KS is off by at most the share of a cell, which is 1/200 here."""
-    exact = quick(task)  # before there are limits
+def test_rank_based_values_above_the_limit_equal_those_of_the_sketch(task, monkeypatch):
+    """Tests of `LogitCells` check its accuracy. The error of KS is at most the share of a cell, here 1/200."""
+    exact = quick_report(task)  # computed before the limit is lowered
     monkeypatch.setattr(sample_or_sketch, "MOST_SAMPLES", 60 if task != "multilabel" else 300)
     monkeypatch.setattr(sample_or_sketch, "_PIECE", 64)
     logits, target = predictions(task)
     builder = in_pieces(task, logits, target)
     report, again = builder.report(), builder.report()
-    assert ordered(report) == ordered(again), "looking changes nothing"
+    assert rank_based_lines(report) == rank_based_lines(again), "report() does not change the builder"
     assert report.settings["order_based"] == "sketch, 2,048 cells per unit of log-odds"
     (note,) = report.notes
     assert "sketch" in note
@@ -40,11 +50,11 @@ def test_samples_above_the_limit_are_those_of_the_sketch(task, monkeypatch):
             assert report[f"{name}/{mode}"] == pytest.approx(metric.compute().item(), abs=1e-12), name
         assert report[f"ks/{mode}"] == pytest.approx(exact[f"ks/{mode}"], abs=1 / 200)
         assert report.tests[mode].n.sum() == exact.tests[mode].n.sum()
-    values_are(report, exact, set(exact) - set(ordered(exact)))
+    assert_values(report, exact, set(exact) - set(rank_based_lines(exact)))
 
 
 @pytest.mark.parametrize(("task", "dtype"), [("binary", torch.float16), ("multilabel", torch.bfloat16)])
-def test_the_sketch_of_half_precision_is_exact_counts_copies_and_leaves_out_ignored_rows(task, dtype, monkeypatch):
+def test_sketch_of_half_precision_input_is_exact_with_weights_and_ignored_rows(task, dtype, monkeypatch):
     logits, target = predictions(task)
     target = torch.where((torch.arange(target.numel()) % 7 == 0).reshape(target.shape), -1, target)
     given = {"task": task, "ignore_index": -1, "weights": torch.arange(200) % 4, **QUICK}
@@ -52,12 +62,12 @@ def test_the_sketch_of_half_precision_is_exact_counts_copies_and_leaves_out_igno
     monkeypatch.setattr(sample_or_sketch, "MOST_SAMPLES", 60)
     report = tc.report(logits.sigmoid().to(dtype), target, **given)
     assert report.settings["order_based"].startswith("sketch")
-    values_are(report, ordered(whole))
+    assert_values(report, rank_based_lines(whole))
     for mode, table in whole.tests.items():
         assert report.tests[mode].rejected.tolist() == table.rejected.tolist()
 
 
-def test_a_sample_takes_nine_bytes_memory_stays_bounded_and_many_labels_share_their_cells(monkeypatch):
+def test_memory_of_samples_and_sketches_is_bounded(monkeypatch):
     logits, target = predictions("multiclass", 1000)
     for most, n_bytes in ((2**24, 9 * 1000), (100, 9 * 100)):
         monkeypatch.setattr(sample_or_sketch, "MOST_SAMPLES", most)
@@ -73,17 +83,18 @@ def test_a_sample_takes_nine_bytes_memory_stays_bounded_and_many_labels_share_th
 
 @pytest.mark.parametrize("most", [2**24, 60])
 @pytest.mark.parametrize("task", TASKS)
-def test_soft_targets_leave_out_what_counts_labels_and_floating_labels_are_labels(task, most, monkeypatch):
+def test_soft_targets_leave_out_label_metrics_and_floating_labels_are_labels(task, most, monkeypatch):
     logits, labels = predictions(task)
     floating = torch.nn.functional.one_hot(labels, 5).double() if task == "multiclass" else labels.double()
     soft = floating * 0.75 + 0.05
     given = {"task": task, "from_logits": True}
-    expected = values_in_order(logits, soft, names=("ace", "ks"), **given)
+    expected = rank_based_values(logits, soft, names=("ace", "ks"), **given)
     monkeypatch.setattr(sample_or_sketch, "MOST_SAMPLES", most)
     builder = in_pieces(task, logits, soft)
-    builder.update(logits[:0], (soft[:0] if task == "multiclass" else labels[:0]))  # which keeps what is known
+    # an empty batch does not change the kind of targets
+    builder.update(logits[:0], (soft[:0] if task == "multiclass" else labels[:0]))
     report = builder.report()
-    assert set(ordered(report)) == set(expected)
+    assert set(rank_based_lines(report)) == set(expected)
     assert report.tests == {}
     assert "TCE, MCB, DSC and UNC are omitted: they need labels, and targets are soft." in report.notes
     assert len(report.notes) == 1 + (most == 60)
@@ -91,6 +102,6 @@ def test_soft_targets_leave_out_what_counts_labels_and_floating_labels_are_label
         assert report[key] == pytest.approx(value, abs=1e-12 if most > 60 else 0.01)
     given |= {"weights": torch.arange(200) % 3 if most == 60 else None, **QUICK}
     report, expected = tc.report(logits, floating, **given), tc.report(logits, labels, **given)
-    assert {key.split("/")[0] for key in ordered(report)} == set(IN_ORDER)
-    values_are(ordered(report), ordered(expected))
+    assert {key.split("/")[0] for key in rank_based_lines(report)} == set(IN_ORDER)
+    assert_values(rank_based_lines(report), rank_based_lines(expected))
     assert set(report.tests) == set(report.tables)

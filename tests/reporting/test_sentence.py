@@ -1,4 +1,4 @@
-"""The sentence agrees with the values, and does not report differences that chance explains."""
+"""The sentence of a report agrees with the values, and does not report differences within the sampling noise."""
 
 import math
 
@@ -9,8 +9,8 @@ from helpers.reports import QUICK
 import torchcalib as tc
 
 
-def of_classes(confidence):
-    """Return rows of 4 classes of which half are right, and targets."""
+def multiclass_data(confidence):
+    """Return rows of 4 classes with this confidence and an accuracy of one half, and targets."""
     target = torch.arange(400) % 4
     guess = torch.where(torch.arange(400) < 200, target, (target + 1) % 4)
     rows = torch.full((400, 4), (1 - confidence) / 3, dtype=torch.float64)
@@ -26,19 +26,19 @@ def of_classes(confidence):
         ([0.6] * 1000, [1] * 600 + [0] * 400, ["no significant miscalibration"]),
         ([0.2] * 500 + [0.8] * 500, [1] * 200 + [0] * 300 + [1] * 300 + [0] * 200, ["too high in some ranges"]),
         ([0.0, 0.5], [1, 0], ["NLL is infinite"]),
-        (*of_classes(0.9), ["badly over-confident"]),
-        (*of_classes(0.3), ["badly under-confident"]),
+        (*multiclass_data(0.9), ["badly over-confident"]),
+        (*multiclass_data(0.3), ["badly under-confident"]),
     ],
 )
-def test_it_says_what_the_numbers_say(preds, target, words):
+def test_sentence_follows_the_numbers(preds, target, words):
     preds, target = torch.as_tensor(preds), torch.as_tensor(target)
     report = tc.report(preds, target, task="binary" if preds.dim() == 1 else "multiclass", **QUICK)
     for word in words:
         assert word in report.sentence, report.sentence
 
 
-def test_law_it_rarely_accuses_a_calibrated_model():
-    """Of 40 calibrated samples some 5 % have p < 0.05: 3 standard deviations more are 6."""
+def test_sentence_rarely_reports_miscalibration_of_a_calibrated_model():
+    """About 5 % of 40 calibrated samples have p < 0.05; 6 is three standard deviations more."""
     generator, accused = torch.Generator().manual_seed(0), 0
     for _ in range(40):
         p = torch.rand(30, generator=generator) ** 4
@@ -48,10 +48,10 @@ def test_law_it_rarely_accuses_a_calibrated_model():
     assert accused <= 6
 
 
-def test_importance_weights_are_not_taken_for_samples():
-    """In one bin of 10,000 samples of 0.9 the gap is normal about 0, its mean size sqrt(2 / pi * 0.9 * 0.1 / 10,000).
+def test_noise_floor_does_not_treat_importance_weights_as_copies():
+    """For one bin of 10,000 samples with confidence 0.9, the mean |gap| is sqrt(2 / pi * 0.9 * 0.1 / 10,000).
 
-    The floor is a mean over replicates, 999 of them: 4 standard deviations of it are 10 %.
+    The noise floor is a mean over 999 replicates: 4 of its standard deviations are 10 %.
     """
     p, y = torch.full((10_000,), 0.9), (torch.arange(10_000) % 10 < 7).long()
     floor = pytest.approx(math.sqrt(2 / math.pi * 0.9 * 0.1 / 10_000), rel=0.1)

@@ -1,4 +1,4 @@
-"""Incomplete beta function against 50-digit arithmetic and closed forms."""
+"""Incomplete beta function, compared with 50-digit arithmetic and closed forms."""
 
 import math
 from itertools import product
@@ -17,7 +17,7 @@ F64 = torch.float64
 
 
 def beta_points(count, seed, largest):
-    """a and b log-uniform from 0.5 to `largest`, x at up to 40 standard deviations from the mean, in logit."""
+    """Return a and b, log-uniform from 0.5 to `largest`, and x within 40 standard deviations of the mean, in logit."""
     rng = np.random.default_rng(seed)
     a, b = np.exp(rng.uniform(math.log(0.5), math.log(largest), (2, count)))
     a[::3], b[::3] = np.round(2 * a[::3]) / 2, np.round(2 * b[::3]) / 2
@@ -27,7 +27,7 @@ def beta_points(count, seed, largest):
 
 
 def small_points(count, seed):
-    """The smaller of a and b from 1e-6 to 1/2, the other to 1e8; x from 1e-300 to 1, near 1 and about the mean."""
+    """Return a and b with the smaller one in [1e-6, 1/2] and the other up to 1e8, and x from 1e-300 to 1."""
     rng = np.random.default_rng(seed)
     points = []
     for _ in range(count):
@@ -42,7 +42,7 @@ def small_points(count, seed):
 
 
 def tails_of_small_parameters(a, b, x):
-    """Both tails to 50 digits, by the series of the side on which it converges."""
+    """Return both tails to 50 digits, by the series on the side where it converges."""
     with mp.workdps(80):
         if x <= 0.5 and b * x <= 40:
             lower = beta_tail_by_series(a, b, x)
@@ -52,7 +52,7 @@ def tails_of_small_parameters(a, b, x):
 
 
 def assert_digits(points, tails, of_tiny, of_slopes):
-    """Demand values to a relative error of 1e-12 above 1e-15 and of `of_tiny` below, and gradients to `of_slopes`."""
+    """Check values to a relative error of 1e-12 above 1e-15 and `of_tiny` below, and gradients to `of_slopes`."""
     a, b, x = (tensor(column) for column in zip(*points, strict=True))
     x.requires_grad_()
     lower, upper = betainc(a, b, x), betainc(b, a, 1 - x)
@@ -70,14 +70,14 @@ def assert_digits(points, tails, of_tiny, of_slopes):
 
 def test_betainc_and_its_gradient_equal_50_digits():
     points = [*beta_points(250, 0, 1e3), *beta_points(60, 1, 1e8)]
-    for a, b, z in product((0.5, 1e8), (0.5, 1e4, 1e8), (-8, 0, 6)):  # deviations from the mean
+    for a, b, z in product((0.5, 1e8), (0.5, 1e4, 1e8), (-8, 0, 6)):  # z is in standard deviations from the mean
         points.append((a, b, special.expit(special.logit(a / (a + b)) + z * math.sqrt(1 / a + 1 / b))))
     assert_digits(points, beta_tails_50_digits, of_tiny=1e-11, of_slopes=1e-11)
 
 
 def test_betainc_of_small_parameters_and_its_gradient_equal_50_digits():
     """Rounding of the powers x^a (1-x)^b above 1e-300 costs 690 * 2^-53 = 8e-14; the gradient has two of them."""
-    # The first is a row of Boost's table ibeta_large for which betainc was NaN.
+    # The first row is from Boost's table ibeta_large, for which betainc returned NaN.
     points = [
         (1e-5, 0.02, 0.2),
         (1e-6, 1e-6, 1e-300),
@@ -93,7 +93,7 @@ def test_betainc_of_small_parameters_and_its_gradient_equal_50_digits():
 
 
 def test_betainc_of_the_smallest_parameters_and_x_is_the_limit():
-    """For a = b -> 0 half the mass is at each end; for a -> 0 alone all of it is at 0."""
+    """For a = b -> 0 half of the probability is at each end; for a -> 0 alone all of it is at 0."""
     least = 5e-324
     limits = [(least, least, 0.5, 0.5), (least, 3, least, 1), (least, least, least, 0.5), (3, least, 0.3, 0)]
     for a, b, x, want in limits:
@@ -154,7 +154,7 @@ def test_betainc_gradient_equals_finite_differences_and_limits_at_the_ends():
     assert a.grad is None
 
 
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # by dynamo itself
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # raised within dynamo
 def test_betainc_under_vmap_and_compile():
     x, a = torch.rand(4, 6, generator=torch.Generator().manual_seed(0), dtype=F64), tensor([0.01, 2, 3, 4])
     want = betainc(a[:, None], 2, x)

@@ -1,4 +1,4 @@
-"""Decisions for bins of sorted samples, and the critical values that give most of them."""
+"""Test decisions for bins of sorted samples, and the critical values that determine most of them."""
 
 import math
 from itertools import product
@@ -19,10 +19,10 @@ F64 = torch.float64
 
 
 def near_the_boundary(count, per_boundary, seed):
-    """Draw (k, n, p, alpha): p at relative distances of 1e-10 to 1e-2 from a change of the decision.
+    """Return (k, n, p, alpha) with p at relative distances of 1e-10 to 1e-2 from a change of the decision.
 
-    An error e of the logarithm of a probability or p-value moves a change by about e in log odds. Errors of scipy
-    are 3e-11 at n = 1e6, so that closer to a change rounding would decide.
+    An error e of the logarithm of a probability or p-value moves the change by about e in log-odds. The errors of scipy
+    are 3e-11 at n = 1e6, so that rounding would decide at smaller distances.
     """
     rng = np.random.default_rng(seed)
     n = np.round(np.exp(rng.uniform(0, math.log(1e6), count)))
@@ -34,7 +34,7 @@ def near_the_boundary(count, per_boundary, seed):
     up = (rng.random(count) < 0.5) & (k < n) | (k == 0)
     kept, rejected = k / n, np.where(up, 1.0, 0.0)
     for _ in range(60):
-        # Bisection in p: any change of the decision will do.
+        # Bisection in p finds one of possibly several changes of the decision.
         middle = (kept + rejected) / 2
         keep = scipy_p_value(k, n, middle) > alpha
         kept, rejected = np.where(keep, middle, kept), np.where(keep, rejected, middle)
@@ -43,11 +43,11 @@ def near_the_boundary(count, per_boundary, seed):
     return *(np.repeat(t, per_boundary) for t in (k, n)), np.clip(p, 0, 1), np.repeat(alpha, per_boundary)
 
 
-def test_decisions_near_the_boundary_equal_scipys():
+def test_decisions_near_the_boundary_equal_scipy():
     k, n, p, alpha = near_the_boundary(500, 10, 0)
     rule = np.array([binomtest(int(a), int(b), c).pvalue for a, b, c in zip(k, n, p, strict=True)]) <= alpha
     assert 0.3 < rule.mean() < 0.7
-    for level in ALPHAS:  # every case in a bin of its own
+    for level in ALPHAS:  # every case in a separate bin
         at = alpha == level
         successes, trials, q = torch.tensor(k[at]).long(), torch.tensor(n[at]).long(), tensor(p[at])
         ends = torch.ones(len(q), 1, dtype=torch.long)
@@ -58,7 +58,7 @@ def test_decisions_near_the_boundary_equal_scipys():
 
 @pytest.mark.parametrize("n", [1, 2, 7, 30, 300])
 def test_decisions_between_critical_values_equal_the_test(n):
-    """The derivation in `critical_values`, against the test over a fine grid."""
+    """Compare the derivation in `critical_values` with the test on a fine grid."""
     p = torch.cat((tensor(SPECIAL_P), torch.linspace(0, 1, 1501, dtype=F64)))
     k = torch.arange(0, n + 1, max(1, n // 30))
     p_value = binomial_test(k[:, None], n, p)
@@ -69,8 +69,8 @@ def test_decisions_between_critical_values_equal_the_test(n):
         assert not rejected[(p >= start) & (p <= end)].any()
 
 
-def test_few_samples_need_the_test(monkeypatch):
-    """Fewer than 1 in 100 samples within 10 standard deviations of k/n, for common significance levels."""
+def test_most_samples_are_decided_by_critical_values(monkeypatch):
+    """For common significance levels, fewer than 1 % of samples within 10 standard deviations of k/n need the test."""
     tested = []
 
     def counting(k, n, p):
@@ -92,7 +92,7 @@ def test_few_samples_need_the_test(monkeypatch):
 
 
 def sorted_bins(shape, n_bins, seed, dtype=F64, power=1):
-    """Sorted p, ends of random bins (some empty), counts, and outcomes with a probability of nearly p."""
+    """Return sorted p, ends of random bins (some empty), counts, and outcomes with probabilities of about p."""
     generator = torch.Generator().manual_seed(seed)
     p = torch.rand(shape, generator=generator, dtype=dtype).pow(power).sort(-1).values
     ends = torch.randint(shape[-1] + 1, (*shape[:-1], n_bins), generator=generator)
@@ -105,31 +105,30 @@ def sorted_bins(shape, n_bins, seed, dtype=F64, power=1):
 
 
 def sums_of(values, ends):
-    """Sums over the bins."""
     total = torch.cat((torch.zeros_like(values[..., :1]), values.cumsum(-1)), -1).gather(-1, ends)
     return total.diff(dim=-1, prepend=torch.zeros_like(total[..., :1]))
 
 
-def scipys_test(k, n, p):
-    """Its p-values; 1 for no trials."""
+def scipy_p_values(k, n, p):
+    """Return the p-values of scipy, and 1 for no trials."""
     cases = zip(k.flatten().tolist(), n.flatten().tolist(), p.flatten().tolist(), strict=True)
     return tensor([binomtest(a, b, q).pvalue if b else 1 for a, b, q in cases]).view(p.shape)
 
 
-# Wide and narrow bins, with many samples between two critical values and with few.
-SAMPLES = [((2, 3, 90), 8, dtype, power, scipys_test) for dtype in (torch.float32, F64) for power in (1, 9)]
+# Wide and narrow bins, with many and with few samples between two critical values
+SAMPLES = [((2, 3, 90), 8, dtype, power, scipy_p_values) for dtype in (torch.float32, F64) for power in (1, 9)]
 SAMPLES += [((4, 2000), n_bins, F64, power, binomial_test) for power, n_bins in ((1, 200), (8, 3), (30, 20))]
 
 
 @pytest.mark.parametrize(("shape", "n_bins", "dtype", "power", "test"), SAMPLES)
 def test_rejected_in_bins_equals_a_test_of_every_sample(shape, n_bins, dtype, power, test):
     p, ends, counts, outcome = sorted_bins(shape, n_bins, power + n_bins, dtype, power)
-    if test is scipys_test:
+    if test is scipy_p_values:
         p[..., :2], p[..., -2:] = torch.tensor([0.0, 1e-19]), torch.tensor([1.0, 1.0])
         p[0] = (p[0] * 20).round() / 20  # ties
         p[1, 0, 1:5] = torch.tensor([5e-324, 1e-310, 1e-40, 1e-19], dtype=dtype)
     owner = torch.searchsorted(ends, torch.arange(p.shape[-1]).expand(p.shape).contiguous(), right=True)
-    levels = (0.05, 0.3) if test is scipys_test else (0.01, 0.05)
+    levels = (0.05, 0.3) if test is scipy_p_values else (0.01, 0.05)
     for alpha, weight in product(levels, (torch.ones_like(counts), counts, 50 * counts)):
         k, n = sums_of(outcome * weight, ends), sums_of(weight, ends)
         rejected = test(k.gather(-1, owner), n.gather(-1, owner), p) <= alpha
@@ -141,7 +140,7 @@ def test_rejected_in_bins_equals_a_test_of_every_sample(shape, n_bins, dtype, po
 
 
 def test_rejected_in_bins_where_the_p_value_rises_above_alpha_again():
-    """Small k: the decision changes repeatedly among thousands of samples, as for k = 1, n = 30 at p = 0.17."""
+    """For small k the decision changes repeatedly among thousands of samples, as for k = 1, n = 30 at p = 0.17."""
     for n, alpha in product((5, 13, 30, 77, 1000), (0.01, 0.05, 0.1)):
         k = torch.arange(4).minimum(torch.tensor(n))[:, None]
         p = (torch.arange(1, 6001, dtype=F64) / 6000 * min(1, 14 / n)).expand(4, -1)

@@ -1,4 +1,4 @@
-"""The exact two-sided binomial test of one count, against scipy and 50-digit arithmetic."""
+"""Exact two-sided binomial test of one count, compared with scipy and 50-digit arithmetic."""
 
 import math
 
@@ -24,7 +24,7 @@ def test_binomial_test_equals_scipy_for_every_count():
 
 
 def test_binomial_test_equals_50_digits():
-    """For large n the error of scipy is larger: 3e-11 at a million."""
+    """For large n, scipy has the larger error: 3e-11 for a million trials."""
     rng = np.random.default_rng(0)
     for n in (50, 10**4, 10**6, 10**8):
         for z in rng.normal(size=8) * 2.5:
@@ -62,7 +62,7 @@ def test_binomial_test_under_vmap_and_compile():
         torch.testing.assert_close(transform(binomial_test)(k, n, p), want, rtol=1e-12, atol=0)
 
 
-def test_wrong_types_raise():
+def test_wrong_types_raise_errors():
     half = tensor(0.5)
     of_integers = "must be an integer tensor or an int, got"
     calls = [

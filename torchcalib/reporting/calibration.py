@@ -1,7 +1,4 @@
-"""Evaluate calibrators by cross-validation for a report.
-
-"DP calibration" is the affine scaling of the logits: one temperature, and one bias for each class.
-"""
+"""Evaluate calibrators by cross-validation for a report."""
 
 from collections import defaultdict
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
-"""Streams on several ranks, and what becomes of them when something fails: real gloo processes.
+"""Metrics on several ranks, also when a rank fails: real gloo processes.
 
-The work is in rank.py and fault_rank.py.
+The ranks run rank.py, fault_rank.py and soak_rank.py.
 """
 
 import signal
@@ -17,18 +17,18 @@ WORLD = 3
 
 
 @pytest.mark.parametrize("world", [2, *(pytest.param(n, marks=pytest.mark.extended) for n in (3, 4))])
-def test_ranks_with_uneven_shares_agree_with_one_process(world, tmp_path):
+def test_ranks_with_uneven_batches_give_the_values_of_one_process(world, tmp_path):
     codes, output = run_ranks(world, tmp_path, "rank", "every_check")
     assert codes == [0] * world, output
 
 
-def test_ranks_that_sync_or_fail_to_keep_their_own_state(tmp_path):
+def test_local_states_are_kept_during_and_after_a_sync_or_its_failure(tmp_path):
     codes, output = run_ranks(WORLD, tmp_path, "fault_rank", "synced")
     assert codes == [0] * WORLD, output
 
 
 @pytest.mark.extended
-def test_a_killed_rank_raises_on_the_others_and_a_restart_gives_the_undisturbed_value(tmp_path):
+def test_killed_rank_raises_on_the_others_and_a_restart_gives_the_uninterrupted_value(tmp_path):
     codes, output = run_ranks(WORLD, tmp_path, "fault_rank", "killed")
     assert codes == [-signal.SIGKILL if rank == fault_rank.VICTIM else 0 for rank in range(WORLD)], output
     assert {path.stem for path in tmp_path.glob("*.error")} == {"0", "2"}
@@ -39,7 +39,7 @@ def test_a_killed_rank_raises_on_the_others_and_a_restart_gives_the_undisturbed_
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is read from /proc")
-def test_a_soak_of_100_000_updates_keeps_memory_and_files_flat_and_gives_the_offline_values(tmp_path):
+def test_100_000_updates_leak_no_memory_or_files_and_give_the_offline_values(tmp_path):
     codes, output = run_ranks(WORLD, tmp_path, "soak_rank", "soak", 100_000, timeout=3500)
     assert codes == [0] * WORLD, output
 
@@ -48,7 +48,7 @@ P, Y = torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1])
 
 
 @pytest.mark.parametrize("cls", [tc.ECE, tc.KS])
-def test_in_one_process_sync_does_nothing_and_data_may_come_after_compute(cls):
+def test_sync_in_one_process_does_nothing_and_updates_may_follow_compute(cls):
     metric = cls(task="binary")
     with pytest.warns(UserWarning, match="was called before the ``update`` method"):
         assert metric.compute().isnan()

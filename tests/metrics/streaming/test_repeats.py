@@ -1,4 +1,4 @@
-"""Rows that a `DistributedSampler` repeats, identified from the indices of all ranks."""
+"""Rows repeated by a `DistributedSampler`, identified from the indices of all ranks."""
 
 import itertools
 
@@ -11,7 +11,7 @@ import torchcalib.functional as F
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 7, 16])
-def test_every_row_is_seen_first_once_by_the_indices_that_the_sampler_yields(world):
+def test_distinct_rows_marks_the_first_occurrence_of_each_row(world):
     options = itertools.product((1, 2, 3, 5, 8, 13, 16, 17), [False, True], [False, True], range(3))
     for n, shuffle, drop_last, epoch in options:
         samplers = [DistributedSampler(range(n), world, k, shuffle=shuffle, drop_last=drop_last) for k in range(world)]
@@ -20,7 +20,7 @@ def test_every_row_is_seen_first_once_by_the_indices_that_the_sampler_yields(wor
         seen = [list(sampler) for sampler in samplers]
         distinct = [tc.integrations.distinct_rows(sampler).tolist() for sampler in samplers]
         assert [len(rows) for rows in distinct] == [len(rows) for rows in seen]
-        # In the order in which ranks take turns: a row counts where it comes up for the first time.
+        # Ranks take turns: a row counts where it occurs for the first time.
         had = set()
         turns = (itertools.chain(*zip(*ranks, strict=True)) for ranks in (seen, distinct))
         for row, first in zip(*turns, strict=True):
@@ -29,7 +29,7 @@ def test_every_row_is_seen_first_once_by_the_indices_that_the_sampler_yields(wor
         assert len(had) == sum(map(sum, distinct)) == (sum(map(len, seen)) if drop_last else n)
 
 
-def test_as_weights_they_give_the_value_of_the_data_set():
+def test_distinct_rows_as_weights_give_the_value_of_the_data_set():
     p = torch.rand(11, generator=torch.Generator().manual_seed(0))
     data = torch.utils.data.TensorDataset(p, (p > 0.4).long())
     whole = tc.ECE(task="binary")
@@ -45,6 +45,6 @@ def test_as_weights_they_give_the_value_of_the_data_set():
     assert whole.bin_table().n.sum() == 11
 
 
-def test_other_samplers_are_refused():
+def test_other_samplers_raise_an_error():
     with pytest.raises(TypeError, match=r"`sampler` must be a torch.utils.data.DistributedSampler, got RandomSampler"):
         tc.integrations.distinct_rows(RandomSampler(range(3)))

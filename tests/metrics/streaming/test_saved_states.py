@@ -1,4 +1,4 @@
-"""States in checkpoints: they go on where they were, and one that counts another thing is refused by name."""
+"""States in checkpoints: streaming continues after loading, and incompatible states raise an error."""
 
 import copy
 import json
@@ -30,7 +30,7 @@ def description(saved):
 
 
 def snapshot(*metrics):
-    """All that a refused call must leave as it was."""
+    """Return a text of everything that a failed call must not change."""
     return str([(m.kind.parts(m.state), m.update_count, m._computed) for m in metrics])
 
 
@@ -43,12 +43,12 @@ def snapshot(*metrics):
         partial(tc.Bootstrapped, tc.ECE(task="binary"), n_replicates=39),
     ],
 )
-def test_law_a_stream_that_is_saved_and_loaded_is_the_stream(make, tmp_path):
+def test_streaming_continues_exactly_after_saving_and_loading(make, tmp_path):
     whole, first, second = (make(persistent=True) for _ in range(3))
     for metric in (whole, first):
         updated(metric, slice(2))
     torch.save(first.to(torch.bfloat16).state_dict(), tmp_path / "state.pt")
-    updated(second).compute()  # what is loaded takes the place of what was there
+    updated(second).compute()  # loading replaces the earlier state
     second.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
     assert second.update_count == 1
     assert torch.equal(updated(second, slice(2, 4)).compute(), updated(whole, slice(2, 4)).compute())
@@ -56,7 +56,7 @@ def test_law_a_stream_that_is_saved_and_loaded_is_the_stream(make, tmp_path):
         assert torch.equal(second.interval().replicates, whole.interval().replicates)
 
 
-def test_a_state_describes_itself_in_tensors_that_safetensors_can_store(tmp_path):
+def test_state_contains_a_description_and_can_be_stored_by_safetensors(tmp_path):
     options = {**BINARY, "n_bins": 7, "right": True, "ignore_index": -1}
     metric, loaded = updated(tc.ECE(**options, persistent=True)), tc.ECE(**options)
     described = description(metric.state_dict())
@@ -81,7 +81,7 @@ class Module(nn.Module):
         )
 
 
-def test_states_are_in_the_checkpoint_of_a_module_and_of_its_copies(tmp_path):
+def test_checkpoints_of_a_module_and_its_copies_contain_the_states(tmp_path):
     module = Module(persistent=True)
     for metric in module.metrics.values():
         updated(metric)
@@ -107,7 +107,7 @@ def test_strict_loading_requires_the_state_of_persistent_metrics():
     assert len(missing) == 2 + 2 + 5
     assert not unexpected
     assert persistent.metrics["one"].update_count == 1
-    plain.load_state_dict(persistent.state_dict())  # takes what it is given, and saves none
+    plain.load_state_dict(persistent.state_dict())  # a metric with persistent=False loads a state, but saves none
     assert plain.metrics["one"].compute() == persistent.metrics["one"].compute()
     saved = {**persistent.state_dict(), "metrics.one.other": torch.zeros(1)}
     with pytest.raises(RuntimeError, match=r'Unexpected key.*"metrics.one.other"'):
@@ -133,7 +133,7 @@ REFUSED = [
 ]
 
 
-def test_a_state_that_counts_another_thing_is_refused_by_name_and_nothing_changes():
+def test_states_of_metrics_with_other_options_raise_an_error_and_change_nothing():
     saved = updated(tc.ECE(**BINARY, persistent=True))
     state = saved.state_dict()
 
@@ -155,7 +155,7 @@ def test_a_state_that_counts_another_thing_is_refused_by_name_and_nothing_change
 
 
 def damaged(state):
-    """What a damaged state holds besides, by what the error says; None for what it lacks."""
+    """Yield parts of error messages, and the changed entries of a state; None removes an entry."""
     text = bytes(state["description"].tolist())
     contents = [text[:-9], b"", b"[" * 100_000, b"\xff\xfe", b"{}"]
     contents += [torch.zeros(2**20 + 1, dtype=torch.uint8), torch.zeros(2, 2), -torch.ones(5), "text"]
@@ -172,10 +172,11 @@ def damaged(state):
         {"description": {**description(state), **older}},
     )
     yield "must hold 'description'", {"description": None}
-    yield "must hold 'description'", {"description": None, "sums": None, "sums_1a2b3": state["sums"]}  # as of old
+    # names of states in early versions
+    yield "must hold 'description'", {"description": None, "sums": None, "sums_1a2b3": state["sums"]}
     yield r"must hold {'sums': '\(78,\) float64'}, got {'sums': '\(77,\) float64'}", {"sums": state["sums"][1:]}
     yield "got {'sums': '.* bfloat16'}. It is damaged, or its dtype was changed", {"sums": state["sums"].bfloat16()}
-    for no_count in (math.nan, -1.0, 0.5):  # of the rows that were left out
+    for no_count in (math.nan, -1.0, 0.5):  # the count of invalid rows
         yield (
             "It is damaged, or its dtype was changed",
             {"sums": state["sums"].index_fill(0, torch.tensor(1), no_count)},
@@ -184,7 +185,7 @@ def damaged(state):
     yield "got {'sums': 3}", {"sums": 3}
 
 
-def test_a_state_that_is_damaged_or_newer_or_does_not_describe_itself_is_refused():
+def test_damaged_newer_older_and_undescribed_states_raise_errors():
     metric = updated(tc.ECE(task="binary", persistent=True))
     metric.compute()
     state, before = metric.state_dict(), snapshot(metric)
@@ -202,10 +203,10 @@ def test_a_state_that_is_damaged_or_newer_or_does_not_describe_itself_is_refused
             assert snapshot(metric) == before
 
     check_each(damaged(state), refuses)
-    metric.load_state_dict({**state, "description": state["description"].bfloat16()})  # by a tool that casts all
+    metric.load_state_dict({**state, "description": state["description"].bfloat16()})  # a tool may cast all tensors
 
 
-def test_damaged_samples_are_refused():
+def test_damaged_samples_raise_an_error():
     metric = updated(tc.KS(task="binary", persistent=True))
     state = metric.state_dict()
     for name, part in (
@@ -231,7 +232,7 @@ def test_damaged_samples_are_refused():
 
 
 @pytest.mark.parametrize("prefix", ["", "m."])
-def test_a_collection_loads_all_states_or_none(prefix):
+def test_collection_loads_all_states_or_none(prefix):
     def made(n_bins, target):
         members = {"a": tc.NLL(**BINARY), "b": tc.ECE(**BINARY, n_bins=n_bins), "c": tc.KS(**BINARY)}
         metrics = tc.CalibrationCollection(members, persistent=True)
@@ -256,7 +257,7 @@ def test_a_collection_loads_all_states_or_none(prefix):
         assert like["a"].compute() == saved["a"].compute()
 
 
-def test_members_that_are_added_later_are_persistent_too():
+def test_members_added_later_are_persistent():
     metrics = tc.CalibrationCollection([tc.NLL(task="binary")], persistent=True)
     metrics.add_metrics(tc.ECE(task="binary"))
     assert set(metrics.state_dict()) == {f"{m}.{part}" for m in ("NLL", "ECE") for part in ("sums", "description")}
@@ -279,7 +280,7 @@ def test_loaded_and_merged_states_share_no_memory_with_the_dict(cls):
 
 
 def test_states_merge_across_nan_policies():
-    """A run that ended with a NaN goes on from its checkpoint with "drop": the sums mean the same."""
+    """The sums have the same meaning, so that a run may continue from its checkpoint with "drop"."""
     metric = updated(tc.ECE(task="binary", persistent=True), slice(2))
     dropping = tc.ECE(task="binary", nan_policy="drop")
     dropping.load_state_dict(metric.state_dict())

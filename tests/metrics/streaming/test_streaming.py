@@ -1,4 +1,4 @@
-"""What only the streaming classes do: state, dtype, device moves, faults, collections."""
+"""Properties of streaming classes only: state, dtype, device moves, failed updates, collections."""
 
 import copy
 import pickle
@@ -19,22 +19,21 @@ from torchcalib.core.inputs import InputFormat
 from torchcalib.core.state import SumsKind
 
 ONE_OF_EACH = list({case.cls: case for case in CASES if case.task == "binary"}.values())
-# A case for each accumulator of sums: what a state does depends on nothing else.
+# A case for each accumulator of sums, because the behaviour of a state depends only on its accumulator
 OF_SUMS = [case for case in ONE_OF_EACH if isinstance(case.metric().kind, SumsKind)]
 OF_SUMS = list({path_of(case)[:2]: case for case in OF_SUMS}.values())
-# A case for each path and for each formula; the others in the extended run.
+# A case for each path and each formula; all others in the extended run
 PATHS_AND_FORMULAS = list(covering(CASES, lambda case: {path_of(case), formula_of(case)}))
 P, Y = torch.tensor([0.2, 0.7, 0.9, 0.4]), torch.tensor([0, 1, 1, 1])
 
 
 def tensors(metric):
-    """Every tensor of the state."""
     parts = metric.kind.parts(metric.state)
     return [tensor for part in parts for tensor in (part if isinstance(part, list) else [part])]
 
 
 @pytest.mark.parametrize("one", ONE_OF_EACH, ids=str)
-def test_every_class_keeps_the_contract_of_a_torchmetrics_metric(one):
+def test_every_class_satisfies_the_interface_of_a_torchmetrics_metric(one):
     metric = one.metric()
     assert isinstance(metric, Metric)
     assert metric.full_state_update is False
@@ -43,13 +42,13 @@ def test_every_class_keeps_the_contract_of_a_torchmetrics_metric(one):
     assert metric.state_dict() == {}
     assert isinstance(hash(metric), int)
     assert f"task='{one.task}'" in repr(metric)
-    assert metric.half().dtype == torch.float32, "`dtype` is of no state"
+    assert metric.half().dtype == torch.float32, "`dtype` does not depend on the state"
     metric.persistent(True)
     assert set(metric.state_dict()) == {*metric.kind.names, "description"}
 
 
 @pytest.mark.parametrize("one", OF_SUMS, ids=lambda case: case.cls.__name__)
-def test_state_is_constant_in_the_number_of_samples(one):
+def test_size_of_the_state_is_constant_in_the_number_of_samples(one):
     metric = one.metric()
     size = len(pickle.dumps(metric.metric_state))
     for seed in range(3):
@@ -58,8 +57,8 @@ def test_state_is_constant_in_the_number_of_samples(one):
     assert [name for name, value in metric.__dict__.items() if torch.is_tensor(value)] == list(metric.state_names)
 
 
-def test_a_single_value_keeps_its_axes():
-    """Of one series, one label: torchmetrics would take them away, and code that loops over series would fail."""
+def test_values_with_axes_of_length_1_keep_their_axes():
+    """torchmetrics removes axes of length 1, which breaks loops over batch elements or labels."""
     p, y = torch.rand(1, 5, 1), torch.tensor([[[1], [0], [1], [1], [0]]])
     for metric in (tc.NLL, tc.KS):
         kept = metric(task="multilabel", num_labels=1, average=None, batch_shape=(1,))
@@ -69,8 +68,8 @@ def test_a_single_value_keeps_its_axes():
 
 
 @pytest.mark.parametrize("method", ["update", "forward"])
-def test_an_update_that_fails_leaves_every_member_as_it_was(method):
-    """What a collection refuses as one, and what a single member does; other bad input is in test_fuzz."""
+def test_failed_update_changes_no_member(method):
+    """Errors found by a collection, and by a single member. test_fuzz has other bad input."""
     of_four = tc.NLL(task="multiclass", num_classes=4, normalize="prior")
     metrics = tc.CalibrationCollection([tc.ECE(task="multiclass"), tc.KS(task="multiclass"), of_four])
     four = torch.full((2, 4), 1 / 4)
@@ -89,7 +88,7 @@ def test_an_update_that_fails_leaves_every_member_as_it_was(method):
 
 
 @pytest.mark.parametrize("task", ["binary", "multiclass", "multilabel"])
-def test_collection_is_the_metrics_on_their_own_with_their_gradient(task):
+def test_collection_gives_the_values_and_gradients_of_its_members(task):
     cases = [c for c in CASES if c.task == task and c.options.get("from_logits") and not c.in_blocks]
     metrics = tc.CalibrationCollection({case.name: case.metric() for case in cases}, prefix="val/")
     preds, target = cases[0].data(n=50)
@@ -103,7 +102,7 @@ def test_collection_is_the_metrics_on_their_own_with_their_gradient(task):
             torch.testing.assert_close(found, expected)
 
 
-def test_a_collection_converts_the_input_once_for_members_with_different_requirements(monkeypatch):
+def test_collection_converts_the_input_once_for_all_members(monkeypatch):
     counts = Counter()
 
     def counted(*args, _read, _name, **kwargs):
@@ -128,7 +127,7 @@ def test_a_collection_converts_the_input_once_for_members_with_different_require
 
 
 def test_only_metrics_with_equal_configuration_share_a_compute_group():
-    """After the first batch all of these have equal states, which torchmetrics would make one compute group."""
+    """torchmetrics would form one compute group, because all states are equal after the first batch."""
     for cls, options, others in (
         (tc.NLL, {"eps": 1e-3}, {}),
         (tc.ECE, {}, {"right": True}),
@@ -149,7 +148,7 @@ def test_only_metrics_with_equal_configuration_share_a_compute_group():
             torch.testing.assert_close(metrics.compute()[name], function(P, Y, task="binary").double())
 
 
-def test_collection_behaves_as_a_metric_collection_of_torchcalib_metrics_alone():
+def test_collection_behaves_as_a_metric_collection_and_accepts_only_torchcalib_metrics():
     metrics = tc.CalibrationCollection([tc.NLL(task="binary"), tc.ECE(task="binary")], prefix="val/", postfix="/x")
     assert isinstance(metrics, MetricCollection)
     metrics.update(P, Y)
@@ -166,7 +165,7 @@ def test_collection_behaves_as_a_metric_collection_of_torchcalib_metrics_alone()
 
 
 @pytest.mark.parametrize("with_ecd", [True, False])
-def test_bin_table_of_a_stream_is_that_of_one_call(with_ecd):
+def test_bin_table_of_a_stream_equals_that_of_one_call(with_ecd):
     options = {"task": "multiclass", "mode": "classwise", "n_bins": 5}
     metric = tc.ECE(num_classes=4, with_ecd=with_ecd, **options)
     preds = torch.randn(60, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64).softmax(-1)
@@ -193,27 +192,27 @@ def test_plot_draws_on_the_given_axes():
     metric.plot(ax=figure.add_subplot())
 
 
-def test_update_off_the_cpu_never_asks_for_a_value():
-    """Meta tensors have no values: whatever would wait for a GPU to read one raises here."""
+def test_update_never_synchronises_the_device():
+    """Meta tensors have no values: an operation that synchronises the device raises an error."""
 
-    def never_asks_for_a_value(case):
+    def check_no_value_is_read(case):
         preds, target = (tensor.to("meta") for tensor in case.data())
         for policy in ("raise", "drop"):
             metric = case.metric(ignore_index=-100, nan_policy=policy).to("meta")
             metric.update(preds, target, weights=torch.rand(40, device="meta"))
             metric.update(preds, target)
-            if isinstance(metric.kind, SumsKind):  # bins of a sample depend on its values: there `forward` reads them
+            if isinstance(metric.kind, SumsKind):  # bins of ranked samples depend on values, which `forward` reads
                 metric(preds, target)
             assert all(tensor.device.type == "meta" for tensor in tensors(metric))
             with pytest.raises((RuntimeError, NotImplementedError)):
                 metric.compute()
 
-    check_each((param.values[0] for param in PATHS_AND_FORMULAS if not param.marks), never_asks_for_a_value)
+    check_each((param.values[0] for param in PATHS_AND_FORMULAS if not param.marks), check_no_value_is_read)
 
 
 @pytest.mark.parametrize("case", PATHS_AND_FORMULAS)
-def test_bad_rows_off_the_cpu_are_counted_left_out_and_raised_by_compute(case, monkeypatch):
-    """What `update` does on CUDA, with the numbers on the CPU where they can be looked at."""
+def test_bad_rows_on_a_device_are_counted_and_excluded_and_compute_raises(case, monkeypatch):
+    """The path of `update` on CUDA, tested on the CPU, where values can be read."""
     original = InputFormat.read
     monkeypatch.setattr(
         InputFormat, "read", lambda self, *args, **kwargs: original(self, *args, **{**kwargs, "drop_invalid": True})
@@ -242,13 +241,13 @@ def test_bad_rows_off_the_cpu_are_counted_left_out_and_raised_by_compute(case, m
 
 @pytest.fixture
 def capture(monkeypatch):
-    """Switch the capture of a CUDA graph on and off; here what is captured is also done."""
+    """Simulate the capture of a CUDA graph while the list is not empty. Captured operations also run."""
     on = []
     monkeypatch.setattr("torchcalib.metrics.base.is_captured", lambda _: bool(on))
     return on
 
 
-def test_the_state_that_a_cuda_graph_updates_keeps_its_memory(capture):
+def test_state_updated_by_a_cuda_graph_keeps_its_memory(capture):
     metric, p, y = tc.ECE(task="binary"), P, Y
     expected = F.ece(p, y, task="binary").double()
     metric.update(p, y)
@@ -270,13 +269,13 @@ def test_the_state_that_a_cuda_graph_updates_keeps_its_memory(capture):
     metric.reset()
     assert metric.state is held
     assert not held.any()
-    held += before  # a replay, which Python does not see
+    held += before  # like a graph replay, which does not run Python code
     close(metric.compute(), expected)
     held[2:] = 0
     assert metric.compute().isnan()
 
 
-def test_capture_of_updates_that_a_replay_cannot_repeat_is_refused(capture):
+def test_capture_of_updates_that_cannot_be_replayed_raises_an_error(capture):
     tce, nll = tc.TCE(task="binary"), tc.NLL(task="binary")
     capture.append(True)
     for metric, method in ((tce, "update"), (tc.Bootstrapped(nll), "update"), (nll, "forward")):

@@ -1,4 +1,4 @@
-"""The contract of `torchmetrics.Metric`: gathers of one's own, TorchScript, attributes that wrappers read, options."""
+"""Interface of `torchmetrics.Metric`: custom gather functions, TorchScript, attributes read by wrappers, options."""
 
 import inspect
 import io
@@ -26,7 +26,7 @@ WRAPPERS = (tc.ByGroup, tc.Bootstrapped)
 
 
 def on_ranks(n, work):
-    """What `work(rank, gather)` returns on each of n ranks, threads that nothing but `gather` connects."""
+    """Return the results of `work(rank, gather)` on n ranks: threads that communicate only by `gather`."""
     barrier, sent = threading.Barrier(n, timeout=60), [None] * n
 
     def gather_of(rank):
@@ -49,13 +49,13 @@ def connected(gather):
 
 
 def close(found, expected):
-    """To rounding of float64: sums of some 40 terms of size 1, in another order, 40 * 2.2e-16, with room."""
+    """Compare up to rounding of float64 sums: 40 terms of size 1 in another order, 40 * 2.2e-16, with a margin."""
     torch.testing.assert_close(found, expected.double(), rtol=1e-12, atol=1e-12, equal_nan=True)
 
 
-@pytest.mark.filterwarnings("ignore:The ``compute`` method of metric .* was called before")  # a rank without data
-def test_ranks_that_only_a_gather_connects_have_the_value_of_all_data(path):
-    """Without `torch.distributed`; shares of 0, 10 and 30 rows. Blocks of SKCE are cut on each rank."""
+@pytest.mark.filterwarnings("ignore:The ``compute`` method of metric .* was called before")  # for the rank without data
+def test_ranks_with_a_custom_gather_have_the_value_of_all_data(path):
+    """Without `torch.distributed`; 0, 10 and 30 rows. Metrics over blocks form their blocks on each rank."""
     preds, target = path.data(n=40)
     shares = [slice(0, 0), slice(0, 10), slice(10, 40)]  # 10 and 30 rows are whole blocks of 2 and of 5
 
@@ -71,7 +71,7 @@ def test_ranks_that_only_a_gather_connects_have_the_value_of_all_data(path):
         assert n_dropped == 0
 
 
-def test_wrapped_metrics_and_collections_meet_by_a_gather_and_different_metrics_are_refused():
+def test_wrappers_and_collections_sync_by_a_custom_gather_and_different_metrics_raise():
     preds, target = next(case for case in CASES if case.name == "brier-binary-probs").data(n=40)
     groups = torch.arange(40) % 3
 
@@ -101,8 +101,8 @@ def test_wrapped_metrics_and_collections_meet_by_a_gather_and_different_metrics_
 
 
 @pytest.mark.parametrize("cls", [tc.ECE, tc.KS])
-def test_a_gather_is_asked_for_only_by_compute_as_in_torchmetrics(cls):
-    """The idea of torchmetrics' own test of `distributed_available_fn`; the hook is called with `group` by keyword."""
+def test_only_compute_calls_the_gather_function(cls):
+    """Modelled on torchmetrics' test of `distributed_available_fn`. The hook is called with `group` by keyword."""
     available, gather = Mock(return_value=True), Mock(wraps=lambda x, group=None: [x, x])
     metric = cls(task="binary", dist_sync_fn=gather, distributed_available_fn=available, process_group="mine")
     metric.update(P, Y)
@@ -115,7 +115,7 @@ def test_a_gather_is_asked_for_only_by_compute_as_in_torchmetrics(cls):
     assert not metric._is_synced
 
 
-def test_a_synced_collection_takes_no_state_dict():
+def test_load_state_dict_of_a_synced_collection_raises_an_error():
     collection = tc.CalibrationCollection([tc.ECE(task="binary", persistent=True), tc.NLL(task="binary")])
     collection.update(P, Y)
     state = collection.state_dict()
@@ -136,8 +136,8 @@ class Model(nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # since torch 2.13
-@pytest.mark.filterwarnings("ignore:This property will be removed:DeprecationWarning")  # of torchmetrics' own
-def test_a_module_that_holds_a_metric_can_be_scripted_and_saved():
+@pytest.mark.filterwarnings("ignore:This property will be removed:DeprecationWarning")  # a property of torchmetrics
+def test_module_with_a_metric_can_be_scripted_and_saved():
     one_of_each = {case.cls: case for case in CASES}
     assert set(one_of_each) | {*WRAPPERS, tc.GCE} >= set(CLASSES)
     nll = tc.NLL(task="binary")
@@ -150,7 +150,7 @@ def test_a_module_that_holds_a_metric_can_be_scripted_and_saved():
         torch.testing.assert_close(torch.jit.load(file)(x), model(x))
 
 
-def test_the_number_of_outputs_is_an_attribute_that_cannot_be_set():
+def test_num_classes_and_num_labels_are_read_only_attributes():
     of_seven = tc.ECE(task="multiclass", num_classes=7)
     of_five = tc.ECE(task="multilabel", num_labels=5)
     for metric, outputs in (
@@ -167,7 +167,7 @@ def test_the_number_of_outputs_is_an_attribute_that_cannot_be_set():
 
 
 @pytest.mark.parametrize(("task", "size"), [("multiclass", "num_classes"), ("multilabel", "num_labels")])
-def test_a_tracker_of_a_classwise_wrapper_finds_the_best_value_of_each_class(task, size):
+def test_metric_tracker_of_a_classwise_wrapper_finds_the_best_value_of_each_class(task, size):
     case = Case("", F.ece, tc.ECE, task, {"mode": "classwise", "average": None}, {size: N_CLASSES})
     tracker = MetricTracker(MetricCollection([ClasswiseWrapper(case.metric())]), maximize=None)
     assert tracker.maximize == [False] * N_CLASSES
@@ -179,8 +179,8 @@ def test_a_tracker_of_a_classwise_wrapper_finds_the_best_value_of_each_class(tas
     close(torch.tensor(list(tracker.best_metric().values()), dtype=torch.float64), torch.stack(values).amin(0))
 
 
-def test_an_option_that_a_metric_does_not_take_is_named_in_plain_words():
-    """Every class with every name of an argument of any class or function, and with names that are internal."""
+def test_unknown_options_raise_an_error_that_names_them():
+    """Every class with the argument names of all classes and functions, and with internal names."""
     functions = [f for name in F.__all__ if inspect.isfunction(f := getattr(F, name))]
     names = {"binning", "from_bins", "input_format", "nonsense", "accumulator"}
     for made in (*CLASSES, *functions):
@@ -198,7 +198,7 @@ def test_an_option_that_a_metric_does_not_take_is_named_in_plain_words():
     assert not wrong
 
 
-def test_values_of_metrics_that_are_not_differentiable_carry_no_gradient():
+def test_values_of_non_differentiable_metrics_have_no_gradient():
     cases = [case for case in CASES if not case.differentiable]
     assert {case.cls for case in cases} == {tc.Accuracy, tc.BayesRisk, tc.TCE}
     for case in cases:

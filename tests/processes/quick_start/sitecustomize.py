@@ -1,7 +1,7 @@
-"""Halve the time to import torchcalib. Python runs this module first if its folder is on the path.
+"""Halve the time to import torchcalib. Python imports this module first if its folder is on the path.
 
-torchmetrics imports transformers and scipy for its own metrics, if they are installed. This takes seconds in every
-process. Here torchmetrics finds neither, and torchcalib does not need them.
+torchmetrics imports transformers and scipy, if they are installed, which takes seconds in every process. Here it finds
+neither, because torchcalib does not need them.
 """
 
 import os

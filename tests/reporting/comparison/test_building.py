@@ -1,4 +1,4 @@
-"""Systems side by side: values as in a report, replicates as a slow loop weighs them, words as the numbers say."""
+"""Comparisons of systems: values equal those of reports, intervals those of slow loops, verdicts follow the numbers."""
 
 import json
 import math
@@ -26,7 +26,7 @@ def ends(difference):
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_values_are_those_of_a_report_and_equal_systems_differ_by_exactly_0(task):
+def test_values_equal_those_of_a_report_and_equal_systems_differ_by_0(task):
     found, target = systems(task)
     logits = {"a": found["calibrated"], "b": found["sure"], "c": found["calibrated"].clone()}
     compared = tc.compare(logits, target, task=task, from_logits=True, **FEW)
@@ -44,8 +44,8 @@ def test_values_are_those_of_a_report_and_equal_systems_differ_by_exactly_0(task
 
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize("weighted", [False, True])
-def test_slow_loop_intervals_are_those_of_replicates_with_explicit_weights(task, weighted, monkeypatch):
-    monkeypatch.setattr(groups, "MOST_GROUPS", 64)  # fewer than rows
+def test_intervals_equal_those_of_explicit_replicate_weights(task, weighted, monkeypatch):
+    monkeypatch.setattr(groups, "MOST_GROUPS", 64)  # fewer groups than rows
     monkeypatch.setattr(groups, "FEWEST_GROUPS", 64)
     logits, target = systems(task)
     own = torch.arange(120) % 3 if weighted else torch.ones(120, dtype=torch.int64)
@@ -70,7 +70,7 @@ def test_slow_loop_intervals_are_those_of_replicates_with_explicit_weights(task,
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_law_in_pieces_is_one_call_and_bad_pieces_change_nothing(task):
+def test_batches_equal_one_call_and_bad_batches_change_nothing(task):
     logits, target = systems(task)
     builder = ComparisonBuilder(tuple(logits), task=task, from_logits=True, **FEW)
     for piece in (slice(0, 50), slice(50, 50), slice(50, 120)):
@@ -86,7 +86,7 @@ def test_law_in_pieces_is_one_call_and_bad_pieces_change_nothing(task):
         assert found == pytest.approx(expected, abs=1e-12), key
 
 
-def test_verdicts_follow_what_is_better_in_a_number():
+def test_verdicts_follow_the_direction_of_each_metric():
     logits, target = systems("binary", n=1500)
     compared = tc.compare(logits, target, task="binary", from_logits=True, **FEW)
     assert compared.baseline == "calibrated"
@@ -103,7 +103,7 @@ def test_verdicts_follow_what_is_better_in_a_number():
     assert back["nll"].differences["calibrated"].value == -compared["nll"].differences["noisy"].value
 
 
-def test_pixels_of_an_image_are_drawn_together():
+def test_pixels_of_an_image_are_resampled_together():
     g = torch.Generator().manual_seed(0)
     images = torch.rand(40, generator=g).repeat_interleave(9).reshape(40, 3, 3)
     target = torch.bernoulli(images[:, 0, 0], generator=g).long().reshape(40, 1, 1).expand(40, 3, 3).contiguous()
@@ -115,14 +115,16 @@ def test_pixels_of_an_image_are_drawn_together():
     assert together.high - together.low > 2 * (apart.high - apart.low)
 
 
-def test_infinite_and_undefined_differences_are_drawn_and_told():
+def test_infinite_and_undefined_differences_are_reported_and_drawn():
     target = torch.tensor([0, 1] * 20)
     certain = torch.full((40,), 0.5)
     certain[0] = 1.0
     probs = {"a": torch.full((40,), 0.4), "b": certain, "c": certain.clone()}
     compared = tc.compare(probs, target, task="binary", **FEW)
     assert compared["nll"].differences["b"].value == math.inf
-    assert compared["nll"].differences["b"].verdict == "not told apart", "a third of the replicates lack that sample"
+    assert compared["nll"].differences["b"].verdict == "not told apart", (
+        "a third of the replicates do not contain that sample"
+    )
     both = tc.compare({"b": certain, "c": certain.clone()}, target, task="binary", **FEW)
     assert math.isnan(both["nll"].differences["c"].value)
     content = json.loads(both.to_json(), parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
@@ -130,16 +132,16 @@ def test_infinite_and_undefined_differences_are_drawn_and_told():
     assert "undefined" in to_svg(difference_plot(both, style=DARK))
 
 
-def test_rounding_of_float32_is_no_difference():
+def test_differences_from_float32_rounding_are_not_significant():
     thirds, tenths = (torch.tensor(row).repeat(60, 1) for row in ([1 / 3] * 3, [0.2, 0.3, 0.5]))
     compared = tc.compare({"a": thirds, "b": tenths}, torch.arange(60) % 3, task="multiclass", **FEW)
-    found = compared["esce/classwise"].differences["b"]  # of labels and rows that sum to 1 it is 0
-    assert found.interval.high < 0 or found.interval.low > 0, "these rows do not, in float32"
+    found = compared["esce/classwise"].differences["b"]  # would be 0 for rows that sum to 1 exactly
+    assert found.interval.high < 0 or found.interval.low > 0, "float32 rows do not sum to 1 exactly"
     assert found.verdict == "not told apart"
 
 
 @pytest.mark.parametrize("n", [1, 4])
-def test_where_replicates_hold_no_row_there_are_no_intervals_and_no_verdicts(n):
+def test_replicates_without_rows_give_no_intervals_and_no_verdicts(n):
     logits, target = systems("multiclass", n)
     compared = tc.compare(logits, target, task="multiclass", from_logits=True)
     assert any(line.differences["sure"].value for line in compared.lines)
@@ -151,7 +153,7 @@ def test_where_replicates_hold_no_row_there_are_no_intervals_and_no_verdicts(n):
     assert "nan to nan" not in str(compared)
 
 
-def test_rows_without_a_number_in_any_system_are_left_out_of_all():
+def test_rows_with_nan_in_any_system_are_dropped_for_all():
     logits, target = systems("multiclass")
     logits["sure"][3, 1] = logits["noisy"][7] = torch.nan
     logits["noisy"][9] = -torch.inf
@@ -166,7 +168,7 @@ def test_rows_without_a_number_in_any_system_are_left_out_of_all():
     assert "3 rows are dropped" in " ".join(compared.notes)
 
 
-def test_soft_targets_weights_and_many_classes_are_said_in_notes(monkeypatch):
+def test_notes_mention_soft_targets_weights_and_many_classes(monkeypatch):
     g = torch.Generator().manual_seed(0)
     probs, votes = (torch.rand(30, 3, generator=g, dtype=torch.float64).softmax(-1) for _ in range(2))
     weights = torch.rand(30, generator=g, dtype=torch.float64)
@@ -189,7 +191,7 @@ def test_soft_targets_weights_and_many_classes_are_said_in_notes(monkeypatch):
         assert key not in found or (found[key].differences["sure"].interval is not None) == has_interval
 
 
-def test_bad_input_is_an_error_that_names_the_system():
+def test_bad_input_raises_an_error_that_names_the_system():
     given = {"systems": {"a": HALVES, "b": HALVES}, "target": torch.tensor([0, 1, 1, 0]), "task": "binary"}
     rows = [
         ({"systems": {"a": HALVES}}, "must contain at least two systems, got 1"),
@@ -205,9 +207,9 @@ def test_bad_input_is_an_error_that_names_the_system():
 
 
 @pytest.mark.extended
-def test_simulation_of_two_calibrated_systems_neither_is_often_called_better_calibrated(monkeypatch):
-    """One knows little, and so has the larger chance gaps; ECE alone would call it worse calibrated every time."""
-    monkeypatch.setattr("torchcalib.reporting.comparison.system.MOST_KEPT", 0)  # what is read from the order takes long
+def test_calibrated_systems_are_rarely_called_better_or_worse_calibrated(monkeypatch):
+    """The less informed system has more sampling noise, so that ECE alone would call it worse every time."""
+    monkeypatch.setattr("torchcalib.reporting.comparison.system.MOST_KEPT", 0)  # rank-based values are slow
     n_wrong = n_naive = 0
     for seed in range(100):
         g = torch.Generator().manual_seed(seed)

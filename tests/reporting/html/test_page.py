@@ -1,11 +1,11 @@
-"""Numbers in tables, and the dark picture that is made of the light one."""
+"""Formats of numbers in tables, and the dark version of figures."""
 
 import math
 import re
 from functools import partial
 
 import pytest
-from helpers.reports import quick
+from helpers.reports import quick_report
 from helpers.systems import compared
 from helpers.tables import small_blocks
 
@@ -21,17 +21,17 @@ HISTORY = History((HistoryRow(1, 1, {"nll": 1.0}), HistoryRow(2, 2, {"nll": 2.0}
 @pytest.mark.parametrize(
     ("draw", "of"),
     [
-        (plots.reliability_diagram, lambda: quick("binary").main_table),
-        (plots.confidence_histogram, lambda: quick("binary").main_table),
+        (plots.reliability_diagram, lambda: quick_report("binary").main_table),
+        (plots.confidence_histogram, lambda: quick_report("binary").main_table),
         (plots.tce_diagram, small_blocks),
-        (partial(plots.tce_diagram, logit=True), lambda: quick("binary").tests["positive"]),
+        (partial(plots.tce_diagram, logit=True), lambda: quick_report("binary").tests["positive"]),
         (plots.training_curve, lambda: HISTORY),
         (plots.difference_plot, lambda: compared("binary")),
     ],
 )
-def test_the_dark_picture_is_what_drawing_in_dark_colours_gives(draw, of):
+def test_dark_figure_equals_a_figure_drawn_with_the_dark_style(draw, of):
     def numbered(svg):
-        """Ids in the order in which they come: some are made of what they name, its colours too."""
+        """Replace ids by consecutive numbers, because they are hashes that include the colours."""
         ids = {}
         return re.sub(r"\b[a-z]?[0-9a-f]{10}\b", lambda found: ids.setdefault(found[0], f"id{len(ids)}"), svg)
 
@@ -50,5 +50,5 @@ def test_the_dark_picture_is_what_drawing_in_dark_colours_gives(draw, of):
         (words.count, {50000.0: "50,000", 3: "3", 0.0: "0", 12.5: "12.50"}),
     ],
 )
-def test_numbers_are_written_with_the_digits_that_tell_something(write, written):
+def test_numbers_are_written_with_their_significant_digits(write, written):
     assert {value: write(value) for value in written} == written

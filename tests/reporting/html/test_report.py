@@ -1,4 +1,4 @@
-"""The page of a report holds every number, loads nothing, and escapes what it did not write."""
+"""The page of a report contains every number, loads no resources, and escapes external text."""
 
 import json
 import math
@@ -12,7 +12,7 @@ from html.parser import HTMLParser
 import matplotlib
 import pytest
 import torch
-from helpers.reports import QUICK, TASKS, full
+from helpers.reports import QUICK, TASKS, full_report
 
 import torchcalib as tc
 from torchcalib.core.words import significant
@@ -24,11 +24,11 @@ HOSTILE = "<script>alert(1)</script>"
 LOADING = {"script", "link", "img", "iframe", "object", "embed", "image", "video", "audio", "base", "form"}
 VOID = {"meta", "br", "hr", "img", "link", "input"}
 BARE = {"tables": {}, "tests": {}}
-"""In place of what takes long to draw."""
+"""Fields without tables, because figures are slow to draw."""
 
 
 class Parsed(HTMLParser):
-    """Elements and words of a page, whose tags must be balanced."""
+    """Elements and words of a page. The parser checks that tags are balanced."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -54,17 +54,17 @@ class Parsed(HTMLParser):
 
 @cache
 def page(task):
-    """The page of a report with all there is."""
-    return Parsed(render(full(task)))
+    """Return the page of a report with all sections."""
+    return Parsed(render(full_report(task)))
 
 
 def shown(report=None, **changes):
-    """The page of a report with changes, without pictures."""
-    return Parsed(render(replace(report or full("binary"), **{**BARE, **changes})))
+    """Return the page of a report with changed fields, without figures."""
+    return Parsed(render(replace(report or full_report("binary"), **{**BARE, **changes})))
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_nothing_is_loaded_nothing_runs_and_every_reference_has_its_target(task):
+def test_page_loads_nothing_runs_nothing_and_has_valid_references(task):
     assert not {tag for tag, _ in page(task).elements} & LOADING
     assert not [name for _, attributes in page(task).elements for name in attributes if name.startswith("on")]
     for name in ("href", "xlink:href", "src", "srcset", "action"):
@@ -72,7 +72,7 @@ def test_nothing_is_loaded_nothing_runs_and_every_reference_has_its_target(task)
     text = page(task).text
     assert set(re.findall(r"url\(['\"]?(.)", text)) <= {"#"}
     assert "@import" not in text
-    # Names of the SVG vocabulary are not addresses that anything is fetched from.
+    # Names of SVG namespaces are not fetched.
     fetched = set(re.findall(r"https?://[^\"'\s<>]+", text))
     assert fetched <= {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
     ids = page(task).values_of("id")
@@ -81,8 +81,8 @@ def test_nothing_is_loaded_nothing_runs_and_every_reference_has_its_target(task)
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_every_number_and_picture_is_on_the_page(task):
-    r, words = full(task), " ".join(page(task).words)
+def test_page_contains_every_number_and_figure(task):
+    r, words = full_report(task), " ".join(page(task).words)
     stage = r.calibration
     assert {r.sentence, stage.recommendation.text} <= set(page(task).words)
     numbers = {line.value for line in r.lines} | {p for line in r.lines if (p := line.p_value) is not None}
@@ -101,8 +101,8 @@ def test_every_number_and_picture_is_on_the_page(task):
     assert all(picture["role"] == "img" and len(picture["aria-label"]) > 20 for picture in pictures)
 
 
-def test_names_of_others_are_escaped():
-    r = full("binary")
+def test_external_names_are_escaped():
+    r = full_report("binary")
     fields = ("name", "unit", "question", "source", "group")
     checked = shown(
         source={"file": HOSTILE, HOSTILE: [HOSTILE, {"x": HOSTILE}]},
@@ -116,7 +116,7 @@ def test_names_of_others_are_escaped():
     assert HOSTILE in checked.words
 
 
-def test_infinite_and_undefined_values_are_words_with_an_explanation():
+def test_infinite_and_undefined_values_are_explained():
     r = tc.report(torch.tensor([[1.0], [0.8]]), torch.tensor([[0], [0]]), task="multilabel", n_bins=5, **QUICK)
     undefined = (replace(r.lines[0], value=math.nan), r.main_line)
     assert "Infinite: a probability of 0 was predicted for an outcome that occurred" in shown(r).text
@@ -124,21 +124,21 @@ def test_infinite_and_undefined_values_are_words_with_an_explanation():
     assert "calibration stage" not in shown(calibration=None).text.lower()
 
 
-def test_worst_classes_are_the_ten_with_the_largest_ece_and_undefined_ones_come_last():
-    r = full("multiclass")
+def test_worst_classes_are_sorted_by_ece_with_undefined_ones_last():
+    r = full_report("multiclass")
     values = (0.3, math.nan, 0.5) + (0.1,) * 9
     (worst,) = class_table(replace(r, per_class=values), 10).sections
     assert [row.cells[0].page for row in worst.rows] == [str(k) for k in (2, 0, 3, 4, 5, 6, 7, 8, 9, 10)]
     assert [task for task in TASKS if "worst" in page(task).values_of("id")] == ["multiclass", "multilabel"]
 
 
-def test_the_folder_holds_exactly_the_files_returned_and_the_same_page_whatever_matplotlib_is_set_to(tmp_path):
+def test_save_writes_the_returned_files_and_ignores_matplotlib_settings(tmp_path):
     out = tmp_path / "a" / "b"
     out.mkdir(parents=True)
     (out / "report.html").write_text("old")
     with matplotlib.rc_context({"font.size": 30, "axes.facecolor": "red", "lines.linewidth": 9}):
         before = matplotlib.rcParams.copy()
-        written = full("binary").save(out)
+        written = full_report("binary").save(out)
         assert matplotlib.rcParams.copy() == before
     pictures = ["reliability", "confidence", "reliability_top_label", "confidence_top_label"]
     pictures += ["test_positive", "test_top_label"]
@@ -147,20 +147,20 @@ def test_the_folder_holds_exactly_the_files_returned_and_the_same_page_whatever_
     assert sorted(written) == sorted(out.iterdir())
     assert (out / "report.html").read_text(encoding="utf-8") == page("binary").text
     content = json.loads((out / "report.json").read_text(encoding="utf-8"))
-    for name, table in full("binary").tests.items():
+    for name, table in full_report("binary").tests.items():
         assert content["tests"][name]["rejected"] == table.rejected.tolist()
         assert "quantiles" not in content["tests"][name]
 
 
 @pytest.mark.parametrize("below", ["", "deeper"])
-def test_file_in_place_of_the_folder_is_refused(below, tmp_path):
+def test_saving_to_an_existing_file_raises_an_error(below, tmp_path):
     (tmp_path / "taken").write_text("mine")
     with pytest.raises(NotADirectoryError, match=r"`path` must be a folder, got '.*taken.*Choose another folder\."):
-        replace(full("multilabel"), **BARE).save(tmp_path / "taken" / below)
+        replace(full_report("multilabel"), **BARE).save(tmp_path / "taken" / below)
     assert (tmp_path / "taken").read_text() == "mine"
 
 
-def test_missing_jinja_names_the_extra(monkeypatch):
+def test_missing_jinja_raises_an_error_that_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "jinja2", None)
     with pytest.raises(ImportError, match=r"pip install 'torchcalib\[report\]'"):
         runpy.run_path(html.__file__)

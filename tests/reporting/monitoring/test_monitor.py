@@ -1,4 +1,4 @@
-"""A `Monitor` has the values of the functions in every epoch, keeps a history, and warns of over-confidence."""
+"""`Monitor` computes the values of the functions in every epoch, keeps a history, and warns about over-confidence."""
 
 import math
 from dataclasses import replace
@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 from helpers.refusals import assert_refused
-from helpers.reports import SCORES, predictions, quick
+from helpers.reports import SCORES, predictions, quick_report
 from helpers.trainings import epochs_of
 
 import torchcalib as tc
@@ -22,7 +22,7 @@ FUNCTIONS |= {name: getattr(F, name) for name in ("ece", "esce", "mce")}
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_every_epoch_has_the_values_of_the_functions_and_nothing_of_the_one_before(task):
+def test_every_epoch_has_the_values_of_its_own_rows(task):
     monitor = tc.Monitor(task=task, **TASKS[task], from_logits=True, threshold=math.inf, prefix="a/", postfix="/b")
     for epoch in (1, 2):
         logits, target = predictions(task, 40, epoch)
@@ -43,7 +43,7 @@ def test_every_epoch_has_the_values_of_the_functions_and_nothing_of_the_one_befo
     assert monitor.history.rows[-1].values == {name[2:-2]: value for name, value in values.items()}
 
 
-def test_rows_that_hold_nan_are_dropped_counted_and_shown():
+def test_rows_with_nan_are_dropped_counted_and_shown():
     logits, target = predictions("multiclass", 40)
     monitor = tc.Monitor(task="multiclass", num_classes=5, from_logits=True, nan_policy="drop")
     for n_dropped in (3, 0):
@@ -56,18 +56,18 @@ def test_rows_that_hold_nan_are_dropped_counted_and_shown():
     assert monitor.history.column("n_dropped") == (3, 0)
 
 
-def test_metrics_of_ones_own_are_copied_and_without_data_values_are_nan():
+def test_given_metrics_are_copied_and_values_without_data_are_nan():
     given = tc.BrierScore(task="binary")
     monitor = tc.Monitor(task="binary", metrics={"brier": given})
     monitor.update(torch.tensor([0.5]), torch.tensor([1]))
     assert monitor.end_epoch() == {"val/brier": 0.25}
-    assert given.state.sum() == 0, "it is a copy that is updated"
+    assert given.state.sum() == 0, "the given metric is not updated"
     monitor = tc.Monitor(task="binary")
     assert all(math.isnan(value) for value in monitor.end_epoch().values())
     assert monitor.history.best is None
 
 
-def test_bad_arguments_are_refused():
+def test_bad_arguments_raise_errors():
     wrong = (
         ({"task": "multiclass"}, "`num_classes` must be given for task='multiclass', got None"),
         ({"task": "binary", "threshold": -1.0}, "`threshold` must be at least 0, got -1.0"),
@@ -82,24 +82,24 @@ def test_bad_arguments_are_refused():
     )
 
 
-def test_history_goes_through_a_checkpoint_and_a_training_that_goes_back():
+def test_history_survives_a_checkpoint_and_drops_later_epochs_after_a_restart():
     monitor, _ = epochs_of([0.2, 1.1, 2.5])
     again = tc.Monitor(task="binary", from_logits=True)
     again.load_state_dict(monitor.state_dict())
     assert again.history == monitor.history
     back = monitor.history.with_row(HistoryRow(2, 2, {"nll": 0.1}))
-    assert [row.epoch for row in back.rows] == [1, 2], "later epochs are of another model"
+    assert [row.epoch for row in back.rows] == [1, 2], "a restart drops later epochs"
     assert back.column("ece")[-1:] != back.column("nll")[-1:] == (0.1,)
     assert back.best.epoch == 2
     with pytest.raises(ValueError, match="must have format version 1, got 2"):
         History.from_dict({**monitor.state_dict(), "version": 2})
 
 
-def test_a_report_carries_the_history_to_its_page_and_its_json_and_its_warnings_are_shown(tmp_path, capsys):
+def test_history_of_a_report_is_on_its_page_and_in_its_json(tmp_path, capsys):
     bad = {"nll": math.inf, "ecd": math.nan, "<b>": 0.25}
     history = History((HistoryRow(1, 1, {"nll": 0.5}), HistoryRow(2, 2, bad, "words <script>")))
-    report = replace(quick("multiclass"), tables={}, tests={}, history=history)
-    assert quick("multiclass").to_dict()["history"] is None
+    report = replace(quick_report("multiclass"), tables={}, tests={}, history=history)
+    assert quick_report("multiclass").to_dict()["history"] is None
     assert report.to_dict()["history"]["rows"][1]["values"] == {"nll": "inf", "ecd": "nan", "<b>": 0.25}
     files = {path.name: path for path in report.save(tmp_path)}
     assert {"training.png", "training.svg"} <= set(files)
@@ -111,12 +111,12 @@ def test_a_report_carries_the_history_to_its_page_and_its_json_and_its_warnings_
     assert "words <script>" in capsys.readouterr().out.lower()
 
 
-def test_over_confidence_is_warned_of_when_it_has_grown_beyond_the_threshold():
+def test_warning_is_given_if_over_confidence_rises_by_more_than_the_threshold():
     cases = (
-        ([-0.5, -0.2, 0.1, 0.11], [0, 0, 0, 1]),  # from 0 on, whatever was below, and beyond the threshold
-        ([0.3, 0.35, 0.41], [0, 0, 1]),  # above the least so far
-        ([0, 0.2, 0.3, 0.1, 0.2], [0, 1, 0, 0, 0]),  # once: more than half of the threshold was left
-        ([0, 0.2, 0.04, 0.2], [0, 1, 0, 1]),  # and again
+        ([-0.5, -0.2, 0.1, 0.11], [0, 0, 0, 1]),  # rises from 0 (lower values do not count) to more than the threshold
+        ([0.3, 0.35, 0.41], [0, 0, 1]),  # rises by more than the threshold above the minimum
+        ([0, 0.2, 0.3, 0.1, 0.2], [0, 1, 0, 0, 0]),  # one warning, because the value stays above half of the threshold
+        ([0, 0.2, 0.04, 0.2], [0, 1, 0, 1]),  # a second warning, because the value fell below half of the threshold
         ([math.nan, 0, math.nan, 0.2], [0, 0, 0, 1]),
         ([0, math.inf, math.inf], [0, 1, 0]),
         ([math.inf, math.inf], [0, 0]),
@@ -126,8 +126,8 @@ def test_over_confidence_is_warned_of_when_it_has_grown_beyond_the_threshold():
         assert [int(crosses) for crosses in crossings(ecd, 0.1)] == expected
 
 
-def test_the_warning_has_numbers_epochs_and_advice():
-    monitor, warned = epochs_of([0.2, 1.0, 2.5, 3.0])  # log 3 is what calibration asks for
+def test_warning_contains_numbers_epochs_and_advice():
+    monitor, warned = epochs_of([0.2, 1.0, 2.5, 3.0])  # a model with log-odds of log 3 is calibrated
     (row,) = monitor.history.warnings
     assert [*warned] == [row.warning[:1].upper() + row.warning[1:]]
     assert row.epoch == 3
@@ -138,7 +138,7 @@ def test_the_warning_has_numbers_epochs_and_advice():
     assert epochs_of([0, 3], threshold=math.inf)[1] == []
 
 
-def test_the_advice_follows_nll_and_accuracy():
+def test_advice_depends_on_nll_and_accuracy():
     monitor = tc.Monitor(task="multiclass", num_classes=2, from_logits=True)
     target = torch.arange(40) % 2
 

@@ -1,4 +1,4 @@
-"""CalibrationTest of every error: its shape, from any state, without data; its text, and bad input."""
+"""`CalibrationTest` of every calibration error: shapes, states, no data, text, and bad input."""
 
 from functools import partial
 
@@ -15,19 +15,20 @@ from torchcalib.inference.testing import ErrorTest, evidence_of
 from torchcalib.metrics.base import CalibrationMetric
 from torchcalib.metrics.binned import ece_from_bins
 
-WITH_EVIDENCE = [
+TESTABLE = [
     case
     for case in CASES
     if case.cls.test_from is not CalibrationMetric.test_from
-    and case.cls not in (tc.Cox, tc.SKCE, tc.Spiegelhalter)  # slopes are no error, and the others have asymptotic tests
+    and case.cls not in (tc.Cox, tc.SKCE, tc.Spiegelhalter)  # these have asymptotic tests
     and case.options.get("component", "mcb") in ("mcb", "ici")
-    and (case.cls is not tc.SmECE or case.name == "smece-binary")  # of many cells
-    and (case.cls is not tc.TCE or case.name in ("tce-binary-positive", "tce-mass-l2-binary"))  # which is slow
+    and (case.cls is not tc.SmECE or case.name == "smece-binary")  # one case, because it has many cells
+    # two cases, because the test is slow
+    and (case.cls is not tc.TCE or case.name in ("tce-binary-positive", "tce-mass-l2-binary"))
 ]
 
 
-@pytest.mark.parametrize("case", list(covering(WITH_EVIDENCE, lambda case: {formula_of(case)})))
-def test_every_error_has_evidence_of_the_shape_of_its_value(case):
+@pytest.mark.parametrize("case", list(covering(TESTABLE, lambda case: {formula_of(case)})))
+def test_calibration_test_has_the_shape_of_the_value(case):
     preds, target = case.data(n=60)
     metric = case.metric()
     metric.update(preds, target)
@@ -36,7 +37,7 @@ def test_every_error_has_evidence_of_the_shape_of_its_value(case):
     for name in FIELDS:
         assert getattr(found, name).shape == found.statistic.shape
         assert getattr(found, name).dtype == F64
-    if case.name == "esce-multiclass-classwise":  # 0 for every model
+    if case.name == "esce-multiclass-classwise":  # the value is 0 for every model
         assert (float(found.noise_floor), float(found.p_value)) == (0, 1)
         return
     assert bool((found.noise_floor > 0).all())
@@ -48,8 +49,8 @@ def test_every_error_has_evidence_of_the_shape_of_its_value(case):
     assert not torch.equal(found.noise_floor, metric.test(seed=1, with_interval=False, **FEW).noise_floor)
 
 
-@pytest.mark.parametrize("case", list(covering(WITH_EVIDENCE, lambda case: {path_of(case)})))
-def test_evidence_follows_from_the_state_merged_or_in_one_piece_and_is_nan_without_data(case):
+@pytest.mark.parametrize("case", list(covering(TESTABLE, lambda case: {path_of(case)})))
+def test_calibration_test_of_merged_states_equals_one_call_and_is_nan_without_data(case):
     preds, target = case.data(n=60)
     weights = case.weights(60).long() if case.whole_weights else case.weights(60)
     whole, one, other, empty = case.metric(), case.metric(), case.metric(), case.metric()
@@ -67,7 +68,7 @@ def test_evidence_follows_from_the_state_merged_or_in_one_piece_and_is_nan_witho
         assert getattr(nothing, name).shape == whole.compute().shape
 
 
-def test_text_of_evidence():
+def test_text_of_a_calibration_test():
     def made(*values, level=0.95):
         return CalibrationTest(*map(torch.tensor, values), level=level)
 
@@ -82,7 +83,7 @@ def test_text_of_evidence():
         one[0]
 
 
-def test_bad_arguments_and_metrics_without_evidence_are_refused():
+def test_bad_arguments_and_metrics_without_a_test_raise_errors():
     evidence = partial(calibration_test, preds=torch.tensor([0.3]), target=torch.tensor([1]))
     wrong = [
         ({"level": 95}, ValueError, "`level` must be between 0 and 1, got 95"),

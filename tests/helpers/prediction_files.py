@@ -1,4 +1,4 @@
-"""Writers of prediction files in every format, from arrays by name; and arrays to write."""
+"""Writers of prediction files in every format, and arrays to write."""
 
 import gzip
 import json
@@ -41,7 +41,6 @@ def write_csv_gz(path, arrays):
 
 
 def write_jsonl(path, arrays):
-    """Write classes as lists."""
     rows = zip(*(np.asarray(values).tolist() for values in arrays.values()), strict=True)
     path.write_text("".join(json.dumps(dict(zip(arrays, row, strict=True))) + "\n" for row in rows))
 
@@ -69,7 +68,7 @@ WRITERS = {
 
 
 def flat(arrays):
-    """Return arrays with two axes as numbered columns."""
+    """Return each column of arrays with two axes as a separate numbered array."""
     columns = {}
     for name, values in arrays.items():
         columns |= {name: values} if values.ndim == 1 else numbered(f"{name}_", values)

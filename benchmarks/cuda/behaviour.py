@@ -1,4 +1,4 @@
-"""Behaviour of ops and collections on a device: no synchronisation, CUDA graphs, the same bits in every run."""
+"""Behaviour of operations and collections on a device: synchronisation, CUDA graphs, reproducibility."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -29,7 +29,7 @@ N_BINS = 15
 
 
 @contextmanager
-def without_waiting(device: torch.device) -> Iterator[None]:
+def forbid_synchronisation(device: torch.device) -> Iterator[None]:
     """Raise an error when the host synchronises with a CUDA device; do nothing on the CPU."""
     if device.type != "cuda":
         yield
@@ -44,7 +44,7 @@ def without_waiting(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def deterministic_algorithms() -> Iterator[None]:
-    """Raise an error in every operation of torch that is not deterministic."""
+    """Raise an error in every torch operation that is not deterministic."""
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True)
     try:
@@ -54,7 +54,7 @@ def deterministic_algorithms() -> Iterator[None]:
 
 
 def captured(step: Callable[[], object], device: torch.device) -> Callable[[], object]:
-    """Return a function that replays `step` as a CUDA graph; on the CPU `step` itself.
+    """Return a function that replays `step` as a CUDA graph. On the CPU return `step` itself.
 
     Capturing runs nothing. An earlier call must have compiled all kernels.
     """
@@ -81,8 +81,9 @@ def collection(device: torch.device, n_classes: int, *, classwise: bool = False)
     return tc.CalibrationCollection(members).to(device)
 
 
-def conduct(device: torch.device, shapes: tuple[tuple[int, int], ...], backend: Backend = "auto") -> Iterator[Check]:
-    """Check ops and collections at every shape `(N, C)`."""
+def check_behaviour(
+    device: torch.device, shapes: tuple[tuple[int, int], ...], backend: Backend = "auto"
+) -> Iterator[Check]:
     for n, c in shapes:
         ops, collections = f"ops {n} x {c}", f"collection {n} x {c}"
         yield from guarded(ops, "float32", partial(check_ops, ops, device, n, c, backend))
@@ -90,7 +91,7 @@ def conduct(device: torch.device, shapes: tuple[tuple[int, int], ...], backend: 
 
 
 def all_ops(values: Tensor, target: Tensor, weights: Tensor, backend: Backend) -> list[Tensor]:
-    """Return the results of all ops, and the gradient of their sum."""
+    """Return the results of all operations, and the gradient of their sum."""
     leaf = values.detach().requires_grad_()
     found = rows(leaf, target, from_logits=True, backend=backend)
     classes = class_bins(leaf, target, weights, found, from_logits=True, n_bins=N_BINS, backend=backend)
@@ -102,20 +103,19 @@ def all_ops(values: Tensor, target: Tensor, weights: Tensor, backend: Backend) -
 
 
 def differing(found: list[Tensor], expected: list[Tensor]) -> float:
-    """Return the number of elements that differ; NaN equals NaN."""
     pairs = zip(found, expected, strict=True)
     return float(sum(int(((a != b) & ~(a.isnan() & b.isnan())).sum()) for a, b in pairs))
 
 
 def check_ops(name: str, device: torch.device, n: int, c: int, backend: Backend) -> Iterator[Check]:
-    """All ops, forward and backward: no synchronisation, deterministic, the same bits in every run and in a graph."""
+    """Check that all operations, forward and backward, do not synchronise and have the same bits in runs and graphs."""
     values, target = predictions(device, torch.float32, n, c, True)
     weights = torch.ones(n, dtype=torch.float64, device=device)
     run = partial(all_ops, values, target, weights, backend)
     first = run()
-    with without_waiting(device):
+    with forbid_synchronisation(device):
         second = run()
-    yield Check(name, "float32", "no wait; same bits again", differing(second, first), 0)
+    yield Check(name, "float32", "no host sync, same bits", differing(second, first), 0)
     with deterministic_algorithms():
         yield Check(name, "float32", "deterministic algorithms", differing(run(), first), 0)
     found = captured(run, device)()
@@ -124,14 +124,14 @@ def check_ops(name: str, device: torch.device, n: int, c: int, backend: Backend)
 
 
 def check_collection(name: str, device: torch.device, n: int, c: int) -> Iterator[Check]:
-    """Updates of a collection: no synchronisation, deterministic, the same bits in two runs; replays in a graph."""
+    """Check that updates of a collection do not synchronise, are reproducible, and can be captured in a graph."""
     drawn = [predictions(device, torch.float32, n, c, True, seed) for seed in range(3)]
     first, *others = [(values.nan_to_num(posinf=50.0, neginf=-50.0), target) for values, target in drawn]
 
     def states() -> list[Tensor]:
         metrics = collection(device, c, classwise=True)
-        metrics.update(*first)  # compiles
-        with without_waiting(device):
+        metrics.update(*first)  # compiles kernels
+        with forbid_synchronisation(device):
             metrics.update(*others[0])
         with deterministic_algorithms():
             metrics.update(*others[1])
@@ -139,7 +139,7 @@ def check_collection(name: str, device: torch.device, n: int, c: int) -> Iterato
 
     yield Check(name, "float32", "same bits in two runs", differing(states(), states()), 0)
     metrics, expected = (collection(device, c, classwise=True) for _ in range(2))
-    metrics.update(*first)  # what runs only once must not run in the graph
+    metrics.update(*first)  # run code that may run only once before the capture
     metrics.reset()
     preds, target = (x.clone() for x in first)
     replay = captured(lambda: metrics.update(preds, target), device)

@@ -1,4 +1,4 @@
-"""Files that are damaged or ambiguous, or whose arrays do not fit together."""
+"""Damaged or ambiguous files, and files with incompatible arrays, give an error."""
 
 import io
 from functools import partial
@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from helpers.written import HITS, LABELS, LOGITS, PROBS, write_parquet
+from helpers.prediction_files import HITS, LABELS, LOGITS, PROBS, write_parquet
 from safetensors.torch import save_file
 
 from torchcalib.io.errors import InputError
@@ -52,7 +52,7 @@ def safetensors(**tensors):
 
 
 def member(content):
-    """Return a writer of a valid archive with a member of any content."""
+    """Return a writer of a valid archive with a member of arbitrary content."""
 
     def write(path):
         with ZipFile(path, "w") as archive:
@@ -66,7 +66,7 @@ def all_of(*writers):
 
 
 def changed(write, change):
-    """Return a writer of the same file with other bytes."""
+    """Return a writer of the same file with changed bytes."""
 
     def written(folder):
         (name,) = write(folder)
@@ -99,7 +99,7 @@ def damaged_at_the_end(folder):
     return ["a.npz"]
 
 
-def a_member_twice(folder):
+def duplicate_member(folder):
     OK(folder)
     with pytest.warns(UserWarning, match="Duplicate name"), ZipFile(folder / "a.npz", "a") as archive:
         archive.writestr("y.npy", b"")
@@ -119,7 +119,7 @@ ROW, EMPTY = {"probs": PROBS, "y": HITS}, {"probs": PROBS[:0], "y": HITS[:0]}
 MANY = {f"a{k:02}": np.zeros(2) for k in range(20)}
 IN_C_ORDER = "`logits` in `a.npz` must be in C order, got more than 2 GiB in Fortran order"
 CSV_ROWS = b"p,y\n" + 50 * b"0.5,1\n"
-BAD = [  # writer, part of the error, options, and changed limits
+BAD = [  # writer, part of the error message, options, and changed limits
     # paths
     (lambda folder: [], "`paths` must hold at least one file, got none"),
     (lambda folder: ["b.npz"], "b.npz` must be a file, got a path that does not exist"),
@@ -179,7 +179,7 @@ BAD = [  # writer, part of the error, options, and changed limits
     (member(header((-7, -1)) + bytes(28)), "float32 array of shape (-7, -1)"),
     (damaged_at_the_end, "must be a complete, readable npz file, got"),
     (changed(OK, lambda content: content.replace(PROBS[3].tobytes(), PROBS[4].tobytes())), "BadZipFile: Bad CRC-32"),
-    (a_member_twice, "must have unique array names"),
+    (duplicate_member, "must have unique array names"),
     (npz(probs=OBJECTS, y=HITS[:2]), "got pickled Python objects, which are never loaded"),
     (all_of(cut(npys(probs=PROBS), 0.9), npys(y=HITS)), "cannot hold"),
     (npz(logits=np.asfortranarray(LOGITS), targets=LABELS), IN_C_ORDER, {}, {"readers.MAX_RESIDENT": 16}),
@@ -216,7 +216,7 @@ BAD = [  # writer, part of the error, options, and changed limits
 ]
 
 
-def test_bad_files_are_one_line_input_errors(tmp_path, monkeypatch):
+def test_bad_files_give_one_line_input_errors(tmp_path, monkeypatch):
     wrong = []
     for k, (write, words, options, limits) in enumerate((*row, {}, {})[:4] for row in BAD):
         folder = tmp_path / str(k)
@@ -241,7 +241,7 @@ def test_rows_before_late_damage_are_read(tmp_path):
     assert len(next(chunks)) == 4096 // 16
 
 
-def test_highly_compressed_lists_are_refused_before_a_row_is_read(tmp_path, monkeypatch):
+def test_highly_compressed_lists_give_an_error_before_a_row_is_read(tmp_path, monkeypatch):
     monkeypatch.setattr("torchcalib.io.tables.MAX_RESIDENT", 2**20)
 
     def opened(values):
