@@ -176,8 +176,8 @@ class CalibrationStage(Tabular):
         recommendation: whether to calibrate and with which calibrator, based on the negative log-likelihood (NLL).
         raw: scores of the uncalibrated predictions, by name.
         gains: one entry for each score and calibrator.
-        calibrator: the recommended calibrator, not fitted. If none is worthwhile: affine scaling, or temperature scaling
-            if affine scaling was omitted. `calibrator.fit(preds, target)` fits it to all samples.
+        calibrator: the recommended calibrator, not fitted. If none is worthwhile: affine scaling, or temperature
+            scaling if affine scaling was omitted. `calibrator.fit(preds, target)` fits it to all samples.
         n_folds: number of folds, stratified by class.
         seed: seed of the split into folds.
         notes: sentences on problems of the fits and on omitted calibrators.
