@@ -34,7 +34,7 @@ def names_of_stub(package: str, file: str) -> tuple[list[str], Callable[[str], A
 
 _NAMESPACES = ("functional", "calibration", "inference", "losses", "plots")
 
-_ELSEWHERE = {
+_SYNONYMS = {
     "CalibrationError": "ECE",
     "BinaryCalibrationError": "ECE",
     "MulticlassCalibrationError": "ECE",
@@ -58,26 +58,32 @@ _ELSEWHERE = {
     "VectorScaling": "calibration.AffineScaling",
     "IsotonicRegression": "calibration.IsotonicCalibration",
 }
-"""Names in torchmetrics, scikit-learn and netcal, and the place of the same thing in torchcalib."""
+"""Equivalents in torchcalib of public names in torchmetrics, scikit-learn and netcal."""
 
 
 def unknown_name(module: str, name: str, known: Sequence[str]) -> AttributeError:
-    """Return the error for a name that a module does not have, with the place of the one that was probably meant."""
+    """Return the error for an unknown attribute of a module, with a suggestion.
+
+    Args:
+        module: name of the module.
+        name: the unknown attribute.
+        known: public names of the module.
+    """
     message = f"module {module!r} has no attribute {name!r}"
-    if name.startswith("_"):  # Python and its tools ask for many of these
+    if name.startswith("_"):  # Python and its tools look up many private names, for which a search would be slow
         return AttributeError(message)
-    meant = _ELSEWHERE.get(name) or next(_places_of(name), None)
-    if meant is None and (close := get_close_matches(name, known, 1, 0.75)):
-        meant = f"{module}.{close[0]}".removeprefix("torchcalib.")
-    return AttributeError(f"{message}. Did you mean `torchcalib.{meant}`?" if meant else message)
+    similar = _SYNONYMS.get(name) or next(_locations(name), None)
+    if similar is None and (close := get_close_matches(name, known, 1, 0.75)):
+        similar = f"{module}.{close[0]}".removeprefix("torchcalib.")
+    return AttributeError(f"{message}. Did you mean `torchcalib.{similar}`?" if similar else message)
 
 
-def _places_of(name: str) -> Iterator[str]:
-    """Yield the places of a name in the package."""
+def _locations(name: str) -> Iterator[str]:
+    """Yield the qualified name for each namespace that contains a public name, without the prefix "torchcalib."."""
     for namespace in ("", *_NAMESPACES):
         try:
-            found = import_module(f"torchcalib.{namespace}".rstrip("."))
-        except ImportError:  # an extra is missing
+            module = import_module(f"torchcalib.{namespace}".rstrip("."))
+        except ImportError:  # an optional dependency is not installed
             continue
-        if name in found.__all__:
+        if name in module.__all__:
             yield f"{namespace}.{name}".lstrip(".")

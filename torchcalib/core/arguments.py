@@ -104,8 +104,10 @@ def unknown_argument(name: str, known: Collection[str], where: str) -> TypeError
 
 
 def only_task_by_position(value: object) -> TypeError:
-    """Return the error for a second option that is given by position."""
-    return TypeError(f"options other than `task` must be given by name, got {value!r} by position. Write n_bins=10.")
+    """Return the error for a positional argument after `task`."""
+    return TypeError(
+        f"options other than `task` must be given by name, got {value!r} by position. Pass it by name, as in n_bins=10."
+    )
 
 
 def task_of(task: Task | None, num_classes: int | None, num_labels: int | None) -> Task:

@@ -52,5 +52,5 @@ def as_tensor(name: str, x: Any, device: torch.device | None = None) -> Tensor:
 
 
 def _holds_missing(array: np.ndarray[Any, Any]) -> bool:
-    """Return whether an object array contains None or `pandas.NA`, which become NaN."""
+    """Return whether an object array contains None or `pandas.NA`."""
     return any(x is None or type(x).__name__ == "NAType" for x in array.reshape(-1))

@@ -120,7 +120,7 @@ def document(
 
 
 def with_implied_task(parameters: list[Parameter]) -> list[Parameter]:
-    """Return parameters with `task` first, which may be given by position, and is implied by other options."""
+    """Return parameters with `task` first, optional and positional; other options may imply it."""
     kind = Parameter.POSITIONAL_OR_KEYWORD
     task = [p.replace(default=None, kind=kind) for p in parameters if p.name == "task"]
     return [*task, *(p for p in parameters if p.name != "task")]
@@ -130,9 +130,9 @@ def documented(function: F, *, without: Iterable[str] = ()) -> F:
     """Add the input options to the signature and docstring of a function or method with `**options`."""
     returns = signature(function).return_annotation
     own = parameters_of(function)
-    shown = [*own, *input_parameters(without={*without, *(p.name for p in own)})]
-    itself = [p for p in signature(function).parameters.values() if p.name == "self"]
-    document(function, function.__doc__, [*itself, *shown], returns)
+    parameters = [*own, *input_parameters(without={*without, *(p.name for p in own)})]
+    self_parameter = [p for p in signature(function).parameters.values() if p.name == "self"]
+    document(function, function.__doc__, [*self_parameter, *parameters], returns)
     return function
 
 

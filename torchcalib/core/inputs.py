@@ -238,7 +238,7 @@ class InputFormat:
         return tuple(shape)
 
     def check_axis(self, preds: Tensor) -> None:
-        """Raise unless the class axis is one of `preds`."""
+        """Raise unless `class_axis` is an axis of `preds`."""
         if self.task != "binary" and not -preds.dim() <= self.axis < preds.dim():
             raise ValueError(f"`class_axis` must name an axis of `preds` {tuple(preds.shape)}, got {self.axis}.")
 

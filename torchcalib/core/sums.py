@@ -238,7 +238,7 @@ class ScoreAccumulator:
     by_class: bool
 
     def shape(self, task: Task, num_classes: int | None) -> tuple[int, ...]:
-        """Return `(2, 1)`, or `(3, C)` by class; multi-label with a leading axis of L labels."""
+        """Return the shape of the sums: `(2, 1)`, or `(3, C)` by class; multi-label with a leading axis of L labels."""
         labels = (known("num_labels", num_classes),) if task == "multilabel" else ()
         if not self.by_class:
             return (*labels, 2, 1)

@@ -116,9 +116,9 @@ def infer_task(preds: Tensor, target: Tensor) -> Task:
 
 
 def infer_from_logits(preds: Tensor) -> bool:
-    """Infer whether predictions are logits: logits have negative values.
+    """Return whether any prediction is negative, which only logits can be.
 
-    Values that are neither negative nor probabilities are read as probabilities, and the checks of the input raise.
+    Other values are treated as probabilities; the input checks raise an error if they are not in [0, 1].
     """
     return bool((preds < 0).any())
 

@@ -270,7 +270,8 @@ def _critical_values(k: Tensor, n: Tensor, alpha: float) -> Tensor:
     known_to = torch.where(keeps, tails.log_odds - band, -torch.inf).amax(0)
     known_from = torch.where(rejects_after, tails.log_odds + band, torch.inf)
     known_from = torch.where(rejects, tails.log_odds, torch.inf).minimum(known_from).amin(0)
-    # Step 3: convert log odds to p, rounded towards the decided side. At p = 0 and p = 1 the p-value is 0, or 1 if p = k/n.
+    # Step 3: convert log odds to p, rounded towards the decided side. At p = 0 and p = 1 the p-value is 1 if p = k/n,
+    # and otherwise 0.
     sign = torch.tensor([[1.0], [-1.0]], dtype=torch.float64, device=k.device)
     limit = (sign + 1) / 2
     accepted = (sign * known_to).sigmoid() * (1 - sign * 4e-16)
