@@ -20,7 +20,7 @@ SMALL_P = 0.05
 """Groups with a p-value of at least this are marked "within chance": their error is not significant."""
 
 _EXTRA_REPLICATES = 400
-"""Further replicates per group. They are divided among the groups with the smallest possible p-value."""
+"""Further replicates per group on average. All are used for the groups with the smallest possible p-value."""
 
 _MAX_NAME = 60
 """Largest number of characters of a group name that is shown in full."""
