@@ -181,7 +181,7 @@ def test_too_many_samples_of_which_every_label_is_one_are_dropped(task, limit, m
         "Call torchcalib.calibration.recommend or torchcalib.inference.bootstrap on a part of the data."
         in report.notes[-1]
     )
-    with pytest.raises(ValueError, match="`fit` must have labelled predictions in the buffer"):
+    with pytest.raises(ValueError, match="`fit` must have buffered predictions with labels"):
         builder.fit(AffineScaling())
 
 
