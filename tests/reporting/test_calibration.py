@@ -191,7 +191,7 @@ def test_too_many_samples_are_not_stored_for_calibrators(task, limit, most, monk
         "Call torchcalib.calibration.recommend or torchcalib.inference.bootstrap on a part of the data."
         in report.notes[-1]
     )
-    with pytest.raises(ValueError, match="`fit` must have labelled predictions in the buffer"):
+    with pytest.raises(ValueError, match="`fit` must have buffered predictions with labels"):
         builder.fit(AffineScaling())
 
 

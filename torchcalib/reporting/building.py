@@ -259,7 +259,7 @@ class ReportBuilder:
         return buffer
 
     def _raise_if_invalid(self) -> None:
-        """Raise a ValueError if invalid rows were added on CUDA, where `update` only counts them to avoid a sync."""
+        """Raise a ValueError if invalid rows were added on CUDA, where `update` only counts them (without waiting)."""
         if n_invalid := self._accumulators[NLL.__name__].left_out[0]:
             raise ValueError(
                 f"`preds` and `target` must be valid, got {n_invalid} rows with NaN, or with values or labels out of "
@@ -314,7 +314,7 @@ class ReportBuilder:
         """
         why_not = self.why_no_calibration() or ("" if self._buffer.pieces else "no predictions were added")
         if why_not:
-            raise ValueError(f"`fit` must have labelled predictions in the buffer, got none: {why_not}.")
+            raise ValueError(f"`fit` must have buffered predictions with labels, got none: {why_not}.")
         self._raise_if_invalid()
         fit = fitted(calibrator, self._buffer.predictions())
         fit.class_axis = self._axis if self._format.class_axis is None else self._format.axis

@@ -198,7 +198,7 @@ class Statistics:
 
     @property
     def _by_class(self) -> ScoreSum:
-        """Sums for each class. Any score has the same weights; this is NLL."""
+        """Sums of NLL for each class. Only the weights are used, which are equal for all scores."""
         sums: ScoreSum = self.sums[NLL.__name__]
         return sums
 
