@@ -95,6 +95,25 @@ def test_buffers_keep_their_dtype_when_the_model_is_cast_to_half(calibrator):
     assert "task='binary', from_logits=True" in repr(fitted)
 
 
+@pytest.mark.parametrize("from_logits", [False, True])
+@each_calibrator
+def test_positive_classes_calibrate_the_probability_of_the_set(calibrator, from_logits):
+    logits, target = data(80, 4)
+    preds = logits if from_logits else logits.softmax(-1)
+    fitted = fresh(calibrator).fit(preds, target, task="multiclass", positive_classes=[0, 3])
+    inside = logits.softmax(-1)[:, [0, 3]].sum(-1)
+    of_set = inside.logit() if from_logits else inside
+    expected = fresh(calibrator).fit(of_set, ((target == 0) | (target == 3)).long(), from_logits=from_logits)
+    assert fitted(preds).shape == (80,)
+    assert fitted(preds).allclose(expected(of_set), atol=1e-6)
+    assert fitted.predict_proba(preds).allclose(expected.predict_proba(of_set), atol=1e-6)
+    turned = fresh(calibrator).fit(preds.T, target, task="multiclass", positive_classes=[0, 3], class_axis=0)
+    assert turned(preds.T).allclose(fitted(preds))
+    again = fresh(calibrator)
+    again.load_state_dict(fitted.state_dict())
+    assert again(preds).equal(fitted(preds))
+
+
 @each_calibrator
 def test_fit_returns_the_calibrator_and_infers_the_task_and_logits_from_any_array(calibrator):
     logits, target = single(60)

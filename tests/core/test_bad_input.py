@@ -110,7 +110,7 @@ SCORES = [
     ("negative priors", lambda: F.ecd(Q, H, priors=[-0.5, 1.5], **multi), ValueError, ["`priors`", "non-negative"]),
     ("votes and priors", lambda: F.nll(Q, VOTES, priors=[0.5, 0.5], **multi), TypeError, ["labels", "counts (3, 2)"]),
     ("ecd without task", lambda: F.ecd(P2, Y2), TypeError, ["`task`", "got None"]),
-    ("ecd of distribution as logits", lambda: F.ecd(Normal(P2, 1), P2, from_logits=True), ValueError, ["left out"]),
+    ("ecd of distribution as logits", lambda: F.ecd(Normal(P2, 1), P2, from_logits=True), ValueError, ["omitted"]),
     ("distribution weights", lambda: F.ecd(Normal(P2, 1), P2, weights=t(1.0)), ValueError, ["`weights`", "(2,)"]),
     ("nees of a Laplace", lambda: F.nees(Laplace(P2, 1), P2), TypeError, ["`distribution`", "Laplace", "use ecd"]),
     ("table index", lambda: F.calibration_curve(P2, Y2, **binary)[0], IndexError, ["no batch axis"]),

@@ -10,12 +10,13 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from torchcalib.core.arguments import Task, check_task
+from torchcalib.core.arguments import Task, check_task, weights_from
 from torchcalib.core.arrays import as_tensor
 from torchcalib.core.documentation import documented
 from torchcalib.core.inputs import input_format_of, read_input
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.tasks import infer_from_logits, prepare
+from torchcalib.ops.log_odds import log_ratio
 from torchcalib.ops.logs import spread_infinite_logits, wide_dtype
 
 
@@ -31,8 +32,28 @@ class Calibrator(nn.Module, ABC):
         from_logits: whether predictions are logits. Calibrated predictions are then log-probabilities of classes, or
             log-odds for binary and multi-label predictions.
         class_axis: axis of classes or labels.
+        positive_classes: set of classes whose probability is calibrated; None for all classes.
         converged: whether the fit reached its optimum, bool of the batch shape of the fit.
         grad_norm: norm of the gradient at the end of the fit, of the batch shape; 0 for optima in closed form.
+
+    Example:
+        A method of your own defines its parameters, their fit and the calibration map:
+
+        >>> class Frequency(Calibrator):
+        ...     tasks, initial = ("binary",), {"frequency": 0.5}
+        ...
+        ...     def parameters_for(self, p, weights):
+        ...         w = sample_weights(p, weights)
+        ...         frequency = (w * p.target).sum(-1) / w.sum(-1)
+        ...         return {"frequency": frequency, "converged": frequency.isfinite()}
+        ...
+        ...     def calibrated(self, values):
+        ...         return self.frequency[..., None].to(values).expand_as(values)
+        ...
+        ...     def remarks(self):
+        ...         return []
+        >>> Frequency().fit([0.9, 0.8, 0.3], [1, 0, 1])([0.5, 0.6])
+        tensor([0.6667, 0.6667], dtype=torch.float64)
     """
 
     name: ClassVar[str]
@@ -51,6 +72,7 @@ class Calibrator(nn.Module, ABC):
     task: Task | None
     from_logits: bool
     class_axis: int
+    positive_classes: tuple[int, ...] | None
     converged: Tensor
     grad_norm: Tensor
 
@@ -60,7 +82,7 @@ class Calibrator(nn.Module, ABC):
 
     def __init__(self) -> None:
         super().__init__()
-        self.task, self.from_logits, self.class_axis = None, False, -1
+        self.task, self.from_logits, self.class_axis, self.positive_classes = None, False, -1, None
         for name, value in {"grad_norm": 0.0, "converged": False, **self.initial}.items():
             buffer = torch.tensor(value)
             self.register_buffer(name, buffer.double() if buffer.is_floating_point() else buffer)
@@ -85,8 +107,8 @@ class Calibrator(nn.Module, ABC):
             task: None infers it from the shapes.
             from_logits: `preds` are logits. None infers it: logits have negative values.
             class_names: Names of the classes, for labels that are text. The columns of a DataFrame are names, too.
-            positive_classes: Fit to the probability (or log-odds) of this set of classes against the rest. The fitted
-                calibrator takes the same.
+            positive_classes: Calibrate the probability of this set of classes against the rest. The fitted calibrator
+                takes multi-class predictions, and returns the calibrated probability (or log-odds) of the set.
 
         Returns:
             The fitted calibrator itself. It has no gradient to `preds`.
@@ -103,6 +125,8 @@ class Calibrator(nn.Module, ABC):
         elif task is None and options.get("num_classes") is not None:
             task = "multiclass"
         positive = options.get("positive_classes")
+        if "sample_weight" in options:
+            options["weights"] = weights_from(options.get("weights"), options.pop("sample_weight"))
         given = prepare(preds, target, task, class_names=class_names, positive_classes=positive)
         options["from_logits"] = infer_from_logits(given.preds) if from_logits is None else from_logits
         p = self.read(given.preds, given.target, task=given.task, options=options)
@@ -110,6 +134,7 @@ class Calibrator(nn.Module, ABC):
             fitted = self.fit_to(p)
         how = input_format_of(given.task, options)
         fitted.class_axis = how.resolved(given.preds, given.target, how.batch_dims).axis
+        fitted.positive_classes = None if positive is None else tuple(positive)
         self.__dict__.update(fitted.__dict__)
         self.warn()
         return self
@@ -163,6 +188,8 @@ class Calibrator(nn.Module, ABC):
     def forward(self, preds: Tensor) -> Tensor:
         """Return calibrated predictions, of the shape of `preds` and of its dtype (at least float32).
 
+        With `positive_classes` the class axis is removed.
+
         Args:
             preds: predictions of the kind used in the fit; values are not checked. A calibrator fitted to a batch
                 `(..., N)` takes this batch shape; one fitted to a single data set takes any leading axes.
@@ -180,6 +207,8 @@ class Calibrator(nn.Module, ABC):
         preds = as_tensor("preds", preds)
         if not preds.is_floating_point():
             raise TypeError(f"`preds` must be floating, got {preds.dtype}. Pass predictions as in the fit.")
+        if self.positive_classes is not None:
+            return self._calibrated_set(preds)
         has_classes = self.task != "binary"
         if preds.dim() < 1 + has_classes:
             raise ValueError(
@@ -203,8 +232,27 @@ class Calibrator(nn.Module, ABC):
         values = values.transpose(-1, -2) if self.task == "multilabel" else values
         return values.movedim(-1, self.class_axis) if has_classes else values
 
+    def _calibrated_set(self, preds: Tensor) -> Tensor:
+        """Return the calibrated probability (or log-odds) of `positive_classes`, without the class axis."""
+        values = preds.movedim(self.class_axis, -1)
+        inside = torch.zeros(values.shape[-1], dtype=torch.bool, device=values.device)
+        inside[list(self.positive_classes or ())] = True
+        binary = copy(self)
+        binary.positive_classes = None
+        if self.from_logits:
+            values = spread_infinite_logits(values)
+            log_odds = log_ratio(values.masked_fill(~inside, -torch.inf), values.masked_fill(inside, -torch.inf))
+            return binary.forward(log_odds)
+        if not self.in_log_odds:
+            return binary.forward(values[..., inside].sum(-1).clamp(max=1))
+        # P(set) may round to 1. The sums over both sides keep the log-odds.
+        binary.from_logits = True
+        wide = values.to(wide_dtype(values.device))
+        log_odds = wide[..., inside].sum(-1).log() - wide[..., ~inside].sum(-1).log()
+        return binary.forward(log_odds).sigmoid().to(torch.promote_types(preds.dtype, torch.float32))
+
     def predict_proba(self, preds: Tensor) -> Tensor:
-        """Return calibrated probabilities, of the shape of `preds`: P(y = 1) for a binary task; see `forward`."""
+        """Return calibrated probabilities, of the shape that `forward` returns; P(y = 1) for a binary task."""
         values: Tensor = self(preds)
         if not self.from_logits:
             return values
@@ -245,7 +293,7 @@ class Calibrator(nn.Module, ABC):
 
     @property
     def _saved(self) -> set[str]:
-        return {"task", "from_logits", "class_axis", *self.settings}
+        return {"task", "from_logits", "class_axis", "positive_classes", *self.settings}
 
     def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *rest: Any) -> None:
         for name, buffer in list(self._buffers.items()):

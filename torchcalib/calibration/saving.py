@@ -33,6 +33,11 @@ def save_calibrator(calibrator: Calibrator, path: str | Path) -> None:
     Raises:
         TypeError, ValueError: `calibrator` is not a calibrator, or not fitted.
         OSError: the file cannot be written.
+
+    Example:
+        >>> from torchcalib.calibration import TemperatureScaling
+        >>> calibrator = TemperatureScaling().fit([0.9, 0.99, 0.01, 0.8, 0.05], [1, 0, 0, 1, 0])
+        >>> save_calibrator(calibrator, "temperature.pt")  # doctest: +SKIP
     """
     if not isinstance(calibrator, Calibrator):
         raise TypeError(f"`calibrator` must be a fitted calibrator, got {type(calibrator).__name__}.")

@@ -77,6 +77,7 @@ _SYNONYMS = {
     "n_labels": "num_labels",
     "ignore_idx": "ignore_index",
     "multidim_average": "batch_dims",
+    "names": "class_names",
 }
 """Equivalents of argument names in torchmetrics, scikit-learn and netcal."""
 
@@ -85,6 +86,10 @@ _ADVICE = {
     "norm": "Use rmsce for the l2 norm, and mce for the maximum.",
     "top_k": "Pass mode=TopK(k).",
     "threshold": "Calibration metrics have no threshold.",
+    "class_names": "Pass class indices as `target`: pandas.Categorical(labels, categories=class_names).codes.",
+    "per_class": "Pass mode='classwise' and average=None.",
+    "return_ci": "Use torchcalib.inference.bootstrap, or the method test() of a metric class.",
+    "multidim_average": "Pass batch_dims to functions and batch_shape to classes.",
 }
 
 
@@ -108,6 +113,15 @@ def only_task_by_position(value: object) -> TypeError:
     return TypeError(
         f"options other than `task` must be given by name, got {value!r} by position. Pass it by name, as in n_bins=10."
     )
+
+
+def weights_from(weights: Any, sample_weight: Any) -> Any:
+    """Return `weights`, or its alias in scikit-learn if that is given."""
+    if sample_weight is None:
+        return weights
+    if weights is not None:
+        raise TypeError("`sample_weight` must be omitted if `weights` is given, got both. Both mean the same.")
+    return sample_weight
 
 
 def task_of(task: Task | None, num_classes: int | None, num_labels: int | None) -> Task:
@@ -199,7 +213,10 @@ def check_seed(seed: object) -> None:
 def check_average(average: object, has_outputs: bool) -> None:
     """Raise unless `average` is "macro", or None for values with an axis of classes or labels (`has_outputs`)."""
     if average not in ("macro", None):
-        raise ValueError(f"`average` must be 'macro' or None, got {average!r}.")
+        raise ValueError(
+            f"`average` must be 'macro' or None, got {average!r}. None returns a value for each class or label. "
+            "For the top-label error of all samples pass mode='top_label' to a multi-class metric."
+        )
     if average is None and not has_outputs:
         raise ValueError(
             "`average` must be 'macro' for a metric with a single value, got None. For values per class pass "

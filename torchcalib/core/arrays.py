@@ -1,9 +1,11 @@
-"""Conversion of arrays, pandas objects and lists to tensors."""
+"""Conversion of arrays, pandas objects, lists and class names to tensors."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 _DTYPES = {"b": np.bool_, "i": np.int64, "u": np.int64}
@@ -12,9 +14,13 @@ _KINDS = {"U": "text", "S": "bytes", "O": "objects"}
 
 
 def as_tensors(preds: Any, target: Any, weights: Any) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return predictions, targets and weights as tensors. Converted values go to the device of `preds`."""
+    """Return predictions, targets and weights as tensors. Converted values go to the device of `preds`.
+
+    Labels that are text are looked up in the column names of `preds`, if it is a DataFrame.
+    """
+    names = column_names(preds)
     preds = as_tensor("preds", preds)
-    target = as_tensor("target", target, preds.device)
+    target = label_tensor(target, names, preds.device) if names else as_tensor("target", target, preds.device)
     return preds, target, None if weights is None else as_tensor("weights", weights, preds.device)
 
 
@@ -42,7 +48,14 @@ def as_tensor(name: str, x: Any, device: torch.device | None = None) -> Tensor:
     if array.dtype.kind not in "biuf":
         found = _KINDS.get(array.dtype.kind, array.dtype.name)
         example = f" such as {array.reshape(-1)[:1].tolist()[0]!r}" if array.size else ""
-        advice = " Pass class indices: numpy.searchsorted(class_names, labels)." if name == "target" else ""
+        advice = (
+            (
+                " Pass class indices in the order of the class axis, for example "
+                "pandas.Categorical(labels, categories=class_names).codes."
+            )
+            if name == "target"
+            else ""
+        )
         raise TypeError(f"`{name}` must contain numbers, got {found}{example}.{advice}")
     wide = array.dtype.newbyteorder("=") if array.dtype.kind == "f" else _DTYPES[array.dtype.kind]
     if array.dtype.itemsize > 8:
@@ -54,3 +67,52 @@ def as_tensor(name: str, x: Any, device: torch.device | None = None) -> Tensor:
 def _holds_missing(array: np.ndarray[Any, Any]) -> bool:
     """Return whether an object array contains None or `pandas.NA`."""
     return any(x is None or type(x).__name__ == "NAType" for x in array.reshape(-1))
+
+
+def column_names(preds: Any) -> tuple[str, ...]:
+    """Return the column names of a DataFrame with several columns, if all are text."""
+    columns = () if isinstance(preds, Tensor) else tuple(getattr(preds, "columns", ()))
+    is_text = len(columns) > 1 and all(isinstance(name, str) for name in columns)
+    return tuple(map(str, columns)) if is_text else ()
+
+
+def label_tensor(values: Any, class_names: Sequence[str], device: torch.device) -> Tensor:
+    """Return targets as a tensor; class names are replaced by class indices."""
+    labels = None if isinstance(values, Tensor) or values is None else _objects(values)
+    if labels is None or not any(isinstance(label, str) for label in labels.flat):
+        return as_tensor("target", values, device)
+    row = next((k for k, label in enumerate(labels.flat) if not isinstance(label, str)), None)
+    if row is not None:
+        raise ValueError(
+            f"`target` must contain a class name in every row, got {labels.flat[row]!r} in row {row} (counted from 0). "
+            "Add the name, or remove the row."
+        )
+    unique, inverse = np.unique(labels.astype(str), return_inverse=True)
+    if not class_names:
+        raise ValueError(
+            f"`target` must contain numbers if classes have no names, got text: {_first(unique.tolist())}. "
+            "Pass class_names, all class names in the order of the class axis (`clf.classes_` in scikit-learn)."
+        )
+    index = {name: k for k, name in enumerate(class_names)}
+    unknown = [str(label) for label in unique if label not in index]
+    if unknown:
+        raise ValueError(
+            f"`target` must contain the class names {_first(class_names)}, got {_first(unknown)}. "
+            "Check the spelling, or pass class_names with all classes in the order of the class axis."
+        )
+    numbers = torch.tensor([index[str(label)] for label in unique])
+    return numbers[torch.from_numpy(inverse.reshape(labels.shape))].to(device)
+
+
+def _objects(values: Any) -> NDArray[Any] | None:
+    """Return values as an object array if they may contain text, else None."""
+    try:
+        array = np.asarray(values)
+    except (TypeError, ValueError):  # `as_tensor` raises the error with its cause
+        return None
+    return array.astype(object) if array.dtype.kind in "OUT" else None
+
+
+def _first(names: Sequence[str]) -> str:
+    """Return the first five names as text, and the number of other names."""
+    return ", ".join(map(repr, names[:5])) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

@@ -411,10 +411,14 @@ class InputFormat:
         if target.shape != preds.shape:
             expected = f"{tuple(preds.shape)}" if self.task == "multilabel" else f"{tuple(labels)}"
             counts = f"{(*preds.shape, 2)}" if self.task == "multilabel" else f"{tuple(preds.shape)}"
+            advice = (
+                f"For class-first input (N, {axis_name}, ...) pass class_axis=1; annotator counts have shape {counts}."
+            )
+            if target.dim() == preds.dim() and target.shape[axis] == 1 and target.squeeze(axis).shape == labels:
+                advice = f"Remove the axis of size 1: target.squeeze({axis})."
             raise ValueError(
                 f"`target` must have shape {expected} for `preds` {tuple(preds.shape)} with class_axis="
-                f"{self.axis}, got {tuple(target.shape)}. For class-first input (N, {axis_name}, ...) pass "
-                f"class_axis=1; annotator counts have shape {counts}."
+                f"{self.axis}, got {tuple(target.shape)}. {advice}"
             )
         if self.task == "multiclass":
             if not target.is_floating_point():

@@ -3,13 +3,10 @@
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from torchcalib.core.arguments import Task
-from torchcalib.core.arrays import as_tensor
+from torchcalib.core.arrays import as_tensor, column_names, label_tensor
 
 
 class Prepared(NamedTuple):
@@ -42,9 +39,9 @@ def prepare(
         TypeError: if the values are not numbers.
         ValueError: if a class name is unknown, or the shapes are ambiguous.
     """
-    names = _names_of(preds) if class_names is None else checked_names(class_names)
+    names = column_names(preds) if class_names is None else checked_names(class_names)
     preds = as_tensor("preds", preds)
-    target = _labels(target, names, preds.device)
+    target = label_tensor(target, names, preds.device)
     n_axes = preds.dim()
     preds, target = _without_single_axes(preds, target)
     if task is None and preds.dim() < n_axes:  # a class axis of size 1 was removed
@@ -142,52 +139,3 @@ def _without_single_axes(preds: Tensor, target: Tensor) -> tuple[Tensor, Tensor]
         if column.shape in (preds.shape, preds.shape[:-1]) and target.shape != preds.shape:
             return preds, column
     return preds, target
-
-
-def _names_of(preds: Any) -> tuple[str, ...]:
-    """Return the column names of a DataFrame with several columns, if all are text."""
-    columns = () if isinstance(preds, Tensor) else tuple(getattr(preds, "columns", ()))
-    is_text = len(columns) > 1 and all(isinstance(name, str) for name in columns)
-    return tuple(map(str, columns)) if is_text else ()
-
-
-def _labels(values: Any, class_names: Sequence[str], device: torch.device) -> Tensor:
-    """Return targets as a tensor; class names are replaced by class indices."""
-    labels = None if isinstance(values, Tensor) or values is None else _objects(values)
-    if labels is None or not any(isinstance(label, str) for label in labels.flat):
-        return as_tensor("target", values, device)
-    row = next((k for k, label in enumerate(labels.flat) if not isinstance(label, str)), None)
-    if row is not None:
-        raise ValueError(
-            f"`target` must contain a class name in every row, got {labels.flat[row]!r} in row {row} (counted from 0). "
-            "Add the name, or remove the row."
-        )
-    unique, inverse = np.unique(labels.astype(str), return_inverse=True)
-    if not class_names:
-        raise ValueError(
-            f"`target` must contain numbers if classes have no names, got text: {_first(unique.tolist())}. "
-            "Pass class_names, all class names in the order of the class axis (`clf.classes_` in scikit-learn)."
-        )
-    index = {name: k for k, name in enumerate(class_names)}
-    unknown = [str(label) for label in unique if label not in index]
-    if unknown:
-        raise ValueError(
-            f"`target` must contain the class names {_first(class_names)}, got {_first(unknown)}. "
-            "Check the spelling, or pass class_names with all classes in the order of the class axis."
-        )
-    numbers = torch.tensor([index[str(label)] for label in unique])
-    return numbers[torch.from_numpy(inverse.reshape(labels.shape))].to(device)
-
-
-def _objects(values: Any) -> NDArray[Any] | None:
-    """Return values as an object array if they may contain text, else None."""
-    try:
-        array = np.asarray(values)
-    except (TypeError, ValueError):  # `as_tensor` raises the error with its cause
-        return None
-    return array.astype(object) if array.dtype.kind in "OUT" else None
-
-
-def _first(names: Sequence[str]) -> str:
-    """Return the first five names as text, and the number of other names."""
-    return ", ".join(map(repr, names[:5])) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

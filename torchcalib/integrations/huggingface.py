@@ -1,12 +1,15 @@
 """Streaming calibration metrics for `transformers.Trainer`, which does not need to store logits."""
 
 import weakref
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from torchcalib.core.arguments import Task
+from torchcalib.core.documentation import documented
 from torchcalib.metrics.base import CalibrationMetric
 from torchcalib.metrics.binned import ECE
 from torchcalib.metrics.collection import CalibrationCollection
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
 _DEFAULT = {"nll": NLL, "brier": BrierScore, "ecd": ECD, "ece": ECE, "accuracy": Accuracy}
 
 
+@partial(documented, without=("weights", "batch_dims"))
 class CalibrationMetrics:
     """Compute calibration metrics in the evaluations of `transformers.Trainer`. Pass both hooks of one object.
 
@@ -54,12 +58,10 @@ class CalibrationMetrics:
     `trainer.predict` returns the metrics, and process numbers instead of predictions.
 
     Args:
-        metrics: metrics by name, with `from_logits=True, ignore_index=-100`. None creates, with `options`: negative
-            log-likelihood (`nll`), Brier score (`brier`), entropic calibration difference (`ecd`), expected calibration
-            error (`ece`) and `accuracy`.
+        metrics: metrics by name, with `from_logits=True, ignore_index=-100`. None creates, with the other options:
+            negative log-likelihood (`nll`), Brier score (`brier`), entropic calibration difference (`ecd`), expected
+            calibration error (`ece`) and `accuracy`.
         shift: whether the logits at position i predict the label at position i + 1.
-        **options: arguments of the default metrics: `task`, `num_classes`, `num_labels`, `positive_classes`, ...;
-            `from_logits` is True and `ignore_index` -100 by default.
 
     Raises:
         TypeError: if `metrics` is not a `CalibrationCollection`, or if options are passed with `metrics`.
@@ -71,9 +73,20 @@ class CalibrationMetrics:
         ['accuracy', 'brier', 'ecd', 'ece', 'nll']
     """
 
-    def __init__(self, metrics: CalibrationCollection | None = None, *, shift: bool = False, **options: Any) -> None:
+    def __init__(
+        self,
+        metrics: CalibrationCollection | None = None,
+        *,
+        task: Task | None = None,
+        shift: bool = False,
+        from_logits: bool = True,
+        ignore_index: int | None = -100,
+        **options: Any,
+    ) -> None:
+        if task is not None:
+            options["task"] = task
         if metrics is None:
-            options = {"from_logits": True, "ignore_index": -100, **options}
+            options |= {"from_logits": from_logits, "ignore_index": ignore_index}
             metrics = CalibrationCollection({name: metric(**options) for name, metric in _DEFAULT.items()})
         elif not isinstance(metrics, CalibrationCollection):
             raise TypeError(f"`metrics` must be a CalibrationCollection or None, got {type(metrics).__name__}.")

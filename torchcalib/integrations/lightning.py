@@ -13,6 +13,7 @@ from torch.utils.data import BatchSampler, DistributedSampler
 from torchcalib.calibration.calibrator import Calibrator
 from torchcalib.calibration.saving import CHECKPOINT_KEY, calibrator_from
 from torchcalib.core.arguments import Task, check_count
+from torchcalib.core.documentation import documented
 from torchcalib.integrations.fitting import fit_on_all_ranks
 from torchcalib.integrations.images import log_picture
 from torchcalib.integrations.outputs import Get, found_by
@@ -48,6 +49,7 @@ def _callback_classes() -> tuple[type, ...]:
 _Callback: Any = type("_Callback", _callback_classes(), {})
 
 
+@partial(documented, without=("weights", "batch_dims"))
 class CalibrationMonitor(_Callback):  # type: ignore[misc]  # the base classes are known at run time only
     """Monitor calibration in the validation of a `Trainer` from `lightning` or `pytorch_lightning`.
 
@@ -108,7 +110,7 @@ class CalibrationMonitor(_Callback):  # type: ignore[misc]  # the base classes a
     def __init__(
         self,
         *,
-        task: Task,
+        task: Task | None = None,
         num_classes: int | None = None,
         num_labels: int | None = None,
         from_logits: bool = False,

@@ -13,6 +13,8 @@ from torchcalib.core.arguments import (
     Task,
     check_average,
     check_task,
+    count_of_outputs,
+    task_of,
     task_read_as,
 )
 from torchcalib.core.documentation import arguments_section, document, parameters_of
@@ -39,7 +41,9 @@ class PenaltyLoss(nn.Module):
 
     Args:
         penalty: The calibration error.
-        task: `"binary"`, `"multiclass"` or `"multilabel"`.
+        task: `"binary"`, `"multiclass"` or `"multilabel"`. `num_classes` or `num_labels` implies it.
+        num_classes: Number of classes C of a multi-class task, which is checked.
+        num_labels: Number of labels L of a multi-label task, which is checked.
         from_logits: `preds` are logits.
         ignore_index: Rows with this target are dropped.
         positive_classes: Treat multi-class input as binary: the probability of this set of classes against the rest.
@@ -65,7 +69,9 @@ class PenaltyLoss(nn.Module):
         self,
         penalty: Penalty,
         *,
-        task: Task,
+        task: Task | None = None,
+        num_classes: int | None = None,
+        num_labels: int | None = None,
         from_logits: bool = False,
         ignore_index: int | None = None,
         positive_classes: Sequence[int] | None = None,
@@ -75,9 +81,11 @@ class PenaltyLoss(nn.Module):
         whole_weights: bool = False,
     ) -> None:
         super().__init__()
+        task = task_of(task, num_classes, num_labels)
         self.penalty = penalty
         self.input_format = InputFormat(
             task,
+            num_classes=count_of_outputs(task, num_classes, num_labels),
             from_logits=from_logits,
             ignore_index=ignore_index,
             positive_classes=positive_classes,
@@ -119,6 +127,11 @@ def weighted_events(p: Predictions, mode: Mode) -> tuple[Tensor, Tensor, Tensor]
     absent = in_all_replicates(events.weights == 0, confidence.dim())
     weights: Tensor = torch.broadcast_tensors(events.weights, confidence)[0]  # type: ignore[no-untyped-call]
     return confidence.masked_fill(absent, 0.5), outcome.masked_fill(absent, 0), weights
+
+
+def implied_task(task: Task | None, options: Mapping[str, Any]) -> Task:
+    """Return the task, which `num_classes` or `num_labels` in `options` implies."""
+    return task_of(task, options.get("num_classes"), options.get("num_labels"))
 
 
 def event_mode(task: Task, options: Mapping[str, Any], mode: Mode | None) -> Mode:

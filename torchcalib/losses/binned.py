@@ -20,7 +20,7 @@ from torchcalib.core.event_sums import EqualWidthBins
 from torchcalib.core.events import Mode
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.sums import BinStats
-from torchcalib.losses.base import PenaltyLoss, evaluate, event_mode, weighted_events
+from torchcalib.losses.base import PenaltyLoss, evaluate, event_mode, implied_task, weighted_events
 from torchcalib.metrics.binned import ece_from_bins, rmsce_from_bins
 
 Norm = Literal["l1", "l2"]
@@ -76,8 +76,15 @@ class ECELoss(PenaltyLoss):
     """
 
     def __init__(
-        self, *, task: Task, n_bins: int = 15, mode: Mode | None = None, right: bool = False, **options: Any
+        self,
+        *,
+        task: Task | None = None,
+        n_bins: int = 15,
+        mode: Mode | None = None,
+        right: bool = False,
+        **options: Any,
     ) -> None:
+        task = implied_task(task, options)
         check_count("n_bins", n_bins, at_most=_MOST_BINS)
         check_flag("right", right)
         bins = EqualWidthBins(event_mode(task, options, mode), n_bins, right)
@@ -89,7 +96,7 @@ def soft_binned_ece(
     preds: Tensor,
     target: Tensor,
     *,
-    task: Task,
+    task: Task | None = None,
     n_bins: int = 15,
     temperature: float = 0.01,
     norm: Norm = "l2",
@@ -126,6 +133,7 @@ def soft_binned_ece(
         >>> soft_binned_ece(torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]), task="binary")
         tensor(0.2123)
     """
+    task = implied_task(task, options)
     mode = event_mode(task, options, mode)
     penalty = SoftBins(mode, n_bins, temperature, norm)
     return evaluate(penalty, mode, preds, target, task, average, options, per_event=n_bins)
@@ -142,12 +150,13 @@ class SoftBinnedECELoss(PenaltyLoss, function=soft_binned_ece):
     def __init__(
         self,
         *,
-        task: Task,
+        task: Task | None = None,
         n_bins: int = 15,
         temperature: float = 0.01,
         norm: Norm = "l2",
         mode: Mode | None = None,
         **options: Any,
     ) -> None:
+        task = implied_task(task, options)
         penalty = SoftBins(event_mode(task, options, mode), n_bins, temperature, norm)
         super().__init__(penalty, task=task, **options)

@@ -15,7 +15,7 @@ from torchcalib.core.bins import root
 from torchcalib.core.documentation import documented
 from torchcalib.core.events import Mode
 from torchcalib.core.predictions import Predictions
-from torchcalib.losses.base import PenaltyLoss, evaluate, event_mode, weighted_events
+from torchcalib.losses.base import PenaltyLoss, evaluate, event_mode, implied_task, weighted_events
 from torchcalib.metrics.canonical import DirichletSettings
 from torchcalib.metrics.kernel import KernelSettings, skce
 from torchcalib.ops.logs import wide_dtype
@@ -76,7 +76,7 @@ def mmce(
     preds: Tensor,
     target: Tensor,
     *,
-    task: Task,
+    task: Task | None = None,
     bandwidth: float = 0.4,
     weighted: bool = False,
     mode: Mode | None = None,
@@ -115,6 +115,7 @@ def mmce(
         >>> mmce(torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]), task="binary")
         tensor(0.1225)
     """
+    task = implied_task(task, options)
     mode = event_mode(task, options, mode)
     return evaluate(SimilarConfidences(mode, bandwidth, weighted), mode, preds, target, task, average, options)
 
@@ -130,12 +131,13 @@ class MMCELoss(PenaltyLoss, function=mmce):
     def __init__(
         self,
         *,
-        task: Task,
+        task: Task | None = None,
         bandwidth: float = 0.4,
         weighted: bool = False,
         mode: Mode | None = None,
         **options: Any,
     ) -> None:
+        task = implied_task(task, options)
         penalty = SimilarConfidences(event_mode(task, options, mode), bandwidth, weighted)
         super().__init__(penalty, task=task, **options)
 
@@ -173,7 +175,12 @@ class CanonicalLoss(PenaltyLoss):
     """
 
     def __init__(
-        self, *, task: Task, p: Literal[1, 2] = 2, bandwidth: float | Literal["likelihood"] = 0.02, **options: Any
+        self,
+        *,
+        task: Task | None = None,
+        p: Literal[1, 2] = 2,
+        bandwidth: float | Literal["likelihood"] = 0.02,
+        **options: Any,
     ) -> None:
         super().__init__(LeaveOneOut(DirichletSettings(p, bandwidth)), task=task, whole_weights=True, **options)
 
@@ -196,8 +203,14 @@ class SKCELoss(PenaltyLoss, function=skce):
     """
 
     def __init__(
-        self, *, task: Task, kernel: Kernel = "laplacian", bandwidth: float | Literal["median"] = 1.0, **options: Any
+        self,
+        *,
+        task: Task | None = None,
+        kernel: Kernel = "laplacian",
+        bandwidth: float | Literal["median"] = 1.0,
+        **options: Any,
     ) -> None:
+        task = implied_task(task, options)
         check_task(task)
         penalty = KernelSettings(task_read_as(task, options), "biased", kernel, bandwidth, 2, "macro", None)
         super().__init__(penalty, task=task, **options)

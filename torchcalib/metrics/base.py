@@ -20,6 +20,7 @@ from torchcalib.core.arguments import (
     only_task_by_position,
     task_of,
     unknown_argument,
+    weights_from,
 )
 from torchcalib.core.arrays import as_tensors
 from torchcalib.core.documentation import document, input_parameters, parameters_of, with_implied_task
@@ -207,7 +208,9 @@ class CalibrationMetric(Metric, Generic[S]):
     def _value(self, statistic: S) -> Tensor:
         return self.estimator.value(statistic)
 
-    def update(self, preds: Tensor, target: Tensor, *, weights: Tensor | None = None) -> None:
+    def update(
+        self, preds: Tensor, target: Tensor, weights: Tensor | None = None, *, sample_weight: Tensor | None = None
+    ) -> None:
         """Add a batch to the state.
 
         Args:
@@ -215,6 +218,7 @@ class CalibrationMetric(Metric, Generic[S]):
                 the class axis are samples.
             target: Labels or soft targets, as for the function.
             weights: Non-negative weight per sample.
+            sample_weight: Alias of `weights`, as in scikit-learn.
 
         Raises:
             TypeError: For an invalid dtype.
@@ -224,6 +228,8 @@ class CalibrationMetric(Metric, Generic[S]):
         """
         if self._is_synced:
             refuse_if_synced(self, "update")
+        if sample_weight is not None:
+            weights = weights_from(weights, sample_weight)
         if not (type(preds) is type(target) is Tensor and (weights is None or type(weights) is Tensor)):
             preds, target, weights = as_tensors(preds, target, weights)
         if self._shared is None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from torchcalib.core.arguments import check_count, check_level, check_seed
+from torchcalib.core.arguments import check_count, check_level, check_seed, weights_from
 from torchcalib.core.arrays import as_tensors
 from torchcalib.core.predictions import Predictions, replicates_at_once
 from torchcalib.core.state import N_LEFT_OUT, SumsKind, left_out_of
@@ -146,11 +146,13 @@ class Bootstrapped(WrappedMetric[S]):
         finally:
             self._in_forward = False
 
-    def update(self, preds: Tensor, target: Tensor, *, weights: Tensor | None = None) -> None:
+    def update(
+        self, preds: Tensor, target: Tensor, weights: Tensor | None = None, *, sample_weight: Tensor | None = None
+    ) -> None:
         """Add a batch to the state; see `CalibrationMetric.update`."""
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             self._rank = torch.distributed.get_rank()
-        preds, target, weights = as_tensors(preds, target, weights)
+        preds, target, weights = as_tensors(preds, target, weights_from(weights, sample_weight))
         super().update(preds, target, weights=weights)
         rows = preds.numel() // math.prod(self.batch_shape)
         if self.input_format.task != "binary":

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 
-from torchcalib.core.arguments import check_flag
+from torchcalib.core.arguments import check_flag, weights_from
 from torchcalib.metrics.base import CalibrationMetric
 from torchcalib.metrics.checkpoint import holds_state, read_state
 from torchcalib.metrics.rollback import refuse_if_synced, unchanged_on_error, unsynced_on_error
@@ -80,7 +80,13 @@ class CalibrationCollection(MetricCollection):
             self.persistent(True)
 
     def update(  # type: ignore[override]  # MetricCollection itself overrides ModuleDict.update with another meaning
-        self, preds: Tensor, target: Tensor, *, weights: Tensor | None = None, groups: Tensor | None = None
+        self,
+        preds: Tensor,
+        target: Tensor,
+        weights: Tensor | None = None,
+        *,
+        groups: Tensor | None = None,
+        sample_weight: Tensor | None = None,
     ) -> None:
         """Add a batch to every member.
 
@@ -89,16 +95,25 @@ class CalibrationCollection(MetricCollection):
             target: See `CalibrationMetric.update`.
             weights: See `CalibrationMetric.update`.
             groups: Number of the group per sample, passed to members that are a `ByGroup`.
+            sample_weight: Alias of `weights`.
         """
+        weights = weights_from(weights, sample_weight)
         with self._sharing():
             # Omit absent keywords: torchmetrics filters keywords by the signature of every member, which takes time.
             super().update(preds, target, **_without_none(weights=weights, groups=groups))
 
     @torch.jit.unused
     def forward(
-        self, preds: Tensor, target: Tensor, *, weights: Tensor | None = None, groups: Tensor | None = None
+        self,
+        preds: Tensor,
+        target: Tensor,
+        weights: Tensor | None = None,
+        *,
+        groups: Tensor | None = None,
+        sample_weight: Tensor | None = None,
     ) -> dict[str, Tensor]:
         """Add a batch to every member and return the values for this batch, with their gradients; see `update`."""
+        weights = weights_from(weights, sample_weight)
         with self._sharing():
             values: dict[str, Tensor] = super().forward(preds, target, **_without_none(weights=weights, groups=groups))
         return values

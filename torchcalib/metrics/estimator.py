@@ -13,7 +13,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, cast
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from torchcalib.core.arguments import only_task_by_position, task_of, unknown_argument
+from torchcalib.core.arguments import only_task_by_position, task_of, unknown_argument, weights_from
 from torchcalib.core.documentation import (
     arguments_section,
     document,
@@ -129,10 +129,7 @@ def completed(options: Mapping[str, Any], task: Any = None, *others: Any) -> dic
     if task is not None:
         found["task"] = task
     if "sample_weight" in found:
-        weights = found.pop("sample_weight")
-        if weights is not None and found.get("weights") is not None:
-            raise TypeError("`sample_weight` must be omitted if `weights` is given, got both. Both mean the same.")
-        found["weights"] = found.get("weights") if weights is None else weights
+        found["weights"] = weights_from(found.get("weights"), found.pop("sample_weight"))
     found["task"] = task_of(found.get("task"), found.get("num_classes"), found.get("num_labels"))
     return found
 

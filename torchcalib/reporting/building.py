@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import reduce
+from functools import partial, reduce
 from operator import add
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -13,6 +13,7 @@ from torch import Tensor
 from torchcalib.calibration.calibrator import Calibrator
 from torchcalib.core.arguments import Task, check_count, check_flag
 from torchcalib.core.arrays import as_tensors
+from torchcalib.core.documentation import documented
 from torchcalib.core.events import NamedMode, modes_of
 from torchcalib.core.groups import check_groups
 from torchcalib.core.inputs import InputFormat, check_option_names, input_format_of
@@ -45,6 +46,7 @@ _OPTIONS = ("from_logits", "ignore_index", "positive_classes", "class_axis", "va
 T = TypeVar("T", bound=Calibrator)
 
 
+@partial(documented, without=("weights", "batch_dims", "num_classes", "num_labels"))
 class ReportBuilder:
     """Compute a `Report` from batches of predictions.
 
@@ -64,7 +66,6 @@ class ReportBuilder:
         with_calibration: compute `Report.calibration`.
         with_intervals: compute intervals of scores and of rank-based errors.
         source: origin of the predictions, to show in the report.
-        **options: input options of `torchcalib.report`, such as `from_logits`, `ignore_index` and `nan_policy`.
 
     Example:
         >>> import torch

@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from torchcalib.core.arguments import check_count
+from torchcalib.core.arguments import check_count, weights_from
 from torchcalib.core.groups import check_groups, in_groups
 from torchcalib.core.ranked import RankedSample
 from torchcalib.core.state import SamplesKind, SumsKind
@@ -65,7 +65,13 @@ class ByGroup(WrappedMetric[Any]):
         super().__init__(metric, **kwargs)
 
     def update(  # type: ignore[override]  # `groups` is required
-        self, preds: Tensor, target: Tensor, *, groups: Tensor, weights: Tensor | None = None
+        self,
+        preds: Tensor,
+        target: Tensor,
+        weights: Tensor | None = None,
+        *,
+        groups: Tensor,
+        sample_weight: Tensor | None = None,
     ) -> None:
         """Add a batch to the state.
 
@@ -75,13 +81,14 @@ class ByGroup(WrappedMetric[Any]):
             groups: Group number per sample, integers in [0, num_groups), or -1 for no group. It has the shape of
                 `preds` without the class axis.
             weights: See `CalibrationMetric.update`.
+            sample_weight: Alias of `weights`.
 
         Raises:
             TypeError, ValueError, RuntimeError, TorchMetricsUserError: See `CalibrationMetric.update`. On CUDA, rows
                 with an invalid group number are left out and counted, and `compute` raises.
         """
         refuse_if_synced(self, "update")
-        key, p = self._keyed_predictions(preds, target, weights)
+        key, p = self._keyed_predictions(preds, target, weights_from(weights, sample_weight))
         check_groups(groups, preds.device, self.input_format.samples_of(preds))
         key = (*key, "groups", self.num_groups)
         validate_args, drop_invalid = self.input_format.validate_args, self._drops_invalid

@@ -3,13 +3,15 @@
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from torchcalib.core.arguments import Task
+from torchcalib.core.arguments import Task, task_of
 from torchcalib.core.bins import BinTable, equal_width_edges
+from torchcalib.core.documentation import documented
 from torchcalib.core.sums import BinStats
 from torchcalib.metrics.base import CalibrationMetric
 from torchcalib.metrics.binned import ECE, ESCE, MCE
@@ -35,7 +37,7 @@ def usual_metrics(
     (expected signed) and `mce` (maximum) use equal-width bins. All metrics use constant memory.
 
     Args:
-        task: `"binary"`, `"multiclass"` or `"multilabel"`.
+        task: `"binary"`, `"multiclass"` or `"multilabel"`. `num_classes` or `num_labels` implies it.
         num_classes: number of classes C, required for a multi-class task.
         num_labels: number of labels L, required for a multi-label task.
         n_bins: number of equal-width bins.
@@ -71,6 +73,7 @@ _BINS = "bins of the table"
 """Reserved name of the metric that computes the sums over bins; it contains spaces to avoid conflicts."""
 
 
+@partial(documented, without=("weights", "batch_dims"))
 class Monitor:
     """Evaluate the calibration of a model in each validation, and warn if over-confidence grows.
 
@@ -100,8 +103,8 @@ class Monitor:
         prefix: prefix of the names of all returned values.
         postfix: suffix of these names.
         threshold: growth of over-confidence that causes a warning, in nats; `math.inf` disables warnings.
-        **options: other arguments of all metrics, such as `from_logits`, `ignore_index`, `class_axis` and `nan_policy`.
-            With `nan_policy="drop"` the value `n_dropped` is the number of dropped rows.
+        nan_policy: for rows with missing (NaN) predictions. `"raise"` is an error; `"drop"` leaves them out, and the
+            value `n_dropped` is their number.
 
     Attributes:
         input_format: task and options of the input.
@@ -123,7 +126,7 @@ class Monitor:
     def __init__(
         self,
         *,
-        task: Task,
+        task: Task | None = None,
         num_classes: int | None = None,
         num_labels: int | None = None,
         n_bins: int = 15,
@@ -133,6 +136,7 @@ class Monitor:
         threshold: float = 0.1,
         **options: Any,
     ) -> None:
+        task = task_of(task, num_classes, num_labels)
         sizes = {"num_classes": num_classes, "num_labels": num_labels}
         for needing, name in (("multiclass", "num_classes"), ("multilabel", "num_labels")):
             if task == needing and sizes[name] is None:
