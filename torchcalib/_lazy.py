@@ -32,33 +32,64 @@ def names_of_stub(package: str, file: str) -> tuple[list[str], Callable[[str], A
     return names, import_name, lambda: names
 
 
-_NAMESPACES = ("functional", "calibration", "inference", "losses", "plots")
+_NAMESPACES = ("functional", "calibration", "inference", "losses", "plots", "integrations")
 
 _SYNONYMS = {
-    "CalibrationError": "ECE",
-    "BinaryCalibrationError": "ECE",
-    "MulticlassCalibrationError": "ECE",
-    "ExpectedCalibrationError": "ECE",
-    "AdaptiveCalibrationError": "ACE",
-    "MaximumCalibrationError": "MCE",
-    "Brier": "BrierScore",
-    "MetricCollection": "CalibrationCollection",
-    "calibration_error": "functional.ece",
-    "expected_calibration_error": "functional.ece",
+    "accuracy_score": "functional.accuracy",
     "adaptive_calibration_error": "functional.ace",
-    "maximum_calibration_error": "functional.mce",
+    "adaptive_ece": "functional.ace",
+    "AdaptiveCalibrationError": "ACE",
+    "AdaptiveECE": "ACE",
+    "BetaCalibration": "calibration.AffineScaling",
+    "BinaryCalibrationError": "ECE",
+    "binary_calibration_error": "functional.ece",
+    "Brier": "BrierScore",
     "brier": "functional.brier_score",
     "brier_score_loss": "functional.brier_score",
-    "log_loss": "functional.nll",
-    "CalibrationDisplay": "plots.reliability_diagram",
-    "ReliabilityDiagram": "plots.reliability_diagram",
+    "CalibratedClassifier": "calibration.cross_val_calibrate",
     "CalibratedClassifierCV": "calibration.cross_val_calibrate",
-    "LogisticCalibration": "calibration.AffineScaling",
-    "PlattScaling": "calibration.AffineScaling",
-    "VectorScaling": "calibration.AffineScaling",
+    "calibration_error": "functional.ece",
+    "CalibrationCallback": "integrations.CalibrationMonitor",
+    "CalibrationDisplay": "plots.reliability_diagram",
+    "CalibrationError": "ECE",
+    "classwise_ece": "functional.ece",
+    "ClasswiseECE": "ECE",
+    "CrossEntropy": "NLL",
+    "cross_entropy": "functional.nll",
+    "ece_ci": "inference.bootstrap",
+    "expected_calibration_error": "functional.ece",
+    "ExpectedCalibrationError": "ECE",
     "IsotonicRegression": "calibration.IsotonicCalibration",
+    "log_loss": "functional.nll",
+    "LogisticCalibration": "calibration.AffineScaling",
+    "LogLoss": "NLL",
+    "MatrixScaling": "calibration.AffineScaling",
+    "maximum_calibration_error": "functional.mce",
+    "MaximumCalibrationError": "MCE",
+    "MetricCollection": "CalibrationCollection",
+    "multiclass_calibration_error": "functional.ece",
+    "MulticlassCalibrationError": "ECE",
+    "negative_log_likelihood": "functional.nll",
+    "NegativeLogLikelihood": "NLL",
+    "PlattScaling": "calibration.AffineScaling",
+    "plot_reliability": "plots.reliability_diagram",
+    "plot_reliability_diagram": "plots.reliability_diagram",
+    "reliability_curve": "functional.calibration_curve",
+    "ReliabilityDiagram": "plots.reliability_diagram",
+    "ReliabilityDisplay": "plots.reliability_diagram",
+    "smooth_ece": "functional.smece",
+    "SmoothECE": "SmECE",
+    "temperature_scaling": "calibration.TemperatureScaling",
+    "VectorScaling": "calibration.AffineScaling",
 }
 """Equivalents in torchcalib of public names in torchmetrics, scikit-learn and netcal."""
+
+_PENALTIES = "Add a penalty such as `torchcalib.losses.SoftBinnedECELoss` to the training loss."
+_ADVICE = {
+    "focal_loss": _PENALTIES,
+    "FocalLoss": _PENALTIES,
+    "make_scorer": "Use scikit-learn's make_scorer with lambda y, p: float(torchcalib.functional.ece(p, y, task=...)).",
+}
 
 
 def unknown_name(module: str, name: str, known: Sequence[str]) -> AttributeError:
@@ -72,10 +103,13 @@ def unknown_name(module: str, name: str, known: Sequence[str]) -> AttributeError
     message = f"module {module!r} has no attribute {name!r}"
     if name.startswith("_"):  # Python and its tools look up many private names, for which a search would be slow
         return AttributeError(message)
+    if name in _ADVICE:
+        return AttributeError(f"{message}. {_ADVICE[name]}")
     similar = _SYNONYMS.get(name) or next(_locations(name), None)
     if similar is None and (close := get_close_matches(name, known, 1, 0.75)):
         similar = f"{module}.{close[0]}".removeprefix("torchcalib.")
-    return AttributeError(f"{message}. Did you mean `torchcalib.{similar}`?" if similar else message)
+    options = " with mode='classwise'" if "classwise" in name.lower() else ""
+    return AttributeError(f"{message}. Did you mean `torchcalib.{similar}`{options}?" if similar else message)
 
 
 def _locations(name: str) -> Iterator[str]:

@@ -92,6 +92,9 @@ def test_every_public_name_is_documented_and_unknown_names_raise_errors():
         (tc.functional, "expected_calibration_error", "functional.ece"),
         (tc.functional, "ECE", "ECE"),
         (tc.inference, "bootstrp", "inference.bootstrap"),
+        (tc.calibration, "VectorScaling", "calibration.AffineScaling"),
+        (tc.losses, "ece", "functional.ece"),
+        (tc, "ClasswiseECE", "ECE"),
     ],
 )
 def test_error_for_an_unknown_name_suggests_the_closest_public_name(module, name, meant):

@@ -1,5 +1,8 @@
 """Calibrators, cross-validated calibration, and the score that it gains."""
 
+from typing import Any
+
+from torchcalib._lazy import unknown_name
 from torchcalib.calibration.affine import AffineScaling, TemperatureScaling
 from torchcalib.calibration.calibrator import Calibrator
 from torchcalib.calibration.cross_validation import cross_val_calibrate
@@ -25,3 +28,7 @@ __all__ = [
     "save_calibrator",
     "score_divergence",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    raise unknown_name(__name__, name, __all__)

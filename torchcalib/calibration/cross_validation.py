@@ -12,7 +12,13 @@ from torchcalib.calibration.calibrator import Calibrator, sample_weights
 from torchcalib.core.arguments import InputOptions, Task, check_count, check_flag, check_seed
 from torchcalib.core.arrays import as_tensor
 from torchcalib.core.checks import check_numbering
-from torchcalib.core.documentation import document, input_parameters, parameters_of
+from torchcalib.core.documentation import (
+    document,
+    input_parameters,
+    parameters_of,
+    resolving_task,
+    with_implied_task,
+)
 from torchcalib.core.inputs import InputFormat, flattened
 from torchcalib.core.predictions import Predictions, by_replicates, in_all_replicates
 from torchcalib.ops.host_values import look
@@ -62,8 +68,10 @@ _ARGUMENTS = """
 def with_calibration_options(function: F) -> F:
     """Give a function the explicit options of calibration and of input, with their documentation."""
     options = [Parameter(name, Parameter.KEYWORD_ONLY, default=default) for name, default in _DEFAULTS.items()]
-    parameters = [*parameters_of(function), *options, *input_parameters()]
-    document(function, function.__doc__, parameters, signature(function).return_annotation, _ARGUMENTS)
+    returns = signature(function).return_annotation
+    function = resolving_task(function)
+    parameters = [*with_implied_task(parameters_of(function)), *options, *input_parameters()]
+    document(function, function.__doc__, parameters, returns, _ARGUMENTS)
     return function
 
 

@@ -78,6 +78,11 @@ _SYNONYMS = {
     "ignore_idx": "ignore_index",
     "multidim_average": "batch_dims",
     "names": "class_names",
+    "sample_weight": "weights",
+    "pos_label": "positive_classes",
+    "n_bootstrap": "n_replicates",
+    "n_resamples": "n_replicates",
+    "random_state": "seed",
 }
 """Equivalents of argument names in torchmetrics, scikit-learn and netcal."""
 
@@ -86,6 +91,7 @@ _ADVICE = {
     "norm": "Use rmsce for the l2 norm, and mce for the maximum.",
     "top_k": "Pass mode=TopK(k).",
     "threshold": "Calibration metrics have no threshold.",
+    "strategy": "Use ace for bins of equal mass.",
     "class_names": "Pass class indices as `target`: pandas.Categorical(labels, categories=class_names).codes.",
     "per_class": "Pass mode='classwise' and average=None.",
     "return_ci": "Use torchcalib.inference.bootstrap, or the method test() of a metric class.",
@@ -103,7 +109,7 @@ def unknown_argument(name: str, known: Collection[str], where: str) -> TypeError
     """
     similar = _SYNONYMS.get(name)
     if similar not in known:
-        similar = next(iter(get_close_matches(name, [*known, "sample_weight"], 1)), None)
+        similar = next(iter(get_close_matches(name, known, 1, 0.7)), None)
     hint = f"Did you mean `{similar}`?" if similar else f"Known arguments are {', '.join(sorted(known))}."
     return TypeError(f"`{name}` must be an argument of {where}, got an unknown one. {_ADVICE.get(name) or hint}")
 
@@ -133,6 +139,25 @@ def task_of(task: Task | None, num_classes: int | None, num_labels: int | None) 
             "`task` must be 'binary', 'multiclass' or 'multilabel', got None. Pass task=..., num_classes or num_labels."
         )
     return task
+
+
+def completed(options: Mapping[str, Any], task: Any = None, *others: Any) -> dict[str, Any]:
+    """Return options with the task, by position or implied, and `sample_weight` as `weights`.
+
+    Args:
+        options: Options by name.
+        task: Task that was passed by position.
+        *others: Further arguments by position, which raise TypeError.
+    """
+    found = dict(options)
+    if others or (task is not None and "task" in found):
+        raise only_task_by_position(others[0] if others else task)
+    if task is not None:
+        found["task"] = task
+    if "sample_weight" in found:
+        found["weights"] = weights_from(found.get("weights"), found.pop("sample_weight"))
+    found["task"] = task_of(found.get("task"), found.get("num_classes"), found.get("num_labels"))
+    return found
 
 
 def check_task(task: object) -> None:

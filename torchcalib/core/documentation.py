@@ -2,9 +2,12 @@
 
 import re
 from collections.abc import Callable, Iterable
+from functools import wraps
 from inspect import Parameter, Signature, signature
 from textwrap import dedent, fill, indent
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
+
+from torchcalib.core.arguments import completed
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -120,16 +123,38 @@ def document(
 
 
 def with_implied_task(parameters: list[Parameter]) -> list[Parameter]:
-    """Return parameters with `task` first, optional and positional; other options may imply it."""
+    """Return parameters with `task` after the data, optional and positional; other options may imply it."""
     kind = Parameter.POSITIONAL_OR_KEYWORD
     task = [p.replace(default=None, kind=kind) for p in parameters if p.name == "task"]
-    return [*task, *(p for p in parameters if p.name != "task")]
+    others = [p for p in parameters if p.name != "task"]
+    data = [p for p in others if p.kind == kind]
+    return [*data, *task, *others[len(data) :]]
+
+
+def resolving_task(function: F) -> F:
+    """Return a function that also accepts `task` by position or implied, and `sample_weight`; see `completed`.
+
+    A function without a required argument `task` is returned unchanged.
+    """
+    parameters = signature(function).parameters.values()
+    if not any(p.name == "task" and p.default is Parameter.empty for p in parameters):
+        return function
+    n_data = sum(p.kind == Parameter.POSITIONAL_OR_KEYWORD for p in parameters)
+
+    @wraps(function)
+    def call(*data: Any, **options: Any) -> Any:
+        if len(data) > n_data or "task" not in options or "sample_weight" in options:
+            options = completed(options, *data[n_data:])
+        return function(*data[:n_data], **options)
+
+    return cast(F, call)
 
 
 def documented(function: F, *, without: Iterable[str] = ()) -> F:
     """Add the input options to the signature and docstring of a function or method with `**options`."""
     returns = signature(function).return_annotation
-    own = parameters_of(function)
+    function = resolving_task(function)
+    own = with_implied_task(parameters_of(function))
     parameters = [*own, *input_parameters(without={*without, *(p.name for p in own)})]
     self_parameter = [p for p in signature(function).parameters.values() if p.name == "self"]
     document(function, function.__doc__, [*self_parameter, *parameters], returns)

@@ -4,6 +4,9 @@ Add a penalty to the training loss; do not minimise it alone, because a model th
 is calibrated.
 """
 
+from typing import Any
+
+from torchcalib._lazy import unknown_name
 from torchcalib.losses.base import PenaltyLoss
 from torchcalib.losses.binned import ECELoss, SoftBinnedECELoss, soft_binned_ece
 from torchcalib.losses.kernel import CanonicalLoss, MMCELoss, SKCELoss, mmce
@@ -18,3 +21,7 @@ __all__ = [
     "mmce",
     "soft_binned_ece",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    raise unknown_name(__name__, name, __all__)

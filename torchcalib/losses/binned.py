@@ -96,7 +96,7 @@ def soft_binned_ece(
     preds: Tensor,
     target: Tensor,
     *,
-    task: Task | None = None,
+    task: Task,
     n_bins: int = 15,
     temperature: float = 0.01,
     norm: Norm = "l2",
@@ -133,7 +133,6 @@ def soft_binned_ece(
         >>> soft_binned_ece(torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]), task="binary")
         tensor(0.2123)
     """
-    task = implied_task(task, options)
     mode = event_mode(task, options, mode)
     penalty = SoftBins(mode, n_bins, temperature, norm)
     return evaluate(penalty, mode, preds, target, task, average, options, per_event=n_bins)

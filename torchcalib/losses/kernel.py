@@ -76,7 +76,7 @@ def mmce(
     preds: Tensor,
     target: Tensor,
     *,
-    task: Task | None = None,
+    task: Task,
     bandwidth: float = 0.4,
     weighted: bool = False,
     mode: Mode | None = None,
@@ -115,7 +115,6 @@ def mmce(
         >>> mmce(torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]), task="binary")
         tensor(0.1225)
     """
-    task = implied_task(task, options)
     mode = event_mode(task, options, mode)
     return evaluate(SimilarConfidences(mode, bandwidth, weighted), mode, preds, target, task, average, options)
 

@@ -112,8 +112,8 @@ bayes_risk = score_function(_bayes_risk)
 
 def bayes_decisions(
     preds: Tensor,
-    *,
     task: Task,
+    *,
     cost: CostMatrix | Costs | None = None,
     from_logits: bool = False,
     class_axis: int | None = None,

@@ -13,7 +13,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, cast
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from torchcalib.core.arguments import only_task_by_position, task_of, unknown_argument, weights_from
+from torchcalib.core.arguments import completed, unknown_argument
 from torchcalib.core.documentation import (
     arguments_section,
     document,
@@ -112,25 +112,6 @@ def _estimator(
         if len(_estimators) >= _MAX_CACHED:
             _estimators.clear()  # safe if another thread clears it as well
         found = _estimators[key] = factory(**options)
-    return found
-
-
-def completed(options: Mapping[str, Any], task: Any = None, *others: Any) -> dict[str, Any]:
-    """Return options with the task, by position or implied, and `sample_weight` as `weights`.
-
-    Args:
-        options: Options by name.
-        task: Task that was passed by position.
-        *others: Further arguments by position, which raise TypeError.
-    """
-    found = dict(options)
-    if others or (task is not None and "task" in found):
-        raise only_task_by_position(others[0] if others else task)
-    if task is not None:
-        found["task"] = task
-    if "sample_weight" in found:
-        found["weights"] = weights_from(found.get("weights"), found.pop("sample_weight"))
-    found["task"] = task_of(found.get("task"), found.get("num_classes"), found.get("num_labels"))
     return found
 
 

@@ -9,7 +9,15 @@ from typing import Any, ClassVar, Literal, NamedTuple, Self, Unpack, get_args
 import torch
 from torch import Tensor
 
-from torchcalib.core.arguments import Average, InputOptions, Reduction, Task, check_average, check_choice
+from torchcalib.core.arguments import (
+    Average,
+    InputOptions,
+    Reduction,
+    Task,
+    check_average,
+    check_choice,
+    completed,
+)
 from torchcalib.core.arrays import as_tensors
 from torchcalib.core.checks import read_priors
 from torchcalib.core.documentation import INPUT_DEFAULTS, document, input_parameters
@@ -17,7 +25,7 @@ from torchcalib.core.inputs import input_format_of
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.sums import ScoreAccumulator, ScoreSum, known
 from torchcalib.metrics.base import CalibrationMetric
-from torchcalib.metrics.estimator import Estimator, check_names, completed, functional
+from torchcalib.metrics.estimator import Estimator, check_names, functional
 from torchcalib.ops.logs import xmul
 
 

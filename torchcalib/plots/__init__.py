@@ -5,6 +5,8 @@ Each function draws only on `ax`. Without `ax` it creates a figure outside pyplo
 `plt.show()`, pass `ax=plt.gca()`.
 """
 
+from typing import Any
+
 try:
     import matplotlib  # noqa: F401 - fails early with the name of the extra
 except ImportError as error:
@@ -12,6 +14,7 @@ except ImportError as error:
         "`torchcalib.plots` needs matplotlib, which is not installed. Install it: pip install 'torchcalib[plot]'."
     ) from error
 
+from torchcalib._lazy import unknown_name
 from torchcalib.plots.canvas import DARK, LIGHT, Style, to_png, to_svg
 from torchcalib.plots.comparison import bin_comparison
 from torchcalib.plots.differences import difference_plot
@@ -37,3 +40,7 @@ __all__ = [
     "to_svg",
     "training_curve",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    raise unknown_name(__name__, name, __all__)
