@@ -166,6 +166,18 @@ def test_unfitted_calibrators_raise_an_error_for_predictions(calibrator):
         fresh(calibrator)(torch.tensor([0.5]))
 
 
+def test_predictions_of_another_kind_than_in_the_fit_raise_an_error_or_a_warning():
+    logits, target = data(60, 3)
+    by_probs = TemperatureScaling().fit(logits.softmax(-1), target)
+    with pytest.raises(ValueError, match=r"`preds` must be probabilities in \[0, 1\], as in the fit of Temperature"):
+        by_probs(logits)
+    by_logits = TemperatureScaling().fit(logits, target)
+    with pytest.warns(UserWarning, match="got values that look like probabilities"):
+        by_logits(logits.softmax(-1))
+    with pytest.raises(AttributeError, match=r"no attribute 'transform'. Call the fitted calibrator"):
+        by_logits.transform(logits)
+
+
 KIND = "task='binary', from_logits=False"
 P, Y = torch.tensor([0.2, 0.7, 0.4]), torch.tensor([0, 1, 1])
 CALLS = [

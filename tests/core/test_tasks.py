@@ -1,6 +1,7 @@
 """Conversion of array-likes, label names, and inference of the task."""
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -123,6 +124,61 @@ def test_pandas_objects_keep_values_and_column_names():
 def test_bad_arrays_and_names_raise_an_error_that_names_the_cause(given, error, words):
     with pytest.raises(error, match=words):
         prepare(**{"preds": PROBS, "target": LABELS, **given})
+
+
+def test_text_labels_are_looked_up_in_the_columns_of_a_data_frame():
+    names = ["dog", "owl", "cat"]  # not sorted
+    frame, text = pd.DataFrame(PROBS, columns=names), np.array(names)[LABELS]
+    expected = F.ece(torch.tensor(PROBS), torch.tensor(LABELS), "multiclass")
+    assert F.ece(frame, text, "multiclass") == expected
+    assert F.ece(frame, pd.Categorical(text), "multiclass") == expected
+    metric = tc.ECE("multiclass", num_classes=C)
+    metric.update(frame, pd.Series(text))
+    torch.testing.assert_close(metric.compute(), expected.double())
+    with pytest.raises(TypeError, match=r"Pass class indices .* pandas.Categorical\(labels, categories=class_names"):
+        F.ece(PROBS, text, "multiclass")
+    assert F.ece(PROBS, pd.Categorical(text, categories=names).codes, "multiclass") == expected
+
+
+def test_sample_weight_means_weights_everywhere():
+    preds, target, weights = torch.rand(20), torch.randint(0, 2, (20,)), torch.rand(20)
+    expected = F.ece(preds, target, "binary", weights=weights)
+    metric = tc.ECE("binary")
+    metric.update(preds, target, sample_weight=weights)
+    collection = tc.CalibrationCollection([tc.ECE("binary")])
+    collection.update(preds, target, sample_weight=weights)
+    curve = F.calibration_curve(preds, target, "binary", sample_weight=weights)
+    found = (
+        F.ece(preds, target, "binary", sample_weight=weights),
+        metric.compute(),
+        collection.compute()["ECE"],
+        (curve.share * curve.gap.abs()).nansum(),
+        tc.inference.calibration_test(metric, preds, target, sample_weight=weights, with_interval=False).statistic,
+    )
+    torch.testing.assert_close(torch.stack([x.double() for x in found]), expected.double().expand(len(found)))
+    with pytest.raises(TypeError, match="`sample_weight` must be omitted if `weights` is given"):
+        metric.update(preds, target, weights, sample_weight=weights)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: tc.compare(PROBS, PROBS, LABELS), "compare({'a': preds, 'b': other_preds}, target)"),
+        (lambda: tc.evaluate(None, PROBS, LABELS), "torchcalib.Report.from_estimator(clf, X, y)"),
+        (lambda: tc.inference.calibration_test(PROBS, LABELS), "Pass an error such as ECE(task='binary')"),
+        (
+            lambda: tc.inference.bootstrap(F.ece, PROBS, LABELS, "multiclass", n_bootstrap=9),
+            "Did you mean `n_replicates`",
+        ),
+        (lambda: F.ece(PROBS, LABELS, "multiclass", strategy="quantile"), "Use ace"),
+        (lambda: F.ece(PROBS, LABELS, "multiclass", average="none"), "None returns a value for each class"),
+        (lambda: F.ece(PROBS, LABELS[:, None], "multiclass"), "target.squeeze(1)"),
+    ],
+)
+def test_errors_name_the_right_call(call, words):
+    with pytest.raises((TypeError, ValueError)) as caught:
+        call()
+    assert words in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["ece", "nll", "ecd", "cox", "corp", "spiegelhalter", "tce", "skce"])

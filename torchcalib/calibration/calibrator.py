@@ -16,6 +16,7 @@ from torchcalib.core.documentation import documented
 from torchcalib.core.inputs import input_format_of, read_input
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.tasks import infer_from_logits, prepare
+from torchcalib.ops.host_values import look
 from torchcalib.ops.log_odds import log_ratio
 from torchcalib.ops.logs import spread_infinite_logits, wide_dtype
 
@@ -207,6 +208,7 @@ class Calibrator(nn.Module, ABC):
         preds = as_tensor("preds", preds)
         if not preds.is_floating_point():
             raise TypeError(f"`preds` must be floating, got {preds.dtype}. Pass predictions as in the fit.")
+        self._check_kind(preds)
         if self.positive_classes is not None:
             return self._calibrated_set(preds)
         has_classes = self.task != "binary"
@@ -231,6 +233,28 @@ class Calibrator(nn.Module, ABC):
         values = self.calibrated(values)
         values = values.transpose(-1, -2) if self.task == "multilabel" else values
         return values.movedim(-1, self.class_axis) if has_classes else values
+
+    def _check_kind(self, preds: Tensor) -> None:
+        """Raise for logits if the calibrator was fitted to probabilities, and warn of the reverse.
+
+        Values on other devices are not read, because that would synchronise the device.
+        """
+        if preds.device.type != "cpu" or not preds.numel():
+            return
+        if not self.from_logits and look(((preds < -1e-6) | (preds > 1 + 1e-6)).any()):
+            raise ValueError(
+                f"`preds` must be probabilities in [0, 1], as in the fit of {type(self).__name__}, got values from "
+                f"{float(preds.min()):.4g} to {float(preds.max()):.4g}. Convert logits with softmax or sigmoid."
+            )
+        if self.from_logits and self.task == "multiclass":
+            sums = preds.detach().movedim(self.class_axis, -1).double().sum(-1)
+            if look((preds >= 0).all() & ((sums - 1).abs() < 1e-3).all()):
+                warnings.warn(
+                    f"`preds` must be logits, as in the fit of {type(self).__name__}, got values that look like "
+                    "probabilities. Pass preds.log().",
+                    UserWarning,
+                    stacklevel=5,  # the caller of the module
+                )
 
     def _calibrated_set(self, preds: Tensor) -> Tensor:
         """Return the calibrated probability (or log-odds) of `positive_classes`, without the class axis."""
@@ -290,6 +314,14 @@ class Calibrator(nn.Module, ABC):
     def shown_parameters(self) -> list[str]:
         """Return the fitted parameters as `name=value`, for `repr`."""
         return []
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("transform", "fit_transform", "predict"):
+            raise AttributeError(
+                f"{type(self).__name__!r} object has no attribute {name!r}. "
+                "Call the fitted calibrator with predictions, or its method predict_proba."
+            )
+        return super().__getattr__(name)
 
     @property
     def _saved(self) -> set[str]:

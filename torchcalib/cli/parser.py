@@ -2,8 +2,10 @@
 
 import argparse
 import glob
+import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from textwrap import fill
@@ -58,17 +60,52 @@ _COMPARE_EXAMPLES = f"""examples:
 {_NAMES}"""
 
 
+_SYNONYMS = {
+    "--bins": "--n-bins",
+    "--num-bins": "--n-bins",
+    "--label": "--target",
+    "--labels": "--target",
+    "--y-true": "--target",
+    "--probs": "--preds",
+    "--y-prob": "--preds",
+    "--output": "--out",
+    "-o": "--out",
+    "--logits": "--from-logits",
+    "--model": "--groups",
+    "--group": "--groups",
+}
+"""Options of other programs, and their equivalents."""
+
+
+class _Parser(argparse.ArgumentParser):
+    """Parser whose error for an unknown option suggests a known one."""
+
+    commands: Mapping[str, argparse.ArgumentParser] = {}
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse the command line, or exit with an error."""
+        parsed, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            option = unknown[0].partition("=")[0].replace("_", "-")
+            known = re.findall(r"--[a-z][a-z-]+", self.commands.get(parsed.command, self).format_help())
+            similar = _SYNONYMS.get(option)
+            if similar not in known:
+                similar = next(iter(get_close_matches(option, known, 1)), None)
+            advice = f" Did you mean {similar}?" if similar else ""
+            self.error(f"unrecognized arguments: {' '.join(unknown)}.{advice}")
+        return parsed
+
+
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser. After parsing, `arguments.find(arguments)` checks and returns the paths.
 
     For `compare` it returns a `System` by name.
     """
-    kind: Any = partial(
-        argparse.ArgumentParser, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser: argparse.ArgumentParser = kind(prog="torchcalib", description="Measure the calibration of classifiers.")
+    kind: Any = partial(_Parser, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser: _Parser = kind(prog="torchcalib", description="Measure the calibration of classifiers.")
     parser.add_argument("--version", action="version", version=f"torchcalib {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", dest="command", parser_class=kind)
+    parser.commands = commands.choices
 
     report = commands.add_parser(
         "report",

@@ -150,6 +150,26 @@ def resolving_task(function: F) -> F:
     return cast(F, call)
 
 
+def advising(advice: str) -> Callable[[F], F]:
+    """Decorate a function: an error for too many positional arguments contains the advice."""
+
+    def decorate(function: F) -> F:
+        most = sum(p.kind == Parameter.POSITIONAL_OR_KEYWORD for p in signature(function).parameters.values())
+
+        @wraps(function)
+        def call(*data: Any, **options: Any) -> Any:
+            if len(data) > most:
+                raise TypeError(
+                    f"`{function.__name__}` must be called with at most {most} arguments by position, got {len(data)}. "
+                    f"{advice}"
+                )
+            return function(*data, **options)
+
+        return cast(F, call)
+
+    return decorate
+
+
 def documented(function: F, *, without: Iterable[str] = ()) -> F:
     """Add the input options to the signature and docstring of a function or method with `**options`."""
     returns = signature(function).return_annotation

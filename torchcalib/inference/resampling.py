@@ -1,7 +1,7 @@
 """Percentile bootstrap intervals of any metric, from weights that count how often each sample is drawn."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from inspect import signature
 from typing import Any
@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchcalib.core.arguments import InputOptions, Task, check_count, check_level, check_seed
+from torchcalib.core.arguments import InputOptions, Task, check_count, check_level, check_seed, unknown_argument
 from torchcalib.core.checks import check_numbering
+from torchcalib.core.documentation import resolving_task
 from torchcalib.core.inputs import flattened, read_input
 from torchcalib.core.predictions import Predictions, in_all_replicates, replicates_at_once
 from torchcalib.ops.counter_rng import multinomial_counts
@@ -116,6 +117,7 @@ class Resampling:
         return drawn if self._unit_of is None else drawn[:, self._unit_of].masked_fill(~self._present, 0)
 
 
+@resolving_task
 def bootstrap(
     metric: Callable[..., Any],
     preds: Tensor,
@@ -179,6 +181,7 @@ def bootstrap(
     check_seed(seed)
     if not callable(metric):
         raise TypeError(f"`metric` must be a function such as torchcalib.functional.ece, got {metric!r}.")
+    _check_names(metric, options)
     names = InputOptions.__annotations__
     given = {name: options.pop(name) for name in names if name in options}
     preds, target, given = flattened(task, preds, target, {**given, "weights": weights})
@@ -213,6 +216,19 @@ def bootstrap(
         intervals: list[Any] = [Interval(v, part, level) for v, part in zip(value, parts, strict=True)]
         return type(value)(*intervals) if hasattr(value, "_fields") else tuple(intervals)
     return Interval(value, torch.cat(found), level)
+
+
+def _check_names(metric: Callable[..., Any], options: Mapping[str, Any]) -> None:
+    """Raise TypeError for an option that neither `bootstrap` nor the metric has."""
+    try:
+        parameters = signature(metric).parameters
+    except ValueError:  # some builtins have no signature
+        return
+    if any(p.kind == p.VAR_KEYWORD for p in parameters.values()):
+        return
+    if unknown := [name for name in options if name not in parameters and name not in InputOptions.__annotations__]:
+        known = set(signature(bootstrap).parameters) - {"options"} | set(parameters)
+        raise unknown_argument(unknown[0], known, "bootstrap")
 
 
 def _accepts(metric: Callable[..., Any], option: str) -> bool:

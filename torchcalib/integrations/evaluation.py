@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcalib.core.arguments import NanPolicy, Task
+from torchcalib.core.documentation import advising
 from torchcalib.core.tasks import per_sample, prepare
 from torchcalib.integrations.outputs import TARGETS, WEIGHTS, Found, described, predictions_in, tensor_named
 from torchcalib.reporting.building import ReportBuilder
@@ -23,6 +24,7 @@ IGNORED = -100
 """Default label of ignored rows, as in `torch.nn.functional.cross_entropy` and in Hugging Face batches."""
 
 
+@advising("For a scikit-learn classifier call torchcalib.Report.from_estimator(clf, X, y).")
 def evaluate(
     model: Callable[..., Any],
     dataloader: Iterable[Any],

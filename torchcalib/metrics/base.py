@@ -328,8 +328,6 @@ class CalibrationMetric(Metric, Generic[S]):
 
     def extra_repr(self) -> str:
         """Return the task and the arguments that differ from their defaults, for `repr`."""
-        if not hasattr(self, "settings"):  # wrappers do not store all arguments
-            return ", ".join(f"{name}={value!r}" for name, value in self._configuration().items() if name != "class")
         given = {"batch_shape": self.batch_shape or None, **self.settings}
         known = signature(type(self)).parameters
         shown = {name: x for name, x in given.items() if name not in known or x != known[name].default}

@@ -11,10 +11,11 @@ from torchcalib.metrics.base import CalibrationMetric
 
 def calibration_test(
     metric: CalibrationMetric[Any],
-    preds: Tensor,
-    target: Tensor,
+    preds: Any = None,
+    target: Any = None,
     *,
     weights: Tensor | None = None,
+    sample_weight: Tensor | None = None,
     level: float = 0.95,
     n_replicates: int = 999,
     seed: int = 0,
@@ -41,6 +42,7 @@ def calibration_test(
             samples.
         target: See `update` of the metric.
         weights: Non-negative weight per sample.
+        sample_weight: Alias of `weights`, as in scikit-learn.
         level: Level of the interval, in (0, 1).
         n_replicates: Number R of simulated replicates. The smallest possible p-value is 1 / (R + 1).
         seed: Seed for the simulation, which is the same on every device.
@@ -78,5 +80,5 @@ def calibration_test(
         )
     fresh = deepcopy(metric)
     fresh.reset()
-    fresh.update(preds, target, weights=weights)
+    fresh.update(preds, target, weights, sample_weight=sample_weight)
     return fresh.test(level=level, n_replicates=n_replicates, seed=seed, with_interval=with_interval)

@@ -2,6 +2,7 @@
 
 from copy import deepcopy
 from dataclasses import replace
+from inspect import signature
 from typing import Any, TypeVar
 
 from torchcalib.metrics.base import CalibrationMetric
@@ -34,6 +35,13 @@ class WrappedMetric(CalibrationMetric[S]):
         persistent = kwargs.pop("persistent", False)
         estimator = replace(metric.estimator, accumulator=accumulator or metric.accumulator)
         self._build(estimator, metric.batch_shape, persistent, **kwargs)
+
+    def extra_repr(self) -> str:
+        """Return the wrapped metric and the arguments that differ from their defaults, for `repr`."""
+        parameters = signature(type(self)).parameters.values()
+        given = {p.name: (getattr(self, p.name, p.default), p.default) for p in parameters if p.name != "metric"}
+        shown = (f"{name}={value!r}" for name, (value, default) in given.items() if value != default)
+        return ", ".join((repr(self.metric), *shown))
 
     @property
     def metric(self) -> CalibrationMetric[Any]:

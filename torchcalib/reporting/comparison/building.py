@@ -10,7 +10,16 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
-from torchcalib.core.arguments import NanPolicy, Task, check_choice, check_count, check_flag, check_seed
+from torchcalib.core.arguments import (
+    NanPolicy,
+    Task,
+    check_choice,
+    check_count,
+    check_flag,
+    check_seed,
+    weights_from,
+)
+from torchcalib.core.documentation import advising
 from torchcalib.core.inputs import InputFormat
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked_bins import Binning
@@ -37,6 +46,7 @@ _OMITTED_LINES = ("UNC",)
 """Names of lines that depend only on the targets, so that systems do not differ."""
 
 
+@advising("Pass the systems by name: compare({'a': preds, 'b': other_preds}, target).")
 def compare(
     systems: Mapping[str, Any],
     target: Any,
@@ -50,6 +60,7 @@ def compare(
     nan_policy: NanPolicy = "raise",
     from_logits: bool | Mapping[str, bool] = False,
     weights: Any = None,
+    sample_weight: Any = None,
     ignore_index: int | None = None,
     positive_classes: Sequence[int] | None = None,
     class_axis: int | None = None,
@@ -90,6 +101,7 @@ def compare(
             logits of -inf. `Comparison.n_dropped` counts these rows. `"raise"` raises an error.
         from_logits: whether predictions are logits; a bool for all systems, or a dict of bools by name.
         weights: non-negative weights of the samples `(N,)`, shared by all systems.
+        sample_weight: alias of `weights`, as in scikit-learn.
         ignore_index: rows with this target are dropped.
         positive_classes: evaluate multi-class input as binary, these classes against the rest.
         class_axis: axis of classes or labels; see `torchcalib.report`.
@@ -119,6 +131,12 @@ def compare(
         >>> compared["accuracy"].differences["sure"].value
         0.0
     """
+    if not isinstance(systems, Mapping):
+        raise TypeError(
+            f"`systems` must be a dict of predictions by name, got {type(systems).__name__}. "
+            "Call compare({'a': preds, 'b': other_preds}, target)."
+        )
+    weights = weights_from(weights, sample_weight)
     names = _checked_names(tuple(systems))
     prepared = {}
     for name in names:
