@@ -16,7 +16,7 @@ from torchcalib.calibration import (
     relative_calibration_loss,
     score_divergence,
 )
-from torchcalib.ops.newton.fits import fit_dp
+from torchcalib.ops.newton.fits import fit_affine
 
 
 @pytest.mark.parametrize("calibrator", ALL, ids=name)
@@ -162,8 +162,8 @@ def test_a_fit_compiles_to_one_operation():
     logits, target = data(60, 3)
     p = D.read(logits, target, task="multiclass", options={"from_logits": True})
     given = p.values[None], p.target[None], torch.ones(2, 1, 60, dtype=torch.float64)
-    found = torch.compile(fit_dp, fullgraph=True, backend="eager")(*given)
-    for a, b in zip(found, fit_dp(*given), strict=True):
+    found = torch.compile(fit_affine, fullgraph=True, backend="eager")(*given)
+    for a, b in zip(found, fit_affine(*given), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)  # a fit ends within 1e-9 of its optimum
 
 

@@ -35,6 +35,7 @@ def test_isotonic_calibration_equals_scikit_learn(from_logits):
     fitted = fresh(ISO).fit(preds, target, task="binary", from_logits=from_logits, weights=weights)
     sk = IsotonicRegression(out_of_bounds="clip").fit(preds, target, sample_weight=weights)
     new = torch.linspace(preds.min() - 0.1, preds.max() + 0.1, 999, dtype=torch.float64)
+    new = new if from_logits else new.clamp(0, 1)
     found = fitted(new).sigmoid() if from_logits else fitted(new)
     assert found.tolist() == pytest.approx(sk.predict(new).tolist(), abs=1e-12)
 

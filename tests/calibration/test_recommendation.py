@@ -24,7 +24,7 @@ def test_recommendation_text_names_the_gain():
     temperature, dp = found.rcl["temperature scaling"], found.rcl["affine scaling"]
     assert found.best == "affine scaling"
     assert found.text == (
-        f"Calibration would cut NLL by {dp:.1f} %: add affine scaling; temperature scaling gains {temperature:.1f} %."
+        f"Calibration would cut NLL by {dp:.1f}%: add affine scaling; temperature scaling gains {temperature:.1f}%."
     )
     assert dp == pytest.approx(relative_calibration_loss(*shifted(2, 3), **binary).item())
     found = recommend(*shifted(2, 3), score=partial(F.bayes_risk, cost=[[0, 1], [2, 0]]), **binary)
@@ -35,7 +35,7 @@ def test_recommendation_text_names_the_gain():
     assert found.best == "temperature scaling"
     assert found.text.startswith("Calibration would cut Brier score by ")
     assert list(found.rcl) == ["temperature scaling", repr(few), repr(many)]
-    for scale, words in ((1, ": leave"), (1.4, " % only (temperature scaling): leave")):
+    for scale, words in ((1, ": leave"), (1.4, "% only (temperature scaling): leave")):
         found = recommend(*shifted(scale, 0), **binary)
         assert found.best is None
         assert found.text.endswith("leave the predictions as they are.")

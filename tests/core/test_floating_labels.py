@@ -33,7 +33,7 @@ def floating(case, target, dtype=F64):
     return torch.nn.functional.one_hot(target, N_CLASSES).to(dtype) if case.task == "multiclass" else target.to(dtype)
 
 
-def noise_of(metric):
+def noise_summands(metric):
     """Return the sums `spread` and `noise` over bins."""
     b = metric.statistic()
     return torch.stack((b.spread, b.noise))
@@ -85,7 +85,7 @@ def test_noise_of_states_with_soft_labels_or_floating_weights_equals_slow_loop(w
             noise = oracles.noise_of_bins(pairs, counted, 5, copies=weighing != "weights", soft=soft)
             expected += torch.tensor(noise, dtype=F64)
         metric.update(preds, target, weights=torch.zeros(60))  # rows of weight 0 do not count
-        torch.testing.assert_close(noise_of(metric), expected, rtol=1e-12, atol=1e-14)
+        torch.testing.assert_close(noise_summands(metric), expected, rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize("weighted", [False, True], ids=["plain", "copies"])
@@ -97,7 +97,7 @@ def test_only_batch_elements_labels_and_groups_with_a_soft_label_are_soft(cls, w
     weights = torch.randint(1, 3, (50,), generator=generator) if weighted else None
     target[1, 7] = 0.4
     alone = [updated(cls(task="binary"), (preds[k], target[k]), weights=weights) for k in range(3)]
-    expected = torch.stack([noise_of(metric) for metric in alone], 1)
+    expected = torch.stack([noise_summands(metric) for metric in alone], 1)
     assert [torch.equal(*pair) for pair in expected.unbind(1)] == [True, False, True]
     all_weights = None if weights is None else weights.expand(3, 50)
     series = updated(cls(task="binary", batch_shape=(3,)), (preds, target), weights=all_weights)
@@ -108,7 +108,7 @@ def test_only_batch_elements_labels_and_groups_with_a_soft_label_are_soft(cls, w
         some = None if all_weights is None else all_weights.flatten()[rows]
         groups.update(preds.flatten()[rows], target.flatten()[rows], groups=numbers[rows], weights=some)
     for metric in (series, labels, groups):
-        torch.testing.assert_close(noise_of(metric), expected, rtol=1e-12, atol=1e-14)
+        torch.testing.assert_close(noise_summands(metric), expected, rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize("has_shares", [False, True], ids=["labels", "shares"])
@@ -136,7 +136,7 @@ def test_merged_saved_and_synced_states_store_whether_targets_are_labels(make, h
         if isinstance(found, tc.KS):
             same(found.test(**FEW), expected.test(**FEW))
         else:
-            torch.testing.assert_close(noise_of(found), noise_of(expected), rtol=1e-12, atol=1e-14)
+            torch.testing.assert_close(noise_summands(found), noise_summands(expected), rtol=1e-12, atol=1e-14)
 
     pieces = list(zip(preds.split(40), target.split(40), strict=True))
     expected, of_labels = updated(make(), *pieces), updated(make(), (preds, given))
@@ -148,7 +148,7 @@ def test_merged_saved_and_synced_states_store_whether_targets_are_labels(make, h
     merged.merge_state(other.state_dict())
     loaded.load_state_dict(merged.state_dict())
     announced = sum(metric.kind.announce(metric.state, rank, 2) for rank, metric in enumerate((one, other)))
-    synced.state = synced.kind.meet(announced, [metric.kind.payload(metric.state) for metric in (one, other)])
+    synced.state = synced.kind.merge_gathered(announced, [metric.kind.payload(metric.state) for metric in (one, other)])
     anew = expected.clone()
     anew.reset()
     uneven = zip(preds.split([39, 2, 39]), target.split([39, 2, 39]), strict=True)

@@ -71,7 +71,7 @@ def metric_of(cls, p, y, weights=None):
 
 
 def check_valid(p_values):
-    """Check that P(p <= a) <= a for every a, within the Dvoretzky-Kiefer-Wolfowitz-Massart bound at the 0.1 % level."""
+    """Check that P(p <= a) <= a for every a, within the Dvoretzky-Kiefer-Wolfowitz-Massart bound at the 0.1% level."""
     n = len(p_values)
     excess = torch.arange(1, n + 1, dtype=F64) / n - p_values.sort().values
     assert excess.max() <= math.sqrt(math.log(1 / 0.001) / (2 * n))
@@ -90,7 +90,7 @@ def check_uniform(p_values, n_replicates, atom=0.0):
 
 
 def check_covers(covered, level=0.95):
-    """Check for a coverage of 93 to 97 %. If the coverage is 95 %, 2,000 data sets fail with probability 4e-5."""
+    """Check for a coverage of 93 to 97 %. If the coverage is 95%, 2,000 data sets fail with probability 4e-5."""
     share = float(covered.double().mean())
     assert level - 0.02 <= share <= level + 0.02, share
 

@@ -21,7 +21,7 @@ def test_bands_contain_95_percent_of_frequencies_of_calibrated_models(bins):
     p, y, _ = calibrated("uniform", 1_000, 200)
     table = F.calibration_curve(p, y, task="binary", bins=bins, n_bins=10, batch_dims=1)
     inside = (table.band_low <= table.frequency) & (table.frequency <= table.band_high)
-    assert 0.94 < float(inside.double().mean()) < 0.98  # 2,000 bins; above 95 %, because counts are whole numbers
+    assert 0.94 < float(inside.double().mean()) < 0.98  # 2,000 bins; above 95%, because counts are whole numbers
 
 
 def test_streamed_bands_equal_functions_and_isotonic_bins_have_nan():

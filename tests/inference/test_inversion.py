@@ -153,7 +153,7 @@ MISCALIBRATED += [
 
 @pytest.mark.parametrize(("name", "moved", "n", "kind", "n_data"), MISCALIBRATED)
 def test_intervals_cover_the_error_of_a_miscalibrated_model(name, moved, n, kind, n_data):
-    """At least 90 % instead of 95 %, because the distribution of the error over bins is unknown; see `inversion`."""
+    """At least 90% instead of 95%, because the distribution of the error over bins is unknown; see `inversion`."""
     p, y, frequency = miscalibrated(kind, n, n_data, MOVED[moved])
     error = ERRORS[name][0]
     assert covers(metric_of(error, p, y).test(n_replicates=199), metric_of(error, p, frequency).compute()) > 0.9

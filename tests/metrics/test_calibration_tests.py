@@ -73,8 +73,8 @@ def test_text_of_a_calibration_test():
         return CalibrationTest(*map(torch.tensor, values), level=level)
 
     one, signed = made(0.021, 0.004, 0.0004, 0.018, 0.024), made(-0.021, 0.004, 0.043, -0.03, 0.01, level=0.9)
-    assert str(one) == "0.0210 (noise floor 0.0040, 95 % 0.0180-0.0240, p < 0.001)"
-    assert str(signed) == "-0.0210 (noise floor 0.0040, 90 % -0.0300 to 0.0100, p = 0.043)"
+    assert str(one) == "0.0210 (noise floor 0.0040, 95% 0.0180-0.0240, p < 0.001)"
+    assert str(signed) == "-0.0210 (noise floor 0.0040, 90% -0.0300 to 0.0100, p = 0.043)"
     assert repr(made(0.021, 0.004, 0.431, torch.nan, torch.nan)) == "0.0210 (noise floor 0.0040, p = 0.43)"
     both = CalibrationTest(*(torch.stack([getattr(e, name) for e in (one, signed)]) for name in FIELDS), level=0.95)
     assert str(both[0]) == str(one)
@@ -87,7 +87,7 @@ def test_bad_arguments_and_metrics_without_a_test_raise_errors():
     evidence = partial(calibration_test, preds=torch.tensor([0.3]), target=torch.tensor([1]))
     wrong = [
         ({"level": 95}, ValueError, "`level` must be between 0 and 1, got 95"),
-        ({"level": "95 %"}, TypeError, "`level` must be a number"),
+        ({"level": "95%"}, TypeError, "`level` must be a number"),
         ({"n_replicates": 38}, ValueError, "`n_replicates` must be at least 39 for level=0.95, got 38"),
         ({"n_replicates": 99.5}, TypeError, "`n_replicates` must be an int"),
         ({"seed": 1.5}, TypeError, "`seed` must be an int"),

@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy import stats
 
-from torchcalib.ops.count_moments import counts_by_chance
+from torchcalib.ops.count_moments import count_quantiles
 
 F64 = torch.float64
 
@@ -25,7 +25,7 @@ def test_counts_of_equal_trials_equal_scipy(n, p):
     """Few counts are exact, except where a uniform number is at a step. Many have an error of 1e-3 deviations."""
     chance = uniform_grid(10_000)
     mean, variance = torch.tensor([n * p], dtype=F64), torch.tensor([n * p * (1 - p)], dtype=F64)
-    found = counts_by_chance(chance.unsqueeze(-1), mean, variance).squeeze(-1)
+    found = count_quantiles(chance.unsqueeze(-1), mean, variance).squeeze(-1)
     off = found - torch.from_numpy(stats.binom.ppf(chance.numpy(), n, p))
     if n <= 400:
         assert int((off != 0).sum()) <= n + 1
@@ -40,7 +40,7 @@ def test_counts_of_unequal_trials_have_the_exact_mean_and_variance(p):
     p = torch.as_tensor(p, dtype=F64)
     rarer = torch.minimum(p, 1 - p) if float(p.sum()) > len(p) / 2 else p
     mean, variance = rarer.sum().reshape(1), (rarer * (1 - rarer)).sum().reshape(1)
-    found = counts_by_chance(uniform_grid(100_000).unsqueeze(-1), mean, variance).squeeze(-1)
+    found = count_quantiles(uniform_grid(100_000).unsqueeze(-1), mean, variance).squeeze(-1)
     assert abs(float(found.mean() - mean)) < 1e-4
     assert abs(float(found.var() / variance) - 1) < 2e-3
     exact = torch.tensor(oracles.poisson_binomial(rarer.tolist()), dtype=F64).cumsum(-1)
@@ -50,5 +50,5 @@ def test_counts_of_unequal_trials_have_the_exact_mean_and_variance(p):
 
 def test_counts_without_variance_equal_the_mean_and_nan_gives_nan():
     mean, variance = torch.tensor([0.0, 3.0, torch.nan], dtype=F64), torch.tensor([0.0, 0.0, torch.nan], dtype=F64)
-    found = counts_by_chance(uniform_grid(5).unsqueeze(-1).expand(5, 3), mean, variance)
+    found = count_quantiles(uniform_grid(5).unsqueeze(-1).expand(5, 3), mean, variance)
     torch.testing.assert_close(found, mean.expand(5, 3), rtol=0, atol=0, equal_nan=True)

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from torchcalib.ops.segments import cell_sums, weighed_sums
+from torchcalib.ops.segments import cell_sums, weighted_sums
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -30,6 +30,6 @@ def test_weighted_sums_with_infinite_entries_equal_slow_loop():
     """Weight 0 excludes an infinite entry; weight 1 does not."""
     weights = torch.tensor([[1.0, 0, 0], [2, 1, 0], [0, 0, 3], [0, 2, 0]], dtype=torch.float64)
     table = torch.tensor([[1.5, math.inf], [-math.inf, 2], [0.25, -1]], dtype=torch.float64)
-    for row, found in zip(weights.tolist(), weighed_sums(weights, table).tolist(), strict=True):
+    for row, found in zip(weights.tolist(), weighted_sums(weights, table).tolist(), strict=True):
         for k, column in enumerate(table.T.tolist()):
             assert found[k] == sum(w * x for w, x in zip(row, column, strict=True) if w)

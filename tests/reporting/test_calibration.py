@@ -215,7 +215,7 @@ def test_calibrators_that_are_too_slow_or_too_large_are_not_tried(monkeypatch):
 def test_gains_of_infinite_and_undefined_scores_are_described():
     p, y = torch.rand(300, generator=torch.Generator().manual_seed(0)), torch.arange(300) % 2
     p[1] = 0
-    words = "Calibration would cut NLL by 100.0 %: add histogram binning; temperature scaling leaves it inf"
+    words = "Calibration would cut NLL by 100.0%: add histogram binning; temperature scaling leaves it inf"
     assert report_of(p, y, task="binary").recommendation.text.startswith(words)
     few = recommend(p, y, task="binary")
     assert (few.best, "(temperature scaling leaves it infinite)" in few.text) == (None, True)

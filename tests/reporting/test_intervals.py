@@ -81,10 +81,10 @@ def test_text_of_a_line_contains_value_noise_floor_interval_and_p_value():
     signed = {"name": "ESCE", "value": -0.0109, "p_value": 0.0123, "interval": (-0.0174, -0.0041)}
     small = {"value": 0.00021, "noise_floor": 0.00018, "p_value": 0.41}
     for of, change, words in (
-        (line, {"interval": (0.018, 0.024)}, "ECE 0.0210 (noise floor 0.0040, 95 % 0.0180-0.0240, p < 0.001)"),
-        (line, signed, "ESCE -0.0109 (noise floor 0.0040, 95 % -0.0174 to -0.0041, p = 0.012)"),
+        (line, {"interval": (0.018, 0.024)}, "ECE 0.0210 (noise floor 0.0040, 95% 0.0180-0.0240, p < 0.001)"),
+        (line, signed, "ESCE -0.0109 (noise floor 0.0040, 95% -0.0174 to -0.0041, p = 0.012)"),
         (line, small, "ECE 0.000210 (noise floor 0.000180, p = 0.41)"),
-        (score, {"interval": (0.61, float("inf"))}, "NLL 0.6931 (95 % 0.6100-inf)"),
+        (score, {"interval": (0.61, float("inf"))}, "NLL 0.6931 (95% 0.6100-inf)"),
     ):
         interval = LineInterval(*change["interval"]) if "interval" in change else None
         assert str(replace(of, **{**change, "interval": interval})) == words
@@ -157,5 +157,5 @@ def test_intervals_are_shown_and_do_not_change_sentence_and_noise_floor(capsys):
     nll = next(line.interval for line in report.lines if line.key == "nll")
     assert nll.low < report["nll"] < nll.high
     assert f"{nll.low:.4g} to {nll.high:.4g}" in shown
-    assert f"ECE {ece.value:.4f} (noise floor {ece.noise_floor:.4f}, 95 % " in shown
+    assert f"ECE {ece.value:.4f} (noise floor {ece.noise_floor:.4f}, 95% " in shown
     assert f"{ece.noise_floor:.6f}" in shown

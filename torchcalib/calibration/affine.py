@@ -8,7 +8,7 @@ from torch import Tensor
 from torchcalib.calibration.calibrator import Calibrator, sample_weights, shown
 from torchcalib.core.predictions import Predictions
 from torchcalib.ops.logs import binary_log_probs, safe_log, wide_dtype
-from torchcalib.ops.newton.fits import fit_dp, fit_temperature
+from torchcalib.ops.newton.fits import fit_affine, fit_temperature
 from torchcalib.ops.newton.problem import AT_ZERO, CONVERGED, NO_DATA, SEPARABLE, STOPPED
 
 _REMARKS = {
@@ -103,7 +103,7 @@ class _Affine(Calibrator):
         w = sample_weights(p, weights)
         batch, n, n_classes = w.shape[:-1], target.shape[-1], scores.shape[-1]
         n_fits, n_replicates = target.shape[:-1].numel(), w.shape[: w.dim() - target.dim()].numel()
-        solve = fit_dp if self.with_bias else fit_temperature
+        solve = fit_affine if self.with_bias else fit_temperature
         fit = solve(scores.reshape(n_fits, n, n_classes), target.reshape(n_fits, n), w.reshape(n_replicates, n_fits, n))
         outcome = fit.outcome.reshape(batch)
         return {
@@ -129,7 +129,7 @@ class TemperatureScaling(_Affine):
         outcome: end of the fit, int64 `(...)`, a code of `torchcalib.ops.newton.problem`.
         lost: weight of the samples whose label has probability 0, `(...)`. The fit leaves them out.
 
-    Source:
+    Reference:
         Guo et al.: On Calibration of Modern Neural Networks (ICML 2017); [EPSR] Ferrer, Ramos: Evaluating Posterior
         Probabilities (TMLR), sec. 2.4.2, with beta = 0.
 
@@ -169,7 +169,7 @@ class AffineScaling(_Affine):
         outcome: end of the fit, int64 `(...)`, a code of `torchcalib.ops.newton.problem`.
         lost: weight of the samples whose label has probability 0, `(...)`.
 
-    Source:
+    Reference:
         [EPSR] Ferrer, Ramos: Evaluating Posterior Probabilities (TMLR), sec. 2.4.2 and 2.5.3 (DP calibration).
 
     Example:

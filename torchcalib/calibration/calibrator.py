@@ -16,7 +16,7 @@ from torchcalib.core.documentation import documented
 from torchcalib.core.inputs import input_format_of, read_input
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.tasks import infer_from_logits, prepare
-from torchcalib.ops.host_values import look
+from torchcalib.ops.host_values import value_if_available
 from torchcalib.ops.log_odds import log_ratio
 from torchcalib.ops.logs import spread_infinite_logits, wide_dtype
 
@@ -241,14 +241,14 @@ class Calibrator(nn.Module, ABC):
         """
         if preds.device.type != "cpu" or not preds.numel():
             return
-        if not self.from_logits and look(((preds < -1e-6) | (preds > 1 + 1e-6)).any()):
+        if not self.from_logits and value_if_available(((preds < -1e-6) | (preds > 1 + 1e-6)).any()):
             raise ValueError(
                 f"`preds` must be probabilities in [0, 1], as in the fit of {type(self).__name__}, got values from "
                 f"{float(preds.min()):.4g} to {float(preds.max()):.4g}. Convert logits with softmax or sigmoid."
             )
         if self.from_logits and self.task == "multiclass":
             sums = preds.detach().movedim(self.class_axis, -1).double().sum(-1)
-            if look((preds >= 0).all() & ((sums - 1).abs() < 1e-3).all()):
+            if value_if_available((preds >= 0).all() & ((sums - 1).abs() < 1e-3).all()):
                 warnings.warn(
                     f"`preds` must be logits, as in the fit of {type(self).__name__}, got values that look like "
                     "probabilities. Pass preds.log().",

@@ -11,7 +11,7 @@ from torchcalib.calibration.affine import AffineScaling
 from torchcalib.calibration.calibrator import Calibrator, sample_weights
 from torchcalib.core.arguments import InputOptions, Task, check_count, check_flag, check_seed
 from torchcalib.core.arrays import as_tensor
-from torchcalib.core.checks import check_numbering
+from torchcalib.core.checks import check_indices
 from torchcalib.core.documentation import (
     document,
     input_parameters,
@@ -21,7 +21,7 @@ from torchcalib.core.documentation import (
 )
 from torchcalib.core.inputs import InputFormat, flattened
 from torchcalib.core.predictions import Predictions, by_replicates, in_all_replicates
-from torchcalib.ops.host_values import look
+from torchcalib.ops.host_values import value_if_available
 
 DEFAULT = AffineScaling()
 
@@ -99,7 +99,7 @@ def cross_val_calibrate(
     Gradient:
         In `preds`; the fitted parameters are constants.
 
-    Source:
+    Reference:
         [EPSR] Ferrer, Ramos: Evaluating Posterior Probabilities (TMLR), sec. 2.5.3.
 
     Example:
@@ -191,7 +191,7 @@ def _warn_of(fit: Calibrator, p: Predictions) -> Calibrator:
     Without data the result is NaN and there is no warning. Replicates of small data sets often have no optimum.
     """
     no_data = ~(sample_weights(p).sum(-1) > 0)
-    if not p.replicates and look((fit.converged | no_data).all()) is False:
+    if not p.replicates and value_if_available((fit.converged | no_data).all()) is False:
         fit.warn()
     return fit
 
@@ -222,7 +222,7 @@ def _read_held_out(
             f"`calibration` must have one weight per sample, got {tuple(held.replicates)} of them. It is fitted "
             "once for all replicates."
         )
-    if look((sample_weights(held).sum(-1) > 0).all()) is False:
+    if value_if_available((sample_weights(held).sum(-1) > 0).all()) is False:
         raise ValueError("`calibration` must have samples of positive weight to fit to, got none.")
     return held
 
@@ -287,7 +287,7 @@ def folds_of(p: Predictions, options: FoldOptions) -> tuple[Tensor, int]:
 
 def _per_sample(name: str, numbers: Tensor, p: Predictions) -> Tensor:
     """Check integers of samples and expand them to the shape of `p.target`."""
-    check_numbering(name, numbers)
+    check_indices(name, numbers)
     labels = p.task == "multilabel"  # the canonical form is (..., L, N)
     shape = p.target.shape[:-2] + p.target.shape[-1:] if labels else p.target.shape
     if numbers.shape not in (shape, shape[-1:]):
@@ -335,7 +335,7 @@ def _check_every_class(
     counts = cell.new_zeros((*cell.shape[:-1], n_folds * n_classes)).scatter_add(-1, cell, present.long())
     counts = counts.reshape(*cell.shape[:-1], n_folds, n_classes)
     alone = ((counts == counts.sum(-2, keepdim=True)) & (counts > 0)).flatten(0, -2).any(0)
-    if look(alone.any()):
+    if value_if_available(alone.any()):
         label = int(alone.int().argmax())
         for name in ("folds", "groups"):
             if options.get(name) is not None:

@@ -56,7 +56,7 @@ def calibration_loss(
     Gradient:
         In `preds`; the fitted parameters are constants.
 
-    Source:
+    Reference:
         [EPSR] Ferrer, Ramos: Evaluating Posterior Probabilities (TMLR), sec. 2.4.2.
 
     Example:
@@ -100,7 +100,7 @@ def relative_calibration_loss(
     Gradient:
         In `preds`; the fitted parameters are constants.
 
-    Source:
+    Reference:
         [EPSR] Ferrer, Ramos: Evaluating Posterior Probabilities (TMLR), sec. 2.4.2.
 
     Example:
@@ -193,7 +193,7 @@ def score_divergence(
     Gradient:
         In `preds`; the fitted parameters are constants.
 
-    Source:
+    Reference:
         [EPSR] Ferrer, Ramos: Evaluating Posterior Probabilities (TMLR), eq. 24-26.
 
     Example:

@@ -32,7 +32,7 @@ class HistogramBinning(Calibrator):
     Raises:
         TypeError, ValueError: for invalid arguments.
 
-    Source:
+    Reference:
         Zadrozny, Elkan: Obtaining calibrated probability estimates (ICML 2001); [EPSR] Ferrer, Ramos: Evaluating
         Posterior Probabilities (TMLR), sec. 2.4.3.
 

@@ -26,7 +26,7 @@ class IsotonicCalibration(Calibrator):
             block.
         rates: calibrated probabilities at the knots `(..., K)`.
 
-    Source:
+    Reference:
         Zadrozny, Elkan: Transforming classifier scores into accurate multiclass probability estimates (KDD 2002);
         [EPSR] Ferrer, Ramos: Evaluating Posterior Probabilities (TMLR), sec. 2.4.3; Brummer, du Preez: The PAV
         algorithm optimizes binary proper scoring rules (2013).

@@ -65,7 +65,7 @@ def recommend(
     Warns:
         UserWarning: see `calibration_loss`.
 
-    Source:
+    Reference:
         [EPSR] Ferrer, Ramos: Evaluating Posterior Probabilities (TMLR), sec. 4.
 
     Example:
@@ -73,7 +73,7 @@ def recommend(
         >>> logits = torch.randn(1000, generator=generator)
         >>> target = (torch.rand(1000, generator=generator) < logits.sigmoid()).long()
         >>> recommend(3 * logits, target, task="binary", from_logits=True).text
-        'Calibration would cut NLL by 21.4 %: add temperature scaling; affine scaling gains 21.3 %.'
+        'Calibration would cut NLL by 21.4%: add temperature scaling; affine scaling gains 21.3%.'
     """
     if not calibrators:
         raise ValueError("`calibrators` must hold at least one calibrator, got none.")
@@ -109,9 +109,9 @@ def _in_words(score: str, raw: float, gains: Mapping[str, float], best: str, wor
     gain = gains[best]
     rest = "".join(f"; {name} {_gains(value)}" for name, value in gains.items() if name != best)
     if gain >= worthwhile:
-        return f"Calibration would cut {score} by {gain:.1f} %: add {best}{rest}."
+        return f"Calibration would cut {score} by {gain:.1f}%: add {best}{rest}."
     if gain > 0:
-        return f"Calibration would cut {score} by {gain:.1f} % only ({best}): leave the predictions as they are."
+        return f"Calibration would cut {score} by {gain:.1f}% only ({best}): leave the predictions as they are."
     if math.isnan(raw):
         return f"{score} is undefined, and so is the gain of calibration."
     if raw == 0:
@@ -121,5 +121,5 @@ def _in_words(score: str, raw: float, gains: Mapping[str, float], best: str, wor
 
 def _gains(value: float) -> str:
     if math.isfinite(value):
-        return f"gains {round(value, 1) + 0:.1f} %"  # + 0 turns -0 into 0
+        return f"gains {round(value, 1) + 0:.1f}%"  # + 0 turns -0 into 0
     return "leaves it infinite" if math.isnan(value) else "makes it infinite"

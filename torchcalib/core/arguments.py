@@ -216,9 +216,9 @@ def check_positive(name: str, value: object, at_least: float = 0.0) -> None:
 def check_level(level: object, n_replicates: int) -> None:
     """Raise unless `level` is in (0, 1), and at least one replicate is expected beyond each end of the interval."""
     if not is_number(level):
-        raise TypeError(f"`level` must be a number, got {level!r}. A 95 % interval has level 0.95.")
+        raise TypeError(f"`level` must be a number, got {level!r}. A 95% interval has level 0.95.")
     if not 0 < level < 1:
-        raise ValueError(f"`level` must be between 0 and 1, got {level!r}. A 95 % interval has level 0.95.")
+        raise ValueError(f"`level` must be between 0 and 1, got {level!r}. A 95% interval has level 0.95.")
     least = math.ceil(2 / (1 - level) * (1 - 1e-9)) - 1  # 1 - 1e-9 corrects rounding: 2 / (1 - 0.95) is 40
     if n_replicates < least:
         raise ValueError(

@@ -15,7 +15,7 @@ from torch import Tensor
 from torchcalib.core.sums import BinStats
 from torchcalib.core.tables import Cell, Column, Table, Tabular, fraction, short
 from torchcalib.core.words import count, decimals, edge, percent, significant
-from torchcalib.ops.count_moments import deviations_by_chance
+from torchcalib.ops.count_moments import deviation_quantiles
 
 
 def root(x: Tensor) -> Tensor:
@@ -36,7 +36,7 @@ def consistency_band(b: BinStats, level: float = 0.95) -> tuple[Tensor, Tensor]:
     ends = []
     for probability in (tail, 1 - tail):
         quantile = torch.full_like(noise, probability)[None]
-        deviation = deviations_by_chance(quantile, b.n.detach(), expected, b.spread, noise)
+        deviation = deviation_quantiles(quantile, b.n.detach(), expected, b.spread, noise)
         ends.append(((expected + deviation[0] * noise.sqrt()) / b.n.detach()).clamp(0, 1))
     return ends[0], ends[1]
 
@@ -73,7 +73,7 @@ class BinTable(Tabular):
         frequency: mean outcome.
         gap: frequency - confidence. A positive gap is under-confidence if the confidence is above 0.5.
         ecd: mean entropic calibration difference (ECD), in nats.
-        band_low, band_high: consistency band. Under perfect calibration the frequency lies in it with probability 95 %,
+        band_low, band_high: consistency band. Under perfect calibration the frequency lies in it with probability 95%,
             or more if few outcomes are possible. Each bin has its own band, without correction for multiple bins. NaN
             for bins that depend on the outcomes, and for sums without noise.
 
@@ -148,7 +148,7 @@ class BinTable(Tabular):
             _column("share", "share", lambda row: Cell(percent(row["share"]))),
             _column("mean confidence", "confidence", lambda row: fraction(row["confidence"])),
             _column("frequency", "frequency", lambda row: fraction(row["frequency"])),
-            _column("if calibrated, 95 %", "band_low band_high", band, only_page=True),
+            _column("if calibrated, 95%", "band_low band_high", band, only_page=True),
             _column("gap", "gap", lambda row: fraction(row["gap"], "+")),
             _column("mean ECD (nats)", "ecd", lambda row: fraction(row["ecd"], "+")),
         ]
@@ -181,7 +181,7 @@ class TCETable(BinTable):
         quantiles: sorted predictions in the bin at 33 evenly spaced ranks, from minimum to maximum, `(..., B, 33)`; NaN
             in an empty bin.
 
-    Source:
+    Reference:
         [TCE] Matsubara, Tax, Mudd, Guy: TCE: A Test-Based Approach to Measuring Calibration Error, UAI 2023, eq. 7.
 
     Example:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from torchcalib.core.causes import cause_of_labels, cause_of_sums, cause_of_values
-from torchcalib.ops.host_values import look
+from torchcalib.ops.host_values import value_if_available
 from torchcalib.ops.logs import wide_dtype
 
 SUM_TOLERANCE = {torch.float16: 2e-2, torch.bfloat16: 2e-2, torch.float32: 1e-3, torch.float64: 1e-3}
@@ -48,7 +48,7 @@ class Rule(ABC):
 
 def all_kept(rules: Sequence[Rule]) -> bool | None:
     """Return whether no row breaks a rule; None where values are not available (`torch.compile`, `vmap`)."""
-    return look(reduce(and_, map(methodcaller("kept"), rules)))
+    return value_if_available(reduce(and_, map(methodcaller("kept"), rules)))
 
 
 def enforce(
@@ -77,7 +77,7 @@ def enforce(
     filled = torch.ones((), dtype=wide_dtype(broken.device), device=broken.device) if weights is None else weights
     if drop_invalid:
         return torch.where(broken, 0.0, filled), broken
-    any_broken = look(broken.any()) if wait else None
+    any_broken = value_if_available(broken.any()) if wait else None
     if any_broken is None:
         return torch.where(broken, torch.nan, filled), broken
     for problem in (problem for rule in rules for problem in rule.problems()) if any_broken else ():
@@ -344,7 +344,7 @@ def shares_of_votes(counts: Tensor, axis: int) -> tuple[Tensor, Tensor]:
     return counts / n.clamp(min=1).unsqueeze(axis), torch.where(least < 0, least, n)
 
 
-def check_numbering(name: str, numbers: object) -> None:
+def check_indices(name: str, numbers: object) -> None:
     """Raise unless `numbers`, which are indices of groups or folds, is an integer tensor."""
     if not isinstance(numbers, Tensor) or numbers.is_floating_point() or numbers.is_complex():
         found = f"dtype {numbers.dtype}" if isinstance(numbers, Tensor) else type(numbers).__name__
@@ -368,7 +368,7 @@ def read_priors(priors: Tensor | Sequence[float], num_classes: int) -> Tensor:
         raise ValueError(
             f"`priors` must have one entry per class, {num_classes} on the last axis, got shape {tuple(values.shape)}."
         )
-    if look(~((values >= 0).all() & ((values.sum(-1) - 1).abs() <= 1e-6).all())):
+    if value_if_available(~((values >= 0).all() & ((values.sum(-1) - 1).abs() <= 1e-6).all())):
         raise ValueError(
             f"`priors` must be non-negative and sum to 1, got {values.tolist()}. Divide them by their sum."
         )

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Iterable
 from functools import wraps
-from inspect import Parameter, Signature, signature
+from inspect import Parameter, Signature, isclass, signature
 from textwrap import dedent, fill, indent
 from typing import Any, TypeVar, cast
 
@@ -134,10 +134,10 @@ def with_implied_task(parameters: list[Parameter]) -> list[Parameter]:
 def resolving_task(function: F) -> F:
     """Return a function that also accepts `task` by position or implied, and `sample_weight`; see `completed`.
 
-    A function without a required argument `task` is returned unchanged.
+    A class, or a function without a required argument `task`, is returned unchanged.
     """
     parameters = signature(function).parameters.values()
-    if not any(p.name == "task" and p.default is Parameter.empty for p in parameters):
+    if isclass(function) or not any(p.name == "task" and p.default is Parameter.empty for p in parameters):
         return function
     n_data = sum(p.kind == Parameter.POSITIONAL_OR_KEYWORD for p in parameters)
 
@@ -174,7 +174,7 @@ def documented(function: F, *, without: Iterable[str] = ()) -> F:
     """Add the input options to the signature and docstring of a function or method with `**options`."""
     returns = signature(function).return_annotation
     function = resolving_task(function)
-    own = with_implied_task(parameters_of(function))
+    own = parameters_of(function) if isclass(function) else with_implied_task(parameters_of(function))
     parameters = [*own, *input_parameters(without={*without, *(p.name for p in own)})]
     self_parameter = [p for p in signature(function).parameters.values() if p.name == "self"]
     document(function, function.__doc__, [*self_parameter, *parameters], returns)

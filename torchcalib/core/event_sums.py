@@ -17,7 +17,7 @@ from torchcalib.core.sums import (
     Cells,
     Sums,
     apart_of,
-    noise_of,
+    noise_summands,
     series_shape,
     sums_of_replicates,
     weighted,
@@ -144,7 +144,7 @@ class EqualWidthBins(EventSums[BinStats]):
         """Return the weighted summands of each event, in the order of `BinStats`."""
         wide = wide_dtype(events.confidence.device)
         columns = [weighted(quantity, events.weights, wide) for quantity in self.quantities(events)]
-        return [*columns[:3], *noise_of(events, p), *columns[3:]] if self.with_noise else columns
+        return [*columns[:3], *noise_summands(events, p), *columns[3:]] if self.with_noise else columns
 
     def events(self, p: Predictions) -> Events:
         """Return confidence and outcome of each event, and the ECD if it is summed."""

@@ -28,7 +28,7 @@ class TopK:
         k: number of classes, from 1 to C.
         only: restrict the event to the k-th most probable class.
 
-    Source:
+    Reference:
         Gupta et al.: Calibration of Neural Networks using Splines (ICLR 2021), sec. 2: within-top-r calibration;
         r-th top-label calibration with `only=True`.
 

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from torchcalib.core.checks import GroupRule, check_numbering, enforce
+from torchcalib.core.checks import GroupRule, check_indices, enforce
 from torchcalib.core.predictions import Predictions, in_all_replicates
-from torchcalib.ops.host_values import look
+from torchcalib.ops.host_values import value_if_available
 from torchcalib.ops.logs import wide_dtype
 
 NO_GROUP = -1
@@ -16,7 +16,7 @@ NO_GROUP = -1
 
 def check_groups(groups: Tensor, device: torch.device, samples: Sequence[int]) -> None:
     """Raise unless `groups` is an integer tensor with shape `samples`. The values are not checked."""
-    check_numbering("groups", groups)
+    check_indices("groups", groups)
     if groups.device != device:
         raise ValueError(
             f"`groups` must be on the device of `preds` ({device}), got {groups.device}. "
@@ -53,7 +53,7 @@ def in_groups(
     """
     per_sample = (*p.samples[:-2], 1, p.samples[-1]) if p.task == "multilabel" else p.samples
     groups = groups.reshape(per_sample).long()
-    if groups.device.type == "cpu" and (not groups.numel() or look(_all_within(groups, num_groups))):
+    if groups.device.type == "cpu" and (not groups.numel() or value_if_available(_all_within(groups, num_groups))):
         return p.in_groups(groups, p.weights, p.n_invalid)
     wide = wide_dtype(groups.device)
     ones = torch.ones((), dtype=wide, device=groups.device)

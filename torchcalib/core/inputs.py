@@ -37,7 +37,7 @@ from torchcalib.core.checks import (
     shares_of_votes,
 )
 from torchcalib.core.predictions import Predictions, in_all_replicates
-from torchcalib.ops.host_values import look
+from torchcalib.ops.host_values import value_if_available
 from torchcalib.ops.logs import wide_dtype
 
 _OPTIONS = frozenset(InputOptions.__annotations__)
@@ -442,7 +442,7 @@ class InputFormat:
             missing = missing | (p.n_votes == 0)
         if p.absent is not None:
             missing = missing & ~p.absent
-        return p if wait and look(missing.any()) is False else p.without_missing(missing)
+        return p if wait and value_if_available(missing.any()) is False else p.without_missing(missing)
 
     def _value_rules(self, p: Predictions, target_tolerance: float) -> list[Rule]:
         """Return the rules that the values of predictions and targets must satisfy."""

@@ -56,7 +56,7 @@ def distributions(p: Predictions) -> tuple[Tensor, Tensor]:
     return q.masked_fill(absent, 0), residual.masked_fill(absent, 0)
 
 
-def ways_of_weighing(p: Predictions) -> Tensor:
+def replicate_weights(p: Predictions) -> Tensor:
     """Return the weights of R replicates, float64 `(..., R, N)`; R = 1 without replicate weights."""
     if p.weights is None:
         return torch.ones((*p.samples[:-1], 1, p.samples[-1]), dtype=wide_dtype(p.given.device), device=p.given.device)
@@ -65,7 +65,7 @@ def ways_of_weighing(p: Predictions) -> Tensor:
     return weights.movedim(0, -2)
 
 
-def by_way(values: Tensor, p: Predictions) -> Tensor:
+def on_replicate_axes(values: Tensor, p: Predictions) -> Tensor:
     """Move the replicate axis of values `(..., R)` to the front and reshape it to the replicate axes of `p`."""
     return values.movedim(-1, 0).reshape((*p.replicates, *p.samples[:-1]))
 
@@ -132,7 +132,7 @@ class BlockAccumulator:
             target = target.expand(*p.replicates, *target.shape)
         if self.bandwidth == "median":
             q, _ = distributions(p)
-            scale = scale_of(self.kernel, median_distance(q, ways_of_weighing(p), self.kernel)).movedim(-1, 0)
+            scale = scale_of(self.kernel, median_distance(q, replicate_weights(p), self.kernel)).movedim(-1, 0)
             scale = scale.reshape(values.shape[:-2])
         else:
             wide = wide_dtype(values.device)

@@ -131,7 +131,7 @@ class Predictions:
             n_votes=None if self.n_votes is None else filled(self.n_votes, False, 1),
         )
 
-    def weighed(self, weights: Tensor) -> "Predictions":
+    def with_weights(self, weights: Tensor) -> "Predictions":
         """Return the same rows with other weights. The cache is shared."""
         return self._with(weights=weights, weighted=True)
 
@@ -162,7 +162,7 @@ class Predictions:
     def resampled(self, counts: Tensor) -> "Predictions":
         """Return the same rows with replicate weights: the number of draws of each row `(R, N)`, for all batch axes."""
         counts = counts.reshape(len(counts), *[1] * (len(self.samples) - 1), counts.shape[-1])
-        return self.weighed(counts if self.weights is None else counts * self.weights)
+        return self.with_weights(counts if self.weights is None else counts * self.weights)
 
     def set_against_rest(self, classes: tuple[int, ...]) -> "Predictions":
         """Return binary predictions for the event that the true class is in `classes`.
@@ -307,7 +307,7 @@ def by_replicates(read: Callable[[Predictions], Tensor], p: Predictions, element
     if p.weights is None or not p.replicates:
         return read(p)
     weights = p.weights.flatten(0, len(p.replicates) - 1)
-    values = torch.cat([read(p.weighed(piece)) for piece in torch.split(weights, replicates_at_once(elements))])
+    values = torch.cat([read(p.with_weights(piece)) for piece in torch.split(weights, replicates_at_once(elements))])
     return values.reshape(*p.replicates, *values.shape[1:])
 
 

@@ -17,7 +17,7 @@ from torchcalib.core.arguments import Task, check_count
 from torchcalib.core.events import Mode, n_events, reduce_to_scores
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.sums import BinStats, Cells, series_shape, weighted
-from torchcalib.ops.host_values import look
+from torchcalib.ops.host_values import value_if_available
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.once import once
 from torchcalib.ops.operation import is_plain
@@ -93,7 +93,7 @@ class RankedSample:
             ValueError: if weights sum to more than 2^53.
         """
         score, positives, n = self.score, self.positives, self.n
-        if n is not None and look((n.sum(-1) > 2**53).any()):
+        if n is not None and value_if_available((n.sum(-1) > 2**53).any()):
             raise ValueError(
                 f"`weights` must sum to at most 2^53 for rank-based metrics, got {float(n.sum(-1).max()):g}. "
                 "Divide them by a common factor."

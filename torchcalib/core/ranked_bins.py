@@ -16,7 +16,7 @@ from torchcalib.core.bins import BinTable, TCETable, equal_width_edges, root
 from torchcalib.core.ranked import RankedSample, SortedSample
 from torchcalib.core.sums import BinStats
 from torchcalib.ops import isotonic
-from torchcalib.ops.host_values import look
+from torchcalib.ops.host_values import value_if_available
 from torchcalib.ops.isotonic import Ties, Variant
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.once import once
@@ -202,7 +202,7 @@ class Binning:
     def of(self, sample: RankedSample) -> RankedBins:
         """Sort a sample and partition it into bins."""
         given: Tensor | None = None
-        if self.ties == "split" and sample.n is not None and look((sample.n > 1).any()):
+        if self.ties == "split" and sample.n is not None and value_if_available((sample.n > 1).any()):
             raise ValueError(
                 f"`weights` must be 0 or 1 with ties='split', got {float(sample.n.max()):g}. "
                 "Repeat the samples, or pass ties='pool'."

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import ExactSample, RankedSample
-from torchcalib.core.sums import SumsAccumulator, settled, with_apart
+from torchcalib.core.sums import SumsAccumulator, with_apart, with_noise_row
 
 S = TypeVar("S", covariant=True)
 
@@ -85,7 +85,7 @@ class SumsKind(Generic[S]):
         """Return the statistic that metrics are computed from."""
         sums = state[self._first :].reshape(self.shape)
         if with_apart(self.accumulator):
-            sums = settled(sums, state[N_LEFT_OUT : self._first].reshape(self.shape[:-2]))
+            sums = with_noise_row(sums, state[N_LEFT_OUT : self._first].reshape(self.shape[:-2]))
         return self.accumulator.wrap(sums)
 
     def check(self, parts: Sequence[Any], like: Tensor) -> Tensor | None:
@@ -116,7 +116,7 @@ class SumsKind(Generic[S]):
         """Return the payload size of each rank in bytes, from the announced tensors summed over ranks."""
         return [0] * world
 
-    def meet(self, announced: Tensor, payloads: Sequence[Tensor]) -> Tensor:  # noqa: ARG002
+    def merge_gathered(self, announced: Tensor, payloads: Sequence[Tensor]) -> Tensor:  # noqa: ARG002
         """Return the merged state of all ranks."""
         return announced
 
@@ -284,7 +284,7 @@ class SamplesKind:
         table = announced[N_LEFT_OUT:].reshape(world, 4).tolist()
         return [sum(_n_bytes(dtype, shape) for dtype, shape in self._columns(row)) for row in table]
 
-    def meet(self, announced: Tensor, payloads: Sequence[Tensor]) -> Any:
+    def merge_gathered(self, announced: Tensor, payloads: Sequence[Tensor]) -> Any:
         """Return the merged state of all ranks, with one chunk for each rank that has samples."""
         chunks: list[list[Tensor]] = []
         table = announced[N_LEFT_OUT:].reshape(len(payloads), 4).tolist()

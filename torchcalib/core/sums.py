@@ -27,7 +27,7 @@ class Sums:
     Attributes:
         sums: float64 `(..., F, K)`; the subclass defines the order of the quantities.
         apart: indicator `(...)`, 0 if and only if all targets are labels and no weights are floating; see `apart_of`.
-            None if the sums have no noise, or if `settled` has chosen the noise.
+            None if the sums have no noise, or if `with_noise_row` has chosen the noise.
     """
 
     sums: Tensor
@@ -149,7 +149,7 @@ def _noise(sums: Tensor, apart: Tensor) -> Tensor:
     return torch.where(apart.unsqueeze(-1) == 0, sums[..., 3, :], sums[..., 4, :])
 
 
-def settled(sums: Tensor, apart: Tensor) -> Tensor:
+def with_noise_row(sums: Tensor, apart: Tensor) -> Tensor:
     """Return `BinStats.sums` in which the noise row is `BinStats.noise`. These sums must not be added any more."""
     return torch.cat((sums[..., :4, :], _noise(sums, apart).unsqueeze(-2), sums[..., 5:, :]), -2)
 
@@ -293,7 +293,7 @@ class ScoreAccumulator:
         return p.samples.numel() * (p.num_classes if p.soft and self.by_class else 1)
 
 
-def noise_of(events: Events, p: Predictions) -> tuple[Tensor, Tensor]:
+def noise_summands(events: Events, p: Predictions) -> tuple[Tensor, Tensor]:
     """Return the summands of each event in `BinStats.spread` and `BinStats.noise`, each `(..., N)`."""
     wide = wide_dtype(events.confidence.device)
     confidence = events.confidence.detach().to(wide)

@@ -19,7 +19,7 @@ def in_one_line(
 
     Example:
         >>> in_one_line(-0.0109, 0.0034, 0.012, -0.0174, -0.0041)
-        '-0.0109 (noise floor 0.0034, 95 % -0.0174 to -0.0041, p = 0.012)'
+        '-0.0109 (noise floor 0.0034, 95% -0.0174 to -0.0041, p = 0.012)'
         >>> in_one_line(0.693147)
         '0.6931'
     """
@@ -37,14 +37,14 @@ def in_clauses(
     places: int,
     level: float = 0.95,
 ) -> str:
-    """Return text such as `"noise floor 0.0040, 95 % 0.0180-0.0240, p < 0.001"`. NaN arguments are omitted."""
+    """Return text such as `"noise floor 0.0040, 95% 0.0180-0.0240, p < 0.001"`. NaN arguments are omitted."""
     clauses = []
     if not math.isnan(noise_floor):
         clauses.append(f"noise floor {fixed(noise_floor, places)}")
     if not (math.isnan(low) or math.isnan(high)):
         ends = fixed(low, places), fixed(high, places)
         separator = " to " if ends[0].startswith("-") else "-"  # a hyphen before a minus sign is hard to read
-        clauses.append(f"{100 * level:.10g} % {separator.join(ends)}")
+        clauses.append(f"{100 * level:.10g}% {separator.join(ends)}")
     if not math.isnan(p_value):
         clauses.append(f"p {p_words(p_value, equals='= ')}")
     return ", ".join(clauses)

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from torchcalib.inference.simulation import BinCells, RunCells, Simulation
-from torchcalib.ops.count_moments import counts_by_chance
-from torchcalib.ops.host_values import look
+from torchcalib.ops.count_moments import count_quantiles
+from torchcalib.ops.host_values import value_if_available
 from torchcalib.ops.isotonic import isotonic_regression
 
 N_STEPS = 32
@@ -84,7 +84,7 @@ def error_interval(
     *downwards, upwards = zip(*paths, strict=True)
     from_below, from_above = acceptance(calibrated, observed, edge, level)
     low = start
-    if look(is_rejected.any()) is not False:
+    if value_if_available(is_rejected.any()) is not False:
         ends = [end(path, lambda accepted: accepted[0], from_below.clamp(max=-1e-9)) for path in downwards]
         low = torch.where(is_rejected, torch.stack(ends).amin(0), low)
     return low, end(upwards, lambda accepted: -accepted[1], -from_above.clamp(min=1e-9))
@@ -292,7 +292,7 @@ def _moved_mean_gaps(cells: Cells, chance: Tensor) -> Ends:
     few = torch.minimum(ones, zeros)
     sign = torch.where(ones <= zeros, 1.0, -1.0).to(few)
     # The axis of steps is the second one for the draws.
-    counts = counts_by_chance(0.5 + sign * (chance.unsqueeze(1) - 0.5), few, variance.minimum(few))
+    counts = count_quantiles(0.5 + sign * (chance.unsqueeze(1) - 0.5), few, variance.minimum(few))
     error = moved - confidence
     return error, (error + (counts - few) * sign * unit / total).transpose(0, 1)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from torchcalib.core.arguments import InputOptions, Task, check_count, check_level, check_seed, unknown_argument
-from torchcalib.core.checks import check_numbering
+from torchcalib.core.checks import check_indices
 from torchcalib.core.documentation import resolving_task
 from torchcalib.core.inputs import flattened, read_input
 from torchcalib.core.predictions import Predictions, in_all_replicates, replicates_at_once
@@ -102,7 +102,7 @@ class Resampling:
         self._unit_of: Tensor | None = None  # index of the drawn unit of every sample; None: the sample itself
         self._n_units = n
         if groups is not None:
-            check_numbering("groups", groups)
+            check_indices("groups", groups)
             if groups.shape != (n,):
                 raise ValueError(f"`groups` must have one number per sample, shape {(n,)}, got {tuple(groups.shape)}.")
         if groups is not None or not bool(self._present.all()):
@@ -165,7 +165,7 @@ def bootstrap(
     Gradient:
         None.
 
-    Source:
+    Reference:
         Efron, Tibshirani: An Introduction to the Bootstrap (1993), ch. 13.3; [EPSR] Ferrer, Ramos: Evaluating
         Posterior Probabilities (TMLR), for calibration losses.
 

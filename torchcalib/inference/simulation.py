@@ -11,7 +11,7 @@ from torch.nn.functional import logsigmoid
 
 from torchcalib.core.ranked import RankedSample, SortedSample
 from torchcalib.core.sums import BinStats
-from torchcalib.ops.count_moments import deviations_by_chance, unit_of
+from torchcalib.ops.count_moments import deviation_quantiles, effective_weight
 from torchcalib.ops.counter_rng import random_words
 from torchcalib.ops.once import once
 from torchcalib.ops.sorting import end_of_ties, run_index, run_sums
@@ -62,7 +62,7 @@ class Cells:
     @once
     def unit(self) -> Tensor:
         """Weight of one independent row."""
-        return unit_of(self.spread, self.noise)
+        return effective_weight(self.spread, self.noise)
 
     @once
     def one_outcome(self) -> Tensor:
@@ -302,7 +302,7 @@ class Simulation:
         cells = self.cells
         counters = self._numbers().unsqueeze(-1) * _MOST_CELLS + torch.arange(cells.n.shape[-1], device=streams.device)
         chance = self._uniform(streams, counters.flatten()).reshape(-1, *cells.n.shape)
-        deviation = deviations_by_chance(chance, cells.n, cells.expected, cells.spread, cells.noise)
+        deviation = deviation_quantiles(chance, cells.n, cells.expected, cells.spread, cells.noise)
         draws = deviation, chance.flatten(1)[:, self._redrawn]
         if self._keeps:
             self._kept = draws
@@ -320,6 +320,6 @@ class Simulation:
         n, expected, spread, unit, gaps = (
             x.flatten()[few] for x in (cells.n, cells.expected, spread, cells.unit, gaps)
         )
-        redrawn = deviations_by_chance(chance, n, expected + n * gaps, spread, unit * spread)
+        redrawn = deviation_quantiles(chance, n, expected + n * gaps, spread, unit * spread)
         found.flatten(1).index_copy_(1, few, gaps + redrawn * (unit * spread).sqrt() / n)
         return found

@@ -106,7 +106,7 @@ def evidence_of_each(
 
     Outcomes are simulated from the confidences, as if the model were perfectly calibrated (consistency resampling),
     and the error of each replicate is computed. In a bin the sum of outcomes is a sum of independent trials with known
-    mean and variance; see `counts_by_chance`. For averages over classes the p-values of the classes are combined; see
+    mean and variance; see `count_quantiles`. For averages over classes the p-values of the classes are combined; see
     `cauchy_combination`. For the interval see `inversion`.
 
     Args:
@@ -127,7 +127,7 @@ def evidence_of_each(
     Raises:
         TypeError, ValueError: for bad arguments.
 
-    Source:
+    Reference:
         Broecker, Smith: Increasing the reliability of reliability diagrams (Weather and Forecasting, 2007).
     """
     check_arguments(level, n_replicates, seed)
@@ -241,7 +241,7 @@ def _p_value(observed: Tensor, replicates: Tensor) -> tuple[Tensor, Tensor]:
     model the data are one more replicate, so that P(p <= a) <= a for every a. Values that differ only by rounding
     count as equal.
 
-    Source:
+    Reference:
         Phipson, Smyth: Permutation p-values should never be zero (Statistical Applications in Genetics and Molecular
         Biology, 2010), sec. 4.
     """
@@ -267,7 +267,7 @@ def cauchy_combination(p_values: Tensor, tied: Tensor, n_replicates: int) -> Ten
         tied: the part of each p-value that is due to ties, (1 + number of replicates equal to the data) / (R + 1).
         n_replicates: R.
 
-    Source:
+    Reference:
         Liu, Xie: Cauchy combination test (Journal of the American Statistical Association, 2020), eq. 1.
     """
     least = 0.5 / (n_replicates + 1)  # half a step from 0 and 1, where quantiles are infinite

@@ -126,7 +126,7 @@ def soft_binned_ece(
         With respect to the confidences, finite everywhere; 0 where the value is 0. Outcomes are constants. Time and
         memory O(N n_bins).
 
-    Source:
+    Reference:
         Karandikar et al.: Soft Calibration Objectives for Neural Networks (NeurIPS 2021), sec. 4 (SB-ECE), eq. 11.
 
     Example:

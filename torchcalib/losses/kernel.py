@@ -106,7 +106,7 @@ def mmce(
         With respect to the confidences, finite everywhere; 0 where the value is 0, and for |c_i - c_j| where the two
         are equal. Outcomes are constants. Time O(N log N), memory O(N).
 
-    Source:
+    Reference:
         Kumar, Sarawagi, Jain: Trainable Calibration Measures for Neural Networks from Kernel Mean Embeddings (ICML
         2018): MMCE and, with `weighted=True`, MMCE_w. If all predictions are correct, or all are wrong, MMCE_w here is
         the term for the outcome that occurs; the authors' code returns 0.
@@ -153,7 +153,7 @@ class LeaveOneOut:
         if weights is None:
             weights = torch.ones(p.samples, dtype=wide_dtype(p.given.device), device=p.given.device)
         is_single = weights.sum(-1, keepdim=True) == 1
-        return self.settings.of(p.weighed(torch.where(is_single, 2 * weights, weights)))
+        return self.settings.of(p.with_weights(torch.where(is_single, 2 * weights, weights)))
 
 
 class CanonicalLoss(PenaltyLoss):

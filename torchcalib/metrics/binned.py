@@ -182,7 +182,7 @@ def _ece(
     Gradient:
         With respect to the confidences, finite everywhere. The bin of a sample is a constant.
 
-    Source:
+    Reference:
         Naeini, Cooper, Hauskrecht: Obtaining Well Calibrated Probabilities Using Bayesian Binning (AAAI 2015), sec. 2.
 
     Example:
@@ -242,7 +242,7 @@ def _ace(
     Gradient:
         With respect to the confidences, finite everywhere. The bin of a sample is a constant.
 
-    Source:
+    Reference:
         [TCE] Matsubara et al.: TCE: A Test-Based Approach to Measuring Calibration Error (UAI 2023), sec. 2. The
         adaptive error in Nixon et al., Measuring Calibration in Deep Learning, is class-wise: `mode="classwise"`.
 
@@ -304,7 +304,7 @@ def _esce(
     Gradient:
         Everywhere.
 
-    Source:
+    Reference:
         [ECD] Sumler et al.: An Entropic Metric for Measuring Calibration of Machine Learning Models, sec. II.
 
     Example:
@@ -368,7 +368,7 @@ def _mce(
     Gradient:
         With respect to the confidences in the worst bin, finite; shared evenly if several bins have the same |gap|.
 
-    Source:
+    Reference:
         Naeini, Cooper, Hauskrecht: Obtaining Well Calibrated Probabilities Using Bayesian Binning (AAAI 2015), sec. 2.
 
     Example:
@@ -440,7 +440,7 @@ def _rmsce(
     Gradient:
         With respect to the confidences, finite everywhere; 0 where the value is 0.
 
-    Source:
+    Reference:
         Kumar, Liang, Ma: Verified Uncertainty Calibration (NeurIPS 2019), sec. 2 and 4 (debiased).
 
     Example:
@@ -499,7 +499,7 @@ def calibration_curve(
     Raises:
         TypeError, ValueError: for invalid input.
 
-    Source:
+    Reference:
         [ECD] Sumler et al.: An Entropic Metric for Measuring Calibration of Machine Learning Models, Tables I-II.
 
     Example:

@@ -79,7 +79,7 @@ class Bootstrapped(WrappedMetric[S]):
         TypeError, ValueError: For a metric that stores samples, for invalid arguments, and in `update` for invalid
             input.
 
-    Source:
+    Reference:
         Oza, Russell: Online bagging and boosting (AISTATS 2001), for the weights.
 
     Example:

@@ -20,7 +20,7 @@ from torchcalib.core.inputs import input_format_of
 from torchcalib.core.kernel_blocks import vectors
 from torchcalib.core.predictions import Predictions, by_replicates, in_all_replicates
 from torchcalib.metrics.kernel import check_bandwidth
-from torchcalib.ops.leave_one_out import others_mean
+from torchcalib.ops.leave_one_out import leave_one_out_mean
 from torchcalib.ops.logs import safe_log, wide_dtype
 
 _GRID = (*(10 ** (-5 + 4 * k / 14) for k in range(15)), *(0.2 * k for k in range(1, 6)))
@@ -70,7 +70,9 @@ def _most_likely_bandwidth(log_q: Tensor, q: Tensor, copies: Tensor, chunk: int 
     chosen = torch.ones_like(best)
     for bandwidth in _GRID:
         h = torch.full_like(best, bandwidth)
-        log_density = others_mean(log_q / bandwidth, q, _log_normaliser(q, h), q[..., :0], copies, chunk).log_total
+        log_density = leave_one_out_mean(
+            log_q / bandwidth, q, _log_normaliser(q, h), q[..., :0], copies, chunk
+        ).log_total
         reached = (log_density > _OUT_OF_REACH) & (copies > 0)
         likelihood = (copies * log_density).masked_fill(~reached, 0).sum(-1)
         is_better = likelihood > best
@@ -109,7 +111,7 @@ def _error(p: Predictions, power: int, bandwidth: float | str, chunk: int | None
         h = _most_likely_bandwidth(log_q, q, counted, chunk)
     else:
         h = torch.full(q.shape[:-2], float(bandwidth), dtype=q.dtype, device=q.device)
-    expected = others_mean(log_q / h[..., None, None], q, _log_normaliser(q, h), target, counted, chunk).mean
+    expected = leave_one_out_mean(log_q / h[..., None, None], q, _log_normaliser(q, h), target, counted, chunk).mean
     gap = expected - q
     distance = (gap.abs() if power == 1 else gap.square()).sum(-1)
     return (copies * distance.masked_fill(copies == 0, 0)).sum(-1) / copies.sum(-1)
@@ -157,7 +159,7 @@ def canonical_error(
         With respect to the predictions, including their role in the kernels; reverse mode, first order. A bandwidth
         chosen by `"likelihood"` and log 0 are constants. Time O(N^2 C); memory a few copies of the input.
 
-    Source:
+    Reference:
         Popordanoska, Sayer, Blaschko: A Consistent and Differentiable Lp Canonical Calibration Error Estimator (NeurIPS
         2022), sec. 3, eq. 9-10. The authors' code adds log(bandwidth) to each log-likelihood; this function does not,
         because the Dirichlet density has no such factor.

@@ -32,7 +32,7 @@ class CostMatrix:
         TypeError: If `costs` is not a matrix of numbers.
         ValueError: For rows of different lengths, fewer than two classes, or NaN, infinite or too large costs.
 
-    Source:
+    Reference:
         [EPSR] Ferrer, Ramos: Evaluating Posterior Probabilities (TMLR), sec. 2.3.1.
 
     Example:

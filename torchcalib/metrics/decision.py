@@ -92,7 +92,7 @@ def _bayes_risk(
     Gradient:
         None, because decisions are piecewise constant in the predictions.
 
-    Source:
+    Reference:
         [EPSR] Ferrer, Ramos: Evaluating Posterior Probabilities (TMLR), sec. 2.3.1; priors app. A, eq. 36-37.
 
     Example:
@@ -207,7 +207,7 @@ def expected_cost(
     Gradient:
         None.
 
-    Source:
+    Reference:
         [EPSR] Ferrer, Ramos: Evaluating Posterior Probabilities (TMLR), sec. 2.3.1.
 
     Example:

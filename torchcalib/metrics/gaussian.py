@@ -88,7 +88,7 @@ def nees(
     Gradient:
         Everywhere.
 
-    Source:
+    Reference:
         [ECD] Sumler et al.: An Entropic Metric for Measuring Calibration of Machine Learning Models, eq. 10-11.
 
     Example:

@@ -23,11 +23,11 @@ from torchcalib.core.inputs import input_format_of, read_input
 from torchcalib.core.kernel_blocks import (
     BlockAccumulator,
     BlockStats,
-    by_way,
     distributions,
     median_distance,
+    on_replicate_axes,
+    replicate_weights,
     scale_of,
-    ways_of_weighing,
 )
 from torchcalib.core.predictions import Predictions, by_replicates
 from torchcalib.inference.testing import CalibrationTest
@@ -91,7 +91,7 @@ class KernelSettings:
     def _all_pairs(self, p: Predictions) -> Tensor:
         """Return the biased or unbiased estimate from all pairs of samples."""
         q, r = distributions(p)
-        weights = ways_of_weighing(p)
+        weights = replicate_weights(p)
         if self.bandwidth == "median":
             scale = scale_of(self.kernel, median_distance(q, weights, self.kernel))[..., None, None]
             totals = [  # the median, and so the kernel, depends on the weights
@@ -103,10 +103,10 @@ class KernelSettings:
             total = pairwise.pairs(q * scale_of(self.kernel, self.bandwidth), r, weights, self.kernel, self.chunk)
         n = weights.sum(-1)
         if self.estimator == "biased":
-            return by_way(total / n.square(), p)
+            return on_replicate_axes(total / n.square(), p)
         own = (weights * r.square().sum(-1).unsqueeze(-2)).sum(-1)  # terms h(x, x), which are not pairs
         # With one sample `total - own` is a rounding error; divided by 0 it would be infinite.
-        return by_way(((total - own) / (n * (n - 1))).masked_fill(n < 2, torch.nan), p)
+        return on_replicate_axes(((total - own) / (n * (n - 1))).masked_fill(n < 2, torch.nan), p)
 
     def averaged(self, value: Tensor) -> Tensor:
         """Return the average over labels if `average` is set, or the value itself."""
@@ -191,7 +191,7 @@ def _skce(
         Everywhere (0 for |p_k - p'_k| where the two are equal); reverse mode, first order. A median is a constant.
         Memory: a few copies of the input for all pairs; one chunk for blocks.
 
-    Source:
+    Reference:
         Widmann, Lindsten, Zachariah: Calibration tests in multi-class classification: A unifying framework (NeurIPS
         2019), eq. 4-5 and table 1.
 
@@ -321,7 +321,7 @@ def skce_test(
     Gradient:
         For the statistic as for `skce`; also for the p-value.
 
-    Source:
+    Reference:
         Widmann, Lindsten, Zachariah: Calibration tests in multi-class classification (NeurIPS 2019), lemmas 2 and 3.
 
     Example:
@@ -354,6 +354,6 @@ def _normal(settings: KernelSettings, p: Predictions) -> Tensor:
 
 def _bounded(settings: KernelSettings, p: Predictions) -> Tensor:
     value = settings.of(p)
-    n_pairs = (by_way(ways_of_weighing(p).sum(-1), p) / 2).floor()
+    n_pairs = (on_replicate_axes(replicate_weights(p).sum(-1), p) / 2).floor()
     bound = (-n_pairs * value.clamp(min=0).square() / (2 * _MAX_H**2)).exp()
     return torch.stack((value, torch.full_like(value, torch.nan), bound))

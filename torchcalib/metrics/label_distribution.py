@@ -150,7 +150,7 @@ def _total_variation(
     Gradient:
         Everywhere; 0 where q_k = t_k. For the noise floor 0 at q_k = 0 and q_k = 1.
 
-    Source:
+    Reference:
         [TALK] Pavlovic: Beyond Accuracy: Understanding Model Calibration (human-uncertainty calibration); Baan, Aziz,
         Plank, Fernandez: Stop Measuring Calibration When Humans Disagree (EMNLP 2022). Noise floor: De Moivre's formula
         for the mean absolute deviation of the binomial distribution, for each class.
@@ -215,7 +215,7 @@ def _kl_divergence(
         Finite everywhere. Where the divergence is infinite, it is 0 with respect to probabilities, and q - t with
         respect to logits.
 
-    Source:
+    Reference:
         [TALK], see `total_variation`; Peterson, Battleday, Griffiths, Russakovsky: Human Uncertainty Makes
         Classification More Robust (ICCV 2019). Correction: the jackknife of Zhang: Entropy estimation in Turing's
         perspective (Neural Computation 24, 2012).
@@ -279,7 +279,7 @@ def _entropy_gap(
     Gradient:
         Finite everywhere; 0 with respect to probabilities where q_k = 0.
 
-    Source:
+    Reference:
         [TALK] and Baan et al. (EMNLP 2022), see `total_variation`. Correction: Zhang (2012), see `kl_divergence`.
 
     Example:
@@ -340,7 +340,7 @@ def _squared_distance(
     Gradient:
         Everywhere.
 
-    Source:
+    Reference:
         [EPSR] Ferrer, Ramos: Evaluating Posterior Probabilities (TMLR), eq. 9, with the label distribution instead of
         the indicator. Correction: the sample variance of n draws, with denominator n - 1.
 

@@ -116,7 +116,7 @@ def _cox(
         For slope, intercept and in_the_large, by implicit differentiation of the fit. Standard errors and p-value are
         constants.
 
-    Source:
+    Reference:
         Cox: Two further applications of a model for binary regression (Biometrika 1958). Van Calster et al.:
         Calibration: the Achilles heel of predictive analytics (BMC Medicine 2019), for the names.
 
@@ -279,7 +279,7 @@ def _spiegelhalter(*, task: Task, mode: Mode | None = None, **options: Unpack[In
     Gradient:
         With respect to the confidences, where z is finite.
 
-    Source:
+    Reference:
         Spiegelhalter: Probabilistic prediction in patient management and clinical trials (Statistics in Medicine 1986).
 
     Example:

@@ -66,7 +66,7 @@ def _nll(
         Finite everywhere. Where the score is infinite, it is 0 with respect to probabilities, and q - t with respect to
         logits.
 
-    Source:
+    Reference:
         [EPSR] Ferrer, Ramos: Evaluating Posterior Probabilities (TMLR), eq. 8; NCE: sec. 2.2; priors: app. A, eq.
         36-37.
 
@@ -152,7 +152,7 @@ def _brier_score(
     Gradient:
         Everywhere.
 
-    Source:
+    Reference:
         [ECD] Sumler et al.: An Entropic Metric for Measuring Calibration, eq. 2 (binary); [EPSR] eq. 9 (multi-class).
 
     Example:
@@ -247,7 +247,7 @@ def ecd(
     Gradient:
         Finite everywhere. For a distribution that of its `log_prob` and `entropy`.
 
-    Source:
+    Reference:
         [ECD] Sumler, Devlin, Maskell, Lane: An Entropic Metric for Measuring Calibration of Machine Learning Models,
         eq. 8 (distributions), 12 (multi-class), 15 (binary).
 
@@ -332,7 +332,7 @@ def _accuracy(
     Gradient:
         None, because decisions are piecewise constant in the predictions.
 
-    Source:
+    Reference:
         [EPSR] Ferrer, Ramos: Evaluating Posterior Probabilities (TMLR), sec. 2.3.1, with zero-one costs.
 
     Example:

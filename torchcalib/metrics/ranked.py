@@ -146,7 +146,7 @@ def _ks(
         With respect to the confidences up to the sample where the maximum (or minimum) is attained; shared evenly if it
         is attained more than once.
 
-    Source:
+    Reference:
         Gupta et al.: Calibration of Neural Networks using Splines (ICLR 2021), sec. 3, except that equal scores are
         pooled. Range: Arrieta-Ibarra et al.: Metrics of Calibration for Probabilistic Predictions (JMLR 2022), named
         empirical cumulative calibration error (ECCE-R) there.
@@ -288,7 +288,7 @@ def _corp(
         With respect to the confidences for the score and MCB; the order of the samples is a constant. None for DSC and
         UNC.
 
-    Source:
+    Reference:
         Dimitriadis, Gneiting, Jordan: Stable reliability diagrams for probabilistic classifiers (PNAS 2021), eq. 1-3.
 
     Example:
@@ -424,7 +424,7 @@ def corp_curve(
     Gradient:
         None.
 
-    Source:
+    Reference:
         Dimitriadis, Gneiting, Jordan: Stable reliability diagrams for probabilistic classifiers (PNAS 2021), fig. 2 and
         sec. "Uncertainty quantification" (consistency bands by resampling).
 

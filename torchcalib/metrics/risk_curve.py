@@ -15,7 +15,7 @@ from torchcalib.core.predictions import Predictions, by_replicates
 from torchcalib.core.sums import weighted
 from torchcalib.metrics.cost_matrix import CostMatrix, Costs, read_costs
 from torchcalib.ops import logs
-from torchcalib.ops.host_values import look
+from torchcalib.ops.host_values import value_if_available
 from torchcalib.ops.logs import wide_dtype, xmul
 from torchcalib.ops.sorting import order_bits, stable_sort
 
@@ -79,7 +79,7 @@ def bayes_risk_curve(
     Gradient:
         None, because decisions are piecewise constant in the predictions.
 
-    Source:
+    Reference:
         [EPSR] Ferrer, Ramos: Evaluating Posterior Probabilities (TMLR), sec. 2.3.4, eq. 34.
 
     Example:
@@ -127,7 +127,7 @@ def bayes_risk_area(
     Gradient:
         That of the score (cross entropy or Brier score), where predictions differ.
 
-    Source:
+    Reference:
         [EPSR] Ferrer, Ramos: Evaluating Posterior Probabilities (TMLR), sec. 2.3.4, eq. 34 and fig. 4.
 
     Example:
@@ -184,7 +184,7 @@ def optimal_threshold_cost(
     Gradient:
         None.
 
-    Source:
+    Reference:
         [EPSR] Ferrer, Ramos: Evaluating Posterior Probabilities (TMLR), sec. 2.3.1, minimised over thresholds.
 
     Example:
@@ -238,7 +238,7 @@ def _operating_points(points: int | Tensor | Sequence[float], device: torch.devi
     c = torch.as_tensor(points, dtype=wide, device=device)
     if c.dim() != 1:
         raise ValueError(f"`points` must be an int or have the shape (K,), got shape {tuple(c.shape)}.")
-    if look(((c > 0) & (c < 1)).all()) is False:
+    if value_if_available(((c > 0) & (c < 1)).all()) is False:
         raise ValueError(f"`points` must be in (0, 1), got {c.tolist()}. At 0 and 1 a cost is infinite.")
     return c
 

@@ -29,13 +29,13 @@ from torchcalib.core.inputs import input_format_of
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import RankedSample
 from torchcalib.core.ranked_bins import Binning
-from torchcalib.core.sums import KIND_OF_NOISE, BinStats, apart_of, noise_of
+from torchcalib.core.sums import KIND_OF_NOISE, BinStats, apart_of, noise_summands
 from torchcalib.inference.testing import CalibrationTest, ErrorTest, evidence_of
 from torchcalib.metrics.base import CalibrationMetric
 from torchcalib.metrics.estimator import Estimator, functional
 from torchcalib.metrics.ranked import RankedMetric, no_average, ranked
 from torchcalib.ops.bin_sums import Noise
-from torchcalib.ops.host_values import look
+from torchcalib.ops.host_values import value_if_available
 from torchcalib.ops.loess import loess
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.smoothing import best_width, smoothed_error
@@ -81,7 +81,7 @@ class SmoothingAccumulator(EventSums[BinStats]):
     def columns(self, events: Events, p: Predictions) -> list[Tensor]:
         """Return the summands of every event, with the noise as the last but one."""
         *columns, last = super().columns(events, p)
-        return [*columns, noise_of(events, p)[1], last] if self.with_noise else [*columns, last]
+        return [*columns, noise_summands(events, p)[1], last] if self.with_noise else [*columns, last]
 
     def of_events(self, events: Events, p: Predictions) -> SmoothingCells:
         """Return the sums over the events of `p`, computed in a single pass."""
@@ -202,7 +202,7 @@ def _smece(
     Gradient:
         With respect to the confidences, in residuals and positions. The chosen width is a constant.
 
-    Source:
+    Reference:
         Blasiok, Nakkiran: Smooth ECE: Principled Reliability Diagrams via Kernel Smoothing (ICLR 2024).
 
     Example:
@@ -264,7 +264,7 @@ def _smece_width(*, task: Task, mode: Mode | None = None, **options: Unpack[Inpu
     Gradient:
         None.
 
-    Source:
+    Reference:
         Blasiok, Nakkiran: Smooth ECE (ICLR 2024).
 
     Example:
@@ -307,7 +307,7 @@ def _may_be_many(sample: RankedSample, n_points: int) -> bool:
 
     True if values cannot be read on the host: pooling up to `n_points` samples into `n_points` bins has no effect.
     """
-    return sample.n is not None and look((sample.n.sum(-1) <= n_points).all()) is not True
+    return sample.n is not None and value_if_available((sample.n.sum(-1) <= n_points).all()) is not True
 
 
 def _quantile(x: Tensor, n: Tensor, share: float) -> Tensor:
@@ -363,7 +363,7 @@ def _ici(
         With respect to the confidences, including their effect on the curve, except where the set of neighbours
         changes. It needs memory for about 20 numbers per pair of points.
 
-    Source:
+    Reference:
         Austin, Steyerberg: The Integrated Calibration Index (ICI) and related metrics for quantifying the calibration
         of logistic regression models (Statistics in Medicine 2019). Cleveland, Devlin: Locally Weighted Regression
         (JASA 1988).

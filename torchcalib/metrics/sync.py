@@ -27,7 +27,10 @@ def synced_states(metrics: "Sequence[CalibrationMetric[Any]]", process_group: An
     announced = _summed(announced, metrics, process_group)
     sizes = [metric.kind.payload_sizes(part, n_ranks) for metric, part in zip(metrics, announced, strict=True)]
     payloads = _gathered([metric.kind.payload(metric.state) for metric in metrics], sizes, process_group)
-    return [metric.kind.meet(part, payload) for metric, part, payload in zip(metrics, announced, payloads, strict=True)]
+    return [
+        metric.kind.merge_gathered(part, payload)
+        for metric, part, payload in zip(metrics, announced, payloads, strict=True)
+    ]
 
 
 def synced_state_by(metric: "CalibrationMetric[Any]", gather: Callable[..., list[Tensor]], process_group: Any) -> Any:
@@ -45,9 +48,9 @@ def synced_state_by(metric: "CalibrationMetric[Any]", gather: Callable[..., list
     sizes = kind.payload_sizes(announced, len(tagged))
     payload, longest = kind.payload(state), max(sizes)
     if not longest:
-        return kind.meet(announced, [payload] * len(tagged))
+        return kind.merge_gathered(announced, [payload] * len(tagged))
     gathered = gather(torch.cat((payload, payload.new_zeros(longest - len(payload)))), group=process_group)
-    return kind.meet(announced, [theirs[:size] for theirs, size in zip(gathered, sizes, strict=True)])
+    return kind.merge_gathered(announced, [theirs[:size] for theirs, size in zip(gathered, sizes, strict=True)])
 
 
 def dropped_over_ranks(metrics: "Sequence[CalibrationMetric[Any]]", process_group: Any) -> list[int]:

@@ -84,7 +84,7 @@ def _tce(
     Gradient:
         None, because decisions are counted.
 
-    Source:
+    Reference:
         [TCE] Matsubara, Tax, Mudd, Guy: TCE: A Test-Based Approach to Measuring Calibration Error (UAI 2023), eq. 7,
         Algorithms 2 and 3, Remark 2.
 
@@ -187,7 +187,7 @@ def tce_table(
     Raises:
         TypeError, ValueError: for invalid input.
 
-    Source:
+    Reference:
         [TCE] Matsubara et al.: TCE: A Test-Based Approach to Measuring Calibration Error (UAI 2023), fig. 1.
 
     Example:
@@ -259,7 +259,7 @@ def _gce(
     Gradient:
         With respect to the confidences, if the loss is differentiable. The bin of a sample is a constant.
 
-    Source:
+    Reference:
         [TCE] Matsubara et al.: TCE: A Test-Based Approach to Measuring Calibration Error (UAI 2023), Definition 1.
 
     Example:

@@ -61,7 +61,7 @@ def calibration_test(
     Gradient:
         None.
 
-    Source:
+    Reference:
         Broecker, Smith: Increasing the reliability of reliability diagrams (Weather and Forecasting, 2007), for the
         replicates; for the interval see `torchcalib/inference/inversion.py`.
 

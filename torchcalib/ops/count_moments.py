@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from torchcalib.ops.host_values import look
+from torchcalib.ops.host_values import value_if_available
 
 _TABLES = ((1.0, 32), (2.5, 64), (7.5, 128))
 """Tables of the probability mass function: largest standard deviation, and number of entries.
@@ -19,11 +19,11 @@ _MOST_DEVIATION, _WIDEST = _TABLES[-1]
 _IN_CACHE = 2**15  # table entries computed together on the CPU, so that they stay in the cache
 
 
-def unit_of(spread: Tensor, noise: Tensor) -> Tensor:
+def effective_weight(spread: Tensor, noise: Tensor) -> Tensor:
     """Return the effective weight of one independent outcome in every bin, `noise / spread`, `(..., K)`.
 
     It is 1 without weights, and less if an outcome is the mean of several annotators. A bin without noise gets the
-    ratio of the sums over all bins. For the arguments see `deviations_by_chance`.
+    ratio of the sums over all bins. For the arguments see `deviation_quantiles`.
     """
     overall = noise.sum(-1, keepdim=True) / spread.sum(-1, keepdim=True)
     overall = torch.where((overall > 0) & overall.isfinite(), overall, torch.ones_like(overall))
@@ -31,7 +31,7 @@ def unit_of(spread: Tensor, noise: Tensor) -> Tensor:
     return torch.where((unit > 0) & unit.isfinite(), unit, overall)
 
 
-def deviations_by_chance(chance: Tensor, n: Tensor, expected: Tensor, spread: Tensor, noise: Tensor) -> Tensor:
+def deviation_quantiles(chance: Tensor, n: Tensor, expected: Tensor, spread: Tensor, noise: Tensor) -> Tensor:
     """Return quantiles of the standardised sum of outcomes in every bin, under perfect calibration.
 
     Args:
@@ -44,20 +44,20 @@ def deviations_by_chance(chance: Tensor, n: Tensor, expected: Tensor, spread: Te
     Returns:
         (quantile - expected) / standard deviation, `(R, ..., K)`. A bin without noise gets a normal quantile.
     """
-    unit = unit_of(spread, noise)
+    unit = effective_weight(spread, noise)
     ones, zeros = expected / unit, (n - expected) / unit
     rarer = torch.minimum(ones, zeros).clamp(min=0)
     variance = torch.minimum(noise / unit.square(), rarer)
-    # Model the count of the rarer outcome, as `counts_by_chance` requires. More zeros mean fewer ones: flip the sign.
+    # Model the count of the rarer outcome, as `count_quantiles` requires. More zeros mean fewer ones: flip the sign.
     sign = torch.where(ones <= zeros, 1.0, -1.0).to(rarer)
-    counts = counts_by_chance(0.5 + sign * (chance - 0.5), rarer, variance)
+    counts = count_quantiles(0.5 + sign * (chance - 0.5), rarer, variance)
     deviation = (counts - rarer).mul_(sign / variance.sqrt())
-    if look((variance > 0).all()):
+    if value_if_available((variance > 0).all()):
         return deviation
     return torch.where(variance > 0, deviation, torch.special.ndtri(chance))
 
 
-def counts_by_chance(chance: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+def count_quantiles(chance: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
     """Return quantiles of the number of successes in independent trials with probabilities p.
 
     The distribution is approximated by the binomial distribution of equal mean and variance, which has
@@ -72,12 +72,12 @@ def counts_by_chance(chance: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
     Returns:
         Whole numbers as float64, `(R, ...)`, increasing with `chance`; the mean where the variance is 0 or NaN.
 
-    Source:
+    Reference:
         Ehm: Binomial approximation to the Poisson binomial distribution (Statistics and Probability Letters, 1991).
         Cornish, Fisher: Moments and cumulants in the specification of distributions (1938), for large variances.
     """
     # Reading values to choose a table would synchronise a GPU, and is impossible under `vmap`: use the largest table.
-    if mean.device.type != "cpu" or look((variance > 0).any()) is None:
+    if mean.device.type != "cpu" or value_if_available((variance > 0).any()) is None:
         return _counts(chance, mean, variance, _WIDEST)
     shape = chance.shape
     chance, mean, variance = chance.flatten(1), mean.flatten(), variance.flatten()
@@ -92,7 +92,7 @@ def counts_by_chance(chance: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
 
 
 def _counts(chance: Tensor, mean: Tensor, variance: Tensor, width: int) -> Tensor:
-    """Implement `counts_by_chance` with a table of `width` entries up to `_MOST_DEVIATION`, by expansion above."""
+    """Implement `count_quantiles` with a table of `width` entries up to `_MOST_DEVIATION`, by expansion above."""
     square = (mean - variance).clamp(min=0)  # sum p^2
     n = (mean.square() / square.masked_fill(square == 0, torch.finfo(mean.dtype).tiny)).clamp(max=2.0**52)
     fewer = torch.maximum(n.floor(), mean.ceil()).clamp(min=1)
@@ -108,7 +108,7 @@ def _counts(chance: Tensor, mean: Tensor, variance: Tensor, width: int) -> Tenso
     place = torch.searchsorted(cumulative, chance.movedim(0, -1).contiguous()).movedim(-1, 0)
     counts = first + place.clamp(max=width - 1).to(mean.dtype)
     deviation = variance.sqrt()
-    if look((deviation > _MOST_DEVIATION).any()) is not False:
+    if value_if_available((deviation > _MOST_DEVIATION).any()) is not False:
         expanded = mean + deviation * _cornish_fisher(chance, skewness=(1 - 2 * mean / n) / deviation)
         counts = torch.where(deviation > _MOST_DEVIATION, expanded.round().clamp(min=0), counts)
     return torch.where(variance > 0, counts, mean)

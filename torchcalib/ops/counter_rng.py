@@ -29,7 +29,7 @@ def random_words(seed: int, streams: Tensor, counters: Tensor) -> Tensor:
     Returns:
         int64 `(R, N)`: the upper half of SplitMix64.
 
-    Source:
+    Reference:
         Steele, Lea, Flood: Fast splittable pseudorandom number generators (OOPSLA 2014), fig. 17.
     """
     keys = _mix(streams * _GOLDEN + seed)

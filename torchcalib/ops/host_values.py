@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 
-def look(flag: Tensor) -> bool | None:
+def value_if_available(flag: Tensor) -> bool | None:
     """Return the value of a boolean scalar tensor, or None under `torch.compile` and `vmap`, which cannot read it."""
     if torch.compiler.is_compiling():
         return None
@@ -20,7 +20,7 @@ def largest(counts: Tensor, bound: int) -> int:
     """Return the largest of `counts`, or the upper limit `bound` where values cannot be read."""
     if not counts.numel():
         return 0
-    readable = look((top := counts.max()) >= 0)
+    readable = value_if_available((top := counts.max()) >= 0)
     return bound if readable is None else int(top)
 
 

@@ -33,7 +33,7 @@ class Others(NamedTuple):
     log_total: Tensor
 
 
-def others_mean(
+def leave_one_out_mean(
     queries: Tensor, keys: Tensor, bias: Tensor, values: Tensor, copies: Tensor, chunk: int | None = None
 ) -> Others:
     """Return the softmax-weighted mean of the values of the other rows, for every row.
@@ -67,13 +67,14 @@ def _scores(queries: Tensor, keys: Tensor, bias: Tensor, copies: Tensor, a: slic
 
 
 @operation(
-    "others_mean(Tensor queries, Tensor keys, Tensor bias, Tensor values, Tensor copies, int side) -> (Tensor, Tensor)",
+    "leave_one_out_mean(Tensor queries, Tensor keys, Tensor bias, Tensor values, Tensor copies, int side)"
+    " -> (Tensor, Tensor)",
     fake=lambda queries, keys, bias, values, *_: (torch.empty_like(values), torch.empty_like(bias)),  # noqa: ARG005
 )
 def _others(
     queries: Tensor, keys: Tensor, bias: Tensor, values: Tensor, copies: Tensor, side: int
 ) -> tuple[Tensor, Tensor]:
-    """Implement `others_mean` (FlashAttention, Algorithm 1)."""
+    """Implement `leave_one_out_mean` (FlashAttention, Algorithm 1)."""
     mean, log_total = torch.empty(values.shape, dtype=values.dtype, device=values.device), torch.empty_like(bias)
     lowest = torch.finfo(bias.dtype).min
     for a in _slices(keys.shape[-2], side):
@@ -132,4 +133,4 @@ def _backward(ctx: Any, grads: Tensor, _: None) -> tuple[Tensor | None, ...]:
     return (*_others_backward(*ctx.saved_tensors, grads, ctx.side), None, None, None)
 
 
-torch.library.register_autograd("torchcalib::others_mean", _backward, setup_context=_setup_context)
+torch.library.register_autograd("torchcalib::leave_one_out_mean", _backward, setup_context=_setup_context)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid, pad
 
-from torchcalib.ops.host_values import look
+from torchcalib.ops.host_values import value_if_available
 
 LANES = 64  # numbers; a multiple of the vector width of every processor
 
@@ -47,7 +47,9 @@ def xmul(a: Tensor, b: Tensor) -> Tensor:
 def spread_infinite_logits(logits: Tensor) -> Tensor:
     """Replace each row with +inf by logits of its limiting softmax: 0 at entries of +inf, and -inf elsewhere."""
     top = logits.amax(-1, keepdim=True) == torch.inf
-    if logits.device.type == "cpu" and look(top.any()) is False:  # only on the CPU: on a GPU this would synchronise
+    if (
+        logits.device.type == "cpu" and value_if_available(top.any()) is False
+    ):  # only on the CPU: on a GPU this would synchronise
         return logits
     limit = torch.where(logits == torch.inf, 0.0, -torch.inf).to(logits.dtype)
     return torch.where(top, limit, logits)

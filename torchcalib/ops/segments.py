@@ -92,11 +92,11 @@ def bin_sums_of_replicates(
         part = slice(start, start + width)
         inside = (index[..., part].unsqueeze(-1) == bins).unsqueeze(-2)
         table = torch.where(inside, stacked[..., part].transpose(-1, -2).unsqueeze(-1), 0).flatten(-2)
-        total = total + weighed_sums(rows[..., part], table, finite)
+        total = total + weighted_sums(rows[..., part], table, finite)
     return total.movedim(-2, 0).reshape(len(weights), *lead, n_columns, n_bins)
 
 
-def weighed_sums(weights: Tensor, table: Tensor, finite: bool = False) -> Tensor:
+def weighted_sums(weights: Tensor, table: Tensor, finite: bool = False) -> Tensor:
     """Return the matrix product of weights `(..., R, N)` and a table `(..., N, K)`, with 0 * inf = 0.
 
     Args:

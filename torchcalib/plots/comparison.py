@@ -38,7 +38,7 @@ def bin_comparison(
     Raises:
         ValueError: if a table has batch axes, or `tables` is empty.
 
-    Source:
+    Reference:
         [TCE] Matsubara, Tax, Mudd, Guy: TCE: A Test-Based Approach to Measuring Calibration Error, UAI 2023, fig. 2.
 
     Example:

@@ -24,7 +24,7 @@ def ecd_curve(ax: Axes | None = None, *, title: str | None = None, style: Style 
     Returns:
         The axes; their figure is `ax.figure`.
 
-    Source:
+    Reference:
         [ECD] Sumler et al.: An Entropic Metric for Measuring Calibration of Machine Learning Models, fig. 2.
 
     Example:

@@ -179,7 +179,7 @@ def corp_diagram(
         TypeError: if predictions have no targets.
         ValueError: if the curve has batch axes.
 
-    Source:
+    Reference:
         Dimitriadis, Gneiting, Jordan: Stable reliability diagrams for probabilistic classifiers (PNAS 2021), fig. 2.
 
     Example:

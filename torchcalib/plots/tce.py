@@ -66,7 +66,7 @@ def tce_diagram(
         TypeError: if predictions have no targets.
         ValueError: if the table has batch axes.
 
-    Source:
+    Reference:
         [TCE] Matsubara, Tax, Mudd, Guy: TCE: A Test-Based Approach to Measuring Calibration Error, UAI 2023, fig. 1.
 
     Example:

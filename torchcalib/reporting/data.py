@@ -86,7 +86,7 @@ class Quantity:
 class Line(Quantity):
     """One value of a report, with its noise floor, p-value and interval.
 
-    `str(line)` is one line of text: `"ECE 0.0210 (noise floor 0.0040, 95 % 0.0180-0.0240, p < 0.001)"`.
+    `str(line)` is one line of text: `"ECE 0.0210 (noise floor 0.0040, 95% 0.0180-0.0240, p < 0.001)"`.
 
     Attributes:
         key, name, group, unit, perfect, question, source: see `Quantity`.

@@ -11,7 +11,7 @@ from torch import Tensor
 from torchcalib.core.event_sums import EqualWidthBins
 from torchcalib.core.groups import NO_GROUP, check_group_range, in_groups
 from torchcalib.core.predictions import Predictions, in_all_replicates
-from torchcalib.core.sums import settled
+from torchcalib.core.sums import with_noise_row
 from torchcalib.inference.testing import CalibrationTest, ErrorTest, evidence_of
 from torchcalib.io.saved import saved_tensor, saved_value
 from torchcalib.metrics.binned import ece_from_bins
@@ -104,7 +104,7 @@ class GroupBins:
         n_groups = len(names)
         n_replicates = max(59, min(_REPLICATES, _REPLICATES_IN_ALL // max(1, n_groups)))
         places = torch.tensor([self.places[name] for name in names], dtype=torch.int64)
-        sums = settled(self.sums, self.apart)[places]
+        sums = with_noise_row(self.sums, self.apart)[places]
         average = self.accumulator.mode == "classwise"
 
         def test(group_sums: Tensor, n_replicates: int) -> CalibrationTest:

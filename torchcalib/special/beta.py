@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchcalib.ops.host_values import look
+from torchcalib.ops.host_values import value_if_available
 
 _PIECE = 4096
 _SMALL = 0.5  # smaller parameters would need more quadrature nodes, and a power series is used
@@ -45,7 +45,7 @@ def in_pieces(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
 
 def cheaply_known(flag: Tensor) -> bool:
     """Return True if a bool scalar tensor is true and reading it does not synchronise a device."""
-    return flag.device.type == "cpu" and look(flag) is True
+    return flag.device.type == "cpu" and value_if_available(flag) is True
 
 
 # Gauss-Legendre quadrature in z for integrals over s = ((1 + z) / 2)^2 in [0, 1], which concentrates nodes near s = 0.
@@ -326,7 +326,7 @@ def betainc(a: Tensor | float, b: Tensor | float, x: Tensor) -> Tensor:
         In x: x^(a-1) (1-x)^(b-1) / B(a, b), infinite at x = 0 if a < 1 and at x = 1 if b < 1. None in a and b, which
         are treated as constants.
 
-    Source:
+    Reference:
         NIST Digital Library of Mathematical Functions, sec. 8.17. The method is described in
         `torchcalib/special/beta.py`.
 

@@ -9,7 +9,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from torchcalib.ops.host_values import look
+from torchcalib.ops.host_values import value_if_available
 from torchcalib.ops.sorting import run_index
 from torchcalib.special.beta import in_pieces, lower_tail
 from torchcalib.special.binomial import critical_values, p_value, two_tails, verdicts
@@ -45,13 +45,13 @@ def rejected_in_bins(
         None.
     """
     starts = torch.cat((torch.zeros_like(ends[..., :1]), ends[..., :-1]), -1)
-    any_samples = look((ends > starts).any())
+    any_samples = value_if_available((ends > starts).any())
     if any_samples is None:
         return _by_testing_all(p, ends, k, n, alpha, counts)
     result = torch.zeros(ends.numel(), dtype=torch.int64, device=p.device)
     if not any_samples:
         return result.reshape(ends.shape)
-    if look(p[..., -1].isnan().any()):
+    if value_if_available(p[..., -1].isnan().any()):
         p = p.nan_to_num(nan=torch.inf)  # comparisons with NaN are false, which breaks the binary search
     # Step 1: flatten the bins and drop empty ones.
     occupied = (ends > starts).reshape(-1).nonzero().squeeze(1)

@@ -191,7 +191,7 @@ def binomial_test(k: Tensor | int, n: Tensor | int, p: Tensor | float) -> Tensor
     Gradient:
         None.
 
-    Source:
+    Reference:
         [TCE] Matsubara et al.: TCE: A Test-Based Approach to Measuring Calibration Error (UAI 2023), with the rule for
         ties from scipy.
 

@@ -200,7 +200,7 @@ def adjusted_p_values(p_values: Tensor) -> Tensor:
 
     For sorted p-values the k-th adjusted one is min over j >= k of p_j m / j, at most 1.
 
-    Source:
+    Reference:
         Benjamini, Hochberg: Controlling the false discovery rate (Journal of the Royal Statistical Society B, 1995),
         sec. 3.1.
     """
@@ -222,7 +222,7 @@ def shrunk_to_mean(estimates: Tensor, spread: Tensor) -> Tensor:
     with tau^2 >= 0 by the method of moments, and weights 1 / (tau^2 + spread_g^2) for the mean. An estimate with spread
     0 is not changed. If the spread is NaN, so is the result.
 
-    Source:
+    Reference:
         Efron, Morris: Data analysis using Stein's estimator (Journal of the American Statistical Association, 1975),
         sec. 2, for the rule; DerSimonian, Laird: Meta-analysis in clinical trials (Controlled Clinical Trials, 1986),
         eq. 8, for tau^2.

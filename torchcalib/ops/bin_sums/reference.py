@@ -62,7 +62,7 @@ def event_sums(
             into[0] += counts.sum(0)
             into[2] += counts[1]
         else:
-            columns = weighed_columns(values, outcomes, w, more, noise, copies, sums.dtype)
+            columns = weighted_columns(values, outcomes, w, more, noise, copies, sums.dtype)
             for row, column in zip(into, columns, strict=True):
                 row.scatter_add_(0, cell, column)
 
@@ -81,7 +81,7 @@ def event_formula(
 ) -> Tensor:
     """Compute `bin_sums.event_bins` by differentiable operations."""
     index = bin_index(confidence, n_bins, right)
-    columns = weighed_columns(confidence, outcome, weights, ecd, noise, copies, wide_dtype(confidence.device))
+    columns = weighted_columns(confidence, outcome, weights, ecd, noise, copies, wide_dtype(confidence.device))
     if groups is None:
         return bin_sums(index, columns, n_bins)
     sums = bin_sums(groups * n_bins + index, columns, n_groups * n_bins)
@@ -101,7 +101,7 @@ def may_be_counted(outcome: Tensor, weights: Tensor | None, ecd: Tensor | None, 
     return weights is None and ecd is None and noise != "shares" and not outcome.is_floating_point()
 
 
-def weighed_columns(
+def weighted_columns(
     confidence: Tensor,
     outcome: Tensor,
     weights: Tensor | None,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from torchcalib.ops.dispatch import Backend, Op, choose, implementation
-from torchcalib.ops.host_values import largest, look
+from torchcalib.ops.host_values import largest, value_if_available
 from torchcalib.ops.isotonic import reference
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.operation import operation
@@ -77,7 +77,7 @@ def block_ends(
 
     Gradient: none.
 
-    Source:
+    Reference:
         [TCE] Matsubara et al.: TCE: A test-based approach to measuring calibration error (UAI 2023), Algorithms 2, 3;
         Ayer et al.: An empirical distribution function for sampling with incomplete information (1955).
     """
@@ -104,7 +104,7 @@ def isotonic_regression(y: Tensor, weights: Tensor | None = None, *, backend: Ba
     Gradient: for constant blocks, of any order. For i and j in a block of weight W and mean m, the derivative of output
         i is w_j / W in y_j, and (y_j - m) / W in w_j > 0.
 
-    Source:
+    Reference:
         Best, Chakravarti: Active set algorithms for isotonic regression (1990); Ayer et al. (1955).
     """
     wide = wide_dtype(y.device)
@@ -210,13 +210,13 @@ def _bounds(total: Tensor, n_min: int | None, n_max: int | None) -> tuple[Tensor
     low = (total // 20).clamp(min=1) if n_min is None else torch.full_like(total, n_min)
     high = (total // 5).clamp(min=1) if n_max is None else torch.full_like(total, n_max)
     invalid = (total > 0) & (low > high)
-    if look(invalid.any()):
+    if value_if_available(invalid.any()):
         raise ValueError(
             f"`n_min` must be at most `n_max`, got {_first(low, invalid)} and {_first(high, invalid)} for "
             f"{_first(total, invalid)} samples. Lower `n_min` or raise `n_max`."
         )
     invalid = (total > 0) & (total <= low)
-    if n_min is not None and look(invalid.any()):
+    if n_min is not None and value_if_available(invalid.any()):
         raise ValueError(
             f"`n_min` must be below the number of samples, got {n_min} for {_first(total, invalid)} samples. "
             "Lower `n_min` or add samples."

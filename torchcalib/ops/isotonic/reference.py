@@ -85,7 +85,7 @@ def pava_bc(
         total: filled with the sum of every block.
         ends: filled with the end of every block.
 
-    Source:
+    Reference:
         [TCE] Matsubara et al.: TCE: A test-based approach to measuring calibration error (UAI 2023).
     """
     # Reserve the last n_min samples for the final block, rounded up to whole tied groups.

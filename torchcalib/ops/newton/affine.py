@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchcalib.ops.host_values import look
+from torchcalib.ops.host_values import value_if_available
 from torchcalib.ops.newton.problem import (
     AT_ZERO,
     CONVERGED,
@@ -38,7 +38,7 @@ class _Value(NamedTuple):
     hessian: Tensor
 
 
-def solve_dp(p: Problem) -> Solved:
+def solve_affine(p: Problem) -> Solved:
     """Minimise the NLL in alpha > 0 and beta; classes without samples get a bias of -inf."""
     present = p.share > 0
     at_bound = _slope_at_zero(p) >= -FLAT
@@ -142,7 +142,7 @@ def _damped(
         theta = torch.where(done.unsqueeze(-1), theta + step, theta)
     # Under separation the gradient vanishes, but the Newton steps stay long.
     may_be_separable = done & ~fixed & (length > 0.01) if relative is None else is_separated
-    if look(may_be_separable.any()):
+    if value_if_available(may_be_separable.any()):
         may_be_separable = may_be_separable & _is_separation(p, step, present)
     outcome = torch.where(done, CONVERGED, STOPPED).masked_fill(is_separated | may_be_separable, SEPARABLE)
     return theta, value.gradient, outcome

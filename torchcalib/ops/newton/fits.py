@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from torchcalib.ops.logs import wide_dtype
-from torchcalib.ops.newton.affine import solve_dp
+from torchcalib.ops.newton.affine import solve_affine
 from torchcalib.ops.newton.problem import (
     AT_ZERO,
     CONVERGED,
@@ -62,7 +62,7 @@ def fit_temperature(scores: Tensor, target: Tensor, weights: Tensor) -> AffineFi
     return AffineFit(*_fit(scores, target, weights, False))
 
 
-def fit_dp(scores: Tensor, target: Tensor, weights: Tensor) -> AffineFit:
+def fit_affine(scores: Tensor, target: Tensor, weights: Tensor) -> AffineFit:
     """Fit softmax(alpha s + beta) with alpha > 0 (affine scaling of the logits) by damped Newton steps.
 
     The arguments are those of `fit_temperature`. A class without samples gets beta = -inf, which maximises the
@@ -92,7 +92,7 @@ def _fit(scores: Tensor, target: Tensor, weights: Tensor, bias: bool) -> tuple[T
         scores, target, weights = pad(scores, (0, 0, 0, 1)), pad(target, (0, 1)), pad(weights, (0, 1))
     batch_size = max(1, PIECE // max(1, n * n_classes))
     pieces = [slice(i, i + batch_size) for i in range(0, max(1, n_elements), batch_size)]
-    solve = solve_dp if bias else solve_temperature
+    solve = solve_affine if bias else solve_temperature
     solutions = [_solve_batch(scores[i], target[i], weights[:, i], solve) for i in pieces]
     joined = (torch.cat(column, 1) for column in zip(*solutions, strict=True))
     return tuple(x.reshape(n_replicates, *batch_shape, *x.shape[2:]).movedim(0, len(batch_shape) - 1) for x in joined)

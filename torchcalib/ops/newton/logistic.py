@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchcalib.ops.host_values import look
+from torchcalib.ops.host_values import value_if_available
 from torchcalib.ops.operation import operation
 
 _PIECE = 2**13  # elements computed together: they fit into the cache and one thread
@@ -141,7 +141,7 @@ def _maximise(x: Tensor, k: Tensor, n: Tensor, a: Tensor, b: Tensor, is_fixed: T
         step_a, step_b = value.step(free_slope)
         gain = (step_a * value.of_intercept + step_b * value.of_slope) / total
         finished = is_fixed | (gain <= _DECREMENT) | (fraction < 1e-4) | value.log_likelihood.isnan()
-        if look(finished.all()) is True:
+        if value_if_available(finished.all()) is True:
             break
         # Limit the length of the step, then try it.
         fraction = torch.minimum(fraction, _LONGEST / torch.maximum(step_a.abs(), step_b.abs()).clamp(min=_LONGEST))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from torchcalib.ops.host_values import look
+from torchcalib.ops.host_values import value_if_available
 from torchcalib.ops.logs import wide_dtype
 
 CONVERGED, AT_ZERO, SEPARABLE, STOPPED, NO_DATA = range(5)
@@ -95,7 +95,7 @@ Solved = tuple[Tensor, Tensor, Tensor, Tensor]
 
 def all_true(flag: Tensor) -> bool:
     """Return True if all flags are set; False under `vmap` and `torch.compile`, where values cannot be read."""
-    return look(flag.all()) is True
+    return value_if_available(flag.all()) is True
 
 
 def enough(norm: Tensor, slope: Tensor) -> Tensor:
@@ -117,20 +117,20 @@ def standard_form(scores: Tensor, top: Tensor, unused: Tensor) -> tuple[Tensor |
         means `(S, N)`; scales `(S,)`; and whether all scales are at most `UNUSUAL`.
     """
     wide = wide_dtype(scores.device)
-    any_unused = look(unused.any())
+    any_unused = value_if_available(unused.any())
     if any_unused is False and scores.numel() > PIECE:
         one = torch.ones(scores.shape[0], dtype=wide, device=scores.device)
         pieces = standard_pieces(scores, top, one, wide, max(1, PIECE // scores.shape[-1]))
         mean = torch.cat([s.mean(-1) for s in pieces], 1)
         scale = _rms(mean)
-        if look((scale <= UNUSUAL).all()):
+        if value_if_available((scale <= UNUSUAL).all()):
             scale = torch.where(scale > 0, scale, 1)
             return None, mean / scale.unsqueeze(-1), scale, True
     s = scores.to(wide, copy=True).sub_(top)  # the only copy, modified in place
     if any_unused is not False:
         s = s.masked_fill_(unused.unsqueeze(-1), 0)
     scale = _rms(s.mean(-1))
-    usual = look((scale <= UNUSUAL).all())
+    usual = value_if_available((scale <= UNUSUAL).all())
     scale = scale if usual else _scale_without_masked(s, scale)
     scale = torch.where(scale > 0, scale, 1)
     s = s.div_(scale[:, None, None])

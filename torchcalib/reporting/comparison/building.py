@@ -116,7 +116,7 @@ def compare(
     Gradient:
         None.
 
-    Source:
+    Reference:
         Efron, Tibshirani: An Introduction to the Bootstrap (1993), ch. 13.3, for percentile intervals; Oza, Russell:
         Online bagging and boosting (AISTATS 2001), for Poisson weights; Wolter: Introduction to Variance Estimation
         (2007), ch. 2, for random groups.

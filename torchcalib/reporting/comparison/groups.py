@@ -22,7 +22,7 @@ from torchcalib.core.ranked import ExactSample, RankedSample
 from torchcalib.metrics.groups.samples import GroupedSample, GroupedSamplesKind
 from torchcalib.ops.counter_rng import poisson_counts, random_words
 from torchcalib.ops.logs import wide_dtype
-from torchcalib.ops.segments import weighed_sums
+from torchcalib.ops.segments import weighted_sums
 from torchcalib.reporting.accumulators import Accumulated
 
 MOST_GROUPS, FEWEST_GROUPS = 2**13, 2**7
@@ -108,7 +108,7 @@ class GroupedSums:
         table = self.sums.flatten(1)
         finite = bool(table.isfinite().all())
         for weights in torch.split(draws.of(len(table)), replicates_at_once(max(table.shape))):
-            sums = weighed_sums(weights.to(table), table, finite)
+            sums = weighted_sums(weights.to(table), table, finite)
             yield self.accumulator.wrap(sums.reshape(len(weights), *self.sums.shape[1:]))
 
 
