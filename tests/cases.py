@@ -200,7 +200,7 @@ def _ranked_cases():
 def _binless_cases():
     for name, function, cls, options in (
         ("smece", F.smece, tc.SmECE, {}),
-        ("spiegelhalter", spiegelhalter_part, tc.Spiegelhalter, {"component": "z"}),
+        ("spiegelhalter", F.spiegelhalter, tc.Spiegelhalter, {"component": "z"}),
         ("cox", cox_part, tc.Cox, {"component": "slope"}),
         ("ici", F.ici, tc.ICI, {}),
     ):
@@ -211,7 +211,7 @@ def _binless_cases():
     for name, function, cls, options in (
         ("smece-wide", F.smece, tc.SmECE, {"bandwidth": 0.2}),
         ("smece-narrow", F.smece, tc.SmECE, {"bandwidth": 5 / 1024}),
-        ("spiegelhalter-p", spiegelhalter_part, tc.Spiegelhalter, {"component": "p_value"}),
+        ("spiegelhalter-p", F.spiegelhalter, tc.Spiegelhalter, {"component": "p_value"}),
         ("cox-intercept", cox_part, tc.Cox, {"component": "intercept", "from_logits": True}),
         ("cox-in-the-large", cox_part, tc.Cox, {"component": "in_the_large", "eps": 0.01}),
         ("ici-e90", F.ici, tc.ICI, {"component": "e90", "span": 0.5, "degree": 1}),
@@ -234,11 +234,7 @@ def part_of(function, default):
     return part
 
 
-spiegelhalter_part, cox_part, corp_part = (
-    part_of(F.spiegelhalter, "z"),
-    part_of(F.cox, "slope"),
-    part_of(F.corp, "mcb"),
-)
+cox_part, corp_part = part_of(F.cox, "slope"), part_of(F.corp, "mcb")
 
 
 def squared_gap(b):

@@ -67,7 +67,7 @@ PAIRS: dict[str, tuple[Function, Callable[..., CalibrationMetric[Any]]]] = {
     "ici": (F.ici, tc.ICI),
     "cox": (field(F.cox, "slope", eps=EPS), partial(tc.Cox, eps=EPS)),
     "smece": (F.smece, tc.SmECE),
-    "spiegelhalter": (field(F.spiegelhalter, "z"), tc.Spiegelhalter),
+    "spiegelhalter": (F.spiegelhalter, tc.Spiegelhalter),
 }
 ORDERED = ("ace", "tce", "ks", "corp", "ici", "cox")
 VOTES = ("total variation", "kl", "entropy difference", "votes distance")

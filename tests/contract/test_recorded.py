@@ -95,7 +95,7 @@ COVERED = [
     (r"bin/smECE", lambda a: F.smece(**positive(a))),
     (r"bin/smECE_width", lambda a: F.smece_width(**positive(a))),
     (r"multi/smECE_top", lambda a: F.smece(**scores_of(a))),
-    (r"bin/spiegelhalter_z", lambda a: F.spiegelhalter(**positive(a)).z),
+    (r"bin/spiegelhalter_z", lambda a: F.spiegelhalter(**positive(a))),
     (r"bin/mean_p", lambda a: positive(a)["preds"].double().mean()),
     (r"bin/brier_binary", lambda a: F.brier_score(**positive(a))),
     (r"bin/ecd_eq15", lambda a: F.ecd(**positive(a))),

@@ -75,9 +75,9 @@ def test_spiegelhalter_z_of_an_almost_certain_set_has_the_closed_form(from_logit
     for side in (CERTAIN, DOUBTED):
         for mode in ("positive", "top_label"):
             given = {**side, "from_logits": from_logits, "mode": mode}
-            assert F.spiegelhalter(preds, y, **given).z.item() == pytest.approx(z, rel=1e-9)
+            assert F.spiegelhalter(preds, y, **given).item() == pytest.approx(z, rel=1e-9)
             weights = torch.ones(2, 1)
-            assert F.spiegelhalter(preds, y, weights=weights, **given).z.tolist() == pytest.approx([z, z], rel=1e-9)
+            assert F.spiegelhalter(preds, y, weights=weights, **given).tolist() == pytest.approx([z, z], rel=1e-9)
             metric = updated(tc.Spiegelhalter(**given), (preds, y))
             assert metric.compute().item() == pytest.approx(z, rel=1e-9)
 

@@ -127,7 +127,8 @@ def test_smece_from_cell_means_is_close_to_the_exact_value():
 
 def test_spiegelhalter_z_without_variance_is_infinite_or_nan():
     def test_of(preds, target):
-        return F.spiegelhalter(torch.tensor(preds), torch.tensor(target), task="binary")
+        given = torch.tensor(preds), torch.tensor(target), "binary"
+        return F.spiegelhalter(*given), F.spiegelhalter(*given, component="p_value")
 
     z, p_value = test_of([1.0, 0.0, 0.5], [0, 0, 1])
     assert (z.item(), p_value.item()) == (math.inf, 0)
@@ -241,8 +242,14 @@ def test_streamed_parts_equal_those_of_the_function():
     given = {"preds": preds.T, "target": target.T, "task": "multilabel"}
     cox, z = (updated(cls(task="multilabel", num_labels=3), (preds.T, target.T)) for cls in (tc.Cox, tc.Spiegelhalter))
     torch.testing.assert_close(cox.fit(), F.cox(**given))
-    expected, found = F.spiegelhalter(**given), z.test()
-    torch.testing.assert_close((found.statistic, found.p_value), tuple(expected))
+    tested = cox.test()
+    torch.testing.assert_close(tested.p_value, F.cox(**given).p_value)
+    chi2 = pytest.importorskip("scipy.stats").chi2
+    assert chi2.sf(tested.statistic.numpy(), 2) == pytest.approx(tested.p_value.tolist())
+    assert tested.method.startswith("likelihood ratio")
+    found = z.test()
+    torch.testing.assert_close(found.statistic, F.spiegelhalter(**given))
+    torch.testing.assert_close(found.p_value, F.spiegelhalter(**given, component="p_value"))
     assert (found.noise_floor == math.sqrt(2 / math.pi)).all()  # E|z| of a standard normal variable
     assert found.low.isnan().all()
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from operator import itemgetter
 from typing import Any, Literal, NamedTuple, Self
 
@@ -27,7 +27,7 @@ class CalibrationTest:
     """A calibration error with its expected value under perfect calibration, a p-value and an interval.
 
     Attributes:
-        statistic: error of the data `(...)`.
+        statistic: error of the data `(...)`, or the test statistic of a metric that is not an error (`Cox`).
         noise_floor: expected value of the error if the model is perfectly calibrated, given its confidences `(...)`.
             For a signed error it is the expected absolute value.
         p_value: probability of an error at least as large if the model is perfectly calibrated, `(...)`. It is
@@ -39,7 +39,8 @@ class CalibrationTest:
             least 1 - level. It may lie below a value that is mostly noise. For an error without a noise-free value
             (TCE) it is the interval of its expected value at this number of samples, which contains the noise floor
             instead of 0. NaN if it was not computed; see the metric.
-        level: share of data sets like this one whose interval holds the error of the model.
+        level: level of the interval, its coverage probability.
+        method: method of the p-value.
     """
 
     statistic: Tensor
@@ -48,13 +49,15 @@ class CalibrationTest:
     low: Tensor
     high: Tensor
     level: float
+    method: str
 
     def __getitem__(self, index: Any) -> Self:
         """Index the batch axes: `found[k]` is the test of batch element, group or class k."""
         if self.statistic.dim() < 1:
             raise IndexError("a test of one value has no batch axis to index")
-        tensors = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "level"}
-        return replace(self, **{name: tensor[index] for name, tensor in tensors.items()})
+        columns = [getattr(self, field.name) for field in fields(self)]
+        parts: list[Any] = [x[index] if isinstance(x, Tensor) else x for x in columns]
+        return type(self)(*parts)
 
     def __repr__(self) -> str:
         return str(self)
@@ -142,7 +145,8 @@ def evidence_of_each(
             if name in tested:
                 columns = (torch.cat(x).reshape(value.shape) for x in zip(*(of[name] for of in pieces), strict=True))
                 floor, p_value, low, high = (column.masked_fill(value.isnan(), torch.nan) for column in columns)
-            found[name] = CalibrationTest(value, floor, p_value, low, high, level)
+            method = f"consistency resampling, {n_replicates:,} replicates"
+            found[name] = CalibrationTest(value, floor, p_value, low, high, level, method)
         return found
 
 

@@ -120,11 +120,13 @@ class CalibrationMetric(Metric, Generic[S]):
         cls.__jit_ignored_attributes__ = sorted({*Metric.__jit_ignored_attributes__, *annotated})
         if "factory" not in vars(cls):
             return
+        of_factory = parameters_of(cls.factory)
         own = [] if cls.__init__ is CalibrationMetric.__init__ else _without_task(cls.__init__)
+        own = [p for p in own if p.name not in {other.name for other in of_factory}]
         class_parameters = _without_task(CalibrationMetric.__init__)
         stream_parameters = [Parameter(name, Parameter.KEYWORD_ONLY, default=None) for name in cls.stream_options]
         given = [
-            *parameters_of(cls.factory),
+            *of_factory,
             *stream_parameters,
             *input_parameters(without=_FUNCTION_OPTIONS),
             *class_parameters,

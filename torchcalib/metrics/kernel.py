@@ -268,11 +268,11 @@ class SKCE(CalibrationMetric[BlockStats]):
         return _asymptotic(torch.stack((statistic.mean, statistic.variance_of_mean, statistic.p_value)), level)
 
 
-def _asymptotic(found: Tensor, level: float = 0.95) -> CalibrationTest:
+def _asymptotic(found: Tensor, level: float = 0.95, method: str = "normal approximation") -> CalibrationTest:
     """Return the calibration test for mean, variance of the mean and p-value `(3, ...)`."""
     mean, variance, p_value = found
     margin = math.sqrt(2) * torch.erfinv(torch.tensor(level, dtype=torch.float64)).item() * variance.sqrt()
-    return CalibrationTest(mean, torch.zeros_like(mean), p_value, mean - margin, mean + margin, level)
+    return CalibrationTest(mean, torch.zeros_like(mean), p_value, mean - margin, mean + margin, level, method)
 
 
 _MAX_H = 2.0
@@ -338,8 +338,9 @@ def skce_test(
     if estimator == "biased":
         raise ValueError("`estimator` must be 'linear', 'block' or 'unbiased' for a test, got 'biased'.")
     p = read_input(task, preds, target, options, **settings.demands)
-    found = _bounded(settings, p) if estimator == "unbiased" else _normal(settings, p)
-    return _asymptotic(found.to(p.dtype))
+    if estimator == "unbiased":
+        return _asymptotic(_bounded(settings, p).to(p.dtype), method="bound on the tail probability (conservative)")
+    return _asymptotic(_normal(settings, p).to(p.dtype))
 
 
 def _normal(settings: KernelSettings, p: Predictions) -> Tensor:

@@ -173,31 +173,18 @@ class Cox(RankedMetric):
         """Return all fields of the regression, over all ranks if `torch.distributed` is running."""
         return self._fit(self._synced_statistic())
 
-    def test_from(self, statistic: RankedSample, **how: Any) -> CalibrationTest:  # noqa: ARG002
-        """Raise TypeError: slope and intercept are not calibration errors."""
-        raise TypeError(
-            "`metric` must be a calibration error to have a noise floor, got Cox. "
-            "Its fit() has standard errors and a p-value."
-        )
+    def test_from(self, statistic: RankedSample, *, level: float = 0.95, **_: Any) -> CalibrationTest:
+        """Return the likelihood-ratio test that slope and intercept are 1 and 0; the interval is NaN.
+
+        The statistic is chi-squared with 2 degrees of freedom for a calibrated model, with expected value 2.
+        """
+        p_value = self._fit(statistic).p_value
+        nan = torch.full_like(p_value, torch.nan)
+        floor = torch.full_like(p_value, 2.0)
+        return CalibrationTest(-2 * p_value.log(), floor, p_value, nan, nan, level, "likelihood ratio, asymptotic")
 
     def _fit(self, sample: RankedSample) -> CoxCalibration:
         return CoxCalibration(*self.estimator.value(sample).unbind(-1))
-
-
-class SpiegelhalterTest(NamedTuple):
-    """Result of Spiegelhalter's test; see `spiegelhalter`.
-
-    Attributes:
-        z: Brier score minus its expected value for a calibrated model, in standard deviations.
-        p_value: Two-sided p-value, the probability of a larger |z| for a calibrated model.
-
-    Example:
-        >>> spiegelhalter(torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]), task="binary").p_value
-        tensor(0.4068)
-    """
-
-    z: Tensor
-    p_value: Tensor
 
 
 @dataclass(frozen=True)
@@ -249,14 +236,20 @@ class SpiegelhalterAccumulator(EventSums[Sums]):
         return Sums(sums)
 
 
-def spiegelhalter_from_sums(s: Sums) -> Tensor:
-    """Return the fields of `SpiegelhalterTest` as a tensor `(..., 2)`."""
+def spiegelhalter_from_sums(s: Sums, component: SpiegelhalterComponent = "z") -> Tensor:
+    """Return z or its two-sided p-value, `(...)`."""
     _, excess, variance = s.sums.squeeze(-1).unbind(-1)
     z = excess / variance.sqrt()
-    return torch.stack((z, torch.erfc(z.abs() / math.sqrt(2))), -1)
+    return z if component == "z" else torch.erfc(z.abs() / math.sqrt(2))
 
 
-def _spiegelhalter(*, task: Task, mode: Mode | None = None, **options: Unpack[InputOptions]) -> Estimator[Sums]:
+def _spiegelhalter(
+    *,
+    task: Task,
+    component: SpiegelhalterComponent = "z",
+    mode: Mode | None = None,
+    **options: Unpack[InputOptions],
+) -> Estimator[Sums]:
     """Spiegelhalter's test of calibration: compares the Brier score with its expected value for a calibrated model.
 
     z = sum (y - p) (1 - 2 p) / sqrt(sum (1 - 2 p)^2 p (1 - p)), approximately standard normal for a calibrated model.
@@ -265,13 +258,14 @@ def _spiegelhalter(*, task: Task, mode: Mode | None = None, **options: Unpack[In
 
     Args:
         target: Labels. Soft targets are not accepted, because their variance is unknown.
+        component: `"z"`, or `"p_value"` for the two-sided p-value. `Spiegelhalter(...).test()` returns both.
         mode: Event whose probability is the confidence; see `ece`. Classes and labels are tested separately, without an
             average.
 
     Returns:
-        A `SpiegelhalterTest` with tensors `(...)`, class-wise and multi-label `(..., C)`, in the dtype of `preds` (at
-        least float32). NaN without data. If every probability is 0, 1/2 or 1, the variance is 0: z is +inf and the
-        p-value 0 if a prediction of 0 or 1 is wrong, otherwise both are NaN.
+        `(...)`, class-wise and multi-label `(..., C)`, in the dtype of `preds` (at least float32). NaN without data.
+        If every probability is 0, 1/2 or 1, the variance is 0: z is +inf and the p-value 0 if a prediction of 0 or 1 is
+        wrong, otherwise both are NaN.
 
     Raises:
         TypeError, ValueError: for invalid input.
@@ -284,21 +278,20 @@ def _spiegelhalter(*, task: Task, mode: Mode | None = None, **options: Unpack[In
 
     Example:
         >>> spiegelhalter(torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]), task="binary")
-        SpiegelhalterTest(z=tensor(-0.8296), p_value=tensor(0.4068))
+        tensor(-0.8296)
     """
+    check_choice("component", component, get_args(SpiegelhalterComponent))
     no_average(task, mode, options)
     accumulator = SpiegelhalterAccumulator(resolve_mode(task_read_as(task, options), mode))
-    return Estimator(input_format_of(task, options, hard_targets=True), accumulator, spiegelhalter_from_sums, False)
+    value = partial(spiegelhalter_from_sums, component=component)
+    return Estimator(input_format_of(task, options, hard_targets=True), accumulator, value, False)
 
 
-spiegelhalter = functional(_spiegelhalter, SpiegelhalterTest)
+spiegelhalter = functional(_spiegelhalter)
 
 
 class Spiegelhalter(CalibrationMetric[Sums]):
     """Streaming test of calibration by Spiegelhalter; see `spiegelhalter`. The state is 3 sums per class.
-
-    Args:
-        component: Field of `SpiegelhalterTest` that `compute` returns, `"z"` or `"p_value"`.
 
     Example:
         >>> metric = Spiegelhalter(task="binary")
@@ -317,20 +310,12 @@ class Spiegelhalter(CalibrationMetric[Sums]):
     plot_upper_bound = None
 
     def __init__(self, task: Task | None = None, *, component: SpiegelhalterComponent = "z", **options: Any) -> None:
-        check_choice("component", component, get_args(SpiegelhalterComponent))
-        super().__init__(task, **options)
-        self.component = component
+        super().__init__(task, component=component, **options)
         if component == "p_value":
             self.perfect, self.unit = 1.0, "probability"  # type: ignore[misc]
 
-    def _value(self, statistic: Sums) -> Tensor:
-        return getattr(self._test(statistic), self.component)  # type: ignore[no-any-return]
-
     def test_from(self, statistic: Sums, *, level: float = 0.95, **_: Any) -> CalibrationTest:
         """Return z, the expected |z| for a calibrated model, sqrt(2 / pi), and the p-value; the interval is NaN."""
-        z, p_value = self._test(statistic)
+        z, p_value = spiegelhalter_from_sums(statistic), spiegelhalter_from_sums(statistic, "p_value")
         floor, nan = torch.full_like(z, math.sqrt(2 / math.pi)), torch.full_like(z, torch.nan)
-        return CalibrationTest(z, floor, p_value, nan, nan, level)
-
-    def _test(self, sums: Sums) -> SpiegelhalterTest:
-        return SpiegelhalterTest(*self.estimator.value(sums).unbind(-1))
+        return CalibrationTest(z, floor, p_value, nan, nan, level, "normal approximation, two-sided")

@@ -122,7 +122,7 @@ class ByGroup(WrappedMetric[Any]):
 
         value, noise_floor, p_value, low, high = statistic.read(columns).unbind(-1)
         return CalibrationTest(
-            statistic=value, noise_floor=noise_floor, p_value=p_value, low=low, high=high, level=how["level"]
+            value, noise_floor, p_value, low, high, how["level"], "consistency resampling within each group"
         )
 
     def worst(self, k: int | None = 10, *, by: By = "excess", n_replicates: int = 199, seed: int = 0) -> GroupTable:
