@@ -24,9 +24,10 @@ from torchcalib.ops.logs import spread_infinite_logits, wide_dtype
 class Calibrator(nn.Module, ABC):
     """Base class of calibrators, which are modules that map predictions to calibrated predictions of the same kind.
 
-    The arguments of the constructor are the settings of the method. `fit` estimates the parameters, which are buffers:
-    they are not trained, move with `.to(device)`, and stay float64 under `.half()` and `.to(dtype)`. The `state_dict`
-    contains the parameters, the settings and the kind of predictions. A calibrator without fit can load it.
+    The arguments of the constructor are the settings of the method. `fit` estimates the parameters. They are buffers:
+    an optimizer does not train them, `.to(device)` moves them, and they stay float64 under `.half()` and `.to(dtype)`.
+    The `state_dict` contains the parameters, the settings, the task and `from_logits`. A new calibrator of the same
+    class can load it.
 
     Attributes:
         task: `"binary"`, `"multiclass"` or `"multilabel"`; None before the fit.
@@ -38,7 +39,7 @@ class Calibrator(nn.Module, ABC):
         grad_norm: norm of the gradient at the end of the fit, of the batch shape; 0 for optima in closed form.
 
     Example:
-        A method of your own defines its parameters, their fit and the calibration map:
+        A subclass defines its parameters, their fit and the calibration map:
 
         >>> class Frequency(Calibrator):
         ...     tasks, initial = ("binary",), {"frequency": 0.5}
@@ -101,18 +102,18 @@ class Calibrator(nn.Module, ABC):
     ) -> Self:
         """Fit the calibrator to predictions and labels.
 
-        Every element of `batch_dims` and every label of a multi-label task has a fit of its own, in one solve.
+        Each batch element (see `batch_dims`) and each label of a multi-label task has its own fit.
 
         Args:
             target: Integer labels, one per sample (multi-label: of the shape of `preds`), or class names.
             task: None infers it from the shapes.
             from_logits: `preds` are logits. None infers it: logits have negative values.
-            class_names: Names of the classes, for labels that are text. The columns of a DataFrame are names, too.
+            class_names: Names of the classes, if labels are text. None uses the column names of a DataFrame.
             positive_classes: Calibrate the probability of this set of classes against the rest. The fitted calibrator
                 takes multi-class predictions, and returns the calibrated probability (or log-odds) of the set.
 
         Returns:
-            The fitted calibrator itself. It has no gradient to `preds`.
+            The calibrator itself. Its parameters have no gradient with respect to `preds`.
 
         Raises:
             TypeError, ValueError: for invalid input.
@@ -141,7 +142,7 @@ class Calibrator(nn.Module, ABC):
         return self
 
     def read(self, preds: Tensor, target: Tensor, *, task: Task, options: Mapping[str, Any]) -> Predictions:
-        """Check and convert the input of a fit."""
+        """Return the checked predictions for a fit."""
         p = read_input(task, preds, target, options, hard_targets=True, whole_weights=self.whole_weights)
         if p.task not in self.tasks:
             raise ValueError(
@@ -155,8 +156,8 @@ class Calibrator(nn.Module, ABC):
 
         Args:
             p: predictions.
-            weights: `(R, ..., N)`, replaces the weights of `p`: one fit for each of R weight vectors, such as folds or
-                bootstrap replicates. The batch of the fit then begins with R.
+            weights: weights `(R, ..., N)` of R replicates (folds or bootstrap samples), which replace the weights of
+                `p`. The batch shape of the fit then starts with R.
         """
         fitted = copy(self)
         fitted.task, fitted.from_logits = p.task, p.from_logits
@@ -168,7 +169,7 @@ class Calibrator(nn.Module, ABC):
 
     @abstractmethod
     def parameters_for(self, p: Predictions, weights: Tensor | None) -> dict[str, Tensor]:
-        """Return the parameters fitted to predictions, and `converged`; see `fit_to`."""
+        """Return the fitted parameters and `converged`, by name; see `fit_to`."""
 
     @abstractmethod
     def calibrated(self, values: Tensor) -> Tensor:
@@ -179,7 +180,7 @@ class Calibrator(nn.Module, ABC):
         """Return one sentence for each problem of the fit."""
 
     def warn(self) -> None:
-        """Issue every remark as a warning, located at the first caller outside this package."""
+        """Issue each remark as a warning at the first caller outside this package."""
         frame, level = sys._getframe(), 1
         while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] == __name__.split(".")[0]:
             frame, level = frame.f_back, level + 1
@@ -192,16 +193,16 @@ class Calibrator(nn.Module, ABC):
         With `positive_classes` the class axis is removed.
 
         Args:
-            preds: predictions of the kind used in the fit; values are not checked. A calibrator fitted to a batch
-                `(..., N)` takes this batch shape; one fitted to a single data set takes any leading axes.
+            preds: logits if the fit used logits, else probabilities. After a fit with batch axes `(..., N)`, the same
+                batch axes are required. After a fit without batch axes, any leading axes are allowed.
 
         Raises:
             RuntimeError: the calibrator is not fitted.
             TypeError: `preds` is not floating.
-            ValueError: too few axes, or leading axes other than the batch of the fit.
+            ValueError: too few axes, batch axes that differ from the fit, or logits instead of probabilities.
 
         Gradient:
-            In `preds`, wherever the calibration map has one.
+            With respect to `preds`, where the calibration map is differentiable.
         """
         if self.task is None:
             raise RuntimeError(f"{type(self).__name__} must be fitted before use. Call fit(preds, target).")
@@ -347,7 +348,7 @@ class Calibrator(nn.Module, ABC):
 
 
 def shown(values: Tensor, most: int = 4) -> str:
-    """Return the first values of a tensor with 4 digits, for `repr`; of more than one axis the shape."""
+    """Format a tensor for `repr`: the first values with 4 digits, or the shape if it has several axes."""
     if values.dim() > 1:
         return f"<{' x '.join(map(str, values.shape))}>"
     if not values.dim():

@@ -1,4 +1,4 @@
-"""Calibrated predictions: cross-validated, or from a fit to a held-out set or to the same data (optimistic)."""
+"""Cross-validated calibration, and calibration with a fit to held-out data or to the same data (optimistic)."""
 
 from collections.abc import Callable, Sequence
 from inspect import Parameter, signature
@@ -29,7 +29,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class FoldOptions(TypedDict, total=False):
-    """How samples are split into the folds of a cross-validation; see `cross_val_calibrate`."""
+    """Options of the folds of a cross-validation; see `cross_val_calibrate`."""
 
     n_folds: int
     seed: int
@@ -38,7 +38,7 @@ class FoldOptions(TypedDict, total=False):
 
 
 class CalibrationOptions(FoldOptions, InputOptions, total=False):
-    """How a calibrator is fitted, beside the options of folds and of input; see `cross_val_calibrate`."""
+    """Options of cross-validated calibration, in addition to those of folds and input; see `cross_val_calibrate`."""
 
     train_on_test: bool
     calibration: Sequence[Tensor] | None
@@ -49,24 +49,25 @@ _DEFAULTS = {**_FOLD_DEFAULTS, "train_on_test": False, "calibration": None}
 
 _ARGUMENTS = """
         target: Integer labels; see `torchcalib.functional.nll`.
-        score: `"nll"`, `"brier"`, or a function that is called as `score(preds, target, task=..., **input options)` and
-            is smaller for better predictions: for Bayes risk `partial(bayes_risk, cost=...)`. Calibrators always
-            minimise the NLL.
-        calibrator: Calibration method; see `torchcalib.calibration`. By default it is cross-validated: every sample is
-            calibrated by a fit to the other folds.
-        n_folds: Number of folds, stratified by class: the counts of a class differ by at most one.
+        score: `"nll"` (negative log-likelihood), `"brier"`, or a function `score(preds, target, task=..., **options)`
+            that is smaller for better predictions. For the Bayes risk pass `partial(bayes_risk, cost=...)`. Calibrators
+            always minimise the NLL.
+        calibrator: Calibration method; see `torchcalib.calibration`. By default it is cross-validated: each sample is
+            calibrated with a fit to the other folds.
+        n_folds: Number of folds. They are stratified: the counts of a class in two folds differ by at most one.
         seed: Seed of the random split, which is the same on every device.
-        groups: Integers `(N,)` or `(..., N)`. Samples of equal number share a fold (a patient, a video). Groups are
-            assigned by decreasing size, each to the fold with the smallest share of its classes.
-        folds: A given split, integers `(N,)` or `(..., N)`, one for every fold.
-        train_on_test: Fit and evaluate on the same data. Optimistic, by about the number of parameters over N in NLL,
-            so it bounds the gain from above.
-        calibration: `(preds, target)` or `(preds, target, weights)` of a held-out set, with the same input options, to
-            fit to. Its leading axes are those of the test set, or none."""
+        groups: Group numbers, integers `(N,)` or `(..., N)`. All samples of a group, such as a patient or a video, are
+            in the same fold. Groups are assigned by decreasing size to the fold with the fewest samples of their
+            classes.
+        folds: Fold numbers `(N,)` or `(..., N)`, integers, instead of a random split.
+        train_on_test: Fit and evaluate on the same data. This is optimistic: it overestimates the gain in NLL by about
+            the number of parameters divided by N.
+        calibration: Held-out data for the fit, `(preds, target)` or `(preds, target, weights)`, with the same input
+            options. Its leading axes are those of `preds`, or none."""
 
 
 def with_calibration_options(function: F) -> F:
-    """Give a function the explicit options of calibration and of input, with their documentation."""
+    """Add the options of calibration and input to the signature and docstring of a function."""
     options = [Parameter(name, Parameter.KEYWORD_ONLY, default=default) for name, default in _DEFAULTS.items()]
     returns = signature(function).return_annotation
     function = resolving_task(function)
@@ -84,11 +85,12 @@ def cross_val_calibrate(
     calibrator: Calibrator = DEFAULT,
     **options: Unpack[CalibrationOptions],
 ) -> Tensor:
-    """Calibrate predictions, by default cross-validated, so that no sample is calibrated with its own label.
+    """Calibrate predictions by cross-validation: no sample is calibrated with a fit to its own label.
 
     Returns:
-        Predictions of the kind and shape of `preds` (with `positive_classes`: of the set, `(..., N)`), in its dtype (at
-        least float32). Rows left out by `ignore_index` or weight 0 have no meaning; dropped rows are NaN.
+        Calibrated probabilities (or logits) of the shape of `preds`, in its dtype (at least float32). With
+        `positive_classes`, those of the set, without the class axis. Rows with an ignored target or weight 0 are
+        undefined. Dropped rows are NaN.
 
     Raises:
         TypeError, ValueError: for invalid input.
@@ -121,20 +123,20 @@ def cross_val_calibrate(
 
 
 class Fitting(NamedTuple):
-    """Checked predictions, and how to calibrate them."""
+    """Checked predictions and the function that calibrates them."""
 
     p: Predictions
-    calibrate: Callable[[Predictions], Tensor]  # from `p`, or the same rows with other weights, to calibrated values
-    n_fits: int  # for each replicate
+    calibrate: Callable[[Predictions], Tensor]  # from `p`, also with other weights, to calibrated values
+    n_fits: int  # number of fits for each replicate
 
     def by_replicates(self, value: Callable[[Predictions, Tensor], Tensor]) -> Tensor:
-        """Return a function of predictions and calibrated values, for a few replicates at a time."""
+        """Return `value(predictions, calibrated values)`, computed for a few replicates at a time."""
         n_values = self.p.given.numel() * (self.n_fits + 1)
         return by_replicates(lambda p: value(p, self.calibrate(p)), self.p, n_values)
 
 
 def fitted(preds: Tensor, target: Tensor, task: Task, calibrator: Calibrator, options: CalibrationOptions) -> Fitting:
-    """Check the input, and choose the samples that the calibrator is fitted to."""
+    """Check the input, and select the data of the fit: folds, held-out data or the same data."""
     if not isinstance(calibrator, Calibrator):
         raise TypeError(f"`calibrator` must be a calibrator such as AffineScaling(), got {calibrator!r}.")
     p = _read(preds, target, task, calibrator, input_options(options))
@@ -164,11 +166,17 @@ def fitted(preds: Tensor, target: Tensor, task: Task, calibrator: Calibrator, op
 
 
 def out_of_fold(p: Predictions, calibrator: Calibrator, folds: Tensor, n_folds: int) -> tuple[Tensor, Calibrator]:
-    """Calibrate every sample by a fit to the other folds, which have the shape of `p.target`; all fits are one solve.
+    """Calibrate each sample with a fit to the other folds. All fits are computed in one batch.
+
+    Args:
+        p: predictions.
+        calibrator: calibration method.
+        folds: fold of each sample, of the shape of `p.target`.
+        n_folds: number of folds F.
 
     Returns:
-        Canonical values `(..., N)` or `(..., N, C)`, with R in front for R replicates; and the calibrator of all fits,
-        with the batch `(F, ...)`, with R after F.
+        Calibrated values in canonical form, `(..., N)` or `(..., N, C)`, and the fitted calibrators, of batch shape
+        `(F, ...)`. With replicates the shapes are `(R, ...)` and `(F, R, ...)`.
     """
     w = sample_weights(p)
     fits = calibrator.fit_to(p, torch.stack([w.masked_fill(folds == f, 0) for f in range(n_folds)]))
@@ -180,15 +188,16 @@ def out_of_fold(p: Predictions, calibrator: Calibrator, folds: Tensor, n_folds: 
 
 
 def _read(preds: Tensor, target: Tensor, task: Task, calibrator: Calibrator, options: InputOptions) -> Predictions:
-    """Check the input. A set of classes becomes log-odds if the calibrator allows it, because P(set) may round to 1."""
+    """Check the input. For `positive_classes` use log-odds if the calibrator supports them: P(set) may round to 1."""
     p = calibrator.read(preds, target, task=task, options=options)
     return p.set_in_log_odds() if calibrator.in_log_odds else p
 
 
 def _warn_of(fit: Calibrator, p: Predictions) -> Calibrator:
-    """Warn if a fit has no optimum or did not reach it, because the gain may then be larger; return the fit.
+    """Return the fit, and warn if it has no optimum or did not reach it: the true gain may be larger.
 
-    Without data the result is NaN and there is no warning. Replicates of small data sets often have no optimum.
+    Fits without data give NaN and do not warn. Fits to replicates do not warn, because small replicates often have no
+    optimum.
     """
     no_data = ~(sample_weights(p).sum(-1) > 0)
     if not p.replicates and value_if_available((fit.converged | no_data).all()) is False:
@@ -199,7 +208,7 @@ def _warn_of(fit: Calibrator, p: Predictions) -> Calibrator:
 def _read_held_out(
     held_out: Sequence[Tensor], p: Predictions, calibrator: Calibrator, task: Task, options: CalibrationOptions
 ) -> Predictions:
-    """Check the held-out set, also against the test set."""
+    """Check the held-out data and their agreement with the test data."""
     if not isinstance(held_out, tuple | list) or len(held_out) not in (2, 3):
         raise TypeError(
             "`calibration` must be (preds, target) or (preds, target, weights), got "
@@ -228,14 +237,14 @@ def _read_held_out(
 
 
 def input_options(options: CalibrationOptions) -> InputOptions:
-    """Return the options of input."""
+    """Return the options of `InputOptions`."""
     return cast("InputOptions", {name: value for name, value in options.items() if name not in _DEFAULTS})
 
 
 def flat_options(
     preds: Tensor, target: Tensor, task: Task, options: CalibrationOptions
 ) -> tuple[Tensor, Tensor, CalibrationOptions]:
-    """Return predictions, targets and options with one axis of samples and classes last; see `flattened`."""
+    """Return predictions, targets and options with a single sample axis and classes last; see `flattened`."""
     preds, target, given = flattened(task, preds, target, input_options(options))
     kept: dict[str, Any] = {name: value for name, value in options.items() if name in _DEFAULTS}
     lead = preds.shape[: given.get("batch_dims", 0)]
@@ -248,7 +257,7 @@ def flat_options(
 
 
 def as_given(p: Predictions, values: Tensor, options: CalibrationOptions) -> Tensor:
-    """Return canonical values in the form of flat `preds`; dropped rows are NaN."""
+    """Convert values from canonical form to the layout of the flat predictions. Dropped rows become NaN."""
     as_log_odds = p.task == "binary" and p.from_logits and not options.get("from_logits")
     values = (values.sigmoid() if as_log_odds else values).to(p.dtype)
     if p.n_dropped is not None and p.weights is not None:
@@ -258,9 +267,10 @@ def as_given(p: Predictions, values: Tensor, options: CalibrationOptions) -> Ten
 
 
 def folds_of(p: Predictions, options: FoldOptions) -> tuple[Tensor, int]:
-    """Return the fold of every sample, int64 of the shape of `p.target`, and the number of folds.
+    """Return the fold of each sample, int64 of the shape of `p.target`, and the number of folds.
 
-    A class with all samples in one fold is an error, because fits without that fold lack the class.
+    Raises:
+        ValueError: if all samples of a class are in one fold: the fit to the other folds would lack the class.
     """
     n_folds, seed = options.get("n_folds", 5), options.get("seed", 0)
     groups, folds = options.get("groups"), options.get("folds")
@@ -286,7 +296,7 @@ def folds_of(p: Predictions, options: FoldOptions) -> tuple[Tensor, int]:
 
 
 def _per_sample(name: str, numbers: Tensor, p: Predictions) -> Tensor:
-    """Check integers of samples and expand them to the shape of `p.target`."""
+    """Check one integer per sample, and expand the integers to the shape of `p.target`."""
     check_indices(name, numbers)
     labels = p.task == "multilabel"  # the canonical form is (..., L, N)
     shape = p.target.shape[:-2] + p.target.shape[-1:] if labels else p.target.shape
@@ -297,7 +307,7 @@ def _per_sample(name: str, numbers: Tensor, p: Predictions) -> Tensor:
 
 
 def _stratified(target: Tensor, present: Tensor, n_folds: int, seed: int) -> Tensor:
-    """Sort samples by class, in random order within a class, and assign them to the folds in turn."""
+    """Return stratified random folds: sort samples by class, shuffle each class, and assign the folds in turn."""
     generator = torch.Generator().manual_seed(seed)
     key = torch.rand(target.shape[-1], generator=generator, dtype=torch.float32).to(target.device)
     shuffled = key.argsort()
@@ -308,7 +318,7 @@ def _stratified(target: Tensor, present: Tensor, n_folds: int, seed: int) -> Ten
 
 
 def _grouped(target: Tensor, present: Tensor, groups: Tensor, n_classes: int, n_folds: int, seed: int) -> Tensor:
-    """Assign whole groups by decreasing size, each to the fold with the smallest share of the group's classes."""
+    """Return the fold of each group: from the largest group on, the fold with the fewest samples of its classes."""
     rows = [x.reshape(-1, target.shape[-1]).cpu() for x in (target, present, groups)]
     found = []
     for of_row, there, group in zip(*rows, strict=True):
@@ -330,7 +340,7 @@ def _grouped(target: Tensor, present: Tensor, groups: Tensor, n_classes: int, n_
 def _check_every_class(
     at: Tensor, target: Tensor, present: Tensor, n_classes: int, n_folds: int, options: FoldOptions
 ) -> None:
-    """Raise if a class has samples in one fold only."""
+    """Raise ValueError if all samples of a class are in the same fold."""
     cell = at * n_classes + target
     counts = cell.new_zeros((*cell.shape[:-1], n_folds * n_classes)).scatter_add(-1, cell, present.long())
     counts = counts.reshape(*cell.shape[:-1], n_folds, n_classes)

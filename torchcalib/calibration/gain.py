@@ -1,4 +1,4 @@
-"""The score that calibration gains: calibration loss, its relative form, and the expected score divergence."""
+"""Calibration loss, relative calibration loss, and expected score divergence."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -38,19 +38,19 @@ def calibration_loss(
     calibrator: Calibrator = DEFAULT,
     **options: Unpack[CalibrationOptions],
 ) -> Tensor:
-    """Calibration loss: score of the predictions minus score of the calibrated predictions, in the unit of the score.
+    """Calibration loss: score of the predictions minus score of the calibrated predictions.
 
-    It estimates what a calibration stage gains on new data. It is negative if calibration harms; for calibrated
-    predictions it is slightly negative on average.
+    It is in the unit of the score, and estimates the gain of a calibration stage on new data. It is negative if
+    calibration is harmful. For calibrated predictions it is slightly negative on average.
 
     Returns:
-        `(...)`, in the dtype of `preds` (at least float32); -inf if only the calibrated score is infinite.
+        `(...)`, in the dtype of `preds` (at least float32). -inf if only the calibrated score is infinite.
 
     Raises:
         TypeError, ValueError: for invalid input.
 
     Warns:
-        UserWarning: a fit has no optimum, and leaves predictions unchanged, or did not reach it. The gain may then be
+        UserWarning: a fit did not reach an optimum, or has none and leaves predictions unchanged. The true gain may be
             larger. Fits to replicates do not warn.
 
     Gradient:
@@ -85,7 +85,7 @@ def relative_calibration_loss(
 ) -> Tensor:
     """Relative calibration loss (RCL) in percent: 100 (raw - calibrated) / raw, at most 100.
 
-    It is the part of the score that a calibration stage removes; see `calibration_loss`.
+    It is the percentage of the score that a calibration stage removes; see `calibration_loss`.
 
     Returns:
         `(...)`, in the dtype of `preds` (at least float32). 100 if only the raw score is infinite, -inf if only the
@@ -113,7 +113,7 @@ def relative_calibration_loss(
 
 
 def score_function(score: object) -> ScoreFunction:
-    """Return the function of a score, or raise."""
+    """Return the function for a score; raise ValueError for an unknown score."""
     if callable(score):
         return score
     if not isinstance(score, str) or score not in _SCORES:
@@ -124,7 +124,7 @@ def score_function(score: object) -> ScoreFunction:
 def both_scores(
     preds: Tensor, target: Tensor, task: Task, score: Score, calibrator: Calibrator, options: CalibrationOptions
 ) -> tuple[Tensor, Tensor]:
-    """Return the scores of the raw and of the calibrated predictions, `(R, ...)` each for R replicates."""
+    """Return the scores of the raw and the calibrated predictions, `(...)`, or `(R, ...)` with R replicates."""
     function = score_function(score)
     preds, target, options = flat_options(preds, target, task, options)
     fitting = fitted(preds, target, task, calibrator, options)
@@ -133,13 +133,13 @@ def both_scores(
     def calibrated_score(p: Predictions, values: Tensor) -> Tensor:
         labels, how = target, dict(given)
         replicates = values.shape[: values.dim() - p.values.dim()]
-        if p.task != task:  # a set of classes against the rest: calibrated predictions are binary
+        if p.task != task:  # with `positive_classes` calibrated predictions are binary
             values, labels = values.to(p.dtype), p.target.long()
             how = {"from_logits": p.from_logits} | ({} if p.weights is None else {"weights": sample_weights(p)})
         else:
             values = as_given(p, values, options)
             if p.replicates:
-                # A label that is left out has weight 0, whatever the weight of its sample.
+                # An ignored label has weight 0, so that the weight of the sample is the largest weight of its labels.
                 how["weights"] = sample_weights(p).amax(-2) if p.task == "multilabel" else sample_weights(p)
         how |= _batch_dims(values, p.task)
         return function(values, labels.expand(*replicates, *labels.shape), task=p.task, **how)
@@ -149,12 +149,13 @@ def both_scores(
 
 
 class ScoreDivergence(NamedTuple):
-    """Expected scores, with calibrated predictions in the place of the unknown class distributions.
+    """Expected scores under the calibrated predictions, which replace the unknown class distributions.
 
     Attributes:
-        divergence: mean expected score of the predictions minus that of the calibrated ones `(...)`, >= 0 for a proper
-            score: KL divergence for the NLL, squared distance for the Brier score.
-        semi_empirical: mean expected score of the predictions `(...)`.
+        divergence: mean expected score of the predictions minus mean expected score of the calibrated predictions,
+            `(...)`. At least 0 for a proper score: the Kullback-Leibler divergence for the negative log-likelihood, the
+            squared distance for the Brier score.
+        semi_empirical: mean expected score of the predictions, `(...)`.
     """
 
     divergence: Tensor
@@ -173,16 +174,16 @@ def score_divergence(
 ) -> ScoreDivergence:
     """Expected score divergence between calibrated and raw predictions, and the semi-empirical score.
 
-    The expectation is over classes drawn from the calibrated predictions; the average is over the samples. For a
-    perfect calibrator the semi-empirical score equals the expected score on the labels, and the divergence the
-    calibration loss. A difference shows miscalibration that remains after calibration.
+    The expectation is over classes distributed by the calibrated predictions. The mean is over samples. For a perfect
+    calibrator, the semi-empirical score equals the expected score on the labels, and the divergence equals the
+    calibration loss. A difference between them is miscalibration that remains after calibration.
 
     Args:
-        score: `"nll"`, `"brier"`, or a function as for `calibration_loss`. A function must be a mean over samples that
-            takes `weights`; it is called twice for every class. Not for multi-label input.
+        score: `"nll"`, `"brier"`, or a function as for `calibration_loss`. A function must be a weighted mean over
+            samples with the option `weights`. It is called twice for each class. Multi-label input is not supported.
 
     Returns:
-        A `ScoreDivergence` of `(...)` (means over labels), float64 for `"nll"` and `"brier"`.
+        A `ScoreDivergence` with tensors `(...)`, float64 for `"nll"` and `"brier"`. Multi-label: means over labels.
 
     Raises:
         TypeError, ValueError: for invalid input.
@@ -217,7 +218,7 @@ def score_divergence(
 
 def _divergence(score: Literal["nll", "brier"], p: Predictions, after: Predictions) -> ScoreDivergence:
     q = after.probs
-    drawn = replace(p, given_target=q, hard=False)  # soft targets: the expectation over classes drawn from q
+    drawn = replace(p, given_target=q, hard=False)  # soft targets give the expectation over classes
     if score == "nll":
         own = _mean(p, 0 - after.neg_entropy)
         whole = _mean(p, drawn.cross_entropy)
@@ -229,13 +230,13 @@ def _divergence(score: Literal["nll", "brier"], p: Predictions, after: Predictio
 
 
 def _batch_dims(values: Tensor, task: Task) -> dict[str, int]:
-    """Return the option of the leading axes of flat predictions, if there are any."""
+    """Return the option `batch_dims` for flat predictions, or no option without leading axes."""
     axes = values.dim() - 1 - (task != "binary")
     return {"batch_dims": axes} if axes else {}
 
 
 def _mean(p: Predictions, per_sample: Tensor) -> Tensor:
-    """Return the mean over samples and labels."""
+    """Return the weighted mean over samples and labels, `(...)`."""
     wide = wide_dtype(per_sample.device)
     mean = weighted(per_sample, p.weights, wide).sum(-1)
     mean = mean / weighted(torch.ones_like(per_sample), p.weights, wide).sum(-1)
@@ -243,7 +244,7 @@ def _mean(p: Predictions, per_sample: Tensor) -> Tensor:
 
 
 def _divergence_by_class(function: ScoreFunction, p: Predictions, after: Predictions) -> ScoreDivergence:
-    """Return expectations over classes: for each class, all samples weighted by its calibrated probability."""
+    """Return the expectations for a score function: the score of each class, weighted by its calibrated probability."""
     if p.task == "multilabel":
         raise ValueError(
             "`score` must be 'nll' or 'brier' for task='multilabel', got a function. Call it for one label at a time."
@@ -254,7 +255,7 @@ def _divergence_by_class(function: ScoreFunction, p: Predictions, after: Predict
     raw = own = torch.zeros_like(total)
     for k in range(q.shape[-1]):
         of_class = (w * q[..., k]).masked_fill(w == 0, 0)
-        # Weights too small for a score count as 0.
+        # Products of smaller weights could underflow.
         of_class = of_class.masked_fill(of_class < 1e-150, 0).detach()
         share = of_class.sum(-1) / total
         given: dict[str, Any] = {"task": p.task, "from_logits": p.from_logits, "weights": of_class}

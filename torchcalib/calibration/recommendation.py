@@ -1,4 +1,4 @@
-"""A recommendation whether to calibrate, and with which calibrator."""
+"""Recommend whether to calibrate, and with which calibrator."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -17,14 +17,14 @@ from torchcalib.core.arguments import Task
 
 @dataclass(frozen=True)
 class Recommendation:
-    """Whether to add a calibration stage.
+    """Recommendation whether to add a calibration stage.
 
     Attributes:
-        text: one sentence.
+        text: the recommendation in one sentence.
         score: name of the score.
-        raw: score of the raw predictions.
-        rcl: relative calibration loss of every calibrator in percent, by name.
-        best: name of the calibrator to add, or None.
+        raw: score of the uncalibrated predictions.
+        rcl: relative calibration loss (RCL) of each calibrator in percent, by name.
+        best: name of the recommended calibrator; None if none is worthwhile.
     """
 
     text: str
@@ -48,13 +48,13 @@ def recommend(
     worthwhile: float = 5.0,
     **options: Unpack[CalibrationOptions],
 ) -> Recommendation:
-    """Recommend whether to add a calibration stage, and which.
+    """Recommend whether to add a calibration stage, and which calibrator to use.
 
     Args:
         preds: binary `(N,)`, multi-class `(N, C)`, multi-label `(N, L)`.
-        calibrators: candidates, the simplest first. A later one is preferred to an earlier one if its gain is larger by
-            a tenth.
-        worthwhile: smallest gain, in percent, that justifies a calibration stage.
+        calibrators: candidates, the simplest first. A later candidate is preferred if its gain is larger by more than a
+            tenth.
+        worthwhile: smallest gain in percent of the score that justifies a calibration stage.
 
     Returns:
         A `Recommendation`.
@@ -89,7 +89,7 @@ def recommend(
 
 
 def recommendation_of(score: str, raw: float, gains: Mapping[str, float], worthwhile: float = 5.0) -> Recommendation:
-    """Recommend a calibrator from the gains in percent of the raw score, in the order of preference."""
+    """Return the recommendation for gains in percent of the raw score, in the order of preference."""
     best, *others = gains
     for name in others:
         # NaN: the score stays infinite, or is undefined.

@@ -1,4 +1,4 @@
-"""Saves fitted calibrators to files, and loads them without knowing their class."""
+"""Save fitted calibrators to files, and load them. The file contains the name of the class."""
 
 import io
 from collections.abc import Mapping
@@ -24,11 +24,12 @@ _CLASSES: dict[str, type[Calibrator]] = {
 def save_calibrator(calibrator: Calibrator, path: str | Path) -> None:
     """Write the `state_dict` of a fitted calibrator to a file, atomically.
 
-    `load_calibrator` reads it; so does `torch.load(path, weights_only=True)`, for `load_state_dict`.
+    Load the file with `load_calibrator`, or pass `torch.load(path, weights_only=True)` to `load_state_dict`.
 
     Args:
-        calibrator: a fitted calibrator. One of a class of your own is read with `load_state_dict` only.
-        path: the file; an existing file is replaced.
+        calibrator: a fitted calibrator. `load_calibrator` supports the classes of this package; for your own subclass
+            use `load_state_dict`.
+        path: path of the file. An existing file is replaced.
 
     Raises:
         TypeError, ValueError: `calibrator` is not a calibrator, or not fitted.
@@ -49,20 +50,20 @@ def save_calibrator(calibrator: Calibrator, path: str | Path) -> None:
 
 
 def load_calibrator(path: str | Path) -> Calibrator:
-    """Read a fitted calibrator from a file that `save_calibrator` or `torchcalib report --save-calibrator` wrote.
+    """Load a fitted calibrator from a file of `save_calibrator` or `torchcalib report --save-calibrator`.
 
-    It also reads Lightning checkpoints that `torchcalib.integrations.CalibrationMonitor(calibrate=...)` took part in,
-    if their other values are tensors and plain Python values.
+    Lightning checkpoints of a training with `torchcalib.integrations.CalibrationMonitor(calibrate=...)` are supported,
+    too, if their other values are tensors and plain Python values.
 
     Args:
-        path: the file. No code in it is executed.
+        path: path of the file. No code in the file is executed.
 
     Returns:
         The calibrator, on the CPU.
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: the file holds something else.
+        ValueError: the file does not contain a calibrator.
 
     Example:
         >>> import tempfile
@@ -83,13 +84,13 @@ def load_calibrator(path: str | Path) -> Calibrator:
     # Other files fail in many ways: UnpicklingError, KeyError, RuntimeError, EOFError ...
     except Exception as error:
         raise ValueError(
-            f"`path` must be a file that `save_calibrator` wrote, got {str(path)!r}, which holds something else "
+            f"`path` must be a file that `save_calibrator` wrote, got {str(path)!r}, which has other content "
             f"({type(error).__name__}). Fit and save the calibrator again."
         ) from error
 
 
 def calibrator_from(state: Mapping[str, Any]) -> Calibrator:
-    """Return the fitted calibrator of a `state_dict`."""
+    """Return the fitted calibrator with a `state_dict`."""
     calibrator = _CLASSES[state["_extra_state"]["kind"]]()
     calibrator.load_state_dict(state)
     return calibrator

@@ -73,7 +73,8 @@ def _check_rows(probs: NDArray[Any], target: NDArray[Any]) -> None:
 def _flags(target: NDArray[Any]) -> torch.Tensor:
     """Convert multi-label targets to an int64 tensor."""
     if not np.isin(target, (0, 1)).all():
-        raise ValueError("`y` must contain only 0 and 1 for several labels, got other values. Binarize the labels.")
+        found = np.setdiff1d(target, (0, 1))[0]
+        raise ValueError(f"`y` must contain only 0 and 1 for several labels, got {found!r}. Binarize the labels.")
     return torch.from_numpy(target.astype(np.int64))
 
 

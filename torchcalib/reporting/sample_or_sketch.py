@@ -100,7 +100,7 @@ class SampleOrSketch:
         """Return an accumulator with the content of `state()`; see `Accumulator.loaded`."""
         samples = self.kind.check(saved_value(state, "parts", list), self.samples)
         if samples is None:
-            raise ValueError("`parts` must be chunks of ranked samples, got other values")
+            raise ValueError("`parts` must be chunks of ranked samples, got invalid chunks. The file is corrupt.")
         loaded = replace(self, samples=samples)
         _check_values(loaded._exact)
         if "cells" not in state:
@@ -109,7 +109,9 @@ class SampleOrSketch:
         places = saved_tensor(state, "places", torch.int64, (None,))
         cells = saved_tensor(state, "cells", torch.float64, (*self.kind.lead, 3, len(places)))
         if not bool(((places >= 0) & (places < n_cells)).all() & (places.diff() > 0).all()):
-            raise ValueError(f"`places` must be increasing cell indices below {n_cells:,}, got other values")
+            raise ValueError(
+                f"`places` must be increasing cell indices below {n_cells:,}, got {places.tolist()!s:.80}. The file is corrupt."
+            )
         if not bool((cells >= 0).all()):
             raise ValueError("`cells` must be non-negative sums, got a negative number or NaN")
         sums = cells.new_zeros((*cells.shape[:-1], n_cells)).index_copy_(-1, places, cells)
@@ -147,8 +149,12 @@ def _check_values(sample: RankedSample) -> None:
     if sample.n is not None:
         possible &= (sample.n >= 0) & (sample.n == sample.n.round()) & (sample.n <= 2**53)
     if not bool(possible.all()):
+        counts = torch.ones_like(score) if sample.n is None else sample.n
+        first = int((~possible.expand(score.shape)).reshape(-1).int().argmax())
+        found = [x.expand(score.shape).reshape(-1)[first].item() for x in (score, positives, counts)]
         raise ValueError(
-            "`parts` and `cells` must have scores in [0, 1], integer counts n and 0 to n positives, got other values"
+            "`parts` and `cells` must have scores in [0, 1], whole counts n and 0 to n positives, got "
+            "score {:.4g}, positives {:g} and n = {:g}. The file is corrupt.".format(*found)
         )
 
 
