@@ -12,6 +12,7 @@ from helpers.refusals import assert_refused
 
 from torchcalib.calibration import AffineScaling, HistogramBinning, IsotonicCalibration, TemperatureScaling
 from torchcalib.ops.newton.problem import NO_DATA
+from torchcalib.reporting.building import ReportBuilder
 
 each_calibrator = pytest.mark.parametrize("calibrator", ALL, ids=name)
 
@@ -112,6 +113,13 @@ def test_positive_classes_calibrate_the_probability_of_the_set(calibrator, from_
     again = fresh(calibrator)
     again.load_state_dict(fitted.state_dict())
     assert again(preds).equal(fitted(preds))
+    builder = ReportBuilder(task="multiclass", positive_classes=[0, 3], from_logits=from_logits, class_axis=0)
+    builder.update(preds.T, target)
+    builder = builder + ReportBuilder.of_state(ReportBuilder(**builder.settings).state())
+    for whole in (builder, ReportBuilder.of_state(builder.state())):
+        assert whole.fit(calibrator)(preds.T).allclose(fitted(preds))
+    torch.compiler.reset()
+    assert torch.compile(fitted, fullgraph=True, backend="eager")(preds).allclose(fitted(preds))
 
 
 @each_calibrator

@@ -14,6 +14,7 @@ from torchcalib.calibration import (
     save_calibrator,
 )
 
+P, Y = torch.tensor([0.9, 0.99, 0.3, 0.8, 0.6]), torch.tensor([1, 1, 0, 0, 1])
 FITTED = AffineScaling().fit([0.9, 0.99, 0.3, 0.8, 0.6], [1, 1, 0, 0, 1])
 CALIBRATORS = (TemperatureScaling(), AffineScaling(), HistogramBinning(), IsotonicCalibration())
 
@@ -66,5 +67,35 @@ def test_loading_sets_only_saved_attributes_and_a_state_of_another_class_raises(
     loaded.load_state_dict(state)
     assert "forward" not in vars(loaded)
     assert (loaded.task, loaded.from_logits, loaded.class_axis) == ("binary", True, -1)
+    other = TemperatureScaling().fit(P, Y)
+    before = other(P)
     with pytest.raises(ValueError, match="`state_dict` must be of TemperatureScaling, got one of AffineScaling"):
-        TemperatureScaling().load_state_dict(state)
+        other.load_state_dict(state)
+    assert other(P).equal(before)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"task": "regression"},
+        {"class_axis": "x"},
+        {"from_logits": 1},
+        {"positive_classes": "ab"},
+        {"n_bins": -3},
+        {"task": "multiclass"},  # not a task of histogram binning
+    ],
+    ids=str,
+)
+def test_hostile_settings_in_a_file_raise_an_error(wrong, tmp_path):
+    state = HistogramBinning(4).fit(P, Y).state_dict()
+    state["_extra_state"] |= wrong
+    torch.save(state, tmp_path / "cal.pt")
+    with pytest.raises(ValueError, match="`path` must be a file that `save_calibrator` wrote"):
+        load_calibrator(tmp_path / "cal.pt")
+
+
+def test_tensors_that_declare_more_than_the_file_has_raise_an_error(tmp_path):
+    state = {**FITTED.state_dict(), "beta": torch.zeros(1, dtype=torch.float64).expand(30_000_000)}
+    torch.save(state, tmp_path / "cal.pt")
+    with pytest.raises(ValueError, match="`path` must be a file that `save_calibrator` wrote"):
+        load_calibrator(tmp_path / "cal.pt")

@@ -287,3 +287,13 @@ def test_wrong_options_and_inputs_raise_errors():
             assert_named(call, {"task": ["any"]})
         with pytest.raises(ValueError, match="Pass from_logits=True"):
             module(task="binary", **options)(torch.tensor([0.2, 7.0]), given["target"])
+
+
+def test_task_by_position_or_implied_and_unknown_arguments():
+    preds, target, weights = torch.rand(20), torch.randint(0, 2, (20,)), torch.rand(20)
+    expected = ECELoss(task="binary")(preds, target, weights=weights)
+    assert ECELoss("binary")(preds, target, sample_weight=weights) == expected
+    rows, classes = torch.rand(20, 3).softmax(-1), torch.randint(0, 3, (20,))
+    assert MMCELoss(num_classes=3)(rows, classes) == MMCELoss(task="multiclass")(rows, classes)
+    with pytest.raises(TypeError, match=r"`num_bins` must be an argument of ECELoss, got an unknown one\. Did"):
+        ECELoss("binary", num_bins=3)

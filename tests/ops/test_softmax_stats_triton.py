@@ -55,7 +55,7 @@ def test_in_the_interpreter():
     run_again_in_tritons_interpreter(__file__)
 
 
-ROW_TYPES = dict.fromkeys(("scores", "grads", "kept"), "*fp64") | dict.fromkeys(("target", "tops", "places"), "*i64")
+ROW_TYPES = dict.fromkeys(("scores", "grads", "partial"), "*fp64") | dict.fromkeys(("target", "tops", "places"), "*i64")
 ROW_TYPES |= dict.fromkeys(("row_units", "column_stride", "score_stride", "grad_stride"), "i64")
 ROW_TYPES |= dict.fromkeys(("n_rows", "units", "n_parts"), "i32") | {"tolerance": "fp32"}
 BIN_TYPES = dict.fromkeys(("confidence", "weights", "ecd", "parts", "grads"), "*fp64")
@@ -67,13 +67,13 @@ KERNELS = [
     ("softmax_stats.triton", "_read_rows", ROW_TYPES, {"unit": 2, "rows": 128, "block": 16}),
     ("softmax_stats.triton", "_read_parts", ROW_TYPES, {"unit": 1, "rows": 1, "block": 1024}),
     ("softmax_stats.triton", "_read_parts", ROW_TYPES, {"unit": 4, "rows": 1, "block": 4096}),
-    ("softmax_stats.triton", "_merge_parts", ROW_TYPES, {"unit": 4, "rows": 128, "held": 1}),
-    ("softmax_stats.triton", "_merge_parts", ROW_TYPES, {"unit": 4, "rows": 16, "held": 32}),
+    ("softmax_stats.triton", "_merge_parts", ROW_TYPES, {"unit": 4, "rows": 128, "n_slots": 1}),
+    ("softmax_stats.triton", "_merge_parts", ROW_TYPES, {"unit": 4, "rows": 16, "n_slots": 32}),
     (
         "bin_sums.triton",
         "_add_events",
         BIN_TYPES,
-        {"held": 256, "bins": 16, "weighted": True, "has_ecd": True, **NOISE},
+        {"chunk": 256, "bins": 16, "weighted": True, "has_ecd": True, **NOISE},
     ),
     ("bin_sums.triton", "_add_classes", BIN_TYPES, {"rows": 4, "classes": 128, "weighted": False, "n_sums": 4}),
     ("bin_sums.triton", "_add_classes", BIN_TYPES, {"rows": 32, "classes": 16, "weighted": True, "n_sums": 5}),

@@ -211,7 +211,7 @@ HOSTILE = {
     "text": lambda path: path.write_bytes(b"hello" * 99),
     "truncated": lambda path: path.write_bytes(saved("multiclass")[:-300]),
     "objects": lambda path: torch.save({"format": Evil()}, path),
-    "old format": changed("version", to=8, _use_new_zipfile_serialization=False),
+    "old format": changed("version", to=9, _use_new_zipfile_serialization=False),
     "something else": lambda path: torch.save({"logits": torch.ones(3)}, path),
     "a tensor": lambda path: torch.save(torch.ones(3), path),
     "other format": changed("format", to="other"),
@@ -266,15 +266,15 @@ def test_damaged_and_hostile_files_raise_an_error_that_names_the_file(tmp_path, 
         assert not Path("evil").exists()
 
     check_each(HOSTILE, check)
-    changed("version", to=9)(tmp_path / "new.pt")
-    with pytest.raises(ValueError, match="`version` of a report state must be 8 for this torchcalib, got 9"):
+    changed("version", to=10)(tmp_path / "new.pt")
+    with pytest.raises(ValueError, match="`version` of a report state must be 9 for this torchcalib, got 10"):
         ReportBuilder.load(tmp_path / "new.pt")
     with pytest.raises(FileNotFoundError):
         ReportBuilder.load(tmp_path / "none.pt")
 
 
 def test_states_before_the_hostile_changes_are_valid(tmp_path):
-    for write_sound in (changed("version", to=8), changed("version", to=8, task="binary"), sketch()):
+    for write_sound in (changed("version", to=9), changed("version", to=9, task="binary"), sketch()):
         write_sound(tmp_path / "good.pt")
         report = ReportBuilder.load(tmp_path / "good.pt").report()
         assert report.n == data_set(report.task, 12, "counts")["weights"].sum()

@@ -43,19 +43,19 @@ class _Affine(Calibrator):
         """1 / alpha `(...)`."""
         return 1 / self.alpha
 
-    def calibrated(self, values: Tensor) -> Tensor:
+    def calibrated(self, values: Tensor, from_logits: bool) -> Tensor:
         """Scale and shift log-probabilities."""
         if self.task != "multiclass":
             log_odds = values
-            if not self.from_logits:
+            if not from_logits:
                 log_p, log_not_p = binary_log_probs(values, from_logits=False)
                 log_odds = log_p - log_not_p
             alpha, beta = self.alpha.to(log_odds), self.beta.to(log_odds)
             shifted = alpha[..., None] * log_odds + (beta[..., 1:] - beta[..., :1])
             log_odds = torch.where(log_odds.isinf(), log_odds, shifted)
-            return log_odds if self.from_logits else log_odds.sigmoid()
+            return log_odds if from_logits else log_odds.sigmoid()
         # Logits are log-probabilities up to a constant. A log-softmax would round small logits.
-        log_q = values - values.detach().amax(-1, keepdim=True) if self.from_logits else safe_log(values)
+        log_q = values - values.detach().amax(-1, keepdim=True) if from_logits else safe_log(values)
         if log_q.shape[-1] != self.beta.shape[-1]:
             raise ValueError(
                 f"`preds` must have {self.beta.shape[-1]} classes, as in the fit of the calibrator, got "
@@ -64,7 +64,7 @@ class _Affine(Calibrator):
         alpha, beta = self.alpha.to(log_q)[..., None, None], self.beta.to(log_q)[..., None, :]
         z = (alpha * log_q).masked_fill(log_q == -torch.inf, -torch.inf) + beta
         z = torch.where((z == -torch.inf).all(-1, keepdim=True), log_q, z)
-        return z.log_softmax(-1) if self.from_logits else z.softmax(-1)
+        return z.log_softmax(-1) if from_logits else z.softmax(-1)
 
     def remarks(self) -> list[str]:
         """See `Calibrator.remarks`."""

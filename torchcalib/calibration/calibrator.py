@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from torchcalib.core.arguments import Task, check_task, weights_from
+from torchcalib.core.arguments import Task, is_int, weights_from
 from torchcalib.core.arrays import as_tensor
 from torchcalib.core.documentation import documented
 from torchcalib.core.inputs import input_format_of, read_input
@@ -49,7 +49,7 @@ class Calibrator(nn.Module, ABC):
         ...         frequency = (w * p.target).sum(-1) / w.sum(-1)
         ...         return {"frequency": frequency, "converged": frequency.isfinite()}
         ...
-        ...     def calibrated(self, values):
+        ...     def calibrated(self, values, from_logits):
         ...         return self.frequency[..., None].to(values).expand_as(values)
         ...
         ...     def remarks(self):
@@ -132,12 +132,12 @@ class Calibrator(nn.Module, ABC):
         given = prepare(preds, target, task, class_names=class_names, positive_classes=positive)
         options["from_logits"] = infer_from_logits(given.preds) if from_logits is None else from_logits
         p = self.read(given.preds, given.target, task=given.task, options=options)
-        with torch.inference_mode(False):  # tensors made in inference mode could not be used in a backward pass later
-            fitted = self.fit_to(p)
         how = input_format_of(given.task, options)
-        fitted.class_axis = how.resolved(given.preds, given.target, how.batch_dims).axis
-        fitted.positive_classes = None if positive is None else tuple(positive)
-        self.__dict__.update(fitted.__dict__)
+        axis = how.resolved(given.preds, given.target, how.batch_dims).axis
+        with torch.inference_mode(False):  # tensors made in inference mode could not be used in a backward pass later
+            fitted = self.fit_to(p, class_axis=axis, positive_classes=positive)
+        for name in ("_buffers", *_KIND):
+            setattr(self, name, getattr(fitted, name))
         self.warn()
         return self
 
@@ -151,28 +151,44 @@ class Calibrator(nn.Module, ABC):
             )
         return p
 
-    def fit_to(self, p: Predictions, weights: Tensor | None = None) -> Self:
+    def fit_to(
+        self,
+        p: Predictions,
+        weights: Tensor | None = None,
+        *,
+        class_axis: int = -1,
+        positive_classes: Sequence[int] | None = None,
+    ) -> Self:
         """Return a copy that is fitted to checked predictions.
 
         Args:
             p: predictions.
             weights: weights `(R, ..., N)` of R replicates (folds or bootstrap samples), which replace the weights of
                 `p`. The batch shape of the fit then starts with R.
+            class_axis: axis of classes or labels in the predictions to calibrate.
+            positive_classes: set of classes whose probability `p` contains; None for all classes.
         """
-        fitted = copy(self)
-        fitted.task, fitted.from_logits = p.task, p.from_logits
         with torch.no_grad():
             buffers = self.parameters_for(p, weights)
         exact = torch.zeros_like(buffers["converged"], dtype=wide_dtype(p.values.device))
-        fitted._buffers = {"grad_norm": exact, **buffers}
+        fitted = self._with_buffers({"grad_norm": exact, **buffers})
+        fitted.task, fitted.from_logits, fitted.class_axis = p.task, p.from_logits, class_axis
+        fitted.positive_classes = None if positive_classes is None else tuple(map(int, positive_classes))
         return fitted
+
+    def _with_buffers(self, buffers: dict[str, Tensor | None]) -> Self:
+        """Return a copy with these buffers. Hooks that are added later to one of the two do not affect the other."""
+        other = copy(self)
+        vars(other).update({name: copy(value) for name, value in vars(self).items() if isinstance(value, dict)})
+        other._buffers = buffers
+        return other
 
     @abstractmethod
     def parameters_for(self, p: Predictions, weights: Tensor | None) -> dict[str, Tensor]:
         """Return the fitted parameters and `converged`, by name; see `fit_to`."""
 
     @abstractmethod
-    def calibrated(self, values: Tensor) -> Tensor:
+    def calibrated(self, values: Tensor, from_logits: bool) -> Tensor:
         """Calibrate values in canonical form: classes last for a multi-class task, otherwise samples last."""
 
     @abstractmethod
@@ -181,11 +197,8 @@ class Calibrator(nn.Module, ABC):
 
     def warn(self) -> None:
         """Issue each remark as a warning at the first caller outside this package."""
-        frame, level = sys._getframe(), 1
-        while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] == __name__.split(".")[0]:
-            frame, level = frame.f_back, level + 1
         for remark in self.remarks():
-            warnings.warn(remark, UserWarning, stacklevel=level)
+            _warn(remark)
 
     def forward(self, preds: Tensor) -> Tensor:
         """Return calibrated predictions, of the shape of `preds` and of its dtype (at least float32).
@@ -210,15 +223,16 @@ class Calibrator(nn.Module, ABC):
         if not preds.is_floating_point():
             raise TypeError(f"`preds` must be floating, got {preds.dtype}. Pass predictions as in the fit.")
         self._check_kind(preds)
-        if self.positive_classes is not None:
-            return self._calibrated_set(preds)
+        if self.positive_classes is None:
+            values, from_logits = preds.to(torch.promote_types(preds.dtype, torch.float32)), self.from_logits
+        else:
+            values, from_logits = self._against_rest(preds)
         has_classes = self.task != "binary"
-        if preds.dim() < 1 + has_classes:
+        if values.dim() < 1 + has_classes:
             raise ValueError(
                 f"`preds` must have at least {1 + has_classes} axes for task={self.task!r}, got shape "
                 f"{tuple(preds.shape)}. Add the missing axis with unsqueeze."
             )
-        values = preds.to(torch.promote_types(preds.dtype, torch.float32))
         # To canonical form: classes last, labels before samples. Every label has its own fit.
         values = values.movedim(self.class_axis, -1) if has_classes else values
         values = values.transpose(-1, -2) if self.task == "multilabel" else values
@@ -229,11 +243,14 @@ class Calibrator(nn.Module, ABC):
                 f"{', labels last' if self.task == 'multilabel' else ''}, got {tuple(leading)} of shape "
                 f"{tuple(preds.shape)}. Take one of its calibrators with part(index), or set class_axis."
             )
-        if self.task == "multiclass" and self.from_logits:
+        if self.task == "multiclass" and from_logits:
             values = spread_infinite_logits(values)
-        values = self.calibrated(values)
+        values = self.calibrated(values, from_logits)
+        if from_logits and not self.from_logits:
+            values = values.sigmoid()
         values = values.transpose(-1, -2) if self.task == "multilabel" else values
-        return values.movedim(-1, self.class_axis) if has_classes else values
+        values = values.movedim(-1, self.class_axis) if has_classes else values
+        return values.to(torch.promote_types(preds.dtype, torch.float32))
 
     def _check_kind(self, preds: Tensor) -> None:
         """Raise for logits if the calibrator was fitted to probabilities, and warn of the reverse.
@@ -250,31 +267,25 @@ class Calibrator(nn.Module, ABC):
         if self.from_logits and self.task == "multiclass":
             sums = preds.detach().movedim(self.class_axis, -1).double().sum(-1)
             if value_if_available((preds >= 0).all() & ((sums - 1).abs() < 1e-3).all()):
-                warnings.warn(
+                _warn(
                     f"`preds` must be logits, as in the fit of {type(self).__name__}, got values that look like "
-                    "probabilities. Pass preds.log().",
-                    UserWarning,
-                    stacklevel=5,  # the caller of the module
+                    "probabilities. Pass preds.log()."
                 )
 
-    def _calibrated_set(self, preds: Tensor) -> Tensor:
-        """Return the calibrated probability (or log-odds) of `positive_classes`, without the class axis."""
+    def _against_rest(self, preds: Tensor) -> tuple[Tensor, bool]:
+        """Return P(set) or its log-odds for `positive_classes`, without the class axis, and whether it is log-odds."""
         values = preds.movedim(self.class_axis, -1)
-        inside = torch.zeros(values.shape[-1], dtype=torch.bool, device=values.device)
-        inside[list(self.positive_classes or ())] = True
-        binary = copy(self)
-        binary.positive_classes = None
+        values = values.to(wide_dtype(values.device))
+        outside = torch.ones(values.shape[-1], dtype=torch.bool, device=values.device)
+        for k in self.positive_classes or ():  # indexing with a list would synchronise a GPU
+            outside[k] = False
         if self.from_logits:
             values = spread_infinite_logits(values)
-            log_odds = log_ratio(values.masked_fill(~inside, -torch.inf), values.masked_fill(inside, -torch.inf))
-            return binary.forward(log_odds)
-        if not self.in_log_odds:
-            return binary.forward(values[..., inside].sum(-1).clamp(max=1))
-        # P(set) may round to 1. The sums over both sides keep the log-odds.
-        binary.from_logits = True
-        wide = values.to(wide_dtype(values.device))
-        log_odds = wide[..., inside].sum(-1).log() - wide[..., ~inside].sum(-1).log()
-        return binary.forward(log_odds).sigmoid().to(torch.promote_types(preds.dtype, torch.float32))
+            return log_ratio(values.masked_fill(outside, -torch.inf), values.masked_fill(~outside, -torch.inf)), True
+        inside, rest = (values.masked_fill(mask, 0).sum(-1) for mask in (outside, ~outside))
+        if self.in_log_odds:  # P(set) may round to 1: the sums over both sides keep the log-odds
+            return inside.log() - rest.log(), True
+        return inside.clamp(max=1), False
 
     def predict_proba(self, preds: Tensor) -> Tensor:
         """Return calibrated probabilities, of the shape that `forward` returns; P(y = 1) for a binary task."""
@@ -285,25 +296,35 @@ class Calibrator(nn.Module, ABC):
 
     def part(self, index: int) -> Self:
         """Return the calibrator at an index of the first batch axis."""
-        chosen = copy(self)
-        chosen._buffers = {name: None if x is None else x[index] for name, x in self._buffers.items()}
-        return chosen
+        return self._with_buffers({name: None if x is None else x[index] for name, x in self._buffers.items()})
 
     def get_extra_state(self) -> dict[str, Any]:
         """Return the class, the settings and the kind of predictions, for the `state_dict`."""
-        return {"kind": type(self).__name__, **{name: getattr(self, name) for name in self._saved}}
+        return {"kind": type(self).__name__, **{name: getattr(self, name) for name in (*_KIND, *self.settings)}}
 
-    def set_extra_state(self, state: Mapping[str, Any]) -> None:
-        """Restore the settings and the kind of predictions. Other entries are ignored: the file may be hostile."""
+    def set_extra_state(self, state: Any) -> None:
+        """Restore the settings and the kind of predictions, after a check: the file may be hostile."""
+        self._check_extra_state(state)
+        for name in (*_KIND, *self.settings):
+            setattr(self, name, state[name])
+
+    def _check_extra_state(self, state: Any) -> None:
+        """Raise unless `state` is an extra state of this class with valid values."""
+        names = {"kind", *_KIND, *self.settings}
+        if not isinstance(state, dict) or not names <= state.keys():
+            raise ValueError(f"`state_dict` must have the extra state of a calibrator, got {state!r:.80}.")
         if state["kind"] != type(self).__name__:
             raise ValueError(
                 f"`state_dict` must be of {type(self).__name__}, got one of {state['kind']}. "
                 "Load it with an instance of that class, or with load_calibrator."
             )
-        if state["task"] is not None:
-            check_task(state["task"])
-        for name in self._saved & state.keys():
-            setattr(self, name, state[name])
+        type(self)(**{name: state[name] for name in self.settings})  # checks the settings
+        classes = state["positive_classes"]
+        is_set = classes is None or (isinstance(classes, tuple) and all(map(is_int, classes)))
+        is_valid = state["task"] in (None, *self.tasks) and is_int(state["class_axis"]) and is_set
+        if not is_valid or not isinstance(state["from_logits"], bool):
+            found = {name: state[name] for name in _KIND}
+            raise ValueError(f"`state_dict` must be of a fitted calibrator, got {found!r:.80}. The file is corrupt.")
 
     def extra_repr(self) -> str:
         """Return the settings, and after the fit the parameters and the kind of predictions, for `repr`."""
@@ -324,27 +345,36 @@ class Calibrator(nn.Module, ABC):
             )
         return super().__getattr__(name)
 
-    @property
-    def _saved(self) -> set[str]:
-        return {"task", "from_logits", "class_axis", "positive_classes", *self.settings}
-
     def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *rest: Any) -> None:
+        if prefix + "_extra_state" in state_dict:  # before any buffer changes
+            self._check_extra_state(state_dict[prefix + "_extra_state"])
         for name, buffer in list(self._buffers.items()):
             saved = state_dict.get(prefix + name)
             if buffer is not None and isinstance(saved, Tensor):  # the saved shape has the number of classes or knots
                 setattr(self, name, buffer.new_empty(saved.shape))
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        before = {name: buffer for name, buffer in self._buffers.items() if buffer is not None}
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        for name, buffer in before.items():
-            device = self._buffers[name].device  # type: ignore[union-attr]
-            dtype = wide_dtype(device) if buffer.is_floating_point() else buffer.dtype
-            if self._buffers[name].dtype != dtype:  # type: ignore[union-attr]
-                # float16 would round a scale to 3 digits: move the original to the device, in full precision.
-                self._buffers[name] = buffer.to(device, dtype)
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:  # noqa: ARG002
+        """Move the buffers to the device of `fn` in full precision: float16 would round a scale to 3 digits."""
+        device = fn(torch.empty(0)).device
+        for name, buffer in self._buffers.items():
+            if buffer is None or buffer.is_meta:
+                self._buffers[name] = None if buffer is None else fn(buffer)
+            else:
+                self._buffers[name] = buffer.to(device, wide_dtype(device) if buffer.is_floating_point() else None)
         return self
+
+
+_KIND = ("task", "from_logits", "class_axis", "positive_classes")
+"""Attributes that describe the predictions of the fit."""
+
+
+def _warn(message: str) -> None:
+    """Issue a warning at the first caller outside torch and this package."""
+    frame, level = sys._getframe(), 1
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in ("torchcalib", "torch"):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, UserWarning, stacklevel=level)
 
 
 def shown(values: Tensor, most: int = 4) -> str:

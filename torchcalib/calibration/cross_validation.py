@@ -10,7 +10,7 @@ from torch import Tensor
 from torchcalib.calibration.affine import AffineScaling
 from torchcalib.calibration.calibrator import Calibrator, sample_weights
 from torchcalib.core.arguments import InputOptions, Task, check_count, check_flag, check_seed
-from torchcalib.core.arrays import as_tensor
+from torchcalib.core.arrays import as_tensor, as_tensors
 from torchcalib.core.checks import check_indices
 from torchcalib.core.documentation import (
     document,
@@ -19,7 +19,7 @@ from torchcalib.core.documentation import (
     resolving_task,
     with_implied_task,
 )
-from torchcalib.core.inputs import InputFormat, flattened
+from torchcalib.core.inputs import flattened, input_format_of
 from torchcalib.core.predictions import Predictions, by_replicates, in_all_replicates
 from torchcalib.ops.host_values import value_if_available
 
@@ -110,9 +110,9 @@ def cross_val_calibrate(
         >>> cross_val_calibrate(preds, target, task="binary", n_folds=3, calibrator=TemperatureScaling()).shape
         torch.Size([6])
     """
-    original = as_tensor("preds", preds)
-    how = InputFormat(task, class_axis=options.get("class_axis"))
-    axis = how.resolved(original, as_tensor("target", target), options.get("batch_dims", 0)).axis
+    preds, target, _ = as_tensors(preds, target, None)
+    original, how = preds, input_format_of(task, input_options(options))
+    axis = how.resolved(preds, target, how.batch_dims).axis
     preds, target, options = flat_options(preds, target, task, options)
     fitting = fitted(preds, target, task, calibrator, options)
     values = as_given(fitting.p, fitting.calibrate(fitting.p), options)
@@ -152,9 +152,9 @@ def fitted(preds: Tensor, target: Tensor, task: Task, calibrator: Calibrator, op
     if held_out is not None:
         fit = calibrator.fit_to(_read_held_out(held_out, p, calibrator, task, options))
         _warn_of(fit, p)
-        return Fitting(p, lambda p: fit.calibrated(p.values), 1)
+        return Fitting(p, lambda p: fit.calibrated(p.values, p.from_logits), 1)
     if on_test:
-        return Fitting(p, lambda p: _warn_of(calibrator.fit_to(p), p).calibrated(p.values), 1)
+        return Fitting(p, lambda p: _warn_of(calibrator.fit_to(p), p).calibrated(p.values, p.from_logits), 1)
     folds, n_folds = folds_of(p, cast("FoldOptions", options))
 
     def cross_validated(p: Predictions) -> Tensor:
@@ -180,10 +180,10 @@ def out_of_fold(p: Predictions, calibrator: Calibrator, folds: Tensor, n_folds: 
     """
     w = sample_weights(p)
     fits = calibrator.fit_to(p, torch.stack([w.masked_fill(folds == f, 0) for f in range(n_folds)]))
-    values = fits.part(0).calibrated(p.values)
+    values = fits.part(0).calibrated(p.values, p.from_logits)
     for f in range(1, n_folds):
         inside = (folds == f).unsqueeze(-1) if p.task == "multiclass" else folds == f
-        values = torch.where(inside, fits.part(f).calibrated(p.values), values)
+        values = torch.where(inside, fits.part(f).calibrated(p.values, p.from_logits), values)
     return values, fits
 
 

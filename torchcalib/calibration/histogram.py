@@ -56,15 +56,15 @@ class HistogramBinning(Calibrator):
         check_choice("empty", empty, get_args(Empty))
         self.n_bins, self.right, self.empty = n_bins, right, empty
 
-    def calibrated(self, values: Tensor) -> Tensor:
+    def calibrated(self, values: Tensor, from_logits: bool) -> Tensor:
         """Return the frequency of the bin of every value."""
         p = values.to(wide_dtype(values.device))
-        p = p.sigmoid() if self.from_logits else p
+        p = p.sigmoid() if from_logits else p
         index = bin_index(p, self.rate.shape[-1], self.right)
         batch = torch.broadcast_shapes(self.rate.shape[:-1], index.shape[:-1])  # type: ignore[no-untyped-call]
         index = index.expand(*batch, index.shape[-1])
         rate = self.rate.expand(*batch, self.rate.shape[-1]).gather(-1, index).to(values.dtype)
-        return torch.where(rate.isnan() | values.isnan(), values, rate.logit() if self.from_logits else rate)
+        return torch.where(rate.isnan() | values.isnan(), values, rate.logit() if from_logits else rate)
 
     def remarks(self) -> list[str]:
         """See `Calibrator.remarks`."""

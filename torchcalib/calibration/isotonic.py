@@ -45,20 +45,27 @@ class IsotonicCalibration(Calibrator):
     knots: Tensor
     rates: Tensor
 
-    def calibrated(self, values: Tensor) -> Tensor:
+    def calibrated(self, values: Tensor, from_logits: bool) -> Tensor:
         """Interpolate between the knots."""
         wide = wide_dtype(values.device)
         x = _finite(values.to(wide))
-        batch = torch.broadcast_shapes(self.knots.shape[:-1], x.shape[:-1])  # type: ignore[no-untyped-call]
-        x = x.expand(*batch, x.shape[-1])
-        knots = self.knots.expand(*batch, self.knots.shape[-1]).contiguous()
-        rates = self.rates.expand(knots.shape)
-        above = torch.searchsorted(knots, x.detach().contiguous(), right=True).clamp(1, knots.shape[-1] - 1)
-        low, high = knots.gather(-1, above - 1), knots.gather(-1, above)
-        low_rate, high_rate = rates.gather(-1, above - 1), rates.gather(-1, above)
+        if self.knots.dim() == 1:  # a single fit: no copies of the knots for leading axes of the values
+            above = torch.searchsorted(self.knots, x.detach().contiguous(), right=True)
+            above = above.clamp(1, self.knots.shape[-1] - 1)
+            low, high, low_rate, high_rate = (
+                column[at] for column in (self.knots, self.rates) for at in (above - 1, above)
+            )
+        else:
+            batch = torch.broadcast_shapes(self.knots.shape[:-1], x.shape[:-1])  # type: ignore[no-untyped-call]
+            x = x.expand(*batch, x.shape[-1])
+            knots = self.knots.expand(*batch, self.knots.shape[-1]).contiguous()
+            rates = self.rates.expand(knots.shape)
+            above = torch.searchsorted(knots, x.detach().contiguous(), right=True).clamp(1, knots.shape[-1] - 1)
+            low, high = knots.gather(-1, above - 1), knots.gather(-1, above)
+            low_rate, high_rate = rates.gather(-1, above - 1), rates.gather(-1, above)
         part = ((x - low) / torch.where(high > low, high - low, 1)).clamp(0, 1)
         p = low_rate + part * (high_rate - low_rate)
-        return (safe_log(p) - safe_log(1 - p) if self.from_logits else p).to(values.dtype)
+        return (safe_log(p) - safe_log(1 - p) if from_logits else p).to(values.dtype)
 
     def remarks(self) -> list[str]:
         """See `Calibrator.remarks`."""

@@ -92,5 +92,8 @@ def load_calibrator(path: str | Path) -> Calibrator:
 def calibrator_from(state: Mapping[str, Any]) -> Calibrator:
     """Return the fitted calibrator with a `state_dict`."""
     calibrator = _CLASSES[state["_extra_state"]["kind"]]()
+    for name, value in state.items():
+        if isinstance(value, torch.Tensor) and value.numel() * value.element_size() > value.untyped_storage().nbytes():
+            raise ValueError(f"`{name}` declares more values than the file has")
     calibrator.load_state_dict(state)
     return calibrator

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Collection, Mapping, Sequence
 from difflib import get_close_matches
+from numbers import Integral
 from typing import Any, Literal, TypedDict, TypeGuard, get_args
 
 from torch import Tensor
@@ -76,7 +77,6 @@ _SYNONYMS = {
     "n_classes": "num_classes",
     "n_labels": "num_labels",
     "ignore_idx": "ignore_index",
-    "multidim_average": "batch_dims",
     "names": "class_names",
     "sample_weight": "weights",
     "pos_label": "positive_classes",
@@ -88,12 +88,12 @@ _SYNONYMS = {
 
 
 _ADVICE = {
-    "norm": "Use rmsce for the l2 norm, and mce for the maximum.",
-    "top_k": "Pass mode=TopK(k).",
+    "norm": "Calibration errors have names: use rmsce for the l2 norm, and mce for the maximum.",
+    "top_k": "Pass mode=TopK(k) to a metric with the argument `mode`.",
     "threshold": "Calibration metrics have no threshold.",
     "strategy": "Use ace for bins of equal mass.",
     "class_names": "Pass class indices as `target`: pandas.Categorical(labels, categories=class_names).codes.",
-    "per_class": "Pass mode='classwise' and average=None.",
+    "per_class": "Pass mode='classwise' and average=None to a metric with these arguments.",
     "return_ci": "Use torchcalib.inference.bootstrap, or the method test() of a metric class.",
     "multidim_average": "Pass batch_dims to functions and batch_shape to classes.",
 }
@@ -141,19 +141,16 @@ def task_of(task: Task | None, num_classes: int | None, num_labels: int | None) 
     return task
 
 
-def completed(options: Mapping[str, Any], task: Any = None, *others: Any) -> dict[str, Any]:
-    """Return options with the task, by position or implied, and `sample_weight` as `weights`.
-
-    Args:
-        options: Options by name.
-        task: Task that was passed by position.
-        *others: Further arguments by position, which raise TypeError.
-    """
-    found = dict(options)
-    if others or (task is not None and "task" in found):
+def with_task(options: Mapping[str, Any], task: Any, *others: Any) -> dict[str, Any]:
+    """Return options with the task that was passed by position; raise TypeError for further positional arguments."""
+    if others or options.get("task") is not None:
         raise only_task_by_position(others[0] if others else task)
-    if task is not None:
-        found["task"] = task
+    return {**options, "task": task}
+
+
+def completed(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options with the task, which other options may imply, and with `sample_weight` as `weights`."""
+    found = dict(options)
     if "sample_weight" in found:
         found["weights"] = weights_from(found.get("weights"), found.pop("sample_weight"))
     found["task"] = task_of(found.get("task"), found.get("num_classes"), found.get("num_labels"))
@@ -269,4 +266,4 @@ def is_number(value: object) -> TypeGuard[float]:
 
 def is_int(value: object) -> TypeGuard[int]:
     """Return whether `value` is an int, but not a bool."""
-    return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, Integral) and not isinstance(value, bool)

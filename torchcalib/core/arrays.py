@@ -36,6 +36,8 @@ def as_tensor(name: str, x: Any, device: torch.device | None = None) -> Tensor:
         return x
     if x is None:
         raise TypeError(f"`{name}` must be a tensor, an array or a list of numbers, got None.")
+    if isinstance(x, np.ma.MaskedArray) and x.mask.any():
+        raise TypeError(f"`{name}` must have no masked values, got {int(x.mask.sum())}. Leave these rows out.")
     try:
         array = np.asarray(x)
         if array.dtype == object and array.size:

@@ -7,7 +7,7 @@ from inspect import Parameter, Signature, isclass, signature
 from textwrap import dedent, fill, indent
 from typing import Any, TypeVar, cast
 
-from torchcalib.core.arguments import completed
+from torchcalib.core.arguments import Task, completed, with_task
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -125,26 +125,31 @@ def document(
 def with_implied_task(parameters: list[Parameter]) -> list[Parameter]:
     """Return parameters with `task` after the data, optional and positional; other options may imply it."""
     kind = Parameter.POSITIONAL_OR_KEYWORD
-    task = [p.replace(default=None, kind=kind) for p in parameters if p.name == "task"]
+    task = [p.replace(default=None, kind=kind, annotation=Task | None) for p in parameters if p.name == "task"]
     others = [p for p in parameters if p.name != "task"]
     data = [p for p in others if p.kind == kind]
     return [*data, *task, *others[len(data) :]]
 
 
 def resolving_task(function: F) -> F:
-    """Return a function that also accepts `task` by position or implied, and `sample_weight`; see `completed`.
+    """Return a function that also accepts `task` by position.
 
-    A class, or a function without a required argument `task`, is returned unchanged.
+    If `task` is required, other options may imply it, and `sample_weight` is accepted; see `completed`. A class, or a
+    function without the keyword `task`, is returned unchanged.
     """
-    parameters = signature(function).parameters.values()
-    if isclass(function) or not any(p.name == "task" and p.default is Parameter.empty for p in parameters):
+    parameters = signature(function).parameters
+    task = parameters.get("task")
+    if isclass(function) or task is None or task.kind != Parameter.KEYWORD_ONLY:
         return function
-    n_data = sum(p.kind == Parameter.POSITIONAL_OR_KEYWORD for p in parameters)
+    n_data = sum(p.kind == Parameter.POSITIONAL_OR_KEYWORD for p in parameters.values())
+    is_required = task.default is Parameter.empty
 
     @wraps(function)
     def call(*data: Any, **options: Any) -> Any:
-        if len(data) > n_data or "task" not in options or "sample_weight" in options:
-            options = completed(options, *data[n_data:])
+        if len(data) > n_data:
+            options = with_task(options, *data[n_data:])
+        if is_required and (options.get("task") is None or "sample_weight" in options):
+            options = completed(options)
         return function(*data[:n_data], **options)
 
     return cast(F, call)

@@ -518,7 +518,7 @@ def flattened(
     if task == "binary":
         preds, target, weights = _aligned(preds, target, weights)
     batch_dims = options.get("batch_dims", 0)
-    layout = InputFormat(task, class_axis=options.get("class_axis"), batch_dims=batch_dims)
+    layout = input_format_of(task, options)
     layout = layout.resolved(preds, target, batch_dims)
     layout.check(preds, target, weights)
     layout.check_axis(preds)

@@ -15,18 +15,16 @@ Fitted = tuple[Calibrator | None, tuple[str, ...]]
 """Fitted calibrator, or None if the fit is impossible, and remarks for warnings."""
 
 
-def fit_on_all_ranks(calibrator: Calibrator, buffer: PredictionBuffer) -> Fitted:
+def fit_on_all_ranks(calibrator: Calibrator, buffer: PredictionBuffer, class_axis: int = -1) -> Fitted:
     """Fit a calibrator to the samples of all ranks, in rank order. All ranks must call it, and get the same result."""
     rank, n_ranks = rank_and_size()
     if n_ranks > 1:
         buffer = _gathered(buffer)
-    result: list[Any] = [_fitted(calibrator, buffer) if rank == 0 else None]
+    result: list[Any] = [_fitted(calibrator, buffer, class_axis) if rank == 0 else None]
     if n_ranks > 1:
         distributed.broadcast_object_list(result, src=0)
-    fit, remarks = result[0]
-    if fit is not None:
-        fit.class_axis = buffer.input_format.axis
-    return fit, remarks
+    fit: Fitted = result[0]
+    return fit
 
 
 def _gathered(buffer: PredictionBuffer) -> PredictionBuffer:
@@ -38,7 +36,7 @@ def _gathered(buffer: PredictionBuffer) -> PredictionBuffer:
     return sum(map(empty.loaded, parts), start=empty)
 
 
-def _fitted(calibrator: Calibrator, buffer: PredictionBuffer) -> Fitted:
+def _fitted(calibrator: Calibrator, buffer: PredictionBuffer, class_axis: int) -> Fitted:
     """Fit a calibrator. A failure becomes a remark, because it must not end the training."""
     why_not = "targets are class probabilities, not labels" if buffer.has_shares else buffer.why_not
     if not why_not and not buffer.pieces:
@@ -46,7 +44,7 @@ def _fitted(calibrator: Calibrator, buffer: PredictionBuffer) -> Fitted:
     if why_not:
         return None, (f"no calibrator is fitted: {why_not}.",)
     try:
-        fit = fitted(calibrator, buffer.predictions())
+        fit = fitted(calibrator, buffer.predictions(), class_axis, buffer.input_format.positive_classes)
     except (RuntimeError, ValueError, TypeError) as error:
         return None, (f"no calibrator is fitted: {str(error).splitlines()[0]}",)
     return fit, tuple(f"the calibrator: {remark}" for remark in fit.remarks())

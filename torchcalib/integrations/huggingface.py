@@ -83,10 +83,10 @@ class CalibrationMetrics:
         ignore_index: int | None = -100,
         **options: Any,
     ) -> None:
-        if task is not None:
-            options["task"] = task
+        given = {"from_logits": from_logits, "ignore_index": ignore_index, "task": task}
+        defaults = {"from_logits": True, "ignore_index": -100, "task": None}
+        options |= {name: value for name, value in given.items() if metrics is None or value != defaults[name]}
         if metrics is None:
-            options |= {"from_logits": from_logits, "ignore_index": ignore_index}
             metrics = CalibrationCollection({name: metric(**options) for name, metric in _DEFAULT.items()})
         elif not isinstance(metrics, CalibrationCollection):
             raise TypeError(f"`metrics` must be a CalibrationCollection or None, got {type(metrics).__name__}.")

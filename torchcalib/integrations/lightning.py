@@ -216,10 +216,8 @@ class CalibrationMonitor(_Callback):  # type: ignore[misc]  # the base classes a
             if trainer.is_global_zero and (is_due if training else self.diagrams_every):
                 self._log_diagram(trainer, monitor)
         if self._calibrate is not None and self._buffer is not None:
-            self.calibrator, remarks = fit_on_all_ranks(self._calibrate, self._buffer)
+            self.calibrator, remarks = fit_on_all_ranks(self._calibrate, self._buffer, self._axis)
             self._buffer = None  # free the memory of the samples
-            if self.calibrator is not None:
-                self.calibrator.class_axis = self._axis
             for remark in remarks if trainer.is_global_zero else ():
                 self._warn(remark)
 

@@ -1,6 +1,7 @@
 """Common parts of all penalties: the base class of the modules, and the evaluation of the functions."""
 
 from collections.abc import Callable, Mapping, Sequence
+from inspect import signature
 from typing import Any, Protocol
 
 import torch
@@ -16,6 +17,8 @@ from torchcalib.core.arguments import (
     count_of_outputs,
     task_of,
     task_read_as,
+    unknown_argument,
+    weights_from,
 )
 from torchcalib.core.documentation import arguments_section, document, parameters_of
 from torchcalib.core.events import Mode, n_events, reduce_to_events, resolve_mode
@@ -79,8 +82,11 @@ class PenaltyLoss(nn.Module):
         validate_args: bool = True,
         nan_policy: NanPolicy = "raise",
         whole_weights: bool = False,
+        **unknown: Any,
     ) -> None:
         super().__init__()
+        if unknown:
+            raise unknown_argument(next(iter(unknown)), signature(type(self)).parameters, type(self).__name__)
         task = task_of(task, num_classes, num_labels)
         self.penalty = penalty
         self.input_format = InputFormat(
@@ -95,23 +101,30 @@ class PenaltyLoss(nn.Module):
             whole_weights=whole_weights,
         )
 
-    def forward(self, preds: Tensor, target: Tensor, *, weights: Tensor | None = None) -> Tensor:
+    def forward(
+        self, preds: Tensor, target: Tensor, weights: Tensor | None = None, *, sample_weight: Tensor | None = None
+    ) -> Tensor:
         """Return the penalty for a batch, a scalar.
 
         Args:
             preds: Probabilities, or logits with `from_logits=True`: binary `(...)`, otherwise with a class axis.
             target: Labels, soft targets or annotator counts; see `torchcalib.functional.nll`.
             weights: Non-negative weight per sample. Samples with weight 0 are ignored.
+            sample_weight: Alias of `weights`, as in scikit-learn.
 
         Raises:
             TypeError, ValueError: for invalid input.
         """
+        weights = weights_from(weights, sample_weight)
         p = self.input_format.read(preds, target, weights, batch_shape=(), wait=_is_on_cpu(preds))
         return self.penalty.of(p).mean().to(p.dtype)
 
     def extra_repr(self) -> str:
         """Return the penalty, the task and `from_logits`, for `repr`."""
         return f"{self.penalty}, task={self.input_format.task!r}, from_logits={self.input_format.from_logits}"
+
+
+document(PenaltyLoss, PenaltyLoss.__doc__, parameters_of(PenaltyLoss.__init__))
 
 
 def weighted_events(p: Predictions, mode: Mode) -> tuple[Tensor, Tensor, Tensor]:

@@ -77,8 +77,8 @@ class ECELoss(PenaltyLoss):
 
     def __init__(
         self,
-        *,
         task: Task | None = None,
+        *,
         n_bins: int = 15,
         mode: Mode | None = None,
         right: bool = False,
@@ -148,8 +148,8 @@ class SoftBinnedECELoss(PenaltyLoss, function=soft_binned_ece):
 
     def __init__(
         self,
-        *,
         task: Task | None = None,
+        *,
         n_bins: int = 15,
         temperature: float = 0.01,
         norm: Norm = "l2",

@@ -129,8 +129,8 @@ class MMCELoss(PenaltyLoss, function=mmce):
 
     def __init__(
         self,
-        *,
         task: Task | None = None,
+        *,
         bandwidth: float = 0.4,
         weighted: bool = False,
         mode: Mode | None = None,
@@ -175,8 +175,8 @@ class CanonicalLoss(PenaltyLoss):
 
     def __init__(
         self,
-        *,
         task: Task | None = None,
+        *,
         p: Literal[1, 2] = 2,
         bandwidth: float | Literal["likelihood"] = 0.02,
         **options: Any,
@@ -203,8 +203,8 @@ class SKCELoss(PenaltyLoss, function=skce):
 
     def __init__(
         self,
-        *,
         task: Task | None = None,
+        *,
         kernel: Kernel = "laplacian",
         bandwidth: float | Literal["median"] = 1.0,
         **options: Any,

@@ -332,7 +332,7 @@ class CalibrationMetric(Metric, Generic[S]):
         """Return the task and the arguments that differ from their defaults, for `repr`."""
         given = {"batch_shape": self.batch_shape or None, **self.settings}
         known = signature(type(self)).parameters
-        shown = {name: x for name, x in given.items() if name not in known or x != known[name].default}
+        shown = {name: x for name, x in given.items() if name not in known or not _is_default(x, known[name].default)}
         outputs = "num_labels" if self.input_format.task == "multilabel" else "num_classes"
         shown = {"task": self.input_format.task, outputs: self.num_classes} | shown
         return ", ".join(f"{name}={value!r}" for name, value in shown.items() if value is not None)
@@ -637,3 +637,8 @@ class CalibrationMetric(Metric, Generic[S]):
 
 def _without_task(function: Callable[..., Any]) -> list[Parameter]:
     return [p for p in parameters_of(function) if p.name != "task"]
+
+
+def _is_default(value: object, default: object) -> bool:
+    """Return whether a setting has its default value. Arrays, which do not compare to one bool, never have it."""
+    return value is default or (type(value) is type(default) and value == default)

@@ -13,7 +13,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, cast
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from torchcalib.core.arguments import completed, unknown_argument
+from torchcalib.core.arguments import completed, unknown_argument, with_task
 from torchcalib.core.documentation import (
     arguments_section,
     document,
@@ -135,8 +135,10 @@ def functional(
 
     @wraps(factory)
     def function(preds: Tensor, target: Tensor, *args: P.args, **options: P.kwargs) -> Any:
-        if args or "task" not in options or "sample_weight" in options:
-            options = completed(options, *args)  # type: ignore[assignment]  # P.kwargs of the factory
+        if args:
+            options = with_task(options, *args)  # type: ignore[assignment]
+        if options.get("task") is None or "sample_weight" in options:
+            options = completed(options)  # type: ignore[assignment]  # P.kwargs of the factory
         weights: Any = options.get("weights")
         estimator = factory(**options) if is_compiling() else _estimator(factory, options, function)  # type: ignore[call-arg]
         value = estimator(preds, target, weights)

@@ -17,6 +17,7 @@ from torchcalib.core.arguments import (
     check_average,
     check_choice,
     completed,
+    with_task,
 )
 from torchcalib.core.arrays import as_tensors
 from torchcalib.core.checks import read_priors
@@ -164,7 +165,7 @@ def score_function(factory: Callable[..., ScoreEstimator]) -> Callable[..., Tens
             return value
         check_choice("reduction", reduction, get_args(Reduction))
         check_names(function, options)
-        options = completed(options, *task)
+        options = completed(with_task(options, *task) if task else options)
         return factory(**options).per_sample(preds, target, options.get("weights"))
 
     parameters = list(signature(mean).parameters.values())

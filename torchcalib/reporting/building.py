@@ -317,8 +317,7 @@ class ReportBuilder:
         if why_not:
             raise ValueError(f"`fit` must have buffered predictions with labels, got none: {why_not}.")
         self._raise_if_invalid()
-        fit = fitted(calibrator, self._buffer.predictions())
-        fit.class_axis = self._axis if self._format.class_axis is None else self._format.axis
+        fit = fitted(calibrator, self._buffer.predictions(), self._axis, self._format.positive_classes)
         fit.warn()
         return fit
 
@@ -478,6 +477,7 @@ class ReportBuilder:
             "settings": self.settings,
             "source": None if self.source is None else self.source.state(),
             "num_classes": self._format.num_classes,
+            "class_axis": self._axis,
             "parts": sorted(self._parts),
             "accumulators": {name: each.state() for name, each in self._accumulators.items()},
         }
@@ -497,6 +497,7 @@ class ReportBuilder:
             return builder
         if builder._format.task != "binary":
             builder._format = replace(builder._format, num_classes=saved_value(state, "num_classes", int))
+        builder._axis = saved_value(state, "class_axis", int)
         empty = builder._empty(builder._format)
         optional = {GROUPS, *map(sample_name, modes_of(builder._task))}
         if not empty.keys() - optional <= saved.keys() <= empty.keys():

@@ -57,7 +57,7 @@ def calibration_stage(
     return None, (f"Calibration gains are omitted: {why_not}.",)
 
 
-def fitted(calibrator: T, p: Predictions) -> T:
+def fitted(calibrator: T, p: Predictions, class_axis: int = -1, positive_classes: Sequence[int] | None = None) -> T:
     """Return a copy of a calibrator, fitted to predictions with labels as targets.
 
     Raises:
@@ -69,7 +69,7 @@ def fitted(calibrator: T, p: Predictions) -> T:
             f"`calibrator` must support the data, got {calibrator!r} for task {p.task}. It supports {tasks}{counts}."
         )
     with torch.inference_mode(False):  # autograd refuses tensors that were created in inference mode
-        return calibrator.fit_to(p)
+        return calibrator.fit_to(p, class_axis=class_axis, positive_classes=positive_classes)
 
 
 def _stage(p: Predictions) -> CalibrationStage:

@@ -754,6 +754,8 @@ def plain(value: Any) -> Any:
         return {name: plain(column.tolist()) for name, column in value.to_dict().items() if name != "quantiles"}
     if isinstance(value, History):
         return plain(value.to_dict())
+    if isinstance(value, Calibrator):
+        return f"{type(value).__name__}()"  # without parameters, if the user has fitted it
     if is_dataclass(value):
         return {each.name: plain(getattr(value, each.name)) for each in fields(value)}
     if isinstance(value, Mapping):

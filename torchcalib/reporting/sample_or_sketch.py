@@ -110,7 +110,8 @@ class SampleOrSketch:
         cells = saved_tensor(state, "cells", torch.float64, (*self.kind.lead, 3, len(places)))
         if not bool(((places >= 0) & (places < n_cells)).all() & (places.diff() > 0).all()):
             raise ValueError(
-                f"`places` must be increasing cell indices below {n_cells:,}, got {places.tolist()!s:.80}. The file is corrupt."
+                f"`places` must be increasing cell indices below {n_cells:,}, got {places.tolist()!s:.80}. "
+                "The file is corrupt."
             )
         if not bool((cells >= 0).all()):
             raise ValueError("`cells` must be non-negative sums, got a negative number or NaN")
