@@ -1,4 +1,4 @@
-"""Lazy imports: public names are imported at their first use, which makes `import torchcalib` fast."""
+"""Lazy imports: public names are imported at their first use, which shortens `import torchcalib`."""
 
 import ast
 from collections.abc import Callable, Iterator, Sequence

@@ -132,7 +132,7 @@ def weights_from(weights: Any, sample_weight: Any) -> Any:
 
 
 def task_of(task: Task | None, num_classes: int | None, num_labels: int | None) -> Task:
-    """Return the task; if it is None, infer it from the number of classes or labels."""
+    """Return `task`, or for None the task that `num_classes` or `num_labels` implies."""
     if task is None and (num_classes is None) != (num_labels is None):
         return "multilabel" if num_classes is None else "multiclass"
     if task is None:

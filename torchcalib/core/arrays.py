@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 _DTYPES = {"b": np.bool_, "i": np.int64, "u": np.int64}
-"""Common dtype for each numpy dtype kind, because torch does not support all dtypes of these kinds."""
+"""Conversion dtype for each numpy dtype kind, because torch does not support all dtypes of these kinds."""
 _KINDS = {"U": "text", "S": "bytes", "O": "objects"}
 
 
@@ -108,7 +108,7 @@ def _objects(values: Any) -> NDArray[Any] | None:
     """Return values as an object array if they may contain text, else None."""
     try:
         array = np.asarray(values)
-    except (TypeError, ValueError):  # `as_tensor` raises the error with its cause
+    except (TypeError, ValueError):  # `as_tensor` later raises TypeError with the cause
         return None
     return array.astype(object) if array.dtype.kind in "OUT" else None
 

@@ -106,7 +106,7 @@ class BinTable(Tabular):
         return cls(lower, upper, b.n, b.share, b.confidence, b.frequency, b.gap, b.ecd, *consistency_band(b))
 
     def mean(self, column: str) -> Tensor:
-        """Return the mean of a column over all samples `(...)`, for example of "confidence"; NaN without data."""
+        """Return the mean of a column, such as "confidence", over all samples `(...)`; NaN without data."""
         means: Tensor = getattr(self, column)
         return (self.share * means.masked_fill((self.n == 0) & (self.share == 0), 0)).sum(-1)
 
@@ -117,7 +117,7 @@ class BinTable(Tabular):
         return type(self)(*(getattr(self, field.name)[index] for field in fields(self)))
 
     def to_dict(self) -> dict[str, NDArray[np.float64]]:
-        """Return a dict from field names to numpy arrays."""
+        """Return the fields as numpy arrays, by field name."""
         return {field.name: getattr(self, field.name).detach().cpu().numpy() for field in fields(self)}
 
     def layout(self, title: str = "") -> Table:

@@ -10,7 +10,7 @@ from torch import Tensor
 MOST_IGNORED = 0.05
 """Largest plausible fraction of rows with an ignored label. A larger one indicates wrongly encoded labels."""
 
-_FEW = 8  # this many values without a negative one are probably not logits
+_FEW = 8  # 8 or more values without a negative one are probably not logits
 _LARGEST_LOGIT = 30.0  # larger logits are unlikely: the complement of their probability is below 1e-13
 _MOST_DECIMALS = 4
 _MOST_ROUNDING = 0.1  # largest rounding error of a row sum for which the advice is to divide by the sum

@@ -31,7 +31,7 @@ class Problem(NamedTuple):
 
 
 class Rule(ABC):
-    """A rule for the values of one tensor."""
+    """Base class for rules for the values of a tensor."""
 
     def kept(self) -> Tensor:
         """Return a bool scalar tensor that is True if no row breaks the rule."""
@@ -100,7 +100,7 @@ def _found(rows: Tensor, values: Tensor) -> str:
     first = values.expand(rows.shape).reshape(-1)[int(rows.reshape(-1).int().argmax())]
     first = first.detach().cpu()
     first = first.float() if first.dtype == torch.bfloat16 else first  # numpy has no bfloat16
-    shortest = str(first.numpy()[()])  # the shortest text that identifies the value
+    shortest = str(first.numpy()[()])  # shortest decimal number that rounds to the value
     return f"{shortest} ({int(rows.sum())} of {rows.numel()} rows)"
 
 

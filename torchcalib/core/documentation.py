@@ -123,7 +123,7 @@ def document(
 
 
 def with_implied_task(parameters: list[Parameter]) -> list[Parameter]:
-    """Return parameters with `task` after the data, positional and with default None: other options may imply it."""
+    """Return parameters with an optional positional `task` after the data, because other options may imply it."""
     kind = Parameter.POSITIONAL_OR_KEYWORD
     task = [p.replace(default=None, kind=kind) for p in parameters if p.name == "task"]
     others = [p for p in parameters if p.name != "task"]
@@ -151,7 +151,7 @@ def resolving_task(function: F) -> F:
 
 
 def advising(advice: str) -> Callable[[F], F]:
-    """Return a decorator: too many positional arguments raise TypeError with this advice."""
+    """Return a decorator that raises TypeError with this advice for too many positional arguments."""
 
     def decorate(function: F) -> F:
         most = sum(p.kind == Parameter.POSITIONAL_OR_KEYWORD for p in signature(function).parameters.values())

@@ -69,7 +69,7 @@ class EventSums(Generic[S]):
 
     @abstractmethod
     def wrap(self, sums: Tensor) -> S:
-        """Return the statistic for the sums `(..., F, K)`."""
+        """Convert sums `(..., F, K)` to the statistic."""
 
     def shape(self, task: Task, num_classes: int | None) -> tuple[int, ...]:
         """Return the shape of the sums: `(F, K)`, or `(C, F, K)` for class-wise events."""
@@ -206,5 +206,5 @@ class EqualWidthBins(EventSums[BinStats]):
         return BinStats(sums, has_noise=self.with_noise, apart=apart)
 
     def wrap(self, sums: Tensor) -> BinStats:
-        """Return the sums `(..., F, B)` as `BinStats`."""
+        """Convert sums `(..., F, B)` to `BinStats`."""
         return BinStats(sums, has_noise=self.with_noise)

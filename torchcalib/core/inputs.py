@@ -131,7 +131,7 @@ class InputFormat:
         weighted, hard = weights is not None, not target.is_floating_point()
         copies = weights is None or not weights.is_floating_point()
         target_tolerance = SUM_TOLERANCE.get(target.dtype, 0.0)
-        if n_votes is None:  # before the comparison below, because `ignore_index` would overflow an 8-bit dtype
+        if n_votes is None:  # convert before the comparison with `ignore_index`, which would overflow an 8-bit dtype
             target = target.long() if hard else target.to(dtype)
         rules: list[Rule] = []
         if weights is not None:
@@ -226,7 +226,7 @@ class InputFormat:
         return preds.shape[self.axis] > 1
 
     def votes_in(self, target: Tensor) -> tuple[Tensor, Tensor]:
-        """Convert annotator counts to soft targets, and return also the numbers of annotators; see `counts_votes`."""
+        """Return soft targets from annotator counts, and the number of annotators per target; see `counts_votes`."""
         shares, n_votes = shares_of_votes(target, self.axis if self.task == "multiclass" else -1)
         return (shares if self.task == "multiclass" else shares[..., 1]), n_votes
 
@@ -254,7 +254,7 @@ class InputFormat:
         """
         demands_whole = self.whole_weights and weights is not None
         if ("shared", demands_whole) not in self._variants:
-            least = self.least_votes if self.least_votes > 1 else 0  # 2 and more change the checks of values
+            least = self.least_votes if self.least_votes > 1 else 0  # 1 does not change the checks of values
             shared = replace(self, num_classes=None, hard_targets=False, whole_weights=demands_whole, least_votes=least)
             self._variants["shared", demands_whole] = shared
         return self._variants["shared", demands_whole]

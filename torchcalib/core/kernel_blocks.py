@@ -15,7 +15,7 @@ from torchcalib.ops.host_values import largest
 from torchcalib.ops.logs import spread_infinite_logits, wide_dtype
 from torchcalib.ops.pairwise import Kernel
 
-_MEDIAN_ROWS = 1024  # rows among which the median distance is computed, because the number of pairs is quadratic
+_MEDIAN_ROWS = 1024  # number of rows for the median distance, because the number of pairs is quadratic
 
 
 class Vectors(NamedTuple):
@@ -44,7 +44,7 @@ def distributions(p: Predictions) -> tuple[Tensor, Tensor]:
     values, target = vectors(p)
     wide = values.to(wide_dtype(values.device))
     absent = None if p.weights is None else in_all_replicates(p.weights == 0, len(p.samples)).unsqueeze(-1)
-    if absent is not None:  # before the softmax, whose gradient would be NaN for a NaN row
+    if absent is not None:  # mask before the softmax, whose gradient would be NaN in a row with NaN
         wide = wide.masked_fill(absent, 0)
     q = spread_infinite_logits(wide).softmax(-1) if p.from_logits else wide
     if p.hard:
@@ -92,7 +92,7 @@ class BlockStats(Sums):
 
     @property
     def p_value(self) -> Tensor:
-        """One-sided p-value for an expectation of 0, from the normal approximation for many independent blocks."""
+        """One-sided p-value `(...)` for the hypothesis SKCE = 0, by a normal approximation for many blocks."""
         mean, variance = self.mean, self.variance_of_mean
         no_residuals = (mean == 0) & (variance == 0)  # z would be 0 / 0; without residuals the p-value is 1
         z = mean / variance.masked_fill(no_residuals, 1).sqrt()
@@ -120,7 +120,7 @@ class BlockAccumulator:
         return (*((known("num_labels", num_classes),) if task == "multilabel" else ()), 3, 1)
 
     def of(self, p: Predictions) -> BlockStats:
-        """Return the sums over blocks of the samples in `p`."""
+        """Return the sums over blocks of consecutive samples of the predictions `p`."""
         values, target = vectors(p)
         copies, poison = None, None
         if p.weights is not None:
@@ -191,7 +191,7 @@ class BlockAccumulator:
         return BlockStats((sums + poison).movedim(-2, 0).unsqueeze(-1))
 
     def wrap(self, sums: Tensor) -> BlockStats:
-        """Return the sums `(..., 3, 1)` as `BlockStats`."""
+        """Convert sums `(..., 3, 1)` to `BlockStats`."""
         return BlockStats(sums)
 
     def n_events(self, p: Predictions) -> int:
@@ -226,7 +226,7 @@ def _cut_in_groups(copies: Tensor, groups: Tensor, num_groups: int, size: int, w
     # Each remaining block contains the last copy of a row. There are therefore at most N of them.
     end = (end - begin - n_own_blocks * size).cumsum(-1)
     n_blocks = n if weighted else n // size
-    if weighted and copies.device.type == "cpu":  # on a GPU, reading the number would synchronise
+    if weighted and copies.device.type == "cpu":  # on a GPU, reading the number of blocks would synchronise
         n_blocks = largest(end[..., -1:] // size, n)
     places = torch.arange(max(1, n_blocks) * size, device=copies.device).expand(*copies.shape[:-1], -1).contiguous()
     rows = torch.searchsorted(end, places, right=True).clamp(max=n - 1)

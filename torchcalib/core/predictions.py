@@ -80,7 +80,7 @@ class Predictions:
         """
         per_class = self.task == "multiclass"
         values = self.given.to(self.dtype) if per_class else self._wide(self.given)
-        if self.absent is not None and values.requires_grad:  # a derivative at NaN is NaN, even times a weight of 0
+        if self.absent is not None and values.requires_grad:  # a derivative at NaN is NaN, even with weight 0
             absent = self.absent.unsqueeze(-1) if per_class else self.absent
             values = values.masked_fill(absent, 0 if self.from_logits else 0.5)
         if not per_class:
@@ -89,7 +89,7 @@ class Predictions:
 
     @once
     def target(self) -> Tensor:
-        """Multi-class labels or soft targets; for other tasks labels or soft targets of y=1 in float64."""
+        """Multi-class labels or soft targets; for other tasks 0/1 labels or target probabilities of y=1, float64."""
         return self.given_target if self.task == "multiclass" else self._wide(self.given_target)
 
     def __post_init__(self) -> None:
@@ -211,7 +211,7 @@ class Predictions:
 
     @once
     def log_probs(self) -> Tensor:
-        """Multi-class log q `(..., N, C)`, computed directly from logits: exact where q rounds to 0 or 1."""
+        """Multi-class log q `(..., N, C)`. With logits it is exact where q rounds to 0 or 1."""
         return self.values.log_softmax(-1) if self.from_logits else logs.safe_log(self._wide(self.values))
 
     @once
@@ -230,7 +230,7 @@ class Predictions:
 
     @once
     def predicts_one(self) -> Tensor:
-        """Whether y=1 is more probable than y=0, `(..., N)`. A tie counts as y=0."""
+        """Whether y=1 is more probable than y=0, bool `(..., N)`. A tie counts as y=0."""
         if self.from_logits:
             return self.values > 0
         return self.values > (0.5 if self.rest is None else self.rest)

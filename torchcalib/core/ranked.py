@@ -306,7 +306,7 @@ class LogitCells:
         return cell.masked_fill(log_odds == -torch.inf, 0).masked_fill(log_odds == torch.inf, self._n_cells - 1)
 
     def _summand(self, score: Tensor, cell: Tensor) -> Tensor:
-        """Return the summand of each score: the probability; for log-odds, that of the less probable outcome.
+        """Return the summand of each score: its probability, or for log-odds the probability of the rarer outcome.
 
         In the outermost cells for finite log-odds this probability is almost 0, and the summand is |log-odds|.
         """
@@ -325,7 +325,7 @@ class LogitCells:
         return (cell == 1) | (cell == self._n_cells - 2)
 
     def wrap(self, sums: Tensor) -> RankedSample:
-        """Return the cells with these sums `(..., 3, K)` as elements; empty cells become ignored elements."""
+        """Convert sums `(..., 3, K)` to a sample with one element per cell. Elements of empty cells are ignored."""
         n, total, positives = sums.unbind(-2)
         cell = torch.arange(self._n_cells, device=n.device)
         occupied = n > 0

@@ -34,7 +34,7 @@ _ROUNDING = 16 * torch.finfo(torch.float64).eps
 The error is at most |x| eps.
 """
 
-_LONG = 2**16  # number of elements from which partitioning at the cuts is faster than sorting
+_LONG = 2**16  # samples of at least this size are partitioned at the bin ends instead of sorted
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +58,7 @@ class RankedBins(BinStats):
 
     @once
     def sample(self) -> SortedSample:
-        """The sorted elements."""
+        """Sorted elements of the sample."""
         return self.in_order()
 
     @property
@@ -88,7 +88,7 @@ class RankedBins(BinStats):
 
     @property
     def edges(self) -> Tensor:
-        """Bin edges `(..., B + 1)`: the given ones, or 0, the midpoints between adjacent bins, and 1."""
+        """Bin edges `(..., B + 1)`: edges from the caller, or 0, the midpoints between adjacent bins, and 1."""
         if self.given is not None:
             return self.given
         p, inner, size = self.sample.confidence, self.ends[..., :-1], self.sample.size.unsqueeze(-1)

@@ -168,7 +168,7 @@ class SamplesKind:
         return self._made([], torch.zeros(N_LEFT_OUT, dtype=torch.float64))
 
     def join(self, parts: Sequence[Any]) -> Any:
-        """Return the state with these parts. Subclasses add parts."""
+        """Convert parts to a state. Subclasses have additional parts."""
         return Samples(*parts)
 
     def parts(self, state: Any) -> Any:

@@ -177,7 +177,7 @@ def apart_of(
     if p.hard or events is None:
         return sums.new_zeros(sums.shape[:-2])
     outcome, weights = events.outcome.detach(), None if events.weights is None else events.weights.detach()
-    added = (1 - outcome).mul_(outcome)  # in place: for many events, allocating memory costs more than the arithmetic
+    added = (1 - outcome).mul_(outcome)  # in place, to allocate no memory for a second tensor
     added = added if weights is None else added.nan_to_num_(0, 0, 0)  # rows with weight 0 may be NaN
     if groups is None:
         total: Tensor = added.sum(-1, dtype=sums.dtype) if weights is None else vecdot(added.to(sums.dtype), weights)
@@ -216,7 +216,7 @@ class SumsAccumulator(Protocol[S]):
         """Return the sums over the samples of the predictions `p`."""
 
     def wrap(self, sums: Tensor) -> S:
-        """Return the statistic for accumulated sums `(..., F, K)`."""
+        """Convert accumulated sums `(..., F, K)` to the statistic."""
 
     def n_events(self, p: Predictions) -> int:
         """Return the number of values in memory for each replicate."""
@@ -245,7 +245,7 @@ class ScoreAccumulator:
         return (*labels, 3, known("num_classes", num_classes) if task == "multiclass" else 2)
 
     def of(self, p: Predictions) -> ScoreSum:
-        """Return the sums of the score over the samples of `p`."""
+        """Return the sums of the score over the samples of the predictions `p`."""
         score = self.per_sample(p, *self.arguments)
         if p.replicates and p.weights is not None and (p.hard or not self.by_class):
             index = p.target.long() if self.by_class else torch.zeros_like(score, dtype=torch.int64)
@@ -285,7 +285,7 @@ class ScoreAccumulator:
         return xmul(probs.unsqueeze(-3), columns.unsqueeze(-1))
 
     def wrap(self, sums: Tensor) -> ScoreSum:
-        """Return the sums `(..., F, K)` as a `ScoreSum`."""
+        """Convert sums `(..., F, K)` to a `ScoreSum`."""
         return ScoreSum(sums)
 
     def n_events(self, p: Predictions) -> int:

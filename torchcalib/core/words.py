@@ -60,7 +60,7 @@ def p_words(p_value: float, equals: str = "") -> str:
 
 
 def places_of(*numbers: float) -> int:
-    """Return the number of decimals by the largest number: 2 from 10 on, 5 to 8 below 0.01, and otherwise 4."""
+    """Return the number of decimals for the largest number: 2 if it is >= 10, 5 to 8 if it is < 0.01, else 4."""
     largest = max((abs(x) for x in numbers if math.isfinite(x)), default=0.0)
     if largest >= 10:
         return 2

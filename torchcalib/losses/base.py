@@ -1,4 +1,4 @@
-"""Common parts of all penalties: the base class of the modules, and the evaluation of the functions."""
+"""Base class of penalty modules, and functions that compute penalties from tensors."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -28,7 +28,7 @@ class Penalty(Protocol):
     """Differentiable calibration error with its settings. Implementations are frozen, to share compiled code."""
 
     def of(self, p: Predictions) -> Tensor:
-        """Return the value `(...)`, or one value per class or label `(..., C)`."""
+        """Return the penalty for each batch element `(...)`, or for each class or label `(..., C)`."""
 
 
 class PenaltyLoss(nn.Module):
@@ -117,7 +117,7 @@ class PenaltyLoss(nn.Module):
 def weighted_events(p: Predictions, mode: Mode) -> tuple[Tensor, Tensor, Tensor]:
     """Return confidences, outcomes and weights `(..., N)`, in float64 where the device supports it.
 
-    Rows with weight 0 get confidence 0.5 and outcome 0, because a NaN there would make the gradient NaN.
+    Rows with weight 0 get confidence 0.5 and outcome 0, because NaN would make the gradient NaN.
     """
     events = reduce_to_events(p, mode)
     wide = wide_dtype(events.confidence.device)

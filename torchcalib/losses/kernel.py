@@ -1,7 +1,7 @@
 """Kernel penalties over pairs of samples.
 
-The maximum mean calibration error (MMCE) measures the confidence. The canonical calibration error and the squared
-kernel calibration error (SKCE) measure the vector of class probabilities.
+The maximum mean calibration error (MMCE) is a function of confidences and outcomes. The canonical calibration error and
+the squared kernel calibration error (SKCE) are functions of the class probabilities and targets.
 """
 
 from dataclasses import dataclass
@@ -149,7 +149,7 @@ class LeaveOneOut:
     settings: DirichletSettings
 
     def of(self, p: Predictions) -> Tensor:
-        """Return the error for each batch element. A single sample gets weight 2, because the error requires two."""
+        """Return the error for each batch element. A single sample gets weight 2, since two are required."""
         weights = p.weights
         if weights is None:
             weights = torch.ones(p.samples, dtype=wide_dtype(p.given.device), device=p.given.device)

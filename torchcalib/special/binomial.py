@@ -68,7 +68,7 @@ def two_tails(k: Tensor, n: Tensor, p: Tensor) -> Tails:
 
     The result is undefined unless 0 <= k <= n, 0 < p < 1 and k != n p.
     """
-    mean = n * p  # rounded as in scipy, because it decides on which side of the mean k is
+    mean = n * p  # rounded as in scipy, because rounding may move k to the other side of the mean
     flip = k > mean
     log_odds = (p.log() - torch.log1p(-p)) * torch.where(flip, -1.0, 1.0)
     near = torch.where(flip, n - k, k)
@@ -129,7 +129,7 @@ def tails_at_jump(k: Tensor, n: Tensor, j: Tensor) -> Tails:
     The arguments are float64 tensors of one shape. P(j) / P(k) is a constant times odds^(j-k). P(j) and P(k) at any p
     determine the constant, and therefore the odds.
     """
-    p = (k + j + 1) / (2 * (n + 1))  # close to the result, which limits rounding errors
+    p = (k + j + 1) / (2 * (n + 1))  # any p is valid; a value near the result limits rounding errors
     log_k, log_j = log_probability(torch.stack((k, j)), n, p).unbind()
     step = (TIE + log_k - log_j) / (j - k)
     log_odds = torch.logit(p) + step
@@ -253,15 +253,15 @@ def critical_values(k: Tensor, n: Tensor, alpha: float) -> Tensor:
 def _critical_values(k: Tensor, n: Tensor, alpha: float) -> Tensor:
     """Return the critical values `(4, B)` for counts `(B,)`."""
     fraction = k / n
-    # Mirror the lower side: p < k/n for k is 1-p > (n-k)/n for n-k. If k = n, there is no p above k/n.
+    # Mirror the lower side: p < k/n is equivalent to 1-p > (n-k)/n. If k = n, there is no p above k/n.
     k, n = torch.stack((k, n - k)), n.expand(2, -1)
     is_full = k == n
     k, n = k.masked_fill(is_full, 0), n.masked_fill(is_full, 1)
-    # Step 1: four adjacent jumps around the estimated last jump from a value above alpha.
+    # Step 1: select four adjacent jumps around the estimated last jump with a p-value above alpha.
     window = torch.arange(-1, 3, dtype=torch.float64, device=k.device).reshape(-1, 1, 1)
     j = (_likely_jump(k, n, alpha) + window).maximum(k + 1).minimum(n)
     k, n = k.expand(j.shape), n.expand(j.shape)
-    # Step 2: bounds at each jump, and for p just above it.
+    # Step 2: compute both bounds at each jump, and for p just above it.
     tails = tails_at_jump(k, n, j)
     keeps, rejects = verdicts(tails, n, alpha)
     next_rejects = torch.cat((rejects[1:] & (j[1:] == j[:-1] + 1), torch.zeros_like(rejects[:1]))) | (j == n)
