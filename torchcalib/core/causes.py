@@ -56,7 +56,7 @@ def cause_of_values(name: str, probs: Tensor, rows: Tensor, per_class: bool) -> 
     Args:
         name: "preds" or "target".
         probs: all values.
-        rows: mask of the values out of range; multi-class, of the rows that contain one.
+        rows: mask of the values out of range, or of the multi-class rows that contain such values.
         per_class: whether the last axis of `probs` is the class axis.
     """
     finite = probs[probs.isfinite()].double()

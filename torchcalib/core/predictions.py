@@ -299,7 +299,7 @@ def by_replicates(read: Callable[[Predictions], Tensor], p: Predictions, element
     Args:
         read: function from predictions with weights `(r, ..., N)` to values `(r, *)`.
         p: predictions.
-        elements: number of values that `read` has in memory for each replicate.
+        elements: number of values that `read` stores in memory for each replicate.
 
     Returns:
         Values `(*p.replicates, *)`.

@@ -130,7 +130,7 @@ class SortedSample:
     """Elements in ascending order of their scores, with ignored elements last.
 
     Attributes:
-        score: probability or log-odds `(..., M)`, M >= 1. Ignored elements have +inf or a value above all others.
+        score: probability or log-odds `(..., M)`, M >= 1; +inf or above all other scores for ignored elements.
         positives: see `RankedSample`.
         n: see `RankedSample`.
         size: number of elements that are not ignored, int64 `(...)`.

@@ -260,8 +260,8 @@ class SamplesKind:
     def announce(self, state: Any, rank: int, world: int) -> Tensor:
         """Return the tensor that is summed over ranks (all-reduce): `left_out` and a flattened table `(world, 4)`.
 
-        A row of the table is zero except for this rank. Its columns are the number of samples, the indices of the score
-        and outcome dtypes, and whether there are weights.
+        Only the row of this rank is not zero. The columns are the number of samples, the indices of the score and
+        outcome dtypes, and whether the state contains weights.
         """
         score, outcome, n, *_ = self._whole(state)
         table = torch.zeros(world, 4, dtype=torch.float64)

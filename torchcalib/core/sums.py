@@ -27,7 +27,7 @@ class Sums:
     Attributes:
         sums: float64 `(..., F, K)`; the subclass defines the order of the quantities.
         apart: indicator `(...)`, 0 if and only if all targets are labels and no weights are floating; see `apart_of`.
-            None if the sums have no noise, or if `with_noise_row` has chosen the noise.
+            None for sums without noise, and after `with_noise_row`.
     """
 
     sums: Tensor
@@ -157,20 +157,20 @@ def with_noise_row(sums: Tensor, apart: Tensor) -> Tensor:
 def apart_of(
     p: Predictions, sums: Tensor, events: Events | None, groups: Tensor | None = None, n_groups: int = 1
 ) -> Tensor:
-    """Return the summand of a batch in `Sums.apart`, which is 0 while `BinStats.noise` equals `BinStats.spread`.
+    """Return the contribution of a batch to `Sums.apart`, which is 0 if `BinStats.noise` equals `BinStats.spread`.
 
     The two are equal for labels with integer weights. A soft target t with weight w contributes w t (1 - t), which is 0
     for a label. A floating weight contributes itself, because its noise is a sum of squared weights.
 
     Args:
         p: predictions.
-        sums: sums over their events, `(..., F, B)`, or `(G, ..., F, B)` with groups.
-        events: the events; None for integer labels.
-        groups: index of the group of each event, `(..., N)`; None for no groups.
+        sums: sums over the events of `p`, `(..., F, B)`, or `(G, ..., F, B)` with groups.
+        events: events of `p`; None for integer labels.
+        groups: group index of each event, `(..., N)`; None without groups.
         n_groups: number of groups G.
 
     Returns:
-        `(...)`, or `(G, ...)`. No summand is negative: the sum is 0 if and only if every summand is 0.
+        Contributions `(...)`, or `(G, ...)` with groups. They are not negative: their sum is 0 only if all are 0.
     """
     if not p.copies:
         return sums[..., 0, :].detach().sum(-1)

@@ -24,9 +24,9 @@ def rejected_in_bins(
 ) -> Tensor:
     """Return the number of samples in each bin for which `binomial_test(k, n, p) <= alpha`.
 
-    The result is exact. Most decisions follow from the `critical_values` of the bin: a binary search in the sorted
-    samples counts the decided ones. The test is computed only for samples between critical values, once for each
-    different p. If values are not available (`torch.compile`, `vmap`), every sample is tested.
+    The result is exact. Most decisions follow from the `critical_values` of the bin, by binary search in the sorted
+    samples. The test is computed only for samples between critical values, once for each different p. If values are not
+    available (`torch.compile`, `vmap`), every sample is tested.
 
     Args:
         p: probabilities in ascending order, float32 or float64 `(..., M)`, with NaN last, after the last bin.

@@ -307,7 +307,7 @@ def _likely_jump(k: Tensor, n: Tensor, alpha: float) -> Tensor:
 
 
 def verdicts(tails: Tails, n: Tensor, alpha: float, rejected_from: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Return two masks, True if all values from k/n to p are accepted, and True if all from p on are rejected.
+    """Return two masks `(...)`: whether all values from k/n to p are accepted, and all from p on are rejected.
 
     `critical_values` contains the derivation.
 
