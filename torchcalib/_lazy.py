@@ -1,4 +1,4 @@
-"""Lazy imports: public names are imported at their first use, which makes `import torchcalib` fast."""
+"""Lazy imports: public names are imported at their first use, which shortens `import torchcalib`."""
 
 import ast
 from collections.abc import Callable, Iterator, Sequence
@@ -82,7 +82,7 @@ _SYNONYMS = {
     "temperature_scaling": "calibration.TemperatureScaling",
     "VectorScaling": "calibration.AffineScaling",
 }
-"""Equivalents in torchcalib of public names in torchmetrics, scikit-learn and netcal."""
+"""Names in torchcalib, by the equivalent public name in torchmetrics, scikit-learn or netcal."""
 
 _PENALTIES = "Add a penalty such as `torchcalib.losses.SoftBinnedECELoss` to the training loss."
 _ADVICE = {
@@ -101,7 +101,7 @@ def unknown_name(module: str, name: str, known: Sequence[str]) -> AttributeError
         known: public names of the module.
     """
     message = f"module {module!r} has no attribute {name!r}"
-    if name.startswith("_"):  # Python and its tools look up many private names, for which a search would be slow
+    if name.startswith("_"):  # a search would slow down the many lookups of private names by Python tools
         return AttributeError(message)
     if name in _ADVICE:
         return AttributeError(f"{message}. {_ADVICE[name]}")
@@ -113,7 +113,7 @@ def unknown_name(module: str, name: str, known: Sequence[str]) -> AttributeError
 
 
 def _locations(name: str) -> Iterator[str]:
-    """Yield the qualified name for each namespace that contains a public name, without the prefix "torchcalib."."""
+    """Yield the qualified names of a public name, such as `functional.ece` for `ece`, from all namespaces."""
     for namespace in ("", *_NAMESPACES):
         if name in _public_names(namespace):
             yield f"{namespace}.{name}".lstrip(".")

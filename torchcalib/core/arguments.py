@@ -20,20 +20,21 @@ class InputOptions(TypedDict, total=False):
 
     - `from_logits` (default False): `preds` are logits. This is never inferred from the values.
     - `weights` (default None): non-negative weights with the shape of the samples. Weight k equals k copies of a row,
-      and 0 removes it. An additional leading axis, `(R, ..., N)`, contains R replicate weights of each sample; results
-      have the same leading axis.
+      and 0 removes it. An additional leading axis, `(R, ..., N)`, contains R replicate weights of each sample. Results
+      then have this leading axis too.
     - `ignore_index` (default None): rows with this target are ignored. The class remains in the softmax.
     - `positive_classes` (default None): treat multi-class input as binary: these classes against all others. P(y=1) is
-      the sum over these classes, and P(y=0) the sum over the others, which is precise for both. Rows are not
-      normalised: log scores use the sum for the outcome that occurred, the Brier score the other sum.
+      the sum over these classes, and P(y=0) the sum over all other classes. Rows are not normalised. Log scores use the
+      sum for the outcome that occurred; the Brier score uses the sum for the outcome that did not occur.
     - `class_axis` (default None): axis of classes or labels in `preds`, and in soft or multi-label targets. None
-      selects the last axis or axis 1, whichever agrees with the shape of the target; if both agree, it is required.
+      selects the last axis or axis 1, whichever agrees with the shape of the target. If both agree, it is required.
       Integer targets with a class axis, `(..., N, C)`, are annotator counts. Binary and multi-label annotator counts
-      have a last axis for no and yes: `(..., N, 2)` and `(..., N, L, 2)`. A row without annotators is an error, or is
-      missing if `nan_policy="drop"`. `ignore_index` applies to labels only.
+      have a last axis for no and yes: `(..., N, 2)` and `(..., N, L, 2)`. A row without annotators raises an error, or
+      is ignored if `nan_policy="drop"`. `ignore_index` applies to labels only.
     - `batch_dims` (default 0): number of leading batch axes. Results have one value for each batch element. All other
       axes except the class axis are samples.
-    - `num_classes`, `num_labels` (default None): number of classes or labels. It is checked, and implies the task.
+    - `num_classes`, `num_labels` (default None): number of classes or labels. It is checked against `preds` and implies
+      the task.
     - `validate_args` (default True): check the values and raise an error for invalid ones. Under `torch.compile` and
       `vmap` an invalid row makes the result NaN instead. False skips the checks.
     - `nan_policy` (default "raise"): handling of missing predictions and soft targets: NaN, infinite probabilities, and
@@ -84,7 +85,7 @@ _SYNONYMS = {
     "n_resamples": "n_replicates",
     "random_state": "seed",
 }
-"""Equivalents of argument names in torchmetrics, scikit-learn and netcal."""
+"""Argument names in torchcalib, by the equivalent name in torchmetrics, scikit-learn or netcal."""
 
 
 _ADVICE = {
@@ -122,7 +123,7 @@ def only_task_by_position(value: object) -> TypeError:
 
 
 def weights_from(weights: Any, sample_weight: Any) -> Any:
-    """Return `weights`, or its alias in scikit-learn if that is given."""
+    """Return `weights`, or its scikit-learn alias `sample_weight`. Raise TypeError if both are given."""
     if sample_weight is None:
         return weights
     if weights is not None:
@@ -131,7 +132,7 @@ def weights_from(weights: Any, sample_weight: Any) -> Any:
 
 
 def task_of(task: Task | None, num_classes: int | None, num_labels: int | None) -> Task:
-    """Return the task; if it is None, infer it from the number of classes or labels."""
+    """Return `task`, or for None the task that `num_classes` or `num_labels` implies."""
     if task is None and (num_classes is None) != (num_labels is None):
         return "multilabel" if num_classes is None else "multiclass"
     if task is None:
@@ -158,17 +159,17 @@ def completed(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_task(task: object) -> None:
-    """Raise unless `task` is "binary", "multiclass" or "multilabel"."""
+    """Raise ValueError unless `task` is "binary", "multiclass" or "multilabel"."""
     check_choice("task", task, TASKS)
 
 
 def task_read_as(task: Task, options: Mapping[str, Any]) -> Task:
-    """Return the task after conversion: binary if there are `positive_classes`, else `task`."""
+    """Return the task of the converted predictions: binary if `positive_classes` is given, else `task`."""
     return task if options.get("positive_classes") is None else "binary"
 
 
 def check_positive_classes(task: Task, classes: object) -> tuple[int, ...]:
-    """Return `positive_classes` as a tuple, or raise if they are not distinct class indices."""
+    """Return `positive_classes` as a tuple. Raise an error unless they are distinct class indices."""
     if task != "multiclass":
         raise ValueError(f"`positive_classes` must be None for task={task!r}, got {classes!r}.")
     if isinstance(classes, str) or not isinstance(classes, Sequence) or not all(is_int(k) for k in classes):
@@ -180,19 +181,19 @@ def check_positive_classes(task: Task, classes: object) -> tuple[int, ...]:
 
 
 def check_choice(name: str, value: object, allowed: Sequence[object]) -> None:
-    """Raise unless `value` is one of the allowed values."""
+    """Raise ValueError unless `value` is one of the allowed values."""
     if value not in allowed:
         raise ValueError(f"`{name}` must be one of {', '.join(map(repr, allowed))}, got {value!r}.")
 
 
 def check_flag(name: str, value: object) -> None:
-    """Raise unless `value` is True or False."""
+    """Raise TypeError unless `value` is True or False."""
     if not isinstance(value, bool):
         raise TypeError(f"`{name}` must be True or False, got {value!r}.")
 
 
 def check_count(name: str, value: int, at_least: int = 1, at_most: int | None = None) -> None:
-    """Raise unless `value` is an int from `at_least` to `at_most`."""
+    """Raise an error unless `value` is an int from `at_least` to `at_most`."""
     if not is_int(value):
         raise TypeError(f"`{name}` must be an int, got {value!r}.")
     if value < at_least:
@@ -202,7 +203,7 @@ def check_count(name: str, value: int, at_least: int = 1, at_most: int | None = 
 
 
 def check_positive(name: str, value: object, at_least: float = 0.0) -> None:
-    """Raise unless `value` is a finite number above 0, and at least `at_least`."""
+    """Raise an error unless `value` is a finite number above 0, and at least `at_least`."""
     if not is_number(value):
         raise TypeError(f"`{name}` must be a number, got {value!r}.")
     if not (0 < value < math.inf and value >= at_least):
@@ -211,12 +212,12 @@ def check_positive(name: str, value: object, at_least: float = 0.0) -> None:
 
 
 def check_level(level: object, n_replicates: int) -> None:
-    """Raise unless `level` is in (0, 1), and at least one replicate is expected beyond each end of the interval."""
+    """Raise an error unless `level` is in (0, 1) and one replicate is expected beyond each end of the interval."""
     if not is_number(level):
         raise TypeError(f"`level` must be a number, got {level!r}. A 95% interval has level 0.95.")
     if not 0 < level < 1:
         raise ValueError(f"`level` must be between 0 and 1, got {level!r}. A 95% interval has level 0.95.")
-    least = math.ceil(2 / (1 - level) * (1 - 1e-9)) - 1  # 1 - 1e-9 corrects rounding: 2 / (1 - 0.95) is 40
+    least = math.ceil(2 / (1 - level) * (1 - 1e-9)) - 1  # 1 - 1e-9 keeps rounding errors out of the ceiling
     if n_replicates < least:
         raise ValueError(
             f"`n_replicates` must be at least {least} for level={level}, got {n_replicates}. With fewer, no replicate "
@@ -225,7 +226,7 @@ def check_level(level: object, n_replicates: int) -> None:
 
 
 def check_seed(seed: object) -> None:
-    """Raise unless `seed` is an int of 64 bits."""
+    """Raise an error unless `seed` is a signed 64-bit int."""
     if not is_int(seed):
         raise TypeError(f"`seed` must be an int, got {seed!r}.")
     if not -(2**63) <= seed < 2**63:
@@ -233,7 +234,7 @@ def check_seed(seed: object) -> None:
 
 
 def check_average(average: object, has_outputs: bool) -> None:
-    """Raise unless `average` is "macro", or None for values with an axis of classes or labels (`has_outputs`)."""
+    """Raise ValueError unless `average` is "macro", or None and values have a class or label axis (`has_outputs`)."""
     if average not in ("macro", None):
         raise ValueError(
             f"`average` must be 'macro' or None, got {average!r}. None returns a value for each class or label. "
@@ -247,7 +248,7 @@ def check_average(average: object, has_outputs: bool) -> None:
 
 
 def count_of_outputs(task: Task, num_classes: int | None, num_labels: int | None) -> int | None:
-    """Return the number of classes or labels, or None; raise if it is given for another task."""
+    """Return the number of classes or labels, or None. Raise ValueError if a number does not apply to the task."""
     wrong = {
         "binary": {"num_classes", "num_labels"},
         "multiclass": {"num_labels"},

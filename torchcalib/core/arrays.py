@@ -9,14 +9,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 _DTYPES = {"b": np.bool_, "i": np.int64, "u": np.int64}
-"""Target dtypes for numpy dtype kinds that torch supports only partly."""
+"""Conversion dtype for each numpy dtype kind, because torch does not support all dtypes of these kinds."""
 _KINDS = {"U": "text", "S": "bytes", "O": "objects"}
 
 
 def as_tensors(preds: Any, target: Any, weights: Any) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return predictions, targets and weights as tensors. Converted values go to the device of `preds`.
 
-    Labels that are text are looked up in the column names of `preds`, if it is a DataFrame.
+    If `preds` is a DataFrame, text labels are replaced by the indices of the columns with these names.
     """
     names = column_names(preds)
     preds = as_tensor("preds", preds)
@@ -72,14 +72,14 @@ def _holds_missing(array: np.ndarray[Any, Any]) -> bool:
 
 
 def column_names(preds: Any) -> tuple[str, ...]:
-    """Return the column names of a DataFrame with several columns, if all are text."""
+    """Return the column names of a DataFrame with several columns if all names are text, else `()`."""
     columns = () if isinstance(preds, Tensor) else tuple(getattr(preds, "columns", ()))
     is_text = len(columns) > 1 and all(isinstance(name, str) for name in columns)
     return tuple(map(str, columns)) if is_text else ()
 
 
 def label_tensor(values: Any, class_names: Sequence[str], device: torch.device) -> Tensor:
-    """Return targets as a tensor; class names are replaced by class indices."""
+    """Return targets as a tensor, with class names replaced by their indices in `class_names`."""
     labels = None if isinstance(values, Tensor) or values is None else _objects(values)
     if labels is None or not any(isinstance(label, str) for label in labels.flat):
         return as_tensor("target", values, device)
@@ -110,11 +110,11 @@ def _objects(values: Any) -> NDArray[Any] | None:
     """Return values as an object array if they may contain text, else None."""
     try:
         array = np.asarray(values)
-    except (TypeError, ValueError):  # `as_tensor` raises the error with its cause
+    except (TypeError, ValueError):  # `as_tensor` later raises TypeError with the cause
         return None
     return array.astype(object) if array.dtype.kind in "OUT" else None
 
 
 def _first(names: Sequence[str]) -> str:
-    """Return the first five names as text, and the number of other names."""
+    """Return the first five names as text, followed by the number of omitted names."""
     return ", ".join(map(repr, names[:5])) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

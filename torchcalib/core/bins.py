@@ -52,7 +52,7 @@ def _unless_empty(cell: Callable[[Row], Cell]) -> Callable[[Row], Cell]:
 def _column(
     header: str, fields: str, cell: Callable[[Row], Cell], *, is_number: bool = True, only_page: bool = False
 ) -> Column:
-    """Return a table column for these fields of a bin. Bins without data only show edges, count and share."""
+    """Return a table column for fields of a bin, separated by spaces. Empty bins show edges, count and share only."""
     shown = cell if fields in ("lower upper", "n", "share") else _unless_empty(cell)
     data = {name: itemgetter(name) for name in fields.split()}
     return Column(header, shown, is_number=is_number, shown="page" if only_page else "always", data=data)
@@ -73,9 +73,9 @@ class BinTable(Tabular):
         frequency: mean outcome.
         gap: frequency - confidence. A positive gap is under-confidence if the confidence is above 0.5.
         ecd: mean entropic calibration difference (ECD), in nats.
-        band_low, band_high: consistency band. Under perfect calibration the frequency lies in it with probability 95%,
-            or more if few outcomes are possible. Each bin has its own band, without correction for multiple bins. NaN
-            for bins that depend on the outcomes, and for sums without noise.
+        band_low, band_high: consistency band. Under perfect calibration it contains the frequency with probability 95%,
+            or more if few outcomes are possible. Bands are not corrected for multiple testing. NaN for bins that depend
+            on the outcomes, and for sums without noise.
 
     Source of the band:
         Broecker, Smith: Increasing the reliability of reliability diagrams (Weather and Forecasting, 2007).
@@ -106,7 +106,7 @@ class BinTable(Tabular):
         return cls(lower, upper, b.n, b.share, b.confidence, b.frequency, b.gap, b.ecd, *consistency_band(b))
 
     def mean(self, column: str) -> Tensor:
-        """Return the mean of a column over all samples `(...)`, for example of "confidence"; NaN without data."""
+        """Return the mean of a column, such as "confidence", over all samples `(...)`; NaN without data."""
         means: Tensor = getattr(self, column)
         return (self.share * means.masked_fill((self.n == 0) & (self.share == 0), 0)).sum(-1)
 
@@ -117,7 +117,7 @@ class BinTable(Tabular):
         return type(self)(*(getattr(self, field.name)[index] for field in fields(self)))
 
     def to_dict(self) -> dict[str, NDArray[np.float64]]:
-        """Return a dict from field names to numpy arrays."""
+        """Return the fields as numpy arrays, by field name."""
         return {field.name: getattr(self, field.name).detach().cpu().numpy() for field in fields(self)}
 
     def layout(self, title: str = "") -> Table:
@@ -159,7 +159,7 @@ class BinTable(Tabular):
     def __str__(self) -> str:
         if self.n.dim() > 1:
             return "\n\n".join(f"[{index}]\n{self[index]}" for index in range(self.n.shape[0]))
-        # Fields with several numbers per bin, as `quantiles`, are not shown.
+        # Omit fields with several numbers per bin, such as `quantiles`.
         names = [field.name for field in fields(self) if getattr(self, field.name).dim() == 1]
         lines = ["".join(f"{name:>11}" for name in names)]
         for row in zip(*(getattr(self, name).tolist() for name in names), strict=True):
@@ -178,8 +178,7 @@ class TCETable(BinTable):
 
     Attributes:
         rejected: total weight of the samples in the bin whose prediction the test rejects, `(..., B)`; 0 to n.
-        quantiles: sorted predictions in the bin at 33 evenly spaced ranks, from minimum to maximum, `(..., B, 33)`; NaN
-            in an empty bin.
+        quantiles: sorted predictions in the bin at 33 evenly spaced ranks, `(..., B, 33)`; NaN in an empty bin.
 
     Reference:
         [TCE] Matsubara, Tax, Mudd, Guy: TCE: A Test-Based Approach to Measuring Calibration Error, UAI 2023, eq. 7.
@@ -214,7 +213,7 @@ class TCETable(BinTable):
 
     @property
     def tce(self) -> Tensor:
-        """Percentage of all samples that the test rejects, [0, 100] `(...)`; NaN without data."""
+        """Percentage of all samples that the test rejects, in [0, 100], `(...)`; NaN without data."""
         return 100 * self.rejected.sum(-1) / self.n.sum(-1)
 
 

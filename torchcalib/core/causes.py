@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 MOST_IGNORED = 0.05
-"""Largest plausible fraction of rows with an ignored label. Above it, the labels are probably encoded wrongly."""
+"""Largest plausible fraction of rows with an ignored label. A larger one indicates wrongly encoded labels."""
 
-_FEW = 8  # number of values from which logits without a negative value are unlikely
+_FEW = 8  # 8 or more values without a negative one are probably not logits
 _LARGEST_LOGIT = 30.0  # larger logits are unlikely: the complement of their probability is below 1e-13
 _MOST_DECIMALS = 4
-_MOST_ROUNDING = 0.1  # largest rounding error of a row sum that dividing by the sum may correct
+_MOST_ROUNDING = 0.1  # largest rounding error of a row sum for which the advice is to divide by the sum
 
 
 def cause_of_labels(target: Tensor, rows: Tensor, num_classes: int) -> str:
@@ -56,7 +56,7 @@ def cause_of_values(name: str, probs: Tensor, rows: Tensor, per_class: bool) -> 
     Args:
         name: "preds" or "target".
         probs: all values.
-        rows: mask of the values out of range; multi-class, of the rows that contain one.
+        rows: mask of the values out of range, or of the multi-class rows that contain such values.
         per_class: whether the last axis of `probs` is the class axis.
     """
     finite = probs[probs.isfinite()].double()
@@ -110,7 +110,7 @@ def cause_of_sums(name: str, probs: Tensor) -> str:
 
 
 def _decimals(probs: Tensor) -> int | None:
-    """Return the number of decimals to which all values are rounded; None for more than `_MOST_DECIMALS`."""
+    """Return the number of decimals to which all values are rounded; None if it exceeds `_MOST_DECIMALS`."""
     values = probs.double()
     digits = torch.finfo(probs.dtype).eps
     for decimals in range(1, _MOST_DECIMALS + 1):

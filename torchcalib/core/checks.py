@@ -19,11 +19,11 @@ SUM_TOLERANCE = {torch.float16: 2e-2, torch.bfloat16: 2e-2, torch.float32: 1e-3,
 
 
 class Problem(NamedTuple):
-    """One way to break a rule.
+    """Violation of a rule, with its error message.
 
     Attributes:
         broken: mask of the rows that break the rule `(..., N)`.
-        explain: function from such a mask to the error message.
+        explain: function from a mask of rows to the error message.
     """
 
     broken: Tensor
@@ -31,7 +31,7 @@ class Problem(NamedTuple):
 
 
 class Rule(ABC):
-    """A rule for the values of one tensor."""
+    """Base class for rules for the values of a tensor."""
 
     def kept(self) -> Tensor:
         """Return a bool scalar tensor that is True if no row breaks the rule."""
@@ -43,7 +43,7 @@ class Rule(ABC):
 
     @abstractmethod
     def problems(self) -> list[Problem]:
-        """Return each way to break the rule, in the order in which errors are raised."""
+        """Return the possible violations of the rule, in the order in which errors are raised."""
 
 
 def all_kept(rules: Sequence[Rule]) -> bool | None:
@@ -58,7 +58,7 @@ def enforce(
     drop_invalid: bool,
     wait: bool = True,
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Raise an error for rows that break a rule. Where values are not available, set their weights to NaN instead.
+    """Raise an error for rows that break a rule. If values are not available, set the weights of these rows to NaN.
 
     Args:
         rules: rules for the rows.
@@ -88,7 +88,7 @@ def enforce(
 
 
 def _within(values: Tensor, low: float, high: float) -> Tensor:
-    """Return a bool scalar tensor that is True if all values are in [low, high]. NaN is not."""
+    """Return a bool scalar tensor that is True if all values are in [low, high] and none is NaN."""
     if not values.numel():
         return torch.ones((), dtype=torch.bool, device=values.device)
     least, greatest = values.detach().aminmax()
@@ -96,11 +96,11 @@ def _within(values: Tensor, low: float, high: float) -> Tensor:
 
 
 def _found(rows: Tensor, values: Tensor) -> str:
-    """Return the value in the first broken row and the number of broken rows, as in '3.2 (17 of 100 rows)'."""
+    """Return the value in the first broken row and the number of broken rows, e.g. '3.2 (17 of 100 rows)'."""
     first = values.expand(rows.shape).reshape(-1)[int(rows.reshape(-1).int().argmax())]
     first = first.detach().cpu()
     first = first.float() if first.dtype == torch.bfloat16 else first  # numpy has no bfloat16
-    shortest = str(first.numpy()[()])  # the shortest text that identifies the value
+    shortest = str(first.numpy()[()])  # shortest decimal number that rounds to the value
     return f"{shortest} ({int(rows.sum())} of {rows.numel()} rows)"
 
 
@@ -111,7 +111,7 @@ def _nan_problem(name: str, values: Tensor) -> Problem:
 
 @dataclass(frozen=True, eq=False)
 class WeightRule(Rule):
-    """Weights must be 0 or from 1e-150 to 1e150, or if `whole`, whole numbers up to 2^53.
+    """Rule: weights are 0 or from 1e-150 to 1e150, or if `whole`, whole numbers up to 2^53.
 
     Other weights would overflow or underflow in float64 sums.
     """
@@ -120,7 +120,7 @@ class WeightRule(Rule):
     whole: bool = False
 
     def problems(self) -> list[Problem]:
-        """Return the rows with a weight out of range."""
+        """Return one violation: weights out of range."""
         weights = self.weights
         if self.whole:  # float64 represents every whole number up to 2^53
             valid = (weights >= 0) & (weights <= 2**53) & (weights == weights.round())
@@ -134,7 +134,7 @@ class WeightRule(Rule):
 
 @dataclass(frozen=True, eq=False)
 class VoteRule(Rule):
-    """Annotator counts must not be negative, and each row must have at least `at_least` annotators.
+    """Rule: annotator counts are not negative, and each row has at least `at_least` annotators.
 
     Attributes:
         n_votes: number of annotators in each row, or a negative count; see `shares_of_votes`.
@@ -149,7 +149,7 @@ class VoteRule(Rule):
         return _within(self.n_votes, self.at_least, 2**53)
 
     def problems(self) -> list[Problem]:
-        """Return the rows with counts out of range, and the rows with too few annotators."""
+        """Return two violations: counts out of range, and too few annotators in a row."""
         n_votes, at_least = self.n_votes, self.at_least
         annotators, whole = f"{at_least} annotator" + "s" * (at_least > 1), n_votes.long()
         return [
@@ -172,7 +172,7 @@ class VoteRule(Rule):
 
 @dataclass(frozen=True, eq=False)
 class LabelRule(Rule):
-    """Labels must be in [0, num_classes - 1]."""
+    """Rule: labels are in [0, num_classes - 1]."""
 
     target: Tensor
     num_classes: int
@@ -182,7 +182,7 @@ class LabelRule(Rule):
         return _within(self.target, 0, self.num_classes - 1)
 
     def problems(self) -> list[Problem]:
-        """Return the rows with a label out of range."""
+        """Return one violation: labels out of range."""
 
         def explain(rows: Tensor) -> str:
             rule = f"`target` must be a class index in [0, {self.num_classes - 1}], got {_found(rows, self.target)}."
@@ -193,13 +193,13 @@ class LabelRule(Rule):
 
 @dataclass(frozen=True, eq=False)
 class GroupRule(Rule):
-    """Group indices must be in [0, num_groups - 1]. Rows without a group have weight 0 and are not checked."""
+    """Rule: group indices are in [0, num_groups - 1]. Rows without a group have weight 0 and are not checked."""
 
     groups: Tensor
     num_groups: int
 
     def problems(self) -> list[Problem]:
-        """Return the rows with a group index out of range."""
+        """Return one violation: group indices out of range."""
         outside = (self.groups < 0) | (self.groups >= self.num_groups)
         return [
             Problem(
@@ -214,7 +214,7 @@ class GroupRule(Rule):
 
 @dataclass(frozen=True, eq=False)
 class LogitRule(Rule):
-    """Logits must not be NaN. They may be infinite, but a multi-class row needs a logit above -inf."""
+    """Rule: logits are not NaN, and each multi-class row has a logit above -inf. A logit of +inf is valid."""
 
     logits: Tensor
     per_class: bool
@@ -226,7 +226,7 @@ class LogitRule(Rule):
         return _within(self.logits.detach().amax(-1), torch.finfo(self.logits.dtype).min, torch.inf)
 
     def problems(self) -> list[Problem]:
-        """Return the rows that contain NaN, and the multi-class rows in which all logits are -inf."""
+        """Return the violations: NaN, and multi-class rows in which all logits are -inf."""
         if not self.per_class:
             return [_nan_problem("preds", self.logits)]
         top = self.logits.amax(-1)  # NaN if any logit in the row is NaN
@@ -244,7 +244,7 @@ class LogitRule(Rule):
 
 @dataclass(frozen=True, eq=False)
 class ProbabilityRule(Rule):
-    """Probabilities or soft targets must be in [0, 1], and a multi-class row must sum to 1."""
+    """Rule: probabilities or soft targets are in [0, 1], and each multi-class row sums to 1."""
 
     name: str
     probs: Tensor
@@ -252,14 +252,14 @@ class ProbabilityRule(Rule):
     tolerance: float
 
     def kept(self) -> Tensor:
-        """Return a bool scalar tensor that is True if all values are in range and all sums are close to 1."""
+        """Return a bool scalar tensor that is True if all values are in [0, 1] and all sums close to 1."""
         inside = _within(self.probs, 0, 1)
         if not self.per_class:
             return inside
         return inside & _within(self._total() - 1, -self.tolerance, self.tolerance)
 
     def problems(self) -> list[Problem]:
-        """Return the rows that contain NaN, values outside [0, 1], and multi-class rows that do not sum to 1."""
+        """Return the violations: NaN, values outside [0, 1], and multi-class rows that do not sum to 1."""
         name, probs = self.name, self.probs
         low, high = (probs.amin(-1), probs.amax(-1)) if self.per_class else (probs, probs)
         outside = Problem(
@@ -282,17 +282,17 @@ class ProbabilityRule(Rule):
         return [_nan_problem(name, low), outside, wrong_sum]
 
     def _total(self) -> Tensor:
-        """Return the sums of rows, in at least float32."""
+        """Return the sum of each row `(..., N)`, in at least float32."""
         return self.probs.detach().sum(-1, dtype=torch.promote_types(self.probs.dtype, torch.float32))
 
 
 @dataclass(frozen=True, eq=False)
 class RowRule(Rule):
-    """Multi-class predictions and labels must be valid, which the log-probability of the label shows in one pass.
+    """Rule: multi-class predictions and labels are valid. One pass computes the log-probability of each label.
 
-    It is NaN for an invalid prediction or label. `preds_rule` and `label_rule` only provide the error message. The last
-    problem of `preds_rule` contains all remaining rows, because rounding may put a sum close to the tolerance on either
-    side of it.
+    The log-probability is NaN for an invalid prediction or label. `preds_rule` and `label_rule` only provide the error
+    message. The last violation of `preds_rule` contains all remaining rows: rounding may move a sum across the
+    tolerance.
     """
 
     log_prob: Tensor
@@ -308,7 +308,7 @@ class RowRule(Rule):
         return self.log_prob.isnan()
 
     def problems(self) -> list[Problem]:
-        """Return the problems of predictions and labels, which together contain all broken rows."""
+        """Return the violations by predictions and labels, which together contain all broken rows."""
         *others, last = self.preds_rule.problems()
         return [*others, *self.label_rule.problems(), last._replace(broken=self.log_prob.isnan())]
 
@@ -316,7 +316,7 @@ class RowRule(Rule):
 def missing_rows(preds: Tensor, target: Tensor, from_logits: bool, per_class: bool) -> Tensor:
     """Return a mask of rows with missing predictions or soft targets `(..., N)`; classes are on the last axis.
 
-    A value is missing if it is NaN, an infinite probability, or in a row of logits that are all -inf.
+    Missing values are NaN, infinite probabilities, and rows of logits that are all -inf.
     """
     missing = _missing(preds, from_logits, per_class)
     return missing | _missing(target, False, per_class) if target.is_floating_point() else missing
@@ -336,8 +336,8 @@ def shares_of_votes(counts: Tensor, axis: int) -> tuple[Tensor, Tensor]:
 
     Returns:
         Proportions, float64 with the shape of `counts`, and the number of annotators, without `axis`. A row without
-        annotators has proportions 0. For a row with a negative count, the number is its smallest count, which
-        `VoteRule` detects.
+        annotators has proportions 0. In a row with a negative count, the smallest count replaces the number of
+        annotators: `VoteRule` rejects it.
     """
     counts = counts.to(wide_dtype(counts.device))
     n, least = counts.sum(axis), counts.amin(axis)
@@ -345,14 +345,14 @@ def shares_of_votes(counts: Tensor, axis: int) -> tuple[Tensor, Tensor]:
 
 
 def check_indices(name: str, numbers: object) -> None:
-    """Raise unless `numbers`, which are indices of groups or folds, is an integer tensor."""
+    """Raise TypeError unless `numbers`, the indices of groups or folds, is an integer tensor."""
     if not isinstance(numbers, Tensor) or numbers.is_floating_point() or numbers.is_complex():
         found = f"dtype {numbers.dtype}" if isinstance(numbers, Tensor) else type(numbers).__name__
         raise TypeError(f"`{name}` must be a tensor of integers, got {found}. Number them from 0.")
 
 
 def check_weights(weights: Tensor, shape: torch.Size) -> Tensor:
-    """Check weights for samples with this shape and return them in float64."""
+    """Check the shape and the values of weights, and return them in float64."""
     if weights.shape != shape:
         raise ValueError(f"`weights` must have one value per sample, shape {tuple(shape)}, got {tuple(weights.shape)}.")
     weights = weights.to(wide_dtype(weights.device))

@@ -1,4 +1,4 @@
-"""Shared documentation and signatures for the arguments that many functions have in common."""
+"""Shared argument descriptions, and functions that add them to signatures and docstrings."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -123,7 +123,7 @@ def document(
 
 
 def with_implied_task(parameters: list[Parameter]) -> list[Parameter]:
-    """Return parameters with `task` after the data, optional and positional; other options may imply it."""
+    """Return parameters with an optional positional `task` after the data, because other options may imply it."""
     kind = Parameter.POSITIONAL_OR_KEYWORD
     task = [p.replace(default=None, kind=kind, annotation=Task | None) for p in parameters if p.name == "task"]
     others = [p for p in parameters if p.name != "task"]
@@ -156,7 +156,7 @@ def resolving_task(function: F) -> F:
 
 
 def advising(advice: str) -> Callable[[F], F]:
-    """Decorate a function: an error for too many positional arguments contains the advice."""
+    """Return a decorator that raises TypeError with this advice for too many positional arguments."""
 
     def decorate(function: F) -> F:
         most = sum(p.kind == Parameter.POSITIONAL_OR_KEYWORD for p in signature(function).parameters.values())
@@ -187,7 +187,7 @@ def documented(function: F, *, without: Iterable[str] = ()) -> F:
 
 
 def arguments_section(doc: str | None) -> str | None:
-    """Return the "Args" section of a docstring."""
+    """Return the "Args" section of a docstring, or an empty string without one; None for None."""
     if doc is None:
         return None
     lines = doc.split("\n")
@@ -198,7 +198,7 @@ def arguments_section(doc: str | None) -> str | None:
 def _arguments_range(lines: list[str]) -> tuple[int, int]:
     """Return the half-open range of the lines in the "Args" section.
 
-    Without such a section the range is empty, before the first section or at the end.
+    Without this section, the range is empty: before the first section, or at the end.
     """
     begin = next((k for k, line in enumerate(lines) if line == "    Args:"), None)
     if begin is None:
@@ -210,7 +210,7 @@ def _arguments_range(lines: list[str]) -> tuple[int, int]:
 
 
 def _entries(lines: list[str]) -> dict[str, list[str]]:
-    """Return the lines of each entry in an "Args" section, by argument name."""
+    """Return a dict from argument names to the lines of their entries in an "Args" section."""
     entries: dict[str, list[str]] = {}
     name = ""
     for line in lines[1:]:

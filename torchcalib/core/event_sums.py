@@ -69,26 +69,26 @@ class EventSums(Generic[S]):
 
     @abstractmethod
     def wrap(self, sums: Tensor) -> S:
-        """Return the statistic with these sums `(..., F, K)`."""
+        """Convert sums `(..., F, K)` to the statistic."""
 
     def shape(self, task: Task, num_classes: int | None) -> tuple[int, ...]:
         """Return the shape of the sums: `(F, K)`, or `(C, F, K)` for class-wise events."""
         return (*series_shape(self.mode, task, num_classes), self.n_quantities, self.n_cells)
 
     def of(self, p: Predictions) -> S:
-        """Return the sums over the events in `p`."""
+        """Return the sums over the events of the predictions `p`."""
         events = self.events(p)
         if not p.replicates or events.weights is None:
             return self.of_events(events, p)
         quantities = self.quantities(events)
-        finite = events.ecd is None  # an ECD may be infinite
+        finite = events.ecd is None  # an entropic calibration difference (ECD) may be infinite
         return self.wrap(
             sums_of_replicates(self.cell(events.confidence), quantities, events.weights, self.n_cells, finite=finite)
         )
 
     @abstractmethod
     def of_events(self, events: Events, p: Predictions) -> S:
-        """Return the sums over events of `p`, which must not have replicate weights."""
+        """Return the sums over the events of `p`, which must not have replicate weights."""
 
     def cells(self, p: Predictions) -> Cells:
         """Return the cell index and the weighted summands of each event."""
@@ -96,7 +96,7 @@ class EventSums(Generic[S]):
         return Cells(self.cell(events.confidence), torch.stack(self.columns(events, p), -2), self.n_cells)
 
     def n_events(self, p: Predictions) -> int:
-        """Return the number of values in memory for each replicate: of events, or of sums if there are more sums."""
+        """Return the number of values in memory for each replicate: max(N, F K) per batch element and class."""
         n = max(1, p.samples[-1])
         return n_events(p, self.mode) // n * max(n, self.n_quantities * self.n_cells)
 
@@ -136,7 +136,7 @@ class EqualWidthBins(EventSums[BinStats]):
         return bin_index(confidence, self.n_bins, self.right)
 
     def quantities(self, events: Events) -> list[Tensor]:
-        """Return 1, confidence, outcome and, if it is summed, the ECD of each event."""
+        """Return the summands of each event: 1, confidence, outcome and, if requested, the ECD."""
         quantities = [torch.ones_like(events.confidence), events.confidence, events.outcome]
         return quantities if events.ecd is None else [*quantities, events.ecd]
 
@@ -147,11 +147,11 @@ class EqualWidthBins(EventSums[BinStats]):
         return [*columns[:3], *noise_summands(events, p), *columns[3:]] if self.with_noise else columns
 
     def events(self, p: Predictions) -> Events:
-        """Return confidence and outcome of each event, and the ECD if it is summed."""
+        """Return the confidence and outcome of each event and, if requested, the ECD."""
         return reduce_to_events(p, self.mode, self.with_ecd)
 
     def of(self, p: Predictions) -> BinStats:
-        """Return the sums over the events in `p`."""
+        """Return the sums over the events of the predictions `p`."""
         if p.replicates:
             return self._of_replicates(p)
         if self.mode != "classwise" or p.task != "multiclass" or p.soft or self.with_ecd:
@@ -169,7 +169,7 @@ class EqualWidthBins(EventSums[BinStats]):
         return self._bin_stats(p, bin_sums(self.cell(events.confidence), self.columns(events, p), self.n_bins), events)
 
     def of_events(self, events: Events, p: Predictions) -> BinStats:
-        """Return the sums over events of `p` from one pass."""
+        """Return the sums over the events of `p`, computed in one pass."""
         noise: Noise = KIND_OF_NOISE[p.hard] if self.with_noise else "none"
         sums = event_bins(
             events.confidence, events.outcome, events.weights, events.ecd, n_bins=self.n_bins, right=self.right,
@@ -178,7 +178,7 @@ class EqualWidthBins(EventSums[BinStats]):
         return self._bin_stats(p, sums, events)
 
     def of_groups(self, p: Predictions, groups: Tensor, num_groups: int) -> BinStats:
-        """Return the sums for each group, `(G, ..., F, B)`.
+        """Return the sums over the events in each group, `(G, ..., F, B)`.
 
         Args:
             p: predictions without replicate weights.
@@ -206,5 +206,5 @@ class EqualWidthBins(EventSums[BinStats]):
         return BinStats(sums, has_noise=self.with_noise, apart=apart)
 
     def wrap(self, sums: Tensor) -> BinStats:
-        """Return the sums `(..., F, B)` as `BinStats`."""
+        """Convert sums `(..., F, B)` to `BinStats`."""
         return BinStats(sums, has_noise=self.with_noise)

@@ -21,12 +21,12 @@ class TopK:
     """Event that the true class is among the k most probable classes, as the `mode` of a multi-class metric.
 
     The confidence is the sum of the k largest probabilities. The outcome is 1 if the true class is one of these
-    classes; for soft targets it is the sum of their target probabilities. Ties for the k-th rank go to the classes with
-    the lower index. `TopK(1)` is "top_label". With k = C, confidence and outcome are 1.
+    classes. For soft targets, the outcome is the sum of their target probabilities. Ties for the k-th rank go to the
+    classes with the lower index. `TopK(1)` is "top_label". With k = C, confidence and outcome are 1.
 
     Args:
         k: number of classes, from 1 to C.
-        only: restrict the event to the k-th most probable class.
+        only: use the k-th most probable class alone.
 
     Reference:
         Gupta et al.: Calibration of Neural Networks using Splines (ICLR 2021), sec. 2: within-top-r calibration;
@@ -84,10 +84,10 @@ def positive_class(p: Predictions, with_ecd: bool = False) -> Events:
 
 
 def top_label(p: Predictions, with_ecd: bool = False) -> Events:
-    """Return the events that the most probable class is the true one; the first of equally probable classes.
+    """Return the event that the most probable class is the true class, for each sample. Ties go to the first class.
 
     The confidence is max_k q_k. For soft targets, the outcome is the target probability of this class. The entropic
-    calibration difference (ECD) is for the whole prediction.
+    calibration difference (ECD) is computed from all class probabilities.
     """
     if p.task == "multiclass" and p.soft:
         top = p.values.argmax(-1, keepdim=True)
@@ -102,11 +102,11 @@ def top_label(p: Predictions, with_ecd: bool = False) -> Events:
     return Events(confidence, outcome, p.weights, p.ecd if with_ecd else None)
 
 
-_PIECE = 2**22  # entries compared at a time, which bounds the memory
+_PIECE = 2**22  # number of entries compared at a time, which bounds the memory
 
 
 def top_k(p: Predictions, which: TopK, with_ecd: bool = False) -> Events:
-    """Return the events of the mode `TopK`. The ECD is for the whole prediction."""
+    """Return the events of the mode `TopK`. Their ECD is computed from all class probabilities."""
     k = which.k
     _check_k(p, which)
     largest = p.values.topk(k, -1).values
@@ -146,7 +146,7 @@ def _outcome_of(p: Predictions, largest: Tensor, which: TopK) -> Tensor:
 
 
 def _rank_of_label(values: Tensor, target: Tensor) -> Tensor:
-    """Return the rank, from 0, of the labelled class by descending value. Ties are ranked by index."""
+    """Return the rank `(..., N)`, from 0, of the labelled class by descending value. Ties are ranked by index."""
     n_rows = max(1, _PIECE // max(1, values.shape[-1]))
     classes = torch.arange(values.shape[-1], device=values.device)
     ranks = []
@@ -176,8 +176,8 @@ class Scores:
     """Binary events with the scores by which rank-based metrics sort them.
 
     Attributes:
-        score: probability of the event `(..., N)`, or its log-odds, which do not saturate. The dtype is that of the
-            input and at least float32; multi-class log-odds are float64.
+        score: probability of the event `(..., N)`, or its log-odds, which do not saturate. The dtype is the input
+            dtype, at least float32; multi-class log-odds are float64.
         outcome: uint8 labels, or probabilities in the dtype of `score`, `(..., N)`.
         from_logits: whether `score` contains log-odds.
     """
@@ -242,12 +242,12 @@ _MODES: dict[Task, dict[NamedMode, Callable[[Predictions, bool], Events]]] = {
 
 
 def modes_of(task: Task) -> tuple[NamedMode, ...]:
-    """Return the names of the modes that a task supports, the default first."""
+    """Return the names of the modes that a task supports, with the default mode first."""
     return tuple(_MODES[task])
 
 
 def resolve_mode(task: Task, mode: Mode | None) -> Mode:
-    """Return `mode`, or the default of the task for None; raise if it is not a mode for this task."""
+    """Return `mode`, or the default mode of the task for None. Raise ValueError if the task does not support it."""
     check_task(task)
     offered = _MODES[task]
     if mode is None:
@@ -266,7 +266,7 @@ def n_events(p: Predictions, mode: Mode) -> int:
 
 
 def reduce_to_events(p: Predictions, mode: Mode, with_ecd: bool = False) -> Events:
-    """Convert predictions to the events of a mode that `resolve_mode` returned."""
+    """Convert predictions to the events of a mode, which the task must support (`resolve_mode`)."""
     if isinstance(mode, TopK):
         return top_k(p, mode, with_ecd)
     return _MODES[p.task][mode](p, with_ecd)

@@ -15,7 +15,7 @@ NO_GROUP = -1
 
 
 def check_groups(groups: Tensor, device: torch.device, samples: Sequence[int]) -> None:
-    """Raise unless `groups` is an integer tensor with shape `samples`. The values are not checked."""
+    """Raise an error unless `groups` is an integer tensor on `device` with shape `samples`. Values are not checked."""
     check_indices("groups", groups)
     if groups.device != device:
         raise ValueError(
@@ -30,7 +30,7 @@ def check_groups(groups: Tensor, device: torch.device, samples: Sequence[int]) -
 
 
 def check_group_range(groups: Tensor, num_groups: int) -> None:
-    """Raise unless all indices are in [0, num_groups), or -1 for no group."""
+    """Raise ValueError unless all indices are in [0, num_groups), or -1 for no group."""
     groups = groups.long()
     enforce([GroupRule(groups, num_groups)], None, groups == NO_GROUP, False)
 
@@ -38,15 +38,15 @@ def check_group_range(groups: Tensor, num_groups: int) -> None:
 def in_groups(
     p: Predictions, groups: Tensor, num_groups: int, *, validate_args: bool = True, drop_invalid: bool = False
 ) -> Predictions:
-    """Return the predictions with a group index for each row. They share the cache of `p`.
+    """Return the predictions with a group index for each row. The result shares the cache of `p`.
 
     Args:
         p: predictions.
         groups: group index of each sample in [0, num_groups), or -1 for no group. Rows without a group are ignored. The
             indices of rows with weight 0 are not used.
         num_groups: number of groups G.
-        validate_args: check the values; False trusts them.
-        drop_invalid: count and ignore bad rows instead of raising, without synchronising the device.
+        validate_args: check the values; False skips the check.
+        drop_invalid: count and ignore invalid rows instead of raising, without synchronising the device.
 
     Raises:
         ValueError: if an index is out of range.

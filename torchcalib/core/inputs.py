@@ -52,9 +52,9 @@ class InputFormat:
         num_classes: number of classes or labels that `preds` must have; None accepts any.
         hard_targets: whether `target` must contain integer or bool labels.
         whole_weights: whether `weights` must be whole numbers.
-        least_votes: minimum number of annotators for each target: 0 accepts soft targets, 1 labels or annotator counts,
-            2 annotator counts only.
-        axis: class axis; the last axis while it is not resolved (`class_axis=None`).
+        least_votes: minimum number of annotators for each target. 0 accepts all targets, 1 rejects soft targets, and 2
+            requires annotator counts.
+        axis: class axis; for `class_axis=None` the last axis, until `resolved` infers it.
     """
 
     task: Task
@@ -100,18 +100,18 @@ class InputFormat:
         drop_invalid: bool = False,
         wait: bool = True,
     ) -> Predictions:
-        """Check and convert one batch. All axes except batch axes and the class axis are samples.
+        """Check one batch and convert it to `Predictions`. All axes except batch and class axes are samples.
 
         Args:
             preds: floating: binary `(N,)` or `(N, 1)`, multi-class `(N, C)`, multi-label `(N, L)`, with any further
                 sample axes.
             target: labels with the shape of the samples, soft targets with the shape of `preds`, or annotator counts
                 (see `counts_votes`).
-            weights: shape of the samples, or with a leading axis of R replicates. Replicates and `batch_shape` exclude
-                each other.
-            batch_shape: sizes of the batch axes, which come first and are checked. None uses the first `batch_dims`.
-            drop_invalid: count and ignore bad rows instead of raising, without synchronising the device.
-            wait: False gives bad rows NaN weights instead of raising, without synchronising the device.
+            weights: non-negative weights with the shape of the samples. Without `batch_shape`, a leading axis of R
+                replicates is possible.
+            batch_shape: required sizes of the leading batch axes. None uses the first `batch_dims` axes.
+            drop_invalid: count and ignore invalid rows instead of raising, without synchronising the device.
+            wait: False sets the weights of invalid rows to NaN instead of raising, without synchronising the device.
 
         Raises:
             TypeError: if a type or dtype is not supported.
@@ -131,7 +131,7 @@ class InputFormat:
         weighted, hard = weights is not None, not target.is_floating_point()
         copies = weights is None or not weights.is_floating_point()
         target_tolerance = SUM_TOLERANCE.get(target.dtype, 0.0)
-        if n_votes is None:  # before the comparison below, because `ignore_index` would overflow an 8-bit dtype
+        if n_votes is None:  # convert before the comparison with `ignore_index`, which would overflow an 8-bit dtype
             target = target.long() if hard else target.to(dtype)
         rules: list[Rule] = []
         if weights is not None:
@@ -172,8 +172,8 @@ class InputFormat:
     def resolved(self, preds: Tensor, target: Tensor | None = None, n_batch: int = 0) -> "InputFormat":
         """Return the format with the class axis inferred from shapes; with a given `class_axis`, return it unchanged.
 
-        The class axis is the last axis or, without batch axes, axis 1, whichever agrees with the number of classes and
-        the shape of the target.
+        Candidates are the last axis and, without batch axes, axis 1. The class axis must agree with the number of
+        classes and the shape of the target.
 
         Raises:
             ValueError: if both axes agree.
@@ -214,8 +214,8 @@ class InputFormat:
     def counts_votes(self, preds: Tensor, target: Tensor) -> bool:
         """Return whether `target` contains annotator counts: integers with one more axis than labels.
 
-        Shapes are `(..., N, C)` for multi-class input. The last axis is for no and yes otherwise: binary `(..., N, 2)`,
-        multi-label `(..., N, L, 2)`.
+        Multi-class counts are `(..., N, C)`. Otherwise the last axis contains the counts of no and yes: binary
+        `(..., N, 2)`, multi-label `(..., N, L, 2)`.
         """
         if target.is_floating_point() or target.is_complex() or target.dtype == torch.bool:
             return False
@@ -226,25 +226,25 @@ class InputFormat:
         return preds.shape[self.axis] > 1
 
     def votes_in(self, target: Tensor) -> tuple[Tensor, Tensor]:
-        """Return soft targets from annotator counts, and the number of annotators of each; see `counts_votes`."""
+        """Return soft targets from annotator counts, and the number of annotators per target; see `counts_votes`."""
         shares, n_votes = shares_of_votes(target, self.axis if self.task == "multiclass" else -1)
         return (shares if self.task == "multiclass" else shares[..., 1]), n_votes
 
     def samples_of(self, preds: Tensor) -> tuple[int, ...]:
-        """Return the shape of the samples: that of `preds` without the class axis."""
+        """Return the shape of the samples: the shape of `preds` without the class axis."""
         shape = list(preds.shape)
         if self.task != "binary":
             del shape[self.axis]
         return tuple(shape)
 
     def check_axis(self, preds: Tensor) -> None:
-        """Raise unless `class_axis` is an axis of `preds`."""
+        """Raise ValueError unless `class_axis` is an axis of `preds`."""
         if self.task != "binary" and not -preds.dim() <= self.axis < preds.dim():
             raise ValueError(f"`class_axis` must name an axis of `preds` {tuple(preds.shape)}, got {self.axis}.")
 
     @property
     def read_as(self) -> Task:
-        """Task of the converted predictions: binary if there are `positive_classes`, else `task`."""
+        """Task of the converted predictions: binary if `positive_classes` is given, else `task`."""
         return self.task if self.positive_classes is None else "binary"
 
     def shareable(self, weights: Tensor | None) -> "InputFormat":
@@ -254,13 +254,13 @@ class InputFormat:
         """
         demands_whole = self.whole_weights and weights is not None
         if ("shared", demands_whole) not in self._variants:
-            least = self.least_votes if self.least_votes > 1 else 0  # from 2 on, the rules for values differ
+            least = self.least_votes if self.least_votes > 1 else 0  # 1 does not change the checks of values
             shared = replace(self, num_classes=None, hard_targets=False, whole_weights=demands_whole, least_votes=least)
             self._variants["shared", demands_whole] = shared
         return self._variants["shared", demands_whole]
 
     def check(self, preds: Tensor, target: Tensor, weights: Tensor | None) -> bool:
-        """Check types, dtypes, devices and the requirements of the metric, but no values.
+        """Check types, dtypes, devices and the requirements of the metric, but not the values.
 
         Returns:
             Whether `target` contains annotator counts.
@@ -317,10 +317,10 @@ class InputFormat:
         batch_shape: tuple[int, ...] | None,
         has_counts: bool,
     ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-        """Check shapes, move the class axis to the end (the label axis before the samples) and flatten samples.
+        """Check shapes, flatten sample axes, and move the class axis to the end (the label axis before the samples).
 
         Returns:
-            Predictions, targets (annotator counts as soft targets), numbers of annotators or None, and weights.
+            Predictions, targets (annotator counts become soft targets), numbers of annotators or None, and weights.
         """
         has_classes = self.task != "binary"
         target, n_votes = self.votes_in(target) if has_counts else (target, None)
@@ -381,7 +381,7 @@ class InputFormat:
             if with_classes and self.axis not in (-1, x.dim() - 1):
                 x = x.movedim(self.axis, -1)
             if flat != samples:
-                lead = x.shape[: x.dim() - len(samples) - with_classes]  # replicates of weights
+                lead = x.shape[: x.dim() - len(samples) - with_classes]  # replicate axes of weights
                 x = x.reshape(lead + flat + x.shape[-1:] if with_classes else lead + flat)
             return x.transpose(-1, -2) if with_classes and labels else x
 
@@ -461,7 +461,7 @@ class InputFormat:
 
 
 def _aligned(preds: Tensor, target: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return binary input with equal shapes: a last axis of size 1 that not all tensors have is removed or added."""
+    """Return binary input with equal shapes, by removing or adding a last axis of size 1."""
     if target.shape not in (preds.shape, (*preds.shape, 2)):
         if preds.shape == (*target.shape, 1) or (preds.shape[-1:] == (1,) and target.shape == (*preds.shape[:-1], 2)):
             preds = preds.squeeze(-1)
@@ -476,10 +476,10 @@ def _aligned(preds: Tensor, target: Tensor, weights: Tensor | None) -> tuple[Ten
 
 
 def check_option_names(options: Mapping[str, Any], known: Iterable[str] = (), where: str = "this function") -> None:
-    """Raise if an option is not in `InputOptions`.
+    """Raise TypeError if an option is not in `InputOptions`.
 
     Args:
-        options: options from the caller.
+        options: keyword arguments to check.
         known: further arguments of the callable, which are suggested if a name is similar.
         where: name of the callable in the message.
     """
@@ -507,11 +507,11 @@ def read_input(
 def flattened(
     task: Task, preds: Tensor, target: Tensor, options: Mapping[str, Any]
 ) -> tuple[Tensor, Tensor, dict[str, Any]]:
-    """Reshape the input to one axis of samples, with classes last, and return options for the new shapes.
+    """Reshape the input to one sample axis, with classes last, and return options for the new shapes.
 
     Returns:
-        Predictions `(*B, N)`, `(*B, N, C)` or `(*B, N, L)`, where B are the batch axes; targets with matching shapes;
-        and the options without `class_axis`, with weights `(*B, N)` or `(R, *B, N)`.
+        Predictions `(*B, N)`, `(*B, N, C)` or `(*B, N, L)` with batch axes B; targets with matching shapes; and options
+        without `class_axis`. Weights in the options have the shape `(*B, N)` or `(R, *B, N)`.
     """
     check_option_names(options)
     preds, target, weights = as_tensors(preds, target, options.get("weights"))

@@ -15,15 +15,15 @@ from torchcalib.ops.host_values import largest
 from torchcalib.ops.logs import spread_infinite_logits, wide_dtype
 from torchcalib.ops.pairwise import Kernel
 
-_MEDIAN_ROWS = 1024  # rows among which the median distance is computed, because the number of pairs is quadratic
+_MEDIAN_ROWS = 1024  # number of rows for the median distance, because the number of pairs is quadratic
 
 
 class Vectors(NamedTuple):
-    """Predictions and targets as vectors over classes, with binary input as C = 2. Labels (L) are a batch axis.
+    """Predictions and targets as vectors over classes. Binary input has C = 2; multi-label L is a batch axis.
 
     Attributes:
         values: probabilities or logits `(..., N, C)`; multi-class in the dtype of the input.
-        target: labels `(..., N)`, int64, or distributions `(..., N, C)`.
+        target: labels, int64 `(..., N)`, or soft targets `(..., N, C)`.
     """
 
     values: Tensor
@@ -44,7 +44,7 @@ def distributions(p: Predictions) -> tuple[Tensor, Tensor]:
     values, target = vectors(p)
     wide = values.to(wide_dtype(values.device))
     absent = None if p.weights is None else in_all_replicates(p.weights == 0, len(p.samples)).unsqueeze(-1)
-    if absent is not None:  # before the softmax, whose gradient would be NaN for a NaN row
+    if absent is not None:  # mask before the softmax, whose gradient would be NaN in a row with NaN
         wide = wide.masked_fill(absent, 0)
     q = spread_infinite_logits(wide).softmax(-1) if p.from_logits else wide
     if p.hard:
@@ -74,13 +74,13 @@ def on_replicate_axes(values: Tensor, p: Predictions) -> Tensor:
 class BlockStats(Sums):
     """Sums over blocks of samples for the squared kernel calibration error (SKCE), `(..., 3, 1)`.
 
-    The quantities are the number of blocks, the sum of the block means of h, and the sum of the squared block means,
-    with h = (e_y - p)^T (e_y' - p') k(p, p') for a pair of samples; see `skce`.
+    A pair of samples contributes h = (e_y - p)^T (e_y' - p') k(p, p'); see `skce`. The quantities are the number of
+    blocks, the sum of the block means of h, and the sum of their squares.
     """
 
     @property
     def mean(self) -> Tensor:
-        """Mean over blocks `(...)`; NaN without blocks."""
+        """Mean of the block means `(...)`, which estimates the SKCE; NaN without blocks."""
         return (self.sums[..., 1, :] / self.n).squeeze(-1)
 
     @property
@@ -92,9 +92,9 @@ class BlockStats(Sums):
 
     @property
     def p_value(self) -> Tensor:
-        """One-sided p-value for an expectation of 0, from the normal approximation for many independent blocks."""
+        """One-sided p-value `(...)` for the hypothesis SKCE = 0, by a normal approximation for many blocks."""
         mean, variance = self.mean, self.variance_of_mean
-        no_residuals = (mean == 0) & (variance == 0)  # z would be 0 / 0. No statistic is smaller: p = 1
+        no_residuals = (mean == 0) & (variance == 0)  # z would be 0 / 0; without residuals the p-value is 1
         z = mean / variance.masked_fill(no_residuals, 1).sqrt()
         p_value: Tensor = torch.special.erfc(z / math.sqrt(2)) / 2
         return p_value.masked_fill(no_residuals, 1)
@@ -107,7 +107,7 @@ class BlockAccumulator:
     Attributes:
         kernel, bandwidth: see `skce`.
         size: number of samples in a block.
-        chunk: number of blocks that are processed at a time; None chooses.
+        chunk: number of blocks that are processed at a time; None chooses it.
     """
 
     kernel: Kernel
@@ -120,12 +120,12 @@ class BlockAccumulator:
         return (*((known("num_labels", num_classes),) if task == "multilabel" else ()), 3, 1)
 
     def of(self, p: Predictions) -> BlockStats:
-        """Return the sums over blocks of the samples in `p`."""
+        """Return the sums over blocks of consecutive samples of the predictions `p`."""
         values, target = vectors(p)
         copies, poison = None, None
         if p.weights is not None:
             weights = p.weights.expand(*p.replicates, *p.samples)
-            # A NaN weight marks a bad row that could not raise: it makes the result NaN.
+            # A NaN weight marks an invalid row, for which no error could be raised. It makes the result NaN.
             poison = 0 * weights.sum(-1, keepdim=True).unsqueeze(-1)
             copies = weights.nan_to_num().long()
             values = values.expand(*p.replicates, *values.shape)
@@ -181,21 +181,21 @@ class BlockAccumulator:
             chunk=self.chunk,
         )
         _, residual = distributions(p)
-        h_of_copies = residual.square().sum(-1).gather(-1, order)  # h for two copies of a row: the kernel is 1
+        h_of_copies = residual.square().sum(-1).gather(-1, order)  # h for two copies of a row, where k(p, p) = 1
         powers = torch.stack((torch.ones_like(h_of_copies), h_of_copies, h_of_copies.square()), -1)
         own_blocks = cut.n_own_blocks.unsqueeze(-1) * powers
         sums = torch.zeros((*lead, num_groups, 3), dtype=wide, device=values.device)
         sums = sums.scatter_add(-2, cut.owner.unsqueeze(-1).expand_as(per_block), per_block)
         sums = sums.scatter_add(-2, groups.unsqueeze(-1).expand_as(own_blocks), own_blocks)
-        poison = (0 * weights.sum(-1))[..., None, None]  # NaN for a bad row that could not raise
+        poison = (0 * weights.sum(-1))[..., None, None]  # NaN if a row is invalid and no error could be raised
         return BlockStats((sums + poison).movedim(-2, 0).unsqueeze(-1))
 
     def wrap(self, sums: Tensor) -> BlockStats:
-        """Return the sums `(..., 3, 1)` as `BlockStats`."""
+        """Convert sums `(..., 3, 1)` to `BlockStats`."""
         return BlockStats(sums)
 
     def n_events(self, p: Predictions) -> int:
-        """Return the number of values in memory for each replicate."""
+        """Return the number of values in memory for each replicate: one per sample and class."""
         return p.samples.numel() * p.num_classes
 
 
@@ -223,10 +223,10 @@ def _cut_in_groups(copies: Tensor, groups: Tensor, num_groups: int, size: int, w
     whole = (totals // size * size).gather(-1, groups)  # drop the incomplete last block of a group
     begin, end = torch.minimum(end - copies, whole), torch.minimum(end, whole)
     n_own_blocks = (end // size - (begin + size - 1) // size).clamp(min=0)
-    # Every other block contains the last copy of some row: there are at most N of them, for any weights.
+    # Each remaining block contains the last copy of a row. There are therefore at most N of them.
     end = (end - begin - n_own_blocks * size).cumsum(-1)
     n_blocks = n if weighted else n // size
-    if weighted and copies.device.type == "cpu":  # on a GPU, reading the number would synchronise
+    if weighted and copies.device.type == "cpu":  # on a GPU, reading the number of blocks would synchronise
         n_blocks = largest(end[..., -1:] // size, n)
     places = torch.arange(max(1, n_blocks) * size, device=copies.device).expand(*copies.shape[:-1], -1).contiguous()
     rows = torch.searchsorted(end, places, right=True).clamp(max=n - 1)
@@ -242,7 +242,7 @@ def _rows_of(x: Tensor, rows: Tensor, n_axes: int) -> Tensor:
 
 
 def scale_of(kernel: Kernel, bandwidth: Any) -> Any:
-    """Return the factor for probabilities that gives a kernel in `ops.pairwise` this bandwidth."""
+    """Return the factor for probabilities that corresponds to `bandwidth` in the kernels of `ops.pairwise`."""
     return 1 / (2 * bandwidth if kernel == "laplacian" else math.sqrt(2) * bandwidth)
 
 

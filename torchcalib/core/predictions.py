@@ -29,20 +29,20 @@ class Predictions:
             targets with the shape of `given`.
         weights: float64 `(..., N)`, broadcastable to `target`, or None for 1. A row with weight 0 is ignored, and its
             values are never used. R replicates add a leading axis to weights and results: `(R, ..., N)`.
-        dtype: dtype of results: that of the input, and at least float32.
+        dtype: dtype of results: the input dtype, at least float32.
         weighted: whether the caller passed weights. Otherwise weights are 0 or 1, and 0 marks ignored rows.
         hard: whether targets are labels.
         copies: whether weights have an integer dtype and count copies of a row. Floating weights express importance.
-        n_invalid: number of ignored bad rows, int64 scalar; None if bad rows raise.
-        n_dropped: number of ignored missing rows, int64 scalar; None if there are none, or if they raise.
+        n_invalid: number of ignored invalid rows, int64 scalar; None if invalid rows raise an error.
+        n_dropped: number of ignored missing rows, int64 scalar; None if none were found, or if they raise an error.
         groups: group index of each sample, int64 `(..., N)`, broadcastable to `target`; None for no groups.
-        sum_tolerance: in `rows`, largest accepted distance from 1 of a sum of multi-class probabilities; may be
+        sum_tolerance: in `rows`, largest accepted distance from 1 of the sum of a row of probabilities; may be
             infinite.
-        n_votes: number of annotators for each soft target, float64 `(..., N)` (multi-label `(..., L, N)`); None if
-            targets were not annotator counts.
+        n_votes: number of annotators for each target, float64 `(..., N)`, multi-label `(..., L, N)`; None if targets
+            were not annotator counts.
         absent: mask of rows with weight 0 in all replicates `(..., N)`; None without weights.
-        rest: P(y=0) `(..., N)` for a set of classes: the sum over the other classes, float64. None if P(y=0) is
-            1 - P(y=1).
+        rest: P(y=0) for input with positive classes: the sum over all other classes, float64 `(..., N)`. None if
+            P(y=0) is 1 - P(y=1).
         computed: cache of per-row quantities.
         num_classes: number of classes C; 2 for binary and multi-label.
         soft: whether multi-class targets are soft.
@@ -74,13 +74,13 @@ class Predictions:
 
     @once
     def values(self) -> Tensor:
-        """Probabilities or logits: binary in float64; multi-class in `dtype`, where rows with logit +inf are replaced.
+        """Probabilities or logits in float64, multi-class in `dtype`.
 
-        The replacement has logit 0 in place of +inf and -inf elsewhere, the limit of the softmax.
+        In multi-class rows with a logit of +inf, logits +inf become 0 and all others -inf: the limit of the softmax.
         """
         per_class = self.task == "multiclass"
         values = self.given.to(self.dtype) if per_class else self._wide(self.given)
-        if self.absent is not None and values.requires_grad:  # a derivative at NaN is NaN, even times a weight of 0
+        if self.absent is not None and values.requires_grad:  # a derivative at NaN is NaN, even with weight 0
             absent = self.absent.unsqueeze(-1) if per_class else self.absent
             values = values.masked_fill(absent, 0 if self.from_logits else 0.5)
         if not per_class:
@@ -89,7 +89,7 @@ class Predictions:
 
     @once
     def target(self) -> Tensor:
-        """Targets: multi-class labels or soft targets; otherwise the observed P(y=1), float64."""
+        """Multi-class labels or soft targets; for other tasks 0/1 labels or target probabilities of y=1, float64."""
         return self.given_target if self.task == "multiclass" else self._wide(self.given_target)
 
     def __post_init__(self) -> None:
@@ -106,7 +106,7 @@ class Predictions:
             object.__setattr__(self, name, value)
 
     def without(self, broken: Tensor, weights: Tensor | None, counted: bool) -> "Predictions":
-        """Return predictions with new weights, 0 or NaN for broken rows. Their labels become 0, a valid index."""
+        """Return predictions with new weights, 0 or NaN in broken rows. The labels of these rows become 0."""
         target = self.given_target
         if self.hard:
             target = target.masked_fill(in_all_replicates(broken, len(self.samples)), 0)
@@ -141,7 +141,7 @@ class Predictions:
 
     def _with(self, **changes: Any) -> "Predictions":
         """Return the same rows with other attributes. The cache is shared."""
-        other = replace(self, **changes)  # torch.compile does not trace `copy` in the oldest torch that is supported
+        other = replace(self, **changes)  # torch.compile does not trace `copy` in the oldest supported torch
         object.__setattr__(other, "computed", self.computed)
         return other
 
@@ -150,7 +150,7 @@ class Predictions:
         return replace(self, given=values, rest=None)
 
     def set_in_log_odds(self) -> "Predictions":
-        """Convert the probabilities of a set of classes to log-odds, which are exact where P(set) rounds to 1.
+        """Convert the probability of a set of classes to log-odds, which are exact where P(set) rounds to 1.
 
         Other predictions are returned unchanged.
         """
@@ -160,15 +160,15 @@ class Predictions:
         return replace(self, from_logits=True, given=log_p - log_not_p, rest=None)
 
     def resampled(self, counts: Tensor) -> "Predictions":
-        """Return the same rows with replicate weights: the number of draws of each row `(R, N)`, for all batch axes."""
+        """Return the same rows with resampling counts `(R, N)` as replicate weights, shared by all batch elements."""
         counts = counts.reshape(len(counts), *[1] * (len(self.samples) - 1), counts.shape[-1])
         return self.with_weights(counts if self.weights is None else counts * self.weights)
 
     def set_against_rest(self, classes: tuple[int, ...]) -> "Predictions":
         """Return binary predictions for the event that the true class is in `classes`.
 
-        P(y=1) is the sum over the classes in the set, and P(y=0) the sum over the other classes: 1 - P(y=1) would be
-        mostly rounding error where P(y=1) is near 1. Rows are not normalised.
+        P(y=1) is the sum over `classes`, and P(y=0) the sum over all other classes, without normalisation. Near
+        P(y=1) = 1, the difference 1 - P(y=1) would be mostly rounding error.
         """
         inside = torch.zeros(self.num_classes, dtype=torch.bool, device=self.values.device)
         for k in classes:  # indexing with a list would synchronise a GPU
@@ -204,14 +204,14 @@ class Predictions:
     def _wide(self, x: Tensor) -> Tensor:
         """Convert to float64 before exp, log or sigmoid.
 
-        Vectorised and scalar code differ in the last digit, and the position of an element in memory decides which one
+        Vectorised and scalar code differ in the last digit. The memory position of an element determines which code
         runs. In float32 the bin of a sample could therefore depend on the batch size.
         """
         return x.to(wide_dtype(x.device))
 
     @once
     def log_probs(self) -> Tensor:
-        """Multi-class log q `(..., N, C)`; computed from logits directly, which is exact where q rounds to 0 or 1."""
+        """Multi-class log q `(..., N, C)`. With logits it is exact where q rounds to 0 or 1."""
         return self.values.log_softmax(-1) if self.from_logits else logs.safe_log(self._wide(self.values))
 
     @once
@@ -223,14 +223,14 @@ class Predictions:
 
     @once
     def not_probs(self) -> Tensor:
-        """Binary P(y=0) `(..., N)`; exact where P(y=1) is near 1 for logits and for a set of classes."""
+        """Binary P(y=0) `(..., N)`. For logits and sets of classes it is exact where P(y=1) is near 1."""
         if self.from_logits:
             return (-self.values).sigmoid()
         return 1 - self.values if self.rest is None else self.rest
 
     @once
     def predicts_one(self) -> Tensor:
-        """Whether y=1 is more probable than y=0, `(..., N)`. A tie counts as y=0."""
+        """Whether y=1 is more probable than y=0, bool `(..., N)`. A tie counts as y=0."""
         if self.from_logits:
             return self.values > 0
         return self.values > (0.5 if self.rest is None else self.rest)
@@ -275,7 +275,7 @@ class Predictions:
             return (self.probs - self.target).square().sum(-1, dtype=wide_dtype(self.values.device))
         if self.task == "multiclass":
             return self.rows.squared_error
-        if self.from_logits or self.rest is not None:  # P(y=0) is known without the cancellation in 1 - p
+        if self.from_logits or self.rest is not None:  # avoid the cancellation in 1 - p
             return ((1 - self.target) * self.probs - self.target * self.not_probs).square()
         return (self.probs - self.target).square()
 
@@ -290,19 +290,19 @@ class Predictions:
         return 0 - self.rows.log_prob.clamp(min=floor)
 
 
-_MOST_AT_ONCE = 2**22  # float64 values (32 MB) of the replicates that are computed at a time
+_MOST_AT_ONCE = 2**22  # largest number of float64 values (32 MB) for the replicates computed at a time
 
 
 def by_replicates(read: Callable[[Predictions], Tensor], p: Predictions, elements: int) -> Tensor:
-    """Compute the values for R replicates, a few replicates at a time, which bounds the memory.
+    """Apply a function to R replicates, a few at a time to bound the memory.
 
     Args:
         read: function from predictions with weights `(r, ..., N)` to values `(r, *)`.
         p: predictions.
-        elements: number of values that `read` has in memory for each replicate.
+        elements: number of values that `read` stores in memory for each replicate.
 
     Returns:
-        `(*p.replicates, *)`.
+        Values `(*p.replicates, *)`.
     """
     if p.weights is None or not p.replicates:
         return read(p)
@@ -312,10 +312,10 @@ def by_replicates(read: Callable[[Predictions], Tensor], p: Predictions, element
 
 
 def replicates_at_once(elements: int) -> int:
-    """Return the number of replicates to compute at a time if each needs `elements` values in memory."""
+    """Return the number of replicates to compute at a time if each requires `elements` values in memory."""
     return max(1, _MOST_AT_ONCE // max(1, elements))
 
 
 def in_all_replicates(mask: Tensor, samples: int) -> Tensor:
-    """Reduce a mask `(*R, ..., N)` over its replicate axes R with logical and; `samples` axes remain."""
+    """Reduce a mask `(*R, ..., N)` over its replicate axes R by logical "and"; the last `samples` axes remain."""
     return mask if mask.dim() <= samples else mask.flatten(0, mask.dim() - samples - 1).all(0)

@@ -1,7 +1,7 @@
 """Samples for rank-based metrics, exact or as a sketch.
 
-A `RankedSample` has one element for each sample or, from a sketch, one for each non-empty cell of scores. Metrics treat
-both in the same way.
+A `RankedSample` has one element for each sample. If it comes from a sketch, it has one element for each non-empty cell
+of scores. Metrics process both in the same way.
 """
 
 import itertools
@@ -30,20 +30,20 @@ _LOWEST, _HIGHEST = -104, 37
 _LOWEST_LOGIT = -70
 """Lower end of the cells for log-odds. The upper end is 71, which gives as many cells as for probabilities."""
 
-_PIECE = 2**21  # elements that are processed at a time, which bounds the memory for large batches
+_PIECE = 2**21  # number of elements that are processed at a time, which bounds the memory
 
 
 @dataclass(frozen=True, eq=False)
 class RankedSample:
-    """Unsorted elements, each with a score and the counts of its samples.
+    """Unsorted elements, each with a score, a number of samples and a number of positives.
 
     Attributes:
         score: probability or log-odds `(..., M)`; NaN for an ignored element.
         positives: number of samples with outcome 1 in each element, or the sum of their soft targets, `(..., M)`.
         n: number of samples in each element, whole numbers `(..., M)`; None if each element is one sample.
         from_logits: whether `score` contains log-odds.
-        poisoned: mask of batch elements `(...)` with a bad row that could not raise; None for none.
-        log_scored: whether a log score is computed from the sample, which needs the log-odds of merged elements.
+        poisoned: mask of batch elements `(...)` with invalid rows for which no error could be raised; None without any.
+        log_scored: whether a log score is computed from the sample. It requires the log-odds of merged elements.
     """
 
     score: Tensor
@@ -54,7 +54,7 @@ class RankedSample:
     log_scored: bool = False
 
     def pieces(self) -> list["RankedSample"]:
-        """Split the batch elements into several samples, each with about `_PIECE` elements, to bound the memory."""
+        """Split the batch into samples with about `_PIECE` elements each, to bound the memory."""
         *lead, size = self.score.shape
         n_lines = max(1, _PIECE // max(size, 1))
         if not lead or math.prod(lead) <= n_lines:
@@ -67,13 +67,13 @@ class RankedSample:
         return [replace(self, score=s, positives=k, n=n, poisoned=bad) for s, k, n, bad in parts]
 
     def narrow(self, start: int, length: int) -> "RankedSample":
-        """Return the elements from `start` to `start + length`, or the end, of each batch element."""
+        """Return the elements at positions `start` to `start + length` (exclusive) in each batch element."""
         selected = slice(start, start + length)
         n = None if self.n is None else self.n[..., selected]
         return replace(self, score=self.score[..., selected], positives=self.positives[..., selected], n=n)
 
     def pooled(self) -> "RankedSample":
-        """Return one sample that contains all batch elements."""
+        """Return one sample `(M,)` with the elements of the whole batch."""
         score, positives = self.score.flatten(), self.positives.expand_as(self.score).flatten()
         n = None if self.n is None else self.n.expand_as(self.score).flatten()
         return RankedSample(
@@ -82,7 +82,7 @@ class RankedSample:
 
     @property
     def is_labelled(self) -> bool:
-        """Whether `sort_labelled` applies: probabilities and labels on the CPU, one sample each, without gradient."""
+        """Whether `sort_labelled` is applicable: unweighted probabilities and labels on the CPU, without gradient."""
         plain = self.n is None and self.positives.dtype == torch.uint8 and not self.from_logits
         return plain and self.score.device.type == "cpu" and is_plain(self.score)
 
@@ -114,7 +114,7 @@ class RankedSample:
 def by_pieces(read: Callable[[RankedSample], Tensor], sample: RankedSample) -> Tensor:
     """Apply `read`, which returns `(..., *)`, to pieces of the sample that fit into memory, and join the results.
 
-    The value is NaN for a batch element with a bad row that could not raise.
+    The value of a batch element in `RankedSample.poisoned` is NaN.
     """
     pieces = sample.pieces()
     lead = sample.score.shape[:-1]
@@ -130,7 +130,7 @@ class SortedSample:
     """Elements in ascending order of their scores, with ignored elements last.
 
     Attributes:
-        score: probability or log-odds `(..., M)`, M >= 1. Ignored elements have +inf or a value above all others.
+        score: probability or log-odds `(..., M)`, M >= 1; +inf or above all other scores for ignored elements.
         positives: see `RankedSample`.
         n: see `RankedSample`.
         size: number of elements that are not ignored, int64 `(...)`.
@@ -190,7 +190,7 @@ class SortedSample:
 
 @dataclass(frozen=True)
 class ExactSample:
-    """Accumulator that stores every sample, with the scores of the events of a mode."""
+    """Accumulator that stores the score and outcome of every event, for the events of a mode."""
 
     mode: Mode
 
@@ -199,13 +199,13 @@ class ExactSample:
         return series_shape(self.mode, task, num_classes)
 
     def of(self, p: Predictions) -> RankedSample:
-        """Return the events in `p` as unsorted elements."""
+        """Return the events of the predictions `p` as unsorted elements."""
         scores = reduce_to_scores(p, self.mode)
         score, outcome = scores.score, scores.outcome
         weights = _weights_of_events(p, self.mode)
         if weights is None:
             return RankedSample(score, outcome, None, scores.from_logits)
-        absent = ~(weights > 0)  # a weight is 0 for an ignored row, and NaN for a bad row that could not raise
+        absent = ~(weights > 0)  # weights are 0 in ignored rows, and NaN in invalid rows that could not raise an error
         score = torch.where(absent, torch.nan, score)
         poisoned = weights.isnan().any(-1).expand(score.shape[:-1])
         if not p.weighted:
@@ -214,7 +214,7 @@ class ExactSample:
         return RankedSample(score, (n * outcome).masked_fill(absent, 0), n, scores.from_logits, poisoned)
 
     def n_events(self, p: Predictions) -> int:
-        """Return the number of elements."""
+        """Return the number of values in memory for each replicate: one per event."""
         return n_events(p, self.mode)
 
 
@@ -222,17 +222,17 @@ class ExactSample:
 class LogitCells:
     """Accumulator for a sketch of scores: sums over cells of width 1 / `resolution` in log-odds.
 
-    The sums in a cell are the number of samples, of positives, and the sum of probabilities. Metrics treat a cell as
-    samples with equal scores, at their mean. Every metric is therefore exact for data in which each score is moved to
-    the mean of its cell. The move is less than 1 / resolution in log-odds and 1 / (4 resolution) in probability.
-    Scores of 0 and 1 have their own cells. The outermost of the other cells are unbounded: log-odds below -104 (the
-    smallest positive float32) share one cell, and log-odds above 37 another one.
+    The sums in a cell are the number of samples, the sum of their probabilities, and the number of positives. Metrics
+    replace each score by the mean score of its cell, and are otherwise exact. This changes a score by less than
+    1 / resolution in log-odds and 1 / (4 resolution) in probability. Scores of 0 and 1 have their own cells. The
+    outermost of the other cells are unbounded: log-odds below -104 (the smallest positive float32) share one cell, and
+    log-odds above 37 another one.
 
-    With `from_logits` the cells range from -70 to 71, and the summed probability is that of the less probable outcome,
-    which does not round to 1. The outermost cells for finite log-odds sum |log-odds| instead.
+    With `from_logits` the cells range from -70 to 71. They sum the probability of the less probable outcome, which does
+    not round to 1. The outermost cells for finite log-odds sum |log-odds| instead.
 
     A sketch is exact for the original data if no cell contains different scores. This holds for float16 and bfloat16
-    probabilities if the resolution is at least 2,048, because their log-odds differ by more than 1 / 2,048.
+    probabilities if the resolution is at least 2,048: their log-odds differ by more than 1 / 2,048.
 
     Otherwise let s be the largest fraction of the samples in a cell with different scores. Error bounds:
 
@@ -240,12 +240,12 @@ class LogitCells:
       within a cell they change by at most its fraction.
     - The adaptive calibration error (ACE) over B bins has an error of at most 2 (B - 1) s. Each cut moves by less than
       a cell, from one bin into the next.
-    - The Brier score after isotonic recalibration (pool adjacent violators, PAVA) is too large by at most s / 2, and
-      the discrimination (DSC) is too small by the same amount. The exact fit f is monotone. Its mean over each cell is
-      an admissible fit, which loses at most 2 cov(f, y) <= range(f) / 2 in each cell.
+    - The Brier score after isotonic recalibration (pool adjacent violators, PAVA) is too large by at most s / 2. The
+      discrimination (DSC) is too small by the same amount. The exact fit f is monotone. Its mean over each cell is
+      an admissible fit, whose loss exceeds the minimum by at most 2 cov(f, y) <= range(f) / 2 in each cell.
     - The test-based calibration error (TCE) changes by the samples whose cell contains a critical value of the test: at
-      most 4 cells for each bin, or 400 B s percent. This assumes that the isotonic blocks do not change. They depend on
-      the outcomes and may jump, as they do if a single score changes. Given edges do not move.
+      most 4 cells for each bin, or 400 B s percent. This assumes that the isotonic blocks do not change. Isotonic
+      blocks depend on the outcomes and may change abruptly; edges from the caller do not change.
 
     Attributes:
         mode: see `ExactSample`.
@@ -269,7 +269,7 @@ class LogitCells:
         return (_HIGHEST - _LOWEST) * self.resolution + 2
 
     def of(self, p: Predictions) -> BinStats:
-        """Return the sums over the events in `p`."""
+        """Return the sums over the events of the predictions `p`."""
         cells, columns = self._cells_and_columns(p)
         return BinStats(bin_sums(cells, columns, self._n_cells))
 
@@ -298,15 +298,15 @@ class LogitCells:
         return _LOWEST_LOGIT if self.from_logits else _LOWEST
 
     def _cell(self, score: Tensor) -> Tensor:
-        """Return the cell index of each score: 0 for p = 0, the last for p = 1, equal widths in log-odds between."""
+        """Return the cell index of each score. The first cell is for p = 0 and the last for p = 1."""
         score = score.detach().to(wide_dtype(score.device))
         log_odds = score if self.from_logits else score.log() - torch.log1p(-score)
-        # NaN marks an ignored element. Its summands are 0, so any valid index will do.
+        # NaN marks an ignored element. Its summands are 0, so it may be assigned to any cell.
         cell = ((log_odds - self._lowest) * self.resolution).nan_to_num().floor().clamp(0, self._n_cells - 3).long() + 1
         return cell.masked_fill(log_odds == -torch.inf, 0).masked_fill(log_odds == torch.inf, self._n_cells - 1)
 
     def _summand(self, score: Tensor, cell: Tensor) -> Tensor:
-        """Return the summand of each score: its probability, or for log-odds that of the less probable outcome.
+        """Return the summand of each score: its probability, or for log-odds the probability of the rarer outcome.
 
         In the outermost cells for finite log-odds this probability is almost 0, and the summand is |log-odds|.
         """
@@ -325,7 +325,7 @@ class LogitCells:
         return (cell == 1) | (cell == self._n_cells - 2)
 
     def wrap(self, sums: Tensor) -> RankedSample:
-        """Return the cells as elements; empty cells are ignored elements."""
+        """Convert sums `(..., 3, K)` to a sample with one element per cell. Elements of empty cells are ignored."""
         n, total, positives = sums.unbind(-2)
         cell = torch.arange(self._n_cells, device=n.device)
         occupied = n > 0
@@ -345,7 +345,7 @@ class LogitCells:
         return torch.where(self._is_above(cell), distance, -distance)
 
     def n_events(self, p: Predictions) -> int:
-        """Return the number of values in memory for each replicate: of events, or of cells if there are more cells."""
+        """Return the number of values in memory for each replicate: max(N, K) per batch element and class."""
         n = p.samples[-1]
         return n_events(p, self.mode) // max(1, n) * max(n, self._n_cells)
 

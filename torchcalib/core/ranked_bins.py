@@ -1,4 +1,4 @@
-"""Bins over a sorted sample: equal mass, equal width, given edges, or isotonic blocks, and tests of each bin.
+"""Bins over a sorted sample (equal mass, equal width, given edges or isotonic blocks), and a test in each bin.
 
 Isotonic blocks come from the pool adjacent violators algorithm (PAVA) or its variant with block constraints (PAVA-BC).
 """
@@ -34,7 +34,7 @@ _ROUNDING = 16 * torch.finfo(torch.float64).eps
 The error is at most |x| eps.
 """
 
-_LONG = 2**16  # number of elements from which partitioning at the cuts is faster than sorting
+_LONG = 2**16  # samples of at least this size are partitioned at the bin ends instead of sorted
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +44,7 @@ class RankedBins(BinStats):
     Attributes:
         in_order: function that returns the sorted sample. It is called once, when `sample` is first used.
         ends: int64 `(..., B)`. Bin b contains the elements from `ends[b - 1]` (0 for the first bin) up to and excluding
-            `ends[b]`. A batch element with fewer bins than others has empty bins at the end.
+            `ends[b]`. Batch elements with fewer bins end with empty bins.
         given: edges `(B + 1,)` from the caller; None if the bins depend on the sample.
         from_outcomes: whether the bins depend on the outcomes, as isotonic blocks do.
         computed: cache of derived quantities.
@@ -58,7 +58,7 @@ class RankedBins(BinStats):
 
     @once
     def sample(self) -> SortedSample:
-        """The sorted elements."""
+        """Sorted elements of the sample."""
         return self.in_order()
 
     @property
@@ -88,7 +88,7 @@ class RankedBins(BinStats):
 
     @property
     def edges(self) -> Tensor:
-        """Bin edges `(..., B + 1)`: the given ones, or 0, the midpoints between adjacent bins, and 1."""
+        """Bin edges `(..., B + 1)`: edges from the caller, or 0, the midpoints between adjacent bins, and 1."""
         if self.given is not None:
             return self.given
         p, inner, size = self.sample.confidence, self.ends[..., :-1], self.sample.size.unsqueeze(-1)
@@ -98,7 +98,7 @@ class RankedBins(BinStats):
         return torch.cat((outer, middle, outer + 1), -1)
 
     def rejected(self, alpha: float, test: Test) -> Tensor:
-        """Return the number of samples in each bin that the test rejects, given the outcomes in the bin `(..., B)`."""
+        """Return the number of samples `(..., B)` that the test rejects, given the outcomes in their bin."""
         p, k, n = self.sample.confidence.detach(), self.sums[..., 2, :].detach().long(), self.n.detach().long()
         counts = None if self.sample.n is None else self.sample.counts
         if test == "binomial":
@@ -128,11 +128,11 @@ class RankedBins(BinStats):
         return at.masked_fill((self.n == 0).unsqueeze(-1), torch.nan)
 
     def table(self) -> BinTable:
-        """Return the bins as a table."""
+        """Return the statistics of the bins as a `BinTable`."""
         return BinTable.of(self, self.edges)
 
     def test_table(self, alpha: float, test: Test) -> TCETable:
-        """Return the bins as a table, with the number of rejected samples and the quantiles of the predictions."""
+        """Return a `TCETable`: the bins with the number of rejected samples and the quantiles of the predictions."""
         table = self.table()
         columns = {name: getattr(table, name) for name in BinTable.__dataclass_fields__}
         return TCETable(**columns, rejected=self.rejected(alpha, test), quantiles=self.quantiles())
@@ -161,7 +161,7 @@ class Binning:
     def __post_init__(self) -> None:
         if isinstance(self.bins, str):
             check_choice("bins", self.bins, get_args(Bins))
-        check_count("n_bins", self.n_bins, at_most=2**20)  # up to here, edges are correctly rounded
+        check_count("n_bins", self.n_bins, at_most=2**20)  # more edges would not be correctly rounded
         check_flag("right", self.right)
         for name, value, allowed in (("variant", self.variant, get_args(Variant)), ("ties", self.ties, get_args(Ties))):
             if value not in allowed:
@@ -174,11 +174,11 @@ class Binning:
 
     @classmethod
     def given(cls, bins: Bins | Sequence[float] | Tensor, **options: object) -> "Binning":
-        """Return the binning for the argument `bins` of a metric: a name, or edges.
+        """Return the binning for the argument `bins` of a metric, which is a name or edges.
 
         Raises:
             TypeError: if `bins` is neither a name nor a sequence of numbers.
-            ValueError: if the name is unknown, or the edges do not rise from 0 to 1.
+            ValueError: if the name is unknown, or the edges do not increase from 0 to 1.
         """
         if isinstance(bins, str):
             if bins not in get_args(Bins):
@@ -196,7 +196,7 @@ class Binning:
 
     @property
     def is_isotonic(self) -> bool:
-        """Whether the bins depend on the outcomes, which must be labels then."""
+        """Whether the bins are isotonic blocks, which depend on the outcomes and require labels."""
         return self.bins in ("pava", "pava_bc")
 
     def of(self, sample: RankedSample) -> RankedBins:
@@ -235,9 +235,9 @@ class Binning:
         return equal_width_edges(self.n_bins, like)
 
     def _equal_mass_ends(self, ordered: SortedSample) -> Tensor:
-        """Return the ends of equal-mass bins. Bin i ends before sample `i * N // B` of N.
+        """Return the ends of equal-mass bins `(..., B)`. Of N samples, bin i ends before sample `i * N // B`.
 
-        An element, with all its ties, belongs to the bin of its first sample.
+        Tied elements belong to the bin of their first sample.
         """
         i, total = torch.arange(1, self.n_bins + 1, device=ordered.size.device), ordered.total.unsqueeze(-1)
         # i * N // B in two parts, because with large weights the product overflows int64.
@@ -275,7 +275,7 @@ Norm = Literal["l1", "l2", "max"]
 def norm_over_bins(loss: Callable[[BinStats], Tensor], b: BinStats, norm: Norm) -> Tensor:
     """Return the norm of a per-bin loss over all bins `(...)`. Empty bins contribute 0; without data it is NaN.
 
-    "l1" is the mean of the loss weighted by `share`, "l2" the square root of the weighted mean square, "max" the
+    "l1" is the mean of the loss weighted by `share`. "l2" is the square root of the weighted mean square. "max" is the
     maximum.
     """
     empty = (b.n == 0) & (b.total > 0).unsqueeze(-1)

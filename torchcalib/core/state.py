@@ -19,7 +19,7 @@ from torchcalib.core.sums import SumsAccumulator, with_apart, with_noise_row
 S = TypeVar("S", covariant=True)
 
 N_LEFT_OUT = 2
-"""Number of counts in each state: ignored bad rows, and ignored missing rows (`nan_policy="drop"`)."""
+"""Number of counts in each state: ignored invalid rows, and ignored missing rows (`nan_policy="drop"`)."""
 
 
 def _are_counts(left_out: Tensor) -> bool:
@@ -27,7 +27,7 @@ def _are_counts(left_out: Tensor) -> bool:
 
 
 def left_out_of(p: Predictions, like: Tensor) -> Tensor:
-    """Return the numbers of ignored bad rows and ignored missing rows in a batch, `(2,)` in the dtype of `like`."""
+    """Return the numbers of ignored invalid and ignored missing rows in a batch, `(2,)` in the dtype of `like`."""
     if p.n_invalid is None and p.n_dropped is None:
         return like.new_zeros(N_LEFT_OUT)
     counts = [like.new_zeros(1) if n is None else n.to(like).reshape(1) for n in (p.n_invalid, p.n_dropped)]
@@ -60,7 +60,7 @@ class SumsKind(Generic[S]):
         return N_LEFT_OUT + (math.prod(self.shape[:-2]) if with_apart(self.accumulator) else 0)
 
     def parts(self, state: Tensor) -> list[Tensor | list[Tensor]]:
-        """Return the parts of a state, each a tensor or a list of tensors."""
+        """Return the parts of a state that are saved: the tensor itself."""
         return [state]
 
     def of(self, p: Predictions) -> Tensor:
@@ -78,20 +78,20 @@ class SumsKind(Generic[S]):
         return state.detach()
 
     def left_out(self, state: Tensor) -> Tensor:
-        """Return the numbers of ignored bad rows and ignored missing rows, float64 `(2,)`."""
+        """Return the numbers of ignored invalid rows and ignored missing rows, float64 `(2,)`."""
         return state[:N_LEFT_OUT]
 
     def statistic(self, state: Tensor) -> S:
-        """Return the statistic that metrics are computed from."""
+        """Return the statistic from which metrics are computed."""
         sums = state[self._first :].reshape(self.shape)
         if with_apart(self.accumulator):
             sums = with_noise_row(sums, state[N_LEFT_OUT : self._first].reshape(self.shape[:-2]))
         return self.accumulator.wrap(sums)
 
     def check(self, parts: Sequence[Any], like: Tensor) -> Tensor | None:
-        """Return a copy of the saved parts on the device of `like`, or None if they do not form a valid state.
+        """Return a copy of a saved state on the device of `like`, or None if its parts are not valid.
 
-        Sums in another dtype than float64 have been rounded and are not valid.
+        Sums in a dtype other than float64 have been rounded and are not valid.
         """
         (state,) = parts
         if not isinstance(state, Tensor) or state.shape != like.shape or state.dtype != torch.float64:
@@ -105,11 +105,11 @@ class SumsKind(Generic[S]):
         return state.detach()
 
     def announced_by_all(self, announced: Sequence[Tensor]) -> Tensor:
-        """Return the tensor that `meet` expects, from tensors that the ranks announced with `world=1`."""
+        """Combine the tensors of all ranks, from `announce` with `world=1`, for `merge_gathered`."""
         return torch.stack(list(announced)).sum(0)
 
     def payload(self, state: Tensor) -> Tensor:
-        """Return the bytes that are gathered from each rank (all-gather), uint8 `(n,)`: none for sums."""
+        """Return the bytes to gather from each rank (all-gather), uint8 `(0,)`: sums do not require any."""
         return torch.zeros(0, dtype=torch.uint8, device=state.device)
 
     def payload_sizes(self, announced: Tensor, world: int) -> list[int]:  # noqa: ARG002
@@ -128,7 +128,7 @@ class Samples(NamedTuple):
         scores: see `RankedSample`; 4 bytes per sample for float32 input, 8 for multi-class logits.
         outcomes: uint8 labels, or floating soft targets.
         weights: int64 counts of copies, with n = 0 if all weights in the chunk are 1.
-        left_out: numbers of ignored bad rows and ignored missing rows, float64 `(2,)`.
+        left_out: numbers of ignored invalid rows and ignored missing rows, float64 `(2,)`.
     """
 
     scores: list[Tensor]
@@ -145,9 +145,9 @@ _OUTCOME_DTYPES = (torch.uint8, torch.float32, torch.float64)
 class SamplesKind:
     """State of an `ExactSample` accumulator, which stores all samples in chunks.
 
-    A sample takes 5 bytes for float32 (9 for float64 and multi-class logits), and 8 more with weights. A new chunk is
-    joined with chunks of at most twice its size. There are therefore few chunks, and each of N samples is copied about
-    log2(N) times in total.
+    A sample occupies 5 bytes for float32 (9 for float64 and multi-class logits), and 8 more with weights. A new chunk
+    is joined with chunks of at most twice its size. The number of chunks is therefore small, and each of N samples is
+    copied about log2(N) times.
 
     Attributes:
         accumulator: computes the samples of a batch.
@@ -168,17 +168,17 @@ class SamplesKind:
         return self._made([], torch.zeros(N_LEFT_OUT, dtype=torch.float64))
 
     def join(self, parts: Sequence[Any]) -> Any:
-        """Return a state from its parts; subclasses have further parts."""
+        """Convert parts to a state. Subclasses have additional parts."""
         return Samples(*parts)
 
     def parts(self, state: Any) -> Any:
-        """Return the parts of a state, which is a tuple of them."""
+        """Return the parts of a state that are saved: the state itself, a tuple."""
         return state
 
     def of(self, p: Predictions) -> Any:
         """Return the state for one batch, with one chunk that shares no memory with the batch.
 
-        On the CPU, ignored rows are removed. On a GPU this would synchronise, and they remain with score NaN.
+        On the CPU, ignored rows are removed. On a GPU they remain with score NaN, because removal would synchronise.
         """
         score, *others = self._chunk(p)
         if p.weights is not None and score.device.type == "cpu" and score.dim() == 1:
@@ -221,7 +221,7 @@ class SamplesKind:
         return self.join([*columns, state.left_out.detach()])
 
     def left_out(self, state: Any) -> Tensor:
-        """Return the numbers of ignored bad rows and ignored missing rows, float64 `(2,)`."""
+        """Return the numbers of ignored invalid rows and ignored missing rows, float64 `(2,)`."""
         left_out: Tensor = state.left_out
         return left_out
 
@@ -236,7 +236,7 @@ class SamplesKind:
         return RankedSample(score, wide * outcome, wide, self.from_logits)
 
     def check(self, parts: Sequence[Any], like: Any) -> Any:
-        """Return a copy of the saved parts on the device of `like`, or None if they do not form a valid state."""
+        """Return a copy of a saved state on the device of `like`, or None if its parts are not valid."""
         *lists, left_out = parts
         if not all(isinstance(part, list | tuple) for part in lists) or len({len(part) for part in lists}) != 1:
             return None
@@ -260,8 +260,8 @@ class SamplesKind:
     def announce(self, state: Any, rank: int, world: int) -> Tensor:
         """Return the tensor that is summed over ranks (all-reduce): `left_out` and a flattened table `(world, 4)`.
 
-        A row of the table is zero except for this rank. Its columns are the number of samples, the indices of the score
-        and outcome dtypes, and whether there are weights.
+        Only the row of this rank is not zero. The columns are the number of samples, the indices of the score and
+        outcome dtypes, and whether the state contains weights.
         """
         score, outcome, n, *_ = self._whole(state)
         table = torch.zeros(world, 4, dtype=torch.float64)
@@ -270,12 +270,12 @@ class SamplesKind:
         return torch.cat((state.left_out.detach(), table.flatten().to(state.left_out.device)))
 
     def announced_by_all(self, announced: Sequence[Tensor]) -> Tensor:
-        """Return the tensor that `meet` expects, from tensors that the ranks announced with `world=1`."""
+        """Combine the tensors of all ranks, from `announce` with `world=1`, for `merge_gathered`."""
         counts = torch.stack([one[:N_LEFT_OUT] for one in announced]).sum(0)
         return torch.cat((counts, *(one[N_LEFT_OUT:] for one in announced)))
 
     def payload(self, state: Any) -> Tensor:
-        """Return the bytes that are gathered from each rank (all-gather), uint8 `(n,)`: the columns of all samples."""
+        """Return the bytes to gather from each rank (all-gather), uint8 `(n,)`: the columns of all samples."""
         columns = [t.detach().contiguous().flatten().view(torch.uint8) for t in self._whole(state)]
         return torch.cat([column.to(state.left_out.device) for column in columns])
 
@@ -301,7 +301,7 @@ class SamplesKind:
         return self._made(chunks, announced[:N_LEFT_OUT])
 
     def _columns(self, row: Sequence[float]) -> list[tuple[torch.dtype, tuple[int, ...]]]:
-        """Return dtype and shape of each column on a rank, from its row in the announced table."""
+        """Return the dtype and shape of each column on a rank, from the row of this rank in the announced table."""
         n, weighted = int(row[0]), bool(row[3])
         dtypes = (_SCORE_DTYPES[int(row[1])], _OUTCOME_DTYPES[int(row[2])], torch.int64)
         lengths = (n, n, n if weighted else 0)

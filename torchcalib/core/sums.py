@@ -1,7 +1,7 @@
 """Sufficient statistics that are tensors of sums, and accumulators that compute them from predictions.
 
-Streaming, merging and syncing add the tensors. An accumulator is a frozen description of the sums to compute: metrics
-with equal accumulators and equal input share one pass over the data.
+Updating, merging and synchronising a metric add the tensors. Metrics with equal accumulators and equal input share one
+pass over the data.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -27,7 +27,7 @@ class Sums:
     Attributes:
         sums: float64 `(..., F, K)`; the subclass defines the order of the quantities.
         apart: indicator `(...)`, 0 if and only if all targets are labels and no weights are floating; see `apart_of`.
-            None if the sums have no noise, or if `with_noise_row` has chosen the noise.
+            None for sums without noise, and after `with_noise_row`.
     """
 
     sums: Tensor
@@ -58,7 +58,7 @@ class Sums:
 class ScoreSum(Sums):
     """Weighted sums of a per-sample score, over all samples (K = 1) or for each true class (K = C).
 
-    The quantities are the weight, the score and, for K = C, sum_k t_k^2 of the targets t, which is 1 for labels.
+    The quantities are the weight and the score. For K = C, the third is sum_k t_k^2 of the targets t, 1 for labels.
     """
 
     @property
@@ -110,22 +110,22 @@ class BinStats(Sums):
 
     @property
     def spread(self) -> Tensor:
-        """Sum of w p (1 - p) for weights w and confidences p `(..., B)`; NaN if it was not summed."""
+        """Sum of w p (1 - p) `(..., B)` for weights w and confidences p; NaN if not summed."""
         return self.sums[..., 3, :] if self.has_noise else torch.full_like(self.n, torch.nan)
 
     @property
     def noise(self) -> Tensor:
-        """Variance of the weighted sum of outcomes under perfect calibration `(..., B)`; NaN if it was not summed.
+        """Variance of the weighted sum of outcomes under perfect calibration `(..., B)`; NaN if not summed.
 
         Rows are assumed to be independent, with outcome variance v. Integer weights w are numbers of independent
         copies: the variance is the sum of w v. Floating weights express importance: the variance is the sum of w^2 v.
-        For labels, v = p (1 - p). A soft target t is the mean of an unknown number of annotators, with a smaller
-        variance. There v = (t - p)^2, whose expectation under perfect calibration is the variance of t.
+        For labels, v = p (1 - p). A soft target t is the mean of an unknown number of labels, with a smaller variance.
+        For soft targets, v = (t - p)^2, whose expectation under perfect calibration is the variance of t.
 
         Floating targets of a batch element are labels if all of them are 0 or 1, and soft targets otherwise. With
         floating weights they are always soft targets, because the sum of w^2 p (1 - p) is not stored. For labels, both
-        formulas have the same expectation. The squared residuals are noisier, and their p-values need many rows: pass
-        labels as integers.
+        formulas have the same expectation. The squared residuals are noisier, and their p-values require many rows.
+        Pass labels as integers.
         """
         if not self.has_noise:
             return torch.full_like(self.n, torch.nan)
@@ -150,34 +150,34 @@ def _noise(sums: Tensor, apart: Tensor) -> Tensor:
 
 
 def with_noise_row(sums: Tensor, apart: Tensor) -> Tensor:
-    """Return `BinStats.sums` in which the noise row is `BinStats.noise`. These sums must not be added any more."""
+    """Return `BinStats.sums` with `BinStats.noise` as the noise row. The result must not be added to other sums."""
     return torch.cat((sums[..., :4, :], _noise(sums, apart).unsqueeze(-2), sums[..., 5:, :]), -2)
 
 
 def apart_of(
     p: Predictions, sums: Tensor, events: Events | None, groups: Tensor | None = None, n_groups: int = 1
 ) -> Tensor:
-    """Return the summand of a batch in `Sums.apart`, which is 0 while `BinStats.noise` equals `BinStats.spread`.
+    """Return the contribution of a batch to `Sums.apart`, which is 0 if `BinStats.noise` equals `BinStats.spread`.
 
     The two are equal for labels with integer weights. A soft target t with weight w contributes w t (1 - t), which is 0
     for a label. A floating weight contributes itself, because its noise is a sum of squared weights.
 
     Args:
         p: predictions.
-        sums: sums over their events, `(..., F, B)`, or `(G, ..., F, B)` with groups.
-        events: the events; None for integer labels.
-        groups: index of the group of each event, `(..., N)`; None for no groups.
+        sums: sums over the events of `p`, `(..., F, B)`, or `(G, ..., F, B)` with groups.
+        events: events of `p`; None for integer labels.
+        groups: group index of each event, `(..., N)`; None without groups.
         n_groups: number of groups G.
 
     Returns:
-        `(...)`, or `(G, ...)`. No summand is negative: the sum is 0 if and only if every summand is 0.
+        Contributions `(...)`, or `(G, ...)` with groups. They are not negative: their sum is 0 only if all are 0.
     """
     if not p.copies:
         return sums[..., 0, :].detach().sum(-1)
     if p.hard or events is None:
         return sums.new_zeros(sums.shape[:-2])
     outcome, weights = events.outcome.detach(), None if events.weights is None else events.weights.detach()
-    added = (1 - outcome).mul_(outcome)  # in place: for many events, allocating memory costs more than the arithmetic
+    added = (1 - outcome).mul_(outcome)  # in place, to allocate no memory for a second tensor
     added = added if weights is None else added.nan_to_num_(0, 0, 0)  # rows with weight 0 may be NaN
     if groups is None:
         total: Tensor = added.sum(-1, dtype=sums.dtype) if weights is None else vecdot(added.to(sums.dtype), weights)
@@ -187,7 +187,7 @@ def apart_of(
 
 
 def with_apart(accumulator: object) -> bool:
-    """Return whether an accumulator computes `Sums.apart`: it does for bins with noise."""
+    """Return whether an accumulator computes `Sums.apart`, as accumulators of bins with noise do."""
     return bool(getattr(accumulator, "with_noise", False))
 
 
@@ -213,10 +213,10 @@ class SumsAccumulator(Protocol[S]):
         """Return the shape `(..., F, K)` of the sums for one batch element."""
 
     def of(self, p: Predictions) -> Sums:
-        """Return the sums over the samples in `p`."""
+        """Return the sums over the samples of the predictions `p`."""
 
     def wrap(self, sums: Tensor) -> S:
-        """Return the statistic with these accumulated sums."""
+        """Convert accumulated sums `(..., F, K)` to the statistic."""
 
     def n_events(self, p: Predictions) -> int:
         """Return the number of values in memory for each replicate."""
@@ -245,7 +245,7 @@ class ScoreAccumulator:
         return (*labels, 3, known("num_classes", num_classes) if task == "multiclass" else 2)
 
     def of(self, p: Predictions) -> ScoreSum:
-        """Return the sums of the score over the samples in `p`."""
+        """Return the sums of the score over the samples of the predictions `p`."""
         score = self.per_sample(p, *self.arguments)
         if p.replicates and p.weights is not None and (p.hard or not self.by_class):
             index = p.target.long() if self.by_class else torch.zeros_like(score, dtype=torch.int64)
@@ -260,7 +260,7 @@ class ScoreAccumulator:
         return ScoreSum(self._split_by_class(score, n, p).sum(-2))
 
     def cells(self, p: Predictions) -> Cells:
-        """Return the cell and the summands of every sample. By class, a soft target becomes one event per class."""
+        """Return the cell and the summands of every sample. With `by_class`, a soft target is one event per class."""
         score, n = self._weighted(self.per_sample(p, *self.arguments), p)
         if not self.by_class:
             return Cells(torch.zeros_like(score, dtype=torch.int64), torch.stack((n, score), -2), 1)
@@ -285,7 +285,7 @@ class ScoreAccumulator:
         return xmul(probs.unsqueeze(-3), columns.unsqueeze(-1))
 
     def wrap(self, sums: Tensor) -> ScoreSum:
-        """Return the sums `(..., F, K)` as a `ScoreSum`."""
+        """Convert sums `(..., F, K)` to a `ScoreSum`."""
         return ScoreSum(sums)
 
     def n_events(self, p: Predictions) -> int:
@@ -307,7 +307,7 @@ def noise_summands(events: Events, p: Predictions) -> tuple[Tensor, Tensor]:
 def sums_of_replicates(
     index: Tensor, columns: Sequence[Tensor], weights: Tensor, n_cells: int, *, finite: bool = False
 ) -> Tensor:
-    """Return the sums of columns `(..., N)` over each cell with replicate weights `(R, ..., N)`, `(R, ..., F, K)`."""
+    """Return the sums `(R, ..., F, K)` of F columns `(..., N)` over K cells for replicate weights `(R, ..., N)`."""
     wide = wide_dtype(index.device)
     absent = in_all_replicates(weights == 0, index.dim())
     columns = [column.to(wide).masked_fill(absent, 0) for column in columns]
@@ -324,7 +324,7 @@ def series_shape(mode: Mode, task: Task, num_classes: int | None) -> tuple[int, 
 
 
 def known(name: str, count: int | None) -> int:
-    """Return the number of classes or labels, which the shape of a state needs; raise if it is None."""
+    """Return the number of classes or labels, which determines the state shape. Raise ValueError if it is None."""
     if count is None:
         raise ValueError(f"`{name}` must be given for values per class or label, got None. Pass {name}=...")
     return count

@@ -73,7 +73,7 @@ class Column:
         return [self.header.replace(" ", "_")] if self.data is None else list(self.data)
 
     def data_of(self, item: Any, cell: Cell) -> list[Any]:
-        """Return the DataFrame values for a row item with this cell."""
+        """Return the DataFrame values for a row item and its cell in this column."""
         if self.data is not None:
             return [value(item) for value in self.data.values()]
         if cell.is_empty:
@@ -88,7 +88,7 @@ class Row:
     Attributes:
         cells: cells of the row; the first is the row heading.
         is_quiet: whether the row is displayed in a lighter colour, for less important values.
-        data: values of the row in a DataFrame.
+        data: DataFrame values of the row, in the order of `Table.data_names`.
     """
 
     cells: Sequence[Cell]
@@ -224,12 +224,12 @@ def fraction(value: float, plus: str = "") -> Cell:
 
 
 def p_value(value: float | None) -> Cell:
-    """Return a cell with a p-value; empty for None."""
+    """Return a cell with a formatted p-value; empty for None."""
     return Cell() if value is None else Cell(p_words(value), value)
 
 
 def interval(found: object) -> Cell:
-    """Return a cell with an interval; empty for None."""
+    """Return a cell with the text of an interval; empty for None."""
     return Cell() if found is None else Cell(str(found).replace("-", "−"))
 
 
@@ -336,7 +336,7 @@ _LATEX = {
     ">": "$>$",
     "…": r"\ldots{}",
 }
-"""LaTeX code for special characters and for characters that its fonts lack."""
+"""LaTeX code for special characters and for characters that LaTeX fonts lack."""
 
 
 def to_latex(table: Table) -> str:

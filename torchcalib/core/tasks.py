@@ -26,14 +26,14 @@ def prepare(
     class_names: Sequence[str] | None = None,
     positive_classes: Sequence[int] | None = None,
 ) -> Prepared:
-    """Convert predictions and targets to tensors, and infer the task from their shapes if it is None.
+    """Return predictions and targets as tensors, with the given or inferred task and the class names.
 
     Args:
         preds: a tensor, or an input of `numpy.asarray`. The column names of a DataFrame, if text, name the classes.
         target: a tensor, or an input of `numpy.asarray`. Text values are class names.
         task: None infers the task from the shapes.
         class_names: class names in the order of the class axis.
-        positive_classes: not None if multi-class predictions are treated as binary.
+        positive_classes: classes that count as y=1 in multi-class predictions; None for other input.
 
     Raises:
         TypeError: if the values are not numbers.
@@ -58,7 +58,7 @@ def per_sample(name: str, values: Any, preds: Tensor) -> Tensor:
 
 
 def checked_names(class_names: Iterable[str]) -> tuple[str, ...]:
-    """Return class names as a tuple, or raise if they are not distinct strings."""
+    """Return class names as a tuple. Raise an error unless they are distinct strings."""
     names = class_names if isinstance(class_names, str) else tuple(class_names)
     if isinstance(names, str) or not all(isinstance(name, str) for name in names):
         raise TypeError(f"`class_names` must be a list of strings, got {names!r:.80}. Write str(name) for each.")
@@ -70,7 +70,7 @@ def checked_names(class_names: Iterable[str]) -> tuple[str, ...]:
 
 
 def check_name_count(class_names: Sequence[str], n_classes: int) -> None:
-    """Raise unless there are no class names or one for each class."""
+    """Raise ValueError unless there are no class names or one name for each class."""
     if class_names and len(class_names) != n_classes:
         raise ValueError(
             f"`class_names` must have a name for each of the {n_classes} classes, got {len(class_names)}. "
@@ -115,13 +115,13 @@ def infer_task(preds: Tensor, target: Tensor) -> Task:
 def infer_from_logits(preds: Tensor) -> bool:
     """Return whether any prediction is negative, which only logits can be.
 
-    Other values are treated as probabilities; the input checks raise an error if they are not in [0, 1].
+    Non-negative values are treated as probabilities. The input checks raise an error unless they are in [0, 1].
     """
     return bool((preds < 0).any())
 
 
 def _described(target: Tensor) -> str:
-    """Return a sentence on whether the rows of a 0/1 target are one-hot; empty for other values."""
+    """Return a sentence that describes whether the rows of a 0/1 target are one-hot; empty for other targets."""
     if not bool(((target == 0) | (target == 1)).all()):
         return ""
     if bool((target.long().sum(-1) == 1).all()):

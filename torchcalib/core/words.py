@@ -15,7 +15,9 @@ def in_one_line(
     high: float = math.nan,
     level: float = 0.95,
 ) -> str:
-    """Return a value with its noise floor, interval and p-value as text. NaN arguments are omitted.
+    """Format a metric value with its noise floor (expectation under perfect calibration), interval and p-value.
+
+    NaN arguments are omitted.
 
     Example:
         >>> in_one_line(-0.0109, 0.0034, 0.012, -0.0174, -0.0041)
@@ -37,7 +39,7 @@ def in_clauses(
     places: int,
     level: float = 0.95,
 ) -> str:
-    """Return text such as `"noise floor 0.0040, 95% 0.0180-0.0240, p < 0.001"`. NaN arguments are omitted."""
+    """Format clauses such as `"noise floor 0.0040, 95% 0.0180-0.0240, p < 0.001"`. NaN arguments are omitted."""
     clauses = []
     if not math.isnan(noise_floor):
         clauses.append(f"noise floor {fixed(noise_floor, places)}")
@@ -58,7 +60,7 @@ def p_words(p_value: float, equals: str = "") -> str:
 
 
 def places_of(*numbers: float) -> int:
-    """Return the number of decimals for the largest number: 2 from 10 on, more than 4 below 0.01, and otherwise 4."""
+    """Return the number of decimals for the largest number: 2 if it is >= 10, 5 to 8 if it is < 0.01, else 4."""
     largest = max((abs(x) for x in numbers if math.isfinite(x)), default=0.0)
     if largest >= 10:
         return 2
@@ -99,7 +101,7 @@ def count(n: float) -> str:
 
 
 def percent(share: float) -> str:
-    """Format a fraction as a percentage."""
+    """Format a fraction as a percentage with two decimals; NaN becomes a word."""
     return "undefined" if math.isnan(share) else f"{share:.2%}"
 
 
@@ -109,14 +111,14 @@ def edge(value: float) -> str:
 
 
 def gain(rcl: float) -> str:
-    """Format a relative calibration loss (RCL) in percent; a value that is not finite becomes a word."""
+    """Format a relative calibration loss (RCL), given in percent; a value that is not finite becomes a word."""
     if not math.isfinite(rcl):
         return "undefined" if math.isnan(rcl) else "−infinite"
     return _signed(rcl, f"{abs(rcl):.1f}") + "%"
 
 
 def ends(low: float, high: float, digits: int = 4) -> str:
-    """Format an interval, as in `"0.018 to 0.024"`, with this many significant digits and at most six decimals."""
+    """Format an interval, as in `"0.018 to 0.024"`, with `digits` significant digits and at most six decimals."""
     return " to ".join(f"{round(end, 6) + 0:.{digits}g}" for end in (low, high))  # + 0 converts -0 to 0
 
 

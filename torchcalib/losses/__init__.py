@@ -1,7 +1,7 @@
 """Penalties for training: differentiable calibration errors for a batch, as functions and as modules.
 
-Add a penalty to the training loss; do not minimise it alone, because a model that always predicts the class frequencies
-is calibrated.
+Add a penalty to the training loss. Do not minimise it alone: a model that always predicts the class frequencies is
+calibrated.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""Common parts of all penalties: the base class of the modules, and the evaluation of the functions."""
+"""Base class of penalty modules, and functions that compute penalties from tensors."""
 
 from collections.abc import Callable, Mapping, Sequence
 from inspect import signature
@@ -28,19 +28,19 @@ from torchcalib.ops.logs import wide_dtype
 
 
 class Penalty(Protocol):
-    """Differentiable calibration error with its settings. Frozen, so that equal penalties share compiled code."""
+    """Differentiable calibration error with its settings. Implementations are frozen, to share compiled code."""
 
     def of(self, p: Predictions) -> Tensor:
-        """Return the value `(...)`, or one value per class or label `(..., C)`."""
+        """Return the penalty for each batch element `(...)`, or for each class or label `(..., C)`."""
 
 
 class PenaltyLoss(nn.Module):
     """Base class for penalties as modules, whose value is added to the training loss.
 
     All axes except the class axis are samples. The value is a scalar of at least float32, also under autocast. It is
-    NaN if no sample has a positive weight, as for `torch.nn.functional.cross_entropy`. An invalid value (NaN logits, a
-    label out of range) raises an error on the CPU. On other devices and under `torch.compile` it makes the result NaN
-    instead, because a check would synchronise the device in every step.
+    NaN if no sample has a positive weight, as in `torch.nn.functional.cross_entropy`. Invalid values, such as NaN
+    logits and labels out of range, raise an error on the CPU. On other devices and under `torch.compile` the result is
+    NaN instead, because a check would synchronise the device in every step.
 
     Args:
         penalty: The calibration error.
@@ -49,10 +49,10 @@ class PenaltyLoss(nn.Module):
         num_labels: Number of labels L of a multi-label task, which is checked.
         from_logits: `preds` are logits.
         ignore_index: Rows with this target are dropped.
-        positive_classes: Treat multi-class input as binary: the probability of this set of classes against the rest.
+        positive_classes: Treat multi-class input as binary: these classes against all others.
         class_axis: Axis of classes or labels in `preds`; None infers it.
         validate_args: Check the values.
-        nan_policy: For rows with missing (NaN) predictions: `"raise"` or `"drop"`.
+        nan_policy: Handling of rows with missing (NaN) predictions or soft targets: `"raise"` or `"drop"`.
         whole_weights: Require weights to be whole numbers.
 
     Example:
@@ -63,7 +63,7 @@ class PenaltyLoss(nn.Module):
     """
 
     def __init_subclass__(cls, function: Callable[..., Tensor] | None = None) -> None:
-        """Set signature and docstring, with the arguments of `function` and of all penalties."""
+        """Set the signature and docstring, with descriptions of the arguments of `function` and of `PenaltyLoss`."""
         own = parameters_of(cls.__init__)
         shared = [p for p in parameters_of(PenaltyLoss.__init__) if p.name not in ("penalty", "whole_weights", "task")]
         document(cls, cls.__doc__, [*own, *shared], entries=arguments_section(function.__doc__ if function else None))
@@ -104,7 +104,7 @@ class PenaltyLoss(nn.Module):
     def forward(
         self, preds: Tensor, target: Tensor, weights: Tensor | None = None, *, sample_weight: Tensor | None = None
     ) -> Tensor:
-        """Return the penalty for a batch, a scalar.
+        """Return the penalty for a batch as a scalar.
 
         Args:
             preds: Probabilities, or logits with `from_logits=True`: binary `(...)`, otherwise with a class axis.
@@ -120,7 +120,7 @@ class PenaltyLoss(nn.Module):
         return self.penalty.of(p).mean().to(p.dtype)
 
     def extra_repr(self) -> str:
-        """Return the penalty, the task and `from_logits`, for `repr`."""
+        """Return text with the penalty, the task and `from_logits`, for `repr`."""
         return f"{self.penalty}, task={self.input_format.task!r}, from_logits={self.input_format.from_logits}"
 
 
@@ -130,7 +130,7 @@ document(PenaltyLoss, PenaltyLoss.__doc__, parameters_of(PenaltyLoss.__init__))
 def weighted_events(p: Predictions, mode: Mode) -> tuple[Tensor, Tensor, Tensor]:
     """Return confidences, outcomes and weights `(..., N)`, in float64 where the device supports it.
 
-    Rows with weight 0 get confidence 0.5 and outcome 0, because a NaN there would make the gradient NaN.
+    Rows with weight 0 get confidence 0.5 and outcome 0, because NaN would make the gradient NaN.
     """
     events = reduce_to_events(p, mode)
     wide = wide_dtype(events.confidence.device)
@@ -143,12 +143,12 @@ def weighted_events(p: Predictions, mode: Mode) -> tuple[Tensor, Tensor, Tensor]
 
 
 def implied_task(task: Task | None, options: Mapping[str, Any]) -> Task:
-    """Return the task, which `num_classes` or `num_labels` in `options` implies."""
+    """Return `task`, or for None the task that `num_classes` or `num_labels` in `options` implies."""
     return task_of(task, options.get("num_classes"), options.get("num_labels"))
 
 
 def event_mode(task: Task, options: Mapping[str, Any], mode: Mode | None) -> Mode:
-    """Return the mode, by default the first one for the task. Raise if the task does not support it."""
+    """Return `mode`, or the default mode of the task for None. Raise ValueError if the task does not support it."""
     check_task(task)
     return resolve_mode(task_read_as(task, options), mode)
 
@@ -163,9 +163,9 @@ def evaluate(
     options: InputOptions,
     per_event: int = 1,
 ) -> Tensor:
-    """Return the penalty for every batch element `(...)`, or `(..., C)` for classes without `average`.
+    """Return the penalty for each batch element `(...)`, or for each class `(..., C)` if `average` is None.
 
-    Each event needs memory for `per_event` values.
+    `per_event` is the number of values in memory for each event.
     """
     classwise = mode == "classwise"
     check_average(average, classwise)
@@ -175,5 +175,5 @@ def evaluate(
 
 
 def _is_on_cpu(preds: object) -> bool:
-    """Return whether values can be checked without synchronising a device. Arrays and lists are on the CPU."""
+    """Return whether `preds` is on the CPU, where checks do not synchronise a device; True for arrays and lists."""
     return not isinstance(preds, Tensor) or preds.device.type == "cpu"

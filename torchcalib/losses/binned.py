@@ -65,7 +65,7 @@ class ECELoss(PenaltyLoss):
     """Expected calibration error (ECE) of a batch as a training penalty; see `torchcalib.functional.ece`.
 
     The gradient moves all confidences in a bin together towards the frequency in the bin. In a small batch most bins
-    contain few samples; `SoftBinnedECELoss` and `MMCELoss` are smoother.
+    contain few samples. `SoftBinnedECELoss` and `MMCELoss` are smoother.
 
     Example:
         >>> from torch.nn.functional import cross_entropy
@@ -108,13 +108,14 @@ def soft_binned_ece(
 
     Each sample belongs to every bin with weight softmax(-(confidence - centre)^2 / temperature) over the bins. The
     error is sum_b share_b |gap_b|, or sqrt(sum_b share_b gap_b^2), with gap = frequency - confidence. For temperature
-    -> 0 it approaches `torchcalib.functional.ece` (or `rmsce`), but its gradient includes changes of the bin.
+    -> 0 it approaches `torchcalib.functional.ece` (or `rmsce`). Its gradient includes changes of the bin membership.
 
     Args:
         n_bins: Number of equal-width bins over [0, 1], represented by their centres.
-        temperature: Softness of the bins, in squared probability. The source has no default; 0.01 is our choice.
-        norm: `"l1"` or `"l2"`; `"l2"` is equation (11) in the source.
-        validate_args: Check the values. Invalid ones are errors on the CPU and result in NaN elsewhere.
+        temperature: Softness of the bins, in squared probability. The paper has no default; 0.01 is a
+            choice of this package.
+        norm: `"l1"` or `"l2"`; `"l2"` is equation (11) in the paper.
+        validate_args: Check the values. Invalid values raise an error on the CPU and make the result NaN elsewhere.
 
     Returns:
         A probability in [0, 1], `(...)`, in the dtype of `preds` (at least float32). NaN without data.

@@ -1,7 +1,7 @@
 """Kernel penalties over pairs of samples.
 
-Maximum mean calibration error (MMCE) for a confidence; canonical calibration error and squared kernel calibration error
-(SKCE) for the whole vector of probabilities.
+The maximum mean calibration error (MMCE) is a function of confidences and outcomes. The canonical calibration error and
+the squared kernel calibration error (SKCE) are functions of the class probabilities and targets.
 """
 
 from dataclasses import dataclass
@@ -43,8 +43,8 @@ class SimilarConfidences:
         else:
             residual = _terms_of_mean(outcome - confidence, weights)
         confidence = confidence.expand_as(residual)
-        # The gradient for equal confidences depends on their order. The mean over both orders is that of |a - b|, which
-        # is 0 where a = b.
+        # The gradient for equal confidences depends on their order. Averaging over both orders makes the gradient of
+        # |a - b| equal to 0 where a = b.
         forward = _laplacian_form(confidence, residual, self.bandwidth)
         backward = _laplacian_form(confidence.flip(-1), residual.flip(-1), self.bandwidth)
         error = root(((forward + backward) / 2).clamp(min=0))
@@ -52,7 +52,7 @@ class SimilarConfidences:
 
 
 def _terms_of_mean(x: Tensor, weights: Tensor) -> Tensor:
-    """Return the terms that sum to the weighted mean of x; 0 if the weights are 0."""
+    """Return the terms `(..., N)` whose sum is the weighted mean of x; 0 if all weights are 0."""
     total = weights.sum(-1, keepdim=True)
     return x * weights / total.masked_fill(total == 0, 1)
 
@@ -60,8 +60,8 @@ def _terms_of_mean(x: Tensor, weights: Tensor) -> Tensor:
 def _laplacian_form(x: Tensor, d: Tensor, bandwidth: float) -> Tensor:
     """Return sum_ij d_i d_j exp(-|x_i - x_j| / bandwidth) for x in [0, 1], `(..., N)` to `(...)`.
 
-    For ascending x the kernel is exp(x_i / bandwidth) / exp(x_j / bandwidth) with i < j, so one cumulative sum replaces
-    the N^2 pairs. No differences are computed, so there is no cancellation.
+    For ascending x and i < j, the kernel is exp(x_i / bandwidth) / exp(x_j / bandwidth). One cumulative sum therefore
+    replaces the N^2 pairs. No differences are computed, so there is no cancellation.
     """
     order = x.detach().argsort(dim=-1, stable=True)
     x, d = x.gather(-1, order), d.gather(-1, order)
@@ -85,16 +85,17 @@ def mmce(
 ) -> Tensor:
     """Maximum mean calibration error (MMCE), a training penalty without bins.
 
-    MMCE = sqrt(sum_ij d_i d_j exp(-|c_i - c_j| / bandwidth)) / N over all pairs of samples, including i = j, with
-    confidences c and residuals d = outcome - confidence. It is large if residuals for similar confidences have the same
-    sign. For N samples of a calibrated model it is about sqrt(mean d^2 / N), the contribution of the pairs i = j.
+    MMCE = sqrt(sum_ij d_i d_j exp(-|c_i - c_j| / bandwidth)) / N, with confidences c and residuals
+    d = outcome - confidence. The sum is over all pairs of samples, including i = j. It is large if residuals for
+    similar confidences have the same sign. For a calibrated model, MMCE is about sqrt(mean d^2 / N), the contribution
+    of the pairs i = j.
 
     Args:
         bandwidth: Bandwidth of the Laplacian kernel, a probability of at least 0.001. The default is that of the
             authors' code, exp(-|c_i - c_j| / (2 * 0.2)).
-        weighted: Average the residuals of correct and wrong predictions separately, so that a few wrong predictions
-            have as much weight as many correct ones (MMCE_w).
-        validate_args: Check the values. Invalid ones are errors on the CPU and result in NaN elsewhere.
+        weighted: Average the residuals of correct and wrong predictions separately, with equal weight for both groups
+            (MMCE_w).
+        validate_args: Check the values. Invalid values raise an error on the CPU and make the result NaN elsewhere.
 
     Returns:
         `(...)` in [0, 1], weighted [0, 2], in the dtype of `preds` (at least float32). NaN without data.
@@ -103,8 +104,8 @@ def mmce(
         TypeError, ValueError: for invalid input.
 
     Gradient:
-        With respect to the confidences, finite everywhere; 0 where the value is 0, and for |c_i - c_j| where the two
-        are equal. Outcomes are constants. Time O(N log N), memory O(N).
+        With respect to the confidences, finite everywhere; 0 where the value is 0. The derivative of |c_i - c_j| is 0
+        where c_i = c_j. Outcomes are constants. Time O(N log N), memory O(N).
 
     Reference:
         Kumar, Sarawagi, Jain: Trainable Calibration Measures for Neural Networks from Kernel Mean Embeddings (ICML
@@ -148,7 +149,7 @@ class LeaveOneOut:
     settings: DirichletSettings
 
     def of(self, p: Predictions) -> Tensor:
-        """Return the error for each batch element; a single sample counts twice, because the error needs two."""
+        """Return the error for each batch element. A single sample gets weight 2, since two are required."""
         weights = p.weights
         if weights is None:
             weights = torch.ones(p.samples, dtype=wide_dtype(p.given.device), device=p.given.device)
@@ -159,13 +160,13 @@ class LeaveOneOut:
 class CanonicalLoss(PenaltyLoss):
     """Canonical calibration error of a batch as a training penalty; see `functional.canonical_error` and `ECELoss`.
 
-    It penalises the whole vector of probabilities rather than the top label. A batch of one sample is compared with its
+    It penalises the vector of class probabilities rather than the top label. A batch of one sample is compared with its
     own label. `weights` must be whole numbers. Time O(N^2 C) for a batch of N.
 
     Args:
         p: Exponent, 1 or 2.
-        bandwidth: A number above 0. Or `"likelihood"`, which chooses it for each batch, as in the source, and takes
-            about 20 times as long. The default 0.02 is our choice.
+        bandwidth: Bandwidth of the Dirichlet kernel, above 0. `"likelihood"` selects one of 20 values for each batch,
+            as in the paper. The default 0.02 is a choice of this package.
 
     Example:
         >>> preds = torch.tensor([[0.7, 0.3], [0.7, 0.3], [0.7, 0.3]])
@@ -187,13 +188,13 @@ class CanonicalLoss(PenaltyLoss):
 class SKCELoss(PenaltyLoss, function=skce):
     """Squared kernel calibration error (SKCE) of a batch as a training penalty; see `functional.skce` and `ECELoss`.
 
-    It is the biased estimate over all pairs, which is smooth, never negative, and defined for any weights and for a
-    single sample. Its bias, the mean of h(x, x) / N, adds a gradient towards the labels. For a single probability it is
-    the square of `MMCELoss` with a different kernel. Time O(N^2 C) for a batch of N.
+    It is the biased estimate over all pairs, which is smooth and never negative. It is defined for any weights and for
+    a single sample. Its bias, the mean of h(x, x) / N, adds a gradient towards the labels. For binary input it is the
+    square of MMCE with a different kernel. Time O(N^2 C) for a batch of N.
 
     Args:
-        bandwidth: See `torchcalib.functional.skce`. The default 1 is our choice; the source of `skce` uses the median
-            distance between predictions, `bandwidth="median"`.
+        bandwidth: See `torchcalib.functional.skce`. The default 1 is a choice of this package; the paper uses the
+            median distance between predictions, `bandwidth="median"`.
 
     Example:
         >>> preds = torch.tensor([[0.7, 0.2, 0.1], [0.1, 0.8, 0.1], [0.6, 0.3, 0.1]])

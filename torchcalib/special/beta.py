@@ -2,18 +2,17 @@
 
 I_x(a, b) is the product of two factors. Let n = a + b and d = n x - a.
 
-1. Stirling's series gives the saddle-point form of Loader (Fast and Accurate Computation of Binomial Probabilities,
-   2000), with L(u) = log(1+u) - u, and S(a) the error of Stirling's formula for log Gamma(a). If d is exact, no terms
-   cancel.
+1. The first factor is the saddle-point form of Loader (Fast and Accurate Computation of Binomial Probabilities, 2000).
+   S(a) is the error of Stirling's formula for log Gamma(a), and L(u) = log(1+u) - u. If d is exact, no terms cancel.
 
        x^a (1-x)^b / B(a, b) = sqrt(a b / (2 pi n)) exp(a L(d/a) + b L(-d/b) + S(n) - S(a) - S(b))
 
-2. The substitution w = logit t - logit x gives a log-concave integrand.
+2. The second factor is an integral. The substitution w = logit t - logit x makes its integrand log-concave.
 
        I_x(a, b) = x^a (1-x)^b / B(a, b) * integral_{-inf}^0 exp(h(w)) dw,   h(w) = a w - n log(1 + x (e^w - 1))
 
-   If x is below the mean a/n, the integrand decreases from 1 at w = 0 towards -inf, and one quadrature rule is accurate
-   for all a and b. A continued fraction would need about sqrt(min(a, b)) terms.
+   If x is below the mean a/n, the integrand decreases from 1 at w = 0 to 0 for w -> -inf. One quadrature rule is then
+   accurate for all a and b. A continued fraction would need about sqrt(min(a, b)) terms.
 
 If a parameter is below 1/2, the range of integration is too long for the quadrature. `_small_lower_tail` then uses a
 power series on the side of the smaller parameter.
@@ -30,13 +29,13 @@ from torch import Tensor
 from torchcalib.ops.host_values import value_if_available
 
 _PIECE = 4096
-_SMALL = 0.5  # smaller parameters would need more quadrature nodes, and a power series is used
+_SMALL = 0.5  # for smaller parameters, which would need more quadrature nodes, a power series is used
 _TERMS = 48  # number of terms in the power series, which decrease like 2^-k
 _DEPTH = 36.0  # the range of integration ends where the integrand is exp(-36) = 2e-16
 
 
 def in_pieces(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
-    """Apply an elementwise function piecewise to tensors of one shape. It may need memory for 40 values per element."""
+    """Apply an elementwise function to pieces of tensors of one shape, to bound its memory (40 values per element)."""
     if tensors[0].numel() <= _PIECE or torch.compiler.is_compiling():
         return function(*tensors)
     pieces = zip(*(torch.split(t.reshape(-1), _PIECE) for t in tensors), strict=True)
@@ -44,12 +43,12 @@ def in_pieces(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
 
 
 def cheaply_known(flag: Tensor) -> bool:
-    """Return True if a bool scalar tensor is true and reading it does not synchronise a device."""
+    """Return True if a bool scalar tensor is true and can be read without synchronising a device."""
     return flag.device.type == "cpu" and value_if_available(flag) is True
 
 
-# Gauss-Legendre quadrature in z for integrals over s = ((1 + z) / 2)^2 in [0, 1], which concentrates nodes near s = 0.
-# Only a = b = 1/2 needs all 40 nodes. With 32 nodes the relative error is 1e-10 there.
+# Gauss-Legendre quadrature in z for integrals over s in [0, 1]. s = ((1 + z) / 2)^2 concentrates nodes near s = 0.
+# Only a = b = 1/2 requires all 40 nodes. With 32 nodes the relative error is 1e-10 there.
 _Z, _LEGENDRE = np.polynomial.legendre.leggauss(40)
 _NODES, _WEIGHTS = ((1 + _Z) ** 2 / 4).tolist(), ((1 + _Z) / 2 * _LEGENDRE).tolist()
 
@@ -62,8 +61,8 @@ def _polynomial(coefficients: list[float], x: Tensor) -> Tensor:
 
 
 _ATANH = [1 / (2 * i + 3) for i in range(9)]
-# Cumulants k2 to k10 of the Bernoulli distribution, divided by v = x (1-x), and odd ones also by 1 - 2x. Rows are the
-# coefficients of polynomials in v.
+# Cumulants k2 to k10 of the Bernoulli distribution, divided by v = x (1-x). Odd cumulants are also divided by 1 - 2x.
+# Each row contains the coefficients of a polynomial in v.
 _CUMULANTS = [
     [1, 0, 0, 0, 0],
     [1, 0, 0, 0, 0],
@@ -122,13 +121,13 @@ def log_kernel(a: Tensor, b: Tensor, x: Tensor, d: Tensor) -> Tensor:
 
 
 def mirrored(a: Tensor, b: Tensor, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the mask x > 1/2, and a, b, x, mirrored to b, a, 1 - x where the mask is true. 1 - x is exact there."""
+    """Return the mask x > 1/2, and a, b, x, replaced by b, a, 1 - x (exact) where the mask is True."""
     swap = x > 0.5
     return swap, torch.where(swap, b, a), torch.where(swap, a, b), torch.where(swap, 1 - x, x)
 
 
 def drop(w: Tensor, a: Tensor, n: Tensor, x: Tensor) -> Tensor:
-    """Return h(w) = a w - n log(1 + x (e^w - 1)), with an absolute rounding error of 2e-16 |a w|."""
+    """Return h(w) = a w - n log(1 + x (e^w - 1)). The absolute rounding error is 2e-16 |a w|."""
     return a * w - n * torch.log1p(x * torch.expm1(w))
 
 
@@ -148,7 +147,7 @@ def _drop_nearby(w: Tensor, n: Tensor, x: Tensor, d: Tensor) -> Tensor:
 
 
 def integral_beyond(a: Tensor, b: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the integral factor of the tail of Beta(a, b) on the side of x away from the mean.
+    """Return the integral factor for the tail of Beta(a, b) that starts at x and excludes the mean.
 
     Returns:
         The tail probability divided by x^a (1-x)^b / B(a, b), and a mask that is True for the lower tail.
@@ -169,8 +168,8 @@ def integral_beyond(a: Tensor, b: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         w = sign * end
         odds = x * w.exp()
         end = end - (drop(w, a, n, x) + _DEPTH) / (sign * (a - n * odds / (1 - x + odds)))
-    # Step 2: quadrature. In a long range |a w| is at most 1,500 (36 = slope s + spread s^2/2 bounds both terms), and
-    # `drop` has an error of 3e-13.
+    # Step 2: quadrature. In a long range |a w| is at most 1,500, because 36 = slope s + spread s^2/2 bounds both terms.
+    # `drop` then has an error of 3e-13.
     node, weight = (torch.tensor(t, dtype=torch.float64, device=x.device) for t in (_NODES, _WEIGHTS))
     w = (sign * end).unsqueeze(-1) * node
     height = drop(w, a.unsqueeze(-1), n.unsqueeze(-1), x.unsqueeze(-1))
@@ -181,7 +180,7 @@ def integral_beyond(a: Tensor, b: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _log_gamma_ratio(a: Tensor, b: Tensor) -> Tensor:
-    """Return log(Gamma(1 + a + b) / (Gamma(1 + a) Gamma(1 + b))) for a <= 1, without cancellation for large b."""
+    """Return log(Gamma(1+a+b) / (Gamma(1+a) Gamma(1+b))) for a <= 1, without cancellation for large b."""
     whole, part = _stirling_error(torch.stack((1 + a + b, 1 + b))).unbind()
     powers = a * torch.log1p(a + b) + (b + 0.5) * torch.log1p(a / (1 + b)) - a
     return powers + (whole - part) - torch.lgamma(1 + a)
@@ -201,15 +200,15 @@ def _series(a: Tensor, b: Tensor, x: Tensor) -> Tensor:
 def _small_lower_tail(a: Tensor, b: Tensor, x: Tensor) -> Tensor:
     """Return I_x(a, b) for min(a, b) < 1/2.
 
-    Let a be the smaller parameter, after a reflection if necessary, and c = min(1/2, 1 / (1+b)), which is above the
+    Let a be the smaller parameter, after a reflection if necessary. The threshold c = min(1/2, 1 / (1+b)) is above the
     mean:
 
         below c     I_x = x^a / (a B(a, b)) (1 + a * series)
-        above c     1 - I_x = the series of I_{1-x}(b, a) if b <= 1, the integral if b > 1
-        below c     1 - I_x = 1 - I_c + the difference of the first series between x and c
+        above c     1 - I_x: the series for I_{1-x}(b, a) if b <= 1, the integral if b > 1
+        below c     1 - I_x = (1 - I_c) + (I_c - I_x), with the difference of the series at c and x
 
-    A tail of order a is never computed as 1 minus the other tail, which would lose precision. The series alternates if
-    b > 1, but b x < 1 there: the sum is at least exp(-1) times its largest term.
+    A tail of order a is never computed as 1 minus the other tail, which would lose precision. If b > 1, the series
+    alternates. Because b x < 1, its sum is still at least exp(-1) times its largest term.
     """
     swap = b < a
     y = 1 - x
@@ -293,7 +292,7 @@ class _Betainc(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:  # noqa: ARG004
-        """Save the inputs."""
+        """Save the inputs for `backward`."""
         ctx.save_for_backward(*inputs)
 
     @staticmethod
@@ -306,8 +305,8 @@ class _Betainc(torch.autograd.Function):
 def betainc(a: Tensor | float, b: Tensor | float, x: Tensor) -> Tensor:
     """Regularised incomplete beta function I_x(a, b): the probability that a Beta(a, b) variable is at most x.
 
-    It is computed elementwise in float64, without synchronising the device. The relative error is below 1e-12 for a and
-    b from 1e-6 to 1e8, and in the tails down to 1e-300. If the upper tail 1 - I_x(a, b) is small, compute it as
+    It is computed elementwise in float64, without synchronising the device. For a and b from 1e-6 to 1e8, the relative
+    error is below 1e-12, also in the tails down to 1e-300. If the upper tail 1 - I_x(a, b) is small, compute it as
     I_{1-x}(b, a).
 
     Args:
@@ -323,8 +322,8 @@ def betainc(a: Tensor | float, b: Tensor | float, x: Tensor) -> Tensor:
         TypeError: if `x` is not a floating tensor, or `a` or `b` is complex.
 
     Gradient:
-        In x: x^(a-1) (1-x)^(b-1) / B(a, b), infinite at x = 0 if a < 1 and at x = 1 if b < 1. None in a and b, which
-        are treated as constants.
+        In x: x^(a-1) (1-x)^(b-1) / B(a, b), which is infinite at x = 0 if a < 1 and at x = 1 if b < 1. None in a and b,
+        which are treated as constants.
 
     Reference:
         NIST Digital Library of Mathematical Functions, sec. 8.17. The method is described in

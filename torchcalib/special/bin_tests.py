@@ -15,7 +15,7 @@ from torchcalib.special.beta import in_pieces, lower_tail
 from torchcalib.special.binomial import critical_values, p_value, two_tails, verdicts
 
 _SMALL = 127  # largest number of samples in a bin for which critical values are cached
-_MIN_BINS = 1000  # number of bins from which the cache is used: 200 batch elements with 300 samples take half the time
+_MIN_BINS = 1000  # smallest number of bins for which the cache is used
 
 
 @torch.no_grad()
@@ -24,10 +24,9 @@ def rejected_in_bins(
 ) -> Tensor:
     """Return the number of samples in each bin for which `binomial_test(k, n, p) <= alpha`.
 
-    Each decision equals that of the test. Most decisions follow from the `critical_values` of the bin: samples are
-    sorted, and a binary search for each critical value counts them. The test is computed only for samples between
-    critical values, once for each different p. If values are not available (`torch.compile`, `vmap`), every sample is
-    tested.
+    The result is exact. Most decisions follow from the `critical_values` of the bin, by binary search in the sorted
+    samples. The test is computed only for samples between critical values, once for each different p. If values are not
+    available (`torch.compile`, `vmap`), every sample is tested.
 
     Args:
         p: probabilities in ascending order, float32 or float64 `(..., M)`, with NaN last, after the last bin.
@@ -66,13 +65,13 @@ def rejected_in_bins(
     position = _number_up_to(p, all_limits.reshape(*p.shape[:-1], 4 * n_bins)).reshape(-1, 4).index_select(0, occupied)
     position = position.maximum(start.unsqueeze(1)).minimum(end.unsqueeze(1)) + offset.unsqueeze(1)
     p = p.reshape(-1)
-    # Step 3: test the undecided samples. Each bin has two gaps (B, 2): below k/n between the rejected and the accepted
-    # samples, and above it between the accepted and the rejected ones.
+    # Step 3: test the undecided samples. Each bin has two gaps (B, 2) between rejected and accepted samples, one below
+    # k/n and one above it.
     k, n = k.double(), n.double()
     first, last = _narrowed(p, position[:, ::2], position[:, 1::2], k, n, alpha, torch.stack((low, high), -1))
     sample, owner = _in_gaps(first, last)
     rejected = _tested(p.index_select(0, sample), owner, k, n, alpha).long()
-    # Step 4: add the samples below the first gap and above the second one, which are rejected.
+    # Step 4: add the rejected samples below the first gap and above the second gap.
     borders = torch.stack((start + offset, first[:, 0], last[:, 1], end + offset))
     if counts is not None:
         counts = counts.reshape(-1)
@@ -83,7 +82,7 @@ def rejected_in_bins(
 
 
 def _by_testing_all(p: Tensor, ends: Tensor, k: Tensor, n: Tensor, alpha: float, counts: Tensor | None) -> Tensor:
-    """Return the result of `rejected_in_bins` from a test of every sample, without control flow on values."""
+    """Return the result of `rejected_in_bins` by testing every sample, without control flow that depends on values."""
     index = run_index(ends, p.shape[-1])
     owner = index.clamp(max=ends.shape[-1] - 1)
     rejected = p_value(k.gather(-1, owner).double(), n.gather(-1, owner).double(), p.double()) <= alpha
@@ -93,9 +92,9 @@ def _by_testing_all(p: Tensor, ends: Tensor, k: Tensor, n: Tensor, alpha: float,
 
 
 def _unique_critical_values(k: Tensor, n: Tensor, alpha: float) -> Tensor:
-    """Return the `critical_values` for counts `(B,)`, `(4, B)`, computed once for equal counts or from a cache.
+    """Return the `critical_values` `(4, B)` for counts `(B,)`, computed once for equal counts or taken from a cache.
 
-    Replicates of a sample have many bins with equal counts.
+    Bootstrap replicates of a sample have many bins with equal counts.
     """
     largest = int(n.max())
     if largest <= _SMALL and len(n) >= _MIN_BINS:
@@ -114,7 +113,7 @@ def _small_critical_values(alpha: float) -> Tensor:
 
 
 def _number_up_to(p: Tensor, limits: Tensor) -> Tensor:
-    """Return the number of elements that are at most each float64 limit, in each ascending row of `p`."""
+    """Return, for each float64 limit, the number of elements of the ascending row of `p` that are at most the limit."""
     if p.dtype != limits.dtype:  # round the limits down, so that each comparison has the same result as in float64
         near = limits.to(p.dtype)
         limits = torch.where(near > limits, near.nextafter(torch.full_like(near, -torch.inf)), near)
@@ -122,7 +121,7 @@ def _number_up_to(p: Tensor, limits: Tensor) -> Tensor:
 
 
 def _in_gaps(first: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the positions of all samples in gaps from `first` to `last` `(B, 2)`, and the bin index of each."""
+    """Return the positions and the bin indices of all samples in the gaps from `first` to `last` `(B, 2)`."""
     size = (last - first).reshape(-1)
     gap = torch.repeat_interleave(size)
     shift = first.reshape(-1) - size.cumsum(0) + size
@@ -146,7 +145,7 @@ def _tested(p: Tensor, owner: Tensor, k: Tensor, n: Tensor, alpha: float) -> Ten
 def _narrowed(
     p: Tensor, first: Tensor, last: Tensor, k: Tensor, n: Tensor, alpha: float, rejected: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Narrow the gaps `(B, 2)` by `verdicts` at seven samples of each gap, while this is cheaper than tests.
+    """Narrow the gaps `(B, 2)` with `verdicts` for seven samples in each gap, while this is cheaper than tests.
 
     Gaps contain many samples if large bins have few positive outcomes, as for rare events.
 
@@ -185,11 +184,11 @@ def _narrowed(
 def t_critical(df: Tensor, alpha: float) -> Tensor:
     """Return the two-sided critical value t of Student's t-distribution, P(|T| >= t) = alpha, in float64.
 
-    It is computed by Newton's method for log P as a function of log t, which is nearly linear in the tails. The initial
-    value is the expansion of t in 1/df up to the second term.
+    Newton's method solves for log t, because log P is a nearly linear function of log t in the tails. The initial value
+    is the expansion of t in 1/df up to the second term.
 
     Args:
-        df: degrees of freedom, at least 1.
+        df: degrees of freedom, at least 1; any shape, which is the shape of the result.
         alpha: significance level.
     """
     z = torch.special.ndtri(torch.tensor(1 - alpha / 2, dtype=torch.float64, device=df.device))

@@ -20,12 +20,12 @@ from torchcalib.special.beta import (
 )
 
 TIE = math.log1p(1e-7)  # outcomes up to 1 + 1e-7 times as probable as k count as ties, as in scipy.stats.binomtest
-_MARGIN = 1e-9  # relative safety margin around alpha. Rounding errors are 1e-13, in scipy 3e-11 at n = 1e6
-_PIECE = 512  # number of bins that are processed at a time, whose intermediate results fit into the cache
+_MARGIN = 1e-9  # relative safety margin around alpha; rounding errors are 1e-13 (scipy: 3e-11 at n = 1e6)
+_PIECE = 512  # number of bins that are processed at a time, so that intermediate results fit into the CPU cache
 
 
 def _count(name: str, value: Tensor | int, device: torch.device) -> Tensor:
-    """Return a count as float64; raise unless it is an int or an integer tensor."""
+    """Return a count as float64. Raise TypeError unless it is an int or an integer tensor."""
     whole = not (value.is_floating_point() or value.is_complex()) if isinstance(value, Tensor) else type(value) is int
     if not whole or (isinstance(value, Tensor) and value.dtype == torch.bool):
         raise TypeError(f"`{name}` must be an integer tensor or an int, got {kind(value)}. Pass whole numbers.")
@@ -33,7 +33,7 @@ def _count(name: str, value: Tensor | int, device: torch.device) -> Tensor:
 
 
 def log_probability(k: Tensor, n: Tensor, p: Tensor) -> Tensor:
-    """Return the log of the binomial probability P(k) for 0 <= k <= n and 0 < p < 1."""
+    """Return log P(k), the log-probability of k successes in n trials, for 0 <= k <= n and 0 < p < 1."""
     is_zero, is_full = k == 0, k == n
     a, b = k.masked_fill(is_zero | is_full, 1), (n - k).masked_fill(is_zero | is_full, 1)
     _, c, d, x = mirrored(a, b, p)
@@ -64,17 +64,17 @@ class Tails(NamedTuple):
 
 
 def two_tails(k: Tensor, n: Tensor, p: Tensor) -> Tails:
-    """Return both tails for float64 tensors of one shape with 0 <= k <= n, 0 < p < 1 and k != n p.
+    """Return both tails of the test for k successes in n trials, for float64 tensors of one shape.
 
-    For other values the result is undefined.
+    The result is undefined unless 0 <= k <= n, 0 < p < 1 and k != n p.
     """
-    mean = n * p  # rounded as in scipy, because it decides on which side of the mean k is
+    mean = n * p  # rounded as in scipy, because rounding may move k to the other side of the mean
     flip = k > mean
     log_odds = (p.log() - torch.log1p(-p)) * torch.where(flip, -1.0, 1.0)
     near = torch.where(flip, n - k, k)
     # Probabilities decrease from `start` on: the far tail contains all outcomes from `first` on. Search for `first`
-    # with Stirling's formula, dividing the range by 16 in each round. Its error of 0.07 in the log (and a rounding
-    # error of 4e-7 at n = 1e8) may shift the result by one outcome. Exact probabilities of four outcomes decide.
+    # with Stirling's formula, dividing the range by 16 in each round. Its error in the log is 0.07, and the rounding
+    # error is 4e-7 at n = 1e8. The result may differ by one outcome; exact probabilities of four outcomes correct it.
     start = torch.where(flip, n - mean.floor(), mean.ceil())
     axis = (-1, *(1 for _ in range(p.dim())))
     parts = torch.arange(1, 16, dtype=torch.float64, device=p.device).reshape(axis) / 16
@@ -101,7 +101,8 @@ def two_tails(k: Tensor, n: Tensor, p: Tensor) -> Tails:
     ratio_first = log_ratio.gather(0, (4 - count).clamp(0, 3).unsqueeze(0)).squeeze(0)
     is_upper = torch.stack((flip, ~flip))
     # With I_p the regularised incomplete beta function and K = x^a (1-x)^b / B(a, b) at x = p:
-    # P(X >= j) = I_p(j, n-j+1), where K = P(j) j (1-p), and P(X <= j) = 1 - I_p(j+1, n-j), where K = P(j) (n-j) p.
+    # P(X >= j) = I_p(j, n-j+1), where K = P(j) j (1-p).
+    # P(X <= j) = 1 - I_p(j+1, n-j), where K = P(j) (n-j) p.
     a = torch.where(is_upper, bound, bound + 1)
     integral, is_lower = integral_beyond(a, n + 1 - a, p.expand(a.shape))
     log_bound = log_pmf[4] + torch.stack((torch.zeros_like(ratio_first), ratio_first))
@@ -125,10 +126,10 @@ def two_tails(k: Tensor, n: Tensor, p: Tensor) -> Tails:
 def tails_at_jump(k: Tensor, n: Tensor, j: Tensor) -> Tails:
     """Return both tails at the odds where the far tail starts to exclude j: P(j) = (1 + 1e-7) P(k), 0 <= k < j <= n.
 
-    The arguments are float64 tensors of one shape. P(j) / P(k) is a constant times odds^(j-k). The constant, and with
-    it the odds, follow from P(j) and P(k) at any p.
+    The arguments are float64 tensors of one shape. P(j) / P(k) is a constant times odds^(j-k). P(j) and P(k) at any p
+    determine the constant, and therefore the odds.
     """
-    p = (k + j + 1) / (2 * (n + 1))  # close to the result, which limits rounding errors
+    p = (k + j + 1) / (2 * (n + 1))  # any p is valid; a value near the result limits rounding errors
     log_k, log_j = log_probability(torch.stack((k, j)), n, p).unbind()
     step = (TIE + log_k - log_j) / (j - k)
     log_odds = torch.logit(p) + step
@@ -210,8 +211,8 @@ def binomial_test(k: Tensor | int, n: Tensor | int, p: Tensor | float) -> Tensor
 def critical_values(k: Tensor, n: Tensor, alpha: float) -> Tensor:
     """Return four ascending critical values of p `(4, ...)`, which decide most tests `binomial_test(k, n, p) <= alpha`.
 
-    p is rejected up to the first value and from the fourth value on, and accepted from the second to the third, all
-    inclusive. For other p the test must be computed.
+    p is rejected up to the first value and from the fourth value on. It is accepted from the second to the third value.
+    All ranges are closed. For other p the test must be computed.
 
     Notation. Let p > k/n; the other side is its mirror image. Let b_j = P(j) and c = 1 + 1e-7. Let J(p) be the first
     outcome from n p on with b_J <= c b_k. The p-value is V(p) = F(p) + S_J(p), with F = P(X <= k) and S_j = P(X >= j).
@@ -227,11 +228,11 @@ def critical_values(k: Tensor, n: Tensor, alpha: float) -> Tensor:
 
     Rejection. F decreases with p, and S_J(p_J) does not increase with J, as follows. With l = log odds, the derivative
     of S_j in l is j (1-p) b_j. Between p_(j-1) and p_j, b_j = c b_k exp((j-k) (l-l_j)), and b_k (1-p) decreases because
-    p > k/n. With m = j-k, the increase of S_j from p to p_j is therefore at most j (1-p) (c b_k - b_j) / m, evaluated
-    at p. At p = p_(j-1), c b_k = b_(j-1) and j (1-p) b_j = (n-j+1) p b_(j-1), so this bound is
+    p > k/n. Let m = j-k. The increase of S_j from p to p_j is therefore at most j (1-p) (c b_k - b_j) / m, evaluated
+    at p. At p = p_(j-1), c b_k = b_(j-1) and j (1-p) b_j = (n-j+1) p b_(j-1). There the bound is
     b_(j-1) (j - (n+1) p) / m. It is less than b_(j-1) because (n+1) p > k. The jump subtracts b_(j-1):
-    S_j(p_j) <= S_j(p_(j-1)) + b_(j-1) = S_(j-1)(p_(j-1)). Between two jumps, G is at most the larger of its values at
-    the two ends, because it decreases and then increases. Hence
+    S_j(p_j) <= S_j(p_(j-1)) + b_(j-1) = S_(j-1)(p_(j-1)). Between two jumps, G decreases and then increases. It is at
+    most the larger of its values at the two ends. Hence
 
         V(p) + j (1-p) (c b_k - b_j) / m <= alpha with j = J(p) rejects all p' >= p. At p_j it is V(p_j) <= alpha.
         F(p_j) + S_(j+1)(p_j) <= alpha and V(p_(j+1)) <= alpha reject all p' > p_j.
@@ -250,23 +251,23 @@ def critical_values(k: Tensor, n: Tensor, alpha: float) -> Tensor:
 
 
 def _critical_values(k: Tensor, n: Tensor, alpha: float) -> Tensor:
-    """Return the critical values for counts `(B,)`, `(4, B)`."""
+    """Return the critical values `(4, B)` for counts `(B,)`."""
     fraction = k / n
-    # Mirror the lower side: p < k/n for k is 1-p > (n-k)/n for n-k. If k = n, there is no p above k/n.
+    # Mirror the lower side: p < k/n is equivalent to 1-p > (n-k)/n. If k = n, there is no p above k/n.
     k, n = torch.stack((k, n - k)), n.expand(2, -1)
     is_full = k == n
     k, n = k.masked_fill(is_full, 0), n.masked_fill(is_full, 1)
-    # Step 1: four adjacent jumps around the estimated last jump from a value above alpha.
+    # Step 1: select four adjacent jumps around the estimated last jump with a p-value above alpha.
     window = torch.arange(-1, 3, dtype=torch.float64, device=k.device).reshape(-1, 1, 1)
     j = (_likely_jump(k, n, alpha) + window).maximum(k + 1).minimum(n)
     k, n = k.expand(j.shape), n.expand(j.shape)
-    # Step 2: bounds at each jump, and for p just above it.
+    # Step 2: compute both bounds at each jump, and for p just above it.
     tails = tails_at_jump(k, n, j)
     keeps, rejects = verdicts(tails, n, alpha)
     next_rejects = torch.cat((rejects[1:] & (j[1:] == j[:-1] + 1), torch.zeros_like(rejects[:1]))) | (j == n)
     after = tails.near + tails.far - (tails.log_pmf + TIE).exp()  # p-value after the jump down by P(j) = c P(k)
     rejects_after = next_rejects & (after <= alpha * (1 - _MARGIN) - 1e-12)
-    band = _MARGIN / (j - k) + 1e-14  # rounding may move log odds this close to a jump to the other side
+    band = _MARGIN / (j - k) + 1e-14  # rounding may move log odds within this distance across the jump
     known_to = torch.where(keeps, tails.log_odds - band, -torch.inf).amax(0)
     known_from = torch.where(rejects_after, tails.log_odds + band, torch.inf)
     known_from = torch.where(rejects, tails.log_odds, torch.inf).minimum(known_from).amin(0)
@@ -282,13 +283,13 @@ def _critical_values(k: Tensor, n: Tensor, alpha: float) -> Tensor:
 
 
 def _likely_jump(k: Tensor, n: Tensor, alpha: float) -> Tensor:
-    """Return an estimate of the last j with V(p_j) > alpha, a whole number that may be outside k + 1 to n."""
+    """Return an estimate of the last j with V(p_j) > alpha. It is a whole number that may be outside k + 1 to n."""
     z = NormalDist().inv_cdf(alpha / 2)
     limit = (k + z * z / 2 - z * (z * z / 4 + k - k * k / n).sqrt()) / (n + z * z)  # Wilson (1927)
     stretch = torch.tensor([0.8, 1.0, 1.25], dtype=torch.float64, device=k.device).reshape(-1, 1, 1)
     j = (k + 2 * (n * limit - k) * stretch).round().maximum(k + 1).minimum(n)
     # Evaluate V at three jumps around the Wilson limit: p from Stirling's formula, tails from the normal approximation
-    # of Peizer and Pratt (1968). The normal deviate of V is nearly linear in j: one secant step gives the result.
+    # of Peizer and Pratt (1968). The normal deviate of V is nearly linear in j, so one secant step is sufficient.
     up, down = torch.stack((j, k.expand(j.shape))) + 0.5, (n + 0.5) - torch.stack((j, k.expand(j.shape)))
     rareness = torch.xlogy(up, up) + torch.xlogy(down, down)
     log_odds = (rareness[0] - rareness[1]) / (j - k)
@@ -306,15 +307,15 @@ def _likely_jump(k: Tensor, n: Tensor, alpha: float) -> Tensor:
 
 
 def verdicts(tails: Tails, n: Tensor, alpha: float, rejected_from: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Return two masks: all values between k/n and p are accepted, and all values from p on are rejected.
+    """Return two masks `(...)`: whether all values from k/n to p are accepted, and all from p on are rejected.
 
-    For the derivation see `critical_values`.
+    `critical_values` contains the derivation.
 
     Args:
         tails: tails of the test at p.
         n: number of trials.
         alpha: significance level.
-        rejected_from: log odds from which on all p are known to be rejected; None if unknown.
+        rejected_from: log odds beyond which all p are rejected; None if unknown.
     """
     k, first, log_odds = tails.k, tails.first, tails.log_odds
     p, q, pmf = log_odds.sigmoid(), (-log_odds).sigmoid(), tails.log_pmf.exp()
@@ -333,7 +334,7 @@ def verdicts(tails: Tails, n: Tensor, alpha: float, rejected_from: Tensor | None
     # Rejection: S_J increases by at most j (1-p) (c b_k - b_j) / m up to the next jump.
     rise = first * q * pmf * (math.exp(TIE) - tails.log_ratio.exp()).clamp(min=0) / count
     if rejected_from is not None:
-        # Half a margin covers rounding errors: a jump to a value above alpha is a whole margin below `rejected_from`.
+        # Half the margin covers rounding errors: jumps to values above alpha are a full margin below `rejected_from`.
         no_far_tail = no_far_tail | (end >= rejected_from - _MARGIN / count / 2)
     rejects = in_turn & (value + torch.where(no_far_tail, 0.0, rise) <= alpha * (1 - _MARGIN))
     return keeps, rejects

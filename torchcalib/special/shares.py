@@ -9,7 +9,7 @@ from torch import Tensor
 from torchcalib.ops.logs import safe_log, xmul
 
 # Gauss quadrature with 24 nodes s in (0, 1) for the weight function (1 - s) / -log s: pairs of 1 - s and the weight w.
-# The moments of the weight function are log((j + 2) / (j + 1)), which the sum of w s^j equals for j < 48.
+# Moment j of the weight function is log((j + 2) / (j + 1)). It equals the sum of w s^j for j < 48.
 _RULE = (
     (0.9970279539646636, 0.001206643468497179),
     (0.9858464503050582, 0.0035349911652561693),
@@ -36,7 +36,7 @@ _RULE = (
     (0.012430635717979846, 0.013948054821429866),
     (0.0023671531650777907, 0.006062921985514805),
 )
-_MANY = 100.0  # expected count n p from which a series in its inverse is more accurate than the quadrature
+_MANY = 100.0  # expected count n p above which a series in 1 / (n p) is more accurate than the quadrature
 
 
 def mean_distance_of_share(p: Tensor, n: Tensor) -> Tensor:
@@ -57,11 +57,11 @@ def mean_distance_of_share(p: Tensor, n: Tensor) -> Tensor:
 
 
 def mean_log_share(p: Tensor, n: Tensor) -> Tensor:
-    """Return E log((1 + Y) / n) for binomial Y with n - 1 trials and probability p; p times this is E[t log t].
+    """Return E log((1 + Y) / n) for binomial Y with n - 1 trials and probability p. It equals E[t log t] / p.
 
-    E log(1 + Y) is the integral over s from 0 to 1 of (1 - (1 - p (1-s))^(n-1)) / -log s. The integrand is a polynomial
-    of degree n - 2 times the weight function of `_RULE`. The quadrature is exact for n <= 49, and its error is at most
-    1e-10 for n p up to 100. For larger n p, a series in the central moments of X has an error of at most 2e-9.
+    E log(1 + Y) is the integral of (1 - (1 - p (1-s))^(n-1)) / -log s over s from 0 to 1. The integrand is a polynomial
+    of degree n - 2 times the weight function of `_RULE`. The quadrature is exact for n <= 49. For n p up to 100 its
+    error is at most 1e-10. For larger n p, a series in the central moments of X has an error of at most 2e-9.
 
     Gradient: everywhere, finite at p = 0 and p = 1.
     """
@@ -73,7 +73,7 @@ def mean_log_share(p: Tensor, n: Tensor) -> Tensor:
 
 
 def _log_share_of_many(p: Tensor, n: Tensor) -> Tensor:
-    """Return log p + E[(1 + d) log(1 + d)] for d = t / p - 1, from the moments of d up to (np)^-3."""
+    """Return log p + E[(1 + d) log(1 + d)] for d = t / p - 1: a series in the moments of d, up to (np)^-3."""
     scale, q = n * p, 1 - p
     skew = q * (1 - 2 * p)
     second, third = q / scale, skew / scale**2
@@ -85,10 +85,10 @@ def _log_share_of_many(p: Tensor, n: Tensor) -> Tensor:
 def entropy_of_counts(shares: Tensor, n: Tensor) -> Tensor:
     """Return an estimate of the entropy of the annotators' label distribution, in nats `(..., N)`.
 
-    The entropy is the series sum_v sum_k p_k (1-p_k)^v / v. The plug-in entropy with digamma instead of log,
-    sum_k t_k (psi(n) - psi(n t_k)), is unbiased for the first n - 1 terms. The returned jackknife estimate adds the
-    proportion of annotators whose class nobody else chose. Its expectation, sum_k p_k (1-p_k)^(n-1), replaces the
-    missing terms. The bias is exactly
+    The entropy is the series sum_v sum_k p_k (1-p_k)^v / v. The plug-in entropy with the digamma function psi instead
+    of log is sum_k t_k (psi(n) - psi(n t_k)). It is unbiased for the first n - 1 terms. The returned jackknife estimate
+    adds the proportion of annotators whose class no other annotator chose. Its expectation, sum_k p_k (1-p_k)^(n-1),
+    replaces the missing terms. The bias is exactly
 
         sum_k p_k ((1-p_k)^(n-1) - sum_(v >= n) (1-p_k)^v / v).
 
