@@ -17,7 +17,7 @@ from torchcalib.reporting.data import Report
 
 
 def check_places(arguments: argparse.Namespace, inputs: Sequence[Path]) -> None:
-    """Check, before any computation, that results can be written and that their packages are installed."""
+    """Check that the results can be written and that the required packages are installed."""
     if arguments.out is not None:
         from torchcalib.reporting import html  # noqa: F401 - fails early without the extra `report`
 

@@ -30,7 +30,7 @@ def fit_on_all_ranks(calibrator: Calibrator, buffer: PredictionBuffer) -> Fitted
 
 
 def _gathered(buffer: PredictionBuffer) -> PredictionBuffer:
-    """Return a buffer with the samples of all ranks on the first rank, and an empty buffer on the others."""
+    """Return a buffer with the samples of all ranks on the first rank, and an empty buffer on the other ranks."""
     content = io.BytesIO()
     torch.save(buffer.state(), content)
     empty = PredictionBuffer(buffer.input_format)
@@ -39,7 +39,7 @@ def _gathered(buffer: PredictionBuffer) -> PredictionBuffer:
 
 
 def _fitted(calibrator: Calibrator, buffer: PredictionBuffer) -> Fitted:
-    """Fit a calibrator. A failure becomes a remark, because it must not end the training."""
+    """Fit a calibrator. A failed fit returns a remark instead of raising an error, which would end the training."""
     why_not = "targets are class probabilities, not labels" if buffer.has_shares else buffer.why_not
     if not why_not and not buffer.pieces:
         why_not = "there are no samples"

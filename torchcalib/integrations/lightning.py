@@ -84,8 +84,8 @@ class CalibrationMonitor(_Callback):  # type: ignore[misc]  # the base classes a
         threshold: growth of over-confidence, in nats, that causes a warning; see `torchcalib.Monitor`.
         diagrams_every: number of validations per logged diagram; 0 logs none.
         calibrate: calibrator, such as `torchcalib.calibration.TemperatureScaling()`, to fit to the samples of the first
-            loader in each validation. CPU memory stores up to 2^20 samples and 2^26 values over all ranks. With more
-            samples, no calibrator is fitted, and a warning is issued.
+            loader in each validation. The samples are stored on the CPU: at most 2^20 samples and 2^26 values over all
+            ranks. With more samples, no calibrator is fitted, and a warning is issued.
         **options: other arguments of all metrics: `ignore_index`, `class_axis`, ...
 
     Attributes:

@@ -39,6 +39,9 @@ def found_by(get: Get | None, outputs: Any, batch: Any, from_logits: bool) -> Fo
         batch: input of the validation step.
         from_logits: whether predictions are logits.
 
+    Returns:
+        The predictions, targets and weights. Weights are None if they are not found.
+
     Raises:
         ValueError: if predictions or targets are missing, or if a name contradicts `from_logits`.
         TypeError: if `get` does not return two or three values, of which the first is a tensor.

@@ -1,4 +1,4 @@
-"""Common names of arrays in files, and their meaning. Imports no slow modules, for a fast command start."""
+"""Common names of arrays in prediction files, by role. Slow modules are not imported, for a fast start."""
 
 import re
 
