@@ -65,7 +65,7 @@ def find_roles(reader: Reader, given: Mapping[str, str | None], task: FileTask |
     found["target"] = _fitting_targets(reader, found["preds"], found["target"])
     found["preds"] = _fitting_preds(reader, found["preds"], found["target"])
     if reader.format == "npy" and len(reader.arrays) == 2:
-        # File names are unnecessary: only predictions must be floating-point, so whole numbers are targets.
+        # Names are unnecessary: one floating-point array must be the predictions, one integer array the targets.
         found["preds"] = found["preds"] or _single_of_dtypes(reader, FLOATS)
         found["target"] = found["target"] or _single_of_dtypes(reader, WHOLE)
     found["preds"] = found["preds"] or _named_after_a_class(reader)

@@ -64,7 +64,7 @@ class Source:
 
     @classmethod
     def of_state(cls, state: Mapping[str, Any]) -> Self:
-        """Create a source from the result of `state`, loaded from a file. Raise ValueError for a value of wrong type."""
+        """Create a source from the result of `state`, loaded from a file. Raise ValueError for a wrong type."""
         kinds = get_type_hints(cls)
         values: dict[str, Any] = {field.name: state.get(field.name) for field in fields(cls)}
         for name, value in values.items():

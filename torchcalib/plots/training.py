@@ -31,7 +31,7 @@ _PANELS = (("nats", ["nll"]), ("nats", ["ecd"]), ("fraction", ["confidence", "ac
 
 @diagram
 def training_curve(history: History, ax: Axes | None = None, *, title: str | None = None, style: Style = LIGHT) -> Axes:
-    """Draw the values that a `Monitor` recorded at each validation.
+    """Draw the metric values that a `torchcalib.Monitor` recorded at each validation.
 
     Up to four panels, one below the other, show the recorded values:
 

@@ -24,10 +24,10 @@ class Accumulator(Protocol):
     """Interface of the immutable accumulators of a report, such as sums, ranked samples and bins of groups."""
 
     def of(self, p: Predictions) -> Self:
-        """Return a new accumulator of one batch, without the data of this one."""
+        """Return a new accumulator that contains only the batch `p`."""
 
     def __add__(self, other: Self, /) -> Self:
-        """Return the accumulator of the rows of this one, followed by the rows of `other`."""
+        """Return an accumulator with the rows of both accumulators: first `self`, then `other`."""
 
     def state(self) -> dict[str, Any]:
         """Return the content as tensors and plain values, for `loaded`."""
@@ -35,7 +35,7 @@ class Accumulator(Protocol):
     def loaded(self, state: Any) -> Self:
         """Return an accumulator with the content of `state()`, on the CPU.
 
-        Call it on an empty accumulator. The state may be damaged or malicious: it is checked.
+        Call this method on an empty accumulator. The state is checked, because a file may be damaged or malicious.
 
         Raises:
             Exception: of any type, if the state is invalid.
@@ -44,7 +44,7 @@ class Accumulator(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Accumulated(Generic[S_co]):
-    """Accumulator of sums, or of samples.
+    """Accumulator whose state consists of sums over samples, or of the samples.
 
     Attributes:
         kind: operations on the state, `SumsKind` or `SamplesKind`.
@@ -55,7 +55,7 @@ class Accumulated(Generic[S_co]):
     content: Any = None
 
     def of(self, p: Predictions) -> Self:
-        """Return a new accumulator of one batch."""
+        """Return a new accumulator that contains one batch."""
         return replace(self, content=self.kind.detach(self.kind.of(p)))
 
     def __add__(self, other: Self) -> Self:

@@ -45,7 +45,7 @@ Verdict = Literal["better", "worse", "not told apart"]
 
 @dataclass(frozen=True)
 class LineInterval:
-    """95% interval of a value.
+    """95% interval of a score, a calibration error or a difference.
 
     Attributes:
         low: lower bound.
@@ -64,8 +64,8 @@ class Quantity:
     """Metadata of a score or calibration error.
 
     Attributes:
-        key: unique key: `"nll"`, `"ece/top_label"`.
-        name: display name: `"ECE"`.
+        key: unique key, such as `"nll"` or `"ece/top_label"`.
+        name: display name, such as `"ECE"`.
         group: `"scores"`, or the mode of the error: `"positive class"`, `"top label"`, `"class-wise"`.
         unit: unit of the value.
         perfect: value of a predictor that is always right and certain.
@@ -96,10 +96,10 @@ class Line(Quantity):
             expected absolute value. None for scores, and if omitted.
         p_value: probability of a value at least as large if the model were perfectly calibrated. Not corrected for
             multiple testing. None without `noise_floor`.
-        interval: 95% interval; None if omitted. For a calibration error, a confidence interval of the population
-            error, or of the expected value for the test-based calibration error (TCE); see
-            `torchcalib.inference.CalibrationTest`. For scores, DSC (discrimination) and UNC (uncertainty), a bootstrap
-            interval; see `torchcalib.inference.Interval`.
+        interval: 95% interval; None if omitted. For calibration errors, confidence interval of the population error;
+            see `torchcalib.inference.CalibrationTest`. For the test-based calibration error (TCE), confidence interval
+            of its expected value. For scores, DSC (discrimination) and UNC (uncertainty), bootstrap interval; see
+            `torchcalib.inference.Interval`.
     """
 
     value: float
@@ -170,7 +170,7 @@ class CalibrationGain:
 
 @dataclass(frozen=True)
 class CalibrationStage(Tabular):
-    """Cross-validated gains of calibrators.
+    """Cross-validated improvement of the scores by calibrators.
 
     Attributes:
         recommendation: whether to calibrate and with which calibrator, based on the negative log-likelihood (NLL).
@@ -417,8 +417,8 @@ class Report(Results[float]):
             right: bins are `(a, b]` instead of `[a, b)`.
             with_calibration: compute `calibration`.
             with_intervals: compute intervals of scores and of rank-based errors.
-            groups: integers `(N,)`, the group of each sample, or -1 for no group. Adds the groups with the largest ECE
-                above its noise floor to the report.
+            groups: group number of each sample, integers `(N,)`, or -1 for no group. The report then contains the
+                groups with the largest excess of ECE over its noise floor.
             group_names: names of the groups, indexed by group number; None uses the numbers.
             sample_weight: alias of `weights`, as in scikit-learn.
 
@@ -613,7 +613,7 @@ class Report(Results[float]):
 
     @property
     def recommendation(self) -> Recommendation | None:
-        """Whether to calibrate, and with which calibrator; None if calibrators were not evaluated."""
+        """Recommended calibrator, or the advice not to calibrate; None if calibrators were not evaluated."""
         return None if self.calibration is None else self.calibration.recommendation
 
     def plot(self, ax: "Axes | None" = None, *, mode: NamedMode | None = None, **options: Any) -> "Axes":
@@ -638,7 +638,7 @@ class Report(Results[float]):
         return reliability_diagram(self, ax=ax, mode=mode, **options)
 
     def layout(self) -> Table:
-        """Return the table of all lines."""
+        """Return the table of all scores and calibration errors."""
         return line_table(self)
 
     def _entry(self, line: Line) -> float:
@@ -655,7 +655,7 @@ class Report(Results[float]):
         return files_of(self)
 
     def _repr_html_(self) -> str:
-        """Return HTML for a notebook: the sentence, the lines, and the classes with the largest errors."""
+        """Return HTML for a notebook: main findings, table of all lines, and the classes with the largest errors."""
         words = [self.sentence, input_line(self)]
         worst = class_table(self, WORST_CLASSES)
         tables = [super()._repr_html_(), *([] if worst is None else [worst._repr_html_()])]
@@ -699,7 +699,7 @@ class Comparison(Results[ComparedLine]):
 
     @property
     def baseline(self) -> str:
-        """The system that the others are compared with."""
+        """Name of the first system, with which all other systems are compared."""
         return self.systems[0]
 
     @property
@@ -720,7 +720,7 @@ class Comparison(Results[ComparedLine]):
         return tuple(line for line in self.lines if line.group in groups)
 
     def layout(self) -> Table:
-        """Return the table of all lines, with columns for each system."""
+        """Return the table of all scores and calibration errors, with columns for each system."""
         return difference_table(self, *self.systems[1:])
 
     def _entry(self, line: ComparedLine) -> ComparedLine:

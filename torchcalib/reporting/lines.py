@@ -46,7 +46,7 @@ _TCE_BINNING, _ALPHA = Binning("pava_bc"), 0.05
 """Default bins and significance level of `torchcalib.functional.tce`."""
 
 _RELATIVE: dict[type[CalibrationMetric[Any]], str] = {NLL: "nce", BrierScore: "nbs"}
-"""Scores with a relative line, divided by the score of predicting the class frequencies, and the key of that line."""
+"""Keys of relative scores, which are divided by the score of a model that always predicts the class frequencies."""
 
 
 _NAMES: dict[type[CalibrationMetric[Any]], str] = {BrierScore: "Brier score"}
@@ -85,7 +85,7 @@ _METADATA: dict[str, dict[str, Any]] = {
 
 
 def score_values(metric: type[ScoreMetric], s: ScoreSum, task: Task) -> dict[str, Tensor]:
-    """Return a score `(...)` and, for NLL and Brier, its ratio to the score of predicting the class frequencies."""
+    """Return a score `(...)` by key. For NLL and Brier score, add the ratio to always predicting the class frequencies."""
     values = {key_of(metric): scored(metric.score, task=task).value(s)}
     if metric in _RELATIVE:
         values[_RELATIVE[metric]] = scored(metric.score, task=task, normalize="prior").value(s)
@@ -129,12 +129,12 @@ def _mean(value: Callable[[RankedSample], Tensor], sample: RankedSample, mode: N
 
 
 def has_table(task: Task, mode: NamedMode) -> bool:
-    """Return True if all samples of a mode can be pooled in one bin table; False for C exclusive classes."""
+    """Return True if the events of a mode can be pooled in one bin table: not for several exclusive classes."""
     return mode != "classwise" or task == "multilabel"
 
 
 class LineEstimator(NamedTuple):
-    """Estimator of several lines from one statistic, such as the sums over bins.
+    """Estimator of several report values (lines) from one statistic, such as the sums over bins.
 
     Attributes:
         key: key of the statistic: the class name of a score, or the mode of bins.

@@ -27,6 +27,9 @@ def write_folder(files: Callable[[], Mapping[str, bytes]], out: str | Path) -> t
             invalid path fails before any diagram is drawn.
         out: path of the folder.
 
+    Returns:
+        The paths of the files.
+
     Raises:
         NotADirectoryError: if `out` or one of its parents is a file.
     """

@@ -29,7 +29,7 @@ from torchcalib.reporting.data import Report
 from torchcalib.reporting.html.page import both_themes, filled, pictures
 from torchcalib.reporting.monitoring.history import History
 
-_LONGEST_NAME = 200  # letters of a group name in the table; longer names are shortened
+_LONGEST_NAME = 200  # maximum number of characters of a group name in the table; longer names are truncated
 
 _EVENTS = {
     "positive": "Confidence is the probability of y = 1; the outcome is whether y is 1.",
