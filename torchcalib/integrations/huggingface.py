@@ -159,8 +159,8 @@ class CalibrationMetrics:
 
         Raises:
             ValueError: if rows on CUDA are invalid, because `update` does not check them there.
-            RuntimeError: if the Trainer did not store all rows, because the other hook was not passed or another
-                evaluation loop is in use.
+            RuntimeError: if the Trainer did not store all rows. The cause is a missing hook or a different evaluation
+                loop.
         """
         try:
             rank, _ = rank_and_size()

@@ -56,10 +56,11 @@ class CalibrationMonitor(_Callback):  # type: ignore[misc]  # the base classes a
         monitor = CalibrationMonitor(task="multiclass", num_classes=10, from_logits=True)
         Trainer(callbacks=[monitor, EarlyStopping("val/nll"), ModelCheckpoint(monitor="val/nll")])
 
-    After every validation, the callback logs the metrics of `torchcalib.Monitor`: `accuracy`, `brier`, the negative
-    log-likelihood `nll` and its normalised form `nce`, the entropic calibration difference `ecd`, and the expected,
-    signed and maximum calibration errors `ece`, `esce` and `mce`. Early stopping, checkpoints and schedulers can use
-    them. Loggers that accept images receive the reliability diagram. Growing over-confidence causes a warning.
+    After every validation, the callback logs the metrics of `torchcalib.Monitor`. Scores are `accuracy`, `brier`, the
+    negative log-likelihood `nll`, its normalised form `nce` and the entropic calibration difference `ecd`. Calibration
+    errors are `ece` (expected), `esce` (expected signed) and `mce` (maximum). Early stopping, checkpoints and
+    schedulers can use them. Loggers that accept images receive the reliability diagram. Growing over-confidence causes
+    a warning.
 
     Each validation loader has its own monitor. With several loaders, the names end in `/dataloader_idx_0` and so on.
     The sanity check before training is not recorded.

@@ -102,8 +102,8 @@ def predictions_in(outputs: Any, from_logits: bool | None) -> tuple[Tensor | Non
         from_logits: whether predictions are logits, or None if unknown.
 
     Returns:
-        The predictions, or None if they are not found. Then True for a name of logits, False for a name of
-        probabilities, and None for other names or no name.
+        The predictions, or None if they are not found. The second value is True for a name of logits, False for a name
+        of probabilities, and None otherwise.
     """
     if isinstance(outputs, Tensor):
         return outputs, None

@@ -1,4 +1,4 @@
-"""Errors for unreadable files, and safe printing of their texts. Slow modules are not imported, for a fast start."""
+"""Errors for unreadable files, and safe printing of their texts. Importing this module does not import torch."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""Common names of arrays in prediction files, by role. Slow modules are not imported, for a fast start."""
+"""Common names of arrays in prediction files, by role. Importing this module does not import torch."""
 
 import re
 

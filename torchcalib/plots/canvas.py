@@ -208,8 +208,8 @@ class ProbabilityAxis(NamedTuple):
     def logit_of(cls, probabilities: Column, n: float) -> Self:
         """Create a logit axis whose limits include the given probabilities.
 
-        The limits keep a distance of about 1 / (10 n) from 0 and 1, because n samples cannot distinguish more extreme
-        values from 0 and 1. Without this distance, a probability of 1e-19 would compress all other values.
+        The limits keep a distance of about 1 / (10 n) from 0 and 1: n samples cannot distinguish more extreme values
+        from 0 and 1. Without this distance, a probability of 1e-19 would compress all other values.
         """
         finest = min(max(0.1 / n, 1e-12), 0.01)
         ends = np.clip([probabilities.min(), probabilities.max()], finest, 1 - finest)

@@ -47,7 +47,7 @@ def reliability_diagram(
     the table contains them: the mark of a calibrated model is inside its box with probability 95%.
 
     Several models, or the classes with `mode="classwise"`, are drawn as one curve each, with a legend. A call with
-    `label` adds a curve to those on `ax`.
+    `label` adds a curve to `ax`.
 
     Args:
         preds: Predictions; or a `BinTable`, a metric over bins such as `torchcalib.ECE`, or a `torchcalib.Report`; or a

@@ -26,7 +26,7 @@ _CURVES = {
 """Label, colour in `Style` and dashes of each curve, by column of the history."""
 
 _PANELS = (("nats", ["nll"]), ("nats", ["ecd"]), ("fraction", ["confidence", "accuracy"]), ("probability", ["ece"]))
-"""Unit and columns of each panel."""
+"""Unit of the vertical axis, and columns of the history, for each panel."""
 
 
 @diagram

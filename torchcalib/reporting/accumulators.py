@@ -95,7 +95,7 @@ def _numel(parts: Sequence[Any]) -> int:
 
 
 def check_size(task: Task, num_outputs: int, n_bins: int) -> None:
-    """Raise a ValueError if the sums of a report with this number of classes or labels take more than 1 GiB."""
+    """Raise a ValueError if a report with this number of classes or labels needs more than 1 GiB for sums."""
     per_output = 3 * len(SCORES) * (2 if task == "multilabel" else 1) + (4 if task == "multilabel" else 3) * n_bins
     if task != "binary" and num_outputs * per_output > _MOST_SUMS:
         outputs = "labels" if task == "multilabel" else "classes"

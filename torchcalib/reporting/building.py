@@ -249,7 +249,7 @@ class ReportBuilder:
 
     @property
     def _in_order(self) -> dict[NamedMode, SampleOrSketch]:
-        """Ranked samples for each mode; empty if some weights are not whole numbers."""
+        """Ranked samples for each mode; empty if any weight is fractional."""
         names = {mode: sample_name(mode) for mode in modes_of(self._task)}
         return {r: self._accumulators[name] for r, name in names.items() if name in self._accumulators}
 
@@ -304,11 +304,10 @@ class ReportBuilder:
             calibrator: for example `report().calibration.calibrator`.
 
         Returns:
-            The fitted copy, for predictions with the same class axis as those passed to `update`.
+            The fitted copy, for predictions with the class axis of the last batch.
 
         Raises:
-            ValueError: if no predictions were added, if they are not in the buffer, or if the calibrator does not
-                support the task.
+            ValueError: if the buffer contains no predictions with labels, or the calibrator does not support the task.
 
         Warns:
             UserWarning: see `Calibrator.fit`.

@@ -21,7 +21,7 @@ _Z = 1.959963984540054  # 97.5% quantile of the normal distribution
 
 
 def report_of_confidences(report: Report, weights_are_counts: bool) -> Report:
-    """Convert a binary report to a report on confidences: the accuracy is the mean outcome, errors are of the top label.
+    """Convert a binary report to confidences: accuracy is the mean outcome, and only errors of the top label remain.
 
     Args:
         report: report of the task "binary".

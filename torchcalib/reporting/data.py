@@ -397,10 +397,11 @@ class Report(Results[float]):
         above 2^20 samples or 2^26 elements of `preds`. It needs labels, and enough samples of each class for
         stratified folds. Affine scaling is omitted if N C^2 > 2^31.
 
-        Every calibration error has a noise floor (expected value if the model were perfectly calibrated), a p-value and
-        a 95% interval; see `torchcalib.inference.CalibrationTest`. Errors with more than 2^15 bins of all classes have
-        no interval. Scores, DSC and UNC have a 95% percentile bootstrap interval from 199 replicates, up to 2^18 events
-        (samples, or samples times classes; 2^13 for DSC and UNC).
+        Every calibration error has a noise floor, a p-value and a 95% interval; see
+        `torchcalib.inference.CalibrationTest`. The noise floor is the expected value under perfect calibration. Errors
+        with more than 2^15 bins over all classes have no interval. Scores, DSC and UNC have a 95% percentile bootstrap
+        interval from 199 replicates. It is omitted above 2^18 events (samples, or samples times classes), and above
+        2^13 events for DSC and UNC.
 
         `notes` lists all omissions.
 
@@ -414,7 +415,7 @@ class Report(Results[float]):
             class_names: names of the classes or labels in the order of the class axis; the negative class first if
                 binary.
             n_bins: number of equal-width bins, and of equal-mass bins for ACE.
-            right: bins are `(a, b]` instead of `[a, b)`.
+            right: use bins `(a, b]` instead of `[a, b)`.
             with_calibration: compute `calibration`.
             with_intervals: compute intervals of scores and of rank-based errors.
             groups: group number of each sample, integers `(N,)`, or -1 for no group. The report then contains the
@@ -558,7 +559,7 @@ class Report(Results[float]):
             task: `"binary"`, `"multiclass"` or `"multilabel"`; None infers it from the shapes.
             class_names: names of the classes in the order of the class axis.
             n_bins: number of equal-width bins, and of equal-mass bins for the adaptive calibration error (ACE).
-            right: bins are `(a, b]` instead of `[a, b)`.
+            right: use bins `(a, b]` instead of `[a, b)`.
             with_calibration: compute `calibration`.
             with_intervals: compute intervals of scores and of rank-based errors.
             ignore_index: rows with this target are dropped.

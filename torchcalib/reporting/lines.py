@@ -85,7 +85,7 @@ _METADATA: dict[str, dict[str, Any]] = {
 
 
 def score_values(metric: type[ScoreMetric], s: ScoreSum, task: Task) -> dict[str, Tensor]:
-    """Return a score `(...)` by key. For NLL and Brier score, add the ratio to always predicting the class frequencies."""
+    """Return a score `(...)` by key, with its ratio to always predicting the class frequencies for NLL and Brier."""
     values = {key_of(metric): scored(metric.score, task=task).value(s)}
     if metric in _RELATIVE:
         values[_RELATIVE[metric]] = scored(metric.score, task=task, normalize="prior").value(s)
@@ -255,7 +255,7 @@ class Statistics:
                 values |= order_values(self.samples[mode], self.has_labels, mode, self.n_bins)
         for mode in self.samples if self.has_labels else ():
             # A perfect predictor has DSC = UNC. Its top label is always right, so that both are 0 for the top label.
-            # The naive predictor always predicts the most frequent class, whose frequency f gives UNC = f (1 - f).
+            # The naive predictor always predicts the most frequent class. With its frequency f, UNC = f (1 - f).
             unc, is_top, largest = float(values[f"unc/{mode}"]), mode == "top_label", max(self.priors)
             perfect |= dict.fromkeys((f"dsc/{mode}", f"unc/{mode}"), 0.0 if is_top else unc)
             naive[f"unc/{mode}"] = largest * (1 - largest) if is_top else unc

@@ -53,7 +53,9 @@ class _Console(Console):
 def _console() -> Console:
     stream = sys.stdout or io.StringIO()  # a process may have no stdout
     width = None if stream.isatty() else _WIDTH
-    return _Console(file=stream, width=width, highlight=False, emoji=False)  # file names may look like emoji codes
+    return _Console(
+        file=stream, width=width, highlight=False, emoji=False
+    )  # a file name may contain an emoji code, such as ":x:"
 
 
 class Advance(Protocol):

@@ -42,11 +42,11 @@ class System:
     Args:
         like: first batch of predictions, for their task, number of classes and device.
         n_bins: number of equal-width bins.
-        right: bins are `(a, b]` instead of `[a, b)`.
+        right: use bins `(a, b]` instead of `[a, b)`.
 
     Attributes:
         samples: ranked samples with their groups, for each mode with rank-based errors. Empty if there are too many
-            samples, or if some weights are not whole numbers.
+            samples, or if any weight is fractional.
     """
 
     def __init__(self, like: Predictions, n_bins: int, right: bool) -> None:
@@ -123,8 +123,8 @@ class System:
 def expected_ece(s: Statistics) -> dict[str, float]:
     """Return the mean of the ECE (expected calibration error) of a calibrated system with these confidences, by key.
 
-    If weights are counts, the gap of a bin with n samples and mean confidence c is approximately normal with variance
-    c (1 - c) / n. The mean of its absolute value is sqrt(2 c (1 - c) / (pi n)).
+    With weights that are counts, the gap of a bin is approximately normal with variance c (1 - c) / n. Here n is the
+    number of samples, and c the mean confidence. The mean absolute gap is sqrt(2 c (1 - c) / (pi n)).
     """
     found = {}
     for mode, b in s.bins.items():

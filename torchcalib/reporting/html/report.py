@@ -41,7 +41,7 @@ _EVENTS = {
         "and a label are pooled."
     ),
 }
-"""Explanation of each mode."""
+"""Definition of confidence and outcome for each mode."""
 
 
 def render(report: Report) -> str:
