@@ -1,4 +1,4 @@
-"""Lightning callback that monitors calibration in the validation runs of a training."""
+"""Lightning callback that monitors calibration during validation."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -225,11 +225,11 @@ class CalibrationMonitor(_Callback):  # type: ignore[misc]  # the base classes a
                 self._warn(remark)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the histories as plain Python values."""
+        """Return the histories of all monitors as plain Python values."""
         return {"histories": [monitor.state_dict() for monitor in self.monitors]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore saved histories."""
+        """Restore the histories of all monitors from the result of `state_dict()`."""
         histories = state_dict["histories"]
         self.monitors = [self._new_monitor() for _ in histories]
         for monitor, history in zip(self.monitors, histories, strict=True):

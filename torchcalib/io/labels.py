@@ -27,8 +27,8 @@ def check_class_names(names: Sequence[str], n_classes: int, preds: str) -> tuple
 def class_indices(labels: list[str], names: Sequence[str], label: str, start: int, gaps: bool) -> Tensor:
     """Convert text labels to class indices, int64 `(N,)`.
 
-    With `gaps`, empty labels become NaN, and the dtype is float64; otherwise they raise an error. Error messages use
-    `label`, a description of the target, and `start`, the number of rows before the first label.
+    With `gaps`, empty labels become NaN in a float64 tensor; otherwise they raise an error. Error messages use `label`,
+    a description of the target, and `start`, the number of rows before the first label.
     """
     numbers = {name: k for k, name in enumerate(names)}
     indices = []

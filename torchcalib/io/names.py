@@ -4,7 +4,7 @@ import re
 
 LOG_PROBS = ("log_probs", "logprobs", "log_prob", "logprob", "log_proba", "log_probabilities")
 LOGITS = ("logits", "logit", "y_logit", "y_logits", *LOG_PROBS)
-"""Names of logits. They include log-probabilities, because the softmax of these returns the probabilities."""
+"""Names of logits. They include log-probabilities, because their softmax returns the probabilities."""
 CONFIDENCES = ("confidence", "confidences", "conf")
 """Names of the confidence in the predicted class or answer."""
 PROBS = (

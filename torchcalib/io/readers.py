@@ -276,7 +276,6 @@ def readers_of(files: Sequence[Path]) -> list[Reader]:
 
 
 def _described(name: str, file: IO[bytes], size: int, *, compressed: bool = False) -> Array:
-    """Describe a numpy array from its header."""
     shape, by_columns, dtype = _read_header(file, size)
     is_text = dtype.kind == "U"
     problem = ""

@@ -195,7 +195,7 @@ def _unnamed_classes(reader: Reader, target: str, given: Mapping[str, str | None
 
 
 def _labels_of(reader: Reader, target: str, most: int) -> set[str]:
-    """Return the distinct texts in a column. Reading stops when there are more than `most`."""
+    """Return the distinct texts in a column. Reading stops after more than `most` distinct texts."""
     labels: set[str] = set()
     for (values,) in reader.stream([target], 2**16, gaps=True):
         labels |= {text.strip() for text in values} - {""}
@@ -205,7 +205,7 @@ def _labels_of(reader: Reader, target: str, most: int) -> set[str]:
 
 
 def _check_confidence(reader: Reader, roles: Mapping[str, str], given: str | None, task: FileTask | None) -> None:
-    """Raise if predictions found as confidences have a target other than `correct`."""
+    """Raise an error if predictions with a common name of confidences have a target other than `correct`."""
     preds, target = roles["preds"], roles["target"]
     if given is None and task is None and _key(reader, preds) in CONFIDENCES and _key(reader, target) not in CORRECT:
         raise InputError(

@@ -297,7 +297,6 @@ def _explain(canvas: Canvas, error: str, level: float | None, kinds: tuple[str, 
 
 
 def _band(style: Style) -> dict[str, Any]:
-    """Return the drawing options for a consistency band."""
     return {"color": style.bar, "alpha": 0.28, "linewidth": 0, "zorder": 1.2}
 
 

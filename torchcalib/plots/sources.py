@@ -137,7 +137,6 @@ def _series_by_class(table: BinTable, label: str | None, given: Given) -> list[S
 
 
 def _from_predictions(make: Callable[..., Any], preds: Any, target: Any, given: Given) -> Any:
-    """Compute the table or curve for predictions with the function `make`."""
     if target is None:
         raise TypeError(
             f"`target` must be given for predictions, got None with `preds` of type {type(preds).__name__}. "

@@ -152,7 +152,7 @@ def _violin(at: Column) -> tuple[Column, Column]:
         return at[[0, -1]], np.ones(2)
     grid = np.linspace(at[0], at[-1], 41)
     ranks = np.linspace(0, 1, len(at))
-    points = np.interp(np.linspace(0, 1, 8 * len(at)), ranks, at)  # 33 quantiles are too few for a smooth density
+    points = np.interp(np.linspace(0, 1, 8 * len(at)), ranks, at)  # 33 points are too few for a smooth density
     lower, upper = np.interp([0.25, 0.75], ranks, at)
     bandwidth = 0.9 * min(points.std(), (upper - lower) / 1.34) * len(at) ** -0.2
     bandwidth = max(bandwidth, length / 40)  # a narrower peak could fall between two grid points

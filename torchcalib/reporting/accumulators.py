@@ -13,9 +13,9 @@ from torchcalib.core.state import SamplesKind, SumsKind
 from torchcalib.io.saved import saved_value
 from torchcalib.reporting.lines import SCORES
 
-MOST_BINS = 1000  # a diagram or table of more bins is not legible
-MOST_COPIES = 2**53  # float64 represents all integers up to this one exactly
-_MOST_SUMS = 2**27  # 1 GiB of float64
+MOST_BINS = 1000  # largest number of bins that a diagram or table can show legibly
+MOST_COPIES = 2**53  # largest count: float64 represents all integers up to this one exactly
+_MOST_SUMS = 2**27  # largest number of sums: 1 GiB of float64
 
 S_co = TypeVar("S_co", covariant=True)
 
@@ -30,7 +30,7 @@ class Accumulator(Protocol):
         """Return an accumulator with the rows of both accumulators: first `self`, then `other`."""
 
     def state(self) -> dict[str, Any]:
-        """Return the content as tensors and plain values, for `loaded`."""
+        """Return the accumulated data as tensors and plain values, for `loaded`."""
 
     def loaded(self, state: Any) -> Self:
         """Return an accumulator with the content of `state()`, on the CPU.

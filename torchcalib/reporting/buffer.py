@@ -88,7 +88,7 @@ class PredictionBuffer:
         return replace(self.pieces[0])  # a copy, because `Predictions` caches values in `computed`
 
     def state(self) -> dict[str, Any]:
-        """Return the content as tensors and plain values, for `loaded`."""
+        """Return the buffered predictions as tensors and plain values, for `loaded`."""
         names = ("given", "given_target", "weights", "rest")
         pieces = [{name: getattr(piece, name) for name in names} for piece in self.pieces]
         return {"n_samples": self.n_samples, "n_values": self.n_values, "pieces": pieces}

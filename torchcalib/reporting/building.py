@@ -41,7 +41,7 @@ BUFFER, GROUPS = "predictions", "groups"
 
 _ARGUMENTS = ("task", "class_names", "n_bins", "right", "with_calibration", "with_intervals", "groups", "group_names")
 _OPTIONS = ("from_logits", "ignore_index", "positive_classes", "class_axis", "validate_args", "nan_policy")
-"""Arguments of `torchcalib.report`: first its own, then the options for the input."""
+"""Arguments of `torchcalib.report`: settings of the report, and options for the input."""
 
 T = TypeVar("T", bound=Calibrator)
 
@@ -177,7 +177,7 @@ class ReportBuilder:
         lines, tables = s.lines(), s.tables()
         main = next(line for line in with_evidence(lines, evidence) if line.key in evidence)
         are_confidences = self.source is not None and self.source.are_confidences
-        # The sentence describes the confidence in an answer like the confidence of a top label.
+        # For confidences, the sentence has the same form as for the top label.
         sentence_task: Task = "multiclass" if are_confidences else self._task
         sentence = sentence_of(
             sentence_task, {line.key: line.value for line in lines}, next(iter(tables.values())), main
@@ -472,7 +472,7 @@ class ReportBuilder:
             self._accumulators[sample_name(mode)] = sample.limited(n_in_order)
 
     def state(self) -> dict[str, Any]:
-        """Return the content as tensors and plain values, for `of_state`."""
+        """Return settings and accumulated data as tensors and plain values, for `of_state`."""
         return {
             "settings": self.settings,
             "source": None if self.source is None else self.source.state(),

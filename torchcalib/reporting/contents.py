@@ -36,7 +36,7 @@ CONFIDENCE_WORDS = (
     "probability of a sample (top label). Class-wise errors are means over all classes or labels, where confidence is "
     "the probability of one of them."
 )
-"""Explanation of the groups of lines."""
+"""Explanation of scores, confidences and class-wise errors."""
 
 EVIDENCE_WORDS = (
     "Noise floor: expected value if the model were perfectly calibrated with these confidences. Only the part above it "
@@ -195,7 +195,6 @@ def difference_table(comparison: "Comparison", *names: str) -> Table:
 
 
 def _value_column(system: str) -> Column:
-    """Return the column with the values of one system."""
     return Column(
         printable(system),
         lambda line: number(line.values[system]),

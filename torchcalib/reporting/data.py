@@ -387,9 +387,9 @@ class Report(Results[float]):
         - Brier score decomposition, for the same modes: miscalibration (MCB), discrimination (DSC), uncertainty (UNC).
 
         TCE, MCB, DSC and UNC are omitted for soft targets. ACE, TCE, KS, MCB, DSC and UNC are omitted for fractional
-        weights. Above 2^24 samples (multi-label: samples times labels) they are computed from a sketch. It rounds
-        probabilities by less than 1 / 2,048 in log-odds (more above 16 labels), and is exact for float16 and bfloat16;
-        see `torchcalib.core.ranked.LogitCells`.
+        weights. Above 2^24 samples (multi-label: samples times labels) they are computed from a sketch, which rounds
+        probabilities by less than 1 / 2,048 in log-odds (more above 16 labels). The sketch is exact for float16 and
+        bfloat16; see `torchcalib.core.ranked.LogitCells`.
 
         `calibration` contains NLL and Brier score after cross-validated calibration in 5 stratified folds. Calibrators
         are temperature scaling and affine scaling of the logits (one temperature, and one bias for each class). For
@@ -407,7 +407,7 @@ class Report(Results[float]):
 
         Args:
             preds: probabilities, or logits with `from_logits=True`: binary `(N,)`, multi-class `(N, C)`, multi-label
-                `(N, L)`. Further axes are samples. A tensor, or any array-like. Text column names of a DataFrame become
+                `(N, L)`. Further axes are samples. Any array-like is accepted. Text column names of a DataFrame become
                 the class names.
             target: labels or soft targets; see `torchcalib.functional.nll`. Strings are class names.
             task: `"binary"`, `"multiclass"` or `"multilabel"`. None infers the task from the shapes and sets

@@ -25,8 +25,8 @@ WORST = 10
 """Number of groups in the table of a report."""
 
 LONGEST_NAME = 1000  # maximum number of characters in a group name, as for names in files
-_MOST_SUMS = 2**27  # 1 GiB of float64
-_REPLICATES, _REPLICATES_IN_ALL = 199, 200_000  # number for each group, and maximum over all groups
+_MOST_SUMS = 2**27  # largest number of sums: 1 GiB of float64
+_REPLICATES, _REPLICATES_IN_ALL = 199, 200_000  # simulated replicates for each group, and maximum over all groups
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,7 +99,7 @@ class GroupBins:
         return total
 
     def table(self) -> GroupTable:
-        """Return the groups whose expected calibration error (ECE) exceeds its noise floor most."""
+        """Return the groups with the largest excess of the expected calibration error (ECE) over its noise floor."""
         names = sorted(self.places)  # a fixed order, because simulated outcomes depend on the position of a group
         n_groups = len(names)
         n_replicates = max(59, min(_REPLICATES, _REPLICATES_IN_ALL // max(1, n_groups)))
@@ -117,7 +117,7 @@ class GroupBins:
         return GroupTable.of(names, n, result, k=WORST)
 
     def state(self) -> dict[str, Any]:
-        """Return the content as tensors and plain values, for `loaded`."""
+        """Return the group names and sums as tensors and plain values, for `loaded`."""
         return {"names": list(self.places), "sums": self.sums, "apart": self.apart}
 
     def loaded(self, state: Any) -> Self:

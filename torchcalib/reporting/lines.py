@@ -54,7 +54,7 @@ _NAMES: dict[type[CalibrationMetric[Any]], str] = {BrierScore: "Brier score"}
 
 
 def _metadata(metric: type[CalibrationMetric[Any]], **changes: Any) -> dict[str, Any]:
-    """Return the fields of a `Line` that are metadata of its metric, with changes."""
+    """Return the fields of a `Line` that a metric class defines, updated with `changes`."""
     names = ("unit", "perfect", "question", "source")
     return {"name": _NAMES.get(metric, metric.__name__), **{name: getattr(metric, name) for name in names}, **changes}
 

@@ -130,7 +130,7 @@ class SampleOrSketch:
         return LogitCells(self.kind.accumulator.mode, resolution, self.kind.from_logits)
 
     def _cells_with(self, sample: RankedSample) -> BinStats:
-        """Return the sums over cells after adding a sample."""
+        """Return the cells of the sketch after adding a ranked sample."""
         cells = self.cells
         for start in range(0, sample.score.shape[-1], width := max(1, _PIECE // sample.score.shape[:-1].numel())):
             piece = self._sketch.of_sample(sample.narrow(start, width))

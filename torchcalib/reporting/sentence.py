@@ -94,7 +94,7 @@ def comparison_sentence(lines: Sequence[ComparedLine], first: str, second: str) 
 
 
 def _in_words(difference: Difference, interval: str = " (95% interval {})") -> str:
-    """Return text such as `"lower by 0.012 (95% interval 0.008 to 0.016)"`. The bounds have the same direction."""
+    """Return text such as `"lower by 0.012 (95% interval 0.008 to 0.016)"`. The bounds refer to the same direction."""
     if math.isnan(difference.value):
         return "undefined"
     value = difference.value

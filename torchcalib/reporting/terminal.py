@@ -53,16 +53,15 @@ class _Console(Console):
 def _console() -> Console:
     stream = sys.stdout or io.StringIO()  # a process may have no stdout
     width = None if stream.isatty() else _WIDTH
-    return _Console(
-        file=stream, width=width, highlight=False, emoji=False
-    )  # a file name may contain an emoji code, such as ":x:"
+    # emoji=False: a file name may contain an emoji code such as ":x:".
+    return _Console(file=stream, width=width, highlight=False, emoji=False)
 
 
 class Advance(Protocol):
     """Type of the function that advances a progress bar."""
 
     def __call__(self, rows: int, description: str | None = None) -> None:
-        """Advance the bar by a number of rows; set its description unless that is None."""
+        """Advance the bar by a number of rows, and change its description unless `description` is None."""
 
 
 @contextmanager

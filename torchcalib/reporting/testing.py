@@ -100,7 +100,7 @@ def _test_ranked(s: Statistics, mode: NamedMode, notes: list[str]) -> dict[str, 
         metrics |= {"tce": TCE(**options), "mcb": CORP(**options)}
     sample = s.samples[mode]
     n_labels = max([1, *sample.score.shape[:-1]])
-    length = int(sample.score.isnan().logical_not().sum(-1).max())  # without NaN padding, which depends on the batches
+    length = int(sample.score.isnan().logical_not().sum(-1).max())  # NaN padding depends on the batch sizes
     n_cells = {name: n_labels * (s.n_bins if name == "ace" else min(length, RUNS_ON_PATHS)) for name in metrics}
     n_replicates = {name: _replicates(2**19 // n, at_least=99) for name, n in n_cells.items() if n <= MOST_IN_ORDER}
     _note_few({name.upper(): n for name, n in n_replicates.items()}, mode, notes)

@@ -88,7 +88,7 @@ def compare(
 
     Args:
         systems: predictions of at least two systems by name, the baseline first. Probabilities or logits: binary
-            `(N,)`, multi-class `(N, C)`, multi-label `(N, L)`. Further axes are samples. Tensors, or any array-likes.
+            `(N,)`, multi-class `(N, C)`, multi-label `(N, L)`. Further axes are samples. Any array-like is accepted.
         target: labels or soft targets, shared by all systems; see `torchcalib.functional.nll`. Strings are class names.
         task: `"binary"`, `"multiclass"` or `"multilabel"`. None infers the task from the shapes and sets
             `task_is_inferred`.
@@ -289,7 +289,6 @@ class ComparisonBuilder:
         )
 
     def _check(self, preds: Mapping[str, Tensor], target: Tensor, weights: Tensor | None) -> None:
-        """Raise an error for invalid system names, types or shapes."""
         if set(preds) != set(self._names):
             raise ValueError(
                 f"`preds` must contain predictions of {', '.join(map(repr, self._names))}, got "

@@ -82,7 +82,7 @@ def _difference(
         return undecided
     bootstrap = Interval(value, _minus(replicates[1], replicates[0], better), LEVEL)
     bias = float(bootstrap.bias)
-    # Ignore a bias of at most a quarter of the standard error. NaN and infinite values cannot be subtracted either.
+    # Ignore a bias of at most a quarter of the standard error, and a bias that is NaN.
     if not abs(bias) > float(bootstrap.standard_error) / 4:
         bias = 0.0
     interval = _none_if_nan(LineInterval(float(bootstrap.low) - bias, float(bootstrap.high) - bias))

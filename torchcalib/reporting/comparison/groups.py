@@ -28,8 +28,8 @@ from torchcalib.reporting.accumulators import Accumulated
 MOST_GROUPS, FEWEST_GROUPS = 2**13, 2**7
 """Limits of the number of groups G. Bootstrap standard deviations have a relative error of 1 / sqrt(2 G): 1% and 6%."""
 
-_MOST_NUMBERS = 2**20  # target for groups times sums per group: many sums per group mean fewer groups
-_TOO_MANY = 2**23  # maximum of groups times sums per group (64 MB), above which there are no replicates
+_MOST_NUMBERS = 2**20  # target for the number of groups times the number of sums per group
+_TOO_MANY = 2**23  # maximum of groups times sums per group (64 MB); above it there are no replicates
 
 _GROUP_STREAM = -1  # random stream that assigns rows to groups; the replicates use the streams 0, 1, ...
 

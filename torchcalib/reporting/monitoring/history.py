@@ -19,7 +19,7 @@ class HistoryRow:
         epoch: number of the epoch.
         step: training progress, such as the epoch or the number of optimizer steps. Rows are sorted by it.
         values: metric values by name, without a prefix: `{"nll": 0.31, "ece": 0.04}`.
-        warning: text of the warning about over-confidence; empty for none.
+        warning: text of the warning about over-confidence; empty without a warning.
     """
 
     epoch: int
@@ -48,11 +48,11 @@ class History(Tabular):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of all values, in the order of their first appearance."""
+        """Names of all metric values, in the order of their first appearance."""
         return tuple(dict.fromkeys(name for row in self.rows for name in row.values))
 
     def column(self, name: str) -> tuple[float, ...]:
-        """Return the value with this name in each row; NaN for a row without it."""
+        """Return the metric value `name` of every row; NaN for rows without this value."""
         return tuple(row.values.get(name, math.nan) for row in self.rows)
 
     @property
