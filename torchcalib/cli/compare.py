@@ -92,7 +92,7 @@ def _class_names_of_both(first: PredictionFiles, second: PredictionFiles) -> tup
 
 
 def _aligned_pieces(files: Mapping[str, PredictionFiles]) -> Iterator[dict[str, Rows]]:
-    """Yield pieces with the same rows of all systems, whose files may divide the rows differently."""
+    """Yield pieces with the same rows of all systems. Each system may divide its rows into files differently."""
     streams = {name: predictions.chunks(PIECE_BYTES) for name, predictions in files.items()}
     pending: dict[str, Rows] = {}
     while True:

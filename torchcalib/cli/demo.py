@@ -30,7 +30,7 @@ _N_TRAIN = 250  # training samples, few enough for the network to memorise
 
 @on_first
 def run(arguments: argparse.Namespace, _: Any) -> None:
-    """Train, print the metrics of every epoch, and report on the validation data."""
+    """Train the classifier, print its metrics after every epoch, and write the report on the validation data."""
     check_count("epochs", arguments.epochs)
     make_folder(arguments.out)
     digits = load_digits()

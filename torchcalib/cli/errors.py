@@ -15,7 +15,7 @@ _OPTIONS = {
     r"`n_bins`": "`--n-bins`",
     r"`epochs`": "`--epochs`",
 }
-"""Command line option by pattern of the Python argument in a message."""
+"""Regular expressions for Python arguments in messages, and the equivalent command line options."""
 
 
 def line_of(error: Exception) -> str:

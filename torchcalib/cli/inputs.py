@@ -13,7 +13,7 @@ PIECE_BYTES = 4 * 2**20
 """Size of a piece of predictions in bytes. Class-wise bins need about 40 bytes for each 4-byte prediction."""
 
 _LEAST_ROWS = 20
-"""Smallest number of rows for the check: fewer rows of logits may sum to 1 by chance."""
+"""Smallest number of rows that `check_logits` tests: logits in fewer rows may sum to 1 accidentally."""
 
 
 def opened(arguments: argparse.Namespace, paths: Sequence[Path], preds: str | None = None) -> PredictionFiles:

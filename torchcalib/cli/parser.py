@@ -74,7 +74,7 @@ _SYNONYMS = {
     "--model": "--groups",
     "--group": "--groups",
 }
-"""Options of other programs, and their equivalents."""
+"""Options of other programs, and the equivalent options of torchcalib."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -99,7 +99,7 @@ class _Parser(argparse.ArgumentParser):
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser. After parsing, `arguments.find(arguments)` checks and returns the paths.
 
-    For `compare` it returns a `System` by name.
+    For `compare` it returns a dict of `System` tuples by system name.
     """
     kind: Any = partial(_Parser, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser: _Parser = kind(prog="torchcalib", description="Measure the calibration of classifiers.")
@@ -312,8 +312,8 @@ def _files_of(given: str) -> tuple[Path, ...]:
 def _default_names(systems: Sequence[tuple[str, Path]]) -> list[str]:
     """Return a name for each system, given as pairs of argument and first file.
 
-    The name is the file stem, or the folder name for a pattern. Equal names get the folder in front, and names that are
-    still equal become the whole argument.
+    The name is the file stem, or the folder name for a pattern. Repeated names are prefixed with the folder. If they
+    are still repeated, the whole argument is the name.
     """
     names = []
     for given, file in systems:

@@ -1,4 +1,4 @@
-"""Processes (ranks) of a launcher such as torchrun. They fail together, and the first one prints and writes."""
+"""Coordinate the processes (ranks) of a launcher such as torchrun: all fail together, and the first one reports."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Ranks:
 
     @property
     def is_first(self) -> bool:
-        """True for rank 0, which prints and writes."""
+        """True for rank 0, which prints the results and writes the files."""
         return self.rank == 0
 
     @contextmanager
@@ -76,7 +76,7 @@ class Ranks:
             raise _SharedError(f"all ranks must see the same {name}, got different {name}. Use a shared folder.")
 
     def gathered(self, part: ReportBuilder | None) -> list[ReportBuilder]:
-        """Return the parts of all ranks on the first rank, and an empty list on the others."""
+        """Return the parts of all ranks on the first rank, and an empty list on the other ranks."""
         if self.n_ranks == 1:
             return [] if part is None else [part]
         from torchcalib.reporting.saving import parts_of_ranks
@@ -85,7 +85,7 @@ class Ranks:
 
 
 def on_first(run: Callable[[Any, Any], None]) -> Callable[[Any, Any, Ranks], None]:
-    """Decorate a command to run on the first rank only, while the others wait."""
+    """Decorate a command to run on the first rank only, while the other ranks wait."""
 
     def run_on_first(arguments: Any, paths: Any, ranks: Ranks) -> None:
         with ranks.agreed():
@@ -99,8 +99,8 @@ def on_first(run: Callable[[Any, Any], None]) -> Callable[[Any, Any, Ranks], Non
 def joined() -> Iterator[Ranks]:
     """Join the process group of a launcher, if its environment variables are set.
 
-    All processes exit with the same code after the first has printed, because a launcher ends all processes when one
-    fails.
+    After an error, all processes exit with the same code. They wait until the first one has printed the error, because
+    a launcher ends all processes when one fails.
     """
     if not all(os.environ.get(name) for name in _LAUNCHER) or os.environ["WORLD_SIZE"] == "1":
         yield Ranks()

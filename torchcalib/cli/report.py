@@ -20,7 +20,7 @@ from torchcalib.reporting.accumulators import check_size
 from torchcalib.reporting.building import ReportBuilder
 
 _FEW_ROWS = 20
-"""Largest number of rows for which two shards may have equal targets by chance."""
+"""Largest number of rows for which equal targets in two shards cause no warning: they may be a coincidence."""
 
 
 def run(arguments: argparse.Namespace, paths: Sequence[Path], ranks: Ranks) -> None:
@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace, paths: Sequence[Path], ranks: Ranks) -> N
 
 
 def _opened_share(arguments: argparse.Namespace, paths: Sequence[Path]) -> PredictionFiles | None:
-    """Open the files of this rank. Return None without files or rows, because other ranks may have some."""
+    """Open the files of this rank. Return None if it has no files or no rows, because other ranks may have rows."""
     try:
         return opened(arguments, paths) if paths else None
     except NoSamplesError:
@@ -58,7 +58,10 @@ def _opened_share(arguments: argparse.Namespace, paths: Sequence[Path]) -> Predi
 def _read(
     arguments: argparse.Namespace, files: PredictionFiles, n_files: int, ranks: Ranks, warnings: list[str]
 ) -> ReportBuilder:
-    """Read the files of this rank, and append to `warnings`. All ranks together read `n_files` files."""
+    """Accumulate the files of this rank, and append a message to `warnings` for each file that repeats the targets.
+
+    `n_files` is the number of files of all ranks.
+    """
     source = files.source
     builder = ReportBuilder(
         task=files.task,

@@ -17,7 +17,7 @@ from torchcalib.reporting.data import Report
 
 
 def check_places(arguments: argparse.Namespace, inputs: Sequence[Path]) -> None:
-    """Check, before any computation, that results can be written and that their packages are installed."""
+    """Check that the results can be written and that the required packages are installed."""
     if arguments.out is not None:
         from torchcalib.reporting import html  # noqa: F401 - fails early without the extra `report`
 
@@ -73,7 +73,6 @@ def no_calibrator(reason: str) -> ValueError:
 
 
 def _fitted(builder: ReportBuilder, report: Report) -> Calibrator:
-    """Fit the recommended calibrator to all samples."""
     if report.calibration is None:
         raise no_calibrator(builder.why_no_calibration() or report.notes[-1].removesuffix("."))
     with warnings.catch_warnings(action="ignore", category=UserWarning):  # the report contains these warnings as notes
@@ -81,7 +80,6 @@ def _fitted(builder: ReportBuilder, report: Report) -> Calibrator:
 
 
 def _check_place(option: str, path: Path, inputs: Sequence[Path]) -> None:
-    """Check that a file can be written to `path`."""
     folder = path.parent
     if path.is_dir() or not path.name:
         raise ValueError(f"`{option}` must be a file, got the folder {str(path)!r}. Name a file in it.")

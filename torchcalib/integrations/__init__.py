@@ -1,4 +1,4 @@
-"""Callbacks for Lightning and Hugging Face, each of which requires its package, and `distinct_rows` for samplers."""
+"""Callbacks for Lightning and Hugging Face, which must be installed, and `distinct_rows` for distributed samplers."""
 
 from torchcalib._lazy import names_of_stub
 

@@ -1,4 +1,4 @@
-"""Run a model over a data loader, and report on its predictions."""
+"""Evaluate the calibration of a model on the batches of a data loader."""
 
 import inspect
 import sys
@@ -45,16 +45,16 @@ def evaluate(
     positive_classes: Sequence[int] | None = None,
     class_axis: int | None = None,
 ) -> Report:
-    """Run a model over a data loader, and return the report on its predictions.
+    """Compute the predictions of a model for all batches of a data loader, and return their calibration report.
 
     The model runs in evaluation mode without gradients; the modes of its modules are restored afterwards. Each batch
     updates a `ReportBuilder`, so that memory is bounded. With several processes, each process reports on its own
     batches; use `ReportBuilder.gather` to combine them.
 
     A batch is `(inputs, target)`, or a mapping with the target under a usual name (`labels`, `target`, `y`, ...). From
-    a mapping, the model receives the entries that its `forward` has as arguments, or else the only other tensor. The
-    output is a tensor, or contains predictions under a usual name (`logits`, `probs`, `preds`, ...), as outputs of
-    Hugging Face models do. Use `predict` for anything else.
+    a mapping, the model receives the entries named like arguments of `forward`, or else the only other tensor. The
+    output is a tensor, or contains predictions under a usual name (`logits`, `probs`, `preds`, ...), as in Hugging Face
+    models. Other batches or outputs require `predict`.
 
     Args:
         model: a module, or any callable.
@@ -66,19 +66,19 @@ def evaluate(
         class_names: names of the classes in the order of the class axis; for a binary task the negative class first.
         predict: function `predict(model, batch)` that returns `(preds, target)` or `(preds, target, weights)`. The
             batch is on the device.
-        device: device of the model and the batches. A module is moved back afterwards. None is the device of the first
-            parameter.
+        device: device of the model and the batches. A module is moved back afterwards. None selects the device of the
+            first parameter.
         autocast: True runs the model under `torch.autocast` with the default dtype; a dtype selects that dtype.
         progress: show a progress bar, if stderr is a terminal and rich is installed.
         n_bins: number of equal-width bins, and of equal-mass bins for the adaptive calibration error (ACE).
         right: use bins `(a, b]` instead of `[a, b)`.
-        with_calibration: compute how much fitted calibrators would improve the predictions.
+        with_calibration: estimate the improvement of the scores by fitted calibrators.
         with_intervals: compute bootstrap intervals of scores and rank-based errors.
         ignore_index: drop rows with this integer label, as `torch.nn.functional.cross_entropy` does.
         nan_policy: `"drop"` drops and counts rows with NaN; `"raise"` raises an error.
         positive_classes: evaluate multi-class predictions as binary: this set of classes against the rest.
-        class_axis: axis of classes or labels in predictions. None is the last axis or axis 1, whichever agrees with the
-            shape of the target.
+        class_axis: axis of classes or labels in predictions. None selects the last axis or axis 1, by the shape of the
+            target.
 
     Returns:
         The report; see `torchcalib.Report`.
@@ -210,9 +210,9 @@ def _to_device(x: Any, device: torch.device | None) -> Any:
 def _predict_batch(
     model: Callable[..., Any], batch: Any, predict: Predict | None, from_logits: bool | None
 ) -> tuple[Found, bool | None]:
-    """Return predictions, target and weights for a batch, and whether the name of the output means logits.
+    """Return predictions, target and weights for a batch, and whether the predictions are logits by their name.
 
-    The second value is None if no name decides.
+    The second value is None if the predictions have no name, or an ambiguous name.
     """
     if predict is not None:
         given = predict(model, batch)

@@ -28,7 +28,7 @@ def fit_on_all_ranks(calibrator: Calibrator, buffer: PredictionBuffer, class_axi
 
 
 def _gathered(buffer: PredictionBuffer) -> PredictionBuffer:
-    """Return a buffer with the samples of all ranks on the first rank, and an empty buffer on the others."""
+    """Gather the samples of all ranks in one buffer on the first rank. Return an empty buffer on other ranks."""
     content = io.BytesIO()
     torch.save(buffer.state(), content)
     empty = PredictionBuffer(buffer.input_format)

@@ -1,4 +1,4 @@
-"""Streaming calibration metrics for `transformers.Trainer`, which does not need to store logits."""
+"""Streaming calibration metrics for `transformers.Trainer`, without storage of all logits."""
 
 import weakref
 from functools import partial
@@ -42,14 +42,14 @@ class CalibrationMetrics:
         )
         trainer.evaluate()  # eval_nll, eval_brier, eval_ecd, eval_ece, eval_accuracy
 
-    By default the Trainer stores the logits of a whole evaluation, from all processes, for `compute_metrics`. Here each
-    batch updates streaming metrics, and the Trainer stores one number per row. Each process updates its metrics with
-    its own rows, and `compute` synchronises them. Rows that accelerate repeats to fill the last batch are dropped, as
-    in the Trainer. After an interrupted evaluation, the next one resets the metrics.
+    By default the Trainer stores the logits of a whole evaluation, from all processes, for `compute_metrics`. With this
+    class, each batch updates streaming metrics, and the Trainer stores one number per row. Each process updates its
+    metrics with its own rows, and `compute` synchronises them. Rows that accelerate repeats to fill the last batch are
+    dropped, as in the Trainer. After an interrupted evaluation, the next evaluation resets the metrics.
 
     - **Sequence classification**: `task="multiclass"`. With several labels per row (`problem_type=
       "multi_label_classification"`): `task="multilabel", num_labels=L`. With a single logit: `task="binary"`.
-    - **Token classification**: the same; tokens with label -100 are ignored.
+    - **Token classification**: `task="multiclass"`. Tokens with label -100 are ignored.
     - **Causal language models**: `task="multiclass", shift=True`, because the logits at a position predict the next
       token.
 
@@ -150,7 +150,8 @@ class CalibrationMetrics:
 
         Args:
             evaluated: results of `preprocess_logits_for_metrics` that the Trainer stored.
-            compute_result: whether this is the last call; False before the last batch with `batch_eval_metrics=True`.
+            compute_result: True for the last call of an evaluation. With `batch_eval_metrics=True`, the Trainer calls
+                this hook once per batch.
 
         Returns:
             A float by metric name, or by `name_0`, `name_1`, ... for a metric with one value per class. Empty before
@@ -158,8 +159,8 @@ class CalibrationMetrics:
 
         Raises:
             ValueError: if rows on CUDA are invalid, because `update` does not check them there.
-            RuntimeError: if the Trainer did not store all rows, because the other hook was not passed or another
-                evaluation loop is in use.
+            RuntimeError: if the Trainer did not store all rows. The cause is a missing hook or a different evaluation
+                loop.
         """
         try:
             rank, _ = rank_and_size()

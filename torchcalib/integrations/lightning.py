@@ -1,4 +1,4 @@
-"""Lightning callback that monitors calibration in the validation runs of a training."""
+"""Lightning callback that monitors calibration during validation."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -56,10 +56,11 @@ class CalibrationMonitor(_Callback):  # type: ignore[misc]  # the base classes a
         monitor = CalibrationMonitor(task="multiclass", num_classes=10, from_logits=True)
         Trainer(callbacks=[monitor, EarlyStopping("val/nll"), ModelCheckpoint(monitor="val/nll")])
 
-    After every validation, the callback logs the metrics of `torchcalib.Monitor`: `accuracy`, `brier`, the negative
-    log-likelihood `nll` and its normalised form `nce`, the entropic calibration difference `ecd`, and the expected,
-    signed and maximum calibration errors `ece`, `esce` and `mce`. Early stopping, checkpoints and schedulers can use
-    them. Loggers that accept images receive the reliability diagram. Growing over-confidence causes a warning.
+    After every validation, the callback logs the metrics of `torchcalib.Monitor`. Scores are `accuracy`, `brier`, the
+    negative log-likelihood `nll`, its normalised form `nce` and the entropic calibration difference `ecd`. Calibration
+    errors are `ece` (expected), `esce` (expected signed) and `mce` (maximum). Early stopping, checkpoints and
+    schedulers can use them. Loggers that accept images receive the reliability diagram. Growing over-confidence causes
+    a warning.
 
     Each validation loader has its own monitor. With several loaders, the names end in `/dataloader_idx_0` and so on.
     The sanity check before training is not recorded.
@@ -84,8 +85,8 @@ class CalibrationMonitor(_Callback):  # type: ignore[misc]  # the base classes a
         threshold: growth of over-confidence, in nats, that causes a warning; see `torchcalib.Monitor`.
         diagrams_every: number of validations per logged diagram; 0 logs none.
         calibrate: calibrator, such as `torchcalib.calibration.TemperatureScaling()`, to fit to the samples of the first
-            loader in each validation. CPU memory stores up to 2^20 samples and 2^26 values over all ranks. With more
-            samples, no calibrator is fitted, and a warning is issued.
+            loader in each validation. The samples are stored on the CPU: at most 2^20 samples and 2^26 values over all
+            ranks. With more samples, no calibrator is fitted, and a warning is issued.
         **options: other arguments of all metrics: `ignore_index`, `class_axis`, ...
 
     Attributes:
@@ -222,11 +223,11 @@ class CalibrationMonitor(_Callback):  # type: ignore[misc]  # the base classes a
                 self._warn(remark)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the histories as plain Python values."""
+        """Return the histories of all monitors as plain Python values."""
         return {"histories": [monitor.state_dict() for monitor in self.monitors]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore saved histories."""
+        """Restore the histories of all monitors from the result of `state_dict()`."""
         histories = state_dict["histories"]
         self.monitors = [self._new_monitor() for _ in histories]
         for monitor, history in zip(self.monitors, histories, strict=True):

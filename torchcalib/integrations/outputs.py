@@ -39,6 +39,9 @@ def found_by(get: Get | None, outputs: Any, batch: Any, from_logits: bool) -> Fo
         batch: input of the validation step.
         from_logits: whether predictions are logits.
 
+    Returns:
+        The predictions, targets and weights. Weights are None if they are not found.
+
     Raises:
         ValueError: if predictions or targets are missing, or if a name contradicts `from_logits`.
         TypeError: if `get` does not return two or three values, of which the first is a tensor.
@@ -99,8 +102,8 @@ def predictions_in(outputs: Any, from_logits: bool | None) -> tuple[Tensor | Non
         from_logits: whether predictions are logits, or None if unknown.
 
     Returns:
-        The predictions, or None if they are not found. Then True for a name of logits, False for a name of
-        probabilities, and None for other names or no name.
+        The predictions, or None if they are not found. The second value is True for a name of logits, False for a name
+        of probabilities, and None otherwise.
     """
     if isinstance(outputs, Tensor):
         return outputs, None

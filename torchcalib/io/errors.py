@@ -1,4 +1,4 @@
-"""Errors about files, and text that is safe to print. Imports no slow modules, for a fast command start."""
+"""Errors for unreadable files, and safe printing of their texts. Importing this module does not import torch."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -13,7 +13,7 @@ class InputError(ValueError):
 
 
 class NoSamplesError(InputError):
-    """Error for files without samples. With several processes, one process may get only such files."""
+    """Error for files without samples. In a run with several processes, a process with only such files ignores it."""
 
     def __init__(self, label: object) -> None:
         super().__init__(f"`{label}` must hold at least one sample, got none. Check the program that wrote it.")

@@ -25,9 +25,10 @@ def check_class_names(names: Sequence[str], n_classes: int, preds: str) -> tuple
 
 
 def class_indices(labels: list[str], names: Sequence[str], label: str, start: int, gaps: bool) -> Tensor:
-    """Convert text labels to class indices: int64, or float64 with NaN for empty labels, which `gaps` permits.
+    """Convert text labels to class indices, int64 `(N,)`.
 
-    For errors, `label` describes the target, and `start` is the number of rows before the first label.
+    With `gaps`, empty labels become NaN in a float64 tensor; otherwise they raise an error. Error messages use `label`,
+    a description of the target, and `start`, the number of rows before the first label.
     """
     numbers = {name: k for k, name in enumerate(names)}
     indices = []
@@ -95,7 +96,7 @@ def names_of_labels(readers: Sequence[Reader], preds: str, target: str, task: st
 
 
 def _with_indices(labels: Sequence[str]) -> tuple[list[str], Tensor]:
-    """Return the distinct texts without surrounding spaces, and the text index of each label, int64 `(N,)`."""
+    """Return the distinct labels without surrounding spaces, and the index of every label among them, int64 `(N,)`."""
     number_of: dict[str, int] = {}
     numbers = [number_of.setdefault(text.strip(), len(number_of)) for text in labels]
     return list(number_of), torch.tensor(numbers, dtype=torch.int64)

@@ -1,10 +1,10 @@
-"""Common names of arrays in files, and their meaning. Imports no slow modules, for a fast command start."""
+"""Common names of arrays in prediction files, by role. Importing this module does not import torch."""
 
 import re
 
 LOG_PROBS = ("log_probs", "logprobs", "log_prob", "logprob", "log_proba", "log_probabilities")
 LOGITS = ("logits", "logit", "y_logit", "y_logits", *LOG_PROBS)
-"""Names of logits. They include log-probabilities, because the softmax of these returns the probabilities."""
+"""Names of logits. They include log-probabilities, because their softmax returns the probabilities."""
 CONFIDENCES = ("confidence", "confidences", "conf")
 """Names of the confidence in the predicted class or answer."""
 PROBS = (

@@ -33,13 +33,13 @@ from torchcalib.io.source import Source
 
 @dataclass(frozen=True)
 class Rows:
-    """Consecutive rows of one file. All tensors except predictions are int64 or floating-point."""
+    """Consecutive rows of a prediction file. All tensors except predictions are int64 or floating-point."""
 
     preds: Tensor  # same dtype as in the file
     target: Tensor
     weights: Tensor | None = None
-    groups: Tensor | None = None  # int64, one per sample, -1 for an empty text
-    group_names: list[str] | None = None  # by group number in these rows; None if the file has numbers
+    groups: Tensor | None = None  # group number of each sample, int64; -1 for an empty text
+    group_names: list[str] | None = None  # names by group number, for these rows; None if the file stores numbers
 
     def __len__(self) -> int:
         return len(self.preds)
@@ -56,7 +56,7 @@ class PredictionFiles:
     source: Source
     task: Task
     readers: tuple[Reader, ...]  # one per file with rows, in order; `.npy` files share one reader
-    gaps: bool = False  # predictions are NaN in rows with missing values, instead of an error
+    gaps: bool = False  # set predictions to NaN in rows with missing values, instead of raising an error
     normalize: bool = False  # divide probabilities by their sum
 
     @property
@@ -152,7 +152,7 @@ class PredictionFiles:
                 continue
             missing = values.isnan()
             if role == "groups" or not bool(missing.any()):
-                pass  # a row without a group still counts outside the groups
+                pass  # a row without a group still contributes to the overall results
             elif missing.shape == preds.shape and self.task != "multiclass":
                 preds = preds.masked_fill(missing, torch.nan)
             else:
@@ -181,11 +181,11 @@ def open_predictions(
     """Open prediction files: find the arrays in their headers, and check that the arrays fit together.
 
     Args:
-        paths: shards of one data set with the same format, names and dtypes. Or two `.npy` files, predictions and
-            targets, with optional files of weights and groups.
+        paths: shards of one data set with the same format, names and dtypes. A `.npy` data set consists of one file of
+            predictions, one of targets, and optional files of weights and groups.
         preds: name of the predictions: a key, a column, the stem of numbered columns, or the stem of a `.npy` file.
-            Columns with one class each are a list `"a,b,c"`, a pattern `"prob_*"` or a range `"0..3"`. None finds the
-            common names in `torchcalib.io.names`.
+            A list `"a,b,c"`, a pattern `"prob_*"` or a range `"0..3"` selects one column per class. None searches for
+            the common names in `torchcalib.io.names`.
         target: name of the targets, or None to find a common name. Text targets are class names.
         weights: name of the weights, or None to find a common name. Weights are optional.
         groups: name of the groups, which are whole numbers or text; None for no groups.

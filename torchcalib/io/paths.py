@@ -1,4 +1,4 @@
-"""Paths of prediction files: patterns, checks, and the assignment of files to processes. Opens no file."""
+"""Paths of prediction files: patterns, checks, and the assignment of files to processes. No file is opened."""
 
 from collections.abc import Iterable, Sequence
 from glob import glob
@@ -88,10 +88,10 @@ def check_paths(paths: Sequence[str | Path]) -> tuple[Path, ...]:
 
 
 def share_of(paths: Sequence[Path], rank: int, n_ranks: int) -> tuple[Path, ...]:
-    """Return the files that the process `rank` of `n_ranks` reads. Each rank gets consecutive files, in rank order.
+    """Return the files that process `rank` of `n_ranks` reads. Each rank reads consecutive files, in rank order.
 
-    All bytes are divided evenly among the ranks, and a file goes to the rank that contains its middle byte. File sizes
-    replace row counts, which are unknown before a file is opened. Rank 0 gets all `.npy` files, which are one data set.
+    The bytes of all files are divided into `n_ranks` equal ranges. A rank reads the files whose middle byte is in its
+    range. Sizes replace row counts, which are unknown. Rank 0 reads all `.npy` files, which form one data set.
     """
     if paths and paths[0].suffix.lower() == ".npy":
         return tuple(paths) if rank == 0 else ()

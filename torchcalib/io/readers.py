@@ -30,11 +30,11 @@ TEXT = frozenset({"string", "large_string"})
 WHOLE = frozenset({"bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"})
 
 MOST_ARRAYS = 2**17  # largest number of arrays or columns in a file; listing more would be slow
-MAX_RESIDENT = 2 * 2**30  # largest number of bytes in memory at a time, such as one row
-_LONGEST_TEXT = 4 * 1000  # bytes of a text, 4 bytes per character
-_LONGEST_NPY_HEADER = 10_000  # bytes, the limit in numpy
-_LONGEST_SAFETENSORS_HEADER = 2**24  # bytes of JSON: about 100,000 tensors
-_DECOMPRESSED_AT_ONCE = 2**18  # bytes per read; `ZipExtFile.read` takes quadratic time in this size
+MAX_RESIDENT = 2 * 2**30  # largest size in bytes of a row, or of an array that must be in memory as a whole
+_LONGEST_TEXT = 4 * 1000  # largest size of a text in bytes: 1000 characters of 4 bytes
+_LONGEST_NPY_HEADER = 10_000  # largest header in bytes, as in numpy
+_LONGEST_SAFETENSORS_HEADER = 2**24  # largest header in bytes: JSON for about 100,000 tensors
+_DECOMPRESSED_AT_ONCE = 2**18  # bytes per read: the time of `ZipExtFile.read` is quadratic in this size
 
 _SAFETENSORS_DTYPES = {
     "BOOL": "bool",
@@ -59,7 +59,7 @@ class Array:
 
     @property
     def key(self) -> str:
-        """Lower-case name, or the stem of several columns, for the search by name."""
+        """Key for the search by name: the stem of combined columns, else the array name in lower case."""
         return self.stem or self.name.strip().lower()
 
     @property
@@ -88,7 +88,7 @@ class Reader(ABC):
         """Describe the arrays in the file, from its header only."""
 
     def open(self, names: Sequence[str], stack: ExitStack) -> Sequence[Any]:
-        """Return arrays that can be sliced once, in row order. `stack` closes the file."""
+        """Return the named arrays. Their rows can be sliced once, in order, until `stack` closes the file."""
         raise NotImplementedError
 
     def compose(self, columns: Sequence[str]) -> str:
@@ -96,10 +96,10 @@ class Reader(ABC):
         raise InputError(f"`{self.label}` must be a table to choose columns, got {quoted(columns)}. Name one array.")
 
     def rows(self, names: Sequence[str], count: int, gaps: bool = False) -> Iterator[tuple[Any, ...]]:  # noqa: ARG002
-        """Yield pieces of at most `count` rows of the named arrays: tensors of numbers, and lists of strings for text.
+        """Yield pieces of at most `count` rows: for each named array a tensor of numbers, or a list of strings.
 
-        Missing table cells raise an error, unless `gaps` is True. Numbers are then floating-point with NaN, and texts
-        are empty.
+        With `gaps`, missing numbers become NaN in a floating-point tensor, and missing texts become empty. Otherwise
+        missing table cells raise an error.
         """
         with ExitStack() as stack:
             arrays = self.open(names, stack)
@@ -107,7 +107,7 @@ class Reader(ABC):
                 yield tuple(_tensor(array[start : start + count]) for array in arrays)
 
     def stream(self, names: Sequence[str], count: int, gaps: bool = False) -> Iterator[tuple[Any, ...]]:
-        """Yield `rows`, and raise an `InputError` for damaged rows."""
+        """Yield the same pieces as `rows`, and raise an `InputError` for damaged rows."""
         with reading(self.label, self.format):
             yield from self.rows(names, count, gaps)
 
@@ -124,7 +124,7 @@ class Reader(ABC):
 
 
 class Npz(Reader):
-    """Reader of `.npz` archives. They may be larger than memory, except for arrays in Fortran order."""
+    """Reader of `.npz` archives. Only arrays in Fortran order must fit in memory."""
 
     format = "npz"
 
@@ -276,7 +276,6 @@ def readers_of(files: Sequence[Path]) -> list[Reader]:
 
 
 def _described(name: str, file: IO[bytes], size: int, *, compressed: bool = False) -> Array:
-    """Describe a numpy array from its header."""
     shape, by_columns, dtype = _read_header(file, size)
     is_text = dtype.kind == "U"
     problem = ""
@@ -290,10 +289,10 @@ def _described(name: str, file: IO[bytes], size: int, *, compressed: bool = Fals
 
 
 def _read_header(file: IO[bytes], size: int) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Return shape, True for an array in Fortran order, and dtype. Move `file` to the first number.
+    """Read a `.npy` header. Return the shape, True if the array is in Fortran order, and the dtype.
 
-    Without these checks, numpy would read a header of up to 4 GiB, and accept a shape that exceeds the file of `size`
-    bytes.
+    The position in `file` is then the first array element. The checks are necessary because numpy reads headers of up
+    to 4 GiB. It also accepts shapes that do not fit in a file of `size` bytes.
     """
     version = npy_format.read_magic(file)
     # Version 3 differs from 2 only in the encoding of field names, and arrays with fields are refused.

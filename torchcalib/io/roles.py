@@ -31,9 +31,9 @@ FileTask = Literal["binary", "multiclass", "multilabel", "confidence"]
 
 
 class Role(NamedTuple):
-    """Requirements for the array of a role, and the rule and advice of the error message."""
+    """Common names and valid dtypes of the array for a role, and the rule and advice in its error message."""
 
-    names: tuple[str, ...]  # common names of such arrays
+    names: tuple[str, ...]  # common array names
     dtypes: frozenset[str]
     rule: str
     advice: str
@@ -60,12 +60,12 @@ _SHAPES = {
 
 
 def find_roles(reader: Reader, given: Mapping[str, str | None], task: FileTask | None = None) -> dict[str, str]:
-    """Return the array name for each role, found by the given name or else by common names."""
+    """Return the array name for each role: the array that `given` selects, else an array with a common name."""
     found = {role: _candidates(reader, role, given[role]) for role in ROLES}
     found["target"] = _fitting_targets(reader, found["preds"], found["target"])
     found["preds"] = _fitting_preds(reader, found["preds"], found["target"])
     if reader.format == "npy" and len(reader.arrays) == 2:
-        # File names do not matter: a floating-point array can only be predictions, and whole numbers only targets.
+        # Names are unnecessary: one floating-point array must be the predictions, one integer array the targets.
         found["preds"] = found["preds"] or _single_of_dtypes(reader, FLOATS)
         found["target"] = found["target"] or _single_of_dtypes(reader, WHOLE)
     found["preds"] = found["preds"] or _named_after_a_class(reader)
@@ -143,7 +143,7 @@ def _selected(reader: Reader, role: str, given: str) -> str:
 
 
 def _fitting_targets(reader: Reader, preds: list[str], targets: list[str]) -> list[str]:
-    """Filter target names: keep `correct` if all predictions are confidences, else the other names."""
+    """Filter target names: keep names in `CORRECT` if all predictions are confidences, else keep all other names."""
     if len(targets) < 2:
         return targets
     only_confidences = all(_key(reader, name) in CONFIDENCES for name in preds)
@@ -162,7 +162,7 @@ def _fitting_preds(reader: Reader, preds: list[str], targets: list[str]) -> list
 
 
 def _named_after_a_class(reader: Reader) -> list[str]:
-    """Return the only column named like `prob_dog` in a list, or an empty list. It is a binary probability."""
+    """Return a list with the column named like `prob_dog`, a binary probability; empty unless there is exactly one."""
     stems = {*LOGITS, *PROBS} - {*CONFIDENCES, "p"}
     fitting = [
         name
@@ -173,7 +173,7 @@ def _named_after_a_class(reader: Reader) -> list[str]:
 
 
 def _unnamed_classes(reader: Reader, target: str, given: Mapping[str, str | None]) -> list[str]:
-    """Combine class columns without a common stem, `0 .. 3` or class names, and return the array name in a list."""
+    """Combine class columns without a common stem. Return the name of the array in a list, or an empty list."""
     numbered = [name for name, array in reader.arrays.items() if array.columns and not array.stem and not array.problem]
     if numbered:
         return numbered[:1]
@@ -195,7 +195,7 @@ def _unnamed_classes(reader: Reader, target: str, given: Mapping[str, str | None
 
 
 def _labels_of(reader: Reader, target: str, most: int) -> set[str]:
-    """Return the distinct texts in a column. Stop reading once there are more than `most`."""
+    """Return the distinct texts in a column. Reading stops after more than `most` distinct texts."""
     labels: set[str] = set()
     for (values,) in reader.stream([target], 2**16, gaps=True):
         labels |= {text.strip() for text in values} - {""}
@@ -205,7 +205,7 @@ def _labels_of(reader: Reader, target: str, most: int) -> set[str]:
 
 
 def _check_confidence(reader: Reader, roles: Mapping[str, str], given: str | None, task: FileTask | None) -> None:
-    """Raise if predictions found as confidences have a target other than `correct`."""
+    """Raise an error if predictions with a common name of confidences have a target other than `correct`."""
     preds, target = roles["preds"], roles["target"]
     if given is None and task is None and _key(reader, preds) in CONFIDENCES and _key(reader, target) not in CORRECT:
         raise InputError(

@@ -14,7 +14,7 @@ def without_rounding(probs: Tensor, label: str, start: int) -> Tensor:
     For errors, `label` describes the probabilities, and `start` is the number of rows before the first row.
 
     Raises:
-        InputError: if rounding cannot explain how far a sum is from 1.
+        InputError: if a sum differs from 1 by more than rounding to the decimals of the values can cause.
     """
     total = probs.double().sum(-1, keepdim=True)
     farthest = min(_FARTHEST, probs.shape[-1] * 0.5 * 10.0 ** -decimals_of(probs)) + 1e-3

@@ -1,4 +1,4 @@
-"""Write files atomically, and load them safely. Loaded files are never trusted, even if torchcalib wrote them."""
+"""Write files atomically, and load them safely. All loaded values are checked: a file may be damaged or malicious."""
 
 import os
 import zipfile
@@ -34,9 +34,12 @@ def load_tensors(path: str | Path, *, mmap: bool = False) -> Any:
         path: path of the file.
         mmap: map tensors into memory if the file is a zip archive, the default format since torch 1.6.
 
+    Returns:
+        The saved tensor or container, with all tensors on the CPU.
+
     Raises:
         pickle.UnpicklingError: if the file contains other Python objects. None of them is created.
-        ValueError: if a part is compressed. torch never compresses, and a small part could fill the memory.
+        ValueError: if an archive member is compressed, because torch never compresses, and it could exhaust the memory.
         OSError, RuntimeError: if the file cannot be read.
     """
     is_zip = zipfile.is_zipfile(path)
@@ -55,7 +58,7 @@ def load_saved(path: Path) -> Any:
 
     Raises:
         OSError: if the file cannot be read.
-        ValueError: if the file contains anything else.
+        ValueError: if the file is incomplete, or contains other objects.
         Exception: if the file is damaged; the type depends on the parser.
     """
     remaining = path.stat().st_size
@@ -63,7 +66,7 @@ def load_saved(path: Path) -> Any:
         raise ValueError("the file is incomplete, or torch.save did not write it")
 
     def copied(value: Any) -> Any:
-        """Copy nested tensors and plain values, at most as many bytes as the file size."""
+        """Copy nested tensors and plain values. Raise if the copies exceed the file size."""
         nonlocal remaining
         remaining -= 1 + (value.numel() * value.element_size() if isinstance(value, torch.Tensor) else 0)
         if remaining < 0:

@@ -15,7 +15,7 @@ class Source:
 
     files: tuple[str, ...]  # paths, in the order of the rows
     format: str  # a value of `torchcalib.io.paths.FORMATS`
-    preds: str  # key, column, numbered columns (`prob_0..prob_9`) or `.npy` stem, as for other arrays
+    preds: str  # array name: key, column, numbered columns (`prob_0..prob_9`) or stem of a `.npy` file
     target: str
     weights: str | None
     from_logits: bool  # True also for log-probabilities
@@ -28,7 +28,7 @@ class Source:
     are_confidences: bool = False  # predictions are confidences, and targets are 1 for correct predictions
 
     def __add__(self, other: Self) -> Self:
-        """Return the source for the rows of both; raise `InputError` if names, dtypes or shapes differ."""
+        """Return the source for the rows of both files; raise `InputError` if names, dtypes or shapes differ."""
         alike = ("format", "preds", "target", "weights", "groups", "from_logits", "dtype", "rows", "class_names")
         for name in (*alike, "are_confidences"):
             mine, theirs = getattr(self, name), getattr(other, name)
@@ -41,7 +41,7 @@ class Source:
         return replace(self, files=self.files + other.files, shape=shape)
 
     def in_words(self) -> dict[str, Any]:
-        """Return a description for reports, by heading, with control characters replaced."""
+        """Return a description for reports, with headings as keys. Control characters are replaced."""
         kind = "logits" if self.from_logits else "probabilities"
         if self.are_confidences:
             kind = "logits of confidences" if self.from_logits else "confidences"
@@ -59,12 +59,12 @@ class Source:
         }
 
     def state(self) -> dict[str, Any]:
-        """Return all fields as plain values, which `of_state` loads."""
+        """Return all fields as plain values, for `of_state`."""
         return asdict(self)
 
     @classmethod
     def of_state(cls, state: Mapping[str, Any]) -> Self:
-        """Return the source with these untrusted values from a file; raise ValueError for a wrong type."""
+        """Create a source from the result of `state`, loaded from a file. Raise ValueError for a wrong type."""
         kinds = get_type_hints(cls)
         values: dict[str, Any] = {field.name: state.get(field.name) for field in fields(cls)}
         for name, value in values.items():

@@ -20,14 +20,14 @@ from torchcalib.io.names import LOGITS, NEUTRAL, NUMBERED, PROBS, TARGETS, WEIGH
 from torchcalib.io.readers import FLOATS, MAX_RESIDENT, TEXT, WHOLE, Array, Reader
 
 _DTYPES = {"halffloat": "float16", "float": "float32", "double": "float64"}
-# Bytes of text that pyarrow parses at a time. A row must fit in a block, the first block determines the column types,
-# and pyarrow reads about 30 blocks ahead.
+# Bytes of a block of text, which pyarrow parses at a time. A row must fit in a block. The first block determines the
+# column types. pyarrow reads about 30 blocks ahead.
 _BLOCK = 4 * 2**20
-_LONGEST_HEADER = 2**16  # bytes of the first line, which is searched for the separator
+_LONGEST_HEADER = 2**16  # largest number of bytes of the first line that are searched for the separator
 _DEEPEST = 100  # largest nesting depth of lists and objects
 _TEXT_OF_JSON = re.compile(rb'"(?:[^"\\]|\\.)*"')
-_WIDEST = 8  # bytes of the widest number
-_MOST_UNFOLDED = 256  # largest ratio of memory to file size; columns with few distinct numbers reach it
+_WIDEST = 8  # size of the widest number in bytes
+_MOST_UNFOLDED = 256  # largest accepted ratio of memory to file size; few distinct numbers compress this well
 
 
 class _Table(Reader):
@@ -104,8 +104,8 @@ class _Table(Reader):
 class Csv(_Table):
     """Reader of text with a header line and comma-separated columns.
 
-    Numbers without a decimal point are integers, `true` and `false` booleans. A file that ends in `.gz` is decompressed
-    while it is read.
+    Numbers without a decimal point are integers; `true` and `false` are booleans. A file that ends in `.gz` is
+    decompressed while it is read.
     """
 
     format = "csv"
@@ -134,7 +134,7 @@ class Csv(_Table):
             )
 
     def _check_separator(self) -> None:
-        """Raise if the first line contains another separator, and not the separator of this format."""
+        """Raise if the first line contains separators of other formats, but not the separator of this format."""
         with pa.input_stream(self.paths[0], compression="detect") as file:
             first = file.read(_LONGEST_HEADER).partition(b"\n")[0].decode(errors="replace").strip()
         words = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
@@ -170,7 +170,7 @@ class Tsv(Csv):
 
 
 class Jsonl(_Table):
-    """Reader of one JSON object per line, with the same keys. The first block of lines determines the types."""
+    """Reader of lines with one JSON object each, all with the same keys. The first block determines the types."""
 
     format = "jsonl"
 
@@ -236,7 +236,7 @@ class Parquet(_Table):
     format = "parquet"
 
     def inspect(self) -> Iterable[Array]:
-        """Describe the columns from the file footer. Variable-length lists get the length of the first list."""
+        """Describe the columns from the file footer. The first non-empty list determines the width of a list column."""
         with self._mapped() as file:
             self.check_names(file.schema_arrow.names)
             return with_composed([_described(file, column) for column in file.schema_arrow])
@@ -270,7 +270,7 @@ def _described(file: Any, column: Any) -> Array:
 
 
 def _check_unfolded(metadata: Any, name: str) -> None:
-    """Refuse large lists that are stored in few bytes, because a single row could exhaust the memory."""
+    """Raise for large lists that are stored in few bytes, because a single row could exhaust the memory."""
     for k in range(metadata.num_row_groups):
         group = metadata.row_group(k)
         for chunk in map(group.column, range(group.num_columns)):
@@ -292,13 +292,13 @@ def _numbers(values: Any) -> np.ndarray[Any, Any]:
 
 
 def _width(lists: Any) -> int:
-    """Return the length of the first list that is present, or 0."""
+    """Return the length of the first list that is not missing, or 0."""
     lengths = pc.list_value_length(lists).drop_null()
     return lengths[0].as_py() if len(lengths) else 0
 
 
 def with_composed(arrays: list[Array]) -> list[Array]:
-    """Append one array for each stem that numbered columns or columns named after classes share."""
+    """Append one combined array for each common stem of numbered columns, or of columns named after classes."""
     by_number, by_class = defaultdict(list), defaultdict(list)
     known = {*LOGITS, *PROBS, *NEUTRAL, *TARGETS, *WEIGHTS}
     keys = {array.key for array in arrays}
@@ -330,7 +330,7 @@ def _numbered(stem: str, members: Sequence[tuple[int, str, Array]]) -> Array:
 
 
 def _composed(members: Sequence[Array], stem: str) -> Array:
-    """Combine columns with one class each into one array."""
+    """Combine one column per class into one array."""
     names = tuple(member.name for member in members)
     shape = (*members[0].shape, len(members))
     dtype = _common_dtype({member.dtype for member in members})

@@ -61,7 +61,7 @@ DARK = Style("#15181c", "#e4e6e8", "#9aa3ac", "#2c3238", "#626c77", "#56b4e9", "
 
 
 def columns_of(table: BinTable, name: str = "table") -> SimpleNamespace:
-    """Return the columns of a single table as float64 arrays, without the zero-width bins that pad a batch."""
+    """Return the columns of a table without batch axes as float64 arrays. Bins that only pad a batch are omitted."""
     if table.n.dim() != 1:
         raise ValueError(
             f"`{name}` must have no batch axes, got shape {tuple(table.n.shape)}. Draw one table: `{name}[k]`."
@@ -117,12 +117,13 @@ class Canvas:
     def of(
         cls, ax: Axes | None, style: Style, title: str | None, size: tuple[float, float], top: float, **options: Any
     ) -> Self:
-        """Return a canvas on `ax`, or on a new figure, with a title that has the text options `options`.
+        """Create a canvas on `ax`, or on a new figure, and draw the title with the text options `options`.
 
-        `size` is the size of a new figure in inches, and `top` the top of its frame as a fraction of its height.
+        `size` is the width and height of a new figure in inches. `top` is the top of its axes, as a fraction of the
+        height.
         """
         if ax is None:
-            # Without pyplot, the figure opens no window and is not kept alive. Margins are fixed, because an automatic
+            # pyplot would open a window and keep a reference to the figure. Margins are fixed, because an automatic
             # layout would change with every save. Saving crops the figure.
             figure = Figure(figsize=size, facecolor=style.paper)
             ax = figure.subplots(gridspec_kw={"left": 0.15, "right": 0.96, "bottom": 0.12, "top": top})
@@ -136,16 +137,16 @@ class Canvas:
         self.ax.set_title(text, loc="left", color=self.style.ink, **options)
 
     def only_panels(self) -> Self:
-        """Hide everything except title and labels, for axes that only contain panels."""
+        """Hide grid, frame and ticks of axes that only contain panels, and return the canvas."""
         self.ax.grid(False)
         self.ax.spines[:].set_visible(False)
         self.ax.set(xticks=[], yticks=[])
         return self
 
     def panels(self, n: int, gap: float, *, columns: int = 1, left: float = 0, across: float = 0) -> "list[Canvas]":
-        """Return `n` panels, column by column, from the top to the bottom of each column.
+        """Create `n` panels in a grid. Return them column by column, each from top to bottom.
 
-        The vertical gap, the left margin and the horizontal gap `across` are fractions of these axes.
+        The vertical gap, the left margin and the horizontal gap `across` are fractions of the size of these axes.
         """
         rows = math.ceil(n / columns)
         width, height = (1 - left + across) / columns - across, (1 + gap) / rows - gap
@@ -156,12 +157,12 @@ class Canvas:
         ]
 
     def panel(self, left: float, bottom: float, width: float, height: float) -> "Canvas":
-        """Return a canvas on inset axes, whose place and size are fractions of these axes."""
+        """Create a canvas on inset axes. Position and size are fractions of the size of these axes."""
         return Canvas(self.ax.inset_axes((left, bottom, width, height)), self.style)
 
     @property
     def points(self) -> tuple[float, float]:
-        """Current width and height of the frame in points, to decide which labels fit."""
+        """Width and height of the axes in points (1/72 inch), which determine the labels that fit."""
         extent, scale = self.ax.get_window_extent(), 72 / self.ax.figure.dpi
         return float(extent.width * scale), float(extent.height * scale)
 
@@ -205,10 +206,10 @@ class ProbabilityAxis(NamedTuple):
 
     @classmethod
     def logit_of(cls, probabilities: Column, n: float) -> Self:
-        """Return a logit axis that shows these probabilities.
+        """Create a logit axis whose limits include the given probabilities.
 
-        The limits keep a distance of about 1 / (10 n) from 0 and 1, because n samples cannot distinguish values beyond
-        from 0 and 1. A probability of 1e-19 would also leave no room for the others.
+        The limits keep a distance of about 1 / (10 n) from 0 and 1: n samples cannot distinguish more extreme values
+        from 0 and 1. Without this distance, a probability of 1e-19 would compress all other values.
         """
         finest = min(max(0.1 / n, 1e-12), 0.01)
         ends = np.clip([probabilities.min(), probabilities.max()], finest, 1 - finest)
@@ -232,7 +233,7 @@ class ProbabilityAxis(NamedTuple):
         return axis.get_transform()
 
     def _ticks(self, at_most: int) -> list[float]:
-        """Return ticks at 0.5 and at powers of ten from 0 and 1, thinned to every k-th power to fit `at_most` ticks."""
+        """Return at most `at_most` ticks: 0.5, and values at every k-th power of ten from 0 and from 1."""
         ticks: list[float] = []
         powers = 10.0 ** -np.arange(1, 13)
         for step in range(1, 13):
@@ -277,7 +278,7 @@ def probability_label(probability: float) -> str:
 
 
 def to_svg(ax: Axes) -> str:
-    """Return the figure of `ax` as SVG without a date. Equal diagrams give equal text.
+    """Return the figure of `ax` as SVG text. Equal diagrams have equal text, because no date is stored.
 
     Args:
         ax: Axes that a function of this module returned.
@@ -294,7 +295,7 @@ def to_svg(ax: Axes) -> str:
 
 
 def to_png(ax: Axes, dpi: float = 200) -> bytes:
-    """Return the figure of `ax` as PNG without a date. Equal diagrams give equal bytes.
+    """Return the figure of `ax` as PNG bytes. Equal diagrams have equal bytes, because no date is stored.
 
     Args:
         ax: Axes that a function of this module returned.
@@ -311,5 +312,5 @@ def to_png(ax: Axes, dpi: float = 200) -> bytes:
 
 
 def _save(ax: Axes, buffer: IO[Any], **options: Any) -> None:
-    """Save the whole figure, also if `ax` is in a subfigure."""
+    """Save the whole figure, even if `ax` is in a subfigure."""
     ax.figure.canvas.figure.savefig(buffer, bbox_inches="tight", pad_inches=0.06, **options)

@@ -22,15 +22,16 @@ def bin_comparison(
 ) -> Axes:
     """Draw the empirical probabilities of several binnings of the same data.
 
-    Each binning has a panel, in the given order, with a shared axis of predictions. The heading states the number of
-    bins with data, and the sizes of the smallest and the largest of them.
+    Each binning has a panel, in the given order, with a shared axis of predictions. The heading contains the number of
+    non-empty bins, and the smallest and largest number of samples in a bin.
 
     - Steps: the empirical probability (mean outcome) of each bin, from edge to edge. Empty bins are gaps.
     - Dashed diagonal: perfect calibration.
     - Ticks below the frame: edges of the bins.
 
     Args:
-        tables: Bins without batch axes, by the name of the binning: a `BinTable`, a metric over bins, or a report.
+        tables: Mapping from the names of binnings to bins without batch axes: a `BinTable`, a metric over bins, or a
+            report.
 
     Returns:
         The axes; their figure is `ax.figure`.

@@ -77,7 +77,7 @@ def difference_plot(
 
 
 def _has_interval(difference: Difference) -> bool:
-    """Return True if a difference has an interval, or is NaN and therefore has none."""
+    """Return True if a difference has an interval, or is NaN. NaN has no interval, but is drawn as "undefined"."""
     return difference.interval is not None or math.isnan(difference.value)
 
 

@@ -8,9 +8,9 @@ from torchcalib.metrics.proper_scores import ecd
 from torchcalib.plots.canvas import LIGHT, Canvas, Style, diagram
 
 ECD_MINIMUM = -0.27846454276107380
-"""Minimum of the ECD for one binary sample: -W(1/e), where W is the Lambert function, at p = 1 / (1 + W(1/e)) if x = 1.
+"""Minimum of the entropic calibration difference (ECD) of one binary sample: -W(1/e), with the Lambert function W.
 
-Source: [ECD] fig. 2.
+For outcome x = 1, the minimum is at p = 1 / (1 + W(1/e)). Source: [ECD] fig. 2.
 """
 
 

@@ -39,7 +39,7 @@ def reliability_diagram(
     style: Style = LIGHT,
     **options: Unpack[InputOptions],
 ) -> Axes:
-    """Draw observed frequency against mean confidence in bins, and the expected calibration error (ECE).
+    """Draw the observed frequency against the mean confidence of bins, with the expected calibration error (ECE).
 
     Each bin with data has a mark at (mean confidence, frequency), whose area increases with the fraction of samples in
     the bin. A line shows the gap to the diagonal. Marks below the diagonal are filled (over-confident, for confidences
@@ -47,7 +47,7 @@ def reliability_diagram(
     the table contains them: the mark of a calibrated model is inside its box with probability 95%.
 
     Several models, or the classes with `mode="classwise"`, are drawn as one curve each, with a legend. A call with
-    `label` adds a curve to those on `ax`.
+    `label` adds a curve to `ax`.
 
     Args:
         preds: Predictions; or a `BinTable`, a metric over bins such as `torchcalib.ECE`, or a `torchcalib.Report`; or a
@@ -297,12 +297,11 @@ def _explain(canvas: Canvas, error: str, level: float | None, kinds: tuple[str, 
 
 
 def _band(style: Style) -> dict[str, Any]:
-    """Return the drawing options for a consistency band."""
     return {"color": style.bar, "alpha": 0.28, "linewidth": 0, "zorder": 1.2}
 
 
 def _draw_counts(canvas: Canvas, lower: Column, width: Column, n: Column, most_labels: int) -> None:
-    """Draw bars of counts above the frame, with a label on each bar if all fit, else with a tick at the largest."""
+    """Draw bars of counts above the frame. Label each bar if all labels fit, else only the largest count."""
     labelled = (
         len(n) <= most_labels and canvas.points[0] / len(n) >= 16
     )  # width in points of a label with four characters

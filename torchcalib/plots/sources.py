@@ -32,7 +32,7 @@ class Given(NamedTuple):
 
 
 class Series(NamedTuple):
-    """Table of one curve, with its name and its error as text."""
+    """Bin table of one curve, with its name in the legend, and its calibration error as text."""
 
     name: str | None
     table: BinTable
@@ -40,7 +40,7 @@ class Series(NamedTuple):
 
 
 def series_from(source: Any, target: Any, label: str | None, given: Given) -> list[Series]:
-    """Return the tables from a source: one table, one per class, or one per entry of a mapping."""
+    """Return the curves for a source: one for a table, one per class, or one per entry of a mapping."""
     if isinstance(source, Mapping) and not hasattr(source, "tables"):
         if not source:
             raise ValueError(
@@ -137,7 +137,6 @@ def _series_by_class(table: BinTable, label: str | None, given: Given) -> list[S
 
 
 def _from_predictions(make: Callable[..., Any], preds: Any, target: Any, given: Given) -> Any:
-    """Compute the table or curve for predictions with the function `make`."""
     if target is None:
         raise TypeError(
             f"`target` must be given for predictions, got None with `preds` of type {type(preds).__name__}. "

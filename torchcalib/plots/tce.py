@@ -43,9 +43,9 @@ def tce_diagram(
     style: Style = LIGHT,
     **options: Unpack[InputOptions],
 ) -> Axes:
-    """Draw predictions and empirical probability of each bin, and the number of predictions that a test rejects.
+    """Draw predictions and empirical probability of bins, and the predictions rejected by a test of calibration.
 
-    Bins are evenly spaced, in the order of their predictions. Their edges are written below.
+    Bins are evenly spaced, in the order of their predictions. Labels below the diagram show their edges.
 
     - Top left: a violin for each bin shows the distribution of its predictions, from the smallest to the largest. It is
       estimated from the quantiles of the bin. All violins have the same width, and a bin with a single value is a short
@@ -152,7 +152,7 @@ def _violin(at: Column) -> tuple[Column, Column]:
         return at[[0, -1]], np.ones(2)
     grid = np.linspace(at[0], at[-1], 41)
     ranks = np.linspace(0, 1, len(at))
-    points = np.interp(np.linspace(0, 1, 8 * len(at)), ranks, at)  # 33 quantiles are too few for a smooth density
+    points = np.interp(np.linspace(0, 1, 8 * len(at)), ranks, at)  # 33 points are too few for a smooth density
     lower, upper = np.interp([0.25, 0.75], ranks, at)
     bandwidth = 0.9 * min(points.std(), (upper - lower) / 1.34) * len(at) ** -0.2
     bandwidth = max(bandwidth, length / 40)  # a narrower peak could fall between two grid points
@@ -163,7 +163,8 @@ def _violin(at: Column) -> tuple[Column, Column]:
 def _draw_histogram(canvas: Canvas, bins: SimpleNamespace, axis: ProbabilityAxis) -> None:
     """Draw a histogram of all predictions along the axis of the violins.
 
-    Each interval between neighbouring quantiles of a bin contains the same number of samples, counted at its middle.
+    Each interval between neighbouring quantiles of a bin contains the same number of samples. They are counted at the
+    middle of the interval.
     """
     transform = axis.apply(canvas, "y")
     has_data = bins.n > 0

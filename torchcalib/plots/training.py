@@ -26,12 +26,12 @@ _CURVES = {
 """Label, colour in `Style` and dashes of each curve, by column of the history."""
 
 _PANELS = (("nats", ["nll"]), ("nats", ["ecd"]), ("fraction", ["confidence", "accuracy"]), ("probability", ["ece"]))
-"""Unit and columns of each panel."""
+"""Unit of the vertical axis, and columns of the history, for each panel."""
 
 
 @diagram
 def training_curve(history: History, ax: Axes | None = None, *, title: str | None = None, style: Style = LIGHT) -> Axes:
-    """Draw the values that a `Monitor` recorded at each validation.
+    """Draw the metric values that a `torchcalib.Monitor` recorded at each validation.
 
     Up to four panels, one below the other, show the recorded values:
 

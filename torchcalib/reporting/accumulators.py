@@ -13,9 +13,9 @@ from torchcalib.core.state import SamplesKind, SumsKind
 from torchcalib.io.saved import saved_value
 from torchcalib.reporting.lines import SCORES
 
-MOST_BINS = 1000  # a diagram or table of more bins is not legible
-MOST_COPIES = 2**53  # float64 represents all integers up to this one exactly
-_MOST_SUMS = 2**27  # 1 GiB of float64
+MOST_BINS = 1000  # largest number of bins that a diagram or table can show legibly
+MOST_COPIES = 2**53  # largest count: float64 represents all integers up to this one exactly
+_MOST_SUMS = 2**27  # largest number of sums: 1 GiB of float64
 
 S_co = TypeVar("S_co", covariant=True)
 
@@ -24,18 +24,18 @@ class Accumulator(Protocol):
     """Interface of the immutable accumulators of a report, such as sums, ranked samples and bins of groups."""
 
     def of(self, p: Predictions) -> Self:
-        """Return a new accumulator of one batch, without the data of this one."""
+        """Return a new accumulator that contains only the batch `p`."""
 
     def __add__(self, other: Self, /) -> Self:
-        """Return the accumulator of the rows of this one, followed by the rows of `other`."""
+        """Return an accumulator with the rows of both accumulators: first `self`, then `other`."""
 
     def state(self) -> dict[str, Any]:
-        """Return the content as tensors and plain values, for `loaded`."""
+        """Return the accumulated data as tensors and plain values, for `loaded`."""
 
     def loaded(self, state: Any) -> Self:
         """Return an accumulator with the content of `state()`, on the CPU.
 
-        Call it on an empty accumulator. The state may be damaged or malicious: it is checked.
+        Call this method on an empty accumulator. The state is checked, because a file may be damaged or malicious.
 
         Raises:
             Exception: of any type, if the state is invalid.
@@ -44,7 +44,7 @@ class Accumulator(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Accumulated(Generic[S_co]):
-    """Accumulator of sums, or of samples.
+    """Accumulator whose state consists of sums over samples, or of the samples.
 
     Attributes:
         kind: operations on the state, `SumsKind` or `SamplesKind`.
@@ -55,7 +55,7 @@ class Accumulated(Generic[S_co]):
     content: Any = None
 
     def of(self, p: Predictions) -> Self:
-        """Return a new accumulator of one batch."""
+        """Return a new accumulator that contains one batch."""
         return replace(self, content=self.kind.detach(self.kind.of(p)))
 
     def __add__(self, other: Self) -> Self:
@@ -95,7 +95,7 @@ def _numel(parts: Sequence[Any]) -> int:
 
 
 def check_size(task: Task, num_outputs: int, n_bins: int) -> None:
-    """Raise a ValueError if the sums of a report with this number of classes or labels take more than 1 GiB."""
+    """Raise a ValueError if a report with this number of classes or labels needs more than 1 GiB for sums."""
     per_output = 3 * len(SCORES) * (2 if task == "multilabel" else 1) + (4 if task == "multilabel" else 3) * n_bins
     if task != "binary" and num_outputs * per_output > _MOST_SUMS:
         outputs = "labels" if task == "multilabel" else "classes"

@@ -22,7 +22,7 @@ MOST_SAMPLES = 2**20
 """Maximum number of samples in a buffer (multi-label: samples times labels)."""
 
 _SMALL = 2**12
-"""Maximum number of samples of a piece that is joined with the next one."""
+"""Maximum number of samples in a stored batch that is concatenated with the next batch."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +45,7 @@ class PredictionBuffer:
 
     @property
     def why_not(self) -> str:
-        """Reason, as a clause, why the buffer was emptied; an empty string while the limits are kept."""
+        """Reason why the buffer was emptied, as a clause; an empty string if the limits are not exceeded."""
         if self.n_samples * self.n_ranks <= MOST_SAMPLES and self.n_values * self.n_ranks <= MOST_VALUES:
             return ""
         return (
@@ -55,11 +55,11 @@ class PredictionBuffer:
 
     @property
     def has_shares(self) -> bool:
-        """True if some targets are soft."""
+        """True if any target is soft: a probability instead of a label."""
         return not all(piece.hard for piece in self.pieces)
 
     def of(self, p: Predictions) -> Self:
-        """Return a new buffer of one batch, which must have no batch axes."""
+        """Return a new buffer that contains one batch of predictions without batch axes."""
         empty = replace(self, n_samples=p.samples.numel(), n_values=p.given.numel(), pieces=[])
         return replace(empty, pieces=[_copied(p)] if empty.n_samples and not empty.why_not else [])
 
@@ -77,24 +77,24 @@ class PredictionBuffer:
         return replace(both, pieces=pieces)
 
     def limited(self, n_samples: int, n_values: int) -> Self:
-        """Return an empty buffer if these totals over all buffers to be merged exceed a limit, else this buffer."""
+        """Return this buffer, or an empty one if these totals over all buffers to be merged exceed a limit."""
         dropped = replace(self, n_samples=n_samples, n_values=n_values, pieces=[])
         return dropped if dropped.why_not else self
 
     def predictions(self) -> Predictions:
         """Return all predictions as one batch, with integer targets if all of them are labels."""
         if len(self.pieces) > 1:
-            self.pieces[:] = [_joined(self.pieces)]  # in place: the pieces and their copy would take memory twice
+            self.pieces[:] = [_joined(self.pieces)]  # in place, to free the pieces after the copy
         return replace(self.pieces[0])  # a copy, because `Predictions` caches values in `computed`
 
     def state(self) -> dict[str, Any]:
-        """Return the content as tensors and plain values, for `loaded`."""
+        """Return the buffered predictions as tensors and plain values, for `loaded`."""
         names = ("given", "given_target", "weights", "rest")
         pieces = [{name: getattr(piece, name) for name in names} for piece in self.pieces]
         return {"n_samples": self.n_samples, "n_values": self.n_values, "pieces": pieces}
 
     def loaded(self, state: Any) -> Self:
-        """Return a buffer with the content of `state()`, whose values are checked like other predictions."""
+        """Return a buffer with the content of `state()`. The values are checked like new predictions."""
         pieces = [self._loaded(piece) for piece in saved_value(state, "pieces", list)]
         n_samples, n_values = saved_value(state, "n_samples", int), saved_value(state, "n_values", int)
         loaded = replace(self, n_samples=n_samples, n_values=n_values, pieces=pieces)
@@ -105,7 +105,7 @@ class PredictionBuffer:
     def _loaded(self, piece: dict[str, Any]) -> Predictions:
         """Return the predictions of a saved piece, after checking them.
 
-        A multi-label piece `(L, N)` is read as a binary task with a batch axis, which is how `Predictions` stores it.
+        A multi-label piece `(L, N)` is checked as binary predictions with one batch axis, as `Predictions` stores it.
         """
         original, task = self.input_format, self.input_format.read_as
         stored_task: Task = "multiclass" if task == "multiclass" else "binary"

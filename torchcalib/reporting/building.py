@@ -41,7 +41,7 @@ BUFFER, GROUPS = "predictions", "groups"
 
 _ARGUMENTS = ("task", "class_names", "n_bins", "right", "with_calibration", "with_intervals", "groups", "group_names")
 _OPTIONS = ("from_logits", "ignore_index", "positive_classes", "class_axis", "validate_args", "nan_policy")
-"""Arguments of `report`, and its options for the input."""
+"""Arguments of `torchcalib.report`: settings of the report, and options for the input."""
 
 T = TypeVar("T", bound=Calibrator)
 
@@ -54,7 +54,7 @@ class ReportBuilder:
     move a builder between processes.
 
     Memory is bounded. Rank-based values are exact up to 2^24 samples, and computed from a sketch above; see
-    `torchcalib.reporting.sample_or_sketch.SampleOrSketch`. `report.settings["order_based"]` is the method used.
+    `torchcalib.reporting.sample_or_sketch.SampleOrSketch`. `report.settings["order_based"]` describes the method.
     Calibrators and bootstrap intervals need a copy of all predictions. The copy is dropped above 2^20 samples or 2^26
     predicted values, and the report then omits them.
 
@@ -62,7 +62,7 @@ class ReportBuilder:
         task: `"binary"`, `"multiclass"` or `"multilabel"`.
         class_names: names of the classes in the order of the class axis; the negative class first if binary.
         n_bins: number of equal-width bins, and of equal-mass bins for the adaptive calibration error (ACE).
-        right: bins are `(a, b]` instead of `[a, b)`.
+        right: use bins `(a, b]` instead of `[a, b)`.
         with_calibration: compute `Report.calibration`.
         with_intervals: compute intervals of scores and of rank-based errors.
         source: origin of the predictions, to show in the report.
@@ -177,7 +177,7 @@ class ReportBuilder:
         lines, tables = s.lines(), s.tables()
         main = next(line for line in with_evidence(lines, evidence) if line.key in evidence)
         are_confidences = self.source is not None and self.source.are_confidences
-        # The confidence in an answer is worded like the confidence of a top label.
+        # For confidences, the sentence has the same form as for the top label.
         sentence_task: Task = "multiclass" if are_confidences else self._task
         sentence = sentence_of(
             sentence_task, {line.key: line.value for line in lines}, next(iter(tables.values())), main
@@ -249,18 +249,18 @@ class ReportBuilder:
 
     @property
     def _in_order(self) -> dict[NamedMode, SampleOrSketch]:
-        """Ranked samples for each mode; empty if some weights are not whole numbers."""
+        """Ranked samples for each mode; empty if any weight is fractional."""
         names = {mode: sample_name(mode) for mode in modes_of(self._task)}
         return {r: self._accumulators[name] for r, name in names.items() if name in self._accumulators}
 
     @property
     def _buffer(self) -> PredictionBuffer:
-        """The buffer of predictions; an empty one before any data."""
+        """Buffer of predictions, which is empty before the first batch."""
         buffer: PredictionBuffer = self._accumulators.get(BUFFER, PredictionBuffer(self._format))
         return buffer
 
     def _raise_if_invalid(self) -> None:
-        """Raise a ValueError if invalid rows were added on CUDA, where `update` only counts them (without waiting)."""
+        """Raise a ValueError if invalid rows were added on CUDA, where `update` counts them without synchronising."""
         if n_invalid := self._accumulators[NLL.__name__].left_out[0]:
             raise ValueError(
                 f"`preds` and `target` must be valid, got {n_invalid} rows with NaN, or with values or labels out of "
@@ -268,7 +268,7 @@ class ReportBuilder:
             )
 
     def _buffered(self) -> tuple[Predictions | None, str]:
-        """Return all predictions and an empty string, or None and the reason as a clause."""
+        """Return all predictions and an empty string; if they are not available, None and the reason as a clause."""
         if self._buffer.why_not or not self._buffer.pieces:
             return None, self._buffer.why_not
         try:
@@ -292,7 +292,7 @@ class ReportBuilder:
         return f"sketch, {resolution:,} cells per unit of log-odds", notes
 
     def why_no_calibration(self) -> str:
-        """Return the reason, as a clause, why no calibrator can be fitted; an empty string if one can."""
+        """Return the reason why no calibrator can be fitted, as a clause; an empty string if a fit is possible."""
         if not self._with_calibration:
             return "with_calibration is False"
         return self._buffer.why_not or ("some targets are soft" if self._buffer.has_shares else "")
@@ -304,11 +304,10 @@ class ReportBuilder:
             calibrator: for example `report().calibration.calibrator`.
 
         Returns:
-            The fitted copy, for predictions with the same class axis as those passed to `update`.
+            The fitted copy, for predictions with the class axis of the last batch.
 
         Raises:
-            ValueError: if no predictions were added, if they are not in the buffer, or if the calibrator does not
-                support the task.
+            ValueError: if the buffer contains no predictions with labels, or the calibrator does not support the task.
 
         Warns:
             UserWarning: see `Calibrator.fit`.
@@ -330,7 +329,7 @@ class ReportBuilder:
         return {"task": self._format.task, **names, **self._settings, **contents, **options}
 
     def merge(self, other: "ReportBuilder") -> None:
-        """Add the predictions of another builder, after those of this one.
+        """Append the predictions of another builder.
 
         The report then equals the report on all predictions: counts are identical, and other sums agree up to rounding.
         The size limits apply to the merged predictions.
@@ -375,8 +374,8 @@ class ReportBuilder:
     def save(self, path: str | Path) -> None:
         """Write the state to a file. An interrupted write leaves no incomplete file.
 
-        `ReportBuilder.load` restores the builder. The command `torchcalib merge FILE ...` writes the report on several
-        files. A file contains sums and, up to the limits of the builder, the predictions for rank-based values,
+        `ReportBuilder.load` restores the builder. The command `torchcalib merge FILE ...` computes one report from
+        several files. A file contains sums and, up to the limits of the builder, the predictions for rank-based values,
         intervals and calibrators. It is much smaller if both `with_calibration` and `with_intervals` are False.
 
         Args:
@@ -426,8 +425,8 @@ class ReportBuilder:
     def gather(self, process_group: Any = None) -> "ReportBuilder | None":
         """Merge the builders of all ranks on rank 0, in the order of ranks. Every rank must call this method.
 
-        All states are sent in one collective, after a few numbers from each rank. If the predictions of all ranks
-        together exceed a size limit, every builder applies that limit first.
+        All states are sent in one collective, after an exchange of the sizes. If the predictions of all ranks together
+        exceed a size limit, every builder applies that limit first.
 
         Args:
             process_group: process group with backend Gloo or NCCL; None is the default group.
@@ -472,7 +471,7 @@ class ReportBuilder:
             self._accumulators[sample_name(mode)] = sample.limited(n_in_order)
 
     def state(self) -> dict[str, Any]:
-        """Return the content as tensors and plain values, for `of_state`."""
+        """Return settings and accumulated data as tensors and plain values, for `of_state`."""
         return {
             "settings": self.settings,
             "source": None if self.source is None else self.source.state(),
@@ -542,5 +541,5 @@ def sample_name(mode: NamedMode) -> str:
 
 
 def _sum(mine: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
-    """Add accumulators by name. A name that `others` lacks is dropped: ranked samples, if weights are not counts."""
+    """Add accumulators by name. Names missing in `others` are dropped: ranked samples, if weights are fractional."""
     return {name: each + others[name] for name, each in mine.items() if name in others}

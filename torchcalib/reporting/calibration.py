@@ -24,7 +24,7 @@ from torchcalib.reporting.testing import failure
 T = TypeVar("T", bound=Calibrator)
 
 MOST_PRODUCTS = 2**31
-"""Maximum of (number of samples) * (number of classes)^2 for affine scaling: the cost of a Newton step."""
+"""Maximum of (number of samples) * (number of classes)^2 for affine scaling, which determines its run time."""
 
 CALIBRATORS: tuple[type[Calibrator], ...] = (TemperatureScaling, AffineScaling, HistogramBinning, IsotonicCalibration)
 """Calibrators to evaluate, the simplest first."""
@@ -41,11 +41,11 @@ def calibration_stage(
 
     Args:
         p: predictions with labels as targets; None if they are not available.
-        why_not: reason why they are not available, as a clause.
+        why_not: reason why the predictions are not available, as a clause.
         class_names: names of the classes or labels; empty if unknown.
 
     Returns:
-        The gains and no notes; or None and a note with the reason.
+        The cross-validated gains and an empty tuple; or None and a note with the reason.
     """
     if p is not None:
         why_not = _why_no_folds(p, class_names)
@@ -61,7 +61,7 @@ def fitted(calibrator: T, p: Predictions, class_axis: int = -1, positive_classes
     """Return a copy of a calibrator, fitted to predictions with labels as targets.
 
     Raises:
-        ValueError: if the calibrator does not support the task, or needs whole-number weights and got others.
+        ValueError: if the calibrator does not support the task, or does not support fractional weights.
     """
     if p.task not in calibrator.tasks or (calibrator.whole_weights and not are_counts(p.weights)):
         tasks, counts = ", ".join(calibrator.tasks), " with whole-number weights" * calibrator.whole_weights
@@ -109,7 +109,7 @@ def _scores(p: Predictions) -> dict[str, float]:
 
 
 def _applicable(p: Predictions) -> tuple[list[Calibrator], tuple[str, ...]]:
-    """Return the calibrators that support the data, and notes on those that support only its task."""
+    """Return the calibrators that support the data, and notes on the calibrators that support only its task."""
     applicable: list[Calibrator] = []
     notes: tuple[str, ...] = ()
     counts = are_counts(p.weights)

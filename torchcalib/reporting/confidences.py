@@ -1,6 +1,6 @@
-"""Reports on pairs of a confidence and whether the prediction (or answer) was correct.
+"""Reports on confidences: the predicted probabilities that predictions or answers are correct.
 
-The pairs are evaluated as a binary task: the confidence c is the probability of the outcome "correct". Errors of the
+Confidences are evaluated as a binary task: the confidence c is the probability of the outcome "correct". Errors of the
 positive class are then errors of the top label. Values that depend on the threshold 0.5 or on max(c, 1 - c) are
 removed.
 """
@@ -21,7 +21,7 @@ _Z = 1.959963984540054  # 97.5% quantile of the normal distribution
 
 
 def report_of_confidences(report: Report, weights_are_counts: bool) -> Report:
-    """Convert a binary report: accuracy is the mean of "correct", and only errors of the top label remain.
+    """Convert a binary report to confidences: accuracy is the mean outcome, and only errors of the top label remain.
 
     Args:
         report: report of the task "binary".
@@ -44,7 +44,7 @@ def report_of_confidences(report: Report, weights_are_counts: bool) -> Report:
 
 
 def comparison_of_confidences(comparison: Comparison) -> Comparison:
-    """Convert a comparison of binary predictions: remove the accuracy, and keep only errors of the top label."""
+    """Convert a binary comparison to confidences: remove the accuracy, and keep only errors of the top label."""
     lines = tuple(line for line in _as_top_label(comparison.lines) if line.key != "accuracy")
     return replace(
         comparison,
@@ -75,7 +75,7 @@ def _has_intervals(report: Report) -> bool:
 
 
 def _wilson(share: float, n: float) -> LineInterval:
-    """Return the 95% score interval of a binomial proportion of n samples (Wilson 1927)."""
+    """Return the 95% score interval (Wilson 1927) of the binomial proportion `share` in n samples."""
     centre = (share + _Z**2 / (2 * n)) / (1 + _Z**2 / n)
     half = _Z / (1 + _Z**2 / n) * (share * (1 - share) / n + _Z**2 / (4 * n**2)) ** 0.5
     return LineInterval(max(0.0, centre - half), min(1.0, centre + half))

@@ -36,7 +36,7 @@ CONFIDENCE_WORDS = (
     "probability of a sample (top label). Class-wise errors are means over all classes or labels, where confidence is "
     "the probability of one of them."
 )
-"""Explanation of the groups of lines."""
+"""Explanation of scores, confidences and class-wise errors."""
 
 EVIDENCE_WORDS = (
     "Noise floor: expected value if the model were perfectly calibrated with these confidences. Only the part above it "
@@ -128,7 +128,7 @@ def facts(results: "Results[Any]", source: Mapping[str, Any]) -> list[tuple[str,
 
 
 def formatted(value: Any, most: int = 5) -> str:
-    """Format a setting as text; of a list, show the first `most` items."""
+    """Format a setting as text. Lists are truncated to the first `most` items."""
     if value is None or value == [] or value == ():
         return "none"
     if isinstance(value, bool):
@@ -147,7 +147,7 @@ def _binning(settings: Mapping[str, Any]) -> str:
 
 
 def line_table(report: "Report") -> Table:
-    """Return the table of all lines of a report."""
+    """Return the table of all scores and calibration errors in a report."""
     columns = [
         _name_column(),
         Column("value", lambda line: number(line.value, "main")),
@@ -179,7 +179,7 @@ def _interval_column(interval_of: Callable[[Any], Any], prefix: str = "") -> Col
 
 
 def difference_table(comparison: "Comparison", *names: str) -> Table:
-    """Return the table of values of the baseline and other systems, and of their differences.
+    """Return the table of scores and errors of the baseline and other systems, with their differences.
 
     Args:
         comparison: the comparison.
@@ -195,7 +195,6 @@ def difference_table(comparison: "Comparison", *names: str) -> Table:
 
 
 def _value_column(system: str) -> Column:
-    """Return the column with the values of one system."""
     return Column(
         printable(system),
         lambda line: number(line.values[system]),
@@ -207,7 +206,7 @@ def _value_column(system: str) -> Column:
 def _difference_columns(first: str, name: str, alone: bool) -> list[Column]:
     """Return the columns of the difference `name` - `first`: value, interval and verdict.
 
-    `alone` means that the table has no other differences, so that the header needs no names.
+    `alone` is True if the table contains no other differences. The header then contains no names.
     """
     header = "difference" if alone else f"{printable(name)} − {printable(first)}"
 

@@ -45,7 +45,7 @@ Verdict = Literal["better", "worse", "not told apart"]
 
 @dataclass(frozen=True)
 class LineInterval:
-    """95% interval of a value.
+    """95% interval of a score, a calibration error or a difference.
 
     Attributes:
         low: lower bound.
@@ -64,8 +64,8 @@ class Quantity:
     """Metadata of a score or calibration error.
 
     Attributes:
-        key: unique key: `"nll"`, `"ece/top_label"`.
-        name: display name: `"ECE"`.
+        key: unique key, such as `"nll"` or `"ece/top_label"`.
+        name: display name, such as `"ECE"`.
         group: `"scores"`, or the mode of the error: `"positive class"`, `"top label"`, `"class-wise"`.
         unit: unit of the value.
         perfect: value of a predictor that is always right and certain.
@@ -96,10 +96,10 @@ class Line(Quantity):
             expected absolute value. None for scores, and if omitted.
         p_value: probability of a value at least as large if the model were perfectly calibrated. Not corrected for
             multiple testing. None without `noise_floor`.
-        interval: 95% interval; None if omitted. For a calibration error, a confidence interval of the population
-            error, or of the expected value for the test-based calibration error (TCE); see
-            `torchcalib.inference.CalibrationTest`. For scores, DSC (discrimination) and UNC (uncertainty), a bootstrap
-            interval; see `torchcalib.inference.Interval`.
+        interval: 95% interval; None if omitted. For calibration errors, confidence interval of the population error;
+            see `torchcalib.inference.CalibrationTest`. For the test-based calibration error (TCE), confidence interval
+            of its expected value. For scores, DSC (discrimination) and UNC (uncertainty), bootstrap interval; see
+            `torchcalib.inference.Interval`.
     """
 
     value: float
@@ -170,7 +170,7 @@ class CalibrationGain:
 
 @dataclass(frozen=True)
 class CalibrationStage(Tabular):
-    """Cross-validated gains of calibrators.
+    """Cross-validated improvement of the scores by calibrators.
 
     Attributes:
         recommendation: whether to calibrate and with which calibrator, based on the negative log-likelihood (NLL).
@@ -387,9 +387,9 @@ class Report(Results[float]):
         - Brier score decomposition, for the same modes: miscalibration (MCB), discrimination (DSC), uncertainty (UNC).
 
         TCE, MCB, DSC and UNC are omitted for soft targets. ACE, TCE, KS, MCB, DSC and UNC are omitted for fractional
-        weights. Above 2^24 samples (multi-label: samples times labels) they are computed from a sketch. It rounds
-        probabilities by less than 1 / 2,048 in log-odds (more above 16 labels), and is exact for float16 and bfloat16;
-        see `torchcalib.core.ranked.LogitCells`.
+        weights. Above 2^24 samples (multi-label: samples times labels) they are computed from a sketch, which rounds
+        probabilities by less than 1 / 2,048 in log-odds (more above 16 labels). The sketch is exact for float16 and
+        bfloat16; see `torchcalib.core.ranked.LogitCells`.
 
         `calibration` contains NLL and Brier score after cross-validated calibration in 5 stratified folds. Calibrators
         are temperature scaling and affine scaling of the logits (one temperature, and one bias for each class). For
@@ -397,16 +397,17 @@ class Report(Results[float]):
         above 2^20 samples or 2^26 elements of `preds`. It needs labels, and enough samples of each class for
         stratified folds. Affine scaling is omitted if N C^2 > 2^31.
 
-        Every calibration error has a noise floor (expected value if the model were perfectly calibrated), a p-value and
-        a 95% interval; see `torchcalib.inference.CalibrationTest`. Errors with more than 2^15 bins of all classes have
-        no interval. Scores, DSC and UNC have a 95% percentile bootstrap interval from 199 replicates, up to 2^18 events
-        (samples, or samples times classes; 2^13 for DSC and UNC).
+        Every calibration error has a noise floor, a p-value and a 95% interval; see
+        `torchcalib.inference.CalibrationTest`. The noise floor is the expected value under perfect calibration. Errors
+        with more than 2^15 bins over all classes have no interval. Scores, DSC and UNC have a 95% percentile bootstrap
+        interval from 199 replicates. It is omitted above 2^18 events (samples, or samples times classes), and above
+        2^13 events for DSC and UNC.
 
         `notes` lists all omissions.
 
         Args:
             preds: probabilities, or logits with `from_logits=True`: binary `(N,)`, multi-class `(N, C)`, multi-label
-                `(N, L)`. Further axes are samples. A tensor, or any array-like. Text column names of a DataFrame become
+                `(N, L)`. Further axes are samples. Any array-like is accepted. Text column names of a DataFrame become
                 the class names.
             target: labels or soft targets; see `torchcalib.functional.nll`. Strings are class names.
             task: `"binary"`, `"multiclass"` or `"multilabel"`. None infers the task from the shapes and sets
@@ -414,11 +415,11 @@ class Report(Results[float]):
             class_names: names of the classes or labels in the order of the class axis; the negative class first if
                 binary.
             n_bins: number of equal-width bins, and of equal-mass bins for ACE.
-            right: bins are `(a, b]` instead of `[a, b)`.
+            right: use bins `(a, b]` instead of `[a, b)`.
             with_calibration: compute `calibration`.
             with_intervals: compute intervals of scores and of rank-based errors.
-            groups: integers `(N,)`, the group of each sample, or -1 for no group. Adds the groups with the largest ECE
-                above its noise floor to the report.
+            groups: group number of each sample, integers `(N,)`, or -1 for no group. The report then contains the
+                groups with the largest excess of ECE over its noise floor.
             group_names: names of the groups, indexed by group number; None uses the numbers.
             sample_weight: alias of `weights`, as in scikit-learn.
 
@@ -558,7 +559,7 @@ class Report(Results[float]):
             task: `"binary"`, `"multiclass"` or `"multilabel"`; None infers it from the shapes.
             class_names: names of the classes in the order of the class axis.
             n_bins: number of equal-width bins, and of equal-mass bins for the adaptive calibration error (ACE).
-            right: bins are `(a, b]` instead of `[a, b)`.
+            right: use bins `(a, b]` instead of `[a, b)`.
             with_calibration: compute `calibration`.
             with_intervals: compute intervals of scores and of rank-based errors.
             ignore_index: rows with this target are dropped.
@@ -613,7 +614,7 @@ class Report(Results[float]):
 
     @property
     def recommendation(self) -> Recommendation | None:
-        """Whether to calibrate, and with which calibrator; None if calibrators were not evaluated."""
+        """Recommended calibrator, or the advice not to calibrate; None if calibrators were not evaluated."""
         return None if self.calibration is None else self.calibration.recommendation
 
     def plot(self, ax: "Axes | None" = None, *, mode: NamedMode | None = None, **options: Any) -> "Axes":
@@ -638,7 +639,7 @@ class Report(Results[float]):
         return reliability_diagram(self, ax=ax, mode=mode, **options)
 
     def layout(self) -> Table:
-        """Return the table of all lines."""
+        """Return the table of all scores and calibration errors."""
         return line_table(self)
 
     def _entry(self, line: Line) -> float:
@@ -655,7 +656,7 @@ class Report(Results[float]):
         return files_of(self)
 
     def _repr_html_(self) -> str:
-        """Return HTML for a notebook: the sentence, the lines, and the classes with the largest errors."""
+        """Return HTML for a notebook: main findings, table of all lines, and the classes with the largest errors."""
         words = [self.sentence, input_line(self)]
         worst = class_table(self, WORST_CLASSES)
         tables = [super()._repr_html_(), *([] if worst is None else [worst._repr_html_()])]
@@ -699,7 +700,7 @@ class Comparison(Results[ComparedLine]):
 
     @property
     def baseline(self) -> str:
-        """The system that the others are compared with."""
+        """Name of the first system, with which all other systems are compared."""
         return self.systems[0]
 
     @property
@@ -720,7 +721,7 @@ class Comparison(Results[ComparedLine]):
         return tuple(line for line in self.lines if line.group in groups)
 
     def layout(self) -> Table:
-        """Return the table of all lines, with columns for each system."""
+        """Return the table of all scores and calibration errors, with columns for each system."""
         return difference_table(self, *self.systems[1:])
 
     def _entry(self, line: ComparedLine) -> ComparedLine:

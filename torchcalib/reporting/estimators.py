@@ -62,7 +62,6 @@ def _of_outputs(probs: Sequence[NDArray[Any]], classes: Sequence[Any], target: N
 
 
 def _check_rows(probs: NDArray[Any], target: NDArray[Any]) -> None:
-    """Raise a ValueError unless there is one target for each row of predictions."""
     if len(probs) != len(target) or (target.ndim == 2 and target.shape != probs.shape):
         raise ValueError(
             f"`y` must have one label for each row of `X`, got shape {target.shape} for predictions of shape "
@@ -71,7 +70,6 @@ def _check_rows(probs: NDArray[Any], target: NDArray[Any]) -> None:
 
 
 def _flags(target: NDArray[Any]) -> torch.Tensor:
-    """Convert multi-label targets to an int64 tensor."""
     if not np.isin(target, (0, 1)).all():
         found = np.setdiff1d(target, (0, 1))[0]
         raise ValueError(f"`y` must contain only 0 and 1 for several labels, got {found!r}. Binarize the labels.")
@@ -79,7 +77,7 @@ def _flags(target: NDArray[Any]) -> torch.Tensor:
 
 
 def _names(classes: Sequence[Any], n_labels: int) -> tuple[str, ...]:
-    """Return the label names; an empty tuple if they are only the column numbers."""
+    """Return the label names, or an empty tuple if the names are the column numbers."""
     names = tuple(map(str, classes))
     return names if len(names) == n_labels and names != tuple(map(str, range(n_labels))) else ()
 

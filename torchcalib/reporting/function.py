@@ -1,4 +1,4 @@
-"""`torchcalib.report`, the shorthand of `Report.from_predictions`."""
+"""Function `torchcalib.report`, an alias of `Report.from_predictions`."""
 
 from torchcalib.reporting.data import Report
 

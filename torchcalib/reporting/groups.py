@@ -24,9 +24,9 @@ MOST_GROUPS = 10_000
 WORST = 10
 """Number of groups in the table of a report."""
 
-LONGEST_NAME = 1000  # letters; the same limit as for names in files
-_MOST_SUMS = 2**27  # 1 GiB of float64
-_REPLICATES, _REPLICATES_IN_ALL = 199, 200_000  # for each group, and the total that bounds the time
+LONGEST_NAME = 1000  # maximum number of characters in a group name, as for names in files
+_MOST_SUMS = 2**27  # largest number of sums: 1 GiB of float64
+_REPLICATES, _REPLICATES_IN_ALL = 199, 200_000  # simulated replicates for each group, and maximum over all groups
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,8 +39,8 @@ class GroupBins:
         accumulator: accumulator of the bins of one group.
         shape: shape of `BinStats.sums` for one group.
         places: index of each group in `sums`, by name.
-        sums: `BinStats.sums` `(G, *shape)`.
-        apart: `BinStats.apart` `(G, ...)`.
+        sums: `BinStats.sums` of all groups `(G, *shape)`.
+        apart: `BinStats.apart` of all groups `(G, ...)`.
     """
 
     accumulator: EqualWidthBins
@@ -51,7 +51,7 @@ class GroupBins:
 
     @classmethod
     def empty(cls, accumulator: EqualWidthBins, shape: tuple[int, ...], names: Sequence[str] = ()) -> Self:
-        """Return bins without data for these groups."""
+        """Return empty bins for the groups with these names."""
         most = min(MOST_GROUPS, _MOST_SUMS // math.prod(shape))
         if len(names) > most:
             raise ValueError(
@@ -82,7 +82,7 @@ class GroupBins:
         present_names = [str(k) if names is None else names[k] for k in present.tolist()]
         batch = self.empty(self.accumulator, self.shape, list(dict.fromkeys(present_names)))
         if present_names:
-            # Replace the numbers of the caller by the places of the groups in the sums.
+            # Replace the group numbers of the caller by indices into the sums.
             index = torch.tensor([batch.places[name] for name in present_names], device=numbers.device)
             numbers = numbers.masked_scatter(numbers != NO_GROUP, index[place])
             bins = SumsByGroup(self.accumulator, len(batch.places)).of(in_groups(p, numbers, len(batch.places)))
@@ -99,7 +99,7 @@ class GroupBins:
         return total
 
     def table(self) -> GroupTable:
-        """Return the groups whose expected calibration error (ECE) exceeds its noise floor most."""
+        """Return the groups with the largest excess of the expected calibration error (ECE) over its noise floor."""
         names = sorted(self.places)  # a fixed order, because simulated outcomes depend on the position of a group
         n_groups = len(names)
         n_replicates = max(59, min(_REPLICATES, _REPLICATES_IN_ALL // max(1, n_groups)))
@@ -117,7 +117,7 @@ class GroupBins:
         return GroupTable.of(names, n, result, k=WORST)
 
     def state(self) -> dict[str, Any]:
-        """Return the content as tensors and plain values, for `loaded`."""
+        """Return the group names and sums as tensors and plain values, for `loaded`."""
         return {"names": list(self.places), "sums": self.sums, "apart": self.apart}
 
     def loaded(self, state: Any) -> Self:
@@ -132,7 +132,7 @@ class GroupBins:
 
 
 def check_names(names: Sequence[str] | None) -> None:
-    """Raise an error unless all group names are strings of at most 1,000 letters."""
+    """Raise an error unless all group names are strings of at most 1,000 characters."""
     if names is None:
         return
     if isinstance(names, str) or not all(isinstance(name, str) for name in names):

@@ -46,7 +46,7 @@ _TCE_BINNING, _ALPHA = Binning("pava_bc"), 0.05
 """Default bins and significance level of `torchcalib.functional.tce`."""
 
 _RELATIVE: dict[type[CalibrationMetric[Any]], str] = {NLL: "nce", BrierScore: "nbs"}
-"""Scores with a relative line, divided by the score of predicting the class frequencies, and the key of that line."""
+"""Keys of relative scores, which are divided by the score of a model that always predicts the class frequencies."""
 
 
 _NAMES: dict[type[CalibrationMetric[Any]], str] = {BrierScore: "Brier score"}
@@ -54,7 +54,7 @@ _NAMES: dict[type[CalibrationMetric[Any]], str] = {BrierScore: "Brier score"}
 
 
 def _metadata(metric: type[CalibrationMetric[Any]], **changes: Any) -> dict[str, Any]:
-    """Return the fields of a `Line` that are metadata of its metric, with changes."""
+    """Return the fields of a `Line` that a metric class defines, updated with `changes`."""
     names = ("unit", "perfect", "question", "source")
     return {"name": _NAMES.get(metric, metric.__name__), **{name: getattr(metric, name) for name in names}, **changes}
 
@@ -85,7 +85,7 @@ _METADATA: dict[str, dict[str, Any]] = {
 
 
 def score_values(metric: type[ScoreMetric], s: ScoreSum, task: Task) -> dict[str, Tensor]:
-    """Return a score `(...)` and, for NLL and Brier, its ratio to the score of predicting the class frequencies."""
+    """Return a score `(...)` by key, with its ratio to always predicting the class frequencies for NLL and Brier."""
     values = {key_of(metric): scored(metric.score, task=task).value(s)}
     if metric in _RELATIVE:
         values[_RELATIVE[metric]] = scored(metric.score, task=task, normalize="prior").value(s)
@@ -129,12 +129,12 @@ def _mean(value: Callable[[RankedSample], Tensor], sample: RankedSample, mode: N
 
 
 def has_table(task: Task, mode: NamedMode) -> bool:
-    """Return True if all samples of a mode can be pooled in one bin table; False for C exclusive classes."""
+    """Return True if the events of a mode can be pooled in one bin table: not for several exclusive classes."""
     return mode != "classwise" or task == "multilabel"
 
 
 class LineEstimator(NamedTuple):
-    """Estimator of several lines from one statistic, such as the sums over bins.
+    """Estimator of several report values (lines) from one statistic, such as the sums over bins.
 
     Attributes:
         key: key of the statistic: the class name of a score, or the mode of bins.
@@ -255,7 +255,7 @@ class Statistics:
                 values |= order_values(self.samples[mode], self.has_labels, mode, self.n_bins)
         for mode in self.samples if self.has_labels else ():
             # A perfect predictor has DSC = UNC. Its top label is always right, so that both are 0 for the top label.
-            # The naive predictor always predicts the most frequent class, whose frequency f gives UNC = f (1 - f).
+            # The naive predictor always predicts the most frequent class. With its frequency f, UNC = f (1 - f).
             unc, is_top, largest = float(values[f"unc/{mode}"]), mode == "top_label", max(self.priors)
             perfect |= dict.fromkeys((f"dsc/{mode}", f"unc/{mode}"), 0.0 if is_top else unc)
             naive[f"unc/{mode}"] = largest * (1 - largest) if is_top else unc

@@ -58,7 +58,7 @@ class SampleOrSketch:
         return sum(score.numel() for score in self.samples.scores) if self.cells is None else MOST_SAMPLES + 1
 
     def of(self, p: Predictions) -> Self:
-        """Return a new accumulator of one batch."""
+        """Return a new accumulator that contains one batch."""
         return type(self)(self.kind, self.kind.detach(self.kind.of(p))).limited()
 
     def __add__(self, other: Self) -> Self:
@@ -84,7 +84,7 @@ class SampleOrSketch:
 
     @property
     def statistic(self) -> RankedSample:
-        """All samples: the exact ones, or the cells of the sketch as weighted samples."""
+        """All samples: the exact samples, or the cells of the sketch as weighted samples."""
         return self._exact if self.cells is None else self._sketch.wrap(self._cells_with(self._exact).sums)
 
     def state(self) -> dict[str, Any]:
@@ -133,7 +133,7 @@ class SampleOrSketch:
         return LogitCells(self.kind.accumulator.mode, resolution, self.kind.from_logits)
 
     def _cells_with(self, sample: RankedSample) -> BinStats:
-        """Return the sums over cells after adding a sample."""
+        """Return the cells of the sketch after adding a ranked sample."""
         cells = self.cells
         for start in range(0, sample.score.shape[-1], width := max(1, _PIECE // sample.score.shape[:-1].numel())):
             piece = self._sketch.of_sample(sample.narrow(start, width))
@@ -160,7 +160,7 @@ def _check_values(sample: RankedSample) -> None:
 
 
 def are_labels(sample: RankedSample) -> bool:
-    """Return True if every outcome is 0 or 1: no or all events of each entry are positive."""
+    """Return True if every outcome is 0 or 1: the number of positives in each entry is 0 or its count n."""
     positives, n = sample.positives, 1 if sample.n is None else sample.n
     if not positives.is_floating_point():
         return True

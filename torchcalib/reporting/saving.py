@@ -34,7 +34,7 @@ def load_builder(path: str | Path) -> ReportBuilder:
 def parts_of_ranks(builder: ReportBuilder | None, process_group: Any = None) -> list[ReportBuilder]:
     """Gather the builders of all ranks on rank 0, in the order of ranks; return an empty list on other ranks.
 
-    `builder` is None on a rank without data. If all builders together exceed a size limit, each applies it first.
+    `builder` is None on a rank without data. If the total sizes exceed a limit, each builder applies the limit first.
     """
     sizes = (0, 0, 0) if builder is None else builder.held
     sizes_of_ranks = gathered_numbers(sizes, process_group)
@@ -59,7 +59,7 @@ def builder_of_bytes(content: bytes) -> ReportBuilder:
 
 
 class _OtherVersionError(InputError):
-    """The state was saved in another version of the format."""
+    """Error for a state that was saved in another version of the format."""
 
 
 def _builder_of(state: Any) -> ReportBuilder:

@@ -15,7 +15,7 @@ LEVEL = 0.05
 """Significance level: miscalibration is significant if its p-value is below this value."""
 
 SLIGHT, BAD = 0.02, 0.1
-"""Thresholds for ECE minus its noise floor: "slightly" below the first, "badly" from the second on."""
+"""Thresholds for ECE minus its noise floor: "slightly" below `SLIGHT`, "badly" from `BAD` on, "clearly" between."""
 
 
 def sentence_of(task: Task, values: Mapping[str, float], table: BinTable, ece: Line) -> str:
@@ -94,7 +94,7 @@ def comparison_sentence(lines: Sequence[ComparedLine], first: str, second: str) 
 
 
 def _in_words(difference: Difference, interval: str = " (95% interval {})") -> str:
-    """Return text such as `"lower by 0.012 (95% interval 0.008 to 0.016)"`; "lower" negates the bounds."""
+    """Return text such as `"lower by 0.012 (95% interval 0.008 to 0.016)"`. The bounds refer to the same direction."""
     if math.isnan(difference.value):
         return "undefined"
     value = difference.value

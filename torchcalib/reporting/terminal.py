@@ -36,15 +36,15 @@ from torchcalib.reporting.contents import (
 from torchcalib.reporting.data import CalibrationStage, Comparison, Report
 from torchcalib.reporting.monitoring.history import History
 
-_WIDTH = 120  # of output to a file or pipe
-_WIDE_TABLE_WIDTH = 110  # minimum terminal width for tables with their wide columns
+_WIDTH = 120  # characters per line of output to a file or pipe
+_WIDE_TABLE_WIDTH = 110  # minimum terminal width at which tables include their optional columns
 _NAME_WIDTH = 24  # maximum width of a column of names
 _STYLES = {"better": "bold", "worse": "bold", "quiet": "dim"}
 
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
-        """Exit with status 0 if the reader closes the pipe early, as `head` does: all files are written by then."""
+        """Exit with status 0 if the reader closes the pipe early, as `head` does. All files are already written."""
         self.quiet = True
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(0)
@@ -53,14 +53,15 @@ class _Console(Console):
 def _console() -> Console:
     stream = sys.stdout or io.StringIO()  # a process may have no stdout
     width = None if stream.isatty() else _WIDTH
-    return _Console(file=stream, width=width, highlight=False, emoji=False)  # file names may look like emoji codes
+    # emoji=False: a file name may contain an emoji code such as ":x:".
+    return _Console(file=stream, width=width, highlight=False, emoji=False)
 
 
 class Advance(Protocol):
     """Type of the function that advances a progress bar."""
 
     def __call__(self, rows: int, description: str | None = None) -> None:
-        """Advance the bar by a number of rows; set its description unless that is None."""
+        """Advance the bar by a number of rows, and change its description unless `description` is None."""
 
 
 @contextmanager
@@ -163,7 +164,7 @@ def show_calibrator(path: Path, stage: CalibrationStage, from_logits: bool) -> N
 
 
 def show_state(path: Path, source: Source | None) -> None:
-    """Print the path of the saved report state, and how to merge it with others."""
+    """Print the path of the saved report state, and the command that merges it with other states."""
     console = _console()
     size = "" if source is None else f" of {source.shape[0]:,} rows"
     console.print(f"\n[bold]saved the state[/bold]{size}: [bold]{_shown(path)}[/bold]", soft_wrap=True)

@@ -67,7 +67,8 @@ def _test_binned(s: Statistics, mode: NamedMode, with_intervals: bool, notes: li
     """Test the errors over equal-width bins for one mode, and add notes.
 
     ECE has an interval even without `with_intervals`, because the sentence of the report needs it. It has none above
-    `MOST_CELLS` bins or for an average over exclusive classes. Signed averages over these are always 0 and not tested.
+    `MOST_CELLS` bins or for an average over exclusive classes. Signed averages over exclusive classes are always 0, and
+    are not tested.
     """
     b, average = s.bins[mode], mode == "classwise"
     too_many, over_classes = b.n.numel() > MOST_CELLS, average and s.task == "multiclass"
@@ -99,7 +100,7 @@ def _test_ranked(s: Statistics, mode: NamedMode, notes: list[str]) -> dict[str, 
         metrics |= {"tce": TCE(**options), "mcb": CORP(**options)}
     sample = s.samples[mode]
     n_labels = max([1, *sample.score.shape[:-1]])
-    length = int(sample.score.isnan().logical_not().sum(-1).max())  # without NaN padding, which depends on the batches
+    length = int(sample.score.isnan().logical_not().sum(-1).max())  # NaN padding depends on the batch sizes
     n_cells = {name: n_labels * (s.n_bins if name == "ace" else min(length, RUNS_ON_PATHS)) for name in metrics}
     n_replicates = {name: _replicates(2**19 // n, at_least=99) for name, n in n_cells.items() if n <= MOST_IN_ORDER}
     _note_few({name.upper(): n for name, n in n_replicates.items()}, mode, notes)
@@ -112,7 +113,7 @@ def _test_ranked(s: Statistics, mode: NamedMode, notes: list[str]) -> dict[str, 
 
 
 def _note_few(n_replicates: Mapping[str, int], mode: NamedMode, notes: list[str]) -> None:
-    """Add a note for each number of replicates below `_FEW_REPLICATES`."""
+    """Add a note for metrics whose number of replicates is below `_FEW_REPLICATES`."""
     for n in sorted({n for n in n_replicates.values() if n < _FEW_REPLICATES}):
         names = listed([name for name in n_replicates if n_replicates[name] == n])
         notes.append(
@@ -153,7 +154,7 @@ def with_intervals(
     Args:
         lines: lines with the results of `evidence_of`.
         p: predictions; None if they are not available.
-        why_not: reason why they are not available, as a clause.
+        why_not: reason why the predictions are not available, as a clause.
         ordered: modes for which MCB, DSC and UNC are computed.
     """
     if p is None:
@@ -192,7 +193,7 @@ def _bootstrap(p: Predictions, estimators: Sequence[LineEstimator]) -> dict[str,
     streams = torch.arange(N_REPLICATES, device=p.given.device)
     found: dict[str, list[Tensor]] = defaultdict(list)
     n_events = max((estimator.accumulator.n_events(p) for estimator in estimators), default=1)
-    # The weights of a chunk of replicates are drawn once for all estimators. The chunk size bounds the memory.
+    # The weights of a chunk of replicates are computed once for all estimators. The chunk size bounds the memory.
     for chunk in torch.split(streams, replicates_at_once(n_events)) if estimators else ():
         replicate = p.resampled(draws.counts(chunk))
         for estimator in estimators:

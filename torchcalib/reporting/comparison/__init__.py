@@ -1,4 +1,5 @@
 """Comparison of systems on the same targets: `compare({"a": preds_a, "b": preds_b}, target, task=...)`.
 
-It computes the lines of a report for each system, and differences from the first one with paired bootstrap intervals.
+It computes scores and calibration errors for each system. Differences from the first system have paired bootstrap
+intervals.
 """

@@ -43,7 +43,7 @@ N_REPLICATES = 999
 """Default number of bootstrap replicates. At level 95%, 24 of them lie below the interval and 24 above."""
 
 _OMITTED_LINES = ("UNC",)
-"""Names of lines that depend only on the targets, so that systems do not differ."""
+"""Names of report lines to omit, because they depend only on the targets: uncertainty (UNC)."""
 
 
 @advising("Pass the systems by name: compare({'a': preds, 'b': other_preds}, target).")
@@ -70,13 +70,13 @@ def compare(
     The scores and errors are the ones in `torchcalib.report`, which expands their acronyms. UNC (uncertainty) is
     omitted because it does not depend on the system.
 
-    A difference is the value of a system minus the value of the first system; for the signed metrics ECD and ESCE, the
-    difference of absolute values. Its 95% percentile interval is computed from replicates that all systems share. If
-    the mean of the replicates is biased by more than a quarter of their standard deviation, the bias is subtracted.
+    A difference is the value of a system minus the value of the first system. For the signed metrics ECD and ESCE, it
+    is the difference of absolute values. Its 95% percentile interval is computed from replicates that all systems
+    share. A bias of the replicates above a quarter of their standard deviation is subtracted.
 
-    The verdict is `"better"` or `"worse"` if the interval excludes 0. This must hold also after subtracting
+    The verdict is `"better"` or `"worse"` if the interval excludes 0. This must also hold after subtracting
     `Difference.chance`, the difference that is due to sampling noise in bins. Without this correction, a calibrated
-    system with less extreme confidences would seem worse, because its ECE contains more noise.
+    system with less extreme confidences would seem worse: its expected calibration error (ECE) contains more noise.
 
     Replicates resample rows, the entries of the first axis; all pixels of an image stay together. To bound memory, rows
     are assigned to at most 8,192 random groups, which are resampled instead. Class-wise errors of 1,000 classes have
@@ -88,17 +88,17 @@ def compare(
 
     Args:
         systems: predictions of at least two systems by name, the baseline first. Probabilities or logits: binary
-            `(N,)`, multi-class `(N, C)`, multi-label `(N, L)`. Further axes are samples. Tensors, or any array-likes.
+            `(N,)`, multi-class `(N, C)`, multi-label `(N, L)`. Further axes are samples. Any array-like is accepted.
         target: labels or soft targets, shared by all systems; see `torchcalib.functional.nll`. Strings are class names.
         task: `"binary"`, `"multiclass"` or `"multilabel"`. None infers the task from the shapes and sets
             `task_is_inferred`.
         class_names: names of the classes in the order of the class axis; the negative class first if binary.
         n_bins: number of equal-width bins, and of equal-mass bins for the adaptive calibration error (ACE).
-        right: bins are `(a, b]` instead of `[a, b)`.
+        right: use bins `(a, b]` instead of `[a, b)`.
         n_replicates: number of bootstrap replicates; rank-based errors use at most 199.
         seed: seed of the replicates, which are the same on every device.
-        nan_policy: `"drop"` drops a row from all systems if one of them predicts NaN, an infinite probability, or only
-            logits of -inf. `Comparison.n_dropped` counts these rows. `"raise"` raises an error.
+        nan_policy: `"drop"` drops a row from all systems if any prediction is NaN, an infinite probability, or a row of
+            -inf logits. `Comparison.n_dropped` counts these rows. `"raise"` raises an error.
         from_logits: whether predictions are logits; a bool for all systems, or a dict of bools by name.
         weights: non-negative weights of the samples `(N,)`, shared by all systems.
         sample_weight: alias of `weights`, as in scikit-learn.
@@ -243,7 +243,10 @@ class ComparisonBuilder:
         self._are_counts &= counts
 
     def comparison(self, sources: Mapping[str, Mapping[str, Any]] | None = None) -> Comparison:
-        """Return the comparison of all predictions added so far, with their origin (`sources`) by system name.
+        """Return the comparison of all predictions added so far.
+
+        Args:
+            sources: origin of the predictions, such as files, by system name.
 
         Raises:
             ValueError: if no predictions were added.
@@ -254,7 +257,7 @@ class ComparisonBuilder:
             raise ValueError(
                 "`preds` must contain at least one sample with a positive weight, got none. Add predictions."
             )
-        # Ranked samples count copies, which float64 cannot represent above this number.
+        # Ranked samples contain counts of copies. Above this number, float64 does not represent all counts exactly.
         for system in systems.values() if first.n > MOST_COPIES else ():
             system.samples = {}
         has_labels = all(system.has_labels for system in systems.values())
@@ -286,7 +289,6 @@ class ComparisonBuilder:
         )
 
     def _check(self, preds: Mapping[str, Tensor], target: Tensor, weights: Tensor | None) -> None:
-        """Raise an error for invalid system names, types or shapes."""
         if set(preds) != set(self._names):
             raise ValueError(
                 f"`preds` must contain predictions of {', '.join(map(repr, self._names))}, got "

@@ -23,7 +23,7 @@ _BETTER["DSC"] = "higher"
 """Direction of better values, by the name of the line. Lower is better for all other lines."""
 
 _PROPORTIONAL_TO_NOISE = ("ECE", "MCE", "RMSCE", "ACE", "KS")
-"""Errors that, for a calibrated system, are proportional to the standard deviation of the gaps.
+"""Calibration errors that are proportional to the standard deviation of the gaps of bins if a system is calibrated.
 
 Resampling doubles the variance of the gaps, so that such an error e increases to sqrt(2) e in the replicates. Their
 bias, divided by sqrt(2) - 1, therefore estimates e, the contribution of sampling noise. For ECE (expected calibration
@@ -37,12 +37,15 @@ _WITHOUT_INTERVALS = ("RMSCE debiased",)
 def compared_line(
     lines: Mapping[str, Line], replicates: Mapping[str, Mapping[str, Tensor]], chance: Mapping[str, Mapping[str, float]]
 ) -> ComparedLine:
-    """Compare the values of one score or calibration error.
+    """Compare one score or calibration error of all systems with its value for the baseline.
 
     Args:
         lines: line of each system, by system name, the baseline first.
         replicates: values in all bootstrap replicates `(R,)`, by system name and line key.
         chance: expected values if the system were calibrated, by system name and line key; keys may be missing.
+
+    Returns:
+        The values with intervals, and their differences from the baseline with intervals and verdicts.
     """
     first, *others = lines
     line = lines[first]
@@ -79,7 +82,7 @@ def _difference(
         return undecided
     bootstrap = Interval(value, _minus(replicates[1], replicates[0], better), LEVEL)
     bias = float(bootstrap.bias)
-    # Ignore a bias of at most a quarter of the standard error. NaN and infinite values cannot be subtracted either.
+    # Ignore a bias of at most a quarter of the standard error, and a bias that is NaN.
     if not abs(bias) > float(bootstrap.standard_error) / 4:
         bias = 0.0
     interval = _none_if_nan(LineInterval(float(bootstrap.low) - bias, float(bootstrap.high) - bias))
@@ -88,8 +91,8 @@ def _difference(
     if chance is None and lines[0].name in _PROPORTIONAL_TO_NOISE:
         chance = float(bootstrap.bias) / (math.sqrt(2) - 1)
     verdict: Verdict = "not told apart"
-    # Rows are evaluated in float32 or wider, so that values that are 0 by definition, such as class-wise ESCE, are only
-    # 0 up to rounding.
+    # Rows are evaluated in float32 or wider. Values that are 0 by definition, such as class-wise ESCE, have rounding
+    # errors of this size.
     rounding = torch.finfo(torch.float32).eps * max([1.0, *(abs(x) for x in values if math.isfinite(x))])
     if interval.low - max(0.0, chance or 0.0) > rounding or interval.high - min(0.0, chance or 0.0) < -rounding:
         verdict = "better" if (interval.low > 0) == (better == "higher") else "worse"
@@ -97,10 +100,10 @@ def _difference(
 
 
 def _none_if_nan(interval: LineInterval) -> LineInterval | None:
-    """Return the interval, or None if a bound is NaN: a replicate has no rows, or is infinity minus infinity."""
+    """Return the interval, or None if a bound is NaN, due to an empty replicate or infinity minus infinity."""
     return None if math.isnan(interval.low) or math.isnan(interval.high) else interval
 
 
 def _minus(b: Tensor, a: Tensor, better: Better) -> Tensor:
-    """Return b - a; for signed metrics |b| - |a|."""
+    """Return b - a, or |b| - |a| for signed metrics."""
     return b.abs() - a.abs() if better == "nearer to 0" else b - a

@@ -2,7 +2,7 @@
 
 Each row is assigned to a random group, and each replicate weights the groups by Poisson variables of mean 1. With many
 more groups than rows, this is the bootstrap of single rows. With more rows than groups it estimates the same variance,
-with the groups as units. A replicate is the weighted sum over the sums of the groups.
+with the groups as units. Each replicate is computed from the weighted sum of the group sums.
 
 Groups and weights depend only on the seed and the row number. All systems therefore have the same replicates, so that
 common errors cancel in their differences. The sizes of the batches have no effect.
@@ -26,10 +26,10 @@ from torchcalib.ops.segments import weighted_sums
 from torchcalib.reporting.accumulators import Accumulated
 
 MOST_GROUPS, FEWEST_GROUPS = 2**13, 2**7
-"""Limits of the number of groups G. A standard deviation has a relative error of 1 / sqrt(2 G): 1% and 6%."""
+"""Limits of the number of groups G. Bootstrap standard deviations have a relative error of 1 / sqrt(2 G): 1% and 6%."""
 
-_MOST_NUMBERS = 2**20  # target for groups times sums per group: many sums per group mean fewer groups
-_TOO_MANY = 2**23  # maximum of groups times sums per group (64 MB), above which there are no replicates
+_MOST_NUMBERS = 2**20  # target for the number of groups times the number of sums per group
+_TOO_MANY = 2**23  # maximum of groups times sums per group (64 MB); above it there are no replicates
 
 _GROUP_STREAM = -1  # random stream that assigns rows to groups; the replicates use the streams 0, 1, ...
 
@@ -70,7 +70,7 @@ class Draws:
 
 
 class GroupedSums:
-    """Sums for each random group of rows.
+    """Sums of an accumulator for each random group of rows.
 
     `add` works in place, because there can be many more groups than rows in a batch.
 
@@ -80,7 +80,7 @@ class GroupedSums:
         device: device of the sums.
 
     Attributes:
-        sums: sums of all groups `(G, ..., F, K)`. G is 1, without replicates, if the sums of a group are too large.
+        sums: sums of all groups `(G, ..., F, K)`. If the sums of a group are too large, G is 1, without replicates.
     """
 
     def __init__(self, accumulator: Any, shape: tuple[int, ...], device: torch.device) -> None:
@@ -113,7 +113,7 @@ class GroupedSums:
 
 
 def grouped_sample(mode: NamedMode, like: Predictions, num_classes: int) -> Accumulated[GroupedSample]:
-    """Return an empty accumulator of ranked samples with their groups, for predictions like `like`."""
+    """Return an empty accumulator of ranked samples with their groups, for the task and format of `like`."""
     sample = ExactSample(mode)
     lead = sample.lead(like.task, num_classes)
     return Accumulated(GroupedSamplesKind(sample, lead, like.from_logits, (), MOST_GROUPS))
@@ -133,5 +133,5 @@ def replicates_of_sample(sample: GroupedSample, draws: Draws, most: int) -> Iter
         copies = weights[:, groups].to(n).reshape(len(weights), *[1] * (whole.score.dim() - 1), -1)
         counts, score = copies * n, whole.score.expand(len(weights), *whole.score.shape)
         positives = copies * whole.positives.to(n)
-        # A sample without copies is absent, which NaN marks.
+        # A NaN score marks a sample without copies in a replicate.
         yield RankedSample(score.masked_fill(counts == 0, torch.nan), positives, counts, whole.from_logits)

@@ -42,11 +42,11 @@ class System:
     Args:
         like: first batch of predictions, for their task, number of classes and device.
         n_bins: number of equal-width bins.
-        right: bins are `(a, b]` instead of `[a, b)`.
+        right: use bins `(a, b]` instead of `[a, b)`.
 
     Attributes:
         samples: ranked samples with their groups, for each mode with rank-based errors. Empty if there are too many
-            samples, or if some weights are not whole numbers.
+            samples, or if any weight is fractional.
     """
 
     def __init__(self, like: Predictions, n_bins: int, right: bool) -> None:
@@ -61,7 +61,7 @@ class System:
         }
 
     def add(self, p: Predictions, words: Tensor, are_counts: bool) -> None:
-        """Add a batch, given the random number of each row from `words_of`, and whether all weights are whole."""
+        """Add a batch. `words` is the result of `words_of`; `are_counts` is True if all weights are whole numbers."""
         for _, sums in self._sums:
             sums.add(p, words)
         if are_counts and self.samples:
@@ -82,7 +82,7 @@ class System:
 
     @property
     def few_groups(self) -> dict[int, str]:
-        """Names of lines with at most 1,000 groups, as text, by the number of groups."""
+        """Comma-separated names of the lines with at most 1,000 groups, by number of groups."""
         names_by_size: dict[int, list[str]] = defaultdict(list)
         for estimator, grouped in self._sums:
             if len(grouped.sums) <= _FEW:
@@ -121,10 +121,10 @@ class System:
 
 
 def expected_ece(s: Statistics) -> dict[str, float]:
-    """Return the expected calibration error (ECE) of a perfectly calibrated system with these confidences, by line key.
+    """Return the mean of the ECE (expected calibration error) of a calibrated system with these confidences, by key.
 
-    If weights are counts, the gap of a bin with n samples and mean confidence c is approximately normal with variance
-    c (1 - c) / n. The mean of its absolute value is sqrt(2 c (1 - c) / (pi n)).
+    With weights that are counts, the gap of a bin is approximately normal with variance c (1 - c) / n. Here n is the
+    number of samples, and c the mean confidence. The mean absolute gap is sqrt(2 c (1 - c) / (pi n)).
     """
     found = {}
     for mode, b in s.bins.items():

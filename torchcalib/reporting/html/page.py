@@ -27,6 +27,9 @@ def write_folder(files: Callable[[], Mapping[str, bytes]], out: str | Path) -> t
             invalid path fails before any diagram is drawn.
         out: path of the folder.
 
+    Returns:
+        The paths of the files.
+
     Raises:
         NotADirectoryError: if `out` or one of its parents is a file.
     """
@@ -79,14 +82,14 @@ def both_themes(draw: Callable[..., Axes], table: T, prefix: str, label: str) ->
 
 
 def _darkened(svg: str) -> str:
-    """Replace the colours of `LIGHT` in style attributes by those of `DARK`. This is faster than drawing again."""
+    """Replace the colours of `LIGHT` in style attributes by the colours of `DARK`, without drawing again."""
     colours = dict(zip(astuple(LIGHT), astuple(DARK), strict=True))
     known = re.compile("|".join(colours))
     return re.sub(r' style="[^"]*"', lambda style: known.sub(lambda light: colours[light[0]], style[0]), svg)
 
 
 def _inline(svg: str, prefix: str, label: str, theme: str) -> Markup:
-    """Convert an SVG file to an HTML element with a label, unique ids, and a size that follows the page width."""
+    """Convert an SVG file to an HTML element with a label and unique ids, scaled to the page width."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", "", svg, flags=re.DOTALL)
     svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{prefix}", svg)

@@ -29,7 +29,7 @@ from torchcalib.reporting.data import Report
 from torchcalib.reporting.html.page import both_themes, filled, pictures
 from torchcalib.reporting.monitoring.history import History
 
-_LONGEST_NAME = 200  # letters of a group name in the table; longer names are shortened
+_LONGEST_NAME = 200  # maximum number of characters of a group name in the table; longer names are truncated
 
 _EVENTS = {
     "positive": "Confidence is the probability of y = 1; the outcome is whether y is 1.",
@@ -41,7 +41,7 @@ _EVENTS = {
         "and a label are pooled."
     ),
 }
-"""Explanation of each mode."""
+"""Definition of confidence and outcome for each mode."""
 
 
 def render(report: Report) -> str:
@@ -96,7 +96,7 @@ def files_of(report: Report) -> dict[str, bytes]:
 
 
 def _bins(report: Report, key: NamedMode, table: BinTable) -> dict[str, Any]:
-    """Return the diagrams, texts and rows of a table of equal-width bins."""
+    """Return the template values for a table of equal-width bins: diagrams, texts and rows."""
     name, explanation = event_name(report, key), _EVENTS[key]
     unit = "labelled entries" if report.task == "multilabel" else "samples"
     size = f"{table.n.numel()} bins, {count(report.n)} {unit}"
@@ -116,7 +116,7 @@ def _bins(report: Report, key: NamedMode, table: BinTable) -> dict[str, Any]:
 
 
 def _tested(report: Report, key: NamedMode, table: TCETable) -> dict[str, Any]:
-    """Return the diagrams, texts and rows of a table of the test-based calibration error (TCE)."""
+    """Return the template values for a table of the test-based calibration error (TCE): diagrams, texts and rows."""
     name, explanation = event_name(report, key), _EVENTS[key]
     rejected, n = float(table.rejected.sum()), float(table.n.sum())
     label = (
@@ -137,7 +137,7 @@ def _tested(report: Report, key: NamedMode, table: TCETable) -> dict[str, Any]:
 
 
 def _training(history: History) -> dict[str, Any]:
-    """Return the training curve, the rows and the warnings of a training history."""
+    """Return the template values for a training history: curve, rows and warnings."""
     warned = ", ".join(f"{row.epoch:,}" for row in history.warnings)
     label = (
         f"Training curve: NLL, ECD, accuracy, confidence and ECE of {len(history)} validations"

@@ -17,9 +17,9 @@ class HistoryRow:
 
     Attributes:
         epoch: number of the epoch.
-        step: training progress, by which rows are sorted: the epoch, or for example the number of optimizer steps.
+        step: training progress, such as the epoch or the number of optimizer steps. Rows are sorted by it.
         values: metric values by name, without a prefix: `{"nll": 0.31, "ece": 0.04}`.
-        warning: text of the warning about over-confidence; empty for none.
+        warning: text of the warning about over-confidence; empty without a warning.
     """
 
     epoch: int
@@ -48,22 +48,22 @@ class History(Tabular):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of all values, in the order of their first appearance."""
+        """Names of all metric values, in the order of their first appearance."""
         return tuple(dict.fromkeys(name for row in self.rows for name in row.values))
 
     def column(self, name: str) -> tuple[float, ...]:
-        """Return the value with this name in each row; NaN for a row without it."""
+        """Return the metric value `name` of every row; NaN for rows without this value."""
         return tuple(row.values.get(name, math.nan) for row in self.rows)
 
     @property
     def best(self) -> HistoryRow | None:
-        """The first row with the lowest negative log-likelihood ("nll"); None if no row has one."""
+        """First row with the lowest negative log-likelihood ("nll"); None if no row contains it."""
         known = [row for row in self.rows if not math.isnan(row.values.get("nll", math.nan))]
         return min(known, key=lambda row: row.values["nll"], default=None)
 
     @property
     def warnings(self) -> tuple[HistoryRow, ...]:
-        """All rows with a warning."""
+        """Rows with a warning about over-confidence."""
         return tuple(row for row in self.rows if row.warning)
 
     @property

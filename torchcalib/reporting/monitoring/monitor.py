@@ -63,7 +63,7 @@ def usual_metrics(
 
 
 class _Sums(ECE):
-    """A metric whose value is the sums over bins, so that `compute` synchronises them together with other metrics."""
+    """Metric that returns the sums over bins, so that `compute` synchronises them together with other metrics."""
 
     def _value(self, statistic: Any) -> Tensor:
         return statistic.sums  # type: ignore[no-any-return]
@@ -103,8 +103,8 @@ class Monitor:
         prefix: prefix of the names of all returned values.
         postfix: suffix of these names.
         threshold: growth of over-confidence that causes a warning, in nats; `math.inf` disables warnings.
-        nan_policy: for rows with missing (NaN) predictions. `"raise"` is an error; `"drop"` leaves them out, and the
-            value `n_dropped` is their number.
+        nan_policy: `"raise"` raises an error for rows with missing (NaN) predictions. `"drop"` ignores these rows, and
+            returns their number as the value `n_dropped`.
 
     Attributes:
         input_format: task and options of the input.
@@ -177,11 +177,11 @@ class Monitor:
         """Compute all values, append them to `history`, and reset the metrics.
 
         Args:
-            epoch: number of the epoch; None is the last one plus 1.
-            step: training progress, to distinguish several validations in one epoch; None is `epoch`.
+            epoch: number of the epoch; None uses the last number plus 1.
+            step: training progress, to distinguish several validations in one epoch; None uses `epoch`.
 
         Returns:
-            The values, by name with prefix and postfix. NaN without data.
+            The metric values, by name with prefix and postfix. Values are NaN if there were no samples.
 
         Warns:
             OverConfidenceWarning: on rank 0, if over-confidence has grown by more than the threshold.
@@ -215,7 +215,7 @@ class Monitor:
         return self.history.to_dict()
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Replace the history by one from `state_dict()`.
+        """Replace the history by a saved one.
 
         Args:
             saved: result of `state_dict()`.

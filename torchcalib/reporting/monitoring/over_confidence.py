@@ -10,7 +10,7 @@ from torchcalib.reporting.monitoring.history import History, HistoryRow
 
 
 class OverConfidenceWarning(UserWarning):
-    """The over-confidence of a model has grown during training; see `torchcalib.Monitor`."""
+    """Warning that the over-confidence of a model has grown during training; see `torchcalib.Monitor`."""
 
 
 def crossings(ecd: Sequence[float], threshold: float) -> list[bool]:
@@ -49,7 +49,7 @@ def words(history: History, name: str) -> str:
     """
     now = history.rows[-1]
     ecd = now.values["ecd"]
-    # Of rows with equal over-confidence (0 in all under-confident epochs), take the last, where the growth starts.
+    # Growth starts at the last row with the lowest over-confidence, which is 0 in all under-confident epochs.
     lowest = min(reversed(history.rows[:-1]), key=lambda row: _over_confidence(row.values.get("ecd", math.nan)))
     sentences = [
         f"over-confidence grows: in {_place(now, history)} the cross-entropy exceeds the entropy of the predictions by "
