@@ -256,5 +256,6 @@ def _check_values(values: Any, value: Any, n: int) -> None:
         if several.shape != (n, *one.shape):
             raise ValueError(
                 f"`metric` must return shape {(n, *one.shape)} for weights of {n} replicates, "
-                f"got {tuple(several.shape)}. It must accept weights with a leading axis of replicates, as the functions of torchcalib do."
+                f"got {tuple(several.shape)}. It must accept weights with a leading axis of replicates, as the "
+                "functions of torchcalib do."
             )
