@@ -47,8 +47,7 @@ def error_interval(
 
     Args:
         tested_by: function that computes the test statistic.
-        without_noise: function that computes the error from noise-free frequencies. None computes the interval for the
-            expected test statistic.
+        without_noise: function that computes the error from frequencies; None: see `ErrorTest`.
         simulations: simulations of consecutive classes, with cells `(g, c, K)`.
         observed: test statistic of the data `(g, C)`.
         calibrated: test statistic of the replicates under perfect calibration `(R, g, C)`.
@@ -65,7 +64,7 @@ def error_interval(
     start = calibrated.mean(0) if without_noise is None else 0 * observed
 
     def along(path: Sequence[Tensor], step: Tensor) -> tuple[Ends, Tensor]:
-        """Return `acceptance` and the error `(g)` at one step of a path for each batch element, int64 `(g)`."""
+        """Return `acceptance` and the error, each `(g)`, at steps `(g)` of a path."""
         size = multiple_at(step)[:, None, None]
         simulated, errors = [], []
         for simulation, direction in zip(simulations, path, strict=True):
@@ -108,14 +107,14 @@ def mean_gap_interval(simulations: Sequence[Simulation], observed: Tensor, is_re
 
 def rounding_of(observed: Tensor) -> Tensor:
     """Return the tolerance `(...)` within which simulated and observed errors are considered equal."""
-    return 1e-9 * observed.abs() + 1e-12  # the constant is for errors of 0, up to rounding
+    return 1e-9 * observed.abs() + 1e-12  # the constant applies to errors near 0
 
 
 def widening(n_classes: int) -> float:
     """Return the standard deviation of the mean absolute gap of C exclusive classes, relative to independent classes.
 
-    Each sample belongs to one class, so the gaps of two classes have correlation -1 / (C - 1). Their absolute values
-    are positively correlated. For C = 2 they are equal.
+    The gaps of two classes have correlation -1 / (C - 1), so their absolute values are positively correlated. For C = 2
+    they are equal.
     """
     if n_classes == 1:
         return 1.0
@@ -149,8 +148,8 @@ def acceptance(replicates: Tensor, observed: Tensor, edge: Tensor | None, level:
     errors that always can. The interval for a calibrated model then contains 0 with probability `level`.
 
     Args:
-        replicates: error of the replicates, simulated with the hypothetical error, `(R, g)`.
-        observed: error of the data `(g)`.
+        replicates: test statistic of replicates, simulated with the hypothetical error `(R, g)`.
+        observed: test statistic of the data `(g)`.
         edge: critical value `(g)`; see `_edge`. None for a signed error, whose test is always two-sided.
         level: level of the interval, in (0, 1).
     """
@@ -181,8 +180,7 @@ def _normal_quantile(counted: Tensor) -> Tensor:
 def _paths(tested_by: Metric, without_noise: Metric | None, cells: Cells, typical: Tensor) -> list[Tensor]:
     """Return the gaps `(g, c, K)` that each path multiplies.
 
-    The last path is for the upper end of the interval. The other paths are for the lower end: the minimum over these
-    paths is used.
+    The last path is for the upper end of the interval. The lower end is the minimum over the other paths.
 
     Args:
         tested_by: function that computes the test statistic.
@@ -251,11 +249,7 @@ def rising(cells: Cells) -> Tensor:
 
 
 def _is_downward(gap: Tensor, noise: Tensor, confidence: Tensor) -> Tensor:
-    """Return whether the assumed gap of each cell is negative, bool `(..., K)`.
-
-    The sign is that of the observed gap. It is reversed if noise explains the gap and the limit 0 or 1 of the frequency
-    is near.
-    """
+    """Mask of negative gaps. An observed sign is reversed if noise explains the gap and the limit 0 or 1 is near."""
     observed = gap < 0
     room = torch.where(observed, confidence, 1 - confidence)
     return observed ^ ((gap.abs() <= _NOISE * noise) & (room < (2 * noise).clamp(max=0.5)))
@@ -271,9 +265,8 @@ def _in_typical_units(cells: Cells, direction: Tensor) -> Tensor:
 def _moved_mean_gaps(cells: Cells, chance: Tensor) -> Ends:
     """Return S hypothetical mean gaps in ascending order `(S, ...)`, and their replicates `(S, R, ...)`.
 
-    The mean gap is computed from the sum of all outcomes, whose expectation is shifted in S steps. Its variance is
-    computed from the observed gaps, shrunken by their noise. Gaps of both signs cancel in the mean, but not in the
-    variance.
+    The expected sum of all outcomes is shifted in S steps. Its variance is computed from the observed gaps, shrunken by
+    their noise: gaps of both signs do not cancel in the variance.
 
     Args:
         cells: bins or runs `(..., K)`.
@@ -284,7 +277,7 @@ def _moved_mean_gaps(cells: Cells, chance: Tensor) -> Ends:
     total, outcomes = cells.n.sum(-1), (cells.expected + cells.n * shrunk).sum(-1)
     unit = (cells.noise.sum(-1) / cells.spread.sum(-1)).nan_to_num(1)
     frequency, confidence = outcomes / total, cells.expected.sum(-1) / total
-    # Steps are in standard deviations, or in outcomes if all predictions are certain, and are limited to [0, 1].
+    # Steps are multiples of a standard deviation, or of one outcome if all predictions are certain.
     most = cells.spread.sum(-1).maximum(spread)
     scale = (unit * torch.where(most > 0, most, unit)).sqrt() / total
     part = torch.linspace(-1, 1, 2 * _MEAN_GAP_STEPS + 1, dtype=total.dtype, device=total.device)[1:-1]
@@ -313,7 +306,7 @@ def multiple_at(step: Tensor) -> Tensor:
 
 
 class Reached(NamedTuple):
-    """Excess and error at one step, each `(...)`. The excess is negative before the end of the interval."""
+    """Margin beyond the end of the interval, negative inside, and the error at one step, each `(...)`."""
 
     excess: Tensor
     error: Tensor

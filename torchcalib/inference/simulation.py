@@ -99,10 +99,7 @@ class BinCells(Cells):
 
     @property
     def not_normal(self) -> Tensor:
-        """Mask of bins with few expected outcomes `(..., B)`.
-
-        With the frequency, their outcome distribution changes in shape and not only in width.
-        """
+        """Mask of bins `(..., B)` with few expected outcomes, whose distribution is not close to normal."""
         rarer = torch.minimum(self.expected, self.n - self.expected) / self.unit
         return (self.n > 0) & (rarer < _FEW)
 
@@ -148,9 +145,8 @@ class RunCells(Cells):
     def of(cls, sample: RankedSample, at_most: int = MOST_RUNS) -> Self:
         """Divide a sample into at most `at_most` runs of similar size; a smaller sample has one run per element.
 
-        Equal scores share a run. For a log score there are about 40 additional runs: beyond log-odds of 8 and -8, the
-        log-odds in a run differ by at most 25%. Otherwise the mean over a run would hide the large score of a wrong and
-        nearly certain prediction.
+        Equal scores share a run. A log score adds about 40 runs, so that log-odds above 8 or below -8 differ by at most
+        25% in a run. A longer run would hide the large score of a wrong, nearly certain prediction.
         """
         s = sample.sorted()
         size, length = s.size.unsqueeze(-1), s.score.shape[-1]
@@ -167,10 +163,7 @@ class RunCells(Cells):
         return cls(weight, expected, outcomes, spread, noise, log_odds)
 
     def with_gaps(self, gaps: Tensor) -> RankedSample:
-        """Return a sample with one element per run at its mean score, and frequencies that have these gaps.
-
-        An empty run has the score of the previous run.
-        """
+        """Return a sample with these gaps and one element per run. An empty run has the score of the previous run."""
         from_logits = self.log_odds is not None
         score = self.confidence if self.log_odds is None else self.log_odds
         score = score.masked_fill(self.n == 0, -torch.inf if from_logits else 0).cummax(-1).values
@@ -238,19 +231,17 @@ def _log_odds_of_runs(s: SortedSample, n: Tensor, ends: Tensor) -> Tensor:
 
 
 _Draws = tuple[Tensor, Tensor]
-"""Standardised deviations of the sums of outcomes for a calibrated model `(R, ..., K)`, and uniform random numbers for
-the F cells in `not_normal`, `(R, F)`."""
+"""Standardised sums of outcomes `(R, ..., K)`, and uniform random numbers for the cells in `not_normal`, `(R, F)`."""
 
 
 class Simulation:
     """Simulation of R replicates of the outcomes in K cells.
 
-    The random number of a cell is a function of the seed, the replicate, the index of its batch element and the index
-    of the cell. It does not depend on the batch size.
+    The random number of a cell depends on the seed, the replicate, the batch element and the cell only.
 
     Args:
         cells: bins or runs `(..., K)`.
-        first: index of the first batch element, if these cells are a part of a larger batch.
+        first: index of the first batch element in a larger batch.
         seed: seed of the random numbers.
         n_replicates: number R of replicates.
     """
@@ -266,12 +257,9 @@ class Simulation:
         self._keeps, self._kept = False, None
 
     def compute(self, metric: Callable[[Any], Tensor], gaps: Tensor | None = None) -> Tensor:
-        """Simulate outcomes and return the metric of every replicate `(R, ...)`.
+        """Return the metric of every replicate `(R, ...)`, computed from the simulated statistic (`Cells.with_gaps`).
 
-        Args:
-            metric: function of a statistic, which is returned by `with_gaps` of the cells.
-            gaps: expected gaps `(..., K)`, for which R is at most 199 if the cells are runs. None for a calibrated
-                model.
+        `gaps` are the expected gaps `(..., K)`, or None for a calibrated model. With gaps, runs have 199 replicates.
         """
         cells, n_replicates = self.cells, self.n_replicates
         if gaps is not None and isinstance(cells, RunCells):
@@ -299,15 +287,11 @@ class Simulation:
         return torch.arange(self.first, self.first + math.prod(self.cells.n.shape[:-1]), device=self.cells.n.device)
 
     def _uniform(self, streams: Tensor, counters: Tensor) -> Tensor:
-        """Return uniform random numbers in (0, 1), `(R, N)`, for R streams and N counters."""
         words = random_words(self.seed, streams, counters)
         return (words.to(self.cells.n.dtype) + 0.5) / 2**32
 
     def _draws(self, streams: Tensor) -> _Draws:
-        """Return the deviations and uniform numbers for the replicates with indices `streams`, `(r,)`.
-
-        They are stored if all replicates fit in one batch. Then `streams` begin with replicate 0.
-        """
+        """Return the deviations and uniform random numbers for replicates with indices `streams`, `(r,)`."""
         if self._kept is not None and len(streams) <= len(self._kept[0]):
             deviation, chance = self._kept
             return deviation[: len(streams)], chance[: len(streams)]
@@ -323,8 +307,8 @@ class Simulation:
     def _gaps_around(self, gaps: Tensor, deviation: Tensor, chance: Tensor) -> Tensor:
         """Return simulated gaps `(R, ..., K)` with expectations `gaps` `(..., K)`.
 
-        The deviations for a calibrated model are multiplied by the ratio of standard deviations. For cells in
-        `not_normal`, the quantiles of the new distribution at the same levels are used instead.
+        The deviations for a calibrated model are rescaled to the new variance. Cells in `not_normal` have the quantiles
+        of the new distribution at the same levels instead.
         """
         cells, few = self.cells, self._redrawn
         spread = cells.spread_at(gaps)

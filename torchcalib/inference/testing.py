@@ -30,9 +30,9 @@ class CalibrationTest:
         statistic: error of the data `(...)`, or the test statistic of a metric that is not an error (`Cox`).
         noise_floor: expected value of the error if the model is perfectly calibrated, given its confidences `(...)`.
             For a signed error it is the expected absolute value.
-        p_value: probability of an error at least as large if the model is perfectly calibrated, `(...)`. With R
-            simulated replicates, it is (1 + number of replicates with at least the error of the data) / (R + 1). Ties
-            are included: an error of exactly 0 has p = 1, and P(p <= a) <= a for a calibrated model. The p-value is
+        p_value: probability of an error at least as large if the model is perfectly calibrated, `(...)`. If m of R
+            simulated replicates have at least the error of the data, it is (1 + m) / (R + 1). Ties are included: an
+            error of exactly 0 has p = 1, and P(p <= a) <= a for a calibrated model. The p-value is
             uniform if ties are rare. With few samples ties are frequent, and the test is conservative.
         low, high: interval for the error without sampling noise, `(...)`. With simulated replicates, it contains 0
             where the p-value is at least 1 - level. It may lie below `statistic`, which includes noise. Some errors,
@@ -116,9 +116,9 @@ def evidence_of_each(
         statistic: bins with sums of noise, or a ranked sample. The test divides a large sample into runs of consecutive
             scores. The error is computed from the whole sample.
         average: average over the last batch axis, the classes of the same rows. Signed errors are averaged before their
-            absolute value is computed, and their classes are assumed to be independent, as in multi-label tasks.
-        cancels: whether the classes are mutually exclusive. The average of a signed error is then 0 for every model:
-            its noise floor and interval are 0, and its p-value is 1.
+            absolute value is computed. Their classes are assumed to be independent, as in multi-label tasks.
+        cancels: whether the classes are mutually exclusive. The average of a signed error is then 0 for every model,
+            with noise floor 0, interval [0, 0] and p-value 1.
         level: level of the interval, in (0, 1).
         n_replicates: number R of replicates; the smallest p-value is 1 / (R + 1).
         seed: seed of the random numbers, which are equal on all devices.
@@ -182,10 +182,7 @@ Found = tuple[Tensor, Tensor, Tensor, Tensor]
 def _tested_pieces(
     tests: Mapping[str, ErrorTest], statistic: Statistic, average: bool, level: float, n_replicates: int, seed: int
 ) -> Iterator[dict[str, Found]]:
-    """Yield the results by test name for g batch elements at a time, whose simulated values fit in the cache.
-
-    Their cells are `(g, C, K)`, for an average over C classes. Without an average, C is 1.
-    """
+    """Yield the results by test name for g batch elements at a time, with cells `(g, C, K)`; C = 1 without average."""
     with_interval = any(test.with_interval for test in tests.values())
     cells = _cells_of(statistic, with_interval)
     *_, n_cells = cells.n.shape
