@@ -301,7 +301,7 @@ def _moved_mean_gaps(cells: Cells, chance: Tensor) -> Ends:
 
 
 def multiple_at(step: Tensor) -> Tensor:
-    """Return the factor of the gaps at a step from 0 to `N_STEPS`. Factors increase slowly at first."""
+    """Return the factor that multiplies the gaps of a path at a step from 0 to `N_STEPS`."""
     return step / (N_STEPS + 1 - step)
 
 
@@ -328,7 +328,7 @@ def first_reached(excess: Tensor, error: Tensor) -> Tensor:
 
 
 def bisected(at: Callable[[Tensor], Reached], start: Reached) -> Tensor:
-    """Return the error `(g)` of `first_reached`, by bisection over the steps. The excess must be non-decreasing.
+    """Return the error `(g)` of `first_reached` by bisection over the steps, for a non-decreasing excess.
 
     Args:
         at: function of the steps, int64 `(g)` from 1 to `N_STEPS` - 1, that returns the excess and the error.

@@ -104,7 +104,7 @@ class Resampling:
         self._present = torch.ones(n, dtype=torch.bool, device=self._device)
         if p.weights is not None:
             self._present = ~in_all_replicates(p.weights == 0, 1).expand(n)
-        self._unit_of: Tensor | None = None  # resampled unit of each sample; None: the sample itself
+        self._unit_of: Tensor | None = None  # group index of each sample; None: each sample is a group
         self._n_units = n
         if groups is not None:
             check_indices("groups", groups)
@@ -150,8 +150,8 @@ def bootstrap(
         metric: metric function of torchcalib, such as `ece` or `partial(relative_calibration_loss, score="brier")`. A
             custom function is called as `metric(preds, target, task=task, weights=weights, **options)`. For weights
             `(R, ..., N)` it must return a floating tensor `(R, ...)`, or a named tuple of these tensors.
-        preds: binary `(..., N)`, multi-class `(..., N, C)`, multi-label `(..., N, L)`, as for the metric.
-        target: as for the metric.
+        preds: probabilities or logits: binary `(..., N)`, multi-class `(..., N, C)`, multi-label `(..., N, L)`, as for the metric.
+        target: labels, soft targets or annotator counts, as for the metric.
         task: `"binary"`, `"multiclass"` or `"multilabel"`.
         n_replicates: number R of replicates.
         level: level of the interval, in (0, 1).

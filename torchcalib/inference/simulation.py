@@ -24,7 +24,7 @@ _FEW = 8  # expected number of the rarer outcome (0 or 1), below which the distr
 _MOST_CELLS = 2**32  # offset between the random number counters of consecutive batch elements
 _LOG_ODDS_CUTS = [8 * 1.25**k for k in range(21)]  # up to 694; the smallest normal float64 is exp(-708)
 _REPLICATES_OF_RUNS = 199  # number of replicates at each step of a path
-MOST_DRAWN = 2**23  # random numbers per batch; stored if there is one batch
+MOST_DRAWN = 2**23  # largest number of random numbers in memory; stored for the next metric if all fit
 _AT_ONCE = 2**18  # simulated gaps per call of a metric
 
 
@@ -32,11 +32,11 @@ _AT_ONCE = 2**18  # simulated gaps per call of a metric
 class Cells:
     """Weighted sums over K cells whose outcomes are simulated, `(..., K)`: bins or runs of samples."""
 
-    n: Tensor  # weight
+    n: Tensor  # total weight
     expected: Tensor  # sum of confidences: expected sum of outcomes for a calibrated model
     outcomes: Tensor  # observed sum of outcomes
-    spread: Tensor  # see `BinStats`
-    noise: Tensor  # see `BinStats`
+    spread: Tensor  # sum of w p (1 - p); see `BinStats`
+    noise: Tensor  # variance of `outcomes` for a calibrated model; see `BinStats`
     computed: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
 
     @once
@@ -90,7 +90,7 @@ class BinCells(Cells):
 
     @classmethod
     def of(cls, b: BinStats) -> Self:
-        """Return the cells for the sums of bins."""
+        """Return cells from the sums over bins."""
         return cls(b.n, b.sums[..., 1, :], b.outcomes, b.spread, b.noise)
 
     def with_gaps(self, gaps: Tensor) -> BinStats:
@@ -152,7 +152,7 @@ class RunCells(Cells):
         size, length = s.size.unsqueeze(-1), s.score.shape[-1]
         places = torch.arange(1, min(at_most, length) + 1, device=size.device)
         ends = places.minimum(size)
-        if length > at_most:  # not by size: ignored elements must not change the runs of other batch elements
+        if length > at_most:  # not `size`: ignored elements must not change other batch elements
             ends = torch.where(size > at_most, end_of_ties(s.score.detach(), places * size // at_most), ends)
             if sample.log_scored:
                 ends = torch.cat((ends, _ends_at_log_odds(s)), -1).sort(-1).values
@@ -291,7 +291,7 @@ class Simulation:
         return (words.to(self.cells.n.dtype) + 0.5) / 2**32
 
     def _draws(self, streams: Tensor) -> _Draws:
-        """Return the deviations and uniform random numbers for replicates with indices `streams`, `(r,)`."""
+        """Return the standardised sums and uniform random numbers for replicates with indices `streams`, `(r,)`."""
         if self._kept is not None and len(streams) <= len(self._kept[0]):
             deviation, chance = self._kept
             return deviation[: len(streams)], chance[: len(streams)]

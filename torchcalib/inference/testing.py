@@ -32,8 +32,8 @@ class CalibrationTest:
             For a signed error it is the expected absolute value.
         p_value: probability of an error at least as large if the model is perfectly calibrated, `(...)`. If m of R
             simulated replicates have at least the error of the data, it is (1 + m) / (R + 1). Ties are included: an
-            error of exactly 0 has p = 1, and P(p <= a) <= a for a calibrated model. The p-value is
-            uniform if ties are rare. With few samples ties are frequent, and the test is conservative.
+            error of exactly 0 has p = 1, and P(p <= a) <= a for a calibrated model. The p-value is uniform if ties are
+            rare. With few samples ties are frequent, and the test is conservative.
         low, high: interval for the error without sampling noise, `(...)`. With simulated replicates, it contains 0
             where the p-value is at least 1 - level. It may lie below `statistic`, which includes noise. Some errors,
             such as the test-based calibration error (TCE), have no noise-free value. Their interval is for the
@@ -51,7 +51,7 @@ class CalibrationTest:
     method: str
 
     def __getitem__(self, index: Any) -> Self:
-        """Index the batch axes: `found[k]` is the test of batch element, group or class k."""
+        """Index the batch axes: `found[k]` is the test for batch element, group or class k."""
         if self.statistic.dim() < 1:
             raise IndexError("the test has no batch axis to index: its fields have shape ()")
         columns = [getattr(self, field.name) for field in fields(self)]
@@ -62,7 +62,7 @@ class CalibrationTest:
         return str(self)
 
     def __str__(self) -> str:
-        """Return one line for each value."""
+        """Return one line of text for each batch element."""
         if self.statistic.dim():
             return "\n".join(f"[{index}] {self[index]}".replace("\n", "\n    ") for index in range(len(self.statistic)))
         value, floor, p, low, high = map(float, (self.statistic, self.noise_floor, self.p_value, self.low, self.high))
