@@ -150,7 +150,7 @@ def bootstrap(
         metric: metric function of torchcalib, such as `ece` or `partial(relative_calibration_loss, score="brier")`. A
             custom function is called as `metric(preds, target, task=task, weights=weights, **options)`. For weights
             `(R, ..., N)` it must return a floating tensor `(R, ...)`, or a named tuple of these tensors.
-        preds: probabilities or logits: binary `(..., N)`, multi-class `(..., N, C)`, multi-label `(..., N, L)`, as for the metric.
+        preds: probabilities or logits, binary `(..., N)`, multi-class `(..., N, C)` or multi-label `(..., N, L)`.
         target: labels, soft targets or annotator counts, as for the metric.
         task: `"binary"`, `"multiclass"` or `"multilabel"`.
         n_replicates: number R of replicates.
