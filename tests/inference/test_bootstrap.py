@@ -169,8 +169,8 @@ def test_interval_ends_are_replicates_at_their_ranks_also_with_infinity_and_nan(
 BAD_INPUT = [
     ({"metric": "ece"}, TypeError, "`metric` must be a function such as torchcalib.functional.ece, got 'ece'"),
     ({"metric": lambda *a, **k: 0.5}, TypeError, "`metric` must return a tensor"),
-    ({"metric": lambda *a, **k: torch.zeros(())}, ValueError, "`metric` must return (40,) for weights of 40"),
-    ({"metric": lambda *a, **k: torch.zeros((), dtype=torch.int64)}, TypeError, "must return floating values, got"),
+    ({"metric": lambda *a, **k: torch.zeros(())}, ValueError, "`metric` must return shape (40,) for weights of 40"),
+    ({"metric": lambda *a, **k: torch.zeros((), dtype=torch.int64)}, TypeError, "must return a floating tensor, got"),
     ({"n_replicates": 0}, ValueError, "`n_replicates` must be"),
     ({"n_replicates": 38}, ValueError, "`n_replicates` must be at least 39 for level=0.95, got 38"),
     ({"metric": pytest.fail, "level": 0.99}, ValueError, "`n_replicates` must be at least 199 for level=0.99"),

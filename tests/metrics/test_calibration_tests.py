@@ -102,5 +102,5 @@ def test_bad_arguments_and_metrics_without_a_test_raise_errors():
     ]
     given = {"metric": tc.ECE(task="binary")}
     assert_refused((row, partial(evidence, **{**given, **row}), error, [part]) for row, error, part in wrong)
-    with pytest.raises(ValueError, match="`statistic` must have the sums of its noise"):
+    with pytest.raises(ValueError, match="`statistic` must contain sums of noise, got bins without"):
         evidence_of(ErrorTest(ece_from_bins), BinStats(torch.ones(3, 4)))

@@ -1,4 +1,4 @@
-"""Inference: null distribution of calibration errors, confidence intervals, and the bootstrap."""
+"""Statistical inference: calibration tests, confidence intervals and the bootstrap."""
 
 from torchcalib._lazy import names_of_stub
 

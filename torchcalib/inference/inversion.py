@@ -1,10 +1,13 @@
-"""Confidence intervals by inversion of a test: the errors that the test does not reject.
+"""Confidence intervals for calibration errors, by inversion of a calibration test.
 
-The error is increased along a path of gaps that starts at calibration. At each step of the path outcomes are simulated,
-and the observed error is compared with the simulated ones. An end of the interval is where the test starts to reject.
+The interval contains the errors that the test does not reject. The gap of a cell is its frequency minus its mean
+confidence. A path consists of the increasing multiples of one gap per cell, and starts at perfect calibration. At each
+step outcomes are simulated with these gaps, and the observed error is compared with the simulated errors. The interval
+ends where the test starts to reject.
 
-Source: Feldman, Cousins: Unified approach to the classical statistical analysis of small signals (Physical Review D,
-1998), for the transition from a one-sided to a two-sided test.
+Reference:
+    Feldman, Cousins: Unified approach to the classical statistical analysis of small signals (Physical Review D, 1998),
+    for the transition from a one-sided to a two-sided test.
 """
 
 import math
@@ -20,11 +23,11 @@ from torchcalib.ops.host_values import value_if_available
 from torchcalib.ops.isotonic import isotonic_regression
 
 N_STEPS = 32
-"""Steps of a path; a power of two for bisection."""
+"""Number of steps of a path; a power of two, as `bisected` requires."""
 
 _MEAN_GAP_STEPS = 24
-_NOISE = 1.5  # standard deviations up to which a gap may be noise
-_N_GROUPS = 15  # groups of neighbouring runs, whose gaps are equal on a path
+_NOISE = 1.5  # largest gap that noise may explain, in standard deviations
+_N_GROUPS = 15  # groups of neighbouring runs; all runs of a group have equal gaps on a path
 
 Cells = BinCells | RunCells
 Metric = Callable[[Any], Tensor]
@@ -40,16 +43,17 @@ def error_interval(
     is_rejected: Tensor,
     level: float,
 ) -> Ends:
-    """Return both ends `(g)` of the interval of an unsigned error, averaged over classes.
+    """Return the lower and upper end `(g)` of the interval for an unsigned error, averaged over C classes.
 
     Args:
-        tested_by: test statistic.
-        without_noise: error of given frequencies; None for the interval of the expected test statistic.
-        simulations: of some classes each, `(g, c, K)`.
-        observed: test statistic `(g, C)`.
-        calibrated: its replicates for a calibrated model `(R, g, C)`.
-        is_rejected: whether the p-value rejects calibration `(g)`. The interval contains 0 exactly where it does not.
-        level: level of the interval.
+        tested_by: function that computes the test statistic.
+        without_noise: function that computes the error from frequencies; None: see `ErrorTest`.
+        simulations: simulations of consecutive classes, with cells `(g, c, K)`.
+        observed: test statistic of the data `(g, C)`.
+        calibrated: test statistic of the replicates under perfect calibration `(R, g, C)`.
+        is_rejected: whether the p-value rejects calibration, bool `(g)`. Where it does not, the lower end is 0, or the
+            noise floor if `without_noise` is None.
+        level: level of the interval, in (0, 1).
     """
     wide = widening(observed.shape[-1])
     sizes = [simulation.cells.n.shape[-2] for simulation in simulations]
@@ -60,7 +64,7 @@ def error_interval(
     start = calibrated.mean(0) if without_noise is None else 0 * observed
 
     def along(path: Sequence[Tensor], step: Tensor) -> tuple[Ends, Tensor]:
-        """Return the acceptance of the error at a step of a path, and the error."""
+        """Return `acceptance` and the error, each `(g)`, at steps `(g)` of a path."""
         size = multiple_at(step)[:, None, None]
         simulated, errors = [], []
         for simulation, direction in zip(simulations, path, strict=True):
@@ -73,7 +77,7 @@ def error_interval(
         return acceptance(_widened(mean, wide), observed, edge, level), error
 
     def end(path: Sequence[Tensor], excess: Callable[[Ends], Tensor], at_start: Tensor) -> Tensor:
-        """Return the error where the excess reaches 0 on a path."""
+        """Return the error `(g)` at which the excess reaches 0 along a path."""
 
         def reached(step: Tensor) -> Reached:
             accepted, error = along(path, step)
@@ -91,26 +95,26 @@ def error_interval(
 
 
 def mean_gap_interval(simulations: Sequence[Simulation], observed: Tensor, is_rejected: Tensor, level: float) -> Ends:
-    """Return both ends `(g)` of the interval of the mean gap; arguments as of `error_interval`."""
+    """Return the lower and upper end `(g)` of the interval for the mean gap; see `error_interval`."""
     errors, simulated = zip(*(_moved_mean_gaps(s.cells, s.uniform()) for s in simulations), strict=True)
     error, replicates = torch.cat(errors, -1).mean(-1), torch.cat(simulated, -1).mean(-1)
     accepted = [acceptance(step, observed.mean(-1), None, level) for step in replicates]
     too_low, too_high = (torch.stack(side) for side in zip(*accepted, strict=True))
     low, high = first_reached(too_low, error), first_reached(too_high.flip(0), error.flip(0))
-    # Agree with the p-value, which is two-sided and uses the noise of a calibrated model.
+    # Include 0 unless the p-value rejects calibration: the p-value uses the variance under calibration instead.
     return torch.where(is_rejected, low, low.clamp(max=0)), torch.where(is_rejected, high, high.clamp(min=0))
 
 
 def rounding_of(observed: Tensor) -> Tensor:
-    """Return the difference up to which errors count as equal."""
-    return 1e-9 * observed.abs() + 1e-12  # the latter for errors that are 0 but for the order of a sum
+    """Return the tolerance `(...)` within which simulated and observed errors are considered equal."""
+    return 1e-9 * observed.abs() + 1e-12  # the constant applies to errors near 0
 
 
 def widening(n_classes: int) -> float:
-    """Return the standard deviation of an average over C dependent classes, relative to independent ones.
+    """Return the standard deviation of the mean absolute gap of C exclusive classes, relative to independent classes.
 
-    An outcome that one class gains is lost by another, so that the gaps of two classes have a correlation of
-    -1 / (C - 1) and their absolute values a positive one. For two classes the absolute values are equal.
+    The gaps of two classes have correlation -1 / (C - 1), so their absolute values are positively correlated. For C = 2
+    they are equal.
     """
     if n_classes == 1:
         return 1.0
@@ -122,7 +126,7 @@ def widening(n_classes: int) -> float:
 
 
 def _widened(values: Tensor, by: float) -> Tensor:
-    """Scale the distances of values `(R, ...)` from their mean."""
+    """Multiply the deviations of values `(R, ...)` from their mean over R by the factor `by`."""
     if by == 1:
         return values
     mean = values.mean(0, keepdim=True)
@@ -130,24 +134,24 @@ def _widened(values: Tensor, by: float) -> Tensor:
 
 
 def _edge(calibrated: Tensor, level: float) -> Tensor:
-    """Return the quantile of replicates `(R, g)` above which calibration is rejected."""
+    """Return the critical value `(g)` of the test of calibration: the `level` quantile of replicates `(R, g)`."""
     place = min(math.ceil(level * (len(calibrated) + 1)), len(calibrated)) - 1
     return calibrated.sort(0).values[place]
 
 
 def acceptance(replicates: Tensor, observed: Tensor, edge: Tensor | None, level: float) -> Ends:
-    """Return how far an error is from rejection as too low and as too high; negative where it is rejected.
+    """Return the margins `(g)` to the rejection of a hypothetical error as too low, and as too high.
 
-    Both are differences of normal quantiles: of the share of replicates at least (at most) as large as the observation,
-    and of the significance level of that side. The test is one-sided for errors that cannot be distinguished from
-    calibration and two-sided for those that always can, so that the interval of a calibrated model contains 0 with the
-    probability `level`.
+    A margin is the normal quantile of a tail probability minus that of its significance level. It is negative if the
+    error is rejected. The tail probability is the fraction of replicates at least (at most) as large as the
+    observation. The test is one-sided for errors that cannot be distinguished from calibration, and two-sided for
+    errors that always can. The interval for a calibrated model then contains 0 with probability `level`.
 
     Args:
-        replicates: simulated for this error `(R, g)`.
-        observed: `(g)`.
-        edge: see `_edge`; None for a signed error, whose test is always two-sided.
-        level: level of the interval.
+        replicates: test statistic of replicates, simulated with the hypothetical error `(R, g)`.
+        observed: test statistic of the data `(g)`.
+        edge: critical value `(g)`; see `_edge`. None for a signed error, whose test is always two-sided.
+        level: level of the interval, in (0, 1).
     """
     rounding, two_sided = rounding_of(observed), torch.ones_like(observed)
     if edge is not None:
@@ -163,27 +167,26 @@ def acceptance(replicates: Tensor, observed: Tensor, edge: Tensor | None, level:
 
 
 def _normal_quantile(counted: Tensor) -> Tensor:
-    """Return the standard normal quantile of the share of replicates `(R, ...)` that are counted."""
+    """Return the standard normal quantile `(...)` of the fraction of True values in `counted`, bool `(R, ...)`."""
     share = (counted.to(torch.float64).sum(0) + 0.5) / (len(counted) + 1)
     quantile: Tensor = torch.special.ndtri(share)
     return quantile
 
 
-# Paths: which gaps an error of a given size has is not known, so that each end of an interval supposes the least
-# favourable distribution over the cells.
+# The size of an error does not determine the gap of each cell. So each end of an interval uses the least favourable
+# distribution of the gaps over the cells.
 
 
 def _paths(tested_by: Metric, without_noise: Metric | None, cells: Cells, typical: Tensor) -> list[Tensor]:
-    """Return the gaps `(g, c, K)` of each path at one unit.
+    """Return the gaps `(g, c, K)` that each path multiplies.
 
-    All paths but the last are for the lower end, which is the smallest error that they reach. The last one is for the
-    upper end.
+    The last path is for the upper end of the interval. The lower end is the minimum over the other paths.
 
     Args:
-        tested_by: test statistic.
+        tested_by: function that computes the test statistic.
         without_noise: see `error_interval`.
-        cells: `(g, c, K)`.
-        typical: sum of the observed test statistic and of its mean for a calibrated model `(g, c)`.
+        cells: bins or runs `(g, c, K)`.
+        typical: observed test statistic plus its mean for a calibrated model `(g, c)`.
     """
     if isinstance(cells, RunCells):
         few, group = cells.grouped(_N_GROUPS)
@@ -194,30 +197,30 @@ def _paths(tested_by: Metric, without_noise: Metric | None, cells: Cells, typica
     found = []
     for direction in (_concentrated(cells), _spread_out(cells)):
         gaps = _in_typical_units(cells, direction)
-        # In units of the error itself: a single bin may dominate it.
+        # Scale to a typical value of the error instead of the mean gap, because a single bin may dominate the error.
         error, least = (tested_by(cells.with_gaps(x)) for x in (cells.within_bounds(gaps), one_outcome))
         found.append(gaps * (typical.maximum(least) / error).nan_to_num(0, posinf=0).unsqueeze(-1))
     return found
 
 
 def _concentrated(cells: Cells) -> Tensor:
-    """Return gaps `(..., K)` of few cells: the part of each observed gap that noise does not explain."""
+    """Return gaps in few cells `(..., K)`: the part of each observed gap that noise does not explain."""
     gap, variance = cells.gap, cells.variance
     certain = gap * (1 - _NOISE**2 * variance / gap.square()).nan_to_num(0, neginf=-1).clamp(min=0)
-    # If noise explains all gaps, the largest ones are the most likely.
+    # If noise may explain all gaps, this small term selects the gaps that are large relative to their noise.
     return certain + 1e-6 * gap * (gap.square() / (gap.square() + variance)).nan_to_num(0)
 
 
 def _spread_out(cells: Cells) -> Tensor:
-    """Return gaps `(..., K)` of all cells: the root mean square of each gap given its observation, if the gaps have a
-    common normal distribution (empirical Bayes).
+    """Return gaps in all cells `(..., K)`: the posterior root mean square of each gap (empirical Bayes).
 
-    The noise of a cell is at least one outcome: certain predictions that were all right may have been lucky.
+    The prior is a normal distribution with mean 0 that is common to all cells. The noise of a cell is at least the
+    effect of one outcome, because certain predictions have variance 0.
     """
     gap, variance = cells.gap, cells.variance.maximum(cells.one_outcome.square())
     share = cells.n / cells.n.sum(-1, keepdim=True)
     of_gaps = (share * (gap.square() - variance)).sum(-1, keepdim=True).clamp(min=0)
-    # Add the standard error of this estimate: where it is 0, gaps may be as large as noise can hide.
+    # Add the standard error of the prior variance: even if the estimate is 0, noise may hide gaps of this size.
     of_gaps = of_gaps + (2 * (share * variance).square().sum(-1, keepdim=True)).sqrt()
     of_both = of_gaps + variance
     square = of_gaps * (gap.square() * of_gaps / of_both + variance) / of_both
@@ -226,9 +229,9 @@ def _spread_out(cells: Cells) -> Tensor:
 
 
 def _spread_out_to_one_side(cells: Cells) -> Tensor:
-    """Return gaps of the size of `_spread_out` with the sign of the mean gap, so that rising frequencies still rise.
+    """Return the gaps of `_spread_out` `(..., K)`, all with the sign of the mean gap.
 
-    Isotonic bins pool cells whose frequencies fall, so that gaps of both signs would cancel in their means.
+    Isotonic bins pool neighbouring cells with falling frequencies, in which gaps of both signs would cancel.
     """
     whole = cells.map(lambda x: x.sum(-1, keepdim=True))
     noise = whole.variance.maximum(whole.one_outcome.square()).sqrt()
@@ -237,52 +240,52 @@ def _spread_out_to_one_side(cells: Cells) -> Tensor:
 
 
 def rising(cells: Cells) -> Tensor:
-    """Return gaps `(..., K)` of the best rising frequencies (isotonic regression).
+    """Return the gaps `(..., K)` of the isotonic regression of the observed frequencies.
 
-    Frequencies rise at every step towards them, so that isotonic bins show the whole gaps.
+    Frequencies between the confidences and this fit are non-decreasing, so that isotonic bins do not pool them.
     """
     frequency = cells.confidence + cells.gap
     return (isotonic_regression(frequency, cells.n) - cells.confidence).masked_fill(cells.n == 0, 0)
 
 
 def _is_downward(gap: Tensor, noise: Tensor, confidence: Tensor) -> Tensor:
-    """Return whether a gap is negative: its observed sign, unless noise explains it and there is more room above."""
+    """Mask of negative gaps. An observed sign is reversed if noise explains the gap and the limit 0 or 1 is near."""
     observed = gap < 0
     room = torch.where(observed, confidence, 1 - confidence)
     return observed ^ ((gap.abs() <= _NOISE * noise) & (room < (2 * noise).clamp(max=0.5)))
 
 
 def _in_typical_units(cells: Cells, direction: Tensor) -> Tensor:
-    """Scale a direction `(..., K)` to the mean absolute gap: the observed one plus that of a calibrated model."""
+    """Scale gaps `(..., K)` to the observed mean absolute gap plus its expected value for a calibrated model."""
     by_chance = (2 / math.pi * cells.variance).sqrt().maximum(cells.one_outcome)
     size = (cells.n * (cells.gap.abs() + by_chance)).sum(-1, keepdim=True)
     return direction * (size / (cells.n * direction.abs()).sum(-1, keepdim=True)).nan_to_num(0, posinf=0)
 
 
 def _moved_mean_gaps(cells: Cells, chance: Tensor) -> Ends:
-    """Return mean gaps below and above the observed one `(S, ...)`, and replicates of each `(S, R, ...)`.
+    """Return S hypothetical mean gaps in ascending order `(S, ...)`, and their replicates `(S, R, ...)`.
 
-    The mean gap is one sum, whose expectation is moved. Its variance follows from the observed frequencies less noise:
-    gaps of both signs cancel in the mean, but not in its variance.
+    The expected sum of all outcomes is shifted in S steps. Its variance is computed from the observed gaps, shrunken by
+    their noise: gaps of both signs do not cancel in the variance.
 
     Args:
-        cells: `(..., K)`.
-        chance: in (0, 1), one number for each replicate and batch element `(R, ...)`.
+        cells: bins or runs `(..., K)`.
+        chance: uniform random numbers in (0, 1), `(R, ...)`.
     """
     shrunk = cells.gap * (cells.gap.square() / (cells.gap.square() + cells.variance)).nan_to_num(0)
     spread = cells.spread_at(shrunk).sum(-1)
     total, outcomes = cells.n.sum(-1), (cells.expected + cells.n * shrunk).sum(-1)
     unit = (cells.noise.sum(-1) / cells.spread.sum(-1)).nan_to_num(1)
     frequency, confidence = outcomes / total, cells.expected.sum(-1) / total
-    # Steps are in standard deviations, or in outcomes if all predictions are certain. They end at 0 and 1.
+    # Steps are multiples of a standard deviation, or of one outcome if all predictions are certain.
     most = cells.spread.sum(-1).maximum(spread)
     scale = (unit * torch.where(most > 0, most, unit)).sqrt() / total
     part = torch.linspace(-1, 1, 2 * _MEAN_GAP_STEPS + 1, dtype=total.dtype, device=total.device)[1:-1]
     part = part.reshape(-1, *[1] * total.dim())
     moved = (frequency + part / (1 - part.abs()) * scale).clamp(0, 1)
     by = moved - frequency
-    # All frequencies f move by the same amount. Where that would leave [0, 1], they are scaled by a factor t instead,
-    # with variance t sum f (1 - t f); upwards the same holds for 1 - f.
+    # All frequencies f are shifted by the same amount. If one would leave [0, 1], f is multiplied by a factor t
+    # instead, with variance t sum f (1 - t f). Upwards, 1 - f is multiplied.
     downwards = by < 0
     factor = torch.where(downwards, moved / frequency, (1 - moved) / (1 - frequency)).nan_to_num(1)
     all_certain = (1 - factor) * torch.where(downwards, outcomes, total - outcomes)
@@ -291,28 +294,28 @@ def _moved_mean_gaps(cells: Cells, chance: Tensor) -> Ends:
     ones, zeros = total * moved / unit, total * (1 - moved) / unit
     few = torch.minimum(ones, zeros)
     sign = torch.where(ones <= zeros, 1.0, -1.0).to(few)
-    # The axis of steps is the second one for the draws.
+    # `count_quantiles` requires the axis of replicates first, so the axis of steps is the second one.
     counts = count_quantiles(0.5 + sign * (chance.unsqueeze(1) - 0.5), few, variance.minimum(few))
     error = moved - confidence
     return error, (error + (counts - few) * sign * unit / total).transpose(0, 1)
 
 
 def multiple_at(step: Tensor) -> Tensor:
-    """Return the size of the gaps at a step from 0 to 32, in units of the path: fine steps at first."""
+    """Return the factor that multiplies the gaps of a path at a step from 0 to `N_STEPS`."""
     return step / (N_STEPS + 1 - step)
 
 
 class Reached(NamedTuple):
-    """Excess over the point that is searched for, negative before it, and the error at a step `(...)`."""
+    """Margin beyond the end of the interval, negative inside, and the error at one step, each `(...)`."""
 
     excess: Tensor
     error: Tensor
 
 
 def first_reached(excess: Tensor, error: Tensor) -> Tensor:
-    """Return the error `(...)` where an excess `(S, ...)` first reaches 0, by linear interpolation between steps.
+    """Return the error `(...)` at which an excess `(S, ...)` first reaches 0, by linear interpolation between S steps.
 
-    If it never does, return the error of the last step.
+    If the excess stays negative, return the error of the last step.
     """
     reached = excess >= 0
     last = torch.full_like(reached[0], len(excess) - 1, dtype=torch.int64)
@@ -325,10 +328,10 @@ def first_reached(excess: Tensor, error: Tensor) -> Tensor:
 
 
 def bisected(at: Callable[[Tensor], Reached], start: Reached) -> Tensor:
-    """Return the result of `first_reached` for an excess that rises, by bisection over the steps.
+    """Return the error `(g)` of `first_reached` by bisection over the steps, for a non-decreasing excess.
 
     Args:
-        at: excess and error at one step for each batch element, int64 `(g)`, of 1 to `N_STEPS` - 1.
+        at: function of the steps, int64 `(g)` from 1 to `N_STEPS` - 1, that returns the excess and the error.
         start: excess and error at step 0.
     """
     before, behind = start, Reached(torch.full_like(start.excess, torch.inf), start.error)
@@ -345,6 +348,6 @@ def bisected(at: Callable[[Tensor], Reached], start: Reached) -> Tensor:
 
 
 def _interpolated(before: Reached, behind: Reached) -> Tensor:
-    """Return the error where the excess is 0, by linear interpolation."""
+    """Return the error `(...)` at which the excess is 0, by linear interpolation between two steps."""
     part = (before.excess / (before.excess - behind.excess)).nan_to_num(1).clamp(0, 1)
     return before.error + part * (behind.error - before.error)

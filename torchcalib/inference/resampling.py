@@ -1,4 +1,4 @@
-"""Percentile bootstrap intervals of any metric, from weights that count how often each sample is drawn."""
+"""Percentile bootstrap intervals for any metric, computed from replicate weights."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -20,15 +20,16 @@ from torchcalib.ops.logs import wide_dtype
 
 @dataclass(frozen=True, eq=False)
 class Interval:
-    """A value with its percentile bootstrap interval.
+    """Value of a metric with its percentile bootstrap interval.
 
     Attributes:
-        value: value of the data `(...)`.
-        replicates: value of every replicate `(R, ...)`.
-        level: approximate share of data sets like this one whose interval holds the value of the population.
+        value: metric of the data `(...)`.
+        replicates: metric of the R bootstrap replicates `(R, ...)`.
+        level: nominal coverage probability of the interval, in (0, 1).
 
     Raises:
-        TypeError, ValueError: if the level is not in (0, 1) or there are too few replicates for it.
+        TypeError: if `level` is not a number.
+        ValueError: if `level` is not in (0, 1), or requires more replicates.
     """
 
     value: Tensor
@@ -40,22 +41,22 @@ class Interval:
 
     @property
     def low(self) -> Tensor:
-        """Lower end `(...)`; NaN if the value of a replicate is NaN."""
+        """Lower end of the interval `(...)`; NaN if a replicate is NaN."""
         return self._ordered[self._rank - 1]
 
     @property
     def high(self) -> Tensor:
-        """Upper end `(...)`; NaN if the value of a replicate is NaN."""
+        """Upper end of the interval `(...)`; NaN if a replicate is NaN."""
         return self._ordered[-self._rank]
 
     @property
     def bias(self) -> Tensor:
-        """Mean of the replicates minus the value `(...)`: an estimate of the bias of the value.
+        """Mean of the replicates minus the value `(...)`, an estimate of the bias of the metric.
 
-        It is near 0 for means such as the NLL. With few samples in a bin, binned errors are too high, because sampling
-        noise adds to them, and each replicate adds noise again. Both ends of the interval share this bias. An error
-        that subtracts the noise of its bins (`rmsce(debiased=True)`) takes repeated samples for independent ones: its
-        interval is too high and should not be used.
+        The bias is near 0 for means such as the negative log-likelihood (NLL). With few samples in a bin, binned errors
+        are too high, because they include sampling noise. Each replicate adds noise again, which shifts both ends of
+        the interval upwards. Debiased errors (`rmsce(debiased=True)`) treat repeated samples as independent. Their
+        intervals are too high and should not be used.
         """
         return self.replicates.mean(0) - self.value
 
@@ -66,31 +67,35 @@ class Interval:
 
     @property
     def _rank(self) -> int:
-        """Rank of the ends among the replicates, from below and from above."""
-        # The small number keeps 0.025 * 40 whole.
+        """Rank of `low` in ascending order of the replicates, and of `high` in descending order."""
+        # 1e-9 corrects rounding: 20 * (1 - 0.9) / 2 is slightly below 1.
         return math.floor((len(self.replicates) + 1) * (1 - self.level) / 2 + 1e-9)
 
     @property
     def _ordered(self) -> Tensor:
-        """Replicates in ascending order. Ends are replicates, not interpolated: a neighbour may be infinite."""
+        """Replicates in ascending order `(R, ...)`; all are NaN if one is NaN.
+
+        Both ends of the interval are replicates. Interpolation would fail between finite and infinite replicates.
+        """
         missing = self.replicates.isnan().any(0)
         return self.replicates.sort(0).values.masked_fill(missing, torch.nan)
 
     def __repr__(self) -> str:
-        """Return the value and the ends."""
+        """Return the value and the interval as text."""
         return f"Interval(value={self.value}, low={self.low}, high={self.high}, level={self.level})"
 
 
 class Resampling:
-    """Draws with replacement of samples, or of groups of samples.
+    """Resampling of samples, or of groups of samples, with replacement.
 
     Args:
-        p: predictions. Samples that are left out in all batch elements are not drawn.
-        seed: seed of the draws.
-        groups: integers `(N,)`; samples of equal number are drawn together.
+        p: predictions. Samples with weight 0 in all batch elements are never resampled.
+        seed: seed of the random numbers.
+        groups: group index of each sample, integers `(N,)`; the samples of a group are resampled together.
 
     Raises:
-        TypeError, ValueError: if `groups` are not integers `(N,)`.
+        TypeError: if `groups` are not integers.
+        ValueError: if `groups` do not have shape `(N,)`.
     """
 
     def __init__(self, p: Predictions, seed: int, groups: Tensor | None = None) -> None:
@@ -99,7 +104,7 @@ class Resampling:
         self._present = torch.ones(n, dtype=torch.bool, device=self._device)
         if p.weights is not None:
             self._present = ~in_all_replicates(p.weights == 0, 1).expand(n)
-        self._unit_of: Tensor | None = None  # index of the drawn unit of every sample; None: the sample itself
+        self._unit_of: Tensor | None = None  # group index of each sample; None: each sample is a group
         self._n_units = n
         if groups is not None:
             check_indices("groups", groups)
@@ -112,7 +117,7 @@ class Resampling:
             self._n_units = max(1, len(units))
 
     def counts(self, replicates: Tensor) -> Tensor:
-        """Return how often every sample is drawn in each of these replicates, `(r, N)` of the dtype of sums."""
+        """Return how often each sample occurs in the replicates with indices `(r,)`: `(r, N)` of dtype `wide_dtype`."""
         drawn = multinomial_counts(self._seed, replicates, self._n_units, wide_dtype(self._device))
         return drawn if self._unit_of is None else drawn[:, self._unit_of].masked_fill(~self._present, 0)
 
@@ -135,32 +140,33 @@ def bootstrap(
 
     Each replicate resamples N rows with replacement and computes the metric. The interval reaches from the
     `(1 - level) / 2` quantile of the replicates to the `(1 + level) / 2` quantile. All leading (batch) axes of `preds`
-    share the same resampled rows. Calibration losses fit their calibrator again in every replicate, and all copies of a
-    sample are in one fold.
+    share the same resampled rows. Calibration losses refit their calibrator in every replicate. All copies of a sample
+    are in the same fold.
 
-    The interval includes the bias of the metric: see `Interval.bias` for binned errors, which are too high. For
-    calibration losses it covers the choice of the data, not the split into folds.
+    The interval includes the bias of the metric. Binned errors are too high; see `Interval.bias`. For calibration
+    losses, the interval includes the variation of the data, but not of the split into folds.
 
     Args:
-        metric: a function of torchcalib such as `ece`, `partial(relative_calibration_loss, score="brier")`, or another
-            one that is called as `metric(preds, target, task=task, weights=weights, **options)` and returns `(R, ...)`
-            for weights `(R, ..., N)`. It may return a named tuple of such tensors.
-        preds: binary `(..., N)`, multi-class `(..., N, C)`, multi-label `(..., N, L)`, as for the metric.
-        target: as for the metric.
+        metric: metric function of torchcalib, such as `ece` or `partial(relative_calibration_loss, score="brier")`. A
+            custom function is called as `metric(preds, target, task=task, weights=weights, **options)`. For weights
+            `(R, ..., N)` it must return a floating tensor `(R, ...)`, or a named tuple of these tensors.
+        preds: probabilities or logits, binary `(..., N)`, multi-class `(..., N, C)` or multi-label `(..., N, L)`.
+        target: labels, soft targets or annotator counts, as for the metric.
         task: `"binary"`, `"multiclass"` or `"multilabel"`.
-        n_replicates: R.
+        n_replicates: number R of replicates.
         level: level of the interval, in (0, 1).
-        seed: seed of the draws, which are the same on every device.
-        groups: integers `(N,)`; samples of equal number (a patient, a video) are drawn together and share a fold.
-        weights: `(..., N)`; a sample has its weight each time it is drawn.
+        seed: seed of the random numbers, which are equal on all devices.
+        groups: group index of each sample, such as a patient or a video, integers `(N,)`. The samples of a group are
+            resampled together and share a fold.
+        weights: `(..., N)`; the weight of a sample is multiplied by the number of times it is resampled.
         **options: options of the metric.
 
     Returns:
-        An `Interval` of `(...)`; for a named tuple, the same named tuple of intervals. Samples with weight 0 or
-        `ignore_index` are not drawn. Memory holds the predictions and about 2^22 weights.
+        `Interval` with values `(...)`; a named tuple of intervals if the metric returns a named tuple. Samples with
+        weight 0 or `ignore_index` are never resampled. About 2^22 weights are in memory at a time.
 
     Raises:
-        TypeError, ValueError: for invalid input.
+        TypeError, ValueError: if an argument is invalid, or `metric` returns a wrong type or shape.
 
     Gradient:
         None.
@@ -199,7 +205,7 @@ def bootstrap(
     lead = p.samples[:-2] if p.task == "multilabel" else p.samples[:-1]  # all labels of a sample share its weight
 
     def drawn_weights(streams: Tensor) -> Tensor:
-        """Return the weights of replicates `(r, ..., N)`."""
+        """Return the replicate weights `(r, ..., N)` for replicates with indices `(r,)`."""
         drawn = draws.counts(streams)
         drawn = drawn.reshape(len(streams), *[1] * len(lead), p.samples[-1]).expand(-1, *lead, -1)
         return drawn if weights is None else drawn * weights
@@ -219,7 +225,7 @@ def bootstrap(
 
 
 def _check_names(metric: Callable[..., Any], options: Mapping[str, Any]) -> None:
-    """Raise TypeError for an option that neither `bootstrap` nor the metric has."""
+    """Raise TypeError for an option that neither `bootstrap` nor the metric accepts."""
     try:
         parameters = signature(metric).parameters
     except ValueError:  # some builtins have no signature
@@ -232,7 +238,7 @@ def _check_names(metric: Callable[..., Any], options: Mapping[str, Any]) -> None
 
 
 def _accepts(metric: Callable[..., Any], option: str) -> bool:
-    """Return whether a function declares an option."""
+    """Return whether a function has a parameter with this name."""
     try:
         return option in signature(metric).parameters
     except ValueError:  # some builtins have no signature
@@ -240,15 +246,16 @@ def _accepts(metric: Callable[..., Any], option: str) -> bool:
 
 
 def _check_values(values: Any, value: Any, n: int) -> None:
-    """Raise unless a metric has returned n values for weights `(n, ..., N)`."""
+    """Raise unless a metric returned floating tensors `(n, ...)` for weights `(n, ..., N)`."""
     whole, parts = (value, values) if isinstance(value, tuple) else ((value,), (values,))
     for one, several in zip(whole, parts, strict=True):
         if not isinstance(one, Tensor) or not isinstance(several, Tensor):
             raise TypeError(f"`metric` must return a tensor, or a named tuple of tensors, got {type(one).__name__}.")
         if not several.is_floating_point():
-            raise TypeError(f"`metric` must return floating values, got {several.dtype}. Convert them with .double().")
+            raise TypeError(f"`metric` must return a floating tensor, got {several.dtype}. Convert it with .double().")
         if several.shape != (n, *one.shape):
             raise ValueError(
-                f"`metric` must return {(n, *one.shape)} for weights of {n} replicates, got {tuple(several.shape)}. "
-                "Let it take weights with a leading axis, as the functions of torchcalib do."
+                f"`metric` must return shape {(n, *one.shape)} for weights of {n} replicates, "
+                f"got {tuple(several.shape)}. It must accept weights with a leading axis of replicates, as the "
+                "functions of torchcalib do."
             )

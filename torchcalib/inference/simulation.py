@@ -1,4 +1,4 @@
-"""Simulated outcomes of bins and of ranked samples: replicates of a data set, given the frequencies of the outcomes."""
+"""Simulation of outcomes in bins and ranked samples, from hypothetical frequencies."""
 
 import math
 from collections.abc import Callable
@@ -18,55 +18,55 @@ from torchcalib.ops.sorting import end_of_ties, run_index, run_sums
 
 MOST_RUNS = 2**11
 RUNS_ON_PATHS = 2**9
-"""Number of runs where an interval is computed, which evaluates a sample many times."""
+"""Largest number of runs without (`MOST_RUNS`) and with an interval, which evaluates the metric many times."""
 
-_FEW = 8  # expected outcomes of the rarer kind, below which the distribution is not close to normal
-_MOST_CELLS = 2**32  # distance between the counters of two batch elements
-_LOG_ODDS_CUTS = [8 * 1.25**k for k in range(21)]  # up to 694, close to the limit of float64 probabilities
-_REPLICATES_OF_RUNS = 199  # simulated at each step of a path
-MOST_DRAWN = 2**23  # numbers that are drawn at a time, and kept if no more are needed; each piece builds new tables
-_AT_ONCE = 2**18  # numbers from which a metric is computed at a time
+_FEW = 8  # expected number of the rarer outcome (0 or 1), below which the distribution is not close to normal
+_MOST_CELLS = 2**32  # offset between the random number counters of consecutive batch elements
+_LOG_ODDS_CUTS = [8 * 1.25**k for k in range(21)]  # up to 694; the smallest normal float64 is exp(-708)
+_REPLICATES_OF_RUNS = 199  # number of replicates at each step of a path
+MOST_DRAWN = 2**23  # largest number of random numbers in memory; stored for the next metric if all fit
+_AT_ONCE = 2**18  # simulated gaps per call of a metric
 
 
 @dataclass(frozen=True, eq=False)
 class Cells:
-    """Sums over cells whose outcomes are simulated: `BinCells` or `RunCells`. All are `(..., K)`."""
+    """Weighted sums over K cells whose outcomes are simulated, `(..., K)`: bins or runs of samples."""
 
-    n: Tensor  # weight
-    expected: Tensor  # sum of confidences, which is the expected sum of outcomes of a calibrated model
+    n: Tensor  # total weight
+    expected: Tensor  # sum of confidences: expected sum of outcomes for a calibrated model
     outcomes: Tensor  # observed sum of outcomes
-    spread: Tensor  # see `BinStats`
-    noise: Tensor  # see `BinStats`
+    spread: Tensor  # sum of w p (1 - p); see `BinStats`
+    noise: Tensor  # variance of `outcomes` for a calibrated model; see `BinStats`
     computed: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
 
     @once
     def held(self) -> Tensor:
-        """Weight, or 1 in an empty cell."""
+        """Weight of each cell, `(..., K)`; 1 for an empty cell, to avoid division by 0."""
         return self.n.masked_fill(self.n == 0, 1)
 
     @once
     def confidence(self) -> Tensor:
-        """Mean confidence; 0 in an empty cell."""
+        """Mean confidence, `(..., K)`; 0 in an empty cell."""
         return self.expected / self.held
 
     @once
     def gap(self) -> Tensor:
-        """Observed frequency minus confidence; 0 in an empty cell."""
+        """Observed frequency minus mean confidence, `(..., K)`; 0 in an empty cell."""
         return (self.outcomes - self.expected) / self.held
 
     @once
     def variance(self) -> Tensor:
-        """Variance of the gap of a calibrated model."""
+        """Variance of the gap for a calibrated model, `(..., K)`."""
         return self.noise / self.held.square()
 
     @once
     def unit(self) -> Tensor:
-        """Weight of one independent row."""
+        """Effective weight of one independent outcome, `(..., K)`; see `effective_weight`."""
         return effective_weight(self.spread, self.noise)
 
     @once
     def one_outcome(self) -> Tensor:
-        """Change of the gap by one outcome; 0 in an empty cell."""
+        """Change of the gap if one outcome changes, `(..., K)`; 0 in an empty cell."""
         return (self.unit / self.held).masked_fill(self.n == 0, 0)
 
     def within_bounds(self, gaps: Tensor) -> Tensor:
@@ -74,11 +74,11 @@ class Cells:
         return gaps.maximum(-self.confidence).minimum(1 - self.confidence)
 
     def spread_at(self, gaps: Tensor) -> Tensor:
-        """Return `spread` for other expected gaps `(..., K)`: sum of p (1 - p) after adding the gap to each p."""
+        """Return the sum of p (1 - p) after adding the gap of its cell to each confidence p, `(..., K)`."""
         return (self.spread + self.n * gaps * (1 - 2 * self.confidence - gaps)).clamp(min=0)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Self:
-        """Apply a function to every tensor."""
+        """Return new cells with a function applied to every field."""
         tensors = {f.name: getattr(self, f.name) for f in fields(self) if f.init}
         changed: dict[str, Any] = {name: change(x) for name, x in tensors.items() if x is not None}
         return replace(self, **changed)
@@ -86,26 +86,26 @@ class Cells:
 
 @dataclass(frozen=True, eq=False)
 class BinCells(Cells):
-    """Bins whose limits do not depend on the outcomes."""
+    """Cells that are bins, with edges that do not depend on the outcomes."""
 
     @classmethod
     def of(cls, b: BinStats) -> Self:
-        """Return bins as cells."""
+        """Return cells from the sums over bins."""
         return cls(b.n, b.sums[..., 1, :], b.outcomes, b.spread, b.noise)
 
     def with_gaps(self, gaps: Tensor) -> BinStats:
-        """Return the bins with other gaps `(R, ..., B)`."""
+        """Return the sums of the bins with observed gaps replaced by `gaps`, `(..., B)` or `(R, ..., B)`."""
         return _BinsWithGaps(self, gaps)
 
     @property
     def not_normal(self) -> Tensor:
-        """Bins with few expected outcomes, whose distribution changes not only its width with the frequency."""
+        """Mask of bins `(..., B)` with few expected outcomes, whose distribution is not close to normal."""
         rarer = torch.minimum(self.expected, self.n - self.expected) / self.unit
         return (self.n > 0) & (rarer < _FEW)
 
 
 class _BinsWithGaps(BinStats):
-    """The same bins with other gaps `(R, ..., B)`. Replicates share the memory of weights and confidences."""
+    """Bins with given gaps `(R, ..., B)`. Replicates share the memory of weights and confidences."""
 
     _cells: Cells
     _gaps: Tensor
@@ -137,23 +137,22 @@ class _BinsWithGaps(BinStats):
 
 @dataclass(frozen=True, eq=False)
 class RunCells(Cells):
-    """Runs of neighbouring scores in a ranked sample."""
+    """Cells that are runs of consecutive scores in a ranked sample."""
 
-    log_odds: Tensor | None = None  # of the mean confidence, which do not saturate; only for a log score
+    log_odds: Tensor | None = None  # log-odds of the mean confidence, without saturation; only for a log score
 
     @classmethod
     def of(cls, sample: RankedSample, at_most: int = MOST_RUNS) -> Self:
-        """Return the runs of a sample; each element is a run if there are at most that many elements.
+        """Divide a sample into at most `at_most` runs of similar size; a smaller sample has one run per element.
 
-        Equal scores share a run. A sample with a log score has about 40 runs more: a run spans at most a quarter of its
-        log-odds beyond 8. Otherwise the mean of a run would hide the large score of a nearly certain prediction that is
-        wrong.
+        Equal scores share a run. A log score adds about 40 runs, so that log-odds above 8 or below -8 differ by at most
+        25% in a run. A longer run would hide the large score of a wrong, nearly certain prediction.
         """
         s = sample.sorted()
         size, length = s.size.unsqueeze(-1), s.score.shape[-1]
         places = torch.arange(1, min(at_most, length) + 1, device=size.device)
         ends = places.minimum(size)
-        if length > at_most:  # decided by the length: elements that are left out must not change the runs of others
+        if length > at_most:  # not `size`: ignored elements must not change other batch elements
             ends = torch.where(size > at_most, end_of_ties(s.score.detach(), places * size // at_most), ends)
             if sample.log_scored:
                 ends = torch.cat((ends, _ends_at_log_odds(s)), -1).sort(-1).values
@@ -164,7 +163,7 @@ class RunCells(Cells):
         return cls(weight, expected, outcomes, spread, noise, log_odds)
 
     def with_gaps(self, gaps: Tensor) -> RankedSample:
-        """Return the runs as a sample at their mean scores. A run without elements has the score before it."""
+        """Return a sample with these gaps and one element per run. An empty run has the score of the previous run."""
         from_logits = self.log_odds is not None
         score = self.confidence if self.log_odds is None else self.log_odds
         score = score.masked_fill(self.n == 0, -torch.inf if from_logits else 0).cummax(-1).values
@@ -175,11 +174,11 @@ class RunCells(Cells):
 
     @property
     def not_normal(self) -> Tensor:
-        """All runs with data: metrics of ranked samples need whole counts."""
+        """Mask of all runs with data `(..., K)`, because rank-based metrics need whole counts."""
         return self.n > 0
 
     def grouped(self, n_groups: int) -> tuple[Self, Tensor]:
-        """Return groups of neighbouring runs of about equal weight, and the group of every run `(..., K)`."""
+        """Return cells for groups of neighbouring runs with similar weight, and the group of each run `(..., K)`."""
         before = self.n.cumsum(-1) - self.n
         group = (before * n_groups / self.n.sum(-1, keepdim=True)).nan_to_num(0).long().clamp(0, n_groups - 1)
 
@@ -191,7 +190,7 @@ class RunCells(Cells):
 
 @dataclass(frozen=True, eq=False)
 class _OrderedSample(RankedSample):
-    """A sample whose elements are in order already."""
+    """Ranked sample whose elements are already sorted."""
 
     def sorted(self, stable: bool = False) -> SortedSample:  # noqa: ARG002
         assert self.n is not None
@@ -200,14 +199,14 @@ class _OrderedSample(RankedSample):
 
 
 def _log_odds(s: SortedSample) -> Tensor:
-    """Return the log-odds of every element `(..., M)`; +inf for elements that are left out."""
+    """Return the log-odds of the score of every element `(..., M)`; +inf for ignored elements."""
     p = s.confidence
     log_odds = s.score.to(p.dtype) if s.from_logits else p.log() - torch.log1p(-p)
     return log_odds.masked_fill(~s.counted, torch.inf)
 
 
 def _ends_at_log_odds(s: SortedSample) -> Tensor:
-    """Return the first element beyond each of the cuts, and beyond probability 0 and before probability 1."""
+    """Return the ends of runs that are divided at `_LOG_ODDS_CUTS`, above probability 0 and below 1, `(..., 44)`."""
     log_odds = _log_odds(s)
     most = torch.finfo(log_odds.dtype).max
     cuts = [-most, *(-cut for cut in reversed(_LOG_ODDS_CUTS)), *_LOG_ODDS_CUTS, torch.inf]
@@ -216,7 +215,7 @@ def _ends_at_log_odds(s: SortedSample) -> Tensor:
 
 
 def _log_odds_of_runs(s: SortedSample, n: Tensor, ends: Tensor) -> Tensor:
-    """Return log(mean of p) - log(mean of 1 - p) of every run, by a log-sum-exp over each run."""
+    """Return log(sum of p) - log(sum of 1 - p) for every run `(..., K)`, by a log-sum-exp over the run."""
     log_odds, run = _log_odds(s), run_index(ends, s.score.shape[-1]).clamp(max=ends.shape[-1] - 1)
     first = torch.cat((torch.zeros_like(ends[..., :1]), ends[..., :-1]), -1)
 
@@ -232,21 +231,19 @@ def _log_odds_of_runs(s: SortedSample, n: Tensor, ends: Tensor) -> Tensor:
 
 
 _Draws = tuple[Tensor, Tensor]
-"""Draws of replicates: deviations of the sums of outcomes `(R, ..., K)`, in standard deviations of a calibrated model,
-and uniform numbers in (0, 1) of the cells in `not_normal`, `(R, F)`."""
+"""Standardised sums of outcomes `(R, ..., K)`, and uniform random numbers for the cells in `not_normal`, `(R, F)`."""
 
 
 class Simulation:
-    """Replicates of the outcomes of cells.
+    """Simulation of R replicates of the outcomes in K cells.
 
-    The draws of a cell depend on the seed, the replicate, the number of its batch element and its place there. They do
-    not depend on how the work is split.
+    The random number of a cell depends on the seed, the replicate, the batch element and the cell only.
 
     Args:
-        cells: `(..., K)`.
-        first: number of the first batch element. Elements of different numbers have different draws.
-        seed: seed of all draws.
-        n_replicates: R.
+        cells: bins or runs `(..., K)`.
+        first: index of the first batch element in a larger batch.
+        seed: seed of the random numbers.
+        n_replicates: number R of replicates.
     """
 
     def __init__(self, cells: BinCells | RunCells, first: int, seed: int, n_replicates: int) -> None:
@@ -256,13 +253,13 @@ class Simulation:
         self._kept: _Draws | None = None
 
     def forget(self) -> None:
-        """Free the draws. They are drawn again when they are needed."""
+        """Free the stored random numbers. They are computed again on demand."""
         self._keeps, self._kept = False, None
 
     def compute(self, metric: Callable[[Any], Tensor], gaps: Tensor | None = None) -> Tensor:
-        """Compute a metric of every replicate, `(R, ...)`, from the statistic that `with_gaps` of the cells returns.
+        """Return the metric of every replicate `(R, ...)`, computed from the simulated statistic (`Cells.with_gaps`).
 
-        `gaps` are the expected ones `(..., K)`; None for a calibrated model. With gaps, runs have 199 replicates only.
+        `gaps` are the expected gaps `(..., K)`, or None for a calibrated model. With gaps, runs have 199 replicates.
         """
         cells, n_replicates = self.cells, self.n_replicates
         if gaps is not None and isinstance(cells, RunCells):
@@ -280,22 +277,21 @@ class Simulation:
         return torch.cat(found)
 
     def uniform(self) -> Tensor:
-        """Return one number in (0, 1) for every replicate and batch element, `(R, ...)`, that no cell uses."""
+        """Return uniform random numbers in (0, 1), `(R, ...)`, independent of those for the cells."""
         numbers = self._numbers()
         streams = self.n_replicates + torch.arange(self.n_replicates, device=numbers.device)
         return self._uniform(streams, numbers).reshape(-1, *self.cells.n.shape[:-1])
 
     def _numbers(self) -> Tensor:
-        """Return the numbers of all batch elements."""
+        """Return the indices of all batch elements, int64 `(E,)`."""
         return torch.arange(self.first, self.first + math.prod(self.cells.n.shape[:-1]), device=self.cells.n.device)
 
     def _uniform(self, streams: Tensor, counters: Tensor) -> Tensor:
-        """Return numbers in (0, 1), `(R, N)`."""
         words = random_words(self.seed, streams, counters)
         return (words.to(self.cells.n.dtype) + 0.5) / 2**32
 
     def _draws(self, streams: Tensor) -> _Draws:
-        """Draw deviations and quantiles for these replicates, or return those that were kept, which are the first."""
+        """Return the standardised sums and uniform random numbers for replicates with indices `streams`, `(r,)`."""
         if self._kept is not None and len(streams) <= len(self._kept[0]):
             deviation, chance = self._kept
             return deviation[: len(streams)], chance[: len(streams)]
@@ -309,10 +305,10 @@ class Simulation:
         return draws
 
     def _gaps_around(self, gaps: Tensor, deviation: Tensor, chance: Tensor) -> Tensor:
-        """Return simulated gaps `(R, ..., K)` with these expectations.
+        """Return simulated gaps `(R, ..., K)` with expectations `gaps` `(..., K)`.
 
-        The deviations of a calibrated model are scaled. Cells that are not close to normal have the same quantiles of
-        the new distribution instead.
+        The deviations for a calibrated model are rescaled to the new variance. Cells in `not_normal` have the quantiles
+        of the new distribution at the same levels instead.
         """
         cells, few = self.cells, self._redrawn
         spread = cells.spread_at(gaps)

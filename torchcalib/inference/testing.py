@@ -1,4 +1,4 @@
-"""Tests of calibration: an error, its null distribution for a calibrated model, its p-value and its interval."""
+"""Calibration tests: null distribution of an error under perfect calibration, p-value and confidence interval."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,28 +19,27 @@ from torchcalib.inference.simulation import MOST_DRAWN, MOST_RUNS, RUNS_ON_PATHS
 Statistic = BinStats | RankedSample
 Metric = Callable[[Any], Tensor]
 
-_IN_CACHE = 2**16  # numbers of replicates that are processed at a time: fresh memory costs more than the arithmetic
+_IN_CACHE = 2**16  # simulated values that are processed at a time, so that they stay in the cache
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class CalibrationTest:
-    """A calibration error with its expected value under perfect calibration, a p-value and an interval.
+    """Calibration error with its expected value under perfect calibration, p-value and confidence interval.
 
     Attributes:
         statistic: error of the data `(...)`, or the test statistic of a metric that is not an error (`Cox`).
         noise_floor: expected value of the error if the model is perfectly calibrated, given its confidences `(...)`.
             For a signed error it is the expected absolute value.
-        p_value: probability of an error at least as large if the model is perfectly calibrated, `(...)`. It is
-            (1 + number of replicates with an error at least that of the data) / (R + 1). Ties count and are not broken
-            at random: an error of exactly 0 has p = 1, and P(p <= a) <= a for a calibrated model. The p-value is
-            uniform if ties are rare. With few samples ties are frequent, and a calibrated model is rejected less often
-            than the level allows.
-        low, high: interval of the error of the model, without noise, `(...)`. It contains 0 where the p-value is at
-            least 1 - level. It may lie below a value that is mostly noise. For an error without a noise-free value
-            (TCE) it is the interval of its expected value at this number of samples, which contains the noise floor
-            instead of 0. NaN if it was not computed; see the metric.
-        level: level of the interval, its coverage probability.
-        method: method of the p-value.
+        p_value: probability of an error at least as large if the model is perfectly calibrated, `(...)`. If m of R
+            simulated replicates have at least the error of the data, it is (1 + m) / (R + 1). Ties are included: an
+            error of exactly 0 has p = 1, and P(p <= a) <= a for a calibrated model. The p-value is uniform if ties are
+            rare. With few samples ties are frequent, and the test is conservative.
+        low, high: interval for the error without sampling noise, `(...)`. With simulated replicates, it contains 0
+            where the p-value is at least 1 - level. It may lie below `statistic`, which includes noise. Some errors,
+            such as the test-based calibration error (TCE), have no noise-free value. Their interval is for the
+            expected value at this number of samples, and contains the noise floor instead of 0. NaN if not computed.
+        level: nominal coverage probability of the interval, in (0, 1).
+        method: name of the method that computes the p-value.
     """
 
     statistic: Tensor
@@ -52,9 +51,9 @@ class CalibrationTest:
     method: str
 
     def __getitem__(self, index: Any) -> Self:
-        """Index the batch axes: `found[k]` is the test of batch element, group or class k."""
+        """Index the batch axes: `found[k]` is the test for batch element, group or class k."""
         if self.statistic.dim() < 1:
-            raise IndexError("a test of one value has no batch axis to index")
+            raise IndexError("the test has no batch axis to index: its fields have shape ()")
         columns = [getattr(self, field.name) for field in fields(self)]
         parts: list[Any] = [x[index] if isinstance(x, Tensor) else x for x in columns]
         return type(self)(*parts)
@@ -63,7 +62,7 @@ class CalibrationTest:
         return str(self)
 
     def __str__(self) -> str:
-        """Return one line for each value."""
+        """Return one line of text for each batch element."""
         if self.statistic.dim():
             return "\n".join(f"[{index}] {self[index]}".replace("\n", "\n    ") for index in range(len(self.statistic)))
         value, floor, p, low, high = map(float, (self.statistic, self.noise_floor, self.p_value, self.low, self.high))
@@ -71,27 +70,27 @@ class CalibrationTest:
 
 
 class ErrorTest(NamedTuple):
-    """A calibration error and how it is tested.
+    """Functions that define a calibration error and its test.
 
-    The interval is of `without_noise`, the error of given frequencies instead of outcomes. It is None if there is no
-    such value, because bins follow from the outcomes or decisions are counted. The interval is then that of the
-    expected test statistic at this number of samples, whose least value is the noise floor.
+    The interval is for `without_noise`, the error computed from frequencies instead of outcomes. This function is None
+    if bins depend on the outcomes, or whole outcomes are counted. The interval is then for the expected test statistic
+    at this number of samples, whose minimum is the noise floor.
     """
 
-    value: Metric  # from a statistic to the error of each batch element `(...)`
-    tested_by: Metric | None = None  # test statistic, larger for worse calibration; None for the value
+    value: Metric  # computes the error `(...)` from a statistic
+    tested_by: Metric | None = None  # computes the test statistic, larger for worse calibration; None: `value`
     without_noise: Metric | Literal["tested_by"] | None = "tested_by"
-    signed: bool = False  # whether the error is the mean gap, on both sides of 0
-    with_interval: bool = True  # otherwise the interval is NaN
+    signed: bool = False  # whether the error is the mean gap, which may be negative
+    with_interval: bool = True  # False: the interval is NaN
 
     @property
     def test_statistic(self) -> Metric:
-        """`tested_by`, or the value."""
+        """Function that computes the test statistic `(...)`."""
         return self.tested_by or self.value
 
 
 def evidence_of(test: ErrorTest, statistic: Statistic, **how: Any) -> CalibrationTest:
-    """Return the evidence of one error; see `evidence_of_each`."""
+    """Return the calibration test of one error; see `evidence_of_each`."""
     return evidence_of_each({"": test}, statistic, **how)[""]
 
 
@@ -105,30 +104,30 @@ def evidence_of_each(
     n_replicates: int = 999,
     seed: int = 0,
 ) -> dict[str, CalibrationTest]:
-    """Return the evidence of several errors of one statistic, from the same simulated outcomes.
+    """Test several errors, computed from one statistic, with the same simulated outcomes.
 
-    Outcomes are simulated from the confidences, as if the model were perfectly calibrated (consistency resampling),
-    and the error of each replicate is computed. In a bin the sum of outcomes is a sum of independent trials with known
-    mean and variance; see `count_quantiles`. For averages over classes the p-values of the classes are combined; see
-    `cauchy_combination`. For the interval see `inversion`.
+    Outcomes are simulated from the confidences, and the errors are recomputed for each replicate (consistency
+    resampling). The sum of outcomes in a bin is a sum of independent trials with known mean and variance; see
+    `count_quantiles`. For an average over classes, the p-values of the classes are combined; see `cauchy_combination`.
+    For the interval see `inversion`.
 
     Args:
-        tests: errors and their tests, by name.
-        statistic: bins with sums of noise, or a sample. A large sample is reduced to runs of neighbouring scores for
-            the test; the value is that of the sample.
-        average: average over the last batch axis, which is classes of the same rows. Signed errors are averaged
-            before their absolute value is taken; classes are independent then, as labels of a row are.
-        cancels: whether the classes of a row exclude each other, so that a signed average is 0 for every model: its
-            noise floor and interval are 0, and its p-value is 1.
+        tests: definition of each test, by name.
+        statistic: bins with sums of noise, or a ranked sample. The test divides a large sample into runs of consecutive
+            scores. The error is computed from the whole sample.
+        average: average over the last batch axis, the classes of the same rows. Signed errors are averaged before their
+            absolute value is computed. Their classes are assumed to be independent, as in multi-label tasks.
+        cancels: whether the classes are mutually exclusive. The average of a signed error is then 0 for every model,
+            with noise floor 0, interval [0, 0] and p-value 1.
         level: level of the interval, in (0, 1).
-        n_replicates: R; the least p-value is 1 / (R + 1).
-        seed: seed of the draws, which are the same on every device.
+        n_replicates: number R of replicates; the smallest p-value is 1 / (R + 1).
+        seed: seed of the random numbers, which are equal on all devices.
 
     Returns:
-        `CalibrationTest` of `(...)` by name, without the last axis for an average. NaN without data.
+        `CalibrationTest` by name, with fields `(...)`. An average removes the last axis. NaN without data.
 
     Raises:
-        TypeError, ValueError: for bad arguments.
+        TypeError, ValueError: if `level`, `n_replicates` or `seed` is invalid, or `statistic` has no sums of noise.
 
     Reference:
         Broecker, Smith: Increasing the reliability of reliability diagrams (Weather and Forecasting, 2007).
@@ -158,32 +157,32 @@ def check_arguments(level: object, n_replicates: int, seed: object) -> None:
 
 
 def _cells_of(statistic: Statistic, with_interval: bool) -> BinCells | RunCells:
-    """Return the cells whose outcomes are simulated."""
+    """Return the bins, or the runs of a ranked sample, as cells whose outcomes are simulated."""
     if isinstance(statistic, RankedSample):
         return RunCells.of(statistic, RUNS_ON_PATHS if with_interval else MOST_RUNS)
     if not statistic.has_noise:
         raise ValueError(
-            "`statistic` must have the sums of its noise, got bins without. Use the bins of a streaming metric."
+            "`statistic` must contain sums of noise, got bins without them. Use the bins of a streaming metric."
         )
     return BinCells.of(statistic)
 
 
 class _Null(NamedTuple):
-    """Observed test statistic `(g, c)`, and replicates `(R, g, c)` for a calibrated model, of it and of the error."""
+    """Test statistic of the data `(g, c)`, and R replicates `(R, g, c)` of two quantities for a calibrated model."""
 
     observed: Tensor
-    tested: Tensor
-    values: Tensor
+    tested: Tensor  # replicates of the test statistic
+    values: Tensor  # replicates of the error
 
 
 Found = tuple[Tensor, Tensor, Tensor, Tensor]
-"""Noise floor, p-value and both ends of the interval `(g)`."""
+"""Noise floor, p-value, lower end and upper end of the interval, each `(g)`."""
 
 
 def _tested_pieces(
     tests: Mapping[str, ErrorTest], statistic: Statistic, average: bool, level: float, n_replicates: int, seed: int
 ) -> Iterator[dict[str, Found]]:
-    """Test all batch elements, a few averages over classes `(g, C, K)` at a time; C is 1 without an average."""
+    """Yield the results by test name for g batch elements at a time, with cells `(g, C, K)`; C = 1 without average."""
     with_interval = any(test.with_interval for test in tests.values())
     cells = _cells_of(statistic, with_interval)
     *_, n_cells = cells.n.shape
@@ -196,7 +195,7 @@ def _tested_pieces(
         is_kept = with_interval and n_replicates * piece.n.numel() <= MOST_DRAWN
         simulations: list[Simulation] = []
         nulls: dict[str, list[_Null]] = {name: [] for name in tests}
-        # Many classes of one average are simulated a few at a time.
+        # Simulate the classes of an average in batches, because there may be many.
         for first in range(0, n_classes, classes_at_once):
             some = piece.map(itemgetter((slice(None), slice(first, first + classes_at_once))))
             simulation = Simulation(some, start * n_classes + first, seed, n_replicates)
@@ -213,7 +212,7 @@ def _tested_pieces(
 
 
 def _found(test: ErrorTest, simulations: Sequence[Simulation], nulls: Sequence[_Null], level: float) -> Found:
-    """Return the result of one test of averages over classes, given the null distributions of all classes."""
+    """Return the result of one test, averaged over classes, from the null distributions of batches of classes."""
     null = _Null(*(torch.cat(parts, -1) for parts in zip(*nulls, strict=True)))
     noise_floor, p_value = _noise_floor_and_p_value(null, test.signed)
     is_rejected = p_value < 1 - level - 1e-9
@@ -229,8 +228,8 @@ def _found(test: ErrorTest, simulations: Sequence[Simulation], nulls: Sequence[_
 
 
 def _noise_floor_and_p_value(null: _Null, signed: bool) -> tuple[Tensor, Tensor]:
-    """Return the noise floor and the p-value `(g)` of averages over classes."""
-    if signed:  # gaps of classes cancel in the mean
+    """Return the noise floor and the p-value of an error averaged over classes, each `(g)`."""
+    if signed:  # average before the absolute value: gaps of classes cancel
         p_value, _ = _p_value(null.observed.mean(-1).abs(), null.tested.mean(-1).abs())
         return null.values.mean(-1).abs().mean(0), p_value
     p_value, tied = _p_value(null.observed, null.tested)
@@ -239,11 +238,11 @@ def _noise_floor_and_p_value(null: _Null, signed: bool) -> tuple[Tensor, Tensor]
 
 
 def _p_value(observed: Tensor, replicates: Tensor) -> tuple[Tensor, Tensor]:
-    """Return p-values `(...)`, and the part of each that is due to ties.
+    """Return p-values, and their parts that are due to ties, each `(...)`.
 
     The p-value is (1 + number of replicates `(R, ...)` at least as large as the data) / (R + 1). For a calibrated
-    model the data are one more replicate, so that P(p <= a) <= a for every a. Values that differ only by rounding
-    count as equal.
+    model the data are an additional replicate, so that P(p <= a) <= a for every a. Values that differ only by rounding
+    are considered equal.
 
     Reference:
         Phipson, Smyth: Permutation p-values should never be zero (Statistical Applications in Genetics and Molecular
@@ -259,17 +258,18 @@ def _p_value(observed: Tensor, replicates: Tensor) -> tuple[Tensor, Tensor]:
 def cauchy_combination(p_values: Tensor, tied: Tensor, n_replicates: int) -> Tensor:
     """Combine the dependent p-values on the last axis `(..., C)` into one `(...)`.
 
-    Each p-value becomes the Cauchy quantile tan((1/2 - p) pi), and the mean of these becomes a p-value again. The
-    result is exact for independent continuous p-values and for equal ones. For others it is nearly exact where small.
+    Each p-value is transformed to the Cauchy quantile tan((1/2 - p) pi). The mean quantile is transformed back. The
+    result is exact for independent continuous p-values, and for equal p-values. Otherwise small results are nearly
+    exact.
 
     A p-value that is large only because of ties has a very negative quantile. A class without outcomes, with p = 1,
-    would then outweigh all other classes. So a p-value above 1/2 contributes the mean quantile over its ties, if the
-    result is at most 1/2. A larger result uses the p-values as they are. No result is below the smallest p-value.
+    would then dominate the mean. So the quantile of a p-value above 1/2 is averaged over its ties. If the result
+    exceeds 1/2, it is computed without this correction. No result is below the smallest p-value.
 
     Args:
         p_values: (1 + number of replicates at least as large as the data) / (R + 1), in (0, 1].
-        tied: the part of each p-value that is due to ties, (1 + number of replicates equal to the data) / (R + 1).
-        n_replicates: R.
+        tied: part of each p-value that is due to ties, (1 + number of replicates equal to the data) / (R + 1).
+        n_replicates: number R of replicates.
 
     Reference:
         Liu, Xie: Cauchy combination test (Journal of the American Statistical Association, 2020), eq. 1.
