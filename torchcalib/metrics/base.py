@@ -469,7 +469,7 @@ class CalibrationMetric(Metric, Generic[S]):
         if self._shared is None or not isinstance(self.kind, SamplesKind):
             return self.kind.add(state, batch)
         key = (self.kind, *((t.data_ptr(), t.shape) for t in (*state.scores, *batch.scores)))
-        if key not in self._shared:  # also store `state`, because freed memory could be reused at the addresses in the key
+        if key not in self._shared:  # store `state` too: freed memory could be reused at the addresses in the key
             self._shared[key] = (self.kind.add(state, batch), state)
         return self._shared[key][0]
 
