@@ -99,7 +99,7 @@ class CalibrationCollection(MetricCollection):
         """
         weights = weights_from(weights, sample_weight)
         with self._sharing():
-            # Omit keywords that are None, because torchmetrics filters them by the signature of every metric, which is slow.
+            # Omit keywords that are None: torchmetrics slowly filters keywords by the signature of every metric.
             super().update(preds, target, **_without_none(weights=weights, groups=groups))
 
     @torch.jit.unused

@@ -14,12 +14,12 @@ from torchcalib.core.arguments import check_count
 from torchcalib.ops.logs import wide_dtype
 
 Costs = Tensor | Sequence[Sequence[float]]
-MAX_COST = 1e150  # far below the float64 maximum, so that differences and sums of costs are finite
+MAX_COST = 1e150  # far below the float64 maximum, so that sums and differences of costs are finite
 
 
 @dataclass(frozen=True, repr=False)
 class CostMatrix:
-    """Cost of each decision for each true class.
+    """Matrix with the cost of each decision for each true class.
 
     Rows are true classes, columns are decisions. The number of decisions may differ from the number of classes, for
     example with a reject option. Cost matrices are immutable; they can be compared, hashed and pickled.
@@ -30,7 +30,7 @@ class CostMatrix:
 
     Raises:
         TypeError: If `costs` is not a matrix of numbers.
-        ValueError: For rows of different lengths, fewer than two classes, or costs that are NaN, infinite or too large.
+        ValueError: For rows of different lengths, fewer than two classes, or NaN, infinite or too large costs.
 
     Reference:
         [EPSR] Ferrer, Ramos: Evaluating Posterior Probabilities (TMLR), sec. 2.3.1.

@@ -33,7 +33,7 @@ def by_group(
     Args:
         function: Function such as `ece` or `relative_calibration_loss`, called as
             `function(preds, target, task=task, **options)`. It may return a named tuple of tensors.
-        preds: Predictions for the function: binary `(..., N)`, multi-class `(..., N, C)`, multi-label `(..., N, L)`.
+        preds: Predictions: binary `(..., N)`, multi-class `(..., N, C)`, multi-label `(..., N, L)`.
         target: Targets for the function.
         groups: Integers `(N,)` in [0, num_groups), or -1 for rows without a group. All leading axes have the same groups.
         task: `"binary"`, `"multiclass"` or `"multilabel"`.

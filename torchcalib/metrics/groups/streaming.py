@@ -24,7 +24,7 @@ class ByGroup(WrappedMetric[Any]):
     """Compute a streaming metric separately for groups of rows, such as sites, customer segments or languages.
 
     `update` accepts one group number per row, and `compute` returns one value per group. All groups are processed in
-    one pass. A state of sums is G times as large as for the metric itself. Each stored sample takes 4 additional bytes.
+    one pass. Sums take G times as much memory as for the metric itself. Each stored sample takes 4 additional bytes.
 
     Rows with group -1 are ignored. Group numbers are not checked in rows ignored by weight 0, `ignore_index` or
     `nan_policy`. `SKCE` (squared kernel calibration error) forms blocks within each group of each update, and drops

@@ -232,7 +232,7 @@ def shrunk_to_mean(estimates: Tensor, spread: Tensor) -> Tensor:
         mean + tau^2 / (tau^2 + spread_g^2) (estimate_g - mean),
 
     with tau^2 >= 0 by the method of moments, and weights 1 / (tau^2 + spread_g^2) in the mean. An estimate with spread
-    0 is unchanged. NaN where the spread is NaN.
+    0 is unchanged. NaN where the spread is NaN. Fewer than two finite estimates are returned unchanged.
 
     Reference:
         Efron, Morris: Data analysis using Stein's estimator (Journal of the American Statistical Association, 1975),
