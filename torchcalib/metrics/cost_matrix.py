@@ -25,8 +25,8 @@ class CostMatrix:
     example with a reject option. Cost matrices are immutable; they can be compared, hashed and pickled.
 
     Args:
-        costs: Tensor, array or nested sequences `(C, M)` for C >= 2 classes and M >= 1 decisions. Absolute values are at
-            most 1e150.
+        costs: Tensor, array or nested sequences `(C, M)` for C >= 2 classes and M >= 1 decisions. Absolute values are
+            at most 1e150.
 
     Raises:
         TypeError: If `costs` is not a matrix of numbers.

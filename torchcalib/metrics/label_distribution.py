@@ -65,7 +65,7 @@ def _kl(p: Predictions) -> Tensor:
 
 
 def _expected_entropy_loss(p: Predictions) -> Tensor:
-    """Return the entropy of q minus the expected entropy of the proportions in a sample of size n from q, `(..., N)`."""
+    """Return the entropy of q minus the expected entropy of n annotations sampled from q, `(..., N)`."""
     q = _q(p)
     return xmul(q, mean_log_share(q, _n(p)) - _log_q(p)).sum(-1)
 
@@ -135,9 +135,9 @@ def _total_variation(
     |p - t|.
 
     Args:
-        target: Integer annotator counts: multi-class `(..., N, C)`, binary `(..., N, 2)` and multi-label `(..., N, L, 2)`
-            with counts for y = 0 and y = 1. Or floating proportions with the shape of `preds`. Or labels, each from
-            one annotator.
+        target: Integer annotator counts: multi-class `(..., N, C)`, binary `(..., N, 2)` and multi-label
+            `(..., N, L, 2)` with counts for y = 0 and y = 1. Or floating proportions with the shape of `preds`.
+            Or labels, each from one annotator.
         component: `"value"`, or `"noise_floor"`: the exact expected value if annotations are sampled from the
             predictions.
 
@@ -206,8 +206,8 @@ def _kl_divergence(
             corrected value is sum_k p_k (sum_(v >= n) (1-p_k)^v / v - (1-p_k)^(n-1)).
 
     Returns:
-        `(...)`, multi-label `(..., L)` with `average=None`, in nats, in [0, inf]. The dtype is that of `preds` (at least
-        float32). A corrected value may be negative. NaN without data.
+        `(...)`, multi-label `(..., L)` with `average=None`, in nats, in [0, inf]. The dtype is that of `preds` (at
+        least float32). A corrected value may be negative. NaN without data.
 
     Raises:
         TypeError, ValueError: see `total_variation`. A correction needs at least 2 annotators in every row.
@@ -261,8 +261,8 @@ def _entropy_gap(
     """Entropy of the predictions q minus the entropy of the label distributions t, averaged over samples.
 
     It is the mean of sum_k t_k log t_k - sum_k q_k log q_k. If it is positive, the model is less certain than the
-    annotators; if it is negative, more certain. Differences of opposite sign cancel, and the order of the classes has
-    no effect. With few annotators it is biased upwards, because the entropy of t is underestimated.
+    annotators; if it is negative, more certain. Differences of opposite sign cancel. The value does not
+    depend on which classes are predicted. With few annotators it is biased upwards, because the entropy of t is underestimated.
 
     Args:
         target: Annotator counts, proportions or labels, as for `total_variation`.
@@ -270,8 +270,8 @@ def _entropy_gap(
             `"corrected"`. Accuracy and bias are as for `torchcalib.functional.kl_divergence`.
 
     Returns:
-        `(...)`, multi-label `(..., L)` with `average=None`, in nats, in [-log C, log C]. The dtype is that of `preds` (at
-        least float32). A corrected value may be smaller. NaN without data.
+        `(...)`, multi-label `(..., L)` with `average=None`, in nats, in [-log C, log C]. The dtype is that of `preds`
+        (at least float32). A corrected value may be smaller. NaN without data.
 
     Raises:
         TypeError, ValueError: see `total_variation`. A correction needs at least 2 annotators in every row.
@@ -327,8 +327,8 @@ def _squared_distance(
 
     Args:
         target: Annotator counts, proportions or labels, as for `total_variation`.
-        component: `"value"`; `"noise_floor"`, the expected value sum_k q_k (1-q_k) / n if n annotations are sampled from
-            the predictions; or `"corrected"`, the value minus the estimated variance sum_k t_k (1-t_k) / (n-1).
+        component: `"value"`; `"noise_floor"`, the expected value sum_k q_k (1-q_k) / n if n annotations are sampled
+            from the predictions; or `"corrected"`, the value minus the estimated variance sum_k t_k (1-t_k) / (n-1).
 
     Returns:
         `(...)`, multi-label `(..., L)` with `average=None`, in [0, 2], binary [0, 1]. The dtype is that of `preds` (at

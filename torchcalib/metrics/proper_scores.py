@@ -140,8 +140,8 @@ def _brier_score(
     [0, 2] for the true class h. For two classes it is twice the binary score. Soft targets replace the indicator.
 
     Args:
-        normalize: `"classes"` divides the multi-class score by the number of classes C. For two classes the result equals
-            the binary score. `"prior"` divides by the Brier score of a model that always predicts the class priors.
+        normalize: `"classes"` divides the multi-class score by the number of classes C. For two classes this is the
+            binary score. `"prior"` divides by the Brier score of a model that always predicts the class priors.
             The result is the normalised Brier score (NBS).
         priors: Class priors that replace the class frequencies in the data, as in `nll`.
 

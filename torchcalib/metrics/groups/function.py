@@ -35,7 +35,7 @@ def by_group(
             `function(preds, target, task=task, **options)`. It may return a named tuple of tensors.
         preds: Predictions: binary `(..., N)`, multi-class `(..., N, C)`, multi-label `(..., N, L)`.
         target: Targets for the function.
-        groups: Integers `(N,)` in [0, num_groups), or -1 for rows without a group. All leading axes have the same groups.
+        groups: Integers `(N,)` in [0, num_groups), or -1 for rows without a group. They apply to all batch elements.
         task: `"binary"`, `"multiclass"` or `"multilabel"`.
         num_groups: Number of groups G. None means one more than the largest number in `groups`.
         **options: Options of the function. `weights` and `folds` are split by group. An option named `groups`, as in
