@@ -26,7 +26,7 @@ from torchcalib.ops.logs import safe_log, wide_dtype
 _GRID = (*(10 ** (-5 + 4 * k / 14) for k in range(15)), *(0.2 * k for k in range(1, 6)))
 """Candidates for `bandwidth="likelihood"`, from the authors' code."""
 
-_OUT_OF_REACH = -1e20  # threshold of the log density below which the density is 0: no other kernel covers the prediction
+_OUT_OF_REACH = -1e20  # the density is 0 for smaller log densities: no other kernel covers the prediction
 
 
 def _log_distributions(p: Predictions) -> tuple[Tensor, Tensor, Tensor]:
@@ -132,8 +132,8 @@ def canonical_error(
 
     It is the mean over samples i of sum_k |E[y_k | q_i] - q_ik|^p, for predicted probabilities q and outcomes y. The
     conditional expectation is estimated from all other samples as
-    sum_{j != i} k(q_i; q_j) y_j / sum_{j != i} k(q_i; q_j). The kernel k(.; q_j) is the Dirichlet density with parameters
-    q_j / bandwidth + 1. As in the reference, the p-th root is omitted.
+    sum_{j != i} k(q_i; q_j) y_j / sum_{j != i} k(q_i; q_j). The kernel k(.; q_j) is the Dirichlet density with
+    parameters q_j / bandwidth + 1. As in the reference, the p-th root is omitted.
 
     The population value is 0 only if the model is calibrated for all classes jointly. The estimate is consistent, but
     biased upwards for few samples; `skce` has an unbiased estimator. For a binary task the sum over both classes is

@@ -256,7 +256,7 @@ def _spiegelhalter(
     """Spiegelhalter's test of calibration: standardised difference between the Brier score and its expected value.
 
     z = sum (y - p) (1 - 2 p) / sqrt(sum (1 - 2 p)^2 p (1 - p)), approximately standard normal for a calibrated model.
-    If z is positive, the Brier score is worse than expected (mostly over-confidence); if it is negative, better. Errors
+    A positive z means that the Brier score is worse than expected (mostly over-confidence). Errors
     on both sides of p = 1/2 can cancel, so a small |z| does not prove calibration.
 
     Args:
