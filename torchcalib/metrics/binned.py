@@ -109,7 +109,7 @@ class BinnedMetric(CalibrationMetric[BinStats | RankedSample]):
 
     The state for equal-width bins contains 5 sums per bin and class: weight, confidence, outcome and two sums for the
     sampling noise (`BinStats.spread`, `BinStats.noise`). `with_ecd=True` adds the entropic calibration difference
-    (ECD). One number per batch element and class indicates whether there are soft targets.
+    (ECD). One number per batch element and class indicates whether there are soft targets or floating weights.
 
     For bins that depend on the data, the state contains all samples: 5 bytes each for float32 probabilities, 13 with
     weights. With `resolution` it is a sketch of constant size.
@@ -343,7 +343,7 @@ class ESCE(BinnedMetric):
 
 
 def mce_from_bins(b: BinStats) -> Tensor:
-    """Compute the maximum calibration error `(...)` from sums over bins: max_b |gap_b|; empty bins have gap 0."""
+    """Compute the maximum calibration error `(...)`, max_b |gap_b|, from sums over bins; empty bins have gap 0."""
     return b.gap.abs().amax(-1)
 
 
@@ -492,9 +492,9 @@ def calibration_curve(
     right: bool = False,
     **options: Unpack[InputOptions],
 ) -> BinTable:
-    """Compute the calibration curve: a table with the frequency of the event and the mean confidence in each bin.
+    """Compute the calibration curve: a table of the frequency of the event and the mean confidence in each bin.
 
-    The other columns are bin edges, number of samples, fraction of the samples (`share`), gap (frequency - confidence),
+    The other columns are bin edges, number of samples, fraction of all samples (`share`), gap (frequency - confidence),
     mean entropic calibration difference (ECD), and a consistency band. If the model is calibrated, the band contains
     the frequency in a given bin with at least 95% probability.
 

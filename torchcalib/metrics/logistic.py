@@ -294,7 +294,7 @@ spiegelhalter = functional(_spiegelhalter)
 
 
 class Spiegelhalter(CalibrationMetric[Sums]):
-    """Streaming version of Spiegelhalter's test of calibration; see `spiegelhalter`. The state is 3 sums per class.
+    """Streaming test of calibration by Spiegelhalter; see `spiegelhalter`. The state is 3 sums per class.
 
     Example:
         >>> metric = Spiegelhalter(task="binary")

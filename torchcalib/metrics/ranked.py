@@ -239,7 +239,7 @@ def _nll_of_rate(k: Tensor, n: Tensor) -> Tensor:
 
 
 def _brier_of(s: SortedSample) -> Tensor:
-    """Return the sum of (p - y)^2 over the samples at each distinct position, `(..., N)`."""
+    """Return the sum of (p - y)^2 over the samples in each element, `(..., N)`."""
     ones = s.positives.to(s.confidence.dtype)
     zeros = s.counts - ones
     not_p = torch.sigmoid(-s.score.to(s.confidence.dtype)) if s.from_logits else 1 - s.confidence
@@ -247,7 +247,7 @@ def _brier_of(s: SortedSample) -> Tensor:
 
 
 def _nll_of(s: SortedSample) -> Tensor:
-    """Return the sum of negative log-likelihoods over the samples at each distinct position, `(..., N)`."""
+    """Return the sum of negative log-likelihoods over the samples in each element, `(..., N)`."""
     values = s.score.to(s.confidence.dtype) if s.from_logits else s.confidence.masked_fill(~s.counted, 0.5)
     log_p, log_not_p = binary_log_probs(values, s.from_logits)
     ones = s.positives.to(s.confidence.dtype)
@@ -285,7 +285,7 @@ def _corp(
         TypeError, ValueError: for invalid input.
 
     Gradient:
-        For the score and MCB with respect to the confidences, for a constant order of the samples. None for DSC and UNC.
+        For the score and MCB with respect to the confidences, for a fixed order of the samples. None for DSC and UNC.
 
     Reference:
         Dimitriadis, Gneiting, Jordan: Stable reliability diagrams for probabilistic classifiers (PNAS 2021), eq. 1-3.
@@ -360,7 +360,7 @@ class CORPCurve:
     Tensors have the shape `(..., M)`, for M points in ascending order of the confidence.
 
     Attributes:
-        confidence: Mean confidence at each point. With more than 1,024 samples, neighbouring samples share a point.
+        confidence: Confidence at each point. With more than 1,024 samples, neighbouring samples share a point.
         n: Total weight of the samples at each point; 0 for a point that is empty because of ties.
         frequency: Isotonic regression of the outcomes on the confidences.
         band_low: Lower limit of the band. If the model is calibrated, the regression at a given point lies in the band
