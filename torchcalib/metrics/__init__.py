@@ -1,1 +1,1 @@
-"""Metrics as functions and as streaming classes: one file per family, with common code in `estimator` and `base`."""
+"""Calibration metrics as functions and as streaming classes, one module per family."""

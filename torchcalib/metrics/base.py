@@ -39,7 +39,7 @@ from torchcalib.ops.logs import wide_dtype
 S = TypeVar("S")
 
 _FUNCTION_OPTIONS = ("weights", "batch_dims", "num_classes", "num_labels")
-"""Input options for functions that a class does not accept, or documents differently."""
+"""Input options of metric functions that classes do not accept or document differently."""
 
 _TORCHMETRICS_OPTIONS = (
     "compute_on_cpu",
@@ -53,32 +53,32 @@ _TORCHMETRICS_OPTIONS = (
 
 
 class CalibrationMetric(Metric, Generic[S]):
-    """Base class for streaming metrics: an `Estimator` as a `torchmetrics.Metric`.
+    """Base class for streaming calibration metrics, a subclass of `torchmetrics.Metric`.
 
-    The state is float64 sums, or samples. It keeps its dtype under `.to(dtype)`, `.half()`, `set_dtype` and Lightning's
-    precision plugins. Sums stay on the CPU if the device has no float64. Values are float64, and NaN without data.
-    `forward` returns the value for the batch, with its gradient. An `update` or `forward` that raises leaves the metric
-    unchanged.
+    The state consists of float64 sums or of stored samples. Its dtype does not change under `.to(dtype)`, `.half()`,
+    `set_dtype` and Lightning's precision plugins. Sums stay on the CPU if the device does not support float64. Values
+    are float64, and NaN without data. `forward` returns the differentiable value for the batch. If `update` or
+    `forward` raises, the metric is unchanged.
 
-    On the CPU an invalid value raises an error in `update`. On CUDA `update` does not synchronise: invalid rows are
-    counted and left out, and `compute` raises. A CUDA graph can capture `update` if the state is sums and `update` was
-    called once before. Each replay adds the current content of the graph's input.
+    On the CPU, `update` raises for invalid values. On CUDA it does not synchronise the device: invalid rows are ignored
+    and counted, and `compute` raises. A CUDA graph can capture `update` if the state consists of sums and `update` was
+    called once before the capture. Each replay adds the current content of the input tensors.
 
-    Between `sync` and `unsync` the state is the global one and read-only: `update`, `forward`, `merge_state` and
-    `load_state_dict` raise, and `reset` discards the global and the local state. For Ray, MPI or Horovod, pass a
-    `distributed_available_fn` and a `dist_sync_fn(tensor, group=process_group)`. The latter returns the list of the
-    tensors on all ranks. They have the same shape and dtype (float64 or uint8).
+    Between `sync` and `unsync` the state covers all ranks and is read-only: `update`, `forward`, `merge_state` and
+    `load_state_dict` raise, and `reset` discards both the global and the local state. For Ray, MPI or Horovod, pass a
+    `distributed_available_fn` and a `dist_sync_fn(tensor, group=process_group)`. The latter returns a list with the
+    tensor from each rank. These tensors have the same shape and dtype (float64 or uint8).
 
-    `torch.jit.script` can compile a module that contains a metric. As with all torchmetrics, the metric is left out.
+    `torch.jit.script` can compile a module that contains a metric, and omits the metric, as for all torchmetrics.
 
-    A subclass defines its metadata and its `factory`, which builds the estimator from the options.
+    Subclasses define the metric metadata and `factory`, which converts the options to an `Estimator`.
 
     Args:
-        num_classes: Number of classes C for a multi-class task. Required if classes have values of their own.
+        num_classes: Number of classes C for a multi-class task. Required if there is one value per class.
         num_labels: Number of labels L. Required for a multi-label task.
-        batch_shape: Leading axes with one value per entry. All other axes except the class axis are samples.
-        persistent: Include the state in `state_dict`, and so in checkpoints.
-        **options: Options of the function of the same name except `weights`, and those of `torchmetrics.Metric`.
+        batch_shape: Sizes of the leading batch axes. There is one value per batch element.
+        persistent: Include the state in `state_dict` and therefore in checkpoints.
+        **options: Options of the corresponding function except `weights`, and options of `torchmetrics.Metric`.
     """
 
     full_state_update = False
@@ -86,32 +86,32 @@ class CalibrationMetric(Metric, Generic[S]):
     higher_is_better: bool | None = False
 
     unit: ClassVar[str]
-    """Unit of the value."""
+    """Unit of the metric value."""
     perfect: ClassVar[float]
-    """Value for a perfect predictor, which gives every true class the probability 1."""
+    """Metric value for a perfect predictor, which assigns probability 1 to every true class."""
     question: ClassVar[str]
-    """Description of the value in one line of a report."""
+    """One-line description of the metric, for reports."""
     source: ClassVar[str]
-    """Publication and equation."""
+    """Publication and equation that define the metric."""
     is_signed: ClassVar[bool] = False
-    """Whether the value is a mean gap, which may be negative."""
+    """Whether the value is a mean difference between outcome and confidence, which may be negative."""
 
     factory: ClassVar[Callable[..., Estimator[Any]]]
-    """Function from keyword options to the estimator."""
+    """Function that converts keyword options to the `Estimator` of the metric."""
     stream_options: ClassVar[tuple[str, ...]] = ()
-    """Options that only the class accepts, passed to `Estimator.streamed`."""
+    """Options that only the streaming class accepts. They are passed to `Estimator.streamed`."""
 
     kind: SumsKind[S] | SamplesKind
-    """Kind of state: how states are added, saved and synced across ranks."""
+    """Operations on the state: addition, saving and synchronisation across ranks."""
     state_names: tuple[str, ...]
-    """Names of the attributes that contain the parts of the state."""
+    """Names of the attributes that store the state."""
     _shared: dict[Hashable, Any] | None = None
-    """Cache of results for the members of a collection, during an update."""
+    """Cache shared by all metrics in a collection during an update; None outside an update."""
     _in_graph = False
-    """Whether a captured CUDA graph adds to the state."""
+    """Whether a captured CUDA graph updates the state in place."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Set signature and docstring from the factory. Hide properties and annotated attributes from TorchScript."""
+        """Derive signature and docstring from the factory, and exclude properties and annotations from TorchScript."""
         super().__init_subclass__(**kwargs)
         bases = [vars(base) for base in cls.__mro__]
         properties = {name for base in bases for name, member in base.items() if isinstance(member, property)}
@@ -168,8 +168,8 @@ class CalibrationMetric(Metric, Generic[S]):
         for size in self.batch_shape:
             check_count("batch_shape", size)
         self.kind = self._state_kind()
-        # torchmetrics identifies states by their names, for example in compute groups. The fingerprint prevents mixing
-        # metrics with different configurations.
+        # torchmetrics identifies states by name, for example in compute groups. With a checksum of the configuration
+        # in the name, it cannot mix metrics with different options.
         self.state_names = tuple(f"{name}_{fingerprint([self]):05x}" for name in self.kind.names)
         for name, part in zip(self.state_names, self.kind.parts(self.kind.empty()), strict=True):
             reduction = "sum" if isinstance(part, Tensor) else "cat"
@@ -177,9 +177,9 @@ class CalibrationMetric(Metric, Generic[S]):
 
     @property
     def num_classes(self) -> int | None:
-        """Number of classes C, or of labels L for multi-label; None for binary or if not given.
+        """Number of classes C, or number of labels L for a multi-label task; None if binary or not given.
 
-        The wrappers in torchmetrics use this attribute.
+        Wrappers in torchmetrics read this attribute.
         """
         return self.input_format.num_classes
 
@@ -189,7 +189,7 @@ class CalibrationMetric(Metric, Generic[S]):
         return self.input_format.num_classes if self.input_format.task == "multilabel" else None
 
     def share(self, computed: dict[Hashable, Any] | None) -> None:
-        """Set the cache that members of a collection share during an update; None removes it."""
+        """Set the cache that all metrics in a collection share during an update; None removes the cache."""
         vars(self)["_shared"] = computed
 
     def _state_kind(self) -> SumsKind[Any] | SamplesKind:
@@ -204,7 +204,7 @@ class CalibrationMetric(Metric, Generic[S]):
 
     @property
     def _state_key(self) -> tuple[object, ...]:
-        """Key for the state of a batch in the cache of a collection; equal for members with equal states."""
+        """Cache key for the state of a batch. Metrics with equal keys have equal states."""
         return (self.accumulator,)
 
     def _value(self, statistic: S) -> Tensor:
@@ -218,15 +218,15 @@ class CalibrationMetric(Metric, Generic[S]):
         Args:
             preds: Probabilities, or logits with `from_logits=True`. After the axes of `batch_shape`, all axes except
                 the class axis are samples.
-            target: Labels or soft targets, as for the function.
+            target: Labels with the shape of the samples, or soft targets.
             weights: Non-negative weight per sample.
             sample_weight: Alias of `weights`, as in scikit-learn.
 
         Raises:
             TypeError: For an invalid dtype.
             ValueError: For an invalid shape or device and, on the CPU, for an invalid value.
-            RuntimeError: If a CUDA graph captures the call and the state is not sums.
-            TorchMetricsUserError: Between `sync` and `unsync`.
+            RuntimeError: If a CUDA graph captures the call and the state does not consist of sums.
+            TorchMetricsUserError: If called between `sync` and `unsync`.
         """
         if self._is_synced:
             refuse_if_synced(self, "update")
@@ -253,7 +253,10 @@ class CalibrationMetric(Metric, Generic[S]):
             self.state = add(self.state, batch)
 
     def _add_in_graph(self, batch: Any) -> None:
-        """Add in place, which each replay of the graph repeats. Disable caching: replays do not run Python code."""
+        """Add the state of a batch in place, so that replays of the CUDA graph repeat the addition.
+
+        Disable the cache for `compute`, because replays do not run the Python code that clears it.
+        """
         if not self._is_plain_sum or self._enable_grad:  # `forward` enables it
             raise RuntimeError(
                 f"`{type(self).__name__}` must be updated outside the capture of a CUDA graph, got a call within it. "
@@ -265,47 +268,47 @@ class CalibrationMetric(Metric, Generic[S]):
 
     @property
     def _is_plain_sum(self) -> bool:
-        """Whether the state is a sum over batches, each of which is independent of the previous ones."""
+        """Whether the state is a sum of terms that each depend on a single batch only."""
         return isinstance(self.kind, SumsKind)
 
     def reset(self) -> None:
-        """Reset the state; between `sync` and `unsync` both the global and the local state."""
+        """Reset the state. Between `sync` and `unsync`, reset both the global and the local state."""
         if self._is_synced:
             self.unsync()
         with self._writing_in_place():
             super().reset()
         if self._in_graph:
-            self._update_count = 1  # replays are not counted, and torchmetrics warns about a count of 0
+            self._update_count = 1  # torchmetrics warns if the count is 0, and graph replays do not increment it
 
     def compute(self) -> Tensor:
-        """Return the value over all updates, on all ranks if `torch.distributed` is running.
+        """Return the metric value for all updates, over all ranks if `torch.distributed` is running.
 
         Raises:
-            ValueError: If rows on CUDA were invalid.
+            ValueError: If an update contained invalid rows on CUDA.
         """
-        if not self._enable_grad:  # `forward` sets it, and must not synchronise the device
+        if not self._enable_grad:  # in `forward`, which must not synchronise the device
             self._raise_if_invalid()
         return self._value(self._statistic)
 
     @torch.jit.unused
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Add a batch to the state and return the value for this batch, with its gradient."""
+        """Add a batch to the state and return the differentiable metric value for this batch."""
         with unchanged_on_error(self), self._writing_in_place():
             value = super().forward(*args, **kwargs)
             self.state = self.kind.detach(self.state)
-        # torchmetrics stores the value for loggers. Its autograd graph would keep the batch alive and break `clone`.
+        # torchmetrics stores the value for loggers. An autograd graph would keep the batch in memory and break `clone`.
         self._forward_cache = value.detach()
         return value
 
     def merge_state(self, incoming_state: dict[str, Any] | Metric) -> None:
-        """Add the state of another metric with the same class, input format and bins.
+        """Add the state of another metric with the same configuration.
 
         Args:
             incoming_state: The metric, its `metric_state`, or its `state_dict`. `nan_policy` may differ.
 
         Raises:
-            ValueError: If configurations differ, or a dict has no description of its configuration.
-            TorchMetricsUserError: Between `sync` and `unsync`.
+            ValueError: If the configurations differ, or the dict contains no description of the configuration.
+            TorchMetricsUserError: If called between `sync` and `unsync`.
         """
         refuse_if_synced(self, "merge_state")
         if isinstance(incoming_state, CalibrationMetric):
@@ -319,17 +322,20 @@ class CalibrationMetric(Metric, Generic[S]):
         self._update_count += 1
 
     def plot(self, val: Any = None, ax: Any = None) -> Any:
-        """Plot one value or a sequence of values over time, and return the figure and axes.
+        """Plot one metric value, or a sequence of values over time.
 
         Args:
-            val: The value or values; None is `compute()`.
-            ax: The matplotlib axes; None creates a figure.
+            val: The value or values to plot. None plots `compute()`.
+            ax: Matplotlib axes. None creates a new figure.
+
+        Returns:
+            The figure and the axes.
         """
-        _, axes = self._plot(val, ax)  # torchmetrics returns no figure if axes are given
-        return axes.get_figure(), axes  # type: ignore[union-attr]  # a single plot has a single axes
+        _, axes = self._plot(val, ax)  # with `ax`, torchmetrics does not return the figure
+        return axes.get_figure(), axes  # type: ignore[union-attr]  # one plot returns one `Axes`
 
     def extra_repr(self) -> str:
-        """Return the task and the arguments that differ from their defaults, for `repr`."""
+        """Return the text in the parentheses of `repr`: the task and all non-default arguments."""
         given = {"batch_shape": self.batch_shape or None, **self.settings}
         known = signature(type(self)).parameters
         shown = {name: x for name, x in given.items() if name not in known or not _is_default(x, known[name].default)}
@@ -338,9 +344,9 @@ class CalibrationMetric(Metric, Generic[S]):
         return ", ".join(f"{name}={value!r}" for name, value in shown.items() if value is not None)
 
     def n_dropped(self) -> int:
-        """Return the number of rows (multi-label: entries) that `nan_policy="drop"` left out.
+        """Return the number of rows (multi-label: row-label pairs) dropped by `nan_policy="drop"`.
 
-        If `compute` syncs across ranks, the number is the sum over ranks, and every rank must call this method. It
+        If `compute` syncs across ranks, this is the sum over all ranks, and every rank must call this method. The call
         synchronises the device.
         """
         count = self.kind.left_out(self.state)[1:].detach()
@@ -355,10 +361,10 @@ class CalibrationMetric(Metric, Generic[S]):
         return bool(self._to_sync and not self._is_synced and self.distributed_available_fn())
 
     def statistic(self) -> S:
-        """Return the accumulated statistic on this rank; between `sync` and `unsync` that over all ranks.
+        """Return the accumulated sums or samples on this rank, or on all ranks between `sync` and `unsync`.
 
         Raises:
-            ValueError: If rows on CUDA were invalid.
+            ValueError: If an update contained invalid rows on CUDA.
         """
         self._raise_if_invalid()
         return self._statistic
@@ -370,30 +376,37 @@ class CalibrationMetric(Metric, Generic[S]):
     def test(
         self, *, level: float = 0.95, n_replicates: int = 999, seed: int = 0, with_interval: bool = True
     ) -> CalibrationTest:
-        """Return a calibration error with its noise floor, a p-value and an interval.
+        """Test whether the model is calibrated, over all ranks if `torch.distributed` is running.
 
-        The test only needs the state, over all ranks if `torch.distributed` is running. See
-        `torchcalib.inference.calibration_test` for the method.
+        The test is computed from the state. See `torchcalib.inference.calibration_test` for the method.
 
         Args:
             level: Level of the interval, in (0, 1).
             n_replicates: Number R of simulated replicates. The smallest possible p-value is 1 / (R + 1).
             seed: Seed for the simulation.
-            with_interval: Compute the interval. False returns NaN for it, which saves most of the time.
+            with_interval: Compute the interval. False is faster and sets it to NaN.
+
+        Returns:
+            The error, its noise floor (expected value under perfect calibration), a p-value and an interval, each in
+            the shape of the value.
 
         Raises:
             TypeError: If the metric is not a calibration error.
-            ValueError: For invalid arguments, or if rows on CUDA were invalid.
+            ValueError: For invalid arguments, or if an update contained invalid rows on CUDA.
         """
         how = {"level": level, "n_replicates": n_replicates, "seed": seed, "with_interval": with_interval}
         return self.test_from(self._synced_statistic(), **how)
 
     def test_from(self, statistic: S, **how: Any) -> CalibrationTest:  # noqa: ARG002 - for subclasses
-        """Return the calibration test for a statistic of this metric, which may have further batch axes.
+        """Compute the calibration test from accumulated sums or samples.
 
         Args:
-            statistic: Bins with sums for the noise, or a ranked sample.
+            statistic: Sums over bins, including the sums for the noise floor; or a sample. Extra leading axes are
+                batch axes.
             **how: Arguments of `test`.
+
+        Returns:
+            A `CalibrationTest` with one entry per batch element.
         """
         raise TypeError(
             f"`metric` must be a calibration error to have a noise floor, got {type(self).__name__}. "
@@ -401,28 +414,28 @@ class CalibrationMetric(Metric, Generic[S]):
         )
 
     def _synced_statistic(self) -> S:
-        """Return the statistic over all ranks. Raise for invalid rows, as `compute` does."""
+        """Return the sums or samples over all ranks. Raise ValueError for invalid rows, as `compute` does."""
         if self._is_synced:
             return self.statistic()
         with self.sync_context(dist_sync_fn=self.dist_sync_fn, should_sync=self._to_sync):
             return self.statistic()
 
     def _configuration(self) -> dict[str, object]:
-        """Return the settings that the state depends on, by name. States with equal settings can be merged."""
+        """Return all options that affect the state, by name. States with equal options can be merged."""
         settings: dict[str, object] = {"class": type(self).__name__, "task": self.input_format.task}
         for value in (self.input_format, self.accumulator):
             for field in fields(value):  # type: ignore[arg-type]  # every accumulator is a frozen dataclass
                 if not field.compare:
                     continue
                 setting = getattr(value, field.name)
-                # Functions by name: their `repr` contains an address, which differs between ranks.
+                # Represent functions by name: their `repr` contains an address, which differs between ranks.
                 settings[field.name] = getattr(setting, "__qualname__", setting)
         return {**settings, "batch_shape": self.batch_shape}
 
     def _keyed_predictions(
         self, preds: Tensor, target: Tensor, weights: Tensor | None
     ) -> tuple[tuple[Hashable, ...], Predictions]:
-        """Return the checked predictions of a batch, and their key in the cache of a collection."""
+        """Return the cache key and the validated predictions of a batch; the key is empty outside a collection."""
         if self._shared is None:
             return (), self._read(self.input_format, preds, target, weights)
         self.input_format.check(preds, target, weights)
@@ -431,7 +444,7 @@ class CalibrationMetric(Metric, Generic[S]):
         return reading, self._cached(reading, lambda: self._read(shareable, preds, target, weights))
 
     def _cached(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """Return `make()`, computed once per update for all members of a collection with the same key."""
+        """Return `make()`, evaluated once per update for all metrics in a collection with the same key."""
         if self._shared is None:
             return make()
         if key not in self._shared:
@@ -448,15 +461,15 @@ class CalibrationMetric(Metric, Generic[S]):
 
     @property
     def _drops_invalid(self) -> bool:
-        """Whether invalid rows are counted and left out, because raising an error would synchronise the device."""
+        """Whether invalid rows are ignored and counted, because raising an error would synchronise the device."""
         return self.device.type != "cpu"
 
     def _added(self, state: Any, batch: Any) -> Any:
-        """Return the sum of state and batch. Members of a collection that store the same samples share the result."""
+        """Add the state of a batch. Metrics in a collection that store the same samples share the result."""
         if self._shared is None or not isinstance(self.kind, SamplesKind):
             return self.kind.add(state, batch)
         key = (self.kind, *((t.data_ptr(), t.shape) for t in (*state.scores, *batch.scores)))
-        if key not in self._shared:  # `state` is stored too: freed memory could be reused at the addresses in the key
+        if key not in self._shared:  # store `state` too: freed memory could be reused at the addresses in the key
             self._shared[key] = (self.kind.add(state, batch), state)
         return self._shared[key][0]
 
@@ -468,9 +481,9 @@ class CalibrationMetric(Metric, Generic[S]):
             )
 
     def _sync_dist(self, dist_sync_fn: Callable[..., Any] = gather_all_tensors, process_group: Any = None) -> None:
-        """Sync the state in one collective, or with the given `dist_sync_fn`.
+        """Sync the state across ranks, with all sums in one collective, or with a user-defined `dist_sync_fn`.
 
-        torchmetrics needs a barrier and two gathers for each part of the state.
+        The method in torchmetrics calls a barrier and two gathers for each tensor.
         """
         group = process_group or self.process_group
         if dist_sync_fn is not gather_all_tensors:
@@ -480,7 +493,7 @@ class CalibrationMetric(Metric, Generic[S]):
 
     @property
     def state(self) -> Any:
-        """The state: a tensor of the counts of rows left out and the sums, or a `Samples`."""
+        """State: a tensor with the numbers of ignored rows and all sums, or a `Samples` tuple."""
         parts = tuple(map(self.__getattribute__, self.state_names))
         return parts[0] if isinstance(self.kind, SumsKind) else self.kind.join(parts)
 
@@ -492,7 +505,7 @@ class CalibrationMetric(Metric, Generic[S]):
 
     @contextmanager
     def _writing_in_place(self) -> Iterator[None]:
-        """After the body, copy the new state into the memory that a captured CUDA graph adds to, if any."""
+        """After the `with` block, copy the new state to the memory that a captured CUDA graph updates, if any."""
         if not self._in_graph:
             yield
             return
@@ -505,7 +518,7 @@ class CalibrationMetric(Metric, Generic[S]):
 
     @property
     def metric_state(self) -> dict[str, Tensor | list[Tensor]]:
-        """Parts of the state and a description of the configuration, for `merge_state`."""
+        """State as a dict, with a description of the configuration, for `merge_state`."""
         parts = zip(self.kind.names, self.kind.parts(self.state), strict=True)
         copies = {name: list(part) if isinstance(part, list) else part for name, part in parts}
         return {**copies, DESCRIPTION: self._description().encoded()}
@@ -513,17 +526,16 @@ class CalibrationMetric(Metric, Generic[S]):
     def state_dict(  # type: ignore[override]  # as in torchmetrics
         self, destination: dict[str, Any] | None = None, prefix: str = "", keep_vars: bool = False
     ) -> dict[str, Any]:
-        """Return a dict for checkpoints. If the metric is persistent, it contains the state.
+        """Return a dict for checkpoints, which contains the state if the metric is persistent.
 
-        The entries are the parts of the state (`sums`; or `scores`, `outcomes`, `weights`, `left_out`) and
-        `description`. The description is JSON as a uint8 tensor: the format, the version of torchcalib, and the
-        arguments that the state depends on. `torch.load(weights_only=True)` can load the dict; safetensors can store it
-        if the state is sums.
+        The keys are those of the state (`sums`; or `scores`, `outcomes`, `weights`, `left_out`) and `description`. The
+        description is JSON in a uint8 tensor: the format, the version of torchcalib, and the arguments that affect the
+        state. `torch.load(weights_only=True)` can load the dict. safetensors can store it if the state consists of
+        sums.
 
         Each rank saves and loads its own state. Between `sync` and `unsync` the dict contains the global state, which
-        only one process or rank may load. `load_state_dict` raises ValueError for different arguments (except
-        `nan_policy`) or a different format, and leaves the metric unchanged. With `strict=True` it also raises for a
-        missing state.
+        only one rank may load. `load_state_dict` raises ValueError if the format or any argument except `nan_policy`
+        differs, and leaves the metric unchanged. With `strict=True` it also raises for a missing state.
         """
         saved: dict[str, Any] = super().state_dict(destination=destination, prefix=prefix, keep_vars=keep_vars)
         if self.is_persistent:
@@ -538,7 +550,7 @@ class CalibrationMetric(Metric, Generic[S]):
         return all(self._persistent.values())
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Load a saved state; see `state_dict`. If this raises, the metric is unchanged."""
+        """Load a state saved by `state_dict`. If this raises, the metric is unchanged."""
         with unchanged_on_error(self):
             return super().load_state_dict(state_dict, strict, assign)
 
@@ -554,7 +566,7 @@ class CalibrationMetric(Metric, Generic[S]):
         missing_keys: list[str],
         *args: Any,
     ) -> None:
-        """Check and load a state. torchmetrics does not check it, keeps the cached value and ignores missing keys."""
+        """Validate and load a state, clear the cached value and report missing keys, unlike torchmetrics."""
         if holds_state(state_dict, prefix):
             refuse_if_synced(self, "load_state_dict")
             state, described = read_state(self, "state_dict", state_dict, prefix)
@@ -567,15 +579,15 @@ class CalibrationMetric(Metric, Generic[S]):
             missing_keys.extend(prefix + name for name in (*self.kind.names, DESCRIPTION))
         super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing_keys, *args)
 
-    # The methods below fix torchmetrics.Metric: it loses the state after an error, casts it under `.to(dtype)`, and
-    # squeezes axes of length 1.
+    # The methods below change the behaviour of torchmetrics.Metric. It loses the state after an error, casts the state
+    # under `.to(dtype)`, and squeezes axes of length 1.
 
     def _copy_state_dict(self) -> dict[str, Tensor | list[Any]]:
-        """Return the state without copying tensors, which are never changed in place. torchmetrics copies them."""
+        """Return a shallow copy of the state. Tensors need no copy, because they are not modified in place."""
         return {name: list(part) if isinstance(part := getattr(self, name), list) else part for name in self._defaults}
 
     def _wrap_update(self, update: Callable[..., Any]) -> Callable[..., Any]:
-        """Restore all attributes if `update` raises. torchmetrics increments its counter before the call."""
+        """Restore all attributes if `update` raises, including the counter that torchmetrics increments first."""
         wrapped = super()._wrap_update(update)
 
         @functools.wraps(update)
@@ -591,7 +603,7 @@ class CalibrationMetric(Metric, Generic[S]):
         return atomic
 
     def _wrap_compute(self, compute: Callable[..., Any]) -> Callable[..., Any]:
-        """Keep the shape of a value with a single element, which torchmetrics squeezes."""
+        """Restore the shape of one-element values, which torchmetrics squeezes."""
         shapes: list[torch.Size] = []
 
         @functools.wraps(compute)
@@ -614,18 +626,18 @@ class CalibrationMetric(Metric, Generic[S]):
         return whole
 
     def sync(self, *args: Any, **kwargs: Any) -> None:
-        """Sync; restore all attributes if this raises. torchmetrics would keep its cached copy of the state."""
+        """Sync the state across ranks. If this raises, restore all attributes, unlike torchmetrics."""
         with unchanged_on_error(self):
             super().sync(*args, **kwargs)
 
     @contextmanager
     def sync_context(self, *args: Any, **kwargs: Any) -> Iterator[None]:
-        """Sync within the body, and unsync if it raises. torchmetrics would leave the metric synced."""
+        """Sync the state for a `with` block, and unsync it even if the block raises, unlike torchmetrics."""
         with unsynced_on_error(self), super().sync_context(*args, **kwargs):
             yield
 
     def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> Any:
-        """Move the state to another device without changing its dtype. torchmetrics casts it."""
+        """Move the state to another device without a cast, unlike torchmetrics."""
 
         def moved(tensor: Tensor) -> Tensor:
             device = fn(tensor.new_empty(0, dtype=torch.float32)).device

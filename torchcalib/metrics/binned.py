@@ -1,4 +1,4 @@
-"""Calibration errors over bins of the confidence, and the table of the bins (calibration curve).
+"""Binned calibration errors and the calibration curve.
 
 Expected (ECE), adaptive (ACE), expected signed (ESCE), maximum (MCE) and root mean squared (RMSCE) calibration error.
 """
@@ -27,34 +27,34 @@ from torchcalib.ops.isotonic import Ties
 
 @dataclass(frozen=True, eq=False)
 class BinnedEstimator(Estimator[BinStats | RankedSample]):
-    """Estimator of a function of bins.
+    """Estimator of a calibration error over bins.
 
     Attributes:
-        binning: Rule for the bins.
+        binning: Binning rule.
     """
 
     binning: Binning
 
     @property
     def is_additive(self) -> bool:
-        """Whether the statistic is sums over bins rather than a sample."""
+        """Whether the accumulated statistic consists of sums over bins instead of samples."""
         return isinstance(self.accumulator, EqualWidthBins)
 
     def values(self, statistic: BinStats | RankedSample, formula: Callable[[BinStats], Tensor] | None = None) -> Tensor:
-        """Return the value for every batch element, computed by `formula` if given."""
+        """Return the error per class or label and batch element, computed by `formula` if given."""
         from_bins = formula or self.formula
         if isinstance(statistic, RankedSample):
             return by_pieces(lambda sample: from_bins(self.binning.of(sample)), statistic)
         return from_bins(statistic)
 
     def table(self, statistic: BinStats | RankedSample) -> BinTable:
-        """Return the table of the bins for a statistic."""
+        """Return the table of bins for accumulated sums or samples."""
         if isinstance(statistic, RankedSample):
             return self.binning.of(statistic).table()
         return BinTable.of(statistic, equal_width_edges(self.binning.n_bins, statistic.n))
 
     def streamed(self, num_classes: int | None, *, resolution: int | None = None, with_ecd: bool = False) -> Self:
-        """Return the estimator for a streaming metric; see `BinnedMetric`."""
+        """Return a copy of this estimator for a streaming metric; see `BinnedMetric` for the options."""
         check_flag("with_ecd", with_ecd)
         made = super().streamed(num_classes, resolution=resolution)
         if not isinstance(made.accumulator, EqualWidthBins):
@@ -79,17 +79,20 @@ def binned(
     from_sample: bool = False,
     hard_targets: bool = False,
 ) -> BinnedEstimator:
-    """Return the estimator for a calibration error over bins.
+    """Create the estimator of a calibration error over bins.
 
     Args:
-        formula: Function from bins to one value `(...)` per batch element.
-        binning: Rule for the bins.
+        formula: Function from sums over bins to values `(...)`.
+        binning: Binning rule.
         task: Task of the input.
         mode: Event whose probability is the confidence.
-        average: `"macro"`, or None for one value per class.
-        options: The input options, see `InputOptions`.
-        from_sample: Accumulate samples even for equal-width bins, because the formula needs more than sums.
-        hard_targets: Accept labels only, because the formula counts them.
+        average: `"macro"` averages over classes, None returns one value per class.
+        options: Input options, see `InputOptions`.
+        from_sample: Store samples even for equal-width bins, because the formula needs more than sums.
+        hard_targets: Reject soft targets, because the formula counts labels.
+
+    Returns:
+        An estimator with values `(...)`, or `(..., C)` with `average=None`.
     """
     mode = resolve_mode(task_read_as(task, options), mode)
     is_classwise = mode == "classwise"
@@ -102,39 +105,39 @@ def binned(
 
 
 class BinnedMetric(CalibrationMetric[BinStats | RankedSample]):
-    """Base class for streaming metrics over bins.
+    """Base class for streaming calibration errors over bins.
 
-    The state for equal-width bins is 5 sums per bin and class: weight, confidence, outcome and two for the sampling
-    noise (`BinStats.spread`, `BinStats.noise`). `with_ecd=True` adds the entropic calibration difference (ECD). One
-    further number records whether targets are labels or soft targets.
+    The state for equal-width bins contains 5 sums per bin and class: weight, confidence, outcome and two sums for the
+    sampling noise (`BinStats.spread`, `BinStats.noise`). `with_ecd=True` adds the entropic calibration difference
+    (ECD). One number per batch element and class indicates whether there are soft targets or floating weights.
 
-    Bins that depend on the sample need all samples: 5 bytes each for float32 probabilities, 13 with weights.
-    `resolution` stores a sketch of constant size instead.
+    For bins that depend on the data, the state contains all samples: 5 bytes each for float32 probabilities, 13 with
+    weights. With `resolution` it is a sketch of constant size.
     """
 
     stream_options = ("with_ecd", "resolution")
     estimator: BinnedEstimator
 
     from_bins: Callable[[BinStats], Tensor]
-    """Formula with default options."""
+    """Function from sums over bins to the metric value for default options."""
     tested_by: Callable[[BinStats], Tensor] | None = None
-    """Formula for the test statistic, larger for worse calibration. None uses the formula for the value."""
+    """Function from sums over bins to the test statistic. None uses the metric value."""
 
     perfect = 0.0
     unit = "probability"
     plot_lower_bound: float | None = 0.0
     plot_upper_bound: float | None = 1.0
     reads_elements = False
-    """Whether the formula needs the samples of a bin rather than only their sums."""
+    """Whether the metric needs individual samples in each bin, not only sums over bins."""
 
     def bin_table(self) -> BinTable:
-        """Return the table of the bins, over all ranks of `torch.distributed`; see `calibration_curve`."""
+        """Return the table of bins, over all ranks if `torch.distributed` is running; see `calibration_curve`."""
         return self.estimator.table(self._synced_statistic())
 
     def test_from(
         self, statistic: BinStats | RankedSample, *, with_interval: bool = True, **how: Any
     ) -> CalibrationTest:
-        """Return the calibration test for a statistic of this metric, which may have further leading axes."""
+        """Compute the calibration test from sums or samples; extra leading axes are batch axes."""
         estimator = self.estimator
         depends_on_outcomes = estimator.binning.is_isotonic or self.reads_elements
         if isinstance(statistic, RankedSample) and not depends_on_outcomes and statistic.poisoned is None:
@@ -151,7 +154,7 @@ class BinnedMetric(CalibrationMetric[BinStats | RankedSample]):
 
 
 def ece_from_bins(b: BinStats) -> Tensor:
-    """Return the expected calibration error `(...)`: sum_b share_b |gap_b|."""
+    """Compute the expected calibration error `(...)` from sums over bins: sum_b share_b |gap_b|."""
     return (b.share * b.gap.abs()).sum(-1)
 
 
@@ -166,11 +169,11 @@ def _ece(
 ) -> BinnedEstimator:
     """Expected calibration error (ECE): the weighted mean of |frequency - confidence| over equal-width bins.
 
-    ECE = sum_b share_b |gap_b|. For bin b, share_b is its fraction of the samples and gap_b is the frequency of the
-    event minus the mean confidence.
+    ECE = sum_b share_b |gap_b|, where share_b is the fraction of the samples in bin b. gap_b is the frequency of the
+    event minus the mean confidence in bin b.
 
-    ECE depends on the number of bins. On a finite sample it is positive even for a calibrated model; compare it with
-    its noise floor (`torchcalib.inference.calibration_test`).
+    ECE depends on the number of bins. On a finite sample it is positive even for a calibrated model. Compare it with
+    the noise floor, its expected value for a calibrated model (`torchcalib.inference.calibration_test`).
 
     Returns:
         A probability in [0, 1], `(...)`, or `(..., C)` with `average=None`, in the dtype of `preds` (at least
@@ -180,7 +183,7 @@ def _ece(
         TypeError, ValueError: for invalid input.
 
     Gradient:
-        With respect to the confidences, finite everywhere. The bin of a sample is a constant.
+        With respect to the confidences, for constant bins; finite everywhere.
 
     Reference:
         Naeini, Cooper, Hauskrecht: Obtaining Well Calibrated Probabilities Using Bayesian Binning (AAAI 2015), sec. 2.
@@ -222,15 +225,16 @@ def _ace(
     ties: Ties = "pool",
     **options: Unpack[InputOptions],
 ) -> BinnedEstimator:
-    """Adaptive calibration error (ACE): expected calibration error over bins with equally many samples.
+    """Adaptive calibration error (ACE): expected calibration error over bins with equal numbers of samples.
 
-    ACE = sum_b share_b |gap_b|, with gap_b = frequency - mean confidence in bin b. The N samples are sorted by
-    confidence, and bin i starts at position `i * N // n_bins`. `weights` must be whole numbers, the copies of a sample.
+    ACE = sum_b share_b |gap_b|, with gap_b = frequency - mean confidence in bin b and share_b the fraction of samples
+    in bin b. The N samples are sorted by confidence, and bin i starts at position `i * N // n_bins`. `weights` must be
+    whole numbers, the copies of a sample.
 
     Args:
-        ties: `"pool"` puts samples of equal confidence into one bin, that of the first of them. The value then does not
-            depend on the order of the samples, but bins may be larger than planned, or empty. `"split"` separates
-            equal confidences in the given order, as the published code does.
+        ties: `"pool"` assigns all samples with equal confidence to the bin of the first one. The value then does not
+            depend on the order of the samples. Bins may have unequal sizes or be empty. `"split"` assigns samples with
+            equal confidence in the given order, as the published code does.
 
     Returns:
         A probability in [0, 1], `(...)`, or `(..., C)` with `average=None`, in the dtype of `preds` (at least
@@ -240,7 +244,7 @@ def _ace(
         TypeError, ValueError: for invalid input.
 
     Gradient:
-        With respect to the confidences, finite everywhere. The bin of a sample is a constant.
+        With respect to the confidences, for constant bins; finite everywhere.
 
     Reference:
         [TCE] Matsubara et al.: TCE: A Test-Based Approach to Measuring Calibration Error (UAI 2023), sec. 2. The
@@ -258,7 +262,7 @@ ace = functional(_ace)
 
 
 class ACE(BinnedMetric):
-    """Streaming adaptive calibration error (ACE); see `ace`. It stores all samples, or a sketch with `resolution`.
+    """Streaming adaptive calibration error (ACE); see `ace`. Stores all samples, or with `resolution` a sketch.
 
     Example:
         >>> import torch
@@ -275,7 +279,7 @@ class ACE(BinnedMetric):
 
 
 def esce_from_bins(b: BinStats) -> Tensor:
-    """Return the expected signed calibration error `(...)`: sum_b share_b gap_b."""
+    """Compute the expected signed calibration error `(...)` from sums over bins: sum_b share_b gap_b."""
     return (b.share * b.gap).sum(-1)
 
 
@@ -290,9 +294,9 @@ def _esce(
 ) -> BinnedEstimator:
     """Expected signed calibration error (ESCE): mean outcome minus mean confidence.
 
-    ESCE = sum_b share_b gap_b, which equals mean(outcome) - mean(confidence) for any bins. For the top label a positive
-    value means under-confidence, a negative value over-confidence. Below a confidence of 0.5 the sign has the
-    opposite meaning.
+    ESCE = sum_b share_b gap_b, which equals mean(outcome) - mean(confidence) for any bins. For the top label, a positive
+    value indicates under-confidence, a negative value over-confidence. For confidences below 0.5 the meaning of the
+    sign is reversed.
 
     Returns:
         A difference of probabilities in [-1, 1], `(...)`, or `(..., C)` with `average=None`, in the dtype of `preds`
@@ -302,7 +306,7 @@ def _esce(
         TypeError, ValueError: for invalid input.
 
     Gradient:
-        Everywhere.
+        Defined everywhere.
 
     Reference:
         [ECD] Sumler et al.: An Entropic Metric for Measuring Calibration of Machine Learning Models, sec. II.
@@ -339,7 +343,7 @@ class ESCE(BinnedMetric):
 
 
 def mce_from_bins(b: BinStats) -> Tensor:
-    """Return the maximum calibration error `(...)`: max_b |gap_b|, where empty bins have gap 0."""
+    """Compute the maximum calibration error `(...)`, max_b |gap_b|, from sums over bins; empty bins have gap 0."""
     return b.gap.abs().amax(-1)
 
 
@@ -355,8 +359,8 @@ def _mce(
 ) -> BinnedEstimator:
     """Maximum calibration error (MCE): the largest |frequency - confidence| over non-empty bins.
 
-    MCE = max_b |gap_b|, with gap_b = frequency - mean confidence in bin b. A bin with few samples counts as much as any
-    other, so MCE tends to be large for small samples.
+    MCE = max_b |gap_b|, with gap_b = frequency - mean confidence in bin b. Bins are not weighted by their number of
+    samples, so MCE tends to be large for small samples.
 
     Returns:
         A probability in [0, 1], `(...)`, or `(..., C)` with `average=None`, in the dtype of `preds` (at least
@@ -366,7 +370,7 @@ def _mce(
         TypeError, ValueError: for invalid input.
 
     Gradient:
-        With respect to the confidences in the worst bin, finite; shared evenly if several bins have the same |gap|.
+        With respect to the confidences in the bin with the largest |gap|, finite; averaged over bins in case of ties.
 
     Reference:
         Naeini, Cooper, Hauskrecht: Obtaining Well Calibrated Probabilities Using Bayesian Binning (AAAI 2015), sec. 2.
@@ -401,7 +405,7 @@ class MCE(BinnedMetric):
 
 
 def rmsce_from_bins(b: BinStats, debiased: bool = False) -> Tensor:
-    """Return the root mean squared calibration error `(...)`: sqrt(sum_b share_b gap_b^2); see `rmsce`."""
+    """Compute the root mean squared calibration error `(...)` from sums over bins; see `rmsce`."""
     square = b.gap.square()
     if debiased:
         few = b.n < 2
@@ -423,12 +427,13 @@ def _rmsce(
 ) -> BinnedEstimator:
     """Root mean squared calibration error (RMSCE) over bins.
 
-    RMSCE = sqrt(sum_b share_b gap_b^2), with gap_b = frequency - mean confidence in bin b. Large gaps count more than
-    in `ece`. The value is biased upwards, because the frequency in each bin is noisy.
+    RMSCE = sqrt(sum_b share_b gap_b^2), with gap_b = frequency - mean confidence in bin b and share_b the fraction of
+    samples in bin b. Large gaps have more weight than in `ece`. The value is biased upwards, because the frequency in
+    each bin is noisy.
 
     Args:
-        debiased: Subtract the estimated variance of the frequency, f (1 - f) / (n - 1), from each squared gap, and
-            clamp the sum at 0. Bins with fewer than 2 samples are not corrected.
+        debiased: Subtract the estimated variance of the frequency f in n samples, f (1 - f) / (n - 1), from each squared
+            gap, and clamp the sum at 0. Bins with fewer than 2 samples are not corrected.
 
     Returns:
         A probability in [0, 1], `(...)`, or `(..., C)` with `average=None`, in the dtype of `preds` (at least
@@ -487,11 +492,11 @@ def calibration_curve(
     right: bool = False,
     **options: Unpack[InputOptions],
 ) -> BinTable:
-    """Return the calibration curve: frequency against mean confidence in each bin, as a table.
+    """Compute the calibration curve: a table of the frequency of the event and the mean confidence in each bin.
 
-    Its columns are edges, number of samples, share, mean confidence, frequency, gap, mean entropic calibration
-    difference (ECD), and a band. If the model is calibrated, the band contains the frequency of each bin with at
-    least 95% probability.
+    The other columns are bin edges, number of samples, fraction of all samples (`share`), gap (frequency - confidence),
+    mean entropic calibration difference (ECD), and a consistency band. If the model is calibrated, the band contains
+    the frequency in a given bin with at least 95% probability.
 
     Returns:
         A `BinTable` with columns `(..., B)`, class-wise and multi-label `(..., C, B)`, in float64.
@@ -521,7 +526,7 @@ def calibration_curve(
 def table_statistic(
     estimator: BinnedEstimator, preds: Tensor, target: Tensor, options: Mapping[str, Any]
 ) -> BinStats | RankedSample:
-    """Return the statistic for a table. For equal-width bins it includes the sums for the band and the ECD."""
+    """Compute sums or samples for a table of bins. The sums include those for the band and the ECD."""
     accumulator: Any = estimator.accumulator
     if estimator.is_additive:
         accumulator = replace(accumulator, with_ecd=True, with_noise=True)

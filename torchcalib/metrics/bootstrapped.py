@@ -1,4 +1,4 @@
-"""Streaming bootstrap intervals for metrics whose state is sums."""
+"""Streaming bootstrap confidence intervals for metrics whose state consists of sums."""
 
 import math
 from dataclasses import dataclass, replace
@@ -24,26 +24,29 @@ S = TypeVar("S")
 
 @dataclass(frozen=True)
 class Replicates(SumsKind[S]):
-    """Kind of state: sums for the data and for R replicates `(1 + R, ...)`, then the number of resampled rows."""
+    """State of `Bootstrapped`: sums for the data and R replicates `(1 + R, ...)`, then the number of resampled rows."""
 
     def empty(self) -> Tensor:
-        """Return the state without data, all zeros."""
+        """Return the initial state, all zeros."""
         return torch.zeros(N_LEFT_OUT + math.prod(self.shape) + 1, dtype=torch.float64)
 
     def statistic(self, state: Tensor) -> S:
-        """Return the statistic with a leading axis of size 1 + R: the data, then the replicates."""
+        """Return the sums `(1 + R, ...)`, first for the data and then for each replicate, as a statistic."""
         return super().statistic(state[:-1])
 
     def resampled(self, p: Predictions, seed: int, rank: int, first: int) -> Tensor:
-        """Return the state for a batch.
+        """Compute the state for a batch, with Poisson weights in each replicate.
 
         The weight of a row depends only on seed, rank, replicate and row number, and not on the batch sizes.
 
         Args:
-            p: The batch.
+            p: Predictions and targets in the batch.
             seed: Seed for the weights.
-            rank: Number of this process.
-            first: Number of previous rows on this rank.
+            rank: Rank of this process.
+            first: Number of rows in previous batches on this rank.
+
+        Returns:
+            The state `(n,)` in float64 if the device supports it.
         """
         n, device = p.samples[-1], p.given.device
         counters = torch.arange(first, first + n, device=device)
@@ -59,20 +62,20 @@ class Replicates(SumsKind[S]):
 
 
 class Bootstrapped(WrappedMetric[S]):
-    """A metric with a streaming bootstrap interval.
+    """Streaming bootstrap confidence interval for a metric.
 
-    `compute` returns the value of the metric, for loggers; `interval` returns the `Interval`. In each of R replicates,
-    every row has a Poisson weight with mean 1. Rows are not stored: the state is 1 + R times as large as that of the
-    metric. Each rank resamples its own rows, and `compute` adds the sums of all ranks.
+    `compute` returns the value of the metric, and `interval` the value with its interval. In each of R replicates,
+    every row gets a Poisson weight with mean 1. Rows are not stored: the state is 1 + R times as large as for the
+    metric itself. Each rank resamples its own rows, and `compute` adds the sums over all ranks.
 
     Args:
-        metric: Metric whose state is sums: a score, an error over equal-width bins, or a metric with `resolution`.
+        metric: Metric whose state consists of sums: a score, an error over equal-width bins, or one with `resolution`.
             Only its configuration is used; its accumulated state is ignored.
         n_replicates: Number of replicates R.
         level: Level of the interval, in (0, 1).
         seed: Seed for the weights. The same rows in the same order on the same rank result in the same interval on
-            every device. Use different seeds for metrics that `merge_state` merges within a process, and for ranks
-            that communicate without `torch.distributed` (Ray, MPI or Horovod).
+            every device. Metrics that `merge_state` merges within a process need different seeds. So do ranks that
+            communicate without `torch.distributed` (Ray, MPI or Horovod).
         **kwargs: Arguments of `torchmetrics.Metric`.
 
     Raises:
@@ -117,13 +120,13 @@ class Bootstrapped(WrappedMetric[S]):
         self.n_replicates, self.level, self.seed = n_replicates, level, seed
         self._n_rows, self._rank, self._in_forward = 0, 0, False
         accumulator: Any = metric.kind.accumulator
-        # The sums for the noise are not needed: replicates estimate it.
+        # Omit the sums for the noise floor: the replicates estimate the sampling noise.
         if hasattr(accumulator, "with_noise"):
             accumulator = replace(accumulator, with_noise=False)
         super().__init__(metric, accumulator, **kwargs)
 
     def interval(self) -> Interval:
-        """Return the value and its bootstrap interval, over all ranks if `torch.distributed` is running.
+        """Return the metric value with its bootstrap interval, over all ranks if `torch.distributed` is running.
 
         Raises:
             ValueError: If rows on CUDA were invalid.
@@ -132,7 +135,7 @@ class Bootstrapped(WrappedMetric[S]):
         return Interval(values[0], values[1:], self.level)
 
     def reset(self) -> None:
-        """Reset the state. The next row has the number 0 again, so the weights repeat."""
+        """Reset the state and the row numbers. The next rows get the same weights as the first rows before."""
         super().reset()
         if not self._in_forward:  # torchmetrics also calls `reset` within `forward`, to compute the batch value
             self._n_rows = 0
@@ -163,7 +166,7 @@ class Bootstrapped(WrappedMetric[S]):
         """Add the state of another metric; see `CalibrationMetric.merge_state`.
 
         Raises:
-            ValueError: If configurations differ, or both metrics have used the same seed and rank for their rows.
+            ValueError: If the configurations differ, or both metrics contain rows with the same seed and rank.
         """
         if isinstance(incoming_state, Bootstrapped):
             incoming_state = incoming_state.metric_state
@@ -180,7 +183,7 @@ class Bootstrapped(WrappedMetric[S]):
         return super()._description()._replace(draws=[self.seed, self._rank])
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """Load a state, and continue to number rows after those of the state."""
+        """Load a state, and start the row numbers after the rows in this state."""
         super()._load_from_state_dict(state_dict, prefix, *args)
         self._n_rows = int(self.state[-1])
 
@@ -194,7 +197,7 @@ class Bootstrapped(WrappedMetric[S]):
 
     @property
     def _is_plain_sum(self) -> bool:
-        """False: the weights of a batch depend on the number of previous rows."""
+        """Always False, because the weights for a batch depend on the number of previous rows."""
         return False
 
     @property

@@ -26,13 +26,13 @@ from torchcalib.ops.logs import safe_log, wide_dtype
 _GRID = (*(10 ** (-5 + 4 * k / 14) for k in range(15)), *(0.2 * k for k in range(1, 6)))
 """Candidates for `bandwidth="likelihood"`, from the authors' code."""
 
-_OUT_OF_REACH = -1e20  # a smaller log density means that it is 0: no kernel of another sample covers the prediction
+_OUT_OF_REACH = -1e20  # the density is 0 for smaller log densities: no other kernel covers the prediction
 
 
 def _log_distributions(p: Predictions) -> tuple[Tensor, Tensor, Tensor]:
-    """Return log-probabilities, probabilities and targets `(..., N, C)`, in float64 where the device supports it.
+    """Return log-probabilities, probabilities and targets `(..., N, C)`, in float64 if the device supports it.
 
-    Rows with weight 0 get a uniform prediction, because NaN times a weight of 0 would be NaN. The gradient at a
+    Predictions with weight 0 are replaced by uniform ones, because NaN times 0 is NaN. The gradient of a
     log-probability of -inf is 0.
     """
     values, target = vectors(p)
@@ -42,7 +42,7 @@ def _log_distributions(p: Predictions) -> tuple[Tensor, Tensor, Tensor]:
         target = target if p.hard else target.masked_fill(absent, 0)
     wide = values.to(wide_dtype(values.device))
     if p.from_logits:
-        top = wide.amax(-1, keepdim=True) == torch.inf  # rows with +inf: these classes share the whole probability
+        top = wide.amax(-1, keepdim=True) == torch.inf  # classes with logit +inf share the total probability equally
         wide = torch.where(top, torch.where(wide == torch.inf, 0.0, -torch.inf), wide)
         log_q = wide.log_softmax(-1)
         log_q = log_q.masked_fill(log_q == -torch.inf, -torch.inf)
@@ -55,7 +55,7 @@ def _log_distributions(p: Predictions) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _log_normaliser(q: Tensor, bandwidth: Tensor) -> Tensor:
-    """Return the log normalising constant of the Dirichlet density with parameters q / bandwidth + 1, `(..., N)`."""
+    """Return the log normalising constant of Dirichlet densities with parameters q / bandwidth + 1, `(..., N)`."""
     alpha = q / bandwidth[..., None, None] + 1
     return alpha.sum(-1).lgamma() - alpha.lgamma().sum(-1)
 
@@ -63,7 +63,7 @@ def _log_normaliser(q: Tensor, bandwidth: Tensor) -> Tensor:
 def _most_likely_bandwidth(log_q: Tensor, q: Tensor, copies: Tensor, chunk: int | None) -> Tensor:
     """Return the bandwidth in `_GRID` with the largest leave-one-out log-likelihood of the predictions, `(...)`.
 
-    `copies` is the weight of each sample, `(..., N)`.
+    `copies` contains the weight per sample, `(..., N)`.
     """
     log_q, q = log_q.detach(), q.detach()
     best = torch.full_like(copies.sum(-1), -torch.inf)
@@ -82,7 +82,7 @@ def _most_likely_bandwidth(log_q: Tensor, q: Tensor, copies: Tensor, chunk: int 
 
 @dataclass(frozen=True)
 class DirichletSettings:
-    """Checked options for the canonical calibration error; see `canonical_error`."""
+    """Validated options of the canonical calibration error; see `canonical_error`."""
 
     p: Literal[1, 2]
     bandwidth: float | Literal["likelihood"]
@@ -95,12 +95,11 @@ class DirichletSettings:
             check_count("chunk", self.chunk)
 
     def of(self, p: Predictions) -> Tensor:
-        """Return the error to the power p for each batch element, `(...)`."""
+        """Return the canonical calibration error per batch element, `(...)`, without the p-th root."""
         return _error(p, self.p, self.bandwidth, self.chunk)
 
 
 def _error(p: Predictions, power: int, bandwidth: float | str, chunk: int | None) -> Tensor:
-    """Return the error to the power `power` for each batch element, `(...)`."""
     log_q, q, target = _log_distributions(p)
     copies = torch.ones_like(q[..., 0])
     if p.weights is not None:
@@ -129,35 +128,35 @@ def canonical_error(
     chunk: int | None = None,
     **options: Unpack[InputOptions],
 ) -> Tensor:
-    """Canonical calibration error: mean distance of the whole prediction from the conditional class frequencies.
+    """Canonical calibration error: mean distance between probability vectors and conditional class frequencies.
 
     It is the mean over samples i of sum_k |E[y_k | q_i] - q_ik|^p, for predicted probabilities q and outcomes y. The
-    conditional expectation is estimated from the other samples with a Dirichlet kernel,
-    sum_{j != i} k(q_i; q_j) y_j / sum_{j != i} k(q_i; q_j), where k(.; q_j) is the Dirichlet density with parameters
-    q_j / bandwidth + 1. As in the source, the p-th root is not taken.
+    conditional expectation is estimated from all other samples as
+    sum_{j != i} k(q_i; q_j) y_j / sum_{j != i} k(q_i; q_j). The kernel k(.; q_j) is the Dirichlet density with
+    parameters q_j / bandwidth + 1. As in the reference, the p-th root is omitted.
 
     The population value is 0 only if the model is calibrated for all classes jointly. The estimate is consistent, but
-    biased upwards for few samples; `skce` has an unbiased estimator. For a binary task the sum is over both classes,
-    which is twice the term for y = 1.
+    biased upwards for few samples; `skce` has an unbiased estimator. For a binary task the sum over both classes is
+    twice the term for y = 1.
 
     Args:
         target: Labels or soft targets.
         p: Exponent, 1 or 2.
-        bandwidth: A number above 0; the variance of the kernel is about q (1 - q) bandwidth. Or `"likelihood"`: the
-            number, out of 20 from 1e-5 to 1, with the largest leave-one-out log-likelihood of the predictions. It
-            ignores predictions with an estimated density of 0, and takes about 20 times as long.
+        bandwidth: A positive number; the variance of the kernel is about q (1 - q) bandwidth. Or `"likelihood"`, which
+            selects one of 20 candidates from 1e-5 to 1 by the leave-one-out log-likelihood of the predictions.
+            Predictions with an estimated density of 0 are excluded from this likelihood.
 
     Returns:
         `(...)`, or `(..., L)` for multi-label with `average=None`, in [0, 2], in the dtype of `preds` (at least
-        float32). NaN with fewer than two samples. Where a probability q_ik is 0 and all kernels vanish, the ratio is
-        its limit for q_ik -> 0: only the samples j with the least probability on such classes count.
+        float32). NaN with fewer than two samples. If a probability q_ik is 0 and all kernels are 0, the estimate is
+        its limit for q_ik -> 0: only the samples j with the smallest probability of such classes contribute.
 
     Raises:
         TypeError, ValueError: for invalid input.
 
     Gradient:
-        With respect to the predictions, including their role in the kernels; reverse mode, first order. A bandwidth
-        chosen by `"likelihood"` and log 0 are constants. Time O(N^2 C); memory a few copies of the input.
+        With respect to the predictions, including the kernels; reverse mode, first order. A bandwidth selected by
+        `"likelihood"` and log 0 are constants. Time is O(N^2 C), memory a few copies of the input.
 
     Reference:
         Popordanoska, Sayer, Blaschko: A Consistent and Differentiable Lp Canonical Calibration Error Estimator (NeurIPS

@@ -1,4 +1,7 @@
-"""Saved states and their descriptions, which prevent loading the state of a different metric."""
+"""Loading of saved metric states.
+
+Each state is saved with a description of the metric, which prevents loading it into a different metric.
+"""
 
 import json
 from collections.abc import Mapping
@@ -17,25 +20,28 @@ STATE_FORMAT = 4
 """Version of the state format. Increase it when the parts of a state or their meaning change."""
 
 DESCRIPTION = "description"
-"""Name of the description among the parts of a saved state."""
+"""Key of the description in a saved state."""
 
 _MAX_BYTES = 2**20
-"""Largest description that is parsed."""
+"""Maximum size of a description in bytes. Larger ones are rejected before parsing."""
 
 _IRRELEVANT = {"nan_policy"}
-"""Options that may differ: after a NaN, training can resume from a checkpoint with `nan_policy="drop"`."""
+"""Options that may differ between a saved state and the metric.
+
+After an error for NaN, training can therefore resume from a checkpoint with `nan_policy="drop"`.
+"""
 
 _OLD_PREFIXES = (*SumsKind.names, *SamplesKind.names[:-1], "invalid")
-"""Prefixes of the entry names in old formats, which had no description."""
+"""Prefixes of the entry names in old formats without a description, used to detect such states."""
 
 
 class Description(NamedTuple):
     """Description of a state: the metric's configuration and the number of updates.
 
     Attributes:
-        configuration: Arguments that the state depends on, in values that JSON supports.
+        configuration: Arguments that the state depends on, as values that JSON supports.
         n_updates: Number of calls of `update`.
-        draws: Seed and rank for the weights of a bootstrap; None for other metrics.
+        draws: Seed and rank for the replicate weights of `Bootstrapped`; None for all other metrics.
     """
 
     configuration: Mapping[str, Any]
@@ -43,13 +49,13 @@ class Description(NamedTuple):
     draws: list[int] | None
 
     def encoded(self) -> Tensor:
-        """Return the description as JSON in a uint8 tensor, which every tool that saves tensors can save."""
+        """Encode the description as JSON in a uint8 tensor `(n,)`, which all checkpoint formats support."""
         text = json.dumps({"format": STATE_FORMAT, "torchcalib": __version__, **self._asdict()}, default=repr)
         return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
 
 
 def holds_state(saved: Mapping[str, Any], prefix: str) -> bool:
-    """Return whether a dict contains a part of a state, of any kind and format, under names with this prefix."""
+    """Return True if a dict contains any part of a metric state, in any format, under keys with this prefix."""
     names = {prefix + name for name in (*SumsKind.names, *SamplesKind.names, DESCRIPTION)}
     stems = tuple(f"{prefix}{name}_" for name in _OLD_PREFIXES)
     return any(name in names or name.startswith(stems) for name in saved)
@@ -58,13 +64,16 @@ def holds_state(saved: Mapping[str, Any], prefix: str) -> bool:
 def read_state(
     metric: "CalibrationMetric[Any]", argument: str, saved: Mapping[str, Any], prefix: str = ""
 ) -> tuple[Any, Description]:
-    """Return a copy of a saved state, on the device of the metric, and its description.
+    """Check a saved metric state and copy it to the device of the metric.
 
     Args:
-        metric: Metric that will get the state.
-        argument: Name of the argument, for error messages.
-        saved: Saved states by name.
-        prefix: Prefix of the names for this state.
+        metric: Metric into which the state will be loaded.
+        argument: Name of the argument in error messages.
+        saved: Saved state dict, which may contain further states.
+        prefix: Prefix of the keys for this metric.
+
+    Returns:
+        The state and its description.
 
     Raises:
         ValueError: If the state is damaged, or belongs to a different metric or format.
@@ -97,7 +106,7 @@ def _read_description(argument: str, saved: Mapping[str, Any], prefix: str) -> D
         values = json.loads(_text(encoded))
         written_as, configuration = values["format"], values["configuration"]
         n_updates, draws = values["n_updates"], values["draws"]
-    # Damaged JSON may raise UnicodeDecodeError, JSONDecodeError, KeyError, TypeError, RecursionError and others.
+    # Damaged JSON may raise UnicodeDecodeError, JSONDecodeError, KeyError, TypeError, RecursionError or other errors.
     except Exception as error:
         raise _damaged(argument, name, f"{type(error).__name__}: {error}") from error
     if type(written_as) is not int or written_as < 1:
@@ -119,7 +128,7 @@ def _read_description(argument: str, saved: Mapping[str, Any], prefix: str) -> D
 
 
 def _check_alike(argument: str, theirs: Mapping[str, Any], mine: Mapping[str, Any], where: str) -> None:
-    """Raise ValueError if two configurations differ, and list the differences."""
+    """Raise ValueError with the differing arguments if the saved configuration does not match the metric."""
     theirs, mine = (json.loads(json.dumps(c, default=repr)) for c in (theirs, mine))
     differing = [
         f"{name}={theirs.get(name)!r} instead of {name}={mine.get(name)!r}"
@@ -134,7 +143,10 @@ def _check_alike(argument: str, theirs: Mapping[str, Any], mine: Mapping[str, An
 
 
 def _text(encoded: Any) -> bytes:
-    """Return the bytes of a description. A cast to another dtype is accepted: all dtypes represent ASCII exactly."""
+    """Return the bytes of an encoded description.
+
+    The dtype is not checked, because a cast preserves ASCII codes in every dtype.
+    """
     if not isinstance(encoded, Tensor) or encoded.dim() != 1 or not 0 < encoded.numel() <= _MAX_BYTES:
         raise TypeError(f"not a uint8 tensor (n,): {encoded!r:.100}")
     return bytes(encoded.detach().cpu().to(torch.int64).tolist())
@@ -148,7 +160,7 @@ def _damaged(argument: str, name: str, what: str) -> ValueError:
 
 
 def _shape(part: Any) -> Any:
-    """Describe a part of a state for an error message: shape and dtype, or the number of chunks."""
+    """Return shape and dtype of a tensor, or the number of chunks in a list, for an error message."""
     if isinstance(part, Tensor):
         return f"{tuple(part.shape)} {str(part.dtype).removeprefix('torch.')}"
     return f"{len(part)} chunks" if isinstance(part, list) else part

@@ -1,4 +1,4 @@
-"""Collection of metrics that share the work of an update and sync in one collective."""
+"""Collection of metrics with shared input processing and synchronisation."""
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping
@@ -17,18 +17,18 @@ from torchcalib.metrics.sync import dropped_over_ranks, synced_states
 
 
 class CalibrationCollection(MetricCollection):
-    """Collection of torchcalib metrics that share the work of an update and sync in one collective.
+    """Collection of torchcalib metrics that are updated and synchronised together.
 
-    The input is checked once per update, and members with the same input format and accumulator share the result.
-    Every member has a state of its own. If an update, or loading a state, fails for one member, all members are
-    unchanged.
+    Each batch is validated once. Metrics with the same input format and accumulator share the sums or samples of the
+    batch. All states are synchronised in one collective per process group. Every metric has its own state. If an
+    update, or loading a state, fails for one metric, all metrics are unchanged.
 
     Args:
         metrics: A metric, a list of metrics, or a dict of metrics by name, as for `torchmetrics.MetricCollection`.
         *additional_metrics: Further metrics.
-        prefix: Prefix for the names of the values.
-        postfix: Postfix for the names of the values.
-        persistent: Include the states of all members in `state_dict`, also of members added later; see
+        prefix: Prefix for the keys of `compute`.
+        postfix: Postfix for the keys of `compute`.
+        persistent: Include the states of all metrics in `state_dict`, also of metrics that are added later; see
             `CalibrationMetric.state_dict`.
 
     Raises:
@@ -58,7 +58,7 @@ class CalibrationCollection(MetricCollection):
         super().__init__(metrics, *additional_metrics, prefix=prefix, postfix=postfix, compute_groups=False)
 
     def add_metrics(self, metrics: Any, *additional_metrics: Metric) -> None:
-        """Add members, as `torchmetrics.MetricCollection.add_metrics` does.
+        """Add metrics to the collection, as `torchmetrics.MetricCollection.add_metrics` does.
 
         Args:
             metrics: A metric, a list of metrics, or a dict of metrics by name.
@@ -88,18 +88,18 @@ class CalibrationCollection(MetricCollection):
         groups: Tensor | None = None,
         sample_weight: Tensor | None = None,
     ) -> None:
-        """Add a batch to every member.
+        """Add a batch to the state of every metric.
 
         Args:
-            preds: See `CalibrationMetric.update`.
-            target: See `CalibrationMetric.update`.
-            weights: See `CalibrationMetric.update`.
-            groups: Number of the group per sample, passed to members that are a `ByGroup`.
+            preds: Probabilities or logits; see `CalibrationMetric.update`.
+            target: Labels or soft targets; see `CalibrationMetric.update`.
+            weights: Non-negative weight per sample.
+            groups: Group number per sample, passed to every `ByGroup` metric in the collection.
             sample_weight: Alias of `weights`.
         """
         weights = weights_from(weights, sample_weight)
         with self._sharing():
-            # Omit absent keywords: torchmetrics filters keywords by the signature of every member, which takes time.
+            # Omit keywords that are None: torchmetrics slowly filters keywords by the signature of every metric.
             super().update(preds, target, **_without_none(weights=weights, groups=groups))
 
     @torch.jit.unused
@@ -112,20 +112,20 @@ class CalibrationCollection(MetricCollection):
         groups: Tensor | None = None,
         sample_weight: Tensor | None = None,
     ) -> dict[str, Tensor]:
-        """Add a batch to every member and return the values for this batch, with their gradients; see `update`."""
+        """Add a batch to every metric and return the differentiable values for this batch, by name; see `update`."""
         weights = weights_from(weights, sample_weight)
         with self._sharing():
             values: dict[str, Tensor] = super().forward(preds, target, **_without_none(weights=weights, groups=groups))
         return values
 
     def compute(self) -> dict[str, Tensor]:
-        """Return the values of all members by name, over all ranks if `torch.distributed` is running."""
+        """Return the values of all metrics by name, over all ranks if `torch.distributed` is running."""
         with self._synced():
             values: dict[str, Tensor] = super().compute()
         return values
 
     def n_dropped(self) -> dict[str, int]:
-        """Return the number of rows that each member left out, by name; see `CalibrationMetric.n_dropped`."""
+        """Return the number of rows dropped by each metric, by name; see `CalibrationMetric.n_dropped`."""
         over_ranks: dict[int, int] = {}  # by `id`, because torchmetrics overloads `==` for metrics
         for process_group, group in self._to_be_synced(lambda m: m.dist_sync_fn is None and m._would_sync).items():
             counts = dropped_over_ranks(group, process_group)
@@ -136,12 +136,12 @@ class CalibrationCollection(MetricCollection):
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Load saved states; see `CalibrationMetric.state_dict`. If this raises, all members are unchanged."""
+        """Load states saved by `state_dict`. If this raises, all metrics are unchanged."""
         with unchanged_on_error(*self._members()):
             return super().load_state_dict(state_dict, strict, assign)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """Check the states of all members before torch loads them one by one."""
+        """Validate the states of all metrics before torch loads them one by one."""
         for name, metric in self._by_name().items():
             member_prefix = f"{prefix}{name}."
             if holds_state(state_dict, member_prefix):
@@ -150,7 +150,7 @@ class CalibrationCollection(MetricCollection):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def __getitem__(self, key: str, copy_state: bool = True) -> CalibrationMetric[Any]:
-        """Return a member by name."""
+        """Return the metric with the given name."""
         metric = super().__getitem__(key, copy_state)
         assert isinstance(metric, CalibrationMetric)  # checked by `add_metrics`
         return metric
@@ -162,7 +162,7 @@ class CalibrationCollection(MetricCollection):
         return {name: m for name, m in self._modules.items() if isinstance(m, CalibrationMetric)}
 
     def _to_be_synced(self, which: Callable[[CalibrationMetric[Any]], bool]) -> dict[Any, list[CalibrationMetric[Any]]]:
-        """Return the members that satisfy `which`, by process group."""
+        """Return the metrics for which `which` returns True, grouped by process group."""
         groups: dict[Any, list[CalibrationMetric[Any]]] = defaultdict(list)
         for metric in self._members():
             if which(metric):
@@ -171,7 +171,7 @@ class CalibrationCollection(MetricCollection):
 
     @contextmanager
     def _sharing(self) -> Iterator[None]:
-        """Let all members use a common cache within the body. If it raises, restore all members."""
+        """Share one cache between all metrics within the `with` block. If the block raises, restore all metrics."""
         shared: dict[Hashable, Any] = {}
         with unchanged_on_error(*self._members()):
             for metric in self._members():
@@ -184,8 +184,11 @@ class CalibrationCollection(MetricCollection):
 
     @contextmanager
     def _synced(self) -> Iterator[None]:
-        """Sync all members in one collective per process group. Each member unsyncs itself after its `compute`."""
-        # Members with a cached value return it without a sync, as in torchmetrics.
+        """Sync all metrics for a `with` block, in one collective per process group.
+
+        Each metric unsyncs itself after its `compute`.
+        """
+        # Metrics with a cached value return it without a sync, as in torchmetrics.
         groups = self._to_be_synced(lambda m: m._computed is None and m.dist_sync_fn is None and m._would_sync)
         to_sync = [metric for group in groups.values() for metric in group]
         with ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""Cost matrices for decisions, and the decision with the least expected cost."""
+"""Cost matrices for decisions, and decisions that minimise the expected cost."""
 
 import math
 import zlib
@@ -14,19 +14,19 @@ from torchcalib.core.arguments import check_count
 from torchcalib.ops.logs import wide_dtype
 
 Costs = Tensor | Sequence[Sequence[float]]
-MAX_COST = 1e150  # far below the largest float64, so that differences and sums of costs are finite
+MAX_COST = 1e150  # far below the float64 maximum, so that sums and differences of costs are finite
 
 
 @dataclass(frozen=True, repr=False)
 class CostMatrix:
-    """Cost of each decision for each true class.
+    """Matrix with the cost of each decision for each true class.
 
-    Rows are true classes, columns are decisions. There may be more decisions than classes, for example a reject option,
-    or fewer. Cost matrices are immutable; they can be compared, hashed and pickled.
+    Rows are true classes, columns are decisions. The number of decisions may differ from the number of classes, for
+    example with a reject option. Cost matrices are immutable; they can be compared, hashed and pickled.
 
     Args:
-        costs: `(C, M)` numbers with absolute values of at most 1e150, for C >= 2 classes and M >= 1 decisions. A
-            tensor, an array or nested sequences.
+        costs: Tensor, array or nested sequences `(C, M)` for C >= 2 classes and M >= 1 decisions. Absolute values are
+            at most 1e150.
 
     Raises:
         TypeError: If `costs` is not a matrix of numbers.
@@ -48,7 +48,7 @@ class CostMatrix:
         object.__setattr__(self, "_on_gpus", {})
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the costs, without their copies on GPUs."""
+        """Exclude the cached copies on GPUs from pickling."""
         return type(self), (self.costs,)
 
     @classmethod
@@ -64,7 +64,10 @@ class CostMatrix:
         Args:
             num_classes: Number of classes C.
             factor: Cost of a wrong decision for a sample of the class `important`, at least 0.
-            important: Index of the class; the default is the last one.
+            important: Index of the important class; the default is the last class.
+
+        Returns:
+            A `CostMatrix` of shape `(C, C)`.
         """
         check_count("num_classes", num_classes, at_least=2)
         check_count("important", important, at_least=-num_classes, at_most=num_classes - 1)
@@ -78,14 +81,17 @@ class CostMatrix:
 
     @classmethod
     def from_utilities(cls, utilities: Costs) -> Self:
-        """Return the costs for utilities `(C, M)`: the largest utility for the class minus that of the decision."""
+        """Convert utilities `(C, M)` to costs: the largest utility in each row minus the utility."""
         return cls([[max(row) - utility for utility in row] for row in _rows(utilities, "utilities")])
 
     def with_reject(self, cost: float | Sequence[float]) -> Self:
-        """Return the matrix with one more decision as its last column.
+        """Add a reject decision as the last column.
 
         Args:
-            cost: Cost of the decision, one number or one per class.
+            cost: Cost of the decision, one number or one number per class.
+
+        Returns:
+            A new `CostMatrix` of shape `(C, M + 1)`.
         """
         if hasattr(cost, "tolist"):  # a tensor or an array
             cost = cost.tolist()
@@ -109,7 +115,7 @@ class CostMatrix:
         return len(self.costs[0])
 
     def tensor(self, device: torch.device | None = None) -> Tensor:
-        """Return the costs `(C, M)` in float64 if the device supports it. The copy on a GPU is cached."""
+        """Return the costs as a tensor `(C, M)`, in float64 if the device supports it. Copies on GPUs are cached."""
         device = torch.device("cpu") if device is None else device
         if device in self._on_gpus:
             return self._on_gpus[device]
@@ -120,16 +126,16 @@ class CostMatrix:
         return costs
 
     def cheapest(self, probs: Tensor) -> Tensor:
-        """Return the decision with the least expected cost for class probabilities; the first one on ties.
+        """Return the decision with the smallest expected cost for class probabilities; the first one on ties.
 
-        Expected costs that agree up to rounding errors are a tie. Ties therefore do not depend on the order of
-        summation in a matrix product, which may change with the batch size.
+        Expected costs that agree up to rounding errors are treated as ties. The decision therefore does not depend on
+        the order of summation in a matrix product, which may change with the batch size.
 
         Args:
-            probs: `(..., C)` in the dtype of `tensor()`.
+            probs: Class probabilities `(..., C)` in the dtype of `tensor()`.
 
         Returns:
-            `(...)` int64 in [0, M), without gradient.
+            Decisions `(...)`, int64 in [0, M), without gradient.
         """
         # Subtracting the least cost for each class does not change the decision. All terms are then non-negative, so
         # the relative rounding error of a sum is at most about C eps.
@@ -139,14 +145,14 @@ class CostMatrix:
         return (expected <= slack * expected.amin(-1, keepdim=True)).to(torch.uint8).argmax(-1)
 
     def __repr__(self) -> str:
-        """Return all costs; for a large matrix its shape and a checksum."""
+        """Return the costs as text, or shape and checksum for more than 32 costs."""
         if self.num_classes * self.num_decisions <= 32:
             return f"CostMatrix({[list(row) for row in self.costs]})"
         return f"CostMatrix({self.num_classes} x {self.num_decisions}, {zlib.crc32(repr(self.costs).encode()):08x})"
 
 
 def read_costs(cost: CostMatrix | Costs, num_classes: int) -> CostMatrix:
-    """Return `cost` as a `CostMatrix`. Raise ValueError if it does not have `num_classes` rows."""
+    """Convert `cost` to a `CostMatrix`. Raise ValueError if the number of rows is not `num_classes`."""
     matrix = cost if isinstance(cost, CostMatrix) else CostMatrix(cost)
     if matrix.num_classes != num_classes:
         raise ValueError(
@@ -157,7 +163,7 @@ def read_costs(cost: CostMatrix | Costs, num_classes: int) -> CostMatrix:
 
 
 def _rows(costs: Costs, name: str) -> tuple[tuple[float, ...], ...]:
-    """Check a matrix of numbers and return its rows."""
+    """Validate a matrix of numbers, and return its rows as tuples of floats."""
     if hasattr(costs, "tolist"):  # a tensor or an array
         costs = costs.tolist()
     if isinstance(costs, str) or not isinstance(costs, Sequence) or not all(_is_row(row) for row in costs):
@@ -188,7 +194,7 @@ def _is_number(value: object) -> bool:
 
 
 def _float(value: float) -> float:
-    """Convert a number to a float; an int that is too large becomes inf, which is then refused."""
+    """Convert a number to a float, and an int beyond the float range to inf, which `_rows` rejects."""
     try:
         return float(value)
     except OverflowError:

@@ -1,4 +1,4 @@
-"""Bayes risk: the mean cost of decisions that are optimal under the predictions; expected cost of given decisions."""
+"""Bayes risk (mean cost of the optimal decisions under the predictions), and expected cost of given decisions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from torchcalib.ops.logs import wide_dtype, xmul
 
 
 def _decisions(p: Predictions, cost: CostMatrix | None) -> Tensor:
-    """Return the decision with the least expected cost for each row `(..., N)`. `cost=None` means zero-one costs."""
+    """Return the decision with the smallest expected cost per row, `(..., N)`. `cost=None` means zero-one costs."""
     if cost is None:
         return p.values.argmax(-1) if p.task == "multiclass" else p.predicts_one.long()
     matrix = read_costs(cost, p.num_classes)
@@ -31,7 +31,7 @@ def _decisions(p: Predictions, cost: CostMatrix | None) -> Tensor:
 
 
 def _cost_of(p: Predictions, decisions: Tensor, cost: CostMatrix) -> Tensor:
-    """Return the cost of each decision `(..., N)`; for a soft target the mean over its label distribution."""
+    """Return the cost of the decision per row, `(..., N)`. For soft targets it is the mean over the target classes."""
     costs = cost.tensor(decisions.device)
     if p.task == "multiclass" and not p.soft:
         return costs[p.target, decisions]
@@ -41,15 +41,15 @@ def _cost_of(p: Predictions, decisions: Tensor, cost: CostMatrix) -> Tensor:
 
 
 def _bayes_cost(p: Predictions, cost: CostMatrix | None) -> Tensor:
-    """Return the cost of the optimal decision for each row `(..., N)`; zero-one costs if `cost` is None."""
+    """Return the cost of the optimal decision per row, `(..., N)`. `cost=None` means zero-one costs."""
     return 1 - is_correct(p) if cost is None else _cost_of(p, _decisions(p, cost), cost)
 
 
 def _cheapest_constant(_: ScoreSum, priors: Tensor, __: Task, *, cost: CostMatrix | None) -> Tensor:
-    """Return the mean cost of the best constant decision under the class priors."""
+    """Return the mean cost under the class priors of the best constant decision, `(...)`."""
     if cost is not None:
         return (priors @ cost.tensor(priors.device)).amin(-1)
-    # Sum of all priors except the largest: 1 - largest would cancel if the largest is close to 1.
+    # Sum all priors except the largest. 1 - largest would suffer from cancellation if the largest is close to 1.
     return priors.scatter(-1, priors.argmax(-1, keepdim=True), 0.0).sum(-1)
 
 
@@ -69,18 +69,19 @@ def _bayes_risk(
 ) -> ScoreEstimator:
     """Bayes risk: the mean cost of the decisions that minimise the expected cost under the predictions.
 
-    The mean over samples of cost[y, d], where d minimises sum_k q_k cost[k, d] for predicted probabilities q and true
-    class y. On ties d is the first such decision. With zero-one costs it is the error rate. The Bayes risk is a proper
-    score for every cost matrix: on average, no prediction is better than the true probabilities. It is not strictly
-    proper, because it depends only on the decisions.
+    The Bayes risk is the mean over samples of cost[y, d] for the true class y. The decision d minimises
+    sum_k q_k cost[k, d] for predicted probabilities q; on ties it is the first minimiser. With zero-one costs the Bayes
+    risk is the error rate. It is a proper score for every cost matrix: the true probabilities minimise its expected
+    value. It is not strictly proper, because it depends only on the decisions.
 
     Args:
-        cost: `CostMatrix`, or a matrix `(C, M)`: rows are true classes, columns are decisions, and M may exceed C (a
-            reject option). Binary and multi-label: `(2, M)`, rows y = 0 and y = 1. None: every error costs 1. With
-            `torch.compile`, `vmap` or costs on a GPU, build a `CostMatrix` once beforehand.
-        normalize: `"prior"` divides by the cost of the best constant decision. A value above 1 is worse than ignoring
-            the predictions. If the best constant decision costs nothing, the result is inf or NaN.
-        priors: Class priors to report the risk for, as for `nll`. They do not change the decisions.
+        cost: `CostMatrix`, or a matrix `(C, M)`. Rows are true classes and columns are decisions, for example with a
+            reject option. Binary and multi-label: `(2, M)`, rows y = 0 and y = 1. None means zero-one costs. For
+            `torch.compile`, `vmap` or costs on a GPU, create a `CostMatrix` once beforehand.
+        normalize: `"prior"` divides by the cost of the best constant decision. Above 1 the predictions are worse than
+            this decision. If it has cost 0, the result is inf or NaN.
+        priors: Class priors that replace the class frequencies in the data, as in `nll`. They do not change the
+            decisions.
 
     Returns:
         `(...)`, multi-label `(..., L)` with `average=None`, in the unit of `cost`, in the dtype of `preds` (at least
@@ -90,7 +91,7 @@ def _bayes_risk(
         TypeError, ValueError: for invalid input.
 
     Gradient:
-        None, because decisions are piecewise constant in the predictions.
+        None, because the decisions are piecewise constant in the predictions.
 
     Reference:
         [EPSR] Ferrer, Ramos: Evaluating Posterior Probabilities (TMLR), sec. 2.3.1; priors app. A, eq. 36-37.
@@ -119,18 +120,18 @@ def bayes_decisions(
     class_axis: int | None = None,
     validate_args: bool = True,
 ) -> Tensor:
-    """Return the decision with the least expected cost for every prediction; the first one on ties.
+    """Return the decision with the smallest expected cost for every prediction; the first one on ties.
 
     Args:
-        preds: Probabilities, or logits with `from_logits=True`: binary `(...)`, otherwise with a class axis.
+        preds: Probabilities, or logits with `from_logits=True`. Binary `(...)`; other tasks need a class axis.
         task: `"binary"`, `"multiclass"` or `"multilabel"`.
-        cost: Cost matrix `(C, M)`; see `bayes_risk`. None: every error costs 1.
+        cost: Cost matrix `(C, M)`; see `bayes_risk`. None means zero-one costs.
         from_logits: `preds` are logits.
-        class_axis: Axis of classes or labels in `preds`. None is the last axis, which is allowed for up to two axes.
+        class_axis: Axis of classes or labels in `preds`. None selects the last axis, if `preds` has at most two axes.
         validate_args: Check the values and raise an error for invalid ones.
 
     Returns:
-        Columns of `cost`, int64, in the shape of the samples; multi-label in the shape of `preds`.
+        Column indices of `cost`, int64, with the shape of the samples; multi-label with the shape of `preds`.
 
     Raises:
         TypeError, ValueError: for invalid input.
@@ -152,7 +153,7 @@ def bayes_decisions(
 
 
 class BayesRisk(ScoreMetric):
-    """Streaming Bayes risk: the mean cost of optimal decisions under the predictions; see `bayes_risk`.
+    """Streaming Bayes risk: mean cost of the optimal decisions under the predictions; see `bayes_risk`.
 
     Example:
         >>> metric = BayesRisk(task="binary", cost=[[0, 1, 0.25], [1, 0, 0.25]])
@@ -189,11 +190,11 @@ def expected_cost(
     """Expected cost of given decisions: the mean of `cost[target, decision]` over samples.
 
     Args:
-        decisions: Columns of `cost`, integers `(..., N)`.
+        decisions: Column indices of `cost`, integers `(..., N)`.
         target: True classes, integers `(..., N)`; or soft targets `(..., N, C)`.
-        cost: Cost matrix `(C, M)`, as for `bayes_risk`.
+        cost: Cost matrix `(C, M)`; see `bayes_risk`.
         normalize: `"prior"` divides by the cost of the best constant decision.
-        priors: Class priors `(C,)` to report the cost for.
+        priors: Class priors `(C,)` that replace the class frequencies in the data.
         weights: Non-negative weights `(..., N)`. Weight k equals k copies of the sample.
         ignore_index: Rows with this target are dropped.
         validate_args: Check the values and raise an error for invalid ones.
@@ -263,14 +264,14 @@ def expected_cost(
 
 @dataclass(frozen=True, eq=False)
 class _DecisionRule(Rule):
-    """Rule: decisions are columns of the cost matrix."""
+    """Rule that decisions are valid column indices of the cost matrix."""
 
     decisions: Tensor
     outside: Tensor
     cost: CostMatrix
 
     def problems(self) -> list[Problem]:
-        """Return the rows whose decision is out of range."""
+        """Return the problem, with a mask of the rows whose decision is out of range."""
         return [
             Problem(
                 self.outside,

@@ -1,4 +1,4 @@
-"""Weights that exclude the rows which a `DistributedSampler` repeats."""
+"""Weights that exclude rows repeated by a `DistributedSampler`."""
 
 from collections.abc import Sized
 from typing import Any, cast
@@ -9,10 +9,10 @@ from torch.utils.data import DistributedSampler
 
 
 def distinct_rows(sampler: "DistributedSampler[Any]") -> Tensor:
-    """Return weights that count each row of the data set once, although the sampler repeats rows.
+    """Return weights that are 1 for the first occurrence of each row, and 0 for rows repeated by the sampler.
 
-    `DistributedSampler` repeats rows so that all ranks get the same number, which biases every metric. Pass these
-    weights to `update`:
+    `DistributedSampler` repeats rows so that all ranks process equally many. Repeated rows bias every metric. To
+    exclude them, pass these weights to `update`:
 
         distinct = distinct_rows(sampler).split(batch_size)  # with a DataLoader of this batch_size
         for (x, y), weights in zip(loader, distinct):
@@ -22,8 +22,8 @@ def distinct_rows(sampler: "DistributedSampler[Any]") -> Tensor:
         sampler: The sampler on this rank, shuffled or not. Its dataset must have a length.
 
     Returns:
-        int64 `(len(sampler),)` in the order of the sampler: 1 for the first occurrence of a row, 0 for a repetition.
-        The sum over ranks is the size of the data set, or with `drop_last` the number of remaining rows.
+        int64 `(len(sampler),)` in the order of the sampler. The sum over all ranks is the size of the data set. With
+        `drop_last` it is the number of remaining rows.
 
     Raises:
         TypeError: If `sampler` is not a `DistributedSampler`.
@@ -38,6 +38,6 @@ def distinct_rows(sampler: "DistributedSampler[Any]") -> Tensor:
             f"`sampler` must be a torch.utils.data.DistributedSampler, got {type(sampler).__name__}. "
             "The repeated rows of other samplers are unknown."
         )
-    # The sampler repeats the (shuffled) data set from its beginning, and rank r of R gets positions r, r + R, ...
+    # The sampler repeats the (shuffled) data set from its beginning. Rank r of R gets positions r, r + R, ...
     positions = torch.arange(len(sampler)) * sampler.num_replicas + sampler.rank
     return (positions < len(cast(Sized, sampler.dataset))).long()

@@ -1,7 +1,7 @@
-"""Common implementation of all metrics: predictions -> accumulated statistic -> value.
+"""Common implementation of all metrics: predictions -> sums or samples (the statistic) -> value.
 
-A factory is a function from the options of a metric to its `Estimator`. `functional` turns a factory into the public
-function of the metric. A subclass of `torchcalib.metrics.base.CalibrationMetric` uses the same factory.
+A factory is a function that converts the options of a metric to an `Estimator`. `functional` creates the public
+function of the metric from it. The streaming class (`torchcalib.metrics.base.CalibrationMetric`) uses the same factory.
 """
 
 from collections.abc import Callable, Mapping
@@ -34,13 +34,13 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, eq=False)
 class Estimator(Generic[S]):
-    """A metric with its options: input format, accumulator and formula.
+    """Metric with fixed options, defined by input format, accumulator and formula.
 
     Attributes:
         input_format: Checks and converts tensors to `Predictions`.
-        accumulator: Computes the statistic, which is sums or a sample, from `Predictions`.
-        formula: Function from the statistic to one value, or several `(..., *)`, per batch element.
-        averages: Whether values are averaged over the last batch axis, which is classes or labels.
+        accumulator: Computes the statistic (sums, or a sorted sample) from `Predictions`.
+        formula: Function from the statistic to values `(...)`, or `(..., *)` if there are several per batch element.
+        averages: Whether values are averaged over the last batch axis, the classes or labels.
     """
 
     input_format: InputFormat
@@ -55,24 +55,27 @@ class Estimator(Generic[S]):
         return value.to(p.dtype)
 
     def of(self, p: Predictions) -> Tensor:
-        """Return the value for checked predictions, in the dtype of the statistic (float64 on CPU and CUDA)."""
+        """Return the metric value for validated predictions, in the dtype of the sums (float64 on CPU and CUDA)."""
         return self.value(self.accumulator.of(p))
 
     def value(self, statistic: Any) -> Tensor:
-        """Return the value for a statistic, averaged over classes or labels if `averages` is set."""
+        """Return the metric value for accumulated sums or samples, averaged over classes if `averages` is set."""
         values = self.values(statistic)
         return values.mean(batch_axes(statistic) - 1) if self.averages else values
 
     def values(self, statistic: Any) -> Tensor:
-        """Return the value for every batch element of a statistic, without the average over classes."""
+        """Return the metric value per class or label and batch element, without averaging over classes."""
         return by_pieces(self.formula, statistic) if isinstance(statistic, RankedSample) else self.formula(statistic)
 
     def streamed(self, num_classes: int | None, *, resolution: int | None = None) -> Self:
-        """Return the estimator for a streaming metric.
+        """Return a copy of this estimator for a streaming metric.
 
         Args:
-            num_classes: Number of classes or labels, if known.
+            num_classes: Number of classes or labels; None if unknown.
             resolution: Number of cells per unit of log-odds in a sketch of the samples. None stores all samples.
+
+        Returns:
+            The estimator with `num_classes`, and with a sketch as accumulator if `resolution` is given.
         """
         accumulator: Any = self.accumulator
         if resolution is not None and isinstance(accumulator, ExactSample):
@@ -81,7 +84,7 @@ class Estimator(Generic[S]):
 
 
 def batch_axes(statistic: Sums | RankedSample) -> int:
-    """Return the number of batch axes of a statistic."""
+    """Return the number of batch axes of accumulated sums `(..., F, K)` or of a sample `(..., N)`."""
     return statistic.score.dim() - 1 if isinstance(statistic, RankedSample) else statistic.sums.dim() - 2
 
 
@@ -93,9 +96,9 @@ _estimators: dict[Any, Estimator[Any]] = {}
 def _estimator(
     factory: Callable[..., Estimator[Any]], options: Mapping[str, Any], function: Callable[..., Any]
 ) -> Estimator[Any]:
-    """Return the estimator for the options of a function call.
+    """Return the estimator for the options of a metric function.
 
-    Checking options is slow compared to a small input. Estimators whose options are plain values are therefore cached.
+    Estimators whose options are plain values are cached, because validating options is slow relative to small inputs.
     """
     parts: list[Any] = [factory]
     for name, option in options.items():
@@ -116,7 +119,7 @@ def _estimator(
 
 
 def check_names(function: Callable[..., Any], options: Mapping[str, Any]) -> None:
-    """Raise TypeError if `options` has a name that is not an argument of `function`."""
+    """Raise TypeError if `options` contains a name that is not an argument of `function`."""
     known = signature(function).parameters
     if unknown := [name for name in options if name not in known]:
         raise unknown_argument(unknown[0], known, function.__name__)
@@ -125,11 +128,14 @@ def check_names(function: Callable[..., Any], options: Mapping[str, Any]) -> Non
 def functional(
     factory: Callable[P, Estimator[Any]], result: Callable[..., R] | None = None
 ) -> Callable[Concatenate[Tensor, Tensor, P], Any]:
-    """Return the public function of a metric. It accepts `preds`, `target` and the options of the factory.
+    """Create the public function of a metric from its factory.
 
     Args:
-        factory: Function from keyword options to an `Estimator`. The public function gets its docstring.
-        result: Function that builds the result from the entries of the last axis of the value. None returns the value.
+        factory: Function from keyword options to an `Estimator`. Its docstring becomes that of the public function.
+        result: Constructor of a named tuple from the entries of the last axis of the value. None returns the value.
+
+    Returns:
+        A function of `preds`, `target` and the options of the factory.
     """
     name = factory.__name__.removeprefix("_")
 

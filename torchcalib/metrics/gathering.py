@@ -1,4 +1,4 @@
-"""Rank of this process, and gathering of numbers and bytes from all ranks of `torch.distributed`."""
+"""Gather integers and bytes from all ranks of `torch.distributed`."""
 
 from typing import Any
 
@@ -8,14 +8,14 @@ from torch import Tensor
 
 
 def rank_and_size() -> tuple[int, int]:
-    """Return the rank of this process and the number of ranks; 0 and 1 without `torch.distributed`."""
+    """Return the rank of this process and the number of ranks: `(0, 1)` if `torch.distributed` is not running."""
     if not (dist.is_available() and dist.is_initialized()):
         return 0, 1
     return dist.get_rank(), dist.get_world_size()
 
 
 def gathered_numbers(numbers: tuple[int, ...], process_group: Any = None) -> Tensor:
-    """Gather n integers from every rank: int64 `(n_ranks, n)` on every rank."""
+    """Gather n integers from every rank, and return them as int64 `(n_ranks, n)` on every rank."""
     mine = torch.tensor([numbers], device=_device(process_group))
     gathered = [torch.empty_like(mine) for _ in range(dist.get_world_size(process_group))]
     dist.all_gather(gathered, mine, group=process_group)
@@ -23,9 +23,9 @@ def gathered_numbers(numbers: tuple[int, ...], process_group: Any = None) -> Ten
 
 
 def gathered_bytes(content: bytes, process_group: Any = None) -> list[bytes]:
-    """Gather bytes of any length from every rank: one entry per rank on the first rank, an empty list on the others.
+    """Gather bytes from every rank. Return one entry per rank on rank 0, and an empty list on all other ranks.
 
-    `all_to_all_single` sends everything to the first rank. Unlike a gather it needs no padding to equal lengths.
+    `all_to_all_single` sends all bytes to rank 0. Unlike `gather`, it does not require equal lengths.
     """
     sizes = gathered_numbers((len(content),), process_group).flatten().tolist()
     rank, n_ranks = dist.get_rank(process_group), len(sizes)
@@ -38,6 +38,6 @@ def gathered_bytes(content: bytes, process_group: Any = None) -> list[bytes]:
 
 
 def _device(process_group: Any) -> torch.device:
-    """Return the device of tensors in collectives: the GPU for NCCL, otherwise the CPU."""
+    """Return the device for tensors in collectives: the current GPU for the NCCL backend, otherwise the CPU."""
     is_nccl = dist.get_backend(process_group) == "nccl"
     return torch.device("cuda", torch.cuda.current_device()) if is_nccl else torch.device("cpu")

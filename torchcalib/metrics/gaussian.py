@@ -1,6 +1,6 @@
-"""Scores for `torch.distributions` objects.
+"""Calibration scores for predictive distributions from `torch.distributions`.
 
-Entropic calibration difference (ECD) for any distribution, normalised estimation error squared (NEES) for Gaussians.
+Entropic calibration difference (ECD) for all distributions, normalised estimation error squared (NEES) for Gaussians.
 """
 
 from typing import get_args
@@ -16,7 +16,7 @@ from torchcalib.ops.logs import wide_dtype
 
 
 def ecd_of_distribution(distribution: Distribution, value: Tensor) -> Tensor:
-    """Return -log p(x) minus the entropy for every sample, in the batch shape ([ECD] eq. 8)."""
+    """Return -log p(x) minus the entropy of p per sample, with the batch shape ([ECD] eq. 8)."""
     _check_shape(distribution, value)
     try:
         return -distribution.log_prob(value) - distribution.entropy()
@@ -28,9 +28,9 @@ def ecd_of_distribution(distribution: Distribution, value: Tensor) -> Tensor:
 
 
 def _check_shape(distribution: Distribution, value: Tensor) -> None:
-    """Raise ValueError unless there is one value per distribution, or a single distribution.
+    """Raise ValueError unless there is one value per distribution, or only one distribution.
 
-    Broadcasting other shapes would compare every value with every distribution.
+    Other shapes could broadcast, which would compare every value with every distribution.
     """
     batch, event = distribution.batch_shape, distribution.event_shape
     fits = value.shape == batch + event or (batch == () and value.shape[value.dim() - len(event) :] == event)
@@ -42,7 +42,7 @@ def _check_shape(distribution: Distribution, value: Tensor) -> None:
 
 
 def _nees_of(distribution: Distribution, value: Tensor) -> Tensor:
-    """Return (x - mu)^T Sigma^-1 (x - mu) for every sample, in the batch shape."""
+    """Return (x - mu)^T Sigma^-1 (x - mu) per sample, with the batch shape."""
     _check_shape(distribution, value)
     if isinstance(distribution, Independent):
         per_part = _nees_of(distribution.base_dist, value)
@@ -74,9 +74,9 @@ def nees(
 
     Args:
         distribution: `Normal` (d = 1), `MultivariateNormal`, or `Independent` with a `Normal`. Batch shape `(..., N)`.
-        value: Observed values x, in the batch and event shape of the distribution.
+        value: Observed values x, with the batch and event shape of the distribution.
         weights: Non-negative weight per sample `(..., N)`.
-        reduction: `"mean"` over the last axis; `"none"` returns the value for every sample `(..., N)`.
+        reduction: `"mean"` averages over the last axis; `"none"` returns the value per sample, `(..., N)`.
 
     Returns:
         `(...)` in [0, inf), dimensionless, in the dtype of the distribution (at least float32). NaN without data.
@@ -86,7 +86,7 @@ def nees(
         ValueError: If `value` or `weights` has a wrong shape.
 
     Gradient:
-        Everywhere.
+        Defined everywhere.
 
     Reference:
         [ECD] Sumler et al.: An Entropic Metric for Measuring Calibration of Machine Learning Models, eq. 10-11.
@@ -99,7 +99,10 @@ def nees(
 
 
 def reduced(scores: Tensor, weights: Tensor | None, reduction: Reduction) -> Tensor:
-    """Return the weighted mean over the last axis, in at least float32, or the scores, NaN where the weight is 0."""
+    """Return the weighted mean of scores over the last axis, in at least float32.
+
+    With `reduction="none"` return the scores, NaN where the weight is 0.
+    """
     check_choice("reduction", reduction, get_args(Reduction))
     if reduction == "none":
         return scores if weights is None else scores.masked_fill(check_weights(weights, scores.shape) == 0, torch.nan)

@@ -1,4 +1,4 @@
-"""Squared kernel calibration error (SKCE), and a test of calibration with it."""
+"""Squared kernel calibration error (SKCE), and a test of calibration based on SKCE."""
 
 import math
 from dataclasses import dataclass
@@ -42,10 +42,10 @@ InBlocks = Literal["block", "linear"]
 
 @dataclass(frozen=True)
 class KernelSettings:
-    """Checked options for the squared kernel calibration error; see `skce`.
+    """Validated options of the squared kernel calibration error; see `skce`.
 
     Attributes:
-        task: Task after `positive_classes` is applied: binary for a multi-class input with `positive_classes`.
+        task: Task; binary for a multi-class input with `positive_classes`.
     """
 
     task: Task
@@ -68,12 +68,12 @@ class KernelSettings:
 
     @property
     def in_blocks(self) -> bool:
-        """Whether the estimator is a mean over blocks of samples, which can be computed from sums."""
+        """Whether the estimator is a mean over blocks of samples, which can be accumulated as sums."""
         return self.estimator in ("block", "linear")
 
     @property
     def demands(self) -> dict[str, bool]:
-        """Requirements on the input, as arguments of `InputFormat`."""
+        """Requirements for the input, as keyword arguments of `InputFormat`."""
         return {"whole_weights": self.estimator != "biased"}
 
     def accumulator(self) -> BlockAccumulator:
@@ -82,19 +82,19 @@ class KernelSettings:
         return BlockAccumulator(self.kernel, self.bandwidth, size, self.chunk)
 
     def of(self, p: Predictions) -> Tensor:
-        """Return the value `(...)`, or `(..., L)` for multi-label."""
+        """Compute SKCE from validated predictions: `(...)`, or `(..., L)` for multi-label."""
         if self.in_blocks:
             accumulator = self.accumulator()
             return by_replicates(lambda p: accumulator.of(p).mean, p, accumulator.n_events(p))
         return self._all_pairs(p)
 
     def _all_pairs(self, p: Predictions) -> Tensor:
-        """Return the biased or unbiased estimate from all pairs of samples."""
+        """Compute the biased or unbiased estimate from all pairs of samples."""
         q, r = distributions(p)
         weights = replicate_weights(p)
         if self.bandwidth == "median":
             scale = scale_of(self.kernel, median_distance(q, weights, self.kernel))[..., None, None]
-            totals = [  # the median, and so the kernel, depends on the weights
+            totals = [  # the median, and therefore the kernel, depends on the weights
                 pairwise.pairs(q * scale[..., k, :, :], r, weights[..., k : k + 1, :], self.kernel, self.chunk)
                 for k in range(weights.shape[-2])
             ]
@@ -104,17 +104,17 @@ class KernelSettings:
         n = weights.sum(-1)
         if self.estimator == "biased":
             return on_replicate_axes(total / n.square(), p)
-        own = (weights * r.square().sum(-1).unsqueeze(-2)).sum(-1)  # terms h(x, x), which are not pairs
-        # With one sample `total - own` is a rounding error; divided by 0 it would be infinite.
+        own = (weights * r.square().sum(-1).unsqueeze(-2)).sum(-1)  # sum of the terms h(x, x), excluded from the unbiased estimate
+        # With one sample, `total - own` is a rounding error, and dividing it by 0 could result in infinity.
         return on_replicate_axes(((total - own) / (n * (n - 1))).masked_fill(n < 2, torch.nan), p)
 
     def averaged(self, value: Tensor) -> Tensor:
-        """Return the average over labels if `average` is set, or the value itself."""
+        """Average the value over labels for a multi-label task, unless `average` is None."""
         return value.mean(-1) if self.task == "multilabel" and self.average is not None else value
 
 
 def check_bandwidth(bandwidth: object, *names: str) -> None:
-    """Raise unless `bandwidth` is a positive number or one of `names`, which are methods to choose it."""
+    """Raise an error unless `bandwidth` is a positive number or one of the method names in `names`."""
     if bandwidth in names:
         return
     offered = " or ".join(("a positive number", *map(repr, names)))
@@ -129,7 +129,7 @@ class KernelEstimator(Estimator[BlockStats]):
     """Estimator of the squared kernel calibration error.
 
     Attributes:
-        settings: Checked options.
+        settings: Validated options.
     """
 
     settings: KernelSettings
@@ -155,41 +155,41 @@ def _skce(
     chunk: int | None = None,
     **options: Unpack[InputOptions],
 ) -> KernelEstimator:
-    """Squared kernel calibration error (SKCE): mean agreement of the residuals of similar predictions.
+    """Squared kernel calibration error (SKCE): mean inner product of residuals, weighted by the similarity of predictions.
 
     SKCE is the mean over pairs of samples of h = (e_y - p)^T (e_y' - p') k(p, p'). Here p is the vector of
-    probabilities, e_y the indicator vector of the true class, and k a kernel. The population value is 0 if the model is
+    probabilities, e_y the one-hot vector of the true class, and k a kernel. The population value is 0 if the model is
     calibrated in the strong sense: P(Y = k | p) = p_k for all classes k jointly. Otherwise it is positive.
 
-    Unlike a binned error, the unbiased estimate has expectation 0 for a calibrated model at any sample size. It is then
-    negative about half of the time. `skce_test` tests whether the value differs significantly from 0. A binary task
-    has two classes, so h = 2 (y - p) (y' - p') k.
+    Unlike a binned error, the unbiased estimate has expected value 0 for a calibrated model at any sample size. It can
+    therefore be negative. `skce_test` tests whether the value is significantly different from 0. For a binary task
+    h = 2 (y - p) (y' - p') k.
 
     Args:
-        target: Labels; or soft targets, which replace e_y. Compared with labels drawn from the soft targets, the
-            variance is smaller, and the expectation is the same; only "biased" is closer to the population value.
-        estimator: `"unbiased"` is the mean over all pairs of different samples, O(N^2) time. `"biased"` is the mean
-            over all pairs, including each sample with itself; it is never negative, and too large by the mean of
-            h(x, x) / N. `"block"` is the mean of the unbiased estimates for blocks of `block_size` consecutive samples;
-            incomplete blocks are ignored. It takes O(N) time, has a larger variance, and is unbiased only if the order
-            is random. `"linear"` is the same with blocks of two.
+        target: Labels; or soft targets, which replace e_y. Compared with labels sampled from the soft targets, the
+            variance is smaller. The expected value is the same, except that the bias of "biased" is smaller.
+        estimator: `"unbiased"` is the mean over all pairs of different samples, in O(N^2) time. `"biased"` is the mean
+            over all pairs, including each sample with itself. It is never negative, and biased upwards. `"block"` is
+            the mean of the unbiased estimates for blocks of `block_size` consecutive samples; incomplete blocks are
+            ignored. It takes O(N) time, has a larger variance, and is unbiased only if the order of the samples is
+            random. `"linear"` is the same with blocks of two.
         kernel: `"laplacian"`: exp(-d / bandwidth) with the total variation distance d = sum_k |p_k - p'_k| / 2.
             `"gaussian"`: exp(-d^2 / (2 bandwidth^2)) with the Euclidean distance d.
-        bandwidth: A positive number. Total variation lies in [0, 1], Euclidean distance in [0, sqrt(2)]. Or `"median"`,
-            the median distance between samples (at most 1,024 evenly spaced ones). The kernel then depends on the
-            sample.
+        bandwidth: A positive number. Total variation is in [0, 1], Euclidean distance in [0, sqrt(2)]. Or `"median"`, the
+            median distance between predictions of up to 1,024 evenly spaced samples. The kernel then depends on the
+            data.
         block_size: Number of samples in a block for `estimator="block"`, at least 2.
 
     Returns:
         `(...)`, multi-label `(..., L)` with `average=None`, in [-2, 2] ("biased" in [0, 2]), in the dtype of `preds`
-        (at least float32). NaN with fewer samples than a pair or a block.
+        (at least float32). NaN with fewer than two samples, or without a complete block.
 
     Raises:
         TypeError, ValueError: for invalid input.
 
     Gradient:
-        Everywhere (0 for |p_k - p'_k| where the two are equal); reverse mode, first order. A median is a constant.
-        Memory: a few copies of the input for all pairs; one chunk for blocks.
+        Defined everywhere (0 for |p_k - p'_k| where the two are equal); reverse mode, first order. A median is a
+        constant. Memory: a few copies of the input for all pairs; one chunk for blocks.
 
     Reference:
         Widmann, Lindsten, Zachariah: Calibration tests in multi-class classification: A unifying framework (NeurIPS
@@ -231,19 +231,19 @@ def _streamed(
 
 
 class SKCE(CalibrationMetric[BlockStats]):
-    """Streaming squared kernel calibration error (SKCE): mean over blocks of samples; see `skce`.
+    """Streaming squared kernel calibration error (SKCE), a mean over blocks of samples; see `skce`.
 
-    Each update is divided into blocks of consecutive samples, and an incomplete block at its end is ignored. The value
-    therefore depends on the batch sizes, but is unbiased for all of them. If every batch size is a multiple of
-    `block_size`, the value is that of `skce` for all data. `ByGroup` forms blocks within each group.
+    Each update is divided into blocks of consecutive samples, and an incomplete last block is ignored. The value
+    therefore depends on the batch sizes, but is always unbiased. If every batch size is a multiple of `block_size`, the
+    value equals that of `skce` for all data. `ByGroup` forms blocks within each group.
 
-    The state is 3 sums (for each label). The estimators "unbiased" and "biased" need all pairs of samples, so only
-    `skce` offers them.
+    The state contains 3 sums, for multi-label 3 sums per label. The estimators "unbiased" and "biased" are only
+    available in `skce`, because they need all pairs of samples.
 
     Args:
         estimator: `"linear"`, with blocks of two, or `"block"`.
         kernel: See `skce`.
-        bandwidth: A positive number. A median would differ between updates.
+        bandwidth: A positive number. `"median"` is not supported, because the median would differ between updates.
         block_size: See `skce`.
         average: See `skce`.
         chunk: See `skce`.
@@ -264,19 +264,19 @@ class SKCE(CalibrationMetric[BlockStats]):
     factory = staticmethod(_streamed)
 
     def test_from(self, statistic: BlockStats, *, level: float = 0.95, **_: Any) -> CalibrationTest:
-        """Return the one-sided test for a statistic, with a normal approximation for the mean; see `skce_test`."""
+        """Compute the one-sided test of calibration from sums over blocks, by normal approximation; see `skce_test`."""
         return _asymptotic(torch.stack((statistic.mean, statistic.variance_of_mean, statistic.p_value)), level)
 
 
 def _asymptotic(found: Tensor, level: float = 0.95, method: str = "normal approximation") -> CalibrationTest:
-    """Return the calibration test for mean, variance of the mean and p-value `(3, ...)`."""
+    """Convert mean, variance of the mean and p-value `(3, ...)` to a `CalibrationTest` with a normal interval."""
     mean, variance, p_value = found
     margin = math.sqrt(2) * torch.erfinv(torch.tensor(level, dtype=torch.float64)).item() * variance.sqrt()
     return CalibrationTest(mean, torch.zeros_like(mean), p_value, mean - margin, mean + margin, level, method)
 
 
 _MAX_H = 2.0
-"""Bound for |h(x, x')|: at most |e_y - p| |e_y' - p'| <= 2."""
+"""Upper bound for |h(x, x')| <= |e_y - p| |e_y' - p'| <= 2."""
 
 
 @documented
@@ -292,19 +292,19 @@ def skce_test(
     chunk: int | None = None,
     **options: Unpack[InputOptions],
 ) -> CalibrationTest:
-    """Test whether a model is calibrated in the strong sense, with its squared kernel calibration error (SKCE).
+    """Test whether a model is calibrated in the strong sense, with the squared kernel calibration error (SKCE).
 
-    The null hypothesis is P(Y = k | p) = p_k for all classes k jointly. The test is one-sided: a negative value never
-    rejects it.
+    The null hypothesis is P(Y = k | p) = p_k for all classes k jointly. The test is one-sided: a negative SKCE is never
+    significant.
 
     Args:
-        preds: See `skce`.
-        target: See `skce`.
-        task: See `skce`.
-        estimator: `"linear"` or `"block"`: an asymptotic test with a normal approximation for the mean over independent
-            blocks. Larger blocks have more power; the order of the samples must be random. `"unbiased"`: the Hoeffding
-            bound exp(-floor(N / 2) value^2 / 8) for the p-value of a positive value, from |h| <= 2. It is valid for
-            every sample size, but needs far more data to reject.
+        preds: Probabilities or logits; see `skce`.
+        target: Labels or soft targets; see `skce`.
+        task: `"binary"`, `"multiclass"` or `"multilabel"`.
+        estimator: `"linear"` or `"block"`: normal approximation of the mean over independent blocks. Larger blocks have
+            more power; the order of the samples must be random. `"unbiased"`: p-value from the Hoeffding bound
+            exp(-floor(N / 2) value^2 / 8) for a positive value, with |h| <= 2. It is valid for every sample size, but
+            has much less power.
         kernel: See `skce`.
         bandwidth: See `skce`. A median depends only on the predictions, so the test remains valid.
         block_size: See `skce`.
@@ -312,14 +312,14 @@ def skce_test(
 
     Returns:
         A `CalibrationTest` with tensors `(...)`, multi-label `(..., L)`, in the dtype of `preds` (at least float32).
-        Its statistic is the estimate, its interval that of the normal approximation (NaN for "unbiased"). The p-value
-        is 1 where all residuals are 0. NaN with fewer than two blocks ("unbiased": fewer than two samples).
+        The statistic is the SKCE estimate. The interval is a normal approximation (NaN for "unbiased"). The p-value is
+        1 where all residuals are 0. NaN with fewer than two blocks ("unbiased": fewer than two samples).
 
     Raises:
         TypeError, ValueError: for invalid input.
 
     Gradient:
-        For the statistic as for `skce`; also for the p-value.
+        For the statistic and the p-value; see `skce`.
 
     Reference:
         Widmann, Lindsten, Zachariah: Calibration tests in multi-class classification (NeurIPS 2019), lemmas 2 and 3.

@@ -1,8 +1,8 @@
-"""Distances between predictions and label distributions, the proportions of annotators that chose each class.
+"""Distances between predictions and label distributions (the proportions of annotators that chose each class).
 
 With few annotators a label distribution is noisy, so the distance is positive even for a perfect prediction. Every
-distance therefore has components: the value, the noise floor and, where possible, the value corrected for the noise.
-The noise floor is the expected value if the annotations were drawn from the predictions.
+distance therefore has components: the value, the noise floor and, if possible, the value corrected for the noise. The
+noise floor is the expected value if annotations are sampled from the predictions.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,18 +20,18 @@ from torchcalib.special.shares import entropy_of_counts, mean_distance_of_share,
 
 Component = Literal["value", "noise_floor", "corrected"]
 _LEAST_ANNOTATORS: Mapping[Component, int] = {"value": 0, "noise_floor": 1, "corrected": 2}
-"""Least number of annotators per sample. The noise floor needs their number, the correction their variance."""
+"""Minimum number of annotators per sample, by component. The correction needs two to estimate a variance."""
 
 
 def _q(p: Predictions) -> Tensor:
-    """Return the predicted probabilities q `(..., N, C)`; binary and multi-label: C = 2, for y = 0 and y = 1."""
+    """Return the predicted probabilities q `(..., N, C)`. For binary and multi-label C = 2 (y = 0 and y = 1)."""
     if p.task == "multiclass":
         return p.probs.to(wide_dtype(p.values.device))
     return torch.stack((p.not_probs, p.probs), -1)
 
 
 def _log_q(p: Predictions) -> Tensor:
-    """Return log q `(..., N, C)`, exact even for logits whose probability rounds to 0 or 1."""
+    """Return log q `(..., N, C)`, accurate even for logits whose probability rounds to 0 or 1."""
     if p.task == "multiclass":
         return p.log_probs.to(wide_dtype(p.values.device))
     log_yes, log_no = p.binary_log_probs
@@ -39,7 +39,7 @@ def _log_q(p: Predictions) -> Tensor:
 
 
 def _t(p: Predictions) -> Tensor:
-    """Return the label distributions t `(..., N, C)`; for a label the indicator of its class."""
+    """Return the label distributions t `(..., N, C)`. A label is converted to its one-hot vector."""
     wide = wide_dtype(p.values.device)
     if p.task != "multiclass":
         return torch.stack((1 - p.target, p.target), -1)
@@ -49,7 +49,7 @@ def _t(p: Predictions) -> Tensor:
 
 
 def _n(p: Predictions) -> Tensor:
-    """Return the number of annotators of each sample `(..., N, 1)`; 1 for a label."""
+    """Return the number of annotators per sample, `(..., N, 1)`; 1 for labels."""
     n = torch.ones(p.samples, dtype=wide_dtype(p.values.device), device=p.values.device)
     return (n if p.n_votes is None else p.n_votes).unsqueeze(-1)
 
@@ -65,15 +65,15 @@ def _kl(p: Predictions) -> Tensor:
 
 
 def _expected_entropy_loss(p: Predictions) -> Tensor:
-    """Return the entropy of q minus the expected entropy of the proportions in n draws from q, `(..., N)`."""
+    """Return the entropy of q minus the expected entropy of n annotations sampled from q, `(..., N)`."""
     q = _q(p)
     return xmul(q, mean_log_share(q, _n(p)) - _log_q(p)).sum(-1)
 
 
 def _variance(p: Predictions, shares: Tensor, n: Tensor) -> Tensor:
-    """Return the variance of the proportions in n draws, summed over classes, `(..., N)`.
+    """Return the variance of the class proportions in a multinomial sample of size n, summed over classes, `(..., N)`.
 
-    For binary and multi-label it is the variance for y = 1 alone, as in the binary squared distance.
+    For binary and multi-label it is the variance for y = 1 only, as in the binary squared distance.
     """
     variance = shares * (1 - shares) / n
     return variance.sum(-1) if p.task == "multiclass" else variance[..., 1]
@@ -100,7 +100,7 @@ _DISTANCES: Mapping[str, Mapping[Component, Callable[[Predictions], Tensor]]] = 
         "corrected": lambda p: p.squared_error - _variance(p, _t(p), _n(p) - 1),
     },
 }
-"""Functions from predictions to the distance per sample `(..., N)`, by distance and component."""
+"""Functions from `Predictions` to the distance per sample `(..., N)`, by distance and component."""
 
 
 def _distance(p: Predictions, distance: str, component: Component) -> Tensor:
@@ -131,13 +131,14 @@ def _total_variation(
 ) -> ScoreEstimator:
     """Total variation distance between predictions q and label distributions t: the mean of sum_k |q_k - t_k| / 2.
 
-    It is the largest difference between q and t in the probability of any set of classes. Binary: |p - t|.
+    It is the largest difference between q and t in the probability of any set of classes. The binary distance is
+    |p - t|.
 
     Args:
-        target: Annotator counts: integers, multi-class `(..., N, C)`, binary `(..., N, 2)` and multi-label
-            `(..., N, L, 2)` with the counts for y = 0 and y = 1. Or proportions: floating, in the shape of `preds`.
+        target: Integer annotator counts: multi-class `(..., N, C)`, binary `(..., N, 2)` and multi-label
+            `(..., N, L, 2)` with counts for y = 0 and y = 1. Or floating proportions with the shape of `preds`.
             Or labels, each from one annotator.
-        component: `"value"`, or `"noise_floor"`: the exact expected value if the annotations were drawn from the
+        component: `"value"`, or `"noise_floor"`: the exact expected value if annotations are sampled from the
             predictions.
 
     Returns:
@@ -148,12 +149,12 @@ def _total_variation(
         TypeError, ValueError: for invalid input. A noise floor needs counts or labels.
 
     Gradient:
-        Everywhere; 0 where q_k = t_k. For the noise floor 0 at q_k = 0 and q_k = 1.
+        Defined everywhere; 0 where q_k = t_k. The gradient of the noise floor is 0 at q_k = 0 and q_k = 1.
 
     Reference:
         [TALK] Pavlovic: Beyond Accuracy: Understanding Model Calibration (human-uncertainty calibration); Baan, Aziz,
         Plank, Fernandez: Stop Measuring Calibration When Humans Disagree (EMNLP 2022). Noise floor: De Moivre's formula
-        for the mean absolute deviation of the binomial distribution, for each class.
+        for the mean absolute deviation of a binomial distribution.
 
     Example:
         >>> preds, counts = torch.tensor([[0.7, 0.3], [0.5, 0.5]]), torch.tensor([[9, 1], [4, 4]])
@@ -194,26 +195,26 @@ def _kl_divergence(
 ) -> ScoreEstimator:
     """Kullback-Leibler divergence of predictions q from label distributions t: the mean of sum_k t_k log(t_k / q_k).
 
-    It equals the negative log-likelihood with soft targets t minus the entropy of t, with 0 log 0 = 0. It is +inf where
-    q_k = 0 < t_k. With few annotators it is biased upwards, because the entropy of their proportions is too small.
+    It equals the negative log-likelihood with soft targets t minus the entropy of t, with 0 log 0 = 0. It is +inf if
+    q_k = 0 and t_k > 0. With few annotators it is biased upwards, because the entropy of t is underestimated.
 
     Args:
         target: Annotator counts, proportions or labels, as for `total_variation`.
-        component: `"value"`; `"noise_floor"`, the expected value if the annotations were drawn from the predictions; or
-            `"corrected"`, with an estimate of the entropy of the distribution that the annotations were drawn from. The
-            noise floor is exact for up to 49 annotators per sample, otherwise within 2e-9 nats per class. For n draws
-            from p, the bias of the corrected value is sum_k p_k (sum_(v >= n) (1-p_k)^v / v - (1-p_k)^(n-1)).
+        component: `"value"`; `"noise_floor"`, the expected value if annotations are sampled from the predictions; or
+            `"corrected"`, with a bias-corrected entropy of t. The noise floor is exact for up to 49 annotators per
+            sample, otherwise within 2e-9 nats per class. If n annotations are sampled from p, the bias of the
+            corrected value is sum_k p_k (sum_(v >= n) (1-p_k)^v / v - (1-p_k)^(n-1)).
 
     Returns:
-        `(...)`, multi-label `(..., L)` with `average=None`, in nats, in [0, inf] (the corrected value may be negative),
-        in the dtype of `preds` (at least float32). NaN without data.
+        `(...)`, multi-label `(..., L)` with `average=None`, in nats, in [0, inf]. The dtype is that of `preds` (at
+        least float32). A corrected value may be negative. NaN without data.
 
     Raises:
         TypeError, ValueError: see `total_variation`. A correction needs at least 2 annotators in every row.
 
     Gradient:
-        Finite everywhere. Where the divergence is infinite, it is 0 with respect to probabilities, and q - t with
-        respect to logits.
+        Finite everywhere. Where the divergence is infinite, the gradient is 0 with respect to probabilities, and q - t
+        with respect to logits.
 
     Reference:
         [TALK], see `total_variation`; Peterson, Battleday, Griffiths, Russakovsky: Human Uncertainty Makes
@@ -234,7 +235,7 @@ kl_divergence = score_function(_kl_divergence)
 
 
 class KLDivergence(ScoreMetric):
-    """Streaming Kullback-Leibler divergence of predictions from label distributions, in nats; see `kl_divergence`.
+    """Streaming Kullback-Leibler (KL) divergence of predictions from label distributions; see `kl_divergence`.
 
     Example:
         >>> metric = KLDivergence(task="multiclass")
@@ -259,19 +260,19 @@ def _entropy_gap(
 ) -> ScoreEstimator:
     """Entropy of the predictions q minus the entropy of the label distributions t, averaged over samples.
 
-    It is the mean of sum_k t_k log t_k - sum_k q_k log q_k. Positive values mean that the model is less certain than
-    the annotators, negative values that it is more certain; differences of opposite sign cancel. Which classes are
-    predicted does not matter. With few annotators it is biased upwards, because the entropy of their proportions is too
-    small.
+    It is the mean of sum_k t_k log t_k - sum_k q_k log q_k. If it is positive, the model is less certain than the
+    annotators; if it is negative, more certain. Differences of opposite sign cancel. The value does not
+    depend on which classes are predicted. With few annotators it is biased upwards, because the entropy of t is
+    underestimated.
 
     Args:
         target: Annotator counts, proportions or labels, as for `total_variation`.
-        component: `"value"`; `"noise_floor"`, the expected value if the annotations were drawn from the predictions; or
-            `"corrected"`. See `torchcalib.functional.kl_divergence` for their accuracy and bias, which are the same.
+        component: `"value"`; `"noise_floor"`, the expected value if annotations are sampled from the predictions; or
+            `"corrected"`. Accuracy and bias are as for `torchcalib.functional.kl_divergence`.
 
     Returns:
-        `(...)`, multi-label `(..., L)` with `average=None`, in nats, in [-log C, log C] (the corrected value may be
-        smaller), in the dtype of `preds` (at least float32). NaN without data.
+        `(...)`, multi-label `(..., L)` with `average=None`, in nats, in [-log C, log C]. The dtype is that of `preds`
+        (at least float32). A corrected value may be smaller. NaN without data.
 
     Raises:
         TypeError, ValueError: see `total_variation`. A correction needs at least 2 annotators in every row.
@@ -296,7 +297,7 @@ entropy_gap = score_function(_entropy_gap)
 
 
 class EntropyGap(ScoreMetric):
-    """Streaming entropy of predictions minus entropy of label distributions, in nats; see `entropy_gap`.
+    """Streaming mean entropy of predictions minus entropy of label distributions, in nats; see `entropy_gap`.
 
     Example:
         >>> metric = EntropyGap(task="multiclass")
@@ -322,27 +323,27 @@ def _squared_distance(
 ) -> ScoreEstimator:
     """Squared distance between predictions q and label distributions t: the mean of sum_k (q_k - t_k)^2.
 
-    It is the Brier score with soft targets t; binary (p - t)^2. The correction is unbiased: for any number of
-    annotators, the expected corrected value is the distance to the distribution that the annotations were drawn from.
+    It is the Brier score with soft targets t; the binary distance is (p - t)^2. The corrected value is an unbiased
+    estimate of the distance to the population distribution of the annotations, for any number of annotators.
 
     Args:
         target: Annotator counts, proportions or labels, as for `total_variation`.
-        component: `"value"`; `"noise_floor"`, the expected value sum_k q_k (1-q_k) / n if the n annotations were drawn
+        component: `"value"`; `"noise_floor"`, the expected value sum_k q_k (1-q_k) / n if n annotations are sampled
             from the predictions; or `"corrected"`, the value minus the estimated variance sum_k t_k (1-t_k) / (n-1).
 
     Returns:
-        `(...)`, multi-label `(..., L)` with `average=None`, in [0, 2], binary [0, 1] (the corrected value may be
-        negative), in the dtype of `preds` (at least float32). NaN without data.
+        `(...)`, multi-label `(..., L)` with `average=None`, in [0, 2], binary [0, 1]. The dtype is that of `preds` (at
+        least float32). A corrected value may be negative. NaN without data.
 
     Raises:
         TypeError, ValueError: see `total_variation`. A correction needs at least 2 annotators in every row.
 
     Gradient:
-        Everywhere.
+        Defined everywhere.
 
     Reference:
         [EPSR] Ferrer, Ramos: Evaluating Posterior Probabilities (TMLR), eq. 9, with the label distribution instead of
-        the indicator. Correction: the sample variance of n draws, with denominator n - 1.
+        the indicator. Correction: the unbiased sample variance, with denominator n - 1.
 
     Example:
         >>> preds, counts = torch.tensor([[0.7, 0.3], [0.5, 0.5]]), torch.tensor([[9, 1], [4, 4]])

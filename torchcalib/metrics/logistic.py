@@ -1,4 +1,4 @@
-"""Cox's calibration slope and intercept, and Spiegelhalter's test with the Brier score."""
+"""Cox's calibration slope and intercept, and Spiegelhalter's test of calibration."""
 
 import math
 from dataclasses import dataclass, replace
@@ -34,10 +34,10 @@ class CoxCalibration(NamedTuple):
     """Logistic regression of the outcomes on the log-odds of the predictions; see `cox`.
 
     Attributes:
-        slope: 1 for a calibrated model. Below 1 predictions are too extreme, above 1 not extreme enough.
-        intercept: Log-odds of the outcome where the prediction is 1/2; 0 for a calibrated model.
-        in_the_large: Intercept with the slope fixed at 1. Above 0 predictions are too low on average.
-        slope_se: Standard error of the slope, from the observed information.
+        slope: Regression slope; 1 for a calibrated model. Below 1 predictions are too extreme, above 1 too moderate.
+        intercept: Regression intercept: log-odds of the outcome for a prediction of 1/2; 0 for a calibrated model.
+        in_the_large: Intercept with the slope fixed at 1. If it is positive, predictions are too low on average.
+        slope_se: Standard error of the slope, from the observed Fisher information.
         intercept_se: Standard error of the intercept.
         p_value: p-value of the likelihood-ratio test for slope 1 and intercept 0. Its asymptotic null distribution is
             chi-squared with 2 degrees of freedom.
@@ -57,20 +57,20 @@ class CoxCalibration(NamedTuple):
 
 
 def cox_from_sample(sample: RankedSample, eps: float | None = None) -> Tensor:
-    """Return the fields of `CoxCalibration` as a tensor `(..., 6)`."""
+    """Fit the logistic regression, and return the fields of `CoxCalibration` as a tensor `(..., 6)`."""
     score, positives, n = sample.score.to(wide_dtype(sample.score.device)), sample.positives, sample.n
     if not score.shape[-1]:  # pad an empty sample with an ignored element, so that reductions have an axis
         score, positives = pad(score, (0, 1), value=torch.nan), pad(positives, (0, 1))
         n = None if n is None else pad(n, (0, 1))
     counted = ~score.isnan()
-    if eps is not None:  # before the logarithm, whose infinite derivative at 0 would make the gradient NaN
+    if eps is not None:  # clip before the logarithm, whose infinite derivative at 0 would make the gradient NaN
         limit = math.log1p(-eps) - math.log(eps)
         score = score.clamp(-limit, limit) if sample.from_logits else score.clamp(eps, 1 - eps)
     x = score if sample.from_logits else score.log() - torch.log1p(-score)
     n = counted.to(x.dtype) if n is None else n.to(x.dtype).masked_fill(~counted, 0)
     k = positives.to(x.dtype).masked_fill(~counted, 0)
     unbounded = (counted & x.isinf() & (n > 0)).any(-1)
-    # Ignored samples and infinite log-odds do not enter the sums. Infinite log-odds make the result NaN below.
+    # Exclude ignored samples and infinite log-odds from the sums. Infinite log-odds make the result NaN below.
     x = x.masked_fill(~counted | x.isinf(), 0)
     fit = logistic_fit(x, k, n)
     # The survival function of chi-squared with 2 degrees of freedom is exp(-statistic / 2).
@@ -88,33 +88,33 @@ def _cox(
 ) -> Estimator[RankedSample]:
     """Cox's calibration slope and intercept: log-odds of the outcome = intercept + slope * predicted log-odds.
 
-    A logistic regression of the outcomes on the log-odds of the predictions, fitted by maximum likelihood. It
-    separates two kinds of error. The slope is below 1 if predictions are too extreme. The intercept is above 0 if
-    predictions are too low; with the slope fixed at 1 it is called calibration in the large.
+    The logistic regression of the outcomes on the log-odds of the predictions is fitted by maximum likelihood. A slope
+    below 1 means that predictions are too extreme. An intercept above 0 means that predictions are too low. With the
+    slope fixed at 1 the intercept is called calibration in the large.
 
     Args:
         target: Labels.
         eps: Clip probabilities to [eps, 1 - eps]. None does not clip.
-        mode: Event whose probability is the confidence; see `ece`. Classes and labels are fitted separately, without an
-            average.
+        mode: Event whose probability is the confidence; see `ece`. Classes or labels are fitted separately and not
+            averaged.
 
     Returns:
         A `CoxCalibration` with tensors `(...)`, class-wise and multi-label `(..., C)`, in the dtype of `preds` (at
         least float32). Intercepts are log-odds. NaN without data. If the likelihood has no maximum:
 
-        - Probabilities of exactly 0 or 1 have infinite log-odds: all fields are NaN, unless `eps` is given.
+        - Probabilities are exactly 0 or 1 (infinite log-odds): all fields are NaN, unless `eps` is given.
         - The predictions separate the outcomes: the slope is inf (-inf if the order is reversed). Intercept, standard
           errors and p-value are NaN.
         - All predictions are equal: slope, intercept, standard errors and p-value are NaN.
-        - All outcomes are equal: these are NaN, and `in_the_large` is inf or -inf.
-        - With log-odds in the hundreds the fit may not converge: fields that were not found are NaN.
+        - All outcomes are equal: the same fields are NaN, and `in_the_large` is inf or -inf.
+        - The fit does not converge, for example with log-odds in the hundreds: the affected fields are NaN.
 
     Raises:
         TypeError, ValueError: for invalid input.
 
     Gradient:
-        For slope, intercept and in_the_large, by implicit differentiation of the fit. Standard errors and p-value are
-        constants.
+        For slope, intercept and in_the_large, by implicit differentiation of the fit. None for standard errors and
+        p-value.
 
     Reference:
         Cox: Two further applications of a model for binary regression (Biometrika 1958). Van Calster et al.:
@@ -137,9 +137,9 @@ cox = functional(_cox, CoxCalibration)
 
 
 class Cox(RankedMetric):
-    """Streaming calibration slope or intercept by Cox's logistic regression; see `cox`.
+    """Streaming calibration slope or intercept from Cox's logistic regression; see `cox`.
 
-    It stores all samples, or a sketch with `resolution`. `fit()` returns all fields.
+    The state contains all samples, or a sketch if `resolution` is given. `fit()` returns all fields.
 
     Args:
         component: Field of `CoxCalibration` that `compute` returns.
@@ -170,13 +170,13 @@ class Cox(RankedMetric):
         return getattr(self._fit(statistic), self.component)  # type: ignore[no-any-return]
 
     def fit(self) -> CoxCalibration:
-        """Return all fields of the regression, over all ranks if `torch.distributed` is running."""
+        """Return all results of the regression, over all ranks if `torch.distributed` is running."""
         return self._fit(self._synced_statistic())
 
     def test_from(self, statistic: RankedSample, *, level: float = 0.95, **_: Any) -> CalibrationTest:
-        """Return the likelihood-ratio test that slope and intercept are 1 and 0; the interval is NaN.
+        """Return the likelihood-ratio test of slope 1 and intercept 0; the interval is NaN.
 
-        The statistic is chi-squared with 2 degrees of freedom for a calibrated model, with expected value 2.
+        For a calibrated model the statistic has a chi-squared distribution with 2 degrees of freedom and mean 2.
         """
         p_value = self._fit(statistic).p_value
         nan = torch.full_like(p_value, torch.nan)
@@ -189,28 +189,31 @@ class Cox(RankedMetric):
 
 @dataclass(frozen=True)
 class SpiegelhalterAccumulator(EventSums[Sums]):
-    """Sums of the weight, of the Brier score minus its expected value, and of the variance of this difference."""
+    """Accumulator of three sums: weight, Brier score minus its expected value, and variance of this difference."""
 
     n_cells = 1
 
     @property
     def n_quantities(self) -> int:
-        """Number of sums, 3."""
+        """Number of sums: 3."""
         return 3
 
     def cell(self, confidence: Tensor) -> Tensor:
-        """Return cell 0 for every event."""
+        """Return cell index 0 for every event."""
         return torch.zeros_like(confidence, dtype=torch.int64)
 
     def quantities(self, events: Events) -> tuple[Tensor, ...]:
-        """Return 1, (y - p) (1 - 2 p) and (1 - 2 p)^2 p (1 - p); 1 - p comes from `events.complement` if available."""
+        """Return the summands 1, (y - p) (1 - 2 p) and (1 - 2 p)^2 p (1 - p) for every event.
+
+        `events.complement` is used for 1 - p if available, because it is more accurate.
+        """
         p, y = self._wide(events)
         not_p = 1 - p if events.complement is None else events.complement
         factor = not_p - p
         return torch.ones_like(p), (y * not_p - (1 - y) * p) * factor, factor.square() * p * not_p
 
     def events(self, p: Predictions) -> Events:
-        """Return the events of `p`, with complements where P(y=0) is known more exactly than as 1 - P(y=1)."""
+        """Return the events in `p`, with P(y=0) as their complement where it is more accurate than 1 - P(y=1)."""
         events = super().events(p)
         if p.absent is not None:  # a NaN in a row of weight 0 would make the gradient NaN
             per_class = p.task == "multiclass" and self.mode == "classwise"
@@ -223,7 +226,7 @@ class SpiegelhalterAccumulator(EventSums[Sums]):
         return replace(events, complement=p.not_probs)
 
     def of_events(self, events: Events, p: Predictions) -> Sums:
-        """Return the sums over the events of `p`, computed in chunks of events."""
+        """Return the sums over all events in `p`, computed in chunks."""
         totals: list[Tensor] = []
         for start in range(0, max(1, events.confidence.shape[-1]), _EVENTS):
             columns = self.columns(events.map(itemgetter((..., slice(start, start + _EVENTS)))), p)
@@ -232,12 +235,12 @@ class SpiegelhalterAccumulator(EventSums[Sums]):
         return self.wrap(torch.stack(totals, -2))
 
     def wrap(self, sums: Tensor) -> Sums:
-        """Return the sums as a `Sums` statistic."""
+        """Convert a tensor of sums `(..., 3, 1)` to `Sums`."""
         return Sums(sums)
 
 
 def spiegelhalter_from_sums(s: Sums, component: SpiegelhalterComponent = "z") -> Tensor:
-    """Return z or its two-sided p-value, `(...)`."""
+    """Return Spiegelhalter's z statistic or its two-sided p-value, `(...)`."""
     _, excess, variance = s.sums.squeeze(-1).unbind(-1)
     z = excess / variance.sqrt()
     return z if component == "z" else torch.erfc(z.abs() / math.sqrt(2))
@@ -250,22 +253,22 @@ def _spiegelhalter(
     mode: Mode | None = None,
     **options: Unpack[InputOptions],
 ) -> Estimator[Sums]:
-    """Spiegelhalter's test of calibration: compares the Brier score with its expected value for a calibrated model.
+    """Spiegelhalter's test of calibration: standardised difference between the Brier score and its expected value.
 
     z = sum (y - p) (1 - 2 p) / sqrt(sum (1 - 2 p)^2 p (1 - p)), approximately standard normal for a calibrated model.
-    Above 0 the Brier score is worse than expected (mostly over-confidence), below 0 better. Errors on both sides of
-    p = 1/2 can cancel, so a small |z| does not prove calibration.
+    A positive z means that the Brier score is worse than expected (mostly over-confidence). Errors
+    on both sides of p = 1/2 can cancel, so a small |z| does not prove calibration.
 
     Args:
         target: Labels. Soft targets are not accepted, because their variance is unknown.
         component: `"z"`, or `"p_value"` for the two-sided p-value. `Spiegelhalter(...).test()` returns both.
-        mode: Event whose probability is the confidence; see `ece`. Classes and labels are tested separately, without an
-            average.
+        mode: Event whose probability is the confidence; see `ece`. Classes or labels are tested separately and not
+            averaged.
 
     Returns:
         `(...)`, class-wise and multi-label `(..., C)`, in the dtype of `preds` (at least float32). NaN without data.
-        If every probability is 0, 1/2 or 1, the variance is 0: z is +inf and the p-value 0 if a prediction of 0 or 1 is
-        wrong, otherwise both are NaN.
+        If every probability is 0, 1/2 or 1, the variance is 0. Then z is +inf and the p-value 0 if a prediction of 0 or 1
+        is wrong, otherwise both are NaN.
 
     Raises:
         TypeError, ValueError: for invalid input.
@@ -315,7 +318,10 @@ class Spiegelhalter(CalibrationMetric[Sums]):
             self.perfect, self.unit = 1.0, "probability"  # type: ignore[misc]
 
     def test_from(self, statistic: Sums, *, level: float = 0.95, **_: Any) -> CalibrationTest:
-        """Return z, the expected |z| for a calibrated model, sqrt(2 / pi), and the p-value; the interval is NaN."""
+        """Return the test with statistic z and two-sided p-value; the interval is NaN.
+
+        The noise floor is sqrt(2 / pi), the expected |z| for a calibrated model.
+        """
         z, p_value = spiegelhalter_from_sums(statistic), spiegelhalter_from_sums(statistic, "p_value")
         floor, nan = torch.full_like(z, math.sqrt(2 / math.pi)), torch.full_like(z, torch.nan)
         return CalibrationTest(z, floor, p_value, nan, nan, level, "normal approximation, two-sided")

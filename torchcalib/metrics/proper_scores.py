@@ -1,4 +1,4 @@
-"""Scores averaged over samples: negative log-likelihood, Brier score, entropic calibration difference and accuracy."""
+"""Negative log-likelihood, Brier score, entropic calibration difference and accuracy, averaged over samples."""
 
 from collections.abc import Sequence
 from typing import Any, Literal, Unpack
@@ -23,7 +23,7 @@ def _nll_of(p: Predictions, eps: float | None = None) -> Tensor:
 
 
 def _entropy(_: ScoreSum, priors: Tensor, __: Task) -> Tensor:
-    return 0 - xmul(priors, safe_log(priors)).sum(-1)  # 0 - x rather than -x, which would be -0.0 for a single class
+    return 0 - xmul(priors, safe_log(priors)).sum(-1)  # 0 - x instead of -x, which would be -0.0 for a single class
 
 
 def _nll_score(eps: float | None = None) -> Score:
@@ -44,16 +44,16 @@ def _nll(
     """Negative log-likelihood (NLL, log loss, cross entropy): the mean of -log q_h, in nats.
 
     q_h is the predicted probability of the true class h. For soft targets t the score is -sum_k t_k log q_k. Logits are
-    processed with `log_softmax`, so the score is exact where a probability would round to 0 or 1. q_h = 0 results in
-    +inf unless `eps` is given.
+    converted with `log_softmax`. The score is therefore accurate even if a probability rounds to 0 or 1. For q_h = 0
+    the score is +inf, unless `eps` is given.
 
     Args:
         eps: Lower bound to which probabilities are clipped.
-        normalize: `"prior"` divides by the NLL of a model that always predicts the class priors, which is their
-            entropy. The result is the normalised cross entropy (NCE); 1 is the value of that model. If the data contain
-            a single class, the entropy is 0 and the result inf or NaN.
-        priors: Class priors `(C,)` (binary and per label: `(2,)`) to report the score for, instead of the class
-            frequencies in the data. A class with a positive prior but no samples results in NaN. Integer targets only.
+        normalize: `"prior"` divides by the entropy of the class priors, which is the NLL of a model that always
+            predicts the priors. The result is the normalised cross entropy (NCE). If the data contain a single class,
+            the entropy is 0, and the result is inf or NaN.
+        priors: Class priors `(C,)`, binary and per label `(2,)`. Samples are reweighted from the class frequencies to
+            these priors. The result is NaN if a class with a positive prior has no samples. Integer targets only.
 
     Returns:
         `(...)`, multi-label `(..., L)` with `average=None`, in [0, inf], in the dtype of `preds` (at least float32).
@@ -63,8 +63,8 @@ def _nll(
         TypeError, ValueError: for invalid input.
 
     Gradient:
-        Finite everywhere. Where the score is infinite, it is 0 with respect to probabilities, and q - t with respect to
-        logits.
+        Finite everywhere. Where the score is infinite, the gradient is 0 with respect to probabilities, and q - t with
+        respect to logits.
 
     Reference:
         [EPSR] Ferrer, Ramos: Evaluating Posterior Probabilities (TMLR), eq. 8; NCE: sec. 2.2; priors: app. A, eq.
@@ -114,7 +114,10 @@ def _brier_over_classes(p: Predictions) -> Tensor:
 
 
 def _brier_of_prior(s: ScoreSum, priors: Tensor, task: Task) -> Tensor:
-    """Return E sum_k (P_k - t_k)^2 for priors P, which is 1 - sum_k P_k^2 for labels; half of it for binary tasks."""
+    """Return the mean Brier score of the constant prediction P (the class priors), `(...)`.
+
+    It is sum_k (E[t_k^2] - P_k^2) for targets t, and half of this sum for binary and multi-label tasks.
+    """
     over_classes = s.label_square.sum(-1) / s.total - priors.square().sum(-1)
     return over_classes if task == "multiclass" else over_classes / 2
 
@@ -131,16 +134,16 @@ def _brier_score(
     average: Average | None = "macro",
     **options: Unpack[InputOptions],
 ) -> ScoreEstimator:
-    """Brier score: the mean squared distance between prediction and outcome.
+    """Brier score: the mean squared distance between predicted probabilities and outcomes.
 
-    Binary and per label it is (p - y)^2, in [0, 1]. Multi-class it is sum_k (q_k - 1[h=k])^2 for the true class h, in
-    [0, 2]; for two classes this is twice the binary score. Soft targets replace the indicator.
+    The binary score, also used per label, is (p - y)^2 in [0, 1]. The multi-class score is sum_k (q_k - 1[h=k])^2 in
+    [0, 2] for the true class h. For two classes it is twice the binary score. Soft targets replace the indicator.
 
     Args:
-        normalize: `"classes"` divides the multi-class sum by the number of classes C, which makes two classes equal to
-            binary. `"prior"` divides by the Brier score of a model that always predicts the class priors. The result is
-            the normalised Brier score (NBS); 1 is the value of that model.
-        priors: Class priors to report the score for, as for `nll`.
+        normalize: `"classes"` divides the multi-class score by the number of classes C. For two classes this is the
+            binary score. `"prior"` divides by the Brier score of a model that always predicts the class priors.
+            The result is the normalised Brier score (NBS).
+        priors: Class priors that replace the class frequencies in the data, as in `nll`.
 
     Returns:
         `(...)`, multi-label `(..., L)` with `average=None`, in the dtype of `preds` (at least float32). NaN without
@@ -150,7 +153,7 @@ def _brier_score(
         TypeError, ValueError: for invalid input.
 
     Gradient:
-        Everywhere.
+        Defined everywhere.
 
     Reference:
         [ECD] Sumler et al.: An Entropic Metric for Measuring Calibration, eq. 2 (binary); [EPSR] eq. 9 (multi-class).
@@ -167,7 +170,7 @@ brier_score = score_function(_brier_score)
 
 
 class BrierScore(ScoreMetric):
-    """Streaming Brier score, the mean squared distance between prediction and outcome; see `brier_score`.
+    """Streaming Brier score: mean squared distance between probabilities and outcomes; see `brier_score`.
 
     Example:
         >>> import torch
@@ -221,21 +224,21 @@ def ecd(
 ) -> Tensor:
     """Entropic calibration difference (ECD): mean log loss minus mean entropy of the predictions, in nats.
 
-    The score of a sample is sum_k q_k log q_k - log q_h for probabilities q and true class h, with 0 log 0 = 0. Binary
-    it is (p - y) log(p / (1-p)). A calibrated model has ECD 0 on average; positive values mean over-confidence,
-    negative values under-confidence. ECD needs no bins.
+    For probabilities q and true class h, the score of a sample is sum_k q_k log q_k - log q_h, with 0 log 0 = 0. The
+    binary score is (p - y) log(p / (1-p)). The expected value for a calibrated model is 0. Positive values indicate
+    over-confidence, negative values under-confidence. ECD does not need bins.
 
-    A certain prediction scores 0 if it is correct and +inf if it is wrong. The least score of a binary sample is
-    -W(1/e) = -0.2785, with Lambert's W; for C classes it is less (-1.1010 for 10 classes).
+    For a prediction of probability 1 the score is 0 if it is correct and +inf if it is wrong. The minimum for a binary
+    sample is -W(1/e) = -0.2785, with the Lambert W function. It is lower for more classes (-1.1010 for 10 classes).
 
     Args:
         preds: Probabilities or logits: binary `(..., N)`, multi-class `(..., N, C)`, multi-label `(..., N, L)`. Or a
             `torch.distributions` object with batch shape `(..., N)`; the score is then -log_prob(x) - entropy.
-        target: Labels or soft targets, as for `nll`; or the observed values for the distribution.
+        target: Labels or soft targets, as for `nll`; for a distribution the observed values x.
         task: `"binary"`, `"multiclass"` or `"multilabel"`; None for a distribution.
-        priors: Class priors to report the score for, as for `nll`.
-        average: Multi-label: `"macro"` is the mean over labels, None returns `(..., L)`.
-        **options: See `torchcalib.functional.InputOptions`; for a distribution only `weights`.
+        priors: Class priors that replace the class frequencies in the data, as in `nll`.
+        average: Multi-label: `"macro"` averages over labels, None returns `(..., L)`.
+        **options: Input options; see `torchcalib.functional.InputOptions`. For a distribution only `weights`.
 
     Returns:
         `(...)`, multi-label `(..., L)` with `average=None`, in (-inf, inf], in the dtype of `preds` (at least float32).
@@ -245,7 +248,7 @@ def ecd(
         TypeError, ValueError: for invalid input.
 
     Gradient:
-        Finite everywhere. For a distribution that of its `log_prob` and `entropy`.
+        Finite everywhere. For a distribution, the gradients of its `log_prob` and `entropy` are used.
 
     Reference:
         [ECD] Sumler, Devlin, Maskell, Lane: An Entropic Metric for Measuring Calibration of Machine Learning Models,
@@ -277,7 +280,7 @@ class ECD(ScoreMetric):
     """Streaming entropic calibration difference (ECD), in nats; see `ecd`.
 
     Args:
-        priors: Class priors to report the score for, as for `NLL`.
+        priors: Class priors that replace the class frequencies in the data, as in `NLL`.
 
     Example:
         >>> metric = ECD(task="binary")
@@ -295,7 +298,10 @@ class ECD(ScoreMetric):
 
 
 def is_correct(p: Predictions) -> Tensor:
-    """Return 1 where the most probable class is the true one, otherwise 0, `(..., N)`; for soft targets its weight."""
+    """Return 1 where the most probable class is the true class, else 0, `(..., N)`.
+
+    For a soft target, return the target probability of the most probable class.
+    """
     outcome = top_label(p).outcome
     return outcome.to(wide_dtype(outcome.device))
 
@@ -314,13 +320,14 @@ def _accuracy(
     average: Average | None = "macro",
     **options: Unpack[InputOptions],
 ) -> ScoreEstimator:
-    """Accuracy: fraction of samples whose most probable class is the true one; on ties the first class.
+    """Accuracy: fraction of samples whose most probable class is the true class.
 
-    It equals 1 minus the Bayes risk with zero-one costs. It does not measure calibration.
+    On ties, the first class is the prediction. Accuracy equals 1 minus the Bayes risk with zero-one costs, and does not
+    measure calibration.
 
     Args:
-        target: Labels; or soft targets, whose weight for the most probable class is averaged.
-        priors: Class priors that replace the class frequencies in the data; `[1/C] * C` is balanced accuracy.
+        target: Labels; or soft targets, whose probability of the most probable class is averaged.
+        priors: Class priors that replace the class frequencies in the data. `[1/C] * C` results in balanced accuracy.
 
     Returns:
         `(...)`, multi-label `(..., L)` with `average=None`, in [0, 1], in the dtype of `preds` (at least float32). NaN
@@ -330,7 +337,7 @@ def _accuracy(
         TypeError, ValueError: for invalid input.
 
     Gradient:
-        None, because decisions are piecewise constant in the predictions.
+        None, because the value is piecewise constant in the predictions.
 
     Reference:
         [EPSR] Ferrer, Ramos: Evaluating Posterior Probabilities (TMLR), sec. 2.3.1, with zero-one costs.
@@ -346,7 +353,7 @@ accuracy = functional(_accuracy)
 
 
 class Accuracy(ScoreMetric):
-    """Streaming accuracy, the fraction of samples with a correct top label; see `accuracy`.
+    """Streaming accuracy: fraction of samples whose most probable class is the true class; see `accuracy`.
 
     Example:
         >>> import torch

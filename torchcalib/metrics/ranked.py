@@ -1,7 +1,7 @@
-"""Metrics that need samples sorted by score.
+"""Rank-based calibration metrics: Kolmogorov-Smirnov (KS) error, CORP decomposition and CORP curve.
 
-Kolmogorov-Smirnov (KS) calibration error, and the CORP (consistent, optimally binned, reproducible, PAV-based)
-decomposition of a score with its curve. PAV is the pool-adjacent-violators algorithm for isotonic regression.
+CORP stands for consistent, optimally binned, reproducible and PAV-based, with the pool-adjacent-violators (PAV)
+algorithm for isotonic regression.
 """
 
 from collections.abc import Callable, Mapping
@@ -28,7 +28,7 @@ from torchcalib.ops.logs import binary_log_probs, xmul
 from torchcalib.ops.sorting import run_index
 
 _MAX_POINTS = 2**10
-"""Largest number of points of a CORP curve."""
+"""Maximum number of points in a CORP curve."""
 
 
 def ranked(
@@ -40,7 +40,7 @@ def ranked(
     *,
     hard_targets: bool = False,
 ) -> Estimator[RankedSample]:
-    """Return the estimator for a metric that needs sorted samples; see `binned` for the arguments."""
+    """Create the estimator of a rank-based metric. `formula` maps a sample to values `(...)`; see `binned`."""
     mode = resolve_mode(task_read_as(task, options), mode)
     is_classwise = mode == "classwise"
     check_average(average, is_classwise)
@@ -49,10 +49,10 @@ def ranked(
 
 
 def no_average(task: Task, mode: Mode | None, options: Mapping[str, Any]) -> Average | None:
-    """Return the argument `average` for a metric that never averages over classes or labels.
+    """Return the value of `average` for a metric that is not averaged over classes or labels.
 
     Raises:
-        TypeError: If `options` contains an `average`.
+        TypeError: If `options` contains `average`.
     """
     if "average" in options:
         raise TypeError(
@@ -62,10 +62,10 @@ def no_average(task: Task, mode: Mode | None, options: Mapping[str, Any]) -> Ave
 
 
 class RankedMetric(CalibrationMetric[RankedSample]):
-    """Base class for streaming metrics that need sorted samples.
+    """Base class for streaming rank-based metrics.
 
-    The state is all samples: 5 bytes each for float32 (9 for multi-class logits, 8 more with weights). `resolution`
-    stores a sketch of constant size instead.
+    The state contains all samples: 5 bytes each for float32 (9 for multi-class logits, 8 more with weights). With
+    `resolution` it is a sketch of constant size.
     """
 
     stream_options = ("resolution",)
@@ -75,18 +75,18 @@ class RankedMetric(CalibrationMetric[RankedSample]):
     plot_upper_bound: float | None = 1.0
 
     has_interval = True
-    """Whether `test` computes an interval, which needs about two thousand replicates."""
+    """Whether `test` computes an interval, which needs about 2,000 replicates."""
 
     def from_sample(self, sample: RankedSample) -> Tensor:
-        """Return the value for every batch element of a ranked sample, `(...)`."""
+        """Compute the metric value from a sample, `(...)`."""
         return self.estimator.formula(sample)
 
     def without_noise(self, sample: RankedSample) -> Tensor:
-        """Return the error for samples whose outcomes are frequencies instead of labels."""
+        """Compute the error from a sample whose outcomes are noise-free frequencies, `(...)`."""
         return self.from_sample(sample)
 
     def test_from(self, statistic: RankedSample, *, with_interval: bool = True, **how: Any) -> CalibrationTest:
-        """Return the calibration test for a statistic of this metric, which may have further leading axes."""
+        """Compute the calibration test from a sample; extra leading axes are batch axes."""
         test = ErrorTest(
             partial(by_pieces, self.from_sample),
             without_noise=partial(by_pieces, self.without_noise),
@@ -102,14 +102,14 @@ DriftNorm = Literal["max", "range"]
 def ks_from_sample(sample: RankedSample, norm: DriftNorm = "max") -> Tensor:
     """Return the Kolmogorov-Smirnov calibration error `(...)`, or Kuiper's statistic with `norm="range"`; see `ks`.
 
-    Cumulative sums are evaluated only after the last sample of each distinct score.
+    Cumulative sums are evaluated only at the last sample of each distinct score.
     """
     s = sample.sorted()
     gap = s.positives - s.confidence * (1 if s.n is None else s.n)
     total = s.total.unsqueeze(-1)
     cumulative = gap.masked_fill(~s.counted, 0).cumsum(-1) / total
     is_last = torch.cat((s.begins[..., 1:], torch.ones_like(s.begins[..., :1])), -1)
-    # Without data (total 0) nothing is masked, so that the value is 0 / 0 = NaN.
+    # Without data (total 0) do not mask, so that the value is 0 / 0 = NaN.
     drift = cumulative.masked_fill(~is_last & (total > 0), 0)
     if norm == "max":
         return drift.abs().amax(-1)
@@ -126,14 +126,14 @@ def _ks(
 ) -> Estimator[RankedSample]:
     """Kolmogorov-Smirnov (KS) calibration error: the largest cumulative difference between outcomes and probabilities.
 
-    KS = max over j of |D_j|, with D_j = sum_{i <= j} (y_i - p_i) / N for samples in ascending order of p. It needs no
-    bins. Samples with equal scores have no order, so D_j is evaluated only after the last of them.
+    KS = max over j of |D_j|, with D_j = sum_{i <= j} (y_i - p_i) / N for samples in ascending order of p. It does not
+    need bins. The order of samples with equal p is arbitrary, so D_j is evaluated only at the last of them.
 
-    Kuiper's statistic is max_j D_j - min_j D_j, including D_0 = 0. It also detects a positive deviation in one range of
-    scores that a negative deviation in another range cancels.
+    Kuiper's statistic is max_j D_j - min_j D_j, including D_0 = 0. It also detects deviations of opposite sign in
+    different ranges of p, which partly cancel in KS.
 
     Args:
-        norm: `"max"`: the largest |D_j|. `"range"`: Kuiper's statistic, between one and two times that value.
+        norm: `"max"`: the largest |D_j|. `"range"`: Kuiper's statistic, between one and two times the largest |D_j|.
 
     Returns:
         A probability in [0, 1], `(...)`, or `(..., C)` with `average=None`, in the dtype of `preds` (at least
@@ -143,13 +143,13 @@ def _ks(
         TypeError, ValueError: for invalid input.
 
     Gradient:
-        With respect to the confidences up to the sample where the maximum (or minimum) is attained; shared evenly if it
-        is attained more than once.
+        With respect to the confidences up to the sample j with the maximum (or minimum) D_j; averaged over all such j
+        if there are several.
 
     Reference:
         Gupta et al.: Calibration of Neural Networks using Splines (ICLR 2021), sec. 3, except that equal scores are
-        pooled. Range: Arrieta-Ibarra et al.: Metrics of Calibration for Probabilistic Predictions (JMLR 2022), named
-        empirical cumulative calibration error (ECCE-R) there.
+        pooled. Range: Arrieta-Ibarra et al.: Metrics of Calibration for Probabilistic Predictions (JMLR 2022), where it
+        is called empirical cumulative calibration error (ECCE-R).
 
     Example:
         >>> ks(torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]), task="binary")
@@ -165,7 +165,7 @@ ks = functional(_ks)
 class KS(RankedMetric):
     """Streaming Kolmogorov-Smirnov (KS) calibration error; see `ks`.
 
-    It stores all samples, or with `resolution` a sketch.
+    The state contains all samples, or a sketch if `resolution` is given.
 
     Example:
         >>> metric = KS(task="binary")
@@ -180,9 +180,9 @@ class KS(RankedMetric):
 
 
 class CORPDecomposition(NamedTuple):
-    """Decomposition of a score into miscalibration, discrimination and uncertainty: `score = mcb - dsc + unc`.
+    """CORP decomposition of a score: `score = mcb - dsc + unc`; see `corp`.
 
-    `corp` returns it. The recalibrated predictions are the isotonic regression of the outcomes on the predictions.
+    The recalibrated predictions are the isotonic regression of the outcomes on the predictions.
 
     Attributes:
         score: Mean score of the predictions.
@@ -206,7 +206,7 @@ Component = Literal["mcb", "dsc", "unc", "score"]
 
 
 def corp_from_sample(sample: RankedSample, score: CORPScore) -> Tensor:
-    """Return the fields of `CORPDecomposition` as a tensor `(..., 4)`."""
+    """Compute the fields of `CORPDecomposition` from a sample, as a tensor `(..., 4)`."""
     blocks = Binning("pava").of(sample)
     s, n, k = blocks.sample, blocks.n.detach(), blocks.outcomes.detach()
     total = blocks.total.detach()
@@ -219,7 +219,7 @@ def corp_from_sample(sample: RankedSample, score: CORPScore) -> Tensor:
 
 
 def _mcb_of_frequencies(sample: RankedSample, score: CORPScore) -> Tensor:
-    """Return the miscalibration `(...)` for samples whose outcomes are frequencies instead of labels."""
+    """Compute the miscalibration `(...)` from a sample whose outcomes are noise-free frequencies."""
     s = sample.sorted()
     n = s.counts.to(s.confidence.dtype)
     best = n * isotonic_regression(s.positives / n, n)
@@ -228,18 +228,18 @@ def _mcb_of_frequencies(sample: RankedSample, score: CORPScore) -> Tensor:
 
 
 def _brier_of_rate(k: Tensor, n: Tensor) -> Tensor:
-    """Return the sum of (k/n - y)^2 over n outcomes y with k ones."""
+    """Return the sum of (k/n - y)^2 over n outcomes y, of which k are 1."""
     return k * (n - k) / n.masked_fill(n == 0, 1)
 
 
 def _nll_of_rate(k: Tensor, n: Tensor) -> Tensor:
-    """Return the negative log-likelihood of n outcomes with k ones, predicted with probability k/n."""
+    """Return the negative log-likelihood for n outcomes, of which k are 1, and the prediction k/n."""
     divisor = n.masked_fill(n == 0, 1)
     return 0 - torch.xlogy(k, k / divisor) - torch.xlogy(n - k, (n - k) / divisor)
 
 
 def _brier_of(s: SortedSample) -> Tensor:
-    """Return the sum of (p - y)^2 over the samples in each element `(..., N)`."""
+    """Return the sum of (p - y)^2 over the samples in each element, `(..., N)`."""
     ones = s.positives.to(s.confidence.dtype)
     zeros = s.counts - ones
     not_p = torch.sigmoid(-s.score.to(s.confidence.dtype)) if s.from_logits else 1 - s.confidence
@@ -247,7 +247,7 @@ def _brier_of(s: SortedSample) -> Tensor:
 
 
 def _nll_of(s: SortedSample) -> Tensor:
-    """Return the negative log-likelihood of the samples in each element `(..., N)`."""
+    """Return the sum of negative log-likelihoods over the samples in each element, `(..., N)`."""
     values = s.score.to(s.confidence.dtype) if s.from_logits else s.confidence.masked_fill(~s.counted, 0.5)
     log_p, log_not_p = binary_log_probs(values, s.from_logits)
     ones = s.positives.to(s.confidence.dtype)
@@ -265,28 +265,27 @@ def _corp(
     """CORP decomposition of a score into miscalibration (MCB), discrimination (DSC) and uncertainty (UNC).
 
     score = MCB - DSC + UNC. CORP stands for consistent, optimally binned, reproducible and PAV-based, with the
-    pool-adjacent-violators (PAV) algorithm. Predictions are recalibrated by isotonic regression of the outcomes on
-    them. This is the best monotone recalibration for the sample and needs no choice of bins.
+    pool-adjacent-violators (PAV) algorithm. Predictions are recalibrated by isotonic regression of the outcomes on the
+    predictions. This is the best monotone recalibration for the sample and does not require bins.
 
-    MCB is the score minus the score after recalibration. DSC is UNC minus the score after recalibration. UNC is the
-    score of the constant prediction of the mean outcome.
+    MCB is the score minus the score after recalibration. UNC is the score of a model that always predicts the mean
+    outcome. DSC is UNC minus the score after recalibration.
 
     Args:
         target: Integer labels.
         score: `"brier"`: (p - y)^2. `"nll"`: the negative log-likelihood.
-        mode: Event whose probability is the confidence; see `ece`. The score is that of this binary event.
+        mode: Event whose probability is the confidence; see `ece`. The binary score of this event is decomposed.
 
     Returns:
         A `CORPDecomposition` with tensors `(...)`, or `(..., C)` with `average=None`, in the dtype of `preds` (at least
-        float32). NaN without data. The NLL is in nats; it and MCB are infinite if an outcome had probability 0, which
-        is impossible for finite logits. UNC and DSC are 0 for an event that always or never occurs.
+        float32). NaN without data. The NLL is in nats. NLL and its MCB are infinite if an outcome has predicted
+        probability 0, which is impossible for finite logits. UNC and DSC are 0 if all outcomes are equal.
 
     Raises:
         TypeError, ValueError: for invalid input.
 
     Gradient:
-        With respect to the confidences for the score and MCB; the order of the samples is a constant. None for DSC and
-        UNC.
+        For the score and MCB with respect to the confidences, for a fixed order of the samples. None for DSC and UNC.
 
     Reference:
         Dimitriadis, Gneiting, Jordan: Stable reliability diagrams for probabilistic classifiers (PNAS 2021), eq. 1-3.
@@ -303,9 +302,9 @@ corp = functional(_corp, CORPDecomposition)
 
 
 class CORP(RankedMetric):
-    """Streaming decomposition of a score into miscalibration, discrimination and uncertainty (CORP); see `corp`.
+    """Streaming CORP decomposition of a score into miscalibration, discrimination and uncertainty; see `corp`.
 
-    It stores all samples, or with `resolution` a sketch. `decomposition()` returns all components.
+    The state contains all samples, or a sketch if `resolution` is given. `decomposition()` returns all components.
 
     Args:
         component: Field of `CORPDecomposition` that `compute` returns: `"mcb"`, `"dsc"`, `"unc"` or `"score"`.
@@ -330,15 +329,15 @@ class CORP(RankedMetric):
         self.component = component
 
     def from_sample(self, sample: RankedSample) -> Tensor:
-        """Return the component for every batch element of a ranked sample, `(...)`."""
+        """Compute the selected component of the decomposition from a sample, `(...)`."""
         return super().from_sample(sample)[..., CORPDecomposition._fields.index(self.component)]
 
     def without_noise(self, sample: RankedSample) -> Tensor:
-        """Return the miscalibration for samples whose outcomes are frequencies instead of labels."""
+        """Compute the miscalibration from a sample whose outcomes are noise-free frequencies, `(...)`."""
         return _mcb_of_frequencies(sample, self.settings["score"])
 
     def test_from(self, statistic: RankedSample, **how: Any) -> CalibrationTest:
-        """Return the calibration test for a statistic. Raise ValueError for components other than MCB."""
+        """Compute the calibration test from a sample. Raise ValueError for components other than MCB."""
         if self.component != "mcb":
             raise ValueError(
                 f"`component` must be 'mcb' for a test of calibration, got {self.component!r}. "
@@ -347,7 +346,7 @@ class CORP(RankedMetric):
         return super().test_from(replace(statistic, log_scored=self.settings["score"] == "nll"), **how)
 
     def decomposition(self) -> CORPDecomposition:
-        """Return all components, over all ranks if `torch.distributed` is running."""
+        """Return all components of the decomposition, over all ranks if `torch.distributed` is running."""
         return CORPDecomposition(*self.estimator.value(self._synced_statistic()).unbind(-1))
 
     def _value(self, statistic: RankedSample) -> Tensor:
@@ -361,11 +360,11 @@ class CORPCurve:
     Tensors have the shape `(..., M)`, for M points in ascending order of the confidence.
 
     Attributes:
-        confidence: Confidence of each point. A point is a sample, or a run of neighbouring samples if there are many.
-        n: Weight of the samples in each point; 0 for a point that is empty because of ties.
+        confidence: Confidence at each point. With more than 1,024 samples, neighbouring samples share a point.
+        n: Total weight of the samples at each point; 0 for a point that is empty because of ties.
         frequency: Isotonic regression of the outcomes on the confidences.
-        band_low: Lower limit of the band. At each point, the regression lies in the band with probability `level` if
-            the model is calibrated. NaN without data.
+        band_low: Lower limit of the band. If the model is calibrated, the regression at a given point lies in the band
+            with probability `level`. NaN without data.
         band_high: Upper limit of the band.
         level: Level of the band.
 
@@ -383,7 +382,7 @@ class CORPCurve:
     level: float
 
     def __getitem__(self, index: Any) -> Self:
-        """Index the batch axes: `curve[k]` is the curve of class k."""
+        """Index the batch axes: `curve[k]` is the curve for class k."""
         if self.n.dim() < 2:
             raise IndexError("a single curve has no batch axis to index")
         columns = (self.confidence, self.n, self.frequency, self.band_low, self.band_high)
@@ -406,7 +405,7 @@ def corp_curve(
     """Return the curve of a CORP reliability diagram: isotonic regression of the outcomes, with a consistency band.
 
     CORP stands for consistent, optimally binned, reproducible and PAV-based (pool-adjacent-violators algorithm). It
-    needs no choice of bins. For the band, outcomes are simulated from the confidences and the regression is repeated
+    does not require bins. For the band, outcomes are simulated from the confidences and the regression is repeated
     (consistency resampling). `torchcalib.plots.corp_diagram` draws the curve.
 
     Args:
@@ -442,12 +441,12 @@ def corp_curve(
 
 
 def curve_of(sample: RankedSample, level: float = 0.95, n_replicates: int = 999, seed: int = 0) -> CORPCurve:
-    """Return the CORP curve for a sample; see `corp_curve`."""
+    """Compute the CORP curve from a sample; see `corp_curve`."""
     cells = RunCells.of(sample, _MAX_POINTS)
     observed = cells.with_gaps(cells.gap)
     low, high = [], []
     flat = cells.map(lambda x: x.reshape(-1, x.shape[-1]))
-    for index in range(len(flat.n)):  # one batch element at a time, to limit the memory
+    for index in range(len(flat.n)):  # process one batch element at a time to limit the memory
         element = flat.map(itemgetter(index))
         fits = Simulation(element, index, seed, n_replicates).compute(_recalibrated).sort(0).values
         outside = max(0, round((n_replicates + 1) * (1 - level) / 2) - 1)
@@ -459,7 +458,7 @@ def curve_of(sample: RankedSample, level: float = 0.95, n_replicates: int = 999,
 
 
 def _recalibrated(sample: Any) -> Tensor:
-    """Return the isotonic regression at every element of a sorted sample."""
+    """Return the isotonic regression of the outcomes at every position of a sorted sample, `(..., M)`."""
     blocks = Binning("pava").of(sample)
     index = run_index(blocks.ends, sample.score.shape[-1]).clamp(max=blocks.ends.shape[-1] - 1)
     return blocks.frequency.gather(-1, index)

@@ -1,4 +1,4 @@
-"""Bayes risk for two classes as a function of the operating point: curve, area, and cost at the optimal threshold."""
+"""Bayes risk curve for two classes, area under this curve, and cost at the optimal threshold."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,13 +24,13 @@ AreaWeight = Literal["uniform", "beta22"]
 
 @dataclass(frozen=True, eq=False)
 class BayesRiskCurve:
-    """Bayes risk at every operating point, as returned by `bayes_risk_curve`.
+    """Bayes risk as a function of the operating point; see `bayes_risk_curve`.
 
     Attributes:
         operating_point: Thresholds c in (0, 1), float64 `(K,)`. The decision is class 1 if its probability is above c.
             A false alarm costs 1/(1-c), a miss 1/c.
-        risk: Mean cost of these decisions, float64 `(..., K)`; multi-label `(..., L, K)`.
-        cheapest: Mean cost of the better constant decision, in the shape of `risk`.
+        risk: Mean cost of the decisions, float64 `(..., K)`; multi-label `(..., L, K)`.
+        cheapest: Mean cost of the better constant decision, with the shape of `risk`.
 
     Example:
         >>> curve = bayes_risk_curve(torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 0]), task="binary", points=1)
@@ -44,7 +44,7 @@ class BayesRiskCurve:
 
     @property
     def normalized(self) -> Tensor:
-        """`risk / cheapest`. Above 1 the decisions are worse than the better constant decision."""
+        """Risk divided by `cheapest`. Above 1 the decisions are worse than the better constant decision."""
         return self.risk / self.cheapest
 
 
@@ -61,14 +61,14 @@ def bayes_risk_curve(
     """Return the Bayes risk for two classes as a function of the operating point c.
 
     The decision is class 1 for probabilities above c, otherwise class 0. A false alarm costs 1/(1-c) and a miss 1/c; c
-    is the optimal threshold for these costs. Every cost matrix for two classes is equivalent to one of them, up to a
-    factor. The curve therefore shows for which costs the predictions are useful. The area under the curve is the cross
-    entropy, or with a weight the Brier score; see `bayes_risk_area`.
+    is the optimal threshold for these costs. Every cost matrix for two classes is equivalent to the costs for one c, up
+    to a factor. The curve therefore shows for which costs the predictions are useful. The area under the curve is the
+    cross entropy, or the Brier score if the curve is weighted by 2 c (1-c); see `bayes_risk_area`.
 
     Args:
         task: `"binary"`, `"multilabel"`, or `"multiclass"` with `positive_classes`.
         points: Number of equally spaced operating points i / (points + 1), or the operating points `(K,)` in (0, 1).
-        priors: Class priors `(2,)` to report the risk for.
+        priors: Class priors `(2,)` that replace the class frequencies in the data.
 
     Returns:
         A `BayesRiskCurve` with tensors `(..., K)`, multi-label `(..., L, K)`. NaN without data.
@@ -77,7 +77,7 @@ def bayes_risk_curve(
         TypeError, ValueError: for invalid input.
 
     Gradient:
-        None, because decisions are piecewise constant in the predictions.
+        None, because the decisions are piecewise constant in the predictions.
 
     Reference:
         [EPSR] Ferrer, Ramos: Evaluating Posterior Probabilities (TMLR), sec. 2.3.4, eq. 34.
@@ -107,14 +107,15 @@ def bayes_risk_area(
     average: Average | None = "macro",
     **options: Unpack[InputOptions],
 ) -> Tensor:
-    """Area under the Bayes risk curve for two classes: the weighted integral over all operating points.
+    """Area under the Bayes risk curve for two classes: weighted integral of the risk over all operating points c.
 
-    The curve is integrated exactly. With uniform weight the area is the cross entropy in nats (`nll`). With weight
-    2 c (1-c) it is the Brier score; for soft targets t, that of labels drawn from them, which is larger by t (1-t).
+    The integral is exact. With uniform weight it is the cross entropy in nats (`nll`). With weight 2 c (1-c) it is the
+    Brier score. For soft targets t, it is the expected Brier score of labels sampled from t, which is larger by
+    t (1-t).
 
     Args:
         task: `"binary"`, `"multilabel"`, or `"multiclass"` with `positive_classes`.
-        priors: Class priors `(2,)` to report the area for.
+        priors: Class priors `(2,)` that replace the class frequencies in the data.
         weight: `"uniform"`, or `"beta22"`: the weight 2 c (1-c), which is a third of the density of Beta(2, 2).
 
     Returns:
@@ -125,7 +126,7 @@ def bayes_risk_area(
         TypeError, ValueError: for invalid input.
 
     Gradient:
-        That of the score (cross entropy or Brier score), where predictions differ.
+        The gradient of the cross entropy or Brier score, where predictions differ.
 
     Reference:
         [EPSR] Ferrer, Ramos: Evaluating Posterior Probabilities (TMLR), sec. 2.3.4, eq. 34 and fig. 4.
@@ -146,7 +147,7 @@ def _area(s: "_SortedPredictions", weight: AreaWeight) -> Tensor:
     log_p, log_not_p = logs.binary_log_probs(s.values, s.from_logits)
     start, end = torch.full_like(log_p[..., :1], -torch.inf), torch.zeros_like(log_p[..., :1])
     log_c, log_not_c = torch.cat((start, log_p, end), -1), torch.cat((end, log_not_p, start), -1)
-    # Antiderivatives with respect to c of the weight times the cost of a miss, and of a false alarm.
+    # Antiderivatives in c of weight(c) / c (cost of a miss) and weight(c) / (1 - c) (cost of a false alarm).
     miss, alarm = (log_c, -log_not_c) if weight == "uniform" else (-(2 * log_not_c).exp(), (2 * log_c).exp())
     return (xmul(s.missed, _widths(miss)) + xmul(s.accepted, _widths(alarm))).sum(-1)
 
@@ -163,16 +164,17 @@ def optimal_threshold_cost(
     average: Average | None = "macro",
     **options: Unpack[InputOptions],
 ) -> Tensor:
-    """Least mean cost over all thresholds on the predictions for two classes, evaluated on the same data.
+    """Smallest mean cost over all decision thresholds for two classes, on the same data.
 
     The Bayes risk minus this value is the loss due to miscalibration for these costs. The value is optimistic, because
-    the threshold is chosen with the same labels. Samples with equal predictions are on the same side of the threshold.
+    the threshold is fitted and evaluated on the same data. Samples with equal predictions get the same decision.
 
     Args:
         task: `"binary"`, `"multilabel"`, or `"multiclass"` with `positive_classes`.
-        cost: Cost matrix `(2, 2)`: rows y = 0 and y = 1, columns below and above the threshold. None: zero-one costs.
+        cost: Cost matrix `(2, 2)`: rows y = 0 and y = 1, columns below and above the threshold. None means zero-one
+            costs.
         normalize: `"prior"` divides by the cost of the better constant decision.
-        priors: Class priors `(2,)` to choose the threshold and to report the cost for.
+        priors: Class priors `(2,)` that replace the class frequencies in the data, also to select the threshold.
 
     Returns:
         `(...)`, multi-label `(..., L)` with `average=None`, in the unit of `cost`, in the dtype of `preds` (at least
@@ -245,14 +247,13 @@ def _operating_points(points: int | Tensor | Sequence[float], device: torch.devi
 
 @dataclass(frozen=True, eq=False)
 class _SortedPredictions:
-    """Sorted predictions for two classes, and the error rates at each threshold between them.
+    """Sorted predictions for two classes, and the error rates at each threshold.
 
     Attributes:
         values: Predictions in ascending order `(..., N)`, N >= 1.
         from_logits: Whether the predictions are logits.
-        missed: Fraction of the weight that is class 1 and among the k lowest predictions, for k = 0 to N:
-            `(..., N + 1)`.
-        accepted: Fraction of the weight that is class 0 and not among the k lowest predictions, `(..., N + 1)`.
+        missed: Fraction of misses: weight of class 1 among the k lowest predictions, for k = 0 to N, `(..., N + 1)`.
+        accepted: Fraction of false alarms: weight of class 0 above the k lowest predictions, `(..., N + 1)`.
     """
 
     values: Tensor
@@ -264,10 +265,10 @@ class _SortedPredictions:
 def _in_order(p: Predictions, priors: Tensor | Sequence[float] | None) -> _SortedPredictions:
     wide = wide_dtype(p.values.device)
     shares = [weighted(part, p.weights, wide) for part in (1 - p.target, p.target)]
-    # Rows with weight 0 may contain NaN. Replace them by a value that does not change the result.
+    # Rows with weight 0 may contain NaN. Replace it by a finite value, which does not change the result.
     middle = 0.0 if p.from_logits else 0.5
     values = p.values if p.weights is None else torch.where(p.weights == 0, middle, p.values)
-    if not values.shape[-1]:  # without data, add a row of weight 0: the total weight 0 makes the result NaN
+    if not values.shape[-1]:  # without data, add a row of weight 0, so that 0 / 0 makes the result NaN
         values = values.new_full((*values.shape[:-1], 1), middle)
         shares = [share.new_zeros(values.shape) for share in shares]
     totals = [share.sum(-1, keepdim=True) for share in shares]
@@ -283,12 +284,12 @@ def _in_order(p: Predictions, priors: Tensor | Sequence[float] | None) -> _Sorte
 
 
 def _sums_of_first(share: Tensor) -> Tensor:
-    """Return the sums of the first k entries for k = 0 to N: `(..., N + 1)`; all NaN if any entry is NaN."""
+    """Return the sum of the first k entries for k = 0 to N, `(..., N + 1)`; all NaN if any entry is NaN."""
     zero = torch.zeros_like(share[..., :1]) + 0 * share.sum(-1, keepdim=True)
     return torch.cat((zero, share.cumsum(-1)), -1)
 
 
 def _widths(antiderivative: Tensor) -> Tensor:
-    """Return the integral from each point to the next `(..., N - 1)`; 0 between equal points, even infinite ones."""
+    """Return the integral between consecutive points `(..., N - 1)`; 0 between equal points, even if infinite."""
     lower, upper = antiderivative[..., :-1], antiderivative[..., 1:]
     return (upper - lower).masked_fill(upper == lower, 0)

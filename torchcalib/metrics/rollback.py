@@ -1,4 +1,4 @@
-"""Roll back the state of metrics on errors."""
+"""Context managers that restore the state of metrics after an error."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +9,10 @@ from torchmetrics.utilities.exceptions import TorchMetricsUserError
 
 @contextmanager
 def unchanged_on_error(*metrics: Metric) -> Iterator[None]:
-    """Restore the metrics if the body raises. Tensors are not copied, because updates never change them in place."""
+    """Restore all attributes of the metrics if the `with` block raises.
+
+    Tensors are not copied, because updates never change them in place.
+    """
     before = [{**metric.__dict__, **metric._copy_state_dict()} for metric in metrics]
     try:
         yield
@@ -21,7 +24,7 @@ def unchanged_on_error(*metrics: Metric) -> Iterator[None]:
 
 
 def refuse_if_synced(metric: Metric, method: str) -> None:
-    """Raise if the metric is synced, because `unsync` would discard what `method` adds to the global state."""
+    """Raise TorchMetricsUserError if the metric is synced: `unsync` would discard the changes made by `method`."""
     if metric._is_synced:
         raise TorchMetricsUserError(
             f"`{method}` must be called before `sync` or after `unsync`, got a synced {type(metric).__name__}. "
@@ -31,7 +34,7 @@ def refuse_if_synced(metric: Metric, method: str) -> None:
 
 @contextmanager
 def unsynced_on_error(metric: Metric) -> Iterator[None]:
-    """Unsync the metric if the body raises after it synced the metric."""
+    """Unsync the metric if the `with` block syncs it and then raises."""
     was_synced = metric._is_synced
     try:
         yield

@@ -1,4 +1,4 @@
-"""Common implementation of scores: means over samples, optionally for given class priors and normalised."""
+"""Common implementation of scores: means over samples, optionally normalised or reweighted to given class priors."""
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
@@ -31,14 +31,14 @@ from torchcalib.ops.logs import xmul
 
 
 class Score(NamedTuple):
-    """Score of a single sample, and the mean score of a model that always predicts the class priors.
+    """Definition of a score: its value per sample, and its mean for the constant prediction of the class priors.
 
     Attributes:
-        per_sample: Function from predictions (and `arguments`) to scores `(..., N)`.
+        per_sample: Function from `Predictions` (and `arguments`) to scores `(..., N)`.
         of_prior: Function from sums by class, class priors and task to the mean score of the constant prediction.
-        normalizable: Whether the mean can be divided by that of the constant prediction.
-        arguments: Further arguments for `per_sample`.
-        least_votes: Least number of annotators per target; see `InputFormat`.
+        normalizable: Whether the mean score may be divided by the mean score of the constant prediction.
+        arguments: Additional positional arguments of `per_sample`.
+        least_votes: Minimum number of annotators per target; see `InputFormat`.
     """
 
     per_sample: Callable[..., Tensor]
@@ -48,24 +48,24 @@ class Score(NamedTuple):
     least_votes: int = 0
 
     def accumulator(self, by_class: bool) -> ScoreAccumulator:
-        """Return the accumulator for the mean; `by_class` sums the samples of each class separately."""
+        """Return the accumulator of the scores, with separate sums for each true class if `by_class` is True."""
         return ScoreAccumulator(self.per_sample, self.arguments, by_class)
 
 
 def mean_score(s: ScoreSum) -> Tensor:
-    """Return the mean score over samples `(...)`."""
+    """Return the weighted mean of the scores over all samples, `(...)`."""
     return s.score.sum(-1) / s.total
 
 
 @dataclass(frozen=True, eq=False)
 class ScoreEstimator(Estimator[ScoreSum]):
-    """Estimator of a mean score, optionally for given class priors and divided by the score of predicting the priors.
+    """Estimator of a mean score, optionally normalised or reweighted to given class priors.
 
     Attributes:
-        score: Score of a single sample.
-        normalize: Whether the mean is divided by that of a model that always predicts the class priors.
-        priors: Class priors, not yet checked because their number depends on the predictions. None for the class
-            frequencies of the data.
+        score: Definition of the score.
+        normalize: Whether the mean is divided by the mean score of a model that always predicts the class priors.
+        priors: Class priors `(C,)`, validated once the number of classes is known. None means the class frequencies in
+            the data.
     """
 
     score: Score
@@ -73,7 +73,7 @@ class ScoreEstimator(Estimator[ScoreSum]):
     priors: Tensor | Sequence[float] | None
 
     def of(self, p: Predictions) -> Tensor:
-        """Return the value for checked predictions."""
+        """Return the mean score for validated predictions, `(...)` or `(..., L)`."""
         return self.with_checked_priors(p.num_classes).value(self.accumulator.of(p))
 
     def per_sample(self, preds: Tensor, target: Tensor, weights: Tensor | None) -> Tensor:
@@ -92,14 +92,14 @@ class ScoreEstimator(Estimator[ScoreSum]):
         return scores.transpose(-1, -2) if self.input_format.read_as == "multilabel" else scores
 
     def values(self, statistic: ScoreSum) -> Tensor:
-        """Return the value for every batch element, `(...)` or `(..., L)`."""
+        """Return the mean score for every batch element, `(...)`, and label, `(..., L)`."""
         value = self.formula(statistic)
         if self.priors is not None:
             value = xmul(self._class_priors(statistic), statistic.score / statistic.n).sum(-1)
         return value / self._of_prior(statistic) if self.normalize else value
 
     def of_prior(self, s: ScoreSum) -> Tensor:
-        """Return the mean score of a model that always predicts the class priors; `s` must have sums by class."""
+        """Return the mean score of a model that always predicts the class priors; `s` must contain sums by class."""
         value = self._of_prior(s)
         return value.mean(-1) if self.averages else value
 
@@ -110,11 +110,11 @@ class ScoreEstimator(Estimator[ScoreSum]):
         return s.share if self.priors is None else torch.as_tensor(self.priors).to(s.sums)
 
     def with_checked_priors(self, num_classes: int) -> Self:
-        """Return the estimator with checked priors, in float64."""
+        """Return a copy of this estimator with validated priors, in float64."""
         return self if self.priors is None else replace(self, priors=read_priors(self.priors, num_classes))
 
     def streamed(self, num_classes: int | None, **_: Any) -> Self:
-        """Return the estimator for a streaming metric; see `ScoreMetric`."""
+        """Return a copy of this estimator for a streaming metric, with validated priors."""
         made = super().streamed(num_classes)
         if self.priors is not None:
             is_multiclass = self.input_format.read_as == "multiclass"
@@ -132,15 +132,18 @@ def scored(
     average: Average | None = "macro",
     **options: Unpack[InputOptions],
 ) -> ScoreEstimator:
-    """Return the estimator for the mean of a score.
+    """Create the estimator of a mean score.
 
     Args:
-        score: Score of a single sample.
+        score: Definition of the score.
         task: Task of the input.
         normalize: `"prior"` divides by the score of a model that always predicts the class priors.
-        priors: Class priors to report the score for.
-        average: Multi-label: `"macro"`, or None for one value per label.
-        **options: The input options, see `InputOptions`.
+        priors: Class priors that replace the class frequencies in the data.
+        average: Multi-label: `"macro"` averages over labels, None returns one value per label.
+        **options: Input options, see `InputOptions`.
+
+    Returns:
+        An estimator with values `(...)`, or `(..., L)` for multi-label with `average=None`.
     """
     demands = {"hard_targets": priors is not None, "least_votes": score.least_votes}
     input_format = input_format_of(task, options, **demands)
@@ -155,7 +158,7 @@ def scored(
 
 
 def score_function(factory: Callable[..., ScoreEstimator]) -> Callable[..., Tensor]:
-    """Return the public function of a score: that of `functional`, with the further argument `reduction`."""
+    """Create the public function of a score, as `functional` does, with the additional argument `reduction`."""
     mean = functional(factory)
 
     @wraps(mean)
@@ -175,10 +178,10 @@ def score_function(factory: Callable[..., ScoreEstimator]) -> Callable[..., Tens
 
 
 class ScoreMetric(CalibrationMetric[ScoreSum]):
-    """Base class for streaming means of a score.
+    """Base class for streaming metrics that average a score over samples.
 
-    The state is 2 sums. With `normalize` or `priors` it is 3 sums per class.
+    The state consists of 2 sums, or with `normalize` or `priors` of 3 sums per class.
     """
 
     score: ClassVar[Score]
-    """Score with default options."""
+    """Definition of the score for default options."""

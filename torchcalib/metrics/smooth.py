@@ -1,6 +1,6 @@
-"""Calibration errors over smooth calibration curves.
+"""Calibration errors based on smooth calibration curves.
 
-Smooth ECE (smECE, expected calibration error with a kernel) and integrated calibration index (ICI, local regression).
+Smooth expected calibration error (smECE, kernel smoothing) and integrated calibration index (ICI, local regression).
 """
 
 import math
@@ -41,24 +41,24 @@ from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.smoothing import best_width, smoothed_error
 from torchcalib.ops.smoothing.cells import FINEST, LEVELS, N_CELLS, cell_index, smoothing_sums
 
-_CHUNK = 2**22  # values in memory for the batch elements that are processed together
+_CHUNK = 2**22  # maximum number of values in memory for batch elements that are processed together
 
 
 @dataclass(frozen=True, eq=False)
 class SmoothingCells(BinStats):
-    """Sums over cells between neighbouring nodes of all smoothing grids; see `ops.smoothing.cells`.
+    """Sums over the cells between adjacent nodes of all smoothing grids; see `ops.smoothing.cells`.
 
-    The sums are those of the weight, confidence p, outcome y, p (1 - p), `noise` (optional) and p y, in this order.
-    They suffice to round samples linearly to the nodes of any grid, so the grid can be chosen after accumulation.
+    The summed quantities are weight, confidence p, outcome y, p (1 - p), `noise` (optional) and p y, in this order. They
+    determine the linear rounding of samples to any grid, so the grid can be chosen after accumulation.
     """
 
 
 @dataclass(frozen=True)
 class SmoothingAccumulator(EventSums[BinStats]):
-    """Accumulator for `SmoothingCells`.
+    """Accumulator of the sums for the smooth calibration error; see `SmoothingCells`.
 
     Attributes:
-        with_noise: Also sum `BinStats.noise`.
+        with_noise: Include the sums for the noise floor, `BinStats.noise`.
     """
 
     n_cells = N_CELLS
@@ -66,40 +66,41 @@ class SmoothingAccumulator(EventSums[BinStats]):
 
     @property
     def n_quantities(self) -> int:
-        """Number of sums per cell: 5, or 6 with noise."""
+        """Number of sums per cell: 5, or 6 if `with_noise` is True."""
         return 5 + self.with_noise
 
     def cell(self, confidence: Tensor) -> Tensor:
-        """Return the index of the cell for every event."""
+        """Return the cell index for every event."""
         return cell_index(confidence.to(wide_dtype(confidence.device)))
 
     def quantities(self, events: Events) -> tuple[Tensor, ...]:
-        """Return 1, p, y, p (1 - p) and p y for confidence p and outcome y."""
+        """Return the summands 1, p, y, p (1 - p) and p y for every event with confidence p and outcome y."""
         p, y = self._wide(events)
         return torch.ones_like(p), p, y, p * (1 - p), p * y
 
     def columns(self, events: Events, p: Predictions) -> list[Tensor]:
-        """Return the summands of every event, with the noise as the last but one."""
+        """Return the weighted summands for every event; the noise, if included, is second to last."""
         *columns, last = super().columns(events, p)
         return [*columns, noise_summands(events, p)[1], last] if self.with_noise else [*columns, last]
 
     def of_events(self, events: Events, p: Predictions) -> SmoothingCells:
-        """Return the sums over the events of `p`, computed in a single pass."""
+        """Return the sums over all events in `p`, computed in one pass."""
         columns = (events.confidence, events.outcome, events.weights)
         noise: Noise = KIND_OF_NOISE[p.hard] if self.with_noise else "none"
         cells = self.wrap(smoothing_sums(*columns, noise=noise, copies=p.copies))
         return replace(cells, apart=apart_of(p, cells.sums, events)) if self.with_noise else cells
 
     def wrap(self, sums: Tensor) -> SmoothingCells:
-        """Return the sums as a `SmoothingCells` statistic."""
+        """Convert a tensor of sums `(..., F, K)` to `SmoothingCells`."""
         return SmoothingCells(sums, has_noise=self.with_noise)
 
 
 def _parts(cells: BinStats) -> tuple[Tensor, Tensor]:
-    """Return sums of weight and residual p - y, each alone and times the confidence p, `(..., 2, K)`.
+    """Return sums over cells of (w, w p) and (w r, w r p), each `(..., 2, K)`.
 
-    Other `BinStats`, such as simulated ones, lack the sums of products. All events in a cell are then placed at its
-    mean confidence. Cells are at most 1 / 5,120 wide, so the effect after smoothing is negligible.
+    The symbols are weight w, confidence p and residual r = p - y. Simulated `BinStats` do not contain sums of products:
+    r p is then approximated with the mean confidence in each cell. Cells are at most 1 / 5,120 wide, so the effect after
+    smoothing is negligible.
     """
     sums = cells.sums
     n, confidence, outcome = sums[..., :3, :].unbind(-2)
@@ -112,23 +113,23 @@ def _parts(cells: BinStats) -> tuple[Tensor, Tensor]:
 
 
 def smece_from_cells(cells: BinStats, bandwidth: float | None = None) -> Tensor:
-    """Return the smooth calibration error `(...)` for the given kernel width, or for the width chosen from the data."""
+    """Compute the smooth calibration error `(...)` from sums over cells. By default the data determine the width."""
     weight, residual = _parts(cells)
     width = best_width(weight, residual) if bandwidth is None else bandwidth
     return smoothed_error(weight, residual, width)
 
 
 def width_from_cells(cells: BinStats) -> Tensor:
-    """Return the kernel width that smECE chooses `(...)`; NaN without data."""
+    """Compute the kernel width of smECE `(...)` from sums over cells; NaN without data."""
     weight, residual = _parts(cells)
     return best_width(weight, residual).masked_fill(~(cells.total > 0), torch.nan)
 
 
 class SmoothEstimator(Estimator[BinStats]):
-    """Estimator of a function of `SmoothingCells`, whose sums take 763 kB per batch element or class."""
+    """Estimator of a metric computed from `SmoothingCells`. The sums take 763 kB per batch element or class."""
 
     def of(self, p: Predictions) -> Tensor:
-        """Return the value for checked predictions. Batch elements are processed in pieces to limit the memory."""
+        """Return the metric value for validated predictions. Batch elements are processed in chunks to limit the memory."""
         accumulator: Any = self.accumulator
         if p.replicates and p.weights is not None:
             return super().of(p)
@@ -142,13 +143,13 @@ class SmoothEstimator(Estimator[BinStats]):
         return values.mean(len(lead) - 1) if self.averages else values
 
     def streamed(self, num_classes: int | None, **options: Any) -> "SmoothEstimator":
-        """Return the estimator for a streaming metric, with the sums of noise for its calibration test."""
+        """Return a copy of this estimator for a streaming metric, with the sums for the noise floor."""
         accumulator: Any = self.accumulator
         return replace(super().streamed(num_classes, **options), accumulator=replace(accumulator, with_noise=True))
 
 
 def _pieces(events: Events, at_once: int) -> Iterator[Events]:
-    """Yield events for at most `at_once` batch elements at a time, in order, with a single batch axis."""
+    """Flatten the batch axes, and yield the events of up to `at_once` batch elements at a time, in order."""
     shape = events.confidence.shape
     flat = events.map(lambda x: x.expand(shape).reshape(-1, shape[-1]))
     for start in range(0, len(flat.confidence), at_once):
@@ -177,20 +178,20 @@ def _smece(
     average: Average | None = "macro",
     **options: Unpack[InputOptions],
 ) -> SmoothEstimator:
-    """Smooth expected calibration error (smECE): mean |residual| after kernel smoothing over the confidence.
+    """Smooth expected calibration error (smECE): mean absolute value of kernel-smoothed residuals.
 
-    smECE is the mean of |r(c)| over the smoothed density of the confidence c. Here r is the kernel regression of the
-    residuals (outcome minus confidence) on the confidence. The kernel is Gaussian, reflected at 0 and 1. Its width is
-    the smallest multiple of 1/1024 that is not less than the smECE with this width. Small changes of the predictions
-    change smECE little. For many samples it tends to 0 only if the model is calibrated.
+    smECE is the mean of |r(c)| over the smoothed density of the confidence c. The function r is the kernel regression of
+    the residuals (outcome minus confidence) on the confidence. The kernel is Gaussian, reflected at 0 and 1. Its width
+    is the smallest multiple of 1/1024 that is at least the smECE for this width. smECE is continuous in the predictions.
+    For a large number of samples it tends to 0 only if the model is calibrated.
 
     The numerical method follows the authors' package relplot 1.0.3. Samples are rounded linearly to a grid of 1,000
     steps (steps of width / 10 for widths below 0.01). The smoothed residuals are evaluated at 200 points (10 / width
     points for widths below 0.05).
 
     Args:
-        bandwidth: Width of the kernel, from 1/512 to 1. None chooses it from the data. A width below 0.01 that is not a
-            multiple of 1/1024 uses the finest of the grids.
+        bandwidth: Width of the kernel, from 1/512 to 1. None selects it from the data. For a width below 0.01 that is not
+            a multiple of 1/1024, the finest grid is used.
 
     Returns:
         A probability in [0, 1], `(...)`, or `(..., C)` with `average=None`, in the dtype of `preds` (at least
@@ -200,7 +201,7 @@ def _smece(
         TypeError, ValueError: for invalid input.
 
     Gradient:
-        With respect to the confidences, in residuals and positions. The chosen width is a constant.
+        With respect to the confidences, for a constant width of the kernel.
 
     Reference:
         Blasiok, Nakkiran: Smooth ECE: Principled Reliability Diagrams via Kernel Smoothing (ICLR 2024).
@@ -222,9 +223,8 @@ smece = functional(_smece)
 class SmECE(CalibrationMetric[BinStats]):
     """Streaming smooth expected calibration error (smECE); see `smece`.
 
-    The state is 6 sums over each of 15,888 cells of the confidence, 763 kB per class for any number of samples. The
-    sums determine the value exactly, up to rounding errors, for any weights. `test` does not compute the interval,
-    because it would take minutes.
+    The state contains 6 sums for each of 15,888 cells of the confidence: 763 kB per class for any number of samples. The
+    value equals that of `smece` for all samples, up to rounding errors. `test` does not compute an interval.
 
     Example:
         >>> metric = SmECE(task="binary")
@@ -242,20 +242,20 @@ class SmECE(CalibrationMetric[BinStats]):
     source = "Blasiok & Nakkiran, Smooth ECE, ICLR 2024"
 
     def test_from(self, statistic: BinStats, *, with_interval: bool = True, **how: Any) -> CalibrationTest:  # noqa: ARG002
-        """Return the calibration test for a statistic of this metric; its interval is NaN."""
+        """Compute the calibration test from sums over cells; its interval is NaN."""
         test = ErrorTest(self.estimator.formula, with_interval=False)
         return evidence_of(test, statistic, average=self.estimator.averages, **how)
 
     def width(self) -> Tensor:
-        """Return the chosen kernel width, over all ranks if `torch.distributed` is running; see `smece_width`."""
+        """Return the selected kernel width, over all ranks if `torch.distributed` is running; see `smece_width`."""
         return width_from_cells(self._synced_statistic())
 
 
 def _smece_width(*, task: Task, mode: Mode | None = None, **options: Unpack[InputOptions]) -> SmoothEstimator:
-    """Width of the kernel that `smece` (smooth expected calibration error) chooses from the data.
+    """Width of the kernel that smooth expected calibration error (`smece`) selects from the data.
 
     Returns:
-        `(...)`, class-wise and multi-label `(..., C)`. A multiple of 1/1024, from 2/1024 to 1, in units of the
+        Multiples of 1/1024 from 2/1024 to 1, `(...)`, class-wise and multi-label `(..., C)`. They have the unit of the
         confidence and the dtype of `preds` (at least float32). NaN without data.
 
     Raises:
@@ -282,7 +282,7 @@ _SHARES: dict[str, float] = {"e50": 0.5, "e90": 0.9, "emax": 1.0}
 
 
 def ici_from_sample(sample: RankedSample, component: ICIComponent, span: float, degree: int, n_points: int) -> Tensor:
-    """Return the mean or a quantile `(...)` of |confidence - smoothed outcome| over the samples; see `ici`."""
+    """Compute the mean or a quantile `(...)` of |confidence - smoothed outcome| from a sample; see `ici`."""
     confidence, frequency, n = _points(sample, n_points)
     empty = n == 0
     confidence, frequency = confidence.masked_fill(empty, 0), frequency.masked_fill(empty, 0)
@@ -293,7 +293,7 @@ def ici_from_sample(sample: RankedSample, component: ICIComponent, span: float, 
 
 
 def _points(sample: RankedSample, n_points: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return confidence, frequency and number of samples for M sorted points `(..., M)`: samples, or bins of them."""
+    """Return confidence, frequency and sample count at M sorted points, `(..., M)`: samples or equal-mass bins."""
     if sample.score.shape[-1] > n_points or _may_be_many(sample, n_points):
         bins = Binning("equal_mass", n_points).of(sample)
         return bins.confidence, bins.frequency, bins.n.detach()
@@ -303,17 +303,18 @@ def _points(sample: RankedSample, n_points: int) -> tuple[Tensor, Tensor, Tensor
 
 
 def _may_be_many(sample: RankedSample, n_points: int) -> bool:
-    """Return whether a batch element may have more than `n_points` samples, including copies by weights.
+    """Return True if any batch element may have more than `n_points` samples, including copies by weights.
 
-    True if values cannot be read on the host: pooling up to `n_points` samples into `n_points` bins has no effect.
+    True if values are not available on the host. This is safe, because pooling at most `n_points` samples into
+    `n_points` bins has no effect.
     """
     return sample.n is not None and value_if_available((sample.n.sum(-1) <= n_points).all()) is not True
 
 
 def _quantile(x: Tensor, n: Tensor, share: float) -> Tensor:
-    """Return the quantile `(...)` of values with integer multiplicities `n`, `(..., M)`.
+    """Return the quantile `(...)` of values `(..., M)` with integer multiplicities `n`.
 
-    It interpolates linearly between ranks, as numpy and R do by default.
+    It interpolates linearly between order statistics, as NumPy and R do by default.
     """
     ordered, order = x.masked_fill(n == 0, torch.inf).sort(-1)
     cumulative = n.gather(-1, order).cumsum(-1)
@@ -338,19 +339,19 @@ def _ici(
 ) -> Estimator[RankedSample]:
     """Integrated calibration index (ICI): mean distance between the predictions and a smooth calibration curve.
 
-    ICI = mean |p - f(p)|, where f is a local regression (loess) of the outcomes on the predictions p: at each p a
-    polynomial is fitted to the nearest samples with tricube weights. f may leave [0, 1].
+    ICI = mean |p - f(p)|, where f is a local regression (loess) of the outcomes on the predictions p. At each p, a
+    polynomial is fitted to the nearest samples with tricube weights. Values of f may be outside [0, 1].
 
-    The curve is fitted at every prediction, as with `loess(y ~ p, surface = "direct")` in R and its defaults. (In the
-    paper, R interpolates between a few fits.) More than `n_points` samples, including copies, are first pooled into
-    `n_points` equal-mass bins. This changes about the sixth digit of the value.
+    The curve is fitted at every prediction, as in R with `loess(y ~ p, surface = "direct")` and its defaults. (The paper
+    uses the R default, which interpolates between a few fits.) If there are more than `n_points` samples, including
+    copies, they are first pooled into `n_points` equal-mass bins. This changes about the sixth digit of the value.
 
     Args:
         component: Summary of the distances |p - f(p)|: the mean `"ici"`, the median `"e50"`, the 90th percentile
             `"e90"` or the maximum `"emax"`.
         span: Fraction of the samples in each local fit, in (0, 1].
         degree: Degree of the local polynomial: 0, 1 or 2.
-        n_points: Number of points at which the curve is fitted. Time grows with its square, 0.1 s for 1,024.
+        n_points: Maximum number of points at which the curve is fitted. The time is proportional to its square.
 
     Returns:
         `(...)`, or `(..., C)` with `average=None`, at least 0 and usually below 1, in the dtype of `preds` (at least
@@ -361,7 +362,7 @@ def _ici(
 
     Gradient:
         With respect to the confidences, including their effect on the curve, except where the set of neighbours
-        changes. It needs memory for about 20 numbers per pair of points.
+        changes. The backward pass stores about 20 numbers per pair of points.
 
     Reference:
         Austin, Steyerberg: The Integrated Calibration Index (ICI) and related metrics for quantifying the calibration
@@ -388,7 +389,7 @@ ici = functional(_ici)
 
 
 class ICI(RankedMetric):
-    """Streaming integrated calibration index (ICI); see `ici`. It stores all samples, or with `resolution` a sketch.
+    """Streaming integrated calibration index (ICI); see `ici`. Stores all samples, or with `resolution` a sketch.
 
     Example:
         >>> metric = ICI(task="binary")
@@ -401,4 +402,4 @@ class ICI(RankedMetric):
     question = "mean distance between predictions and a smooth calibration curve"
     source = "Austin & Steyerberg, Statistics in Medicine 2019"
     plot_upper_bound = None
-    has_interval = False  # fitting a curve to each replicate takes 0.1 s
+    has_interval = False  # too slow, because it needs a curve fit per replicate

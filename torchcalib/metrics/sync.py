@@ -1,4 +1,7 @@
-"""Sync states across ranks: sums in one collective, samples in one more."""
+"""Synchronise metric states across the ranks of `torch.distributed`.
+
+Sums need one collective operation. Stored samples need a second one.
+"""
 
 import zlib
 from collections.abc import Callable, Sequence
@@ -12,16 +15,16 @@ if TYPE_CHECKING:
 
 
 def fingerprint(metrics: "Sequence[CalibrationMetric[Any]]") -> int:
-    """Return a 20-bit checksum of the configurations of metrics, the same on every rank.
+    """Return a 20-bit checksum of the configurations of all metrics, equal on all ranks.
 
-    It has only 20 bits so that the sum of its squares over thousands of ranks is exact in float64.
+    With 20 bits, the sum of squared checksums over thousands of ranks is exact in float64.
     """
     settings = [{name: value for name, value in m._configuration().items() if name != "class"} for m in metrics]
     return zlib.crc32(repr(settings).encode()) & 0xFFFFF
 
 
 def synced_states(metrics: "Sequence[CalibrationMetric[Any]]", process_group: Any) -> list[Any]:
-    """Return the global state of every metric: sums in one collective, samples in one more."""
+    """Return the state of every metric over all ranks. Sums need one collective, stored samples a second one."""
     n_ranks, rank = torch.distributed.get_world_size(process_group), torch.distributed.get_rank(process_group)
     announced = [metric.kind.announce(metric.state, rank, n_ranks) for metric in metrics]
     announced = _summed(announced, metrics, process_group)
@@ -34,10 +37,10 @@ def synced_states(metrics: "Sequence[CalibrationMetric[Any]]", process_group: An
 
 
 def synced_state_by(metric: "CalibrationMetric[Any]", gather: Callable[..., list[Tensor]], process_group: Any) -> Any:
-    """Return the global state of a metric, gathered with the `dist_sync_fn` of the caller.
+    """Return the state of a metric over all ranks, gathered with a user-defined `dist_sync_fn`.
 
-    `gather(tensor, group=process_group)` returns the list of the tensors on all ranks, which have the same shape. Its
-    length is the number of ranks: `torch.distributed` may not be running.
+    `gather(tensor, group=process_group)` returns a list with the tensor from each rank, all of the same shape. The
+    length of the list defines the number of ranks, because `torch.distributed` may not be running.
     """
     kind, state = metric.kind, metric.state
     mine = kind.announce(state, 0, 1)
@@ -54,16 +57,16 @@ def synced_state_by(metric: "CalibrationMetric[Any]", gather: Callable[..., list
 
 
 def dropped_over_ranks(metrics: "Sequence[CalibrationMetric[Any]]", process_group: Any) -> list[int]:
-    """Return the number of dropped rows over all ranks, for every metric, from one collective."""
+    """Return the number of dropped rows per metric, summed over all ranks in one collective."""
     counts = [metric.kind.left_out(metric.state)[1:].detach().clone() for metric in metrics]
     return [int(count) for count in _summed(counts, metrics, process_group)]
 
 
 def _summed(parts: Sequence[Tensor], metrics: "Sequence[CalibrationMetric[Any]]", process_group: Any) -> list[Tensor]:
-    """Return the sum over all ranks of one tensor per metric.
+    """Return the tensor for each metric, summed over all ranks.
 
-    The checksum of the configurations and its square are summed too. They reveal ranks that sync different metrics,
-    for example because one rank calls `compute` more often. Such ranks would otherwise add unrelated tensors.
+    The checksum of the configurations and its square are summed too. They detect ranks that sync different metrics,
+    for example because one rank calls `compute` more often. Without this check, unrelated tensors would be added.
     """
     n_ranks = torch.distributed.get_world_size(process_group)
     checksum = float(fingerprint(metrics))
@@ -83,9 +86,9 @@ def _rank_mismatch(metrics: "Sequence[CalibrationMetric[Any]]") -> RuntimeError:
 
 
 def _gathered(payloads: Sequence[Tensor], sizes: Sequence[Sequence[int]], process_group: Any) -> list[list[Tensor]]:
-    """Gather the payloads of all ranks, whose sizes are known, in one collective: `[metric][rank]`.
+    """Gather payloads from all ranks in one collective, and return them as `[metric][rank]`.
 
-    Empty payloads need no collective.
+    `sizes[metric][rank]` is the length of each payload. If all lengths are 0, no collective is called.
     """
     by_rank = list(zip(*sizes, strict=True))
     longest = max(sum(row) for row in by_rank)

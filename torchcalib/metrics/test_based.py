@@ -1,4 +1,4 @@
-"""Test-based calibration error (TCE) and generalised calibration error (GCE), a norm over bins of a loss per bin."""
+"""Test-based calibration error (TCE) and generalised calibration error (GCE)."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -19,8 +19,8 @@ from torchcalib.ops.isotonic import Ties, Variant
 
 
 def tce_from_bins(b: BinStats, alpha: float, test: Test, norm: Norm) -> Tensor:
-    """Return the test-based calibration error `(...)`: the norm over bins of the percentage of rejected predictions."""
-    # Detach: the gradient of counted decisions is zero everywhere.
+    """Compute the test-based calibration error `(...)`: norm over bins of the percentage of rejected predictions."""
+    # Detach, because the number of rejections is piecewise constant.
     return norm_over_bins(partial(_rejected_percent, alpha=alpha, test=test), b, norm).detach()
 
 
@@ -46,33 +46,33 @@ def _tce(
     ties: Ties = "pool",
     **options: Unpack[InputOptions],
 ) -> BinnedEstimator:
-    """Test-based calibration error (TCE): percentage of predictions that a test rejects, given the outcomes in the bin.
+    """Test-based calibration error (TCE): percentage of predictions rejected by a test against outcomes in the same bin.
 
-    TCE = 100 sum_b share_b r_b, where r_b is the fraction of the predictions in bin b that are rejected. For each
-    prediction p, the null hypothesis is that the outcomes in its bin occur with probability p. The test is the exact
-    two-sided binomial test (`torchcalib.special.binomial_test`), with the same decisions as scipy. Unlike a difference
-    of probabilities, it is as strict for a prediction of 0.001 as for one of 0.5.
+    TCE = 100 sum_b share_b r_b, where share_b is the fraction of samples in bin b, and r_b the fraction of rejected
+    predictions in bin b. For each prediction p, the null hypothesis is that outcomes in its bin have probability p. The
+    test is the exact two-sided binomial test (`torchcalib.special.binomial_test`), with the same decisions as SciPy.
+    Unlike a difference of probabilities, the test is as strict for a prediction of 0.001 as for one of 0.5.
 
     Args:
         target: Integer labels.
         bins: `"pava_bc"`: isotonic blocks of bounded size (pool-adjacent-violators algorithm with block constraints).
             `"pava"`: isotonic blocks. `"equal_mass"`: as in `ace`. `"equal_width"`: as in `ece`. Or increasing edges
             from 0 to 1.
-        n_min: Least size of a PAVA-BC block. Default: N // 20, at least 1.
-        n_max: Largest size of a PAVA-BC block. Default: N // 5, at least 1. Blocks may violate `n_min` and `n_max` in
-            these cases: equal scores are not split (`ties="pool"`); the final block with "code" may have up to
-            `n_max + n_min` samples; "paper" merges neighbours with equal means; the last but one block may be too small
-            if 2 n_min > n_max.
+        n_min: Minimum size of a PAVA-BC block. None means N // 20, at least 1.
+        n_max: Maximum size of a PAVA-BC block. None means N // 5, at least 1. Block sizes may violate `n_min` and `n_max`
+            in these cases: equal scores are not split (`ties="pool"`); the final block with "code" may have up to
+            `n_max + n_min` samples; "paper" merges adjacent blocks with equal means; the second to last block may be
+            too small if 2 n_min > n_max.
         variant: `"code"` follows the authors' code, which produced the tables in the paper. `"paper"` follows
             Algorithms 2 and 3 exactly.
         alpha: Level of the test. A prediction is rejected if its p-value is at most `alpha`.
-        test: `"binomial"`, or `"t"`: Student's t-test of the labels in the bin against the prediction, which is only
-            approximate. (The t-test in the authors' code divides by the variance instead of the standard deviation.)
-        norm: Norm over bins. `"l1"`: the percentage of all samples. `"l2"`: the root of the weighted mean of squared
-            percentages. `"max"`: the percentage in the worst bin.
+        test: `"binomial"`, or `"t"`: the approximate Student's t-test of the labels in the bin against the prediction.
+            (The t-test in the authors' code divides by the variance instead of the standard deviation.)
+        norm: Norm over bins. `"l1"`: the percentage over all samples. `"l2"`: the root mean square of the percentages,
+            weighted by bin size. `"max"`: the largest percentage.
         mode: Event whose probability is the confidence; see `ece`. None is `"classwise"` for a multi-class task.
-        ties: `"pool"` keeps samples with equal scores together, so that the order of the samples does not matter.
-            `"split"` separates them in the given order, as the published code does.
+        ties: `"pool"` assigns samples with equal scores to the same bin, so the value is independent of their order.
+            `"split"` assigns them in the given order, as the published code does.
 
     Returns:
         Percentage in [0, 100], `(...)`, or `(..., C)` with `average=None`, in the dtype of `preds` (at least float32).
@@ -82,7 +82,7 @@ def _tce(
         TypeError, ValueError: for invalid input, such as `n_min` above `n_max` or not below the number of samples.
 
     Gradient:
-        None, because decisions are counted.
+        None, because the value is piecewise constant in the predictions.
 
     Reference:
         [TCE] Matsubara, Tax, Mudd, Guy: TCE: A Test-Based Approach to Measuring Calibration Error (UAI 2023), eq. 7,
@@ -144,7 +144,7 @@ class TCE(BinnedMetric):
     source = "Matsubara et al., TCE, UAI 2023, eq. 7"
 
     def table(self) -> TCETable:
-        """Return the table of the bins with the rejected predictions, over all ranks; see `tce_table`."""
+        """Return the table of bins with the number of rejected predictions, over all ranks; see `tce_table`."""
         return _table(self.estimator, self._synced_statistic(), self.settings["alpha"], self.settings["test"])
 
 
@@ -171,18 +171,18 @@ def tce_table(
     ties: Ties = "pool",
     **options: Unpack[InputOptions],
 ) -> TCETable:
-    """Return the bins of the test-based calibration error (TCE) as a table, with the number of rejected predictions.
+    """Compute a table of the bins of the test-based calibration error (TCE).
 
-    Its columns are edges, number of samples, share, mean confidence, frequency, gap and number of rejected predictions.
-    `torchcalib.plots.tce_diagram` draws it.
+    The columns are bin edges, number of samples, fraction of the samples (`share`), mean confidence, frequency, gap and
+    number of rejected predictions. `torchcalib.plots.tce_diagram` plots the table.
 
     Args:
         alpha: Level of the test. A prediction is rejected if its p-value is at most `alpha`.
         test: `"binomial"` or `"t"`; see `tce`.
 
     Returns:
-        A `TCETable` with columns `(..., B)`, class-wise and multi-label `(..., C, B)`, in float64. Its property `tce`
-        is the value for `norm="l1"`. Its column `ecd` is NaN.
+        A `TCETable` with columns `(..., B)`, class-wise and multi-label `(..., C, B)`, in float64. The property `tce`
+        is the TCE with `norm="l1"`. The column `ecd` is NaN.
 
     Raises:
         TypeError, ValueError: for invalid input.
@@ -207,7 +207,7 @@ def tce_table(
 
 
 def gce_from_bins(b: BinStats, loss: Callable[[BinStats], Tensor], norm: Norm) -> Tensor:
-    """Return the generalised calibration error `(...)`. Raise ValueError if `loss` does not return one loss per bin."""
+    """Compute the generalised calibration error `(...)`. Raise ValueError if the shape of the loss is not `(..., B)`."""
 
     def checked(bins: BinStats) -> Tensor:
         value = loss(bins)
@@ -240,13 +240,13 @@ def _gce(
 ) -> BinnedEstimator:
     """Generalised calibration error (GCE): norm over bins of a user-defined loss per bin.
 
-    For `norm="l1"` it is sum_b share_b loss_b. With `loss=lambda b: b.gap.abs()` it is the expected calibration error
-    (`ece`) over equal-width bins, the adaptive one (`ace`) over equal-mass bins, and with `norm="max"` the maximum
-    calibration error (`mce`).
+    For `norm="l1"` it is sum_b share_b loss_b, where share_b is the fraction of samples in bin b. Special cases with
+    `loss=lambda b: b.gap.abs()` are the expected calibration error (`ece`) for equal-width bins, and the adaptive
+    calibration error (`ace`) for equal-mass bins. With `norm="max"` it is the maximum calibration error (`mce`).
 
     Args:
-        loss: Function from bins to the loss of each bin `(..., B)`. Its argument has the attributes `n`, `share`,
-            `confidence`, `frequency` and `gap`, all `(..., B)`. Losses of empty bins are ignored.
+        loss: Function from bins to a loss per bin `(..., B)`. Its argument has the attributes `n`, `share`, `confidence`,
+            `frequency` and `gap`, all `(..., B)`. Losses of empty bins are ignored.
         norm: `"l1"`: sum_b share_b loss_b. `"l2"`: sqrt(sum_b share_b loss_b^2). `"max"`: the largest loss.
 
     Returns:
@@ -257,7 +257,7 @@ def _gce(
         TypeError, ValueError: for invalid input.
 
     Gradient:
-        With respect to the confidences, if the loss is differentiable. The bin of a sample is a constant.
+        With respect to the confidences, for constant bins, if the loss is differentiable.
 
     Reference:
         [TCE] Matsubara et al.: TCE: A Test-Based Approach to Measuring Calibration Error (UAI 2023), Definition 1.

@@ -1,4 +1,4 @@
-"""Calibration test for any calibration error: noise floor, p-value and interval."""
+"""Test of calibration with any calibration error as its statistic."""
 
 from copy import deepcopy
 from typing import Any
@@ -25,35 +25,34 @@ def calibration_test(
 
     The noise floor is the expected value under perfect calibration. Outcomes are simulated from the predicted
     confidences and the metric is recomputed (consistency resampling). Rows are assumed to be independent, and
-    confidences to be fixed. Integer weights are numbers of independent copies; floating weights are the importance of
-    a row.
+    confidences to be fixed. An integer weight is a number of independent copies; a floating weight is the importance
+    of a row.
 
     The variance of a soft target is estimated by its squared distance from the confidence. Targets that are all 0 or 1
-    are labels, whatever their dtype; each batch element, label and group is checked separately. With floating weights,
-    floating targets always count as soft; see `BinStats.noise`.
+    are labels, whatever their dtype. This is checked separately for each batch element, label and group. With floating
+    weights, floating targets are always treated as soft; see `BinStats.noise`.
 
-    For averages over classes, whose outcomes are dependent, the p-values are combined by a Cauchy combination. An
-    average of signed errors is tested by its absolute value, with independent labels. Over mutually exclusive classes
-    it is 0 for every model, and so is its noise floor.
+    Outcomes of different classes are dependent. The p-value of an average over classes is therefore a Cauchy
+    combination of the p-values of the classes. For signed errors, the statistic is the absolute value of the average
+    over independent labels. Over mutually exclusive classes, this average and its noise floor are 0.
 
     Args:
         metric: Calibration error such as `ECE(task="binary")`. Only its configuration is used; its state is ignored.
-        preds: See `update` of the metric: after the axes of its `batch_shape`, all axes except the class axis are
-            samples.
-        target: See `update` of the metric.
+        preds: Predictions, as for `CalibrationMetric.update`.
+        target: Labels or soft targets, as for `CalibrationMetric.update`.
         weights: Non-negative weight per sample.
         sample_weight: Alias of `weights`, as in scikit-learn.
         level: Level of the interval, in (0, 1).
         n_replicates: Number R of simulated replicates. The smallest possible p-value is 1 / (R + 1).
         seed: Seed for the simulation, which is the same on every device.
-        with_interval: Compute the interval. False returns NaN for it, which saves most of the time.
+        with_interval: Compute the interval. False is faster and sets it to NaN.
 
     Returns:
-        A `CalibrationTest` in the shape of the value. NaN without data. The interval is that of the error in the
-        population. If the bins depend on the outcomes or decisions are counted (TCE, test-based calibration error),
-        this is not defined; the interval is then that of the expected value at this sample size, which is at least the
-        noise floor. For smooth errors (smECE, ICI) the interval is NaN, because it would take too long. For these, use
-        `torchcalib.inference.bootstrap`, whose interval includes the sampling noise.
+        A `CalibrationTest` with tensors in the shape of the metric value; NaN without data. The interval is a
+        confidence interval for the error in the population. This error is undefined for bins that depend on the
+        outcomes, and for TCE (test-based calibration error). The interval is then for the expected value at this
+        sample size, which is at least the noise floor. For the smooth errors `SmECE` and `ICI` it is NaN, because it
+        is too slow. For these, use `torchcalib.inference.bootstrap`, whose interval includes the sampling noise.
 
     Raises:
         TypeError, ValueError: for invalid input.
@@ -62,8 +61,8 @@ def calibration_test(
         None.
 
     Reference:
-        Broecker, Smith: Increasing the reliability of reliability diagrams (Weather and Forecasting, 2007), for the
-        replicates; for the interval see `torchcalib/inference/inversion.py`.
+        Broecker, Smith: Increasing the reliability of reliability diagrams (Weather and Forecasting, 2007), for
+        consistency resampling. For the interval see `torchcalib/inference/inversion.py`.
 
     Example:
         >>> import torch

@@ -11,7 +11,7 @@ S = TypeVar("S")
 
 
 def _forwarded(name: str) -> Any:
-    """Return a property for the attribute of the wrapped metric."""
+    """Return a property that returns the attribute `name` of the wrapped metric."""
     return property(lambda self: getattr(self.metric, name))
 
 
@@ -20,7 +20,7 @@ class WrappedMetric(CalibrationMetric[S]):
 
     Args:
         metric: Wrapped metric. Only its configuration is used; its accumulated state is ignored.
-        accumulator: Accumulator; None is that of the metric.
+        accumulator: Accumulator for the state. None uses the accumulator of `metric`.
         **kwargs: Arguments of `torchmetrics.Metric`.
     """
 
@@ -30,14 +30,14 @@ class WrappedMetric(CalibrationMetric[S]):
     question, source = _forwarded("question"), _forwarded("source")
 
     def __init__(self, metric: CalibrationMetric[Any], accumulator: Any = None, **kwargs: Any) -> None:
-        # A tuple prevents registration as a submodule, which would add a second state. `_build` needs the attribute.
+        # A tuple prevents registration as a submodule, which would add a second state. `_build` reads this attribute.
         self._wrapped: tuple[CalibrationMetric[Any]] = (deepcopy(metric),)
         persistent = kwargs.pop("persistent", False)
         estimator = replace(metric.estimator, accumulator=accumulator or metric.accumulator)
         self._build(estimator, metric.batch_shape, persistent, **kwargs)
 
     def extra_repr(self) -> str:
-        """Return the wrapped metric and the arguments that differ from their defaults, for `repr`."""
+        """Return the text in the parentheses of `repr`: the wrapped metric and all non-default arguments."""
         parameters = signature(type(self)).parameters.values()
         given = {p.name: (getattr(self, p.name, p.default), p.default) for p in parameters if p.name != "metric"}
         shown = (f"{name}={value!r}" for name, (value, default) in given.items() if value != default)

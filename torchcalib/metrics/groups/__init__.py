@@ -1,1 +1,1 @@
-"""Metrics per group of rows: streaming (`ByGroup`) and as a function (`by_group`)."""
+"""Metrics per group of rows: the streaming class `ByGroup` and the function `by_group`."""

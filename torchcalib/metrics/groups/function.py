@@ -1,4 +1,4 @@
-"""A function of predictions and targets, evaluated for every group of rows."""
+"""Evaluation of a metric function for every group of rows."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from torchcalib.core.groups import check_group_range, check_groups
 from torchcalib.core.inputs import flattened
 
 _PER_SAMPLE = ("weights", "folds")
-"""Options with one value per sample, on the last axis."""
+"""Options with one value per sample along the last axis. They are split by group."""
 
 
 def by_group(
@@ -25,31 +25,30 @@ def by_group(
     num_groups: int | None = None,
     **options: Any,
 ) -> Any:
-    """Compute a function of predictions and targets for every group of rows.
+    """Evaluate a metric function separately for every group of rows.
 
-    The function is called once per group, with the rows of this group. `ByGroup` is faster for streaming metrics,
+    The function is called once per group, with the rows in this group. For streaming metrics `ByGroup` is faster,
     because it processes all groups in one pass.
 
     Args:
         function: Function such as `ece` or `relative_calibration_loss`, called as
             `function(preds, target, task=task, **options)`. It may return a named tuple of tensors.
-        preds: Binary `(..., N)`, multi-class `(..., N, C)`, multi-label `(..., N, L)`, as for the function.
-        target: Targets, as for the function.
-        groups: Integers `(N,)` in [0, num_groups), or -1 for rows without a group. They apply to all leading axes.
+        preds: Predictions: binary `(..., N)`, multi-class `(..., N, C)`, multi-label `(..., N, L)`.
+        target: Targets for the function.
+        groups: Integers `(N,)` in [0, num_groups), or -1 for rows without a group. They apply to all batch elements.
         task: `"binary"`, `"multiclass"` or `"multilabel"`.
-        num_groups: Number of groups G; None is one more than the largest number in `groups`.
-        **options: Options of the function. `weights` and `folds` are split by group. An option named `groups` (as for
-            `relative_calibration_loss` and `bootstrap`) is not supported.
+        num_groups: Number of groups G. None means one more than the largest number in `groups`.
+        **options: Options of the function. `weights` and `folds` are split by group. An option named `groups`, as in
+            `relative_calibration_loss` and `bootstrap`, is not supported.
 
     Returns:
-        `(G, ...)`, or a named tuple of such tensors. NaN for a group without samples.
+        Values `(G, ...)`, or a named tuple of tensors `(G, ...)`. NaN for a group without samples.
 
     Raises:
-        TypeError, ValueError: for invalid input. Errors from the function get a note with the group, for example if a
-            calibration loss needs samples of each class.
+        TypeError, ValueError: for invalid input. A note with the group number is added to errors from the function.
 
     Gradient:
-        That of the function.
+        The gradient of the function.
 
     Example:
         >>> from torchcalib.calibration import relative_calibration_loss
@@ -95,7 +94,7 @@ def by_group(
 
 
 def _stacked(values: Sequence[Any], groups: Tensor, num_groups: int) -> Any:
-    """Stack the values for the given groups to `(num_groups, ...)`, with NaN for the other groups."""
+    """Stack the values of the given groups into `(num_groups, ...)`, with NaN for absent groups."""
     if not values:
         return torch.full((num_groups,), torch.nan, device=groups.device)
     first = values[0]

@@ -1,4 +1,4 @@
-"""Samples with group numbers, for rank-based metrics per group."""
+"""Samples with group numbers, from which rank-based metrics are computed per group."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -13,16 +13,16 @@ from torchcalib.core.ranked import RankedSample
 from torchcalib.core.state import SamplesKind
 
 MOST_GROUPS = 2**31 - 1
-"""Largest number of groups: group numbers are stored as int32."""
+"""Maximum number of groups, because group numbers are stored as int32."""
 
 
 @dataclass(frozen=True, eq=False)
 class GroupedSample:
-    """Samples of all groups, with the group number of each sample.
+    """Samples with one group number per sample.
 
     Attributes:
-        whole: Samples of all groups together, `(*B, *S, M)`, for batch axes B and axes S for classes or labels.
-        groups: Group of each sample `(*B, M)`, integers in [0, num_groups).
+        whole: Samples from all groups, `(*B, *S, M)`, with batch axes B and class or label axes S.
+        groups: Group number per sample `(*B, M)`, integers in [0, num_groups).
         num_groups: Number of groups G.
     """
 
@@ -31,10 +31,13 @@ class GroupedSample:
     num_groups: int
 
     def read(self, value_of: Callable[[RankedSample], Tensor]) -> Tensor:
-        """Return the value for every group, `(G, *B, *)`; for an empty group the value without data.
+        """Apply a function to the samples of every group.
 
         Args:
             value_of: Function from samples `(g, *S, m)` of g groups, padded with NaN, to values `(g, *)`.
+
+        Returns:
+            Values `(G, *B, *)`; for an empty group the value without data.
         """
         parts = [(numbers, value_of(sample)) for numbers, sample in self.by_size()]
         values = torch.cat([value for _, value in parts])
@@ -44,7 +47,7 @@ class GroupedSample:
         return values.reshape(*self.groups.shape[:-1], self.num_groups, *values.shape[1:]).movedim(n_batch, 0)
 
     def of_groups(self, numbers: Tensor) -> "GroupedSample":
-        """Return the samples in the groups with these numbers, renumbered from 0. There must be no batch axes."""
+        """Select groups by number and renumber them from 0. Batch axes are not supported."""
         renumbered = torch.full((self.num_groups,), -1, device=numbers.device)
         renumbered[numbers] = torch.arange(len(numbers), device=numbers.device)
         groups = renumbered[self.groups.long()]
@@ -59,19 +62,19 @@ class GroupedSample:
         return GroupedSample(sample, groups[chosen], len(numbers))
 
     def by_size(self) -> Iterator[tuple[Tensor, RankedSample]]:
-        """Yield the samples of groups with similar sizes together, padded to the same length.
+        """Yield the samples of groups with similar sizes, padded to the same length m.
 
-        Sizes in a piece differ by less than a factor of 2, so there is less padding than data.
+        Sizes within one piece differ by less than a factor of 2, which limits the padding to less than the data.
 
         Yields:
-            Indices of the groups `(g,)`, out of `B * G` for all batch elements, and their samples `(g, *S, m)`.
+            Indices `(g,)` of the groups, in [0, B * G) for all batch elements, and the samples `(g, *S, m)`.
         """
         score, positives, n, groups = self._flat
         n_total = math.prod(self.groups.shape[:-1]) * self.num_groups
         order = torch.argsort(groups, stable=True)
         sizes = torch.bincount(groups, minlength=n_total)
         begins = sizes.cumsum(0) - sizes
-        # Size class k contains sizes from 2^(k-1) to 2^k - 1; class 0 the empty groups.
+        # Size class k contains groups with 2^(k-1) to 2^k - 1 samples. Class 0 contains the empty groups.
         classes = sizes.to(torch.float64).frexp().exponent
         for size_class in sorted(set(classes.tolist())):
             numbers = (classes == size_class).nonzero().squeeze(-1)
@@ -91,7 +94,7 @@ class GroupedSample:
 
     @property
     def _flat(self) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
-        """Scores, positives and counts `(*S, B * M)`, and the index of batch element and group `(B * M,)`."""
+        """Scores, positives and counts `(*S, B * M)`, and the joint index of batch element and group `(B * M,)`."""
         n_batch = self.groups.dim() - 1
 
         def flat(column: Tensor) -> Tensor:
@@ -105,11 +108,11 @@ class GroupedSample:
 
 
 class GroupedSamples(NamedTuple):
-    """State of samples with their groups.
+    """Metric state that consists of samples with group numbers.
 
     Attributes:
         scores, outcomes, weights, left_out: See `core.state.Samples`.
-        groups: Group numbers, int32 `(*B, n)` per chunk, without an axis for classes or labels.
+        groups: Group numbers, int32 `(*B, n)` for each chunk of n samples, without class or label axes.
     """
 
     scores: list[Tensor]
@@ -121,10 +124,10 @@ class GroupedSamples(NamedTuple):
 
 @dataclass(frozen=True)
 class GroupedSamplesKind(SamplesKind):
-    """Kind of state: all samples with their group numbers, which take 4 bytes each.
+    """Operations on a state of stored samples with group numbers (4 bytes per sample).
 
     Attributes:
-        batch_shape: Batch axes.
+        batch_shape: Sizes of the batch axes.
         num_groups: Number of groups G.
     """
 
@@ -134,7 +137,7 @@ class GroupedSamplesKind(SamplesKind):
     _more_dtypes: ClassVar[tuple[tuple[torch.dtype, ...], ...]] = ((torch.int32,),)
 
     def join(self, parts: Sequence[Any]) -> GroupedSamples:
-        """Return the parts as a `GroupedSamples`."""
+        """Combine the parts of a state into a `GroupedSamples` tuple."""
         return GroupedSamples(*parts)
 
     def _chunk(self, p: Predictions) -> list[Tensor]:
@@ -142,12 +145,12 @@ class GroupedSamplesKind(SamplesKind):
         return [*super()._chunk(p), p.groups.to(torch.int32).reshape(*self.batch_shape, p.samples[-1])]
 
     def statistic(self, state: GroupedSamples) -> GroupedSample:
-        """Return all samples, with their groups."""
+        """Concatenate the chunks of a state, and return all samples with their group numbers."""
         score, outcome, n, groups = self._whole(state)
         return GroupedSample(self._sample(score, outcome, n), groups, self.num_groups)
 
     def check(self, parts: Sequence[Any], like: GroupedSamples) -> GroupedSamples | None:
-        """Return copies of saved chunks, or None if their shapes or group numbers are invalid."""
+        """Return a copy of a saved state, or None if its shapes or group numbers are invalid."""
         state: GroupedSamples | None = super().check(parts, like)
         for score, groups in [] if state is None else zip(state.scores, state.groups, strict=True):
             if groups.shape != (*self.batch_shape, score.shape[-1]):

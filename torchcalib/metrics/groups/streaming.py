@@ -21,21 +21,18 @@ S = TypeVar("S")
 
 
 class ByGroup(WrappedMetric[Any]):
-    """Streaming metric for every group of rows, such as sites, customer segments or languages.
+    """Compute a streaming metric separately for groups of rows, such as sites, customer segments or languages.
 
-    `update` accepts a group number per row, and `compute` returns one value per group. Thousands of groups are
-    processed in one pass. The state has a leading axis for the groups: sums are G times as large as for the metric
-    itself, and stored samples take 4 more bytes each.
+    `update` accepts one group number per row, and `compute` returns one value per group. All groups are processed in
+    one pass. Sums take G times as much memory as for the metric itself. Each stored sample takes 4 additional bytes.
 
-    Rows with group -1 are ignored. The group numbers of rows that are left out by weight 0, `ignore_index` or
-    `nan_policy` are not checked. `SKCE` (squared kernel calibration error) forms blocks within each group of each
-    update, and drops incomplete blocks. In a `CalibrationCollection`, `groups` is passed to the members that are a
-    `ByGroup`.
+    Rows with group -1 are ignored. Group numbers are not checked in rows ignored by weight 0, `ignore_index` or
+    `nan_policy`. `SKCE` (squared kernel calibration error) forms blocks within each group of each update, and drops
+    incomplete blocks. A `CalibrationCollection` passes `groups` to its `ByGroup` metrics.
 
     Args:
-        metric: A torchcalib metric that is not a wrapper itself. Only its configuration is used; its accumulated state
-            is ignored.
-        num_groups: Number of groups G. Groups are numbered from 0.
+        metric: A torchcalib metric, not a wrapper. Only its configuration is used; its accumulated state is ignored.
+        num_groups: Number of groups G. Group numbers are 0 to G - 1.
         **kwargs: Arguments of `torchmetrics.Metric`.
 
     Raises:
@@ -76,16 +73,16 @@ class ByGroup(WrappedMetric[Any]):
         """Add a batch to the state.
 
         Args:
-            preds: See `CalibrationMetric.update`.
-            target: See `CalibrationMetric.update`.
-            groups: Group number per sample, integers in [0, num_groups), or -1 for no group. It has the shape of
+            preds: Probabilities or logits; see `CalibrationMetric.update`.
+            target: Labels or soft targets; see `CalibrationMetric.update`.
+            groups: Group number per sample, integers in [0, num_groups), or -1 for no group. The shape is that of
                 `preds` without the class axis.
-            weights: See `CalibrationMetric.update`.
+            weights: Non-negative weight per sample.
             sample_weight: Alias of `weights`.
 
         Raises:
             TypeError, ValueError, RuntimeError, TorchMetricsUserError: See `CalibrationMetric.update`. On CUDA, rows
-                with an invalid group number are left out and counted, and `compute` raises.
+                with an invalid group number are ignored and counted, and `compute` raises.
         """
         refuse_if_synced(self, "update")
         key, p = self._keyed_predictions(preds, target, weights_from(weights, sample_weight))
@@ -99,10 +96,10 @@ class ByGroup(WrappedMetric[Any]):
         self._add(preds, self._cached((*key, *self._state_key), lambda: self._state_of(p)))
 
     def n(self) -> Tensor:
-        """Return the total weight of the samples in every group, float64 `(G, ...)`; their number without weights.
+        """Return the total weight of the samples in every group, float64 `(G, ...)`.
 
-        It is computed over all ranks if `torch.distributed` is running. For multi-label it is the largest total weight
-        of any label. For `SKCE` it is the number of blocks.
+        Without weights this is the number of samples, for `SKCE` the number of blocks. For multi-label it is the
+        maximum over labels. It is computed over all ranks if `torch.distributed` is running.
         """
         return self._n_of(self._synced_statistic())
 
@@ -111,7 +108,7 @@ class ByGroup(WrappedMetric[Any]):
         return total.flatten(1 + len(self.batch_shape)).amax(-1) if total.dim() > 1 + len(self.batch_shape) else total
 
     def test_from(self, statistic: Any, **how: Any) -> CalibrationTest:
-        """Return the calibration tests for a statistic, with tensors `(G, ...)`; NaN for a group without samples."""
+        """Return the calibration test for every group, with tensors `(G, ...)`; NaN for a group without samples."""
         metric = self.metric
         if not isinstance(statistic, GroupedSample):
             return metric.test_from(statistic, **how)
@@ -126,22 +123,22 @@ class ByGroup(WrappedMetric[Any]):
         )
 
     def worst(self, k: int | None = 10, *, by: By = "excess", n_replicates: int = 199, seed: int = 0) -> GroupTable:
-        """Return the k worst groups, over all ranks if `torch.distributed` is running.
+        """Return the k groups with the largest calibration error, over all ranks if `torch.distributed` is running.
 
         Small groups have large errors because of sampling noise, even if the model is calibrated. Groups are therefore
-        sorted by the value minus its noise floor. p-values are adjusted for the number of groups, and groups whose
-        error is not significant are marked "within chance".
+        sorted by the error minus its noise floor, the expected error under perfect calibration. p-values are adjusted
+        for the number of groups. Groups whose error is not significant are marked "within chance".
 
         Args:
             k: Number of groups in the table; None for all groups with samples.
-            by: Quantity to sort by: `"excess"` (value minus noise floor), `"value"`, `"shrunk"` or `"p_value"`. For
-                signed errors absolute values are used.
-            n_replicates: Number of simulated replicates per group. Groups with the smallest possible p-value get more
-                replicates, so that adjusted p-values can be small.
+            by: Quantity to sort by: `"excess"` (value minus noise floor), `"value"`, `"shrunk"` or `"p_value"`. Signed
+                errors are sorted by their absolute value.
+            n_replicates: Number of simulated replicates per group. Groups with the smallest possible p-value are
+                simulated again with more replicates, so that adjusted p-values can be small.
             seed: Seed for the simulation.
 
         Returns:
-            A `GroupTable`.
+            A `GroupTable` with one row per group, the worst group first.
 
         Raises:
             TypeError: If the metric is not a calibration error.

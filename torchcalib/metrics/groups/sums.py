@@ -1,4 +1,4 @@
-"""Sums per group of rows, with the groups as a leading axis."""
+"""Accumulator of sums per group of rows."""
 
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
@@ -16,15 +16,15 @@ S = TypeVar("S", covariant=True)
 
 
 class CellsAccumulator(SumsAccumulator[S], Protocol[S]):
-    """Accumulator that exposes the cell of every event, so that events can be summed per group."""
+    """Accumulator with a method that returns the cell of every event, which allows sums per group."""
 
     def cells(self, p: Predictions) -> Cells:
-        """Return the cell index and the summands of every event."""
+        """Return the cell index and the summands (one per sum) for every event."""
 
 
 @dataclass(frozen=True)
 class SumsByGroup(Generic[S]):
-    """Accumulator for the sums of another accumulator per group, `(G, ..., F, K)`.
+    """Accumulator that computes the sums of another accumulator separately per group, `(G, ..., F, K)`.
 
     Attributes:
         accumulator: Accumulator for a single group.
@@ -36,7 +36,7 @@ class SumsByGroup(Generic[S]):
 
     @property
     def with_noise(self) -> bool:
-        """Whether sums for the noise are included."""
+        """Whether the sums for the noise floor are included."""
         return with_apart(self.accumulator)
 
     def shape(self, task: Task, num_classes: int | None) -> tuple[int, ...]:
@@ -44,7 +44,7 @@ class SumsByGroup(Generic[S]):
         return (self.num_groups, *self.accumulator.shape(task, num_classes))
 
     def of(self, p: Predictions) -> Sums:
-        """Return the sums for every group; `p.groups` contains the group of each sample."""
+        """Return the sums `(G, ..., F, K)` per group; `p.groups` contains the group number of each sample."""
         accumulator: Any = self.accumulator
         if hasattr(accumulator, "of_groups"):  # faster, because it does not store the summands of every event
             assert p.groups is not None  # set by `in_groups`
@@ -60,18 +60,18 @@ class SumsByGroup(Generic[S]):
         return Sums(sums, apart=apart_of(p, sums, events, group_of_events(p, cells.index), self.num_groups))
 
     def wrap(self, sums: Tensor) -> S:
-        """Return the sums as a statistic, with the groups as leading axis."""
+        """Convert a tensor `(G, ..., F, K)` to the statistic type of the accumulator."""
         return self.accumulator.wrap(sums)
 
     def n_events(self, p: Predictions) -> int:
-        """Return the number of events."""
+        """Return the number of events in a batch."""
         return self.accumulator.n_events(p)
 
 
 def group_of_events(p: Predictions, index: Tensor) -> Tensor:
-    """Return the group of every event, for events with the cell `index`.
+    """Return the group number of every event, broadcastable to the cell indices `index`.
 
-    A sample may have several events, and classes may be on an axis of their own.
+    A sample may have several events on the last axis, and `index` may have an additional class axis.
     """
     assert p.groups is not None  # set by `in_groups`
     groups = p.groups.unsqueeze(-2) if index.dim() > p.groups.dim() else p.groups

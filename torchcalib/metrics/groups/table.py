@@ -1,4 +1,4 @@
-"""Table of the worst groups: values, noise floors, adjusted p-values and shrunken estimates."""
+"""Table of the groups with the largest calibration errors, with adjusted p-values and shrinkage estimates."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -17,33 +17,33 @@ from torchcalib.inference.testing import CalibrationTest
 from torchcalib.io.errors import printable
 
 SMALL_P = 0.05
-"""Groups with a p-value of at least this are marked "within chance": their error is not significant."""
+"""Significance level. Groups with a p-value of at least `SMALL_P` are marked "within chance"."""
 
 _EXTRA_REPLICATES = 400
-"""Further replicates per group on average. All are used for the groups with the smallest possible p-value."""
+"""Average number of additional replicates per group. Only groups with the smallest possible p-value use them."""
 
 _MAX_NAME = 60
-"""Largest number of characters of a group name that is shown in full."""
+"""Maximum length of a group name, in characters, before it is shortened."""
 
 By = Literal["excess", "value", "shrunk", "p_value"]
-"""Quantity to sort groups by, the worst first; `excess` is the value minus its noise floor."""
+"""Quantity by which groups are sorted; `excess` is the value minus its noise floor."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class GroupTable(Tabular):
-    """Table of the k worst groups with their calibration tests, the worst first.
+    """Table of the k groups with the largest calibration errors, in descending order; see `ByGroup.worst`.
 
-    `ByGroup.worst` returns it. All fields except `n_groups` have k entries.
+    All fields except `n_groups` have k entries.
 
     Attributes:
         group: Number or name of the group.
-        n: Total weight of its samples; their number without weights.
+        n: Total weight of the samples in the group; the number of samples without weights.
         value: Value of the metric for the samples in the group.
-        noise_floor: Expected value if the model is perfectly calibrated in the group.
-        p_value: p-value for perfect calibration in the group, adjusted for the number of groups by Benjamini and
-            Hochberg: among the groups below a bound, the expected fraction of calibrated groups is at most this bound.
-        shrunk: Estimate of the error in the group that also uses the other groups; see `shrunk_to_mean`.
-        by_chance: True if the unadjusted p-value is at least 0.05, that is, the error is not significant.
+        noise_floor: Expected value under perfect calibration.
+        p_value: p-value for perfect calibration, adjusted for multiple testing by the method of Benjamini and Hochberg
+            (false discovery rate).
+        shrunk: Error shrunk towards the mean over all groups; see `shrunk_to_mean`.
+        by_chance: True if the error is not significant: the unadjusted p-value is at least 0.05.
         n_groups: Number of groups with samples, including those not in the table.
 
     Example:
@@ -68,14 +68,17 @@ class GroupTable(Tabular):
     def of(
         cls, groups: Sequence[int | str], n: Tensor, found: CalibrationTest, *, k: int | None = None, by: By = "excess"
     ) -> "GroupTable":
-        """Return the table of the k worst groups with samples.
+        """Create the table from calibration tests. Groups without samples are omitted.
 
         Args:
             groups: Numbers or names of all G groups.
             n: Total weight of each group `(G,)`.
             found: Calibration tests of all groups, with tensors `(G,)`.
-            k: Number of groups in the table; None for all.
+            k: Number of groups in the table; None for all groups.
             by: Quantity to sort by.
+
+        Returns:
+            The k worst groups by the quantity `by`.
         """
         check_choice("by", by, get_args(By))
         if k is not None:
@@ -87,7 +90,7 @@ class GroupTable(Tabular):
         shrunk = shrunk_to_mean((tests.low + tests.high) / 2, spread)
         excess = tests.statistic.abs() - tests.noise_floor
         ranked = {"excess": excess, "value": tests.statistic.abs(), "shrunk": shrunk.abs(), "p_value": -adjusted}[by]
-        # Sort by `ranked`, ties by the excess; NaN last.
+        # Sort by `ranked` and break ties by the excess; NaN last.
         order = excess.argsort(descending=True, stable=True)
         order = order[ranked[order].nan_to_num(nan=-torch.inf).argsort(descending=True, stable=True)][:k]
 
@@ -109,17 +112,20 @@ class GroupTable(Tabular):
         return len(self.group)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return one dict per group, from the names of the fields to their values."""
+        """Return one dict per group that maps field names to values."""
         columns = {name: column for name, column in vars(self).items() if name != "n_groups"}
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
     def shown_names(self, most: int) -> list[str]:
-        """Return group names for display: without control characters, and with the middle of long names omitted.
+        """Return group names without control characters, and replace the middle of long names by an ellipsis.
 
-        A name is not shortened if the short form would not be unique.
+        A name is not shortened if the result would not be unique.
 
         Args:
-            most: Largest number of characters of a name that is not shortened, at least 3.
+            most: Maximum length of a name, in characters, before it is shortened; at least 3.
+
+        Returns:
+            One name per group in the table.
         """
         names = [printable(str(group)) for group in self.group]
         start = most // 2
@@ -128,11 +134,14 @@ class GroupTable(Tabular):
         return [shortened if counts[shortened] == 1 else name for name, shortened in zip(names, short, strict=True)]
 
     def layout(self, longest_name: int = _MAX_NAME, metric: str = "value") -> Table:
-        """Return the layout for display, with one row per group.
+        """Return a formatted table with one row per group.
 
         Args:
-            longest_name: Largest number of characters of a group name that is shown in full.
-            metric: Header of the column with the values.
+            longest_name: Maximum length of a group name, in characters, before it is shortened.
+            metric: Header of the column with the metric values.
+
+        Returns:
+            A `Table` for export to text, HTML, Markdown, LaTeX and pandas.
         """
         names = self.shown_names(longest_name)
         rows = [{**row, "name": name} for name, row in zip(names, self.rows(), strict=True)]
@@ -156,7 +165,7 @@ class GroupTable(Tabular):
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields by name, with tuples as lists."""
+        """Return a dict of all fields, with tuples converted to lists."""
         return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
 
     def __repr__(self) -> str:
@@ -176,15 +185,18 @@ class GroupTable(Tabular):
 def resolved(
     found: CalibrationTest, again: Callable[[Tensor, int], CalibrationTest], n_replicates: int
 ) -> CalibrationTest:
-    """Return the tests with more accurate p-values for the groups that have the smallest possible one.
+    """Repeat the test with more replicates for all groups with the smallest possible p-value.
 
-    With R replicates the smallest p-value is 1 / (R + 1). After adjustment for the number of groups it may not be
-    significant. Groups with this p-value are tested again with more replicates.
+    With R replicates the smallest p-value is 1 / (R + 1). After adjustment for the number of groups, even this p-value
+    may not be significant.
 
     Args:
         found: Calibration tests of all groups, with tensors `(G,)`.
-        again: Function from the numbers of groups and a number of replicates to their calibration tests.
-        n_replicates: Number of replicates R that `found` was computed with.
+        again: Function from group numbers `(g,)` and a number of replicates to the calibration tests of these groups.
+        n_replicates: Number of replicates R used for `found`.
+
+    Returns:
+        Calibration tests of all groups, with p-values replaced where the test was repeated.
     """
     n_present = int(found.p_value.isfinite().sum())
     smallest = (found.p_value < 1.5 / (n_replicates + 1)).nonzero().squeeze(-1)
@@ -196,9 +208,9 @@ def resolved(
 
 
 def adjusted_p_values(p_values: Tensor) -> Tensor:
-    """Return p-values `(m,)` adjusted by Benjamini and Hochberg to control the false discovery rate.
+    """Adjust p-values `(m,)` for multiple testing by the Benjamini-Hochberg method (false discovery rate).
 
-    For sorted p-values the k-th adjusted one is min over j >= k of p_j m / j, at most 1.
+    For ascending p-values p_1, ..., p_m, the adjusted p-value is min over j >= k of p_j m / j, at most 1.
 
     Reference:
         Benjamini, Hochberg: Controlling the false discovery rate (Journal of the Royal Statistical Society B, 1995),
@@ -212,15 +224,15 @@ def adjusted_p_values(p_values: Tensor) -> Tensor:
 
 
 def shrunk_to_mean(estimates: Tensor, spread: Tensor) -> Tensor:
-    """Return empirical Bayes estimates for groups: noisy estimates `(G,)` are shrunk towards the common mean.
+    """Shrink estimates for groups `(G,)` towards their common mean (empirical Bayes).
 
-    The model: errors of groups are normal with a common mean and variance tau^2, and estimates are normal about these
-    errors with standard deviation `spread`. The posterior mean for group g is
+    The true errors of the groups have a normal distribution with a common mean and variance tau^2. Each estimate is
+    normal around the true error with standard deviation `spread`. The posterior mean for group g is
 
         mean + tau^2 / (tau^2 + spread_g^2) (estimate_g - mean),
 
-    with tau^2 >= 0 by the method of moments, and weights 1 / (tau^2 + spread_g^2) for the mean. An estimate with spread
-    0 is not changed. If the spread is NaN, so is the result.
+    with tau^2 >= 0 by the method of moments, and weights 1 / (tau^2 + spread_g^2) in the mean. An estimate with spread
+    0 is unchanged. NaN where the spread is NaN. Fewer than two finite estimates are returned unchanged.
 
     Reference:
         Efron, Morris: Data analysis using Stein's estimator (Journal of the American Statistical Association, 1975),
