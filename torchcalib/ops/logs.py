@@ -14,7 +14,7 @@ from torch.nn.functional import logsigmoid, pad
 
 from torchcalib.ops.host_values import value_if_available
 
-LANES = 64  # numbers; a multiple of the vector width of every processor
+LANES = 64  # tensors are padded to a multiple of this number, which is a multiple of all vector widths
 
 
 def wide_dtype(device: torch.device) -> torch.dtype:
@@ -25,8 +25,8 @@ def wide_dtype(device: torch.device) -> torch.dtype:
 def elementwise(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """Apply an elementwise function such that equal numbers get equal results at every position.
 
-    torch computes exp, log and log1p by vector code, but the end of a tensor by scalar code. The two can differ in the
-    last digit. Padding avoids scalar code. `x` must be short, because torch splits a long tensor among threads.
+    torch computes exp, log and log1p by vector code, but at the end of a tensor by scalar code. The results can differ
+    in the last digit. Padding avoids scalar code. `x` must be short, because torch splits a long tensor among threads.
     """
     extra = -x.numel() % LANES
     flat = pad(x.reshape(-1), (0, extra)) if extra else x.reshape(-1)
@@ -92,7 +92,7 @@ def neg_entropy(q: Tensor, log_q: Tensor) -> Tensor:
 def one_vs_rest_log_probs(q: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor]:
     """Return log q_k and log(1 - q_k) for every class `(..., C)`.
 
-    The q of the top class may round to 1. So its 1 - q is computed as the sum over the other classes.
+    The probability of the top class may round to 1. So 1 - q is computed as the sum over the other classes for it.
     """
     top = q.argmax(-1, keepdim=True)
     log_rest = log_q.scatter(-1, top, -torch.inf).logsumexp(-1, keepdim=True)
