@@ -39,7 +39,7 @@ SMALLEST = F(2.0**-126)  # smallest normal float32; replaces smaller numbers in 
 
 # Decorator for functions inlined into loops. "contract" allows fused multiply-add, but no reordering of sums.
 step = numba.njit(cache=True, fastmath={"contract"}, error_model="numpy")
-# Decorator for sums over a block. "reassoc" allows one partial sum per vector lane, so results depend on the vector width.
+# Decorator for sums over a block. "reassoc" allows partial sums per vector lane, so results depend on the vector width.
 lanes = numba.njit(cache=True, fastmath={"contract", "reassoc", "nsz"}, error_model="numpy")
 compiled_loop = numba.njit(cache=True, nogil=True, error_model="numpy")
 

@@ -117,7 +117,7 @@ def sort_labelled(score: Tensor, label: Tensor) -> tuple[Tensor, Tensor, Tensor]
 def equal_mass_sums(score: Tensor, label: Tensor, n_bins: int) -> tuple[Tensor, Tensor]:
     """Sum over equal-mass bins without sorting, by partitioning the samples at the bin edges (quickselect).
 
-    Bin i ends at sample `i * N // B` in ascending order. Ends are moved to the end of ties: equal scores are in one bin.
+    Bin i ends at sample `i * N // B` in ascending order. Ends within a tie are moved to its end.
 
     Args:
         score: float32 or float64 `(..., M)` in [0, 1], or NaN for a missing score, on the CPU.

@@ -1,11 +1,11 @@
 """Maximum likelihood fits of softmax(alpha s + beta) to labels, by Newton's method in float64.
 
 Axes: `R` replicate weights (folds, bootstrap replicates), `S` batch elements, `N` samples, `C` classes. All fits of a
-call are one batched solve, in pieces that fit into the cache. The scores are not copied for the replicates.
+call are solved as one batch, in pieces that fit into the cache. The scores are not copied for the replicates.
 
-The mean negative log-likelihood (NLL) is convex in (alpha, beta), so the start only affects the number of iterations.
-The start is a float32 fit to the mean weights. Scores are divided by their scale, so that the iterations do not depend
-on a factor of the logits. Results are in units of the original scores.
+The mean negative log-likelihood (NLL) is convex in (alpha, beta), so the starting point only affects the number of
+iterations. It is a float32 fit to the mean of the replicate weights. Scores are divided by their scale, so that a
+factor of the logits does not change the number of iterations. Results are in units of the original scores.
 
 Solvers:
 
