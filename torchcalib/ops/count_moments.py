@@ -60,9 +60,9 @@ def deviation_quantiles(chance: Tensor, n: Tensor, expected: Tensor, spread: Ten
 def count_quantiles(chance: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
     """Return quantiles of the number of successes in independent trials with probabilities p.
 
-    The distribution is approximated by the binomial distribution of equal mean and variance, which has
-    n = (sum p)^2 / sum p^2 trials. The approximation is exact if all p are equal. If n is not an integer, the binomial
-    distributions for the two neighbouring integers are mixed such that both moments are kept.
+    The distribution is approximated by the binomial distribution of equal mean and variance. It has
+    n = (sum p)^2 / sum p^2 trials. The approximation is exact if all p are equal. If n is not an integer, a mixture of
+    the binomial distributions for the two neighbouring integers has the same moments.
 
     Args:
         chance: quantile levels in (0, 1), `(R, ...)`.

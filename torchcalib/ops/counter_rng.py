@@ -1,7 +1,7 @@
 """Counter-based random numbers, equal on every device and for every batch size.
 
-Each number is a 64-bit integer hash of (seed, stream, counter), so it does not depend on the order of the calls.
-No data is copied from the host to the device.
+Each number is an integer hash of (seed, stream, counter). So it does not depend on the order of the calls. No data is
+copied from the host to the device.
 """
 
 import math

@@ -35,8 +35,8 @@ def log_odds(values: Tensor, members: Tensor | None = None) -> Tensor:
         `(..., N)`, or `(..., N, C)` for every class, of dtype `wide_dtype`. +inf where the other classes have
         probability 0, -inf where the event has probability 0. NaN for a row with NaN or with only -inf.
 
-    Gradient: in `values`, in every mode and of any order. It is 0 for infinite log-odds, for a row with +inf, and for a
-        row whose incoming gradients are all 0, even if the row contains NaN.
+    Gradient: in `values`, in every mode and of any order. It is 0 for infinite log-odds and for a row with +inf. It is
+        also 0 for a row whose incoming gradients are all 0, even if the row contains NaN.
     """
     found: Tensor = _log_odds(values, members)
     return found

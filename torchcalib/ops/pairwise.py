@@ -231,8 +231,8 @@ def _sums_of_blocks(
     size = x.shape[-2]
     products = r @ r.mT
     products.diagonal(dim1=-2, dim2=-1).zero_()  # exclude the pairs i = j
-    # The kernel is symmetric, so its gradient is twice the gradient in its first argument. 2 x - x.detach() has value x
-    # and derivative 2, which halves the cost of the backward pass.
+    # The kernel matrix is symmetric, so its gradient is twice the gradient in its first argument. 2 x - x.detach() has
+    # value x and derivative 2, which halves the cost of the backward pass.
     kernel_matrix = _kernel_matrix(2 * x - x.detach(), x.detach(), kernel)
     mean = (products * kernel_matrix).mean((-2, -1)) * (size / (size - 1))
     times = torch.ones_like(mean) if part.times is None else part.times

@@ -17,7 +17,7 @@ def bin_index(values: Tensor, n_bins: int, right: bool = False) -> Tensor:
     Bins are `[i/B, (i+1)/B)`, and the last one is closed. With `right` they are `(i/B, (i+1)/B]`, and the first one is
     closed. Edges `i / n_bins` and values are compared in float64. Every bin index of the package follows this rule.
 
-    The floor of the rounded product `values * n_bins` is wrong by at most one bin, so two comparisons with the edges
+    The floor of the rounded product `values * n_bins` is wrong by at most one bin. Two comparisons with the edges
     correct it. This is faster than a binary search.
 
     Args:
@@ -83,7 +83,7 @@ def bin_sums_of_replicates(
     if n_columns * n_bins > _MOST_SUMS or len(weights) <= n_bins:
         weighed = [(weights * c).masked_fill(weights == 0, 0) for c in stacked.unbind(-2)]
         return bin_sums(index, weighed, n_bins)
-    # Multiply weights (R, n) by a matrix (n, F B), which contains column f of a sample at its bin, and 0 elsewhere.
+    # Multiply weights (R, n) by a matrix (n, F B). Each row contains the F columns of a sample at its bin, 0 elsewhere.
     rows = weights.movedim(0, -2)
     bins = torch.arange(n_bins, device=index.device)
     total = rows.new_zeros(*lead, rows.shape[-2], n_columns * n_bins)

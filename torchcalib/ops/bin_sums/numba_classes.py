@@ -85,8 +85,8 @@ def add_classes(
         edges: bin edges `(B + 1,)`.
         right: whether bins include their right edge.
         first: column of the first class.
-        sums: sums of weight, confidence and outcome, and one (F = 4) or two (F = 5) sums of noise, the second with
-            squared weights; `(F, B, K)`, updated in place.
+        sums: weight, confidence, outcome, and for F = 4 or 5 one or two sums of noise, `(F, B, K)`, updated in place.
+            The second sum of noise uses squared weights.
     """
     n_sums, _, n_classes = sums.shape
     shifted, block, unused = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32), np.empty(BLOCK)

@@ -32,10 +32,11 @@ def bin_of(value: Any, edges: Any, right: Any) -> Any:
 
 @step
 def _cells(confidence: Any, n_bins: Any, first: Any, out: Any) -> Any:
-    """Fill `out` with the cell of each value, `first` plus its bin, and return the number of values near an inner edge.
+    """Fill `out` with the cell of each value, and return the number of values near an inner edge.
 
-    The bin is floor(value * n_bins) in the dtype of the values, computed by vector instructions. Near inner edges it
-    can be wrong because of rounding errors. The outer bins are closed, so products stay 0.3 away from the outer edges.
+    The cell is `first` plus the bin. The bin is floor(value * n_bins) in the dtype of the values, computed by vector
+    instructions. Near inner edges it can be wrong because of rounding errors. The outer bins are closed, so products
+    stay 0.3 away from the outer edges.
     """
     number = confidence.dtype.type
     factor, low, high = number(n_bins), number(0.3), number(n_bins - 0.3)

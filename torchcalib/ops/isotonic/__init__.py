@@ -1,6 +1,6 @@
 """Isotonic regression by the pool adjacent violators algorithm (PAVA), and PAVA with block constraints (PAVA-BC).
 
-Both divide a sequence that is sorted by score into blocks of consecutive elements, and fit each block by its mean. The
+Both divide a sequence, sorted by score, into blocks of consecutive elements, and fit each block by its mean. The
 algorithms differ in the rule for merging two neighbouring blocks. `reference` contains the algorithms; `numba` and
 `triton` compile the same loops.
 """
@@ -102,8 +102,8 @@ def isotonic_regression(y: Tensor, weights: Tensor | None = None, *, backend: Ba
     Returns:
         `(..., N)`, computed in float64; a floating `y` keeps its dtype. Rows of total weight 0 are NaN.
 
-    Gradient: for constant blocks, of any order. Let i and j be in a block of weight W and mean m. The derivative of
-        output i with respect to y_j is w_j / W, and with respect to w_j > 0 it is (y_j - m) / W.
+    Gradient: for constant blocks, of any order. Let i and j be in a block of weight W and mean m. Output i has
+        the derivatives w_j / W in y_j, and (y_j - m) / W in w_j > 0.
 
     Reference:
         Best, Chakravarti: Active set algorithms for isotonic regression (1990); Ayer et al. (1955).

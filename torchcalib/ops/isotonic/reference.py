@@ -5,8 +5,8 @@ the buffers `size`, `total` and `ends`, each as long as the sequence, and return
 of the elements `ends[b-1]..ends[b]-1`, with weight `size[b]` and sum `total[b]`.
 
 The buffers are a stack of finished blocks; `w` and `s` are weight and sum of the current block. An element of weight 0
-belongs to the previous block, or else to the first one. Means are compared as products, which is exact for int64 counts
-up to 3e9 samples, and for Python integers of any size.
+belongs to the previous block, or else to the first one. Means are compared as products. This is exact for int64 counts
+up to 3e9 samples, and for Python integers.
 """
 
 from collections.abc import MutableSequence, Sequence
@@ -168,8 +168,8 @@ def pava_rounds(weight: Tensor, values: Tensor) -> Tensor:
     """PAVA by tensor operations: pool all adjacent violators at once, and repeat until there are none.
 
     A run of blocks with non-increasing means lies in one block of the solution, so it is pooled as a whole. A million
-    labels take about 15 rounds of decreasing length. Real targets can take one round per block, for instance if they
-    increase up to one low value at the end. So the loop is preferred for real targets, and on the CPU.
+    labels take about 15 rounds of decreasing length. Real targets can take one round per block, for instance if only
+    the last value is too low. So the loop is preferred for real targets, and on the CPU.
 
     Args:
         weight: weight of every element, `(R, G)`.

@@ -6,7 +6,7 @@ A row consists of the elements `begin..stop-1` of flat columns. Its stack of blo
 in global memory. The finished blocks are at `begin..top-1`. `w` and `s` are weight and sum of the current block.
 
 Addresses are int64, because row * length can exceed 2^31. A loop variable keeps its type in Triton, so sums are
-initialised by a zero of their dtype instead of the literal 0.
+initialised by a zero of their dtype.
 """
 
 import torch

@@ -65,7 +65,7 @@ def solve_affine(p: Problem) -> Solved:
 
 
 def _slope_at_zero(p: Problem) -> Tensor:
-    """Return the slope of the NLL in alpha, `(R, S)`, at alpha = 0 and the log class frequencies as biases.
+    """Return the slope of the NLL in alpha, `(R, S)`, at alpha = 0 and beta = log class frequencies.
 
     The NLL is convex: if this slope is not negative, no positive alpha is better than 0.
     """
@@ -80,9 +80,9 @@ def _damped(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Minimise the NLL by damped Newton steps.
 
-    A step is accepted if the NLL decreases by at least 1e-4 times the decrease predicted by the slope (Armijo
-    condition). Otherwise a quarter of the step is tried. Steps are limited such that alpha keeps at least a tenth
-    of its value, and thus stays positive.
+    A step is accepted if the NLL decreases by at least 1e-4 of the decrease predicted by the slope (Armijo condition).
+    Otherwise a quarter of the step is tried. Steps are limited such that alpha keeps at least a tenth of its value, and
+    thus stays positive.
 
     Args:
         p: fits in standard form.

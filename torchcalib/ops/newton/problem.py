@@ -34,8 +34,8 @@ class Problem:
 
     Attributes:
         scores: scores in standard form `(S, N, C)`, or the original scores if `top` is given.
-        top: largest score of every row `(S, N, 1)`, for converting the rows piece by piece, which avoids a float64 copy
-            of all scores. None if `scores` are in standard form.
+        top: largest score of every row `(S, N, 1)`. Rows are then converted piece by piece, without a float64 copy of
+            all scores. None if `scores` are in standard form.
         mean: mean score of every row, in standard form `(S, N)`.
         s_label: score of the label of every row, in standard form `(S, N)`.
         target: labels `(S, N)`.

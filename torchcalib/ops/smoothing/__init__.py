@@ -231,8 +231,8 @@ def _steps_for(width: float) -> int:
 def _at_nodes(sums: Tensor, steps: int) -> Tensor:
     """Round cell sums linearly to the nodes i / steps of a grid.
 
-    A sample with confidence p between nodes b and b + 1 adds u = p steps - b to the upper node and 1 - u to the
-    lower node.
+    Let a sample have confidence p between nodes b and b + 1, and u = p steps - b. It adds u to the upper node and 1 - u
+    to the lower node.
 
     Args:
         sums: cell sums, alone and times the confidence, `(..., 2, K)`.

@@ -1,7 +1,7 @@
 """Cell indices and cell sums for smoothing by compiled loops. Only `dispatch` imports this module, at first use.
 
-Results do not depend on the number of threads: the division of events into pieces depends only on their number, and
-the sums of the pieces are added in order.
+Results do not depend on the number of threads. The division of events into pieces depends only on their number. The
+sums of the pieces are added in order.
 """
 
 from typing import Any

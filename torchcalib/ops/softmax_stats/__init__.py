@@ -50,17 +50,17 @@ def rows(
             the probability equally; -inf gives probability 0.
         target: labels, int64 `(..., N)`. A label outside the classes gives NaN for `log_prob` and `squared_error`.
         from_logits: whether `values` are logits.
-        tolerance: if finite, statistics are NaN for a row with probabilities outside [0, 1], or with a sum that differs
-            from 1 by more than `tolerance`. Logits give NaN only for a row with NaN or with only -inf.
+        tolerance: largest accepted |sum_k q_k - 1|. If finite, statistics are NaN for a row that exceeds it or contains
+            probabilities outside [0, 1]. Logits give NaN only for a row with NaN or with only -inf.
         backend: implementation, see `dispatch.choose`; float64 on the CPU supports only "torch". All backends agree
             within the error above.
 
     Returns:
         See `Rows`; dtype `wide_dtype`, except `top`.
 
-    Gradient: in `values`, in every mode and of any order. It is 0 for log 0, for a row with a logit of +inf, and for a
-        row whose incoming gradients are all 0, even if the row contains NaN. At ties the gradient of `confidence` flows
-        to the first class.
+    Gradient: in `values`, in every mode and of any order. It is 0 for log 0 and for a row with a logit of +inf. It is
+        also 0 for a row whose incoming gradients are all 0, even if the row contains NaN. At ties the gradient of
+        `confidence` flows to the first class.
     """
     scores, top = _rows(values, target, from_logits, tolerance, backend=backend)
     log_prob, squared_error, neg_entropy, confidence = scores.unbind(-2)

@@ -82,8 +82,8 @@ def backward(
 ) -> None:
     """Fill `out` with the gradient in `values`.
 
-    For logits it is q (a + b q + c (x - max x)) with coefficients a, b, c per row, and for probabilities
-    b q + c (log q + 1). The entries at the label and at the top class can have the factor 1 - q, which float32 would
+    With coefficients a, b, c for each row, it is q (a + b q + c (x - max x)) for logits, and b q + c (log q + 1) for
+    probabilities. The entries at the label and at the top class can have the factor 1 - q, which float32 would
     round to 0. So these entries are computed in `wide_dtype`.
 
     Args:
@@ -146,8 +146,8 @@ def _probability_gradient(x: Tensor, label: Tensor, first: Tensor, q_h: Tensor, 
 def formula(values: Tensor, target: Tensor, from_logits: bool, tolerance: float = math.inf) -> tuple[Tensor, Tensor]:
     """Return the scores `(..., 4, N)` and the top classes `(..., N)` by differentiable operations.
 
-    For logits, 1 - q of the top class and of the label are computed as sums over the other classes, which avoids
-    cancellation. Invalid rows have NaN scores and gradient 0.
+    For logits, 1 - q of top class and label are computed as sums over the other classes, without cancellation. Invalid
+    rows have NaN scores and gradient 0.
 
     Args:
         values: `(..., N, C)`.
@@ -267,8 +267,8 @@ def _fill_proportional(shifted: Tensor, dim: int, out: Tensor) -> None:
 def _logit_sums(values: Tensor, label: Tensor, top: Tensor, careful: bool) -> Tensor:
     """Fill in `top` and return six quantities of every row, `(6, n)`.
 
-    Let q be a multiple of the probabilities of a row. The quantities are the logits of label and top class, q of the
-    top class, and the sums of q, q^2 and q (x - max x) over all other classes. Infinite logits can give NaN
+    Let q be a multiple of the probabilities of a row. The quantities are the logits of label and top class, and q of
+    the top class. Then follow the sums of q, q^2 and q (x - max x) over the other classes. Infinite logits can give NaN
     unless `careful`.
     """
     sums, labels, places = _columns(6, values, label, top)
@@ -311,7 +311,7 @@ def _scores_from_logit_sums(sums: Tensor, hit: Tensor) -> Tensor:
 def _probability_sums(values: Tensor, label: Tensor, top: Tensor) -> Tensor:
     """Fill in `top` and return five quantities of every row, `(5, n)`.
 
-    These are q of the label, q of the top class, and the sums of q^2 without the top class, of q log q, and of q.
+    These are q of the label and q of the top class. Then follow the sums of q^2 without the top class, q log q, and q.
     """
     sums, labels, places = _columns(5, values, label, top)
     for chunk in _chunks(values, (labels, places, *sums)):

@@ -5,9 +5,9 @@ depends on the number of classes, dtype and strides, but not on the number of ro
 equal in every batch.
 
 The sums exclude the top entry, which keeps them accurate. They are float64 for float64 rows, and float32 otherwise. For
-long rows a second kernel merges the sums of the parts and computes the scores in float64, with one row per thread. In
-the first kernel every thread of a warp would repeat this computation. Addresses are int64, because offsets can exceed
-2^31.
+long rows a second kernel merges the sums of the parts and computes the scores in float64. It uses one thread per row.
+In the first kernel every thread of a warp would repeat this computation. Addresses are int64, because offsets can
+exceed 2^31.
 
 A row of C classes is passed as C / `unit` units. A unit has at most 16 bytes. It determines the alignment that the
 compiler needs for vector loads.
