@@ -45,7 +45,7 @@ def _mix(z: Tensor) -> Tensor:
 
 
 def _shift(z: Tensor, bits: int) -> Tensor:
-    """Shift right in place and fill with zeros; torch fills signed integers with the sign bit."""
+    """Shift `z` right in place and fill with zeros; torch would fill with the sign bit."""
     return z.bitwise_right_shift_(bits).bitwise_and_((1 << (64 - bits)) - 1)
 
 
@@ -74,7 +74,7 @@ def multinomial_counts(seed: int, streams: Tensor, n: int, dtype: torch.dtype) -
     """Return multinomial counts of n < 2^31 units in n draws with replacement, for each stream, `(R, n)` of `dtype`."""
 
     def count_draws(words: Tensor) -> Tensor:
-        # Units of stream r are the cells r n to (r + 1) n - 1 of one flat count.
+        # Counts of stream r are at the indices r n to (r + 1) n - 1 of a flat tensor.
         first = n * torch.arange(len(words), device=words.device).unsqueeze(-1)
         drawn = _shift(words.mul_(n), 32).add_(first).reshape(-1)
         # Integer sums do not depend on the order of the atomic additions, so counts are reproducible on a GPU.
@@ -86,7 +86,7 @@ def multinomial_counts(seed: int, streams: Tensor, n: int, dtype: torch.dtype) -
 def _in_batches(
     convert: Callable[[Tensor], Tensor], seed: int, streams: Tensor, counters: Tensor, dtype: torch.dtype
 ) -> Tensor:
-    """Apply `convert` to the words of all streams, a few streams at a time on the CPU to reuse the cache."""
+    """Apply `convert` to the random words of all streams, on the CPU a few streams at a time to use the cache."""
     counts = torch.empty(len(streams), len(counters), dtype=dtype, device=streams.device)
     batch_size = max(1, _IN_CACHE // max(1, len(counters))) if streams.device.type == "cpu" else max(1, len(streams))
     for batch, into in zip(torch.split(streams, batch_size), torch.split(counts, batch_size), strict=True):

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from torchcalib.ops.operation import operation
 
-_TILE = 2**18  # scores in a tile, over all batch elements: 2 MB of float64
+_TILE = 2**18  # largest number of scores in a tile, over all batch elements: 2 MB of float64
 _LOWEST = -1e30  # replaces -inf in queries, because -inf times a key of 0 is NaN
 
 

@@ -18,7 +18,7 @@ LANES = 64  # tensors are padded to a multiple of this number, which is a multip
 
 
 def wide_dtype(device: torch.device) -> torch.dtype:
-    """Return the accumulation dtype of a device: float64, or float32 on MPS, which has no float64."""
+    """Return the accumulation dtype of a device: float64, or float32 on Apple MPS, which lacks float64."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 

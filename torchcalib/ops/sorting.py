@@ -150,7 +150,7 @@ def _keys(score: Tensor, label: Tensor) -> Tensor:
 
 
 def _has_many_ties(keys: NDArray[np.integer]) -> bool:
-    """Return True if a subsample of 1,024 keys has many ties, which partitioning cannot separate."""
+    """Return True if a subsample of at most 1,024 keys has many ties, which makes partitioning slow."""
     subsample = np.sort(keys[:: len(keys) // 1024 + 1] >> 1)
     return int(np.count_nonzero(subsample[1:] == subsample[:-1])) > _MOST_TIES * len(subsample)
 

@@ -94,7 +94,7 @@ def class_sums(
             own_labels = labels[start : start + n] - begin
             own = [None if column is None else column[start : start + n] for column in columns]
             add_classes(x.numpy(), own_labels, *own, from_logits, edges, right, begin if direct else 0, into)
-        if weights is None:  # the rows in no other bin are in the first one
+        if weights is None:  # rows that are in no other bin are in the first bin
             into[0, 0] = len(values) - into[0, 1:].sum(0)
         sums[begin:end, :n_distinct] = torch.from_numpy(into).movedim(-1, 0)
         if n_distinct < n_sums:

@@ -104,7 +104,7 @@ def add_classes(
             e = block[: x.size]
             _proportional(x, largest[i], from_logits, shifted[: x.size], e)
             columns = slice(start, start + BLOCK)
-            # Entries of the first bin, by vector instructions.
+            # Add entries of the first bin by vector instructions.
             if n_sums == 3:
                 _add_below(e, low, scale * w, sums[1, 0, columns])
             else:
@@ -113,7 +113,7 @@ def add_classes(
                 _add_below_with_spread(e, low, scale, w * w, unused[: x.size], sums[4, 0, columns])
             if weights is not None:
                 _count_below(e, low, w, sums[0, 0, start : start + BLOCK])
-            # Entries >= 1/B, one by one.
+            # Add entries >= 1/B one by one.
             for begin in range(0, x.size, PROBE):
                 part = e[begin : begin + PROBE]
                 if _count_from(part, low) > 0:
@@ -128,7 +128,7 @@ def add_classes(
                                 sums[3, b, start + begin + k] += spread
                                 if n_sums > 4:
                                     sums[4, b, start + begin + k] += w * spread
-            # Outcome, in the bin of the probability of the label.
+            # Add the outcome to the bin that contains the probability of the label.
             label = target[i] - start
             if 0 <= label < x.size:
                 sums[2, bin_of(scale * np.float64(e[label]), edges, right), start + label] += w
@@ -185,7 +185,7 @@ def fill_class_gradients(
         if w == 0 or (from_logits and largest[i] == INF):
             out[i] = 0
             continue
-        slope[:] = first_grads  # initialise with the first bin, which contains most entries
+        slope[:] = first_grads  # gradients for the first bin, which contains most entries
         mean = 0.0
         scale = confidence[i] if from_logits else 1.0
         low = F(BELOW_EDGE * edges[1] / scale)

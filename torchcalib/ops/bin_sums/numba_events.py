@@ -19,7 +19,7 @@ def bin_of(value: Any, edges: Any, right: Any) -> Any:
     """Return `segments.bin_index` for one float64 value; `edges` are `i / n_bins`."""
     last = edges.size - 2
     scaled = value * (last + 1)
-    scaled = scaled if scaled > 0 else 0.0  # also replaces NaN
+    scaled = scaled if scaled > 0 else 0.0  # NaN becomes 0
     scaled = scaled if scaled < last + 1 else last + 1.0
     if right:
         k: Any = max(np.intp(math.ceil(scaled)) - 1, 0)
@@ -44,7 +44,7 @@ def _cells(confidence: Any, n_bins: Any, first: Any, out: Any) -> Any:
     near = np.int32(0)
     for i in range(confidence.size):
         scaled = confidence[i] * factor
-        scaled = scaled if scaled > low else low  # also replaces NaN
+        scaled = scaled if scaled > low else low  # NaN becomes `low`
         scaled = scaled if scaled < high else high
         near += np.int32(abs(scaled - np.floor(scaled + half)) <= tolerance)
         out[i] = np.int32(scaled) + first[i]
@@ -68,7 +68,7 @@ def add_events(
 
     Args:
         confidence, outcome, weights, ecd, groups: columns `(N,)`; the last three can be None.
-        noise: (whether outcomes are shares, whether weights are squared), or None without sums of noise.
+        noise: pair of bools (outcomes are fractional, weights are squared), or None to omit the sums of noise.
         edges: bin edges `(B + 1,)`.
         right: whether bins include their right edge.
         sums: `(F, K)`, updated in place.

@@ -182,7 +182,7 @@ def class_sums(
             column = wide[: len(entries)].view(q.shape)
             if weights is None:
                 total = column.copy_(q).sum(0)
-            else:  # sum the weights: subtraction from the total would lose small weights
+            else:  # sum the weights, because subtraction from the total would lose small weights
                 sums[:, 0, 0] += column.copy_(row_weight).view(-1).index_fill_(0, above, 0).view(q.shape).sum(0)
                 total = torch.mul(q, row_weight, out=column).sum(0)
             sums[:, 1, 0] += total
@@ -208,7 +208,7 @@ def class_sums(
         # Outcomes: add the weight of every row to the bin of its label.
         cell = label * (n_sums * n_bins) + 2 * n_bins + bin_index(torch.cat(of_label), n_bins, right)
         flat.index_add_(0, cell, w.masked_fill((w == 0) | ~known, 0))
-    if weights is None:  # the rows in no other bin are in the first one
+    if weights is None:  # rows that are in no other bin are in the first bin
         sums[:, 0, 0] += len(values) - sums[:, 0].sum(-1)
     if noise and not squared:
         sums[:, 4] = sums[:, 3]
@@ -230,7 +230,7 @@ def class_formula(
     x = values.to(wide_dtype(values.device))
     w = torch.ones_like(x[..., 0]) if weights is None else weights
     ignored = w == 0
-    w = w.masked_fill(ignored, 0).unsqueeze(-1)  # gives a weight of 0 the gradient 0
+    w = w.masked_fill(ignored, 0).unsqueeze(-1)  # weights of 0 get gradient 0
     x = x.masked_fill(ignored.unsqueeze(-1), 0)
     q = spread_infinite_logits(x).softmax(-1) if from_logits else x
     n_classes = q.shape[-1]
@@ -263,7 +263,7 @@ def class_gradient(
     """
     n_bins = grads.shape[-1]
     for block, q in _chunks(values, top, confidence, from_logits):
-        if q.device.type == "cpu":  # initialise with the first bin, which contains most entries
+        if q.device.type == "cpu":  # gradients for the first bin, which contains most entries
             slope = grads[:, 0].to(q.dtype).repeat(len(q), 1)
             row, k = (q >= BELOW_EDGE / n_bins).nonzero(as_tuple=True)
             slope[row, k] = grads[k, bin_index(q[row, k], n_bins, right)].to(q.dtype)

@@ -92,7 +92,7 @@ def _stored(x: Tensor) -> Tensor:
 def _bin(value, n_bins, right: tl.constexpr):
     """Return `segments.bin_index` for float64 values, int32."""
     scaled = value * n_bins
-    scaled = tl.where(scaled > 0, scaled, 0.0)  # also replaces NaN
+    scaled = tl.where(scaled > 0, scaled, 0.0)  # NaN becomes 0
     scaled = tl.where(scaled < n_bins, scaled, n_bins.to(tl.float64))
     index = tl.ceil(scaled) - 1 if right else tl.floor(scaled)
     index = tl.where(index < 0, 0.0, index)
@@ -219,7 +219,7 @@ def _add_classes(
             spread += tl.sum(tl.where(first, weighted_spread, 0.0), 0)
             if n_sums > 4:
                 noise += tl.sum(tl.where(first, w[:, None] * weighted_spread, 0.0), 0)
-        # Entries >= 1/B: visit the bins that occur in the tile, from the last one down.
+        # Add entries >= 1/B: loop over the bins that occur in the tile, from the last bin down.
         if tl.max(tl.max(reaches.to(tl.int32), 1), 0) > 0:
             wide = x.to(tl.float64)
             if logits:

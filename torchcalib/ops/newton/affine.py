@@ -31,7 +31,7 @@ from torchcalib.ops.newton.temperature import rough_alpha
 
 
 class _Value(NamedTuple):
-    """Mean NLL `(R, S)`, and its gradient and Hessian in (alpha, beta), C + 1 parameters."""
+    """Mean NLL `(R, S)`, its gradient `(R, S, C + 1)` and its Hessian `(R, S, C + 1, C + 1)` in (alpha, beta)."""
 
     nll: Tensor
     gradient: Tensor
@@ -39,7 +39,7 @@ class _Value(NamedTuple):
 
 
 def solve_affine(p: Problem) -> Solved:
-    """Minimise the NLL in alpha > 0 and beta; classes without samples get a bias of -inf."""
+    """Minimise the negative log-likelihood (NLL) in alpha > 0 and beta; classes without samples get a bias of -inf."""
     present = p.share > 0
     at_bound = _slope_at_zero(p) >= -FLAT
     averaged = p.averaged()

@@ -40,8 +40,8 @@ FINEST_STEPS = max(GRIDS)
 def cell_index(confidence: Tensor, backend: Backend = "auto") -> Tensor:
     """Return the cell of every confidence: the number of grid nodes in (0, confidence].
 
-    A node of several grids is counted once per grid, so some cells stay empty. Rounding errors at a node do not matter,
-    because linear rounding is continuous there.
+    A node of several grids is counted once per grid, so cells between equal nodes stay empty. Rounding errors at a node
+    do not matter, because linear rounding is continuous.
 
     Args:
         confidence: floating in [0, 1], of any shape; NaN belongs to the first cell.

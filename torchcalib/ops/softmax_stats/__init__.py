@@ -39,7 +39,7 @@ class Rows(NamedTuple):
 def rows(
     values: Tensor, target: Tensor, *, from_logits: bool, tolerance: float = math.inf, backend: Backend = "auto"
 ) -> Rows:
-    """Return log-probability of the label, squared error, negative entropy and top class of every row.
+    """Return label log-probability, squared error, negative entropy, confidence and top class of every row.
 
     Rows are computed separately, so results are bitwise equal at any position and in any batch. Arithmetic is float64
     for float64 input. For narrower dtypes it is float32 within a block of entries, and float64 across blocks. The
@@ -111,7 +111,7 @@ def matrices(values: Tensor, start: int = 0) -> list[tuple[slice, Tensor]]:
         return [(slice(start, start + len(values)), values)]
     try:
         matrix = values.view(-1, values.shape[-1])
-    except RuntimeError:  # rows have no common stride: divide the first axis
+    except RuntimeError:  # no common row stride: process each element of the first axis
         n = values[0].numel() // values.shape[-1]
         return [piece for k, part in enumerate(values) for piece in matrices(part, start + k * n)]
     return [(slice(start, start + len(matrix)), matrix)]

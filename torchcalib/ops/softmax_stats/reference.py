@@ -113,7 +113,7 @@ def backward(
 def _logit_gradient(
     x: Tensor, label: Tensor, first: Tensor, at_label: Tensor, at_top: Tensor, scores: Tensor, grads: Tensor
 ) -> Tensor:
-    """Return the gradient in logits by the coefficients a, b, c of `backward`, corrected at label and top class."""
+    """Return the gradient in logits by the formula of `backward`, with separate values at label and top class."""
     log_prob, squared_error, neg_entropy, confidence = scores
     grad_log, grad_square, grad_entropy, grad_top = grads
     q_h = elementwise(torch.exp, log_prob)
@@ -134,7 +134,7 @@ def _logit_gradient(
 
 
 def _probability_gradient(x: Tensor, label: Tensor, first: Tensor, q_h: Tensor, grads: Tensor) -> Tensor:
-    """Return the gradient in probabilities by the coefficients b, c of `backward`, corrected at label and top class."""
+    """Return the gradient in probabilities by the formula of `backward`, corrected at label and top class."""
     grad_log, grad_square, grad_entropy, grad_top = grads
     grad_label = (grad_log / q_h + grad_entropy * (elementwise(torch.log, q_h) + 1)).masked_fill(q_h == 0, 0)
     columns = 2 * grad_square, grad_entropy, grad_label + 2 * grad_square * (q_h - 1), grad_top
@@ -194,7 +194,7 @@ def _dtype(values: Tensor) -> torch.dtype:
 
 
 def _blocks(n: int) -> Iterator[slice]:
-    """Divide n rows into blocks of up to `_COLUMN` rows, and at least two rows if n >= 2."""
+    """Yield slices of n rows: at most `_COLUMN` rows each, and at least two rows if n >= 2."""
     n_blocks = -(-n // _COLUMN)
     for k in range(n_blocks):
         yield slice(n * k // n_blocks, n * (k + 1) // n_blocks)
@@ -242,7 +242,7 @@ def _fill_first_largest(chunk: _Chunk, out: Tensor) -> None:
     """Fill `out` with the index of the first maximum of every row; arbitrary for a row with NaN."""
     x, dim = chunk.x, chunk.dim
     if dim == 0:
-        # Minimum over k of k - C at maxima and 0 elsewhere, plus C.
+        # Index of the first maximum: C plus the minimum over k of k - C, restricted to maxima.
         n_classes = len(x)
         before_end = torch.arange(-n_classes, 0, dtype=x.dtype, device=x.device).unsqueeze(-1)
         is_top = torch.eq(x, x.amax(0, keepdim=True), out=chunk.q)
@@ -254,7 +254,7 @@ def _fill_first_largest(chunk: _Chunk, out: Tensor) -> None:
 
 
 def _fill_proportional(shifted: Tensor, dim: int, out: Tensor) -> None:
-    """Fill `out` with exp(shifted), or with multiples of it for each row.
+    """Fill `out` with exp(shifted), or with a multiple of it for each row.
 
     Softmax is faster than exp, but uses scalar code at the end of transposed rows, which rounds differently.
     """

@@ -31,7 +31,7 @@ _PER_WARP = 1024  # entries per warp for rows of more than `_FEW` classes: 32 pe
 _PART = 4096  # largest part of a row that one program processes, in entries
 _MERGED = 512  # parts merged per program
 _LOWEST = tl.constexpr(-1000.0)  # exp of this number is 0 in every dtype
-_INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")  # no inline assembly
+_INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")  # the interpreter lacks inline assembly
 
 
 def forward(values: Tensor, target: Tensor, from_logits: bool, tolerance: float, scores: Tensor, top: Tensor) -> None:
