@@ -39,11 +39,11 @@ def leave_one_out_mean(
     """Return the softmax-weighted mean of the values of the other rows, for every row.
 
     Args:
-        queries: `(..., N, C)`, floating. Entries of -inf are replaced by -1e30, so that their product
-            with a key of 0 is 0.
+        queries: `(..., N, C)`, floating. Entries of -inf are replaced by -1e30, so that their product with a key of 0
+            is 0.
         keys: `(..., N, C)`, not negative.
-        bias: `(..., N)`.
-        values: `(..., N, D)`; not differentiable.
+        bias: term added to all scores of a row j, `(..., N)`.
+        values: vectors that are averaged, `(..., N, D)`; not differentiable.
         copies: number of copies of each row `(..., N)`. The other copies of a row count as other rows.
         chunk: side length of a tile in rows; None for tiles of at most 2 MB.
 

@@ -92,7 +92,7 @@ def neg_entropy(q: Tensor, log_q: Tensor) -> Tensor:
 def one_vs_rest_log_probs(q: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor]:
     """Return log q_k and log(1 - q_k) for every class `(..., C)`.
 
-    The probability of the top class may round to 1. So 1 - q is computed as the sum over the other classes for it.
+    The probability of the top class may round to 1. So its 1 - q is computed as the sum over the other classes.
     """
     top = q.argmax(-1, keepdim=True)
     log_rest = log_q.scatter(-1, top, -torch.inf).logsumexp(-1, keepdim=True)

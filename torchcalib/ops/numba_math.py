@@ -117,7 +117,7 @@ def log(x: Any) -> Any:
 def log1p(x: Any) -> Any:
     """Return log(1 + x) for float32 x >= 0 in float64, by the series of `log` up to degree 21.
 
-    Gradients subtract scores, so they need this precision.
+    Gradients contain differences of scores, which need this precision.
     """
     n = _exponent(ONE + x)
     wide = np.float64(x)

@@ -20,7 +20,7 @@ def mode_of(*arguments: Any) -> Mode:
 
     Returns:
         "formula" under `torch.compile`, a transformation of `torch.func` or forward-mode differentiation, where tensors
-        have no readable memory; "gradient" if autograd records the call; otherwise "numbers".
+        have no readable memory. "gradient" if autograd records the call. Otherwise "numbers".
     """
     if torch.compiler.is_compiling():
         return "formula"

@@ -41,12 +41,13 @@ def event_bins(
     Args:
         confidence: `(..., N)` in [0, 1], floating. NaN belongs to the first bin and makes its sum NaN.
         outcome: `(..., N)` of any real dtype.
-        weights: broadcastable to `(..., N)`, or None for all ones.
+        weights: event weights, broadcastable to `(..., N)`, or None for all ones.
         ecd: entropic calibration difference (ECD) of every event, `(..., N)`, or None to omit its sum.
         n_bins: number of bins B.
         right: whether bins include their right edge; see `segments.bin_index`.
-        noise: adds two sums for an event with confidence p, outcome o and weight w: w p (1 - p), and w v for frequency
-            weights or w^2 v otherwise. The variance v is p (1 - p) for "labels" and (o - p)^2 for "shares".
+        noise: "labels" or "shares" to add two sums: of w p (1 - p), and of w v for frequency weights or w^2 v
+            otherwise. The variance v is p (1 - p) for "labels" and (o - p)^2 for "shares", with confidence p, outcome
+            o, weight w.
         copies: whether weights are frequency weights (numbers of copies).
         groups: group of every event, int64 in [0, G), broadcastable to `(..., N)`; None for no groups.
         n_groups: number of groups G.
@@ -86,7 +87,7 @@ def class_bins(
     Args:
         values: logits or probabilities `(..., N, C)`, as for `softmax_stats.rows`.
         target: labels, int64 `(..., N)`.
-        weights: `(..., N)`, or None for all ones.
+        weights: row weights `(..., N)`, or None for all ones.
         rows: result of `softmax_stats.rows` for the same rows.
         from_logits: whether `values` are logits.
         n_bins: number of bins B.

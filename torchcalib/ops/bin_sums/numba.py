@@ -1,7 +1,7 @@
 """Sums over bins by loops compiled with numba. Only `dispatch` imports this module, at first use.
 
-Results do not depend on the number of threads. The division of events into pieces depends only on their
-number. The sums of the pieces are added in order. Each class is summed by one thread.
+Results do not depend on the number of threads. The division of events into pieces depends only on their number.
+The sums of the pieces are added in order. Each class is summed by one thread.
 """
 
 from functools import cache

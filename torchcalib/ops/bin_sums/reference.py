@@ -30,7 +30,7 @@ def event_sums(
     copies: bool,
     sums: Tensor,
 ) -> None:
-    """Fill in the sums of `bin_sums.event_bins` for S batch elements.
+    """Fill `sums` with the result of `bin_sums.event_bins` for S batch elements.
 
     Args:
         confidence: `(S, N)`.
@@ -135,7 +135,7 @@ def class_sums(
     copies: bool,
     sums: Tensor,
 ) -> None:
-    """Fill in the sums of `bin_sums.class_bins` for one batch element.
+    """Fill `sums` with the result of `bin_sums.class_bins` for one batch element.
 
     Args:
         values: `(N, C)` of any floating dtype and with any strides.

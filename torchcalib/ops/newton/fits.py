@@ -37,9 +37,9 @@ class AffineFit(NamedTuple):
             `SEPARABLE`.
         grad_norm: norm of the gradient of the mean NLL in the parameters that are not at a bound, `(R, S)`; NaN for
             `SEPARABLE`.
-        outcome: int64 `(R, S)`, one of: `CONVERGED`; `AT_ZERO`, no positive alpha is better than 0, so the scores are
-            uninformative; `SEPARABLE`, the NLL has no finite minimiser; `STOPPED`, the NLL could not be decreased
-            further, but the gradient is not small; `NO_DATA`, the total weight is 0 and all values are NaN.
+        outcome: int64 `(R, S)`: `CONVERGED`; `AT_ZERO` (no positive alpha is better than 0); `SEPARABLE` (the NLL has
+            no finite minimiser); `STOPPED` (the NLL could not be decreased, but the gradient is not small); or
+            `NO_DATA` (total weight 0, all values NaN).
         lost: weight of the samples whose label has a score of -inf, `(R, S)`. They are excluded from the fit, because
             their NLL is infinite for every alpha > 0.
     """

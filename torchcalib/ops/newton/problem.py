@@ -113,8 +113,8 @@ def standard_form(scores: Tensor, top: Tensor, unused: Tensor) -> tuple[Tensor |
         unused: samples whose weights are all 0, which may contain NaN, `(S, N)`.
 
     Returns:
-        Scores in standard form, or None if there are many, which `standard_pieces` converts piece by piece; row means
-        `(S, N)`; scales `(S,)`; and whether all scales are at most `UNUSUAL`, None if unknown.
+        Scores in standard form, or None if `standard_pieces` must convert them piece by piece; row means `(S, N)`;
+        scales `(S,)`; and whether all scales are at most `UNUSUAL`, None if unknown.
     """
     wide = wide_dtype(scores.device)
     any_unused = value_if_available(unused.any())

@@ -75,7 +75,7 @@ def _slopes(sums: Tensor, width: Tensor | None, at: float) -> Tensor:
     The totals are sums over the evaluation points.
 
     Args:
-        sums: cell sums (residual, weight) x (alone, times the confidence), `(..., 2, 2, K)`.
+        sums: cell sums of residual and weight (axis -3), alone and times the confidence (axis -2), `(..., 2, 2, K)`.
         width: kernel width of every batch element `(...)`, or None.
         at: kernel width of all batch elements if `width` is None.
     """
@@ -231,8 +231,8 @@ def _steps_for(width: float) -> int:
 def _at_nodes(sums: Tensor, steps: int) -> Tensor:
     """Round cell sums linearly to the nodes i / steps of a grid.
 
-    Let a sample have confidence p between nodes b and b + 1, and u = p steps - b. It adds u to the upper node and 1 - u
-    to the lower node.
+    Let a sample have confidence p between nodes b and b + 1, and u = p steps - b. A fraction u of its weight is added
+    to the upper node, and 1 - u to the lower node.
 
     Args:
         sums: cell sums, alone and times the confidence, `(..., 2, K)`.

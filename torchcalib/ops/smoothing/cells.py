@@ -1,6 +1,7 @@
 """Sums of events over cells, the sufficient statistic of the smooth calibration error for every kernel width.
 
-The published procedure rounds every sample linearly to the nodes of a grid whose step depends on the kernel width.
+The published procedure divides every sample linearly between two nodes of a grid (linear rounding). The step of the
+grid depends on the kernel width.
 Widths are multiples of 1/1024. Widths above 10/1024 share a grid of 1,000 steps; each smaller width has its own grid.
 
 A cell is an interval between neighbouring nodes of all grids. Linear rounding is linear in the confidence within a
@@ -19,7 +20,7 @@ from torchcalib.ops.dispatch import Backend, source_of
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.operation import fused, gradient_of, operation
 
-LEVELS = 1024  # widths are multiples of 1 / LEVELS, the result of ten bisections of [0, 1]
+LEVELS = 1024  # widths are multiples of 1 / LEVELS, because the search bisects [0, 1] ten times
 FINEST = 2  # smallest width in 1024ths, because the published search stops at 0.001
 COARSE_STEPS = 1000
 COARSEST_OWN = 10  # largest width in 1024ths that has its own grid

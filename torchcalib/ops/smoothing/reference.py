@@ -19,7 +19,7 @@ def cells(confidence: Tensor, index: Tensor) -> None:
 
 
 def sums(confidence: Tensor, outcome: Tensor, weights: Tensor | None, noise: Noise, copies: bool, into: Tensor) -> None:
-    """Fill in the sums of `cells.smoothing_sums` for S batch elements.
+    """Fill `into` with the result of `cells.smoothing_sums` for S batch elements.
 
     Args:
         confidence: `(S, N)`.

@@ -1,4 +1,4 @@
-"""Statistics of the class probabilities of every row: log-probability of the label, squared error, entropy, top class.
+"""Statistics of the class probabilities of every row: label log-probability, squared error, entropy, top class.
 
 Scores and top-label bins depend on a row `(q_1 .. q_C)` with label h only through these statistics. One pass over the
 input computes them, without a temporary tensor of its size. The gradient takes one more pass.

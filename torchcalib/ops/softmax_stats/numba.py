@@ -99,7 +99,7 @@ def _probability_gradient(q: Any, logs: Any, b: Any, c: Any, out: Any) -> None:
 
 @compiled_loop
 def _forward_logits(values: Any, target: Any, scores: Any, tops: Any) -> None:
-    """Fill in the statistics of float32 logits, one row at a time; arguments as for `reference.forward`."""
+    """Fill `scores` and `tops` from float32 logits, one row at a time; arguments as for `reference.forward`."""
     n_rows, n_classes = values.shape
     bits = values.view(np.int32)
     shifted, exps = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
@@ -202,7 +202,7 @@ def _log_totals(rest: Any, out: Any) -> None:
 
 @compiled_loop
 def _forward_few_logits(values: Any, target: Any, scores: Any, tops: Any) -> None:
-    """Fill in the statistics of logits with few classes, by vector instructions across 64 rows.
+    """Fill `scores` and `tops` from logits with few classes, by vector instructions across 64 rows.
 
     One row is too short for vector instructions. Arguments as for `reference.forward`.
     """
@@ -251,7 +251,7 @@ def _forward_few_logits(values: Any, target: Any, scores: Any, tops: Any) -> Non
 
 @compiled_loop
 def _forward_probabilities(values: Any, target: Any, scores: Any, tops: Any, tolerance: Any) -> None:
-    """Fill in the statistics of float32 probabilities; arguments as for `reference.forward`."""
+    """Fill `scores` and `tops` from float32 probabilities; arguments as for `reference.forward`."""
     n_rows, n_classes = values.shape
     bits = values.view(np.int32)
     buffer = np.empty(BLOCK, np.float32)

@@ -41,7 +41,7 @@ class _Chunk(NamedTuple):
 
 
 def forward(values: Tensor, target: Tensor, from_logits: bool, tolerance: float, scores: Tensor, top: Tensor) -> None:
-    """Fill in the statistics of every row; see `softmax_stats.rows`.
+    """Fill `scores` and `top` with the statistics of every row; see `softmax_stats.rows`.
 
     Args:
         values: rows `(R, C)` of any floating dtype and with any strides.

@@ -9,8 +9,8 @@ long rows a second kernel merges the sums of the parts and computes the scores i
 In the first kernel every thread of a warp would repeat this computation. Addresses are int64, because offsets can
 exceed 2^31.
 
-A row of C classes is passed as C / `unit` units. A unit has at most 16 bytes. It determines the alignment that the
-compiler needs for vector loads.
+A row of C classes is passed as C / `unit` units. A unit has at most 16 bytes. Its size determines the alignment
+that the compiler can use for vector loads.
 """
 
 import math
