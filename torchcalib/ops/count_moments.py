@@ -10,9 +10,9 @@ from torchcalib.ops.host_values import value_if_available
 _TABLES = ((1.0, 32), (2.5, 64), (7.5, 128))
 """Tables of the probability mass function: largest standard deviation, and number of entries.
 
-A table covers at least 8 standard deviations on either side of the mean. The probability beyond is below 2^-32, the
-resolution of the random numbers, even for a Poisson variable. Above the largest standard deviation the Cornish-Fisher
-expansion is accurate enough.
+A table covers at least 8 standard deviations on either side of the mean. The probability outside the table is below
+2^-32, the resolution of the random numbers, even for a Poisson variable. Above the largest standard deviation the
+Cornish-Fisher expansion is accurate enough.
 """
 
 _MOST_DEVIATION, _WIDEST = _TABLES[-1]
@@ -22,8 +22,8 @@ _IN_CACHE = 2**15  # table entries computed together on the CPU, so that they st
 def effective_weight(spread: Tensor, noise: Tensor) -> Tensor:
     """Return the effective weight of one independent outcome in every bin, `noise / spread`, `(..., K)`.
 
-    It is 1 without weights, and less if an outcome is the mean of several annotators. A bin without noise gets the
-    ratio of the sums over all bins. For the arguments see `deviation_quantiles`.
+    It is 1 without weights, and below 1 if an outcome is the mean over several annotators. For a bin without noise, the
+    sums over all bins are used. For the arguments see `deviation_quantiles`.
     """
     overall = noise.sum(-1, keepdim=True) / spread.sum(-1, keepdim=True)
     overall = torch.where((overall > 0) & overall.isfinite(), overall, torch.ones_like(overall))
@@ -42,7 +42,7 @@ def deviation_quantiles(chance: Tensor, n: Tensor, expected: Tensor, spread: Ten
         noise: variance of the sum of outcomes in every bin, `(..., K)`.
 
     Returns:
-        (quantile - expected) / standard deviation, `(R, ..., K)`. A bin without noise gets a normal quantile.
+        (quantile - expected) / standard deviation, `(R, ..., K)`; the normal quantile for a bin without noise.
     """
     unit = effective_weight(spread, noise)
     ones, zeros = expected / unit, (n - expected) / unit
@@ -60,9 +60,9 @@ def deviation_quantiles(chance: Tensor, n: Tensor, expected: Tensor, spread: Ten
 def count_quantiles(chance: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
     """Return quantiles of the number of successes in independent trials with probabilities p.
 
-    The distribution is approximated by the binomial distribution of equal mean and variance, which has
-    n = (sum p)^2 / sum p^2 trials. The approximation is exact if all p are equal. If n is not an integer, the binomial
-    distributions for the two neighbouring integers are mixed such that both moments are kept.
+    The distribution is approximated by the binomial distribution of equal mean and variance. It has
+    n = (sum p)^2 / sum p^2 trials. The approximation is exact if all p are equal. If n is not an integer, a mixture of
+    the binomial distributions for the two neighbouring integers has the same moments.
 
     Args:
         chance: quantile levels in (0, 1), `(R, ...)`.
@@ -92,7 +92,7 @@ def count_quantiles(chance: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
 
 
 def _counts(chance: Tensor, mean: Tensor, variance: Tensor, width: int) -> Tensor:
-    """Implement `count_quantiles` with a table of `width` entries up to `_MOST_DEVIATION`, by expansion above."""
+    """Implement `count_quantiles`, using a table of `width` entries for standard deviations up to `_MOST_DEVIATION`."""
     square = (mean - variance).clamp(min=0)  # sum p^2
     n = (mean.square() / square.masked_fill(square == 0, torch.finfo(mean.dtype).tiny)).clamp(max=2.0**52)
     fewer = torch.maximum(n.floor(), mean.ceil()).clamp(min=1)

@@ -1,7 +1,7 @@
 """Counter-based random numbers, equal on every device and for every batch size.
 
-Each number is a 64-bit integer hash of (seed, stream, counter), so it does not depend on the order of the draws.
-Nothing is copied from the host.
+Each number is an integer hash of (seed, stream, counter). So it does not depend on the order of the calls. No data is
+copied from the host to the device.
 """
 
 import math
@@ -15,7 +15,7 @@ _GOLDEN, _FIRST, _SECOND = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644
 """SplitMix64 constants 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9 and 0x94D049BB133111EB, as signed integers."""
 
 _MOST_COPIES = 12  # largest Poisson(1) count: P(X > 12) < 1e-10 is below the resolution of 32 bits
-_IN_CACHE = 2**15  # numbers drawn together on the CPU, so that they stay in the cache
+_IN_CACHE = 2**15  # numbers generated together on the CPU, so that they stay in the cache
 
 
 def random_words(seed: int, streams: Tensor, counters: Tensor) -> Tensor:
@@ -33,7 +33,7 @@ def random_words(seed: int, streams: Tensor, counters: Tensor) -> Tensor:
         Steele, Lea, Flood: Fast splittable pseudorandom number generators (OOPSLA 2014), fig. 17.
     """
     keys = _mix(streams * _GOLDEN + seed)
-    keys = _mix(keys + _GOLDEN)  # mix twice, so that neighbouring seeds and streams get unrelated keys
+    keys = _mix(keys + _GOLDEN)  # mix twice, so that keys of neighbouring seeds and streams are unrelated
     return _shift(_mix(keys.unsqueeze(-1) + counters * _GOLDEN), 32)
 
 
@@ -45,13 +45,13 @@ def _mix(z: Tensor) -> Tensor:
 
 
 def _shift(z: Tensor, bits: int) -> Tensor:
-    """Shift right in place and fill with zeros; torch fills signed integers with the sign bit."""
+    """Shift `z` right in place and fill with zeros; torch would fill with the sign bit."""
     return z.bitwise_right_shift_(bits).bitwise_and_((1 << (64 - bits)) - 1)
 
 
 def poisson_counts(seed: int, streams: Tensor, counters: Tensor, dtype: torch.dtype) -> Tensor:
     """Return an independent Poisson variable of mean 1 for each stream and counter, `(R, N)` of `dtype`."""
-    # Inverse transform sampling: count the values of the distribution function up to the uniform word.
+    # Inverse transform sampling: the count is the number of distribution function values <= the uniform number.
     cumulative, term = Fraction(0), Fraction(1)
     bounds = []
     for k in range(_MOST_COPIES):
@@ -71,10 +71,10 @@ def poisson_counts(seed: int, streams: Tensor, counters: Tensor, dtype: torch.dt
 
 
 def multinomial_counts(seed: int, streams: Tensor, n: int, dtype: torch.dtype) -> Tensor:
-    """Return how often each of n < 2^31 units occurs in n draws with replacement, per stream: `(R, n)` of `dtype`."""
+    """Return multinomial counts of n < 2^31 units in n draws with replacement, for each stream, `(R, n)` of `dtype`."""
 
     def count_draws(words: Tensor) -> Tensor:
-        # Units of stream r are the cells r n to (r + 1) n - 1 of one flat count.
+        # Counts of stream r are at the indices r n to (r + 1) n - 1 of a flat tensor.
         first = n * torch.arange(len(words), device=words.device).unsqueeze(-1)
         drawn = _shift(words.mul_(n), 32).add_(first).reshape(-1)
         # Integer sums do not depend on the order of the atomic additions, so counts are reproducible on a GPU.
@@ -86,7 +86,7 @@ def multinomial_counts(seed: int, streams: Tensor, n: int, dtype: torch.dtype) -
 def _in_batches(
     convert: Callable[[Tensor], Tensor], seed: int, streams: Tensor, counters: Tensor, dtype: torch.dtype
 ) -> Tensor:
-    """Apply `convert` to the words of all streams, a few streams at a time on the CPU to reuse the cache."""
+    """Apply `convert` to the random words of all streams, on the CPU a few streams at a time to use the cache."""
     counts = torch.empty(len(streams), len(counters), dtype=dtype, device=streams.device)
     batch_size = max(1, _IN_CACHE // max(1, len(counters))) if streams.device.type == "cpu" else max(1, len(streams))
     for batch, into in zip(torch.split(streams, batch_size), torch.split(counts, batch_size), strict=True):

@@ -1,6 +1,7 @@
 """Choose the implementation of an operation by device.
 
-`backend="auto"` falls back to the next implementation. Any other backend raises if it cannot be used.
+`backend="auto"` uses the first implementation that can be loaded. Any other backend raises an error if it cannot be
+used.
 """
 
 import importlib
@@ -37,9 +38,7 @@ _ORDER: dict[Op, dict[str, tuple[Backend, ...]]] = {
         "cuda": ("triton", "numba", "python"),
         "other": ("numba", "python"),
     },
-    # numba and triton read a row once, tensor operations many times. Milliseconds on one core, numba / torch:
-    # rows of 256 x 1,000 logits 0.14 / 0.52, gradient 0.14 / 1.07; sums over bins of all their classes 0.28 / 0.77,
-    # gradient 0.35 / 1.41; 1,000,000 events 1.1 / 10.5. triton has not been measured on a GPU.
+    # "numba" and "triton" load a row once, tensor operations many times. "triton" has not been measured on a GPU.
     "rows": {"cpu": ("numba", "torch"), "cuda": ("triton", "torch"), "other": ("torch",)},
     "events": {"cpu": ("numba", "torch"), "cuda": ("triton", "torch"), "other": ("torch",)},
     "classes": {"cpu": ("numba", "torch"), "cuda": ("triton", "torch"), "other": ("torch",)},
@@ -110,7 +109,7 @@ def choose(op: Op, device: torch.device, backend: Backend = "auto") -> Backend:
 
 @cache
 def source_of(op: Op, device_type: str, dtype: torch.dtype, backend: Backend) -> ModuleType:
-    """Return the module that runs an operation on predictions of a device and dtype.
+    """Return the module that implements an operation for predictions with this device type and dtype.
 
     The numba loops over rows compute in float32. So float64 rows use "torch" on the CPU.
 

@@ -17,7 +17,7 @@ def value_if_available(flag: Tensor) -> bool | None:
 
 
 def largest(counts: Tensor, bound: int) -> int:
-    """Return the largest of `counts`, or the upper limit `bound` where values cannot be read."""
+    """Return the maximum of `counts`, or the upper limit `bound` where tensor values cannot be read."""
     if not counts.numel():
         return 0
     readable = value_if_available((top := counts.max()) >= 0)

@@ -1,7 +1,7 @@
 """Leave-one-out attention: for every row, the softmax-weighted mean of the values of the other rows.
 
-Row j has the score s_ij = queries_i . keys_j + bias_j for row i. Only one tile of scores is in memory at a time. The
-backward pass computes the tiles again.
+The score of row j for row i is s_ij = queries_i . keys_j + bias_j. Only one tile of scores is in memory at a time. The
+backward pass recomputes the tiles.
 
 Source:
     Rabe, Staats: Self-attention does not need O(n^2) memory (2021);
@@ -17,15 +17,15 @@ from torch import Tensor
 
 from torchcalib.ops.operation import operation
 
-_TILE = 2**18  # scores in a tile, over all batch elements: 2 MB of float64
-_LOWEST = -1e30  # stands for -inf in products: its product with a key of 0 is 0 instead of NaN
+_TILE = 2**18  # largest number of scores in a tile, over all batch elements: 2 MB of float64
+_LOWEST = -1e30  # replaces -inf in queries, because -inf times a key of 0 is NaN
 
 
 class Others(NamedTuple):
-    """Leave-one-out statistics of every row; n_ij counts the copies of row j, without row i itself.
+    """Leave-one-out statistics of every row. n_ij is the number of copies of row j, minus 1 if j = i.
 
     Attributes:
-        mean: sum_j n_ij exp(s_ij) values_j / sum_j n_ij exp(s_ij), `(..., N, D)`; NaN without other rows.
+        mean: sum_j n_ij exp(s_ij) values_j / sum_j n_ij exp(s_ij), `(..., N, D)`; NaN if all n_ij are 0.
         log_total: log sum_j n_ij exp(s_ij), `(..., N)`; not differentiable.
     """
 
@@ -39,13 +39,16 @@ def leave_one_out_mean(
     """Return the softmax-weighted mean of the values of the other rows, for every row.
 
     Args:
-        queries: `(..., N, C)`, floating. An entry of -inf is treated as a limit: its product with a key of 0 is 0, and
-            larger positive keys give lower scores.
+        queries: `(..., N, C)`, floating. Entries of -inf are replaced by -1e30, so that their product with a key of 0
+            is 0.
         keys: `(..., N, C)`, not negative.
-        bias: `(..., N)`.
-        values: `(..., N, D)`; not differentiable.
+        bias: term added to all scores of a row j, `(..., N)`.
+        values: vectors that are averaged, `(..., N, D)`; not differentiable.
         copies: number of copies of each row `(..., N)`. The other copies of a row count as other rows.
-        chunk: side length of a tile in rows; None to limit the memory of a tile to 2 MB.
+        chunk: side length of a tile in rows; None for tiles of at most 2 MB.
+
+    Returns:
+        See `Others`.
 
     Gradient: first-order, in `queries`, `keys` and `bias`, in reverse mode. A query of -inf adds no gradient to keys.
     """
@@ -60,7 +63,7 @@ def _slices(n: int, side: int) -> Iterator[slice]:
 def _scores(queries: Tensor, keys: Tensor, bias: Tensor, copies: Tensor, a: slice, b: slice) -> Tensor:
     """Return s_ij + log n_ij for the tile of rows `a` and columns `b`, `(..., a, b)`."""
     scores = queries[..., a, :].clamp(min=_LOWEST) @ keys[..., b, :].mT + (bias + copies.log())[..., None, b]
-    if a == b:  # tile on the diagonal: leave one copy of each row out
+    if a == b:  # diagonal tile: exclude one copy of each row itself
         own = scores.diagonal(dim1=-2, dim2=-1)
         own += (copies - 1).clamp(min=0).log()[..., a] - copies.clamp(min=1).log()[..., a]
     return scores
@@ -109,7 +112,7 @@ def _others_backward(
     grads: Tensor,
     side: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients in `queries`, `keys` and `bias`, one recomputed tile at a time (appendix B.2)."""
+    """Return the gradients in `queries`, `keys` and `bias`, tile by tile (FlashAttention, appendix B.2)."""
     grad_queries, grad_keys, grad_bias = torch.zeros_like(queries), torch.zeros_like(keys), torch.zeros_like(bias)
     finite = queries.masked_fill(queries == -torch.inf, 0)
     grads_dot_mean = (grads * mean).sum(-1, keepdim=True)

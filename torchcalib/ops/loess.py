@@ -6,7 +6,7 @@ Source: Cleveland, Devlin: Locally weighted regression (JASA 1988).
 import torch
 from torch import Tensor
 
-_PAIRS = 2**13  # pairs of points computed together: they fit into the cache and one thread
+_PAIRS = 2**13  # pairs of points computed together; more would leave the cache and start threads
 _FLAT = 1e-10  # variance of the scaled x below which neighbours count as equal, because of rounding errors
 
 
@@ -14,7 +14,7 @@ def loess(x: Tensor, y: Tensor, n: Tensor, span: float, degree: int) -> Tensor:
     """Fit a local polynomial around every point and return its value there.
 
     The neighbours of a point are the fraction `span` of all samples that is nearest to it. Their tricube weights are
-    (1 - (distance / largest distance)^3)^3. If too few distinct x determine the polynomial, its degree is reduced.
+    (1 - (distance / largest distance)^3)^3. If the neighbours have too few distinct x, the degree is reduced.
 
     Args:
         x: positions in ascending order, `(..., M)` of dtype `wide_dtype`; arbitrary where n is 0.
@@ -32,7 +32,7 @@ def loess(x: Tensor, y: Tensor, n: Tensor, span: float, degree: int) -> Tensor:
     x, y = x.masked_fill(absent, 0), y.masked_fill(absent, 0)
     n_neighbours = (span * n.sum(-1) + 1e-5).floor().maximum((n.sum(-1)).clamp(max=degree + 1))
     n_up_to = n.cumsum(-1)
-    # For every first neighbour, find the last one: the first point at which the neighbourhood has enough samples.
+    # For a neighbourhood that begins at each point, find the point at which it first contains enough samples.
     wanted = n_up_to - n + n_neighbours.unsqueeze(-1)
     last = torch.searchsorted(n_up_to, wanted - 0.5)
     is_complete = ~absent & (last < x.shape[-1])
@@ -43,15 +43,15 @@ def loess(x: Tensor, y: Tensor, n: Tensor, span: float, degree: int) -> Tensor:
 
 
 def _fit_at(at: Tensor, x: Tensor, y: Tensor, n: Tensor, right: Tensor, is_complete: Tensor, degree: int) -> Tensor:
-    """Evaluate the fit at the points `at`, `(..., K)`.
+    """Return the fitted values at the points `at`, `(..., K)`.
 
     The basis 1, u - mean, (u - mean)^2 - skew (u - mean) - spread is orthogonal under the weights (Gram-Schmidt). So
-    each coefficient is a ratio of two sums, and no linear system is solved. `right` is the x of the last neighbour if
-    the point is the first one. `is_complete` is False if that neighbourhood has too few samples.
+    each coefficient is a ratio of two sums, and no linear system is solved. `right[m]` is the last x of the
+    neighbourhood that begins at `x[m]`. `is_complete[m]` is False if this neighbourhood has too few samples.
     """
     at = at.unsqueeze(-1)
     x, right, is_complete = x.unsqueeze(-2), right.unsqueeze(-2), is_complete.unsqueeze(-2)
-    # Distance to the farthest neighbour: the minimum over all intervals with enough samples.
+    # Distance to the farthest neighbour: the minimum over all neighbourhoods with enough samples.
     reach = torch.maximum(at - x, right - at).masked_fill(~is_complete, torch.inf).amin(-1, keepdim=True)
     # Scaled positions u in [-1, 1] and tricube weights. If all neighbours have equal x, keep only these.
     all_equal = reach <= 0

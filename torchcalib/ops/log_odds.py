@@ -1,7 +1,7 @@
 """Log-odds of sets of classes, from logits and without cancellation.
 
 An event is a set of classes. Its log-odds are log P(event) - log P(other classes). Both terms are log-sum-exps,
-each relative to the largest logit of its own classes. So the result is accurate where a probability rounds to 1.
+each relative to the largest logit of its own classes. So the result is accurate even where a probability rounds to 1.
 Arithmetic is float64 where the device supports it (`wide_dtype`).
 
 Equal rows must give equal log-odds, at any position in a batch, because ranks depend on ties. Softmax ensures this,
@@ -20,23 +20,23 @@ from torchcalib.ops.operation import fused, gradient_of
 from torchcalib.ops.softmax_stats import matrices
 
 _BLOCK = 2**15  # entries computed together on the CPU; torch splits larger tensors among threads
-_BLOCK_ELSEWHERE = 2**24  # entries on other devices, where a kernel launch costs more than the arithmetic
+_BLOCK_ELSEWHERE = 2**24  # entries per block on other devices, where a kernel launch takes longer than the arithmetic
 
 
 def log_odds(values: Tensor, members: Tensor | None = None) -> Tensor:
-    """Return the log-odds of one event per row, or of every class against the others.
+    """Return the log-odds of one event per row, or of every class against the other classes.
 
     Args:
         values: logits `(..., N, C)` of any floating dtype and with any strides. Entries of +inf share the probability
             of their row equally.
-        members: classes of the event of each row, int64 `(..., N, k)`; None for every class against the others.
+        members: classes of the event of each row, int64 `(..., N, k)`; None for every class against the other classes.
 
     Returns:
         `(..., N)`, or `(..., N, C)` for every class, of dtype `wide_dtype`. +inf where the other classes have
         probability 0, -inf where the event has probability 0. NaN for a row with NaN or with only -inf.
 
-    Gradient: in `values`, in every mode and of any order. It is 0 for infinite log-odds, for a row with +inf, and for a
-        row whose incoming gradients are all 0, even if the row contains NaN.
+    Gradient: in `values`, in every mode and of any order. It is 0 for infinite log-odds and for a row with +inf. It is
+        also 0 for a row whose incoming gradients are all 0, even if the row contains NaN.
     """
     found: Tensor = _log_odds(values, members)
     return found
@@ -125,7 +125,7 @@ def _class_log_odds(z: Tensor) -> Tensor:
     # Divide numerator and denominator by e^max(D, 0), so that e^D cannot overflow.
     scale = top_log_odds.clamp(min=0)
     log_share = rest.log_softmax(-1) - scale
-    # -|D|, by `where`, whose derivative at D = 0 matches that of `clamp`, unlike abs.
+    # -|D|. The derivative of `where` at D = 0 matches the derivative of `clamp`; the derivative of `abs` does not.
     below = torch.where(top_log_odds < 0, top_log_odds, -top_log_odds)
     ratio = elementwise(torch.exp, below) - elementwise(torch.exp, log_share)
     return (log_share - elementwise(torch.log1p, ratio)).scatter(-1, top, top_log_odds)
@@ -135,7 +135,7 @@ def _against_rest(z: Tensor, top: Tensor) -> tuple[Tensor, Tensor]:
     """Return the logits with the top class set to -inf, and the log-odds of the top class `(..., 1)`."""
     rest = z.scatter(-1, top, -torch.inf)
     top_log_odds = log_ratio(z.gather(-1, top), rest).unsqueeze(-1)
-    # If all other classes have probability 0, D = inf whatever their logits are. Finite ones avoid NaN.
+    # If all other classes have probability 0, D = inf. Then replace their logits by 0, because -inf would cause NaN.
     return rest.masked_fill(rest.amax(-1, keepdim=True) == -torch.inf, 0), top_log_odds
 
 

@@ -1,9 +1,9 @@
 """Logarithms of probabilities, cross entropy and entropy in plain torch, well defined at probability 0.
 
 A distribution over classes is a pair `(q, log_q)` with classes on the last axis. A binary distribution is the pair
-`(log_p, log_not_p)`, because `log(1 - p)` cannot be computed once p is rounded to 1. `safe_log` defines log 0 = -inf
+`(log_p, log_not_p)`, because `log(1 - p)` is lost if p is rounded to 1. `safe_log` defines log 0 = -inf
 with gradient 0, and `xmul` defines 0 * -inf = 0. So a score is infinite only where an outcome has probability 0. Scores
-are computed as `0 - x` instead of `-x`, so that a certain and correct prediction scores 0 and not -0.
+are computed as `0 - x` instead of `-x`, so that the score of a certain and correct prediction is not -0.
 """
 
 from collections.abc import Callable
@@ -14,19 +14,19 @@ from torch.nn.functional import logsigmoid, pad
 
 from torchcalib.ops.host_values import value_if_available
 
-LANES = 64  # numbers; a multiple of the vector width of every processor
+LANES = 64  # tensors are padded to a multiple of this number, which is a multiple of all vector widths
 
 
 def wide_dtype(device: torch.device) -> torch.dtype:
-    """Return the accumulation dtype of a device: float64, or float32 on MPS, which has no float64."""
+    """Return the accumulation dtype of a device: float64, or float32 on Apple MPS, which lacks float64."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
 def elementwise(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """Apply an elementwise function such that equal numbers get equal results at every position.
 
-    torch computes exp, log and log1p by vector code, but the end of a tensor by scalar code. The two can differ in the
-    last digit. Padding avoids scalar code. `x` must be short, because torch splits a long tensor among threads.
+    torch computes exp, log and log1p by vector code, but at the end of a tensor by scalar code. The results can differ
+    in the last digit. Padding avoids scalar code. `x` must be short, because torch splits a long tensor among threads.
     """
     extra = -x.numel() % LANES
     flat = pad(x.reshape(-1), (0, extra)) if extra else x.reshape(-1)
@@ -92,7 +92,7 @@ def neg_entropy(q: Tensor, log_q: Tensor) -> Tensor:
 def one_vs_rest_log_probs(q: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor]:
     """Return log q_k and log(1 - q_k) for every class `(..., C)`.
 
-    The q of the top class may round to 1. So its 1 - q is computed as the sum over the other classes.
+    The probability of the top class may round to 1. So its 1 - q is computed as the sum over the other classes.
     """
     top = q.argmax(-1, keepdim=True)
     log_rest = log_q.scatter(-1, top, -torch.inf).logsumexp(-1, keepdim=True)

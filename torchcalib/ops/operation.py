@@ -1,8 +1,8 @@
-"""Turn compiled code into torch functions with derivatives, `torch.compile` and `vmap`.
+"""Turn compiled code into torch functions that support derivatives, `torch.compile` and `vmap`.
 
-`fused` wraps a function that also has a formula in plain torch. The compiled code computes values, and its optional
-gradient the first derivative. The formula is used for everything else: tracing, `vmap`, forward mode and higher
-derivatives. `operation` registers a function without a formula, such as a sort, with `torch.library`.
+`fused` wraps a function that also has a formula in plain torch. The compiled code computes the values. An optional
+function computes the first derivative. The formula is used for tracing, `vmap`, forward mode and higher derivatives.
+`operation` registers a function without a formula, such as a sort, with `torch.library`.
 """
 
 from collections.abc import Callable
@@ -16,11 +16,11 @@ Mode = Literal["formula", "gradient", "numbers"]
 
 
 def mode_of(*arguments: Any) -> Mode:
-    """Return how a `fused` function must be computed for these arguments.
+    """Return the mode in which a `fused` function must be computed for these arguments.
 
     Returns:
         "formula" under `torch.compile`, a transformation of `torch.func` or forward-mode differentiation, where tensors
-        have no readable memory; "gradient" if autograd records the call; otherwise "numbers".
+        have no readable memory. "gradient" if autograd records the call. Otherwise "numbers".
     """
     if torch.compiler.is_compiling():
         return "formula"
@@ -43,29 +43,29 @@ def mode_of(*arguments: Any) -> Mode:
 
 
 def is_plain(*arguments: Any) -> bool:
-    """Return True if only values are needed for these arguments: no derivative, trace or `vmap`."""
+    """Return True if only values are needed for these arguments, without derivatives, tracing or `vmap`."""
     return mode_of(*arguments) == "numbers"
 
 
 def fused(
     fast: Callable[..., Any], formula: Callable[..., Any], gradient: Callable[..., Any] | None = None
 ) -> Callable[..., Any]:
-    """Return a function that computes values with `fast`, and traces and derivatives with `formula`.
+    """Return a function that computes values with `fast`, and uses `formula` for tracing and derivatives.
 
     Args:
         fast: compiled code, or plain torch in chunks, called as `fast(backend, *arguments)`. Only its first result is
             differentiable.
         formula: the same function in differentiable torch operations, called as `formula(*arguments)`.
-        gradient: first derivative without the memory of the formula's graph; None to differentiate the formula.
+        gradient: computes the first derivative without storing an autograd graph; None to differentiate the formula.
             `gradient(backend, arguments, results, needed, grads)` returns one gradient for each position in `needed`.
-            `results` are those of `fast`, and `grads` is the gradient of the loss in the first result.
+            `results` are the results of `fast`, and `grads` is the gradient of the loss in the first one.
 
     Returns:
         Function with the arguments of `formula`, all positional, and the keyword `backend`.
     """
 
     class Fused(torch.autograd.Function):
-        """Autograd function: `fast` forward; `gradient` backward, or the formula if that must be differentiable."""
+        """Autograd function: `fast` in the forward pass, `gradient` or the formula in the backward pass."""
 
         @staticmethod
         def forward(ctx: Any, backend: str, *arguments: Any) -> Any:
@@ -80,11 +80,11 @@ def fused(
 
         @staticmethod
         def backward(ctx: Any, grads: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-            """Return the gradients in the arguments that need one, and None for the others."""
+            """Return one gradient per argument, and None for arguments that need no gradient."""
             results, tensors = ctx.saved_tensors[: ctx.n_results], ctx.saved_tensors[ctx.n_results :]
             arguments = [option if x is None else x for x, option in zip(tensors, ctx.options, strict=True)]
             needed = [k for k, need in enumerate(ctx.needs_input_grad[1:]) if need]
-            # Only the formula supports double backward, and gradients that are batched by vmap.
+            # Only the formula supports double backward and batching by vmap.
             if gradient is None or torch.is_grad_enabled() or mode_of(grads) == "formula":
                 input_grads = gradient_of(formula, arguments, needed, grads, create_graph=torch.is_grad_enabled())
             else:
@@ -110,7 +110,7 @@ def gradient_of(
     grads: Tensor,
     create_graph: bool = False,
 ) -> list[Tensor]:
-    """Differentiate the first result of `formula` in the arguments at the positions `needed`, by autograd."""
+    """Return the gradients of the first result of `formula` in the arguments at the positions `needed`, by autograd."""
     arguments = list(arguments)
     if not create_graph:
         for k in needed:
@@ -139,8 +139,8 @@ class Operation:
     def direct(self, *arguments: Any) -> Any:
         """Call the function without the torch dispatcher if only values are needed.
 
-        The dispatcher costs as much as a small batch. Do not use this method in a backward pass, where `vmap` may batch
-        only the gradients.
+        The dispatcher takes about as long as the computation of a small batch. Do not use this method in a backward
+        pass, where `vmap` may batch only the gradients.
         """
         return self._function(*arguments) if is_plain(*arguments) else self.registered(*arguments)
 
@@ -148,13 +148,16 @@ class Operation:
 def operation(schema: str, fake: Callable[..., Any]) -> Callable[[Callable[..., Any]], Operation]:
     """Decorate a function to register it as a torch operation, opaque to `torch.compile` and `vmap`.
 
-    `torch.library.custom_op` does the same, but its first call imports the compiler, which takes two seconds. Use
+    `torch.library.custom_op` does the same, but its first call imports the compiler, which is slow. Use
     `torch.library.register_autograd("torchcalib::<name>", ...)` to add a gradient.
 
     Args:
-        schema: name, arguments and results, as for `torch.library.define`. Tensors have their batch axes first; `vmap`
-            adds one.
+        schema: name, arguments and results, as for `torch.library.define`. Batch axes come first; `vmap` adds one to
+            every tensor.
         fake: function of the same arguments that returns empty results of the right shape and dtype.
+
+    Returns:
+        Decorator that returns an `Operation`.
     """
     name = schema.split("(")[0]
 
@@ -180,5 +183,5 @@ def operation(schema: str, fake: Callable[..., Any]) -> Callable[[Callable[..., 
 
 
 def _batch_first(x: Tensor, dim: int | None, size: int) -> Tensor:
-    """Move the axis that `vmap` added to the front; add one of length `size` to an argument without it."""
+    """Move the axis that `vmap` added to the front; add an axis of length `size` if `dim` is None."""
     return (x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)).contiguous()

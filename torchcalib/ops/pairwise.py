@@ -1,10 +1,10 @@
 """Kernel sums over pairs of rows, for the squared kernel calibration error (SKCE).
 
-A pair contributes h_ij = (r_i . r_j) k(x_i, x_j). The kernel k is "laplacian", exp(-sum_c |x_ic - x_jc|), or
-"gaussian", exp(-sum_c (x_ic - x_jc)^2). `pairs` sums over all pairs, `blocks` over the pairs within blocks of rows.
+The term of rows i and j with residuals r and kernel arguments x is h_ij = (r_i . r_j) k(x_i, x_j). The kernel k is
+"laplacian", exp(-sum_c |x_ic - x_jc|), or "gaussian", exp(-sum_c (x_ic - x_jc)^2). `pairs` sums over all pairs of rows.
+`blocks` sums over the pairs within blocks of rows.
 
-Pairs are computed one tile at a time. The backward pass computes each tile again and differentiates it, so no N x N
-matrix is stored.
+The terms are computed one tile at a time. The backward pass recomputes each tile, so no N x N matrix is stored.
 
 Source: Widmann, Lindsten, Zachariah: Calibration tests in multi-class classification (NeurIPS 2019), eq. 4-5, table 1.
 """
@@ -22,18 +22,18 @@ from torchcalib.ops.operation import operation
 
 Kernel = Literal["laplacian", "gaussian"]
 
-_TILE = 2**18  # pairs in a tile, or pairs and entries in a chunk of blocks: 2 MB of float64
+_TILE = 2**18  # largest number of entries of a tile or of a chunk of blocks: 2 MB of float64
 
 
 def pairs(x: Tensor, r: Tensor, weights: Tensor, kernel: Kernel, chunk: int | None = None) -> Tensor:
-    """Return sum_ij w_i w_j h_ij over all pairs of rows, including i = j, `(..., R)`.
+    """Return sum_ij w_i w_j h_ij over all pairs of rows, including i = j, for R replicate weights, `(..., R)`.
 
     Args:
         x: arguments of the kernel, floating `(..., N, C)`.
         r: residual vectors, `(..., N, C)` of the dtype of `x`.
         weights: R replicate weights of the rows, `(..., R, N)` of the dtype of `x`.
         kernel: "laplacian" or "gaussian".
-        chunk: side length of a tile in rows; None to limit the memory of a tile to 2 MB.
+        chunk: side length of a tile in rows; None for tiles of at most 2 MB.
 
     Gradient: first-order, in `x`, `r` and `weights`, in reverse mode. |x_ic - x_jc| has gradient 0 at x_ic = x_jc.
     """
@@ -47,7 +47,7 @@ def pairs(x: Tensor, r: Tensor, weights: Tensor, kernel: Kernel, chunk: int | No
     fake=lambda x, r, weights, *_: weights.new_empty(weights.shape[:-1]),  # noqa: ARG005
 )
 def _pair_sums(x: Tensor, r: Tensor, weights: Tensor, kernel: Kernel, side: int) -> Tensor:
-    """Implement `pairs` by tiles on and above the diagonal; those above count twice, because h is symmetric."""
+    """Implement `pairs`: add diagonal tiles once and tiles above the diagonal twice, because h is symmetric."""
     sums = weights.new_zeros(weights.shape[:-1])
     for a, b, times in _tiles(x.shape[-2], side):
         sums += times * _tile_sum(kernel, *_rows_of_tile(x, r, weights, a, b))
@@ -126,23 +126,23 @@ def blocks(
 ) -> Tensor:
     """Return the sums for the block estimator of the squared kernel calibration error (SKCE).
 
-    Consecutive rows form blocks of `size` rows; an incomplete last block is ignored. The mean of a block is the mean of
-    h_ij over its pairs i != j, with r = target - probability and x = scale * probability.
+    Consecutive rows form blocks of `size` rows; an incomplete last block is ignored. The block mean is the mean of h_ij
+    over the pairs i != j in the block. Here r = target - probability and x = scale * probability.
 
     Args:
         values: probabilities or logits, floating `(..., N, C)`.
         target: labels, int64 `(..., N)`, or distributions `(..., N, C)`.
-        copies: number of consecutive copies of each row, int64 `(..., N)`; None for 1 each. Rows with 0 copies are
-            ignored.
+        copies: number of consecutive copies of each row, int64 `(..., N)`; None for one copy each. Rows with 0 copies
+            are ignored.
         scale: factor of the probabilities in the kernel, `(...)` of dtype `wide_dtype`; not differentiable.
         from_logits: whether `values` are logits.
         kernel: "laplacian" or "gaussian".
         size: rows per block, at least 2.
         at_most_once: True if all `copies` are known to be 0 or 1, which is faster.
-        chunk: number of blocks computed together; None to limit their memory to 2 MB.
+        chunk: number of blocks computed together; None for chunks of at most 2 MB.
 
     Returns:
-        Number of blocks, sum of their means and sum of the squared means, `(..., 3)` of dtype `wide_dtype`.
+        Number of blocks, sum of the block means and sum of the squared block means, `(..., 3)` of dtype `wide_dtype`.
 
     Gradient: first-order, in `values`, in reverse mode.
     """
@@ -157,7 +157,7 @@ class _Blocks(NamedTuple):
 
     Attributes:
         rows: row indices of each block, `(..., K, size)`; or a slice of consecutive rows.
-        past_end: True where a block extends beyond the last copy, and `rows` is arbitrary, `(..., K, size)`.
+        past_end: True at places after the last copy of the last row, where `rows` is arbitrary, `(..., K, size)`.
         times: 1 for a block, 0 for a placeholder that must be ignored, `(..., K)`.
         alone: number of additional blocks that contain only copies of the first row, int64 `(..., K)`.
     """
@@ -169,23 +169,23 @@ class _Blocks(NamedTuple):
 
 
 def _divide(copies: Tensor | None, n: int, size: int, at_most_once: bool, chunk: int) -> Iterator[_Blocks]:
-    """Divide N rows, repeated by their copies, into blocks and yield these in chunks."""
+    """Repeat each of N rows `copies` times, divide them into blocks of `size` rows, and yield chunks of blocks."""
     if copies is None:
         for start in range(0, n // size * size, size * chunk):
             yield _Blocks(slice(start, min(start + size * chunk, n // size * size)))
         return
-    end = copies.cumsum(-1)  # position behind the last copy of each row
+    end = copies.cumsum(-1)  # position after the last copy of each row
     n_blocks = end[..., -1:] // size
     places = torch.arange(size, device=copies.device)
     for start in range(0, n // size if at_most_once else n, chunk):
         if at_most_once:
             block = torch.arange(start, min(start + chunk, n // size), device=copies.device).expand(*end.shape[:-1], -1)
             times, alone = block < n_blocks, None
-        else:  # a block contains the last copy of some row, unless it lies within the copies of one row (`alone`)
+        else:  # one block per row, which contains its last copy; `alone` counts blocks of copies of one row
             part = slice(start, start + chunk)
             begin = (end - copies)[..., part]
             block = (end[..., part] - 1) // size
-            # Otherwise an earlier row represents the block.
+            # Skip a block that also contains the last copy of the previous row: it belongs to that row.
             is_first = (copies[..., part] > 0) & (block > (begin - 1) // size)
             times = is_first & (block < n_blocks)
             alone = (block - (begin + size - 1) // size).clamp(min=0)
@@ -221,7 +221,7 @@ def _gather_inputs(values: Tensor, target: Tensor, part: _Blocks, size: int) -> 
 def _sums_of_blocks(
     values: Tensor, target: Tensor, scale: Tensor, part: _Blocks, from_logits: bool, kernel: Kernel
 ) -> Tensor:
-    """Return number, sum of the means and sum of the squared means of these blocks, `(..., 3)`."""
+    """Return the number of blocks, the sum of the block means and the sum of their squares, `(..., 3)`."""
     q = spread_infinite_logits(values).softmax(-1) if from_logits else values
     if target.is_floating_point():
         r = target - q
@@ -231,8 +231,8 @@ def _sums_of_blocks(
     size = x.shape[-2]
     products = r @ r.mT
     products.diagonal(dim1=-2, dim2=-1).zero_()  # exclude the pairs i = j
-    # The kernel is symmetric, so its gradient is twice the one in its first argument. 2 x - x.detach() has value x and
-    # derivative 2, which halves the cost of the backward pass.
+    # The kernel matrix is symmetric, so its gradient is twice the gradient in its first argument. 2 x - x.detach() has
+    # value x and derivative 2, which halves the cost of the backward pass.
     kernel_matrix = _kernel_matrix(2 * x - x.detach(), x.detach(), kernel)
     mean = (products * kernel_matrix).mean((-2, -1)) * (size / (size - 1))
     times = torch.ones_like(mean) if part.times is None else part.times

@@ -17,8 +17,8 @@ def bin_index(values: Tensor, n_bins: int, right: bool = False) -> Tensor:
     Bins are `[i/B, (i+1)/B)`, and the last one is closed. With `right` they are `(i/B, (i+1)/B]`, and the first one is
     closed. Edges `i / n_bins` and values are compared in float64. Every bin index of the package follows this rule.
 
-    The floor of the rounded product `values * n_bins` is wrong by at most one bin, so two comparisons with the edges
-    correct it. A binary search takes ten times as long.
+    The floor of the rounded product `values * n_bins` is wrong by at most one bin. Two comparisons with the edges
+    correct it. This is faster than a binary search.
 
     Args:
         values: numbers in [0, 1], of any floating dtype. NaN gets an arbitrary bin.
@@ -56,8 +56,8 @@ def bin_sums(index: Tensor, columns: Sequence[Tensor], n_bins: int) -> Tensor:
     return cell_sums(index, torch.stack(torch.broadcast_tensors(*columns), dim=-2), n_bins)  # type: ignore[no-untyped-call]
 
 
-_MOST_SUMS = 256  # sums per replicate above which `scatter_add` is faster than a matrix product
-_IN_MEMORY = 2**22  # elements of the matrix in memory at a time
+_MOST_SUMS = 256  # number of sums per replicate above which `scatter_add` is faster than a matrix product
+_IN_MEMORY = 2**22  # largest number of matrix elements in memory
 
 
 def bin_sums_of_replicates(
@@ -83,7 +83,7 @@ def bin_sums_of_replicates(
     if n_columns * n_bins > _MOST_SUMS or len(weights) <= n_bins:
         weighed = [(weights * c).masked_fill(weights == 0, 0) for c in stacked.unbind(-2)]
         return bin_sums(index, weighed, n_bins)
-    # Weights (R, n) times the matrix (n, F B) with column f of a sample in its bin and 0 elsewhere.
+    # Multiply weights (R, n) by a matrix (n, F B). Each row contains the F columns of a sample at its bin, 0 elsewhere.
     rows = weights.movedim(0, -2)
     bins = torch.arange(n_bins, device=index.device)
     total = rows.new_zeros(*lead, rows.shape[-2], n_columns * n_bins)
@@ -97,7 +97,7 @@ def bin_sums_of_replicates(
 
 
 def weighted_sums(weights: Tensor, table: Tensor, finite: bool = False) -> Tensor:
-    """Return the matrix product of weights `(..., R, N)` and a table `(..., N, K)`, with 0 * inf = 0.
+    """Return the matrix product `(..., R, K)` of weights `(..., R, N)` and a table `(..., N, K)`, with 0 * inf = 0.
 
     Args:
         weights: not negative unless `finite`.
@@ -106,7 +106,7 @@ def weighted_sums(weights: Tensor, table: Tensor, finite: bool = False) -> Tenso
     """
     if finite:
         return weights @ table
-    # Sum the finite entries, then set the sums that include an infinite entry of positive weight.
+    # Sum the finite entries, then make the sums infinite that include an infinite entry with positive weight.
     infinite = (table == torch.inf, table == -torch.inf)
     total = weights @ table.masked_fill(infinite[0] | infinite[1], 0)
     for where, value in zip(infinite, (torch.inf, -torch.inf), strict=True):

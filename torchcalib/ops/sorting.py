@@ -32,7 +32,7 @@ def order_bits(scores: Tensor) -> Tensor:
 def stable_sort(bits: Tensor) -> tuple[Tensor, Tensor]:
     """Return sorted integers and their stable order, along the last axis.
 
-    On the CPU this is about ten times as fast as `torch.sort` of the floats.
+    On the CPU, long rows are sorted one by one, because torch then uses radix sort.
     """
     n = bits.shape[-1]
     if bits.device.type != "cpu" or n < _ROW_BY_ROW or bits.dim() == 1:
@@ -88,7 +88,7 @@ def sort_labelled(score: Tensor, label: Tensor) -> tuple[Tensor, Tensor, Tensor]
     """Sort probabilities and their labels on the CPU; tied scores are sorted by label.
 
     The bits of a probability, shifted left by one, leave the last bit of a signed integer for the label. So one sort of
-    integers is enough. It is several times as fast as a sort with an index.
+    integers is enough, without an index.
 
     Args:
         score: float32 or float64 `(..., M)` in [0, 1], or NaN for a missing score.
@@ -117,7 +117,7 @@ def sort_labelled(score: Tensor, label: Tensor) -> tuple[Tensor, Tensor, Tensor]
 def equal_mass_sums(score: Tensor, label: Tensor, n_bins: int) -> tuple[Tensor, Tensor]:
     """Sum over equal-mass bins without sorting, by partitioning the samples at the bin edges (quickselect).
 
-    Bin i ends at sample `i * N // B` in ascending order. Ends are moved behind ties, so that equal scores share a bin.
+    Bin i ends at sample `i * N // B` in ascending order. Ends within a tie are moved to its end.
 
     Args:
         score: float32 or float64 `(..., M)` in [0, 1], or NaN for a missing score, on the CPU.
@@ -143,37 +143,37 @@ def equal_mass_sums(score: Tensor, label: Tensor, n_bins: int) -> tuple[Tensor, 
 
 
 def _keys(score: Tensor, label: Tensor) -> Tensor:
-    """Return integers in the order of the probabilities, with the label as the last bit; see `sort_labelled`."""
+    """Return integer sort keys: bits of the probability, then the label as the last bit; see `sort_labelled`."""
     integer, top = (torch.int32, 2**30 - 1) if score.dtype == torch.float32 else (torch.int64, 2**62 - 1)
     keys = score.abs().view(integer).clamp_(max=top)  # abs makes a copy, and turns -0 into 0
     return keys.bitwise_left_shift_(1).bitwise_or_(label)
 
 
 def _has_many_ties(keys: NDArray[np.integer]) -> bool:
-    """Return True if a subsample of 1,024 keys has many ties, which partitioning cannot separate."""
+    """Return True if a subsample of at most 1,024 keys has many ties, which makes partitioning slow."""
     subsample = np.sort(keys[:: len(keys) // 1024 + 1] >> 1)
     return int(np.count_nonzero(subsample[1:] == subsample[:-1])) > _MOST_TIES * len(subsample)
 
 
 def _cuts_by_sort(keys: NDArray[np.integer], cuts: list[int]) -> list[int]:
-    """Sort `keys` in place and return the cuts, each moved behind the tie that it would divide."""
+    """Sort `keys` in place and return the cuts; a cut within a group of tied scores is moved to its end."""
     keys.sort()
     return [int(np.searchsorted(keys, keys[cut - 1] | 1, side="right")) if cut else 0 for cut in cuts]
 
 
 def _cuts_by_partition(keys: NDArray[np.integer], cuts: list[int]) -> list[int]:
-    """Partition `keys` in place and return the cuts, each moved behind the tie that it would divide.
+    """Partition `keys` in place and return the cuts; a cut within a group of tied scores is moved to its end.
 
     Divide and conquer in O(N log B): partition at the middle cut, then treat both sides independently.
     """
     if not cuts:
         return []
-    begin = end = cuts[len(cuts) // 2]  # range of scores tied with the last one before the cut
+    begin = end = cuts[len(cuts) // 2]  # range of scores tied with the last score before the cut
     if 0 < end < len(keys):
         below, above = keys[:end], keys[end:]
         keys.partition(end)
         top = below.max() | 1  # largest key of the tied score: label 1
-        if above[0] <= top:  # the cut divides a tie: move its keys next to the cut, on both sides
+        if above[0] <= top:  # the cut divides a tie: move the tied keys next to the cut, on both sides
             begin, above_of_score = int(np.count_nonzero(below < top - 1)), int(np.count_nonzero(above <= top))
             end += above_of_score
             if begin > 0:
@@ -188,14 +188,14 @@ def _cuts_by_partition(keys: NDArray[np.integer], cuts: list[int]) -> list[int]:
 
 
 def end_of_ties(score: Tensor, ends: Tensor) -> Tensor:
-    """Move run ends `(..., B)` in sorted scores `(..., M)` behind the tie that they would divide."""
+    """Move run ends `(..., B)` that divide a group of ties in sorted scores `(..., M)` to the end of the group."""
     last = score.gather(-1, (ends - 1).clamp(min=0))
     return torch.where(ends > 0, torch.searchsorted(score, last, right=True), 0)
 
 
 def run_index(ends: Tensor, length: int) -> Tensor:
-    """Return the run index of `length` elements, given the ends of B runs `(..., B)`; B behind the last run."""
-    # The index is the number of runs that end at or before the element. A cumulative count is cheaper than a search.
+    """Return the run index of each of `length` elements, from B run ends `(..., B)`; B after the last run."""
+    # The index is the number of runs that end at or before the element. A cumulative count is faster than a search.
     counts = torch.zeros((*ends.shape[:-1], length + 1), dtype=ends.dtype, device=ends.device)
     return counts.scatter_add(-1, ends, torch.ones_like(ends)).cumsum(-1)[..., :-1]
 
@@ -204,7 +204,7 @@ def run_sums(x: Tensor, ends: Tensor) -> Tensor:
     """Sum over runs of consecutive elements: run b is `x[ends[b - 1]:ends[b]]`, and run 0 is `x[:ends[0]]`.
 
     Args:
-        x: `(..., M)` of any real dtype. Elements behind the last run are ignored.
+        x: `(..., M)` of any real dtype. Elements after the last run are ignored.
         ends: `(..., B)` int64, not decreasing, at most M.
 
     Returns:
@@ -214,16 +214,16 @@ def run_sums(x: Tensor, ends: Tensor) -> Tensor:
     """
     if x.device.type == "cpu" and is_plain(x, ends):
         return _run_sums_numpy(x, ends)
-    # An extra run collects the elements behind the last run, which may be infinite.
+    # An additional run collects the elements after the last run, which may be infinite.
     wide = wide_dtype(x.device)
     sums = torch.zeros((*ends.shape[:-1], ends.shape[-1] + 1), dtype=wide, device=x.device)
     return sums.scatter_add(-1, run_index(ends, x.shape[-1]), x.to(wide))[..., :-1]
 
 
 def _run_sums_numpy(x: Tensor, ends: Tensor) -> Tensor:
-    """Sum the runs of all rows by one `np.add.reduceat`, without empty runs, for which it does not return 0."""
+    """Sum the runs of all rows by one `np.add.reduceat`, skipping empty runs, whose result would not be 0."""
     values, stops = (t.reshape(ends.shape[:-1].numel(), t.shape[-1]).numpy() for t in (x, ends))
-    begins = np.concatenate((np.zeros_like(stops[:, :1]), stops), -1)  # add a run of the elements behind the last one
+    begins = np.concatenate((np.zeros_like(stops[:, :1]), stops), -1)  # add a run of the elements after the last run
     not_empty = np.diff(begins, append=x.shape[-1]) > 0
     places = (begins + x.shape[-1] * np.arange(len(begins))[:, None])[not_empty]
     sums = np.zeros(begins.shape)

@@ -8,28 +8,28 @@ from itertools import pairwise
 
 import torch
 
-PER_THREAD = 2**18  # entries; for fewer, starting a thread costs more than it saves
+PER_THREAD = 2**18  # smallest number of entries per thread; with fewer, starting a thread takes longer than it saves
 
 
 @cache
 def _others(n_threads: int) -> ThreadPoolExecutor:
-    """Return the pool of worker threads; the calling thread works as well."""
+    """Return the pool of worker threads; the calling thread runs one range itself."""
     return ThreadPoolExecutor(n_threads, thread_name_prefix="torchcalib")
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_others.cache_clear)  # the threads of the parent do not exist in the child
+    os.register_at_fork(after_in_child=_others.cache_clear)  # a forked process has no worker threads
 
 
 def in_threads(work: Callable[[int, int], None], n: int, n_entries: int) -> None:
-    """Call `work(begin, end)` for ranges that cover `0..n-1`, on up to `torch.get_num_threads()` threads.
+    """Call `work(begin, end)` on ranges that cover `0..n-1`, in up to `torch.get_num_threads()` threads.
 
     Errors raised by `work` are raised again after all threads have finished.
 
     Args:
-        work: function of a range. Its result must not depend on how the ranges are cut. It must not call `in_threads`.
+        work: function of a range. Its results must not depend on the ranges. It must not call `in_threads`.
         n: number of work items.
-        n_entries: number of values read in total. Each additional thread needs at least `PER_THREAD` of them.
+        n_entries: total number of input values; at least `PER_THREAD` values are required per thread.
     """
     n_threads = min(torch.get_num_threads(), max(1, n_entries // PER_THREAD), n)
     if n_threads <= 1:
@@ -37,7 +37,7 @@ def in_threads(work: Callable[[int, int], None], n: int, n_entries: int) -> None
         return
     inference = torch.is_inference_mode_enabled()
 
-    def as_caller(begin: int, end: int) -> None:  # inference mode is thread-local: restore that of the caller
+    def as_caller(begin: int, end: int) -> None:  # inference mode is thread-local: set the mode of the caller
         with torch.inference_mode(inference):
             work(begin, end)
 
@@ -55,7 +55,7 @@ def in_threads(work: Callable[[int, int], None], n: int, n_entries: int) -> None
 
 
 def _submit(work: Callable[[int, int], None], cuts: list[int]) -> list[Future[None]]:
-    """Submit the ranges between consecutive cuts to the pool; stop at an interpreter shutdown, which closes pools."""
+    """Submit the ranges between consecutive cuts, and return their futures; stop if the interpreter shuts down."""
     pool = _others(torch.get_num_threads() - 1)
     futures: list[Future[None]] = []
     try:

@@ -1,8 +1,8 @@
 """Sums of weight, confidence and outcome over equal-width bins.
 
-`event_bins` sums over events, and `class_bins` over the rows of every class against the others. Results are
-reproducible, on any number of threads. On a GPU the last digits can vary with `groups` or without Triton. All
-implementations follow the edge rule of `segments.bin_index`. Values of rows with weight 0 are never used.
+`event_bins` sums over events, and `class_bins` over one-vs-rest events of every class. Results do not depend on the
+number of threads. On a GPU the last digits can vary between calls with `groups` or without Triton. All
+implementations follow the edge rule of `segments.bin_index`. Rows with weight 0 are ignored.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ from torchcalib.ops.segments import bin_index
 from torchcalib.ops.softmax_stats import Rows, matrices
 
 Noise = Literal["none", "labels", "shares"]
-"""Type of outcomes for the two sums that estimate the sampling noise ("none": no such sums); see `event_bins`."""
+"""Outcome type for the two sums that estimate the sampling noise, or "none" to omit these sums; see `event_bins`."""
 
 
 def event_bins(
@@ -41,19 +41,20 @@ def event_bins(
     Args:
         confidence: `(..., N)` in [0, 1], floating. NaN belongs to the first bin and makes its sum NaN.
         outcome: `(..., N)` of any real dtype.
-        weights: broadcastable to `(..., N)`, or None for all ones.
-        ecd: entropic calibration difference (ECD) of every event, `(..., N)`, or None not to sum it.
+        weights: event weights, broadcastable to `(..., N)`, or None for all ones.
+        ecd: entropic calibration difference (ECD) of every event, `(..., N)`, or None to omit its sum.
         n_bins: number of bins B.
         right: whether bins include their right edge; see `segments.bin_index`.
-        noise: adds two sums for an event with confidence p, outcome o and weight w: w p (1 - p), and w v for frequency
-            weights or w^2 v otherwise. The variance v is p (1 - p) for "labels" and (o - p)^2 for "shares".
+        noise: "labels" or "shares" to add two sums: of w p (1 - p), and of w v for frequency weights or w^2 v
+            otherwise. The variance v is p (1 - p) for "labels" and (o - p)^2 for "shares", with confidence p, outcome
+            o, weight w.
         copies: whether weights are frequency weights (numbers of copies).
         groups: group of every event, int64 in [0, G), broadcastable to `(..., N)`; None for no groups.
         n_groups: number of groups G.
         backend: implementation, see `dispatch.choose`.
 
     Returns:
-        F sums of weight, confidence, outcome, `noise` (two, if any) and `ecd` (if given): `(..., F, B)`, or
+        F sums: weight, confidence, outcome, two for `noise` unless "none", and `ecd` if given. `(..., F, B)`, or
         `(..., G, F, B)` with groups, of dtype `wide_dtype`.
 
     Gradient: in `confidence`, `outcome`, `weights` and `ecd` for constant bins, in every mode and of any order. It is 0
@@ -78,15 +79,15 @@ def class_bins(
     copies: bool = True,
     backend: Backend = "auto",
 ) -> Tensor:
-    """Sum rows over bins of the probability of every class, each class against the others, in one pass.
+    """Sum one-vs-rest events of every class over bins of the class probability, in one pass over the rows.
 
-    At most B probabilities of a row reach 1/B. They are added to their bins one by one. All other entries are in the
-    first bin of their class, so they are added as whole columns.
+    At most B probabilities of a row are 1/B or more. They are added to their bins one by one. All other probabilities
+    are in the first bin of their class, so they are added as whole columns.
 
     Args:
         values: logits or probabilities `(..., N, C)`, as for `softmax_stats.rows`.
         target: labels, int64 `(..., N)`.
-        weights: `(..., N)`, or None for all ones.
+        weights: row weights `(..., N)`, or None for all ones.
         rows: result of `softmax_stats.rows` for the same rows.
         from_logits: whether `values` are logits.
         n_bins: number of bins B.
@@ -96,7 +97,7 @@ def class_bins(
         backend: implementation, see `dispatch.choose`; float64 on the CPU supports only "torch".
 
     Returns:
-        F sums of weight, confidence, outcome and `noise` (two, if any), `(..., C, F, B)` of dtype `wide_dtype`.
+        F sums: weight, confidence, outcome, and two if `noise` is True. `(..., C, F, B)` of dtype `wide_dtype`.
 
     Gradient: in `values` and `weights` for constant bins, in every mode and of any order. It is 0 in a row with a logit
         of +inf, and for the sums of `noise`.
@@ -145,7 +146,7 @@ def _event_gradient(
     needed: list[int],
     grads: Tensor,
 ) -> list[Tensor]:
-    """Return the gradients in confidence, outcome and ECD: weight times the gradient in the sum of the bin."""
+    """Return the gradients in confidence, outcome and ECD: weight times the gradient in the bin sum."""
     confidence, weights, groups = arguments[0], arguments[2], arguments[4]
     n_bins, right = arguments[6], arguments[7]
     if 2 in needed:
@@ -199,7 +200,7 @@ def _class_gradient(
     """Return the gradient in `values` in chunks; if `weights` need a gradient, differentiate the formula."""
     values, target, weights, top, confidence, from_logits, n_bins, right, _, copies = arguments
     if needed != [0]:
-        # Only the first three sums: those of noise are constants.
+        # Use only the first three sums, because the sums of noise are constants.
         given = values, target, weights, None, None, from_logits, n_bins, right, False, copies
         return gradient_of(class_formula, given, needed, grads[..., :3, :])
     out = torch.empty(values.shape, dtype=values.dtype, device=values.device)

@@ -1,7 +1,7 @@
 """Sums over bins by loops compiled with numba. Only `dispatch` imports this module, at first use.
 
-Results do not depend on the number of threads. Events are cut into pieces by their number alone, and the sums of the
-pieces are added in order. Each class is summed by one thread.
+Results do not depend on the number of threads. The division of events into pieces depends only on their number.
+The sums of the pieces are added in order. Each class is summed by one thread.
 """
 
 from functools import cache
@@ -19,7 +19,7 @@ from torchcalib.ops.threads import in_threads
 
 _PIECE = 2**16  # smallest number of events in a piece
 _PIECES = 64  # largest number of pieces, which limits the memory for their sums
-_PER_CELL = 32  # smallest number of events per cell in a piece with groups, so that adding up pieces stays cheap
+_PER_CELL = 32  # with groups, smallest number of events per cell in a piece; fewer would make adding the pieces slow
 
 
 def event_sums(
@@ -94,7 +94,7 @@ def class_sums(
             own_labels = labels[start : start + n] - begin
             own = [None if column is None else column[start : start + n] for column in columns]
             add_classes(x.numpy(), own_labels, *own, from_logits, edges, right, begin if direct else 0, into)
-        if weights is None:  # the first bin counts the rows that are in no other bin
+        if weights is None:  # rows that are in no other bin are in the first bin
             into[0, 0] = len(values) - into[0, 1:].sum(0)
         sums[begin:end, :n_distinct] = torch.from_numpy(into).movedim(-1, 0)
         if n_distinct < n_sums:
@@ -113,7 +113,7 @@ def class_gradient(
     grads: Tensor,
     out: Tensor,
 ) -> None:
-    """Implement `reference.class_gradient`; 256 x 1,000 logits take 0.9 ms with the forward pass, instead of 2.3 ms."""
+    """Implement `reference.class_gradient`."""
     slopes = grads.float().contiguous().numpy()
     columns = [None if x is None else x.numpy() for x in (weights, _largest(values, top), confidence)]
     options = slopes, slopes[:, 0].copy(), from_logits, _edges(grads.shape[-1]), right

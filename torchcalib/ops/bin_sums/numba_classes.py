@@ -1,7 +1,7 @@
-"""Compiled loops that add rows to the bins of all their classes, and the gradient.
+"""Compiled loops that add rows to the bins of every class, and that compute the gradient.
 
-At most B entries of a row reach 1/B, because they sum to 1. All other entries are in the first bin of their class, and
-are added by vector instructions. The few others are located in groups of 64 entries, and added one by one.
+At most B probabilities of a row are 1/B or more, because their sum is 1. All other entries are in the first bin of
+their class, and are added by vector instructions. Entries >= 1/B are located in groups of 64, and added one by one.
 """
 
 from typing import Any
@@ -12,7 +12,7 @@ from torchcalib.ops.bin_sums.numba_events import bin_of
 from torchcalib.ops.numba_math import BLOCK, INF, ZERO, F, compiled_loop, fill_exps, fill_limits, lanes, step
 from torchcalib.ops.segments import BELOW_EDGE
 
-PROBE = 64  # entries tested together for any that reaches 1/B
+PROBE = 64  # number of entries that are tested together for entries >= 1/B
 
 
 @lanes
@@ -26,14 +26,14 @@ def _count_from(x: Any, low: Any) -> Any:
 
 @step
 def _add_below(x: Any, low: Any, scale: Any, total: Any) -> None:
-    """Add `scale` times each entry below `low`, or NaN, to `total`."""
+    """Add scale * x[k] to total[k] for every entry x[k] that is below `low` or NaN."""
     for k in range(x.size):
         total[k] += scale * np.float64(ZERO if x[k] >= low else x[k])
 
 
 @step
 def _add_below_with_spread(x: Any, low: Any, scale: Any, w: Any, total: Any, spread: Any) -> None:
-    """Add w q to `total` and w q (1 - q) to `spread`, for each entry below `low` with q = scale * entry."""
+    """Add w q to total[k] and w q (1 - q) to spread[k] for q = scale * x[k], if x[k] is below `low` or NaN."""
     factor = scale * w
     for k in range(x.size):
         part = np.float64(ZERO if x[k] >= low else x[k])
@@ -44,14 +44,14 @@ def _add_below_with_spread(x: Any, low: Any, scale: Any, w: Any, total: Any, spr
 
 @step
 def _count_below(x: Any, low: Any, w: Any, weight: Any) -> None:
-    """Add `w` to `weight` for each entry below `low`."""
+    """Add `w` to weight[k] for every entry x[k] that is below `low` or NaN."""
     for k in range(x.size):
         weight[k] += 0.0 if x[k] >= low else w
 
 
 @step
 def _proportional(x: Any, largest: Any, from_logits: Any, shifted: Any, out: Any) -> None:
-    """Fill `out` with the probabilities of a block; for logits, divided by the probability of the top class."""
+    """Fill `out` with probabilities; for logits, with probabilities divided by the probability of the top class."""
     if not from_logits:
         out[:] = x
     elif largest == INF:
@@ -73,7 +73,7 @@ def add_classes(
     first: Any,
     sums: Any,
 ) -> None:
-    """Add rows to the sums of K consecutive classes; without weights, rows in the first bin are not counted.
+    """Add rows to the sums of K consecutive classes; without weights, the caller counts the rows in the first bin.
 
     Args:
         values: float32 rows; the classes are the columns from `first` on.
@@ -85,8 +85,8 @@ def add_classes(
         edges: bin edges `(B + 1,)`.
         right: whether bins include their right edge.
         first: column of the first class.
-        sums: sums of weight, confidence and outcome, and one (F = 4) or two (F = 5) sums of noise, the second with
-            squared weights; `(F, B, K)`, updated in place.
+        sums: weight, confidence, outcome, and for F = 4 or 5 one or two sums of noise, `(F, B, K)`, updated in place.
+            The second sum of noise uses squared weights.
     """
     n_sums, _, n_classes = sums.shape
     shifted, block, unused = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32), np.empty(BLOCK)
@@ -104,7 +104,7 @@ def add_classes(
             e = block[: x.size]
             _proportional(x, largest[i], from_logits, shifted[: x.size], e)
             columns = slice(start, start + BLOCK)
-            # Entries of the first bin, by vector instructions.
+            # Add entries of the first bin by vector instructions.
             if n_sums == 3:
                 _add_below(e, low, scale * w, sums[1, 0, columns])
             else:
@@ -113,7 +113,7 @@ def add_classes(
                 _add_below_with_spread(e, low, scale, w * w, unused[: x.size], sums[4, 0, columns])
             if weights is not None:
                 _count_below(e, low, w, sums[0, 0, start : start + BLOCK])
-            # Entries >= 1/B, one by one.
+            # Add entries >= 1/B one by one.
             for begin in range(0, x.size, PROBE):
                 part = e[begin : begin + PROBE]
                 if _count_from(part, low) > 0:
@@ -128,7 +128,7 @@ def add_classes(
                                 sums[3, b, start + begin + k] += spread
                                 if n_sums > 4:
                                     sums[4, b, start + begin + k] += w * spread
-            # Outcome, in the bin of the probability of the label.
+            # Add the outcome to the bin that contains the probability of the label.
             label = target[i] - start
             if 0 <= label < x.size:
                 sums[2, bin_of(scale * np.float64(e[label]), edges, right), start + label] += w
@@ -168,7 +168,7 @@ def fill_class_gradients(
     right: Any,
     out: Any,
 ) -> None:
-    """Fill in the gradient in `values`: g for probabilities q, and q_k (g_k - sum_j q_j g_j) for logits.
+    """Fill `out` with the gradient in `values`: w g_k for probabilities q, w q_k (g_k - sum_j q_j g_j) for logits.
 
     Args:
         values, weights, largest, confidence, from_logits, edges, right: as for `add_classes`.
@@ -185,7 +185,7 @@ def fill_class_gradients(
         if w == 0 or (from_logits and largest[i] == INF):
             out[i] = 0
             continue
-        slope[:] = first_grads  # start with the first bin, because few entries reach 1/B
+        slope[:] = first_grads  # gradients for the first bin, which contains most entries
         mean = 0.0
         scale = confidence[i] if from_logits else 1.0
         low = F(BELOW_EDGE * edges[1] / scale)

@@ -1,7 +1,7 @@
-"""Compiled loops that add events to cells; cell `group * B + bin` is a bin of a group.
+"""Compiled loops that add events to cells; a cell is a bin within a group, with index `group * B + bin`.
 
-An addition must wait for the previous addition to the same cell. Without groups, cells are few, so 8 copies of the sums
-are used in turn and added at the end.
+The processor delays an addition until the previous addition to the same cell is complete. Without groups, there are few
+cells. So consecutive events use 8 copies of the sums in turn, which are added at the end.
 """
 
 import math
@@ -11,7 +11,7 @@ import numpy as np
 
 from torchcalib.ops.numba_math import BLOCK, compiled_loop, step
 
-_TURNS = 8  # copies of the sums; a power of two
+_TURNS = 8  # number of copies of the sums; a power of two
 
 
 @step
@@ -19,7 +19,7 @@ def bin_of(value: Any, edges: Any, right: Any) -> Any:
     """Return `segments.bin_index` for one float64 value; `edges` are `i / n_bins`."""
     last = edges.size - 2
     scaled = value * (last + 1)
-    scaled = scaled if scaled > 0 else 0.0  # also replaces NaN
+    scaled = scaled if scaled > 0 else 0.0  # NaN becomes 0
     scaled = scaled if scaled < last + 1 else last + 1.0
     if right:
         k: Any = max(np.intp(math.ceil(scaled)) - 1, 0)
@@ -32,10 +32,11 @@ def bin_of(value: Any, edges: Any, right: Any) -> Any:
 
 @step
 def _cells(confidence: Any, n_bins: Any, first: Any, out: Any) -> Any:
-    """Fill `out` with the cell of each value, `first` plus its bin, by vector instructions.
+    """Fill `out` with the cell of each value, and return the number of values near an inner edge.
 
-    The bin is floor(value * n_bins) in the dtype of the values. Rounding errors can matter near inner edges, so the
-    number of such values is returned. The outer bins are closed, so products are kept 0.3 away from the outer edges.
+    The cell is `first` plus the bin. The bin is floor(value * n_bins) in the dtype of the values, computed by vector
+    instructions. Near inner edges it can be wrong because of rounding errors. The outer bins are closed, so products
+    stay 0.3 away from the outer edges.
     """
     number = confidence.dtype.type
     factor, low, high = number(n_bins), number(0.3), number(n_bins - 0.3)
@@ -43,7 +44,7 @@ def _cells(confidence: Any, n_bins: Any, first: Any, out: Any) -> Any:
     near = np.int32(0)
     for i in range(confidence.size):
         scaled = confidence[i] * factor
-        scaled = scaled if scaled > low else low  # also replaces NaN
+        scaled = scaled if scaled > low else low  # NaN becomes `low`
         scaled = scaled if scaled < high else high
         near += np.int32(abs(scaled - np.floor(scaled + half)) <= tolerance)
         out[i] = np.int32(scaled) + first[i]
@@ -52,7 +53,7 @@ def _cells(confidence: Any, n_bins: Any, first: Any, out: Any) -> Any:
 
 @step
 def _all_bits(x: Any) -> Any:
-    """Return the bitwise or of all integers: at most 1 if all are 0 or 1."""
+    """Return the bitwise "or" of all integers, which is at most 1 if all of them are 0 or 1."""
     bits = x[0]
     for i in range(x.size):
         bits |= x[i]
@@ -67,7 +68,7 @@ def add_events(
 
     Args:
         confidence, outcome, weights, ecd, groups: columns `(N,)`; the last three can be None.
-        noise: (whether outcomes are shares, whether weights are squared), or None without sums of noise.
+        noise: pair of bools (outcomes are fractional, weights are squared), or None to omit the sums of noise.
         edges: bin edges `(B + 1,)`.
         right: whether bins include their right edge.
         sums: `(F, K)`, updated in place.
@@ -106,8 +107,8 @@ def add_events(
 def add_labels(confidence: Any, outcome: Any, groups: Any, noise: Any, edges: Any, right: Any, sums: Any) -> None:
     """Add events with integer outcomes and without weights; arguments as for `add_events`.
 
-    Blocks of binary outcomes are counted: 1.1 ms for a million events, and 3.5 ms with `add_events`. The low half of a
-    64-bit counter counts events, the high half positives. So an event needs two additions, and a third one for noise.
+    Blocks of binary outcomes are counted in 64-bit integers. The lower half counts events, and the upper half counts
+    positive outcomes. So an event needs two additions, and a third one with noise.
     """
     n_bins, n_cells, width = edges.size - 1, sums.shape[1], 1 if noise is None else 2
     turns = _TURNS if groups is None else 1
@@ -120,11 +121,11 @@ def add_labels(confidence: Any, outcome: Any, groups: Any, noise: Any, edges: An
         if groups is not None:
             for i in range(values.size):
                 first[i] = np.int32(groups[start + i] * n_bins)
-        if _all_bits(outcomes) & ~1:  # some outcome is neither 0 nor 1
+        if _all_bits(outcomes) & ~1:  # an outcome is neither 0 nor 1
             of = None if groups is None else groups[start : start + BLOCK]
             add_events(values, outcomes, None, None, of, noise, edges, right, sums)
             continue
-        if _cells(values, n_bins, first, cells):  # a value is near an edge: use the exact rule
+        if _cells(values, n_bins, first, cells):  # a value is near an edge: compare with the edges
             for i in range(values.size):
                 cells[i] = first[i] + bin_of(np.float64(values[i]), edges, right)
         for i in range(values.size):

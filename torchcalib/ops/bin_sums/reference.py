@@ -14,8 +14,8 @@ from torchcalib.ops.segments import BELOW_EDGE, bin_index, bin_sums
 
 _SAMPLES = 2**16  # events per chunk
 _ENTRIES = 2**18  # entries of rows per chunk on the CPU
-_ENTRIES_ELSEWHERE = 2**22  # entries on other devices, where a kernel launch costs more than the arithmetic
-_ROWS = 2**14  # rows per block; their entries >= 1/B are collected and then binned together
+_ENTRIES_ELSEWHERE = 2**22  # entries per chunk on other devices, where a kernel launch takes longer than the arithmetic
+_ROWS = 2**14  # rows per block; all entries >= 1/B of a block are binned in one call
 
 
 def event_sums(
@@ -30,7 +30,7 @@ def event_sums(
     copies: bool,
     sums: Tensor,
 ) -> None:
-    """Fill in the sums of `bin_sums.event_bins` for S batch elements.
+    """Fill `sums` with the result of `bin_sums.event_bins` for S batch elements.
 
     Args:
         confidence: `(S, N)`.
@@ -40,7 +40,7 @@ def event_sums(
         groups: int64 `(S, N)` or None.
         n_bins: B.
         right: whether bins include their right edge.
-        noise: "labels" or "shares" for noise in sums 3 and 4, or "none".
+        noise: "labels" or "shares" to fill sums 3 and 4, or "none" to omit them; see `bin_sums.event_bins`.
         copies: whether weights are frequency weights.
         sums: zeros `(S, F, G * B)`, filled in.
     """
@@ -57,7 +57,7 @@ def event_sums(
             if noise == "labels":
                 into[3].scatter_add_(0, cell, p * (1 - p))
                 into[4] = into[3]
-            # One `bincount` for events and positives: a positive event is counted at index cell + n_cells.
+            # One `bincount` for negative and positive events: a positive event is counted at index cell + n_cells.
             counts = torch.bincount(cell.add_(outcomes, alpha=n_cells), minlength=2 * n_cells).view(2, n_cells)
             into[0] += counts.sum(0)
             into[2] += counts[1]
@@ -89,7 +89,7 @@ def event_formula(
 
 
 def pieces_of(sums: Tensor, size: int, *columns: Tensor | None) -> Any:
-    """Yield sums and columns in pieces of at most `size` events of one batch element, from columns `(S, N)`."""
+    """Yield the sums of each batch element with pieces of its columns `(S, N)`, at most `size` events per piece."""
     n = next(column.shape[-1] for column in columns if column is not None)
     for k, into in enumerate(sums):
         for start in range(0, n, size):
@@ -97,7 +97,7 @@ def pieces_of(sums: Tensor, size: int, *columns: Tensor | None) -> Any:
 
 
 def may_be_counted(outcome: Tensor, weights: Tensor | None, ecd: Tensor | None, noise: str) -> bool:
-    """Return True if binary outcomes can be counted: integer dtype, without weights and other columns."""
+    """Return True if binary outcomes can be counted: integer dtype, no weights, no ECD and `noise` not "shares"."""
     return weights is None and ecd is None and noise != "shares" and not outcome.is_floating_point()
 
 
@@ -110,7 +110,7 @@ def weighted_columns(
     copies: bool,
     wide: torch.dtype,
 ) -> list[Tensor]:
-    """Return F columns with the summands of every event; 0, without gradient, where the weight is 0."""
+    """Return the F summands of every event as F tensors `(..., N)`; 0 with gradient 0 where the weight is 0."""
     p = confidence.to(wide)
     y = outcome.to(wide)
     columns = [(torch.ones_like(p), weights), (p, weights), (y, weights)]
@@ -135,7 +135,7 @@ def class_sums(
     copies: bool,
     sums: Tensor,
 ) -> None:
-    """Fill in the sums of `bin_sums.class_bins` for one batch element.
+    """Fill `sums` with the result of `bin_sums.class_bins` for one batch element.
 
     Args:
         values: `(N, C)` of any floating dtype and with any strides.
@@ -182,7 +182,7 @@ def class_sums(
             column = wide[: len(entries)].view(q.shape)
             if weights is None:
                 total = column.copy_(q).sum(0)
-            else:  # sum directly, because a difference from the total weight would lose small weights
+            else:  # sum the weights, because subtraction from the total would lose small weights
                 sums[:, 0, 0] += column.copy_(row_weight).view(-1).index_fill_(0, above, 0).view(q.shape).sum(0)
                 total = torch.mul(q, row_weight, out=column).sum(0)
             sums[:, 1, 0] += total
@@ -208,7 +208,7 @@ def class_sums(
         # Outcomes: add the weight of every row to the bin of its label.
         cell = label * (n_sums * n_bins) + 2 * n_bins + bin_index(torch.cat(of_label), n_bins, right)
         flat.index_add_(0, cell, w.masked_fill((w == 0) | ~known, 0))
-    if weights is None:  # the first bin counts the rows that are in no other bin
+    if weights is None:  # rows that are in no other bin are in the first bin
         sums[:, 0, 0] += len(values) - sums[:, 0].sum(-1)
     if noise and not squared:
         sums[:, 4] = sums[:, 3]
@@ -230,7 +230,7 @@ def class_formula(
     x = values.to(wide_dtype(values.device))
     w = torch.ones_like(x[..., 0]) if weights is None else weights
     ignored = w == 0
-    w = w.masked_fill(ignored, 0).unsqueeze(-1)  # so that a weight of 0 has gradient 0
+    w = w.masked_fill(ignored, 0).unsqueeze(-1)  # weights of 0 get gradient 0
     x = x.masked_fill(ignored.unsqueeze(-1), 0)
     q = spread_infinite_logits(x).softmax(-1) if from_logits else x
     n_classes = q.shape[-1]
@@ -254,7 +254,7 @@ def class_gradient(
     grads: Tensor,
     out: Tensor,
 ) -> None:
-    """Fill in the gradient in `values`: g for probabilities q, and q_k (g_k - sum_j q_j g_j) for logits.
+    """Fill `out` with the gradient in `values`: w g_k for probabilities q, w q_k (g_k - sum_j q_j g_j) for logits.
 
     Args:
         values, weights, top, confidence, from_logits, right: see `class_sums`.
@@ -263,7 +263,7 @@ def class_gradient(
     """
     n_bins = grads.shape[-1]
     for block, q in _chunks(values, top, confidence, from_logits):
-        if q.device.type == "cpu":  # start with the first bin, because few entries reach 1/B
+        if q.device.type == "cpu":  # gradients for the first bin, which contains most entries
             slope = grads[:, 0].to(q.dtype).repeat(len(q), 1)
             row, k = (q >= BELOW_EDGE / n_bins).nonzero(as_tuple=True)
             slope[row, k] = grads[k, bin_index(q[row, k], n_bins, right)].to(q.dtype)
@@ -277,7 +277,7 @@ def class_gradient(
 
 
 def _chunks(values: Tensor, top: Tensor, confidence: Tensor, from_logits: bool) -> Iterator[tuple[slice, Tensor]]:
-    """Yield slices of rows with their probabilities, in a buffer that the caller may overwrite."""
+    """Yield slices of rows and their probabilities `(n, C)`, in a buffer that the caller may overwrite."""
     on_cpu = values.device.type == "cpu"
     n = max(1, (_ENTRIES if on_cpu else _ENTRIES_ELSEWHERE) // values.shape[-1])
     dtype = torch.promote_types(values.dtype, torch.float32)

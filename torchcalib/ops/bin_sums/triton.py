@@ -16,9 +16,9 @@ _EVENTS = 256  # events that a program loads at a time
 _PIECE = 512  # smallest number of events per program
 _PIECES = 1024  # largest number of pieces of a batch element
 _BINS = 32  # bins per program
-_HELD, _CLASSES = 512, 128  # entries that a program loads at a time, and its number of classes
+_HELD, _CLASSES = 512, 128  # number of entries that a program loads at a time, and number of classes per program
 _SUMS = 2**15  # largest number of classes times pieces of rows, which limits the memory of the partial sums
-_LOWEST = tl.constexpr(-1000.0)  # see `softmax_stats.triton`
+_LOWEST = tl.constexpr(-1000.0)  # exp of this number is 0 in every dtype
 _BELOW_EDGE = tl.constexpr(BELOW_EDGE)
 
 
@@ -92,7 +92,7 @@ def _stored(x: Tensor) -> Tensor:
 def _bin(value, n_bins, right: tl.constexpr):
     """Return `segments.bin_index` for float64 values, int32."""
     scaled = value * n_bins
-    scaled = tl.where(scaled > 0, scaled, 0.0)  # also replaces NaN
+    scaled = tl.where(scaled > 0, scaled, 0.0)  # NaN becomes 0
     scaled = tl.where(scaled < n_bins, scaled, n_bins.to(tl.float64))
     index = tl.ceil(scaled) - 1 if right else tl.floor(scaled)
     index = tl.where(index < 0, 0.0, index)
@@ -157,7 +157,7 @@ def _add_events(
 
 @triton.jit
 def _proportional(x, largest, logits: tl.constexpr):
-    """Return the probabilities of a tile of rows; for logits, divided by the probability of the top class."""
+    """Return probabilities of a tile; for logits, probabilities divided by the probability of the top class."""
     if x.dtype != tl.float64:
         x = x.to(tl.float32)
     if logits:
@@ -176,8 +176,8 @@ def _add_classes(
     """Sum one piece of the rows over a range of classes; grid: ranges of classes, pieces.
 
     The sums are weight, confidence and outcome, then up to two sums of noise, the second with squared weights. Entries
-    of the first bin are summed in registers. For other bins, the program adds to its sums in memory, one bin of the
-    tile at a time; with many classes most tiles have none.
+    of the first bin are summed in registers. Entries of other bins are added to sums in memory, one bin at a time. With
+    many classes, most tiles have no such entries.
     """
     columns = tl.program_id(0).to(tl.int64) * classes + tl.arange(0, classes)
     real = columns < n_classes
@@ -219,7 +219,7 @@ def _add_classes(
             spread += tl.sum(tl.where(first, weighted_spread, 0.0), 0)
             if n_sums > 4:
                 noise += tl.sum(tl.where(first, w[:, None] * weighted_spread, 0.0), 0)
-        # Entries >= 1/B: visit the bins that occur in the tile, from the last one down.
+        # Add entries >= 1/B: loop over the bins that occur in the tile, from the last bin down.
         if tl.max(tl.max(reaches.to(tl.int32), 1), 0) > 0:
             wide = x.to(tl.float64)
             if logits:

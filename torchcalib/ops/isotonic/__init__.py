@@ -1,8 +1,8 @@
 """Isotonic regression by the pool adjacent violators algorithm (PAVA), and PAVA with block constraints (PAVA-BC).
 
-Both divide a sequence that is sorted by score into blocks of consecutive elements, and fit each block by its mean. They
-differ in the rule that merges two neighbouring blocks. `reference` contains the algorithms; `numba` and `triton`
-compile the same loops.
+Both divide a sequence, sorted by score, into blocks of consecutive elements, and fit each block by its mean. The
+algorithms differ in the rule for merging two neighbouring blocks. `reference` contains the algorithms; `numba` and
+`triton` compile the same loops.
 """
 
 from typing import Literal
@@ -46,15 +46,16 @@ def block_ends(
       Neighbouring blocks of equal mean stay separate.
     - "paper" uses the size of the previous block, and then merges neighbouring blocks of equal mean (Algorithm 3).
 
-    Samples of a tied group always belong to one block. The final block then consists of the fewest groups with at least
-    `n_min` samples. A block contains `n_min` to `n_max` samples, with these exceptions:
+    Samples of a tied group always belong to one block. Before merging, the final block consists of the fewest groups
+    with at least `n_min` samples. A block contains `n_min` to `n_max` samples, with these exceptions:
 
     - With "code", the final block can exceed `n_max` by up to `n_min`.
     - With "paper", blocks of equal mean can exceed `n_max` after merging.
     - If `2 * n_min > n_max`, the block before the final one can be smaller than `n_min`.
     - A tied group larger than `n_max` is a block or part of the final block. In the final block it can increase the
-      excess over `n_max`. A block also stays below `n_min` if the next group would exceed `n_max`, or would exceed
-      `n_min` and has a higher mean.
+      excess over `n_max`.
+    - A block stays below `n_min` if adding the next group would exceed `n_max`. It also stays below `n_min` if adding
+      the group would exceed `n_min` and the group has a higher mean.
 
     Args:
         op: "pava" or "pava_bc".
@@ -65,7 +66,7 @@ def block_ends(
         n_min: smallest block size of "pava_bc", at least 1; None for max(1, N // 20) of each row.
         n_max: largest block size of "pava_bc", at least `n_min`; None for max(1, N // 5) of each row.
         variant: variant of "pava_bc".
-        backend: implementation, see `dispatch.choose`. All backends give the same blocks. If required explicitly, those
+        backend: implementation, see `dispatch.choose`. All backends give the same blocks. Explicitly requested backends
             other than "python" are limited to 3e9 samples.
 
     Returns:
@@ -84,7 +85,7 @@ def block_ends(
     low, high = _bounds(n.sum(-1), n_min, n_max) if op == "pava_bc" else (None, None)
     starts = block_starts(op, n, positives, backend, low, high, variant == "paper", begins)
     n_begun = starts.cumsum(-1, dtype=torch.int32)
-    n_blocks = max(1, largest(n_begun[..., -1:], bound=n_begun.shape[-1]))  # an empty batch needs a block axis, too
+    n_blocks = max(1, largest(n_begun[..., -1:], bound=n_begun.shape[-1]))  # an empty batch needs a block axis
     numbers = torch.ones_like(n_begun[..., :n_blocks]).cumsum(-1, dtype=torch.int32)
     return torch.searchsorted(n_begun, numbers, right=True)
 
@@ -101,8 +102,8 @@ def isotonic_regression(y: Tensor, weights: Tensor | None = None, *, backend: Ba
     Returns:
         `(..., N)`, computed in float64; a floating `y` keeps its dtype. Rows of total weight 0 are NaN.
 
-    Gradient: for constant blocks, of any order. For i and j in a block of weight W and mean m, the derivative of output
-        i is w_j / W in y_j, and (y_j - m) / W in w_j > 0.
+    Gradient: for constant blocks, of any order. Let i and j be in a block of weight W and mean m. Output i has
+        the derivatives w_j / W in y_j, and (y_j - m) / W in w_j > 0.
 
     Reference:
         Best, Chakravarti: Active set algorithms for isotonic regression (1990); Ayer et al. (1955).
@@ -137,14 +138,14 @@ def block_starts(
     """Return True at the elements where a block begins, bool `(..., M)`.
 
     Args:
-        op: name of the algorithm.
+        op: "pava", "pava_bc" or "isotonic_regression".
         weight: weights in the order of the scores, `(..., M)`.
         values: weight times target, `(..., M)`.
         backend: implementation, see `dispatch.choose`.
         low: smallest block size of "pava_bc" for each row, int64 `(...)`.
         high: largest block size of "pava_bc" for each row, int64 `(...)`.
         paper: whether "pava_bc" uses the variant "paper".
-        begins: where tied groups begin, `(..., M)`; None if each element is a group.
+        begins: whether a tied group begins at the element, `(..., M)`; None if each element is a group.
     """
     chosen = choose(op, weight.device, backend)
     if not weight.numel():
@@ -199,14 +200,14 @@ def _pooled(columns: list[np.ndarray], opens: list[np.ndarray]) -> list[list[np.
 
 def _may_overflow(weight: Tensor, values: Tensor) -> bool:
     """Return True if products of counts can overflow int64, which needs about 3e9 samples."""
-    if not weight.numel() or weight.dtype == torch.bool:  # one sample per element: more than 3e9 do not fit into memory
+    if not weight.numel() or weight.dtype == torch.bool:  # one sample per element: 3e9 elements do not fit into memory
         return False
     sums = weight.sum(-1, dtype=torch.float64) * values.sum(-1, dtype=torch.float64)
     return bool(sums.max() >= 2.0**62)
 
 
 def _bounds(total: Tensor, n_min: int | None, n_max: int | None) -> tuple[Tensor, Tensor]:
-    """Return the smallest and the largest block size of every row, int64, after checking them."""
+    """Return the smallest and the largest block size of every row, int64 `(...)`, and raise if they are invalid."""
     low = (total // 20).clamp(min=1) if n_min is None else torch.full_like(total, n_min)
     high = (total // 5).clamp(min=1) if n_max is None else torch.full_like(total, n_max)
     invalid = (total > 0) & (low > high)

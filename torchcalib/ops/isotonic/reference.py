@@ -1,12 +1,12 @@
 """Pool adjacent violators algorithm (PAVA): loops over one sequence, and a variant in tensor operations.
 
-The loops run on Python lists, which are much faster than tensors there. `numba` compiles them for arrays. They fill the
-buffers `size`, `total` and `ends`, each as long as the sequence, and return the number of blocks. Block b consists of
-the elements `ends[b-1]..ends[b]-1`, with weight `size[b]` and sum `total[b]`.
+The loops run on Python lists, because indexing a tensor in Python is slow. `numba` compiles them for arrays. They fill
+the buffers `size`, `total` and `ends`, each as long as the sequence, and return the number of blocks. Block b consists
+of the elements `ends[b-1]..ends[b]-1`, with weight `size[b]` and sum `total[b]`.
 
 The buffers are a stack of finished blocks; `w` and `s` are weight and sum of the current block. An element of weight 0
-belongs to the previous block, or else to the first one. Means are compared as products, which is exact for int64 counts
-up to 3e9 samples, and for Python integers of any size.
+belongs to the previous block, or else to the first one. Means are compared as products. This is exact for int64 counts
+up to 3e9 samples, and for Python integers.
 """
 
 from collections.abc import MutableSequence, Sequence
@@ -22,7 +22,7 @@ def pava(
     total: MutableSequence[float],
     ends: MutableSequence[int],
 ) -> int:
-    """Pool adjacent violators (PAVA): merge a block with the previous one unless its mean is higher.
+    """Pool adjacent violators (PAVA): merge a block with the previous block unless its mean is higher.
 
     Source: Ayer et al. (1955); Best, Chakravarti: Active set algorithms for isotonic regression (1990).
 
@@ -32,6 +32,9 @@ def pava(
         size: filled with the weight of every block.
         total: filled with the sum of every block.
         ends: filled with the end of every block.
+
+    Returns:
+        Number of blocks.
     """
     count = 0
     w = weight[0] * 0  # zero of the element type, because numba needs constant types
@@ -84,6 +87,9 @@ def pava_bc(
         size: filled with the weight of every block.
         total: filled with the sum of every block.
         ends: filled with the end of every block.
+
+    Returns:
+        Number of blocks.
 
     Reference:
         [TCE] Matsubara et al.: TCE: A test-based approach to measuring calibration error (UAI 2023).
@@ -162,8 +168,8 @@ def pava_rounds(weight: Tensor, values: Tensor) -> Tensor:
     """PAVA by tensor operations: pool all adjacent violators at once, and repeat until there are none.
 
     A run of blocks with non-increasing means lies in one block of the solution, so it is pooled as a whole. A million
-    labels take about 15 rounds of decreasing length. Real targets can take one round per block, for instance if they
-    increase up to one low value at the end; so they use the loop. On a CPU this is much slower than the compiled loop.
+    labels take about 15 rounds of decreasing length. Real targets can take one round per block, for instance if only
+    the last value is too low. So the loop is preferred for real targets, and on the CPU.
 
     Args:
         weight: weight of every element, `(R, G)`.

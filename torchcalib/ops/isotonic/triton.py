@@ -3,10 +3,10 @@
 Only `dispatch` imports this module, at first use. The speed on a GPU has not been measured.
 
 A row consists of the elements `begin..stop-1` of flat columns. Its stack of blocks uses the same range of three buffers
-in global memory: `begin..top-1` are the finished blocks. `w` and `s` are weight and sum of the current block.
+in global memory. The finished blocks are at `begin..top-1`. `w` and `s` are weight and sum of the current block.
 
-Addresses are int64, because row * length can exceed 2^31. A loop variable keeps its type in Triton, so counts are
-initialised by a zero of their dtype instead of the literal 0.
+Addresses are int64, because row * length can exceed 2^31. A loop variable keeps its type in Triton, so sums are
+initialised by a zero of their dtype.
 """
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 # One warp, because a program is sequential. No fused multiply-add, so that products are rounded before the comparison
 # as on the CPU, which gives the same blocks.
 _OPTIONS = {"num_warps": 1, "enable_fp_fusion": False}
-# Number of blocks marked together after the loop.
+# Number of block starts that are stored together after the loop.
 _MARKED = tl.constexpr(128)
 
 
@@ -139,8 +139,8 @@ def _pava_bc(weight, values, low, high, size, total, ends, first, length, paper:
         s += tail_total
 
     if paper:
-        # Algorithm 3: merge neighbouring blocks of equal mean, last one first. A merged block keeps its mean, so
-        # the direction does not matter.
+        # Algorithm 3: merge neighbouring blocks of equal mean, starting at the last one. A merged block keeps its
+        # mean, so the direction does not matter.
         while top > begin:
             top -= 1
             below_w = tl.load(size + top)
@@ -168,7 +168,7 @@ def _push(size, total, ends, top, w, s, end):
 
 @triton.jit
 def _violates(size, total, begin, top, w, s):
-    """Return True if the top of the stack has a mean >= s / w."""
+    """Return True if the block at the top of the stack has a mean >= s / w."""
     below = top > begin
     below_w = tl.load(size + top - 1, mask=below, other=0)
     below_s = tl.load(total + top - 1, mask=below, other=0)

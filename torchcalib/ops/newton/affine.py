@@ -31,7 +31,7 @@ from torchcalib.ops.newton.temperature import rough_alpha
 
 
 class _Value(NamedTuple):
-    """Mean NLL `(R, S)`, and its gradient and Hessian in (alpha, beta), C + 1 parameters."""
+    """Mean NLL `(R, S)`, its gradient `(R, S, C + 1)` and its Hessian `(R, S, C + 1, C + 1)` in (alpha, beta)."""
 
     nll: Tensor
     gradient: Tensor
@@ -39,24 +39,24 @@ class _Value(NamedTuple):
 
 
 def solve_affine(p: Problem) -> Solved:
-    """Minimise the NLL in alpha > 0 and beta; classes without samples get a bias of -inf."""
+    """Minimise the negative log-likelihood (NLL) in alpha > 0 and beta; classes without samples get a bias of -inf."""
     present = p.share > 0
     at_bound = _slope_at_zero(p) >= -FLAT
     averaged = p.averaged()
-    # Start: a float32 temperature fit to about a thousand samples, then a float32 fit to the mean weights.
+    # Start: a float32 temperature fit to about a thousand samples, then a float32 fit to the mean replicate weights.
     start_alpha = rough_alpha(p.averaged(1024), p.scale).unsqueeze(-1)
     start = torch.cat((start_alpha, torch.zeros_like(averaged.share)), -1)
     theta, *_ = _damped(averaged, start, averaged.of_label > 0, 1e-3, 25)
     theta = torch.where(theta.isfinite().all(-1, keepdim=True), theta, start).to(p.w.dtype)
 
-    # Solve for few replicate weights at a time, so that a slow fit delays few others.
+    # Solve few fits at a time, because each batch iterates until its slowest fit converges.
     batch_size = max(1, PIECE // max(1, p.scores.numel()))
     pieces = [slice(i, i + batch_size) for i in range(0, max(1, p.w.shape[0]), batch_size)]
     starts = theta.expand(p.w.shape[0], -1, -1)
     solutions = [_damped(p.for_replicates(i), starts[i], at_bound[i], None, ROUNDS) for i in pieces]
     theta, gradient, outcome = (torch.cat(column) for column in zip(*solutions, strict=True))
 
-    # At alpha = 0 the best biases are the log class frequencies. Centre the biases of the classes with samples.
+    # At alpha = 0 the optimal biases are the log class frequencies. Centre the biases of the classes with samples.
     beta = torch.where(at_bound.unsqueeze(-1), p.share.log(), theta[..., 1:]).masked_fill(~present, 0)
     beta = (beta - beta.sum(-1, keepdim=True) / present.sum(-1, keepdim=True)).masked_fill(~present, -torch.inf)
     gradient = torch.cat((gradient[..., :1] * p.scale[:, None], gradient[..., 1:]), -1)
@@ -65,7 +65,7 @@ def solve_affine(p: Problem) -> Solved:
 
 
 def _slope_at_zero(p: Problem) -> Tensor:
-    """Return the slope of the NLL in alpha at alpha = 0, `(R, S)`, where the best biases are the log class frequencies.
+    """Return the slope of the NLL in alpha, `(R, S)`, at alpha = 0 and beta = log class frequencies.
 
     The NLL is convex: if this slope is not negative, no positive alpha is better than 0.
     """
@@ -80,9 +80,9 @@ def _damped(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Minimise the NLL by damped Newton steps.
 
-    A step is accepted if the NLL decreases by at least 1e-4 times the decrease predicted by the slope (Armijo
-    condition). Otherwise a quarter of it is tried. Steps are limited such that alpha keeps at least a tenth of its
-    value, and thus stays positive.
+    A step is accepted if the NLL decreases by at least 1e-4 of the decrease predicted by the slope (Armijo condition).
+    Otherwise a quarter of the step is tried. Steps are limited such that alpha keeps at least a tenth of its value, and
+    thus stays positive.
 
     Args:
         p: fits in standard form.
@@ -92,12 +92,12 @@ def _damped(
         rounds: largest number of evaluations.
 
     Returns:
-        theta, the gradient there (with `relative`, at the previous theta), and the outcome `(R, S)`.
+        theta `(R, S, C + 1)`; the gradient at theta (with `relative`, at the previous theta); and the outcome `(R, S)`.
     """
     present = p.share > 0
     theta = torch.cat((theta[..., :1], theta[..., 1:].masked_fill(~present, FAR)), -1)
     eps = torch.finfo(theta.dtype).eps
-    # Units in which `GRADIENT` is defined.
+    # Factors from the gradient to the units of `GRADIENT`.
     units = torch.cat((p.scale.clamp(min=1)[:, None], torch.ones_like(p.share[0])), -1)
     smallest_weight = torch.where(p.w > 0, p.w, torch.inf).amin(-1)
 
@@ -149,7 +149,7 @@ def _damped(
 
 
 def _is_separation(p: Problem, step: Tensor, present: Tensor) -> Tensor:
-    """Return True if no sample's likelihood decreases along `step` at any length, which means separation, `(R, S)`.
+    """Return True `(R, S)` where the data are separable: no sample's likelihood decreases along `step` at any length.
 
     This holds if the score of the label grows at least as fast as any other score of its row.
 
@@ -178,7 +178,7 @@ def _evaluate(p: Problem, theta: Tensor, hessian: Tensor | None = None) -> _Valu
     mean_q, mean_qs, mixed = (torch.zeros_like(p.share) for _ in range(3))
     square = torch.zeros_like(p.of_label)
     outer = theta.new_zeros(*p.share.shape, p.share.shape[-1])
-    buffers: tuple[Tensor, Tensor] | None = None  # reused: allocation costs more than the arithmetic
+    buffers: tuple[Tensor, Tensor] | None = None  # reused, because allocation takes longer than the arithmetic
     for s, w in p.pieces():
         if buffers is None:
             buffers = s.new_empty(*w.shape, s.shape[-1]), s.new_empty(*w.shape, s.shape[-1])
@@ -215,10 +215,10 @@ def _evaluate(p: Problem, theta: Tensor, hessian: Tensor | None = None) -> _Valu
 def _newton_step(value: _Value, present: Tensor) -> Tensor:
     """Return the Newton step `(R, S, C + 1)`, which keeps the sum of beta.
 
-    Adding a constant to all beta changes no probability, so the Hessian is singular along the vector of ones. Adding a
-    multiple of ones ones' makes it regular. This does not change the solution, because the gradient is orthogonal to
-    ones. The diagonal is scaled to 1, because class frequencies can differ by orders of magnitude. A small ridge,
-    increased where the Cholesky decomposition fails, covers other null spaces.
+    Adding a constant to all beta changes no probability, so the Hessian H is singular along the vector of ones e. Thus
+    H + c e e' is solved instead. This does not change the solution, because the gradient is orthogonal to e. The
+    diagonal is scaled to 1, because class frequencies can differ by orders of magnitude. A small ridge covers other
+    null spaces. It is increased where the Cholesky decomposition fails.
     """
     ones = torch.cat((torch.zeros_like(present[..., :1]), present), -1).to(value.gradient.dtype)
     trace = value.hessian.diagonal(dim1=-2, dim2=-1)[..., 1:].sum(-1)

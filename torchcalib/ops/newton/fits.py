@@ -1,6 +1,6 @@
 """Temperature and affine fits as torch operations.
 
-They convert scores to standard form, call a solver, and convert results to the units of the scores.
+Each fit converts scores to standard form, calls a solver, and converts the results to the units of the scores.
 """
 
 from collections.abc import Callable
@@ -31,15 +31,15 @@ class AffineFit(NamedTuple):
     """Maximum likelihood fits of softmax(alpha s + beta). NLL is the negative log-likelihood.
 
     Attributes:
-        alpha: inverse temperature `(R, S)`, positive; 1 for `SEPARABLE`. 0 for `AT_ZERO`, where scores of -inf keep
-            probability 0.
+        alpha: inverse temperature `(R, S)`, positive; 1 for `SEPARABLE`, 0 for `AT_ZERO`. Scores of -inf have
+            probability 0 also for alpha = 0.
         beta: biases `(R, S, C)`, with sum 0 over the classes with samples and -inf for other classes; 0 for
             `SEPARABLE`.
         grad_norm: norm of the gradient of the mean NLL in the parameters that are not at a bound, `(R, S)`; NaN for
             `SEPARABLE`.
-        outcome: int64 `(R, S)`, one of: `CONVERGED`; `AT_ZERO`, no positive alpha is better than 0, so the scores are
-            uninformative; `SEPARABLE`, the NLL has no finite minimiser; `STOPPED`, the NLL could not be decreased
-            further, but the gradient is not small; `NO_DATA`, the total weight is 0 and all values are NaN.
+        outcome: int64 `(R, S)`: `CONVERGED`; `AT_ZERO` (no positive alpha is better than 0); `SEPARABLE` (the NLL has
+            no finite minimiser); `STOPPED` (the NLL could not be decreased, but the gradient is not small); or
+            `NO_DATA` (total weight 0, all values NaN).
         lost: weight of the samples whose label has a score of -inf, `(R, S)`. They are excluded from the fit, because
             their NLL is infinite for every alpha > 0.
     """
@@ -58,6 +58,9 @@ def fit_temperature(scores: Tensor, target: Tensor, weights: Tensor) -> AffineFi
         scores: log-probabilities or logits `(S, N, C)`, without +inf and with a finite score in every row.
         target: labels, int64 `(S, N)`.
         weights: replicate weights `(R, S, N)`. Samples with weight 0 are ignored.
+
+    Returns:
+        See `AffineFit`.
     """
     return AffineFit(*_fit(scores, target, weights, False))
 
@@ -65,7 +68,7 @@ def fit_temperature(scores: Tensor, target: Tensor, weights: Tensor) -> AffineFi
 def fit_affine(scores: Tensor, target: Tensor, weights: Tensor) -> AffineFit:
     """Fit softmax(alpha s + beta) with alpha > 0 (affine scaling of the logits) by damped Newton steps.
 
-    The arguments are those of `fit_temperature`. A class without samples gets beta = -inf, which maximises the
+    Arguments and results are as for `fit_temperature`. A class without samples gets beta = -inf, which maximises the
     likelihood.
     """
     return AffineFit(*_fit(scores, target, weights, True))
@@ -83,12 +86,12 @@ def _empty_results(scores: Tensor, target: Tensor, weights: Tensor, _: bool) -> 
     _empty_results,
 )
 def _fit(scores: Tensor, target: Tensor, weights: Tensor, bias: bool) -> tuple[Tensor, ...]:
-    """Fit a few batch elements at a time, after flattening further batch axes."""
+    """Flatten the batch axes, and fit few batch elements at a time."""
     batch_shape, n_replicates = scores.shape[:-2], weights.shape[-3]
     n_elements, n, n_classes = batch_shape.numel(), *scores.shape[-2:]
     scores, target = scores.reshape(n_elements, n, n_classes), target.reshape(n_elements, n)
     weights = weights.movedim(-3, 0).reshape(n_replicates, n_elements, n)
-    if not n:  # replace no data by one sample of weight 0
+    if not n:  # without samples, add one of weight 0
         scores, target, weights = pad(scores, (0, 0, 0, 1)), pad(target, (0, 1)), pad(weights, (0, 1))
     batch_size = max(1, PIECE // max(1, n * n_classes))
     pieces = [slice(i, i + batch_size) for i in range(0, max(1, n_elements), batch_size)]
@@ -117,7 +120,7 @@ def _solve_batch(scores: Tensor, target: Tensor, weights: Tensor, solve: Callabl
     problem = Problem(problem_scores, problem_top, mean, s_label, target, w, share, scale, (w * s_label).sum(-1))
 
     alpha, beta, grad_norm, outcome = solve(problem)
-    if not usual:  # with scores of FAR, the minimum at alpha = 0 is only approached
+    if not usual:  # with scores of FAR, iterations approach a minimum at alpha = 0 without reaching it
         vanishing = (outcome == CONVERGED) & (alpha < 1e-12)
         alpha, outcome = alpha.masked_fill(vanishing, 0), outcome.masked_fill(vanishing, AT_ZERO)
     empty = ~(total > 0)

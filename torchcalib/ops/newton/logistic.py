@@ -9,21 +9,21 @@ from torch import Tensor
 from torchcalib.ops.host_values import value_if_available
 from torchcalib.ops.operation import operation
 
-_PIECE = 2**13  # elements computed together: they fit into the cache and one thread
+_PIECE = 2**13  # elements computed together; more would leave the cache and start threads
 _ROUNDS = 40  # largest number of iterations
-_DECREMENT = 1e-22  # Newton decrement of the mean log-likelihood at which the parameters are exact up to rounding
+_DECREMENT = 1e-22  # largest Newton decrement of the mean log-likelihood at convergence
 _NOISE = 1e-13  # rounding error of the mean log-likelihood
 _LONGEST = 8.0  # longest step in standardised parameters, because the quadratic approximation is only local
-_CERTAIN = 8.0  # log-odds above which an outcome has almost no Fisher information
-_RISE = 1e-6  # derivative of the mean log-likelihood above which a point is not accepted as the maximum
+_CERTAIN = 8.0  # absolute log-odds above which a prediction has almost no Fisher information
+_RISE = 1e-6  # largest absolute derivative of the mean log-likelihood that is accepted at the maximum
 
 
 class LogisticFit(NamedTuple):
     """Maximum likelihood fits of P(y = 1) = sigmoid(intercept + slope x); every attribute has shape `(...)`.
 
     Attributes:
-        slope: inf or -inf if x separates the outcomes, NaN if x or the outcomes do not vary.
-        intercept: NaN if the slope is not finite.
+        slope: slope of x; inf or -inf if x separates the outcomes, NaN if x or the outcomes do not vary.
+        intercept: intercept at x = 0; NaN if the slope is not finite.
         offset: intercept of the fit with slope 1; inf or -inf if the outcomes do not vary. Slope, intercept and offset
             are NaN if no maximum was found, which happens for |x| in the hundreds.
         slope_variance: variance of the slope, from the inverse Fisher information; NaN if the slope is not finite.
@@ -42,7 +42,7 @@ class LogisticFit(NamedTuple):
 
 
 class _Value(NamedTuple):
-    """Log-likelihood, its gradient, and the Fisher information [[w, wx], [wx, wxx]] with w = n q (1 - q)."""
+    """Log-likelihood, its gradient, and the Fisher information [[w, wx], [wx, wxx]], with w = sum n q (1 - q)."""
 
     log_likelihood: Tensor
     of_intercept: Tensor
@@ -52,7 +52,7 @@ class _Value(NamedTuple):
     wxx: Tensor
 
     def step(self, free_slope: bool) -> tuple[Tensor, Tensor]:
-        """Return the Newton step in intercept and slope; 0 if the information is singular."""
+        """Return the Newton step in intercept and slope; 0 if the Fisher information is singular."""
         if not free_slope:
             return self.of_intercept / self.w.masked_fill(self.w == 0, 1), torch.zeros_like(self.w)
         determinant = self.w * self.wxx - self.wx.square()
@@ -82,14 +82,14 @@ def logistic_fit(x: Tensor, k: Tensor, n: Tensor) -> LogisticFit:
     mean = (n * x_detached).sum(-1) / held
     scale = ((n * (x_detached - mean.unsqueeze(-1)).square()).sum(-1) / held).sqrt()
     low, high = _range(x_detached, k), _range(x_detached, n - k)
-    # Complete or quasi-complete separation: all x of one outcome lie on one side of those of the other outcome.
+    # Complete or quasi-complete separation: all x with one outcome lie on one side of all x with the other outcome.
     rises, falls = low[0] >= high[1], low[1] <= high[0]
     no_variation = (ones == 0) | (ones == total)
     determined = ~(rises | falls | no_variation)
 
     unit = scale.masked_fill(~determined | (scale == 0), 1)
     standard = (x - mean.unsqueeze(-1)) / unit.unsqueeze(-1)
-    # Start at intercept 0 and slope 1, scaled down if the predictions are almost certain and have no information.
+    # Start at intercept 0 and slope 1. Reduce both if predictions are almost certain, without Fisher information.
     doubt = _CERTAIN / (mean.abs() + unit).clamp(min=_CERTAIN)
     a, b, best = _maximum(standard, k, n, doubt * mean, doubt * unit, free_slope=True, is_fixed=~determined)
     slope, intercept = b / unit, a - b / unit * mean
@@ -130,7 +130,7 @@ def _range(x: Tensor, n: Tensor) -> tuple[Tensor, Tensor]:
     fake=lambda x, k, n, a, b, is_fixed, free_slope: a.new_empty((*a.shape, 2 + len(_Value._fields))),  # noqa: ARG005
 )
 def _maximise(x: Tensor, k: Tensor, n: Tensor, a: Tensor, b: Tensor, is_fixed: Tensor, free_slope: bool) -> Tensor:
-    """Maximise the likelihood from the start (a, b); a step that does not increase it is reduced to a quarter.
+    """Maximise the likelihood from the start (a, b); a step that decreases it is reduced to a quarter.
 
     Returns:
         Intercept a, slope b and the six entries of `_Value` there, `(..., 8)`.
@@ -159,8 +159,8 @@ def _maximum(
 ) -> tuple[Tensor, Tensor, _Value]:
     """Return intercept, slope and `_Value` at the maximum of the likelihood, from the start (a, b).
 
-    Implicit differentiation: the gradient is 0 at the maximum. So one more Newton step with constant information has
-    the derivative of the maximum in x. Batch elements with `is_fixed` keep their start.
+    Implicit differentiation: the gradient is 0 at the maximum. So one more Newton step with constant Fisher
+    information has the same derivative in x as the maximum. Batch elements with `is_fixed` keep their start (a, b).
     """
     a, b, *found = _maximise(x.detach(), k.detach(), n.detach(), a, b, is_fixed, free_slope).unbind(-1)
     value = _Value(*found)
@@ -171,7 +171,7 @@ def _maximum(
 
 
 def _value(x: Tensor, k: Tensor, n: Tensor, a: Tensor, b: Tensor) -> _Value:
-    """Sum log-likelihood, gradient and Fisher information at intercept a and slope b over all elements."""
+    """Return log-likelihood, gradient and Fisher information at intercept a and slope b, summed over all elements."""
     sums = None
     for x_piece, ones, counts in _pieces(x, k, n):
         eta = a.unsqueeze(-1) + b.unsqueeze(-1) * x_piece

@@ -1,7 +1,7 @@
 """Fits of softmax(alpha s + beta) in standard form, with their outcomes and stopping criteria.
 
-In standard form, the largest score of a row is 0 and the scores are divided by their scale. So logits that differ by a
-factor take the same iterations. NLL is the negative log-likelihood.
+In standard form, the largest score of a row is 0 and the scores are divided by their scale. So a factor of the
+logits does not change the number of iterations. NLL is the negative log-likelihood.
 """
 
 import math
@@ -17,14 +17,14 @@ from torchcalib.ops.logs import wide_dtype
 CONVERGED, AT_ZERO, SEPARABLE, STOPPED, NO_DATA = range(5)
 """Outcomes of a fit, defined in `AffineFit`."""
 
-GRADIENT = 1e-10  # target for the gradient norm of the mean NLL, in original and in standard units
-DECREMENT = 1e-15  # target for the Newton decrement, twice the decrease of the NLL by one more step
-PROMISED = 1e-9, 1e-12  # accepted gradient norm and decrement where rounding errors prevent the targets
-FLAT = 1e-14  # slope within rounding error of 0
-NOISE = 1e-13  # rounding error of an NLL, relative to 1 + NLL
+GRADIENT = 1e-10  # largest gradient norm of the mean NLL at convergence, in original and in standard units
+DECREMENT = 1e-15  # largest Newton decrement at convergence: twice the expected decrease of the NLL in the next step
+PROMISED = 1e-9, 1e-12  # gradient norm and Newton decrement accepted if rounding errors prevent further steps
+FLAT = 1e-14  # absolute slope of the NLL that counts as 0, because of rounding errors
+NOISE = 1e-13  # rounding error of the NLL, relative to 1 + NLL
 ROUNDS = 200  # largest number of iterations
-FAR = -1e18  # stands for a score of -inf: its probability is 0, and its product with 0 is 0 instead of NaN
-UNUSUAL = 1e6  # scale above which very low scores may represent -inf
+FAR = -1e18  # replaces a score of -inf, because -inf times a probability of 0 is NaN
+UNUSUAL = 1e6  # scale above which very low scores may represent -inf, such as -1e9 for masked classes
 PIECE = 2**18  # scores computed together: 2 MB of float64
 
 
@@ -34,8 +34,8 @@ class Problem:
 
     Attributes:
         scores: scores in standard form `(S, N, C)`, or the original scores if `top` is given.
-        top: largest score of every row `(S, N, 1)`, to convert the rows piece by piece; a float64 copy of many scores
-            costs more than the computations on it. None if `scores` are in standard form.
+        top: largest score of every row `(S, N, 1)`. Rows are then converted piece by piece, without a float64 copy of
+            all scores. None if `scores` are in standard form.
         mean: mean score of every row, in standard form `(S, N)`.
         s_label: score of the label of every row, in standard form `(S, N)`.
         target: labels `(S, N)`.
@@ -66,7 +66,7 @@ class Problem:
         return zip(pieces, weights, strict=True)
 
     def averaged(self, at_most: int | None = None) -> "Problem":
-        """Return the float32 problem for the mean of the replicate weights, with about `at_most` samples if given."""
+        """Return the problem in float32 for the mean replicate weights, with about `at_most` samples if given."""
         subsample = slice(None, None, 1 if at_most is None else max(1, self.scores.shape[1] // at_most))
         w = self.w.mean(0, keepdim=True)[..., subsample]
         w = w / w.sum(-1, keepdim=True)
@@ -90,7 +90,7 @@ class Problem:
 
 
 Solved = tuple[Tensor, Tensor, Tensor, Tensor]
-"""Solution (alpha, beta, gradient norm, outcome): alpha in standard form, gradient norm in original units."""
+"""Solution (alpha, beta, gradient norm, outcome): alpha is in standard form, the gradient norm in original units."""
 
 
 def all_true(flag: Tensor) -> bool:
@@ -99,7 +99,7 @@ def all_true(flag: Tensor) -> bool:
 
 
 def enough(norm: Tensor, slope: Tensor) -> Tensor:
-    """Return True where gradient norm and Newton decrement (-slope along the step) are acceptable (`PROMISED`)."""
+    """Return True where the gradient norm and the Newton decrement (-slope along the step) are below `PROMISED`."""
     gradient, decrement = PROMISED
     return (norm < gradient) & (slope >= -decrement)
 
@@ -113,8 +113,8 @@ def standard_form(scores: Tensor, top: Tensor, unused: Tensor) -> tuple[Tensor |
         unused: samples whose weights are all 0, which may contain NaN, `(S, N)`.
 
     Returns:
-        Converted scores, or None if `standard_pieces` should convert them piece by piece, because there are many; row
-        means `(S, N)`; scales `(S,)`; and whether all scales are at most `UNUSUAL`.
+        Scores in standard form, or None if `standard_pieces` must convert them piece by piece; row means `(S, N)`;
+        scales `(S,)`; and whether all scales are at most `UNUSUAL`, None if unknown.
     """
     wide = wide_dtype(scores.device)
     any_unused = value_if_available(unused.any())
@@ -154,10 +154,10 @@ def standard_pieces(scores: Tensor, top: Tensor, factor: Tensor, dtype: torch.dt
 
 
 def _scale_without_masked(s: Tensor, scale: Tensor) -> Tensor:
-    """Return the root mean square score `(S,)`, without scores that represent -inf, as those of masked classes.
+    """Return the root mean square score `(S,)`, excluding scores that represent -inf, such as scores of masked classes.
 
-    A score represents -inf if its distance from the largest one exceeds 1e9 times the median distance between the two
-    largest scores of a row.
+    Let d be the median distance between the two largest scores of a row. A score represents -inf if it is more than
+    1e9 d below the largest score of its row.
     """
     if not s.shape[1]:
         return scale

@@ -23,8 +23,8 @@ def solve_temperature(p: Problem) -> Solved:
     """Minimise the negative log-likelihood (NLL) in alpha; the returned biases are 0."""
     # The NLL is convex: if its slope at alpha = 0 is not negative, no positive alpha is better.
     at_bound = (p.w * p.mean).sum(-1) - p.of_label >= -FLAT
-    separable = p.of_label >= 0  # every label has the largest score of its row: no finite alpha is best
-    # Find a start near the minimum by float32 fits, first to about a thousand samples and then to all.
+    separable = p.of_label >= 0  # every label has the largest score of its row: the NLL has no finite minimiser
+    # Start near the minimum: float32 fits, first to about a thousand samples and then to all samples.
     start = rough_alpha(p.averaged(), rough_alpha(p.averaged(1024), p.scale), 0.05)
     alpha, slope, done = _bracketed(p, start.to(p.w.dtype).expand_as(p.of_label), at_bound | separable, None, ROUNDS)
 
@@ -34,7 +34,7 @@ def solve_temperature(p: Problem) -> Solved:
 
 
 def rough_alpha(p: Problem, start: Tensor, relative: float = 0.3) -> Tensor:
-    """Return an approximate alpha `(1, S)` in [1e-3, 1e3], to the relative accuracy `relative`."""
+    """Return an approximate alpha `(1, S)` in [1e-3, 1e3], with relative accuracy `relative`."""
     start = start.float().clamp(0.1, 100).expand_as(p.of_label)
     alpha, *_ = _bracketed(p, start, torch.zeros_like(start, dtype=torch.bool), relative, 15)
     return alpha.nan_to_num(1).clamp(1e-3, 1e3)
@@ -48,7 +48,7 @@ def _derivatives(p: Problem, alpha: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """
     slope, curvature, skew = -p.of_label, torch.zeros_like(p.of_label), torch.zeros_like(p.of_label)
     alpha = alpha[..., None, None]
-    buffer: Tensor | None = None  # reused, because allocating memory for each piece costs more than the arithmetic
+    buffer: Tensor | None = None  # reused, because allocation takes longer than the arithmetic
     for s, w in p.pieces():
         buffer = s.new_empty(*w.shape, s.shape[-1]) if buffer is None else buffer[..., : s.shape[1], :]
         q = torch.mul(alpha, s, out=buffer).exp_()  # at most 1, because no score is positive
@@ -80,7 +80,7 @@ def _bracketed(
         rounds: largest number of evaluations.
 
     Returns:
-        alpha, the slope there (with `relative`, at the previous alpha), and whether it converged, `(R, S)` each.
+        alpha; the slope at alpha, or at the previous alpha with `relative`; and whether it converged. Each `(R, S)`.
     """
     low, high = torch.zeros_like(x), torch.full_like(x, torch.inf)
     previous_length, slope, done = high, low, fixed

@@ -1,8 +1,8 @@
-"""Smooth calibration error (smECE): residuals smoothed by a reflected Gaussian kernel, and the choice of its width.
+"""Smooth calibration error (smECE): residuals smoothed by a reflected Gaussian kernel, and choice of the kernel width.
 
 Algorithm:
 
-1. Round the cell sums of `cells` to the nodes of a grid.
+1. Distribute the cell sums of `cells` to the nodes of a grid, by linear rounding.
 2. Convolve residual and density with the kernel by the fast Fourier transform (FFT).
 3. Average |residual| at equally spaced points.
 
@@ -25,7 +25,7 @@ from torchcalib.ops.operation import operation
 from torchcalib.ops.smoothing.cells import COARSE_STEPS, COARSEST_OWN, FINEST, FINEST_STEPS, GRIDS, LEVELS, steps_of
 
 _EPS = 1e-4  # added to every density, as published
-_FEWEST_POINTS = 200  # smallest number of evaluation points; the number is 10 / width for widths below 0.05
+_FEWEST_POINTS = 200  # smallest number of evaluation points; for widths below 0.05 the number is 10 / width
 
 
 def smoothed_error(weight: Tensor, residual: Tensor, width: Tensor | float) -> Tensor:
@@ -35,7 +35,7 @@ def smoothed_error(weight: Tensor, residual: Tensor, width: Tensor | float) -> T
         weight: sums of w and w p in every cell for confidence p, `(..., 2, K)`, K = `N_CELLS`.
         residual: sums of w (p - y) and w (p - y) p in every cell for outcome y, `(..., 2, K)`.
         width: standard deviation of the kernel: a float in [2 / 1024, 1], or a tensor `(...)` of multiples of 1 / 1024
-            in this range, one for every batch element.
+            in this range, one per batch element.
 
     Returns:
         `(...)` in [0, 1]; NaN without data.
@@ -75,7 +75,7 @@ def _slopes(sums: Tensor, width: Tensor | None, at: float) -> Tensor:
     The totals are sums over the evaluation points.
 
     Args:
-        sums: cell sums (residual, weight) x (alone, times the confidence), `(..., 2, 2, K)`.
+        sums: cell sums of residual and weight (axis -3), alone and times the confidence (axis -2), `(..., 2, 2, K)`.
         width: kernel width of every batch element `(...)`, or None.
         at: kernel width of all batch elements if `width` is None.
     """
@@ -99,7 +99,7 @@ def _best_width(sums: Tensor) -> Tensor:
 
 
 class _Candidates:
-    """Evaluation of the same samples at several kernel widths, with the spectrum of every grid computed once.
+    """Evaluation of the same cell sums at several kernel widths, which computes the spectrum of every grid once.
 
     On the CPU only the grids of the given widths are computed. Other devices compute all grids, because reading the
     widths would synchronise the device.
@@ -124,7 +124,7 @@ class _Candidates:
             own_value = evaluate(self._grid(steps_of(own_level / LEVELS), width, _n_points(own_level / LEVELS)))
             chosen = chosen.reshape(level.shape + (1,) * (own_value.dim() - level.dim()))
             value = own_value if value is None else torch.where(chosen, own_value, value)
-        assert value is not None  # every width has its own grid or the coarse one
+        assert value is not None  # every width uses its own grid or the coarse grid
         return value
 
     def _grid(self, steps: int, width: Tensor, most_points: int) -> "_Grid":
@@ -135,7 +135,7 @@ class _Candidates:
 
 @dataclass(frozen=True)
 class _Grid:
-    """Samples on a grid of m steps, and the kernel width.
+    """Cell sums on a grid of m steps, and the kernel width.
 
     Attributes:
         spectrum: Fourier transform of residual and weight at the nodes, `(..., 2, m + 1)`.
@@ -170,7 +170,7 @@ class _Grid:
         return node.unsqueeze(-2), (place - node).unsqueeze(-2), (point <= last).unsqueeze(-2)
 
     def at_points(self) -> Tensor:
-        """Interpolate smoothed residual and density at the evaluation points, `(..., 2, P)`; 0 if not existent."""
+        """Return smoothed residual and density at the evaluation points, `(..., 2, P)`; 0 at missing points."""
         m = self.steps
         smoothed = _inverse(self.spectrum * self.kernel())[..., : m + 1]
         node, above, is_point = self.points()
@@ -186,7 +186,7 @@ def _error_on_grid(grid: _Grid) -> Tensor:
 
 
 def _slopes_on_grid(grid: _Grid) -> Tensor:
-    """Implement `_slopes`: apply the transposed steps of the smoothing in reverse order."""
+    """Implement `_slopes`: apply the transposed smoothing steps in reverse order."""
     m = grid.steps
     residual, density = grid.at_points().unbind(-2)
     node, above, is_point = grid.points()
@@ -216,14 +216,14 @@ def _n_points(width: Tensor) -> Tensor: ...
 
 
 def _n_points(width: Tensor | float) -> Tensor | int:
-    """Return the number of evaluation points; `round` rounds half to even in Python and in torch."""
+    """Return the number of evaluation points, rounding half to even."""
     if isinstance(width, Tensor):
         return (10 / width).round().clamp(min=_FEWEST_POINTS)
     return max(round(10 / width), _FEWEST_POINTS)
 
 
 def _steps_for(width: float) -> int:
-    """Return the published number of grid steps for a width, or `FINEST_STEPS` if the cells lack that grid."""
+    """Return the published number of grid steps for a width, or `FINEST_STEPS` if `GRIDS` lacks that grid."""
     steps = steps_of(width)
     return steps if any(grid % steps == 0 for grid in GRIDS) else FINEST_STEPS
 
@@ -231,7 +231,8 @@ def _steps_for(width: float) -> int:
 def _at_nodes(sums: Tensor, steps: int) -> Tensor:
     """Round cell sums linearly to the nodes i / steps of a grid.
 
-    A sample with confidence p between nodes b and b + 1 adds p steps - b to the upper node and the rest to the lower.
+    Let a sample have confidence p between nodes b and b + 1, and u = p steps - b. A fraction u of its weight is added
+    to the upper node, and 1 - u to the lower node.
 
     Args:
         sums: cell sums, alone and times the confidence, `(..., 2, K)`.
@@ -255,7 +256,7 @@ def _node_below(steps: int, device: torch.device) -> Tensor:
 
 @cache
 def _nodes_below(steps: int) -> NDArray[np.int64]:
-    """Implement `_node_below`, from the middles of the cells."""
+    """Implement `_node_below` in numpy: round the middle of every cell down."""
     nodes = np.sort(np.concatenate([np.arange(1, m + 1) / m for m in GRIDS]))
     middles = (nodes + np.concatenate(([0.0], nodes[:-1]))) / 2
     return np.minimum((middles * steps).astype(np.int64), steps - 1)
@@ -269,8 +270,8 @@ def _spectrum(at_nodes: Tensor) -> Tensor:
 def _transform(x: Tensor) -> Tensor:
     """Return the Fourier transform `(..., m + 1)` of real numbers `(..., 2 m)`.
 
-    This and the next two functions use numpy on the CPU. torch splits even one short transform among threads, which
-    wait for each other on busy cores.
+    This and the next two functions use numpy on the CPU. torch splits even a short transform among threads, which
+    is slow on busy cores.
     """
     if x.device.type == "cpu":
         return torch.from_numpy(np.fft.rfft(x.numpy()))

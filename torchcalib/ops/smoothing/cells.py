@@ -1,10 +1,11 @@
 """Sums of events over cells, the sufficient statistic of the smooth calibration error for every kernel width.
 
-The published procedure rounds every sample linearly to the nodes of a grid whose step depends on the kernel width.
-Widths are multiples of 1/1024. Those above 10/1024 share a grid of 1,000 steps; each smaller width has its own grid.
+The published procedure divides every sample linearly between two nodes of a grid (linear rounding). The step of the
+grid depends on the kernel width.
+Widths are multiples of 1/1024. Widths above 10/1024 share a grid of 1,000 steps; each smaller width has its own grid.
 
 A cell is an interval between neighbouring nodes of all grids. Linear rounding is linear in the confidence within a
-cell. So it only needs the sums of weight and residual, each alone and times the confidence. The sums are additive.
+cell. So only the sums of weight and residual are needed, each alone and times the confidence. The sums are additive.
 
 Source: Blasiok, Nakkiran: Smooth ECE: Principled reliability diagrams via kernel smoothing (ICLR 2024), and its code.
 """
@@ -19,7 +20,7 @@ from torchcalib.ops.dispatch import Backend, source_of
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.operation import fused, gradient_of, operation
 
-LEVELS = 1024  # widths are multiples of 1 / LEVELS, the result of ten bisections of [0, 1]
+LEVELS = 1024  # widths are multiples of 1 / LEVELS, because the search bisects [0, 1] ten times
 FINEST = 2  # smallest width in 1024ths, because the published search stops at 0.001
 COARSE_STEPS = 1000
 COARSEST_OWN = 10  # largest width in 1024ths that has its own grid
@@ -30,7 +31,7 @@ def steps_of(width: float) -> int:
     return max(2 * COARSE_STEPS, round(20 / width)) // 2
 
 
-# Omit a grid whose nodes all belong to a finer grid: the one of 8 / 1024 has every fourth node of 2 / 1024.
+# Omit a grid whose nodes all belong to a finer grid. For example, the nodes for 8 / 1024 are among those for 2 / 1024.
 _OWN = [steps_of(level / LEVELS) for level in range(FINEST, COARSEST_OWN + 1)]
 GRIDS = [COARSE_STEPS, *(m for m in _OWN if not any(other > m and other % m == 0 for other in _OWN))]
 N_CELLS = sum(GRIDS)
@@ -40,8 +41,8 @@ FINEST_STEPS = max(GRIDS)
 def cell_index(confidence: Tensor, backend: Backend = "auto") -> Tensor:
     """Return the cell of every confidence: the number of grid nodes in (0, confidence].
 
-    A node of several grids is counted once per grid, so some cells stay empty. Rounding errors at a node do not matter,
-    because linear rounding is continuous there.
+    A node of several grids is counted once per grid, so cells between equal nodes stay empty. Rounding errors at a node
+    do not matter, because linear rounding is continuous.
 
     Args:
         confidence: floating in [0, 1], of any shape; NaN belongs to the first cell.
@@ -123,7 +124,7 @@ def _gradient(
     needed: list[int],
     grads: Tensor,
 ) -> list[Tensor]:
-    """Return the gradient in the confidence by the backend; differentiate the formula if others are needed."""
+    """Return the gradient in the confidence; differentiate the formula if other gradients are needed."""
     if needed != [0]:
         return gradient_of(_formula, arguments, needed, grads)
     confidence = arguments[0]

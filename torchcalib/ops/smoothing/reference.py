@@ -8,7 +8,7 @@ from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.smoothing.cells import GRIDS, N_CELLS, event_columns
 
 _IN_CACHE = 2**13  # events per chunk on the CPU
-_AT_ONCE = 2**20  # events per chunk on other devices, which limits the memory
+_AT_ONCE = 2**20  # events per chunk on other devices, to limit the memory
 
 
 def cells(confidence: Tensor, index: Tensor) -> None:
@@ -19,7 +19,7 @@ def cells(confidence: Tensor, index: Tensor) -> None:
 
 
 def sums(confidence: Tensor, outcome: Tensor, weights: Tensor | None, noise: Noise, copies: bool, into: Tensor) -> None:
-    """Fill in the sums of `cells.smoothing_sums` for S batch elements.
+    """Fill `into` with the result of `cells.smoothing_sums` for S batch elements.
 
     Args:
         confidence: `(S, N)`.
@@ -41,7 +41,7 @@ def sums(confidence: Tensor, outcome: Tensor, weights: Tensor | None, noise: Noi
 
 
 def gradient(confidence: Tensor, outcome: Tensor, weights: Tensor | None, upstream: Tensor, slopes: Tensor) -> None:
-    """Fill in the gradient of the sums in the confidence.
+    """Fill `slopes` with the gradient in the confidence.
 
     Args:
         confidence: `(S, N)`.

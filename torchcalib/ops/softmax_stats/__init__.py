@@ -1,7 +1,7 @@
-"""Statistics of the class probabilities of every row: log-probability of the label, squared error, entropy, top class.
+"""Statistics of the class probabilities of every row: label log-probability, squared error, entropy, top class.
 
-Scores and top-label bins need no other quantity of a row `(q_1 .. q_C)` with label h. They are computed in one pass
-over the input, without a temporary tensor of its size. The gradient takes one more pass.
+Scores and top-label bins depend on a row `(q_1 .. q_C)` with label h only through these statistics. One pass over the
+input computes them, without a temporary tensor of its size. The gradient takes one more pass.
 """
 
 import math
@@ -23,10 +23,10 @@ class Rows(NamedTuple):
 
     Attributes:
         log_prob: log q_h in nats; -inf where q_h = 0.
-        squared_error: sum_k (q_k - 1[k = h])^2, accurate also for q_h near 1.
+        squared_error: sum_k (q_k - 1[k = h])^2, accurate even for q_h near 1.
         neg_entropy: sum_k q_k log q_k in nats, with 0 log 0 = 0.
         confidence: max_k q_k.
-        top: class with the largest probability, the first one of ties; int64.
+        top: class with the largest probability, the first one if tied; int64.
     """
 
     log_prob: Tensor
@@ -39,28 +39,28 @@ class Rows(NamedTuple):
 def rows(
     values: Tensor, target: Tensor, *, from_logits: bool, tolerance: float = math.inf, backend: Backend = "auto"
 ) -> Rows:
-    """Return the statistics of every row.
+    """Return label log-probability, squared error, negative entropy, confidence and top class of every row.
 
-    Rows are computed separately, so a row gives the same bits at any position and in any batch. Arithmetic is float64
+    Rows are computed separately, so results are bitwise equal at any position and in any batch. Arithmetic is float64
     for float64 input. For narrower dtypes it is float32 within a block of entries, and float64 across blocks. The
-    relative error is then below 2e-6 for logits at most 20 below their maximum, and grows linearly beyond.
+    relative error is then below 2e-6 for logits at most 20 below their maximum, and grows linearly for lower logits.
 
     Args:
         values: logits or probabilities `(..., N, C)` of any floating dtype and with any strides. Logits of +inf share
             the probability equally; -inf gives probability 0.
         target: labels, int64 `(..., N)`. A label outside the classes gives NaN for `log_prob` and `squared_error`.
         from_logits: whether `values` are logits.
-        tolerance: if finite, all statistics are NaN for a row of probabilities outside [0, 1], or with a sum that
-            differs from 1 by more. Logits give NaN only for a row with NaN or with only -inf.
+        tolerance: largest accepted |sum_k q_k - 1|. If finite, statistics are NaN for a row that exceeds it or contains
+            probabilities outside [0, 1]. Logits give NaN only for a row with NaN or with only -inf.
         backend: implementation, see `dispatch.choose`; float64 on the CPU supports only "torch". All backends agree
             within the error above.
 
     Returns:
-        See `Rows`; all but `top` of dtype `wide_dtype`.
+        See `Rows`; dtype `wide_dtype`, except `top`.
 
-    Gradient: in `values`, in every mode and of any order. It is 0 for log 0, for a row with a logit of +inf, and for a
-        row whose incoming gradients are all 0, even if the row contains NaN. At ties the gradient of `confidence` flows
-        to the first class.
+    Gradient: in `values`, in every mode and of any order. It is 0 for log 0 and for a row with a logit of +inf. It is
+        also 0 for a row whose incoming gradients are all 0, even if the row contains NaN. At ties the gradient of
+        `confidence` flows to the first class.
     """
     scores, top = _rows(values, target, from_logits, tolerance, backend=backend)
     log_prob, squared_error, neg_entropy, confidence = scores.unbind(-2)
@@ -104,14 +104,14 @@ _rows = fused(_forward, formula, _gradient)
 
 
 def matrices(values: Tensor, start: int = 0) -> list[tuple[slice, Tensor]]:
-    """Divide `(..., N, C)` into views `(n, C)`, each with the slice of its rows; the first row has index `start`."""
+    """Return views `(n, C)` of `(..., N, C)`, each with the slice of its row indices, which begin at `start`."""
     if not values.numel():
         return []
     if values.dim() == 2:
         return [(slice(start, start + len(values)), values)]
     try:
         matrix = values.view(-1, values.shape[-1])
-    except RuntimeError:  # rows have no common stride: divide the first axis
+    except RuntimeError:  # no common row stride: process each element of the first axis
         n = values[0].numel() // values.shape[-1]
         return [piece for k, part in enumerate(values) for piece in matrices(part, start + k * n)]
     return [(slice(start, start + len(matrix)), matrix)]

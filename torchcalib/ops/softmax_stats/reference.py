@@ -1,8 +1,8 @@
 """Statistics of rows in plain torch: chunked for the CPU cache, and as a differentiable formula.
 
-A row gives the same bits at any position: softmax and sums process rows separately, and `logs.elementwise` computes
-functions of one number per row. A chunk has at least two rows, because torch splits the sum of a single row among
-threads.
+Results for a row are bitwise equal at any position: softmax and sums process rows separately, and `logs.elementwise`
+computes functions of one number per row. A chunk has at least two rows, because torch splits the sum of a single row
+among threads.
 """
 
 import math
@@ -15,22 +15,22 @@ from torch import Tensor
 
 from torchcalib.ops.logs import LANES, elementwise, safe_log, spread_infinite_logits, wide_dtype, xmul
 
-_CHUNK = 2**18  # entries per chunk: more would leave the cache, fewer would spend time on calls
-_CHUNK_ELSEWHERE = 2**24  # entries on other devices, where a kernel launch costs more than the arithmetic
+_CHUNK = 2**18  # entries per chunk: larger chunks would leave the cache, smaller ones would need more calls
+_CHUNK_ELSEWHERE = 2**24  # entries per chunk on other devices, where a kernel launch takes longer than the arithmetic
 _COLUMN = 2**14  # rows per block, because torch splits longer columns among threads
-_FEW = 16  # largest number of classes for which rows are transposed
+_FEW = 16  # largest number of classes for which chunks are transposed
 _LOWEST = -1000  # exp of this number is 0 in every dtype
 
 
 class _Chunk(NamedTuple):
-    """Rows `(n, C)`, or transposed to `(C, n)` for few classes, which fills the vector lanes of a processor.
+    """Rows `(n, C)`, or their transpose `(C, n)` for few classes, which fills the vector lanes of a processor.
 
     Attributes:
         x: rows, float32 or float64, read-only.
         q: work array of the shape of `x`.
         buffer: work array of the shape of `x`.
         dim: class axis.
-        columns: tensors of one number per row, of length 1 along the class axis.
+        columns: tensors with one number per row, of length 1 along the class axis.
     """
 
     x: Tensor
@@ -41,7 +41,7 @@ class _Chunk(NamedTuple):
 
 
 def forward(values: Tensor, target: Tensor, from_logits: bool, tolerance: float, scores: Tensor, top: Tensor) -> None:
-    """Fill in the statistics of every row; see `softmax_stats.rows`.
+    """Fill `scores` and `top` with the statistics of every row; see `softmax_stats.rows`.
 
     Args:
         values: rows `(R, C)` of any floating dtype and with any strides.
@@ -57,8 +57,8 @@ def forward(values: Tensor, target: Tensor, from_logits: bool, tolerance: float,
         scores.copy_(result[:, :1])
         top.copy_(place[:1])
         return
-    # Infinite logits are rare. On the CPU they are handled after non-finite sums have revealed them. On other devices
-    # this test would synchronise, so they are always handled.
+    # Infinite logits are rare. On the CPU they are handled only if a sum is not finite. On other devices they are
+    # always handled, because this test would synchronise.
     careful = values.device.type != "cpu"
     for block in _blocks(len(values)):
         x, h, first = values[block], target[block], top[block]
@@ -80,11 +80,11 @@ def forward(values: Tensor, target: Tensor, from_logits: bool, tolerance: float,
 def backward(
     values: Tensor, target: Tensor, from_logits: bool, scores: Tensor, top: Tensor, grads: Tensor, out: Tensor
 ) -> None:
-    """Fill in the gradient in `values`.
+    """Fill `out` with the gradient in `values`.
 
-    For logits it is q (a + b q + c (x - max x)) with coefficients a, b, c per row, and for probabilities
-    b q + c (log q + 1). The entries of the label and of the top class can have the factor 1 - q, which float32 would
-    round to 0. So they are computed in `wide_dtype`.
+    With coefficients a, b, c for each row, it is q (a + b q + c (x - max x)) for logits, and b q + c (log q + 1) for
+    probabilities. The entries at the label and at the top class can have the factor 1 - q, which float32 would
+    round to 0. So these entries are computed in `wide_dtype`.
 
     Args:
         values, target, from_logits: see `forward`.
@@ -104,7 +104,7 @@ def backward(
             result = _logit_gradient(x, label, first, at_label, at_top, scores[:, block], upstream)
         else:
             result = _probability_gradient(x, label, first, at_label, upstream)
-        # Rows without incoming gradient, even with NaN, and rows with +inf have gradient 0.
+        # Rows with +inf, and all rows whose incoming gradients are 0, have gradient 0.
         flat = (upstream == 0).all(0) | (from_logits & (at_top == torch.inf))
         result = result.masked_fill(~known.unsqueeze(-1), torch.nan).masked_fill(flat.unsqueeze(-1), 0)
         out[block] = result
@@ -113,11 +113,11 @@ def backward(
 def _logit_gradient(
     x: Tensor, label: Tensor, first: Tensor, at_label: Tensor, at_top: Tensor, scores: Tensor, grads: Tensor
 ) -> Tensor:
-    """Return the gradient in logits by the coefficients a, b, c of `backward`, corrected at label and top class."""
+    """Return the gradient in logits by the formula of `backward`, with separate values at label and top class."""
     log_prob, squared_error, neg_entropy, confidence = scores
     grad_log, grad_square, grad_entropy, grad_top = grads
     q_h = elementwise(torch.exp, log_prob)
-    # sum_k q_k (x_k - max x), because log q = x - max x + log max q
+    # mean shift sum_k q_k (x_k - max x), from log q = x - max x + log max q
     mean_shift = neg_entropy - elementwise(torch.log, confidence)
     a = -grad_log - grad_top * confidence - 2 * grad_square * (squared_error - 1 + q_h) - grad_entropy * mean_shift
     b, c = 2 * grad_square, grad_entropy
@@ -134,7 +134,7 @@ def _logit_gradient(
 
 
 def _probability_gradient(x: Tensor, label: Tensor, first: Tensor, q_h: Tensor, grads: Tensor) -> Tensor:
-    """Return the gradient in probabilities by the coefficients b, c of `backward`, corrected at label and top class."""
+    """Return the gradient in probabilities by the formula of `backward`, corrected at label and top class."""
     grad_log, grad_square, grad_entropy, grad_top = grads
     grad_label = (grad_log / q_h + grad_entropy * (elementwise(torch.log, q_h) + 1)).masked_fill(q_h == 0, 0)
     columns = 2 * grad_square, grad_entropy, grad_label + 2 * grad_square * (q_h - 1), grad_top
@@ -146,8 +146,8 @@ def _probability_gradient(x: Tensor, label: Tensor, first: Tensor, q_h: Tensor, 
 def formula(values: Tensor, target: Tensor, from_logits: bool, tolerance: float = math.inf) -> tuple[Tensor, Tensor]:
     """Return the scores `(..., 4, N)` and the top classes `(..., N)` by differentiable operations.
 
-    For logits, 1 - q of the top class and of the label is computed as the sum of the other q, which avoids
-    cancellation. Invalid rows have NaN scores and gradient 0.
+    For logits, 1 - q of top class and label are computed as sums over the other classes, without cancellation. Invalid
+    rows have NaN scores and gradient 0.
 
     Args:
         values: `(..., N, C)`.
@@ -184,7 +184,7 @@ def formula(values: Tensor, target: Tensor, from_logits: bool, tolerance: float 
 
 
 def _is_invalid(x: Tensor, from_logits: bool) -> Tensor:
-    """Return True for invalid rows: with NaN, with only -inf logits, or with a probability < 0 or of +inf."""
+    """Return True for rows with NaN, with only -inf logits, or with a probability that is negative or +inf."""
     most = x.amax(-1)
     return ~(most > -torch.inf) if from_logits else ~((x.amin(-1) >= 0) & (most < torch.inf))
 
@@ -194,7 +194,7 @@ def _dtype(values: Tensor) -> torch.dtype:
 
 
 def _blocks(n: int) -> Iterator[slice]:
-    """Divide n rows into blocks of up to `_COLUMN` rows, and at least two rows if n >= 2."""
+    """Yield slices of n rows: at most `_COLUMN` rows each, and at least two rows if n >= 2."""
     n_blocks = -(-n // _COLUMN)
     for k in range(n_blocks):
         yield slice(n * k // n_blocks, n * (k + 1) // n_blocks)
@@ -242,7 +242,7 @@ def _fill_first_largest(chunk: _Chunk, out: Tensor) -> None:
     """Fill `out` with the index of the first maximum of every row; arbitrary for a row with NaN."""
     x, dim = chunk.x, chunk.dim
     if dim == 0:
-        # Minimum over k of k - C at maxima and 0 elsewhere, plus C.
+        # Index of the first maximum: C plus the minimum over k of k - C, restricted to maxima.
         n_classes = len(x)
         before_end = torch.arange(-n_classes, 0, dtype=x.dtype, device=x.device).unsqueeze(-1)
         is_top = torch.eq(x, x.amax(0, keepdim=True), out=chunk.q)
@@ -254,9 +254,9 @@ def _fill_first_largest(chunk: _Chunk, out: Tensor) -> None:
 
 
 def _fill_proportional(shifted: Tensor, dim: int, out: Tensor) -> None:
-    """Fill `out` with multiples of the probabilities.
+    """Fill `out` with exp(shifted), or with a multiple of it for each row.
 
-    Softmax is faster than exp, but uses scalar code for some transposed rows, with other rounding errors.
+    Softmax is faster than exp, but uses scalar code at the end of transposed rows, which rounds differently.
     """
     if dim == 0:
         torch.exp(shifted, out=out)
@@ -267,8 +267,9 @@ def _fill_proportional(shifted: Tensor, dim: int, out: Tensor) -> None:
 def _logit_sums(values: Tensor, label: Tensor, top: Tensor, careful: bool) -> Tensor:
     """Fill in `top` and return six quantities of every row, `(6, n)`.
 
-    These are the logits of label and top class, and q of the top class, a multiple of the probabilities. Then follow
-    the sums of q, q^2 and q (x - max x) over the other classes. Infinite logits can give NaN unless `careful`.
+    Let q be a multiple of the probabilities of a row. The quantities are the logits of label and top class, and q of
+    the top class. Then follow the sums of q, q^2 and q (x - max x) over the other classes. Infinite logits can give NaN
+    unless `careful`.
     """
     sums, labels, places = _columns(6, values, label, top)
     for chunk in _chunks(values, (labels, places, *sums)):
@@ -283,7 +284,7 @@ def _logit_sums(values: Tensor, label: Tensor, top: Tensor, careful: bool) -> Te
             shifted.clamp_min_(_LOWEST)
         _fill_proportional(shifted, dim, q)
         torch.gather(q, dim, first, out=q_top)
-        q.scatter_(dim, first, 0)  # sum the others only, which is accurate even if the top q rounds to 1
+        q.scatter_(dim, first, 0)  # exclude the top class, so that sums are accurate even if its q rounds to 1
         torch.sum(q, dim, True, out=rest)
         torch.sum(shifted.mul_(q), dim, True, out=product)
         torch.sum(q.mul_(q), dim, True, out=squares)
@@ -310,7 +311,7 @@ def _scores_from_logit_sums(sums: Tensor, hit: Tensor) -> Tensor:
 def _probability_sums(values: Tensor, label: Tensor, top: Tensor) -> Tensor:
     """Fill in `top` and return five quantities of every row, `(5, n)`.
 
-    These are q of label and top class, and the sums of q^2 without the top class, of q log q, and of q.
+    These are q of the label and q of the top class. Then follow the sums of q^2 without the top class, q log q, and q.
     """
     sums, labels, places = _columns(5, values, label, top)
     for chunk in _chunks(values, (labels, places, *sums)):

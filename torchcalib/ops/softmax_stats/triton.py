@@ -1,14 +1,16 @@
 """Statistics of rows by Triton kernels; their speed has not been measured on a GPU.
 
-A program loads several rows of few classes, one row of many classes, or a part of a very long row. Its work depends on
-the number of classes, dtype and strides, but not on the number of rows. So a row gives the same bits in every batch.
+A program loads several rows of few classes, one row of many classes, or a part of a very long row. Its computation
+depends on the number of classes, dtype and strides, but not on the number of rows. So results for a row are bitwise
+equal in every batch.
 
-The sums exclude the top entry, which keeps them accurate, and have the dtype of the row or float32. For long rows a
-second kernel merges the sums of the parts and computes the scores in float64, with one row per thread. In the first
-kernel every thread of a warp would repeat this. Addresses are int64, because offsets can exceed 2^31.
+The sums exclude the top entry, which keeps them accurate. They are float64 for float64 rows, and float32 otherwise. For
+long rows a second kernel merges the sums of the parts and computes the scores in float64. It uses one thread per row.
+In the first kernel every thread of a warp would repeat this computation. Addresses are int64, because offsets can
+exceed 2^31.
 
-A row of C classes is passed as C / `unit` units. A unit is up to 16 bytes, which tells the compiler the alignment that
-it needs for vector loads.
+A row of C classes is passed as C / `unit` units. A unit has at most 16 bytes. Its size determines the alignment
+that the compiler can use for vector loads.
 """
 
 import math
@@ -23,13 +25,13 @@ from torchcalib.ops.softmax_stats.reference import backward
 
 __all__ = ["backward", "forward"]  # the gradient uses plain torch
 
-_FEW = 64  # largest number of classes for which the first kernel computes the scores
-_TILE = 2048  # entries per program for such rows
-_PER_WARP = 1024  # entries per warp for longer rows: 32 per thread
-_PART = 4096  # largest number of entries of one row per program
+_FEW = 64  # largest number of classes for which one kernel computes sums and scores
+_TILE = 2048  # entries per program for rows of at most `_FEW` classes
+_PER_WARP = 1024  # entries per warp for rows of more than `_FEW` classes: 32 per thread
+_PART = 4096  # largest part of a row that one program processes, in entries
 _MERGED = 512  # parts merged per program
 _LOWEST = tl.constexpr(-1000.0)  # exp of this number is 0 in every dtype
-_INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")  # without inline assembly
+_INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")  # the interpreter lacks inline assembly
 
 
 def forward(values: Tensor, target: Tensor, from_logits: bool, tolerance: float, scores: Tensor, top: Tensor) -> None:
@@ -66,7 +68,7 @@ def in_units(values: Tensor) -> tuple[int, int, int, int]:
 
 
 def _shape_of_work(n_classes: int) -> tuple[int, int, int]:
-    """Return the number of rows per program, of entries per row and program, and of warps."""
+    """Return the number of rows per program, the number of entries per row and program, and the number of warps."""
     block = min(triton.next_power_of_2(n_classes), _PART)
     if block <= _FEW:
         return min(_TILE // block, 512), block, 4
@@ -104,7 +106,7 @@ def _read(values, row_at, column_stride, present, begin, n_classes, logits: tl.c
     if x.dtype != tl.float64:
         x = x.to(tl.float32)
     largest = tl.max(x, 1)
-    # A NaN maximum equals no entry, which gives n_classes.
+    # If the maximum is NaN, it equals no entry, and `place` is n_classes.
     place = tl.min(tl.where(x == largest[:, None], columns[None, :], n_classes), 1)
     others = columns[None, :] != place[:, None]
     if logits:
@@ -131,7 +133,7 @@ def _store_scores(
     values, row_at, column_stride, target, scores, score_stride, tops, row, present, tolerance, n_classes,
     largest, place, rest, squares, product, logits: tl.constexpr,
 ):  # fmt: skip
-    """Compute and store the statistics of rows, from their largest entries and sums over the others."""
+    """Compute and store the statistics of rows, from their largest entries and the sums over their other entries."""
     label = tl.load(target + row, mask=present, other=0)
     known = (label >= 0) & (label < n_classes)
     x = tl.load(values + row_at + label * column_stride, mask=present & known, other=0).to(tl.float64)
