@@ -22,8 +22,8 @@ _IN_CACHE = 2**15  # table entries computed together on the CPU, so that they st
 def effective_weight(spread: Tensor, noise: Tensor) -> Tensor:
     """Return the effective weight of one independent outcome in every bin, `noise / spread`, `(..., K)`.
 
-    It is 1 without weights, and below 1 if an outcome is the mean over several annotators. For a bin without noise, the
-    sums over all bins are used. For the arguments see `deviation_quantiles`.
+    It is 1 without weights, and below 1 if an outcome is the mean over several annotators. For a bin without noise, it
+    is computed from the sums over all bins. For the arguments see `deviation_quantiles`.
     """
     overall = noise.sum(-1, keepdim=True) / spread.sum(-1, keepdim=True)
     overall = torch.where((overall > 0) & overall.isfinite(), overall, torch.ones_like(overall))

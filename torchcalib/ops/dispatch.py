@@ -1,7 +1,6 @@
 """Choose the implementation of an operation by device.
 
-`backend="auto"` uses the first implementation that can be loaded. Any other backend raises an error if it cannot be
-used.
+`"auto"` uses the first implementation that can be loaded. Other backends raise an error if they cannot be used.
 """
 
 import importlib

@@ -3,7 +3,7 @@
 A distribution over classes is a pair `(q, log_q)` with classes on the last axis. A binary distribution is the pair
 `(log_p, log_not_p)`, because `log(1 - p)` is lost if p is rounded to 1. `safe_log` defines log 0 = -inf
 with gradient 0, and `xmul` defines 0 * -inf = 0. So a score is infinite only where an outcome has probability 0. Scores
-are computed as `0 - x` instead of `-x`, so that the score of a certain and correct prediction is not -0.
+are computed as `0 - x` instead of `-x`, so that a certain and correct prediction does not score -0.
 """
 
 from collections.abc import Callable

@@ -132,8 +132,7 @@ def blocks(
     Args:
         values: probabilities or logits, floating `(..., N, C)`.
         target: labels, int64 `(..., N)`, or distributions `(..., N, C)`.
-        copies: number of consecutive copies of each row, int64 `(..., N)`; None for one copy each. Rows with 0 copies
-            are ignored.
+        copies: number of consecutive copies of each row, int64 `(..., N)`; None for one copy each.
         scale: factor of the probabilities in the kernel, `(...)` of dtype `wide_dtype`; not differentiable.
         from_logits: whether `values` are logits.
         kernel: "laplacian" or "gaussian".

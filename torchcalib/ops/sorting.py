@@ -188,7 +188,7 @@ def _cuts_by_partition(keys: NDArray[np.integer], cuts: list[int]) -> list[int]:
 
 
 def end_of_ties(score: Tensor, ends: Tensor) -> Tensor:
-    """Move run ends `(..., B)` that divide a group of ties in sorted scores `(..., M)` to the end of the group."""
+    """Move run ends `(..., B)` within a group of ties in sorted scores `(..., M)` to the end of the group."""
     last = score.gather(-1, (ends - 1).clamp(min=0))
     return torch.where(ends > 0, torch.searchsorted(score, last, right=True), 0)
 

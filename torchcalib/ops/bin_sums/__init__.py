@@ -45,9 +45,8 @@ def event_bins(
         ecd: entropic calibration difference (ECD) of every event, `(..., N)`, or None to omit its sum.
         n_bins: number of bins B.
         right: whether bins include their right edge; see `segments.bin_index`.
-        noise: "labels" or "shares" to add two sums: of w p (1 - p), and of w v for frequency weights or w^2 v
-            otherwise. The variance v is p (1 - p) for "labels" and (o - p)^2 for "shares", with confidence p, outcome
-            o, weight w.
+        noise: "labels" or "shares" to add two sums. For confidence p, outcome o and weight w they sum w p (1 - p), and
+            w v (frequency weights) or w^2 v. The variance v is p (1 - p) for "labels" and (o - p)^2 for "shares".
         copies: whether weights are frequency weights (numbers of copies).
         groups: group of every event, int64 in [0, G), broadcastable to `(..., N)`; None for no groups.
         n_groups: number of groups G.

@@ -102,8 +102,8 @@ def isotonic_regression(y: Tensor, weights: Tensor | None = None, *, backend: Ba
     Returns:
         `(..., N)`, computed in float64; a floating `y` keeps its dtype. Rows of total weight 0 are NaN.
 
-    Gradient: for constant blocks, of any order. Let i and j be in a block of weight W and mean m. Output i has
-        the derivatives w_j / W in y_j, and (y_j - m) / W in w_j > 0.
+    Gradient: for constant blocks, of any order. Let i and j be in a block of weight W and mean m. Output i has the
+        derivatives w_j / W in y_j, and (y_j - m) / W in w_j > 0.
 
     Reference:
         Best, Chakravarti: Active set algorithms for isotonic regression (1990); Ayer et al. (1955).

@@ -1,8 +1,8 @@
 """Sums of events over cells, the sufficient statistic of the smooth calibration error for every kernel width.
 
-The published procedure divides every sample linearly between two nodes of a grid (linear rounding). The step of the
-grid depends on the kernel width.
-Widths are multiples of 1/1024. Widths above 10/1024 share a grid of 1,000 steps; each smaller width has its own grid.
+The published procedure divides every sample linearly between two nodes of a grid (linear rounding). The step
+depends on the kernel width. Widths are multiples of 1/1024. Widths above 10/1024 share a grid of 1,000 steps; each
+smaller width has its own grid.
 
 A cell is an interval between neighbouring nodes of all grids. Linear rounding is linear in the confidence within a
 cell. So only the sums of weight and residual are needed, each alone and times the confidence. The sums are additive.

@@ -82,9 +82,9 @@ def backward(
 ) -> None:
     """Fill `out` with the gradient in `values`.
 
-    With coefficients a, b, c for each row, it is q (a + b q + c (x - max x)) for logits, and b q + c (log q + 1) for
-    probabilities. The entries at the label and at the top class can have the factor 1 - q, which float32 would
-    round to 0. So these entries are computed in `wide_dtype`.
+    Let a, b, c be coefficients of a row. For logits the gradient is q (a + b q + c (x - max x)). For probabilities it
+    is b q + c (log q + 1). Entries at the label and the top class can have the factor 1 - q, which float32 would round
+    to 0. So these entries are computed in `wide_dtype`.
 
     Args:
         values, target, from_logits: see `forward`.

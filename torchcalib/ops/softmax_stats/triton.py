@@ -6,8 +6,7 @@ equal in every batch.
 
 The sums exclude the top entry, which keeps them accurate. They are float64 for float64 rows, and float32 otherwise. For
 long rows a second kernel merges the sums of the parts and computes the scores in float64. It uses one thread per row.
-In the first kernel every thread of a warp would repeat this computation. Addresses are int64, because offsets can
-exceed 2^31.
+In the first kernel every thread of a warp would repeat this. Addresses are int64, because offsets can exceed 2^31.
 
 A row of C classes is passed as C / `unit` units. A unit has at most 16 bytes. Its size determines the alignment
 that the compiler can use for vector loads.
