@@ -77,6 +77,7 @@ _SYNONYMS = {
     "reliability_curve": "functional.calibration_curve",
     "ReliabilityDiagram": "plots.reliability_diagram",
     "ReliabilityDisplay": "plots.reliability_diagram",
+    "SCE": "ECE",
     "smooth_ece": "functional.smece",
     "SmoothECE": "SmECE",
     "temperature_scaling": "calibration.TemperatureScaling",
@@ -88,7 +89,8 @@ _PENALTIES = "Add a penalty such as `torchcalib.losses.SoftBinnedECELoss` to the
 _ADVICE = {
     "focal_loss": _PENALTIES,
     "FocalLoss": _PENALTIES,
-    "make_scorer": "Use scikit-learn's make_scorer with lambda y, p: float(torchcalib.functional.ece(p, y, task=...)).",
+    "make_scorer": "Use sklearn.metrics.make_scorer(lambda y, p: float(torchcalib.functional.ece(p, y, task=...)), "
+    "response_method='predict_proba', greater_is_better=False).",
 }
 
 
@@ -106,9 +108,11 @@ def unknown_name(module: str, name: str, known: Sequence[str]) -> AttributeError
     if name in _ADVICE:
         return AttributeError(f"{message}. {_ADVICE[name]}")
     similar = _SYNONYMS.get(name) or next(_locations(name), None)
-    if similar is None and (close := get_close_matches(name, known, 1, 0.75)):
+    if similar is None and (close := get_close_matches(name, known, 1, 0.8)):
         similar = f"{module}.{close[0]}".removeprefix("torchcalib.")
-    options = " with mode='classwise'" if "classwise" in name.lower() else ""
+    options = " with mode='classwise'" if "classwise" in name.lower() or name == "SCE" else ""
+    if name in ("brier_score_loss", "log_loss"):
+        options = " (predictions first)"
     return AttributeError(f"{message}. Did you mean `torchcalib.{similar}`{options}?" if similar else message)
 
 

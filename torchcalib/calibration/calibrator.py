@@ -107,7 +107,7 @@ class Calibrator(nn.Module, ABC):
         Args:
             target: Integer labels, one per sample (multi-label: of the shape of `preds`), or class names.
             task: None infers it from the shapes.
-            from_logits: `preds` are logits. None infers it: logits have negative values.
+            from_logits: `preds` are logits. None infers it: more than 5% of logits are negative.
             class_names: Names of the classes, if labels are text. None uses the column names of a DataFrame.
             positive_classes: Calibrate the probability of this set of classes against the rest. The fitted calibrator
                 takes multi-class predictions, and returns the calibrated probability (or log-odds) of the set.
@@ -130,7 +130,7 @@ class Calibrator(nn.Module, ABC):
         if "sample_weight" in options:
             options["weights"] = weights_from(options.get("weights"), options.pop("sample_weight"))
         given = prepare(preds, target, task, class_names=class_names, positive_classes=positive)
-        options["from_logits"] = infer_from_logits(given.preds) if from_logits is None else from_logits
+        options["from_logits"] = infer_from_logits(given.preds, given.task) if from_logits is None else from_logits
         p = self.read(given.preds, given.target, task=given.task, options=options)
         how = input_format_of(given.task, options)
         axis = how.resolved(given.preds, given.target, how.batch_dims).axis
@@ -276,6 +276,11 @@ class Calibrator(nn.Module, ABC):
         """Return P(set) or its log-odds for `positive_classes`, without the class axis, and whether it is log-odds."""
         values = preds.movedim(self.class_axis, -1)
         values = values.to(wide_dtype(values.device))
+        if max(self.positive_classes or (0,)) >= values.shape[-1]:
+            raise ValueError(
+                f"`preds` must have the classes of the fit, with positive_classes={self.positive_classes}, got "
+                f"{values.shape[-1]} classes. Pass predictions as in the fit."
+            )
         outside = torch.ones(values.shape[-1], dtype=torch.bool, device=values.device)
         for k in self.positive_classes or ():  # indexing with a list would synchronise a GPU
             outside[k] = False

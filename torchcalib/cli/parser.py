@@ -90,7 +90,7 @@ class _Parser(argparse.ArgumentParser):
             known = re.findall(r"--[a-z][a-z-]+", self.commands.get(parsed.command, self).format_help())
             similar = _SYNONYMS.get(option)
             if similar not in known:
-                similar = next(iter(get_close_matches(option, known, 1)), None)
+                similar = next(iter(get_close_matches(option, known, 1, 0.8)), None)
             advice = f" Did you mean {similar}?" if similar else ""
             self.error(f"unrecognized arguments: {' '.join(unknown)}.{advice}")
         return parsed

@@ -90,11 +90,11 @@ _SYNONYMS = {
 
 _ADVICE = {
     "norm": "Calibration errors have names: use rmsce for the l2 norm, and mce for the maximum.",
-    "top_k": "Pass mode=TopK(k) to a metric with the argument `mode`.",
+    "top_k": "Pass mode=torchcalib.TopK(k).",
     "threshold": "Calibration metrics have no threshold.",
     "strategy": "Use ace for bins of equal mass.",
     "class_names": "Pass class indices as `target`: pandas.Categorical(labels, categories=class_names).codes.",
-    "per_class": "Pass mode='classwise' and average=None to a metric with these arguments.",
+    "per_class": "Pass mode='classwise' and average=None.",
     "return_ci": "Use torchcalib.inference.bootstrap, or the method test() of a metric class.",
     "multidim_average": "Pass batch_dims to functions and batch_shape to classes.",
 }
@@ -111,8 +111,13 @@ def unknown_argument(name: str, known: Collection[str], where: str) -> TypeError
     similar = _SYNONYMS.get(name)
     if similar not in known:
         similar = next(iter(get_close_matches(name, known, 1, 0.7)), None)
+    advice = _ADVICE.get(name)
+    if name in ("top_k", "per_class") and "mode" not in known:
+        advice = "The event is fixed for this metric."
+    if name == "strategy" and "bins" in known:
+        advice = "Pass bins='equal_mass'."
     hint = f"Did you mean `{similar}`?" if similar else f"Known arguments are {', '.join(sorted(known))}."
-    return TypeError(f"`{name}` must be an argument of {where}, got an unknown one. {_ADVICE.get(name) or hint}")
+    return TypeError(f"`{name}` must be an argument of {where}, got an unknown one. {advice or hint}")
 
 
 def only_task_by_position(value: object) -> TypeError:

@@ -166,7 +166,7 @@ def advising(advice: str) -> Callable[[F], F]:
             if len(data) > most:
                 raise TypeError(
                     f"`{function.__name__}` must be called with at most {most} arguments by position, got {len(data)}. "
-                    f"{advice}"
+                    f"{advice} Pass options such as task= by name."
                 )
             return function(*data, **options)
 

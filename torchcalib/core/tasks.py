@@ -8,6 +8,9 @@ from torch import Tensor
 from torchcalib.core.arguments import Task
 from torchcalib.core.arrays import as_tensor, column_names, label_tensor
 
+_FEW_NEGATIVE = 0.05
+"""Largest share of negative values that is not taken as evidence for logits."""
+
 
 class Prepared(NamedTuple):
     """Predictions and targets as tensors, their task, and the class names; `()` if the classes have no names."""
@@ -39,7 +42,13 @@ def prepare(
         TypeError: if the values are not numbers.
         ValueError: if a class name is unknown, or the shapes are ambiguous.
     """
-    names = column_names(preds) if class_names is None else checked_names(class_names)
+    columns = column_names(preds)
+    names = columns if class_names is None else checked_names(class_names)
+    if names != columns and set(names) == set(columns):
+        raise ValueError(
+            f"`class_names` must have the order of the columns of `preds`, got {names[0]!r} for the column "
+            f"{columns[0]!r}. Leave class_names out, because the columns have names."
+        )
     preds = as_tensor("preds", preds)
     target = label_tensor(target, names, preds.device)
     n_axes = preds.dim()
@@ -112,12 +121,21 @@ def infer_task(preds: Tensor, target: Tensor) -> Task:
     )
 
 
-def infer_from_logits(preds: Tensor) -> bool:
-    """Return whether any prediction is negative, which only logits can be.
+def infer_from_logits(preds: Tensor, task: Task) -> bool:
+    """Infer whether predictions are logits: many logits are negative, and probabilities are not.
 
-    Non-negative values are treated as probabilities. The input checks raise an error unless they are in [0, 1].
+    A few negative values, such as those of ignored rows, are not enough. The checks of the input raise for them.
+
+    Raises:
+        ValueError: if all values of a binary or multi-label task are negative: log-odds, or log-probabilities.
     """
-    return bool((preds < 0).any())
+    share = float((preds < 0).double().mean()) if preds.numel() else 0.0
+    if share == 1 and task != "multiclass" and preds.numel() > 1:
+        raise ValueError(
+            "`from_logits` must be given if all predictions are negative, which are log-odds or log-probabilities. "
+            "Pass from_logits=True for log-odds (the input of a sigmoid), or preds.exp() for log-probabilities."
+        )
+    return share > _FEW_NEGATIVE
 
 
 def _described(target: Tensor) -> str:

@@ -134,6 +134,8 @@ class CalibrationMonitor(_Callback):  # type: ignore[misc]  # the base classes a
         self.monitors = [self._new_monitor()]
         self._n_loaders = 1
         self._format = self.monitors[0].input_format
+        if not isinstance(calibrate, Calibrator | None):
+            raise TypeError(f"`calibrate` must be a calibrator such as TemperatureScaling(), got {calibrate!r}.")
         if calibrate is not None and self._format.read_as not in calibrate.tasks:
             raise ValueError(
                 f"`calibrate` must be a calibrator for task={self._format.read_as!r}, got {type(calibrate).__name__}. "

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from torchcalib.io.errors import InputError, NoSamplesError
+from torchcalib.io.errors import InputError, NoSamplesError, quoted
 from torchcalib.io.labels import check_class_names, class_indices, names_of_labels
 from torchcalib.io.paths import check_paths
 from torchcalib.io.readers import TEXT, WHOLE, Reader, readers_of
@@ -244,6 +244,11 @@ def open_predictions(
     names = tuple(class_names) if class_names is not None else source.class_names
     if names:
         names = check_class_names(names, 2 if opened.task == "binary" else source.shape[-1], source.preds)
+        if names != source.class_names and set(names) == set(source.class_names):
+            raise InputError(
+                f"--class-names must have the order of the columns, {quoted(source.class_names)}, got {quoted(names)}. "
+                "Leave the option out, because the columns have names."
+            )
     elif target_found.dtype in TEXT:
         names = names_of_labels(filled, source.preds, source.target, opened.task)
     return replace(opened, source=replace(opened.source, class_names=names))

@@ -104,7 +104,9 @@ class KernelSettings:
         n = weights.sum(-1)
         if self.estimator == "biased":
             return on_replicate_axes(total / n.square(), p)
-        own = (weights * r.square().sum(-1).unsqueeze(-2)).sum(-1)  # sum of the terms h(x, x), excluded from the unbiased estimate
+        own = (weights * r.square().sum(-1).unsqueeze(-2)).sum(
+            -1
+        )  # sum of the terms h(x, x), excluded from the unbiased estimate
         # With one sample, `total - own` is a rounding error, and dividing it by 0 could result in infinity.
         return on_replicate_axes(((total - own) / (n * (n - 1))).masked_fill(n < 2, torch.nan), p)
 

@@ -11,7 +11,7 @@ from uuid import uuid4
 from torch import Tensor
 
 from torchcalib.calibration.calibrator import Calibrator
-from torchcalib.core.arguments import Task, check_count, check_flag
+from torchcalib.core.arguments import Task, check_count, check_flag, weights_from
 from torchcalib.core.arrays import as_tensors
 from torchcalib.core.documentation import documented
 from torchcalib.core.events import NamedMode, modes_of
@@ -118,6 +118,7 @@ class ReportBuilder:
         target: Tensor,
         *,
         weights: Tensor | None = None,
+        sample_weight: Tensor | None = None,
         groups: Tensor | None = None,
         group_names: Sequence[str] | None = None,
     ) -> None:
@@ -127,6 +128,7 @@ class ReportBuilder:
             preds: probabilities or logits; see `torchcalib.report`.
             target: labels or soft targets.
             weights: non-negative weight of each sample.
+            sample_weight: alias of `weights`, as in scikit-learn.
             groups: integers, the group of each sample, or -1 for no group. Pass groups with all batches or with none.
             group_names: names of the groups, indexed by group number; None uses the digits of the number as the name.
                 Groups with the same name are merged, even if their numbers differ between batches.
@@ -134,7 +136,7 @@ class ReportBuilder:
         Raises:
             TypeError, ValueError: for invalid input.
         """
-        preds, target, weights = as_tensors(preds, target, weights)
+        preds, target, weights = as_tensors(preds, target, weights_from(weights, sample_weight))
         on_cpu = preds.device.type == "cpu"
         p = self._format.read(preds, target, weights, batch_shape=(), drop_invalid=not on_cpu)
         if self._has_groups not in (None, groups is not None):

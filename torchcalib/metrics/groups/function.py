@@ -8,6 +8,7 @@ from torch import Tensor
 
 from torchcalib.core.arguments import InputOptions, Task, check_count
 from torchcalib.core.arrays import as_tensor
+from torchcalib.core.documentation import resolving_task
 from torchcalib.core.groups import check_group_range, check_groups
 from torchcalib.core.inputs import flattened
 
@@ -15,6 +16,7 @@ _PER_SAMPLE = ("weights", "folds")
 """Options with one value per sample along the last axis. They are split by group."""
 
 
+@resolving_task
 def by_group(
     function: Callable[..., Any],
     preds: Tensor,

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from torchcalib.core.arguments import check_count, weights_from
+from torchcalib.core.arrays import as_tensor, as_tensors
 from torchcalib.core.groups import check_groups, in_groups
 from torchcalib.core.ranked import RankedSample
 from torchcalib.core.state import SamplesKind, SumsKind
@@ -85,7 +86,9 @@ class ByGroup(WrappedMetric[Any]):
                 with an invalid group number are ignored and counted, and `compute` raises.
         """
         refuse_if_synced(self, "update")
-        key, p = self._keyed_predictions(preds, target, weights_from(weights, sample_weight))
+        preds, target, weights = as_tensors(preds, target, weights_from(weights, sample_weight))
+        groups = as_tensor("groups", groups, preds.device)
+        key, p = self._keyed_predictions(preds, target, weights)
         check_groups(groups, preds.device, self.input_format.samples_of(preds))
         key = (*key, "groups", self.num_groups)
         validate_args, drop_invalid = self.input_format.validate_args, self._drops_invalid

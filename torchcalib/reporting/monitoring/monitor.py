@@ -161,17 +161,20 @@ class Monitor:
         self.history = History()
         self.bin_table: BinTable | None = None
 
-    def update(self, preds: Tensor, target: Tensor, *, weights: Tensor | None = None) -> None:
+    def update(
+        self, preds: Tensor, target: Tensor, weights: Tensor | None = None, *, sample_weight: Tensor | None = None
+    ) -> None:
         """Add a batch, and move the metrics to its device.
 
         Args:
             preds: probabilities, or logits with `from_logits=True`.
             target: labels or soft targets.
             weights: non-negative weight of each sample.
+            sample_weight: alias of `weights`, as in scikit-learn.
         """
         if isinstance(preds, Tensor):
             self.to(preds.device)
-        self._metrics.update(preds, target, weights=weights)
+        self._metrics.update(preds, target, weights, sample_weight=sample_weight)
 
     def end_epoch(self, epoch: int | None = None, *, step: int | None = None) -> dict[str, float]:
         """Compute all values, append them to `history`, and reset the metrics.
