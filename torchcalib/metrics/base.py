@@ -387,8 +387,7 @@ class CalibrationMetric(Metric, Generic[S]):
             with_interval: Compute the interval. False is faster and sets it to NaN.
 
         Returns:
-            The error, its noise floor (expected value under perfect calibration), a p-value and an interval, each in
-            the shape of the value.
+            A `CalibrationTest`: error, noise floor (expected value under perfect calibration), p-value and interval.
 
         Raises:
             TypeError: If the metric is not a calibration error.

@@ -129,7 +129,7 @@ class CostMatrix:
         """Return the decision with the smallest expected cost for class probabilities; the first one on ties.
 
         Expected costs that agree up to rounding errors are treated as ties. The decision therefore does not depend on
-        the order of summation in a matrix product, which may change with the batch size.
+        the order of summation, which may change with the batch size.
 
         Args:
             probs: Class probabilities `(..., C)` in the dtype of `tensor()`.

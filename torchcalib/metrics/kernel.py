@@ -104,7 +104,7 @@ class KernelSettings:
         n = weights.sum(-1)
         if self.estimator == "biased":
             return on_replicate_axes(total / n.square(), p)
-        own = (weights * r.square().sum(-1).unsqueeze(-2)).sum(-1)  # sum of the terms h(x, x), excluded from the unbiased estimate
+        own = (weights * r.square().sum(-1).unsqueeze(-2)).sum(-1)  # sum of the terms h(x, x)
         # With one sample, `total - own` is a rounding error, and dividing it by 0 could result in infinity.
         return on_replicate_axes(((total - own) / (n * (n - 1))).masked_fill(n < 2, torch.nan), p)
 
@@ -155,7 +155,7 @@ def _skce(
     chunk: int | None = None,
     **options: Unpack[InputOptions],
 ) -> KernelEstimator:
-    """Squared kernel calibration error (SKCE): mean inner product of residuals, weighted by the similarity of predictions.
+    """Squared kernel calibration error (SKCE): mean inner product of residuals, weighted by a kernel of predictions.
 
     SKCE is the mean over pairs of samples of h = (e_y - p)^T (e_y' - p') k(p, p'). Here p is the vector of
     probabilities, e_y the one-hot vector of the true class, and k a kernel. The population value is 0 if the model is
@@ -175,8 +175,8 @@ def _skce(
             random. `"linear"` is the same with blocks of two.
         kernel: `"laplacian"`: exp(-d / bandwidth) with the total variation distance d = sum_k |p_k - p'_k| / 2.
             `"gaussian"`: exp(-d^2 / (2 bandwidth^2)) with the Euclidean distance d.
-        bandwidth: A positive number. Total variation is in [0, 1], Euclidean distance in [0, sqrt(2)]. Or `"median"`, the
-            median distance between predictions of up to 1,024 evenly spaced samples. The kernel then depends on the
+        bandwidth: A positive number. Total variation is in [0, 1], Euclidean distance in [0, sqrt(2)]. Or `"median"`,
+            the median distance between predictions of up to 1,024 evenly spaced samples. The kernel then depends on the
             data.
         block_size: Number of samples in a block for `estimator="block"`, at least 2.
 

@@ -323,8 +323,8 @@ def _squared_distance(
 ) -> ScoreEstimator:
     """Squared distance between predictions q and label distributions t: the mean of sum_k (q_k - t_k)^2.
 
-    It is the Brier score with soft targets t; the binary distance is (p - t)^2. The corrected value is an unbiased
-    estimate of the distance to the population distribution of the annotations, for any number of annotators.
+    It is the Brier score with soft targets t; the binary distance is (p - t)^2. For any number of
+    annotators, the corrected value is an unbiased estimate of the distance to the population label distribution.
 
     Args:
         target: Annotator counts, proportions or labels, as for `total_variation`.

@@ -267,8 +267,8 @@ def _spiegelhalter(
 
     Returns:
         `(...)`, class-wise and multi-label `(..., C)`, in the dtype of `preds` (at least float32). NaN without data.
-        If every probability is 0, 1/2 or 1, the variance is 0. Then z is +inf and the p-value 0 if a prediction of 0 or 1
-        is wrong, otherwise both are NaN.
+        If every probability is 0, 1/2 or 1, the variance is 0. Then z is +inf and the p-value 0 if a prediction of 0 or
+        1 is wrong, otherwise both are NaN.
 
     Raises:
         TypeError, ValueError: for invalid input.

@@ -49,8 +49,8 @@ def _nll(
 
     Args:
         eps: Lower bound to which probabilities are clipped.
-        normalize: `"prior"` divides by the entropy of the class priors, which is the NLL of a model that always
-            predicts the priors. The result is the normalised cross entropy (NCE). If the data contain a single class,
+        normalize: `"prior"` divides by the entropy of the class priors, the NLL of a model that always predicts
+            the priors. The result is the normalised cross entropy (NCE). If the data contain a single class,
             the entropy is 0, and the result is inf or NaN.
         priors: Class priors `(C,)`, binary and per label `(2,)`. Samples are reweighted from the class frequencies to
             these priors. The result is NaN if a class with a positive prior has no samples. Integer targets only.
@@ -224,7 +224,7 @@ def ecd(
 ) -> Tensor:
     """Entropic calibration difference (ECD): mean log loss minus mean entropy of the predictions, in nats.
 
-    For probabilities q and true class h, the score of a sample is sum_k q_k log q_k - log q_h, with 0 log 0 = 0. The
+    The score of a sample is sum_k q_k log q_k - log q_h for probabilities q and true class h (0 log 0 = 0). The
     binary score is (p - y) log(p / (1-p)). The expected value for a calibrated model is 0. Positive values indicate
     over-confidence, negative values under-confidence. ECD does not need bins.
 
