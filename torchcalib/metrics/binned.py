@@ -336,7 +336,7 @@ class ESCE(BinnedMetric):
     factory = staticmethod(_esce)
     from_bins = staticmethod(esce_from_bins)
     is_signed = True
-    higher_is_better = None  # the best value is 0, between the bounds
+    higher_is_better = None  # the optimum is 0, inside the range of values
     plot_lower_bound = -1.0
     question = "mean frequency minus mean confidence"
     source = "Sumler et al., An Entropic Metric, sec. II"
@@ -428,8 +428,8 @@ def _rmsce(
     """Root mean squared calibration error (RMSCE) over bins.
 
     RMSCE = sqrt(sum_b share_b gap_b^2), with gap_b = frequency - mean confidence in bin b and share_b its fraction of
-    samples. Large gaps have more weight than in `ece`. The value is biased upwards, because the frequency in
-    each bin is noisy.
+    samples. Large gaps have more weight than in `ece`. The value is biased upwards, because the frequency in each bin
+    is noisy.
 
     Args:
         debiased: Subtract the estimated variance of the frequency f, f (1 - f) / (n - 1), from each squared gap. The

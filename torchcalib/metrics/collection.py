@@ -79,7 +79,7 @@ class CalibrationCollection(MetricCollection):
         if self._all_persistent:
             self.persistent(True)
 
-    def update(  # type: ignore[override]  # MetricCollection itself overrides ModuleDict.update with another meaning
+    def update(  # type: ignore[override]  # MetricCollection also overrides ModuleDict.update incompatibly
         self,
         preds: Tensor,
         target: Tensor,

@@ -156,5 +156,5 @@ def functional(
         [*data, *with_implied_task(parameters_of(factory)), *input_parameters()],
         result or Tensor,
     )
-    factory.__doc__ = arguments_section(factory.__doc__)  # the class reuses it; doctest must run the example once
+    factory.__doc__ = arguments_section(factory.__doc__)  # keep the arguments for the class, but let doctest run the example once
     return cast(Callable[Concatenate[Tensor, Tensor, P], Any], function)

@@ -308,7 +308,7 @@ class EntropyGap(ScoreMetric):
 
     factory = staticmethod(_entropy_gap)
     score = _score("entropy", "value")
-    higher_is_better = None  # the best value is 0, between the bounds
+    higher_is_better = None  # the optimum is 0, inside the range of values
     unit, perfect = "nats", 0.0
     question = "mean entropy of the predictions minus entropy of the label distributions"
     source = "Pavlovic, Beyond Accuracy; Baan et al., Stop Measuring Calibration When Humans Disagree"

@@ -156,7 +156,7 @@ class Cox(RankedMetric):
     perfect = 1.0
     question = "slope below 1: predictions are too extreme; intercept above 0: too low"
     source = "Cox, Biometrika 1958"
-    higher_is_better = None  # the best slope is 1, the best intercept 0
+    higher_is_better = None  # the optimum is a slope of 1 or an intercept of 0
     plot_lower_bound = None
     plot_upper_bound = None
 
@@ -215,7 +215,7 @@ class SpiegelhalterAccumulator(EventSums[Sums]):
     def events(self, p: Predictions) -> Events:
         """Return the events in `p`, with P(y=0) as their complement where it is more accurate than 1 - P(y=1)."""
         events = super().events(p)
-        if p.absent is not None:  # a NaN in a row of weight 0 would make the gradient NaN
+        if p.absent is not None:  # otherwise, NaN in a row of weight 0 would make the gradient NaN
             per_class = p.task == "multiclass" and self.mode == "classwise"
             absent = p.absent.unsqueeze(-2) if per_class else p.absent
             events = replace(events, confidence=events.confidence.masked_fill(absent, 0.5))
@@ -308,7 +308,7 @@ class Spiegelhalter(CalibrationMetric[Sums]):
     unit = "standard deviations"
     question = "Brier score minus its expected value for a calibrated model, in standard deviations"
     source = "Spiegelhalter, Statistics in Medicine 1986"
-    higher_is_better = None  # the best z is 0, between the bounds
+    higher_is_better = None  # the optimum is 0, inside the range of values
     plot_lower_bound = None
     plot_upper_bound = None
 

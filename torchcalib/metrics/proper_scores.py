@@ -291,7 +291,7 @@ class ECD(ScoreMetric):
 
     factory = staticmethod(_ecd)
     score = _ECD
-    higher_is_better = None  # the best value is 0, between the bounds
+    higher_is_better = None  # the optimum is 0, inside the range of values
     unit, perfect = "nats", 0.0
     question = "mean log loss minus mean entropy of the predictions: over-confident (+) or under-confident (-)"
     source = "Sumler et al., An Entropic Metric, eq. 12, 15"

@@ -320,7 +320,7 @@ class CORP(RankedMetric):
     unit = "squared probability (Brier score) or nats (log loss)"
     question = "component of a score; MCB: gain by the best monotone recalibration"
     source = "Dimitriadis et al., Stable reliability diagrams, PNAS 2021, eq. 1-3"
-    higher_is_better = None  # depends on the component
+    higher_is_better = None  # differs between components
     plot_upper_bound = None
 
     def __init__(self, task: Task | None = None, *, component: Component = "mcb", **options: Any) -> None:

@@ -96,7 +96,7 @@ class SmoothingAccumulator(EventSums[BinStats]):
 
 
 def _parts(cells: BinStats) -> tuple[Tensor, Tensor]:
-    """Return sums over cells of (w, w p) and (w r, w r p), each `(..., 2, K)`.
+    """Return sums over events in each cell: (w, w p) and (w r, w r p), each `(..., 2, K)`.
 
     The symbols are weight w, confidence p and residual r = p - y. Simulated `BinStats` do not contain sums of products:
     r p is then approximated with the mean confidence in each cell. Cells are at most 1 / 5,120 wide, so the effect

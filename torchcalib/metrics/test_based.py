@@ -25,7 +25,7 @@ def tce_from_bins(b: BinStats, alpha: float, test: Test, norm: Norm) -> Tensor:
 
 
 def _rejected_percent(b: BinStats, alpha: float, test: Test) -> Tensor:
-    assert isinstance(b, RankedBins)  # `_tested` requests a sample
+    assert isinstance(b, RankedBins)  # `_tested` passes from_sample=True
     return 100 * b.rejected(alpha, test) / b.n
 
 
@@ -150,7 +150,7 @@ class TCE(BinnedMetric):
 
 
 def _table(estimator: BinnedEstimator, sample: Sums | RankedSample, alpha: float, test: Test) -> TCETable:
-    assert isinstance(sample, RankedSample)  # `_tested` requests a sample
+    assert isinstance(sample, RankedSample)  # `_tested` passes from_sample=True
     return estimator.binning.of(sample).test_table(alpha, test)
 
 
