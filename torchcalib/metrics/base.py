@@ -400,7 +400,7 @@ class CalibrationMetric(Metric, Generic[S]):
         """Compute the calibration test from accumulated sums or samples.
 
         Args:
-            statistic: Sums over bins, including the sums for the noise floor; or a sample. Extra leading axes are
+            statistic: Sums over bins, including sums for the noise floor; or a `RankedSample`. Extra leading axes are
                 batch axes.
             **how: Arguments of `test`.
 

@@ -38,7 +38,7 @@ class Estimator(Generic[S]):
 
     Attributes:
         input_format: Checks and converts tensors to `Predictions`.
-        accumulator: Computes the statistic (sums, or a sorted sample) from `Predictions`.
+        accumulator: Computes the statistic (`Sums` or a `RankedSample`) from `Predictions`.
         formula: Function from the statistic to values `(...)`, or `(..., *)` if there are several per batch element.
         averages: Whether values are averaged over the last batch axis, the classes or labels.
     """
@@ -84,7 +84,7 @@ class Estimator(Generic[S]):
 
 
 def batch_axes(statistic: Sums | RankedSample) -> int:
-    """Return the number of batch axes of accumulated sums `(..., F, K)` or of a sample `(..., N)`."""
+    """Return the number of batch axes of accumulated sums `(..., F, K)` or of samples `(..., N)`."""
     return statistic.score.dim() - 1 if isinstance(statistic, RankedSample) else statistic.sums.dim() - 2
 
 
@@ -156,5 +156,5 @@ def functional(
         [*data, *with_implied_task(parameters_of(factory)), *input_parameters()],
         result or Tensor,
     )
-    factory.__doc__ = arguments_section(factory.__doc__)  # keep the arguments for the class, but let doctest run the example once
+    factory.__doc__ = arguments_section(factory.__doc__)  # without the example, which doctest must run once
     return cast(Callable[Concatenate[Tensor, Tensor, P], Any], function)

@@ -261,9 +261,8 @@ def _entropy_gap(
     """Entropy of the predictions q minus the entropy of the label distributions t, averaged over samples.
 
     It is the mean of sum_k t_k log t_k - sum_k q_k log q_k. If it is positive, the model is less certain than the
-    annotators; if it is negative, more certain. Differences of opposite sign cancel. The value does not
-    depend on which classes are predicted. With few annotators it is biased upwards, because the entropy of t is
-    underestimated.
+    annotators; if it is negative, more certain. Differences of opposite sign cancel. The value does not depend
+    on which classes are predicted. With few annotators it is biased upwards, because the entropy of t is underestimated.
 
     Args:
         target: Annotator counts, proportions or labels, as for `total_variation`.
@@ -323,8 +322,8 @@ def _squared_distance(
 ) -> ScoreEstimator:
     """Squared distance between predictions q and label distributions t: the mean of sum_k (q_k - t_k)^2.
 
-    It is the Brier score with soft targets t; the binary distance is (p - t)^2. For any number of
-    annotators, the corrected value is an unbiased estimate of the distance to the population label distribution.
+    It is the Brier score with soft targets t; the binary distance is (p - t)^2. For any number of annotators,
+    the corrected value is an unbiased estimate of the distance to the population label distribution.
 
     Args:
         target: Annotator counts, proportions or labels, as for `total_variation`.

@@ -100,7 +100,7 @@ def _cox(
 
     Returns:
         A `CoxCalibration` with tensors `(...)`, class-wise and multi-label `(..., C)`, in the dtype of `preds` (at
-        least float32). Intercepts are log-odds. NaN without data. If the likelihood has no maximum:
+        least float32). Intercepts are log-odds. NaN without data. Special cases:
 
         - Probabilities are exactly 0 or 1 (infinite log-odds): all fields are NaN, unless `eps` is given.
         - The predictions separate the outcomes: the slope is inf (-inf if the order is reversed). Intercept, standard
@@ -256,8 +256,8 @@ def _spiegelhalter(
     """Spiegelhalter's test of calibration: standardised difference between the Brier score and its expected value.
 
     z = sum (y - p) (1 - 2 p) / sqrt(sum (1 - 2 p)^2 p (1 - p)), approximately standard normal for a calibrated model.
-    A positive z means that the Brier score is worse than expected (mostly over-confidence). Errors
-    on both sides of p = 1/2 can cancel, so a small |z| does not prove calibration.
+    A positive z means that the Brier score is worse than expected (mostly over-confidence). Errors on both
+    sides of p = 1/2 can cancel, so a small |z| does not prove calibration.
 
     Args:
         target: Labels. Soft targets are not accepted, because their variance is unknown.

@@ -110,7 +110,7 @@ def bayes_risk_area(
     """Area under the Bayes risk curve for two classes: weighted integral of the risk over all operating points c.
 
     The integral is exact. With uniform weight it is the cross entropy in nats (`nll`). With weight 2 c (1-c) it is the
-    Brier score. For soft targets t, the Brier score is that of labels sampled from t, which is larger by t (1-t).
+    Brier score. For soft targets t, it is the expected Brier score of sampled labels, which is larger by t (1-t).
 
     Args:
         task: `"binary"`, `"multilabel"`, or `"multiclass"` with `positive_classes`.

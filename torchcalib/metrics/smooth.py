@@ -282,7 +282,7 @@ _SHARES: dict[str, float] = {"e50": 0.5, "e90": 0.9, "emax": 1.0}
 
 
 def ici_from_sample(sample: RankedSample, component: ICIComponent, span: float, degree: int, n_points: int) -> Tensor:
-    """Compute the mean or a quantile `(...)` of |confidence - smoothed outcome| from a sample; see `ici`."""
+    """Compute the mean or a quantile `(...)` of |confidence - smoothed outcome| over all samples; see `ici`."""
     confidence, frequency, n = _points(sample, n_points)
     empty = n == 0
     confidence, frequency = confidence.masked_fill(empty, 0), frequency.masked_fill(empty, 0)
