@@ -79,7 +79,7 @@ def binned(
     from_sample: bool = False,
     hard_targets: bool = False,
 ) -> BinnedEstimator:
-    """Create the estimator of a calibration error over bins.
+    """Return the estimator of a calibration error over bins, with values `(...)`, or `(..., C)` with `average=None`.
 
     Args:
         formula: Function from sums over bins to values `(...)`.
@@ -90,9 +90,6 @@ def binned(
         options: Input options, see `InputOptions`.
         from_sample: Store samples even for equal-width bins, because the formula needs more than sums.
         hard_targets: Reject soft targets, because the formula counts labels.
-
-    Returns:
-        An estimator with values `(...)`, or `(..., C)` with `average=None`.
     """
     mode = resolve_mode(task_read_as(task, options), mode)
     is_classwise = mode == "classwise"

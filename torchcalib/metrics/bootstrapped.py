@@ -35,7 +35,7 @@ class Replicates(SumsKind[S]):
         return super().statistic(state[:-1])
 
     def resampled(self, p: Predictions, seed: int, rank: int, first: int) -> Tensor:
-        """Compute the state for a batch, with Poisson weights in each replicate.
+        """Return the state `(n,)` for a batch, with Poisson weights in each replicate.
 
         The weight of a row depends only on seed, rank, replicate and row number, and not on the batch sizes.
 
@@ -44,9 +44,6 @@ class Replicates(SumsKind[S]):
             seed: Seed for the weights.
             rank: Rank of this process.
             first: Number of rows in previous batches on this rank.
-
-        Returns:
-            The state `(n,)` in float64 if the device supports it.
         """
         n, device = p.samples[-1], p.given.device
         counters = torch.arange(first, first + n, device=device)

@@ -68,14 +68,11 @@ class Estimator(Generic[S]):
         return by_pieces(self.formula, statistic) if isinstance(statistic, RankedSample) else self.formula(statistic)
 
     def streamed(self, num_classes: int | None, *, resolution: int | None = None) -> Self:
-        """Return a copy of this estimator for a streaming metric.
+        """Return a copy for a streaming metric, with a sketch as its accumulator if `resolution` is given.
 
         Args:
             num_classes: Number of classes or labels; None if unknown.
             resolution: Number of cells per unit of log-odds in a sketch of the samples. None stores all samples.
-
-        Returns:
-            The estimator with `num_classes`, and with a sketch as accumulator if `resolution` is given.
         """
         accumulator: Any = self.accumulator
         if resolution is not None and isinstance(accumulator, ExactSample):
@@ -128,14 +125,11 @@ def check_names(function: Callable[..., Any], options: Mapping[str, Any]) -> Non
 def functional(
     factory: Callable[P, Estimator[Any]], result: Callable[..., R] | None = None
 ) -> Callable[Concatenate[Tensor, Tensor, P], Any]:
-    """Create the public function of a metric from its factory.
+    """Return the public function of a metric: a function of `preds`, `target` and the options of the factory.
 
     Args:
         factory: Function from keyword options to an `Estimator`. Its docstring becomes that of the public function.
         result: Constructor of a named tuple from the entries of the last axis of the value. None returns the value.
-
-    Returns:
-        A function of `preds`, `target` and the options of the factory.
     """
     name = factory.__name__.removeprefix("_")
 

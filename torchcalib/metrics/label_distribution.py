@@ -262,7 +262,7 @@ def _entropy_gap(
 
     It is the mean of sum_k t_k log t_k - sum_k q_k log q_k. If it is positive, the model is less certain than the
     annotators; if it is negative, more certain. Differences of opposite sign cancel. The value does not depend
-    on which classes are predicted. With few annotators it is biased upwards, because the entropy of t is underestimated.
+    on which classes are predicted. With few annotators the entropy of t is too small and the value biased upwards.
 
     Args:
         target: Annotator counts, proportions or labels, as for `total_variation`.

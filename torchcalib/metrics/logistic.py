@@ -203,10 +203,7 @@ class SpiegelhalterAccumulator(EventSums[Sums]):
         return torch.zeros_like(confidence, dtype=torch.int64)
 
     def quantities(self, events: Events) -> tuple[Tensor, ...]:
-        """Return the summands 1, (y - p) (1 - 2 p) and (1 - 2 p)^2 p (1 - p) for every event.
-
-        `events.complement` is used for 1 - p if available, because it is more accurate.
-        """
+        """Return 1, (y - p) (1 - 2 p) and (1 - 2 p)^2 p (1 - p); 1 - p is `events.complement` if given."""
         p, y = self._wide(events)
         not_p = 1 - p if events.complement is None else events.complement
         factor = not_p - p
@@ -318,10 +315,7 @@ class Spiegelhalter(CalibrationMetric[Sums]):
             self.perfect, self.unit = 1.0, "probability"  # type: ignore[misc]
 
     def test_from(self, statistic: Sums, *, level: float = 0.95, **_: Any) -> CalibrationTest:
-        """Return the test with statistic z and two-sided p-value; the interval is NaN.
-
-        The noise floor is sqrt(2 / pi), the expected |z| for a calibrated model.
-        """
+        """Return z, its two-sided p-value and the noise floor sqrt(2 / pi), the expected |z| for a calibrated model."""
         z, p_value = spiegelhalter_from_sums(statistic), spiegelhalter_from_sums(statistic, "p_value")
         floor, nan = torch.full_like(z, math.sqrt(2 / math.pi)), torch.full_like(z, torch.nan)
         return CalibrationTest(z, floor, p_value, nan, nan, level, "normal approximation, two-sided")

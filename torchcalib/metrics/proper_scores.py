@@ -298,10 +298,7 @@ class ECD(ScoreMetric):
 
 
 def is_correct(p: Predictions) -> Tensor:
-    """Return 1 where the most probable class is the true class, else 0, `(..., N)`.
-
-    For a soft target, return the target probability of the most probable class.
-    """
+    """Return the target probability of the most probable class, `(..., N)`: 1 or 0 for labels."""
     outcome = top_label(p).outcome
     return outcome.to(wide_dtype(outcome.device))
 
@@ -320,10 +317,9 @@ def _accuracy(
     average: Average | None = "macro",
     **options: Unpack[InputOptions],
 ) -> ScoreEstimator:
-    """Accuracy: fraction of samples whose most probable class is the true class.
+    """Accuracy: fraction of samples whose most probable class is the true class; on ties, the first class.
 
-    On ties, the first class is the prediction. Accuracy equals 1 minus the Bayes risk with zero-one costs, and does not
-    measure calibration.
+    It equals 1 minus the Bayes risk with zero-one costs, and does not measure calibration.
 
     Args:
         target: Labels; or soft targets, whose probability of the most probable class is averaged.

@@ -131,7 +131,7 @@ def scored(
     average: Average | None = "macro",
     **options: Unpack[InputOptions],
 ) -> ScoreEstimator:
-    """Create the estimator of a mean score.
+    """Return the estimator of a mean score, with values `(...)`, or `(..., L)` for multi-label with `average=None`.
 
     Args:
         score: Definition of the score.
@@ -140,9 +140,6 @@ def scored(
         priors: Class priors that replace the class frequencies in the data.
         average: Multi-label: `"macro"` averages over labels, None returns one value per label.
         **options: Input options, see `InputOptions`.
-
-    Returns:
-        An estimator with values `(...)`, or `(..., L)` for multi-label with `average=None`.
     """
     demands = {"hard_targets": priors is not None, "least_votes": score.least_votes}
     input_format = input_format_of(task, options, **demands)

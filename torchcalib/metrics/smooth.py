@@ -303,10 +303,9 @@ def _points(sample: RankedSample, n_points: int) -> tuple[Tensor, Tensor, Tensor
 
 
 def _may_be_many(sample: RankedSample, n_points: int) -> bool:
-    """Return True if any batch element may have more than `n_points` samples, including copies by weights.
+    """Return True if any batch element has more than `n_points` samples, including copies by weights.
 
-    True if values are not available on the host. This is safe, because pooling at most `n_points` samples into
-    `n_points` bins has no effect.
+    Also True if values are not available on the host: pooling fewer samples than bins has no effect.
     """
     return sample.n is not None and value_if_available((sample.n.sum(-1) <= n_points).all()) is not True
 
