@@ -111,7 +111,7 @@ class CalibrationMetric(Metric, Generic[S]):
     """Whether a captured CUDA graph updates the state in place."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Derive signature and docstring from the factory, and exclude properties and annotations from TorchScript."""
+        """Derive signature and docstring from the factory, and exclude attributes from TorchScript."""
         super().__init_subclass__(**kwargs)
         bases = [vars(base) for base in cls.__mro__]
         properties = {name for base in bases for name, member in base.items() if isinstance(member, property)}

@@ -260,9 +260,9 @@ def _entropy_gap(
 ) -> ScoreEstimator:
     """Entropy of the predictions q minus the entropy of the label distributions t, averaged over samples.
 
-    It is the mean of sum_k t_k log t_k - sum_k q_k log q_k. If it is positive, the model is less certain than the
-    annotators; if it is negative, more certain. Differences of opposite sign cancel. The value does not depend
-    on which classes are predicted. With few annotators the entropy of t is too small and the value biased upwards.
+    It is the mean of sum_k t_k log t_k - sum_k q_k log q_k. A positive value means that the model is less certain
+    than the annotators. Differences of opposite sign cancel. The value does not depend on which classes are predicted.
+    With few annotators the entropy of t is too small and the value biased upwards.
 
     Args:
         target: Annotator counts, proportions or labels, as for `total_variation`.

@@ -49,7 +49,7 @@ def ranked(
 
 
 def no_average(task: Task, mode: Mode | None, options: Mapping[str, Any]) -> Average | None:
-    """Return the value of `average` for a metric that is not averaged over classes or labels.
+    """Return `average` for a metric that is never averaged over classes: None if class-wise, otherwise "macro".
 
     Raises:
         TypeError: If `options` contains `average`.

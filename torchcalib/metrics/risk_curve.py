@@ -58,7 +58,7 @@ def bayes_risk_curve(
     priors: Tensor | Sequence[float] | None = None,
     **options: Unpack[InputOptions],
 ) -> BayesRiskCurve:
-    """Return the Bayes risk for two classes as a function of the operating point c.
+    """Compute the Bayes risk for two classes as a function of the operating point c.
 
     The decision is class 1 for probabilities above c, otherwise class 0. A false alarm costs 1/(1-c) and a miss 1/c; c
     is the optimal threshold for these costs. Every cost matrix for two classes is equivalent to the costs for one c, up

@@ -109,7 +109,7 @@ class ScoreEstimator(Estimator[ScoreSum]):
         return s.share if self.priors is None else torch.as_tensor(self.priors).to(s.sums)
 
     def with_checked_priors(self, num_classes: int) -> Self:
-        """Return a copy of this estimator with validated priors, in float64."""
+        """Return a copy of this estimator with validated class priors, in float64."""
         return self if self.priors is None else replace(self, priors=read_priors(self.priors, num_classes))
 
     def streamed(self, num_classes: int | None, **_: Any) -> Self:
