@@ -68,7 +68,7 @@ def test_group_names_are_shown_as_text(tmp_path, capsys):
     found = ReportBuilder.load(tmp_path / "state.pt").report()
     assert found.groups.n_groups == len(names)
     x = torch.full((len(names),), 0.1, dtype=torch.float64)
-    evidence = CalibrationTest(x, x / 2, x, x / 2, 2 * x, 0.95)
+    evidence = CalibrationTest(x, x / 2, x, x / 2, 2 * x, 0.95, "m")
     whole = replace(found, groups=GroupTable.of(names, torch.full((len(names),), 40.0), evidence))
     terminal.show(whole)
     for text in (capsys.readouterr().out, str(whole)):

@@ -111,7 +111,7 @@ class CalibrationMetric(Metric, Generic[S]):
     """Whether a captured CUDA graph updates the state in place."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Derive signature and docstring from the factory, and exclude properties and annotations from TorchScript."""
+        """Derive signature and docstring from the factory, and exclude attributes from TorchScript."""
         super().__init_subclass__(**kwargs)
         bases = [vars(base) for base in cls.__mro__]
         properties = {name for base in bases for name, member in base.items() if isinstance(member, property)}
@@ -253,10 +253,7 @@ class CalibrationMetric(Metric, Generic[S]):
             self.state = add(self.state, batch)
 
     def _add_in_graph(self, batch: Any) -> None:
-        """Add the state of a batch in place, so that replays of the CUDA graph repeat the addition.
-
-        Disable the cache for `compute`, because replays do not run the Python code that clears it.
-        """
+        """Add in place, so that graph replays repeat it. Disable the cache of `compute`, which replays cannot clear."""
         if not self._is_plain_sum or self._enable_grad:  # `forward` enables it
             raise RuntimeError(
                 f"`{type(self).__name__}` must be updated outside the capture of a CUDA graph, got a call within it. "
@@ -322,14 +319,11 @@ class CalibrationMetric(Metric, Generic[S]):
         self._update_count += 1
 
     def plot(self, val: Any = None, ax: Any = None) -> Any:
-        """Plot one metric value, or a sequence of values over time.
+        """Plot one metric value, or a sequence of values over time. Return the figure and the axes.
 
         Args:
             val: The value or values to plot. None plots `compute()`.
             ax: Matplotlib axes. None creates a new figure.
-
-        Returns:
-            The figure and the axes.
         """
         _, axes = self._plot(val, ax)  # with `ax`, torchmetrics does not return the figure
         return axes.get_figure(), axes  # type: ignore[union-attr]  # one plot returns one `Axes`
@@ -376,19 +370,16 @@ class CalibrationMetric(Metric, Generic[S]):
     def test(
         self, *, level: float = 0.95, n_replicates: int = 999, seed: int = 0, with_interval: bool = True
     ) -> CalibrationTest:
-        """Test whether the model is calibrated, over all ranks if `torch.distributed` is running.
+        """Return the calibration error with its noise floor (expected value if calibrated), p-value and interval.
 
-        The test is computed from the state. See `torchcalib.inference.calibration_test` for the method.
+        It uses the state, over all ranks if `torch.distributed` is running. The method is that of
+        `torchcalib.inference.calibration_test`.
 
         Args:
             level: Level of the interval, in (0, 1).
             n_replicates: Number R of simulated replicates. The smallest possible p-value is 1 / (R + 1).
             seed: Seed for the simulation.
             with_interval: Compute the interval. False is faster and sets it to NaN.
-
-        Returns:
-            The error, its noise floor (expected value under perfect calibration), a p-value and an interval, each in
-            the shape of the value.
 
         Raises:
             TypeError: If the metric is not a calibration error.
@@ -398,15 +389,12 @@ class CalibrationMetric(Metric, Generic[S]):
         return self.test_from(self._synced_statistic(), **how)
 
     def test_from(self, statistic: S, **how: Any) -> CalibrationTest:  # noqa: ARG002 - for subclasses
-        """Compute the calibration test from accumulated sums or samples.
+        """Return the calibration test, with one entry per batch element, for accumulated sums or samples.
 
         Args:
-            statistic: Sums over bins, including the sums for the noise floor; or a sample. Extra leading axes are
+            statistic: Sums over bins, including sums for the noise floor; or a `RankedSample`. Extra leading axes are
                 batch axes.
             **how: Arguments of `test`.
-
-        Returns:
-            A `CalibrationTest` with one entry per batch element.
         """
         raise TypeError(
             f"`metric` must be a calibration error to have a noise floor, got {type(self).__name__}. "

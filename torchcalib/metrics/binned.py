@@ -79,7 +79,7 @@ def binned(
     from_sample: bool = False,
     hard_targets: bool = False,
 ) -> BinnedEstimator:
-    """Create the estimator of a calibration error over bins.
+    """Return the estimator of a calibration error over bins, with values `(...)`, or `(..., C)` with `average=None`.
 
     Args:
         formula: Function from sums over bins to values `(...)`.
@@ -90,9 +90,6 @@ def binned(
         options: Input options, see `InputOptions`.
         from_sample: Store samples even for equal-width bins, because the formula needs more than sums.
         hard_targets: Reject soft targets, because the formula counts labels.
-
-    Returns:
-        An estimator with values `(...)`, or `(..., C)` with `average=None`.
     """
     mode = resolve_mode(task_read_as(task, options), mode)
     is_classwise = mode == "classwise"
@@ -227,9 +224,9 @@ def _ace(
 ) -> BinnedEstimator:
     """Adaptive calibration error (ACE): expected calibration error over bins with equal numbers of samples.
 
-    ACE = sum_b share_b |gap_b|, with gap_b = frequency - mean confidence in bin b and share_b the fraction of samples
-    in bin b. The N samples are sorted by confidence, and bin i starts at position `i * N // n_bins`. `weights` must be
-    whole numbers, the copies of a sample.
+    ACE = sum_b share_b |gap_b|, with gap_b = frequency - mean confidence in bin b and share_b its fraction of samples.
+    The N samples are sorted by confidence, and bin i starts at position `i * N // n_bins`. `weights` must be whole
+    numbers, the copies of a sample.
 
     Args:
         ties: `"pool"` assigns all samples with equal confidence to the bin of the first one. The value then does not
@@ -294,9 +291,9 @@ def _esce(
 ) -> BinnedEstimator:
     """Expected signed calibration error (ESCE): mean outcome minus mean confidence.
 
-    ESCE = sum_b share_b gap_b, which equals mean(outcome) - mean(confidence) for any bins. For the top label, a positive
-    value indicates under-confidence, a negative value over-confidence. For confidences below 0.5 the meaning of the
-    sign is reversed.
+    ESCE = sum_b share_b gap_b, which equals mean(outcome) - mean(confidence) for any bins. For the top label, a
+    positive value indicates under-confidence, a negative value over-confidence. For confidences below 0.5 the meaning
+    of the sign is reversed.
 
     Returns:
         A difference of probabilities in [-1, 1], `(...)`, or `(..., C)` with `average=None`, in the dtype of `preds`
@@ -336,7 +333,7 @@ class ESCE(BinnedMetric):
     factory = staticmethod(_esce)
     from_bins = staticmethod(esce_from_bins)
     is_signed = True
-    higher_is_better = None  # the best value is 0, between the bounds
+    higher_is_better = None  # the optimum is 0, inside the range of values
     plot_lower_bound = -1.0
     question = "mean frequency minus mean confidence"
     source = "Sumler et al., An Entropic Metric, sec. II"
@@ -427,13 +424,13 @@ def _rmsce(
 ) -> BinnedEstimator:
     """Root mean squared calibration error (RMSCE) over bins.
 
-    RMSCE = sqrt(sum_b share_b gap_b^2), with gap_b = frequency - mean confidence in bin b and share_b the fraction of
-    samples in bin b. Large gaps have more weight than in `ece`. The value is biased upwards, because the frequency in
-    each bin is noisy.
+    RMSCE = sqrt(sum_b share_b gap_b^2), with gap_b = frequency - mean confidence in bin b and share_b its fraction of
+    samples. Large gaps have more weight than in `ece`. The value is biased upwards, because the frequency in each bin
+    is noisy.
 
     Args:
-        debiased: Subtract the estimated variance of the frequency f in n samples, f (1 - f) / (n - 1), from each squared
-            gap, and clamp the sum at 0. Bins with fewer than 2 samples are not corrected.
+        debiased: Subtract the estimated variance of the frequency f, f (1 - f) / (n - 1), from each squared gap. The
+            sum is clamped at 0. Bins with fewer than 2 samples are not corrected.
 
     Returns:
         A probability in [0, 1], `(...)`, or `(..., C)` with `average=None`, in the dtype of `preds` (at least
@@ -494,9 +491,9 @@ def calibration_curve(
 ) -> BinTable:
     """Compute the calibration curve: a table of the frequency of the event and the mean confidence in each bin.
 
-    The other columns are bin edges, number of samples, fraction of all samples (`share`), gap (frequency - confidence),
-    mean entropic calibration difference (ECD), and a consistency band. If the model is calibrated, the band contains
-    the frequency in a given bin with at least 95% probability.
+    The other columns are bin edges, number of samples, fraction of all samples (`share`) and gap (frequency -
+    confidence). The table also contains the mean entropic calibration difference (ECD) and a consistency band. If the
+    model is calibrated, the band contains the frequency in a given bin with at least 95% probability.
 
     Returns:
         A `BinTable` with columns `(..., B)`, class-wise and multi-label `(..., C, B)`, in float64.

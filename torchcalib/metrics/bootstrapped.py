@@ -24,7 +24,7 @@ S = TypeVar("S")
 
 @dataclass(frozen=True)
 class Replicates(SumsKind[S]):
-    """State of `Bootstrapped`: sums for the data and R replicates `(1 + R, ...)`, then the number of resampled rows."""
+    """Operations on the state of `Bootstrapped`: sums for the data and R replicates, and the number of rows."""
 
     def empty(self) -> Tensor:
         """Return the initial state, all zeros."""
@@ -35,7 +35,7 @@ class Replicates(SumsKind[S]):
         return super().statistic(state[:-1])
 
     def resampled(self, p: Predictions, seed: int, rank: int, first: int) -> Tensor:
-        """Compute the state for a batch, with Poisson weights in each replicate.
+        """Return the state `(n,)` for a batch, with Poisson weights in each replicate.
 
         The weight of a row depends only on seed, rank, replicate and row number, and not on the batch sizes.
 
@@ -44,9 +44,6 @@ class Replicates(SumsKind[S]):
             seed: Seed for the weights.
             rank: Rank of this process.
             first: Number of rows in previous batches on this rank.
-
-        Returns:
-            The state `(n,)` in float64 if the device supports it.
         """
         n, device = p.samples[-1], p.given.device
         counters = torch.arange(first, first + n, device=device)
@@ -135,14 +132,14 @@ class Bootstrapped(WrappedMetric[S]):
         return Interval(values[0], values[1:], self.level)
 
     def reset(self) -> None:
-        """Reset the state and the row numbers. The next rows get the same weights as the first rows before."""
+        """Reset the state and the row counter, so that the sequence of replicate weights starts again."""
         super().reset()
         if not self._in_forward:  # torchmetrics also calls `reset` within `forward`, to compute the batch value
             self._n_rows = 0
 
     @torch.jit.unused
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Add a batch to the state and return the value for this batch, with its gradient."""
+        """Add a batch to the state and return the differentiable metric value for this batch."""
         self._in_forward = True
         try:
             return super().forward(*args, **kwargs)

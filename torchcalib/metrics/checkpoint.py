@@ -1,7 +1,4 @@
-"""Loading of saved metric states.
-
-Each state is saved with a description of the metric, which prevents loading it into a different metric.
-"""
+"""Loading of saved metric states. Each contains a description, which prevents loading into a different metric."""
 
 import json
 from collections.abc import Mapping
@@ -26,10 +23,7 @@ _MAX_BYTES = 2**20
 """Maximum size of a description in bytes. Larger ones are rejected before parsing."""
 
 _IRRELEVANT = {"nan_policy"}
-"""Options that may differ between a saved state and the metric.
-
-After an error for NaN, training can therefore resume from a checkpoint with `nan_policy="drop"`.
-"""
+"""Options that may differ from the saved state, so that training can resume with `nan_policy="drop"` after a NaN."""
 
 _OLD_PREFIXES = (*SumsKind.names, *SamplesKind.names[:-1], "invalid")
 """Prefixes of the entry names in old formats without a description, used to detect such states."""
@@ -64,16 +58,13 @@ def holds_state(saved: Mapping[str, Any], prefix: str) -> bool:
 def read_state(
     metric: "CalibrationMetric[Any]", argument: str, saved: Mapping[str, Any], prefix: str = ""
 ) -> tuple[Any, Description]:
-    """Check a saved metric state and copy it to the device of the metric.
+    """Check a saved metric state. Return a copy on the device of the metric, and the description.
 
     Args:
         metric: Metric into which the state will be loaded.
         argument: Name of the argument in error messages.
         saved: Saved state dict, which may contain further states.
         prefix: Prefix of the keys for this metric.
-
-    Returns:
-        The state and its description.
 
     Raises:
         ValueError: If the state is damaged, or belongs to a different metric or format.
@@ -143,10 +134,7 @@ def _check_alike(argument: str, theirs: Mapping[str, Any], mine: Mapping[str, An
 
 
 def _text(encoded: Any) -> bytes:
-    """Return the bytes of an encoded description.
-
-    The dtype is not checked, because a cast preserves ASCII codes in every dtype.
-    """
+    """Return the bytes of an encoded description in any dtype: casts preserve ASCII codes."""
     if not isinstance(encoded, Tensor) or encoded.dim() != 1 or not 0 < encoded.numel() <= _MAX_BYTES:
         raise TypeError(f"not a uint8 tensor (n,): {encoded!r:.100}")
     return bytes(encoded.detach().cpu().to(torch.int64).tolist())

@@ -80,7 +80,7 @@ class CalibrationCollection(MetricCollection):
         if self._all_persistent:
             self.persistent(True)
 
-    def update(  # type: ignore[override]  # MetricCollection itself overrides ModuleDict.update with another meaning
+    def update(  # type: ignore[override]  # MetricCollection also overrides ModuleDict.update incompatibly
         self,
         preds: Tensor,
         target: Tensor,
@@ -185,10 +185,7 @@ class CalibrationCollection(MetricCollection):
 
     @contextmanager
     def _synced(self) -> Iterator[None]:
-        """Sync all metrics for a `with` block, in one collective per process group.
-
-        Each metric unsyncs itself after its `compute`.
-        """
+        """Sync all metrics in one collective per process group. Each metric unsyncs itself after its `compute`."""
         # Metrics with a cached value return it without a sync, as in torchmetrics.
         groups = self._to_be_synced(lambda m: m._computed is None and m.dist_sync_fn is None and m._would_sync)
         to_sync = [metric for group in groups.values() for metric in group]

@@ -59,15 +59,12 @@ class CostMatrix:
 
     @classmethod
     def imbalanced(cls, num_classes: int, factor: float = 10.0, important: int = -1) -> Self:
-        """Return zero-one costs `(C, C)` in which missing the class `important` costs `factor` instead of 1.
+        """Return zero-one costs `(C, C)`, except that errors for the class `important` cost `factor`.
 
         Args:
             num_classes: Number of classes C.
             factor: Cost of a wrong decision for a sample of the class `important`, at least 0.
             important: Index of the important class; the default is the last class.
-
-        Returns:
-            A `CostMatrix` of shape `(C, C)`.
         """
         check_count("num_classes", num_classes, at_least=2)
         check_count("important", important, at_least=-num_classes, at_most=num_classes - 1)
@@ -85,13 +82,10 @@ class CostMatrix:
         return cls([[max(row) - utility for utility in row] for row in _rows(utilities, "utilities")])
 
     def with_reject(self, cost: float | Sequence[float]) -> Self:
-        """Add a reject decision as the last column.
+        """Return a cost matrix `(C, M + 1)` with an additional decision, such as a reject option, as its last column.
 
         Args:
             cost: Cost of the decision, one number or one number per class.
-
-        Returns:
-            A new `CostMatrix` of shape `(C, M + 1)`.
         """
         if hasattr(cost, "tolist"):  # a tensor or an array
             cost = cost.tolist()
@@ -129,7 +123,7 @@ class CostMatrix:
         """Return the decision with the smallest expected cost for class probabilities; the first one on ties.
 
         Expected costs that agree up to rounding errors are treated as ties. The decision therefore does not depend on
-        the order of summation in a matrix product, which may change with the batch size.
+        the order of summation, which may change with the batch size.
 
         Args:
             probs: Class probabilities `(..., C)` in the dtype of `tensor()`.

@@ -144,7 +144,7 @@ def bayes_decisions(
     how = InputFormat(task, from_logits=from_logits, class_axis=class_axis, validate_args=validate_args).resolved(preds)
     how.check_axis(preds)
     samples = how.samples_of(preds) if task != "multilabel" else preds.shape
-    p = how.read(preds, torch.zeros(samples, dtype=torch.int64, device=preds.device))  # the labels are not used
+    p = how.read(preds, torch.zeros(samples, dtype=torch.int64, device=preds.device))  # dummy labels
     decisions = _decisions(p, None if cost is None else read_costs(cost, p.num_classes))
     if task != "multilabel":
         return decisions.reshape(samples)

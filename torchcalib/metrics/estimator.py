@@ -38,7 +38,7 @@ class Estimator(Generic[S]):
 
     Attributes:
         input_format: Checks and converts tensors to `Predictions`.
-        accumulator: Computes the statistic (sums, or a sorted sample) from `Predictions`.
+        accumulator: Computes the statistic (`Sums` or a `RankedSample`) from `Predictions`.
         formula: Function from the statistic to values `(...)`, or `(..., *)` if there are several per batch element.
         averages: Whether values are averaged over the last batch axis, the classes or labels.
     """
@@ -68,14 +68,11 @@ class Estimator(Generic[S]):
         return by_pieces(self.formula, statistic) if isinstance(statistic, RankedSample) else self.formula(statistic)
 
     def streamed(self, num_classes: int | None, *, resolution: int | None = None) -> Self:
-        """Return a copy of this estimator for a streaming metric.
+        """Return a copy for a streaming metric, with a sketch as its accumulator if `resolution` is given.
 
         Args:
             num_classes: Number of classes or labels; None if unknown.
             resolution: Number of cells per unit of log-odds in a sketch of the samples. None stores all samples.
-
-        Returns:
-            The estimator with `num_classes`, and with a sketch as accumulator if `resolution` is given.
         """
         accumulator: Any = self.accumulator
         if resolution is not None and isinstance(accumulator, ExactSample):
@@ -84,7 +81,7 @@ class Estimator(Generic[S]):
 
 
 def batch_axes(statistic: Sums | RankedSample) -> int:
-    """Return the number of batch axes of accumulated sums `(..., F, K)` or of a sample `(..., N)`."""
+    """Return the number of batch axes of accumulated sums `(..., F, K)` or of samples `(..., N)`."""
     return statistic.score.dim() - 1 if isinstance(statistic, RankedSample) else statistic.sums.dim() - 2
 
 
@@ -128,14 +125,11 @@ def check_names(function: Callable[..., Any], options: Mapping[str, Any]) -> Non
 def functional(
     factory: Callable[P, Estimator[Any]], result: Callable[..., R] | None = None
 ) -> Callable[Concatenate[Tensor, Tensor, P], Any]:
-    """Create the public function of a metric from its factory.
+    """Return the public function of a metric: a function of `preds`, `target` and the options of the factory.
 
     Args:
         factory: Function from keyword options to an `Estimator`. Its docstring becomes that of the public function.
         result: Constructor of a named tuple from the entries of the last axis of the value. None returns the value.
-
-    Returns:
-        A function of `preds`, `target` and the options of the factory.
     """
     name = factory.__name__.removeprefix("_")
 
@@ -158,5 +152,5 @@ def functional(
         [*data, *with_implied_task(parameters_of(factory)), *input_parameters()],
         result or Tensor,
     )
-    factory.__doc__ = arguments_section(factory.__doc__)  # the class reuses it; doctest must run the example once
+    factory.__doc__ = arguments_section(factory.__doc__)  # without the example, which doctest must run once
     return cast(Callable[Concatenate[Tensor, Tensor, P], Any], function)

@@ -99,10 +99,7 @@ def nees(
 
 
 def reduced(scores: Tensor, weights: Tensor | None, reduction: Reduction) -> Tensor:
-    """Return the weighted mean of scores over the last axis, in at least float32.
-
-    With `reduction="none"` return the scores, NaN where the weight is 0.
-    """
+    """Return the weighted mean over the last axis in at least float32; or all scores, NaN where the weight is 0."""
     check_choice("reduction", reduction, get_args(Reduction))
     if reduction == "none":
         return scores if weights is None else scores.masked_fill(check_weights(weights, scores.shape) == 0, torch.nan)

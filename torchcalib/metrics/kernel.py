@@ -45,7 +45,7 @@ class KernelSettings:
     """Validated options of the squared kernel calibration error; see `skce`.
 
     Attributes:
-        task: Task; binary for a multi-class input with `positive_classes`.
+        task: Task of the metric: binary for multi-class input with `positive_classes`.
     """
 
     task: Task
@@ -104,9 +104,7 @@ class KernelSettings:
         n = weights.sum(-1)
         if self.estimator == "biased":
             return on_replicate_axes(total / n.square(), p)
-        own = (weights * r.square().sum(-1).unsqueeze(-2)).sum(
-            -1
-        )  # sum of the terms h(x, x), excluded from the unbiased estimate
+        own = (weights * r.square().sum(-1).unsqueeze(-2)).sum(-1)  # sum of the terms h(x, x)
         # With one sample, `total - own` is a rounding error, and dividing it by 0 could result in infinity.
         return on_replicate_axes(((total - own) / (n * (n - 1))).masked_fill(n < 2, torch.nan), p)
 
@@ -157,7 +155,7 @@ def _skce(
     chunk: int | None = None,
     **options: Unpack[InputOptions],
 ) -> KernelEstimator:
-    """Squared kernel calibration error (SKCE): mean inner product of residuals, weighted by the similarity of predictions.
+    """Squared kernel calibration error (SKCE): mean inner product of residuals, weighted by a kernel of predictions.
 
     SKCE is the mean over pairs of samples of h = (e_y - p)^T (e_y' - p') k(p, p'). Here p is the vector of
     probabilities, e_y the one-hot vector of the true class, and k a kernel. The population value is 0 if the model is
@@ -174,11 +172,11 @@ def _skce(
             over all pairs, including each sample with itself. It is never negative, and biased upwards. `"block"` is
             the mean of the unbiased estimates for blocks of `block_size` consecutive samples; incomplete blocks are
             ignored. It takes O(N) time, has a larger variance, and is unbiased only if the order of the samples is
-            random. `"linear"` is the same with blocks of two.
+            random. `"linear"` is "block" with `block_size=2`.
         kernel: `"laplacian"`: exp(-d / bandwidth) with the total variation distance d = sum_k |p_k - p'_k| / 2.
             `"gaussian"`: exp(-d^2 / (2 bandwidth^2)) with the Euclidean distance d.
-        bandwidth: A positive number. Total variation is in [0, 1], Euclidean distance in [0, sqrt(2)]. Or `"median"`, the
-            median distance between predictions of up to 1,024 evenly spaced samples. The kernel then depends on the
+        bandwidth: A positive number. Total variation is in [0, 1], Euclidean distance in [0, sqrt(2)]. Or `"median"`,
+            the median distance between predictions of up to 1,024 evenly spaced samples. The kernel then depends on the
             data.
         block_size: Number of samples in a block for `estimator="block"`, at least 2.
 
@@ -304,7 +302,7 @@ def skce_test(
         target: Labels or soft targets; see `skce`.
         task: `"binary"`, `"multiclass"` or `"multilabel"`.
         estimator: `"linear"` or `"block"`: normal approximation of the mean over independent blocks. Larger blocks have
-            more power; the order of the samples must be random. `"unbiased"`: p-value from the Hoeffding bound
+            more power. The order of the samples must be random. `"unbiased"`: p-value from the Hoeffding bound
             exp(-floor(N / 2) value^2 / 8) for a positive value, with |h| <= 2. It is valid for every sample size, but
             has much less power.
         kernel: See `skce`.

@@ -260,10 +260,9 @@ def _entropy_gap(
 ) -> ScoreEstimator:
     """Entropy of the predictions q minus the entropy of the label distributions t, averaged over samples.
 
-    It is the mean of sum_k t_k log t_k - sum_k q_k log q_k. If it is positive, the model is less certain than the
-    annotators; if it is negative, more certain. Differences of opposite sign cancel. The value does not
-    depend on which classes are predicted. With few annotators it is biased upwards, because the entropy of t is
-    underestimated.
+    It is the mean of sum_k t_k log t_k - sum_k q_k log q_k. A positive value means that the model is less certain
+    than the annotators. Differences of opposite sign cancel. The value does not depend on which classes are predicted.
+    With few annotators the entropy of t is too small and the value biased upwards.
 
     Args:
         target: Annotator counts, proportions or labels, as for `total_variation`.
@@ -308,7 +307,7 @@ class EntropyGap(ScoreMetric):
 
     factory = staticmethod(_entropy_gap)
     score = _score("entropy", "value")
-    higher_is_better = None  # the best value is 0, between the bounds
+    higher_is_better = None  # the optimum is 0, inside the range of values
     unit, perfect = "nats", 0.0
     question = "mean entropy of the predictions minus entropy of the label distributions"
     source = "Pavlovic, Beyond Accuracy; Baan et al., Stop Measuring Calibration When Humans Disagree"
@@ -323,8 +322,8 @@ def _squared_distance(
 ) -> ScoreEstimator:
     """Squared distance between predictions q and label distributions t: the mean of sum_k (q_k - t_k)^2.
 
-    It is the Brier score with soft targets t; the binary distance is (p - t)^2. The corrected value is an unbiased
-    estimate of the distance to the population distribution of the annotations, for any number of annotators.
+    It is the Brier score with soft targets t; the binary distance is (p - t)^2. For any number of annotators,
+    the corrected value is an unbiased estimate of the distance to the population label distribution.
 
     Args:
         target: Annotator counts, proportions or labels, as for `total_variation`.

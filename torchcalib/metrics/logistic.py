@@ -100,7 +100,7 @@ def _cox(
 
     Returns:
         A `CoxCalibration` with tensors `(...)`, class-wise and multi-label `(..., C)`, in the dtype of `preds` (at
-        least float32). Intercepts are log-odds. NaN without data. If the likelihood has no maximum:
+        least float32). Intercepts are log-odds. NaN without data. Special cases:
 
         - Probabilities are exactly 0 or 1 (infinite log-odds): all fields are NaN, unless `eps` is given.
         - The predictions separate the outcomes: the slope is inf (-inf if the order is reversed). Intercept, standard
@@ -156,7 +156,7 @@ class Cox(RankedMetric):
     perfect = 1.0
     question = "slope below 1: predictions are too extreme; intercept above 0: too low"
     source = "Cox, Biometrika 1958"
-    higher_is_better = None  # the best slope is 1, the best intercept 0
+    higher_is_better = None  # the optimum is a slope of 1 or an intercept of 0
     plot_lower_bound = None
     plot_upper_bound = None
 
@@ -203,10 +203,7 @@ class SpiegelhalterAccumulator(EventSums[Sums]):
         return torch.zeros_like(confidence, dtype=torch.int64)
 
     def quantities(self, events: Events) -> tuple[Tensor, ...]:
-        """Return the summands 1, (y - p) (1 - 2 p) and (1 - 2 p)^2 p (1 - p) for every event.
-
-        `events.complement` is used for 1 - p if available, because it is more accurate.
-        """
+        """Return 1, (y - p) (1 - 2 p) and (1 - 2 p)^2 p (1 - p); 1 - p is `events.complement` if given."""
         p, y = self._wide(events)
         not_p = 1 - p if events.complement is None else events.complement
         factor = not_p - p
@@ -215,7 +212,7 @@ class SpiegelhalterAccumulator(EventSums[Sums]):
     def events(self, p: Predictions) -> Events:
         """Return the events in `p`, with P(y=0) as their complement where it is more accurate than 1 - P(y=1)."""
         events = super().events(p)
-        if p.absent is not None:  # a NaN in a row of weight 0 would make the gradient NaN
+        if p.absent is not None:  # otherwise, NaN in a row of weight 0 would make the gradient NaN
             per_class = p.task == "multiclass" and self.mode == "classwise"
             absent = p.absent.unsqueeze(-2) if per_class else p.absent
             events = replace(events, confidence=events.confidence.masked_fill(absent, 0.5))
@@ -256,8 +253,8 @@ def _spiegelhalter(
     """Spiegelhalter's test of calibration: standardised difference between the Brier score and its expected value.
 
     z = sum (y - p) (1 - 2 p) / sqrt(sum (1 - 2 p)^2 p (1 - p)), approximately standard normal for a calibrated model.
-    A positive z means that the Brier score is worse than expected (mostly over-confidence). Errors
-    on both sides of p = 1/2 can cancel, so a small |z| does not prove calibration.
+    A positive z means that the Brier score is worse than expected (mostly over-confidence). Errors on both
+    sides of p = 1/2 can cancel, so a small |z| does not prove calibration.
 
     Args:
         target: Labels. Soft targets are not accepted, because their variance is unknown.
@@ -267,8 +264,8 @@ def _spiegelhalter(
 
     Returns:
         `(...)`, class-wise and multi-label `(..., C)`, in the dtype of `preds` (at least float32). NaN without data.
-        If every probability is 0, 1/2 or 1, the variance is 0. Then z is +inf and the p-value 0 if a prediction of 0 or 1
-        is wrong, otherwise both are NaN.
+        If every probability is 0, 1/2 or 1, the variance is 0. Then z is +inf and the p-value 0 if a prediction of 0 or
+        1 is wrong, otherwise both are NaN.
 
     Raises:
         TypeError, ValueError: for invalid input.
@@ -308,7 +305,7 @@ class Spiegelhalter(CalibrationMetric[Sums]):
     unit = "standard deviations"
     question = "Brier score minus its expected value for a calibrated model, in standard deviations"
     source = "Spiegelhalter, Statistics in Medicine 1986"
-    higher_is_better = None  # the best z is 0, between the bounds
+    higher_is_better = None  # the optimum is 0, inside the range of values
     plot_lower_bound = None
     plot_upper_bound = None
 
@@ -318,10 +315,7 @@ class Spiegelhalter(CalibrationMetric[Sums]):
             self.perfect, self.unit = 1.0, "probability"  # type: ignore[misc]
 
     def test_from(self, statistic: Sums, *, level: float = 0.95, **_: Any) -> CalibrationTest:
-        """Return the test with statistic z and two-sided p-value; the interval is NaN.
-
-        The noise floor is sqrt(2 / pi), the expected |z| for a calibrated model.
-        """
+        """Return z, its two-sided p-value and the noise floor sqrt(2 / pi), the expected |z| for a calibrated model."""
         z, p_value = spiegelhalter_from_sums(statistic), spiegelhalter_from_sums(statistic, "p_value")
         floor, nan = torch.full_like(z, math.sqrt(2 / math.pi)), torch.full_like(z, torch.nan)
         return CalibrationTest(z, floor, p_value, nan, nan, level, "normal approximation, two-sided")

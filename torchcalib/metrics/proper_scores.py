@@ -49,8 +49,8 @@ def _nll(
 
     Args:
         eps: Lower bound to which probabilities are clipped.
-        normalize: `"prior"` divides by the entropy of the class priors, which is the NLL of a model that always
-            predicts the priors. The result is the normalised cross entropy (NCE). If the data contain a single class,
+        normalize: `"prior"` divides by the entropy of the class priors, the NLL of a model that always predicts
+            the priors. The result is the normalised cross entropy (NCE). If the data contain a single class,
             the entropy is 0, and the result is inf or NaN.
         priors: Class priors `(C,)`, binary and per label `(2,)`. Samples are reweighted from the class frequencies to
             these priors. The result is NaN if a class with a positive prior has no samples. Integer targets only.
@@ -224,7 +224,7 @@ def ecd(
 ) -> Tensor:
     """Entropic calibration difference (ECD): mean log loss minus mean entropy of the predictions, in nats.
 
-    For probabilities q and true class h, the score of a sample is sum_k q_k log q_k - log q_h, with 0 log 0 = 0. The
+    The score of a sample is sum_k q_k log q_k - log q_h for probabilities q and true class h (0 log 0 = 0). The
     binary score is (p - y) log(p / (1-p)). The expected value for a calibrated model is 0. Positive values indicate
     over-confidence, negative values under-confidence. ECD does not need bins.
 
@@ -291,17 +291,14 @@ class ECD(ScoreMetric):
 
     factory = staticmethod(_ecd)
     score = _ECD
-    higher_is_better = None  # the best value is 0, between the bounds
+    higher_is_better = None  # the optimum is 0, inside the range of values
     unit, perfect = "nats", 0.0
     question = "mean log loss minus mean entropy of the predictions: over-confident (+) or under-confident (-)"
     source = "Sumler et al., An Entropic Metric, eq. 12, 15"
 
 
 def is_correct(p: Predictions) -> Tensor:
-    """Return 1 where the most probable class is the true class, else 0, `(..., N)`.
-
-    For a soft target, return the target probability of the most probable class.
-    """
+    """Return the target probability of the most probable class, `(..., N)`: 1 or 0 for labels."""
     outcome = top_label(p).outcome
     return outcome.to(wide_dtype(outcome.device))
 
@@ -320,10 +317,9 @@ def _accuracy(
     average: Average | None = "macro",
     **options: Unpack[InputOptions],
 ) -> ScoreEstimator:
-    """Accuracy: fraction of samples whose most probable class is the true class.
+    """Accuracy: fraction of samples whose most probable class is the true class; on ties, the first class.
 
-    On ties, the first class is the prediction. Accuracy equals 1 minus the Bayes risk with zero-one costs, and does not
-    measure calibration.
+    It equals 1 minus the Bayes risk with zero-one costs, and does not measure calibration.
 
     Args:
         target: Labels; or soft targets, whose probability of the most probable class is averaged.

@@ -40,7 +40,7 @@ def ranked(
     *,
     hard_targets: bool = False,
 ) -> Estimator[RankedSample]:
-    """Create the estimator of a rank-based metric. `formula` maps a sample to values `(...)`; see `binned`."""
+    """Create the estimator of a rank-based metric. `formula` maps a `RankedSample` to values `(...)`; see `binned`."""
     mode = resolve_mode(task_read_as(task, options), mode)
     is_classwise = mode == "classwise"
     check_average(average, is_classwise)
@@ -49,7 +49,7 @@ def ranked(
 
 
 def no_average(task: Task, mode: Mode | None, options: Mapping[str, Any]) -> Average | None:
-    """Return the value of `average` for a metric that is not averaged over classes or labels.
+    """Return `average` for a metric that is never averaged over classes: None if class-wise, otherwise "macro".
 
     Raises:
         TypeError: If `options` contains `average`.
@@ -78,15 +78,15 @@ class RankedMetric(CalibrationMetric[RankedSample]):
     """Whether `test` computes an interval, which needs about 2,000 replicates."""
 
     def from_sample(self, sample: RankedSample) -> Tensor:
-        """Compute the metric value from a sample, `(...)`."""
+        """Compute the metric value from a `RankedSample`, `(...)`."""
         return self.estimator.formula(sample)
 
     def without_noise(self, sample: RankedSample) -> Tensor:
-        """Compute the error from a sample whose outcomes are noise-free frequencies, `(...)`."""
+        """Compute the error from a `RankedSample` whose outcomes are noise-free frequencies, `(...)`."""
         return self.from_sample(sample)
 
     def test_from(self, statistic: RankedSample, *, with_interval: bool = True, **how: Any) -> CalibrationTest:
-        """Compute the calibration test from a sample; extra leading axes are batch axes."""
+        """Compute the calibration test from a `RankedSample`; extra leading axes are batch axes."""
         test = ErrorTest(
             partial(by_pieces, self.from_sample),
             without_noise=partial(by_pieces, self.without_noise),
@@ -206,7 +206,7 @@ Component = Literal["mcb", "dsc", "unc", "score"]
 
 
 def corp_from_sample(sample: RankedSample, score: CORPScore) -> Tensor:
-    """Compute the fields of `CORPDecomposition` from a sample, as a tensor `(..., 4)`."""
+    """Compute the fields of `CORPDecomposition` from a `RankedSample`, as a tensor `(..., 4)`."""
     blocks = Binning("pava").of(sample)
     s, n, k = blocks.sample, blocks.n.detach(), blocks.outcomes.detach()
     total = blocks.total.detach()
@@ -219,7 +219,7 @@ def corp_from_sample(sample: RankedSample, score: CORPScore) -> Tensor:
 
 
 def _mcb_of_frequencies(sample: RankedSample, score: CORPScore) -> Tensor:
-    """Compute the miscalibration `(...)` from a sample whose outcomes are noise-free frequencies."""
+    """Compute the miscalibration `(...)` from a `RankedSample` whose outcomes are noise-free frequencies."""
     s = sample.sorted()
     n = s.counts.to(s.confidence.dtype)
     best = n * isotonic_regression(s.positives / n, n)
@@ -320,7 +320,7 @@ class CORP(RankedMetric):
     unit = "squared probability (Brier score) or nats (log loss)"
     question = "component of a score; MCB: gain by the best monotone recalibration"
     source = "Dimitriadis et al., Stable reliability diagrams, PNAS 2021, eq. 1-3"
-    higher_is_better = None  # depends on the component
+    higher_is_better = None  # differs between components
     plot_upper_bound = None
 
     def __init__(self, task: Task | None = None, *, component: Component = "mcb", **options: Any) -> None:
@@ -329,15 +329,15 @@ class CORP(RankedMetric):
         self.component = component
 
     def from_sample(self, sample: RankedSample) -> Tensor:
-        """Compute the selected component of the decomposition from a sample, `(...)`."""
+        """Compute the selected component of the decomposition from a `RankedSample`, `(...)`."""
         return super().from_sample(sample)[..., CORPDecomposition._fields.index(self.component)]
 
     def without_noise(self, sample: RankedSample) -> Tensor:
-        """Compute the miscalibration from a sample whose outcomes are noise-free frequencies, `(...)`."""
+        """Compute the miscalibration from a `RankedSample` whose outcomes are noise-free frequencies, `(...)`."""
         return _mcb_of_frequencies(sample, self.settings["score"])
 
     def test_from(self, statistic: RankedSample, **how: Any) -> CalibrationTest:
-        """Compute the calibration test from a sample. Raise ValueError for components other than MCB."""
+        """Compute the calibration test from a `RankedSample`. Raise ValueError for components other than MCB."""
         if self.component != "mcb":
             raise ValueError(
                 f"`component` must be 'mcb' for a test of calibration, got {self.component!r}. "
@@ -441,7 +441,7 @@ def corp_curve(
 
 
 def curve_of(sample: RankedSample, level: float = 0.95, n_replicates: int = 999, seed: int = 0) -> CORPCurve:
-    """Compute the CORP curve from a sample; see `corp_curve`."""
+    """Compute the CORP curve from a `RankedSample`; see `corp_curve`."""
     cells = RunCells.of(sample, _MAX_POINTS)
     observed = cells.with_gaps(cells.gap)
     low, high = [], []

@@ -58,12 +58,12 @@ def bayes_risk_curve(
     priors: Tensor | Sequence[float] | None = None,
     **options: Unpack[InputOptions],
 ) -> BayesRiskCurve:
-    """Return the Bayes risk for two classes as a function of the operating point c.
+    """Compute the Bayes risk for two classes as a function of the operating point c.
 
     The decision is class 1 for probabilities above c, otherwise class 0. A false alarm costs 1/(1-c) and a miss 1/c; c
     is the optimal threshold for these costs. Every cost matrix for two classes is equivalent to the costs for one c, up
     to a factor. The curve therefore shows for which costs the predictions are useful. The area under the curve is the
-    cross entropy, or the Brier score if the curve is weighted by 2 c (1-c); see `bayes_risk_area`.
+    cross entropy. With weight 2 c (1-c) it is the Brier score; see `bayes_risk_area`.
 
     Args:
         task: `"binary"`, `"multilabel"`, or `"multiclass"` with `positive_classes`.
@@ -110,8 +110,7 @@ def bayes_risk_area(
     """Area under the Bayes risk curve for two classes: weighted integral of the risk over all operating points c.
 
     The integral is exact. With uniform weight it is the cross entropy in nats (`nll`). With weight 2 c (1-c) it is the
-    Brier score. For soft targets t, it is the expected Brier score of labels sampled from t, which is larger by
-    t (1-t).
+    Brier score. For soft targets t, it is the expected Brier score of sampled labels, which is larger by t (1-t).
 
     Args:
         task: `"binary"`, `"multilabel"`, or `"multiclass"` with `positive_classes`.

@@ -9,10 +9,7 @@ from torchmetrics.utilities.exceptions import TorchMetricsUserError
 
 @contextmanager
 def unchanged_on_error(*metrics: Metric) -> Iterator[None]:
-    """Restore all attributes of the metrics if the `with` block raises.
-
-    Tensors are not copied, because updates never change them in place.
-    """
+    """Restore the metrics if the `with` block raises. Tensors need no copy, because updates are not in place."""
     before = [{**metric.__dict__, **metric._copy_state_dict()} for metric in metrics]
     try:
         yield

@@ -110,7 +110,7 @@ class ScoreEstimator(Estimator[ScoreSum]):
         return s.share if self.priors is None else torch.as_tensor(self.priors).to(s.sums)
 
     def with_checked_priors(self, num_classes: int) -> Self:
-        """Return a copy of this estimator with validated priors, in float64."""
+        """Return a copy of this estimator with validated class priors, in float64."""
         return self if self.priors is None else replace(self, priors=read_priors(self.priors, num_classes))
 
     def streamed(self, num_classes: int | None, **_: Any) -> Self:
@@ -132,7 +132,7 @@ def scored(
     average: Average | None = "macro",
     **options: Unpack[InputOptions],
 ) -> ScoreEstimator:
-    """Create the estimator of a mean score.
+    """Return the estimator of a mean score, with values `(...)`, or `(..., L)` for multi-label with `average=None`.
 
     Args:
         score: Definition of the score.
@@ -141,9 +141,6 @@ def scored(
         priors: Class priors that replace the class frequencies in the data.
         average: Multi-label: `"macro"` averages over labels, None returns one value per label.
         **options: Input options, see `InputOptions`.
-
-    Returns:
-        An estimator with values `(...)`, or `(..., L)` for multi-label with `average=None`.
     """
     demands = {"hard_targets": priors is not None, "least_votes": score.least_votes}
     input_format = input_format_of(task, options, **demands)

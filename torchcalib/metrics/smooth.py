@@ -48,8 +48,8 @@ _CHUNK = 2**22  # maximum number of values in memory for batch elements that are
 class SmoothingCells(BinStats):
     """Sums over the cells between adjacent nodes of all smoothing grids; see `ops.smoothing.cells`.
 
-    The summed quantities are weight, confidence p, outcome y, p (1 - p), `noise` (optional) and p y, in this order. They
-    determine the linear rounding of samples to any grid, so the grid can be chosen after accumulation.
+    The summed quantities are weight, confidence p, outcome y, p (1 - p), `noise` (optional) and p y, in this order.
+    They determine the linear rounding of samples to any grid, so the grid can be chosen after accumulation.
     """
 
 
@@ -96,11 +96,11 @@ class SmoothingAccumulator(EventSums[BinStats]):
 
 
 def _parts(cells: BinStats) -> tuple[Tensor, Tensor]:
-    """Return sums over cells of (w, w p) and (w r, w r p), each `(..., 2, K)`.
+    """Return sums over events in each cell: (w, w p) and (w r, w r p), each `(..., 2, K)`.
 
     The symbols are weight w, confidence p and residual r = p - y. Simulated `BinStats` do not contain sums of products:
-    r p is then approximated with the mean confidence in each cell. Cells are at most 1 / 5,120 wide, so the effect after
-    smoothing is negligible.
+    r p is then approximated with the mean confidence in each cell. Cells are at most 1 / 5,120 wide, so the effect
+    after smoothing is negligible.
     """
     sums = cells.sums
     n, confidence, outcome = sums[..., :3, :].unbind(-2)
@@ -113,7 +113,7 @@ def _parts(cells: BinStats) -> tuple[Tensor, Tensor]:
 
 
 def smece_from_cells(cells: BinStats, bandwidth: float | None = None) -> Tensor:
-    """Compute the smooth calibration error `(...)` from sums over cells. By default the data determine the width."""
+    """Compute the smooth calibration error `(...)` from sums over cells. None selects the width from the data."""
     weight, residual = _parts(cells)
     width = best_width(weight, residual) if bandwidth is None else bandwidth
     return smoothed_error(weight, residual, width)
@@ -129,7 +129,7 @@ class SmoothEstimator(Estimator[BinStats]):
     """Estimator of a metric computed from `SmoothingCells`. The sums take 763 kB per batch element or class."""
 
     def of(self, p: Predictions) -> Tensor:
-        """Return the metric value for validated predictions. Batch elements are processed in chunks to limit the memory."""
+        """Return the metric value for validated predictions, processing batch elements in chunks."""
         accumulator: Any = self.accumulator
         if p.replicates and p.weights is not None:
             return super().of(p)
@@ -180,18 +180,18 @@ def _smece(
 ) -> SmoothEstimator:
     """Smooth expected calibration error (smECE): mean absolute value of kernel-smoothed residuals.
 
-    smECE is the mean of |r(c)| over the smoothed density of the confidence c. The function r is the kernel regression of
-    the residuals (outcome minus confidence) on the confidence. The kernel is Gaussian, reflected at 0 and 1. Its width
-    is the smallest multiple of 1/1024 that is at least the smECE for this width. smECE is continuous in the predictions.
-    For a large number of samples it tends to 0 only if the model is calibrated.
+    smECE is the mean of |r(c)| over the smoothed density of the confidence c. The function r is the kernel regression
+    of the residuals (outcome minus confidence) on the confidence. The kernel is Gaussian, reflected at 0 and 1. Its
+    width is the smallest multiple of 1/1024 that is at least the smECE for this width. Small changes of the predictions
+    have a small effect on smECE. For a large number of samples it tends to 0 only if the model is calibrated.
 
     The numerical method follows the authors' package relplot 1.0.3. Samples are rounded linearly to a grid of 1,000
     steps (steps of width / 10 for widths below 0.01). The smoothed residuals are evaluated at 200 points (10 / width
     points for widths below 0.05).
 
     Args:
-        bandwidth: Width of the kernel, from 1/512 to 1. None selects it from the data. For a width below 0.01 that is not
-            a multiple of 1/1024, the finest grid is used.
+        bandwidth: Width of the kernel, from 1/512 to 1. None selects it from the data. For a width below 0.01 that is
+            not a multiple of 1/1024, the finest grid is used.
 
     Returns:
         A probability in [0, 1], `(...)`, or `(..., C)` with `average=None`, in the dtype of `preds` (at least
@@ -223,8 +223,8 @@ smece = functional(_smece)
 class SmECE(CalibrationMetric[BinStats]):
     """Streaming smooth expected calibration error (smECE); see `smece`.
 
-    The state contains 6 sums for each of 15,888 cells of the confidence: 763 kB per class for any number of samples. The
-    value equals that of `smece` for all samples, up to rounding errors. `test` does not compute an interval.
+    The state contains 6 sums for each of 15,888 cells of the confidence: 763 kB per class for any number of samples.
+    The value equals that of `smece` for all samples, up to rounding errors. `test` does not compute an interval.
 
     Example:
         >>> metric = SmECE(task="binary")
@@ -282,7 +282,7 @@ _SHARES: dict[str, float] = {"e50": 0.5, "e90": 0.9, "emax": 1.0}
 
 
 def ici_from_sample(sample: RankedSample, component: ICIComponent, span: float, degree: int, n_points: int) -> Tensor:
-    """Compute the mean or a quantile `(...)` of |confidence - smoothed outcome| from a sample; see `ici`."""
+    """Compute the mean or a quantile `(...)` of |confidence - smoothed outcome| over all samples; see `ici`."""
     confidence, frequency, n = _points(sample, n_points)
     empty = n == 0
     confidence, frequency = confidence.masked_fill(empty, 0), frequency.masked_fill(empty, 0)
@@ -303,10 +303,9 @@ def _points(sample: RankedSample, n_points: int) -> tuple[Tensor, Tensor, Tensor
 
 
 def _may_be_many(sample: RankedSample, n_points: int) -> bool:
-    """Return True if any batch element may have more than `n_points` samples, including copies by weights.
+    """Return True if any batch element has more than `n_points` samples, including copies by weights.
 
-    True if values are not available on the host. This is safe, because pooling at most `n_points` samples into
-    `n_points` bins has no effect.
+    Also True if values are not available on the host: pooling fewer samples than bins has no effect.
     """
     return sample.n is not None and value_if_available((sample.n.sum(-1) <= n_points).all()) is not True
 
@@ -342,9 +341,9 @@ def _ici(
     ICI = mean |p - f(p)|, where f is a local regression (loess) of the outcomes on the predictions p. At each p, a
     polynomial is fitted to the nearest samples with tricube weights. Values of f may be outside [0, 1].
 
-    The curve is fitted at every prediction, as in R with `loess(y ~ p, surface = "direct")` and its defaults. (The paper
-    uses the R default, which interpolates between a few fits.) If there are more than `n_points` samples, including
-    copies, they are first pooled into `n_points` equal-mass bins. This changes about the sixth digit of the value.
+    The curve is fitted at every prediction, as in R with `loess(y ~ p, surface = "direct")` and its defaults. (The
+    paper uses the R default, which interpolates between a few fits.) More than `n_points` samples, including copies,
+    are first pooled into `n_points` equal-mass bins. This changes about the sixth digit of the value.
 
     Args:
         component: Summary of the distances |p - f(p)|: the mean `"ici"`, the median `"e50"`, the 90th percentile

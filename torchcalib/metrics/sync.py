@@ -1,7 +1,4 @@
-"""Synchronise metric states across the ranks of `torch.distributed`.
-
-Sums need one collective operation. Stored samples need a second one.
-"""
+"""Synchronise metric states across ranks: sums in one collective operation, stored samples in a second one."""
 
 import zlib
 from collections.abc import Callable, Sequence

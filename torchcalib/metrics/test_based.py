@@ -25,7 +25,7 @@ def tce_from_bins(b: BinStats, alpha: float, test: Test, norm: Norm) -> Tensor:
 
 
 def _rejected_percent(b: BinStats, alpha: float, test: Test) -> Tensor:
-    assert isinstance(b, RankedBins)  # `_tested` requests a sample
+    assert isinstance(b, RankedBins)  # `_tested` passes from_sample=True
     return 100 * b.rejected(alpha, test) / b.n
 
 
@@ -46,12 +46,13 @@ def _tce(
     ties: Ties = "pool",
     **options: Unpack[InputOptions],
 ) -> BinnedEstimator:
-    """Test-based calibration error (TCE): percentage of predictions rejected by a test against outcomes in the same bin.
+    """Test-based calibration error (TCE): percentage of predictions rejected by a test with the outcomes in their bin.
 
-    TCE = 100 sum_b share_b r_b, where share_b is the fraction of samples in bin b, and r_b the fraction of rejected
-    predictions in bin b. For each prediction p, the null hypothesis is that outcomes in its bin have probability p. The
-    test is the exact two-sided binomial test (`torchcalib.special.binomial_test`), with the same decisions as SciPy.
-    Unlike a difference of probabilities, the test is as strict for a prediction of 0.001 as for one of 0.5.
+    TCE = 100 sum_b share_b r_b. Here share_b is the fraction of all samples in bin b, and r_b the fraction of the
+    predictions in bin b that are rejected. For each prediction p, the null hypothesis is that outcomes in its bin have
+    probability p. The test is the exact two-sided binomial test (`torchcalib.special.binomial_test`), with the same
+    decisions as SciPy. Unlike a difference of probabilities, the test is as strict for a prediction of 0.001 as for one
+    of 0.5.
 
     Args:
         target: Integer labels.
@@ -59,9 +60,9 @@ def _tce(
             `"pava"`: isotonic blocks. `"equal_mass"`: as in `ace`. `"equal_width"`: as in `ece`. Or increasing edges
             from 0 to 1.
         n_min: Minimum size of a PAVA-BC block. None means N // 20, at least 1.
-        n_max: Maximum size of a PAVA-BC block. None means N // 5, at least 1. Block sizes may violate `n_min` and `n_max`
-            in these cases: equal scores are not split (`ties="pool"`); the final block with "code" may have up to
-            `n_max + n_min` samples; "paper" merges adjacent blocks with equal means; the second to last block may be
+        n_max: Maximum size of a PAVA-BC block. None means N // 5, at least 1. Block sizes may violate `n_min` and
+            `n_max` in these cases: equal scores are not split (`ties="pool"`); the final block with "code" may have up
+            to `n_max + n_min` samples; "paper" merges adjacent blocks with equal means; the second to last block may be
             too small if 2 n_min > n_max.
         variant: `"code"` follows the authors' code, which produced the tables in the paper. `"paper"` follows
             Algorithms 2 and 3 exactly.
@@ -149,7 +150,7 @@ class TCE(BinnedMetric):
 
 
 def _table(estimator: BinnedEstimator, sample: Sums | RankedSample, alpha: float, test: Test) -> TCETable:
-    assert isinstance(sample, RankedSample)  # `_tested` requests a sample
+    assert isinstance(sample, RankedSample)  # `_tested` passes from_sample=True
     return estimator.binning.of(sample).test_table(alpha, test)
 
 
@@ -173,8 +174,8 @@ def tce_table(
 ) -> TCETable:
     """Compute a table of the bins of the test-based calibration error (TCE).
 
-    The columns are bin edges, number of samples, fraction of the samples (`share`), mean confidence, frequency, gap and
-    number of rejected predictions. `torchcalib.plots.tce_diagram` plots the table.
+    The columns are bin edges, number of samples, fraction of all samples (`share`), mean confidence, frequency and gap.
+    The last column is the number of rejected predictions. `torchcalib.plots.tce_diagram` plots the table.
 
     Args:
         alpha: Level of the test. A prediction is rejected if its p-value is at most `alpha`.
@@ -207,7 +208,7 @@ def tce_table(
 
 
 def gce_from_bins(b: BinStats, loss: Callable[[BinStats], Tensor], norm: Norm) -> Tensor:
-    """Compute the generalised calibration error `(...)`. Raise ValueError if the shape of the loss is not `(..., B)`."""
+    """Compute the generalised calibration error `(...)`. Raise ValueError unless the loss is a tensor `(..., B)`."""
 
     def checked(bins: BinStats) -> Tensor:
         value = loss(bins)
@@ -245,8 +246,8 @@ def _gce(
     calibration error (`ace`) for equal-mass bins. With `norm="max"` it is the maximum calibration error (`mce`).
 
     Args:
-        loss: Function from bins to a loss per bin `(..., B)`. Its argument has the attributes `n`, `share`, `confidence`,
-            `frequency` and `gap`, all `(..., B)`. Losses of empty bins are ignored.
+        loss: Function from bins to a loss per bin `(..., B)`. Its argument has the attributes `n`, `share`,
+            `confidence`, `frequency` and `gap`, all `(..., B)`. Losses of empty bins are ignored.
         norm: `"l1"`: sum_b share_b loss_b. `"l2"`: sqrt(sum_b share_b loss_b^2). `"max"`: the largest loss.
 
     Returns:

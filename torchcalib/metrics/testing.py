@@ -52,7 +52,7 @@ def calibration_test(
         confidence interval for the error in the population. This error is undefined for bins that depend on the
         outcomes, and for TCE (test-based calibration error). The interval is then for the expected value at this
         sample size, which is at least the noise floor. For the smooth errors `SmECE` and `ICI` it is NaN, because it
-        is too slow. For these, use `torchcalib.inference.bootstrap`, whose interval includes the sampling noise.
+        is slow to compute. For these, use `torchcalib.inference.bootstrap`, whose interval includes the sampling noise.
 
     Raises:
         TypeError, ValueError: for invalid input.

@@ -31,13 +31,10 @@ class GroupedSample:
     num_groups: int
 
     def read(self, value_of: Callable[[RankedSample], Tensor]) -> Tensor:
-        """Apply a function to the samples of every group.
+        """Return the value for every group, `(G, *B, *)`; for an empty group the value without data.
 
         Args:
             value_of: Function from samples `(g, *S, m)` of g groups, padded with NaN, to values `(g, *)`.
-
-        Returns:
-            Values `(G, *B, *)`; for an empty group the value without data.
         """
         parts = [(numbers, value_of(sample)) for numbers, sample in self.by_size()]
         values = torch.cat([value for _, value in parts])

@@ -68,7 +68,7 @@ class GroupTable(Tabular):
     def of(
         cls, groups: Sequence[int | str], n: Tensor, found: CalibrationTest, *, k: int | None = None, by: By = "excess"
     ) -> "GroupTable":
-        """Create the table from calibration tests. Groups without samples are omitted.
+        """Create the table of the k worst groups from calibration tests. Groups without samples are omitted.
 
         Args:
             groups: Numbers or names of all G groups.
@@ -76,9 +76,6 @@ class GroupTable(Tabular):
             found: Calibration tests of all groups, with tensors `(G,)`.
             k: Number of groups in the table; None for all groups.
             by: Quantity to sort by.
-
-        Returns:
-            The k worst groups by the quantity `by`.
         """
         check_choice("by", by, get_args(By))
         if k is not None:
@@ -117,15 +114,12 @@ class GroupTable(Tabular):
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
     def shown_names(self, most: int) -> list[str]:
-        """Return group names without control characters, and replace the middle of long names by an ellipsis.
+        """Return one display name per group, without control characters and with long names shortened in the middle.
 
         A name is not shortened if the result would not be unique.
 
         Args:
             most: Maximum length of a name, in characters, before it is shortened; at least 3.
-
-        Returns:
-            One name per group in the table.
         """
         names = [printable(str(group)) for group in self.group]
         start = most // 2
@@ -134,14 +128,11 @@ class GroupTable(Tabular):
         return [shortened if counts[shortened] == 1 else name for name, shortened in zip(names, short, strict=True)]
 
     def layout(self, longest_name: int = _MAX_NAME, metric: str = "value") -> Table:
-        """Return a formatted table with one row per group.
+        """Return a formatted `Table` with one row per group.
 
         Args:
             longest_name: Maximum length of a group name, in characters, before it is shortened.
             metric: Header of the column with the metric values.
-
-        Returns:
-            A `Table` for export to text, HTML, Markdown, LaTeX and pandas.
         """
         names = self.shown_names(longest_name)
         rows = [{**row, "name": name} for name, row in zip(names, self.rows(), strict=True)]
@@ -185,7 +176,7 @@ class GroupTable(Tabular):
 def resolved(
     found: CalibrationTest, again: Callable[[Tensor, int], CalibrationTest], n_replicates: int
 ) -> CalibrationTest:
-    """Repeat the test with more replicates for all groups with the smallest possible p-value.
+    """Return the tests with more accurate p-values, from more replicates, where a p-value is the smallest possible.
 
     With R replicates the smallest p-value is 1 / (R + 1). After adjustment for the number of groups, even this p-value
     may not be significant.
@@ -194,9 +185,6 @@ def resolved(
         found: Calibration tests of all groups, with tensors `(G,)`.
         again: Function from group numbers `(g,)` and a number of replicates to the calibration tests of these groups.
         n_replicates: Number of replicates R used for `found`.
-
-    Returns:
-        Calibration tests of all groups, with p-values replaced where the test was repeated.
     """
     n_present = int(found.p_value.isfinite().sum())
     smallest = (found.p_value < 1.5 / (n_replicates + 1)).nonzero().squeeze(-1)
