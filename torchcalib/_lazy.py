@@ -86,11 +86,15 @@ _SYNONYMS = {
 """Names in torchcalib, by the equivalent public name in torchmetrics, scikit-learn or netcal."""
 
 _PENALTIES = "Add a penalty such as `torchcalib.losses.SoftBinnedECELoss` to the training loss."
+_SCORER = (
+    "Use sklearn.metrics.make_scorer(lambda y, p: float(torchcalib.functional.ece(p, y, task=...)), "
+    "response_method='predict_proba', greater_is_better=False)."
+)
 _ADVICE = {
     "focal_loss": _PENALTIES,
     "FocalLoss": _PENALTIES,
-    "make_scorer": "Use sklearn.metrics.make_scorer(lambda y, p: float(torchcalib.functional.ece(p, y, task=...)), "
-    "response_method='predict_proba', greater_is_better=False).",
+    "make_scorer": _SCORER,
+    "sklearn": _SCORER,
 }
 
 

@@ -40,7 +40,7 @@ class _Affine(Calibrator):
 
     @property
     def temperature(self) -> Tensor:
-        """1 / alpha `(...)`."""
+        """Temperature `(...)`, equal to 1 / alpha. Values above 1 lower the confidence."""
         return 1 / self.alpha
 
     def calibrated(self, values: Tensor, from_logits: bool) -> Tensor:

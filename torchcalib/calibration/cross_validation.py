@@ -126,7 +126,7 @@ class Fitting(NamedTuple):
     """Checked predictions and the function that calibrates them."""
 
     p: Predictions
-    calibrate: Callable[[Predictions], Tensor]  # from `p`, also with other weights, to calibrated values
+    calibrate: Callable[[Predictions], Tensor]  # maps `p`, or `p` with other weights, to calibrated values
     n_fits: int  # number of fits for each replicate
 
     def by_replicates(self, value: Callable[[Predictions, Tensor], Tensor]) -> Tensor:

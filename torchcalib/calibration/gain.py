@@ -244,7 +244,11 @@ def _mean(p: Predictions, per_sample: Tensor) -> Tensor:
 
 
 def _divergence_by_class(function: ScoreFunction, p: Predictions, after: Predictions) -> ScoreDivergence:
-    """Return the expectations for a score function: the score of each class, weighted by its calibrated probability."""
+    """Return the `ScoreDivergence` for a score function, with fields `(...)`.
+
+    The function is called with each class as the target of all samples, weighted by the calibrated probability of the
+    class.
+    """
     if p.task == "multilabel":
         raise ValueError(
             "`score` must be 'nll' or 'brier' for task='multilabel', got a function. Call it for one label at a time."

@@ -113,7 +113,7 @@ def unknown_argument(name: str, known: Collection[str], where: str) -> TypeError
         similar = next(iter(get_close_matches(name, known, 1, 0.7)), None)
     advice = _ADVICE.get(name)
     if name in ("top_k", "per_class") and "mode" not in known:
-        advice = "The event is fixed for this metric."
+        advice = None
     if name == "strategy" and "bins" in known:
         advice = "Pass bins='equal_mass'."
     hint = f"Did you mean `{similar}`?" if similar else f"Known arguments are {', '.join(sorted(known))}."

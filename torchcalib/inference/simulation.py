@@ -152,7 +152,8 @@ class RunCells(Cells):
         size, length = s.size.unsqueeze(-1), s.score.shape[-1]
         places = torch.arange(1, min(at_most, length) + 1, device=size.device)
         ends = places.minimum(size)
-        if length > at_most:  # not `size`: ignored elements must not change other batch elements
+        # Compare `length`: with `size`, ignored elements of one batch element could change the runs of others.
+        if length > at_most:
             ends = torch.where(size > at_most, end_of_ties(s.score.detach(), places * size // at_most), ends)
             if sample.log_scored:
                 ends = torch.cat((ends, _ends_at_log_odds(s)), -1).sort(-1).values

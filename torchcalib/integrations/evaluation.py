@@ -256,7 +256,10 @@ def _call_on_batch(model: Callable[..., Any], batch: Any) -> tuple[Any, Any, Ten
 
 
 def _call_by_name(model: Callable[..., Any], entries: Mapping[str, Any]) -> Any:
-    """Call a model with the entries that are named like its arguments, or else with the only tensor."""
+    """Call a model with the batch entries that match its argument names.
+
+    Without a match, pass the only tensor, or all entries if the model accepts `**kwargs`.
+    """
     parameters = inspect.signature(model.forward if isinstance(model, nn.Module) else model).parameters
     kinds = {parameter.kind for parameter in parameters.values()}
     known = {name: value for name, value in entries.items() if name in parameters}

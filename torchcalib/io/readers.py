@@ -304,7 +304,7 @@ def _read_header(file: IO[bytes], size: int) -> tuple[tuple[int, ...], bool, np.
     shape, by_columns, dtype = read(io.BytesIO(length + file.read(n)))
     fits = min(shape, default=0) >= 0 and file.tell() + math.prod(shape) * dtype.itemsize == size
     if not (fits or dtype.hasobject):
-        raise ValueError(f"{size} bytes cannot hold the declared {dtype.name} array of shape {shape}")
+        raise ValueError(f"{size:,} bytes do not match the declared {dtype.name} array of shape {shape}")
     return shape, by_columns and len(shape) > 1, dtype
 
 

@@ -74,7 +74,7 @@ def calibration_test(
     """
     if not isinstance(metric, CalibrationMetric):
         raise TypeError(
-            f"`metric` must be a calibration error from torchcalib, got {metric!r}. "
+            f"`metric` must be a calibration error from torchcalib, got {metric!r:.80}. "
             "Pass an error such as ECE(task='binary')."
         )
     fresh = deepcopy(metric)

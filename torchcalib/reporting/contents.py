@@ -220,7 +220,7 @@ def _difference_columns(first: str, name: str, alone: bool) -> list[Column]:
 
     def verdict_cell(line: Any) -> Cell:
         text = verdict(line)
-        return Cell("not significant", style="quiet") if text == "not told apart" else Cell(text, style=text)
+        return Cell(text, style="quiet" if text == "not significant" else text)
 
     key = f"{name} - {first}"
     return [

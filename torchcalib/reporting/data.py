@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 V = TypeVar("V")
 
 Better = Literal["higher", "lower", "nearer to 0"]
-Verdict = Literal["better", "worse", "not told apart"]
+Verdict = Literal["better", "worse", "not significant"]
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class Difference:
         chance: expected difference of two calibrated systems with these confidences, because sampling noise adds
             unequal amounts to their errors. None for quantities without this bias, and without an interval.
         verdict: `"better"` or `"worse"` if the interval excludes 0, also after subtracting `chance`. Otherwise
-            `"not told apart"`: the difference is not significant.
+            `"not significant"`: the difference is not significant.
     """
 
     value: float

@@ -220,7 +220,7 @@ class Statistics:
 
     @property
     def per_class(self) -> tuple[float, ...]:
-        """ECE of each class or label against the rest; empty for a binary task."""
+        """Expected calibration error (ECE) of each class against the rest or of each label; `()` if binary."""
         return tuple(ece_from_bins(self.bins["classwise"]).tolist()) if "classwise" in self.bins else ()
 
     def tables(self) -> dict[NamedMode, BinTable]:

@@ -75,7 +75,7 @@ def comparison_sentence(lines: Sequence[ComparedLine], first: str, second: str) 
     """Return sentences on the difference in ECE between two systems, and on the differences of scores."""
     ece = next(line for line in lines if line.name == "ECE").differences[second]
     error = f"its ECE is {_in_words(ece)}"
-    if ece.verdict != "not told apart":
+    if ece.verdict != "not significant":
         sentences = [f"{second} is {ece.verdict} calibrated than {first}: {error}"]
     elif ece.interval is None:
         sentences = [f"The calibration of {second} and {first} cannot be compared: {error}, without an interval"]
@@ -88,7 +88,7 @@ def comparison_sentence(lines: Sequence[ComparedLine], first: str, second: str) 
     for verdict in ("better", "worse"):
         names = [f"{name} ({_in_words(d, ', 95% interval {}')})" for name, d in scores.items() if d.verdict == verdict]
         sentences += [f"It is {verdict} in {listed(names)}"] if names else []
-    undecided = [name for name, difference in scores.items() if difference.verdict == "not told apart"]
+    undecided = [name for name, difference in scores.items() if difference.verdict == "not significant"]
     sentences += [f"There is no significant difference in {listed(undecided)}"] if undecided else []
     return ". ".join(sentences) + "."
 

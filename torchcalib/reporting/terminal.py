@@ -124,7 +124,7 @@ def show_comparison(comparison: Comparison) -> None:
 
 
 def _print_table(console: Console, table: Table, notes: Sequence[str] = ()) -> None:
-    """Print a table and notes below it. Wide columns are omitted on a narrow terminal."""
+    """Print a table and notes below it. Columns with `shown="wide"` are omitted on a narrow terminal."""
     is_wide = console.width >= _WIDE_TABLE_WIDTH
     table = table.shown_on("always", *["wide"] * is_wide)
     title = Text(table.title, "bold") if table.title else None

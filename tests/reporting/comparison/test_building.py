@@ -37,7 +37,7 @@ def test_values_equal_those_of_a_report_and_equal_systems_differ_by_0(task):
             assert line.values[name] == pytest.approx(report[key], abs=1e-12), key
     for key, line in compared.items():
         same = line.differences["c"]
-        assert (same.value, same.verdict) == (0, "not told apart"), key
+        assert (same.value, same.verdict) == (0, "not significant"), key
         assert not any(ends(same)), key
     assert compared.n == (480 if task == "multilabel" else 120)
 
@@ -94,7 +94,7 @@ def test_verdicts_follow_the_direction_of_each_metric():
     better |= {"ecd": "nearer to 0", "esce/top_label": "nearer to 0"}
     assert {key: compared[key].better for key in better} == better
     sure = ("nll", "ece/positive", "ecd", "esce/top_label", "mcb/top_label")
-    verdicts = {("accuracy", "sure"): "not told apart", **{(key, "sure"): "worse" for key in sure}}
+    verdicts = {("accuracy", "sure"): "not significant", **{(key, "sure"): "worse" for key in sure}}
     verdicts |= {("accuracy", "noisy"): "worse", ("dsc/positive", "noisy"): "worse"}
     assert {(key, name): compared[key].differences[name].verdict for key, name in verdicts} == verdicts
     assert compared.sentences["sure"].startswith("sure is worse calibrated than calibrated: its ECE is higher by")
@@ -122,7 +122,7 @@ def test_infinite_and_undefined_differences_are_reported_and_drawn():
     probs = {"a": torch.full((40,), 0.4), "b": certain, "c": certain.clone()}
     compared = tc.compare(probs, target, task="binary", **FEW)
     assert compared["nll"].differences["b"].value == math.inf
-    assert compared["nll"].differences["b"].verdict == "not told apart", (
+    assert compared["nll"].differences["b"].verdict == "not significant", (
         "a third of the replicates do not contain that sample"
     )
     both = tc.compare({"b": certain, "c": certain.clone()}, target, task="binary", **FEW)
@@ -137,7 +137,7 @@ def test_differences_from_float32_rounding_are_not_significant():
     compared = tc.compare({"a": thirds, "b": tenths}, torch.arange(60) % 3, task="multiclass", **FEW)
     found = compared["esce/classwise"].differences["b"]  # would be 0 for rows that sum to 1 exactly
     assert found.interval.high < 0 or found.interval.low > 0, "float32 rows do not sum to 1 exactly"
-    assert found.verdict == "not told apart"
+    assert found.verdict == "not significant"
 
 
 @pytest.mark.parametrize("n", [1, 4])
@@ -147,7 +147,7 @@ def test_replicates_without_rows_give_no_intervals_and_no_verdicts(n):
     assert any(line.differences["sure"].value for line in compared.lines)
     for line in compared.lines:
         found = line.differences["sure"]
-        assert (found.interval, found.verdict) == (None, "not told apart")
+        assert (found.interval, found.verdict) == (None, "not significant")
         assert set(line.intervals.values()) == {None}
     assert "some replicates are empty" in compared.notes[-1]
     assert "nan to nan" not in str(compared)
@@ -218,6 +218,6 @@ def test_calibrated_systems_are_rarely_called_better_or_worse_calibrated(monkeyp
         dull = torch.where(sharp > 0.5, sharp[sharp > 0.5].mean(), sharp[sharp <= 0.5].mean())
         compared = tc.compare({"sharp": sharp, "dull": dull}, target, task="binary", n_replicates=199)
         found = compared["ece/positive"].differences["dull"]
-        n_wrong += found.verdict != "not told apart"
+        n_wrong += found.verdict != "not significant"
         n_naive += found.interval.low > 0 or found.interval.high < 0
     assert n_wrong <= 8 < 40 <= n_naive, (n_wrong, n_naive)

@@ -231,15 +231,15 @@ def _steps_for(width: float) -> int:
 def _at_nodes(sums: Tensor, steps: int) -> Tensor:
     """Round cell sums linearly to the nodes i / steps of a grid.
 
-    Let a sample have confidence p between nodes b and b + 1, and u = p steps - b. A fraction u of its weight is added
-    to the upper node, and 1 - u to the lower node.
+    Let a sample have confidence p between nodes b and b + 1, and u = p steps - b. A fraction u of its quantity is
+    added to the upper node, and 1 - u to the lower node.
 
     Args:
-        sums: cell sums, alone and times the confidence, `(..., 2, K)`.
+        sums: sums over cells `(..., 2, K)`: of a quantity of each sample, and of its product with the confidence.
         steps: number of steps; all nodes must be edges of cells.
 
     Returns:
-        `(..., steps + 1)`.
+        Sums at the nodes, `(..., steps + 1)`.
     """
     below = _node_below(steps, sums.device)
     alone, by_confidence = sums.unbind(-2)

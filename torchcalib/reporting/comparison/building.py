@@ -67,12 +67,13 @@ def compare(
 ) -> Comparison:
     """Compare systems that predicted the same targets, with paired bootstrap intervals of all differences.
 
-    The scores and errors are the ones in `torchcalib.report`, which expands their acronyms. UNC (uncertainty) is
+    The scores and errors are those of `torchcalib.report`. UNC (uncertainty) is
     omitted because it does not depend on the system.
 
-    A difference is the value of a system minus the value of the first system. For the signed metrics ECD and ESCE, it
-    is the difference of absolute values. Its 95% percentile interval is computed from replicates that all systems
-    share. A bias of the replicates above a quarter of their standard deviation is subtracted.
+    A difference is the value of a system minus the value of the first system. For the entropic calibration difference
+    (ECD) and the expected signed calibration error (ESCE), it is the difference of absolute values. Its 95% percentile
+    interval is computed from replicates that all systems share. A bias of the replicates above a quarter of their
+    standard deviation is subtracted.
 
     The verdict is `"better"` or `"worse"` if the interval excludes 0. This must also hold after subtracting
     `Difference.chance`, the difference that is due to sampling noise in bins. Without this correction, a calibrated
@@ -83,8 +84,8 @@ def compare(
     128 groups. `notes` lists intervals that are less accurate for this reason.
 
     Intervals are omitted for class-wise errors with 3 C `n_bins` > 65,536, and for rank-based errors above 2^14 samples
-    (multi-label: samples times labels). Debiased RMSCE has no interval, because the bootstrap is invalid for it.
-    Rank-based errors are omitted above 2^20 samples.
+    (multi-label: samples times labels). The debiased root mean squared calibration error (RMSCE) has no interval,
+    because the bootstrap is invalid for it. Rank-based errors are omitted above 2^20 samples.
 
     Args:
         systems: predictions of at least two systems by name, the baseline first. Probabilities or logits: binary

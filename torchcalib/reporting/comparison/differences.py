@@ -77,7 +77,7 @@ def _difference(
     values = [line.value for line in lines]
     a, b = (torch.tensor(value, dtype=torch.float64) for value in values)
     value = _minus(b, a, better)
-    undecided = Difference(float(value), None, None, "not told apart")
+    undecided = Difference(float(value), None, None, "not significant")
     if replicates[0] is None or replicates[1] is None:
         return undecided
     bootstrap = Interval(value, _minus(replicates[1], replicates[0], better), LEVEL)
@@ -90,7 +90,7 @@ def _difference(
         return undecided
     if chance is None and lines[0].name in _PROPORTIONAL_TO_NOISE:
         chance = float(bootstrap.bias) / (math.sqrt(2) - 1)
-    verdict: Verdict = "not told apart"
+    verdict: Verdict = "not significant"
     # Rows are evaluated in float32 or wider. Values that are 0 by definition, such as class-wise ESCE, have rounding
     # errors of this size.
     rounding = torch.finfo(torch.float32).eps * max([1.0, *(abs(x) for x in values if math.isfinite(x))])
