@@ -67,17 +67,17 @@ _METADATA: dict[str, dict[str, Any]] = {
             m,
             name=name.upper(),
             unit="ratio to naive",
-            question=f"what is {_NAMES.get(m, m.__name__)} relative to predicting the class frequencies",
+            question=f"{_NAMES.get(m, m.__name__)} divided by that of predicting the class frequencies",
         )
         for m, name in _RELATIVE.items()
     },
-    "rmsce_debiased": _metadata(RMSCE, name="RMSCE debiased", question="what is RMSCE without sampling noise in bins"),
+    "rmsce_debiased": _metadata(RMSCE, name="RMSCE debiased", question="RMSCE without the sampling noise of bins"),
     **{
         name: _metadata(CORP, name=name.upper(), unit=BrierScore.unit, question=question)
         for name, question in (
-            ("mcb", "how much would the best monotone recalibration decrease the Brier score"),
-            ("dsc", "how much does discrimination decrease the Brier score, after recalibration"),
-            ("unc", "what is the Brier score of always predicting the outcome frequency"),
+            ("mcb", "decrease of the Brier score by the best monotone recalibration"),
+            ("dsc", "decrease of the Brier score by discrimination, after recalibration"),
+            ("unc", "Brier score of always predicting the outcome frequency"),
         )
     },
 }
