@@ -132,6 +132,7 @@ def test_text_labels_are_looked_up_in_the_columns_of_a_data_frame():
     expected = F.ece(torch.tensor(PROBS), torch.tensor(LABELS), "multiclass")
     assert F.ece(frame, text, "multiclass") == expected
     assert F.ece(frame, pd.Categorical(text), "multiclass") == expected
+    assert F.ece(frame.add_prefix("prob_"), text, "multiclass") == expected
     metric = tc.ECE("multiclass", num_classes=C)
     metric.update(frame, pd.Series(text))
     torch.testing.assert_close(metric.compute(), expected.double())

@@ -10,6 +10,8 @@ from torch import Tensor
 
 _DTYPES = {"b": np.bool_, "i": np.int64, "u": np.int64}
 """Conversion dtype for each numpy dtype kind, because torch does not support all dtypes of these kinds."""
+_PREFIXES = ("prob_", "proba_", "probs_", "p_", "logit_", "logits_", "score_", "pred_")
+"""Prefixes of the columns of predictions."""
 _KINDS = {"U": "text", "S": "bytes", "O": "objects"}
 
 
@@ -72,10 +74,19 @@ def _holds_missing(array: np.ndarray[Any, Any]) -> bool:
 
 
 def column_names(preds: Any) -> tuple[str, ...]:
-    """Return the column names of a DataFrame with several columns if all names are text, else `()`."""
+    """Return the column names of a DataFrame with several columns if all names are text, else `()`.
+
+    A common prefix such as that of `prob_cat` and `prob_dog` is removed, as in files.
+    """
     columns = () if isinstance(preds, Tensor) else tuple(getattr(preds, "columns", ()))
-    is_text = len(columns) > 1 and all(isinstance(name, str) for name in columns)
-    return tuple(map(str, columns)) if is_text else ()
+    if len(columns) < 2 or not all(isinstance(name, str) for name in columns):
+        return ()
+    names = tuple(map(str, columns))
+    for prefix in _PREFIXES:
+        rest = tuple(name.removeprefix(prefix) for name in names)
+        if all(name.startswith(prefix) for name in names) and all(x and not x.isdigit() for x in rest):
+            return rest
+    return names
 
 
 def label_tensor(values: Any, class_names: Sequence[str], device: torch.device) -> Tensor:

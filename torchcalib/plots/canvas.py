@@ -127,6 +127,8 @@ class Canvas:
             # layout would change with every save. Saving crops the figure.
             figure = Figure(figsize=size, facecolor=style.paper)
             ax = figure.subplots(gridspec_kw={"left": 0.15, "right": 0.96, "bottom": 0.12, "top": top})
+        if not hasattr(ax, "figure"):
+            raise TypeError(f"`ax` must be matplotlib axes, got {ax!r:.80}. Pass options such as task= by name.")
         canvas = cls(ax, style)
         if title is not None:
             canvas.title(title, **{"fontsize": "medium", "pad": 6, **options})
