@@ -4,7 +4,6 @@ import copy
 import math
 from functools import partial
 
-import pandas as pd
 import pytest
 import torch
 from helpers.fits import AFFINE, ALL, binary, data, fresh, multi, name, single
@@ -129,7 +128,6 @@ def test_fit_returns_the_calibrator_and_infers_the_task_and_logits_from_any_arra
     for preds, labels in (
         (logits.numpy(), target.numpy()),
         (logits.tolist(), target.tolist()),
-        (pd.Series(logits.numpy()), pd.Series(target.numpy())),
         (logits[:, None], target[:, None]),
     ):
         own = fresh(calibrator)

@@ -1,7 +1,6 @@
 """Conversion of array-likes, label names, and inference of the task."""
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 
@@ -127,6 +126,7 @@ def test_bad_arrays_and_names_raise_an_error_that_names_the_cause(given, error, 
 
 
 def test_text_labels_are_looked_up_in_the_columns_of_a_data_frame():
+    pd = pytest.importorskip("pandas")
     names = ["dog", "owl", "cat"]  # not sorted
     frame, text = pd.DataFrame(PROBS, columns=names), np.array(names)[LABELS]
     expected = F.ece(torch.tensor(PROBS), torch.tensor(LABELS), "multiclass")

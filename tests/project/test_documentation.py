@@ -19,7 +19,10 @@ def public():
     seen = set()
     for namespace in NAMESPACES:
         for name in namespace.__all__:
-            value = getattr(namespace, name)
+            try:
+                value = getattr(namespace, name)
+            except ImportError:  # an extra is not installed
+                continue
             if callable(value) and id(value) not in seen:
                 seen.add(id(value))
                 yield name, value
