@@ -18,7 +18,7 @@ COSTS = {  # more decisions than classes, a decision that costs something for ev
 
 
 def lead_of(preds, task):
-    """Return the option that keeps all leading axes of `(..., N)` or `(..., N, C)` apart."""
+    """Return the option that keeps all leading axes of `(..., N)` or `(..., N, C)` separate."""
     axes = preds.dim() - 1 - (task != "binary")
     return {"batch_dims": axes} if axes > 0 else {}
 
@@ -36,7 +36,7 @@ class Case:
     in_blocks: bool = False  # blocks of samples are formed in order within each update
 
     def call(self, preds, target, **options):
-        """Call the function, with all leading axes kept apart."""
+        """Call the function, with all leading axes kept separate."""
         return self.function(preds, target, task=self.task, **self.options, **lead_of(preds, self.task), **options)
 
     def metric(self, **kwargs):
@@ -98,11 +98,11 @@ BINNED = [
     ("rmsce", F.rmsce, tc.RMSCE, {"n_bins": 7}),
     ("rmsce-debiased", F.rmsce, tc.RMSCE, {"n_bins": 7, "debiased": True}),
 ]
-VOTES = [
+ANNOTATOR_ERRORS = [
     ("tv", F.total_variation, tc.TotalVariation),
     ("kl", F.kl_divergence, tc.KLDivergence),
     ("entropy", F.entropy_gap, tc.EntropyGap),
-    ("votes", F.squared_distance, tc.SquaredDistance),
+    ("annotator_counts", F.squared_distance, tc.SquaredDistance),
 ]
 
 
@@ -123,7 +123,7 @@ def _cases():
             options = {"n_bins": 5, "mode": mode, "from_logits": True}
             which = f"{'only' if mode.only else 'top'}_{mode.k}"
             yield _case(f"{name}-multiclass-{which}", function, cls, "multiclass", options)
-    for name, function, cls in VOTES:
+    for name, function, cls in ANNOTATOR_ERRORS:
         for task in OWN:
             yield _case(f"{name}-{task}", function, cls, task, {"from_logits": True})
         yield _case(f"{name}-multiclass-probs", function, cls, "multiclass", {})

@@ -40,7 +40,6 @@ _SYNONYMS = {
     "adaptive_ece": "functional.ace",
     "AdaptiveCalibrationError": "ACE",
     "AdaptiveECE": "ACE",
-    "BetaCalibration": "calibration.AffineScaling",
     "BinaryCalibrationError": "ECE",
     "binary_calibration_error": "functional.ece",
     "Brier": "BrierScore",
@@ -63,7 +62,6 @@ _SYNONYMS = {
     "log_loss": "functional.nll",
     "LogisticCalibration": "calibration.AffineScaling",
     "LogLoss": "NLL",
-    "MatrixScaling": "calibration.AffineScaling",
     "maximum_calibration_error": "functional.mce",
     "MaximumCalibrationError": "MCE",
     "MetricCollection": "CalibrationCollection",
@@ -81,7 +79,6 @@ _SYNONYMS = {
     "smooth_ece": "functional.smece",
     "SmoothECE": "SmECE",
     "temperature_scaling": "calibration.TemperatureScaling",
-    "VectorScaling": "calibration.AffineScaling",
 }
 """Names in torchcalib, by the equivalent public name in torchmetrics, scikit-learn or netcal."""
 
@@ -90,11 +87,15 @@ _SCORER = (
     "Use sklearn.metrics.make_scorer(lambda y, p: float(torchcalib.functional.ece(p, y, task=...)), "
     "response_method='predict_proba', greater_is_better=False)."
 )
+_CLOSEST = "torchcalib does not have this calibrator; the closest is `torchcalib.calibration.AffineScaling`: {}."
 _ADVICE = {
+    "BetaCalibration": _CLOSEST.format("logistic regression on the log-odds, with one slope instead of two"),
     "focal_loss": _PENALTIES,
     "FocalLoss": _PENALTIES,
     "make_scorer": _SCORER,
+    "MatrixScaling": _CLOSEST.format("one scale and a bias per class, instead of a matrix"),
     "sklearn": _SCORER,
+    "VectorScaling": _CLOSEST.format("one scale for all classes instead of one per class"),
 }
 
 

@@ -19,20 +19,20 @@ ONE_HOT = np.eye(3, dtype=np.int64)[LABELS]
 RATES, MAPS = RNG.random(N), RNG.random((N, 2, 3))
 PIXELS = RNG.dirichlet(np.ones(3), (N, 2))
 TARGETS = {  # task, predictions and targets
-    "votes of classes": ("multiclass", PROBS, RNG.multinomial(5, np.ones(3) / 3, N)),
+    "annotator counts of classes": ("multiclass", PROBS, RNG.multinomial(5, np.ones(3) / 3, N)),
     "one-hot labels": ("multiclass", PROBS, ONE_HOT),
     "shares of classes": ("multiclass", PROBS, RNG.dirichlet(np.ones(3), N)),
-    "votes for no and yes": ("binary", RATES, RNG.multinomial(4, [0.5, 0.5], N)),
+    "annotator counts for no and yes": ("binary", RATES, RNG.multinomial(4, [0.5, 0.5], N)),
     "shares of yes": ("binary", RATES, RNG.random(N)),
     "0 or 1 for each label": ("multilabel", PROBS, (RNG.random((N, 3)) < PROBS).astype(np.int64)),
 }
 TENSORS = {  # more than two axes, which tables cannot represent
-    "votes for each label": ("multilabel", PROBS, RNG.multinomial(4, [0.5, 0.5], (N, 3))),
-    "votes of classes for each pixel": ("multiclass", PIXELS, RNG.multinomial(3, np.ones(3) / 3, (N, 2))),
+    "annotator counts for each label": ("multilabel", PROBS, RNG.multinomial(4, [0.5, 0.5], (N, 3))),
+    "annotator counts of classes for each pixel": ("multiclass", PIXELS, RNG.multinomial(3, np.ones(3) / 3, (N, 2))),
     "binary maps": ("binary", MAPS, (RNG.random((N, 2, 3)) < MAPS).astype(np.int64)),
-    "votes of binary maps": ("binary", MAPS, RNG.multinomial(3, [0.5, 0.5], (N, 2, 3))),
+    "annotator counts of binary maps": ("binary", MAPS, RNG.multinomial(3, [0.5, 0.5], (N, 2, 3))),
     "a column": ("binary", RATES[:, None], (RNG.random((N, 1)) < 0.5).astype(np.int64)),
-    "a column of votes": ("binary", RATES[:, None], RNG.multinomial(4, [0.5, 0.5], (N, 1))),
+    "a column of annotator counts": ("binary", RATES[:, None], RNG.multinomial(4, [0.5, 0.5], (N, 1))),
 }
 FORMATS = [(suffix, name) for suffix in WRITERS for name in TARGETS]
 FORMATS += [(suffix, name) for suffix in ("npz", "pt", "safetensors") for name in TENSORS]
@@ -69,26 +69,28 @@ def test_the_command_gives_the_report_of_the_function_for_every_dtype(tmp_path):
         weights = (np.arange(N) % 3).astype(dtype)
         agrees_with_report(tmp_path, "npz", "multiclass", PROBS, LABELS, weights=weights)
         if np.dtype(dtype).kind in "iu":
-            agrees_with_report(tmp_path, "npz", "multiclass", PROBS, TARGETS["votes of classes"][2].astype(dtype))
+            agrees_with_report(
+                tmp_path, "npz", "multiclass", PROBS, TARGETS["annotator counts of classes"][2].astype(dtype)
+            )
 
     check_each(["uint8", "int8", "int32", "int64", "uint16", "uint32", "bool", "float16", "float64"], check)
     column = (LABELS > 0).astype(np.int64)[:, None]
     agrees_with_report(tmp_path, "npz", "binary", RATES[:, None], column, weights=RNG.random((N, 1)))
 
 
-@pytest.mark.parametrize("name", ["votes of classes", "one-hot labels", "votes for no and yes"])
+@pytest.mark.parametrize("name", ["annotator counts of classes", "one-hot labels", "annotator counts for no and yes"])
 def test_the_command_gives_the_comparison_of_the_function_for_votes(tmp_path, name, monkeypatch):
-    monkeypatch.setattr("torchcalib.reporting.comparison.system.REPLICATES_IN_ORDER", 39)  # fewer replicates are faster
+    monkeypatch.setattr("torchcalib.reporting.comparison.system.RANKED_REPLICATES", 39)  # fewer replicates are faster
     compared = []
     monkeypatch.setattr("torchcalib.reporting.data.Comparison.save", lambda one, folder: compared.append(one) or ())
-    task, preds, votes = TARGETS[name]
+    task, preds, annotator_counts = TARGETS[name]
     systems = {"a": preds, "b": np.roll(preds, 1, 0)}
     files = [str(tmp_path / f"{system}.npz") for system in systems]
     for file, values in zip(files, systems.values(), strict=True):
-        write_npz(file, {"probs": values, "targets": votes})
+        write_npz(file, {"probs": values, "targets": annotator_counts})
     assert main(["compare", *files, "--task", task, "--out", str(tmp_path / "out")]) == 0
     given = {system: torch.from_numpy(values) for system, values in systems.items()}
-    expected = tc.compare(given, torch.from_numpy(votes), task=task)
+    expected = tc.compare(given, torch.from_numpy(annotator_counts), task=task)
     for line in compared[0].lines:
         assert dict(line.values) == pytest.approx(dict(expected[line.key].values), rel=1e-12, abs=1e-12), line.key
 
@@ -96,11 +98,16 @@ def test_the_command_gives_the_comparison_of_the_function_for_votes(tmp_path, na
 AMBIGUOUS = [  # predictions, targets, task, and part of the error message
     (PROBS, ONE_HOT, "", "Pass --task multilabel, or --task multiclass (one-hot labels or annotator counts)"),
     (PROBS, ONE_HOT == 1, "", "Pass --task multilabel, or --task multiclass"),
-    (PROBS, TARGETS["votes of classes"][2], "", "The task must be given if shapes are ambiguous"),
+    (PROBS, TARGETS["annotator counts of classes"][2], "", "The task must be given if shapes are ambiguous"),
     (PROBS, PROBS, "", "--task multiclass (probabilities or annotator counts)"),
     (MAPS, MAPS > 0.5, "", "or --task binary"),
-    (RATES, TARGETS["votes for no and yes"][2], "", "Pass --task binary for counts of no and yes, or name one target"),
-    (PROBS, TENSORS["votes for each label"][2], "", "Pass --task multilabel for counts of no and yes"),
+    (
+        RATES,
+        TARGETS["annotator counts for no and yes"][2],
+        "",
+        "Pass --task binary for counts of no and yes, or name one target",
+    ),
+    (PROBS, TENSORS["annotator counts for each label"][2], "", "Pass --task multilabel for counts of no and yes"),
     (PROBS, ONE_HOT < 1, "multiclass", "must be true for one class in every row (--task multiclass), got 2 in row 1"),
     (PROBS[:, :2], ONE_HOT[:, :2], "binary", "Shapes must be (N,) or maps (N, H, ...)"),
     (PROBS, 0 * ONE_HOT, "multiclass", "must have at least 1 annotator in every row, got 0"),

@@ -78,7 +78,7 @@ def test_paths_that_cannot_be_written_give_an_error(saved, capsys, monkeypatch):
 def test_data_without_folds_or_with_too_many_samples_give_an_early_error(saved, capsys, monkeypatch):
     saved()
     with monkeypatch.context() as patch:
-        patch.setattr(buffer, "MOST_SAMPLES", 100)
+        patch.setattr(buffer, "MAX_SAMPLES", 100)
         patch.setattr("torchcalib.cli.report.PIECE_BYTES", 400)
         patch.setattr(ReportBuilder, "report", lambda *_, **__: pytest.fail("it went on"))
         error = failing(capsys, "a.npz", "--save-calibrator", "cal.pt")

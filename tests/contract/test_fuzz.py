@@ -12,7 +12,7 @@ from functools import partial
 
 import pytest
 import torch
-from cases import BINNED, CASES, COSTS, VOTES, Case, corp_part, squared_gap
+from cases import ANNOTATOR_ERRORS, BINNED, CASES, COSTS, Case, corp_part, squared_gap
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from oracles import input as slow
@@ -45,7 +45,7 @@ KINDS = [
     (F.brier_score, tc.BrierScore, {"normalize": [None, "prior", "classes"], **PRIORS}),
     (F.ecd, tc.ECD, PRIORS),
     (F.accuracy, tc.Accuracy, PRIORS),
-    *((function, cls, {}) for _, function, cls in VOTES),
+    *((function, cls, {}) for _, function, cls in ANNOTATOR_ERRORS),
     (F.bayes_risk, tc.BayesRisk, {"cost": [None, True], "normalize": [None, "prior"], **PRIORS}),
     *((function, cls, binned_options(function)) for name, function, cls, _ in BINNED if name != "rmsce-debiased"),
     (F.ace, tc.ACE, N_BINS),
@@ -85,9 +85,9 @@ def logit():
 
 
 def class_row(n_classes, n_bins):
-    """Return a strategy for rows that sum to 1: vote frequencies, a pair at a bin edge, and uniform rows."""
-    votes = st.lists(st.integers(0, 5), min_size=n_classes, max_size=n_classes).filter(any)
-    shares = votes.map(lambda row: [n / sum(row) for n in row])
+    """Return a strategy for rows that sum to 1: annotator frequencies, a pair at a bin edge, and uniform rows."""
+    annotator_counts = st.lists(st.integers(0, 5), min_size=n_classes, max_size=n_classes).filter(any)
+    shares = annotator_counts.map(lambda row: [n / sum(row) for n in row])
     edge = probability(n_bins).map(lambda p: [p, 1 - p, *[0.0] * (n_classes - 2)])
     return shares | edge | st.just([1 / n_classes] * n_classes)
 
@@ -121,8 +121,8 @@ def drawn_preds(draw, task, from_logits, n_bins, n, n_classes):
 
 
 def drawn_target(draw, kind, task, ignore_index, n, n_classes):
-    """Draw labels, some with the ignored index; soft labels; or vote counts, which have an additional axis."""
-    if kind == "votes":
+    """Draw labels, some with the ignored index; soft labels; or annotator counts, which have an additional axis."""
+    if kind == "annotator_counts":
         shape = (n, n_classes) if task == "multiclass" else (n, n_classes, 2)
         counts = tensor_of(draw, st.integers(0, 5), math.prod(shape), *shape).long()
         counts[..., 0] += counts.sum(-1) == 0
@@ -161,7 +161,7 @@ def calls(draw):
     rows = math.prod(lead) * n
     preds = drawn_preds(draw, task, reading["from_logits"], chosen.get("n_bins", 3), rows, n_classes)
     hard = cls in (tc.TCE, tc.CORP) or chosen.get("priors")
-    kind = draw(st.sampled_from(["labels"] * (14 if hard else 4) + ["soft", "votes"]))
+    kind = draw(st.sampled_from(["labels"] * (14 if hard else 4) + ["soft", "annotator_counts"]))
     if one_in(draw, 16 if kind == "soft" else 4):
         reading["ignore_index"] = draw(st.sampled_from([-100, 0, 1, 99]))
     target = drawn_target(draw, kind, task, reading.get("ignore_index"), rows, n_classes)

@@ -74,20 +74,20 @@ def test_law_values_are_within_the_declared_bounds(formula):
 def test_law_one_hot_labels_give_the_value_of_labels_or_an_error(formula):
     preds, target = formula.data(n=20)
     n_classes = N_CLASSES if formula.task == "multiclass" else 2
-    votes = torch.nn.functional.one_hot(target, n_classes)
-    shares = (votes if formula.task == "multiclass" else target).double()
+    annotator_counts = torch.nn.functional.one_hot(target, n_classes)
+    shares = (annotator_counts if formula.task == "multiclass" else target).double()
     hard, expected = formula.format.hard_targets, formula.call(preds, target)
-    if hard or formula.format.least_votes:
+    if hard or formula.format.min_annotators:
         why = "`target` must be integer labels, got" if hard else "Pass annotator counts"
-        for refused in (shares, votes) if hard else (shares,):
+        for refused in (shares, annotator_counts) if hard else (shares,):
             with pytest.raises(TypeError, match=why):
                 formula.call(preds, refused)
     else:
         close(formula.call(preds, shares), expected)
     if not hard:
-        close(formula.call(preds, votes), expected)
+        close(formula.call(preds, annotator_counts), expected)
         metric = formula.metric()
-        metric.update(preds, votes.to(torch.uint8))
+        metric.update(preds, annotator_counts.to(torch.uint8))
         close(metric.compute(), expected)
 
 

@@ -18,7 +18,7 @@ P2, Y2 = torch.tensor([0.2, 0.7]), torch.tensor([0, 1])
 Q, H = torch.tensor([[0.2, 0.8], [0.6, 0.4], [0.5, 0.5]]), torch.tensor([1, 0, 0])
 P40, Y40 = torch.full((40,), 0.5), torch.arange(40) // 39  # a single label is 1
 Q40 = torch.full((40, 2), 0.5)
-VOTES = torch.tensor([[1, 3], [4, 0], [2, 2]])
+COUNTS = torch.tensor([[1, 3], [4, 0], [2, 2]])
 ML, YL = torch.tensor([[0.2, 0.8, 0.1], [0.6, 0.4, 0.9]]), torch.tensor([[0, 1, 0], [1, 0, 1]])
 IMAGE, MASK = torch.full((2, 3, 4, 5), 1 / 3), torch.zeros(2, 4, 5, dtype=torch.int64)
 NAN, INF = math.nan, math.inf
@@ -68,14 +68,16 @@ CALLS = [
     ("soft NaN", lambda f: f(P2, t(0.0, NAN), **binary), ValueError, ["`target`", "NaN"]),
     ("soft rows that sum to 0.5", lambda f: f(Q, Q / 2, **multi), ValueError,
      ["`target`", "sum to 1", "Divide annotator counts"]),
-    ("a row without votes", lambda f: f(Q, VOTES * 0, **multi), ValueError,
+    ("a row without annotator counts", lambda f: f(Q, COUNTS * 0, **multi), ValueError,
      ["at least 1 annotator", "got 0 (3 of 3", "weight 0"]),
-    ("a negative count", lambda f: f(Q, -VOTES, **multi), ValueError, ["annotator counts", "got -3", "class axis"]),
-    ("too many votes", lambda f: f(P2, VOTES[:2] << 60, **binary), ValueError, ["annotator counts", "2^53"]),
-    ("one vote too many", lambda f: f(P2, torch.tensor([[2, 2**53], [1, 1]]), **binary), ValueError,
+    ("a negative count", lambda f: f(Q, -COUNTS, **multi), ValueError, ["annotator counts", "got -3", "class axis"]),
+    ("too many annotator counts", lambda f: f(P2, COUNTS[:2] << 60, **binary), ValueError,
+     ["annotator counts", "2^53"]),
+    ("one annotator too many", lambda f: f(P2, torch.tensor([[2, 2**53], [1, 1]]), **binary), ValueError,
      ["annotator counts", "2^53"]),
     ("bfloat16 above 1", lambda f: f(t(0.5, 1.5).bfloat16(), Y2, **binary), ValueError, ["got 1.5 (1 of 2 rows)"]),
-    ("votes and ignored", lambda f: f(P2, VOTES[:2], ignore_index=0, **binary), ValueError, ["`ignore_index`"]),
+    ("annotator counts and ignored", lambda f: f(P2, COUNTS[:2], ignore_index=0, **binary), ValueError,
+     ["`ignore_index`"]),
     ("soft and ignored", lambda f: f(Q, Q, ignore_index=0, **multi), ValueError, ["`ignore_index`", "weight 0"]),
     # weights
     ("negative weight", lambda f: f(P2, Y2, weights=t(1.0, -2.0), **binary), ValueError, ["`weights`", "got -2"]),
@@ -108,7 +110,8 @@ SCORES = [
     ("priors of 3 for 2", lambda: F.nll(Q, H, priors=[0.2, 0.3, 0.5], **multi), ValueError, ["`priors`", "2 on the"]),
     ("priors sum to 2", lambda: F.nll(Q, H, priors=[1.0, 1.0], **multi), ValueError, ["`priors`", "sum to 1"]),
     ("negative priors", lambda: F.ecd(Q, H, priors=[-0.5, 1.5], **multi), ValueError, ["`priors`", "non-negative"]),
-    ("votes and priors", lambda: F.nll(Q, VOTES, priors=[0.5, 0.5], **multi), TypeError, ["labels", "counts (3, 2)"]),
+    ("annotator counts and priors", lambda: F.nll(Q, COUNTS, priors=[0.5, 0.5], **multi), TypeError,
+     ["labels", "counts (3, 2)"]),
     ("ecd without task", lambda: F.ecd(P2, Y2), TypeError, ["`task`", "got None"]),
     ("ecd of distribution as logits", lambda: F.ecd(Normal(P2, 1), P2, from_logits=True), ValueError, ["omitted"]),
     ("distribution weights", lambda: F.ecd(Normal(P2, 1), P2, weights=t(1.0)), ValueError, ["`weights`", "(2,)"]),

@@ -28,8 +28,8 @@ def events(preds, target, which, **options):
 def data(n=200, num_classes=6, seed=0, steps=10):
     """Return probabilities that are multiples of 1 / steps, which give ties in most rows, and labels."""
     generator = torch.Generator().manual_seed(seed)
-    votes = torch.randint(0, num_classes, (n, steps), generator=generator)
-    preds = torch.nn.functional.one_hot(votes, num_classes).sum(1).to(F64) / steps
+    draws = torch.randint(0, num_classes, (n, steps), generator=generator)
+    preds = torch.nn.functional.one_hot(draws, num_classes).sum(1).to(F64) / steps
     return preds, torch.randint(0, num_classes, (n,), generator=generator)
 
 

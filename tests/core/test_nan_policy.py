@@ -78,12 +78,12 @@ def test_law_dropped_rows_have_no_effect_and_no_gradient(path, monkeypatch):
     original = InputFormat.read
     monkeypatch.setattr(InputFormat, "read", lambda self, *a, **k: original(self, *a, **{**k, "drop_invalid": True}))
     metric.update(bad, target)
-    assert metric.kind.left_out(metric.state).tolist() == [0, n]
+    assert metric.kind.n_ignored(metric.state).tolist() == [0, n]
     close(metric.compute(), path.call(preds[left], target[left]).double())
     wrong = target.clone()
     wrong[[3, 5]] = 99  # row 3 is dropped, so that only the label of row 5 is an error
     metric.update(bad, wrong)
-    assert metric.kind.left_out(metric.state).tolist() == [n // 3, 2 * n]
+    assert metric.kind.n_ignored(metric.state).tolist() == [n // 3, 2 * n]
     with pytest.raises(ValueError, match=rf"got {n // 3} with NaN"):
         metric.compute()
 

@@ -107,8 +107,8 @@ def test_class_wise_average_of_esce_is_0_for_every_model():
         assert abs(float(found.statistic)) < 1e-12
         assert (float(found.noise_floor), float(found.p_value)) == (0, 1)
         assert float(found.low) == float(found.high) == 0
-    apart = calibration_test(tc.ESCE(**how, average=None), preds, torch.zeros(500, dtype=torch.int64))
-    assert bool((apart.p_value < 0.01).all())
+    separate = calibration_test(tc.ESCE(**how, average=None), preds, torch.zeros(500, dtype=torch.int64))
+    assert bool((separate.p_value < 0.01).all())
     with pytest.raises(ValueError, match="`level` must be between 0 and 1"):
         calibration_test(tc.ESCE(**how), preds, target, level=95)
 

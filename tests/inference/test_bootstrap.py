@@ -52,7 +52,7 @@ def test_replicates_computed_in_chunks_are_the_same(monkeypatch):
         whole = bootstrap(metric, preds, target, n_replicates=45, **options)
         sizes.clear()
         with monkeypatch.context() as patch:
-            patch.setattr(predictions, "_MOST_AT_ONCE", most)
+            patch.setattr(predictions, "_MAX_AT_ONCE", most)
             pieces = bootstrap(metric, preds, target, n_replicates=45, **options)
         close(pieces.replicates, whole.replicates, rtol=1e-8, atol=1e-8)
         if metric is spy:

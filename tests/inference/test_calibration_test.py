@@ -24,7 +24,7 @@ from scipy import stats
 import torchcalib as tc
 from torchcalib.core.sums import BinStats
 from torchcalib.inference import calibration_test, simulation, testing
-from torchcalib.inference.testing import ErrorTest, evidence_of
+from torchcalib.inference.testing import ErrorTest, run_error_test
 from torchcalib.metrics.binned import ece_from_bins
 
 
@@ -35,7 +35,7 @@ def deviations(share, n_replicates):
 
 @pytest.mark.parametrize(("p", "n", "k"), [(0.3, 10, 5), (0.99, 60, 57), (0.07, 30, 3), (0.5, 400, 230)])
 def test_noise_floor_and_p_value_of_one_bin_equal_the_binomial_distribution(p, n, k):
-    found = evidence_of(ErrorTest(ece_from_bins), one_bin(p, n, k), n_replicates=9_999)
+    found = run_error_test(ErrorTest(ece_from_bins), one_bin(p, n, k), n_replicates=9_999)
     gaps = [abs(j / n - p) for j in range(n + 1)]
     pmf = stats.binom.pmf(range(n + 1), n, p)
     floor = math.fsum(a * b for a, b in zip(gaps, pmf, strict=True))
@@ -79,7 +79,7 @@ def test_p_value_counts_replicates_at_least_as_large_as_the_statistic():
             return value
 
         bins = BinStats(torch.cat([one_bin(0.3, 6, 4).sums, one_bin(0.6, 5, 2).sums], -1), has_noise=True)
-        found = evidence_of(ErrorTest(error, signed=signed, with_interval=False), bins, n_replicates=499)
+        found = run_error_test(ErrorTest(error, signed=signed, with_interval=False), bins, n_replicates=499)
         (observed,), replicates = seen[0], seen[1]
         assert len(replicates) == 499
         larger = sum(abs(x) >= abs(observed) - 1e-9 for x in replicates)
@@ -112,7 +112,7 @@ def test_draws_do_not_depend_on_chunking(error, monkeypatch):
     monkeypatch.setattr(testing, "_IN_CACHE", 39 * 40)  # one batch element at a time
     same(metric.test(**FEW), whole)
     monkeypatch.setattr(simulation, "_AT_ONCE", 40 * 40)
-    monkeypatch.setattr(simulation, "MOST_DRAWN", 10 * 40)
+    monkeypatch.setattr(simulation, "MAX_DRAWN", 10 * 40)
     same(metric.test(**FEW), whole)
 
 
@@ -123,7 +123,7 @@ def test_draws_do_not_depend_on_dropped_samples(monkeypatch):
     gone = p.clone()
     gone[0, [3, 5, 20]] = gone[1, 50] = torch.nan
     # the number of samples of the first batch element; the second has more
-    monkeypatch.setattr(testing, "MOST_RUNS", 57)
+    monkeypatch.setattr(testing, "MAX_RUNS", 57)
     monkeypatch.setattr(testing, "RUNS_ON_PATHS", 57)
     for with_interval in (True, False):
         together = metric_of(partial(tc.KS, nan_policy="drop"), gone, y).test(with_interval=with_interval, **FEW)

@@ -25,7 +25,7 @@ from torchcalib.core.sums import BinStats
 from torchcalib.inference import calibration_test
 from torchcalib.inference.inversion import N_STEPS, Reached, bisected, first_reached, rising
 from torchcalib.inference.simulation import BinCells
-from torchcalib.inference.testing import ErrorTest, evidence_of
+from torchcalib.inference.testing import ErrorTest, run_error_test
 
 
 def mean_gap(b):
@@ -35,7 +35,7 @@ def mean_gap(b):
 def test_interval_of_the_signed_error_of_one_bin_is_close_to_wilson():
     """The test uses the variance of each candidate frequency, which gives Wilson's interval for a single frequency."""
     p, n, k = 0.7, 300, 180
-    found = evidence_of(ErrorTest(mean_gap, signed=True), one_bin(p, n, k), n_replicates=9_999)
+    found = run_error_test(ErrorTest(mean_gap, signed=True), one_bin(p, n, k), n_replicates=9_999)
     wilson = stats.binomtest(k, n).proportion_ci(0.95, "wilson")
     assert (float(found.low) + p, float(found.high) + p) == pytest.approx((wilson.low, wilson.high), abs=4e-3)
 
@@ -64,7 +64,7 @@ def test_intervals_of_certain_and_right_rows_have_the_closed_form(error, n):
 
 def test_intervals_of_almost_certain_rows_have_the_closed_form():
     """Zero errors in n rows have a probability of at least 0.025 up to an error rate of 1 - 0.025^(1/n)."""
-    always = evidence_of(ErrorTest(mean_gap, signed=True), one_bin(0.98, 100, 100))
+    always = run_error_test(ErrorTest(mean_gap, signed=True), one_bin(0.98, 100, 100))
     assert -0.03 < float(always.low) < 0.0
     assert float(always.high) == pytest.approx(0.02, abs=1e-3)
     signed = calibration_test(tc.ESCE(task="binary"), torch.tensor([0.0, 1.0, 1.0]), torch.tensor([0, 1, 1]))

@@ -58,12 +58,14 @@ def test_few_replicates_are_processed_at_a_time(function, options, monkeypatch):
     weights = 1 + counts_of(5, 60)
     call = partial(function, preds, target, **options)
     expected = [call(weights=w) for w in weights]
-    sizes, in_order, fit_to = [], risk_curve._in_order, AffineScaling.fit_to
-    monkeypatch.setattr(risk_curve, "_in_order", lambda p, priors: sizes.append(len(p.weights)) or in_order(p, priors))
+    sizes, in_order, fit_to = [], risk_curve._sorted_predictions, AffineScaling.fit_to
+    monkeypatch.setattr(
+        risk_curve, "_sorted_predictions", lambda p, priors: sizes.append(len(p.weights)) or in_order(p, priors)
+    )
     monkeypatch.setattr(
         AffineScaling, "fit_to", lambda self, p, w=None: sizes.append(len(p.weights)) or fit_to(self, p, w)
     )
-    monkeypatch.setattr(predictions, "_MOST_AT_ONCE", 60 * 2 * (4 if case is not BINARY else 6))
+    monkeypatch.setattr(predictions, "_MAX_AT_ONCE", 60 * 2 * (4 if case is not BINARY else 6))
     found = call(weights=weights)
     assert sizes == [2, 2, 1]
     parts = [found] if torch.is_tensor(found) else found

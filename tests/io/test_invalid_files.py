@@ -141,7 +141,7 @@ BAD = [  # writer, part of the error message, options, and changed limits
     (npz(**ROW, Probs=PROBS), "got `probs`, `Probs`. Choose"),
     (npz(**{"\x1b[2J": PROBS}), "got `?[2J`"),
     (npz(**MANY), "`a11` and 8 more"),
-    (npz(**MANY), "at most 10 arrays or columns, got 20", {}, {"readers.MOST_ARRAYS": 10}),
+    (npz(**MANY), "at most 10 arrays or columns, got 20", {}, {"readers.MAX_ARRAYS": 10}),
     (OK, "--preds must name an array in `a.npz`, got `q`. Name one of `probs`, `y`", {"preds": "q"}),
     (OK, "must hold predictions, targets, weights and groups in different arrays", {"target": "probs"}),
     (npz(log_probs=PROBS, y=HITS), "must be probabilities or logits for a binary task, got log-probabilities"),

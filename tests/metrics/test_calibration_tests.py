@@ -11,7 +11,7 @@ from helpers.refusals import assert_refused
 import torchcalib as tc
 from torchcalib.core.sums import BinStats
 from torchcalib.inference import CalibrationTest, calibration_test
-from torchcalib.inference.testing import ErrorTest, evidence_of
+from torchcalib.inference.testing import ErrorTest, run_error_test
 from torchcalib.metrics.base import CalibrationMetric
 from torchcalib.metrics.binned import ece_from_bins
 
@@ -103,4 +103,4 @@ def test_bad_arguments_and_metrics_without_a_test_raise_errors():
     given = {"metric": tc.ECE(task="binary")}
     assert_refused((row, partial(evidence, **{**given, **row}), error, [part]) for row, error, part in wrong)
     with pytest.raises(ValueError, match="`statistic` must contain sums of noise, got bins without"):
-        evidence_of(ErrorTest(ece_from_bins), BinStats(torch.ones(3, 4)))
+        run_error_test(ErrorTest(ece_from_bins), BinStats(torch.ones(3, 4)))

@@ -120,8 +120,8 @@ def test_expected_cost_equals_hand_computed_values():
     assert F.expected_cost(decisions, h, cost=cost).item() == (0 + 0 + 0.25 + 8 + 1) / 5
     at_priors = F.expected_cost(decisions, h, cost=cost, priors=[0.5, 0.5]).item()
     assert at_priors == pytest.approx((0 + 1) / 2 / 2 + (0 + 0.25 + 8) / 3 / 2)
-    votes = torch.tensor([[0.75, 0.25]] * 5, dtype=F64)
-    soft = F.expected_cost(decisions, votes, cost=cost).item()
+    soft_target = torch.tensor([[0.75, 0.25]] * 5, dtype=F64)
+    soft = F.expected_cost(decisions, soft_target, cost=cost).item()
     assert soft == pytest.approx((2 * 0.25 * 8 + 2 * 0.75 + 0.25) / 5)
     assert F.expected_cost(decisions[:0], h[:0], cost=cost).isnan()
     unread = torch.tensor([0, 99, 1])
@@ -167,10 +167,10 @@ def test_optimal_threshold_at_priors_equals_that_of_weighted_classes():
 
 def test_labels_and_positive_classes_give_the_values_of_binary_tasks():
     p, y = sample(lead=(3,))
-    apart = torch.stack([F.optimal_threshold_cost(p[k], y[k], **binary) for k in range(3)])
+    separate = torch.stack([F.optimal_threshold_cost(p[k], y[k], **binary) for k in range(3)])
     given = {"preds": p.T, "target": y.T, "task": "multilabel"}
-    torch.testing.assert_close(F.optimal_threshold_cost(**given, average=None), apart)
-    torch.testing.assert_close(F.optimal_threshold_cost(**given), apart.mean())
+    torch.testing.assert_close(F.optimal_threshold_cost(**given, average=None), separate)
+    torch.testing.assert_close(F.optimal_threshold_cost(**given), separate.mean())
     curve = F.bayes_risk_curve(**given, points=5)
     torch.testing.assert_close(curve.risk, F.bayes_risk_curve(p, y, points=5, batch_dims=1, **binary).risk)
     areas = F.bayes_risk_area(**given, average=None)
@@ -178,7 +178,7 @@ def test_labels_and_positive_classes_give_the_values_of_binary_tasks():
     torch.testing.assert_close(F.bayes_risk_area(**given), areas.mean())
     rows = torch.stack((1 - p[0], p[0] / 2, p[0] / 2), -1)
     of_set = F.optimal_threshold_cost(rows, y[0], positive_classes=[1, 2], **multi)
-    torch.testing.assert_close(of_set, apart[0])
+    torch.testing.assert_close(of_set, separate[0])
     assert F.optimal_threshold_cost(p[0, :0], y[0, :0], **binary).isnan()
     assert F.optimal_threshold_cost(p[0, :1], y[0, :1], **binary).item() == 0
 

@@ -162,7 +162,7 @@ def test_wrong_group_numbers_on_a_device_are_counted_and_raise_in_compute(monkey
     monkeypatch.setattr(tc.ByGroup, "_drops_invalid", True)
     p, y = torch.tensor([0.2, torch.nan, 0.9, 0.5]), torch.tensor([0, 1, 1, 0])
     metric.update(p, y, groups=torch.tensor([0, 7, 7, -1]))
-    assert metric.kind.left_out(metric.state).tolist() == [2, 0]
+    assert metric.kind.n_ignored(metric.state).tolist() == [2, 0]
     with pytest.raises(ValueError, match="`update` must get valid rows, got 2"):
         metric.compute()
 
@@ -300,7 +300,7 @@ def test_worst_groups_are_the_miscalibrated_ones(cls):
     assert set(table.group[:2]) == {3, 20}
     assert max(table.p_value[:2]) < 0.01
     assert min(table.p_value[2:]) > 0.05
-    assert not any(table.by_chance[:2])
+    assert not any(table.not_significant[:2])
     assert table.n_groups == 59
     assert list(table.n) == groups.bincount()[list(table.group)].tolist()
     by_value = metric.worst(None, by="value")
@@ -360,12 +360,12 @@ def test_by_group_supports_tuples_batches_class_axes_and_weights():
         close(parts.mcb[k], F.corp(logits[rows], target[rows], **MULTI).mcb)
     assert type(parts) is F.CORPDecomposition
     assert parts.unc[4:].isnan().all()
-    votes = torch.nn.functional.one_hot(target, 3).double()
+    annotator_counts = torch.nn.functional.one_hot(target, 3).double()
     by_group = partial(F.by_group, F.ece, groups=groups, **MULTI)
     one = by_group(logits, target)
     both = by_group(torch.stack((logits, -logits)), torch.stack((target, target)), batch_dims=1)
     assert both.shape == (4, 2)
-    for found in (both[:, 0], *(by_group(logits.T, labels, class_axis=0) for labels in (target, votes.T))):
+    for found in (both[:, 0], *(by_group(logits.T, labels, class_axis=0) for labels in (target, annotator_counts.T))):
         close(found, one)
     close(by_group(logits, target, weights=torch.ones(5, 300)), one.unsqueeze(-1).expand(4, 5))
 

@@ -18,7 +18,7 @@ DISTANCES = {
     "kl": (F.kl_divergence, tc.KLDivergence, oracles.kl_of, oracles.entropy_floor),
     "entropy": (F.entropy_gap, tc.EntropyGap,
                 oracles.entropy_difference_of, oracles.entropy_floor),
-    "votes": (F.squared_distance, tc.SquaredDistance, oracles.brier_of,
+    "counts": (F.squared_distance, tc.SquaredDistance, oracles.brier_of,
               oracles.brier_floor),
 }  # fmt: skip
 SETTINGS = [(name, c) for name in DISTANCES for c in ("value", "noise_floor", "corrected")]
@@ -49,7 +49,7 @@ def corrected(name, q, t, n):
     The entropy is the jackknife over annotators of differences of digamma functions, which are sums of inverses of
     whole numbers. The squared distance uses the unbiased variance.
     """
-    if name == "votes":
+    if name == "counts":
         return oracles.brier_of(q, t) - sum(share * (1 - share) for share in t) / (n - 1)
     counts = [round(share * n) for share in t]
     without = [[k - (j == i) for j, k in enumerate(counts)] for i, voted in enumerate(counts) for _ in range(voted)]
@@ -58,15 +58,15 @@ def corrected(name, q, t, n):
     return other - entropy
 
 
-def slow(name, component, task, q, votes):
+def slow(name, component, task, q, counts):
     """Return the value of one sample from class probabilities and annotator counts."""
-    n = sum(votes)
-    t = [v / n for v in votes]
+    n = sum(counts)
+    t = [v / n for v in counts]
     if component == "noise_floor":
         value = DISTANCES[name][3](q, n)
     else:
         value = DISTANCES[name][2](q, t) if component == "value" else corrected(name, q, t, n)
-    return value / 2 if name == "votes" and task != "multiclass" else value
+    return value / 2 if name == "counts" and task != "multiclass" else value
 
 
 def as_classes(task, logits, counts):
@@ -78,7 +78,7 @@ def as_classes(task, logits, counts):
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_annotator_counts_support_batches_class_axes_compile_and_vmap(task):
+def test_n_annotators_support_batches_class_axes_compile_and_vmap(task):
     options = {"task": task, "component": "corrected", "from_logits": True}
     function = partial(F.squared_distance, **options)
     logits, counts = data(task, n=12, lead=(3,))
@@ -125,16 +125,16 @@ def test_values_equal_slow_loops_and_gradients_finite_differences(name, componen
 
 def test_saturated_logits_are_exact_with_finite_gradients():
     logits = torch.tensor([[800.0, 0.0, -800.0], [0.0, -torch.inf, 0.0]], dtype=torch.float64, requires_grad=True)
-    votes = torch.tensor([[0, 3, 1], [2, 0, 2]])
+    counts = torch.tensor([[0, 3, 1], [2, 0, 2]])
     certain = torch.tensor([[1.0, 0.0]], requires_grad=True)
     for name, component in SETTINGS:
         of_sample = partial(DISTANCES[name][0], task="multiclass", component=component, reduction="none")
-        values = of_sample(logits, votes, from_logits=True)
+        values = of_sample(logits, counts, from_logits=True)
         assert values.isfinite().all()
         gradients = torch.autograd.grad(values.sum(), logits)
         gradients += torch.autograd.grad(of_sample(certain, torch.tensor([[3, 1]])).sum(), certain)
         assert all(gradient.isfinite().all() for gradient in gradients), (name, component)
-    kl = F.kl_divergence(logits, votes, task="multiclass", from_logits=True, reduction="none")
+    kl = F.kl_divergence(logits, counts, task="multiclass", from_logits=True, reduction="none")
     entropy = -0.75 * math.log(0.75) - 0.25 * math.log(0.25)
     torch.testing.assert_close(kl, torch.tensor([0.75 * 800 + 0.25 * 1600 - entropy, 0.0], dtype=torch.float64))
     found = F.kl_divergence(certain.expand(2, 2), torch.tensor([[3, 1], [3, 0]]), task="multiclass", reduction="none")
@@ -194,15 +194,15 @@ def test_wrong_counts_and_components_raise_errors():
 @pytest.mark.parametrize("n", [1, 2, 7, 48, 49, 50, 99, 150, 400, 3000])
 def test_expectations_of_a_binomial_fraction_equal_the_sum_over_all_counts(n):
     """Rounding of the slow sum grows with n. Up to 100 expected counts the tested rule has an error of 1e-10."""
-    votes = torch.tensor(float(n), dtype=torch.float64)
+    n_annotators = torch.tensor(float(n), dtype=torch.float64)
     for p in (0.0, 1.0):
         share = torch.tensor(p, dtype=torch.float64)
-        assert mean_distance_of_share(share, votes) == 0
-        assert float(p * mean_log_share(share, votes)) == pytest.approx(0, abs=2e-9)
+        assert mean_distance_of_share(share, n_annotators) == 0
+        assert float(p * mean_log_share(share, n_annotators)) == pytest.approx(0, abs=2e-9)
     for p in (1e-6, 0.02, 1 / 3, 0.5, 0.97, 1 - 1e-9):
         share = torch.tensor(p, dtype=torch.float64)
         distance = oracles.expected_of_share(lambda t, p=p: abs(t - p), p, n)
-        assert float(mean_distance_of_share(share, votes)) == pytest.approx(distance, rel=1e-9, abs=1e-15), p
+        assert float(mean_distance_of_share(share, n_annotators)) == pytest.approx(distance, rel=1e-9, abs=1e-15), p
         entropy = oracles.expected_of_share(lambda t: oracles.xlogy(t, t), p, n)
         tolerance = max(1e-14 * n, 0 if n * p < 50 else 1e-10 if n * p < 100 else 2e-9)
-        assert float(p * mean_log_share(share, votes)) == pytest.approx(entropy, rel=0, abs=tolerance), p
+        assert float(p * mean_log_share(share, n_annotators)) == pytest.approx(entropy, rel=0, abs=tolerance), p

@@ -54,9 +54,9 @@ def sample(task, n=60, seed=0, weighted=False, heaviest=3):
     """Return predictions that are multiples of 1/64 (ties, exact sums), targets drawn from them, and weights."""
     generator = torch.Generator().manual_seed(seed)
     if task == "multiclass":
-        votes = torch.randint(0, N_CLASSES, (n, 64), generator=generator)
-        votes = torch.where(torch.rand(n, 64, generator=generator) < 0.5, votes[:, :1], votes)
-        preds = torch.nn.functional.one_hot(votes, N_CLASSES).sum(1).to(F64) / 64
+        draws = torch.randint(0, N_CLASSES, (n, 64), generator=generator)
+        draws = torch.where(torch.rand(n, 64, generator=generator) < 0.5, draws[:, :1], draws)
+        preds = torch.nn.functional.one_hot(draws, N_CLASSES).sum(1).to(F64) / 64
         target = torch.multinomial(preds, 1, generator=generator).squeeze(-1)
     else:
         shape = (n, N_CLASSES) if task == "multilabel" else (n,)

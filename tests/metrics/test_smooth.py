@@ -40,8 +40,8 @@ def loop_values(case, preds, target, weights=None):
     given = {name: case.options[name] for name in OF_LOOP if name in case.options}
     ones = [1.0] * len(target) if weights is None else weights.tolist()
     values = [LOOPS[case.cls](confidence, outcome, ones, **given) for confidence, outcome in columns]
-    apart = case.cls in (tc.Cox, tc.Spiegelhalter) or case.options.get("average", "macro") is None
-    return torch.tensor(values if apart else [sum(values) / len(values)], dtype=F64)
+    separate = case.cls in (tc.Cox, tc.Spiegelhalter) or case.options.get("average", "macro") is None
+    return torch.tensor(values if separate else [sum(values) / len(values)], dtype=F64)
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.cls in LOOPS], ids=str)

@@ -118,9 +118,9 @@ def test_class_bins_with_infinite_logits_nan_and_invalid_labels(backend):
     found[:, 1].square().sum().backward()
     assert torch.equal(leaf.grad[[0, 2]], torch.zeros(2, 4))
     assert leaf.grad.isfinite().all()
-    poisoned = of_classes(values, target, None, True, n_bins=4, backend=backend, noise=True)
-    assert poisoned[:, [1, 3, 4], 0].isnan().all()
-    assert poisoned[:, 0].sum(-1).tolist() == [4] * 4
+    has_invalid_rows = of_classes(values, target, None, True, n_bins=4, backend=backend, noise=True)
+    assert has_invalid_rows[:, [1, 3, 4], 0].isnan().all()
+    assert has_invalid_rows[:, 0].sum(-1).tolist() == [4] * 4
 
 
 @of_backends

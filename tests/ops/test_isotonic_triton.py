@@ -20,7 +20,7 @@ SAMPLES = {"distinct": {}, "tied": {"distinct": 20}, "weighted": {"distinct": 20
 
 
 @pytest.fixture(autouse=True)
-def poisoned(monkeypatch):
+def has_invalid_rows(monkeypatch):
     poison(monkeypatch, "empty_like")
 
 

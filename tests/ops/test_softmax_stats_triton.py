@@ -27,7 +27,7 @@ DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, 
 
 
 @pytest.fixture(autouse=True)
-def poisoned(monkeypatch):
+def has_invalid_rows(monkeypatch):
     poison(monkeypatch, "empty")
 
 

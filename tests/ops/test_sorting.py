@@ -24,7 +24,7 @@ def test_sort_by_bits_equals_the_stable_sort_of_floats(dtype):
 @pytest.mark.parametrize("most_ties", [-1, 1])
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
 def test_equal_mass_sums_equal_those_of_the_sorted_sample(dtype, most_ties, levels, monkeypatch):
-    monkeypatch.setattr(sorting, "_MOST_TIES", most_ties)
+    monkeypatch.setattr(sorting, "_MAX_TIES", most_ties)
     generator = torch.Generator().manual_seed(levels)
     for length in (1, 7, 300):
         score = (torch.randint(0, levels, (3, length), generator=generator).to(F64) / (levels - 1)).to(dtype)

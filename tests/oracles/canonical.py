@@ -83,8 +83,8 @@ def canonical_error(qs, ts, weights, p, bandwidth):
         others = [row for j, row in enumerate(sample) if j != i]
         logs = [log_dirichlet(q, [x / bandwidth + 1 for x in other]) for other, _ in others]
         kernels = [math.exp(x - max(logs)) for x in logs]
-        votes = [[k * x for x in t] for k, (_, t) in zip(kernels, others, strict=True)]
-        expected = [sum(column) / sum(kernels) for column in zip(*votes, strict=True)]
+        weighted_targets = [[k * x for x in t] for k, (_, t) in zip(kernels, others, strict=True)]
+        expected = [sum(column) / sum(kernels) for column in zip(*weighted_targets, strict=True)]
         found.append(sum(abs(e - x) ** p for e, x in zip(expected, q, strict=True)))
     return sum(found) / len(found)
 

@@ -170,17 +170,17 @@ def check_sum(x, tolerance):
 
 def shares(target, shape, task, hard, ignore_index):
     """Convert counts of annotators (integers with one axis more than labels) to fractions. Keep other targets."""
-    votes = shape if task == "multiclass" else (*shape, 2)
-    if target.is_floating_point() or target.shape != votes:
+    counts_shape = shape if task == "multiclass" else (*shape, 2)
+    if target.is_floating_point() or target.shape != counts_shape:
         return target
     if hard or ignore_index is not None:
         raise Illegal("annotator counts for a metric of labels")
-    rows = [(row, sum(row)) for row in target.reshape(-1, votes[-1]).tolist()]
+    rows = [(row, sum(row)) for row in target.reshape(-1, counts_shape[-1]).tolist()]
     # Invalid counts give NaN, because the weight of the row is not known here. Rows of weight 0 are not used.
     found = [
         [v / n for v in row] if n > 0 and min(row) >= 0 and n <= 2**53 else [math.nan] * len(row) for row, n in rows
     ]
-    found = torch.tensor(found, dtype=torch.float64).reshape(votes)
+    found = torch.tensor(found, dtype=torch.float64).reshape(counts_shape)
     return found if task == "multiclass" else found[..., 1]
 
 
@@ -436,8 +436,8 @@ def expected(call):
         raise Illegal("soft targets with ignore_index")
     if target.is_floating_point() and how.hard_targets:
         raise Illegal("soft targets for a metric of labels")
-    apart = call.settings.get("mode") == "classwise" or call.task == "multilabel"
-    averaged = not apart or call.settings.get("average", "macro") is not None
+    separate = call.settings.get("mode") == "classwise" or call.task == "multilabel"
+    averaged = not separate or call.settings.get("average", "macro") is not None
     values, size = [], 1.0
     given = [t if t is None else t.reshape(n_series, *t.shape[len(call.lead) :]) for t in (preds, target, call.weights)]
     for k in range(n_series):

@@ -34,7 +34,7 @@ def run(folder):
     for name in ("all_gather", "all_to_all_single", "barrier", "all_reduce", "broadcast"):
         record_calls(name, collectives)
     for arguments, most, port in json.loads(Path("calls.json").read_text()):
-        sample_or_sketch.MOST_SAMPLES, buffer.MOST_SAMPLES = most or 2**24, most or 2**20
+        sample_or_sketch.MAX_SAMPLES, buffer.MAX_SAMPLES = most or 2**24, most or 2**20
         out, err = io.StringIO(), io.StringIO()
         # a separate port for each call: a rank may not have left the previous call yet
         os.environ["MASTER_PORT"] = port

@@ -19,7 +19,7 @@ import torchcalib.functional as F
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 LARGEST, IN_BETWEEN = 64, 20
-MOST_GROWTH = 8 * 2**20
+MAX_GROWTH = 8 * 2**20
 OPTIONS = {"task": "binary", "nan_policy": "drop"}
 FUNCTIONS = {"nll": F.nll, "brier": F.brier_score, "ece": F.ece, "ks": F.ks}
 
@@ -86,5 +86,5 @@ def soak(rank, world, folder, n_updates):
     usages = usage_over_time(rank, world, folder, int(n_updates))
     memory, files = zip(*usages, strict=True)
     (folder / f"{rank}.usages").write_text(json.dumps(usages))
-    assert max(memory) - memory[0] < MOST_GROWTH, f"memory grew: {memory}"
+    assert max(memory) - memory[0] < MAX_GROWTH, f"memory grew: {memory}"
     assert max(files) <= files[0], f"open files grew: {files}"

@@ -99,7 +99,7 @@ def test_one_pass_jobs_compute_the_values_of_their_peers():
     accuracy = torchmetrics.functional.classification.multiclass_accuracy(logits, target, 7, average="micro")
     torch.testing.assert_close(found["Accuracy"].float(), accuracy)
     torch.testing.assert_close(peers.logsumexp_in_chunks(logits, rows=64), logits.logsumexp(-1))
-    together, apart = (one_pass.gradient(n=50, num_classes=5, together=kind).ours() for kind in (True, False))
-    torch.testing.assert_close(together, apart)
+    together, separate = (one_pass.gradient(n=50, num_classes=5, together=kind).ours() for kind in (True, False))
+    torch.testing.assert_close(together, separate)
     assert one_pass.binary_ece(n=500).error() <= one_pass.ERROR
     assert streamed.states[OURS](1) == streamed.states[OURS](3)

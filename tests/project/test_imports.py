@@ -92,7 +92,7 @@ def test_every_public_name_is_documented_and_unknown_names_raise_errors():
         (tc.functional, "expected_calibration_error", "functional.ece"),
         (tc.functional, "ECE", "ECE"),
         (tc.inference, "bootstrp", "inference.bootstrap"),
-        (tc.calibration, "VectorScaling", "calibration.AffineScaling"),
+        (tc.calibration, "PlattScaling", "calibration.AffineScaling"),
         (tc.losses, "ece", "functional.ece"),
         (tc, "ClasswiseECE", "ECE"),
     ],
@@ -103,6 +103,12 @@ def test_error_for_an_unknown_name_suggests_the_closest_public_name(module, name
     target = tc
     for part in meant.split("."):
         target = getattr(target, part)
+
+
+@pytest.mark.parametrize("name", ["BetaCalibration", "MatrixScaling", "VectorScaling"])
+def test_error_for_a_calibrator_of_other_packages_describes_the_closest_one(name):
+    with pytest.raises(AttributeError, match="the closest is `torchcalib.calibration.AffineScaling`: .* instead of"):
+        getattr(tc.calibration, name)
 
 
 def test_at_most_60_names_are_public():

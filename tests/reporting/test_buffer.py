@@ -31,13 +31,13 @@ def assert_same_lines(report, expected, of_errors=True):
 
 def test_batches_with_soft_and_one_hot_targets_equal_one_call():
     preds = torch.rand(30, 3, generator=torch.Generator().manual_seed(0)).softmax(-1)
-    votes, labels, given = preds.roll(1, 0), torch.arange(10) % 3, {"task": "multiclass"}
-    unanimous = torch.nn.functional.one_hot(labels, 3).to(votes)
-    whole = tc.report(preds, torch.cat((votes[:20], unanimous)), **given)
-    empty, most = (preds[:0], votes[:0]), (preds[:20], votes[:20])
+    soft, labels, given = preds.roll(1, 0), torch.arange(10) % 3, {"task": "multiclass"}
+    unanimous = torch.nn.functional.one_hot(labels, 3).to(soft)
+    whole = tc.report(preds, torch.cat((soft[:20], unanimous)), **given)
+    empty, most = (preds[:0], soft[:0]), (preds[:20], soft[:20])
     assert_same_lines(report_of_batches(most, (preds[20:], unanimous), empty, **given), whole)
-    rest = preds[5:], torch.cat((votes[5:20], unanimous))
-    assert_same_lines(report_of_batches((preds[:5], votes[:5]), empty, rest, **given), whole)
+    rest = preds[5:], torch.cat((soft[5:20], unanimous))
+    assert_same_lines(report_of_batches((preds[:5], soft[:5]), empty, rest, **given), whole)
     # Rows with integer labels reduce the noise in any order of batches. Scores are the same.
     certain = report_of_batches(most, (preds[20:], labels), empty, **given)
     assert_same_lines(certain, whole, of_errors=False)

@@ -175,7 +175,7 @@ def test_calibration_section_is_left_out_with_a_note():
 
 @pytest.mark.parametrize(
     ("task", "limit", "most"),
-    [("multiclass", "MOST_SAMPLES", 250), ("multiclass", "MOST_VALUES", 1250), ("multilabel", "MOST_SAMPLES", 1250)],
+    [("multiclass", "MAX_SAMPLES", 250), ("multiclass", "MAX_VALUES", 1250), ("multilabel", "MAX_SAMPLES", 1250)],
 )
 def test_too_many_samples_are_not_stored_for_calibrators(task, limit, most, monkeypatch):
     monkeypatch.setattr(buffer, limit, most)
@@ -196,7 +196,7 @@ def test_too_many_samples_are_not_stored_for_calibrators(task, limit, most, monk
 
 
 def test_calibrators_that_are_too_slow_or_too_large_are_not_tried(monkeypatch):
-    monkeypatch.setattr(module, "MOST_PRODUCTS", 300 * 5**2 - 1)
+    monkeypatch.setattr(module, "MAX_PRODUCTS", 300 * 5**2 - 1)
     stage = report_of(*realistic("multiclass", scale=1), task="multiclass", from_logits=True).calibration
     assert {gain.calibrator for gain in stage.gains} == {"temperature scaling"}
     assert stage.notes[0].startswith("Affine scaling is omitted: it is slow for 5 classes.")

@@ -15,7 +15,7 @@ import torchcalib.functional as F
 from torchcalib.cli import main
 from torchcalib.reporting import terminal
 from torchcalib.reporting.building import ReportBuilder
-from torchcalib.reporting.groups import MOST_GROUPS
+from torchcalib.reporting.groups import MAX_GROUPS
 from torchcalib.reporting.html.report import render
 
 GIVEN = {"task": "binary", **QUICK}
@@ -82,7 +82,7 @@ def test_groups_are_required_for_all_rows_or_none_and_bad_ones_raise_errors():
     builder, without = tc.ReportBuilder(**GIVEN), tc.ReportBuilder(**GIVEN)
     builder.update(p, y, groups=groups, group_names=NAMES)
     without.update(p, y)
-    many = torch.arange(MOST_GROUPS + 1)
+    many = torch.arange(MAX_GROUPS + 1)
     too_many = partial(tc.report, torch.full((len(many),), 0.5), many % 2, groups=many, **GIVEN)
     all_or_none = "`groups` must be passed with all batches of a report"
     refused = [
@@ -113,12 +113,12 @@ def test_damaged_groups_of_a_saved_state_raise_an_error(tmp_path):
     builder.update(p, y, groups=groups, group_names=NAMES)
     builder.save(tmp_path / "a.pt")
     state = torch.load(tmp_path / "a.pt", weights_only=True)
-    names, sums, apart = (state["accumulators"]["groups"][name] for name in ("names", "sums", "apart"))
+    names, sums, noise_flag = (state["accumulators"]["groups"][name] for name in ("names", "sums", "noise_flag"))
     for wrong in (
         {"sums": sums[1:]},
         {"sums": sums.float()},
-        {"apart": apart[1:]},
-        {"apart": apart.float()},
+        {"noise_flag": noise_flag[1:]},
+        {"noise_flag": noise_flag.float()},
         {"names": [names[0], *names[:-1]]},
         {"names": [*names[:-1], 7]},
         {"names": [*names[:-1], "x" * 1001]},

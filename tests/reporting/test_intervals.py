@@ -43,7 +43,7 @@ def ends(line):
     ("task", "n_errors", "n_scores"), [("binary", 18, 10), ("multiclass", 13, 8), ("multilabel", 9, 8)]
 )
 def test_scores_have_bootstrap_intervals_and_errors_have_calibration_tests(task, n_errors, n_scores, monkeypatch):
-    monkeypatch.setattr(testing, "_MOST_REPLICATES", REPLICATES)  # the same number for every line
+    monkeypatch.setattr(testing, "_MAX_REPLICATES", REPLICATES)  # the same number for every line
     preds, target = data(task)
     report = tc.report(preds, target, task=task, n_bins=5, with_calibration=False)
     given = {"task": task} | ({} if task == "binary" else {f"num_{'classes' if task == 'multiclass' else 'labels'}": 5})
@@ -111,7 +111,7 @@ def test_slow_lines_have_no_interval_or_few_replicates_with_a_note(monkeypatch):
     preds, target = data("multiclass")
     given = {"task": "multiclass", "with_calibration": False}
     with monkeypatch.context() as patch:
-        for limit, most in {"MOST_EVENTS": 100, "MOST_IN_ORDER": 100, "MOST_CELLS": 74}.items():
+        for limit, most in {"MAX_EVENTS": 100, "MAX_RANKED": 100, "MAX_CELLS": 74}.items():
             patch.setattr(testing, limit, most)
         report = tc.report(preds, target, **given)
         floors, (keys, notes) = missing(report, "noise_floor")[0], missing(report, "interval")
@@ -138,7 +138,7 @@ def test_bootstrap_intervals_are_left_out_with_a_note_if_they_are_too_large_or_f
     keys, notes = missing(report, "interval")
     assert "nll" in keys
     assert "Bootstrap intervals are omitted: the bootstrap failed with ValueError: `weights` must" in notes
-    monkeypatch.setattr(buffer, "MOST_SAMPLES", 100)
+    monkeypatch.setattr(buffer, "MAX_SAMPLES", 100)
     keys, notes = missing(tc.report(*data("binary"), task="binary"), "interval")
     assert {"nll", "dsc/positive"} <= keys
     assert not keys & {"ece/positive", "tce/positive", "mcb/positive"}, "that is of what was streamed"

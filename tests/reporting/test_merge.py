@@ -19,7 +19,7 @@ from torchcalib.calibration import load_calibrator
 from torchcalib.cli import main
 from torchcalib.reporting import buffer, testing
 from torchcalib.reporting.building import ReportBuilder
-from torchcalib.reporting.saving import state_bytes
+from torchcalib.reporting.saving import VERSION, state_bytes
 
 SEVEN_BINS = {**QUICK, "n_bins": 7, "right": True}
 
@@ -27,7 +27,7 @@ SEVEN_BINS = {**QUICK, "n_bins": 7, "right": True}
 @pytest.fixture(autouse=True)
 def few_replicates(monkeypatch):
     """Few replicates are enough to compare results, and fast."""
-    monkeypatch.setattr(testing, "_MOST_REPLICATES", 39)
+    monkeypatch.setattr(testing, "_MAX_REPLICATES", 39)
 
 
 def builder_of(arrays, task, **settings):
@@ -88,8 +88,8 @@ def test_limits_apply_to_merged_parts_as_to_the_whole(task, tmp_path, monkeypatc
     arrays["weights"] += 1  # samples of weight 0 would not count towards the limit
     n_events = arrays["targets"].size
     for limit in (n_events // 40, n_events // 2, n_events - 1, n_events):
-        monkeypatch.setattr("torchcalib.reporting.sample_or_sketch.MOST_SAMPLES", limit)
-        monkeypatch.setattr(buffer, "MOST_SAMPLES", limit)
+        monkeypatch.setattr("torchcalib.reporting.sample_or_sketch.MAX_SAMPLES", limit)
+        monkeypatch.setattr(buffer, "MAX_SAMPLES", limit)
         whole = builder_of(arrays, task, with_intervals=False).report().to_dict()
         parts = parts_of(arrays, task, tmp_path, 10, 20, 200, with_intervals=False)
         assert_same(reduce(add, parts).report().to_dict(), whole)
@@ -211,7 +211,7 @@ HOSTILE = {
     "text": lambda path: path.write_bytes(b"hello" * 99),
     "truncated": lambda path: path.write_bytes(saved("multiclass")[:-300]),
     "objects": lambda path: torch.save({"format": Evil()}, path),
-    "old format": changed("version", to=9, _use_new_zipfile_serialization=False),
+    "old format": changed("version", to=VERSION, _use_new_zipfile_serialization=False),
     "something else": lambda path: torch.save({"logits": torch.ones(3)}, path),
     "a tensor": lambda path: torch.save(torch.ones(3), path),
     "other format": changed("format", to="other"),
@@ -266,15 +266,15 @@ def test_damaged_and_hostile_files_raise_an_error_that_names_the_file(tmp_path, 
         assert not Path("evil").exists()
 
     check_each(HOSTILE, check)
-    changed("version", to=10)(tmp_path / "new.pt")
-    with pytest.raises(ValueError, match="`version` of a report state must be 9 for this torchcalib, got 10"):
+    changed("version", to=VERSION + 1)(tmp_path / "new.pt")
+    with pytest.raises(ValueError, match=f"must be {VERSION} for this torchcalib, got {VERSION + 1}"):
         ReportBuilder.load(tmp_path / "new.pt")
     with pytest.raises(FileNotFoundError):
         ReportBuilder.load(tmp_path / "none.pt")
 
 
 def test_states_before_the_hostile_changes_are_valid(tmp_path):
-    for write_sound in (changed("version", to=9), changed("version", to=9, task="binary"), sketch()):
+    for write_sound in (changed("version", to=VERSION), changed("version", to=VERSION, task="binary"), sketch()):
         write_sound(tmp_path / "good.pt")
         report = ReportBuilder.load(tmp_path / "good.pt").report()
         assert report.n == data_set(report.task, 12, "counts")["weights"].sum()
@@ -329,8 +329,8 @@ def test_merge_command_raises_errors_for_incompatible_parts(folder, capsys):
     arrays = data_set("binary", n=20)
     shards(folder, arrays, 10)
     np.savez("double.npz", **{**arrays, "logits": arrays["logits"].astype(float)})
-    np.savez("votes.npz", **{**arrays, "targets": arrays["targets"] * 0.5})
-    for name in ("shard-0", "shard-1", "double", "votes"):
+    np.savez("annotator_counts.npz", **{**arrays, "targets": arrays["targets"] * 0.5})
+    for name in ("shard-0", "shard-1", "double", "annotator_counts"):
         assert run(capsys, "report", f"{name}.npz", *QUICK_COMMAND, "--save-state", f"{name}.pt")[0] == 0
     assert run(capsys, "report", "shard-1.npz", *QUICK_COMMAND, "--n-bins", "10", "--save-state", "bins.pt")[0] == 0
     Path("copy.pt").write_bytes(Path("shard-0.pt").read_bytes())
@@ -346,7 +346,10 @@ def test_merge_command_raises_errors_for_incompatible_parts(folder, capsys):
         [
             ("bins.pt", "`bins.pt` cannot be merged with `shard-0.pt`: `other` must have the same arguments"),
             ("double.pt", "`double.npz` must have the same dtype as `shard-0.npz`, got 'float64' and 'float32'."),
-            ("votes.pt", "`votes.npz` must have the same rows as `shard-0.npz`, got ('float32 ()', 'float64 ()')"),
+            (
+                "annotator_counts.pt",
+                "`annotator_counts.npz` must have the same rows as `shard-0.npz`, got ('float32 ()', 'float64 ()')",
+            ),
             ("shard-0.pt", "every part must be named once"),
             ("copy.pt", "`copy.pt` cannot be merged with `shard-0.pt`: `other` must contain no predictions"),
             ("none*.pt", "`none*.pt` must match at least one file, got none."),

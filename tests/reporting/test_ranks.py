@@ -109,7 +109,7 @@ def test_reports_of_several_ranks_equal_that_of_one_process(n_ranks, tmp_path, c
     for k, ((files, options, most), answer) in enumerate(zip(good, answers, strict=False)):
         with monkeypatch.context() as patch:
             for module in (sample_or_sketch, buffer):
-                patch.setattr(module, "MOST_SAMPLES", most or module.MOST_SAMPLES)
+                patch.setattr(module, "MAX_SAMPLES", most or module.MAX_SAMPLES)
             found = saved(k)
             assert main(command(files[0], k, options)) == 0, capsys.readouterr().err
             assert_same(found, saved(k), files[0])

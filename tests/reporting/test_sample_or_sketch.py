@@ -31,7 +31,7 @@ def in_pieces(task, logits, target):
 def test_rank_based_values_above_the_limit_equal_those_of_the_sketch(task, monkeypatch):
     """Tests of `LogitCells` check its accuracy. The error of KS is at most the share of a cell, here 1/200."""
     exact = quick_report(task)  # computed before the limit is lowered
-    monkeypatch.setattr(sample_or_sketch, "MOST_SAMPLES", 60 if task != "multilabel" else 300)
+    monkeypatch.setattr(sample_or_sketch, "MAX_SAMPLES", 60 if task != "multilabel" else 300)
     monkeypatch.setattr(sample_or_sketch, "_PIECE", 64)
     logits, target = predictions(task)
     builder = in_pieces(task, logits, target)
@@ -59,7 +59,7 @@ def test_sketch_of_half_precision_input_is_exact_with_weights_and_ignored_rows(t
     target = torch.where((torch.arange(target.numel()) % 7 == 0).reshape(target.shape), -1, target)
     given = {"task": task, "ignore_index": -1, "weights": torch.arange(200) % 4, **QUICK}
     whole = tc.report(logits.sigmoid().to(dtype), target, **given)
-    monkeypatch.setattr(sample_or_sketch, "MOST_SAMPLES", 60)
+    monkeypatch.setattr(sample_or_sketch, "MAX_SAMPLES", 60)
     report = tc.report(logits.sigmoid().to(dtype), target, **given)
     assert report.settings["order_based"].startswith("sketch")
     assert_values(report, rank_based_lines(whole))
@@ -70,7 +70,7 @@ def test_sketch_of_half_precision_input_is_exact_with_weights_and_ignored_rows(t
 def test_memory_of_samples_and_sketches_is_bounded(monkeypatch):
     logits, target = predictions("multiclass", 1000)
     for most, n_bytes in ((2**24, 9 * 1000), (100, 9 * 100)):
-        monkeypatch.setattr(sample_or_sketch, "MOST_SAMPLES", most)
+        monkeypatch.setattr(sample_or_sketch, "MAX_SAMPLES", most)
         held = in_pieces("multiclass", logits.float(), target)._accumulators["sample of top_label"].samples
         size = sum(t.untyped_storage().nbytes() for part in held[:3] for t in part)
         assert size == n_bytes if most > 1000 else size <= n_bytes
@@ -89,7 +89,7 @@ def test_soft_targets_leave_out_label_metrics_and_floating_labels_are_labels(tas
     soft = floating * 0.75 + 0.05
     given = {"task": task, "from_logits": True}
     expected = rank_based_values(logits, soft, names=("ace", "ks"), **given)
-    monkeypatch.setattr(sample_or_sketch, "MOST_SAMPLES", most)
+    monkeypatch.setattr(sample_or_sketch, "MAX_SAMPLES", most)
     builder = in_pieces(task, logits, soft)
     # an empty batch does not change the kind of targets
     builder.update(logits[:0], (soft[:0] if task == "multiclass" else labels[:0]))

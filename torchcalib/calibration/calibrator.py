@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from torchcalib.core.arguments import Task, is_int, weights_from
+from torchcalib.core.arguments import Task, is_int, task_of, weights_from
 from torchcalib.core.arrays import as_tensor
 from torchcalib.core.documentation import documented
 from torchcalib.core.inputs import input_format_of, read_input
@@ -122,10 +122,8 @@ class Calibrator(nn.Module, ABC):
             UserWarning: the fit has no optimum or did not reach it, a class has no samples, or a label has probability
                 0; see `remarks`.
         """
-        if task is None and options.get("num_labels") is not None:
-            task = "multilabel"
-        elif task is None and options.get("num_classes") is not None:
-            task = "multiclass"
+        if not {"num_classes", "num_labels"}.isdisjoint(options):
+            task = task_of(task, **options)
         positive = options.get("positive_classes")
         if "sample_weight" in options:
             options["weights"] = weights_from(options.get("weights"), options.pop("sample_weight"))
@@ -317,7 +315,10 @@ class Calibrator(nn.Module, ABC):
         """Raise unless `state` is an extra state of this class with valid values."""
         names = {"kind", *_KIND, *self.settings}
         if not isinstance(state, dict) or not names <= state.keys():
-            raise ValueError(f"`state_dict` must have the extra state of a calibrator, got {state!r:.80}.")
+            raise ValueError(
+                f"`state_dict` must have the class and the settings of a {type(self).__name__}, got {state!r:.80}. "
+                "Pass the state_dict of a calibrator, or load a file of save_calibrator with load_calibrator."
+            )
         if state["kind"] != type(self).__name__:
             raise ValueError(
                 f"`state_dict` must be of {type(self).__name__}, got one of {state['kind']}. "

@@ -110,7 +110,7 @@ def cross_val_calibrate(
         >>> cross_val_calibrate(preds, target, task="binary", n_folds=3, calibrator=TemperatureScaling()).shape
         torch.Size([6])
     """
-    preds, target, _ = as_tensors(preds, target, None)
+    preds, target, _ = as_tensors(preds, target)
     original, how = preds, input_format_of(task, input_options(options))
     axis = how.resolved(preds, target, how.batch_dims).axis
     preds, target, options = flat_options(preds, target, task, options)

@@ -225,8 +225,8 @@ def _divergence(score: Literal["nll", "brier"], p: Predictions, after: Predictio
         return ScoreDivergence(whole - own, whole)
     variance = q * (1 - q)
     own = _mean(p, variance.sum(-1) if p.task == "multiclass" else variance)
-    apart = _mean(p, drawn.squared_error)
-    return ScoreDivergence(apart, apart + own)
+    divergence = _mean(p, drawn.squared_error)
+    return ScoreDivergence(divergence, divergence + own)
 
 
 def _batch_dims(values: Tensor, task: Task) -> dict[str, int]:

@@ -12,7 +12,7 @@ from torchcalib.io.opening import PredictionFiles, open_predictions
 PIECE_BYTES = 4 * 2**20
 """Size of a piece of predictions in bytes. Class-wise bins need about 40 bytes for each 4-byte prediction."""
 
-_LEAST_ROWS = 20
+_MIN_ROWS = 20
 """Smallest number of rows that `check_logits` tests: logits in fewer rows may sum to 1 accidentally."""
 
 
@@ -43,7 +43,7 @@ def in_rows(first: int, n: int, file: str = "") -> Iterator[None]:
 
 def check_logits(preds: Tensor, task: str, where: str) -> None:
     """Raise if declared multi-class logits are probabilities: all rows are in [0, 1] and sum to 1."""
-    if task != "multiclass" or len(preds) < _LEAST_ROWS:
+    if task != "multiclass" or len(preds) < _MIN_ROWS:
         return
     inside = bool(((preds >= 0) & (preds <= 1)).all())
     if inside and bool(((preds.double().sum(-1) - 1).abs() <= 1e-3).all()):

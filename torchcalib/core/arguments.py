@@ -136,7 +136,9 @@ def weights_from(weights: Any, sample_weight: Any) -> Any:
     return sample_weight
 
 
-def task_of(task: Task | None, num_classes: int | None, num_labels: int | None) -> Task:
+def task_of(
+    task: Task | None, num_classes: int | None = None, num_labels: int | None = None, **_other_options: object
+) -> Task:
     """Return `task`, or for None the task that `num_classes` or `num_labels` implies."""
     if task is None and (num_classes is None) != (num_labels is None):
         return "multilabel" if num_classes is None else "multiclass"
@@ -159,7 +161,7 @@ def completed(options: Mapping[str, Any]) -> dict[str, Any]:
     found = dict(options)
     if "sample_weight" in found:
         found["weights"] = weights_from(found.get("weights"), found.pop("sample_weight"))
-    found["task"] = task_of(found.get("task"), found.get("num_classes"), found.get("num_labels"))
+    found["task"] = task_of(**{"task": None, **found})
     return found
 
 

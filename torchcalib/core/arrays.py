@@ -8,6 +8,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from torchcalib.core.arguments import weights_from
+
 _DTYPES = {"b": np.bool_, "i": np.int64, "u": np.int64}
 """Conversion dtype for each numpy dtype kind, because torch does not support all dtypes of these kinds."""
 _PREFIXES = ("prob_", "proba_", "probs_", "p_", "logit_", "logits_", "score_", "pred_")
@@ -15,11 +17,16 @@ _PREFIXES = ("prob_", "proba_", "probs_", "p_", "logit_", "logits_", "score_", "
 _KINDS = {"U": "text", "S": "bytes", "O": "objects"}
 
 
-def as_tensors(preds: Any, target: Any, weights: Any) -> tuple[Tensor, Tensor, Tensor | None]:
+def as_tensors(
+    preds: Any, target: Any, weights: Any = None, sample_weight: Any = None
+) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return predictions, targets and weights as tensors. Converted values go to the device of `preds`.
+
+    `sample_weight` is an alias of `weights`; see `weights_from`.
 
     If `preds` is a DataFrame, text labels are replaced by the indices of the columns with these names.
     """
+    weights = weights_from(weights, sample_weight)
     names = column_names(preds)
     preds = as_tensor("preds", preds)
     target = label_tensor(target, names, preds.device) if names else as_tensor("target", target, preds.device)

@@ -7,13 +7,13 @@ under which an option is correct.
 import torch
 from torch import Tensor
 
-MOST_IGNORED = 0.05
+MAX_IGNORED = 0.05
 """Largest plausible fraction of rows with an ignored label. A larger one indicates wrongly encoded labels."""
 
 _FEW = 8  # 8 or more values without a negative one are probably not logits
-_LARGEST_LOGIT = 30.0  # larger logits are unlikely: the complement of their probability is below 1e-13
-_MOST_DECIMALS = 4
-_MOST_ROUNDING = 0.1  # largest rounding error of a row sum for which the advice is to divide by the sum
+_MAX_LOGIT = 30.0  # larger logits are unlikely: the complement of their probability is below 1e-13
+_MAX_DECIMALS = 4
+_MAX_ROUNDING = 0.1  # largest rounding error of a row sum for which the advice is to divide by the sum
 
 
 def cause_of_labels(target: Tensor, rows: Tensor, num_classes: int) -> str:
@@ -34,7 +34,7 @@ def cause_of_labels(target: Tensor, rows: Tensor, num_classes: int) -> str:
     least, greatest = (int(end) for end in target[rows].aminmax())
     if least == greatest:
         share = float(rows.double().mean())
-        if share <= MOST_IGNORED:
+        if share <= MAX_IGNORED:
             check = f"Check that class {least} has a prediction. " if least == num_classes else ""
             return f"{check}Pass ignore_index={least} if that value marks rows to drop."
         if not 0 < least <= num_classes:
@@ -76,7 +76,7 @@ def cause_of_values(name: str, probs: Tensor, rows: Tensor, per_class: bool) -> 
             return "Rows sum to 100: these are percentages. Divide them by 100."
         if bool(((total - mean).abs() <= 1e-3 * mean).all()):
             return f"All rows sum to {mean:.6g}. Divide them by their sum."
-    elif high <= 100 and (high > _LARGEST_LOGIT or finite.numel() >= _FEW):
+    elif high <= 100 and (high > _MAX_LOGIT or finite.numel() >= _FEW):
         return "No value is negative: these are probably percentages, not logits. Divide percentages by 100."
     if finite.numel() >= _FEW:
         return (
@@ -94,7 +94,7 @@ def cause_of_sums(name: str, probs: Tensor) -> str:
     decimals = _decimals(probs)
     rounding = 1e-3 if decimals is None else 0.5 * probs.shape[-1] * 10.0**-decimals
     farthest = float((total - 1).abs().max())
-    if decimals is not None and farthest <= min(_MOST_ROUNDING, rounding):
+    if decimals is not None and farthest <= min(_MAX_ROUNDING, rounding):
         return (
             f"They are rounded to {decimals} decimals. Divide every row by its sum: "
             "preds / preds.sum(class_axis, keepdim=True)."
@@ -104,16 +104,16 @@ def cause_of_sums(name: str, probs: Tensor) -> str:
     for axis in range(1, probs.dim() - 1):
         if bool(((probs.double().sum(axis) - 1).abs() <= 1e-3).all()):
             return f"They sum to 1 over axis {axis}. Pass class_axis={axis} for class-first input."
-    if bool((total <= 1 + min(_MOST_ROUNDING, rounding)).all()):
+    if bool((total <= 1 + min(_MAX_ROUNDING, rounding)).all()):
         return "No row has a sum above 1. Check that every class has a prediction: one may be missing."
     return "Pass task='multilabel' if a sample can have several labels, with a target for each label."
 
 
 def _decimals(probs: Tensor) -> int | None:
-    """Return the number of decimals to which all values are rounded; None if it exceeds `_MOST_DECIMALS`."""
+    """Return the number of decimals to which all values are rounded; None if it exceeds `_MAX_DECIMALS`."""
     values = probs.double()
     digits = torch.finfo(probs.dtype).eps
-    for decimals in range(1, _MOST_DECIMALS + 1):
+    for decimals in range(1, _MAX_DECIMALS + 1):
         if bool(((values * 10**decimals).round() / 10**decimals - values).abs().le(digits).all()):
             return decimals
     return None

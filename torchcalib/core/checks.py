@@ -133,35 +133,35 @@ class WeightRule(Rule):
 
 
 @dataclass(frozen=True, eq=False)
-class VoteRule(Rule):
+class AnnotatorRule(Rule):
     """Rule: annotator counts are not negative, and each row has at least `at_least` annotators.
 
     Attributes:
-        n_votes: number of annotators in each row, or a negative count; see `shares_of_votes`.
+        n_annotators: number of annotators in each row, or a negative count; see `proportions_of_counts`.
         at_least: minimum number of annotators.
     """
 
-    n_votes: Tensor
+    n_annotators: Tensor
     at_least: int
 
     def kept(self) -> Tensor:
         """Return a bool scalar tensor that is True if all rows have valid counts and enough annotators."""
-        return _within(self.n_votes, self.at_least, 2**53)
+        return _within(self.n_annotators, self.at_least, 2**53)
 
     def problems(self) -> list[Problem]:
         """Return two violations: counts out of range, and too few annotators in a row."""
-        n_votes, at_least = self.n_votes, self.at_least
-        annotators, whole = f"{at_least} annotator" + "s" * (at_least > 1), n_votes.long()
+        n_annotators, at_least = self.n_annotators, self.at_least
+        annotators, whole = f"{at_least} annotator" + "s" * (at_least > 1), n_annotators.long()
         return [
             Problem(
-                (n_votes < 0) | (n_votes > 2**53),
+                (n_annotators < 0) | (n_annotators > 2**53),
                 lambda rows: (
                     f"`target` must be annotator counts from 0 to 2^53, got {_found(rows, whole)}. Integers with a "
                     "class axis are annotator counts; drop the class axis for labels."
                 ),
             ),
             Problem(
-                (n_votes >= 0) & (n_votes < at_least),
+                (n_annotators >= 0) & (n_annotators < at_least),
                 lambda rows: (
                     f"`target` must have at least {annotators} in every row, got {_found(rows, whole)}. Pass weight 0 "
                     "for these rows" + (", or nan_policy='drop'." if at_least == 1 else ".")
@@ -331,13 +331,13 @@ def _missing(values: Tensor, from_logits: bool, per_class: bool) -> Tensor:
     return ~(low.isfinite() & high.isfinite())
 
 
-def shares_of_votes(counts: Tensor, axis: int) -> tuple[Tensor, Tensor]:
+def proportions_of_counts(counts: Tensor, axis: int) -> tuple[Tensor, Tensor]:
     """Convert annotator counts, with classes on `axis`, to proportions.
 
     Returns:
         Proportions, float64 with the shape of `counts`, and the number of annotators, without `axis`. A row without
         annotators has proportions 0. In a row with a negative count, the smallest count replaces the number of
-        annotators: `VoteRule` rejects it.
+        annotators: `AnnotatorRule` rejects it.
     """
     counts = counts.to(wide_dtype(counts.device))
     n, least = counts.sum(axis), counts.amin(axis)

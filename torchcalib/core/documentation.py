@@ -84,11 +84,11 @@ _ENTRY = re.compile(r"^ {8}(\*{0,2}\w+): ")
 
 def input_parameters(*, without: Iterable[str] = ()) -> list[Parameter]:
     """Return the input options as keyword-only parameters, except those in `without`."""
-    left_out = set(without)
+    omitted = set(without)
     return [
         Parameter(name, Parameter.KEYWORD_ONLY, default=default)
         for name, default in INPUT_DEFAULTS.items()
-        if name not in left_out
+        if name not in omitted
     ]
 
 

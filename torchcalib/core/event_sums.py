@@ -16,7 +16,7 @@ from torchcalib.core.sums import (
     BinStats,
     Cells,
     Sums,
-    apart_of,
+    noise_flag_of,
     noise_summands,
     series_shape,
     sums_of_replicates,
@@ -202,8 +202,8 @@ class EqualWidthBins(EventSums[BinStats]):
         groups: Tensor | None = None,
         n_groups: int = 1,
     ) -> BinStats:
-        apart = apart_of(p, sums, events, groups, n_groups) if self.with_noise else None
-        return BinStats(sums, has_noise=self.with_noise, apart=apart)
+        noise_flag = noise_flag_of(p, sums, events, groups, n_groups) if self.with_noise else None
+        return BinStats(sums, has_noise=self.with_noise, noise_flag=noise_flag)
 
     def wrap(self, sums: Tensor) -> BinStats:
         """Convert sums `(..., F, B)` to `BinStats`."""

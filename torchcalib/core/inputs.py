@@ -24,17 +24,17 @@ from torchcalib.core.arguments import (
 from torchcalib.core.arrays import as_tensors
 from torchcalib.core.checks import (
     SUM_TOLERANCE,
+    AnnotatorRule,
     LabelRule,
     LogitRule,
     ProbabilityRule,
     RowRule,
     Rule,
-    VoteRule,
     WeightRule,
     all_kept,
     enforce,
     missing_rows,
-    shares_of_votes,
+    proportions_of_counts,
 )
 from torchcalib.core.predictions import Predictions, in_all_replicates
 from torchcalib.ops.host_values import value_if_available
@@ -52,8 +52,8 @@ class InputFormat:
         num_classes: number of classes or labels that `preds` must have; None accepts any.
         hard_targets: whether `target` must contain integer or bool labels.
         whole_weights: whether `weights` must be whole numbers.
-        least_votes: minimum number of annotators for each target. 0 accepts all targets, 1 rejects soft targets, and 2
-            requires annotator counts.
+        min_annotators: minimum number of annotators for each target. 0 accepts all targets, 1 rejects soft targets, and
+            2 requires annotator counts.
         axis: class axis; for `class_axis=None` the last axis, until `resolved` infers it.
     """
 
@@ -68,7 +68,7 @@ class InputFormat:
     whole_weights: bool = False
     positive_classes: Sequence[int] | None = None
     nan_policy: NanPolicy = "raise"
-    least_votes: int = 0
+    min_annotators: int = 0
     axis: int = field(init=False, compare=False)
     _variants: dict[Any, "InputFormat"] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -106,7 +106,7 @@ class InputFormat:
             preds: floating: binary `(N,)` or `(N, 1)`, multi-class `(N, C)`, multi-label `(N, L)`, with any further
                 sample axes.
             target: labels with the shape of the samples, soft targets with the shape of `preds`, or annotator counts
-                (see `counts_votes`).
+                (see `has_annotator_counts`).
             weights: non-negative weights with the shape of the samples. Without `batch_shape`, a leading axis of R
                 replicates is possible.
             batch_shape: required sizes of the leading batch axes. None uses the first `batch_dims` axes.
@@ -126,12 +126,14 @@ class InputFormat:
             resolved = self.resolved(preds, target, self.batch_dims if batch_shape is None else len(batch_shape))
             return resolved.read(preds, target, weights, batch_shape=batch_shape, drop_invalid=drop_invalid, wait=wait)
         has_counts = self.check(preds, target, weights)
-        preds, target, n_votes, weights = self._arranged(preds, target, weights, batch_shape, has_counts)
+        preds, target, n_annotators, weights = self._arranged(preds, target, weights, batch_shape, has_counts)
         dtype = torch.promote_types(preds.dtype, torch.float32)
         weighted, hard = weights is not None, not target.is_floating_point()
         copies = weights is None or not weights.is_floating_point()
         target_tolerance = SUM_TOLERANCE.get(target.dtype, 0.0)
-        if n_votes is None:  # convert before the comparison with `ignore_index`, which would overflow an 8-bit dtype
+        if (
+            n_annotators is None
+        ):  # convert before the comparison with `ignore_index`, which would overflow an 8-bit dtype
             target = target.long() if hard else target.to(dtype)
         rules: list[Rule] = []
         if weights is not None:
@@ -156,7 +158,7 @@ class InputFormat:
             weighted=weighted,
             hard=hard,
             sum_tolerance=SUM_TOLERANCE[preds.dtype] if self.validate_args else math.inf,
-            n_votes=n_votes,
+            n_annotators=n_annotators,
             copies=copies,
             absent=absent,
         )
@@ -204,14 +206,14 @@ class InputFormat:
             A bool mask with the shape of `preds`, without the class axis of multi-class input.
         """
         per_class = self.task == "multiclass"
-        no_vote = self.votes_in(target)[1] == 0 if self.counts_votes(preds, target) else None
+        no_annotators = self.proportions_in(target)[1] == 0 if self.has_annotator_counts(preds, target) else None
         if per_class:
             preds = preds.movedim(self.axis, -1)
             target = target.movedim(self.axis, -1) if target.is_floating_point() else target
         missing = missing_rows(preds, target, self.from_logits, per_class)
-        return missing if no_vote is None else missing | no_vote
+        return missing if no_annotators is None else missing | no_annotators
 
-    def counts_votes(self, preds: Tensor, target: Tensor) -> bool:
+    def has_annotator_counts(self, preds: Tensor, target: Tensor) -> bool:
         """Return whether `target` contains annotator counts: integers with one more axis than labels.
 
         Multi-class counts are `(..., N, C)`. Otherwise the last axis contains the counts of no and yes: binary
@@ -225,10 +227,10 @@ class InputFormat:
             return False
         return preds.shape[self.axis] > 1
 
-    def votes_in(self, target: Tensor) -> tuple[Tensor, Tensor]:
-        """Return soft targets from annotator counts, and the number of annotators per target; see `counts_votes`."""
-        shares, n_votes = shares_of_votes(target, self.axis if self.task == "multiclass" else -1)
-        return (shares if self.task == "multiclass" else shares[..., 1]), n_votes
+    def proportions_in(self, target: Tensor) -> tuple[Tensor, Tensor]:
+        """Convert annotator counts to soft targets; return them and the number of annotators per target."""
+        shares, n_annotators = proportions_of_counts(target, self.axis if self.task == "multiclass" else -1)
+        return (shares if self.task == "multiclass" else shares[..., 1]), n_annotators
 
     def samples_of(self, preds: Tensor) -> tuple[int, ...]:
         """Return the shape of the samples: the shape of `preds` without the class axis."""
@@ -254,8 +256,10 @@ class InputFormat:
         """
         demands_whole = self.whole_weights and weights is not None
         if ("shared", demands_whole) not in self._variants:
-            least = self.least_votes if self.least_votes > 1 else 0  # 1 does not change the checks of values
-            shared = replace(self, num_classes=None, hard_targets=False, whole_weights=demands_whole, least_votes=least)
+            least = self.min_annotators if self.min_annotators > 1 else 0  # 1 does not change the checks of values
+            shared = replace(
+                self, num_classes=None, hard_targets=False, whole_weights=demands_whole, min_annotators=least
+            )
             self._variants["shared", demands_whole] = shared
         return self._variants["shared", demands_whole]
 
@@ -292,7 +296,7 @@ class InputFormat:
                 f"`preds` must have {n_expected} entries on its class axis ({self.axis}), got shape "
                 f"{tuple(preds.shape)}. Set class_axis if the classes are on another axis."
             )
-        has_counts = target.dim() >= preds.dim() and self.counts_votes(preds, target)
+        has_counts = target.dim() >= preds.dim() and self.has_annotator_counts(preds, target)
         if self.hard_targets and (target.is_floating_point() or has_counts):
             found = f"annotator counts {tuple(target.shape)}" if has_counts else f"{target.dtype}"
             raise TypeError(
@@ -300,7 +304,7 @@ class InputFormat:
                 "support other targets. Convert 0/1 targets with target.long(); repeat other samples once per class, "
                 "with weights."
             )
-        if (self.least_votes and target.is_floating_point()) or (self.least_votes > 1 and not has_counts):
+        if (self.min_annotators and target.is_floating_point()) or (self.min_annotators > 1 and not has_counts):
             axes = "(..., N, C)" if self.task == "multiclass" else f"{(*preds.shape, 2)} (no, yes)"
             raise TypeError(
                 f"`target` must be annotator counts, integers {axes}, to correct for few annotators, got "
@@ -323,13 +327,13 @@ class InputFormat:
             Predictions, targets (annotator counts become soft targets), numbers of annotators or None, and weights.
         """
         has_classes = self.task != "binary"
-        target, n_votes = self.votes_in(target) if has_counts else (target, None)
+        target, n_annotators = self.proportions_in(target) if has_counts else (target, None)
         if preds.dim() < 1 + has_classes and not (batch_shape is not None and preds.dim() == has_classes):
             raise ValueError(
                 f"`preds` must have at least {1 + has_classes} axes for task={self.task!r}, got shape "
                 f"{tuple(preds.shape)}. " + ("Pass task='binary' for P(y=1)." if has_classes else "Pass (N,).")
             )
-        if n_votes is not None and self.ignore_index is not None:
+        if n_annotators is not None and self.ignore_index is not None:
             raise ValueError(
                 f"`ignore_index` must be None for annotator counts, got {self.ignore_index}. "
                 "Pass weight 0 for the rows to drop."
@@ -375,7 +379,7 @@ class InputFormat:
             flat = torch.Size((*batch_shape, math.prod(samples[len(batch_shape) :])))
         labels = self.task == "multilabel"
         if flat == samples and not labels and self.axis in (-1, preds.dim() - 1):
-            return preds, target, n_votes, weights
+            return preds, target, n_annotators, weights
 
         def arranged(x: Tensor, with_classes: bool) -> Tensor:
             if with_classes and self.axis not in (-1, x.dim() - 1):
@@ -386,9 +390,9 @@ class InputFormat:
             return x.transpose(-1, -2) if with_classes and labels else x
 
         preds, target = arranged(preds, has_classes), arranged(target, soft)
-        n_votes = None if n_votes is None else arranged(n_votes, labels)
+        n_annotators = None if n_annotators is None else arranged(n_annotators, labels)
         weights = None if weights is None else arranged(weights, False)
-        return preds, target, n_votes, weights.unsqueeze(-2) if weights is not None and labels else weights
+        return preds, target, n_annotators, weights.unsqueeze(-2) if weights is not None and labels else weights
 
     def _check_class_shapes(self, preds: Tensor, target: Tensor) -> bool:
         """Check the number of classes and the shape of `target`; return whether `target` has a class axis."""
@@ -438,8 +442,8 @@ class InputFormat:
         if wait and self.validate_args and all_kept(self._value_rules(p, target_tolerance)):
             return p  # no row is missing, because a missing row breaks a rule
         missing = missing_rows(p.given, p.given_target, self.from_logits, self.task == "multiclass")
-        if p.n_votes is not None:
-            missing = missing | (p.n_votes == 0)
+        if p.n_annotators is not None:
+            missing = missing | (p.n_annotators == 0)
         if p.absent is not None:
             missing = missing & ~p.absent
         return p if wait and value_if_available(missing.any()) is False else p.without_missing(missing)
@@ -455,8 +459,8 @@ class InputFormat:
         if p.hard:
             label_rule = LabelRule(p.given_target, p.num_classes)
             return [RowRule(p.rows.log_prob, preds_rule, label_rule)] if per_class else [preds_rule, label_rule]
-        if p.n_votes is not None:
-            return [preds_rule, VoteRule(p.n_votes, max(1, self.least_votes))]
+        if p.n_annotators is not None:
+            return [preds_rule, AnnotatorRule(p.n_annotators, max(1, self.min_annotators))]
         return [preds_rule, ProbabilityRule("target", p.given_target, per_class, target_tolerance)]
 
 

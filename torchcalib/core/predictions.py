@@ -38,8 +38,8 @@ class Predictions:
         groups: group index of each sample, int64 `(..., N)`, broadcastable to `target`; None for no groups.
         sum_tolerance: in `rows`, largest accepted distance from 1 of the sum of a row of probabilities; may be
             infinite.
-        n_votes: number of annotators for each target, float64 `(..., N)`, multi-label `(..., L, N)`; None if targets
-            were not annotator counts.
+        n_annotators: number of annotators for each target, float64 `(..., N)`, multi-label `(..., L, N)`; None if
+            targets were not annotator counts.
         absent: mask of rows with weight 0 in all replicates `(..., N)`; None without weights.
         rest: P(y=0) for input with positive classes: the sum over all other classes, float64 `(..., N)`. None if
             P(y=0) is 1 - P(y=1).
@@ -61,7 +61,7 @@ class Predictions:
     hard: bool = True
     sum_tolerance: float = math.inf
     n_dropped: Tensor | None = None
-    n_votes: Tensor | None = None
+    n_annotators: Tensor | None = None
     copies: bool = True
     groups: Tensor | None = None
     absent: Tensor | None = None
@@ -128,7 +128,7 @@ class Predictions:
             given_target=filled(self.given_target, self.soft, 1 / self.num_classes if self.soft else 0),
             weights=torch.where(missing, 0.0, ones if self.weights is None else self.weights),
             n_dropped=missing.sum(),
-            n_votes=None if self.n_votes is None else filled(self.n_votes, False, 1),
+            n_annotators=None if self.n_annotators is None else filled(self.n_annotators, False, 1),
         )
 
     def with_weights(self, weights: Tensor) -> "Predictions":
@@ -179,7 +179,7 @@ class Predictions:
             rest = None
         else:
             q = self._wide(self.values)
-            values, rest = (q.masked_fill(left_out, 0).sum(-1).clamp(max=1) for left_out in (~inside, inside))
+            values, rest = (q.masked_fill(outside, 0).sum(-1).clamp(max=1) for outside in (~inside, inside))
         if self.soft:
             target = self._wide(self.target).masked_fill(~inside, 0).sum(-1).clamp(max=1)
         else:
@@ -196,7 +196,7 @@ class Predictions:
             self.weighted,
             self.hard,
             n_dropped=self.n_dropped,
-            n_votes=self.n_votes,
+            n_annotators=self.n_annotators,
             copies=self.copies,
             rest=rest,
         )
@@ -290,7 +290,7 @@ class Predictions:
         return 0 - self.rows.log_prob.clamp(min=floor)
 
 
-_MOST_AT_ONCE = 2**22  # largest number of float64 values (32 MB) for the replicates computed at a time
+_MAX_AT_ONCE = 2**22  # largest number of float64 values (32 MB) for the replicates computed at a time
 
 
 def by_replicates(read: Callable[[Predictions], Tensor], p: Predictions, elements: int) -> Tensor:
@@ -313,7 +313,7 @@ def by_replicates(read: Callable[[Predictions], Tensor], p: Predictions, element
 
 def replicates_at_once(elements: int) -> int:
     """Return the number of replicates to compute at a time if each requires `elements` values in memory."""
-    return max(1, _MOST_AT_ONCE // max(1, elements))
+    return max(1, _MAX_AT_ONCE // max(1, elements))
 
 
 def in_all_replicates(mask: Tensor, samples: int) -> Tensor:

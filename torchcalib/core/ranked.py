@@ -24,7 +24,7 @@ from torchcalib.ops.operation import is_plain
 from torchcalib.ops.segments import bin_sums
 from torchcalib.ops.sorting import sort_labelled, sorted_columns, tie_begins
 
-MOST_CELLS_PER_UNIT = 2**14
+MAX_CELLS_PER_UNIT = 2**14
 _LOWEST, _HIGHEST = -104, 37
 """Log-odds of the smallest positive float32 and of the largest float64 below 1, rounded outwards."""
 _LOWEST_LOGIT = -70
@@ -42,7 +42,7 @@ class RankedSample:
         positives: number of samples with outcome 1 in each element, or the sum of their soft targets, `(..., M)`.
         n: number of samples in each element, whole numbers `(..., M)`; None if each element is one sample.
         from_logits: whether `score` contains log-odds.
-        poisoned: mask of batch elements `(...)` with invalid rows for which no error could be raised; None without any.
+        has_invalid_rows: mask `(...)` of batch elements with invalid rows, for which no error could be raised, or None.
         log_scored: whether a log score is computed from the sample. It requires the log-odds of merged elements.
     """
 
@@ -50,7 +50,7 @@ class RankedSample:
     positives: Tensor
     n: Tensor | None
     from_logits: bool
-    poisoned: Tensor | None = None
+    has_invalid_rows: Tensor | None = None
     log_scored: bool = False
 
     def pieces(self) -> list["RankedSample"]:
@@ -59,12 +59,12 @@ class RankedSample:
         n_lines = max(1, _PIECE // max(size, 1))
         if not lead or math.prod(lead) <= n_lines:
             return [self]
-        columns = (self.score, self.positives, self.n, self.poisoned)
+        columns = (self.score, self.positives, self.n, self.has_invalid_rows)
         flat = [
             None if c is None else c.expand(*lead, *c.shape[len(lead) :]).flatten(0, len(lead) - 1) for c in columns
         ]
         parts = zip(*(itertools.repeat(None) if c is None else torch.split(c, n_lines) for c in flat), strict=False)
-        return [replace(self, score=s, positives=k, n=n, poisoned=bad) for s, k, n, bad in parts]
+        return [replace(self, score=s, positives=k, n=n, has_invalid_rows=bad) for s, k, n, bad in parts]
 
     def narrow(self, start: int, length: int) -> "RankedSample":
         """Return the elements at positions `start` to `start + length` (exclusive) in each batch element."""
@@ -77,7 +77,11 @@ class RankedSample:
         score, positives = self.score.flatten(), self.positives.expand_as(self.score).flatten()
         n = None if self.n is None else self.n.expand_as(self.score).flatten()
         return RankedSample(
-            score, positives, n, self.from_logits, None if self.poisoned is None else self.poisoned.any()
+            score,
+            positives,
+            n,
+            self.from_logits,
+            None if self.has_invalid_rows is None else self.has_invalid_rows.any(),
         )
 
     @property
@@ -114,15 +118,15 @@ class RankedSample:
 def by_pieces(read: Callable[[RankedSample], Tensor], sample: RankedSample) -> Tensor:
     """Apply `read`, which returns `(..., *)`, to pieces of the sample that fit into memory, and join the results.
 
-    The value of a batch element in `RankedSample.poisoned` is NaN.
+    The value of a batch element in `RankedSample.has_invalid_rows` is NaN.
     """
     pieces = sample.pieces()
     lead = sample.score.shape[:-1]
     values = read(sample) if len(pieces) == 1 else torch.cat([read(piece) for piece in pieces])
     values = values.reshape((*lead, *values.shape[len(lead) if len(pieces) == 1 else 1 :]))
-    if sample.poisoned is None:
+    if sample.has_invalid_rows is None:
         return values
-    return values.masked_fill(sample.poisoned.reshape((*lead, *[1] * (values.dim() - len(lead)))), torch.nan)
+    return values.masked_fill(sample.has_invalid_rows.reshape((*lead, *[1] * (values.dim() - len(lead)))), torch.nan)
 
 
 @dataclass(frozen=True, eq=False)
@@ -207,11 +211,11 @@ class ExactSample:
             return RankedSample(score, outcome, None, scores.from_logits)
         absent = ~(weights > 0)  # weights are 0 in ignored rows, and NaN in invalid rows that could not raise an error
         score = torch.where(absent, torch.nan, score)
-        poisoned = weights.isnan().any(-1).expand(score.shape[:-1])
+        has_invalid_rows = weights.isnan().any(-1).expand(score.shape[:-1])
         if not p.weighted:
-            return RankedSample(score, outcome.masked_fill(absent, 0), None, scores.from_logits, poisoned)
+            return RankedSample(score, outcome.masked_fill(absent, 0), None, scores.from_logits, has_invalid_rows)
         n = weights.masked_fill(absent, 0).expand(score.shape)
-        return RankedSample(score, (n * outcome).masked_fill(absent, 0), n, scores.from_logits, poisoned)
+        return RankedSample(score, (n * outcome).masked_fill(absent, 0), n, scores.from_logits, has_invalid_rows)
 
     def n_events(self, p: Predictions) -> int:
         """Return the number of values in memory for each replicate: one per event."""
@@ -258,7 +262,7 @@ class LogitCells:
     from_logits: bool = False
 
     def __post_init__(self) -> None:
-        check_count("resolution", self.resolution, at_most=MOST_CELLS_PER_UNIT)
+        check_count("resolution", self.resolution, at_most=MAX_CELLS_PER_UNIT)
 
     def shape(self, task: Task, num_classes: int | None) -> tuple[int, ...]:
         """Return the shape of the sums: `(3, K)`, or `(C, 3, K)` for class-wise events."""

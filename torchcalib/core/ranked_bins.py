@@ -42,7 +42,7 @@ class RankedBins(BinStats):
     """Sums over the bins of a sorted sample, with the sorted elements.
 
     Attributes:
-        in_order: function that returns the sorted sample. It is called once, when `sample` is first used.
+        sort_sample: function that returns the sorted sample. It is called once, when `sample` is first used.
         ends: int64 `(..., B)`. Bin b contains the elements from `ends[b - 1]` (0 for the first bin) up to and excluding
             `ends[b]`. Batch elements with fewer bins end with empty bins.
         given: edges `(B + 1,)` from the caller; None if the bins depend on the sample.
@@ -50,7 +50,7 @@ class RankedBins(BinStats):
         computed: cache of derived quantities.
     """
 
-    in_order: Callable[[], SortedSample]
+    sort_sample: Callable[[], SortedSample]
     ends: Tensor
     given: Tensor | None
     from_outcomes: bool = False
@@ -59,7 +59,7 @@ class RankedBins(BinStats):
     @once
     def sample(self) -> SortedSample:
         """Sorted elements of the sample."""
-        return self.in_order()
+        return self.sort_sample()
 
     @property
     def spread(self) -> Tensor:

@@ -14,22 +14,22 @@ from torch import Tensor
 
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import ExactSample, RankedSample
-from torchcalib.core.sums import SumsAccumulator, with_apart, with_noise_row
+from torchcalib.core.sums import SumsAccumulator, has_noise_flag, with_noise_row
 
 S = TypeVar("S", covariant=True)
 
-N_LEFT_OUT = 2
+N_IGNORED = 2
 """Number of counts in each state: ignored invalid rows, and ignored missing rows (`nan_policy="drop"`)."""
 
 
-def _are_counts(left_out: Tensor) -> bool:
-    return bool(((left_out >= 0) & (left_out == left_out.round()) & left_out.isfinite()).all())
+def _are_counts(n_ignored: Tensor) -> bool:
+    return bool(((n_ignored >= 0) & (n_ignored == n_ignored.round()) & n_ignored.isfinite()).all())
 
 
-def left_out_of(p: Predictions, like: Tensor) -> Tensor:
+def ignored_counts(p: Predictions, like: Tensor) -> Tensor:
     """Return the numbers of ignored invalid and ignored missing rows in a batch, `(2,)` in the dtype of `like`."""
     if p.n_invalid is None and p.n_dropped is None:
-        return like.new_zeros(N_LEFT_OUT)
+        return like.new_zeros(N_IGNORED)
     counts = [like.new_zeros(1) if n is None else n.to(like).reshape(1) for n in (p.n_invalid, p.n_dropped)]
     return torch.cat(counts)
 
@@ -38,7 +38,7 @@ def left_out_of(p: Predictions, like: Tensor) -> Tensor:
 class SumsKind(Generic[S]):
     """State of a sums accumulator, one float64 tensor `(n,)`.
 
-    It contains the two counts of `left_out_of`, `Sums.apart` for bins with noise, and the flattened sums.
+    It contains the two counts of `ignored_counts`, `Sums.noise_flag` for bins with noise, and the flattened sums.
 
     Attributes:
         accumulator: computes the sums.
@@ -57,7 +57,7 @@ class SumsKind(Generic[S]):
     @property
     def _first(self) -> int:
         """Position of the first sum in the state."""
-        return N_LEFT_OUT + (math.prod(self.shape[:-2]) if with_apart(self.accumulator) else 0)
+        return N_IGNORED + (math.prod(self.shape[:-2]) if has_noise_flag(self.accumulator) else 0)
 
     def parts(self, state: Tensor) -> list[Tensor | list[Tensor]]:
         """Return the parts of a state that are saved: the tensor itself."""
@@ -66,8 +66,11 @@ class SumsKind(Generic[S]):
     def of(self, p: Predictions) -> Tensor:
         """Return the state for one batch of predictions."""
         statistic = self.accumulator.of(p)
-        sums, apart = statistic.sums.reshape(-1), () if statistic.apart is None else (statistic.apart.reshape(-1),)
-        return torch.cat((left_out_of(p, sums), *apart, sums))
+        sums, noise_flag = (
+            statistic.sums.reshape(-1),
+            () if statistic.noise_flag is None else (statistic.noise_flag.reshape(-1),),
+        )
+        return torch.cat((ignored_counts(p, sums), *noise_flag, sums))
 
     def add(self, state: Tensor, more: Tensor) -> Tensor:
         """Return the sum of two states, on the device of the first."""
@@ -77,15 +80,15 @@ class SumsKind(Generic[S]):
         """Return the state without its autograd graph."""
         return state.detach()
 
-    def left_out(self, state: Tensor) -> Tensor:
+    def n_ignored(self, state: Tensor) -> Tensor:
         """Return the numbers of ignored invalid rows and ignored missing rows, float64 `(2,)`."""
-        return state[:N_LEFT_OUT]
+        return state[:N_IGNORED]
 
     def statistic(self, state: Tensor) -> S:
         """Return the statistic from which metrics are computed."""
         sums = state[self._first :].reshape(self.shape)
-        if with_apart(self.accumulator):
-            sums = with_noise_row(sums, state[N_LEFT_OUT : self._first].reshape(self.shape[:-2]))
+        if has_noise_flag(self.accumulator):
+            sums = with_noise_row(sums, state[N_IGNORED : self._first].reshape(self.shape[:-2]))
         return self.accumulator.wrap(sums)
 
     def check(self, parts: Sequence[Any], like: Tensor) -> Tensor | None:
@@ -96,7 +99,7 @@ class SumsKind(Generic[S]):
         (state,) = parts
         if not isinstance(state, Tensor) or state.shape != like.shape or state.dtype != torch.float64:
             return None
-        if not _are_counts(state[:N_LEFT_OUT]):
+        if not _are_counts(state[:N_IGNORED]):
             return None
         return state.detach().to(like, copy=True)
 
@@ -128,13 +131,13 @@ class Samples(NamedTuple):
         scores: see `RankedSample`; 4 bytes per sample for float32 input, 8 for multi-class logits.
         outcomes: uint8 labels, or floating soft targets.
         weights: int64 counts of copies, with n = 0 if all weights in the chunk are 1.
-        left_out: numbers of ignored invalid rows and ignored missing rows, float64 `(2,)`.
+        n_ignored: numbers of ignored invalid rows and ignored missing rows, float64 `(2,)`.
     """
 
     scores: list[Tensor]
     outcomes: list[Tensor]
     weights: list[Tensor]
-    left_out: Tensor
+    n_ignored: Tensor
 
 
 _SCORE_DTYPES = (torch.float32, torch.float64)
@@ -165,7 +168,7 @@ class SamplesKind:
 
     def empty(self) -> Any:
         """Return a state without chunks."""
-        return self._made([], torch.zeros(N_LEFT_OUT, dtype=torch.float64))
+        return self._made([], torch.zeros(N_IGNORED, dtype=torch.float64))
 
     def join(self, parts: Sequence[Any]) -> Any:
         """Convert parts to a state. Subclasses have additional parts."""
@@ -186,7 +189,7 @@ class SamplesKind:
             chunk = [score[keep], *(c[keep] if c.numel() else c for c in others)]
         else:
             chunk = [score.clone(), others[0].clone(), *others[1:]]
-        return self._made([chunk], left_out_of(p, score.new_zeros(0, dtype=torch.float64)))
+        return self._made([chunk], ignored_counts(p, score.new_zeros(0, dtype=torch.float64)))
 
     def _chunk(self, p: Predictions) -> list[Tensor]:
         """Return scores, outcomes and weights of a batch. Scores and outcomes may share memory with it."""
@@ -198,9 +201,9 @@ class SamplesKind:
             outcome = (outcome / sample.n.clamp(min=1)).to(torch.uint8 if p.hard else score.dtype)
         return [score, outcome, n]
 
-    def _made(self, chunks: Sequence[Sequence[Tensor]], left_out: Tensor) -> Any:
+    def _made(self, chunks: Sequence[Sequence[Tensor]], n_ignored: Tensor) -> Any:
         columns = zip(*chunks, strict=True) if chunks else [()] * (len(self.names) - 1)
-        return self.join([*map(list, columns), left_out])
+        return self.join([*map(list, columns), n_ignored])
 
     def add(self, state: Any, more: Any) -> Any:
         """Return the chunks of both states, with chunks of similar sizes joined."""
@@ -213,17 +216,17 @@ class SamplesKind:
                 and chunks[-2][0].shape[-1] <= 2 * chunks[-1][0].shape[-1]
             ):
                 chunks[-2:] = [_joined(chunks[-2:])]
-        return self._made(chunks, state.left_out + more.left_out.to(state.left_out))
+        return self._made(chunks, state.n_ignored + more.n_ignored.to(state.n_ignored))
 
     def detach(self, state: Any) -> Any:
         """Return the state without its autograd graph."""
         columns = [[t.detach() if t.requires_grad else t for t in column] for column in state[:-1]]
-        return self.join([*columns, state.left_out.detach()])
+        return self.join([*columns, state.n_ignored.detach()])
 
-    def left_out(self, state: Any) -> Tensor:
+    def n_ignored(self, state: Any) -> Tensor:
         """Return the numbers of ignored invalid rows and ignored missing rows, float64 `(2,)`."""
-        left_out: Tensor = state.left_out
-        return left_out
+        n_ignored: Tensor = state.n_ignored
+        return n_ignored
 
     def statistic(self, state: Any) -> Any:
         """Return all samples as a `RankedSample`."""
@@ -237,28 +240,28 @@ class SamplesKind:
 
     def check(self, parts: Sequence[Any], like: Any) -> Any:
         """Return a copy of a saved state on the device of `like`, or None if its parts are not valid."""
-        *lists, left_out = parts
+        *lists, n_ignored = parts
         if not all(isinstance(part, list | tuple) for part in lists) or len({len(part) for part in lists}) != 1:
             return None
-        if not isinstance(left_out, Tensor) or (left_out.shape, left_out.dtype) != ((N_LEFT_OUT,), torch.float64):
+        if not isinstance(n_ignored, Tensor) or (n_ignored.shape, n_ignored.dtype) != ((N_IGNORED,), torch.float64):
             return None
-        if not _are_counts(left_out):
+        if not _are_counts(n_ignored):
             return None
         for part, dtypes in zip(
             lists, (_SCORE_DTYPES, _OUTCOME_DTYPES, (torch.int64,), *self._more_dtypes), strict=True
         ):
             if not all(isinstance(chunk, Tensor) and chunk.dtype in dtypes for chunk in part):
                 return None
-        device = like.left_out.device
+        device = like.n_ignored.device
         for score, outcome, n, *_ in zip(*lists, strict=True):
             fits = score.shape == outcome.shape and score.shape[:-1] == self.lead == n.shape[:-1]
             if not fits or n.shape[-1] not in (0, score.shape[-1]):
                 return None
         columns = [[t.detach().to(device, copy=True) for t in part] for part in lists]
-        return self.join([*columns, left_out.detach().to(device, copy=True)])
+        return self.join([*columns, n_ignored.detach().to(device, copy=True)])
 
     def announce(self, state: Any, rank: int, world: int) -> Tensor:
-        """Return the tensor that is summed over ranks (all-reduce): `left_out` and a flattened table `(world, 4)`.
+        """Return the tensor that is summed over ranks (all-reduce): `n_ignored` and a flattened table `(world, 4)`.
 
         Only the row of this rank is not zero. The columns are the number of samples, the indices of the score and
         outcome dtypes, and whether the state contains weights.
@@ -267,27 +270,27 @@ class SamplesKind:
         table = torch.zeros(world, 4, dtype=torch.float64)
         table[rank, 0], table[rank, 1] = score.shape[-1], _SCORE_DTYPES.index(score.dtype)
         table[rank, 2], table[rank, 3] = _OUTCOME_DTYPES.index(outcome.dtype), float(n.shape[-1] > 0)
-        return torch.cat((state.left_out.detach(), table.flatten().to(state.left_out.device)))
+        return torch.cat((state.n_ignored.detach(), table.flatten().to(state.n_ignored.device)))
 
     def announced_by_all(self, announced: Sequence[Tensor]) -> Tensor:
         """Combine the tensors of all ranks, from `announce` with `world=1`, for `merge_gathered`."""
-        counts = torch.stack([one[:N_LEFT_OUT] for one in announced]).sum(0)
-        return torch.cat((counts, *(one[N_LEFT_OUT:] for one in announced)))
+        counts = torch.stack([one[:N_IGNORED] for one in announced]).sum(0)
+        return torch.cat((counts, *(one[N_IGNORED:] for one in announced)))
 
     def payload(self, state: Any) -> Tensor:
         """Return the bytes to gather from each rank (all-gather), uint8 `(n,)`: the columns of all samples."""
         columns = [t.detach().contiguous().flatten().view(torch.uint8) for t in self._whole(state)]
-        return torch.cat([column.to(state.left_out.device) for column in columns])
+        return torch.cat([column.to(state.n_ignored.device) for column in columns])
 
     def payload_sizes(self, announced: Tensor, world: int) -> list[int]:
         """Return the payload size of each rank in bytes, from the announced tensors summed over ranks."""
-        table = announced[N_LEFT_OUT:].reshape(world, 4).tolist()
+        table = announced[N_IGNORED:].reshape(world, 4).tolist()
         return [sum(_n_bytes(dtype, shape) for dtype, shape in self._columns(row)) for row in table]
 
     def merge_gathered(self, announced: Tensor, payloads: Sequence[Tensor]) -> Any:
         """Return the merged state of all ranks, with one chunk for each rank that has samples."""
         chunks: list[list[Tensor]] = []
-        table = announced[N_LEFT_OUT:].reshape(len(payloads), 4).tolist()
+        table = announced[N_IGNORED:].reshape(len(payloads), 4).tolist()
         for row, payload in zip(table, payloads, strict=True):
             if row[0] == 0:
                 continue
@@ -298,7 +301,7 @@ class SamplesKind:
                 chunk.append(payload[start:end].clone().view(dtype).reshape(shape))
                 start = end
             chunks.append(chunk)
-        return self._made(chunks, announced[:N_LEFT_OUT])
+        return self._made(chunks, announced[:N_IGNORED])
 
     def _columns(self, row: Sequence[float]) -> list[tuple[torch.dtype, tuple[int, ...]]]:
         """Return the dtype and shape of each column on a rank, from the row of this rank in the announced table."""
@@ -311,7 +314,7 @@ class SamplesKind:
         """Return the columns of all chunks, concatenated."""
         chunks = _chunks_of(state)
         if not chunks:
-            device = state.left_out.device
+            device = state.n_ignored.device
             return [torch.zeros(s, dtype=dtype, device=device) for dtype, s in self._columns((0, 0, 0, 0))]
         return _joined(chunks) if len(chunks) > 1 else chunks[0]
 

@@ -26,12 +26,12 @@ class Sums:
 
     Attributes:
         sums: float64 `(..., F, K)`; the subclass defines the order of the quantities.
-        apart: indicator `(...)`, 0 if and only if all targets are labels and no weights are floating; see `apart_of`.
-            None for sums without noise, and after `with_noise_row`.
+        noise_flag: indicator `(...)`, 0 if and only if all targets are labels and no weights are floating; see
+            `noise_flag_of`. None for sums without noise, and after `with_noise_row`.
     """
 
     sums: Tensor
-    apart: Tensor | None = field(default=None, kw_only=True)
+    noise_flag: Tensor | None = field(default=None, kw_only=True)
 
     @property
     def n(self) -> Tensor:
@@ -50,8 +50,8 @@ class Sums:
         return n / n.sum(-1, keepdim=True)
 
     def __add__(self, other: Self) -> Self:
-        apart = None if self.apart is None or other.apart is None else self.apart + other.apart
-        return replace(self, sums=self.sums + other.sums, apart=apart)
+        noise_flag = None if self.noise_flag is None or other.noise_flag is None else self.noise_flag + other.noise_flag
+        return replace(self, sums=self.sums + other.sums, noise_flag=noise_flag)
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,7 +129,7 @@ class BinStats(Sums):
         """
         if not self.has_noise:
             return torch.full_like(self.n, torch.nan)
-        return self.sums[..., 4, :] if self.apart is None else _noise(self.sums, self.apart)
+        return self.sums[..., 4, :] if self.noise_flag is None else _noise(self.sums, self.noise_flag)
 
     @property
     def gap(self) -> Tensor:
@@ -145,19 +145,19 @@ KIND_OF_NOISE: dict[bool, Noise] = {True: "labels", False: "shares"}
 """Variance formula for labels (True) and for soft targets (False); see `ops.bin_sums.Noise`."""
 
 
-def _noise(sums: Tensor, apart: Tensor) -> Tensor:
-    return torch.where(apart.unsqueeze(-1) == 0, sums[..., 3, :], sums[..., 4, :])
+def _noise(sums: Tensor, noise_flag: Tensor) -> Tensor:
+    return torch.where(noise_flag.unsqueeze(-1) == 0, sums[..., 3, :], sums[..., 4, :])
 
 
-def with_noise_row(sums: Tensor, apart: Tensor) -> Tensor:
+def with_noise_row(sums: Tensor, noise_flag: Tensor) -> Tensor:
     """Return `BinStats.sums` with `BinStats.noise` as the noise row. The result must not be added to other sums."""
-    return torch.cat((sums[..., :4, :], _noise(sums, apart).unsqueeze(-2), sums[..., 5:, :]), -2)
+    return torch.cat((sums[..., :4, :], _noise(sums, noise_flag).unsqueeze(-2), sums[..., 5:, :]), -2)
 
 
-def apart_of(
+def noise_flag_of(
     p: Predictions, sums: Tensor, events: Events | None, groups: Tensor | None = None, n_groups: int = 1
 ) -> Tensor:
-    """Return the contribution of a batch to `Sums.apart`, which is 0 if `BinStats.noise` equals `BinStats.spread`.
+    """Return the contribution of a batch to `Sums.noise_flag`, which is 0 if `BinStats.noise` equals `BinStats.spread`.
 
     The two are equal for labels with integer weights. A soft target t with weight w contributes w t (1 - t), which is 0
     for a label. A floating weight contributes itself, because its noise is a sum of squared weights.
@@ -186,8 +186,8 @@ def apart_of(
     return cell_sums(groups.expand_as(added), added.unsqueeze(-2), n_groups).squeeze(-2).movedim(-1, 0)
 
 
-def with_apart(accumulator: object) -> bool:
-    """Return whether an accumulator computes `Sums.apart`, as accumulators of bins with noise do."""
+def has_noise_flag(accumulator: object) -> bool:
+    """Return whether an accumulator computes `Sums.noise_flag`, as accumulators of bins with noise do."""
     return bool(getattr(accumulator, "with_noise", False))
 
 

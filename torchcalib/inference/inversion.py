@@ -35,8 +35,8 @@ Ends = tuple[Tensor, Tensor]
 
 
 def error_interval(
-    tested_by: Metric,
-    without_noise: Metric | None,
+    test_formula: Metric,
+    noise_free_error: Metric | None,
     simulations: Sequence[Simulation],
     observed: Tensor,
     calibrated: Tensor,
@@ -46,22 +46,24 @@ def error_interval(
     """Return the lower and upper end `(g)` of the interval for an unsigned error, averaged over C classes.
 
     Args:
-        tested_by: function that computes the test statistic.
-        without_noise: function that computes the error from frequencies; None: see `ErrorTest`.
+        test_formula: function that computes the test statistic.
+        noise_free_error: function that computes the error from frequencies; None: see `ErrorTest`.
         simulations: simulations of consecutive classes, with cells `(g, c, K)`.
         observed: test statistic of the data `(g, C)`.
         calibrated: test statistic of the replicates under perfect calibration `(R, g, C)`.
         is_rejected: whether the p-value rejects calibration, bool `(g)`. Where it does not, the lower end is 0, or the
-            noise floor if `without_noise` is None.
+            noise floor if `noise_free_error` is None.
         level: level of the interval, in (0, 1).
     """
     wide = widening(observed.shape[-1])
     sizes = [simulation.cells.n.shape[-2] for simulation in simulations]
     typical = torch.split(observed + calibrated.mean(0), sizes, -1)
-    paths = [_paths(tested_by, without_noise, s.cells, size) for s, size in zip(simulations, typical, strict=True)]
+    paths = [
+        _paths(test_formula, noise_free_error, s.cells, size) for s, size in zip(simulations, typical, strict=True)
+    ]
     observed, calibrated = observed.mean(-1), _widened(calibrated.mean(-1), wide)
     edge = _edge(calibrated, level)
-    start = calibrated.mean(0) if without_noise is None else 0 * observed
+    start = calibrated.mean(0) if noise_free_error is None else 0 * observed
 
     def along(path: Sequence[Tensor], step: Tensor) -> tuple[Ends, Tensor]:
         """Return `acceptance` and the error, each `(g)`, at steps `(g)` of a path."""
@@ -69,9 +71,9 @@ def error_interval(
         simulated, errors = [], []
         for simulation, direction in zip(simulations, path, strict=True):
             gaps = simulation.cells.within_bounds(size * direction)
-            simulated.append(simulation.compute(tested_by, gaps))
-            if without_noise is not None:
-                errors.append(without_noise(simulation.cells.with_gaps(gaps)))
+            simulated.append(simulation.compute(test_formula, gaps))
+            if noise_free_error is not None:
+                errors.append(noise_free_error(simulation.cells.with_gaps(gaps)))
         mean = torch.cat(simulated, -1).mean(-1)
         error = torch.cat(errors, -1).mean(-1) if errors else mean.mean(0)
         return acceptance(_widened(mean, wide), observed, edge, level), error
@@ -177,28 +179,28 @@ def _normal_quantile(counted: Tensor) -> Tensor:
 # distribution of the gaps over the cells.
 
 
-def _paths(tested_by: Metric, without_noise: Metric | None, cells: Cells, typical: Tensor) -> list[Tensor]:
+def _paths(test_formula: Metric, noise_free_error: Metric | None, cells: Cells, typical: Tensor) -> list[Tensor]:
     """Return the gaps `(g, c, K)` that each path multiplies.
 
     The last path is for the upper end of the interval. The lower end is the minimum over the other paths.
 
     Args:
-        tested_by: function that computes the test statistic.
-        without_noise: see `error_interval`.
+        test_formula: function that computes the test statistic.
+        noise_free_error: see `error_interval`.
         cells: bins or runs `(g, c, K)`.
         typical: observed test statistic plus its mean for a calibrated model `(g, c)`.
     """
     if isinstance(cells, RunCells):
         few, group = cells.grouped(_N_GROUPS)
         one_side = _spread_out_to_one_side(few)
-        directions = rising(few), one_side, one_side if without_noise is None else _spread_out(few)
+        directions = rising(few), one_side, one_side if noise_free_error is None else _spread_out(few)
         return [_in_typical_units(few, direction).gather(-1, group) for direction in directions]
     one_outcome = cells.within_bounds(torch.where(cells.confidence > 0.5, -1, 1) * cells.one_outcome)
     found = []
     for direction in (_concentrated(cells), _spread_out(cells)):
         gaps = _in_typical_units(cells, direction)
         # Scale to a typical value of the error instead of the mean gap, because a single bin may dominate the error.
-        error, least = (tested_by(cells.with_gaps(x)) for x in (cells.within_bounds(gaps), one_outcome))
+        error, least = (test_formula(cells.with_gaps(x)) for x in (cells.within_bounds(gaps), one_outcome))
         found.append(gaps * (typical.maximum(least) / error).nan_to_num(0, posinf=0).unsqueeze(-1))
     return found
 
@@ -257,8 +259,8 @@ def _is_downward(gap: Tensor, noise: Tensor, confidence: Tensor) -> Tensor:
 
 def _in_typical_units(cells: Cells, direction: Tensor) -> Tensor:
     """Scale gaps `(..., K)` to the observed mean absolute gap plus its expected value for a calibrated model."""
-    by_chance = (2 / math.pi * cells.variance).sqrt().maximum(cells.one_outcome)
-    size = (cells.n * (cells.gap.abs() + by_chance)).sum(-1, keepdim=True)
+    expected_noise = (2 / math.pi * cells.variance).sqrt().maximum(cells.one_outcome)
+    size = (cells.n * (cells.gap.abs() + expected_noise)).sum(-1, keepdim=True)
     return direction * (size / (cells.n * direction.abs()).sum(-1, keepdim=True)).nan_to_num(0, posinf=0)
 
 

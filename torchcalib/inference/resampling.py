@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from inspect import signature
+from inspect import Parameter, signature
 from typing import Any
 
 import torch
@@ -200,7 +200,7 @@ def bootstrap(
             "Remove the replicate axes."
         )
     draws = Resampling(p, seed, groups)
-    if groups is not None and _accepts(metric, "groups"):
+    if groups is not None and "groups" in _parameters(metric):
         options["groups"] = groups
     lead = p.samples[:-2] if p.task == "multilabel" else p.samples[:-1]  # all labels of a sample share its weight
 
@@ -226,23 +226,20 @@ def bootstrap(
 
 def _check_names(metric: Callable[..., Any], options: Mapping[str, Any]) -> None:
     """Raise TypeError for an option that neither `bootstrap` nor the metric accepts."""
-    try:
-        parameters = signature(metric).parameters
-    except ValueError:  # some builtins have no signature
-        return
-    if any(p.kind == p.VAR_KEYWORD for p in parameters.values()):
+    parameters = _parameters(metric)
+    if not parameters or any(p.kind == p.VAR_KEYWORD for p in parameters.values()):
         return
     if unknown := [name for name in options if name not in parameters and name not in InputOptions.__annotations__]:
         known = set(signature(bootstrap).parameters) - {"options"} | set(parameters)
         raise unknown_argument(unknown[0], known, "bootstrap")
 
 
-def _accepts(metric: Callable[..., Any], option: str) -> bool:
-    """Return whether a function has a parameter with this name."""
+def _parameters(metric: Callable[..., Any]) -> Mapping[str, Parameter]:
+    """Return the parameters of a function by name; empty if it has no signature, like some builtins."""
     try:
-        return option in signature(metric).parameters
-    except ValueError:  # some builtins have no signature
-        return False
+        return signature(metric).parameters
+    except ValueError:
+        return {}
 
 
 def _check_values(values: Any, value: Any, n: int) -> None:

@@ -16,15 +16,15 @@ from torchcalib.ops.counter_rng import random_words
 from torchcalib.ops.once import once
 from torchcalib.ops.sorting import end_of_ties, run_index, run_sums
 
-MOST_RUNS = 2**11
+MAX_RUNS = 2**11
 RUNS_ON_PATHS = 2**9
-"""Largest number of runs without (`MOST_RUNS`) and with an interval, which evaluates the metric many times."""
+"""Largest number of runs without (`MAX_RUNS`) and with an interval, which evaluates the metric many times."""
 
 _FEW = 8  # expected number of the rarer outcome (0 or 1), below which the distribution is not close to normal
-_MOST_CELLS = 2**32  # offset between the random number counters of consecutive batch elements
+_MAX_CELLS = 2**32  # offset between the random number counters of consecutive batch elements
 _LOG_ODDS_CUTS = [8 * 1.25**k for k in range(21)]  # up to 694; the smallest normal float64 is exp(-708)
 _REPLICATES_OF_RUNS = 199  # number of replicates at each step of a path
-MOST_DRAWN = 2**23  # largest number of random numbers in memory; stored for the next metric if all fit
+MAX_DRAWN = 2**23  # largest number of random numbers in memory; stored for the next metric if all fit
 _AT_ONCE = 2**18  # simulated gaps per call of a metric
 
 
@@ -142,7 +142,7 @@ class RunCells(Cells):
     log_odds: Tensor | None = None  # log-odds of the mean confidence, without saturation; only for a log score
 
     @classmethod
-    def of(cls, sample: RankedSample, at_most: int = MOST_RUNS) -> Self:
+    def of(cls, sample: RankedSample, at_most: int = MAX_RUNS) -> Self:
         """Divide a sample into at most `at_most` runs of similar size; a smaller sample has one run per element.
 
         Equal scores share a run. A log score adds about 40 runs, so that log-odds above 8 or below -8 differ by at most
@@ -250,7 +250,7 @@ class Simulation:
     def __init__(self, cells: BinCells | RunCells, first: int, seed: int, n_replicates: int) -> None:
         self.cells, self.first, self.seed, self.n_replicates = cells, first, seed, n_replicates
         self._redrawn = cells.not_normal.flatten().nonzero().squeeze(-1)
-        self._keeps = n_replicates * cells.n.numel() <= MOST_DRAWN
+        self._keeps = n_replicates * cells.n.numel() <= MAX_DRAWN
         self._kept: _Draws | None = None
 
     def forget(self) -> None:
@@ -267,14 +267,14 @@ class Simulation:
             n_replicates = min(n_replicates, _REPLICATES_OF_RUNS)
         streams = torch.arange(n_replicates, device=cells.n.device)
         size, found = max(1, cells.n.numel()), []
-        for some in torch.split(streams, max(1, MOST_DRAWN // size)):
+        for some in torch.split(streams, max(1, MAX_DRAWN // size)):
             draws = self._draws(some)
             for deviation, chance in zip(*(torch.split(x, max(1, _AT_ONCE // size)) for x in draws), strict=True):
                 if gaps is None:
-                    by_chance = deviation * cells.variance.sqrt()
+                    simulated_gaps = deviation * cells.variance.sqrt()
                 else:
-                    by_chance = self._gaps_around(gaps, deviation, chance)
-                found.append(metric(cells.with_gaps(by_chance)))
+                    simulated_gaps = self._gaps_around(gaps, deviation, chance)
+                found.append(metric(cells.with_gaps(simulated_gaps)))
         return torch.cat(found)
 
     def uniform(self) -> Tensor:
@@ -297,7 +297,7 @@ class Simulation:
             deviation, chance = self._kept
             return deviation[: len(streams)], chance[: len(streams)]
         cells = self.cells
-        counters = self._numbers().unsqueeze(-1) * _MOST_CELLS + torch.arange(cells.n.shape[-1], device=streams.device)
+        counters = self._numbers().unsqueeze(-1) * _MAX_CELLS + torch.arange(cells.n.shape[-1], device=streams.device)
         chance = self._uniform(streams, counters.flatten()).reshape(-1, *cells.n.shape)
         deviation = deviation_quantiles(chance, cells.n, cells.expected, cells.spread, cells.noise)
         draws = deviation, chance.flatten(1)[:, self._redrawn]

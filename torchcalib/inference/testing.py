@@ -14,7 +14,7 @@ from torchcalib.core.ranked import RankedSample
 from torchcalib.core.sums import BinStats
 from torchcalib.core.words import in_one_line
 from torchcalib.inference.inversion import error_interval, mean_gap_interval, rounding_of
-from torchcalib.inference.simulation import MOST_DRAWN, MOST_RUNS, RUNS_ON_PATHS, BinCells, RunCells, Simulation
+from torchcalib.inference.simulation import MAX_DRAWN, MAX_RUNS, RUNS_ON_PATHS, BinCells, RunCells, Simulation
 
 Statistic = BinStats | RankedSample
 Metric = Callable[[Any], Tensor]
@@ -72,29 +72,29 @@ class CalibrationTest:
 class ErrorTest(NamedTuple):
     """Functions that define a calibration error and its test.
 
-    The interval is for `without_noise`, the error computed from frequencies instead of outcomes. This function is None
-    if bins depend on the outcomes, or whole outcomes are counted. The interval is then for the expected test statistic
-    at this number of samples, whose minimum is the noise floor.
+    The interval is for `noise_free_error`, the error computed from frequencies instead of outcomes. This function is
+    None if bins depend on the outcomes, or whole outcomes are counted. The interval is then for the expected test
+    statistic at this number of samples, whose minimum is the noise floor.
     """
 
     value: Metric  # computes the error `(...)` from a statistic
-    tested_by: Metric | None = None  # computes the test statistic, larger for worse calibration; None: `value`
-    without_noise: Metric | Literal["tested_by"] | None = "tested_by"
+    test_formula: Metric | None = None  # computes the test statistic, larger for worse calibration; None: `value`
+    noise_free_error: Metric | Literal["test_formula"] | None = "test_formula"
     signed: bool = False  # whether the error is the mean gap, which may be negative
     with_interval: bool = True  # False: the interval is NaN
 
     @property
     def test_statistic(self) -> Metric:
         """Function that computes the test statistic `(...)`."""
-        return self.tested_by or self.value
+        return self.test_formula or self.value
 
 
-def evidence_of(test: ErrorTest, statistic: Statistic, **how: Any) -> CalibrationTest:
-    """Return the calibration test of one error; see `evidence_of_each`."""
-    return evidence_of_each({"": test}, statistic, **how)[""]
+def run_error_test(test: ErrorTest, statistic: Statistic, **how: Any) -> CalibrationTest:
+    """Return the calibration test of one error; see `run_error_tests`."""
+    return run_error_tests({"": test}, statistic, **how)[""]
 
 
-def evidence_of_each(
+def run_error_tests(
     tests: Mapping[str, ErrorTest],
     statistic: Statistic,
     *,
@@ -159,7 +159,7 @@ def check_arguments(level: object, n_replicates: int, seed: object) -> None:
 def _cells_of(statistic: Statistic, with_interval: bool) -> BinCells | RunCells:
     """Return the bins, or the runs of a ranked sample, as cells whose outcomes are simulated."""
     if isinstance(statistic, RankedSample):
-        return RunCells.of(statistic, RUNS_ON_PATHS if with_interval else MOST_RUNS)
+        return RunCells.of(statistic, RUNS_ON_PATHS if with_interval else MAX_RUNS)
     if not statistic.has_noise:
         raise ValueError(
             "`statistic` must contain sums of noise, got bins without them. Use the bins of a streaming metric."
@@ -192,7 +192,7 @@ def _tested_pieces(
     at_once = max(1, classes_at_once // max(1, n_classes))
     for start in range(0, len(whole.n), at_once):
         piece = whole.map(itemgetter(slice(start, start + at_once)))
-        is_kept = with_interval and n_replicates * piece.n.numel() <= MOST_DRAWN
+        is_kept = with_interval and n_replicates * piece.n.numel() <= MAX_DRAWN
         simulations: list[Simulation] = []
         nulls: dict[str, list[_Null]] = {name: [] for name in tests}
         # Simulate the classes of an average in batches, because there may be many.
@@ -220,9 +220,9 @@ def _found(test: ErrorTest, simulations: Sequence[Simulation], nulls: Sequence[_
     if test.with_interval and test.signed:
         low, high = mean_gap_interval(simulations, null.observed, is_rejected, level)
     elif test.with_interval:
-        without_noise = test.test_statistic if test.without_noise == "tested_by" else test.without_noise
+        noise_free_error = test.test_statistic if test.noise_free_error == "test_formula" else test.noise_free_error
         low, high = error_interval(
-            test.test_statistic, without_noise, simulations, null.observed, null.tested, is_rejected, level
+            test.test_statistic, noise_free_error, simulations, null.observed, null.tested, is_rejected, level
         )
     return noise_floor, p_value, low, high
 

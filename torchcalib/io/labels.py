@@ -10,7 +10,7 @@ from torchcalib.io.names import class_of
 from torchcalib.io.readers import Reader
 
 _ROWS_AT_ONCE = 2**14
-_MOST_NAMES = 100_000
+_MAX_NAMES = 100_000
 
 
 def check_class_names(names: Sequence[str], n_classes: int, preds: str) -> tuple[str, ...]:
@@ -70,7 +70,7 @@ def names_of_labels(readers: Sequence[Reader], preds: str, target: str, task: st
             for k, name in enumerate(names):
                 sums[name] = sums.get(name, torch.zeros(())) + total[k]
                 counts[name] = counts.get(name, 0) + int(size[k])
-            if len(counts) > _MOST_NAMES:
+            if len(counts) > _MAX_NAMES:
                 break
     found = sorted(set(counts) - {""}, key=lambda name: (int(name), "") if name.isdecimal() else (-1, name))
     if len(found) != n_classes:

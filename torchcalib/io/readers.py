@@ -29,11 +29,11 @@ FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
 TEXT = frozenset({"string", "large_string"})
 WHOLE = frozenset({"bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"})
 
-MOST_ARRAYS = 2**17  # largest number of arrays or columns in a file; listing more would be slow
+MAX_ARRAYS = 2**17  # largest number of arrays or columns in a file; listing more would be slow
 MAX_RESIDENT = 2 * 2**30  # largest size in bytes of a row, or of an array that must be in memory as a whole
-_LONGEST_TEXT = 4 * 1000  # largest size of a text in bytes: 1000 characters of 4 bytes
-_LONGEST_NPY_HEADER = 10_000  # largest header in bytes, as in numpy
-_LONGEST_SAFETENSORS_HEADER = 2**24  # largest header in bytes: JSON for about 100,000 tensors
+_MAX_TEXT_BYTES = 4 * 1000  # largest size of a text in bytes: 1000 characters of 4 bytes
+_MAX_NPY_HEADER = 10_000  # largest header in bytes, as in numpy
+_MAX_SAFETENSORS_HEADER = 2**24  # largest header in bytes: JSON for about 100,000 tensors
 _DECOMPRESSED_AT_ONCE = 2**18  # bytes per read: the time of `ZipExtFile.read` is quadratic in this size
 
 _SAFETENSORS_DTYPES = {
@@ -87,24 +87,17 @@ class Reader(ABC):
     def inspect(self) -> Iterable[Array]:
         """Describe the arrays in the file, from its header only."""
 
-    def open(self, names: Sequence[str], stack: ExitStack) -> Sequence[Any]:
-        """Return the named arrays. Their rows can be sliced once, in order, until `stack` closes the file."""
-        raise NotImplementedError
-
     def compose(self, columns: Sequence[str]) -> str:
         """Add an array with one column per class, and return its name. Only tables have columns."""
         raise InputError(f"`{self.label}` must be a table to choose columns, got {quoted(columns)}. Name one array.")
 
-    def rows(self, names: Sequence[str], count: int, gaps: bool = False) -> Iterator[tuple[Any, ...]]:  # noqa: ARG002
+    @abstractmethod
+    def rows(self, names: Sequence[str], count: int, gaps: bool = False) -> Iterator[tuple[Any, ...]]:
         """Yield pieces of at most `count` rows: for each named array a tensor of numbers, or a list of strings.
 
         With `gaps`, missing numbers become NaN in a floating-point tensor, and missing texts become empty. Otherwise
         missing table cells raise an error.
         """
-        with ExitStack() as stack:
-            arrays = self.open(names, stack)
-            for start in range(0, self.arrays[names[0]].shape[0], count):
-                yield tuple(_tensor(array[start : start + count]) for array in arrays)
 
     def stream(self, names: Sequence[str], count: int, gaps: bool = False) -> Iterator[tuple[Any, ...]]:
         """Yield the same pieces as `rows`, and raise an `InputError` for damaged rows."""
@@ -112,10 +105,10 @@ class Reader(ABC):
             yield from self.rows(names, count, gaps)
 
     def check_names(self, names: Sequence[str]) -> None:
-        """Check that names are unique and at most `MOST_ARRAYS`."""
-        if len(names) > MOST_ARRAYS:
+        """Check that names are unique and at most `MAX_ARRAYS`."""
+        if len(names) > MAX_ARRAYS:
             raise InputError(
-                f"`{self.label}` must hold at most {MOST_ARRAYS:,} arrays or columns, got {len(names):,}. "
+                f"`{self.label}` must hold at most {MAX_ARRAYS:,} arrays or columns, got {len(names):,}. "
                 "Save predictions of all classes as one array."
             )
         repeated = [name for name, times in Counter(names).items() if times > 1]
@@ -123,7 +116,22 @@ class Reader(ABC):
             raise InputError(f"`{self.label}` must have unique array names, got {quoted(repeated)} twice. Rename one.")
 
 
-class Npz(Reader):
+class _ArrayReader(Reader):
+    """Reader of a format that stores arrays, which have no missing numbers."""
+
+    @abstractmethod
+    def open(self, names: Sequence[str], stack: ExitStack) -> Sequence[Any]:
+        """Return the named arrays. Their rows can be sliced once, in order, until `stack` closes the file."""
+
+    def rows(self, names: Sequence[str], count: int, gaps: bool = False) -> Iterator[tuple[Any, ...]]:  # noqa: ARG002
+        """Yield slices of the arrays; see `Reader.rows`."""
+        with ExitStack() as stack:
+            arrays = self.open(names, stack)
+            for start in range(0, self.arrays[names[0]].shape[0], count):
+                yield tuple(_tensor(array[start : start + count]) for array in arrays)
+
+
+class Npz(_ArrayReader):
     """Reader of `.npz` archives. Only arrays in Fortran order must fit in memory."""
 
     format = "npz"
@@ -169,7 +177,7 @@ class _Member:
         return numbers.view(self._dtype).reshape(shape)
 
 
-class Npy(Reader):
+class Npy(_ArrayReader):
     """Reader of two to four `.npy` files with one array each, mapped into memory. File stems are the array names."""
 
     format = "npy"
@@ -192,7 +200,7 @@ class Npy(Reader):
         return [np.load(paths[name], mmap_mode="r", allow_pickle=False) for name in names]
 
 
-class Pt(Reader):
+class Pt(_ArrayReader):
     """Reader of `.pt` files: a dict of tensors, or a tuple or list (preds, target[, weights]), mapped into memory."""
 
     format = "pt"
@@ -234,7 +242,7 @@ class Pt(Reader):
         )
 
 
-class Safetensors(Reader):
+class Safetensors(_ArrayReader):
     """Reader of `.safetensors` files: a header, then named tensors. Slices are read when needed."""
 
     format = "safetensors"
@@ -243,7 +251,7 @@ class Safetensors(Reader):
         """Describe every tensor in the header."""
         with self.paths[0].open("rb") as start:
             length = int.from_bytes(start.read(8), "little")
-        if length > _LONGEST_SAFETENSORS_HEADER:
+        if length > _MAX_SAFETENSORS_HEADER:
             raise ValueError(f"a header of {length:,} bytes is too long")
         with ExitStack() as stack:
             file = self._opened(stack)
@@ -281,7 +289,7 @@ def _described(name: str, file: IO[bytes], size: int, *, compressed: bool = Fals
     problem = ""
     if dtype.hasobject:
         problem = "must hold numbers, got pickled Python objects, which are never loaded. Save an array of numbers."
-    elif is_text and dtype.itemsize > _LONGEST_TEXT:
+    elif is_text and dtype.itemsize > _MAX_TEXT_BYTES:
         problem = "must hold text of at most 1,000 characters, got longer text. Save shorter names."
     elif compressed and by_columns and size > MAX_RESIDENT:
         problem = "must be in C order, got more than 2 GiB in Fortran order. Save np.ascontiguousarray(array)."
@@ -299,7 +307,7 @@ def _read_header(file: IO[bytes], size: int) -> tuple[tuple[int, ...], bool, np.
     width, read = (2, npy_format.read_array_header_1_0) if version == (1, 0) else (4, npy_format.read_array_header_2_0)
     length = file.read(width)
     n = int.from_bytes(length, "little")
-    if n > _LONGEST_NPY_HEADER:
+    if n > _MAX_NPY_HEADER:
         raise ValueError(f"a header of {n:,} bytes is too long")
     shape, by_columns, dtype = read(io.BytesIO(length + file.read(n)))
     fits = min(shape, default=0) >= 0 and file.tell() + math.prod(shape) * dtype.itemsize == size

@@ -4,8 +4,8 @@ from torch import Tensor
 
 from torchcalib.io.errors import InputError
 
-_MOST_DECIMALS = 6
-_FARTHEST = 0.1  # largest accepted distance of a sum from 1
+_MAX_DECIMALS = 6
+_MAX_ROUNDING_ERROR = 0.1  # largest accepted distance of a sum from 1
 
 
 def without_rounding(probs: Tensor, label: str, start: int) -> Tensor:
@@ -17,7 +17,7 @@ def without_rounding(probs: Tensor, label: str, start: int) -> Tensor:
         InputError: if a sum differs from 1 by more than rounding to the decimals of the values can cause.
     """
     total = probs.double().sum(-1, keepdim=True)
-    farthest = min(_FARTHEST, probs.shape[-1] * 0.5 * 10.0 ** -decimals_of(probs)) + 1e-3
+    farthest = min(_MAX_ROUNDING_ERROR, probs.shape[-1] * 0.5 * 10.0 ** -decimals_of(probs)) + 1e-3
     wrong = ((total - 1).abs() > farthest).reshape(len(probs), -1).any(1)
     if bool(wrong.any()):
         row = int(wrong.int().argmax())
@@ -32,7 +32,7 @@ def without_rounding(probs: Tensor, label: str, start: int) -> Tensor:
 def decimals_of(probs: Tensor) -> int:
     """Return the smallest number of decimals that represents all finite values, at most 6."""
     values = probs[probs.isfinite()].double()
-    for decimals in range(_MOST_DECIMALS):
+    for decimals in range(_MAX_DECIMALS):
         if bool(((values * 10**decimals).round() / 10**decimals - values).abs().le(1e-7).all()):
             return decimals
-    return _MOST_DECIMALS
+    return _MAX_DECIMALS

@@ -6,7 +6,7 @@ from typing import Any, Self, get_args, get_origin, get_type_hints
 
 from torchcalib.io.errors import InputError, printable
 
-_MOST_SHOWN = 20  # largest number of class names in a description
+_MAX_SHOWN = 20  # largest number of class names in a description
 
 
 @dataclass(frozen=True)
@@ -78,8 +78,8 @@ class Source:
 
 def _shown(names: tuple[str, ...]) -> list[str]:
     """Return the first class names, and the total number if names are left out."""
-    more = [f"... ({len(names):,} in all)"] if len(names) > _MOST_SHOWN else []
-    return [*map(printable, names[:_MOST_SHOWN]), *more]
+    more = [f"... ({len(names):,} in all)"] if len(names) > _MAX_SHOWN else []
+    return [*map(printable, names[:_MAX_SHOWN]), *more]
 
 
 def _has_type(value: object, kind: Any) -> bool:

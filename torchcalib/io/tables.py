@@ -23,11 +23,11 @@ _DTYPES = {"halffloat": "float16", "float": "float32", "double": "float64"}
 # Bytes of a block of text, which pyarrow parses at a time. A row must fit in a block. The first block determines the
 # column types. pyarrow reads about 30 blocks ahead.
 _BLOCK = 4 * 2**20
-_LONGEST_HEADER = 2**16  # largest number of bytes of the first line that are searched for the separator
-_DEEPEST = 100  # largest nesting depth of lists and objects
+_MAX_HEADER = 2**16  # largest number of bytes of the first line that are searched for the separator
+_MAX_DEPTH = 100  # largest nesting depth of lists and objects
 _TEXT_OF_JSON = re.compile(rb'"(?:[^"\\]|\\.)*"')
-_WIDEST = 8  # size of the widest number in bytes
-_MOST_UNFOLDED = 256  # largest accepted ratio of memory to file size; few distinct numbers compress this well
+_MAX_ITEMSIZE = 8  # size of the widest number in bytes
+_MAX_UNFOLDED = 256  # largest accepted ratio of memory to file size; few distinct numbers compress this well
 
 
 class _Table(Reader):
@@ -136,7 +136,7 @@ class Csv(_Table):
     def _check_separator(self) -> None:
         """Raise if the first line contains separators of other formats, but not the separator of this format."""
         with pa.input_stream(self.paths[0], compression="detect") as file:
-            first = file.read(_LONGEST_HEADER).partition(b"\n")[0].decode(errors="replace").strip()
+            first = file.read(_MAX_HEADER).partition(b"\n")[0].decode(errors="replace").strip()
         words = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
         other = next((mark for mark in words if mark in first), None)
         if self.delimiter in first or other is None:
@@ -221,7 +221,7 @@ class Jsonl(_Table):
             if len(line) >= 16 * _BLOCK:
                 raise InputError(f"`{self.label}` must have lines of at most 64 MiB, got a longer one. Check the file.")
             # Deeper nesting could overflow the stack of the recursive parser.
-            if line.count(b"[") + line.count(b"{") > _DEEPEST and _depth(line) > _DEEPEST:
+            if line.count(b"[") + line.count(b"{") > _MAX_DEPTH and _depth(line) > _MAX_DEPTH:
                 raise InputError(
                     f"`{self.label}` must hold flat objects, got deeply nested ones. Store one number or list per key."
                 )
@@ -274,9 +274,9 @@ def _check_unfolded(metadata: Any, name: str) -> None:
     for k in range(metadata.num_row_groups):
         group = metadata.row_group(k)
         for chunk in map(group.column, range(group.num_columns)):
-            size = chunk.num_values * _WIDEST
+            size = chunk.num_values * _MAX_ITEMSIZE
             if chunk.path_in_schema.split(".")[0] == name and size > max(
-                MAX_RESIDENT, _MOST_UNFOLDED * chunk.total_uncompressed_size
+                MAX_RESIDENT, _MAX_UNFOLDED * chunk.total_uncompressed_size
             ):
                 raise ValueError(
                     f"column {name} stores {chunk.num_values:,} numbers in only {chunk.total_uncompressed_size:,} bytes"

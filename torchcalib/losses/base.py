@@ -142,11 +142,6 @@ def weighted_events(p: Predictions, mode: Mode) -> tuple[Tensor, Tensor, Tensor]
     return confidence.masked_fill(absent, 0.5), outcome.masked_fill(absent, 0), weights
 
 
-def implied_task(task: Task | None, options: Mapping[str, Any]) -> Task:
-    """Return `task`, or for None the task that `num_classes` or `num_labels` in `options` implies."""
-    return task_of(task, options.get("num_classes"), options.get("num_labels"))
-
-
 def event_mode(task: Task, options: Mapping[str, Any], mode: Mode | None) -> Mode:
     """Return `mode`, or the default mode of the task for None. Raise ValueError if the task does not support it."""
     check_task(task)

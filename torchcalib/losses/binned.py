@@ -14,17 +14,18 @@ from torchcalib.core.arguments import (
     check_count,
     check_flag,
     check_positive,
+    task_of,
 )
 from torchcalib.core.documentation import documented
 from torchcalib.core.event_sums import EqualWidthBins
 from torchcalib.core.events import Mode
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.sums import BinStats
-from torchcalib.losses.base import PenaltyLoss, evaluate, event_mode, implied_task, weighted_events
+from torchcalib.losses.base import PenaltyLoss, evaluate, event_mode, weighted_events
 from torchcalib.metrics.binned import ece_from_bins, rmsce_from_bins
 
 Norm = Literal["l1", "l2"]
-_MOST_BINS = 2**20
+_MAX_BINS = 2**20
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class SoftBins:
     norm: Norm
 
     def __post_init__(self) -> None:
-        check_count("n_bins", self.n_bins, at_most=_MOST_BINS)
+        check_count("n_bins", self.n_bins, at_most=_MAX_BINS)
         check_positive("temperature", self.temperature)
         check_choice("norm", self.norm, get_args(Norm))
 
@@ -84,8 +85,8 @@ class ECELoss(PenaltyLoss):
         right: bool = False,
         **options: Any,
     ) -> None:
-        task = implied_task(task, options)
-        check_count("n_bins", n_bins, at_most=_MOST_BINS)
+        task = task_of(task, **options)
+        check_count("n_bins", n_bins, at_most=_MAX_BINS)
         check_flag("right", right)
         bins = EqualWidthBins(event_mode(task, options, mode), n_bins, right)
         super().__init__(HardBins(bins), task=task, **options)
@@ -157,6 +158,6 @@ class SoftBinnedECELoss(PenaltyLoss, function=soft_binned_ece):
         mode: Mode | None = None,
         **options: Any,
     ) -> None:
-        task = implied_task(task, options)
+        task = task_of(task, **options)
         penalty = SoftBins(event_mode(task, options, mode), n_bins, temperature, norm)
         super().__init__(penalty, task=task, **options)

@@ -10,12 +10,21 @@ from typing import Any, Literal, Unpack
 import torch
 from torch import Tensor
 
-from torchcalib.core.arguments import Average, InputOptions, Task, check_flag, check_positive, check_task, task_read_as
+from torchcalib.core.arguments import (
+    Average,
+    InputOptions,
+    Task,
+    check_flag,
+    check_positive,
+    check_task,
+    task_of,
+    task_read_as,
+)
 from torchcalib.core.bins import root
 from torchcalib.core.documentation import documented
 from torchcalib.core.events import Mode
 from torchcalib.core.predictions import Predictions
-from torchcalib.losses.base import PenaltyLoss, evaluate, event_mode, implied_task, weighted_events
+from torchcalib.losses.base import PenaltyLoss, evaluate, event_mode, weighted_events
 from torchcalib.metrics.canonical import DirichletSettings
 from torchcalib.metrics.kernel import KernelSettings, skce
 from torchcalib.ops.logs import wide_dtype
@@ -137,7 +146,7 @@ class MMCELoss(PenaltyLoss, function=mmce):
         mode: Mode | None = None,
         **options: Any,
     ) -> None:
-        task = implied_task(task, options)
+        task = task_of(task, **options)
         penalty = SimilarConfidences(event_mode(task, options, mode), bandwidth, weighted)
         super().__init__(penalty, task=task, **options)
 
@@ -210,7 +219,7 @@ class SKCELoss(PenaltyLoss, function=skce):
         bandwidth: float | Literal["median"] = 1.0,
         **options: Any,
     ) -> None:
-        task = implied_task(task, options)
+        task = task_of(task, **options)
         check_task(task)
         penalty = KernelSettings(task_read_as(task, options), "biased", kernel, bandwidth, 2, "macro", None)
         super().__init__(penalty, task=task, **options)

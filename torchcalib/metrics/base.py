@@ -20,7 +20,6 @@ from torchcalib.core.arguments import (
     only_task_by_position,
     task_of,
     unknown_argument,
-    weights_from,
 )
 from torchcalib.core.arrays import as_tensors
 from torchcalib.core.documentation import document, input_parameters, parameters_of, with_implied_task
@@ -230,10 +229,9 @@ class CalibrationMetric(Metric, Generic[S]):
         """
         if self._is_synced:
             refuse_if_synced(self, "update")
-        if sample_weight is not None:
-            weights = weights_from(weights, sample_weight)
-        if not (type(preds) is type(target) is Tensor and (weights is None or type(weights) is Tensor)):
-            preds, target, weights = as_tensors(preds, target, weights)
+        is_plain = type(preds) is type(target) is Tensor and (weights is None or type(weights) is Tensor)
+        if not is_plain or sample_weight is not None:
+            preds, target, weights = as_tensors(preds, target, weights, sample_weight)
         if self._shared is None:
             batch = self._state_of(self._read(self.input_format, preds, target, weights))
         else:
@@ -343,7 +341,7 @@ class CalibrationMetric(Metric, Generic[S]):
         If `compute` syncs across ranks, this is the sum over all ranks, and every rank must call this method. The call
         synchronises the device.
         """
-        count = self.kind.left_out(self.state)[1:].detach()
+        count = self.kind.n_ignored(self.state)[1:].detach()
         if self._would_sync and self.dist_sync_fn is not None:
             count = torch.stack(self.dist_sync_fn(count, group=self.process_group)).sum(0)
         elif self._would_sync:
@@ -462,7 +460,7 @@ class CalibrationMetric(Metric, Generic[S]):
         return self._shared[key][0]
 
     def _raise_if_invalid(self) -> None:
-        if invalid := int(self.kind.left_out(self.state)[0]):
+        if invalid := int(self.kind.n_ignored(self.state)[0]):
             raise ValueError(
                 f"`update` must get valid rows, got {invalid} with NaN, values out of range or labels out of range. "
                 "They were left out. Call reset() and update with this data on the CPU, which reports the rows."
@@ -516,7 +514,7 @@ class CalibrationMetric(Metric, Generic[S]):
     ) -> dict[str, Any]:
         """Return a dict for checkpoints, which contains the state if the metric is persistent.
 
-        The keys are those of the state (`sums`; or `scores`, `outcomes`, `weights`, `left_out`) and `description`. The
+        The keys are those of the state (`sums`; or `scores`, `outcomes`, `weights`, `n_ignored`) and `description`. The
         description is JSON in a uint8 tensor: the format, the version of torchcalib, and the arguments that affect the
         state. `torch.load(weights_only=True)` can load the dict. safetensors can store it if the state consists of
         sums.

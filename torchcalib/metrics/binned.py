@@ -19,7 +19,7 @@ from torchcalib.core.inputs import input_format_of
 from torchcalib.core.ranked import ExactSample, RankedSample, by_pieces
 from torchcalib.core.ranked_bins import Binning, Bins
 from torchcalib.core.sums import BinStats
-from torchcalib.inference.testing import CalibrationTest, ErrorTest, evidence_of
+from torchcalib.inference.testing import CalibrationTest, ErrorTest, run_error_test
 from torchcalib.metrics.base import CalibrationMetric
 from torchcalib.metrics.estimator import Estimator, functional
 from torchcalib.ops.isotonic import Ties
@@ -117,7 +117,7 @@ class BinnedMetric(CalibrationMetric[BinStats | RankedSample]):
 
     from_bins: Callable[[BinStats], Tensor]
     """Function from sums over bins to the metric value for default options."""
-    tested_by: Callable[[BinStats], Tensor] | None = None
+    test_formula: Callable[[BinStats], Tensor] | None = None
     """Function from sums over bins to the test statistic. None uses the metric value."""
 
     perfect = 0.0
@@ -137,17 +137,17 @@ class BinnedMetric(CalibrationMetric[BinStats | RankedSample]):
         """Compute the calibration test from sums or samples; extra leading axes are batch axes."""
         estimator = self.estimator
         depends_on_outcomes = estimator.binning.is_isotonic or self.reads_elements
-        if isinstance(statistic, RankedSample) and not depends_on_outcomes and statistic.poisoned is None:
+        if isinstance(statistic, RankedSample) and not depends_on_outcomes and statistic.has_invalid_rows is None:
             statistic = estimator.binning.of(statistic).with_noise()
         test = ErrorTest(
             estimator.values,
-            None if self.tested_by is None else partial(estimator.values, formula=self.tested_by),
-            without_noise=None if depends_on_outcomes else "tested_by",
+            None if self.test_formula is None else partial(estimator.values, formula=self.test_formula),
+            noise_free_error=None if depends_on_outcomes else "test_formula",
             signed=self.is_signed,
             with_interval=with_interval,
         )
         cancels = self.input_format.read_as == "multiclass"
-        return evidence_of(test, statistic, average=estimator.averages, cancels=cancels, **how)
+        return run_error_test(test, statistic, average=estimator.averages, cancels=cancels, **how)
 
 
 def ece_from_bins(b: BinStats) -> Tensor:
@@ -472,7 +472,7 @@ class RMSCE(BinnedMetric):
     factory = staticmethod(_rmsce)
     from_bins = staticmethod(rmsce_from_bins)
     # The test uses the biased value: the debiased one is clamped to 0 for about half of all calibrated models.
-    tested_by = staticmethod(rmsce_from_bins)
+    test_formula = staticmethod(rmsce_from_bins)
     question = "root mean square distance between frequency and confidence"
     source = "Kumar et al., Verified Uncertainty Calibration, NeurIPS 2019, sec. 2"
 

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from torchcalib.core.arguments import check_count, check_level, check_seed, weights_from
+from torchcalib.core.arguments import check_count, check_level, check_seed
 from torchcalib.core.arrays import as_tensors
 from torchcalib.core.predictions import Predictions, replicates_at_once
-from torchcalib.core.state import N_LEFT_OUT, SumsKind, left_out_of
+from torchcalib.core.state import N_IGNORED, SumsKind, ignored_counts
 from torchcalib.inference.resampling import Interval
 from torchcalib.metrics.base import CalibrationMetric
 from torchcalib.metrics.checkpoint import Description, read_state
@@ -28,7 +28,7 @@ class Replicates(SumsKind[S]):
 
     def empty(self) -> Tensor:
         """Return the initial state, all zeros."""
-        return torch.zeros(N_LEFT_OUT + math.prod(self.shape) + 1, dtype=torch.float64)
+        return torch.zeros(N_IGNORED + math.prod(self.shape) + 1, dtype=torch.float64)
 
     def statistic(self, state: Tensor) -> S:
         """Return the sums `(1 + R, ...)`, first for the data and then for each replicate, as a statistic."""
@@ -55,7 +55,7 @@ class Replicates(SumsKind[S]):
                 counts = poisson_counts(seed, piece, counters, wide)
                 sums.append(self.accumulator.of(p.resampled(counts)).sums.flatten())
         flat = torch.cat(sums)
-        return torch.cat((left_out_of(p, flat), flat, flat.new_full((1,), n)))
+        return torch.cat((ignored_counts(p, flat), flat, flat.new_full((1,), n)))
 
 
 class Bootstrapped(WrappedMetric[S]):
@@ -152,7 +152,7 @@ class Bootstrapped(WrappedMetric[S]):
         """Add a batch to the state; see `CalibrationMetric.update`."""
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             self._rank = torch.distributed.get_rank()
-        preds, target, weights = as_tensors(preds, target, weights_from(weights, sample_weight))
+        preds, target, weights = as_tensors(preds, target, weights, sample_weight)
         super().update(preds, target, weights=weights)
         rows = preds.numel() // math.prod(self.batch_shape)
         if self.input_format.task != "binary":

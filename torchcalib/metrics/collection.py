@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 
-from torchcalib.core.arguments import check_flag, weights_from
+from torchcalib.core.arguments import check_flag
 from torchcalib.core.arrays import as_tensors
 from torchcalib.metrics.base import CalibrationMetric
 from torchcalib.metrics.checkpoint import holds_state, read_state
@@ -98,7 +98,7 @@ class CalibrationCollection(MetricCollection):
             groups: Group number per sample, passed to every `ByGroup` metric in the collection.
             sample_weight: Alias of `weights`.
         """
-        preds, target, weights = as_tensors(preds, target, weights_from(weights, sample_weight))
+        preds, target, weights = as_tensors(preds, target, weights, sample_weight)
         with self._sharing():
             # Omit keywords that are None: torchmetrics slowly filters keywords by the signature of every metric.
             super().update(preds, target, **_without_none(weights=weights, groups=groups))
@@ -114,7 +114,7 @@ class CalibrationCollection(MetricCollection):
         sample_weight: Tensor | None = None,
     ) -> dict[str, Tensor]:
         """Add a batch to every metric and return the differentiable values for this batch, by name; see `update`."""
-        preds, target, weights = as_tensors(preds, target, weights_from(weights, sample_weight))
+        preds, target, weights = as_tensors(preds, target, weights, sample_weight)
         with self._sharing():
             values: dict[str, Tensor] = super().forward(preds, target, **_without_none(weights=weights, groups=groups))
         return values

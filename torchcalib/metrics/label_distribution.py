@@ -19,7 +19,7 @@ from torchcalib.ops.logs import neg_entropy, safe_log, wide_dtype, xmul
 from torchcalib.special.shares import entropy_of_counts, mean_distance_of_share, mean_log_share
 
 Component = Literal["value", "noise_floor", "corrected"]
-_LEAST_ANNOTATORS: Mapping[Component, int] = {"value": 0, "noise_floor": 1, "corrected": 2}
+_MIN_ANNOTATORS: Mapping[Component, int] = {"value": 0, "noise_floor": 1, "corrected": 2}
 """Minimum number of annotators per sample, by component. The correction needs two to estimate a variance."""
 
 
@@ -51,7 +51,7 @@ def _t(p: Predictions) -> Tensor:
 def _n(p: Predictions) -> Tensor:
     """Return the number of annotators per sample, `(..., N, 1)`; 1 for labels."""
     n = torch.ones(p.samples, dtype=wide_dtype(p.values.device), device=p.values.device)
-    return (n if p.n_votes is None else p.n_votes).unsqueeze(-1)
+    return (n if p.n_annotators is None else p.n_annotators).unsqueeze(-1)
 
 
 def _label_entropy(p: Predictions) -> Tensor:
@@ -113,7 +113,7 @@ def _zero(s: ScoreSum, _: Tensor, __: Task) -> Tensor:
 
 def _score(distance: str, component: Component) -> Score:
     check_choice("component", component, tuple(_DISTANCES[distance]))
-    return Score(_distance, _zero, arguments=(distance, component), least_votes=_LEAST_ANNOTATORS[component])
+    return Score(_distance, _zero, arguments=(distance, component), min_annotators=_MIN_ANNOTATORS[component])
 
 
 def _mean_distance(

@@ -261,14 +261,14 @@ def ecd(
         tensor(1.7500)
     """
     if isinstance(preds, Distribution):
-        _check_left_out(task=task, priors=priors, average=None if average == "macro" else average, **options)
+        _check_remaining_options(task=task, priors=priors, average=None if average == "macro" else average, **options)
         return reduced(ecd_of_distribution(preds, target), options.get("weights"), reduction)
-    task = task_of(task, options.get("num_classes"), options.get("num_labels"))
+    task = task_of(task, **options)
     given: dict[str, Any] = {"task": task, "priors": priors, "average": average, "reduction": reduction}
     return _ecd_of_classes(preds, target, **given, **options)
 
 
-def _check_left_out(**given: Any) -> None:
+def _check_remaining_options(**given: Any) -> None:
     if wrong := sorted(name for name, value in given.items() if value is not None and name != "weights"):
         raise ValueError(
             f"`{wrong[0]}` must be omitted for a torch Distribution, got {given[wrong[0]]!r}. "

@@ -20,7 +20,7 @@ from torchcalib.core.inputs import input_format_of
 from torchcalib.core.ranked import ExactSample, RankedSample, SortedSample, by_pieces
 from torchcalib.core.ranked_bins import Binning
 from torchcalib.inference.simulation import RunCells, Simulation
-from torchcalib.inference.testing import CalibrationTest, ErrorTest, check_arguments, evidence_of
+from torchcalib.inference.testing import CalibrationTest, ErrorTest, check_arguments, run_error_test
 from torchcalib.metrics.base import CalibrationMetric
 from torchcalib.metrics.estimator import Estimator, functional
 from torchcalib.ops.isotonic import isotonic_regression
@@ -81,7 +81,7 @@ class RankedMetric(CalibrationMetric[RankedSample]):
         """Compute the metric value from a `RankedSample`, `(...)`."""
         return self.estimator.formula(sample)
 
-    def without_noise(self, sample: RankedSample) -> Tensor:
+    def noise_free_error(self, sample: RankedSample) -> Tensor:
         """Compute the error from a `RankedSample` whose outcomes are noise-free frequencies, `(...)`."""
         return self.from_sample(sample)
 
@@ -89,11 +89,11 @@ class RankedMetric(CalibrationMetric[RankedSample]):
         """Compute the calibration test from a `RankedSample`; extra leading axes are batch axes."""
         test = ErrorTest(
             partial(by_pieces, self.from_sample),
-            without_noise=partial(by_pieces, self.without_noise),
+            noise_free_error=partial(by_pieces, self.noise_free_error),
             signed=self.is_signed,
             with_interval=with_interval and self.has_interval,
         )
-        return evidence_of(test, statistic, average=self.estimator.averages, **how)
+        return run_error_test(test, statistic, average=self.estimator.averages, **how)
 
 
 DriftNorm = Literal["max", "range"]
@@ -332,7 +332,7 @@ class CORP(RankedMetric):
         """Compute the selected component of the decomposition from a `RankedSample`, `(...)`."""
         return super().from_sample(sample)[..., CORPDecomposition._fields.index(self.component)]
 
-    def without_noise(self, sample: RankedSample) -> Tensor:
+    def noise_free_error(self, sample: RankedSample) -> Tensor:
         """Compute the miscalibration from a `RankedSample` whose outcomes are noise-free frequencies, `(...)`."""
         return _mcb_of_frequencies(sample, self.settings["score"])
 

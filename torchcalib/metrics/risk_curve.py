@@ -87,7 +87,7 @@ def bayes_risk_curve(
         >>> bayes_risk_curve(preds, target, task="binary", points=[0.5, 0.65, 0.8]).risk
         tensor([0.5000, 0.0000, 0.3125], dtype=torch.float64)
     """
-    s = _in_order(_two_classes(preds, target, task, options, priors), priors)
+    s = _sorted_predictions(_two_classes(preds, target, task, options, priors), priors)
     c = _operating_points(points, s.values.device)
     probs = (s.values.sigmoid() if s.from_logits else s.values).detach().contiguous()
     at_most = torch.searchsorted(probs, c.to(probs.dtype).expand(*probs.shape[:-1], -1).contiguous(), right=True)
@@ -138,7 +138,7 @@ def bayes_risk_area(
         raise ValueError(f"`weight` must be one of {', '.join(map(repr, get_args(AreaWeight)))}, got {weight!r}.")
     check_average(average, task_read_as(task, options) == "multilabel")
     p = _two_classes(preds, target, task, options, priors).set_in_log_odds()
-    area = by_replicates(lambda p: _area(_in_order(p, priors), weight), p, p.samples.numel())
+    area = by_replicates(lambda p: _area(_sorted_predictions(p, priors), weight), p, p.samples.numel())
     return (area.mean(-1) if p.task == "multilabel" and average else area).to(p.dtype)
 
 
@@ -204,7 +204,7 @@ def optimal_threshold_cost(
     check_average(average, task_read_as(task, options) == "multilabel")
     p = _two_classes(preds, target, task, options, priors)
     least = by_replicates(
-        lambda p: _least_cost(_in_order(p, priors), matrix, normalize is not None), p, p.samples.numel()
+        lambda p: _least_cost(_sorted_predictions(p, priors), matrix, normalize is not None), p, p.samples.numel()
     )
     return (least.mean(-1) if p.task == "multilabel" and average else least).to(p.dtype)
 
@@ -261,7 +261,7 @@ class _SortedPredictions:
     accepted: Tensor
 
 
-def _in_order(p: Predictions, priors: Tensor | Sequence[float] | None) -> _SortedPredictions:
+def _sorted_predictions(p: Predictions, priors: Tensor | Sequence[float] | None) -> _SortedPredictions:
     wide = wide_dtype(p.values.device)
     shares = [weighted(part, p.weights, wide) for part in (1 - p.target, p.target)]
     # Rows with weight 0 may contain NaN. Replace it by a finite value, which does not change the result.

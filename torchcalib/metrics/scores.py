@@ -38,14 +38,14 @@ class Score(NamedTuple):
         of_prior: Function from sums by class, class priors and task to the mean score of the constant prediction.
         normalizable: Whether the mean score may be divided by the mean score of the constant prediction.
         arguments: Additional positional arguments of `per_sample`.
-        least_votes: Minimum number of annotators per target; see `InputFormat`.
+        min_annotators: Minimum number of annotators per target; see `InputFormat`.
     """
 
     per_sample: Callable[..., Tensor]
     of_prior: Callable[[ScoreSum, Tensor, Task], Tensor]
     normalizable: bool = False
     arguments: tuple[Hashable, ...] = ()
-    least_votes: int = 0
+    min_annotators: int = 0
 
     def accumulator(self, by_class: bool) -> ScoreAccumulator:
         """Return the accumulator of the scores, with separate sums for each true class if `by_class` is True."""
@@ -142,7 +142,7 @@ def scored(
         average: Multi-label: `"macro"` averages over labels, None returns one value per label.
         **options: Input options, see `InputOptions`.
     """
-    demands = {"hard_targets": priors is not None, "least_votes": score.least_votes}
+    demands = {"hard_targets": priors is not None, "min_annotators": score.min_annotators}
     input_format = input_format_of(task, options, **demands)
     if normalize not in (None, "prior") or (normalize and not score.normalizable):
         offered = " or 'prior'" if score.normalizable else ""

@@ -29,8 +29,8 @@ from torchcalib.core.inputs import input_format_of
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import RankedSample
 from torchcalib.core.ranked_bins import Binning
-from torchcalib.core.sums import KIND_OF_NOISE, BinStats, apart_of, noise_summands
-from torchcalib.inference.testing import CalibrationTest, ErrorTest, evidence_of
+from torchcalib.core.sums import KIND_OF_NOISE, BinStats, noise_flag_of, noise_summands
+from torchcalib.inference.testing import CalibrationTest, ErrorTest, run_error_test
 from torchcalib.metrics.base import CalibrationMetric
 from torchcalib.metrics.estimator import Estimator, functional
 from torchcalib.metrics.ranked import RankedMetric, no_average, ranked
@@ -88,7 +88,7 @@ class SmoothingAccumulator(EventSums[BinStats]):
         columns = (events.confidence, events.outcome, events.weights)
         noise: Noise = KIND_OF_NOISE[p.hard] if self.with_noise else "none"
         cells = self.wrap(smoothing_sums(*columns, noise=noise, copies=p.copies))
-        return replace(cells, apart=apart_of(p, cells.sums, events)) if self.with_noise else cells
+        return replace(cells, noise_flag=noise_flag_of(p, cells.sums, events)) if self.with_noise else cells
 
     def wrap(self, sums: Tensor) -> SmoothingCells:
         """Convert a tensor of sums `(..., F, K)` to `SmoothingCells`."""
@@ -244,7 +244,7 @@ class SmECE(CalibrationMetric[BinStats]):
     def test_from(self, statistic: BinStats, *, with_interval: bool = True, **how: Any) -> CalibrationTest:  # noqa: ARG002
         """Compute the calibration test from sums over cells; its interval is NaN."""
         test = ErrorTest(self.estimator.formula, with_interval=False)
-        return evidence_of(test, statistic, average=self.estimator.averages, **how)
+        return run_error_test(test, statistic, average=self.estimator.averages, **how)
 
     def width(self) -> Tensor:
         """Return the selected kernel width, over all ranks if `torch.distributed` is running; see `smece_width`."""

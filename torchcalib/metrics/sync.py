@@ -55,7 +55,7 @@ def synced_state_by(metric: "CalibrationMetric[Any]", gather: Callable[..., list
 
 def dropped_over_ranks(metrics: "Sequence[CalibrationMetric[Any]]", process_group: Any) -> list[int]:
     """Return the number of dropped rows per metric, summed over all ranks in one collective."""
-    counts = [metric.kind.left_out(metric.state)[1:].detach().clone() for metric in metrics]
+    counts = [metric.kind.n_ignored(metric.state)[1:].detach().clone() for metric in metrics]
     return [int(count) for count in _summed(counts, metrics, process_group)]
 
 

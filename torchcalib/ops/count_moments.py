@@ -15,7 +15,7 @@ A table covers at least 8 standard deviations on either side of the mean. The pr
 Cornish-Fisher expansion is accurate enough.
 """
 
-_MOST_DEVIATION, _WIDEST = _TABLES[-1]
+_MAX_DEVIATION, _MAX_ITEMSIZE = _TABLES[-1]
 _IN_CACHE = 2**15  # table entries computed together on the CPU, so that they stay in the cache
 
 
@@ -78,7 +78,7 @@ def count_quantiles(chance: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
     """
     # Reading values to choose a table would synchronise a GPU, and is impossible under `vmap`: use the largest table.
     if mean.device.type != "cpu" or value_if_available((variance > 0).any()) is None:
-        return _counts(chance, mean, variance, _WIDEST)
+        return _counts(chance, mean, variance, _MAX_ITEMSIZE)
     shape = chance.shape
     chance, mean, variance = chance.flatten(1), mean.flatten(), variance.flatten()
     counts, deviation = mean.expand(chance.shape).clone(), variance.sqrt()
@@ -92,7 +92,7 @@ def count_quantiles(chance: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
 
 
 def _counts(chance: Tensor, mean: Tensor, variance: Tensor, width: int) -> Tensor:
-    """Implement `count_quantiles`, using a table of `width` entries for standard deviations up to `_MOST_DEVIATION`."""
+    """Implement `count_quantiles`, using a table of `width` entries for standard deviations up to `_MAX_DEVIATION`."""
     square = (mean - variance).clamp(min=0)  # sum p^2
     n = (mean.square() / square.masked_fill(square == 0, torch.finfo(mean.dtype).tiny)).clamp(max=2.0**52)
     fewer = torch.maximum(n.floor(), mean.ceil()).clamp(min=1)
@@ -108,9 +108,9 @@ def _counts(chance: Tensor, mean: Tensor, variance: Tensor, width: int) -> Tenso
     place = torch.searchsorted(cumulative, chance.movedim(0, -1).contiguous()).movedim(-1, 0)
     counts = first + place.clamp(max=width - 1).to(mean.dtype)
     deviation = variance.sqrt()
-    if value_if_available((deviation > _MOST_DEVIATION).any()) is not False:
+    if value_if_available((deviation > _MAX_DEVIATION).any()) is not False:
         expanded = mean + deviation * _cornish_fisher(chance, skewness=(1 - 2 * mean / n) / deviation)
-        counts = torch.where(deviation > _MOST_DEVIATION, expanded.round().clamp(min=0), counts)
+        counts = torch.where(deviation > _MAX_DEVIATION, expanded.round().clamp(min=0), counts)
     return torch.where(variance > 0, counts, mean)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 _GOLDEN, _FIRST, _SECOND = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15
 """SplitMix64 constants 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9 and 0x94D049BB133111EB, as signed integers."""
 
-_MOST_COPIES = 12  # largest Poisson(1) count: P(X > 12) < 1e-10 is below the resolution of 32 bits
+_MAX_COPIES = 12  # largest Poisson(1) count: P(X > 12) < 1e-10 is below the resolution of 32 bits
 _IN_CACHE = 2**15  # numbers generated together on the CPU, so that they stay in the cache
 
 
@@ -54,7 +54,7 @@ def poisson_counts(seed: int, streams: Tensor, counters: Tensor, dtype: torch.dt
     # Inverse transform sampling: the count is the number of distribution function values <= the uniform number.
     cumulative, term = Fraction(0), Fraction(1)
     bounds = []
-    for k in range(_MOST_COPIES):
+    for k in range(_MAX_COPIES):
         cumulative += term
         bounds.append(int(cumulative / Fraction(math.e) * 2**32))
         term /= k + 1

@@ -56,7 +56,7 @@ def bin_sums(index: Tensor, columns: Sequence[Tensor], n_bins: int) -> Tensor:
     return cell_sums(index, torch.stack(torch.broadcast_tensors(*columns), dim=-2), n_bins)  # type: ignore[no-untyped-call]
 
 
-_MOST_SUMS = 256  # number of sums per replicate above which `scatter_add` is faster than a matrix product
+_MAX_SUMS = 256  # number of sums per replicate above which `scatter_add` is faster than a matrix product
 _IN_MEMORY = 2**22  # largest number of matrix elements in memory
 
 
@@ -80,7 +80,7 @@ def bin_sums_of_replicates(
     stacked = torch.stack(torch.broadcast_tensors(*columns), dim=-2)  # type: ignore[no-untyped-call]
     *lead, n_columns, n = stacked.shape
     weights = weights.expand(len(weights), *lead, n)
-    if n_columns * n_bins > _MOST_SUMS or len(weights) <= n_bins:
+    if n_columns * n_bins > _MAX_SUMS or len(weights) <= n_bins:
         weighed = [(weights * c).masked_fill(weights == 0, 0) for c in stacked.unbind(-2)]
         return bin_sums(index, weighed, n_bins)
     # Multiply weights (R, n) by a matrix (n, F B). Each row contains the F columns of a sample at its bin, 0 elsewhere.

@@ -12,7 +12,7 @@ from torchcalib.ops.operation import is_plain, operation
 # row is faster than one call for the batch.
 _ROW_BY_ROW = 2048
 
-_MOST_TIES = 1 / 64  # fraction of tied scores above which sorting is faster than partitioning
+_MAX_TIES = 1 / 64  # fraction of tied scores above which sorting is faster than partitioning
 
 
 def order_bits(scores: Tensor) -> Tensor:
@@ -152,7 +152,7 @@ def _keys(score: Tensor, label: Tensor) -> Tensor:
 def _has_many_ties(keys: NDArray[np.integer]) -> bool:
     """Return True if a subsample of at most 1,024 keys has many ties, which makes partitioning slow."""
     subsample = np.sort(keys[:: len(keys) // 1024 + 1] >> 1)
-    return int(np.count_nonzero(subsample[1:] == subsample[:-1])) > _MOST_TIES * len(subsample)
+    return int(np.count_nonzero(subsample[1:] == subsample[:-1])) > _MAX_TIES * len(subsample)
 
 
 def _cuts_by_sort(keys: NDArray[np.integer], cuts: list[int]) -> list[int]:

@@ -13,7 +13,7 @@ from torchcalib.metrics.binned import BinnedMetric, calibration_curve
 from torchcalib.metrics.ranked import CORPCurve, RankedMetric, corp_curve, curve_of
 from torchcalib.metrics.test_based import TCE, tce_table
 
-MOST_SERIES = 10
+MAX_SERIES = 10
 """Largest number of curves in one diagram: each has its own combination of colour and dashes."""
 
 
@@ -53,9 +53,9 @@ def series_from(source: Any, target: Any, label: str | None, given: Given) -> li
         table = bins_from(source, target, given)
         batch = not isinstance(source, BinTable) and table.n.dim() == 2
         found = _series_by_class(table, label, given) if batch else [Series(label, table, f"ECE {_ece(table):.3g}")]
-    if len(found) > MOST_SERIES:
+    if len(found) > MAX_SERIES:
         raise ValueError(
-            f"`preds` must hold at most {MOST_SERIES} curves for one diagram, got {len(found)}. "
+            f"`preds` must hold at most {MAX_SERIES} curves for one diagram, got {len(found)}. "
             "Pass a mapping with some of the tables: {'cat': table[3], ...}."
         )
     return found

@@ -26,7 +26,7 @@ from torchcalib.plots.sources import Given, decisions_from
 _SLOT = 0.84
 """Width of a violin or bar, relative to the distance between bins."""
 
-_MOST_CELLS = 48
+_MAX_CELLS = 48
 """Largest number of cells in the histogram of all predictions."""
 
 
@@ -173,7 +173,7 @@ def _draw_histogram(canvas: Canvas, bins: SimpleNamespace, axis: ProbabilityAxis
     middles = (places[:, :-1] + places[:, 1:]) / 2
     low, high = transform.transform(np.array([axis.low, axis.high]))
     weights = np.broadcast_to(bins.n[has_data, None] / middles.shape[1], middles.shape)
-    n_cells = int(np.clip(2 * np.sqrt(bins.n.sum()), 12, _MOST_CELLS))
+    n_cells = int(np.clip(2 * np.sqrt(bins.n.sum()), 12, _MAX_CELLS))
     counts, cells = np.histogram(middles, n_cells, (low, high), weights=weights)
     cells = transform.inverted().transform(cells)
     canvas.ax.barh(cells[:-1], counts, np.diff(cells), align="edge", color=canvas.style.bar, linewidth=0)

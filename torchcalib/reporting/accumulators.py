@@ -13,9 +13,9 @@ from torchcalib.core.state import SamplesKind, SumsKind
 from torchcalib.io.saved import saved_value
 from torchcalib.reporting.lines import SCORES
 
-MOST_BINS = 1000  # largest number of bins that a diagram or table can show legibly
-MOST_COPIES = 2**53  # largest count: float64 represents all integers up to this one exactly
-_MOST_SUMS = 2**27  # largest number of sums: 1 GiB of float64
+MAX_BINS = 1000  # largest number of bins that a diagram or table can show legibly
+MAX_COPIES = 2**53  # largest count: float64 represents all integers up to this one exactly
+_MAX_SUMS = 2**27  # largest number of sums: 1 GiB of float64
 
 S_co = TypeVar("S_co", covariant=True)
 
@@ -70,9 +70,9 @@ class Accumulated(Generic[S_co]):
         return statistic
 
     @property
-    def left_out(self) -> tuple[int, int]:
+    def n_ignored(self) -> tuple[int, int]:
         """Numbers of invalid rows (counted on CUDA only) and of rows dropped by `nan_policy="drop"`."""
-        n_invalid, n_dropped = self.kind.left_out(self.content).tolist()
+        n_invalid, n_dropped = self.kind.n_ignored(self.content).tolist()
         return int(n_invalid), int(n_dropped)
 
     def state(self) -> dict[str, Any]:
@@ -97,10 +97,10 @@ def _numel(parts: Sequence[Any]) -> int:
 def check_size(task: Task, num_outputs: int, n_bins: int) -> None:
     """Raise a ValueError if a report with this number of classes or labels needs more than 1 GiB for sums."""
     per_output = 3 * len(SCORES) * (2 if task == "multilabel" else 1) + (4 if task == "multilabel" else 3) * n_bins
-    if task != "binary" and num_outputs * per_output > _MOST_SUMS:
+    if task != "binary" and num_outputs * per_output > _MAX_SUMS:
         outputs = "labels" if task == "multilabel" else "classes"
         raise ValueError(
-            f"`preds` must have at most {_MOST_SUMS // per_output:,} {outputs} with {n_bins} bins, "
+            f"`preds` must have at most {_MAX_SUMS // per_output:,} {outputs} with {n_bins} bins, "
             f"got {num_outputs:,}. Check the class axis, or compute single metrics, which need less memory."
         )
 
@@ -110,4 +110,4 @@ def are_counts(weights: Tensor | None) -> bool:
     if weights is None:
         return True
     w = weights.detach().double()
-    return bool(((w == w.round()) & (w <= MOST_COPIES)).all())
+    return bool(((w == w.round()) & (w <= MAX_COPIES)).all())

@@ -15,10 +15,10 @@ from torchcalib.core.predictions import Predictions
 from torchcalib.io.saved import saved_tensor, saved_value
 from torchcalib.ops.logs import wide_dtype
 
-MOST_VALUES = 2**26
+MAX_VALUES = 2**26
 """Maximum number of elements of `preds` in a buffer. It admits 50,000 samples of 1,000 classes."""
 
-MOST_SAMPLES = 2**20
+MAX_SAMPLES = 2**20
 """Maximum number of samples in a buffer (multi-label: samples times labels)."""
 
 _SMALL = 2**12
@@ -46,10 +46,10 @@ class PredictionBuffer:
     @property
     def why_not(self) -> str:
         """Reason why the buffer was emptied, as a clause; an empty string if the limits are not exceeded."""
-        if self.n_samples * self.n_ranks <= MOST_SAMPLES and self.n_values * self.n_ranks <= MOST_VALUES:
+        if self.n_samples * self.n_ranks <= MAX_SAMPLES and self.n_values * self.n_ranks <= MAX_VALUES:
             return ""
         return (
-            f"there are more than {MOST_SAMPLES:,} samples or {MOST_VALUES:,} predicted values. "
+            f"there are more than {MAX_SAMPLES:,} samples or {MAX_VALUES:,} predicted values. "
             "Call torchcalib.calibration.recommend or torchcalib.inference.bootstrap on a part of the data"
         )
 
@@ -147,7 +147,7 @@ def _copied(p: Predictions) -> Predictions:
         sum_tolerance=math.inf,  # the sums of probabilities were checked when the batch was read
         n_invalid=None,
         n_dropped=None,
-        n_votes=None,
+        n_annotators=None,
     )
 
 

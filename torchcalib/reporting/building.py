@@ -11,7 +11,7 @@ from uuid import uuid4
 from torch import Tensor
 
 from torchcalib.calibration.calibrator import Calibrator
-from torchcalib.core.arguments import Task, check_count, check_flag, weights_from
+from torchcalib.core.arguments import Task, check_count, check_flag
 from torchcalib.core.arrays import as_tensors
 from torchcalib.core.documentation import documented
 from torchcalib.core.events import NamedMode, modes_of
@@ -25,7 +25,7 @@ from torchcalib.core.tasks import check_name_count, checked_names
 from torchcalib.io.saved import saved_value, write_whole
 from torchcalib.io.source import Source
 from torchcalib.metrics.proper_scores import NLL
-from torchcalib.reporting.accumulators import MOST_BINS, MOST_COPIES, Accumulated, Accumulator, are_counts, check_size
+from torchcalib.reporting.accumulators import MAX_BINS, MAX_COPIES, Accumulated, Accumulator, are_counts, check_size
 from torchcalib.reporting.buffer import PredictionBuffer
 from torchcalib.reporting.calibration import calibration_stage, fitted
 from torchcalib.reporting.confidences import report_of_confidences
@@ -34,7 +34,7 @@ from torchcalib.reporting.groups import GroupBins
 from torchcalib.reporting.lines import Statistics, bin_estimators, has_table, score_estimators
 from torchcalib.reporting.sample_or_sketch import SampleOrSketch
 from torchcalib.reporting.sentence import sentence_of
-from torchcalib.reporting.testing import evidence_of, failure, with_evidence, with_intervals
+from torchcalib.reporting.testing import failure, run_error_test, with_evidence, with_intervals
 
 BUFFER, GROUPS = "predictions", "groups"
 """Names of the accumulators for predictions and for groups."""
@@ -89,7 +89,7 @@ class ReportBuilder:
         **options: Any,
     ) -> None:
         binning = Binning("equal_width", n_bins, right)
-        check_count("n_bins", n_bins, at_most=MOST_BINS)
+        check_count("n_bins", n_bins, at_most=MAX_BINS)
         check_flag("with_calibration", with_calibration)
         check_flag("with_intervals", with_intervals)
         self._with_calibration, self._with_intervals = with_calibration, with_intervals
@@ -136,7 +136,7 @@ class ReportBuilder:
         Raises:
             TypeError, ValueError: for invalid input.
         """
-        preds, target, weights = as_tensors(preds, target, weights_from(weights, sample_weight))
+        preds, target, weights = as_tensors(preds, target, weights, sample_weight)
         on_cpu = preds.device.type == "cpu"
         p = self._format.read(preds, target, weights, batch_shape=(), drop_invalid=not on_cpu)
         if self._has_groups not in (None, groups is not None):
@@ -173,7 +173,7 @@ class ReportBuilder:
         """
         s = self._statistics()
         p, why_not = self._buffered()
-        evidence, evidence_notes = evidence_of(s, with_intervals=self._with_intervals)
+        evidence, evidence_notes = run_error_test(s, with_intervals=self._with_intervals)
         order_based, rank_notes = self._order_notes(s)
         notes = [*evidence_notes, *rank_notes]
         lines, tables = s.lines(), s.tables()
@@ -195,7 +195,7 @@ class ReportBuilder:
                 p, why_not = None, "calibrators need labels, and some targets are soft"
             stage, stage_notes = calibration_stage(p, why_not, class_names)
             notes += stage_notes
-        n_dropped = self._accumulators[NLL.__name__].left_out[1]
+        n_dropped = self._accumulators[NLL.__name__].n_ignored[1]
         if n_dropped:
             units = "entries" if self._task == "multilabel" else "samples"
             notes.append(
@@ -226,7 +226,7 @@ class ReportBuilder:
             groups=self._accumulators[GROUPS].table() if self._has_groups else None,
             class_names=class_names,
         )
-        return report_of_confidences(report, bool(self._in_order)) if are_confidences else report
+        return report_of_confidences(report, bool(self._ranked_samples)) if are_confidences else report
 
     def _statistics(self) -> Statistics:
         """Return the accumulated sums and ranked samples.
@@ -240,17 +240,17 @@ class ReportBuilder:
                 "`preds` must contain at least one sample with a positive weight, got none. Add predictions."
             )
         self._raise_if_invalid()
-        in_order = self._in_order if score_sums.statistic.total.sum() <= MOST_COPIES else {}
+        ranked = self._ranked_samples if score_sums.statistic.total.sum() <= MAX_COPIES else {}
         return Statistics(
             task=self._task,
             n_bins=self._settings["n_bins"],
             sums={name: a.statistic for name, a in self._accumulators.items() if isinstance(a, Accumulated)},
-            samples={mode: sample.statistic for mode, sample in in_order.items()},
-            has_labels=all(sample.has_labels for sample in in_order.values()),
+            samples={mode: sample.statistic for mode, sample in ranked.items()},
+            has_labels=all(sample.has_labels for sample in ranked.values()),
         )
 
     @property
-    def _in_order(self) -> dict[NamedMode, SampleOrSketch]:
+    def _ranked_samples(self) -> dict[NamedMode, SampleOrSketch]:
         """Ranked samples for each mode; empty if any weight is fractional."""
         names = {mode: sample_name(mode) for mode in modes_of(self._task)}
         return {r: self._accumulators[name] for r, name in names.items() if name in self._accumulators}
@@ -263,7 +263,7 @@ class ReportBuilder:
 
     def _raise_if_invalid(self) -> None:
         """Raise a ValueError if invalid rows were added on CUDA, where `update` counts them without synchronising."""
-        if n_invalid := self._accumulators[NLL.__name__].left_out[0]:
+        if n_invalid := self._accumulators[NLL.__name__].n_ignored[0]:
             raise ValueError(
                 f"`preds` and `target` must be valid, got {n_invalid} rows with NaN, or with values or labels out of "
                 "range. Add the same data on the CPU to see which rows are invalid."
@@ -283,7 +283,7 @@ class ReportBuilder:
         if not s.samples:
             return "left out", ["ACE, TCE, KS, MCB, DSC and UNC are omitted: they need weights that are whole numbers."]
         notes = [] if s.has_labels else ["TCE, MCB, DSC and UNC are omitted: they need labels, and targets are soft."]
-        resolution = next(iter(self._in_order.values())).resolution
+        resolution = next(iter(self._ranked_samples.values())).resolution
         if resolution is None:
             return "exact", notes
         names = "ACE, TCE, KS, MCB, DSC and UNC" if s.has_labels else "ACE and KS"
@@ -462,15 +462,15 @@ class ReportBuilder:
     @property
     def held(self) -> tuple[int, int, int]:
         """Numbers of samples and predicted values in the buffer, and number of exact ranked samples."""
-        n_in_order = max((sample.size for sample in self._in_order.values()), default=0)
-        return self._buffer.n_samples, self._buffer.n_values, n_in_order
+        n_ranked = max((sample.size for sample in self._ranked_samples.values()), default=0)
+        return self._buffer.n_samples, self._buffer.n_values, n_ranked
 
-    def limit(self, n_samples: int, n_values: int, n_in_order: int) -> None:
+    def limit(self, n_samples: int, n_values: int, n_ranked: int) -> None:
         """Apply the size limits of a merged builder, given the totals of `held` over all builders to be merged."""
         if BUFFER in self._accumulators:
             self._accumulators[BUFFER] = self._buffer.limited(n_samples, n_values)
-        for mode, sample in self._in_order.items():
-            self._accumulators[sample_name(mode)] = sample.limited(n_in_order)
+        for mode, sample in self._ranked_samples.items():
+            self._accumulators[sample_name(mode)] = sample.limited(n_ranked)
 
     def state(self) -> dict[str, Any]:
         """Return settings and accumulated data as tensors and plain values, for `of_state`."""

@@ -23,7 +23,7 @@ from torchcalib.reporting.testing import failure
 
 T = TypeVar("T", bound=Calibrator)
 
-MOST_PRODUCTS = 2**31
+MAX_PRODUCTS = 2**31
 """Maximum of (number of samples) * (number of classes)^2 for affine scaling, which determines its run time."""
 
 CALIBRATORS: tuple[type[Calibrator], ...] = (TemperatureScaling, AffineScaling, HistogramBinning, IsotonicCalibration)
@@ -118,7 +118,7 @@ def _applicable(p: Predictions) -> tuple[list[Calibrator], tuple[str, ...]]:
             continue
         if calibrator.whole_weights and not counts:
             notes += (f"{_sentence_case(calibrator.name)} is omitted: it needs weights that are whole numbers.",)
-        elif isinstance(calibrator, AffineScaling) and p.target.numel() * p.num_classes**2 > MOST_PRODUCTS:
+        elif isinstance(calibrator, AffineScaling) and p.target.numel() * p.num_classes**2 > MAX_PRODUCTS:
             notes += (
                 f"Affine scaling is omitted: it is slow for {p.num_classes:,} classes. "
                 "Call torchcalib.calibration.relative_calibration_loss to compute its gain.",

@@ -12,20 +12,20 @@ from torchcalib.core.event_sums import EqualWidthBins
 from torchcalib.core.groups import NO_GROUP, check_group_range, in_groups
 from torchcalib.core.predictions import Predictions, in_all_replicates
 from torchcalib.core.sums import with_noise_row
-from torchcalib.inference.testing import CalibrationTest, ErrorTest, evidence_of
+from torchcalib.inference.testing import CalibrationTest, ErrorTest, run_error_test
 from torchcalib.io.saved import saved_tensor, saved_value
 from torchcalib.metrics.binned import ece_from_bins
 from torchcalib.metrics.groups.sums import SumsByGroup
 from torchcalib.metrics.groups.table import GroupTable, resolved
 
-MOST_GROUPS = 10_000
+MAX_GROUPS = 10_000
 """Maximum number of groups. With more, no p-value would be significant after adjustment for multiple testing."""
 
 WORST = 10
 """Number of groups in the table of a report."""
 
-LONGEST_NAME = 1000  # maximum number of characters in a group name, as for names in files
-_MOST_SUMS = 2**27  # largest number of sums: 1 GiB of float64
+MAX_NAME_LENGTH = 1000  # maximum number of characters in a group name, as for names in files
+_MAX_SUMS = 2**27  # largest number of sums: 1 GiB of float64
 _REPLICATES, _REPLICATES_IN_ALL = 199, 200_000  # simulated replicates for each group, and maximum over all groups
 
 
@@ -40,19 +40,19 @@ class GroupBins:
         shape: shape of `BinStats.sums` for one group.
         places: index of each group in `sums`, by name.
         sums: `BinStats.sums` of all groups `(G, *shape)`.
-        apart: `BinStats.apart` of all groups `(G, ...)`.
+        noise_flag: `BinStats.noise_flag` of all groups `(G, ...)`.
     """
 
     accumulator: EqualWidthBins
     shape: tuple[int, ...]
     places: Mapping[str, int]
     sums: Tensor
-    apart: Tensor
+    noise_flag: Tensor
 
     @classmethod
     def empty(cls, accumulator: EqualWidthBins, shape: tuple[int, ...], names: Sequence[str] = ()) -> Self:
         """Return empty bins for the groups with these names."""
-        most = min(MOST_GROUPS, _MOST_SUMS // math.prod(shape))
+        most = min(MAX_GROUPS, _MAX_SUMS // math.prod(shape))
         if len(names) > most:
             raise ValueError(
                 f"`groups` must contain at most {most:,} different groups for a report, got {len(names):,} or more. "
@@ -86,8 +86,10 @@ class GroupBins:
             index = torch.tensor([batch.places[name] for name in present_names], device=numbers.device)
             numbers = numbers.masked_scatter(numbers != NO_GROUP, index[place])
             bins = SumsByGroup(self.accumulator, len(batch.places)).of(in_groups(p, numbers, len(batch.places)))
-            assert bins.apart is not None  # the accumulator sums noise, see `bin_estimators`
-            return replace(batch, sums=bins.sums.detach().to(batch.sums), apart=bins.apart.to(batch.apart))
+            assert bins.noise_flag is not None  # the accumulator sums noise, see `bin_estimators`
+            return replace(
+                batch, sums=bins.sums.detach().to(batch.sums), noise_flag=bins.noise_flag.to(batch.noise_flag)
+            )
         return batch
 
     def __add__(self, other: Self) -> Self:
@@ -95,7 +97,7 @@ class GroupBins:
         for part in (self, other):
             index = torch.tensor([total.places[name] for name in part.places], dtype=torch.int64)
             total.sums.index_add_(0, index, part.sums)
-            total.apart.index_add_(0, index, part.apart)
+            total.noise_flag.index_add_(0, index, part.noise_flag)
         return total
 
     def table(self) -> GroupTable:
@@ -104,12 +106,12 @@ class GroupBins:
         n_groups = len(names)
         n_replicates = max(59, min(_REPLICATES, _REPLICATES_IN_ALL // max(1, n_groups)))
         places = torch.tensor([self.places[name] for name in names], dtype=torch.int64)
-        sums = with_noise_row(self.sums, self.apart)[places]
+        sums = with_noise_row(self.sums, self.noise_flag)[places]
         average = self.accumulator.mode == "classwise"
 
         def test(group_sums: Tensor, n_replicates: int) -> CalibrationTest:
             bins = self.accumulator.wrap(group_sums)
-            return evidence_of(ErrorTest(ece_from_bins), bins, average=average, n_replicates=n_replicates)
+            return run_error_test(ErrorTest(ece_from_bins), bins, average=average, n_replicates=n_replicates)
 
         result = test(sums, n_replicates)
         result = resolved(result, lambda numbers, n: test(sums[numbers], n), n_replicates)
@@ -118,7 +120,7 @@ class GroupBins:
 
     def state(self) -> dict[str, Any]:
         """Return the group names and sums as tensors and plain values, for `loaded`."""
-        return {"names": list(self.places), "sums": self.sums, "apart": self.apart}
+        return {"names": list(self.places), "sums": self.sums, "noise_flag": self.noise_flag}
 
     def loaded(self, state: Any) -> Self:
         """Return bins with the content of `state()`; see `Accumulator.loaded`."""
@@ -128,7 +130,9 @@ class GroupBins:
             raise ValueError("`names` must be unique, got duplicates")
         empty = self.empty(self.accumulator, self.shape, names)
         sums = saved_tensor(state, "sums", torch.float64, tuple(empty.sums.shape))
-        return replace(empty, sums=sums, apart=saved_tensor(state, "apart", torch.float64, tuple(empty.apart.shape)))
+        return replace(
+            empty, sums=sums, noise_flag=saved_tensor(state, "noise_flag", torch.float64, tuple(empty.noise_flag.shape))
+        )
 
 
 def check_names(names: Sequence[str] | None) -> None:
@@ -138,7 +142,7 @@ def check_names(names: Sequence[str] | None) -> None:
     if isinstance(names, str) or not all(isinstance(name, str) for name in names):
         raise TypeError(f"`group_names` must be a list of strings, got {names!r:.80}. Convert each name with str().")
     longest = max(map(len, names), default=0)
-    if longest > LONGEST_NAME:
+    if longest > MAX_NAME_LENGTH:
         raise ValueError(
-            f"`group_names` must have at most {LONGEST_NAME:,} letters each, got {longest:,}. Use shorter names."
+            f"`group_names` must have at most {MAX_NAME_LENGTH:,} letters each, got {longest:,}. Use shorter names."
         )

@@ -11,7 +11,7 @@ from torchcalib.core.state import Samples, SamplesKind
 from torchcalib.core.sums import BinStats
 from torchcalib.io.saved import saved_tensor, saved_value
 
-MOST_SAMPLES = 2**24
+MAX_SAMPLES = 2**24
 """Maximum number of exact samples (multi-label: samples times labels). A sample takes 5 to 17 bytes."""
 
 RESOLUTION = 2048
@@ -24,7 +24,7 @@ _PIECE = 2**22  # samples added to the sketch at a time, to bound temporary memo
 
 @dataclass(frozen=True, eq=False)
 class SampleOrSketch:
-    """Ranked samples, which are converted to a sketch when there are more than `MOST_SAMPLES`.
+    """Ranked samples, which are converted to a sketch when there are more than `MAX_SAMPLES`.
 
     The sketch rounds each probability by less than 1 / `resolution` in log-odds; see `LogitCells`. With the resolution
     2,048, values for float16 and bfloat16 probabilities are exact. Each label has its own cells. The resolution is
@@ -54,8 +54,8 @@ class SampleOrSketch:
 
     @property
     def size(self) -> int:
-        """Number of exact samples; `MOST_SAMPLES + 1` if there is a sketch."""
-        return sum(score.numel() for score in self.samples.scores) if self.cells is None else MOST_SAMPLES + 1
+        """Number of exact samples; `MAX_SAMPLES + 1` if there is a sketch."""
+        return sum(score.numel() for score in self.samples.scores) if self.cells is None else MAX_SAMPLES + 1
 
     def of(self, p: Predictions) -> Self:
         """Return a new accumulator that contains one batch."""
@@ -73,7 +73,7 @@ class SampleOrSketch:
     def limited(self, n_samples: int = 0) -> Self:
         """Convert to a sketch if the number of samples, here or in all accumulators to be merged, exceeds the limit."""
         n_exact = sum(score.numel() for score in self.samples.scores)
-        if not n_exact or max(n_exact, n_samples) <= MOST_SAMPLES:
+        if not n_exact or max(n_exact, n_samples) <= MAX_SAMPLES:
             return self
         return type(self)(self.kind, self.kind.empty(), self._cells_with(self._exact), self.has_labels)
 

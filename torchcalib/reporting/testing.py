@@ -19,7 +19,7 @@ from torchcalib.core.ranked import ExactSample
 from torchcalib.core.words import listed
 from torchcalib.inference.resampling import Interval, Resampling
 from torchcalib.inference.simulation import RUNS_ON_PATHS
-from torchcalib.inference.testing import CalibrationTest, ErrorTest, evidence_of_each
+from torchcalib.inference.testing import CalibrationTest, ErrorTest, run_error_tests
 from torchcalib.metrics.base import CalibrationMetric
 from torchcalib.metrics.binned import ACE, rmsce_from_bins
 from torchcalib.metrics.ranked import CORP, KS
@@ -27,13 +27,13 @@ from torchcalib.metrics.test_based import TCE
 from torchcalib.reporting.data import Line, LineInterval
 from torchcalib.reporting.lines import ERRORS, GROUPS, LineEstimator, Statistics, corp_values, key_of, score_estimators
 
-MOST_CELLS = 2**15
+MAX_CELLS = 2**15
 """Maximum number of bins, summed over classes, for intervals of binned errors."""
 
-MOST_EVENTS = 2**18
+MAX_EVENTS = 2**18
 """Maximum number of events (samples, or samples times classes) for bootstrap intervals of scores."""
 
-MOST_IN_ORDER = 2**13
+MAX_RANKED = 2**13
 """Maximum number of events, summed over labels, for tests and intervals of rank-based errors.
 
 Tests of large samples count runs of neighbouring scores instead of events.
@@ -45,11 +45,11 @@ LEVEL, N_REPLICATES, SEED = 0.95, 199, 0
 _FEW_REPLICATES = 199
 """With fewer replicates the smallest possible p-value exceeds 0.005, and a note is added."""
 
-_MOST_REPLICATES = 1039
+_MAX_REPLICATES = 1039
 """Maximum number of simulated replicates. It allows p-values below 0.001, and 0.025 (R + 1) is a whole number."""
 
 
-def evidence_of(s: Statistics, *, with_intervals: bool) -> tuple[dict[str, CalibrationTest], tuple[str, ...]]:
+def run_error_test(s: Statistics, *, with_intervals: bool) -> tuple[dict[str, CalibrationTest], tuple[str, ...]]:
     """Test all calibration errors; return the results by line key, and notes on omissions.
 
     Without intervals, only errors over equal-width bins are tested, because rank-based errors take longer.
@@ -67,13 +67,13 @@ def _test_binned(s: Statistics, mode: NamedMode, with_intervals: bool, notes: li
     """Test the errors over equal-width bins for one mode, and add notes.
 
     ECE has an interval even without `with_intervals`, because the sentence of the report needs it. It has none above
-    `MOST_CELLS` bins or for an average over exclusive classes. Signed averages over exclusive classes are always 0, and
+    `MAX_CELLS` bins or for an average over exclusive classes. Signed averages over exclusive classes are always 0, and
     are not tested.
     """
     b, average = s.bins[mode], mode == "classwise"
-    too_many, over_classes = b.n.numel() > MOST_CELLS, average and s.task == "multiclass"
+    too_many, over_classes = b.n.numel() > MAX_CELLS, average and s.task == "multiclass"
     tests = {key_of(m): ErrorTest(m.from_bins, signed=m.is_signed) for m in ERRORS}
-    tests["rmsce_debiased"] = ErrorTest(partial(rmsce_from_bins, debiased=True), tested_by=rmsce_from_bins)
+    tests["rmsce_debiased"] = ErrorTest(partial(rmsce_from_bins, debiased=True), test_formula=rmsce_from_bins)
     tests = {
         name: test._replace(with_interval=not too_many and (with_intervals or (name == "ece" and not over_classes)))
         for name, test in tests.items()
@@ -86,7 +86,7 @@ def _test_binned(s: Statistics, mode: NamedMode, with_intervals: bool, notes: li
             f"Errors over bins, {GROUPS[mode]}, have no interval with so many classes or labels. "
             "Call `calibration_test` with the metric to compute it."
         )
-    found = evidence_of_each(tests, b, average=average, n_replicates=n_replicates)
+    found = run_error_tests(tests, b, average=average, n_replicates=n_replicates)
     return {f"{name}/{mode}": evidence for name, evidence in found.items()}
 
 
@@ -102,7 +102,7 @@ def _test_ranked(s: Statistics, mode: NamedMode, notes: list[str]) -> dict[str, 
     n_labels = max([1, *sample.score.shape[:-1]])
     length = int(sample.score.isnan().logical_not().sum(-1).max())  # NaN padding depends on the batch sizes
     n_cells = {name: n_labels * (s.n_bins if name == "ace" else min(length, RUNS_ON_PATHS)) for name in metrics}
-    n_replicates = {name: _replicates(2**19 // n, at_least=99) for name, n in n_cells.items() if n <= MOST_IN_ORDER}
+    n_replicates = {name: _replicates(2**19 // n, at_least=99) for name, n in n_cells.items() if n <= MAX_RANKED}
     _note_few({name.upper(): n for name, n in n_replicates.items()}, mode, notes)
     if omitted := [name.upper() for name in metrics if name not in n_replicates]:
         notes.append(
@@ -123,7 +123,7 @@ def _note_few(n_replicates: Mapping[str, int], mode: NamedMode, notes: list[str]
 
 
 def _replicates(affordable: int, at_least: int) -> int:
-    return min(max(affordable, at_least), _MOST_REPLICATES)
+    return min(max(affordable, at_least), _MAX_REPLICATES)
 
 
 def with_evidence(
@@ -152,17 +152,17 @@ def with_intervals(
     """Add bootstrap intervals to lines without an interval, and return notes on omissions.
 
     Args:
-        lines: lines with the results of `evidence_of`.
+        lines: lines with the results of `run_error_test`.
         p: predictions; None if they are not available.
         why_not: reason why the predictions are not available, as a clause.
         ordered: modes for which MCB, DSC and UNC are computed.
     """
     if p is None:
         return list(lines), [_OMITTED.format(why_not)] if why_not else []
-    limits = [(estimator, MOST_EVENTS) for estimator in score_estimators(p.task)]
+    limits = [(estimator, MAX_EVENTS) for estimator in score_estimators(p.task)]
     for mode in ordered:
         corp = LineEstimator(mode, ExactSample(mode), partial(corp_values, mode=mode), f"DSC and UNC, {GROUPS[mode]}")
-        limits.append((corp, MOST_IN_ORDER))
+        limits.append((corp, MAX_RANKED))
     fast, notes = [], []
     for estimator, limit in limits:
         n_events = estimator.accumulator.n_events(p)

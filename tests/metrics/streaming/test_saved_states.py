@@ -219,9 +219,9 @@ def test_damaged_samples_raise_an_error():
         ("outcomes", [state["outcomes"][0].half()]),
         ("weights", [torch.ones(3, dtype=torch.int64)]),
         ("weights", [torch.ones(4, dtype=torch.float16)]),
-        ("left_out", torch.zeros(1, dtype=torch.float64)),
-        ("left_out", [state["left_out"]]),
-        ("left_out", torch.zeros(2)),
+        ("n_ignored", torch.zeros(1, dtype=torch.float64)),
+        ("n_ignored", [state["n_ignored"]]),
+        ("n_ignored", torch.zeros(2)),
     ):
         for refusing in (metric.load_state_dict, metric.merge_state):
             with pytest.raises(ValueError, match=r"must hold {'scores': '1 chunks'.*It is damaged"):

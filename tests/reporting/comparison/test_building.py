@@ -45,8 +45,8 @@ def test_values_equal_those_of_a_report_and_equal_systems_differ_by_0(task):
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize("weighted", [False, True])
 def test_intervals_equal_those_of_explicit_replicate_weights(task, weighted, monkeypatch):
-    monkeypatch.setattr(groups, "MOST_GROUPS", 64)  # fewer groups than rows
-    monkeypatch.setattr(groups, "FEWEST_GROUPS", 64)
+    monkeypatch.setattr(groups, "MAX_GROUPS", 64)  # fewer groups than rows
+    monkeypatch.setattr(groups, "MIN_GROUPS", 64)
     logits, target = systems(task)
     own = torch.arange(120) % 3 if weighted else torch.ones(120, dtype=torch.int64)
     options = {"task": task, "from_logits": True}
@@ -107,12 +107,12 @@ def test_pixels_of_an_image_are_resampled_together():
     g = torch.Generator().manual_seed(0)
     images = torch.rand(40, generator=g).repeat_interleave(9).reshape(40, 3, 3)
     target = torch.bernoulli(images[:, 0, 0], generator=g).long().reshape(40, 1, 1).expand(40, 3, 3).contiguous()
-    together, alone, apart = (
+    together, alone, independent = (
         tc.compare({"a": x, "b": x.sqrt()}, y, task="binary", n_replicates=99)["nll"].differences["b"].interval
         for x, y in ((images, target), (images[:, 0, 0], target[:, 0, 0]), (images.flatten(), target.flatten()))
     )
     assert together.low == pytest.approx(alone.low)
-    assert together.high - together.low > 2 * (apart.high - apart.low)
+    assert together.high - together.low > 2 * (independent.high - independent.low)
 
 
 def test_infinite_and_undefined_differences_are_reported_and_drawn():
@@ -170,17 +170,17 @@ def test_rows_with_nan_in_any_system_are_dropped_for_all():
 
 def test_notes_mention_soft_targets_weights_and_many_classes(monkeypatch):
     g = torch.Generator().manual_seed(0)
-    probs, votes = (torch.rand(30, 3, generator=g, dtype=torch.float64).softmax(-1) for _ in range(2))
+    probs, soft = (torch.rand(30, 3, generator=g, dtype=torch.float64).softmax(-1) for _ in range(2))
     weights = torch.rand(30, generator=g, dtype=torch.float64)
-    soft = tc.compare({"a": probs, "b": probs.roll(1, 0)}, votes, task="multiclass", **FEW)
-    assert "TCE, MCB and DSC are omitted: they need labels, and targets are soft." in soft.notes
-    expected = F.brier_score(probs, votes, task="multiclass", normalize="prior").item()
-    assert soft["nbs"].values["a"] == pytest.approx(expected, abs=1e-12)
-    assert soft["nbs"].differences["b"].interval is not None
+    found = tc.compare({"a": probs, "b": probs.roll(1, 0)}, soft, task="multiclass", **FEW)
+    assert "TCE, MCB and DSC are omitted: they need labels, and targets are soft." in found.notes
+    expected = F.brier_score(probs, soft, task="multiclass", normalize="prior").item()
+    assert found["nbs"].values["a"] == pytest.approx(expected, abs=1e-12)
+    assert found["nbs"].differences["b"].interval is not None
     for limits, given, key, has_interval, words in (
         ({}, {"weights": weights}, "ks/top_label", None, "weights that are whole numbers"),
         ({"_TOO_MANY": 1000}, {}, "ece/classwise", False, "class-wise are omitted: too many classes times bins"),
-        ({"_MOST_NUMBERS": 10, "FEWEST_GROUPS": 20}, {}, "ece/classwise", True, "width is about 16%"),
+        ({"_MAX_NUMBERS": 10, "MIN_GROUPS": 20}, {}, "ece/classwise", True, "width is about 16%"),
     ):
         with monkeypatch.context() as patch:
             for name, limit in limits.items():
@@ -209,7 +209,7 @@ def test_bad_input_raises_an_error_that_names_the_system():
 @pytest.mark.extended
 def test_calibrated_systems_are_rarely_called_better_or_worse_calibrated(monkeypatch):
     """The less informed system has more sampling noise, so that ECE alone would call it worse every time."""
-    monkeypatch.setattr("torchcalib.reporting.comparison.system.MOST_KEPT", 0)  # rank-based values are slow
+    monkeypatch.setattr("torchcalib.reporting.comparison.system.MAX_KEPT", 0)  # rank-based values are slow
     n_wrong = n_naive = 0
     for seed in range(100):
         g = torch.Generator().manual_seed(seed)

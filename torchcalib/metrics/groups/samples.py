@@ -12,7 +12,7 @@ from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import RankedSample
 from torchcalib.core.state import SamplesKind
 
-MOST_GROUPS = 2**31 - 1
+MAX_GROUPS = 2**31 - 1
 """Maximum number of groups, because group numbers are stored as int32."""
 
 
@@ -108,7 +108,7 @@ class GroupedSamples(NamedTuple):
     """Metric state that consists of samples with group numbers.
 
     Attributes:
-        scores, outcomes, weights, left_out: See `core.state.Samples`.
+        scores, outcomes, weights, n_ignored: See `core.state.Samples`.
         groups: Group numbers, int32 `(*B, n)` for each chunk of n samples, without class or label axes.
     """
 
@@ -116,7 +116,7 @@ class GroupedSamples(NamedTuple):
     outcomes: list[Tensor]
     weights: list[Tensor]
     groups: list[Tensor]
-    left_out: Tensor
+    n_ignored: Tensor
 
 
 @dataclass(frozen=True)

@@ -5,14 +5,14 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from torchcalib.core.arguments import check_count, weights_from
+from torchcalib.core.arguments import check_count
 from torchcalib.core.arrays import as_tensor, as_tensors
 from torchcalib.core.groups import check_groups, in_groups
 from torchcalib.core.ranked import RankedSample
 from torchcalib.core.state import SamplesKind, SumsKind
 from torchcalib.inference.testing import CalibrationTest
 from torchcalib.metrics.base import CalibrationMetric
-from torchcalib.metrics.groups.samples import MOST_GROUPS, GroupedSample, GroupedSamplesKind
+from torchcalib.metrics.groups.samples import MAX_GROUPS, GroupedSample, GroupedSamplesKind
 from torchcalib.metrics.groups.sums import SumsByGroup
 from torchcalib.metrics.groups.table import By, GroupTable, resolved
 from torchcalib.metrics.rollback import refuse_if_synced
@@ -58,7 +58,7 @@ class ByGroup(WrappedMetric[Any]):
             raise ValueError(
                 f"`metric` must be a metric that is not a wrapper, got {type(metric).__name__}. Pass its `metric`."
             )
-        check_count("num_groups", num_groups, at_most=MOST_GROUPS)
+        check_count("num_groups", num_groups, at_most=MAX_GROUPS)
         self.num_groups = num_groups
         super().__init__(metric, **kwargs)
 
@@ -86,7 +86,7 @@ class ByGroup(WrappedMetric[Any]):
                 with an invalid group number are ignored and counted, and `compute` raises.
         """
         refuse_if_synced(self, "update")
-        preds, target, weights = as_tensors(preds, target, weights_from(weights, sample_weight))
+        preds, target, weights = as_tensors(preds, target, weights, sample_weight)
         groups = as_tensor("groups", groups, preds.device)
         key, p = self._keyed_predictions(preds, target, weights)
         check_groups(groups, preds.device, self.input_format.samples_of(preds))

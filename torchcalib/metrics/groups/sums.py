@@ -9,7 +9,7 @@ from torch import Tensor
 from torchcalib.core.arguments import Task
 from torchcalib.core.events import reduce_to_events
 from torchcalib.core.predictions import Predictions
-from torchcalib.core.sums import Cells, Sums, SumsAccumulator, apart_of, with_apart
+from torchcalib.core.sums import Cells, Sums, SumsAccumulator, has_noise_flag, noise_flag_of
 from torchcalib.ops.segments import cell_sums
 
 S = TypeVar("S", covariant=True)
@@ -37,7 +37,7 @@ class SumsByGroup(Generic[S]):
     @property
     def with_noise(self) -> bool:
         """Whether the sums for the noise floor are included."""
-        return with_apart(self.accumulator)
+        return has_noise_flag(self.accumulator)
 
     def shape(self, task: Task, num_classes: int | None) -> tuple[int, ...]:
         """Return the shape `(G, ..., F, K)` of the sums, for F sums over K cells."""
@@ -57,7 +57,7 @@ class SumsByGroup(Generic[S]):
         if not self.with_noise:
             return Sums(sums)
         events = None if p.hard else reduce_to_events(p, accumulator.mode)
-        return Sums(sums, apart=apart_of(p, sums, events, group_of_events(p, cells.index), self.num_groups))
+        return Sums(sums, noise_flag=noise_flag_of(p, sums, events, group_of_events(p, cells.index), self.num_groups))
 
     def wrap(self, sums: Tensor) -> S:
         """Convert a tensor `(G, ..., F, K)` to the statistic type of the accumulator."""

@@ -43,7 +43,7 @@ class GroupTable(Tabular):
         p_value: p-value for perfect calibration, adjusted for multiple testing by the method of Benjamini and Hochberg
             (false discovery rate).
         shrunk: Error shrunk towards the mean over all groups; see `shrunk_to_mean`.
-        by_chance: True if the error is not significant: the unadjusted p-value is at least 0.05.
+        not_significant: True if the error is not significant: the unadjusted p-value is at least 0.05.
         n_groups: Number of groups with samples, including those not in the table.
 
     Example:
@@ -61,7 +61,7 @@ class GroupTable(Tabular):
     noise_floor: tuple[float, ...]
     p_value: tuple[float, ...]
     shrunk: tuple[float, ...]
-    by_chance: tuple[bool, ...]
+    not_significant: tuple[bool, ...]
     n_groups: int
 
     @classmethod
@@ -101,7 +101,7 @@ class GroupTable(Tabular):
             noise_floor=column(tests.noise_floor),
             p_value=column(adjusted),
             shrunk=column(shrunk),
-            by_chance=column(tests.p_value >= SMALL_P),
+            not_significant=column(tests.p_value >= SMALL_P),
             n_groups=len(present),
         )
 
@@ -147,12 +147,17 @@ class GroupTable(Tabular):
             column("noise floor", "noise_floor", lambda row: fraction(row["noise_floor"])),
             column("p", "p_value", lambda row: Cell(p_words(row["p_value"]))),
             column("shrunk", "shrunk", lambda row: fraction(row["shrunk"])),
-            column("", "by_chance", lambda row: Cell("within chance" if row["by_chance"] else ""), is_number=False),
+            column(
+                "",
+                "not_significant",
+                lambda row: Cell("within chance" if row["not_significant"] else ""),
+                is_number=False,
+            ),
         ]
         title = f"The {len(self)} worst of {count(self.n_groups)} groups"
         title = title if len(self) < self.n_groups else "Groups, the worst first"
         return Table.of(
-            columns, {"": rows}, title, is_wide=False, is_quiet=lambda row: row["by_chance"], index=["group"]
+            columns, {"": rows}, title, is_wide=False, is_quiet=lambda row: row["not_significant"], index=["group"]
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -168,7 +173,7 @@ class GroupTable(Tabular):
         lines = [f"{'group':>{width}}{'n':>12}{'value':>12}{'noise floor':>14}{'p':>10}{'shrunk':>12}"]
         for name, row in zip(names, self.rows(), strict=True):
             numbers = f"{row['n']:>12.10g}{row['value']:>12.4f}{row['noise_floor']:>14.4f}{p_words(row['p_value']):>10}"
-            remark = "  within chance" if row["by_chance"] else ""
+            remark = "  within chance" if row["not_significant"] else ""
             lines.append(f"{name:>{width}}{numbers}{row['shrunk']:>12.4f}{remark}")
         return "\n".join(lines)
 

@@ -13,7 +13,7 @@ _PIECE = 2**13  # elements computed together; more would leave the cache and sta
 _ROUNDS = 40  # largest number of iterations
 _DECREMENT = 1e-22  # largest Newton decrement of the mean log-likelihood at convergence
 _NOISE = 1e-13  # rounding error of the mean log-likelihood
-_LONGEST = 8.0  # longest step in standardised parameters, because the quadratic approximation is only local
+_MAX_STEP = 8.0  # longest step in standardised parameters, because the quadratic approximation is only local
 _CERTAIN = 8.0  # absolute log-odds above which a prediction has almost no Fisher information
 _RISE = 1e-6  # largest absolute derivative of the mean log-likelihood that is accepted at the maximum
 
@@ -144,7 +144,7 @@ def _maximise(x: Tensor, k: Tensor, n: Tensor, a: Tensor, b: Tensor, is_fixed: T
         if value_if_available(finished.all()) is True:
             break
         # Limit the length of the step, then try it.
-        fraction = torch.minimum(fraction, _LONGEST / torch.maximum(step_a.abs(), step_b.abs()).clamp(min=_LONGEST))
+        fraction = torch.minimum(fraction, _MAX_STEP / torch.maximum(step_a.abs(), step_b.abs()).clamp(min=_MAX_STEP))
         new_a, new_b = a + fraction * step_a, b + fraction * step_b
         new = _value(x, k, n, new_a, new_b)
         improves = ~finished & (new.log_likelihood >= value.log_likelihood - _NOISE * total)

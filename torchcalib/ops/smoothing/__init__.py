@@ -25,7 +25,7 @@ from torchcalib.ops.operation import operation
 from torchcalib.ops.smoothing.cells import COARSE_STEPS, COARSEST_OWN, FINEST, FINEST_STEPS, GRIDS, LEVELS, steps_of
 
 _EPS = 1e-4  # added to every density, as published
-_FEWEST_POINTS = 200  # smallest number of evaluation points; for widths below 0.05 the number is 10 / width
+_MIN_POINTS = 200  # smallest number of evaluation points; for widths below 0.05 the number is 10 / width
 
 
 def smoothed_error(weight: Tensor, residual: Tensor, width: Tensor | float) -> Tensor:
@@ -218,8 +218,8 @@ def _n_points(width: Tensor) -> Tensor: ...
 def _n_points(width: Tensor | float) -> Tensor | int:
     """Return the number of evaluation points, rounding half to even."""
     if isinstance(width, Tensor):
-        return (10 / width).round().clamp(min=_FEWEST_POINTS)
-    return max(round(10 / width), _FEWEST_POINTS)
+        return (10 / width).round().clamp(min=_MIN_POINTS)
+    return max(round(10 / width), _MIN_POINTS)
 
 
 def _steps_for(width: float) -> int:

@@ -25,13 +25,13 @@ from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked_bins import Binning
 from torchcalib.core.tasks import check_name_count, checked_names, per_sample, prepare
 from torchcalib.metrics.proper_scores import NLL
-from torchcalib.reporting.accumulators import MOST_BINS, MOST_COPIES, are_counts, check_size
+from torchcalib.reporting.accumulators import MAX_BINS, MAX_COPIES, are_counts, check_size
 from torchcalib.reporting.comparison.differences import compared_line
 from torchcalib.reporting.comparison.groups import Draws, words_of
 from torchcalib.reporting.comparison.system import (
-    MOST_IN_ORDER,
-    MOST_KEPT,
-    REPLICATES_IN_ORDER,
+    MAX_KEPT,
+    MAX_RANKED,
+    RANKED_REPLICATES,
     System,
     expected_ece,
 )
@@ -186,7 +186,7 @@ class ComparisonBuilder:
         **options: Any,
     ) -> None:
         binning = Binning("equal_width", n_bins, right)
-        check_count("n_bins", n_bins, at_most=MOST_BINS)
+        check_count("n_bins", n_bins, at_most=MAX_BINS)
         check_count("n_replicates", n_replicates, at_least=math.ceil(2 / (1 - LEVEL)) - 1)
         check_seed(seed)
         check_choice("nan_policy", nan_policy, get_args(NanPolicy))
@@ -259,7 +259,7 @@ class ComparisonBuilder:
                 "`preds` must contain at least one sample with a positive weight, got none. Add predictions."
             )
         # Ranked samples contain counts of copies. Above this number, float64 does not represent all counts exactly.
-        for system in systems.values() if first.n > MOST_COPIES else ():
+        for system in systems.values() if first.n > MAX_COPIES else ():
             system.samples = {}
         has_labels = all(system.has_labels for system in systems.values())
         found = {name: system.statistics(has_labels) for name, system in systems.items()}
@@ -333,17 +333,17 @@ class ComparisonBuilder:
         if self._n_dropped:
             notes.append(f"{self._n_dropped:,} rows are dropped from all systems, because one of them predicts NaN.")
         if not system.samples:
-            why = f"there are more than {MOST_KEPT:,} samples"
+            why = f"there are more than {MAX_KEPT:,} samples"
             if not self._are_counts:
                 why = "they need weights that are whole numbers"
             notes.append(f"{names} are omitted: {why}.")
         else:
             if not has_labels:
                 notes.append("TCE, MCB and DSC are omitted: they need labels, and targets are soft.")
-            if system.size > MOST_IN_ORDER:
-                notes.append(f"Intervals of {names} (rank-based) are omitted above {MOST_IN_ORDER:,} samples.")
-            elif self._n_replicates > REPLICATES_IN_ORDER:
-                notes.append(f"Intervals of {names} are computed from {REPLICATES_IN_ORDER} replicates.")
+            if system.size > MAX_RANKED:
+                notes.append(f"Intervals of {names} (rank-based) are omitted above {MAX_RANKED:,} samples.")
+            elif self._n_replicates > RANKED_REPLICATES:
+                notes.append(f"Intervals of {names} are computed from {RANKED_REPLICATES} replicates.")
         for n_groups, lines in system.few_groups.items():
             if n_groups == 1 < self._n_rows:
                 notes.append(f"Intervals of {lines} are omitted: too many classes times bins.")

@@ -25,10 +25,10 @@ from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.segments import weighted_sums
 from torchcalib.reporting.accumulators import Accumulated
 
-MOST_GROUPS, FEWEST_GROUPS = 2**13, 2**7
+MAX_GROUPS, MIN_GROUPS = 2**13, 2**7
 """Limits of the number of groups G. Bootstrap standard deviations have a relative error of 1 / sqrt(2 G): 1% and 6%."""
 
-_MOST_NUMBERS = 2**20  # target for the number of groups times the number of sums per group
+_MAX_NUMBERS = 2**20  # target for the number of groups times the number of sums per group
 _TOO_MANY = 2**23  # maximum of groups times sums per group (64 MB); above it there are no replicates
 
 _GROUP_STREAM = -1  # random stream that assigns rows to groups; the replicates use the streams 0, 1, ...
@@ -85,7 +85,7 @@ class GroupedSums:
 
     def __init__(self, accumulator: Any, shape: tuple[int, ...], device: torch.device) -> None:
         size = math.prod(shape)
-        n_groups = max(FEWEST_GROUPS, min(MOST_GROUPS, _MOST_NUMBERS // size))
+        n_groups = max(MIN_GROUPS, min(MAX_GROUPS, _MAX_NUMBERS // size))
         n_groups = n_groups if n_groups * size <= _TOO_MANY else 1
         self.accumulator = accumulator
         *lead, n_cells = shape
@@ -116,13 +116,13 @@ def grouped_sample(mode: NamedMode, like: Predictions, num_classes: int) -> Accu
     """Return an empty accumulator of ranked samples with their groups, for the task and format of `like`."""
     sample = ExactSample(mode)
     lead = sample.lead(like.task, num_classes)
-    return Accumulated(GroupedSamplesKind(sample, lead, like.from_logits, (), MOST_GROUPS))
+    return Accumulated(GroupedSamplesKind(sample, lead, like.from_logits, (), MAX_GROUPS))
 
 
 def in_random_groups(p: Predictions, words: Tensor) -> Predictions:
     """Assign each sample to the random group of its row; `words` is the random number of each row."""
-    groups = group_of(words, MOST_GROUPS).repeat_interleave(p.samples[-1] // max(1, len(words)))
-    return in_groups(p, groups, MOST_GROUPS, validate_args=False)
+    groups = group_of(words, MAX_GROUPS).repeat_interleave(p.samples[-1] // max(1, len(words)))
+    return in_groups(p, groups, MAX_GROUPS, validate_args=False)
 
 
 def replicates_of_sample(sample: GroupedSample, draws: Draws, most: int) -> Iterator[RankedSample]:

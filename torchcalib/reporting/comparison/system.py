@@ -27,10 +27,10 @@ from torchcalib.reporting.lines import (
 )
 from torchcalib.reporting.sample_or_sketch import are_labels
 
-MOST_KEPT = 2**20
+MAX_KEPT = 2**20
 """Maximum number of stored samples for rank-based errors (multi-label: samples times labels)."""
 
-MOST_IN_ORDER, REPLICATES_IN_ORDER = 2**14, 199
+MAX_RANKED, RANKED_REPLICATES = 2**14, 199
 """Maximum number of samples for intervals of rank-based errors, and maximum number of their replicates."""
 
 _FEW = 1000  # with this number of groups or fewer, the width of an interval has a standard error above 2%
@@ -67,7 +67,7 @@ class System:
         if are_counts and self.samples:
             grouped = in_random_groups(p, words)
             self.samples = {mode: each + each.of(grouped) for mode, each in self.samples.items()}
-        if not are_counts or self.size > MOST_KEPT:
+        if not are_counts or self.size > MAX_KEPT:
             self.samples = {}
 
     @property
@@ -103,7 +103,7 @@ class System:
     def replicates(self, draws: Draws, has_labels: bool) -> dict[str, Tensor]:
         """Return the values of all lines in all bootstrap replicates, `(R,)` by line key.
 
-        R is at most `REPLICATES_IN_ORDER` for rank-based errors.
+        R is at most `RANKED_REPLICATES` for rank-based errors.
         """
         found: dict[str, list[Tensor]] = defaultdict(list)
         for values in self._values(draws, has_labels):
@@ -115,8 +115,8 @@ class System:
         for each, sums in self._sums:
             for statistic in sums.replicates(draws) if len(sums.sums) > 1 else ():
                 yield each.values(statistic)
-        for mode, grouped in self.samples.items() if self.size <= MOST_IN_ORDER else ():
-            for sample in replicates_of_sample(grouped.statistic, draws, REPLICATES_IN_ORDER):
+        for mode, grouped in self.samples.items() if self.size <= MAX_RANKED else ():
+            for sample in replicates_of_sample(grouped.statistic, draws, RANKED_REPLICATES):
                 yield order_values(sample, has_labels, mode, self._n_bins)
 
 

@@ -29,7 +29,7 @@ from torchcalib.reporting.data import Report
 from torchcalib.reporting.html.page import both_themes, filled, pictures
 from torchcalib.reporting.monitoring.history import History
 
-_LONGEST_NAME = 200  # maximum number of characters of a group name in the table; longer names are truncated
+_MAX_NAME_LENGTH = 200  # maximum number of characters of a group name in the table; longer names are truncated
 
 _EVENTS = {
     "positive": "Confidence is the probability of y = 1; the outcome is whether y is 1.",
@@ -69,7 +69,7 @@ def render(report: Report) -> str:
         tables=tables,
         tests=tests,
         worst=class_table(report, WORST_CLASSES),
-        groups=None if groups is None else groups.layout(_LONGEST_NAME, "ECE"),
+        groups=None if groups is None else groups.layout(_MAX_NAME_LENGTH, "ECE"),
         group_words=GROUP_WORDS,
         has_infinite=any(math.isinf(value) for value in shown),
         has_undefined=any(math.isnan(line.value) or math.isnan(line.naive) for line in report.lines),
