@@ -116,7 +116,8 @@ SCORES = [
     ("ecd of distribution as logits", lambda: F.ecd(Normal(P2, 1), P2, from_logits=True), ValueError, ["omitted"]),
     ("distribution weights", lambda: F.ecd(Normal(P2, 1), P2, weights=t(1.0)), ValueError, ["`weights`", "(2,)"]),
     ("nees of a Laplace", lambda: F.nees(Laplace(P2, 1), P2), TypeError, ["`distribution`", "Laplace", "use ecd"]),
-    ("table index", lambda: F.calibration_curve(P2, Y2, **binary)[0], IndexError, ["no batch axis"]),
+    ("table index", lambda: F.calibration_curve(P2, Y2, **binary)[0], IndexError,
+     ["must have a batch axis", "table.gap[0]"]),
 ]  # fmt: skip
 
 CLASSES = [

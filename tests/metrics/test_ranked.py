@@ -247,7 +247,7 @@ def test_binning_of_long_samples_equals_that_of_short_ones(monkeypatch):
     preds, target = scores_and_labels(500, 4)
     options = {"task": "multilabel", "bins": "equal_mass"}
     table, value = F.calibration_curve(preds, target, **options), F.ace(preds, target, task="multilabel", average=None)
-    monkeypatch.setattr("torchcalib.core.ranked_bins._LONG", 1)
+    monkeypatch.setattr("torchcalib.core.ranked_bins._MIN_PARTITIONED", 1)
     assert torch.equal(F.ace(preds, target, task="multilabel", average=None), value)
     again = F.calibration_curve(preds, target, **options)
     for column in ("lower", "upper", "n", "confidence", "frequency"):

@@ -1,4 +1,4 @@
-"""Tables of bins with consistency bands: the range of frequencies that is expected under perfect calibration."""
+"""Tables of bins with consistency bands, the ranges of frequencies expected under perfect calibration."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -30,7 +30,7 @@ def equal_width_edges(n_bins: int, like: Tensor) -> Tensor:
 
 
 def consistency_band(b: BinStats, level: float = 0.95) -> tuple[Tensor, Tensor]:
-    """Return the lower and upper ends of the consistency band, each `(..., B)`; see `BinTable`."""
+    """Return the lower and upper ends `(..., B)` of the consistency band with coverage `level`; see `BinTable`."""
     tail = (1 - level) / 2
     expected, noise = b.sums[..., 1, :].detach(), b.noise
     ends = []
@@ -52,7 +52,7 @@ def _unless_empty(cell: Callable[[Row], Cell]) -> Callable[[Row], Cell]:
 def _column(
     header: str, fields: str, cell: Callable[[Row], Cell], *, is_number: bool = True, only_page: bool = False
 ) -> Column:
-    """Return a table column for fields of a bin, separated by spaces. Empty bins show edges, count and share only."""
+    """Return a table column for space-separated field names. Empty bins have only edges, count and share."""
     shown = cell if fields in ("lower upper", "n", "share") else _unless_empty(cell)
     data = {name: itemgetter(name) for name in fields.split()}
     return Column(header, shown, is_number=is_number, shown="page" if only_page else "always", data=data)
@@ -74,10 +74,10 @@ class BinTable(Tabular):
         gap: frequency - confidence. A positive gap is under-confidence if the confidence is above 0.5.
         ecd: mean entropic calibration difference (ECD), in nats.
         band_low, band_high: consistency band. Under perfect calibration it contains the frequency with probability 95%,
-            or more if few outcomes are possible. Bands are not corrected for multiple testing. NaN for bins that depend
-            on the outcomes, and for sums without noise.
+            or more if few outcomes are possible. Bands are not corrected for multiple testing. NaN for isotonic bins,
+            which depend on the outcomes, and if no variances were summed.
 
-    Source of the band:
+    Reference:
         Broecker, Smith: Increasing the reliability of reliability diagrams (Weather and Forecasting, 2007).
 
     Example:
@@ -101,23 +101,26 @@ class BinTable(Tabular):
 
     @classmethod
     def of(cls, b: BinStats, edges: Tensor) -> Self:
-        """Return the table for sums over bins with `edges (..., B + 1)`. `ecd` is NaN if it was not summed."""
+        """Return the table of bins with edges `(..., B + 1)`. The field `ecd` is NaN if it was not summed."""
         lower, upper = edges[..., :-1].expand(b.n.shape), edges[..., 1:].expand(b.n.shape)
         return cls(lower, upper, b.n, b.share, b.confidence, b.frequency, b.gap, b.ecd, *consistency_band(b))
 
     def mean(self, column: str) -> Tensor:
-        """Return the mean of a column, such as "confidence", over all samples `(...)`; NaN without data."""
+        """Return the mean of a field, such as "confidence", over all samples `(...)`; NaN without data."""
         means: Tensor = getattr(self, column)
         return (self.share * means.masked_fill((self.n == 0) & (self.share == 0), 0)).sum(-1)
 
     def __getitem__(self, index: Any) -> Self:
         """Index the batch axes, for example `table[k]` for class k of a class-wise table."""
         if self.n.dim() < 2:
-            raise IndexError("the table has no batch axis to index: its fields have shape (B,)")
+            raise IndexError(
+                f"a table must have a batch axis for indexing, got fields of shape {tuple(self.n.shape)}. "
+                "Index a field, for example table.gap[0]."
+            )
         return type(self)(*(getattr(self, field.name)[index] for field in fields(self)))
 
     def to_dict(self) -> dict[str, NDArray[np.float64]]:
-        """Return the fields as numpy arrays, by field name."""
+        """Return a dict from field names to numpy arrays."""
         return {field.name: getattr(self, field.name).detach().cpu().numpy() for field in fields(self)}
 
     def layout(self, title: str = "") -> Table:
@@ -171,13 +174,13 @@ class BinTable(Tabular):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TCETable(BinTable):
-    """`BinTable` with the result of a test in each bin of the test-based calibration error (TCE).
+    """`BinTable` with the results of the tests of the test-based calibration error (TCE).
 
     The test compares each prediction with the outcomes in its bin. Bins are in ascending order of the predictions.
     `torchcalib.plots.tce_diagram` plots the table.
 
     Attributes:
-        rejected: total weight of the samples in the bin whose prediction the test rejects, `(..., B)`; 0 to n.
+        rejected: total weight of the samples in each bin whose prediction the test rejects, `(..., B)`.
         quantiles: sorted predictions in the bin at 33 evenly spaced ranks, `(..., B, 33)`; NaN in an empty bin.
 
     Reference:

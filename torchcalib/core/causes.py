@@ -1,7 +1,6 @@
-"""Advice for error messages: the most likely cause of bad values, inferred from all values.
+"""Advice in error messages: the likely cause of invalid values, inferred from the whole tensor.
 
-Following the advice must never give a wrong result. Where the cause is not certain, the advice states the condition
-under which an option is correct.
+The advice must never lead to a wrong result. If the cause is uncertain, the advice states when an option is correct.
 """
 
 import torch
@@ -10,18 +9,18 @@ from torch import Tensor
 MAX_IGNORED = 0.05
 """Largest plausible fraction of rows with an ignored label. A larger one indicates wrongly encoded labels."""
 
-_FEW = 8  # 8 or more values without a negative one are probably not logits
-_MAX_LOGIT = 30.0  # larger logits are unlikely: the complement of their probability is below 1e-13
+_MIN_VALUES = 8  # at least this many values, none negative, are probably not logits
+_MAX_LOGIT = 30.0  # a larger logit is unlikely: its sigmoid differs from 1 by less than 1e-13
 _MAX_DECIMALS = 4
-_MAX_ROUNDING = 0.1  # largest rounding error of a row sum for which the advice is to divide by the sum
+_MAX_ROUNDING = 0.1  # row sums with a larger rounding error should not be corrected by division
 
 
 def cause_of_labels(target: Tensor, rows: Tensor, num_classes: int) -> str:
-    """Return the likely cause of labels outside [0, num_classes - 1].
+    """Return the likely cause of labels outside [0, num_classes - 1], as text for an error message.
 
     Args:
         target: all labels.
-        rows: mask of the labels out of range, broadcastable to `target`.
+        rows: mask of the labels that are out of range, broadcastable to `target`.
         num_classes: number of classes; 2 for binary and multi-label targets.
     """
     values = target[~target.isnan()] if target.is_floating_point() else target
@@ -51,12 +50,12 @@ def cause_of_labels(target: Tensor, rows: Tensor, num_classes: int) -> str:
 
 
 def cause_of_values(name: str, probs: Tensor, rows: Tensor, per_class: bool) -> str:
-    """Return the likely cause of probabilities or soft targets outside [0, 1].
+    """Return the likely cause of probabilities or soft targets outside [0, 1], as text for an error message.
 
     Args:
         name: "preds" or "target".
         probs: all values.
-        rows: mask of the values out of range, or of the multi-class rows that contain such values.
+        rows: mask of the invalid values; for multi-class input, mask of the rows that contain invalid values.
         per_class: whether the last axis of `probs` is the class axis.
     """
     finite = probs[probs.isfinite()].double()
@@ -76,9 +75,9 @@ def cause_of_values(name: str, probs: Tensor, rows: Tensor, per_class: bool) -> 
             return "Rows sum to 100: these are percentages. Divide them by 100."
         if bool(((total - mean).abs() <= 1e-3 * mean).all()):
             return f"All rows sum to {mean:.6g}. Divide them by their sum."
-    elif high <= 100 and (high > _MAX_LOGIT or finite.numel() >= _FEW):
+    elif high <= 100 and (high > _MAX_LOGIT or finite.numel() >= _MIN_VALUES):
         return "No value is negative: these are probably percentages, not logits. Divide percentages by 100."
-    if finite.numel() >= _FEW:
+    if finite.numel() >= _MIN_VALUES:
         return (
             "No value is negative: these are probably not logits. Convert them to probabilities; pass "
             "from_logits=True only for the input of a softmax or a sigmoid."
@@ -87,7 +86,7 @@ def cause_of_values(name: str, probs: Tensor, rows: Tensor, per_class: bool) -> 
 
 
 def cause_of_sums(name: str, probs: Tensor) -> str:
-    """Return the likely cause of multi-class probabilities or soft targets whose rows do not sum to 1."""
+    """Return the likely cause of rows of probabilities or soft targets that do not sum to 1, as text for an error."""
     if name == "target":
         return "Divide annotator counts by their sum, or pass them as integers."
     total = probs.double().sum(-1)

@@ -1,4 +1,4 @@
-"""Accumulators that sum functions of confidence and outcome over cells, such as bins."""
+"""Accumulators that sum functions of the confidence and outcome of events over cells, such as bins."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -31,12 +31,10 @@ S = TypeVar("S", bound=Sums)
 
 @dataclass(frozen=True)
 class EventSums(Generic[S]):
-    """Base class for sums of F quantities over K cells, such as bins.
-
-    Each quantity is a function of the confidence and outcome of an event.
+    """Base class of accumulators that sum F quantities of the events over K cells, such as bins.
 
     Attributes:
-        mode: definition of the events: "positive", "top_label", "classwise" or `TopK`.
+        mode: definition of the events: "positive", "top_label", "classwise" or a `TopK`.
     """
 
     mode: Mode
@@ -53,42 +51,42 @@ class EventSums(Generic[S]):
 
     @abstractmethod
     def cell(self, confidence: Tensor) -> Tensor:
-        """Return the cell index of each event, int64 `(..., N)`."""
+        """Return the cell index for each confidence, int64 `(..., N)`."""
 
     @abstractmethod
     def quantities(self, events: Events) -> Sequence[Tensor]:
-        """Return the F unweighted summands of each event, each `(..., N)` in float64."""
+        """Return the unweighted summands of each event, one tensor `(..., N)` for each quantity."""
 
     def columns(self, events: Events, p: Predictions) -> list[Tensor]:  # noqa: ARG002
         """Return the weighted summands of each event, one tensor `(..., N)` for each quantity."""
         return [weighted(x, events.weights, x.dtype) for x in self.quantities(events)]
 
     def events(self, p: Predictions) -> Events:
-        """Return the confidence and outcome of each event."""
+        """Convert predictions to events."""
         return reduce_to_events(p, self.mode)
 
     @abstractmethod
     def wrap(self, sums: Tensor) -> S:
-        """Convert sums `(..., F, K)` to the statistic."""
+        """Convert sums `(..., F, K)` to the statistic of the metric, for example `BinStats`."""
 
     def shape(self, task: Task, num_classes: int | None) -> tuple[int, ...]:
         """Return the shape of the sums: `(F, K)`, or `(C, F, K)` for class-wise events."""
         return (*series_shape(self.mode, task, num_classes), self.n_quantities, self.n_cells)
 
     def of(self, p: Predictions) -> S:
-        """Return the sums over the events of the predictions `p`."""
+        """Return the sums over all events, with leading axes for replicate weights."""
         events = self.events(p)
         if not p.replicates or events.weights is None:
             return self.of_events(events, p)
         quantities = self.quantities(events)
-        finite = events.ecd is None  # an entropic calibration difference (ECD) may be infinite
+        finite = events.ecd is None  # the entropic calibration difference (ECD) may be infinite
         return self.wrap(
             sums_of_replicates(self.cell(events.confidence), quantities, events.weights, self.n_cells, finite=finite)
         )
 
     @abstractmethod
     def of_events(self, events: Events, p: Predictions) -> S:
-        """Return the sums over the events of `p`, which must not have replicate weights."""
+        """Return the sums over events, which must not have replicate weights."""
 
     def cells(self, p: Predictions) -> Cells:
         """Return the cell index and the weighted summands of each event."""
@@ -107,13 +105,13 @@ class EventSums(Generic[S]):
 
 @dataclass(frozen=True)
 class EqualWidthBins(EventSums[BinStats]):
-    """Sums over equal-width bins of the confidence; see `ops.segments.bin_index` for the edge rule.
+    """Accumulator for sums over equal-width bins of the confidence; see `ops.segments.bin_index` for the edges.
 
     Attributes:
         n_bins: number of bins B.
-        right: bins are `(a, b]` instead of `[a, b)`.
-        with_ecd: also sum the entropic calibration difference (ECD).
-        with_noise: also sum `BinStats.spread` and `BinStats.noise`.
+        right: whether bins are `(a, b]` instead of `[a, b)`.
+        with_ecd: whether to sum the entropic calibration difference (ECD).
+        with_noise: whether to sum the variances `BinStats.spread` and `BinStats.noise`.
     """
 
     n_bins: int
@@ -123,20 +121,20 @@ class EqualWidthBins(EventSums[BinStats]):
 
     @property
     def n_cells(self) -> int:
-        """Number of bins."""
+        """Number of bins B."""
         return self.n_bins
 
     @property
     def n_quantities(self) -> int:
-        """Number of quantities: 3, plus 2 for noise and 1 for the ECD."""
+        """Number of quantities: 3, plus 2 for the variances and 1 for the ECD."""
         return 3 + 2 * self.with_noise + self.with_ecd
 
     def cell(self, confidence: Tensor) -> Tensor:
-        """Return the bin index of each event."""
+        """Return the bin index for each confidence, int64 `(..., N)`."""
         return bin_index(confidence, self.n_bins, self.right)
 
     def quantities(self, events: Events) -> list[Tensor]:
-        """Return the summands of each event: 1, confidence, outcome and, if requested, the ECD."""
+        """Return the unweighted summands of each event: 1, confidence, outcome and, if requested, the ECD."""
         quantities = [torch.ones_like(events.confidence), events.confidence, events.outcome]
         return quantities if events.ecd is None else [*quantities, events.ecd]
 
@@ -147,16 +145,16 @@ class EqualWidthBins(EventSums[BinStats]):
         return [*columns[:3], *noise_summands(events, p), *columns[3:]] if self.with_noise else columns
 
     def events(self, p: Predictions) -> Events:
-        """Return the confidence and outcome of each event and, if requested, the ECD."""
+        """Convert predictions to events, with the ECD if requested."""
         return reduce_to_events(p, self.mode, self.with_ecd)
 
     def of(self, p: Predictions) -> BinStats:
-        """Return the sums over the events of the predictions `p`."""
+        """Return the sums over all events, with leading axes for replicate weights."""
         if p.replicates:
             return self._of_replicates(p)
         if self.mode != "classwise" or p.task != "multiclass" or p.soft or self.with_ecd:
             return self.of_events(reduce_to_events(p, self.mode, self.with_ecd), p)
-        sums = class_bins(  # one pass over the rows for all classes
+        sums = class_bins(  # a single pass over the rows computes the sums for all classes
             p.given, p.given_target, p.weights, p.rows, n_bins=self.n_bins, right=self.right, copies=p.copies,
             from_logits=p.from_logits, noise=self.with_noise,
         )  # fmt: skip
@@ -165,11 +163,11 @@ class EqualWidthBins(EventSums[BinStats]):
     def _of_replicates(self, p: Predictions) -> BinStats:
         if not self.with_noise:
             return super().of(p)
-        events = self.events(p)  # the noise of replicates is not used, but the shape of the state includes it
+        events = self.events(p)  # no metric uses the variances of replicates, but the state contains them
         return self._bin_stats(p, bin_sums(self.cell(events.confidence), self.columns(events, p), self.n_bins), events)
 
     def of_events(self, events: Events, p: Predictions) -> BinStats:
-        """Return the sums over the events of `p`, computed in one pass."""
+        """Return the sums over events, which must not have replicate weights. One pass computes all of them."""
         noise: Noise = KIND_OF_NOISE[p.hard] if self.with_noise else "none"
         sums = event_bins(
             events.confidence, events.outcome, events.weights, events.ecd, n_bins=self.n_bins, right=self.right,
@@ -178,7 +176,7 @@ class EqualWidthBins(EventSums[BinStats]):
         return self._bin_stats(p, sums, events)
 
     def of_groups(self, p: Predictions, groups: Tensor, num_groups: int) -> BinStats:
-        """Return the sums over the events in each group, `(G, ..., F, B)`.
+        """Return the sums `(G, ..., F, B)` over the events in each group.
 
         Args:
             p: predictions without replicate weights.

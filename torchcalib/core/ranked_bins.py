@@ -1,6 +1,6 @@
 """Bins over a sorted sample (equal mass, equal width, given edges or isotonic blocks), and a test in each bin.
 
-Isotonic blocks come from the pool adjacent violators algorithm (PAVA) or its variant with block constraints (PAVA-BC).
+Isotonic blocks result from the pool adjacent violators algorithm (PAVA) or its variant with constraints (PAVA-BC).
 """
 
 from collections.abc import Callable, Sequence
@@ -34,17 +34,17 @@ _ROUNDING = 16 * torch.finfo(torch.float64).eps
 The error is at most |x| eps.
 """
 
-_LONG = 2**16  # samples of at least this size are partitioned at the bin ends instead of sorted
+_MIN_PARTITIONED = 2**16  # for this many elements or more, a partition at the bin ends is faster than sorting
 
 
 @dataclass(frozen=True, eq=False)
 class RankedBins(BinStats):
-    """Sums over the bins of a sorted sample, with the sorted elements.
+    """Sums over the bins of a sorted sample, together with the sample.
 
     Attributes:
         sort_sample: function that returns the sorted sample. It is called once, when `sample` is first used.
         ends: int64 `(..., B)`. Bin b contains the elements from `ends[b - 1]` (0 for the first bin) up to and excluding
-            `ends[b]`. Batch elements with fewer bins end with empty bins.
+            `ends[b]`. A batch element with fewer than B bins has empty bins at the end.
         given: edges `(B + 1,)` from the caller; None if the bins depend on the sample.
         from_outcomes: whether the bins depend on the outcomes, as isotonic blocks do.
         computed: cache of derived quantities.
@@ -58,19 +58,19 @@ class RankedBins(BinStats):
 
     @once
     def sample(self) -> SortedSample:
-        """Sorted elements of the sample."""
+        """Elements in ascending order of their scores."""
         return self.sort_sample()
 
     @property
     def spread(self) -> Tensor:
-        """Sum of outcome variances under perfect calibration `(..., B)`; see `BinStats.spread`."""
+        """Sum of outcome variances under perfect calibration `(..., B)`; NaN if the bins depend on the outcomes."""
         return self._variances[0]
 
     @property
     def noise(self) -> Tensor:
         """Variance of the sum of outcomes under perfect calibration `(..., B)`; see `BinStats.noise`.
 
-        NaN if the bins depend on the outcomes, which are then not independent within a bin.
+        NaN if the bins depend on the outcomes, because outcomes in a bin are then dependent.
         """
         return self._variances[1]
 
@@ -82,13 +82,13 @@ class RankedBins(BinStats):
         return spread, noise
 
     def with_noise(self) -> BinStats:
-        """Return the sums over the bins, including `spread` and `noise`, without the sample."""
+        """Return the sums as a `BinStats` with `spread` and `noise`, which does not store the sample."""
         sums = torch.cat((self.sums, torch.stack((self.spread, self.noise), -2)), -2)
         return BinStats(sums, has_noise=True)
 
     @property
     def edges(self) -> Tensor:
-        """Bin edges `(..., B + 1)`: edges from the caller, or 0, the midpoints between adjacent bins, and 1."""
+        """Bin edges `(..., B + 1)` from 0 to 1: the edges from the caller, or the midpoints between adjacent bins."""
         if self.given is not None:
             return self.given
         p, inner, size = self.sample.confidence, self.ends[..., :-1], self.sample.size.unsqueeze(-1)
@@ -98,7 +98,7 @@ class RankedBins(BinStats):
         return torch.cat((outer, middle, outer + 1), -1)
 
     def rejected(self, alpha: float, test: Test) -> Tensor:
-        """Return the number of samples `(..., B)` that the test rejects, given the outcomes in their bin."""
+        """Return the number of samples `(..., B)` in each bin that the test rejects at significance level `alpha`."""
         p, k, n = self.sample.confidence.detach(), self.sums[..., 2, :].detach().long(), self.n.detach().long()
         counts = None if self.sample.n is None else self.sample.counts
         if test == "binomial":
@@ -132,7 +132,7 @@ class RankedBins(BinStats):
         return BinTable.of(self, self.edges)
 
     def test_table(self, alpha: float, test: Test) -> TCETable:
-        """Return a `TCETable`: the bins with the number of rejected samples and the quantiles of the predictions."""
+        """Return the bins as a `TCETable`, with the samples that the test rejects at significance level `alpha`."""
         table = self.table()
         columns = {name: getattr(table, name) for name in BinTable.__dataclass_fields__}
         return TCETable(**columns, rejected=self.rejected(alpha, test), quantiles=self.quantiles())
@@ -145,8 +145,8 @@ class Binning:
     Attributes:
         bins: name of the partition, or edges from 0 to 1.
         n_bins: number B of equal-width or equal-mass bins.
-        right: equal-width bins and bins with given edges are `(a, b]` instead of `[a, b)`.
-        n_min, n_max, variant: see `tce`.
+        right: whether equal-width bins and bins with given edges are `(a, b]` instead of `[a, b)`.
+        n_min, n_max, variant: options of PAVA-BC; see `tce`.
         ties: "pool" keeps samples with equal scores together; "split" uses the order of the input.
     """
 
@@ -161,7 +161,7 @@ class Binning:
     def __post_init__(self) -> None:
         if isinstance(self.bins, str):
             check_choice("bins", self.bins, get_args(Bins))
-        check_count("n_bins", self.n_bins, at_most=2**20)  # more edges would not be correctly rounded
+        check_count("n_bins", self.n_bins, at_most=2**20)
         check_flag("right", self.right)
         for name, value, allowed in (("variant", self.variant, get_args(Variant)), ("ties", self.ties, get_args(Ties))):
             if value not in allowed:
@@ -174,7 +174,7 @@ class Binning:
 
     @classmethod
     def given(cls, bins: Bins | Sequence[float] | Tensor, **options: object) -> "Binning":
-        """Return the binning for the argument `bins` of a metric, which is a name or edges.
+        """Create a binning from the argument `bins` of a metric, which is a name or a sequence of edges.
 
         Raises:
             TypeError: if `bins` is neither a name nor a sequence of numbers.
@@ -188,10 +188,12 @@ class Binning:
         try:
             edges = tuple(float(edge) for edge in bins)
         except (TypeError, ValueError):
-            raise TypeError(f"`bins` must be a name or edges from 0 to 1, got {bins!r}.") from None
+            raise TypeError(
+                f"`bins` must be a name or a sequence of edges, got {bins!r}. Pass the number of bins as n_bins."
+            ) from None
         rises = all(a < b for a, b in pairwise(edges))
         if len(edges) < 2 or edges[0] != 0 or edges[-1] != 1 or not rises:
-            raise ValueError(f"`bins` must be edges that rise from 0 to 1, got {list(edges)}.")
+            raise ValueError(f"`bins` must be edges that increase from 0 to 1, got {list(edges)}.")
         return cls(edges, **options)  # type: ignore[arg-type]
 
     @property
@@ -200,14 +202,15 @@ class Binning:
         return self.bins in ("pava", "pava_bc")
 
     def of(self, sample: RankedSample) -> RankedBins:
-        """Sort a sample and partition it into bins."""
+        """Sort a sample by score, and return the sums over its bins."""
         given: Tensor | None = None
         if self.ties == "split" and sample.n is not None and value_if_available((sample.n > 1).any()):
             raise ValueError(
                 f"`weights` must be 0 or 1 with ties='split', got {float(sample.n.max()):g}. "
                 "Repeat the samples, or pass ties='pool'."
             )
-        if self.bins == "equal_mass" and self.ties == "pool" and sample.is_labelled and sample.score.shape[-1] >= _LONG:
+        is_long = sample.score.shape[-1] >= _MIN_PARTITIONED
+        if is_long and self.bins == "equal_mass" and self.ties == "pool" and sample.is_labelled:
             sums, ends = equal_mass_sums(sample.score.contiguous(), sample.positives.contiguous(), self.n_bins)
             return RankedBins(sums, sample.sorted, ends, None)
         ordered = sample.sorted(stable=self.ties == "split")
@@ -219,7 +222,7 @@ class Binning:
         else:
             given = self._edges(ordered.confidence)
             inner = given[1:-1]
-            if ordered.from_logits:  # a probability within rounding error of an edge counts as equal to the edge
+            if ordered.from_logits:  # probabilities within rounding error of an edge are treated as equal to it
                 inner = inner * (1 + _ROUNDING if self.right else 1 - _ROUNDING)
             # Broadcast by addition instead of `expand`, because under vmap `searchsorted` needs contiguous memory.
             inner = inner + torch.zeros_like(size, dtype=given.dtype)
@@ -235,9 +238,9 @@ class Binning:
         return equal_width_edges(self.n_bins, like)
 
     def _equal_mass_ends(self, ordered: SortedSample) -> Tensor:
-        """Return the ends of equal-mass bins `(..., B)`. Of N samples, bin i ends before sample `i * N // B`.
+        """Return the ends `(..., B)` of equal-mass bins: bin i ends before sample `i * N // B` of N samples.
 
-        Tied elements belong to the bin of their first sample.
+        Elements with equal scores belong to the bin of the first of them, unless ties are split.
         """
         i, total = torch.arange(1, self.n_bins + 1, device=ordered.size.device), ordered.total.unsqueeze(-1)
         # i * N // B in two parts, because with large weights the product overflows int64.
@@ -273,10 +276,9 @@ Norm = Literal["l1", "l2", "max"]
 
 
 def norm_over_bins(loss: Callable[[BinStats], Tensor], b: BinStats, norm: Norm) -> Tensor:
-    """Return the norm of a per-bin loss over all bins `(...)`. Empty bins contribute 0; without data it is NaN.
+    """Return the norm of a per-bin loss over all bins `(...)`; NaN without data. Empty bins contribute 0.
 
-    "l1" is the mean of the loss weighted by `share`. "l2" is the square root of the weighted mean square. "max" is the
-    maximum.
+    "l1" is the mean of the loss weighted by `share`, "l2" the root of the weighted mean square, "max" the maximum.
     """
     empty = (b.n == 0) & (b.total > 0).unsqueeze(-1)
     value = loss(b).masked_fill(empty, 0)

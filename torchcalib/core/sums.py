@@ -1,7 +1,6 @@
-"""Sufficient statistics that are tensors of sums, and accumulators that compute them from predictions.
+"""Weighted sums from which metrics are computed, and accumulators that compute the sums from predictions.
 
-Updating, merging and synchronising a metric add the tensors. Metrics with equal accumulators and equal input share one
-pass over the data.
+The sums of several batches or processes are added. Metrics with equal accumulators share one pass over the same input.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -22,12 +21,12 @@ from torchcalib.ops.segments import bin_sums, bin_sums_of_replicates, cell_sums
 
 @dataclass(frozen=True, eq=False)
 class Sums:
-    """Weighted sums of F quantities over the samples in each of K cells.
+    """Weighted sums of F quantities, such as the confidence, over the samples in each of K cells (bins or classes).
 
     Attributes:
         sums: float64 `(..., F, K)`; the subclass defines the order of the quantities.
-        noise_flag: indicator `(...)`, 0 if and only if all targets are labels and no weights are floating; see
-            `noise_flag_of`. None for sums without noise, and after `with_noise_row`.
+        noise_flag: number `(...)` that is 0 if and only if all targets are 0 or 1 and no weights are floating; see
+            `noise_flag_of`. None without `BinStats.noise`, and after `with_noise_row`.
     """
 
     sums: Tensor
@@ -40,7 +39,7 @@ class Sums:
 
     @property
     def total(self) -> Tensor:
-        """Total weight `(...)`."""
+        """Total weight over all cells `(...)`."""
         return self.n.sum(-1)
 
     @property
@@ -58,7 +57,7 @@ class Sums:
 class ScoreSum(Sums):
     """Weighted sums of a per-sample score, over all samples (K = 1) or for each true class (K = C).
 
-    The quantities are the weight and the score. For K = C, the third is sum_k t_k^2 of the targets t, 1 for labels.
+    The quantities are the weight and the score. For K = C the third one is sum_k t_k^2 for target t, 1 for labels.
     """
 
     @property
@@ -68,7 +67,7 @@ class ScoreSum(Sums):
 
     @property
     def label_square(self) -> Tensor:
-        """Weighted sum of sum_k t_k^2 in each cell `(..., K)`."""
+        """Weighted sum of the squared norms sum_k t_k^2 of the targets t in each cell `(..., K)`."""
         return self.sums[..., 2, :]
 
 
@@ -76,13 +75,12 @@ class ScoreSum(Sums):
 class BinStats(Sums):
     """Weighted sums over the samples in each of B bins, from which binned calibration errors are computed.
 
-    The quantities are weight, confidence, outcome, optionally `spread` and `noise`, and optionally the entropic
-    calibration difference (ECD). An empty bin has gap 0, which changes no sum or maximum over bins. Without data every
-    gap is NaN. `spread` and `noise` are variances under perfect calibration, without gradient.
+    An empty bin has gap 0, which does not affect the calibration error. Without data every gap is NaN.
 
     Attributes:
-        sums: `(..., F, B)`, quantities in this order.
-        has_noise: whether the sums contain `spread` and `noise`.
+        sums: `(..., F, B)`. The quantities are weight, confidence, outcome, and with `has_noise` also `spread` and
+            `noise`. The entropic calibration difference (ECD) may follow.
+        has_noise: whether the sums contain the variances `spread` and `noise`, which have no gradient.
     """
 
     has_noise: bool = field(default=False, kw_only=True)
@@ -117,15 +115,14 @@ class BinStats(Sums):
     def noise(self) -> Tensor:
         """Variance of the weighted sum of outcomes under perfect calibration `(..., B)`; NaN if not summed.
 
-        Rows are assumed to be independent, with outcome variance v. Integer weights w are numbers of independent
-        copies: the variance is the sum of w v. Floating weights express importance: the variance is the sum of w^2 v.
+        Rows are assumed to be independent, with outcome variance v. Integer weights w count independent copies of a
+        row: the variance is the sum of w v. Floating weights express importance: the variance is the sum of w^2 v.
         For labels, v = p (1 - p). A soft target t is the mean of an unknown number of labels, with a smaller variance.
         For soft targets, v = (t - p)^2, whose expectation under perfect calibration is the variance of t.
 
-        Floating targets of a batch element are labels if all of them are 0 or 1, and soft targets otherwise. With
-        floating weights they are always soft targets, because the sum of w^2 p (1 - p) is not stored. For labels, both
-        formulas have the same expectation. The squared residuals are noisier, and their p-values require many rows.
-        Pass labels as integers.
+        Floating targets of a batch element are treated as labels if all of them are 0 or 1. With floating weights they
+        are treated as soft targets, because the sum of w^2 p (1 - p) is not stored. The expectation is the same, but
+        (t - p)^2 varies more, and p-values require more rows. Pass labels as integers.
         """
         if not self.has_noise:
             return torch.full_like(self.n, torch.nan)
@@ -150,7 +147,7 @@ def _noise(sums: Tensor, noise_flag: Tensor) -> Tensor:
 
 
 def with_noise_row(sums: Tensor, noise_flag: Tensor) -> Tensor:
-    """Return `BinStats.sums` with `BinStats.noise` as the noise row. The result must not be added to other sums."""
+    """Return `BinStats.sums`, with the values of `BinStats.noise` in row 4. The result must not be added to sums."""
     return torch.cat((sums[..., :4, :], _noise(sums, noise_flag).unsqueeze(-2), sums[..., 5:, :]), -2)
 
 
@@ -160,7 +157,7 @@ def noise_flag_of(
     """Return the contribution of a batch to `Sums.noise_flag`, which is 0 if `BinStats.noise` equals `BinStats.spread`.
 
     The two are equal for labels with integer weights. A soft target t with weight w contributes w t (1 - t), which is 0
-    for a label. A floating weight contributes itself, because its noise is a sum of squared weights.
+    for a label. A floating weight w contributes w, because the noise is then a sum of squared weights.
 
     Args:
         p: predictions.
@@ -170,14 +167,14 @@ def noise_flag_of(
         n_groups: number of groups G.
 
     Returns:
-        Contributions `(...)`, or `(G, ...)` with groups. They are not negative: their sum is 0 only if all are 0.
+        Non-negative contributions `(...)`, or `(G, ...)` with groups. The sum over batches is 0 only if all are 0.
     """
     if not p.copies:
         return sums[..., 0, :].detach().sum(-1)
     if p.hard or events is None:
         return sums.new_zeros(sums.shape[:-2])
     outcome, weights = events.outcome.detach(), None if events.weights is None else events.weights.detach()
-    added = (1 - outcome).mul_(outcome)  # in place, to allocate no memory for a second tensor
+    added = (1 - outcome).mul_(outcome)  # in place to save memory
     added = added if weights is None else added.nan_to_num_(0, 0, 0)  # rows with weight 0 may be NaN
     if groups is None:
         total: Tensor = added.sum(-1, dtype=sums.dtype) if weights is None else vecdot(added.to(sums.dtype), weights)
@@ -187,13 +184,13 @@ def noise_flag_of(
 
 
 def has_noise_flag(accumulator: object) -> bool:
-    """Return whether an accumulator computes `Sums.noise_flag`, as accumulators of bins with noise do."""
+    """Return whether the sums of an accumulator have a `Sums.noise_flag`."""
     return bool(getattr(accumulator, "with_noise", False))
 
 
 @dataclass(frozen=True, eq=False)
 class Cells:
-    """Cell index and summands of every event, before summation over cells.
+    """Cell index and weighted summands of every event: `Sums.sums` contains the sum of the summands in each cell.
 
     Attributes:
         index: cell index of each event, int64 `(..., E)`. Events from the same sample are adjacent.
@@ -207,30 +204,30 @@ class Cells:
 
 
 class SumsAccumulator(Protocol[S]):
-    """Interface of accumulators, which compute a statistic of sums from predictions."""
+    """Interface of accumulators, which sum functions of predictions and targets over cells, such as bins."""
 
     def shape(self, task: Task, num_classes: int | None) -> tuple[int, ...]:
         """Return the shape `(..., F, K)` of the sums for one batch element."""
 
     def of(self, p: Predictions) -> Sums:
-        """Return the sums over the samples of the predictions `p`."""
+        """Return the sums over all samples of a batch of predictions."""
 
     def wrap(self, sums: Tensor) -> S:
-        """Convert accumulated sums `(..., F, K)` to the statistic."""
+        """Convert sums `(..., F, K)` to the statistic of the metric, for example `BinStats`."""
 
     def n_events(self, p: Predictions) -> int:
-        """Return the number of values in memory for each replicate."""
+        """Return the number of values that `of` stores in memory for each replicate weight."""
 
 
 @dataclass(frozen=True)
 class ScoreAccumulator:
-    """Accumulator for the weighted sum of a per-sample score.
+    """Accumulator for the weighted sum of a per-sample score, such as the log loss.
 
     Attributes:
         per_sample: function of predictions and `arguments` that returns scores `(..., N)`. It must be a module-level
             function, which can be pickled.
         arguments: further arguments of `per_sample`.
-        by_class: sum separately for each true class. A soft target is divided among the classes.
+        by_class: whether to sum separately for each true class. A soft target is weighted by its probabilities.
     """
 
     per_sample: Callable[..., Tensor]
@@ -238,7 +235,7 @@ class ScoreAccumulator:
     by_class: bool
 
     def shape(self, task: Task, num_classes: int | None) -> tuple[int, ...]:
-        """Return the shape of the sums: `(2, 1)`, or `(3, C)` by class; multi-label with a leading axis of L labels."""
+        """Return the shape of the sums: `(2, 1)`, or `(3, C)` by class, with a leading axis for L labels."""
         labels = (known("num_labels", num_classes),) if task == "multilabel" else ()
         if not self.by_class:
             return (*labels, 2, 1)
@@ -260,7 +257,7 @@ class ScoreAccumulator:
         return ScoreSum(self._split_by_class(score, n, p).sum(-2))
 
     def cells(self, p: Predictions) -> Cells:
-        """Return the cell and the summands of every sample. With `by_class`, a soft target is one event per class."""
+        """Return the cell index and summands of each sample; by class, a soft target is one event per class."""
         score, n = self._weighted(self.per_sample(p, *self.arguments), p)
         if not self.by_class:
             return Cells(torch.zeros_like(score, dtype=torch.int64), torch.stack((n, score), -2), 1)
@@ -270,14 +267,14 @@ class ScoreAccumulator:
         return Cells(classes.flatten(-2), self._split_by_class(score, n, p).flatten(-2), p.num_classes)
 
     def _weighted(self, score: Tensor, p: Predictions) -> tuple[Tensor, Tensor]:
-        """Return weighted scores and weights `(..., N)`."""
+        """Return the weighted scores and the weights, each `(..., N)`."""
         score = weighted(score, p.weights, wide_dtype(score.device))
         return score, torch.ones_like(score) if p.weights is None else p.weights.expand_as(score)
 
     def _split_by_class(self, score: Tensor, n: Tensor, p: Predictions) -> Tensor:
-        """Return the quantities of every sample, multiplied by the class probabilities of its target `(..., F, N, K)`.
+        """Return the summands of each sample and class `(..., F, N, K)`: quantity times target probability.
 
-        An infinite score adds 0 to a class with probability 0 (`xmul`).
+        The product of an infinite score and probability 0 is 0 (`xmul`).
         """
         probs = p.target if p.soft else torch.stack((1 - p.target, p.target), -1)
         probs = probs.to(score).nan_to_num()  # NaN only in rows with weight 0
@@ -289,7 +286,7 @@ class ScoreAccumulator:
         return ScoreSum(sums)
 
     def n_events(self, p: Predictions) -> int:
-        """Return the number of values in memory for each replicate: one per sample, or per class for soft targets."""
+        """Return the number of values in memory per replicate: N, or N C for soft targets that are summed by class."""
         return p.samples.numel() * (p.num_classes if p.soft and self.by_class else 1)
 
 
@@ -307,7 +304,15 @@ def noise_summands(events: Events, p: Predictions) -> tuple[Tensor, Tensor]:
 def sums_of_replicates(
     index: Tensor, columns: Sequence[Tensor], weights: Tensor, n_cells: int, *, finite: bool = False
 ) -> Tensor:
-    """Return the sums `(R, ..., F, K)` of F columns `(..., N)` over K cells for replicate weights `(R, ..., N)`."""
+    """Return the sums `(R, ..., F, K)` of F columns over K cells, for R replicates of the weights.
+
+    Args:
+        index: cell index of each event, int64 `(..., N)`.
+        columns: unweighted summands, F tensors `(..., N)`.
+        weights: replicate weights `(R, ..., N)`.
+        n_cells: number of cells K.
+        finite: whether all summands are finite where a weight is not 0, which allows a faster algorithm.
+    """
     wide = wide_dtype(index.device)
     absent = in_all_replicates(weights == 0, index.dim())
     columns = [column.to(wide).masked_fill(absent, 0) for column in columns]
@@ -317,14 +322,14 @@ def sums_of_replicates(
 
 
 def series_shape(mode: Mode, task: Task, num_classes: int | None) -> tuple[int, ...]:
-    """Return the batch axes that a mode adds: `(C,)` classes or `(L,)` labels for "classwise", else `()`."""
+    """Return the shape of the batch axis that a mode adds: `(C,)` or `(L,)` for "classwise", otherwise `()`."""
     if mode != "classwise":
         return ()
     return (known("num_labels" if task == "multilabel" else "num_classes", num_classes),)
 
 
 def known(name: str, count: int | None) -> int:
-    """Return the number of classes or labels, which determines the state shape. Raise ValueError if it is None."""
+    """Return the number of classes or labels unchanged. Raise ValueError if it is None."""
     if count is None:
         raise ValueError(f"`{name}` must be given for values per class or label, got None. Pass {name}=...")
     return count
