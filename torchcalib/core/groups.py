@@ -1,4 +1,4 @@
-"""Checks for group indices, which assign each row to a group."""
+"""Checks of group indices, which assign each sample to a group."""
 
 from collections.abc import Sequence
 
@@ -30,7 +30,7 @@ def check_groups(groups: Tensor, device: torch.device, samples: Sequence[int]) -
 
 
 def check_group_range(groups: Tensor, num_groups: int) -> None:
-    """Raise ValueError unless all indices are in [0, num_groups), or -1 for no group."""
+    """Raise ValueError unless all indices are in [0, num_groups), or -1 for rows without a group."""
     groups = groups.long()
     enforce([GroupRule(groups, num_groups)], None, groups == NO_GROUP, False)
 
@@ -38,7 +38,7 @@ def check_group_range(groups: Tensor, num_groups: int) -> None:
 def in_groups(
     p: Predictions, groups: Tensor, num_groups: int, *, validate_args: bool = True, drop_invalid: bool = False
 ) -> Predictions:
-    """Return the predictions with a group index for each row. The result shares the cache of `p`.
+    """Return the predictions with a checked group index for each row. The result shares the cache of `p`.
 
     Args:
         p: predictions.
@@ -64,7 +64,7 @@ def in_groups(
     n_invalid = p.n_invalid
     if drop_invalid and broken is not None:
         n_invalid = broken.sum() + (0 if n_invalid is None else n_invalid)
-    # Ignored rows need a valid index too. Their weight is 0.
+    # Ignored rows have weight 0, but they need a valid index.
     return p.in_groups(groups.clamp(0, num_groups - 1), checked_weights, n_invalid)
 
 

@@ -1,4 +1,4 @@
-"""Block sums, from which the squared kernel calibration error (SKCE) is computed in linear time."""
+"""Sums over blocks of samples, which estimate the squared kernel calibration error (SKCE) in linear time."""
 
 import math
 from dataclasses import dataclass, field
@@ -15,11 +15,11 @@ from torchcalib.ops.host_values import largest
 from torchcalib.ops.logs import spread_infinite_logits, wide_dtype
 from torchcalib.ops.pairwise import Kernel
 
-_MEDIAN_ROWS = 1024  # number of rows for the median distance, because the number of pairs is quadratic
+_MEDIAN_ROWS = 1024  # maximum number of rows for the median distance, whose cost is quadratic
 
 
 class Vectors(NamedTuple):
-    """Predictions and targets as vectors over classes. Binary input has C = 2; multi-label L is a batch axis.
+    """Predictions and targets as vectors over C classes, or over y=0 and y=1 for binary and multi-label input.
 
     Attributes:
         values: probabilities or logits `(..., N, C)`; multi-class in the dtype of the input.
@@ -31,7 +31,7 @@ class Vectors(NamedTuple):
 
 
 def vectors(p: Predictions) -> Vectors:
-    """Return predictions and targets as vectors over classes, on the last axis."""
+    """Return predictions and targets as vectors over classes."""
     if p.task == "multiclass":
         return Vectors(p.given, p.given_target)
     values = torch.stack((torch.zeros_like(p.values) if p.from_logits else p.not_probs, p.values), -1)
@@ -44,7 +44,7 @@ def distributions(p: Predictions) -> tuple[Tensor, Tensor]:
     values, target = vectors(p)
     wide = values.to(wide_dtype(values.device))
     absent = None if p.weights is None else in_all_replicates(p.weights == 0, len(p.samples)).unsqueeze(-1)
-    if absent is not None:  # mask before the softmax, whose gradient would be NaN in a row with NaN
+    if absent is not None:  # mask before the softmax, whose gradient is NaN in a row with NaN
         wide = wide.masked_fill(absent, 0)
     q = spread_infinite_logits(wide).softmax(-1) if p.from_logits else wide
     if p.hard:
@@ -74,8 +74,8 @@ def on_replicate_axes(values: Tensor, p: Predictions) -> Tensor:
 class BlockStats(Sums):
     """Sums over blocks of samples for the squared kernel calibration error (SKCE), `(..., 3, 1)`.
 
-    A pair of samples contributes h = (e_y - p)^T (e_y' - p') k(p, p'); see `skce`. The quantities are the number of
-    blocks, the sum of the block means of h, and the sum of their squares.
+    A pair of samples with predictions p, p' and one-hot targets e, e' contributes h = (e - p)^T (e' - p') k(p, p').
+    The quantities are the number of blocks, the sum of the block means of h, and the sum of their squares.
     """
 
     @property
@@ -92,9 +92,9 @@ class BlockStats(Sums):
 
     @property
     def p_value(self) -> Tensor:
-        """One-sided p-value `(...)` for the hypothesis SKCE = 0, by a normal approximation for many blocks."""
+        """One-sided p-value `(...)` of the hypothesis SKCE = 0, from the normal approximation for many blocks."""
         mean, variance = self.mean, self.variance_of_mean
-        no_residuals = (mean == 0) & (variance == 0)  # z would be 0 / 0; without residuals the p-value is 1
+        no_residuals = (mean == 0) & (variance == 0)  # avoids z = 0 / 0; the p-value is 1
         z = mean / variance.masked_fill(no_residuals, 1).sqrt()
         p_value: Tensor = torch.special.erfc(z / math.sqrt(2)) / 2
         return p_value.masked_fill(no_residuals, 1)
@@ -107,7 +107,7 @@ class BlockAccumulator:
     Attributes:
         kernel, bandwidth: see `skce`.
         size: number of samples in a block.
-        chunk: number of blocks that are processed at a time; None chooses it.
+        chunk: number of blocks that are processed at a time; None selects it automatically.
     """
 
     kernel: Kernel
@@ -120,13 +120,13 @@ class BlockAccumulator:
         return (*((known("num_labels", num_classes),) if task == "multilabel" else ()), 3, 1)
 
     def of(self, p: Predictions) -> BlockStats:
-        """Return the sums over blocks of consecutive samples of the predictions `p`."""
+        """Return the sums over blocks, `(..., 3, 1)`, with leading axes for replicate weights."""
         values, target = vectors(p)
-        copies, poison = None, None
+        copies, nan_if_invalid = None, None
         if p.weights is not None:
             weights = p.weights.expand(*p.replicates, *p.samples)
-            # A NaN weight marks an invalid row, for which no error could be raised. It makes the result NaN.
-            poison = 0 * weights.sum(-1, keepdim=True).unsqueeze(-1)
+            # A NaN weight marks an invalid row for which no error was raised (`enforce`). It makes the sums NaN.
+            nan_if_invalid = 0 * weights.sum(-1, keepdim=True).unsqueeze(-1)
             copies = weights.nan_to_num().long()
             values = values.expand(*p.replicates, *values.shape)
             target = target.expand(*p.replicates, *target.shape)
@@ -149,14 +149,14 @@ class BlockAccumulator:
             at_most_once=not p.weighted,
             chunk=self.chunk,
         ).unsqueeze(-1)
-        return BlockStats(sums if poison is None else sums + poison)
+        return BlockStats(sums if nan_if_invalid is None else sums + nan_if_invalid)
 
     def of_groups(self, p: Predictions, groups: Tensor, num_groups: int) -> BlockStats:
-        """Return the sums over blocks within each group, `(G, ..., 3, 1)`.
+        """Return the sums `(G, ..., 3, 1)` over blocks of samples from the same group.
 
         Args:
             p: predictions without replicate weights.
-            groups: group index of each sample, `(..., N)`; a label axis of size 1 is expanded.
+            groups: group index of each sample, `(..., N)`, multi-label `(..., 1, N)`.
             num_groups: number of groups G.
         """
         values, target = vectors(p)
@@ -167,12 +167,13 @@ class BlockAccumulator:
         weights = p.weights if p.weights is not None else torch.ones(n, dtype=wide, device=values.device)
         weights = weights.expand(*lead, n)
         groups, order = groups.expand(*lead, n).sort(dim=-1, stable=True)
-        cut = _cut_in_groups(weights.nan_to_num().long().gather(-1, order), groups, num_groups, self.size, p.weighted)
-        rows = order.gather(-1, cut.rows).reshape(*cut.is_block.shape, self.size)
+        copies = weights.nan_to_num().long().gather(-1, order)
+        blocks = _blocks_in_groups(copies, groups, num_groups, self.size, p.weighted)
+        rows = order.gather(-1, blocks.rows).reshape(*blocks.is_block.shape, self.size)
         per_block = pairwise.blocks(
-            _rows_of(values, rows, 2),
-            _rows_of(target, rows, 1 if p.hard else 2),
-            cut.is_block.long().unsqueeze(-1).expand_as(rows),
+            _gather_rows(values, rows, 2),
+            _gather_rows(target, rows, 1 if p.hard else 2),
+            blocks.is_block.long().unsqueeze(-1).expand_as(rows),
             torch.full(rows.shape[:-1], scale_of(self.kernel, self.bandwidth), dtype=wide, device=values.device),
             from_logits=p.from_logits,
             kernel=self.kernel,
@@ -181,14 +182,14 @@ class BlockAccumulator:
             chunk=self.chunk,
         )
         _, residual = distributions(p)
-        h_of_copies = residual.square().sum(-1).gather(-1, order)  # h for two copies of a row, where k(p, p) = 1
+        h_of_copies = residual.square().sum(-1).gather(-1, order)  # h of two copies of a row: k(p, p) = 1
         powers = torch.stack((torch.ones_like(h_of_copies), h_of_copies, h_of_copies.square()), -1)
-        own_blocks = cut.n_own_blocks.unsqueeze(-1) * powers
+        of_copies = blocks.n_copy_blocks.unsqueeze(-1) * powers  # sums over blocks of copies of a single row
         sums = torch.zeros((*lead, num_groups, 3), dtype=wide, device=values.device)
-        sums = sums.scatter_add(-2, cut.owner.unsqueeze(-1).expand_as(per_block), per_block)
-        sums = sums.scatter_add(-2, groups.unsqueeze(-1).expand_as(own_blocks), own_blocks)
-        poison = (0 * weights.sum(-1))[..., None, None]  # NaN if a row is invalid and no error could be raised
-        return BlockStats((sums + poison).movedim(-2, 0).unsqueeze(-1))
+        sums = sums.scatter_add(-2, blocks.group.unsqueeze(-1).expand_as(per_block), per_block)
+        sums = sums.scatter_add(-2, groups.unsqueeze(-1).expand_as(of_copies), of_copies)
+        nan_if_invalid = (0 * weights.sum(-1))[..., None, None]  # see `of`
+        return BlockStats((sums + nan_if_invalid).movedim(-2, 0).unsqueeze(-1))
 
     def wrap(self, sums: Tensor) -> BlockStats:
         """Convert sums `(..., 3, 1)` to `BlockStats`."""
@@ -200,56 +201,57 @@ class BlockAccumulator:
 
 
 class _GroupBlocks(NamedTuple):
-    """Partition of rows, which are sorted by group, into blocks.
+    """Partition of rows, which are sorted by group, into blocks of `size` rows.
 
     Attributes:
-        rows: row indices of K blocks `(..., K * size)`.
-        is_block: False for padding `(..., K)`.
-        owner: group index of each block `(..., K)`.
-        n_own_blocks: for each row, the number of further blocks that contain only copies of it `(..., N)`.
+        rows: indices of the rows in K blocks, `(..., K * size)`.
+        is_block: mask of the blocks that are not padding, `(..., K)`.
+        group: group index of each block, `(..., K)`.
+        n_copy_blocks: number of additional blocks that contain only copies of one row, for each row `(..., N)`.
     """
 
     rows: Tensor
     is_block: Tensor
-    owner: Tensor
-    n_own_blocks: Tensor
+    group: Tensor
+    n_copy_blocks: Tensor
 
 
-def _cut_in_groups(copies: Tensor, groups: Tensor, num_groups: int, size: int, weighted: bool) -> _GroupBlocks:
-    """Partition rows, sorted by group and each repeated `copies` times, into blocks within groups."""
+def _blocks_in_groups(copies: Tensor, groups: Tensor, num_groups: int, size: int, weighted: bool) -> _GroupBlocks:
+    """Partition rows `(..., N)`, sorted by group and repeated `copies` times, into blocks within groups."""
     n = copies.shape[-1]
     totals = copies.new_zeros((*copies.shape[:-1], num_groups)).scatter_add(-1, groups, copies)
-    end = copies.cumsum(-1) - (totals.cumsum(-1) - totals).gather(-1, groups)  # position within the group
-    whole = (totals // size * size).gather(-1, groups)  # drop the incomplete last block of a group
+    # end of the copies of each row, counted from the start of its group
+    end = copies.cumsum(-1) - (totals.cumsum(-1) - totals).gather(-1, groups)
+    whole = (totals // size * size).gather(-1, groups)  # without the incomplete last block of the group
     begin, end = torch.minimum(end - copies, whole), torch.minimum(end, whole)
-    n_own_blocks = (end // size - (begin + size - 1) // size).clamp(min=0)
-    # Each remaining block contains the last copy of a row. There are therefore at most N of them.
-    end = (end - begin - n_own_blocks * size).cumsum(-1)
+    n_copy_blocks = (end // size - (begin + size - 1) // size).clamp(min=0)
+    # Every other block contains the last copy of a row, which bounds the number of these blocks by N.
+    end = (end - begin - n_copy_blocks * size).cumsum(-1)
     n_blocks = n if weighted else n // size
     if weighted and copies.device.type == "cpu":  # on a GPU, reading the number of blocks would synchronise
         n_blocks = largest(end[..., -1:] // size, n)
     places = torch.arange(max(1, n_blocks) * size, device=copies.device).expand(*copies.shape[:-1], -1).contiguous()
     rows = torch.searchsorted(end, places, right=True).clamp(max=n - 1)
     first = slice(None, None, size)
-    return _GroupBlocks(rows, places[..., first] < end[..., -1:], groups.gather(-1, rows[..., first]), n_own_blocks)
+    return _GroupBlocks(rows, places[..., first] < end[..., -1:], groups.gather(-1, rows[..., first]), n_copy_blocks)
 
 
-def _rows_of(x: Tensor, rows: Tensor, n_axes: int) -> Tensor:
-    """Return the rows `(..., K, size)` of `x`, which is `(..., N)`, or `(..., N, C)` if `n_axes` is 2."""
+def _gather_rows(x: Tensor, rows: Tensor, n_axes: int) -> Tensor:
+    """Gather the rows with indices `(..., K, size)` from `x`: `(..., N)`, or `(..., N, C)` if `n_axes` is 2."""
     flat = rows.flatten(-2)
     found = x.gather(-1, flat) if n_axes == 1 else x.gather(-2, flat.unsqueeze(-1).expand(*flat.shape, x.shape[-1]))
     return found.reshape(*rows.shape, *found.shape[flat.dim() :])
 
 
 def scale_of(kernel: Kernel, bandwidth: Any) -> Any:
-    """Return the factor for probabilities that corresponds to `bandwidth` in the kernels of `ops.pairwise`."""
+    """Return the scale of the probabilities in the kernels of `ops.pairwise` that corresponds to a bandwidth."""
     return 1 / (2 * bandwidth if kernel == "laplacian" else math.sqrt(2) * bandwidth)
 
 
 def median_distance(q: Tensor, weights: Tensor, kernel: Kernel) -> Tensor:
     """Return the weighted median distance between two rows, `(..., R)`; 1 if the median is 0.
 
-    It is computed for at most 1,024 evenly spaced rows. Copies of a row are rows at distance 0.
+    At most 1,024 evenly spaced rows are used. A row with weight k is treated as k rows at distance 0.
 
     Args:
         q: probabilities `(..., N, C)`.
@@ -261,7 +263,7 @@ def median_distance(q: Tensor, weights: Tensor, kernel: Kernel) -> Tensor:
     subset = torch.arange(n_rows, device=q.device) * n // max(1, n_rows)
     q, weights = q.detach()[..., subset, :], weights[..., subset]
     distance = torch.cdist(q, q, p=1.0) / 2 if kernel == "laplacian" else torch.cdist(q, q)
-    # Weight of each pair of rows. A copy of a row is paired with the other copies, but not with itself.
+    # weight of each pair of rows; a copy of a row is not paired with itself
     pairs = weights.unsqueeze(-1) * weights.unsqueeze(-2) - weights.diag_embed()
     ordered, order = distance.flatten(-2).sort(-1)
     reached = pairs.flatten(-2).gather(-1, order.unsqueeze(-2).expand_as(pairs.flatten(-2))).cumsum(-1)

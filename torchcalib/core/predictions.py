@@ -18,13 +18,13 @@ from torchcalib.ops.softmax_stats import Rows
 
 @dataclass(frozen=True, eq=False)
 class Predictions:
-    """Checked predictions, targets and weights, as `InputFormat.read` returns them.
+    """Checked predictions, targets and weights of a batch, returned by `InputFormat.read`.
 
     Attributes:
         task: `"binary"`, `"multiclass"` or `"multilabel"`.
         from_logits: whether `values` are logits.
         given: probabilities or logits in the dtype of the input: multi-class `(..., N, C)`, binary `(..., N)`.
-            Multi-label `(..., L, N)` is binary with labels as one more batch axis.
+            Multi-label predictions `(..., L, N)` are binary with the labels as a batch axis.
         given_target: multi-class labels, int64 `(..., N)`, or soft targets `(..., N, C)`. Otherwise labels or soft
             targets with the shape of `given`.
         weights: float64 `(..., N)`, broadcastable to `target`, or None for 1. A row with weight 0 is ignored, and its
@@ -36,14 +36,13 @@ class Predictions:
         n_invalid: number of ignored invalid rows, int64 scalar; None if invalid rows raise an error.
         n_dropped: number of ignored missing rows, int64 scalar; None if none were found, or if they raise an error.
         groups: group index of each sample, int64 `(..., N)`, broadcastable to `target`; None for no groups.
-        sum_tolerance: in `rows`, largest accepted distance from 1 of the sum of a row of probabilities; may be
-            infinite.
+        sum_tolerance: largest accepted difference between 1 and the sum of a row of probabilities.
         n_annotators: number of annotators for each target, float64 `(..., N)`, multi-label `(..., L, N)`; None if
             targets were not annotator counts.
         absent: mask of rows with weight 0 in all replicates `(..., N)`; None without weights.
         rest: P(y=0) for input with positive classes: the sum over all other classes, float64 `(..., N)`. None if
             P(y=0) is 1 - P(y=1).
-        computed: cache of per-row quantities.
+        computed: cache of the properties, such as `cross_entropy`.
         num_classes: number of classes C; 2 for binary and multi-label.
         soft: whether multi-class targets are soft.
         samples: shape of the samples, `(..., N)`.
@@ -74,13 +73,13 @@ class Predictions:
 
     @once
     def values(self) -> Tensor:
-        """Probabilities or logits in float64, multi-class in `dtype`.
+        """Probabilities or logits with the shape of `given`: multi-class in `dtype`, otherwise in float64.
 
-        In multi-class rows with a logit of +inf, logits +inf become 0 and all others -inf: the limit of the softmax.
+        In a multi-class row with logits of +inf, these become 0 and all other logits -inf, the limit of the softmax.
         """
         per_class = self.task == "multiclass"
         values = self.given.to(self.dtype) if per_class else self._wide(self.given)
-        if self.absent is not None and values.requires_grad:  # a derivative at NaN is NaN, even with weight 0
+        if self.absent is not None and values.requires_grad:  # the gradient at NaN is NaN, even with weight 0
             absent = self.absent.unsqueeze(-1) if per_class else self.absent
             values = values.masked_fill(absent, 0 if self.from_logits else 0.5)
         if not per_class:
@@ -89,7 +88,7 @@ class Predictions:
 
     @once
     def target(self) -> Tensor:
-        """Multi-class labels or soft targets; for other tasks 0/1 labels or target probabilities of y=1, float64."""
+        """Multi-class labels or soft targets. For other tasks, labels 0 and 1 or probabilities of y=1, in float64."""
         return self.given_target if self.task == "multiclass" else self._wide(self.given_target)
 
     def __post_init__(self) -> None:
@@ -106,15 +105,15 @@ class Predictions:
             object.__setattr__(self, name, value)
 
     def without(self, broken: Tensor, weights: Tensor | None, counted: bool) -> "Predictions":
-        """Return predictions with new weights, 0 or NaN in broken rows. The labels of these rows become 0."""
+        """Return predictions with new weights (0 or NaN in the rows of the mask `broken`) and label 0 in these rows."""
         target = self.given_target
         if self.hard:
             target = target.masked_fill(in_all_replicates(broken, len(self.samples)), 0)
         n_invalid = broken.sum() if counted else self.n_invalid
-        return self._with(weights=weights, given_target=target, n_invalid=n_invalid)
+        return self._replaced(weights=weights, given_target=target, n_invalid=n_invalid)
 
     def without_missing(self, missing: Tensor) -> "Predictions":
-        """Return predictions in which the rows in a mask `(..., N)` have weight 0 and valid values."""
+        """Return predictions in which the rows of a mask `(..., N)` have weight 0 and valid values."""
 
         def filled(x: Tensor, with_classes: bool, valid: float) -> Tensor:
             return x.masked_fill(missing.unsqueeze(-1) if with_classes else missing, valid)
@@ -133,15 +132,15 @@ class Predictions:
 
     def with_weights(self, weights: Tensor) -> "Predictions":
         """Return the same rows with other weights. The cache is shared."""
-        return self._with(weights=weights, weighted=True)
+        return self._replaced(weights=weights, weighted=True)
 
     def in_groups(self, groups: Tensor, weights: Tensor | None, n_invalid: Tensor | None) -> "Predictions":
-        """Return the same rows with group indices `(..., N)`, and weights that are 0 for rows without a group."""
-        return self._with(groups=groups, weights=weights, n_invalid=n_invalid)
+        """Return the same rows with group indices `(..., N)`, and with weights that are 0 in rows without a group."""
+        return self._replaced(groups=groups, weights=weights, n_invalid=n_invalid)
 
-    def _with(self, **changes: Any) -> "Predictions":
+    def _replaced(self, **changes: Any) -> "Predictions":
         """Return the same rows with other attributes. The cache is shared."""
-        other = replace(self, **changes)  # torch.compile does not trace `copy` in the oldest supported torch
+        other = replace(self, **changes)  # `torch.compile` cannot trace `copy.copy` in the oldest supported version
         object.__setattr__(other, "computed", self.computed)
         return other
 
@@ -150,7 +149,7 @@ class Predictions:
         return replace(self, given=values, rest=None)
 
     def set_in_log_odds(self) -> "Predictions":
-        """Convert the probability of a set of classes to log-odds, which are exact where P(set) rounds to 1.
+        """Convert the probability of a set of classes to log-odds, which are accurate where it rounds to 1.
 
         Other predictions are returned unchanged.
         """
@@ -173,7 +172,7 @@ class Predictions:
         inside = torch.zeros(self.num_classes, dtype=torch.bool, device=self.values.device)
         for k in classes:  # indexing with a list would synchronise a GPU
             inside[k] = True
-        if self.from_logits:  # log-odds do not saturate
+        if self.from_logits:  # log-odds are accurate where probabilities round to 1
             logits = self._wide(self.values)
             values = log_ratio(logits.masked_fill(~inside, -torch.inf), logits.masked_fill(inside, -torch.inf))
             rest = None
@@ -204,14 +203,14 @@ class Predictions:
     def _wide(self, x: Tensor) -> Tensor:
         """Convert to float64 before exp, log or sigmoid.
 
-        Vectorised and scalar code differ in the last digit. The memory position of an element determines which code
-        runs. In float32 the bin of a sample could therefore depend on the batch size.
+        The float32 result for an element depends on its position in memory, because vectorised and scalar code differ
+        in the last digit. The bin of a sample could therefore depend on the batch size.
         """
         return x.to(wide_dtype(x.device))
 
     @once
     def log_probs(self) -> Tensor:
-        """Multi-class log q `(..., N, C)`. With logits it is exact where q rounds to 0 or 1."""
+        """Multi-class log-probabilities log q `(..., N, C)`; from logits accurate even where q rounds to 0 or 1."""
         return self.values.log_softmax(-1) if self.from_logits else logs.safe_log(self._wide(self.values))
 
     @once
@@ -223,7 +222,7 @@ class Predictions:
 
     @once
     def not_probs(self) -> Tensor:
-        """Binary P(y=0) `(..., N)`. For logits and sets of classes it is exact where P(y=1) is near 1."""
+        """Binary P(y=0) `(..., N)`; for logits and sets of classes accurate even where P(y=1) is near 1."""
         if self.from_logits:
             return (-self.values).sigmoid()
         return 1 - self.values if self.rest is None else self.rest
@@ -251,14 +250,14 @@ class Predictions:
 
     @once
     def cross_entropy(self) -> Tensor:
-        """Cross entropy -sum_k t_k log q_k of each sample `(..., N)`, in nats."""
+        """Cross entropy -sum_k t_k log q_k of each prediction q and target t `(..., N)`, in nats."""
         if self.task != "multiclass":
             return logs.binary_cross_entropy(*self.binary_log_probs, self.target)
         return logs.cross_entropy(self.log_probs, self.target) if self.soft else 0 - self.rows.log_prob
 
     @once
     def neg_entropy(self) -> Tensor:
-        """Negative entropy sum_k q_k log q_k of each prediction `(..., N)`, in nats."""
+        """Negative entropy sum_k q_k log q_k of each prediction q `(..., N)`, in nats."""
         if self.task != "multiclass":
             return logs.binary_neg_entropy(*self.binary_log_probs)
         return logs.neg_entropy(self.probs, self.log_probs) if self.soft else self.rows.neg_entropy
@@ -270,7 +269,7 @@ class Predictions:
 
     @once
     def squared_error(self) -> Tensor:
-        """Squared error sum_k (q_k - t_k)^2 of each sample `(..., N)`; binary (p - t)^2."""
+        """Squared error sum_k (q_k - t_k)^2 of each prediction q and target t `(..., N)`; (p - t)^2 for p = P(y=1)."""
         if self.soft:
             return (self.probs - self.target).square().sum(-1, dtype=wide_dtype(self.values.device))
         if self.task == "multiclass":
@@ -280,7 +279,7 @@ class Predictions:
         return (self.probs - self.target).square()
 
     def clipped_cross_entropy(self, eps: float) -> Tensor:
-        """Return -sum_k t_k log max(q_k, eps) for each sample `(..., N)`, in nats."""
+        """Return the cross entropy with clipped probabilities, -sum_k t_k log max(q_k, eps), `(..., N)` in nats."""
         floor = math.log(eps)
         if self.task != "multiclass":
             log_p, log_not_p = self.binary_log_probs
@@ -290,24 +289,25 @@ class Predictions:
         return 0 - self.rows.log_prob.clamp(min=floor)
 
 
-_MAX_AT_ONCE = 2**22  # largest number of float64 values (32 MB) for the replicates computed at a time
+_MAX_AT_ONCE = 2**22  # maximum number of float64 values in memory (32 MB) for the replicates of one call
 
 
-def by_replicates(read: Callable[[Predictions], Tensor], p: Predictions, elements: int) -> Tensor:
+def by_replicates(function: Callable[[Predictions], Tensor], p: Predictions, elements: int) -> Tensor:
     """Apply a function to R replicates, a few at a time to bound the memory.
 
     Args:
-        read: function from predictions with weights `(r, ..., N)` to values `(r, *)`.
+        function: function from predictions with weights `(r, ..., N)` to values `(r, *)`.
         p: predictions.
-        elements: number of values that `read` stores in memory for each replicate.
+        elements: number of values that `function` stores in memory for each replicate.
 
     Returns:
         Values `(*p.replicates, *)`.
     """
     if p.weights is None or not p.replicates:
-        return read(p)
+        return function(p)
     weights = p.weights.flatten(0, len(p.replicates) - 1)
-    values = torch.cat([read(p.with_weights(piece)) for piece in torch.split(weights, replicates_at_once(elements))])
+    chunks = torch.split(weights, replicates_at_once(elements))
+    values = torch.cat([function(p.with_weights(chunk)) for chunk in chunks])
     return values.reshape(*p.replicates, *values.shape[1:])
 
 

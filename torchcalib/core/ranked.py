@@ -1,7 +1,6 @@
-"""Samples for rank-based metrics, exact or as a sketch.
+"""Samples for rank-based metrics, exact or as a sketch (sums over narrow cells of the score).
 
-A `RankedSample` has one element for each sample. If it comes from a sketch, it has one element for each non-empty cell
-of scores. Metrics process both in the same way.
+A `RankedSample` has one element for each sample, or one element for each non-empty cell of a sketch.
 """
 
 import itertools
@@ -30,7 +29,7 @@ _LOWEST, _HIGHEST = -104, 37
 _LOWEST_LOGIT = -70
 """Lower end of the cells for log-odds. The upper end is 71, which gives as many cells as for probabilities."""
 
-_PIECE = 2**21  # number of elements that are processed at a time, which bounds the memory
+_CHUNK_SIZE = 2**21  # number of elements that are processed at a time, to limit the memory
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,11 +38,11 @@ class RankedSample:
 
     Attributes:
         score: probability or log-odds `(..., M)`; NaN for an ignored element.
-        positives: number of samples with outcome 1 in each element, or the sum of their soft targets, `(..., M)`.
+        positives: number of samples with outcome 1 in each element, or the sum of the soft targets, `(..., M)`.
         n: number of samples in each element, whole numbers `(..., M)`; None if each element is one sample.
         from_logits: whether `score` contains log-odds.
-        has_invalid_rows: mask `(...)` of batch elements with invalid rows, for which no error could be raised, or None.
-        log_scored: whether a log score is computed from the sample. It requires the log-odds of merged elements.
+        has_invalid_rows: mask `(...)` of batch elements with invalid rows for which no error was raised, or None.
+        log_scored: whether the metric is a log score, which requires log-odds for merged elements.
     """
 
     score: Tensor
@@ -54,9 +53,9 @@ class RankedSample:
     log_scored: bool = False
 
     def pieces(self) -> list["RankedSample"]:
-        """Split the batch into samples with about `_PIECE` elements each, to bound the memory."""
+        """Split the batch into samples with about `_CHUNK_SIZE` elements each, to limit the memory."""
         *lead, size = self.score.shape
-        n_lines = max(1, _PIECE // max(size, 1))
+        n_lines = max(1, _CHUNK_SIZE // max(size, 1))
         if not lead or math.prod(lead) <= n_lines:
             return [self]
         columns = (self.score, self.positives, self.n, self.has_invalid_rows)
@@ -102,7 +101,7 @@ class RankedSample:
                 f"`weights` must sum to at most 2^53 for rank-based metrics, got {float(n.sum(-1).max()):g}. "
                 "Divide them by a common factor."
             )
-        if not score.shape[-1]:  # add an ignored element, because callers do not handle an empty axis
+        if not score.shape[-1]:  # add an ignored element, because callers do not support an empty axis
             score, positives = (
                 score.new_full((*score.shape[:-1], 1), torch.nan),
                 positives.new_zeros((*positives.shape[:-1], 1)),
@@ -115,14 +114,14 @@ class RankedSample:
         return SortedSample(score, positives, n, size, self.from_logits)
 
 
-def by_pieces(read: Callable[[RankedSample], Tensor], sample: RankedSample) -> Tensor:
-    """Apply `read`, which returns `(..., *)`, to pieces of the sample that fit into memory, and join the results.
+def by_pieces(function: Callable[[RankedSample], Tensor], sample: RankedSample) -> Tensor:
+    """Apply a function to parts of the batch that fit into memory, and concatenate the values `(..., *)`.
 
-    The value of a batch element in `RankedSample.has_invalid_rows` is NaN.
+    Batch elements in `RankedSample.has_invalid_rows` have the value NaN.
     """
     pieces = sample.pieces()
     lead = sample.score.shape[:-1]
-    values = read(sample) if len(pieces) == 1 else torch.cat([read(piece) for piece in pieces])
+    values = function(sample) if len(pieces) == 1 else torch.cat([function(piece) for piece in pieces])
     values = values.reshape((*lead, *values.shape[len(lead) if len(pieces) == 1 else 1 :]))
     if sample.has_invalid_rows is None:
         return values
@@ -134,12 +133,11 @@ class SortedSample:
     """Elements in ascending order of their scores, with ignored elements last.
 
     Attributes:
-        score: probability or log-odds `(..., M)`, M >= 1; +inf or above all other scores for ignored elements.
-        positives: see `RankedSample`.
-        n: see `RankedSample`.
+        score: probability or log-odds `(..., M)`, M >= 1; for ignored elements +inf or a number above 1.
+        positives, n: see `RankedSample`.
         size: number of elements that are not ignored, int64 `(...)`.
         from_logits: whether `score` contains log-odds.
-        computed: cache of derived quantities.
+        computed: cache of the properties.
     """
 
     score: Tensor
@@ -151,7 +149,7 @@ class SortedSample:
 
     @once
     def counted(self) -> Tensor:
-        """False for ignored elements, bool `(..., M)`."""
+        """Mask of the elements that are not ignored, bool `(..., M)`."""
         positions = torch.arange(self.score.shape[-1], device=self.score.device)
         return positions < self.size.unsqueeze(-1)
 
@@ -175,8 +173,8 @@ class SortedSample:
     def variances(self) -> tuple[Tensor, Tensor]:
         """Summands of each element in `BinStats.spread` and `BinStats.noise`, each `(..., M)`.
 
-        For an element of several samples, only the sum of their soft targets is known. These samples are treated as
-        labels, which have a larger variance.
+        An element of several samples contains only the sum of their soft targets. It is treated as a sum of labels,
+        which have a larger variance.
         """
         n, p = self.counts.to(self.confidence.dtype), self.confidence.detach()
         spread = (n * p * (1 - p)).masked_fill(~self.counted, 0)
@@ -188,28 +186,28 @@ class SortedSample:
 
     @once
     def begins(self) -> Tensor:
-        """True where a score differs from the previous one, and for the first element, bool `(..., M)`."""
+        """Mask of the first element with each score, bool `(..., M)`."""
         return tie_begins(self.score)
 
 
 @dataclass(frozen=True)
 class ExactSample:
-    """Accumulator that stores the score and outcome of every event, for the events of a mode."""
+    """Accumulator that stores the score and outcome of every event, as defined by `mode`."""
 
     mode: Mode
 
     def lead(self, task: Task, num_classes: int | None) -> tuple[int, ...]:
-        """Return the batch axes that the mode adds; see `series_shape`."""
+        """Return the shape of the batch axis that the mode adds; see `series_shape`."""
         return series_shape(self.mode, task, num_classes)
 
     def of(self, p: Predictions) -> RankedSample:
-        """Return the events of the predictions `p` as unsorted elements."""
+        """Return the events of a batch of predictions as unsorted elements."""
         scores = reduce_to_scores(p, self.mode)
         score, outcome = scores.score, scores.outcome
         weights = _weights_of_events(p, self.mode)
         if weights is None:
             return RankedSample(score, outcome, None, scores.from_logits)
-        absent = ~(weights > 0)  # weights are 0 in ignored rows, and NaN in invalid rows that could not raise an error
+        absent = ~(weights > 0)  # 0 marks an ignored row, NaN an invalid row for which no error was raised
         score = torch.where(absent, torch.nan, score)
         has_invalid_rows = weights.isnan().any(-1).expand(score.shape[:-1])
         if not p.weighted:
@@ -229,11 +227,11 @@ class LogitCells:
     The sums in a cell are the number of samples, the sum of their probabilities, and the number of positives. Metrics
     replace each score by the mean score of its cell, and are otherwise exact. This changes a score by less than
     1 / resolution in log-odds and 1 / (4 resolution) in probability. Scores of 0 and 1 have their own cells. The
-    outermost of the other cells are unbounded: log-odds below -104 (the smallest positive float32) share one cell, and
-    log-odds above 37 another one.
+    outermost of the other cells are unbounded. One contains all log-odds below -104, which is less than the log-odds of
+    the smallest positive float32. The other one contains all log-odds above 37.
 
-    With `from_logits` the cells range from -70 to 71. They sum the probability of the less probable outcome, which does
-    not round to 1. The outermost cells for finite log-odds sum |log-odds| instead.
+    With `from_logits` the cells range from -70 to 71. The second sum is then the probability of the less probable
+    outcome, which does not round to 1. For the outermost finite cells it is |log-odds|.
 
     A sketch is exact for the original data if no cell contains different scores. This holds for float16 and bfloat16
     probabilities if the resolution is at least 2,048: their log-odds differ by more than 1 / 2,048.
@@ -246,13 +244,13 @@ class LogitCells:
       a cell, from one bin into the next.
     - The Brier score after isotonic recalibration (pool adjacent violators, PAVA) is too large by at most s / 2. The
       discrimination (DSC) is too small by the same amount. The exact fit f is monotone. Its mean over each cell is
-      an admissible fit, whose loss exceeds the minimum by at most 2 cov(f, y) <= range(f) / 2 in each cell.
+      an admissible fit. The loss for outcomes y is larger by at most 2 cov(f, y) <= range(f) / 2 in each cell.
     - The test-based calibration error (TCE) changes by the samples whose cell contains a critical value of the test: at
       most 4 cells for each bin, or 400 B s percent. This assumes that the isotonic blocks do not change. Isotonic
       blocks depend on the outcomes and may change abruptly; edges from the caller do not change.
 
     Attributes:
-        mode: see `ExactSample`.
+        mode: definition of the events.
         resolution: number of cells for each unit of log-odds.
         from_logits: whether scores are log-odds rather than probabilities.
     """
@@ -273,7 +271,7 @@ class LogitCells:
         return (_HIGHEST - _LOWEST) * self.resolution + 2
 
     def of(self, p: Predictions) -> BinStats:
-        """Return the sums over the events of the predictions `p`."""
+        """Return the sums over all events of a batch of predictions."""
         cells, columns = self._cells_and_columns(p)
         return BinStats(bin_sums(cells, columns, self._n_cells))
 
@@ -290,7 +288,7 @@ class LogitCells:
         return cells, [weighted(quantity, weights, wide) for quantity in quantities]
 
     def of_sample(self, sample: RankedSample) -> BinStats:
-        """Return the sums over the elements in an exact sample; they equal `of` for its predictions."""
+        """Return the sums for the sample that `ExactSample` computes from the same predictions."""
         score = sample.score.to(wide_dtype(sample.score.device))
         n = torch.ones_like(score) if sample.n is None else sample.n.to(score.dtype)
         cells = self._cell(score)
@@ -310,9 +308,9 @@ class LogitCells:
         return cell.masked_fill(log_odds == -torch.inf, 0).masked_fill(log_odds == torch.inf, self._n_cells - 1)
 
     def _summand(self, score: Tensor, cell: Tensor) -> Tensor:
-        """Return the summand of each score: its probability, or for log-odds the probability of the rarer outcome.
+        """Return the number to sum for each score: its probability, with log-odds that of the less probable outcome.
 
-        In the outermost cells for finite log-odds this probability is almost 0, and the summand is |log-odds|.
+        In the outermost cells for finite log-odds, where this probability is almost 0, it is |log-odds|.
         """
         score = score.to(wide_dtype(score.device))
         if not self.from_logits:
@@ -321,11 +319,11 @@ class LogitCells:
         return torch.where(self._is_outermost(cell), distance, torch.sigmoid(-distance)).masked_fill(score.isinf(), 0)
 
     def _is_above(self, cell: Tensor) -> Tensor:
-        """Return True for cells with non-negative log-odds."""
+        """Return a mask of the cells with non-negative log-odds."""
         return cell > -self._lowest * self.resolution
 
     def _is_outermost(self, cell: Tensor) -> Tensor:
-        """Return True for the lowest and the highest cell with finite log-odds."""
+        """Return a mask of the lowest and the highest cell with finite log-odds."""
         return (cell == 1) | (cell == self._n_cells - 2)
 
     def wrap(self, sums: Tensor) -> RankedSample:

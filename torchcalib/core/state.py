@@ -1,4 +1,4 @@
-"""Metric states: how they accumulate, merge, are saved, and are synchronised across distributed processes (ranks).
+"""Accumulation, merging, saving and synchronisation of metric states across distributed processes (ranks).
 
 `SumsKind` states are one tensor and merge by addition. `SamplesKind` states are lists of samples and merge by
 concatenation. States are immutable: each operation returns a new state, which may share tensors with its operands.
@@ -36,14 +36,14 @@ def ignored_counts(p: Predictions, like: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class SumsKind(Generic[S]):
-    """State of a sums accumulator, one float64 tensor `(n,)`.
+    """Operations on the state of a metric that is computed from sums: one float64 tensor `(n,)`.
 
-    It contains the two counts of `ignored_counts`, `Sums.noise_flag` for bins with noise, and the flattened sums.
+    The state contains the two counts of `ignored_counts`, `Sums.noise_flag` if present, and the flattened sums.
 
     Attributes:
         accumulator: computes the sums.
         shape: shape of the sums.
-        names: names of the parts of the state.
+        names: names of the saved parts.
     """
 
     accumulator: SumsAccumulator[S]
@@ -52,15 +52,15 @@ class SumsKind(Generic[S]):
 
     def empty(self) -> Tensor:
         """Return the state before any data: zeros."""
-        return torch.zeros(self._first + math.prod(self.shape), dtype=torch.float64)
+        return torch.zeros(self._offset + math.prod(self.shape), dtype=torch.float64)
 
     @property
-    def _first(self) -> int:
+    def _offset(self) -> int:
         """Position of the first sum in the state."""
         return N_IGNORED + (math.prod(self.shape[:-2]) if has_noise_flag(self.accumulator) else 0)
 
     def parts(self, state: Tensor) -> list[Tensor | list[Tensor]]:
-        """Return the parts of a state that are saved: the tensor itself."""
+        """Return the parts of a state to save: only the state itself."""
         return [state]
 
     def of(self, p: Predictions) -> Tensor:
@@ -85,10 +85,10 @@ class SumsKind(Generic[S]):
         return state[:N_IGNORED]
 
     def statistic(self, state: Tensor) -> S:
-        """Return the statistic from which metrics are computed."""
-        sums = state[self._first :].reshape(self.shape)
+        """Return the statistic from which metrics are computed, for example `BinStats`."""
+        sums = state[self._offset :].reshape(self.shape)
         if has_noise_flag(self.accumulator):
-            sums = with_noise_row(sums, state[N_IGNORED : self._first].reshape(self.shape[:-2]))
+            sums = with_noise_row(sums, state[N_IGNORED : self._offset].reshape(self.shape[:-2]))
         return self.accumulator.wrap(sums)
 
     def check(self, parts: Sequence[Any], like: Tensor) -> Tensor | None:
@@ -108,29 +108,29 @@ class SumsKind(Generic[S]):
         return state.detach()
 
     def announced_by_all(self, announced: Sequence[Tensor]) -> Tensor:
-        """Combine the tensors of all ranks, from `announce` with `world=1`, for `merge_gathered`."""
+        """Return the sum of the tensors that each rank computed by `announce` with `world=1`."""
         return torch.stack(list(announced)).sum(0)
 
     def payload(self, state: Tensor) -> Tensor:
-        """Return the bytes to gather from each rank (all-gather), uint8 `(0,)`: sums do not require any."""
+        """Return an empty tensor, uint8 `(0,)`, because sums require no all-gather after the all-reduce."""
         return torch.zeros(0, dtype=torch.uint8, device=state.device)
 
     def payload_sizes(self, announced: Tensor, world: int) -> list[int]:  # noqa: ARG002
-        """Return the payload size of each rank in bytes, from the announced tensors summed over ranks."""
+        """Return the length of the `payload` of each rank, which is 0."""
         return [0] * world
 
     def merge_gathered(self, announced: Tensor, payloads: Sequence[Tensor]) -> Tensor:  # noqa: ARG002
-        """Return the merged state of all ranks."""
+        """Return the merged state of all ranks, which is the sum of their tensors from `announce`."""
         return announced
 
 
 class Samples(NamedTuple):
-    """State that stores samples in chunks: one tensor `(..., n)` per chunk in each list.
+    """State that stores samples in chunks. Each list contains one tensor `(..., n)` for each chunk of n samples.
 
     Attributes:
-        scores: see `RankedSample`; 4 bytes per sample for float32 input, 8 for multi-class logits.
+        scores: see `RankedSample`; float32 or float64.
         outcomes: uint8 labels, or floating soft targets.
-        weights: int64 counts of copies, with n = 0 if all weights in the chunk are 1.
+        weights: number of copies of each sample, int64; `(..., 0)` if all weights in the chunk are 1.
         n_ignored: numbers of ignored invalid rows and ignored missing rows, float64 `(2,)`.
     """
 
@@ -146,17 +146,17 @@ _OUTCOME_DTYPES = (torch.uint8, torch.float32, torch.float64)
 
 @dataclass(frozen=True)
 class SamplesKind:
-    """State of an `ExactSample` accumulator, which stores all samples in chunks.
+    """Operations on the state of a metric that requires all samples; see `Samples`.
 
     A sample occupies 5 bytes for float32 (9 for float64 and multi-class logits), and 8 more with weights. A new chunk
-    is joined with chunks of at most twice its size. The number of chunks is therefore small, and each of N samples is
-    copied about log2(N) times.
+    is concatenated with chunks of at most twice its size. The number of chunks is therefore small, and each of N
+    samples is copied about log2(N) times.
 
     Attributes:
         accumulator: computes the samples of a batch.
-        lead: batch axes of the samples.
+        lead: shape of the batch axes.
         from_logits: whether scores are log-odds.
-        names: names of the parts of the state.
+        names: names of the saved parts.
     """
 
     accumulator: ExactSample
@@ -168,14 +168,14 @@ class SamplesKind:
 
     def empty(self) -> Any:
         """Return a state without chunks."""
-        return self._made([], torch.zeros(N_IGNORED, dtype=torch.float64))
+        return self._state_from([], torch.zeros(N_IGNORED, dtype=torch.float64))
 
     def join(self, parts: Sequence[Any]) -> Any:
-        """Convert parts to a state. Subclasses have additional parts."""
+        """Return a state with the given parts, in the order of `names`. Subclasses have additional parts."""
         return Samples(*parts)
 
     def parts(self, state: Any) -> Any:
-        """Return the parts of a state that are saved: the state itself, a tuple."""
+        """Return the parts of a state to save: the state itself, which is a tuple."""
         return state
 
     def of(self, p: Predictions) -> Any:
@@ -189,7 +189,7 @@ class SamplesKind:
             chunk = [score[keep], *(c[keep] if c.numel() else c for c in others)]
         else:
             chunk = [score.clone(), others[0].clone(), *others[1:]]
-        return self._made([chunk], ignored_counts(p, score.new_zeros(0, dtype=torch.float64)))
+        return self._state_from([chunk], ignored_counts(p, score.new_zeros(0, dtype=torch.float64)))
 
     def _chunk(self, p: Predictions) -> list[Tensor]:
         """Return scores, outcomes and weights of a batch. Scores and outcomes may share memory with it."""
@@ -201,12 +201,12 @@ class SamplesKind:
             outcome = (outcome / sample.n.clamp(min=1)).to(torch.uint8 if p.hard else score.dtype)
         return [score, outcome, n]
 
-    def _made(self, chunks: Sequence[Sequence[Tensor]], n_ignored: Tensor) -> Any:
+    def _state_from(self, chunks: Sequence[Sequence[Tensor]], n_ignored: Tensor) -> Any:
         columns = zip(*chunks, strict=True) if chunks else [()] * (len(self.names) - 1)
         return self.join([*map(list, columns), n_ignored])
 
     def add(self, state: Any, more: Any) -> Any:
-        """Return the chunks of both states, with chunks of similar sizes joined."""
+        """Return a state with the chunks of two states, in which chunks of similar sizes are concatenated."""
         chunks = _chunks_of(state)
         for chunk in _chunks_of(more):
             chunks.append(chunk)
@@ -216,7 +216,7 @@ class SamplesKind:
                 and chunks[-2][0].shape[-1] <= 2 * chunks[-1][0].shape[-1]
             ):
                 chunks[-2:] = [_joined(chunks[-2:])]
-        return self._made(chunks, state.n_ignored + more.n_ignored.to(state.n_ignored))
+        return self._state_from(chunks, state.n_ignored + more.n_ignored.to(state.n_ignored))
 
     def detach(self, state: Any) -> Any:
         """Return the state without its autograd graph."""
@@ -273,22 +273,22 @@ class SamplesKind:
         return torch.cat((state.n_ignored.detach(), table.flatten().to(state.n_ignored.device)))
 
     def announced_by_all(self, announced: Sequence[Tensor]) -> Tensor:
-        """Combine the tensors of all ranks, from `announce` with `world=1`, for `merge_gathered`."""
+        """Return the sum of `announce` over all ranks, from the tensors of each rank for `world=1`."""
         counts = torch.stack([one[:N_IGNORED] for one in announced]).sum(0)
         return torch.cat((counts, *(one[N_IGNORED:] for one in announced)))
 
     def payload(self, state: Any) -> Tensor:
-        """Return the bytes to gather from each rank (all-gather), uint8 `(n,)`: the columns of all samples."""
+        """Return the bytes of all samples in this state for an all-gather, uint8 `(n,)`."""
         columns = [t.detach().contiguous().flatten().view(torch.uint8) for t in self._whole(state)]
         return torch.cat([column.to(state.n_ignored.device) for column in columns])
 
     def payload_sizes(self, announced: Tensor, world: int) -> list[int]:
-        """Return the payload size of each rank in bytes, from the announced tensors summed over ranks."""
+        """Return the length of the `payload` of each rank, from the sum of `announce` over ranks."""
         table = announced[N_IGNORED:].reshape(world, 4).tolist()
         return [sum(_n_bytes(dtype, shape) for dtype, shape in self._columns(row)) for row in table]
 
     def merge_gathered(self, announced: Tensor, payloads: Sequence[Tensor]) -> Any:
-        """Return the merged state of all ranks, with one chunk for each rank that has samples."""
+        """Return the merged state of all ranks, with one chunk for each rank that contains samples."""
         chunks: list[list[Tensor]] = []
         table = announced[N_IGNORED:].reshape(len(payloads), 4).tolist()
         for row, payload in zip(table, payloads, strict=True):
@@ -301,17 +301,17 @@ class SamplesKind:
                 chunk.append(payload[start:end].clone().view(dtype).reshape(shape))
                 start = end
             chunks.append(chunk)
-        return self._made(chunks, announced[:N_IGNORED])
+        return self._state_from(chunks, announced[:N_IGNORED])
 
     def _columns(self, row: Sequence[float]) -> list[tuple[torch.dtype, tuple[int, ...]]]:
-        """Return the dtype and shape of each column on a rank, from the row of this rank in the announced table."""
+        """Return dtype and shape of scores, outcomes and weights on a rank, from its row in the table of `announce`."""
         n, weighted = int(row[0]), bool(row[3])
         dtypes = (_SCORE_DTYPES[int(row[1])], _OUTCOME_DTYPES[int(row[2])], torch.int64)
         lengths = (n, n, n if weighted else 0)
         return [(dtype, (*self.lead, length)) for dtype, length in zip(dtypes, lengths, strict=True)]
 
     def _whole(self, state: Any) -> Sequence[Tensor]:
-        """Return the columns of all chunks, concatenated."""
+        """Return scores, outcomes and weights, each concatenated over all chunks."""
         chunks = _chunks_of(state)
         if not chunks:
             device = state.n_ignored.device
@@ -324,7 +324,7 @@ def _n_bytes(dtype: torch.dtype, shape: Sequence[int]) -> int:
 
 
 def _chunks_of(state: Any) -> list[Sequence[Tensor]]:
-    """Return a list of chunks, each a sequence of columns."""
+    """Return a list of chunks, each with scores, outcomes and weights."""
     return list(zip(*state[:-1], strict=True))
 
 

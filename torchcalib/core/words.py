@@ -17,7 +17,7 @@ def in_one_line(
 ) -> str:
     """Format a metric value with its noise floor (expectation under perfect calibration), interval and p-value.
 
-    NaN arguments are omitted.
+    Arguments that are NaN are omitted.
 
     Example:
         >>> in_one_line(-0.0109, 0.0034, 0.012, -0.0174, -0.0041)
@@ -39,7 +39,7 @@ def in_clauses(
     places: int,
     level: float = 0.95,
 ) -> str:
-    """Format clauses such as `"noise floor 0.0040, 95% 0.0180-0.0240, p < 0.001"`. NaN arguments are omitted."""
+    """Format clauses such as `"noise floor 0.0040, 95% 0.0180-0.0240, p < 0.001"`, without arguments that are NaN."""
     clauses = []
     if not math.isnan(noise_floor):
         clauses.append(f"noise floor {fixed(noise_floor, places)}")
@@ -53,14 +53,14 @@ def in_clauses(
 
 
 def p_words(p_value: float, equals: str = "") -> str:
-    """Format a p-value, for example as `"0.012"`, with the prefix `equals`; below 0.001 as `"< 0.001"`."""
+    """Format a p-value as `"0.012"` with the prefix `equals`, or as `"< 0.001"`."""
     if p_value < 0.001:
         return "< 0.001"
     return equals + (f"{p_value:.2g}" if p_value < 0.095 else f"{p_value:.2f}")
 
 
 def places_of(*numbers: float) -> int:
-    """Return the number of decimals for the largest number: 2 if it is >= 10, 5 to 8 if it is < 0.01, else 4."""
+    """Return the number of decimals: 2 if the largest absolute value is >= 10, 5 to 8 if it is < 0.01, else 4."""
     largest = max((abs(x) for x in numbers if math.isfinite(x)), default=0.0)
     if largest >= 10:
         return 2
@@ -68,7 +68,7 @@ def places_of(*numbers: float) -> int:
 
 
 def fixed(number: float, places: int) -> str:
-    """Format a number with `places` decimals; -0 becomes 0."""
+    """Format a number with `places` decimals, and -0 as 0."""
     return f"{round(number, places) + 0:.{places}f}" if math.isfinite(number) else f"{number}"
 
 
@@ -78,7 +78,7 @@ def listed(words: Sequence[str]) -> str:
 
 
 def significant(value: float) -> str:
-    """Format a number with four significant digits; a value that is not finite becomes a word.
+    """Format a number with four significant digits, NaN as `"undefined"` and infinity as `"infinite"`.
 
     Example:
         >>> significant(-0.0109003), significant(12345.678), significant(3e-10)
@@ -101,7 +101,7 @@ def count(n: float) -> str:
 
 
 def percent(share: float) -> str:
-    """Format a fraction as a percentage with two decimals; NaN becomes a word."""
+    """Format a fraction as a percentage with two decimals, and NaN as `"undefined"`."""
     return "undefined" if math.isnan(share) else f"{share:.2%}"
 
 
@@ -111,14 +111,14 @@ def edge(value: float) -> str:
 
 
 def gain(rcl: float) -> str:
-    """Format a relative calibration loss (RCL), given in percent; a value that is not finite becomes a word."""
+    """Format a relative calibration loss (RCL) in percent, and NaN as `"undefined"`."""
     if not math.isfinite(rcl):
         return "undefined" if math.isnan(rcl) else "−infinite"
     return _signed(rcl, f"{abs(rcl):.1f}") + "%"
 
 
 def ends(low: float, high: float, digits: int = 4) -> str:
-    """Format an interval, as in `"0.018 to 0.024"`, with `digits` significant digits and at most six decimals."""
+    """Format an interval as `"0.018 to 0.024"`, with `digits` significant digits and at most six decimals."""
     return " to ".join(f"{round(end, 6) + 0:.{digits}g}" for end in (low, high))  # + 0 converts -0 to 0
 
 
