@@ -27,7 +27,7 @@ class InputOptions(TypedDict, total=False):
       the sum over these classes, and P(y=0) the sum over all other classes. Rows are not normalised. Log scores use the
       sum for the outcome that occurred; the Brier score uses the sum for the outcome that did not occur.
     - `class_axis` (default None): axis of classes or labels in `preds`, and in soft or multi-label targets. None
-      selects the last axis or axis 1, whichever agrees with the shape of the target. If both agree, it is required.
+      selects the last axis or axis 1, whichever agrees with the shape of the target. If both agree, pass an axis.
       Integer targets with a class axis, `(..., N, C)`, are annotator counts. Binary and multi-label annotator counts
       have a last axis for no and yes: `(..., N, 2)` and `(..., N, L, 2)`. A row without annotators raises an error, or
       is ignored if `nan_policy="drop"`. `ignore_index` applies to labels only.
@@ -132,7 +132,7 @@ def weights_from(weights: Any, sample_weight: Any) -> Any:
     if sample_weight is None:
         return weights
     if weights is not None:
-        raise TypeError("`sample_weight` must be omitted if `weights` is given, got both. Both mean the same.")
+        raise TypeError("`sample_weight` must be omitted if `weights` is given, got both. Pass one of them.")
     return sample_weight
 
 
@@ -224,11 +224,12 @@ def check_level(level: object, n_replicates: int) -> None:
         raise TypeError(f"`level` must be a number, got {level!r}. A 95% interval has level 0.95.")
     if not 0 < level < 1:
         raise ValueError(f"`level` must be between 0 and 1, got {level!r}. A 95% interval has level 0.95.")
-    least = math.ceil(2 / (1 - level) * (1 - 1e-9)) - 1  # 1 - 1e-9 keeps rounding errors out of the ceiling
+    # The factor 1 - 1e-9 prevents rounding errors from increasing the ceiling.
+    least = math.ceil(2 / (1 - level) * (1 - 1e-9)) - 1
     if n_replicates < least:
         raise ValueError(
-            f"`n_replicates` must be at least {least} for level={level}, got {n_replicates}. With fewer, no replicate "
-            "lies outside the interval."
+            f"`n_replicates` must be at least {least} for level={level}, got {n_replicates}. Increase "
+            "n_replicates, or decrease level."
         )
 
 

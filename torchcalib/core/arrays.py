@@ -13,7 +13,7 @@ from torchcalib.core.arguments import weights_from
 _DTYPES = {"b": np.bool_, "i": np.int64, "u": np.int64}
 """Conversion dtype for each numpy dtype kind, because torch does not support all dtypes of these kinds."""
 _PREFIXES = ("prob_", "proba_", "probs_", "p_", "logit_", "logits_", "score_", "pred_")
-"""Prefixes of the columns of predictions."""
+"""Prefixes that are removed from the column names of predictions."""
 _KINDS = {"U": "text", "S": "bytes", "O": "objects"}
 
 
@@ -46,11 +46,11 @@ def as_tensor(name: str, x: Any, device: torch.device | None = None) -> Tensor:
     if x is None:
         raise TypeError(f"`{name}` must be a tensor, an array or a list of numbers, got None.")
     if isinstance(x, np.ma.MaskedArray) and x.mask.any():
-        raise TypeError(f"`{name}` must have no masked values, got {int(x.mask.sum())}. Leave these rows out.")
+        raise TypeError(f"`{name}` must have no masked values, got {int(x.mask.sum())} of them. Remove these rows.")
     try:
         array = np.asarray(x)
         if array.dtype == object and array.size:
-            array = np.asarray(array.tolist(), dtype=np.float64 if _holds_missing(array) else None)
+            array = np.asarray(array.tolist(), dtype=np.float64 if _has_missing(array) else None)
     except (TypeError, ValueError) as error:
         raise TypeError(
             f"`{name}` must be a tensor, an array or a list of numbers, got {type(x).__name__}: {error}. "
@@ -75,7 +75,7 @@ def as_tensor(name: str, x: Any, device: torch.device | None = None) -> Tensor:
     return torch.as_tensor(array if array.flags.writeable else array.copy(), device=device)
 
 
-def _holds_missing(array: np.ndarray[Any, Any]) -> bool:
+def _has_missing(array: np.ndarray[Any, Any]) -> bool:
     """Return whether an object array contains None or `pandas.NA`."""
     return any(x is None or type(x).__name__ == "NAType" for x in array.reshape(-1))
 
@@ -83,7 +83,7 @@ def _holds_missing(array: np.ndarray[Any, Any]) -> bool:
 def column_names(preds: Any) -> tuple[str, ...]:
     """Return the column names of a DataFrame with several columns if all names are text, else `()`.
 
-    A common prefix such as that of `prob_cat` and `prob_dog` is removed, as in files.
+    A common prefix is removed: the columns `prob_cat` and `prob_dog` have the names `cat` and `dog`.
     """
     columns = () if isinstance(preds, Tensor) else tuple(getattr(preds, "columns", ()))
     if len(columns) < 2 or not all(isinstance(name, str) for name in columns):
@@ -110,14 +110,14 @@ def label_tensor(values: Any, class_names: Sequence[str], device: torch.device) 
     unique, inverse = np.unique(labels.astype(str), return_inverse=True)
     if not class_names:
         raise ValueError(
-            f"`target` must contain numbers if classes have no names, got text: {_first(unique.tolist())}. "
+            f"`target` must contain numbers if classes have no names, got text: {_first_names(unique.tolist())}. "
             "Pass class_names, all class names in the order of the class axis (`clf.classes_` in scikit-learn)."
         )
     index = {name: k for k, name in enumerate(class_names)}
     unknown = [str(label) for label in unique if label not in index]
     if unknown:
         raise ValueError(
-            f"`target` must contain the class names {_first(class_names)}, got {_first(unknown)}. "
+            f"`target` must contain the class names {_first_names(class_names)}, got {_first_names(unknown)}. "
             "Check the spelling, or pass class_names with all classes in the order of the class axis."
         )
     numbers = torch.tensor([index[str(label)] for label in unique])
@@ -133,6 +133,6 @@ def _objects(values: Any) -> NDArray[Any] | None:
     return array.astype(object) if array.dtype.kind in "OUT" else None
 
 
-def _first(names: Sequence[str]) -> str:
+def _first_names(names: Sequence[str]) -> str:
     """Return the first five names as text, followed by the number of omitted names."""
     return ", ".join(map(repr, names[:5])) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

@@ -1,4 +1,4 @@
-"""Rules for the values of predictions, targets and weights, and the handling of rows that break a rule."""
+"""Rules for the values of predictions, targets and weights, and errors for rows that break a rule."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -31,7 +31,7 @@ class Problem(NamedTuple):
 
 
 class Rule(ABC):
-    """Base class for rules for the values of a tensor."""
+    """Base class of rules that the values of a tensor must satisfy."""
 
     def kept(self) -> Tensor:
         """Return a bool scalar tensor that is True if no row breaks the rule."""
@@ -43,11 +43,11 @@ class Rule(ABC):
 
     @abstractmethod
     def problems(self) -> list[Problem]:
-        """Return the possible violations of the rule, in the order in which errors are raised."""
+        """Return the possible violations of the rule, in the order in which they are reported."""
 
 
 def all_kept(rules: Sequence[Rule]) -> bool | None:
-    """Return whether no row breaks a rule; None where values are not available (`torch.compile`, `vmap`)."""
+    """Return whether all rows satisfy all rules; None if values are not available (`torch.compile`, `vmap`)."""
     return value_if_available(reduce(and_, map(methodcaller("kept"), rules)))
 
 
@@ -58,10 +58,10 @@ def enforce(
     drop_invalid: bool,
     wait: bool = True,
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Raise an error for rows that break a rule. If values are not available, set the weights of these rows to NaN.
+    """Raise ValueError if a row breaks a rule. If values are not available, set the weights of such rows to NaN.
 
     Args:
-        rules: rules for the rows.
+        rules: rules that the rows must satisfy.
         weights: weights of the rows `(..., N)`, or None for 1.
         absent: mask of rows with weight 0, which may break any rule; None for no such rows.
         drop_invalid: set the weights of broken rows to 0 instead, without synchronising the device.
@@ -111,16 +111,16 @@ def _nan_problem(name: str, values: Tensor) -> Problem:
 
 @dataclass(frozen=True, eq=False)
 class WeightRule(Rule):
-    """Rule: weights are 0 or from 1e-150 to 1e150, or if `whole`, whole numbers up to 2^53.
+    """Rule: weights are 0 or from 1e-150 to 1e150. With `whole`, they are whole numbers up to 2^53.
 
-    Other weights would overflow or underflow in float64 sums.
+    The squares of other weights would overflow or underflow in float64.
     """
 
     weights: Tensor
     whole: bool = False
 
     def problems(self) -> list[Problem]:
-        """Return one violation: weights out of range."""
+        """Return the possible violation: weights out of range."""
         weights = self.weights
         if self.whole:  # float64 represents every whole number up to 2^53
             valid = (weights >= 0) & (weights <= 2**53) & (weights == weights.round())
@@ -149,7 +149,7 @@ class AnnotatorRule(Rule):
         return _within(self.n_annotators, self.at_least, 2**53)
 
     def problems(self) -> list[Problem]:
-        """Return two violations: counts out of range, and too few annotators in a row."""
+        """Return the possible violations: counts out of range, and too few annotators in a row."""
         n_annotators, at_least = self.n_annotators, self.at_least
         annotators, whole = f"{at_least} annotator" + "s" * (at_least > 1), n_annotators.long()
         return [
@@ -182,7 +182,7 @@ class LabelRule(Rule):
         return _within(self.target, 0, self.num_classes - 1)
 
     def problems(self) -> list[Problem]:
-        """Return one violation: labels out of range."""
+        """Return the possible violation: labels out of range."""
 
         def explain(rows: Tensor) -> str:
             rule = f"`target` must be a class index in [0, {self.num_classes - 1}], got {_found(rows, self.target)}."
@@ -199,7 +199,7 @@ class GroupRule(Rule):
     num_groups: int
 
     def problems(self) -> list[Problem]:
-        """Return one violation: group indices out of range."""
+        """Return the possible violation: group indices out of range."""
         outside = (self.groups < 0) | (self.groups >= self.num_groups)
         return [
             Problem(
@@ -226,7 +226,7 @@ class LogitRule(Rule):
         return _within(self.logits.detach().amax(-1), torch.finfo(self.logits.dtype).min, torch.inf)
 
     def problems(self) -> list[Problem]:
-        """Return the violations: NaN, and multi-class rows in which all logits are -inf."""
+        """Return the possible violations: NaN, and multi-class rows in which all logits are -inf."""
         if not self.per_class:
             return [_nan_problem("preds", self.logits)]
         top = self.logits.amax(-1)  # NaN if any logit in the row is NaN
@@ -252,14 +252,14 @@ class ProbabilityRule(Rule):
     tolerance: float
 
     def kept(self) -> Tensor:
-        """Return a bool scalar tensor that is True if all values are in [0, 1] and all sums close to 1."""
+        """Return a bool scalar tensor that is True if all values are in [0, 1] and all rows sum to 1."""
         inside = _within(self.probs, 0, 1)
         if not self.per_class:
             return inside
         return inside & _within(self._total() - 1, -self.tolerance, self.tolerance)
 
     def problems(self) -> list[Problem]:
-        """Return the violations: NaN, values outside [0, 1], and multi-class rows that do not sum to 1."""
+        """Return the possible violations: NaN, values outside [0, 1], and rows that do not sum to 1."""
         name, probs = self.name, self.probs
         low, high = (probs.amin(-1), probs.amax(-1)) if self.per_class else (probs, probs)
         outside = Problem(
@@ -288,11 +288,10 @@ class ProbabilityRule(Rule):
 
 @dataclass(frozen=True, eq=False)
 class RowRule(Rule):
-    """Rule: multi-class predictions and labels are valid. One pass computes the log-probability of each label.
+    """Rule: the log-probability of the label is not NaN, because multi-class predictions and labels are valid.
 
-    The log-probability is NaN for an invalid prediction or label. `preds_rule` and `label_rule` only provide the error
-    message. The last violation of `preds_rule` contains all remaining rows: rounding may move a sum across the
-    tolerance.
+    `preds_rule` and `label_rule` only provide the error message. The last violation of `preds_rule` is reported for
+    all remaining rows, because rounding errors may affect the comparison of a row sum with the tolerance.
     """
 
     log_prob: Tensor
@@ -308,7 +307,7 @@ class RowRule(Rule):
         return self.log_prob.isnan()
 
     def problems(self) -> list[Problem]:
-        """Return the violations by predictions and labels, which together contain all broken rows."""
+        """Return the possible violations by predictions and labels, which together contain all broken rows."""
         *others, last = self.preds_rule.problems()
         return [*others, *self.label_rule.problems(), last._replace(broken=self.log_prob.isnan())]
 
@@ -336,8 +335,8 @@ def proportions_of_counts(counts: Tensor, axis: int) -> tuple[Tensor, Tensor]:
 
     Returns:
         Proportions, float64 with the shape of `counts`, and the number of annotators, without `axis`. A row without
-        annotators has proportions 0. In a row with a negative count, the smallest count replaces the number of
-        annotators: `AnnotatorRule` rejects it.
+        annotators has proportions 0. In a row with a negative count, the number of annotators is replaced by the
+        smallest count, which `AnnotatorRule` rejects.
     """
     counts = counts.to(wide_dtype(counts.device))
     n, least = counts.sum(axis), counts.amin(axis)

@@ -15,12 +15,12 @@ ARGUMENTS = {
     "preds": "Probabilities, or logits with `from_logits=True`: binary `(N,)` or `(N, 1)`, multi-class `(N, C)`, "
     "multi-label `(N, L)`. Further sample axes are possible, as in `(N, C, H, W)` and `(B, T, C)`. A tensor, an "
     "array, a DataFrame or a list.",
-    "target": "Labels with the shape of the samples (multi-label: of `preds`). Or soft targets: floating, with the "
-    "shape of `preds`. Or annotator counts: integers with a class axis.",
+    "target": "Labels with the shape of the samples (multi-label: of `preds`), floating soft targets with the shape "
+    "of `preds`, or integer annotator counts with a class axis.",
     "task": '`"binary"`, `"multiclass"` or `"multilabel"`. `num_classes` or `num_labels` implies it.',
     "bins": 'Type of bins: `"equal_width"` over [0, 1], `"equal_mass"` (equally many samples, as in `ace`), `"pava"` '
-    'or `"pava_bc"` (isotonic blocks, as in `tce`; integer labels only). Or bin edges in ascending order from 0 to 1. '
-    "Whole `weights` are required except for equal-width bins.",
+    'or `"pava_bc"` (isotonic blocks, as in `tce`; integer labels only), or bin edges that increase from 0 to 1. '
+    "All except equal-width bins require whole `weights`.",
     "n_bins": "Number B of equal-width or equal-mass bins.",
     "n_min": "Minimum number of samples in a PAVA-BC block; see `tce`.",
     "n_max": "Maximum number of samples in a PAVA-BC block; see `tce`.",
@@ -37,14 +37,15 @@ ARGUMENTS = {
     'order. `"split"` uses the given order.',
     "norm": 'Norm over bins: `"l1"` is the weighted mean, `"l2"` the root of the weighted mean square, `"max"` the '
     "maximum.",
-    "chunk": "Number of rows or blocks that are processed at a time, which limits the memory. None chooses it.",
+    "chunk": "Number of rows or blocks that are processed at a time, which limits the memory. None selects it "
+    "automatically.",
     "from_logits": "`preds` are logits. This is never inferred from the values.",
     "weights": "Non-negative weights with the shape of the samples. Weight k equals k copies of a row, and 0 removes "
     "it. An additional leading axis, `(R, N)`, contains R replicate weights and returns R values.",
     "ignore_index": "Rows with this target are ignored. The class remains in the softmax.",
     "positive_classes": "Treat multi-class input as binary: these classes against all others.",
     "class_axis": "Axis of classes or labels in `preds`, and in soft or multi-label targets. None selects the last "
-    "axis or axis 1, whichever agrees with the shape of the target; if both agree, it is required.",
+    "axis or axis 1, whichever agrees with the shape of the target. If both agree, `class_axis` is required.",
     "batch_dims": "Number of leading batch axes `(...)`. The result has one value for each batch element. All other "
     "axes except the class axis are samples.",
     "validate_args": "Check the values and raise an error for invalid ones. Under `torch.compile` and `vmap` an "
@@ -57,8 +58,8 @@ ARGUMENTS = {
     "need it.",
     "batch_shape": "Sizes of the leading batch axes. The result has one value for each batch element. All other axes "
     "except the class axis are samples.",
-    "resolution": "None stores every sample. An int stores a sketch with constant size instead: sums over cells, this "
-    "many for each unit of log-odds; see `torchcalib.core.ranked.LogitCells`.",
+    "resolution": "Number of cells for each unit of log-odds, in a sketch with sums over cells of the score; see "
+    "`torchcalib.core.ranked.LogitCells`. None stores every sample.",
     "with_ecd": "Sum the entropic calibration difference (ECD) for the column `ecd` of `bin_table()`. Equal-width bins "
     "only.",
     "persistent": "Include the state in `state_dict` and therefore in checkpoints.",
@@ -123,7 +124,7 @@ def document(
 
 
 def with_implied_task(parameters: list[Parameter]) -> list[Parameter]:
-    """Return parameters with an optional positional `task` after the data, because other options may imply it."""
+    """Return parameters in which `task` follows the data and is optional, because other options may imply it."""
     kind = Parameter.POSITIONAL_OR_KEYWORD
     task = [p.replace(default=None, kind=kind, annotation=Task | None) for p in parameters if p.name == "task"]
     others = [p for p in parameters if p.name != "task"]
@@ -134,8 +135,8 @@ def with_implied_task(parameters: list[Parameter]) -> list[Parameter]:
 def resolving_task(function: F) -> F:
     """Return a function that also accepts `task` by position.
 
-    If `task` is required, other options may imply it, and `sample_weight` is accepted; see `completed`. A class, or a
-    function without the keyword `task`, is returned unchanged.
+    If `task` has no default, it may be implied by other options, and `sample_weight` is accepted; see `completed`. A
+    class, or a function without the keyword argument `task`, is returned unchanged.
     """
     parameters = signature(function).parameters
     task = parameters.get("task")
@@ -156,7 +157,7 @@ def resolving_task(function: F) -> F:
 
 
 def advising(advice: str) -> Callable[[F], F]:
-    """Return a decorator that raises TypeError with this advice for too many positional arguments."""
+    """Return a decorator that adds advice to the TypeError for too many positional arguments."""
 
     def decorate(function: F) -> F:
         most = sum(p.kind == Parameter.POSITIONAL_OR_KEYWORD for p in signature(function).parameters.values())
@@ -187,7 +188,7 @@ def documented(function: F, *, without: Iterable[str] = ()) -> F:
 
 
 def arguments_section(doc: str | None) -> str | None:
-    """Return the "Args" section of a docstring, or an empty string without one; None for None."""
+    """Return the "Args" section of a docstring: "" if there is none, and None for the docstring None."""
     if doc is None:
         return None
     lines = doc.split("\n")
@@ -222,7 +223,7 @@ def _entries(lines: list[str]) -> dict[str, list[str]]:
 
 def _completed(doc: str, names: list[str], entries: str | None) -> str:
     summary, _, rest = doc.partition("\n")
-    lines = [summary, *indent(dedent(rest), " " * 4).split("\n")]  # method docstrings have a larger indent
+    lines = [summary, *indent(dedent(rest), " " * 4).split("\n")]  # the indentation of method docstrings is larger
     begin, end = _arguments_range(lines)
     own = _entries((entries or "").split("\n")) | _entries(lines[begin:end])
     listed = [own.get(name) or [_entry(name)] for name in names if name in own or name in ARGUMENTS]

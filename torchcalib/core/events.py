@@ -26,7 +26,7 @@ class TopK:
 
     Args:
         k: number of classes, from 1 to C.
-        only: use the k-th most probable class alone.
+        only: whether to use only the k-th most probable class.
 
     Reference:
         Gupta et al.: Calibration of Neural Networks using Splines (ICLR 2021), sec. 2: within-top-r calibration;
@@ -102,11 +102,11 @@ def top_label(p: Predictions, with_ecd: bool = False) -> Events:
     return Events(confidence, outcome, p.weights, p.ecd if with_ecd else None)
 
 
-_PIECE = 2**22  # number of entries compared at a time, which bounds the memory
+_CHUNK_SIZE = 2**22  # number of entries that are compared at a time, to limit the memory
 
 
 def top_k(p: Predictions, which: TopK, with_ecd: bool = False) -> Events:
-    """Return the events of the mode `TopK`. Their ECD is computed from all class probabilities."""
+    """Return the events of a `TopK`. The entropic calibration difference is computed from all class probabilities."""
     k = which.k
     _check_k(p, which)
     largest = p.values.topk(k, -1).values
@@ -131,13 +131,13 @@ def _check_k(p: Predictions, which: TopK) -> None:
 
 
 def _outcome_of(p: Predictions, largest: Tensor, which: TopK) -> Tensor:
-    """Return the outcome `(..., N)` of each event of the mode `TopK`, from the k largest values `(..., N, k)`."""
+    """Return the outcomes `(..., N)` of the events of a `TopK`, from the k largest predictions `(..., N, k)`."""
     values, first = p.values.detach(), which.k - 1 if which.only else 0
     if not p.soft:
         rank = _rank_of_label(values, p.target)
         return (rank >= first) & (rank < which.k)
     last = largest.detach()[..., -1:]
-    # Rank, from 1, of the classes that tie with the k-th largest value.
+    # rank of each class that is tied with the k-th largest value, counted from 1
     ties = (values == last).to(torch.int32).cumsum(-1) + (values > last).sum(-1, keepdim=True)
     chosen = (values == last) & (ties == which.k)
     if not which.only:
@@ -146,8 +146,8 @@ def _outcome_of(p: Predictions, largest: Tensor, which: TopK) -> Tensor:
 
 
 def _rank_of_label(values: Tensor, target: Tensor) -> Tensor:
-    """Return the rank `(..., N)`, from 0, of the labelled class by descending value. Ties are ranked by index."""
-    n_rows = max(1, _PIECE // max(1, values.shape[-1]))
+    """Return the rank `(..., N)` of the labelled class in descending order, from 0. Ties are ranked by index."""
+    n_rows = max(1, _CHUNK_SIZE // max(1, values.shape[-1]))
     classes = torch.arange(values.shape[-1], device=values.device)
     ranks = []
     pieces = zip(torch.split(values, n_rows, -2), torch.split(target.unsqueeze(-1), n_rows, -2), strict=True)
@@ -158,7 +158,7 @@ def _rank_of_label(values: Tensor, target: Tensor) -> Tensor:
 
 
 def classwise(p: Predictions, with_ecd: bool = False) -> Events:
-    """Return the one-vs-rest events of all classes or labels: confidence q_k, outcome 1 if k is true, `(..., C, N)`."""
+    """Return the one-vs-rest events of all classes or labels `(..., C, N)`, with outcome 1 for the true class."""
     if p.task == "multilabel":
         return positive_class(p, with_ecd)
     one_hot = p.target if p.soft else _one_hot(p.target, p.num_classes, p.dtype)
@@ -173,7 +173,7 @@ def classwise(p: Predictions, with_ecd: bool = False) -> Events:
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """Binary events with the scores by which rank-based metrics sort them.
+    """Scores and outcomes of binary events, for metrics that sort the events by score.
 
     Attributes:
         score: probability of the event `(..., N)`, or its log-odds, which do not saturate. The dtype is the input
@@ -266,7 +266,7 @@ def n_events(p: Predictions, mode: Mode) -> int:
 
 
 def reduce_to_events(p: Predictions, mode: Mode, with_ecd: bool = False) -> Events:
-    """Convert predictions to the events of a mode, which the task must support (`resolve_mode`)."""
+    """Convert predictions to the events of a mode, which must be supported by the task."""
     if isinstance(mode, TopK):
         return top_k(p, mode, with_ecd)
     return _MODES[p.task][mode](p, with_ecd)

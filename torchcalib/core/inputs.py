@@ -126,14 +126,13 @@ class InputFormat:
             resolved = self.resolved(preds, target, self.batch_dims if batch_shape is None else len(batch_shape))
             return resolved.read(preds, target, weights, batch_shape=batch_shape, drop_invalid=drop_invalid, wait=wait)
         has_counts = self.check(preds, target, weights)
-        preds, target, n_annotators, weights = self._arranged(preds, target, weights, batch_shape, has_counts)
+        preds, target, n_annotators, weights = self._rearranged(preds, target, weights, batch_shape, has_counts)
         dtype = torch.promote_types(preds.dtype, torch.float32)
         weighted, hard = weights is not None, not target.is_floating_point()
         copies = weights is None or not weights.is_floating_point()
         target_tolerance = SUM_TOLERANCE.get(target.dtype, 0.0)
-        if (
-            n_annotators is None
-        ):  # convert before the comparison with `ignore_index`, which would overflow an 8-bit dtype
+        # Convert before the comparison with `ignore_index`, which would overflow an 8-bit dtype.
+        if n_annotators is None:
             target = target.long() if hard else target.to(dtype)
         rules: list[Rule] = []
         if weights is not None:
@@ -172,13 +171,13 @@ class InputFormat:
         return p if self.positive_classes is None else p.set_against_rest(tuple(self.positive_classes))
 
     def resolved(self, preds: Tensor, target: Tensor | None = None, n_batch: int = 0) -> "InputFormat":
-        """Return the format with the class axis inferred from shapes; with a given `class_axis`, return it unchanged.
+        """Return the format with a class axis, inferred from shapes unless `class_axis` is given.
 
-        Candidates are the last axis and, without batch axes, axis 1. The class axis must agree with the number of
-        classes and the shape of the target.
+        Candidates are the last axis and, without batch axes (`n_batch` is 0), axis 1. The class axis must agree with
+        the number of classes and the shape of the target.
 
         Raises:
-            ValueError: if both axes agree.
+            ValueError: if both axes are possible.
         """
         if self.class_axis is not None or self.task == "binary":
             return self
@@ -216,7 +215,7 @@ class InputFormat:
     def has_annotator_counts(self, preds: Tensor, target: Tensor) -> bool:
         """Return whether `target` contains annotator counts: integers with one more axis than labels.
 
-        Multi-class counts are `(..., N, C)`. Otherwise the last axis contains the counts of no and yes: binary
+        Multi-class counts are `(..., N, C)`. For other tasks the last axis contains the counts of no and yes: binary
         `(..., N, 2)`, multi-label `(..., N, L, 2)`.
         """
         if target.is_floating_point() or target.is_complex() or target.dtype == torch.bool:
@@ -228,7 +227,7 @@ class InputFormat:
         return preds.shape[self.axis] > 1
 
     def proportions_in(self, target: Tensor) -> tuple[Tensor, Tensor]:
-        """Convert annotator counts to soft targets; return them and the number of annotators per target."""
+        """Return soft targets and the number of annotators per target, computed from annotator counts."""
         shares, n_annotators = proportions_of_counts(target, self.axis if self.task == "multiclass" else -1)
         return (shares if self.task == "multiclass" else shares[..., 1]), n_annotators
 
@@ -242,7 +241,7 @@ class InputFormat:
     def check_axis(self, preds: Tensor) -> None:
         """Raise ValueError unless `class_axis` is an axis of `preds`."""
         if self.task != "binary" and not -preds.dim() <= self.axis < preds.dim():
-            raise ValueError(f"`class_axis` must name an axis of `preds` {tuple(preds.shape)}, got {self.axis}.")
+            raise ValueError(f"`class_axis` must be an axis of `preds` {tuple(preds.shape)}, got {self.axis}.")
 
     @property
     def read_as(self) -> Task:
@@ -250,13 +249,13 @@ class InputFormat:
         return self.task if self.positive_classes is None else "binary"
 
     def shareable(self, weights: Tensor | None) -> "InputFormat":
-        """Return the format without the requirements that do not affect the converted predictions.
+        """Return the format without the requirements that do not affect the conversion.
 
         Metrics whose shareable formats are equal can share one conversion.
         """
         demands_whole = self.whole_weights and weights is not None
         if ("shared", demands_whole) not in self._variants:
-            least = self.min_annotators if self.min_annotators > 1 else 0  # 1 does not change the checks of values
+            least = self.min_annotators if self.min_annotators > 1 else 0  # a minimum of 1 is not a check of values
             shared = replace(
                 self, num_classes=None, hard_targets=False, whole_weights=demands_whole, min_annotators=least
             )
@@ -287,7 +286,7 @@ class InputFormat:
         if preds.dtype not in SUM_TOLERANCE:
             raise TypeError(
                 f"`preds` must be float16, bfloat16, float32 or float64, got {preds.dtype}. "
-                "Pass probabilities or logits; hard decisions carry no confidence."
+                "Pass probabilities or logits: hard decisions do not contain a confidence."
             )
         has_axis = -preds.dim() <= self.axis < preds.dim()
         n_expected = None if self.task == "binary" or not has_axis else self.num_classes
@@ -313,7 +312,7 @@ class InputFormat:
             )
         return has_counts
 
-    def _arranged(
+    def _rearranged(
         self,
         preds: Tensor,
         target: Tensor,
@@ -321,17 +320,17 @@ class InputFormat:
         batch_shape: tuple[int, ...] | None,
         has_counts: bool,
     ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-        """Check shapes, flatten sample axes, and move the class axis to the end (the label axis before the samples).
+        """Check shapes, flatten sample axes, and move the class axis to the end, or a label axis before the samples.
 
         Returns:
-            Predictions, targets (annotator counts become soft targets), numbers of annotators or None, and weights.
+            Predictions, targets (soft targets for annotator counts), number of annotators or None, and weights or None.
         """
         has_classes = self.task != "binary"
         target, n_annotators = self.proportions_in(target) if has_counts else (target, None)
         if preds.dim() < 1 + has_classes and not (batch_shape is not None and preds.dim() == has_classes):
             raise ValueError(
                 f"`preds` must have at least {1 + has_classes} axes for task={self.task!r}, got shape "
-                f"{tuple(preds.shape)}. " + ("Pass task='binary' for P(y=1)." if has_classes else "Pass (N,).")
+                f"{tuple(preds.shape)}. " + ("Pass task='binary' for P(y=1)." if has_classes else "Pass shape (N,).")
             )
         if n_annotators is not None and self.ignore_index is not None:
             raise ValueError(
@@ -440,7 +439,7 @@ class InputFormat:
     def _without_missing(self, p: Predictions, target_tolerance: float, wait: bool) -> Predictions:
         """Return predictions in which missing rows have weight 0."""
         if wait and self.validate_args and all_kept(self._value_rules(p, target_tolerance)):
-            return p  # no row is missing, because a missing row breaks a rule
+            return p  # a missing row would break a rule
         missing = missing_rows(p.given, p.given_target, self.from_logits, self.task == "multiclass")
         if p.n_annotators is not None:
             missing = missing | (p.n_annotators == 0)
@@ -465,7 +464,7 @@ class InputFormat:
 
 
 def _aligned(preds: Tensor, target: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return binary input with equal shapes, by removing or adding a last axis of size 1."""
+    """Return binary predictions, targets and weights with equal shapes: add or remove a last axis of size 1."""
     if target.shape not in (preds.shape, (*preds.shape, 2)):
         if preds.shape == (*target.shape, 1) or (preds.shape[-1:] == (1,) and target.shape == (*preds.shape[:-1], 2)):
             preds = preds.squeeze(-1)

@@ -20,8 +20,8 @@ class Cell:
     """Formatted table cell.
 
     Attributes:
-        page: text on an HTML page.
-        value: the formatted number in full precision; None for text.
+        page: text in HTML.
+        value: the number in full precision; None for text.
         plain: text in other formats; None uses `page`, with a hyphen for the minus sign.
         style: class in the style sheet: `"main"`, `"better"`, `"worse"`, `"quiet"` or `"question"`.
         link: id of the page element that the cell links to; empty for no link.
@@ -52,12 +52,12 @@ class Column:
 
     Attributes:
         header: column heading.
-        cell: function from a row item to its cell.
+        cell: function from the item of a row, such as a dict, to its cell.
         is_number: whether cells are aligned to the right.
         shown: where the column is shown: `"always"`, `"wide"` (not in a narrow terminal) or `"page"` (only on a page).
         wraps: whether long cells continue on the next line.
-        data: DataFrame columns for this column: functions from a row item to a value, by column name. None creates one
-            column from the numbers or texts of the cells, named after the header with underscores.
+        data: functions from the item of a row to a value, by name of the DataFrame column. None creates one DataFrame
+            column from the numbers or texts of the cells. Its name is the header with underscores.
     """
 
     header: str
@@ -69,11 +69,11 @@ class Column:
 
     @property
     def data_names(self) -> list[str]:
-        """Names of the DataFrame columns for this column."""
+        """Names of the DataFrame columns that this column creates."""
         return [self.header.replace(" ", "_")] if self.data is None else list(self.data)
 
     def data_of(self, item: Any, cell: Cell) -> list[Any]:
-        """Return the DataFrame values for a row item and its cell in this column."""
+        """Return the values of the DataFrame columns for the item of a row and its cell."""
         if self.data is not None:
             return [value(item) for value in self.data.values()]
         if cell.is_empty:
@@ -87,7 +87,7 @@ class Row:
 
     Attributes:
         cells: cells of the row; the first is the row heading.
-        is_quiet: whether the row is displayed in a lighter colour, for less important values.
+        is_quiet: whether the row is displayed in a lighter colour because it is less important.
         data: DataFrame values of the row, in the order of `Table.data_names`.
     """
 
@@ -105,7 +105,7 @@ class Section:
 
 
 class Tabular(ABC):
-    """Base class for objects that are displayed as a table in notebooks, and exported."""
+    """Base class of objects that can be exported as a table, and that notebooks display as a table."""
 
     @abstractmethod
     def layout(self) -> "Table":
@@ -124,7 +124,7 @@ class Tabular(ABC):
         return to_markdown(self.layout())
 
     def to_latex(self) -> str:
-        """Return a LaTeX `tabular` for the package booktabs, with four significant digits."""
+        """Return a LaTeX `tabular` with four significant digits, which requires the package booktabs."""
         return to_latex(self.layout())
 
     def _repr_html_(self) -> str:
@@ -166,13 +166,13 @@ class Table(Tabular):
         heading_name: str = "group",
         index: Sequence[str] = (),
     ) -> Self:
-        """Return a table with a row for each item, without columns in which every cell is empty.
+        """Create a table with a row for each item. Columns in which every cell is empty are omitted.
 
         Args:
             columns: columns from left to right.
-            sections: row items by section heading.
+            sections: items of the rows, by section heading.
             title, is_wide, heading_name, index: see `Table`.
-            is_quiet: function from a row item to `Row.is_quiet`; None for False.
+            is_quiet: function from an item to `Row.is_quiet`; None for False.
         """
 
         def row(item: Any) -> Row:
@@ -197,7 +197,7 @@ class Table(Tabular):
         return to_text(self)
 
     def shown_on(self, *media: str) -> Self:
-        """Return the table without columns whose `Column.shown` is not in `media`."""
+        """Return the table with only the columns whose `Column.shown` is in `media`."""
         return self._with_columns([column.shown in media for column in self.columns])
 
     def _with_columns(self, mask: Sequence[bool]) -> Self:
@@ -209,7 +209,7 @@ class Table(Tabular):
 
 
 def number(value: float | None, style: str = "") -> Cell:
-    """Return a cell with four significant digits on a page and six decimals in text; empty for None."""
+    """Return a cell with four significant digits in HTML and six decimals in other formats; empty for None."""
     return Cell() if value is None else Cell(significant(value), value, fixed(value, 6), style)
 
 
@@ -340,7 +340,7 @@ _LATEX = {
 
 
 def to_latex(table: Table) -> str:
-    """Return a table as a LaTeX `tabular` for the package booktabs."""
+    """Return a table as a LaTeX `tabular`, which requires the package booktabs."""
     table = table.shown_on("always", "wide")
 
     def escaped(text: str) -> str:

@@ -9,7 +9,7 @@ from torchcalib.core.arguments import Task
 from torchcalib.core.arrays import as_tensor, column_names, label_tensor
 
 _FEW_NEGATIVE = 0.05
-"""Largest share of negative values that is not taken as evidence for logits."""
+"""Predictions with a larger fraction of negative values are treated as logits."""
 
 
 class Prepared(NamedTuple):
@@ -36,7 +36,7 @@ def prepare(
         target: a tensor, or an input of `numpy.asarray`. Text values are class names.
         task: None infers the task from the shapes.
         class_names: class names in the order of the class axis.
-        positive_classes: classes that count as y=1 in multi-class predictions; None for other input.
+        positive_classes: classes that count as y=1 in multi-class predictions; None for other predictions.
 
     Raises:
         TypeError: if the values are not numbers.
@@ -90,8 +90,8 @@ def check_name_count(class_names: Sequence[str], n_classes: int) -> None:
 def infer_task(preds: Tensor, target: Tensor) -> Task:
     """Return the task, inferred from the shapes of predictions and targets.
 
-    If the shapes are equal, the task is binary for one axis. For more axes it is ambiguous: the target may contain
-    one-hot labels, multi-label targets, or binary maps.
+    Equal shapes with one axis imply a binary task. Equal shapes with more axes are ambiguous: the target may contain
+    one-hot labels, multi-label targets, or binary labels.
 
     Raises:
         ValueError: if the shapes are ambiguous or do not fit together. The message names the likely task.
@@ -112,7 +112,7 @@ def infer_task(preds: Tensor, target: Tensor) -> Task:
         maps = ", or task='binary' if every entry is the probability of its own event" if preds.dim() > 2 else ""
         raise ValueError(
             f"`task` must be given if `target` has the shape of `preds`, got {tuple(preds.shape)} for both. "
-            f"{_described(target)}Pass task='multiclass' if every sample has one class (one-hot labels, class "
+            f"{_one_hot_hint(target)}Pass task='multiclass' if every sample has one class (one-hot labels, class "
             f"probabilities or annotator counts), task='multilabel' if it can have several labels{maps}."
         )
     raise ValueError(
@@ -122,9 +122,9 @@ def infer_task(preds: Tensor, target: Tensor) -> Task:
 
 
 def infer_from_logits(preds: Tensor, task: Task) -> bool:
-    """Infer whether predictions are logits: many logits are negative, and probabilities are not.
+    """Return whether predictions are logits, inferred from the fraction of negative values.
 
-    A few negative values, such as those of ignored rows, are not enough. The checks of the input raise for them.
+    At most 5% negative values are treated as errors or ignored rows, which the checks of the input handle.
 
     Raises:
         ValueError: if all values of a binary or multi-label task are negative: log-odds, or log-probabilities.
@@ -138,8 +138,8 @@ def infer_from_logits(preds: Tensor, task: Task) -> bool:
     return share > _FEW_NEGATIVE
 
 
-def _described(target: Tensor) -> str:
-    """Return a sentence that describes whether the rows of a 0/1 target are one-hot; empty for other targets."""
+def _one_hot_hint(target: Tensor) -> str:
+    """Return a sentence for an error message: whether the rows of a 0/1 target are one-hot. "" for other targets."""
     if not bool(((target == 0) | (target == 1)).all()):
         return ""
     if bool((target.long().sum(-1) == 1).all()):
