@@ -27,7 +27,7 @@ class InputOptions(TypedDict, total=False):
       the sum over these classes, and P(y=0) the sum over all other classes. Rows are not normalised. Log scores use the
       sum for the outcome that occurred; the Brier score uses the sum for the outcome that did not occur.
     - `class_axis` (default None): axis of classes or labels in `preds`, and in soft or multi-label targets. None
-      selects the last axis or axis 1, whichever agrees with the shape of the target. If both agree, pass an axis.
+      selects the last axis or axis 1, whichever agrees with the shape of the target. If both agree, it must be given.
       Integer targets with a class axis, `(..., N, C)`, are annotator counts. Binary and multi-label annotator counts
       have a last axis for no and yes: `(..., N, 2)` and `(..., N, L, 2)`. A row without annotators raises an error, or
       is ignored if `nan_policy="drop"`. `ignore_index` applies to labels only.
@@ -139,7 +139,7 @@ def weights_from(weights: Any, sample_weight: Any) -> Any:
 def task_of(
     task: Task | None, num_classes: int | None = None, num_labels: int | None = None, **_other_options: object
 ) -> Task:
-    """Return `task`, or for None the task that `num_classes` or `num_labels` implies."""
+    """Return `task`. If it is None, return the task that is implied by `num_classes` or `num_labels`."""
     if task is None and (num_classes is None) != (num_labels is None):
         return "multilabel" if num_classes is None else "multiclass"
     if task is None:
@@ -157,7 +157,7 @@ def with_task(options: Mapping[str, Any], task: Any, *others: Any) -> dict[str, 
 
 
 def completed(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options with the task, which other options may imply, and with `sample_weight` as `weights`."""
+    """Return options with the given or implied `task` (see `task_of`), and `sample_weight` renamed to `weights`."""
     found = dict(options)
     if "sample_weight" in found:
         found["weights"] = weights_from(found.get("weights"), found.pop("sample_weight"))
@@ -183,7 +183,7 @@ def check_positive_classes(task: Task, classes: object) -> tuple[int, ...]:
         raise TypeError(f"`positive_classes` must be a list of ints, got {classes!r}. Convert a tensor with .tolist().")
     chosen = tuple(classes)
     if not chosen or min(chosen) < 0 or len(set(chosen)) < len(chosen):
-        raise ValueError(f"`positive_classes` must be distinct class indices, at least one, got {list(chosen)}.")
+        raise ValueError(f"`positive_classes` must be one or more distinct class indices, got {list(chosen)}.")
     return chosen
 
 

@@ -20,11 +20,10 @@ _KINDS = {"U": "text", "S": "bytes", "O": "objects"}
 def as_tensors(
     preds: Any, target: Any, weights: Any = None, sample_weight: Any = None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return predictions, targets and weights as tensors. Converted values go to the device of `preds`.
+    """Return predictions, targets and weights as tensors. Converted values are moved to the device of `preds`.
 
-    `sample_weight` is an alias of `weights`; see `weights_from`.
-
-    If `preds` is a DataFrame, text labels are replaced by the indices of the columns with these names.
+    `sample_weight` is an alias of `weights`. If `preds` is a DataFrame, text labels are replaced by the indices of the
+    columns with these names.
     """
     weights = weights_from(weights, sample_weight)
     names = column_names(preds)
@@ -36,7 +35,7 @@ def as_tensors(
 def as_tensor(name: str, x: Any, device: torch.device | None = None) -> Tensor:
     """Convert an array, a pandas Series or DataFrame, or a list to a tensor; a tensor is returned unchanged.
 
-    Python numbers become float64 or int64. The tensor shares memory with a writable array.
+    Python numbers become float64 or int64. Without conversion, the tensor shares memory with a writable array.
 
     Raises:
         TypeError: if `x` does not contain numbers.

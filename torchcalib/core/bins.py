@@ -45,14 +45,14 @@ Row = Mapping[str, float]
 
 
 def _unless_empty(cell: Callable[[Row], Cell]) -> Callable[[Row], Cell]:
-    """Return a function like `cell` that returns an empty cell for a bin without data."""
+    """Return a function that returns an empty cell for a bin without data, and `cell(row)` for other bins."""
     return lambda row: cell(row) if row["n"] else Cell()
 
 
 def _column(
     header: str, fields: str, cell: Callable[[Row], Cell], *, is_number: bool = True, only_page: bool = False
 ) -> Column:
-    """Return a table column for space-separated field names. Empty bins have only edges, count and share."""
+    """Return a table column for space-separated field names. Empty bins display only edges, count and share."""
     shown = cell if fields in ("lower upper", "n", "share") else _unless_empty(cell)
     data = {name: itemgetter(name) for name in fields.split()}
     return Column(header, shown, is_number=is_number, shown="page" if only_page else "always", data=data)
@@ -113,10 +113,8 @@ class BinTable(Tabular):
     def __getitem__(self, index: Any) -> Self:
         """Index the batch axes, for example `table[k]` for class k of a class-wise table."""
         if self.n.dim() < 2:
-            raise IndexError(
-                f"a table must have a batch axis for indexing, got fields of shape {tuple(self.n.shape)}. "
-                "Index a field, for example table.gap[0]."
-            )
+            shape = tuple(self.n.shape)
+            raise IndexError(f"a table must have a batch axis, got fields of shape {shape}. Index table.gap instead.")
         return type(self)(*(getattr(self, field.name)[index] for field in fields(self)))
 
     def to_dict(self) -> dict[str, NDArray[np.float64]]:

@@ -33,7 +33,7 @@ class Problem(NamedTuple):
 class Rule(ABC):
     """Base class of rules that the values of a tensor must satisfy."""
 
-    def kept(self) -> Tensor:
+    def is_satisfied(self) -> Tensor:
         """Return a bool scalar tensor that is True if no row breaks the rule."""
         return ~self.broken().any()
 
@@ -46,9 +46,9 @@ class Rule(ABC):
         """Return the possible violations of the rule, in the order in which they are reported."""
 
 
-def all_kept(rules: Sequence[Rule]) -> bool | None:
+def all_satisfied(rules: Sequence[Rule]) -> bool | None:
     """Return whether all rows satisfy all rules; None if values are not available (`torch.compile`, `vmap`)."""
-    return value_if_available(reduce(and_, map(methodcaller("kept"), rules)))
+    return value_if_available(reduce(and_, map(methodcaller("is_satisfied"), rules)))
 
 
 def enforce(
@@ -63,14 +63,14 @@ def enforce(
     Args:
         rules: rules that the rows must satisfy.
         weights: weights of the rows `(..., N)`, or None for 1.
-        absent: mask of rows with weight 0, which may break any rule; None for no such rows.
+        absent: mask of rows with weight 0, for which the rules are not checked; None if there are none.
         drop_invalid: set the weights of broken rows to 0 instead, without synchronising the device.
         wait: False sets weights to NaN instead of raising, without synchronising the device.
 
     Returns:
-        The weights, and a mask of the broken rows, or None if no weights were changed.
+        The weights, and a mask of the broken rows, which is None if the weights are unchanged.
     """
-    if not rules or (wait and not drop_invalid and all_kept(rules)):
+    if not rules or (wait and not drop_invalid and all_satisfied(rules)):
         return weights, None
     broken = reduce(torch.logical_or, (rule.broken() for rule in rules))
     broken = broken if absent is None else broken & ~absent
@@ -144,7 +144,7 @@ class AnnotatorRule(Rule):
     n_annotators: Tensor
     at_least: int
 
-    def kept(self) -> Tensor:
+    def is_satisfied(self) -> Tensor:
         """Return a bool scalar tensor that is True if all rows have valid counts and enough annotators."""
         return _within(self.n_annotators, self.at_least, 2**53)
 
@@ -177,7 +177,7 @@ class LabelRule(Rule):
     target: Tensor
     num_classes: int
 
-    def kept(self) -> Tensor:
+    def is_satisfied(self) -> Tensor:
         """Return a bool scalar tensor that is True if all labels are in range."""
         return _within(self.target, 0, self.num_classes - 1)
 
@@ -219,7 +219,7 @@ class LogitRule(Rule):
     logits: Tensor
     per_class: bool
 
-    def kept(self) -> Tensor:
+    def is_satisfied(self) -> Tensor:
         """Return a bool scalar tensor that is True if all logits are valid."""
         if not self.per_class:
             return _within(self.logits, -torch.inf, torch.inf)
@@ -251,7 +251,7 @@ class ProbabilityRule(Rule):
     per_class: bool
     tolerance: float
 
-    def kept(self) -> Tensor:
+    def is_satisfied(self) -> Tensor:
         """Return a bool scalar tensor that is True if all values are in [0, 1] and all rows sum to 1."""
         inside = _within(self.probs, 0, 1)
         if not self.per_class:
@@ -288,7 +288,7 @@ class ProbabilityRule(Rule):
 
 @dataclass(frozen=True, eq=False)
 class RowRule(Rule):
-    """Rule: the log-probability of the label is not NaN, because multi-class predictions and labels are valid.
+    """Rule: multi-class predictions and labels are valid. Otherwise the log-probability of the label is NaN.
 
     `preds_rule` and `label_rule` only provide the error message. The last violation of `preds_rule` is reported for
     all remaining rows, because rounding errors may affect the comparison of a row sum with the tolerance.
@@ -298,7 +298,7 @@ class RowRule(Rule):
     preds_rule: Rule
     label_rule: LabelRule
 
-    def kept(self) -> Tensor:
+    def is_satisfied(self) -> Tensor:
         """Return a bool scalar tensor that is True if no log-probability is NaN."""
         return self.log_prob.detach().sum() <= 0  # False if the sum is NaN
 

@@ -166,7 +166,7 @@ def advising(advice: str) -> Callable[[F], F]:
         def call(*data: Any, **options: Any) -> Any:
             if len(data) > most:
                 raise TypeError(
-                    f"`{function.__name__}` must be called with at most {most} arguments by position, got {len(data)}. "
+                    f"`{function.__name__}` must be called with at most {most} positional arguments, got {len(data)}. "
                     f"{advice} Pass options such as task= by name."
                 )
             return function(*data, **options)
@@ -177,7 +177,7 @@ def advising(advice: str) -> Callable[[F], F]:
 
 
 def documented(function: F, *, without: Iterable[str] = ()) -> F:
-    """Add the input options to the signature and docstring of a function or method with `**options`."""
+    """Add the input options to the signature and docstring of a function or method that accepts `**options`."""
     returns = signature(function).return_annotation
     function = resolving_task(function)
     own = parameters_of(function) if isclass(function) else with_implied_task(parameters_of(function))

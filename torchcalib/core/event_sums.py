@@ -16,9 +16,9 @@ from torchcalib.core.sums import (
     BinStats,
     Cells,
     Sums,
+    mode_shape,
     noise_flag_of,
     noise_summands,
-    series_shape,
     sums_of_replicates,
     weighted,
 )
@@ -71,7 +71,7 @@ class EventSums(Generic[S]):
 
     def shape(self, task: Task, num_classes: int | None) -> tuple[int, ...]:
         """Return the shape of the sums: `(F, K)`, or `(C, F, K)` for class-wise events."""
-        return (*series_shape(self.mode, task, num_classes), self.n_quantities, self.n_cells)
+        return (*mode_shape(self.mode, task, num_classes), self.n_quantities, self.n_cells)
 
     def of(self, p: Predictions) -> S:
         """Return the sums over all events, with leading axes for replicate weights."""

@@ -77,7 +77,7 @@ class Events:
 
 
 def positive_class(p: Predictions, with_ecd: bool = False) -> Events:
-    """Return P(y=1) as the confidence and y as the outcome, `(..., N)`, or multi-label `(..., L, N)`."""
+    """Return the events y=1 with confidence P(y=1), `(..., N)`, or multi-label `(..., L, N)`."""
     # Keep the dtype of the input: `weighted` converts each column to float64.
     confidence = p.probs if p.from_logits else p.given.to(p.dtype)
     return Events(confidence, p.given_target, p.weights, p.ecd if with_ecd else None)
@@ -112,13 +112,13 @@ def top_k(p: Predictions, which: TopK, with_ecd: bool = False) -> Events:
     largest = p.values.topk(k, -1).values
     if p.from_logits and p.soft:
         mass = p.probs.topk(k, -1).values
-    elif p.from_logits:  # q_j = q_1 exp(z_j - z_1): `p.rows` provides q_1 without another softmax
+    elif p.from_logits:  # q_j = q_1 exp(z_j - z_1) for sorted logits z, with q_1 from `p.rows`
         mass = p.rows.confidence.unsqueeze(-1) * (largest - largest[..., :1]).to(p.rows.confidence.dtype).exp()
     else:
         mass = largest.to(logs.wide_dtype(largest.device))
     if which.only:
         confidence = mass[..., -1]
-    elif k == p.num_classes:  # exactly 1 without rounding error; the empty sum keeps the autograd graph
+    elif k == p.num_classes:  # exactly 1 without rounding error; the empty sum is part of the autograd graph
         confidence = 1 + mass[..., :0].sum(-1)
     else:
         confidence = mass.sum(-1).clamp(max=1)
@@ -208,7 +208,7 @@ def reduce_to_scores(p: Predictions, mode: Mode) -> Scores:
 
 
 def _log_odds_of_classes(p: Predictions, mode: Mode) -> tuple[Tensor, Tensor]:
-    """Return the log-odds and the outcome of each event from multi-class logits."""
+    """Return the log-odds and outcomes of the events, each `(..., N)` or `(..., C, N)`, from multi-class logits."""
     if mode == "classwise":
         return log_odds(p.given).transpose(-1, -2), _outcomes_of_classes(p)
     which = mode if isinstance(mode, TopK) else TopK(1)

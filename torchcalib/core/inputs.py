@@ -31,7 +31,7 @@ from torchcalib.core.checks import (
     RowRule,
     Rule,
     WeightRule,
-    all_kept,
+    all_satisfied,
     enforce,
     missing_rows,
     proportions_of_counts,
@@ -199,11 +199,7 @@ class InputFormat:
         return self._variants[axis]
 
     def missing_in(self, preds: Tensor, target: Tensor) -> Tensor:
-        """Return a mask of samples (multi-label: entries) with missing predictions or targets; see `nan_policy`.
-
-        Returns:
-            A bool mask with the shape of `preds`, without the class axis of multi-class input.
-        """
+        """Return a mask of missing predictions or targets (`nan_policy`), multi-class without the class axis."""
         per_class = self.task == "multiclass"
         no_annotators = self.proportions_in(target)[1] == 0 if self.has_annotator_counts(preds, target) else None
         if per_class:
@@ -255,7 +251,7 @@ class InputFormat:
         """
         demands_whole = self.whole_weights and weights is not None
         if ("shared", demands_whole) not in self._variants:
-            least = self.min_annotators if self.min_annotators > 1 else 0  # a minimum of 1 is not a check of values
+            least = self.min_annotators if self.min_annotators > 1 else 0  # at least 1 annotator is always required
             shared = replace(
                 self, num_classes=None, hard_targets=False, whole_weights=demands_whole, min_annotators=least
             )
@@ -263,11 +259,7 @@ class InputFormat:
         return self._variants["shared", demands_whole]
 
     def check(self, preds: Tensor, target: Tensor, weights: Tensor | None) -> bool:
-        """Check types, dtypes, devices and the requirements of the metric, but not the values.
-
-        Returns:
-            Whether `target` contains annotator counts.
-        """
+        """Check types, dtypes, devices and metric requirements. Return whether `target` contains annotator counts."""
         arguments = {"preds": preds, "target": target, **({} if weights is None else {"weights": weights})}
         for name, tensor in arguments.items():
             if not isinstance(tensor, Tensor):
@@ -286,7 +278,7 @@ class InputFormat:
         if preds.dtype not in SUM_TOLERANCE:
             raise TypeError(
                 f"`preds` must be float16, bfloat16, float32 or float64, got {preds.dtype}. "
-                "Pass probabilities or logits: hard decisions do not contain a confidence."
+                "Pass probabilities or logits: hard decisions have no confidence."
             )
         has_axis = -preds.dim() <= self.axis < preds.dim()
         n_expected = None if self.task == "binary" or not has_axis else self.num_classes
@@ -330,7 +322,7 @@ class InputFormat:
         if preds.dim() < 1 + has_classes and not (batch_shape is not None and preds.dim() == has_classes):
             raise ValueError(
                 f"`preds` must have at least {1 + has_classes} axes for task={self.task!r}, got shape "
-                f"{tuple(preds.shape)}. " + ("Pass task='binary' for P(y=1)." if has_classes else "Pass shape (N,).")
+                f"{tuple(preds.shape)}. " + ("Pass task='binary' for P(y=1)." if has_classes else "Pass a 1-D tensor.")
             )
         if n_annotators is not None and self.ignore_index is not None:
             raise ValueError(
@@ -437,8 +429,7 @@ class InputFormat:
         return True
 
     def _without_missing(self, p: Predictions, target_tolerance: float, wait: bool) -> Predictions:
-        """Return predictions in which missing rows have weight 0."""
-        if wait and self.validate_args and all_kept(self._value_rules(p, target_tolerance)):
+        if wait and self.validate_args and all_satisfied(self._value_rules(p, target_tolerance)):
             return p  # a missing row would break a rule
         missing = missing_rows(p.given, p.given_target, self.from_logits, self.task == "multiclass")
         if p.n_annotators is not None:
@@ -448,7 +439,6 @@ class InputFormat:
         return p if wait and value_if_available(missing.any()) is False else p.without_missing(missing)
 
     def _value_rules(self, p: Predictions, target_tolerance: float) -> list[Rule]:
-        """Return the rules that the values of predictions and targets must satisfy."""
         per_class = self.task == "multiclass"
         preds_rule: Rule = (
             LogitRule(p.given, per_class)
@@ -464,7 +454,7 @@ class InputFormat:
 
 
 def _aligned(preds: Tensor, target: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return binary predictions, targets and weights with equal shapes: add or remove a last axis of size 1."""
+    """Add or remove last axes of size 1 to give binary predictions, targets and weights the same shape."""
     if target.shape not in (preds.shape, (*preds.shape, 2)):
         if preds.shape == (*target.shape, 1) or (preds.shape[-1:] == (1,) and target.shape == (*preds.shape[:-1], 2)):
             preds = preds.squeeze(-1)
@@ -502,7 +492,7 @@ def input_format_of(task: Any, options: Mapping[str, Any], **requirements: Any) 
 def read_input(
     task: Task, preds: Tensor, target: Tensor, options: Mapping[str, Any], *, wait: bool = True, **requirements: Any
 ) -> Predictions:
-    """Check and convert predictions, targets and the weights in `InputOptions`; see `InputFormat.read`."""
+    """Convert predictions, targets and the weights in `options` to `Predictions`; see `InputFormat.read`."""
     input_format = input_format_of(task, options, **requirements)
     return input_format.read(preds, target, options.get("weights"), wait=wait)
 

@@ -19,7 +19,7 @@ _MEDIAN_ROWS = 1024  # maximum number of rows for the median distance, whose cos
 
 
 class Vectors(NamedTuple):
-    """Predictions and targets as vectors over C classes, or over y=0 and y=1 for binary and multi-label input.
+    """Predictions and targets as vectors over C classes, with C = 2 for binary and multi-label input.
 
     Attributes:
         values: probabilities or logits `(..., N, C)`; multi-class in the dtype of the input.
@@ -94,7 +94,7 @@ class BlockStats(Sums):
     def p_value(self) -> Tensor:
         """One-sided p-value `(...)` of the hypothesis SKCE = 0, from the normal approximation for many blocks."""
         mean, variance = self.mean, self.variance_of_mean
-        no_residuals = (mean == 0) & (variance == 0)  # avoids z = 0 / 0; the p-value is 1
+        no_residuals = (mean == 0) & (variance == 0)  # z would be 0 / 0; the p-value is set to 1
         z = mean / variance.masked_fill(no_residuals, 1).sqrt()
         p_value: Tensor = torch.special.erfc(z / math.sqrt(2)) / 2
         return p_value.masked_fill(no_residuals, 1)
@@ -188,7 +188,7 @@ class BlockAccumulator:
         sums = torch.zeros((*lead, num_groups, 3), dtype=wide, device=values.device)
         sums = sums.scatter_add(-2, blocks.group.unsqueeze(-1).expand_as(per_block), per_block)
         sums = sums.scatter_add(-2, groups.unsqueeze(-1).expand_as(of_copies), of_copies)
-        nan_if_invalid = (0 * weights.sum(-1))[..., None, None]  # see `of`
+        nan_if_invalid = (0 * weights.sum(-1))[..., None, None]  # 0, or NaN if a weight is NaN
         return BlockStats((sums + nan_if_invalid).movedim(-2, 0).unsqueeze(-1))
 
     def wrap(self, sums: Tensor) -> BlockStats:

@@ -140,7 +140,7 @@ class Predictions:
 
     def _replaced(self, **changes: Any) -> "Predictions":
         """Return the same rows with other attributes. The cache is shared."""
-        other = replace(self, **changes)  # `torch.compile` cannot trace `copy.copy` in the oldest supported version
+        other = replace(self, **changes)  # `torch.compile` of older torch versions cannot trace `copy.copy`
         object.__setattr__(other, "computed", self.computed)
         return other
 
@@ -149,7 +149,7 @@ class Predictions:
         return replace(self, given=values, rest=None)
 
     def set_in_log_odds(self) -> "Predictions":
-        """Convert the probability of a set of classes to log-odds, which are accurate where it rounds to 1.
+        """Return predictions of a set of classes as log-odds, which are accurate where the probability rounds to 1.
 
         Other predictions are returned unchanged.
         """

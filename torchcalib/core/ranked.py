@@ -15,7 +15,7 @@ from torch import Tensor
 from torchcalib.core.arguments import Task, check_count
 from torchcalib.core.events import Mode, n_events, reduce_to_scores
 from torchcalib.core.predictions import Predictions
-from torchcalib.core.sums import BinStats, Cells, series_shape, weighted
+from torchcalib.core.sums import BinStats, Cells, mode_shape, weighted
 from torchcalib.ops.host_values import value_if_available
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.once import once
@@ -197,8 +197,8 @@ class ExactSample:
     mode: Mode
 
     def lead(self, task: Task, num_classes: int | None) -> tuple[int, ...]:
-        """Return the shape of the batch axis that the mode adds; see `series_shape`."""
-        return series_shape(self.mode, task, num_classes)
+        """Return the shape of the batch axis that the mode adds; see `mode_shape`."""
+        return mode_shape(self.mode, task, num_classes)
 
     def of(self, p: Predictions) -> RankedSample:
         """Return the events of a batch of predictions as unsorted elements."""
@@ -239,9 +239,9 @@ class LogitCells:
     Otherwise let s be the largest fraction of the samples in a cell with different scores. Error bounds:
 
     - The Kolmogorov-Smirnov error (KS) is too small by at most s. Cumulative sums are exact at the cell borders, and
-      within a cell they change by at most its fraction.
-    - The adaptive calibration error (ACE) over B bins has an error of at most 2 (B - 1) s. Each cut moves by less than
-      a cell, from one bin into the next.
+      within a cell they change by at most its fraction of samples.
+    - The adaptive calibration error (ACE) over B bins has an error of at most 2 (B - 1) s. Each of the B - 1 inner
+      edges moves by less than a cell.
     - The Brier score after isotonic recalibration (pool adjacent violators, PAVA) is too large by at most s / 2. The
       discrimination (DSC) is too small by the same amount. The exact fit f is monotone. Its mean over each cell is
       an admissible fit. The loss for outcomes y is larger by at most 2 cov(f, y) <= range(f) / 2 in each cell.
@@ -264,7 +264,7 @@ class LogitCells:
 
     def shape(self, task: Task, num_classes: int | None) -> tuple[int, ...]:
         """Return the shape of the sums: `(3, K)`, or `(C, 3, K)` for class-wise events."""
-        return (*series_shape(self.mode, task, num_classes), 3, self._n_cells)
+        return (*mode_shape(self.mode, task, num_classes), 3, self._n_cells)
 
     @property
     def _n_cells(self) -> int:
@@ -310,7 +310,7 @@ class LogitCells:
     def _summand(self, score: Tensor, cell: Tensor) -> Tensor:
         """Return the number to sum for each score: its probability, with log-odds that of the less probable outcome.
 
-        In the outermost cells for finite log-odds, where this probability is almost 0, it is |log-odds|.
+        In the outermost cells for finite log-odds this probability is almost 0, and the number is |log-odds|.
         """
         score = score.to(wide_dtype(score.device))
         if not self.from_logits:

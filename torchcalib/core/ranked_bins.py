@@ -47,7 +47,7 @@ class RankedBins(BinStats):
             `ends[b]`. A batch element with fewer than B bins has empty bins at the end.
         given: edges `(B + 1,)` from the caller; None if the bins depend on the sample.
         from_outcomes: whether the bins depend on the outcomes, as isotonic blocks do.
-        computed: cache of derived quantities.
+        computed: cache of the properties.
     """
 
     sort_sample: Callable[[], SortedSample]
@@ -240,7 +240,7 @@ class Binning:
     def _equal_mass_ends(self, ordered: SortedSample) -> Tensor:
         """Return the ends `(..., B)` of equal-mass bins: bin i ends before sample `i * N // B` of N samples.
 
-        Elements with equal scores belong to the bin of the first of them, unless ties are split.
+        Tied elements belong to the bin of the first one, unless `ties` is "split".
         """
         i, total = torch.arange(1, self.n_bins + 1, device=ordered.size.device), ordered.total.unsqueeze(-1)
         # i * N // B in two parts, because with large weights the product overflows int64.

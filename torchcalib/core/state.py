@@ -51,12 +51,11 @@ class SumsKind(Generic[S]):
     names: ClassVar[tuple[str, ...]] = ("sums",)
 
     def empty(self) -> Tensor:
-        """Return the state before any data: zeros."""
+        """Return the state without data, a tensor of zeros."""
         return torch.zeros(self._offset + math.prod(self.shape), dtype=torch.float64)
 
     @property
     def _offset(self) -> int:
-        """Position of the first sum in the state."""
         return N_IGNORED + (math.prod(self.shape[:-2]) if has_noise_flag(self.accumulator) else 0)
 
     def parts(self, state: Tensor) -> list[Tensor | list[Tensor]]:
@@ -273,7 +272,7 @@ class SamplesKind:
         return torch.cat((state.n_ignored.detach(), table.flatten().to(state.n_ignored.device)))
 
     def announced_by_all(self, announced: Sequence[Tensor]) -> Tensor:
-        """Return the sum of `announce` over all ranks, from the tensors of each rank for `world=1`."""
+        """Return the sum of `announce` over all ranks, computed from its results on each rank for `world=1`."""
         counts = torch.stack([one[:N_IGNORED] for one in announced]).sum(0)
         return torch.cat((counts, *(one[N_IGNORED:] for one in announced)))
 

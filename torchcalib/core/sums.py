@@ -75,8 +75,6 @@ class ScoreSum(Sums):
 class BinStats(Sums):
     """Weighted sums over the samples in each of B bins, from which binned calibration errors are computed.
 
-    An empty bin has gap 0, which does not affect the calibration error. Without data every gap is NaN.
-
     Attributes:
         sums: `(..., F, B)`. The quantities are weight, confidence, outcome, and with `has_noise` also `spread` and
             `noise`. The entropic calibration difference (ECD) may follow.
@@ -147,7 +145,7 @@ def _noise(sums: Tensor, noise_flag: Tensor) -> Tensor:
 
 
 def with_noise_row(sums: Tensor, noise_flag: Tensor) -> Tensor:
-    """Return `BinStats.sums`, with the values of `BinStats.noise` in row 4. The result must not be added to sums."""
+    """Return `BinStats.sums`, with the values of `BinStats.noise` in row 4. Do not add the result to other sums."""
     return torch.cat((sums[..., :4, :], _noise(sums, noise_flag).unsqueeze(-2), sums[..., 5:, :]), -2)
 
 
@@ -242,7 +240,7 @@ class ScoreAccumulator:
         return (*labels, 3, known("num_classes", num_classes) if task == "multiclass" else 2)
 
     def of(self, p: Predictions) -> ScoreSum:
-        """Return the sums of the score over the samples of the predictions `p`."""
+        """Return the weighted sums of the score over all samples of a batch."""
         score = self.per_sample(p, *self.arguments)
         if p.replicates and p.weights is not None and (p.hard or not self.by_class):
             index = p.target.long() if self.by_class else torch.zeros_like(score, dtype=torch.int64)
@@ -257,7 +255,7 @@ class ScoreAccumulator:
         return ScoreSum(self._split_by_class(score, n, p).sum(-2))
 
     def cells(self, p: Predictions) -> Cells:
-        """Return the cell index and summands of each sample; by class, a soft target is one event per class."""
+        """Return the cell index and summands of each sample; soft targets by class have one event per class."""
         score, n = self._weighted(self.per_sample(p, *self.arguments), p)
         if not self.by_class:
             return Cells(torch.zeros_like(score, dtype=torch.int64), torch.stack((n, score), -2), 1)
@@ -321,7 +319,7 @@ def sums_of_replicates(
     return sums.reshape(*replicates, *sums.shape[1:])
 
 
-def series_shape(mode: Mode, task: Task, num_classes: int | None) -> tuple[int, ...]:
+def mode_shape(mode: Mode, task: Task, num_classes: int | None) -> tuple[int, ...]:
     """Return the shape of the batch axis that a mode adds: `(C,)` or `(L,)` for "classwise", otherwise `()`."""
     if mode != "classwise":
         return ()

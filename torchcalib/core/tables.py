@@ -20,10 +20,10 @@ class Cell:
     """Formatted table cell.
 
     Attributes:
-        page: text in HTML.
+        page: text in HTML, Markdown and LaTeX.
         value: the number in full precision; None for text.
-        plain: text in other formats; None uses `page`, with a hyphen for the minus sign.
-        style: class in the style sheet: `"main"`, `"better"`, `"worse"`, `"quiet"` or `"question"`.
+        plain: text in plain-text tables; None uses `page`, with a hyphen for the minus sign.
+        style: CSS class: `"main"`, `"better"`, `"worse"`, `"quiet"`, `"question"` or `"name"`.
         link: id of the page element that the cell links to; empty for no link.
         bar: length of a bar in percent; infinity for an unbounded bar, None for no bar.
     """
@@ -37,7 +37,7 @@ class Cell:
 
     @property
     def text(self) -> str:
-        """Text in formats other than HTML."""
+        """Text in plain-text tables and DataFrames."""
         return self.page.replace("−", "-") if self.plain is None else self.plain
 
     @property
@@ -54,7 +54,7 @@ class Column:
         header: column heading.
         cell: function from the item of a row, such as a dict, to its cell.
         is_number: whether cells are aligned to the right.
-        shown: where the column is shown: `"always"`, `"wide"` (not in a narrow terminal) or `"page"` (only on a page).
+        shown: where the column is shown: `"always"`, `"wide"` (not in a narrow terminal) or `"page"` (reports).
         wraps: whether long cells continue on the next line.
         data: functions from the item of a row to a value, by name of the DataFrame column. None creates one DataFrame
             column from the numbers or texts of the cells. Its name is the header with underscores.
@@ -209,7 +209,7 @@ class Table(Tabular):
 
 
 def number(value: float | None, style: str = "") -> Cell:
-    """Return a cell with four significant digits in HTML and six decimals in other formats; empty for None."""
+    """Return a cell with four significant digits, or six decimals in plain text; empty for None."""
     return Cell() if value is None else Cell(significant(value), value, fixed(value, 6), style)
 
 

@@ -124,7 +124,7 @@ def infer_task(preds: Tensor, target: Tensor) -> Task:
 def infer_from_logits(preds: Tensor, task: Task) -> bool:
     """Return whether predictions are logits, inferred from the fraction of negative values.
 
-    At most 5% negative values are treated as errors or ignored rows, which the checks of the input handle.
+    Up to 5% negative values may be errors or ignored rows, and do not imply logits.
 
     Raises:
         ValueError: if all values of a binary or multi-label task are negative: log-odds, or log-probabilities.
