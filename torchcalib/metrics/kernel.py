@@ -68,7 +68,7 @@ class KernelSettings:
 
     @property
     def in_blocks(self) -> bool:
-        """Whether the estimator is a mean over blocks of samples, which can be accumulated as sums."""
+        """Whether the estimator is a mean over blocks of samples. The state then consists of sums."""
         return self.estimator in ("block", "linear")
 
     @property
@@ -77,7 +77,7 @@ class KernelSettings:
         return {"whole_weights": self.estimator != "biased"}
 
     def accumulator(self) -> BlockAccumulator:
-        """Return the accumulator for estimators over blocks."""
+        """Return the accumulator for the estimators "block" and "linear"."""
         size = 2 if self.estimator == "linear" else self.block_size
         return BlockAccumulator(self.kernel, self.bandwidth, size, self.chunk)
 
@@ -104,8 +104,8 @@ class KernelSettings:
         n = weights.sum(-1)
         if self.estimator == "biased":
             return on_replicate_axes(total / n.square(), p)
-        own = (weights * r.square().sum(-1).unsqueeze(-2)).sum(-1)  # sum of the terms h(x, x)
-        # With one sample, `total - own` is a rounding error, and dividing it by 0 could result in infinity.
+        own = (weights * r.square().sum(-1).unsqueeze(-2)).sum(-1)  # sum of h for each sample paired with itself
+        # With one sample, `total - own` is a rounding error. Its division by 0 could result in infinity.
         return on_replicate_axes(((total - own) / (n * (n - 1))).masked_fill(n < 2, torch.nan), p)
 
     def averaged(self, value: Tensor) -> Tensor:
@@ -158,8 +158,9 @@ def _skce(
     """Squared kernel calibration error (SKCE): mean inner product of residuals, weighted by a kernel of predictions.
 
     SKCE is the mean over pairs of samples of h = (e_y - p)^T (e_y' - p') k(p, p'). Here p is the vector of
-    probabilities, e_y the one-hot vector of the true class, and k a kernel. The population value is 0 if the model is
-    calibrated in the strong sense: P(Y = k | p) = p_k for all classes k jointly. Otherwise it is positive.
+    probabilities, e_y the one-hot vector of the true class, and k a kernel. Primes denote the second sample. The
+    population value is 0 if the model is calibrated in the strong sense: P(Y = k | p) = p_k for all classes k jointly.
+    Otherwise it is positive.
 
     Unlike a binned error, the unbiased estimate has expected value 0 for a calibrated model at any sample size. It can
     therefore be negative. `skce_test` tests whether the value is significantly different from 0. For a binary task
@@ -188,8 +189,8 @@ def _skce(
         TypeError, ValueError: for invalid input.
 
     Gradient:
-        Defined everywhere (0 for |p_k - p'_k| where the two are equal); reverse mode, first order. A median is a
-        constant. Memory: a few copies of the input for all pairs; one chunk for blocks.
+        Defined everywhere; the derivative of |p_k - p'_k| is 0 where p_k = p'_k. Reverse mode, first order. A median
+        bandwidth is a constant. Memory: a few copies of the input for all pairs, one chunk for blocks.
 
     Reference:
         Widmann, Lindsten, Zachariah: Calibration tests in multi-class classification: A unifying framework (NeurIPS
@@ -222,8 +223,8 @@ def _streamed(
 ) -> KernelEstimator:
     if estimator in get_args(Estimate) and estimator not in get_args(InBlocks):
         raise ValueError(
-            f"`estimator` must be 'block' or 'linear' for a streaming metric, got {estimator!r}: all pairs of samples "
-            "cannot be computed from sums. Store the predictions and call torchcalib.functional.skce."
+            f"`estimator` must be 'block' or 'linear' for a streaming metric, got {estimator!r}. "
+            "To use all pairs of samples, store the predictions and call torchcalib.functional.skce."
         )
     check_bandwidth(bandwidth)
     given: dict[str, Any] = {"kernel": kernel, "block_size": block_size, "average": average, "chunk": chunk}
@@ -238,7 +239,7 @@ class SKCE(CalibrationMetric[BlockStats]):
     value equals that of `skce` for all data. `ByGroup` forms blocks within each group.
 
     The state contains 3 sums, for multi-label 3 sums per label. The estimators "unbiased" and "biased" are only
-    available in `skce`, because they need all pairs of samples.
+    available in `skce`, because they require all pairs of samples.
 
     Args:
         estimator: `"linear"`, with blocks of two, or `"block"`.
@@ -258,7 +259,7 @@ class SKCE(CalibrationMetric[BlockStats]):
 
     perfect, unit = 0.0, "squared probability"
     plot_lower_bound, plot_upper_bound = -2.0, 2.0
-    question = "mean agreement of the residuals of similar predictions, over all classes jointly"
+    question = "mean inner product of residuals, weighted by the similarity of the predictions"
     source = "Widmann, Lindsten, Zachariah, Calibration tests in multi-class classification, NeurIPS 2019, table 1"
 
     factory = staticmethod(_streamed)
@@ -276,7 +277,7 @@ def _asymptotic(found: Tensor, level: float = 0.95, method: str = "normal approx
 
 
 _MAX_H = 2.0
-"""Upper bound for |h(x, x')| <= |e_y - p| |e_y' - p'| <= 2."""
+"""Upper bound of the terms |h| of `skce`: |h| <= |e_y - p| |e_y' - p'| <= 2."""
 
 
 @documented
@@ -303,8 +304,8 @@ def skce_test(
         task: `"binary"`, `"multiclass"` or `"multilabel"`.
         estimator: `"linear"` or `"block"`: normal approximation of the mean over independent blocks. Larger blocks have
             more power. The order of the samples must be random. `"unbiased"`: p-value from the Hoeffding bound
-            exp(-floor(N / 2) value^2 / 8) for a positive value, with |h| <= 2. It is valid for every sample size, but
-            has much less power.
+            exp(-floor(N / 2) value^2 / 8) for a positive value. It is valid for every sample size, but has much less
+            power.
         kernel: See `skce`.
         bandwidth: See `skce`. A median depends only on the predictions, so the test remains valid.
         block_size: See `skce`.
@@ -336,7 +337,7 @@ def skce_test(
     """
     settings = KernelSettings(task_read_as(task, options), estimator, kernel, bandwidth, block_size, "macro", chunk)
     if estimator == "biased":
-        raise ValueError("`estimator` must be 'linear', 'block' or 'unbiased' for a test, got 'biased'.")
+        raise ValueError("`estimator` must be 'linear', 'block' or 'unbiased', got 'biased'. Use 'unbiased'.")
     p = read_input(task, preds, target, options, **settings.demands)
     if estimator == "unbiased":
         return _asymptotic(_bounded(settings, p).to(p.dtype), method="bound on the tail probability (conservative)")

@@ -1,8 +1,8 @@
 """Distances between predictions and label distributions (the proportions of annotators that chose each class).
 
-With few annotators a label distribution is noisy, so the distance is positive even for a perfect prediction. Every
-distance therefore has components: the value, the noise floor and, if possible, the value corrected for the noise. The
-noise floor is the expected value if annotations are sampled from the predictions.
+With few annotators a label distribution is noisy, and the distance is positive even for a perfect prediction. Every
+distance therefore has two or three components: the value, the noise floor and, if available, the value corrected for
+the noise. The noise floor is the expected value if annotations are sampled from the predictions.
 """
 
 from collections.abc import Callable, Mapping
@@ -73,7 +73,7 @@ def _expected_entropy_loss(p: Predictions) -> Tensor:
 def _variance(p: Predictions, shares: Tensor, n: Tensor) -> Tensor:
     """Return the variance of the class proportions in a multinomial sample of size n, summed over classes, `(..., N)`.
 
-    For binary and multi-label it is the variance for y = 1 only, as in the binary squared distance.
+    For binary and multi-label tasks, only the proportion of y = 1 is included, as in the squared distance.
     """
     variance = shares * (1 - shares) / n
     return variance.sum(-1) if p.task == "multiclass" else variance[..., 1]
@@ -131,13 +131,13 @@ def _total_variation(
 ) -> ScoreEstimator:
     """Total variation distance between predictions q and label distributions t: the mean of sum_k |q_k - t_k| / 2.
 
-    It is the largest difference between q and t in the probability of any set of classes. The binary distance is
-    |p - t|.
+    It is the largest difference between q and t in the probability of any set of classes. For a binary task it is
+    |p - t|, where p and t are the probabilities of y = 1.
 
     Args:
         target: Integer annotator counts: multi-class `(..., N, C)`, binary `(..., N, 2)` and multi-label
-            `(..., N, L, 2)` with counts for y = 0 and y = 1. Or floating proportions with the shape of `preds`.
-            Or labels, each from one annotator.
+            `(..., N, L, 2)` with counts for y = 0 and y = 1. Floating proportions with the shape of `preds` and labels
+            (one annotator each) are also accepted.
         component: `"value"`, or `"noise_floor"`: the exact expected value if annotations are sampled from the
             predictions.
 
@@ -146,7 +146,7 @@ def _total_variation(
         without data.
 
     Raises:
-        TypeError, ValueError: for invalid input. A noise floor needs counts or labels.
+        TypeError, ValueError: for invalid input. A noise floor requires counts or labels.
 
     Gradient:
         Defined everywhere; 0 where q_k = t_k. The gradient of the noise floor is 0 at q_k = 0 and q_k = 1.
@@ -210,7 +210,7 @@ def _kl_divergence(
         least float32). A corrected value may be negative. NaN without data.
 
     Raises:
-        TypeError, ValueError: see `total_variation`. A correction needs at least 2 annotators in every row.
+        TypeError, ValueError: see `total_variation`. A correction requires at least 2 annotators in every row.
 
     Gradient:
         Finite everywhere. Where the divergence is infinite, the gradient is 0 with respect to probabilities, and q - t
@@ -247,7 +247,7 @@ class KLDivergence(ScoreMetric):
     factory = staticmethod(_kl_divergence)
     score = _score("Kullback-Leibler", "value")
     unit, perfect = "nats", 0.0  # no lower bound, because a corrected value may be negative
-    question = "mean log loss minus the entropy of the label distributions"
+    question = "mean Kullback-Leibler divergence of predictions from label distributions"
     source = "Pavlovic, Beyond Accuracy; Peterson et al., Human Uncertainty Makes Classification More Robust"
 
 
@@ -262,7 +262,7 @@ def _entropy_gap(
 
     It is the mean of sum_k t_k log t_k - sum_k q_k log q_k. A positive value means that the model is less certain
     than the annotators. Differences of opposite sign cancel. The value does not depend on which classes are predicted.
-    With few annotators the entropy of t is too small and the value biased upwards.
+    With few annotators the entropy of t is underestimated, and the value is biased upwards.
 
     Args:
         target: Annotator counts, proportions or labels, as for `total_variation`.
@@ -274,7 +274,7 @@ def _entropy_gap(
         (at least float32). A corrected value may be smaller. NaN without data.
 
     Raises:
-        TypeError, ValueError: see `total_variation`. A correction needs at least 2 annotators in every row.
+        TypeError, ValueError: see `total_variation`. A correction requires at least 2 annotators in every row.
 
     Gradient:
         Finite everywhere; 0 with respect to probabilities where q_k = 0.
@@ -322,8 +322,9 @@ def _squared_distance(
 ) -> ScoreEstimator:
     """Squared distance between predictions q and label distributions t: the mean of sum_k (q_k - t_k)^2.
 
-    It is the Brier score with soft targets t; the binary distance is (p - t)^2. For any number of annotators,
-    the corrected value is an unbiased estimate of the distance to the population label distribution.
+    It is the Brier score with soft targets t. For a binary task it is (p - t)^2, where p and t are the probabilities of
+    y = 1. For any number of annotators, the corrected value is an unbiased estimate of the distance to the population
+    label distribution.
 
     Args:
         target: Annotator counts, proportions or labels, as for `total_variation`.
@@ -335,7 +336,7 @@ def _squared_distance(
         least float32). A corrected value may be negative. NaN without data.
 
     Raises:
-        TypeError, ValueError: see `total_variation`. A correction needs at least 2 annotators in every row.
+        TypeError, ValueError: see `total_variation`. A correction requires at least 2 annotators in every row.
 
     Gradient:
         Defined everywhere.

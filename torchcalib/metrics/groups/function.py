@@ -13,7 +13,7 @@ from torchcalib.core.groups import check_group_range, check_groups
 from torchcalib.core.inputs import flattened
 
 _PER_SAMPLE = ("weights", "folds")
-"""Options with one value per sample along the last axis. They are split by group."""
+"""Options with one value per sample on the last axis, which are split by group."""
 
 
 @resolving_task
