@@ -261,7 +261,7 @@ class CalibrationMetric(Metric, Generic[S]):
 
     @property
     def _is_plain_sum(self) -> bool:
-        """Whether the state is a sum over batches, and each summand depends only on its batch."""
+        """Whether the state is a sum over batches, with summands that depend only on one batch."""
         return isinstance(self.kind, SumsKind)
 
     def reset(self) -> None:
@@ -279,7 +279,7 @@ class CalibrationMetric(Metric, Generic[S]):
         Raises:
             ValueError: If an update contained invalid rows on CUDA.
         """
-        if not self._enable_grad:  # it is True only within `forward`, which must not synchronise the device
+        if not self._enable_grad:  # `forward`, where `_enable_grad` is True, must not synchronise the device
             self._raise_if_invalid()
         return self._value(self._statistic)
 
@@ -369,8 +369,8 @@ class CalibrationMetric(Metric, Generic[S]):
     ) -> CalibrationTest:
         """Test calibration from the accumulated state, over all ranks if `torch.distributed` is running.
 
-        The result contains the calibration error, its noise floor (expected value for a calibrated model), the p-value
-        and an interval. See `torchcalib.inference.calibration_test` for the method.
+        The returned `CalibrationTest` contains the calibration error, its noise floor (expected value for a calibrated
+        model), the p-value and an interval. See `torchcalib.inference.calibration_test` for the method.
 
         Args:
             level: Level of the interval, in (0, 1).
@@ -446,11 +446,11 @@ class CalibrationMetric(Metric, Generic[S]):
 
     @property
     def _drops_invalid(self) -> bool:
-        """Whether invalid rows are ignored and counted, because raising an error would synchronise the device."""
+        """True except on the CPU. Invalid rows are then counted, because an error would synchronise the device."""
         return self.device.type != "cpu"
 
     def _added(self, state: Any, batch: Any) -> Any:
-        """Add the state of a batch. Metrics in a collection that store the same samples share the result."""
+        """Return the sum of two states. Metrics in a collection that store the same samples share the result."""
         if self._shared is None or not isinstance(self.kind, SamplesKind):
             return self.kind.add(state, batch)
         key = (self.kind, *((t.data_ptr(), t.shape) for t in (*state.scores, *batch.scores)))
@@ -467,10 +467,7 @@ class CalibrationMetric(Metric, Generic[S]):
             )
 
     def _sync_dist(self, dist_sync_fn: Callable[..., Any] = gather_all_tensors, process_group: Any = None) -> None:
-        """Sync the state across ranks in at most two collectives, or with a user-defined `dist_sync_fn`.
-
-        The method of `torchmetrics.Metric` calls one barrier and two gathers per tensor, which is slower.
-        """
+        """Sync the state across ranks in at most two collectives, or with a user-defined `dist_sync_fn`."""
         group = process_group or self.process_group
         if dist_sync_fn is not gather_all_tensors:
             self.state = synced_state_by(self, dist_sync_fn, group)
@@ -495,12 +492,12 @@ class CalibrationMetric(Metric, Generic[S]):
         if not self._in_graph:
             yield
             return
-        held, self._in_graph = self.state, False
+        graph_state, self._in_graph = self.state, False
         try:
             yield
-            held = held.copy_(self.state)
+            graph_state = graph_state.copy_(self.state)
         finally:
-            self.state, self._in_graph = held, True
+            self.state, self._in_graph = graph_state, True
 
     @property
     def metric_state(self) -> dict[str, Tensor | list[Tensor]]:

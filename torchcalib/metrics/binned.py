@@ -27,11 +27,7 @@ from torchcalib.ops.isotonic import Ties
 
 @dataclass(frozen=True, eq=False)
 class BinnedEstimator(Estimator[BinStats | RankedSample]):
-    """Estimator of a calibration error over bins.
-
-    Attributes:
-        binning: Rule that assigns samples to bins.
-    """
+    """Estimator of a calibration error over bins, with `binning` as the rule that assigns samples to bins."""
 
     binning: Binning
 
@@ -59,12 +55,12 @@ class BinnedEstimator(Estimator[BinStats | RankedSample]):
         made = super().streamed(num_classes, resolution=resolution)
         if not isinstance(made.accumulator, EqualWidthBins):
             if with_ecd:
-                raise ValueError("`with_ecd` must be False for other than equal-width bins, got True. Omit it.")
+                raise ValueError("`with_ecd` must be False unless the bins have equal width, got True. Omit it.")
             return made
         if resolution is not None:
             raise ValueError(
-                f"`resolution` must be None for bins='equal_width', got {resolution!r}. Omit it: the size of their "
-                "state is constant."
+                f"`resolution` must be None for bins='equal_width', got {resolution!r}. "
+                "Omit it: the size of the state is constant."
             )
         return replace(made, accumulator=replace(made.accumulator, with_ecd=with_ecd, with_noise=True))
 
@@ -89,7 +85,7 @@ def binned(
         mode: Event whose probability is the confidence.
         average: `"macro"` averages over classes, None returns one value per class.
         options: Input options, see `InputOptions`.
-        from_sample: Store samples even for equal-width bins, because the formula needs more than sums.
+        from_sample: Store samples even for equal-width bins, because the formula requires more than sums.
         hard_targets: Reject soft targets, because the formula counts labels.
     """
     mode = resolve_mode(task_read_as(task, options), mode)
@@ -260,9 +256,7 @@ ace = functional(_ace)
 
 
 class ACE(BinnedMetric):
-    """Streaming adaptive calibration error (ACE); see `ace`.
-
-    The state contains all samples, or a sketch if `resolution` is given.
+    """Streaming adaptive calibration error (ACE); see `ace`. Stores all samples, or a sketch with `resolution`.
 
     Example:
         >>> import torch
@@ -526,7 +520,7 @@ def calibration_curve(
 def table_statistic(
     estimator: BinnedEstimator, preds: Tensor, target: Tensor, options: Mapping[str, Any]
 ) -> BinStats | RankedSample:
-    """Compute the sums or samples for a table of bins. Sums include the columns of consistency band and ECD."""
+    """Compute the sums over bins, or the samples, from which `BinnedEstimator.table` creates a table."""
     accumulator: Any = estimator.accumulator
     if estimator.is_additive:
         accumulator = replace(accumulator, with_ecd=True, with_noise=True)

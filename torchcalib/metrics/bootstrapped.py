@@ -24,7 +24,7 @@ S = TypeVar("S")
 
 @dataclass(frozen=True)
 class Replicates(SumsKind[S]):
-    """Operations on the state of `Bootstrapped`: the sums for the data and for R replicates, and the row count."""
+    """Operations on a state that contains sums for the data, sums for R replicates, and the number of rows."""
 
     def empty(self) -> Tensor:
         """Return the initial state, float64 zeros `(n,)`."""
@@ -37,13 +37,8 @@ class Replicates(SumsKind[S]):
     def resampled(self, p: Predictions, seed: int, rank: int, first: int) -> Tensor:
         """Return the state `(n,)` for a batch, with Poisson weights in each replicate.
 
-        The weight of a row depends only on seed, rank, replicate and row number, and not on the batch sizes.
-
-        Args:
-            p: Predictions and targets in the batch.
-            seed: Seed for the weights.
-            rank: Rank of this process.
-            first: Index of the first row, counted over all batches on this rank.
+        The weight of a row depends only on seed, rank, replicate and row number, and not on the batch sizes. `first` is
+        the number of the first row in this batch.
         """
         n, device = p.samples[-1], p.given.device
         counters = torch.arange(first, first + n, device=device)

@@ -26,7 +26,7 @@ from torchcalib.ops.logs import safe_log, wide_dtype
 _GRID = (*(10 ** (-5 + 4 * k / 14) for k in range(15)), *(0.2 * k for k in range(1, 6)))
 """Candidates for `bandwidth="likelihood"`, as in the authors' code."""
 
-_MIN_LOG_DENSITY = -1e20  # a smaller log density is a density of 0, far from all other predictions
+_MIN_LOG_DENSITY = -1e20  # smaller log densities represent a density of 0
 
 
 def _log_distributions(p: Predictions) -> tuple[Tensor, Tensor, Tensor]:
@@ -142,9 +142,9 @@ def canonical_error(
     Args:
         target: Labels or soft targets.
         p: Exponent, 1 or 2.
-        bandwidth: A positive number; the variance of the kernel is about q (1 - q) bandwidth. Or `"likelihood"`, which
-            selects one of 20 candidates from 1e-5 to 1 by the leave-one-out log-likelihood of the predictions.
-            Predictions with an estimated density of 0 are excluded from this likelihood.
+        bandwidth: A positive number or `"likelihood"`. The variance of the kernel is about q (1 - q) bandwidth.
+            `"likelihood"` selects one of 20 candidates from 1e-5 to 1 by the leave-one-out log-likelihood of the
+            predictions. Predictions with an estimated density of 0 are excluded from this likelihood.
 
     Returns:
         `(...)`, or `(..., L)` for multi-label with `average=None`, in [0, 2], in the dtype of `preds` (at least

@@ -99,9 +99,9 @@ def _read_description(argument: str, saved: Mapping[str, Any], prefix: str) -> D
         n_updates, draws = values["n_updates"], values["draws"]
     # Damaged JSON may raise UnicodeDecodeError, JSONDecodeError, KeyError, TypeError, RecursionError or other errors.
     except Exception as error:
-        raise _damaged(argument, name, f"{type(error).__name__}: {error}") from error
+        raise _damage_error(argument, name, f"{type(error).__name__}: {error}") from error
     if type(written_as) is not int or written_as < 1:
-        raise _damaged(argument, name, f"format {written_as!r}")
+        raise _damage_error(argument, name, f"format {written_as!r}")
     if written_as != STATE_FORMAT:
         advice = (
             f"Update torchcalib from version {__version__}."
@@ -114,7 +114,7 @@ def _read_description(argument: str, saved: Mapping[str, Any], prefix: str) -> D
         )
     is_whole = isinstance(configuration, dict) and type(n_updates) is int and n_updates >= 0
     if not is_whole or not (draws is None or (isinstance(draws, list) and all(type(x) is int for x in draws))):
-        raise _damaged(argument, name, f"{values!r:.200}")
+        raise _damage_error(argument, name, f"{values!r:.200}")
     return Description(configuration, n_updates, draws)
 
 
@@ -134,13 +134,13 @@ def _check_alike(argument: str, theirs: Mapping[str, Any], mine: Mapping[str, An
 
 
 def _text(encoded: Any) -> bytes:
-    """Return the bytes of an encoded description in any dtype: casts preserve ASCII codes."""
+    """Return the bytes of an encoded description. Any dtype is accepted, because casts preserve ASCII codes."""
     if not isinstance(encoded, Tensor) or encoded.dim() != 1 or not 0 < encoded.numel() <= _MAX_BYTES:
         raise TypeError(f"`description` must be a tensor of up to {_MAX_BYTES} bytes, got {encoded!r:.100}")
     return bytes(encoded.detach().cpu().to(torch.int64).tolist())
 
 
-def _damaged(argument: str, name: str, what: str) -> ValueError:
+def _damage_error(argument: str, name: str, what: str) -> ValueError:
     return ValueError(
         f"`{argument}` must contain a valid description as {name!r}, got a damaged one ({what}). "
         "Load an earlier checkpoint."

@@ -14,7 +14,7 @@ from torchcalib.core.arguments import check_count
 from torchcalib.ops.logs import wide_dtype
 
 Costs = Tensor | Sequence[Sequence[float]]
-MAX_COST = 1e150  # far below the float64 maximum, so that sums and differences of costs are finite
+MAX_COST = 1e150  # sums and differences of costs are below the float64 maximum
 
 
 @dataclass(frozen=True, repr=False)

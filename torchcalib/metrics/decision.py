@@ -123,7 +123,7 @@ def bayes_decisions(
     """Return the decision with the smallest expected cost for every prediction; the first one on ties.
 
     Args:
-        preds: Probabilities, or logits with `from_logits=True`. Binary `(...)`; other tasks need a class axis.
+        preds: Probabilities, or logits with `from_logits=True`. Binary `(...)`; other tasks require a class axis.
         task: `"binary"`, `"multiclass"` or `"multilabel"`.
         cost: Cost matrix `(C, M)`; see `bayes_risk`. None means zero-one costs.
         from_logits: `preds` are logits.

@@ -94,10 +94,7 @@ _estimators: dict[Any, Estimator[Any]] = {}
 def _estimator(
     factory: Callable[..., Estimator[Any]], options: Mapping[str, Any], function: Callable[..., Any]
 ) -> Estimator[Any]:
-    """Return the estimator for the options of a metric function.
-
-    Estimators whose options are plain values are cached, because validating options is slow relative to small inputs.
-    """
+    """Return the estimator for the options, cached for plain values because validation is slow for small inputs."""
     parts: list[Any] = [factory]
     for name, option in options.items():
         if name == "weights":

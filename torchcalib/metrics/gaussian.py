@@ -29,10 +29,7 @@ def ecd_of_distribution(distribution: Distribution, value: Tensor) -> Tensor:
 
 
 def _check_shape(distribution: Distribution, value: Tensor) -> None:
-    """Raise ValueError unless there is one value per distribution, or only one distribution.
-
-    Other shapes could broadcast, which would compare every value with every distribution.
-    """
+    """Raise ValueError unless there is one value per distribution, or only one distribution."""
     batch, event = distribution.batch_shape, distribution.event_shape
     fits = value.shape == batch + event or (batch == () and value.shape[value.dim() - len(event) :] == event)
     if not fits:
@@ -71,8 +68,8 @@ def nees(
 ) -> Tensor:
     """Normalised estimation error squared of Gaussian predictions: the mean of (x - mu)^T Sigma^-1 (x - mu).
 
-    The predictions have means mu and covariances Sigma. NEES has expected value d, the dimension, if both are correct.
-    The entropic calibration difference (`ecd`) of Gaussian predictions is (NEES - d) / 2.
+    If the predicted means mu and covariances Sigma are correct, the expected value is the dimension d of x. The
+    entropic calibration difference (`ecd`) of Gaussian predictions is (NEES - d) / 2.
 
     Args:
         distribution: `Normal` (d = 1), `MultivariateNormal`, or `Independent` with a `Normal`. Batch shape `(..., N)`.

@@ -117,25 +117,21 @@ def check_bandwidth(bandwidth: object, *names: str) -> None:
     """Raise an error unless `bandwidth` is a positive number or one of the method names in `names`."""
     if bandwidth in names:
         return
-    offered = " or ".join(("a positive number", *map(repr, names)))
+    allowed = " or ".join(("a positive number", *map(repr, names)))
     if not is_number(bandwidth):
-        raise TypeError(f"`bandwidth` must be {offered}, got {bandwidth!r}.")
+        raise TypeError(f"`bandwidth` must be {allowed}, got {bandwidth!r}. Pass 1.0, for example.")
     if not 0 < float(bandwidth) < math.inf:
-        raise ValueError(f"`bandwidth` must be {offered}, got {bandwidth}.")
+        raise ValueError(f"`bandwidth` must be {allowed}, got {bandwidth}. Pass 1.0, for example.")
 
 
 @dataclass(frozen=True, eq=False)
 class KernelEstimator(Estimator[BlockStats]):
-    """Estimator of the squared kernel calibration error.
-
-    Attributes:
-        settings: Validated options.
-    """
+    """Estimator of the squared kernel calibration error, with validated options `settings`."""
 
     settings: KernelSettings
 
     def __call__(self, preds: Tensor, target: Tensor, weights: Tensor | None = None) -> Tensor:
-        """Return the value of the metric, in the dtype of `preds` (at least float32)."""
+        """Return the metric value, `(...)` or `(..., L)`, in the dtype of `preds` (at least float32)."""
         p = self.input_format.read(preds, target, weights)
         return self.settings.averaged(self.settings.of(p)).to(p.dtype)
 
@@ -235,8 +231,8 @@ class SKCE(CalibrationMetric[BlockStats]):
     """Streaming squared kernel calibration error (SKCE), a mean over blocks of samples; see `skce`.
 
     Each update is divided into blocks of consecutive samples, and an incomplete last block is ignored. The value
-    therefore depends on the batch sizes, but is always unbiased. If every batch size is a multiple of `block_size`, the
-    value equals that of `skce` for all data. `ByGroup` forms blocks within each group.
+    therefore depends on the batch sizes. It is unbiased if the order of the samples is random. It equals the value of
+    `skce` for all data if every batch size is a multiple of the block size. `ByGroup` forms blocks within each group.
 
     The state contains 3 sums, for multi-label 3 sums per label. The estimators "unbiased" and "biased" are only
     available in `skce`, because they require all pairs of samples.
@@ -320,7 +316,7 @@ def skce_test(
         TypeError, ValueError: for invalid input.
 
     Gradient:
-        For the statistic and the p-value; see `skce`.
+        Defined for the statistic and the p-value; see `skce`.
 
     Reference:
         Widmann, Lindsten, Zachariah: Calibration tests in multi-class classification (NeurIPS 2019), lemmas 2 and 3.

@@ -65,7 +65,7 @@ def _kl(p: Predictions) -> Tensor:
 
 
 def _expected_entropy_loss(p: Predictions) -> Tensor:
-    """Return the entropy of q minus the expected entropy of n annotations sampled from q, `(..., N)`."""
+    """Return the entropy of q minus the expected entropy of the class proportions in n samples of q, `(..., N)`."""
     q = _q(p)
     return xmul(q, mean_log_share(q, _n(p)) - _log_q(p)).sum(-1)
 

@@ -203,10 +203,7 @@ class SpiegelhalterAccumulator(EventSums[Sums]):
         return torch.zeros_like(confidence, dtype=torch.int64)
 
     def quantities(self, events: Events) -> tuple[Tensor, ...]:
-        """Return the summands 1, (y - p) (1 - 2 p) and (1 - 2 p)^2 p (1 - p) for confidence p and outcome y.
-
-        If given, `events.complement` replaces 1 - p.
-        """
+        """Return the summands 1, (y - p) (1 - 2 p) and (1 - 2 p)^2 p (1 - p) for confidence p and outcome y."""
         p, y = self._wide(events)
         not_p = 1 - p if events.complement is None else events.complement
         factor = not_p - p

@@ -226,7 +226,7 @@ def ecd(
 
     The score of a sample is sum_k q_k log q_k - log q_h for probabilities q and true class h (0 log 0 = 0). The
     binary score is (p - y) log(p / (1-p)). The expected value for a calibrated model is 0. Positive values indicate
-    over-confidence, negative values under-confidence. ECD does not need bins.
+    over-confidence, negative values under-confidence. ECD does not require bins.
 
     For a prediction of probability 1 the score is 0 if it is correct and +inf if it is wrong. The minimum for a binary
     sample is -W(1/e) = -0.2785, with the Lambert W function. It is lower for more classes (-1.1010 for 10 classes).
@@ -322,7 +322,7 @@ def _accuracy(
     It equals 1 minus the Bayes risk with zero-one costs, and does not measure calibration.
 
     Args:
-        target: Labels; or soft targets, whose probability of the class with the largest prediction is averaged.
+        target: Labels or soft targets. For soft targets, the target probability of the predicted class is averaged.
         priors: Class priors that replace the class frequencies in the data. `[1/C] * C` results in balanced accuracy.
 
     Returns:

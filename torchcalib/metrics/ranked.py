@@ -56,7 +56,7 @@ def no_average(task: Task, mode: Mode | None, options: Mapping[str, Any]) -> Ave
     """
     if "average" in options:
         raise TypeError(
-            f"`average` must be omitted, got {options['average']!r}. There is always one value per class or label."
+            f"`average` must be omitted, got {options['average']!r}. The metric has one value per class or label."
         )
     return None if resolve_mode(task_read_as(task, options), mode) == "classwise" else "macro"
 
@@ -321,7 +321,7 @@ class CORP(RankedMetric):
     unit = "squared probability (Brier score) or nats (log loss)"
     question = "component of a score, such as miscalibration, by isotonic regression"
     source = "Dimitriadis et al., Stable reliability diagrams, PNAS 2021, eq. 1-3"
-    higher_is_better = None  # the direction differs between components
+    higher_is_better = None  # the better direction differs between components
     plot_upper_bound = None
 
     def __init__(self, task: Task | None = None, *, component: Component = "mcb", **options: Any) -> None:
@@ -385,7 +385,7 @@ class CORPCurve:
     def __getitem__(self, index: Any) -> Self:
         """Index the batch axes: `curve[k]` is the curve for class k."""
         if self.n.dim() < 2:
-            raise IndexError("`curve` must be several curves, got one with no batch axis. Do not index it.")
+            raise IndexError("`curve` must have a batch axis, got one with no batch axis. Use its attributes.")
         columns = (self.confidence, self.n, self.frequency, self.band_low, self.band_high)
         confidence, n, frequency, low, high = (column[index] for column in columns)
         return type(self)(confidence, n, frequency, low, high, self.level)

@@ -44,7 +44,7 @@ class BayesRiskCurve:
 
     @property
     def normalized(self) -> Tensor:
-        """Risk divided by `cheapest`. Above 1 the decisions are worse than the better constant decision."""
+        """Risk divided by `cheapest`. A value above 1 is worse than that of the better constant decision."""
         return self.risk / self.cheapest
 
 
@@ -110,7 +110,7 @@ def bayes_risk_area(
     """Area under the Bayes risk curve for two classes: weighted integral of the risk over all operating points c.
 
     The integral is exact. With uniform weight it is the cross entropy in nats (`nll`). With weight 2 c (1-c) it is the
-    Brier score. For soft targets t the latter is the expected Brier score of sampled labels, larger by t (1-t).
+    Brier score. For soft targets t it is the expected Brier score of sampled labels, which is larger by t (1-t).
 
     Args:
         task: `"binary"`, `"multilabel"`, or `"multiclass"` with `positive_classes`.
@@ -148,7 +148,7 @@ def _area(s: "_SortedPredictions", weight: AreaWeight) -> Tensor:
     log_c, log_not_c = torch.cat((start, log_p, end), -1), torch.cat((end, log_not_p, start), -1)
     # Antiderivatives in c of weight(c) / c (cost of a miss) and weight(c) / (1 - c) (cost of a false alarm).
     miss, alarm = (log_c, -log_not_c) if weight == "uniform" else (-(2 * log_not_c).exp(), (2 * log_c).exp())
-    return (xmul(s.missed, _widths(miss)) + xmul(s.accepted, _widths(alarm))).sum(-1)
+    return (xmul(s.missed, _differences(miss)) + xmul(s.accepted, _differences(alarm))).sum(-1)
 
 
 @documented
@@ -288,7 +288,7 @@ def _sums_of_first(share: Tensor) -> Tensor:
     return torch.cat((zero, share.cumsum(-1)), -1)
 
 
-def _widths(antiderivative: Tensor) -> Tensor:
+def _differences(antiderivative: Tensor) -> Tensor:
     """Return the differences of consecutive values `(..., N - 1)`; 0 for equal values, even infinite ones."""
     lower, upper = antiderivative[..., :-1], antiderivative[..., 1:]
     return (upper - lower).masked_fill(upper == lower, 0)

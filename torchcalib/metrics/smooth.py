@@ -79,7 +79,7 @@ class SmoothingAccumulator(EventSums[BinStats]):
         return torch.ones_like(p), p, y, p * (1 - p), p * y
 
     def columns(self, events: Events, p: Predictions) -> list[Tensor]:
-        """Return one column `(..., E)` of weighted summands per sum; the noise, if included, is second to last."""
+        """Return the weighted summands of E events, one tensor `(..., E)` per sum; any noise is second to last."""
         *columns, last = super().columns(events, p)
         return [*columns, noise_summands(events, p)[1], last] if self.with_noise else [*columns, last]
 
@@ -303,18 +303,12 @@ def _points(sample: RankedSample, n_points: int) -> tuple[Tensor, Tensor, Tensor
 
 
 def _may_exceed(sample: RankedSample, n_points: int) -> bool:
-    """Return True if any batch element has more than `n_points` samples, including copies by weights.
-
-    Also True if the number is unknown without synchronising the device. Unnecessary pooling does not change the result.
-    """
+    """Return True if a batch element has more than `n_points` samples (with copies), or if this is unknown."""
     return sample.n is not None and value_if_available((sample.n.sum(-1) <= n_points).all()) is not True
 
 
 def _quantile(x: Tensor, n: Tensor, share: float) -> Tensor:
-    """Return the quantile `(...)` of values `(..., M)` with integer multiplicities `n`.
-
-    It interpolates linearly between order statistics, as NumPy and R do by default.
-    """
+    """Return the quantile `(...)` of values `(..., M)` with integer multiplicities `n`, as `torch.quantile` does."""
     ordered, order = x.masked_fill(n == 0, torch.inf).sort(-1)
     cumulative = n.gather(-1, order).cumsum(-1)
     rank = share * (cumulative[..., -1:] - 1).clamp(min=0)
@@ -388,9 +382,7 @@ ici = functional(_ici)
 
 
 class ICI(RankedMetric):
-    """Streaming integrated calibration index (ICI); see `ici`.
-
-    The state contains all samples, or a sketch if `resolution` is given.
+    """Streaming integrated calibration index (ICI); see `ici`. Stores all samples, or a sketch with `resolution`.
 
     Example:
         >>> metric = ICI(task="binary")

@@ -110,7 +110,7 @@ def _tested(
     options: Mapping[str, Any],
 ) -> BinnedEstimator:
     if mode is None and task_read_as(task, options) == "multiclass":
-        mode = "classwise"  # each class against the rest: Remark 2 in the TCE paper of Matsubara et al.
+        mode = "classwise"  # Matsubara et al. (UAI 2023), Remark 2
     return binned(formula, binning, task, mode, average, options, from_sample=True, hard_targets=True)
 
 

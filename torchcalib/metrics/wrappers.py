@@ -30,7 +30,7 @@ class WrappedMetric(CalibrationMetric[S]):
     question, source = _forwarded("question"), _forwarded("source")
 
     def __init__(self, metric: CalibrationMetric[Any], accumulator: Any = None, **kwargs: Any) -> None:
-        # A tuple prevents registration as a submodule, which would add a second state. `_build` requires it.
+        # A tuple prevents registration as a submodule, which would add a second state. `_build` uses this attribute.
         self._wrapped: tuple[CalibrationMetric[Any]] = (deepcopy(metric),)
         persistent = kwargs.pop("persistent", False)
         estimator = replace(metric.estimator, accumulator=accumulator or metric.accumulator)

@@ -68,7 +68,8 @@ def by_group(
     axis = preds.dim() - 1 - (task != "binary")
     if target.dim() <= axis or target.shape[axis] != preds.shape[axis]:
         raise ValueError(
-            f"`target` must have as many samples as `preds`, got shapes {tuple(target.shape)} and {tuple(preds.shape)}."
+            f"`target` must have as many samples as `preds`, got shapes {tuple(target.shape)} and "
+            f"{tuple(preds.shape)}. Pass one target per sample."
         )
     groups = as_tensor("groups", groups, preds.device).reshape(-1)
     check_groups(groups, preds.device, preds.shape[axis : axis + 1])

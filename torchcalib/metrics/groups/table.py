@@ -203,7 +203,7 @@ def resolved(
 def adjusted_p_values(p_values: Tensor) -> Tensor:
     """Adjust p-values `(m,)` for multiple testing by the Benjamini-Hochberg method (false discovery rate).
 
-    For ascending p-values p_1, ..., p_m, the adjusted p-value is min over j >= k of p_j m / j, at most 1.
+    For ascending p-values p_1, ..., p_m, the adjusted value of p_k is the minimum of 1 and p_j m / j over j >= k.
 
     Reference:
         Benjamini, Hochberg: Controlling the false discovery rate (Journal of the Royal Statistical Society B, 1995),
