@@ -511,10 +511,9 @@ class CalibrationMetric(Metric, Generic[S]):
     ) -> dict[str, Any]:
         """Return a dict for checkpoints, which contains the state if the metric is persistent.
 
-        The keys are those of the state (`sums`; or `scores`, `outcomes`, `weights`, `n_ignored`) and `description`. The
-        description is JSON in a uint8 tensor: the format, the version of torchcalib, and the arguments that affect the
-        state. `torch.load(weights_only=True)` can load the dict. safetensors can store it if the state consists of
-        sums.
+        The keys are `description` and the parts of the state: `sums`, or `scores`, `outcomes`, `weights`, `n_ignored`.
+        The description is JSON in a uint8 tensor: the format, the version of torchcalib, and the arguments that affect
+        the state. `torch.load(weights_only=True)` can load the dict. safetensors can store sums, but not samples.
 
         Each rank saves and loads its own state. Between `sync` and `unsync` the dict contains the global state, which
         only one rank may load. `load_state_dict` raises ValueError if the format or any argument except `nan_policy`
@@ -566,7 +565,7 @@ class CalibrationMetric(Metric, Generic[S]):
     # `.to(dtype)`, and squeezes axes of length 1.
 
     def _copy_state_dict(self) -> dict[str, Tensor | list[Any]]:
-        """Return a shallow copy of the state. Tensors need no copy, because they are not modified in place."""
+        """Return a shallow copy of the state. Tensors are not copied, because they are not modified in place."""
         return {name: list(part) if isinstance(part := getattr(self, name), list) else part for name in self._defaults}
 
     def _wrap_update(self, update: Callable[..., Any]) -> Callable[..., Any]:

@@ -221,9 +221,9 @@ def _ace(
 ) -> BinnedEstimator:
     """Adaptive calibration error (ACE): expected calibration error over bins with equal numbers of samples.
 
-    ACE = sum_b share_b |gap_b|, with gap_b = frequency - mean confidence in bin b, and share_b the fraction of samples
-    in bin b. The N samples are sorted by confidence, and bin i starts at position `i * N // n_bins`. `weights` must be
-    integers: the number of copies of each sample.
+    ACE = sum_b share_b |gap_b|. Here share_b is the fraction of samples in bin b, and gap_b the frequency of the event
+    minus the mean confidence in bin b. The N samples are sorted by confidence, and bin i starts at position
+    `i * N // n_bins`. `weights` must be integers: the number of copies of each sample.
 
     Args:
         ties: `"pool"` assigns all samples with equal confidence to the bin of the first one. The value then does not
@@ -288,9 +288,9 @@ def _esce(
 ) -> BinnedEstimator:
     """Expected signed calibration error (ESCE): mean outcome minus mean confidence.
 
-    ESCE = sum_b share_b gap_b, which equals mean(outcome) - mean(confidence) for any bins. For the top label, a
-    positive value indicates under-confidence, a negative value over-confidence. For confidences below 0.5 the meaning
-    of the sign is reversed.
+    ESCE = sum_b share_b gap_b, with share_b and gap_b as in `ece`. It equals mean(outcome) - mean(confidence) for any
+    bins. For the top label, a positive value indicates under-confidence, a negative value over-confidence. For
+    confidences below 0.5 the meaning of the sign is reversed.
 
     Returns:
         A difference of probabilities in [-1, 1], `(...)`, or `(..., C)` with `average=None`, in the dtype of `preds`
@@ -353,8 +353,8 @@ def _mce(
 ) -> BinnedEstimator:
     """Maximum calibration error (MCE): the largest |frequency - confidence| over non-empty bins.
 
-    MCE = max_b |gap_b|, with gap_b = frequency - mean confidence in bin b. Bins are not weighted by their number of
-    samples, so MCE tends to be large for small samples.
+    MCE = max_b |gap_b|, where gap_b is the frequency of the event minus the mean confidence in bin b. Bins are not
+    weighted by their number of samples, so MCE tends to be large for small samples.
 
     Returns:
         A difference of probabilities in [0, 1], `(...)`, or `(..., C)` with `average=None`, in the dtype of `preds`
@@ -421,9 +421,9 @@ def _rmsce(
 ) -> BinnedEstimator:
     """Root mean squared calibration error (RMSCE) over bins.
 
-    RMSCE = sqrt(sum_b share_b gap_b^2), with gap_b = frequency - mean confidence in bin b, and share_b the fraction of
-    samples in bin b. Large gaps have more weight than in `ece`. The value is biased upwards, because the frequency in
-    each bin is noisy.
+    RMSCE = sqrt(sum_b share_b gap_b^2). Here share_b is the fraction of samples in bin b, and gap_b the frequency of
+    the event minus the mean confidence in bin b. Large gaps have more weight than in `ece`. The value is biased
+    upwards, because the frequency in each bin is noisy.
 
     Args:
         debiased: Subtract f (1 - f) / (n - 1), the estimated variance of the frequency f in a bin of n samples, from

@@ -151,7 +151,6 @@ class CalibrationCollection(MetricCollection):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def __getitem__(self, key: str, copy_state: bool = True) -> CalibrationMetric[Any]:
-        """Return the metric with the given name."""
         metric = super().__getitem__(key, copy_state)
         assert isinstance(metric, CalibrationMetric)  # checked by `add_metrics`
         return metric

@@ -30,7 +30,7 @@ class CostMatrix:
 
     Raises:
         TypeError: If `costs` is not a matrix of numbers.
-        ValueError: For rows of different lengths, fewer than two classes, or NaN, infinite or too large costs.
+        ValueError: For rows of different lengths, fewer than two classes, or NaN, infinite or larger costs.
 
     Reference:
         [EPSR] Ferrer, Ramos: Evaluating Posterior Probabilities (TMLR), sec. 2.3.1.

@@ -128,7 +128,7 @@ def bayes_decisions(
         cost: Cost matrix `(C, M)`; see `bayes_risk`. None means zero-one costs.
         from_logits: `preds` are logits.
         class_axis: Axis of classes or labels in `preds`. None selects the last axis, if `preds` has at most two axes.
-        validate_args: Check the values and raise an error for invalid ones.
+        validate_args: Raise an error for invalid values.
 
     Returns:
         Column indices of `cost`, int64, with the shape of the samples; multi-label with the shape of `preds`.
@@ -197,7 +197,7 @@ def expected_cost(
         priors: Class priors `(C,)` that replace the class frequencies in the data.
         weights: Non-negative weights `(..., N)`. Weight k is equivalent to k copies of the sample.
         ignore_index: Target value of rows to ignore.
-        validate_args: Check the values and raise an error for invalid ones.
+        validate_args: Raise an error for invalid values.
 
     Returns:
         `(...)` float64, in the unit of `cost`. NaN without data.

@@ -126,7 +126,7 @@ def functional(
     """Return the public function of a metric: a function of `preds`, `target` and the options of the factory.
 
     Args:
-        factory: Function from keyword options to an `Estimator`. Its docstring becomes that of the public function.
+        factory: Function from keyword options to an `Estimator`. The public function gets its docstring.
         result: Constructor of a named tuple from the entries of the last axis of the value. None returns the value.
     """
     name = factory.__name__.removeprefix("_")

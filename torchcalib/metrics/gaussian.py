@@ -24,7 +24,7 @@ def ecd_of_distribution(distribution: Distribution, value: Tensor) -> Tensor:
     except NotImplementedError as error:
         raise TypeError(
             f"`preds` must be a distribution with log_prob and entropy, got {type(distribution).__name__}. "
-            "Pass a distribution that implements both."
+            "Pass a distribution that implements both methods."
         ) from error
 
 

@@ -258,7 +258,7 @@ def _spiegelhalter(
 
     Args:
         target: Labels. Soft targets are not accepted, because their variance is unknown.
-        component: `"z"`, or `"p_value"` for the two-sided p-value. `Spiegelhalter(...).test()` returns both.
+        component: `"z"`, or `"p_value"` for the two-sided p-value. `Spiegelhalter(...).test()` returns z and p-value.
         mode: Event whose probability is the confidence; see `ece`. Classes or labels are tested separately and not
             averaged.
 

@@ -144,8 +144,7 @@ def _ks(
         TypeError, ValueError: for invalid input.
 
     Gradient:
-        With respect to the confidences up to the sample j with the maximum (or minimum) D_j; averaged over all such j
-        if there are several.
+        With respect to the confidences up to the sample j with the maximum (or minimum) D_j. Ties are averaged.
 
     Reference:
         Gupta et al.: Calibration of Neural Networks using Splines (ICLR 2021), sec. 3, except that equal scores are

@@ -44,7 +44,7 @@ class BayesRiskCurve:
 
     @property
     def normalized(self) -> Tensor:
-        """Risk divided by `cheapest`. A value above 1 is worse than that of the better constant decision."""
+        """Risk divided by `cheapest`. Above 1, the decisions cost more than the better constant decision."""
         return self.risk / self.cheapest
 
 
@@ -289,6 +289,6 @@ def _sums_of_first(share: Tensor) -> Tensor:
 
 
 def _differences(antiderivative: Tensor) -> Tensor:
-    """Return the differences of consecutive values `(..., N - 1)`; 0 for equal values, even infinite ones."""
+    """Return the differences of consecutive values `(..., N - 1)`; 0 for equal values, including infinities."""
     lower, upper = antiderivative[..., :-1], antiderivative[..., 1:]
     return (upper - lower).masked_fill(upper == lower, 0)

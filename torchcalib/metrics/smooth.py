@@ -224,7 +224,7 @@ class SmECE(CalibrationMetric[BinStats]):
     """Streaming smooth expected calibration error (smECE); see `smece`.
 
     The state contains 6 sums for each of 15,888 cells of the confidence: 763 kB per class for any number of samples.
-    The value equals that of `smece` for all samples, up to rounding errors. `test` does not compute an interval.
+    The value equals `smece` for all samples, up to rounding errors. `test` does not compute an interval.
 
     Example:
         >>> metric = SmECE(task="binary")

@@ -62,7 +62,7 @@ def dropped_over_ranks(metrics: "Sequence[CalibrationMetric[Any]]", process_grou
 def _summed(parts: Sequence[Tensor], metrics: "Sequence[CalibrationMetric[Any]]", process_group: Any) -> list[Tensor]:
     """Return the tensor for each metric, summed over all ranks.
 
-    The checksum of the configurations and its square are summed too. They detect ranks that sync different metrics,
+    The checksum of the configurations and its square are also summed. They detect ranks that sync different metrics,
     for example because one rank calls `compute` more often. Without this check, unrelated tensors would be added.
     """
     n_ranks = torch.distributed.get_world_size(process_group)

@@ -57,9 +57,9 @@ def _tce(
     Args:
         target: Integer labels.
         bins: `"pava_bc"`: isotonic blocks of bounded size (pool-adjacent-violators algorithm with block constraints).
-            `"pava"`: isotonic blocks. `"equal_mass"`: as in `ace`. `"equal_width"`: as in `ece`. Or increasing edges
-            from 0 to 1.
-        n_min: Minimum size of a PAVA-BC block. None means N // 20, at least 1.
+            `"pava"`: isotonic blocks. `"equal_mass"`: as in `ace`. `"equal_width"`: as in `ece`. Alternatively,
+            increasing edges from 0 to 1.
+        n_min: Minimum size of a PAVA-BC block. None means N // 20, at least 1, for N samples.
         n_max: Maximum size of a PAVA-BC block. None means N // 5, at least 1. There are exceptions to both limits.
             With `ties="pool"`, equal scores are not split. With "code", the final block may have up to `n_max + n_min`
             samples. With "paper", adjacent blocks with equal means are merged. If 2 n_min > n_max, the second to last

@@ -29,7 +29,7 @@ def calibration_test(
     is the importance of a row.
 
     The variance of a soft target is estimated by its squared distance from the confidence. Targets that are all 0 or 1
-    are labels, whatever their dtype. This is checked separately for each batch element, label and group. With floating
+    are labels for any dtype. This is checked separately for each batch element, label and group. With floating
     weights, floating targets are always treated as soft; see `BinStats.noise`.
 
     Outcomes of different classes are dependent. The p-value of an average over classes is therefore a Cauchy

@@ -44,7 +44,7 @@ class GroupTable(Tabular):
             (false discovery rate).
         shrunk: Error shrunk towards the mean over all groups; see `shrunk_to_mean`.
         not_significant: True if the error is not significant: the unadjusted p-value is at least 0.05.
-        n_groups: Number of groups with samples, including those not in the table.
+        n_groups: Number of groups with samples, including groups that are not in the table.
 
     Example:
         >>> from torchcalib import ECE
@@ -75,7 +75,7 @@ class GroupTable(Tabular):
             n: Total weight of each group `(G,)`.
             found: Calibration tests of all groups, with tensors `(G,)`.
             k: Number of groups in the table; None for all groups.
-            by: Quantity to sort by.
+            by: Quantity by which the groups are sorted; `"excess"` is the value minus the noise floor.
         """
         check_choice("by", by, get_args(By))
         if k is not None:
