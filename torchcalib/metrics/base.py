@@ -241,7 +241,7 @@ class CalibrationMetric(Metric, Generic[S]):
         if is_captured(preds):
             self._add_in_graph(batch)
             return
-        add = self.kind.add if self._shared is None else self._added
+        add = self.kind.add if self._shared is None else self._added_once
         if self._in_graph:
             with self._writing_in_place():
                 self.state = add(self.state, batch)
@@ -449,7 +449,7 @@ class CalibrationMetric(Metric, Generic[S]):
         """True except on the CPU. Invalid rows are then counted, because an error would synchronise the device."""
         return self.device.type != "cpu"
 
-    def _added(self, state: Any, batch: Any) -> Any:
+    def _added_once(self, state: Any, batch: Any) -> Any:
         """Return the sum of two states. Metrics in a collection that store the same samples share the result."""
         if self._shared is None or not isinstance(self.kind, SamplesKind):
             return self.kind.add(state, batch)
@@ -589,15 +589,15 @@ class CalibrationMetric(Metric, Generic[S]):
         shapes: list[torch.Size] = []
 
         @functools.wraps(compute)
-        def noted(*args: Any, **kwargs: Any) -> Tensor:
+        def recorded(*args: Any, **kwargs: Any) -> Tensor:
             value: Tensor = compute(*args, **kwargs)
             shapes.append(value.shape)
             return value
 
-        wrapped = super()._wrap_compute(noted)
+        wrapped = super()._wrap_compute(recorded)
 
         @functools.wraps(compute)
-        def whole(*args: Any, **kwargs: Any) -> Any:
+        def reshaped(*args: Any, **kwargs: Any) -> Any:
             shapes.clear()
             value = wrapped(*args, **kwargs)
             if shapes and value.shape != shapes[-1]:  # `shapes` is empty if torchmetrics returned its cached value
@@ -605,7 +605,7 @@ class CalibrationMetric(Metric, Generic[S]):
                 self._computed = None if self._computed is None else value
             return value
 
-        return whole
+        return reshaped
 
     def sync(self, *args: Any, **kwargs: Any) -> None:
         """Sync the state across ranks. If this raises, restore all attributes, unlike torchmetrics."""
@@ -621,12 +621,12 @@ class CalibrationMetric(Metric, Generic[S]):
     def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> Any:
         """Move the state to another device without changing its dtype, unlike torchmetrics."""
 
-        def moved(tensor: Tensor) -> Tensor:
+        def on_device(tensor: Tensor) -> Tensor:
             device = fn(tensor.new_empty(0, dtype=torch.float32)).device
             stays = tensor.dtype == torch.float64 and wide_dtype(device) != torch.float64
             return tensor.cpu() if stays else tensor.to(device)
 
-        return super()._apply(moved, *args, **kwargs)
+        return super()._apply(on_device, *args, **kwargs)
 
 
 def _without_task(function: Callable[..., Any]) -> list[Parameter]:

@@ -336,21 +336,23 @@ def skce_test(
         raise ValueError("`estimator` must be 'linear', 'block' or 'unbiased', got 'biased'. Use 'unbiased'.")
     p = read_input(task, preds, target, options, **settings.demands)
     if estimator == "unbiased":
-        return _asymptotic(_bounded(settings, p).to(p.dtype), method="bound on the tail probability (conservative)")
-    return _asymptotic(_normal(settings, p).to(p.dtype))
+        return _asymptotic(
+            _hoeffding_test(settings, p).to(p.dtype), method="bound on the tail probability (conservative)"
+        )
+    return _asymptotic(_normal_test(settings, p).to(p.dtype))
 
 
-def _normal(settings: KernelSettings, p: Predictions) -> Tensor:
+def _normal_test(settings: KernelSettings, p: Predictions) -> Tensor:
     accumulator = settings.accumulator()
 
-    def tested(p: Predictions) -> Tensor:
+    def statistics(p: Predictions) -> Tensor:
         s = accumulator.of(p)
         return torch.stack((s.mean, s.variance_of_mean, s.p_value), -1)
 
-    return by_replicates(tested, p, accumulator.n_events(p)).movedim(-1, 0)
+    return by_replicates(statistics, p, accumulator.n_events(p)).movedim(-1, 0)
 
 
-def _bounded(settings: KernelSettings, p: Predictions) -> Tensor:
+def _hoeffding_test(settings: KernelSettings, p: Predictions) -> Tensor:
     value = settings.of(p)
     n_pairs = (on_replicate_axes(replicate_weights(p).sum(-1), p) / 2).floor()
     bound = (-n_pairs * value.clamp(min=0).square() / (2 * _MAX_H**2)).exp()

@@ -23,14 +23,14 @@ _MIN_ANNOTATORS: Mapping[Component, int] = {"value": 0, "noise_floor": 1, "corre
 """Minimum number of annotators per sample, by component. The correction needs two to estimate a variance."""
 
 
-def _q(p: Predictions) -> Tensor:
+def _probs(p: Predictions) -> Tensor:
     """Return the predicted probabilities q `(..., N, C)`. For binary and multi-label C = 2 (y = 0 and y = 1)."""
     if p.task == "multiclass":
         return p.probs.to(wide_dtype(p.values.device))
     return torch.stack((p.not_probs, p.probs), -1)
 
 
-def _log_q(p: Predictions) -> Tensor:
+def _log_probs(p: Predictions) -> Tensor:
     """Return log q `(..., N, C)`, accurate even for logits whose probability rounds to 0 or 1."""
     if p.task == "multiclass":
         return p.log_probs.to(wide_dtype(p.values.device))
@@ -38,7 +38,7 @@ def _log_q(p: Predictions) -> Tensor:
     return torch.stack((log_no, log_yes), -1)
 
 
-def _t(p: Predictions) -> Tensor:
+def _label_probs(p: Predictions) -> Tensor:
     """Return the label distributions t `(..., N, C)`. A label is converted to its one-hot vector."""
     wide = wide_dtype(p.values.device)
     if p.task != "multiclass":
@@ -48,26 +48,26 @@ def _t(p: Predictions) -> Tensor:
     return (p.target.unsqueeze(-1) == torch.arange(p.num_classes, device=p.target.device)).to(wide)
 
 
-def _n(p: Predictions) -> Tensor:
+def _n_annotators(p: Predictions) -> Tensor:
     """Return the number of annotators per sample, `(..., N, 1)`; 1 for labels."""
     n = torch.ones(p.samples, dtype=wide_dtype(p.values.device), device=p.values.device)
     return (n if p.n_annotators is None else p.n_annotators).unsqueeze(-1)
 
 
 def _label_entropy(p: Predictions) -> Tensor:
-    t = _t(p)
+    t = _label_probs(p)
     return 0 - neg_entropy(t, safe_log(t))
 
 
 def _kl(p: Predictions) -> Tensor:
-    t = _t(p)
-    return xmul(t, safe_log(t) - _log_q(p)).sum(-1)
+    t = _label_probs(p)
+    return xmul(t, safe_log(t) - _log_probs(p)).sum(-1)
 
 
 def _expected_entropy_loss(p: Predictions) -> Tensor:
     """Return the entropy of q minus the expected entropy of the class proportions in n samples of q, `(..., N)`."""
-    q = _q(p)
-    return xmul(q, mean_log_share(q, _n(p)) - _log_q(p)).sum(-1)
+    q = _probs(p)
+    return xmul(q, mean_log_share(q, _n_annotators(p)) - _log_probs(p)).sum(-1)
 
 
 def _variance(p: Predictions, shares: Tensor, n: Tensor) -> Tensor:
@@ -81,23 +81,23 @@ def _variance(p: Predictions, shares: Tensor, n: Tensor) -> Tensor:
 
 _DISTANCES: Mapping[str, Mapping[Component, Callable[[Predictions], Tensor]]] = {
     "total variation": {
-        "value": lambda p: (_q(p) - _t(p)).abs().sum(-1) / 2,
-        "noise_floor": lambda p: mean_distance_of_share(_q(p), _n(p)).sum(-1) / 2,
+        "value": lambda p: (_probs(p) - _label_probs(p)).abs().sum(-1) / 2,
+        "noise_floor": lambda p: mean_distance_of_share(_probs(p), _n_annotators(p)).sum(-1) / 2,
     },
     "Kullback-Leibler": {
         "value": _kl,
         "noise_floor": _expected_entropy_loss,
-        "corrected": lambda p: p.cross_entropy - entropy_of_counts(_t(p), _n(p)),
+        "corrected": lambda p: p.cross_entropy - entropy_of_counts(_label_probs(p), _n_annotators(p)),
     },
     "entropy": {
         "value": lambda p: 0 - p.neg_entropy - _label_entropy(p),
         "noise_floor": _expected_entropy_loss,
-        "corrected": lambda p: 0 - p.neg_entropy - entropy_of_counts(_t(p), _n(p)),
+        "corrected": lambda p: 0 - p.neg_entropy - entropy_of_counts(_label_probs(p), _n_annotators(p)),
     },
     "squared": {
         "value": lambda p: p.squared_error,
-        "noise_floor": lambda p: _variance(p, _q(p), _n(p)),
-        "corrected": lambda p: p.squared_error - _variance(p, _t(p), _n(p) - 1),
+        "noise_floor": lambda p: _variance(p, _probs(p), _n_annotators(p)),
+        "corrected": lambda p: p.squared_error - _variance(p, _label_probs(p), _n_annotators(p) - 1),
     },
 }
 """Functions from `Predictions` to the distance per sample `(..., N)`, by distance and component."""

@@ -57,7 +57,7 @@ class CoxCalibration(NamedTuple):
 
 
 def cox_from_sample(sample: RankedSample, eps: float | None = None) -> Tensor:
-    """Fit the logistic regression, and return the fields of `CoxCalibration` as a tensor `(..., 6)`."""
+    """Fit outcomes to log-odds by logistic regression. Return the fields of `CoxCalibration` as `(..., 6)`."""
     score, positives, n = sample.score.to(wide_dtype(sample.score.device)), sample.positives, sample.n
     if not score.shape[-1]:  # reductions require at least one element: add an ignored one
         score, positives = pad(score, (0, 1), value=torch.nan), pad(positives, (0, 1))
@@ -126,9 +126,9 @@ def _cox(
         tensor(0.9416)
     """
     if not (eps is None or is_number(eps)):
-        raise TypeError(f"`eps` must be a number or None, got {eps!r}.")
+        raise TypeError(f"`eps` must be a number or None, got {eps!r}. A common value is 1e-6.")
     if eps is not None and not 0 < eps < 0.5:
-        raise ValueError(f"`eps` must be above 0 and below 0.5, got {eps!r}.")
+        raise ValueError(f"`eps` must be above 0 and below 0.5, got {eps!r}. A common value is 1e-6.")
     average = no_average(task, mode, options)
     return ranked(partial(cox_from_sample, eps=eps), task, mode, average, options, hard_targets=True)
 

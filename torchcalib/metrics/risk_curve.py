@@ -87,7 +87,7 @@ def bayes_risk_curve(
         >>> bayes_risk_curve(preds, target, task="binary", points=[0.5, 0.65, 0.8]).risk
         tensor([0.5000, 0.0000, 0.3125], dtype=torch.float64)
     """
-    s = _sorted_predictions(_two_classes(preds, target, task, options, priors), priors)
+    s = _sorted_predictions(_read_two_classes(preds, target, task, options, priors), priors)
     c = _operating_points(points, s.values.device)
     probs = (s.values.sigmoid() if s.from_logits else s.values).detach().contiguous()
     at_most = torch.searchsorted(probs, c.to(probs.dtype).expand(*probs.shape[:-1], -1).contiguous(), right=True)
@@ -135,9 +135,11 @@ def bayes_risk_area(
         tensor(0.2284)
     """
     if weight not in get_args(AreaWeight):
-        raise ValueError(f"`weight` must be one of {', '.join(map(repr, get_args(AreaWeight)))}, got {weight!r}.")
+        raise ValueError(
+            f"`weight` must be 'uniform' or 'beta22', got {weight!r}. Use 'uniform' for the cross entropy."
+        )
     check_average(average, task_read_as(task, options) == "multilabel")
-    p = _two_classes(preds, target, task, options, priors).set_in_log_odds()
+    p = _read_two_classes(preds, target, task, options, priors).set_in_log_odds()
     area = by_replicates(lambda p: _area(_sorted_predictions(p, priors), weight), p, p.samples.numel())
     return (area.mean(-1) if p.task == "multilabel" and average else area).to(p.dtype)
 
@@ -200,9 +202,9 @@ def optimal_threshold_cost(
             "For other decisions use bayes_risk."
         )
     if normalize not in (None, "prior"):
-        raise ValueError(f"`normalize` must be None or 'prior', got {normalize!r}.")
+        raise ValueError(f"`normalize` must be None or 'prior', got {normalize!r}. Omit it for the mean cost.")
     check_average(average, task_read_as(task, options) == "multilabel")
-    p = _two_classes(preds, target, task, options, priors)
+    p = _read_two_classes(preds, target, task, options, priors)
     least = by_replicates(
         lambda p: _least_cost(_sorted_predictions(p, priors), matrix, normalize is not None), p, p.samples.numel()
     )
@@ -220,7 +222,7 @@ def _least_cost(s: "_SortedPredictions", matrix: CostMatrix, normalize: bool) ->
     return least / torch.minimum(costs[..., 0], costs[..., -1]) if normalize else least
 
 
-def _two_classes(
+def _read_two_classes(
     preds: Tensor, target: Tensor, task: Task, options: InputOptions, priors: Tensor | Sequence[float] | None
 ) -> Predictions:
     if task_read_as(task, options) == "multiclass":
@@ -278,11 +280,11 @@ def _sorted_predictions(p: Predictions, priors: Tensor | Sequence[float] | None)
         shares = [xmul(given[..., k : k + 1], shares[k] / totals[k]) for k in range(2)]
     _, order = stable_sort(order_bits(values))
     negative, positive = (share.gather(-1, order) for share in shares)
-    accepted = _sums_of_first(negative.flip(-1)).flip(-1)
-    return _SortedPredictions(values.gather(-1, order), p.from_logits, _sums_of_first(positive), accepted)
+    accepted = _cumulative_sums(negative.flip(-1)).flip(-1)
+    return _SortedPredictions(values.gather(-1, order), p.from_logits, _cumulative_sums(positive), accepted)
 
 
-def _sums_of_first(share: Tensor) -> Tensor:
+def _cumulative_sums(share: Tensor) -> Tensor:
     """Return the sum of the first k entries for k = 0 to N, `(..., N + 1)`; all NaN if any entry is NaN."""
     zero = torch.zeros_like(share[..., :1]) + 0 * share.sum(-1, keepdim=True)
     return torch.cat((zero, share.cumsum(-1)), -1)

@@ -95,7 +95,7 @@ class SmoothingAccumulator(EventSums[BinStats]):
         return SmoothingCells(sums, has_noise=self.with_noise)
 
 
-def _parts(cells: BinStats) -> tuple[Tensor, Tensor]:
+def _cell_sums(cells: BinStats) -> tuple[Tensor, Tensor]:
     """Return sums over events in each cell: (w, w p) and (w r, w r p), each `(..., 2, K)`.
 
     The symbols are weight w, confidence p and residual r = p - y. Simulated `BinStats` do not contain sums of products.
@@ -114,14 +114,14 @@ def _parts(cells: BinStats) -> tuple[Tensor, Tensor]:
 
 def smece_from_cells(cells: BinStats, bandwidth: float | None = None) -> Tensor:
     """Compute the smooth calibration error `(...)` from sums over cells; see `smece`."""
-    weight, residual = _parts(cells)
+    weight, residual = _cell_sums(cells)
     width = best_width(weight, residual) if bandwidth is None else bandwidth
     return smoothed_error(weight, residual, width)
 
 
 def width_from_cells(cells: BinStats) -> Tensor:
     """Compute the kernel width `(...)` of the smooth calibration error from sums over cells; NaN without data."""
-    weight, residual = _parts(cells)
+    weight, residual = _cell_sums(cells)
     return best_width(weight, residual).masked_fill(~(cells.total > 0), torch.nan)
 
 
@@ -138,7 +138,7 @@ class SmoothEstimator(Estimator[BinStats]):
         at_once = max(1, _CHUNK // max(1, n, accumulator.n_quantities * accumulator.n_cells))
         if not lead or math.prod(lead) <= at_once:
             return self.value(accumulator.of_events(events, p))
-        values = torch.cat([self.values(accumulator.of_events(piece, p)) for piece in _pieces(events, at_once)])
+        values = torch.cat([self.values(accumulator.of_events(piece, p)) for piece in _event_chunks(events, at_once)])
         values = values.reshape(*lead, *values.shape[1:])
         return values.mean(len(lead) - 1) if self.averages else values
 
@@ -148,7 +148,7 @@ class SmoothEstimator(Estimator[BinStats]):
         return replace(super().streamed(num_classes, **options), accumulator=replace(accumulator, with_noise=True))
 
 
-def _pieces(events: Events, at_once: int) -> Iterator[Events]:
+def _event_chunks(events: Events, at_once: int) -> Iterator[Events]:
     """Flatten the batch axes, and yield the events of up to `at_once` batch elements at a time, in order."""
     shape = events.confidence.shape
     flat = events.map(lambda x: x.expand(shape).reshape(-1, shape[-1]))
@@ -211,9 +211,9 @@ def _smece(
         tensor(0.1753)
     """
     if not (bandwidth is None or is_number(bandwidth)):
-        raise TypeError(f"`bandwidth` must be a number or None, got {bandwidth!r}.")
+        raise TypeError(f"`bandwidth` must be a number or None, got {bandwidth!r}. Omit it to select it from the data.")
     if bandwidth is not None and not FINEST / LEVELS <= bandwidth <= 1:
-        raise ValueError(f"`bandwidth` must be from {FINEST / LEVELS:g} to 1, got {bandwidth!r}.")
+        raise ValueError(f"`bandwidth` must be from {FINEST / LEVELS:g} to 1, got {bandwidth!r}. Omit it to select it.")
     return _smoothed(partial(smece_from_cells, bandwidth=bandwidth), task, mode, average, options)
 
 
@@ -369,9 +369,9 @@ def _ici(
     """
     check_choice("component", component, get_args(ICIComponent))
     if not is_number(span):
-        raise TypeError(f"`span` must be a number, got {span!r}.")
+        raise TypeError(f"`span` must be a number, got {span!r}. The default is 0.75.")
     if not 0 < span <= 1:
-        raise ValueError(f"`span` must be above 0 and at most 1, got {span!r}.")
+        raise ValueError(f"`span` must be above 0 and at most 1, got {span!r}. The default is 0.75.")
     check_count("degree", degree, at_least=0, at_most=2)
     check_count("n_points", n_points, at_least=2, at_most=2**14)
     formula = partial(ici_from_sample, component=component, span=float(span), degree=degree, n_points=n_points)

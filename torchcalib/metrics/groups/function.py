@@ -61,7 +61,10 @@ def by_group(
         torch.Size([3])
     """
     if not callable(function):
-        raise TypeError(f"`function` must be a function such as torchcalib.functional.ece, got {function!r}.")
+        raise TypeError(
+            f"`function` must be a function such as torchcalib.functional.ece, got {function!r}. "
+            "Pass the function without calling it."
+        )
     given = {name: options.pop(name) for name in InputOptions.__annotations__ if name in options}
     preds, target, given = flattened(task, preds, target, given)
     options |= given
@@ -105,6 +108,9 @@ def _stacked(values: Sequence[Any], groups: Tensor, num_groups: int) -> Any:
         parts = [_stacked(part, groups, num_groups) for part in zip(*values, strict=True)]
         return type(first)(*parts) if hasattr(first, "_fields") else tuple(parts)
     if not isinstance(first, Tensor):
-        raise TypeError(f"`function` must return a tensor, or a named tuple of tensors, got {type(first).__name__}.")
+        raise TypeError(
+            f"`function` must return a tensor, or a named tuple of tensors, got {type(first).__name__}. "
+            "Convert the result with torch.as_tensor."
+        )
     empty = first.new_full((num_groups, *first.shape), torch.nan)
     return empty.index_copy(0, groups, torch.stack(list(values)))

@@ -45,7 +45,7 @@ class GroupedSample:
         return values.reshape(*self.groups.shape[:-1], self.num_groups, *values.shape[1:]).movedim(n_batch, 0)
 
     def of_groups(self, numbers: Tensor) -> "GroupedSample":
-        """Select groups by number and renumber them from 0. Batch axes are not supported."""
+        """Return the samples of the groups `numbers` `(g,)`, renumbered from 0. Batch axes are not supported."""
         renumbered = torch.full((self.num_groups,), -1, device=numbers.device)
         renumbered[numbers] = torch.arange(len(numbers), device=numbers.device)
         groups = renumbered[self.groups.long()]

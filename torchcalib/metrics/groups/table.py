@@ -86,10 +86,10 @@ class GroupTable(Tabular):
         spread = (tests.high - tests.low) / (2 * NormalDist().inv_cdf((1 + found.level) / 2))
         shrunk = shrunk_to_mean((tests.low + tests.high) / 2, spread)
         excess = tests.statistic.abs() - tests.noise_floor
-        ranked = {"excess": excess, "value": tests.statistic.abs(), "shrunk": shrunk.abs(), "p_value": -adjusted}[by]
-        # Sort by `ranked` and break ties by the excess; NaN last.
+        criterion = {"excess": excess, "value": tests.statistic.abs(), "shrunk": shrunk.abs(), "p_value": -adjusted}[by]
+        # Sort by the criterion, with NaN last. Ties are sorted by the excess.
         order = excess.argsort(descending=True, stable=True)
-        order = order[ranked[order].nan_to_num(nan=-torch.inf).argsort(descending=True, stable=True)][:k]
+        order = order[criterion[order].nan_to_num(nan=-torch.inf).argsort(descending=True, stable=True)][:k]
 
         def column(values: Tensor) -> tuple[Any, ...]:
             return tuple(values[order].tolist())
