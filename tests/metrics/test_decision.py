@@ -295,12 +295,12 @@ def test_wrong_calls_raise_errors_with_rule_and_value():
 risk = partial(F.bayes_risk, P2, Y2, **binary)
 WRONG_COSTS = [
     ("one class", lambda: risk(cost=[[0, 1]]), ValueError, "`cost`", "at least 2 rows", "[2]"),
-    ("transposed", lambda: risk(cost=[[0, 1], [1, 0], [2, 2]]), ValueError, "`cost`", "transpose"),
+    ("transposed", lambda: risk(cost=[[0, 1], [1, 0], [2, 2]]), ValueError, "`cost`", "Transpose"),
     ("ragged", lambda: risk(cost=[[0, 1], [1]]), ValueError, "`cost`", "equal length", "[2, 1]"),
     ("no decision", lambda: risk(cost=[[], []]), ValueError, "`cost`", "[0, 0]"),
     ("a vector", lambda: risk(cost=[0, 1]), TypeError, "`cost`", "matrix of numbers"),
     ("bools", lambda: risk(cost=[[False, True], [True, False]]), TypeError, "`cost`", "numbers"),
-    ("infinite cost", lambda: risk(cost=[[0, math.inf], [1, 0]]), ValueError, "`cost`", "inf", "larger than all"),
+    ("infinite cost", lambda: risk(cost=[[0, math.inf], [1, 0]]), ValueError, "`cost`", "inf", "large finite cost"),
     ("NaN utility", lambda: tc.CostMatrix.from_utilities([[0, math.nan], [1, 0]]), ValueError, "`utilities`"),
     ("no classes", lambda: tc.CostMatrix.zero_one(1), ValueError, "`num_classes`", "at least 2"),
     ("important class 5 of 3", lambda: tc.CostMatrix.imbalanced(3, important=5), ValueError, "`important`", "got 5"),

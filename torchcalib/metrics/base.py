@@ -28,7 +28,7 @@ from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import ExactSample
 from torchcalib.core.state import SamplesKind, SumsKind
 from torchcalib.inference.testing import CalibrationTest
-from torchcalib.metrics.checkpoint import DESCRIPTION, Description, holds_state, read_state
+from torchcalib.metrics.checkpoint import DESCRIPTION, Description, contains_state, read_state
 from torchcalib.metrics.estimator import Estimator
 from torchcalib.metrics.rollback import refuse_if_synced, unchanged_on_error, unsynced_on_error
 from torchcalib.metrics.sync import dropped_over_ranks, fingerprint, synced_state_by, synced_states
@@ -60,17 +60,18 @@ class CalibrationMetric(Metric, Generic[S]):
     `forward` raises, the metric is unchanged.
 
     On the CPU, `update` raises for invalid values. On CUDA it does not synchronise the device: invalid rows are ignored
-    and counted, and `compute` raises. A CUDA graph can capture `update` if the state consists of sums and `update` was
+    and counted, and `compute` raises. A CUDA graph can capture `update` if the state consists of sums. `update` must be
     called once before the capture. Each replay adds the current content of the input tensors.
 
-    Between `sync` and `unsync` the state covers all ranks and is read-only: `update`, `forward`, `merge_state` and
-    `load_state_dict` raise, and `reset` discards both the global and the local state. For Ray, MPI or Horovod, pass a
-    `distributed_available_fn` and a `dist_sync_fn(tensor, group=process_group)`. The latter returns a list with the
+    Between `sync` and `unsync` the state covers all ranks and is read-only. `update`, `forward`, `merge_state` and
+    `load_state_dict` then raise. `reset` discards both the global and the local state. For Ray, MPI or Horovod, pass a
+    `distributed_available_fn` and a `dist_sync_fn(tensor, group=process_group)`. `dist_sync_fn` returns a list with the
     tensor from each rank. These tensors have the same shape and dtype (float64 or uint8).
 
-    `torch.jit.script` can compile a module that contains a metric, and omits the metric, as for all torchmetrics.
+    `torch.jit.script` can compile a module that contains a metric. The compiled module does not contain the metric.
 
-    Subclasses define the metric metadata and `factory`, which converts the options to an `Estimator`.
+    Subclasses define `factory`, which converts the options to an `Estimator`, and the metadata `unit`, `perfect`,
+    `question` and `source`.
 
     Args:
         num_classes: Number of classes C for a multi-class task. Required if there is one value per class.
@@ -110,7 +111,7 @@ class CalibrationMetric(Metric, Generic[S]):
     """Whether a captured CUDA graph updates the state in place."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Derive signature and docstring from the factory, and exclude attributes from TorchScript."""
+        """Set signature and docstring of a subclass from its factory, and exclude its attributes from TorchScript."""
         super().__init_subclass__(**kwargs)
         bases = [vars(base) for base in cls.__mro__]
         properties = {name for base in bases for name, member in base.items() if isinstance(member, property)}
@@ -162,13 +163,13 @@ class CalibrationMetric(Metric, Generic[S]):
         self.estimator = estimator
         self.input_format, self.accumulator = estimator.input_format, estimator.accumulator
         if not isinstance(batch_shape, tuple | list):
-            raise TypeError(f"`batch_shape` must be a tuple of ints, got {batch_shape!r}.")
+            raise TypeError(f"`batch_shape` must be a tuple of ints, got {batch_shape!r}. Pass (n,) for one axis.")
         self.batch_shape = tuple(batch_shape)
         for size in self.batch_shape:
             check_count("batch_shape", size)
         self.kind = self._state_kind()
-        # torchmetrics identifies states by name, for example in compute groups. With a checksum of the configuration
-        # in the name, it cannot mix metrics with different options.
+        # torchmetrics identifies states by name, for example in compute groups. The checksum in the name therefore
+        # differs between metrics with different options.
         self.state_names = tuple(f"{name}_{fingerprint([self]):05x}" for name in self.kind.names)
         for name, part in zip(self.state_names, self.kind.parts(self.kind.empty()), strict=True):
             reduction = "sum" if isinstance(part, Tensor) else "cat"
@@ -176,10 +177,7 @@ class CalibrationMetric(Metric, Generic[S]):
 
     @property
     def num_classes(self) -> int | None:
-        """Number of classes C, or number of labels L for a multi-label task; None if binary or not given.
-
-        Wrappers in torchmetrics read this attribute.
-        """
+        """Number of classes C, or number of labels L for a multi-label task; None if binary or not given."""
         return self.input_format.num_classes
 
     @property
@@ -203,7 +201,7 @@ class CalibrationMetric(Metric, Generic[S]):
 
     @property
     def _state_key(self) -> tuple[object, ...]:
-        """Cache key for the state of a batch. Metrics with equal keys have equal states."""
+        """Cache key for the state of a batch. Metrics with equal keys compute equal states from a batch."""
         return (self.accumulator,)
 
     def _value(self, statistic: S) -> Tensor:
@@ -243,7 +241,7 @@ class CalibrationMetric(Metric, Generic[S]):
         if is_captured(preds):
             self._add_in_graph(batch)
             return
-        add = self.kind.add if self._shared is None else self._added
+        add = self.kind.add if self._shared is None else self._added_once
         if self._in_graph:
             with self._writing_in_place():
                 self.state = add(self.state, batch)
@@ -251,19 +249,19 @@ class CalibrationMetric(Metric, Generic[S]):
             self.state = add(self.state, batch)
 
     def _add_in_graph(self, batch: Any) -> None:
-        """Add in place, so that graph replays repeat it. Disable the cache of `compute`, which replays cannot clear."""
-        if not self._is_plain_sum or self._enable_grad:  # `forward` enables it
+        """Add the state of a batch in place. Disable the cache of `compute`, which graph replays cannot clear."""
+        if not self._is_plain_sum or self._enable_grad:  # `_enable_grad` is True only within `forward`
             raise RuntimeError(
                 f"`{type(self).__name__}` must be updated outside the capture of a CUDA graph, got a call within it. "
-                "Only `update` of a metric whose state is sums can be captured: call `update`, not `forward`, and "
-                "pass `resolution` if the metric accepts it."
+                "A graph can capture only `update`, and only of metrics whose state consists of sums. Call `update` "
+                "instead of `forward`, and pass `resolution` to rank-based metrics."
             )
         self.state.add_(batch)
         self._in_graph, self.compute_with_cache = True, False
 
     @property
     def _is_plain_sum(self) -> bool:
-        """Whether the state is a sum of terms that each depend on a single batch only."""
+        """Whether the state is a sum over batches, with summands that depend only on one batch."""
         return isinstance(self.kind, SumsKind)
 
     def reset(self) -> None:
@@ -281,7 +279,7 @@ class CalibrationMetric(Metric, Generic[S]):
         Raises:
             ValueError: If an update contained invalid rows on CUDA.
         """
-        if not self._enable_grad:  # in `forward`, which must not synchronise the device
+        if not self._enable_grad:  # `forward`, where `_enable_grad` is True, must not synchronise the device
             self._raise_if_invalid()
         return self._value(self._statistic)
 
@@ -291,7 +289,8 @@ class CalibrationMetric(Metric, Generic[S]):
         with unchanged_on_error(self), self._writing_in_place():
             value = super().forward(*args, **kwargs)
             self.state = self.kind.detach(self.state)
-        # torchmetrics stores the value for loggers. An autograd graph would keep the batch in memory and break `clone`.
+        # torchmetrics stores this value for loggers. Its autograd graph would prevent freeing the batch, and `clone`
+        # cannot copy it.
         self._forward_cache = value.detach()
         return value
 
@@ -299,7 +298,7 @@ class CalibrationMetric(Metric, Generic[S]):
         """Add the state of another metric with the same configuration.
 
         Args:
-            incoming_state: The metric, its `metric_state`, or its `state_dict`. `nan_policy` may differ.
+            incoming_state: The other metric, its `metric_state`, or its `state_dict`. `nan_policy` may differ.
 
         Raises:
             ValueError: If the configurations differ, or the dict contains no description of the configuration.
@@ -368,10 +367,10 @@ class CalibrationMetric(Metric, Generic[S]):
     def test(
         self, *, level: float = 0.95, n_replicates: int = 999, seed: int = 0, with_interval: bool = True
     ) -> CalibrationTest:
-        """Return the calibration error with its noise floor (expected value if calibrated), p-value and interval.
+        """Test calibration from the accumulated state, over all ranks if `torch.distributed` is running.
 
-        It uses the state, over all ranks if `torch.distributed` is running. The method is that of
-        `torchcalib.inference.calibration_test`.
+        The returned `CalibrationTest` contains the calibration error, its noise floor (expected value for a calibrated
+        model), the p-value and an interval. See `torchcalib.inference.calibration_test` for the method.
 
         Args:
             level: Level of the interval, in (0, 1).
@@ -407,7 +406,7 @@ class CalibrationMetric(Metric, Generic[S]):
             return self.statistic()
 
     def _configuration(self) -> dict[str, object]:
-        """Return all options that affect the state, by name. States with equal options can be merged."""
+        """Return a dict of all options that affect the state. States with equal options can be merged."""
         settings: dict[str, object] = {"class": type(self).__name__, "task": self.input_format.task}
         for value in (self.input_format, self.accumulator):
             for field in fields(value):  # type: ignore[arg-type]  # every accumulator is a frozen dataclass
@@ -421,7 +420,7 @@ class CalibrationMetric(Metric, Generic[S]):
     def _keyed_predictions(
         self, preds: Tensor, target: Tensor, weights: Tensor | None
     ) -> tuple[tuple[Hashable, ...], Predictions]:
-        """Return the cache key and the validated predictions of a batch; the key is empty outside a collection."""
+        """Return the cache key and the validated predictions of a batch. The key is empty outside a collection."""
         if self._shared is None:
             return (), self._read(self.input_format, preds, target, weights)
         self.input_format.check(preds, target, weights)
@@ -430,7 +429,7 @@ class CalibrationMetric(Metric, Generic[S]):
         return reading, self._cached(reading, lambda: self._read(shareable, preds, target, weights))
 
     def _cached(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """Return `make()`, evaluated once per update for all metrics in a collection with the same key."""
+        """Return `make()`. Within one update of a collection, metrics with the same key share the result."""
         if self._shared is None:
             return make()
         if key not in self._shared:
@@ -447,15 +446,16 @@ class CalibrationMetric(Metric, Generic[S]):
 
     @property
     def _drops_invalid(self) -> bool:
-        """Whether invalid rows are ignored and counted, because raising an error would synchronise the device."""
+        """True except on the CPU. Invalid rows are then counted, because an error would synchronise the device."""
         return self.device.type != "cpu"
 
-    def _added(self, state: Any, batch: Any) -> Any:
-        """Add the state of a batch. Metrics in a collection that store the same samples share the result."""
+    def _added_once(self, state: Any, batch: Any) -> Any:
+        """Return the sum of two states. Metrics in a collection that store the same samples share the result."""
         if self._shared is None or not isinstance(self.kind, SamplesKind):
             return self.kind.add(state, batch)
         key = (self.kind, *((t.data_ptr(), t.shape) for t in (*state.scores, *batch.scores)))
-        if key not in self._shared:  # store `state` too: freed memory could be reused at the addresses in the key
+        if key not in self._shared:
+            # Also store `state`. If its memory were freed and reused, another state could have the same key.
             self._shared[key] = (self.kind.add(state, batch), state)
         return self._shared[key][0]
 
@@ -463,14 +463,11 @@ class CalibrationMetric(Metric, Generic[S]):
         if invalid := int(self.kind.n_ignored(self.state)[0]):
             raise ValueError(
                 f"`update` must get valid rows, got {invalid} with NaN, values out of range or labels out of range. "
-                "They were left out. Call reset() and update with this data on the CPU, which reports the rows."
+                "They were ignored. Call reset() and update the metric on the CPU, where the error names the rows."
             )
 
     def _sync_dist(self, dist_sync_fn: Callable[..., Any] = gather_all_tensors, process_group: Any = None) -> None:
-        """Sync the state across ranks, with all sums in one collective, or with a user-defined `dist_sync_fn`.
-
-        The method in torchmetrics calls a barrier and two gathers for each tensor.
-        """
+        """Sync the state across ranks in at most two collectives, or with a user-defined `dist_sync_fn`."""
         group = process_group or self.process_group
         if dist_sync_fn is not gather_all_tensors:
             self.state = synced_state_by(self, dist_sync_fn, group)
@@ -495,12 +492,12 @@ class CalibrationMetric(Metric, Generic[S]):
         if not self._in_graph:
             yield
             return
-        held, self._in_graph = self.state, False
+        graph_state, self._in_graph = self.state, False
         try:
             yield
-            held = held.copy_(self.state)
+            graph_state = graph_state.copy_(self.state)
         finally:
-            self.state, self._in_graph = held, True
+            self.state, self._in_graph = graph_state, True
 
     @property
     def metric_state(self) -> dict[str, Tensor | list[Tensor]]:
@@ -514,10 +511,9 @@ class CalibrationMetric(Metric, Generic[S]):
     ) -> dict[str, Any]:
         """Return a dict for checkpoints, which contains the state if the metric is persistent.
 
-        The keys are those of the state (`sums`; or `scores`, `outcomes`, `weights`, `n_ignored`) and `description`. The
-        description is JSON in a uint8 tensor: the format, the version of torchcalib, and the arguments that affect the
-        state. `torch.load(weights_only=True)` can load the dict. safetensors can store it if the state consists of
-        sums.
+        The keys are `description` and the parts of the state: `sums`, or `scores`, `outcomes`, `weights`, `n_ignored`.
+        The description is JSON in a uint8 tensor: the format, the version of torchcalib, and the arguments that affect
+        the state. `torch.load(weights_only=True)` can load the dict. safetensors can store sums, but not samples.
 
         Each rank saves and loads its own state. Between `sync` and `unsync` the dict contains the global state, which
         only one rank may load. `load_state_dict` raises ValueError if the format or any argument except `nan_policy`
@@ -552,8 +548,8 @@ class CalibrationMetric(Metric, Generic[S]):
         missing_keys: list[str],
         *args: Any,
     ) -> None:
-        """Validate and load a state, clear the cached value and report missing keys, unlike torchmetrics."""
-        if holds_state(state_dict, prefix):
+        """Validate and load a state. Also clear the cached value and report missing keys, unlike torchmetrics."""
+        if contains_state(state_dict, prefix):
             refuse_if_synced(self, "load_state_dict")
             state, described = read_state(self, "state_dict", state_dict, prefix)
             for name in (*self.kind.names, DESCRIPTION):
@@ -565,15 +561,15 @@ class CalibrationMetric(Metric, Generic[S]):
             missing_keys.extend(prefix + name for name in (*self.kind.names, DESCRIPTION))
         super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing_keys, *args)
 
-    # The methods below change the behaviour of torchmetrics.Metric. It loses the state after an error, casts the state
-    # under `.to(dtype)`, and squeezes axes of length 1.
+    # The methods below override torchmetrics.Metric, which loses the state after an error, casts the state in
+    # `.to(dtype)`, and squeezes axes of length 1.
 
     def _copy_state_dict(self) -> dict[str, Tensor | list[Any]]:
-        """Return a shallow copy of the state. Tensors need no copy, because they are not modified in place."""
+        """Return a shallow copy of the state. Tensors are not copied, because they are not modified in place."""
         return {name: list(part) if isinstance(part := getattr(self, name), list) else part for name in self._defaults}
 
     def _wrap_update(self, update: Callable[..., Any]) -> Callable[..., Any]:
-        """Restore all attributes if `update` raises, including the counter that torchmetrics increments first."""
+        """Restore all attributes if `update` raises, including the update count that torchmetrics increments."""
         wrapped = super()._wrap_update(update)
 
         @functools.wraps(update)
@@ -593,15 +589,15 @@ class CalibrationMetric(Metric, Generic[S]):
         shapes: list[torch.Size] = []
 
         @functools.wraps(compute)
-        def noted(*args: Any, **kwargs: Any) -> Tensor:
+        def recorded(*args: Any, **kwargs: Any) -> Tensor:
             value: Tensor = compute(*args, **kwargs)
             shapes.append(value.shape)
             return value
 
-        wrapped = super()._wrap_compute(noted)
+        wrapped = super()._wrap_compute(recorded)
 
         @functools.wraps(compute)
-        def whole(*args: Any, **kwargs: Any) -> Any:
+        def reshaped(*args: Any, **kwargs: Any) -> Any:
             shapes.clear()
             value = wrapped(*args, **kwargs)
             if shapes and value.shape != shapes[-1]:  # `shapes` is empty if torchmetrics returned its cached value
@@ -609,7 +605,7 @@ class CalibrationMetric(Metric, Generic[S]):
                 self._computed = None if self._computed is None else value
             return value
 
-        return whole
+        return reshaped
 
     def sync(self, *args: Any, **kwargs: Any) -> None:
         """Sync the state across ranks. If this raises, restore all attributes, unlike torchmetrics."""
@@ -623,14 +619,14 @@ class CalibrationMetric(Metric, Generic[S]):
             yield
 
     def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> Any:
-        """Move the state to another device without a cast, unlike torchmetrics."""
+        """Move the state to another device without changing its dtype, unlike torchmetrics."""
 
-        def moved(tensor: Tensor) -> Tensor:
+        def on_device(tensor: Tensor) -> Tensor:
             device = fn(tensor.new_empty(0, dtype=torch.float32)).device
             stays = tensor.dtype == torch.float64 and wide_dtype(device) != torch.float64
             return tensor.cpu() if stays else tensor.to(device)
 
-        return super()._apply(moved, *args, **kwargs)
+        return super()._apply(on_device, *args, **kwargs)
 
 
 def _without_task(function: Callable[..., Any]) -> list[Parameter]:
@@ -638,5 +634,5 @@ def _without_task(function: Callable[..., Any]) -> list[Parameter]:
 
 
 def _is_default(value: object, default: object) -> bool:
-    """Return whether a setting has its default value. Arrays, which do not compare to one bool, never have it."""
+    """Return whether a setting equals its default. An array never does, because its `==` is elementwise."""
     return value is default or (type(value) is type(default) and value == default)

@@ -27,11 +27,7 @@ from torchcalib.ops.isotonic import Ties
 
 @dataclass(frozen=True, eq=False)
 class BinnedEstimator(Estimator[BinStats | RankedSample]):
-    """Estimator of a calibration error over bins.
-
-    Attributes:
-        binning: Binning rule.
-    """
+    """Estimator of a calibration error over bins, with `binning` as the rule that assigns samples to bins."""
 
     binning: Binning
 
@@ -41,7 +37,7 @@ class BinnedEstimator(Estimator[BinStats | RankedSample]):
         return isinstance(self.accumulator, EqualWidthBins)
 
     def values(self, statistic: BinStats | RankedSample, formula: Callable[[BinStats], Tensor] | None = None) -> Tensor:
-        """Return the error per class or label and batch element, computed by `formula` if given."""
+        """Return the error `(...)` per batch element and per class or label. `formula` replaces `self.formula`."""
         from_bins = formula or self.formula
         if isinstance(statistic, RankedSample):
             return by_pieces(lambda sample: from_bins(self.binning.of(sample)), statistic)
@@ -59,11 +55,12 @@ class BinnedEstimator(Estimator[BinStats | RankedSample]):
         made = super().streamed(num_classes, resolution=resolution)
         if not isinstance(made.accumulator, EqualWidthBins):
             if with_ecd:
-                raise ValueError("`with_ecd` must be False for bins that depend on the sample, got True.")
+                raise ValueError("`with_ecd` must be False unless the bins have equal width, got True. Omit it.")
             return made
         if resolution is not None:
             raise ValueError(
-                f"`resolution` must be None for bins='equal_width', got {resolution!r}. Their state is constant."
+                f"`resolution` must be None for bins='equal_width', got {resolution!r}. "
+                "Omit it: the size of the state is constant."
             )
         return replace(made, accumulator=replace(made.accumulator, with_ecd=with_ecd, with_noise=True))
 
@@ -83,12 +80,12 @@ def binned(
 
     Args:
         formula: Function from sums over bins to values `(...)`.
-        binning: Binning rule.
+        binning: Rule that assigns samples to bins.
         task: Task of the input.
         mode: Event whose probability is the confidence.
         average: `"macro"` averages over classes, None returns one value per class.
         options: Input options, see `InputOptions`.
-        from_sample: Store samples even for equal-width bins, because the formula needs more than sums.
+        from_sample: Store samples even for equal-width bins, because the formula requires more than sums.
         hard_targets: Reject soft targets, because the formula counts labels.
     """
     mode = resolve_mode(task_read_as(task, options), mode)
@@ -106,7 +103,7 @@ class BinnedMetric(CalibrationMetric[BinStats | RankedSample]):
 
     The state for equal-width bins contains 5 sums per bin and class: weight, confidence, outcome and two sums for the
     sampling noise (`BinStats.spread`, `BinStats.noise`). `with_ecd=True` adds the entropic calibration difference
-    (ECD). One number per batch element and class indicates whether there are soft targets or floating weights.
+    (ECD). An additional number per batch element and class indicates soft targets or floating weights.
 
     For bins that depend on the data, the state contains all samples: 5 bytes each for float32 probabilities, 13 with
     weights. With `resolution` it is a sketch of constant size.
@@ -124,8 +121,8 @@ class BinnedMetric(CalibrationMetric[BinStats | RankedSample]):
     unit = "probability"
     plot_lower_bound: float | None = 0.0
     plot_upper_bound: float | None = 1.0
-    reads_elements = False
-    """Whether the metric needs individual samples in each bin, not only sums over bins."""
+    depends_on_samples = False
+    """Whether the metric depends on individual samples in each bin, not only on sums over bins."""
 
     def bin_table(self) -> BinTable:
         """Return the table of bins, over all ranks if `torch.distributed` is running; see `calibration_curve`."""
@@ -136,7 +133,7 @@ class BinnedMetric(CalibrationMetric[BinStats | RankedSample]):
     ) -> CalibrationTest:
         """Compute the calibration test from sums or samples; extra leading axes are batch axes."""
         estimator = self.estimator
-        depends_on_outcomes = estimator.binning.is_isotonic or self.reads_elements
+        depends_on_outcomes = estimator.binning.is_isotonic or self.depends_on_samples
         if isinstance(statistic, RankedSample) and not depends_on_outcomes and statistic.has_invalid_rows is None:
             statistic = estimator.binning.of(statistic).with_noise()
         test = ErrorTest(
@@ -151,7 +148,7 @@ class BinnedMetric(CalibrationMetric[BinStats | RankedSample]):
 
 
 def ece_from_bins(b: BinStats) -> Tensor:
-    """Compute the expected calibration error `(...)` from sums over bins: sum_b share_b |gap_b|."""
+    """Compute the expected calibration error `(...)` from sums over bins; see `ece`."""
     return (b.share * b.gap.abs()).sum(-1)
 
 
@@ -173,8 +170,8 @@ def _ece(
     the noise floor, its expected value for a calibrated model (`torchcalib.inference.calibration_test`).
 
     Returns:
-        A probability in [0, 1], `(...)`, or `(..., C)` with `average=None`, in the dtype of `preds` (at least
-        float32). NaN without data.
+        A difference of probabilities in [0, 1], `(...)`, or `(..., C)` with `average=None`, in the dtype of `preds`
+        (at least float32). NaN without data.
 
     Raises:
         TypeError, ValueError: for invalid input.
@@ -209,7 +206,7 @@ class ECE(BinnedMetric):
 
     factory = staticmethod(_ece)
     from_bins = staticmethod(ece_from_bins)
-    question = "mean distance between frequency and confidence"
+    question = "mean distance between frequency and confidence in equal-width bins"
     source = "Naeini et al., Bayesian Binning, AAAI 2015, sec. 2"
 
 
@@ -224,9 +221,9 @@ def _ace(
 ) -> BinnedEstimator:
     """Adaptive calibration error (ACE): expected calibration error over bins with equal numbers of samples.
 
-    ACE = sum_b share_b |gap_b|, with gap_b = frequency - mean confidence in bin b and share_b its fraction of samples.
-    The N samples are sorted by confidence, and bin i starts at position `i * N // n_bins`. `weights` must be whole
-    numbers, the copies of a sample.
+    ACE = sum_b share_b |gap_b|. Here share_b is the fraction of samples in bin b, and gap_b the frequency of the event
+    minus the mean confidence in bin b. The N samples are sorted by confidence, and bin i starts at position
+    `i * N // n_bins`. `weights` must be integers: the number of copies of each sample.
 
     Args:
         ties: `"pool"` assigns all samples with equal confidence to the bin of the first one. The value then does not
@@ -234,8 +231,8 @@ def _ace(
             equal confidence in the given order, as the published code does.
 
     Returns:
-        A probability in [0, 1], `(...)`, or `(..., C)` with `average=None`, in the dtype of `preds` (at least
-        float32). NaN without data.
+        A difference of probabilities in [0, 1], `(...)`, or `(..., C)` with `average=None`, in the dtype of `preds`
+        (at least float32). NaN without data.
 
     Raises:
         TypeError, ValueError: for invalid input.
@@ -259,7 +256,7 @@ ace = functional(_ace)
 
 
 class ACE(BinnedMetric):
-    """Streaming adaptive calibration error (ACE); see `ace`. Stores all samples, or with `resolution` a sketch.
+    """Streaming adaptive calibration error (ACE); see `ace`. Stores all samples, or a sketch with `resolution`.
 
     Example:
         >>> import torch
@@ -271,12 +268,12 @@ class ACE(BinnedMetric):
 
     factory = staticmethod(_ace)
     from_bins = staticmethod(ece_from_bins)
-    question = "mean distance between frequency and confidence, in bins with equally many samples"
+    question = "mean distance between frequency and confidence in equal-mass bins"
     source = "Matsubara et al., TCE, UAI 2023, sec. 2"
 
 
 def esce_from_bins(b: BinStats) -> Tensor:
-    """Compute the expected signed calibration error `(...)` from sums over bins: sum_b share_b gap_b."""
+    """Compute the expected signed calibration error `(...)` from sums over bins; see `esce`."""
     return (b.share * b.gap).sum(-1)
 
 
@@ -291,9 +288,9 @@ def _esce(
 ) -> BinnedEstimator:
     """Expected signed calibration error (ESCE): mean outcome minus mean confidence.
 
-    ESCE = sum_b share_b gap_b, which equals mean(outcome) - mean(confidence) for any bins. For the top label, a
-    positive value indicates under-confidence, a negative value over-confidence. For confidences below 0.5 the meaning
-    of the sign is reversed.
+    ESCE = sum_b share_b gap_b, with share_b and gap_b as in `ece`. It equals mean(outcome) - mean(confidence) for any
+    bins. For the top label, a positive value indicates under-confidence, a negative value over-confidence. For
+    confidences below 0.5 the meaning of the sign is reversed.
 
     Returns:
         A difference of probabilities in [-1, 1], `(...)`, or `(..., C)` with `average=None`, in the dtype of `preds`
@@ -340,7 +337,7 @@ class ESCE(BinnedMetric):
 
 
 def mce_from_bins(b: BinStats) -> Tensor:
-    """Compute the maximum calibration error `(...)`, max_b |gap_b|, from sums over bins; empty bins have gap 0."""
+    """Compute the maximum calibration error `(...)` from sums over bins; see `mce`."""
     return b.gap.abs().amax(-1)
 
 
@@ -356,18 +353,18 @@ def _mce(
 ) -> BinnedEstimator:
     """Maximum calibration error (MCE): the largest |frequency - confidence| over non-empty bins.
 
-    MCE = max_b |gap_b|, with gap_b = frequency - mean confidence in bin b. Bins are not weighted by their number of
-    samples, so MCE tends to be large for small samples.
+    MCE = max_b |gap_b|, where gap_b is the frequency of the event minus the mean confidence in bin b. Bins are not
+    weighted by their number of samples, so MCE tends to be large for small samples.
 
     Returns:
-        A probability in [0, 1], `(...)`, or `(..., C)` with `average=None`, in the dtype of `preds` (at least
-        float32). NaN without data.
+        A difference of probabilities in [0, 1], `(...)`, or `(..., C)` with `average=None`, in the dtype of `preds`
+        (at least float32). NaN without data.
 
     Raises:
         TypeError, ValueError: for invalid input.
 
     Gradient:
-        With respect to the confidences in the bin with the largest |gap|, finite; averaged over bins in case of ties.
+        With respect to the confidences in the bin with the largest |gap|; finite. Tied bins share it equally.
 
     Reference:
         Naeini, Cooper, Hauskrecht: Obtaining Well Calibrated Probabilities Using Bayesian Binning (AAAI 2015), sec. 2.
@@ -397,7 +394,7 @@ class MCE(BinnedMetric):
 
     factory = staticmethod(_mce)
     from_bins = staticmethod(mce_from_bins)
-    question = "distance between frequency and confidence in the worst bin"
+    question = "largest distance between frequency and confidence in a bin"
     source = "Naeini et al., Bayesian Binning, AAAI 2015, sec. 2"
 
 
@@ -424,17 +421,17 @@ def _rmsce(
 ) -> BinnedEstimator:
     """Root mean squared calibration error (RMSCE) over bins.
 
-    RMSCE = sqrt(sum_b share_b gap_b^2), with gap_b = frequency - mean confidence in bin b and share_b its fraction of
-    samples. Large gaps have more weight than in `ece`. The value is biased upwards, because the frequency in each bin
-    is noisy.
+    RMSCE = sqrt(sum_b share_b gap_b^2). Here share_b is the fraction of samples in bin b, and gap_b the frequency of
+    the event minus the mean confidence in bin b. Large gaps have more weight than in `ece`. The value is biased
+    upwards, because the frequency in each bin is noisy.
 
     Args:
-        debiased: Subtract the estimated variance of the frequency f, f (1 - f) / (n - 1), from each squared gap. The
-            sum is clamped at 0. Bins with fewer than 2 samples are not corrected.
+        debiased: Subtract f (1 - f) / (n - 1), the estimated variance of the frequency f in a bin of n samples, from
+            each squared gap. The sum is clamped at 0. Bins with fewer than 2 samples are not corrected.
 
     Returns:
-        A probability in [0, 1], `(...)`, or `(..., C)` with `average=None`, in the dtype of `preds` (at least
-        float32). NaN without data.
+        A difference of probabilities in [0, 1], `(...)`, or `(..., C)` with `average=None`, in the dtype of `preds`
+        (at least float32). NaN without data.
 
     Raises:
         TypeError, ValueError: for invalid input.
@@ -473,7 +470,7 @@ class RMSCE(BinnedMetric):
     from_bins = staticmethod(rmsce_from_bins)
     # The test uses the biased value: the debiased one is clamped to 0 for about half of all calibrated models.
     test_formula = staticmethod(rmsce_from_bins)
-    question = "root mean square distance between frequency and confidence"
+    question = "root mean squared distance between frequency and confidence"
     source = "Kumar et al., Verified Uncertainty Calibration, NeurIPS 2019, sec. 2"
 
 
@@ -523,7 +520,7 @@ def calibration_curve(
 def table_statistic(
     estimator: BinnedEstimator, preds: Tensor, target: Tensor, options: Mapping[str, Any]
 ) -> BinStats | RankedSample:
-    """Compute sums or samples for a table of bins. The sums include those for the band and the ECD."""
+    """Compute the sums over bins, or the samples, from which `BinnedEstimator.table` creates a table."""
     accumulator: Any = estimator.accumulator
     if estimator.is_additive:
         accumulator = replace(accumulator, with_ecd=True, with_noise=True)

@@ -24,26 +24,21 @@ S = TypeVar("S")
 
 @dataclass(frozen=True)
 class Replicates(SumsKind[S]):
-    """Operations on the state of `Bootstrapped`: sums for the data and R replicates, and the number of rows."""
+    """Operations on a state that contains sums for the data, sums for R replicates, and the number of rows."""
 
     def empty(self) -> Tensor:
-        """Return the initial state, all zeros."""
+        """Return the initial state, float64 zeros `(n,)`."""
         return torch.zeros(N_IGNORED + math.prod(self.shape) + 1, dtype=torch.float64)
 
     def statistic(self, state: Tensor) -> S:
-        """Return the sums `(1 + R, ...)`, first for the data and then for each replicate, as a statistic."""
+        """Return the sums `(1 + R, ...)`: entry 0 for the data, entries 1 to R for the replicates."""
         return super().statistic(state[:-1])
 
     def resampled(self, p: Predictions, seed: int, rank: int, first: int) -> Tensor:
         """Return the state `(n,)` for a batch, with Poisson weights in each replicate.
 
-        The weight of a row depends only on seed, rank, replicate and row number, and not on the batch sizes.
-
-        Args:
-            p: Predictions and targets in the batch.
-            seed: Seed for the weights.
-            rank: Rank of this process.
-            first: Number of rows in previous batches on this rank.
+        The weight of a row depends only on seed, rank, replicate and row number, and not on the batch sizes. `first` is
+        the number of the first row in this batch.
         """
         n, device = p.samples[-1], p.given.device
         counters = torch.arange(first, first + n, device=device)
@@ -61,17 +56,17 @@ class Replicates(SumsKind[S]):
 class Bootstrapped(WrappedMetric[S]):
     """Streaming bootstrap confidence interval for a metric.
 
-    `compute` returns the value of the metric, and `interval` the value with its interval. In each of R replicates,
-    every row gets a Poisson weight with mean 1. Rows are not stored: the state is 1 + R times as large as for the
-    metric itself. Each rank resamples its own rows, and `compute` adds the sums over all ranks.
+    `compute` returns the metric value, and `interval` returns the value with its confidence interval. In each of R
+    replicates, every row gets a Poisson weight with mean 1. Rows are not stored. The state is 1 + R times as large as
+    for the metric itself. Each rank resamples its own rows, and `compute` adds the sums over all ranks.
 
     Args:
-        metric: Metric whose state consists of sums: a score, an error over equal-width bins, or one with `resolution`.
-            Only its configuration is used; its accumulated state is ignored.
+        metric: Metric whose state consists of sums: a score, an error over equal-width bins, or a metric with
+            `resolution`. Only its configuration is used; its accumulated state is ignored.
         n_replicates: Number of replicates R.
         level: Level of the interval, in (0, 1).
         seed: Seed for the weights. The same rows in the same order on the same rank result in the same interval on
-            every device. Metrics that `merge_state` merges within a process need different seeds. So do ranks that
+            every device. Use different seeds for metrics that are merged by `merge_state`, and for ranks that
             communicate without `torch.distributed` (Ray, MPI or Horovod).
         **kwargs: Arguments of `torchmetrics.Metric`.
 
@@ -105,11 +100,13 @@ class Bootstrapped(WrappedMetric[S]):
         **kwargs: Any,
     ) -> None:
         if not isinstance(metric, CalibrationMetric):
-            raise TypeError(f"`metric` must be a torchcalib metric, got {type(metric).__name__}.")
+            raise TypeError(
+                f"`metric` must be a torchcalib metric, got {type(metric).__name__}. Pass a metric such as ECE(...)."
+            )
         if not isinstance(metric.kind, SumsKind) or isinstance(metric, WrappedMetric):
             raise ValueError(
-                f"`metric` must have sums as its state, got {metric}. Pass `resolution` to rank-based metrics, or "
-                "store the predictions and use torchcalib.inference.bootstrap."
+                f"`metric` must have sums as its state and not be a wrapper, got {metric}. Pass `resolution` to "
+                "rank-based metrics, or store the predictions and use torchcalib.inference.bootstrap."
             )
         check_count("n_replicates", n_replicates)
         check_level(level, n_replicates)
@@ -117,7 +114,7 @@ class Bootstrapped(WrappedMetric[S]):
         self.n_replicates, self.level, self.seed = n_replicates, level, seed
         self._n_rows, self._rank, self._in_forward = 0, 0, False
         accumulator: Any = metric.kind.accumulator
-        # Omit the sums for the noise floor: the replicates estimate the sampling noise.
+        # Omit the sums for the noise floor. The replicates estimate the sampling noise instead.
         if hasattr(accumulator, "with_noise"):
             accumulator = replace(accumulator, with_noise=False)
         super().__init__(metric, accumulator, **kwargs)
@@ -132,7 +129,7 @@ class Bootstrapped(WrappedMetric[S]):
         return Interval(values[0], values[1:], self.level)
 
     def reset(self) -> None:
-        """Reset the state and the row counter, so that the sequence of replicate weights starts again."""
+        """Reset the state and the row counter. The sequence of replicate weights then restarts."""
         super().reset()
         if not self._in_forward:  # torchmetrics also calls `reset` within `forward`, to compute the batch value
             self._n_rows = 0
@@ -172,7 +169,7 @@ class Bootstrapped(WrappedMetric[S]):
             if described.draws == self._description().draws and min(self._n_rows, int(state[-1])) > 0:
                 raise ValueError(
                     f"`incoming_state` must have a different seed than this metric, got seed={self.seed} in both. "
-                    "Use a different seed for each metric that will be merged."
+                    "Create the metrics with different seeds."
                 )
         super().merge_state(incoming_state)
 
@@ -180,7 +177,7 @@ class Bootstrapped(WrappedMetric[S]):
         return super()._description()._replace(draws=[self.seed, self._rank])
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """Load a state, and start the row numbers after the rows in this state."""
+        """Load a state, and continue the row numbers after its last row."""
         super()._load_from_state_dict(state_dict, prefix, *args)
         self._n_rows = int(self.state[-1])
 
@@ -194,7 +191,7 @@ class Bootstrapped(WrappedMetric[S]):
 
     @property
     def _is_plain_sum(self) -> bool:
-        """Always False, because the weights for a batch depend on the number of previous rows."""
+        """False, because the weights for a batch depend on the number of previous rows."""
         return False
 
     @property

@@ -24,16 +24,16 @@ from torchcalib.ops.leave_one_out import leave_one_out_mean
 from torchcalib.ops.logs import safe_log, wide_dtype
 
 _GRID = (*(10 ** (-5 + 4 * k / 14) for k in range(15)), *(0.2 * k for k in range(1, 6)))
-"""Candidates for `bandwidth="likelihood"`, from the authors' code."""
+"""Candidates for `bandwidth="likelihood"`, as in the authors' code."""
 
-_OUT_OF_REACH = -1e20  # the density is 0 for smaller log densities: no other kernel covers the prediction
+_MIN_LOG_DENSITY = -1e20  # smaller log densities represent a density of 0
 
 
 def _log_distributions(p: Predictions) -> tuple[Tensor, Tensor, Tensor]:
     """Return log-probabilities, probabilities and targets `(..., N, C)`, in float64 if the device supports it.
 
-    Predictions with weight 0 are replaced by uniform ones, because NaN times 0 is NaN. The gradient of a
-    log-probability of -inf is 0.
+    Predictions with weight 0 are replaced by uniform probabilities, because they may be NaN and NaN times 0 is NaN. The
+    gradient of a log-probability of -inf is 0.
     """
     values, target = vectors(p)
     if p.weights is not None:
@@ -73,8 +73,8 @@ def _most_likely_bandwidth(log_q: Tensor, q: Tensor, copies: Tensor, chunk: int 
         log_density = leave_one_out_mean(
             log_q / bandwidth, q, _log_normaliser(q, h), q[..., :0], copies, chunk
         ).log_total
-        reached = (log_density > _OUT_OF_REACH) & (copies > 0)
-        likelihood = (copies * log_density).masked_fill(~reached, 0).sum(-1)
+        is_positive = (log_density > _MIN_LOG_DENSITY) & (copies > 0)
+        likelihood = (copies * log_density).masked_fill(~is_positive, 0).sum(-1)
         is_better = likelihood > best
         best, chosen = torch.where(is_better, likelihood, best), torch.where(is_better, h, chosen)
     return chosen
@@ -142,26 +142,26 @@ def canonical_error(
     Args:
         target: Labels or soft targets.
         p: Exponent, 1 or 2.
-        bandwidth: A positive number; the variance of the kernel is about q (1 - q) bandwidth. Or `"likelihood"`, which
-            selects one of 20 candidates from 1e-5 to 1 by the leave-one-out log-likelihood of the predictions.
-            Predictions with an estimated density of 0 are excluded from this likelihood.
+        bandwidth: A positive number or `"likelihood"`. The variance of the kernel is about q (1 - q) bandwidth.
+            `"likelihood"` selects one of 20 candidates from 1e-5 to 1 by the leave-one-out log-likelihood of the
+            predictions. Predictions with an estimated density of 0 are excluded from this likelihood.
 
     Returns:
         `(...)`, or `(..., L)` for multi-label with `average=None`, in [0, 2], in the dtype of `preds` (at least
-        float32). NaN with fewer than two samples. If a probability q_ik is 0 and all kernels are 0, the estimate is
-        its limit for q_ik -> 0: only the samples j with the smallest probability of such classes contribute.
+        float32). NaN with fewer than two samples. If all kernels are 0 because a probability q_ik is 0, the estimate
+        is its limit for q_ik -> 0. Only the samples j with the smallest q_jk contribute to this limit.
 
     Raises:
         TypeError, ValueError: for invalid input.
 
     Gradient:
         With respect to the predictions, including the kernels; reverse mode, first order. A bandwidth selected by
-        `"likelihood"` and log 0 are constants. Time is O(N^2 C), memory a few copies of the input.
+        `"likelihood"` and log 0 are constants. Time: O(N^2 C). Memory: a few copies of the input.
 
     Reference:
         Popordanoska, Sayer, Blaschko: A Consistent and Differentiable Lp Canonical Calibration Error Estimator (NeurIPS
-        2022), sec. 3, eq. 9-10. The authors' code adds log(bandwidth) to each log-likelihood; this function does not,
-        because the Dirichlet density has no such factor.
+        2022), sec. 3, eq. 9-10. Unlike the authors' code, this function does not add log(bandwidth) to each
+        log-likelihood, because the Dirichlet density does not contain this factor.
 
     Example:
         >>> preds = torch.tensor([[0.7, 0.3], [0.7, 0.3], [0.7, 0.3]])

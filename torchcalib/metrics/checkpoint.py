@@ -1,4 +1,4 @@
-"""Loading of saved metric states. Each contains a description, which prevents loading into a different metric."""
+"""Check and load saved metric states, which contain a description of the metric configuration."""
 
 import json
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ _MAX_BYTES = 2**20
 """Maximum size of a description in bytes. Larger ones are rejected before parsing."""
 
 _IRRELEVANT = {"nan_policy"}
-"""Options that may differ from the saved state, so that training can resume with `nan_policy="drop"` after a NaN."""
+"""Options that may differ from the saved state. Training can resume with `nan_policy="drop"` after a NaN."""
 
 _OLD_PREFIXES = (*SumsKind.names, *SamplesKind.names[:-1], "invalid")
 """Prefixes of the entry names in old formats without a description, used to detect such states."""
@@ -48,7 +48,7 @@ class Description(NamedTuple):
         return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
 
 
-def holds_state(saved: Mapping[str, Any], prefix: str) -> bool:
+def contains_state(saved: Mapping[str, Any], prefix: str) -> bool:
     """Return True if a dict contains any part of a metric state, in any format, under keys with this prefix."""
     names = {prefix + name for name in (*SumsKind.names, *SamplesKind.names, DESCRIPTION)}
     stems = tuple(f"{prefix}{name}_" for name in _OLD_PREFIXES)
@@ -79,7 +79,7 @@ def read_state(
         expected = {name: _shape(part) for name, part in mine}
         found = {name: _shape(saved[name]) for name in names if name in saved}
         raise ValueError(
-            f"`{argument}` must hold {expected}, got {found}. It is damaged, or its dtype was changed: load the "
+            f"`{argument}` must contain {expected}, got {found}. It is damaged, or its dtype was changed. Load the "
             "state exactly as it was saved."
         )
     return state, described
@@ -90,8 +90,8 @@ def _read_description(argument: str, saved: Mapping[str, Any], prefix: str) -> D
     encoded = saved.get(name)
     if encoded is None:
         raise ValueError(
-            f"`{argument}` must hold {name!r}, which describes the state, got only {sorted(saved)}. "
-            "Save it with state_dict() of a persistent metric and this version of torchcalib."
+            f"`{argument}` must contain {name!r}, got only {sorted(saved)}. "
+            "Save the state with state_dict() of a persistent metric and this version of torchcalib."
         )
     try:
         values = json.loads(_text(encoded))
@@ -99,22 +99,22 @@ def _read_description(argument: str, saved: Mapping[str, Any], prefix: str) -> D
         n_updates, draws = values["n_updates"], values["draws"]
     # Damaged JSON may raise UnicodeDecodeError, JSONDecodeError, KeyError, TypeError, RecursionError or other errors.
     except Exception as error:
-        raise _damaged(argument, name, f"{type(error).__name__}: {error}") from error
+        raise _damage_error(argument, name, f"{type(error).__name__}: {error}") from error
     if type(written_as) is not int or written_as < 1:
-        raise _damaged(argument, name, f"format {written_as!r}")
+        raise _damage_error(argument, name, f"format {written_as!r}")
     if written_as != STATE_FORMAT:
         advice = (
-            f"Update torchcalib, which has version {__version__} here."
+            f"Update torchcalib from version {__version__}."
             if written_as > STATE_FORMAT
-            else "Load it with that version, or reset the metric and compute it again."
+            else "Load it with that version, or update a new metric with the data."
         )
         raise ValueError(
-            f"`{argument}` must have format {STATE_FORMAT}, got {name!r} with format {written_as}, written by "
+            f"`{argument}` must have state format {STATE_FORMAT}, got {name!r} with format {written_as}, written by "
             f"torchcalib {values.get('torchcalib')}. {advice}"
         )
     is_whole = isinstance(configuration, dict) and type(n_updates) is int and n_updates >= 0
     if not is_whole or not (draws is None or (isinstance(draws, list) and all(type(x) is int for x in draws))):
-        raise _damaged(argument, name, f"{values!r:.200}")
+        raise _damage_error(argument, name, f"{values!r:.200}")
     return Description(configuration, n_updates, draws)
 
 
@@ -134,16 +134,16 @@ def _check_alike(argument: str, theirs: Mapping[str, Any], mine: Mapping[str, An
 
 
 def _text(encoded: Any) -> bytes:
-    """Return the bytes of an encoded description in any dtype: casts preserve ASCII codes."""
+    """Return the bytes of an encoded description. Any dtype is accepted, because casts preserve ASCII codes."""
     if not isinstance(encoded, Tensor) or encoded.dim() != 1 or not 0 < encoded.numel() <= _MAX_BYTES:
-        raise TypeError(f"not a uint8 tensor (n,): {encoded!r:.100}")
+        raise TypeError(f"`description` must be a tensor of up to {_MAX_BYTES} bytes, got {encoded!r:.100}")
     return bytes(encoded.detach().cpu().to(torch.int64).tolist())
 
 
-def _damaged(argument: str, name: str, what: str) -> ValueError:
+def _damage_error(argument: str, name: str, what: str) -> ValueError:
     return ValueError(
-        f"`{argument}` must hold a valid description as {name!r}, got a damaged one ({what}). "
-        "Use an earlier checkpoint."
+        f"`{argument}` must contain a valid description as {name!r}, got a damaged one ({what}). "
+        "Load an earlier checkpoint."
     )
 
 

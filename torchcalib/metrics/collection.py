@@ -12,7 +12,7 @@ from torchmetrics import Metric, MetricCollection
 from torchcalib.core.arguments import check_flag
 from torchcalib.core.arrays import as_tensors
 from torchcalib.metrics.base import CalibrationMetric
-from torchcalib.metrics.checkpoint import holds_state, read_state
+from torchcalib.metrics.checkpoint import contains_state, read_state
 from torchcalib.metrics.rollback import refuse_if_synced, unchanged_on_error, unsynced_on_error
 from torchcalib.metrics.sync import dropped_over_ranks, synced_states
 
@@ -21,15 +21,15 @@ class CalibrationCollection(MetricCollection):
     """Collection of torchcalib metrics that are updated and synchronised together.
 
     Each batch is validated once. Metrics with the same input format and accumulator share the sums or samples of the
-    batch. All states are synchronised in one collective per process group. Every metric has its own state. If an
-    update, or loading a state, fails for one metric, all metrics are unchanged.
+    batch. All states are synchronised in at most two collectives per process group. Every metric has its own state. If
+    an update, or loading a state, fails for one metric, all metrics are unchanged.
 
     Args:
         metrics: A metric, a list of metrics, or a dict of metrics by name, as for `torchmetrics.MetricCollection`.
         *additional_metrics: Further metrics.
         prefix: Prefix for the keys of `compute`.
         postfix: Postfix for the keys of `compute`.
-        persistent: Include the states of all metrics in `state_dict`, also of metrics that are added later; see
+        persistent: Include the states of all metrics in `state_dict`, including metrics added later; see
             `CalibrationMetric.state_dict`.
 
     Raises:
@@ -127,7 +127,7 @@ class CalibrationCollection(MetricCollection):
 
     def n_dropped(self) -> dict[str, int]:
         """Return the number of rows dropped by each metric, by name; see `CalibrationMetric.n_dropped`."""
-        over_ranks: dict[int, int] = {}  # by `id`, because torchmetrics overloads `==` for metrics
+        over_ranks: dict[int, int] = {}  # keys are `id(metric)`, because torchmetrics overloads `==` for metrics
         for process_group, group in self._to_be_synced(lambda m: m.dist_sync_fn is None and m._would_sync).items():
             counts = dropped_over_ranks(group, process_group)
             over_ranks.update(zip(map(id, group), counts, strict=True))
@@ -145,13 +145,12 @@ class CalibrationCollection(MetricCollection):
         """Validate the states of all metrics before torch loads them one by one."""
         for name, metric in self._by_name().items():
             member_prefix = f"{prefix}{name}."
-            if holds_state(state_dict, member_prefix):
+            if contains_state(state_dict, member_prefix):
                 refuse_if_synced(metric, "load_state_dict")
                 read_state(metric, "state_dict", state_dict, member_prefix)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def __getitem__(self, key: str, copy_state: bool = True) -> CalibrationMetric[Any]:
-        """Return the metric with the given name."""
         metric = super().__getitem__(key, copy_state)
         assert isinstance(metric, CalibrationMetric)  # checked by `add_metrics`
         return metric
@@ -162,11 +161,13 @@ class CalibrationCollection(MetricCollection):
     def _by_name(self) -> dict[str, CalibrationMetric[Any]]:
         return {name: m for name, m in self._modules.items() if isinstance(m, CalibrationMetric)}
 
-    def _to_be_synced(self, which: Callable[[CalibrationMetric[Any]], bool]) -> dict[Any, list[CalibrationMetric[Any]]]:
-        """Return the metrics for which `which` returns True, grouped by process group."""
+    def _to_be_synced(
+        self, condition: Callable[[CalibrationMetric[Any]], bool]
+    ) -> dict[Any, list[CalibrationMetric[Any]]]:
+        """Return the metrics for which `condition` returns True, by process group."""
         groups: dict[Any, list[CalibrationMetric[Any]]] = defaultdict(list)
         for metric in self._members():
-            if which(metric):
+            if condition(metric):
                 groups[metric.process_group].append(metric)
         return groups
 
@@ -185,7 +186,7 @@ class CalibrationCollection(MetricCollection):
 
     @contextmanager
     def _synced(self) -> Iterator[None]:
-        """Sync all metrics in one collective per process group. Each metric unsyncs itself after its `compute`."""
+        """Sync all metrics in few collectives per process group. Each metric unsyncs itself after its `compute`."""
         # Metrics with a cached value return it without a sync, as in torchmetrics.
         groups = self._to_be_synced(lambda m: m._computed is None and m.dist_sync_fn is None and m._would_sync)
         to_sync = [metric for group in groups.values() for metric in group]

@@ -14,7 +14,7 @@ from torchcalib.core.arguments import check_count
 from torchcalib.ops.logs import wide_dtype
 
 Costs = Tensor | Sequence[Sequence[float]]
-MAX_COST = 1e150  # far below the float64 maximum, so that sums and differences of costs are finite
+MAX_COST = 1e150  # sums and differences of costs are below the float64 maximum
 
 
 @dataclass(frozen=True, repr=False)
@@ -30,7 +30,7 @@ class CostMatrix:
 
     Raises:
         TypeError: If `costs` is not a matrix of numbers.
-        ValueError: For rows of different lengths, fewer than two classes, or NaN, infinite or too large costs.
+        ValueError: For rows of different lengths, fewer than two classes, or NaN, infinite or larger costs.
 
     Reference:
         [EPSR] Ferrer, Ramos: Evaluating Posterior Probabilities (TMLR), sec. 2.3.1.
@@ -69,9 +69,9 @@ class CostMatrix:
         check_count("num_classes", num_classes, at_least=2)
         check_count("important", important, at_least=-num_classes, at_most=num_classes - 1)
         if not _is_number(factor):
-            raise TypeError(f"`factor` must be a number, got {factor!r}.")
+            raise TypeError(f"`factor` must be a number, got {factor!r}. Pass a float such as 10.0.")
         if not 0 <= factor <= MAX_COST:
-            raise ValueError(f"`factor` must be at least 0 and finite, got {factor!r}.")
+            raise ValueError(f"`factor` must be from 0 to {MAX_COST:g}, got {factor!r}. Pass a float such as 10.0.")
         rows = [list(row) for row in cls.zero_one(num_classes).costs]
         rows[important] = [factor * cost for cost in rows[important]]
         return cls(rows)
@@ -90,11 +90,12 @@ class CostMatrix:
         if hasattr(cost, "tolist"):  # a tensor or an array
             cost = cost.tolist()
         if not _is_number(cost) and not _is_row(cost):
-            raise TypeError(f"`cost` must be a number, or one number per class, got {cost!r}.")
+            raise TypeError(f"`cost` must be a number, or one number per class, got {cost!r}. Pass 0.1, for example.")
         added = list(cost) if isinstance(cost, Sequence) else [cost] * self.num_classes
         if len(added) != self.num_classes:
             raise ValueError(
-                f"`cost` must be a number, or one number for each of {self.num_classes} classes, got {len(added)}."
+                f"`cost` must be a number, or one number for each of {self.num_classes} classes, got {len(added)} "
+                "numbers. Pass a float to use the same cost for all classes."
             )
         return type(self)([(*row, more) for row, more in zip(self.costs, added, strict=True)])
 
@@ -131,8 +132,8 @@ class CostMatrix:
         Returns:
             Decisions `(...)`, int64 in [0, M), without gradient.
         """
-        # Subtracting the least cost for each class does not change the decision. All terms are then non-negative, so
-        # the relative rounding error of a sum is at most about C eps.
+        # Subtracting the smallest cost of each row does not change the decision. All terms are then non-negative, which
+        # limits the relative rounding error of a sum to about C eps (machine epsilon).
         costs = self.tensor(probs.device)
         expected = probs.detach() @ (costs - costs.amin(-1, keepdim=True))
         slack = 1 + 4 * (self.num_classes + 1) * torch.finfo(probs.dtype).eps
@@ -151,7 +152,7 @@ def read_costs(cost: CostMatrix | Costs, num_classes: int) -> CostMatrix:
     if matrix.num_classes != num_classes:
         raise ValueError(
             f"`cost` must have one row per class, {num_classes}, got {matrix.num_classes} rows. "
-            "Rows are true classes and columns are decisions; transpose the matrix if they are swapped."
+            "Rows are true classes and columns are decisions. Transpose the matrix if they are swapped."
         )
     return matrix
 
@@ -161,18 +162,20 @@ def _rows(costs: Costs, name: str) -> tuple[tuple[float, ...], ...]:
     if hasattr(costs, "tolist"):  # a tensor or an array
         costs = costs.tolist()
     if isinstance(costs, str) or not isinstance(costs, Sequence) or not all(_is_row(row) for row in costs):
-        raise TypeError(f"`{name}` must be a matrix of numbers (classes x decisions), got {costs!r}.")
+        raise TypeError(
+            f"`{name}` must be a matrix of numbers (classes x decisions), got {costs!r}. Pass nested lists or a tensor."
+        )
     rows = tuple(tuple(_float(cost) for cost in row) for row in costs)
     lengths = {len(row) for row in rows}
     if len(rows) < 2 or len(lengths) != 1 or 0 in lengths:
         raise ValueError(
             f"`{name}` must have at least 2 rows (classes) of equal length (decisions), got rows of length "
-            f"{[len(row) for row in rows]}."
+            f"{[len(row) for row in rows]}. Specify one cost for each class and decision."
         )
     if wrong := [cost for row in rows for cost in row if not abs(cost) <= MAX_COST]:
         raise ValueError(
             f"`{name}` must be finite (at most {MAX_COST:g}), got {wrong[0]}. "
-            "For a forbidden decision, use a cost that is larger than all others."
+            "To forbid a decision, use a large finite cost."
         )
     return rows
 
@@ -188,7 +191,7 @@ def _is_number(value: object) -> bool:
 
 
 def _float(value: float) -> float:
-    """Convert a number to a float, and an int beyond the float range to inf, which `_rows` rejects."""
+    """Convert a number to a float. Integers beyond the float range become inf, which `_rows` rejects."""
     try:
         return float(value)
     except OverflowError:

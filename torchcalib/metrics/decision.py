@@ -46,10 +46,10 @@ def _bayes_cost(p: Predictions, cost: CostMatrix | None) -> Tensor:
 
 
 def _cheapest_constant(_: ScoreSum, priors: Tensor, __: Task, *, cost: CostMatrix | None) -> Tensor:
-    """Return the mean cost under the class priors of the best constant decision, `(...)`."""
+    """Return the mean cost of the best constant decision under the class priors, `(...)`."""
     if cost is not None:
         return (priors @ cost.tensor(priors.device)).amin(-1)
-    # Sum all priors except the largest. 1 - largest would suffer from cancellation if the largest is close to 1.
+    # Sum all priors except the largest. The difference 1 - largest would lose digits by cancellation near 1.
     return priors.scatter(-1, priors.argmax(-1, keepdim=True), 0.0).sum(-1)
 
 
@@ -76,10 +76,10 @@ def _bayes_risk(
 
     Args:
         cost: `CostMatrix`, or a matrix `(C, M)`. Rows are true classes and columns are decisions, for example with a
-            reject option. Binary and multi-label: `(2, M)`, rows y = 0 and y = 1. None means zero-one costs. For
-            `torch.compile`, `vmap` or costs on a GPU, create a `CostMatrix` once beforehand.
-        normalize: `"prior"` divides by the cost of the best constant decision. Above 1 the predictions are worse than
-            this decision. If it has cost 0, the result is inf or NaN.
+            reject option. For binary and multi-label the shape is `(2, M)`, with rows y = 0 and y = 1. None means
+            zero-one costs. For `torch.compile`, `vmap` or costs on a GPU, create a `CostMatrix` beforehand.
+        normalize: `"prior"` divides by the cost of the best constant decision. A result above 1 means that the
+            predictions are worse than this decision. If its cost is 0, the result is inf or NaN.
         priors: Class priors that replace the class frequencies in the data, as in `nll`. They do not change the
             decisions.
 
@@ -123,12 +123,12 @@ def bayes_decisions(
     """Return the decision with the smallest expected cost for every prediction; the first one on ties.
 
     Args:
-        preds: Probabilities, or logits with `from_logits=True`. Binary `(...)`; other tasks need a class axis.
+        preds: Probabilities, or logits with `from_logits=True`. Binary `(...)`; other tasks require a class axis.
         task: `"binary"`, `"multiclass"` or `"multilabel"`.
         cost: Cost matrix `(C, M)`; see `bayes_risk`. None means zero-one costs.
         from_logits: `preds` are logits.
         class_axis: Axis of classes or labels in `preds`. None selects the last axis, if `preds` has at most two axes.
-        validate_args: Check the values and raise an error for invalid ones.
+        validate_args: Raise an error for invalid values.
 
     Returns:
         Column indices of `cost`, int64, with the shape of the samples; multi-label with the shape of `preds`.
@@ -144,7 +144,7 @@ def bayes_decisions(
     how = InputFormat(task, from_logits=from_logits, class_axis=class_axis, validate_args=validate_args).resolved(preds)
     how.check_axis(preds)
     samples = how.samples_of(preds) if task != "multilabel" else preds.shape
-    p = how.read(preds, torch.zeros(samples, dtype=torch.int64, device=preds.device))  # dummy labels
+    p = how.read(preds, torch.zeros(samples, dtype=torch.int64, device=preds.device))  # unused labels
     decisions = _decisions(p, None if cost is None else read_costs(cost, p.num_classes))
     if task != "multilabel":
         return decisions.reshape(samples)
@@ -166,7 +166,7 @@ class BayesRisk(ScoreMetric):
     score = _bayes_risk_score(None)
     is_differentiable = False
     unit, perfect = "cost", 0.0
-    question = "mean cost of the decisions that are optimal under the predictions"
+    question = "mean cost of the optimal decisions under the predictions"
     source = "Ferrer & Ramos, Evaluating Posterior Probabilities, sec. 2.3.1"
 
     def __init__(self, task: Task | None = None, **options: Any) -> None:
@@ -195,9 +195,9 @@ def expected_cost(
         cost: Cost matrix `(C, M)`; see `bayes_risk`.
         normalize: `"prior"` divides by the cost of the best constant decision.
         priors: Class priors `(C,)` that replace the class frequencies in the data.
-        weights: Non-negative weights `(..., N)`. Weight k equals k copies of the sample.
-        ignore_index: Rows with this target are dropped.
-        validate_args: Check the values and raise an error for invalid ones.
+        weights: Non-negative weights `(..., N)`. Weight k is equivalent to k copies of the sample.
+        ignore_index: Target value of rows to ignore.
+        validate_args: Raise an error for invalid values.
 
     Returns:
         `(...)` float64, in the unit of `cost`. NaN without data.
@@ -220,14 +220,14 @@ def expected_cost(
         raise TypeError(f"`decisions` must be a torch.Tensor, got {type(decisions).__name__}. Use torch.as_tensor.")
     if decisions.is_floating_point() or decisions.is_complex():
         raise TypeError(
-            f"`decisions` must be integer columns of `cost`, got {decisions.dtype}. "
+            f"`decisions` must be integer column indices of `cost`, got {decisions.dtype}. "
             "For probabilities use bayes_risk, which computes the decisions."
         )
     matrix = cost if isinstance(cost, CostMatrix) else CostMatrix(cost)
     if isinstance(target, Tensor) and target.shape not in (decisions.shape, (*decisions.shape, matrix.num_classes)):
         raise ValueError(
-            f"`target` must have the shape of `decisions` {tuple(decisions.shape)} (soft targets: with a further "
-            f"axis of {matrix.num_classes} classes), got {tuple(target.shape)}."
+            f"`target` must have the shape {tuple(decisions.shape)} of `decisions`, or for soft targets an additional "
+            f"axis of {matrix.num_classes} classes, got {tuple(target.shape)}. Pass one target per decision."
         )
     options: InputOptions = {
         "weights": weights,

@@ -11,7 +11,7 @@ from torch.utils.data import DistributedSampler
 def distinct_rows(sampler: "DistributedSampler[Any]") -> Tensor:
     """Return weights that are 1 for the first occurrence of each row, and 0 for rows repeated by the sampler.
 
-    `DistributedSampler` repeats rows so that all ranks process equally many. Repeated rows bias every metric. To
+    `DistributedSampler` repeats rows to give all ranks the same number of rows. Repeated rows bias every metric. To
     exclude them, pass these weights to `update`:
 
         distinct = distinct_rows(sampler).split(batch_size)  # with a DataLoader of this batch_size
@@ -36,7 +36,7 @@ def distinct_rows(sampler: "DistributedSampler[Any]") -> Tensor:
     if not isinstance(sampler, DistributedSampler):
         raise TypeError(
             f"`sampler` must be a torch.utils.data.DistributedSampler, got {type(sampler).__name__}. "
-            "The repeated rows of other samplers are unknown."
+            "For other samplers, pass weight 0 for repeated rows to `update`."
         )
     # The sampler repeats the (shuffled) data set from its beginning. Rank r of R gets positions r, r + R, ...
     positions = torch.arange(len(sampler)) * sampler.num_replicas + sampler.rank

@@ -1,7 +1,8 @@
-"""Common implementation of all metrics: predictions -> sums or samples (the statistic) -> value.
+"""Common implementation of all metrics.
 
-A factory is a function that converts the options of a metric to an `Estimator`. `functional` creates the public
-function of the metric from it. The streaming class (`torchcalib.metrics.base.CalibrationMetric`) uses the same factory.
+An accumulator reduces predictions to a statistic (sums or samples), from which a formula computes the value. A factory
+converts the options of a metric to an `Estimator`. `functional` creates the public function of a metric from its
+factory. The streaming class (`torchcalib.metrics.base.CalibrationMetric`) uses the same factory.
 """
 
 from collections.abc import Callable, Mapping
@@ -40,7 +41,7 @@ class Estimator(Generic[S]):
         input_format: Checks and converts tensors to `Predictions`.
         accumulator: Computes the statistic (`Sums` or a `RankedSample`) from `Predictions`.
         formula: Function from the statistic to values `(...)`, or `(..., *)` if there are several per batch element.
-        averages: Whether values are averaged over the last batch axis, the classes or labels.
+        averages: Whether values are averaged over classes or labels, the last batch axis.
     """
 
     input_format: InputFormat
@@ -49,22 +50,22 @@ class Estimator(Generic[S]):
     averages: bool
 
     def __call__(self, preds: Tensor, target: Tensor, weights: Tensor | None = None) -> Tensor:
-        """Return the value of the metric, in the dtype of `preds` (at least float32)."""
+        """Return the metric value `(...)` in the dtype of `preds` (at least float32)."""
         p = self.input_format.read(preds, target, weights)
         value = by_replicates(self.of, p, self.accumulator.n_events(p)) if p.replicates else self.of(p)
         return value.to(p.dtype)
 
     def of(self, p: Predictions) -> Tensor:
-        """Return the metric value for validated predictions, in the dtype of the sums (float64 on CPU and CUDA)."""
+        """Return the metric value `(...)` for validated predictions, in the dtype of the statistic."""
         return self.value(self.accumulator.of(p))
 
     def value(self, statistic: Any) -> Tensor:
-        """Return the metric value for accumulated sums or samples, averaged over classes if `averages` is set."""
+        """Return the metric value `(...)` for sums or samples, averaged over classes or labels if `self.averages`."""
         values = self.values(statistic)
         return values.mean(batch_axes(statistic) - 1) if self.averages else values
 
     def values(self, statistic: Any) -> Tensor:
-        """Return the metric value per class or label and batch element, without averaging over classes."""
+        """Return the metric value `(...)` per batch element and per class or label, without averaging over classes."""
         return by_pieces(self.formula, statistic) if isinstance(statistic, RankedSample) else self.formula(statistic)
 
     def streamed(self, num_classes: int | None, *, resolution: int | None = None) -> Self:
@@ -93,10 +94,7 @@ _estimators: dict[Any, Estimator[Any]] = {}
 def _estimator(
     factory: Callable[..., Estimator[Any]], options: Mapping[str, Any], function: Callable[..., Any]
 ) -> Estimator[Any]:
-    """Return the estimator for the options of a metric function.
-
-    Estimators whose options are plain values are cached, because validating options is slow relative to small inputs.
-    """
+    """Return the estimator for the options, cached for plain values because validation is slow for small inputs."""
     parts: list[Any] = [factory]
     for name, option in options.items():
         if name == "weights":
@@ -110,7 +108,7 @@ def _estimator(
     if found is None:
         check_names(function, options)
         if len(_estimators) >= _MAX_CACHED:
-            _estimators.clear()  # safe if another thread clears it as well
+            _estimators.clear()  # safe even if another thread also clears it
         found = _estimators[key] = factory(**options)
     return found
 
@@ -128,7 +126,7 @@ def functional(
     """Return the public function of a metric: a function of `preds`, `target` and the options of the factory.
 
     Args:
-        factory: Function from keyword options to an `Estimator`. Its docstring becomes that of the public function.
+        factory: Function from keyword options to an `Estimator`. The public function gets its docstring.
         result: Constructor of a named tuple from the entries of the last axis of the value. None returns the value.
     """
     name = factory.__name__.removeprefix("_")
@@ -152,5 +150,5 @@ def functional(
         [*data, *with_implied_task(parameters_of(factory)), *input_parameters()],
         result or Tensor,
     )
-    factory.__doc__ = arguments_section(factory.__doc__)  # without the example, which doctest must run once
+    factory.__doc__ = arguments_section(factory.__doc__)  # without the example, which doctest would run twice
     return cast(Callable[Concatenate[Tensor, Tensor, P], Any], function)

@@ -1,4 +1,4 @@
-"""Gather integers and bytes from all ranks of `torch.distributed`."""
+"""Collective operations of `torch.distributed` that gather integers and bytes from all ranks."""
 
 from typing import Any
 

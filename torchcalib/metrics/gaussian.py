@@ -1,6 +1,7 @@
 """Calibration scores for predictive distributions from `torch.distributions`.
 
-Entropic calibration difference (ECD) for all distributions, normalised estimation error squared (NEES) for Gaussians.
+Entropic calibration difference (ECD) for distributions with a known entropy, and normalised estimation error squared
+(NEES) for Gaussian distributions.
 """
 
 from typing import get_args
@@ -16,22 +17,19 @@ from torchcalib.ops.logs import wide_dtype
 
 
 def ecd_of_distribution(distribution: Distribution, value: Tensor) -> Tensor:
-    """Return -log p(x) minus the entropy of p per sample, with the batch shape ([ECD] eq. 8)."""
+    """Return -log p(x) minus the entropy of p, for each distribution p and value x, in the batch shape; see `ecd`."""
     _check_shape(distribution, value)
     try:
         return -distribution.log_prob(value) - distribution.entropy()
     except NotImplementedError as error:
         raise TypeError(
             f"`preds` must be a distribution with log_prob and entropy, got {type(distribution).__name__}. "
-            "Pass a distribution that implements both."
+            "Pass a distribution that implements both methods."
         ) from error
 
 
 def _check_shape(distribution: Distribution, value: Tensor) -> None:
-    """Raise ValueError unless there is one value per distribution, or only one distribution.
-
-    Other shapes could broadcast, which would compare every value with every distribution.
-    """
+    """Raise ValueError unless there is one value per distribution, or only one distribution."""
     batch, event = distribution.batch_shape, distribution.event_shape
     fits = value.shape == batch + event or (batch == () and value.shape[value.dim() - len(event) :] == event)
     if not fits:
@@ -42,7 +40,7 @@ def _check_shape(distribution: Distribution, value: Tensor) -> None:
 
 
 def _nees_of(distribution: Distribution, value: Tensor) -> Tensor:
-    """Return (x - mu)^T Sigma^-1 (x - mu) per sample, with the batch shape."""
+    """Return (x - mu)^T Sigma^-1 (x - mu) for values x, means mu and covariances Sigma, in the batch shape."""
     _check_shape(distribution, value)
     if isinstance(distribution, Independent):
         per_part = _nees_of(distribution.base_dist, value)
@@ -70,7 +68,8 @@ def nees(
 ) -> Tensor:
     """Normalised estimation error squared of Gaussian predictions: the mean of (x - mu)^T Sigma^-1 (x - mu).
 
-    Its expectation is the dimension d if the covariances are correct. The Gaussian ECD is (NEES - d) / 2.
+    If the predicted means mu and covariances Sigma are correct, the expected value is the dimension d of x. The
+    entropic calibration difference (`ecd`) of Gaussian predictions is (NEES - d) / 2.
 
     Args:
         distribution: `Normal` (d = 1), `MultivariateNormal`, or `Independent` with a `Normal`. Batch shape `(..., N)`.
@@ -99,7 +98,7 @@ def nees(
 
 
 def reduced(scores: Tensor, weights: Tensor | None, reduction: Reduction) -> Tensor:
-    """Return the weighted mean over the last axis in at least float32; or all scores, NaN where the weight is 0."""
+    """Return the weighted mean over the last axis; for `reduction="none"` the scores, NaN where the weight is 0."""
     check_choice("reduction", reduction, get_args(Reduction))
     if reduction == "none":
         return scores if weights is None else scores.masked_fill(check_weights(weights, scores.shape) == 0, torch.nan)

@@ -68,7 +68,7 @@ class KernelSettings:
 
     @property
     def in_blocks(self) -> bool:
-        """Whether the estimator is a mean over blocks of samples, which can be accumulated as sums."""
+        """Whether the estimator is a mean over blocks of samples. The state then consists of sums."""
         return self.estimator in ("block", "linear")
 
     @property
@@ -77,7 +77,7 @@ class KernelSettings:
         return {"whole_weights": self.estimator != "biased"}
 
     def accumulator(self) -> BlockAccumulator:
-        """Return the accumulator for estimators over blocks."""
+        """Return the accumulator for the estimators "block" and "linear"."""
         size = 2 if self.estimator == "linear" else self.block_size
         return BlockAccumulator(self.kernel, self.bandwidth, size, self.chunk)
 
@@ -104,8 +104,8 @@ class KernelSettings:
         n = weights.sum(-1)
         if self.estimator == "biased":
             return on_replicate_axes(total / n.square(), p)
-        own = (weights * r.square().sum(-1).unsqueeze(-2)).sum(-1)  # sum of the terms h(x, x)
-        # With one sample, `total - own` is a rounding error, and dividing it by 0 could result in infinity.
+        own = (weights * r.square().sum(-1).unsqueeze(-2)).sum(-1)  # sum of h for each sample paired with itself
+        # With one sample, `total - own` is a rounding error. Its division by 0 could result in infinity.
         return on_replicate_axes(((total - own) / (n * (n - 1))).masked_fill(n < 2, torch.nan), p)
 
     def averaged(self, value: Tensor) -> Tensor:
@@ -117,25 +117,21 @@ def check_bandwidth(bandwidth: object, *names: str) -> None:
     """Raise an error unless `bandwidth` is a positive number or one of the method names in `names`."""
     if bandwidth in names:
         return
-    offered = " or ".join(("a positive number", *map(repr, names)))
+    allowed = " or ".join(("a positive number", *map(repr, names)))
     if not is_number(bandwidth):
-        raise TypeError(f"`bandwidth` must be {offered}, got {bandwidth!r}.")
+        raise TypeError(f"`bandwidth` must be {allowed}, got {bandwidth!r}. Pass 1.0, for example.")
     if not 0 < float(bandwidth) < math.inf:
-        raise ValueError(f"`bandwidth` must be {offered}, got {bandwidth}.")
+        raise ValueError(f"`bandwidth` must be {allowed}, got {bandwidth}. Pass 1.0, for example.")
 
 
 @dataclass(frozen=True, eq=False)
 class KernelEstimator(Estimator[BlockStats]):
-    """Estimator of the squared kernel calibration error.
-
-    Attributes:
-        settings: Validated options.
-    """
+    """Estimator of the squared kernel calibration error, with validated options `settings`."""
 
     settings: KernelSettings
 
     def __call__(self, preds: Tensor, target: Tensor, weights: Tensor | None = None) -> Tensor:
-        """Return the value of the metric, in the dtype of `preds` (at least float32)."""
+        """Return the metric value, `(...)` or `(..., L)`, in the dtype of `preds` (at least float32)."""
         p = self.input_format.read(preds, target, weights)
         return self.settings.averaged(self.settings.of(p)).to(p.dtype)
 
@@ -158,8 +154,9 @@ def _skce(
     """Squared kernel calibration error (SKCE): mean inner product of residuals, weighted by a kernel of predictions.
 
     SKCE is the mean over pairs of samples of h = (e_y - p)^T (e_y' - p') k(p, p'). Here p is the vector of
-    probabilities, e_y the one-hot vector of the true class, and k a kernel. The population value is 0 if the model is
-    calibrated in the strong sense: P(Y = k | p) = p_k for all classes k jointly. Otherwise it is positive.
+    probabilities, e_y the one-hot vector of the true class, and k a kernel. Primes denote the second sample. The
+    population value is 0 if the model is calibrated in the strong sense: P(Y = k | p) = p_k for all classes k jointly.
+    Otherwise it is positive.
 
     Unlike a binned error, the unbiased estimate has expected value 0 for a calibrated model at any sample size. It can
     therefore be negative. `skce_test` tests whether the value is significantly different from 0. For a binary task
@@ -188,8 +185,8 @@ def _skce(
         TypeError, ValueError: for invalid input.
 
     Gradient:
-        Defined everywhere (0 for |p_k - p'_k| where the two are equal); reverse mode, first order. A median is a
-        constant. Memory: a few copies of the input for all pairs; one chunk for blocks.
+        Defined everywhere; the derivative of |p_k - p'_k| is 0 where p_k = p'_k. Reverse mode, first order. A median
+        bandwidth is a constant. Memory: a few copies of the input for all pairs, one chunk for blocks.
 
     Reference:
         Widmann, Lindsten, Zachariah: Calibration tests in multi-class classification: A unifying framework (NeurIPS
@@ -222,8 +219,8 @@ def _streamed(
 ) -> KernelEstimator:
     if estimator in get_args(Estimate) and estimator not in get_args(InBlocks):
         raise ValueError(
-            f"`estimator` must be 'block' or 'linear' for a streaming metric, got {estimator!r}: all pairs of samples "
-            "cannot be computed from sums. Store the predictions and call torchcalib.functional.skce."
+            f"`estimator` must be 'block' or 'linear' for a streaming metric, got {estimator!r}. "
+            "To use all pairs of samples, store the predictions and call torchcalib.functional.skce."
         )
     check_bandwidth(bandwidth)
     given: dict[str, Any] = {"kernel": kernel, "block_size": block_size, "average": average, "chunk": chunk}
@@ -234,11 +231,11 @@ class SKCE(CalibrationMetric[BlockStats]):
     """Streaming squared kernel calibration error (SKCE), a mean over blocks of samples; see `skce`.
 
     Each update is divided into blocks of consecutive samples, and an incomplete last block is ignored. The value
-    therefore depends on the batch sizes, but is always unbiased. If every batch size is a multiple of `block_size`, the
-    value equals that of `skce` for all data. `ByGroup` forms blocks within each group.
+    therefore depends on the batch sizes. It is unbiased if the order of the samples is random. It equals the value of
+    `skce` for all data if every batch size is a multiple of the block size. `ByGroup` forms blocks within each group.
 
     The state contains 3 sums, for multi-label 3 sums per label. The estimators "unbiased" and "biased" are only
-    available in `skce`, because they need all pairs of samples.
+    available in `skce`, because they require all pairs of samples.
 
     Args:
         estimator: `"linear"`, with blocks of two, or `"block"`.
@@ -258,7 +255,7 @@ class SKCE(CalibrationMetric[BlockStats]):
 
     perfect, unit = 0.0, "squared probability"
     plot_lower_bound, plot_upper_bound = -2.0, 2.0
-    question = "mean agreement of the residuals of similar predictions, over all classes jointly"
+    question = "mean inner product of residuals, weighted by the similarity of the predictions"
     source = "Widmann, Lindsten, Zachariah, Calibration tests in multi-class classification, NeurIPS 2019, table 1"
 
     factory = staticmethod(_streamed)
@@ -276,7 +273,7 @@ def _asymptotic(found: Tensor, level: float = 0.95, method: str = "normal approx
 
 
 _MAX_H = 2.0
-"""Upper bound for |h(x, x')| <= |e_y - p| |e_y' - p'| <= 2."""
+"""Upper bound of the terms |h| of `skce`: |h| <= |e_y - p| |e_y' - p'| <= 2."""
 
 
 @documented
@@ -303,8 +300,8 @@ def skce_test(
         task: `"binary"`, `"multiclass"` or `"multilabel"`.
         estimator: `"linear"` or `"block"`: normal approximation of the mean over independent blocks. Larger blocks have
             more power. The order of the samples must be random. `"unbiased"`: p-value from the Hoeffding bound
-            exp(-floor(N / 2) value^2 / 8) for a positive value, with |h| <= 2. It is valid for every sample size, but
-            has much less power.
+            exp(-floor(N / 2) value^2 / 8) for a positive value. It is valid for every sample size, but has much less
+            power.
         kernel: See `skce`.
         bandwidth: See `skce`. A median depends only on the predictions, so the test remains valid.
         block_size: See `skce`.
@@ -319,7 +316,7 @@ def skce_test(
         TypeError, ValueError: for invalid input.
 
     Gradient:
-        For the statistic and the p-value; see `skce`.
+        Defined for the statistic and the p-value; see `skce`.
 
     Reference:
         Widmann, Lindsten, Zachariah: Calibration tests in multi-class classification (NeurIPS 2019), lemmas 2 and 3.
@@ -336,24 +333,26 @@ def skce_test(
     """
     settings = KernelSettings(task_read_as(task, options), estimator, kernel, bandwidth, block_size, "macro", chunk)
     if estimator == "biased":
-        raise ValueError("`estimator` must be 'linear', 'block' or 'unbiased' for a test, got 'biased'.")
+        raise ValueError("`estimator` must be 'linear', 'block' or 'unbiased', got 'biased'. Use 'unbiased'.")
     p = read_input(task, preds, target, options, **settings.demands)
     if estimator == "unbiased":
-        return _asymptotic(_bounded(settings, p).to(p.dtype), method="bound on the tail probability (conservative)")
-    return _asymptotic(_normal(settings, p).to(p.dtype))
+        return _asymptotic(
+            _hoeffding_test(settings, p).to(p.dtype), method="bound on the tail probability (conservative)"
+        )
+    return _asymptotic(_normal_test(settings, p).to(p.dtype))
 
 
-def _normal(settings: KernelSettings, p: Predictions) -> Tensor:
+def _normal_test(settings: KernelSettings, p: Predictions) -> Tensor:
     accumulator = settings.accumulator()
 
-    def tested(p: Predictions) -> Tensor:
+    def statistics(p: Predictions) -> Tensor:
         s = accumulator.of(p)
         return torch.stack((s.mean, s.variance_of_mean, s.p_value), -1)
 
-    return by_replicates(tested, p, accumulator.n_events(p)).movedim(-1, 0)
+    return by_replicates(statistics, p, accumulator.n_events(p)).movedim(-1, 0)
 
 
-def _bounded(settings: KernelSettings, p: Predictions) -> Tensor:
+def _hoeffding_test(settings: KernelSettings, p: Predictions) -> Tensor:
     value = settings.of(p)
     n_pairs = (on_replicate_axes(replicate_weights(p).sum(-1), p) / 2).floor()
     bound = (-n_pairs * value.clamp(min=0).square() / (2 * _MAX_H**2)).exp()

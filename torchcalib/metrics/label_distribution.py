@@ -1,8 +1,8 @@
 """Distances between predictions and label distributions (the proportions of annotators that chose each class).
 
-With few annotators a label distribution is noisy, so the distance is positive even for a perfect prediction. Every
-distance therefore has components: the value, the noise floor and, if possible, the value corrected for the noise. The
-noise floor is the expected value if annotations are sampled from the predictions.
+With few annotators a label distribution is noisy, and the distance is positive even for a perfect prediction. Every
+distance therefore has two or three components: the value, the noise floor and, if available, the value corrected for
+the noise. The noise floor is the expected value if annotations are sampled from the predictions.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,14 +23,14 @@ _MIN_ANNOTATORS: Mapping[Component, int] = {"value": 0, "noise_floor": 1, "corre
 """Minimum number of annotators per sample, by component. The correction needs two to estimate a variance."""
 
 
-def _q(p: Predictions) -> Tensor:
+def _probs(p: Predictions) -> Tensor:
     """Return the predicted probabilities q `(..., N, C)`. For binary and multi-label C = 2 (y = 0 and y = 1)."""
     if p.task == "multiclass":
         return p.probs.to(wide_dtype(p.values.device))
     return torch.stack((p.not_probs, p.probs), -1)
 
 
-def _log_q(p: Predictions) -> Tensor:
+def _log_probs(p: Predictions) -> Tensor:
     """Return log q `(..., N, C)`, accurate even for logits whose probability rounds to 0 or 1."""
     if p.task == "multiclass":
         return p.log_probs.to(wide_dtype(p.values.device))
@@ -38,7 +38,7 @@ def _log_q(p: Predictions) -> Tensor:
     return torch.stack((log_no, log_yes), -1)
 
 
-def _t(p: Predictions) -> Tensor:
+def _label_probs(p: Predictions) -> Tensor:
     """Return the label distributions t `(..., N, C)`. A label is converted to its one-hot vector."""
     wide = wide_dtype(p.values.device)
     if p.task != "multiclass":
@@ -48,32 +48,32 @@ def _t(p: Predictions) -> Tensor:
     return (p.target.unsqueeze(-1) == torch.arange(p.num_classes, device=p.target.device)).to(wide)
 
 
-def _n(p: Predictions) -> Tensor:
+def _n_annotators(p: Predictions) -> Tensor:
     """Return the number of annotators per sample, `(..., N, 1)`; 1 for labels."""
     n = torch.ones(p.samples, dtype=wide_dtype(p.values.device), device=p.values.device)
     return (n if p.n_annotators is None else p.n_annotators).unsqueeze(-1)
 
 
 def _label_entropy(p: Predictions) -> Tensor:
-    t = _t(p)
+    t = _label_probs(p)
     return 0 - neg_entropy(t, safe_log(t))
 
 
 def _kl(p: Predictions) -> Tensor:
-    t = _t(p)
-    return xmul(t, safe_log(t) - _log_q(p)).sum(-1)
+    t = _label_probs(p)
+    return xmul(t, safe_log(t) - _log_probs(p)).sum(-1)
 
 
 def _expected_entropy_loss(p: Predictions) -> Tensor:
-    """Return the entropy of q minus the expected entropy of n annotations sampled from q, `(..., N)`."""
-    q = _q(p)
-    return xmul(q, mean_log_share(q, _n(p)) - _log_q(p)).sum(-1)
+    """Return the entropy of q minus the expected entropy of the class proportions in n samples of q, `(..., N)`."""
+    q = _probs(p)
+    return xmul(q, mean_log_share(q, _n_annotators(p)) - _log_probs(p)).sum(-1)
 
 
 def _variance(p: Predictions, shares: Tensor, n: Tensor) -> Tensor:
     """Return the variance of the class proportions in a multinomial sample of size n, summed over classes, `(..., N)`.
 
-    For binary and multi-label it is the variance for y = 1 only, as in the binary squared distance.
+    For binary and multi-label tasks, only the proportion of y = 1 is included, as in the squared distance.
     """
     variance = shares * (1 - shares) / n
     return variance.sum(-1) if p.task == "multiclass" else variance[..., 1]
@@ -81,23 +81,23 @@ def _variance(p: Predictions, shares: Tensor, n: Tensor) -> Tensor:
 
 _DISTANCES: Mapping[str, Mapping[Component, Callable[[Predictions], Tensor]]] = {
     "total variation": {
-        "value": lambda p: (_q(p) - _t(p)).abs().sum(-1) / 2,
-        "noise_floor": lambda p: mean_distance_of_share(_q(p), _n(p)).sum(-1) / 2,
+        "value": lambda p: (_probs(p) - _label_probs(p)).abs().sum(-1) / 2,
+        "noise_floor": lambda p: mean_distance_of_share(_probs(p), _n_annotators(p)).sum(-1) / 2,
     },
     "Kullback-Leibler": {
         "value": _kl,
         "noise_floor": _expected_entropy_loss,
-        "corrected": lambda p: p.cross_entropy - entropy_of_counts(_t(p), _n(p)),
+        "corrected": lambda p: p.cross_entropy - entropy_of_counts(_label_probs(p), _n_annotators(p)),
     },
     "entropy": {
         "value": lambda p: 0 - p.neg_entropy - _label_entropy(p),
         "noise_floor": _expected_entropy_loss,
-        "corrected": lambda p: 0 - p.neg_entropy - entropy_of_counts(_t(p), _n(p)),
+        "corrected": lambda p: 0 - p.neg_entropy - entropy_of_counts(_label_probs(p), _n_annotators(p)),
     },
     "squared": {
         "value": lambda p: p.squared_error,
-        "noise_floor": lambda p: _variance(p, _q(p), _n(p)),
-        "corrected": lambda p: p.squared_error - _variance(p, _t(p), _n(p) - 1),
+        "noise_floor": lambda p: _variance(p, _probs(p), _n_annotators(p)),
+        "corrected": lambda p: p.squared_error - _variance(p, _label_probs(p), _n_annotators(p) - 1),
     },
 }
 """Functions from `Predictions` to the distance per sample `(..., N)`, by distance and component."""
@@ -131,13 +131,13 @@ def _total_variation(
 ) -> ScoreEstimator:
     """Total variation distance between predictions q and label distributions t: the mean of sum_k |q_k - t_k| / 2.
 
-    It is the largest difference between q and t in the probability of any set of classes. The binary distance is
-    |p - t|.
+    It is the largest difference between q and t in the probability of any set of classes. For a binary task it is
+    |p - t|, where p and t are the probabilities of y = 1.
 
     Args:
         target: Integer annotator counts: multi-class `(..., N, C)`, binary `(..., N, 2)` and multi-label
-            `(..., N, L, 2)` with counts for y = 0 and y = 1. Or floating proportions with the shape of `preds`.
-            Or labels, each from one annotator.
+            `(..., N, L, 2)` with counts for y = 0 and y = 1. Floating proportions with the shape of `preds` and labels
+            (one annotator each) are also accepted.
         component: `"value"`, or `"noise_floor"`: the exact expected value if annotations are sampled from the
             predictions.
 
@@ -146,7 +146,7 @@ def _total_variation(
         without data.
 
     Raises:
-        TypeError, ValueError: for invalid input. A noise floor needs counts or labels.
+        TypeError, ValueError: for invalid input. A noise floor requires counts or labels.
 
     Gradient:
         Defined everywhere; 0 where q_k = t_k. The gradient of the noise floor is 0 at q_k = 0 and q_k = 1.
@@ -210,7 +210,7 @@ def _kl_divergence(
         least float32). A corrected value may be negative. NaN without data.
 
     Raises:
-        TypeError, ValueError: see `total_variation`. A correction needs at least 2 annotators in every row.
+        TypeError, ValueError: see `total_variation`. A correction requires at least 2 annotators in every row.
 
     Gradient:
         Finite everywhere. Where the divergence is infinite, the gradient is 0 with respect to probabilities, and q - t
@@ -247,7 +247,7 @@ class KLDivergence(ScoreMetric):
     factory = staticmethod(_kl_divergence)
     score = _score("Kullback-Leibler", "value")
     unit, perfect = "nats", 0.0  # no lower bound, because a corrected value may be negative
-    question = "mean log loss minus the entropy of the label distributions"
+    question = "mean Kullback-Leibler divergence of predictions from label distributions"
     source = "Pavlovic, Beyond Accuracy; Peterson et al., Human Uncertainty Makes Classification More Robust"
 
 
@@ -262,7 +262,7 @@ def _entropy_gap(
 
     It is the mean of sum_k t_k log t_k - sum_k q_k log q_k. A positive value means that the model is less certain
     than the annotators. Differences of opposite sign cancel. The value does not depend on which classes are predicted.
-    With few annotators the entropy of t is too small and the value biased upwards.
+    With few annotators the entropy of t is underestimated, and the value is biased upwards.
 
     Args:
         target: Annotator counts, proportions or labels, as for `total_variation`.
@@ -274,7 +274,7 @@ def _entropy_gap(
         (at least float32). A corrected value may be smaller. NaN without data.
 
     Raises:
-        TypeError, ValueError: see `total_variation`. A correction needs at least 2 annotators in every row.
+        TypeError, ValueError: see `total_variation`. A correction requires at least 2 annotators in every row.
 
     Gradient:
         Finite everywhere; 0 with respect to probabilities where q_k = 0.
@@ -322,8 +322,9 @@ def _squared_distance(
 ) -> ScoreEstimator:
     """Squared distance between predictions q and label distributions t: the mean of sum_k (q_k - t_k)^2.
 
-    It is the Brier score with soft targets t; the binary distance is (p - t)^2. For any number of annotators,
-    the corrected value is an unbiased estimate of the distance to the population label distribution.
+    It is the Brier score with soft targets t. For a binary task it is (p - t)^2, where p and t are the probabilities of
+    y = 1. For any number of annotators, the corrected value is an unbiased estimate of the distance to the population
+    label distribution.
 
     Args:
         target: Annotator counts, proportions or labels, as for `total_variation`.
@@ -335,7 +336,7 @@ def _squared_distance(
         least float32). A corrected value may be negative. NaN without data.
 
     Raises:
-        TypeError, ValueError: see `total_variation`. A correction needs at least 2 annotators in every row.
+        TypeError, ValueError: see `total_variation`. A correction requires at least 2 annotators in every row.
 
     Gradient:
         Defined everywhere.

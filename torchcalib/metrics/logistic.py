@@ -24,7 +24,7 @@ from torchcalib.metrics.ranked import RankedMetric, no_average, ranked
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.newton.logistic import logistic_fit
 
-_EVENTS = 2**13  # events per chunk: small enough for the cache of one core
+_CHUNK_EVENTS = 2**13  # number of events whose summands fit in the cache of one core
 
 CoxComponent = Literal["slope", "intercept", "in_the_large", "slope_se", "intercept_se", "p_value"]
 SpiegelhalterComponent = Literal["z", "p_value"]
@@ -57,13 +57,13 @@ class CoxCalibration(NamedTuple):
 
 
 def cox_from_sample(sample: RankedSample, eps: float | None = None) -> Tensor:
-    """Fit the logistic regression, and return the fields of `CoxCalibration` as a tensor `(..., 6)`."""
+    """Fit outcomes to log-odds by logistic regression. Return the fields of `CoxCalibration` as `(..., 6)`."""
     score, positives, n = sample.score.to(wide_dtype(sample.score.device)), sample.positives, sample.n
-    if not score.shape[-1]:  # pad an empty sample with an ignored element, so that reductions have an axis
+    if not score.shape[-1]:  # reductions require at least one element: add an ignored one
         score, positives = pad(score, (0, 1), value=torch.nan), pad(positives, (0, 1))
         n = None if n is None else pad(n, (0, 1))
     counted = ~score.isnan()
-    if eps is not None:  # clip before the logarithm, whose infinite derivative at 0 would make the gradient NaN
+    if eps is not None:  # clip before `log`, whose infinite derivative at 0 would make the gradient NaN
         limit = math.log1p(-eps) - math.log(eps)
         score = score.clamp(-limit, limit) if sample.from_logits else score.clamp(eps, 1 - eps)
     x = score if sample.from_logits else score.log() - torch.log1p(-score)
@@ -106,7 +106,7 @@ def _cox(
         - The predictions separate the outcomes: the slope is inf (-inf if the order is reversed). Intercept, standard
           errors and p-value are NaN.
         - All predictions are equal: slope, intercept, standard errors and p-value are NaN.
-        - All outcomes are equal: the same fields are NaN, and `in_the_large` is inf or -inf.
+        - All outcomes are equal: slope, intercept, standard errors and p-value are NaN; `in_the_large` is inf or -inf.
         - The fit does not converge, for example with log-odds in the hundreds: the affected fields are NaN.
 
     Raises:
@@ -126,9 +126,9 @@ def _cox(
         tensor(0.9416)
     """
     if not (eps is None or is_number(eps)):
-        raise TypeError(f"`eps` must be a number or None, got {eps!r}.")
+        raise TypeError(f"`eps` must be a number or None, got {eps!r}. A common value is 1e-6.")
     if eps is not None and not 0 < eps < 0.5:
-        raise ValueError(f"`eps` must be above 0 and below 0.5, got {eps!r}.")
+        raise ValueError(f"`eps` must be above 0 and below 0.5, got {eps!r}. A common value is 1e-6.")
     average = no_average(task, mode, options)
     return ranked(partial(cox_from_sample, eps=eps), task, mode, average, options, hard_targets=True)
 
@@ -154,7 +154,7 @@ class Cox(RankedMetric):
     factory = staticmethod(_cox)
     unit = "dimensionless (slopes) or log-odds (intercepts)"
     perfect = 1.0
-    question = "slope below 1: predictions are too extreme; intercept above 0: too low"
+    question = "slope or intercept of the logistic regression of outcomes on predicted log-odds"
     source = "Cox, Biometrika 1958"
     higher_is_better = None  # the optimum is a slope of 1 or an intercept of 0
     plot_lower_bound = None
@@ -203,16 +203,16 @@ class SpiegelhalterAccumulator(EventSums[Sums]):
         return torch.zeros_like(confidence, dtype=torch.int64)
 
     def quantities(self, events: Events) -> tuple[Tensor, ...]:
-        """Return 1, (y - p) (1 - 2 p) and (1 - 2 p)^2 p (1 - p); 1 - p is `events.complement` if given."""
+        """Return the summands 1, (y - p) (1 - 2 p) and (1 - 2 p)^2 p (1 - p) for confidence p and outcome y."""
         p, y = self._wide(events)
         not_p = 1 - p if events.complement is None else events.complement
         factor = not_p - p
         return torch.ones_like(p), (y * not_p - (1 - y) * p) * factor, factor.square() * p * not_p
 
     def events(self, p: Predictions) -> Events:
-        """Return the events in `p`, with P(y=0) as their complement where it is more accurate than 1 - P(y=1)."""
+        """Return the events in `p`, with an accurate `complement` (1 - confidence) if available."""
         events = super().events(p)
-        if p.absent is not None:  # otherwise, NaN in a row of weight 0 would make the gradient NaN
+        if p.absent is not None:  # NaN in a row of weight 0 would make the gradient NaN
             per_class = p.task == "multiclass" and self.mode == "classwise"
             absent = p.absent.unsqueeze(-2) if per_class else p.absent
             events = replace(events, confidence=events.confidence.masked_fill(absent, 0.5))
@@ -225,14 +225,14 @@ class SpiegelhalterAccumulator(EventSums[Sums]):
     def of_events(self, events: Events, p: Predictions) -> Sums:
         """Return the sums over all events in `p`, computed in chunks."""
         totals: list[Tensor] = []
-        for start in range(0, max(1, events.confidence.shape[-1]), _EVENTS):
-            columns = self.columns(events.map(itemgetter((..., slice(start, start + _EVENTS)))), p)
+        for start in range(0, max(1, events.confidence.shape[-1]), _CHUNK_EVENTS):
+            columns = self.columns(events.map(itemgetter((..., slice(start, start + _CHUNK_EVENTS)))), p)
             sums = [column.sum(-1, keepdim=True) for column in columns]
             totals = [total + more for total, more in zip(totals, sums, strict=True)] if totals else sums
         return self.wrap(torch.stack(totals, -2))
 
     def wrap(self, sums: Tensor) -> Sums:
-        """Convert a tensor of sums `(..., 3, 1)` to `Sums`."""
+        """Convert a tensor of the three sums `(..., 3, 1)` to `Sums`."""
         return Sums(sums)
 
 
@@ -252,20 +252,20 @@ def _spiegelhalter(
 ) -> Estimator[Sums]:
     """Spiegelhalter's test of calibration: standardised difference between the Brier score and its expected value.
 
-    z = sum (y - p) (1 - 2 p) / sqrt(sum (1 - 2 p)^2 p (1 - p)), approximately standard normal for a calibrated model.
-    A positive z means that the Brier score is worse than expected (mostly over-confidence). Errors on both
-    sides of p = 1/2 can cancel, so a small |z| does not prove calibration.
+    z = sum (y - p) (1 - 2 p) / sqrt(sum (1 - 2 p)^2 p (1 - p)) for confidences p and outcomes y. It is approximately
+    standard normal for a calibrated model. A positive z means that the Brier score is worse than expected (mostly
+    over-confidence). Errors on both sides of p = 1/2 can cancel, so a small |z| does not prove calibration.
 
     Args:
         target: Labels. Soft targets are not accepted, because their variance is unknown.
-        component: `"z"`, or `"p_value"` for the two-sided p-value. `Spiegelhalter(...).test()` returns both.
+        component: `"z"`, or `"p_value"` for the two-sided p-value. `Spiegelhalter(...).test()` returns z and p-value.
         mode: Event whose probability is the confidence; see `ece`. Classes or labels are tested separately and not
             averaged.
 
     Returns:
         `(...)`, class-wise and multi-label `(..., C)`, in the dtype of `preds` (at least float32). NaN without data.
         If every probability is 0, 1/2 or 1, the variance is 0. Then z is +inf and the p-value 0 if a prediction of 0 or
-        1 is wrong, otherwise both are NaN.
+        1 is wrong; otherwise z and the p-value are NaN.
 
     Raises:
         TypeError, ValueError: for invalid input.

@@ -23,12 +23,12 @@ def _nll_of(p: Predictions, eps: float | None = None) -> Tensor:
 
 
 def _entropy(_: ScoreSum, priors: Tensor, __: Task) -> Tensor:
-    return 0 - xmul(priors, safe_log(priors)).sum(-1)  # 0 - x instead of -x, which would be -0.0 for a single class
+    return 0 - xmul(priors, safe_log(priors)).sum(-1)  # `0 - x`, because `-x` would be -0.0 for a single class
 
 
 def _nll_score(eps: float | None = None) -> Score:
     if eps is not None and not (isinstance(eps, float) and 0 < eps < 1):
-        raise ValueError(f"`eps` must be in (0, 1) or None, got {eps!r}.")
+        raise ValueError(f"`eps` must be a float in (0, 1) or None, got {eps!r}. A common value is 1e-7.")
     return Score(_nll_of, _entropy, normalizable=True, arguments=(eps,))
 
 
@@ -48,12 +48,12 @@ def _nll(
     the score is +inf, unless `eps` is given.
 
     Args:
-        eps: Lower bound to which probabilities are clipped.
+        eps: Probabilities below `eps` are replaced by `eps`. None does not clip.
         normalize: `"prior"` divides by the entropy of the class priors, the NLL of a model that always predicts
             the priors. The result is the normalised cross entropy (NCE). If the data contain a single class,
             the entropy is 0, and the result is inf or NaN.
         priors: Class priors `(C,)`, binary and per label `(2,)`. Samples are reweighted from the class frequencies to
-            these priors. The result is NaN if a class with a positive prior has no samples. Integer targets only.
+            these priors. The result is NaN if a class with a positive prior has no samples. Requires integer targets.
 
     Returns:
         `(...)`, multi-label `(..., L)` with `average=None`, in [0, inf], in the dtype of `preds` (at least float32).
@@ -137,7 +137,7 @@ def _brier_score(
     """Brier score: the mean squared distance between predicted probabilities and outcomes.
 
     The binary score, also used per label, is (p - y)^2 in [0, 1]. The multi-class score is sum_k (q_k - 1[h=k])^2 in
-    [0, 2] for the true class h. For two classes it is twice the binary score. Soft targets replace the indicator.
+    [0, 2] for the true class h. For two classes it is twice the binary score. Soft targets t_k replace 1[h=k].
 
     Args:
         normalize: `"classes"` divides the multi-class score by the number of classes C. For two classes this is the
@@ -226,7 +226,7 @@ def ecd(
 
     The score of a sample is sum_k q_k log q_k - log q_h for probabilities q and true class h (0 log 0 = 0). The
     binary score is (p - y) log(p / (1-p)). The expected value for a calibrated model is 0. Positive values indicate
-    over-confidence, negative values under-confidence. ECD does not need bins.
+    over-confidence, negative values under-confidence. ECD does not require bins.
 
     For a prediction of probability 1 the score is 0 if it is correct and +inf if it is wrong. The minimum for a binary
     sample is -W(1/e) = -0.2785, with the Lambert W function. It is lower for more classes (-1.1010 for 10 classes).
@@ -238,7 +238,7 @@ def ecd(
         task: `"binary"`, `"multiclass"` or `"multilabel"`; None for a distribution.
         priors: Class priors that replace the class frequencies in the data, as in `nll`.
         average: Multi-label: `"macro"` averages over labels, None returns `(..., L)`.
-        **options: Input options; see `torchcalib.functional.InputOptions`. For a distribution only `weights`.
+        **options: Input options; see `torchcalib.functional.InputOptions`. A distribution accepts only `weights`.
 
     Returns:
         `(...)`, multi-label `(..., L)` with `average=None`, in (-inf, inf], in the dtype of `preds` (at least float32).
@@ -293,7 +293,7 @@ class ECD(ScoreMetric):
     score = _ECD
     higher_is_better = None  # the optimum is 0, inside the range of values
     unit, perfect = "nats", 0.0
-    question = "mean log loss minus mean entropy of the predictions: over-confident (+) or under-confident (-)"
+    question = "mean log loss minus mean entropy of the predictions (positive if over-confident)"
     source = "Sumler et al., An Entropic Metric, eq. 12, 15"
 
 
@@ -322,7 +322,7 @@ def _accuracy(
     It equals 1 minus the Bayes risk with zero-one costs, and does not measure calibration.
 
     Args:
-        target: Labels; or soft targets, whose probability of the most probable class is averaged.
+        target: Labels or soft targets. For soft targets, the target probability of the predicted class is averaged.
         priors: Class priors that replace the class frequencies in the data. `[1/C] * C` results in balanced accuracy.
 
     Returns:
@@ -364,5 +364,5 @@ class Accuracy(ScoreMetric):
     is_differentiable = False
     higher_is_better = True
     unit, perfect, plot_lower_bound, plot_upper_bound = "fraction of samples", 1.0, 0.0, 1.0
-    question = "fraction of samples whose most probable class is the true one"
+    question = "fraction of samples whose most probable class is the true class"
     source = "Ferrer & Ramos, Evaluating Posterior Probabilities, sec. 2.3.1, for 0-1 costs"

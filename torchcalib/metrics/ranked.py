@@ -40,7 +40,7 @@ def ranked(
     *,
     hard_targets: bool = False,
 ) -> Estimator[RankedSample]:
-    """Create the estimator of a rank-based metric. `formula` maps a `RankedSample` to values `(...)`; see `binned`."""
+    """Return the estimator of a rank-based metric. `formula` is a function from `RankedSample` to values `(...)`."""
     mode = resolve_mode(task_read_as(task, options), mode)
     is_classwise = mode == "classwise"
     check_average(average, is_classwise)
@@ -56,7 +56,7 @@ def no_average(task: Task, mode: Mode | None, options: Mapping[str, Any]) -> Ave
     """
     if "average" in options:
         raise TypeError(
-            f"`average` must not be given, got {options['average']!r}. Values per class or label are not averaged."
+            f"`average` must be omitted, got {options['average']!r}. The metric has one value per class or label."
         )
     return None if resolve_mode(task_read_as(task, options), mode) == "classwise" else "macro"
 
@@ -64,8 +64,8 @@ def no_average(task: Task, mode: Mode | None, options: Mapping[str, Any]) -> Ave
 class RankedMetric(CalibrationMetric[RankedSample]):
     """Base class for streaming rank-based metrics.
 
-    The state contains all samples: 5 bytes each for float32 (9 for multi-class logits, 8 more with weights). With
-    `resolution` it is a sketch of constant size.
+    The state contains all samples: 5 bytes each for float32 predictions, 9 for multi-class logits, plus 8 for weights.
+    With `resolution` it is a sketch of constant size.
     """
 
     stream_options = ("resolution",)
@@ -75,14 +75,14 @@ class RankedMetric(CalibrationMetric[RankedSample]):
     plot_upper_bound: float | None = 1.0
 
     has_interval = True
-    """Whether `test` computes an interval, which needs about 2,000 replicates."""
+    """Whether `test` computes an interval, which requires about 2,000 replicates."""
 
     def from_sample(self, sample: RankedSample) -> Tensor:
         """Compute the metric value from a `RankedSample`, `(...)`."""
         return self.estimator.formula(sample)
 
     def noise_free_error(self, sample: RankedSample) -> Tensor:
-        """Compute the error from a `RankedSample` whose outcomes are noise-free frequencies, `(...)`."""
+        """Compute the error `(...)` from a `RankedSample` with expected frequencies in place of outcomes."""
         return self.from_sample(sample)
 
     def test_from(self, statistic: RankedSample, *, with_interval: bool = True, **how: Any) -> CalibrationTest:
@@ -109,7 +109,7 @@ def ks_from_sample(sample: RankedSample, norm: DriftNorm = "max") -> Tensor:
     total = s.total.unsqueeze(-1)
     cumulative = gap.masked_fill(~s.counted, 0).cumsum(-1) / total
     is_last = torch.cat((s.begins[..., 1:], torch.ones_like(s.begins[..., :1])), -1)
-    # Without data (total 0) do not mask, so that the value is 0 / 0 = NaN.
+    # Without data (total 0), the NaN of 0 / 0 is not masked and becomes the value.
     drift = cumulative.masked_fill(~is_last & (total > 0), 0)
     if norm == "max":
         return drift.abs().amax(-1)
@@ -126,8 +126,9 @@ def _ks(
 ) -> Estimator[RankedSample]:
     """Kolmogorov-Smirnov (KS) calibration error: the largest cumulative difference between outcomes and probabilities.
 
-    KS = max over j of |D_j|, with D_j = sum_{i <= j} (y_i - p_i) / N for samples in ascending order of p. It does not
-    need bins. The order of samples with equal p is arbitrary, so D_j is evaluated only at the last of them.
+    KS = max over j of |D_j|, with D_j = sum_{i <= j} (y_i - p_i) / N. The N samples with outcomes y and probabilities p
+    are in ascending order of p. KS does not require bins. Samples with equal p have no order, so D_j is evaluated only
+    at the last of them.
 
     Kuiper's statistic is max_j D_j - min_j D_j, including D_0 = 0. It also detects deviations of opposite sign in
     different ranges of p, which partly cancel in KS.
@@ -136,15 +137,14 @@ def _ks(
         norm: `"max"`: the largest |D_j|. `"range"`: Kuiper's statistic, between one and two times the largest |D_j|.
 
     Returns:
-        A probability in [0, 1], `(...)`, or `(..., C)` with `average=None`, in the dtype of `preds` (at least
-        float32). NaN without data. It is at least |ESCE|, the absolute expected signed calibration error.
+        A difference of probabilities in [0, 1], `(...)`, or `(..., C)` with `average=None`, in the dtype of `preds`
+        (at least float32). NaN without data. It is at least |ESCE|, the absolute expected signed calibration error.
 
     Raises:
         TypeError, ValueError: for invalid input.
 
     Gradient:
-        With respect to the confidences up to the sample j with the maximum (or minimum) D_j; averaged over all such j
-        if there are several.
+        With respect to the confidences up to the sample j with the maximum (or minimum) D_j. Ties are averaged.
 
     Reference:
         Gupta et al.: Calibration of Neural Networks using Splines (ICLR 2021), sec. 3, except that equal scores are
@@ -219,7 +219,7 @@ def corp_from_sample(sample: RankedSample, score: CORPScore) -> Tensor:
 
 
 def _mcb_of_frequencies(sample: RankedSample, score: CORPScore) -> Tensor:
-    """Compute the miscalibration `(...)` from a `RankedSample` whose outcomes are noise-free frequencies."""
+    """Compute the miscalibration `(...)` from a `RankedSample` with expected frequencies in place of outcomes."""
     s = sample.sorted()
     n = s.counts.to(s.confidence.dtype)
     best = n * isotonic_regression(s.positives / n, n)
@@ -239,7 +239,7 @@ def _nll_of_rate(k: Tensor, n: Tensor) -> Tensor:
 
 
 def _brier_of(s: SortedSample) -> Tensor:
-    """Return the sum of (p - y)^2 over the samples in each element, `(..., N)`."""
+    """Return the sum of (p - y)^2 over the copies of each sample, `(..., N)`."""
     ones = s.positives.to(s.confidence.dtype)
     zeros = s.counts - ones
     not_p = torch.sigmoid(-s.score.to(s.confidence.dtype)) if s.from_logits else 1 - s.confidence
@@ -247,7 +247,7 @@ def _brier_of(s: SortedSample) -> Tensor:
 
 
 def _nll_of(s: SortedSample) -> Tensor:
-    """Return the sum of negative log-likelihoods over the samples in each element, `(..., N)`."""
+    """Return the sum of negative log-likelihoods over the copies of each sample, `(..., N)`."""
     values = s.score.to(s.confidence.dtype) if s.from_logits else s.confidence.masked_fill(~s.counted, 0.5)
     log_p, log_not_p = binary_log_probs(values, s.from_logits)
     ones = s.positives.to(s.confidence.dtype)
@@ -278,8 +278,8 @@ def _corp(
 
     Returns:
         A `CORPDecomposition` with tensors `(...)`, or `(..., C)` with `average=None`, in the dtype of `preds` (at least
-        float32). NaN without data. The NLL is in nats. NLL and its MCB are infinite if an outcome has predicted
-        probability 0, which is impossible for finite logits. UNC and DSC are 0 if all outcomes are equal.
+        float32). NaN without data. The negative log-likelihood (NLL) is in nats. NLL and its MCB are infinite if an
+        outcome has predicted probability 0. UNC and DSC are 0 if all outcomes are equal.
 
     Raises:
         TypeError, ValueError: for invalid input.
@@ -318,9 +318,9 @@ class CORP(RankedMetric):
 
     factory = staticmethod(_corp)
     unit = "squared probability (Brier score) or nats (log loss)"
-    question = "component of a score; MCB: gain by the best monotone recalibration"
+    question = "component of a score, such as miscalibration, by isotonic regression"
     source = "Dimitriadis et al., Stable reliability diagrams, PNAS 2021, eq. 1-3"
-    higher_is_better = None  # differs between components
+    higher_is_better = None  # the better direction differs between components
     plot_upper_bound = None
 
     def __init__(self, task: Task | None = None, *, component: Component = "mcb", **options: Any) -> None:
@@ -333,7 +333,7 @@ class CORP(RankedMetric):
         return super().from_sample(sample)[..., CORPDecomposition._fields.index(self.component)]
 
     def noise_free_error(self, sample: RankedSample) -> Tensor:
-        """Compute the miscalibration from a `RankedSample` whose outcomes are noise-free frequencies, `(...)`."""
+        """Compute the miscalibration `(...)` from a `RankedSample` with expected frequencies in place of outcomes."""
         return _mcb_of_frequencies(sample, self.settings["score"])
 
     def test_from(self, statistic: RankedSample, **how: Any) -> CalibrationTest:
@@ -360,7 +360,7 @@ class CORPCurve:
     Tensors have the shape `(..., M)`, for M points in ascending order of the confidence.
 
     Attributes:
-        confidence: Confidence at each point. With more than 1,024 samples, neighbouring samples share a point.
+        confidence: Confidence at each point. More than 1,024 samples are pooled into 1,024 points.
         n: Total weight of the samples at each point; 0 for a point that is empty because of ties.
         frequency: Isotonic regression of the outcomes on the confidences.
         band_low: Lower limit of the band. If the model is calibrated, the regression at a given point lies in the band
@@ -384,7 +384,7 @@ class CORPCurve:
     def __getitem__(self, index: Any) -> Self:
         """Index the batch axes: `curve[k]` is the curve for class k."""
         if self.n.dim() < 2:
-            raise IndexError("a single curve has no batch axis to index")
+            raise IndexError("`curve` must have a batch axis, got one with no batch axis. Use its attributes.")
         columns = (self.confidence, self.n, self.frequency, self.band_low, self.band_high)
         confidence, n, frequency, low, high = (column[index] for column in columns)
         return type(self)(confidence, n, frequency, low, high, self.level)
@@ -446,7 +446,7 @@ def curve_of(sample: RankedSample, level: float = 0.95, n_replicates: int = 999,
     observed = cells.with_gaps(cells.gap)
     low, high = [], []
     flat = cells.map(lambda x: x.reshape(-1, x.shape[-1]))
-    for index in range(len(flat.n)):  # process one batch element at a time to limit the memory
+    for index in range(len(flat.n)):  # one batch element at a time limits the memory
         element = flat.map(itemgetter(index))
         fits = Simulation(element, index, seed, n_replicates).compute(_recalibrated).sort(0).values
         outside = max(0, round((n_replicates + 1) * (1 - level) / 2) - 1)

@@ -44,7 +44,7 @@ class BayesRiskCurve:
 
     @property
     def normalized(self) -> Tensor:
-        """Risk divided by `cheapest`. Above 1 the decisions are worse than the better constant decision."""
+        """Risk divided by `cheapest`. Above 1, the decisions cost more than the better constant decision."""
         return self.risk / self.cheapest
 
 
@@ -60,10 +60,10 @@ def bayes_risk_curve(
 ) -> BayesRiskCurve:
     """Compute the Bayes risk for two classes as a function of the operating point c.
 
-    The decision is class 1 for probabilities above c, otherwise class 0. A false alarm costs 1/(1-c) and a miss 1/c; c
-    is the optimal threshold for these costs. Every cost matrix for two classes is equivalent to the costs for one c, up
-    to a factor. The curve therefore shows for which costs the predictions are useful. The area under the curve is the
-    cross entropy. With weight 2 c (1-c) it is the Brier score; see `bayes_risk_area`.
+    The decision is class 1 for probabilities above c, otherwise class 0. A false alarm costs 1/(1-c) and a miss 1/c.
+    The threshold c is optimal for these costs. Up to a factor, every cost matrix for two classes is equivalent to the
+    costs for one c. The curve therefore shows for which costs the predictions are useful. The area under the curve is
+    the cross entropy. With weight 2 c (1-c) it is the Brier score; see `bayes_risk_area`.
 
     Args:
         task: `"binary"`, `"multilabel"`, or `"multiclass"` with `positive_classes`.
@@ -87,7 +87,7 @@ def bayes_risk_curve(
         >>> bayes_risk_curve(preds, target, task="binary", points=[0.5, 0.65, 0.8]).risk
         tensor([0.5000, 0.0000, 0.3125], dtype=torch.float64)
     """
-    s = _sorted_predictions(_two_classes(preds, target, task, options, priors), priors)
+    s = _sorted_predictions(_read_two_classes(preds, target, task, options, priors), priors)
     c = _operating_points(points, s.values.device)
     probs = (s.values.sigmoid() if s.from_logits else s.values).detach().contiguous()
     at_most = torch.searchsorted(probs, c.to(probs.dtype).expand(*probs.shape[:-1], -1).contiguous(), right=True)
@@ -110,7 +110,7 @@ def bayes_risk_area(
     """Area under the Bayes risk curve for two classes: weighted integral of the risk over all operating points c.
 
     The integral is exact. With uniform weight it is the cross entropy in nats (`nll`). With weight 2 c (1-c) it is the
-    Brier score. For soft targets t, it is the expected Brier score of sampled labels, which is larger by t (1-t).
+    Brier score. For soft targets t it is the expected Brier score of sampled labels, which is larger by t (1-t).
 
     Args:
         task: `"binary"`, `"multilabel"`, or `"multiclass"` with `positive_classes`.
@@ -125,7 +125,7 @@ def bayes_risk_area(
         TypeError, ValueError: for invalid input.
 
     Gradient:
-        The gradient of the cross entropy or Brier score, where predictions differ.
+        The gradient of the cross entropy or Brier score, if all predictions are different.
 
     Reference:
         [EPSR] Ferrer, Ramos: Evaluating Posterior Probabilities (TMLR), sec. 2.3.4, eq. 34 and fig. 4.
@@ -135,9 +135,11 @@ def bayes_risk_area(
         tensor(0.2284)
     """
     if weight not in get_args(AreaWeight):
-        raise ValueError(f"`weight` must be one of {', '.join(map(repr, get_args(AreaWeight)))}, got {weight!r}.")
+        raise ValueError(
+            f"`weight` must be 'uniform' or 'beta22', got {weight!r}. Use 'uniform' for the cross entropy."
+        )
     check_average(average, task_read_as(task, options) == "multilabel")
-    p = _two_classes(preds, target, task, options, priors).set_in_log_odds()
+    p = _read_two_classes(preds, target, task, options, priors).set_in_log_odds()
     area = by_replicates(lambda p: _area(_sorted_predictions(p, priors), weight), p, p.samples.numel())
     return (area.mean(-1) if p.task == "multilabel" and average else area).to(p.dtype)
 
@@ -148,7 +150,7 @@ def _area(s: "_SortedPredictions", weight: AreaWeight) -> Tensor:
     log_c, log_not_c = torch.cat((start, log_p, end), -1), torch.cat((end, log_not_p, start), -1)
     # Antiderivatives in c of weight(c) / c (cost of a miss) and weight(c) / (1 - c) (cost of a false alarm).
     miss, alarm = (log_c, -log_not_c) if weight == "uniform" else (-(2 * log_not_c).exp(), (2 * log_c).exp())
-    return (xmul(s.missed, _widths(miss)) + xmul(s.accepted, _widths(alarm))).sum(-1)
+    return (xmul(s.missed, _differences(miss)) + xmul(s.accepted, _differences(alarm))).sum(-1)
 
 
 @documented
@@ -173,7 +175,7 @@ def optimal_threshold_cost(
         cost: Cost matrix `(2, 2)`: rows y = 0 and y = 1, columns below and above the threshold. None means zero-one
             costs.
         normalize: `"prior"` divides by the cost of the better constant decision.
-        priors: Class priors `(2,)` that replace the class frequencies in the data, also to select the threshold.
+        priors: Class priors `(2,)` that replace the class frequencies in the data. They also affect the threshold.
 
     Returns:
         `(...)`, multi-label `(..., L)` with `average=None`, in the unit of `cost`, in the dtype of `preds` (at least
@@ -200,9 +202,9 @@ def optimal_threshold_cost(
             "For other decisions use bayes_risk."
         )
     if normalize not in (None, "prior"):
-        raise ValueError(f"`normalize` must be None or 'prior', got {normalize!r}.")
+        raise ValueError(f"`normalize` must be None or 'prior', got {normalize!r}. Omit it for the mean cost.")
     check_average(average, task_read_as(task, options) == "multilabel")
-    p = _two_classes(preds, target, task, options, priors)
+    p = _read_two_classes(preds, target, task, options, priors)
     least = by_replicates(
         lambda p: _least_cost(_sorted_predictions(p, priors), matrix, normalize is not None), p, p.samples.numel()
     )
@@ -220,7 +222,7 @@ def _least_cost(s: "_SortedPredictions", matrix: CostMatrix, normalize: bool) ->
     return least / torch.minimum(costs[..., 0], costs[..., -1]) if normalize else least
 
 
-def _two_classes(
+def _read_two_classes(
     preds: Tensor, target: Tensor, task: Task, options: InputOptions, priors: Tensor | Sequence[float] | None
 ) -> Predictions:
     if task_read_as(task, options) == "multiclass":
@@ -238,9 +240,9 @@ def _operating_points(points: int | Tensor | Sequence[float], device: torch.devi
         return torch.arange(1, points + 1, dtype=wide, device=device) / (points + 1)
     c = torch.as_tensor(points, dtype=wide, device=device)
     if c.dim() != 1:
-        raise ValueError(f"`points` must be an int or have the shape (K,), got shape {tuple(c.shape)}.")
+        raise ValueError(f"`points` must be an int or have the shape (K,), got shape {tuple(c.shape)}. Flatten it.")
     if value_if_available(((c > 0) & (c < 1)).all()) is False:
-        raise ValueError(f"`points` must be in (0, 1), got {c.tolist()}. At 0 and 1 a cost is infinite.")
+        raise ValueError(f"`points` must be in (0, 1), got {c.tolist()}. Omit 0 and 1, where a cost is infinite.")
     return c
 
 
@@ -251,8 +253,8 @@ class _SortedPredictions:
     Attributes:
         values: Predictions in ascending order `(..., N)`, N >= 1.
         from_logits: Whether the predictions are logits.
-        missed: Fraction of misses: weight of class 1 among the k lowest predictions, for k = 0 to N, `(..., N + 1)`.
-        accepted: Fraction of false alarms: weight of class 0 above the k lowest predictions, `(..., N + 1)`.
+        missed: Relative weight of class 1 among the k lowest predictions (misses), for k = 0 to N, `(..., N + 1)`.
+        accepted: Relative weight of class 0 among the N - k largest predictions (false alarms), `(..., N + 1)`.
     """
 
     values: Tensor
@@ -264,10 +266,10 @@ class _SortedPredictions:
 def _sorted_predictions(p: Predictions, priors: Tensor | Sequence[float] | None) -> _SortedPredictions:
     wide = wide_dtype(p.values.device)
     shares = [weighted(part, p.weights, wide) for part in (1 - p.target, p.target)]
-    # Rows with weight 0 may contain NaN. Replace it by a finite value, which does not change the result.
+    # Rows with weight 0 may contain NaN. A finite value in its place does not change the result.
     middle = 0.0 if p.from_logits else 0.5
     values = p.values if p.weights is None else torch.where(p.weights == 0, middle, p.values)
-    if not values.shape[-1]:  # without data, add a row of weight 0, so that 0 / 0 makes the result NaN
+    if not values.shape[-1]:  # without data, a row of weight 0 makes the result 0 / 0 = NaN
         values = values.new_full((*values.shape[:-1], 1), middle)
         shares = [share.new_zeros(values.shape) for share in shares]
     totals = [share.sum(-1, keepdim=True) for share in shares]
@@ -278,17 +280,17 @@ def _sorted_predictions(p: Predictions, priors: Tensor | Sequence[float] | None)
         shares = [xmul(given[..., k : k + 1], shares[k] / totals[k]) for k in range(2)]
     _, order = stable_sort(order_bits(values))
     negative, positive = (share.gather(-1, order) for share in shares)
-    accepted = _sums_of_first(negative.flip(-1)).flip(-1)
-    return _SortedPredictions(values.gather(-1, order), p.from_logits, _sums_of_first(positive), accepted)
+    accepted = _cumulative_sums(negative.flip(-1)).flip(-1)
+    return _SortedPredictions(values.gather(-1, order), p.from_logits, _cumulative_sums(positive), accepted)
 
 
-def _sums_of_first(share: Tensor) -> Tensor:
+def _cumulative_sums(share: Tensor) -> Tensor:
     """Return the sum of the first k entries for k = 0 to N, `(..., N + 1)`; all NaN if any entry is NaN."""
     zero = torch.zeros_like(share[..., :1]) + 0 * share.sum(-1, keepdim=True)
     return torch.cat((zero, share.cumsum(-1)), -1)
 
 
-def _widths(antiderivative: Tensor) -> Tensor:
-    """Return the integral between consecutive points `(..., N - 1)`; 0 between equal points, even if infinite."""
+def _differences(antiderivative: Tensor) -> Tensor:
+    """Return the differences of consecutive values `(..., N - 1)`; 0 for equal values, including infinities."""
     lower, upper = antiderivative[..., :-1], antiderivative[..., 1:]
     return (upper - lower).masked_fill(upper == lower, 0)

@@ -9,7 +9,7 @@ from torchmetrics.utilities.exceptions import TorchMetricsUserError
 
 @contextmanager
 def unchanged_on_error(*metrics: Metric) -> Iterator[None]:
-    """Restore the metrics if the `with` block raises. Tensors need no copy, because updates are not in place."""
+    """Restore the metrics if the `with` block raises. Tensors are not copied, because updates are not in place."""
     before = [{**metric.__dict__, **metric._copy_state_dict()} for metric in metrics]
     try:
         yield
@@ -21,7 +21,7 @@ def unchanged_on_error(*metrics: Metric) -> Iterator[None]:
 
 
 def refuse_if_synced(metric: Metric, method: str) -> None:
-    """Raise TorchMetricsUserError if the metric is synced: `unsync` would discard the changes made by `method`."""
+    """Raise TorchMetricsUserError if the metric is synced, because `unsync` would discard the changes by `method`."""
     if metric._is_synced:
         raise TorchMetricsUserError(
             f"`{method}` must be called before `sync` or after `unsync`, got a synced {type(metric).__name__}. "

@@ -35,7 +35,8 @@ class Score(NamedTuple):
 
     Attributes:
         per_sample: Function from `Predictions` (and `arguments`) to scores `(..., N)`.
-        of_prior: Function from sums by class, class priors and task to the mean score of the constant prediction.
+        of_prior: Function from sums by class, class priors and task to the mean score `(...)` of the constant
+            prediction.
         normalizable: Whether the mean score may be divided by the mean score of the constant prediction.
         arguments: Additional positional arguments of `per_sample`.
         min_annotators: Minimum number of annotators per target; see `InputFormat`.
@@ -80,7 +81,7 @@ class ScoreEstimator(Estimator[ScoreSum]):
         """Return the score of every sample `(..., N)`, multi-label `(..., N, L)`; NaN in rows with weight 0."""
         if self.normalize or self.priors is not None:
             name, given = ("normalize", "prior") if self.normalize else ("priors", self.priors)
-            raise ValueError(f"`{name}` must be None with reduction='none', got {given!r}. It applies only to a mean.")
+            raise ValueError(f"`{name}` must be None with reduction='none', got {given!r}. Use reduction='mean'.")
         preds, target, weights = as_tensors(preds, target, weights)
         how = self.input_format.resolved(preds, target, self.input_format.batch_dims)
         how.check_axis(preds)
@@ -92,14 +93,14 @@ class ScoreEstimator(Estimator[ScoreSum]):
         return scores.transpose(-1, -2) if self.input_format.read_as == "multilabel" else scores
 
     def values(self, statistic: ScoreSum) -> Tensor:
-        """Return the mean score for every batch element, `(...)`, and label, `(..., L)`."""
+        """Return the mean score `(...)` per batch element, for multi-label `(..., L)`."""
         value = self.formula(statistic)
         if self.priors is not None:
             value = xmul(self._class_priors(statistic), statistic.score / statistic.n).sum(-1)
         return value / self._of_prior(statistic) if self.normalize else value
 
     def of_prior(self, s: ScoreSum) -> Tensor:
-        """Return the mean score of a model that always predicts the class priors; `s` must contain sums by class."""
+        """Return the mean score `(...)` of a model that always predicts the class priors, from sums by class."""
         value = self._of_prior(s)
         return value.mean(-1) if self.averages else value
 
@@ -145,8 +146,8 @@ def scored(
     demands = {"hard_targets": priors is not None, "min_annotators": score.min_annotators}
     input_format = input_format_of(task, options, **demands)
     if normalize not in (None, "prior") or (normalize and not score.normalizable):
-        offered = " or 'prior'" if score.normalizable else ""
-        raise ValueError(f"`normalize` must be None{offered}, got {normalize!r}.")
+        allowed = "None or 'prior'" if score.normalizable else "None"
+        raise ValueError(f"`normalize` must be {allowed}, got {normalize!r}. Omit it for the mean score.")
     has_labels = input_format.read_as == "multilabel"
     check_average(average, has_labels)
     accumulator = score.accumulator(by_class=normalize is not None or priors is not None)

@@ -49,7 +49,7 @@ class SmoothingCells(BinStats):
     """Sums over the cells between adjacent nodes of all smoothing grids; see `ops.smoothing.cells`.
 
     The summed quantities are weight, confidence p, outcome y, p (1 - p), `noise` (optional) and p y, in this order.
-    They determine the linear rounding of samples to any grid, so the grid can be chosen after accumulation.
+    They determine the linear rounding of samples to any grid. The grid can therefore be chosen after accumulation.
     """
 
 
@@ -79,7 +79,7 @@ class SmoothingAccumulator(EventSums[BinStats]):
         return torch.ones_like(p), p, y, p * (1 - p), p * y
 
     def columns(self, events: Events, p: Predictions) -> list[Tensor]:
-        """Return the weighted summands for every event; the noise, if included, is second to last."""
+        """Return the weighted summands of E events, one tensor `(..., E)` per sum; any noise is second to last."""
         *columns, last = super().columns(events, p)
         return [*columns, noise_summands(events, p)[1], last] if self.with_noise else [*columns, last]
 
@@ -95,12 +95,12 @@ class SmoothingAccumulator(EventSums[BinStats]):
         return SmoothingCells(sums, has_noise=self.with_noise)
 
 
-def _parts(cells: BinStats) -> tuple[Tensor, Tensor]:
+def _cell_sums(cells: BinStats) -> tuple[Tensor, Tensor]:
     """Return sums over events in each cell: (w, w p) and (w r, w r p), each `(..., 2, K)`.
 
-    The symbols are weight w, confidence p and residual r = p - y. Simulated `BinStats` do not contain sums of products:
-    r p is then approximated with the mean confidence in each cell. Cells are at most 1 / 5,120 wide, so the effect
-    after smoothing is negligible.
+    The symbols are weight w, confidence p and residual r = p - y. Simulated `BinStats` do not contain sums of products.
+    Their sum of w r p is approximated with the mean confidence in each cell. Cells are at most 1 / 5,120 wide, and the
+    effect after smoothing is negligible.
     """
     sums = cells.sums
     n, confidence, outcome = sums[..., :3, :].unbind(-2)
@@ -113,15 +113,15 @@ def _parts(cells: BinStats) -> tuple[Tensor, Tensor]:
 
 
 def smece_from_cells(cells: BinStats, bandwidth: float | None = None) -> Tensor:
-    """Compute the smooth calibration error `(...)` from sums over cells. None selects the width from the data."""
-    weight, residual = _parts(cells)
+    """Compute the smooth calibration error `(...)` from sums over cells; see `smece`."""
+    weight, residual = _cell_sums(cells)
     width = best_width(weight, residual) if bandwidth is None else bandwidth
     return smoothed_error(weight, residual, width)
 
 
 def width_from_cells(cells: BinStats) -> Tensor:
-    """Compute the kernel width of smECE `(...)` from sums over cells; NaN without data."""
-    weight, residual = _parts(cells)
+    """Compute the kernel width `(...)` of the smooth calibration error from sums over cells; NaN without data."""
+    weight, residual = _cell_sums(cells)
     return best_width(weight, residual).masked_fill(~(cells.total > 0), torch.nan)
 
 
@@ -129,7 +129,7 @@ class SmoothEstimator(Estimator[BinStats]):
     """Estimator of a metric computed from `SmoothingCells`. The sums take 763 kB per batch element or class."""
 
     def of(self, p: Predictions) -> Tensor:
-        """Return the metric value for validated predictions, processing batch elements in chunks."""
+        """Return the metric value `(...)` for validated predictions, processing batch elements in chunks."""
         accumulator: Any = self.accumulator
         if p.replicates and p.weights is not None:
             return super().of(p)
@@ -138,7 +138,7 @@ class SmoothEstimator(Estimator[BinStats]):
         at_once = max(1, _CHUNK // max(1, n, accumulator.n_quantities * accumulator.n_cells))
         if not lead or math.prod(lead) <= at_once:
             return self.value(accumulator.of_events(events, p))
-        values = torch.cat([self.values(accumulator.of_events(piece, p)) for piece in _pieces(events, at_once)])
+        values = torch.cat([self.values(accumulator.of_events(piece, p)) for piece in _event_chunks(events, at_once)])
         values = values.reshape(*lead, *values.shape[1:])
         return values.mean(len(lead) - 1) if self.averages else values
 
@@ -148,7 +148,7 @@ class SmoothEstimator(Estimator[BinStats]):
         return replace(super().streamed(num_classes, **options), accumulator=replace(accumulator, with_noise=True))
 
 
-def _pieces(events: Events, at_once: int) -> Iterator[Events]:
+def _event_chunks(events: Events, at_once: int) -> Iterator[Events]:
     """Flatten the batch axes, and yield the events of up to `at_once` batch elements at a time, in order."""
     shape = events.confidence.shape
     flat = events.map(lambda x: x.expand(shape).reshape(-1, shape[-1]))
@@ -186,16 +186,16 @@ def _smece(
     have a small effect on smECE. For a large number of samples it tends to 0 only if the model is calibrated.
 
     The numerical method follows the authors' package relplot 1.0.3. Samples are rounded linearly to a grid of 1,000
-    steps (steps of width / 10 for widths below 0.01). The smoothed residuals are evaluated at 200 points (10 / width
-    points for widths below 0.05).
+    steps, or to steps of width / 10 for widths below 0.01. The smoothed residuals are evaluated at 200 points, or at
+    10 / width points for widths below 0.05.
 
     Args:
         bandwidth: Width of the kernel, from 1/512 to 1. None selects it from the data. For a width below 0.01 that is
             not a multiple of 1/1024, the finest grid is used.
 
     Returns:
-        A probability in [0, 1], `(...)`, or `(..., C)` with `average=None`, in the dtype of `preds` (at least
-        float32). NaN without data.
+        A difference of probabilities in [0, 1], `(...)`, or `(..., C)` with `average=None`, in the dtype of `preds`
+        (at least float32). NaN without data.
 
     Raises:
         TypeError, ValueError: for invalid input.
@@ -211,9 +211,9 @@ def _smece(
         tensor(0.1753)
     """
     if not (bandwidth is None or is_number(bandwidth)):
-        raise TypeError(f"`bandwidth` must be a number or None, got {bandwidth!r}.")
+        raise TypeError(f"`bandwidth` must be a number or None, got {bandwidth!r}. Omit it to select it from the data.")
     if bandwidth is not None and not FINEST / LEVELS <= bandwidth <= 1:
-        raise ValueError(f"`bandwidth` must be from {FINEST / LEVELS:g} to 1, got {bandwidth!r}.")
+        raise ValueError(f"`bandwidth` must be from {FINEST / LEVELS:g} to 1, got {bandwidth!r}. Omit it to select it.")
     return _smoothed(partial(smece_from_cells, bandwidth=bandwidth), task, mode, average, options)
 
 
@@ -224,7 +224,7 @@ class SmECE(CalibrationMetric[BinStats]):
     """Streaming smooth expected calibration error (smECE); see `smece`.
 
     The state contains 6 sums for each of 15,888 cells of the confidence: 763 kB per class for any number of samples.
-    The value equals that of `smece` for all samples, up to rounding errors. `test` does not compute an interval.
+    The value equals `smece` for all samples, up to rounding errors. `test` does not compute an interval.
 
     Example:
         >>> metric = SmECE(task="binary")
@@ -238,7 +238,7 @@ class SmECE(CalibrationMetric[BinStats]):
     unit = "probability"
     plot_lower_bound: float | None = 0.0
     plot_upper_bound: float | None = 1.0
-    question = "mean distance between frequency and confidence, smoothed instead of binned"
+    question = "mean distance between kernel-smoothed frequency and confidence"
     source = "Blasiok & Nakkiran, Smooth ECE, ICLR 2024"
 
     def test_from(self, statistic: BinStats, *, with_interval: bool = True, **how: Any) -> CalibrationTest:  # noqa: ARG002
@@ -278,7 +278,7 @@ smece_width = functional(_smece_width)
 
 
 ICIComponent = Literal["ici", "e50", "e90", "emax"]
-_SHARES: dict[str, float] = {"e50": 0.5, "e90": 0.9, "emax": 1.0}
+_QUANTILE_LEVELS: dict[str, float] = {"e50": 0.5, "e90": 0.9, "emax": 1.0}
 
 
 def ici_from_sample(sample: RankedSample, component: ICIComponent, span: float, degree: int, n_points: int) -> Tensor:
@@ -289,12 +289,12 @@ def ici_from_sample(sample: RankedSample, component: ICIComponent, span: float, 
     distance = (confidence - loess(confidence, frequency, n, span, degree)).abs()
     if component == "ici":
         return (n * distance).sum(-1) / n.sum(-1)
-    return _quantile(distance, n, _SHARES[component])
+    return _quantile(distance, n, _QUANTILE_LEVELS[component])
 
 
 def _points(sample: RankedSample, n_points: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return confidence, frequency and sample count at M sorted points, `(..., M)`: samples or equal-mass bins."""
-    if sample.score.shape[-1] > n_points or _may_be_many(sample, n_points):
+    if sample.score.shape[-1] > n_points or _may_exceed(sample, n_points):
         bins = Binning("equal_mass", n_points).of(sample)
         return bins.confidence, bins.frequency, bins.n.detach()
     s = sample.sorted()
@@ -302,19 +302,13 @@ def _points(sample: RankedSample, n_points: int) -> tuple[Tensor, Tensor, Tensor
     return s.confidence, s.positives / n, n
 
 
-def _may_be_many(sample: RankedSample, n_points: int) -> bool:
-    """Return True if any batch element has more than `n_points` samples, including copies by weights.
-
-    Also True if values are not available on the host: pooling fewer samples than bins has no effect.
-    """
+def _may_exceed(sample: RankedSample, n_points: int) -> bool:
+    """Return True if a batch element has more than `n_points` samples (with copies), or if this is unknown."""
     return sample.n is not None and value_if_available((sample.n.sum(-1) <= n_points).all()) is not True
 
 
 def _quantile(x: Tensor, n: Tensor, share: float) -> Tensor:
-    """Return the quantile `(...)` of values `(..., M)` with integer multiplicities `n`.
-
-    It interpolates linearly between order statistics, as NumPy and R do by default.
-    """
+    """Return the quantile `(...)` of values `(..., M)` with integer multiplicities `n`, as `torch.quantile` does."""
     ordered, order = x.masked_fill(n == 0, torch.inf).sort(-1)
     cumulative = n.gather(-1, order).cumsum(-1)
     rank = share * (cumulative[..., -1:] - 1).clamp(min=0)
@@ -343,7 +337,7 @@ def _ici(
 
     The curve is fitted at every prediction, as in R with `loess(y ~ p, surface = "direct")` and its defaults. (The
     paper uses the R default, which interpolates between a few fits.) More than `n_points` samples, including copies,
-    are first pooled into `n_points` equal-mass bins. This changes about the sixth digit of the value.
+    are first pooled into `n_points` equal-mass bins. This changes the value in about the sixth digit.
 
     Args:
         component: Summary of the distances |p - f(p)|: the mean `"ici"`, the median `"e50"`, the 90th percentile
@@ -375,9 +369,9 @@ def _ici(
     """
     check_choice("component", component, get_args(ICIComponent))
     if not is_number(span):
-        raise TypeError(f"`span` must be a number, got {span!r}.")
+        raise TypeError(f"`span` must be a number, got {span!r}. The default is 0.75.")
     if not 0 < span <= 1:
-        raise ValueError(f"`span` must be above 0 and at most 1, got {span!r}.")
+        raise ValueError(f"`span` must be above 0 and at most 1, got {span!r}. The default is 0.75.")
     check_count("degree", degree, at_least=0, at_most=2)
     check_count("n_points", n_points, at_least=2, at_most=2**14)
     formula = partial(ici_from_sample, component=component, span=float(span), degree=degree, n_points=n_points)
@@ -388,7 +382,7 @@ ici = functional(_ici)
 
 
 class ICI(RankedMetric):
-    """Streaming integrated calibration index (ICI); see `ici`. Stores all samples, or with `resolution` a sketch.
+    """Streaming integrated calibration index (ICI); see `ici`. Stores all samples, or a sketch with `resolution`.
 
     Example:
         >>> metric = ICI(task="binary")
@@ -401,4 +395,4 @@ class ICI(RankedMetric):
     question = "mean distance between predictions and a smooth calibration curve"
     source = "Austin & Steyerberg, Statistics in Medicine 2019"
     plot_upper_bound = None
-    has_interval = False  # too slow, because it needs a curve fit per replicate
+    has_interval = False  # too slow, because every replicate requires a curve fit

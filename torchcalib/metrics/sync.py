@@ -21,7 +21,7 @@ def fingerprint(metrics: "Sequence[CalibrationMetric[Any]]") -> int:
 
 
 def synced_states(metrics: "Sequence[CalibrationMetric[Any]]", process_group: Any) -> list[Any]:
-    """Return the state of every metric over all ranks. Sums need one collective, stored samples a second one."""
+    """Return the state of every metric over all ranks. Sums require one collective, stored samples a second one."""
     n_ranks, rank = torch.distributed.get_world_size(process_group), torch.distributed.get_rank(process_group)
     announced = [metric.kind.announce(metric.state, rank, n_ranks) for metric in metrics]
     announced = _summed(announced, metrics, process_group)
@@ -62,7 +62,7 @@ def dropped_over_ranks(metrics: "Sequence[CalibrationMetric[Any]]", process_grou
 def _summed(parts: Sequence[Tensor], metrics: "Sequence[CalibrationMetric[Any]]", process_group: Any) -> list[Tensor]:
     """Return the tensor for each metric, summed over all ranks.
 
-    The checksum of the configurations and its square are summed too. They detect ranks that sync different metrics,
+    The checksum of the configurations and its square are also summed. They detect ranks that sync different metrics,
     for example because one rank calls `compute` more often. Without this check, unrelated tensors would be added.
     """
     n_ranks = torch.distributed.get_world_size(process_group)
@@ -77,8 +77,8 @@ def _summed(parts: Sequence[Tensor], metrics: "Sequence[CalibrationMetric[Any]]"
 def _rank_mismatch(metrics: "Sequence[CalibrationMetric[Any]]") -> RuntimeError:
     names = ", ".join(type(metric).__name__ for metric in metrics)
     return RuntimeError(
-        f"all ranks must sync the same metrics at the same time, got {names} on this rank and others elsewhere. "
-        "Call compute, plot, bin_table and n_dropped on every rank."
+        f"all ranks must sync the same metrics at the same time, got {names} on this rank and different metrics on "
+        "another rank. Call compute, plot, bin_table and n_dropped on every rank."
     )
 
 

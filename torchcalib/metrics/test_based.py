@@ -20,7 +20,7 @@ from torchcalib.ops.isotonic import Ties, Variant
 
 def tce_from_bins(b: BinStats, alpha: float, test: Test, norm: Norm) -> Tensor:
     """Compute the test-based calibration error `(...)`: norm over bins of the percentage of rejected predictions."""
-    # Detach, because the number of rejections is piecewise constant.
+    # The number of rejections is piecewise constant and has no gradient.
     return norm_over_bins(partial(_rejected_percent, alpha=alpha, test=test), b, norm).detach()
 
 
@@ -51,19 +51,19 @@ def _tce(
     TCE = 100 sum_b share_b r_b. Here share_b is the fraction of all samples in bin b, and r_b the fraction of the
     predictions in bin b that are rejected. For each prediction p, the null hypothesis is that outcomes in its bin have
     probability p. The test is the exact two-sided binomial test (`torchcalib.special.binomial_test`), with the same
-    decisions as SciPy. Unlike a difference of probabilities, the test is as strict for a prediction of 0.001 as for one
-    of 0.5.
+    decisions as SciPy. Unlike a difference of probabilities, the test is equally strict for predictions of 0.001 and
+    0.5.
 
     Args:
         target: Integer labels.
         bins: `"pava_bc"`: isotonic blocks of bounded size (pool-adjacent-violators algorithm with block constraints).
-            `"pava"`: isotonic blocks. `"equal_mass"`: as in `ace`. `"equal_width"`: as in `ece`. Or increasing edges
-            from 0 to 1.
-        n_min: Minimum size of a PAVA-BC block. None means N // 20, at least 1.
-        n_max: Maximum size of a PAVA-BC block. None means N // 5, at least 1. Block sizes may violate `n_min` and
-            `n_max` in these cases: equal scores are not split (`ties="pool"`); the final block with "code" may have up
-            to `n_max + n_min` samples; "paper" merges adjacent blocks with equal means; the second to last block may be
-            too small if 2 n_min > n_max.
+            `"pava"`: isotonic blocks. `"equal_mass"`: as in `ace`. `"equal_width"`: as in `ece`. Alternatively,
+            increasing edges from 0 to 1.
+        n_min: Minimum size of a PAVA-BC block. None means N // 20, at least 1, for N samples.
+        n_max: Maximum size of a PAVA-BC block. None means N // 5, at least 1. There are exceptions to both limits.
+            With `ties="pool"`, equal scores are not split. With "code", the final block may have up to `n_max + n_min`
+            samples. With "paper", adjacent blocks with equal means are merged. If 2 n_min > n_max, the second to last
+            block may have fewer than `n_min` samples.
         variant: `"code"` follows the authors' code, which produced the tables in the paper. `"paper"` follows
             Algorithms 2 and 3 exactly.
         alpha: Level of the test. A prediction is rejected if its p-value is at most `alpha`.
@@ -110,7 +110,7 @@ def _tested(
     options: Mapping[str, Any],
 ) -> BinnedEstimator:
     if mode is None and task_read_as(task, options) == "multiclass":
-        mode = "classwise"  # [TCE] Remark 2: each class against the rest, averaged
+        mode = "classwise"  # Matsubara et al. (UAI 2023), Remark 2
     return binned(formula, binning, task, mode, average, options, from_sample=True, hard_targets=True)
 
 
@@ -119,7 +119,7 @@ tce = functional(_tce)
 
 def _check_test(alpha: float, test: Test) -> None:
     if not is_number(alpha):
-        raise TypeError(f"`alpha` must be a number, got {alpha!r}.")
+        raise TypeError(f"`alpha` must be a number, got {alpha!r}. The usual level is 0.05.")
     if not 0 < alpha < 1:
         raise ValueError(f"`alpha` must be above 0 and below 1, got {alpha}. The usual level is 0.05.")
     check_choice("test", test, get_args(Test))
@@ -137,11 +137,11 @@ class TCE(BinnedMetric):
     """
 
     factory = staticmethod(_tce)
-    reads_elements = True
+    depends_on_samples = True
     is_differentiable = False
     unit = "percent"
     plot_upper_bound = 100.0
-    question = "percentage of predictions that a test rejects, given the outcomes in the bin"
+    question = "percentage of predictions rejected by a test with the outcomes in their bin"
     source = "Matsubara et al., TCE, UAI 2023, eq. 7"
 
     def table(self) -> TCETable:
@@ -298,5 +298,5 @@ class GCE(BinnedMetric):
     unit = "unit of the loss"
     plot_lower_bound = None
     plot_upper_bound = None
-    question = "user-defined loss over the bins"
+    question = "norm over bins of a user-defined loss"
     source = "Matsubara et al., TCE, UAI 2023, Definition 1"

@@ -21,15 +21,15 @@ def calibration_test(
     seed: int = 0,
     with_interval: bool = True,
 ) -> CalibrationTest:
-    """Return a calibration error with its noise floor, the p-value of perfect calibration and an interval.
+    """Test whether a model is calibrated, with a calibration error as the test statistic.
 
-    The noise floor is the expected value under perfect calibration. Outcomes are simulated from the predicted
-    confidences and the metric is recomputed (consistency resampling). Rows are assumed to be independent, and
-    confidences to be fixed. An integer weight is a number of independent copies; a floating weight is the importance
-    of a row.
+    The result also contains an interval and the noise floor, the expected error under perfect calibration. Outcomes are
+    simulated from the predicted confidences and the metric is recomputed (consistency resampling). Rows are assumed to
+    be independent, and confidences to be fixed. An integer weight is a number of independent copies; a floating weight
+    is the importance of a row.
 
     The variance of a soft target is estimated by its squared distance from the confidence. Targets that are all 0 or 1
-    are labels, whatever their dtype. This is checked separately for each batch element, label and group. With floating
+    are labels for any dtype. This is checked separately for each batch element, label and group. With floating
     weights, floating targets are always treated as soft; see `BinStats.noise`.
 
     Outcomes of different classes are dependent. The p-value of an average over classes is therefore a Cauchy
@@ -51,8 +51,8 @@ def calibration_test(
         A `CalibrationTest` with tensors in the shape of the metric value; NaN without data. The interval is a
         confidence interval for the error in the population. This error is undefined for bins that depend on the
         outcomes, and for TCE (test-based calibration error). The interval is then for the expected value at this
-        sample size, which is at least the noise floor. For the smooth errors `SmECE` and `ICI` it is NaN, because it
-        is slow to compute. For these, use `torchcalib.inference.bootstrap`, whose interval includes the sampling noise.
+        sample size, which is at least the noise floor. For the smooth errors `SmECE` and `ICI` it is NaN, because its
+        computation is slow. Use `torchcalib.inference.bootstrap` instead, whose interval includes the sampling noise.
 
     Raises:
         TypeError, ValueError: for invalid input.

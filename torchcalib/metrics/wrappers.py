@@ -30,7 +30,7 @@ class WrappedMetric(CalibrationMetric[S]):
     question, source = _forwarded("question"), _forwarded("source")
 
     def __init__(self, metric: CalibrationMetric[Any], accumulator: Any = None, **kwargs: Any) -> None:
-        # A tuple prevents registration as a submodule, which would add a second state. `_build` reads this attribute.
+        # A tuple prevents registration as a submodule, which would add a second state. `_build` uses this attribute.
         self._wrapped: tuple[CalibrationMetric[Any]] = (deepcopy(metric),)
         persistent = kwargs.pop("persistent", False)
         estimator = replace(metric.estimator, accumulator=accumulator or metric.accumulator)
@@ -45,5 +45,5 @@ class WrappedMetric(CalibrationMetric[S]):
 
     @property
     def metric(self) -> CalibrationMetric[Any]:
-        """The wrapped metric, without data."""
+        """Copy of the wrapped metric, whose configuration is used. Its accumulated state is ignored."""
         return self._wrapped[0]

@@ -69,7 +69,7 @@ class Quantity:
         group: `"scores"`, or the mode of the error: `"positive class"`, `"top label"`, `"class-wise"`.
         unit: unit of the value.
         perfect: value of a predictor that is always right and certain.
-        question: the question that the value answers.
+        question: one-line description, a noun phrase.
         source: publication and equation.
     """
 

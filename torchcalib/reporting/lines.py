@@ -67,7 +67,7 @@ _METADATA: dict[str, dict[str, Any]] = {
             m,
             name=name.upper(),
             unit="ratio to naive",
-            question=f"{_NAMES.get(m, m.__name__)} divided by that of predicting the class frequencies",
+            question=f"{_NAMES.get(m, m.__name__)} divided by its value for the class frequencies",
         )
         for m, name in _RELATIVE.items()
     },

@@ -171,10 +171,10 @@ def damaged(state):
         of_format(STATE_FORMAT - 1, "0.1", "Load it with that version"),
         {"description": {**description(state), **older}},
     )
-    yield "must hold 'description'", {"description": None}
+    yield "must contain 'description'", {"description": None}
     # names of states in early versions
-    yield "must hold 'description'", {"description": None, "sums": None, "sums_1a2b3": state["sums"]}
-    yield r"must hold {'sums': '\(78,\) float64'}, got {'sums': '\(77,\) float64'}", {"sums": state["sums"][1:]}
+    yield "must contain 'description'", {"description": None, "sums": None, "sums_1a2b3": state["sums"]}
+    yield r"must contain {'sums': '\(78,\) float64'}, got {'sums': '\(77,\) float64'}", {"sums": state["sums"][1:]}
     yield "got {'sums': '.* bfloat16'}. It is damaged, or its dtype was changed", {"sums": state["sums"].bfloat16()}
     for no_count in (math.nan, -1.0, 0.5):  # the count of invalid rows
         yield (
@@ -224,7 +224,7 @@ def test_damaged_samples_raise_an_error():
         ("n_ignored", torch.zeros(2)),
     ):
         for refusing in (metric.load_state_dict, metric.merge_state):
-            with pytest.raises(ValueError, match=r"must hold {'scores': '1 chunks'.*It is damaged"):
+            with pytest.raises(ValueError, match=r"must contain {'scores': '1 chunks'.*It is damaged"):
                 refusing({**state, name: part})
     with pytest.raises(ValueError, match="resolution=None instead of resolution=64"):
         tc.KS(task="binary", resolution=64).load_state_dict(state)
@@ -250,7 +250,7 @@ def test_collection_loads_all_states_or_none(prefix):
     refuses(other, state, ValueError, rf"n_bins=15 instead of n_bins=10 at '{prefix}b\.'")
     if not prefix:
         del state["c.scores"]
-        refuses(like, state, ValueError, r"must hold {'c.scores': .*got {'c.outcomes'")
+        refuses(like, state, ValueError, r"must contain {'c.scores': .*got {'c.outcomes'")
         partly = {name: part for name, part in state.items() if not name.startswith("c.")}
         refuses(like, partly, RuntimeError, r'Missing key.*"c.scores"')
         like.load_state_dict(partly, strict=False)

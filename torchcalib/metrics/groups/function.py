@@ -13,7 +13,7 @@ from torchcalib.core.groups import check_group_range, check_groups
 from torchcalib.core.inputs import flattened
 
 _PER_SAMPLE = ("weights", "folds")
-"""Options with one value per sample along the last axis. They are split by group."""
+"""Options with one value per sample on the last axis, which are split by group."""
 
 
 @resolving_task
@@ -61,14 +61,18 @@ def by_group(
         torch.Size([3])
     """
     if not callable(function):
-        raise TypeError(f"`function` must be a function such as torchcalib.functional.ece, got {function!r}.")
+        raise TypeError(
+            f"`function` must be a function such as torchcalib.functional.ece, got {function!r}. "
+            "Pass the function without calling it."
+        )
     given = {name: options.pop(name) for name in InputOptions.__annotations__ if name in options}
     preds, target, given = flattened(task, preds, target, given)
     options |= given
     axis = preds.dim() - 1 - (task != "binary")
     if target.dim() <= axis or target.shape[axis] != preds.shape[axis]:
         raise ValueError(
-            f"`target` must have as many samples as `preds`, got shapes {tuple(target.shape)} and {tuple(preds.shape)}."
+            f"`target` must have as many samples as `preds`, got shapes {tuple(target.shape)} and "
+            f"{tuple(preds.shape)}. Pass one target per sample."
         )
     groups = as_tensor("groups", groups, preds.device).reshape(-1)
     check_groups(groups, preds.device, preds.shape[axis : axis + 1])
@@ -104,6 +108,9 @@ def _stacked(values: Sequence[Any], groups: Tensor, num_groups: int) -> Any:
         parts = [_stacked(part, groups, num_groups) for part in zip(*values, strict=True)]
         return type(first)(*parts) if hasattr(first, "_fields") else tuple(parts)
     if not isinstance(first, Tensor):
-        raise TypeError(f"`function` must return a tensor, or a named tuple of tensors, got {type(first).__name__}.")
+        raise TypeError(
+            f"`function` must return a tensor, or a named tuple of tensors, got {type(first).__name__}. "
+            "Convert the result with torch.as_tensor."
+        )
     empty = first.new_full((num_groups, *first.shape), torch.nan)
     return empty.index_copy(0, groups, torch.stack(list(values)))

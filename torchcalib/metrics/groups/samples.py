@@ -30,13 +30,14 @@ class GroupedSample:
     groups: Tensor
     num_groups: int
 
-    def read(self, value_of: Callable[[RankedSample], Tensor]) -> Tensor:
-        """Return the value for every group, `(G, *B, *)`; for an empty group the value without data.
+    def evaluate(self, function: Callable[[RankedSample], Tensor]) -> Tensor:
+        """Evaluate a function of samples for all G groups, and return the values `(G, *B, *)` with batch axes B.
 
         Args:
-            value_of: Function from samples `(g, *S, m)` of g groups, padded with NaN, to values `(g, *)`.
+            function: Function from samples `(g, *S, m)` of g groups, padded with NaN, to values `(g, *)`. S is the
+                class or label axis. For an empty group, all samples are NaN.
         """
-        parts = [(numbers, value_of(sample)) for numbers, sample in self.by_size()]
+        parts = [(numbers, function(sample)) for numbers, sample in self.by_size()]
         values = torch.cat([value for _, value in parts])
         order = torch.cat([numbers for numbers, _ in parts])
         values = torch.zeros_like(values).index_copy(0, order, values)
@@ -44,7 +45,7 @@ class GroupedSample:
         return values.reshape(*self.groups.shape[:-1], self.num_groups, *values.shape[1:]).movedim(n_batch, 0)
 
     def of_groups(self, numbers: Tensor) -> "GroupedSample":
-        """Select groups by number and renumber them from 0. Batch axes are not supported."""
+        """Return the samples of the groups `numbers` `(g,)`, renumbered from 0. Batch axes are not supported."""
         renumbered = torch.full((self.num_groups,), -1, device=numbers.device)
         renumbered[numbers] = torch.arange(len(numbers), device=numbers.device)
         groups = renumbered[self.groups.long()]
@@ -61,7 +62,7 @@ class GroupedSample:
     def by_size(self) -> Iterator[tuple[Tensor, RankedSample]]:
         """Yield the samples of groups with similar sizes, padded to the same length m.
 
-        Sizes within one piece differ by less than a factor of 2, which limits the padding to less than the data.
+        The sizes of groups that are yielded together differ by less than a factor of 2, which limits the padding.
 
         Yields:
             Indices `(g,)` of the groups, in [0, B * G) for all batch elements, and the samples `(g, *S, m)`.

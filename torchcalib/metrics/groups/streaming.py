@@ -25,7 +25,7 @@ class ByGroup(WrappedMetric[Any]):
     """Compute a streaming metric separately for groups of rows, such as sites, customer segments or languages.
 
     `update` accepts one group number per row, and `compute` returns one value per group. All groups are processed in
-    one pass. Sums take G times as much memory as for the metric itself. Each stored sample takes 4 additional bytes.
+    one pass. A state of sums is G times as large as for the metric itself. Each stored sample takes 4 additional bytes.
 
     Rows with group -1 are ignored. Group numbers are not checked in rows ignored by weight 0, `ignore_index` or
     `nan_policy`. `SKCE` (squared kernel calibration error) forms blocks within each group of each update, and drops
@@ -56,7 +56,8 @@ class ByGroup(WrappedMetric[Any]):
             )
         if isinstance(metric, WrappedMetric):
             raise ValueError(
-                f"`metric` must be a metric that is not a wrapper, got {type(metric).__name__}. Pass its `metric`."
+                f"`metric` must be a metric that is not a wrapper, got {type(metric).__name__}. Pass the metric that "
+                "it wraps."
             )
         check_count("num_groups", num_groups, at_most=MAX_GROUPS)
         self.num_groups = num_groups
@@ -107,7 +108,7 @@ class ByGroup(WrappedMetric[Any]):
         return self._n_of(self._synced_statistic())
 
     def _n_of(self, statistic: Any) -> Tensor:
-        total: Tensor = statistic.read(_size) if isinstance(statistic, GroupedSample) else statistic.total
+        total: Tensor = statistic.evaluate(_total_weight) if isinstance(statistic, GroupedSample) else statistic.total
         return total.flatten(1 + len(self.batch_shape)).amax(-1) if total.dim() > 1 + len(self.batch_shape) else total
 
     def test_from(self, statistic: Any, **how: Any) -> CalibrationTest:
@@ -120,7 +121,7 @@ class ByGroup(WrappedMetric[Any]):
             found = metric.test_from(sample, **how)
             return torch.stack((found.statistic, found.noise_floor, found.p_value, found.low, found.high), -1)
 
-        value, noise_floor, p_value, low, high = statistic.read(columns).unbind(-1)
+        value, noise_floor, p_value, low, high = statistic.evaluate(columns).unbind(-1)
         return CalibrationTest(
             value, noise_floor, p_value, low, high, how["level"], "consistency resampling within each group"
         )
@@ -137,7 +138,7 @@ class ByGroup(WrappedMetric[Any]):
             by: Quantity to sort by: `"excess"` (value minus noise floor), `"value"`, `"shrunk"` or `"p_value"`. Signed
                 errors are sorted by their absolute value.
             n_replicates: Number of simulated replicates per group. Groups with the smallest possible p-value are
-                simulated again with more replicates, so that adjusted p-values can be small.
+                simulated again with more replicates, because adjusted p-values cannot be small otherwise.
             seed: Seed for the simulation.
 
         Returns:
@@ -155,14 +156,14 @@ class ByGroup(WrappedMetric[Any]):
                 "Use average='macro' and no batch_shape."
             )
 
-        def again(groups: Tensor, n_replicates: int) -> CalibrationTest:
+        def retest(groups: Tensor, n_replicates: int) -> CalibrationTest:
             if isinstance(statistic, GroupedSample):
                 chosen: Any = statistic.of_groups(groups)
             else:
                 chosen = self.accumulator.wrap(statistic.sums[groups])  # type: ignore[union-attr]  # a SumsAccumulator
             return self.test_from(chosen, level=0.95, n_replicates=n_replicates, seed=seed)
 
-        found = resolved(found, again, n_replicates)
+        found = resolved(found, retest, n_replicates)
         return GroupTable.of(range(self.num_groups), self._n_of(statistic), found, k=k, by=by)
 
     def _state_kind(self) -> SumsKind[Any] | SamplesKind:
@@ -186,11 +187,11 @@ class ByGroup(WrappedMetric[Any]):
 
     def _value(self, statistic: Any) -> Tensor:
         if isinstance(statistic, GroupedSample):
-            return statistic.read(self.metric._value)
+            return statistic.evaluate(self.metric._value)
         return self.metric._value(statistic)
 
 
-def _size(sample: RankedSample) -> Tensor:
-    """Return the total weight of the samples in every batch element."""
+def _total_weight(sample: RankedSample) -> Tensor:
+    """Return the total weight `(...)` of the samples in every batch element."""
     counted = ~sample.score.isnan()
     return (counted if sample.n is None else sample.n.masked_fill(~counted, 0)).sum(-1).double()

@@ -16,7 +16,7 @@ S = TypeVar("S", covariant=True)
 
 
 class CellsAccumulator(SumsAccumulator[S], Protocol[S]):
-    """Accumulator with a method that returns the cell of every event, which allows sums per group."""
+    """Accumulator with a method `cells`, which returns the cell of every event. It is required for sums per group."""
 
     def cells(self, p: Predictions) -> Cells:
         """Return the cell index and the summands (one per sum) for every event."""

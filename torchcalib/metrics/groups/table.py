@@ -23,7 +23,7 @@ _EXTRA_REPLICATES = 400
 """Average number of additional replicates per group. Only groups with the smallest possible p-value use them."""
 
 _MAX_NAME = 60
-"""Maximum length of a group name, in characters, before it is shortened."""
+"""Maximum number of characters of a group name in a table. Longer names are shortened."""
 
 By = Literal["excess", "value", "shrunk", "p_value"]
 """Quantity by which groups are sorted; `excess` is the value minus its noise floor."""
@@ -44,7 +44,7 @@ class GroupTable(Tabular):
             (false discovery rate).
         shrunk: Error shrunk towards the mean over all groups; see `shrunk_to_mean`.
         not_significant: True if the error is not significant: the unadjusted p-value is at least 0.05.
-        n_groups: Number of groups with samples, including those not in the table.
+        n_groups: Number of groups with samples, including groups that are not in the table.
 
     Example:
         >>> from torchcalib import ECE
@@ -75,7 +75,7 @@ class GroupTable(Tabular):
             n: Total weight of each group `(G,)`.
             found: Calibration tests of all groups, with tensors `(G,)`.
             k: Number of groups in the table; None for all groups.
-            by: Quantity to sort by.
+            by: Quantity by which the groups are sorted; `"excess"` is the value minus the noise floor.
         """
         check_choice("by", by, get_args(By))
         if k is not None:
@@ -86,10 +86,10 @@ class GroupTable(Tabular):
         spread = (tests.high - tests.low) / (2 * NormalDist().inv_cdf((1 + found.level) / 2))
         shrunk = shrunk_to_mean((tests.low + tests.high) / 2, spread)
         excess = tests.statistic.abs() - tests.noise_floor
-        ranked = {"excess": excess, "value": tests.statistic.abs(), "shrunk": shrunk.abs(), "p_value": -adjusted}[by]
-        # Sort by `ranked` and break ties by the excess; NaN last.
+        criterion = {"excess": excess, "value": tests.statistic.abs(), "shrunk": shrunk.abs(), "p_value": -adjusted}[by]
+        # Sort by the criterion, with NaN last. Ties are sorted by the excess.
         order = excess.argsort(descending=True, stable=True)
-        order = order[ranked[order].nan_to_num(nan=-torch.inf).argsort(descending=True, stable=True)][:k]
+        order = order[criterion[order].nan_to_num(nan=-torch.inf).argsort(descending=True, stable=True)][:k]
 
         def column(values: Tensor) -> tuple[Any, ...]:
             return tuple(values[order].tolist())
@@ -116,10 +116,10 @@ class GroupTable(Tabular):
     def shown_names(self, most: int) -> list[str]:
         """Return one display name per group, without control characters and with long names shortened in the middle.
 
-        A name is not shortened if the result would not be unique.
+        A name is not shortened if the shortened name would not be unique.
 
         Args:
-            most: Maximum length of a name, in characters, before it is shortened; at least 3.
+            most: Maximum number of characters of a name, at least 3. Longer names are shortened.
         """
         names = [printable(str(group)) for group in self.group]
         start = most // 2
@@ -131,7 +131,7 @@ class GroupTable(Tabular):
         """Return a formatted `Table` with one row per group.
 
         Args:
-            longest_name: Maximum length of a group name, in characters, before it is shortened.
+            longest_name: Maximum number of characters of a group name. Longer names are shortened.
             metric: Header of the column with the metric values.
         """
         names = self.shown_names(longest_name)
@@ -179,16 +179,16 @@ class GroupTable(Tabular):
 
 
 def resolved(
-    found: CalibrationTest, again: Callable[[Tensor, int], CalibrationTest], n_replicates: int
+    found: CalibrationTest, retest: Callable[[Tensor, int], CalibrationTest], n_replicates: int
 ) -> CalibrationTest:
-    """Return the tests with more accurate p-values, from more replicates, where a p-value is the smallest possible.
+    """Recompute the smallest possible p-values with more replicates, and return the updated tests.
 
-    With R replicates the smallest p-value is 1 / (R + 1). After adjustment for the number of groups, even this p-value
-    may not be significant.
+    With R replicates the smallest possible p-value is 1 / (R + 1). After adjustment for the number of groups, even this
+    p-value may not be significant.
 
     Args:
         found: Calibration tests of all groups, with tensors `(G,)`.
-        again: Function from group numbers `(g,)` and a number of replicates to the calibration tests of these groups.
+        retest: Function from group numbers `(g,)` and a number of replicates to the calibration tests of these groups.
         n_replicates: Number of replicates R used for `found`.
     """
     n_present = int(found.p_value.isfinite().sum())
@@ -196,14 +196,14 @@ def resolved(
     n_more = _EXTRA_REPLICATES * n_present // max(1, len(smallest))
     if not len(smallest) or n_more <= n_replicates:
         return found
-    finer = again(smallest, n_more).p_value
+    finer = retest(smallest, n_more).p_value
     return replace(found, p_value=found.p_value.index_copy(0, smallest, finer))
 
 
 def adjusted_p_values(p_values: Tensor) -> Tensor:
     """Adjust p-values `(m,)` for multiple testing by the Benjamini-Hochberg method (false discovery rate).
 
-    For ascending p-values p_1, ..., p_m, the adjusted p-value is min over j >= k of p_j m / j, at most 1.
+    For ascending p-values p_1, ..., p_m, the adjusted value of p_k is the minimum of 1 and p_j m / j over j >= k.
 
     Reference:
         Benjamini, Hochberg: Controlling the false discovery rate (Journal of the Royal Statistical Society B, 1995),
@@ -219,13 +219,13 @@ def adjusted_p_values(p_values: Tensor) -> Tensor:
 def shrunk_to_mean(estimates: Tensor, spread: Tensor) -> Tensor:
     """Shrink estimates for groups `(G,)` towards their common mean (empirical Bayes).
 
-    The true errors of the groups have a normal distribution with a common mean and variance tau^2. Each estimate is
-    normal around the true error with standard deviation `spread`. The posterior mean for group g is
+    The true errors of the groups are assumed to be normal with a common mean and variance tau^2. Each estimate is
+    assumed to be normal around the true error with standard deviation `spread`. The posterior mean for group g is
 
         mean + tau^2 / (tau^2 + spread_g^2) (estimate_g - mean),
 
     with tau^2 >= 0 by the method of moments, and weights 1 / (tau^2 + spread_g^2) in the mean. An estimate with spread
-    0 is unchanged. NaN where the spread is NaN. Fewer than two finite estimates are returned unchanged.
+    0 is practically unchanged. NaN where the spread is NaN. Fewer than two finite estimates are returned unchanged.
 
     Reference:
         Efron, Morris: Data analysis using Stein's estimator (Journal of the American Statistical Association, 1975),
