@@ -13,8 +13,8 @@ from torchcalib.core.state import SamplesKind, SumsKind
 from torchcalib.io.saved import saved_value
 from torchcalib.reporting.lines import SCORES
 
-MAX_BINS = 1000  # largest number of bins that a diagram or table can show legibly
-MAX_COPIES = 2**53  # float64 represents all integers up to this limit exactly
+MAX_BINS = 1000  # maximum number of bins for legible diagrams and tables
+MAX_COPIES = 2**53  # float64 represents all integers up to 2^53 exactly
 _MAX_SUMS = 2**27  # maximum number of float64 sums (1 GiB)
 
 S_co = TypeVar("S_co", covariant=True)

@@ -84,7 +84,7 @@ class PredictionBuffer:
     def predictions(self) -> Predictions:
         """Return all predictions as one batch. Targets are integers if all targets are labels."""
         if len(self.pieces) > 1:
-            self.pieces[:] = [_joined(self.pieces)]  # in place, which frees the separate pieces
+            self.pieces[:] = [_joined(self.pieces)]  # assigned in place, to free the separate pieces
         return replace(self.pieces[0])  # a copy, because `Predictions` caches derived values
 
     def state(self) -> dict[str, Any]:
@@ -94,7 +94,7 @@ class PredictionBuffer:
         return {"n_samples": self.n_samples, "n_values": self.n_values, "pieces": pieces}
 
     def loaded(self, state: Any) -> Self:
-        """Return a buffer, restored from a result of `state()`. The predictions are checked."""
+        """Return a buffer, restored from a result of `state()`, with the checks of new predictions."""
         pieces = [self._loaded(piece) for piece in saved_value(state, "pieces", list)]
         n_samples, n_values = saved_value(state, "n_samples", int), saved_value(state, "n_values", int)
         loaded = replace(self, n_samples=n_samples, n_values=n_values, pieces=pieces)
@@ -103,7 +103,7 @@ class PredictionBuffer:
         return replace(loaded, pieces=[]) if loaded.why_not else loaded
 
     def _loaded(self, piece: dict[str, Any]) -> Predictions:
-        """Check and return one element of `pieces` from a file.
+        """Return an element of `pieces` from a file as predictions, after checking its values.
 
         Multi-label predictions `(L, N)` are checked as binary predictions with one batch axis of length L.
         """
@@ -144,7 +144,7 @@ def _copied(p: Predictions) -> Predictions:
         rest=None if p.rest is None else p.rest.detach().clone(),
         dtype=torch.promote_types(p.given.dtype, torch.float32),
         hard=not target.is_floating_point(),
-        sum_tolerance=math.inf,  # no check: the sums over classes were checked before
+        sum_tolerance=math.inf,  # disables the check that probabilities sum to 1, done before
         n_invalid=None,
         n_dropped=None,
         n_annotators=None,

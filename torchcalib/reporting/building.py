@@ -62,7 +62,7 @@ class ReportBuilder:
         class_names: names of the classes in the order of the class axis; the negative class first if binary.
         n_bins: number of equal-width bins, and of equal-mass bins for the adaptive calibration error (ACE).
         right: use bins `(a, b]` instead of `[a, b)`.
-        with_calibration: compute `Report.calibration`.
+        with_calibration: compute the gains of calibrators, `Report.calibration`.
         with_intervals: compute 95% intervals, and the p-values and noise floors of rank-based errors.
         source: origin of the predictions, such as file names, for the report.
 
@@ -174,12 +174,12 @@ class ReportBuilder:
         s = self._statistics()
         p, why_not = self._buffered()
         evidence, evidence_notes = run_error_test(s, with_intervals=self._with_intervals)
-        order_based, rank_notes = self._order_notes(s)
+        order_based, rank_notes = self._rank_based_notes(s)
         notes = [*evidence_notes, *rank_notes]
         lines, tables = s.lines(), s.tables()
         main = next(line for line in with_evidence(lines, evidence) if line.key in evidence)
         are_confidences = self.source is not None and self.source.are_confidences
-        # A confidence is the probability of the predicted class, as in the sentence of a multi-class report.
+        # Use the sentence for multi-class predictions: confidences are probabilities of the predicted class.
         sentence_task: Task = "multiclass" if are_confidences else self._task
         sentence = sentence_of(
             sentence_task, {line.key: line.value for line in lines}, next(iter(tables.values())), main
@@ -237,7 +237,7 @@ class ReportBuilder:
         score_sums = self._accumulators.get(NLL.__name__)
         if score_sums is None or not bool((score_sums.statistic.total > 0).any()):
             raise ValueError(
-                "`preds` must contain at least one sample with a positive weight, got none. Add predictions."
+                "`preds` must contain at least one sample with a positive weight, got none. Add one by `update`."
             )
         self._raise_if_invalid()
         ranked = self._ranked_samples if score_sums.statistic.total.sum() <= MAX_COPIES else {}
@@ -274,10 +274,10 @@ class ReportBuilder:
             return None, self._buffer.why_not
         try:
             return self._buffer.predictions(), ""
-        except RuntimeError as error:  # usually out of memory; the rest of the report needs less
+        except RuntimeError as error:  # usually out of memory; the rest of the report needs less memory
             return None, f"concatenating the predictions failed with {failure(error)}"
 
-    def _order_notes(self, s: Statistics) -> tuple[str, list[str]]:
+    def _rank_based_notes(self, s: Statistics) -> tuple[str, list[str]]:
         """Return how rank-based errors are computed, such as `"exact"`, and notes on omitted errors."""
         if not s.samples:
             return "left out", ["ACE, TCE, KS, MCB, DSC and UNC are omitted: they need weights that are whole numbers."]
@@ -315,7 +315,10 @@ class ReportBuilder:
         """
         why_not = self.why_no_calibration() or ("" if self._buffer.pieces else "no predictions were added")
         if why_not:
-            raise ValueError(f"`fit` must have buffered predictions with labels, got none: {why_not}.")
+            raise ValueError(
+                f"`fit` must have buffered predictions with labels, got none: {why_not}. "
+                "Call `calibrator.fit(preds, target)`."
+            )
         self._raise_if_invalid()
         fit = fitted(calibrator, self._buffer.predictions(), self._axis, self._format.positive_classes)
         fit.warn()
@@ -323,7 +326,7 @@ class ReportBuilder:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """All arguments of the builder except `source`, as plain values."""
+        """All arguments of the builder except `source`, as a dict of plain Python values."""
         options = {name: getattr(self._format, name) for name in _OPTIONS}
         contents = {"with_calibration": self._with_calibration, "with_intervals": self._with_intervals}
         names = {"class_names": list(self._class_names) or None}
@@ -426,7 +429,7 @@ class ReportBuilder:
         """Merge the builders of all ranks on rank 0, in the order of ranks. Every rank must call this method.
 
         All states are sent in one collective, after an exchange of the sizes. If all ranks together exceed a size
-        limit, every rank first reduces its state.
+        limit, every rank first drops its copy of the predictions, or converts its ranked samples to a sketch.
 
         Args:
             process_group: process group with backend Gloo or NCCL; None is the default group.
@@ -464,7 +467,7 @@ class ReportBuilder:
         return self._buffer.n_samples, self._buffer.n_values, n_ranked
 
     def limit(self, n_samples: int, n_values: int, n_ranked: int) -> None:
-        """Reduce the state if the totals of `held` over all builders to be merged exceed a size limit."""
+        """Apply the size limits to the totals of `held` over all builders to be merged."""
         if BUFFER in self._accumulators:
             self._accumulators[BUFFER] = self._buffer.limited(n_samples, n_values)
         for mode, sample in self._ranked_samples.items():

@@ -45,14 +45,14 @@ def calibration_stage(
         class_names: names of the classes or labels; empty if unknown.
 
     Returns:
-        The cross-validated gains and no notes; or None and a note with the reason why they are omitted.
+        The cross-validated gains and an empty tuple, or None and a note with the reason.
     """
     if p is not None:
         why_not = _why_no_folds(p, class_names)
         try:
             if not why_not:
                 return _stage(p), ()
-        except RuntimeError as error:  # usually out of memory; the rest of the report needs less
+        except RuntimeError as error:  # usually out of memory; the rest of the report needs less memory
             why_not = f"cross-validation failed with {failure(error)}"
     return None, (f"Calibration gains are omitted: {why_not}.",)
 
@@ -68,12 +68,11 @@ def fitted(calibrator: T, p: Predictions, class_axis: int = -1, positive_classes
         raise ValueError(
             f"`calibrator` must support the data, got {calibrator!r} for task {p.task}. It supports {tasks}{counts}."
         )
-    with torch.inference_mode(False):  # autograd does not support tensors of inference mode
+    with torch.inference_mode(False):  # autograd does not support tensors that were created in inference mode
         return calibrator.fit_to(p, class_axis=class_axis, positive_classes=positive_classes)
 
 
 def _stage(p: Predictions) -> CalibrationStage:
-    """Cross-validate all calibrators on the same folds."""
     calibrators, notes = _applicable(p)
     folds, n_folds = folds_of(p, FOLDS)
     raw = _scores(p)

@@ -238,7 +238,6 @@ def _by_group(lines: Iterable[Any]) -> dict[str, list[Any]]:
 
 
 def _explanation_columns(results: "Results[Any]") -> list[Column]:
-    """Return the columns `unit`, `question` and `source`."""
     sources = sources_of(results)
 
     def source(line: "Quantity") -> Cell:

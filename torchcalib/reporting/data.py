@@ -251,7 +251,7 @@ class Results(Mapping[str, V], Tabular):
         for line in self.lines:
             if line.key == key:
                 return self._entry(line)
-        for line in self.lines:  # the first match is of the main mode
+        for line in self.lines:  # errors of the main mode precede those of other modes
             if line.key.startswith(f"{key}/"):
                 return self._entry(line)
         raise KeyError(f"`key` must be one of {', '.join(self)}, got {key!r}.")
@@ -388,7 +388,7 @@ class Report(Results[float]):
 
         TCE, MCB, DSC and UNC are omitted for soft targets. ACE, TCE, KS, MCB, DSC and UNC are omitted for fractional
         weights. Above 2^24 samples (multi-label: samples times labels) they are computed from a sketch. It rounds
-        probabilities by less than 1 / 2,048 in log-odds (more above 16 labels), and is exact for float16 and bfloat16;
+        probabilities by less than 1 / 2,048 in log-odds (more above 16 labels). It is exact for float16 and bfloat16;
         see `torchcalib.core.ranked.LogitCells`.
 
         `calibration` contains NLL and Brier score after cross-validated calibration in 5 stratified folds. Calibrators
@@ -716,7 +716,7 @@ class Comparison(Results[ComparedLine]):
 
     @property
     def main_lines(self) -> tuple[ComparedLine, ...]:
-        """Scores, and calibration errors of the main mode. The diagram contains only these lines."""
+        """Scores, and calibration errors of the main mode. `difference_plot` draws only these lines."""
         groups = list(dict.fromkeys(line.group for line in self.lines))[:2]
         return tuple(line for line in self.lines if line.group in groups)
 

@@ -26,7 +26,7 @@ WORST = 10
 
 MAX_NAME_LENGTH = 1000  # maximum number of characters in a group name
 _MAX_SUMS = 2**27  # maximum number of float64 sums (1 GiB)
-_REPLICATES, _TOTAL_REPLICATES = 199, 200_000  # maximum number of simulated replicates for a group, and for all
+_REPLICATES, _TOTAL_REPLICATES = 199, 200_000  # maximum numbers of simulated replicates, for one and for all groups
 
 
 @dataclass(frozen=True, eq=False)

@@ -54,7 +54,7 @@ _NAMES: dict[type[CalibrationMetric[Any]], str] = {BrierScore: "Brier score"}
 
 
 def _metadata(metric: type[CalibrationMetric[Any]], **changes: Any) -> dict[str, Any]:
-    """Return the `Line` fields that a metric class defines, by name, with `changes` applied."""
+    """Return the fields of a `Line` by name: those that a metric class defines, updated with `changes`."""
     names = ("unit", "perfect", "question", "source")
     return {"name": _NAMES.get(metric, metric.__name__), **{name: getattr(metric, name) for name in names}, **changes}
 
@@ -105,7 +105,7 @@ def order_values(sample: RankedSample, has_labels: bool, mode: NamedMode, n_bins
 
     Args:
         sample: ranked sample `(..., N)`; for mode "classwise" `(..., L, N)`.
-        has_labels: whether all outcomes are 0 or 1. If not, TCE and the Brier score decomposition are omitted.
+        has_labels: whether all outcomes are 0 or 1. If not, test-based error and Brier score decomposition are omitted.
         mode: event whose probability is the confidence.
         n_bins: number of equal-mass bins of the adaptive calibration error (ACE).
     """
@@ -118,7 +118,7 @@ def order_values(sample: RankedSample, has_labels: bool, mode: NamedMode, n_bins
 
 
 def corp_values(sample: RankedSample, mode: NamedMode) -> dict[str, Tensor]:
-    """Return the Brier score decomposition MCB, DSC and UNC `(...)` of a ranked sample, by key."""
+    """Return miscalibration, discrimination and uncertainty `(...)` in the Brier score of a ranked sample, by key."""
     parts = CORPDecomposition(*_mean(partial(corp_from_sample, score="brier"), sample, mode).unbind(-1))
     return {f"{name}/{mode}": getattr(parts, name) for name in ("mcb", "dsc", "unc")}
 
@@ -129,7 +129,7 @@ def _mean(value: Callable[[RankedSample], Tensor], sample: RankedSample, mode: N
 
 
 def has_table(task: Task, mode: NamedMode) -> bool:
-    """Return False for exclusive classes, whose class-wise events cannot be pooled in one bin table."""
+    """Return False for class-wise errors of a multi-class task: exclusive classes are not pooled in one bin table."""
     return mode != "classwise" or task == "multilabel"
 
 
@@ -182,7 +182,7 @@ class Statistics:
         n_bins: number of equal-mass bins of the adaptive calibration error (ACE).
         sums: statistics of `score_estimators` and `bin_estimators`, by key.
         samples: ranked sample for each mode with rank-based errors, `(N,)`; for mode "classwise" `(L, N)`.
-        has_labels: whether all outcomes are 0 or 1. If not, TCE and the Brier score decomposition are omitted.
+        has_labels: whether all outcomes are 0 or 1. If not, test-based error and Brier score decomposition are omitted.
     """
 
     task: Task
@@ -198,7 +198,7 @@ class Statistics:
 
     @property
     def _by_class(self) -> ScoreSum:
-        """Sums for each class, of which only the total weights are used. These are the same for all scores."""
+        """Sums of the negative log-likelihood for each class. Only the total weights of the classes are used."""
         sums: ScoreSum = self.sums[NLL.__name__]
         return sums
 
@@ -254,8 +254,8 @@ class Statistics:
             if mode in self.samples:
                 values |= order_values(self.samples[mode], self.has_labels, mode, self.n_bins)
         for mode in self.samples if self.has_labels else ():
-            # A perfect predictor has DSC = UNC. Both are 0 for its top label, which is always right.
-            # UNC of always predicting the most frequent class, with frequency f, is f (1 - f) for the top label.
+            # A perfect predictor has discrimination (DSC) = uncertainty (UNC). For the top label both are 0.
+            # The naive top label is the most frequent class. If its frequency is f, the uncertainty is f (1 - f).
             unc, is_top, largest = float(values[f"unc/{mode}"]), mode == "top_label", max(self.priors)
             perfect |= dict.fromkeys((f"dsc/{mode}", f"unc/{mode}"), 0.0 if is_top else unc)
             naive[f"unc/{mode}"] = largest * (1 - largest) if is_top else unc

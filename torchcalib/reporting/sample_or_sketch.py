@@ -28,7 +28,7 @@ class SampleOrSketch:
 
     The sketch contains sums over cells of log-odds, for each label separately. It changes each probability by less than
     1 / `resolution` in log-odds; see `LogitCells`. The resolution is 2,048, or 2^15 / L for L > 16 labels. With 2,048,
-    errors of float16 and bfloat16 probabilities are exact.
+    rank-based errors of float16 and bfloat16 probabilities are exact.
 
     Attributes:
         kind: operations on the exact samples.
@@ -71,7 +71,7 @@ class SampleOrSketch:
         ).limited()
 
     def limited(self, n_samples: int = 0) -> Self:
-        """Convert samples to a sketch if their number, or the total `n_samples` to be merged, exceeds `MAX_SAMPLES`."""
+        """Return a sketch if the number of samples, or the merged number `n_samples`, is too large; else `self`."""
         n_exact = sum(score.numel() for score in self.samples.scores)
         if not n_exact or max(n_exact, n_samples) <= MAX_SAMPLES:
             return self
@@ -138,7 +138,7 @@ class SampleOrSketch:
         for start in range(0, sample.score.shape[-1], width := max(1, _CHUNK // sample.score.shape[:-1].numel())):
             piece = self._sketch.of_sample(sample.narrow(start, width))
             cells = piece if cells is None else cells + piece
-        assert cells is not None  # all callers pass a sample if there are no cells yet
+        assert cells is not None  # without existing cells, all callers pass at least one sample
         return cells
 
 

@@ -34,7 +34,7 @@ def load_builder(path: str | Path) -> ReportBuilder:
 def parts_of_ranks(builder: ReportBuilder | None, process_group: Any = None) -> list[ReportBuilder]:
     """Gather the builders of all ranks on rank 0, in the order of ranks; return an empty list on other ranks.
 
-    `builder` is None on a rank without data. If the total sizes exceed a limit, every rank first reduces its state.
+    `builder` is None on a rank without data. Size limits are applied to the totals of all ranks before sending.
     """
     sizes = (0, 0, 0) if builder is None else builder.held
     sizes_of_ranks = gathered_numbers(sizes, process_group)

@@ -19,7 +19,7 @@ SLIGHT, BAD = 0.02, 0.1
 
 
 def sentence_of(task: Task, values: Mapping[str, float], table: BinTable, ece: Line) -> str:
-    """Return the sentence of a report: verdict on calibration, mean confidence, frequency, ECE and NLL.
+    """Return the sentence of a report on calibration, mean confidence, outcome frequency, ECE and NLL.
 
     Args:
         task: task of the predictions.
@@ -43,7 +43,7 @@ def sentence_of(task: Task, values: Mapping[str, float], table: BinTable, ece: L
 
 
 def _verdict(task: Task, ece: Line, difference: float) -> tuple[str, str]:
-    """Return clauses on calibration and on ECE. `difference` is the mean frequency minus the mean confidence."""
+    """Return two clauses, on calibration and on ECE; `difference` is mean frequency minus mean confidence."""
     floor, p_value = (math.nan if x is None else x for x in (ece.noise_floor, ece.p_value))
     low, high = (math.nan, math.nan) if ece.interval is None else (ece.interval.low, ece.interval.high)
     places = places_of(ece.value, floor, high)

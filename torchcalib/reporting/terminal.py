@@ -83,7 +83,7 @@ def _escaped(text: object) -> str:
 
 
 def show(report: Report) -> None:
-    """Print a report: input, sentence, lines, calibration gains, bins of the main mode, classes and groups."""
+    """Print a report: input, main findings, scores and errors, calibration gains, bins, classes and groups."""
     console = _console()
     console.print()
     for name, value in report.source.items():

@@ -50,7 +50,7 @@ _MAX_REPLICATES = 1039
 
 
 def run_error_test(s: Statistics, *, with_intervals: bool) -> tuple[dict[str, CalibrationTest], tuple[str, ...]]:
-    """Test all calibration errors; return the results by line key, and notes on omissions.
+    """Test all calibration errors; return the results by `Line.key`, and notes on omissions.
 
     Without intervals, only errors over equal-width bins are tested, because rank-based errors take longer.
     """
@@ -90,7 +90,7 @@ def _test_binned(s: Statistics, mode: NamedMode, with_intervals: bool, notes: li
 
 
 def _test_ranked(s: Statistics, mode: NamedMode, notes: list[str]) -> dict[str, CalibrationTest]:
-    """Test the rank-based errors for one mode, and append to `notes`. Soft targets have no TCE and MCB."""
+    """Test the rank-based errors for one mode, and append to `notes`. TCE and MCB need labels as targets."""
     options: dict[str, Any] = {"task": s.task, "mode": mode}
     if s.task == "multilabel":
         options["num_labels"] = s.num_classes
@@ -99,7 +99,7 @@ def _test_ranked(s: Statistics, mode: NamedMode, notes: list[str]) -> dict[str, 
         metrics |= {"tce": TCE(**options), "mcb": CORP(**options)}
     sample = s.samples[mode]
     n_labels = max([1, *sample.score.shape[:-1]])
-    length = int(sample.score.isnan().logical_not().sum(-1).max())  # without the NaN padding
+    length = int(sample.score.isnan().logical_not().sum(-1).max())  # without NaN padding, which depends on batch sizes
     n_cells = {name: n_labels * (s.n_bins if name == "ace" else min(length, RUNS_ON_PATHS)) for name in metrics}
     n_replicates = {name: _replicates(2**19 // n, at_least=99) for name, n in n_cells.items() if n <= MAX_RANKED}
     _note_few({name.upper(): n for name, n in n_replicates.items()}, mode, notes)
@@ -128,7 +128,7 @@ def _replicates(affordable: int, at_least: int) -> int:
 def with_evidence(
     lines: Iterable[Line], results: Mapping[str, CalibrationTest], *, with_intervals: bool = True
 ) -> list[Line]:
-    """Return the lines with the noise floors, p-values and, optionally, intervals of test results by line key."""
+    """Return the lines with the noise floors, p-values and, optionally, intervals of test results by `Line.key`."""
 
     def changed(line: Line) -> Line:
         if (evidence := results.get(line.key)) is None:
@@ -154,7 +154,7 @@ def with_intervals(
         lines: lines with the results of `run_error_test`.
         p: predictions; None if they are not available.
         why_not: reason why the predictions are not available, as a clause.
-        decomposed: modes with a decomposition of the Brier score into MCB, DSC and UNC.
+        decomposed: modes with a decomposition of the Brier score into miscalibration, discrimination and uncertainty.
     """
     if p is None:
         return list(lines), [_OMITTED.format(why_not)] if why_not else []
@@ -187,7 +187,7 @@ def with_intervals(
 
 @torch.no_grad()
 def _bootstrap(p: Predictions, estimators: Sequence[LineEstimator]) -> dict[str, Tensor]:
-    """Return the value of each line in R bootstrap replicates `(R,)`, by line key."""
+    """Return the value of each line in R bootstrap replicates `(R,)`, by `Line.key`."""
     draws = Resampling(p, SEED)
     streams = torch.arange(N_REPLICATES, device=p.given.device)
     found: dict[str, list[Tensor]] = defaultdict(list)

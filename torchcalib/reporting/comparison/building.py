@@ -97,13 +97,13 @@ def compare(
         right: use bins `(a, b]` instead of `[a, b)`.
         n_replicates: number of bootstrap replicates; rank-based errors use at most 199.
         seed: seed of the replicates, which are the same on every device.
-        nan_policy: `"drop"` drops a row from all systems if any prediction is NaN, an infinite probability, or a row of
-            -inf logits. `Comparison.n_dropped` counts these rows. `"raise"` raises an error.
+        nan_policy: `"drop"` drops a row from all systems if any prediction in it is NaN, an infinite probability, or
+            only -inf logits. `Comparison.n_dropped` counts these rows. `"raise"` raises an error.
         from_logits: whether predictions are logits; a bool for all systems, or a dict of bools by name.
         weights: non-negative weights of the samples `(N,)`, shared by all systems.
         sample_weight: alias of `weights`, as in scikit-learn.
         ignore_index: rows with this target are dropped.
-        positive_classes: evaluate multi-class input as binary, these classes against the rest.
+        positive_classes: evaluate multi-class predictions as binary: this set of classes against the rest.
         class_axis: axis of classes or labels; see `torchcalib.report`.
 
     Returns:
@@ -255,7 +255,7 @@ class ComparisonBuilder:
         first = next(iter(systems.values())).statistics(True) if systems else None
         if first is None or not first.n > 0:
             raise ValueError(
-                "`preds` must contain at least one sample with a positive weight, got none. Add predictions."
+                "`preds` must contain at least one sample with a positive weight, got none. Check the weights."
             )
         # float64 represents counts up to `MAX_COPIES` exactly. Rank-based errors need exact counts.
         for system in systems.values() if first.n > MAX_COPIES else ():
@@ -372,5 +372,5 @@ def _checked_names(names: Sequence[str]) -> tuple[str, ...]:
             f"`systems` must contain at least two systems, got {len(names)}. Call torchcalib.report for one system."
         )
     if len(set(names)) < len(names):
-        raise ValueError(f"`systems` must have unique names, got {', '.join(map(repr, names))}. Rename one.")
+        raise ValueError(f"`systems` must have unique names, got {', '.join(map(repr, names))}. Rename one of them.")
     return tuple(names)

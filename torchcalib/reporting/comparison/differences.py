@@ -41,8 +41,8 @@ def compared_line(
 
     Args:
         lines: `Line` with the value of each system, by system name, the baseline first.
-        replicates: values in all bootstrap replicates `(R,)`, by system name and line key.
-        chance: expected value of a calibrated system, by system name and line key; keys may be missing.
+        replicates: values in all bootstrap replicates `(R,)`, by system name and `Line.key`.
+        chance: expected value of a calibrated system, by system name and `Line.key`; keys may be missing.
 
     Returns:
         The values and their differences from the baseline, both with intervals.

@@ -82,7 +82,7 @@ class System:
 
     @property
     def few_groups(self) -> dict[int, str]:
-        """Comma-separated names of errors with at most 1,000 groups of rows, by number of groups."""
+        """Comma-separated names of the scores and errors with at most 1,000 groups of rows, by number of groups."""
         names_by_size: dict[int, list[str]] = defaultdict(list)
         for estimator, grouped in self._sums:
             if len(grouped.sums) <= _FEW_GROUPS:
@@ -101,7 +101,7 @@ class System:
 
     @torch.no_grad()
     def replicates(self, draws: Draws, has_labels: bool) -> dict[str, Tensor]:
-        """Return each score and error in R bootstrap replicates `(R,)`, by line key; R <= 199 if rank-based."""
+        """Return each score and error in R bootstrap replicates `(R,)`, by `Line.key`; R <= 199 if rank-based."""
         found: dict[str, list[Tensor]] = defaultdict(list)
         for values in self._values(draws, has_labels):
             for key, value in values.items():
@@ -118,7 +118,7 @@ class System:
 
 
 def expected_ece(s: Statistics) -> dict[str, float]:
-    """Return the mean expected calibration error (ECE) of a calibrated system with these confidences, by line key.
+    """Return the mean expected calibration error (ECE) of a calibrated system with these confidences, by `Line.key`.
 
     The gap of a bin with n samples and mean confidence c is approximately normal with variance c (1 - c) / n. Its mean
     absolute value is sqrt(2 c (1 - c) / (pi n)).

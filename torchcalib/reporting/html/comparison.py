@@ -44,7 +44,6 @@ def files_of(comparison: Comparison) -> dict[str, bytes]:
 
 
 def _sources(comparison: Comparison) -> dict[str, str]:
-    """Return the files and the name of the predictions of each system as text, by system name."""
     found = {}
     for name, source in comparison.sources.items():
         files = list(source.get("files", []))

@@ -96,7 +96,6 @@ def files_of(report: Report) -> dict[str, bytes]:
 
 
 def _bin_values(report: Report, key: NamedMode, table: BinTable) -> dict[str, Any]:
-    """Return the values in the template for one table of equal-width bins: diagrams, texts and rows."""
     name, explanation = event_name(report, key), _EVENTS[key]
     unit = "labelled entries" if report.task == "multilabel" else "samples"
     size = f"{table.n.numel()} bins, {count(report.n)} {unit}"
@@ -116,7 +115,6 @@ def _bin_values(report: Report, key: NamedMode, table: BinTable) -> dict[str, An
 
 
 def _test_values(report: Report, key: NamedMode, table: TCETable) -> dict[str, Any]:
-    """Return the values in the template for the test-based calibration error (TCE): diagrams, texts and rows."""
     name, explanation = event_name(report, key), _EVENTS[key]
     rejected, n = float(table.rejected.sum()), float(table.n.sum())
     label = (
@@ -137,7 +135,6 @@ def _test_values(report: Report, key: NamedMode, table: TCETable) -> dict[str, A
 
 
 def _training_values(history: History) -> dict[str, Any]:
-    """Return the values in the template for a training history: curve, rows and warnings."""
     warned = ", ".join(f"{row.epoch:,}" for row in history.warnings)
     label = (
         f"Training curve: NLL, ECD, accuracy, confidence and ECE of {len(history)} validations"

@@ -109,7 +109,7 @@ class Monitor:
     Attributes:
         input_format: task and options of the input.
         history: values of all validations so far.
-        bin_table: bin table of the last validation over all ranks, for a reliability diagram, or None.
+        bin_table: bins of the last validation over all ranks, for a reliability diagram; None before the first one.
 
     Raises:
         TypeError, ValueError: for invalid arguments.
@@ -209,7 +209,7 @@ class Monitor:
         self._metrics.reset()
 
     def to(self, device: torch.device | str) -> None:
-        """Move the metrics to a device. With NCCL, call it on ranks without data, with their GPU."""
+        """Move the metrics to a device. With NCCL, every rank without data must call it with its GPU."""
         if self._metrics[_BINS].device != torch.device(device):
             self._metrics.to(device)
 

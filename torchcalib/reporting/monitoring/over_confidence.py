@@ -44,7 +44,7 @@ def warning_text(history: History, name: str) -> str:
 
     Args:
         history: rows up to the epoch of the warning.
-        name: name of ECD in logs.
+        name: name of the entropic calibration difference (ECD) in logs.
     """
     now = history.rows[-1]
     ecd = now.values["ecd"]
