@@ -428,8 +428,8 @@ class ReportBuilder:
     def gather(self, process_group: Any = None) -> "ReportBuilder | None":
         """Merge the builders of all ranks on rank 0, in the order of ranks. Every rank must call this method.
 
-        All states are sent in one collective, after an exchange of the sizes. If all ranks together exceed a size
-        limit, every rank first drops its copy of the predictions, or converts its ranked samples to a sketch.
+        All states are sent in one collective, after an exchange of the sizes. Above a size limit, every rank first
+        drops its copy of the predictions, or converts its ranked samples to a sketch.
 
         Args:
             process_group: process group with backend Gloo or NCCL; None is the default group.

@@ -121,8 +121,8 @@ class Difference:
     Attributes:
         value: the difference; for a signed metric, the difference of absolute values.
         interval: 95% paired bootstrap interval; None if omitted.
-        chance: expected difference of two calibrated systems with these confidences, because sampling noise adds
-            unequal amounts to their errors. None for metrics without this bias, and without an interval.
+        chance: expected difference of two calibrated systems with these confidences. Sampling noise adds unequal
+            amounts to their errors. None for metrics without this bias, and without an interval.
         verdict: `"better"` or `"worse"` if the interval excludes 0, also after subtracting `chance`; otherwise
             `"not significant"`.
     """

@@ -97,8 +97,8 @@ def compare(
         right: use bins `(a, b]` instead of `[a, b)`.
         n_replicates: number of bootstrap replicates; rank-based errors use at most 199.
         seed: seed of the replicates, which are the same on every device.
-        nan_policy: `"drop"` drops a row from all systems if any prediction in it is NaN, an infinite probability, or
-            only -inf logits. `Comparison.n_dropped` counts these rows. `"raise"` raises an error.
+        nan_policy: `"drop"` drops a row from all systems if any system predicts NaN, an infinite probability, or only
+            -inf logits. `Comparison.n_dropped` counts these rows. `"raise"` raises an error.
         from_logits: whether predictions are logits; a bool for all systems, or a dict of bools by name.
         weights: non-negative weights of the samples `(N,)`, shared by all systems.
         sample_weight: alias of `weights`, as in scikit-learn.

@@ -120,8 +120,8 @@ class System:
 def expected_ece(s: Statistics) -> dict[str, float]:
     """Return the mean expected calibration error (ECE) of a calibrated system with these confidences, by `Line.key`.
 
-    The gap of a bin with n samples and mean confidence c is approximately normal with variance c (1 - c) / n. Its mean
-    absolute value is sqrt(2 c (1 - c) / (pi n)).
+    A bin with n samples has a mean confidence c and a gap, frequency minus c. The gap is approximately normal with
+    variance c (1 - c) / n. Its mean absolute value is sqrt(2 c (1 - c) / (pi n)).
     """
     found = {}
     for mode, b in s.bins.items():

@@ -32,9 +32,9 @@ def usual_metrics(
 ) -> dict[str, CalibrationMetric[Any]]:
     """Return the default metrics of a `Monitor`, by name.
 
-    Scores are `accuracy`, `nll` (negative log-likelihood), `nce` (NLL divided by the NLL of predicting the class
-    frequencies), `brier` and `ecd` (entropic calibration difference). The calibration errors `ece` (expected), `esce`
-    (expected signed) and `mce` (maximum) use equal-width bins. All metrics use constant memory.
+    Scores are `accuracy`, `nll` (negative log-likelihood), `nce`, `brier` and `ecd` (entropic calibration difference).
+    `nce` is `nll` divided by the value for predicting the class frequencies. The calibration errors `ece` (expected),
+    `esce` (expected signed) and `mce` (maximum) use equal-width bins. All metrics use constant memory.
 
     Args:
         task: `"binary"`, `"multiclass"` or `"multilabel"`. `num_classes` or `num_labels` implies it.
