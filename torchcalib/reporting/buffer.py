@@ -144,7 +144,7 @@ def _copied(p: Predictions) -> Predictions:
         rest=None if p.rest is None else p.rest.detach().clone(),
         dtype=torch.promote_types(p.given.dtype, torch.float32),
         hard=not target.is_floating_point(),
-        sum_tolerance=math.inf,  # disables the check that probabilities sum to 1, done before
+        sum_tolerance=math.inf,  # no check that probabilities sum to 1, which was done before
         n_invalid=None,
         n_dropped=None,
         n_annotators=None,

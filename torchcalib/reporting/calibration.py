@@ -108,7 +108,7 @@ def _scores(p: Predictions) -> dict[str, float]:
 
 
 def _applicable(p: Predictions) -> tuple[list[Calibrator], tuple[str, ...]]:
-    """Return the calibrators for the data, and notes on calibrators omitted due to weights or run time."""
+    """Return the calibrators to evaluate, and notes on calibrators omitted due to weights or run time."""
     applicable: list[Calibrator] = []
     notes: tuple[str, ...] = ()
     counts = are_counts(p.weights)

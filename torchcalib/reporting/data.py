@@ -159,7 +159,7 @@ class CalibrationGain:
         score: display name of the score: `"NLL"` (negative log-likelihood) or `"Brier score"`.
         calibrator: display name of the calibrator, such as `"temperature scaling"`.
         value: cross-validated score of the calibrated predictions.
-        rcl: relative calibration loss in percent, 100 (1 - value / uncalibrated score). Negative if value is larger.
+        rcl: relative calibration loss in percent, 100 (1 - value / uncalibrated score). Negative for an increase.
     """
 
     score: str
@@ -237,7 +237,7 @@ class Results(Mapping[str, V], Tabular):
 
     @abstractmethod
     def _entry(self, line: Any) -> V:
-        """Return the value of the mapping for the key of a line."""
+        """Return the value that the mapping has for the key of `line`."""
 
     @abstractmethod
     def _page(self) -> str:

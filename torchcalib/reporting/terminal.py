@@ -37,8 +37,8 @@ from torchcalib.reporting.data import CalibrationStage, Comparison, Report
 from torchcalib.reporting.monitoring.history import History
 
 _WIDTH = 120  # characters per line of output to a file or pipe
-_WIDE_TABLE_WIDTH = 110  # minimum terminal width at which tables include their optional columns
-_NAME_WIDTH = 24  # maximum width of a column of names
+_WIDE_TABLE_WIDTH = 110  # minimum terminal width for the optional columns of tables
+_NAME_WIDTH = 24  # maximum width of name columns in characters
 _STYLES = {"better": "bold", "worse": "bold", "quiet": "dim"}
 
 

@@ -160,7 +160,7 @@ def compare(
         class_axis=class_axis,
     )
     weights = None if weights is None else per_sample("weights", weights, first.preds)
-    builder.update({name: of.preds for name, of in prepared.items()}, first.target, weights=weights)
+    builder.update({name: each.preds for name, each in prepared.items()}, first.target, weights=weights)
     return replace(builder.comparison(), task_is_inferred=task is None)
 
 

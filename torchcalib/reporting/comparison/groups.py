@@ -31,7 +31,7 @@ MAX_GROUPS, MIN_GROUPS = 2**13, 2**7
 _TARGET_SIZE = 2**20  # intended number of sums over all groups; at least `MIN_GROUPS` groups may need more
 _MAX_SIZE = 2**23  # maximum number of sums over all groups (64 MB); above it there are no replicates
 
-_GROUP_STREAM = -1  # random stream that assigns rows to groups; the replicates use the streams 0, 1, ...
+_GROUP_STREAM = -1  # number of the random stream that assigns rows to groups; replicates use 0, 1, ...
 
 
 def words_of(seed: int, first: int, n: int, device: torch.device) -> Tensor:
@@ -72,7 +72,7 @@ class Draws:
 class GroupedSums:
     """Sums of an accumulator for each random group of rows.
 
-    `add` works in place, because there can be many more groups than rows in a batch.
+    `add` changes `sums` in place, because there can be many more groups than rows in a batch.
 
     Args:
         accumulator: accumulator that computes the sums, such as `EqualWidthBins`.
