@@ -1,4 +1,4 @@
-"""Command line interface as a module: `python -m torchcalib`."""
+"""Run the command line interface: `python -m torchcalib`."""
 
 import sys
 

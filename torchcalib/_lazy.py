@@ -1,4 +1,4 @@
-"""Lazy imports: public names are imported at their first use, which shortens `import torchcalib`."""
+"""Import public names at their first use, which makes `import torchcalib` faster."""
 
 import ast
 from collections.abc import Callable, Iterator, Sequence
@@ -11,7 +11,7 @@ from typing import Any
 def names_of_stub(package: str, file: str) -> tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]:
     """Return `__all__`, `__getattr__` and `__dir__` for a package whose stub file lists the public names.
 
-    The imports in the stub, `__init__.pyi`, are the only list of public names. Type checkers and editors also use it.
+    The imports in the stub, `__init__.pyi`, are the only list of public names. Type checkers also read this file.
 
     Args:
         package: name of the package.
@@ -108,7 +108,7 @@ def unknown_name(module: str, name: str, known: Sequence[str]) -> AttributeError
         known: public names of the module.
     """
     message = f"module {module!r} has no attribute {name!r}"
-    if name.startswith("_"):  # a search would slow down the many lookups of private names by Python tools
+    if name.startswith("_"):  # Python tools look up many private names, and a search would be slow
         return AttributeError(message)
     if name in _ADVICE:
         return AttributeError(f"{message}. {_ADVICE[name]}")
@@ -122,14 +122,14 @@ def unknown_name(module: str, name: str, known: Sequence[str]) -> AttributeError
 
 
 def _locations(name: str) -> Iterator[str]:
-    """Yield the qualified names of a public name, such as `functional.ece` for `ece`, from all namespaces."""
+    """Yield the qualified names of `name` in all namespaces, such as `functional.ece` for `ece`."""
     for namespace in ("", *_NAMESPACES):
         if name in _public_names(namespace):
             yield f"{namespace}.{name}".lstrip(".")
 
 
 def _public_names(namespace: str) -> set[str]:
-    """Return the public names of a namespace from its source, because importing it would take seconds."""
+    """Parse the public names in the source of a namespace, because importing it would take seconds."""
     base = Path(__file__).parent / namespace
     path = next(p for p in (base / "__init__.pyi", base.with_suffix(".py"), base / "__init__.py") if p.is_file())
     tree = ast.parse(path.read_text(encoding="utf-8"))

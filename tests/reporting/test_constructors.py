@@ -129,7 +129,7 @@ def test_incompatible_classifiers_and_labels_raise_errors(make, error, words):
     classifier = LogisticRegression(max_iter=5000).fit(x, y)
     with pytest.raises(error, match=words):
         tc.Report.from_estimator(*make(classifier, x, y))
-    with pytest.raises(TypeError, match=r"`task` must not be passed for a classifier.* got 'binary'"):
+    with pytest.raises(TypeError, match=r"`task` must not be passed, because the classifier.* got 'binary'"):
         tc.Report.from_estimator(classifier, x, y, task="binary")
 
 

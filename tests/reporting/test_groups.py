@@ -97,7 +97,7 @@ def test_groups_are_required_for_all_rows_or_none_and_bad_ones_raise_errors():
             (groups - 2, NAMES, ValueError, "`groups` must be in ["),
             (groups, NAMES[:2], ValueError, "`groups` must be in ["),
             (groups[:3], NAMES, ValueError, "one number per sample"),
-            (groups, ["x" * 1001] * 8, ValueError, "at most 1,000 letters"),
+            (groups, ["x" * 1001] * 8, ValueError, "at most 1,000 characters"),
             (groups, "abcdefgh", TypeError, "`group_names` must be a list of strings"),
             (groups, [1] * 8, TypeError, "`group_names` must be a list of strings"),
         )

@@ -267,7 +267,7 @@ def test_damaged_and_hostile_files_raise_an_error_that_names_the_file(tmp_path, 
 
     check_each(HOSTILE, check)
     changed("version", to=VERSION + 1)(tmp_path / "new.pt")
-    with pytest.raises(ValueError, match=f"must be {VERSION} for this torchcalib, got {VERSION + 1}"):
+    with pytest.raises(ValueError, match=f"must be {VERSION}, got {VERSION + 1}"):
         ReportBuilder.load(tmp_path / "new.pt")
     with pytest.raises(FileNotFoundError):
         ReportBuilder.load(tmp_path / "none.pt")

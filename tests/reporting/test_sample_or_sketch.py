@@ -32,7 +32,7 @@ def test_rank_based_values_above_the_limit_equal_those_of_the_sketch(task, monke
     """Tests of `LogitCells` check its accuracy. The error of KS is at most the share of a cell, here 1/200."""
     exact = quick_report(task)  # computed before the limit is lowered
     monkeypatch.setattr(sample_or_sketch, "MAX_SAMPLES", 60 if task != "multilabel" else 300)
-    monkeypatch.setattr(sample_or_sketch, "_PIECE", 64)
+    monkeypatch.setattr(sample_or_sketch, "_CHUNK", 64)
     logits, target = predictions(task)
     builder = in_pieces(task, logits, target)
     report, again = builder.report(), builder.report()

@@ -1,4 +1,4 @@
-"""Accumulators of a report: the interface, the accumulator of sums or samples, and limits on memory."""
+"""Interface of the accumulators of a report, the accumulator of sums or samples, and limits on memory."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,27 +13,27 @@ from torchcalib.core.state import SamplesKind, SumsKind
 from torchcalib.io.saved import saved_value
 from torchcalib.reporting.lines import SCORES
 
-MAX_BINS = 1000  # largest number of bins that a diagram or table can show legibly
-MAX_COPIES = 2**53  # largest count: float64 represents all integers up to this one exactly
-_MAX_SUMS = 2**27  # largest number of sums: 1 GiB of float64
+MAX_BINS = 1000  # maximum number of bins for legible diagrams and tables
+MAX_COPIES = 2**53  # float64 represents all integers up to 2^53 exactly
+_MAX_SUMS = 2**27  # maximum number of float64 sums (1 GiB)
 
 S_co = TypeVar("S_co", covariant=True)
 
 
 class Accumulator(Protocol):
-    """Interface of the immutable accumulators of a report, such as sums, ranked samples and bins of groups."""
+    """Interface of the accumulators of a report. They are immutable, and contain sums or samples of all batches."""
 
     def of(self, p: Predictions) -> Self:
         """Return a new accumulator that contains only the batch `p`."""
 
     def __add__(self, other: Self, /) -> Self:
-        """Return an accumulator with the rows of both accumulators: first `self`, then `other`."""
+        """Return an accumulator with the data of `self`, followed by the data of `other`."""
 
     def state(self) -> dict[str, Any]:
-        """Return the accumulated data as tensors and plain values, for `loaded`."""
+        """Return the accumulated data as a dict of tensors and Python values, which `loaded` restores."""
 
     def loaded(self, state: Any) -> Self:
-        """Return an accumulator with the content of `state()`, on the CPU.
+        """Return an accumulator on the CPU, restored from a result of `state()`.
 
         Call this method on an empty accumulator. The state is checked, because a file may be damaged or malicious.
 
@@ -44,18 +44,18 @@ class Accumulator(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Accumulated(Generic[S_co]):
-    """Accumulator whose state consists of sums over samples, or of the samples.
+    """Accumulator of sums over samples, or of ranked samples.
 
     Attributes:
-        kind: operations on the state, `SumsKind` or `SamplesKind`.
-        content: the state; None before any data.
+        kind: operations on the sums (`SumsKind`) or samples (`SamplesKind`).
+        content: the sums or samples; None before the first batch.
     """
 
     kind: SumsKind[S_co] | SamplesKind
     content: Any = None
 
     def of(self, p: Predictions) -> Self:
-        """Return a new accumulator that contains one batch."""
+        """Return a new accumulator that contains only the batch `p`."""
         return replace(self, content=self.kind.detach(self.kind.of(p)))
 
     def __add__(self, other: Self) -> Self:
@@ -65,28 +65,30 @@ class Accumulated(Generic[S_co]):
 
     @property
     def statistic(self) -> S_co:
-        """The accumulated sums or samples."""
+        """The accumulated data as an object with metric values, such as `BinStats` or `RankedSample`."""
         statistic: S_co = self.kind.statistic(self.content)
         return statistic
 
     @property
     def n_ignored(self) -> tuple[int, int]:
-        """Numbers of invalid rows (counted on CUDA only) and of rows dropped by `nan_policy="drop"`."""
+        """Number of invalid rows (counted only on CUDA), and number of rows dropped by `nan_policy="drop"`."""
         n_invalid, n_dropped = self.kind.n_ignored(self.content).tolist()
         return int(n_invalid), int(n_dropped)
 
     def state(self) -> dict[str, Any]:
-        """Return the state as a list of tensors, for `loaded`."""
+        """Return a dict with the list of tensors `parts`, which `loaded` restores."""
         return {"parts": list(self.kind.parts(self.content))}
 
     def loaded(self, state: Any) -> Self:
-        """Return an accumulator with the content of `state()`; see `Accumulator.loaded`."""
+        """Return an accumulator, restored from a result of `state()`; see `Accumulator.loaded`."""
         parts = saved_value(state, "parts", list)
-        with torch.device("meta"):  # a damaged file may declare any number of classes: allocate no memory for them
+        with torch.device("meta"):  # allocates no memory: a damaged file may declare any number of classes
             expected = _numel(self.kind.parts(self.kind.empty()))
         content = self.kind.check(parts, self.kind.empty()) if _numel(parts) == expected else None
         if content is None:
-            raise ValueError(f"`parts` must contain {expected:,} float64 numbers, got {_numel(parts):,}")
+            raise ValueError(
+                f"`parts` must have {expected:,} float64 numbers, got {_numel(parts):,}. The file is corrupt."
+            )
         return replace(self, content=content)
 
 
@@ -95,7 +97,7 @@ def _numel(parts: Sequence[Any]) -> int:
 
 
 def check_size(task: Task, num_outputs: int, n_bins: int) -> None:
-    """Raise a ValueError if a report with this number of classes or labels needs more than 1 GiB for sums."""
+    """Raise a ValueError if the sums for `num_outputs` classes or labels need more than 1 GiB."""
     per_output = 3 * len(SCORES) * (2 if task == "multilabel" else 1) + (4 if task == "multilabel" else 3) * n_bins
     if task != "binary" and num_outputs * per_output > _MAX_SUMS:
         outputs = "labels" if task == "multilabel" else "classes"
@@ -106,7 +108,7 @@ def check_size(task: Task, num_outputs: int, n_bins: int) -> None:
 
 
 def are_counts(weights: Tensor | None) -> bool:
-    """Return True if there are no weights, or all of them are whole numbers of at most 2^53."""
+    """Return True if `weights` is None, or contains only whole numbers of at most 2^53."""
     if weights is None:
         return True
     w = weights.detach().double()

@@ -16,7 +16,7 @@ from torchcalib.io.saved import saved_tensor, saved_value
 from torchcalib.ops.logs import wide_dtype
 
 MAX_VALUES = 2**26
-"""Maximum number of elements of `preds` in a buffer. It admits 50,000 samples of 1,000 classes."""
+"""Maximum number of elements of `preds` in a buffer: about 67,000 samples of 1,000 classes."""
 
 MAX_SAMPLES = 2**20
 """Maximum number of samples in a buffer (multi-label: samples times labels)."""
@@ -27,14 +27,14 @@ _SMALL = 2**12
 
 @dataclass(frozen=True, eq=False)
 class PredictionBuffer:
-    """Copies of all predictions. The buffer is emptied when a limit on its size is exceeded.
+    """Copies of all predictions. The buffer drops them if it exceeds `MAX_SAMPLES` or `MAX_VALUES`.
 
     Attributes:
         input_format: task and options of the predictions.
-        n_ranks: number of processes that share the limits.
+        n_ranks: number of processes; each may store 1 / `n_ranks` of the limits.
         n_samples: number of samples added so far (multi-label: samples times labels).
         n_values: number of elements of `preds` added so far.
-        pieces: the copies, in the order of the rows.
+        pieces: copies of the batches, in their order. Small batches are concatenated.
     """
 
     input_format: InputFormat
@@ -45,7 +45,7 @@ class PredictionBuffer:
 
     @property
     def why_not(self) -> str:
-        """Reason why the buffer was emptied, as a clause; an empty string if the limits are not exceeded."""
+        """Reason why the predictions were dropped, as a clause; an empty string if no limit is exceeded."""
         if self.n_samples * self.n_ranks <= MAX_SAMPLES and self.n_values * self.n_ranks <= MAX_VALUES:
             return ""
         return (
@@ -55,11 +55,11 @@ class PredictionBuffer:
 
     @property
     def has_shares(self) -> bool:
-        """True if any target is soft: a probability instead of a label."""
+        """True if any target is a probability instead of a label."""
         return not all(piece.hard for piece in self.pieces)
 
     def of(self, p: Predictions) -> Self:
-        """Return a new buffer that contains one batch of predictions without batch axes."""
+        """Return a new buffer that contains only the batch `p`, which must have no batch axes."""
         empty = replace(self, n_samples=p.samples.numel(), n_values=p.given.numel(), pieces=[])
         return replace(empty, pieces=[_copied(p)] if empty.n_samples and not empty.why_not else [])
 
@@ -71,41 +71,41 @@ class PredictionBuffer:
         pieces = list(self.pieces)
         for piece in other.pieces:
             pieces.append(piece)
-            # Joining small pieces of similar size bounds their number, and copies each sample only a few times.
+            # Concatenate pieces of similar size: this limits their number, and copies each sample only a few times.
             while len(pieces) > 1 and pieces[-2].samples[-1] <= min(_SMALL, 2 * pieces[-1].samples[-1]):
                 pieces[-2:] = [_joined(pieces[-2:])]
         return replace(both, pieces=pieces)
 
     def limited(self, n_samples: int, n_values: int) -> Self:
-        """Return this buffer, or an empty one if these totals over all buffers to be merged exceed a limit."""
+        """Return an empty buffer if these totals over all buffers to be merged exceed a limit, otherwise `self`."""
         dropped = replace(self, n_samples=n_samples, n_values=n_values, pieces=[])
         return dropped if dropped.why_not else self
 
     def predictions(self) -> Predictions:
-        """Return all predictions as one batch, with integer targets if all of them are labels."""
+        """Return all predictions as one batch. Targets are integers if all targets are labels."""
         if len(self.pieces) > 1:
-            self.pieces[:] = [_joined(self.pieces)]  # in place, to free the pieces after the copy
-        return replace(self.pieces[0])  # a copy, because `Predictions` caches values in `computed`
+            self.pieces[:] = [_joined(self.pieces)]  # assigned in place, to free the separate pieces
+        return replace(self.pieces[0])  # a copy, because `Predictions` caches derived values
 
     def state(self) -> dict[str, Any]:
-        """Return the buffered predictions as tensors and plain values, for `loaded`."""
+        """Return the buffered predictions as a dict of tensors and Python values, which `loaded` restores."""
         names = ("given", "given_target", "weights", "rest")
         pieces = [{name: getattr(piece, name) for name in names} for piece in self.pieces]
         return {"n_samples": self.n_samples, "n_values": self.n_values, "pieces": pieces}
 
     def loaded(self, state: Any) -> Self:
-        """Return a buffer with the content of `state()`. The values are checked like new predictions."""
+        """Return a buffer, restored from a result of `state()`, with the checks of new predictions."""
         pieces = [self._loaded(piece) for piece in saved_value(state, "pieces", list)]
         n_samples, n_values = saved_value(state, "n_samples", int), saved_value(state, "n_values", int)
         loaded = replace(self, n_samples=n_samples, n_values=n_values, pieces=pieces)
         if not loaded.why_not and (size := sum(piece.given.numel() for piece in pieces)) != n_values:
-            raise ValueError(f"`pieces` must contain {n_values:,} predicted values, got {size:,}")
+            raise ValueError(f"`pieces` must contain {n_values:,} predicted values, got {size:,}. The file is corrupt.")
         return replace(loaded, pieces=[]) if loaded.why_not else loaded
 
     def _loaded(self, piece: dict[str, Any]) -> Predictions:
-        """Return the predictions of a saved piece, after checking them.
+        """Return an element of `pieces` from a file as predictions, after checking its values.
 
-        A multi-label piece `(L, N)` is checked as binary predictions with one batch axis, as `Predictions` stores it.
+        Multi-label predictions `(L, N)` are checked as binary predictions with one batch axis of length L.
         """
         original, task = self.input_format, self.input_format.read_as
         stored_task: Task = "multiclass" if task == "multiclass" else "binary"
@@ -118,7 +118,7 @@ class PredictionBuffer:
         axes = [*p.samples[:-1]]
         n_axes = 1 + n_batch + (stored_task == "multiclass")
         if p.replicates or piece["given"].dim() != n_axes or (axes and original.num_classes not in (None, *axes)):
-            raise ValueError(f"`pieces` must have no batch axes, got samples of shape {tuple(p.samples)}")
+            raise ValueError(f"`pieces` must have no batch axes, got shape {tuple(p.samples)}. The file is corrupt.")
         rest = None
         if piece["rest"] is not None:
             rest = saved_tensor(piece, "rest", torch.float64, tuple(p.given.shape))
@@ -127,7 +127,7 @@ class PredictionBuffer:
 
 
 def _copied(p: Predictions) -> Predictions:
-    """Return a copy with explicit weights, and with integer targets if all targets are labels."""
+    """Return a copy that always has weights, and has integer targets if all targets are labels."""
     ones = torch.ones(p.samples, dtype=wide_dtype(p.given.device), device=p.given.device)
     weights = ones if p.weights is None else ones * p.weights.detach()
     target, present = p.given_target.detach().clone(), weights != 0
@@ -144,7 +144,7 @@ def _copied(p: Predictions) -> Predictions:
         rest=None if p.rest is None else p.rest.detach().clone(),
         dtype=torch.promote_types(p.given.dtype, torch.float32),
         hard=not target.is_floating_point(),
-        sum_tolerance=math.inf,  # the sums of probabilities were checked when the batch was read
+        sum_tolerance=math.inf,  # no check that probabilities sum to 1, which was done before
         n_invalid=None,
         n_dropped=None,
         n_annotators=None,
@@ -152,7 +152,7 @@ def _copied(p: Predictions) -> Predictions:
 
 
 def _joined(pieces: Sequence[Predictions]) -> Predictions:
-    """Concatenate pieces; labels become soft targets if any piece has soft targets."""
+    """Concatenate predictions. If any of them have soft targets, labels are converted to soft targets."""
     first, hard = pieces[0], all(piece.hard for piece in pieces)
 
     def target(piece: Predictions) -> Tensor:

@@ -53,19 +53,18 @@ class ReportBuilder:
     `merge` adds the predictions of another builder, and `gather` merges the builders of all ranks. `save` and `load`
     move a builder between processes.
 
-    Memory is bounded. Rank-based values are exact up to 2^24 samples, and computed from a sketch above; see
-    `torchcalib.reporting.sample_or_sketch.SampleOrSketch`. `report.settings["order_based"]` describes the method.
-    Calibrators and bootstrap intervals need a copy of all predictions. The copy is dropped above 2^20 samples or 2^26
-    predicted values, and the report then omits them.
+    Memory is bounded. Rank-based errors are exact for up to 2^24 samples. For more samples they are computed from a
+    sketch of the probabilities; see `torchcalib.reporting.sample_or_sketch.SampleOrSketch`. Calibration gains and
+    bootstrap intervals are omitted above 2^20 samples or 2^26 predicted values, because they need all predictions.
 
     Args:
         task: `"binary"`, `"multiclass"` or `"multilabel"`.
         class_names: names of the classes in the order of the class axis; the negative class first if binary.
         n_bins: number of equal-width bins, and of equal-mass bins for the adaptive calibration error (ACE).
         right: use bins `(a, b]` instead of `[a, b)`.
-        with_calibration: compute `Report.calibration`.
-        with_intervals: compute intervals of scores and of rank-based errors.
-        source: origin of the predictions, to show in the report.
+        with_calibration: compute the gains of calibrators, `Report.calibration`.
+        with_intervals: compute 95% intervals, and the p-values and noise floors of rank-based errors.
+        source: origin of the predictions, such as file names, for the report.
 
     Example:
         >>> import torch
@@ -99,17 +98,18 @@ class ReportBuilder:
         check_option_names(options, _ARGUMENTS, "a report")
         if options.get("batch_dims"):
             raise TypeError(
-                f"`batch_dims` must be 0 for a report, got {options['batch_dims']!r}. Create one report for each entry."
+                f"`batch_dims` must be 0 for a report, got {options['batch_dims']!r}. "
+                "Create one report for each batch element."
             )
         if options.get("weights") is not None:
-            raise TypeError("`weights` must be passed to `update`, got them here. Pass them with their predictions.")
+            raise TypeError("`weights` must be None for `ReportBuilder`, got an array. Pass `weights` to `update`.")
         self._format = input_format_of(task, options)
         if task == "binary":
             check_name_count(self._class_names, 2)
         self._task = self._format.read_as
-        self._parts: frozenset[str] = frozenset()  # identifiers of merged builders, to detect duplicates
-        self._has_groups: bool | None = None  # unknown before the first batch
-        self._axis = -1  # class axis of the last batch, for fitted calibrators
+        self._parts: frozenset[str] = frozenset()  # identifiers of all merged builders, to reject a second merge
+        self._has_groups: bool | None = None  # None before the first batch
+        self._axis = -1  # class axis of the last batch; `fit` passes it to calibrators
         self._accumulators: dict[str, Any] = {}  # empty until the first batch determines the number of classes
 
     def update(
@@ -129,9 +129,9 @@ class ReportBuilder:
             target: labels or soft targets.
             weights: non-negative weight of each sample.
             sample_weight: alias of `weights`, as in scikit-learn.
-            groups: integers, the group of each sample, or -1 for no group. Pass groups with all batches or with none.
-            group_names: names of the groups, indexed by group number; None uses the digits of the number as the name.
-                Groups with the same name are merged, even if their numbers differ between batches.
+            groups: group number of each sample, or -1 for no group. Pass groups with all batches or with none.
+            group_names: names of the groups, indexed by group number; None uses the numbers as names. Groups with the
+                same name are merged, even if their numbers differ between batches.
 
         Raises:
             TypeError, ValueError: for invalid input.
@@ -141,8 +141,8 @@ class ReportBuilder:
         p = self._format.read(preds, target, weights, batch_shape=(), drop_invalid=not on_cpu)
         if self._has_groups not in (None, groups is not None):
             raise ValueError(
-                "`groups` must be passed with all batches of a report or with none, got batches of both kinds. "
-                "Use group -1 for rows without a group."
+                "`groups` must be passed with all batches of a report or with none, got batches with and without "
+                "groups. Use group -1 for rows without a group."
             )
         input_format = replace(self._format, num_classes=self._classes_of(preds, target))
         check_name_count(self._class_names, input_format.num_classes or 2)
@@ -174,12 +174,12 @@ class ReportBuilder:
         s = self._statistics()
         p, why_not = self._buffered()
         evidence, evidence_notes = run_error_test(s, with_intervals=self._with_intervals)
-        order_based, rank_notes = self._order_notes(s)
+        order_based, rank_notes = self._rank_based_notes(s)
         notes = [*evidence_notes, *rank_notes]
         lines, tables = s.lines(), s.tables()
         main = next(line for line in with_evidence(lines, evidence) if line.key in evidence)
         are_confidences = self.source is not None and self.source.are_confidences
-        # For confidences, the sentence has the same form as for the top label.
+        # Use the sentence for multi-class predictions: confidences are probabilities of the predicted class.
         sentence_task: Task = "multiclass" if are_confidences else self._task
         sentence = sentence_of(
             sentence_task, {line.key: line.value for line in lines}, next(iter(tables.values())), main
@@ -237,7 +237,7 @@ class ReportBuilder:
         score_sums = self._accumulators.get(NLL.__name__)
         if score_sums is None or not bool((score_sums.statistic.total > 0).any()):
             raise ValueError(
-                "`preds` must contain at least one sample with a positive weight, got none. Add predictions."
+                "`preds` must contain at least one sample with a positive weight, got none. Add one by `update`."
             )
         self._raise_if_invalid()
         ranked = self._ranked_samples if score_sums.statistic.total.sum() <= MAX_COPIES else {}
@@ -251,13 +251,12 @@ class ReportBuilder:
 
     @property
     def _ranked_samples(self) -> dict[NamedMode, SampleOrSketch]:
-        """Ranked samples for each mode; empty if any weight is fractional."""
+        """Accumulators of ranked samples by mode; empty if any weight is fractional."""
         names = {mode: sample_name(mode) for mode in modes_of(self._task)}
         return {r: self._accumulators[name] for r, name in names.items() if name in self._accumulators}
 
     @property
     def _buffer(self) -> PredictionBuffer:
-        """Buffer of predictions, which is empty before the first batch."""
         buffer: PredictionBuffer = self._accumulators.get(BUFFER, PredictionBuffer(self._format))
         return buffer
 
@@ -266,20 +265,20 @@ class ReportBuilder:
         if n_invalid := self._accumulators[NLL.__name__].n_ignored[0]:
             raise ValueError(
                 f"`preds` and `target` must be valid, got {n_invalid} rows with NaN, or with values or labels out of "
-                "range. Add the same data on the CPU to see which rows are invalid."
+                "range. Add the data on the CPU to get a detailed error."
             )
 
     def _buffered(self) -> tuple[Predictions | None, str]:
-        """Return all predictions and an empty string; if they are not available, None and the reason as a clause."""
+        """Return all predictions and an empty string, or None and the reason why they are not available."""
         if self._buffer.why_not or not self._buffer.pieces:
             return None, self._buffer.why_not
         try:
             return self._buffer.predictions(), ""
-        except RuntimeError as error:  # usually out of memory: the rest of the report can still be computed
+        except RuntimeError as error:  # usually out of memory; the rest of the report needs less memory
             return None, f"concatenating the predictions failed with {failure(error)}"
 
-    def _order_notes(self, s: Statistics) -> tuple[str, list[str]]:
-        """Return the method for rank-based values (`"exact"`, a sketch or `"left out"`), and notes on omissions."""
+    def _rank_based_notes(self, s: Statistics) -> tuple[str, list[str]]:
+        """Return how rank-based errors are computed, such as `"exact"`, and notes on omitted errors."""
         if not s.samples:
             return "left out", ["ACE, TCE, KS, MCB, DSC and UNC are omitted: they need weights that are whole numbers."]
         notes = [] if s.has_labels else ["TCE, MCB, DSC and UNC are omitted: they need labels, and targets are soft."]
@@ -294,7 +293,7 @@ class ReportBuilder:
         return f"sketch, {resolution:,} cells per unit of log-odds", notes
 
     def why_no_calibration(self) -> str:
-        """Return the reason why no calibrator can be fitted, as a clause; an empty string if a fit is possible."""
+        """Return the reason why `fit` cannot fit a calibrator, as a clause; an empty string if it can."""
         if not self._with_calibration:
             return "with_calibration is False"
         return self._buffer.why_not or ("some targets are soft" if self._buffer.has_shares else "")
@@ -303,10 +302,10 @@ class ReportBuilder:
         """Return a copy of a calibrator, fitted to all predictions added so far.
 
         Args:
-            calibrator: for example `report().calibration.calibrator`.
+            calibrator: the calibrator to copy, for example `report().calibration.calibrator`.
 
         Returns:
-            The fitted copy, for predictions with the class axis of the last batch.
+            The fitted copy. Its input must have the class axis of the last batch.
 
         Raises:
             ValueError: if the buffer contains no predictions with labels, or the calibrator does not support the task.
@@ -316,7 +315,10 @@ class ReportBuilder:
         """
         why_not = self.why_no_calibration() or ("" if self._buffer.pieces else "no predictions were added")
         if why_not:
-            raise ValueError(f"`fit` must have buffered predictions with labels, got none: {why_not}.")
+            raise ValueError(
+                f"`fit` must have buffered predictions with labels, got none: {why_not}. "
+                "Call `calibrator.fit(preds, target)`."
+            )
         self._raise_if_invalid()
         fit = fitted(calibrator, self._buffer.predictions(), self._axis, self._format.positive_classes)
         fit.warn()
@@ -324,7 +326,7 @@ class ReportBuilder:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """All arguments of the builder except `source`, as plain values."""
+        """All arguments of the builder except `source`, as a dict of plain Python values."""
         options = {name: getattr(self._format, name) for name in _OPTIONS}
         contents = {"with_calibration": self._with_calibration, "with_intervals": self._with_intervals}
         names = {"class_names": list(self._class_names) or None}
@@ -333,14 +335,14 @@ class ReportBuilder:
     def merge(self, other: "ReportBuilder") -> None:
         """Append the predictions of another builder.
 
-        The report then equals the report on all predictions: counts are identical, and other sums agree up to rounding.
-        The size limits apply to the merged predictions.
+        The result is the same as after adding all predictions to this builder, up to rounding of sums. The size limits
+        apply to the merged predictions.
 
         Args:
             other: a builder with the same arguments; it is unchanged.
 
         Raises:
-            ValueError: if the arguments or file formats differ, or if a part was merged before. The builder is then
+            ValueError: if the arguments or file formats differ, or if `other` was merged before. The builder is then
                 unchanged.
         """
         source = self._joined_source(other)
@@ -348,12 +350,12 @@ class ReportBuilder:
         if len(groups_given) > 1:
             raise ValueError(
                 "`other` must have groups if this builder has groups, got groups in only one of them. "
-                "Create all parts with the same arguments."
+                "Pass `groups` to `update` of both builders."
             )
         if self._parts & other._parts:
             raise ValueError(
                 "`other` must contain no predictions of this builder, got a part that was merged before. "
-                "Merge each part once."
+                "Merge each builder once."
             )
         if other._accumulators:
             self._axis = other._axis
@@ -367,7 +369,7 @@ class ReportBuilder:
         self.source = source
 
     def __add__(self, other: "ReportBuilder") -> "ReportBuilder":
-        """Return a builder with the predictions of both; see `merge`."""
+        """Return a new builder with the predictions of `self` and `other`; see `merge`."""
         both = ReportBuilder(**self.settings)
         both.merge(self)
         both.merge(other)
@@ -377,8 +379,8 @@ class ReportBuilder:
         """Write the state to a file. An interrupted write leaves no incomplete file.
 
         `ReportBuilder.load` restores the builder. The command `torchcalib merge FILE ...` computes one report from
-        several files. A file contains sums and, up to the limits of the builder, the predictions for rank-based values,
-        intervals and calibrators. It is much smaller if both `with_calibration` and `with_intervals` are False.
+        several files. A file contains sums, ranked samples, and a copy of the predictions if the builder stores one. It
+        is much smaller if both `with_calibration` and `with_intervals` are False.
 
         Args:
             path: path of the file. An existing file is replaced.
@@ -394,8 +396,7 @@ class ReportBuilder:
     def load(cls, path: str | Path) -> "ReportBuilder":
         """Load a builder from a file that `save` or `torchcalib report --save-state` wrote.
 
-        Untrusted files are safe to load: no code is executed, memory is limited by the file size, and all values are
-        checked.
+        Untrusted files are safe: no code is executed, all values are checked, and the file size limits the memory.
 
         Args:
             path: path of the file.
@@ -427,8 +428,8 @@ class ReportBuilder:
     def gather(self, process_group: Any = None) -> "ReportBuilder | None":
         """Merge the builders of all ranks on rank 0, in the order of ranks. Every rank must call this method.
 
-        All states are sent in one collective, after an exchange of the sizes. If the predictions of all ranks together
-        exceed a size limit, every builder applies that limit first.
+        All states are sent in one collective, after an exchange of the sizes. Above a size limit, every rank first
+        drops its copy of the predictions, or converts its ranked samples to a sketch.
 
         Args:
             process_group: process group with backend Gloo or NCCL; None is the default group.
@@ -445,7 +446,7 @@ class ReportBuilder:
         return reduce(add, parts) if parts else None
 
     def _joined_source(self, other: "ReportBuilder") -> Source | None:
-        """Return the source of the merged builder, after checking that both builders have the same settings."""
+        """Check that both builders have the same arguments, and return the source of the merged builder."""
         mine, theirs = self.settings, other.settings
         if self._accumulators and other._accumulators:
             mine["classes"], theirs["classes"] = self._format.num_classes, other._format.num_classes
@@ -461,19 +462,19 @@ class ReportBuilder:
 
     @property
     def held(self) -> tuple[int, int, int]:
-        """Numbers of samples and predicted values in the buffer, and number of exact ranked samples."""
+        """Numbers of samples and of predicted values added to the buffer, and number of exact ranked samples."""
         n_ranked = max((sample.size for sample in self._ranked_samples.values()), default=0)
         return self._buffer.n_samples, self._buffer.n_values, n_ranked
 
     def limit(self, n_samples: int, n_values: int, n_ranked: int) -> None:
-        """Apply the size limits of a merged builder, given the totals of `held` over all builders to be merged."""
+        """Apply the size limits to the totals of `held` over all builders to be merged."""
         if BUFFER in self._accumulators:
             self._accumulators[BUFFER] = self._buffer.limited(n_samples, n_values)
         for mode, sample in self._ranked_samples.items():
             self._accumulators[sample_name(mode)] = sample.limited(n_ranked)
 
     def state(self) -> dict[str, Any]:
-        """Return settings and accumulated data as tensors and plain values, for `of_state`."""
+        """Return settings and accumulated data as a dict of tensors and Python values, which `of_state` restores."""
         return {
             "settings": self.settings,
             "source": None if self.source is None else self.source.state(),
@@ -485,7 +486,7 @@ class ReportBuilder:
 
     @classmethod
     def of_state(cls, state: Mapping[str, Any]) -> Self:
-        """Return a builder with the content of `state()`, on the CPU. The state is checked.
+        """Return a builder on the CPU, restored from a result of `state()`. The state is checked.
 
         Raises:
             Exception: of any type, if the state is invalid.
@@ -502,19 +503,21 @@ class ReportBuilder:
         empty = builder._empty(builder._format)
         optional = {GROUPS, *map(sample_name, modes_of(builder._task))}
         if not empty.keys() - optional <= saved.keys() <= empty.keys():
-            raise ValueError(f"`accumulators` must contain {', '.join(empty)}, got {', '.join(map(str, saved))}")
+            raise ValueError(
+                f"`accumulators` must have {', '.join(empty)}, got {', '.join(map(str, saved))}. The file is corrupt."
+            )
         builder._accumulators = {name: each.loaded(saved[name]) for name, each in empty.items() if name in saved}
         builder._has_groups = GROUPS in saved
         return builder
 
     def _classes_of(self, preds: Tensor, target: Tensor) -> int | None:
-        """Return the size of the class axis; None for a binary task."""
+        """Return the number of classes or labels in `preds`; None for a binary task."""
         if self._format.task == "binary" or not preds.dim():
             return None
         return preds.shape[self._format.resolved(preds, target).axis]
 
     def _empty(self, input_format: InputFormat) -> dict[str, Any]:
-        """Return empty accumulators by name. `input_format` must contain the number of classes.
+        """Return a dict of empty accumulators by name. `input_format` must contain the number of classes.
 
         Raises:
             ValueError: if the sums would take more than 1 GiB.
@@ -543,5 +546,5 @@ def sample_name(mode: NamedMode) -> str:
 
 
 def _sum(mine: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
-    """Add accumulators by name. Names missing in `others` are dropped: ranked samples, if weights are fractional."""
+    """Add accumulators by name. Ranked samples are dropped unless both mappings contain them."""
     return {name: each + others[name] for name, each in mine.items() if name in others}

@@ -37,7 +37,7 @@ FOLDS = FoldOptions(n_folds=5, seed=0)
 def calibration_stage(
     p: Predictions | None, why_not: str, class_names: Sequence[str] = ()
 ) -> tuple[CalibrationStage | None, tuple[str, ...]]:
-    """Cross-validate every applicable calibrator.
+    """Cross-validate every calibrator that supports the task and the weights.
 
     Args:
         p: predictions with labels as targets; None if they are not available.
@@ -45,14 +45,14 @@ def calibration_stage(
         class_names: names of the classes or labels; empty if unknown.
 
     Returns:
-        The cross-validated gains and an empty tuple; or None and a note with the reason.
+        The cross-validated gains and an empty tuple, or None and a note with the reason.
     """
     if p is not None:
         why_not = _why_no_folds(p, class_names)
         try:
             if not why_not:
                 return _stage(p), ()
-        except RuntimeError as error:  # usually out of memory: the rest of the report can still be computed
+        except RuntimeError as error:  # usually out of memory; the rest of the report needs less memory
             why_not = f"cross-validation failed with {failure(error)}"
     return None, (f"Calibration gains are omitted: {why_not}.",)
 
@@ -68,12 +68,11 @@ def fitted(calibrator: T, p: Predictions, class_axis: int = -1, positive_classes
         raise ValueError(
             f"`calibrator` must support the data, got {calibrator!r} for task {p.task}. It supports {tasks}{counts}."
         )
-    with torch.inference_mode(False):  # autograd refuses tensors that were created in inference mode
+    with torch.inference_mode(False):  # autograd does not support tensors that were created in inference mode
         return calibrator.fit_to(p, class_axis=class_axis, positive_classes=positive_classes)
 
 
 def _stage(p: Predictions) -> CalibrationStage:
-    """Cross-validate all calibrators on the same folds."""
     calibrators, notes = _applicable(p)
     folds, n_folds = folds_of(p, FOLDS)
     raw = _scores(p)
@@ -100,7 +99,7 @@ def _stage(p: Predictions) -> CalibrationStage:
 
 
 def _rcl(raw: float, after: float) -> float:
-    """Return the relative calibration loss in percent: 100 (1 - after / raw); NaN for 0 / 0 and inf / inf."""
+    """Return the relative calibration loss in percent, 100 (1 - after / raw); NaN for 0 / 0 and inf / inf."""
     return float(100 * (1 - torch.tensor(after, dtype=torch.float64) / raw))
 
 
@@ -109,7 +108,7 @@ def _scores(p: Predictions) -> dict[str, float]:
 
 
 def _applicable(p: Predictions) -> tuple[list[Calibrator], tuple[str, ...]]:
-    """Return the calibrators that support the data, and notes on the calibrators that support only its task."""
+    """Return the calibrators to evaluate, and notes on calibrators omitted due to weights or run time."""
     applicable: list[Calibrator] = []
     notes: tuple[str, ...] = ()
     counts = are_counts(p.weights)
@@ -129,7 +128,7 @@ def _applicable(p: Predictions) -> tuple[list[Calibrator], tuple[str, ...]]:
 
 
 def _why_no_folds(p: Predictions, class_names: Sequence[str]) -> str:
-    """Return the reason, as a clause, why stratified folds are impossible; an empty string if they are possible."""
+    """Return the reason why stratified folds are impossible, as a clause; an empty string if they are possible."""
     target = p.target.long().reshape(-1, p.target.shape[-1])
     present = torch.ones_like(target, dtype=torch.bool)
     if p.weights is not None:

@@ -1,8 +1,7 @@
 """Reports on confidences: the predicted probabilities that predictions or answers are correct.
 
 Confidences are evaluated as a binary task: the confidence c is the probability of the outcome "correct". Errors of the
-positive class are then errors of the top label. Values that depend on the threshold 0.5 or on max(c, 1 - c) are
-removed.
+positive class are then errors of the top label. Errors of the confidence max(c, 1 - c) are removed.
 """
 
 from collections.abc import Mapping
@@ -21,7 +20,7 @@ _Z = 1.959963984540054  # 97.5% quantile of the normal distribution
 
 
 def report_of_confidences(report: Report, weights_are_counts: bool) -> Report:
-    """Convert a binary report to confidences: accuracy is the mean outcome, and only errors of the top label remain.
+    """Convert a binary report to a report on confidences, with the mean outcome as accuracy.
 
     Args:
         report: report of the task "binary".
@@ -44,7 +43,7 @@ def report_of_confidences(report: Report, weights_are_counts: bool) -> Report:
 
 
 def comparison_of_confidences(comparison: Comparison) -> Comparison:
-    """Convert a binary comparison to confidences: remove the accuracy, and keep only errors of the top label."""
+    """Convert a binary comparison to a comparison of confidences, without accuracy."""
     lines = tuple(line for line in _as_top_label(comparison.lines) if line.key != "accuracy")
     return replace(
         comparison,
@@ -55,7 +54,7 @@ def comparison_of_confidences(comparison: Comparison) -> Comparison:
 
 
 def _as_top_label(lines: tuple[Q, ...]) -> list[Q]:
-    """Return the scores, and the errors of the positive class renamed to errors of the top label."""
+    """Remove errors of the binary top label, and rename errors of the positive class to errors of the top label."""
     suffix = "/positive"
     return [
         replace(line, key=line.key.replace(suffix, "/top_label"), group=GROUPS["top_label"])
@@ -75,7 +74,7 @@ def _has_intervals(report: Report) -> bool:
 
 
 def _wilson(share: float, n: float) -> LineInterval:
-    """Return the 95% score interval (Wilson 1927) of the binomial proportion `share` in n samples."""
+    """Return the 95% Wilson score interval (Wilson 1927) of a binomial proportion `share` of n samples."""
     centre = (share + _Z**2 / (2 * n)) / (1 + _Z**2 / n)
     half = _Z / (1 + _Z**2 / n) * (share * (1 - share) / n + _Z**2 / (4 * n**2)) ** 0.5
     return LineInterval(max(0.0, centre - half), min(1.0, centre + half))

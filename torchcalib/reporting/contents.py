@@ -1,4 +1,4 @@
-"""Tables and explanations of reports and comparisons, for pages, terminals and `str`."""
+"""Tables and explanations of reports and comparisons, for HTML pages, terminals and `str`."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -103,7 +103,7 @@ def input_line(results: "Results[Any]") -> str:
 
 
 def facts(results: "Results[Any]", source: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return pairs of a name and a formatted value for the source, the input and the settings."""
+    """Return the source, the input and the settings as pairs of a name and a formatted value."""
     settings = dict(results.settings)
     is_multilabel = results.task == "multilabel"
     found = [(str(key).replace("_", " "), formatted(value)) for key, value in source.items()]
@@ -156,7 +156,7 @@ def line_table(report: "Report") -> Table:
         Column("p", lambda line: p_value(line.p_value), is_number=False, data={"p_value": lambda line: line.p_value}),
         Column("perfect", lambda line: short(line.perfect), shown="wide"),
         Column("naive", lambda line: short(line.naive)),
-        *_about(report),
+        *_explanation_columns(report),
     ]
     return Table.of(columns, _by_group(report.lines), index=["key"])
 
@@ -168,7 +168,7 @@ def _name_column() -> Column:
 
 
 def _interval_column(interval_of: Callable[[Any], Any], prefix: str = "") -> Column:
-    """Return the column of intervals; in a DataFrame, the columns `low` and `high` with a prefix."""
+    """Return the column of intervals; in a DataFrame, the columns `{prefix}low` and `{prefix}high`."""
 
     def end(line: Any, name: str) -> float:
         found = interval_of(line)
@@ -189,7 +189,10 @@ def difference_table(comparison: "Comparison", *names: str) -> Table:
     columns = [_name_column(), _value_column(first)]
     for name in names:
         columns += [_value_column(name), *_difference_columns(first, name, alone=len(names) == 1)]
-    columns += [Column("better is", lambda line: Cell(line.better), is_number=False, shown="page"), *_about(comparison)]
+    columns += [
+        Column("better is", lambda line: Cell(line.better), is_number=False, shown="page"),
+        *_explanation_columns(comparison),
+    ]
     title = f"{listed([printable(name) for name in names])} compared with {printable(first)}"
     return Table.of(columns, _by_group(comparison.lines), title, index=["key"])
 
@@ -234,8 +237,7 @@ def _by_group(lines: Iterable[Any]) -> dict[str, list[Any]]:
     return {group: list(members) for group, members in groupby(lines, attrgetter("group"))}
 
 
-def _about(results: "Results[Any]") -> list[Column]:
-    """Return the columns `unit`, `question` and `source`, which explain a line."""
+def _explanation_columns(results: "Results[Any]") -> list[Column]:
     sources = sources_of(results)
 
     def source(line: "Quantity") -> Cell:

@@ -84,7 +84,7 @@ class Quantity:
 
 @dataclass(frozen=True, kw_only=True)
 class Line(Quantity):
-    """One value of a report, with its noise floor, p-value and interval.
+    """One score or calibration error of a report, with its noise floor, p-value and interval.
 
     `str(line)` is one line of text: `"ECE 0.0210 (noise floor 0.0040, 95% 0.0180-0.0240, p < 0.001)"`.
 
@@ -121,10 +121,10 @@ class Difference:
     Attributes:
         value: the difference; for a signed metric, the difference of absolute values.
         interval: 95% paired bootstrap interval; None if omitted.
-        chance: expected difference of two calibrated systems with these confidences, because sampling noise adds
-            unequal amounts to their errors. None for quantities without this bias, and without an interval.
-        verdict: `"better"` or `"worse"` if the interval excludes 0, also after subtracting `chance`. Otherwise
-            `"not significant"`: the difference is not significant.
+        chance: expected difference of two calibrated systems with these confidences. Sampling noise adds unequal
+            amounts to their errors. None for metrics without this bias, and without an interval.
+        verdict: `"better"` or `"worse"` if the interval excludes 0, also after subtracting `chance`; otherwise
+            `"not significant"`.
     """
 
     value: float
@@ -159,7 +159,7 @@ class CalibrationGain:
         score: display name of the score: `"NLL"` (negative log-likelihood) or `"Brier score"`.
         calibrator: display name of the calibrator, such as `"temperature scaling"`.
         value: cross-validated score of the calibrated predictions.
-        rcl: relative calibration loss in percent, 100 (1 - value / raw score). Negative if calibration is harmful.
+        rcl: relative calibration loss in percent, 100 (1 - value / uncalibrated score). Negative for an increase.
     """
 
     score: str
@@ -207,7 +207,7 @@ class CalibrationStage(Tabular):
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Results(Mapping[str, V], Tabular):
-    """Base class of `Report` and `Comparison`: a mapping from keys to results, with metadata.
+    """Base class of `Report` and `Comparison`: a mapping from keys such as `"nll"` to values, with metadata.
 
     An error key without a mode refers to the main mode: `"ece"` is `"ece/top_label"` for a multi-class task.
 
@@ -215,7 +215,7 @@ class Results(Mapping[str, V], Tabular):
         task: `"binary"`, `"multiclass"` or `"multilabel"`.
         n: sum of weights over the samples; multi-label: over the labelled entries.
         num_classes: number of classes C or labels L; 2 for a binary task.
-        lines: results in the order of the table.
+        lines: scores and calibration errors, in the order of the table.
         settings: options for the input and the bins.
         notes: sentences on limitations, such as omitted values.
         n_dropped: number of samples (multi-label: entries) dropped by `nan_policy="drop"`.
@@ -237,11 +237,11 @@ class Results(Mapping[str, V], Tabular):
 
     @abstractmethod
     def _entry(self, line: Any) -> V:
-        """Return the value of the mapping for a line."""
+        """Return the value that the mapping has for the key of `line`."""
 
     @abstractmethod
     def _page(self) -> str:
-        """Return the HTML page."""
+        """Return the results as a self-contained HTML page."""
 
     @abstractmethod
     def _files(self) -> Mapping[str, bytes]:
@@ -251,7 +251,7 @@ class Results(Mapping[str, V], Tabular):
         for line in self.lines:
             if line.key == key:
                 return self._entry(line)
-        for line in self.lines:  # lines of the main mode come first
+        for line in self.lines:  # errors of the main mode precede those of other modes
             if line.key.startswith(f"{key}/"):
                 return self._entry(line)
         raise KeyError(f"`key` must be one of {', '.join(self)}, got {key!r}.")
@@ -342,9 +342,9 @@ class Report(Results[float]):
         tests: table of the bins of the test-based calibration error (TCE) for each mode; multi-label: all labels
             pooled. Empty for soft targets and for fractional weights.
         calibration: cross-validated gains of calibrators; None if omitted (`notes` contains the reason).
-        history: validations of the training, from a `torchcalib.Monitor`:
+        history: training history from a `torchcalib.Monitor`, or None. Add it by
             `dataclasses.replace(report, history=monitor.history)`.
-        groups: the groups of rows with the largest excess of ECE over its noise floor; None without groups.
+        groups: table of the groups with the largest excess of ECE over its noise floor; None without groups.
     """
 
     lines: tuple[Line, ...]
@@ -387,9 +387,9 @@ class Report(Results[float]):
         - Brier score decomposition, for the same modes: miscalibration (MCB), discrimination (DSC), uncertainty (UNC).
 
         TCE, MCB, DSC and UNC are omitted for soft targets. ACE, TCE, KS, MCB, DSC and UNC are omitted for fractional
-        weights. Above 2^24 samples (multi-label: samples times labels) they are computed from a sketch, which rounds
-        probabilities by less than 1 / 2,048 in log-odds (more above 16 labels). The sketch is exact for float16 and
-        bfloat16; see `torchcalib.core.ranked.LogitCells`.
+        weights. Above 2^24 samples (multi-label: samples times labels) they are computed from a sketch. It rounds
+        probabilities by less than 1 / 2,048 in log-odds (more above 16 labels). It is exact for float16 and bfloat16;
+        see `torchcalib.core.ranked.LogitCells`.
 
         `calibration` contains NLL and Brier score after cross-validated calibration in 5 stratified folds. Calibrators
         are temperature scaling and affine scaling of the logits (one temperature, and one bias for each class). For
@@ -417,7 +417,7 @@ class Report(Results[float]):
             n_bins: number of equal-width bins, and of equal-mass bins for ACE.
             right: use bins `(a, b]` instead of `[a, b)`.
             with_calibration: compute `calibration`.
-            with_intervals: compute intervals of scores and of rank-based errors.
+            with_intervals: compute 95% intervals, and the p-values and noise floors of rank-based errors.
             groups: group number of each sample, integers `(N,)`, or -1 for no group. The report then contains the
                 groups with the largest excess of ECE over its noise floor.
             group_names: names of the groups, indexed by group number; None uses the numbers.
@@ -514,7 +514,7 @@ class Report(Results[float]):
         for name in ("task", "from_logits", "positive_classes", "class_axis"):
             if name in options:
                 raise TypeError(
-                    f"`{name}` must not be passed for a classifier, which determines it, got {options[name]!r}. "
+                    f"`{name}` must not be passed, because the classifier determines it, got {options[name]!r}. "
                     "Call torchcalib.report(clf.predict_proba(X), y, ...) to set it."
                 )
         return cls.from_predictions(
@@ -561,7 +561,7 @@ class Report(Results[float]):
             n_bins: number of equal-width bins, and of equal-mass bins for the adaptive calibration error (ACE).
             right: use bins `(a, b]` instead of `[a, b)`.
             with_calibration: compute `calibration`.
-            with_intervals: compute intervals of scores and of rank-based errors.
+            with_intervals: compute 95% intervals, and the p-values and noise floors of rank-based errors.
             ignore_index: rows with this target are dropped.
             nan_policy: `"drop"` drops and counts rows with NaN; `"raise"` raises an error.
 
@@ -570,7 +570,7 @@ class Report(Results[float]):
 
         Raises:
             OSError: if a file cannot be read.
-            TypeError, ValueError: if the content of a file is invalid, or an argument is needed.
+            TypeError, ValueError: if the content of a file is invalid, or a required argument is missing.
 
         Example:
             >>> import tempfile
@@ -599,7 +599,7 @@ class Report(Results[float]):
 
     @property
     def main_table(self) -> BinTable:
-        """Bin table of the main mode."""
+        """Bin table of the main mode, the first entry of `tables`."""
         return next(iter(self.tables.values()))
 
     @property
@@ -705,7 +705,7 @@ class Comparison(Results[ComparedLine]):
 
     @property
     def caution(self) -> str:
-        """Warning about multiple comparisons, to show below the tables."""
+        """Text on multiple comparisons or missing intervals, to show below the tables."""
         n = sum(difference.interval is not None for line in self.lines for difference in line.differences.values())
         if not n:
             return "Without intervals, the significance of differences is unknown."
@@ -716,7 +716,7 @@ class Comparison(Results[ComparedLine]):
 
     @property
     def main_lines(self) -> tuple[ComparedLine, ...]:
-        """Lines of the scores and of the main mode, which the diagram shows."""
+        """Scores, and calibration errors of the main mode. `difference_plot` draws only these lines."""
         groups = list(dict.fromkeys(line.group for line in self.lines))[:2]
         return tuple(line for line in self.lines if line.group in groups)
 
@@ -748,7 +748,7 @@ class Comparison(Results[ComparedLine]):
 
 
 def plain(value: Any) -> Any:
-    """Convert nested values to values that strict JSON can represent."""
+    """Convert data classes, tables and containers to values that strict JSON can represent."""
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
     if isinstance(value, BinTable):
@@ -756,7 +756,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, History):
         return plain(value.to_dict())
     if isinstance(value, Calibrator):
-        return f"{type(value).__name__}()"  # without parameters, if the user has fitted it
+        return f"{type(value).__name__}()"  # the fitted parameters are omitted
     if is_dataclass(value):
         return {each.name: plain(getattr(value, each.name)) for each in fields(value)}
     if isinstance(value, Mapping):

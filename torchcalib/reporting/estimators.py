@@ -26,8 +26,8 @@ def predictions_of(estimator: Any, X: Any, y: Any) -> Prepared:  # noqa: N803 - 
             f"`estimator` must be fitted and have classes_, got {type(estimator).__name__}. "
             "Fit it, or pass its predictions to torchcalib.report with class_names."
         )
-    if isinstance(probs, list):  # one array for each output
-        return _of_outputs([np.asarray(each) for each in probs], classes, target)
+    if isinstance(probs, list):  # a classifier with several outputs returns one array for each
+        return _multilabel_predictions([np.asarray(each) for each in probs], classes, target)
     probs = np.asarray(probs)
     if target.ndim == 2:
         _check_rows(probs, target)
@@ -45,8 +45,8 @@ def predictions_of(estimator: Any, X: Any, y: Any) -> Prepared:  # noqa: N803 - 
     return Prepared(torch.from_numpy(probs.copy()), labels, "multiclass", names)
 
 
-def _of_outputs(probs: Sequence[NDArray[Any]], classes: Sequence[Any], target: NDArray[Any]) -> Prepared:
-    """Return multi-label predictions P(y_l = 1) of a classifier with one `(N, 2)` array for each output l."""
+def _multilabel_predictions(probs: Sequence[NDArray[Any]], classes: Sequence[Any], target: NDArray[Any]) -> Prepared:
+    """Return targets and probabilities P(y_l = 1) `(N, L)`, given one array `(N, 2)` of `probs` for each label l."""
     columns = []
     for output, output_classes in zip(probs, classes, strict=True):
         if not set(np.asarray(output_classes).tolist()) <= {0, 1}:
@@ -77,7 +77,7 @@ def _flags(target: NDArray[Any]) -> torch.Tensor:
 
 
 def _names(classes: Sequence[Any], n_labels: int) -> tuple[str, ...]:
-    """Return the label names, or an empty tuple if the names are the column numbers."""
+    """Return the names of the labels; an empty tuple if they are only the column numbers."""
     names = tuple(map(str, classes))
     return names if len(names) == n_labels and names != tuple(map(str, range(n_labels))) else ()
 
@@ -97,6 +97,6 @@ def _indices(target: NDArray[Any], classes: Sequence[Any]) -> NDArray[np.int64]:
     if len(unknown):
         raise ValueError(
             f"`y` must contain only the classes of the classifier, {names.tolist()}, got "
-            f"{target[unknown[0]].item()!r} ({len(unknown)} of {len(target)} rows). Encode labels as in the fit."
+            f"{target[unknown[0]].item()!r} ({len(unknown)} of {len(target)} rows). Encode the labels as for `fit`."
         )
     return indices

@@ -24,23 +24,23 @@ MAX_GROUPS = 10_000
 WORST = 10
 """Number of groups in the table of a report."""
 
-MAX_NAME_LENGTH = 1000  # maximum number of characters in a group name, as for names in files
-_MAX_SUMS = 2**27  # largest number of sums: 1 GiB of float64
-_REPLICATES, _REPLICATES_IN_ALL = 199, 200_000  # simulated replicates for each group, and maximum over all groups
+MAX_NAME_LENGTH = 1000  # maximum number of characters in a group name
+_MAX_SUMS = 2**27  # maximum number of float64 sums (1 GiB)
+_REPLICATES, _TOTAL_REPLICATES = 199, 200_000  # maximum numbers of simulated replicates, for one and for all groups
 
 
 @dataclass(frozen=True, eq=False)
 class GroupBins:
     """Sums over equal-width bins for each group.
 
-    Groups are identified by name. The name of a numbered group is its number in digits.
+    Groups are identified by name. The name of an unnamed group is its number.
 
     Attributes:
         accumulator: accumulator of the bins of one group.
         shape: shape of `BinStats.sums` for one group.
-        places: index of each group in `sums`, by name.
+        places: mapping from the name of each group to its index in `sums`.
         sums: `BinStats.sums` of all groups `(G, *shape)`.
-        noise_flag: `BinStats.noise_flag` of all groups `(G, ...)`.
+        noise_flag: `BinStats.noise_flag` of all groups `(G, ...)`, 0 for labels with integer weights.
     """
 
     accumulator: EqualWidthBins
@@ -51,7 +51,7 @@ class GroupBins:
 
     @classmethod
     def empty(cls, accumulator: EqualWidthBins, shape: tuple[int, ...], names: Sequence[str] = ()) -> Self:
-        """Return empty bins for the groups with these names."""
+        """Return bins with sums of 0 for the groups `names`."""
         most = min(MAX_GROUPS, _MAX_SUMS // math.prod(shape))
         if len(names) > most:
             raise ValueError(
@@ -62,11 +62,11 @@ class GroupBins:
         return cls(accumulator, shape, {name: k for k, name in enumerate(names)}, sums, sums.new_zeros(sums.shape[:-2]))
 
     def of_rows(self, p: Predictions, groups: Tensor, names: Sequence[str] | None) -> Self:
-        """Return the bins of one batch, for the groups that occur in it.
+        """Return the bins of a batch `p`, for the groups that occur in it.
 
         Args:
             p: predictions.
-            groups: integers, the group of each sample, or -1 for no group; ignored for rows of weight 0.
+            groups: group number of each sample, or -1 for no group; ignored for rows of weight 0.
             names: names of the groups, indexed by group number; None uses the numbers.
 
         Raises:
@@ -74,7 +74,7 @@ class GroupBins:
         """
         check_names(names)
         numbers = groups.flatten().long()
-        if p.weights is not None:  # the group of a row is ignored if its weight is 0 for all labels
+        if p.weights is not None:  # ignore the group of a row with weight 0 for all labels
             absent = in_all_replicates((p.weights == 0).reshape(-1, len(numbers)), 1)
             numbers = numbers.masked_fill(absent, NO_GROUP)
         check_group_range(numbers, 2**63 - 1 if names is None else len(names))
@@ -82,11 +82,11 @@ class GroupBins:
         present_names = [str(k) if names is None else names[k] for k in present.tolist()]
         batch = self.empty(self.accumulator, self.shape, list(dict.fromkeys(present_names)))
         if present_names:
-            # Replace the group numbers of the caller by indices into the sums.
+            # Replace group numbers by indices into the sums.
             index = torch.tensor([batch.places[name] for name in present_names], device=numbers.device)
             numbers = numbers.masked_scatter(numbers != NO_GROUP, index[place])
             bins = SumsByGroup(self.accumulator, len(batch.places)).of(in_groups(p, numbers, len(batch.places)))
-            assert bins.noise_flag is not None  # the accumulator sums noise, see `bin_estimators`
+            assert bins.noise_flag is not None  # not None, because `bin_estimators` enables `with_noise`
             return replace(
                 batch, sums=bins.sums.detach().to(batch.sums), noise_flag=bins.noise_flag.to(batch.noise_flag)
             )
@@ -101,10 +101,10 @@ class GroupBins:
         return total
 
     def table(self) -> GroupTable:
-        """Return the groups with the largest excess of the expected calibration error (ECE) over its noise floor."""
+        """Return a table of the groups whose expected calibration error (ECE) most exceeds its noise floor."""
         names = sorted(self.places)  # a fixed order, because simulated outcomes depend on the position of a group
         n_groups = len(names)
-        n_replicates = max(59, min(_REPLICATES, _REPLICATES_IN_ALL // max(1, n_groups)))
+        n_replicates = max(59, min(_REPLICATES, _TOTAL_REPLICATES // max(1, n_groups)))
         places = torch.tensor([self.places[name] for name in names], dtype=torch.int64)
         sums = with_noise_row(self.sums, self.noise_flag)[places]
         average = self.accumulator.mode == "classwise"
@@ -119,15 +119,15 @@ class GroupBins:
         return GroupTable.of(names, n, result, k=WORST)
 
     def state(self) -> dict[str, Any]:
-        """Return the group names and sums as tensors and plain values, for `loaded`."""
+        """Return the group names and sums as a dict of lists and tensors, which `loaded` restores."""
         return {"names": list(self.places), "sums": self.sums, "noise_flag": self.noise_flag}
 
     def loaded(self, state: Any) -> Self:
-        """Return bins with the content of `state()`; see `Accumulator.loaded`."""
+        """Return bins, restored from a result of `state()`; see `Accumulator.loaded`."""
         names = [saved_value({"name": name}, "name", str) for name in saved_value(state, "names", list)]
         check_names(names)
         if len(set(names)) < len(names):
-            raise ValueError("`names` must be unique, got duplicates")
+            raise ValueError("`names` must be unique, got duplicates. The file is corrupt.")
         empty = self.empty(self.accumulator, self.shape, names)
         sums = saved_tensor(state, "sums", torch.float64, tuple(empty.sums.shape))
         return replace(
@@ -144,5 +144,5 @@ def check_names(names: Sequence[str] | None) -> None:
     longest = max(map(len, names), default=0)
     if longest > MAX_NAME_LENGTH:
         raise ValueError(
-            f"`group_names` must have at most {MAX_NAME_LENGTH:,} letters each, got {longest:,}. Use shorter names."
+            f"`group_names` must have at most {MAX_NAME_LENGTH:,} characters each, got {longest:,}. Use shorter names."
         )

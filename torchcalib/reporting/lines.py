@@ -1,8 +1,8 @@
-"""Compute the lines of a report from accumulated sums and samples.
+"""Compute the lines of a report (scores and calibration errors) from accumulated sums and ranked samples.
 
-Acronyms: NLL, negative log-likelihood; ECD, entropic calibration difference; expected (ECE), expected signed (ESCE),
-maximum (MCE), root mean squared (RMSCE), adaptive (ACE), test-based (TCE) and Kolmogorov-Smirnov (KS) calibration
-error. CORP decomposes the Brier score into miscalibration, discrimination and uncertainty: MCB - DSC + UNC.
+Scores: negative log-likelihood (NLL) and entropic calibration difference (ECD). Calibration errors: expected (ECE),
+expected signed (ESCE), maximum (MCE), root mean squared (RMSCE), adaptive (ACE), test-based (TCE) and
+Kolmogorov-Smirnov (KS). Brier score decomposition: miscalibration (MCB) - discrimination (DSC) + uncertainty (UNC).
 """
 
 from collections.abc import Callable, Mapping
@@ -54,7 +54,7 @@ _NAMES: dict[type[CalibrationMetric[Any]], str] = {BrierScore: "Brier score"}
 
 
 def _metadata(metric: type[CalibrationMetric[Any]], **changes: Any) -> dict[str, Any]:
-    """Return the fields of a `Line` that a metric class defines, updated with `changes`."""
+    """Return the fields of a `Line` by name: those that a metric class defines, updated with `changes`."""
     names = ("unit", "perfect", "question", "source")
     return {"name": _NAMES.get(metric, metric.__name__), **{name: getattr(metric, name) for name in names}, **changes}
 
@@ -85,7 +85,7 @@ _METADATA: dict[str, dict[str, Any]] = {
 
 
 def score_values(metric: type[ScoreMetric], s: ScoreSum, task: Task) -> dict[str, Tensor]:
-    """Return a score `(...)` by key, with its ratio to always predicting the class frequencies for NLL and Brier."""
+    """Return a score `(...)` and, for NLL and Brier score, its ratio to predicting class frequencies, by key."""
     values = {key_of(metric): scored(metric.score, task=task).value(s)}
     if metric in _RELATIVE:
         values[_RELATIVE[metric]] = scored(metric.score, task=task, normalize="prior").value(s)
@@ -105,9 +105,9 @@ def order_values(sample: RankedSample, has_labels: bool, mode: NamedMode, n_bins
 
     Args:
         sample: ranked sample `(..., N)`; for mode "classwise" `(..., L, N)`.
-        has_labels: whether all outcomes are 0 or 1. If not, TCE, MCB, DSC and UNC are omitted.
+        has_labels: whether all outcomes are 0 or 1. If not, test-based error and Brier score decomposition are omitted.
         mode: event whose probability is the confidence.
-        n_bins: number of bins of ACE.
+        n_bins: number of equal-mass bins of the adaptive calibration error (ACE).
     """
     values = {f"ace/{mode}": _mean(lambda s: ece_from_bins(Binning("equal_mass", n_bins).of(s)), sample, mode)}
     if has_labels:
@@ -118,7 +118,7 @@ def order_values(sample: RankedSample, has_labels: bool, mode: NamedMode, n_bins
 
 
 def corp_values(sample: RankedSample, mode: NamedMode) -> dict[str, Tensor]:
-    """Return MCB, DSC and UNC of the Brier score `(...)`, by key; for the arguments see `order_values`."""
+    """Return miscalibration, discrimination and uncertainty `(...)` in the Brier score of a ranked sample, by key."""
     parts = CORPDecomposition(*_mean(partial(corp_from_sample, score="brier"), sample, mode).unbind(-1))
     return {f"{name}/{mode}": getattr(parts, name) for name in ("mcb", "dsc", "unc")}
 
@@ -129,18 +129,18 @@ def _mean(value: Callable[[RankedSample], Tensor], sample: RankedSample, mode: N
 
 
 def has_table(task: Task, mode: NamedMode) -> bool:
-    """Return True if the events of a mode can be pooled in one bin table: not for several exclusive classes."""
+    """Return False for class-wise errors of a multi-class task: exclusive classes are not pooled in one bin table."""
     return mode != "classwise" or task == "multilabel"
 
 
 class LineEstimator(NamedTuple):
-    """Estimator of several report values (lines) from one statistic, such as the sums over bins.
+    """Functions to compute several lines of a report from one statistic, such as the sums over bins.
 
     Attributes:
         key: key of the statistic: the class name of a score, or the mode of bins.
         accumulator: `ScoreAccumulator`, `EqualWidthBins` or `ExactSample`, which computes the statistic.
-        values: function from the statistic to the values of the lines `(...)`, by key.
-        name: description of the lines, for notes.
+        values: function that converts the statistic to the values of the lines `(...)`, by key.
+        name: description of the lines in the notes of a report.
     """
 
     key: str
@@ -150,7 +150,7 @@ class LineEstimator(NamedTuple):
 
 
 def score_estimators(task: Task) -> list[LineEstimator]:
-    """Return one estimator for each score; their statistics are sums for each class."""
+    """Return one estimator for each score. Its statistic is the sum of the score for each class."""
     return [
         LineEstimator(m.__name__, m.score.accumulator(by_class=True), partial(score_values, m, task=task), m.__name__)
         for m in SCORES
@@ -160,7 +160,7 @@ def score_estimators(task: Task) -> list[LineEstimator]:
 def bin_estimators(task: Task, n_bins: int, right: bool, *, with_noise: bool = False) -> list[LineEstimator]:
     """Return one estimator of errors over equal-width bins for each mode.
 
-    `with_noise` adds the sums for noise floors (variances) and, where `has_table`, for the column ECD of bin tables.
+    `with_noise` adds sums for noise floors and, if `has_table`, for the entropic calibration difference of bins.
     """
     return [
         LineEstimator(
@@ -179,10 +179,10 @@ class Statistics:
 
     Attributes:
         task: task of the predictions.
-        n_bins: number of bins of ACE.
+        n_bins: number of equal-mass bins of the adaptive calibration error (ACE).
         sums: statistics of `score_estimators` and `bin_estimators`, by key.
         samples: ranked sample for each mode with rank-based errors, `(N,)`; for mode "classwise" `(L, N)`.
-        has_labels: whether all outcomes are 0 or 1. If not, TCE, MCB, DSC and UNC are omitted.
+        has_labels: whether all outcomes are 0 or 1. If not, test-based error and Brier score decomposition are omitted.
     """
 
     task: Task
@@ -198,7 +198,7 @@ class Statistics:
 
     @property
     def _by_class(self) -> ScoreSum:
-        """Sums of NLL for each class. Only the weights are used, which are equal for all scores."""
+        """Sums of the negative log-likelihood for each class. Only the total weights of the classes are used."""
         sums: ScoreSum = self.sums[NLL.__name__]
         return sums
 
@@ -233,7 +233,7 @@ class Statistics:
         return tables
 
     def tests(self) -> dict[NamedMode, TCETable]:
-        """Return the table of TCE bins with test decisions for each mode, all labels pooled; empty for soft targets."""
+        """Return the bins of the test-based error (TCE) for each mode, all labels pooled; empty for soft targets."""
         samples = self.samples if self.has_labels else {}
         return {
             mode: _TCE_BINNING.of(sample.pooled()).test_table(alpha=_ALPHA, test="binomial")
@@ -241,7 +241,7 @@ class Statistics:
         }
 
     def lines(self) -> list[Line]:
-        """Return all lines, without noise floors, p-values and intervals."""
+        """Return all scores and calibration errors, without noise floors, p-values and intervals."""
         values: dict[str, Tensor] = {}
         naive = dict.fromkeys(_RELATIVE.values(), 1.0)
         perfect: dict[str, float] = {}
@@ -254,8 +254,8 @@ class Statistics:
             if mode in self.samples:
                 values |= order_values(self.samples[mode], self.has_labels, mode, self.n_bins)
         for mode in self.samples if self.has_labels else ():
-            # A perfect predictor has DSC = UNC. Its top label is always right, so that both are 0 for the top label.
-            # The naive predictor always predicts the most frequent class. With its frequency f, UNC = f (1 - f).
+            # A perfect predictor has discrimination (DSC) = uncertainty (UNC). For the top label both are 0.
+            # The naive top label is the most frequent class. If its frequency is f, the uncertainty is f (1 - f).
             unc, is_top, largest = float(values[f"unc/{mode}"]), mode == "top_label", max(self.priors)
             perfect |= dict.fromkeys((f"dsc/{mode}", f"unc/{mode}"), 0.0 if is_top else unc)
             naive[f"unc/{mode}"] = largest * (1 - largest) if is_top else unc

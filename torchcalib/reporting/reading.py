@@ -1,4 +1,4 @@
-"""Read prediction files into a `ReportBuilder`, with errors that name Python arguments."""
+"""Read prediction files into a `ReportBuilder`, with error messages for Python instead of the command line."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence

@@ -17,18 +17,18 @@ MAX_SAMPLES = 2**24
 RESOLUTION = 2048
 """Cells of the sketch for each unit of log-odds, for up to 16 labels."""
 
-_RESOLUTION_IN_ALL = 2**15  # sum of the resolutions of all labels, which bounds the sketch to 110 MB
+_TOTAL_RESOLUTION = 2**15  # maximum sum of the resolutions of all labels, which limits the sketch to 110 MB
 
-_PIECE = 2**22  # samples added to the sketch at a time, to bound temporary memory
+_CHUNK = 2**22  # number of samples added to the sketch at a time, to limit temporary memory
 
 
 @dataclass(frozen=True, eq=False)
 class SampleOrSketch:
     """Ranked samples, which are converted to a sketch when there are more than `MAX_SAMPLES`.
 
-    The sketch rounds each probability by less than 1 / `resolution` in log-odds; see `LogitCells`. With the resolution
-    2,048, values for float16 and bfloat16 probabilities are exact. Each label has its own cells. The resolution is
-    2,048 for up to 16 labels, and 2^15 / L for L > 16 labels.
+    The sketch contains sums over cells of log-odds, for each label separately. It changes each probability by less than
+    1 / `resolution` in log-odds; see `LogitCells`. The resolution is 2,048, or 2^15 / L for L > 16 labels. With 2,048,
+    rank-based errors of float16 and bfloat16 probabilities are exact.
 
     Attributes:
         kind: operations on the exact samples.
@@ -58,7 +58,7 @@ class SampleOrSketch:
         return sum(score.numel() for score in self.samples.scores) if self.cells is None else MAX_SAMPLES + 1
 
     def of(self, p: Predictions) -> Self:
-        """Return a new accumulator that contains one batch."""
+        """Return a new accumulator that contains only the batch `p`."""
         return type(self)(self.kind, self.kind.detach(self.kind.of(p))).limited()
 
     def __add__(self, other: Self) -> Self:
@@ -71,7 +71,7 @@ class SampleOrSketch:
         ).limited()
 
     def limited(self, n_samples: int = 0) -> Self:
-        """Convert to a sketch if the number of samples, here or in all accumulators to be merged, exceeds the limit."""
+        """Return a sketch if the number of samples, or the merged number `n_samples`, is too large; else `self`."""
         n_exact = sum(score.numel() for score in self.samples.scores)
         if not n_exact or max(n_exact, n_samples) <= MAX_SAMPLES:
             return self
@@ -79,16 +79,16 @@ class SampleOrSketch:
 
     @property
     def has_labels(self) -> bool:
-        """True if all outcomes are 0 or 1, for exact samples and sketch."""
+        """True if all outcomes, of the exact samples and in the sketch, are 0 or 1."""
         return self.sketch_has_labels and are_labels(self._exact)
 
     @property
     def statistic(self) -> RankedSample:
-        """All samples: the exact samples, or the cells of the sketch as weighted samples."""
+        """All samples: the exact samples or, if there is a sketch, its cells as weighted samples."""
         return self._exact if self.cells is None else self._sketch.wrap(self._cells_with(self._exact).sums)
 
     def state(self) -> dict[str, Any]:
-        """Return the exact samples and the non-empty cells as tensors and plain values, for `loaded`."""
+        """Return the exact samples and the non-empty cells as a dict of tensors, which `loaded` restores."""
         state: dict[str, Any] = {"parts": list(self.samples)}
         if self.cells is not None:
             sums = self.cells.sums
@@ -97,7 +97,7 @@ class SampleOrSketch:
         return state
 
     def loaded(self, state: Any) -> Self:
-        """Return an accumulator with the content of `state()`; see `Accumulator.loaded`."""
+        """Return an accumulator, restored from a result of `state()`; see `Accumulator.loaded`."""
         samples = self.kind.check(saved_value(state, "parts", list), self.samples)
         if samples is None:
             raise ValueError("`parts` must be chunks of ranked samples, got invalid chunks. The file is corrupt.")
@@ -114,7 +114,7 @@ class SampleOrSketch:
                 "The file is corrupt."
             )
         if not bool((cells >= 0).all()):
-            raise ValueError("`cells` must be non-negative sums, got a negative number or NaN")
+            raise ValueError("`cells` must be non-negative sums, got a negative number or NaN. The file is corrupt.")
         sums = cells.new_zeros((*cells.shape[:-1], n_cells)).index_copy_(-1, places, cells)
         _check_values(self._sketch.wrap(sums))
         return replace(loaded, cells=BinStats(sums), sketch_has_labels=saved_value(state, "has_labels", bool))
@@ -129,21 +129,21 @@ class SampleOrSketch:
 
     @property
     def _sketch(self) -> LogitCells:
-        resolution = max(1, min(RESOLUTION, _RESOLUTION_IN_ALL // torch.Size(self.kind.lead).numel()))
+        resolution = max(1, min(RESOLUTION, _TOTAL_RESOLUTION // torch.Size(self.kind.lead).numel()))
         return LogitCells(self.kind.accumulator.mode, resolution, self.kind.from_logits)
 
     def _cells_with(self, sample: RankedSample) -> BinStats:
         """Return the cells of the sketch after adding a ranked sample."""
         cells = self.cells
-        for start in range(0, sample.score.shape[-1], width := max(1, _PIECE // sample.score.shape[:-1].numel())):
+        for start in range(0, sample.score.shape[-1], width := max(1, _CHUNK // sample.score.shape[:-1].numel())):
             piece = self._sketch.of_sample(sample.narrow(start, width))
             cells = piece if cells is None else cells + piece
-        assert cells is not None  # `limited` and `statistic` call this with cells, or with at least one sample
+        assert cells is not None  # without existing cells, all callers pass at least one sample
         return cells
 
 
 def _check_values(sample: RankedSample) -> None:
-    """Raise a ValueError for invalid scores or counts, which would become invalid indices of cells."""
+    """Raise a ValueError for invalid scores or counts, because they would cause invalid cell indices."""
     score, positives, n = sample.score, sample.positives, 1 if sample.n is None else sample.n
     possible = score.isnan() | sample.from_logits | ((score >= 0) & (score <= 1))
     possible &= (positives >= 0) & (positives <= n)
@@ -160,7 +160,7 @@ def _check_values(sample: RankedSample) -> None:
 
 
 def are_labels(sample: RankedSample) -> bool:
-    """Return True if every outcome is 0 or 1: the number of positives in each entry is 0 or its count n."""
+    """Return True if every outcome is 0 or 1. An entry with n samples then has 0 or n positives."""
     positives, n = sample.positives, 1 if sample.n is None else sample.n
     if not positives.is_floating_point():
         return True

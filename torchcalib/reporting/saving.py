@@ -22,7 +22,7 @@ def load_builder(path: str | Path) -> ReportBuilder:
         return _builder_of(load_saved(Path(path)))
     except (OSError, _OtherVersionError):
         raise
-    # Damaged and malicious files cause many types of errors, such as BadZipFile, UnpicklingError and KeyError.
+    # Damaged files cause many types of errors, such as BadZipFile, UnpicklingError and KeyError.
     except Exception as error:
         message = shorten(str(error), 200, placeholder=" ...").rstrip(".")
         raise InputError(
@@ -34,7 +34,7 @@ def load_builder(path: str | Path) -> ReportBuilder:
 def parts_of_ranks(builder: ReportBuilder | None, process_group: Any = None) -> list[ReportBuilder]:
     """Gather the builders of all ranks on rank 0, in the order of ranks; return an empty list on other ranks.
 
-    `builder` is None on a rank without data. If the total sizes exceed a limit, each builder applies the limit first.
+    `builder` is None on a rank without data. Size limits are applied to the totals of all ranks before sending.
     """
     sizes = (0, 0, 0) if builder is None else builder.held
     sizes_of_ranks = gathered_numbers(sizes, process_group)
@@ -47,7 +47,7 @@ def parts_of_ranks(builder: ReportBuilder | None, process_group: Any = None) -> 
 
 
 def state_bytes(builder: ReportBuilder) -> bytes:
-    """Serialize the state of a builder."""
+    """Serialize the state of a builder in the format of `torch.save`."""
     content = io.BytesIO()
     torch.save({"format": FORMAT, "version": VERSION, **builder.state()}, content)
     return content.getvalue()
@@ -65,10 +65,10 @@ class _OtherVersionError(InputError):
 def _builder_of(state: Any) -> ReportBuilder:
     """Return the saved builder; raise an exception of any type if the state is invalid."""
     if not isinstance(state, dict) or state.get("format") != FORMAT:
-        raise ValueError("the file is not a report state")
+        raise ValueError(f"`format` must be {FORMAT!r}, got another file. Load a report state.")
     if state.get("version") != VERSION:
         raise _OtherVersionError(
-            f"`version` of a report state must be {VERSION} for this torchcalib, got {state.get('version')!r}. "
+            f"`version` of the report state must be {VERSION}, got {state.get('version')!r}. "
             "Save and merge all parts with the same version of torchcalib."
         )
     return ReportBuilder.of_state(state)

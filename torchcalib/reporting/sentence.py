@@ -19,13 +19,13 @@ SLIGHT, BAD = 0.02, 0.1
 
 
 def sentence_of(task: Task, values: Mapping[str, float], table: BinTable, ece: Line) -> str:
-    """Return the sentence of a report: the verdict on calibration, mean confidence and frequency, ECE and NLL.
+    """Return the sentence of a report on calibration, mean confidence, outcome frequency, ECE and NLL.
 
     Args:
         task: task of the predictions.
-        values: values of the lines, by key.
-        table: table of the bins of ECE.
-        ece: the line of ECE with its noise floor, p-value and interval.
+        values: scores and calibration errors, by key.
+        table: bins of the expected calibration error (ECE).
+        ece: ECE with its noise floor, p-value and interval.
     """
     confidence, frequency = float(table.mean("confidence")), float(table.mean("frequency"))
     means = {
@@ -43,7 +43,7 @@ def sentence_of(task: Task, values: Mapping[str, float], table: BinTable, ece: L
 
 
 def _verdict(task: Task, ece: Line, difference: float) -> tuple[str, str]:
-    """Return two clauses: the verdict on calibration, and ECE with its evidence; `difference` is the mean gap."""
+    """Return two clauses, on calibration and on ECE; `difference` is mean frequency minus mean confidence."""
     floor, p_value = (math.nan if x is None else x for x in (ece.noise_floor, ece.p_value))
     low, high = (math.nan, math.nan) if ece.interval is None else (ece.interval.low, ece.interval.high)
     places = places_of(ece.value, floor, high)
@@ -94,7 +94,7 @@ def comparison_sentence(lines: Sequence[ComparedLine], first: str, second: str) 
 
 
 def _in_words(difference: Difference, interval: str = " (95% interval {})") -> str:
-    """Return text such as `"lower by 0.012 (95% interval 0.008 to 0.016)"`. The bounds refer to the same direction."""
+    """Return a text such as `"lower by 0.012 (95% interval 0.008 to 0.016)"`, with bounds of the decrease."""
     if math.isnan(difference.value):
         return "undefined"
     value = difference.value

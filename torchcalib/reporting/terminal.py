@@ -17,7 +17,7 @@ try:
     from rich.progress import Progress
     from rich.text import Text
 except ImportError as error:
-    raise ImportError("The command line needs rich. Run pip install 'torchcalib[report]'.") from error
+    raise ImportError("The command line needs rich. Install it: pip install 'torchcalib[report]'.") from error
 
 from torchcalib.core.tables import Table
 from torchcalib.io.errors import printable
@@ -37,8 +37,8 @@ from torchcalib.reporting.data import CalibrationStage, Comparison, Report
 from torchcalib.reporting.monitoring.history import History
 
 _WIDTH = 120  # characters per line of output to a file or pipe
-_WIDE_TABLE_WIDTH = 110  # minimum terminal width at which tables include their optional columns
-_NAME_WIDTH = 24  # maximum width of a column of names
+_WIDE_TABLE_WIDTH = 110  # minimum terminal width for the optional columns of tables
+_NAME_WIDTH = 24  # maximum width of name columns in characters
 _STYLES = {"better": "bold", "worse": "bold", "quiet": "dim"}
 
 
@@ -51,9 +51,9 @@ class _Console(Console):
 
 
 def _console() -> Console:
-    stream = sys.stdout or io.StringIO()  # a process may have no stdout
+    stream = sys.stdout or io.StringIO()  # stdout is None in a process without a console
     width = None if stream.isatty() else _WIDTH
-    # emoji=False: a file name may contain an emoji code such as ":x:".
+    # emoji=False, because file names can contain codes such as ":x:".
     return _Console(file=stream, width=width, highlight=False, emoji=False)
 
 
@@ -66,36 +66,36 @@ class Advance(Protocol):
 
 @contextmanager
 def progress(total: int | None, description: str, shown: bool = True) -> Iterator[Advance]:
-    """Show a progress bar on stderr if stderr is a terminal; yield a function that advances it."""
+    """Show a progress bar if stderr is a terminal, and yield a function that advances it."""
     shown = shown and sys.stderr is not None and sys.stderr.isatty()
     with Progress(console=Console(stderr=True, emoji=False), transient=True, disable=not shown) as bar:
-        task = bar.add_task(_shown(description), total=total)
+        task = bar.add_task(_escaped(description), total=total)
 
         def advance(rows: int, description: str | None = None) -> None:
-            bar.update(task, advance=rows, description=None if description is None else _shown(description))
+            bar.update(task, advance=rows, description=None if description is None else _escaped(description))
 
         yield advance
 
 
-def _shown(text: object) -> str:
+def _escaped(text: object) -> str:
     """Escape rich markup and control characters in untrusted text, such as file and class names."""
     return escape(printable(str(text)))
 
 
 def show(report: Report) -> None:
-    """Print a report: input, sentence, lines, calibration gains, bins of the main mode, classes and groups."""
+    """Print a report: input, main findings, scores and errors, calibration gains, bins, classes and groups."""
     console = _console()
     console.print()
     for name, value in report.source.items():
         text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
         if text:
-            console.print(f"[dim]{name:12}[/dim] {_shown(text)}", soft_wrap=True)
+            console.print(f"[dim]{name:12}[/dim] {_escaped(text)}", soft_wrap=True)
     console.print(f"[dim]{'input':12}[/dim] {input_line(report)}\n")
-    console.print(f"[bold]{_shown(report.sentence)}[/bold]\n")
-    console.print(f"{_shown(report.main_line)}\n")
+    console.print(f"[bold]{_escaped(report.sentence)}[/bold]\n")
+    console.print(f"{_escaped(report.main_line)}\n")
     _print_table(console, line_table(report), [*explanations(report), *report.notes])
     if report.calibration is not None:
-        console.print(f"\n[bold]{_shown(report.calibration.recommendation.text)}[/bold]\n")
+        console.print(f"\n[bold]{_escaped(report.calibration.recommendation.text)}[/bold]\n")
         _print_table(console, report.calibration.layout(), report.calibration.notes)
     console.print()
     _print_table(console, report.main_table.layout(f"Bins: {event_name(report, next(iter(report.tables)))}"))
@@ -113,10 +113,12 @@ def show_comparison(comparison: Comparison) -> None:
     console.print()
     for name, source in comparison.sources.items():
         files = ", ".join(source["files"])
-        console.print(f"[dim]{_shown(name)}:[/dim] {_shown(files)}; {_shown(source['predictions'])}", soft_wrap=True)
+        console.print(
+            f"[dim]{_escaped(name)}:[/dim] {_escaped(files)}; {_escaped(source['predictions'])}", soft_wrap=True
+        )
     console.print(f"[dim]{'input':12}[/dim] {input_line(comparison)}")
     for sentence in comparison.sentences.values():
-        console.print(f"\n[bold]{_shown(sentence)}[/bold]")
+        console.print(f"\n[bold]{_escaped(sentence)}[/bold]")
     for name in comparison.systems[1:]:
         console.print()
         _print_table(console, difference_table(comparison, name))
@@ -148,18 +150,18 @@ def _print_table(console: Console, table: Table, notes: Sequence[str] = ()) -> N
 
 def _print_notes(console: Console, notes: Sequence[str]) -> None:
     for note in notes:
-        console.print(f"[dim]{_shown(note)}[/dim]")
+        console.print(f"[dim]{_escaped(note)}[/dim]")
 
 
 def show_calibrator(path: Path, stage: CalibrationStage, from_logits: bool) -> None:
     """Print the path of the saved calibrator, whether it is recommended, and how to load it."""
     console = _console()
     why = "as recommended" if stage.recommendation.best else "although no calibrator is worthwhile here"
-    console.print(f"\n[bold]saved {stage.name}[/bold], {why}: [bold]{_shown(path)}[/bold]", soft_wrap=True)
+    console.print(f"\n[bold]saved {stage.name}[/bold], {why}: [bold]{_escaped(path)}[/bold]", soft_wrap=True)
     kind = "logits" if from_logits else "probabilities"
     call = f"torchcalib.calibration.load_calibrator({str(path)!r})"
     console.print(
-        f"[dim]{_shown(call)} returns a module that converts {kind} to calibrated {kind}[/dim]", soft_wrap=True
+        f"[dim]{_escaped(call)} returns a module that converts {kind} to calibrated {kind}[/dim]", soft_wrap=True
     )
 
 
@@ -167,7 +169,7 @@ def show_state(path: Path, source: Source | None) -> None:
     """Print the path of the saved report state, and the command that merges it with other states."""
     console = _console()
     size = "" if source is None else f" of {source.shape[0]:,} rows"
-    console.print(f"\n[bold]saved the state[/bold]{size}: [bold]{_shown(path)}[/bold]", soft_wrap=True)
+    console.print(f"\n[bold]saved the state[/bold]{size}: [bold]{_escaped(path)}[/bold]", soft_wrap=True)
     console.print("[dim]torchcalib merge writes one report on this state and others[/dim]")
 
 
@@ -177,16 +179,16 @@ def show_paths(paths: Sequence[Path]) -> None:
         return
     console = _console()
     page = next((path for path in paths if path.suffix == ".html"), paths[0])
-    console.print(f"\n[bold]wrote {_shown(page)}[/bold]", soft_wrap=True)
+    console.print(f"\n[bold]wrote {_escaped(page)}[/bold]", soft_wrap=True)
     others = ", ".join(path.name for path in paths if path != page)
-    console.print(f"[dim]and {_shown(others)}[/dim]", soft_wrap=True)
+    console.print(f"[dim]and {_escaped(others)}[/dim]", soft_wrap=True)
 
 
 def show_warnings(history: History) -> None:
     """Print the warnings about over-confidence in a training history."""
     console = _console()
     for row in history.warnings:
-        console.print(f"\n[bold red]warning:[/bold red] {_shown(row.warning)}", soft_wrap=True)
+        console.print(f"\n[bold red]warning:[/bold red] {_escaped(row.warning)}", soft_wrap=True)
 
 
 def show_epochs(rows: Iterable[Mapping[str, float]], title: str) -> None:

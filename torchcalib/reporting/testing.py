@@ -50,7 +50,7 @@ _MAX_REPLICATES = 1039
 
 
 def run_error_test(s: Statistics, *, with_intervals: bool) -> tuple[dict[str, CalibrationTest], tuple[str, ...]]:
-    """Test all calibration errors; return the results by line key, and notes on omissions.
+    """Test all calibration errors; return the results by `Line.key`, and notes on omissions.
 
     Without intervals, only errors over equal-width bins are tested, because rank-based errors take longer.
     """
@@ -64,11 +64,10 @@ def run_error_test(s: Statistics, *, with_intervals: bool) -> tuple[dict[str, Ca
 
 
 def _test_binned(s: Statistics, mode: NamedMode, with_intervals: bool, notes: list[str]) -> dict[str, CalibrationTest]:
-    """Test the errors over equal-width bins for one mode, and add notes.
+    """Test the errors over equal-width bins for one mode, and append to `notes`.
 
-    ECE has an interval even without `with_intervals`, because the sentence of the report needs it. It has none above
-    `MAX_CELLS` bins or for an average over exclusive classes. Signed averages over exclusive classes are always 0, and
-    are not tested.
+    There are no intervals above `MAX_CELLS` bins. Without `with_intervals`, only the expected calibration error (ECE)
+    has an interval, for the sentence of the report. The signed error of exclusive classes is always 0, and not tested.
     """
     b, average = s.bins[mode], mode == "classwise"
     too_many, over_classes = b.n.numel() > MAX_CELLS, average and s.task == "multiclass"
@@ -91,7 +90,7 @@ def _test_binned(s: Statistics, mode: NamedMode, with_intervals: bool, notes: li
 
 
 def _test_ranked(s: Statistics, mode: NamedMode, notes: list[str]) -> dict[str, CalibrationTest]:
-    """Test the rank-based errors for one mode, and add notes. TCE and MCB are not tested for soft targets."""
+    """Test the rank-based errors for one mode, and append to `notes`. TCE and MCB need labels as targets."""
     options: dict[str, Any] = {"task": s.task, "mode": mode}
     if s.task == "multilabel":
         options["num_labels"] = s.num_classes
@@ -100,7 +99,7 @@ def _test_ranked(s: Statistics, mode: NamedMode, notes: list[str]) -> dict[str, 
         metrics |= {"tce": TCE(**options), "mcb": CORP(**options)}
     sample = s.samples[mode]
     n_labels = max([1, *sample.score.shape[:-1]])
-    length = int(sample.score.isnan().logical_not().sum(-1).max())  # NaN padding depends on the batch sizes
+    length = int(sample.score.isnan().logical_not().sum(-1).max())  # without NaN padding, which depends on batch sizes
     n_cells = {name: n_labels * (s.n_bins if name == "ace" else min(length, RUNS_ON_PATHS)) for name in metrics}
     n_replicates = {name: _replicates(2**19 // n, at_least=99) for name, n in n_cells.items() if n <= MAX_RANKED}
     _note_few({name.upper(): n for name, n in n_replicates.items()}, mode, notes)
@@ -113,7 +112,7 @@ def _test_ranked(s: Statistics, mode: NamedMode, notes: list[str]) -> dict[str, 
 
 
 def _note_few(n_replicates: Mapping[str, int], mode: NamedMode, notes: list[str]) -> None:
-    """Add a note for metrics whose number of replicates is below `_FEW_REPLICATES`."""
+    """Append a note for each number of replicates below `_FEW_REPLICATES`, with the metrics concerned."""
     for n in sorted({n for n in n_replicates.values() if n < _FEW_REPLICATES}):
         names = listed([name for name in n_replicates if n_replicates[name] == n])
         notes.append(
@@ -127,15 +126,15 @@ def _replicates(affordable: int, at_least: int) -> int:
 
 
 def with_evidence(
-    lines: Iterable[Line], found: Mapping[str, CalibrationTest], *, with_intervals: bool = True
+    lines: Iterable[Line], results: Mapping[str, CalibrationTest], *, with_intervals: bool = True
 ) -> list[Line]:
-    """Add the noise floors, p-values and, optionally, intervals in `found` to lines with the same keys."""
+    """Return the lines with the noise floors, p-values and, optionally, intervals of test results by `Line.key`."""
 
     def changed(line: Line) -> Line:
-        if (evidence := found.get(line.key)) is None:
+        if (evidence := results.get(line.key)) is None:
             return line
         low, high = float(evidence.low), float(evidence.high)
-        # Bounds are NaN if there is no interval, and the comparison is then False.
+        # The bounds are NaN if there is no interval.
         interval = LineInterval(low, high) if with_intervals and low <= high else None
         floor, p_value = float(evidence.noise_floor), float(evidence.p_value)
         return replace(line, noise_floor=floor, p_value=p_value, interval=interval)
@@ -147,20 +146,20 @@ _OMITTED = "Bootstrap intervals are omitted: {}."
 
 
 def with_intervals(
-    lines: Sequence[Line], p: Predictions | None, why_not: str, ordered: Sequence[NamedMode]
+    lines: Sequence[Line], p: Predictions | None, why_not: str, decomposed: Sequence[NamedMode]
 ) -> tuple[list[Line], list[str]]:
-    """Add bootstrap intervals to lines without an interval, and return notes on omissions.
+    """Add bootstrap intervals to lines without an interval; return the lines, and notes on omitted intervals.
 
     Args:
         lines: lines with the results of `run_error_test`.
         p: predictions; None if they are not available.
         why_not: reason why the predictions are not available, as a clause.
-        ordered: modes for which MCB, DSC and UNC are computed.
+        decomposed: modes with a decomposition of the Brier score into miscalibration, discrimination and uncertainty.
     """
     if p is None:
         return list(lines), [_OMITTED.format(why_not)] if why_not else []
     limits = [(estimator, MAX_EVENTS) for estimator in score_estimators(p.task)]
-    for mode in ordered:
+    for mode in decomposed:
         corp = LineEstimator(mode, ExactSample(mode), partial(corp_values, mode=mode), f"DSC and UNC, {GROUPS[mode]}")
         limits.append((corp, MAX_RANKED))
     fast, notes = [], []
@@ -176,7 +175,7 @@ def with_intervals(
         )
     try:
         replicates = _bootstrap(p, fast)
-    except (RuntimeError, ValueError) as error:  # out of memory, or counts in a replicate that exceed their dtype
+    except (RuntimeError, ValueError) as error:  # out of memory, or integer overflow of counts
         return list(lines), [_OMITTED.format(f"the bootstrap failed with {failure(error)}")]
 
     def changed(line: Line) -> Line:
@@ -188,7 +187,7 @@ def with_intervals(
 
 @torch.no_grad()
 def _bootstrap(p: Predictions, estimators: Sequence[LineEstimator]) -> dict[str, Tensor]:
-    """Return the values of all lines in all bootstrap replicates, `(R,)` by line key."""
+    """Return the value of each line in R bootstrap replicates `(R,)`, by `Line.key`."""
     draws = Resampling(p, SEED)
     streams = torch.arange(N_REPLICATES, device=p.given.device)
     found: dict[str, list[Tensor]] = defaultdict(list)
@@ -203,11 +202,11 @@ def _bootstrap(p: Predictions, estimators: Sequence[LineEstimator]) -> dict[str,
 
 
 def interval_of(line: Line, replicates: Tensor) -> LineInterval:
-    """Return the percentile bootstrap interval of a line, given its values in all replicates `(R,)`."""
+    """Return the percentile bootstrap interval of a line from its values in R replicates `(R,)`."""
     interval = Interval(torch.tensor(line.value, dtype=replicates.dtype), replicates.cpu(), LEVEL)
     return LineInterval(float(interval.low), float(interval.high))
 
 
 def failure(error: Exception) -> str:
-    """Return the type and first line of an error message, without its full stop."""
+    """Return the type of an error and the first line of its message, without the final full stop."""
     return f"{type(error).__name__}: {str(error).splitlines()[0].rstrip('.')}"

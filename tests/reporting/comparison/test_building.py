@@ -179,8 +179,8 @@ def test_notes_mention_soft_targets_weights_and_many_classes(monkeypatch):
     assert found["nbs"].differences["b"].interval is not None
     for limits, given, key, has_interval, words in (
         ({}, {"weights": weights}, "ks/top_label", None, "weights that are whole numbers"),
-        ({"_TOO_MANY": 1000}, {}, "ece/classwise", False, "class-wise are omitted: too many classes times bins"),
-        ({"_MAX_NUMBERS": 10, "MIN_GROUPS": 20}, {}, "ece/classwise", True, "width is about 16%"),
+        ({"_MAX_SIZE": 1000}, {}, "ece/classwise", False, "class-wise are omitted: too many classes times bins"),
+        ({"_TARGET_SIZE": 10, "MIN_GROUPS": 20}, {}, "ece/classwise", True, "width is about 16%"),
     ):
         with monkeypatch.context() as patch:
             for name, limit in limits.items():

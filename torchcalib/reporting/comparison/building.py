@@ -43,7 +43,7 @@ N_REPLICATES = 999
 """Default number of bootstrap replicates. At level 95%, 24 of them lie below the interval and 24 above."""
 
 _OMITTED_LINES = ("UNC",)
-"""Names of report lines to omit, because they depend only on the targets: uncertainty (UNC)."""
+"""Names of report lines to omit. Uncertainty (UNC) depends only on the outcomes."""
 
 
 @advising("Pass the systems by name: compare({'a': preds, 'b': other_preds}, target).")
@@ -67,8 +67,7 @@ def compare(
 ) -> Comparison:
     """Compare systems that predicted the same targets, with paired bootstrap intervals of all differences.
 
-    The scores and errors are those of `torchcalib.report`. UNC (uncertainty) is
-    omitted because it does not depend on the system.
+    The scores and errors are those of `torchcalib.report`, except UNC (uncertainty), which depends only on outcomes.
 
     A difference is the value of a system minus the value of the first system. For the entropic calibration difference
     (ECD) and the expected signed calibration error (ESCE), it is the difference of absolute values. Its 95% percentile
@@ -80,8 +79,8 @@ def compare(
     system with less extreme confidences would seem worse: its expected calibration error (ECE) contains more noise.
 
     Replicates resample rows, the entries of the first axis; all pixels of an image stay together. To bound memory, rows
-    are assigned to at most 8,192 random groups, which are resampled instead. Class-wise errors of 1,000 classes have
-    128 groups. `notes` lists intervals that are less accurate for this reason.
+    are assigned to at most 8,192 random groups, which are resampled instead. For class-wise errors of 1,000 classes
+    there are 128 groups. `notes` lists intervals that are less accurate because of few groups.
 
     Intervals are omitted for class-wise errors with 3 C `n_bins` > 65,536, and for rank-based errors above 2^14 samples
     (multi-label: samples times labels). The debiased root mean squared calibration error (RMSCE) has no interval,
@@ -98,13 +97,13 @@ def compare(
         right: use bins `(a, b]` instead of `[a, b)`.
         n_replicates: number of bootstrap replicates; rank-based errors use at most 199.
         seed: seed of the replicates, which are the same on every device.
-        nan_policy: `"drop"` drops a row from all systems if any prediction is NaN, an infinite probability, or a row of
+        nan_policy: `"drop"` drops a row from all systems if any system predicts NaN, an infinite probability, or only
             -inf logits. `Comparison.n_dropped` counts these rows. `"raise"` raises an error.
         from_logits: whether predictions are logits; a bool for all systems, or a dict of bools by name.
         weights: non-negative weights of the samples `(N,)`, shared by all systems.
         sample_weight: alias of `weights`, as in scikit-learn.
         ignore_index: rows with this target are dropped.
-        positive_classes: evaluate multi-class input as binary, these classes against the rest.
+        positive_classes: evaluate multi-class predictions as binary: this set of classes against the rest.
         class_axis: axis of classes or labels; see `torchcalib.report`.
 
     Returns:
@@ -161,7 +160,7 @@ def compare(
         class_axis=class_axis,
     )
     weights = None if weights is None else per_sample("weights", weights, first.preds)
-    builder.update({name: of.preds for name, of in prepared.items()}, first.target, weights=weights)
+    builder.update({name: each.preds for name, each in prepared.items()}, first.target, weights=weights)
     return replace(builder.comparison(), task_is_inferred=task is None)
 
 
@@ -196,7 +195,7 @@ class ComparisonBuilder:
         if set(declared) != set(self._names):
             raise ValueError(
                 f"`from_logits` must have the keys {', '.join(map(repr, self._names))}, "
-                f"got {', '.join(map(repr, declared)) or 'none'}. Pass one bool for all systems, or one for each."
+                f"got {', '.join(map(repr, declared)) or 'none'}. Pass one bool for each system, or one for all."
             )
         for value in declared.values():
             check_flag("from_logits", value)
@@ -217,7 +216,7 @@ class ComparisonBuilder:
         self._are_counts = True
 
     def update(self, preds: Mapping[str, Tensor], target: Tensor, *, weights: Tensor | None = None) -> None:
-        """Add a batch, with predictions by system name. If an error is raised, the builder is unchanged."""
+        """Add a batch of predictions by system name. If an error is raised, the builder is unchanged."""
         self._check(preds, target, weights)
         n_dropped = 0
         if self._drop:
@@ -256,9 +255,9 @@ class ComparisonBuilder:
         first = next(iter(systems.values())).statistics(True) if systems else None
         if first is None or not first.n > 0:
             raise ValueError(
-                "`preds` must contain at least one sample with a positive weight, got none. Add predictions."
+                "`preds` must contain at least one sample with a positive weight, got none. Check the weights."
             )
-        # Ranked samples contain counts of copies. Above this number, float64 does not represent all counts exactly.
+        # float64 represents counts up to `MAX_COPIES` exactly. Rank-based errors need exact counts.
         for system in systems.values() if first.n > MAX_COPIES else ():
             system.samples = {}
         has_labels = all(system.has_labels for system in systems.values())
@@ -272,7 +271,7 @@ class ComparisonBuilder:
             if same[0].name not in _OMITTED_LINES
         )
         notes = self._notes(systems[self._names[0]], has_labels)
-        scores = replicates[self._names[0]].get("brier")  # None without replicates, if there is only one group
+        scores = replicates[self._names[0]].get("brier")  # None if there is one group, which has no replicates
         if self._n_rows == 1 or (scores is not None and bool(scores.isnan().any())):
             notes.append("Intervals are omitted: some replicates are empty, because there are few rows (first axis).")
         return Comparison(
@@ -327,11 +326,11 @@ class ComparisonBuilder:
         return weights.masked_fill(missing, 0), int((missing & (weights != 0)).sum())
 
     def _notes(self, system: System, has_labels: bool) -> list[str]:
-        """Return notes on omissions and less accurate intervals, which are the same for all systems."""
+        """Return notes on omitted values and less accurate intervals. They apply to all systems."""
         names = "ACE, TCE, KS, MCB and DSC"
         notes = []
         if self._n_dropped:
-            notes.append(f"{self._n_dropped:,} rows are dropped from all systems, because one of them predicts NaN.")
+            notes.append(f"{self._n_dropped:,} rows are dropped from all systems: a prediction or target is NaN.")
         if not system.samples:
             why = f"there are more than {MAX_KEPT:,} samples"
             if not self._are_counts:
@@ -373,5 +372,5 @@ def _checked_names(names: Sequence[str]) -> tuple[str, ...]:
             f"`systems` must contain at least two systems, got {len(names)}. Call torchcalib.report for one system."
         )
     if len(set(names)) < len(names):
-        raise ValueError(f"`systems` must have unique names, got {', '.join(map(repr, names))}. Rename one.")
+        raise ValueError(f"`systems` must have unique names, got {', '.join(map(repr, names))}. Rename one of them.")
     return tuple(names)

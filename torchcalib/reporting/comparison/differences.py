@@ -23,11 +23,11 @@ _BETTER["DSC"] = "higher"
 """Direction of better values, by the name of the line. Lower is better for all other lines."""
 
 _PROPORTIONAL_TO_NOISE = ("ECE", "MCE", "RMSCE", "ACE", "KS")
-"""Calibration errors that are proportional to the standard deviation of the gaps of bins if a system is calibrated.
+"""Calibration errors that, for a calibrated system, are proportional to the standard deviation of the gaps of bins.
 
-Resampling doubles the variance of the gaps, so that such an error e increases to sqrt(2) e in the replicates. Their
-bias, divided by sqrt(2) - 1, therefore estimates e, the contribution of sampling noise. For ECE (expected calibration
-error) `expected_ece` is used instead: a bin with frequency 0 has no noise in the replicates, which biases the estimate.
+A gap is frequency minus confidence. Resampling doubles the variance of the gaps. An error e therefore increases to
+sqrt(2) e in the replicates, and their bias divided by sqrt(2) - 1 estimates e, the contribution of sampling noise. For
+ECE (expected calibration error) `expected_ece` is used: bins with frequency 0 have no noise in the replicates.
 """
 
 _WITHOUT_INTERVALS = ("RMSCE debiased",)
@@ -40,12 +40,12 @@ def compared_line(
     """Compare one score or calibration error of all systems with its value for the baseline.
 
     Args:
-        lines: line of each system, by system name, the baseline first.
-        replicates: values in all bootstrap replicates `(R,)`, by system name and line key.
-        chance: expected values if the system were calibrated, by system name and line key; keys may be missing.
+        lines: `Line` with the value of each system, by system name, the baseline first.
+        replicates: values in all bootstrap replicates `(R,)`, by system name and `Line.key`.
+        chance: expected value of a calibrated system, by system name and `Line.key`; keys may be missing.
 
     Returns:
-        The values with intervals, and their differences from the baseline with intervals and verdicts.
+        The values and their differences from the baseline, both with intervals.
     """
     first, *others = lines
     line = lines[first]
@@ -73,7 +73,7 @@ def compared_line(
 def _difference(
     better: Better, lines: tuple[Line, Line], replicates: tuple[Tensor | None, Tensor | None], chance: float | None
 ) -> Difference:
-    """Return the value of the second system minus the value of the first, with interval and verdict."""
+    """Return the value of the second system minus the value of the first, with its interval and verdict."""
     values = [line.value for line in lines]
     a, b = (torch.tensor(value, dtype=torch.float64) for value in values)
     value = _minus(b, a, better)
@@ -91,8 +91,7 @@ def _difference(
     if chance is None and lines[0].name in _PROPORTIONAL_TO_NOISE:
         chance = float(bootstrap.bias) / (math.sqrt(2) - 1)
     verdict: Verdict = "not significant"
-    # Rows are evaluated in float32 or wider. Values that are 0 by definition, such as class-wise ESCE, have rounding
-    # errors of this size.
+    # Values that are 0 by definition, such as the mean signed error over all classes, have float32 rounding errors.
     rounding = torch.finfo(torch.float32).eps * max([1.0, *(abs(x) for x in values if math.isfinite(x))])
     if interval.low - max(0.0, chance or 0.0) > rounding or interval.high - min(0.0, chance or 0.0) < -rounding:
         verdict = "better" if (interval.low > 0) == (better == "higher") else "worse"
@@ -100,7 +99,7 @@ def _difference(
 
 
 def _none_if_nan(interval: LineInterval) -> LineInterval | None:
-    """Return the interval, or None if a bound is NaN, due to an empty replicate or infinity minus infinity."""
+    """Return the interval, or None if a bound is NaN (empty replicates or infinite values)."""
     return None if math.isnan(interval.low) or math.isnan(interval.high) else interval
 
 

@@ -1,11 +1,11 @@
 """Bootstrap of random groups of rows, in bounded memory.
 
 Each row is assigned to a random group, and each replicate weights the groups by Poisson variables of mean 1. With many
-more groups than rows, this is the bootstrap of single rows. With more rows than groups it estimates the same variance,
-with the groups as units. Each replicate is computed from the weighted sum of the group sums.
+more groups than rows, this is the bootstrap of single rows. With fewer groups than rows, groups are resampled instead
+of rows, which estimates the same variance. Each replicate is computed from the weighted sum of the group sums.
 
-Groups and weights depend only on the seed and the row number. All systems therefore have the same replicates, so that
-common errors cancel in their differences. The sizes of the batches have no effect.
+Groups and weights depend only on the seed and the row number, and not on the batch size. All systems therefore have the
+same replicates, and common errors cancel in their differences.
 """
 
 import math
@@ -28,25 +28,25 @@ from torchcalib.reporting.accumulators import Accumulated
 MAX_GROUPS, MIN_GROUPS = 2**13, 2**7
 """Limits of the number of groups G. Bootstrap standard deviations have a relative error of 1 / sqrt(2 G): 1% and 6%."""
 
-_MAX_NUMBERS = 2**20  # target for the number of groups times the number of sums per group
-_TOO_MANY = 2**23  # maximum of groups times sums per group (64 MB); above it there are no replicates
+_TARGET_SIZE = 2**20  # intended number of sums over all groups; at least `MIN_GROUPS` groups may need more
+_MAX_SIZE = 2**23  # maximum number of sums over all groups (64 MB); above it there are no replicates
 
-_GROUP_STREAM = -1  # random stream that assigns rows to groups; the replicates use the streams 0, 1, ...
+_GROUP_STREAM = -1  # number of the random stream that assigns rows to groups; replicates use 0, 1, ...
 
 
 def words_of(seed: int, first: int, n: int, device: torch.device) -> Tensor:
-    """Return the random numbers in [0, 2^32) `(n,)` that assign rows `first` to `first + n - 1` to groups."""
+    """Return one random integer in [0, 2^32) for each of n rows `(n,)`; the first row has the number `first`."""
     counters = torch.arange(first, first + n, device=device)
     return random_words(seed, torch.full((1,), _GROUP_STREAM, device=device), counters)[0]
 
 
 def group_of(words: Tensor, n_groups: int) -> Tensor:
-    """Map random numbers in [0, 2^32) to groups in [0, n_groups), int64."""
+    """Map random integers `words` in [0, 2^32) to group numbers in [0, n_groups), int64."""
     return (words * n_groups) >> 32
 
 
 class Draws:
-    """Poisson weights of the groups in all replicates, cached by the number of groups.
+    """Poisson weights of random groups of rows in bootstrap replicates, cached by the number of groups.
 
     Args:
         seed: seed of the weights.
@@ -62,7 +62,7 @@ class Draws:
         return len(self._streams)
 
     def of(self, n_groups: int) -> Tensor:
-        """Return the weights of G groups in R replicates, uint8 `(R, G)`."""
+        """Return the weights of G = `n_groups` groups in R replicates, uint8 `(R, G)`."""
         if n_groups not in self._drawn:
             counters = torch.arange(n_groups, device=self._streams.device)
             self._drawn[n_groups] = poisson_counts(self._seed, self._streams, counters, torch.uint8)
@@ -72,39 +72,39 @@ class Draws:
 class GroupedSums:
     """Sums of an accumulator for each random group of rows.
 
-    `add` works in place, because there can be many more groups than rows in a batch.
+    `add` changes `sums` in place, because there can be many more groups than rows in a batch.
 
     Args:
-        accumulator: accumulator that computes the sums.
-        shape: shape `(..., F, K)` of the sums of one group.
+        accumulator: accumulator that computes the sums, such as `EqualWidthBins`.
+        shape: shape `(..., F, K)` of the sums of one group, for F summands and K cells (bins or classes).
         device: device of the sums.
 
     Attributes:
-        sums: sums of all groups `(G, ..., F, K)`. If the sums of a group are too large, G is 1, without replicates.
+        sums: sums of all groups `(G, ..., F, K)`. If they are too large, G is 1 and there are no replicates.
     """
 
     def __init__(self, accumulator: Any, shape: tuple[int, ...], device: torch.device) -> None:
         size = math.prod(shape)
-        n_groups = max(MIN_GROUPS, min(MAX_GROUPS, _MAX_NUMBERS // size))
-        n_groups = n_groups if n_groups * size <= _TOO_MANY else 1
+        n_groups = max(MIN_GROUPS, min(MAX_GROUPS, _TARGET_SIZE // size))
+        n_groups = n_groups if n_groups * size <= _MAX_SIZE else 1
         self.accumulator = accumulator
         *lead, n_cells = shape
         self._sums = torch.zeros(*lead, n_groups, n_cells, dtype=wide_dtype(device), device=device)
         self.sums = self._sums.movedim(-2, 0)
 
     def add(self, p: Predictions, words: Tensor) -> None:
-        """Add a batch, given the random number of each row from `words_of`. A row can contain several samples."""
+        """Add a batch with the random integer of each row from `words_of`. A row can contain several samples."""
         cells = self.accumulator.cells(p)
         group = group_of(words, len(self.sums)).repeat_interleave(cells.index.shape[-1] // max(1, len(words)))
         place = (group * cells.n_cells + cells.index).unsqueeze(-2).expand(cells.columns.shape)
         self._sums.flatten(-2).scatter_add_(-1, place, cells.columns)
 
     def statistic(self) -> Any:
-        """Return the statistic of all rows."""
+        """Return the sums over all rows, such as `BinStats`."""
         return self.accumulator.wrap(self.sums.sum(0))
 
     def replicates(self, draws: Draws) -> Iterator[Any]:
-        """Yield the statistics of all replicates, in chunks `(r, ...)` of bounded memory."""
+        """Yield the sums of all bootstrap replicates, in chunks of r replicates `(r, ...)` to bound the memory."""
         table = self.sums.flatten(1)
         finite = bool(table.isfinite().all())
         for weights in torch.split(draws.of(len(table)), replicates_at_once(max(table.shape))):
@@ -113,25 +113,25 @@ class GroupedSums:
 
 
 def grouped_sample(mode: NamedMode, like: Predictions, num_classes: int) -> Accumulated[GroupedSample]:
-    """Return an empty accumulator of ranked samples with their groups, for the task and format of `like`."""
+    """Return an empty accumulator of ranked samples and their groups, for predictions in the format of `like`."""
     sample = ExactSample(mode)
     lead = sample.lead(like.task, num_classes)
     return Accumulated(GroupedSamplesKind(sample, lead, like.from_logits, (), MAX_GROUPS))
 
 
 def in_random_groups(p: Predictions, words: Tensor) -> Predictions:
-    """Assign each sample to the random group of its row; `words` is the random number of each row."""
+    """Return predictions with the random group of each row; `words` contains its random integer from `words_of`."""
     groups = group_of(words, MAX_GROUPS).repeat_interleave(p.samples[-1] // max(1, len(words)))
     return in_groups(p, groups, MAX_GROUPS, validate_args=False)
 
 
 def replicates_of_sample(sample: GroupedSample, draws: Draws, most: int) -> Iterator[RankedSample]:
-    """Yield the ranked samples of the first `most` replicates, in chunks `(r, ..., N)` of bounded memory."""
+    """Yield the ranked samples of the first `most` replicates, in chunks of r replicates `(r, ..., N)`."""
     whole, groups = sample.whole, sample.groups.long()
     n = torch.ones_like(whole.score, dtype=wide_dtype(groups.device)) if whole.n is None else whole.n
     for weights in torch.split(draws.of(sample.num_groups)[:most], replicates_at_once(whole.score.numel())):
         copies = weights[:, groups].to(n).reshape(len(weights), *[1] * (whole.score.dim() - 1), -1)
         counts, score = copies * n, whole.score.expand(len(weights), *whole.score.shape)
         positives = copies * whole.positives.to(n)
-        # A NaN score marks a sample without copies in a replicate.
+        # Samples with 0 copies in a replicate have the score NaN.
         yield RankedSample(score.masked_fill(counts == 0, torch.nan), positives, counts, whole.from_logits)

@@ -33,14 +33,14 @@ MAX_KEPT = 2**20
 MAX_RANKED, RANKED_REPLICATES = 2**14, 199
 """Maximum number of samples for intervals of rank-based errors, and maximum number of their replicates."""
 
-_FEW = 1000  # with this number of groups or fewer, the width of an interval has a standard error above 2%
+_FEW_GROUPS = 1000  # up to this number of groups, the standard error of an interval width exceeds 2%
 
 
 class System:
     """Accumulated sums and ranked samples of one system, for each random group of rows.
 
     Args:
-        like: first batch of predictions, for their task, number of classes and device.
+        like: first batch of predictions, which defines the task, the number of classes and the device.
         n_bins: number of equal-width bins.
         right: use bins `(a, b]` instead of `[a, b)`.
 
@@ -82,15 +82,15 @@ class System:
 
     @property
     def few_groups(self) -> dict[int, str]:
-        """Comma-separated names of the lines with at most 1,000 groups, by number of groups."""
+        """Comma-separated names of the scores and errors with at most 1,000 groups of rows, by number of groups."""
         names_by_size: dict[int, list[str]] = defaultdict(list)
         for estimator, grouped in self._sums:
-            if len(grouped.sums) <= _FEW:
+            if len(grouped.sums) <= _FEW_GROUPS:
                 names_by_size[len(grouped.sums)].append(estimator.name)
         return {n: ", ".join(names) for n, names in names_by_size.items()}
 
     def statistics(self, has_labels: bool) -> Statistics:
-        """Return the sums and ranked samples of all rows, without groups."""
+        """Return the sums and ranked samples of all rows. `has_labels`: all outcomes of all systems are 0 or 1."""
         return Statistics(
             task=self._task,
             n_bins=self._n_bins,
@@ -101,10 +101,7 @@ class System:
 
     @torch.no_grad()
     def replicates(self, draws: Draws, has_labels: bool) -> dict[str, Tensor]:
-        """Return the values of all lines in all bootstrap replicates, `(R,)` by line key.
-
-        R is at most `RANKED_REPLICATES` for rank-based errors.
-        """
+        """Return each score and error in R bootstrap replicates `(R,)`, by `Line.key`; R <= 199 if rank-based."""
         found: dict[str, list[Tensor]] = defaultdict(list)
         for values in self._values(draws, has_labels):
             for key, value in values.items():
@@ -121,10 +118,10 @@ class System:
 
 
 def expected_ece(s: Statistics) -> dict[str, float]:
-    """Return the mean of the ECE (expected calibration error) of a calibrated system with these confidences, by key.
+    """Return the mean expected calibration error (ECE) of a calibrated system with these confidences, by `Line.key`.
 
-    With weights that are counts, the gap of a bin is approximately normal with variance c (1 - c) / n. Here n is the
-    number of samples, and c the mean confidence. The mean absolute gap is sqrt(2 c (1 - c) / (pi n)).
+    A bin with n samples has a mean confidence c and a gap, frequency minus c. The gap is approximately normal with
+    variance c (1 - c) / n. Its mean absolute value is sqrt(2 c (1 - c) / (pi n)).
     """
     found = {}
     for mode, b in s.bins.items():

@@ -7,7 +7,7 @@ from matplotlib import style as matplotlib_style
 from torchcalib.plots.differences import difference_plot
 from torchcalib.reporting.contents import DIFFERENCE_WORDS, difference_table, facts, formatted, sources_of
 from torchcalib.reporting.data import Comparison
-from torchcalib.reporting.html.page import both_themes, filled, pictures
+from torchcalib.reporting.html.page import both_themes, pictures, render_template
 
 
 def render_comparison(comparison: Comparison) -> str:
@@ -19,7 +19,7 @@ def render_comparison(comparison: Comparison) -> str:
     )
     with matplotlib_style.context("default"):  # ignore matplotlib settings of the caller
         picture = both_themes(difference_plot, comparison, "differences", label)
-    return filled(
+    return render_template(
         "comparison.html.jinja",
         results=comparison,
         title=f"Comparison of {', '.join(comparison.systems)}",
@@ -44,7 +44,6 @@ def files_of(comparison: Comparison) -> dict[str, bytes]:
 
 
 def _sources(comparison: Comparison) -> dict[str, str]:
-    """Return the file names and the kind of predictions of each system as text, by system name."""
     found = {}
     for name, source in comparison.sources.items():
         files = list(source.get("files", []))

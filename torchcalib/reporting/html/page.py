@@ -1,4 +1,4 @@
-"""Shared functions for HTML pages: fill templates, draw diagrams in both themes, and write folders."""
+"""Render templates, draw diagrams in light and dark colours, and write the files of a folder."""
 
 import math
 import re
@@ -23,8 +23,8 @@ def write_folder(files: Callable[[], Mapping[str, bytes]], out: str | Path) -> t
     """Write files into a folder, and create it if it is missing. Interrupted writes leave no incomplete files.
 
     Args:
-        files: function that returns the contents by file name. It is called after the folder is created, so that an
-            invalid path fails before any diagram is drawn.
+        files: function that returns the contents by file name. It is called after the folder was created, because
+            drawing the diagrams takes seconds.
         out: path of the folder.
 
     Returns:
@@ -44,12 +44,12 @@ def write_folder(files: Callable[[], Mapping[str, bytes]], out: str | Path) -> t
 
 
 def pictures(name: str, ax: Axes) -> dict[str, bytes]:
-    """Return a diagram as PNG and SVG, by file name."""
+    """Return a diagram as the files `{name}.png` and `{name}.svg`, by file name."""
     return {f"{name}.png": to_png(ax), f"{name}.svg": to_svg(ax).encode()}
 
 
-def filled(template: str, **values: Any) -> str:
-    """Render a template with its values and the colours of both themes."""
+def render_template(template: str, **values: Any) -> str:
+    """Return the text of a template with these values and the light and dark colours."""
     return _environment().get_template(template).render(**values, light=LIGHT, dark=DARK)
 
 
@@ -68,7 +68,7 @@ def _environment() -> Environment:
 
 
 def both_themes(draw: Callable[..., Axes], table: T, prefix: str, label: str) -> Markup:
-    """Draw a diagram, and return its light and its dark version as two SVG elements.
+    """Draw a diagram, and return it as two SVG elements, in light and in dark colours.
 
     Args:
         draw: plot function with the arguments `table` and `style`.

@@ -26,7 +26,7 @@ from torchcalib.reporting.contents import (
     sources_of,
 )
 from torchcalib.reporting.data import Report
-from torchcalib.reporting.html.page import both_themes, filled, pictures
+from torchcalib.reporting.html.page import both_themes, pictures, render_template
 from torchcalib.reporting.monitoring.history import History
 
 _MAX_NAME_LENGTH = 200  # maximum number of characters of a group name in the table; longer names are truncated
@@ -47,15 +47,15 @@ _EVENTS = {
 def render(report: Report) -> str:
     """Return a report as a self-contained HTML page. Equal reports have identical pages."""
     with matplotlib_style.context("default"):  # ignore matplotlib settings of the caller
-        tables = [_bins(report, name, table) for name, table in report.tables.items()]
-        tests = [_tested(report, name, table) for name, table in report.tests.items()]
-        training = _training(report.history) if report.history else None
+        tables = [_bin_values(report, name, table) for name, table in report.tables.items()]
+        tests = [_test_values(report, name, table) for name, table in report.tests.items()]
+        training = _training_values(report.history) if report.history else None
     stage, groups = report.calibration, report.groups
     shown = [line.value for line in report.lines] + [x for t in report.tables.values() for x in t.ecd.tolist()]
-    return filled(
+    return render_template(
         "report.html.jinja",
         results=report,
-        title=" ".join(["Calibration report", *_of_file(report.source)]),
+        title=" ".join(["Calibration report", *_title_words(report.source)]),
         facts=facts(report, report.source),
         explanations=explanations(report),
         lines=line_table(report),
@@ -95,8 +95,7 @@ def files_of(report: Report) -> dict[str, bytes]:
     return files
 
 
-def _bins(report: Report, key: NamedMode, table: BinTable) -> dict[str, Any]:
-    """Return the template values for a table of equal-width bins: diagrams, texts and rows."""
+def _bin_values(report: Report, key: NamedMode, table: BinTable) -> dict[str, Any]:
     name, explanation = event_name(report, key), _EVENTS[key]
     unit = "labelled entries" if report.task == "multilabel" else "samples"
     size = f"{table.n.numel()} bins, {count(report.n)} {unit}"
@@ -115,8 +114,7 @@ def _bins(report: Report, key: NamedMode, table: BinTable) -> dict[str, Any]:
     }
 
 
-def _tested(report: Report, key: NamedMode, table: TCETable) -> dict[str, Any]:
-    """Return the template values for a table of the test-based calibration error (TCE): diagrams, texts and rows."""
+def _test_values(report: Report, key: NamedMode, table: TCETable) -> dict[str, Any]:
     name, explanation = event_name(report, key), _EVENTS[key]
     rejected, n = float(table.rejected.sum()), float(table.n.sum())
     label = (
@@ -136,8 +134,7 @@ def _tested(report: Report, key: NamedMode, table: TCETable) -> dict[str, Any]:
     }
 
 
-def _training(history: History) -> dict[str, Any]:
-    """Return the template values for a training history: curve, rows and warnings."""
+def _training_values(history: History) -> dict[str, Any]:
     warned = ", ".join(f"{row.epoch:,}" for row in history.warnings)
     label = (
         f"Training curve: NLL, ECD, accuracy, confidence and ECE of {len(history)} validations"
@@ -150,8 +147,8 @@ def _training(history: History) -> dict[str, Any]:
     }
 
 
-def _of_file(source: Mapping[str, Any]) -> list[str]:
-    """Return "of FILE" as words for the title; an empty list if the source has no file."""
+def _title_words(source: Mapping[str, Any]) -> list[str]:
+    """Return the words "of FILE" for the title; an empty list if the source has no file name."""
     for key in ("file", "path", "files", "paths"):
         value = source.get(key)
         if value:

@@ -17,7 +17,7 @@ class HistoryRow:
 
     Attributes:
         epoch: number of the epoch.
-        step: training progress, such as the epoch or the number of optimizer steps. Rows are sorted by it.
+        step: training progress, such as the epoch or the number of optimizer steps; increases from row to row.
         values: metric values by name, without a prefix: `{"nll": 0.31, "ece": 0.04}`.
         warning: text of the warning about over-confidence; empty without a warning.
     """
@@ -57,7 +57,7 @@ class History(Tabular):
 
     @property
     def best(self) -> HistoryRow | None:
-        """First row with the lowest negative log-likelihood ("nll"); None if no row contains it."""
+        """First row with the lowest negative log-likelihood `"nll"`; None if this value is missing in all rows."""
         known = [row for row in self.rows if not math.isnan(row.values.get("nll", math.nan))]
         return min(known, key=lambda row: row.values["nll"], default=None)
 
@@ -96,7 +96,7 @@ class History(Tabular):
 
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any]) -> Self:
-        """Return the history saved by `to_dict`.
+        """Return the history from a result of `to_dict`.
 
         Raises:
             ValueError: if the version of the format differs.

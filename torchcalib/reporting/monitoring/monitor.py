@@ -19,7 +19,7 @@ from torchcalib.metrics.collection import CalibrationCollection
 from torchcalib.metrics.gathering import rank_and_size
 from torchcalib.metrics.proper_scores import ECD, NLL, Accuracy, BrierScore
 from torchcalib.reporting.monitoring.history import History, HistoryRow
-from torchcalib.reporting.monitoring.over_confidence import OverConfidenceWarning, crossings, words
+from torchcalib.reporting.monitoring.over_confidence import OverConfidenceWarning, crossings, warning_text
 
 
 def usual_metrics(
@@ -32,9 +32,9 @@ def usual_metrics(
 ) -> dict[str, CalibrationMetric[Any]]:
     """Return the default metrics of a `Monitor`, by name.
 
-    Scores are `accuracy`, `nll` (negative log-likelihood), `nce` (NLL divided by the NLL of predicting the class
-    frequencies), `brier` and `ecd` (entropic calibration difference). The calibration errors `ece` (expected), `esce`
-    (expected signed) and `mce` (maximum) use equal-width bins. All metrics use constant memory.
+    Scores are `accuracy`, `nll` (negative log-likelihood), `nce`, `brier` and `ecd` (entropic calibration difference).
+    `nce` is `nll` divided by the value for predicting the class frequencies. The calibration errors `ece` (expected),
+    `esce` (expected signed) and `mce` (maximum) use equal-width bins. All metrics use constant memory.
 
     Args:
         task: `"binary"`, `"multiclass"` or `"multilabel"`. `num_classes` or `num_labels` implies it.
@@ -63,7 +63,7 @@ def usual_metrics(
 
 
 class _Sums(ECE):
-    """Metric that returns the sums over bins, so that `compute` synchronises them together with other metrics."""
+    """Metric with the sums over bins as its value, which ranks synchronise together with the other metrics."""
 
     def _value(self, statistic: Any) -> Tensor:
         return statistic.sums  # type: ignore[no-any-return]
@@ -109,7 +109,7 @@ class Monitor:
     Attributes:
         input_format: task and options of the input.
         history: values of all validations so far.
-        bin_table: bin table of the last validation over all ranks, for a reliability diagram; None before the first.
+        bin_table: bins of the last validation over all ranks, for a reliability diagram; None before the first one.
 
     Raises:
         TypeError, ValueError: for invalid arguments.
@@ -155,7 +155,7 @@ class Monitor:
         bins = _Sums(**given)
         members = usual_metrics(**given) if metrics is None else {name: m.clone() for name, m in metrics.items()}
         self._metrics = CalibrationCollection({**members, _BINS: bins})
-        self._names = tuple(members)  # the collection does not preserve this order
+        self._names = tuple(members)  # `CalibrationCollection` does not preserve the order
         self.input_format, self._n_bins = bins.input_format, n_bins
         self.prefix, self.postfix, self.threshold = prefix, postfix, threshold
         self.history = History()
@@ -201,7 +201,7 @@ class Monitor:
         return self._named(values)
 
     def compute(self) -> dict[str, float]:
-        """Return the values that `end_epoch` would return, without changing history and metrics."""
+        """Return the values that `end_epoch` would return. The history and the metrics are unchanged."""
         return self._named(self._compute())
 
     def reset(self) -> None:
@@ -209,7 +209,7 @@ class Monitor:
         self._metrics.reset()
 
     def to(self, device: torch.device | str) -> None:
-        """Move the metrics to a device. With NCCL, a rank without data must move them to its GPU."""
+        """Move the metrics to a device. With NCCL, every rank without data must call it with its GPU."""
         if self._metrics[_BINS].device != torch.device(device):
             self._metrics.to(device)
 
@@ -248,7 +248,7 @@ class Monitor:
         if not crossings(history.column("ecd"), self.threshold)[-1]:
             return history
         *before, now = history.rows
-        return History((*before, replace(now, warning=words(history, self._name("ecd")))))
+        return History((*before, replace(now, warning=warning_text(history, self._name("ecd")))))
 
     def _named(self, values: Mapping[str, float]) -> dict[str, float]:
         return {self._name(name): value for name, value in values.items()}

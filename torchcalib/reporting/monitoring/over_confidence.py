@@ -16,10 +16,9 @@ class OverConfidenceWarning(UserWarning):
 def crossings(ecd: Sequence[float], threshold: float) -> list[bool]:
     """Return for each epoch whether the growth of over-confidence crosses a threshold.
 
-    Growth is over-confidence, max(ECD, 0), minus its lowest value so far. A model that starts under-confident must
-    reach an ECD of `threshold`; a model that starts with an ECD of 0.3 must reach 0.3 + `threshold`. After a crossing,
-    growth must fall to half of the threshold before the next one (hysteresis). Values that fluctuate around the
-    threshold therefore cross it once.
+    Growth is over-confidence, max(ECD, 0), minus its lowest value so far. For a model that starts under-confident, the
+    crossing is at an ECD of `threshold`. After a crossing, growth must fall to half of the threshold before the next
+    crossing (hysteresis). Values that fluctuate around the threshold therefore cross it once.
 
     Args:
         ecd: entropic calibration difference of each epoch, in nats; NaN (an epoch without data) is ignored.
@@ -34,22 +33,22 @@ def crossings(ecd: Sequence[float], threshold: float) -> list[bool]:
     for value in ecd:
         over = max(value, 0.0) if not math.isnan(value) else least
         least = min(least, over)
-        growth = over - least  # inf - inf is NaN, for which the comparison below is False
+        growth = over - least  # NaN for inf - inf; `growth > threshold` is then False
         crossed.append(is_armed and growth > threshold)
         is_armed = not crossed[-1] and (is_armed or growth <= threshold / 2)
     return crossed
 
 
-def words(history: History, name: str) -> str:
-    """Return the text of the warning for the last row: growth of over-confidence, and advice.
+def warning_text(history: History, name: str) -> str:
+    """Return the text of the warning for the last row: growth of over-confidence, accuracy and advice.
 
     Args:
         history: rows up to the epoch of the warning.
-        name: name of ECD in logs.
+        name: name of the entropic calibration difference (ECD) in logs.
     """
     now = history.rows[-1]
     ecd = now.values["ecd"]
-    # Growth starts at the last row with the lowest over-confidence, which is 0 in all under-confident epochs.
+    # Growth starts at the last row with the lowest over-confidence, which is 0 for under-confident rows.
     lowest = min(reversed(history.rows[:-1]), key=lambda row: _over_confidence(row.values.get("ecd", math.nan)))
     sentences = [
         f"over-confidence grows: in {_place(now, history)} the cross-entropy exceeds the entropy of the predictions by "
@@ -69,7 +68,7 @@ def _place(row: HistoryRow, history: History) -> str:
 
 
 def _means(row: HistoryRow) -> str:
-    """Return a sentence with mean confidence and accuracy; an empty string if one of them is unknown."""
+    """Return a sentence with mean confidence and accuracy; an empty string if a value is missing."""
     accuracy, confidence = row.values.get("accuracy", math.nan), row.values.get("confidence", math.nan)
     if math.isnan(accuracy) or math.isnan(confidence):
         return ""
@@ -77,7 +76,7 @@ def _means(row: HistoryRow) -> str:
 
 
 def _advice(history: History) -> str:
-    """Return advice that depends on the trends of negative log-likelihood (NLL) and accuracy since the lowest NLL."""
+    """Return advice that depends on the change of accuracy since the lowest negative log-likelihood (NLL)."""
     best, now = history.best, history.rows[-1]
     if best is None:
         return "Calibrate the model (torchcalib.calibration.TemperatureScaling)."
