@@ -114,7 +114,7 @@ def write_hostile(f):
     with zipfile.ZipFile(f / "plain.pt") as plain, zipfile.ZipFile(f / "packed.pt", "w", zipfile.ZIP_DEFLATED) as bomb:
         for name in plain.namelist():
             bomb.writestr(name, plain.read(name) + b"\0" * 10**8 * name.endswith("data.pkl"))
-    words["packed.pt"] = "is compressed, which torch.save never does"
+    words["packed.pt"] = "must be uncompressed, got the compressed member"
     return words
 
 
