@@ -67,7 +67,7 @@ class _Affine(Calibrator):
         return z.log_softmax(-1) if from_logits else z.softmax(-1)
 
     def remarks(self) -> list[str]:
-        """Return a sentence for each problem of a fit, of absent classes, and of labels with probability 0."""
+        """Return a sentence for each problem: unusual fits, classes without samples, and labels with probability 0."""
         n_fits = self.outcome.numel()
         found = [
             f"`alpha` of {int((self.outcome == code).sum())} of {n_fits} fits: {words}" if n_fits > 1 else words

@@ -107,7 +107,7 @@ class Calibrator(nn.Module, ABC):
         Args:
             target: Integer labels, one per sample (multi-label: of the shape of `preds`), or class names.
             task: None infers it from the shapes.
-            from_logits: `preds` are logits. None infers it: more than 5% of logits are negative.
+            from_logits: `preds` are logits. None infers True if more than 5% of the values are negative.
             class_names: Names of the classes, if labels are text. None uses the column names of a DataFrame.
             positive_classes: Calibrate the probability of this set of classes against the rest. The fitted calibrator
                 takes multi-class predictions, and returns the calibrated probability (or log-odds) of the set.
@@ -187,7 +187,7 @@ class Calibrator(nn.Module, ABC):
 
     @abstractmethod
     def calibrated(self, values: Tensor, from_logits: bool) -> Tensor:
-        """Return calibrated values of the same shape: `(..., N, C)` for a multi-class task, otherwise `(..., N)`."""
+        """Map values, `(..., N, C)` if multi-class, else `(..., N)`, to calibrated values of this shape."""
 
     @abstractmethod
     def remarks(self) -> list[str]:
@@ -209,7 +209,7 @@ class Calibrator(nn.Module, ABC):
 
         Raises:
             RuntimeError: the calibrator is not fitted.
-            TypeError: `preds` is not floating.
+            TypeError: `preds` is not floating-point.
             ValueError: too few axes, batch axes that differ from the fit, or logits instead of probabilities.
 
         Gradient:
@@ -219,7 +219,7 @@ class Calibrator(nn.Module, ABC):
             raise RuntimeError(f"{type(self).__name__} must be fitted before use. Call fit(preds, target).")
         preds = as_tensor("preds", preds)
         if not preds.is_floating_point():
-            raise TypeError(f"`preds` must be floating, got {preds.dtype}. Pass predictions as in the fit.")
+            raise TypeError(f"`preds` must be floating-point, got {preds.dtype}. Pass predictions as in the fit.")
         self._check_kind(preds)
         if self.positive_classes is None:
             values, from_logits = preds.to(torch.promote_types(preds.dtype, torch.float32)), self.from_logits
@@ -352,11 +352,11 @@ class Calibrator(nn.Module, ABC):
         return super().__getattr__(name)
 
     def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *rest: Any) -> None:
-        if prefix + "_extra_state" in state_dict:  # before any buffer changes
+        if prefix + "_extra_state" in state_dict:  # check before any buffer changes
             self._check_extra_state(state_dict[prefix + "_extra_state"])
         for name, buffer in list(self._buffers.items()):
             saved = state_dict.get(prefix + name)
-            if buffer is not None and isinstance(saved, Tensor):  # the saved shape has the number of classes or knots
+            if buffer is not None and isinstance(saved, Tensor):  # the shape depends on the number of classes or knots
                 setattr(self, name, buffer.new_empty(saved.shape))
         super()._load_from_state_dict(state_dict, prefix, *rest)
 

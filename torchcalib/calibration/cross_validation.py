@@ -130,7 +130,7 @@ class Fitting(NamedTuple):
     n_fits: int  # number of fits for each replicate
 
     def by_replicates(self, value: Callable[[Predictions, Tensor], Tensor]) -> Tensor:
-        """Return `value(predictions, calibrated values)`. A few replicates at a time limit the memory."""
+        """Compute `value(predictions, calibrated values)` for a few replicates at a time, which limits the memory."""
         n_values = self.p.given.numel() * (self.n_fits + 1)
         return by_replicates(lambda p: value(p, self.calibrate(p)), self.p, n_values)
 
@@ -285,7 +285,7 @@ def folds_of(p: Predictions, options: FoldOptions) -> tuple[Tensor, int]:
             raise ValueError("`groups` must be None if `folds` are given, got both. Pass one of them.")
         labels, at = torch.unique(_per_sample("folds", folds, p), return_inverse=True)
         if len(labels) < 2:
-            raise ValueError(f"`folds` must contain at least 2 different numbers, got {labels.tolist()}.")
+            raise ValueError(f"`folds` must contain at least 2 folds, got {labels.tolist()}.")
         n_folds = len(labels)
     elif groups is not None:
         at = _grouped(target, present, _per_sample("groups", groups, p), p.num_classes, n_folds, seed)
@@ -328,12 +328,11 @@ def _grouped(target: Tensor, present: Tensor, groups: Tensor, n_classes: int, n_
         shuffled = torch.randperm(len(names), generator=torch.Generator().manual_seed(seed))
         order = shuffled[counts.sum(-1)[shuffled].sort(stable=True, descending=True).indices]
         total = counts.sum(0).clamp(min=1)
-        filled = torch.zeros(n_folds, n_classes, dtype=torch.float64)
-        fold_of = torch.zeros(len(names), dtype=torch.int64)
+        load, fold_of = torch.zeros(n_folds, n_classes, dtype=torch.float64), torch.zeros(len(names), dtype=torch.int64)
         for g in order.tolist():
-            fold = int((filled @ (counts[g] / total.square())).argmin())
+            fold = int((load @ (counts[g] / total.square())).argmin())
             fold_of[g] = fold
-            filled[fold] += counts[g]
+            load[fold] += counts[g]
         found.append(fold_of[index])
     return torch.stack(found).reshape(target.shape).to(target.device) if found else torch.zeros_like(target)
 
@@ -341,7 +340,6 @@ def _grouped(target: Tensor, present: Tensor, groups: Tensor, n_classes: int, n_
 def _check_every_class(
     at: Tensor, target: Tensor, present: Tensor, n_classes: int, n_folds: int, options: FoldOptions
 ) -> None:
-    """Raise ValueError if all samples of a class are in the same fold."""
     cell = at * n_classes + target
     counts = cell.new_zeros((*cell.shape[:-1], n_folds * n_classes)).scatter_add(-1, cell, present.long())
     counts = counts.reshape(*cell.shape[:-1], n_folds, n_classes)

@@ -44,17 +44,17 @@ def calibration_loss(
     if calibration is harmful. For calibrated predictions it is slightly negative on average.
 
     Returns:
-        `(...)`, in the dtype of `preds` (at least float32). -inf if only the calibrated score is infinite.
+        Loss `(...)`, in the dtype of `preds` (at least float32). -inf if only the calibrated score is infinite.
 
     Raises:
         TypeError, ValueError: for invalid input.
 
     Warns:
-        UserWarning: a fit did not reach an optimum, or has none and leaves predictions unchanged. The true gain may be
-            larger. Fits to replicates do not warn.
+        UserWarning: a fit did not reach its optimum, or has no optimum and leaves predictions unchanged. The true gain
+            may be larger. Fits to replicates do not warn.
 
     Gradient:
-        In `preds`; the fitted parameters are constants.
+        With respect to `preds`; the fitted parameters are constants.
 
     Reference:
         [EPSR] Ferrer, Ramos: Evaluating Posterior Probabilities (TMLR), sec. 2.4.2.
@@ -88,8 +88,8 @@ def relative_calibration_loss(
     It is the percentage of the raw score that a calibration stage removes, at most 100; see `calibration_loss`.
 
     Returns:
-        `(...)`, in the dtype of `preds` (at least float32). 100 if only the raw score is infinite, -inf if only the
-        calibrated score is infinite, NaN if both scores are infinite.
+        Loss `(...)`, in the dtype of `preds` (at least float32). 100 if only the raw score is infinite, -inf if only
+        the calibrated score is infinite, NaN if both scores are infinite.
 
     Raises:
         TypeError, ValueError: for invalid input.
@@ -98,7 +98,7 @@ def relative_calibration_loss(
         UserWarning: see `calibration_loss`.
 
     Gradient:
-        In `preds`; the fitted parameters are constants.
+        With respect to `preds`; the fitted parameters are constants.
 
     Reference:
         [EPSR] Ferrer, Ramos: Evaluating Posterior Probabilities (TMLR), sec. 2.4.2.
@@ -192,7 +192,7 @@ def score_divergence(
         UserWarning: see `calibration_loss`.
 
     Gradient:
-        In `preds`; the fitted parameters are constants.
+        With respect to `preds`; the fitted parameters are constants.
 
     Reference:
         [EPSR] Ferrer, Ramos: Evaluating Posterior Probabilities (TMLR), eq. 24-26.

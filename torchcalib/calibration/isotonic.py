@@ -79,8 +79,7 @@ class IsotonicCalibration(Calibrator):
     def parameters_for(self, p: Predictions, weights: Tensor | None) -> dict[str, Tensor]:
         """Return `knots`, `rates` and `converged` by name; see `Calibrator.parameters_for`."""
         w = sample_weights(p, weights)
-        # Weights of invalid rows are NaN where raising an error would synchronise the device.
-        unknown = w.isnan().any(-1, keepdim=True)
+        unknown = w.isnan().any(-1, keepdim=True)  # instead of errors that would synchronise the device
         n = w.nan_to_num(0).long()
         # The sign of the counts encodes the outcome, because one column is faster to sort than two.
         scores, signed = p.values.expand(w.shape).masked_fill(n == 0, torch.nan), torch.where(p.target == 1, n, -n)

@@ -1,4 +1,4 @@
-"""Save fitted calibrators to files, and load them. The file contains the name of the class."""
+"""Save fitted calibrators to files, and load them. The file contains the class name."""
 
 import io
 from collections.abc import Mapping

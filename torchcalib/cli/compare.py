@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace, systems: Mapping[str, System]) -> None:
         ignore_index=arguments.ignore_index,
         class_axis=-1,  # the last axis in a file contains the classes
     )
-    check_size(first.task, first.source.shape[-1], arguments.n_bins)  # fail before rows are read
+    check_size(first.task, first.source.shape[-1], arguments.n_bins)  # fail early, before rows are read
     with terminal.progress(first.n_rows, f"reading {len(files)} systems") as advance:
         row = 1
         for parts in _aligned_chunks(files):

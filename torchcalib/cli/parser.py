@@ -248,7 +248,7 @@ def _add_result_options(parser: argparse.ArgumentParser) -> Any:
 def _parts(arguments: argparse.Namespace) -> tuple[Path, ...]:
     paths = expanded(arguments.files)
     if len({path.resolve() for path in paths}) < len(paths):
-        raise ValueError("every part must be named once, got a repeated file. Remove it.")
+        raise ValueError("Every part must be named once, got a repeated file. Remove it.")
     for path in paths:
         path.stat()  # raises an error for a missing file
     return paths

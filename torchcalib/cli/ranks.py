@@ -55,7 +55,7 @@ class Ranks:
         exit_request: SystemExit | None = None
         try:
             yield
-        except SystemExit as error:  # the program that reads the output closed the pipe
+        except SystemExit as error:  # raised when the reader of stdout closes the pipe
             exit_request = error
         except Exception as error:
             problem = line_of(error)

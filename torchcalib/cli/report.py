@@ -76,7 +76,7 @@ def _accumulated(
         ignore_index=arguments.ignore_index,
         nan_policy=arguments.nan_policy,
     )
-    check_size(files.task, source.shape[-1], arguments.n_bins)  # fail before rows are read
+    check_size(files.task, source.shape[-1], arguments.n_bins)  # fail early, before rows are read
     several = ranks.n_ranks > 1
     reading = f"rank {ranks.rank} of {ranks.n_ranks}, reading" if several else "reading"
     seen: dict[tuple[int, bytes], str] = {}

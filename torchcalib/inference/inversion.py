@@ -27,7 +27,7 @@ N_STEPS = 32
 
 _MEAN_GAP_STEPS = 24
 _MAX_NOISE = 1.5  # largest gap that noise may explain, in standard deviations
-_N_GROUPS = 15  # groups of neighbouring runs; all runs of a group have equal gaps on a path
+_N_GROUPS = 15  # number of groups of neighbouring runs; all runs of a group have equal gaps on a path
 
 Cells = BinCells | RunCells
 Metric = Callable[[Any], Tensor]
@@ -43,20 +43,17 @@ def error_interval(
     is_rejected: Tensor,
     level: float,
 ) -> Ends:
-    """Return the ends of the interval for an unsigned error, averaged over C classes, for g batch elements.
+    """Return both ends, each `(g)`, of the interval for an unsigned error, averaged over C classes.
 
     Args:
         test_formula: function that computes the test statistic.
         noise_free_error: function that computes the error from frequencies; None: see `ErrorTest`.
-        simulations: simulations of consecutive classes, with cells `(g, c, K)`.
+        simulations: one simulation per batch of c consecutive classes, with K cells each `(g, c, K)`.
         observed: test statistic of the data `(g, C)`.
         calibrated: test statistic of the replicates under perfect calibration `(R, g, C)`.
         is_rejected: whether the p-value rejects calibration, bool `(g)`. Where it does not, the lower end is 0, or the
             noise floor if `noise_free_error` is None.
         level: level of the interval, in (0, 1).
-
-    Returns:
-        Lower end and upper end, each `(g)`.
     """
     wide = widening(observed.shape[-1])
     sizes = [simulation.cells.n.shape[-2] for simulation in simulations]

@@ -90,7 +90,7 @@ class BinCells(Cells):
 
     @classmethod
     def of(cls, b: BinStats) -> Self:
-        """Return cells from the sums over bins."""
+        """Create cells from the sums over bins."""
         return cls(b.n, b.sums[..., 1, :], b.outcomes, b.spread, b.noise)
 
     def with_gaps(self, gaps: Tensor) -> BinStats:
@@ -152,7 +152,7 @@ class RunCells(Cells):
         size, length = s.size.unsqueeze(-1), s.score.shape[-1]
         places = torch.arange(1, min(at_most, length) + 1, device=size.device)
         ends = places.minimum(size)
-        # Compare `length`: with `size`, ignored elements of one batch element could change the runs of all.
+        # `length` includes ignored elements. With `size`, the number of runs would depend on other batch elements.
         if length > at_most:
             ends = torch.where(size > at_most, end_of_ties(s.score.detach(), places * size // at_most), ends)
             if sample.log_scored:

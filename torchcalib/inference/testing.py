@@ -109,7 +109,7 @@ def run_error_tests(
     Outcomes are simulated from the confidences, and the errors are recomputed for each replicate (consistency
     resampling). The sum of outcomes in a bin is a sum of independent trials with known mean and variance; see
     `count_quantiles`. For an average over classes, the p-values of the classes are combined; see `cauchy_combination`.
-    The module `inversion` describes the interval.
+    For the interval, see `torchcalib.inference.inversion`.
 
     Args:
         tests: definition of each test, by name.
@@ -124,7 +124,7 @@ def run_error_tests(
         seed: seed of the random numbers, which are equal on all devices.
 
     Returns:
-        `CalibrationTest` by name, with fields `(...)`. An average removes the last axis. NaN without data.
+        `CalibrationTest` by name, with fields `(...)`. An average removes the last axis. Fields are NaN without data.
 
     Raises:
         TypeError, ValueError: if `level`, `n_replicates` or `seed` is invalid, or `statistic` has no sums of noise.

@@ -27,7 +27,7 @@ def check_class_names(names: Sequence[str], n_classes: int, preds: str) -> tuple
 def class_indices(labels: list[str], names: Sequence[str], label: str, start: int, allow_missing: bool) -> Tensor:
     """Convert N text labels to class indices, int64 `(N,)`.
 
-    An empty label raises an error. With `allow_missing` it becomes NaN instead, and the result is float64. Errors
+    An empty label raises an error. With `allow_missing` it becomes NaN instead, in a float64 result. Errors
     contain `label`, a description of the target, and the row number. `start` rows precede the first label.
     """
     numbers = {name: k for k, name in enumerate(names)}
@@ -89,8 +89,8 @@ def names_of_labels(readers: Sequence[Reader], preds: str, target: str, task: st
         likely = [found[k] for k in best] if len(set(best)) == n_classes else found
         last = ", with the positive class last" if task == "binary" else ""
         raise InputError(
-            f"--class-names must be given if the predictions contradict the sorted class names {quoted(found)}, got "
-            f"`{preds}` in `{readers[0].label}`. Pass --class-names {','.join(likely)} if this is the order{last}."
+            f"`{preds}` in `{readers[0].label}` must agree with the sorted class names {quoted(found)}, got means in "
+            f"another order. Pass --class-names {','.join(likely)} if this is the order{last}."
         )
     return tuple(found)
 

@@ -39,7 +39,7 @@ class Rows:
     target: Tensor
     weights: Tensor | None = None
     groups: Tensor | None = None  # group number of each sample, int64; -1 for no group
-    group_names: list[str] | None = None  # names by group number, from 0; None if the file stores numbers
+    group_names: list[str] | None = None  # names by group number, for these rows only; None if the file stores numbers
 
     def __len__(self) -> int:
         return len(self.preds)
@@ -55,7 +55,7 @@ class PredictionFiles:
 
     source: Source
     task: Task
-    readers: tuple[Reader, ...]  # one per file with rows, in order; `.npy` files share one reader
+    readers: tuple[Reader, ...]  # one reader per file with rows, in order; `.npy` files share a reader
     allow_missing: bool = False  # set predictions to NaN in rows with missing values, instead of raising an error
     normalize: bool = False  # divide probabilities by their sum over classes
 
@@ -93,7 +93,7 @@ class PredictionFiles:
             start += len(chunk[0])
 
     def _rows_of(self, reader: Reader, arrays: dict[str, Any], is_column: bool, start: int) -> Rows:
-        """Convert arrays by role to `Rows`. With `is_column`, the shape `(n, 1, ...)` becomes `(n, ...)`."""
+        """Convert arrays by role to `Rows`, and text to numbers. With `is_column`, `(n, 1, ...)` becomes `(n, ...)`."""
         label = f"`{self.source.target}` in `{reader.label}`"
         target = arrays["target"]
         if isinstance(target, list):
@@ -133,7 +133,6 @@ class PredictionFiles:
         return target if bool(target.isnan().any()) else target.to(torch.int64)
 
     def _check_one_hot(self, target: Tensor, label: str, start: int) -> None:
-        """Check that boolean one-hot targets are true for exactly one class in every row."""
         n_true = target.sum(-1).reshape(len(target), -1)
         wrong = (n_true != 1).any(1)
         if bool(wrong.any()):
@@ -203,7 +202,7 @@ def open_predictions(
         first axis of every array, and classes are on the last axis.
 
     Raises:
-        InputError: if a file is missing, damaged or unsuitable, or if an option must be passed.
+        InputError: if a file is missing, damaged or unsuitable, or if names or shapes are ambiguous.
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -219,8 +218,7 @@ def open_predictions(
     """
     given = {"preds": preds, "target": target, "weights": weights, "groups": groups}
     readers = readers_of(check_paths(paths))
-    # An empty .jsonl file has no keys.
-    named = [reader for reader in readers if reader.arrays or reader.format != "jsonl"]
+    named = [reader for reader in readers if reader.arrays or reader.format != "jsonl"]  # empty .jsonl has no keys
     roles_of = {reader: find_roles(reader, given, task) for reader in named}
     filled = tuple(reader for reader, roles in roles_of.items() if check_arrays(reader, roles) > 0)
     if not filled:

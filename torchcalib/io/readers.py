@@ -123,12 +123,7 @@ class _ArrayReader(Reader):
     def open(self, names: Sequence[str], stack: ExitStack) -> Sequence[Any]:
         """Return the named arrays. Their rows can be sliced once, in order, until `stack` closes the file."""
 
-    def rows(
-        self,
-        names: Sequence[str],
-        count: int,
-        allow_missing: bool = False,  # noqa: ARG002
-    ) -> Iterator[tuple[Any, ...]]:
+    def rows(self, names: Sequence[str], count: int, allow_missing: bool = False) -> Iterator[tuple[Any, ...]]:  # noqa: ARG002
         """Yield slices of the arrays; see `Reader.rows`."""
         with ExitStack() as stack:
             arrays = self.open(names, stack)
@@ -176,7 +171,7 @@ class _Member:
         while missing:
             data = self._file.read(min(_DECOMPRESSED_AT_ONCE, len(missing)))
             if not data:
-                raise EOFError(f"{len(missing)} bytes are missing")
+                raise EOFError(f"the array must be complete, got {len(missing):,} bytes too few")
             missing[: len(data)] = data
             missing = missing[len(data) :]
         return numbers.view(self._dtype).reshape(shape)
@@ -258,7 +253,7 @@ class Safetensors(_ArrayReader):
         with self.paths[0].open("rb") as start:
             length = int.from_bytes(start.read(8), "little")
         if length > _MAX_SAFETENSORS_HEADER:
-            raise ValueError(f"a header of {length:,} bytes is too long")
+            raise ValueError(f"the header must have at most {_MAX_SAFETENSORS_HEADER:,} bytes, got {length:,}")
         with ExitStack() as stack:
             file = self._opened(stack)
             for name in file.keys():  # noqa: SIM118 - `file` is not a dict
@@ -314,11 +309,11 @@ def _read_header(file: IO[bytes], size: int) -> tuple[tuple[int, ...], bool, np.
     length = file.read(width)
     n = int.from_bytes(length, "little")
     if n > _MAX_NPY_HEADER:
-        raise ValueError(f"a header of {n:,} bytes is too long")
+        raise ValueError(f"the header must have at most {_MAX_NPY_HEADER:,} bytes, got {n:,}")
     shape, fortran_order, dtype = read(io.BytesIO(length + file.read(n)))
     fits = min(shape, default=0) >= 0 and file.tell() + math.prod(shape) * dtype.itemsize == size
     if not (fits or dtype.hasobject):
-        raise ValueError(f"{size:,} bytes do not match the declared {dtype.name} array of shape {shape}")
+        raise ValueError(f"the data must match the declared {dtype.name} array of shape {shape}, got {size:,} bytes")
     return shape, fortran_order and len(shape) > 1, dtype
 
 

@@ -47,10 +47,7 @@ ROLES = {
         "Store logits or probabilities (1.0, not 1), or name another array with --preds.",
     ),
     "target": Role(
-        TARGETS,
-        FLOATS | WHOLE | TEXT,
-        "contain numbers or text",
-        "Store class indices or names, or pass --target NAME.",
+        TARGETS, FLOATS | WHOLE | TEXT, "contain numbers or text", "Store class indices or names, or use --target NAME."
     ),
     "weights": Role(WEIGHTS, FLOATS | WHOLE, "contain numbers", "Name another array with --weights."),
     "groups": Role((), WHOLE | TEXT, "contain whole numbers or text as groups", "Store one number or name per sample."),

@@ -54,8 +54,7 @@ def load_tensors(path: str | Path, *, mmap: bool = False) -> Any:
 def load_saved(path: Path) -> Any:
     """Load copies of the tensors and plain values in a file.
 
-    An error is raised for tensors with more values than the file stores. The copies are therefore at most as large as
-    the file.
+    Tensors with more values than the file stores raise an error. This limits the memory to the file size.
 
     Raises:
         OSError: if the file cannot be read.

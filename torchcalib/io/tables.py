@@ -104,8 +104,8 @@ class _Table(Reader):
 class Csv(_Table):
     """Reader of text with a header line and comma-separated columns.
 
-    A column without decimal points is an integer column. `true` and `false` are booleans. A file that ends in `.gz` is
-    decompressed while it is read.
+    Columns of numbers without decimal points have an integer dtype. `true` and `false` are booleans. Files that end in
+    `.gz` are decompressed in chunks.
     """
 
     format = "csv"
@@ -126,7 +126,6 @@ class Csv(_Table):
         return csv.open_csv(self.paths[0], parse_options=csv.ParseOptions(delimiter=self.delimiter), **options)
 
     def _check_header(self, names: Sequence[str]) -> None:
-        """Check that the first line contains column names, not numbers only."""
         if all(_is_number(name) for name in names):
             raise InputError(
                 f"`{self.label}` must begin with a line of column names, got the numbers {quoted(names)}. "
@@ -182,7 +181,7 @@ class Jsonl(_Table):
                 first = json.read_json(BytesIO(block), json.ReadOptions(block_size=2 * len(block)))
             n += len(block.splitlines())
         if first is None:
-            return []  # an empty shard has no keys
+            return []  # an empty file has no keys
         self.check_names(first.schema.names)
         described = []
         for column in first.schema:
@@ -275,13 +274,10 @@ def _check_unfolded(metadata: Any, name: str) -> None:
     for k in range(metadata.num_row_groups):
         group = metadata.row_group(k)
         for chunk in map(group.column, range(group.num_columns)):
-            size = chunk.num_values * _MAX_ITEMSIZE
-            if chunk.path_in_schema.split(".")[0] == name and size > max(
-                MAX_RESIDENT, _MAX_UNFOLDED * chunk.total_uncompressed_size
-            ):
-                raise ValueError(
-                    f"column {name} stores {chunk.num_values:,} numbers in only {chunk.total_uncompressed_size:,} bytes"
-                )
+            n, stored = chunk.num_values, chunk.total_uncompressed_size
+            is_large = n * _MAX_ITEMSIZE > max(MAX_RESIDENT, _MAX_UNFOLDED * stored)
+            if chunk.path_in_schema.split(".")[0] == name and is_large:
+                raise ValueError(f"column {name} must be less compressed, got {n:,} numbers in {stored:,} bytes")
 
 
 def _numbers(values: Any) -> np.ndarray[Any, Any]:
