@@ -86,7 +86,7 @@ def test_wrong_calls_of_single_functions_raise_errors():
     labels = {"preds": P[:, None], "target": Y[:, None], "task": "multilabel", "score": F.nll, "train_on_test": True}
     wrong = [
         (relative_calibration_loss, {"target": torch.tensor([0, 1, 0, 0, 0, 0])}, "at least 2 samples of every class"),
-        (recommend, {"calibrators": []}, "`calibrators` must hold"),
+        (recommend, {"calibrators": []}, "`calibrators` must contain"),
         (recommend, {"preds": P[None], "target": Y[None], "batch_dims": 1}, "`preds` must have no batch axes"),
         (score_divergence, labels, "`score` must be 'nll' or 'brier' for task='multilabel'"),
     ]

@@ -204,7 +204,7 @@ CASES = {
                                       options=("--normalize",)),
     "a lost column of logits": fails({**by_number("logit_", LOGITS[:, :3]), "y": LABELS}, "at least 4 classes"),
     "a gap in the columns": fails({"prob_0": P, "prob_2": P, "y": Y}, "without gaps"),
-    "normalised yes": fails({"prob": P, "y": Y}, "--normalize must get", options=("--normalize",)),
+    "normalised yes": fails({"prob": P, "y": Y}, "--normalize must be used with", options=("--normalize",)),
     "class-first": fails({"probs": PROBS.T, "y": LABELS}, "one row per sample", file="a.npz"),
     # one-hot labels
     "one-hot columns": multi({**PROB, **by_number("target_", ONE_HOT)}, says="or --task multiclass", ends="either"),

@@ -82,7 +82,9 @@ def test_data_without_folds_or_with_too_many_samples_give_an_early_error(saved, 
         patch.setattr("torchcalib.cli.report.PIECE_BYTES", 400)
         patch.setattr(ReportBuilder, "report", lambda *_, **__: pytest.fail("it went on"))
         error = failing(capsys, "a.npz", "--save-calibrator", "cal.pt")
-    assert error.startswith("`--save-calibrator` must get data to which calibrators can be fitted, got unsuitable data")
+    assert error.startswith(
+        "`--save-calibrator` must be used with data to which calibrators can be fitted, got unsuitable data"
+    )
     assert "are more than 100 samples" in error
     np.savez("a.npz", probs=np.array([0.2, 0.9, 0.5]), targets=np.array([0, 1, 1]))
     error = failing(capsys, "a.npz", "--out", "out", "--save-calibrator", "cal.pt")

@@ -68,14 +68,20 @@ def write_hostile(f):
         "head": (
             (b"\x93NUMPY\x02\x00" + bytes([255] * 4), 10**7),
             labels,
-            "a header of 4,294,967,295 bytes is too long",
+            "the header must have at most 10,000 bytes, got 4,294,967,295",
         ),
         "row": (numbers, labels, "must have at most 2,354,696 classes with 15 bins, got 20,000,000"),
         "labels": (numbers, (npy_header((1, 2 * 10**7), "<i8"), 16 * 10**7), "must have at most"),
     }
     contents = {
-        "length.safetensors": (struct.pack("<Q", 10**18) + b"{}", "header of 1,000,000,000,000,000,000 bytes"),
-        "json.safetensors": (safetensors_of(b'{"a": ' + b" " * 2**25 + b"1}"), "is too long"),
+        "length.safetensors": (
+            struct.pack("<Q", 10**18) + b"{}",
+            "header must have at most 16,777,216 bytes, got 1,000,000,000,000,000,000",
+        ),
+        "json.safetensors": (
+            safetensors_of(b'{"a": ' + b" " * 2**25 + b"1}"),
+            "the header must have at most 16,777,216 bytes",
+        ),
         "shape.safetensors": (safetensors_of(shape, b"0" * 8), "must be a complete"),
         "line.csv": (b"prob,target\n" + b"1" * 2 * 10**7, "must be a complete"),
         "columns.csv": (
@@ -114,7 +120,7 @@ def write_hostile(f):
     with zipfile.ZipFile(f / "plain.pt") as plain, zipfile.ZipFile(f / "packed.pt", "w", zipfile.ZIP_DEFLATED) as bomb:
         for name in plain.namelist():
             bomb.writestr(name, plain.read(name) + b"\0" * 10**8 * name.endswith("data.pkl"))
-    words["packed.pt"] = "is compressed, which torch.save never does"
+    words["packed.pt"] = "must be uncompressed, got the compressed member"
     return words
 
 

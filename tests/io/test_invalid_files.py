@@ -121,7 +121,7 @@ IN_C_ORDER = "`logits` in `a.npz` must be in C order, got more than 2 GiB in For
 CSV_ROWS = b"p,y\n" + 50 * b"0.5,1\n"
 BAD = [  # writer, part of the error message, options, and changed limits
     # paths
-    (lambda folder: [], "`paths` must hold at least one file, got none"),
+    (lambda folder: [], "`paths` must contain at least one file, got none"),
     (lambda folder: ["b.npz"], "b.npz` must be a file, got a path that does not exist"),
     (lambda folder: ["b" * 5000 + ".npz"], "got OSError"),
     (file("a.npz", Path.mkdir), "got a directory. Name the files in it"),
@@ -136,27 +136,31 @@ BAD = [  # writer, part of the error message, options, and changed limits
     (all_of(OK, text("b.npz", b"")), "`b.npz` must be a complete"),
     # names of arrays
     (npz(a=PROBS, y=HITS), "predictions under a known name (logits, probs, preds ...), got `a`, `y`"),
-    (npz(probs=PROBS), "must hold targets under a known name (targets, labels, y ...), got `probs`"),
+    (npz(probs=PROBS), "must contain targets under a known name (targets, labels, y ...), got `probs`"),
     (npz(probs=PROBS, y=HITS, labels=HITS), "got `labels`, `y`. Choose with --target NAME"),
     (npz(**ROW, Probs=PROBS), "got `probs`, `Probs`. Choose"),
     (npz(**{"\x1b[2J": PROBS}), "got `?[2J`"),
     (npz(**MANY), "`a11` and 8 more"),
     (npz(**MANY), "at most 10 arrays or columns, got 20", {}, {"readers.MAX_ARRAYS": 10}),
     (OK, "--preds must name an array in `a.npz`, got `q`. Name one of `probs`, `y`", {"preds": "q"}),
-    (OK, "must hold predictions, targets, weights and groups in different arrays", {"target": "probs"}),
+    (OK, "must contain predictions, targets, weights and groups in different arrays", {"target": "probs"}),
     (npz(log_probs=PROBS, y=HITS), "must be probabilities or logits for a binary task, got log-probabilities"),
     (npys(probs=PROBS), "must be a pair of .npy files"),
     (npys(a=PROBS, b=PROBS), "got `a`, `b`. Pass --preds NAME --target NAME"),
     # numbers and shapes
     (npz(preds=LABELS, y=HITS), "must be floating-point predictions, got int64", {"from_logits": False}),
     (npz(probs=PROBS + 0j, y=HITS), "got complex128"),
-    (npz(probs=PROBS, y=NAMES), "must hold the names of all 2 classes of `probs`, got 7: `a`,"),
-    (npz(probs=PROBS[:, None], y=HITS, site=NAMES[:, None]), "must have one axis if it holds text", {"groups": "site"}),
+    (npz(probs=PROBS, y=NAMES), "must contain the names of all 2 classes of `probs`, got 7: `a`,"),
+    (
+        npz(probs=PROBS[:, None], y=HITS, site=NAMES[:, None]),
+        "must have one axis if it contains text",
+        {"groups": "site"},
+    ),
     (npz(probs=PROBS, y=HITS[:5]), "must have one row per sample, got shapes (7,) and (5,)"),
     (npz(**ROW, weights=LOGITS), "must be one weight per sample, got shape (7, 3)"),
     (npz(probs=np.array(0.5), y=np.array(1)), "`probs` in `a.npz` must be an array, got a single number"),
     (npz(probs=LOGITS[:, :0], y=HITS), "got shape (7, 0) of float32"),
-    (npz(logits=LOGITS, y=LABELS + 0.5), "must hold class indices, which are whole numbers, got 0.5 in row 1"),
+    (npz(logits=LOGITS, y=LABELS + 0.5), "must contain class indices, which are whole numbers, got 0.5 in row 1"),
     (
         npz(logits=LOGITS, y=np.abs(LOGITS)),
         "--task multilabel, or --task multiclass (probabilities or annotator counts).",
@@ -175,7 +179,7 @@ BAD = [  # writer, part of the error message, options, and changed limits
     (npz(), "got nothing"),
     (member(b"NUMPY" * 9), "got ValueError: the magic string is not correct"),
     (member(header((7,)).replace(b"'<f4'", b"'<f4(")), "got ValueError: Cannot parse header"),
-    (member(header((9,)) + bytes(28)), "do not match the declared float32 array"),
+    (member(header((9,)) + bytes(28)), "the data must match the declared float32 array"),
     (member(header((-7, -1)) + bytes(28)), "float32 array of shape (-7, -1)"),
     (damaged_at_the_end, "must be a complete, readable npz file, got"),
     (changed(OK, lambda content: content.replace(PROBS[3].tobytes(), PROBS[4].tobytes())), "BadZipFile: Bad CRC-32"),
@@ -187,7 +191,7 @@ BAD = [  # writer, part of the error message, options, and changed limits
     (text("a.pt", b""), "must be a complete, readable pt file, got EOFError"),
     (cut(pt({"probs": ONES, "y": ONES}), 0.6), "must be a complete, readable pt"),
     (pt({"probs": Anything()}), "which are never unpickled. Save a dict of tensors"),
-    (pt(ONES), "must hold a dict of tensors or (preds, target[, weights]), got a Tensor"),
+    (pt(ONES), "must contain a dict of tensors or (preds, target[, weights]), got a Tensor"),
     (pt([ONES] * 4), "got a list of 4"),
     (pt({"probs": ONES, "y": [0, 1]}), "`y` in `a.pt` must be a dense CPU tensor, got a list"),
     (pt({"probs": torch.eye(2).to_sparse(), "y": ONES}), "got a torch.sparse_coo tensor"),
@@ -199,11 +203,11 @@ BAD = [  # writer, part of the error message, options, and changed limits
     (safetensors(probs=ONES.to(torch.float8_e4m3fn), y=ONES), "floating-point predictions, got F8_E4M3"),
     # csv and parquet
     (text("a.csv", b""), "got ArrowInvalid: Empty CSV file"),
-    (text("a.csv", b"prob,y\n"), "must hold at least one sample, got none"),
+    (text("a.csv", b"prob,y\n"), "must contain at least one sample, got none"),
     (text("a.csv", b"0.5,1\n0.25,0\n"), "must begin with a line of column names, got the numbers `0.5`"),
     (text("a.csv", b"p,p,y\n0.5,0.5,1\n"), "got `p` twice"),
     (text("a.csv", b"p,y\n0.5,1\n0.5\n"), "Expected 2 columns, got 1"),
-    (text("a.csv", b"p,y\n0.5,1\n0.5,\n"), "`y` in `a.csv` must hold a value in every row, got none in row 2"),
+    (text("a.csv", b"p,y\n0.5,1\n0.5,\n"), "`y` in `a.csv` must contain a value in every row, got none in row 2"),
     (text("a.csv", b"p,y\nhigh,1\nlow,0\n"), "`p` in `a.csv` must be floating-point predictions, got string"),
     (text("a.csv", b"p,y\n0,1\n1,1\n"), "(1.0, not 1)"),
     (text("a.csv", b"p_0,p.0,y\n.5,.5,1\n"), "must be numbered from 0 or 1 without gaps, got 0, 0."),
@@ -249,6 +253,6 @@ def test_highly_compressed_lists_give_an_error_before_a_row_is_read(tmp_path, mo
         write_parquet(tmp_path / "a.parquet", {"probs": lists, "targets": [0]})
         return open_predictions([tmp_path / "a.parquet"])
 
-    with pytest.raises(InputError, match="column probs stores 1,000,000 numbers in only"):
+    with pytest.raises(InputError, match="column probs must be less compressed, got 1,000,000 numbers in"):
         opened(np.zeros(10**6, np.float32))
     assert opened(np.random.default_rng(0).random(10**6, np.float32)).source.shape == (1, 10**6)

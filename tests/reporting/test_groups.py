@@ -177,9 +177,9 @@ def test_empty_text_is_no_group_and_invalid_groups_give_one_line_errors(tmp_path
     assert dict(zip(found.group, found.n, strict=True)) == {"a": 2, "b": 1}
     capsys.readouterr()
     for site, words in (
-        ({"site": np.zeros(5)}, "must hold whole numbers or text as groups, got float64"),
+        ({"site": np.zeros(5)}, "must contain whole numbers or text as groups, got float64"),
         ({"site": np.zeros((5, 2), np.int64)}, "must be one group per sample, got shape"),
-        ({"site": np.array(["a", "b", "c", "d", "e" * 1001])}, "must hold text of at most 1,000 characters"),
+        ({"site": np.array(["a", "b", "c", "d", "e" * 1001])}, "must contain text of at most 1,000 characters"),
         ({"site": np.array([0, 1, -2, 0, 0])}, "`groups` must be in ["),
         ({}, "--groups must name an array in"),
     ):

@@ -81,7 +81,7 @@ def failing_calls(folder):
     return [
         ([pattern], "shard-3.npz` must be a complete, readable npz file"),
         ([unlike, *QUICK_COMMAND], "float64"),
-        ([none], "must hold at least one sample, got none"),
+        ([none], "must contain at least one sample, got none"),
         ([str(folder / "text" / "*.npz"), *QUICK_COMMAND], "--class-names must be given if several processes"),
         ([fine, "--n-bins", "0"], "`--n-bins` must be at least 1"),
         ([fine, "--save-calibrator", str(folder / "nowhere" / "cal.pt")], "in a folder that exists"),

@@ -1,4 +1,4 @@
-"""Calibrators, cross-validated calibration, and the score that it gains."""
+"""Calibrators, cross-validated calibration, and estimates of its gain in score."""
 
 from typing import Any
 

@@ -1,11 +1,11 @@
-"""Affine scaling of log-probabilities, softmax(alpha log q + beta), and temperature scaling (beta = 0)."""
+"""Affine scaling of probabilities q to softmax(alpha log q + beta), and temperature scaling (beta = 0)."""
 
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from torchcalib.calibration.calibrator import Calibrator, sample_weights, shown
+from torchcalib.calibration.calibrator import Calibrator, format_values, sample_weights
 from torchcalib.core.predictions import Predictions
 from torchcalib.ops.logs import binary_log_probs, safe_log, wide_dtype
 from torchcalib.ops.newton.fits import fit_affine, fit_temperature
@@ -23,9 +23,9 @@ _REMARKS = {
 
 
 class _Affine(Calibrator):
-    """softmax(alpha log q + beta).
+    """Calibrator that maps probabilities q to softmax(alpha log q + beta).
 
-    A probability of 0 stays 0, whatever alpha. A prediction that is certain of a class with beta -inf is unchanged.
+    A probability of 0 stays 0 for every alpha. A prediction is unchanged if beta is -inf for all its possible classes.
     """
 
     in_log_odds = True
@@ -44,7 +44,7 @@ class _Affine(Calibrator):
         return 1 / self.alpha
 
     def calibrated(self, values: Tensor, from_logits: bool) -> Tensor:
-        """Scale and shift log-probabilities."""
+        """Scale and shift the logits, or log q for probabilities q; see `Calibrator.calibrated`."""
         if self.task != "multiclass":
             log_odds = values
             if not from_logits:
@@ -54,7 +54,7 @@ class _Affine(Calibrator):
             shifted = alpha[..., None] * log_odds + (beta[..., 1:] - beta[..., :1])
             log_odds = torch.where(log_odds.isinf(), log_odds, shifted)
             return log_odds if from_logits else log_odds.sigmoid()
-        # Logits are log-probabilities up to a constant. A log-softmax would round small logits.
+        # Logits are log-probabilities up to a constant per row. A log-softmax would round small logits.
         log_q = values - values.detach().amax(-1, keepdim=True) if from_logits else safe_log(values)
         if log_q.shape[-1] != self.beta.shape[-1]:
             raise ValueError(
@@ -67,7 +67,7 @@ class _Affine(Calibrator):
         return z.log_softmax(-1) if from_logits else z.softmax(-1)
 
     def remarks(self) -> list[str]:
-        """See `Calibrator.remarks`."""
+        """Return a sentence for each problem: unusual fits, classes without samples, and labels with probability 0."""
         n_fits = self.outcome.numel()
         found = [
             f"`alpha` of {int((self.outcome == code).sum())} of {n_fits} fits: {words}" if n_fits > 1 else words
@@ -88,12 +88,11 @@ class _Affine(Calibrator):
         return found
 
     def shown_parameters(self) -> list[str]:
-        """See `Calibrator.shown_parameters`."""
-        bias = [f"beta={shown(self.beta)}"] if self.with_bias else []
-        return [f"temperature={shown(self.temperature)}", *bias]
+        bias = [f"beta={format_values(self.beta)}"] if self.with_bias else []
+        return [f"temperature={format_values(self.temperature)}", *bias]
 
     def parameters_for(self, p: Predictions, weights: Tensor | None) -> dict[str, Tensor]:
-        """See `Calibrator.parameters_for`."""
+        """Return `alpha`, `beta` and the outcomes of the Newton fits; see `Calibrator.parameters_for`."""
         if p.task == "multiclass":
             scores, target = (p.values if p.from_logits else p.log_probs), p.target
         else:
@@ -127,7 +126,7 @@ class TemperatureScaling(_Affine):
         temperature: T = 1 / alpha, of the batch shape of the fit `(...)`.
         alpha: scale of the logits `(...)`.
         outcome: end of the fit, int64 `(...)`, a code of `torchcalib.ops.newton.problem`.
-        lost: weight of the samples whose label has probability 0, `(...)`. The fit leaves them out.
+        lost: total weight of the samples whose label has probability 0, `(...)`. The fit leaves them out.
 
     Reference:
         Guo et al.: On Calibration of Modern Neural Networks (ICML 2017); [EPSR] Ferrer, Ramos: Evaluating Posterior
@@ -147,17 +146,17 @@ class TemperatureScaling(_Affine):
 
 
 class AffineScaling(_Affine):
-    """Affine scaling: softmax(logits / T + beta) with the T and the class biases beta that minimise the NLL.
+    """Affine scaling: softmax(logits / T + beta) with the temperature T and one bias beta per class.
 
-    T is the temperature. It is the same for all classes, therefore the method is called direction-preserving (DP) in
-    [EPSR]. For probabilities q, logits are log q. The fit is a damped Newton search in float64 to a gradient norm
-    below 1e-9, for logits of any scale. `fit` warns in each of these cases, where alpha = 1 / T:
+    The fit minimises the negative log-likelihood (NLL). [EPSR] calls the method direction-preserving (DP), because T is
+    the same for all classes. For probabilities q, logits are log q. The fit is a damped Newton search in float64 to a
+    gradient norm below 1e-9, for logits of any scale. `fit` warns in each of these cases, where alpha = 1 / T:
 
     - **Separable data**: some (alpha, beta) makes every label the most probable class, and the likelihood rises with
       alpha without bound. Predictions are then left unchanged (alpha 1, beta 0), and `converged` is False.
     - **No positive alpha is optimal**: alpha is 0, and predictions become the class frequencies (uniform for
       `TemperatureScaling`). This is the optimum, and `converged` is True.
-    - **A class without samples** has beta = -inf, where the likelihood is largest: probability 0.
+    - **A class without samples** has beta = -inf and calibrated probability 0, which maximises the likelihood.
     - **Infinite NLL**: a sample whose label has probability 0 has an infinite NLL for every alpha > 0. The fit leaves
       such samples out.
     - **No data**: calibrated predictions are NaN.
@@ -167,7 +166,7 @@ class AffineScaling(_Affine):
         alpha: scale of the logits `(...)`.
         beta: bias of each class `(..., C)`, with sum 0; of the classes 0 and 1 for binary and multi-label predictions.
         outcome: end of the fit, int64 `(...)`, a code of `torchcalib.ops.newton.problem`.
-        lost: weight of the samples whose label has probability 0, `(...)`.
+        lost: total weight of the samples whose label has probability 0, `(...)`.
 
     Reference:
         [EPSR] Ferrer, Ramos: Evaluating Posterior Probabilities (TMLR), sec. 2.4.2 and 2.5.3 (DP calibration).

@@ -33,13 +33,13 @@ class Calibrator(nn.Module, ABC):
         task: `"binary"`, `"multiclass"` or `"multilabel"`; None before the fit.
         from_logits: whether predictions are logits. Calibrated predictions are then log-probabilities of classes, or
             log-odds for binary and multi-label predictions.
-        class_axis: axis of classes or labels.
+        class_axis: axis of the classes or labels in predictions.
         positive_classes: set of classes whose probability is calibrated; None for all classes.
         converged: whether the fit reached its optimum, bool of the batch shape of the fit.
         grad_norm: norm of the gradient at the end of the fit, of the batch shape; 0 for optima in closed form.
 
     Example:
-        A subclass defines its parameters, their fit and the calibration map:
+        A subclass defines its parameters, the fit, and the map from predictions to calibrated predictions:
 
         >>> class Frequency(Calibrator):
         ...     tasks, initial = ("binary",), {"frequency": 0.5}
@@ -107,7 +107,7 @@ class Calibrator(nn.Module, ABC):
         Args:
             target: Integer labels, one per sample (multi-label: of the shape of `preds`), or class names.
             task: None infers it from the shapes.
-            from_logits: `preds` are logits. None infers it: more than 5% of logits are negative.
+            from_logits: `preds` are logits. None infers True if more than 5% of the values are negative.
             class_names: Names of the classes, if labels are text. None uses the column names of a DataFrame.
             positive_classes: Calibrate the probability of this set of classes against the rest. The fitted calibrator
                 takes multi-class predictions, and returns the calibrated probability (or log-odds) of the set.
@@ -140,7 +140,7 @@ class Calibrator(nn.Module, ABC):
         return self
 
     def read(self, preds: Tensor, target: Tensor, *, task: Task, options: Mapping[str, Any]) -> Predictions:
-        """Return the checked predictions for a fit."""
+        """Check predictions and integer labels, and return them as `Predictions` for `fit_to`."""
         p = read_input(task, preds, target, options, hard_targets=True, whole_weights=self.whole_weights)
         if p.task not in self.tasks:
             raise ValueError(
@@ -175,7 +175,7 @@ class Calibrator(nn.Module, ABC):
         return fitted
 
     def _with_buffers(self, buffers: dict[str, Tensor | None]) -> Self:
-        """Return a copy with these buffers. Hooks that are added later to one of the two do not affect the other."""
+        """Return a copy with these buffers. Hooks that are added later to the copy do not affect the original."""
         other = copy(self)
         vars(other).update({name: copy(value) for name, value in vars(self).items() if isinstance(value, dict)})
         other._buffers = buffers
@@ -183,11 +183,11 @@ class Calibrator(nn.Module, ABC):
 
     @abstractmethod
     def parameters_for(self, p: Predictions, weights: Tensor | None) -> dict[str, Tensor]:
-        """Return the fitted parameters and `converged`, by name; see `fit_to`."""
+        """Return the fitted parameters and `converged` by name. For the arguments see `fit_to`."""
 
     @abstractmethod
     def calibrated(self, values: Tensor, from_logits: bool) -> Tensor:
-        """Calibrate values in canonical form: classes last for a multi-class task, otherwise samples last."""
+        """Map values, `(..., N, C)` if multi-class, else `(..., N)`, to calibrated values of this shape."""
 
     @abstractmethod
     def remarks(self) -> list[str]:
@@ -209,7 +209,7 @@ class Calibrator(nn.Module, ABC):
 
         Raises:
             RuntimeError: the calibrator is not fitted.
-            TypeError: `preds` is not floating.
+            TypeError: `preds` is not floating-point.
             ValueError: too few axes, batch axes that differ from the fit, or logits instead of probabilities.
 
         Gradient:
@@ -219,7 +219,7 @@ class Calibrator(nn.Module, ABC):
             raise RuntimeError(f"{type(self).__name__} must be fitted before use. Call fit(preds, target).")
         preds = as_tensor("preds", preds)
         if not preds.is_floating_point():
-            raise TypeError(f"`preds` must be floating, got {preds.dtype}. Pass predictions as in the fit.")
+            raise TypeError(f"`preds` must be floating-point, got {preds.dtype}. Pass predictions as in the fit.")
         self._check_kind(preds)
         if self.positive_classes is None:
             values, from_logits = preds.to(torch.promote_types(preds.dtype, torch.float32)), self.from_logits
@@ -251,9 +251,9 @@ class Calibrator(nn.Module, ABC):
         return values.to(torch.promote_types(preds.dtype, torch.float32))
 
     def _check_kind(self, preds: Tensor) -> None:
-        """Raise for logits if the calibrator was fitted to probabilities, and warn of the reverse.
+        """Raise an error for logits after a fit to probabilities, and warn for probabilities after a fit to logits.
 
-        Values on other devices are not read, because that would synchronise the device.
+        Only values on the CPU are checked. On other devices the check would synchronise the device.
         """
         if preds.device.type != "cpu" or not preds.numel():
             return
@@ -271,7 +271,7 @@ class Calibrator(nn.Module, ABC):
                 )
 
     def _against_rest(self, preds: Tensor) -> tuple[Tensor, bool]:
-        """Return P(set) or its log-odds for `positive_classes`, without the class axis, and whether it is log-odds."""
+        """Return the probability of `positive_classes`, or its log-odds, without class axis; and True for log-odds."""
         values = preds.movedim(self.class_axis, -1)
         values = values.to(wide_dtype(values.device))
         if max(self.positive_classes or (0,)) >= values.shape[-1]:
@@ -286,7 +286,7 @@ class Calibrator(nn.Module, ABC):
             values = spread_infinite_logits(values)
             return log_ratio(values.masked_fill(outside, -torch.inf), values.masked_fill(~outside, -torch.inf)), True
         inside, rest = (values.masked_fill(mask, 0).sum(-1) for mask in (outside, ~outside))
-        if self.in_log_odds:  # P(set) may round to 1: the sums over both sides keep the log-odds
+        if self.in_log_odds:  # accurate even if the probability of the set rounds to 1
             return inside.log() - rest.log(), True
         return inside.clamp(max=1), False
 
@@ -306,7 +306,7 @@ class Calibrator(nn.Module, ABC):
         return {"kind": type(self).__name__, **{name: getattr(self, name) for name in (*_KIND, *self.settings)}}
 
     def set_extra_state(self, state: Any) -> None:
-        """Restore the settings and the kind of predictions, after a check: the file may be hostile."""
+        """Restore the settings and the kind of predictions, after a check, because the file may be malicious."""
         self._check_extra_state(state)
         for name in (*_KIND, *self.settings):
             setattr(self, name, state[name])
@@ -324,7 +324,7 @@ class Calibrator(nn.Module, ABC):
                 f"`state_dict` must be of {type(self).__name__}, got one of {state['kind']}. "
                 "Load it with an instance of that class, or with load_calibrator."
             )
-        type(self)(**{name: state[name] for name in self.settings})  # checks the settings
+        type(self)(**{name: state[name] for name in self.settings})  # the constructor checks the settings
         classes = state["positive_classes"]
         is_set = classes is None or (isinstance(classes, tuple) and all(map(is_int, classes)))
         is_valid = state["task"] in (None, *self.tasks) and is_int(state["class_axis"]) and is_set
@@ -352,11 +352,11 @@ class Calibrator(nn.Module, ABC):
         return super().__getattr__(name)
 
     def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *rest: Any) -> None:
-        if prefix + "_extra_state" in state_dict:  # before any buffer changes
+        if prefix + "_extra_state" in state_dict:  # check before any buffer changes
             self._check_extra_state(state_dict[prefix + "_extra_state"])
         for name, buffer in list(self._buffers.items()):
             saved = state_dict.get(prefix + name)
-            if buffer is not None and isinstance(saved, Tensor):  # the saved shape has the number of classes or knots
+            if buffer is not None and isinstance(saved, Tensor):  # the shape depends on the number of classes or knots
                 setattr(self, name, buffer.new_empty(saved.shape))
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
@@ -383,7 +383,7 @@ def _warn(message: str) -> None:
     warnings.warn(message, UserWarning, stacklevel=level)
 
 
-def shown(values: Tensor, most: int = 4) -> str:
+def format_values(values: Tensor, most: int = 4) -> str:
     """Format a tensor for `repr`: the first values with 4 digits, or the shape if it has several axes."""
     if values.dim() > 1:
         return f"<{' x '.join(map(str, values.shape))}>"
@@ -394,7 +394,7 @@ def shown(values: Tensor, most: int = 4) -> str:
 
 
 def sample_weights(p: Predictions, weights: Tensor | None = None) -> Tensor:
-    """Return weights (by default those of `p`) expanded to `(..., N)`, or to `(R, ..., N)` for R replicates."""
+    """Return `weights`, or else the weights of `p`, as `(..., N)`, or as `(R, ..., N)` for R replicates."""
     shape = p.target.shape
     if weights is None:
         weights = p.weights

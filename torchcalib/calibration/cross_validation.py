@@ -38,7 +38,7 @@ class FoldOptions(TypedDict, total=False):
 
 
 class CalibrationOptions(FoldOptions, InputOptions, total=False):
-    """Options of cross-validated calibration, in addition to those of folds and input; see `cross_val_calibrate`."""
+    """Options of cross-validated calibration, of its folds and of its input; see `cross_val_calibrate`."""
 
     train_on_test: bool
     calibration: Sequence[Tensor] | None
@@ -85,12 +85,12 @@ def cross_val_calibrate(
     calibrator: Calibrator = DEFAULT,
     **options: Unpack[CalibrationOptions],
 ) -> Tensor:
-    """Calibrate predictions by cross-validation: no sample is calibrated with a fit to its own label.
+    """Calibrate predictions by cross-validation: each sample is calibrated with a fit to the other folds.
 
     Returns:
         Calibrated probabilities (or logits) of the shape of `preds`, in its dtype (at least float32). With
-        `positive_classes`, those of the set, without the class axis. Rows with an ignored target or weight 0 are
-        undefined. Dropped rows are NaN.
+        `positive_classes`, the probability (or log-odds) of the set, without the class axis. Rows with an ignored
+        target or weight 0 are undefined. Dropped rows are NaN.
 
     Raises:
         TypeError, ValueError: for invalid input.
@@ -99,7 +99,7 @@ def cross_val_calibrate(
         UserWarning: see `calibration_loss`.
 
     Gradient:
-        In `preds`; the fitted parameters are constants.
+        With respect to `preds`; the fitted parameters are constants.
 
     Reference:
         [EPSR] Ferrer, Ramos: Evaluating Posterior Probabilities (TMLR), sec. 2.5.3.
@@ -126,20 +126,20 @@ class Fitting(NamedTuple):
     """Checked predictions and the function that calibrates them."""
 
     p: Predictions
-    calibrate: Callable[[Predictions], Tensor]  # maps `p`, or `p` with other weights, to calibrated values
+    calibrate: Callable[[Predictions], Tensor]  # maps `p`, or a copy with other weights, to calibrated values
     n_fits: int  # number of fits for each replicate
 
     def by_replicates(self, value: Callable[[Predictions, Tensor], Tensor]) -> Tensor:
-        """Return `value(predictions, calibrated values)`, computed for a few replicates at a time."""
+        """Compute `value(predictions, calibrated values)` for a few replicates at a time, which limits the memory."""
         n_values = self.p.given.numel() * (self.n_fits + 1)
         return by_replicates(lambda p: value(p, self.calibrate(p)), self.p, n_values)
 
 
 def fitted(preds: Tensor, target: Tensor, task: Task, calibrator: Calibrator, options: CalibrationOptions) -> Fitting:
-    """Check the input, and select the data of the fit: folds, held-out data or the same data."""
+    """Check the input, and return a `Fitting` to other folds, to held-out data, or to the same data."""
     if not isinstance(calibrator, Calibrator):
         raise TypeError(f"`calibrator` must be a calibrator such as AffineScaling(), got {calibrator!r}.")
-    p = _read(preds, target, task, calibrator, input_options(options))
+    p = _checked(preds, target, task, calibrator, input_options(options))
     on_test, held_out = options.get("train_on_test", False), options.get("calibration")
     check_flag("train_on_test", on_test)
     if on_test and held_out is not None:
@@ -150,16 +150,16 @@ def fitted(preds: Tensor, target: Tensor, task: Task, calibrator: Calibrator, op
                 other = "train_on_test=True" if on_test else "a `calibration` set"
                 raise ValueError(f"`{name}` must be left out with {other}, got {options.get(name)!r}.")
     if held_out is not None:
-        fit = calibrator.fit_to(_read_held_out(held_out, p, calibrator, task, options))
-        _warn_of(fit, p)
+        fit = calibrator.fit_to(_checked_held_out(held_out, p, calibrator, task, options))
+        _with_warning(fit, p)
         return Fitting(p, lambda p: fit.calibrated(p.values, p.from_logits), 1)
     if on_test:
-        return Fitting(p, lambda p: _warn_of(calibrator.fit_to(p), p).calibrated(p.values, p.from_logits), 1)
+        return Fitting(p, lambda p: _with_warning(calibrator.fit_to(p), p).calibrated(p.values, p.from_logits), 1)
     folds, n_folds = folds_of(p, cast("FoldOptions", options))
 
     def cross_validated(p: Predictions) -> Tensor:
         values, fits = out_of_fold(p, calibrator, folds, n_folds)
-        _warn_of(fits, p)
+        _with_warning(fits, p)
         return values
 
     return Fitting(p, cross_validated, n_folds)
@@ -187,17 +187,17 @@ def out_of_fold(p: Predictions, calibrator: Calibrator, folds: Tensor, n_folds: 
     return values, fits
 
 
-def _read(preds: Tensor, target: Tensor, task: Task, calibrator: Calibrator, options: InputOptions) -> Predictions:
-    """Check the input. For `positive_classes` use log-odds if the calibrator supports them: P(set) may round to 1."""
+def _checked(preds: Tensor, target: Tensor, task: Task, calibrator: Calibrator, options: InputOptions) -> Predictions:
+    """Check the input. For `positive_classes`, prefer log-odds, because the probability of the set may round to 1."""
     p = calibrator.read(preds, target, task=task, options=options)
     return p.set_in_log_odds() if calibrator.in_log_odds else p
 
 
-def _warn_of(fit: Calibrator, p: Predictions) -> Calibrator:
-    """Return the fit, and warn if it has no optimum or did not reach it: the true gain may be larger.
+def _with_warning(fit: Calibrator, p: Predictions) -> Calibrator:
+    """Return the fit, and warn if it did not converge, because the true gain of calibration may be larger.
 
-    Fits without data give NaN and do not warn. Fits to replicates do not warn, because small replicates often have no
-    optimum.
+    Fits without data do not warn: their predictions are NaN. Fits to replicates do not warn, because small replicates
+    often have no optimum.
     """
     no_data = ~(sample_weights(p).sum(-1) > 0)
     if not p.replicates and value_if_available((fit.converged | no_data).all()) is False:
@@ -205,10 +205,10 @@ def _warn_of(fit: Calibrator, p: Predictions) -> Calibrator:
     return fit
 
 
-def _read_held_out(
+def _checked_held_out(
     held_out: Sequence[Tensor], p: Predictions, calibrator: Calibrator, task: Task, options: CalibrationOptions
 ) -> Predictions:
-    """Check the held-out data and their agreement with the test data."""
+    """Check the held-out data, and that their classes and leading axes match the predictions `p`."""
     if not isinstance(held_out, tuple | list) or len(held_out) not in (2, 3):
         raise TypeError(
             "`calibration` must be (preds, target) or (preds, target, weights), got "
@@ -218,18 +218,18 @@ def _read_held_out(
     given = input_options(options)
     axes = as_tensor("calibration", held_out[0]).dim() - (task != "binary")
     given = {**given, "weights": weights, "batch_dims": min(given.get("batch_dims", 0), max(0, axes - 1))}
-    held = _read(held_out[0], held_out[1], task, calibrator, given)
+    held = _checked(held_out[0], held_out[1], task, calibrator, given)
     batch, own = p.target.shape[:-1], held.target.shape[:-1]
     labels = p.task == "multilabel"
     if held.num_classes != p.num_classes or own not in (batch, batch[-1:] if labels else batch[:0]):
         raise ValueError(
-            f"`calibration` must have the classes, and the leading axes, of `preds` {tuple(p.values.shape)}, got "
-            f"{tuple(held.values.shape)} (samples last, or before the classes)."
+            f"`calibration` must have the classes and the leading axes of `preds` {tuple(p.values.shape)}, got "
+            f"{tuple(held.values.shape)} (samples last, or before the classes). Pass data of the same model."
         )
     if held.replicates:
         raise ValueError(
-            f"`calibration` must have one weight per sample, got {tuple(held.replicates)} of them. It is fitted "
-            "once for all replicates."
+            f"`calibration` must have one weight per sample, got replicate axes {tuple(held.replicates)}. It is fitted "
+            "once for all replicates: remove these axes."
         )
     if value_if_available((sample_weights(held).sum(-1) > 0).all()) is False:
         raise ValueError("`calibration` must have samples of positive weight to fit to, got none.")
@@ -237,14 +237,14 @@ def _read_held_out(
 
 
 def input_options(options: CalibrationOptions) -> InputOptions:
-    """Return the options of `InputOptions`."""
+    """Return the options of `InputOptions`, without the options of calibration."""
     return cast("InputOptions", {name: value for name, value in options.items() if name not in _DEFAULTS})
 
 
 def flat_options(
     preds: Tensor, target: Tensor, task: Task, options: CalibrationOptions
 ) -> tuple[Tensor, Tensor, CalibrationOptions]:
-    """Return predictions, targets and options with a single sample axis and classes last; see `flattened`."""
+    """Flatten sample axes into one, and move classes last, in predictions, targets and options; see `flattened`."""
     preds, target, given = flattened(task, preds, target, input_options(options))
     kept: dict[str, Any] = {name: value for name, value in options.items() if name in _DEFAULTS}
     lead = preds.shape[: given.get("batch_dims", 0)]
@@ -257,7 +257,7 @@ def flat_options(
 
 
 def as_given(p: Predictions, values: Tensor, options: CalibrationOptions) -> Tensor:
-    """Convert values from canonical form to the layout of the flat predictions. Dropped rows become NaN."""
+    """Convert calibrated values `(..., N[, C])` to the layout of the flat predictions. Dropped rows become NaN."""
     as_log_odds = p.task == "binary" and p.from_logits and not options.get("from_logits")
     values = (values.sigmoid() if as_log_odds else values).to(p.dtype)
     if p.n_dropped is not None and p.weights is not None:
@@ -285,7 +285,7 @@ def folds_of(p: Predictions, options: FoldOptions) -> tuple[Tensor, int]:
             raise ValueError("`groups` must be None if `folds` are given, got both. Pass one of them.")
         labels, at = torch.unique(_per_sample("folds", folds, p), return_inverse=True)
         if len(labels) < 2:
-            raise ValueError(f"`folds` must name at least 2 folds, got {labels.tolist()}.")
+            raise ValueError(f"`folds` must contain at least 2 folds, got {labels.tolist()}.")
         n_folds = len(labels)
     elif groups is not None:
         at = _grouped(target, present, _per_sample("groups", groups, p), p.num_classes, n_folds, seed)
@@ -296,7 +296,7 @@ def folds_of(p: Predictions, options: FoldOptions) -> tuple[Tensor, int]:
 
 
 def _per_sample(name: str, numbers: Tensor, p: Predictions) -> Tensor:
-    """Check one integer per sample, and expand the integers to the shape of `p.target`."""
+    """Check that there is one integer per sample, and expand them to the shape of `p.target`."""
     check_indices(name, numbers)
     labels = p.task == "multilabel"  # the canonical form is (..., L, N)
     shape = p.target.shape[:-2] + p.target.shape[-1:] if labels else p.target.shape
@@ -307,7 +307,7 @@ def _per_sample(name: str, numbers: Tensor, p: Predictions) -> Tensor:
 
 
 def _stratified(target: Tensor, present: Tensor, n_folds: int, seed: int) -> Tensor:
-    """Return stratified random folds: sort samples by class, shuffle each class, and assign the folds in turn."""
+    """Return a random fold per sample: shuffle the samples of each class, and assign the folds in turn."""
     generator = torch.Generator().manual_seed(seed)
     key = torch.rand(target.shape[-1], generator=generator, dtype=torch.float32).to(target.device)
     shuffled = key.argsort()
@@ -318,21 +318,21 @@ def _stratified(target: Tensor, present: Tensor, n_folds: int, seed: int) -> Ten
 
 
 def _grouped(target: Tensor, present: Tensor, groups: Tensor, n_classes: int, n_folds: int, seed: int) -> Tensor:
-    """Return the fold of each group: from the largest group on, the fold with the fewest samples of its classes."""
+    """Return a fold per sample, equal within a group. Larger groups are assigned first; see `cross_val_calibrate`."""
     rows = [x.reshape(-1, target.shape[-1]).cpu() for x in (target, present, groups)]
     found = []
-    for of_row, there, group in zip(*rows, strict=True):
+    for labels, is_present, group in zip(*rows, strict=True):
         names, index = torch.unique(group, return_inverse=True)
         counts = torch.zeros(len(names), n_classes, dtype=torch.float64)
-        counts.index_put_((index, of_row), there.double(), accumulate=True)
+        counts.index_put_((index, labels), is_present.double(), accumulate=True)
         shuffled = torch.randperm(len(names), generator=torch.Generator().manual_seed(seed))
         order = shuffled[counts.sum(-1)[shuffled].sort(stable=True, descending=True).indices]
         total = counts.sum(0).clamp(min=1)
-        held, fold_of = torch.zeros(n_folds, n_classes, dtype=torch.float64), torch.zeros(len(names), dtype=torch.int64)
+        load, fold_of = torch.zeros(n_folds, n_classes, dtype=torch.float64), torch.zeros(len(names), dtype=torch.int64)
         for g in order.tolist():
-            fold = int((held @ (counts[g] / total.square())).argmin())
+            fold = int((load @ (counts[g] / total.square())).argmin())
             fold_of[g] = fold
-            held[fold] += counts[g]
+            load[fold] += counts[g]
         found.append(fold_of[index])
     return torch.stack(found).reshape(target.shape).to(target.device) if found else torch.zeros_like(target)
 
@@ -340,7 +340,6 @@ def _grouped(target: Tensor, present: Tensor, groups: Tensor, n_classes: int, n_
 def _check_every_class(
     at: Tensor, target: Tensor, present: Tensor, n_classes: int, n_folds: int, options: FoldOptions
 ) -> None:
-    """Raise ValueError if all samples of a class are in the same fold."""
     cell = at * n_classes + target
     counts = cell.new_zeros((*cell.shape[:-1], n_folds * n_classes)).scatter_add(-1, cell, present.long())
     counts = counts.reshape(*cell.shape[:-1], n_folds, n_classes)

@@ -40,21 +40,21 @@ def calibration_loss(
 ) -> Tensor:
     """Calibration loss: score of the predictions minus score of the calibrated predictions.
 
-    It is in the unit of the score, and estimates the gain of a calibration stage on new data. It is negative if
-    calibration is harmful. For calibrated predictions it is slightly negative on average.
+    It estimates how much a calibration stage improves the score of new data, in the unit of the score. It is negative
+    if calibration is harmful. For calibrated predictions it is slightly negative on average.
 
     Returns:
-        `(...)`, in the dtype of `preds` (at least float32). -inf if only the calibrated score is infinite.
+        Loss `(...)`, in the dtype of `preds` (at least float32). -inf if only the calibrated score is infinite.
 
     Raises:
         TypeError, ValueError: for invalid input.
 
     Warns:
-        UserWarning: a fit did not reach an optimum, or has none and leaves predictions unchanged. The true gain may be
-            larger. Fits to replicates do not warn.
+        UserWarning: a fit did not reach its optimum, or has no optimum and leaves predictions unchanged. The true gain
+            may be larger. Fits to replicates do not warn.
 
     Gradient:
-        In `preds`; the fitted parameters are constants.
+        With respect to `preds`; the fitted parameters are constants.
 
     Reference:
         [EPSR] Ferrer, Ramos: Evaluating Posterior Probabilities (TMLR), sec. 2.4.2.
@@ -83,13 +83,13 @@ def relative_calibration_loss(
     calibrator: Calibrator = DEFAULT,
     **options: Unpack[CalibrationOptions],
 ) -> Tensor:
-    """Relative calibration loss (RCL) in percent: 100 (raw - calibrated) / raw, at most 100.
+    """Relative calibration loss (RCL) in percent: 100 (raw score - calibrated score) / raw score.
 
-    It is the percentage of the score that a calibration stage removes; see `calibration_loss`.
+    It is the percentage of the raw score that a calibration stage removes, at most 100; see `calibration_loss`.
 
     Returns:
-        `(...)`, in the dtype of `preds` (at least float32). 100 if only the raw score is infinite, -inf if only the
-        calibrated score is, NaN if both are.
+        Loss `(...)`, in the dtype of `preds` (at least float32). 100 if only the raw score is infinite, -inf if only
+        the calibrated score is infinite, NaN if both scores are infinite.
 
     Raises:
         TypeError, ValueError: for invalid input.
@@ -98,7 +98,7 @@ def relative_calibration_loss(
         UserWarning: see `calibration_loss`.
 
     Gradient:
-        In `preds`; the fitted parameters are constants.
+        With respect to `preds`; the fitted parameters are constants.
 
     Reference:
         [EPSR] Ferrer, Ramos: Evaluating Posterior Probabilities (TMLR), sec. 2.4.2.
@@ -133,13 +133,13 @@ def both_scores(
     def calibrated_score(p: Predictions, values: Tensor) -> Tensor:
         labels, how = target, dict(given)
         replicates = values.shape[: values.dim() - p.values.dim()]
-        if p.task != task:  # with `positive_classes` calibrated predictions are binary
+        if p.task != task:  # with `positive_classes`, calibrated predictions are binary
             values, labels = values.to(p.dtype), p.target.long()
             how = {"from_logits": p.from_logits} | ({} if p.weights is None else {"weights": sample_weights(p)})
         else:
             values = as_given(p, values, options)
             if p.replicates:
-                # An ignored label has weight 0, so that the weight of the sample is the largest weight of its labels.
+                # An ignored label has weight 0. The largest weight of the labels is therefore the weight of the sample.
                 how["weights"] = sample_weights(p).amax(-2) if p.task == "multilabel" else sample_weights(p)
         how |= _batch_dims(values, p.task)
         return function(values, labels.expand(*replicates, *labels.shape), task=p.task, **how)
@@ -174,9 +174,9 @@ def score_divergence(
 ) -> ScoreDivergence:
     """Expected score divergence between calibrated and raw predictions, and the semi-empirical score.
 
-    The expectation is over classes distributed by the calibrated predictions. The mean is over samples. For a perfect
-    calibrator, the semi-empirical score equals the expected score on the labels, and the divergence equals the
-    calibration loss. A difference between them is miscalibration that remains after calibration.
+    The expectation is over classes with the calibrated predictions as their distribution. The mean is over samples.
+    For a perfect calibrator, the semi-empirical score equals the expected score on the labels. The divergence then
+    equals the calibration loss. A difference between these two shows that miscalibration remains after calibration.
 
     Args:
         score: `"nll"`, `"brier"`, or a function as for `calibration_loss`. A function must be a weighted mean over
@@ -192,7 +192,7 @@ def score_divergence(
         UserWarning: see `calibration_loss`.
 
     Gradient:
-        In `preds`; the fitted parameters are constants.
+        With respect to `preds`; the fitted parameters are constants.
 
     Reference:
         [EPSR] Ferrer, Ramos: Evaluating Posterior Probabilities (TMLR), eq. 24-26.
@@ -259,7 +259,7 @@ def _divergence_by_class(function: ScoreFunction, p: Predictions, after: Predict
     raw = own = torch.zeros_like(total)
     for k in range(q.shape[-1]):
         of_class = (w * q[..., k]).masked_fill(w == 0, 0)
-        # Products of smaller weights could underflow.
+        # Products with smaller weights could underflow.
         of_class = of_class.masked_fill(of_class < 1e-150, 0).detach()
         share = of_class.sum(-1) / total
         given: dict[str, Any] = {"task": p.task, "from_logits": p.from_logits, "weights": of_class}

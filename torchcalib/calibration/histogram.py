@@ -17,8 +17,8 @@ Empty = Literal["keep", "zero"]
 class HistogramBinning(Calibrator):
     """Histogram binning: replaces a probability by the frequency of positives in its equal-width bin.
 
-    For binary and multi-label predictions. The fit is in closed form, also for separable data, a single class and
-    infinite logits. Frequencies of 0 and 1 are possible. The gradient is 0 in bins with samples.
+    It supports binary and multi-label predictions. The fit is in closed form, also for separable data, a single class
+    and infinite logits. Frequencies of 0 and 1 are possible. The gradient is 0 in bins with samples.
 
     Args:
         n_bins: number of bins B.
@@ -57,7 +57,7 @@ class HistogramBinning(Calibrator):
         self.n_bins, self.right, self.empty = n_bins, right, empty
 
     def calibrated(self, values: Tensor, from_logits: bool) -> Tensor:
-        """Return the frequency of the bin of every value."""
+        """Return the frequency of positives (or its logit) in the bin of each value."""
         p = values.to(wide_dtype(values.device))
         p = p.sigmoid() if from_logits else p
         index = bin_index(p, self.rate.shape[-1], self.right)
@@ -67,12 +67,12 @@ class HistogramBinning(Calibrator):
         return torch.where(rate.isnan() | values.isnan(), values, rate.logit() if from_logits else rate)
 
     def remarks(self) -> list[str]:
-        """See `Calibrator.remarks`."""
+        """Return a sentence if there are no samples of positive weight."""
         empty = bool(self.rate.isnan().all(-1).any())
         return ["there are no samples of positive weight: predictions are left unchanged."] if empty else []
 
     def parameters_for(self, p: Predictions, weights: Tensor | None) -> dict[str, Tensor]:
-        """See `Calibrator.parameters_for`."""
+        """Return `rate` and `converged` by name; see `Calibrator.parameters_for`."""
         w = sample_weights(p, weights)
         positives = (w * p.target.to(w.dtype)).masked_fill(w == 0, 0)
         index = bin_index(p.probs, self.n_bins, self.right).expand(w.shape)

@@ -76,7 +76,7 @@ def recommend(
         'Calibration would cut NLL by 21.4%: add temperature scaling; affine scaling gains 21.3%.'
     """
     if not calibrators:
-        raise ValueError("`calibrators` must hold at least one calibrator, got none.")
+        raise ValueError("`calibrators` must contain at least one calibrator, got none. Omit it to use the default.")
     gains: dict[str, float] = {}
     raw = torch.tensor(torch.nan)
     names = [calibrator.name for calibrator in calibrators]
@@ -92,7 +92,7 @@ def recommendation_of(score: str, raw: float, gains: Mapping[str, float], worthw
     """Return the recommendation for gains in percent of the raw score, in the order of preference."""
     best, *others = gains
     for name in others:
-        # NaN: the score stays infinite, or is undefined.
+        # A gain is NaN if the score stays infinite, or is undefined.
         if math.isnan(gains[best]) or gains[name] > max(gains[best], 1.1 * gains[best]):
             best = name if not math.isnan(gains[name]) else best
     text = _in_words(_SCORE_NAMES.get(score, score), raw, gains, best, worthwhile)
@@ -102,7 +102,7 @@ def recommendation_of(score: str, raw: float, gains: Mapping[str, float], worthw
 def _name_of_score(score: Score) -> str:
     if isinstance(score, str):
         return score
-    return getattr(getattr(score, "func", score), "__name__", "score")  # `func` is the function of a partial
+    return getattr(getattr(score, "func", score), "__name__", "score")  # `func` is the function in a functools.partial
 
 
 def _in_words(score: str, raw: float, gains: Mapping[str, float], best: str, worthwhile: float) -> str:

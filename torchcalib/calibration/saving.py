@@ -1,4 +1,4 @@
-"""Save fitted calibrators to files, and load them. The file contains the name of the class."""
+"""Save fitted calibrators to files, and load them. The file contains the class name."""
 
 import io
 from collections.abc import Mapping
@@ -52,8 +52,8 @@ def save_calibrator(calibrator: Calibrator, path: str | Path) -> None:
 def load_calibrator(path: str | Path) -> Calibrator:
     """Load a fitted calibrator from a file of `save_calibrator` or `torchcalib report --save-calibrator`.
 
-    Lightning checkpoints of a training with `torchcalib.integrations.CalibrationMonitor(calibrate=...)` are supported,
-    too, if their other values are tensors and plain Python values.
+    Lightning checkpoints of a training with `torchcalib.integrations.CalibrationMonitor(calibrate=...)` are also
+    supported if their other values are tensors and plain Python values.
 
     Args:
         path: path of the file. No code in the file is executed.
@@ -90,10 +90,10 @@ def load_calibrator(path: str | Path) -> Calibrator:
 
 
 def calibrator_from(state: Mapping[str, Any]) -> Calibrator:
-    """Return the fitted calibrator with a `state_dict`."""
+    """Create a fitted calibrator from its `state_dict`."""
     calibrator = _CLASSES[state["_extra_state"]["kind"]]()
     for name, value in state.items():
         if isinstance(value, torch.Tensor) and value.numel() * value.element_size() > value.untyped_storage().nbytes():
-            raise ValueError(f"`{name}` declares more values than the file has")
+            raise ValueError(f"`{name}` must be stored completely, got fewer values in the file")
     calibrator.load_state_dict(state)
     return calibrator

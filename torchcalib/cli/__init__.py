@@ -1,4 +1,4 @@
-"""Command line with the commands `report FILE ...`, `merge PART ...`, `compare FILE ...` and `demo`, one module each.
+"""Command line interface. The commands `report`, `merge`, `compare` and `demo` have one module each.
 
 An error prints one line on stderr, `torchcalib: error: ...`, and returns exit code 2. Arguments and paths are checked
 before the module of the command imports torch. Help and path errors are therefore fast.
@@ -23,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.print_help()
         return 0
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # the encoding of the terminal may lack characters of a name
+        sys.stdout.reconfigure(errors="replace")  # the terminal encoding may not support all characters
     try:
         with joined() as ranks:
             with ranks.agreed():

@@ -22,7 +22,7 @@ from torchcalib.reporting.confidences import comparison_of_confidences
 def run(arguments: argparse.Namespace, systems: Mapping[str, System]) -> None:
     """Compare the systems, then write and print the comparison."""
     if arguments.out is not None:
-        from torchcalib.reporting import html  # noqa: F401 - fails early without the extra `report`
+        from torchcalib.reporting import html  # noqa: F401 - fails early if the extra `report` is not installed
 
         make_folder(arguments.out)
     with working("opening the files"):
@@ -38,12 +38,12 @@ def run(arguments: argparse.Namespace, systems: Mapping[str, System]) -> None:
         nan_policy=arguments.nan_policy,
         from_logits={name: predictions.source.from_logits for name, predictions in files.items()},
         ignore_index=arguments.ignore_index,
-        class_axis=-1,  # files have classes on the last axis
+        class_axis=-1,  # the last axis in a file contains the classes
     )
-    check_size(first.task, first.source.shape[-1], arguments.n_bins)  # fail before rows are read
+    check_size(first.task, first.source.shape[-1], arguments.n_bins)  # fail early, before rows are read
     with terminal.progress(first.n_rows, f"reading {len(files)} systems") as advance:
         row = 1
-        for parts in _aligned_pieces(files):
+        for parts in _aligned_chunks(files):
             shared = _common_rows(parts, row)
             with in_rows(row, len(shared)):
                 for name, predictions in files.items() if row == 1 else ():
@@ -65,7 +65,7 @@ def run(arguments: argparse.Namespace, systems: Mapping[str, System]) -> None:
 
 
 def _check_alike(files: Mapping[str, PredictionFiles]) -> None:
-    """Check that all systems have the same task, row count, shape, class order and presence of weights."""
+    """Check that all systems agree in task, number of rows, shape, class order and presence of weights."""
     for (a, first), (b, second) in pairwise(files.items()):
         for kind, found_a, found_b in (
             ("task", _task_in_words(first), _task_in_words(second)),
@@ -86,13 +86,13 @@ def _task_in_words(files: PredictionFiles) -> str:
 
 
 def _class_names_of_both(first: PredictionFiles, second: PredictionFiles) -> tuple[str, str]:
-    """Return the class names of both systems as text, or two empty texts if a system has none."""
+    """Return the class names of two systems, each as one string. If a system has no names, both strings are empty."""
     names, others = first.source.class_names, second.source.class_names
     return (", ".join(names), ", ".join(others)) if names and others else ("", "")
 
 
-def _aligned_pieces(files: Mapping[str, PredictionFiles]) -> Iterator[dict[str, Rows]]:
-    """Yield pieces with the same rows of all systems. Each system may divide its rows into files differently."""
+def _aligned_chunks(files: Mapping[str, PredictionFiles]) -> Iterator[dict[str, Rows]]:
+    """Yield the same rows of all systems, by system, in chunks. Systems may divide their rows into different files."""
     streams = {name: predictions.chunks(PIECE_BYTES) for name, predictions in files.items()}
     pending: dict[str, Rows] = {}
     while True:
@@ -109,7 +109,7 @@ def _aligned_pieces(files: Mapping[str, PredictionFiles]) -> Iterator[dict[str, 
 def _common_rows(parts: Mapping[str, Rows], row: int) -> Rows:
     """Return the rows of the first system, after a check that all systems have the same targets and weights.
 
-    `row` is the number of the first row, for errors.
+    Errors contain a row number. `row` is the number of the first row, from 1.
     """
     (first, rows), *others = parts.items()
     for name, other in others:
@@ -125,13 +125,13 @@ def _common_rows(parts: Mapping[str, Rows], row: int) -> Rows:
             if differ.any():
                 k = int(differ.int().argmax())
                 raise ValueError(
-                    f"Systems must have the same {kind}, got {_shown(a[k])} in `{first}` and {_shown(b[k])} in "
+                    f"Systems must have the same {kind}, got {_text_of(a[k])} in `{first}` and {_text_of(b[k])} in "
                     f"`{name}` in row {row + k:,}, the first that differs. Compare predictions of the same rows."
                 )
     return rows
 
 
-def _shown(values: Tensor) -> str:
+def _text_of(values: Tensor) -> str:
     """Return the first six values of a row as text."""
     flat = values.flatten()
     shown = ", ".join(f"{value:g}" if values.is_floating_point() else f"{value}" for value in flat[:6].tolist())

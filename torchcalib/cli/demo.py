@@ -14,7 +14,7 @@ from torch import Tensor, nn
 try:
     from sklearn.datasets import load_digits
 except ImportError as error:
-    raise ImportError("the demo needs scikit-learn. Run pip install 'torchcalib[demo]'.") from error
+    raise ImportError("`torchcalib demo` requires scikit-learn. Run pip install 'torchcalib[demo]'.") from error
 
 from torchcalib.cli.progress import working
 from torchcalib.cli.ranks import on_first
@@ -25,12 +25,12 @@ from torchcalib.reporting.building import ReportBuilder
 from torchcalib.reporting.monitoring.monitor import Monitor
 from torchcalib.reporting.monitoring.over_confidence import OverConfidenceWarning
 
-_N_TRAIN = 250  # training samples, few enough for the network to memorise
+_N_TRAIN = 250  # number of training samples, small enough for over-fitting
 
 
 @on_first
 def run(arguments: argparse.Namespace, _: Any) -> None:
-    """Train the classifier, print its metrics after every epoch, and write the report on the validation data."""
+    """Train the classifier, print its metrics after every epoch, and write a report on the validation data."""
     check_count("epochs", arguments.epochs)
     make_folder(arguments.out)
     digits = load_digits()
@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace, _: Any) -> None:
 def _epochs(
     model: nn.Module, train: tuple[Tensor, Tensor], valid: tuple[Tensor, Tensor], monitor: Monitor, count: int
 ) -> Iterator[dict[str, float]]:
-    """Train with full batches, which is fast and deterministic, and yield the metrics of every epoch."""
+    """Train on one full batch per epoch, and yield the training loss and validation metrics of each epoch by name."""
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     for epoch in range(1, count + 1):
         optimizer.zero_grad()

@@ -17,7 +17,7 @@ _MIN_ROWS = 20
 
 
 def opened(arguments: argparse.Namespace, paths: Sequence[Path], preds: str | None = None) -> PredictionFiles:
-    """Open files with the command line options. `preds` overrides the option --preds."""
+    """Open prediction files with the command line options. `preds` overrides the option --preds."""
     return open_predictions(
         paths,
         preds=arguments.preds if preds is None else preds,
@@ -34,7 +34,7 @@ def opened(arguments: argparse.Namespace, paths: Sequence[Path], preds: str | No
 
 @contextmanager
 def in_rows(first: int, n: int, file: str = "") -> Iterator[None]:
-    """Prefix errors with the row numbers, `first` to `first + n - 1`, and with `file`, such as " of `a.npz`"."""
+    """Prepend the row numbers `first` to `first + n - 1` to errors, and `file`, such as " of `a.npz`"."""
     try:
         yield
     except ValueError as error:
@@ -42,7 +42,7 @@ def in_rows(first: int, n: int, file: str = "") -> Iterator[None]:
 
 
 def check_logits(preds: Tensor, task: str, where: str) -> None:
-    """Raise if declared multi-class logits are probabilities: all rows are in [0, 1] and sum to 1."""
+    """Raise an error if multi-class logits are probabilities: all rows are in [0, 1] and sum to 1."""
     if task != "multiclass" or len(preds) < _MIN_ROWS:
         return
     inside = bool(((preds >= 0) & (preds <= 1)).all())

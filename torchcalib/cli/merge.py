@@ -12,7 +12,7 @@ from torchcalib.reporting.building import ReportBuilder
 
 @on_first
 def run(arguments: argparse.Namespace, paths: Sequence[Path]) -> None:
-    """Load the parts one by one, then write and print their joint report."""
+    """Load and merge saved states one by one, then write and print one report."""
     check_places(arguments, paths)
     with terminal.progress(len(paths), "merging") as advance:
         whole = ReportBuilder.load(paths[0])

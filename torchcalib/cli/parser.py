@@ -1,4 +1,4 @@
-"""Argument parsers of all commands, and the files that the arguments name."""
+"""Argument parsers of all commands, and conversion of arguments to file paths."""
 
 import argparse
 import glob
@@ -18,7 +18,7 @@ from torchcalib.io.paths import check_paths, expanded
 
 
 class System(NamedTuple):
-    """Files of one system to compare, and the name of its predictions (None finds a common name)."""
+    """Files of one system in a comparison, and the name of its predictions; None to search for a common name."""
 
     paths: tuple[Path, ...]
     preds: str | None
@@ -78,7 +78,7 @@ _SYNONYMS = {
 
 
 class _Parser(argparse.ArgumentParser):
-    """Parser whose error for an unknown option suggests a known one."""
+    """Argument parser that suggests a known option in the error for an unknown option."""
 
     commands: Mapping[str, argparse.ArgumentParser] = {}
 
@@ -97,9 +97,9 @@ class _Parser(argparse.ArgumentParser):
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """Return the parser. After parsing, `arguments.find(arguments)` checks and returns the paths.
+    """Return the parser of the command line. After parsing, `arguments.find(arguments)` checks and returns the paths.
 
-    For `compare` it returns a dict of `System` tuples by system name.
+    For `compare`, the result is a dict of `System` tuples by system name.
     """
     kind: Any = partial(_Parser, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser: _Parser = kind(prog="torchcalib", description="Measure the calibration of classifiers.")
@@ -228,7 +228,7 @@ def _add_input_options(parser: argparse.ArgumentParser, several: bool) -> None:
 
 
 def _add_result_options(parser: argparse.ArgumentParser) -> Any:
-    """Add the options for results, and return the group of options that exclude --save-calibrator."""
+    """Add the options for results, and return the group for options that cannot be combined with --save-calibrator."""
     parser.add_argument("--out", metavar="DIR", help="write report.html, report.json and the diagrams to this folder")
     parser.add_argument(
         "--save-state",
@@ -248,14 +248,14 @@ def _add_result_options(parser: argparse.ArgumentParser) -> Any:
 def _parts(arguments: argparse.Namespace) -> tuple[Path, ...]:
     paths = expanded(arguments.files)
     if len({path.resolve() for path in paths}) < len(paths):
-        raise ValueError("every part must be named once, got a repeated file. Remove it.")
+        raise ValueError("Every part must be named once, got a repeated file. Remove it.")
     for path in paths:
-        path.stat()  # raises for a missing file
+        path.stat()  # raises an error for a missing file
     return paths
 
 
 def _systems(arguments: argparse.Namespace) -> dict[str, System]:
-    """Return the files and the prediction name of every system, by system name."""
+    """Return the files and the name of the predictions of every system, by system name."""
     several = arguments.preds or []
     if len(several) > 1 and len(arguments.systems) == 1:
         return _systems_in_one_file(arguments.systems[0], several)

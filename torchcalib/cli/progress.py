@@ -1,4 +1,4 @@
-"""Show progress on a terminal for work that takes longer than a second."""
+"""Progress display for long steps of a command."""
 
 import sys
 from collections.abc import Iterator
@@ -7,14 +7,14 @@ from contextlib import contextmanager
 
 @contextmanager
 def working(description: str, shown: bool = True) -> Iterator[None]:
-    """Show the description and the elapsed time on stderr, if stderr is a terminal."""
+    """Show the description and the elapsed time on stderr during the `with` block, if stderr is a terminal."""
     if not shown or sys.stderr is None or not sys.stderr.isatty():
         yield
         return
     try:
         from rich.console import Console
         from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-    except ImportError:  # the command raises an error that names the missing extra
+    except ImportError:  # the command itself raises an error for the missing extra
         yield
         return
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())

@@ -1,4 +1,4 @@
-"""Coordinate the processes (ranks) of a launcher such as torchrun: all fail together, and the first one reports."""
+"""Coordinate the processes (ranks) of a launcher such as torchrun: all fail together, and rank 0 reports."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _LAUNCHER = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """Environment variables that launchers set for `torch.distributed`."""
 
-_PATIENCE = datetime.timedelta(days=1)
+_TIMEOUT = datetime.timedelta(days=1)
 """Timeout for ranks that wait for slower ranks. A rank that dies closes its connections, which ends the wait."""
 
 
@@ -33,7 +33,7 @@ class Ranks:
 
     rank: int = 0
     n_ranks: int = 1
-    group: Any = None  # process group of all ranks
+    group: Any = None  # process group of all ranks; None for a single process
 
     @property
     def is_first(self) -> bool:
@@ -42,9 +42,9 @@ class Ranks:
 
     @contextmanager
     def agreed(self) -> Iterator[None]:
-        """Wait until all ranks finish the body. If one fails, all fail with the first error message.
+        """Wait for all ranks at the end of a `with` block. If one rank fails, all fail with the first error message.
 
-        The body must not use collective operations, because a failed rank would not join them.
+        The block must not use collective operations, because a failed rank would not join them.
         """
         if self.n_ranks == 1:
             yield
@@ -55,7 +55,7 @@ class Ranks:
         exit_request: SystemExit | None = None
         try:
             yield
-        except SystemExit as error:  # the program that reads the output closed the pipe
+        except SystemExit as error:  # raised when the reader of stdout closes the pipe
             exit_request = error
         except Exception as error:
             problem = line_of(error)
@@ -66,17 +66,17 @@ class Ranks:
             raise exit_request
 
     def check_same(self, name: str, value: object) -> None:
-        """Raise on all ranks unless `value` is the same on all of them."""
+        """Raise an error on all ranks if `value` differs between ranks. `name` describes it in the message."""
         if self.n_ranks == 1:
             return
         from torchcalib.metrics.gathering import gathered_numbers
 
         checksums = gathered_numbers((zlib.crc32(repr(value).encode()),), self.group)
         if (checksums != checksums[0]).any():
-            raise _SharedError(f"all ranks must see the same {name}, got different {name}. Use a shared folder.")
+            raise _SharedError(f"all ranks must have the same {name}, got different {name}. Use a shared folder.")
 
     def gathered(self, part: ReportBuilder | None) -> list[ReportBuilder]:
-        """Return the parts of all ranks on the first rank, and an empty list on the other ranks."""
+        """Return the report builders of all ranks on rank 0, and an empty list on other ranks."""
         if self.n_ranks == 1:
             return [] if part is None else [part]
         from torchcalib.reporting.saving import parts_of_ranks
@@ -85,7 +85,7 @@ class Ranks:
 
 
 def on_first(run: Callable[[Any, Any], None]) -> Callable[[Any, Any, Ranks], None]:
-    """Decorate a command to run on the first rank only, while the other ranks wait."""
+    """Decorate a command to run on rank 0 only, while other ranks wait."""
 
     def run_on_first(arguments: Any, paths: Any, ranks: Ranks) -> None:
         with ranks.agreed():
@@ -99,18 +99,18 @@ def on_first(run: Callable[[Any, Any], None]) -> Callable[[Any, Any, Ranks], Non
 def joined() -> Iterator[Ranks]:
     """Join the process group of a launcher, if its environment variables are set.
 
-    After an error, all processes exit with the same code. They wait until the first one has printed the error, because
-    a launcher ends all processes when one fails.
+    After an error, all processes exit with the same code. They wait until rank 0 has printed the error, because a
+    launcher ends all processes when one fails.
     """
     if not all(os.environ.get(name) for name in _LAUNCHER) or os.environ["WORLD_SIZE"] == "1":
         yield Ranks()
         return
     import torch.distributed as dist
 
-    # gloo works with and without GPUs, and all tensors are on the CPU. The default timeout limits the start of the
-    # ranks. The second group has a longer timeout, because ranks need different times to read their files.
+    # gloo works with and without GPUs, and all tensors are on the CPU. The default timeout applies until all ranks
+    # have started. The second group has a longer timeout, because some ranks read their files faster than others.
     dist.init_process_group("gloo")
-    ranks = Ranks(dist.get_rank(), dist.get_world_size(), dist.new_group(timeout=_PATIENCE))
+    ranks = Ranks(dist.get_rank(), dist.get_world_size(), dist.new_group(timeout=_TIMEOUT))
     try:
         yield ranks
     except _SharedError as error:

@@ -30,7 +30,7 @@ def run(arguments: argparse.Namespace, paths: Sequence[Path], ranks: Ranks) -> N
         if ranks.is_first:
             check_places(arguments, paths)
         with working("opening the files", shown=ranks.is_first):
-            files = _opened_share(arguments, share_of(paths, ranks.rank, ranks.n_ranks))
+            files = _opened(arguments, share_of(paths, ranks.rank, ranks.n_ranks))
         if ranks.n_ranks > 1 and files is not None and files.has_names_of_labels and arguments.class_names is None:
             raise ValueError(
                 "--class-names must be given if several processes read text labels, got none. Pass the names of all "
@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace, paths: Sequence[Path], ranks: Ranks) -> N
             )
     warnings: list[str] = []
     with ranks.agreed():
-        part = None if files is None else _read(arguments, files, len(paths), ranks, warnings)
+        part = None if files is None else _accumulated(arguments, files, len(paths), ranks, warnings)
     parts = ranks.gathered(part)
     with ranks.agreed():
         if ranks.is_first:
@@ -47,20 +47,20 @@ def run(arguments: argparse.Namespace, paths: Sequence[Path], ranks: Ranks) -> N
             finish(reduce(add, parts), arguments, warnings)
 
 
-def _opened_share(arguments: argparse.Namespace, paths: Sequence[Path]) -> PredictionFiles | None:
-    """Open the files of this rank. Return None if it has no files or no rows, because other ranks may have rows."""
+def _opened(arguments: argparse.Namespace, paths: Sequence[Path]) -> PredictionFiles | None:
+    """Open the files of this rank. Return None without files or rows, because other ranks may have rows."""
     try:
         return opened(arguments, paths) if paths else None
     except NoSamplesError:
         return None
 
 
-def _read(
+def _accumulated(
     arguments: argparse.Namespace, files: PredictionFiles, n_files: int, ranks: Ranks, warnings: list[str]
 ) -> ReportBuilder:
-    """Accumulate the files of this rank, and append a message to `warnings` for each file that repeats the targets.
+    """Accumulate the files of this rank, and append a message to `warnings` for files with the same targets.
 
-    `n_files` is the number of files of all ranks.
+    `n_files` is the total number of files on all ranks.
     """
     source = files.source
     builder = ReportBuilder(
@@ -72,11 +72,11 @@ def _read(
         with_intervals=not arguments.no_intervals,
         source=source,
         from_logits=source.from_logits,
-        class_axis=-1,  # files have classes on the last axis
+        class_axis=-1,  # the last axis in a file contains the classes
         ignore_index=arguments.ignore_index,
         nan_policy=arguments.nan_policy,
     )
-    check_size(files.task, source.shape[-1], arguments.n_bins)  # fail before rows are read
+    check_size(files.task, source.shape[-1], arguments.n_bins)  # fail early, before rows are read
     several = ranks.n_ranks > 1
     reading = f"rank {ranks.rank} of {ranks.n_ranks}, reading" if several else "reading"
     seen: dict[tuple[int, bytes], str] = {}

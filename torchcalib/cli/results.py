@@ -19,7 +19,7 @@ from torchcalib.reporting.data import Report
 def check_places(arguments: argparse.Namespace, inputs: Sequence[Path]) -> None:
     """Check that the results can be written and that the required packages are installed."""
     if arguments.out is not None:
-        from torchcalib.reporting import html  # noqa: F401 - fails early without the extra `report`
+        from torchcalib.reporting import html  # noqa: F401 - fails early if the extra `report` is not installed
 
         make_folder(arguments.out)
     places = {"--save-calibrator": arguments.save_calibrator, "--save-state": arguments.save_state}
@@ -66,9 +66,9 @@ def finish(builder: ReportBuilder, arguments: argparse.Namespace, remarks: Seque
 
 
 def no_calibrator(reason: str) -> ValueError:
-    """Return the error for data to which no calibrator can be fitted."""
+    """Return the error for data that do not allow the fit of a calibrator."""
     return ValueError(
-        f"`--save-calibrator` must get data to which calibrators can be fitted, got unsuitable data: {reason}."
+        f"`--save-calibrator` must be used with data to which calibrators can be fitted, got unsuitable data: {reason}."
     )
 
 

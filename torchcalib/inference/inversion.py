@@ -1,9 +1,9 @@
 """Confidence intervals for calibration errors, by inversion of a calibration test.
 
-The interval contains the errors that the test does not reject. The gap of a cell is its frequency minus its mean
-confidence. A path consists of the increasing multiples of one gap per cell, and starts at perfect calibration. At each
-step outcomes are simulated with these gaps, and the observed error is compared with the simulated errors. The interval
-ends where the test starts to reject.
+The interval contains the errors that the test does not reject. Samples are summed in cells: bins, or runs of scores.
+The gap of a cell is its frequency minus its mean confidence. A path consists of increasing multiples of fixed gaps, one
+per cell, and starts at perfect calibration. At each step outcomes are simulated with these gaps, and the observed error
+is compared with the simulated errors. The interval ends where the test starts to reject.
 
 Reference:
     Feldman, Cousins: Unified approach to the classical statistical analysis of small signals (Physical Review D, 1998),
@@ -26,8 +26,8 @@ N_STEPS = 32
 """Number of steps of a path; a power of two, as `bisected` requires."""
 
 _MEAN_GAP_STEPS = 24
-_NOISE = 1.5  # largest gap that noise may explain, in standard deviations
-_N_GROUPS = 15  # groups of neighbouring runs; all runs of a group have equal gaps on a path
+_MAX_NOISE = 1.5  # largest gap that noise may explain, in standard deviations
+_N_GROUPS = 15  # number of groups of neighbouring runs; all runs of a group have equal gaps on a path
 
 Cells = BinCells | RunCells
 Metric = Callable[[Any], Tensor]
@@ -43,12 +43,12 @@ def error_interval(
     is_rejected: Tensor,
     level: float,
 ) -> Ends:
-    """Return the lower and upper end `(g)` of the interval for an unsigned error, averaged over C classes.
+    """Return both ends, each `(g)`, of the interval for an unsigned error, averaged over C classes.
 
     Args:
         test_formula: function that computes the test statistic.
         noise_free_error: function that computes the error from frequencies; None: see `ErrorTest`.
-        simulations: simulations of consecutive classes, with cells `(g, c, K)`.
+        simulations: one simulation per batch of c consecutive classes, with K cells each `(g, c, K)`.
         observed: test statistic of the data `(g, C)`.
         calibrated: test statistic of the replicates under perfect calibration `(R, g, C)`.
         is_rejected: whether the p-value rejects calibration, bool `(g)`. Where it does not, the lower end is 0, or the
@@ -66,7 +66,7 @@ def error_interval(
     start = calibrated.mean(0) if noise_free_error is None else 0 * observed
 
     def along(path: Sequence[Tensor], step: Tensor) -> tuple[Ends, Tensor]:
-        """Return `acceptance` and the error, each `(g)`, at steps `(g)` of a path."""
+        """Return the margins of `acceptance` and the hypothetical error, each `(g)`, at steps `(g)` of a path."""
         size = multiple_at(step)[:, None, None]
         simulated, errors = [], []
         for simulation, direction in zip(simulations, path, strict=True):
@@ -97,13 +97,13 @@ def error_interval(
 
 
 def mean_gap_interval(simulations: Sequence[Simulation], observed: Tensor, is_rejected: Tensor, level: float) -> Ends:
-    """Return the lower and upper end `(g)` of the interval for the mean gap; see `error_interval`."""
+    """Return the lower and upper end, each `(g)`, of the interval for the mean gap; see `error_interval`."""
     errors, simulated = zip(*(_moved_mean_gaps(s.cells, s.uniform()) for s in simulations), strict=True)
     error, replicates = torch.cat(errors, -1).mean(-1), torch.cat(simulated, -1).mean(-1)
     accepted = [acceptance(step, observed.mean(-1), None, level) for step in replicates]
     too_low, too_high = (torch.stack(side) for side in zip(*accepted, strict=True))
     low, high = first_reached(too_low, error), first_reached(too_high.flip(0), error.flip(0))
-    # Include 0 unless the p-value rejects calibration: the p-value uses the variance under calibration instead.
+    # Include 0 unless the p-value rejects calibration. The p-value may differ: it uses the variance under calibration.
     return torch.where(is_rejected, low, low.clamp(max=0)), torch.where(is_rejected, high, high.clamp(min=0))
 
 
@@ -142,12 +142,12 @@ def _edge(calibrated: Tensor, level: float) -> Tensor:
 
 
 def acceptance(replicates: Tensor, observed: Tensor, edge: Tensor | None, level: float) -> Ends:
-    """Return the margins `(g)` to the rejection of a hypothetical error as too low, and as too high.
+    """Return two margins `(g)`, negative if a hypothetical error is rejected as too low, or as too high.
 
-    A margin is the normal quantile of a tail probability minus that of its significance level. It is negative if the
-    error is rejected. The tail probability is the fraction of replicates at least (at most) as large as the
-    observation. The test is one-sided for errors that cannot be distinguished from calibration, and two-sided for
-    errors that always can. The interval for a calibrated model then contains 0 with probability `level`.
+    A margin is the normal quantile of a tail probability minus the normal quantile of its significance level. The tail
+    probability is the fraction of replicates at least (at most) as large as the observation. The test is one-sided for
+    errors that cannot be distinguished from calibration, and two-sided for large errors, with a gradual transition. The
+    interval for a calibrated model then contains 0 with probability `level`.
 
     Args:
         replicates: test statistic of replicates, simulated with the hypothetical error `(R, g)`.
@@ -180,7 +180,7 @@ def _normal_quantile(counted: Tensor) -> Tensor:
 
 
 def _paths(test_formula: Metric, noise_free_error: Metric | None, cells: Cells, typical: Tensor) -> list[Tensor]:
-    """Return the gaps `(g, c, K)` that each path multiplies.
+    """Return the gaps `(g, c, K)` of each path, before multiplication by a factor.
 
     The last path is for the upper end of the interval. The lower end is the minimum over the other paths.
 
@@ -208,7 +208,7 @@ def _paths(test_formula: Metric, noise_free_error: Metric | None, cells: Cells, 
 def _concentrated(cells: Cells) -> Tensor:
     """Return gaps in few cells `(..., K)`: the part of each observed gap that noise does not explain."""
     gap, variance = cells.gap, cells.variance
-    certain = gap * (1 - _NOISE**2 * variance / gap.square()).nan_to_num(0, neginf=-1).clamp(min=0)
+    certain = gap * (1 - _MAX_NOISE**2 * variance / gap.square()).nan_to_num(0, neginf=-1).clamp(min=0)
     # If noise may explain all gaps, this small term selects the gaps that are large relative to their noise.
     return certain + 1e-6 * gap * (gap.square() / (gap.square() + variance)).nan_to_num(0)
 
@@ -244,17 +244,17 @@ def _spread_out_to_one_side(cells: Cells) -> Tensor:
 def rising(cells: Cells) -> Tensor:
     """Return the gaps `(..., K)` of the isotonic regression of the observed frequencies.
 
-    Frequencies between the confidences and this fit are non-decreasing, so that isotonic bins do not pool them.
+    Frequencies between the confidences and this fit are non-decreasing. Therefore isotonic bins do not pool them.
     """
     frequency = cells.confidence + cells.gap
     return (isotonic_regression(frequency, cells.n) - cells.confidence).masked_fill(cells.n == 0, 0)
 
 
 def _is_downward(gap: Tensor, noise: Tensor, confidence: Tensor) -> Tensor:
-    """Mask of negative gaps. An observed sign is reversed if noise explains the gap and the limit 0 or 1 is near."""
+    """Return a mask of negative gaps. Small gaps point away from the limit 0 or 1 if the confidence is near it."""
     observed = gap < 0
     room = torch.where(observed, confidence, 1 - confidence)
-    return observed ^ ((gap.abs() <= _NOISE * noise) & (room < (2 * noise).clamp(max=0.5)))
+    return observed ^ ((gap.abs() <= _MAX_NOISE * noise) & (room < (2 * noise).clamp(max=0.5)))
 
 
 def _in_typical_units(cells: Cells, direction: Tensor) -> Tensor:
@@ -267,8 +267,8 @@ def _in_typical_units(cells: Cells, direction: Tensor) -> Tensor:
 def _moved_mean_gaps(cells: Cells, chance: Tensor) -> Ends:
     """Return S hypothetical mean gaps in ascending order `(S, ...)`, and their replicates `(S, R, ...)`.
 
-    The expected sum of all outcomes is shifted in S steps. Its variance is computed from the observed gaps, shrunken by
-    their noise: gaps of both signs do not cancel in the variance.
+    The expected sum of all outcomes is shifted in S steps. Its variance is computed from the observed gaps, shrunken
+    towards 0 by their noise, because gaps of opposite sign do not cancel in the variance.
 
     Args:
         cells: bins or runs `(..., K)`.
@@ -287,7 +287,7 @@ def _moved_mean_gaps(cells: Cells, chance: Tensor) -> Ends:
     moved = (frequency + part / (1 - part.abs()) * scale).clamp(0, 1)
     by = moved - frequency
     # All frequencies f are shifted by the same amount. If one would leave [0, 1], f is multiplied by a factor t
-    # instead, with variance t sum f (1 - t f). Upwards, 1 - f is multiplied.
+    # instead, with variance t sum f (1 - t f). For upward shifts, 1 - f is multiplied.
     downwards = by < 0
     factor = torch.where(downwards, moved / frequency, (1 - moved) / (1 - frequency)).nan_to_num(1)
     all_certain = (1 - factor) * torch.where(downwards, outcomes, total - outcomes)
@@ -308,7 +308,7 @@ def multiple_at(step: Tensor) -> Tensor:
 
 
 class Reached(NamedTuple):
-    """Margin beyond the end of the interval, negative inside, and the error at one step, each `(...)`."""
+    """Excess and error at one step of a path, each `(...)`. The interval ends where the excess reaches 0."""
 
     excess: Tensor
     error: Tensor

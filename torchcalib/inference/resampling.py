@@ -117,7 +117,7 @@ class Resampling:
             self._n_units = max(1, len(units))
 
     def counts(self, replicates: Tensor) -> Tensor:
-        """Return how often each sample occurs in the replicates with indices `(r,)`: `(r, N)` of dtype `wide_dtype`."""
+        """Return the counts of each sample in the replicates with indices `(r,)`: `(r, N)` of dtype `wide_dtype`."""
         drawn = multinomial_counts(self._seed, replicates, self._n_units, wide_dtype(self._device))
         return drawn if self._unit_of is None else drawn[:, self._unit_of].masked_fill(~self._present, 0)
 
@@ -158,7 +158,7 @@ def bootstrap(
         seed: seed of the random numbers, which are equal on all devices.
         groups: group index of each sample, such as a patient or a video, integers `(N,)`. The samples of a group are
             resampled together and share a fold.
-        weights: `(..., N)`; the weight of a sample is multiplied by the number of times it is resampled.
+        weights: weights of samples `(..., N)`, which are multiplied by the resampling counts.
         **options: options of the metric.
 
     Returns:

@@ -20,11 +20,11 @@ MAX_RUNS = 2**11
 RUNS_ON_PATHS = 2**9
 """Largest number of runs without (`MAX_RUNS`) and with an interval, which evaluates the metric many times."""
 
-_FEW = 8  # expected number of the rarer outcome (0 or 1), below which the distribution is not close to normal
+_MIN_NORMAL_COUNT = 8  # expected number of the rarer outcome (0 or 1) above which sums are close to normal
 _MAX_CELLS = 2**32  # offset between the random number counters of consecutive batch elements
-_LOG_ODDS_CUTS = [8 * 1.25**k for k in range(21)]  # up to 694; the smallest normal float64 is exp(-708)
+_LOG_ODDS_CUTS = [8 * 1.25**k for k in range(21)]  # limits of runs up to 694; the smallest normal float64 is exp(-708)
 _REPLICATES_OF_RUNS = 199  # number of replicates at each step of a path
-MAX_DRAWN = 2**23  # largest number of random numbers in memory; stored for the next metric if all fit
+MAX_DRAWN = 2**23  # largest number of random numbers in memory; if all fit, they are stored for the next metric
 _AT_ONCE = 2**18  # simulated gaps per call of a metric
 
 
@@ -35,29 +35,29 @@ class Cells:
     n: Tensor  # total weight
     expected: Tensor  # sum of confidences: expected sum of outcomes for a calibrated model
     outcomes: Tensor  # observed sum of outcomes
-    spread: Tensor  # sum of w p (1 - p); see `BinStats`
+    spread: Tensor  # sum of w p (1 - p) for weights w and confidences p; see `BinStats`
     noise: Tensor  # variance of `outcomes` for a calibrated model; see `BinStats`
     computed: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
 
     @once
-    def held(self) -> Tensor:
+    def positive_n(self) -> Tensor:
         """Weight of each cell, `(..., K)`; 1 for an empty cell, to avoid division by 0."""
         return self.n.masked_fill(self.n == 0, 1)
 
     @once
     def confidence(self) -> Tensor:
         """Mean confidence, `(..., K)`; 0 in an empty cell."""
-        return self.expected / self.held
+        return self.expected / self.positive_n
 
     @once
     def gap(self) -> Tensor:
         """Observed frequency minus mean confidence, `(..., K)`; 0 in an empty cell."""
-        return (self.outcomes - self.expected) / self.held
+        return (self.outcomes - self.expected) / self.positive_n
 
     @once
     def variance(self) -> Tensor:
         """Variance of the gap for a calibrated model, `(..., K)`."""
-        return self.noise / self.held.square()
+        return self.noise / self.positive_n.square()
 
     @once
     def unit(self) -> Tensor:
@@ -67,14 +67,14 @@ class Cells:
     @once
     def one_outcome(self) -> Tensor:
         """Change of the gap if one outcome changes, `(..., K)`; 0 in an empty cell."""
-        return (self.unit / self.held).masked_fill(self.n == 0, 0)
+        return (self.unit / self.positive_n).masked_fill(self.n == 0, 0)
 
     def within_bounds(self, gaps: Tensor) -> Tensor:
-        """Clamp gaps `(..., K)` so that frequencies lie in [0, 1]."""
+        """Clamp gaps `(..., K)` to the range where frequencies are in [0, 1]."""
         return gaps.maximum(-self.confidence).minimum(1 - self.confidence)
 
     def spread_at(self, gaps: Tensor) -> Tensor:
-        """Return the sum of p (1 - p) after adding the gap of its cell to each confidence p, `(..., K)`."""
+        """Return `spread` `(..., K)` after adding the gap of its cell to each confidence p."""
         return (self.spread + self.n * gaps * (1 - 2 * self.confidence - gaps)).clamp(min=0)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Self:
@@ -90,7 +90,7 @@ class BinCells(Cells):
 
     @classmethod
     def of(cls, b: BinStats) -> Self:
-        """Return cells from the sums over bins."""
+        """Create cells from the sums over bins."""
         return cls(b.n, b.sums[..., 1, :], b.outcomes, b.spread, b.noise)
 
     def with_gaps(self, gaps: Tensor) -> BinStats:
@@ -101,7 +101,7 @@ class BinCells(Cells):
     def not_normal(self) -> Tensor:
         """Mask of bins `(..., B)` with few expected outcomes, whose distribution is not close to normal."""
         rarer = torch.minimum(self.expected, self.n - self.expected) / self.unit
-        return (self.n > 0) & (rarer < _FEW)
+        return (self.n > 0) & (rarer < _MIN_NORMAL_COUNT)
 
 
 class _BinsWithGaps(BinStats):
@@ -145,14 +145,14 @@ class RunCells(Cells):
     def of(cls, sample: RankedSample, at_most: int = MAX_RUNS) -> Self:
         """Divide a sample into at most `at_most` runs of similar size; a smaller sample has one run per element.
 
-        Equal scores share a run. A log score adds about 40 runs, so that log-odds above 8 or below -8 differ by at most
-        25% in a run. A longer run would hide the large score of a wrong, nearly certain prediction.
+        Equal scores share a run. A log score adds about 40 runs. In each run, log-odds above 8 or below -8 then differ
+        by at most 25%. A longer run would hide the large score of a wrong, nearly certain prediction.
         """
         s = sample.sorted()
         size, length = s.size.unsqueeze(-1), s.score.shape[-1]
         places = torch.arange(1, min(at_most, length) + 1, device=size.device)
         ends = places.minimum(size)
-        # Compare `length`: with `size`, ignored elements of one batch element could change the runs of others.
+        # `length` includes ignored elements. With `size`, the number of runs would depend on other batch elements.
         if length > at_most:
             ends = torch.where(size > at_most, end_of_ties(s.score.detach(), places * size // at_most), ends)
             if sample.log_scored:
@@ -175,7 +175,7 @@ class RunCells(Cells):
 
     @property
     def not_normal(self) -> Tensor:
-        """Mask of all runs with data `(..., K)`, because rank-based metrics need whole counts."""
+        """Mask of all runs with data `(..., K)`, because rank-based metrics require whole counts of outcomes."""
         return self.n > 0
 
     def grouped(self, n_groups: int) -> tuple[Self, Tensor]:
@@ -207,7 +207,7 @@ def _log_odds(s: SortedSample) -> Tensor:
 
 
 def _ends_at_log_odds(s: SortedSample) -> Tensor:
-    """Return the ends of runs that are divided at `_LOG_ODDS_CUTS`, above probability 0 and below 1, `(..., 44)`."""
+    """Return the ends `(..., 44)` of runs divided at plus and minus `_LOG_ODDS_CUTS`, and at infinite log-odds."""
     log_odds = _log_odds(s)
     most = torch.finfo(log_odds.dtype).max
     cuts = [-most, *(-cut for cut in reversed(_LOG_ODDS_CUTS)), *_LOG_ODDS_CUTS, torch.inf]
@@ -278,12 +278,12 @@ class Simulation:
         return torch.cat(found)
 
     def uniform(self) -> Tensor:
-        """Return uniform random numbers in (0, 1), `(R, ...)`, independent of those for the cells."""
-        numbers = self._numbers()
+        """Return uniform random numbers in (0, 1), `(R, ...)`, independent of the random numbers of the cells."""
+        numbers = self._elements()
         streams = self.n_replicates + torch.arange(self.n_replicates, device=numbers.device)
         return self._uniform(streams, numbers).reshape(-1, *self.cells.n.shape[:-1])
 
-    def _numbers(self) -> Tensor:
+    def _elements(self) -> Tensor:
         """Return the indices of all batch elements, int64 `(E,)`."""
         return torch.arange(self.first, self.first + math.prod(self.cells.n.shape[:-1]), device=self.cells.n.device)
 
@@ -297,7 +297,7 @@ class Simulation:
             deviation, chance = self._kept
             return deviation[: len(streams)], chance[: len(streams)]
         cells = self.cells
-        counters = self._numbers().unsqueeze(-1) * _MAX_CELLS + torch.arange(cells.n.shape[-1], device=streams.device)
+        counters = self._elements().unsqueeze(-1) * _MAX_CELLS + torch.arange(cells.n.shape[-1], device=streams.device)
         chance = self._uniform(streams, counters.flatten()).reshape(-1, *cells.n.shape)
         deviation = deviation_quantiles(chance, cells.n, cells.expected, cells.spread, cells.noise)
         draws = deviation, chance.flatten(1)[:, self._redrawn]
@@ -313,7 +313,7 @@ class Simulation:
         """
         cells, few = self.cells, self._redrawn
         spread = cells.spread_at(gaps)
-        found = torch.addcmul(gaps, deviation, (cells.unit * spread).sqrt() / cells.held)
+        found = torch.addcmul(gaps, deviation, (cells.unit * spread).sqrt() / cells.positive_n)
         n, expected, spread, unit, gaps = (
             x.flatten()[few] for x in (cells.n, cells.expected, spread, cells.unit, gaps)
         )

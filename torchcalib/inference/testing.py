@@ -19,7 +19,7 @@ from torchcalib.inference.simulation import MAX_DRAWN, MAX_RUNS, RUNS_ON_PATHS, 
 Statistic = BinStats | RankedSample
 Metric = Callable[[Any], Tensor]
 
-_IN_CACHE = 2**16  # simulated values that are processed at a time, so that they stay in the cache
+_IN_CACHE = 2**16  # number of simulated values that are processed at a time, which fit in the cache
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -31,8 +31,8 @@ class CalibrationTest:
         noise_floor: expected value of the error if the model is perfectly calibrated, given its confidences `(...)`.
             For a signed error it is the expected absolute value.
         p_value: probability of an error at least as large if the model is perfectly calibrated, `(...)`. If m of R
-            simulated replicates have at least the error of the data, it is (1 + m) / (R + 1). Ties are included: an
-            error of exactly 0 has p = 1, and P(p <= a) <= a for a calibrated model. The p-value is uniform if ties are
+            simulated replicates have at least the error of the data, it is (1 + m) / (R + 1). Ties are included:
+            an error of exactly 0 has p = 1. For a calibrated model P(p <= a) <= a. The p-value is uniform if ties are
             rare. With few samples ties are frequent, and the test is conservative.
         low, high: interval for the error without sampling noise, `(...)`. With simulated replicates, it contains 0
             where the p-value is at least 1 - level. It may lie below `statistic`, which includes noise. Some errors,
@@ -53,7 +53,7 @@ class CalibrationTest:
     def __getitem__(self, index: Any) -> Self:
         """Index the batch axes: `found[k]` is the test for batch element, group or class k."""
         if self.statistic.dim() < 1:
-            raise IndexError("the test has no batch axis to index: its fields have shape ()")
+            raise IndexError("the test must have a batch axis to index, got fields of shape ()")
         columns = [getattr(self, field.name) for field in fields(self)]
         parts: list[Any] = [x[index] if isinstance(x, Tensor) else x for x in columns]
         return type(self)(*parts)
@@ -109,7 +109,7 @@ def run_error_tests(
     Outcomes are simulated from the confidences, and the errors are recomputed for each replicate (consistency
     resampling). The sum of outcomes in a bin is a sum of independent trials with known mean and variance; see
     `count_quantiles`. For an average over classes, the p-values of the classes are combined; see `cauchy_combination`.
-    For the interval see `inversion`.
+    For the interval, see `torchcalib.inference.inversion`.
 
     Args:
         tests: definition of each test, by name.
@@ -124,7 +124,7 @@ def run_error_tests(
         seed: seed of the random numbers, which are equal on all devices.
 
     Returns:
-        `CalibrationTest` by name, with fields `(...)`. An average removes the last axis. NaN without data.
+        `CalibrationTest` by name, with fields `(...)`. An average removes the last axis. Fields are NaN without data.
 
     Raises:
         TypeError, ValueError: if `level`, `n_replicates` or `seed` is invalid, or `statistic` has no sums of noise.
@@ -136,13 +136,13 @@ def run_error_tests(
     tested = {name: test for name, test in tests.items() if not (test.signed and average and cancels)}
     with torch.no_grad():
         found = {}
-        pieces = list(_tested_pieces(tested, statistic, average, level, n_replicates, seed)) if tested else []
+        batches = list(_tested_batches(tested, statistic, average, level, n_replicates, seed)) if tested else []
         for name, test in tests.items():
             value = test.value(statistic)
             value = value.mean(-1) if average else value
             floor, p_value, low, high = 0 * value, 0 * value + 1, 0 * value, 0 * value
             if name in tested:
-                columns = (torch.cat(x).reshape(value.shape) for x in zip(*(of[name] for of in pieces), strict=True))
+                columns = (torch.cat(x).reshape(value.shape) for x in zip(*(x[name] for x in batches), strict=True))
                 floor, p_value, low, high = (column.masked_fill(value.isnan(), torch.nan) for column in columns)
             method = f"consistency resampling, {n_replicates:,} replicates"
             found[name] = CalibrationTest(value, floor, p_value, low, high, level, method)
@@ -168,20 +168,20 @@ def _cells_of(statistic: Statistic, with_interval: bool) -> BinCells | RunCells:
 
 
 class _Null(NamedTuple):
-    """Test statistic of the data `(g, c)`, and R replicates `(R, g, c)` of two quantities for a calibrated model."""
+    """Test statistic of the data `(g, c)`, and R replicates `(R, g, c)` for a calibrated model."""
 
     observed: Tensor
     tested: Tensor  # replicates of the test statistic
     values: Tensor  # replicates of the error
 
 
-Found = tuple[Tensor, Tensor, Tensor, Tensor]
+Result = tuple[Tensor, Tensor, Tensor, Tensor]
 """Noise floor, p-value, lower end and upper end of the interval, each `(g)`."""
 
 
-def _tested_pieces(
+def _tested_batches(
     tests: Mapping[str, ErrorTest], statistic: Statistic, average: bool, level: float, n_replicates: int, seed: int
-) -> Iterator[dict[str, Found]]:
+) -> Iterator[dict[str, Result]]:
     """Yield the results by test name for g batch elements at a time, with cells `(g, C, K)`; C = 1 without average."""
     with_interval = any(test.with_interval for test in tests.values())
     cells = _cells_of(statistic, with_interval)
@@ -208,10 +208,10 @@ def _tested_pieces(
             if not is_kept:
                 simulation.forget()
             simulations.append(simulation)
-        yield {name: _found(test, simulations, nulls[name], level) for name, test in tests.items()}
+        yield {name: _result(test, simulations, nulls[name], level) for name, test in tests.items()}
 
 
-def _found(test: ErrorTest, simulations: Sequence[Simulation], nulls: Sequence[_Null], level: float) -> Found:
+def _result(test: ErrorTest, simulations: Sequence[Simulation], nulls: Sequence[_Null], level: float) -> Result:
     """Return the result of one test, averaged over classes, from the null distributions of batches of classes."""
     null = _Null(*(torch.cat(parts, -1) for parts in zip(*nulls, strict=True)))
     noise_floor, p_value = _noise_floor_and_p_value(null, test.signed)
@@ -241,8 +241,8 @@ def _p_value(observed: Tensor, replicates: Tensor) -> tuple[Tensor, Tensor]:
     """Return p-values, and their parts that are due to ties, each `(...)`.
 
     The p-value is (1 + number of replicates `(R, ...)` at least as large as the data) / (R + 1). For a calibrated
-    model the data are an additional replicate, so that P(p <= a) <= a for every a. Values that differ only by rounding
-    are considered equal.
+    model the data are an additional replicate. Therefore P(p <= a) <= a for every a. Values that differ only by
+    rounding are considered equal.
 
     Reference:
         Phipson, Smyth: Permutation p-values should never be zero (Statistical Applications in Genetics and Molecular

@@ -1,4 +1,4 @@
-"""Errors for unreadable files, and safe printing of their texts. Importing this module does not import torch."""
+"""Errors for unreadable files, and formatting of their messages. Importing this module does not import torch."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -6,22 +6,22 @@ from textwrap import shorten
 
 
 class InputError(ValueError):
-    """Error for a file that cannot be read as predictions. The message states the problem and a remedy."""
+    """Error for a file that cannot be read as predictions. The message contains the problem and a remedy."""
 
     def __init__(self, message: str) -> None:
         super().__init__(printable(message))
 
 
 class NoSamplesError(InputError):
-    """Error for files without samples. In a run with several processes, a process with only such files ignores it."""
+    """Error for files without samples. A process without samples ignores it if other processes have samples."""
 
     def __init__(self, label: object) -> None:
-        super().__init__(f"`{label}` must hold at least one sample, got none. Check the program that wrote it.")
+        super().__init__(f"`{label}` must contain at least one sample, got none. Check the program that wrote it.")
 
 
 @contextmanager
 def reading(label: str, file_format: str) -> Iterator[None]:
-    """Convert any error that a file parser raises to an `InputError`."""
+    """Context manager that converts every error of a file parser to an `InputError`."""
     try:
         yield
     except InputError:
@@ -41,12 +41,12 @@ def reading(label: str, file_format: str) -> Iterator[None]:
 
 
 def printable(text: str) -> str:
-    """Replace control characters, because names and parser messages from a file could control a terminal."""
+    """Replace non-printable characters by "?", because text from a file could control the terminal."""
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def quoted(names: Iterable[object], most: int = 12) -> str:
-    """Return the first `most` names in backquotes for a message, and the number of names left out."""
+    """Join the first `most` names in backquotes, and append the number of omitted names."""
     shown = [f"`{name}`" for name in names]
     rest = f" and {len(shown) - most} more" if len(shown) > most else ""
     return (", ".join(shown[:most]) or "nothing") + rest

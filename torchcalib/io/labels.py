@@ -14,7 +14,7 @@ _MAX_NAMES = 100_000
 
 
 def check_class_names(names: Sequence[str], n_classes: int, preds: str) -> tuple[str, ...]:
-    """Check that every class has a name of its own, and return the names without surrounding spaces."""
+    """Check that there are `n_classes` unique names, and return them without surrounding spaces."""
     found = tuple(name.strip() for name in names)
     if len(found) != n_classes or len(set(found)) < len(found) or "" in found:
         raise InputError(
@@ -24,11 +24,11 @@ def check_class_names(names: Sequence[str], n_classes: int, preds: str) -> tuple
     return found
 
 
-def class_indices(labels: list[str], names: Sequence[str], label: str, start: int, gaps: bool) -> Tensor:
-    """Convert text labels to class indices, int64 `(N,)`.
+def class_indices(labels: list[str], names: Sequence[str], label: str, start: int, allow_missing: bool) -> Tensor:
+    """Convert N text labels to class indices, int64 `(N,)`.
 
-    With `gaps`, empty labels become NaN in a float64 tensor; otherwise they raise an error. Error messages use `label`,
-    a description of the target, and `start`, the number of rows before the first label.
+    An empty label raises an error. With `allow_missing` it becomes NaN instead, in a float64 result. Errors
+    contain `label`, a description of the target, and the row number. `start` rows precede the first label.
     """
     numbers = {name: k for k, name in enumerate(names)}
     indices = []
@@ -36,12 +36,12 @@ def class_indices(labels: list[str], names: Sequence[str], label: str, start: in
         name = text.strip()
         if name in numbers:
             indices.append(float(numbers[name]))
-        elif gaps and not name:
+        elif allow_missing and not name:
             indices.append(torch.nan)
         else:
             advice = "Correct the name, or pass all names with --class-names."
             if not name:
-                advice = "Fill it in, or pass --nan-policy drop to drop such rows."
+                advice = "Fill it in, or pass --nan-policy drop to drop rows with missing values."
             raise InputError(
                 f"{label} must be one of the classes {quoted(names)}, got `{name}` in row {start + row + 1}. {advice}"
             )
@@ -52,17 +52,17 @@ def class_indices(labels: list[str], names: Sequence[str], label: str, start: in
 def names_of_labels(readers: Sequence[Reader], preds: str, target: str, task: str) -> tuple[str, ...]:
     """Return the distinct text labels in sorted order: names alphabetically, then whole numbers by value.
 
-    The predictions must confirm this order: the mean prediction of each class must be largest in the rows with its
-    label.
+    The predictions must agree with this order: the mean prediction of each class must be largest in the rows with its
+    label. If a binary column such as `prob_dog` names the positive class, this label is last, without a check.
 
     Raises:
-        InputError: if the number of labels differs from the number of classes, or the predictions contradict the order.
+        InputError: if the number of labels or their order does not agree with the predictions.
     """
     n_classes = 2 if task == "binary" else readers[0].arrays[preds].shape[-1]
     sums: dict[str, Tensor] = {}
     counts: dict[str, int] = {}
     for reader in readers:
-        for values, labels in reader.stream([preds, target], _ROWS_AT_ONCE, gaps=True):
+        for values, labels in reader.stream([preds, target], _ROWS_AT_ONCE, allow_missing=True):
             rows = values.reshape(len(labels), -1).double().nan_to_num(0.0, 30.0, -30.0)
             names, numbers = _with_indices(labels)
             total = torch.zeros(len(names), rows.shape[1], dtype=torch.float64).index_add_(0, numbers, rows)
@@ -75,7 +75,7 @@ def names_of_labels(readers: Sequence[Reader], preds: str, target: str, task: st
     found = sorted(set(counts) - {""}, key=lambda name: (int(name), "") if name.isdecimal() else (-1, name))
     if len(found) != n_classes:
         raise InputError(
-            f"`{target}` in `{readers[0].label}` must hold the names of all {n_classes} classes of `{preds}`, got "
+            f"`{target}` in `{readers[0].label}` must contain the names of all {n_classes} classes of `{preds}`, got "
             f"{len(found)}: {quoted(found)}. Pass all names in the order of `{preds}`: --class-names A,B,..."
         )
     named = class_of(preds)
@@ -89,14 +89,14 @@ def names_of_labels(readers: Sequence[Reader], preds: str, target: str, task: st
         likely = [found[k] for k in best] if len(set(best)) == n_classes else found
         last = ", with the positive class last" if task == "binary" else ""
         raise InputError(
-            f"--class-names must be given if the predictions contradict the sorted class names {quoted(found)}, got "
-            f"`{preds}` in `{readers[0].label}`. Pass --class-names {','.join(likely)} if this is the order{last}."
+            f"`{preds}` in `{readers[0].label}` must agree with the sorted class names {quoted(found)}, got means in "
+            f"another order. Pass --class-names {','.join(likely)} if this is the order{last}."
         )
     return tuple(found)
 
 
 def _with_indices(labels: Sequence[str]) -> tuple[list[str], Tensor]:
-    """Return the distinct labels without surrounding spaces, and the index of every label among them, int64 `(N,)`."""
+    """Return the distinct labels without surrounding spaces, and the index of each of the N labels, int64 `(N,)`."""
     number_of: dict[str, int] = {}
     numbers = [number_of.setdefault(text.strip(), len(number_of)) for text in labels]
     return list(number_of), torch.tensor(numbers, dtype=torch.int64)

@@ -1,4 +1,4 @@
-"""Common names of arrays in prediction files, by role. Importing this module does not import torch."""
+"""Common names of predictions, targets and weights in files. Importing this module does not import torch."""
 
 import re
 
@@ -35,7 +35,7 @@ _BY_CLASS = re.compile(rf"\s*({_STEMS})[_.:\- ](.*\S)\s*", re.IGNORECASE)
 
 
 def class_of(name: str) -> tuple[str, str] | None:
-    """Return the stem and the class in a column name such as `prob_World`, or None for other names."""
+    """Split a column name such as `prob_World` into the stem "prob" and the class "World"; None for other names."""
     match = _BY_CLASS.fullmatch(name)
     return (match[1].lower(), match[2]) if match else None
 

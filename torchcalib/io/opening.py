@@ -1,4 +1,4 @@
-"""Open predictions in one or more files, and read their rows in pieces."""
+"""Open predictions in one or more files, and read their rows in chunks."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class Rows:
     preds: Tensor  # same dtype as in the file
     target: Tensor
     weights: Tensor | None = None
-    groups: Tensor | None = None  # group number of each sample, int64; -1 for an empty text
-    group_names: list[str] | None = None  # names by group number, for these rows; None if the file stores numbers
+    groups: Tensor | None = None  # group number of each sample, int64; -1 for no group
+    group_names: list[str] | None = None  # names by group number, for these rows only; None if the file stores numbers
 
     def __len__(self) -> int:
         return len(self.preds)
@@ -55,9 +55,9 @@ class PredictionFiles:
 
     source: Source
     task: Task
-    readers: tuple[Reader, ...]  # one per file with rows, in order; `.npy` files share one reader
-    gaps: bool = False  # set predictions to NaN in rows with missing values, instead of raising an error
-    normalize: bool = False  # divide probabilities by their sum
+    readers: tuple[Reader, ...]  # one reader per file with rows, in order; `.npy` files share a reader
+    allow_missing: bool = False  # set predictions to NaN in rows with missing values, instead of raising an error
+    normalize: bool = False  # divide probabilities by their sum over classes
 
     @property
     def n_rows(self) -> int:
@@ -66,38 +66,38 @@ class PredictionFiles:
 
     @property
     def has_names_of_labels(self) -> bool:
-        """True if targets are text and the prediction columns do not name the classes."""
+        """True if targets are text, and the prediction columns are not named after classes."""
         arrays = self.readers[0].arrays
         return arrays[self.source.target].dtype in TEXT and not arrays[self.source.preds].classes
 
     def chunks(self, max_bytes: int = 64 * 2**20) -> Iterator[Rows]:
-        """Yield the rows in pieces. Each piece contains at least one row, all from one file.
+        """Yield the rows in chunks. Each chunk contains one or more rows from a single file.
 
         Args:
-            max_bytes: approximate maximum size of the predictions in a piece, in bytes.
+            max_bytes: approximate maximum size of the predictions in a chunk, in bytes.
 
         Raises:
-            InputError: if the rows of a file are damaged or lack a value.
+            InputError: if rows of a file are damaged, or a value is missing.
         """
         for reader in self.readers:
             yield from self.chunks_of(reader, max_bytes)
 
     def chunks_of(self, reader: Reader, max_bytes: int) -> Iterator[Rows]:
-        """Yield the rows of one reader in pieces, as `chunks` does."""
+        """Yield the rows of one reader in chunks; see `chunks`."""
         roles = {role: name for role in ROLES if (name := getattr(self.source, role)) is not None}
         preds = reader.arrays[self.source.preds]
         is_column = len(preds.shape) > len(self.source.shape)
         start = 0
-        for piece in reader.stream(list(roles.values()), max(1, max_bytes // preds.row_bytes), self.gaps):
-            yield self._rows_of(reader, dict(zip(roles, piece, strict=True)), is_column, start)
-            start += len(piece[0])
+        for chunk in reader.stream(list(roles.values()), max(1, max_bytes // preds.row_bytes), self.allow_missing):
+            yield self._rows_of(reader, dict(zip(roles, chunk, strict=True)), is_column, start)
+            start += len(chunk[0])
 
     def _rows_of(self, reader: Reader, arrays: dict[str, Any], is_column: bool, start: int) -> Rows:
-        """Convert arrays by role to `Rows`. Columns (n, 1, ...) become (n, ...), and text becomes numbers."""
+        """Convert arrays by role to `Rows`, and text to numbers. With `is_column`, `(n, 1, ...)` becomes `(n, ...)`."""
         label = f"`{self.source.target}` in `{reader.label}`"
         target = arrays["target"]
         if isinstance(target, list):
-            arrays["target"] = class_indices(target, self.source.class_names, label, start, self.gaps)
+            arrays["target"] = class_indices(target, self.source.class_names, label, start, self.allow_missing)
         elif self.task == "multiclass" and target.is_floating_point() and target.dim() == arrays["preds"].dim() - 1:
             arrays["target"] = self._whole_labels(target, label, start)
         group_names = None
@@ -108,7 +108,7 @@ class PredictionFiles:
         tensors = {role: v.squeeze(1) if is_column and v.dim() > 1 else v for role, v in arrays.items()}
         if self.task == "multiclass" and tensors["target"].dtype == torch.bool:
             self._check_one_hot(tensors["target"], label, start)
-        if self.gaps:
+        if self.allow_missing:
             tensors = self._with_missing_as_nan(reader, tensors)
         if self.normalize:
             tensors["preds"] = without_rounding(tensors["preds"], f"`{self.source.preds}` in `{reader.label}`", start)
@@ -121,19 +121,18 @@ class PredictionFiles:
         )
 
     def _whole_labels(self, target: Tensor, label: str, start: int) -> Tensor:
-        """Convert floating-point class indices to int64. With missing values (NaN) they stay floating-point."""
-        wrong = (target != target.round()) & ~target.isnan() if self.gaps else target != target.round()
+        """Convert floating-point class indices to int64, unless some are missing (NaN)."""
+        wrong = (target != target.round()) & ~target.isnan() if self.allow_missing else target != target.round()
         if bool(wrong.any()):
             row = int(wrong.reshape(len(target), -1).any(1).int().argmax())
             found = float(target[row].flatten()[0])
             raise InputError(
-                f"{label} must hold class indices, which are whole numbers, got {found:g} in row {start + row + 1}. "
-                + ("Pass --nan-policy drop to drop such rows." if found != found else "Save class indices.")
+                f"{label} must contain class indices, which are whole numbers, got {found:g} in row {start + row + 1}. "
+                + ("Pass --nan-policy drop to drop rows with NaN." if found != found else "Save class indices.")
             )
         return target if bool(target.isnan().any()) else target.to(torch.int64)
 
     def _check_one_hot(self, target: Tensor, label: str, start: int) -> None:
-        """Check that boolean one-hot targets are true for exactly one class in every row."""
         n_true = target.sum(-1).reshape(len(target), -1)
         wrong = (n_true != 1).any(1)
         if bool(wrong.any()):
@@ -144,7 +143,7 @@ class PredictionFiles:
             )
 
     def _with_missing_as_nan(self, reader: Reader, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Set predictions to NaN if their target or weight is missing, so that `nan_policy` drops and counts them."""
+        """Set predictions to NaN where the target or weight is missing. Metrics then drop and count these samples."""
         preds = tensors["preds"]
         for role, fill in (("target", 0), ("weights", 1), ("groups", -1)):
             values = tensors.get(role)
@@ -178,7 +177,7 @@ def open_predictions(
     nan_policy: Literal["raise", "drop"] = "raise",
     normalize: bool = False,
 ) -> PredictionFiles:
-    """Open prediction files: find the arrays in their headers, and check that the arrays fit together.
+    """Open prediction files: find the arrays by name, and check their shapes and dtypes.
 
     Args:
         paths: shards of one data set with the same format, names and dtypes. A `.npy` data set consists of one file of
@@ -189,21 +188,21 @@ def open_predictions(
         target: name of the targets, or None to find a common name. Text targets are class names.
         weights: name of the weights, or None to find a common name. Weights are optional.
         groups: name of the groups, which are whole numbers or text; None for no groups.
-        from_logits: whether predictions are logits. None infers it from their name, and raises for other names.
+        from_logits: whether predictions are logits. None infers it from their name, and raises for ambiguous names.
         task: task of the predictions. None infers it from the shapes, and raises for ambiguous shapes. Targets with the
             shape of multi-class predictions are ambiguous: multi-label targets, one-hot labels or annotator counts.
             With `"confidence"`, predictions are confidences, and targets are 1 for correct predictions.
         class_names: names of the classes or labels in the order of `preds`; for a binary task the negative class first.
-            None uses column names, or else sorted text targets, after a check of this order against the predictions.
+            None uses the column names, or else the sorted text targets if the predictions agree with this order.
         nan_policy: `"drop"` sets predictions to NaN in rows with a missing value; `"raise"` raises an error.
         normalize: divide rounded multi-class probabilities by their sum.
 
     Returns:
         The opened files. No rows are read before `chunks` is called, except to check text targets. Samples are on the
-        first axis, classes on the last.
+        first axis of every array, and classes are on the last axis.
 
     Raises:
-        InputError: if a file is missing, damaged or unsuitable, or if an option is needed.
+        InputError: if a file is missing, damaged or unsuitable, or if names or shapes are ambiguous.
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -211,15 +210,15 @@ def open_predictions(
         >>> with TemporaryDirectory() as folder:
         ...     np.savez(f"{folder}/valid.npz", logits=np.zeros((5, 3), np.float32), labels=np.arange(5) % 3)
         ...     files = open_predictions([f"{folder}/valid.npz"])
-        ...     pieces = [rows.target.tolist() for rows in files.chunks(max_bytes=24)]
+        ...     targets = [rows.target.tolist() for rows in files.chunks(max_bytes=24)]
         >>> files.task, files.source.shape, files.source.from_logits
         ('multiclass', (5, 3), True)
-        >>> pieces
+        >>> targets
         [[0, 1], [2, 0], [1]]
     """
     given = {"preds": preds, "target": target, "weights": weights, "groups": groups}
     readers = readers_of(check_paths(paths))
-    named = [reader for reader in readers if reader.arrays or reader.format != "jsonl"]  # an empty file has no keys
+    named = [reader for reader in readers if reader.arrays or reader.format != "jsonl"]  # empty .jsonl has no keys
     roles_of = {reader: find_roles(reader, given, task) for reader in named}
     filled = tuple(reader for reader, roles in roles_of.items() if check_arrays(reader, roles) > 0)
     if not filled:
@@ -230,7 +229,7 @@ def open_predictions(
     opened = PredictionFiles(replace(source, files=files), found[0][1], filled, nan_policy == "drop", normalize)
     if normalize and (opened.task != "multiclass" or source.from_logits):
         raise InputError(
-            f"--normalize must get multi-class probabilities, got {opened.task} "
+            f"--normalize must be used with multi-class probabilities, got {opened.task} "
             f"{'logits' if source.from_logits else 'probabilities'}. Omit the option."
         )
     preds_found, target_found = filled[0].arrays[source.preds], filled[0].arrays[source.target]
@@ -257,7 +256,7 @@ def open_predictions(
 def _source_of(
     reader: Reader, roles: Mapping[str, str], from_logits: bool | None, given_task: FileTask | None
 ) -> tuple[Source, Task]:
-    """Return the source and the task of a file, inferred from names, dtypes and shapes unless given."""
+    """Return the `Source` and the task of a file. Options that are None are inferred from names, dtypes and shapes."""
     task, sample_shape = infer_task(reader, roles, given_task)
     check_per_sample(reader, roles, task, sample_shape)
     arrays = [reader.arrays[name] for name in roles.values()]

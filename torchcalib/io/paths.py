@@ -62,7 +62,7 @@ def check_paths(paths: Sequence[str | Path]) -> tuple[Path, ...]:
     """Check that all paths are different, existing files of one known format, and return them."""
     files = tuple(Path(path) for path in ([paths] if isinstance(paths, str) else paths))
     if not files:
-        raise InputError("`paths` must hold at least one file, got none. Name one or more files.")
+        raise InputError("`paths` must contain at least one file, got none. Name one or more files.")
     for path in files:
         with reading(str(path), format_of(path) or "known"):
             if not path.is_file():  # opening a pipe may block, and a device may be endless
@@ -91,7 +91,7 @@ def share_of(paths: Sequence[Path], rank: int, n_ranks: int) -> tuple[Path, ...]
     """Return the files that process `rank` of `n_ranks` reads. Each rank reads consecutive files, in rank order.
 
     The bytes of all files are divided into `n_ranks` equal ranges. A rank reads the files whose middle byte is in its
-    range. Sizes replace row counts, which are unknown. Rank 0 reads all `.npy` files, which form one data set.
+    range. Sizes are used because row counts are unknown. Rank 0 reads all `.npy` files, which form one data set.
     """
     if paths and paths[0].suffix.lower() == ".npy":
         return tuple(paths) if rank == 0 else ()

@@ -1,6 +1,6 @@
-"""Readers of array files: `.npz`, `.npy`, `.pt` and `.safetensors`. The module `tables` reads tables.
+"""Readers of array files: `.npz`, `.npy`, `.pt` and `.safetensors`. See `tables` for files with columns.
 
-No file is unpickled. Readers load one piece of rows at a time, so that files may be larger than memory.
+No file is unpickled. Readers load one chunk of rows at a time. Files may therefore be larger than memory.
 """
 
 from __future__ import annotations
@@ -85,30 +85,30 @@ class Reader(ABC):
 
     @abstractmethod
     def inspect(self) -> Iterable[Array]:
-        """Describe the arrays in the file, from its header only."""
+        """Return a description of each array in the file. No values are loaded."""
 
     def compose(self, columns: Sequence[str]) -> str:
-        """Add an array with one column per class, and return its name. Only tables have columns."""
+        """Combine table columns, one per class, into an array, and return its name. Other formats raise an error."""
         raise InputError(f"`{self.label}` must be a table to choose columns, got {quoted(columns)}. Name one array.")
 
     @abstractmethod
-    def rows(self, names: Sequence[str], count: int, gaps: bool = False) -> Iterator[tuple[Any, ...]]:
-        """Yield pieces of at most `count` rows: for each named array a tensor of numbers, or a list of strings.
+    def rows(self, names: Sequence[str], count: int, allow_missing: bool = False) -> Iterator[tuple[Any, ...]]:
+        """Yield chunks of at most `count` rows: a tensor of numbers or a list of strings for each array in `names`.
 
-        With `gaps`, missing numbers become NaN in a floating-point tensor, and missing texts become empty. Otherwise
-        missing table cells raise an error.
+        A missing value in a table raises an error. With `allow_missing`, missing numbers become NaN in a floating-point
+        tensor instead, and missing texts become empty.
         """
 
-    def stream(self, names: Sequence[str], count: int, gaps: bool = False) -> Iterator[tuple[Any, ...]]:
-        """Yield the same pieces as `rows`, and raise an `InputError` for damaged rows."""
+    def stream(self, names: Sequence[str], count: int, allow_missing: bool = False) -> Iterator[tuple[Any, ...]]:
+        """Yield the same chunks as `rows`, and raise an `InputError` for damaged rows."""
         with reading(self.label, self.format):
-            yield from self.rows(names, count, gaps)
+            yield from self.rows(names, count, allow_missing)
 
     def check_names(self, names: Sequence[str]) -> None:
-        """Check that names are unique and at most `MAX_ARRAYS`."""
+        """Check that array names are unique, and that there are at most `MAX_ARRAYS`."""
         if len(names) > MAX_ARRAYS:
             raise InputError(
-                f"`{self.label}` must hold at most {MAX_ARRAYS:,} arrays or columns, got {len(names):,}. "
+                f"`{self.label}` must contain at most {MAX_ARRAYS:,} arrays or columns, got {len(names):,}. "
                 "Save predictions of all classes as one array."
             )
         repeated = [name for name, times in Counter(names).items() if times > 1]
@@ -117,13 +117,13 @@ class Reader(ABC):
 
 
 class _ArrayReader(Reader):
-    """Reader of a format that stores arrays, which have no missing numbers."""
+    """Reader of a format that stores arrays. Unlike tables, arrays have no missing values."""
 
     @abstractmethod
     def open(self, names: Sequence[str], stack: ExitStack) -> Sequence[Any]:
         """Return the named arrays. Their rows can be sliced once, in order, until `stack` closes the file."""
 
-    def rows(self, names: Sequence[str], count: int, gaps: bool = False) -> Iterator[tuple[Any, ...]]:  # noqa: ARG002
+    def rows(self, names: Sequence[str], count: int, allow_missing: bool = False) -> Iterator[tuple[Any, ...]]:  # noqa: ARG002
         """Yield slices of the arrays; see `Reader.rows`."""
         with ExitStack() as stack:
             arrays = self.open(names, stack)
@@ -137,7 +137,7 @@ class Npz(_ArrayReader):
     format = "npz"
 
     def inspect(self) -> Iterator[Array]:
-        """Describe every archive member that is an array."""
+        """Describe every array in the archive, from its header."""
         with zipfile.ZipFile(self.paths[0]) as archive:
             members = [info for info in archive.infolist() if info.filename.endswith(".npy")]
             self.check_names([info.filename for info in members])
@@ -146,19 +146,19 @@ class Npz(_ArrayReader):
                     yield _described(info.filename.removesuffix(".npy"), member, info.file_size, compressed=True)
 
     def open(self, names: Sequence[str], stack: ExitStack) -> Sequence[_Member]:
-        """Open the archive, and return one stream per array."""
+        """Open the archive, and return one `_Member` per name, whose rows can be sliced in order."""
         archive = stack.enter_context(zipfile.ZipFile(self.paths[0]))
         members = [archive.getinfo(f"{name}.npy") for name in names]
         return [_Member(stack.enter_context(archive.open(info)), info.file_size) for info in members]
 
 
 class _Member:
-    """Compressed array that is sliced in row order. `numpy.load` would decompress the whole array at once."""
+    """Compressed array whose rows are decompressed when sliced. `numpy.load` would decompress all rows at once."""
 
     def __init__(self, file: IO[bytes], size: int) -> None:
         self._file = file
-        self._shape, by_columns, self._dtype = _read_header(file, size)
-        self._in_memory = self._read(self._shape[::-1]).T if by_columns else None
+        self._shape, fortran_order, self._dtype = _read_header(file, size)
+        self._in_memory = self._read(self._shape[::-1]).T if fortran_order else None
 
     def __getitem__(self, rows: slice) -> np.ndarray[Any, Any]:
         if self._in_memory is not None:
@@ -171,7 +171,7 @@ class _Member:
         while missing:
             data = self._file.read(min(_DECOMPRESSED_AT_ONCE, len(missing)))
             if not data:
-                raise EOFError(f"{len(missing)} bytes are missing")
+                raise EOFError(f"the array must be complete, got {len(missing):,} bytes too few")
             missing[: len(data)] = data
             missing = missing[len(data) :]
         return numbers.view(self._dtype).reshape(shape)
@@ -229,7 +229,7 @@ class Pt(_ArrayReader):
             loaded = load_tensors(self.paths[0], mmap=True)
         except pickle.UnpicklingError as error:
             raise InputError(
-                f"`{self.label}` must hold only tensors, got other Python objects, which are never unpickled."
+                f"`{self.label}` must contain only tensors, got other Python objects, which are never unpickled."
                 " Save a dict of tensors: torch.save({'logits': logits, 'targets': targets}, ...)."
             ) from error
         if isinstance(loaded, dict):
@@ -237,8 +237,9 @@ class Pt(_ArrayReader):
         if isinstance(loaded, (tuple, list)) and len(loaded) in (2, 3):
             return dict(zip(("preds", "target", "weights"), loaded, strict=False))
         raise InputError(
-            f"`{self.label}` must hold a dict of tensors or (preds, target[, weights]), got a {type(loaded).__name__}"
-            f"{f' of {len(loaded)}' if isinstance(loaded, (tuple, list)) else ''}. Save a dict of tensors."
+            f"`{self.label}` must contain a dict of tensors or (preds, target[, weights]), got a "
+            f"{type(loaded).__name__}{f' of {len(loaded)}' if isinstance(loaded, (tuple, list)) else ''}. "
+            "Save a dict of tensors."
         )
 
 
@@ -252,7 +253,7 @@ class Safetensors(_ArrayReader):
         with self.paths[0].open("rb") as start:
             length = int.from_bytes(start.read(8), "little")
         if length > _MAX_SAFETENSORS_HEADER:
-            raise ValueError(f"a header of {length:,} bytes is too long")
+            raise ValueError(f"the header must have at most {_MAX_SAFETENSORS_HEADER:,} bytes, got {length:,}")
         with ExitStack() as stack:
             file = self._opened(stack)
             for name in file.keys():  # noqa: SIM118 - `file` is not a dict
@@ -284,14 +285,14 @@ def readers_of(files: Sequence[Path]) -> list[Reader]:
 
 
 def _described(name: str, file: IO[bytes], size: int, *, compressed: bool = False) -> Array:
-    shape, by_columns, dtype = _read_header(file, size)
+    shape, fortran_order, dtype = _read_header(file, size)
     is_text = dtype.kind == "U"
     problem = ""
     if dtype.hasobject:
-        problem = "must hold numbers, got pickled Python objects, which are never loaded. Save an array of numbers."
+        problem = "must contain numbers, got pickled Python objects, which are never loaded. Save an array of numbers."
     elif is_text and dtype.itemsize > _MAX_TEXT_BYTES:
-        problem = "must hold text of at most 1,000 characters, got longer text. Save shorter names."
-    elif compressed and by_columns and size > MAX_RESIDENT:
+        problem = "must contain text of at most 1,000 characters, got longer text. Save shorter names."
+    elif compressed and fortran_order and size > MAX_RESIDENT:
         problem = "must be in C order, got more than 2 GiB in Fortran order. Save np.ascontiguousarray(array)."
     return Array(name, "string" if is_text else dtype.name, shape, problem)
 
@@ -299,8 +300,8 @@ def _described(name: str, file: IO[bytes], size: int, *, compressed: bool = Fals
 def _read_header(file: IO[bytes], size: int) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     """Read a `.npy` header. Return the shape, True if the array is in Fortran order, and the dtype.
 
-    The position in `file` is then the first array element. The checks are necessary because numpy reads headers of up
-    to 4 GiB. It also accepts shapes that do not fit in a file of `size` bytes.
+    `file` is then positioned at the first array element. The checks are necessary because numpy reads headers of up
+    to 4 GiB. It also accepts shapes that do not match a file of `size` bytes.
     """
     version = npy_format.read_magic(file)
     # Version 3 differs from 2 only in the encoding of field names, and arrays with fields are refused.
@@ -308,12 +309,12 @@ def _read_header(file: IO[bytes], size: int) -> tuple[tuple[int, ...], bool, np.
     length = file.read(width)
     n = int.from_bytes(length, "little")
     if n > _MAX_NPY_HEADER:
-        raise ValueError(f"a header of {n:,} bytes is too long")
-    shape, by_columns, dtype = read(io.BytesIO(length + file.read(n)))
+        raise ValueError(f"the header must have at most {_MAX_NPY_HEADER:,} bytes, got {n:,}")
+    shape, fortran_order, dtype = read(io.BytesIO(length + file.read(n)))
     fits = min(shape, default=0) >= 0 and file.tell() + math.prod(shape) * dtype.itemsize == size
     if not (fits or dtype.hasobject):
-        raise ValueError(f"{size:,} bytes do not match the declared {dtype.name} array of shape {shape}")
-    return shape, by_columns and len(shape) > 1, dtype
+        raise ValueError(f"the data must match the declared {dtype.name} array of shape {shape}, got {size:,} bytes")
+    return shape, fortran_order and len(shape) > 1, dtype
 
 
 def _tensor(rows: Any) -> Any:

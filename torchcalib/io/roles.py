@@ -1,6 +1,6 @@
 """Find the arrays of a file for each role (predictions, targets, weights, groups) by name, dtype and shape.
 
-Columns that are named after classes are found by the text labels in the targets.
+Text labels in the targets identify columns that are named after classes.
 """
 
 import re
@@ -31,7 +31,7 @@ FileTask = Literal["binary", "multiclass", "multilabel", "confidence"]
 
 
 class Role(NamedTuple):
-    """Common names and valid dtypes of the array for a role, and the rule and advice in its error message."""
+    """Common names and valid dtypes of the array for a role, and the text of its dtype error."""
 
     names: tuple[str, ...]  # common array names
     dtypes: frozenset[str]
@@ -47,10 +47,10 @@ ROLES = {
         "Store logits or probabilities (1.0, not 1), or name another array with --preds.",
     ),
     "target": Role(
-        TARGETS, FLOATS | WHOLE | TEXT, "hold numbers or text", "Store class indices or names, or pass --target NAME."
+        TARGETS, FLOATS | WHOLE | TEXT, "contain numbers or text", "Store class indices or names, or use --target NAME."
     ),
-    "weights": Role(WEIGHTS, FLOATS | WHOLE, "hold numbers", "Name another array with --weights."),
-    "groups": Role((), WHOLE | TEXT, "hold whole numbers or text as groups", "Store one integer or name per sample."),
+    "weights": Role(WEIGHTS, FLOATS | WHOLE, "contain numbers", "Name another array with --weights."),
+    "groups": Role((), WHOLE | TEXT, "contain whole numbers or text as groups", "Store one number or name per sample."),
 }
 _SHAPES = {
     "binary": "(N,) or maps (N, H, ...), with targets of this shape or annotator counts (..., 2) for no and yes",
@@ -60,12 +60,12 @@ _SHAPES = {
 
 
 def find_roles(reader: Reader, given: Mapping[str, str | None], task: FileTask | None = None) -> dict[str, str]:
-    """Return the array name for each role: the array that `given` selects, else an array with a common name."""
+    """Return the array name for each role: the array that `given` selects, or else the array with a common name."""
     found = {role: _candidates(reader, role, given[role]) for role in ROLES}
     found["target"] = _fitting_targets(reader, found["preds"], found["target"])
     found["preds"] = _fitting_preds(reader, found["preds"], found["target"])
     if reader.format == "npy" and len(reader.arrays) == 2:
-        # Names are unnecessary: one floating-point array must be the predictions, one integer array the targets.
+        # Two .npy files need no common names: floating-point numbers are predictions, and integers are targets.
         found["preds"] = found["preds"] or _single_of_dtypes(reader, FLOATS)
         found["target"] = found["target"] or _single_of_dtypes(reader, WHOLE)
     found["preds"] = found["preds"] or _named_after_a_class(reader)
@@ -75,7 +75,7 @@ def find_roles(reader: Reader, given: Mapping[str, str | None], task: FileTask |
         if len(names) > 1:
             systems = ", or compare them: torchcalib compare FILE --preds A --preds B" if role == "preds" else ""
             raise InputError(
-                f"`{reader.label}` must hold one array for --{role}, got {quoted(names)}. "
+                f"`{reader.label}` must contain one array for --{role}, got {quoted(names)}. "
                 f"Choose with --{role} NAME{systems}."
             )
     for role, kind, known in (
@@ -84,13 +84,13 @@ def find_roles(reader: Reader, given: Mapping[str, str | None], task: FileTask |
     ):
         if not found[role]:
             raise InputError(
-                f"`{reader.label}` must hold {kind} under a known name ({known} ...), got {_listed(reader)}. "
+                f"`{reader.label}` must contain {kind} under a known name ({known} ...), got {_listed(reader)}. "
                 "Pass --preds NAME --target NAME."
             )
     roles = {role: names[0] for role, names in found.items() if names}
     if len(set(roles.values())) < len(roles):
         raise InputError(
-            f"`{reader.label}` must hold predictions, targets, weights and groups in different arrays, got "
+            f"`{reader.label}` must contain predictions, targets, weights and groups in different arrays, got "
             f"{quoted(roles.values())}. Pass --preds NAME --target NAME."
         )
     _check_confidence(reader, roles, given["preds"], task)
@@ -105,7 +105,7 @@ def _key(reader: Reader, name: str) -> str:
 
 
 def _candidates(reader: Reader, role: str, given: str | None) -> list[str]:
-    """Return the names of the arrays that fit the given name, or else a common name."""
+    """Return the names of the arrays that match `given`. If it is None, return the arrays with a common name."""
     if given is None:
         return [name for key in ROLES[role].names for name, array in reader.arrays.items() if array.key == key]
     if given in reader.arrays:
@@ -116,7 +116,7 @@ def _candidates(reader: Reader, role: str, given: str | None) -> list[str]:
 
 
 def _selected(reader: Reader, role: str, given: str) -> str:
-    """Return the array with the selected columns: a list `a,b`, a pattern `prob_*`, or a range `0..3`."""
+    """Return the name of an array of several columns, from a list `a,b`, a pattern `prob_*` or a range `0..3`."""
     columns: list[str] = []
     own = [name for name, array in reader.arrays.items() if not array.columns]
     for part in map(str.strip, given.split(",")):
@@ -143,7 +143,7 @@ def _selected(reader: Reader, role: str, given: str) -> str:
 
 
 def _fitting_targets(reader: Reader, preds: list[str], targets: list[str]) -> list[str]:
-    """Filter target names: keep names in `CORRECT` if all predictions are confidences, else keep all other names."""
+    """Filter target names: keep names in `CORRECT` if all predictions are confidences, or else remove these names."""
     if len(targets) < 2:
         return targets
     only_confidences = all(_key(reader, name) in CONFIDENCES for name in preds)
@@ -151,7 +151,7 @@ def _fitting_targets(reader: Reader, preds: list[str], targets: list[str]) -> li
 
 
 def _fitting_preds(reader: Reader, preds: list[str], targets: list[str]) -> list[str]:
-    """Filter several prediction names: keep floating-point arrays; keep confidences only for the target `correct`."""
+    """Keep floating-point predictions. Then keep only confidences for a target in `CORRECT`, or else remove them."""
     if len(preds) > 1:
         floating = [name for name in preds if reader.arrays[name].dtype in FLOATS]
         preds = floating or preds
@@ -162,7 +162,7 @@ def _fitting_preds(reader: Reader, preds: list[str], targets: list[str]) -> list
 
 
 def _named_after_a_class(reader: Reader) -> list[str]:
-    """Return a list with the column named like `prob_dog`, a binary probability; empty unless there is exactly one."""
+    """Return a list with the name of the only binary column such as `prob_dog`; empty for no or several columns."""
     stems = {*LOGITS, *PROBS} - {*CONFIDENCES, "p"}
     fitting = [
         name
@@ -173,15 +173,15 @@ def _named_after_a_class(reader: Reader) -> list[str]:
 
 
 def _unnamed_classes(reader: Reader, target: str, given: Mapping[str, str | None]) -> list[str]:
-    """Combine class columns without a common stem. Return the name of the array in a list, or an empty list."""
+    """Combine class columns without a common stem. Return a list with the name of their array, or an empty list."""
     numbered = [name for name, array in reader.arrays.items() if array.columns and not array.stem and not array.problem]
     if numbered:
         return numbered[:1]
-    taken = {target, given["weights"], given["groups"]}
+    used = {target, given["weights"], given["groups"]}
     columns = [
         array
         for name, array in reader.arrays.items()
-        if name not in taken and not array.columns and array.key not in (*INDEX, *WEIGHTS, *TARGETS)
+        if name not in used and not array.columns and array.key not in (*INDEX, *WEIGHTS, *TARGETS)
     ]
     if reader.arrays[target].dtype in TEXT:
         labels = _labels_of(reader, target, len(columns))
@@ -189,7 +189,7 @@ def _unnamed_classes(reader: Reader, target: str, given: Mapping[str, str | None
         fits = len(columns) >= max(2, len(labels))
     else:
         floating = all(array.dtype in FLOATS and len(array.shape) == 1 for array in columns)
-        # Columns such as `vit_logit` may belong to systems instead of classes.
+        # Columns such as `vit_logit` may belong to models instead of classes.
         fits = len(columns) >= 2 and floating and all(are_logits(array.name) is None for array in columns)
     return [reader.compose([array.name for array in columns])] if fits else []
 
@@ -197,7 +197,7 @@ def _unnamed_classes(reader: Reader, target: str, given: Mapping[str, str | None
 def _labels_of(reader: Reader, target: str, most: int) -> set[str]:
     """Return the distinct texts in a column. Reading stops after more than `most` distinct texts."""
     labels: set[str] = set()
-    for (values,) in reader.stream([target], 2**16, gaps=True):
+    for (values,) in reader.stream([target], 2**16, allow_missing=True):
         labels |= {text.strip() for text in values} - {""}
         if len(labels) > most:
             break
@@ -205,7 +205,7 @@ def _labels_of(reader: Reader, target: str, most: int) -> set[str]:
 
 
 def _check_confidence(reader: Reader, roles: Mapping[str, str], given: str | None, task: FileTask | None) -> None:
-    """Raise an error if predictions with a common name of confidences have a target other than `correct`."""
+    """Raise an error if predictions are named like confidences, but the target is not in `CORRECT`."""
     preds, target = roles["preds"], roles["target"]
     if given is None and task is None and _key(reader, preds) in CONFIDENCES and _key(reader, target) not in CORRECT:
         raise InputError(
@@ -329,11 +329,11 @@ def check_per_sample(reader: Reader, roles: Mapping[str, str], task: Task, sampl
         if array.shape not in fitting:
             raise InputError(
                 f"`{name}` in `{reader.label}` must be one {kind} per sample, got shape {array.shape} "
-                f"for predictions {preds}. Save one per sample, or rename the array if it holds something else."
+                f"for predictions {preds}. Save one per sample, or rename the array if it contains other data."
             )
         if array.dtype in TEXT and len(array.shape) > 1:
             raise InputError(
-                f"`{name}` in `{reader.label}` must have one axis if it holds text, got shape {array.shape}. "
+                f"`{name}` in `{reader.label}` must have one axis if it contains text, got shape {array.shape}. "
                 "Save whole numbers, or flatten all arrays."
             )
 
@@ -359,7 +359,7 @@ def infer_from_logits(reader: Reader, roles: Mapping[str, str], task: Task) -> b
 
 def _advice_from_values(reader: Reader, preds: Array, task: Task) -> str:
     """Return advice on the options for predictions with an ambiguous name, from the first 1000 rows."""
-    (values,) = next(reader.stream([preds.name], 1000, gaps=True))
+    (values,) = next(reader.stream([preds.name], 1000, allow_missing=True))
     values = values[~values.isnan().reshape(len(values), -1).any(1)].double()
     if not len(values) or preds.dtype not in FLOATS:
         return "Pass --from-logits or --from-probs."

@@ -11,10 +11,10 @@ _MAX_ROUNDING_ERROR = 0.1  # largest accepted distance of a sum from 1
 def without_rounding(probs: Tensor, label: str, start: int) -> Tensor:
     """Divide probabilities `(N, ..., C)` by their sum over classes. Rows with NaN become NaN.
 
-    For errors, `label` describes the probabilities, and `start` is the number of rows before the first row.
+    Errors contain `label`, a description of the probabilities, and the row number. `start` rows precede the first row.
 
     Raises:
-        InputError: if a sum differs from 1 by more than rounding to the decimals of the values can cause.
+        InputError: if a sum differs from 1 by more than rounding can cause, given the number of decimals.
     """
     total = probs.double().sum(-1, keepdim=True)
     farthest = min(_MAX_ROUNDING_ERROR, probs.shape[-1] * 0.5 * 10.0 ** -decimals_of(probs)) + 1e-3

@@ -39,7 +39,7 @@ def load_tensors(path: str | Path, *, mmap: bool = False) -> Any:
 
     Raises:
         pickle.UnpicklingError: if the file contains other Python objects. None of them is created.
-        ValueError: if an archive member is compressed, because torch never compresses, and it could exhaust the memory.
+        ValueError: if an archive member is compressed. torch never compresses, and its data could exhaust the memory.
         OSError, RuntimeError: if the file cannot be read.
     """
     is_zip = zipfile.is_zipfile(path)
@@ -47,14 +47,14 @@ def load_tensors(path: str | Path, *, mmap: bool = False) -> Any:
         with zipfile.ZipFile(path) as archive:
             packed = [info.filename for info in archive.infolist() if info.compress_type != zipfile.ZIP_STORED]
         if packed:
-            raise ValueError(f"{packed[0]} is compressed, which torch.save never does")
+            raise ValueError(f"the archive must be uncompressed, got the compressed member {packed[0]}")
     return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap and is_zip)
 
 
 def load_saved(path: Path) -> Any:
     """Load copies of the tensors and plain values in a file.
 
-    The copies need at most as much memory as the file size, because every tensor must be stored completely.
+    Tensors with more values than the file stores raise an error. This limits the memory to the file size.
 
     Raises:
         OSError: if the file cannot be read.
@@ -63,14 +63,14 @@ def load_saved(path: Path) -> Any:
     """
     remaining = path.stat().st_size
     if not zipfile.is_zipfile(path):
-        raise ValueError("the file is incomplete, or torch.save did not write it")
+        raise ValueError("the file must be a complete zip archive of torch.save, got other content")
 
     def copied(value: Any) -> Any:
         """Copy nested tensors and plain values. Raise if the copies exceed the file size."""
         nonlocal remaining
         remaining -= 1 + (value.numel() * value.element_size() if isinstance(value, torch.Tensor) else 0)
         if remaining < 0:
-            raise ValueError("the file declares more values than its size allows")
+            raise ValueError("the file must store all values of its tensors, got a file that is too small")
         if isinstance(value, dict):
             return {copied(key): copied(item) for key, item in value.items()}
         if isinstance(value, list | tuple):
@@ -79,7 +79,7 @@ def load_saved(path: Path) -> Any:
             return value.detach().clone()
         if value is None or isinstance(value, bool | int | float | str):
             return value
-        raise ValueError(f"the file holds a {type(value).__name__}, which is neither a plain value nor a dense tensor")
+        raise ValueError(f"the file must contain only plain values and dense tensors, got a {type(value).__name__}")
 
     return copied(load_tensors(path, mmap=True))
 

@@ -11,7 +11,7 @@ _MAX_SHOWN = 20  # largest number of class names in a description
 
 @dataclass(frozen=True)
 class Source:
-    """Origin of predictions in one or more files. The sum of two sources describes the rows of both."""
+    """Origin of predictions in one or more files. The sum of two sources describes all their files."""
 
     files: tuple[str, ...]  # paths, in the order of the rows
     format: str  # a value of `torchcalib.io.paths.FORMATS`
@@ -28,7 +28,7 @@ class Source:
     are_confidences: bool = False  # predictions are confidences, and targets are 1 for correct predictions
 
     def __add__(self, other: Self) -> Self:
-        """Return the source for the rows of both files; raise `InputError` if names, dtypes or shapes differ."""
+        """Return the source of all files; raise `InputError` if names, dtypes or row shapes differ."""
         alike = ("format", "preds", "target", "weights", "groups", "from_logits", "dtype", "rows", "class_names")
         for name in (*alike, "are_confidences"):
             mine, theirs = getattr(self, name), getattr(other, name)
@@ -52,7 +52,7 @@ class Source:
             "targets": printable(self.target),
             "weights": printable(self.weights or "none"),
             **({} if self.groups is None else {"groups": printable(self.groups)}),
-            **({"classes": _shown(self.class_names)} if self.class_names else {}),
+            **({"classes": _first_names(self.class_names)} if self.class_names else {}),
             "shape": list(self.shape),
             "dtype": printable(self.dtype),
             "not used": [printable(name) for name in self.ignored],
@@ -72,12 +72,12 @@ class Source:
                 raise ValueError(f"`{name}` must be {kinds[name]}, got {type(value).__name__}")
         source = cls(**values)
         if not source.files or not source.shape:
-            raise ValueError("a source must have files and a shape, got an empty one")
+            raise ValueError("`files` and `shape` must not be empty, got an empty tuple")
         return source
 
 
-def _shown(names: tuple[str, ...]) -> list[str]:
-    """Return the first class names, and the total number if names are left out."""
+def _first_names(names: tuple[str, ...]) -> list[str]:
+    """Return the first `_MAX_SHOWN` class names, and the total number if there are more."""
     more = [f"... ({len(names):,} in all)"] if len(names) > _MAX_SHOWN else []
     return [*map(printable, names[:_MAX_SHOWN]), *more]
 

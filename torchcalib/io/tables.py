@@ -20,14 +20,14 @@ from torchcalib.io.names import LOGITS, NEUTRAL, NUMBERED, PROBS, TARGETS, WEIGH
 from torchcalib.io.readers import FLOATS, MAX_RESIDENT, TEXT, WHOLE, Array, Reader
 
 _DTYPES = {"halffloat": "float16", "float": "float32", "double": "float64"}
-# Bytes of a block of text, which pyarrow parses at a time. A row must fit in a block. The first block determines the
+# Size in bytes of the blocks of text that pyarrow parses. A row must fit in a block. The first block determines the
 # column types. pyarrow reads about 30 blocks ahead.
 _BLOCK = 4 * 2**20
 _MAX_HEADER = 2**16  # largest number of bytes of the first line that are searched for the separator
-_MAX_DEPTH = 100  # largest nesting depth of lists and objects
+_MAX_DEPTH = 100  # largest nesting depth of lists and objects in JSON
 _TEXT_OF_JSON = re.compile(rb'"(?:[^"\\]|\\.)*"')
 _MAX_ITEMSIZE = 8  # size of the widest number in bytes
-_MAX_UNFOLDED = 256  # largest accepted ratio of memory to file size; few distinct numbers compress this well
+_MAX_UNFOLDED = 256  # largest accepted ratio of decoded to stored size; columns of few distinct numbers may reach it
 
 
 class _Table(Reader):
@@ -35,54 +35,54 @@ class _Table(Reader):
 
     @abstractmethod
     def batches(self, dtypes: dict[str, str], count: int) -> Iterator[pa.RecordBatch]:
-        """Yield batches of the columns in `dtypes`, a mapping of column names to required dtypes."""
+        """Yield record batches of about `count` rows. `dtypes` maps the names of the columns to their dtypes."""
 
     def compose(self, columns: Sequence[str]) -> str:
-        """Add an array with one column per class, and return its name."""
+        """Combine columns, one per class, into an array, and return its name."""
         array = _composed([self.arrays[name] for name in columns], "")
         known = (other.name for other in self.arrays.values() if other.columns == array.columns)
         name = next(known, array.name)
         self.arrays.setdefault(name, array)
         return name
 
-    def rows(self, names: Sequence[str], count: int, gaps: bool = False) -> Iterator[tuple[Any, ...]]:
-        """Yield pieces of at most `count` rows, cut from the batches; see `Reader.rows`."""
+    def rows(self, names: Sequence[str], count: int, allow_missing: bool = False) -> Iterator[tuple[Any, ...]]:
+        """Split the batches into chunks of at most `count` rows; see `Reader.rows`."""
         wanted = [self.arrays[name] for name in names]
         start = 0
         for batch in self.batches({column: array.dtype for array in wanted for column in _columns(array)}, count):
             for offset in range(0, batch.num_rows, count):
                 piece = batch.slice(offset, count)
-                yield tuple(self._values(array, piece, start + offset, gaps) for array in wanted)
+                yield tuple(self._values(array, piece, start + offset, allow_missing) for array in wanted)
             start += batch.num_rows
 
-    def _values(self, array: Array, piece: pa.RecordBatch, start: int, gaps: bool) -> Any:
-        """Convert an array to a tensor `(rows, ...)`, or text to a list of strings."""
+    def _values(self, array: Array, piece: pa.RecordBatch, start: int, allow_missing: bool) -> Any:
+        """Convert the columns of an array to a tensor `(rows, ...)`, or text to a list of strings."""
         columns = []
         for name in _columns(array):
             values = piece.column(name)
             values = values.dictionary_decode() if pa.types.is_dictionary(values.type) else values
-            if not gaps:
+            if not allow_missing:
                 self._check_present(name, values, start, 1)
             if array.dtype in TEXT:
                 return ["" if text is None else text for text in values.to_pylist()]
             if pa.types.is_primitive(values.type):
                 columns.append(_numbers(values))
             else:
-                columns.append(self._lists(name, values, array.shape[1], start, gaps))
+                columns.append(self._lists(name, values, array.shape[1], start, allow_missing))
         return torch.from_numpy(np.stack(columns, -1).reshape(piece.num_rows, *array.shape[1:]))
 
-    def _lists(self, name: str, values: Any, width: int, start: int, gaps: bool) -> np.ndarray[Any, Any]:
-        """Convert a column of lists to shape `(rows, width)`. A missing list becomes NaN."""
+    def _lists(self, name: str, values: Any, width: int, start: int, allow_missing: bool) -> np.ndarray[Any, Any]:
+        """Convert a column of lists to an array `(rows, width)`. A missing list becomes a row of NaN."""
         present = values.is_valid().to_numpy(zero_copy_only=False)
         lengths = pc.list_value_length(values).fill_null(width).to_numpy(zero_copy_only=False)
         if (lengths != width).any():
             row = int((lengths != width).argmax())
             raise InputError(
-                f"Column `{name}` in `{self.label}` must hold lists of equal length, got {width} numbers in row 1 and "
-                f"{lengths[row]} in row {start + row + 1}. Write one number per class in every row."
+                f"Column `{name}` in `{self.label}` must contain lists of equal length, got {width} numbers in row 1 "
+                f"and {lengths[row]} in row {start + row + 1}. Write one number per class in every row."
             )
         flat = values.drop_null().flatten()
-        if not gaps:
+        if not allow_missing:
             self._check_present(name, flat, start, width)
         numbers = _numbers(flat).reshape(-1, width)
         if present.all():
@@ -92,20 +92,20 @@ class _Table(Reader):
         return rows
 
     def _check_present(self, name: str, values: Any, start: int, width: int) -> None:
-        """Raise if a value is missing. `start` is the number of earlier rows, `width` the number of values per row."""
+        """Raise if one of `values` is missing. `start` rows precede the first row, and each row has `width` values."""
         if values.null_count:
             row = start + int(values.is_null().to_numpy(zero_copy_only=False).argmax()) // width + 1
             raise InputError(
-                f"Column `{name}` in `{self.label}` must hold a value in every row, got none in row {row}. "
-                "Fill it in, or pass --nan-policy drop to drop such rows."
+                f"Column `{name}` in `{self.label}` must contain a value in every row, got none in row {row}. "
+                "Fill it in, or pass --nan-policy drop to drop rows with missing values."
             )
 
 
 class Csv(_Table):
     """Reader of text with a header line and comma-separated columns.
 
-    Numbers without a decimal point are integers; `true` and `false` are booleans. A file that ends in `.gz` is
-    decompressed while it is read.
+    Columns of numbers without decimal points have an integer dtype. `true` and `false` are booleans. Files that end in
+    `.gz` are decompressed in chunks.
     """
 
     format = "csv"
@@ -126,7 +126,6 @@ class Csv(_Table):
         return csv.open_csv(self.paths[0], parse_options=csv.ParseOptions(delimiter=self.delimiter), **options)
 
     def _check_header(self, names: Sequence[str]) -> None:
-        """Check that the first line contains column names, not numbers only."""
         if all(_is_number(name) for name in names):
             raise InputError(
                 f"`{self.label}` must begin with a line of column names, got the numbers {quoted(names)}. "
@@ -170,7 +169,7 @@ class Tsv(Csv):
 
 
 class Jsonl(_Table):
-    """Reader of lines with one JSON object each, all with the same keys. The first block determines the types."""
+    """Reader of lines with one JSON object each, all with the same keys. The first lines determine the dtypes."""
 
     format = "jsonl"
 
@@ -182,7 +181,7 @@ class Jsonl(_Table):
                 first = json.read_json(BytesIO(block), json.ReadOptions(block_size=2 * len(block)))
             n += len(block.splitlines())
         if first is None:
-            return []  # an empty shard has no keys
+            return []  # an empty file has no keys
         self.check_names(first.schema.names)
         described = []
         for column in first.schema:
@@ -223,7 +222,8 @@ class Jsonl(_Table):
             # Deeper nesting could overflow the stack of the recursive parser.
             if line.count(b"[") + line.count(b"{") > _MAX_DEPTH and _depth(line) > _MAX_DEPTH:
                 raise InputError(
-                    f"`{self.label}` must hold flat objects, got deeply nested ones. Store one number or list per key."
+                    f"`{self.label}` must contain flat objects, got deeply nested ones. "
+                    "Store one number or list per key."
                 )
             lines.append(line)
             size += len(line)
@@ -274,13 +274,10 @@ def _check_unfolded(metadata: Any, name: str) -> None:
     for k in range(metadata.num_row_groups):
         group = metadata.row_group(k)
         for chunk in map(group.column, range(group.num_columns)):
-            size = chunk.num_values * _MAX_ITEMSIZE
-            if chunk.path_in_schema.split(".")[0] == name and size > max(
-                MAX_RESIDENT, _MAX_UNFOLDED * chunk.total_uncompressed_size
-            ):
-                raise ValueError(
-                    f"column {name} stores {chunk.num_values:,} numbers in only {chunk.total_uncompressed_size:,} bytes"
-                )
+            n, stored = chunk.num_values, chunk.total_uncompressed_size
+            is_large = n * _MAX_ITEMSIZE > max(MAX_RESIDENT, _MAX_UNFOLDED * stored)
+            if chunk.path_in_schema.split(".")[0] == name and is_large:
+                raise ValueError(f"column {name} must be less compressed, got {n:,} numbers in {stored:,} bytes")
 
 
 def _numbers(values: Any) -> np.ndarray[Any, Any]:
@@ -292,13 +289,13 @@ def _numbers(values: Any) -> np.ndarray[Any, Any]:
 
 
 def _width(lists: Any) -> int:
-    """Return the length of the first list that is not missing, or 0."""
+    """Return the length of the first list in a column that is not missing, or 0."""
     lengths = pc.list_value_length(lists).drop_null()
     return lengths[0].as_py() if len(lengths) else 0
 
 
 def with_composed(arrays: list[Array]) -> list[Array]:
-    """Append one combined array for each common stem of numbered columns, or of columns named after classes."""
+    """Append one combined array per common stem of columns, such as `prob_0`, `prob_1` or `prob_cat`, `prob_dog`."""
     by_number, by_class = defaultdict(list), defaultdict(list)
     known = {*LOGITS, *PROBS, *NEUTRAL, *TARGETS, *WEIGHTS}
     keys = {array.key for array in arrays}
@@ -330,7 +327,7 @@ def _numbered(stem: str, members: Sequence[tuple[int, str, Array]]) -> Array:
 
 
 def _composed(members: Sequence[Array], stem: str) -> Array:
-    """Combine one column per class into one array."""
+    """Combine columns, one per class, into one array with class names."""
     names = tuple(member.name for member in members)
     shape = (*members[0].shape, len(members))
     dtype = _common_dtype({member.dtype for member in members})
@@ -342,7 +339,7 @@ def _composed(members: Sequence[Array], stem: str) -> Array:
 
 
 def _classes(names: Sequence[str], stem: str) -> tuple[str, ...]:
-    """Return the class names in column names, without the stem or the common prefix and suffix; () for numbers."""
+    """Return the class names: column names without the stem, or without common prefix and suffix. () for numbers."""
     parts = [name.strip()[len(stem) + 1 :] for name in names] if stem else [name.strip() for name in names]
     if not stem:
         start = len(commonprefix(parts))  # noqa: RUF071 - names are not paths
@@ -367,7 +364,7 @@ def _dtype(arrow_type: Any) -> str:
 
 
 def _common_dtype(dtypes: set[str]) -> str:
-    """Return the common dtype of columns. In text files, a column with whole numbers only has an integer dtype."""
+    """Return the promoted dtype of columns. In text files, a column without decimal points has an integer dtype."""
     return np.result_type(*dtypes).name if dtypes <= FLOATS | WHOLE else " and ".join(sorted(dtypes))
 
 
