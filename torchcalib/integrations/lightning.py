@@ -65,8 +65,8 @@ class CalibrationMonitor(_Callback):  # type: ignore[misc]  # the base classes a
     Each validation loader has its own monitor. With several loaders, the names end in `/dataloader_idx_0` and so on.
     The sanity check before training is not recorded.
 
-    Values are computed over all ranks. A `DistributedSampler` repeats rows to give all ranks equally many; repeated rows
-    count once. Half-precision outputs are summed in float64.
+    Values are computed over all ranks. A `DistributedSampler` repeats rows to give all ranks equally many. Repeated
+    rows count once. Half-precision outputs are summed in float64.
 
     Checkpoints contain the history, which a resumed training continues, and the fitted calibrator:
     `torchcalib.calibration.load_calibrator("last.ckpt")`.
