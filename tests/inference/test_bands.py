@@ -76,7 +76,7 @@ def test_diagrams_draw_the_curve_and_its_bands():
     drawn = torch.from_numpy(ax.lines[1].get_xydata())
     close(drawn, torch.stack((curve[0].confidence, curve[0].frequency), -1))
     assert len(ax.collections) == 2  # the band and the points
-    with pytest.raises(ValueError, match="`curve` must have no batch axes"):
+    with pytest.raises(ValueError, match="`preds` must have no batch axes, got curves"):
         plots.corp_diagram(curve)
     empty = F.corp_curve(p[0, :0], y[0, :0], task="binary", n_replicates=39)
     assert "no data" in [text.get_text() for text in plots.corp_diagram(empty).texts]

@@ -155,7 +155,7 @@ def test_labels_of_minus_100_are_dropped_and_a_single_logit_is_binary():
             ValueError,
             r"\(inputs, target\) or a mapping, got \(",
         ),
-        (make_model(), loader(lambda x, y: {"image": x}), {}, ValueError, "targets under a usual name"),
+        (make_model(), loader(lambda x, y: {"image": x}), {}, ValueError, "targets under a known name"),
         (make_model(), loader(lambda x, y: {"a": x, "b": x, "y": y}), {}, ValueError, "must yield one input"),
         (lambda x: (x, x), loader(), {}, ValueError, "`model` must return a tensor"),
         (make_model(), loader(), {"predict": lambda m, b: m(b[0])}, TypeError, "`predict` must return"),

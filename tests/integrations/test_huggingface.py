@@ -172,10 +172,7 @@ def test_one_hook_without_the_other_raises_an_error(classified, tmp_path):
     alone = trainer(model, CalibrationMetrics(task="multiclass"), tmp_path)
     for hook, message in (
         (None, "Pass both hooks of one CalibrationMetrics"),
-        (
-            CalibrationMetrics(task="multiclass").preprocess_logits_for_metrics,
-            "the Trainer must keep all .* rows .* got 13",
-        ),
+        (CalibrationMetrics(task="multiclass").preprocess_logits_for_metrics, "must contain all .* rows .* got 13"),
     ):
         alone.preprocess_logits_for_metrics = hook
         with pytest.raises(RuntimeError, match=message):

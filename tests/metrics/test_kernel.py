@@ -343,8 +343,8 @@ def test_largest_tensor_is_a_chunk_of_pairs():
             pairwise._pair_sums_backward._function(x, x, ways, grads, kernel, 50)
         assert 50 * 50 <= seen.size <= 600 * 50
     with Largest() as seen:
-        mean, total = leave_one_out._others._function(x, x, one, x, one, 50)
-        leave_one_out._others_backward._function(x, x, one, x, one, mean, total, x, 50)
+        mean, total = leave_one_out._leave_one_out._function(x, x, one, x, one, 50)
+        leave_one_out._leave_one_out_backward._function(x, x, one, x, one, mean, total, x, 50)
     assert 50 * 50 <= seen.size <= 600 * 50
     logits, target, one = torch.rand(6000, 5), torch.zeros(6000, dtype=torch.int64), torch.ones(())
     given = (True, "laplacian", 4, False, 10)

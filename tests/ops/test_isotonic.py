@@ -154,7 +154,7 @@ def test_bounds_that_a_row_cannot_satisfy_raise_errors():
         ({"n_min": 40, "n_max": 40}, "`n_min` must be below the number of samples, got 40 for 40 samples."),
         ({"n_min": 9, "n_max": 8}, "`n_min` must be at most `n_max`, got 9 and 8"),
         ({"n_min": 9}, "`n_min` must be at most `n_max`, got 9 and 8"),
-        ({"backend": "rounds"}, "must be one of 'auto', 'numba', 'python' for pava_bc on cpu,"),
+        ({"backend": "rounds"}, "must be one of 'auto', 'numba', 'python' for 'pava_bc' on cpu,"),
     ]
     assert_refused(
         (words, partial(find, "pava_bc", n, 0 * n, **options), ValueError, [words]) for options, words in calls

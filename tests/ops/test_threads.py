@@ -35,6 +35,6 @@ def test_caller_does_the_work_if_the_executor_has_shut_down(taken, monkeypatch):
             return super().submit(*arguments)
 
     done = []
-    monkeypatch.setattr(threads, "_others", Ending)
+    monkeypatch.setattr(threads, "_workers", Ending)
     threads.in_threads(lambda begin, end: done.extend(range(begin, end)), 10, 10)
     assert sorted(done) == list(range(10))

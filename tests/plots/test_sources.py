@@ -118,9 +118,9 @@ def test_every_class_has_a_curve_with_its_name():
     ("draw", "error", "words"),
     [
         (lambda: plots.reliability_diagram(PROBS), TypeError, "`target` must be given for predictions, got None"),
-        (lambda: plots.reliability_diagram({}), ValueError, "`preds` must hold at least one model"),
+        (lambda: plots.reliability_diagram({}), ValueError, "`preds` must contain at least one model"),
         (lambda: quick_report("multiclass").plot(mode="positive"), ValueError, "`mode` must be one of 'top_label'"),
-        (lambda: plots.tce_diagram(TABLE), TypeError, "`preds` must hold test decisions, got a BinTable without them"),
+        (lambda: plots.tce_diagram(TABLE), TypeError, "must contain test decisions, got a BinTable without them"),
         (lambda: plots.reliability_diagram(PROBS, TARGET, n_bin=3), TypeError, "n_bin"),
     ],
 )

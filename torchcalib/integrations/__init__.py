@@ -1,4 +1,4 @@
-"""Callbacks for Lightning and Hugging Face, which must be installed, and `distinct_rows` for distributed samplers."""
+"""Metrics for Lightning and Hugging Face, which are optional dependencies, and `distinct_rows` for samplers."""
 
 from torchcalib._lazy import names_of_stub
 

@@ -48,35 +48,35 @@ def evaluate(
     """Compute the predictions of a model for all batches of a data loader, and return their calibration report.
 
     The model runs in evaluation mode without gradients; the modes of its modules are restored afterwards. Each batch
-    updates a `ReportBuilder`, so that memory is bounded. With several processes, each process reports on its own
-    batches; use `ReportBuilder.gather` to combine them.
+    updates a `ReportBuilder`, so memory is bounded. With several processes, each process reports on its own batches;
+    use `ReportBuilder.gather` to combine them.
 
-    A batch is `(inputs, target)`, or a mapping with the target under a usual name (`labels`, `target`, `y`, ...). From
-    a mapping, the model receives the entries named like arguments of `forward`, or else the only other tensor. The
-    output is a tensor, or contains predictions under a usual name (`logits`, `probs`, `preds`, ...), as in Hugging Face
-    models. Other batches or outputs require `predict`.
+    A batch is `(inputs, target)`, or a mapping that contains the target as `labels`, `target`, `y` or a similar name.
+    The model then receives the entries with the names of its arguments, or else the only other tensor. Its output is a
+    tensor, or contains predictions as `logits`, `probs`, `preds` or a similar name, as in Hugging Face models. Other
+    batches or outputs require `predict`.
 
     Args:
         model: a module, or any callable.
         dataloader: iterable of batches.
         task: `"binary"`, `"multiclass"` or `"multilabel"`. None infers it from the shapes of the first batch, and sets
             `task_is_inferred` in the report to True.
-        from_logits: whether predictions are logits. None infers it from the name of the output, and raises for an
-            output without a name.
+        from_logits: whether predictions are logits. None infers it from the name of the predictions, and raises an
+            error if they have no name or an ambiguous one.
         class_names: names of the classes in the order of the class axis; for a binary task the negative class first.
-        predict: function `predict(model, batch)` that returns `(preds, target)` or `(preds, target, weights)`. The
-            batch is on the device.
+        predict: function `predict(model, batch)` that returns `(preds, target)` or `(preds, target, weights)`. It
+            receives the batch on the device of the model.
         device: device of the model and the batches. A module is moved back afterwards. None selects the device of the
             first parameter.
-        autocast: True runs the model under `torch.autocast` with the default dtype; a dtype selects that dtype.
-        progress: show a progress bar, if stderr is a terminal and rich is installed.
+        autocast: whether to run the model under `torch.autocast`; or the dtype to use there.
+        progress: whether to show a progress bar, if stderr is a terminal and the package `rich` is installed.
         n_bins: number of equal-width bins, and of equal-mass bins for the adaptive calibration error (ACE).
-        right: use bins `(a, b]` instead of `[a, b)`.
-        with_calibration: estimate the improvement of the scores by fitted calibrators.
-        with_intervals: compute bootstrap intervals of scores and rank-based errors.
-        ignore_index: drop rows with this integer label, as `torch.nn.functional.cross_entropy` does.
+        right: whether to use bins `(a, b]` instead of `[a, b)`.
+        with_calibration: whether to estimate the improvement of the scores by fitted calibrators.
+        with_intervals: whether to compute bootstrap intervals of scores and rank-based errors.
+        ignore_index: integer label of rows to drop, as in `torch.nn.functional.cross_entropy`.
         nan_policy: `"drop"` drops and counts rows with NaN; `"raise"` raises an error.
-        positive_classes: evaluate multi-class predictions as binary: this set of classes against the rest.
+        positive_classes: evaluate multi-class predictions as binary: these classes against the other classes.
         class_axis: axis of classes or labels in predictions. None selects the last axis or axis 1, by the shape of the
             target.
 
@@ -132,7 +132,7 @@ def evaluate(
 
 
 def _check_model(model: Any) -> None:
-    """Raise TypeError for a scikit-learn classifier or an object that is not callable."""
+    """Raise TypeError if a model is a scikit-learn classifier or not callable."""
     if hasattr(model, "predict_proba") and not isinstance(model, nn.Module):
         raise TypeError(
             f"`model` must be a module or function, got {type(model).__name__}, a classifier with predict_proba. "
@@ -147,7 +147,7 @@ def _check_model(model: Any) -> None:
 
 @contextmanager
 def _evaluation_mode(model: Any, device: str | torch.device | None) -> Iterator[torch.device | None]:
-    """Set a module to evaluation mode on the device, and restore both afterwards. Yield the device for batches."""
+    """Set a module to evaluation mode on `device`, and restore both afterwards. Yield the device for batches."""
     if not isinstance(model, nn.Module):
         yield None if device is None else torch.device(device)
         return
@@ -175,7 +175,7 @@ def _autocast(wanted: bool | torch.dtype, device: torch.device | None) -> Any:
 
 @contextmanager
 def _progress_bar(dataloader: Iterable[Any], wanted: bool) -> Iterator[Callable[[], None]]:
-    """Show a progress bar over batches on a terminal, if rich is installed. Yield a function that advances it."""
+    """Show a progress bar, if possible. Yield a function to call after each batch."""
     shown = wanted and sys.stderr is not None and sys.stderr.isatty() and find_spec("rich") is not None
     if not shown:
         yield lambda: None
@@ -189,7 +189,7 @@ def _progress_bar(dataloader: Iterable[Any], wanted: bool) -> Iterator[Callable[
 def _length(dataloader: Iterable[Any]) -> int | None:
     try:
         return len(dataloader) if isinstance(dataloader, Sized) else None
-    except TypeError:  # a loader for an iterable data set
+    except TypeError:  # `len` raises for the loader of an `IterableDataset`
         return None
 
 
@@ -210,9 +210,9 @@ def _to_device(x: Any, device: torch.device | None) -> Any:
 def _predict_batch(
     model: Callable[..., Any], batch: Any, predict: Predict | None, from_logits: bool | None
 ) -> tuple[Found, bool | None]:
-    """Return predictions, target and weights for a batch, and whether the predictions are logits by their name.
+    """Return the predictions, target and weights for a batch, and whether the predictions are logits.
 
-    The second value is None if the predictions have no name, or an ambiguous name.
+    The second value is inferred from the name of the predictions; None if they have no name, or an ambiguous one.
     """
     if predict is not None:
         given = predict(model, batch)
@@ -225,7 +225,7 @@ def _predict_batch(
     preds, named = predictions_in(outputs, from_logits)
     if preds is None:
         raise ValueError(
-            f"`model` must return a tensor, or predictions under a usual name, got {described(outputs)}. "
+            f"`model` must return a tensor, or predictions as 'logits', 'probs' or 'preds', got {described(outputs)}. "
             f"{_EXAMPLE.format(output='model(batch[0])[0]')}"
         )
     return Found(preds, target, weights), named
@@ -235,14 +235,14 @@ _EXAMPLE = "Pass predict=lambda model, batch: (preds, target), for example ({out
 
 
 def _call_on_batch(model: Callable[..., Any], batch: Any) -> tuple[Any, Any, Tensor | None]:
-    """Return the model output for a batch, and the target and the weights in the batch."""
+    """Return the output of a model for a batch, the target in the batch, and the weights in the batch or None."""
     if isinstance(batch, Mapping) or hasattr(batch, "_fields"):
         entries = dict(batch) if isinstance(batch, Mapping) else batch._asdict()
         target_name = next((name for name in TARGETS if name in entries), None)
         weights_name, weights = tensor_named(entries, WEIGHTS)
         if target_name is None:
             raise ValueError(
-                f"`dataloader` must yield targets under a usual name ({', '.join(TARGETS[:4])} ...), got "
+                f"`dataloader` must yield targets under a known name ({', '.join(TARGETS)}), got "
                 f"{described(batch)}. {_EXAMPLE.format(output='model(batch)')}"
             )
         left = {name: value for name, value in entries.items() if name not in (target_name, weights_name)}
@@ -256,9 +256,9 @@ def _call_on_batch(model: Callable[..., Any], batch: Any) -> tuple[Any, Any, Ten
 
 
 def _call_by_name(model: Callable[..., Any], entries: Mapping[str, Any]) -> Any:
-    """Call a model with the batch entries that match its argument names.
+    """Call a model with the entries of a batch that have the names of its arguments.
 
-    Without a match, pass the only tensor, or all entries if the model accepts `**kwargs`.
+    If no name matches, the only tensor is passed, or all entries if the model accepts `**kwargs`.
     """
     parameters = inspect.signature(model.forward if isinstance(model, nn.Module) else model).parameters
     kinds = {parameter.kind for parameter in parameters.values()}
@@ -271,13 +271,13 @@ def _call_by_name(model: Callable[..., Any], entries: Mapping[str, Any]) -> Any:
     if inspect.Parameter.VAR_KEYWORD in kinds:
         return model(**entries)
     raise ValueError(
-        f"`dataloader` must yield one input, or inputs named like the arguments of the model "
+        f"`dataloader` must yield one input, or inputs with the names of the model arguments "
         f"({', '.join(parameters)}), got {described(entries)}. Pass predict=lambda model, batch: (preds, target)."
     )
 
 
 def _resolve_from_logits(given: bool | None, named: bool | None, preds: Tensor) -> bool:
-    """Return whether predictions are logits. Raise if neither the argument nor the output name determines it."""
+    """Return `given`, or else `named`: whether predictions are logits. Raise ValueError if both are None."""
     if given is not None:
         return given
     if named is not None:

@@ -1,4 +1,4 @@
-"""Fit a calibrator to the validation samples of all ranks."""
+"""Fit a calibrator to the validation samples of all ranks (distributed processes)."""
 
 import io
 from typing import Any
@@ -12,11 +12,11 @@ from torchcalib.reporting.buffer import PredictionBuffer
 from torchcalib.reporting.calibration import fitted
 
 Fitted = tuple[Calibrator | None, tuple[str, ...]]
-"""Fitted calibrator, or None if the fit is impossible, and remarks for warnings."""
+"""Fitted calibrator, or None if the fit is impossible, and texts of warnings."""
 
 
 def fit_on_all_ranks(calibrator: Calibrator, buffer: PredictionBuffer, class_axis: int = -1) -> Fitted:
-    """Fit a calibrator to the samples of all ranks, in rank order. All ranks must call it, and get the same result."""
+    """Fit a calibrator to the samples of all ranks, in rank order. All ranks must call it, and get equal results."""
     rank, n_ranks = rank_and_size()
     if n_ranks > 1:
         buffer = _gathered(buffer)
@@ -28,7 +28,7 @@ def fit_on_all_ranks(calibrator: Calibrator, buffer: PredictionBuffer, class_axi
 
 
 def _gathered(buffer: PredictionBuffer) -> PredictionBuffer:
-    """Gather the samples of all ranks in one buffer on the first rank. Return an empty buffer on other ranks."""
+    """Gather the samples of all ranks. Return all of them on rank 0, and an empty buffer on other ranks."""
     content = io.BytesIO()
     torch.save(buffer.state(), content)
     empty = PredictionBuffer(buffer.input_format)
@@ -37,7 +37,7 @@ def _gathered(buffer: PredictionBuffer) -> PredictionBuffer:
 
 
 def _fitted(calibrator: Calibrator, buffer: PredictionBuffer, class_axis: int) -> Fitted:
-    """Fit a calibrator. A failure becomes a remark, because it must not end the training."""
+    """Fit a calibrator. Return the message of an error, which must not stop the training."""
     why_not = "targets are class probabilities, not labels" if buffer.has_shares else buffer.why_not
     if not why_not and not buffer.pieces:
         why_not = "there are no samples"

@@ -1,4 +1,4 @@
-"""Streaming calibration metrics for `transformers.Trainer`, without storage of all logits."""
+"""Streaming calibration metrics for `transformers.Trainer`, which does not need to store all logits."""
 
 import weakref
 from functools import partial
@@ -44,8 +44,8 @@ class CalibrationMetrics:
 
     By default the Trainer stores the logits of a whole evaluation, from all processes, for `compute_metrics`. With this
     class, each batch updates streaming metrics, and the Trainer stores one number per row. Each process updates its
-    metrics with its own rows, and `compute` synchronises them. Rows that accelerate repeats to fill the last batch are
-    dropped, as in the Trainer. After an interrupted evaluation, the next evaluation resets the metrics.
+    metrics with its own rows, and `compute` synchronises them. Accelerate repeats rows to fill the last batch; repeated
+    rows are dropped, as in the Trainer. After an interrupted evaluation, the next evaluation resets the metrics.
 
     - **Sequence classification**: `task="multiclass"`. With several labels per row (`problem_type=
       "multi_label_classification"`): `task="multilabel", num_labels=L`. With a single logit: `task="binary"`.
@@ -58,9 +58,9 @@ class CalibrationMetrics:
     `trainer.predict` returns the metrics, and process numbers instead of predictions.
 
     Args:
-        metrics: metrics by name, with `from_logits=True, ignore_index=-100`. None creates, with the other options:
-            negative log-likelihood (`nll`), Brier score (`brier`), entropic calibration difference (`ecd`), expected
-            calibration error (`ece`) and `accuracy`.
+        metrics: metrics by name, with `from_logits=True, ignore_index=-100`. None creates the negative log-likelihood
+            (`nll`), Brier score (`brier`), entropic calibration difference (`ecd`), expected calibration error (`ece`)
+            and `accuracy`, with the other options.
         shift: whether the logits at position i predict the label at position i + 1.
 
     Raises:
@@ -89,7 +89,10 @@ class CalibrationMetrics:
         if metrics is None:
             metrics = CalibrationCollection({name: metric(**options) for name, metric in _DEFAULT.items()})
         elif not isinstance(metrics, CalibrationCollection):
-            raise TypeError(f"`metrics` must be a CalibrationCollection or None, got {type(metrics).__name__}.")
+            raise TypeError(
+                f"`metrics` must be a CalibrationCollection or None, got {type(metrics).__name__}. "
+                "Pass CalibrationCollection({'ece': ECE(...)})."
+            )
         elif options:
             raise TypeError(
                 f"`{next(iter(options))}` must not be given together with `metrics`, got both. Pass it to each metric."
@@ -104,7 +107,7 @@ class CalibrationMetrics:
         if shift and self._ignored is None:
             raise ValueError(
                 "`ignore_index` must be the same number in all metrics with shift=True, got "
-                f"{sorted(ignored, key=str)}. It marks the last position of a sequence, which has no next label."
+                f"{sorted(ignored, key=str)}. Pass ignore_index=-100 to each: the last position has no next label."
             )
         self.reset()
 
@@ -119,10 +122,10 @@ class CalibrationMetrics:
 
         Args:
             logits: logits `(B, C)`, `(B, T, C)` or `(B,)`, or a tuple that starts with them.
-            labels: labels of the same rows, or None.
+            labels: labels `(B,)`, `(B, T)` or `(B, C)`, or None.
 
         Returns:
-            The process number for each row, int64 `(B,)`. Without labels, `logits` unchanged.
+            The number of this process for each row, int64 `(B,)`. Without labels, the unchanged `logits`.
 
         Raises:
             TypeError: if logits or labels are not tensors.
@@ -131,16 +134,17 @@ class CalibrationMetrics:
             return logits
         while isinstance(logits, tuple | list) and logits:
             logits = logits[0]
+        advice = {"logits": "Return the logits first in `forward`.", "labels": "Pass one name in label_names."}
         for name, given in (("logits", logits), ("labels", labels)):
             if not isinstance(given, Tensor):
-                raise TypeError(f"`{name}` must be a tensor, got {type(given).__name__}. Pass one name in label_names.")
+                raise TypeError(f"`{name}` must be a tensor, got {type(given).__name__}. {advice[name]}")
         self._reset_in_a_new_evaluation()
         (rank, _), n_rows = rank_and_size(), len(labels)
         distinct = _n_distinct(n_rows, rank)
         device = logits.device
         if any(metric.device != device for metric in self._members()):
             self.metrics.to(device)
-        # Update even without distinct rows, because `compute` warns if a metric had no update.
+        # Update even if all rows are repeated, because `compute` warns about a metric without an update.
         self.metrics.update(*self._aligned(logits[:distinct], labels[:distinct]))
         self._n_rows += distinct
         return torch.full((n_rows,), rank, dtype=torch.int64, device=device)
@@ -149,13 +153,13 @@ class CalibrationMetrics:
         """Return the metric values over the rows of all processes, and reset the metrics.
 
         Args:
-            evaluated: results of `preprocess_logits_for_metrics` that the Trainer stored.
+            evaluated: the results of `preprocess_logits_for_metrics`, which the Trainer has stored.
             compute_result: True for the last call of an evaluation. With `batch_eval_metrics=True`, the Trainer calls
                 this hook once per batch.
 
         Returns:
-            A float by metric name, or by `name_0`, `name_1`, ... for a metric with one value per class. Empty before
-            the last call.
+            Values by metric name, or by `name_0`, `name_1`, ... for a metric with one value per class. Empty before the
+            last call.
 
         Raises:
             ValueError: if rows on CUDA are invalid, because `update` does not check them there.
@@ -169,8 +173,8 @@ class CalibrationMetrics:
                 return {}
             if self._n_stored != self._n_rows:
                 raise RuntimeError(
-                    f"the Trainer must keep all {self._n_rows} rows of process {rank}, got {self._n_stored}. "
-                    "Use the Trainer's own evaluation loop."
+                    f"`evaluated` must contain all {self._n_rows} rows of process {rank}, got {self._n_stored}. "
+                    "Pass both hooks of one CalibrationMetrics, and use the evaluation loop of the Trainer."
                 )
             values = self.metrics.compute()
         except BaseException:
@@ -189,8 +193,8 @@ class CalibrationMetrics:
     def _reset_in_a_new_evaluation(self) -> None:
         """Reset the metrics if the data loader is new, because the Trainer does not mark the start of an evaluation.
 
-        Accelerate lists the active data loaders. An interrupted loader stays in the list while it is referenced, and is
-        listed again when it is iterated again.
+        Accelerate stores a list of active data loaders. It contains an interrupted loader until garbage collection, and
+        contains it twice if it is iterated again.
         """
         state = GradientState()
         loader = state.active_dataloader
@@ -201,13 +205,15 @@ class CalibrationMetrics:
             self._active_loader = (None if loader is None else weakref.ref(loader), times)
 
     def _aligned(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Convert logits and labels to the shapes and dtypes of the metrics, without a copy of the logits."""
+        """Return views of the logits, and labels, with the shapes and dtypes that the metrics require."""
         if self._binary and logits.shape == (*labels.shape, 1):
             logits = logits.squeeze(-1)
         if self.shift:
             if labels.dim() != 2:
-                raise ValueError(f"`labels` must be (B, T) with shift=True, got shape {tuple(labels.shape)}.")
-            assert self._ignored is not None  # checked in __init__
+                raise ValueError(
+                    f"`labels` must be (B, T) with shift=True, got shape {tuple(labels.shape)}. Pass shift=False."
+                )
+            assert self._ignored is not None
             labels = torch.cat((labels[:, 1:], torch.full_like(labels[:, :1], self._ignored)), 1)
         # Binary cross-entropy in torch needs floating-point labels, but these metrics need integer labels.
         if self._counts_labels and labels.is_floating_point():
@@ -217,10 +223,10 @@ class CalibrationMetrics:
 
 
 def _n_distinct(n_rows: int, rank: int) -> int:
-    """Return the number of rows in this batch that `Accelerator.gather_for_metrics` keeps.
+    """Return the number of rows in the batch of this process that `Accelerator.gather_for_metrics` does not drop.
 
-    That method concatenates the batches of all processes in order. From the last batch it keeps the first `remainder`
-    rows.
+    The method concatenates the batches of all processes in order. After the last batch of the data loader, it returns
+    only the first `remainder` rows.
     """
     state = GradientState()
     if not state.end_of_dataloader or state.remainder <= 0:
@@ -229,13 +235,13 @@ def _n_distinct(n_rows: int, rank: int) -> int:
 
 
 def _n_rows_of(rank: int, stored: Any) -> int:
-    """Return the number of rows from this process in one or more stored arrays."""
+    """Return the number of rows of process `rank` in an array of process numbers, or in a list of such arrays."""
     if isinstance(stored, tuple | list):
         return sum(_n_rows_of(rank, part) for part in stored)
     ranks = np.asarray(stored.cpu() if isinstance(stored, Tensor) else stored)
     if ranks.dtype != np.int64 or ranks.ndim > 1:
         raise RuntimeError(
-            "`preprocess_logits_for_metrics` must process the logits before `compute_metrics`, got predictions "
-            f"{ranks.dtype} {ranks.shape}. Pass both hooks of one CalibrationMetrics to the Trainer."
+            "`evaluated` must contain results of `preprocess_logits_for_metrics`, got predictions of dtype "
+            f"{ranks.dtype} and shape {ranks.shape}. Pass both hooks of one CalibrationMetrics to the Trainer."
         )
     return int((ranks == rank).sum())

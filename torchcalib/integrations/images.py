@@ -1,4 +1,4 @@
-"""Log diagrams as images with Lightning loggers."""
+"""Log matplotlib figures as images with Lightning loggers."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ _DPI = 120
 def log_picture(logger: Any, name: str, ax: Axes, step: int) -> bool:
     """Log the figure of `ax` as an image. Return False if the logger does not accept images.
 
-    The first available method of the logger or its `experiment` is called:
+    The first available method of the logger or of its `experiment` is called:
 
     - `logger.log_image(key, images, step)`: Weights & Biases.
     - `experiment.add_image(tag, array, step, dataformats)`: TensorBoard.
@@ -36,7 +36,7 @@ def log_picture(logger: Any, name: str, ax: Axes, step: int) -> bool:
 
 
 def as_array(ax: Axes) -> NDArray[np.uint8]:
-    """Render the figure of `ax` to pixels, uint8 `(height, width, 3)`, without pyplot."""
+    """Render the figure of `ax` as an RGB image, uint8 `(height, width, 3)`, without pyplot."""
     figure = ax.figure.canvas.figure
     figure.set_dpi(_DPI)
     canvas: Any = FigureCanvasAgg(figure)

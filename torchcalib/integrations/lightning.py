@@ -1,4 +1,4 @@
-"""Lightning callback that monitors calibration during validation."""
+"""Lightning callback for calibration metrics in the validation."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -36,7 +36,7 @@ def _callback_classes() -> tuple[type, ...]:
     for package in ("lightning.pytorch", "pytorch_lightning"):
         try:
             found.append(import_module(package).Callback)
-        except Exception as error:  # a package that fails to import is not in use
+        except Exception as error:  # not installed, or broken and therefore not in use
             errors.append(error)
     if not found:
         raise ImportError(
@@ -59,42 +59,42 @@ class CalibrationMonitor(_Callback):  # type: ignore[misc]  # the base classes a
     After every validation, the callback logs the metrics of `torchcalib.Monitor`. Scores are `accuracy`, `brier`, the
     negative log-likelihood `nll`, its normalised form `nce` and the entropic calibration difference `ecd`. Calibration
     errors are `ece` (expected), `esce` (expected signed) and `mce` (maximum). Early stopping, checkpoints and
-    schedulers can use them. Loggers that accept images receive the reliability diagram. Growing over-confidence causes
-    a warning.
+    schedulers can use these values. Loggers that accept images receive the reliability diagram. An increase of
+    over-confidence causes a warning.
 
     Each validation loader has its own monitor. With several loaders, the names end in `/dataloader_idx_0` and so on.
     The sanity check before training is not recorded.
 
-    Values are computed over all ranks. Rows that a `DistributedSampler` repeats, so that all ranks have equally many
-    rows, count once. Half-precision outputs are summed in float64.
+    Values are computed over all ranks. A `DistributedSampler` repeats rows to give all ranks equally many. Repeated
+    rows count once. Half-precision outputs are summed in float64.
 
     Checkpoints contain the history, which a resumed training continues, and the fitted calibrator:
     `torchcalib.calibration.load_calibrator("last.ckpt")`.
 
     Args:
         task: `"binary"`, `"multiclass"` or `"multilabel"`.
-        num_classes: C; required for a multi-class task.
-        num_labels: L; required for a multi-label task.
+        num_classes: number of classes, required for a multi-class task.
+        num_labels: number of labels, required for a multi-label task.
         from_logits: whether predictions are logits.
         n_bins: number of equal-width bins in metrics and in the diagram.
-        get: function `get(outputs, batch)` that returns `(preds, target)` or `(preds, target, weights)` from the return
-            value of `validation_step` and its batch. None finds tensors by their usual names; see
+        get: function `get(outputs, batch)` of the return value of `validation_step` and its batch, which returns
+            `(preds, target)` or `(preds, target, weights)`. None finds tensors by their usual names; see
             `torchcalib.integrations.outputs.found_by`.
         metrics: metrics by name. None uses `torchcalib.reporting.monitoring.monitor.usual_metrics`.
         prefix: prefix of every logged name.
-        threshold: growth of over-confidence, in nats, that causes a warning; see `torchcalib.Monitor`.
+        threshold: increase of over-confidence, in nats, that causes a warning; see `torchcalib.Monitor`.
         diagrams_every: number of validations per logged diagram; 0 logs none.
         calibrate: calibrator, such as `torchcalib.calibration.TemperatureScaling()`, to fit to the samples of the first
             loader in each validation. The samples are stored on the CPU: at most 2^20 samples and 2^26 values over all
             ranks. With more samples, no calibrator is fitted, and a warning is issued.
-        **options: other arguments of all metrics: `ignore_index`, `class_axis`, ...
+        **options: further arguments of all metrics, such as `ignore_index` and `class_axis`.
 
     Attributes:
         monitors: one `torchcalib.Monitor` per validation loader.
         calibrator: a copy of `calibrate` fitted in the last validation, on the CPU, or None.
 
     Raises:
-        ImportError: if neither package is installed.
+        ImportError: if neither `lightning` nor `pytorch_lightning` is installed.
         TypeError, ValueError: if arguments do not fit the task, or if a validation output lacks predictions or targets.
 
     Warns:
@@ -135,7 +135,7 @@ class CalibrationMonitor(_Callback):  # type: ignore[misc]  # the base classes a
         self._n_loaders = 1
         self._format = self.monitors[0].input_format
         if not isinstance(calibrate, Calibrator | None):
-            raise TypeError(f"`calibrate` must be a calibrator such as TemperatureScaling(), got {calibrate!r}.")
+            raise TypeError(f"`calibrate` must be a calibrator, got {calibrate!r}. Pass TemperatureScaling().")
         if calibrate is not None and self._format.read_as not in calibrate.tasks:
             raise ValueError(
                 f"`calibrate` must be a calibrator for task={self._format.read_as!r}, got {type(calibrate).__name__}. "
@@ -149,7 +149,7 @@ class CalibrationMonitor(_Callback):  # type: ignore[misc]  # the base classes a
 
     @property
     def history(self) -> History:
-        """Recorded values of the first validation loader."""
+        """Recorded validations of the first validation loader."""
         return self.monitors[0].history
 
     @property
@@ -172,7 +172,7 @@ class CalibrationMonitor(_Callback):  # type: ignore[misc]  # the base classes a
         """Reset the monitor of each loader."""
         loaders = _loaders(trainer)
         self.monitors += [self._new_monitor() for _ in range(len(self.monitors), len(loaders))]
-        self._n_loaders = max(1, len(loaders))  # keep the histories of `fit` if `validate` has fewer loaders
+        self._n_loaders = max(1, len(loaders))  # `validate` can have fewer loaders than `fit`, whose histories remain
         for index, monitor in enumerate(self.monitors[: self._n_loaders]):
             monitor.postfix = f"/dataloader_idx_{index}" if self._n_loaders > 1 else ""
             monitor.reset()
@@ -189,7 +189,7 @@ class CalibrationMonitor(_Callback):  # type: ignore[misc]  # the base classes a
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Update the monitor of the loader with a batch."""
+        """Update the monitor of a validation loader with the predictions for a batch."""
         preds, target, weights = found_by(self._get, outputs, batch, self._format.from_logits)
         distinct = self._distinct[dataloader_idx]
         if distinct is not None and not bool(distinct[batch_idx].all()):
@@ -201,7 +201,7 @@ class CalibrationMonitor(_Callback):  # type: ignore[misc]  # the base classes a
             self._buffer += self._buffer.of(self._format.read(*on_cpu, batch_shape=()))  # type: ignore[arg-type]
 
     def on_validation_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """Log all values, for other callbacks in the later hook `on_validation_end`, and fit the calibrator."""
+        """Log all values before other callbacks use them in `on_validation_end`, and fit the calibrator."""
         if trainer.sanity_checking:
             return
         training = trainer.state.fn == "fit"
@@ -213,14 +213,14 @@ class CalibrationMonitor(_Callback):  # type: ignore[misc]  # the base classes a
                 values = monitor.compute()
             for name, value in values.items():
                 tensor = torch.tensor(value, dtype=dtype, device=pl_module.device)
-                # All ranks have the same value, and the maximum keeps it exact. Without sync_dist, Lightning warns.
+                # Without sync_dist, Lightning warns. All ranks have the same value, and unlike a mean, max is exact.
                 pl_module.log(name, tensor, sync_dist=True, reduce_fx="max", add_dataloader_idx=False)
             is_due = bool(self.diagrams_every) and (len(monitor.history) - 1) % self.diagrams_every == 0
             if trainer.is_global_zero and (is_due if training else self.diagrams_every):
                 self._log_diagram(trainer, monitor)
         if self._calibrate is not None and self._buffer is not None:
             self.calibrator, remarks = fit_on_all_ranks(self._calibrate, self._buffer, self._axis)
-            self._buffer = None  # free the memory of the samples
+            self._buffer = None  # frees memory
             for remark in remarks if trainer.is_global_zero else ():
                 self._warn(remark)
 
@@ -245,15 +245,13 @@ class CalibrationMonitor(_Callback):  # type: ignore[misc]  # the base classes a
         if CHECKPOINT_KEY in checkpoint:
             self.calibrator = calibrator_from(checkpoint[CHECKPOINT_KEY])
 
-    # Helpers of the hooks
-
     def _distinct_of(self, loader: Any) -> Sequence[Tensor] | None:
-        """Return one tensor per batch with 1 for distinct and 0 for repeated rows; None without repeated rows."""
+        """Return one tensor per batch, with 1 for distinct and 0 for repeated rows; None if no row is repeated."""
         batches = getattr(loader, "batch_sampler", None)
         sampler = getattr(loader if batches is None else batches, "sampler", None)
         if not isinstance(sampler, DistributedSampler) or bool((distinct := distinct_rows(sampler)).all()):
             return None
-        if batches is not None and type(batches) is not BatchSampler:  # may select rows in any order
+        if batches is not None and type(batches) is not BatchSampler:  # its batches can contain rows in any order
             self._warn(
                 f"the sampler repeats {int((distinct == 0).sum())} rows to give all ranks equally many rows. In "
                 f"batches of {type(batches).__name__} they cannot be identified, and count twice. Make the number of "
@@ -265,7 +263,7 @@ class CalibrationMonitor(_Callback):  # type: ignore[misc]  # the base classes a
     def _without_repeats(
         self, preds: Tensor, target: Tensor, weights: Tensor | None, distinct: Tensor
     ) -> Tensor | None:
-        """Return the weights of a batch, with 0 for repeated rows."""
+        """Return the weights of a batch, with 0 in place of the weights of repeated rows (0 in `distinct`)."""
         if len(distinct) > 1 and preds.shape[:1] != distinct.shape:
             self._warn(
                 f"the sampler repeats {int((distinct == 0).sum())} rows of a batch of {len(distinct)} to give all "
@@ -295,5 +293,5 @@ class CalibrationMonitor(_Callback):  # type: ignore[misc]  # the base classes a
 def _loaders(trainer: Any) -> list[Any]:
     """Return the validation loaders by `dataloader_idx`, or [None] if Lightning combines them into one."""
     loop = trainer.validate_loop if trainer.state.fn == "validate" else trainer.fit_loop.epoch_loop.val_loop
-    # `trainer.val_dataloaders` may be nested, and during `validate` it may contain the loaders of `fit`.
+    # `trainer.val_dataloaders` is not used: it can be nested, or contain the loaders of `fit` during `validate`.
     return list(loop._combined_loader.flattened) if loop._is_sequential else [None]

@@ -1,4 +1,4 @@
-"""Find predictions, targets and weights in the output of a model or validation step, and in its batch."""
+"""Find predictions, targets and weights in the output of a model or validation step, and in the input batch."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -23,18 +23,18 @@ class Found(NamedTuple):
 
 
 def found_by(get: Get | None, outputs: Any, batch: Any, from_logits: bool) -> Found:
-    """Return `get(outputs, batch)`. Without `get`, find the tensors by their usual names and positions.
+    """Return the result of `get(outputs, batch)`. If `get` is None, find the tensors by usual names and positions.
 
-    - Predictions: `outputs["logits"]`, `["probs"]`, `["preds"]` or a similar name; the first tensor of a tuple after
-      a scalar loss; or `outputs` itself.
-    - Targets: `outputs["targets"]`, `["labels"]`, `["y"]` or a similar name, or the second tensor of the tuple; else
-      the same names in `batch`, or the second element of a pair.
-    - Weights: `outputs["weights"]` or a similar name, or the third tensor of the tuple.
+    - Predictions: `outputs["logits"]`, `["probs"]`, `["preds"]` or a similar name; the first tensor of a tuple, after
+      an optional scalar loss; or `outputs` itself.
+    - Targets: `outputs["targets"]`, `["labels"]`, `["y"]` or a similar name; or the second tensor of the tuple. If
+      there are none, the same names in `batch`, or its second element if it is a pair.
+    - Weights: `outputs["weights"]` or a similar name; or the third tensor of the tuple.
 
     Mappings are searched by key, named tuples and other objects by attribute.
 
     Args:
-        get: user function, or None.
+        get: function that returns predictions, targets and optionally weights, or None.
         outputs: return value of the validation step.
         batch: input of the validation step.
         from_logits: whether predictions are logits.
@@ -71,7 +71,7 @@ def found_by(get: Get | None, outputs: Any, batch: Any, from_logits: bool) -> Fo
 
 
 def described(x: Any) -> str:
-    """Describe nested tensors by name, dtype and shape, for errors."""
+    """Describe nested tensors by name, dtype and shape, for error messages."""
     if isinstance(x, Tensor):
         return f"{str(x.dtype).removeprefix('torch.')} {tuple(x.shape)}"
     if isinstance(x, Mapping):
@@ -87,13 +87,13 @@ def _is_plain_tuple(x: Any) -> bool:
 
 def _by_position(outputs: Sequence[Any]) -> Sequence[Tensor | None]:
     tensors = [x for x in outputs if isinstance(x, Tensor)]
-    if tensors and not tensors[0].dim():  # skip a scalar loss
+    if tensors and not tensors[0].dim():  # a scalar loss
         tensors = tensors[1:]
     return [*tensors, None, None, None][:3] if len(tensors) <= 3 else (None, None, None)
 
 
 def predictions_in(outputs: Any, from_logits: bool | None) -> tuple[Tensor | None, bool | None]:
-    """Return the predictions in the output of a model, and whether their name means logits.
+    """Return the predictions in the output of a model, and whether they are logits, inferred from their name.
 
     The predictions are the output itself, the only tensor in a tuple, or a tensor with a usual name.
 
@@ -102,8 +102,8 @@ def predictions_in(outputs: Any, from_logits: bool | None) -> tuple[Tensor | Non
         from_logits: whether predictions are logits, or None if unknown.
 
     Returns:
-        The predictions, or None if they are not found. The second value is True for a name of logits, False for a name
-        of probabilities, and None otherwise.
+        The predictions, or None if they are not found. The second value is True for a name such as "logits", False for
+        a name such as "probs", and None otherwise.
     """
     if isinstance(outputs, Tensor):
         return outputs, None
@@ -122,7 +122,7 @@ def predictions_in(outputs: Any, from_logits: bool | None) -> tuple[Tensor | Non
 
 
 def tensor_named(x: Any, names: Sequence[str]) -> tuple[str | None, Tensor | None]:
-    """Return the first of `names` that is a tensor in `x`, and the tensor; (None, None) if there is none."""
+    """Return the first of `names` under which `x` contains a tensor, and this tensor; else (None, None)."""
     for name in names:
         value = x.get(name) if isinstance(x, Mapping) else getattr(x, name, None)
         if isinstance(value, Tensor):
@@ -138,7 +138,7 @@ def _by_name(outputs: Any, from_logits: bool) -> Sequence[Tensor | None]:
 
 
 def _raise_for_other_kind(outputs: Any, from_logits: bool, origin: str) -> None:
-    """Raise ValueError if a tensor in the output has a name that contradicts `from_logits`."""
+    """Raise ValueError if `outputs` contains probabilities despite `from_logits`, or logits without it."""
     name, _ = tensor_named(outputs, PROBS if from_logits else LOGITS)
     if name:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Penalties for training: differentiable calibration errors for a batch, as functions and as modules.
+"""Differentiable calibration errors of a batch, as functions and as modules, for use as training penalties.
 
 Add a penalty to the training loss. Do not minimise it alone: a model that always predicts the class frequencies is
 calibrated.

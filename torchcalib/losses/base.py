@@ -1,4 +1,4 @@
-"""Base class of penalty modules, and functions that compute penalties from tensors."""
+"""Base class of training penalties as modules, and functions that penalties share."""
 
 from collections.abc import Callable, Mapping, Sequence
 from inspect import signature
@@ -28,30 +28,30 @@ from torchcalib.ops.logs import wide_dtype
 
 
 class Penalty(Protocol):
-    """Differentiable calibration error with its settings. Implementations are frozen, to share compiled code."""
+    """Interface of differentiable calibration errors. Implementations are frozen dataclasses of their settings."""
 
     def of(self, p: Predictions) -> Tensor:
-        """Return the penalty for each batch element `(...)`, or for each class or label `(..., C)`."""
+        """Return the penalty for each batch element, `(...)`; class-wise for each class or label, `(..., C)`."""
 
 
 class PenaltyLoss(nn.Module):
-    """Base class for penalties as modules, whose value is added to the training loss.
+    """Base class of training penalties as modules. The value is to be added to the training loss.
 
-    All axes except the class axis are samples. The value is a scalar of at least float32, also under autocast. It is
-    NaN if no sample has a positive weight, as in `torch.nn.functional.cross_entropy`. Invalid values, such as NaN
-    logits and labels out of range, raise an error on the CPU. On other devices and under `torch.compile` the result is
-    NaN instead, because a check would synchronise the device in every step.
+    All axes except the class axis are sample axes. The value is a scalar of dtype float32 or float64, even under
+    autocast. It is NaN if no sample has a positive weight, as in `torch.nn.functional.cross_entropy`. Invalid values,
+    such as NaN logits and labels out of range, raise an error on the CPU. On other devices and under `torch.compile`,
+    they make the result NaN, because a check would synchronise the device in every step.
 
     Args:
-        penalty: The calibration error.
+        penalty: The calibration error and its settings.
         task: `"binary"`, `"multiclass"` or `"multilabel"`. `num_classes` or `num_labels` implies it.
-        num_classes: Number of classes C of a multi-class task, which is checked.
-        num_labels: Number of labels L of a multi-label task, which is checked.
-        from_logits: `preds` are logits.
+        num_classes: Number of classes C of a multi-class task. `preds` must have this many.
+        num_labels: Number of labels L of a multi-label task. `preds` must have this many.
+        from_logits: Whether `preds` are logits instead of probabilities.
         ignore_index: Rows with this target are dropped.
-        positive_classes: Treat multi-class input as binary: these classes against all others.
-        class_axis: Axis of classes or labels in `preds`; None infers it.
-        validate_args: Check the values.
+        positive_classes: Treat multi-class input as binary: these classes against the other classes.
+        class_axis: Axis of classes or labels in `preds`; None infers it from the shapes.
+        validate_args: Whether to check the values of predictions, targets and weights.
         nan_policy: Handling of rows with missing (NaN) predictions or soft targets: `"raise"` or `"drop"`.
         whole_weights: Require weights to be whole numbers.
 
@@ -63,7 +63,7 @@ class PenaltyLoss(nn.Module):
     """
 
     def __init_subclass__(cls, function: Callable[..., Tensor] | None = None) -> None:
-        """Set the signature and docstring, with descriptions of the arguments of `function` and of `PenaltyLoss`."""
+        """Complete the docstring and the signature with the arguments of `function` and of `PenaltyLoss`."""
         own = parameters_of(cls.__init__)
         shared = [p for p in parameters_of(PenaltyLoss.__init__) if p.name not in ("penalty", "whole_weights", "task")]
         document(cls, cls.__doc__, [*own, *shared], entries=arguments_section(function.__doc__ if function else None))
@@ -120,7 +120,7 @@ class PenaltyLoss(nn.Module):
         return self.penalty.of(p).mean().to(p.dtype)
 
     def extra_repr(self) -> str:
-        """Return text with the penalty, the task and `from_logits`, for `repr`."""
+        """Return the penalty, the task and `from_logits` as text, which `repr` includes."""
         return f"{self.penalty}, task={self.input_format.task!r}, from_logits={self.input_format.from_logits}"
 
 
@@ -128,9 +128,9 @@ document(PenaltyLoss, PenaltyLoss.__doc__, parameters_of(PenaltyLoss.__init__))
 
 
 def weighted_events(p: Predictions, mode: Mode) -> tuple[Tensor, Tensor, Tensor]:
-    """Return confidences, outcomes and weights `(..., N)`, in float64 where the device supports it.
+    """Return confidences, outcomes and weights, `(..., N)` of dtype `wide_dtype`; class-wise `(..., C, N)`.
 
-    Rows with weight 0 get confidence 0.5 and outcome 0, because NaN would make the gradient NaN.
+    Samples of weight 0 get confidence 0.5 and outcome 0, because NaN would make the gradient NaN.
     """
     events = reduce_to_events(p, mode)
     wide = wide_dtype(events.confidence.device)
@@ -143,7 +143,7 @@ def weighted_events(p: Predictions, mode: Mode) -> tuple[Tensor, Tensor, Tensor]
 
 
 def event_mode(task: Task, options: Mapping[str, Any], mode: Mode | None) -> Mode:
-    """Return `mode`, or the default mode of the task for None. Raise ValueError if the task does not support it."""
+    """Return the kind of confidence: `mode`, or the default of the task. Raise ValueError for an unsupported `mode`."""
     check_task(task)
     return resolve_mode(task_read_as(task, options), mode)
 
@@ -158,9 +158,9 @@ def evaluate(
     options: InputOptions,
     per_event: int = 1,
 ) -> Tensor:
-    """Return the penalty for each batch element `(...)`, or for each class `(..., C)` if `average` is None.
+    """Return the penalty for each batch element, `(...)`; class-wise with `average=None` for each class, `(..., C)`.
 
-    `per_event` is the number of values in memory for each event.
+    Replicate weights are processed a few at a time. `per_event` is the number of values in memory for each event.
     """
     classwise = mode == "classwise"
     check_average(average, classwise)
@@ -170,5 +170,5 @@ def evaluate(
 
 
 def _is_on_cpu(preds: object) -> bool:
-    """Return whether `preds` is on the CPU, where checks do not synchronise a device; True for arrays and lists."""
+    """Return True if `preds` is on the CPU or not a tensor. Then checks do not synchronise a device."""
     return not isinstance(preds, Tensor) or preds.device.type == "cpu"

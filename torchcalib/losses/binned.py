@@ -1,4 +1,4 @@
-"""Penalties over bins: expected calibration error (ECE) with hard and with soft bin membership."""
+"""Training penalties over bins: expected calibration error (ECE) with hard or soft bin membership."""
 
 from dataclasses import dataclass
 from typing import Any, Literal, Unpack, get_args
@@ -30,7 +30,7 @@ _MAX_BINS = 2**20
 
 @dataclass(frozen=True)
 class HardBins:
-    """Penalty: expected calibration error over equal-width bins; see `torchcalib.functional.ece`."""
+    """Expected calibration error over equal-width bins as a `Penalty`; see `torchcalib.functional.ece`."""
 
     bins: EqualWidthBins
 
@@ -41,7 +41,7 @@ class HardBins:
 
 @dataclass(frozen=True)
 class SoftBins:
-    """Penalty: calibration error over bins with soft membership; see `soft_binned_ece`."""
+    """Calibration error over bins with soft membership as a `Penalty`; see `soft_binned_ece`."""
 
     mode: Mode
     n_bins: int
@@ -65,8 +65,8 @@ class SoftBins:
 class ECELoss(PenaltyLoss):
     """Expected calibration error (ECE) of a batch as a training penalty; see `torchcalib.functional.ece`.
 
-    The gradient moves all confidences in a bin together towards the frequency in the bin. In a small batch most bins
-    contain few samples. `SoftBinnedECELoss` and `MMCELoss` are smoother.
+    The gradient moves all confidences in a bin towards the observed frequency of the bin. In a small batch, most bins
+    contain few samples, and this frequency is noisy. `SoftBinnedECELoss` and `MMCELoss` are smoother.
 
     Example:
         >>> from torch.nn.functional import cross_entropy
@@ -108,25 +108,25 @@ def soft_binned_ece(
     """Soft-binned expected calibration error (SB-ECE), a training penalty with smooth bin membership.
 
     Each sample belongs to every bin with weight softmax(-(confidence - centre)^2 / temperature) over the bins. The
-    error is sum_b share_b |gap_b|, or sqrt(sum_b share_b gap_b^2), with gap = frequency - confidence. For temperature
-    -> 0 it approaches `torchcalib.functional.ece` (or `rmsce`). Its gradient includes changes of the bin membership.
+    error is sum_b share_b |gap_b| (l1) or sqrt(sum_b share_b gap_b^2) (l2). Here share_b is the fraction of samples in
+    bin b, and gap_b is frequency minus mean confidence. For temperature -> 0 the error approaches
+    `torchcalib.functional.ece` (l1) or `rmsce` (l2). Its gradient includes changes of the bin membership.
 
     Args:
         n_bins: Number of equal-width bins over [0, 1], represented by their centres.
-        temperature: Softness of the bins, in squared probability. The paper has no default; 0.01 is a
-            choice of this package.
+        temperature: Softness of the bins, in squared probability. The default 0.01 is a choice of this package.
         norm: `"l1"` or `"l2"`; `"l2"` is equation (11) in the paper.
         validate_args: Check the values. Invalid values raise an error on the CPU and make the result NaN elsewhere.
 
     Returns:
-        A probability in [0, 1], `(...)`, in the dtype of `preds` (at least float32). NaN without data.
+        The error in [0, 1], `(...)`, in the dtype of `preds` (at least float32). NaN without data.
 
     Raises:
         TypeError, ValueError: for invalid input.
 
     Gradient:
         With respect to the confidences, finite everywhere; 0 where the value is 0. Outcomes are constants. Time and
-        memory O(N n_bins).
+        memory are O(N n_bins).
 
     Reference:
         Karandikar et al.: Soft Calibration Objectives for Neural Networks (NeurIPS 2021), sec. 4 (SB-ECE), eq. 11.

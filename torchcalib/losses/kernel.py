@@ -1,4 +1,4 @@
-"""Kernel penalties over pairs of samples.
+"""Training penalties that are kernel sums over pairs of samples.
 
 The maximum mean calibration error (MMCE) is a function of confidences and outcomes. The canonical calibration error and
 the squared kernel calibration error (SKCE) are functions of the class probabilities and targets.
@@ -33,7 +33,7 @@ from torchcalib.ops.pairwise import Kernel
 
 @dataclass(frozen=True)
 class SimilarConfidences:
-    """Penalty: maximum mean calibration error; see `mmce`."""
+    """Maximum mean calibration error as a `Penalty`; see `mmce`."""
 
     mode: Mode
     bandwidth: float
@@ -52,8 +52,8 @@ class SimilarConfidences:
         else:
             residual = _terms_of_mean(outcome - confidence, weights)
         confidence = confidence.expand_as(residual)
-        # The gradient for equal confidences depends on their order. Averaging over both orders makes the gradient of
-        # |a - b| equal to 0 where a = b.
+        # The gradient for equal confidences depends on their order.
+        # The mean over both orders gives |a - b| the gradient 0 where a = b.
         forward = _laplacian_form(confidence, residual, self.bandwidth)
         backward = _laplacian_form(confidence.flip(-1), residual.flip(-1), self.bandwidth)
         error = root(((forward + backward) / 2).clamp(min=0))
@@ -61,16 +61,16 @@ class SimilarConfidences:
 
 
 def _terms_of_mean(x: Tensor, weights: Tensor) -> Tensor:
-    """Return the terms `(..., N)` whose sum is the weighted mean of x; 0 if all weights are 0."""
+    """Return the terms x_i w_i / sum_j w_j of the weighted mean of x, `(..., N)`; 0 if all weights w are 0."""
     total = weights.sum(-1, keepdim=True)
     return x * weights / total.masked_fill(total == 0, 1)
 
 
 def _laplacian_form(x: Tensor, d: Tensor, bandwidth: float) -> Tensor:
-    """Return sum_ij d_i d_j exp(-|x_i - x_j| / bandwidth) for x in [0, 1], `(..., N)` to `(...)`.
+    """Return sum_ij d_i d_j exp(-|x_i - x_j| / bandwidth), `(...)`, for x in [0, 1] and d, both `(..., N)`.
 
-    For ascending x and i < j, the kernel is exp(x_i / bandwidth) / exp(x_j / bandwidth). One cumulative sum therefore
-    replaces the N^2 pairs. No differences are computed, so there is no cancellation.
+    For ascending x and i < j, the kernel is exp(x_i / bandwidth) / exp(x_j / bandwidth). So a cumulative sum replaces
+    the sum over N^2 pairs. No differences are computed, so there is no cancellation.
     """
     order = x.detach().argsort(dim=-1, stable=True)
     x, d = x.gather(-1, order), d.gather(-1, order)
@@ -95,31 +95,32 @@ def mmce(
     """Maximum mean calibration error (MMCE), a training penalty without bins.
 
     MMCE = sqrt(sum_ij d_i d_j exp(-|c_i - c_j| / bandwidth)) / N, with confidences c and residuals
-    d = outcome - confidence. The sum is over all pairs of samples, including i = j. It is large if residuals for
-    similar confidences have the same sign. For a calibrated model, MMCE is about sqrt(mean d^2 / N), the contribution
-    of the pairs i = j.
+    d = outcome - confidence. The sum is over all pairs of samples, including i = j. MMCE is large if residuals for
+    similar confidences have the same sign. For a calibrated model, it is about sqrt(mean d^2 / N), the contribution of
+    the pairs i = j.
 
     Args:
         bandwidth: Bandwidth of the Laplacian kernel, a probability of at least 0.001. The default is that of the
             authors' code, exp(-|c_i - c_j| / (2 * 0.2)).
-        weighted: Average the residuals of correct and wrong predictions separately, with equal weight for both groups
+        weighted: Average the residuals of correct and of wrong predictions separately, and weight both means equally
             (MMCE_w).
         validate_args: Check the values. Invalid values raise an error on the CPU and make the result NaN elsewhere.
 
     Returns:
-        `(...)` in [0, 1], weighted [0, 2], in the dtype of `preds` (at least float32). NaN without data.
+        The error `(...)`, in [0, 1], or in [0, 2] with `weighted=True`, in the dtype of `preds` (at least float32). NaN
+        without data.
 
     Raises:
         TypeError, ValueError: for invalid input.
 
     Gradient:
         With respect to the confidences, finite everywhere; 0 where the value is 0. The derivative of |c_i - c_j| is 0
-        where c_i = c_j. Outcomes are constants. Time O(N log N), memory O(N).
+        where c_i = c_j. Outcomes are constants. Time is O(N log N), and memory is O(N).
 
     Reference:
         Kumar, Sarawagi, Jain: Trainable Calibration Measures for Neural Networks from Kernel Mean Embeddings (ICML
-        2018): MMCE and, with `weighted=True`, MMCE_w. If all predictions are correct, or all are wrong, MMCE_w here is
-        the term for the outcome that occurs; the authors' code returns 0.
+        2018): MMCE and, with `weighted=True`, MMCE_w. If all predictions are correct, or all are wrong, only one of the
+        two means exists. MMCE_w is then computed from this mean; the authors' code returns 0.
 
     Example:
         >>> mmce(torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]), task="binary")
@@ -153,12 +154,12 @@ class MMCELoss(PenaltyLoss, function=mmce):
 
 @dataclass(frozen=True)
 class LeaveOneOut:
-    """Penalty: canonical calibration error; see `canonical_error`."""
+    """Canonical calibration error as a `Penalty`; see `canonical_error`."""
 
     settings: DirichletSettings
 
     def of(self, p: Predictions) -> Tensor:
-        """Return the error for each batch element. A single sample gets weight 2, since two are required."""
+        """Return the error for each batch element; see `Penalty.of`. A single sample gets weight 2, the minimum."""
         weights = p.weights
         if weights is None:
             weights = torch.ones(p.samples, dtype=wide_dtype(p.given.device), device=p.given.device)
@@ -169,13 +170,13 @@ class LeaveOneOut:
 class CanonicalLoss(PenaltyLoss):
     """Canonical calibration error of a batch as a training penalty; see `functional.canonical_error` and `ECELoss`.
 
-    It penalises the vector of class probabilities rather than the top label. A batch of one sample is compared with its
-    own label. `weights` must be whole numbers. Time O(N^2 C) for a batch of N.
+    It penalises the vector of class probabilities rather than the top label. In a batch of one sample, the prediction
+    is compared with its own label. `weights` must be whole numbers. Time is O(N^2 C) for N samples.
 
     Args:
         p: Exponent, 1 or 2.
-        bandwidth: Bandwidth of the Dirichlet kernel, above 0. `"likelihood"` selects one of 20 values for each batch,
-            as in the paper. The default 0.02 is a choice of this package.
+        bandwidth: Bandwidth of the Dirichlet kernel, above 0. `"likelihood"` selects the most likely of 20 values for
+            each batch, as in the paper. The default 0.02 is a choice of this package.
 
     Example:
         >>> preds = torch.tensor([[0.7, 0.3], [0.7, 0.3], [0.7, 0.3]])
@@ -197,13 +198,13 @@ class CanonicalLoss(PenaltyLoss):
 class SKCELoss(PenaltyLoss, function=skce):
     """Squared kernel calibration error (SKCE) of a batch as a training penalty; see `functional.skce` and `ECELoss`.
 
-    It is the biased estimate over all pairs, which is smooth and never negative. It is defined for any weights and for
-    a single sample. Its bias, the mean of h(x, x) / N, adds a gradient towards the labels. For binary input it is the
-    square of MMCE with a different kernel. Time O(N^2 C) for a batch of N.
+    It is the biased estimate over all pairs of samples, which is smooth and not negative. It is defined for any weights
+    and for a single sample. Its bias, from the pairs i = j, adds a gradient towards the labels. For binary input and
+    the Laplacian kernel, it is twice the squared MMCE of equal bandwidth. Time is O(N^2 C) for N samples.
 
     Args:
-        bandwidth: See `torchcalib.functional.skce`. The default 1 is a choice of this package; the paper uses the
-            median distance between predictions, `bandwidth="median"`.
+        bandwidth: Bandwidth of the kernel; see `torchcalib.functional.skce`. The default 1 is a choice of this package.
+            The paper uses the median distance between predictions, `bandwidth="median"`.
 
     Example:
         >>> preds = torch.tensor([[0.7, 0.2, 0.1], [0.1, 0.8, 0.1], [0.6, 0.3, 0.1]])

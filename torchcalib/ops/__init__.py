@@ -1,4 +1,4 @@
-"""Numerical kernels on plain tensors, without metric names or user options.
+"""Numerical kernels for tensors, independent of metrics and user options.
 
 Arguments are not validated, except for bounds that depend on the data, such as block sizes.
 """

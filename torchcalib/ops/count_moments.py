@@ -8,7 +8,7 @@ from torch import Tensor
 from torchcalib.ops.host_values import value_if_available
 
 _TABLES = ((1.0, 32), (2.5, 64), (7.5, 128))
-"""Tables of the probability mass function: largest standard deviation, and number of entries.
+"""Largest standard deviation and number of entries of each table of the probability mass function.
 
 A table covers at least 8 standard deviations on either side of the mean. The probability outside the table is below
 2^-32, the resolution of the random numbers, even for a Poisson variable. Above the largest standard deviation the
@@ -16,14 +16,14 @@ Cornish-Fisher expansion is accurate enough.
 """
 
 _MAX_DEVIATION, _MAX_ITEMSIZE = _TABLES[-1]
-_IN_CACHE = 2**15  # table entries computed together on the CPU, so that they stay in the cache
+_IN_CACHE = 2**15  # number of table entries that the CPU computes at a time, small enough for its cache
 
 
 def effective_weight(spread: Tensor, noise: Tensor) -> Tensor:
-    """Return the effective weight of one independent outcome in every bin, `noise / spread`, `(..., K)`.
+    """Return the effective weight of an outcome in every bin, the ratio `noise / spread`, `(..., K)`.
 
-    It is 1 without weights, and below 1 if an outcome is the mean over several annotators. For a bin without noise, it
-    is computed from the sums over all bins. For the arguments see `deviation_quantiles`.
+    It is 1 without weights, and below 1 if an outcome is the mean over several annotators. A bin with ratio 0, infinity
+    or NaN gets the ratio of the sums over all bins. The arguments are described in `deviation_quantiles`.
     """
     overall = noise.sum(-1, keepdim=True) / spread.sum(-1, keepdim=True)
     overall = torch.where((overall > 0) & overall.isfinite(), overall, torch.ones_like(overall))
@@ -32,23 +32,23 @@ def effective_weight(spread: Tensor, noise: Tensor) -> Tensor:
 
 
 def deviation_quantiles(chance: Tensor, n: Tensor, expected: Tensor, spread: Tensor, noise: Tensor) -> Tensor:
-    """Return quantiles of the standardised sum of outcomes in every bin, under perfect calibration.
+    """Return quantiles of the standardised, weighted sum of outcomes in every bin, under perfect calibration.
 
     Args:
         chance: quantile levels in (0, 1), `(R, ..., K)`.
-        n: total weight of every bin, `(..., K)`.
-        expected: sum of w p in every bin, `(..., K)`.
+        n: total weight of every bin, the sum of the sample weights w, `(..., K)`.
+        expected: sum of w p in every bin, with probabilities p, `(..., K)`.
         spread: sum of w p (1 - p) in every bin, `(..., K)`.
-        noise: variance of the sum of outcomes in every bin, `(..., K)`.
+        noise: variance of the weighted sum of outcomes in every bin, `(..., K)`.
 
     Returns:
-        (quantile - expected) / standard deviation, `(R, ..., K)`; the normal quantile for a bin without noise.
+        (quantile - expected) / standard deviation, `(R, ..., K)`; the normal quantile where the variance is 0.
     """
     unit = effective_weight(spread, noise)
     ones, zeros = expected / unit, (n - expected) / unit
     rarer = torch.minimum(ones, zeros).clamp(min=0)
     variance = torch.minimum(noise / unit.square(), rarer)
-    # Model the count of the rarer outcome, as `count_quantiles` requires. More zeros mean fewer ones: flip the sign.
+    # `count_quantiles` counts the rarer outcome. If this is 0, reflect the quantile level and the deviation.
     sign = torch.where(ones <= zeros, 1.0, -1.0).to(rarer)
     counts = count_quantiles(0.5 + sign * (chance - 0.5), rarer, variance)
     deviation = (counts - rarer).mul_(sign / variance.sqrt())
@@ -62,11 +62,11 @@ def count_quantiles(chance: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
 
     The distribution is approximated by the binomial distribution of equal mean and variance. It has
     n = (sum p)^2 / sum p^2 trials. The approximation is exact if all p are equal. If n is not an integer, a mixture of
-    the binomial distributions for the two neighbouring integers has the same moments.
+    the binomial distributions with the two nearest integers is used. It has the same mean and variance.
 
     Args:
         chance: quantile levels in (0, 1), `(R, ...)`.
-        mean: sum of p, at least 0, `(...)`. If it exceeds half of the trials, count failures instead.
+        mean: sum of p, `(...)`, from 0 to half of the trials. Count failures instead of more frequent successes.
         variance: sum of p (1 - p), at most the mean, `(...)`.
 
     Returns:
@@ -76,14 +76,14 @@ def count_quantiles(chance: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
         Ehm: Binomial approximation to the Poisson binomial distribution (Statistics and Probability Letters, 1991).
         Cornish, Fisher: Moments and cumulants in the specification of distributions (1938), for large variances.
     """
-    # Reading values to choose a table would synchronise a GPU, and is impossible under `vmap`: use the largest table.
+    # Use the largest table on a GPU and under `vmap`. Choosing by the values would synchronise or fail.
     if mean.device.type != "cpu" or value_if_available((variance > 0).any()) is None:
         return _counts(chance, mean, variance, _MAX_ITEMSIZE)
     shape = chance.shape
     chance, mean, variance = chance.flatten(1), mean.flatten(), variance.flatten()
     counts, deviation = mean.expand(chance.shape).clone(), variance.sqrt()
     lower_limit = 0.0
-    for limit, width in (*_TABLES, (math.inf, 1)):  # above the last limit only the expansion is used
+    for limit, width in (*_TABLES, (math.inf, 1)):  # larger deviations use only the expansion
         in_table = ((deviation > lower_limit) & (deviation <= limit)).nonzero().squeeze(-1)
         for batch in torch.split(in_table, max(1, _IN_CACHE // max(width, len(chance)))):
             counts[:, batch] = _counts(chance[:, batch], mean[batch], variance[batch], width)
@@ -92,12 +92,12 @@ def count_quantiles(chance: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
 
 
 def _counts(chance: Tensor, mean: Tensor, variance: Tensor, width: int) -> Tensor:
-    """Implement `count_quantiles`, using a table of `width` entries for standard deviations up to `_MAX_DEVIATION`."""
+    """Compute `count_quantiles` from a table of `width` probabilities, or by expansion above `_MAX_DEVIATION`."""
     square = (mean - variance).clamp(min=0)  # sum p^2
     n = (mean.square() / square.masked_fill(square == 0, torch.finfo(mean.dtype).tiny)).clamp(max=2.0**52)
     fewer = torch.maximum(n.floor(), mean.ceil()).clamp(min=1)
     more = fewer + 1
-    # Mixture weights: the variance is linear in 1 / n, so interpolate 1 / n between 1 / more and 1 / fewer.
+    # Mixture weights of `fewer` and `more` trials: the variance is linear in 1 / n, so 1 / n is interpolated.
     share_of_more = ((1 / fewer - 1 / n) * fewer * more).clamp(0, 1)
     first = (mean - width // 2).floor().clamp(min=0)
     cells = first.unsqueeze(-1) + torch.arange(width, device=mean.device)
@@ -115,16 +115,16 @@ def _counts(chance: Tensor, mean: Tensor, variance: Tensor, width: int) -> Tenso
 
 
 def _binomial(counts: Tensor, n: Tensor, mean: Tensor) -> Tensor:
-    """Return the binomial probabilities of consecutive counts `(..., K)`, normalised to sum 1."""
+    """Return the binomial probabilities of consecutive counts `(..., K)`, normalised to sum to 1."""
     n = n.unsqueeze(-1)
-    odds = (mean.unsqueeze(-1) / (n - mean.unsqueeze(-1))).log()
-    # Sum the recurrence P(k + 1) = P(k) * odds * (n - k) / (k + 1) in logarithms, which cannot underflow.
-    steps = ((n - counts) / (counts + 1)).clamp(min=0).log() + odds
+    log_odds = (mean.unsqueeze(-1) / (n - mean.unsqueeze(-1))).log()
+    # P(k + 1) = P(k) * odds * (n - k) / (k + 1). The recurrence is summed in logarithms, which cannot underflow.
+    steps = ((n - counts) / (counts + 1)).clamp(min=0).log() + log_odds
     logs = torch.cat((torch.zeros_like(steps[..., :1]), steps[..., :-1].cumsum(-1)), -1)
     return logs.nan_to_num(nan=-math.inf).softmax(-1)
 
 
 def _cornish_fisher(chance: Tensor, skewness: Tensor) -> Tensor:
-    """Return the quantile of a standardised variable by the Cornish-Fisher expansion of order 2."""
+    """Return the quantiles at levels `chance` of a standardised variable by a second-order Cornish-Fisher expansion."""
     z: Tensor = torch.special.ndtri(chance)
     return z + skewness * (z.square() - 1) / 6 - skewness.square() * (2 * z.square() - 5) * z / 36

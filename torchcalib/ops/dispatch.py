@@ -1,6 +1,6 @@
 """Choose the implementation of an operation by device.
 
-`"auto"` uses the first implementation that can be loaded. Other backends raise an error if they cannot be used.
+`backend="auto"` selects the first implementation that can be loaded. Any other backend raises if it cannot be loaded.
 """
 
 import importlib
@@ -14,38 +14,37 @@ import torch
 Op = Literal["pava", "pava_bc", "isotonic_regression", "rows", "events", "classes", "smoothing"]
 Backend = Literal["auto", "triton", "numba", "python", "rounds", "torch"]
 
-# Implementations of each operation by device, in order of preference. "rounds" and "torch" are tensor operations.
-# For isotonic blocks, "triton" runs one sequential loop per row, with all rows in parallel on the GPU. "numba" and
-# "python" loop over the rows on the CPU, and copy the columns from another device.
+# Backends of each operation by device, in order of preference. "rounds" and "torch" are tensor operations.
+# In isotonic regression, "triton" runs one sequential loop per row, and all rows in parallel on the GPU.
+# In isotonic regression, "numba" and "python" copy the input to the CPU and loop over the rows.
 _ORDER: dict[Op, dict[str, tuple[Backend, ...]]] = {
-    # Labels of 0 and 1 are pooled in few rounds. Rounds use the whole GPU even for one long row, unlike the loop. Each
-    # round synchronises, but `pava` synchronises at its end anyway.
+    # Labels of 0 and 1 need few rounds, and a round uses the whole GPU even for one long row, unlike a loop.
+    # Each round synchronises, but "pava" synchronises at its end anyway.
     "pava": {
         "cpu": ("numba", "rounds", "python"),
         "cuda": ("rounds", "triton", "numba", "python"),
         "other": ("rounds", "numba", "python"),
     },
-    # Real targets can take one round per block, whereas the loop takes one pass.
+    # Real-valued targets can need one round per block. The loop needs one pass.
     "isotonic_regression": {
         "cpu": ("numba", "python", "rounds"),
         "cuda": ("triton", "numba", "python", "rounds"),
         "other": ("numba", "python", "rounds"),
     },
-    # The bounds on block sizes make the algorithm sequential, so there are no "rounds".
+    # "rounds" is not available, because the bounds on block sizes make the algorithm sequential.
     "pava_bc": {
         "cpu": ("numba", "python"),
         "cuda": ("triton", "numba", "python"),
         "other": ("numba", "python"),
     },
-    # "numba" and "triton" load a row once, tensor operations many times. "triton" has not been measured on a GPU.
+    # "numba" and "triton" load a row once, unlike tensor operations. The speed of "triton" has not been measured.
     "rows": {"cpu": ("numba", "torch"), "cuda": ("triton", "torch"), "other": ("torch",)},
     "events": {"cpu": ("numba", "torch"), "cuda": ("triton", "torch"), "other": ("torch",)},
     "classes": {"cpu": ("numba", "torch"), "cuda": ("triton", "torch"), "other": ("torch",)},
     "smoothing": {"cpu": ("numba", "torch"), "other": ("torch",)},
 }
 
-# Folder of each operation. `_MODULES` maps a backend to its module in that folder and to its installation command.
-_FOLDERS: dict[Op, str] = {
+_FOLDERS: dict[Op, str] = {  # subpackage of `torchcalib.ops` that implements each operation
     "pava": "isotonic",
     "pava_bc": "isotonic",
     "isotonic_regression": "isotonic",
@@ -54,7 +53,7 @@ _FOLDERS: dict[Op, str] = {
     "classes": "bin_sums",
     "smoothing": "smoothing",
 }
-_MODULES: dict[Backend, tuple[str, str]] = {
+_MODULES: dict[Backend, tuple[str, str]] = {  # module of the subpackage, and installation command
     "triton": ("triton", "pip install triton"),
     "numba": ("numba", "pip install 'torchcalib[fast]'"),
     "python": ("reference", ""),
@@ -65,32 +64,32 @@ _MODULES: dict[Backend, tuple[str, str]] = {
 
 @cache
 def _load(op: Op, backend: Backend) -> tuple[ModuleType | None, str]:
-    """Return the module of a backend and "", or None and the reason why it cannot be loaded."""
+    """Return the module of a backend and "", or None and the error message with the installation command."""
     name, install = _MODULES[backend]
     try:
         module = importlib.import_module(f"torchcalib.ops.{_FOLDERS[op]}.{name}")
         if backend == "triton" and torch.cuda.is_available():
             _check_launch()
     except (ImportError, RuntimeError) as error:  # numba raises RuntimeError if it finds no cache folder
-        return None, f"{backend} cannot be used ({error}); {install}"
+        return None, f"got {backend!r} ({error}). Use 'auto', or install the backend: {install}."
     return module, ""
 
 
 def _check_launch() -> None:
-    """Raise ImportError if Triton cannot build its launcher, which needs a C compiler."""
+    """Raise ImportError if Triton cannot build the code that launches kernels, which requires a C compiler."""
     try:
         importlib.import_module("triton").runtime.driver.active.get_current_device()
-    except Exception as error:  # a failed build raises errors of many types
-        raise ImportError(f"no kernel can be launched: {error}") from error
+    except Exception as error:  # a failed build can raise an error of any type
+        raise ImportError(f"Triton requires a C compiler and a CUDA driver: {error}") from error
 
 
 def choose(op: Op, device: torch.device, backend: Backend = "auto") -> Backend:
-    """Return the backend that runs an operation on a device, given the required backend or "auto".
+    """Return the name of the backend for an operation on a device. Any `backend` except "auto" is returned unchanged.
 
     Raises:
-        ValueError: if the required backend does not implement the operation on the device. On the CPU, "triton" needs
-            Triton's interpreter, which the environment variable TRITON_INTERPRET=1 enables.
-        ImportError: if the required backend cannot be loaded.
+        ValueError: if `backend` does not implement the operation on the device. On the CPU, "triton" requires the
+            environment variable TRITON_INTERPRET=1, which enables the interpreter of Triton.
+        ImportError: if `backend` cannot be loaded.
     """
     order = _ORDER[op].get(device.type, _ORDER[op]["other"])
     if backend == "auto":
@@ -98,9 +97,9 @@ def choose(op: Op, device: torch.device, backend: Backend = "auto") -> Backend:
     interpreted = device.type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1"
     if backend not in order and not (backend == "triton" and interpreted):
         allowed = ", ".join(repr(name) for name in ("auto", *order))
-        hint = " On the CPU 'triton' needs TRITON_INTERPRET=1." if backend == "triton" else ""
+        hint = " On the CPU, 'triton' requires TRITON_INTERPRET=1." if backend == "triton" else ""
         raise ValueError(
-            f"`backend` must be one of {allowed} for {op} on {device.type}, got {backend!r}. Leave it at 'auto'.{hint}"
+            f"`backend` must be one of {allowed} for {op!r} on {device.type}, got {backend!r}. Use 'auto'.{hint}"
         )
     implementation(op, backend)
     return backend
@@ -110,16 +109,16 @@ def choose(op: Op, device: torch.device, backend: Backend = "auto") -> Backend:
 def source_of(op: Op, device_type: str, dtype: torch.dtype, backend: Backend) -> ModuleType:
     """Return the module that implements an operation for predictions with this device type and dtype.
 
-    The numba loops over rows compute in float32. So float64 rows use "torch" on the CPU.
+    Float64 predictions on the CPU use "torch" for "rows" and "classes", because these numba loops compute in float32.
 
     Raises:
-        ValueError: as for `choose`, or if "numba" is required for float64 rows.
-        ImportError: if the required backend cannot be loaded.
+        ValueError: as for `choose`, or if `backend` is "numba" for such float64 predictions.
+        ImportError: if `backend` cannot be loaded.
     """
     if dtype == torch.float64 and device_type == "cpu" and op in ("rows", "classes") and backend in ("auto", "numba"):
         if backend == "numba":
             raise ValueError(
-                f"`backend` must be 'auto' or 'torch' for float64 on the CPU, got {backend!r}. Leave it at 'auto'."
+                f"`backend` must be 'auto' or 'torch' for float64 on the CPU, got {backend!r}. Use 'auto'."
             )
         backend = "torch"
     return implementation(op, choose(op, torch.device(device_type), backend))
@@ -133,5 +132,5 @@ def implementation(op: Op, backend: Backend) -> ModuleType:
     """
     module, reason = _load(op, backend)
     if module is None:
-        raise ImportError(f"`backend` must be installed, got {backend!r}. {reason}.")
+        raise ImportError(f"`backend` must be installed, {reason}")
     return module

@@ -1,23 +1,23 @@
-"""Read tensor values on the host, where `torch.compile` and `vmap` allow it."""
+"""Conversion of tensors to Python values, unless `torch.compile` or `vmap` forbids it."""
 
 import torch
 from torch import Tensor
 
 
 def value_if_available(flag: Tensor) -> bool | None:
-    """Return the value of a boolean scalar tensor, or None under `torch.compile` and `vmap`, which cannot read it."""
+    """Return the value of a boolean scalar tensor, or None under `torch.compile` and `vmap`, where it is unknown."""
     if torch.compiler.is_compiling():
         return None
     try:
         return bool(flag)
-    except RuntimeError as error:  # torch has no public test for vmap, but vmap raises when a value is read
+    except RuntimeError as error:  # torch has no public test for vmap, but a conversion to bool raises there
         if "vmap" not in str(error):
             raise
         return None
 
 
 def largest(counts: Tensor, bound: int) -> int:
-    """Return the maximum of `counts`, or the upper limit `bound` where tensor values cannot be read."""
+    """Return the maximum of `counts`, or its upper limit `bound` under `torch.compile` and `vmap`; 0 if empty."""
     if not counts.numel():
         return 0
     readable = value_if_available((top := counts.max()) >= 0)

@@ -1,7 +1,6 @@
 """Leave-one-out attention: for every row, the softmax-weighted mean of the values of the other rows.
 
-The score of row j for row i is s_ij = queries_i . keys_j + bias_j. Only one tile of scores is in memory at a time. The
-backward pass recomputes the tiles.
+The N x N matrix of scores is computed one tile at a time and never stored. The backward pass recomputes the tiles.
 
 Source:
     Rabe, Staats: Self-attention does not need O(n^2) memory (2021);
@@ -17,12 +16,14 @@ from torch import Tensor
 
 from torchcalib.ops.operation import operation
 
-_TILE = 2**18  # largest number of scores in a tile, over all batch elements: 2 MB of float64
+_TILE = 2**18  # number of scores in a tile, over all batch elements: 2 MB of float64
 _LOWEST = -1e30  # replaces -inf in queries, because -inf times a key of 0 is NaN
 
 
-class Others(NamedTuple):
-    """Leave-one-out statistics of every row. n_ij is the number of copies of row j, minus 1 if j = i.
+class LeaveOneOut(NamedTuple):
+    """Leave-one-out statistics of every row i, from the scores s_ij and values_j of `leave_one_out_mean`.
+
+    The number of copies of row j is n_ij, not counting row i itself.
 
     Attributes:
         mean: sum_j n_ij exp(s_ij) values_j / sum_j n_ij exp(s_ij), `(..., N, D)`; NaN if all n_ij are 0.
@@ -35,8 +36,10 @@ class Others(NamedTuple):
 
 def leave_one_out_mean(
     queries: Tensor, keys: Tensor, bias: Tensor, values: Tensor, copies: Tensor, chunk: int | None = None
-) -> Others:
+) -> LeaveOneOut:
     """Return the softmax-weighted mean of the values of the other rows, for every row.
+
+    The score of row j for row i is s_ij = queries_i . keys_j + bias_j.
 
     Args:
         queries: `(..., N, C)`, floating. Entries of -inf are replaced by -1e30, so that their product with a key of 0
@@ -44,16 +47,16 @@ def leave_one_out_mean(
         keys: `(..., N, C)`, not negative.
         bias: term added to all scores of a row j, `(..., N)`.
         values: vectors that are averaged, `(..., N, D)`; not differentiable.
-        copies: number of copies of each row `(..., N)`. The other copies of a row count as other rows.
-        chunk: side length of a tile in rows; None for tiles of at most 2 MB.
+        copies: number of copies of each row, `(..., N)`. The other copies of a row count as other rows.
+        chunk: number of rows and of columns in a tile of the score matrix; None for tiles of about 2 MB.
 
     Returns:
-        See `Others`.
+        The means and the logarithms of the total weights; see `LeaveOneOut`.
 
     Gradient: first-order, in `queries`, `keys` and `bias`, in reverse mode. A query of -inf adds no gradient to keys.
     """
     side = chunk or max(16, math.isqrt(_TILE // max(1, math.prod(queries.shape[:-2]))))
-    return Others(*_others.direct(queries, keys, bias, values, copies, side))
+    return LeaveOneOut(*_leave_one_out.direct(queries, keys, bias, values, copies, side))
 
 
 def _slices(n: int, side: int) -> Iterator[slice]:
@@ -61,11 +64,11 @@ def _slices(n: int, side: int) -> Iterator[slice]:
 
 
 def _scores(queries: Tensor, keys: Tensor, bias: Tensor, copies: Tensor, a: slice, b: slice) -> Tensor:
-    """Return s_ij + log n_ij for the tile of rows `a` and columns `b`, `(..., a, b)`."""
+    """Return s_ij + log n_ij for the rows i in `a` and columns j in `b`, `(..., a, b)`; see `LeaveOneOut`."""
     scores = queries[..., a, :].clamp(min=_LOWEST) @ keys[..., b, :].mT + (bias + copies.log())[..., None, b]
-    if a == b:  # diagonal tile: exclude one copy of each row itself
-        own = scores.diagonal(dim1=-2, dim2=-1)
-        own += (copies - 1).clamp(min=0).log()[..., a] - copies.clamp(min=1).log()[..., a]
+    if a == b:  # diagonal tile: exclude one copy of row i from its own mean
+        diagonal = scores.diagonal(dim1=-2, dim2=-1)
+        diagonal += (copies - 1).clamp(min=0).log()[..., a] - copies.clamp(min=1).log()[..., a]
     return scores
 
 
@@ -74,10 +77,10 @@ def _scores(queries: Tensor, keys: Tensor, bias: Tensor, copies: Tensor, a: slic
     " -> (Tensor, Tensor)",
     fake=lambda queries, keys, bias, values, *_: (torch.empty_like(values), torch.empty_like(bias)),  # noqa: ARG005
 )
-def _others(
+def _leave_one_out(
     queries: Tensor, keys: Tensor, bias: Tensor, values: Tensor, copies: Tensor, side: int
 ) -> tuple[Tensor, Tensor]:
-    """Implement `leave_one_out_mean` (FlashAttention, Algorithm 1)."""
+    """Compute `leave_one_out_mean` (FlashAttention, Algorithm 1)."""
     mean, log_total = torch.empty(values.shape, dtype=values.dtype, device=values.device), torch.empty_like(bias)
     lowest = torch.finfo(bias.dtype).min
     for a in _slices(keys.shape[-2], side):
@@ -87,7 +90,7 @@ def _others(
             scores = _scores(queries, keys, bias, copies, a, b)
             new_top = torch.maximum(top, scores.amax(-1))
             weights = scores.sub_(new_top.unsqueeze(-1)).exp_()
-            rescale = (top - new_top).exp()  # rescale the sums to the new maximum (Algorithm 1, lines 11-12)
+            rescale = (top - new_top).exp()  # factor to the new maximum (Algorithm 1, lines 11-12)
             total = total * rescale + weights.sum(-1)
             weighted_values = weighted_values * rescale.unsqueeze(-1) + weights @ values[..., b, :]
             top = new_top
@@ -101,7 +104,7 @@ def _others(
     " Tensor log_total, Tensor grads, int side) -> (Tensor, Tensor, Tensor)",
     fake=lambda queries, keys, bias, *_: (torch.empty_like(queries), torch.empty_like(keys), torch.empty_like(bias)),
 )
-def _others_backward(
+def _leave_one_out_backward(
     queries: Tensor,
     keys: Tensor,
     bias: Tensor,
@@ -112,14 +115,14 @@ def _others_backward(
     grads: Tensor,
     side: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients in `queries`, `keys` and `bias`, tile by tile (FlashAttention, appendix B.2)."""
+    """Return the gradients in `queries`, `keys` and `bias` for gradient `grads` in the means (appendix B.2)."""
     grad_queries, grad_keys, grad_bias = torch.zeros_like(queries), torch.zeros_like(keys), torch.zeros_like(bias)
     finite = queries.masked_fill(queries == -torch.inf, 0)
     grads_dot_mean = (grads * mean).sum(-1, keepdim=True)
     for a in _slices(keys.shape[-2], side):
         for b in _slices(keys.shape[-2], side):
             weights = (_scores(queries, keys, bias, copies, a, b) - log_total[..., a].unsqueeze(-1)).exp_()
-            # dS_ij = P_ij (dO_i . V_j - dO_i . O_i), with P the softmax weights and O the means.
+            # dS_ij = P_ij (dO_i . V_j - dO_i . O_i), with softmax weights P, values V and means O.
             grad_scores = weights * (grads[..., a, :] @ values[..., b, :].mT - grads_dot_mean[..., a, :])
             grad_queries[..., a, :] += grad_scores @ keys[..., b, :]
             grad_keys[..., b, :] += grad_scores.mT @ finite[..., a, :]
@@ -133,7 +136,7 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tens
 
 
 def _backward(ctx: Any, grads: Tensor, _: None) -> tuple[Tensor | None, ...]:
-    return (*_others_backward(*ctx.saved_tensors, grads, ctx.side), None, None, None)
+    return (*_leave_one_out_backward(*ctx.saved_tensors, grads, ctx.side), None, None, None)
 
 
 torch.library.register_autograd("torchcalib::leave_one_out_mean", _backward, setup_context=_setup_context)

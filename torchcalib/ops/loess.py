@@ -6,33 +6,33 @@ Source: Cleveland, Devlin: Locally weighted regression (JASA 1988).
 import torch
 from torch import Tensor
 
-_PAIRS = 2**13  # pairs of points computed together; more would leave the cache and start threads
-_FLAT = 1e-10  # variance of the scaled x below which neighbours count as equal, because of rounding errors
+_PAIRS = 2**13  # number of pairs of points computed at a time; more would exceed the CPU cache
+_FLAT = 1e-10  # largest variance of scaled positions that counts as 0, because of rounding errors
 
 
 def loess(x: Tensor, y: Tensor, n: Tensor, span: float, degree: int) -> Tensor:
-    """Fit a local polynomial around every point and return its value there.
+    """Return the local polynomial regression of y on x, evaluated at every point.
 
-    The neighbours of a point are the fraction `span` of all samples that is nearest to it. Their tricube weights are
-    (1 - (distance / largest distance)^3)^3. If the neighbours have too few distinct x, the degree is reduced.
+    The neighbours of a point are its nearest samples, a fraction `span` of all samples. They have tricube weights
+    (1 - (distance / largest distance)^3)^3. The degree is reduced if the neighbours have too few distinct positions.
 
     Args:
         x: positions in ascending order, `(..., M)` of dtype `wide_dtype`; arbitrary where n is 0.
         y: responses, `(..., M)`, of the same dtype.
-        n: number of copies of each point, whole numbers `(..., M)`.
-        span: fraction of the samples in a neighbourhood, in (0, 1].
+        n: number of samples at each point, whole numbers `(..., M)`.
+        span: fraction of the samples that are neighbours of a point, in (0, 1].
         degree: degree of the polynomial: 0, 1 or 2.
 
     Returns:
         Fitted values `(..., M)`; 0 where n is 0.
 
-    Gradient: in x and y, including the dependence of the weights on x.
+    Gradient: in x and y. The dependence of the weights on x is included.
     """
     absent = n <= 0
     x, y = x.masked_fill(absent, 0), y.masked_fill(absent, 0)
     n_neighbours = (span * n.sum(-1) + 1e-5).floor().maximum((n.sum(-1)).clamp(max=degree + 1))
     n_up_to = n.cumsum(-1)
-    # For a neighbourhood that begins at each point, find the point at which it first contains enough samples.
+    # For every first point of a neighbourhood, find the earliest last point with enough samples.
     wanted = n_up_to - n + n_neighbours.unsqueeze(-1)
     last = torch.searchsorted(n_up_to, wanted - 0.5)
     is_complete = ~absent & (last < x.shape[-1])
@@ -45,15 +45,15 @@ def loess(x: Tensor, y: Tensor, n: Tensor, span: float, degree: int) -> Tensor:
 def _fit_at(at: Tensor, x: Tensor, y: Tensor, n: Tensor, right: Tensor, is_complete: Tensor, degree: int) -> Tensor:
     """Return the fitted values at the points `at`, `(..., K)`.
 
-    The basis 1, u - mean, (u - mean)^2 - skew (u - mean) - spread is orthogonal under the weights (Gram-Schmidt). So
-    each coefficient is a ratio of two sums, and no linear system is solved. `right[m]` is the last x of the
-    neighbourhood that begins at `x[m]`. `is_complete[m]` is False if this neighbourhood has too few samples.
+    Let u be the scaled distance from a point. The polynomials 1, u - mean and (u - mean)^2 - skew (u - mean) - spread
+    are orthogonal under the weights (Gram-Schmidt). So each coefficient is a ratio of two sums. `right[m]` is the last
+    position of the neighbourhood that begins at `x[m]`. `is_complete[m]` is False if it has too few samples.
     """
     at = at.unsqueeze(-1)
     x, right, is_complete = x.unsqueeze(-2), right.unsqueeze(-2), is_complete.unsqueeze(-2)
-    # Distance to the farthest neighbour: the minimum over all neighbourhoods with enough samples.
+    # Distance to the farthest neighbour, in the neighbourhood where this distance is smallest.
     reach = torch.maximum(at - x, right - at).masked_fill(~is_complete, torch.inf).amin(-1, keepdim=True)
-    # Scaled positions u in [-1, 1] and tricube weights. If all neighbours have equal x, keep only these.
+    # Scaled distances u and tricube weights. If all neighbours have u = 0, other samples have weight 0.
     all_equal = reach <= 0
     u = (x - at) / reach.masked_fill(all_equal, 1)
     w = (1 - u.abs().pow(3)).clamp(min=0).pow(3).masked_fill(all_equal & (u != 0), 0) * n.unsqueeze(-2)
@@ -70,7 +70,7 @@ def _fit_at(at: Tensor, x: Tensor, y: Tensor, n: Tensor, right: Tensor, is_compl
     fitted = fitted - mean.squeeze(-1) * _coefficient((share * first * y).sum(-1), spread, _FLAT)
     if degree == 1:
         return fitted
-    # Degree 2: add the coefficient of the third basis polynomial times its value at u = 0.
+    # Degree 2: add the coefficient of the quadratic polynomial times its value at u = 0.
     flat = spread <= _FLAT
     skew = (share * first.pow(3)).sum(-1) / spread.masked_fill(flat, 1)
     second = first.square() - skew.unsqueeze(-1) * first - spread.unsqueeze(-1)
@@ -81,6 +81,6 @@ def _fit_at(at: Tensor, x: Tensor, y: Tensor, n: Tensor, right: Tensor, is_compl
 
 
 def _coefficient(product: Tensor, size: Tensor, least: float) -> Tensor:
-    """Return `product / size`, or 0 if `size` is within rounding error of 0."""
+    """Return the coefficient `product / size` of a polynomial, or 0 if its squared norm `size` is at most `least`."""
     flat = size <= least
     return (product / size.masked_fill(flat, 1)).masked_fill(flat, 0)

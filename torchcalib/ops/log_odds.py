@@ -1,11 +1,11 @@
 """Log-odds of sets of classes, from logits and without cancellation.
 
-An event is a set of classes. Its log-odds are log P(event) - log P(other classes). Both terms are log-sum-exps,
-each relative to the largest logit of its own classes. So the result is accurate even where a probability rounds to 1.
-Arithmetic is float64 where the device supports it (`wide_dtype`).
+An event is a set of classes. Its log-odds are log P(event) - log P(other classes). Each term is a log-sum-exp, relative
+to the largest logit of its classes. So the result is accurate even where a probability rounds to 1. Arithmetic is
+float64 where the device supports it (`wide_dtype`).
 
-Equal rows must give equal log-odds, at any position in a batch, because ranks depend on ties. Softmax ensures this,
-because it processes rows separately. `logs.elementwise` ensures it for exp and log1p.
+Equal rows must give equal log-odds at any position in a batch, because ranks depend on ties. Softmax processes rows
+separately, which ensures this. `logs.elementwise` ensures it for exp and log1p.
 """
 
 import math
@@ -19,8 +19,8 @@ from torchcalib.ops.logs import elementwise, spread_infinite_logits, wide_dtype
 from torchcalib.ops.operation import fused, gradient_of
 from torchcalib.ops.softmax_stats import matrices
 
-_BLOCK = 2**15  # entries computed together on the CPU; torch splits larger tensors among threads
-_BLOCK_ELSEWHERE = 2**24  # entries per block on other devices, where a kernel launch takes longer than the arithmetic
+_BLOCK = 2**15  # number of logits computed at a time on the CPU; torch would split more among threads
+_BLOCK_ELSEWHERE = 2**24  # the same on other devices, where a kernel launch is slower than the arithmetic
 
 
 def log_odds(values: Tensor, members: Tensor | None = None) -> Tensor:
@@ -29,14 +29,14 @@ def log_odds(values: Tensor, members: Tensor | None = None) -> Tensor:
     Args:
         values: logits `(..., N, C)` of any floating dtype and with any strides. Entries of +inf share the probability
             of their row equally.
-        members: classes of the event of each row, int64 `(..., N, k)`; None for every class against the other classes.
+        members: the k classes in the event of each row, int64 `(..., N, k)`; None for every class against the others.
 
     Returns:
         `(..., N)`, or `(..., N, C)` for every class, of dtype `wide_dtype`. +inf where the other classes have
         probability 0, -inf where the event has probability 0. NaN for a row with NaN or with only -inf.
 
-    Gradient: in `values`, in every mode and of any order. It is 0 for infinite log-odds and for a row with +inf. It is
-        also 0 for a row whose incoming gradients are all 0, even if the row contains NaN.
+    Gradient: in `values`, in forward and reverse mode, of any order. It is 0 for infinite log-odds and for a row with
+        +inf. It is also 0 for a row whose incoming gradients are all 0, even if the row contains NaN.
     """
     found: Tensor = _log_odds(values, members)
     return found
@@ -52,9 +52,10 @@ def log_ratio(above: Tensor, below: Tensor) -> Tensor:
 
 
 def _log_total(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the largest entry m `(...)` and logsumexp - m, which is finite even if all entries are -inf.
+    """Return the largest logit m of each row, and logsumexp - m, both `(...)`.
 
-    logsumexp - m is computed as minus the log-softmax of the largest entry, because softmax keeps equal rows equal.
+    The difference is minus the log-softmax of m, because softmax gives equal results for equal rows. It is finite even
+    if all logits are -inf.
     """
     top, place = logits.max(-1, keepdim=True)
     log_q = logits.masked_fill(top == -torch.inf, 0).log_softmax(-1)
@@ -72,7 +73,7 @@ def _forward(_: str, values: Tensor, members: Tensor | None) -> Tensor:
 
 
 def _formula(values: Tensor, members: Tensor | None) -> Tensor:
-    """Compute the log-odds by differentiable operations; infinite results have gradient 0."""
+    """Compute the log-odds by differentiable torch operations. Infinite log-odds get gradient 0."""
     z = values.to(wide_dtype(values.device))
     broken = ~(z.amax(-1, keepdim=True) > -torch.inf)
     z = spread_infinite_logits(z.masked_fill(broken, 0))
@@ -99,7 +100,7 @@ def _gradient(
 
 
 def _chunks(values: Tensor, members: Tensor | None) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
-    """Yield slices of the flattened rows, with their logits of dtype `wide_dtype` and the members of their events."""
+    """Yield slices of the rows in `values`, with logits `(n, C)` of dtype `wide_dtype` and members `(n, k)` or None."""
     flat = None if members is None else members.reshape(-1, members.shape[-1])
     block = _BLOCK if values.device.type == "cpu" else _BLOCK_ELSEWHERE
     size = max(1, block // max(1, values.shape[-1]))
@@ -118,14 +119,14 @@ def _class_log_odds(z: Tensor) -> Tensor:
     """Return the log-odds of every class `(n, C)` in O(C) per row.
 
     Let D be the log-odds of the top class, and r_k the log-softmax over the other classes. Then class k has log-odds
-    r_k - log(1 + e^D - e^{r_k}). Since r_k <= D nothing cancels. A class that ties with the top class gets exactly D.
+    r_k - log(1 + e^D - e^{r_k}). Nothing cancels, because r_k <= D. A class tied with the top class gets exactly D.
     """
     top = z.argmax(-1, keepdim=True)
     rest, top_log_odds = _against_rest(z, top)
-    # Divide numerator and denominator by e^max(D, 0), so that e^D cannot overflow.
+    # Divide e^{r_k} and 1 + e^D - e^{r_k} by e^max(D, 0), so that e^D cannot overflow.
     scale = top_log_odds.clamp(min=0)
     log_share = rest.log_softmax(-1) - scale
-    # -|D|. The derivative of `where` at D = 0 matches the derivative of `clamp`; the derivative of `abs` does not.
+    # Compute -|D| without `abs`, whose derivative at D = 0 does not match the derivative of `clamp`.
     below = torch.where(top_log_odds < 0, top_log_odds, -top_log_odds)
     ratio = elementwise(torch.exp, below) - elementwise(torch.exp, log_share)
     return (log_share - elementwise(torch.log1p, ratio)).scatter(-1, top, top_log_odds)
@@ -135,7 +136,7 @@ def _against_rest(z: Tensor, top: Tensor) -> tuple[Tensor, Tensor]:
     """Return the logits with the top class set to -inf, and the log-odds of the top class `(..., 1)`."""
     rest = z.scatter(-1, top, -torch.inf)
     top_log_odds = log_ratio(z.gather(-1, top), rest).unsqueeze(-1)
-    # If all other classes have probability 0, D = inf. Then replace their logits by 0, because -inf would cause NaN.
+    # Logits of other classes that are all -inf are replaced by 0, because -inf would cause NaN.
     return rest.masked_fill(rest.amax(-1, keepdim=True) == -torch.inf, 0), top_log_odds
 
 

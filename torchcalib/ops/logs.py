@@ -1,9 +1,9 @@
 """Logarithms of probabilities, cross entropy and entropy in plain torch, well defined at probability 0.
 
 A distribution over classes is a pair `(q, log_q)` with classes on the last axis. A binary distribution is the pair
-`(log_p, log_not_p)`, because `log(1 - p)` is lost if p is rounded to 1. `safe_log` defines log 0 = -inf
-with gradient 0, and `xmul` defines 0 * -inf = 0. So a score is infinite only where an outcome has probability 0. Scores
-are computed as `0 - x` instead of `-x`, so that a certain and correct prediction does not score -0.
+`(log_p, log_not_p)`, because `log(1 - p)` is inaccurate if p rounds to 1. `safe_log` defines log 0 = -inf with
+gradient 0, and `xmul` defines 0 * -inf = 0. So a score is infinite only where the outcome has probability 0. Scores are
+computed as `0 - x` instead of `-x`, so that a certain and correct prediction has score 0 instead of -0.
 """
 
 from collections.abc import Callable
@@ -14,19 +14,19 @@ from torch.nn.functional import logsigmoid, pad
 
 from torchcalib.ops.host_values import value_if_available
 
-LANES = 64  # tensors are padded to a multiple of this number, which is a multiple of all vector widths
+LANES = 64  # `elementwise` pads to a multiple of this length, which is a multiple of every vector width
 
 
 def wide_dtype(device: torch.device) -> torch.dtype:
-    """Return the accumulation dtype of a device: float64, or float32 on Apple MPS, which lacks float64."""
+    """Return the dtype of sums on a device: float64, or float32 on Apple MPS, which does not support float64."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
 def elementwise(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """Apply an elementwise function such that equal numbers get equal results at every position.
+    """Apply an elementwise function, with equal results for equal numbers at every position.
 
-    torch computes exp, log and log1p by vector code, but at the end of a tensor by scalar code. The results can differ
-    in the last digit. Padding avoids scalar code. `x` must be short, because torch splits a long tensor among threads.
+    torch uses vector instructions for exp, log and log1p, but scalar ones at the end of a tensor. Their results can
+    differ in the last digit. Padding avoids scalar code. `x` must be too short for torch to split it among threads.
     """
     extra = -x.numel() % LANES
     flat = pad(x.reshape(-1), (0, extra)) if extra else x.reshape(-1)
@@ -47,22 +47,20 @@ def xmul(a: Tensor, b: Tensor) -> Tensor:
 def spread_infinite_logits(logits: Tensor) -> Tensor:
     """Replace each row with +inf by logits of its limiting softmax: 0 at entries of +inf, and -inf elsewhere."""
     top = logits.amax(-1, keepdim=True) == torch.inf
-    if (
-        logits.device.type == "cpu" and value_if_available(top.any()) is False
-    ):  # only on the CPU: on a GPU this would synchronise
+    if logits.device.type == "cpu" and value_if_available(top.any()) is False:  # on a GPU this would synchronise
         return logits
     limit = torch.where(logits == torch.inf, 0.0, -torch.inf).to(logits.dtype)
     return torch.where(top, limit, logits)
 
 
 def through_softmax(q: Tensor, change: Tensor, logits: Tensor) -> Tensor:
-    """Multiply `change` by the (symmetric) Jacobian of softmax at `logits`, diag(q) - q q'; 0 in a row with +inf."""
+    """Multiply `change` by diag(q) - q q', the Jacobian of q = softmax(logits); 0 in a row with +inf."""
     found = q * (change - (q * change).sum(-1, keepdim=True))
     return found.masked_fill(logits.amax(-1, keepdim=True) == torch.inf, 0)
 
 
 def binary_log_probs(values: Tensor, from_logits: bool) -> tuple[Tensor, Tensor]:
-    """Return log P(y=1) and log P(y=0), each accurate even where the probability rounds to 0 or 1."""
+    """Return log P(y = 1) and log P(y = 0) for probabilities or logits, accurate even near 0 and 1."""
     if from_logits:
         return logsigmoid(values), logsigmoid(-values)
     one = values == 1
@@ -92,7 +90,7 @@ def neg_entropy(q: Tensor, log_q: Tensor) -> Tensor:
 def one_vs_rest_log_probs(q: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor]:
     """Return log q_k and log(1 - q_k) for every class `(..., C)`.
 
-    The probability of the top class may round to 1. So its 1 - q is computed as the sum over the other classes.
+    The probability of the top class can round to 1, so its 1 - q_k is computed as the sum over the other classes.
     """
     top = q.argmax(-1, keepdim=True)
     log_rest = log_q.scatter(-1, top, -torch.inf).logsumexp(-1, keepdim=True)

@@ -1,6 +1,6 @@
 """Building blocks of numba loops: vectorised float32 exp and log, and threads over rows.
 
-`math.exp` in a numba loop is a scalar library call, which prevents vector instructions. Every row is computed
+A numba loop calls the scalar library function for `math.exp`, which prevents vector instructions. Every row is computed
 separately and in a fixed order. So its result does not depend on its position or on the number of threads.
 """
 
@@ -18,28 +18,28 @@ from torch import Tensor
 
 from torchcalib.ops.threads import PER_THREAD, in_threads
 
-BLOCK = 1024  # entries of a row processed together: three float32 arrays fill a third of the level-1 cache
-CONVERTED = 2**15  # entries converted to float32 at a time; torch would copy larger blocks in several threads
+BLOCK = 1024  # entries of a row per pass; three float32 arrays of this size fill a third of the level-1 cache
+CONVERTED = 2**15  # entries converted to float32 per copy; torch would use threads for larger copies
 
 F = np.float32
 ZERO, _HALF, ONE, NAN, INF = (F(x) for x in (0, 0.5, 1, math.nan, math.inf))
-# exp x = 2^n exp r with n = round(x / log 2) and |r| < 0.35 (range reduction of Cody and Waite). Adding _ROUND moves n
-# into the last bits of a float. log 2 is subtracted in two parts. The first has 9 bits, so its product with n is exact.
+# exp x = 2^n exp r with n = round(x / log 2) and |r| < 0.35 (range reduction of Cody and Waite).
+# Adding _ROUND moves n into the last bits of a float. _LOG2_HIGH has 9 bits, so its product with n is exact.
 # The Taylor series of exp r ends at degree 7, because further terms add less than 1e-8.
-LOWEST = F(-88.2)  # smallest argument of `exp`: n = -127, for which `_power_of_two` returns 0
+LOWEST = F(-88.2)  # smallest argument of `exp`; it has n = -127, for which `_power_of_two` returns 0
 _ROUND = F(1.5 * 2**23)
 _INV_LOG2, _LOG2_HIGH, _LOG2_LOW = F(1 / math.log(2)), F(0.693359375), F(math.log(2) - 0.693359375)
 _E2, _E3, _E4, _E5, _E6, _E7 = (F(1 / math.factorial(k)) for k in range(2, 8))
-# log x = n log 2 + log r with sqrt(1/2) < r < sqrt(2). log r = 2 artanh s with s = (r - 1) / (r + 1), as a Taylor
-# series up to degree 9 in s; s^2 < 0.03.
+# log x = n log 2 + log r with sqrt(1/2) < r < sqrt(2), and log r = 2 artanh s with s = (r - 1) / (r + 1).
+# The Taylor series of artanh s ends at degree 9, because s^2 < 0.03.
 _ROOT2 = F(math.sqrt(2))
 _LOG2 = math.log(2)
 _T1, _T3, _T5, _T7, _T9 = (F(2 / k) for k in (1, 3, 5, 7, 9))
-SMALLEST = F(2.0**-126)  # smallest normal float32; replaces smaller numbers in log
+SMALLEST = F(2.0**-126)  # smallest normal float32, which replaces smaller numbers in `fill_logs`
 
-# Decorator for functions inlined into loops. "contract" allows fused multiply-add, but no reordering of sums.
+# Decorator for functions to inline in loops. "contract" allows fused multiply-add, but no reordering of sums.
 step = numba.njit(cache=True, fastmath={"contract"}, error_model="numpy")
-# Decorator for sums over a block. "reassoc" allows partial sums per vector lane, so results depend on the vector width.
+# Decorator for sums. "reassoc" allows one partial sum per vector lane, so results depend on the vector width.
 lanes = numba.njit(cache=True, fastmath={"contract", "reassoc", "nsz"}, error_model="numpy")
 compiled_loop = numba.njit(cache=True, nogil=True, error_model="numpy")
 
@@ -48,7 +48,7 @@ _INT = llvmlite.ir.IntType(32)
 
 @intrinsic
 def _power_of_two(_: Any, rounded: Any) -> Any:
-    """Return 2^n for -127 <= n <= 127 from n + _ROUND, by moving n into the exponent bits; 0 for n = -127."""
+    """Return 2^n for `rounded` = n + _ROUND and -126 <= n <= 127, and 0 for n = -127, by shifting n to the exponent."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ARG001
         bits = builder.shl(builder.bitcast(arguments[0], _INT), _INT(23))
@@ -117,7 +117,7 @@ def log(x: Any) -> Any:
 def log1p(x: Any) -> Any:
     """Return log(1 + x) for float32 x >= 0 in float64, by the series of `log` up to degree 21.
 
-    Gradients contain differences of scores, which need this precision.
+    Gradients contain differences of scores, which require float64 precision.
     """
     n = _exponent(ONE + x)
     wide = np.float64(x)
@@ -143,7 +143,7 @@ def fill_exps(x: Any, top: Any, shifted: Any, exps: Any) -> None:
 
 @step
 def fill_limits(x: Any, shifted: Any, exps: Any) -> None:
-    """Fill the arrays of `fill_exps` for a row with +inf: `exps` is 1 at +inf, NaN at NaN, and 0 elsewhere."""
+    """Fill `shifted` and `exps` like `fill_exps`, but for a row with +inf: `exps` is 1 at +inf, NaN at NaN, else 0."""
     for k in range(x.size):
         infinite = x[k] == INF
         shifted[k] = (ZERO if infinite else LOWEST) if x[k] == x[k] else NAN
@@ -152,7 +152,7 @@ def fill_limits(x: Any, shifted: Any, exps: Any) -> None:
 
 @step
 def fill_logs(q: Any, logs: Any) -> None:
-    """Fill `logs` with log q; 0 for q = 0, so that q log q = 0, and NaN for q < 0."""
+    """Fill `logs` with log q, with 0 for q = 0 (because 0 log 0 = 0), and with NaN for q < 0."""
     for k in range(q.size):
         x = q[k]
         value = log(SMALLEST if x < SMALLEST else x)
@@ -170,11 +170,11 @@ def by_rows(
     """Call a compiled loop on ranges of rows in several threads, after converting them to contiguous float32.
 
     Args:
-        loop: called as `loop(rows, *columns, *options[, out])`. Its result must not depend on the ranges.
+        loop: compiled function, called as `loop(rows, *columns, *options[, out])` for each range of rows.
         values: rows `(N, C)` of any floating dtype and with any strides.
-        columns: arrays `(..., N)` or None; each call receives the part for its rows.
+        columns: arrays `(..., N)` or None; each call receives the slice for its rows.
         options: further arguments, equal in all calls.
-        out: `(N, C)` of any floating dtype. The loop fills the part for its rows, in float32.
+        out: result `(N, C)` of any floating dtype; each call fills the slice for its rows, in float32.
     """
     ready = values.dtype == torch.float32 and values.is_contiguous()
     direct = ready and (out is None or out.dtype == torch.float32)
@@ -201,7 +201,7 @@ def by_rows(
 
 
 def columns_of(*columns: Tensor | None) -> list[Any]:
-    """Convert columns to contiguous arrays: bool to uint8, float16 and bfloat16 to float32, None to None."""
+    """Convert tensors to contiguous arrays: bool to uint8, float16 and bfloat16 to float32. None is not converted."""
     arrays: list[Any] = list(columns)
     for k, x in enumerate(columns):
         if x is not None:

@@ -7,7 +7,7 @@ T = TypeVar("T")
 
 
 class once(Generic[T]):  # noqa: N801 - used as a decorator
-    """Cached property that stores its value in the dictionary `self.computed` of the instance.
+    """Decorator for a cached property whose value is stored in the dictionary `self.computed` of the instance.
 
     In Python 3.11 `functools.cached_property` uses a lock, which `torch.compile` cannot trace.
     """

@@ -1,8 +1,8 @@
 """Turn compiled code into torch functions that support derivatives, `torch.compile` and `vmap`.
 
-`fused` wraps a function that also has a formula in plain torch. The compiled code computes the values. An optional
-function computes the first derivative. The formula is used for tracing, `vmap`, forward mode and higher derivatives.
-`operation` registers a function without a formula, such as a sort, with `torch.library`.
+`fused` combines compiled code for the values, an optional function for the first derivative, and a formula in plain
+torch. The formula is used for tracing, `vmap`, forward mode and higher derivatives. `operation` registers a function
+without a formula, such as a sort, with `torch.library`.
 """
 
 from collections.abc import Callable
@@ -53,12 +53,11 @@ def fused(
     """Return a function that computes values with `fast`, and uses `formula` for tracing and derivatives.
 
     Args:
-        fast: compiled code, or plain torch in chunks, called as `fast(backend, *arguments)`. Only its first result is
-            differentiable.
+        fast: compiled or chunked code, called as `fast(backend, *arguments)`. Only its first result is differentiable.
         formula: the same function in differentiable torch operations, called as `formula(*arguments)`.
         gradient: computes the first derivative without storing an autograd graph; None to differentiate the formula.
-            `gradient(backend, arguments, results, needed, grads)` returns one gradient for each position in `needed`.
-            `results` are the results of `fast`, and `grads` is the gradient of the loss in the first one.
+            `gradient(backend, arguments, results, needed, grads)` returns the gradients in the arguments at the
+            positions `needed`. `results` are the results of `fast`, and `grads` is the gradient in the first result.
 
     Returns:
         Function with the arguments of `formula`, all positional, and the keyword `backend`.
@@ -69,7 +68,6 @@ def fused(
 
         @staticmethod
         def forward(ctx: Any, backend: str, *arguments: Any) -> Any:
-            """Compute the values with `fast`."""
             values = fast(backend, *arguments)
             results = (values,) if isinstance(values, Tensor) else values
             ctx.mark_non_differentiable(*results[1:])
@@ -80,11 +78,11 @@ def fused(
 
         @staticmethod
         def backward(ctx: Any, grads: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-            """Return one gradient per argument, and None for arguments that need no gradient."""
+            """Return the gradient in each argument, or None for an argument that requires no gradient."""
             results, tensors = ctx.saved_tensors[: ctx.n_results], ctx.saved_tensors[ctx.n_results :]
             arguments = [option if x is None else x for x, option in zip(tensors, ctx.options, strict=True)]
             needed = [k for k, need in enumerate(ctx.needs_input_grad[1:]) if need]
-            # Only the formula supports double backward and batching by vmap.
+            # Double backward and vmap require the formula.
             if gradient is None or torch.is_grad_enabled() or mode_of(grads) == "formula":
                 input_grads = gradient_of(formula, arguments, needed, grads, create_graph=torch.is_grad_enabled())
             else:
@@ -110,7 +108,7 @@ def gradient_of(
     grads: Tensor,
     create_graph: bool = False,
 ) -> list[Tensor]:
-    """Return the gradients of the first result of `formula` in the arguments at the positions `needed`, by autograd."""
+    """Return the gradients in the arguments at positions `needed`, given the gradient `grads` in the first result."""
     arguments = list(arguments)
     if not create_graph:
         for k in needed:
@@ -139,8 +137,8 @@ class Operation:
     def direct(self, *arguments: Any) -> Any:
         """Call the function without the torch dispatcher if only values are needed.
 
-        The dispatcher takes about as long as the computation of a small batch. Do not use this method in a backward
-        pass, where `vmap` may batch only the gradients.
+        The dispatcher is about as slow as the computation for a small batch. Do not use this method in a backward pass,
+        where `vmap` may batch only the gradients.
         """
         return self._function(*arguments) if is_plain(*arguments) else self.registered(*arguments)
 
@@ -152,9 +150,9 @@ def operation(schema: str, fake: Callable[..., Any]) -> Callable[[Callable[..., 
     `torch.library.register_autograd("torchcalib::<name>", ...)` to add a gradient.
 
     Args:
-        schema: name, arguments and results, as for `torch.library.define`. Batch axes come first; `vmap` adds one to
-            every tensor.
-        fake: function of the same arguments that returns empty results of the right shape and dtype.
+        schema: name, arguments and results, as for `torch.library.define`. All tensors must accept another leading
+            batch axis, which `vmap` adds.
+        fake: function of the same arguments that returns empty results with correct shapes and dtypes.
 
     Returns:
         Decorator that returns an `Operation`.
@@ -183,5 +181,5 @@ def operation(schema: str, fake: Callable[..., Any]) -> Callable[[Callable[..., 
 
 
 def _batch_first(x: Tensor, dim: int | None, size: int) -> Tensor:
-    """Move the axis that `vmap` added to the front; add an axis of length `size` if `dim` is None."""
+    """Move the batch axis `dim` of `vmap` to the front. If `dim` is None, add an axis of length `size` instead."""
     return (x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)).contiguous()

@@ -4,7 +4,7 @@ The term of rows i and j with residuals r and kernel arguments x is h_ij = (r_i 
 "laplacian", exp(-sum_c |x_ic - x_jc|), or "gaussian", exp(-sum_c (x_ic - x_jc)^2). `pairs` sums over all pairs of rows.
 `blocks` sums over the pairs within blocks of rows.
 
-The terms are computed one tile at a time. The backward pass recomputes each tile, so no N x N matrix is stored.
+The N x N matrix of terms is computed one tile at a time and never stored. The backward pass recomputes the tiles.
 
 Source: Widmann, Lindsten, Zachariah: Calibration tests in multi-class classification (NeurIPS 2019), eq. 4-5, table 1.
 """
@@ -22,18 +22,18 @@ from torchcalib.ops.operation import operation
 
 Kernel = Literal["laplacian", "gaussian"]
 
-_TILE = 2**18  # largest number of entries of a tile or of a chunk of blocks: 2 MB of float64
+_TILE = 2**18  # number of float64 matrix entries (2 MB) that are computed at a time
 
 
 def pairs(x: Tensor, r: Tensor, weights: Tensor, kernel: Kernel, chunk: int | None = None) -> Tensor:
-    """Return sum_ij w_i w_j h_ij over all pairs of rows, including i = j, for R replicate weights, `(..., R)`.
+    """Return sum_ij w_i w_j (r_i . r_j) k(x_i, x_j) over all pairs of rows, including i = j, `(..., R)`.
 
     Args:
-        x: arguments of the kernel, floating `(..., N, C)`.
+        x: arguments of the kernel k, floating `(..., N, C)`.
         r: residual vectors, `(..., N, C)` of the dtype of `x`.
-        weights: R replicate weights of the rows, `(..., R, N)` of the dtype of `x`.
+        weights: R replicates of the row weights w, `(..., R, N)` of the dtype of `x`.
         kernel: "laplacian" or "gaussian".
-        chunk: side length of a tile in rows; None for tiles of at most 2 MB.
+        chunk: number of rows and of columns in a tile of the matrix of terms; None for tiles of about 2 MB.
 
     Gradient: first-order, in `x`, `r` and `weights`, in reverse mode. |x_ic - x_jc| has gradient 0 at x_ic = x_jc.
     """
@@ -47,7 +47,7 @@ def pairs(x: Tensor, r: Tensor, weights: Tensor, kernel: Kernel, chunk: int | No
     fake=lambda x, r, weights, *_: weights.new_empty(weights.shape[:-1]),  # noqa: ARG005
 )
 def _pair_sums(x: Tensor, r: Tensor, weights: Tensor, kernel: Kernel, side: int) -> Tensor:
-    """Implement `pairs`: add diagonal tiles once and tiles above the diagonal twice, because h is symmetric."""
+    """Compute `pairs`. Tiles above the diagonal are added twice, because the matrix of terms is symmetric."""
     sums = weights.new_zeros(weights.shape[:-1])
     for a, b, times in _tiles(x.shape[-2], side):
         sums += times * _tile_sum(kernel, *_rows_of_tile(x, r, weights, a, b))
@@ -62,7 +62,7 @@ def _pair_sums(x: Tensor, r: Tensor, weights: Tensor, kernel: Kernel, side: int)
 def _pair_sums_backward(
     x: Tensor, r: Tensor, weights: Tensor, grads: Tensor, kernel: Kernel, side: int
 ) -> tuple[Tensor, ...]:
-    """Return the gradients in `x`, `r` and `weights`, by recomputing and differentiating one tile at a time."""
+    """Return the gradients in `x`, `r` and `weights` for gradient `grads` in the sums, from recomputed tiles."""
     found = torch.zeros_like(x), torch.zeros_like(r), torch.zeros_like(weights)
     for a, b, times in _tiles(x.shape[-2], side):
         pullback = torch.func.vjp(partial(_tile_sum, kernel), *_rows_of_tile(x, r, weights, a, b))[1]
@@ -77,13 +77,13 @@ def _rows_of_tile(x: Tensor, r: Tensor, weights: Tensor, a: slice, b: slice) -> 
 
 
 def _tile_sum(kernel: Kernel, x_a: Tensor, r_a: Tensor, w_a: Tensor, x_b: Tensor, r_b: Tensor, w_b: Tensor) -> Tensor:
-    """Return sum_ij w_i w_j h_ij over the rows i and the columns j of a tile, `(..., R)`."""
+    """Return sum_ij w_i w_j (r_i . r_j) k(x_i, x_j) over the rows i and columns j of a tile, `(..., R)`."""
     h = (r_a @ r_b.mT) * _kernel_matrix(x_a, x_b, kernel)
     return ((w_a @ h) * w_b).sum(-1)
 
 
 def _tiles(n: int, side: int) -> Iterator[tuple[slice, slice, int]]:
-    """Yield rows, columns and multiplicity of every tile: 1 on the diagonal, 2 above it."""
+    """Yield the rows and columns of every tile, and its factor in the sum: 1 on the diagonal, 2 above it."""
     starts = range(0, n, side)
     for i in starts:
         for j in starts[i // side :]:
@@ -91,10 +91,10 @@ def _tiles(n: int, side: int) -> Iterator[tuple[slice, slice, int]]:
 
 
 def _kernel_matrix(x: Tensor, y: Tensor, kernel: Kernel) -> Tensor:
-    """Return the kernel matrix of the rows of `x` `(..., a, C)` and `y` `(..., b, C)`, `(..., a, b)`."""
+    """Return the kernel `(..., a, b)` between the rows of `x`, `(..., a, C)`, and of `y`, `(..., b, C)`."""
     if kernel == "laplacian":
         return (-torch.cdist(x.contiguous(), y.contiguous(), p=1.0)).exp_()
-    # |x - y|^2 = |x|^2 + |y|^2 - 2 x . y; the clamp removes negative rounding errors.
+    # |x - y|^2 = |x|^2 + |y|^2 - 2 x . y. Rounding errors can make it negative, hence the clamp.
     squares = x.square().sum(-1).unsqueeze(-1) + y.square().sum(-1).unsqueeze(-2)
     return (2 * (x @ y.mT)).sub_(squares).clamp_(max=0).exp_()
 
@@ -126,13 +126,14 @@ def blocks(
 ) -> Tensor:
     """Return the sums for the block estimator of the squared kernel calibration error (SKCE).
 
-    Consecutive rows form blocks of `size` rows; an incomplete last block is ignored. The block mean is the mean of h_ij
-    over the pairs i != j in the block. Here r = target - probability and x = scale * probability.
+    Consecutive rows form blocks of `size` rows; an incomplete last block is ignored. A block mean is the mean of
+    (r_i . r_j) k(x_i, x_j) over the pairs i != j of rows in the block. Here k is the kernel, r = target - probability
+    and x = scale * probability.
 
     Args:
         values: probabilities or logits, floating `(..., N, C)`.
         target: labels, int64 `(..., N)`, or distributions `(..., N, C)`.
-        copies: number of consecutive copies of each row, int64 `(..., N)`; None for one copy each.
+        copies: number of copies of each row, int64 `(..., N)`, which are consecutive; None for one copy each.
         scale: factor of the probabilities in the kernel, `(...)` of dtype `wide_dtype`; not differentiable.
         from_logits: whether `values` are logits.
         kernel: "laplacian" or "gaussian".
@@ -152,46 +153,46 @@ def blocks(
 
 
 class _Blocks(NamedTuple):
-    """A chunk of K blocks of rows.
+    """K blocks of rows that are processed at a time.
 
     Attributes:
         rows: row indices of each block, `(..., K, size)`; or a slice of consecutive rows.
-        past_end: True at places after the last copy of the last row, where `rows` is arbitrary, `(..., K, size)`.
-        times: 1 for a block, 0 for a placeholder that must be ignored, `(..., K)`.
-        alone: number of additional blocks that contain only copies of the first row, int64 `(..., K)`.
+        past_end: True where a block extends beyond the last row, and `rows` is arbitrary, bool `(..., K, size)`.
+        times: 1 for a valid block, 0 for a block to ignore, `(..., K)`.
+        n_uniform: number of further blocks with only copies of the first row in a block, int64 `(..., K)`.
     """
 
     rows: Tensor | slice
     past_end: Tensor | None = None
     times: Tensor | None = None
-    alone: Tensor | None = None
+    n_uniform: Tensor | None = None
 
 
 def _divide(copies: Tensor | None, n: int, size: int, at_most_once: bool, chunk: int) -> Iterator[_Blocks]:
-    """Repeat each of N rows `copies` times, divide them into blocks of `size` rows, and yield chunks of blocks."""
+    """Divide `n` rows, each repeated `copies` times, into blocks of `size` rows. Yield `chunk` blocks at a time."""
     if copies is None:
         for start in range(0, n // size * size, size * chunk):
             yield _Blocks(slice(start, min(start + size * chunk, n // size * size)))
         return
-    end = copies.cumsum(-1)  # position after the last copy of each row
+    end = copies.cumsum(-1)  # position after the last copy of each row, in the sequence of all copies
     n_blocks = end[..., -1:] // size
     places = torch.arange(size, device=copies.device)
     for start in range(0, n // size if at_most_once else n, chunk):
         if at_most_once:
             block = torch.arange(start, min(start + chunk, n // size), device=copies.device).expand(*end.shape[:-1], -1)
-            times, alone = block < n_blocks, None
-        else:  # one block per row, which contains its last copy; `alone` counts blocks of copies of one row
+            times, n_uniform = block < n_blocks, None
+        else:  # Each row yields the block of its last copy, and the number of blocks that contain only its copies.
             part = slice(start, start + chunk)
             begin = (end - copies)[..., part]
             block = (end[..., part] - 1) // size
-            # Skip a block that also contains the last copy of the previous row: it belongs to that row.
+            # Skip a block with the last copy of the previous row too: the previous row has already yielded it.
             is_first = (copies[..., part] > 0) & (block > (begin - 1) // size)
             times = is_first & (block < n_blocks)
-            alone = (block - (begin + size - 1) // size).clamp(min=0)
+            n_uniform = (block - (begin + size - 1) // size).clamp(min=0)
         wanted = (block.clamp(min=0).unsqueeze(-1) * size + places).flatten(-2)
         rows = torch.searchsorted(end, wanted.contiguous(), right=True).clamp(max=n - 1)
         rows, past_end = (t.reshape(*t.shape[:-1], -1, size) for t in (rows, wanted >= end[..., -1:]))
-        yield _Blocks(rows, past_end, times.to(wide_dtype(copies.device)), alone)
+        yield _Blocks(rows, past_end, times.to(wide_dtype(copies.device)), n_uniform)
 
 
 def _gather_rows(x: Tensor, rows: Tensor | slice, size: int, per_class: bool) -> Tensor:
@@ -206,7 +207,7 @@ def _gather_rows(x: Tensor, rows: Tensor | slice, size: int, per_class: bool) ->
 
 
 def _gather_inputs(values: Tensor, target: Tensor, part: _Blocks, size: int) -> tuple[Tensor, Tensor]:
-    """Gather values `(..., K, size, C)`, and labels or target distributions, at the rows of the blocks."""
+    """Gather values `(..., K, size, C)` of K blocks, and their labels `(..., K, size)` or target distributions."""
 
     def clean(x: Tensor) -> Tensor:
         x = x.to(wide_dtype(x.device))
@@ -220,7 +221,7 @@ def _gather_inputs(values: Tensor, target: Tensor, part: _Blocks, size: int) -> 
 def _sums_of_blocks(
     values: Tensor, target: Tensor, scale: Tensor, part: _Blocks, from_logits: bool, kernel: Kernel
 ) -> Tensor:
-    """Return the number of blocks, the sum of the block means and the sum of their squares, `(..., 3)`."""
+    """Return the number of blocks, the sum of the block means and the sum of squared block means, `(..., 3)`."""
     q = spread_infinite_logits(values).softmax(-1) if from_logits else values
     if target.is_floating_point():
         r = target - q
@@ -230,15 +231,16 @@ def _sums_of_blocks(
     size = x.shape[-2]
     products = r @ r.mT
     products.diagonal(dim1=-2, dim2=-1).zero_()  # exclude the pairs i = j
-    # The kernel matrix is symmetric, so its gradient is twice the gradient in its first argument. 2 x - x.detach() has
-    # value x and derivative 2, which halves the cost of the backward pass.
+    # The kernel matrix is symmetric, so its gradient is twice the gradient in its first argument.
+    # 2 x - x.detach() has value x and derivative 2. This halves the cost of the backward pass.
     kernel_matrix = _kernel_matrix(2 * x - x.detach(), x.detach(), kernel)
     mean = (products * kernel_matrix).mean((-2, -1)) * (size / (size - 1))
     times = torch.ones_like(mean) if part.times is None else part.times
     sums = torch.stack([(times * h).sum(-1) for h in (torch.ones_like(mean), mean, mean.square())], -1)
-    if part.alone is not None:  # copies of one row: the kernel is 1, so the mean is |r|^2
-        own = r[..., 0, :].square().sum(-1)
-        sums = sums + torch.stack([(part.alone * h).sum(-1) for h in (torch.ones_like(own), own, own.square())], -1)
+    if part.n_uniform is not None:  # a block with copies of one row has kernel 1, so its mean is |r|^2
+        mean = r[..., 0, :].square().sum(-1)
+        powers = torch.ones_like(mean), mean, mean.square()
+        sums = sums + torch.stack([(part.n_uniform * power).sum(-1) for power in powers], -1)
     return sums
 
 
@@ -258,7 +260,7 @@ def _block_sums(
     at_most_once: bool,
     chunk: int,
 ) -> Tensor:
-    """Implement `blocks`, one chunk of blocks at a time."""
+    """Compute `blocks`, with `chunk` blocks at a time."""
     sums = scale.new_zeros((*values.shape[:-2], 3))
     for part in _divide(copies, values.shape[-2], size, at_most_once, chunk):
         sums += _sums_of_blocks(*_gather_inputs(values, target, part, size), scale, part, from_logits, kernel)
@@ -282,7 +284,7 @@ def _block_sums_backward(
     at_most_once: bool,
     chunk: int,
 ) -> Tensor:
-    """Return the gradient in `values`, by recomputing and differentiating one chunk of blocks at a time."""
+    """Return the gradient in `values` for gradient `grads` in the sums. The blocks are computed again."""
     out = torch.zeros(values.shape, dtype=values.dtype, device=values.device)
     for part in _divide(copies, values.shape[-2], size, at_most_once, chunk):
         given, labels = _gather_inputs(values, target, part, size)

@@ -8,21 +8,21 @@ from torch import Tensor
 
 from torchcalib.ops.logs import wide_dtype
 
-BELOW_EDGE = 1 - 1e-6  # a float32 q < BELOW_EDGE / B is in the first bin, despite rounding errors
+BELOW_EDGE = 1 - 1e-6  # float32 numbers below BELOW_EDGE / B are in the first of B bins, despite rounding errors
 
 
 def bin_index(values: Tensor, n_bins: int, right: bool = False) -> Tensor:
     """Return the index of the equal-width bin of every value, int64 of the shape of `values`.
 
     Bins are `[i/B, (i+1)/B)`, and the last one is closed. With `right` they are `(i/B, (i+1)/B]`, and the first one is
-    closed. Edges `i / n_bins` and values are compared in float64. Every bin index of the package follows this rule.
+    closed. Edges `i / n_bins` and values are compared in float64. All other code with bins follows this rule.
 
-    The floor of the rounded product `values * n_bins` is wrong by at most one bin. Two comparisons with the edges
-    correct it. This is faster than a binary search.
+    Rounding errors of `values * n_bins` change its floor by at most one bin. Two comparisons with the edges correct it,
+    which is faster than a binary search.
 
     Args:
         values: numbers in [0, 1], of any floating dtype. NaN gets an arbitrary bin.
-        n_bins: B.
+        n_bins: number of bins B.
         right: whether bins include their right edge instead of their left edge.
     """
     wide = values.detach().to(wide_dtype(values.device))
@@ -30,7 +30,7 @@ def bin_index(values: Tensor, n_bins: int, right: bool = False) -> Tensor:
     index = (scaled.ceil() - 1 if right else scaled.floor()).clamp(0, n_bins - 1)
     lower, upper = index / n_bins, (index + 1) / n_bins
     step = (wide > upper).long() - (wide <= lower).long() if right else (wide >= upper).long() - (wide < lower).long()
-    # Clamp: 1 belongs to the last bin (with `right`, 0 to the first), and NaN needs a valid index.
+    # The clamp assigns 1 to the last bin, or with `right` 0 to the first bin, and gives NaN a valid index.
     return (index.long() + step).clamp(0, n_bins - 1)
 
 
@@ -38,8 +38,8 @@ def cell_sums(index: Tensor, columns: Tensor, n_cells: int) -> Tensor:
     """Sum F columns over the samples of every cell.
 
     Args:
-        index: cell of every sample, int64 `(..., N)`.
-        columns: columns that share this index, `(..., F, N)`.
+        index: cell of every sample, int64 `(..., N)`, from 0 to K - 1.
+        columns: numbers to add, `(..., F, N)`.
         n_cells: number of cells K.
 
     Returns:
@@ -56,8 +56,8 @@ def bin_sums(index: Tensor, columns: Sequence[Tensor], n_bins: int) -> Tensor:
     return cell_sums(index, torch.stack(torch.broadcast_tensors(*columns), dim=-2), n_bins)  # type: ignore[no-untyped-call]
 
 
-_MAX_SUMS = 256  # number of sums per replicate above which `scatter_add` is faster than a matrix product
-_IN_MEMORY = 2**22  # largest number of matrix elements in memory
+_MAX_SUMS = 256  # number of sums F B per replicate above which `scatter_add` is faster than a matrix product
+_IN_MEMORY = 2**22  # largest number of elements in the second factor of the matrix product
 
 
 def bin_sums_of_replicates(
@@ -65,17 +65,17 @@ def bin_sums_of_replicates(
 ) -> Tensor:
     """Sum F columns over the samples of every bin, for R replicate weights.
 
-    Many replicates use a matrix product. Few replicates or very many bins use `bin_sums` for each replicate.
+    The sums are a matrix product for many replicates. They use `bin_sums` for few replicates or very many bins.
 
     Args:
         index: bin of every sample, int64 `(..., N)`.
         columns: F tensors `(..., N)` of dtype `wide_dtype`. They may be infinite where a weight is 0, but not NaN.
-        weights: `(R, ..., N)` of dtype `wide_dtype`; the middle axes broadcast.
-        n_bins: B.
+        weights: R sets of weights, `(R, ..., N)` of dtype `wide_dtype`; the middle axes broadcast.
+        n_bins: number of bins B.
         finite: True if all columns are known to be finite, which is faster.
 
     Returns:
-        `(R, ..., F, B)`.
+        The weighted sums, `(R, ..., F, B)`.
     """
     stacked = torch.stack(torch.broadcast_tensors(*columns), dim=-2)  # type: ignore[no-untyped-call]
     *lead, n_columns, n = stacked.shape
@@ -83,7 +83,7 @@ def bin_sums_of_replicates(
     if n_columns * n_bins > _MAX_SUMS or len(weights) <= n_bins:
         weighed = [(weights * c).masked_fill(weights == 0, 0) for c in stacked.unbind(-2)]
         return bin_sums(index, weighed, n_bins)
-    # Multiply weights (R, n) by a matrix (n, F B). Each row contains the F columns of a sample at its bin, 0 elsewhere.
+    # Multiply the weights by a matrix (N, F B). Its row of a sample contains the F columns at the bin, 0 elsewhere.
     rows = weights.movedim(0, -2)
     bins = torch.arange(n_bins, device=index.device)
     total = rows.new_zeros(*lead, rows.shape[-2], n_columns * n_bins)
@@ -97,16 +97,16 @@ def bin_sums_of_replicates(
 
 
 def weighted_sums(weights: Tensor, table: Tensor, finite: bool = False) -> Tensor:
-    """Return the matrix product `(..., R, K)` of weights `(..., R, N)` and a table `(..., N, K)`, with 0 * inf = 0.
+    """Return the matrix product `weights @ table`, `(..., R, K)`, with 0 * inf = 0.
 
     Args:
-        weights: not negative unless `finite`.
-        table: may contain infinities unless `finite`.
+        weights: `(..., R, N)`, not negative unless `finite`.
+        table: `(..., N, K)`, can contain infinities unless `finite`.
         finite: True if the table is known to be finite, which is faster.
     """
     if finite:
         return weights @ table
-    # Sum the finite entries, then make the sums infinite that include an infinite entry with positive weight.
+    # Sum the finite entries. Then add infinity where an infinite entry has positive weight.
     infinite = (table == torch.inf, table == -torch.inf)
     total = weights @ table.masked_fill(infinite[0] | infinite[1], 0)
     for where, value in zip(infinite, (torch.inf, -torch.inf), strict=True):

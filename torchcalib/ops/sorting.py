@@ -8,8 +8,8 @@ from torch import Tensor
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.operation import is_plain, operation
 
-# torch uses radix sort for a single row of integers, and a comparison sort otherwise. From this length on, one call per
-# row is faster than one call for the batch.
+# torch uses radix sort for a single row of integers, and a slower comparison sort for several rows.
+# For rows of at least this length, one call per row is faster than one call for the batch.
 _ROW_BY_ROW = 2048
 
 _MAX_TIES = 1 / 64  # fraction of tied scores above which sorting is faster than partitioning
@@ -19,7 +19,7 @@ def order_bits(scores: Tensor) -> Tensor:
     """Convert floats to integers of the same order: int64 for float64, int32 for other dtypes.
 
     Floats are stored as sign and magnitude, integers in two's complement. So the magnitude bits of negative floats are
-    inverted. -0 equals 0, and NaN of either sign is the largest.
+    inverted. -0 is converted like 0, and NaN to the largest integer.
     """
     scores = scores.detach()
     scores = scores.double() if scores.dtype == torch.float64 else scores.float()
@@ -30,9 +30,9 @@ def order_bits(scores: Tensor) -> Tensor:
 
 
 def stable_sort(bits: Tensor) -> tuple[Tensor, Tensor]:
-    """Return sorted integers and their stable order, along the last axis.
+    """Sort integers along the last axis. Return the sorted integers, and their original indices (int64).
 
-    On the CPU, long rows are sorted one by one, because torch then uses radix sort.
+    On the CPU, long rows are sorted one by one, because torch uses radix sort only for a single row.
     """
     n = bits.shape[-1]
     if bits.device.type != "cpu" or n < _ROW_BY_ROW or bits.dim() == 1:
@@ -50,7 +50,7 @@ def order_of(score: Tensor) -> Tensor:
 
 
 def sorted_columns(score: Tensor, positives: Tensor, n: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
-    """Sort columns by score, stably; missing scores (NaN) are placed last.
+    """Sort columns by score, with a stable sort; missing scores (NaN) are placed last.
 
     Args:
         score: floating `(..., M)`, M >= 1.
@@ -58,9 +58,10 @@ def sorted_columns(score: Tensor, positives: Tensor, n: Tensor | None) -> tuple[
         n: number of samples of each element, `(..., M)` or None.
 
     Returns:
-        Scores with +inf for NaN, positives and n in ascending order of the score, and the number of scores `(...)`.
+        Scores with +inf for NaN, positives and n, in ascending order of the score; and the number of scores that are
+        not missing, int64 `(...)`.
 
-    Gradient: in `score`, `positives` and `n`, for a constant order.
+    Gradient: in `score`, `positives` and `n`; the order is constant.
     """
     order = order_of(score.detach())
     size = score.isnan().logical_not().sum(-1)
@@ -70,7 +71,7 @@ def sorted_columns(score: Tensor, positives: Tensor, n: Tensor | None) -> tuple[
 
 
 def tie_begins(score: Tensor) -> Tensor:
-    """Return True where a group of tied scores begins in sorted scores `(..., M)`."""
+    """Return True at the first element of each group of equal scores, for sorted scores `(..., M)`."""
     begins = torch.ones_like(score, dtype=torch.bool)
     begins[..., 1:] = score[..., 1:] != score[..., :-1]
     return begins
@@ -87,15 +88,16 @@ def tie_begins(score: Tensor) -> Tensor:
 def sort_labelled(score: Tensor, label: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Sort probabilities and their labels on the CPU; tied scores are sorted by label.
 
-    The bits of a probability, shifted left by one, leave the last bit of a signed integer for the label. So one sort of
-    integers is enough, without an index.
+    The bits of a probability are shifted left by one, and the label becomes the last bit of the integer. So integers
+    are sorted, without an index.
 
     Args:
         score: float32 or float64 `(..., M)` in [0, 1], or NaN for a missing score.
         label: 0 or 1, uint8 `(..., M)`.
 
     Returns:
-        Sorted scores, their labels (uint8), and the number of scores `(...)`. Missing scores become numbers above 1.
+        Sorted scores, their labels (uint8), and the number of scores that are not missing, `(...)`. Missing scores
+        become numbers above 1.
 
     Gradient: none.
     """
@@ -117,7 +119,8 @@ def sort_labelled(score: Tensor, label: Tensor) -> tuple[Tensor, Tensor, Tensor]
 def equal_mass_sums(score: Tensor, label: Tensor, n_bins: int) -> tuple[Tensor, Tensor]:
     """Sum over equal-mass bins without sorting, by partitioning the samples at the bin edges (quickselect).
 
-    Bin i ends at sample `i * N // B` in ascending order. Ends within a tie are moved to its end.
+    Bin i = 1, ..., B ends after `i * N // B` of the N scores that are not missing. An end within a group of equal
+    scores is moved to the end of the group.
 
     Args:
         score: float32 or float64 `(..., M)` in [0, 1], or NaN for a missing score, on the CPU.
@@ -143,37 +146,37 @@ def equal_mass_sums(score: Tensor, label: Tensor, n_bins: int) -> tuple[Tensor, 
 
 
 def _keys(score: Tensor, label: Tensor) -> Tensor:
-    """Return integer sort keys: bits of the probability, then the label as the last bit; see `sort_labelled`."""
+    """Return integer sort keys: the bits of the probability, and the label as the last bit."""
     integer, top = (torch.int32, 2**30 - 1) if score.dtype == torch.float32 else (torch.int64, 2**62 - 1)
-    keys = score.abs().view(integer).clamp_(max=top)  # abs makes a copy, and turns -0 into 0
+    keys = score.abs().view(integer).clamp_(max=top)  # `abs` copies, and converts -0 to 0
     return keys.bitwise_left_shift_(1).bitwise_or_(label)
 
 
 def _has_many_ties(keys: NDArray[np.integer]) -> bool:
-    """Return True if a subsample of at most 1,024 keys has many ties, which makes partitioning slow."""
+    """Return True if many of about 1,000 evenly spaced keys have equal scores, which makes partitioning slow."""
     subsample = np.sort(keys[:: len(keys) // 1024 + 1] >> 1)
     return int(np.count_nonzero(subsample[1:] == subsample[:-1])) > _MAX_TIES * len(subsample)
 
 
 def _cuts_by_sort(keys: NDArray[np.integer], cuts: list[int]) -> list[int]:
-    """Sort `keys` in place and return the cuts; a cut within a group of tied scores is moved to its end."""
+    """Sort `keys` in place. Return the bin ends `cuts`, each moved to the end of its group of equal scores."""
     keys.sort()
     return [int(np.searchsorted(keys, keys[cut - 1] | 1, side="right")) if cut else 0 for cut in cuts]
 
 
 def _cuts_by_partition(keys: NDArray[np.integer], cuts: list[int]) -> list[int]:
-    """Partition `keys` in place and return the cuts; a cut within a group of tied scores is moved to its end.
+    """Partition `keys` in place. Return the bin ends `cuts`, each moved to the end of its group of equal scores.
 
-    Divide and conquer in O(N log B): partition at the middle cut, then treat both sides independently.
+    Divide and conquer in O(N log B): partition at the middle cut, then partition both sides independently.
     """
     if not cuts:
         return []
-    begin = end = cuts[len(cuts) // 2]  # range of scores tied with the last score before the cut
+    begin = end = cuts[len(cuts) // 2]  # positions of the keys with the last score before the cut
     if 0 < end < len(keys):
         below, above = keys[:end], keys[end:]
         keys.partition(end)
-        top = below.max() | 1  # largest key of the tied score: label 1
-        if above[0] <= top:  # the cut divides a tie: move the tied keys next to the cut, on both sides
+        top = below.max() | 1  # largest key of the last score before the cut, with label 1
+        if above[0] <= top:  # equal scores on both sides: move them next to the cut
             begin, above_of_score = int(np.count_nonzero(below < top - 1)), int(np.count_nonzero(above <= top))
             end += above_of_score
             if begin > 0:
@@ -188,14 +191,14 @@ def _cuts_by_partition(keys: NDArray[np.integer], cuts: list[int]) -> list[int]:
 
 
 def end_of_ties(score: Tensor, ends: Tensor) -> Tensor:
-    """Move run ends `(..., B)` within a group of ties in sorted scores `(..., M)` to the end of the group."""
+    """Move run ends `(..., B)` to the end of their group of equal scores, for sorted scores `(..., M)`."""
     last = score.gather(-1, (ends - 1).clamp(min=0))
     return torch.where(ends > 0, torch.searchsorted(score, last, right=True), 0)
 
 
 def run_index(ends: Tensor, length: int) -> Tensor:
-    """Return the run index of each of `length` elements, from B run ends `(..., B)`; B after the last run."""
-    # The index is the number of runs that end at or before the element. A cumulative count is faster than a search.
+    """Return the index of the run of each element, `(..., length)`, for run ends `(..., B)`; B after the last run."""
+    # Count the runs that end at or before the element. A cumulative count is faster than a search.
     counts = torch.zeros((*ends.shape[:-1], length + 1), dtype=ends.dtype, device=ends.device)
     return counts.scatter_add(-1, ends, torch.ones_like(ends)).cumsum(-1)[..., :-1]
 
@@ -210,20 +213,20 @@ def run_sums(x: Tensor, ends: Tensor) -> Tensor:
     Returns:
         `(..., B)` of dtype `wide_dtype`; 0 for an empty run.
 
-    Gradient: in `x`, in every mode and of any order.
+    Gradient: in `x`, in forward and reverse mode, of any order.
     """
     if x.device.type == "cpu" and is_plain(x, ends):
         return _run_sums_numpy(x, ends)
-    # An additional run collects the elements after the last run, which may be infinite.
+    # Elements after the last run can be infinite, and are summed in an additional run.
     wide = wide_dtype(x.device)
     sums = torch.zeros((*ends.shape[:-1], ends.shape[-1] + 1), dtype=wide, device=x.device)
     return sums.scatter_add(-1, run_index(ends, x.shape[-1]), x.to(wide))[..., :-1]
 
 
 def _run_sums_numpy(x: Tensor, ends: Tensor) -> Tensor:
-    """Sum the runs of all rows by one `np.add.reduceat`, skipping empty runs, whose result would not be 0."""
+    """Compute `run_sums` by one call of `np.add.reduceat`, without empty runs, whose result would not be 0."""
     values, stops = (t.reshape(ends.shape[:-1].numel(), t.shape[-1]).numpy() for t in (x, ends))
-    begins = np.concatenate((np.zeros_like(stops[:, :1]), stops), -1)  # add a run of the elements after the last run
+    begins = np.concatenate((np.zeros_like(stops[:, :1]), stops), -1)  # last run: elements after `stops`
     not_empty = np.diff(begins, append=x.shape[-1]) > 0
     places = (begins + x.shape[-1] * np.arange(len(begins))[:, None])[not_empty]
     sums = np.zeros(begins.shape)

@@ -8,17 +8,16 @@ from itertools import pairwise
 
 import torch
 
-PER_THREAD = 2**18  # smallest number of entries per thread; with fewer, starting a thread takes longer than it saves
+PER_THREAD = 2**18  # smallest number of input values per thread; fewer are not worth the start of a thread
 
 
 @cache
-def _others(n_threads: int) -> ThreadPoolExecutor:
-    """Return the pool of worker threads; the calling thread runs one range itself."""
+def _workers(n_threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(n_threads, thread_name_prefix="torchcalib")
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_others.cache_clear)  # a forked process has no worker threads
+    os.register_at_fork(after_in_child=_workers.cache_clear)  # a forked process has no worker threads
 
 
 def in_threads(work: Callable[[int, int], None], n: int, n_entries: int) -> None:
@@ -27,8 +26,9 @@ def in_threads(work: Callable[[int, int], None], n: int, n_entries: int) -> None
     Errors raised by `work` are raised again after all threads have finished.
 
     Args:
-        work: function of a range. Its results must not depend on the ranges. It must not call `in_threads`.
-        n: number of work items.
+        work: function of a range `begin..end-1`. Its results must not depend on the ranges. It must not call
+            `in_threads`.
+        n: number of work items, such as rows.
         n_entries: total number of input values; at least `PER_THREAD` values are required per thread.
     """
     n_threads = min(torch.get_num_threads(), max(1, n_entries // PER_THREAD), n)
@@ -37,7 +37,7 @@ def in_threads(work: Callable[[int, int], None], n: int, n_entries: int) -> None
         return
     inference = torch.is_inference_mode_enabled()
 
-    def as_caller(begin: int, end: int) -> None:  # inference mode is thread-local: set the mode of the caller
+    def as_caller(begin: int, end: int) -> None:  # inference mode is thread-local
         with torch.inference_mode(inference):
             work(begin, end)
 
@@ -45,18 +45,18 @@ def in_threads(work: Callable[[int, int], None], n: int, n_entries: int) -> None
     futures = _submit(as_caller, cuts[1:])
     try:
         work(0, cuts[1])
-        # Ranges that the pool did not accept run in this thread.
+        # The calling thread runs the ranges that the pool did not accept.
         if (begin := cuts[1 + len(futures)]) < n:
             work(begin, n)
-    finally:  # the threads write into memory of the caller, so wait for them even after an error
+    finally:  # wait even after an error, because the threads write to tensors of the caller
         errors = [future.exception() for future in futures]
     for error in filter(None, errors):
         raise error
 
 
 def _submit(work: Callable[[int, int], None], cuts: list[int]) -> list[Future[None]]:
-    """Submit the ranges between consecutive cuts, and return their futures; stop if the interpreter shuts down."""
-    pool = _others(torch.get_num_threads() - 1)
+    """Submit `work` for each range between consecutive cuts. Return fewer futures if the interpreter shuts down."""
+    pool = _workers(torch.get_num_threads() - 1)  # the calling thread is not in the pool
     futures: list[Future[None]] = []
     try:
         for begin, end in pairwise(cuts):

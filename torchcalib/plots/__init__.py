@@ -1,7 +1,7 @@
 """Reliability diagrams, histograms of confidence, and diagrams of comparisons and training histories.
 
-Each function draws only on `ax`. Without `ax` it creates a figure outside pyplot: save it with
-`ax.figure.savefig(...)`, `to_svg(ax)` or `to_png(ax)`. The last two return equal bytes for equal diagrams. To use
+Each function draws on the matplotlib axes `ax`. Without `ax`, it creates a figure that pyplot does not manage. Save it
+with `ax.figure.savefig(...)`, `to_svg(ax)` or `to_png(ax)`. The last two return equal bytes for equal diagrams. To use
 `plt.show()`, pass `ax=plt.gca()`.
 """
 

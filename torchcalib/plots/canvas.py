@@ -1,4 +1,4 @@
-"""Shared parts of all diagrams: colours, axes, panels, marks, number formats and image files."""
+"""Functions that several diagrams share: colours, axes, panels, marks, number formats and image files."""
 
 import io
 import math
@@ -26,7 +26,7 @@ Column = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Style:
-    """Colours of a diagram. Colour-blind readers can distinguish the colours in `LIGHT` and `DARK` (Okabe and Ito).
+    """Colours of a diagram. `LIGHT` and `DARK` use colours for colour-blind readers, based on Okabe and Ito.
 
     Args:
         paper: background.
@@ -61,7 +61,7 @@ DARK = Style("#15181c", "#e4e6e8", "#9aa3ac", "#2c3238", "#626c77", "#56b4e9", "
 
 
 def columns_of(table: BinTable, name: str = "table") -> SimpleNamespace:
-    """Return the columns of a table without batch axes as float64 arrays. Bins that only pad a batch are omitted."""
+    """Return the columns of a table as float64 arrays `(B,)`, without the empty bins of width 0 that pad batches."""
     if table.n.dim() != 1:
         raise ValueError(
             f"`{name}` must have no batch axes, got shape {tuple(table.n.shape)}. Draw one table: `{name}[k]`."
@@ -74,18 +74,17 @@ def columns_of(table: BinTable, name: str = "table") -> SimpleNamespace:
 _ARGUMENTS = """
         preds: Probabilities, or logits with `from_logits=True`; or an object that contains the bins.
         target: Labels for predictions, see `torchcalib.functional.nll`; None for an object.
-        mode: Kind of confidence, `"positive"`, `"top_label"` or `"classwise"`. None is the first kind of the task.
+        mode: Kind of confidence, `"positive"`, `"top_label"` or `"classwise"`. None selects the first kind of the task.
         task: `"binary"`, `"multiclass"` or `"multilabel"`. None infers it from the shapes.
-        ax: Axes to draw on. None creates a figure. Further panels are inset axes, `ax.child_axes`.
-        logit: Use a logit scale for probabilities, to show values near 0 and 1. The scale ends at about 1 / (10 N) and
-            1 - 1 / (10 N), because N samples cannot distinguish values beyond from 0 and 1. Values beyond are drawn at
-            the ends.
+        ax: Axes to draw on. None creates a figure. Additional panels are inset axes, `ax.child_axes`.
+        logit: Use a logit scale for probabilities, to show values near 0 and 1. For N samples, the scale ends at about
+            1 / (10 N) and 1 - 1 / (10 N). More extreme values are drawn at its ends.
         title: Title of the diagram.
         style: Colours of the diagram. With `DARK`, give the figure of `ax` a dark background."""
 
 
 def diagram(draw: F) -> F:
-    """Decorate a diagram function: document the arguments that all diagrams share."""
+    """Add the arguments that all diagrams share to the docstring of a diagram function."""
     parameters = parameters_of(draw)
     if any(p.kind is Parameter.VAR_KEYWORD for p in signature(draw).parameters.values()):
         parameters += input_parameters(without=["batch_dims"])
@@ -101,7 +100,6 @@ class Canvas:
     style: Style
 
     def __post_init__(self) -> None:
-        """Apply the colours of the style, and draw only two spines and a light grid."""
         ax, style = self.ax, self.style
         ax.set_facecolor(style.paper)
         ax.set_axisbelow(True)
@@ -117,14 +115,14 @@ class Canvas:
     def of(
         cls, ax: Axes | None, style: Style, title: str | None, size: tuple[float, float], top: float, **options: Any
     ) -> Self:
-        """Create a canvas on `ax`, or on a new figure, and draw the title with the text options `options`.
+        """Create a canvas on `ax`, or on a new figure if it is None, and draw the title.
 
         `size` is the width and height of a new figure in inches. `top` is the top of its axes, as a fraction of the
-        height.
+        height. `options` are passed to `Axes.set_title`.
         """
         if ax is None:
-            # pyplot would open a window and keep a reference to the figure. Margins are fixed, because an automatic
-            # layout would change with every save. Saving crops the figure.
+            # pyplot would open a window and store a reference to the figure.
+            # Margins are fixed, because an automatic layout would change with every save.
             figure = Figure(figsize=size, facecolor=style.paper)
             ax = figure.subplots(gridspec_kw={"left": 0.15, "right": 0.96, "bottom": 0.12, "top": top})
         if not hasattr(ax, "figure"):
@@ -139,16 +137,16 @@ class Canvas:
         self.ax.set_title(text, loc="left", color=self.style.ink, **options)
 
     def only_panels(self) -> Self:
-        """Hide grid, frame and ticks of axes that only contain panels, and return the canvas."""
+        """Hide the grid, frame and ticks of axes that contain only inset axes, and return the canvas."""
         self.ax.grid(False)
         self.ax.spines[:].set_visible(False)
         self.ax.set(xticks=[], yticks=[])
         return self
 
     def panels(self, n: int, gap: float, *, columns: int = 1, left: float = 0, across: float = 0) -> "list[Canvas]":
-        """Create `n` panels in a grid. Return them column by column, each from top to bottom.
+        """Create `n` inset axes in a grid. Return their canvases column by column, each from top to bottom.
 
-        The vertical gap, the left margin and the horizontal gap `across` are fractions of the size of these axes.
+        The vertical gap `gap`, horizontal gap `across` and left margin `left` are fractions of the size of these axes.
         """
         rows = math.ceil(n / columns)
         width, height = (1 - left + across) / columns - across, (1 + gap) / rows - gap
@@ -164,12 +162,12 @@ class Canvas:
 
     @property
     def points(self) -> tuple[float, float]:
-        """Width and height of the axes in points (1/72 inch), which determine the labels that fit."""
+        """Width and height of the axes in points (1/72 inch)."""
         extent, scale = self.ax.get_window_extent(), 72 / self.ax.figure.dpi
         return float(extent.width * scale), float(extent.height * scale)
 
     def diagonal(self, low: float = 0.0, high: float = 1.0) -> None:
-        """Draw the line of perfect calibration, unless it is already drawn."""
+        """Draw the diagonal, which marks perfect calibration, unless the axes already contain it."""
         options: dict[str, Any] = {"color": self.style.ink, "linewidth": 0.8, "dashes": (5, 3), "zorder": 1.5}
         if not any(line.get_label() == "diagonal" for line in self.ax.lines):
             self.ax.plot([low, high], [low, high], label="diagonal", **options)
@@ -185,7 +183,7 @@ class Canvas:
         return self.ax
 
     def annotate(self, text: str, x: float, y: float, offset: tuple[float, float], **options: Any) -> None:
-        """Write small text, moved by `offset` points from the point (x, y)."""
+        """Write small text at a distance of `offset` points (right, up) from (x, y)."""
         options = {"textcoords": "offset points", "fontsize": "small", "annotation_clip": False, **options}
         self.ax.annotate(text, (x, y), offset, **options)
 
@@ -210,8 +208,8 @@ class ProbabilityAxis(NamedTuple):
     def logit_of(cls, probabilities: Column, n: float) -> Self:
         """Create a logit axis whose limits include the given probabilities.
 
-        The limits keep a distance of about 1 / (10 n) from 0 and 1: n samples cannot distinguish more extreme values
-        from 0 and 1. Without this distance, a probability of 1e-19 would compress all other values.
+        The limits are at least about 1 / (10 n) from 0 and 1, because n samples cannot distinguish smaller distances.
+        Without this margin, a probability of 1e-19 would compress all other values.
         """
         finest = min(max(0.1 / n, 1e-12), 0.01)
         ends = np.clip([probabilities.min(), probabilities.max()], finest, 1 - finest)
@@ -235,12 +233,12 @@ class ProbabilityAxis(NamedTuple):
         return axis.get_transform()
 
     def _ticks(self, at_most: int) -> list[float]:
-        """Return at most `at_most` ticks: 0.5, and values at every k-th power of ten from 0 and from 1."""
+        """Return up to `at_most` ticks: 0.5, 10^-m and 1 - 10^-m for every k-th m, with the smallest k that fits."""
         ticks: list[float] = []
         powers = 10.0 ** -np.arange(1, 13)
         for step in range(1, 13):
-            kept = powers[step - 1 :: step]
-            ticks = [p for p in (*kept[::-1], 0.5, *(1 - kept)) if self.low <= p <= self.high]
+            small = powers[step - 1 :: step]
+            ticks = [p for p in (*small[::-1], 0.5, *(1 - small)) if self.low <= p <= self.high]
             if len(ticks) <= max(1, at_most):
                 break
         return ticks
@@ -258,14 +256,14 @@ def count_label(n: float) -> str:
 
 
 def percent_label(share: float) -> str:
-    """Format a fraction in at most four characters. Only exact values become 0% or 100%."""
+    """Format a fraction as a percentage in at most four characters. Only exact 0 and 1 become 0% and 100%."""
     if 0 < share < 0.01:
         return "<1%"
     return ">99%" if 0.99 < share < 1 else f"{share:.0%}"
 
 
 def probability_label(probability: float) -> str:
-    """Format a probability with two digits of its distance from 0 or 1: 0.25, 0.9904, 2.4e−6, 1−1.3e−4."""
+    """Format a probability with two significant digits near 0 and two of 1 - p near 1: 0.25, 2.4e−6, 1−1.3e−4."""
     if probability in (0, 1):
         return f"{probability:.0f}"
     distance = min(probability, 1 - probability)
@@ -280,7 +278,7 @@ def probability_label(probability: float) -> str:
 
 
 def to_svg(ax: Axes) -> str:
-    """Return the figure of `ax` as SVG text. Equal diagrams have equal text, because no date is stored.
+    """Return the figure of `ax` as SVG text. Equal diagrams give equal text, because the file contains no date.
 
     Args:
         ax: Axes that a function of this module returned.
@@ -297,7 +295,7 @@ def to_svg(ax: Axes) -> str:
 
 
 def to_png(ax: Axes, dpi: float = 200) -> bytes:
-    """Return the figure of `ax` as PNG bytes. Equal diagrams have equal bytes, because no date is stored.
+    """Return the figure of `ax` as PNG bytes. Equal diagrams give equal bytes, because the file contains no date.
 
     Args:
         ax: Axes that a function of this module returned.
@@ -314,5 +312,5 @@ def to_png(ax: Axes, dpi: float = 200) -> bytes:
 
 
 def _save(ax: Axes, buffer: IO[Any], **options: Any) -> None:
-    """Save the whole figure, even if `ax` is in a subfigure."""
+    """Save the figure that contains `ax`, also if `ax` is in a subfigure."""
     ax.figure.canvas.figure.savefig(buffer, bbox_inches="tight", pad_inches=0.06, **options)

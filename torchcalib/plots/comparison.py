@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from torchcalib.plots.canvas import LIGHT, Canvas, ProbabilityAxis, Style, columns_of, diagram
-from torchcalib.plots.sources import Given, bins_from
+from torchcalib.plots.sources import TableOptions, bins_from
 
 
 @diagram
@@ -22,16 +22,15 @@ def bin_comparison(
 ) -> Axes:
     """Draw the empirical probabilities of several binnings of the same data.
 
-    Each binning has a panel, in the given order, with a shared axis of predictions. The heading contains the number of
-    non-empty bins, and the smallest and largest number of samples in a bin.
+    Each binning has a panel, in the given order. All panels have the same axis of predictions. The heading of a panel
+    contains the number of non-empty bins, and the smallest and largest number of samples in a bin.
 
     - Steps: the empirical probability (mean outcome) of each bin, from edge to edge. Empty bins are gaps.
     - Dashed diagonal: perfect calibration.
     - Ticks below the frame: edges of the bins.
 
     Args:
-        tables: Mapping from the names of binnings to bins without batch axes: a `BinTable`, a metric over bins, or a
-            report.
+        tables: Mapping of names to binnings without batch axes: a `BinTable`, a metric over bins, or a report each.
 
     Returns:
         The axes; their figure is `ax.figure`.
@@ -51,16 +50,14 @@ def bin_comparison(
         ['2 bins: 2 bins of 1 to 2 samples', '5 bins: 3 bins of 1 sample, 2 empty']
     """
     if not tables:
-        raise ValueError(
-            "`tables` must hold at least one table, got none. Pass a mapping of names of binnings to tables."
-        )
-    given = Given(None, None, {})
+        raise ValueError("`tables` must contain at least one table, got none. Pass a mapping of names to tables.")
+    given = TableOptions(None, None, {})
     series = {name: columns_of(bins_from(table, None, given), f"tables[{name!r}]") for name, table in tables.items()}
     canvas = Canvas.of(ax, style, title, (4.6, 1.0 + 1.6 * len(series)), top=0.9, pad=20).only_panels()
-    canvas.ax.set_xlabel("prediction (probability)", labelpad=24)  # room for bin edges and tick labels of the panels
+    canvas.ax.set_xlabel("prediction (probability)", labelpad=24)  # space for bin edges and tick labels of the panels
     canvas.ax.set_ylabel("empirical probability", labelpad=44 if logit else 30)
     axis = _logit_axis(list(series.values())) if logit else ProbabilityAxis()
-    gap = min(34 / canvas.points[1], 0.5 / len(series))  # room for bin edges and a heading
+    gap = min(34 / canvas.points[1], 0.5 / len(series))  # space for bin edges and a heading
     panels = canvas.panels(len(series), gap)
     for (name, bins), panel in zip(series.items(), panels, strict=True):
         panel.title(_heading(name, bins), fontsize="small", parse_math=False)
@@ -75,7 +72,7 @@ def bin_comparison(
 
 
 def _logit_axis(series: list[SimpleNamespace]) -> ProbabilityAxis:
-    """Return a logit axis for all binnings. It ignores their outer edges, which are often 0 and 1."""
+    """Return a logit axis for all binnings. The outer edges of the bins are ignored, because they are often 0 and 1."""
     shown = [values[b.n > 0] for b in series for values in (b.confidence, b.frequency)]
     inner = [b.lower[1:] for b in series]
     n = max(float(b.n.sum()) for b in series)
@@ -110,7 +107,7 @@ def _draw_steps(canvas: Canvas, bins: SimpleNamespace, axis: ProbabilityAxis) ->
         -0.09,
         -0.02,
         color=canvas.style.muted,
-        linewidth=np.clip(60 / len(edges), 0.3, 1.0),  # thin lines keep hundreds of edges distinct
+        linewidth=np.clip(60 / len(edges), 0.3, 1.0),  # hundreds of edges require thin lines
         transform=canvas.ax.get_xaxis_transform(),
         clip_on=False,
     )

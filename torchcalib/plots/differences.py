@@ -29,12 +29,12 @@ def difference_plot(
 ) -> Axes:
     """Draw the differences between several systems and the first system, with 95% confidence intervals.
 
-    Each score, and each main calibration error with an interval, has a panel with its own scale. A line at 0 marks the
-    first system, and the better side is shaded. Each other system has a row:
+    Each score and each main calibration error has a panel with its own scale, if its differences have intervals. A line
+    at 0 marks the first system, and the better side is shaded. Each further system has a row:
 
-    - A mark at the difference, with a line for its interval. Better systems are blue, worse ones orange. Hollow grey
-      marks are not significantly different. Without an interval there is only the mark.
-    - A triangle, if the difference is beyond the end of the scale.
+    - A mark at the difference, and a line for its interval. The mark is blue for a better system, orange for a worse
+      system, and grey and hollow if the difference is not significant.
+    - A triangle instead of the mark, if the difference is beyond the end of the scale.
 
     Args:
         comparison: Result of `torchcalib.compare`.
@@ -59,7 +59,7 @@ def difference_plot(
         title = f"Difference to {_short(comparison.baseline)}, 95% intervals"
     size = 9.2, 0.9 + n_rows * (0.72 + 0.2 * len(others))
     canvas = Canvas.of(ax, style, title, size, top=1 - 0.55 / size[1], parse_math=False, pad=20).only_panels()
-    # System names appear only beside the first column of panels, and label the rows of all columns.
+    # System names are the tick labels of the first column of panels, and apply to all columns.
     across, down = canvas.points
     margin = min(0.4, (12 + 5.6 * max(map(len, names))) / across)
     gap = min(0.06, 26 / across)
@@ -77,7 +77,7 @@ def difference_plot(
 
 
 def _has_interval(difference: Difference) -> bool:
-    """Return True if a difference has an interval, or is NaN. NaN has no interval, but is drawn as "undefined"."""
+    """Return True if a difference has an interval or is NaN, which is drawn as "undefined"."""
     return difference.interval is not None or math.isnan(difference.value)
 
 
@@ -115,7 +115,7 @@ def _draw_difference(canvas: Canvas, row: int, difference: Difference) -> None:
 
 
 def _colors(verdict: str, style: Style) -> tuple[str, str]:
-    """Return edge and face colours of a mark. A mark without a significant difference is hollow."""
+    """Return the edge and face colours of a mark. A mark is hollow if the difference is not significant."""
     color = {"better": style.above, "worse": style.below}.get(verdict)
     return (color, color) if color else (style.muted, style.paper)
 
@@ -132,7 +132,7 @@ def _limits(differences: Sequence[Difference]) -> tuple[float, float]:
         ends = [] if difference.interval is None else [difference.interval.low, difference.interval.high]
         shown += [x for x in (difference.value, *ends) if math.isfinite(x)]
     low, high = min(shown), max(shown)
-    room = 0.08 * (high - low) or 1e-3  # the axis needs a width even if all values are equal
+    room = 0.08 * (high - low) or 1e-3  # not 0 if all values are equal
     return low - room, high + room
 
 

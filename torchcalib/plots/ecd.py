@@ -16,10 +16,10 @@ For outcome x = 1, the minimum is at p = 1 / (1 + W(1/e)). Source: [ECD] fig. 2.
 
 @diagram
 def ecd_curve(ax: Axes | None = None, *, title: str | None = None, style: Style = LIGHT) -> Axes:
-    """Draw the entropic calibration difference (ECD) of one binary sample against its predicted probability.
+    """Draw the entropic calibration difference (ECD) of one binary sample against its predicted probability p.
 
-    The ECD is the log loss minus its expectation under the prediction. It is negative for under-confident predictions
-    and positive for over-confident ones. Both curves are infinite if the observed outcome had probability 0.
+    The diagram has one curve for each outcome x. The ECD is the log loss minus its expectation under the prediction. It
+    is positive for over-confident predictions, negative for under-confident ones, and infinite if x has probability 0.
 
     Returns:
         The axes; their figure is `ax.figure`.

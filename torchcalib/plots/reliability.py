@@ -12,7 +12,7 @@ from torchcalib.core.arguments import InputOptions, Task
 from torchcalib.core.events import Mode
 from torchcalib.io.errors import printable
 from torchcalib.plots.canvas import LIGHT, Canvas, Column, Style, columns_of, count_label, diagram
-from torchcalib.plots.sources import Given, Series, bins_from, curve_from, series_from
+from torchcalib.plots.sources import Series, TableOptions, bins_from, curve_from, series_from
 
 MAX_LABELLED_BINS = 20
 """Largest number of bins with a label for each count. With more bins, an axis shows the counts."""
@@ -46,7 +46,7 @@ def reliability_diagram(
     above 0.5), and marks above it are hollow. The strip at the top shows counts. Grey boxes are consistency bands, if
     the table contains them: the mark of a calibrated model is inside its box with probability 95%.
 
-    Several models, or the classes with `mode="classwise"`, are drawn as one curve each, with a legend. A call with
+    Each of several models, or each class with `mode="classwise"`, is drawn as a curve, with a legend. A call with
     `label` adds a curve to `ax`.
 
     Args:
@@ -72,13 +72,13 @@ def reliability_diagram(
         >>> [text.get_text() for text in ax.get_legend().get_texts()]
         ['first: ECE 0.3', 'second: ECE 0.197']
     """
-    given = Given(mode, class_names, {"task": task, "n_bins": n_bins, **options})
+    given = TableOptions(mode, class_names, {"task": task, "n_bins": n_bins, **options})
     series = series_from(preds, target, label, given)
     tables = [columns_of(one.table) for one in series]
     canvas = _unit_square(ax, style, title)
     ax = canvas.ax
     ax.set(xlabel="mean confidence of the bin (probability)", ylabel="observed frequency (fraction of the bin)")
-    ax.tick_params(pad=6)  # room for a large mark in the corner
+    ax.tick_params(pad=6)  # space for a large mark in the corner
     if label is None and len(series) == 1 and series[0].name is None:
         return _draw_bins(canvas, tables[0], series[0].error)
     for one, bins in zip(series, tables, strict=True):
@@ -91,7 +91,7 @@ def reliability_diagram(
 
 
 def _draw_curve(canvas: Canvas, bins: SimpleNamespace, series: Series) -> None:
-    """Draw the curve of one of several models, with a marker for each bin that contains data."""
+    """Add the curve of one model to a diagram of several models, with a marker for each bin that contains data."""
     style = canvas.style
     colors = (style.above, style.below, style.outcome, style.rejected, style.muted)
     index = sum(line.get_gid() == _SERIES for line in canvas.ax.lines)
@@ -122,10 +122,10 @@ def _draw_bins(canvas: Canvas, bins: SimpleNamespace, error: str) -> Axes:
     width = bins.upper - bins.lower
     known = has_data & np.isfinite(bins.band_low)
     if known.any():
-        inset = (0.06 if len(width) <= 50 else 0) * width  # separate neighbouring boxes if there is room
+        inset = (0.06 if len(width) <= 50 else 0) * width  # gap between the boxes of neighbouring bins
         ax.bar(
             (bins.lower + inset)[known],
-            np.maximum(bins.band_high - bins.band_low, 0.004)[known],  # keep a band without height visible
+            np.maximum(bins.band_high - bins.band_low, 0.004)[known],  # a band of height 0 would be invisible
             (width - 2 * inset)[known],
             np.minimum(bins.band_low, 0.996)[known],
             align="edge",
@@ -134,17 +134,17 @@ def _draw_bins(canvas: Canvas, bins: SimpleNamespace, error: str) -> Axes:
     _explain(canvas, error, level=0.95 if known.any() else None, kinds=("hollow: ", "filled: "))
     x, y, gap = bins.confidence[has_data], bins.frequency[has_data], bins.gap[has_data]
     color = np.where(gap > 0, style.above, np.where(gap < 0, style.below, style.ink))
-    stroke = np.clip(60 / len(width), 0.5, 1.6)  # thin lines keep hundreds of bins distinct
+    stroke = np.clip(60 / len(width), 0.5, 1.6)  # hundreds of bins require thin lines
     ax.vlines(x, x, y, colors=list(color), linewidth=stroke, zorder=2)
     ax.scatter(
         x,
         y,
-        s=4 * stroke + 220 * bins.share[has_data],  # keep bins with few samples visible
+        s=4 * stroke + 220 * bins.share[has_data],  # visible even for bins with few samples
         facecolors=list(np.where(gap > 0, style.paper, color)),
         edgecolors=list(color),
         linewidths=stroke,
         zorder=3,
-        clip_on=False,  # draw marks at 0 and 1 completely
+        clip_on=False,  # do not cut marks at 0 and 1 in half
     )
     _draw_counts(canvas, bins.lower, width, bins.n, most_labels=MAX_LABELLED_BINS)
     return ax
@@ -165,8 +165,8 @@ def corp_diagram(
     """Draw a CORP reliability diagram: isotonic regression of outcomes on confidence, with a consistency band.
 
     CORP means consistent, optimally binned, reproducible and based on the pool-adjacent-violators algorithm.
-    A curve within the band is no evidence against calibration. Below the diagonal, outcomes were less frequent than
-    predicted; above it, more frequent. The strip at the top shows counts.
+    A curve within the band is no evidence against calibration. The outcome is less frequent than predicted where the
+    curve is below the diagonal, and more frequent where it is above. The strip at the top shows counts.
 
     Args:
         preds: Predictions; or a curve without batch axes, see `torchcalib.functional.corp_curve`; or a metric that
@@ -188,10 +188,10 @@ def corp_diagram(
         >>> ax.get_ylabel()
         'recalibrated probability'
     """
-    curve = curve_from(preds, target, Given(mode, None, {"task": task, **options}))
+    curve = curve_from(preds, target, TableOptions(mode, None, {"task": task, **options}))
     if curve.n.dim() != 1:
         raise ValueError(
-            f"`curve` must have no batch axes, got shape {tuple(curve.n.shape)}. Draw one curve: `curve[k]`."
+            f"`preds` must have no batch axes, got curves of shape {tuple(curve.n.shape)}. Draw one curve: `curves[k]`."
         )
     canvas = _unit_square(ax, style, title)
     ax = canvas.ax
@@ -249,7 +249,7 @@ def confidence_histogram(
         >>> [text.get_text() for text in ax.get_legend().get_texts()]
         ['mean confidence 0.567', 'mean outcome 0.333']
     """
-    table = bins_from(preds, target, Given(mode, None, {"task": task, "n_bins": n_bins, **options}))
+    table = bins_from(preds, target, TableOptions(mode, None, {"task": task, "n_bins": n_bins, **options}))
     bins = columns_of(table)
     canvas = Canvas.of(ax, style, title, (4.6, 4.8), top=0.9, pad=20)
     ax = canvas.ax
@@ -276,7 +276,7 @@ def confidence_histogram(
 
 
 def _unit_square(ax: Axes | None, style: Style, title: str | None) -> Canvas:
-    """Return a square canvas with two axes from 0 to 1 and the diagonal."""
+    """Return a square canvas with limits 0 and 1 on both axes, and the diagonal."""
     canvas = Canvas.of(ax, style, title, (4.6, 5.2), top=0.84)
     canvas.ax.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
     canvas.diagonal()
@@ -284,7 +284,7 @@ def _unit_square(ax: Axes | None, style: Style, title: str | None) -> Canvas:
 
 
 def _explain(canvas: Canvas, error: str, level: float | None, kinds: tuple[str, str]) -> None:
-    """Write the error, and short explanations of both sides of the diagonal and the consistency band."""
+    """Write the text `error`, and short explanations of the diagonal and of the consistency band at `level`."""
     style = canvas.style
     lines = [
         (error, style.ink),
@@ -301,10 +301,8 @@ def _band(style: Style) -> dict[str, Any]:
 
 
 def _draw_counts(canvas: Canvas, lower: Column, width: Column, n: Column, most_labels: int) -> None:
-    """Draw bars of counts above the frame. Label each bar if all labels fit, else only the largest count."""
-    labelled = (
-        len(n) <= most_labels and canvas.points[0] / len(n) >= 16
-    )  # width in points of a label with four characters
+    """Draw bars of counts above the frame. Label each bar if there is space for all labels, else the largest count."""
+    labelled = len(n) <= most_labels and canvas.points[0] / len(n) >= 16  # points per label of four characters
     panel = canvas.panel(0, 1.02, 1, 0.14)
     strip = panel.ax
     strip.grid(False)

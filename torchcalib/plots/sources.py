@@ -1,4 +1,4 @@
-"""Convert predictions, metrics and reports to the tables that diagrams draw."""
+"""Convert the arguments of diagrams, such as predictions, metrics and reports, to tables of bins and curves."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from torchcalib.metrics.ranked import CORPCurve, RankedMetric, corp_curve, curve
 from torchcalib.metrics.test_based import TCE, tce_table
 
 MAX_SERIES = 10
-"""Largest number of curves in one diagram: each has its own combination of colour and dashes."""
+"""Largest number of curves in one diagram, because there are ten combinations of colour and line style."""
 
 
-class Given(NamedTuple):
-    """Arguments of a diagram that determine its table.
+class TableOptions(NamedTuple):
+    """Options of a diagram that determine its table.
 
     Attributes:
-        mode: kind of confidence, or None for the first kind of the task.
+        mode: kind of confidence, such as "top_label"; None for the first kind of the task.
         class_names: names of the classes, if known.
-        options: arguments of the function that computes a table from predictions, such as `task` and `n_bins`.
+        options: further options for predictions, such as `task` and `n_bins`.
     """
 
     mode: Mode | None
@@ -32,19 +32,19 @@ class Given(NamedTuple):
 
 
 class Series(NamedTuple):
-    """Bin table of one curve, with its name in the legend, and its calibration error as text."""
+    """Curve of a reliability diagram: its name in the legend, its bins, and its calibration error as text."""
 
     name: str | None
     table: BinTable
     error: str
 
 
-def series_from(source: Any, target: Any, label: str | None, given: Given) -> list[Series]:
-    """Return the curves for a source: one for a table, one per class, or one per entry of a mapping."""
+def series_from(source: Any, target: Any, label: str | None, given: TableOptions) -> list[Series]:
+    """Return the curves for `source`, the argument `preds` of a diagram: one per model, or one per class and model."""
     if isinstance(source, Mapping) and not hasattr(source, "tables"):
         if not source:
             raise ValueError(
-                "`preds` must hold at least one model, got none. Pass a mapping of model names to predictions."
+                "`preds` must contain at least one model, got none. Pass a mapping of model names to predictions."
             )
         found = [each for name, one in source.items() for each in series_from(one, target, str(name), given)]
     elif hasattr(source, "tables"):
@@ -55,14 +55,14 @@ def series_from(source: Any, target: Any, label: str | None, given: Given) -> li
         found = _series_by_class(table, label, given) if batch else [Series(label, table, f"ECE {_ece(table):.3g}")]
     if len(found) > MAX_SERIES:
         raise ValueError(
-            f"`preds` must hold at most {MAX_SERIES} curves for one diagram, got {len(found)}. "
-            "Pass a mapping with some of the tables: {'cat': table[3], ...}."
+            f"`preds` must contain at most {MAX_SERIES} curves for one diagram, got {len(found)}. "
+            "Pass fewer models, or a mapping with some classes: {'cat': table[3], ...}."
         )
     return found
 
 
-def bins_from(source: Any, target: Any, given: Given) -> BinTable:
-    """Return the bin table from a table, a metric, a report, or predictions."""
+def bins_from(source: Any, target: Any, given: TableOptions) -> BinTable:
+    """Return the bin table for `source`: a bin table, a metric over bins, a report, or predictions."""
     if hasattr(source, "tables"):
         return _series_from_report(source, None, given).table
     if isinstance(source, BinTable):
@@ -73,8 +73,8 @@ def bins_from(source: Any, target: Any, given: Given) -> BinTable:
     return table
 
 
-def decisions_from(source: Any, target: Any, given: Given) -> TCETable:
-    """Return the table of test decisions from a table, a `TCE`, a report, or predictions."""
+def decisions_from(source: Any, target: Any, given: TableOptions) -> TCETable:
+    """Return the table with test decisions for `source`: such a table, a `TCE`, a report, or predictions."""
     if hasattr(source, "tests"):
         decisions: TCETable = _table_for_mode(source.tests, given.mode)
         return decisions
@@ -84,15 +84,15 @@ def decisions_from(source: Any, target: Any, given: Given) -> TCETable:
         return source.table()
     if isinstance(source, BinTable):
         raise TypeError(
-            "`preds` must hold test decisions, got a BinTable without them. "
+            "`preds` must contain test decisions, got a BinTable without them. "
             "Compute a table with torchcalib.functional.tce_table, or use reliability_diagram."
         )
     table: TCETable = _from_predictions(tce_table, source, target, given)
     return table
 
 
-def curve_from(source: Any, target: Any, given: Given) -> CORPCurve:
-    """Return the `CORPCurve` from a curve, a metric that stores samples, or predictions."""
+def curve_from(source: Any, target: Any, given: TableOptions) -> CORPCurve:
+    """Return the `CORPCurve` for `source`: a curve, a metric that stores samples, or predictions."""
     if isinstance(source, CORPCurve):
         return source
     if isinstance(source, RankedMetric):
@@ -101,8 +101,8 @@ def curve_from(source: Any, target: Any, given: Given) -> CORPCurve:
     return curve
 
 
-def _series_from_report(report: Any, label: str | None, given: Given) -> Series:
-    """Return the bin table for a mode from a report, with the error from the report as text."""
+def _series_from_report(report: Any, label: str | None, given: TableOptions) -> Series:
+    """Return the bin table and the expected calibration error in a report, for the mode in `given`."""
     mode = given.mode or next(iter(report.tables))
     table = _table_for_mode(report.tables, mode)
     if report.task == "multilabel":
@@ -113,10 +113,10 @@ def _series_from_report(report: Any, label: str | None, given: Given) -> Series:
 
 
 def _table_for_mode(tables: Mapping[Any, Any], mode: Mode | None) -> Any:
-    """Return the table for a mode, or the first table if the mode is None."""
+    """Return the table of a report for a mode; the first table for None."""
     if not tables:
         raise ValueError(
-            "`preds` must be a report with tables for this diagram, got a report without. See its `notes`."
+            "`preds` must be a report with tables for this diagram, got none. See the reason in `report.notes`."
         )
     if mode is None:
         return next(iter(tables.values()))
@@ -127,8 +127,8 @@ def _table_for_mode(tables: Mapping[Any, Any], mode: Mode | None) -> Any:
     return tables[mode]
 
 
-def _series_by_class(table: BinTable, label: str | None, given: Given) -> list[Series]:
-    """Return one table per class, named after the class."""
+def _series_by_class(table: BinTable, label: str | None, given: TableOptions) -> list[Series]:
+    """Return one curve per class, named after the class."""
     names = tuple(given.class_names or ())
     check_name_count(names, len(table.n))
     of = "" if label is None else f"{label}, "
@@ -136,7 +136,7 @@ def _series_by_class(table: BinTable, label: str | None, given: Given) -> list[S
     return [Series(f"{of}{name}", table[k], f"ECE {_ece(table[k]):.3g}") for k, name in enumerate(names)]
 
 
-def _from_predictions(make: Callable[..., Any], preds: Any, target: Any, given: Given) -> Any:
+def _from_predictions(make: Callable[..., Any], preds: Any, target: Any, given: TableOptions) -> Any:
     if target is None:
         raise TypeError(
             f"`target` must be given for predictions, got None with `preds` of type {type(preds).__name__}. "

@@ -1,4 +1,4 @@
-"""Test-based reliability diagram: predictions in each bin, and the predictions that a test rejects."""
+"""Diagram of the test-based calibration error: predictions in each bin, and predictions rejected by a test."""
 
 from types import SimpleNamespace
 from typing import Any, Unpack
@@ -21,13 +21,13 @@ from torchcalib.plots.canvas import (
     percent_label,
     probability_label,
 )
-from torchcalib.plots.sources import Given, decisions_from
+from torchcalib.plots.sources import TableOptions, decisions_from
 
 _SLOT = 0.84
 """Width of a violin or bar, relative to the distance between bins."""
 
 _MAX_CELLS = 48
-"""Largest number of cells in the histogram of all predictions."""
+"""Largest number of bars in the histogram of all predictions."""
 
 
 @diagram
@@ -75,7 +75,7 @@ def tce_diagram(
         >>> [panel.get_ylabel() for panel in ax.child_axes]
         ['probability', '', 'samples']
     """
-    bins = columns_of(decisions_from(preds, target, Given(mode, None, {"task": task, **options})))
+    bins = columns_of(decisions_from(preds, target, TableOptions(mode, None, {"task": task, **options})))
     canvas = Canvas.of(ax, style, title, (4.6, 5.6), top=0.88, pad=20).only_panels()
     violins = canvas.panel(0, 0.36, 0.84, 0.64)
     histogram = canvas.panel(0.87, 0.36, 0.13, 0.64)
@@ -111,7 +111,7 @@ def _draw_violins(canvas: Canvas, bins: SimpleNamespace, axis: ProbabilityAxis) 
         half = np.concatenate([width, -width[::-1]]) * _SLOT / 2
         outline = transform.inverted().transform(np.concatenate([at, at[::-1]]))
         shapes.append(np.column_stack([index + 0.5 + half, outline]))
-    # The edge keeps a violin without height visible.
+    # A violin of height 0 would be invisible without an edge.
     options = {"facecolor": style.bar, "edgecolor": style.bar, "linewidth": stroke, "zorder": 2, "clip_on": False}
     ax.add_collection(PolyCollection(shapes, label="predictions of the bin", **options), autolim=False)
     empirical = axis.clip(bins.frequency[filled])
@@ -142,7 +142,7 @@ def _draw_violins(canvas: Canvas, bins: SimpleNamespace, axis: ProbabilityAxis) 
 
 
 def _violin(at: Column) -> tuple[Column, Column]:
-    """Return positions along a violin, and its relative width at each position, from evenly spaced quantiles.
+    """Return positions along a violin and its relative widths there, from evenly spaced quantiles `at`.
 
     The width is a Gaussian kernel density estimate with Silverman's bandwidth 0.9 min(sd, IQR / 1.34) n^(-1/5). Here sd
     is the standard deviation, IQR the interquartile range, and n the number of quantiles.
@@ -152,10 +152,10 @@ def _violin(at: Column) -> tuple[Column, Column]:
         return at[[0, -1]], np.ones(2)
     grid = np.linspace(at[0], at[-1], 41)
     ranks = np.linspace(0, 1, len(at))
-    points = np.interp(np.linspace(0, 1, 8 * len(at)), ranks, at)  # 33 points are too few for a smooth density
+    points = np.interp(np.linspace(0, 1, 8 * len(at)), ranks, at)  # 33 quantiles are too few for a smooth density
     lower, upper = np.interp([0.25, 0.75], ranks, at)
     bandwidth = 0.9 * min(points.std(), (upper - lower) / 1.34) * len(at) ** -0.2
-    bandwidth = max(bandwidth, length / 40)  # a narrower peak could fall between two grid points
+    bandwidth = max(bandwidth, length / 40)  # a narrower peak could be between two grid points
     density = np.exp(-(((grid[:, None] - points) / bandwidth) ** 2) / 2).sum(-1)
     return grid, density / density.max()
 
@@ -163,8 +163,8 @@ def _violin(at: Column) -> tuple[Column, Column]:
 def _draw_histogram(canvas: Canvas, bins: SimpleNamespace, axis: ProbabilityAxis) -> None:
     """Draw a histogram of all predictions along the axis of the violins.
 
-    Each interval between neighbouring quantiles of a bin contains the same number of samples. They are counted at the
-    middle of the interval.
+    The intervals between neighbouring quantiles of a bin contain equal numbers of samples, which are counted at the
+    middle of each interval.
     """
     transform = axis.apply(canvas, "y")
     has_data = bins.n > 0
@@ -184,7 +184,7 @@ def _draw_histogram(canvas: Canvas, bins: SimpleNamespace, axis: ProbabilityAxis
 def _draw_sizes(canvas: Canvas, bins: SimpleNamespace) -> None:
     ax, style = canvas.ax, canvas.style
     middles = np.arange(len(bins.n)) + 0.5
-    width = _SLOT if len(bins.n) <= 50 else 1.0  # gaps narrower than a pixel cause uneven bars
+    width = _SLOT if len(bins.n) <= 50 else 1.0  # no gaps, because gaps narrower than a pixel differ in width
     ax.bar(middles, bins.n, width, color=style.bar)
     ax.bar(middles, bins.rejected, width, color=style.rejected)
     ax.set_yticks([0, bins.n.max()], ["0", count_label(bins.n.max())])
@@ -193,8 +193,8 @@ def _draw_sizes(canvas: Canvas, bins: SimpleNamespace) -> None:
     heading = f"■ rejected: {rejected:,.10g} of {n:,.10g}, TCE {100 * rejected / n:.4g}%"
     canvas.text(0, 1.04, heading, style.rejected, va="bottom", transform=ax.transAxes)
     slot = canvas.points[0] / len(bins.n)
-    upright = slot < 20  # width in points of "100%" and a space
-    fits = slot >= 7  # height in points of a line of text
+    upright = slot < 20  # points required for "100%" and a space
+    fits = slot >= 7  # points required for the height of a line
     ax.set_ylim(0, bins.n.max() * (1.05 if not fits else 1.5 if upright else 1.25))
     for middle, size, share in zip(middles, bins.n, bins.rejected / np.maximum(bins.n, 1), strict=True):
         if fits and size > 0:
@@ -203,13 +203,13 @@ def _draw_sizes(canvas: Canvas, bins: SimpleNamespace) -> None:
 
 
 def _label_edges(canvas: Canvas, bins: SimpleNamespace) -> None:
-    """Write the edges of the bins: horizontally if they fit, else vertically, and every k-th edge if they overlap."""
+    """Write the edges of the bins, vertically if horizontal labels would overlap, and only every k-th if needed."""
     labels = [probability_label(edge) for edge in (*bins.lower, bins.upper[-1])]
     n_bins = len(bins.n)
     slot = canvas.points[0] / n_bins
     horizontal = slot >= 5 * max(map(len, labels))
     step = 1 if horizontal else max(1, int(np.ceil(9 / slot)))
-    # The last edge replaces a label that would overlap it.
+    # The last edge is always labelled. A label that would overlap it is omitted.
     edges = [*range(0, n_bins - step + 1, step), n_bins]
     rotation = 0 if horizontal else 90
     canvas.ax.set_xticks(edges, [labels[index] for index in edges], rotation=rotation, fontsize="x-small")

@@ -1,4 +1,4 @@
-"""Diagram of calibration metrics over the validations of a training."""
+"""Diagram of the calibration metrics recorded during a training."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def training_curve(history: History, ax: Axes | None = None, *, title: str | Non
 
 
 def _finite_columns(history: History, keys: Sequence[str]) -> dict[str, Column]:
-    """Return the columns with at least one finite value, with NaN for infinite and missing values."""
+    """Return the columns `keys` that have a finite value, with NaN in place of infinite and missing values."""
     columns = {key: np.array(history.column(key), dtype=np.float64) for key in keys}
     return {key: np.where(np.isfinite(x), x, np.nan) for key, x in columns.items() if np.isfinite(x).any()}
 
@@ -106,7 +106,7 @@ def _draw_curves(canvas: Canvas, at: Column, columns: Mapping[str, Column]) -> N
     ax.yaxis.set_major_locator(MaxNLocator(4))
     ax.xaxis.set_major_locator(MaxNLocator(8, integer=True))
     ax.margins(y=0.12)
-    # Label each curve at its right end with name and last value. Move labels up if they overlap.
+    # Label each curve at its right end with its name and last value. Overlapping labels are moved up.
     low, high = ax.get_ylim()
     place = -np.inf
     for last, name, color in sorted(ends):
@@ -115,7 +115,7 @@ def _draw_curves(canvas: Canvas, at: Column, columns: Mapping[str, Column]) -> N
 
 
 def _draw_marks(canvas: Canvas, history: History, at: Column, labelled: bool) -> None:
-    """Draw vertical lines at the lowest NLL and at warnings, with labels above the first panel only."""
+    """Draw vertical lines at the lowest negative log-likelihood and at warnings, with text if `labelled`."""
     ax, style, best = canvas.ax, canvas.style, history.best
     marks = [(history.rows.index(best), style.muted, (1, 1.5), "lowest NLL", 15)] if best is not None else []
     marks += [(index, style.rejected, (4, 2), "warning", 4) for index, row in enumerate(history.rows) if row.warning]

@@ -1,8 +1,8 @@
 """Isotonic regression by the pool adjacent violators algorithm (PAVA), and PAVA with block constraints (PAVA-BC).
 
-Both divide a sequence, sorted by score, into blocks of consecutive elements, and fit each block by its mean. The
-algorithms differ in the rule for merging two neighbouring blocks. `reference` contains the algorithms; `numba` and
-`triton` compile the same loops.
+Both algorithms divide a sequence, sorted by score, into blocks of consecutive elements, and fit each block by its mean.
+They differ in the rule for merging two neighbouring blocks. `reference` implements them in Python. `numba` and `triton`
+compile the same loops.
 """
 
 from typing import Literal
@@ -39,33 +39,33 @@ def block_ends(
 
     "pava_bc" bounds the block size ([TCE] Algorithms 2 and 3). Samples are processed in the order of their scores. The
     last two blocks are merged if they contain at most `n_min` samples together. They are also merged if they contain at
-    most `n_max` samples and their means do not increase. The last `n_min` samples form the final block, which is merged
-    with the previous block if both fit into `n_max`. The variants differ in this last step:
+    most `n_max` samples and their means do not increase. The last `n_min` samples form the final block. It is merged
+    with the previous block if they contain at most `n_max` samples together. The variants differ in this last step:
 
     - "code" (the authors' code, used for the tables of the paper) assumes that the previous block has `n_min` samples.
       Neighbouring blocks of equal mean stay separate.
     - "paper" uses the size of the previous block, and then merges neighbouring blocks of equal mean (Algorithm 3).
 
-    Samples of a tied group always belong to one block. Before merging, the final block consists of the fewest groups
-    with at least `n_min` samples. A block contains `n_min` to `n_max` samples, with these exceptions:
+    Elements with equal scores form a tied group, which is never divided. Before merging, the final block consists of
+    the fewest groups with at least `n_min` samples. A block contains `n_min` to `n_max` samples, with these exceptions:
 
     - With "code", the final block can exceed `n_max` by up to `n_min`.
     - With "paper", blocks of equal mean can exceed `n_max` after merging.
     - If `2 * n_min > n_max`, the block before the final one can be smaller than `n_min`.
-    - A tied group larger than `n_max` is a block or part of the final block. In the final block it can increase the
+    - A tied group larger than `n_max` is a block or part of the final block. In the final block, it can increase the
       excess over `n_max`.
     - A block stays below `n_min` if adding the next group would exceed `n_max`. It also stays below `n_min` if adding
       the group would exceed `n_min` and the group has a higher mean.
 
     Args:
         op: "pava" or "pava_bc".
-        begins: whether a tied group begins at the element, bool `(..., M)`.
+        begins: True at the first element of each tied group, bool `(..., M)`.
         positives: number of positive samples of each element, `(..., M)`, bool or integer.
         n: number of samples of each element, `(..., M)`, bool or integer. Elements with 0 samples belong to the
             previous block.
-        n_min: smallest block size of "pava_bc", at least 1; None for max(1, N // 20) of each row.
-        n_max: largest block size of "pava_bc", at least `n_min`; None for max(1, N // 5) of each row.
-        variant: variant of "pava_bc".
+        n_min: smallest block size of "pava_bc", at least 1; None for max(1, N // 20) in a row of N samples.
+        n_max: largest block size of "pava_bc", at least `n_min`; None for max(1, N // 5).
+        variant: "code" or "paper"; only for "pava_bc".
         backend: implementation, see `dispatch.choose`. All backends give the same blocks. Explicitly requested backends
             other than "python" are limited to 3e9 samples.
 
@@ -85,7 +85,7 @@ def block_ends(
     low, high = _bounds(n.sum(-1), n_min, n_max) if op == "pava_bc" else (None, None)
     starts = block_starts(op, n, positives, backend, low, high, variant == "paper", begins)
     n_begun = starts.cumsum(-1, dtype=torch.int32)
-    n_blocks = max(1, largest(n_begun[..., -1:], bound=n_begun.shape[-1]))  # an empty batch needs a block axis
+    n_blocks = max(1, largest(n_begun[..., -1:], bound=n_begun.shape[-1]))  # an empty batch gets one block
     numbers = torch.ones_like(n_begun[..., :n_blocks]).cumsum(-1, dtype=torch.int32)
     return torch.searchsorted(n_begun, numbers, right=True)
 
@@ -95,15 +95,16 @@ def isotonic_regression(y: Tensor, weights: Tensor | None = None, *, backend: Ba
 
     Args:
         y: targets in the order of their scores, `(..., N)`.
-        weights: not negative, `(..., N)`; None for all ones. Targets with weight 0 are ignored and get the value of the
-            previous block, or else of the first block.
+        weights: not negative, `(..., N)`; None for weight 1. Targets of weight 0 are ignored, and get the value of the
+            previous block, or of the first block if there is no previous one.
         backend: implementation, see `dispatch.choose`. All backends give the same values up to rounding.
 
     Returns:
-        `(..., N)`, computed in float64; a floating `y` keeps its dtype. Rows of total weight 0 are NaN.
+        Fitted values `(..., N)`, computed in float64, with the dtype of `y` if it is floating. Rows of total weight 0
+        are NaN.
 
-    Gradient: for constant blocks, of any order. Let i and j be in a block of weight W and mean m. Output i has the
-        derivatives w_j / W in y_j, and (y_j - m) / W in w_j > 0.
+    Gradient: of any order; the blocks are constants. Let i and j be in a block of weight W and mean m. Output i has
+        derivative w_j / W in y_j, and (y_j - m) / W in w_j > 0.
 
     Reference:
         Best, Chakravarti: Active set algorithms for isotonic regression (1990); Ayer et al. (1955).
@@ -114,7 +115,6 @@ def isotonic_regression(y: Tensor, weights: Tensor | None = None, *, backend: Ba
     with torch.no_grad():
         first = block_starts("isotonic_regression", w, total, backend)
     block = first.cumsum(-1) - 1
-    # Block means are differentiable; the blocks are constants.
     zeros = torch.zeros_like(total)
     mean = zeros.scatter_add(-1, block, total) / zeros.scatter_add(-1, block, w)
     return mean.gather(-1, block).to(y.dtype if y.is_floating_point() else wide)
@@ -135,7 +135,7 @@ def block_starts(
     paper: bool = False,
     begins: Tensor | None = None,
 ) -> Tensor:
-    """Return True at the elements where a block begins, bool `(..., M)`.
+    """Return True at the first element of each block, bool `(..., M)`.
 
     Args:
         op: "pava", "pava_bc" or "isotonic_regression".
@@ -144,14 +144,14 @@ def block_starts(
         backend: implementation, see `dispatch.choose`.
         low: smallest block size of "pava_bc" for each row, int64 `(...)`.
         high: largest block size of "pava_bc" for each row, int64 `(...)`.
-        paper: whether "pava_bc" uses the variant "paper".
-        begins: whether a tied group begins at the element, `(..., M)`; None if each element is a group.
+        paper: whether "pava_bc" uses the variant "paper" instead of "code".
+        begins: True at the first element of each group of equal scores, `(..., M)`; None if no scores are equal.
     """
     chosen = choose(op, weight.device, backend)
     if not weight.numel():
         return torch.empty_like(weight, dtype=torch.bool)
     if backend == "auto" and op != "isotonic_regression" and _may_overflow(weight, values):
-        chosen = "python"  # Python integers do not overflow
+        chosen = "python"  # arbitrary precision
     # Sum tied groups first, so that each group is one element.
     if begins is not None and chosen in ("rounds", "triton"):
         group = begins.cumsum(-1) - 1
@@ -166,16 +166,16 @@ def block_starts(
         return reference.pava_rounds(*columns).view(weight.shape)
     source = implementation(op, chosen)
     loop = source.pava_bc if op == "pava_bc" else source.pava
-    if chosen == "triton":  # all rows in one launch
+    if chosen == "triton":  # one kernel launch for all rows
         found: Tensor = loop(*columns, *bounds, paper) if bounds else loop(*columns)
         return found.view(weight.shape)
-    # Run the loop on one row at a time, on the CPU.
+    # Other backends process one row at a time on the CPU.
     first = np.zeros(columns[0].shape, dtype=np.bool_)
     first[:, :1] = True
     limits = [bound.tolist() for bound in bounds]
     arrays = [column.cpu().contiguous().numpy() for column in columns]
-    opens = None if begins is None else [np.flatnonzero(row) for row in begins.reshape(first.shape).cpu().numpy()]
-    for row, (w, v) in enumerate(zip(*(arrays if opens is None else _pooled(arrays, opens)), strict=True)):
+    groups = None if begins is None else [np.flatnonzero(row) for row in begins.reshape(first.shape).cpu().numpy()]
+    for row, (w, v) in enumerate(zip(*(arrays if groups is None else _pooled(arrays, groups)), strict=True)):
         row_options = [*(limit[row] for limit in limits), paper] if limits else []
         if chosen == "numba":
             buffers = [np.empty_like(w), np.empty_like(v), np.empty(len(w), dtype=np.int64)]
@@ -184,23 +184,26 @@ def block_starts(
             buffers = [[0] * len(w) for _ in range(3)]
         count = loop(w, v, *row_options, *buffers)
         ends = buffers[2][: max(count - 1, 0)]
-        first[row, ends if opens is None else opens[row][ends]] = True
+        first[row, ends if groups is None else groups[row][ends]] = True
     return torch.from_numpy(first).to(weight.device).view(weight.shape)
 
 
-def _pooled(columns: list[np.ndarray], opens: list[np.ndarray]) -> list[list[np.ndarray]]:
-    """Sum integer columns `(R, N)` over the tied groups of every row; return one list of R arrays per column."""
+def _pooled(columns: list[np.ndarray], groups: list[np.ndarray]) -> list[list[np.ndarray]]:
+    """Sum integer columns `(R, N)` over the tied groups of every row.
+
+    `groups` are the first indices of the groups, one array per row. Returns R arrays of sums for each column.
+    """
     length = columns[0].shape[-1]
-    if all(len(places) == length for places in opens):
+    if all(len(first) == length for first in groups):
         return [list(column.astype(np.int64)) for column in columns]
-    sizes = np.cumsum([len(places) for places in opens])[:-1]
-    begins = np.concatenate([row * length + places for row, places in enumerate(opens)])
+    sizes = np.cumsum([len(first) for first in groups])[:-1]
+    begins = np.concatenate([row * length + first for row, first in enumerate(groups)])
     return [np.split(np.add.reduceat(column.ravel(), begins, dtype=np.int64), sizes) for column in columns]
 
 
 def _may_overflow(weight: Tensor, values: Tensor) -> bool:
-    """Return True if products of counts can overflow int64, which needs about 3e9 samples."""
-    if not weight.numel() or weight.dtype == torch.bool:  # one sample per element: 3e9 elements do not fit into memory
+    """Return True if products of counts can overflow int64, which requires about 3e9 samples."""
+    if not weight.numel() or weight.dtype == torch.bool:  # at most one sample per element
         return False
     sums = weight.sum(-1, dtype=torch.float64) * values.sum(-1, dtype=torch.float64)
     return bool(sums.max() >= 2.0**62)

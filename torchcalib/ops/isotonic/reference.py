@@ -1,12 +1,12 @@
-"""Pool adjacent violators algorithm (PAVA): loops over one sequence, and a variant in tensor operations.
+"""Pool adjacent violators algorithm (PAVA): loops over one sequence, and an implementation in tensor operations.
 
-The loops run on Python lists, because indexing a tensor in Python is slow. `numba` compiles them for arrays. They fill
+The loops process Python lists, because indexing a tensor in Python is slow. `numba` compiles them for arrays. They fill
 the buffers `size`, `total` and `ends`, each as long as the sequence, and return the number of blocks. Block b consists
-of the elements `ends[b-1]..ends[b]-1`, with weight `size[b]` and sum `total[b]`.
+of the elements `ends[b-1]..ends[b]-1`, with weight `size[b]` and weighted sum `total[b]`.
 
 The buffers are a stack of finished blocks; `w` and `s` are weight and sum of the current block. An element of weight 0
-belongs to the previous block, or else to the first one. Means are compared as products. This is exact for int64 counts
-up to 3e9 samples, and for Python integers.
+belongs to the previous block, or at the start to the first block. Means are compared by products without division. This
+is exact for int64 counts up to 3e9 samples, and for Python integers.
 """
 
 from collections.abc import MutableSequence, Sequence
@@ -29,22 +29,22 @@ def pava(
     Args:
         weight: weight of every element, in the order of the scores.
         values: weight times target of every element.
-        size: filled with the weight of every block.
-        total: filled with the sum of every block.
-        ends: filled with the end of every block.
+        size: buffer for the weight of every block.
+        total: buffer for the sum of `values` in every block.
+        ends: buffer for the end of every block, the index after its last element.
 
     Returns:
         Number of blocks.
     """
     count = 0
-    w = weight[0] * 0  # zero of the element type, because numba needs constant types
+    w = weight[0] * 0  # zero with the type of the elements, because numba variables have one type
     s = values[0] * 0
     for i in range(len(weight)):
         v = weight[i]
         if v == 0:
             continue
         y = values[i]
-        if w > 0 and s * v < y * w:  # the mean rises: push the current block and start a new one
+        if w > 0 and s * v < y * w:  # the mean increases: push the current block and start a new one
             size[count] = w
             total[count] = s
             ends[count] = i
@@ -52,7 +52,7 @@ def pava(
             w = v
             s = y
             continue
-        w += v  # violation: pool the element, then all previous blocks that now violate the order
+        w += v  # pool the element, then all previous blocks with at least the new mean
         s += y
         while count > 0 and total[count - 1] * w >= s * size[count - 1]:
             count -= 1
@@ -76,7 +76,7 @@ def pava_bc(
     total: MutableSequence[int],
     ends: MutableSequence[int],
 ) -> int:
-    """PAVA with block constraints (PAVA-BC): [TCE] Algorithm 2, and with `paper` also Algorithm 3.
+    """Pool adjacent violators with block constraints (PAVA-BC): [TCE] Algorithm 2, and with `paper` Algorithm 3.
 
     Args:
         weight: number of samples in every tied group, in the order of the scores.
@@ -84,9 +84,9 @@ def pava_bc(
         n_min: smallest block size.
         n_max: largest block size.
         paper: whether to follow the paper instead of the authors' code.
-        size: filled with the weight of every block.
-        total: filled with the sum of every block.
-        ends: filled with the end of every block.
+        size: buffer for the number of samples in every block.
+        total: buffer for the number of positives in every block.
+        ends: buffer for the end of every block, the index after its last group.
 
     Returns:
         Number of blocks.
@@ -94,7 +94,7 @@ def pava_bc(
     Reference:
         [TCE] Matsubara et al.: TCE: A test-based approach to measuring calibration error (UAI 2023).
     """
-    # Reserve the last n_min samples for the final block, rounded up to whole tied groups.
+    # Reserve the last n_min samples, rounded up to whole tied groups, for the final block.
     tail = len(weight)
     tail_size = 0
     tail_total = 0
@@ -103,7 +103,7 @@ def pava_bc(
         tail_size += weight[tail]
         tail_total += values[tail]
 
-    # Algorithm 2, main loop: each group starts a new block, and the top two blocks are merged while the rule allows it.
+    # Algorithm 2, main loop: each tied group starts a block. Merge the last two blocks as long as the rule requires it.
     count = 0
     w = 0
     s = 0
@@ -120,7 +120,7 @@ def pava_bc(
             count += 1
             w = v
             s = y
-            continue  # the top two blocks are not merged, so the ones below do not change
+            continue  # the new block is separate, so earlier blocks do not change
         w = both
         s += y
         while count > 0:
@@ -136,8 +136,8 @@ def pava_bc(
         ends[count] = tail
         count += 1
 
-    # Algorithm 2, last lines: merge the final block with the previous one if both fit into n_max. The authors' code
-    # compares with n_min instead of the size of the previous block.
+    # Algorithm 2, last lines: merge the final block with the previous one if n_max allows it.
+    # The authors' code assumes that the previous block has n_min samples.
     if tail_size > 0:
         if count > 0 and (size[count - 1] if paper else n_min) + tail_size <= n_max:
             size[count - 1] += tail_size
@@ -148,7 +148,7 @@ def pava_bc(
             count += 1
         ends[count - 1] = len(weight)
 
-    # Algorithm 3: merge neighbouring blocks of equal mean. A merged block keeps its mean, so one pass is enough.
+    # Algorithm 3: merge neighbouring blocks of equal mean. Their mean does not change, so one pass is enough.
     if paper and count > 1:
         last = 0
         for j in range(1, count):
@@ -165,18 +165,18 @@ def pava_bc(
 
 
 def pava_rounds(weight: Tensor, values: Tensor) -> Tensor:
-    """PAVA by tensor operations: pool all adjacent violators at once, and repeat until there are none.
+    """Pool adjacent violators by tensor operations: pool all violators at once, and repeat until there are none.
 
-    A run of blocks with non-increasing means lies in one block of the solution, so it is pooled as a whole. A million
-    labels take about 15 rounds of decreasing length. Real targets can take one round per block, for instance if only
-    the last value is too low. So the loop is preferred for real targets, and on the CPU.
+    A sequence of blocks with non-increasing means is part of one block of the solution, so it is pooled as a whole. A
+    million labels require about 15 rounds of decreasing length. Real-valued targets can require one round per block,
+    for instance if only the last value is too low. So the loop is preferred for such targets, and on the CPU.
 
     Args:
         weight: weight of every element, `(R, G)`.
         values: weight times target, `(R, G)`.
 
     Returns:
-        True where a block begins, bool `(R, G)`. Every round synchronises the device.
+        True at the first element of each block, bool `(R, G)`. Every round synchronises the device.
     """
     start = (weight > 0).flatten().nonzero().squeeze(-1)
     w, s = weight.flatten()[start], values.flatten()[start]
@@ -190,7 +190,7 @@ def pava_rounds(weight: Tensor, values: Tensor) -> Tensor:
         start, row = start[is_start], row[is_start]
         w = w.new_zeros(start.shape).index_add_(0, block, w)
         s = s.new_zeros(start.shape).index_add_(0, block, s)
-    # The first block of a row includes leading elements of weight 0. A row of total weight 0 is one block.
+    # The first block of each row starts at its first element, even if this has weight 0.
     leads = torch.ones_like(row, dtype=torch.bool)
     leads[1:] = row[1:] != row[:-1]
     first = torch.zeros_like(weight, dtype=torch.bool)

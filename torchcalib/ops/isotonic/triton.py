@@ -1,12 +1,12 @@
 """The pool adjacent violators algorithm (PAVA) of `isotonic.reference` as Triton kernels, with one program per row.
 
-Only `dispatch` imports this module, at first use. The speed on a GPU has not been measured.
+Only `dispatch` imports this module, because Triton is optional. The speed on a GPU has not been measured.
 
 A row consists of the elements `begin..stop-1` of flat columns. Its stack of blocks uses the same range of three buffers
 in global memory. The finished blocks are at `begin..top-1`. `w` and `s` are weight and sum of the current block.
 
-Addresses are int64, because row * length can exceed 2^31. A loop variable keeps its type in Triton, so sums are
-initialised by a zero of their dtype.
+Addresses are int64, because row * length can exceed 2^31. A Triton variable cannot change its dtype in a loop, so sums
+are initialised by a zero of their dtype.
 """
 
 import torch
@@ -14,15 +14,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# One warp, because a program is sequential. No fused multiply-add, so that products are rounded before the comparison
-# as on the CPU, which gives the same blocks.
+# One warp, because a program is sequential. Without fused multiply-add, products are rounded as on the CPU.
 _OPTIONS = {"num_warps": 1, "enable_fp_fusion": False}
-# Number of block starts that are stored together after the loop.
-_MARKED = tl.constexpr(128)
+_MARKED = tl.constexpr(128)  # number of block starts that `_mark` stores at a time
 
 
 def pava(weight: Tensor, values: Tensor) -> Tensor:
-    """Return True where a block of isotonic least squares begins, bool `(R, G)`, without synchronising.
+    """Return True at the first element of each block of `reference.pava`, bool `(R, G)`, without synchronising.
 
     Args:
         weight: weights in the order of the scores, int64 or float64 `(R, G)`.
@@ -37,7 +35,7 @@ def pava(weight: Tensor, values: Tensor) -> Tensor:
 
 
 def pava_bc(weight: Tensor, values: Tensor, n_min: Tensor, n_max: Tensor, paper: bool) -> Tensor:
-    """Return True where a block of PAVA with block constraints begins, bool `(R, G)`, without synchronising.
+    """Return True at the first element of each block of `reference.pava_bc`, bool `(R, G)`, without synchronising.
 
     Args:
         weight: number of samples in every tied group, in the order of the scores, int64 `(R, G)`.
@@ -55,7 +53,7 @@ def pava_bc(weight: Tensor, values: Tensor, n_min: Tensor, n_max: Tensor, paper:
 
 
 def _buffers(weight: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """Return block starts initialised to one block per row, and buffers for weight, sum and end of the blocks."""
+    """Return a bool mask of block starts with one block per row, and buffers for weights, sums and ends of blocks."""
     first = torch.zeros(weight.shape, dtype=torch.bool, device=weight.device)
     first[:, :1].fill_(True)
     return first, [torch.empty_like(first, dtype=dtype) for dtype in (weight.dtype, weight.dtype, torch.int64)]
@@ -97,7 +95,7 @@ def _pava_bc(weight, values, low, high, size, total, ends, first, length, paper:
     begin = row * length
     stop = begin + length
 
-    # Reserve the last n_min samples for the final block, rounded up to whole tied groups.
+    # Reserve the last n_min samples, rounded up to whole tied groups, for the final block.
     tail = stop
     tail_size = tl.full([], 0, tl.int64)
     tail_total = tl.full([], 0, tl.int64)
@@ -106,7 +104,7 @@ def _pava_bc(weight, values, low, high, size, total, ends, first, length, paper:
         tail_size += tl.load(weight + tail)
         tail_total += tl.load(values + tail)
 
-    # Algorithm 2, main loop: each group starts a new block, and the top two blocks are merged while the rule allows it.
+    # Algorithm 2, main loop: each tied group starts a block. Merge the last two blocks as long as the rule requires it.
     top = begin
     w = tl.full([], 0, tl.int64)
     s = tl.full([], 0, tl.int64)
@@ -128,7 +126,7 @@ def _pava_bc(weight, values, low, high, size, total, ends, first, length, paper:
                     w += tl.load(size + top)
                     s += tl.load(total + top)
 
-    # Algorithm 2, last lines: merge the final block with the previous one if both fit into n_max.
+    # Algorithm 2, last lines: merge the final block with the previous one if n_max allows it.
     if (w > 0) & ((w if paper else n_min) + tail_size > n_max):
         _push(size, total, ends, top, w, s, tail)
         top += 1
@@ -139,8 +137,8 @@ def _pava_bc(weight, values, low, high, size, total, ends, first, length, paper:
         s += tail_total
 
     if paper:
-        # Algorithm 3: merge neighbouring blocks of equal mean, starting at the last one. A merged block keeps its
-        # mean, so the direction does not matter.
+        # Algorithm 3: merge neighbouring blocks of equal mean, from the last to the first.
+        # The mean of a merged block does not change, so the direction does not matter.
         while top > begin:
             top -= 1
             below_w = tl.load(size + top)
@@ -158,7 +156,7 @@ def _pava_bc(weight, values, low, high, size, total, ends, first, length, paper:
 
 @triton.jit
 def _push(size, total, ends, top, w, s, end):
-    """Push a block on the stack; the barriers make the stores visible to the loads of all threads."""
+    """Push a block with weight `w` and sum `s` on the stack. The barriers make the stores visible to all threads."""
     tl.debug_barrier()
     tl.store(size + top, w)
     tl.store(total + top, s)
@@ -168,7 +166,7 @@ def _push(size, total, ends, top, w, s, end):
 
 @triton.jit
 def _violates(size, total, begin, top, w, s):
-    """Return True if the block at the top of the stack has a mean >= s / w."""
+    """Return True if the mean of the block at the top of the stack is at least s / w."""
     below = top > begin
     below_w = tl.load(size + top - 1, mask=below, other=0)
     below_s = tl.load(total + top - 1, mask=below, other=0)
@@ -177,7 +175,7 @@ def _violates(size, total, begin, top, w, s):
 
 @triton.jit
 def _violates_within(size, total, begin, top, w, s, n_min, n_max):
-    """Return True if the current block `(w, s)` must be merged with the top of the stack (Algorithm 2)."""
+    """Return True if the block with weight `w` and sum `s` must be merged with the top of the stack (Algorithm 2)."""
     below = top > begin
     below_w = tl.load(size + top - 1, mask=below, other=0)
     below_s = tl.load(total + top - 1, mask=below, other=0)
@@ -187,7 +185,7 @@ def _violates_within(size, total, begin, top, w, s, n_min, n_max):
 
 @triton.jit
 def _mark(first, ends, begin, top):
-    """Set `first` at the ends of the finished blocks, where the next blocks start."""
+    """Set `first` to True where each block except the first starts, at the end of the previous block."""
     for start in range(begin, top, _MARKED):
         slot = start + tl.arange(0, _MARKED)
         end = tl.load(ends + slot, mask=slot < top, other=0)
