@@ -29,21 +29,21 @@ from torch import Tensor
 from torchcalib.ops.host_values import value_if_available
 
 _PIECE = 4096
-_SMALL = 0.5  # for smaller parameters, which would need more quadrature nodes, a power series is used
-_TERMS = 48  # number of terms in the power series, which decrease like 2^-k
+_SMALL = 0.5  # below this parameter a power series is used, because the quadrature would need more nodes
+_TERMS = 48  # number of terms in the power series; term k is of order 2^-k
 _DEPTH = 36.0  # the range of integration ends where the integrand is exp(-36) = 2e-16
 
 
 def in_pieces(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
-    """Apply an elementwise function to pieces of tensors of one shape, to bound its memory (40 values per element)."""
+    """Apply an elementwise function in pieces, to limit its memory of 40 values per element; tensors of one shape."""
     if tensors[0].numel() <= _PIECE or torch.compiler.is_compiling():
         return function(*tensors)
     pieces = zip(*(torch.split(t.reshape(-1), _PIECE) for t in tensors), strict=True)
     return torch.cat([function(*piece) for piece in pieces]).reshape(tensors[0].shape)
 
 
-def cheaply_known(flag: Tensor) -> bool:
-    """Return True if a bool scalar tensor is true and can be read without synchronising a device."""
+def is_true_without_sync(flag: Tensor) -> bool:
+    """Return True if a bool scalar tensor is True and on the CPU, where reading it does not synchronise a device."""
     return flag.device.type == "cpu" and value_if_available(flag) is True
 
 
@@ -54,7 +54,7 @@ _NODES, _WEIGHTS = ((1 + _Z) ** 2 / 4).tolist(), ((1 + _Z) / 2 * _LEGENDRE).toli
 
 
 def _polynomial(coefficients: list[float], x: Tensor) -> Tensor:
-    """Return c0 + c1 x + c2 x^2 + ... in few torch calls, because their overhead dominates for small tensors."""
+    """Return c0 + c1 x + c2 x^2 + ... by few torch calls, whose overhead dominates for small tensors."""
     powers = x.unsqueeze(-1).expand(*x.shape, len(coefficients) - 1).cumprod(-1)
     value: Tensor = powers @ torch.tensor(coefficients[1:], dtype=x.dtype, device=x.device) + coefficients[0]
     return value
@@ -121,17 +121,17 @@ def log_kernel(a: Tensor, b: Tensor, x: Tensor, d: Tensor) -> Tensor:
 
 
 def mirrored(a: Tensor, b: Tensor, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the mask x > 1/2, and a, b, x, replaced by b, a, 1 - x (exact) where the mask is True."""
+    """Return the mask x > 1/2, and a, b, x. Where the mask is True, these are b, a, 1 - x instead (exact)."""
     swap = x > 0.5
     return swap, torch.where(swap, b, a), torch.where(swap, a, b), torch.where(swap, 1 - x, x)
 
 
-def drop(w: Tensor, a: Tensor, n: Tensor, x: Tensor) -> Tensor:
+def log_integrand(w: Tensor, a: Tensor, n: Tensor, x: Tensor) -> Tensor:
     """Return h(w) = a w - n log(1 + x (e^w - 1)). The absolute rounding error is 2e-16 |a w|."""
     return a * w - n * torch.log1p(x * torch.expm1(w))
 
 
-def _drop_nearby(w: Tensor, n: Tensor, x: Tensor, d: Tensor) -> Tensor:
+def _log_integrand_series(w: Tensor, n: Tensor, x: Tensor, d: Tensor) -> Tensor:
     """Return h(w) for |w| < 1/8 from its series -d w - n (k2 w^2/2! + k3 w^3/3! + ...) with Bernoulli cumulants k_i.
 
     `drop` would lose precision by cancellation there.
@@ -147,7 +147,7 @@ def _drop_nearby(w: Tensor, n: Tensor, x: Tensor, d: Tensor) -> Tensor:
 
 
 def integral_beyond(a: Tensor, b: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the integral factor for the tail of Beta(a, b) that starts at x and excludes the mean.
+    """Return the integral in the second factor, for the tail of Beta(a, b) that starts at x and excludes the mean.
 
     Returns:
         The tail probability divided by x^a (1-x)^b / B(a, b), and a mask that is True for the lower tail.
@@ -158,7 +158,7 @@ def integral_beyond(a: Tensor, b: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     slope = d.abs()
     # Step 1: find the end of the range, where h = -36. The rest is less than exp(-36) = 2e-16 of the integral, because
     # h is concave. Newton's method starts from bounds for a Poisson distribution and passes the root at most once. A
-    # range that is too long wastes nodes, but remains accurate.
+    # range that is slightly too long remains accurate.
     spread = n * x * (1 - x)
     linear, square = 2 * slope - _DEPTH, 2 * (spread + slope)
     below = ((linear * linear + 4 * _DEPTH * square).sqrt() - linear) / square
@@ -167,15 +167,15 @@ def integral_beyond(a: Tensor, b: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     for _ in range(2):
         w = sign * end
         odds = x * w.exp()
-        end = end - (drop(w, a, n, x) + _DEPTH) / (sign * (a - n * odds / (1 - x + odds)))
+        end = end - (log_integrand(w, a, n, x) + _DEPTH) / (sign * (a - n * odds / (1 - x + odds)))
     # Step 2: quadrature. In a long range |a w| is at most 1,500, because 36 = slope s + spread s^2/2 bounds both terms.
     # `drop` then has an error of 3e-13.
     node, weight = (torch.tensor(t, dtype=torch.float64, device=x.device) for t in (_NODES, _WEIGHTS))
     w = (sign * end).unsqueeze(-1) * node
-    height = drop(w, a.unsqueeze(-1), n.unsqueeze(-1), x.unsqueeze(-1))
+    height = log_integrand(w, a.unsqueeze(-1), n.unsqueeze(-1), x.unsqueeze(-1))
     short = end < 0.125
-    if not cheaply_known(~short.any()):
-        height = torch.where(short.unsqueeze(-1), _drop_nearby(w, n, x, d), height)
+    if not is_true_without_sync(~short.any()):
+        height = torch.where(short.unsqueeze(-1), _log_integrand_series(w, n, x, d), height)
     return end * (height.exp() @ weight), (d > 0) == swap
 
 
@@ -187,12 +187,12 @@ def _log_gamma_ratio(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _series(a: Tensor, b: Tensor, x: Tensor) -> Tensor:
-    """Return sum_{k >= 1} (1-b)_k / k! x^k / (a+k), where B_x(a, b) = x^a (1/a + series).
+    """Return the sum S over k >= 1 of (1-b)_k / k! x^k / (a+k), with B_x(a, b) = x^a (1/a + S).
 
-    Source: NIST Digital Library of Mathematical Functions, eq. 8.17.7.
+    (1-b)_k is the Pochhammer symbol. Source: NIST Digital Library of Mathematical Functions, eq. 8.17.7.
     """
     k = torch.arange(1, _TERMS + 1, dtype=torch.float64, device=x.device)
-    # Multiply each ratio by x, because the Pochhammer symbol alone would overflow for large b.
+    # Include x in each ratio of terms, because the Pochhammer symbol alone would overflow for large b.
     terms = ((k - b.unsqueeze(-1)) / k * x.unsqueeze(-1)).cumprod(-1)
     return (terms / (a.unsqueeze(-1) + k)).sum(-1)
 
@@ -251,7 +251,7 @@ def _large_lower_tail(a: Tensor, b: Tensor, x: Tensor) -> Tensor:
 def lower_tail(a: Tensor, b: Tensor, x: Tensor) -> Tensor:
     """Return I_x(a, b) for float64 tensors of one shape; NaN for arguments out of range."""
     small = torch.minimum(a, b) < _SMALL
-    if cheaply_known(~small.any()):
+    if is_true_without_sync(~small.any()):
         value = _large_lower_tail(a, b, x)
     else:
         value = torch.where(small, _small_lower_tail(a, b, x), _large_lower_tail(a, b, x))
@@ -337,20 +337,20 @@ def betainc(a: Tensor | float, b: Tensor | float, x: Tensor) -> Tensor:
     """
     if not isinstance(x, Tensor) or not x.is_floating_point():
         raise TypeError(f"`x` must be a floating tensor, got {kind(x)}. Convert it with torch.as_tensor(x).double().")
-    wide = [real("a", a, x.device).detach(), real("b", b, x.device).detach(), x.double()]
+    wide = [to_float64("a", a, x.device).detach(), to_float64("b", b, x.device).detach(), x.double()]
     result: Tensor = _Betainc.apply(*torch.broadcast_tensors(*wide))  # type: ignore[no-untyped-call]
     return result.to(x.dtype)
 
 
 def kind(value: object) -> str:
-    """Return a description of the type of an argument, for an error message."""
+    """Return the type of an argument for an error message, such as "a tensor of torch.int64"."""
     return f"a tensor of {value.dtype}" if isinstance(value, Tensor) else type(value).__name__
 
 
-def real(name: str, value: Tensor | float, device: torch.device) -> Tensor:
-    """Return a real number or tensor as float64."""
+def to_float64(name: str, value: Tensor | float, device: torch.device) -> Tensor:
+    """Convert a real number or tensor to a float64 tensor."""
     if isinstance(value, Tensor) and not value.is_complex():
         return value.double()
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return torch.tensor(value, dtype=torch.float64, device=device)
-    raise TypeError(f"`{name}` must be a real tensor or number, got {kind(value)}.")
+    raise TypeError(f"`{name}` must be a real tensor or number, got {kind(value)}. Convert it with torch.as_tensor.")

@@ -12,7 +12,7 @@ from torch import Tensor
 from torchcalib.ops.host_values import value_if_available
 from torchcalib.ops.sorting import run_index
 from torchcalib.special.beta import in_pieces, lower_tail
-from torchcalib.special.binomial import critical_values, p_value, two_tails, verdicts
+from torchcalib.special.binomial import critical_values, decide_ranges, p_value, two_tails
 
 _SMALL = 127  # largest number of samples in a bin for which critical values are cached
 _MIN_BINS = 1000  # smallest number of bins for which the cache is used
@@ -25,17 +25,17 @@ def rejected_in_bins(
     """Return the number of samples in each bin for which `binomial_test(k, n, p) <= alpha`.
 
     The result is exact. Most decisions follow from the `critical_values` of the bin, by binary search in the sorted
-    samples. The test is computed only for samples between critical values, once for each different p. If values are not
-    available (`torch.compile`, `vmap`), every sample is tested.
+    samples. The test is computed only for samples between critical values, once for each different p. Under
+    `torch.compile` and `vmap`, where values cannot be read, every sample is tested.
 
     Args:
-        p: probabilities in ascending order, float32 or float64 `(..., M)`, with NaN last, after the last bin.
+        p: probabilities in ascending order, float32 or float64 `(..., M)`. NaN must follow the last bin.
         ends: int64 `(..., B)`. Bin b contains the elements from `ends[b-1]` (0 for the first bin) up to and excluding
             `ends[b]`. Bins may be empty.
         k: number of successes in each bin, int64 `(..., B)`.
-        n: number of trials in each bin, int64 `(..., B)`; with weights there are more trials than elements.
+        n: number of trials in each bin, int64 `(..., B)`; with frequency weights, more than the number of elements.
         alpha: significance level of the test, in (0, 1).
-        counts: number of samples in each element, int64 `(..., M)`; None for 1.
+        counts: number of samples that each element represents, int64 `(..., M)`; None for 1.
 
     Returns:
         Number of rejected samples, int64 `(..., B)`; 0 for an empty bin.
@@ -46,13 +46,13 @@ def rejected_in_bins(
     starts = torch.cat((torch.zeros_like(ends[..., :1]), ends[..., :-1]), -1)
     any_samples = value_if_available((ends > starts).any())
     if any_samples is None:
-        return _by_testing_all(p, ends, k, n, alpha, counts)
+        return _test_all(p, ends, k, n, alpha, counts)
     result = torch.zeros(ends.numel(), dtype=torch.int64, device=p.device)
     if not any_samples:
         return result.reshape(ends.shape)
     if value_if_available(p[..., -1].isnan().any()):
-        p = p.nan_to_num(nan=torch.inf)  # comparisons with NaN are false, which breaks the binary search
-    # Step 1: flatten the bins and drop empty ones.
+        p = p.nan_to_num(nan=torch.inf)  # binary search fails with NaN, because all its comparisons are False
+    # Step 1: flatten the bins and remove empty ones.
     occupied = (ends > starts).reshape(-1).nonzero().squeeze(1)
     n_samples, n_bins = p.shape[-1], ends.shape[-1]
     offset = occupied // n_bins * n_samples  # start of the batch element of a bin in the flattened samples
@@ -62,15 +62,15 @@ def rejected_in_bins(
     below = torch.full_like(low, -torch.inf)
     limits = torch.stack((low, accepted_from.nextafter(below), accepted_to, high.nextafter(below)), -1)
     all_limits = torch.zeros(ends.numel(), 4, dtype=torch.float64, device=p.device).index_copy(0, occupied, limits)
-    position = _number_up_to(p, all_limits.reshape(*p.shape[:-1], 4 * n_bins)).reshape(-1, 4).index_select(0, occupied)
+    position = _count_up_to(p, all_limits.reshape(*p.shape[:-1], 4 * n_bins)).reshape(-1, 4).index_select(0, occupied)
     position = position.maximum(start.unsqueeze(1)).minimum(end.unsqueeze(1)) + offset.unsqueeze(1)
     p = p.reshape(-1)
     # Step 3: test the undecided samples. Each bin has two gaps (B, 2) between rejected and accepted samples, one below
     # k/n and one above it.
     k, n = k.double(), n.double()
-    first, last = _narrowed(p, position[:, ::2], position[:, 1::2], k, n, alpha, torch.stack((low, high), -1))
-    sample, owner = _in_gaps(first, last)
-    rejected = _tested(p.index_select(0, sample), owner, k, n, alpha).long()
+    first, last = _narrow_gaps(p, position[:, ::2], position[:, 1::2], k, n, alpha, torch.stack((low, high), -1))
+    sample, owner = _samples_in_gaps(first, last)
+    rejected = _test_samples(p.index_select(0, sample), owner, k, n, alpha).long()
     # Step 4: add the rejected samples below the first gap and above the second gap.
     borders = torch.stack((start + offset, first[:, 0], last[:, 1], end + offset))
     if counts is not None:
@@ -81,8 +81,8 @@ def rejected_in_bins(
     return result.index_copy(0, occupied, total).reshape(ends.shape)
 
 
-def _by_testing_all(p: Tensor, ends: Tensor, k: Tensor, n: Tensor, alpha: float, counts: Tensor | None) -> Tensor:
-    """Return the result of `rejected_in_bins` by testing every sample, without control flow that depends on values."""
+def _test_all(p: Tensor, ends: Tensor, k: Tensor, n: Tensor, alpha: float, counts: Tensor | None) -> Tensor:
+    """Return the result of `rejected_in_bins` by testing every sample, without branches that depend on values."""
     index = run_index(ends, p.shape[-1])
     owner = index.clamp(max=ends.shape[-1] - 1)
     rejected = p_value(k.gather(-1, owner).double(), n.gather(-1, owner).double(), p.double()) <= alpha
@@ -92,7 +92,7 @@ def _by_testing_all(p: Tensor, ends: Tensor, k: Tensor, n: Tensor, alpha: float,
 
 
 def _unique_critical_values(k: Tensor, n: Tensor, alpha: float) -> Tensor:
-    """Return the `critical_values` `(4, B)` for counts `(B,)`, computed once for equal counts or taken from a cache.
+    """Return the `critical_values` `(4, B)` for counts `(B,)`, from a cache or computed once for equal counts.
 
     Bootstrap replicates of a sample have many bins with equal counts.
     """
@@ -112,24 +112,24 @@ def _small_critical_values(alpha: float) -> Tensor:
     return critical_values(k, n, alpha)
 
 
-def _number_up_to(p: Tensor, limits: Tensor) -> Tensor:
+def _count_up_to(p: Tensor, limits: Tensor) -> Tensor:
     """Return, for each float64 limit, the number of elements of the ascending row of `p` that are at most the limit."""
-    if p.dtype != limits.dtype:  # round the limits down, so that each comparison has the same result as in float64
+    if p.dtype != limits.dtype:  # limits rounded down to the dtype of p give the same results as comparison in float64
         near = limits.to(p.dtype)
         limits = torch.where(near > limits, near.nextafter(torch.full_like(near, -torch.inf)), near)
     return torch.searchsorted(p.contiguous(), limits, right=True)
 
 
-def _in_gaps(first: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the positions and the bin indices of all samples in the gaps from `first` to `last` `(B, 2)`."""
+def _samples_in_gaps(first: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
+    """Return positions and bin indices of all samples in the half-open gaps from `first` to `last`, each `(B, 2)`."""
     size = (last - first).reshape(-1)
     gap = torch.repeat_interleave(size)
     shift = first.reshape(-1) - size.cumsum(0) + size
     return torch.arange(len(gap), device=gap.device) + shift.index_select(0, gap), gap // 2
 
 
-def _tested(p: Tensor, owner: Tensor, k: Tensor, n: Tensor, alpha: float) -> Tensor:
-    """Return whether the test rejects each `p`, given the bin index `owner`.
+def _test_samples(p: Tensor, owner: Tensor, k: Tensor, n: Tensor, alpha: float) -> Tensor:
+    """Return whether the test rejects each `p`, bool of its shape; `owner` contains the bin index of each `p`.
 
     Equal values in a bin are adjacent and are tested once.
     """
@@ -142,22 +142,22 @@ def _tested(p: Tensor, owner: Tensor, k: Tensor, n: Tensor, alpha: float) -> Ten
     return decision.index_select(0, is_new.cumsum(0) - 1)
 
 
-def _narrowed(
+def _narrow_gaps(
     p: Tensor, first: Tensor, last: Tensor, k: Tensor, n: Tensor, alpha: float, rejected: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Narrow the gaps `(B, 2)` with `verdicts` for seven samples in each gap, while this is cheaper than tests.
+    """Narrow the gaps by `decide_ranges` at seven samples in each gap, repeated while this is cheaper than tests.
 
-    Gaps contain many samples if large bins have few positive outcomes, as for rare events.
+    For rare events, gaps contain many samples.
 
     Args:
-        p: sorted samples.
-        first, last: half-open range of positions in each gap `(B, 2)`.
-        k, n: counts of each bin `(B,)`.
+        p: probabilities of the samples, flattened, in ascending order within each bin.
+        first, last: half-open range of positions in each gap, `(B, 2)`.
+        k, n: number of successes and of trials in each bin, `(B,)`.
         alpha: significance level.
-        rejected: critical values at the rejected end of each gap `(B, 2)`.
+        rejected: critical values at the rejected end of each gap, `(B, 2)`.
 
     Returns:
-        The new `first` and `last`.
+        The ranges of the narrowed gaps, `first` and `last`, each `(B, 2)`.
     """
     parts = torch.arange(1, 8, device=p.device).reshape(-1, 1)
     previous, undecided = -1, int((last - first).sum())
@@ -170,11 +170,11 @@ def _narrowed(
         x = p[position].double()
         successes, trials = k[bin_].expand(x.shape), n[bin_].expand(x.shape)
         from_log_odds = sign * torch.logit(rejected[wide])
-        keeps, rejects = verdicts(two_tails(successes, trials, x), trials, alpha, from_log_odds)
+        accepts, rejects = decide_ranges(two_tails(successes, trials, x), trials, alpha, from_log_odds)
         valid = (x > 0) & (x < 1) & (sign * (trials * x - successes) > 0)
-        keeps, rejects = keeps & valid, rejects & valid
+        accepts, rejects = accepts & valid, rejects & valid
         up = sign > 0
-        low_side, high_side = torch.where(up, keeps, rejects), torch.where(up, rejects, keeps)
+        low_side, high_side = torch.where(up, accepts, rejects), torch.where(up, rejects, accepts)
         first = first.index_put(wide, torch.where(low_side, position + 1, low).amax(0))
         last = last.index_put(wide, torch.where(high_side, position, high).amin(0))
         previous, undecided = undecided, int((last - first).sum())
@@ -203,7 +203,7 @@ def t_critical(df: Tensor, alpha: float) -> Tensor:
 
 
 def t_interval(k: Tensor, n: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
-    """Return the ends of the closed interval of p that a two-sided t-test accepts for k positive labels among n.
+    """Return the ends of the closed interval of means p that a two-sided t-test accepts for k positive labels among n.
 
     If all labels are equal, their variance is 0 and only p = k/n is accepted. For n <= 1 every p is accepted.
     """
@@ -212,7 +212,7 @@ def t_interval(k: Tensor, n: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
     mean = k.double() / n
     deviation = (mean * (1 - mean) / (n - 1)).clamp(min=0).sqrt()
     half = t_critical(n - 1, alpha) * deviation
-    # The test rejects p at the exact ends. Move them inwards to the next floats, so that the interval is closed.
+    # The test rejects p at the exact ends. Move both ends inwards to the next floats.
     low, high = mean - half, mean + half
     infinity = torch.full_like(mean, math.inf)
     low = torch.where(half > 0, low.nextafter(infinity), mean)

@@ -8,28 +8,29 @@ import torch
 from torch import Tensor
 
 from torchcalib.special.beta import (
-    cheaply_known,
     deviation,
-    drop,
     in_pieces,
     integral_beyond,
+    is_true_without_sync,
     kind,
+    log_integrand,
     log_kernel,
     mirrored,
-    real,
+    to_float64,
 )
 
 TIE = math.log1p(1e-7)  # outcomes up to 1 + 1e-7 times as probable as k count as ties, as in scipy.stats.binomtest
-_MARGIN = 1e-9  # relative safety margin around alpha; rounding errors are 1e-13 (scipy: 3e-11 at n = 1e6)
-_PIECE = 512  # number of bins that are processed at a time, so that intermediate results fit into the CPU cache
+_MARGIN = 1e-9  # relative safety margin around alpha; rounding errors are about 1e-13
+_PIECE = 512  # number of bins processed at a time; intermediate results for more bins would not fit into the CPU cache
 
 
 def _count(name: str, value: Tensor | int, device: torch.device) -> Tensor:
-    """Return a count as float64. Raise TypeError unless it is an int or an integer tensor."""
+    """Convert an int or an integer tensor to float64; raise TypeError for other types."""
     whole = not (value.is_floating_point() or value.is_complex()) if isinstance(value, Tensor) else type(value) is int
     if not whole or (isinstance(value, Tensor) and value.dtype == torch.bool):
-        raise TypeError(f"`{name}` must be an integer tensor or an int, got {kind(value)}. Pass whole numbers.")
-    return real(name, value, device)
+        advice = f"Convert it with torch.as_tensor({name}).long()."
+        raise TypeError(f"`{name}` must be an integer tensor or an int, got {kind(value)}. {advice}")
+    return to_float64(name, value, device)
 
 
 def log_probability(k: Tensor, n: Tensor, p: Tensor) -> Tensor:
@@ -42,15 +43,15 @@ def log_probability(k: Tensor, n: Tensor, p: Tensor) -> Tensor:
 
 
 class Tails(NamedTuple):
-    """Both tails of a two-sided binomial test. If k > n p, outcomes are mirrored: j becomes n - j and p becomes 1 - p.
+    """Both tails of a two-sided binomial test of X. If k > n p, attributes are for n - X, n - k and 1 - p instead.
 
     Attributes:
         near: P(X <= k), the tail that contains k.
-        far: P(X >= first).
+        far: P(X >= first), the other tail.
         k: number of successes.
-        first: first outcome above n p that is at most as probable as k; n + 1 if there is none.
-        log_pmf: log P(k).
-        log_ratio: log P(first) - log P(k).
+        first: smallest outcome j above n p with P(X = j) <= (1 + 1e-7) P(X = k); n + 1 if there is none.
+        log_pmf: log P(X = k).
+        log_ratio: log P(X = first) - log P(X = k).
         log_odds: log p - log(1 - p).
     """
 
@@ -68,26 +69,26 @@ def two_tails(k: Tensor, n: Tensor, p: Tensor) -> Tails:
 
     The result is undefined unless 0 <= k <= n, 0 < p < 1 and k != n p.
     """
-    mean = n * p  # rounded as in scipy, because rounding may move k to the other side of the mean
+    mean = n * p  # rounded as in scipy, because k can be on the other side of the exact mean
     flip = k > mean
     log_odds = (p.log() - torch.log1p(-p)) * torch.where(flip, -1.0, 1.0)
     near = torch.where(flip, n - k, k)
-    # Probabilities decrease from `start` on: the far tail contains all outcomes from `first` on. Search for `first`
-    # with Stirling's formula, dividing the range by 16 in each round. Its error in the log is 0.07, and the rounding
-    # error is 4e-7 at n = 1e8. The result may differ by one outcome; exact probabilities of four outcomes correct it.
+    # Probabilities decrease from `start` on, so the far tail contains all outcomes from `first` on. Search for `first`
+    # by Stirling's formula, and divide the range by 16 in each round. The log of the formula has an error of 0.07, so
+    # the result may differ by one outcome. Exact probabilities of four outcomes correct it.
     start = torch.where(flip, n - mean.floor(), mean.ceil())
     axis = (-1, *(1 for _ in range(p.dim())))
     parts = torch.arange(1, 16, dtype=torch.float64, device=p.device).reshape(axis) / 16
 
-    def rareness(j: Tensor) -> Tensor:
+    def neg_log_pmf(j: Tensor) -> Tensor:
         up, down = j + 0.5, (n + 0.5) - j
         return torch.xlogy(up, up) + torch.xlogy(down, down) - j * log_odds
 
-    limit = rareness(near) - TIE
+    limit = neg_log_pmf(near) - TIE
     outside, inside = start - 1, n + 1
-    for _ in range(4 if cheaply_known((n < 16**4 - 1).all()) else 8):
+    for _ in range(4 if is_true_without_sync((n < 16**4 - 1).all()) else 8):
         j = torch.addcmul(outside, inside - outside, parts).floor()
-        rare = (rareness(j) >= limit) & (j > outside)
+        rare = (neg_log_pmf(j) >= limit) & (j > outside)
         outside, inside = torch.where(rare, outside, j).amax(0), torch.where(rare, j, inside).amin(0)
     four = inside + torch.arange(-1, 3, dtype=torch.float64, device=p.device).reshape(axis)
     outcomes = torch.cat((four.clamp(max=n), near.unsqueeze(0)))
@@ -109,7 +110,7 @@ def two_tails(k: Tensor, n: Tensor, p: Tensor) -> Tails:
     kernel = torch.where(is_upper, bound * (1 - p), (n - bound) * p)
     tail = log_bound.exp() * (kernel * integral)
     tail = torch.where(is_lower == is_upper, tail, 1 - tail)
-    # For k = n and k = 0 the tail is p^n or (1-p)^n. Compute it as a power, which may equal alpha exactly (0.1^2).
+    # For k = n and k = 0 the tail is p^n or (1-p)^n. A power can equal alpha exactly, for example 0.1^2 = 0.01.
     power = torch.where(flip, p, 1 - p) ** n
     power = torch.where(flip | (p > 0.5), power, torch.exp(n * torch.log1p(-p)))
     return Tails(
@@ -124,7 +125,7 @@ def two_tails(k: Tensor, n: Tensor, p: Tensor) -> Tails:
 
 
 def tails_at_jump(k: Tensor, n: Tensor, j: Tensor) -> Tails:
-    """Return both tails at the odds where the far tail starts to exclude j: P(j) = (1 + 1e-7) P(k), 0 <= k < j <= n.
+    """Return both tails at the p with P(j) = (1 + 1e-7) P(k), above which the far tail excludes j; 0 <= k < j <= n.
 
     The arguments are float64 tensors of one shape. P(j) / P(k) is a constant times odds^(j-k). P(j) and P(k) at any p
     determine the constant, and therefore the odds.
@@ -134,8 +135,8 @@ def tails_at_jump(k: Tensor, n: Tensor, j: Tensor) -> Tails:
     step = (TIE + log_k - log_j) / (j - k)
     log_odds = torch.logit(p) + step
     swap = p > 0.5
-    moved = drop(torch.where(swap, -step, step), torch.where(swap, n - k, k), n, torch.where(swap, 1 - p, p))
-    # Integrate from the smaller of p and 1-p, because the larger one is rounded.
+    moved = log_integrand(torch.where(swap, -step, step), torch.where(swap, n - k, k), n, torch.where(swap, 1 - p, p))
+    # Integrate from the smaller of p and 1-p, which has the smaller rounding error.
     flip = log_odds > 0
     less, more = torch.stack((-log_odds.abs(), log_odds.abs())).sigmoid().unbind()
     a = torch.stack((k + 1, j))
@@ -204,7 +205,7 @@ def binomial_test(k: Tensor | int, n: Tensor | int, p: Tensor | float) -> Tensor
     """
     devices = [t.device for t in (p, k, n) if isinstance(t, Tensor)] or [torch.device("cpu")]
     device = devices[0]
-    wide = _count("k", k, device), _count("n", n, device), real("p", p, device)
+    wide = _count("k", k, device), _count("n", n, device), to_float64("p", p, device)
     return p_value(*torch.broadcast_tensors(*wide))  # type: ignore[no-untyped-call]
 
 
@@ -259,16 +260,16 @@ def _critical_values(k: Tensor, n: Tensor, alpha: float) -> Tensor:
     k, n = k.masked_fill(is_full, 0), n.masked_fill(is_full, 1)
     # Step 1: select four adjacent jumps around the estimated last jump with a p-value above alpha.
     window = torch.arange(-1, 3, dtype=torch.float64, device=k.device).reshape(-1, 1, 1)
-    j = (_likely_jump(k, n, alpha) + window).maximum(k + 1).minimum(n)
+    j = (_estimate_jump(k, n, alpha) + window).maximum(k + 1).minimum(n)
     k, n = k.expand(j.shape), n.expand(j.shape)
     # Step 2: compute both bounds at each jump, and for p just above it.
     tails = tails_at_jump(k, n, j)
-    keeps, rejects = verdicts(tails, n, alpha)
+    accepts, rejects = decide_ranges(tails, n, alpha)
     next_rejects = torch.cat((rejects[1:] & (j[1:] == j[:-1] + 1), torch.zeros_like(rejects[:1]))) | (j == n)
-    after = tails.near + tails.far - (tails.log_pmf + TIE).exp()  # p-value after the jump down by P(j) = c P(k)
+    after = tails.near + tails.far - (tails.log_pmf + TIE).exp()  # p-value above the jump, lower by P(j) = c P(k)
     rejects_after = next_rejects & (after <= alpha * (1 - _MARGIN) - 1e-12)
-    band = _MARGIN / (j - k) + 1e-14  # rounding may move log odds within this distance across the jump
-    known_to = torch.where(keeps, tails.log_odds - band, -torch.inf).amax(0)
+    band = _MARGIN / (j - k) + 1e-14  # log odds within this distance of the jump may be rounded to its other side
+    known_to = torch.where(accepts, tails.log_odds - band, -torch.inf).amax(0)
     known_from = torch.where(rejects_after, tails.log_odds + band, torch.inf)
     known_from = torch.where(rejects, tails.log_odds, torch.inf).minimum(known_from).amin(0)
     # Step 3: convert log odds to p, rounded towards the decided side. At p = 0 and p = 1 the p-value is 1 if p = k/n,
@@ -282,8 +283,8 @@ def _critical_values(k: Tensor, n: Tensor, alpha: float) -> Tensor:
     return torch.stack((rejected[1], accepted[1], accepted[0], rejected[0]))
 
 
-def _likely_jump(k: Tensor, n: Tensor, alpha: float) -> Tensor:
-    """Return an estimate of the last j with V(p_j) > alpha. It is a whole number that may be outside k + 1 to n."""
+def _estimate_jump(k: Tensor, n: Tensor, alpha: float) -> Tensor:
+    """Return an estimate of the last j with V(p_j) > alpha, as in `critical_values`; it may be outside k + 1 to n."""
     z = NormalDist().inv_cdf(alpha / 2)
     limit = (k + z * z / 2 - z * (z * z / 4 + k - k * k / n).sqrt()) / (n + z * z)  # Wilson (1927)
     stretch = torch.tensor([0.8, 1.0, 1.25], dtype=torch.float64, device=k.device).reshape(-1, 1, 1)
@@ -291,8 +292,8 @@ def _likely_jump(k: Tensor, n: Tensor, alpha: float) -> Tensor:
     # Evaluate V at three jumps around the Wilson limit: p from Stirling's formula, tails from the normal approximation
     # of Peizer and Pratt (1968). The normal deviate of V is nearly linear in j, so one secant step is sufficient.
     up, down = torch.stack((j, k.expand(j.shape))) + 0.5, (n + 0.5) - torch.stack((j, k.expand(j.shape)))
-    rareness = torch.xlogy(up, up) + torch.xlogy(down, down)
-    log_odds = (rareness[0] - rareness[1]) / (j - k)
+    log_terms = torch.xlogy(up, up) + torch.xlogy(down, down)
+    log_odds = (log_terms[0] - log_terms[1]) / (j - k)
     p, q = log_odds.sigmoid(), (-log_odds).sigmoid()
     last = torch.stack((k.expand(j.shape), j - 1))
     up, down = last + 0.5, (n - 0.5) - last
@@ -306,10 +307,10 @@ def _likely_jump(k: Tensor, n: Tensor, alpha: float) -> Tensor:
     return torch.where(j1 > j0, j0 + (z - y0) * (j1 - j0) / (y1 - y0), j0).nan_to_num(0.0).floor()
 
 
-def verdicts(tails: Tails, n: Tensor, alpha: float, rejected_from: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Return two masks `(...)`: whether all values from k/n to p are accepted, and all from p on are rejected.
+def decide_ranges(tails: Tails, n: Tensor, alpha: float, rejected_from: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Return two masks `(...)`: whether the test accepts all p' from k/n to p, and whether it rejects all p' from p on.
 
-    `critical_values` contains the derivation.
+    A False mask means unknown. `critical_values` contains the derivation.
 
     Args:
         tails: tails of the test at p.
@@ -330,11 +331,11 @@ def verdicts(tails: Tails, n: Tensor, alpha: float, rejected_from: Tensor | None
     falls = no_far_tail | (excess <= 0) | (count == 1)  # t >= p; if J = k+1, then G = 1
     convex = ((n - 1) * turn >= k) & ((n - 1) * p <= first - 1)  # check that G' increases from t to p
     dip = (p - turn) * pmf * (n - k) / q * excess.expm1()
-    keeps = in_turn & (falls | convex) & (value - torch.where(falls, 0.0, dip) > alpha * (1 + _MARGIN))
+    accepts = in_turn & (falls | convex) & (value - torch.where(falls, 0.0, dip) > alpha * (1 + _MARGIN))
     # Rejection: S_J increases by at most j (1-p) (c b_k - b_j) / m up to the next jump.
     rise = first * q * pmf * (math.exp(TIE) - tails.log_ratio.exp()).clamp(min=0) / count
     if rejected_from is not None:
-        # Half the margin covers rounding errors: jumps to values above alpha are a full margin below `rejected_from`.
+        # Half of the margin covers rounding errors. Jumps to V > alpha are a full margin below `rejected_from`.
         no_far_tail = no_far_tail | (end >= rejected_from - _MARGIN / count / 2)
     rejects = in_turn & (value + torch.where(no_far_tail, 0.0, rise) <= alpha * (1 - _MARGIN))
-    return keeps, rejects
+    return accepts, rejects

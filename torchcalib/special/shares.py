@@ -1,6 +1,6 @@
 """Expectations of functions of a proportion t = X / n for binomial X, and an entropy estimate.
 
-They correct metrics on annotator counts for a small number of annotators.
+These expectations correct metrics on annotator counts for a small number of annotators.
 """
 
 import torch
@@ -36,7 +36,7 @@ _RULE = (
     (0.012430635717979846, 0.013948054821429866),
     (0.0023671531650777907, 0.006062921985514805),
 )
-_MANY = 100.0  # expected count n p above which a series in 1 / (n p) is more accurate than the quadrature
+_MANY = 100.0  # expected count n p from which a series in 1 / (n p) replaces the less accurate quadrature
 
 
 def mean_distance_of_share(p: Tensor, n: Tensor) -> Tensor:
@@ -50,7 +50,7 @@ def mean_distance_of_share(p: Tensor, n: Tensor) -> Tensor:
     (Statistical Science 6, 1991).
     """
     v = (p.detach() * n).floor() + 1
-    # log C(n, v), which is -inf for v = n + 1, where p = 1
+    # log C(n, v); for p = 1, v is n + 1 and the logarithm is -inf
     log_binomial = torch.lgamma(n + 1) - torch.lgamma(v + 1) - torch.lgamma(n - v + 1)
     log_probability = log_binomial + xmul(v, safe_log(p)) + xmul(n - v + 1, safe_log(1 - p))
     return 2 * v / n * log_probability.exp()

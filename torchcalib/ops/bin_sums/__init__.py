@@ -1,8 +1,8 @@
-"""Sums of weight, confidence and outcome over equal-width bins.
+"""Sums of weight, confidence and outcome over equal-width bins of the confidence.
 
-`event_bins` sums over events, and `class_bins` over one-vs-rest events of every class. Results do not depend on the
-number of threads. On a GPU the last digits can vary between calls with `groups` or without Triton. All
-implementations follow the edge rule of `segments.bin_index`. Rows with weight 0 are ignored.
+An event is a pair of confidence and outcome. `event_bins` sums given events, and `class_bins` the one-vs-rest events of
+every class. `segments.bin_index` defines the bins. Results do not depend on the number of threads. On a GPU the last
+digits can vary between calls with `groups`, and without Triton.
 """
 
 from collections.abc import Iterator
@@ -39,25 +39,26 @@ def event_bins(
     """Sum events over bins of their confidence, optionally per group.
 
     Args:
-        confidence: `(..., N)` in [0, 1], floating. NaN belongs to the first bin and makes its sum NaN.
+        confidence: floating `(..., N)` in [0, 1]. NaN is added to the first bin, whose sum is then NaN.
         outcome: `(..., N)` of any real dtype.
-        weights: event weights, broadcastable to `(..., N)`, or None for all ones.
+        weights: event weights, broadcastable to `(..., N)`, or None for all ones. Events with weight 0 are ignored.
         ecd: entropic calibration difference (ECD) of every event, `(..., N)`, or None to omit its sum.
         n_bins: number of bins B.
         right: whether bins include their right edge; see `segments.bin_index`.
-        noise: "labels" or "shares" to add two sums. For confidence p, outcome o and weight w they sum w p (1 - p), and
-            w v (frequency weights) or w^2 v. The variance v is p (1 - p) for "labels" and (o - p)^2 for "shares".
-        copies: whether weights are frequency weights (numbers of copies).
+        noise: "labels" or "shares" to add two sums for the sampling noise, with confidence p, outcome o and weight w.
+            The first sums w p (1 - p). The second sums w v for frequency weights, and w^2 v for other weights. The
+            variance v is p (1 - p) for "labels" and (o - p)^2 for "shares".
+        copies: whether weights are frequency weights (numbers of copies of an event).
         groups: group of every event, int64 in [0, G), broadcastable to `(..., N)`; None for no groups.
         n_groups: number of groups G.
         backend: implementation, see `dispatch.choose`.
 
     Returns:
-        F sums: weight, confidence, outcome, two for `noise` unless "none", and `ecd` if given. `(..., F, B)`, or
-        `(..., G, F, B)` with groups, of dtype `wide_dtype`.
+        F sums in every bin: weight, confidence, outcome, two for `noise` unless "none", and `ecd` if given. Shape
+        `(..., F, B)`, or `(..., G, F, B)` with groups; dtype `wide_dtype`.
 
-    Gradient: in `confidence`, `outcome`, `weights` and `ecd` for constant bins, in every mode and of any order. It is 0
-        where the weight is 0, and for the sums of `noise`.
+    Gradient: in `confidence`, `outcome`, `weights` and `ecd`, in reverse and forward mode and of any order. Bin indices
+        and the sums of `noise` are constants. The gradient is 0 where the weight is 0.
     """
     weights = None if weights is None else weights.to(wide_dtype(weights.device)).expand_as(confidence)
     given = confidence, outcome, weights, ecd, None if groups is None else groups.expand_as(confidence)
@@ -78,10 +79,10 @@ def class_bins(
     copies: bool = True,
     backend: Backend = "auto",
 ) -> Tensor:
-    """Sum one-vs-rest events of every class over bins of the class probability, in one pass over the rows.
+    """Sum the one-vs-rest events of every class over bins of the class probability, in one pass over the rows.
 
-    At most B probabilities of a row are 1/B or more. They are added to their bins one by one. All other probabilities
-    are in the first bin of their class, so they are added as whole columns.
+    At most B probabilities of a row are 1/B or more. These are added to their bins one by one. All other probabilities
+    are in the first bin of their class, and are summed over whole columns.
 
     Args:
         values: logits or probabilities `(..., N, C)`, as for `softmax_stats.rows`.
@@ -91,15 +92,16 @@ def class_bins(
         from_logits: whether `values` are logits.
         n_bins: number of bins B.
         right: whether bins include their right edge; see `segments.bin_index`.
-        noise: whether to add the two sums of `event_bins` for "labels".
-        copies: whether weights are frequency weights (numbers of copies).
+        noise: whether to add two sums for the sampling noise, as `event_bins` does for "labels".
+        copies: whether weights are frequency weights (numbers of copies of a row).
         backend: implementation, see `dispatch.choose`; float64 on the CPU supports only "torch".
 
     Returns:
-        F sums: weight, confidence, outcome, and two if `noise` is True. `(..., C, F, B)` of dtype `wide_dtype`.
+        F sums in every bin: weight, confidence, outcome, and two if `noise` is True. Shape `(..., C, F, B)`; dtype
+        `wide_dtype`.
 
-    Gradient: in `values` and `weights` for constant bins, in every mode and of any order. It is 0 in a row with a logit
-        of +inf, and for the sums of `noise`.
+    Gradient: in `values` and `weights`, in reverse and forward mode and of any order. Bin indices and the sums of
+        `noise` are constants. The gradient is 0 in a row with a logit of +inf.
     """
     if weights is not None:
         weights = weights.to(wide_dtype(weights.device)).expand_as(target)
@@ -122,7 +124,6 @@ def _event_sums(
     noise: Noise,
     copies: bool,
 ) -> Tensor:
-    """Compute the values of `event_bins` for tensors of equal shape."""
     *lead, n = confidence.shape
     n_sums = 3 + 2 * (noise != "none") + (ecd is not None)
     shape = *lead, n_sums, n_groups * n_bins
@@ -134,8 +135,8 @@ def _event_sums(
     return sums if groups is None else sums.view(*lead, n_sums, n_groups, n_bins).movedim(-2, -3)
 
 
-_ROW_OF = {0: 1, 1: 2, 3: -1}
-"""Maps the positions of the arguments confidence, outcome and ECD to the rows of their sums."""
+# Position of confidence, outcome and ECD among the arguments of `_events`: row of their sum in the result.
+_SUM_ROW = {0: 1, 1: 2, 3: -1}
 
 
 def _event_gradient(
@@ -145,7 +146,7 @@ def _event_gradient(
     needed: list[int],
     grads: Tensor,
 ) -> list[Tensor]:
-    """Return the gradients in confidence, outcome and ECD: weight times the gradient in the bin sum."""
+    """Return the gradients in confidence, outcome and ECD: the weight times the gradient of the sum over the bin."""
     confidence, weights, groups = arguments[0], arguments[2], arguments[4]
     n_bins, right = arguments[6], arguments[7]
     if 2 in needed:
@@ -156,7 +157,7 @@ def _event_gradient(
         grads = grads.movedim(-3, -2).flatten(-2)
     input_grads = []
     for k in needed:
-        slope = grads[..., _ROW_OF[k], :].gather(-1, cell)
+        slope = grads[..., _SUM_ROW[k], :].gather(-1, cell)
         if weights is not None:
             slope = (slope * weights).masked_fill_(weights == 0, 0)
         input_grads.append(slope.to(arguments[k].dtype))
@@ -179,7 +180,6 @@ def _class_sums(
     noise: bool,
     copies: bool,
 ) -> Tensor:
-    """Compute the values of `class_bins`, one batch element at a time."""
     *lead, _, n_classes = values.shape
     shape = n_classes, 3 + 2 * noise, n_bins
     sums = torch.zeros((*lead, *shape), dtype=wide_dtype(values.device), device=values.device)
@@ -196,7 +196,7 @@ def _class_gradient(
     needed: list[int],
     grads: Tensor,
 ) -> list[Tensor]:
-    """Return the gradient in `values` in chunks; if `weights` need a gradient, differentiate the formula."""
+    """Return the gradient in `values`; if `weights` need a gradient, differentiate `class_formula` instead."""
     values, target, weights, top, confidence, from_logits, n_bins, right, _, copies = arguments
     if needed != [0]:
         # Use only the first three sums, because the sums of noise are constants.
@@ -215,7 +215,7 @@ _classes = fused(_class_sums, class_formula, _class_gradient)
 
 
 def _batch_elements(values: Tensor, *columns: Tensor | None) -> Iterator[tuple[int, Tensor, list[Any]]]:
-    """Yield index, rows `(N, C)` and columns `(N,)` of every batch element of `(..., N, C)` and `(..., N)`."""
+    """Yield the index of every batch element, its rows `(N, C)` and its part `(N,)` of each column `(..., N)`."""
     if not values.numel():
         return
     n = values.shape[-2]

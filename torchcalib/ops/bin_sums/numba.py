@@ -1,7 +1,7 @@
 """Sums over bins by loops compiled with numba. Only `dispatch` imports this module, at first use.
 
-Results do not depend on the number of threads. The division of events into pieces depends only on their number.
-The sums of the pieces are added in order. Each class is summed by one thread.
+Results do not depend on the number of threads. The division into pieces depends only on the number of events and cells,
+and the sums of the pieces are added in order. Each class is summed by one thread.
 """
 
 from functools import cache
@@ -13,13 +13,13 @@ from torch import Tensor
 
 from torchcalib.ops.bin_sums.numba_classes import PROBE, add_classes, fill_class_gradients
 from torchcalib.ops.bin_sums.numba_events import add_events, add_labels
-from torchcalib.ops.bin_sums.reference import may_be_counted
+from torchcalib.ops.bin_sums.reference import allows_counting
 from torchcalib.ops.numba_math import CONVERTED, by_rows, columns_of
 from torchcalib.ops.threads import in_threads
 
 _PIECE = 2**16  # smallest number of events in a piece
 _PIECES = 64  # largest number of pieces, which limits the memory for their sums
-_PER_CELL = 32  # with groups, smallest number of events per cell in a piece; fewer would make adding the pieces slow
+_PER_CELL = 32  # smallest number of events per cell in a piece with groups; with fewer, adding the pieces is slow
 
 
 def event_sums(
@@ -34,10 +34,10 @@ def event_sums(
     copies: bool,
     sums: Tensor,
 ) -> None:
-    """Implement `reference.event_sums`."""
+    """Fill `sums` with the bin sums of events; arguments as for `reference.event_sums`."""
     n, n_cells = confidence.shape[-1], sums.shape[-1]
     noise_kind = None if noise == "none" else (noise == "shares", weights is not None and not copies)
-    countable = may_be_counted(outcome, weights, ecd, noise)
+    countable = allows_counting(outcome, weights, ecd, noise)
     c, o, w, d, g = columns_of(confidence, outcome, weights, ecd, groups)
     edges = _edges(n_bins)
 
@@ -76,7 +76,7 @@ def class_sums(
     copies: bool,
     sums: Tensor,
 ) -> None:
-    """Implement `reference.class_sums`."""
+    """Fill `sums` with the bin sums of every class; arguments as for `reference.class_sums`."""
     n_classes, n_sums, n_bins = sums.shape
     n_distinct = n_sums if weights is not None and not copies else min(n_sums, 4)
     edges = _edges(n_bins)
@@ -91,10 +91,10 @@ def class_sums(
         for start in range(0, len(values), n):
             rows = values[start : start + n]
             x = rows if direct else buffer[: len(rows)].copy_(rows[:, begin:end])
-            own_labels = labels[start : start + n] - begin
-            own = [None if column is None else column[start : start + n] for column in columns]
-            add_classes(x.numpy(), own_labels, *own, from_logits, edges, right, begin if direct else 0, into)
-        if weights is None:  # rows that are in no other bin are in the first bin
+            chunk_labels = labels[start : start + n] - begin
+            chunk = [None if column is None else column[start : start + n] for column in columns]
+            add_classes(x.numpy(), chunk_labels, *chunk, from_logits, edges, right, begin if direct else 0, into)
+        if weights is None:  # number of rows in the first bin: all rows minus the rows in other bins
             into[0, 0] = len(values) - into[0, 1:].sum(0)
         sums[begin:end, :n_distinct] = torch.from_numpy(into).movedim(-1, 0)
         if n_distinct < n_sums:
@@ -113,7 +113,7 @@ def class_gradient(
     grads: Tensor,
     out: Tensor,
 ) -> None:
-    """Implement `reference.class_gradient`."""
+    """Fill `out` with the gradient in `values`; arguments as for `reference.class_gradient`."""
     slopes = grads.float().contiguous().numpy()
     columns = [None if x is None else x.numpy() for x in (weights, _largest(values, top), confidence)]
     options = slopes, slopes[:, 0].copy(), from_logits, _edges(grads.shape[-1]), right

@@ -1,7 +1,7 @@
-"""Compiled loops that add rows to the bins of every class, and that compute the gradient.
+"""Compiled loops for the bin sums of every class, and for their gradient.
 
-At most B probabilities of a row are 1/B or more, because their sum is 1. All other entries are in the first bin of
-their class, and are added by vector instructions. Entries >= 1/B are located in groups of 64, and added one by one.
+At most B probabilities of a row are 1/B or more, because their sum is 1. These are added to their bins one by one.
+All other probabilities are in the first bin of their class, and are added by vector instructions.
 """
 
 from typing import Any
@@ -12,11 +12,11 @@ from torchcalib.ops.bin_sums.numba_events import bin_of
 from torchcalib.ops.numba_math import BLOCK, INF, ZERO, F, compiled_loop, fill_exps, fill_limits, lanes, step
 from torchcalib.ops.segments import BELOW_EDGE
 
-PROBE = 64  # number of entries that are tested together for entries >= 1/B
+PROBE = 64  # entries per group; a vector comparison skips groups without probabilities >= 1/B
 
 
 @lanes
-def _count_from(x: Any, low: Any) -> Any:
+def _count_at_least(x: Any, low: Any) -> Any:
     """Return the number of entries >= `low`, as a float."""
     count = ZERO
     for k in range(x.size):
@@ -43,7 +43,7 @@ def _add_below_with_spread(x: Any, low: Any, scale: Any, w: Any, total: Any, spr
 
 
 @step
-def _count_below(x: Any, low: Any, w: Any, weight: Any) -> None:
+def _add_weight_below(x: Any, low: Any, w: Any, weight: Any) -> None:
     """Add `w` to weight[k] for every entry x[k] that is below `low` or NaN."""
     for k in range(x.size):
         weight[k] += 0.0 if x[k] >= low else w
@@ -73,20 +73,20 @@ def add_classes(
     first: Any,
     sums: Any,
 ) -> None:
-    """Add rows to the sums of K consecutive classes; without weights, the caller counts the rows in the first bin.
+    """Add rows to the bin sums of K consecutive classes; without weights, omit the weight of the first bin.
 
     Args:
-        values: float32 rows; the classes are the columns from `first` on.
-        target: labels, relative to the first of the K classes.
-        weights: weights of the rows, or None.
-        largest: largest entry of each row.
-        confidence: probability of the top class of each row.
+        values: float32 rows `(N, *)`, whose columns `first` to `first + K - 1` are the classes.
+        target: label of each row minus the number of the first class, `(N,)`.
+        weights: weights of the rows `(N,)`, or None.
+        largest: largest entry of each row, `(N,)`.
+        confidence: probability of the top class of each row, `(N,)`.
         from_logits: whether `values` are logits.
         edges: bin edges `(B + 1,)`.
         right: whether bins include their right edge.
         first: column of the first class.
-        sums: weight, confidence, outcome, and for F = 4 or 5 one or two sums of noise, `(F, B, K)`, updated in place.
-            The second sum of noise uses squared weights.
+        sums: sums of w, w q and w y for weight w, probability q and outcome y, `(F, B, K)`, updated in place. For
+            F > 3 then follows the sum of w q (1 - q), and for F = 5 the sum of w^2 q (1 - q).
     """
     n_sums, _, n_classes = sums.shape
     shifted, block, unused = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32), np.empty(BLOCK)
@@ -104,7 +104,7 @@ def add_classes(
             e = block[: x.size]
             _proportional(x, largest[i], from_logits, shifted[: x.size], e)
             columns = slice(start, start + BLOCK)
-            # Add entries of the first bin by vector instructions.
+            # Add probabilities in the first bin by vector instructions.
             if n_sums == 3:
                 _add_below(e, low, scale * w, sums[1, 0, columns])
             else:
@@ -112,11 +112,11 @@ def add_classes(
             if n_sums == 5:
                 _add_below_with_spread(e, low, scale, w * w, unused[: x.size], sums[4, 0, columns])
             if weights is not None:
-                _count_below(e, low, w, sums[0, 0, start : start + BLOCK])
-            # Add entries >= 1/B one by one.
+                _add_weight_below(e, low, w, sums[0, 0, start : start + BLOCK])
+            # Add probabilities >= 1/B one by one.
             for begin in range(0, x.size, PROBE):
                 part = e[begin : begin + PROBE]
-                if _count_from(part, low) > 0:
+                if _count_at_least(part, low) > 0:
                     for k in range(part.size):
                         if part[k] >= low:
                             value = scale * np.float64(part[k])
@@ -150,7 +150,7 @@ def _dot(x: Any, y: Any) -> Any:
 
 @step
 def _softmax_gradient(e: Any, slope: Any, mean: Any, scale: Any, out: Any) -> None:
-    """Fill `out` with the product of the softmax Jacobian with `slope`, scale * e_k (slope_k - mean)."""
+    """Fill `out` with scale * e_k (slope_k - mean), the product of the softmax Jacobian and `slope`."""
     for k in range(e.size):
         out[k] = scale * e[k] * (slope[k] - mean)
 
@@ -171,9 +171,10 @@ def fill_class_gradients(
     """Fill `out` with the gradient in `values`: w g_k for probabilities q, w q_k (g_k - sum_j q_j g_j) for logits.
 
     Args:
-        values, weights, largest, confidence, from_logits, edges, right: as for `add_classes`.
-        grads: gradient in the sums of confidence, `(C, B)`; g_k is its entry for the bin of q_k.
-        first_grads: first column of `grads`, for the entries in the first bin.
+        values: float32 rows `(N, C)`.
+        weights, largest, confidence, from_logits, edges, right: as for `add_classes`.
+        grads: gradient in the sums of confidence, `(C, B)`; g_k is its entry for class k and the bin of q_k.
+        first_grads: contiguous copy of `grads[:, 0]`, for probabilities in the first bin.
         out: result, of the shape of `values`.
     """
     n_rows, n_classes = values.shape
@@ -185,7 +186,7 @@ def fill_class_gradients(
         if w == 0 or (from_logits and largest[i] == INF):
             out[i] = 0
             continue
-        slope[:] = first_grads  # gradients for the first bin, which contains most entries
+        slope[:] = first_grads  # start with the gradients of the first bin, which contains most probabilities
         mean = 0.0
         scale = confidence[i] if from_logits else 1.0
         low = F(BELOW_EDGE * edges[1] / scale)
@@ -194,7 +195,7 @@ def fill_class_gradients(
             part = e[start : start + BLOCK]
             _proportional(x, largest[i], from_logits, shifted[: x.size], part)
             for begin in range(0, x.size, PROBE):
-                if _count_from(part[begin : begin + PROBE], low) > 0:
+                if _count_at_least(part[begin : begin + PROBE], low) > 0:
                     for k in range(begin, min(begin + PROBE, x.size)):
                         if part[k] >= low:
                             b = bin_of(scale * np.float64(part[k]), edges, right)

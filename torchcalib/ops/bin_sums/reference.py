@@ -1,4 +1,4 @@
-"""Sums over bins in plain torch: chunked for the CPU cache, and as differentiable formulas."""
+"""Sums over bins in plain torch, in chunks that fit into the CPU cache, and as differentiable formulas."""
 
 import math
 from collections.abc import Iterator
@@ -13,9 +13,9 @@ from torchcalib.ops.logs import spread_infinite_logits, through_softmax, wide_dt
 from torchcalib.ops.segments import BELOW_EDGE, bin_index, bin_sums
 
 _SAMPLES = 2**16  # events per chunk
-_ENTRIES = 2**18  # entries of rows per chunk on the CPU
-_ENTRIES_ELSEWHERE = 2**22  # entries per chunk on other devices, where a kernel launch takes longer than the arithmetic
-_ROWS = 2**14  # rows per block; all entries >= 1/B of a block are binned in one call
+_ENTRIES = 2**18  # probabilities per chunk on the CPU
+_ENTRIES_OFF_CPU = 2**22  # probabilities per chunk on other devices: larger chunks need fewer kernel launches
+_ROWS = 2**14  # rows per block; the probabilities >= 1/B of a block are added to their bins together
 
 
 def event_sums(
@@ -33,23 +33,23 @@ def event_sums(
     """Fill `sums` with the result of `bin_sums.event_bins` for S batch elements.
 
     Args:
-        confidence: `(S, N)`.
-        outcome: `(S, N)`.
-        weights: `(S, N)` or None.
-        ecd: `(S, N)` or None.
-        groups: int64 `(S, N)` or None.
-        n_bins: B.
+        confidence, outcome: confidence and outcome of every event, `(S, N)`.
+        weights, ecd: weight and ECD of every event, `(S, N)`, or None.
+        groups: group of every event, int64 `(S, N)`, or None.
+        n_bins: number of bins B.
         right: whether bins include their right edge.
-        noise: "labels" or "shares" to fill sums 3 and 4, or "none" to omit them; see `bin_sums.event_bins`.
+        noise: "labels" or "shares" to fill `sums[:, 3:5]`, or "none" to omit them; see `bin_sums.event_bins`.
         copies: whether weights are frequency weights.
         sums: zeros `(S, F, G * B)`, filled in.
     """
     n_cells = sums.shape[-1]
     on_cpu = confidence.device.type == "cpu"
-    countable = on_cpu and may_be_counted(outcome, weights, ecd, noise)
+    countable = on_cpu and allows_counting(outcome, weights, ecd, noise)
     size = max(_SAMPLES, n_cells) if on_cpu else confidence.shape[-1]
-    for into, (values, outcomes, w, more, group) in pieces_of(sums, size, confidence, outcome, weights, ecd, groups):
-        index = _quick_bin_index(values, n_bins, right) if on_cpu else bin_index(values, n_bins, right)
+    for into, (values, outcomes, w, more, group) in _event_chunks(
+        sums, size, confidence, outcome, weights, ecd, groups
+    ):
+        index = _fast_bin_index(values, n_bins, right) if on_cpu else bin_index(values, n_bins, right)
         cell = index if group is None else group * n_bins + index
         if countable and _is_binary(outcomes):
             p = values.to(sums.dtype)
@@ -57,7 +57,7 @@ def event_sums(
             if noise == "labels":
                 into[3].scatter_add_(0, cell, p * (1 - p))
                 into[4] = into[3]
-            # One `bincount` for negative and positive events: a positive event is counted at index cell + n_cells.
+            # Count negative and positive events by one `bincount`: positive events have the index cell + n_cells.
             counts = torch.bincount(cell.add_(outcomes, alpha=n_cells), minlength=2 * n_cells).view(2, n_cells)
             into[0] += counts.sum(0)
             into[2] += counts[1]
@@ -79,7 +79,7 @@ def event_formula(
     noise: str,
     copies: bool,
 ) -> Tensor:
-    """Compute `bin_sums.event_bins` by differentiable operations."""
+    """Return the result of `bin_sums.event_bins` by differentiable operations, for tensors of equal shape."""
     index = bin_index(confidence, n_bins, right)
     columns = weighted_columns(confidence, outcome, weights, ecd, noise, copies, wide_dtype(confidence.device))
     if groups is None:
@@ -88,16 +88,16 @@ def event_formula(
     return sums.reshape(*sums.shape[:-1], n_groups, n_bins).movedim(-2, -3)
 
 
-def pieces_of(sums: Tensor, size: int, *columns: Tensor | None) -> Any:
-    """Yield the sums of each batch element with pieces of its columns `(S, N)`, at most `size` events per piece."""
+def _event_chunks(sums: Tensor, size: int, *columns: Tensor | None) -> Any:
+    """Yield the sums of a batch element and its columns `(n,)` of n <= `size` events, for all events of `(S, N)`."""
     n = next(column.shape[-1] for column in columns if column is not None)
     for k, into in enumerate(sums):
         for start in range(0, n, size):
             yield into, [None if column is None else column[k, start : start + size] for column in columns]
 
 
-def may_be_counted(outcome: Tensor, weights: Tensor | None, ecd: Tensor | None, noise: str) -> bool:
-    """Return True if binary outcomes can be counted: integer dtype, no weights, no ECD and `noise` not "shares"."""
+def allows_counting(outcome: Tensor, weights: Tensor | None, ecd: Tensor | None, noise: str) -> bool:
+    """Return True if outcomes of 0 and 1 can be counted: integer dtype, no weights, no ECD and `noise` not "shares"."""
     return weights is None and ecd is None and noise != "shares" and not outcome.is_floating_point()
 
 
@@ -110,7 +110,7 @@ def weighted_columns(
     copies: bool,
     wide: torch.dtype,
 ) -> list[Tensor]:
-    """Return the F summands of every event as F tensors `(..., N)`; 0 with gradient 0 where the weight is 0."""
+    """Return the weighted terms of the F sums of `event_bins`, `(..., N)` each; where the weight is 0 they are 0."""
     p = confidence.to(wide)
     y = outcome.to(wide)
     columns = [(torch.ones_like(p), weights), (p, weights), (y, weights)]
@@ -138,19 +138,19 @@ def class_sums(
     """Fill `sums` with the result of `bin_sums.class_bins` for one batch element.
 
     Args:
-        values: `(N, C)` of any floating dtype and with any strides.
-        target: int64 `(N,)`.
-        weights: `(N,)` of the dtype of `sums`, or None.
+        values: logits or probabilities `(N, C)` of any floating dtype and with any strides.
+        target: labels, int64 `(N,)`.
+        weights: row weights `(N,)` of the dtype of `sums`, or None.
         top: top class of every row, int64 `(N,)`.
         confidence: probability of the top class, `(N,)`.
         from_logits: whether `values` are logits.
         right: whether bins include their right edge.
         copies: whether weights are frequency weights.
-        sums: zeros `(C, 3, B)`, or `(C, 5, B)` with sums of noise, filled in.
+        sums: zeros `(C, 3, B)`, or `(C, 5, B)` with the sums for the sampling noise, filled in.
     """
     n_classes, n_sums, n_bins = sums.shape
-    if values.device.type != "cpu":  # collecting the entries >= 1/B would synchronise the device
-        size = max(1, _ENTRIES_ELSEWHERE // n_classes)
+    if values.device.type != "cpu":  # collecting the probabilities >= 1/B would synchronise the device
+        size = max(1, _ENTRIES_OFF_CPU // n_classes)
         for start in range(0, len(values), size):
             block = slice(start, start + size)
             w = None if weights is None else weights[block]
@@ -164,25 +164,25 @@ def class_sums(
         w = torch.ones_like(confidence[block]) if weights is None else weights[block]
         known = (target[block] >= 0) & (target[block] < n_classes)
         label = target[block].masked_fill(~known, 0)
-        flat_indices, reached, of_label = [], [], []
-        # Allocate buffers once for all chunks: temporary tensors between results would fragment the heap.
+        flat_indices, reached, label_probs = [], [], []
+        # Allocate the buffers once. Temporary tensors for every chunk would fragment the heap.
         wide = torch.empty(min(_ENTRIES, values[block].numel()) + n_classes, dtype=sums.dtype)
         mask = np.empty(len(wide), bool)
         for rows, q in _chunks(values[block], top[block], confidence[block], from_logits):
-            # Collect the entries >= 1/B, and replace them by 0.
+            # Collect the probabilities >= 1/B, and replace them by 0.
             row_weight = w[rows].unsqueeze(-1)
             if weights is not None:
                 q.masked_fill_(row_weight == 0, 0)
-            of_label.append(q.gather(-1, label[rows].unsqueeze(-1)).view(-1))
+            label_probs.append(q.gather(-1, label[rows].unsqueeze(-1)).view(-1))
             entries = q.view(-1)
-            above = _indices_from(entries, BELOW_EDGE / n_bins, mask)
+            above = _indices_at_least(entries, BELOW_EDGE / n_bins, mask)
             reached.append(entries.index_select(0, above))
             entries.index_fill_(0, above, 0)
-            # Add all other entries to the first bin of their class, as whole columns.
+            # Add all other probabilities to the first bin of their class, by sums over whole columns.
             column = wide[: len(entries)].view(q.shape)
             if weights is None:
                 total = column.copy_(q).sum(0)
-            else:  # sum the weights, because subtraction from the total would lose small weights
+            else:  # sum the weights in the first bin: subtraction from the total would lose small weights
                 sums[:, 0, 0] += column.copy_(row_weight).view(-1).index_fill_(0, above, 0).view(q.shape).sum(0)
                 total = torch.mul(q, row_weight, out=column).sum(0)
             sums[:, 1, 0] += total
@@ -192,7 +192,7 @@ def class_sums(
                 square = column.mul_(row_weight).sum(0)
                 sums[:, 4, 0] += torch.mul(q, row_weight.square(), out=column).sum(0) - square
             flat_indices.append(above.add_(rows.start * n_classes))
-        # Add the collected entries to their bins one by one.
+        # Add the collected probabilities to their bins one by one.
         flat_index, entry = torch.cat(flat_indices), torch.cat(reached).to(sums.dtype)
         row = flat_index // n_classes
         k = flat_index.sub_(row * n_classes)
@@ -206,9 +206,9 @@ def class_sums(
             if squared:
                 flat.index_add_(0, cell + 4 * n_bins, spread.mul_(share))
         # Outcomes: add the weight of every row to the bin of its label.
-        cell = label * (n_sums * n_bins) + 2 * n_bins + bin_index(torch.cat(of_label), n_bins, right)
+        cell = label * (n_sums * n_bins) + 2 * n_bins + bin_index(torch.cat(label_probs), n_bins, right)
         flat.index_add_(0, cell, w.masked_fill((w == 0) | ~known, 0))
-    if weights is None:  # rows that are in no other bin are in the first bin
+    if weights is None:  # number of rows in the first bin: all rows minus the rows in other bins
         sums[:, 0, 0] += len(values) - sums[:, 0].sum(-1)
     if noise and not squared:
         sums[:, 4] = sums[:, 3]
@@ -226,11 +226,11 @@ def class_formula(
     noise: bool,
     copies: bool,
 ) -> Tensor:
-    """Compute `bin_sums.class_bins` by differentiable operations; `top` and `confidence` are ignored."""
+    """Return the result of `bin_sums.class_bins` by differentiable operations; `top` and `confidence` are unused."""
     x = values.to(wide_dtype(values.device))
     w = torch.ones_like(x[..., 0]) if weights is None else weights
     ignored = w == 0
-    w = w.masked_fill(ignored, 0).unsqueeze(-1)  # weights of 0 get gradient 0
+    w = w.masked_fill(ignored, 0).unsqueeze(-1)  # a weight of 0 has gradient 0
     x = x.masked_fill(ignored.unsqueeze(-1), 0)
     q = spread_infinite_logits(x).softmax(-1) if from_logits else x
     n_classes = q.shape[-1]
@@ -258,12 +258,12 @@ def class_gradient(
 
     Args:
         values, weights, top, confidence, from_logits, right: see `class_sums`.
-        grads: gradient in the sums of confidence, `(C, B)`; g_k is its entry for the bin of q_k.
+        grads: gradient in the sums of confidence, `(C, B)`; g_k is its entry for class k and the bin of q_k.
         out: result `(N, C)`, filled in.
     """
     n_bins = grads.shape[-1]
     for block, q in _chunks(values, top, confidence, from_logits):
-        if q.device.type == "cpu":  # gradients for the first bin, which contains most entries
+        if q.device.type == "cpu":  # start with the gradients of the first bin, which contains most probabilities
             slope = grads[:, 0].to(q.dtype).repeat(len(q), 1)
             row, k = (q >= BELOW_EDGE / n_bins).nonzero(as_tuple=True)
             slope[row, k] = grads[k, bin_index(q[row, k], n_bins, right)].to(q.dtype)
@@ -277,9 +277,9 @@ def class_gradient(
 
 
 def _chunks(values: Tensor, top: Tensor, confidence: Tensor, from_logits: bool) -> Iterator[tuple[slice, Tensor]]:
-    """Yield slices of rows and their probabilities `(n, C)`, in a buffer that the caller may overwrite."""
+    """Yield slices of rows with their probabilities `(n, C)`, in a reused buffer that the caller may overwrite."""
     on_cpu = values.device.type == "cpu"
-    n = max(1, (_ENTRIES if on_cpu else _ENTRIES_ELSEWHERE) // values.shape[-1])
+    n = max(1, (_ENTRIES if on_cpu else _ENTRIES_OFF_CPU) // values.shape[-1])
     dtype = torch.promote_types(values.dtype, torch.float32)
     buffer = torch.empty(min(n, len(values)), values.shape[-1], dtype=dtype, device=values.device)
     first, confidences = top.unsqueeze(-1), confidence.unsqueeze(-1).to(dtype)
@@ -289,23 +289,23 @@ def _chunks(values: Tensor, top: Tensor, confidence: Tensor, from_logits: bool) 
         if from_logits:
             torch.softmax(x if on_cpu else spread_infinite_logits(x), -1, dtype=dtype, out=q)
             q_top = q.gather(-1, first[block])
-            if on_cpu and not math.isfinite(q_top.sum()):  # there is an infinite logit, which is rare
+            if on_cpu and not math.isfinite(q_top.sum()):  # rare: softmax is NaN for rows with a logit of +inf
                 torch.softmax(spread_infinite_logits(x), -1, dtype=dtype, out=q)
                 q_top = q.gather(-1, first[block])
-            # Rescale to the confidence, which is more accurate than the float32 sum in softmax.
+            # Scale rows to the given confidence of the top class, which is more accurate than a float32 softmax.
             q.mul_(confidences[block] / q_top).scatter_(-1, first[block], confidences[block])
         else:
             q.copy_(x)
         yield block, q
 
 
-def _quick_bin_index(values: Tensor, n_bins: int, right: bool) -> Tensor:
-    """Return `bin_index`, computed as floor(values * n_bins) except for values within rounding error of an edge."""
+def _fast_bin_index(values: Tensor, n_bins: int, right: bool) -> Tensor:
+    """Return `bin_index`: floor(values * n_bins), except near bin edges, where this can be wrong by rounding errors."""
     scaled = values.to(torch.promote_types(values.dtype, torch.float32)) * n_bins
-    scaled.clamp_(0.3, n_bins - 0.3)  # values near 0 and 1 need no exact comparison, because the outer bins are closed
+    scaled.clamp_(0.3, n_bins - 0.3)  # 0 and 1 do not count as edges: all values near them are in the outer bins
     index = scaled.long()
     distance = scaled.sub_(scaled.round()).abs_()
-    near = torch.from_numpy(np.flatnonzero(~(distance.numpy() > 2e-7 * n_bins)))  # the negated comparison includes NaN
+    near = torch.from_numpy(np.flatnonzero(~(distance.numpy() > 2e-7 * n_bins)))  # negated to include NaN
     if len(near):
         index[near] = bin_index(values[near], n_bins, right)
     return index
@@ -318,7 +318,7 @@ def _is_binary(outcomes: Tensor) -> bool:
     return bool(least >= 0) and bool(most <= 1)
 
 
-def _indices_from(entries: Tensor, low: float, mask: NDArray[np.bool_]) -> Tensor:
-    """Return the indices of the entries >= `low`; numpy is faster than `torch.nonzero`."""
+def _indices_at_least(entries: Tensor, low: float, mask: NDArray[np.bool_]) -> Tensor:
+    """Return the indices of the entries >= `low`, by numpy because `torch.nonzero` is slower."""
     x = entries.numpy()
     return torch.from_numpy(np.flatnonzero(np.greater_equal(x, x.dtype.type(low), out=mask[: len(x)])))

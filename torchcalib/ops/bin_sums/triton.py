@@ -1,7 +1,7 @@
 """Sums over bins by Triton kernels; their speed has not been measured on a GPU.
 
-Each program accumulates in registers and stores its own sums. These are then added in a fixed order, without atomics,
-so results are reproducible. Addresses are int64, because offsets can exceed 2^31.
+Each program stores its own sums. These are then added in a fixed order, without atomic operations, which makes results
+reproducible. Addresses are int64, because offsets can exceed 2^31.
 """
 
 import torch
@@ -14,10 +14,10 @@ from torchcalib.ops.segments import BELOW_EDGE
 
 _EVENTS = 256  # events that a program loads at a time
 _PIECE = 512  # smallest number of events per program
-_PIECES = 1024  # largest number of pieces of a batch element
-_BINS = 32  # bins per program
-_HELD, _CLASSES = 512, 128  # number of entries that a program loads at a time, and number of classes per program
-_SUMS = 2**15  # largest number of classes times pieces of rows, which limits the memory of the partial sums
+_PIECES = 1024  # largest number of programs that share the events of a batch element
+_BINS = 32  # largest number of bins per program
+_TILE, _CLASSES = 512, 128  # entries that a program loads at a time, and largest number of classes per program
+_SUMS = 2**15  # limit for the number of classes times the number of pieces of rows, which determines the memory
 _LOWEST = tl.constexpr(-1000.0)  # exp of this number is 0 in every dtype
 _BELOW_EDGE = tl.constexpr(BELOW_EDGE)
 
@@ -34,7 +34,7 @@ def event_sums(
     copies: bool,
     sums: Tensor,
 ) -> None:
-    """Implement `reference.event_sums` without synchronising. Groups have no kernel and use `reference`."""
+    """Fill `sums` as `reference.event_sums` does, without synchronising the device. Groups have no kernel."""
     if groups is not None:
         reference.event_sums(confidence, outcome, weights, ecd, groups, n_bins, right, noise, copies, sums)
         return
@@ -44,7 +44,7 @@ def event_sums(
     pieces = triton.cdiv(n, size)
     parts = torch.empty(n_series, pieces, n_columns, n_bins, dtype=sums.dtype, device=sums.device)
     bins = min(_BINS, triton.next_power_of_2(n_bins))
-    columns = [confidence if x is None else _stored(x) for x in (confidence, outcome, weights, ecd)]
+    columns = [confidence if x is None else _contiguous(x) for x in (confidence, outcome, weights, ecd)]
     with torch.cuda.device_of(confidence):
         _add_events[(n_series, pieces, triton.cdiv(n_bins, bins))](
             *columns, parts, n, size, n_bins, weights is not None, ecd is not None, right, noise != "none",
@@ -64,7 +64,7 @@ def class_sums(
     copies: bool,
     sums: Tensor,
 ) -> None:
-    """Implement `reference.class_sums` without synchronising."""
+    """Fill `sums` as `reference.class_sums` does, without synchronising the device."""
     n_rows, n_classes = values.shape
     _, n_sums, n_bins = sums.shape
     n_distinct = n_sums if weights is not None and not copies else min(n_sums, 4)
@@ -76,21 +76,21 @@ def class_sums(
         _add_classes[(triton.cdiv(n_classes, classes), pieces)](
             values, *values.stride(), target.contiguous(), confidence if weights is None else weights.contiguous(),
             top.contiguous(), confidence.contiguous(), parts, n_rows, n_classes, size, n_bins, weights is not None,
-            from_logits, right, n_distinct, _HELD // classes, classes,
+            from_logits, right, n_distinct, _TILE // classes, classes,
         )  # fmt: skip
     sums[:, :n_distinct] = parts.sum(0).movedim(-1, 0)
     if n_distinct < n_sums:
         sums[:, 4] = sums[:, 3]
 
 
-def _stored(x: Tensor) -> Tensor:
-    """Return a contiguous column, with bool viewed as uint8."""
+def _contiguous(x: Tensor) -> Tensor:
+    """Return a contiguous tensor, with bool viewed as uint8 for Triton."""
     return (x.view(torch.uint8) if x.dtype == torch.bool else x).contiguous()
 
 
 @triton.jit
 def _bin(value, n_bins, right: tl.constexpr):
-    """Return `segments.bin_index` for float64 values, int32."""
+    """Return the `segments.bin_index` of float64 values, int32 of the same shape."""
     scaled = value * n_bins
     scaled = tl.where(scaled > 0, scaled, 0.0)  # NaN becomes 0
     scaled = tl.where(scaled < n_bins, scaled, n_bins.to(tl.float64))
@@ -111,7 +111,7 @@ def _add_events(
     weighted: tl.constexpr, has_ecd: tl.constexpr, right: tl.constexpr, has_noise: tl.constexpr, shares: tl.constexpr,
     squared: tl.constexpr, chunk: tl.constexpr, bins: tl.constexpr,
 ):  # fmt: skip
-    """Sum one piece of a batch element over a range of bins; grid: batch elements, pieces, ranges of bins."""
+    """Sum a piece of the events of a batch element over a range of bins. Grid: batch elements, pieces, ranges."""
     series = tl.program_id(0).to(tl.int64) * n
     piece = tl.program_id(1).to(tl.int64)
     program_bins = tl.program_id(2) * bins + tl.arange(0, bins)
@@ -157,7 +157,7 @@ def _add_events(
 
 @triton.jit
 def _proportional(x, largest, logits: tl.constexpr):
-    """Return probabilities of a tile; for logits, probabilities divided by the probability of the top class."""
+    """Return the probabilities of a tile of rows; for logits, divided by the probability of the top class."""
     if x.dtype != tl.float64:
         x = x.to(tl.float32)
     if logits:
@@ -173,11 +173,11 @@ def _add_classes(
     weighted: tl.constexpr, logits: tl.constexpr, right: tl.constexpr, n_sums: tl.constexpr, rows: tl.constexpr,
     classes: tl.constexpr,
 ):  # fmt: skip
-    """Sum one piece of the rows over a range of classes; grid: ranges of classes, pieces.
+    """Sum a piece of the rows over the bins of a range of classes. Grid: ranges of classes, pieces.
 
-    The sums are weight, confidence and outcome, then up to two sums of noise, the second with squared weights. Entries
-    of the first bin are summed in registers. Entries of other bins are added to sums in memory, one bin at a time. With
-    many classes, most tiles have no such entries.
+    The sums of weight w, probability q and outcome y are w, w q, w y, w q (1 - q) and w^2 q (1 - q); the last two are
+    optional. Entries of the first bin are summed in registers. Entries of other bins are added to sums in memory, one
+    bin at a time. With many classes, most tiles have only entries of the first bin.
     """
     columns = tl.program_id(0).to(tl.int64) * classes + tl.arange(0, classes)
     real = columns < n_classes
@@ -219,7 +219,7 @@ def _add_classes(
             spread += tl.sum(tl.where(first, weighted_spread, 0.0), 0)
             if n_sums > 4:
                 noise += tl.sum(tl.where(first, w[:, None] * weighted_spread, 0.0), 0)
-        # Add entries >= 1/B: loop over the bins that occur in the tile, from the last bin down.
+        # Add probabilities >= 1/B: loop over the bins that occur in the tile, from the last bin down.
         if tl.max(tl.max(reaches.to(tl.int32), 1), 0) > 0:
             wide = x.to(tl.float64)
             if logits:
@@ -245,7 +245,7 @@ def _add_classes(
 
 @triton.jit
 def _add(to, column, mask, count, total, hits, spread, noise, n_sums: tl.constexpr):
-    """Add to the sums of this program in memory; barriers order the loads and stores of different threads."""
+    """Add five sums of one bin to memory. Barriers order the loads and stores of different threads."""
     count += tl.load(to, mask=mask, other=0)
     total += tl.load(to + column, mask=mask, other=0)
     hits += tl.load(to + 2 * column, mask=mask, other=0)

@@ -14,49 +14,49 @@ from torchcalib.ops.newton.problem import (
     AT_ZERO,
     CONVERGED,
     DECREMENT,
-    FAR,
-    FLAT,
     GRADIENT,
-    NOISE,
+    MASKED_SCORE,
+    NLL_ROUNDING,
     PIECE,
     ROUNDS,
     SEPARABLE,
     STOPPED,
+    ZERO_SLOPE,
     Problem,
-    Solved,
+    Solution,
     all_true,
-    enough,
+    is_within_rounding,
 )
-from torchcalib.ops.newton.temperature import rough_alpha
+from torchcalib.ops.newton.temperature import approximate_alpha
 
 
 class _Value(NamedTuple):
-    """Mean NLL `(R, S)`, its gradient `(R, S, C + 1)` and its Hessian `(R, S, C + 1, C + 1)` in (alpha, beta)."""
+    """Mean NLL `(R, S)`, its gradient `(R, S, C + 1)` and Hessian `(R, S, C + 1, C + 1)` in (alpha, beta)."""
 
     nll: Tensor
     gradient: Tensor
     hessian: Tensor
 
 
-def solve_affine(p: Problem) -> Solved:
-    """Minimise the negative log-likelihood (NLL) in alpha > 0 and beta; classes without samples get a bias of -inf."""
+def solve_affine(p: Problem) -> Solution:
+    """Minimise the NLL over alpha > 0 and beta; the bias of classes without samples is -inf."""
     present = p.share > 0
-    at_bound = _slope_at_zero(p) >= -FLAT
+    at_bound = _slope_at_zero(p) >= -ZERO_SLOPE
     averaged = p.averaged()
     # Start: a float32 temperature fit to about a thousand samples, then a float32 fit to the mean replicate weights.
-    start_alpha = rough_alpha(p.averaged(1024), p.scale).unsqueeze(-1)
+    start_alpha = approximate_alpha(p.averaged(1024), p.scale).unsqueeze(-1)
     start = torch.cat((start_alpha, torch.zeros_like(averaged.share)), -1)
-    theta, *_ = _damped(averaged, start, averaged.of_label > 0, 1e-3, 25)
+    theta, *_ = _damped(averaged, start, averaged.label_mean > 0, 1e-3, 25)
     theta = torch.where(theta.isfinite().all(-1, keepdim=True), theta, start).to(p.w.dtype)
 
-    # Solve few fits at a time, because each batch iterates until its slowest fit converges.
+    # Solve few fits at a time, because all fits of a batch are evaluated until the last one converges.
     batch_size = max(1, PIECE // max(1, p.scores.numel()))
     pieces = [slice(i, i + batch_size) for i in range(0, max(1, p.w.shape[0]), batch_size)]
     starts = theta.expand(p.w.shape[0], -1, -1)
     solutions = [_damped(p.for_replicates(i), starts[i], at_bound[i], None, ROUNDS) for i in pieces]
     theta, gradient, outcome = (torch.cat(column) for column in zip(*solutions, strict=True))
 
-    # At alpha = 0 the optimal biases are the log class frequencies. Centre the biases of the classes with samples.
+    # At alpha = 0 the optimal biases are the log class frequencies. Subtract the mean over classes with samples.
     beta = torch.where(at_bound.unsqueeze(-1), p.share.log(), theta[..., 1:]).masked_fill(~present, 0)
     beta = (beta - beta.sum(-1, keepdim=True) / present.sum(-1, keepdim=True)).masked_fill(~present, -torch.inf)
     gradient = torch.cat((gradient[..., :1] * p.scale[:, None], gradient[..., 1:]), -1)
@@ -72,7 +72,7 @@ def _slope_at_zero(p: Problem) -> Tensor:
     mean = torch.zeros_like(p.share)
     for s, w in p.pieces():
         mean = mean + torch.einsum("rsn,snc->rsc", w, s)
-    return (mean * p.share).sum(-1) - p.of_label
+    return (mean * p.share).sum(-1) - p.label_mean
 
 
 def _damped(
@@ -81,23 +81,23 @@ def _damped(
     """Minimise the NLL by damped Newton steps.
 
     A step is accepted if the NLL decreases by at least 1e-4 of the decrease predicted by the slope (Armijo condition).
-    Otherwise a quarter of the step is tried. Steps are limited such that alpha keeps at least a tenth of its value, and
-    thus stays positive.
+    Otherwise a quarter of the step is tried. A step reduces alpha to a tenth of its value at most, so alpha remains
+    positive.
 
     Args:
-        p: fits in standard form.
-        theta: start (alpha, beta), `(R, S, C + 1)` with positive alpha.
-        fixed: True for fits that keep their start, `(R, S)`.
+        p: scores, labels and weights in standard form.
+        theta: initial (alpha, beta), `(R, S, C + 1)` with positive alpha.
+        fixed: True for fits that are not iterated and return the initial theta, `(R, S)`.
         relative: stop at a step of this length; None to stop at `GRADIENT` and `DECREMENT`.
         rounds: largest number of evaluations.
 
     Returns:
-        theta `(R, S, C + 1)`; the gradient at theta (with `relative`, at the previous theta); and the outcome `(R, S)`.
+        theta `(R, S, C + 1)`; its gradient (with `relative`, the gradient one step earlier); and the outcome `(R, S)`.
     """
     present = p.share > 0
-    theta = torch.cat((theta[..., :1], theta[..., 1:].masked_fill(~present, FAR)), -1)
+    theta = torch.cat((theta[..., :1], theta[..., 1:].masked_fill(~present, MASKED_SCORE)), -1)
     eps = torch.finfo(theta.dtype).eps
-    # Factors from the gradient to the units of `GRADIENT`.
+    # The gradient must be small in standard and in original units of alpha.
     units = torch.cat((p.scale.clamp(min=1)[:, None], torch.ones_like(p.share[0])), -1)
     smallest_weight = torch.where(p.w > 0, p.w, torch.inf).amin(-1)
 
@@ -105,29 +105,28 @@ def _damped(
         return (value.gradient * units).square().sum(-1).sqrt()
 
     value, reused = _evaluate(p, theta), False
-    fraction = torch.ones_like(p.of_label)
+    fraction = torch.ones_like(p.label_mean)
     for _ in range(rounds):
         step = _newton_step(value, present)
-        # Limit the step such that alpha is reduced to a tenth at most.
         shrink = (-0.9 * theta[..., 0] / step[..., 0]).where(step[..., 0] < 0, fraction).clamp(max=1)
         step = step * shrink.unsqueeze(-1)
         slope = (step * value.gradient).sum(-1)
         length = step[..., 0].abs() + step[..., 1:].abs().amax(-1)
         exact = (norm(value) <= GRADIENT) & (slope >= -DECREMENT)
         done = exact if relative is None else length <= relative
-        # Separation: below this NLL every label has probability > 1/2. A label that is not the most likely class would
-        # cost at least its weight times log 2.
+        # Separation: below this NLL every label has probability > 1/2. One label with a lower probability would add at
+        # least its weight times log 2 to the NLL.
         is_separated = value.nll < smallest_weight * math.log(2)
         is_finished = done | fixed | is_separated | value.nll.isnan() | (fraction < 1e-6)
         if all_true(is_finished):
             break
         moved = theta + fraction.unsqueeze(-1) * step
-        # Reuse the Hessian once after a short step, which hardly changes it and is usually the last one.
+        # After a short step, which is usually the last one, reuse the nearly unchanged Hessian once.
         reused = not reused and relative is None and all_true(is_finished | (fraction * length <= 1e-5))
         new = _evaluate(p, moved, value.hessian if reused else None)
         meets_armijo = new.nll <= value.nll + 1e-4 * fraction * slope + 4 * eps * (1 + value.nll)
-        # Near the minimum, where the NLL is constant up to rounding errors, accept a step that halves the gradient.
-        is_level = new.nll <= value.nll + NOISE * (1 + value.nll)
+        # Near the minimum the NLL is constant up to rounding errors. There accept a step that halves the gradient.
+        is_level = new.nll <= value.nll + NLL_ROUNDING * (1 + value.nll)
         better = ~is_finished & (meets_armijo | (is_level & (norm(new) <= norm(value) / 2)))
         theta = torch.where(better[..., None], moved, theta)
         value = _Value(
@@ -137,10 +136,10 @@ def _damped(
         )
         fraction = torch.where(better, 1, fraction / 4).where(~is_finished, fraction)
     if relative is None:
-        done = done | enough(norm(value), slope)
+        done = done | is_within_rounding(norm(value), slope)
     else:
         theta = torch.where(done.unsqueeze(-1), theta + step, theta)
-    # Under separation the gradient vanishes, but the Newton steps stay long.
+    # For separable data the gradient vanishes, but the Newton steps remain long.
     may_be_separable = done & ~fixed & (length > 0.01) if relative is None else is_separated
     if value_if_available(may_be_separable.any()):
         may_be_separable = may_be_separable & _is_separation(p, step, present)
@@ -149,36 +148,37 @@ def _damped(
 
 
 def _is_separation(p: Problem, step: Tensor, present: Tensor) -> Tensor:
-    """Return True `(R, S)` where the data are separable: no sample's likelihood decreases along `step` at any length.
+    """Return whether the data are separable in the direction `step`, bool `(R, S)`.
 
-    This holds if the score of the label grows at least as fast as any other score of its row.
+    They are separable if the score of every label grows along `step` at least as fast as all other scores of its row.
+    No likelihood then decreases, at any length of the step.
 
     Source: Albert, Anderson: On the existence of maximum likelihood estimates in logistic regression models (1984).
     """
     beta = step[..., 1:]
-    of_label = step[..., :1] * p.s_label + beta.gather(-1, p.target.expand(p.w.shape))
-    worst = torch.full_like(p.of_label, torch.inf)
+    growth = step[..., :1] * p.label_score + beta.gather(-1, p.target.expand(p.w.shape))
+    worst = torch.full_like(p.label_mean, torch.inf)
     start = 0
     for s, w in p.pieces():
-        best = torch.addcmul(beta.masked_fill(~present, FAR).unsqueeze(-2), step[..., :1, None], s).amax(-1)
-        margin = of_label[..., start : start + s.shape[1]] - best
+        best = torch.addcmul(beta.masked_fill(~present, MASKED_SCORE).unsqueeze(-2), step[..., :1, None], s).amax(-1)
+        margin = growth[..., start : start + s.shape[1]] - best
         worst = torch.minimum(worst, margin.masked_fill(w == 0, torch.inf).amin(-1))
         start += s.shape[1]
     return worst >= -1e-6 * step.abs().amax(-1)
 
 
 def _evaluate(p: Problem, theta: Tensor, hessian: Tensor | None = None) -> _Value:
-    """Compute the mean NLL and its derivatives, piece by piece; a given Hessian is returned unchanged.
+    """Compute the mean NLL and its derivatives at theta; a given Hessian is returned unchanged.
 
-    Let q be the softmax of a row and m = sum_k q_k s_k. The Hessian has the blocks (weighted means over rows):
-    sum_k q_k s_k^2 - m^2 in alpha, q_k (s_k - m) between alpha and beta_k, and diag(q) - q q' in beta.
+    Let q be the softmax of a row and m = sum_k q_k s_k. The Hessian contains weighted means over the rows:
+    sum_k q_k s_k^2 - m^2 for alpha, q_k (s_k - m) for alpha and beta_k, and the matrix diag(q) - q q' for beta.
     """
     alpha, beta = theta[..., :1, None], theta[..., None, 1:]
-    nll = -theta[..., 0] * p.of_label - (theta[..., 1:] * p.share).sum(-1)
+    nll = -theta[..., 0] * p.label_mean - (theta[..., 1:] * p.share).sum(-1)
     mean_q, mean_qs, mixed = (torch.zeros_like(p.share) for _ in range(3))
-    square = torch.zeros_like(p.of_label)
+    square = torch.zeros_like(p.label_mean)
     outer = theta.new_zeros(*p.share.shape, p.share.shape[-1])
-    buffers: tuple[Tensor, Tensor] | None = None  # reused, because allocation takes longer than the arithmetic
+    buffers: tuple[Tensor, Tensor] | None = None  # reused, because allocation is slower than the arithmetic
     for s, w in p.pieces():
         if buffers is None:
             buffers = s.new_empty(*w.shape, s.shape[-1]), s.new_empty(*w.shape, s.shape[-1])
@@ -208,17 +208,17 @@ def _evaluate(p: Problem, theta: Tensor, hessian: Tensor | None = None) -> _Valu
         mixed = (mean_qs - mixed).unsqueeze(-1)
         left = torch.cat((square[..., None, None], mixed), -2)
         hessian = torch.cat((left, torch.cat((mixed.mT, torch.diag_embed(mean_q) - outer), -2)), -1)
-    gradient = torch.cat((mean_qs.sum(-1, keepdim=True) - p.of_label.unsqueeze(-1), mean_q - p.share), -1)
+    gradient = torch.cat((mean_qs.sum(-1, keepdim=True) - p.label_mean.unsqueeze(-1), mean_q - p.share), -1)
     return _Value(nll, gradient, hessian)
 
 
 def _newton_step(value: _Value, present: Tensor) -> Tensor:
-    """Return the Newton step `(R, S, C + 1)`, which keeps the sum of beta.
+    """Return the Newton step `(R, S, C + 1)`, which does not change the sum of beta.
 
-    Adding a constant to all beta changes no probability, so the Hessian H is singular along the vector of ones e. Thus
-    H + c e e' is solved instead. This does not change the solution, because the gradient is orthogonal to e. The
-    diagonal is scaled to 1, because class frequencies can differ by orders of magnitude. A small ridge covers other
-    null spaces. It is increased where the Cholesky decomposition fails.
+    Adding a constant to all beta changes no probability. The Hessian H is therefore singular in the direction e, which
+    is 0 for alpha and 1 for beta. H + c e e' is used instead. This does not change the step, because the gradient is
+    orthogonal to e. The diagonal is scaled to 1, because class frequencies can differ by orders of magnitude. A small
+    ridge is added, and increased where the Cholesky decomposition fails.
     """
     ones = torch.cat((torch.zeros_like(present[..., :1]), present), -1).to(value.gradient.dtype)
     trace = value.hessian.diagonal(dim1=-2, dim2=-1)[..., 1:].sum(-1)

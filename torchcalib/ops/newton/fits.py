@@ -1,6 +1,6 @@
-"""Temperature and affine fits as torch operations.
+"""Maximum likelihood fits of softmax(alpha s) (temperature) and softmax(alpha s + beta) (affine) as torch operations.
 
-Each fit converts scores to standard form, calls a solver, and converts the results to the units of the scores.
+Each fit converts scores s to standard form, calls a solver, and converts the results to the units of the scores.
 """
 
 from collections.abc import Callable
@@ -15,12 +15,12 @@ from torchcalib.ops.newton.affine import solve_affine
 from torchcalib.ops.newton.problem import (
     AT_ZERO,
     CONVERGED,
-    FAR,
+    MASKED_SCORE,
     NO_DATA,
     PIECE,
     SEPARABLE,
     Problem,
-    Solved,
+    Solution,
     standard_form,
 )
 from torchcalib.ops.newton.temperature import solve_temperature
@@ -28,15 +28,15 @@ from torchcalib.ops.operation import operation
 
 
 class AffineFit(NamedTuple):
-    """Maximum likelihood fits of softmax(alpha s + beta). NLL is the negative log-likelihood.
+    """Fits of softmax(alpha s + beta), which minimise the mean negative log-likelihood (NLL).
 
     Attributes:
-        alpha: inverse temperature `(R, S)`, positive; 1 for `SEPARABLE`, 0 for `AT_ZERO`. Scores of -inf have
-            probability 0 also for alpha = 0.
-        beta: biases `(R, S, C)`, with sum 0 over the classes with samples and -inf for other classes; 0 for
-            `SEPARABLE`.
-        grad_norm: norm of the gradient of the mean NLL in the parameters that are not at a bound, `(R, S)`; NaN for
-            `SEPARABLE`.
+        alpha: inverse temperature `(R, S)`, positive; 1 for `SEPARABLE`, 0 for `AT_ZERO`. Classes with a score of -inf
+            have probability 0, also for alpha = 0.
+        beta: biases `(R, S, C)`, 0 for `SEPARABLE`. Their sum over the classes with samples is 0. The biases of other
+            classes are -inf.
+        grad_norm: norm of the gradient of the mean NLL in alpha and beta, `(R, S)`; NaN for `SEPARABLE`. The derivative
+            in alpha does not count for `AT_ZERO`.
         outcome: int64 `(R, S)`: `CONVERGED`; `AT_ZERO` (no positive alpha is better than 0); `SEPARABLE` (the NLL has
             no finite minimiser); `STOPPED` (the NLL could not be decreased, but the gradient is not small); or
             `NO_DATA` (total weight 0, all values NaN).
@@ -57,10 +57,10 @@ def fit_temperature(scores: Tensor, target: Tensor, weights: Tensor) -> AffineFi
     Args:
         scores: log-probabilities or logits `(S, N, C)`, without +inf and with a finite score in every row.
         target: labels, int64 `(S, N)`.
-        weights: replicate weights `(R, S, N)`. Samples with weight 0 are ignored.
+        weights: weights of the samples in each replicate, `(R, S, N)`. Samples with weight 0 are ignored.
 
     Returns:
-        See `AffineFit`.
+        The fits, with beta = 0; see `AffineFit`.
     """
     return AffineFit(*_fit(scores, target, weights, False))
 
@@ -68,7 +68,7 @@ def fit_temperature(scores: Tensor, target: Tensor, weights: Tensor) -> AffineFi
 def fit_affine(scores: Tensor, target: Tensor, weights: Tensor) -> AffineFit:
     """Fit softmax(alpha s + beta) with alpha > 0 (affine scaling of the logits) by damped Newton steps.
 
-    Arguments and results are as for `fit_temperature`. A class without samples gets beta = -inf, which maximises the
+    Arguments are as for `fit_temperature`. The bias beta of a class without samples is -inf, which maximises the
     likelihood.
     """
     return AffineFit(*_fit(scores, target, weights, True))
@@ -86,12 +86,12 @@ def _empty_results(scores: Tensor, target: Tensor, weights: Tensor, _: bool) -> 
     _empty_results,
 )
 def _fit(scores: Tensor, target: Tensor, weights: Tensor, bias: bool) -> tuple[Tensor, ...]:
-    """Flatten the batch axes, and fit few batch elements at a time."""
+    """Fit `(..., N, C)` with any batch axes, few batch elements at a time; return the fields of `AffineFit`."""
     batch_shape, n_replicates = scores.shape[:-2], weights.shape[-3]
     n_elements, n, n_classes = batch_shape.numel(), *scores.shape[-2:]
     scores, target = scores.reshape(n_elements, n, n_classes), target.reshape(n_elements, n)
     weights = weights.movedim(-3, 0).reshape(n_replicates, n_elements, n)
-    if not n:  # without samples, add one of weight 0
+    if not n:  # add a sample of weight 0, because solvers need at least one
         scores, target, weights = pad(scores, (0, 0, 0, 1)), pad(target, (0, 1)), pad(weights, (0, 1))
     batch_size = max(1, PIECE // max(1, n * n_classes))
     pieces = [slice(i, i + batch_size) for i in range(0, max(1, n_elements), batch_size)]
@@ -101,26 +101,27 @@ def _fit(scores: Tensor, target: Tensor, weights: Tensor, bias: bool) -> tuple[T
     return tuple(x.reshape(n_replicates, *batch_shape, *x.shape[2:]).movedim(0, len(batch_shape) - 1) for x in joined)
 
 
-def _solve_batch(scores: Tensor, target: Tensor, weights: Tensor, solve: Callable[[Problem], Solved]) -> AffineFit:
+def _solve_batch(scores: Tensor, target: Tensor, weights: Tensor, solve: Callable[[Problem], Solution]) -> AffineFit:
     n_classes = scores.shape[-1]
     wide = wide_dtype(scores.device)
     weights = weights.to(wide)
     top = scores.amax(-1, keepdim=True)
-    s_label = scores.gather(-1, target.unsqueeze(-1)).to(wide).sub_(top).squeeze(-1)
-    lost = s_label == -torch.inf
+    label_score = scores.gather(-1, target.unsqueeze(-1)).to(wide).sub_(top).squeeze(-1)
+    lost = label_score == -torch.inf
     unused = (weights == 0).all(0)
     w = weights.masked_fill(lost | (weights == 0), 0)
     total = w.sum(-1)
     w = w / total.unsqueeze(-1)
 
-    standard, mean, scale, usual = standard_form(scores, top, unused)
-    s_label = (s_label / scale.unsqueeze(-1)).masked_fill(lost | unused, 0).clamp(min=FAR)
+    standard, mean, scale, is_moderate = standard_form(scores, top, unused)
+    label_score = (label_score / scale.unsqueeze(-1)).masked_fill(lost | unused, 0).clamp(min=MASKED_SCORE)
     share = w.new_zeros((*w.shape[:-1], n_classes)).scatter_add(-1, target.expand(w.shape), w)
     problem_scores, problem_top = (scores, top) if standard is None else (standard, None)
-    problem = Problem(problem_scores, problem_top, mean, s_label, target, w, share, scale, (w * s_label).sum(-1))
+    label_mean = (w * label_score).sum(-1)
+    problem = Problem(problem_scores, problem_top, mean, label_score, target, w, share, scale, label_mean)
 
     alpha, beta, grad_norm, outcome = solve(problem)
-    if not usual:  # with scores of FAR, iterations approach a minimum at alpha = 0 without reaching it
+    if not is_moderate:  # with scores of MASKED_SCORE, iterations approach but do not reach a minimum at alpha = 0
         vanishing = (outcome == CONVERGED) & (alpha < 1e-12)
         alpha, outcome = alpha.masked_fill(vanishing, 0), outcome.masked_fill(vanishing, AT_ZERO)
     empty = ~(total > 0)

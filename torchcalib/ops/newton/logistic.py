@@ -1,4 +1,4 @@
-"""Logistic regression on one variable, batched, by damped Newton steps in intercept and slope."""
+"""Logistic regression on one variable for batches of samples, by damped Newton steps in intercept and slope."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -9,13 +9,13 @@ from torch import Tensor
 from torchcalib.ops.host_values import value_if_available
 from torchcalib.ops.operation import operation
 
-_PIECE = 2**13  # elements computed together; more would leave the cache and start threads
+_PIECE = 2**13  # elements computed together; more would not fit into the cache, and would start threads
 _ROUNDS = 40  # largest number of iterations
 _DECREMENT = 1e-22  # largest Newton decrement of the mean log-likelihood at convergence
 _NOISE = 1e-13  # rounding error of the mean log-likelihood
 _MAX_STEP = 8.0  # longest step in standardised parameters, because the quadratic approximation is only local
 _CERTAIN = 8.0  # absolute log-odds above which a prediction has almost no Fisher information
-_RISE = 1e-6  # largest absolute derivative of the mean log-likelihood that is accepted at the maximum
+_RISE = 1e-6  # largest accepted absolute derivative of the mean log-likelihood at the maximum
 
 
 class LogisticFit(NamedTuple):
@@ -23,9 +23,9 @@ class LogisticFit(NamedTuple):
 
     Attributes:
         slope: slope of x; inf or -inf if x separates the outcomes, NaN if x or the outcomes do not vary.
-        intercept: intercept at x = 0; NaN if the slope is not finite.
+        intercept: intercept, the log-odds at x = 0; NaN if the slope is not finite.
         offset: intercept of the fit with slope 1; inf or -inf if the outcomes do not vary. Slope, intercept and offset
-            are NaN if no maximum was found, which happens for |x| in the hundreds.
+            are NaN if the iteration does not converge, which happens for |x| in the hundreds.
         slope_variance: variance of the slope, from the inverse Fisher information; NaN if the slope is not finite.
         intercept_variance: variance of the intercept, like `slope_variance`.
         log_likelihood: total log-likelihood of the fit; NaN if the slope is not finite.
@@ -42,11 +42,11 @@ class LogisticFit(NamedTuple):
 
 
 class _Value(NamedTuple):
-    """Log-likelihood, its gradient, and the Fisher information [[w, wx], [wx, wxx]], with w = sum n q (1 - q)."""
+    """Log-likelihood, gradient, and Fisher information [[w, wx], [wx, wxx]] = sum n q (1 - q) [[1, x], [x, x^2]]."""
 
     log_likelihood: Tensor
-    of_intercept: Tensor
-    of_slope: Tensor
+    grad_intercept: Tensor
+    grad_slope: Tensor
     w: Tensor
     wx: Tensor
     wxx: Tensor
@@ -54,42 +54,43 @@ class _Value(NamedTuple):
     def step(self, free_slope: bool) -> tuple[Tensor, Tensor]:
         """Return the Newton step in intercept and slope; 0 if the Fisher information is singular."""
         if not free_slope:
-            return self.of_intercept / self.w.masked_fill(self.w == 0, 1), torch.zeros_like(self.w)
+            return self.grad_intercept / self.w.masked_fill(self.w == 0, 1), torch.zeros_like(self.w)
         determinant = self.w * self.wxx - self.wx.square()
-        held = determinant > 0
-        determinant = determinant.masked_fill(~held, 1)
-        of_intercept = (self.wxx * self.of_intercept - self.wx * self.of_slope) / determinant
-        of_slope = (self.w * self.of_slope - self.wx * self.of_intercept) / determinant
-        return of_intercept.masked_fill(~held, 0), of_slope.masked_fill(~held, 0)
+        is_regular = determinant > 0
+        determinant = determinant.masked_fill(~is_regular, 1)
+        step_a = (self.wxx * self.grad_intercept - self.wx * self.grad_slope) / determinant
+        step_b = (self.w * self.grad_slope - self.wx * self.grad_intercept) / determinant
+        return step_a.masked_fill(~is_regular, 0), step_b.masked_fill(~is_regular, 0)
 
 
 def logistic_fit(x: Tensor, k: Tensor, n: Tensor) -> LogisticFit:
-    """Fit a logistic regression for every batch element.
+    """Fit P(y = 1) = sigmoid(intercept + slope x) for every batch element by maximum likelihood.
 
     Args:
-        x: regressor, finite `(..., M)` of dtype `wide_dtype`.
-        k: number of positive outcomes of each element, `(..., M)`.
-        n: number of outcomes of each element, `(..., M)`; elements with 0 outcomes are ignored.
+        x: explanatory variable, finite `(..., M)` of dtype `wide_dtype`.
+        k: number of outcomes y = 1 at each x, `(..., M)`.
+        n: number of outcomes at each x, `(..., M)`; elements with 0 outcomes are ignored.
 
     Returns:
         See `LogisticFit`.
 
-    Gradient: of slope, intercept and offset in `x`, by implicit differentiation; none of the other attributes.
+    Gradient: of slope, intercept and offset in `x`, by implicit differentiation. Other attributes have no gradient.
     """
     x_detached = x.detach()
     total, ones = n.sum(-1), k.sum(-1)
-    held = total.masked_fill(total == 0, 1)
-    mean = (n * x_detached).sum(-1) / held
-    scale = ((n * (x_detached - mean.unsqueeze(-1)).square()).sum(-1) / held).sqrt()
-    low, high = _range(x_detached, k), _range(x_detached, n - k)
-    # Complete or quasi-complete separation: all x with one outcome lie on one side of all x with the other outcome.
-    rises, falls = low[0] >= high[1], low[1] <= high[0]
+    divisor = total.masked_fill(total == 0, 1)
+    mean = (n * x_detached).sum(-1) / divisor
+    scale = ((n * (x_detached - mean.unsqueeze(-1)).square()).sum(-1) / divisor).sqrt()
+    positive, negative = _range(x_detached, k), _range(x_detached, n - k)
+    # Complete or quasi-complete separation: all x of one outcome are at least as large as all x of the other outcome.
+    rises, falls = positive[0] >= negative[1], positive[1] <= negative[0]
     no_variation = (ones == 0) | (ones == total)
     determined = ~(rises | falls | no_variation)
 
     unit = scale.masked_fill(~determined | (scale == 0), 1)
     standard = (x - mean.unsqueeze(-1)) / unit.unsqueeze(-1)
-    # Start at intercept 0 and slope 1. Reduce both if predictions are almost certain, without Fisher information.
+    # Start at intercept 0 and slope 1 in original units. Reduce both parameters in standardised units if predictions
+    # are almost certain, because their Fisher information is almost 0.
     doubt = _CERTAIN / (mean.abs() + unit).clamp(min=_CERTAIN)
     a, b, best = _maximum(standard, k, n, doubt * mean, doubt * unit, free_slope=True, is_fixed=~determined)
     slope, intercept = b / unit, a - b / unit * mean
@@ -100,8 +101,8 @@ def logistic_fit(x: Tensor, k: Tensor, n: Tensor) -> LogisticFit:
 
     zero = torch.zeros_like(mean)
     offset, _, offset_value = _maximum(x, k, n, zero, zero + 1, free_slope=False, is_fixed=no_variation)
-    offset = offset.masked_fill(offset_value.of_intercept.abs() > _RISE * held, torch.nan)
-    not_converged = torch.maximum(best.of_intercept.abs(), best.of_slope.abs()) > _RISE * held
+    offset = offset.masked_fill(offset_value.grad_intercept.abs() > _RISE * divisor, torch.nan)
+    not_converged = torch.maximum(best.grad_intercept.abs(), best.grad_slope.abs()) > _RISE * divisor
     offset_limit = torch.where(ones > 0, torch.inf, -torch.inf).masked_fill(total == 0, torch.nan)
     slope_limit = torch.where(rises, torch.inf, -torch.inf).masked_fill((rises & falls) | no_variation, torch.nan)
 
@@ -120,7 +121,7 @@ def logistic_fit(x: Tensor, k: Tensor, n: Tensor) -> LogisticFit:
 
 
 def _range(x: Tensor, n: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the smallest and the largest x among the elements with n > 0, `(...)` each."""
+    """Return the smallest and the largest x of the elements with n > 0, each `(...)`."""
     absent = n <= 0
     return x.masked_fill(absent, torch.inf).amin(-1), x.masked_fill(absent, -torch.inf).amax(-1)
 
@@ -130,20 +131,19 @@ def _range(x: Tensor, n: Tensor) -> tuple[Tensor, Tensor]:
     fake=lambda x, k, n, a, b, is_fixed, free_slope: a.new_empty((*a.shape, 2 + len(_Value._fields))),  # noqa: ARG005
 )
 def _maximise(x: Tensor, k: Tensor, n: Tensor, a: Tensor, b: Tensor, is_fixed: Tensor, free_slope: bool) -> Tensor:
-    """Maximise the likelihood from the start (a, b); a step that decreases it is reduced to a quarter.
+    """Maximise the likelihood from intercept a and slope b; steps that decrease it are reduced to a quarter.
 
     Returns:
-        Intercept a, slope b and the six entries of `_Value` there, `(..., 8)`.
+        The maximum: intercept, slope and the six fields of `_Value`, `(..., 8)`.
     """
     total = n.sum(-1).clamp(min=1)
     value, fraction = _value(x, k, n, a, b), torch.ones_like(a)
     for _ in range(_ROUNDS):
         step_a, step_b = value.step(free_slope)
-        gain = (step_a * value.of_intercept + step_b * value.of_slope) / total
+        gain = (step_a * value.grad_intercept + step_b * value.grad_slope) / total
         finished = is_fixed | (gain <= _DECREMENT) | (fraction < 1e-4) | value.log_likelihood.isnan()
         if value_if_available(finished.all()) is True:
             break
-        # Limit the length of the step, then try it.
         fraction = torch.minimum(fraction, _MAX_STEP / torch.maximum(step_a.abs(), step_b.abs()).clamp(min=_MAX_STEP))
         new_a, new_b = a + fraction * step_a, b + fraction * step_b
         new = _value(x, k, n, new_a, new_b)
@@ -157,21 +157,22 @@ def _maximise(x: Tensor, k: Tensor, n: Tensor, a: Tensor, b: Tensor, is_fixed: T
 def _maximum(
     x: Tensor, k: Tensor, n: Tensor, a: Tensor, b: Tensor, *, free_slope: bool, is_fixed: Tensor
 ) -> tuple[Tensor, Tensor, _Value]:
-    """Return intercept, slope and `_Value` at the maximum of the likelihood, from the start (a, b).
+    """Return intercept, slope and `_Value` at the maximum of the likelihood, differentiable in x.
 
-    Implicit differentiation: the gradient is 0 at the maximum. So one more Newton step with constant Fisher
-    information has the same derivative in x as the maximum. Batch elements with `is_fixed` keep their start (a, b).
+    The iteration starts at intercept a and slope b, which are the result where `is_fixed` is True. It is not
+    differentiated. At the maximum the gradient is 0 (implicit differentiation). One more Newton step with constant
+    Fisher information therefore has the same derivative in x as the maximum.
     """
     a, b, *found = _maximise(x.detach(), k.detach(), n.detach(), a, b, is_fixed, free_slope).unbind(-1)
     value = _Value(*found)
     moving = _value(x, k, n, a, b)
-    last = _Value(value.log_likelihood, moving.of_intercept, moving.of_slope, value.w, value.wx, value.wxx)
+    last = _Value(value.log_likelihood, moving.grad_intercept, moving.grad_slope, value.w, value.wx, value.wxx)
     step_a, step_b = last.step(free_slope)
     return a + step_a.masked_fill(is_fixed, 0), b + step_b.masked_fill(is_fixed, 0), value
 
 
 def _value(x: Tensor, k: Tensor, n: Tensor, a: Tensor, b: Tensor) -> _Value:
-    """Return log-likelihood, gradient and Fisher information at intercept a and slope b, summed over all elements."""
+    """Return `_Value` at intercept a and slope b, summed over the last axis of x, k and n."""
     sums = None
     for x_piece, ones, counts in _pieces(x, k, n):
         eta = a.unsqueeze(-1) + b.unsqueeze(-1) * x_piece

@@ -1,7 +1,7 @@
-"""Fits of softmax(alpha s + beta) in standard form, with their outcomes and stopping criteria.
+"""Standard form of the scores s for fits of softmax(alpha s + beta), codes of outcomes, and stopping criteria.
 
-In standard form, the largest score of a row is 0 and the scores are divided by their scale. So a factor of the
-logits does not change the number of iterations. NLL is the negative log-likelihood.
+In standard form, the largest score of a row is 0, and scores are divided by a scale, usually the root mean square of
+row means. A factor of the scores does not change the standard form. NLL is the negative log-likelihood.
 """
 
 import math
@@ -17,43 +17,43 @@ from torchcalib.ops.logs import wide_dtype
 CONVERGED, AT_ZERO, SEPARABLE, STOPPED, NO_DATA = range(5)
 """Outcomes of a fit, defined in `AffineFit`."""
 
-GRADIENT = 1e-10  # largest gradient norm of the mean NLL at convergence, in original and in standard units
+GRADIENT = 1e-10  # largest gradient norm of the mean NLL at convergence, in original and in standard units of alpha
 DECREMENT = 1e-15  # largest Newton decrement at convergence: twice the expected decrease of the NLL in the next step
-PROMISED = 1e-9, 1e-12  # gradient norm and Newton decrement accepted if rounding errors prevent further steps
-FLAT = 1e-14  # absolute slope of the NLL that counts as 0, because of rounding errors
-NOISE = 1e-13  # rounding error of the NLL, relative to 1 + NLL
+ROUNDING_LIMITS = 1e-9, 1e-12  # gradient norm and Newton decrement accepted where rounding errors prevent convergence
+ZERO_SLOPE = 1e-14  # largest absolute derivative of the NLL in alpha that counts as 0, because of rounding errors
+NLL_ROUNDING = 1e-13  # rounding error of the NLL, relative to 1 + NLL
 ROUNDS = 200  # largest number of iterations
-FAR = -1e18  # replaces a score of -inf, because -inf times a probability of 0 is NaN
-UNUSUAL = 1e6  # scale above which very low scores may represent -inf, such as -1e9 for masked classes
-PIECE = 2**18  # scores computed together: 2 MB of float64
+MASKED_SCORE = -1e18  # replaces a score of -inf, because -inf times a probability of 0 is NaN
+LARGE_SCALE = 1e6  # scale above which very low scores, such as -1e9, may represent the -inf of masked classes
+PIECE = 2**18  # number of scores that are processed together: 2 MB of float64
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A batch of fits in standard form.
+    """Scores, labels and weights of a batch of fits.
 
     Attributes:
         scores: scores in standard form `(S, N, C)`, or the original scores if `top` is given.
-        top: largest score of every row `(S, N, 1)`. Rows are then converted piece by piece, without a float64 copy of
-            all scores. None if `scores` are in standard form.
+        top: largest original score of every row `(S, N, 1)`, or None. With `top`, rows are converted piece by piece,
+            without a float64 copy of all scores.
         mean: mean score of every row, in standard form `(S, N)`.
-        s_label: score of the label of every row, in standard form `(S, N)`.
-        target: labels `(S, N)`.
-        w: weights, of sum 1 over the samples, `(R, S, N)`.
+        label_score: score of the label of every row, in standard form `(S, N)`.
+        target: labels, int64 `(S, N)`.
+        w: weights with sum 1 over the samples, `(R, S, N)`.
         share: weighted class frequencies `(R, S, C)`.
         scale: divisor of the original scores `(S,)`.
-        of_label: weighted mean of `s_label`, `(R, S)`.
+        label_mean: weighted mean of `label_score`, `(R, S)`.
     """
 
     scores: Tensor
     top: Tensor | None
     mean: Tensor
-    s_label: Tensor
+    label_score: Tensor
     target: Tensor
     w: Tensor
     share: Tensor
     scale: Tensor
-    of_label: Tensor
+    label_mean: Tensor
 
     def pieces(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield scores in standard form `(S, n, C)` and weights `(R, S, n)`, in pieces that fit into the cache."""
@@ -66,41 +66,41 @@ class Problem:
         return zip(pieces, weights, strict=True)
 
     def averaged(self, at_most: int | None = None) -> "Problem":
-        """Return the problem in float32 for the mean replicate weights, with about `at_most` samples if given."""
+        """Return a float32 problem with the mean of all replicate weights, for about `at_most` samples if given."""
         subsample = slice(None, None, 1 if at_most is None else max(1, self.scores.shape[1] // at_most))
         w = self.w.mean(0, keepdim=True)[..., subsample]
         w = w / w.sum(-1, keepdim=True)
-        s_label = self.s_label[:, subsample]
-        of_label = (w * s_label).sum(-1)
+        label_score = self.label_score[:, subsample]
+        label_mean = (w * label_score).sum(-1)
         return Problem(
             self.scores[:, subsample],
             None if self.top is None else self.top[:, subsample],
             self.mean[:, subsample].float(),
-            s_label.float(),
+            label_score.float(),
             self.target[:, subsample],
             w.float(),
             self.share.mean(0, keepdim=True).float(),
             self.scale.float(),
-            of_label.float(),
+            label_mean.float(),
         )
 
     def for_replicates(self, replicates: slice) -> "Problem":
-        """Return the problem for a slice of the replicate weights."""
-        return replace(self, w=self.w[replicates], share=self.share[replicates], of_label=self.of_label[replicates])
+        """Return the problem with a slice of the replicate weights."""
+        return replace(self, w=self.w[replicates], share=self.share[replicates], label_mean=self.label_mean[replicates])
 
 
-Solved = tuple[Tensor, Tensor, Tensor, Tensor]
-"""Solution (alpha, beta, gradient norm, outcome): alpha is in standard form, the gradient norm in original units."""
+Solution = tuple[Tensor, Tensor, Tensor, Tensor]
+"""Alpha (for scores in standard form), beta, gradient norm (for original scores) and outcome."""
 
 
 def all_true(flag: Tensor) -> bool:
-    """Return True if all flags are set; False under `vmap` and `torch.compile`, where values cannot be read."""
+    """Return whether all elements are True; False under `vmap` and `torch.compile`, where values cannot be read."""
     return value_if_available(flag.all()) is True
 
 
-def enough(norm: Tensor, slope: Tensor) -> Tensor:
-    """Return True where the gradient norm and the Newton decrement (-slope along the step) are below `PROMISED`."""
-    gradient, decrement = PROMISED
+def is_within_rounding(norm: Tensor, slope: Tensor) -> Tensor:
+    """Return True where the gradient norm and the Newton decrement, -slope, are within `ROUNDING_LIMITS`."""
+    gradient, decrement = ROUNDING_LIMITS
     return (norm < gradient) & (slope >= -decrement)
 
 
@@ -110,11 +110,11 @@ def standard_form(scores: Tensor, top: Tensor, unused: Tensor) -> tuple[Tensor |
     Args:
         scores: original scores `(S, N, C)`.
         top: largest score of every row, `(S, N, 1)`.
-        unused: samples whose weights are all 0, which may contain NaN, `(S, N)`.
+        unused: True for samples whose weights are all 0, and whose scores may be NaN, `(S, N)`.
 
     Returns:
-        Scores in standard form, or None if `standard_pieces` must convert them piece by piece; row means `(S, N)`;
-        scales `(S,)`; and whether all scales are at most `UNUSUAL`, None if unknown.
+        Scores in standard form `(S, N, C)`, or None if `standard_pieces` must convert them; row means in standard form
+        `(S, N)`; scales `(S,)`; and whether all scales are at most `LARGE_SCALE`, None if unknown.
     """
     wide = wide_dtype(scores.device)
     any_unused = value_if_available(unused.any())
@@ -123,19 +123,19 @@ def standard_form(scores: Tensor, top: Tensor, unused: Tensor) -> tuple[Tensor |
         pieces = standard_pieces(scores, top, one, wide, max(1, PIECE // scores.shape[-1]))
         mean = torch.cat([s.mean(-1) for s in pieces], 1)
         scale = _rms(mean)
-        if value_if_available((scale <= UNUSUAL).all()):
+        if value_if_available((scale <= LARGE_SCALE).all()):
             scale = torch.where(scale > 0, scale, 1)
             return None, mean / scale.unsqueeze(-1), scale, True
     s = scores.to(wide, copy=True).sub_(top)  # the only copy, modified in place
     if any_unused is not False:
         s = s.masked_fill_(unused.unsqueeze(-1), 0)
     scale = _rms(s.mean(-1))
-    usual = value_if_available((scale <= UNUSUAL).all())
-    scale = scale if usual else _scale_without_masked(s, scale)
+    is_moderate = value_if_available((scale <= LARGE_SCALE).all())
+    scale = scale if is_moderate else _scale_without_masked(s, scale)
     scale = torch.where(scale > 0, scale, 1)
     s = s.div_(scale[:, None, None])
-    s = s if usual else s.clamp_(min=FAR)
-    return s, s.mean(-1), scale, usual
+    s = s if is_moderate else s.clamp_(min=MASKED_SCORE)
+    return s, s.mean(-1), scale, is_moderate
 
 
 def _rms(mean: Tensor) -> Tensor:
@@ -144,7 +144,7 @@ def _rms(mean: Tensor) -> Tensor:
 
 
 def standard_pieces(scores: Tensor, top: Tensor, factor: Tensor, dtype: torch.dtype, rows: int) -> Iterator[Tensor]:
-    """Yield scores in standard form, `rows` rows at a time, in one reused buffer."""
+    """Yield (scores - top) * factor for `rows` rows at a time, `(S, n, C)` of the given dtype, in a reused buffer."""
     wide = torch.promote_types(scores.dtype, dtype)
     top, factor = top.to(wide), factor.to(wide)[:, None, None]
     buffer: Tensor | None = None
@@ -154,18 +154,18 @@ def standard_pieces(scores: Tensor, top: Tensor, factor: Tensor, dtype: torch.dt
 
 
 def _scale_without_masked(s: Tensor, scale: Tensor) -> Tensor:
-    """Return the root mean square score `(S,)`, excluding scores that represent -inf, such as scores of masked classes.
+    """Return the root mean square of the scores `(S,)`, without scores that represent -inf, as for masked classes.
 
-    Let d be the median distance between the two largest scores of a row. A score represents -inf if it is more than
-    1e9 d below the largest score of its row.
+    Let d be the median over the rows of the distance between the two largest scores. A score represents -inf if it is
+    more than 1e9 d below the largest score of its row.
     """
     if not s.shape[1]:
         return scale
     second = -s.topk(2, -1).values[..., 1]
-    usual = second.masked_fill((second == 0) | (second == torch.inf), torch.nan).nanmedian(-1).values
-    is_near = s >= -1e9 * usual[:, None, None]
+    distance = second.masked_fill((second == 0) | (second == torch.inf), torch.nan).nanmedian(-1).values
+    is_near = s >= -1e9 * distance[:, None, None]
     size = s.masked_fill(~is_near, 0).abs_().amax((-1, -2))
     size = torch.where(size > 0, size, 1)
     square = (s / size[:, None, None]).masked_fill_(~is_near, 0).square_().sum((-1, -2))
     near_scale = size * (square / is_near.sum((-1, -2))).sqrt()
-    return torch.where(usual.isnan(), scale.nan_to_num(1, 1, 1), near_scale)
+    return torch.where(distance.isnan(), scale.nan_to_num(1, 1, 1), near_scale)

@@ -1,4 +1,4 @@
-"""Fit of alpha in softmax(alpha s): bracketed Halley steps to the root of the slope of the negative log-likelihood."""
+"""Fit of alpha in softmax(alpha s) by bracketed Halley steps, to the root of the derivative of the log-likelihood."""
 
 import torch
 from torch import Tensor
@@ -7,35 +7,35 @@ from torchcalib.ops.newton.problem import (
     AT_ZERO,
     CONVERGED,
     DECREMENT,
-    FLAT,
     GRADIENT,
     ROUNDS,
     SEPARABLE,
     STOPPED,
+    ZERO_SLOPE,
     Problem,
-    Solved,
+    Solution,
     all_true,
-    enough,
+    is_within_rounding,
 )
 
 
-def solve_temperature(p: Problem) -> Solved:
-    """Minimise the negative log-likelihood (NLL) in alpha; the returned biases are 0."""
+def solve_temperature(p: Problem) -> Solution:
+    """Minimise the negative log-likelihood (NLL) over alpha >= 0; the returned biases are 0."""
     # The NLL is convex: if its slope at alpha = 0 is not negative, no positive alpha is better.
-    at_bound = (p.w * p.mean).sum(-1) - p.of_label >= -FLAT
-    separable = p.of_label >= 0  # every label has the largest score of its row: the NLL has no finite minimiser
-    # Start near the minimum: float32 fits, first to about a thousand samples and then to all samples.
-    start = rough_alpha(p.averaged(), rough_alpha(p.averaged(1024), p.scale), 0.05)
-    alpha, slope, done = _bracketed(p, start.to(p.w.dtype).expand_as(p.of_label), at_bound | separable, None, ROUNDS)
+    at_bound = (p.w * p.mean).sum(-1) - p.label_mean >= -ZERO_SLOPE
+    separable = p.label_mean >= 0  # every label has the largest score of its row: the NLL has no finite minimiser
+    # Start: the result of a float32 fit to all samples, which itself starts at a fit to about a thousand samples.
+    start = approximate_alpha(p.averaged(), approximate_alpha(p.averaged(1024), p.scale), 0.05)
+    alpha, slope, done = _bracketed(p, start.to(p.w.dtype).expand_as(p.label_mean), at_bound | separable, None, ROUNDS)
 
     outcome = torch.where(done, CONVERGED, STOPPED).masked_fill(separable, SEPARABLE).masked_fill(at_bound, AT_ZERO)
     grad_norm = (slope * p.scale).abs().masked_fill(at_bound, 0)
     return alpha.masked_fill(at_bound, 0), torch.zeros_like(p.share), grad_norm, outcome
 
 
-def rough_alpha(p: Problem, start: Tensor, relative: float = 0.3) -> Tensor:
-    """Return an approximate alpha `(1, S)` in [1e-3, 1e3], with relative accuracy `relative`."""
-    start = start.float().clamp(0.1, 100).expand_as(p.of_label)
+def approximate_alpha(p: Problem, start: Tensor, relative: float = 0.3) -> Tensor:
+    """Return an approximate alpha, `(1, S)` in [1e-3, 1e3], with relative tolerance `relative`."""
+    start = start.float().clamp(0.1, 100).expand_as(p.label_mean)
     alpha, *_ = _bracketed(p, start, torch.zeros_like(start, dtype=torch.bool), relative, 15)
     return alpha.nan_to_num(1).clamp(1e-3, 1e3)
 
@@ -43,17 +43,17 @@ def rough_alpha(p: Problem, start: Tensor, relative: float = 0.3) -> Tensor:
 def _derivatives(p: Problem, alpha: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return the first three derivatives of the mean NLL in alpha, `(R, S)` each.
 
-    They are the weighted means of the cumulants of the scores under softmax(alpha s): mean, variance and third central
-    moment. The mean score of the label is subtracted from the first one.
+    They are weighted means over the rows of moments of the scores under softmax(alpha s): the mean minus the score of
+    the label, the variance, and the third central moment.
     """
-    slope, curvature, skew = -p.of_label, torch.zeros_like(p.of_label), torch.zeros_like(p.of_label)
+    slope, curvature, skew = -p.label_mean, torch.zeros_like(p.label_mean), torch.zeros_like(p.label_mean)
     alpha = alpha[..., None, None]
-    buffer: Tensor | None = None  # reused, because allocation takes longer than the arithmetic
+    buffer: Tensor | None = None  # reused, because allocation is slower than the arithmetic
     for s, w in p.pieces():
         buffer = s.new_empty(*w.shape, s.shape[-1]) if buffer is None else buffer[..., : s.shape[1], :]
         q = torch.mul(alpha, s, out=buffer).exp_()  # at most 1, because no score is positive
         norm = q.sum(-1)
-        # Raw moments of the scores: each multiplication by s raises the order by one.
+        # Compute the raw moments of the scores of order 1 to 3: multiply by s once more for each order.
         mean, square, cube = (q.mul_(s).sum(-1).div_(norm) for _ in range(3))
         variance = square - mean.square()
         slope = slope + (w * mean).sum(-1)
@@ -65,17 +65,17 @@ def _derivatives(p: Problem, alpha: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def _bracketed(
     p: Problem, x: Tensor, fixed: Tensor, relative: float | None, rounds: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Find the root of the slope of the NLL by a safeguarded Halley iteration.
+    """Find the root of the slope (derivative of the NLL in alpha) by a safeguarded Halley iteration.
 
-    The slope increases with alpha, so every evaluation narrows the bracket. A Halley step is a Newton step corrected by
-    the third derivative, here by a factor in [1/2, 3/2]. It must stay in the bracket, be at most half as long as
-    the previous step, and not quadruple alpha. Otherwise alpha moves to the geometric mean of the bracket. Without an
-    upper bound alpha is multiplied by 4, and without a lower bound divided by 4.
+    The slope increases with alpha, so every evaluation narrows the bracket of the root. A Halley step is a Newton step
+    corrected by the third derivative, here by a factor in [1/2, 3/2]. It is accepted if it remains in the bracket, is
+    at most half as long as the previous step, and does not quadruple alpha. Otherwise alpha becomes the geometric mean
+    of the bounds, or 4 alpha without an upper bound, or a quarter of the upper bound without a lower bound.
 
     Args:
-        p: fits in standard form.
-        x: start, positive `(R, S)`.
-        fixed: True for fits that keep their start, `(R, S)`.
+        p: scores, labels and weights in standard form.
+        x: initial alpha, positive `(R, S)`.
+        fixed: True for fits that are not iterated and return the initial alpha, `(R, S)`.
         relative: stop at a step of this fraction of alpha; None to stop at `GRADIENT` and `DECREMENT`.
         rounds: largest number of evaluations.
 
@@ -103,5 +103,5 @@ def _bracketed(
         next_x = torch.where(is_finished, x, torch.where(is_accepted, newton, middle))
         previous_length, x = (next_x - x).abs(), next_x
     if relative is None:
-        return x, slope, done | enough((slope * p.scale).abs(), slope * step)
+        return x, slope, done | is_within_rounding((slope * p.scale).abs(), slope * step)
     return torch.where(done, x + step, x), slope, done

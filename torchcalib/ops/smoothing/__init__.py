@@ -2,9 +2,9 @@
 
 Algorithm:
 
-1. Distribute the cell sums of `cells` to the nodes of a grid, by linear rounding.
+1. Divide the cell sums of `cells` among the nodes of a grid, by linear rounding.
 2. Convolve residual and density with the kernel by the fast Fourier transform (FFT).
-3. Average |residual| at equally spaced points.
+3. Average |residual| over equally spaced points.
 
 Source: Blasiok, Nakkiran: Smooth ECE: Principled reliability diagrams via kernel smoothing (ICLR 2024), and its code.
 """
@@ -22,18 +22,18 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from torchcalib.ops.operation import operation
-from torchcalib.ops.smoothing.cells import COARSE_STEPS, COARSEST_OWN, FINEST, FINEST_STEPS, GRIDS, LEVELS, steps_of
+from torchcalib.ops.smoothing.cells import COARSE_STEPS, FINEST, FINEST_STEPS, GRIDS, LEVELS, WIDEST_OWN_GRID, steps_of
 
 _EPS = 1e-4  # added to every density, as published
 _MIN_POINTS = 200  # smallest number of evaluation points; for widths below 0.05 the number is 10 / width
 
 
 def smoothed_error(weight: Tensor, residual: Tensor, width: Tensor | float) -> Tensor:
-    """Return the density-weighted mean of the absolute smoothed residual, for a given kernel width.
+    """Return the sum of |smoothed residual| divided by the sum of the smoothed density, for a given kernel width.
 
     Args:
-        weight: sums of w and w p in every cell for confidence p, `(..., 2, K)`, K = `N_CELLS`.
-        residual: sums of w (p - y) and w (p - y) p in every cell for outcome y, `(..., 2, K)`.
+        weight: sums of w and w p over every cell, for weight w and confidence p, `(..., 2, K)` with K = `N_CELLS`.
+        residual: sums of w (p - y) and w (p - y) p over every cell, for outcome y, `(..., 2, K)`.
         width: standard deviation of the kernel: a float in [2 / 1024, 1], or a tensor `(...)` of multiples of 1 / 1024
             in this range, one per batch element.
 
@@ -44,20 +44,19 @@ def smoothed_error(weight: Tensor, residual: Tensor, width: Tensor | float) -> T
     """
     sums = torch.stack((residual, weight), -3)
     slopes: Tensor = _slopes(sums.detach(), *((width, 0.0) if isinstance(width, Tensor) else (None, width)))
-    # For constant signs of the residuals, numerator and denominator are linear in the cell sums.
+    # With constant signs of the smoothed residuals, numerator and denominator are linear in the cell sums.
     distance, density = (slopes * sums).sum((-1, -2)).unbind(-1)
     value = distance / (density + _n_points(width) * _EPS)
     return value.masked_fill(weight[..., 0, :].sum(-1) == 0, torch.nan)
 
 
 def best_width(weight: Tensor, residual: Tensor) -> Tensor:
-    """Return the smallest width k / 1024 that is at least the smoothed error at this width, `(...)`.
+    """Return the smallest kernel width k / 1024 that is at least the smoothed error at this width, `(...)`.
 
-    The width is found by ten bisections of [0, 1], as published.
+    The width is found by ten bisections of [0, 1], as in the published code.
 
     Args:
-        weight: see `smoothed_error`.
-        residual: see `smoothed_error`.
+        weight, residual: cell sums, as for `smoothed_error`.
 
     Gradient: none.
     """
@@ -70,24 +69,22 @@ def best_width(weight: Tensor, residual: Tensor) -> Tensor:
     fake=lambda sums, width, at: torch.empty_like(sums),  # noqa: ARG005
 )
 def _slopes(sums: Tensor, width: Tensor | None, at: float) -> Tensor:
-    """Return the gradients with respect to `sums` of the total |residual| and the total density, `(..., 2, 2, K)`.
-
-    The totals are sums over the evaluation points.
+    """Return the gradients in `sums` of two sums over the evaluation points: |residual| and density, `(..., 2, 2, K)`.
 
     Args:
-        sums: cell sums of residual and weight (axis -3), alone and times the confidence (axis -2), `(..., 2, 2, K)`.
+        sums: cell sums `(..., 2, 2, K)`. Axis -3 is residual and weight; axis -2 is without and with factor p.
         width: kernel width of every batch element `(...)`, or None.
         at: kernel width of all batch elements if `width` is None.
     """
     if width is not None:
         return _Candidates(sums).evaluate(_slopes_on_grid, (width * LEVELS).round().long())
-    grid = _Grid(_spectrum(_at_nodes(sums, _steps_for(at))), torch.full_like(sums[..., 0, 0, 0], at), _n_points(at))
+    grid = _Grid(_spectrum(_node_sums(sums, _steps_for(at))), torch.full_like(sums[..., 0, 0, 0], at), _n_points(at))
     return _slopes_on_grid(grid)
 
 
 @operation("best_width(Tensor sums) -> Tensor", fake=lambda sums: sums.new_empty(sums.shape[:-3]))
 def _best_width(sums: Tensor) -> Tensor:
-    """Implement `best_width` by bisection; widths below `FINEST` are always too small."""
+    """Return `best_width` from stacked cell sums, as for `_slopes`; widths below `FINEST` are always too small."""
     candidates = _Candidates(sums)
     low = torch.zeros(sums.shape[:-3], dtype=torch.int64, device=sums.device)
     high = torch.full_like(low, LEVELS)
@@ -99,10 +96,10 @@ def _best_width(sums: Tensor) -> Tensor:
 
 
 class _Candidates:
-    """Evaluation of the same cell sums at several kernel widths, which computes the spectrum of every grid once.
+    """Evaluation of cell sums at several kernel widths, with one Fourier transform per grid.
 
-    On the CPU only the grids of the given widths are computed. Other devices compute all grids, because reading the
-    widths would synchronise the device.
+    On the CPU only the grids for the given widths are computed. On other devices all grids are computed, because
+    selecting them by the widths would synchronise the device.
     """
 
     def __init__(self, sums: Tensor) -> None:
@@ -110,13 +107,13 @@ class _Candidates:
         self._spectra: dict[int, Tensor] = {}
 
     def evaluate(self, evaluate: Callable[["_Grid"], Tensor], level: Tensor) -> Tensor:
-        """Apply `evaluate` to every batch element at its own width `level / 1024`, int64 `(...)`; return `(..., *)`."""
-        has_own_grid = (level >= FINEST) & (level <= COARSEST_OWN)
+        """Return `evaluate(grid)`, `(..., *)`, on the grid of each batch element for its width level / 1024."""
+        has_own_grid = (level >= FINEST) & (level <= WIDEST_OWN_GRID)
         value = None
         if level.device.type != "cpu" or not level.numel() or not has_own_grid.all():
-            width = level.clamp(min=COARSEST_OWN + 1).to(self._sums.dtype) / LEVELS
-            value = evaluate(self._grid(COARSE_STEPS, width, _n_points((COARSEST_OWN + 1) / LEVELS)))
-        for own_level in range(FINEST, COARSEST_OWN + 1):
+            width = level.clamp(min=WIDEST_OWN_GRID + 1).to(self._sums.dtype) / LEVELS
+            value = evaluate(self._grid(COARSE_STEPS, width, _n_points((WIDEST_OWN_GRID + 1) / LEVELS)))
+        for own_level in range(FINEST, WIDEST_OWN_GRID + 1):
             chosen = level == own_level
             if level.device.type == "cpu" and not chosen.any():
                 continue
@@ -129,18 +126,18 @@ class _Candidates:
 
     def _grid(self, steps: int, width: Tensor, most_points: int) -> "_Grid":
         if steps not in self._spectra:
-            self._spectra[steps] = _spectrum(_at_nodes(self._sums, steps))
+            self._spectra[steps] = _spectrum(_node_sums(self._sums, steps))
         return _Grid(self._spectra[steps], width, most_points)
 
 
 @dataclass(frozen=True)
 class _Grid:
-    """Cell sums on a grid of m steps, and the kernel width.
+    """Residual and weight on a grid of m steps, and the kernel width.
 
     Attributes:
-        spectrum: Fourier transform of residual and weight at the nodes, `(..., 2, m + 1)`.
+        spectrum: Fourier transform of residual and weight at the nodes of the grid, `(..., 2, m + 1)`.
         width: kernel width `(...)`.
-        most_points: largest number of evaluation points P of any batch element.
+        most_points: largest number of evaluation points of a batch element, P.
     """
 
     spectrum: Tensor
@@ -149,7 +146,7 @@ class _Grid:
 
     @property
     def steps(self) -> int:
-        """Number of steps m of the grid."""
+        """Number of steps m between the nodes 0 and 1 of the grid."""
         return self.spectrum.shape[-1] - 1
 
     def kernel(self) -> Tensor:
@@ -160,8 +157,8 @@ class _Grid:
         """Return the evaluation points, equally spaced in [0, 1].
 
         Returns:
-            Index of the node below, distance to it in steps, and whether the point exists, each `(..., 1, P)`. Batch
-            elements with larger widths have fewer points.
+            Index of the node below each point, distance from this node in steps, and whether the batch element has the
+            point, each `(..., 1, P)`. Batch elements with larger widths have fewer points.
         """
         point = torch.arange(self.most_points, dtype=self.width.dtype, device=self.width.device)
         last = _n_points(self.width).unsqueeze(-1) - 1
@@ -180,17 +177,17 @@ class _Grid:
 
 
 def _error_on_grid(grid: _Grid) -> Tensor:
-    """Return the density-weighted mean of |residual| over the evaluation points, `(...)`."""
+    """Return the sum of |residual| divided by the sum of the density, over the evaluation points, `(...)`."""
     residual, density = grid.at_points().unbind(-2)
     return residual.abs().sum(-1) / (density.sum(-1) + _n_points(grid.width) * _EPS)
 
 
 def _slopes_on_grid(grid: _Grid) -> Tensor:
-    """Implement `_slopes`: apply the transposed smoothing steps in reverse order."""
+    """Return `_slopes` for one grid, by the transposed steps of the smoothing in reverse order."""
     m = grid.steps
     residual, density = grid.at_points().unbind(-2)
     node, above, is_point = grid.points()
-    # Gradients at the evaluation points.
+    # Gradients in the smoothed residual and density at the evaluation points.
     grad_points = torch.stack((residual.sign(), torch.ones_like(density)), -2).masked_fill(~is_point, 0)
     node = node.expand(grad_points.shape)
     # Transpose of the linear interpolation between nodes.
@@ -198,7 +195,7 @@ def _slopes_on_grid(grid: _Grid) -> Tensor:
     grad_smoothed = grad_smoothed.scatter_add(-1, node, grad_points * (1 - above)).scatter_add(
         -1, node + 1, grad_points * above
     )
-    # Transpose of the convolution: multiply by the conjugate spectrum of the kernel. Then fold the reflected half back.
+    # Transpose of the convolution: multiply by the conjugate spectrum of the kernel. Then add the reflected half.
     grad_reflected = _inverse(_transform(grad_smoothed) * grid.kernel().conj())
     grad_nodes = grad_reflected[..., : m + 1] + pad(grad_reflected[..., m + 1 :].flip(-1), (1, 1))
     # Transpose of the linear rounding of samples to nodes.
@@ -216,26 +213,26 @@ def _n_points(width: Tensor) -> Tensor: ...
 
 
 def _n_points(width: Tensor | float) -> Tensor | int:
-    """Return the number of evaluation points, rounding half to even."""
+    """Return the number of evaluation points for a kernel width: 10 / width, but at least `_MIN_POINTS`."""
     if isinstance(width, Tensor):
         return (10 / width).round().clamp(min=_MIN_POINTS)
     return max(round(10 / width), _MIN_POINTS)
 
 
 def _steps_for(width: float) -> int:
-    """Return the published number of grid steps for a width, or `FINEST_STEPS` if `GRIDS` lacks that grid."""
+    """Return the published number of grid steps for a width, or `FINEST_STEPS` if its nodes are not cell edges."""
     steps = steps_of(width)
     return steps if any(grid % steps == 0 for grid in GRIDS) else FINEST_STEPS
 
 
-def _at_nodes(sums: Tensor, steps: int) -> Tensor:
+def _node_sums(sums: Tensor, steps: int) -> Tensor:
     """Round cell sums linearly to the nodes i / steps of a grid.
 
-    Let a sample have confidence p between nodes b and b + 1, and u = p steps - b. A fraction u of its quantity is
-    added to the upper node, and 1 - u to the lower node.
+    Let p be the confidence of a sample between nodes b and b + 1, and u = p steps - b. A fraction u of its weight (or
+    weighted residual) z is added to the upper node, and 1 - u to the lower node.
 
     Args:
-        sums: sums over cells `(..., 2, K)`: of a quantity of each sample, and of its product with the confidence.
+        sums: sums of z and z p over the cells, `(..., 2, K)`.
         steps: number of steps; all nodes must be edges of cells.
 
     Returns:
@@ -250,28 +247,27 @@ def _at_nodes(sums: Tensor, steps: int) -> Tensor:
 
 
 def _node_below(steps: int, device: torch.device) -> Tensor:
-    """Return the index of the grid node below every cell, int64 `(K,)`."""
+    """Return the index of the grid node at or below the start of every cell, int64 `(K,)`."""
     return torch.from_numpy(_nodes_below(steps)).to(device)
 
 
 @cache
 def _nodes_below(steps: int) -> NDArray[np.int64]:
-    """Implement `_node_below` in numpy: round the middle of every cell down."""
+    """Return `_node_below` as an array, by rounding the middle of every cell down to a node."""
     nodes = np.sort(np.concatenate([np.arange(1, m + 1) / m for m in GRIDS]))
     middles = (nodes + np.concatenate(([0.0], nodes[:-1]))) / 2
     return np.minimum((middles * steps).astype(np.int64), steps - 1)
 
 
 def _spectrum(at_nodes: Tensor) -> Tensor:
-    """Return the Fourier transform of node values `(..., m + 1)`, reflected at both ends to a period of 2 m."""
+    """Return the Fourier transform of values at m + 1 nodes, `(..., m + 1)`, after reflection to a period of 2 m."""
     return _transform(torch.cat((at_nodes, at_nodes[..., 1:-1].flip(-1)), -1))
 
 
 def _transform(x: Tensor) -> Tensor:
-    """Return the Fourier transform `(..., m + 1)` of real numbers `(..., 2 m)`.
+    """Return the Fourier transform `(..., m + 1)` of real numbers `(..., 2 m)`, by numpy on the CPU.
 
-    This and the next two functions use numpy on the CPU. torch splits even a short transform among threads, which
-    is slow on busy cores.
+    torch splits even a short transform among threads, which is slow on busy cores.
     """
     if x.device.type == "cpu":
         return torch.from_numpy(np.fft.rfft(x.numpy()))
@@ -288,14 +284,14 @@ def _inverse(spectrum: Tensor) -> Tensor:
 
 
 def _exp(x: Tensor) -> Tensor:
-    """Return exp x, by numpy on the CPU for the reason given in `_transform`."""
+    """Return exp x, by numpy on the CPU, because torch would split it among threads."""
     return torch.from_numpy(np.exp(x.numpy())) if x.device.type == "cpu" else x.exp()
 
 
 def _kernel(m: int, width: Tensor) -> Tensor:
-    """Return the density of N(0, width^2) at node offsets within [-1/2, 1/2], in FFT order, `(..., 2 m)`.
+    """Return the density of N(0, width^2) at multiples of 1 / m in [-1/2, 1/2], in FFT order, `(..., 2 m)`.
 
-    As published, the offsets are wrong by half a step if m is odd.
+    If m is odd, these points are shifted by half a step, because the published code has this error.
     """
     place = torch.arange(2 * m, dtype=width.dtype, device=width.device)
     half = (m + 1) // 2

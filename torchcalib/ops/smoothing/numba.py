@@ -1,6 +1,6 @@
 """Cell indices and cell sums for smoothing by compiled loops. Only `dispatch` imports this module, at first use.
 
-Results do not depend on the number of threads. The division of events into pieces depends only on their number. The
+Results do not depend on the number of threads. The division into pieces depends only on the number of events, and the
 sums of the pieces are added in order.
 """
 
@@ -14,7 +14,7 @@ from torchcalib.ops.smoothing.cells import GRIDS, N_CELLS
 from torchcalib.ops.threads import in_threads
 
 _PIECE = 2**16  # events per piece in functions that return one value per event
-_PER_CELL = 16  # smallest number of events per cell in a piece; fewer would make adding the pieces slow
+_PER_CELL = 16  # smallest mean number of events per cell in a piece; with fewer, adding the pieces is slow
 _PIECES = 16  # largest number of pieces of a batch element
 _STEPS = tuple(float(steps) for steps in GRIDS)
 _LAST = np.int32(N_CELLS - 1)
@@ -23,7 +23,7 @@ _LAST = np.int32(N_CELLS - 1)
 @step
 def _cells(confidence: Any, out: Any) -> None:
     """Fill `out` with the cell of every confidence p: the sum of floor(p * steps) over all grids."""
-    a, b, c, d, e, f, g = _STEPS  # unrolled, because numba would not vectorise a loop over the grids
+    a, b, c, d, e, f, g = _STEPS  # unrolled, because numba does not vectorise a loop over the grids
     for i in range(confidence.size):
         p = min(max(0.0, np.float64(confidence[i])), 1.0)
         total = np.int32(p * a) + np.int32(p * b) + np.int32(p * c) + np.int32(p * d)
@@ -43,7 +43,7 @@ def _fill_cells(confidence: Any, index: Any) -> None:
 
 @compiled_loop
 def _sums(confidence: Any, outcome: Any, weights: Any, noise: Any, sums: Any) -> None:
-    """Add events to the sums of their cells; `noise` is as in `bin_sums.numba_events.add_events`."""
+    """Add events to the `smoothing_sums` of their cells; `noise` is as for `bin_sums.numba_events.add_events`."""
     product_row = len(sums) - 1
     cells = np.empty(BLOCK, np.int32)
     w = 1.0
@@ -55,7 +55,7 @@ def _sums(confidence: Any, outcome: Any, weights: Any, noise: Any, sums: Any) ->
                 w = weights[start + i]
                 if w == 0:
                     continue
-            k = np.uintp(cells[i])  # unsigned, so that numba does not test for negative indices
+            k = np.uintp(cells[i])  # unsigned: numba omits the test for negative indices
             p, y = np.float64(values[i]), np.float64(outcome[start + i])
             spread = p * (1.0 - p)
             sums[0, k] += w
@@ -85,7 +85,7 @@ def _gradient(confidence: Any, outcome: Any, weights: Any, upstream: Any, slopes
 
 
 def cells(confidence: Tensor, index: Tensor) -> None:
-    """Implement `reference.cells`."""
+    """Fill `index` with the cell of every confidence; shapes as for `reference.cells`."""
     starts = range(0, len(index), _PIECE)
 
     def fill(begin: int, end: int) -> None:
@@ -97,7 +97,7 @@ def cells(confidence: Tensor, index: Tensor) -> None:
 
 
 def sums(confidence: Tensor, outcome: Tensor, weights: Tensor | None, noise: str, copies: bool, into: Tensor) -> None:
-    """Implement `reference.sums`."""
+    """Fill `into` with the cell sums; arguments as for `reference.sums`."""
     n_series, n = confidence.shape
     noise_kind = None if noise == "none" else (noise == "shares", weights is not None and not copies)
     size = max(_PER_CELL * N_CELLS, -(-n // _PIECES))
@@ -118,7 +118,7 @@ def sums(confidence: Tensor, outcome: Tensor, weights: Tensor | None, noise: str
 
 
 def gradient(confidence: Tensor, outcome: Tensor, weights: Tensor | None, upstream: Tensor, slopes: Tensor) -> None:
-    """Implement `reference.gradient`."""
+    """Fill `slopes` with the gradient in the confidence; arguments as for `reference.gradient`."""
     n_series, n = confidence.shape
     starts = range(0, n, _PIECE)
 

@@ -7,12 +7,12 @@ from torchcalib.ops.bin_sums import Noise
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.smoothing.cells import GRIDS, N_CELLS, event_columns
 
-_IN_CACHE = 2**13  # events per chunk on the CPU
-_AT_ONCE = 2**20  # events per chunk on other devices, to limit the memory
+_CPU_CHUNK = 2**13  # events per chunk on the CPU
+_OTHER_CHUNK = 2**20  # events per chunk on other devices, which limits the memory
 
 
 def cells(confidence: Tensor, index: Tensor) -> None:
-    """Fill `index` int64 `(N,)` with the cell of every confidence `(N,)`; see `cells.cell_index`."""
+    """Fill `index`, int64 `(N,)`, with the cell of every confidence `(N,)`, as defined in `cells.cell_index`."""
     size = _chunk_size(confidence)
     for values, part in zip(torch.split(confidence, size), torch.split(index, size), strict=True):
         part.copy_(_cells(values.to(wide_dtype(index.device))))
@@ -22,10 +22,9 @@ def sums(confidence: Tensor, outcome: Tensor, weights: Tensor | None, noise: Noi
     """Fill `into` with the result of `cells.smoothing_sums` for S batch elements.
 
     Args:
-        confidence: `(S, N)`.
-        outcome: `(S, N)`.
-        weights: `(S, N)` of the dtype of `into`, or None.
-        noise: "labels" or "shares" to sum the noise, or "none".
+        confidence, outcome: confidence and outcome of every event, `(S, N)`.
+        weights: weights of the events, `(S, N)` of the dtype of `into`, or None.
+        noise: "labels" or "shares" to sum the sampling variance, or "none".
         copies: whether weights are frequency weights.
         into: zeros `(S, 5, K)`, or `(S, 6, K)` with noise, filled in.
     """
@@ -44,10 +43,9 @@ def gradient(confidence: Tensor, outcome: Tensor, weights: Tensor | None, upstre
     """Fill `slopes` with the gradient in the confidence.
 
     Args:
-        confidence: `(S, N)`.
-        outcome: `(S, N)`.
-        weights: `(S, N)` of the dtype of `upstream`, or None.
-        upstream: gradients in the sums of p, p (1 - p) and p y, `(S, 3, K)`.
+        confidence, outcome: confidence p and outcome y of every event, `(S, N)`.
+        weights: weights of the events, `(S, N)` of the dtype of `upstream`, or None.
+        upstream: incoming gradients, in the sums of p, p (1 - p) and p y, `(S, 3, K)`.
         slopes: result `(S, N)`, filled in.
     """
     size = _chunk_size(confidence)
@@ -73,4 +71,4 @@ def _cells(p: Tensor) -> Tensor:
 
 
 def _chunk_size(confidence: Tensor) -> int:
-    return _IN_CACHE if confidence.device.type == "cpu" else _AT_ONCE
+    return _CPU_CHUNK if confidence.device.type == "cpu" else _OTHER_CHUNK

@@ -1,7 +1,7 @@
 """Statistics of the class probabilities of every row: label log-probability, squared error, entropy, top class.
 
-Scores and top-label bins depend on a row `(q_1 .. q_C)` with label h only through these statistics. One pass over the
-input computes them, without a temporary tensor of its size. The gradient takes one more pass.
+Scoring rules and top-label bins need only these statistics of a row. One pass over the input computes them, without a
+temporary tensor of the size of the input. The gradient takes one more pass.
 """
 
 import math
@@ -19,7 +19,7 @@ _N_SCORES = 4
 
 
 class Rows(NamedTuple):
-    """Statistics of rows with probabilities q and label h, each `(..., N)`; NaN in a row with NaN, except `top`.
+    """Statistics of rows with probabilities q and label h, each `(..., N)`. In a row with NaN, all but `top` are NaN.
 
     Attributes:
         log_prob: log q_h in nats; -inf where q_h = 0.
@@ -41,26 +41,26 @@ def rows(
 ) -> Rows:
     """Return label log-probability, squared error, negative entropy, confidence and top class of every row.
 
-    Rows are computed separately, so results are bitwise equal at any position and in any batch. Arithmetic is float64
-    for float64 input. For narrower dtypes it is float32 within a block of entries, and float64 across blocks. The
-    relative error is then below 2e-6 for logits at most 20 below their maximum, and grows linearly for lower logits.
+    The results of a row are bitwise equal in every batch. Arithmetic is float64 for float64 input. For narrower dtypes
+    it is float32 within a block of entries, and float64 across blocks. The relative error is then below 2e-6 for logits
+    at most 20 below their maximum, and grows linearly for lower logits.
 
     Args:
-        values: logits or probabilities `(..., N, C)` of any floating dtype and with any strides. Logits of +inf share
-            the probability equally; -inf gives probability 0.
-        target: labels, int64 `(..., N)`. A label outside the classes gives NaN for `log_prob` and `squared_error`.
+        values: logits or probabilities `(..., N, C)` of any floating dtype and with any strides. In a row with logits
+            of +inf, their classes have equal probabilities and all other classes have probability 0.
+        target: labels, int64 `(..., N)`. For a label outside [0, C), `log_prob` and `squared_error` are NaN.
         from_logits: whether `values` are logits.
         tolerance: largest accepted |sum_k q_k - 1|. If finite, statistics are NaN for a row that exceeds it or contains
-            probabilities outside [0, 1]. Logits give NaN only for a row with NaN or with only -inf.
-        backend: implementation, see `dispatch.choose`; float64 on the CPU supports only "torch". All backends agree
-            within the error above.
+            probabilities outside [0, 1]. For logits, only rows with NaN or with only -inf have NaN statistics.
+        backend: implementation, see `dispatch.choose`; float64 on the CPU supports only "torch". The results of
+            backends differ by at most the error above.
 
     Returns:
         See `Rows`; dtype `wide_dtype`, except `top`.
 
-    Gradient: in `values`, in every mode and of any order. It is 0 for log 0 and for a row with a logit of +inf. It is
-        also 0 for a row whose incoming gradients are all 0, even if the row contains NaN. At ties the gradient of
-        `confidence` flows to the first class.
+    Gradient: in `values`, in reverse and forward mode and of any order. It is 0 for log 0, for a row with a logit of
+        +inf, and for a row whose incoming gradients are all 0, even with NaN. At ties, `confidence` is differentiated
+        as the probability of the class `top`.
     """
     scores, top = _rows(values, target, from_logits, tolerance, backend=backend)
     log_prob, squared_error, neg_entropy, confidence = scores.unbind(-2)
@@ -70,7 +70,7 @@ def rows(
 def _forward(
     backend: Backend, values: Tensor, target: Tensor, from_logits: bool, tolerance: float
 ) -> tuple[Tensor, Tensor]:
-    """Compute `Rows` as one tensor of scores `(..., 4, N)`, and the top classes `(..., N)`."""
+    """Return the first four statistics of `Rows` as one tensor `(..., 4, N)`, and the top classes `(..., N)`."""
     values = values.detach()
     lead = values.shape[:-1]
     scores = torch.empty((_N_SCORES, *lead), dtype=wide_dtype(values.device), device=values.device)
@@ -104,7 +104,7 @@ _rows = fused(_forward, formula, _gradient)
 
 
 def matrices(values: Tensor, start: int = 0) -> list[tuple[slice, Tensor]]:
-    """Return views `(n, C)` of `(..., N, C)`, each with the slice of its row indices, which begin at `start`."""
+    """Split rows `(..., N, C)` into views `(n, C)`. Return them with slices of row indices, which begin at `start`."""
     if not values.numel():
         return []
     if values.dim() == 2:

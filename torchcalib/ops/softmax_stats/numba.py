@@ -1,8 +1,8 @@
 """Statistics of rows by compiled loops. Only `dispatch` imports this module, at first use.
 
 A loop processes a row in blocks of 1,024 entries, which stay in the level-1 cache for several vector passes. The passes
-compute exp of the differences from the maximum, and sums. The sums exclude the top entry, whose exp is 1, so that they
-are accurate if all other entries are small. Arithmetic is float32 within a block and float64 across blocks.
+compute exp of the differences from the maximum, and sums. The sums exclude the top entry, whose exp is 1, because it
+would round small entries to 0. Arithmetic is float32 within a block and float64 across blocks.
 """
 
 import math
@@ -32,12 +32,12 @@ from torchcalib.ops.numba_math import (
 )
 
 _PROBE = 256  # number of entries compared with the maximum at a time
-_FEW = 48  # largest number of classes for which 64 rows are computed together, by vectors across rows
-_LANES = 64  # rows computed together; fewer would need scalar code, which rounds differently
+_FEW_CLASSES = 48  # largest number of classes for which vector instructions span 64 rows instead of one row
+_LANES = 64  # rows per block for few classes; the last block has unused rows, because scalar code rounds differently
 
 
 @step
-def _extremes(bits: Any) -> Any:
+def _extreme_bits(bits: Any) -> Any:
     most, least = np.int32(-(2**31)), np.int32(2**31 - 1)
     for k in range(bits.size):
         most, least = max(most, bits[k]), min(least, bits[k])
@@ -56,10 +56,10 @@ def _count(x: Any, value: Any) -> Any:
 def _first_largest(row: Any, bits: Any) -> Any:
     """Return the index of the first maximum of a row; arbitrary for a row with NaN, whose sums are NaN.
 
-    The integer maximum of the bits compiles to vector instructions. The float maximum does not, because of NaN.
-    Non-negative floats have the order of their bits. Negative floats have negative bits, in the opposite order.
+    The maximum is computed from `bits`, the row as integers, because the float maximum does not compile to vector
+    instructions. Non-negative floats have the order of their bits. Negative floats have the opposite order.
     """
-    most, least = _extremes(bits)
+    most, least = _extreme_bits(bits)
     largest = as_float(most if most >= 0 else least)
     for start in range(0, row.size, _PROBE):
         part = row[start : start + _PROBE]
@@ -83,7 +83,7 @@ def _sums(x: Any, y: Any) -> Any:
 
 @step
 def _logit_gradient(shifted: Any, exps: Any, scale: Any, a: Any, b: Any, c: Any, out: Any) -> None:
-    """Fill `out` with q (a + b q + c shifted), where q = scale * exps; see `reference.backward`."""
+    """Fill `out` with q (a + b q + c shifted) for q = scale * exps; `reference.backward` defines a, b and c."""
     for k in range(exps.size):
         q = exps[k] * scale
         out[k] = q * (a + b * q + c * shifted[k])
@@ -91,7 +91,7 @@ def _logit_gradient(shifted: Any, exps: Any, scale: Any, a: Any, b: Any, c: Any,
 
 @step
 def _probability_gradient(q: Any, logs: Any, b: Any, c: Any, out: Any) -> None:
-    """Fill `out` with b q + c (log q + 1), or 0 where q = 0; see `reference.backward`."""
+    """Fill `out` with b q + c (log q + 1), or 0 where q = 0; `reference.backward` defines b and c."""
     for k in range(q.size):
         slope = logs[k] + ONE if q[k] != ZERO else ZERO
         out[k] = b * q[k] + c * slope
@@ -138,7 +138,8 @@ def _forward_logits(values: Any, target: Any, scores: Any, tops: Any) -> None:
             scores[1, i] = 1 - 2 * math.exp(shift) / total + (1 + squares) / (total * total)
 
 
-# Functions of columns with `_LANES` rows. With few arguments, the compiler can prove that these do not overlap.
+# Functions of arrays with one number per row, for `_LANES` rows. They have few arguments, because the compiler uses
+# vector instructions only if it can prove that the arrays do not overlap.
 
 
 @step
@@ -152,7 +153,7 @@ def _update_maximum(x: Any, k: Any, largest: Any, tops: Any) -> None:
 
 @step
 def _fill_exps_of_rows(x: Any, largest: Any, shifted: Any, exps: Any) -> None:
-    """Fill `shifted` and `exps` as `fill_exps` does, with a separate maximum for each row."""
+    """Fill `shifted` with the differences from the maxima of the rows, at least `LOWEST`, and `exps` with their exp."""
     for i in range(_LANES):
         shift = max(x[i] - largest[i], LOWEST)
         shifted[i] = shift
@@ -180,7 +181,7 @@ def _add_product(x: Any, y: Any, total: Any) -> None:
 
 @step
 def _replace_by_limits(x: Any, largest: Any) -> None:
-    """Replace rows with +inf by their limit: 0 at the entries of +inf, and -inf elsewhere."""
+    """Replace logits of rows with +inf by logits with the limit of their softmax: 0 for +inf, and otherwise -inf."""
     for i in range(_LANES):
         if largest[i] == INF:
             largest[i] = ZERO
@@ -190,7 +191,7 @@ def _replace_by_limits(x: Any, largest: Any) -> None:
 
 @step
 def _column() -> Any:
-    """Return an uninitialised array of one number per row, in memory that overlaps no other array."""
+    """Return an uninitialised array with one number per row."""
     return np.empty(_LANES, np.float32)
 
 
@@ -202,7 +203,7 @@ def _log_totals(rest: Any, out: Any) -> None:
 
 @compiled_loop
 def _forward_few_logits(values: Any, target: Any, scores: Any, tops: Any) -> None:
-    """Fill `scores` and `tops` from logits with few classes, by vector instructions across 64 rows.
+    """Fill `scores` and `tops` from float32 logits of few classes, by vector instructions that span 64 rows.
 
     One row is too short for vector instructions. Arguments as for `reference.forward`.
     """
@@ -259,7 +260,7 @@ def _forward_probabilities(values: Any, target: Any, scores: Any, tops: Any, tol
         row, h = values[i], target[i]
         top = _first_largest(row, bits[i])
         q_top = np.float64(row[top])
-        squares = 0.0  # excludes the top entry, because adding it would round small squares away
+        squares = 0.0  # without the top entry, whose square would round small squares to 0
         total = q_top
         entropy = q_top * math.log(q_top) if q_top != 0 else 0.0
         for start in range(0, n_classes, BLOCK):
@@ -311,7 +312,7 @@ def _backward_logits(values: Any, target: Any, scores: Any, tops: Any, grads: An
             y, e = shifted[: x.size], exps[: x.size]
             fill_exps(x, row[top], y, e)
             _logit_gradient(y, e, F(q_top), F(a), F(b), F(grad_entropy), out[i, start : start + BLOCK])
-        # Top class and label in float64, because their gradients can have the factor 1 - q, which float32 rounds to 0.
+        # Compute top class and label in float64: their gradients can have the factor 1 - q, which float32 rounds to 0.
         at_top = q_top * (a + b * q_top) + grad_confidence * q_top
         at_label = grad_log - b * q_h
         if h == top:
@@ -350,10 +351,10 @@ def _backward_probabilities(values: Any, target: Any, scores: Any, tops: Any, gr
 
 
 def forward(values: Tensor, target: Tensor, from_logits: bool, tolerance: float, scores: Tensor, top: Tensor) -> None:
-    """Implement `reference.forward` for float32 and narrower dtypes."""
+    """Fill `scores` and `top` as `reference.forward` does, for float32 and narrower dtypes."""
     columns = target.numpy(), scores.numpy(), top.numpy()
     if from_logits:
-        by_rows(_forward_few_logits if values.shape[-1] <= _FEW else _forward_logits, values, columns)
+        by_rows(_forward_few_logits if values.shape[-1] <= _FEW_CLASSES else _forward_logits, values, columns)
     else:
         by_rows(_forward_probabilities, values, columns, (tolerance,))
 
@@ -361,6 +362,6 @@ def forward(values: Tensor, target: Tensor, from_logits: bool, tolerance: float,
 def backward(
     values: Tensor, target: Tensor, from_logits: bool, scores: Tensor, top: Tensor, grads: Tensor, out: Tensor
 ) -> None:
-    """Implement `reference.backward` for float32 and narrower dtypes."""
+    """Fill `out` as `reference.backward` does, for float32 and narrower dtypes."""
     loop = _backward_logits if from_logits else _backward_probabilities
     by_rows(loop, values, [x.numpy() for x in (target, scores, top, grads)], out=out)

@@ -1,8 +1,8 @@
-"""Statistics of rows in plain torch: chunked for the CPU cache, and as a differentiable formula.
+"""Statistics of rows in plain torch, in chunks that fit into the CPU cache, and as a differentiable formula.
 
-Results for a row are bitwise equal at any position: softmax and sums process rows separately, and `logs.elementwise`
-computes functions of one number per row. A chunk has at least two rows, because torch splits the sum of a single row
-among threads.
+Results of a row are bitwise equal at any position in the input. torch computes softmax and sums separately for every
+row, but not elementwise functions, so `logs.elementwise` replaces these. A chunk has at least two rows, because torch
+splits the sum of a single row among threads.
 """
 
 import math
@@ -15,22 +15,22 @@ from torch import Tensor
 
 from torchcalib.ops.logs import LANES, elementwise, safe_log, spread_infinite_logits, wide_dtype, xmul
 
-_CHUNK = 2**18  # entries per chunk: larger chunks would leave the cache, smaller ones would need more calls
-_CHUNK_ELSEWHERE = 2**24  # entries per chunk on other devices, where a kernel launch takes longer than the arithmetic
+_CHUNK = 2**18  # entries per chunk on the CPU: more would not fit into the cache
+_CHUNK_OFF_CPU = 2**24  # entries per chunk on other devices: larger chunks need fewer kernel launches
 _COLUMN = 2**14  # rows per block, because torch splits longer columns among threads
-_FEW = 16  # largest number of classes for which chunks are transposed
+_FEW_CLASSES = 16  # largest number of classes for which chunks are transposed
 _LOWEST = -1000  # exp of this number is 0 in every dtype
 
 
 class _Chunk(NamedTuple):
-    """Rows `(n, C)`, or their transpose `(C, n)` for few classes, which fills the vector lanes of a processor.
+    """Rows `(n, C)`, or their transpose `(C, n)` for few classes, so that vector instructions span many rows.
 
     Attributes:
         x: rows, float32 or float64, read-only.
-        q: work array of the shape of `x`.
-        buffer: work array of the shape of `x`.
-        dim: class axis.
-        columns: tensors with one number per row, of length 1 along the class axis.
+        q: uninitialised tensor of the shape of `x`, for intermediate results.
+        buffer: like `q`.
+        dim: class axis of `x`.
+        columns: tensors with one number per row, of size 1 along the class axis.
     """
 
     x: Tensor
@@ -48,27 +48,27 @@ def forward(values: Tensor, target: Tensor, from_logits: bool, tolerance: float,
         target: labels, int64 `(R,)`.
         from_logits: whether `values` are logits.
         tolerance: largest distance of the sum of probabilities from 1; infinite to skip the checks.
-        scores: result `(4, R)` of dtype `wide_dtype`, in the order of `Rows`.
-        top: result, int64 `(R,)`.
+        scores: result `(4, R)` of dtype `wide_dtype`: the first four statistics of `Rows`.
+        top: top classes, a result, int64 `(R,)`.
     """
-    if len(values) == 1:  # torch would split a single row among threads
+    if len(values) == 1:  # duplicate the row, because torch would split the sum of a single row among threads
         result, place = scores.new_empty(len(scores), 2), top.new_empty(2)
         forward(values.expand(2, -1), target.expand(2), from_logits, tolerance, result, place)
         scores.copy_(result[:, :1])
         top.copy_(place[:1])
         return
-    # Infinite logits are rare. On the CPU they are handled only if a sum is not finite. On other devices they are
-    # always handled, because this test would synchronise.
-    careful = values.device.type != "cpu"
+    # Infinite logits are rare. On the CPU they are replaced only if a sum is not finite. On other devices they are
+    # always replaced, because testing the sums would synchronise the device.
+    replace_infinite = values.device.type != "cpu"
     for block in _blocks(len(values)):
         x, h, first = values[block], target[block], top[block]
         known = (h >= 0) & (h < values.shape[-1])
         label = h.masked_fill(~known, 0)
         if from_logits:
-            sums = _logit_sums(x, label, first, careful)
-            if not careful and not math.isfinite(sums.sum()):
-                careful = True
-                sums = _logit_sums(x, label, first, careful)
+            sums = _logit_sums(x, label, first, replace_infinite)
+            if not replace_infinite and not math.isfinite(sums.sum()):
+                replace_infinite = True
+                sums = _logit_sums(x, label, first, replace_infinite)
             result = _scores_from_logit_sums(sums.to(scores.dtype), label == first)
         else:
             sums = _probability_sums(x, label, first).to(scores.dtype)
@@ -82,18 +82,18 @@ def backward(
 ) -> None:
     """Fill `out` with the gradient in `values`.
 
-    Let a, b, c be coefficients of a row. For logits the gradient is q (a + b q + c (x - max x)). For probabilities it
-    is b q + c (log q + 1). Entries at the label and the top class can have the factor 1 - q, which float32 would round
-    to 0. So these entries are computed in `wide_dtype`.
+    For logits x the gradient is q (a + b q + c (x - max x)). For probabilities q it is b q + c (log q + 1). The scores
+    and incoming gradients of a row determine its coefficients a, b, c. The label and the top class have further terms.
+    Their gradients can have the factor 1 - q, which float32 would round to 0, and are computed in `wide_dtype`.
 
     Args:
         values, target, from_logits: see `forward`.
         scores: result of `forward`, `(4, R)`.
-        top: result of `forward`, `(R,)`.
-        grads: gradient in the scores, `(4, R)`.
+        top: top classes from `forward`, `(R,)`.
+        grads: incoming gradients, in `scores`, `(4, R)`.
         out: result `(R, C)` of the dtype of `values`, filled in.
     """
-    size = max(2, (_CHUNK if values.device.type == "cpu" else _CHUNK_ELSEWHERE) // values.shape[-1])
+    size = max(2, (_CHUNK if values.device.type == "cpu" else _CHUNK_OFF_CPU) // values.shape[-1])
     for start in range(0, len(values), size):
         block = slice(start, start + size)
         x, h, first, upstream = values[block].to(_dtype(values)), target[block], top[block], grads[:, block]
@@ -113,11 +113,11 @@ def backward(
 def _logit_gradient(
     x: Tensor, label: Tensor, first: Tensor, at_label: Tensor, at_top: Tensor, scores: Tensor, grads: Tensor
 ) -> Tensor:
-    """Return the gradient in logits by the formula of `backward`, with separate values at label and top class."""
+    """Return the gradient in logits `(n, C)` by the formula of `backward`, with its terms for label and top class."""
     log_prob, squared_error, neg_entropy, confidence = scores
     grad_log, grad_square, grad_entropy, grad_top = grads
     q_h = elementwise(torch.exp, log_prob)
-    # mean shift sum_k q_k (x_k - max x), from log q = x - max x + log max q
+    # sum_k q_k (x_k - max x), from log q = x - max x + log max q
     mean_shift = neg_entropy - elementwise(torch.log, confidence)
     a = -grad_log - grad_top * confidence - 2 * grad_square * (squared_error - 1 + q_h) - grad_entropy * mean_shift
     b, c = 2 * grad_square, grad_entropy
@@ -125,7 +125,7 @@ def _logit_gradient(
     shift = (at_label - at_top).masked_fill(q_h == 0, 0)
     for_label = torch.where((label == first).squeeze(-1), for_top, q_h * (a + b * q_h + c * shift)) + grad_log - b * q_h
     shifts = (x - x.gather(-1, first)).clamp_(min=_LOWEST)
-    q = shifts.softmax(-1)  # softmax instead of exp, because it processes rows separately
+    q = shifts.softmax(-1)  # not exp, whose rounding depends on the position of the row
     columns = (column.to(x.dtype).unsqueeze(-1) for column in (confidence, a, b, c, for_top, for_label))
     confidence, a, b, c, for_top, for_label = columns
     q = q.mul_(confidence / q.gather(-1, first))
@@ -134,7 +134,7 @@ def _logit_gradient(
 
 
 def _probability_gradient(x: Tensor, label: Tensor, first: Tensor, q_h: Tensor, grads: Tensor) -> Tensor:
-    """Return the gradient in probabilities by the formula of `backward`, corrected at label and top class."""
+    """Return the gradient in probabilities `(n, C)` by the formula of `backward`, with its terms at label and top."""
     grad_log, grad_square, grad_entropy, grad_top = grads
     grad_label = (grad_log / q_h + grad_entropy * (elementwise(torch.log, q_h) + 1)).masked_fill(q_h == 0, 0)
     columns = 2 * grad_square, grad_entropy, grad_label + 2 * grad_square * (q_h - 1), grad_top
@@ -146,11 +146,11 @@ def _probability_gradient(x: Tensor, label: Tensor, first: Tensor, q_h: Tensor, 
 def formula(values: Tensor, target: Tensor, from_logits: bool, tolerance: float = math.inf) -> tuple[Tensor, Tensor]:
     """Return the scores `(..., 4, N)` and the top classes `(..., N)` by differentiable operations.
 
-    For logits, 1 - q of top class and label are computed as sums over the other classes, without cancellation. Invalid
-    rows have NaN scores and gradient 0.
+    For logits, 1 - q of the top class and of the label are computed as sums over the other classes, without
+    cancellation. Invalid rows have NaN scores and gradient 0.
 
     Args:
-        values: `(..., N, C)`.
+        values: logits or probabilities `(..., N, C)`.
         target: labels, int64 `(..., N)`.
         from_logits: whether `values` are logits.
         tolerance: see `softmax_stats.rows`.
@@ -201,14 +201,14 @@ def _blocks(n: int) -> Iterator[slice]:
 
 
 def _chunks(values: Tensor, columns: tuple[Tensor, ...]) -> Iterator[_Chunk]:
-    """Yield chunks of at least two rows, with their parts of columns `(n,)` or `(n, C)`.
+    """Yield chunks of at least two rows of `values` `(n, C)`, with the same rows of `columns`, `(n,)` or `(n, C)`.
 
-    Columns can be longer than the number of rows; then transposed rows are padded with 0.
+    For few classes, columns can have more than n rows; `values` is then padded with 0.
     """
     n, n_classes = values.shape
     dtype = _dtype(values)
     parts = [column if column.dim() == 2 else column.unsqueeze(-1) for column in columns]
-    if n_classes <= _FEW:  # transpose; a block is one chunk
+    if n_classes <= _FEW_CLASSES:  # transpose; a block is one chunk
         x, q, buffer = torch.empty(3, n_classes, len(parts[0]), dtype=dtype, device=values.device)
         x[:, :n] = values.T
         x[:, n:] = 0
@@ -225,11 +225,11 @@ def _chunks(values: Tensor, columns: tuple[Tensor, ...]) -> Iterator[_Chunk]:
 
 
 def _columns(n: int, values: Tensor, label: Tensor, top: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return `n` result columns, the labels and a column for the top class, padded to full vectors if transposed.
+    """Return `n` uninitialised result columns, the labels and the top classes, all padded for few classes.
 
-    Without padding, torch would add the last columns of transposed rows in a different order.
+    The padded length is a multiple of `LANES`. Otherwise torch would sum the last rows in a different order.
     """
-    extra = -len(label) % LANES if values.shape[-1] <= _FEW else 0
+    extra = -len(label) % LANES if values.shape[-1] <= _FEW_CLASSES else 0
     columns = torch.empty(n, len(label) + extra, dtype=_dtype(values), device=values.device)
     return columns, _padded(label, extra), _padded(top, extra)
 
@@ -254,9 +254,9 @@ def _fill_first_largest(chunk: _Chunk, out: Tensor) -> None:
 
 
 def _fill_proportional(shifted: Tensor, dim: int, out: Tensor) -> None:
-    """Fill `out` with exp(shifted), or with a multiple of it for each row.
+    """Fill `out` with exp(shifted) if the chunk is transposed, and otherwise with a multiple of it for each row.
 
-    Softmax is faster than exp, but uses scalar code at the end of transposed rows, which rounds differently.
+    Softmax is faster than exp. For transposed rows it uses scalar code at the end, which rounds differently.
     """
     if dim == 0:
         torch.exp(shifted, out=out)
@@ -264,27 +264,27 @@ def _fill_proportional(shifted: Tensor, dim: int, out: Tensor) -> None:
         torch.softmax(shifted, dim, out=out)
 
 
-def _logit_sums(values: Tensor, label: Tensor, top: Tensor, careful: bool) -> Tensor:
-    """Fill in `top` and return six quantities of every row, `(6, n)`.
+def _logit_sums(values: Tensor, label: Tensor, top: Tensor, replace_infinite: bool) -> Tensor:
+    """Fill `top` with the top classes, and return six numbers of every row, `(6, n)`.
 
-    Let q be a multiple of the probabilities of a row. The quantities are the logits of label and top class, and q of
-    the top class. Then follow the sums of q, q^2 and q (x - max x) over the other classes. Infinite logits can give NaN
-    unless `careful`.
+    Let x be the logits, and q a multiple of the probabilities. The numbers are x of the label, x and q of the top
+    class, and the sums of q, q^2 and q (x - max x) over the other classes. Logits of +inf can give NaN if
+    `replace_infinite` is False.
     """
     sums, labels, places = _columns(6, values, label, top)
     for chunk in _chunks(values, (labels, places, *sums)):
         x, q, shifted, dim, (h, first, at_label, at_top, q_top, rest, squares, product) = chunk
         _fill_first_largest(chunk, first)
-        if careful:
+        if replace_infinite:
             x = spread_infinite_logits(x.movedim(dim, -1)).movedim(-1, dim)
         torch.gather(x, dim, h, out=at_label)
         torch.gather(x, dim, first, out=at_top)
         torch.sub(x, at_top, out=shifted)
-        if careful:
+        if replace_infinite:
             shifted.clamp_min_(_LOWEST)
         _fill_proportional(shifted, dim, q)
         torch.gather(q, dim, first, out=q_top)
-        q.scatter_(dim, first, 0)  # exclude the top class, so that sums are accurate even if its q rounds to 1
+        q.scatter_(dim, first, 0)  # exclude the top class: adding its q would round small q of other classes to 0
         torch.sum(q, dim, True, out=rest)
         torch.sum(shifted.mul_(q), dim, True, out=product)
         torch.sum(q.mul_(q), dim, True, out=squares)
@@ -296,7 +296,7 @@ def _logit_sums(values: Tensor, label: Tensor, top: Tensor, careful: bool) -> Te
 def _scores_from_logit_sums(sums: Tensor, hit: Tensor) -> Tensor:
     """Compute the four scores from the result of `_logit_sums`; `hit` is True where the label is the top class."""
     at_label, at_top, q_top, rest, squares, product = sums
-    # Normalise by this sum in `wide_dtype`, because softmax divides by a less accurate float32 sum.
+    # Normalise by this sum in `wide_dtype`, which is more accurate than the float32 sum of softmax.
     total = q_top + rest
     log_total = elementwise(torch.log1p, rest / q_top)
     shift = at_label - at_top
@@ -309,9 +309,9 @@ def _scores_from_logit_sums(sums: Tensor, hit: Tensor) -> Tensor:
 
 
 def _probability_sums(values: Tensor, label: Tensor, top: Tensor) -> Tensor:
-    """Fill in `top` and return five quantities of every row, `(5, n)`.
+    """Fill `top` with the top classes, and return five numbers of every row with probabilities q, `(5, n)`.
 
-    These are q of the label and q of the top class. Then follow the sums of q^2 without the top class, q log q, and q.
+    These are q of the label, q of the top class, and the sums of q^2 (without the top class), q log q and q.
     """
     sums, labels, places = _columns(5, values, label, top)
     for chunk in _chunks(values, (labels, places, *sums)):

@@ -1,12 +1,12 @@
 """Statistics of rows by Triton kernels; their speed has not been measured on a GPU.
 
 A program loads several rows of few classes, one row of many classes, or a part of a very long row. Its computation
-depends on the number of classes, dtype and strides, but not on the number of rows. So results for a row are bitwise
-equal in every batch.
+depends on the number of classes, dtype and strides, but not on the number of rows. Results of a row are therefore
+bitwise equal in every batch.
 
-The sums exclude the top entry, which keeps them accurate. They are float64 for float64 rows, and float32 otherwise. For
-long rows a second kernel merges the sums of the parts and computes the scores in float64. It uses one thread per row.
-In the first kernel every thread of a warp would repeat this. Addresses are int64, because offsets can exceed 2^31.
+The sums exclude the top entry, which would round small entries to 0. They are float64 for float64 rows, and otherwise
+float32. For many classes a second kernel merges the parts of rows and computes the scores in float64. In the first
+kernel every thread of a warp would repeat these computations. Addresses are int64, because offsets can exceed 2^31.
 
 A row of C classes is passed as C / `unit` units. A unit has at most 16 bytes. Its size determines the alignment
 that the compiler can use for vector loads.
@@ -24,23 +24,23 @@ from torchcalib.ops.softmax_stats.reference import backward
 
 __all__ = ["backward", "forward"]  # the gradient uses plain torch
 
-_FEW = 64  # largest number of classes for which one kernel computes sums and scores
-_TILE = 2048  # entries per program for rows of at most `_FEW` classes
-_PER_WARP = 1024  # entries per warp for rows of more than `_FEW` classes: 32 per thread
+_FEW_CLASSES = 64  # largest number of classes for which one kernel computes sums and scores
+_TILE = 2048  # entries per program for rows of at most `_FEW_CLASSES` classes
+_PER_WARP = 1024  # entries per warp for rows of more than `_FEW_CLASSES` classes: 32 per thread
 _PART = 4096  # largest part of a row that one program processes, in entries
-_MERGED = 512  # parts merged per program
+_MERGED = 512  # parts of rows that one program merges
 _LOWEST = tl.constexpr(-1000.0)  # exp of this number is 0 in every dtype
 _INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")  # the interpreter lacks inline assembly
 
 
 def forward(values: Tensor, target: Tensor, from_logits: bool, tolerance: float, scores: Tensor, top: Tensor) -> None:
-    """Implement `reference.forward` without synchronising."""
+    """Fill `scores` and `top` as `reference.forward` does, without synchronising the device."""
     n_rows, n_classes = values.shape
-    rows, block, warps = _shape_of_work(n_classes)
+    rows, block, warps = _launch_shape(n_classes)
     layout = in_units(values)
     row_arguments = [target, scores, scores.stride(0), top, n_rows, tolerance]
     with torch.cuda.device_of(values):  # Triton launches kernels on the current device
-        if block <= _FEW:
+        if block <= _FEW_CLASSES:
             _read_rows[(triton.cdiv(n_rows, rows),)](
                 values, *layout, *row_arguments, from_logits, rows, block, num_warps=warps
             )
@@ -66,17 +66,17 @@ def in_units(values: Tensor) -> tuple[int, int, int, int]:
     return row_stride // unit, column_stride, n_classes // unit, unit
 
 
-def _shape_of_work(n_classes: int) -> tuple[int, int, int]:
+def _launch_shape(n_classes: int) -> tuple[int, int, int]:
     """Return the number of rows per program, the number of entries per row and program, and the number of warps."""
     block = min(triton.next_power_of_2(n_classes), _PART)
-    if block <= _FEW:
+    if block <= _FEW_CLASSES:
         return min(_TILE // block, 512), block, 4
     return max(1, _PER_WARP // block), block, max(1, block // _PER_WARP)
 
 
 @triton.jit
 def _log1p(x):
-    """Return log(1 + x) for x >= 0, corrected for the rounding error of 1 + x."""
+    """Return log(1 + x) for x >= 0, compensated for the rounding error of 1 + x."""
     u = 1 + x
     exact = u == 1
     return tl.where(exact, x, tl.log(u) * (x / tl.where(exact, 1, u - 1)))
@@ -84,7 +84,7 @@ def _log1p(x):
 
 @triton.jit
 def _exp(x):
-    """Return exp x; float32 results below the smallest normal number become 0, which is faster than `tl.exp`."""
+    """Return exp x; float32 results below the smallest normal number are 0, which is faster than `tl.exp`."""
     if x.dtype == tl.float64 or _INTERPRETED:
         return tl.exp(x)
     scaled = x * 1.4426950408889634
@@ -92,7 +92,7 @@ def _exp(x):
 
 
 @triton.jit
-def _read(values, row_at, column_stride, present, begin, n_classes, logits: tl.constexpr, block: tl.constexpr):
+def _sums(values, row_at, column_stride, present, begin, n_classes, logits: tl.constexpr, block: tl.constexpr):
     """Return the largest entry of a block of each row, its first index, and three sums over the other entries.
 
     For logits x these are the sums of e, e^2 and e d with d = x - max x and e = exp d. For probabilities q they are the
@@ -105,7 +105,7 @@ def _read(values, row_at, column_stride, present, begin, n_classes, logits: tl.c
     if x.dtype != tl.float64:
         x = x.to(tl.float32)
     largest = tl.max(x, 1)
-    # If the maximum is NaN, it equals no entry, and `place` is n_classes.
+    # No entry equals a maximum of NaN; `place` is then n_classes.
     place = tl.min(tl.where(x == largest[:, None], columns[None, :], n_classes), 1)
     others = columns[None, :] != place[:, None]
     if logits:
@@ -176,7 +176,7 @@ def _read_rows(
     row = tl.program_id(0).to(tl.int64) * rows + tl.arange(0, rows)
     present = row < n_rows
     n_classes, row_at = units * unit, row * row_units * unit
-    largest, place, rest, squares, product = _read(values, row_at, column_stride, present, 0, n_classes, logits, block)
+    largest, place, rest, squares, product = _sums(values, row_at, column_stride, present, 0, n_classes, logits, block)
     _store_scores(
         values, row_at, column_stride, target, scores, score_stride, tops, row, present, tolerance, n_classes,
         largest.to(tl.float64), place, rest.to(tl.float64), squares.to(tl.float64), product.to(tl.float64), logits,
@@ -188,11 +188,11 @@ def _read_parts(
     values, row_units, column_stride, units, unit: tl.constexpr, partial, places, n_rows,
     logits: tl.constexpr, rows: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
-    """Store the sums over one part of each row; grid: groups of rows, parts."""
+    """Store the results of `_sums` for one part of each row. Grid: groups of rows, parts."""
     part = tl.program_id(1)
     row = tl.program_id(0).to(tl.int64) * rows + tl.arange(0, rows)
     present = row < n_rows
-    largest, place, rest, squares, product = _read(
+    largest, place, rest, squares, product = _sums(
         values, row * row_units * unit, column_stride, present, part * block, units * unit, logits, block
     )
     n_parts = tl.num_programs(1)
@@ -210,7 +210,7 @@ def _merge_parts(
     values, row_units, column_stride, units, unit: tl.constexpr, partial, places, n_parts, target, scores, score_stride,
     tops, n_rows, tolerance, logits: tl.constexpr, rows: tl.constexpr, n_slots: tl.constexpr,
 ):  # fmt: skip
-    """Merge the sums of the parts of each row, relative to its largest entry, and compute the statistics."""
+    """Merge the results of `_read_parts` for each row, and store the statistics of the row."""
     row = tl.program_id(0).to(tl.int64) * rows + tl.arange(0, rows)
     present = row < n_rows
     part = tl.arange(0, n_slots)
