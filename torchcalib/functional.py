@@ -18,6 +18,7 @@ from torchcalib.metrics.proper_scores import accuracy, brier_score, ecd, nll
 from torchcalib.metrics.ranked import CORPCurve, CORPDecomposition, corp, corp_curve, ks
 from torchcalib.metrics.risk_curve import BayesRiskCurve, bayes_risk_area, bayes_risk_curve, optimal_threshold_cost
 from torchcalib.metrics.selective import (
+    RiskCoverageCurve,
     accuracy_at_coverage,
     augrc,
     aurc,
@@ -25,6 +26,7 @@ from torchcalib.metrics.selective import (
     coverage_at_risk,
     eaurc,
     risk_at_coverage,
+    risk_coverage_curve,
 )
 from torchcalib.metrics.smooth import ici, smece, smece_width
 from torchcalib.metrics.test_based import gce, tce, tce_table
@@ -36,6 +38,7 @@ __all__ = [
     "CORPDecomposition",
     "GroupTable",
     "InputOptions",
+    "RiskCoverageCurve",
     "TCETable",
     "accuracy",
     "accuracy_at_coverage",
@@ -70,6 +73,7 @@ __all__ = [
     "nll",
     "optimal_threshold_cost",
     "risk_at_coverage",
+    "risk_coverage_curve",
     "rmsce",
     "skce",
     "smece",

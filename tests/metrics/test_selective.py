@@ -384,3 +384,41 @@ def test_classes_have_no_test_and_no_gradient(cls):
         tc.inference.calibration_test(cls(task="binary"), P, Y)
     assert not metric(P.clone().requires_grad_(), Y).requires_grad
     assert_named(partial(cls, task="binary"), {"resolution": [0, -5, 64.0, True, 10**9]})
+
+
+# The curve
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("task", TASKS)
+def test_curve_equals_the_loop_over_thresholds(task, weighted):
+    preds, target, weights = sample(task, weighted=weighted)
+    copies = None if weights is None else weights.tolist()
+    curve = F.risk_coverage_curve(preds, target, task=task, weights=weights)
+    own = {"num_labels": N_CLASSES} if task == "multilabel" else {}
+    metric = tc.AURC(task=task, **own)
+    metric.update(preds, target, weights=weights)
+    torch.testing.assert_close(metric.curve(), curve, equal_nan=True)
+    columns = columns_of({"task": task, "mode": "top_label"}, preds, target)
+    for k, (confidence, correct) in enumerate(columns):
+        found = torch.stack(list(curve))[:, k] if task == "multilabel" else torch.stack(list(curve))
+        expected = selective.points(confidence, correct, copies)
+        n = expected[-1][1]
+        rows = [(k / n, e / k, e / n, threshold) for threshold, k, e in expected]
+        assert found[:, : len(rows)].T.flatten().tolist() == pytest.approx([x for row in rows for x in row])
+        assert bool(found[:, len(rows) :].isnan().all())
+
+
+def test_long_curves_are_a_selection_of_their_points():
+    confidence = torch.linspace(0.999, 0.001, 5000, dtype=F64)
+    correct = (torch.arange(5000) % 7 != 3).long()
+    curve = F.risk_coverage_curve(confidence, correct, task="binary", mode="positive")
+    assert curve.coverage.shape == (1024,)
+    k = (curve.coverage * 5000).round().long()
+    errors = (1 - correct).cumsum(0)[k - 1].double()
+    torch.testing.assert_close(curve.risk, errors / k)
+    torch.testing.assert_close(curve.threshold, confidence[k - 1])
+    assert curve.coverage[-1] == 1
+    assert curve.coverage.diff().max() <= 2 / 1024
+    empty = F.risk_coverage_curve(confidence[:0], correct[:0], task="binary")
+    assert all(column.isnan().all() for column in empty)

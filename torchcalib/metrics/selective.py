@@ -8,14 +8,16 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Self, Unpack
+from typing import Any, NamedTuple, Self, Unpack
 
 import torch
 from torch import Tensor
 
 from torchcalib.core.arguments import Average, InputOptions, Task, is_number, task_read_as
+from torchcalib.core.documentation import documented
 from torchcalib.core.events import Mode, NamedMode, resolve_mode
-from torchcalib.core.ranked import RankedSample
+from torchcalib.core.inputs import input_format_of
+from torchcalib.core.ranked import ExactSample, RankedSample
 from torchcalib.inference.testing import CalibrationTest
 from torchcalib.metrics.base import CalibrationMetric
 from torchcalib.metrics.estimator import Estimator, functional
@@ -507,6 +509,15 @@ class SelectiveMetric(RankedMetric):
 
     is_differentiable = False
 
+    def curve(self) -> "RiskCoverageCurve":
+        """Return the risk-coverage curve, over all ranks if `torch.distributed` is running."""
+        _, converts = _events(self.input_format.task, self.settings["mode"], self._options_of_events, _ONE_VS_REST)
+        return risk_coverage_curve_of(self._synced_statistic(), converts)
+
+    @property
+    def _options_of_events(self) -> dict[str, Any]:
+        return {"positive_classes": self.input_format.positive_classes}
+
     def test_from(self, statistic: RankedSample, **how: Any) -> CalibrationTest:
         """Raise TypeError, because the metric is not a calibration error."""
         return CalibrationMetric.test_from(self, statistic, **how)
@@ -639,3 +650,96 @@ class CoverageAtRisk(SelectiveMetric):
     perfect = 1.0
     unit = "fraction of samples"
     higher_is_better = True
+
+
+class RiskCoverageCurve(NamedTuple):
+    """Risk-coverage curve; see `risk_coverage_curve`.
+
+    Tensors have the shape `(..., M)`, for M thresholds in descending order. Curves with fewer points end with NaN.
+
+    Attributes:
+        coverage: Fraction of samples with at least the confidence `threshold`.
+        risk: Error rate of these samples (selective risk).
+        generalized_risk: Number of errors among these samples, divided by the number of all samples.
+        threshold: Smallest accepted confidence, as a probability.
+
+    Example:
+        >>> curve = risk_coverage_curve(torch.tensor([0.2, 0.6, 0.9]), torch.tensor([0, 0, 1]), task="binary")
+        >>> curve.risk
+        tensor([0.0000, 0.0000, 0.3333], dtype=torch.float64)
+    """
+
+    coverage: Tensor
+    risk: Tensor
+    generalized_risk: Tensor
+    threshold: Tensor
+
+
+@documented
+def risk_coverage_curve(
+    preds: Tensor,
+    target: Tensor,
+    *,
+    task: Task,
+    mode: Mode | None = None,
+    **options: Unpack[InputOptions],
+) -> RiskCoverageCurve:
+    """Return the risk-coverage curve: error rate of the samples with at least a given confidence, by their fraction.
+
+    There is one point for each distinct confidence. With more than 1,024, it is the last point in each of 1,024
+    intervals of coverage. `aurc` and `augrc` are areas under the curve with all points.
+    `torchcalib.plots.risk_coverage_curve` draws the curve.
+
+    Args:
+        target: Integer labels.
+        mode: Event whose probability is the confidence; see `aurc`.
+
+    Returns:
+        A `RiskCoverageCurve` with tensors `(..., M)`, multi-label `(..., L, M)`, M at most 1,024, in float64. NaN
+        without data.
+
+    Raises:
+        TypeError, ValueError: for invalid input.
+
+    Gradient:
+        None.
+
+    Reference:
+        Geifman, El-Yaniv: Selective Classification for Deep Neural Networks (NeurIPS 2017, arXiv:1705.08500).
+
+    Example:
+        >>> curve = risk_coverage_curve(torch.tensor([0.2, 0.6, 0.9]), torch.tensor([0, 0, 1]), task="binary")
+        >>> curve.coverage
+        tensor([0.3333, 0.6667, 1.0000], dtype=torch.float64)
+    """
+    mode, converts = _events(task, mode, options)
+    input_format = input_format_of(task, options, hard_targets=True, whole_weights=True)
+    with torch.no_grad():
+        sample = ExactSample(mode).of(input_format.read(preds, target, options.get("weights")))
+        return risk_coverage_curve_of(sample, converts)
+
+
+def risk_coverage_curve_of(sample: RankedSample, converts: bool = False) -> RiskCoverageCurve:
+    """Compute the risk-coverage curve from a `RankedSample`; `converts` applies `of_predicted_class` first."""
+    a = Accepted.of(of_predicted_class(sample) if converts else sample)
+    total = a.total.unsqueeze(-1)
+    columns = (a.n_accepted / total, a.errors_accepted / a.n_accepted, a.errors_accepted / total, a.confidence)
+    points = torch.stack([column.flip(-1) for column in columns])
+    points = _selected(points, (a.n > 0).flip(-1))
+    if points.shape[-1] > _MAX_POINTS:
+        interval = (points[0] * _MAX_POINTS).ceil()
+        is_last = torch.ones_like(interval, dtype=torch.bool)
+        is_last[..., :-1] = interval[..., :-1] != interval[..., 1:]
+        few = points[0].isfinite().sum(-1, keepdim=True) <= _MAX_POINTS
+        points = _selected(points, (is_last | few) & points[0].isfinite())
+    if sample.has_invalid_rows is not None:
+        points = points.masked_fill(sample.has_invalid_rows.unsqueeze(-1), torch.nan)
+    return RiskCoverageCurve(*points.unbind(0))
+
+
+def _selected(points: Tensor, kept: Tensor) -> Tensor:
+    """Return the points `(4, ..., M)` in a mask `(..., M)`, in their order and padded with NaN at the end."""
+    length = max(1, int(kept.sum(-1).amax())) if kept.numel() else 1
+    order = torch.sort((~kept).to(torch.uint8), dim=-1, stable=True).indices[..., :length]
+    points = points.gather(-1, order.expand(len(points), *order.shape))
+    return points.masked_fill(~kept.gather(-1, order), torch.nan)
