@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
-from oracles.input import MODES
+from oracles.input import modes_of
 
 import torchcalib as tc
 import torchcalib.functional as F
@@ -98,6 +98,15 @@ BINNED = [
     ("rmsce", F.rmsce, tc.RMSCE, {"n_bins": 7}),
     ("rmsce-debiased", F.rmsce, tc.RMSCE, {"n_bins": 7, "debiased": True}),
 ]
+SELECTIVE = [
+    ("aurc", F.aurc, tc.AURC, {}),
+    ("eaurc", F.eaurc, tc.EAURC, {}),
+    ("augrc", F.augrc, tc.AUGRC, {}),
+    ("correctness_auroc", F.correctness_auroc, tc.CorrectnessAUROC, {}),
+    ("risk_at_coverage", F.risk_at_coverage, tc.RiskAtCoverage, {"coverage": 0.6}),
+    ("accuracy_at_coverage", F.accuracy_at_coverage, tc.AccuracyAtCoverage, {}),
+    ("coverage_at_risk", F.coverage_at_risk, tc.CoverageAtRisk, {"risk": 0.3}),
+]
 ANNOTATOR_ERRORS = [
     ("tv", F.total_variation, tc.TotalVariation),
     ("kl", F.kl_divergence, tc.KLDivergence),
@@ -143,6 +152,9 @@ def _cases():
     for name, function, cls in (("nll", F.nll, tc.NLL), ("ece", F.ece, tc.ECE)):
         yield _case(f"{name}-per-label", function, cls, "multilabel", {"average": None})
     yield from _ranked_cases()
+    yield from _of_events(SELECTIVE)
+    yield _case("aurc-top_2", F.aurc, tc.AURC, "multiclass", {"mode": tc.TopK(2), "from_logits": True})
+    yield _case("aurc-per-label", F.aurc, tc.AURC, "multilabel", {"average": None})
     for task in OWN:
         for name, options in (
             ("skce-linear", {"from_logits": True}),
@@ -158,7 +170,7 @@ def _cases():
 def _of_events(table):
     for name, function, cls, options in table:
         for task in OWN:
-            for mode in MODES[task]:
+            for mode in modes_of(cls.__name__.lower(), task):
                 given = {**options, "mode": mode, "from_logits": mode != "positive"}
                 yield _case(f"{name}-{task}-{mode}", function, cls, task, given)
 

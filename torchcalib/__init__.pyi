@@ -32,6 +32,13 @@ from torchcalib.metrics.proper_scores import Accuracy as Accuracy
 from torchcalib.metrics.proper_scores import BrierScore as BrierScore
 from torchcalib.metrics.ranked import CORP as CORP
 from torchcalib.metrics.ranked import KS as KS
+from torchcalib.metrics.selective import AUGRC as AUGRC
+from torchcalib.metrics.selective import AURC as AURC
+from torchcalib.metrics.selective import EAURC as EAURC
+from torchcalib.metrics.selective import AccuracyAtCoverage as AccuracyAtCoverage
+from torchcalib.metrics.selective import CorrectnessAUROC as CorrectnessAUROC
+from torchcalib.metrics.selective import CoverageAtRisk as CoverageAtRisk
+from torchcalib.metrics.selective import RiskAtCoverage as RiskAtCoverage
 from torchcalib.metrics.smooth import ICI as ICI
 from torchcalib.metrics.smooth import SmECE as SmECE
 from torchcalib.metrics.test_based import GCE as GCE

@@ -17,6 +17,17 @@ from torchcalib.metrics.logistic import cox, spiegelhalter
 from torchcalib.metrics.proper_scores import accuracy, brier_score, ecd, nll
 from torchcalib.metrics.ranked import CORPCurve, CORPDecomposition, corp, corp_curve, ks
 from torchcalib.metrics.risk_curve import BayesRiskCurve, bayes_risk_area, bayes_risk_curve, optimal_threshold_cost
+from torchcalib.metrics.selective import (
+    RiskCoverageCurve,
+    accuracy_at_coverage,
+    augrc,
+    aurc,
+    correctness_auroc,
+    coverage_at_risk,
+    eaurc,
+    risk_at_coverage,
+    risk_coverage_curve,
+)
 from torchcalib.metrics.smooth import ici, smece, smece_width
 from torchcalib.metrics.test_based import gce, tce, tce_table
 
@@ -27,9 +38,13 @@ __all__ = [
     "CORPDecomposition",
     "GroupTable",
     "InputOptions",
+    "RiskCoverageCurve",
     "TCETable",
     "accuracy",
+    "accuracy_at_coverage",
     "ace",
+    "augrc",
+    "aurc",
     "bayes_decisions",
     "bayes_risk",
     "bayes_risk_area",
@@ -40,7 +55,10 @@ __all__ = [
     "canonical_error",
     "corp",
     "corp_curve",
+    "correctness_auroc",
+    "coverage_at_risk",
     "cox",
+    "eaurc",
     "ecd",
     "ece",
     "entropy_gap",
@@ -54,6 +72,8 @@ __all__ = [
     "nees",
     "nll",
     "optimal_threshold_cost",
+    "risk_at_coverage",
+    "risk_coverage_curve",
     "rmsce",
     "skce",
     "smece",

@@ -53,6 +53,13 @@ KINDS = [
     (corp_part, tc.CORP, {"score": ["brier", "nll"], "component": ["score", "mcb", "dsc", "unc"]}),
     (F.tce, tc.TCE, {**NORMED, "alpha": [0.05, 0.3]}),
     (F.gce, tc.GCE, {**NORMED, "loss": [squared_gap]}),
+    (F.aurc, tc.AURC, {}),
+    (F.eaurc, tc.EAURC, {}),
+    (F.augrc, tc.AUGRC, {}),
+    (F.correctness_auroc, tc.CorrectnessAUROC, {}),
+    (F.risk_at_coverage, tc.RiskAtCoverage, {"coverage": [0.8, 0.3, 1.0]}),
+    (F.accuracy_at_coverage, tc.AccuracyAtCoverage, {"coverage": [0.8, 0.3, 1.0]}),
+    (F.coverage_at_risk, tc.CoverageAtRisk, {"risk": [0.05, 0.0, 0.5]}),
 ]
 
 
@@ -106,7 +113,7 @@ def drawn_settings(draw, options, cls, task, n_classes):
         rows = [[0, 2, 1, 5][:n_read]] * (n_read - 1) + [[1] * n_read]
         chosen["cost"] = COSTS[2] if n_read == 2 else tc.CostMatrix(rows)
     if cls.__name__.lower() not in slow.SCORES:
-        chosen["mode"] = draw(st.sampled_from(slow.MODES[read_as]))
+        chosen["mode"] = draw(st.sampled_from(slow.modes_of(cls.__name__.lower(), read_as)))
     if read_as == "multilabel" or chosen.get("mode") == "classwise":
         chosen["average"] = draw(st.sampled_from(["macro", None]))
     return chosen, reading
@@ -160,7 +167,7 @@ def calls(draw):
     # Samples on one axis, classes last
     rows = math.prod(lead) * n
     preds = drawn_preds(draw, task, reading["from_logits"], chosen.get("n_bins", 3), rows, n_classes)
-    hard = cls in (tc.TCE, tc.CORP) or chosen.get("priors")
+    hard = cls in (tc.TCE, tc.CORP) or cls.__name__.lower() in slow.SELECTIVE or chosen.get("priors")
     kind = draw(st.sampled_from(["labels"] * (14 if hard else 4) + ["soft", "annotator_counts"]))
     if one_in(draw, 16 if kind == "soft" else 4):
         reading["ignore_index"] = draw(st.sampled_from([-100, 0, 1, 99]))

@@ -12,6 +12,7 @@ import torch
 
 import oracles
 from oracles import ranked as oracles_ranked
+from oracles import selective
 
 SUM_TOLERANCE = {torch.float16: 2e-2, torch.bfloat16: 2e-2, torch.float32: 1e-3, torch.float64: 1e-3}
 
@@ -23,6 +24,21 @@ MODES = {  # the default first
     "multiclass": ["top_label", "classwise"],
     "multilabel": ["classwise"],
 }
+
+
+SELECTIVE = ("aurc", "eaurc", "augrc", "correctnessauroc", "riskatcoverage", "accuracyatcoverage", "coverageatrisk")
+SELECTIVE_MODES = {
+    "binary": ["top_label", "positive"],
+    "multiclass": ["top_label"],
+    "multilabel": ["top_label", "classwise"],
+}
+
+
+def modes_of(metric, task):
+    """Return the modes of a metric, given by its class name in lower case, with the default first."""
+    if metric == "correctnessauroc" and task == "multiclass":
+        return MODES[task]
+    return (SELECTIVE_MODES if metric in SELECTIVE else MODES)[task]
 
 
 class Illegal(Exception):
@@ -372,9 +388,9 @@ def event_value(metric, column, options, guard):
     computed, by_value = not all(exact), bins == "equal_width" or isinstance(bins, tuple)
     more = {"debiased": True} if options.get("debiased") else {}
     edges = [i / n_bins for i in range(n_bins + 1)] if bins == "equal_width" else bins
-    if computed and metric not in ("ks", "corp") and by_value and at_an_edge(edges, confidence, guard):
+    if computed and metric not in ("ks", "corp", *SELECTIVE) and by_value and at_an_edge(edges, confidence, guard):
         raise Undecided
-    if metric not in ("ace", "ks", "corp", "tce", "gce") and bins == "equal_width":
+    if metric not in ("ace", "ks", "corp", "tce", "gce", *SELECTIVE) and bins == "equal_width":
         return getattr(oracles, metric)(oracles.bins(confidence, outcome, weights, n_bins, right), **more)
     weights = [int(w) for w in weights]
     if computed and may_be_tied(order, guard):
@@ -382,6 +398,13 @@ def event_value(metric, column, options, guard):
     if metric == "ks":
         return oracles_ranked.ks(confidence, outcome, weights, order)
     outcome = [int(y) if y in (0, 1) else y for y in outcome]
+    if metric in SELECTIVE:
+        if sum(weights) > 10_000:
+            raise Undecided  # the loop runs over all copies
+        name = {"correctnessauroc": "correctness_auroc", "coverageatrisk": "coverage_at_risk"}.get(metric)
+        name = name or metric.replace("atcoverage", "_at_coverage")
+        more = {name: options[name] for name in ("coverage", "risk") if name in options}
+        return getattr(selective, name)(order, outcome, weights, **more)
     if metric == "corp":
         score = options.get("score", "brier")
         if score == "nll" and any(min(c, 1 - c) < 1e-12 for c in confidence):
@@ -410,8 +433,8 @@ def values_of(call, rows):
         if options.get("cost") is not None:
             options["cost"] = options["cost"].costs
         return [score_value(call.metric, rows, options, binary, 2 if binary else call.n_classes)]
-    mode = call.settings.get("mode", MODES[call.read_as][0])
-    mode = "positive" if call.read_as == "multilabel" else mode
+    mode = call.settings.get("mode", modes_of(call.metric, call.read_as)[0])
+    mode = "positive" if call.read_as == "multilabel" and mode == "classwise" else mode
     columns = events(rows, "binary" if binary else "multiclass", mode)
     columns = columns or [[]] * (call.n_classes if mode == "classwise" else 1)
     guard = 1e-12 if call.preds.dtype == torch.float64 else 1e-5

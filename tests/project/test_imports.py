@@ -107,7 +107,7 @@ def test_error_for_an_unknown_name_suggests_the_closest_public_name(module, name
 
 @pytest.mark.parametrize("name", ["BetaCalibration", "MatrixScaling", "VectorScaling"])
 def test_error_for_a_calibrator_of_other_packages_describes_the_closest_one(name):
-    with pytest.raises(AttributeError, match="the closest is `torchcalib.calibration.AffineScaling`: .* instead of"):
+    with pytest.raises(AttributeError, match=r"the closest is `torchcalib\.calibration\.AffineScaling`: .* instead of"):
         getattr(tc.calibration, name)
 
 

@@ -3,7 +3,7 @@
 A mode defines the events. Class-wise events have the classes as one more batch axis.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -246,10 +246,16 @@ def modes_of(task: Task) -> tuple[NamedMode, ...]:
     return tuple(_MODES[task])
 
 
-def resolve_mode(task: Task, mode: Mode | None) -> Mode:
-    """Return `mode`, or the default mode of the task for None. Raise ValueError if the task does not support it."""
+def resolve_mode(task: Task, mode: Mode | None, modes: Sequence[NamedMode] | None = None) -> Mode:
+    """Return `mode`, or the default mode for None. Raise ValueError if it is not supported.
+
+    Args:
+        task: task of the metric.
+        mode: mode from the caller.
+        modes: supported modes, with the default mode first; None for `modes_of(task)`.
+    """
     check_task(task)
-    offered = _MODES[task]
+    offered = modes_of(task) if modes is None else modes
     if mode is None:
         return next(iter(offered))
     if isinstance(mode, TopK) and task == "multiclass":

@@ -20,6 +20,7 @@ from torchcalib.plots.comparison import bin_comparison
 from torchcalib.plots.differences import difference_plot
 from torchcalib.plots.ecd import ECD_MINIMUM, ecd_curve
 from torchcalib.plots.reliability import MAX_LABELLED_BINS, confidence_histogram, corp_diagram, reliability_diagram
+from torchcalib.plots.selective import risk_coverage_curve
 from torchcalib.plots.tce import tce_diagram
 from torchcalib.plots.training import training_curve
 
@@ -35,6 +36,7 @@ __all__ = [
     "difference_plot",
     "ecd_curve",
     "reliability_diagram",
+    "risk_coverage_curve",
     "tce_diagram",
     "to_png",
     "to_svg",

@@ -69,7 +69,7 @@ def bins_from(source: Any, target: Any, given: TableOptions) -> BinTable:
         return source
     if isinstance(source, BinnedMetric):
         return source.bin_table()
-    table: BinTable = _from_predictions(calibration_curve, source, target, given)
+    table: BinTable = from_predictions(calibration_curve, source, target, given)
     return table
 
 
@@ -87,7 +87,7 @@ def decisions_from(source: Any, target: Any, given: TableOptions) -> TCETable:
             "`preds` must contain test decisions, got a BinTable without them. "
             "Compute a table with torchcalib.functional.tce_table, or use reliability_diagram."
         )
-    table: TCETable = _from_predictions(tce_table, source, target, given)
+    table: TCETable = from_predictions(tce_table, source, target, given)
     return table
 
 
@@ -97,7 +97,7 @@ def curve_from(source: Any, target: Any, given: TableOptions) -> CORPCurve:
         return source
     if isinstance(source, RankedMetric):
         return curve_of(source.statistic())
-    curve: CORPCurve = _from_predictions(corp_curve, source, target, given)
+    curve: CORPCurve = from_predictions(corp_curve, source, target, given)
     return curve
 
 
@@ -136,7 +136,8 @@ def _series_by_class(table: BinTable, label: str | None, given: TableOptions) ->
     return [Series(f"{of}{name}", table[k], f"ECE {_ece(table[k]):.3g}") for k, name in enumerate(names)]
 
 
-def _from_predictions(make: Callable[..., Any], preds: Any, target: Any, given: TableOptions) -> Any:
+def from_predictions(make: Callable[..., Any], preds: Any, target: Any, given: TableOptions) -> Any:
+    """Return `make(...)` of predictions in any array-like; the task is inferred if it is not given."""
     if target is None:
         raise TypeError(
             f"`target` must be given for predictions, got None with `preds` of type {type(preds).__name__}. "
