@@ -19,6 +19,7 @@ from torchcalib.metrics.ranked import CORPCurve, CORPDecomposition, corp, corp_c
 from torchcalib.metrics.risk_curve import BayesRiskCurve, bayes_risk_area, bayes_risk_curve, optimal_threshold_cost
 from torchcalib.metrics.smooth import ici, smece, smece_width
 from torchcalib.metrics.test_based import gce, tce, tce_table
+from torchcalib.metrics.truthful import atb
 
 __all__ = [
     "BayesRiskCurve",
@@ -30,6 +31,7 @@ __all__ = [
     "TCETable",
     "accuracy",
     "ace",
+    "atb",
     "bayes_decisions",
     "bayes_risk",
     "bayes_risk_area",

@@ -328,7 +328,7 @@ class ComparisonBuilder:
 
     def _notes(self, system: System, has_labels: bool) -> list[str]:
         """Return notes on omissions and less accurate intervals, which are the same for all systems."""
-        names = "ACE, TCE, KS, MCB and DSC"
+        names = "ACE, TCE, KS, ATB, MCB and DSC"
         notes = []
         if self._n_dropped:
             notes.append(f"{self._n_dropped:,} rows are dropped from all systems, because one of them predicts NaN.")
