@@ -182,6 +182,7 @@ def _ranked_cases():
             ("mce-mass", F.mce, tc.MCE, {"n_bins": 5, "bins": "equal_mass"}),
             ("tce", F.tce, tc.TCE, {"alpha": 0.3}),
             ("ks", F.ks, tc.KS, {}),
+            ("atb", F.atb, tc.ATB, {}),
             ("corp", corp_part, tc.CORP, {"component": "mcb"}),
         ]
     )

@@ -43,6 +43,7 @@ from torchcalib.metrics.smooth import ICI as ICI
 from torchcalib.metrics.smooth import SmECE as SmECE
 from torchcalib.metrics.test_based import GCE as GCE
 from torchcalib.metrics.test_based import TCE as TCE
+from torchcalib.metrics.truthful import ATB as ATB
 from torchcalib.reporting.building import ReportBuilder as ReportBuilder
 from torchcalib.reporting.comparison.building import compare as compare
 from torchcalib.reporting.data import Comparison as Comparison

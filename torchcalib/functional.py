@@ -30,6 +30,7 @@ from torchcalib.metrics.selective import (
 )
 from torchcalib.metrics.smooth import ici, smece, smece_width
 from torchcalib.metrics.test_based import gce, tce, tce_table
+from torchcalib.metrics.truthful import atb
 
 __all__ = [
     "BayesRiskCurve",
@@ -43,6 +44,7 @@ __all__ = [
     "accuracy",
     "accuracy_at_coverage",
     "ace",
+    "atb",
     "augrc",
     "aurc",
     "bayes_decisions",

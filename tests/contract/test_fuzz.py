@@ -50,6 +50,7 @@ KINDS = [
     *((function, cls, binned_options(function)) for name, function, cls, _ in BINNED if name != "rmsce-debiased"),
     (F.ace, tc.ACE, N_BINS),
     (F.ks, tc.KS, {}),
+    (F.atb, tc.ATB, {}),
     (corp_part, tc.CORP, {"score": ["brier", "nll"], "component": ["score", "mcb", "dsc", "unc"]}),
     (F.tce, tc.TCE, {**NORMED, "alpha": [0.05, 0.3]}),
     (F.gce, tc.GCE, {**NORMED, "loss": [squared_gap]}),

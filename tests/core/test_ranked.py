@@ -19,6 +19,7 @@ METRICS = {
     "MCE pava": (tc.MCE, F.mce, {"bins": "pava"}),
     "RMSCE equal-mass": (tc.RMSCE, F.rmsce, {"bins": "equal_mass", "debiased": True}),
     "KS": (tc.KS, F.ks, {}),
+    "ATB": (tc.ATB, F.atb, {}),
     "CORP": (tc.CORP, lambda *args, **options: F.corp(*args, **options).mcb, {}),
     "ICI": (tc.ICI, F.ici, {"n_points": 256}),
     "Cox": (tc.Cox, lambda *args, **options: F.cox(*args, **options).slope, {"eps": 1e-6}),
@@ -200,6 +201,7 @@ def test_error_of_the_sketch_is_within_its_bounds(seed, resolution):
     given = {"task": "binary"}
     slack = 1e-12
     assert -slack <= F.ks(p, y, **given).item() - sketched(tc.KS) <= share + slack
+    assert abs(F.atb(p, y, **given).item() - sketched(tc.ATB)) <= 2 * share + slack
     assert abs(F.ace(p, y, n_bins=10, **given).item() - sketched(tc.ACE, n_bins=10)) <= 2 * 9 * share + slack
     assert -slack <= F.corp(p, y, **given).dsc.item() - sketched(tc.CORP, component="dsc") <= share / 2 + slack
     edges = [0, 0.1, 0.4, 1]
@@ -244,7 +246,7 @@ def test_sketch_of_multiclass_logits_equals_that_of_their_probabilities(resoluti
     generator = torch.Generator().manual_seed(0)
     logits = 3 * torch.randn(300, 4, generator=generator, dtype=torch.float64)
     target = torch.randint(0, 4, (300,), generator=generator)
-    for cls in (tc.ACE, tc.KS, tc.TCE, tc.CORP):
+    for cls in (tc.ACE, tc.KS, tc.ATB, tc.TCE, tc.CORP):
         given = {"task": "multiclass", "num_classes": 4, "mode": mode, "resolution": resolution}
         one = streamed(cls, (logits, target), from_logits=True, **given).compute()
         other = streamed(cls, (logits.softmax(-1), target), **given).compute()

@@ -27,6 +27,7 @@ ERRORS = {  # metric class, and number of data sets
     "esce": (tc.ESCE, 2_000),
     "ace": (tc.ACE, 2_000),
     "ks": (tc.KS, 2_000),
+    "atb": (tc.ATB, 2_000),
     "corp": (tc.CORP, 500),
     "tce": (tc.TCE, 200),
 }

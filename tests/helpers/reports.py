@@ -13,7 +13,7 @@ from torchcalib.reporting.building import ReportBuilder
 TASKS = ("binary", "multiclass", "multilabel")
 # Modes with rank-based lines, the main mode first, and names of these lines
 MODES = {"binary": ("positive", "top_label"), "multiclass": ("top_label",), "multilabel": ("classwise",)}
-IN_ORDER = ("ace", "tce", "ks", "mcb", "dsc", "unc")
+IN_ORDER = ("ace", "tce", "ks", "atb", "mcb", "dsc", "unc")
 # Functions of scores, by key in a report
 SCORES = {"nll": F.nll, "brier": F.brier_score, "ecd": F.ecd, "accuracy": F.accuracy}
 SCORES |= {"nce": partial(F.nll, normalize="prior"), "nbs": partial(F.brier_score, normalize="prior")}
@@ -85,6 +85,7 @@ def rank_based_values(preds, target, n_bins=15, names=IN_ORDER, **given):
     for mode in MODES[given["task"]]:
         of = {**given, "mode": mode}
         found = {"ace": F.ace(preds, target, n_bins=n_bins, **of), "ks": F.ks(preds, target, **of)}
+        found["atb"] = F.atb(preds, target, **of)
         if "tce" in names:
             parts = F.corp(preds, target, **of)
             found |= {"tce": F.tce(preds, target, **of), "mcb": parts.mcb, "dsc": parts.dsc, "unc": parts.unc}

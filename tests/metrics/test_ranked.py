@@ -45,6 +45,7 @@ METRICS = [
     (F.rmsce, {**MASS, "debiased": True}),
     (F.ks, {}),
     (F.ks, {"norm": "range"}),
+    (F.atb, {}),
     *((corp_part, {"score": score, "component": part}) for score in ("brier", "nll") for part in PARTS),
 ]
 setting = pytest.mark.parametrize(("task", "how"), SETTINGS, ids=str)
@@ -84,6 +85,7 @@ LOOPS = {
     F.mce: lambda *columns, **binning: oracles.mce(rows_of(columns, **binning)),
     F.rmsce: lambda *columns, debiased=False, **binning: oracles.rmsce(rows_of(columns, **binning), debiased),
     F.ks: oracle.ks,
+    F.atb: oracle.atb,
     F.tce: lambda *columns, bins, **options: oracle.tce(bins, *columns, **options),
     F.gce: gce,
     corp_part: lambda *columns, score, component: oracle.corp(score, *columns)[PARTS.index(component)],
@@ -254,7 +256,7 @@ def test_binning_of_long_samples_equals_that_of_short_ones(monkeypatch):
         torch.testing.assert_close(getattr(again, column), getattr(table, column), rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize("function", [F.ace, F.ks, corp_part, partial(F.rmsce, bins="equal_mass", n_bins=4)])
+@pytest.mark.parametrize("function", [F.ace, F.ks, F.atb, corp_part, partial(F.rmsce, bins="equal_mass", n_bins=4)])
 def test_functional_gradients_equal_backward(function):
     preds, target = scores_and_labels(12)
     preds = preds.clamp(0.01, 0.99) + torch.arange(12) * 1e-4  # no ties, at which the gradient is ambiguous
@@ -329,7 +331,7 @@ def with_equal_mass_bins(function):
 TCE = [F.tce, F.tce_table]
 BINS = [*TCE, gce_of_gap, F.mce, F.rmsce]
 TIES = [*TCE, F.ace]
-VALUES = [F.tce, F.ace, gce_of_gap, F.ks, F.corp]
+VALUES = [F.tce, F.ace, gce_of_gap, F.ks, F.atb, F.corp]
 ALL = [*VALUES, F.tce_table]
 MASSED = [F.ace, *map(with_equal_mass_bins, (F.tce, F.mce, F.rmsce, gce_of_gap))]
 
@@ -370,7 +372,10 @@ def test_wrong_samples_and_modes_raise_errors():
 
 def test_wrong_options_of_ranked_metrics_raise_errors():
     massed_classes = [partial(cls, bins="equal_mass") for cls in (tc.MCE, tc.RMSCE)]
-    classes, binary = [partial(tc.GCE, loss=gap), tc.ACE, tc.TCE, tc.KS, tc.CORP, *massed_classes], {"task": "binary"}
+    classes, binary = (
+        [partial(tc.GCE, loss=gap), tc.ACE, tc.TCE, tc.KS, tc.ATB, tc.CORP, *massed_classes],
+        {"task": "binary"},
+    )
     assert_wrong(
         classes,
         binary,

@@ -383,6 +383,8 @@ def event_value(metric, column, options, guard):
     if not column:
         return math.nan
     order, confidence, outcome, weights, exact = (list(part) for part in zip(*column, strict=True))
+    if metric == "atb":
+        return oracles_ranked.atb(confidence, outcome, weights)
     usual = {"ace": "equal_mass", "tce": "pava_bc"}.get(metric, "equal_width")
     bins, n_bins, right = options.get("bins", usual), options.get("n_bins", 15), options.get("right", False)
     computed, by_value = not all(exact), bins == "equal_width" or isinstance(bins, tuple)

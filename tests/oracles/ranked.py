@@ -8,6 +8,7 @@ import math
 import warnings
 from fractions import Fraction
 from functools import cache
+from itertools import pairwise
 
 from scipy import stats
 
@@ -246,6 +247,24 @@ def ks(scores, outcomes, weights=None, order=None, norm="max"):
         sums.append(math.fsum(terms))
     value = max(sums) - min(sums) if norm == "range" else max(map(abs, sums))
     return value / sum(weights) if sum(weights) else math.nan
+
+
+def atb(scores, outcomes, weights=None):
+    """Mean of the squared sums of w (p - y) on both sides of a boundary, uniform on [0, 1], over the total weight.
+
+    Hartline, Hu, Wu: A Perfectly Truthful Calibration Measure (COLT 2026), the definition of ATB. The sums are
+    constant between adjacent scores, so that any boundary between them represents all.
+    """
+    weights = weights or [1] * len(scores)
+    if not sum(weights):
+        return math.nan
+    value = 0.0
+    for a, b in pairwise(sorted({0.0, 1.0, *scores})):
+        sides = [], []
+        for p, y, w in zip(scores, outcomes, weights, strict=True):
+            sides[p >= (a + b) / 2].append(w * (p - y) if w else 0.0)
+        value += (b - a) * sum(math.fsum(side) ** 2 for side in sides)
+    return value / sum(weights) ** 2
 
 
 def corp(score, scores, outcomes, weights=None, order=None):

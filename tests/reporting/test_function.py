@@ -108,7 +108,7 @@ def test_weights_that_are_not_counts_leave_out_rank_based_lines(task):
         report = builder.report()
         assert bool(rank_based_lines(report)) == (weight == 2)
     assert (report.tests, report.settings["order_based"]) == ({}, "left out")
-    note = "ACE, TCE, KS, MCB, DSC and UNC are omitted: they need weights that are whole numbers."
+    note = "ACE, TCE, KS, ATB, MCB, DSC and UNC are omitted: they need weights that are whole numbers."
     assert report.notes == (note,)
     assert note in str(report)
     keys = {key for key in report if "debiased" not in key}  # the debiased error depends on the number of samples

@@ -1,5 +1,6 @@
 """Intervals of a report equal those of `bootstrap` and of calibration tests, on the page, in files and as text."""
 
+import math
 from collections import Counter
 from dataclasses import replace
 from functools import partial
@@ -25,22 +26,22 @@ def corp_part(*args, part, **options):
 
 
 FUNCTIONS = SCORES | {part: partial(corp_part, part=part) for part in ("dsc", "unc")}
-ERRORS = {name: getattr(tc, name.upper()) for name in ("ece", "esce", "mce", "rmsce", "ace", "tce", "ks")}
+ERRORS = {name: getattr(tc, name.upper()) for name in ("ece", "esce", "mce", "rmsce", "ace", "tce", "ks", "atb")}
 ERRORS |= {"rmsce_debiased": partial(tc.RMSCE, debiased=True), "mcb": tc.CORP}
 REPLICATES = 99
 
 
 def near(*expected):
     """Compare up to rounding of sums in another order."""
-    return pytest.approx([float(value) for value in expected], abs=1e-9)
+    return pytest.approx([float(value) for value in expected], abs=1e-9, nan_ok=True)
 
 
 def ends(line):
-    return [line.interval.low, line.interval.high]
+    return [math.nan, math.nan] if line.interval is None else [line.interval.low, line.interval.high]
 
 
 @pytest.mark.parametrize(
-    ("task", "n_errors", "n_scores"), [("binary", 18, 10), ("multiclass", 13, 8), ("multilabel", 9, 8)]
+    ("task", "n_errors", "n_scores"), [("binary", 20, 10), ("multiclass", 14, 8), ("multilabel", 10, 8)]
 )
 def test_scores_have_bootstrap_intervals_and_errors_have_calibration_tests(task, n_errors, n_scores, monkeypatch):
     monkeypatch.setattr(testing, "_MAX_REPLICATES", REPLICATES)  # the same number for every line
@@ -54,12 +55,13 @@ def test_scores_have_bootstrap_intervals_and_errors_have_calibration_tests(task,
         if line.key == "esce/classwise" and task == "multiclass":  # class-wise values cancel
             assert line.noise_floor is line.p_value is line.interval is None
         elif name in ERRORS:
-            bins = {} if name in ("tce", "ks", "mcb") else {"n_bins": 5}
+            bins = {} if name in ("tce", "ks", "atb", "mcb") else {"n_bins": 5}
             metric = ERRORS[name](**given, **bins, **of)
             metric.update(preds, target)
             found = metric.test(n_replicates=REPLICATES)
             expected = near(found.statistic, found.noise_floor, found.p_value, found.low, found.high)
             assert [line.value, line.noise_floor, line.p_value, *ends(line)] == expected, line.key
+            assert (line.interval is None) == (name == "atb")
             assert f"{line.name} " in str(line)
             assert "(noise floor " in str(line)
             checked["errors"] += 1
@@ -122,7 +124,7 @@ def test_slow_lines_have_no_interval_or_few_replicates_with_a_note(monkeypatch):
         assert "Errors over bins, class-wise, have no interval" in notes
         assert "ks/top_label" in floors
         assert "ace/top_label" not in floors
-        assert "KS, TCE and MCB, top label, have no noise floor, p and interval" in notes
+        assert "KS, ATB, TCE and MCB, top label, have no noise floor, p and interval" in notes
     monkeypatch.setattr(testing, "_replicates", lambda affordable, at_least: at_least)
     report = tc.report(preds, target, **given, with_intervals=False)
     words = "errors over bins, class-wise, are computed from 39 replicates. The smallest possible p is 0.025"

@@ -88,7 +88,7 @@ def test_soft_targets_leave_out_label_metrics_and_floating_labels_are_labels(tas
     floating = torch.nn.functional.one_hot(labels, 5).double() if task == "multiclass" else labels.double()
     soft = floating * 0.75 + 0.05
     given = {"task": task, "from_logits": True}
-    expected = rank_based_values(logits, soft, names=("ace", "ks"), **given)
+    expected = rank_based_values(logits, soft, names=("ace", "ks", "atb"), **given)
     monkeypatch.setattr(sample_or_sketch, "MAX_SAMPLES", most)
     builder = in_pieces(task, logits, soft)
     # an empty batch does not change the kind of targets

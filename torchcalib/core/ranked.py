@@ -240,6 +240,8 @@ class LogitCells:
 
     - The Kolmogorov-Smirnov error (KS) is too small by at most s. Cumulative sums are exact at the cell borders, and
       within a cell they change by at most its fraction of samples.
+    - The averaged two-bin calibration error (ATB) has an error of at most 2 s. The two sums change by opposite amounts
+      of at most s, and their absolute values add up to at most 1.
     - The adaptive calibration error (ACE) over B bins has an error of at most 2 (B - 1) s. Each of the B - 1 inner
       edges moves by less than a cell.
     - The Brier score after isotonic recalibration (pool adjacent violators, PAVA) is too large by at most s / 2. The

@@ -85,14 +85,18 @@ class RankedMetric(CalibrationMetric[RankedSample]):
         """Compute the error `(...)` from a `RankedSample` with expected frequencies in place of outcomes."""
         return self.from_sample(sample)
 
-    def test_from(self, statistic: RankedSample, *, with_interval: bool = True, **how: Any) -> CalibrationTest:
-        """Compute the calibration test from a `RankedSample`; extra leading axes are batch axes."""
-        test = ErrorTest(
+    def error_test(self, *, with_interval: bool = True) -> ErrorTest:
+        """Return the definition of the calibration test, for `run_error_tests`."""
+        return ErrorTest(
             partial(by_pieces, self.from_sample),
             noise_free_error=partial(by_pieces, self.noise_free_error),
             signed=self.is_signed,
             with_interval=with_interval and self.has_interval,
         )
+
+    def test_from(self, statistic: RankedSample, *, with_interval: bool = True, **how: Any) -> CalibrationTest:
+        """Compute the calibration test from a `RankedSample`; extra leading axes are batch axes."""
+        test = self.error_test(with_interval=with_interval)
         return run_error_test(test, statistic, average=self.estimator.averages, **how)
 
 

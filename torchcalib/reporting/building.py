@@ -280,12 +280,13 @@ class ReportBuilder:
     def _rank_based_notes(self, s: Statistics) -> tuple[str, list[str]]:
         """Return how rank-based errors are computed, such as `"exact"`, and notes on omitted errors."""
         if not s.samples:
-            return "left out", ["ACE, TCE, KS, MCB, DSC and UNC are omitted: they need weights that are whole numbers."]
+            names = "ACE, TCE, KS, ATB, MCB, DSC and UNC"
+            return "left out", [f"{names} are omitted: they need weights that are whole numbers."]
         notes = [] if s.has_labels else ["TCE, MCB, DSC and UNC are omitted: they need labels, and targets are soft."]
         resolution = next(iter(self._ranked_samples.values())).resolution
         if resolution is None:
             return "exact", notes
-        names = "ACE, TCE, KS, MCB, DSC and UNC" if s.has_labels else "ACE and KS"
+        names = "ACE, TCE, KS, ATB, MCB, DSC and UNC" if s.has_labels else "ACE, KS and ATB"
         notes.append(
             f"{names} are computed from a sketch, because there are many samples. Each probability is rounded by less "
             f"than 1 / {resolution:,} in log-odds."

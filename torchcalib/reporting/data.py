@@ -382,14 +382,14 @@ class Report(Results[float]):
         - Relative scores: NLL and Brier score divided by the score of predicting the class frequencies (NCE, NBS).
         - Errors over equal-width bins, for every mode: expected (ECE), expected signed (ESCE), maximum (MCE) and root
           mean squared calibration error (RMSCE).
-        - Rank-based errors, except class-wise for a multi-class task: adaptive (ACE), test-based (TCE) and
-          Kolmogorov-Smirnov calibration error (KS).
+        - Rank-based errors, except class-wise for a multi-class task: adaptive (ACE), test-based (TCE),
+          Kolmogorov-Smirnov (KS) and averaged two-bin calibration error (ATB).
         - Brier score decomposition, for the same modes: miscalibration (MCB), discrimination (DSC), uncertainty (UNC).
 
-        TCE, MCB, DSC and UNC are omitted for soft targets. ACE, TCE, KS, MCB, DSC and UNC are omitted for fractional
-        weights. Above 2^24 samples (multi-label: samples times labels) they are computed from a sketch. It rounds
-        probabilities by less than 1 / 2,048 in log-odds (more above 16 labels). It is exact for float16 and bfloat16;
-        see `torchcalib.core.ranked.LogitCells`.
+        TCE, MCB, DSC and UNC are omitted for soft targets. ACE, TCE, KS, ATB, MCB, DSC and UNC are omitted for
+        fractional weights. Above 2^24 samples (multi-label: samples times labels) they are computed from a sketch. It
+        rounds probabilities by less than 1 / 2,048 in log-odds (more above 16 labels). It is exact for float16 and
+        bfloat16; see `torchcalib.core.ranked.LogitCells`.
 
         `calibration` contains NLL and Brier score after cross-validated calibration in 5 stratified folds. Calibrators
         are temperature scaling and affine scaling of the logits (one temperature, and one bias for each class). For
@@ -397,7 +397,7 @@ class Report(Results[float]):
         above 2^20 samples or 2^26 elements of `preds`. It needs labels, and enough samples of each class for
         stratified folds. Affine scaling is omitted if N C^2 > 2^31.
 
-        Every calibration error has a noise floor, a p-value and a 95% interval; see
+        Every calibration error has a noise floor, a p-value and, except ATB, a 95% interval; see
         `torchcalib.inference.CalibrationTest`. The noise floor is the expected value under perfect calibration. Errors
         with more than 2^15 bins over all classes have no interval. Scores, DSC and UNC have a 95% percentile bootstrap
         interval from 199 replicates. It is omitted above 2^18 events (samples, or samples times classes), and above

@@ -1,8 +1,9 @@
 """Compute the lines of a report (scores and calibration errors) from accumulated sums and ranked samples.
 
 Scores: negative log-likelihood (NLL) and entropic calibration difference (ECD). Calibration errors: expected (ECE),
-expected signed (ESCE), maximum (MCE), root mean squared (RMSCE), adaptive (ACE), test-based (TCE) and
-Kolmogorov-Smirnov (KS). Brier score decomposition: miscalibration (MCB) - discrimination (DSC) + uncertainty (UNC).
+expected signed (ESCE), maximum (MCE), root mean squared (RMSCE), adaptive (ACE), test-based (TCE),
+Kolmogorov-Smirnov (KS) and averaged two-bin (ATB). Brier score decomposition: miscalibration (MCB) - discrimination
+(DSC) + uncertainty (UNC).
 """
 
 from collections.abc import Callable, Mapping
@@ -25,6 +26,7 @@ from torchcalib.metrics.proper_scores import ECD, NLL, Accuracy, BrierScore
 from torchcalib.metrics.ranked import CORP, KS, CORPDecomposition, corp_from_sample, ks_from_sample
 from torchcalib.metrics.scores import ScoreMetric, scored
 from torchcalib.metrics.test_based import TCE, tce_from_bins
+from torchcalib.metrics.truthful import ATB, atb_from_sample
 from torchcalib.reporting.data import Line
 
 SCORES: tuple[type[ScoreMetric], ...] = (Accuracy, NLL, BrierScore, ECD)
@@ -59,7 +61,7 @@ def _metadata(metric: type[CalibrationMetric[Any]], **changes: Any) -> dict[str,
     return {"name": _NAMES.get(metric, metric.__name__), **{name: getattr(metric, name) for name in names}, **changes}
 
 
-_METRICS: tuple[type[CalibrationMetric[Any]], ...] = (*SCORES, *ERRORS, ACE, TCE, KS)
+_METRICS: tuple[type[CalibrationMetric[Any]], ...] = (*SCORES, *ERRORS, ACE, TCE, KS, ATB)
 _METADATA: dict[str, dict[str, Any]] = {
     **{key_of(m): _metadata(m) for m in _METRICS},
     **{
@@ -114,6 +116,7 @@ def order_values(sample: RankedSample, has_labels: bool, mode: NamedMode, n_bins
         tce = partial(tce_from_bins, alpha=_ALPHA, test="binomial", norm="l1")
         values[f"tce/{mode}"] = _mean(lambda s: tce(_TCE_BINNING.of(s)), sample, mode)
     values[f"ks/{mode}"] = _mean(ks_from_sample, sample, mode)
+    values[f"atb/{mode}"] = _mean(atb_from_sample, sample, mode)
     return values | (corp_values(sample, mode) if has_labels else {})
 
 

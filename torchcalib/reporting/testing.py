@@ -22,8 +22,9 @@ from torchcalib.inference.simulation import RUNS_ON_PATHS
 from torchcalib.inference.testing import CalibrationTest, ErrorTest, run_error_tests
 from torchcalib.metrics.base import CalibrationMetric
 from torchcalib.metrics.binned import ACE, rmsce_from_bins
-from torchcalib.metrics.ranked import CORP, KS
+from torchcalib.metrics.ranked import CORP, KS, RankedMetric
 from torchcalib.metrics.test_based import TCE
+from torchcalib.metrics.truthful import ATB
 from torchcalib.reporting.data import Line, LineInterval
 from torchcalib.reporting.lines import ERRORS, GROUPS, LineEstimator, Statistics, corp_values, key_of, score_estimators
 
@@ -94,9 +95,11 @@ def _test_ranked(s: Statistics, mode: NamedMode, notes: list[str]) -> dict[str, 
     options: dict[str, Any] = {"task": s.task, "mode": mode}
     if s.task == "multilabel":
         options["num_labels"] = s.num_classes
-    metrics: dict[str, CalibrationMetric[Any]] = {"ace": ACE(**options, n_bins=s.n_bins), "ks": KS(**options)}
+    over_runs: dict[str, RankedMetric] = {"ks": KS(**options), "atb": ATB(**options)}
+    metrics: dict[str, CalibrationMetric[Any]] = {"ace": ACE(**options, n_bins=s.n_bins), **over_runs}
     if s.has_labels:
-        metrics |= {"tce": TCE(**options), "mcb": CORP(**options)}
+        over_runs["mcb"] = CORP(**options)
+        metrics |= {"tce": TCE(**options), "mcb": over_runs["mcb"]}
     sample = s.samples[mode]
     n_labels = max([1, *sample.score.shape[:-1]])
     length = int(sample.score.isnan().logical_not().sum(-1).max())  # without NaN padding, which depends on batch sizes
@@ -108,7 +111,16 @@ def _test_ranked(s: Statistics, mode: NamedMode, notes: list[str]) -> dict[str, 
             f"{listed(omitted)}, {GROUPS[mode]}, have no noise floor, p and interval with so many labels. "
             "Call `calibration_test` with the metric to compute them."
         )
-    return {f"{name}/{mode}": metrics[name].test_from(sample, n_replicates=n) for name, n in n_replicates.items()}
+    found = {
+        name: metrics[name].test_from(sample, n_replicates=n)
+        for name, n in n_replicates.items()
+        if name not in over_runs
+    }
+    if "ks" in n_replicates:  # one simulation for all, which takes most of the time
+        tests = {name: metric.error_test() for name, metric in over_runs.items()}
+        average = over_runs["ks"].estimator.averages
+        found |= run_error_tests(tests, sample, average=average, n_replicates=n_replicates["ks"])
+    return {f"{name}/{mode}": test for name, test in found.items()}
 
 
 def _note_few(n_replicates: Mapping[str, int], mode: NamedMode, notes: list[str]) -> None:

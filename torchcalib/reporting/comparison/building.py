@@ -327,7 +327,7 @@ class ComparisonBuilder:
 
     def _notes(self, system: System, has_labels: bool) -> list[str]:
         """Return notes on omitted values and less accurate intervals. They apply to all systems."""
-        names = "ACE, TCE, KS, MCB and DSC"
+        names = "ACE, TCE, KS, ATB, MCB and DSC"
         notes = []
         if self._n_dropped:
             notes.append(f"{self._n_dropped:,} rows are dropped from all systems: a prediction or target is NaN.")

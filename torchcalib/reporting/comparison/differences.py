@@ -12,22 +12,24 @@ from torchcalib.metrics.binned import ACE, BinnedMetric
 from torchcalib.metrics.ranked import KS, RankedMetric
 from torchcalib.metrics.scores import ScoreMetric
 from torchcalib.metrics.test_based import TCE
+from torchcalib.metrics.truthful import ATB
 from torchcalib.reporting.data import Better, ComparedLine, Difference, Line, LineInterval, Quantity, Verdict
 from torchcalib.reporting.lines import ERRORS, SCORES
 from torchcalib.reporting.testing import LEVEL, interval_of
 
 _DIRECTIONS: dict[bool | None, Better] = {True: "higher", False: "lower", None: "nearer to 0"}
-_METRICS: tuple[type[ScoreMetric | BinnedMetric | RankedMetric], ...] = (*SCORES, *ERRORS, ACE, TCE, KS)
+_METRICS: tuple[type[ScoreMetric | BinnedMetric | RankedMetric], ...] = (*SCORES, *ERRORS, ACE, TCE, KS, ATB)
 _BETTER: dict[str, Better] = {m.__name__: _DIRECTIONS[m.higher_is_better] for m in _METRICS}
 _BETTER["DSC"] = "higher"
 """Direction of better values, by the name of the line. Lower is better for all other lines."""
 
-_PROPORTIONAL_TO_NOISE = ("ECE", "MCE", "RMSCE", "ACE", "KS")
-"""Calibration errors that, for a calibrated system, are proportional to the standard deviation of the gaps of bins.
+_INCREASE_BY_NOISE = {**dict.fromkeys(("ECE", "MCE", "RMSCE", "ACE", "KS"), math.sqrt(2)), "ATB": 2.0}
+"""Factor by which a calibration error increases if the variance of the gaps of bins is doubled, for calibrated systems.
 
-A gap is frequency minus confidence. Resampling doubles the variance of the gaps. An error e therefore increases to
-sqrt(2) e in the replicates, and their bias divided by sqrt(2) - 1 estimates e, the contribution of sampling noise. For
-ECE (expected calibration error) `expected_ece` is used: bins with frequency 0 have no noise in the replicates.
+A gap is frequency minus confidence. Resampling doubles the variance of the gaps. Most errors are proportional to their
+standard deviation, so that an error e increases to sqrt(2) e in the replicates. ATB is proportional to the variance.
+The bias of the replicates, divided by the factor minus 1, estimates e, the contribution of sampling noise. For ECE
+(expected calibration error) `expected_ece` is used: bins with frequency 0 have no noise in the replicates.
 """
 
 _WITHOUT_INTERVALS = ("RMSCE debiased",)
@@ -88,8 +90,8 @@ def _difference(
     interval = _none_if_nan(LineInterval(float(bootstrap.low) - bias, float(bootstrap.high) - bias))
     if interval is None:
         return undecided
-    if chance is None and lines[0].name in _PROPORTIONAL_TO_NOISE:
-        chance = float(bootstrap.bias) / (math.sqrt(2) - 1)
+    if chance is None and lines[0].name in _INCREASE_BY_NOISE:
+        chance = float(bootstrap.bias) / (_INCREASE_BY_NOISE[lines[0].name] - 1)
     verdict: Verdict = "not significant"
     # Values that are 0 by definition, such as the mean signed error over all classes, have float32 rounding errors.
     rounding = torch.finfo(torch.float32).eps * max([1.0, *(abs(x) for x in values if math.isfinite(x))])
