@@ -184,7 +184,7 @@ BAD_INPUT = [
     (
         {"metric": relative_calibration_loss, "weights": None, "calibration": (P, Y, torch.ones(3, 4))},
         ValueError,
-        "`calibration` must have one weight per sample, got (3,) of them",
+        "`calibration` must have one weight per sample, got replicate axes (3,)",
     ),
 ]
 

@@ -185,7 +185,7 @@ BAD = [  # writer, part of the error message, options, and changed limits
     (changed(OK, lambda content: content.replace(PROBS[3].tobytes(), PROBS[4].tobytes())), "BadZipFile: Bad CRC-32"),
     (duplicate_member, "must have unique array names"),
     (npz(probs=OBJECTS, y=HITS[:2]), "got pickled Python objects, which are never loaded"),
-    (all_of(cut(npys(probs=PROBS), 0.9), npys(y=HITS)), "do not match"),
+    (all_of(cut(npys(probs=PROBS), 0.9), npys(y=HITS)), "the data must match the declared"),
     (npz(logits=np.asfortranarray(LOGITS), targets=LABELS), IN_C_ORDER, {}, {"readers.MAX_RESIDENT": 16}),
     # pt
     (text("a.pt", b""), "must be a complete, readable pt file, got EOFError"),
@@ -198,7 +198,7 @@ BAD = [  # writer, part of the error message, options, and changed limits
     (pt({"probs": torch.ones(2, device="meta"), "y": ONES}), "tensor on meta"),
     (pt({"probs": torch.ones(1, 1).expand(2, 10**9), "y": ONES.long()}), "more numbers than the file stores"),
     # safetensors
-    (text("a.safetensors", b"hello" * 9), "readable safetensors file, got ValueError: a header of"),
+    (text("a.safetensors", b"hello" * 9), "readable safetensors file, got ValueError: the header must have"),
     (cut(safetensors(probs=torch.ones(9), y=torch.ones(9)), 0.8), "got SafetensorError"),
     (safetensors(probs=ONES.to(torch.float8_e4m3fn), y=ONES), "floating-point predictions, got F8_E4M3"),
     # csv and parquet

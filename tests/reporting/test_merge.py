@@ -352,7 +352,7 @@ def test_merge_command_raises_errors_for_incompatible_parts(folder, capsys):
                 "annotator_counts.pt",
                 "`annotator_counts.npz` must have the same rows as `shard-0.npz`, got ('float32 ()', 'float64 ()')",
             ),
-            ("shard-0.pt", "every part must be named once"),
+            ("shard-0.pt", "Every part must be named once"),
             ("copy.pt", "`copy.pt` cannot be merged with `shard-0.pt`: `other` must contain no predictions"),
             ("none*.pt", "`none*.pt` must match at least one file, got none."),
             ("none.pt", "No such file"),

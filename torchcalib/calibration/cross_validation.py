@@ -223,8 +223,9 @@ def _checked_held_out(
     labels = p.task == "multilabel"
     if held.num_classes != p.num_classes or own not in (batch, batch[-1:] if labels else batch[:0]):
         raise ValueError(
-            f"`calibration` must have the classes and the leading axes of `preds` {tuple(p.values.shape)}, got "
-            f"{tuple(held.values.shape)} (samples last, or before the classes). Pass data of the same model."
+            f"`calibration` must have the classes of `preds` and its batch axes or none, got shape "
+            f"{tuple(held.values.shape)} for `preds` of shape {tuple(p.values.shape)}. Only the sample axis may "
+            "differ: it is the last one, or the one before the class axis. Pass data of the same model."
         )
     if held.replicates:
         raise ValueError(

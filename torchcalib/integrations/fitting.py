@@ -37,7 +37,10 @@ def _gathered(buffer: PredictionBuffer) -> PredictionBuffer:
 
 
 def _fitted(calibrator: Calibrator, buffer: PredictionBuffer, class_axis: int) -> Fitted:
-    """Fit a calibrator. Return the message of an error, which must not stop the training."""
+    """Fit a calibrator. Return it and its warnings; see `Fitted`.
+
+    An error is returned as a warning, with None instead of the calibrator, so that training continues.
+    """
     why_not = "targets are class probabilities, not labels" if buffer.has_shares else buffer.why_not
     if not why_not and not buffer.pieces:
         why_not = "there are no samples"

@@ -388,7 +388,7 @@ class CORPCurve:
     def __getitem__(self, index: Any) -> Self:
         """Index the batch axes: `curve[k]` is the curve for class k."""
         if self.n.dim() < 2:
-            raise IndexError("`curve` must have a batch axis, got one with no batch axis. Use its attributes.")
+            raise IndexError("`curve` must have a batch axis to index, got none. Use its attributes.")
         columns = (self.confidence, self.n, self.frequency, self.band_low, self.band_high)
         confidence, n, frequency, low, high = (column[index] for column in columns)
         return type(self)(confidence, n, frequency, low, high, self.level)

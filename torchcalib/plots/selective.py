@@ -65,7 +65,8 @@ def risk_coverage_curve(
     series = _series(preds, target, label, TableOptions(mode, class_names, {"task": task, **options}))
     if len(series) > MAX_SERIES:
         raise ValueError(
-            f"`preds` must hold at most {MAX_SERIES} curves for one diagram, got {len(series)}. Draw some of them."
+            f"`preds` must contain at most {MAX_SERIES} curves for one diagram, got {len(series)}. "
+            "Pass fewer models or labels."
         )
     canvas = Canvas.of(ax, style, title, (5.4, 3.8), top=0.92)
     ax = canvas.ax

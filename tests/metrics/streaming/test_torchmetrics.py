@@ -200,7 +200,8 @@ def test_unknown_options_raise_an_error_that_names_them():
 
 def test_values_of_non_differentiable_metrics_have_no_gradient():
     cases = [case for case in CASES if not case.differentiable]
-    assert {case.cls for case in cases} == {tc.Accuracy, tc.BayesRisk, tc.TCE}
+    selective = {tc.AURC, tc.EAURC, tc.AUGRC, tc.CorrectnessAUROC, tc.RiskAtCoverage, tc.AccuracyAtCoverage}
+    assert {case.cls for case in cases} == {tc.Accuracy, tc.BayesRisk, tc.TCE, tc.CoverageAtRisk, *selective}
     for case in cases:
         preds, target = case.data()
         leaf = preds.requires_grad_()

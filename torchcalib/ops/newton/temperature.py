@@ -43,8 +43,8 @@ def approximate_alpha(p: Problem, start: Tensor, relative: float = 0.3) -> Tenso
 def _derivatives(p: Problem, alpha: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return the first three derivatives of the mean NLL in alpha, `(R, S)` each.
 
-    They are weighted means over the rows of moments of the scores under softmax(alpha s): the mean minus the score of
-    the label, the variance, and the third central moment.
+    Each is a weighted mean over the rows. The scores of a row have the distribution softmax(alpha s). The derivatives
+    are their mean minus the score of the label, their variance, and their third central moment.
     """
     slope, curvature, skew = -p.label_mean, torch.zeros_like(p.label_mean), torch.zeros_like(p.label_mean)
     alpha = alpha[..., None, None]
