@@ -152,7 +152,7 @@ class AffineScaling(_Affine):
     the same for all classes. For probabilities q, logits are log q. The fit is a damped Newton search in float64 to a
     gradient norm below 1e-9, for logits of any scale. `fit` warns in each of these cases, where alpha = 1 / T:
 
-    - **Separable data**: some (alpha, beta) makes every label the most probable class, and the likelihood rises with
+    - **Separable data**: some (alpha, beta) makes every label the most probable class. The likelihood then rises with
       alpha without bound. Predictions are then left unchanged (alpha 1, beta 0), and `converged` is False.
     - **No positive alpha is optimal**: alpha is 0, and predictions become the class frequencies (uniform for
       `TemperatureScaling`). This is the optimum, and `converged` is True.

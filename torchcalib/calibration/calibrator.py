@@ -119,8 +119,8 @@ class Calibrator(nn.Module, ABC):
             TypeError, ValueError: for invalid input.
 
         Warns:
-            UserWarning: the fit has no optimum or did not reach it, a class has no samples, or a label has probability
-                0; see `remarks`.
+            UserWarning: the fit did not reach an optimum, a class has no samples, or a label has probability 0; see
+                `remarks`.
         """
         if not {"num_classes", "num_labels"}.isdisjoint(options):
             task = task_of(task, **options)
@@ -132,7 +132,7 @@ class Calibrator(nn.Module, ABC):
         p = self.read(given.preds, given.target, task=given.task, options=options)
         how = input_format_of(given.task, options)
         axis = how.resolved(given.preds, given.target, how.batch_dims).axis
-        with torch.inference_mode(False):  # tensors made in inference mode could not be used in a backward pass later
+        with torch.inference_mode(False):  # autograd cannot use tensors that are created in inference mode
             fitted = self.fit_to(p, class_axis=axis, positive_classes=positive)
         for name in ("_buffers", *_KIND):
             setattr(self, name, getattr(fitted, name))
@@ -302,11 +302,11 @@ class Calibrator(nn.Module, ABC):
         return self._with_buffers({name: None if x is None else x[index] for name, x in self._buffers.items()})
 
     def get_extra_state(self) -> dict[str, Any]:
-        """Return the class, the settings and the kind of predictions, for the `state_dict`."""
+        """Return the class, the settings, the task and the format of predictions, for the `state_dict`."""
         return {"kind": type(self).__name__, **{name: getattr(self, name) for name in (*_KIND, *self.settings)}}
 
     def set_extra_state(self, state: Any) -> None:
-        """Restore the settings and the kind of predictions, after a check, because the file may be malicious."""
+        """Restore the result of `get_extra_state`, after a check, because the file may be malicious."""
         self._check_extra_state(state)
         for name in (*_KIND, *self.settings):
             setattr(self, name, state[name])
@@ -333,7 +333,7 @@ class Calibrator(nn.Module, ABC):
             raise ValueError(f"`state_dict` must be of a fitted calibrator, got {found!r:.80}. The file is corrupt.")
 
     def extra_repr(self) -> str:
-        """Return the settings, and after the fit the parameters and the kind of predictions, for `repr`."""
+        """Return the settings, and after the fit the parameters and the task, for `repr`."""
         shown = [f"{name}={getattr(self, name)!r}" for name in self.settings]
         if self.task is not None:
             shown += [*self.shown_parameters(), f"task={self.task!r}", f"from_logits={self.from_logits}"]

@@ -89,7 +89,7 @@ def relative_calibration_loss(
 
     Returns:
         Loss `(...)`, in the dtype of `preds` (at least float32). 100 if only the raw score is infinite, -inf if only
-        the calibrated score is infinite, NaN if both scores are infinite.
+        the calibrated score is infinite. NaN if both are infinite.
 
     Raises:
         TypeError, ValueError: for invalid input.
@@ -246,8 +246,8 @@ def _mean(p: Predictions, per_sample: Tensor) -> Tensor:
 def _divergence_by_class(function: ScoreFunction, p: Predictions, after: Predictions) -> ScoreDivergence:
     """Return the `ScoreDivergence` for a score function, with fields `(...)`.
 
-    The function is called with each class as the target of all samples, weighted by the calibrated probability of the
-    class.
+    The function is called once per class, with this class as the target of all samples. The weights are the calibrated
+    probabilities of the class.
     """
     if p.task == "multilabel":
         raise ValueError(

@@ -20,7 +20,7 @@ from torchcalib.reporting.confidences import comparison_of_confidences
 
 @on_first
 def run(arguments: argparse.Namespace, systems: Mapping[str, System]) -> None:
-    """Compare the systems, then write and print the comparison."""
+    """Compare the predictions of several systems (models), then write and print the comparison."""
     if arguments.out is not None:
         from torchcalib.reporting import html  # noqa: F401 - fails early if the extra `report` is not installed
 

@@ -108,7 +108,7 @@ def joined() -> Iterator[Ranks]:
     import torch.distributed as dist
 
     # gloo works with and without GPUs, and all tensors are on the CPU. The default timeout applies until all ranks
-    # have started. The second group has a longer timeout, because some ranks read their files faster than others.
+    # have started. The second group has a longer timeout, because reading takes longer on some ranks.
     dist.init_process_group("gloo")
     ranks = Ranks(dist.get_rank(), dist.get_world_size(), dist.new_group(timeout=_TIMEOUT))
     try:

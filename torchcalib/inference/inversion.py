@@ -27,7 +27,7 @@ N_STEPS = 32
 
 _MEAN_GAP_STEPS = 24
 _MAX_NOISE = 1.5  # largest gap that noise may explain, in standard deviations
-_N_GROUPS = 15  # number of groups of neighbouring runs; all runs of a group have equal gaps on a path
+_N_GROUPS = 15  # number of groups of neighbouring runs; all runs of a group have equal hypothetical gaps
 
 Cells = BinCells | RunCells
 Metric = Callable[[Any], Tensor]
@@ -48,7 +48,7 @@ def error_interval(
     Args:
         test_formula: function that computes the test statistic.
         noise_free_error: function that computes the error from frequencies; None: see `ErrorTest`.
-        simulations: one simulation per batch of c consecutive classes, with K cells each `(g, c, K)`.
+        simulations: one simulation per batch of c consecutive classes, with K bins or runs each.
         observed: test statistic of the data `(g, C)`.
         calibrated: test statistic of the replicates under perfect calibration `(R, g, C)`.
         is_rejected: whether the p-value rejects calibration, bool `(g)`. Where it does not, the lower end is 0, or the
@@ -79,7 +79,7 @@ def error_interval(
         return acceptance(_widened(mean, wide), observed, edge, level), error
 
     def end(path: Sequence[Tensor], excess: Callable[[Ends], Tensor], at_start: Tensor) -> Tensor:
-        """Return the error `(g)` at which the excess reaches 0 along a path."""
+        """Return one end of the interval `(g)`: the error on a path at which the excess of its margins reaches 0."""
 
         def reached(step: Tensor) -> Reached:
             accepted, error = along(path, step)
@@ -146,7 +146,7 @@ def acceptance(replicates: Tensor, observed: Tensor, edge: Tensor | None, level:
 
     A margin is the normal quantile of a tail probability minus the normal quantile of its significance level. The tail
     probability is the fraction of replicates at least (at most) as large as the observation. The test is one-sided for
-    errors that cannot be distinguished from calibration, and two-sided for large errors, with a gradual transition. The
+    errors that cannot be distinguished from calibration, and gradually becomes two-sided for larger errors. The
     interval for a calibrated model then contains 0 with probability `level`.
 
     Args:
@@ -175,12 +175,12 @@ def _normal_quantile(counted: Tensor) -> Tensor:
     return quantile
 
 
-# The size of an error does not determine the gap of each cell. So each end of an interval uses the least favourable
-# distribution of the gaps over the cells.
+# The size of an error does not determine the gap of each bin or run. Each end of an interval therefore uses the least
+# favourable distribution of the gaps.
 
 
 def _paths(test_formula: Metric, noise_free_error: Metric | None, cells: Cells, typical: Tensor) -> list[Tensor]:
-    """Return the gaps `(g, c, K)` of each path, before multiplication by a factor.
+    """Return hypothetical gaps, each `(g, c, K)`, which define one path per element of the list.
 
     The last path is for the upper end of the interval. The lower end is the minimum over the other paths.
 
@@ -199,14 +199,14 @@ def _paths(test_formula: Metric, noise_free_error: Metric | None, cells: Cells, 
     found = []
     for direction in (_concentrated(cells), _spread_out(cells)):
         gaps = _in_typical_units(cells, direction)
-        # Scale to a typical value of the error instead of the mean gap, because a single bin may dominate the error.
+        # Scale to a typical error, not to the mean gap, because a single bin may dominate the error.
         error, least = (test_formula(cells.with_gaps(x)) for x in (cells.within_bounds(gaps), one_outcome))
         found.append(gaps * (typical.maximum(least) / error).nan_to_num(0, posinf=0).unsqueeze(-1))
     return found
 
 
 def _concentrated(cells: Cells) -> Tensor:
-    """Return gaps in few cells `(..., K)`: the part of each observed gap that noise does not explain."""
+    """Return gaps in few bins or runs `(..., K)`: the part of each observed gap that noise does not explain."""
     gap, variance = cells.gap, cells.variance
     certain = gap * (1 - _MAX_NOISE**2 * variance / gap.square()).nan_to_num(0, neginf=-1).clamp(min=0)
     # If noise may explain all gaps, this small term selects the gaps that are large relative to their noise.
@@ -214,9 +214,9 @@ def _concentrated(cells: Cells) -> Tensor:
 
 
 def _spread_out(cells: Cells) -> Tensor:
-    """Return gaps in all cells `(..., K)`: the posterior root mean square of each gap (empirical Bayes).
+    """Return gaps in all bins or runs `(..., K)`: the posterior root mean square of each gap (empirical Bayes).
 
-    The prior is a normal distribution with mean 0 that is common to all cells. The noise of a cell is at least the
+    The prior is a normal distribution with mean 0 that is common to all gaps. The noise of a gap is at least the
     effect of one outcome, because certain predictions have variance 0.
     """
     gap, variance = cells.gap, cells.variance.maximum(cells.one_outcome.square())
@@ -233,7 +233,7 @@ def _spread_out(cells: Cells) -> Tensor:
 def _spread_out_to_one_side(cells: Cells) -> Tensor:
     """Return the gaps of `_spread_out` `(..., K)`, all with the sign of the mean gap.
 
-    Isotonic bins pool neighbouring cells with falling frequencies, in which gaps of both signs would cancel.
+    Isotonic bins pool neighbouring runs with falling frequencies, in which gaps of both signs would cancel.
     """
     whole = cells.map(lambda x: x.sum(-1, keepdim=True))
     noise = whole.variance.maximum(whole.one_outcome.square()).sqrt()
@@ -242,9 +242,9 @@ def _spread_out_to_one_side(cells: Cells) -> Tensor:
 
 
 def rising(cells: Cells) -> Tensor:
-    """Return the gaps `(..., K)` of the isotonic regression of the observed frequencies.
+    """Return the isotonic regression of the observed frequencies, minus the mean confidences, `(..., K)`.
 
-    Frequencies between the confidences and this fit are non-decreasing. Therefore isotonic bins do not pool them.
+    Frequencies between the confidences and the regression are non-decreasing. Therefore isotonic bins do not pool them.
     """
     frequency = cells.confidence + cells.gap
     return (isotonic_regression(frequency, cells.n) - cells.confidence).masked_fill(cells.n == 0, 0)
@@ -268,7 +268,7 @@ def _moved_mean_gaps(cells: Cells, chance: Tensor) -> Ends:
     """Return S hypothetical mean gaps in ascending order `(S, ...)`, and their replicates `(S, R, ...)`.
 
     The expected sum of all outcomes is shifted in S steps. Its variance is computed from the observed gaps, shrunken
-    towards 0 by their noise, because gaps of opposite sign do not cancel in the variance.
+    towards 0 by their noise. Gaps of opposite sign do not cancel in the variance.
 
     Args:
         cells: bins or runs `(..., K)`.
@@ -303,12 +303,12 @@ def _moved_mean_gaps(cells: Cells, chance: Tensor) -> Ends:
 
 
 def multiple_at(step: Tensor) -> Tensor:
-    """Return the factor that multiplies the gaps of a path at a step from 0 to `N_STEPS`."""
+    """Convert a step from 0 to `N_STEPS` to the factor from 0 to `N_STEPS` that multiplies all gaps."""
     return step / (N_STEPS + 1 - step)
 
 
 class Reached(NamedTuple):
-    """Excess and error at one step of a path, each `(...)`. The interval ends where the excess reaches 0."""
+    """Excess and error at one step of the search for an end of the interval, each `(...)`. The end has excess 0."""
 
     excess: Tensor
     error: Tensor
@@ -330,7 +330,7 @@ def first_reached(excess: Tensor, error: Tensor) -> Tensor:
 
 
 def bisected(at: Callable[[Tensor], Reached], start: Reached) -> Tensor:
-    """Return the error `(g)` of `first_reached` by bisection over the steps, for a non-decreasing excess.
+    """Return the error `(g)` at which a non-decreasing excess reaches 0, by bisection over steps.
 
     Args:
         at: function of the steps, int64 `(g)` from 1 to `N_STEPS` - 1, that returns the excess and the error.

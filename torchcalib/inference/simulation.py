@@ -23,7 +23,7 @@ RUNS_ON_PATHS = 2**9
 _MIN_NORMAL_COUNT = 8  # expected number of the rarer outcome (0 or 1) above which sums are close to normal
 _MAX_CELLS = 2**32  # offset between the random number counters of consecutive batch elements
 _LOG_ODDS_CUTS = [8 * 1.25**k for k in range(21)]  # limits of runs up to 694; the smallest normal float64 is exp(-708)
-_REPLICATES_OF_RUNS = 199  # number of replicates at each step of a path
+_REPLICATES_OF_RUNS = 199  # number of replicates per simulation with hypothetical gaps
 MAX_DRAWN = 2**23  # largest number of random numbers in memory; if all fit, they are stored for the next metric
 _AT_ONCE = 2**18  # simulated gaps per call of a metric
 
@@ -74,7 +74,7 @@ class Cells:
         return gaps.maximum(-self.confidence).minimum(1 - self.confidence)
 
     def spread_at(self, gaps: Tensor) -> Tensor:
-        """Return `spread` `(..., K)` after adding the gap of its cell to each confidence p."""
+        """Return the sum of w p (1 - p) in each cell `(..., K)`, after adding the gap of the cell to each p."""
         return (self.spread + self.n * gaps * (1 - 2 * self.confidence - gaps)).clamp(min=0)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Self:
@@ -86,7 +86,7 @@ class Cells:
 
 @dataclass(frozen=True, eq=False)
 class BinCells(Cells):
-    """Cells that are bins, with edges that do not depend on the outcomes."""
+    """Bins whose outcomes are simulated. Their edges do not depend on the outcomes."""
 
     @classmethod
     def of(cls, b: BinStats) -> Self:
@@ -137,7 +137,7 @@ class _BinsWithGaps(BinStats):
 
 @dataclass(frozen=True, eq=False)
 class RunCells(Cells):
-    """Cells that are runs of consecutive scores in a ranked sample."""
+    """Runs of consecutive scores in a ranked sample, whose outcomes are simulated."""
 
     log_odds: Tensor | None = None  # log-odds of the mean confidence, without saturation; only for a log score
 
@@ -179,7 +179,7 @@ class RunCells(Cells):
         return self.n > 0
 
     def grouped(self, n_groups: int) -> tuple[Self, Tensor]:
-        """Return cells for groups of neighbouring runs with similar weight, and the group of each run `(..., K)`."""
+        """Merge neighbouring runs into groups of similar weight. Also return the group of each run `(..., K)`."""
         before = self.n.cumsum(-1) - self.n
         group = (before * n_groups / self.n.sum(-1, keepdim=True)).nan_to_num(0).long().clamp(0, n_groups - 1)
 
@@ -236,7 +236,7 @@ _Draws = tuple[Tensor, Tensor]
 
 
 class Simulation:
-    """Simulation of R replicates of the outcomes in K cells.
+    """Simulation of R replicates of the outcomes in K cells (bins or runs).
 
     The random number of a cell depends on the seed, the replicate, the batch element and the cell only.
 
@@ -278,7 +278,7 @@ class Simulation:
         return torch.cat(found)
 
     def uniform(self) -> Tensor:
-        """Return uniform random numbers in (0, 1), `(R, ...)`, independent of the random numbers of the cells."""
+        """Return uniform random numbers in (0, 1), `(R, ...)`, independent of the simulated outcomes."""
         numbers = self._elements()
         streams = self.n_replicates + torch.arange(self.n_replicates, device=numbers.device)
         return self._uniform(streams, numbers).reshape(-1, *self.cells.n.shape[:-1])
@@ -308,8 +308,8 @@ class Simulation:
     def _gaps_around(self, gaps: Tensor, deviation: Tensor, chance: Tensor) -> Tensor:
         """Return simulated gaps `(R, ..., K)` with expectations `gaps` `(..., K)`.
 
-        The deviations for a calibrated model are rescaled to the new variance. Cells in `not_normal` have the quantiles
-        of the new distribution at the same levels instead.
+        The deviations for a calibrated model are rescaled to the new variance. Cells in `cells.not_normal` have the
+        quantiles of the new distribution at the same levels instead.
         """
         cells, few = self.cells, self._redrawn
         spread = cells.spread_at(gaps)

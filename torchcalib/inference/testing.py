@@ -117,8 +117,8 @@ def run_error_tests(
             scores. The error is computed from the whole sample.
         average: average over the last batch axis, the classes of the same rows. Signed errors are averaged before their
             absolute value is computed. Their classes are assumed to be independent, as in multi-label tasks.
-        cancels: whether the classes are mutually exclusive. The average of a signed error is then 0 for every model,
-            with noise floor 0, interval [0, 0] and p-value 1.
+        cancels: whether the classes are mutually exclusive. The average of a signed error is then always 0, with
+            noise floor 0, interval [0, 0] and p-value 1.
         level: level of the interval, in (0, 1).
         n_replicates: number R of replicates; the smallest p-value is 1 / (R + 1).
         seed: seed of the random numbers, which are equal on all devices.
@@ -182,7 +182,7 @@ Result = tuple[Tensor, Tensor, Tensor, Tensor]
 def _tested_batches(
     tests: Mapping[str, ErrorTest], statistic: Statistic, average: bool, level: float, n_replicates: int, seed: int
 ) -> Iterator[dict[str, Result]]:
-    """Yield the results by test name for g batch elements at a time, with cells `(g, C, K)`; C = 1 without average."""
+    """Yield results by test name for g batch elements, whose bins or runs are `(g, C, K)`; C = 1 without average."""
     with_interval = any(test.with_interval for test in tests.values())
     cells = _cells_of(statistic, with_interval)
     *_, n_cells = cells.n.shape

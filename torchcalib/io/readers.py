@@ -262,7 +262,7 @@ class Safetensors(_ArrayReader):
                 yield Array(name, _SAFETENSORS_DTYPES.get(dtype, dtype), tuple(tensor.get_shape()))
 
     def open(self, names: Sequence[str], stack: ExitStack) -> Sequence[Any]:
-        """Open the file, and return one slice object per name, which reads rows when indexed."""
+        """Open the file, and return one slice object per name, which loads rows when indexed."""
         file = self._opened(stack)
         return [file.get_slice(name) for name in names]
 
@@ -278,7 +278,7 @@ def readers_of(files: Sequence[Path]) -> list[Reader]:
     kinds: dict[str, type[Reader]] = {kind.format: kind for kind in (Npz, Npy, Pt, Safetensors)}
     if file_format not in kinds:
         with reading(str(files[0]), file_format):
-            from torchcalib.io.tables import Csv, Jsonl, Parquet, Tsv  # needs pyarrow, an optional dependency
+            from torchcalib.io.tables import Csv, Jsonl, Parquet, Tsv  # requires pyarrow, an optional dependency
         kinds |= {kind.format: kind for kind in (Csv, Tsv, Jsonl, Parquet)}
     reader = kinds[file_format]
     return [reader(*files)] if reader is Npy else [reader(path) for path in files]

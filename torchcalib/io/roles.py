@@ -173,7 +173,7 @@ def _named_after_a_class(reader: Reader) -> list[str]:
 
 
 def _unnamed_classes(reader: Reader, target: str, given: Mapping[str, str | None]) -> list[str]:
-    """Combine class columns without a common stem. Return a list with the name of their array, or an empty list."""
+    """Combine class columns without a common stem. Return a list with the name of the array, or an empty list."""
     numbered = [name for name, array in reader.arrays.items() if array.columns and not array.stem and not array.problem]
     if numbered:
         return numbered[:1]
