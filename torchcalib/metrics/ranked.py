@@ -104,11 +104,15 @@ DriftNorm = Literal["max", "range"]
 
 
 def ks_from_sample(sample: RankedSample, norm: DriftNorm = "max") -> Tensor:
-    """Return the Kolmogorov-Smirnov calibration error `(...)`, or Kuiper's statistic with `norm="range"`; see `ks`.
+    """Return the Kolmogorov-Smirnov calibration error `(...)`, or Kuiper's statistic with `norm="range"`; see `ks`."""
+    return ks_from_sorted(sample.sorted(), norm)
+
+
+def ks_from_sorted(s: SortedSample, norm: DriftNorm = "max") -> Tensor:
+    """Compute `ks_from_sample` from a sorted sample.
 
     Cumulative sums are evaluated only at the last sample of each distinct score.
     """
-    s = sample.sorted()
     gap = s.positives - s.confidence * (1 if s.n is None else s.n)
     total = s.total.unsqueeze(-1)
     cumulative = gap.masked_fill(~s.counted, 0).cumsum(-1) / total

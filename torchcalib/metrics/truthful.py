@@ -7,14 +7,18 @@ from torch import Tensor
 
 from torchcalib.core.arguments import Average, InputOptions, Task
 from torchcalib.core.events import Mode
-from torchcalib.core.ranked import RankedSample
+from torchcalib.core.ranked import RankedSample, SortedSample
 from torchcalib.metrics.estimator import Estimator, functional
 from torchcalib.metrics.ranked import RankedMetric, ranked
 
 
 def atb_from_sample(sample: RankedSample) -> Tensor:
     """Return the averaged two-bin calibration error `(...)` from a `RankedSample`; see `atb`."""
-    s = sample.sorted()
+    return atb_from_sorted(sample.sorted())
+
+
+def atb_from_sorted(s: SortedSample) -> Tensor:
+    """Compute `atb_from_sample` from a sorted sample."""
     residual = s.confidence * (1 if s.n is None else s.n) - s.positives
     cumulative = residual.masked_fill(~s.counted, 0).cumsum(-1) / s.total.unsqueeze(-1)
     # The integrand is constant between adjacent confidences. The interval between tied confidences has width 0, so

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from torchcalib.core.arguments import Task
@@ -23,10 +24,10 @@ from torchcalib.core.sums import BinStats, ScoreSum
 from torchcalib.metrics.base import CalibrationMetric
 from torchcalib.metrics.binned import ACE, ECE, ESCE, MCE, RMSCE, BinnedMetric, ece_from_bins, rmsce_from_bins
 from torchcalib.metrics.proper_scores import ECD, NLL, Accuracy, BrierScore
-from torchcalib.metrics.ranked import CORP, KS, CORPDecomposition, corp_from_sample, ks_from_sample
+from torchcalib.metrics.ranked import CORP, KS, CORPDecomposition, corp_from_sample, ks_from_sorted
 from torchcalib.metrics.scores import ScoreMetric, scored
 from torchcalib.metrics.test_based import TCE, tce_from_bins
-from torchcalib.metrics.truthful import ATB, atb_from_sample
+from torchcalib.metrics.truthful import ATB, atb_from_sorted
 from torchcalib.reporting.data import Line
 
 SCORES: tuple[type[ScoreMetric], ...] = (Accuracy, NLL, BrierScore, ECD)
@@ -115,9 +116,14 @@ def order_values(sample: RankedSample, has_labels: bool, mode: NamedMode, n_bins
     if has_labels:
         tce = partial(tce_from_bins, alpha=_ALPHA, test="binomial", norm="l1")
         values[f"tce/{mode}"] = _mean(lambda s: tce(_TCE_BINNING.of(s)), sample, mode)
-    values[f"ks/{mode}"] = _mean(ks_from_sample, sample, mode)
-    values[f"atb/{mode}"] = _mean(atb_from_sample, sample, mode)
+    values[f"ks/{mode}"], values[f"atb/{mode}"] = _mean(_ks_and_atb, sample, mode).unbind(-1)
     return values | (corp_values(sample, mode) if has_labels else {})
+
+
+def _ks_and_atb(sample: RankedSample) -> Tensor:
+    """Compute KS and ATB `(..., 2)` with one sort."""
+    s = sample.sorted()
+    return torch.stack((ks_from_sorted(s), atb_from_sorted(s)), -1)
 
 
 def corp_values(sample: RankedSample, mode: NamedMode) -> dict[str, Tensor]:
