@@ -122,7 +122,7 @@ class Calibrator(nn.Module, ABC):
             UserWarning: the fit did not reach an optimum, a class has no samples, or a label has probability 0; see
                 `remarks`.
         """
-        if not {"num_classes", "num_labels"}.isdisjoint(options):
+        if any(options.get(name) is not None for name in ("num_classes", "num_labels")):
             task = task_of(task, **options)
         positive = options.get("positive_classes")
         if "sample_weight" in options:

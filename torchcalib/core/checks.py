@@ -252,7 +252,7 @@ class ProbabilityRule(Rule):
     tolerance: float
 
     def is_satisfied(self) -> Tensor:
-        """Return a bool scalar tensor that is True if all values are in [0, 1] and all rows sum to 1."""
+        """Return a bool scalar tensor that is True if all values are in [0, 1] and all row sums are close to 1."""
         inside = _within(self.probs, 0, 1)
         if not self.per_class:
             return inside

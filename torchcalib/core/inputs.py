@@ -259,7 +259,11 @@ class InputFormat:
         return self._variants["shared", demands_whole]
 
     def check(self, preds: Tensor, target: Tensor, weights: Tensor | None) -> bool:
-        """Check types, dtypes, devices and metric requirements. Return whether `target` contains annotator counts."""
+        """Check types, dtypes, devices and metric requirements, but not the values.
+
+        Returns:
+            Whether `target` contains annotator counts.
+        """
         arguments = {"preds": preds, "target": target, **({} if weights is None else {"weights": weights})}
         for name, tensor in arguments.items():
             if not isinstance(tensor, Tensor):

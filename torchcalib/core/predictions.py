@@ -36,7 +36,8 @@ class Predictions:
         n_invalid: number of ignored invalid rows, int64 scalar; None if invalid rows raise an error.
         n_dropped: number of ignored missing rows, int64 scalar; None if none were found, or if they raise an error.
         groups: group index of each sample, int64 `(..., N)`, broadcastable to `target`; None for no groups.
-        sum_tolerance: largest accepted difference between 1 and the sum of a row of probabilities.
+        sum_tolerance: largest accepted difference between 1 and the sum of a row of probabilities; infinite to skip
+            the check.
         n_annotators: number of annotators for each target, float64 `(..., N)`, multi-label `(..., L, N)`; None if
             targets were not annotator counts.
         absent: mask of rows with weight 0 in all replicates `(..., N)`; None without weights.

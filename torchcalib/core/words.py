@@ -111,7 +111,7 @@ def edge(value: float) -> str:
 
 
 def gain(rcl: float) -> str:
-    """Format a relative calibration loss (RCL) in percent, and NaN as `"undefined"`."""
+    """Format a relative calibration loss (RCL) in percent, NaN as `"undefined"`, and infinity as `"−infinite"`."""
     if not math.isfinite(rcl):
         return "undefined" if math.isnan(rcl) else "−infinite"
     return _signed(rcl, f"{abs(rcl):.1f}") + "%"

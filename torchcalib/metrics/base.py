@@ -177,7 +177,10 @@ class CalibrationMetric(Metric, Generic[S]):
 
     @property
     def num_classes(self) -> int | None:
-        """Number of classes C, or number of labels L for a multi-label task; None if binary or not given."""
+        """Number of classes C, or number of labels L for a multi-label task; None if binary or not given.
+
+        Wrappers in torchmetrics read this attribute.
+        """
         return self.input_format.num_classes
 
     @property

@@ -186,7 +186,7 @@ class CalibrationCollection(MetricCollection):
 
     @contextmanager
     def _synced(self) -> Iterator[None]:
-        """Sync all metrics in few collectives per process group. Each metric unsyncs itself after its `compute`."""
+        """Sync all metrics by at most two collectives per process group. Each unsyncs itself after its `compute`."""
         # Metrics with a cached value return it without a sync, as in torchmetrics.
         groups = self._to_be_synced(lambda m: m._computed is None and m.dist_sync_fn is None and m._would_sync)
         to_sync = [metric for group in groups.values() for metric in group]

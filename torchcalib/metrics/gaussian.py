@@ -98,7 +98,10 @@ def nees(
 
 
 def reduced(scores: Tensor, weights: Tensor | None, reduction: Reduction) -> Tensor:
-    """Return the weighted mean over the last axis; for `reduction="none"` the scores, NaN where the weight is 0."""
+    """Return the weighted mean over the last axis, in the dtype of `scores` but at least float32.
+
+    For `reduction="none"`, return the scores, with NaN where the weight is 0.
+    """
     check_choice("reduction", reduction, get_args(Reduction))
     if reduction == "none":
         return scores if weights is None else scores.masked_fill(check_weights(weights, scores.shape) == 0, torch.nan)

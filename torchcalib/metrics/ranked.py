@@ -287,7 +287,8 @@ def _corp(
     Returns:
         A `CORPDecomposition` with tensors `(...)`, or `(..., C)` with `average=None`, in the dtype of `preds` (at least
         float32). NaN without data. The negative log-likelihood (NLL) is in nats. NLL and its MCB are infinite if an
-        outcome has predicted probability 0. UNC and DSC are 0 if all outcomes are equal.
+        outcome has predicted probability 0, which is impossible for finite logits. UNC and DSC are 0 if all outcomes
+        are equal.
 
     Raises:
         TypeError, ValueError: for invalid input.

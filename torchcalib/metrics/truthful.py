@@ -51,8 +51,8 @@ def _atb(
     "classwise" for multi-class tasks.
 
     ATB does not measure discrimination: always predicting mean(t) has the same expected value as predicting t. The
-    square root of ATB has the unit of a probability. It is smaller than ECE, because residuals of both signs cancel
-    in a bin.
+    square root of ATB has the unit of a probability. It is usually smaller than ECE, because residuals of both signs
+    cancel in the two bins.
 
     Returns:
         A squared probability in [0, 1], `(...)`, or `(..., C)` with `average=None`, in the dtype of `preds` (at least

@@ -23,7 +23,8 @@ def effective_weight(spread: Tensor, noise: Tensor) -> Tensor:
     """Return the effective weight of an outcome in every bin, the ratio `noise / spread`, `(..., K)`.
 
     It is 1 without weights, and below 1 if an outcome is the mean over several annotators. A bin with ratio 0, infinity
-    or NaN gets the ratio of the sums over all bins. The arguments are described in `deviation_quantiles`.
+    or NaN gets the ratio of the sums over all bins, or 1 if this ratio is also 0, infinity or NaN. The arguments are
+    described in `deviation_quantiles`.
     """
     overall = noise.sum(-1, keepdim=True) / spread.sum(-1, keepdim=True)
     overall = torch.where((overall > 0) & overall.isfinite(), overall, torch.ones_like(overall))

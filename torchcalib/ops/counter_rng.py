@@ -71,7 +71,7 @@ def poisson_counts(seed: int, streams: Tensor, counters: Tensor, dtype: torch.dt
 
 
 def multinomial_counts(seed: int, streams: Tensor, n: int, dtype: torch.dtype) -> Tensor:
-    """Return how often each of n < 2^31 units occurs in n draws with replacement, `(R, n)` for R streams."""
+    """Return how often each of n < 2^31 units occurs in n draws with replacement, `(R, n)` of `dtype` for R streams."""
 
     def count_draws(words: Tensor) -> Tensor:
         # The counts of stream r have the indices r n to (r + 1) n - 1 in a flat tensor.

@@ -170,7 +170,8 @@ def by_rows(
     """Call a compiled loop on ranges of rows in several threads, after converting them to contiguous float32.
 
     Args:
-        loop: compiled function, called as `loop(rows, *columns, *options[, out])` for each range of rows.
+        loop: compiled function, called as `loop(rows, *columns, *options[, out])` for each range of rows. Its
+            result must not depend on the division into ranges.
         values: rows `(N, C)` of any floating dtype and with any strides.
         columns: arrays `(..., N)` or None; each call receives the slice for its rows.
         options: further arguments, equal in all calls.

@@ -32,6 +32,8 @@ def order_bits(scores: Tensor) -> Tensor:
 def stable_sort(bits: Tensor) -> tuple[Tensor, Tensor]:
     """Sort integers along the last axis. Return the sorted integers, and their original indices (int64).
 
+    The sort is stable: equal integers remain in their original order.
+
     On the CPU, long rows are sorted one by one, because torch uses radix sort only for a single row.
     """
     n = bits.shape[-1]

@@ -105,7 +105,7 @@ def _series(source: Any, target: Any, label: str | None, given: TableOptions) ->
     if isinstance(source, Mapping) and not hasattr(source, "tables"):
         if not source:
             raise ValueError(
-                "`preds` must hold at least one model, got none. Pass a mapping of model names to predictions."
+                "`preds` must contain at least one model, got none. Pass a mapping of model names to predictions."
             )
         return [each for name, one in source.items() for each in _series(one, target, str(name), given)]
     if hasattr(source, "tables"):

@@ -34,7 +34,7 @@ from torchcalib.reporting.groups import GroupBins
 from torchcalib.reporting.lines import Statistics, bin_estimators, has_table, score_estimators
 from torchcalib.reporting.sample_or_sketch import SampleOrSketch
 from torchcalib.reporting.sentence import sentence_of
-from torchcalib.reporting.testing import failure, run_error_test, with_evidence, with_intervals
+from torchcalib.reporting.testing import failure, run_tests, with_evidence, with_intervals
 
 BUFFER, GROUPS = "predictions", "groups"
 """Names of the accumulators for predictions and for groups."""
@@ -173,7 +173,7 @@ class ReportBuilder:
         """
         s = self._statistics()
         p, why_not = self._buffered()
-        evidence, evidence_notes = run_error_test(s, with_intervals=self._with_intervals)
+        evidence, evidence_notes = run_tests(s, with_intervals=self._with_intervals)
         order_based, rank_notes = self._rank_based_notes(s)
         notes = [*evidence_notes, *rank_notes]
         lines, tables = s.lines(), s.tables()

@@ -2,6 +2,7 @@
 
 Confidences are evaluated as a binary task: the confidence c is the probability of the outcome "correct". Errors of the
 positive class are then errors of the top label. Errors of the confidence max(c, 1 - c) are removed.
+The binary accuracy, which depends on the threshold 0.5, is replaced or removed.
 """
 
 from collections.abc import Mapping
@@ -21,6 +22,8 @@ _Z = 1.959963984540054  # 97.5% quantile of the normal distribution
 
 def report_of_confidences(report: Report, weights_are_counts: bool) -> Report:
     """Convert a binary report to a report on confidences, with the mean outcome as accuracy.
+
+    Errors of the positive class become errors of the top label. The binary errors of the top label are removed.
 
     Args:
         report: report of the task "binary".
@@ -43,7 +46,7 @@ def report_of_confidences(report: Report, weights_are_counts: bool) -> Report:
 
 
 def comparison_of_confidences(comparison: Comparison) -> Comparison:
-    """Convert a binary comparison to a comparison of confidences, without accuracy."""
+    """Convert a binary comparison to a comparison of confidences, without accuracy; see `report_of_confidences`."""
     lines = tuple(line for line in _as_top_label(comparison.lines) if line.key != "accuracy")
     return replace(
         comparison,

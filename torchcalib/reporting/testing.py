@@ -50,7 +50,7 @@ _MAX_REPLICATES = 1039
 """Maximum number of simulated replicates. It allows p-values below 0.001, and 0.025 (R + 1) is a whole number."""
 
 
-def run_error_test(s: Statistics, *, with_intervals: bool) -> tuple[dict[str, CalibrationTest], tuple[str, ...]]:
+def run_tests(s: Statistics, *, with_intervals: bool) -> tuple[dict[str, CalibrationTest], tuple[str, ...]]:
     """Test all calibration errors; return the results by `Line.key`, and notes on omissions.
 
     Without intervals, only errors over equal-width bins are tested, because rank-based errors take longer.
@@ -163,7 +163,7 @@ def with_intervals(
     """Add bootstrap intervals to lines without an interval; return the lines, and notes on omitted intervals.
 
     Args:
-        lines: lines with the results of `run_error_test`.
+        lines: lines with the results of `run_tests`.
         p: predictions; None if they are not available.
         why_not: reason why the predictions are not available, as a clause.
         decomposed: modes with a decomposition of the Brier score into miscalibration, discrimination and uncertainty.

@@ -87,7 +87,7 @@ def class_bins(
     Args:
         values: logits or probabilities `(..., N, C)`, as for `softmax_stats.rows`.
         target: labels, int64 `(..., N)`.
-        weights: row weights `(..., N)`, or None for all ones.
+        weights: row weights `(..., N)`, or None for all ones. Rows with weight 0 are ignored.
         rows: result of `softmax_stats.rows` for the same rows.
         from_logits: whether `values` are logits.
         n_bins: number of bins B.

@@ -110,7 +110,7 @@ def weighted_columns(
     copies: bool,
     wide: torch.dtype,
 ) -> list[Tensor]:
-    """Return the weighted terms of the F sums of `event_bins`, `(..., N)` each; where the weight is 0 they are 0."""
+    """Return the weighted terms of the F sums of `event_bins`, `(..., N)` each; 0 with gradient 0 for weight 0."""
     p = confidence.to(wide)
     y = outcome.to(wide)
     columns = [(torch.ones_like(p), weights), (p, weights), (y, weights)]

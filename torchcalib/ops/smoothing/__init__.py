@@ -213,7 +213,7 @@ def _n_points(width: Tensor) -> Tensor: ...
 
 
 def _n_points(width: Tensor | float) -> Tensor | int:
-    """Return the number of evaluation points for a kernel width: 10 / width, but at least `_MIN_POINTS`."""
+    """Return the number of evaluation points: 10 / width, rounded half to even, but at least `_MIN_POINTS`."""
     if isinstance(width, Tensor):
         return (10 / width).round().clamp(min=_MIN_POINTS)
     return max(round(10 / width), _MIN_POINTS)

@@ -101,7 +101,10 @@ class System:
 
     @torch.no_grad()
     def replicates(self, draws: Draws, has_labels: bool) -> dict[str, Tensor]:
-        """Return each score and error in R bootstrap replicates `(R,)`, by `Line.key`; R <= 199 if rank-based."""
+        """Return each score and error in R bootstrap replicates `(R,)`, by `Line.key`.
+
+        R is at most `RANKED_REPLICATES` for rank-based errors.
+        """
         found: dict[str, list[Tensor]] = defaultdict(list)
         for values in self._values(draws, has_labels):
             for key, value in values.items():
@@ -120,8 +123,8 @@ class System:
 def expected_ece(s: Statistics) -> dict[str, float]:
     """Return the mean expected calibration error (ECE) of a calibrated system with these confidences, by `Line.key`.
 
-    A bin with n samples has a mean confidence c and a gap, frequency minus c. The gap is approximately normal with
-    variance c (1 - c) / n. Its mean absolute value is sqrt(2 c (1 - c) / (pi n)).
+    A bin with n samples has a mean confidence c and a gap, frequency minus c. If weights are counts, the gap is
+    approximately normal with variance c (1 - c) / n. Its mean absolute value is sqrt(2 c (1 - c) / (pi n)).
     """
     found = {}
     for mode, b in s.bins.items():
