@@ -295,8 +295,8 @@ class InputFormat:
         if self.hard_targets and (target.is_floating_point() or has_counts):
             found = f"annotator counts {tuple(target.shape)}" if has_counts else f"{target.dtype}"
             raise TypeError(
-                f"`target` must be integer labels, got {found}. `priors`, tests, isotonic bins and calibrators do not "
-                "support other targets. Convert 0/1 targets with target.long(); repeat other samples once per class, "
+                f"`target` must be integer labels, got {found}. `priors`, tests, CORP, selective prediction, isotonic "
+                "bins and calibrators do not support other targets. Convert 0/1 targets with target.long(); repeat other samples once per class, "
                 "with weights."
             )
         if (self.min_annotators and target.is_floating_point()) or (self.min_annotators > 1 and not has_counts):

@@ -214,10 +214,10 @@ def _events(
 def _check_fraction(name: str, value: object, *, with_zero: bool) -> float:
     """Return `value` as a float. Raise an error unless it is a number in [0, 1], or in (0, 1]."""
     if not is_number(value):
-        raise TypeError(f"`{name}` must be a number, got {value!r}. Pass a fraction such as 0.8.")
+        raise TypeError(f"`{name}` must be a number, got {value!r}. Pass a fraction such as 0.1.")
     if math.isnan(value) or not 0 <= value <= 1 or (value == 0 and not with_zero):
         bounds = "in [0, 1]" if with_zero else "above 0 and at most 1"
-        raise ValueError(f"`{name}` must be {bounds}, got {value!r}. Pass a fraction such as 0.8.")
+        raise ValueError(f"`{name}` must be {bounds}, got {value!r}. Pass a fraction such as 0.1.")
     return float(value)
 
 
@@ -510,8 +510,12 @@ class SelectiveMetric(RankedMetric):
     is_differentiable = False
 
     def curve(self) -> "RiskCoverageCurve":
-        """Return the risk-coverage curve, over all ranks if `torch.distributed` is running."""
-        _, converts = _events(self.input_format.task, self.settings["mode"], self._options_of_events, _ONE_VS_REST)
+        """Return the risk-coverage curve, over all ranks if `torch.distributed` is running.
+
+        Raises:
+            ValueError: for `CorrectnessAUROC` with the mode "classwise" of a multi-class task.
+        """
+        _, converts = _events(self.input_format.task, self.settings["mode"], self._options_of_events)
         return risk_coverage_curve_of(self._synced_statistic(), converts)
 
     @property
