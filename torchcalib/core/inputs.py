@@ -296,8 +296,8 @@ class InputFormat:
             found = f"annotator counts {tuple(target.shape)}" if has_counts else f"{target.dtype}"
             raise TypeError(
                 f"`target` must be integer labels, got {found}. `priors`, tests, CORP, selective prediction, isotonic "
-                "bins and calibrators do not support other targets. Convert 0/1 targets with target.long(); repeat other samples once per class, "
-                "with weights."
+                "bins and calibrators do not support other targets. Convert 0/1 targets with target.long(); "
+                "repeat other samples once per class, with weights."
             )
         if (self.min_annotators and target.is_floating_point()) or (self.min_annotators > 1 and not has_counts):
             axes = "(..., N, C)" if self.task == "multiclass" else f"{(*preds.shape, 2)} (no, yes)"
