@@ -16,9 +16,9 @@ from torchcalib.metrics.label_distribution import entropy_gap, kl_divergence, sq
 from torchcalib.metrics.logistic import cox, spiegelhalter
 from torchcalib.metrics.proper_scores import accuracy, brier_score, ecd, nll
 from torchcalib.metrics.ranked import CORPCurve, CORPDecomposition, corp, corp_curve, ks
+from torchcalib.metrics.risk_coverage import RiskCoverageCurve, risk_coverage_curve
 from torchcalib.metrics.risk_curve import BayesRiskCurve, bayes_risk_area, bayes_risk_curve, optimal_threshold_cost
 from torchcalib.metrics.selective import (
-    RiskCoverageCurve,
     accuracy_at_coverage,
     augrc,
     aurc,
@@ -26,7 +26,6 @@ from torchcalib.metrics.selective import (
     coverage_at_risk,
     eaurc,
     risk_at_coverage,
-    risk_coverage_curve,
 )
 from torchcalib.metrics.smooth import ici, smece, smece_width
 from torchcalib.metrics.test_based import gce, tce, tce_table

@@ -14,13 +14,11 @@ from torchcalib.inference import CalibrationTest, calibration_test
 from torchcalib.inference.testing import ErrorTest, run_error_test
 from torchcalib.metrics.base import CalibrationMetric
 from torchcalib.metrics.binned import ece_from_bins
-from torchcalib.metrics.selective import SelectiveMetric
 
 TESTABLE = [
     case
     for case in CASES
     if case.cls.test_from is not CalibrationMetric.test_from
-    and not issubclass(case.cls, SelectiveMetric)  # not calibration errors
     and case.cls not in (tc.Cox, tc.SKCE, tc.Spiegelhalter)  # these have asymptotic tests
     and case.options.get("component", "mcb") in ("mcb", "ici")
     and (case.cls is not tc.SmECE or case.name == "smece-binary")  # one case, because it has many cells

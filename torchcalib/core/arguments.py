@@ -250,8 +250,8 @@ def check_average(average: object, has_outputs: bool) -> None:
         )
     if average is None and not has_outputs:
         raise ValueError(
-            "`average` must be 'macro' for a metric with a single value, got None. For values per class pass "
-            "mode='classwise', for values per label task='multilabel'."
+            "`average` must be 'macro' for a metric with a single value, got None. For values per label pass "
+            "task='multilabel'. For values per class pass mode='classwise', if the metric supports it."
         )
 
 

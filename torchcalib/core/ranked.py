@@ -189,6 +189,20 @@ class SortedSample:
         """Mask of the first element with each score, bool `(..., M)`."""
         return tie_begins(self.score)
 
+    @once
+    def ends(self) -> Tensor:
+        """Mask of the last element with each score, bool `(..., M)`."""
+        return torch.cat((self.begins[..., 1:], torch.ones_like(self.begins[..., :1])), -1)
+
+    @once
+    def drift(self) -> Tensor:
+        """Sum of outcome - probability up to each element, divided by the number of samples, `(..., M)`; NaN for none.
+
+        The order of tied elements has an effect, except at the last of them.
+        """
+        gap = self.positives - self.confidence * (1 if self.n is None else self.n)
+        return gap.masked_fill(~self.counted, 0).cumsum(-1) / self.total.unsqueeze(-1)
+
 
 @dataclass(frozen=True)
 class ExactSample:

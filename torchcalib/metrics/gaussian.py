@@ -21,7 +21,7 @@ def ecd_of_distribution(distribution: Distribution, value: Tensor) -> Tensor:
     _check_shape(distribution, value)
     try:
         return -distribution.log_prob(value) - distribution.entropy()
-    except NotImplementedError as error:
+    except NotImplementedError as error:  # torch raises it for a distribution without one of the two methods
         raise TypeError(
             f"`preds` must be a distribution with log_prob and entropy, got {type(distribution).__name__}. "
             "Pass a distribution that implements both methods."

@@ -113,12 +113,8 @@ def ks_from_sorted(s: SortedSample, norm: DriftNorm = "max") -> Tensor:
 
     Cumulative sums are evaluated only at the last sample of each distinct score.
     """
-    gap = s.positives - s.confidence * (1 if s.n is None else s.n)
-    total = s.total.unsqueeze(-1)
-    cumulative = gap.masked_fill(~s.counted, 0).cumsum(-1) / total
-    is_last = torch.cat((s.begins[..., 1:], torch.ones_like(s.begins[..., :1])), -1)
     # Without data (total 0), the NaN of 0 / 0 is not masked and becomes the value.
-    drift = cumulative.masked_fill(~is_last & (total > 0), 0)
+    drift = s.drift.masked_fill(~s.ends & (s.total > 0).unsqueeze(-1), 0)
     if norm == "max":
         return drift.abs().amax(-1)
     return drift.amax(-1).clamp(min=0) - drift.amin(-1).clamp(max=0)

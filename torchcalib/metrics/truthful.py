@@ -19,12 +19,10 @@ def atb_from_sample(sample: RankedSample) -> Tensor:
 
 def atb_from_sorted(s: SortedSample) -> Tensor:
     """Compute `atb_from_sample` from a sorted sample."""
-    residual = s.confidence * (1 if s.n is None else s.n) - s.positives
-    cumulative = residual.masked_fill(~s.counted, 0).cumsum(-1) / s.total.unsqueeze(-1)
     # The integrand is constant between adjacent confidences. The interval between tied confidences has width 0, so
     # that their order has no effect.
-    zero = torch.zeros_like(cumulative[..., :1])
-    lower = torch.cat((zero, cumulative), -1)
+    zero = torch.zeros_like(s.drift[..., :1])
+    lower = torch.cat((zero, s.drift), -1)
     upper = lower[..., -1:] - lower
     edges = torch.cat((zero, s.confidence.masked_fill(~s.counted, 1), torch.ones_like(zero)), -1)
     return (edges.diff(dim=-1) * (lower.square() + upper.square())).sum(-1)

@@ -12,16 +12,21 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import NullLocator
 from matplotlib.transforms import Transform
 from numpy.typing import NDArray
 
 from torchcalib.core.bins import BinTable
 from torchcalib.core.documentation import document, input_parameters, parameters_of
+from torchcalib.io.errors import printable
 
 F = TypeVar("F", bound=Callable[..., Axes])
 
 Column = NDArray[np.float64]
+
+_CURVE = "torchcalib: curve of a model"
+"""Group id that marks the curves of models on matplotlib axes."""
 
 
 @dataclass(frozen=True)
@@ -171,6 +176,32 @@ class Canvas:
         options: dict[str, Any] = {"color": self.style.ink, "linewidth": 0.8, "dashes": (5, 3), "zorder": 1.5}
         if not any(line.get_label() == "diagonal" for line in self.ax.lines):
             self.ax.plot([low, high], [low, high], label="diagonal", **options)
+
+    def curve(self, x: Column, y: Column, name: str, **options: Any) -> None:
+        """Draw the curve of a model. Its colour and line style differ from those of the curves before it.
+
+        `options` are passed to `Axes.plot`. The legend omits an empty name.
+        """
+        style, index = self.style, len(self.curves)
+        colors = (style.above, style.below, style.outcome, style.rejected, style.muted)
+        options["color"] = colors[index % len(colors)]
+        options["linestyle"] = "-" if index < len(colors) else "--"
+        self.ax.plot(x, y, linewidth=1.4, label=printable(name) or "_", gid=_CURVE, **options)
+
+    def curve_legend(self) -> None:
+        """Write a legend of the curves with names."""
+        handles = [line for line in self.curves if not str(line.get_label()).startswith("_")]
+        if not handles:
+            return
+        style = self.style
+        colors: dict[str, Any] = {"labelcolor": style.ink, "facecolor": style.paper, "edgecolor": style.grid}
+        for text in self.ax.legend(handles=handles, fontsize="small", **colors).get_texts():
+            text.set_parse_math(False)
+
+    @property
+    def curves(self) -> list[Line2D]:
+        """Curves of models, also those that an earlier call drew on the same axes."""
+        return [line for line in self.ax.lines if line.get_gid() == _CURVE]
 
     def text(self, x: float, y: float, text: str, color: str, **options: Any) -> None:
         """Write small text at the point (x, y)."""

@@ -10,18 +10,14 @@ from matplotlib.ticker import StrMethodFormatter
 
 from torchcalib.core.arguments import InputOptions, Task
 from torchcalib.core.events import Mode
-from torchcalib.io.errors import printable
 from torchcalib.plots.canvas import LIGHT, Canvas, Column, Style, columns_of, count_label, diagram
-from torchcalib.plots.sources import Series, TableOptions, bins_from, curve_from, series_from
+from torchcalib.plots.sources import TableOptions, bins_from, curve_from, series_from
 
 MAX_LABELLED_BINS = 20
 """Largest number of bins with a label for each count. With more bins, an axis shows the counts."""
 
 _CORP_BARS = 40
 """Number of bars in the histogram of `corp_diagram`."""
-
-_SERIES = "torchcalib: curve of a model"
-"""Group id that marks the lines of models on matplotlib axes."""
 
 
 @diagram
@@ -82,35 +78,20 @@ def reliability_diagram(
     if label is None and len(series) == 1 and series[0].name is None:
         return _draw_bins(canvas, tables[0], series[0].error)
     for one, bins in zip(series, tables, strict=True):
-        _draw_curve(canvas, bins, one)
-    handles = [line for line in ax.lines if line.get_gid() == _SERIES]
-    colors: dict[str, Any] = {"labelcolor": style.ink, "facecolor": style.paper, "edgecolor": style.grid}
-    for text in ax.legend(handles=handles, fontsize="small", **colors).get_texts():
-        text.set_parse_math(False)
+        has_data = bins.n > 0
+        canvas.curve(
+            bins.confidence[has_data],
+            bins.frequency[has_data],
+            f"{one.name}: {one.error}",
+            marker="osD^v"[len(canvas.curves) % 5],
+            markersize=4.5,
+            markeredgecolor=style.paper,
+            markeredgewidth=0.6,
+            clip_on=False,
+            zorder=3,
+        )
+    canvas.curve_legend()
     return ax
-
-
-def _draw_curve(canvas: Canvas, bins: SimpleNamespace, series: Series) -> None:
-    """Add the curve of one model to a diagram of several models, with a marker for each bin that contains data."""
-    style = canvas.style
-    colors = (style.above, style.below, style.outcome, style.rejected, style.muted)
-    index = sum(line.get_gid() == _SERIES for line in canvas.ax.lines)
-    has_data = bins.n > 0
-    canvas.ax.plot(
-        bins.confidence[has_data],
-        bins.frequency[has_data],
-        color=colors[index % len(colors)],
-        linestyle="-" if index < len(colors) else "--",
-        linewidth=1.4,
-        marker="osD^v"[index % 5],
-        markersize=4.5,
-        markeredgecolor=style.paper,
-        markeredgewidth=0.6,
-        label=f"{printable(str(series.name))}: {series.error}",
-        gid=_SERIES,
-        clip_on=False,
-        zorder=3,
-    )
 
 
 def _draw_bins(canvas: Canvas, bins: SimpleNamespace, error: str) -> Axes:

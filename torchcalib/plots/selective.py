@@ -1,24 +1,20 @@
 """Risk-coverage curves of selective prediction."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Unpack
 
 from matplotlib.axes import Axes
 
 from torchcalib.core.arguments import InputOptions, Task
 from torchcalib.core.events import Mode
-from torchcalib.core.tasks import check_name_count
-from torchcalib.io.errors import printable
-from torchcalib.metrics import selective
-from torchcalib.metrics.selective import RiskCoverageCurve, SelectiveMetric
+from torchcalib.metrics.risk_coverage import RiskCoverageCurve
+from torchcalib.metrics.risk_coverage import risk_coverage_curve as functional_curve
+from torchcalib.metrics.selective import SelectiveMetric
 from torchcalib.plots.canvas import LIGHT, Canvas, Style, diagram
-from torchcalib.plots.sources import MAX_SERIES, TableOptions, from_predictions
-
-_CURVE = "torchcalib: risk-coverage curve"
-"""Group id that marks the curves on matplotlib axes."""
+from torchcalib.plots.sources import TableOptions, by_model, from_predictions, names_of_curves
 
 
-class _Series(NamedTuple):
+class _NamedCurve(NamedTuple):
     """Curve without batch axes, with its name in the legend."""
 
     name: str
@@ -62,73 +58,49 @@ def risk_coverage_curve(
         >>> ax.get_xlabel()
         'coverage (fraction of samples)'
     """
-    series = _series(preds, target, label, TableOptions(mode, class_names, {"task": task, **options}))
-    if len(series) > MAX_SERIES:
-        raise ValueError(
-            f"`preds` must contain at most {MAX_SERIES} curves for one diagram, got {len(series)}. "
-            "Pass fewer models or labels."
-        )
+    curves = _named_curves(preds, target, label, TableOptions(mode, class_names, {"task": task, **options}))
     canvas = Canvas.of(ax, style, title, (5.4, 3.8), top=0.92)
     ax = canvas.ax
     ax.set(xlim=(0, 1), xlabel="coverage (fraction of samples)", ylabel="selective risk (error rate)")
-    colors = (style.above, style.below, style.outcome, style.rejected, style.muted)
-    for name, curve in series:
+    for name, curve in curves:
         held = curve.coverage.isfinite().cpu()
-        if not held.any():
+        if held.any():
+            canvas.curve(curve.coverage.cpu()[held].numpy(), curve.risk.cpu()[held].numpy(), name)
+        else:
             canvas.no_data()
-            continue
-        index = sum(line.get_gid() == _CURVE for line in ax.lines)
-        ax.plot(
-            curve.coverage.cpu()[held].numpy(),
-            curve.risk.cpu()[held].numpy(),
-            color=colors[index % len(colors)],
-            linestyle="-" if index < len(colors) else "--",
-            linewidth=1.4,
-            label=printable(name) if name else "_",
-            gid=_CURVE,
-        )
     ax.set_ylim(bottom=0)
-    handles = [line for line in ax.lines if line.get_gid() == _CURVE and not str(line.get_label()).startswith("_")]
-    if handles:
-        colors_of_text: dict[str, Any] = {
-            "labelcolor": style.ink,
-            "facecolor": style.paper,
-            "edgecolor": style.grid,
-        }
-        for text in ax.legend(handles=handles, fontsize="small", **colors_of_text).get_texts():
-            text.set_parse_math(False)
+    canvas.curve_legend()
     return ax
 
 
-def _series(source: Any, target: Any, label: str | None, given: TableOptions) -> list[_Series]:
+def _named_curves(source: Any, target: Any, label: str | None, given: TableOptions) -> list[_NamedCurve]:
     """Return the curves of a source: one per entry of a mapping, and one per label of multi-label predictions."""
-    if isinstance(source, Mapping) and not hasattr(source, "tables"):
-        if not source:
+
+    def curves_of(one: Any, name: str | None) -> list[_NamedCurve]:
+        curve = _curve_from(one, target, given)
+        if curve.coverage.dim() == 1:
+            return [_NamedCurve(name or "", curve)]
+        if curve.coverage.dim() > 2:
             raise ValueError(
-                "`preds` must contain at least one model, got none. Pass a mapping of model names to predictions."
+                f"`preds` must have at most one batch axis, got a curve of shape {tuple(curve.coverage.shape)}. "
+                "Draw each curve."
             )
-        return [each for name, one in source.items() for each in _series(one, target, str(name), given)]
+        names = names_of_curves(name, "label", len(curve.coverage), given)
+        return [_NamedCurve(each, RiskCoverageCurve(*(x[k] for x in curve))) for k, each in enumerate(names)]
+
+    return by_model(source, label, curves_of)
+
+
+def _curve_from(source: Any, target: Any, given: TableOptions) -> RiskCoverageCurve:
+    """Return the curve for `source`: a curve, a metric of selective prediction, or predictions."""
     if hasattr(source, "tables"):
         raise TypeError(
             "`preds` must be predictions, a curve or a metric of selective prediction, got a report, which has no "
             "risk-coverage curve. Pass the predictions."
         )
-    curve: RiskCoverageCurve
     if isinstance(source, RiskCoverageCurve):
-        curve = source
-    elif isinstance(source, SelectiveMetric):
-        curve = source.curve()
-    else:
-        curve = from_predictions(selective.risk_coverage_curve, source, target, given)
-    if curve.coverage.dim() == 1:
-        return [_Series(label or "", curve)]
-    if curve.coverage.dim() > 2:
-        raise ValueError(
-            f"`preds` must have at most one batch axis, got a curve of shape {tuple(curve.coverage.shape)}. "
-            "Draw each curve."
-        )
-    names = tuple(given.class_names or ())
-    check_name_count(names, len(curve.coverage))
-    names = names or tuple(f"label {k}" for k in range(len(curve.coverage)))
-    of = "" if label is None else f"{label}, "
-    return [_Series(f"{of}{name}", RiskCoverageCurve(*(x[k] for x in curve))) for k, name in enumerate(names)]
+        return source
+    if isinstance(source, SelectiveMetric):
+        return source.curve()
+    curve: RiskCoverageCurve = from_predictions(functional_curve, source, target, given)
+    return curve

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from torchcalib.core.arguments import Task
 from torchcalib.core.bins import BinTable, TCETable
@@ -13,8 +13,11 @@ from torchcalib.metrics.binned import BinnedMetric, calibration_curve
 from torchcalib.metrics.ranked import CORPCurve, RankedMetric, corp_curve, curve_of
 from torchcalib.metrics.test_based import TCE, tce_table
 
-MAX_SERIES = 10
+MAX_CURVES = 10
 """Largest number of curves in one diagram, because there are ten combinations of colour and line style."""
+
+
+Named = TypeVar("Named")
 
 
 class TableOptions(NamedTuple):
@@ -39,26 +42,45 @@ class Series(NamedTuple):
     error: str
 
 
-def series_from(source: Any, target: Any, label: str | None, given: TableOptions) -> list[Series]:
-    """Return the curves for `source`, the argument `preds` of a diagram: one per model, or one per class and model."""
+def by_model(source: Any, label: str | None, curves_of: Callable[[Any, str | None], list[Named]]) -> list[Named]:
+    """Return the curves of each model in a mapping, or those of `source`, the argument `preds` of a diagram."""
     if isinstance(source, Mapping) and not hasattr(source, "tables"):
         if not source:
             raise ValueError(
                 "`preds` must contain at least one model, got none. Pass a mapping of model names to predictions."
             )
-        found = [each for name, one in source.items() for each in series_from(one, target, str(name), given)]
-    elif hasattr(source, "tables"):
-        return [_series_from_report(source, label, given)]
+        found = [curve for name, one in source.items() for curve in curves_of(one, str(name))]
     else:
-        table = bins_from(source, target, given)
-        batch = not isinstance(source, BinTable) and table.n.dim() == 2
-        found = _series_by_class(table, label, given) if batch else [Series(label, table, f"ECE {_ece(table):.3g}")]
-    if len(found) > MAX_SERIES:
+        found = curves_of(source, label)
+    if len(found) > MAX_CURVES:
         raise ValueError(
-            f"`preds` must contain at most {MAX_SERIES} curves for one diagram, got {len(found)}. "
-            "Pass fewer models, or a mapping with some classes: {'cat': table[3], ...}."
+            f"`preds` must contain at most {MAX_CURVES} curves for one diagram, got {len(found)}. "
+            "Pass fewer models, or a mapping with some classes: {'cat': curves[3], ...}."
         )
     return found
+
+
+def names_of_curves(label: str | None, kind: str, count: int, given: TableOptions) -> list[str]:
+    """Return names for the curves of each class or label (`kind`), which start with the name of the model if known."""
+    names = tuple(given.class_names or ())
+    check_name_count(names, count)
+    names = names or tuple(f"{kind} {k}" for k in range(count))
+    return list(names) if label is None else [f"{label}, {name}" for name in names]
+
+
+def series_from(source: Any, target: Any, label: str | None, given: TableOptions) -> list[Series]:
+    """Return the curves for `source`, the argument `preds` of a diagram: one per model, or one per class and model."""
+
+    def series_of(one: Any, name: str | None) -> list[Series]:
+        if hasattr(one, "tables"):
+            return [_series_from_report(one, name, given)]
+        table = bins_from(one, target, given)
+        if isinstance(one, BinTable) or table.n.dim() != 2:
+            return [Series(name, table, f"ECE {_ece(table):.3g}")]
+        names = names_of_curves(name, "class", len(table.n), given)
+        return [Series(each, table[k], f"ECE {_ece(table[k]):.3g}") for k, each in enumerate(names)]
+
+    return by_model(source, label, series_of)
 
 
 def bins_from(source: Any, target: Any, given: TableOptions) -> BinTable:
@@ -125,15 +147,6 @@ def _table_for_mode(tables: Mapping[Any, Any], mode: Mode | None) -> Any:
             f"`mode` must be one of {', '.join(map(repr, tables))} for this report, got {mode!r}. Pass one of them."
         )
     return tables[mode]
-
-
-def _series_by_class(table: BinTable, label: str | None, given: TableOptions) -> list[Series]:
-    """Return one curve per class, named after the class."""
-    names = tuple(given.class_names or ())
-    check_name_count(names, len(table.n))
-    of = "" if label is None else f"{label}, "
-    names = names or tuple(f"class {k}" for k in range(len(table.n)))
-    return [Series(f"{of}{name}", table[k], f"ECE {_ece(table[k]):.3g}") for k, name in enumerate(names)]
 
 
 def from_predictions(make: Callable[..., Any], preds: Any, target: Any, given: TableOptions) -> Any:
