@@ -124,7 +124,7 @@ def share_rejected(error: Callable[..., CalibrationMetric], preds: Tensor, targe
     """Return the fraction of data sets `(D, N)` with a p-value of at most 5 %."""
     metric = error(task="binary", batch_shape=(len(preds),))
     metric.update(preds, target)
-    found = metric.test(n_replicates=N_REPLICATES, with_interval=False)
+    found = metric.test(n_replicates=N_REPLICATES)
     return float((found.p_value <= LEVEL + 1e-9).double().mean())
 
 

@@ -154,7 +154,7 @@ def test_sample_weight_means_weights_everywhere():
         metric.compute(),
         collection.compute()["ECE"],
         (curve.share * curve.gap.abs()).nansum(),
-        tc.inference.calibration_test(metric, preds, target, sample_weight=weights, with_interval=False).statistic,
+        tc.inference.calibration_test(metric, preds, target, sample_weight=weights).statistic,
     )
     torch.testing.assert_close(torch.stack([x.double() for x in found]), expected.double().expand(len(found)))
     with pytest.raises(TypeError, match="`sample_weight` must be omitted if `weights` is given"):

@@ -88,13 +88,3 @@ def check_uniform(p_values, n_replicates, atom=0.0):
     up_to, below = torch.arange(1, n + 1, dtype=F64) / n, torch.arange(n, dtype=F64) / n
     distance = max((up_to - p).max(), (p - below).max())
     assert distance <= math.sqrt(math.log(2 / 0.001) / (2 * n)) + 1 / (n_replicates + 1) + atom
-
-
-def check_covers(covered, level=0.95):
-    """Check for a coverage of 93 to 97 %. If the coverage is 95%, 2,000 data sets fail with probability 4e-5."""
-    share = float(covered.double().mean())
-    assert level - 0.02 <= share <= level + 0.02, share
-
-
-def covers(found, truth):
-    return float(((found.low <= truth) & (truth <= found.high)).double().mean())

@@ -5,12 +5,11 @@ from functools import partial
 
 import pytest
 import torch
-from helpers.null_distribution import F64, FEW, calibrated, check_covers, check_uniform, check_valid, close
+from helpers.null_distribution import F64, calibrated, check_uniform, check_valid, close
 from scipy import stats
 
 import torchcalib as tc
 from torchcalib.inference import calibration_test
-from torchcalib.inference.inversion import widening
 from torchcalib.inference.testing import cauchy_combination
 
 
@@ -50,16 +49,6 @@ def test_combined_p_values_of_few_outcomes_are_valid(n, p):
             check_valid(cauchy_combination(at_least[outcomes], tied[outcomes], 10**6))
 
 
-def test_widening_equals_the_deviation_of_means_of_dependent_absolute_values():
-    generator = torch.Generator().manual_seed(0)
-    for n_classes in (2, 3, 10):
-        z = torch.randn(200_000, n_classes, generator=generator, dtype=F64)
-        dependent = (z - z.mean(-1, keepdim=True)).abs()  # correlation -1 / (C - 1)
-        independent = dependent.std(0).mean() / math.sqrt(n_classes)
-        assert float(dependent.mean(-1).std() / independent) == pytest.approx(widening(n_classes), rel=0.01)
-    assert (widening(1), widening(2)) == pytest.approx((1, math.sqrt(2)))
-
-
 def test_test_of_two_classes_equals_that_of_the_binary_task():
     """P(y=1) and P(y=0) have the same gaps. The simulated outcomes of the two classes differ."""
     generator = torch.Generator().manual_seed(0)
@@ -69,8 +58,7 @@ def test_test_of_two_classes_equals_that_of_the_binary_task():
     how = tc.ECE(task="multiclass", num_classes=2, mode="classwise")
     two = calibration_test(how, torch.stack((1 - p, p), -1), y, n_replicates=4_999)
     assert float(two.statistic) == pytest.approx(float(one.statistic))
-    for name in ("noise_floor", "low", "high"):
-        assert float(getattr(two, name)) == pytest.approx(float(getattr(one, name)), rel=0.1, abs=1e-3)
+    assert float(two.noise_floor) == pytest.approx(float(one.noise_floor), rel=0.1, abs=1e-3)
     assert float(two.p_value) == pytest.approx(float(one.p_value), abs=0.02)
 
 
@@ -88,14 +76,10 @@ def test_p_values_of_signed_averages_over_labels_are_uniform():
     y = (torch.rand(1_000, 100, 3, generator=generator, dtype=F64) < p).long()
     metric = tc.ESCE(task="multilabel", num_labels=3, batch_shape=(1_000,))
     metric.update(p, y)
-    found = metric.test(n_replicates=99, with_interval=False)
+    found = metric.test(n_replicates=99)
     check_uniform(found.p_value, 99)
     size = found.statistic.abs()
     assert float(found.noise_floor.mean()) == pytest.approx(float(size.mean()), abs=4 * float(size.std()) / 1_000**0.5)
-    some = calibration_test(tc.ESCE(task="multilabel", num_labels=3, batch_shape=(100,)), p[:100], y[:100], **FEW)
-    holds = (some.low <= 0) & (some.high >= 0)
-    assert bool(holds[some.p_value >= 0.05].all())
-    assert int(holds.sum()) >= 89  # 95 expected; 2.75 standard deviations below
 
 
 def test_class_wise_average_of_esce_is_0_for_every_model():
@@ -118,16 +102,13 @@ SETTINGS += [pytest.param(n_classes, 500, 2_000, 199, marks=pytest.mark.long) fo
 
 
 @pytest.mark.parametrize(("n_classes", "n", "n_data", "n_replicates"), SETTINGS)
-def test_p_values_of_class_wise_averages_are_valid_and_intervals_cover_0(n_classes, n, n_data, n_replicates):
+def test_p_values_of_class_wise_averages_are_valid(n_classes, n, n_data, n_replicates):
     generator = torch.Generator().manual_seed(n_classes)
     preds = (1.5 * torch.randn(n_data, n, n_classes, generator=generator, dtype=F64)).softmax(-1)
     target = torch.multinomial(preds.flatten(0, 1), 1, generator=generator).reshape(n_data, n)
     metric = tc.ECE(task="multiclass", num_classes=n_classes, mode="classwise", batch_shape=(n_data,))
     metric.update(preds, target)
-    found = metric.test(n_replicates=n_replicates, with_interval=n > 8)
-    check_valid(found.p_value)
-    if n > 8:
-        check_covers(found.low == 0)
+    check_valid(metric.test(n_replicates=n_replicates).p_value)
 
 
 @pytest.mark.parametrize("reading", [tc.KS, partial(tc.ECE, n_bins=3)], ids=["in order", "bins"])
@@ -135,4 +116,4 @@ def test_p_values_of_averages_over_labels_with_few_rows_are_valid(reading):
     p, y, _ = calibrated("beta(1,12)", 4 * 10, 1_000)
     metric = reading(task="multilabel", num_labels=4, batch_shape=(1_000,))
     metric.update(p.reshape(1_000, 10, 4), y.reshape(1_000, 10, 4))
-    check_valid(metric.test(n_replicates=99, with_interval=False).p_value)
+    check_valid(metric.test(n_replicates=99).p_value)

@@ -46,7 +46,7 @@ def test_calibration_test_has_the_shape_of_the_value(case):
         assert bool((found.low >= 0).all())
     assert not bool((found.low > found.high).any())
     same(found, metric.test(**FEW))
-    assert not torch.equal(found.noise_floor, metric.test(seed=1, with_interval=False, **FEW).noise_floor)
+    assert not torch.equal(found.noise_floor, metric.test(seed=1, **FEW).noise_floor)
 
 
 @pytest.mark.parametrize("case", list(covering(TESTABLE, lambda case: {path_of(case)})))
@@ -90,7 +90,7 @@ def test_bad_arguments_and_metrics_without_a_test_raise_errors():
     wrong = [
         ({"level": 95}, ValueError, "`level` must be between 0 and 1, got 95"),
         ({"level": "95%"}, TypeError, "`level` must be a number"),
-        ({"n_replicates": 38}, ValueError, "`n_replicates` must be at least 39 for level=0.95, got 38"),
+        ({"n_replicates": 0}, ValueError, "`n_replicates` must be"),
         ({"n_replicates": 99.5}, TypeError, "`n_replicates` must be an int"),
         ({"seed": 1.5}, TypeError, "`seed` must be an int"),
         (

@@ -67,8 +67,9 @@ def test_merged_saved_parts_give_the_report_of_the_whole(task, n, weights, soft,
     assert_same(merged.report().to_dict(), whole)
     if not settings:
         assert whole["calibration"] is not None
-        without = {"esce/classwise", "atb/positive", "atb/top_label", "atb/classwise"}
-        assert all(line["interval"] for line in whole["lines"] if line["key"] not in without)
+        errors = ("ece", "ace", "esce", "rmsce", "rmsce_debiased")
+        keys = [f"{error}/{mode}" for error in errors for mode in ("positive", "top_label")]
+        assert all(line["interval"] for line in whole["lines"] if line["key"] in (*keys, "nll", "brier"))
 
 
 def test_merged_parts_with_real_weights_have_no_rank_based_lines():

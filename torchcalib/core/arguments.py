@@ -218,12 +218,14 @@ def check_positive(name: str, value: object, at_least: float = 0.0) -> None:
         raise ValueError(f"`{name}` must be finite and {rule}, got {value}.")
 
 
-def check_level(level: object, n_replicates: int) -> None:
+def check_level(level: object, n_replicates: int | None = None) -> None:
     """Raise an error unless `level` is in (0, 1) and one replicate is expected beyond each end of the interval."""
     if not is_number(level):
         raise TypeError(f"`level` must be a number, got {level!r}. A 95% interval has level 0.95.")
     if not 0 < level < 1:
         raise ValueError(f"`level` must be between 0 and 1, got {level!r}. A 95% interval has level 0.95.")
+    if n_replicates is None:
+        return
     # The factor 1 - 1e-9 prevents rounding errors from increasing the ceiling.
     least = math.ceil(2 / (1 - level) * (1 - 1e-9)) - 1
     if n_replicates < least:

@@ -1,4 +1,4 @@
-"""Simulation of outcomes in bins and ranked samples, from hypothetical frequencies."""
+"""Simulation of the outcomes of a calibrated model, in bins and in ranked samples."""
 
 import math
 from collections.abc import Callable
@@ -17,13 +17,10 @@ from torchcalib.ops.once import once
 from torchcalib.ops.sorting import end_of_ties, run_index, run_sums
 
 MAX_RUNS = 2**11
-RUNS_ON_PATHS = 2**9
-"""Largest number of runs without (`MAX_RUNS`) and with an interval, which evaluates the metric many times."""
+"""Largest number of runs into which a ranked sample is divided."""
 
-_MIN_NORMAL_COUNT = 8  # expected number of the rarer outcome (0 or 1) above which sums are close to normal
 _MAX_CELLS = 2**32  # offset between the random number counters of consecutive batch elements
 _LOG_ODDS_CUTS = [8 * 1.25**k for k in range(21)]  # limits of runs up to 694; the smallest normal float64 is exp(-708)
-_REPLICATES_OF_RUNS = 199  # number of replicates per simulation with hypothetical gaps
 MAX_DRAWN = 2**23  # largest number of random numbers in memory; if all fit, they are stored for the next metric
 _AT_ONCE = 2**18  # simulated gaps per call of a metric
 
@@ -64,19 +61,6 @@ class Cells:
         """Effective weight of one independent outcome, `(..., K)`; see `effective_weight`."""
         return effective_weight(self.spread, self.noise)
 
-    @once
-    def one_outcome(self) -> Tensor:
-        """Change of the gap if one outcome changes, `(..., K)`; 0 in an empty cell."""
-        return (self.unit / self.positive_n).masked_fill(self.n == 0, 0)
-
-    def within_bounds(self, gaps: Tensor) -> Tensor:
-        """Clamp gaps `(..., K)` to the range where frequencies are in [0, 1]."""
-        return gaps.maximum(-self.confidence).minimum(1 - self.confidence)
-
-    def spread_at(self, gaps: Tensor) -> Tensor:
-        """Return the sum of w p (1 - p) in each cell `(..., K)`, after adding the gap of the cell to each p."""
-        return (self.spread + self.n * gaps * (1 - 2 * self.confidence - gaps)).clamp(min=0)
-
     def map(self, change: Callable[[Tensor], Tensor]) -> Self:
         """Return new cells with a function applied to every field."""
         tensors = {f.name: getattr(self, f.name) for f in fields(self) if f.init}
@@ -97,20 +81,46 @@ class BinCells(Cells):
         """Return the sums of the bins with observed gaps replaced by `gaps`, `(..., B)` or `(R, ..., B)`."""
         return _BinsWithGaps(self, gaps)
 
-    @property
-    def not_normal(self) -> Tensor:
-        """Mask of bins `(..., B)` with few expected outcomes, whose distribution is not close to normal."""
-        rarer = torch.minimum(self.expected, self.n - self.expected) / self.unit
-        return (self.n > 0) & (rarer < _MIN_NORMAL_COUNT)
+    @once
+    def share(self) -> Tensor:
+        """Fraction of the total weight in each bin, `(..., B)`; 0 without data."""
+        return (self.n / self.n.sum(-1, keepdim=True)).nan_to_num(0)
+
+    @once
+    def share_of_one(self) -> Tensor:
+        """Fraction of the total weight of one independent outcome in each bin, `(..., B)`."""
+        return (self.unit / self.n.sum(-1, keepdim=True)).nan_to_num(0, posinf=0)
+
+    @once
+    def one_outcome(self) -> Tensor:
+        """Change of the gap if one outcome changes, `(..., B)`; 0 in an empty bin."""
+        return (self.unit / self.positive_n).masked_fill(self.n == 0, 0)
+
+    @once
+    def shrunk_gap(self) -> Tensor:
+        """Gap after adding one outcome whose value is the mean confidence, `(..., B)`.
+
+        Its variance is positive even if all outcomes are equal (Agresti and Coull, The American Statistician, 1998).
+        """
+        return self.gap / (1 + self.one_outcome)
+
+    def within_bounds(self, gaps: Tensor) -> Tensor:
+        """Clip gaps `(..., B)` to the range where frequencies are in [0, 1]."""
+        return gaps.maximum(-self.confidence).minimum(1 - self.confidence)
+
+    def variance_at(self, gaps: Tensor) -> Tensor:
+        """Return the variance of each gap `(..., B)`, after adding the expected gap of the bin to each confidence."""
+        spread = (self.spread + self.n * gaps * (1 - 2 * self.confidence - gaps)).clamp(min=0)
+        return self.unit * spread / self.positive_n.square()
 
 
 class _BinsWithGaps(BinStats):
     """Bins with given gaps `(R, ..., B)`. Replicates share the memory of weights and confidences."""
 
-    _cells: Cells
+    _cells: BinCells
     _gaps: Tensor
 
-    def __init__(self, cells: Cells, gaps: Tensor) -> None:
+    def __init__(self, cells: BinCells, gaps: Tensor) -> None:
         for name, value in {"_cells": cells, "_gaps": gaps, "has_noise": False}.items():
             object.__setattr__(self, name, value)
 
@@ -124,7 +134,7 @@ class _BinsWithGaps(BinStats):
 
     @property
     def share(self) -> Tensor:
-        return (self._cells.n / self._cells.n.sum(-1, keepdim=True)).expand_as(self._gaps)
+        return self._cells.share.expand_as(self._gaps)
 
     @property
     def outcomes(self) -> Tensor:
@@ -173,21 +183,6 @@ class RunCells(Cells):
         outcomes = torch.where((outcomes - whole).abs() < 1e-6, whole, outcomes)  # remove the rounding errors of counts
         return _OrderedSample(score.expand_as(gaps), outcomes, self.n.expand_as(gaps), from_logits)
 
-    @property
-    def not_normal(self) -> Tensor:
-        """Mask of all runs with data `(..., K)`, because rank-based metrics require whole counts of outcomes."""
-        return self.n > 0
-
-    def grouped(self, n_groups: int) -> tuple[Self, Tensor]:
-        """Merge neighbouring runs into groups of similar weight. Also return the group of each run `(..., K)`."""
-        before = self.n.cumsum(-1) - self.n
-        group = (before * n_groups / self.n.sum(-1, keepdim=True)).nan_to_num(0).long().clamp(0, n_groups - 1)
-
-        def summed(x: Tensor) -> Tensor:
-            return x.new_zeros((*x.shape[:-1], n_groups)).scatter_add_(-1, group, x)
-
-        return replace(self, log_odds=None).map(summed), group
-
 
 @dataclass(frozen=True, eq=False)
 class _OrderedSample(RankedSample):
@@ -231,10 +226,6 @@ def _log_odds_of_runs(s: SortedSample, n: Tensor, ends: Tensor) -> Tensor:
     return of_ones - of_zeros
 
 
-_Draws = tuple[Tensor, Tensor]
-"""Standardised sums of outcomes `(R, ..., K)`, and uniform random numbers for the cells in `not_normal`, `(R, F)`."""
-
-
 class Simulation:
     """Simulation of R replicates of the outcomes in K cells (bins or runs).
 
@@ -249,74 +240,35 @@ class Simulation:
 
     def __init__(self, cells: BinCells | RunCells, first: int, seed: int, n_replicates: int) -> None:
         self.cells, self.first, self.seed, self.n_replicates = cells, first, seed, n_replicates
-        self._redrawn = cells.not_normal.flatten().nonzero().squeeze(-1)
         self._keeps = n_replicates * cells.n.numel() <= MAX_DRAWN
-        self._kept: _Draws | None = None
+        self._kept: Tensor | None = None
 
     def forget(self) -> None:
         """Free the stored random numbers. They are computed again on demand."""
         self._keeps, self._kept = False, None
 
-    def compute(self, metric: Callable[[Any], Tensor], gaps: Tensor | None = None) -> Tensor:
-        """Return the metric of every replicate `(R, ...)`, computed from the simulated statistic (`Cells.with_gaps`).
-
-        `gaps` are the expected gaps `(..., K)`, or None for a calibrated model. With gaps, runs have 199 replicates.
-        """
-        cells, n_replicates = self.cells, self.n_replicates
-        if gaps is not None and isinstance(cells, RunCells):
-            n_replicates = min(n_replicates, _REPLICATES_OF_RUNS)
-        streams = torch.arange(n_replicates, device=cells.n.device)
-        size, found = max(1, cells.n.numel()), []
-        for some in torch.split(streams, max(1, MAX_DRAWN // size)):
-            draws = self._draws(some)
-            for deviation, chance in zip(*(torch.split(x, max(1, _AT_ONCE // size)) for x in draws), strict=True):
-                if gaps is None:
-                    simulated_gaps = deviation * cells.variance.sqrt()
-                else:
-                    simulated_gaps = self._gaps_around(gaps, deviation, chance)
-                found.append(metric(cells.with_gaps(simulated_gaps)))
+    def compute(self, metric: Callable[[Any], Tensor]) -> Tensor:
+        """Return the metric of every replicate `(R, ...)`, computed from the simulated statistic; see `with_gaps`."""
+        cells = self.cells
+        streams = torch.arange(self.n_replicates, device=cells.n.device)
+        size = max(1, cells.n.numel())
+        found = [
+            metric(cells.with_gaps(deviation * cells.variance.sqrt()))
+            for some in torch.split(streams, max(1, MAX_DRAWN // size))
+            for deviation in torch.split(self._deviations(some), max(1, _AT_ONCE // size))
+        ]
         return torch.cat(found)
 
-    def uniform(self) -> Tensor:
-        """Return uniform random numbers in (0, 1), `(R, ...)`, independent of the simulated outcomes."""
-        numbers = self._elements()
-        streams = self.n_replicates + torch.arange(self.n_replicates, device=numbers.device)
-        return self._uniform(streams, numbers).reshape(-1, *self.cells.n.shape[:-1])
-
-    def _elements(self) -> Tensor:
-        """Return the indices of all batch elements, int64 `(E,)`."""
-        return torch.arange(self.first, self.first + math.prod(self.cells.n.shape[:-1]), device=self.cells.n.device)
-
-    def _uniform(self, streams: Tensor, counters: Tensor) -> Tensor:
-        words = random_words(self.seed, streams, counters)
-        return (words.to(self.cells.n.dtype) + 0.5) / 2**32
-
-    def _draws(self, streams: Tensor) -> _Draws:
-        """Return the standardised sums and uniform random numbers for replicates with indices `streams`, `(r,)`."""
-        if self._kept is not None and len(streams) <= len(self._kept[0]):
-            deviation, chance = self._kept
-            return deviation[: len(streams)], chance[: len(streams)]
+    def _deviations(self, streams: Tensor) -> Tensor:
+        """Return the standardised sums of outcomes `(r, ..., K)` for the replicates with indices `streams`, `(r,)`."""
+        if self._kept is not None:
+            return self._kept
         cells = self.cells
-        counters = self._elements().unsqueeze(-1) * _MAX_CELLS + torch.arange(cells.n.shape[-1], device=streams.device)
-        chance = self._uniform(streams, counters.flatten()).reshape(-1, *cells.n.shape)
-        deviation = deviation_quantiles(chance, cells.n, cells.expected, cells.spread, cells.noise)
-        draws = deviation, chance.flatten(1)[:, self._redrawn]
+        elements = torch.arange(self.first, self.first + math.prod(cells.n.shape[:-1]), device=streams.device)
+        counters = elements.unsqueeze(-1) * _MAX_CELLS + torch.arange(cells.n.shape[-1], device=streams.device)
+        words = random_words(self.seed, streams, counters.flatten())
+        chance = ((words.to(cells.n.dtype) + 0.5) / 2**32).reshape(-1, *cells.n.shape)
+        deviations = deviation_quantiles(chance, cells.n, cells.expected, cells.spread, cells.noise)
         if self._keeps:
-            self._kept = draws
-        return draws
-
-    def _gaps_around(self, gaps: Tensor, deviation: Tensor, chance: Tensor) -> Tensor:
-        """Return simulated gaps `(R, ..., K)` with expectations `gaps` `(..., K)`.
-
-        The deviations for a calibrated model are rescaled to the new variance. Cells in `cells.not_normal` have the
-        quantiles of the new distribution at the same levels instead.
-        """
-        cells, few = self.cells, self._redrawn
-        spread = cells.spread_at(gaps)
-        found = torch.addcmul(gaps, deviation, (cells.unit * spread).sqrt() / cells.positive_n)
-        n, expected, spread, unit, gaps = (
-            x.flatten()[few] for x in (cells.n, cells.expected, spread, cells.unit, gaps)
-        )
-        redrawn = deviation_quantiles(chance, n, expected + n * gaps, spread, unit * spread)
-        found.flatten(1).index_copy_(1, few, gaps + redrawn * (unit * spread).sqrt() / n)
-        return found
+            self._kept = deviations
+        return deviations

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from operator import itemgetter
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -13,8 +13,8 @@ from torchcalib.core.arguments import check_count, check_level, check_seed
 from torchcalib.core.ranked import RankedSample
 from torchcalib.core.sums import BinStats
 from torchcalib.core.words import in_one_line
-from torchcalib.inference.inversion import error_interval, mean_gap_interval, rounding_of
-from torchcalib.inference.simulation import MAX_DRAWN, MAX_RUNS, RUNS_ON_PATHS, BinCells, RunCells, Simulation
+from torchcalib.inference.intervals import IntervalKind, error_interval
+from torchcalib.inference.simulation import MAX_RUNS, BinCells, RunCells, Simulation
 
 Statistic = BinStats | RankedSample
 Metric = Callable[[Any], Tensor]
@@ -34,10 +34,9 @@ class CalibrationTest:
             simulated replicates have at least the error of the data, it is (1 + m) / (R + 1). Ties are included:
             an error of exactly 0 has p = 1. For a calibrated model P(p <= a) <= a. The p-value is uniform if ties are
             rare. With few samples ties are frequent, and the test is conservative.
-        low, high: interval for the error without sampling noise, `(...)`. With simulated replicates, it contains 0
-            where the p-value is at least 1 - level. It may lie below `statistic`, which includes noise. Some errors,
-            such as the test-based calibration error (TCE), have no noise-free value. Their interval is for the
-            expected value at this number of samples, and contains the noise floor instead of 0. NaN if not computed.
+        low, high: confidence interval for the expected value of `statistic` at this number of samples, given the
+            confidences, `(...)`. Subtract `noise_floor` for an interval of the `excess`. NaN for errors without a
+            method that has the nominal coverage; see `torchcalib.inference.intervals`.
         level: nominal coverage probability of the interval, in (0, 1).
         method: name of the method that computes the p-value.
     """
@@ -49,6 +48,11 @@ class CalibrationTest:
     high: Tensor
     level: float
     method: str
+
+    @property
+    def excess(self) -> Tensor:
+        """Error minus its noise floor `(...)`: the part that is not expected for a calibrated model."""
+        return self.statistic - self.noise_floor
 
     def __getitem__(self, index: Any) -> Self:
         """Index the batch axes: `found[k]` is the test for batch element, group or class k."""
@@ -70,18 +74,12 @@ class CalibrationTest:
 
 
 class ErrorTest(NamedTuple):
-    """Functions that define a calibration error and its test.
-
-    The interval is for `noise_free_error`, the error computed from frequencies instead of outcomes. This function is
-    None if bins depend on the outcomes, or whole outcomes are counted. The interval is then for the expected test
-    statistic at this number of samples, whose minimum is the noise floor.
-    """
+    """Definition of a calibration error and its test."""
 
     value: Metric  # computes the error `(...)` from a statistic
     test_formula: Metric | None = None  # computes the test statistic, larger for worse calibration; None: `value`
-    noise_free_error: Metric | Literal["test_formula"] | None = "test_formula"
     signed: bool = False  # whether the error is the mean gap, which may be negative
-    with_interval: bool = True  # False: the interval is NaN
+    interval: IntervalKind | None = None  # formula of the error over bins, for its interval; None: the interval is NaN
 
     @property
     def test_statistic(self) -> Metric:
@@ -109,7 +107,7 @@ def run_error_tests(
     Outcomes are simulated from the confidences, and the errors are recomputed for each replicate (consistency
     resampling). The sum of outcomes in a bin is a sum of independent trials with known mean and variance; see
     `count_quantiles`. For an average over classes, the p-values of the classes are combined; see `cauchy_combination`.
-    For the interval, see `torchcalib.inference.inversion`.
+    For the interval, see `torchcalib.inference.intervals`; an average over several classes has none.
 
     Args:
         tests: definition of each test, by name.
@@ -152,14 +150,14 @@ def run_error_tests(
 def check_arguments(level: object, n_replicates: int, seed: object) -> None:
     """Raise unless the level, the number of replicates and the seed are valid."""
     check_count("n_replicates", n_replicates)
-    check_level(level, n_replicates)
+    check_level(level)
     check_seed(seed)
 
 
-def _cells_of(statistic: Statistic, with_interval: bool) -> BinCells | RunCells:
+def _cells_of(statistic: Statistic) -> BinCells | RunCells:
     """Return the bins, or the runs of a ranked sample, as cells whose outcomes are simulated."""
     if isinstance(statistic, RankedSample):
-        return RunCells.of(statistic, RUNS_ON_PATHS if with_interval else MAX_RUNS)
+        return RunCells.of(statistic, MAX_RUNS)
     if not statistic.has_noise:
         raise ValueError(
             "`statistic` must contain sums of noise, got bins without them. Use the bins of a streaming metric."
@@ -183,8 +181,7 @@ def _tested_batches(
     tests: Mapping[str, ErrorTest], statistic: Statistic, average: bool, level: float, n_replicates: int, seed: int
 ) -> Iterator[dict[str, Result]]:
     """Yield results by test name for g batch elements, whose bins or runs are `(g, C, K)`; C = 1 without average."""
-    with_interval = any(test.with_interval for test in tests.values())
-    cells = _cells_of(statistic, with_interval)
+    cells = _cells_of(statistic)
     *_, n_cells = cells.n.shape
     n_classes = cells.n.shape[-2] if average else 1
     whole = cells.map(lambda x: x.reshape(-1, n_classes, n_cells))
@@ -192,8 +189,6 @@ def _tested_batches(
     at_once = max(1, classes_at_once // max(1, n_classes))
     for start in range(0, len(whole.n), at_once):
         piece = whole.map(itemgetter(slice(start, start + at_once)))
-        is_kept = with_interval and n_replicates * piece.n.numel() <= MAX_DRAWN
-        simulations: list[Simulation] = []
         nulls: dict[str, list[_Null]] = {name: [] for name in tests}
         # Simulate the classes of an average in batches, because there may be many.
         for first in range(0, n_classes, classes_at_once):
@@ -205,25 +200,16 @@ def _tested_batches(
                 if test.value is not test.test_statistic:
                     values = simulation.compute(test.value)
                 nulls[name].append(_Null(observed, tested, values))
-            if not is_kept:
-                simulation.forget()
-            simulations.append(simulation)
-        yield {name: _result(test, simulations, nulls[name], level) for name, test in tests.items()}
+        yield {name: _result(test, piece, nulls[name], level) for name, test in tests.items()}
 
 
-def _result(test: ErrorTest, simulations: Sequence[Simulation], nulls: Sequence[_Null], level: float) -> Result:
-    """Return the result of one test, averaged over classes, from the null distributions of batches of classes."""
+def _result(test: ErrorTest, cells: BinCells | RunCells, nulls: Sequence[_Null], level: float) -> Result:
+    """Return the result of one test from the cells `(g, C, K)` and the null distributions of batches of classes."""
     null = _Null(*(torch.cat(parts, -1) for parts in zip(*nulls, strict=True)))
     noise_floor, p_value = _noise_floor_and_p_value(null, test.signed)
-    is_rejected = p_value < 1 - level - 1e-9
     low = high = torch.full_like(p_value, torch.nan)
-    if test.with_interval and test.signed:
-        low, high = mean_gap_interval(simulations, null.observed, is_rejected, level)
-    elif test.with_interval:
-        noise_free_error = test.test_statistic if test.noise_free_error == "test_formula" else test.noise_free_error
-        low, high = error_interval(
-            test.test_statistic, noise_free_error, simulations, null.observed, null.tested, is_rejected, level
-        )
+    if test.interval is not None and isinstance(cells, BinCells) and cells.n.shape[-2] == 1:
+        low, high = error_interval(test.interval, cells.map(lambda x: x.squeeze(-2)), noise_floor, level)
     return noise_floor, p_value, low, high
 
 
@@ -235,6 +221,11 @@ def _noise_floor_and_p_value(null: _Null, signed: bool) -> tuple[Tensor, Tensor]
     p_value, tied = _p_value(null.observed, null.tested)
     combined = cauchy_combination(p_value, tied, len(null.tested)) if p_value.shape[-1] > 1 else p_value.squeeze(-1)
     return null.values.mean(-1).mean(0), combined
+
+
+def rounding_of(observed: Tensor) -> Tensor:
+    """Return the tolerance `(...)` within which simulated and observed errors are considered equal."""
+    return 1e-9 * observed.abs() + 1e-12  # the constant applies to errors near 0
 
 
 def _p_value(observed: Tensor, replicates: Tensor) -> tuple[Tensor, Tensor]:

@@ -367,9 +367,7 @@ class CalibrationMetric(Metric, Generic[S]):
     def _statistic(self) -> S:
         return self.kind.statistic(self.state)
 
-    def test(
-        self, *, level: float = 0.95, n_replicates: int = 999, seed: int = 0, with_interval: bool = True
-    ) -> CalibrationTest:
+    def test(self, *, level: float = 0.95, n_replicates: int = 999, seed: int = 0) -> CalibrationTest:
         """Test calibration from the accumulated state, over all ranks if `torch.distributed` is running.
 
         The returned `CalibrationTest` contains the calibration error, its noise floor (expected value for a calibrated
@@ -379,14 +377,12 @@ class CalibrationMetric(Metric, Generic[S]):
             level: Level of the interval, in (0, 1).
             n_replicates: Number R of simulated replicates. The smallest possible p-value is 1 / (R + 1).
             seed: Seed for the simulation.
-            with_interval: Compute the interval. False is faster and sets it to NaN.
 
         Raises:
             TypeError: If the metric is not a calibration error.
             ValueError: For invalid arguments, or if an update contained invalid rows on CUDA.
         """
-        how = {"level": level, "n_replicates": n_replicates, "seed": seed, "with_interval": with_interval}
-        return self.test_from(self._synced_statistic(), **how)
+        return self.test_from(self._synced_statistic(), level=level, n_replicates=n_replicates, seed=seed)
 
     def test_from(self, statistic: S, **how: Any) -> CalibrationTest:  # noqa: ARG002 - for subclasses
         """Return the calibration test, with one entry per batch element, for accumulated sums or samples.

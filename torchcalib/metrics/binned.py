@@ -19,6 +19,7 @@ from torchcalib.core.inputs import input_format_of
 from torchcalib.core.ranked import ExactSample, RankedSample, by_pieces
 from torchcalib.core.ranked_bins import Binning, Bins
 from torchcalib.core.sums import BinStats
+from torchcalib.inference.intervals import IntervalKind
 from torchcalib.inference.testing import CalibrationTest, ErrorTest, run_error_test
 from torchcalib.metrics.base import CalibrationMetric
 from torchcalib.metrics.estimator import Estimator, functional
@@ -123,25 +124,26 @@ class BinnedMetric(CalibrationMetric[BinStats | RankedSample]):
     plot_upper_bound: float | None = 1.0
     depends_on_samples = False
     """Whether the metric depends on individual samples in each bin, not only on sums over bins."""
+    interval_kind: IntervalKind | None = None
+    """Formula of the error, for the interval of `test`. None: no method has the nominal coverage, and it is NaN."""
 
     def bin_table(self) -> BinTable:
         """Return the table of bins, over all ranks if `torch.distributed` is running; see `calibration_curve`."""
         return self.estimator.table(self._synced_statistic())
 
-    def test_from(
-        self, statistic: BinStats | RankedSample, *, with_interval: bool = True, **how: Any
-    ) -> CalibrationTest:
+    def test_from(self, statistic: BinStats | RankedSample, **how: Any) -> CalibrationTest:
         """Compute the calibration test from sums or samples; extra leading axes are batch axes."""
         estimator = self.estimator
         depends_on_outcomes = estimator.binning.is_isotonic or self.depends_on_samples
-        if isinstance(statistic, RankedSample) and not depends_on_outcomes and statistic.has_invalid_rows is None:
-            statistic = estimator.binning.of(statistic).with_noise()
+        if isinstance(statistic, RankedSample) and not depends_on_outcomes:
+            invalid = statistic.has_invalid_rows
+            if invalid is None or not bool(invalid.any()):
+                statistic = estimator.binning.of(statistic).with_noise()
         test = ErrorTest(
             estimator.values,
             None if self.test_formula is None else partial(estimator.values, formula=self.test_formula),
-            noise_free_error=None if depends_on_outcomes else "test_formula",
             signed=self.is_signed,
-            with_interval=with_interval,
+            interval=self.interval_kind,
         )
         cancels = self.input_format.read_as == "multiclass"
         return run_error_test(test, statistic, average=estimator.averages, cancels=cancels, **how)
@@ -206,6 +208,7 @@ class ECE(BinnedMetric):
 
     factory = staticmethod(_ece)
     from_bins = staticmethod(ece_from_bins)
+    interval_kind = "absolute"
     question = "mean distance between frequency and confidence in equal-width bins"
     source = "Naeini et al., Bayesian Binning, AAAI 2015, sec. 2"
 
@@ -268,6 +271,7 @@ class ACE(BinnedMetric):
 
     factory = staticmethod(_ace)
     from_bins = staticmethod(ece_from_bins)
+    interval_kind = "absolute"
     question = "mean distance between frequency and confidence in equal-mass bins"
     source = "Matsubara et al., TCE, UAI 2023, sec. 2"
 
@@ -329,6 +333,7 @@ class ESCE(BinnedMetric):
 
     factory = staticmethod(_esce)
     from_bins = staticmethod(esce_from_bins)
+    interval_kind = "mean_gap"
     is_signed = True
     higher_is_better = None  # the optimum is 0, inside the range of values
     plot_lower_bound = -1.0
@@ -470,8 +475,14 @@ class RMSCE(BinnedMetric):
     from_bins = staticmethod(rmsce_from_bins)
     # The test uses the biased value: the debiased one is clamped to 0 for about half of all calibrated models.
     test_formula = staticmethod(rmsce_from_bins)
+    interval_kind: IntervalKind | None = "squared"
     question = "root mean squared distance between frequency and confidence"
     source = "Kumar et al., Verified Uncertainty Calibration, NeurIPS 2019, sec. 2"
+
+    def __init__(self, task: Task | None = None, **options: Any) -> None:
+        super().__init__(task, **options)
+        if self.settings["debiased"]:
+            self.interval_kind = "debiased"
 
 
 @documented

@@ -23,7 +23,6 @@ from torchcalib.inference.simulation import RunCells, Simulation
 from torchcalib.inference.testing import CalibrationTest, ErrorTest, check_arguments, run_error_test
 from torchcalib.metrics.base import CalibrationMetric
 from torchcalib.metrics.estimator import Estimator, functional
-from torchcalib.ops.isotonic import isotonic_regression
 from torchcalib.ops.logs import binary_log_probs, xmul
 from torchcalib.ops.sorting import run_index
 
@@ -74,30 +73,17 @@ class RankedMetric(CalibrationMetric[RankedSample]):
     plot_lower_bound: float | None = 0.0
     plot_upper_bound: float | None = 1.0
 
-    has_interval = True
-    """Whether `test` computes an interval, which requires about 2,000 replicates."""
-
     def from_sample(self, sample: RankedSample) -> Tensor:
         """Compute the metric value from a `RankedSample`, `(...)`."""
         return self.estimator.formula(sample)
 
-    def noise_free_error(self, sample: RankedSample) -> Tensor:
-        """Compute the error `(...)` from a `RankedSample` with expected frequencies in place of outcomes."""
-        return self.from_sample(sample)
-
-    def error_test(self, *, with_interval: bool = True) -> ErrorTest:
+    def error_test(self) -> ErrorTest:
         """Return the definition of the calibration test, for `run_error_tests`."""
-        return ErrorTest(
-            partial(by_pieces, self.from_sample),
-            noise_free_error=partial(by_pieces, self.noise_free_error),
-            signed=self.is_signed,
-            with_interval=with_interval and self.has_interval,
-        )
+        return ErrorTest(partial(by_pieces, self.from_sample), signed=self.is_signed)
 
-    def test_from(self, statistic: RankedSample, *, with_interval: bool = True, **how: Any) -> CalibrationTest:
+    def test_from(self, statistic: RankedSample, **how: Any) -> CalibrationTest:
         """Compute the calibration test from a `RankedSample`; extra leading axes are batch axes."""
-        test = self.error_test(with_interval=with_interval)
-        return run_error_test(test, statistic, average=self.estimator.averages, **how)
+        return run_error_test(self.error_test(), statistic, average=self.estimator.averages, **how)
 
 
 DriftNorm = Literal["max", "range"]
@@ -222,15 +208,6 @@ def corp_from_sample(sample: RankedSample, score: CORPScore) -> Tensor:
     return torch.stack((own, own - recalibrated, naive - recalibrated, naive), -1)
 
 
-def _mcb_of_frequencies(sample: RankedSample, score: CORPScore) -> Tensor:
-    """Compute the miscalibration `(...)` from a `RankedSample` with expected frequencies in place of outcomes."""
-    s = sample.sorted()
-    n = s.counts.to(s.confidence.dtype)
-    best = n * isotonic_regression(s.positives / n, n)
-    per_element, of_rates = (_brier_of, _brier_of_rate) if score == "brier" else (_nll_of, _nll_of_rate)
-    return (per_element(s) - of_rates(best, n)).masked_fill(~s.counted, 0).sum(-1) / n.sum(-1)
-
-
 def _brier_of_rate(k: Tensor, n: Tensor) -> Tensor:
     """Return the sum of (k/n - y)^2 over n outcomes y, of which k are 1."""
     return k * (n - k) / n.masked_fill(n == 0, 1)
@@ -336,10 +313,6 @@ class CORP(RankedMetric):
     def from_sample(self, sample: RankedSample) -> Tensor:
         """Compute the selected component of the decomposition from a `RankedSample`, `(...)`."""
         return super().from_sample(sample)[..., CORPDecomposition._fields.index(self.component)]
-
-    def noise_free_error(self, sample: RankedSample) -> Tensor:
-        """Compute the miscalibration `(...)` from a `RankedSample` with expected frequencies in place of outcomes."""
-        return _mcb_of_frequencies(sample, self.settings["score"])
 
     def test_from(self, statistic: RankedSample, **how: Any) -> CalibrationTest:
         """Compute the calibration test from a `RankedSample`. Raise ValueError for components other than MCB."""

@@ -241,9 +241,9 @@ class SmECE(CalibrationMetric[BinStats]):
     question = "mean distance between kernel-smoothed frequency and confidence"
     source = "Blasiok & Nakkiran, Smooth ECE, ICLR 2024"
 
-    def test_from(self, statistic: BinStats, *, with_interval: bool = True, **how: Any) -> CalibrationTest:  # noqa: ARG002
+    def test_from(self, statistic: BinStats, **how: Any) -> CalibrationTest:
         """Compute the calibration test from sums over cells; its interval is NaN."""
-        test = ErrorTest(self.estimator.formula, with_interval=False)
+        test = ErrorTest(self.estimator.formula)
         return run_error_test(test, statistic, average=self.estimator.averages, **how)
 
     def width(self) -> Tensor:
@@ -395,4 +395,3 @@ class ICI(RankedMetric):
     question = "mean distance between predictions and a smooth calibration curve"
     source = "Austin & Steyerberg, Statistics in Medicine 2019"
     plot_upper_bound = None
-    has_interval = False  # too slow, because every replicate requires a curve fit

@@ -19,7 +19,6 @@ def calibration_test(
     level: float = 0.95,
     n_replicates: int = 999,
     seed: int = 0,
-    with_interval: bool = True,
 ) -> CalibrationTest:
     """Test whether a model is calibrated, with a calibration error as the test statistic.
 
@@ -45,14 +44,13 @@ def calibration_test(
         level: Level of the interval, in (0, 1).
         n_replicates: Number R of simulated replicates. The smallest possible p-value is 1 / (R + 1).
         seed: Seed for the simulation, which is the same on every device.
-        with_interval: Compute the interval. False is faster and sets it to NaN.
 
     Returns:
-        A `CalibrationTest` with tensors in the shape of the metric value; NaN without data. The interval is a
-        confidence interval for the error in the population. This error is undefined for bins that depend on the
-        outcomes, and for TCE (test-based calibration error). The interval is then for the expected value at this
-        sample size, which is at least the noise floor. For the smooth errors `SmECE` and `ICI` it is NaN, because its
-        computation is slow. Use `torchcalib.inference.bootstrap` instead, whose interval includes the sampling noise.
+        A `CalibrationTest` with tensors in the shape of the metric value; NaN without data. `ECE`, `ACE`, `ESCE` and
+        `RMSCE` have a confidence interval for their expected value at this sample size, in closed form. It contains the
+        value; if it does not contain the noise floor, the model is miscalibrated. The interval of other errors is NaN,
+        because no method with the nominal coverage is known. So is that of an average over classes, whose variance
+        depends on their covariances.
 
     Raises:
         TypeError, ValueError: for invalid input.
@@ -62,7 +60,7 @@ def calibration_test(
 
     Reference:
         Broecker, Smith: Increasing the reliability of reliability diagrams (Weather and Forecasting, 2007), for
-        consistency resampling. For the interval see `torchcalib/inference/inversion.py`.
+        consistency resampling. For the interval see `torchcalib/inference/intervals.py`.
 
     Example:
         >>> import torch
@@ -80,4 +78,4 @@ def calibration_test(
     fresh = deepcopy(metric)
     fresh.reset()
     fresh.update(preds, target, weights, sample_weight=sample_weight)
-    return fresh.test(level=level, n_replicates=n_replicates, seed=seed, with_interval=with_interval)
+    return fresh.test(level=level, n_replicates=n_replicates, seed=seed)

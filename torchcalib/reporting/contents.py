@@ -46,9 +46,9 @@ EVIDENCE_WORDS = (
 """Explanation of noise floors and p-values."""
 
 INTERVAL_WORDS = (
-    "95% interval of a calibration error: confidence interval of the population error. It can lie below the value, "
-    "which contains sampling noise. 95% interval of TCE: confidence interval of its expected value at this sample "
-    "size. 95% interval of scores, DSC and UNC: bootstrap interval."
+    "95% interval: confidence interval of the expected value at this sample size. For a calibration error, the noise "
+    "floor is this value if the model is calibrated. Errors without an interval have no method with 95% coverage. "
+    "Scores, DSC and UNC have a bootstrap interval."
 )
 """Explanation of the intervals of a report."""
 

@@ -96,10 +96,9 @@ class Line(Quantity):
             expected absolute value. None for scores, and if omitted.
         p_value: probability of a value at least as large if the model were perfectly calibrated. Not corrected for
             multiple testing. None without `noise_floor`.
-        interval: 95% interval; None if omitted. For calibration errors, confidence interval of the population error;
-            see `torchcalib.inference.CalibrationTest`. For the test-based calibration error (TCE), confidence interval
-            of its expected value. For scores, DSC (discrimination) and UNC (uncertainty), bootstrap interval; see
-            `torchcalib.inference.Interval`.
+        interval: 95% confidence interval of the expected value at this sample size; None if omitted. For the method of
+            calibration errors, see `torchcalib.inference.CalibrationTest`. Scores, DSC (discrimination) and UNC
+            (uncertainty) have a bootstrap interval; see `torchcalib.inference.Interval`.
     """
 
     value: float
@@ -397,11 +396,10 @@ class Report(Results[float]):
         above 2^20 samples or 2^26 elements of `preds`. It needs labels, and enough samples of each class for
         stratified folds. Affine scaling is omitted if N C^2 > 2^31.
 
-        Every calibration error has a noise floor, a p-value and, except ATB, a 95% interval; see
-        `torchcalib.inference.CalibrationTest`. The noise floor is the expected value under perfect calibration. Errors
-        with more than 2^15 bins over all classes have no interval. Scores, DSC and UNC have a 95% percentile bootstrap
-        interval from 199 replicates. It is omitted above 2^18 events (samples, or samples times classes), and above
-        2^13 events for DSC and UNC.
+        Every calibration error has a noise floor and a p-value; see `torchcalib.inference.CalibrationTest`. The noise
+        floor is the expected value under perfect calibration. ECE, ACE, ESCE and RMSCE also have a 95% interval, except
+        for averages over classes. Scores, DSC and UNC have a 95% percentile bootstrap interval from 199 replicates. It
+        is omitted above 2^18 events (samples, or samples times classes), and above 2^13 events for DSC and UNC.
 
         `notes` lists all omissions.
 

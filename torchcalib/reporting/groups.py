@@ -108,10 +108,11 @@ class GroupBins:
         places = torch.tensor([self.places[name] for name in names], dtype=torch.int64)
         sums = with_noise_row(self.sums, self.noise_flag)[places]
         average = self.accumulator.mode == "classwise"
+        ece = ErrorTest(ece_from_bins, interval="absolute")
 
         def test(group_sums: Tensor, n_replicates: int) -> CalibrationTest:
             bins = self.accumulator.wrap(group_sums)
-            return run_error_test(ErrorTest(ece_from_bins), bins, average=average, n_replicates=n_replicates)
+            return run_error_test(ece, bins, average=average, n_replicates=n_replicates)
 
         result = test(sums, n_replicates)
         result = resolved(result, lambda numbers, n: test(sums[numbers], n), n_replicates)

@@ -18,7 +18,7 @@ from torchcalib.core.predictions import Predictions, replicates_at_once
 from torchcalib.core.ranked import ExactSample
 from torchcalib.core.words import listed
 from torchcalib.inference.resampling import Interval, Resampling
-from torchcalib.inference.simulation import RUNS_ON_PATHS
+from torchcalib.inference.simulation import MAX_RUNS
 from torchcalib.inference.testing import CalibrationTest, ErrorTest, run_error_tests
 from torchcalib.metrics.base import CalibrationMetric
 from torchcalib.metrics.binned import ACE, rmsce_from_bins
@@ -28,14 +28,11 @@ from torchcalib.metrics.truthful import ATB
 from torchcalib.reporting.data import Line, LineInterval
 from torchcalib.reporting.lines import ERRORS, GROUPS, LineEstimator, Statistics, corp_values, key_of, score_estimators
 
-MAX_CELLS = 2**15
-"""Maximum number of bins, summed over classes, for intervals of binned errors."""
-
 MAX_EVENTS = 2**18
 """Maximum number of events (samples, or samples times classes) for bootstrap intervals of scores."""
 
 MAX_RANKED = 2**13
-"""Maximum number of events, summed over labels, for tests and intervals of rank-based errors.
+"""Maximum number of events, summed over labels, for tests of rank-based errors.
 
 Tests of large samples count runs of neighbouring scores instead of events.
 """
@@ -58,34 +55,29 @@ def run_tests(s: Statistics, *, with_intervals: bool) -> tuple[dict[str, Calibra
     found: dict[str, CalibrationTest] = {}
     notes: list[str] = []
     for mode in s.bins:
-        found |= _test_binned(s, mode, with_intervals, notes)
+        found |= _test_binned(s, mode, notes)
         if with_intervals and mode in s.samples:
             found |= _test_ranked(s, mode, notes)
     return found, tuple(notes)
 
 
-def _test_binned(s: Statistics, mode: NamedMode, with_intervals: bool, notes: list[str]) -> dict[str, CalibrationTest]:
+def _test_binned(s: Statistics, mode: NamedMode, notes: list[str]) -> dict[str, CalibrationTest]:
     """Test the errors over equal-width bins for one mode, and append to `notes`.
 
-    There are no intervals above `MAX_CELLS` bins. Without `with_intervals`, only the expected calibration error (ECE)
-    has an interval, for the sentence of the report. The signed error of exclusive classes is always 0, and not tested.
+    The signed error of exclusive classes is always 0, and not tested.
     """
     b, average = s.bins[mode], mode == "classwise"
-    too_many, over_classes = b.n.numel() > MAX_CELLS, average and s.task == "multiclass"
-    tests = {key_of(m): ErrorTest(m.from_bins, signed=m.is_signed) for m in ERRORS}
-    tests["rmsce_debiased"] = ErrorTest(partial(rmsce_from_bins, debiased=True), test_formula=rmsce_from_bins)
+    over_classes = average and s.task == "multiclass"
     tests = {
-        name: test._replace(with_interval=not too_many and (with_intervals or (name == "ece" and not over_classes)))
-        for name, test in tests.items()
-        if not (test.signed and over_classes)
+        key_of(metric): ErrorTest(metric.from_bins, signed=metric.is_signed, interval=metric.interval_kind)
+        for metric in ERRORS
+        if not (metric.is_signed and over_classes)
     }
+    tests["rmsce"] = ErrorTest(rmsce_from_bins, interval="squared")
+    debiased = partial(rmsce_from_bins, debiased=True)
+    tests["rmsce_debiased"] = ErrorTest(debiased, test_formula=rmsce_from_bins, interval="debiased")
     n_replicates = _replicates(2**19 // b.n.numel(), at_least=39)
     _note_few({"errors over bins": n_replicates}, mode, notes)
-    if too_many:
-        notes.append(
-            f"Errors over bins, {GROUPS[mode]}, have no interval with so many classes or labels. "
-            "Call `calibration_test` with the metric to compute it."
-        )
     found = run_error_tests(tests, b, average=average, n_replicates=n_replicates)
     return {f"{name}/{mode}": evidence for name, evidence in found.items()}
 
@@ -103,12 +95,12 @@ def _test_ranked(s: Statistics, mode: NamedMode, notes: list[str]) -> dict[str, 
     sample = s.samples[mode]
     n_labels = max([1, *sample.score.shape[:-1]])
     length = int(sample.score.isnan().logical_not().sum(-1).max())  # without NaN padding, which depends on batch sizes
-    n_cells = {name: n_labels * (s.n_bins if name == "ace" else min(length, RUNS_ON_PATHS)) for name in metrics}
+    n_cells = {name: n_labels * (s.n_bins if name == "ace" else min(length, MAX_RUNS)) for name in metrics}
     n_replicates = {name: _replicates(2**19 // n, at_least=99) for name, n in n_cells.items() if n <= MAX_RANKED}
     _note_few({name.upper(): n for name, n in n_replicates.items()}, mode, notes)
     if omitted := [name.upper() for name in metrics if name not in n_replicates]:
         notes.append(
-            f"{listed(omitted)}, {GROUPS[mode]}, have no noise floor, p and interval with so many labels. "
+            f"{listed(omitted)}, {GROUPS[mode]}, have no noise floor and p with so many labels. "
             "Call `calibration_test` with the metric to compute them."
         )
     found = {
@@ -191,7 +183,8 @@ def with_intervals(
         return list(lines), [_OMITTED.format(f"the bootstrap failed with {failure(error)}")]
 
     def changed(line: Line) -> Line:
-        is_missing = line.interval is None and line.key in replicates
+        # Replicates of the miscalibration (MCB), an error, contain the sampling noise twice.
+        is_missing = line.interval is None and line.key in replicates and not line.key.startswith("mcb/")
         return replace(line, interval=interval_of(line, replicates[line.key])) if is_missing else line
 
     return [changed(line) for line in lines], notes

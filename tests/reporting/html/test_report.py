@@ -92,7 +92,8 @@ def test_page_contains_every_number_and_figure(task):
     for line in r.lines:
         assert all(text in words for text in (significant(line.value), line.question, line.source)), line.key
         if line.interval is not None and line.interval.low > 0.001:
-            assert f"{line.interval.low:.4g} to {line.interval.high:.4g}" in words, line.key
+            low, high = (round(end, 6) for end in (line.interval.low, line.interval.high))  # six decimals are shown
+            assert f"{low:.4g} to {high:.4g}" in words, line.key
     spans = [attributes for tag, attributes in page(task).elements if tag == "span" and "style" in attributes]
     bars = [float(span["style"].split()[1][:-1]) for span in spans]
     assert 0 <= min(bars) < max(bars) == 100
