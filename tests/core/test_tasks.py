@@ -6,6 +6,7 @@ import torch
 
 import torchcalib as tc
 import torchcalib.functional as F
+from torchcalib.core.arrays import as_tensor
 from torchcalib.core.tasks import infer_task, per_sample, prepare
 
 N, C = 6, 3
@@ -87,6 +88,12 @@ def test_text_labels_are_converted_to_the_index_of_their_name():
         assert found.class_names == NAMES
     binary = prepare([0.1, 0.9], ["ham", "spam"], class_names=np.array(["ham", "spam"]))
     assert (binary.task, binary.target.tolist()) == ("binary", [0, 1])
+
+
+def test_arrays_of_python_integers_stay_integers():
+    """An array of objects becomes floating only if a value is missing."""
+    assert as_tensor("target", np.array([0, 1], dtype=object)).dtype == torch.int64
+    assert as_tensor("preds", np.array([0.2, None], dtype=object)).isnan().tolist() == [False, True]
 
 
 def test_pandas_objects_keep_values_and_column_names():

@@ -394,3 +394,10 @@ def test_too_few_samples_for_n_min_raise_an_error_in_compute():
         metric.compute()
     metric.update(P, Y)  # eight samples
     assert 0 <= metric.compute().item() <= 100
+
+
+def test_inner_edges_of_equal_mass_bins_are_midpoints_between_neighbouring_bins():
+    """Four bins of one sample each."""
+    metric = updated(tc.ACE(task="binary", n_bins=4), (torch.tensor([0.8, 0.1, 0.3, 0.6]), torch.tensor([1, 0, 0, 1])))
+    assert metric.bin_table().lower.tolist() == pytest.approx([0, 0.2, 0.45, 0.7], abs=1e-7)
+    assert metric.bin_table().upper.tolist() == pytest.approx([0.2, 0.45, 0.7, 1], abs=1e-7)
