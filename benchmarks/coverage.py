@@ -13,7 +13,7 @@ import argparse
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,33 +22,31 @@ import torch
 from torch import Tensor
 
 import torchcalib as tc
+from torchcalib.inference import CalibrationTest
+from torchcalib.inference.testing import ErrorTest, run_error_tests
 from torchcalib.metrics.base import CalibrationMetric
+from torchcalib.metrics.binned import ece_from_bins, esce_from_bins, mce_from_bins, rmsce_from_bins
 
 PAGE = Path(__file__).resolve().parent / "results" / "coverage.md"
 SIZES = (200, 500, 3_000, 20_000)
 N_REPLICATES = 199
 AT_ONCE = 2**22  # samples
-LARGE = 2**20  # samples for expected values
+LARGE = 2**18  # samples for expected values
 
 Draw = Callable[[int, torch.Generator], tuple[Tensor, Tensor]]
 """Function of a number of samples that returns confidences and true probabilities of their events."""
 
 
-class Error(NamedTuple):
-    """A calibration error: its metric class, and the value that its interval should contain."""
-
-    metric: Callable[..., CalibrationMetric[Any]]
-    target: str = "excess"
-
-
-ERRORS = {
-    "ECE": Error(tc.ECE),
-    "ACE": Error(tc.ACE),
-    "RMSCE": Error(tc.RMSCE),
-    "RMSCE, debiased": Error(partial(tc.RMSCE, debiased=True), "without noise"),
-    "ESCE": Error(tc.ESCE, "mean gap"),
+DEBIASED = "RMSCE, debiased"
+OVER_BINS = {
+    "ECE": ErrorTest(ece_from_bins, interval="absolute"),
+    "RMSCE": ErrorTest(rmsce_from_bins, interval="squared"),
+    DEBIASED: ErrorTest(partial(rmsce_from_bins, debiased=True), rmsce_from_bins, interval="debiased"),
+    "ESCE": ErrorTest(esce_from_bins, signed=True, interval="mean_gap"),
+    "MCE": ErrorTest(mce_from_bins),
 }
-WITHOUT_INTERVAL = {"MCE": tc.MCE, "KS": tc.KS, "ATB": tc.ATB, "CORP MCB": tc.CORP}
+OTHERS = {"ACE": tc.ACE, "KS": tc.KS, "ATB": tc.ATB, "CORP MCB": tc.CORP}
+WITH_INTERVAL = ("ECE", "ACE", "RMSCE", DEBIASED, "ESCE")
 LARGEST = {"KS": 500, "ATB": 500, "CORP MCB": 500}
 """Largest number of samples for p-values of errors whose replicates require sorted samples."""
 
@@ -128,17 +126,12 @@ class Cell(NamedTuple):
 
 def cells() -> Iterator[Cell]:
     """Yield all cells. Large samples of many classes are left out, because drawing them takes hours."""
-    laws: dict[str, Callable[[str], tuple[Draw, int]]] = {
-        law: lambda truth, law=law: (partial(binary, law, truth), SIZES[-1]) for law in LAWS
-    }
-    laws |= {
-        f"top label of {c} classes": lambda truth, c=c: (partial(top_label, c, truth), SIZES[-1] if c == 10 else 3_000)
-        for c in (10, 100)
-    }
-    laws["one of 3 classes"] = lambda truth: (partial(one_of_three, truth), SIZES[-1])
-    for law, draw_of in laws.items():
-        for truth in TRUTHS:
-            draw, largest = draw_of(truth)
+    for truth in TRUTHS:
+        draws: dict[str, tuple[Draw, int]] = {law: (partial(binary, law, truth), SIZES[-1]) for law in LAWS}
+        draws["top label of 10 classes"] = partial(top_label, 10, truth), SIZES[-1]
+        draws["top label of 100 classes"] = partial(top_label, 100, truth), 3_000
+        draws["one of 3 classes"] = partial(one_of_three, truth), SIZES[-1]
+        for law, (draw, largest) in draws.items():
             yield from (Cell(law, truth, n, draw) for n in SIZES if n <= largest)
 
 
@@ -160,30 +153,39 @@ def samples(cell: Cell, n_sets: int) -> Iterator[tuple[Tensor, Tensor]]:
         yield p, (torch.rand(p.shape, generator=generator, dtype=torch.float64) < true).long()
 
 
+def tests_of(p: Tensor, y: Tensor, others: Iterable[str]) -> dict[str, CalibrationTest]:
+    """Return the tests of data sets `(D, N)`: those of all errors over equal-width bins, and of `others`."""
+    metric = updated(tc.ECE, p, y)
+    found = run_error_tests(OVER_BINS, metric.statistic(), n_replicates=N_REPLICATES)
+    return found | {name: updated(OTHERS[name], p, y).test(n_replicates=N_REPLICATES) for name in others}
+
+
+def updated(cls: type[CalibrationMetric[Any]], p: Tensor, target: Tensor) -> CalibrationMetric[Any]:
+    """Return a metric of the data sets `(D, N)`."""
+    metric = cls(task="binary", batch_shape=(len(p),))
+    metric.update(p, target)
+    return metric
+
+
 def coverage_of(cell: Cell, n_sets: int) -> dict[str, Coverage]:
     """Return the coverage of the interval of every error."""
     ends: dict[str, list[Tensor]] = defaultdict(list)
     for p, y in samples(cell, n_sets):
-        for name, error in ERRORS.items():
-            metric = error.metric(task="binary", batch_shape=(len(p),))
-            metric.update(p, y)
-            found = metric.test(n_replicates=N_REPLICATES)
-            base = found.noise_floor if error.target == "excess" else torch.zeros_like(found.low)
-            ends[name].append(torch.stack((found.statistic - base, found.low - base, found.high - base)))
+        for name, found in tests_of(p, y, ("ACE",)).items():
+            base = torch.zeros_like(found.low) if name in (DEBIASED, "ESCE") else found.noise_floor
+            ends[name].append(torch.stack((found.statistic, found.low, found.high)) - base)
     p, true = cell.draw(LARGE, torch.Generator().manual_seed(2))
     tables = {}
-    for name, error in ERRORS.items():
+    for name in WITH_INTERVAL:
         value, low, high = torch.cat(ends[name], -1)
-        if cell.truth == "calibrated" or torch.equal(p, true):
+        if torch.equal(p, true):
             target = 0.0
-        elif error.target == "excess":
-            target = float(value.mean())
-        elif error.target == "mean gap":
+        elif name == "ESCE":
             target = float((true - p).mean())
+        elif name == DEBIASED:
+            target = float(rmsce_from_bins(updated(tc.ECE, p.unsqueeze(0), true.unsqueeze(0)).statistic()))
         else:
-            metric = tc.RMSCE(task="binary")
-            metric.update(p, true)
-            target = float(metric.compute())
+            target = float(value.mean())
         above, below = (100 * float(x.double().mean()) for x in (low > target + 1e-12, high < target - 1e-12))
         tables[name] = Coverage(100 - above - below, above, below, float((high - low).mean()))
     return tables
@@ -191,14 +193,12 @@ def coverage_of(cell: Cell, n_sets: int) -> dict[str, Coverage]:
 
 def p_values_of(cell: Cell, n_sets: int) -> dict[str, Tensor]:
     """Return the p-values `(D,)` of every error."""
-    metrics = {name: error.metric for name, error in ERRORS.items() if "debiased" not in name} | WITHOUT_INTERVAL
+    others = [name for name in OTHERS if cell.n <= LARGEST.get(name, cell.n)]
     found: dict[str, list[Tensor]] = defaultdict(list)
     for p, y in samples(cell, n_sets):
-        for name, make in metrics.items():
-            if cell.n <= LARGEST.get(name, cell.n):
-                metric = make(task="binary", batch_shape=(len(p),))
-                metric.update(p, y)
-                found[name].append(metric.test(n_replicates=N_REPLICATES).p_value)
+        for name, test in tests_of(p, y, others).items():
+            if name != DEBIASED:  # the p-value of RMSCE
+                found[name].append(test.p_value)
     return {name: torch.cat(parts) for name, parts in found.items()}
 
 
@@ -206,11 +206,11 @@ def coverage_lines(rows: dict[Cell, dict[str, Coverage]]) -> Iterator[str]:
     """Yield a summary of the coverage, and one table for each error."""
     yield "| error | cells | least coverage | most coverage | cells below 93% | cells above 99% |"
     yield "|---|---|---|---|---|---|"
-    for name in ERRORS:
+    for name in WITH_INTERVAL:
         shares = [row[name].covered for row in rows.values()]
         few, many = sum(share < 93 for share in shares), sum(share > 99 for share in shares)
         yield f"| {name} | {len(shares)} | {min(shares):.1f} | {max(shares):.1f} | {few} | {many} |"
-    for name in ERRORS:
+    for name in WITH_INTERVAL:
         yield from ("", f"### {name}", "", "| confidences | truth | N | coverage | above | below | mean width |")
         yield "|---|---|---|---|---|---|---|"
         for cell, row in rows.items():
