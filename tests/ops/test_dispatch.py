@@ -34,8 +34,7 @@ def test_missing_packages_raise_for_explicit_choices_and_fall_back_for_auto(with
         find("pava_bc", n, positives, backend="numba")
     with pytest.raises(ImportError, match=r"`backend` must be installed, got 'triton'.*pip install triton"):
         dispatch.choose("pava_bc", torch.device("cuda"), "triton")
-    choices = [("pava", "cpu", "rounds"), ("pava_bc", "cpu", "python"), ("isotonic_regression", "cpu", "python"),
-               ("pava_bc", "cuda", "python"), ("isotonic_regression", "cuda", "python")]  # fmt: skip
+    choices = [("pava", "cpu", "rounds"), ("pava_bc", "cpu", "python"), ("pava_bc", "cuda", "python")]
     for op, device, backend in choices:
         assert dispatch.choose(op, torch.device(device)) == backend
     for op in ("pava", "pava_bc"):
@@ -45,11 +44,9 @@ def test_missing_packages_raise_for_explicit_choices_and_fall_back_for_auto(with
 def test_auto_selects_the_fastest_implementation_of_a_device():
     choices = [("pava", "cuda", "rounds"), ("pava", "mps", "rounds")]
     choices += [(op, "cpu", "numba") for op in ("pava", "pava_bc", "rows") if NUMBA]
-    choices += [(op, "cuda", "triton") for op in ("pava_bc", "isotonic_regression") if TRITON]
+    choices += [("pava_bc", "cuda", "triton")] if TRITON else []
     for op, device, backend in choices:
         assert dispatch.choose(op, torch.device(device)) == backend
-    if TRITON:
-        assert dispatch.choose("pava", torch.device("cuda"), "triton") == "triton"
 
 
 @pytest.mark.skipif(not TRITON, reason="triton is not installed")
@@ -66,12 +63,10 @@ def test_another_implementation_is_selected_if_triton_cannot_launch(without, mon
 
 def test_triton_on_the_cpu_requires_its_interpreter(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    for op in ("pava", "pava_bc", "isotonic_regression"):
-        with pytest.raises(ValueError, match=r"on cpu, got 'triton'\. .*TRITON_INTERPRET=1"):
-            dispatch.choose(op, torch.device("cpu"), "triton")
-        monkeypatch.setenv("TRITON_INTERPRET", "1")
-        assert dispatch.choose(op, torch.device("cpu")) != "triton"
-        monkeypatch.delenv("TRITON_INTERPRET")
+    with pytest.raises(ValueError, match=r"on cpu, got 'triton'\. .*TRITON_INTERPRET=1"):
+        dispatch.choose("pava_bc", torch.device("cpu"), "triton")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert dispatch.choose("pava_bc", torch.device("cpu")) != "triton"
 
 
 @pytest.mark.cuda

@@ -1,8 +1,7 @@
-"""Blocks of the sorted sample and isotonic regression, compared with slow loops, recorded blocks and scikit-learn."""
+"""Blocks of the sorted sample, compared with slow loops and recorded blocks."""
 
 from functools import partial
 
-import numpy as np
 import pytest
 import torch
 from helpers.blocks import (
@@ -16,13 +15,10 @@ from helpers.blocks import (
     random_sample,
     table,
 )
-from helpers.kernels import F64
 from helpers.refusals import assert_refused
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from oracles import ranked as oracle
-
-from torchcalib.ops.isotonic import isotonic_regression
 
 of_pava = pytest.mark.parametrize("backend", PAVA_BACKENDS)
 STEPS = [("pava", backend) for backend in PAVA_BACKENDS]
@@ -167,56 +163,3 @@ def test_bounds_that_a_row_cannot_satisfy_raise_errors():
 @of_pava
 def test_large_counts_are_exact(backend):
     assert_large_counts_are_exact("cpu", backend)
-
-
-# Isotonic regression of real targets
-
-
-@of_pava
-def test_isotonic_regression_equals_scikit_learn(backend):
-    isotonic = pytest.importorskip("sklearn.isotonic")
-    generator = np.random.default_rng(0)
-    y = generator.standard_normal(3000) + np.linspace(0, 2, 3000)
-    w = generator.random(3000) + 0.1
-    fitted = isotonic_regression(torch.from_numpy(y), torch.from_numpy(w), backend=backend)
-    expected = isotonic.isotonic_regression(y, sample_weight=w)
-    torch.testing.assert_close(fitted.numpy(), expected, rtol=1e-12, atol=1e-13)
-
-
-@of_pava
-@given(st.lists(st.tuples(st.floats(-9, 9), st.floats(0.1, 5)), min_size=1, max_size=25))
-def test_isotonic_regression_equals_slow_loop(backend, rows):
-    fitted = isotonic_regression(*torch.tensor(rows, dtype=F64).T, backend=backend)
-    np.testing.assert_allclose(fitted.numpy(), oracle.weighted_isotonic(*zip(*rows, strict=True)), rtol=1e-9, atol=1e-9)
-
-
-@pytest.mark.parametrize("lead", [(), (2, 3)])
-@of_pava
-def test_isotonic_regression_gradients_equal_finite_differences(lead, backend):
-    generator = torch.Generator().manual_seed(0)
-    y = torch.randn(*lead, 9, generator=generator, dtype=F64, requires_grad=True)
-    w = (torch.rand(*lead, 9, generator=generator, dtype=F64) + 0.5).requires_grad_()
-
-    def fit(y, w):
-        return isotonic_regression(y, w, backend=backend)
-
-    assert torch.autograd.gradcheck(fit, (y, w))
-    assert torch.autograd.gradgradcheck(fit, (y, w))
-
-
-@of_pava
-def test_isotonic_regression_supports_batches_dtypes_and_weight_zero(backend):
-    def fit(*columns):
-        return isotonic_regression(*columns, backend=backend)
-
-    y = torch.randn(2, 3, 50, generator=torch.Generator().manual_seed(0)) + torch.linspace(0, 2, 50)
-    expected = torch.stack([fit(row) for row in y.view(6, 50)])
-    # Sums of up to 50 terms may be computed in another order.
-    torch.testing.assert_close(fit(y).view(6, 50), expected, rtol=1e-6, atol=1e-6)
-    for lead in ((), (3,)):
-        assert fit(torch.empty(*lead, 0)).shape == (*lead, 0)
-    for dtype in (torch.float16, torch.bfloat16, torch.float32, F64):
-        assert torch.equal(fit(torch.tensor([1, 3, 2, 4], dtype=dtype)), torch.tensor([1, 2.5, 2.5, 4], dtype=dtype))
-    y, w = torch.tensor([[9.0, 1.0, 5.0, torch.nan, 3.0], [0.0, 1.0, 1.0, 0.0, 0.0]], dtype=F64)
-    assert fit(y, w).tolist() == [1, 1, 5, 5, 5]  # samples of weight 0 get the value of the block before them
-    assert fit(y, 0 * w).isnan().all()

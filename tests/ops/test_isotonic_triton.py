@@ -2,13 +2,11 @@
 
 import pytest
 import torch
-from helpers.blocks import VARIANTS, assert_large_counts_are_exact, find, random_sample
-from helpers.kernels import F64
+from helpers.blocks import VARIANTS, find, random_sample
 from helpers.triton import INTERPRETED, NEEDS_TRITON, assert_compiles, needs_compiler, on_device, poison
 from processes import run_again_in_tritons_interpreter
 
-from benchmarks.cuda import behaviour
-from torchcalib.ops.isotonic import block_starts, isotonic_regression
+from torchcalib.ops.isotonic import block_starts
 from torchcalib.ops.sorting import sorted_columns, tie_begins
 
 device = on_device
@@ -27,9 +25,9 @@ def has_invalid_rows(monkeypatch):
 def assert_loops(device, n, positives, turn=lambda column: column):
     """Compare the blocks of the kernels with those of the loops. `turn` changes the memory layout of a column."""
     given = [turn(column.to(device)) for column in (n, positives)]
-    for op, options in (("pava", {}), *(("pava_bc", {"variant": variant}) for variant in VARIANTS)):
-        found = find(op, *given, backend="triton", **options)
-        expected = find(op, n, positives, backend="python", **options)
+    for variant in VARIANTS:
+        found = find("pava_bc", *given, backend="triton", variant=variant)
+        expected = find("pava_bc", n, positives, backend="python", variant=variant)
         assert all(torch.equal(a.cpu(), b) for a, b in zip(found, expected, strict=True))
 
 
@@ -52,9 +50,8 @@ def test_in_the_interpreter():
 @needs_compiler
 @pytest.mark.parametrize(
     ("kernel", "dtype", "constants"),
-    [("_pava", "i64", {}), ("_pava", "fp64", {}), ("_pava_bc", "i64", {"paper": False}),
-     ("_pava_bc", "i64", {"paper": True})],
-)  # fmt: skip
+    [("_pava_bc", "i64", {"paper": False}), ("_pava_bc", "i64", {"paper": True})],
+)
 def test_kernel_compiles_without_a_device(kernel, dtype, constants, monkeypatch, tmp_path):
     from torchcalib.ops.isotonic.triton import _OPTIONS
 
@@ -65,7 +62,7 @@ def test_kernel_compiles_without_a_device(kernel, dtype, constants, monkeypatch,
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("kind", SAMPLES)
-def test_pava_and_pava_bc_equal_the_loop(device, shape, kind):
+def test_blocks_equal_the_loop(device, shape, kind):
     scores, outcomes, weights = random_sample(shape[1], lead=shape[:1], **SAMPLES[kind])
     if weights is not None:
         weights[..., 0] = 3  # at least 3 samples in every row
@@ -87,21 +84,6 @@ def test_pava_bc_with_bounds_per_row_equals_the_loop(device, paper):
     assert torch.equal(found.cpu(), block_starts("pava_bc", n, positives, "python", low, high, paper))
 
 
-@pytest.mark.parametrize("shape", [(1,), *SHAPES])
-@pytest.mark.parametrize("weighted", [False, True])
-def test_isotonic_regression_equals_the_loop(device, shape, weighted):
-    generator = torch.Generator().manual_seed(0)
-    y = torch.randn(shape[::-1], generator=generator, dtype=F64).movedim(0, -1) + torch.linspace(0, 3, shape[-1])
-    w = None
-    if weighted:
-        w = (torch.rand(shape, generator=generator, dtype=F64) - 0.2).clamp(min=0)
-        y[w == 0] = torch.nan  # samples of weight 0 are not read
-    expected = isotonic_regression(y, w, backend="python")
-    for layout in (y, y.contiguous()):
-        found = isotonic_regression(layout.to(device), None if w is None else w.to(device), backend="triton")
-        torch.testing.assert_close(found.cpu(), expected, rtol=1e-12, atol=1e-13, equal_nan=True)
-
-
 def test_columns_in_any_layout_give_the_same_blocks(device):
     scores, outcomes, weights = random_sample(9, lead=(3,), distinct=5, weighted=True)
     n, positives = counts(scores, outcomes, weights + 3)  # at least 3 samples in every row
@@ -110,46 +92,28 @@ def test_columns_in_any_layout_give_the_same_blocks(device):
         assert_loops(device, n, positives, turn)
 
 
-def test_isotonic_regression_gradients_equal_finite_differences(device):
-    generator = torch.Generator().manual_seed(0)
-    y, w = torch.randn(2, 2, 4, generator=generator, dtype=F64).to(device)
-    leaves = y.requires_grad_(), (w.abs() + 0.5).requires_grad_()
-    # On a GPU the order of summation within a block is not fixed.
-    tolerance = 0 if INTERPRETED else 1e-12
-    assert torch.autograd.gradcheck(lambda *c: isotonic_regression(*c, backend="triton"), leaves, nondet_tol=tolerance)
-
-
 def test_no_data_gives_no_blocks(device):
     for shape in ((0,), (3, 0), (0, 3)):
         nothing = torch.empty(shape, device=device)
-        for op in ("pava", "pava_bc"):
-            assert not find(op, nothing.long(), nothing.long(), backend="triton")[1].any()
-        assert isotonic_regression(nothing, backend="triton").shape == shape
+        assert not find("pava_bc", nothing.long(), nothing.long(), backend="triton")[1].any()
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_single_cells_and_rows_without_data_have_one_block(device, variant):
     """One row has a single cell with 5 samples. The other has no data, and only an empty first block."""
     n, positives = torch.tensor([[[5], [0]], [[2], [0]]], device=device)
-    for op, options in (("pava", {}), ("pava_bc", {"variant": variant})):
-        _, *sums = find(op, n, positives, backend="triton", **options)
-        assert [x.tolist() for x in sums] == [[[5], [0]], [[2], [0]]]
+    _, *sums = find("pava_bc", n, positives, backend="triton", variant=variant)
+    assert [x.tolist() for x in sums] == [[[5], [0]], [[2], [0]]]
 
 
-def test_rising_targets_stay_separate_and_a_low_last_target_merges_all(device):
-    """As many blocks as samples exceed the marks of one pass. Then one target merges the whole stack."""
-    y = torch.arange(300, dtype=F64)
-    assert torch.equal(isotonic_regression(y.to(device), backend="triton").cpu(), y)
-    y = torch.arange(50, dtype=F64)
-    y[49] = -49 * 24 - 50  # the mean with the other 49 targets, whose mean is 24, is -1
-    assert isotonic_regression(y.to(device), backend="triton").tolist() == [-1] * 50
-    assert_large_counts_are_exact(device, "triton")
-
-
-@pytest.mark.cuda
-def test_isotonic_regression_does_not_synchronise_the_device():
-    y = torch.randn(3, 100, device="cuda", dtype=F64)
-    expected = isotonic_regression(y)  # compiles
-    with behaviour.forbid_synchronisation(y.device):
-        found = isotonic_regression(y)
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-13)
+def test_rising_frequencies_stay_separate_and_many_late_negatives_merge_all(device):
+    """As many blocks as samples exceed the marks of one pass. Then one element merges the whole stack of blocks."""
+    n, positives = torch.full((1, 300), 300), torch.arange(300).unsqueeze(0)
+    bounds = torch.tensor([1]), torch.tensor([10**9])
+    for late, n_blocks in ((300, 299), (10**8, 3)):  # the last two blocks merge if no frequency decreases
+        n[0, -2], positives[0, -2] = late, 298 if late == 300 else 0
+        found = block_starts(
+            "pava_bc", n.to(device), positives.to(device), "triton", *(bound.to(device) for bound in bounds)
+        )
+        assert torch.equal(found.cpu(), block_starts("pava_bc", n, positives, "python", *bounds))
+        assert int(found.sum()) == n_blocks

@@ -110,23 +110,6 @@ def equal_mass(sample, parts, n_bins):
     return blocks
 
 
-def weighted_isotonic(y, w):
-    """Isotonic regression of real targets: pool adjacent violators one pair at a time, then take weighted means."""
-    blocks = [[i] for i in range(len(y))]
-
-    def mean(block):
-        return sum(w[i] * y[i] for i in block) / sum(w[i] for i in block)
-
-    i = 0
-    while i + 1 < len(blocks):
-        if mean(blocks[i]) >= mean(blocks[i + 1]):
-            blocks[i : i + 2] = [blocks[i] + blocks[i + 1]]
-            i = max(i - 1, 0)
-        else:
-            i += 1
-    return [mean(block) for block in blocks for _ in block]
-
-
 # Blocks of any kind, and rows `(index, n, mean confidence, mean outcome, ...)` for `oracles.ece` and other errors
 
 

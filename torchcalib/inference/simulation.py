@@ -243,10 +243,6 @@ class Simulation:
         self._keeps = n_replicates * cells.n.numel() <= MAX_DRAWN
         self._kept: Tensor | None = None
 
-    def forget(self) -> None:
-        """Free the stored random numbers. They are computed again on demand."""
-        self._keeps, self._kept = False, None
-
     def compute(self, metric: Callable[[Any], Tensor]) -> Tensor:
         """Return the metric of every replicate `(R, ...)`, computed from the simulated statistic; see `with_gaps`."""
         cells = self.cells

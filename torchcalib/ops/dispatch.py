@@ -11,25 +11,19 @@ from typing import Literal
 
 import torch
 
-Op = Literal["pava", "pava_bc", "isotonic_regression", "rows", "events", "classes", "smoothing"]
+Op = Literal["pava", "pava_bc", "rows", "events", "classes", "smoothing"]
 Backend = Literal["auto", "triton", "numba", "python", "rounds", "torch"]
 
 # Backends of each operation by device, in order of preference. "rounds" and "torch" are tensor operations.
-# In isotonic regression, "triton" runs one sequential loop per row, and all rows in parallel on the GPU.
-# In isotonic regression, "numba" and "python" copy the input to the CPU and loop over the rows.
+# For isotonic blocks, "triton" runs one sequential loop per row, and all rows in parallel on the GPU.
+# For isotonic blocks, "numba" and "python" copy the input to the CPU and loop over the rows.
 _ORDER: dict[Op, dict[str, tuple[Backend, ...]]] = {
     # Labels of 0 and 1 need few rounds, and a round uses the whole GPU even for one long row, unlike a loop.
     # Each round synchronises, but "pava" synchronises at its end anyway.
     "pava": {
         "cpu": ("numba", "rounds", "python"),
-        "cuda": ("rounds", "triton", "numba", "python"),
+        "cuda": ("rounds", "numba", "python"),
         "other": ("rounds", "numba", "python"),
-    },
-    # Real-valued targets can need one round per block. The loop needs one pass.
-    "isotonic_regression": {
-        "cpu": ("numba", "python", "rounds"),
-        "cuda": ("triton", "numba", "python", "rounds"),
-        "other": ("numba", "python", "rounds"),
     },
     # "rounds" is not available, because the bounds on block sizes make the algorithm sequential.
     "pava_bc": {
@@ -47,7 +41,6 @@ _ORDER: dict[Op, dict[str, tuple[Backend, ...]]] = {
 _FOLDERS: dict[Op, str] = {  # subpackage of `torchcalib.ops` that implements each operation
     "pava": "isotonic",
     "pava_bc": "isotonic",
-    "isotonic_regression": "isotonic",
     "rows": "softmax_stats",
     "events": "bin_sums",
     "classes": "bin_sums",

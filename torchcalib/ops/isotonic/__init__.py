@@ -11,10 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchcalib.ops.dispatch import Backend, Op, choose, implementation
+from torchcalib.ops.dispatch import Backend, choose, implementation
 from torchcalib.ops.host_values import largest, value_if_available
 from torchcalib.ops.isotonic import reference
-from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.operation import operation
 
 Ties = Literal["pool", "split"]
@@ -90,43 +89,13 @@ def block_ends(
     return torch.searchsorted(n_begun, numbers, right=True)
 
 
-def isotonic_regression(y: Tensor, weights: Tensor | None = None, *, backend: Backend = "auto") -> Tensor:
-    """Return the weighted isotonic least-squares fit: the non-decreasing sequence nearest to `y`.
-
-    Args:
-        y: targets in the order of their scores, `(..., N)`.
-        weights: not negative, `(..., N)`; None for weight 1. Targets of weight 0 are ignored, and get the value of the
-            previous block, or of the first block if there is no previous one.
-        backend: implementation, see `dispatch.choose`. All backends give the same values up to rounding.
-
-    Returns:
-        Fitted values `(..., N)`, computed in float64, with the dtype of `y` if it is floating. Rows of total weight 0
-        are NaN.
-
-    Gradient: of any order; the blocks are constants. Let i and j be in a block of weight W and mean m. Output i has
-        derivative w_j / W in y_j, and (y_j - m) / W in w_j > 0.
-
-    Reference:
-        Best, Chakravarti: Active set algorithms for isotonic regression (1990); Ayer et al. (1955).
-    """
-    wide = wide_dtype(y.device)
-    w = torch.ones_like(y, dtype=wide) if weights is None else weights.to(wide).expand_as(y)
-    total = w * y.to(wide).masked_fill(w == 0, 0)
-    with torch.no_grad():
-        first = block_starts("isotonic_regression", w, total, backend)
-    block = first.cumsum(-1) - 1
-    zeros = torch.zeros_like(total)
-    mean = zeros.scatter_add(-1, block, total) / zeros.scatter_add(-1, block, w)
-    return mean.gather(-1, block).to(y.dtype if y.is_floating_point() else wide)
-
-
 @operation(
     "block_starts(str op, Tensor weight, Tensor values, str backend, Tensor? low=None, Tensor? high=None, "
     "bool paper=False, Tensor? begins=None) -> Tensor",
     fake=lambda op, weight, *_: torch.empty_like(weight, dtype=torch.bool),  # noqa: ARG005
 )
 def block_starts(
-    op: Op,
+    op: Literal["pava", "pava_bc"],
     weight: Tensor,
     values: Tensor,
     backend: Backend,
@@ -138,9 +107,9 @@ def block_starts(
     """Return True at the first element of each block, bool `(..., M)`.
 
     Args:
-        op: "pava", "pava_bc" or "isotonic_regression".
-        weight: weights in the order of the scores, `(..., M)`.
-        values: weight times target, `(..., M)`.
+        op: "pava" or "pava_bc".
+        weight: number of samples of each element, in the order of the scores, `(..., M)`.
+        values: number of positive samples of each element, `(..., M)`.
         backend: implementation, see `dispatch.choose`.
         low: smallest block size of "pava_bc" for each row, int64 `(...)`.
         high: largest block size of "pava_bc" for each row, int64 `(...)`.
@@ -150,7 +119,7 @@ def block_starts(
     chosen = choose(op, weight.device, backend)
     if not weight.numel():
         return torch.empty_like(weight, dtype=torch.bool)
-    if backend == "auto" and op != "isotonic_regression" and _may_overflow(weight, values):
+    if backend == "auto" and _may_overflow(weight, values):
         chosen = "python"  # arbitrary precision
     # Sum tied groups first, so that each group is one element.
     if begins is not None and chosen in ("rounds", "triton"):
@@ -167,7 +136,7 @@ def block_starts(
     source = implementation(op, chosen)
     loop = source.pava_bc if op == "pava_bc" else source.pava
     if chosen == "triton":  # one kernel launch for all rows
-        found: Tensor = loop(*columns, *bounds, paper) if bounds else loop(*columns)
+        found: Tensor = loop(*columns, *bounds, paper)
         return found.view(weight.shape)
     # Other backends process one row at a time on the CPU.
     first = np.zeros(columns[0].shape, dtype=np.bool_)

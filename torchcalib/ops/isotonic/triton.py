@@ -1,4 +1,4 @@
-"""The pool adjacent violators algorithm (PAVA) of `isotonic.reference` as Triton kernels, with one program per row.
+"""The constrained PAVA (PAVA-BC) of `isotonic.reference` as a Triton kernel, with one program per row.
 
 Only `dispatch` imports this module, because Triton is optional. The speed on a GPU has not been measured.
 
@@ -19,21 +19,6 @@ _OPTIONS = {"num_warps": 1, "enable_fp_fusion": False}
 _MARKED = tl.constexpr(128)  # number of block starts that `_mark` stores at a time
 
 
-def pava(weight: Tensor, values: Tensor) -> Tensor:
-    """Return True at the first element of each block of `reference.pava`, bool `(R, G)`, without synchronising.
-
-    Args:
-        weight: weights in the order of the scores, int64 or float64 `(R, G)`.
-        values: weight times target, `(R, G)` of the dtype of `weight`.
-    """
-    first, stack = _buffers(weight)
-    if first.numel():
-        columns = [weight.contiguous(), values.contiguous()]
-        with torch.cuda.device_of(weight):  # Triton launches kernels on the current device
-            _pava[(len(weight),)](*columns, *stack, first, weight.shape[-1], **_OPTIONS)
-    return first
-
-
 def pava_bc(weight: Tensor, values: Tensor, n_min: Tensor, n_max: Tensor, paper: bool) -> Tensor:
     """Return True at the first element of each block of `reference.pava_bc`, bool `(R, G)`, without synchronising.
 
@@ -44,46 +29,14 @@ def pava_bc(weight: Tensor, values: Tensor, n_min: Tensor, n_max: Tensor, paper:
         n_max: largest block size of each row, int64 `(R,)`.
         paper: whether to follow the paper instead of the authors' code.
     """
-    first, stack = _buffers(weight)
+    first = torch.zeros(weight.shape, dtype=torch.bool, device=weight.device)
+    first[:, :1].fill_(True)
+    stack = [torch.empty_like(first, dtype=torch.int64) for _ in range(3)]  # weights, sums and ends of blocks
     if first.numel():
         columns = [column.contiguous() for column in (weight, values, n_min, n_max)]
         with torch.cuda.device_of(weight):
             _pava_bc[(len(weight),)](*columns, *stack, first, weight.shape[-1], paper, **_OPTIONS)
     return first
-
-
-def _buffers(weight: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """Return a bool mask of block starts with one block per row, and buffers for weights, sums and ends of blocks."""
-    first = torch.zeros(weight.shape, dtype=torch.bool, device=weight.device)
-    first[:, :1].fill_(True)
-    return first, [torch.empty_like(first, dtype=dtype) for dtype in (weight.dtype, weight.dtype, torch.int64)]
-
-
-@triton.jit(do_not_specialize=["length"])
-def _pava(weight, values, size, total, ends, first, length):
-    """Run `reference.pava` on one row."""
-    begin = tl.program_id(0).to(tl.int64) * length
-    stop = begin + length
-    top = begin
-    w = tl.full([], 0, weight.dtype.element_ty)
-    s = tl.full([], 0, values.dtype.element_ty)
-    for i in range(begin, stop):
-        v = tl.load(weight + i)
-        y = tl.load(values + i)
-        if v != 0:
-            if (w > 0) & (s * v < y * w):
-                _push(size, total, ends, top, w, s, i)
-                top += 1
-                w = v
-                s = y
-            else:
-                w += v
-                s += y
-                while _violates(size, total, begin, top, w, s):
-                    top -= 1
-                    w += tl.load(size + top)
-                    s += tl.load(total + top)
-    _mark(first, ends, begin, top)
 
 
 @triton.jit(do_not_specialize=["length"])
@@ -121,7 +74,7 @@ def _pava_bc(weight, values, low, high, size, total, ends, first, length, paper:
             else:
                 w = both
                 s += y
-                while _violates_within(size, total, begin, top, w, s, n_min, n_max):
+                while _violates(size, total, begin, top, w, s, n_min, n_max):
                     top -= 1
                     w += tl.load(size + top)
                     s += tl.load(total + top)
@@ -165,16 +118,7 @@ def _push(size, total, ends, top, w, s, end):
 
 
 @triton.jit
-def _violates(size, total, begin, top, w, s):
-    """Return True if the mean of the block at the top of the stack is at least s / w."""
-    below = top > begin
-    below_w = tl.load(size + top - 1, mask=below, other=0)
-    below_s = tl.load(total + top - 1, mask=below, other=0)
-    return below & (below_s * w >= s * below_w)
-
-
-@triton.jit
-def _violates_within(size, total, begin, top, w, s, n_min, n_max):
+def _violates(size, total, begin, top, w, s, n_min, n_max):
     """Return True if the block with weight `w` and sum `s` must be merged with the top of the stack (Algorithm 2)."""
     below = top > begin
     below_w = tl.load(size + top - 1, mask=below, other=0)
