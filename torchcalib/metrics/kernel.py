@@ -14,7 +14,6 @@ from torchcalib.core.arguments import (
     check_average,
     check_choice,
     check_count,
-    check_task,
     is_number,
     task_read_as,
 )
@@ -57,7 +56,6 @@ class KernelSettings:
     chunk: int | None
 
     def __post_init__(self) -> None:
-        check_task(self.task)
         check_choice("estimator", self.estimator, get_args(Estimate))
         check_choice("kernel", self.kernel, get_args(Kernel))
         check_average(self.average, self.task == "multilabel")
