@@ -47,7 +47,7 @@ OVER_BINS = {
 }
 OTHERS = {"ACE": tc.ACE, "KS": tc.KS, "ATB": tc.ATB, "CORP MCB": tc.CORP}
 WITH_INTERVAL = ("ECE", "ACE", "RMSCE", DEBIASED, "ESCE")
-LARGEST = {"KS": 500, "ATB": 500, "CORP MCB": 500}
+LARGEST = {"KS": 200, "ATB": 200, "CORP MCB": 200}
 """Largest number of samples for p-values of errors whose replicates require sorted samples."""
 
 
