@@ -21,6 +21,7 @@ from torchcalib.calibration import (
 from torchcalib.core import predictions
 from torchcalib.inference import Interval, bootstrap
 
+NAN = float("nan")
 P, Y = torch.tensor([0.2, 0.7, 0.9, 0.6]), torch.tensor([0, 1, 1, 0])
 
 
@@ -32,6 +33,17 @@ def test_replicates_of_every_metric_equal_the_metric_of_resampled_data(path):
         drawn = path.call(preds.repeat_interleave(times, 0), target.repeat_interleave(times, 0))
         close(found.replicates[r], drawn)
     assert not bool((found.low > found.high).any())
+
+
+def test_ends_without_bias_are_shifted_only_if_the_bias_exceeds_a_quarter_of_the_standard_error():
+    """39 replicates of standard deviation s around the value plus a shift; at level 0.95 the ends are the extremes."""
+    replicates = torch.linspace(-1, 1, 39, dtype=torch.float64)
+    for shift, is_removed in ((0.0, False), (0.24, False), (-0.24, False), (0.26, True), (-3.0, True), (NAN, False)):
+        moved = replicates + shift * replicates.std()
+        low, high = Interval(torch.tensor(0.0, dtype=torch.float64), moved, 0.95).without_bias
+        expected = replicates if is_removed else moved
+        close(low, expected[0])
+        close(high, expected[-1])
 
 
 def test_replicates_computed_in_chunks_are_the_same(monkeypatch):

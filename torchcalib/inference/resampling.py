@@ -66,6 +66,19 @@ class Interval:
         return self.replicates.std(0)
 
     @property
+    def without_bias(self) -> tuple[Tensor, Tensor]:
+        """Both ends of the interval `(...)`, minus the bias if it exceeds a quarter of the standard error.
+
+        The interval then contains `value` unless the replicates are very skewed.
+
+        Reference:
+            Efron, Tibshirani: An Introduction to the Bootstrap (1993), ch. 10.3, for the limit of a quarter.
+        """
+        ignored = ~(self.bias.abs() > self.standard_error / 4)  # also a bias that is NaN
+        bias = self.bias.masked_fill(ignored, 0)
+        return self.low - bias, self.high - bias
+
+    @property
     def _rank(self) -> int:
         """Rank of `low` in ascending order of the replicates, and of `high` in descending order."""
         # 1e-9 corrects rounding: 20 * (1 - 0.9) / 2 is slightly below 1.

@@ -398,8 +398,9 @@ class Report(Results[float]):
 
         Every calibration error has a noise floor and a p-value; see `torchcalib.inference.CalibrationTest`. The noise
         floor is the expected value under perfect calibration. ECE, ACE, ESCE and RMSCE also have a 95% interval, except
-        for averages over classes. Scores, DSC and UNC have a 95% percentile bootstrap interval from 199 replicates. It
-        is omitted above 2^18 events (samples, or samples times classes), and above 2^13 events for DSC and UNC.
+        for averages over classes. Scores, DSC and UNC have a 95% bootstrap interval from 199 replicates, without its
+        bias. It is omitted above 2^18 events (samples, or samples times classes). For DSC and UNC it is omitted above
+        2^13 events.
 
         `notes` lists all omissions.
 

@@ -207,9 +207,11 @@ def _bootstrap(p: Predictions, estimators: Sequence[LineEstimator]) -> dict[str,
 
 
 def interval_of(line: Line, replicates: Tensor) -> LineInterval:
-    """Return the percentile bootstrap interval of a line from its values in R replicates `(R,)`."""
+    """Return the bootstrap interval of a line, without its bias, from its values in R replicates `(R,)`."""
     interval = Interval(torch.tensor(line.value, dtype=replicates.dtype), replicates.cpu(), LEVEL)
-    return LineInterval(float(interval.low), float(interval.high))
+    low, high = (float(end) for end in interval.without_bias)
+    is_positive = bool((replicates >= 0).all())  # the shifted interval may include impossible values
+    return LineInterval(max(low, 0.0) if is_positive else low, high)
 
 
 def failure(error: Exception) -> str:

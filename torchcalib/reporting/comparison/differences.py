@@ -83,11 +83,7 @@ def _difference(
     if replicates[0] is None or replicates[1] is None:
         return undecided
     bootstrap = Interval(value, _minus(replicates[1], replicates[0], better), LEVEL)
-    bias = float(bootstrap.bias)
-    # Ignore a bias of at most a quarter of the standard error, and a bias that is NaN.
-    if not abs(bias) > float(bootstrap.standard_error) / 4:
-        bias = 0.0
-    interval = _none_if_nan(LineInterval(float(bootstrap.low) - bias, float(bootstrap.high) - bias))
+    interval = _none_if_nan(LineInterval(*(float(end) for end in bootstrap.without_bias)))
     if interval is None:
         return undecided
     if chance is None and lines[0].name in _INCREASE_BY_NOISE:
