@@ -269,11 +269,12 @@ def main() -> None:
     page = [
         "# Coverage of intervals, and validity and power of p-values",
         "",
-        f"Computed by `python -m benchmarks.coverage` with torch {torch.__version__}.",
+        f"Computed by `python -m benchmarks.coverage` with torch {torch.__version__}. Cells of {SIZES[-1]:,} samples "
+        "have a quarter of the data sets of the others.",
         "",
         "## Intervals",
         "",
-        f"Share of {given.sets:,} data sets ({given.sets // 4:,} with N = {SIZES[-1]:,}) whose 95% interval contains the expected value, share of intervals above "
+        f"Share of {given.sets:,} data sets whose 95% interval contains the expected value, share of intervals above "
         "and below it, all in percent, and mean width. The standard error of a coverage of 95% is "
         f"{100 * math.sqrt(0.95 * 0.05 / given.sets):.1f}.",
         "",
@@ -281,7 +282,7 @@ def main() -> None:
         "",
         "## p-values of calibrated models",
         "",
-        f"Share of {2 * given.sets:,} data sets ({given.sets // 2:,} with N = {SIZES[-1]:,}) with p at or below 1 / 5 / 10%, in percent. {invalid(calibrated)} of "
+        f"Share of {2 * given.sets:,} data sets with p at or below 1 / 5 / 10%, in percent. {invalid(calibrated)} of "
         f"{n_shares} shares exceed their level by more than 2.6 standard errors; {0.0047 * n_shares:.0f} are expected "
         "if all p-values are uniform. ESCE, and errors of few distinct confidences, have ties, and are conservative.",
         "",
