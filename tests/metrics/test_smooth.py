@@ -1,6 +1,7 @@
 """Metrics without bins: slow loops, arguments, and limits of Spiegelhalter's z, the ICI and Cox's regression."""
 
 import math
+from dataclasses import replace
 from functools import partial
 from itertools import product
 
@@ -17,7 +18,8 @@ import torchcalib as tc
 import torchcalib.functional as F
 from torchcalib.core.inputs import read_input
 from torchcalib.core.sums import BinStats
-from torchcalib.metrics.smooth import SmoothingAccumulator, smece_from_cells
+from torchcalib.inference.simulation import BinCells
+from torchcalib.metrics.smooth import SmoothingAccumulator, smece_from_bins, smece_from_cells, without_empty_cells
 from torchcalib.ops.smoothing.cells import N_CELLS
 
 F64 = torch.float64
@@ -120,6 +122,48 @@ def test_smece_from_cell_means_is_close_to_the_exact_value():
     assert cells.sums.shape == (6, N_CELLS)
     assert cells.noise.sum().item() == pytest.approx((preds * (1 - preds)).sum().item())
     assert smece_from_cells(BinStats(cells.sums[:3])).item() == pytest.approx(value.item(), rel=1e-4)
+
+
+@pytest.mark.parametrize("bandwidth", [None, 2 / 1024, 0.0071, 5 / 1024, 0.013, 0.06, 0.4], ids=str)
+def test_errors_of_simulated_cells_equal_those_of_all_cells(bandwidth):
+    """The test of SmECE omits empty cells. The scales of the gaps give widths on all kinds of grids."""
+    preds, target = calibrated(300, lead=(2, 1))
+    preds[0, 0, :4] = torch.tensor([0, 1, 0.5, 1 / 1024])
+    preds[1, 0, 50:] = preds[1, 0, 0]  # fewer cells with data than in the first batch element
+    weights = torch.rand(2, 1, 300, generator=torch.Generator().manual_seed(1), dtype=F64)
+    read = read_input("binary", preds, target, {"batch_dims": 2, "weights": weights})
+    cells = SmoothingAccumulator("positive", True).of(read)
+    # The third element has no data.
+    cells = replace(cells, sums=torch.cat((cells.sums, 0 * cells.sums[:1])), noise_flag=None)
+    few = BinCells.of(without_empty_cells(cells))
+    assert few.n.shape[-1] < 300
+    scales = torch.tensor([0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 4, 20], dtype=F64)[:, None, None, None]
+    noise = torch.randn(9, *few.n.shape, generator=torch.Generator().manual_seed(2), dtype=F64)
+    gaps = few.within_bounds(scales * noise * few.variance.sqrt()).masked_fill(few.n == 0, 0)
+    full = cells.n.new_zeros(9, *cells.n.shape)
+    for one in np.ndindex(3, 1):
+        data = cells.n[one] > 0
+        full[(..., *one, data)] = gaps[(..., *one, slice(int(data.sum())))]
+    expected = smece_from_cells(BinCells.of(cells).with_gaps(full), bandwidth)
+    found = smece_from_bins(few.with_gaps(gaps), bandwidth)
+    assert found[:, 2].isnan().all()
+    if bandwidth is None:
+        assert expected[:, 0].min() < 4 / 1024
+        assert expected[:, 0].max() > 100 / 1024
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-13, equal_nan=True)
+    torch.testing.assert_close(smece_from_bins(few.with_gaps(gaps[0]), bandwidth), expected[0], equal_nan=True)
+
+
+def test_statistic_of_the_calibration_test_equals_the_value():
+    preds, target = calibrated(90, lead=(3,))
+    for options in ({}, {"bandwidth": 0.004}, {"average": None}):
+        metric = updated(tc.SmECE(task="multilabel", num_labels=3, **options), (preds.T, target.T / 2 + 0.1))
+        torch.testing.assert_close(metric.test(n_replicates=9).statistic, metric.compute(), rtol=1e-12, atol=0)
+
+
+def test_smece_of_a_maximally_wrong_model_has_width_1():
+    one = BinStats(torch.tensor([[1e7], [1e7], [0], [1], [1]], dtype=F64), has_noise=True)
+    assert smece_from_bins(one, None).item() == pytest.approx(smece_from_bins(one, 1.0).item(), abs=1e-15)
 
 
 # Spiegelhalter's z

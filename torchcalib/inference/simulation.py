@@ -79,7 +79,7 @@ class BinCells(Cells):
 
     def with_gaps(self, gaps: Tensor) -> BinStats:
         """Return the sums of the bins with observed gaps replaced by `gaps`, `(..., B)` or `(R, ..., B)`."""
-        return _BinsWithGaps(self, gaps)
+        return BinsWithGaps(self, gaps)
 
     @once
     def share(self) -> Tensor:
@@ -114,34 +114,39 @@ class BinCells(Cells):
         return self.unit * spread / self.positive_n.square()
 
 
-class _BinsWithGaps(BinStats):
-    """Bins with given gaps `(R, ..., B)`. Replicates share the memory of weights and confidences."""
+class BinsWithGaps(BinStats):
+    """Bins `cells` with given gaps `(R, ..., B)`. Replicates share the memory of weights and confidences."""
 
-    _cells: BinCells
+    cells: BinCells
     _gaps: Tensor
 
     def __init__(self, cells: BinCells, gaps: Tensor) -> None:
-        for name, value in {"_cells": cells, "_gaps": gaps, "has_noise": False}.items():
+        for name, value in {"cells": cells, "_gaps": gaps, "has_noise": False}.items():
             object.__setattr__(self, name, value)
 
     @property
     def sums(self) -> Tensor:
-        return torch.stack((self.n, self._cells.expected.expand_as(self._gaps), self.outcomes), -2)
+        """See `BinStats`."""
+        return torch.stack((self.n, self.cells.expected.expand_as(self._gaps), self.outcomes), -2)
 
     @property
     def n(self) -> Tensor:
-        return self._cells.n.expand_as(self._gaps)
+        """See `BinStats`."""
+        return self.cells.n.expand_as(self._gaps)
 
     @property
     def share(self) -> Tensor:
-        return self._cells.share.expand_as(self._gaps)
+        """See `BinStats`."""
+        return self.cells.share.expand_as(self._gaps)
 
     @property
     def outcomes(self) -> Tensor:
-        return self._cells.expected + self._cells.n * self._gaps
+        """See `BinStats`."""
+        return self.cells.expected + self.cells.n * self._gaps
 
     @property
     def gap(self) -> Tensor:
+        """See `BinStats`."""
         return self._gaps
 
 

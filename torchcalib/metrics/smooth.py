@@ -30,6 +30,7 @@ from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import RankedSample
 from torchcalib.core.ranked_bins import Binning
 from torchcalib.core.sums import KIND_OF_NOISE, BinStats, noise_flag_of, noise_summands
+from torchcalib.inference.simulation import BinCells, BinsWithGaps
 from torchcalib.inference.testing import CalibrationTest, ErrorTest, run_error_test
 from torchcalib.metrics.base import CalibrationMetric
 from torchcalib.metrics.estimator import Estimator, functional
@@ -38,7 +39,7 @@ from torchcalib.ops.bin_sums import Noise
 from torchcalib.ops.host_values import value_if_available
 from torchcalib.ops.loess import loess
 from torchcalib.ops.logs import wide_dtype
-from torchcalib.ops.smoothing import best_width, smoothed_error
+from torchcalib.ops.smoothing import best_width, errors_of_replicates, smoothed_error
 from torchcalib.ops.smoothing.cells import FINEST, LEVELS, N_CELLS, cell_index, smoothing_sums
 
 _CHUNK = 2**22  # maximum number of values in memory for batch elements that are processed together
@@ -117,6 +118,28 @@ def smece_from_cells(cells: BinStats, bandwidth: float | None = None) -> Tensor:
     weight, residual = _cell_sums(cells)
     width = best_width(weight, residual) if bandwidth is None else bandwidth
     return smoothed_error(weight, residual, width)
+
+
+def without_empty_cells(cells: SmoothingCells) -> SmoothingCells:
+    """Remove empty cells, which are most cells of a small sample. Batch elements are padded with empty cells."""
+    is_empty = cells.n == 0
+    n_kept = max([1, *(~is_empty).sum(-1).flatten().tolist()])
+    kept = is_empty.to(torch.uint8).argsort(dim=-1, stable=True)[..., :n_kept]
+    kept = kept.unsqueeze(-2).expand(*cells.sums.shape[:-1], n_kept)
+    return replace(cells, sums=cells.sums.gather(-1, kept))
+
+
+def smece_from_bins(bins: BinStats, bandwidth: float | None) -> Tensor:
+    """Compute the smooth calibration error `(...)` from narrow bins, with all events at the mean confidence of a bin.
+
+    It equals `smece_from_cells` for simulated cells, without the cost of empty cells. Bins may be `BinsWithGaps` with
+    replicates `(R, ..., B)`.
+    """
+    cells = bins.cells if isinstance(bins, BinsWithGaps) else BinCells.of(bins)
+    n_bins, gap = cells.n.shape[-1], bins.gap
+    confidence, weight = cells.confidence.reshape(-1, n_bins), cells.n.reshape(-1, n_bins)
+    found = errors_of_replicates(confidence, weight, weight * gap.reshape(-1, *weight.shape), bandwidth)
+    return found.reshape(gap.shape[:-1])
 
 
 def width_from_cells(cells: BinStats) -> Tensor:
@@ -220,7 +243,7 @@ def _smece(
 smece = functional(_smece)
 
 
-class SmECE(CalibrationMetric[BinStats]):
+class SmECE(CalibrationMetric[SmoothingCells]):
     """Streaming smooth expected calibration error (smECE); see `smece`.
 
     The state contains 6 sums for each of 15,888 cells of the confidence: 763 kB per class for any number of samples.
@@ -241,10 +264,11 @@ class SmECE(CalibrationMetric[BinStats]):
     question = "mean distance between kernel-smoothed frequency and confidence"
     source = "Blasiok & Nakkiran, Smooth ECE, ICLR 2024"
 
-    def test_from(self, statistic: BinStats, **how: Any) -> CalibrationTest:
+    def test_from(self, statistic: SmoothingCells, **how: Any) -> CalibrationTest:
         """Compute the calibration test from sums over cells; its interval is NaN."""
-        test = ErrorTest(self.estimator.formula)
-        return run_error_test(test, statistic, average=self.estimator.averages, **how)
+        test = ErrorTest(partial(smece_from_bins, bandwidth=self.settings["bandwidth"]))
+        found = run_error_test(test, without_empty_cells(statistic), average=self.estimator.averages, **how)
+        return replace(found, statistic=self.estimator.value(statistic))
 
     def width(self) -> Tensor:
         """Return the selected kernel width, over all ranks if `torch.distributed` is running; see `smece_width`."""

@@ -12,7 +12,7 @@ Source: Blasiok, Nakkiran: Smooth ECE: Principled reliability diagrams via kerne
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import overload
 
 import numpy as np
@@ -50,6 +50,34 @@ def smoothed_error(weight: Tensor, residual: Tensor, width: Tensor | float) -> T
     return value.masked_fill(weight[..., 0, :].sum(-1) == 0, torch.nan)
 
 
+def errors_of_replicates(confidence: Tensor, weight: Tensor, residual: Tensor, width: float | None = None) -> Tensor:
+    """Return the smoothed error of R replicates of the residuals at M points, at a given or at the best kernel width.
+
+    Replicates with equal kernel width share the kernel and the smoothed density. Selecting them by their widths
+    synchronises a GPU.
+
+    Args:
+        confidence: confidence of every point, `(E, M)`.
+        weight: weight of every point, `(E, M)`.
+        residual: weighted residual of every point, `(R, E, M)`.
+        width: kernel width as for `smoothed_error`; None for `best_width`.
+
+    Returns:
+        `(R, E)` in [0, 1]; NaN without data.
+
+    Gradient: none.
+    """
+    error = _ReplicateErrors(confidence, weight, residual)
+    if width is not None:
+        return error.at(torch.full_like(residual[..., 0], width))
+
+    def error_at_level(level: Tensor) -> Tensor:
+        return error.at(level.clamp(min=FINEST).to(residual.dtype) / LEVELS)
+
+    start = torch.zeros_like(residual[..., 0], dtype=torch.int64)
+    return _search(error_at_level, start, error_at_level(start + LEVELS))[1]
+
+
 def best_width(weight: Tensor, residual: Tensor) -> Tensor:
     """Return the smallest kernel width k / 1024 that is at least the smoothed error at this width, `(...)`.
 
@@ -85,14 +113,85 @@ def _slopes(sums: Tensor, width: Tensor | None, at: float) -> Tensor:
 @operation("best_width(Tensor sums) -> Tensor", fake=lambda sums: sums.new_empty(sums.shape[:-3]))
 def _best_width(sums: Tensor) -> Tensor:
     """Return `best_width` from stacked cell sums, as for `_slopes`; widths below `FINEST` are always too small."""
-    candidates = _Candidates(sums)
-    low = torch.zeros(sums.shape[:-3], dtype=torch.int64, device=sums.device)
+    error = partial(_Candidates(sums).evaluate, _error_on_grid)
+    start = torch.zeros(sums.shape[:-3], dtype=torch.int64, device=sums.device)
+    level, _ = _search(error, start, torch.zeros_like(start, dtype=sums.dtype))
+    return level.to(sums.dtype) / LEVELS
+
+
+def _search(error: Callable[[Tensor], Tensor], low: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the best widths in 1024ths and the errors at these widths.
+
+    Args:
+        error: maps widths in 1024ths, int64, to errors of the same shape.
+        low: zeros, int64, of this shape.
+        value: errors at the width 1, for elements whose error is not below any smaller width.
+    """
     high = torch.full_like(low, LEVELS)
     for _ in range(int(math.log2(LEVELS))):
         middle = (low + high) // 2
-        reached = (middle < FINEST) | (middle / LEVELS < candidates.evaluate(_error_on_grid, middle))
+        found = error(middle)
+        reached = (middle < FINEST) | (middle / LEVELS < found)
         low, high = torch.where(reached, middle, low), torch.where(reached, high, middle)
-    return high.to(sums.dtype) / LEVELS
+        value = torch.where(reached, value, found)
+    return high, value
+
+
+class _ReplicateErrors:
+    """Smoothed errors of replicates; see `errors_of_replicates`."""
+
+    def __init__(self, confidence: Tensor, weight: Tensor, residual: Tensor) -> None:
+        self._confidence, self._weight, self._residual = confidence, weight, residual
+        # Spectra on the coarse grid are real, because the reflected values are symmetric.
+        self._spectra = [self._spectrum(x, confidence, COARSE_STEPS).real.contiguous() for x in (residual, weight)]
+        self._cosines: dict[int, Tensor] = {}  # by number of points, shared by all widths from 0.05
+
+    def at(self, width: Tensor) -> Tensor:
+        """Return the errors `(R, E)` at the widths `(R, E)`."""
+        value = torch.empty_like(width)
+        for shared in width.unique().tolist():  # type: ignore[no-untyped-call]
+            chosen = width == shared
+            on_grid = self._on_coarse_grid if _steps_for(shared) == COARSE_STEPS else self._on_own_grid
+            distance, density = on_grid(shared, chosen)
+            value[chosen] = distance / (density[chosen.nonzero()[:, 1]] + _n_points(shared) * _EPS)
+        return value.masked_fill(self._weight.sum(-1) == 0, torch.nan)
+
+    def _on_coarse_grid(self, width: float, chosen: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the sums over the points of |residual| `(r)`, for r chosen replicates, and of the density `(E)`.
+
+        Convolution, inverse transform and interpolation are one matrix, frequencies x points. It has only the
+        frequencies that the kernel passes, which are few if the kernel is wide and not cut off at 1/2.
+        """
+        grid = _Grid(self._spectra[1], self._weight.new_tensor(width), _n_points(width))
+        kernel = grid.kernel()[0].real
+        frequency = torch.arange(len(kernel), device=kernel.device)
+        passes = kernel.abs() > torch.finfo(kernel.dtype).eps * kernel.abs().amax()
+        n = int(frequency[passes].amax()) + 1
+        frequency, kernel = frequency[:n].unsqueeze(-1), kernel[:n].unsqueeze(-1)
+        # Frequencies other than the first and the last occur twice, with both signs.
+        kernel = kernel * torch.where(frequency % COARSE_STEPS == 0, 1, 2) / (2 * COARSE_STEPS)
+        if len(self._cosines.get(grid.most_points, ())) < n:
+            node, above, _ = grid.points()
+            phase = frequency.to(kernel.dtype) * (torch.pi / COARSE_STEPS)
+            self._cosines[grid.most_points] = (phase * node).cos() * (1 - above) + (phase * (node + 1)).cos() * above
+        matrix = kernel * self._cosines[grid.most_points][:n]
+        residual, weight = (spectrum[..., :n] for spectrum in self._spectra)
+        return (residual[chosen] @ matrix).abs().sum(-1), weight @ matrix.sum(-1)
+
+    def _on_own_grid(self, width: float, chosen: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the sums of `_on_coarse_grid` for a small width, by Fourier transforms."""
+
+        def smoothed(x: Tensor, confidence: Tensor) -> Tensor:
+            spectrum = self._spectrum(x, confidence, _steps_for(width))
+            return _Grid(spectrum, x.new_tensor(width), _n_points(width)).at_points()
+
+        distance = smoothed(self._residual[chosen], self._confidence[chosen.nonzero()[:, 1]]).abs().sum(-1)
+        return distance, smoothed(self._weight, self._confidence).sum(-1)
+
+    @staticmethod
+    def _spectrum(x: Tensor, confidence: Tensor, steps: int) -> Tensor:
+        below = (confidence * steps).long().clamp(max=steps - 1)
+        return _spectrum(_node_sums(torch.stack((x, x * confidence), -2), steps, below))
 
 
 class _Candidates:
@@ -225,7 +324,7 @@ def _steps_for(width: float) -> int:
     return steps if any(grid % steps == 0 for grid in GRIDS) else FINEST_STEPS
 
 
-def _node_sums(sums: Tensor, steps: int) -> Tensor:
+def _node_sums(sums: Tensor, steps: int, below: Tensor | None = None) -> Tensor:
     """Round cell sums linearly to the nodes i / steps of a grid.
 
     Let p be the confidence of a sample between nodes b and b + 1, and u = p steps - b. A fraction u of its weight (or
@@ -234,11 +333,12 @@ def _node_sums(sums: Tensor, steps: int) -> Tensor:
     Args:
         sums: sums of z and z p over the cells, `(..., 2, K)`.
         steps: number of steps; all nodes must be edges of cells.
+        below: node b of every cell, broadcastable to `(..., K)`. None if the cells are those of `cells`.
 
     Returns:
         Sums at the nodes, `(..., steps + 1)`.
     """
-    below = _node_below(steps, sums.device)
+    below = _node_below(steps, sums.device) if below is None else below
     alone, by_confidence = sums.unbind(-2)
     upper = by_confidence * steps - alone * below
     at_nodes = sums.new_zeros((*alone.shape[:-1], steps + 1))
