@@ -307,13 +307,28 @@ _QUANTILE_LEVELS: dict[str, float] = {"e50": 0.5, "e90": 0.9, "emax": 1.0}
 
 def ici_from_sample(sample: RankedSample, component: ICIComponent, span: float, degree: int, n_points: int) -> Tensor:
     """Compute the mean or a quantile `(...)` of |confidence - smoothed outcome| over all samples; see `ici`."""
-    confidence, frequency, n = _points(sample, n_points)
+    return _ici_at_points(*_points(sample, n_points), component, span, degree)
+
+
+def ici_from_bins(bins: BinStats, component: ICIComponent, span: float, degree: int) -> Tensor:
+    """Compute the mean or a quantile of the distances `(...)` from narrow bins, with one point for each bin.
+
+    Bins may be `BinsWithGaps` with replicates `(R, ..., B)`, which share the weights of the local regressions.
+    """
+    cells = bins.cells if isinstance(bins, BinsWithGaps) else BinCells.of(bins)
+    return _ici_at_points(cells.confidence, cells.confidence + bins.gap, cells.n, component, span, degree)
+
+
+def _ici_at_points(
+    confidence: Tensor, frequency: Tensor, n: Tensor, component: ICIComponent, span: float, degree: int
+) -> Tensor:
+    """Compute the mean or a quantile of |confidence - smoothed frequency| `(...)` over points `(..., M)`."""
     empty = n == 0
     confidence, frequency = confidence.masked_fill(empty, 0), frequency.masked_fill(empty, 0)
     distance = (confidence - loess(confidence, frequency, n, span, degree)).abs()
     if component == "ici":
         return (n * distance).sum(-1) / n.sum(-1)
-    return _quantile(distance, n, _QUANTILE_LEVELS[component])
+    return _quantile(distance, n.expand_as(distance), _QUANTILE_LEVELS[component])
 
 
 def _points(sample: RankedSample, n_points: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -419,3 +434,12 @@ class ICI(RankedMetric):
     question = "mean distance between predictions and a smooth calibration curve"
     source = "Austin & Steyerberg, Statistics in Medicine 2019"
     plot_upper_bound = None
+
+    def test_from(self, statistic: RankedSample, **how: Any) -> CalibrationTest:
+        """Compute the calibration test from a `RankedSample`, divided into the points of the regression."""
+        n_points = min(self.settings["n_points"], max(1, statistic.score.shape[-1]))
+        bins = Binning("equal_mass", n_points).of(statistic).with_noise()
+        options = {name: self.settings[name] for name in ("component", "span", "degree")}
+        test = ErrorTest(partial(ici_from_bins, **options))
+        found = run_error_test(test, bins, average=self.estimator.averages, **how)
+        return replace(found, statistic=self.estimator.value(statistic))

@@ -18,13 +18,13 @@ def loess(x: Tensor, y: Tensor, n: Tensor, span: float, degree: int) -> Tensor:
 
     Args:
         x: positions in ascending order, `(..., M)` of dtype `wide_dtype`; arbitrary where n is 0.
-        y: responses, `(..., M)`, of the same dtype.
+        y: responses, `(..., M)` of the same dtype, or `(R, ..., M)` for R replicates at the same positions.
         n: number of samples at each point, whole numbers `(..., M)`.
         span: fraction of the samples that are neighbours of a point, in (0, 1].
         degree: degree of the polynomial: 0, 1 or 2.
 
     Returns:
-        Fitted values `(..., M)`; 0 where n is 0.
+        Fitted values in the shape of y; 0 where n is 0.
 
     Gradient: in x and y. The dependence of the weights on x is included.
     """
@@ -39,11 +39,17 @@ def loess(x: Tensor, y: Tensor, n: Tensor, span: float, degree: int) -> Tensor:
     right = x.gather(-1, last.clamp(max=x.shape[-1] - 1))
     rows = max(1, _PAIRS // max(1, x.numel()))
     at = torch.split(x, rows, -1)
-    return torch.cat([_fit_at(points, x, y, n, right, is_complete, degree) for points in at], -1).masked_fill(absent, 0)
+    rows_at = (_smoother(points, x, n, right, is_complete, degree) for points in at)
+    if y.dim() == x.dim():
+        fitted = torch.cat([(rows * y.unsqueeze(-2)).sum(-1) for rows in rows_at], -1)
+    else:  # one matrix product for all replicates
+        replicates = y.movedim(0, -1)
+        fitted = torch.cat([rows @ replicates for rows in rows_at], -2).movedim(-1, 0)
+    return fitted.masked_fill(absent, 0)
 
 
-def _fit_at(at: Tensor, x: Tensor, y: Tensor, n: Tensor, right: Tensor, is_complete: Tensor, degree: int) -> Tensor:
-    """Return the fitted values at the points `at`, `(..., K)`.
+def _smoother(at: Tensor, x: Tensor, n: Tensor, right: Tensor, is_complete: Tensor, degree: int) -> Tensor:
+    """Return the rows `(..., K, M)` of the smoother matrix, whose products with y are the fitted values at `at`.
 
     Let u be the scaled distance from a point. The polynomials 1, u - mean and (u - mean)^2 - skew (u - mean) - spread
     are orthogonal under the weights (Gram-Schmidt). So each coefficient is a ratio of two sums. `right[m]` is the last
@@ -59,28 +65,25 @@ def _fit_at(at: Tensor, x: Tensor, y: Tensor, n: Tensor, right: Tensor, is_compl
     w = (1 - u.abs().pow(3)).clamp(min=0).pow(3).masked_fill(all_equal & (u != 0), 0) * n.unsqueeze(-2)
     total = w.sum(-1, keepdim=True)
     share = w / total.masked_fill(total == 0, 1)
-    y = y.unsqueeze(-2)
-    fitted = (share * y).sum(-1)
     if degree == 0:
-        return fitted
+        return share
     # Degree 1: add the coefficient of u - mean times its value at u = 0, which is -mean.
     mean = (share * u).sum(-1, keepdim=True)
     first = u - mean
-    spread = (share * first.square()).sum(-1)
-    fitted = fitted - mean.squeeze(-1) * _coefficient((share * first * y).sum(-1), spread, _FLAT)
+    spread = (share * first.square()).sum(-1, keepdim=True)
+    linear = 1 - _ratio(mean, spread, _FLAT) * first
     if degree == 1:
-        return fitted
+        return share * linear
     # Degree 2: add the coefficient of the quadratic polynomial times its value at u = 0.
     flat = spread <= _FLAT
-    skew = (share * first.pow(3)).sum(-1) / spread.masked_fill(flat, 1)
-    second = first.square() - skew.unsqueeze(-1) * first - spread.unsqueeze(-1)
-    size = (share * second.square()).sum(-1)
-    mean = mean.squeeze(-1)
+    skew = (share * first.pow(3)).sum(-1, keepdim=True) / spread.masked_fill(flat, 1)
+    second = first.square() - skew * first - spread
+    size = (share * second.square()).sum(-1, keepdim=True)
     second_at_0 = mean.square() + skew * mean - spread
-    return fitted + second_at_0 * _coefficient((share * second * y).sum(-1), size.masked_fill(flat, 0), _FLAT**2)
+    return share * (linear + _ratio(second_at_0, size.masked_fill(flat, 0), _FLAT**2) * second)
 
 
-def _coefficient(product: Tensor, size: Tensor, least: float) -> Tensor:
-    """Return the coefficient `product / size` of a polynomial, or 0 if its squared norm `size` is at most `least`."""
+def _ratio(value_at_0: Tensor, size: Tensor, least: float) -> Tensor:
+    """Return the value of a polynomial at u = 0 by its squared norm `size`, or 0 if the norm is at most `least`."""
     flat = size <= least
-    return (product / size.masked_fill(flat, 1)).masked_fill(flat, 0)
+    return (value_at_0 / size.masked_fill(flat, 1)).masked_fill(flat, 0)
