@@ -172,3 +172,14 @@ def test_intervals_are_shown_and_do_not_change_sentence_and_noise_floor(capsys):
     assert f"{nll.low:.4g} to {nll.high:.4g}" in shown
     assert f"ECE {ece.value:.4f} (noise floor {ece.noise_floor:.4f}, 95% " in shown
     assert f"{ece.noise_floor:.6f}" in shown
+
+
+def test_narrow_terminal_wraps_names_and_shows_all_digits(capsys, monkeypatch):
+    pytest.importorskip("rich")
+    monkeypatch.setattr(terminal, "_WIDTH", 80)
+    report = tc.report(*data("binary"), task="binary", with_calibration=False)
+    terminal.show(report)
+    shown = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    first = next(k for k, line in enumerate(shown) if line.startswith("AUROC of 0."))
+    assert shown[first].startswith(f"AUROC of {report['correctness_auroc']:.6f} ")
+    assert shown[first + 1] == "correctness"
