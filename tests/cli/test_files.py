@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.prediction_files import write_csv, write_parquet
-from helpers.reports import QUICK, QUICK_COMMAND, assert_values
+from helpers.reports import QUICK, QUICK_COMMAND, SELECTIVE, assert_values
 from scipy.stats import binomtest
 
 import torchcalib as tc
@@ -149,6 +149,12 @@ def test_confidences_give_accuracy_and_top_label_errors(tmp_path, capsys):
         binary = tc.report(torch.from_numpy(P), torch.from_numpy(Y), task="binary", **QUICK)
         assert_values(found, {key: binary[key] for key in ("nll", "brier", "ecd", "nce", "nbs")})
         assert {key.partition("/")[2] for key in found} == {"", "top_label"}
+        given = {"task": "binary", "mode": "positive"}  # ranked by the confidence, not by max(c, 1 - c)
+        values = {name: f(torch.from_numpy(P), torch.from_numpy(Y), **given).item() for name, f in SELECTIVE.items()}
+        assert_values(found, values)
+        naive = {line.key: line.naive for line in found.lines}
+        assert naive["aurc"] == pytest.approx(1 - Y.mean())
+        assert naive["accuracy_at_coverage"] == pytest.approx(Y.mean())
         assert len(set(found)) == len(list(found))
         assert list(found.tables) == ["top_label"]
         assert f"accuracy {Y.mean():.1%}" in found.sentence
@@ -175,7 +181,13 @@ def test_confidences_in_one_file_give_a_comparison_without_accuracy(tmp_path, mo
     for name, preds in (("conf_a", P), ("conf_b", P**3)):
         expected = F.ece(torch.from_numpy(preds), target, task="binary").item()
         assert lines["ece/top_label"]["values"][name] == pytest.approx(expected)
-    assert "Accuracy" not in capsys.readouterr().out
+        for key, function in SELECTIVE.items():
+            expected = function(torch.from_numpy(preds), target, task="binary", mode="positive").item()
+            assert lines[key]["values"][name] == pytest.approx(expected), key
+            # Both systems have the same order of confidences.
+            assert lines[key]["differences"].get(name, {"value": 0})["value"] == pytest.approx(0, abs=1e-12), key
+            assert lines[key]["intervals"][name] is not None
+    assert "Accuracy" not in capsys.readouterr().out.replace("Accuracy at 80% coverage", "")
 
 
 def test_rows_with_empty_cells_are_dropped_and_counted(tmp_path):

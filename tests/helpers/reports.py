@@ -14,6 +14,9 @@ TASKS = ("binary", "multiclass", "multilabel")
 # Modes with rank-based lines, the main mode first, and names of these lines
 MODES = {"binary": ("positive", "top_label"), "multiclass": ("top_label",), "multilabel": ("classwise",)}
 IN_ORDER = ("ace", "tce", "ks", "atb", "mcb", "dsc", "unc")
+# Functions of selective prediction, by key in a report
+SELECTIVE_NAMES = ("aurc", "eaurc", "augrc", "correctness_auroc", "accuracy_at_coverage", "coverage_at_risk")
+SELECTIVE = {name: getattr(F, name) for name in SELECTIVE_NAMES}
 # Functions of scores, by key in a report
 SCORES = {"nll": F.nll, "brier": F.brier_score, "ecd": F.ecd, "accuracy": F.accuracy}
 SCORES |= {"nce": partial(F.nll, normalize="prior"), "nbs": partial(F.brier_score, normalize="prior")}
@@ -90,11 +93,13 @@ def rank_based_values(preds, target, n_bins=15, names=IN_ORDER, **given):
             parts = F.corp(preds, target, **of)
             found |= {"tce": F.tce(preds, target, **of), "mcb": parts.mcb, "dsc": parts.dsc, "unc": parts.unc}
         values |= {f"{name}/{mode}": value.item() for name, value in found.items()}
+    if "tce" in names:  # targets are labels
+        values |= {key: function(preds, target, **given).item() for key, function in SELECTIVE.items()}
     return values
 
 
 def rank_based_lines(report):
-    return {key: report[key] for key in report if key.split("/")[0] in IN_ORDER}
+    return {key: report[key] for key in report if key.split("/")[0] in (*IN_ORDER, *SELECTIVE)}
 
 
 def assert_equal_stages(found, expected):

@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 import torch
-from helpers.reports import SCORES, predictions
+from helpers.reports import SCORES, SELECTIVE, predictions
 
 import torchcalib as tc
 import torchcalib.functional as F
@@ -25,7 +25,7 @@ def corp_part(*args, part, **options):
     return getattr(F.corp(*args, **options), part)
 
 
-FUNCTIONS = SCORES | {part: partial(corp_part, part=part) for part in ("dsc", "unc")}
+FUNCTIONS = SCORES | SELECTIVE | {part: partial(corp_part, part=part) for part in ("dsc", "unc")}
 ERRORS = {name: getattr(tc, name.upper()) for name in ("ece", "esce", "mce", "rmsce", "ace", "tce", "ks", "atb")}
 ERRORS |= {"rmsce_debiased": partial(tc.RMSCE, debiased=True), "mcb": tc.CORP}
 WITHOUT_INTERVAL = ("mce", "tce", "ks", "atb", "mcb")
@@ -42,7 +42,7 @@ def ends(line):
 
 
 @pytest.mark.parametrize(
-    ("task", "n_errors", "n_scores"), [("binary", 20, 10), ("multiclass", 14, 8), ("multilabel", 10, 8)]
+    ("task", "n_errors", "n_scores"), [("binary", 20, 16), ("multiclass", 14, 14), ("multilabel", 10, 14)]
 )
 def test_scores_have_bootstrap_intervals_and_errors_have_calibration_tests(task, n_errors, n_scores, monkeypatch):
     monkeypatch.setattr(testing, "_MAX_REPLICATES", REPLICATES)  # the same number for every line
@@ -72,6 +72,7 @@ def test_scores_have_bootstrap_intervals_and_errors_have_calibration_tests(task,
         if name in FUNCTIONS:
             expected = bootstrap(FUNCTIONS[name], preds, target, task=task, **of, n_replicates=199)
             low, high = expected.without_bias
+            high = high.clamp(max=1) if line.perfect == 1 else high
             assert [line.value, *ends(line)] == near(expected.value, low.clamp(min=0), high), line.key
             checked["scores"] += 1
     assert checked == {"errors": n_errors, "scores": n_scores}
@@ -119,9 +120,10 @@ def test_slow_lines_have_no_interval_or_few_replicates_with_a_note(monkeypatch):
             patch.setattr(testing, limit, most)
         report = tc.report(preds, target, **given)
         floors, (keys, notes) = missing(report, "noise_floor")[0], missing(report, "interval")
-        assert {"nll", "dsc/top_label", "unc/top_label"} <= keys
+        assert {"nll", "dsc/top_label", "unc/top_label", *SELECTIVE} <= keys
         assert "The interval of NLL is omitted above 100 samples." in notes
         assert "The interval of DSC and UNC, top label is omitted above 100 samples." in notes
+        assert "The interval of metrics of selective prediction is omitted above 100 samples." in notes
         assert "ks/top_label" in floors
         assert "ace/top_label" not in floors
         assert "KS, ATB, TCE and MCB, top label, have no noise floor and p" in notes
@@ -131,6 +133,17 @@ def test_slow_lines_have_no_interval_or_few_replicates_with_a_note(monkeypatch):
     assert words in " ".join(report.notes)
     p_values = [line.p_value for line in report.lines if line.group == "class-wise" and line.p_value is not None]
     assert min(p_values) >= 1 / 40
+
+
+def test_undefined_replicates_leave_out_an_interval_with_a_note():
+    """A third of the replicates do not contain the only error, and AUROC of correctness needs one."""
+    preds = torch.linspace(0.55, 0.95, 40, dtype=torch.float64)
+    report = tc.report(preds, (torch.arange(40) != 7).long(), task="binary", with_calibration=False)
+    keys, notes = missing(report, "interval")
+    assert "correctness_auroc" in keys
+    assert not keys & {"aurc", "eaurc", "augrc", "accuracy_at_coverage", "coverage_at_risk"}
+    assert "AUROC of correctness are omitted: the value of some replicates is undefined." in notes
+    assert "nan to nan" not in str(report)
 
 
 def test_bootstrap_intervals_are_left_out_with_a_note_if_they_are_too_large_or_fail(monkeypatch):
@@ -170,3 +183,14 @@ def test_intervals_are_shown_and_do_not_change_sentence_and_noise_floor(capsys):
     assert f"{nll.low:.4g} to {nll.high:.4g}" in shown
     assert f"ECE {ece.value:.4f} (noise floor {ece.noise_floor:.4f}, 95% " in shown
     assert f"{ece.noise_floor:.6f}" in shown
+
+
+def test_narrow_terminal_wraps_names_and_shows_all_digits(capsys, monkeypatch):
+    pytest.importorskip("rich")
+    monkeypatch.setattr(terminal, "_WIDTH", 80)
+    report = tc.report(*data("binary"), task="binary", with_calibration=False)
+    terminal.show(report)
+    shown = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    first = next(k for k, line in enumerate(shown) if line.startswith("AUROC of 0."))
+    assert shown[first].startswith(f"AUROC of {report['correctness_auroc']:.6f} ")
+    assert shown[first + 1] == "correctness"

@@ -6,6 +6,7 @@ from helpers.reports import (
     IN_ORDER,
     MODES,
     QUICK,
+    SELECTIVE,
     TASKS,
     assert_values,
     predictions,
@@ -18,6 +19,9 @@ import torchcalib as tc
 import torchcalib.functional as F
 from torchcalib.reporting import sample_or_sketch
 from torchcalib.reporting.building import ReportBuilder
+
+METRICS = (tc.AURC, tc.EAURC, tc.AUGRC, tc.CorrectnessAUROC, tc.AccuracyAtCoverage, tc.CoverageAtRisk)
+METRICS = dict(zip(SELECTIVE, METRICS, strict=True))
 
 
 def in_pieces(task, logits, target):
@@ -50,6 +54,10 @@ def test_rank_based_values_above_the_limit_equal_those_of_the_sketch(task, monke
             assert report[f"{name}/{mode}"] == pytest.approx(metric.compute().item(), abs=1e-12), name
         assert report[f"ks/{mode}"] == pytest.approx(exact[f"ks/{mode}"], abs=1 / 200)
         assert report.tests[mode].n.sum() == exact.tests[mode].n.sum()
+    for key, metric_class in METRICS.items():
+        metric = metric_class(task=task, from_logits=True, resolution=2048, **outputs)
+        metric.update(logits, target)
+        assert report[key] == pytest.approx(metric.compute().item(), abs=1e-12), key
     assert_values(report, exact, set(exact) - set(rank_based_lines(exact)))
 
 
@@ -96,12 +104,13 @@ def test_soft_targets_leave_out_label_metrics_and_floating_labels_are_labels(tas
     report = builder.report()
     assert set(rank_based_lines(report)) == set(expected)
     assert report.tests == {}
-    assert "TCE, MCB, DSC and UNC are omitted: they need labels, and targets are soft." in report.notes
+    names = "TCE, MCB, DSC, UNC and metrics of selective prediction"
+    assert f"{names} are omitted: they need labels, and targets are soft." in report.notes
     assert len(report.notes) == 1 + (most == 60)
     for key, value in expected.items():
         assert report[key] == pytest.approx(value, abs=1e-12 if most > 60 else 0.01)
     given |= {"weights": torch.arange(200) % 3 if most == 60 else None, **QUICK}
     report, expected = tc.report(logits, floating, **given), tc.report(logits, labels, **given)
-    assert {key.split("/")[0] for key in rank_based_lines(report)} == set(IN_ORDER)
+    assert {key.split("/")[0] for key in rank_based_lines(report)} == {*IN_ORDER, *SELECTIVE}
     assert_values(rank_based_lines(report), rank_based_lines(expected))
     assert set(report.tests) == set(report.tables)

@@ -15,7 +15,6 @@ from torchcalib.io.opening import PredictionFiles, Rows
 from torchcalib.reporting import terminal
 from torchcalib.reporting.accumulators import check_size
 from torchcalib.reporting.comparison.building import ComparisonBuilder
-from torchcalib.reporting.confidences import comparison_of_confidences
 
 
 @on_first
@@ -38,6 +37,7 @@ def run(arguments: argparse.Namespace, systems: Mapping[str, System]) -> None:
         nan_policy=arguments.nan_policy,
         from_logits={name: predictions.source.from_logits for name, predictions in files.items()},
         ignore_index=arguments.ignore_index,
+        are_confidences=first.source.are_confidences,
         class_axis=-1,  # the last axis in a file contains the classes
     )
     check_size(first.task, first.source.shape[-1], arguments.n_bins)  # fail early, before rows are read
@@ -56,8 +56,6 @@ def run(arguments: argparse.Namespace, systems: Mapping[str, System]) -> None:
             advance(len(shared))
     with working("computing differences and their intervals"):
         compared = builder.comparison({name: predictions.source.in_words() for name, predictions in files.items()})
-    if first.source.are_confidences:
-        compared = comparison_of_confidences(compared)
     with working("writing the files"):
         paths = () if arguments.out is None else compared.save(arguments.out)
     terminal.show_comparison(compared)

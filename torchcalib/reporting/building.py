@@ -29,6 +29,7 @@ from torchcalib.reporting.accumulators import MAX_BINS, MAX_COPIES, Accumulated,
 from torchcalib.reporting.buffer import PredictionBuffer
 from torchcalib.reporting.calibration import calibration_stage, fitted
 from torchcalib.reporting.confidences import report_of_confidences
+from torchcalib.reporting.contents import SELECTIVE_GROUP
 from torchcalib.reporting.data import Report
 from torchcalib.reporting.groups import GroupBins
 from torchcalib.reporting.lines import Statistics, bin_estimators, has_table, score_estimators
@@ -178,15 +179,15 @@ class ReportBuilder:
         notes = [*evidence_notes, *rank_notes]
         lines, tables = s.lines(), s.tables()
         main = next(line for line in with_evidence(lines, evidence) if line.key in evidence)
-        are_confidences = self.source is not None and self.source.are_confidences
         # Use the sentence for multi-class predictions: confidences are probabilities of the predicted class.
-        sentence_task: Task = "multiclass" if are_confidences else self._task
+        sentence_task: Task = "multiclass" if s.are_confidences else self._task
         sentence = sentence_of(
             sentence_task, {line.key: line.value for line in lines}, next(iter(tables.values())), main
         )
         lines = with_evidence(lines, evidence, with_intervals=self._with_intervals)
         if self._with_intervals:
-            lines, interval_notes = with_intervals(lines, p, why_not, list(s.samples) if s.has_labels else [])
+            decomposed = list(s.samples) if s.has_labels else []
+            lines, interval_notes = with_intervals(lines, p, why_not, decomposed, s.selective_mode)
             notes += interval_notes
         stage = None
         class_names = () if self._format.positive_classes is not None else self._class_names
@@ -226,7 +227,7 @@ class ReportBuilder:
             groups=self._accumulators[GROUPS].table() if self._has_groups else None,
             class_names=class_names,
         )
-        return report_of_confidences(report, bool(self._ranked_samples)) if are_confidences else report
+        return report_of_confidences(report, bool(self._ranked_samples)) if s.are_confidences else report
 
     def _statistics(self) -> Statistics:
         """Return the accumulated sums and ranked samples.
@@ -247,6 +248,7 @@ class ReportBuilder:
             sums={name: a.statistic for name, a in self._accumulators.items() if isinstance(a, Accumulated)},
             samples={mode: sample.statistic for mode, sample in ranked.items()},
             has_labels=all(sample.has_labels for sample in ranked.values()),
+            are_confidences=self.source is not None and self.source.are_confidences,
         )
 
     @property
@@ -279,14 +281,19 @@ class ReportBuilder:
 
     def _rank_based_notes(self, s: Statistics) -> tuple[str, list[str]]:
         """Return how rank-based errors are computed, such as `"exact"`, and notes on omitted errors."""
+        all_names = f"ACE, TCE, KS, ATB, MCB, DSC, UNC and metrics of {SELECTIVE_GROUP}"
         if not s.samples:
-            names = "ACE, TCE, KS, ATB, MCB, DSC and UNC"
-            return "left out", [f"{names} are omitted: they need weights that are whole numbers."]
-        notes = [] if s.has_labels else ["TCE, MCB, DSC and UNC are omitted: they need labels, and targets are soft."]
+            return "left out", [f"{all_names} are omitted: they need weights that are whole numbers."]
+        notes = []
+        if not s.has_labels:
+            notes.append(
+                f"TCE, MCB, DSC, UNC and metrics of {SELECTIVE_GROUP} are omitted: they need labels, and targets are "
+                "soft."
+            )
         resolution = next(iter(self._ranked_samples.values())).resolution
         if resolution is None:
             return "exact", notes
-        names = "ACE, TCE, KS, ATB, MCB, DSC and UNC" if s.has_labels else "ACE, KS and ATB"
+        names = all_names if s.has_labels else "ACE, KS and ATB"
         notes.append(
             f"{names} are computed from a sketch, because there are many samples. Each probability is rounded by less "
             f"than 1 / {resolution:,} in log-odds."

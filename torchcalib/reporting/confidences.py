@@ -2,7 +2,8 @@
 
 Confidences are evaluated as a binary task: the confidence c is the probability of the outcome "correct". Errors of the
 positive class are then errors of the top label. Errors of the confidence max(c, 1 - c) are removed.
-The binary accuracy, which depends on the threshold 0.5, is replaced or removed.
+The binary accuracy, which depends on the threshold 0.5, is replaced or removed. Metrics of selective prediction are
+computed from the confidence c by `torchcalib.reporting.lines.selective_mode`, and are not changed here.
 """
 
 from collections.abc import Mapping

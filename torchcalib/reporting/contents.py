@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 WORST_CLASSES = 10
 
+SELECTIVE_GROUP = "selective prediction"
+"""Group of the metrics of selective prediction in `Line.group`. Their keys have no mode."""
+
 NAIVE_WORDS = (
     "Perfect: value of a predictor that is always right and certain. Naive: value of a predictor that always predicts "
     "the class frequencies of this data."
@@ -38,6 +41,12 @@ CONFIDENCE_WORDS = (
 )
 """Explanation of scores, confidences and class-wise errors."""
 
+SELECTIVE_WORDS = (
+    "Selective prediction: the model abstains from its least confident predictions. Coverage: fraction of accepted "
+    "predictions. Risk: their error rate. Multi-label values are means over labels."
+)
+"""Explanation of the metrics of selective prediction."""
+
 EVIDENCE_WORDS = (
     "Noise floor: expected value if the model were perfectly calibrated with these confidences. Only the part above it "
     "is due to miscalibration. p: probability of a value at least as large if the model were perfectly calibrated. "
@@ -48,7 +57,7 @@ EVIDENCE_WORDS = (
 INTERVAL_WORDS = (
     "95% interval: confidence interval of the expected value at this sample size. For a calibration error, the noise "
     "floor is this value if the model is calibrated. Errors without an interval have no method with 95% coverage. "
-    "Scores, DSC and UNC have a bootstrap interval."
+    "Scores, DSC, UNC and metrics of selective prediction have a bootstrap interval."
 )
 """Explanation of the intervals of a report."""
 
@@ -74,7 +83,14 @@ def explanations(report: "Report") -> list[str]:
     """Return explanations of the columns and groups in `line_table(report)`."""
     has_evidence = any(line.p_value is not None for line in report.lines)
     has_intervals = any(line.interval for line in report.lines)
-    return [NAIVE_WORDS, CONFIDENCE_WORDS, *[EVIDENCE_WORDS] * has_evidence, *[INTERVAL_WORDS] * has_intervals]
+    is_selective = any(line.group == SELECTIVE_GROUP for line in report.lines)
+    return [
+        NAIVE_WORDS,
+        CONFIDENCE_WORDS,
+        *[SELECTIVE_WORDS] * is_selective,
+        *[EVIDENCE_WORDS] * has_evidence,
+        *[INTERVAL_WORDS] * has_intervals,
+    ]
 
 
 def sources_of(results: "Results[Any]") -> list[str]:

@@ -66,7 +66,8 @@ class Quantity:
     Attributes:
         key: unique key, such as `"nll"` or `"ece/top_label"`.
         name: display name, such as `"ECE"`.
-        group: `"scores"`, or the mode of the error: `"positive class"`, `"top label"`, `"class-wise"`.
+        group: `"scores"`, `"selective prediction"`, or the mode of the error: `"positive class"`, `"top label"`,
+            `"class-wise"`.
         unit: unit of the value.
         perfect: value of a predictor that is always right and certain.
         question: one-line description, a noun phrase.
@@ -97,8 +98,9 @@ class Line(Quantity):
         p_value: probability of a value at least as large if the model were perfectly calibrated. Not corrected for
             multiple testing. None without `noise_floor`.
         interval: 95% confidence interval of the expected value at this sample size; None if omitted. For the method of
-            calibration errors, see `torchcalib.inference.CalibrationTest`. Scores, DSC (discrimination) and UNC
-            (uncertainty) have a bootstrap interval; see `torchcalib.inference.Interval`.
+            calibration errors, see `torchcalib.inference.CalibrationTest`. Scores, DSC (discrimination), UNC
+            (uncertainty) and metrics of selective prediction have a bootstrap interval; see
+            `torchcalib.inference.Interval`.
     """
 
     value: float
@@ -384,11 +386,14 @@ class Report(Results[float]):
         - Rank-based errors, except class-wise for a multi-class task: adaptive (ACE), test-based (TCE),
           Kolmogorov-Smirnov (KS) and averaged two-bin calibration error (ATB).
         - Brier score decomposition, for the same modes: miscalibration (MCB), discrimination (DSC), uncertainty (UNC).
+        - Selective prediction, for the top label: area under the risk-coverage curve (AURC), its excess over the ideal
+          order (E-AURC), area under the generalised risk-coverage curve (AUGRC), area under the receiver operating
+          characteristic curve (AUROC) of correctness, accuracy at 80% coverage, and coverage at 5% risk.
 
-        TCE, MCB, DSC and UNC are omitted for soft targets. ACE, TCE, KS, ATB, MCB, DSC and UNC are omitted for
-        fractional weights. Above 2^24 samples (multi-label: samples times labels) they are computed from a sketch. It
-        rounds probabilities by less than 1 / 2,048 in log-odds (more above 16 labels). It is exact for float16 and
-        bfloat16; see `torchcalib.core.ranked.LogitCells`.
+        TCE, MCB, DSC, UNC and selective prediction are omitted for soft targets. They are also omitted for fractional
+        weights, as are ACE, KS and ATB. Above 2^24 samples (multi-label: samples times labels) all of them are computed
+        from a sketch. It rounds probabilities by less than 1 / 2,048 in log-odds (more above 16 labels). It is exact
+        for float16 and bfloat16; see `torchcalib.core.ranked.LogitCells`.
 
         `calibration` contains NLL and Brier score after cross-validated calibration in 5 stratified folds. Calibrators
         are temperature scaling and affine scaling of the logits (one temperature, and one bias for each class). For
@@ -398,9 +403,9 @@ class Report(Results[float]):
 
         Every calibration error has a noise floor and a p-value; see `torchcalib.inference.CalibrationTest`. The noise
         floor is the expected value under perfect calibration. ECE, ACE, ESCE and RMSCE also have a 95% interval, except
-        for averages over classes. Scores, DSC and UNC have a 95% bootstrap interval from 199 replicates, without its
-        bias. It is omitted above 2^18 events (samples, or samples times classes). For DSC and UNC it is omitted above
-        2^13 events.
+        for averages over classes. Scores, DSC, UNC and metrics of selective prediction have a 95% bootstrap interval
+        from 199 replicates, without its bias. It is omitted above 2^18 events (samples, or samples times classes). For
+        DSC, UNC and selective prediction it is omitted above 2^13 events.
 
         `notes` lists all omissions.
 

@@ -1,9 +1,11 @@
-"""Compute the lines of a report (scores and calibration errors) from accumulated sums and ranked samples.
+"""Compute the lines of a report, such as scores and calibration errors, from accumulated sums and ranked samples.
 
 Scores: negative log-likelihood (NLL) and entropic calibration difference (ECD). Calibration errors: expected (ECE),
 expected signed (ESCE), maximum (MCE), root mean squared (RMSCE), adaptive (ACE), test-based (TCE),
 Kolmogorov-Smirnov (KS) and averaged two-bin (ATB). Brier score decomposition: miscalibration (MCB) - discrimination
-(DSC) + uncertainty (UNC).
+(DSC) + uncertainty (UNC). Selective prediction: area under the risk-coverage curve (AURC), its excess over the ideal
+order (E-AURC), area under the generalised risk-coverage curve (AUGRC), and area under the receiver operating
+characteristic curve (AUROC) of correctness.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,9 +27,26 @@ from torchcalib.metrics.base import CalibrationMetric
 from torchcalib.metrics.binned import ACE, ECE, ESCE, MCE, RMSCE, BinnedMetric, ece_from_bins, rmsce_from_bins
 from torchcalib.metrics.proper_scores import ECD, NLL, Accuracy, BrierScore
 from torchcalib.metrics.ranked import CORP, KS, CORPDecomposition, corp_from_sample, ks_from_sorted
+from torchcalib.metrics.risk_coverage import Accepted, of_predicted_class
 from torchcalib.metrics.scores import ScoreMetric, scored
+from torchcalib.metrics.selective import (
+    AUGRC,
+    AURC,
+    EAURC,
+    AccuracyAtCoverage,
+    CorrectnessAUROC,
+    CoverageAtRisk,
+    SelectiveMetric,
+    accuracy_at_coverage_of,
+    augrc_of,
+    aurc_of,
+    correctness_auroc_of,
+    coverage_at_risk_of,
+    excess_of,
+)
 from torchcalib.metrics.test_based import TCE, tce_from_bins
 from torchcalib.metrics.truthful import ATB, atb_from_sorted
+from torchcalib.reporting.contents import SELECTIVE_GROUP
 from torchcalib.reporting.data import Line
 
 SCORES: tuple[type[ScoreMetric], ...] = (Accuracy, NLL, BrierScore, ECD)
@@ -62,6 +81,26 @@ def _metadata(metric: type[CalibrationMetric[Any]], **changes: Any) -> dict[str,
     return {"name": _NAMES.get(metric, metric.__name__), **{name: getattr(metric, name) for name in names}, **changes}
 
 
+_COVERAGE, _RISK = 0.8, 0.05
+"""Default arguments of `torchcalib.functional.accuracy_at_coverage` and `coverage_at_risk`."""
+
+SELECTIVE: dict[str, tuple[type[SelectiveMetric], str]] = {
+    "aurc": (AURC, "AURC"),
+    "eaurc": (EAURC, "E-AURC"),
+    "augrc": (AUGRC, "AUGRC"),
+    "correctness_auroc": (CorrectnessAUROC, "AUROC of correctness"),
+    "accuracy_at_coverage": (AccuracyAtCoverage, f"Accuracy at {_COVERAGE:.0%} coverage"),
+    "coverage_at_risk": (CoverageAtRisk, f"Coverage at {_RISK:.0%} risk"),
+}
+"""Metrics of selective prediction with their display names, by `Line.key`."""
+
+_SELECTIVE_QUESTIONS = {
+    "accuracy_at_coverage": f"accuracy of the most confident {_COVERAGE:.0%} of the samples",
+    "coverage_at_risk": f"largest fraction of samples that a threshold accepts at an error rate of {_RISK:.0%} or less",
+}
+"""Descriptions that contain the arguments of the metrics, by `Line.key`."""
+
+
 _METRICS: tuple[type[CalibrationMetric[Any]], ...] = (*SCORES, *ERRORS, ACE, TCE, KS, ATB)
 _METADATA: dict[str, dict[str, Any]] = {
     **{key_of(m): _metadata(m) for m in _METRICS},
@@ -82,6 +121,10 @@ _METADATA: dict[str, dict[str, Any]] = {
             ("dsc", "decrease of the Brier score by discrimination, after recalibration"),
             ("unc", "Brier score of always predicting the outcome frequency"),
         )
+    },
+    **{
+        key: _metadata(metric, name=name, question=_SELECTIVE_QUESTIONS.get(key, metric.question))
+        for key, (metric, name) in SELECTIVE.items()
     },
 }
 """Metadata of lines, by the key without the mode."""
@@ -130,6 +173,35 @@ def corp_values(sample: RankedSample, mode: NamedMode) -> dict[str, Tensor]:
     """Return miscalibration, discrimination and uncertainty `(...)` in the Brier score of a ranked sample, by key."""
     parts = CORPDecomposition(*_mean(partial(corp_from_sample, score="brier"), sample, mode).unbind(-1))
     return {f"{name}/{mode}": getattr(parts, name) for name in ("mcb", "dsc", "unc")}
+
+
+def selective_mode(task: Task, are_confidences: bool) -> NamedMode:
+    """Return the mode of the ranked sample for selective prediction, where an event is a correct prediction.
+
+    The samples of a multi-label task are converted by `of_predicted_class`. `are_confidences` is True if the
+    predictions of a binary task are confidences, and its targets are 1 for correct predictions.
+    """
+    if are_confidences:
+        return "positive"
+    return "classwise" if task == "multilabel" else "top_label"
+
+
+def selective_values(sample: RankedSample, mode: NamedMode) -> dict[str, Tensor]:
+    """Return all metrics of selective prediction `(...)`, by key. Multi-label values are means over labels.
+
+    Args:
+        sample: ranked sample of `selective_mode`, with outcomes 0 and 1.
+        mode: result of `selective_mode`.
+    """
+    return dict(zip(SELECTIVE, _mean(partial(_selective, mode=mode), sample, mode).unbind(-1), strict=True))
+
+
+def _selective(sample: RankedSample, mode: NamedMode) -> Tensor:
+    """Compute all metrics of selective prediction `(..., 6)` with one sort, in the order of `SELECTIVE`."""
+    a = Accepted.of(of_predicted_class(sample) if mode == "classwise" else sample)
+    aurc = aurc_of(a)
+    at_levels = accuracy_at_coverage_of(a, _COVERAGE), coverage_at_risk_of(a, _RISK)
+    return torch.stack((aurc, excess_of(aurc, a), augrc_of(a), correctness_auroc_of(a), *at_levels), -1)
 
 
 def _mean(value: Callable[[RankedSample], Tensor], sample: RankedSample, mode: NamedMode) -> Tensor:
@@ -191,7 +263,9 @@ class Statistics:
         n_bins: number of equal-mass bins of the adaptive calibration error (ACE).
         sums: statistics of `score_estimators` and `bin_estimators`, by key.
         samples: ranked sample for each mode with rank-based errors, `(N,)`; for mode "classwise" `(L, N)`.
-        has_labels: whether all outcomes are 0 or 1. If not, test-based error and Brier score decomposition are omitted.
+        has_labels: whether all outcomes are 0 or 1. If not, test-based error, Brier score decomposition and metrics of
+            selective prediction are omitted.
+        are_confidences: whether binary predictions are confidences, and targets are 1 for correct predictions.
     """
 
     task: Task
@@ -199,6 +273,7 @@ class Statistics:
     sums: Mapping[str, Any]
     samples: Mapping[NamedMode, RankedSample]
     has_labels: bool
+    are_confidences: bool = False
 
     @property
     def bins(self) -> dict[NamedMode, BinStats]:
@@ -249,8 +324,27 @@ class Statistics:
             for mode, sample in samples.items()
         }
 
+    @property
+    def selective_mode(self) -> NamedMode | None:
+        """Mode of the sample for metrics of selective prediction; None if they are omitted."""
+        mode = selective_mode(self.task, self.are_confidences)
+        return mode if self.has_labels and mode in self.samples else None
+
+    def _naive_selective_values(self) -> dict[str, Tensor]:
+        """Return the metrics of selective prediction for always predicting the class frequencies, by key.
+
+        All confidences are then equal. Predictions are correct for the most frequent class, of each label for
+        multi-label.
+        """
+        n = self._by_class.n
+        total = n.sum(-1, keepdim=True)
+        correct = n[..., 1:] if self.are_confidences else n.amax(-1, keepdim=True)
+        # As a probability of the positive class above 1/2, the score is not changed by `of_predicted_class`.
+        constant = RankedSample(torch.full_like(total, 0.75), correct, total, False)
+        return selective_values(constant, selective_mode(self.task, self.are_confidences))
+
     def lines(self) -> list[Line]:
-        """Return all scores and calibration errors, without noise floors, p-values and intervals."""
+        """Return all lines, without noise floors, p-values and intervals."""
         values: dict[str, Tensor] = {}
         naive = dict.fromkeys(_RELATIVE.values(), 1.0)
         perfect: dict[str, float] = {}
@@ -268,12 +362,16 @@ class Statistics:
             unc, is_top, largest = float(values[f"unc/{mode}"]), mode == "top_label", max(self.priors)
             perfect |= dict.fromkeys((f"dsc/{mode}", f"unc/{mode}"), 0.0 if is_top else unc)
             naive[f"unc/{mode}"] = largest * (1 - largest) if is_top else unc
+        if self.selective_mode is not None:
+            values |= selective_values(self.samples[self.selective_mode], self.selective_mode)
+            naive |= {key: float(value) for key, value in self._naive_selective_values().items()}
         lines = []
         for key, value in values.items():
             name, _, line_mode = key.partition("/")
+            group = SELECTIVE_GROUP if key in SELECTIVE else "scores"
             line = Line(
                 key=key,
-                group=GROUPS[line_mode] if line_mode else "scores",  # type: ignore[index]  # str, but always a mode
+                group=GROUPS[line_mode] if line_mode else group,  # type: ignore[index]  # str, but always a mode
                 value=float(value),
                 naive=naive.get(key, 0.0),
                 **_METADATA[name],

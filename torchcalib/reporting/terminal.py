@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from textwrap import fill
 from typing import Literal, Protocol
 
 try:
@@ -39,6 +40,7 @@ from torchcalib.reporting.monitoring.history import History
 _WIDTH = 120  # characters per line of output to a file or pipe
 _WIDE_TABLE_WIDTH = 110  # minimum terminal width for the optional columns of tables
 _NAME_WIDTH = 24  # maximum width of name columns in characters
+_NARROW_WIDTH = 16  # maximum width of metric names on a narrow terminal; long enough for the ends of bins
 _STYLES = {"better": "bold", "worse": "bold", "quiet": "dim"}
 
 
@@ -128,6 +130,12 @@ def show_comparison(comparison: Comparison) -> None:
 def _print_table(console: Console, table: Table, notes: Sequence[str] = ()) -> None:
     """Print a table and notes below it. Columns with `shown="wide"` are omitted on a narrow terminal."""
     is_wide = console.width >= _WIDE_TABLE_WIDTH
+
+    def first_text(text: str) -> str:
+        """Return a text of the first column, wrapped between words if rich does not wrap the column."""
+        text = printable(text)
+        return text if is_wide or table.columns[0].wraps else fill(text, _NARROW_WIDTH, break_long_words=False)
+
     table = table.shown_on("always", *["wide"] * is_wide)
     title = Text(table.title, "bold") if table.title else None
     drawn = rich_table.Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
@@ -140,9 +148,10 @@ def _print_table(console: Console, table: Table, notes: Sequence[str] = ()) -> N
     for section in table.sections:
         drawn.add_section()
         if section.heading:
-            drawn.add_row(Text(printable(section.heading), "bold"))
+            drawn.add_row(Text(first_text(section.heading), "bold"))
         for row in section.rows:
             cells = [Text(printable(cell.text), _STYLES.get(cell.style, "")) for cell in row.cells]
+            cells[0] = Text(first_text(row.cells[0].text), _STYLES.get(row.cells[0].style, ""))
             drawn.add_row(*cells, style="dim" if row.is_quiet else "")
     console.print(drawn)
     _print_notes(console, notes)

@@ -4,6 +4,7 @@ The noise floor, p-value and interval of a calibration error are computed from a
 Scores have bootstrap intervals, which need all predictions. For the acronyms see `torchcalib.reporting.lines`.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -25,8 +26,18 @@ from torchcalib.metrics.binned import ACE, rmsce_from_bins
 from torchcalib.metrics.ranked import CORP, KS, RankedMetric
 from torchcalib.metrics.test_based import TCE
 from torchcalib.metrics.truthful import ATB
+from torchcalib.reporting.contents import SELECTIVE_GROUP
 from torchcalib.reporting.data import Line, LineInterval
-from torchcalib.reporting.lines import ERRORS, GROUPS, LineEstimator, Statistics, corp_values, key_of, score_estimators
+from torchcalib.reporting.lines import (
+    ERRORS,
+    GROUPS,
+    LineEstimator,
+    Statistics,
+    corp_values,
+    key_of,
+    score_estimators,
+    selective_values,
+)
 
 MAX_EVENTS = 2**18
 """Maximum number of events (samples, or samples times classes) for bootstrap intervals of scores."""
@@ -150,7 +161,11 @@ _OMITTED = "Bootstrap intervals are omitted: {}."
 
 
 def with_intervals(
-    lines: Sequence[Line], p: Predictions | None, why_not: str, decomposed: Sequence[NamedMode]
+    lines: Sequence[Line],
+    p: Predictions | None,
+    why_not: str,
+    decomposed: Sequence[NamedMode],
+    selective: NamedMode | None,
 ) -> tuple[list[Line], list[str]]:
     """Add bootstrap intervals to lines without an interval; return the lines, and notes on omitted intervals.
 
@@ -159,6 +174,7 @@ def with_intervals(
         p: predictions; None if they are not available.
         why_not: reason why the predictions are not available, as a clause.
         decomposed: modes with a decomposition of the Brier score into miscalibration, discrimination and uncertainty.
+        selective: mode of the metrics of selective prediction; None if they are omitted.
     """
     if p is None:
         return list(lines), [_OMITTED.format(why_not)] if why_not else []
@@ -166,6 +182,10 @@ def with_intervals(
     for mode in decomposed:
         corp = LineEstimator(mode, ExactSample(mode), partial(corp_values, mode=mode), f"DSC and UNC, {GROUPS[mode]}")
         limits.append((corp, MAX_RANKED))
+    if selective is not None:
+        values = partial(selective_values, mode=selective)
+        name = f"metrics of {SELECTIVE_GROUP}"
+        limits.append((LineEstimator(selective, ExactSample(selective), values, name), MAX_RANKED))
     fast, notes = [], []
     for estimator, limit in limits:
         n_events = estimator.accumulator.n_events(p)
@@ -182,12 +202,17 @@ def with_intervals(
     except (RuntimeError, ValueError) as error:  # out of memory, or integer overflow of counts
         return list(lines), [_OMITTED.format(f"the bootstrap failed with {failure(error)}")]
 
-    def changed(line: Line) -> Line:
+    changed, undefined = [], []
+    for line in lines:
         # Replicates of the miscalibration (MCB), an error, contain the sampling noise twice.
-        is_missing = line.interval is None and line.key in replicates and not line.key.startswith("mcb/")
-        return replace(line, interval=interval_of(line, replicates[line.key])) if is_missing else line
-
-    return [changed(line) for line in lines], notes
+        if line.interval is None and line.key in replicates and not line.key.startswith("mcb/"):
+            line = replace(line, interval=interval_of(line, replicates[line.key]))
+            if line.interval is None and not math.isnan(line.value):
+                undefined.append(line.name)
+        changed.append(line)
+    if undefined:
+        notes.append(f"Intervals of {listed(undefined)} are omitted: the value of some replicates is undefined.")
+    return changed, notes
 
 
 @torch.no_grad()
@@ -206,12 +231,22 @@ def _bootstrap(p: Predictions, estimators: Sequence[LineEstimator]) -> dict[str,
     return {key: torch.cat(values) for key, values in found.items()}
 
 
-def interval_of(line: Line, replicates: Tensor) -> LineInterval:
-    """Return the bootstrap interval of a line, without its bias, from its values in R replicates `(R,)`."""
+def interval_of(line: Line, replicates: Tensor) -> LineInterval | None:
+    """Return the bootstrap interval of a line, without its bias, from its values in R replicates `(R,)`.
+
+    None if a bound is NaN; see `none_if_nan`.
+    """
     interval = Interval(torch.tensor(line.value, dtype=replicates.dtype), replicates.cpu(), LEVEL)
     low, high = (float(end) for end in interval.without_bias)
-    is_positive = bool((replicates >= 0).all())  # the shifted interval may include impossible values
-    return LineInterval(max(low, 0.0) if is_positive else low, high)
+    # Without the bias, the ends may be outside the range of the metric.
+    low = max(low, 0.0) if bool((replicates >= 0).all()) else low
+    high = min(high, 1.0) if line.perfect == 1 else high
+    return none_if_nan(LineInterval(low, high))
+
+
+def none_if_nan(interval: LineInterval) -> LineInterval | None:
+    """Return the interval, or None if a bound is NaN (empty replicates or infinite values)."""
+    return None if math.isnan(interval.low) or math.isnan(interval.high) else interval
 
 
 def failure(error: Exception) -> str:

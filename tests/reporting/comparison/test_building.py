@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 from helpers.refusals import assert_refused
-from helpers.reports import QUICK, TASKS
+from helpers.reports import QUICK, SELECTIVE, TASKS
 from helpers.systems import FEW, compared, systems
 
 import torchcalib as tc
@@ -54,7 +54,7 @@ def test_intervals_equal_those_of_explicit_replicate_weights(task, weighted, mon
     group = groups.group_of(groups.words_of(5, 0, 120, torch.device("cpu")), 64)
     counts = groups.Draws(5, 39, torch.device("cpu")).of(64)
     functions = {"nll": F.nll, "nbs": partial(F.brier_score, normalize="prior")}
-    functions |= {f"{name}/{MAIN[task]}": getattr(F, name) for name in ("ece", "esce", "ks")}
+    functions |= {f"{name}/{MAIN[task]}": getattr(F, name) for name in ("ece", "esce", "ks")} | SELECTIVE
     for key, function in functions.items():
         drawn = []
         for weights in (own, *(own * times[group].to(own) for times in counts)):
@@ -92,10 +92,14 @@ def test_verdicts_follow_the_direction_of_each_metric():
     assert compared.baseline == "calibrated"
     better = {"accuracy": "higher", "dsc/positive": "higher", "nll": "lower"}
     better |= {"ecd": "nearer to 0", "esce/top_label": "nearer to 0"}
+    better |= dict.fromkeys(("aurc", "eaurc", "augrc"), "lower")
+    better |= dict.fromkeys(("correctness_auroc", "accuracy_at_coverage", "coverage_at_risk"), "higher")
     assert {key: compared[key].better for key in better} == better
     sure = ("nll", "ece/positive", "ecd", "esce/top_label", "mcb/top_label")
     verdicts = {("accuracy", "sure"): "not significant", **{(key, "sure"): "worse" for key in sure}}
     verdicts |= {("accuracy", "noisy"): "worse", ("dsc/positive", "noisy"): "worse"}
+    # The same order and the same predicted classes, and noise in both.
+    verdicts |= {(key, "sure"): "not significant" for key in SELECTIVE} | {("aurc", "noisy"): "worse"}
     assert {(key, name): compared[key].differences[name].verdict for key, name in verdicts} == verdicts
     assert compared.sentences["sure"].startswith("sure is worse calibrated than calibrated: its ECE is higher by")
     back = tc.compare(dict(reversed(logits.items())), target, task="binary", from_logits=True, **FEW)
@@ -173,7 +177,9 @@ def test_notes_mention_soft_targets_weights_and_many_classes(monkeypatch):
     probs, soft = (torch.rand(30, 3, generator=g, dtype=torch.float64).softmax(-1) for _ in range(2))
     weights = torch.rand(30, generator=g, dtype=torch.float64)
     found = tc.compare({"a": probs, "b": probs.roll(1, 0)}, soft, task="multiclass", **FEW)
-    assert "TCE, MCB and DSC are omitted: they need labels, and targets are soft." in found.notes
+    names = "TCE, MCB, DSC and metrics of selective prediction"
+    assert f"{names} are omitted: they need labels, and targets are soft." in found.notes
+    assert not set(SELECTIVE) & set(found)
     expected = F.brier_score(probs, soft, task="multiclass", normalize="prior").item()
     assert found["nbs"].values["a"] == pytest.approx(expected, abs=1e-12)
     assert found["nbs"].differences["b"].interval is not None

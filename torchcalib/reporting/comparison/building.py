@@ -35,6 +35,8 @@ from torchcalib.reporting.comparison.system import (
     System,
     expected_ece,
 )
+from torchcalib.reporting.confidences import comparison_of_confidences
+from torchcalib.reporting.contents import SELECTIVE_GROUP
 from torchcalib.reporting.data import Comparison
 from torchcalib.reporting.sentence import comparison_sentence
 from torchcalib.reporting.testing import LEVEL
@@ -67,7 +69,8 @@ def compare(
 ) -> Comparison:
     """Compare systems that predicted the same targets, with paired bootstrap intervals of all differences.
 
-    The scores and errors are those of `torchcalib.report`, except UNC (uncertainty), which depends only on outcomes.
+    The scores, errors and metrics of selective prediction are those of `torchcalib.report`, except UNC (uncertainty),
+    which depends only on outcomes.
 
     A difference is the value of a system minus the value of the first system. For the entropic calibration difference
     (ECD) and the expected signed calibration error (ESCE), it is the difference of absolute values. Its 95% percentile
@@ -84,7 +87,8 @@ def compare(
 
     Intervals are omitted for class-wise errors with 3 C `n_bins` > 65,536, and for rank-based errors above 2^14 samples
     (multi-label: samples times labels). The debiased root mean squared calibration error (RMSCE) has no interval,
-    because the bootstrap is invalid for it. Rank-based errors are omitted above 2^20 samples.
+    because the bootstrap is invalid for it. Rank-based errors are omitted above 2^20 samples. The limits of rank-based
+    errors also apply to the metrics of selective prediction.
 
     Args:
         systems: predictions of at least two systems by name, the baseline first. Probabilities or logits: binary
@@ -95,7 +99,7 @@ def compare(
         class_names: names of the classes in the order of the class axis; the negative class first if binary.
         n_bins: number of equal-width bins, and of equal-mass bins for the adaptive calibration error (ACE).
         right: use bins `(a, b]` instead of `[a, b)`.
-        n_replicates: number of bootstrap replicates; rank-based errors use at most 199.
+        n_replicates: number of bootstrap replicates; rank-based errors and selective prediction use at most 199.
         seed: seed of the replicates, which are the same on every device.
         nan_policy: `"drop"` drops a row from all systems if any system predicts NaN, an infinite probability, or only
             -inf logits. `Comparison.n_dropped` counts these rows. `"raise"` raises an error.
@@ -168,6 +172,8 @@ class ComparisonBuilder:
     """Compute a `Comparison` from batches of predictions. For the arguments see `compare`.
 
     Memory is bounded: the builder stores sums for each group of rows, and at most 2^20 samples for rank-based errors.
+
+    `are_confidences=True` compares confidences with the task "binary". Targets are 1 for correct predictions.
     """
 
     def __init__(
@@ -182,6 +188,7 @@ class ComparisonBuilder:
         seed: int = 0,
         nan_policy: NanPolicy = "raise",
         from_logits: bool | Mapping[str, bool] = False,
+        are_confidences: bool = False,
         **options: Any,
     ) -> None:
         binning = Binning("equal_width", n_bins, right)
@@ -201,7 +208,7 @@ class ComparisonBuilder:
             check_flag("from_logits", value)
         self._formats = {name: InputFormat(task, from_logits=declared[name], **options) for name in self._names}
         self._binning, self._n_replicates, self._seed = binning, n_replicates, seed
-        self._drop = nan_policy == "drop"
+        self._drop, self._are_confidences = nan_policy == "drop", are_confidences
         self._settings = {
             "n_bins": n_bins,
             "right": right,
@@ -233,7 +240,7 @@ class ComparisonBuilder:
             num_classes = None if is_binary else first.shape[input_format.resolved(first, target).axis]
             check_name_count(self._class_names, num_classes or 2)
             check_size(input_format.read_as, num_classes or 2, n_bins)
-            self._systems = {name: System(p, n_bins, right) for name, p in read.items()}
+            self._systems = {name: System(p, n_bins, right, self._are_confidences) for name, p in read.items()}
             self._formats = {name: replace(each, num_classes=num_classes) for name, each in self._formats.items()}
         words = words_of(self._seed, self._n_rows, n_rows, first.device)
         counts = are_counts(weights)
@@ -263,7 +270,7 @@ class ComparisonBuilder:
         has_labels = all(system.has_labels for system in systems.values())
         found = {name: system.statistics(has_labels) for name, system in systems.items()}
         draws = Draws(self._seed, self._n_replicates, first.sums[NLL.__name__].n.device)
-        replicates = {name: system.replicates(draws, has_labels) for name, system in systems.items()}
+        replicates = {name: system.replicates(draws, found[name]) for name, system in systems.items()}
         chance = {name: expected_ece(s) for name, s in found.items()}
         lines = tuple(
             compared_line(dict(zip(self._names, same, strict=True)), replicates, chance)
@@ -274,7 +281,7 @@ class ComparisonBuilder:
         scores = replicates[self._names[0]].get("brier")  # None if there is one group, which has no replicates
         if self._n_rows == 1 or (scores is not None and bool(scores.isnan().any())):
             notes.append("Intervals are omitted: some replicates are empty, because there are few rows (first axis).")
-        return Comparison(
+        comparison = Comparison(
             task=first.task,
             n=first.n,
             n_dropped=self._n_dropped,
@@ -287,6 +294,7 @@ class ComparisonBuilder:
             notes=tuple(notes),
             class_names=() if self._formats[self._names[0]].positive_classes is not None else self._class_names,
         )
+        return comparison_of_confidences(comparison) if self._are_confidences else comparison
 
     def _check(self, preds: Mapping[str, Tensor], target: Tensor, weights: Tensor | None) -> None:
         if set(preds) != set(self._names):
@@ -327,7 +335,7 @@ class ComparisonBuilder:
 
     def _notes(self, system: System, has_labels: bool) -> list[str]:
         """Return notes on omitted values and less accurate intervals. They apply to all systems."""
-        names = "ACE, TCE, KS, ATB, MCB and DSC"
+        names = f"ACE, TCE, KS, ATB, MCB, DSC and metrics of {SELECTIVE_GROUP}"
         notes = []
         if self._n_dropped:
             notes.append(f"{self._n_dropped:,} rows are dropped from all systems: a prediction or target is NaN.")
@@ -338,9 +346,12 @@ class ComparisonBuilder:
             notes.append(f"{names} are omitted: {why}.")
         else:
             if not has_labels:
-                notes.append("TCE, MCB and DSC are omitted: they need labels, and targets are soft.")
+                notes.append(
+                    f"TCE, MCB, DSC and metrics of {SELECTIVE_GROUP} are omitted: they need labels, and targets are "
+                    "soft."
+                )
             if system.size > MAX_RANKED:
-                notes.append(f"Intervals of {names} (rank-based) are omitted above {MAX_RANKED:,} samples.")
+                notes.append(f"Intervals of {names} are omitted above {MAX_RANKED:,} samples.")
             elif self._n_replicates > RANKED_REPLICATES:
                 notes.append(f"Intervals of {names} are computed from {RANKED_REPLICATES} replicates.")
         for n_groups, lines in system.few_groups.items():

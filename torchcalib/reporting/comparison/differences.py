@@ -14,12 +14,13 @@ from torchcalib.metrics.scores import ScoreMetric
 from torchcalib.metrics.test_based import TCE
 from torchcalib.metrics.truthful import ATB
 from torchcalib.reporting.data import Better, ComparedLine, Difference, Line, LineInterval, Quantity, Verdict
-from torchcalib.reporting.lines import ERRORS, SCORES
-from torchcalib.reporting.testing import LEVEL, interval_of
+from torchcalib.reporting.lines import ERRORS, SCORES, SELECTIVE
+from torchcalib.reporting.testing import LEVEL, interval_of, none_if_nan
 
 _DIRECTIONS: dict[bool | None, Better] = {True: "higher", False: "lower", None: "nearer to 0"}
 _METRICS: tuple[type[ScoreMetric | BinnedMetric | RankedMetric], ...] = (*SCORES, *ERRORS, ACE, TCE, KS, ATB)
 _BETTER: dict[str, Better] = {m.__name__: _DIRECTIONS[m.higher_is_better] for m in _METRICS}
+_BETTER |= {name: _DIRECTIONS[metric.higher_is_better] for metric, name in SELECTIVE.values()}
 _BETTER["DSC"] = "higher"
 """Direction of better values, by the name of the line. Lower is better for all other lines."""
 
@@ -65,8 +66,7 @@ def compared_line(
         better=better,
         values={name: each.value for name, each in lines.items()},
         intervals={
-            name: None if (found := values[name]) is None else _none_if_nan(interval_of(each, found))
-            for name, each in lines.items()
+            name: None if (found := values[name]) is None else interval_of(each, found) for name, each in lines.items()
         },
         differences={name: difference(name) for name in others},
     )
@@ -83,7 +83,7 @@ def _difference(
     if replicates[0] is None or replicates[1] is None:
         return undecided
     bootstrap = Interval(value, _minus(replicates[1], replicates[0], better), LEVEL)
-    interval = _none_if_nan(LineInterval(*(float(end) for end in bootstrap.without_bias)))
+    interval = none_if_nan(LineInterval(*(float(end) for end in bootstrap.without_bias)))
     if interval is None:
         return undecided
     if chance is None and lines[0].name in _INCREASE_BY_NOISE:
@@ -94,11 +94,6 @@ def _difference(
     if interval.low - max(0.0, chance or 0.0) > rounding or interval.high - min(0.0, chance or 0.0) < -rounding:
         verdict = "better" if (interval.low > 0) == (better == "higher") else "worse"
     return Difference(float(value), interval, chance, verdict)
-
-
-def _none_if_nan(interval: LineInterval) -> LineInterval | None:
-    """Return the interval, or None if a bound is NaN (empty replicates or infinite values)."""
-    return None if math.isnan(interval.low) or math.isnan(interval.high) else interval
 
 
 def _minus(b: Tensor, a: Tensor, better: Better) -> Tensor:

@@ -24,6 +24,7 @@ from torchcalib.reporting.lines import (
     has_table,
     order_values,
     score_estimators,
+    selective_values,
 )
 from torchcalib.reporting.sample_or_sketch import are_labels
 
@@ -43,15 +44,16 @@ class System:
         like: first batch of predictions, which defines the task, the number of classes and the device.
         n_bins: number of equal-width bins.
         right: use bins `(a, b]` instead of `[a, b)`.
+        are_confidences: see `Statistics`.
 
     Attributes:
         samples: ranked samples with their groups, for each mode with rank-based errors. Empty if there are too many
             samples, or if any weight is fractional.
     """
 
-    def __init__(self, like: Predictions, n_bins: int, right: bool) -> None:
+    def __init__(self, like: Predictions, n_bins: int, right: bool, are_confidences: bool) -> None:
         task, num_classes = like.task, like.samples[0] if like.task == "multilabel" else like.num_classes
-        self._task, self._n_bins = task, n_bins
+        self._task, self._n_bins, self._are_confidences = task, n_bins, are_confidences
         self._sums = [
             (each, GroupedSums(each.accumulator, each.accumulator.shape(task, num_classes), like.given.device))
             for each in (*score_estimators(task), *bin_estimators(task, n_bins, right))
@@ -97,27 +99,30 @@ class System:
             sums={each.key: grouped.statistic() for each, grouped in self._sums},
             samples={mode: each.statistic.whole for mode, each in self.samples.items()},
             has_labels=has_labels,
+            are_confidences=self._are_confidences,
         )
 
     @torch.no_grad()
-    def replicates(self, draws: Draws, has_labels: bool) -> dict[str, Tensor]:
-        """Return each score and error in R bootstrap replicates `(R,)`, by `Line.key`.
+    def replicates(self, draws: Draws, s: Statistics) -> dict[str, Tensor]:
+        """Return each line in R bootstrap replicates `(R,)`, by `Line.key`; `s` is the result of `statistics`.
 
-        R is at most `RANKED_REPLICATES` for rank-based errors.
+        R is at most `RANKED_REPLICATES` for rank-based errors and metrics of selective prediction.
         """
         found: dict[str, list[Tensor]] = defaultdict(list)
-        for values in self._values(draws, has_labels):
+        for values in self._values(draws, s):
             for key, value in values.items():
                 found[key].append(value.cpu())
         return {key: torch.cat(values) for key, values in found.items()}
 
-    def _values(self, draws: Draws, has_labels: bool) -> Iterator[Mapping[str, Tensor]]:
+    def _values(self, draws: Draws, s: Statistics) -> Iterator[Mapping[str, Tensor]]:
         for each, sums in self._sums:
             for statistic in sums.replicates(draws) if len(sums.sums) > 1 else ():
                 yield each.values(statistic)
         for mode, grouped in self.samples.items() if self.size <= MAX_RANKED else ():
             for sample in replicates_of_sample(grouped.statistic, draws, RANKED_REPLICATES):
-                yield order_values(sample, has_labels, mode, self._n_bins)
+                yield order_values(sample, s.has_labels, mode, self._n_bins)
+                if mode == s.selective_mode:
+                    yield selective_values(sample, mode)
 
 
 def expected_ece(s: Statistics) -> dict[str, float]:
