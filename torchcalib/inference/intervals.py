@@ -102,10 +102,8 @@ def _mean_gap_ends(cells: BinCells, z: Tensor) -> Ends:
             (cells.share**3 * skew).sum(-1),
         )
 
-    start = torch.stack((observed, observed))
-    shift = _bisected(moments, observed, z, lower=-1.0, upper=1.0)
-    low, high = moments(shift).mean
-    return low.minimum(start[0]), high.maximum(start[1])
+    low, high = moments(_bisected(moments, observed, z, lower=-1.0, upper=1.0)).mean
+    return low.minimum(observed), high.maximum(observed)
 
 
 def _error_ends(kind: IntervalKind, cells: BinCells, noise_floor: Tensor, z: Tensor) -> Ends:
@@ -141,7 +139,7 @@ def _error_ends(kind: IntervalKind, cells: BinCells, noise_floor: Tensor, z: Ten
     quiet = noise_floor + expected(of_sum(torch.zeros_like(cells.gap), observed, cells.share)) - at_start[0]
     value = total if kind == "absolute" else total.sqrt()
     low = torch.where(multiple[0] < 1e-6, low.minimum(quiet), low)
-    return low.minimum(value).clamp(min=0), high.maximum(value)
+    return low.minimum(value).clamp(min=0), high.maximum(value).clamp(max=1)
 
 
 def _variance_of_shares(cells: BinCells, size: Tensor) -> Tensor:
