@@ -35,8 +35,9 @@ class CalibrationTest:
             an error of exactly 0 has p = 1. For a calibrated model P(p <= a) <= a. The p-value is uniform if ties are
             rare. With few samples ties are frequent, and the test is conservative.
         low, high: confidence interval for the expected value of `statistic` at this number of samples, given the
-            confidences, `(...)`. Subtract `noise_floor` for an interval of the `excess`. NaN for errors without a
-            method that has the nominal coverage; see `torchcalib.inference.intervals`.
+            confidences, `(...)`. Subtract `noise_floor` for an interval of the `excess`. For a debiased error it is an
+            interval of the error without noise. NaN for errors without a method that has the nominal coverage; see
+            `torchcalib.inference.intervals`.
         level: nominal coverage probability of the interval, in (0, 1).
         method: name of the method that computes the p-value.
     """
