@@ -52,9 +52,9 @@ LARGEST = {"KS": 200, "ATB": 200, "CORP MCB": 200}
 
 
 def _beta(a: float, b: float, n: int, generator: torch.Generator) -> Tensor:
-    """Draw from a beta distribution, as the ratio of sums of powers (Joehnk 1964), or by inversion if a or b is 1."""
-    u, v = torch.rand(2, n, generator=generator, dtype=torch.float64)
-    return u ** (1 / a) if b == 1 else 1 - v ** (1 / b)
+    """Draw from beta(a, 1) or beta(1, b), by inversion."""
+    u = torch.rand(n, generator=generator, dtype=torch.float64)
+    return u ** (1 / a) if b == 1 else 1 - u ** (1 / b)
 
 
 def _two_points(n: int, generator: torch.Generator) -> Tensor:
@@ -85,6 +85,7 @@ TRUTHS: dict[str, Callable[[Tensor], Tensor]] = {
     "log-odds times 1.3": partial(_scaled, 1.3, 0.0),
     "log-odds times 1.5": partial(_scaled, 1.5, 0.0),
     "log-odds plus 0.3": partial(_scaled, 1.0, 0.3),
+    "from 0.02 to 0.98": lambda p: p.clamp(0.02, 0.98),
     "0.3 lower in (0.55, 0.8)": lambda p: torch.where((p > 0.55) & (p < 0.8), p - 0.3, p),
 }
 
@@ -125,7 +126,7 @@ class Cell(NamedTuple):
 
 
 def cells() -> Iterator[Cell]:
-    """Yield all cells. Large samples of many classes are left out, because drawing them takes hours."""
+    """Yield all cells. Large samples of 100 classes are left out, because a batch of their logits needs several GB."""
     for truth in TRUTHS:
         draws: dict[str, tuple[Draw, int]] = {law: (partial(binary, law, truth), SIZES[-1]) for law in LAWS}
         draws["top label of 10 classes"] = partial(top_label, 10, truth), SIZES[-1]

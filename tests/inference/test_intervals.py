@@ -1,4 +1,4 @@
-"""Intervals of calibration errors: a slow search in scipy, closed forms, coverage in simulations, and what has none."""
+"""Intervals of calibration errors: slow search in scipy, closed forms, coverage, and errors without an interval."""
 
 import math
 from functools import partial
@@ -10,11 +10,19 @@ from helpers.null_distribution import F64, FEW, MOVED, calibrated, metric_of, mi
 from scipy import optimize, stats
 
 import torchcalib as tc
+from torchcalib.core.sums import BinStats
 from torchcalib.inference import calibration_test
 from torchcalib.inference.intervals import Moments, absolute, error_interval, squared
 from torchcalib.inference.simulation import BinCells
 from torchcalib.inference.testing import ErrorTest, run_error_test
+from torchcalib.metrics.binned import ece_from_bins, esce_from_bins, rmsce_from_bins
 
+FORMULAS = {
+    "absolute": ece_from_bins,
+    "squared": rmsce_from_bins,
+    "debiased": rmsce_from_bins,
+    "mean_gap": esce_from_bins,
+}
 Z = float(stats.norm.ppf(0.975))
 KINDS = {"absolute": tc.ECE, "squared": tc.RMSCE, "debiased": partial(tc.RMSCE, debiased=True), "mean_gap": tc.ESCE}
 
@@ -87,8 +95,9 @@ def slow_interval(kind, n, expected, outcomes, spread):
         return optimize.brentq(excess, lower, upper, xtol=1e-12)
 
     mean_gap = sum(share[k] * gap[k] for k in bins)
-    low = min(shifted(crossing(shifted, mean_gap, Z, -0.9, 0.9))[0], mean_gap)
-    high = max(shifted(crossing(shifted, mean_gap, -Z, -0.9, 0.9))[0], mean_gap)
+    half = 0.5 / total  # continuity correction
+    low = shifted(crossing(shifted, mean_gap - half, Z, -0.9, 0.9))[0]
+    high = shifted(crossing(shifted, mean_gap + half, -Z, -0.9, 0.9))[0]
     if kind == "mean_gap":
         return 0, low, high
     largest = max(high, -low)
@@ -97,8 +106,9 @@ def slow_interval(kind, n, expected, outcomes, spread):
     noise = {k: max(variance_at(k, shrunk[k]), 1 / n[k] ** 2) for k in bins}
     away = {k: math.copysign(math.sqrt(gap[k] ** 2 + noise[k]), gap[k]) for k in bins}
     observed = sum(share[k] * abs(gap[k]) ** power for k in bins)
-    t_low = crossing(lambda t: multiplied(t, gap), observed, Z, 0, 50)
-    t_high = crossing(lambda t: multiplied(t, away), observed, -Z, 0, 50)
+    value = observed ** (1 / power)
+    t_low = crossing(lambda t: multiplied(t, gap), max(value - half, 0) ** power, Z, 0, 50)
+    t_high = crossing(lambda t: multiplied(t, away), (value + half) ** power, -Z, 0, 50)
     if debiased:
         return 0, multiplied(t_low, gap)[3], max(multiplied(t_high, away)[3], largest)
 
@@ -109,11 +119,11 @@ def slow_interval(kind, n, expected, outcomes, spread):
         shape = mean**2 / variance
         return math.sqrt(mean / shape) * math.exp(math.lgamma(shape + 0.5) - math.lgamma(shape))
 
-    floor, value = expected_error(multiplied(0, gap)), observed ** (1 / power)
+    floor = expected_error(multiplied(0, gap))
     low = expected_error(multiplied(t_low, gap))
     if t_low == 0:  # the noise of the observed frequencies, without gaps
         low = min(low, expected_error(multiplied(1, dict.fromkeys(bins, 0.0))))
-    return floor, min(low, value), max(expected_error(multiplied(t_high, away)), value, largest)
+    return floor, low, max(expected_error(multiplied(t_high, away)), largest)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -132,9 +142,10 @@ def test_interval_equals_a_slow_search(kind, law, moved, n):
 
 
 def test_moments_of_one_bin_equal_scipy():
-    for formula, kind in ((absolute, "absolute"), (squared, "squared")):
+    both_signs = (math.nan,)
+    for formula, kind, unknown in ((absolute, "absolute", both_signs), (squared, "squared", 2 * both_signs)):
         for gap, variance in ((0.0, 0.01), (0.05, 0.01), (-0.3, 0.02), (0.2, 1e-4)):
-            found = formula(*(torch.tensor([x], dtype=F64) for x in (gap, variance, 1.0)))
+            found = formula(*(torch.tensor([x], dtype=F64) for x in (gap, variance, *unknown)))
             assert [float(x) for x in found] == pytest.approx(
                 moments_of_one_bin(kind, gap, variance), rel=1e-9, abs=1e-14
             )
@@ -167,7 +178,21 @@ def test_certain_and_right_rows_leave_the_error_rates_of_the_exact_interval_poss
         p = torch.full((n,), float(confidence), dtype=F64)
         found = calibration_test(error(task="binary"), p, p.long())
         assert (float(found.statistic), float(found.noise_floor), float(found.low)) == (0, 0, 0)
-        assert 0.9 * (1 - 0.05 ** (1 / n)) < float(found.high) < 1.2 * (1 - 0.025 ** (1 / n))
+        assert 1 - 0.05 ** (1 / n) < float(found.high) < 1.2 * (1 - 0.025 ** (1 / n))
+
+
+@pytest.mark.parametrize("n", [30, 1_000])
+@pytest.mark.parametrize("kind", KINDS)
+def test_intervals_of_certain_predictions_cover_every_error_rate(kind, n):
+    """Exact coverage: the sum of binomial probabilities of the numbers of errors whose interval contains the rate."""
+    wrong = np.arange(min(n, 60) + 1)
+    sums = torch.tensor([[n, 0, k, 0, 0] for k in wrong], dtype=F64).unsqueeze(-1)
+    test = ErrorTest(FORMULAS[kind], signed=kind == "mean_gap", interval=kind)
+    found = run_error_test(test, BinStats(sums, has_noise=True), n_replicates=1)
+    for expected in (0.05, 0.1, 0.34, 0.8, 1.5, 3, 5, 10, 15):  # number of errors
+        rate = expected / n
+        covers = ((found.low <= rate) & (rate <= found.high)).numpy()
+        assert float(stats.binom.pmf(wrong[covers], n, rate).sum()) > 0.92, expected
 
 
 def test_certain_rows_do_not_shrink_the_interval_of_other_rows():

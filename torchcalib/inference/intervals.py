@@ -2,15 +2,19 @@
 
 An interval contains all expected errors that the observed error does not reject (a score interval). Each error is a
 weighted sum over bins: of the gap (frequency minus mean confidence), its absolute value, or its square. Gaps are nearly
-normal and independent. The mean, variance and skewness of the sum therefore have closed forms, and a gamma distribution
-with these moments approximates its distribution.
+normal and independent. The mean, variance and skewness of the sum therefore have closed forms, and a shifted gamma
+distribution (Pearson type III) with these moments approximates its distribution. Outcomes are discrete, so half an
+outcome is subtracted from or added to the observed error (continuity correction). The fractions of samples in the bins
+are also random, and add the variance of a multinomial mean. A bin of certain predictions (exactly 0 or 1) has a gap of
+one sign, with the skewness of a binomial distribution.
 
 The hypothetical gaps are multiples t >= 0 of the observed ones. At t = 0 the model is calibrated. The variance of each
-gap changes linearly from that of a calibrated model at t = 0 to the observed one at t = 1. Noise hides small gaps, so
-for the upper end each observed gap g with variance v is replaced by sqrt(g^2 + v), with the same sign.
+gap changes linearly from that of a calibrated model at t = 0 to the observed one at t = 1, and is constant for t > 1.
+Noise hides small gaps. For the upper end each observed gap g is therefore replaced by sqrt(g^2 + v) with the same sign,
+where v is its variance, and at least the square of the effect of one outcome.
 
 `benchmarks.coverage` measures the coverage. An average over classes has no interval, because its variance depends on
-the covariances of the classes, which the sums do not contain. Neither has an error without a closed form.
+the covariances of the classes, which the sums do not contain. Other errors have no interval either.
 
 Reference:
     Wilson: Probable inference, the law of succession, and statistical inference (Journal of the American Statistical
@@ -49,23 +53,28 @@ class Moments(NamedTuple):
     third: Tensor
 
     def quantile(self, z: Tensor) -> Tensor:
-        """Return the quantile of a gamma distribution with these moments at the level of the normal quantile `z`."""
+        """Return the approximate quantile (Wilson-Hilferty) of a shifted gamma distribution with these moments.
+
+        `z` is the standard normal quantile of the level.
+        """
         deviation = self.variance.sqrt()
         skewness = (self.third / deviation**3).nan_to_num(0, posinf=0, neginf=0)
-        skewness = torch.where(skewness.abs() < 1e-6, 1e-6, skewness)
-        standardised = 2 / skewness * ((1 + skewness * z / 6 - skewness.square() / 36) ** 3 - 1)
-        return self.mean + deviation * standardised
+        # 2 / s ((1 + s a)^3 - 1) with a = z / 6 - s / 36, expanded to avoid the division by s
+        a = z / 6 - skewness / 36
+        x = skewness * a
+        return self.mean + deviation * 2 * a * (3 + 3 * x + x.square())
 
     @property
     def mean_of_root(self) -> Tensor:
         """Expected square root of a gamma variable with this mean and variance; the root of the mean without noise."""
         shape = (self.mean.square() / self.variance).nan_to_num(1e12, posinf=1e12).clamp(1e-6, 1e12)
         ratio = (torch.lgamma(shape + 0.5) - torch.lgamma(shape)).exp() / shape.sqrt()
-        return self.mean.sqrt() * torch.where(shape > 1e6, 1.0, ratio)  # the difference of large numbers is inexact
+        # The difference of large numbers is inexact; the series has an error below 1e-8.
+        return self.mean.sqrt() * torch.where(shape > 1e3, 1 - 1 / (8 * shape), ratio)
 
 
 def error_interval(kind: IntervalKind, cells: BinCells, noise_floor: Tensor, level: float) -> Ends:
-    """Return both ends, each `(g)`, of the interval for an expected error, given the confidences.
+    """Return both ends, each `(g)`, of the interval for an expected error.
 
     Args:
         kind: formula of the error.
@@ -95,51 +104,72 @@ def _mean_gap_ends(cells: BinCells, z: Tensor) -> Ends:
     def moments(shift: Tensor) -> Moments:
         gaps = cells.within_bounds(base + shift.unsqueeze(-1))
         variance = cells.variance_at(gaps)
-        skew = variance * cells.one_outcome * (1 - 2 * (cells.confidence + gaps))
-        return Moments(
-            (cells.share * gaps).sum(-1),
-            (cells.share.square() * variance).sum(-1) + between,
-            (cells.share**3 * skew).sum(-1),
-        )
+        each = Moments(gaps, variance, _third_of_gap(cells, gaps, variance))
+        return _sum_over_bins(cells, each, between)
 
-    low, high = moments(_bisected(moments, observed, z, lower=-1.0, upper=1.0)).mean
-    return low.minimum(observed), high.maximum(observed)
+    half = _half_outcome(cells)
+    limits = torch.stack((observed - half, observed + half))
+    low, high = moments(_bisected(moments, limits, z, lower=-1.0, upper=1.0)).mean
+    return low, high
 
 
 def _error_ends(kind: IntervalKind, cells: BinCells, noise_floor: Tensor, z: Tensor) -> Ends:
     """Return both ends `(g)` for the mean absolute gap, or for the root of the mean square; see `error_interval`."""
-    of_sum = absolute if kind == "absolute" else squared
+    is_absolute = kind == "absolute"
     calibrated, observed = cells.variance, cells.variance_at(cells.shrunk_gap)
-    away = torch.where(cells.gap == 0, torch.where(cells.confidence > 0.5, -1.0, 1.0), cells.gap.sign())
-    upwards = away * (cells.gap.square() + observed.maximum(cells.one_outcome.square())).sqrt()
-    directions = torch.stack((cells.gap, upwards))
+    sign = torch.where(cells.gap == 0, torch.where(cells.confidence > 0.5, -1.0, 1.0), cells.gap.sign())
+    enlarged = sign * (cells.gap.square() + observed.maximum(cells.one_outcome.square())).sqrt()
+    directions = torch.stack((cells.gap, enlarged))
+
+    def size_of(gaps: Tensor) -> Tensor:
+        return gaps.abs() if is_absolute else gaps.square()
 
     def gaps_at(multiple: Tensor) -> Tensor:
         return cells.within_bounds(multiple.unsqueeze(-1) * directions)
 
+    def moments_with(gaps: Tensor, variance: Tensor) -> Moments:
+        third = torch.where(calibrated == 0, _third_of_gap(cells, gaps, variance), torch.nan)
+        fourth = variance * cells.one_outcome.square()
+        each = absolute(gaps, variance, third) if is_absolute else squared(gaps, variance, third, fourth)
+        return _sum_over_bins(cells, each, _variance_of_shares(cells, size_of(gaps)))
+
     def moments(multiple: Tensor) -> Moments:
-        gaps = gaps_at(multiple)
         variance = torch.lerp(calibrated, observed, multiple.clamp(max=1).unsqueeze(-1))
-        mean, spread, third = of_sum(gaps, variance, cells.share)
-        size = gaps.abs() if kind == "absolute" else gaps.square()
-        return Moments(mean, spread + _variance_of_shares(cells, size), third)
+        return moments_with(gaps_at(multiple), variance)
 
     def expected(found: Moments) -> Tensor:
-        return found.mean if kind == "absolute" else found.mean_of_root
+        return found.mean if is_absolute else found.mean_of_root
 
-    size = cells.gap.abs() if kind == "absolute" else cells.gap.square()
-    total = (cells.share * size).sum(-1)
-    multiple = _bisected(moments, total, z, lower=0.0, upper=_LARGEST_MULTIPLE)
+    total, half = (cells.share * size_of(cells.gap)).sum(-1), _half_outcome(cells)
+    value = total if is_absolute else total.sqrt()
+    limits = torch.stack(((value - half).clamp(min=0), value + half))
+    multiple = _bisected(moments, limits if is_absolute else limits.square(), z, lower=0.0, upper=_LARGEST_MULTIPLE)
     if kind == "debiased":
         low, high = (cells.share * gaps_at(multiple).square()).sum(-1).sqrt()
         return low, high
     at_start = expected(moments(torch.zeros_like(multiple)))
     low, high = noise_floor + expected(moments(multiple)) - at_start
     # An under-confident model may have less noise than a calibrated one, and a smaller expected error.
-    quiet = noise_floor + expected(of_sum(torch.zeros_like(cells.gap), observed, cells.share)) - at_start[0]
-    value = total if kind == "absolute" else total.sqrt()
-    low = torch.where(multiple[0] < 1e-6, low.minimum(quiet), low)
-    return low.minimum(value).clamp(min=0), high.maximum(value).clamp(max=1)
+    floor_of_observed = noise_floor + expected(moments_with(torch.zeros_like(cells.gap), observed)) - at_start[0]
+    low = torch.where(multiple[0] < 1e-6, low.minimum(floor_of_observed), low)
+    return low.clamp(min=0), high.clamp(max=1)
+
+
+def _half_outcome(cells: BinCells) -> Tensor:
+    """Return the continuity correction `(g)`: half of the mean effect of one outcome on the mean gap."""
+    return (cells.share * cells.share_of_one).sum(-1) / 2
+
+
+def _third_of_gap(cells: BinCells, gaps: Tensor, variance: Tensor) -> Tensor:
+    """Return the third central moment of each gap `(..., K)`, that of a binomial frequency."""
+    return variance * cells.one_outcome * (1 - 2 * (cells.confidence + gaps))
+
+
+def _sum_over_bins(cells: BinCells, each: Moments, variance_of_shares: Tensor) -> Moments:
+    """Return the moments of the sum over bins, weighted by the shares, from those of each bin `(..., K)`."""
+    share = cells.share
+    variance = (share.square() * each.variance).sum(-1) + variance_of_shares
+    return Moments((share * each.mean).sum(-1), variance, (share**3 * each.third).sum(-1))
 
 
 def _variance_of_shares(cells: BinCells, size: Tensor) -> Tensor:
@@ -148,38 +178,57 @@ def _variance_of_shares(cells: BinCells, size: Tensor) -> Tensor:
     return (cells.share * cells.share_of_one * (size - mean).square()).sum(-1)
 
 
-def absolute(gaps: Tensor, variance: Tensor, share: Tensor) -> Moments:
-    """Return the moments of the sum of share |gap| for normal gaps (folded normal distribution)."""
+def absolute(gap: Tensor, variance: Tensor, third: Tensor) -> Moments:
+    """Return the moments of |gap| for each bin `(..., K)`.
+
+    Args:
+        gap, variance: mean and variance of the gap, which is nearly normal, so that |gap| is folded normal.
+        third: third central moment of a gap of one sign; NaN for both signs.
+    """
     deviation = variance.sqrt()
-    ratio = torch.where(deviation > 0, gaps / deviation, gaps.sign() * torch.inf).nan_to_num(0, posinf=40, neginf=-40)
+    ratio = torch.where(deviation > 0, gap / deviation, gap.sign() * torch.inf).nan_to_num(0, posinf=40, neginf=-40)
     density = math.sqrt(2 / math.pi) * (-ratio.square() / 2).exp()
     side = 2 * torch.special.ndtr(ratio) - 1
-    first = deviation * density + gaps * side
-    second = gaps.square() + variance
-    third = deviation**3 * density * (2 + ratio.square()) + gaps * (gaps.square() + 3 * variance) * side
-    central = third - 3 * first * second + 2 * first**3
-    spread = (second - first.square()).clamp(min=0)
-    return Moments((share * first).sum(-1), (share.square() * spread).sum(-1), (share**3 * central).sum(-1))
+    first = deviation * density + gap * side
+    second = gap.square() + variance
+    folded = deviation**3 * density * (2 + ratio.square()) + gap * (gap.square() + 3 * variance) * side
+    central = folded - 3 * first * second + 2 * first**3
+    has_one_sign = third.isfinite()
+    return Moments(
+        torch.where(has_one_sign, gap.abs(), first),
+        torch.where(has_one_sign, variance, (second - first.square()).clamp(min=0)),
+        torch.where(has_one_sign, gap.sign() * third, central),
+    )
 
 
-def squared(gaps: Tensor, variance: Tensor, share: Tensor) -> Moments:
-    """Return the moments of the sum of share gap^2 for normal gaps (noncentral chi-square distribution)."""
-    square = gaps.square()
+def squared(gap: Tensor, variance: Tensor, third: Tensor, fourth: Tensor) -> Moments:
+    """Return the moments of gap^2 for each bin `(..., K)`; see `absolute`.
+
+    For a gap of one sign, `fourth` is the fourth cumulant of a count of rare outcomes.
+    """
+    square = gap.square()
     spread = 4 * square * variance + 2 * variance.square()
-    third = 24 * square * variance.square() + 8 * variance**3
-    return Moments((share * (square + variance)).sum(-1), (share.square() * spread).sum(-1), (share**3 * third).sum(-1))
+    of_counts = 4 * gap * third + fourth
+    central = 24 * square * variance.square() + 8 * variance**3
+    return Moments(
+        square + variance,
+        spread + torch.where(third.isfinite(), of_counts, 0),
+        central + torch.where(third.isfinite(), 8 * gap**3 * third, 0),
+    )
 
 
-def _bisected(moments: Callable[[Tensor], Moments], observed: Tensor, z: Tensor, lower: float, upper: float) -> Tensor:
+def _bisected(moments: Callable[[Tensor], Moments], limits: Tensor, z: Tensor, lower: float, upper: float) -> Tensor:
     """Return the smallest and the largest parameter that the observed sum does not reject, `(2, g)`.
 
+    `limits` are the sum minus and plus the continuity correction, `(2, g)`.
+
     The sum is too large for a parameter if it exceeds the quantile at `z`, and too small if it is below that at -z. The
-    quantiles increase with the parameter, which is between `lower` and `upper`.
+    search assumes that the quantiles increase with the parameter, which is between `lower` and `upper`.
     """
-    low, high = torch.full_like(observed, lower).expand(2, -1), torch.full_like(observed, upper).expand(2, -1)
+    low, high = torch.full_like(limits, lower), torch.full_like(limits, upper)
     for _ in range(_N_BISECTIONS):
         middle = (low + high) / 2
         found = moments(middle)
-        is_below = torch.stack((found.quantile(z)[0] < observed, found.quantile(-z)[1] <= observed))
+        is_below = torch.stack((found.quantile(z)[0] < limits[0], found.quantile(-z)[1] <= limits[1]))
         low, high = torch.where(is_below, middle, low), torch.where(is_below, high, middle)
     return low

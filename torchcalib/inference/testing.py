@@ -143,6 +143,7 @@ def run_error_tests(
             if name in tested:
                 columns = (torch.cat(x).reshape(value.shape) for x in zip(*(x[name] for x in batches), strict=True))
                 floor, p_value, low, high = (column.masked_fill(value.isnan(), torch.nan) for column in columns)
+                low, high = low.minimum(value), high.maximum(value)  # also removes rounding errors
             method = f"consistency resampling, {n_replicates:,} replicates"
             found[name] = CalibrationTest(value, floor, p_value, low, high, level, method)
         return found
