@@ -48,5 +48,6 @@ def test_text_and_terminal_output_contain_every_cell(table, capsys):
     rows = [row for section in table.shown_on("always", "wide").sections for row in section.rows]
     cells = [cell for row in rows for cell in row.cells]
     assert cells
-    for text in (shown, to_text(table)):
-        assert all(cell.text in text for cell in cells)
+    assert all(cell.text in to_text(table) for cell in cells)
+    # Names are wrapped on a narrow terminal.
+    assert all(word in shown for cell in cells for word in cell.text.split())

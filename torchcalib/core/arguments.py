@@ -219,7 +219,10 @@ def check_positive(name: str, value: object, at_least: float = 0.0) -> None:
 
 
 def check_level(level: object, n_replicates: int | None = None) -> None:
-    """Raise an error unless `level` is in (0, 1) and one replicate is expected beyond each end of the interval."""
+    """Raise an error unless `level` is in (0, 1).
+
+    If `n_replicates` is given, one replicate must be expected beyond each end of the interval.
+    """
     if not is_number(level):
         raise TypeError(f"`level` must be a number, got {level!r}. A 95% interval has level 0.95.")
     if not 0 < level < 1:

@@ -67,9 +67,9 @@ class Interval:
 
     @property
     def without_bias(self) -> tuple[Tensor, Tensor]:
-        """Both ends of the interval `(...)`, minus the bias if it exceeds a quarter of the standard error.
+        """Both ends of the interval `(...)`, minus a bias above a quarter of the standard error.
 
-        The interval then contains `value` unless the replicates are very skewed.
+        The result usually contains `value`.
 
         Reference:
             Efron, Tibshirani: An Introduction to the Bootstrap (1993), ch. 10.3, for the limit of a quarter.

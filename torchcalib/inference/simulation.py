@@ -88,7 +88,7 @@ class BinCells(Cells):
 
     @once
     def share_of_one(self) -> Tensor:
-        """Fraction of the total weight of one independent outcome in each bin, `(..., B)`."""
+        """Effective weight of one independent outcome in each bin, divided by the total weight, `(..., B)`."""
         return (self.unit / self.n.sum(-1, keepdim=True)).nan_to_num(0, posinf=0)
 
     @once

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from operator import itemgetter
 from typing import Any, NamedTuple, Self
 
@@ -34,10 +34,10 @@ class CalibrationTest:
             simulated replicates have at least the error of the data, it is (1 + m) / (R + 1). Ties are included:
             an error of exactly 0 has p = 1. For a calibrated model P(p <= a) <= a. The p-value is uniform if ties are
             rare. With few samples ties are frequent, and the test is conservative.
-        low, high: confidence interval for the expected value of `statistic` at this number of samples, given the
-            confidences, `(...)`. Subtract `noise_floor` for an interval of the `excess`. For a debiased error it is an
-            interval of the error without noise. NaN for errors without a method that has the nominal coverage; see
-            `torchcalib.inference.intervals`.
+        low, high: confidence interval for the expected value of `statistic` at this number of samples, `(...)`. It
+            contains `statistic`. For unsigned errors, subtract `noise_floor` for an interval of the `excess`. A signed
+            error is 0 on average for a calibrated model: compare its interval with 0. For a debiased error it is an
+            interval of the error without noise. NaN if not computed; see `torchcalib.inference.intervals`.
         level: nominal coverage probability of the interval, in (0, 1).
         method: name of the method that computes the p-value.
     """
@@ -52,8 +52,20 @@ class CalibrationTest:
 
     @property
     def excess(self) -> Tensor:
-        """Error minus its noise floor `(...)`: the part that is not expected for a calibrated model."""
+        """Error minus its noise floor `(...)`: the part that is not expected for a calibrated model.
+
+        Not meaningful for a signed error (`ESCE`), whose noise floor is an expected absolute value.
+        """
         return self.statistic - self.noise_floor
+
+    def masked(self, invalid: Tensor) -> Self:
+        """Return a test with NaN for the batch elements in the mask `invalid`, `(...)`."""
+        masked: dict[str, Any] = {
+            field.name: x.masked_fill(invalid, torch.nan)
+            for field in fields(self)
+            if isinstance(x := getattr(self, field.name), Tensor)
+        }
+        return replace(self, **masked)
 
     def __getitem__(self, index: Any) -> Self:
         """Index the batch axes: `found[k]` is the test for batch element, group or class k."""

@@ -125,7 +125,7 @@ class BinnedMetric(CalibrationMetric[BinStats | RankedSample]):
     depends_on_samples = False
     """Whether the metric depends on individual samples in each bin, not only on sums over bins."""
     interval_kind: IntervalKind | None = None
-    """Formula of the error, for the interval of `test`. None: no method has the nominal coverage, and it is NaN."""
+    """Formula of the error, for the interval of `test`. If None, the interval is NaN."""
 
     def bin_table(self) -> BinTable:
         """Return the table of bins, over all ranks if `torch.distributed` is running; see `calibration_curve`."""
@@ -135,10 +135,9 @@ class BinnedMetric(CalibrationMetric[BinStats | RankedSample]):
         """Compute the calibration test from sums or samples; extra leading axes are batch axes."""
         estimator = self.estimator
         depends_on_outcomes = estimator.binning.is_isotonic or self.depends_on_samples
+        invalid = statistic.has_invalid_rows if isinstance(statistic, RankedSample) else None
         if isinstance(statistic, RankedSample) and not depends_on_outcomes:
-            invalid = statistic.has_invalid_rows
-            if invalid is None or not bool(invalid.any()):
-                statistic = estimator.binning.of(statistic).with_noise()
+            statistic = estimator.binning.of(statistic).with_noise()
         test = ErrorTest(
             estimator.values,
             None if self.test_formula is None else partial(estimator.values, formula=self.test_formula),
@@ -146,7 +145,10 @@ class BinnedMetric(CalibrationMetric[BinStats | RankedSample]):
             interval=self.interval_kind,
         )
         cancels = self.input_format.read_as == "multiclass"
-        return run_error_test(test, statistic, average=estimator.averages, cancels=cancels, **how)
+        found = run_error_test(test, statistic, average=estimator.averages, cancels=cancels, **how)
+        if invalid is None:
+            return found
+        return found.masked(invalid.any(-1) if estimator.averages else invalid)
 
 
 def ece_from_bins(b: BinStats) -> Tensor:

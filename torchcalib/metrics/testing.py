@@ -48,9 +48,9 @@ def calibration_test(
     Returns:
         A `CalibrationTest` with tensors in the shape of the metric value; NaN without data. `ECE`, `ACE`, `ESCE` and
         `RMSCE` have a confidence interval for their expected value at this sample size, in closed form. It contains the
-        value; if it does not contain the noise floor, the model is miscalibrated. The interval of other errors is NaN,
-        because no method with the nominal coverage is known. So is that of an average over classes, whose variance
-        depends on their covariances.
+        value. An interval of ECE, ACE or RMSCE above the noise floor rejects calibration. For ESCE and debiased RMSCE,
+        an interval without 0 does; that of debiased RMSCE is for the error without noise. The interval is NaN for other
+        errors, for isotonic bins, and for averages over classes, whose covariances are not stored.
 
     Raises:
         TypeError, ValueError: for invalid input.

@@ -37,14 +37,13 @@ def loess(x: Tensor, y: Tensor, n: Tensor, span: float, degree: int) -> Tensor:
     last = torch.searchsorted(n_up_to, wanted - 0.5)
     is_complete = ~absent & (last < x.shape[-1])
     right = x.gather(-1, last.clamp(max=x.shape[-1] - 1))
-    rows = max(1, _PAIRS // max(1, x.numel()))
-    at = torch.split(x, rows, -1)
-    rows_at = (_smoother(points, x, n, right, is_complete, degree) for points in at)
+    n_at_once = max(1, _PAIRS // max(1, x.numel()))
+    smoothers = (_smoother(at, x, n, right, is_complete, degree) for at in torch.split(x, n_at_once, -1))
     if y.dim() == x.dim():
-        fitted = torch.cat([(rows * y.unsqueeze(-2)).sum(-1) for rows in rows_at], -1)
+        fitted = torch.cat([(smoother * y.unsqueeze(-2)).sum(-1) for smoother in smoothers], -1)
     else:  # one matrix product for all replicates
         replicates = y.movedim(0, -1)
-        fitted = torch.cat([rows @ replicates for rows in rows_at], -2).movedim(-1, 0)
+        fitted = torch.cat([smoother @ replicates for smoother in smoothers], -2).movedim(-1, 0)
     return fitted.masked_fill(absent, 0)
 
 
@@ -83,7 +82,7 @@ def _smoother(at: Tensor, x: Tensor, n: Tensor, right: Tensor, is_complete: Tens
     return share * (linear + _ratio(second_at_0, size.masked_fill(flat, 0), _FLAT**2) * second)
 
 
-def _ratio(value_at_0: Tensor, size: Tensor, least: float) -> Tensor:
-    """Return the value of a polynomial at u = 0 by its squared norm `size`, or 0 if the norm is at most `least`."""
+def _ratio(numerator: Tensor, size: Tensor, least: float) -> Tensor:
+    """Return `numerator / size`, or 0 if `size`, the squared norm of a polynomial, is at most `least`."""
     flat = size <= least
-    return (value_at_0 / size.masked_fill(flat, 1)).masked_fill(flat, 0)
+    return (numerator / size.masked_fill(flat, 1)).masked_fill(flat, 0)

@@ -55,8 +55,8 @@ EVIDENCE_WORDS = (
 """Explanation of noise floors and p-values."""
 
 INTERVAL_WORDS = (
-    "95% interval: confidence interval of the expected value at this sample size. For a calibration error, the noise "
-    "floor is this value if the model is calibrated. Errors without an interval have no method with 95% coverage. "
+    "95% interval: confidence interval of the expected value at this sample size. For debiased RMSCE: of the error "
+    "without sampling noise. No interval is computed for the other errors, or for averages over classes. "
     "Scores, DSC, UNC and metrics of selective prediction have a bootstrap interval."
 )
 """Explanation of the intervals of a report."""

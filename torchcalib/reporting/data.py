@@ -97,10 +97,10 @@ class Line(Quantity):
             expected absolute value. None for scores, and if omitted.
         p_value: probability of a value at least as large if the model were perfectly calibrated. Not corrected for
             multiple testing. None without `noise_floor`.
-        interval: 95% confidence interval of the expected value at this sample size; None if omitted. For the method of
-            calibration errors, see `torchcalib.inference.CalibrationTest`. Scores, DSC (discrimination), UNC
-            (uncertainty) and metrics of selective prediction have a bootstrap interval; see
-            `torchcalib.inference.Interval`.
+        interval: 95% confidence interval of the expected value at this sample size; for debiased RMSCE, of the error
+            without sampling noise. None if omitted. For the method of calibration errors, see
+            `torchcalib.inference.CalibrationTest`. Scores, DSC (discrimination), UNC (uncertainty) and metrics of
+            selective prediction have a bootstrap interval; see `torchcalib.inference.Interval`.
     """
 
     value: float
@@ -404,8 +404,8 @@ class Report(Results[float]):
         Every calibration error has a noise floor and a p-value; see `torchcalib.inference.CalibrationTest`. The noise
         floor is the expected value under perfect calibration. ECE, ACE, ESCE and RMSCE also have a 95% interval, except
         for averages over classes. Scores, DSC, UNC and metrics of selective prediction have a 95% bootstrap interval
-        from 199 replicates, without its bias. It is omitted above 2^18 events (samples, or samples times classes). For
-        DSC, UNC and selective prediction it is omitted above 2^13 events.
+        from 199 replicates, minus a bias above a quarter of its standard error. It is omitted above 2^18 events
+        (samples, or samples times classes). For DSC, UNC and selective prediction it is omitted above 2^13 events.
 
         `notes` lists all omissions.
 

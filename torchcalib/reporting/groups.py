@@ -14,7 +14,7 @@ from torchcalib.core.predictions import Predictions, in_all_replicates
 from torchcalib.core.sums import with_noise_row
 from torchcalib.inference.testing import CalibrationTest, ErrorTest, run_error_test
 from torchcalib.io.saved import saved_tensor, saved_value
-from torchcalib.metrics.binned import ece_from_bins
+from torchcalib.metrics.binned import ECE
 from torchcalib.metrics.groups.sums import SumsByGroup
 from torchcalib.metrics.groups.table import GroupTable, resolved
 
@@ -108,7 +108,7 @@ class GroupBins:
         places = torch.tensor([self.places[name] for name in names], dtype=torch.int64)
         sums = with_noise_row(self.sums, self.noise_flag)[places]
         average = self.accumulator.mode == "classwise"
-        ece = ErrorTest(ece_from_bins, interval="absolute")
+        ece = ErrorTest(ECE.from_bins, interval=ECE.interval_kind)
 
         def test(group_sums: Tensor, n_replicates: int) -> CalibrationTest:
             bins = self.accumulator.wrap(group_sums)

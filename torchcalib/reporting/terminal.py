@@ -40,7 +40,8 @@ from torchcalib.reporting.monitoring.history import History
 _WIDTH = 120  # characters per line of output to a file or pipe
 _WIDE_TABLE_WIDTH = 110  # minimum terminal width for the optional columns of tables
 _NAME_WIDTH = 24  # maximum width of name columns in characters
-_NARROW_WIDTH = 16  # maximum width of metric names on a narrow terminal; long enough for the ends of bins
+_NARROW_WIDTH = 16  # maximum width of metric names in a table that is too wide; long enough for the ends of bins
+_UNLIMITED = 1000  # characters per line to measure the width of a table
 _STYLES = {"better": "bold", "worse": "bold", "quiet": "dim"}
 
 
@@ -130,13 +131,21 @@ def show_comparison(comparison: Comparison) -> None:
 def _print_table(console: Console, table: Table, notes: Sequence[str] = ()) -> None:
     """Print a table and notes below it. Columns with `shown="wide"` are omitted on a narrow terminal."""
     is_wide = console.width >= _WIDE_TABLE_WIDTH
+    table = table.shown_on("always", *["wide"] * is_wide)
+    drawn = _drawn(table, is_wide)
+    if console.measure(drawn, options=console.options.update(width=_UNLIMITED)).maximum > console.width:
+        drawn = _drawn(table, is_wide, wraps_names=True)
+    console.print(drawn)
+    _print_notes(console, notes)
+
+
+def _drawn(table: Table, is_wide: bool, wraps_names: bool = False) -> rich_table.Table:
+    """Return a table for rich, with long texts of the first column divided between words if `wraps_names`."""
 
     def first_text(text: str) -> str:
-        """Return a text of the first column, wrapped between words if rich does not wrap the column."""
-        text = printable(text)
-        return text if is_wide or table.columns[0].wraps else fill(text, _NARROW_WIDTH, break_long_words=False)
+        is_divided = wraps_names and not table.columns[0].wraps
+        return fill(printable(text), _NARROW_WIDTH, break_long_words=False) if is_divided else printable(text)
 
-    table = table.shown_on("always", *["wide"] * is_wide)
     title = Text(table.title, "bold") if table.title else None
     drawn = rich_table.Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     drawn.collapse_padding = not is_wide
@@ -153,8 +162,7 @@ def _print_table(console: Console, table: Table, notes: Sequence[str] = ()) -> N
             cells = [Text(printable(cell.text), _STYLES.get(cell.style, "")) for cell in row.cells]
             cells[0] = Text(first_text(row.cells[0].text), _STYLES.get(row.cells[0].style, ""))
             drawn.add_row(*cells, style="dim" if row.is_quiet else "")
-    console.print(drawn)
-    _print_notes(console, notes)
+    return drawn
 
 
 def _print_notes(console: Console, notes: Sequence[str]) -> None:

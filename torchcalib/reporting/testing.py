@@ -84,7 +84,6 @@ def _test_binned(s: Statistics, mode: NamedMode, notes: list[str]) -> dict[str, 
         for metric in ERRORS
         if not (metric.is_signed and over_classes)
     }
-    tests["rmsce"] = ErrorTest(rmsce_from_bins, interval="squared")
     debiased = partial(rmsce_from_bins, debiased=True)
     tests["rmsce_debiased"] = ErrorTest(debiased, test_formula=rmsce_from_bins, interval="debiased")
     n_replicates = _replicates(2**19 // b.n.numel(), at_least=39)
@@ -204,7 +203,7 @@ def with_intervals(
 
     changed, undefined = [], []
     for line in lines:
-        # Replicates of the miscalibration (MCB), an error, contain the sampling noise twice.
+        # MCB is a calibration error, for which no interval is computed, as for KS and TCE.
         if line.interval is None and line.key in replicates and not line.key.startswith("mcb/"):
             line = replace(line, interval=interval_of(line, replicates[line.key]))
             if line.interval is None and not math.isnan(line.value):

@@ -75,7 +75,7 @@ def compare(
     A difference is the value of a system minus the value of the first system. For the entropic calibration difference
     (ECD) and the expected signed calibration error (ESCE), it is the difference of absolute values. Its 95% percentile
     interval is computed from replicates that all systems share. A bias of the replicates above a quarter of their
-    standard deviation is subtracted.
+    standard deviation is subtracted, also from intervals of values.
 
     The verdict is `"better"` or `"worse"` if the interval excludes 0. This must also hold after subtracting
     `Difference.chance`, the difference that is due to sampling noise in bins. Without this correction, a calibrated
