@@ -187,7 +187,7 @@ def test_confidences_in_one_file_give_a_comparison_without_accuracy(tmp_path, mo
             # Both systems have the same order of confidences.
             assert lines[key]["differences"].get(name, {"value": 0})["value"] == pytest.approx(0, abs=1e-12), key
             assert lines[key]["intervals"][name] is not None
-    assert "Accuracy" not in capsys.readouterr().out.replace("Accuracy at 80% coverage", "")
+    assert "Accuracy" not in capsys.readouterr().out.replace("Accuracy at 80%", "")
 
 
 def test_rows_with_empty_cells_are_dropped_and_counted(tmp_path):
