@@ -10,7 +10,7 @@ import torchcalib as tc
 
 pytest.importorskip("matplotlib")  # for torchcalib.plots
 NAMESPACES = (tc, tc.functional, tc.calibration, tc.inference, tc.losses, tc.plots, tc.special, tc.integrations)
-FORWARDING = {"bootstrap", "by_group", "Bootstrapped", "ByGroup", "CalibrationCollection"}
+FORWARDING = {"bootstrap", "by_group", "Bootstrapped", "ByGroup", "Clustered", "CalibrationCollection"}
 """What hands other arguments on to a metric of the caller, or to torchmetrics."""
 
 

@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace, systems: Mapping[str, System]) -> None:
                         where = f"`{predictions.source.preds}` in system `{name}`"
                         check_logits(parts[name].preds, predictions.task, where)
                 preds = {name: rows.preds for name, rows in parts.items()}
-                builder.update(preds, shared.target, weights=shared.weights)
+                builder.update(preds, shared.target, weights=shared.weights, clusters=shared.clusters)
             row += len(shared)
             advance(len(shared))
     with working("computing differences and their intervals"):
@@ -105,13 +105,17 @@ def _aligned_chunks(files: Mapping[str, PredictionFiles]) -> Iterator[dict[str, 
 
 
 def _common_rows(parts: Mapping[str, Rows], row: int) -> Rows:
-    """Return the rows of the first system, after a check that all systems have the same targets and weights.
+    """Return the rows of the first system, after a check that all systems have the same targets, weights and clusters.
 
     Errors contain a row number. `row` is the number of the first row, from 1.
     """
     (first, rows), *others = parts.items()
     for name, other in others:
-        for kind, a, b in (("targets", rows.target, other.target), ("weights", rows.weights, other.weights)):
+        for kind, a, b in (
+            ("targets", rows.target, other.target),
+            ("weights", rows.weights, other.weights),
+            ("clusters", rows.clusters, other.clusters),
+        ):
             if a is None or b is None:
                 continue
             if a.shape != b.shape:

@@ -24,6 +24,7 @@ def opened(arguments: argparse.Namespace, paths: Sequence[Path], preds: str | No
         target=arguments.target,
         weights=arguments.weights,
         groups=getattr(arguments, "groups", None),
+        clusters=arguments.clusters,
         from_logits=True if arguments.from_logits else False if arguments.from_probs else None,
         task=arguments.task,
         class_names=None if arguments.class_names is None else arguments.class_names.split(","),

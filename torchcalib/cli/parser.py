@@ -73,6 +73,7 @@ _SYNONYMS = {
     "--logits": "--from-logits",
     "--model": "--groups",
     "--group": "--groups",
+    "--cluster": "--clusters",
 }
 """Options of other programs, and the equivalent options of torchcalib."""
 
@@ -190,6 +191,12 @@ def _add_input_options(parser: argparse.ArgumentParser, several: bool) -> None:
     parser.add_argument("--preds", metavar="NAME", action=action, help=f"{columns} (default: found by name)")
     for role, kind in (("target", "targets"), ("weights", "weights")):
         parser.add_argument(f"--{role}", metavar="NAME", help=f"key or column of the {kind} (default: found by name)")
+    parser.add_argument(
+        "--clusters",
+        metavar="NAME",
+        help="key or column with the cluster of each row, integers or text, such as a patient, an image or a question; "
+        "only rows of different clusters are independent",
+    )
     parser.add_argument(
         "--class-names",
         metavar="A,B,...",

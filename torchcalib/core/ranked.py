@@ -194,6 +194,11 @@ class SortedSample:
         """Mask of the last element with each score, bool `(..., M)`."""
         return torch.cat((self.begins[..., 1:], torch.ones_like(self.begins[..., :1])), -1)
 
+    def upper(self, ends: Tensor) -> Tensor:
+        """Return the largest score in each run `(..., K)` with the given ends; -inf for an empty run at the start."""
+        last = self.score.detach().gather(-1, (ends - 1).clamp(min=0))
+        return last.masked_fill(ends == 0, -torch.inf)
+
     @once
     def drift(self) -> Tensor:
         """Sum of outcome - probability up to each element, divided by the number of samples, `(..., M)`; NaN for none.

@@ -84,7 +84,7 @@ class RankedBins(BinStats):
     def with_noise(self) -> BinStats:
         """Return the sums as a `BinStats` with `spread` and `noise`, which does not store the sample."""
         sums = torch.cat((self.sums, torch.stack((self.spread, self.noise), -2)), -2)
-        return BinStats(sums, has_noise=True)
+        return BinStats(sums, has_noise=True, upper=self.sample.upper(self.ends))
 
     @property
     def edges(self) -> Tensor:

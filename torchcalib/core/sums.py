@@ -79,9 +79,11 @@ class BinStats(Sums):
         sums: `(..., F, B)`. The quantities are weight, confidence, outcome, and with `has_noise` also `spread` and
             `noise`. The entropic calibration difference (ECD) may follow.
         has_noise: whether the sums contain the variances `spread` and `noise`, which have no gradient.
+        upper: largest score in each bin `(..., B)`, if the bins are runs of a sorted sample; else None.
     """
 
     has_noise: bool = field(default=False, kw_only=True)
+    upper: Tensor | None = field(default=None, kw_only=True)
 
     @property
     def outcomes(self) -> Tensor:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 from torch import Tensor
 
 from torchcalib.core.arguments import Task
@@ -64,6 +65,14 @@ def per_sample(name: str, values: Any, preds: Tensor) -> Tensor:
     """Return per-sample values, such as weights or groups, as a tensor; a column `(N, 1)` becomes `(N,)`."""
     column = as_tensor(name, values, preds.device)
     return column.squeeze(-1) if column.dim() > 1 and column.shape == (len(preds), 1) else column
+
+
+def cluster_ids(clusters: Any, preds: Tensor) -> Tensor:
+    """Return the identifiers of clusters as integers. Strings get the numbers of their sorted distinct values."""
+    column = np.asarray(clusters) if not isinstance(clusters, Tensor) else clusters
+    if isinstance(column, np.ndarray) and column.dtype.kind in "OUST":
+        column = np.unique(column.astype(str), return_inverse=True)[1].reshape(column.shape)
+    return per_sample("clusters", column, preds)
 
 
 def checked_names(class_names: Iterable[str]) -> tuple[str, ...]:

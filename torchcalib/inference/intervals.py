@@ -73,16 +73,21 @@ class Moments(NamedTuple):
         return self.mean.sqrt() * torch.where(shape > 1e3, 1 - 1 / (8 * shape), ratio)
 
 
-def error_interval(kind: IntervalKind, cells: BinCells, noise_floor: Tensor, level: float) -> Ends:
+def normal_quantile(level: float, like: Tensor) -> Tensor:
+    """Return the quantile z of the normal distribution for two-sided intervals, a scalar of the dtype of `like`."""
+    quantile: Tensor = torch.special.ndtri(torch.tensor((1 + level) / 2, dtype=like.dtype, device=like.device))
+    return quantile
+
+
+def error_interval(kind: IntervalKind, cells: BinCells, noise_floor: Tensor, z: Tensor) -> Ends:
     """Return both ends, each `(g)`, of the interval for an expected error.
 
     Args:
         kind: formula of the error.
         cells: bins `(g, K)`.
         noise_floor: expected error of a calibrated model `(g)`. Differences from it are computed in closed form.
-        level: level of the interval, in (0, 1).
+        z: quantile of the level, `()` or `(g)`; see `normal_quantile`.
     """
-    z = torch.special.ndtri(torch.tensor((1 + level) / 2, dtype=cells.n.dtype, device=cells.n.device))
     gaps_low, gaps_high = _mean_gap_ends(cells, z)
     if kind == "mean_gap":
         return gaps_low, gaps_high
@@ -153,6 +158,61 @@ def _error_ends(kind: IntervalKind, cells: BinCells, noise_floor: Tensor, z: Ten
     floor_of_observed = noise_floor + expected(moments_with(torch.zeros_like(cells.gap), observed)) - at_start[0]
     low = torch.where(multiple[0] < 1e-6, low.minimum(floor_of_observed), low)
     return low.clamp(min=0), high.clamp(max=1)
+
+
+def replicated_interval(
+    kind: IntervalKind,
+    cells: BinCells,
+    noise_floor: Tensor,
+    gaps: Tensor,
+    shares: Tensor,
+    level: float,
+    factor: Tensor,
+) -> Ends:
+    """Return both ends `(g)` of the interval for an expected error, from replicates of the noise of dependent bins.
+
+    The method is that of `error_interval`, with quantiles of the replicates instead of approximations.
+
+    Args:
+        kind: formula of the error, except the mean gap.
+        cells: bins `(g, K)`.
+        noise_floor: expected error of a calibrated model `(g)`.
+        gaps, shares: replicates of the noise of the gaps and of the shares of the bins, each `(R, g, K)`.
+        level: level of the interval, in (0, 1).
+        factor: factor `(g)` that widens the noise for few clusters.
+    """
+    size_of: Callable[[Tensor], Tensor] = torch.abs if kind == "absolute" else torch.square
+    noise, moved = (factor.unsqueeze(-1) * x for x in (gaps, shares))
+    variance = noise.square().mean(0).maximum(cells.variance_at(cells.shrunk_gap))
+    sign = torch.where(cells.gap == 0, torch.where(cells.confidence > 0.5, -1.0, 1.0), cells.gap.sign())
+    directions = torch.stack((cells.gap, sign * (cells.gap.square() + variance).sqrt()))
+
+    def sums(multiple: Tensor) -> Tensor:
+        gap = cells.within_bounds(multiple.unsqueeze(-1) * directions)
+        of_gaps = (cells.share * size_of(gap + noise.unsqueeze(1))).sum(-1)
+        return of_gaps + (moved.unsqueeze(1) * size_of(gap)).sum(-1)
+
+    def quantiles(multiple: Tensor) -> Tensor:
+        found = sums(multiple).sort(0).values
+        rank = round((len(found) - 1) * (1 + level) / 2)
+        return torch.stack((found[rank, 0], found[len(found) - 1 - rank, 1]))
+
+    def expected(multiple: Tensor) -> Tensor:
+        found = sums(multiple).clamp(min=0)
+        return (found if kind == "absolute" else found.sqrt()).mean(0)
+
+    observed = (cells.share * size_of(cells.gap)).sum(-1)
+    low = torch.zeros_like(directions[..., 0])
+    high = torch.full_like(low, _LARGEST_MULTIPLE)
+    for _ in range(_N_BISECTIONS):
+        middle = (low + high) / 2
+        is_below = quantiles(middle) < observed
+        low, high = torch.where(is_below, middle, low), torch.where(is_below, high, middle)
+    if kind == "debiased":
+        ends = (cells.share * cells.within_bounds(low.unsqueeze(-1) * directions).square()).sum(-1).sqrt()
+    else:
+        ends = noise_floor + expected(low) - expected(torch.zeros_like(low))
+    return ends[0].clamp(min=0), ends[1].clamp(max=1)
 
 
 def _half_outcome(cells: BinCells) -> Tensor:

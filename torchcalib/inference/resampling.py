@@ -11,11 +11,13 @@ from torch import Tensor
 
 from torchcalib.core.arguments import InputOptions, Task, check_count, check_level, check_seed, unknown_argument
 from torchcalib.core.checks import check_indices
+from torchcalib.core.clusters import effective_number
 from torchcalib.core.documentation import resolving_task
 from torchcalib.core.inputs import flattened, read_input
 from torchcalib.core.predictions import Predictions, in_all_replicates, replicates_at_once
 from torchcalib.ops.counter_rng import multinomial_counts
 from torchcalib.ops.logs import wide_dtype
+from torchcalib.special.bin_tests import t_critical
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,15 +28,23 @@ class Interval:
         value: metric of the data `(...)`.
         replicates: metric of the R bootstrap replicates `(R, ...)`.
         level: nominal coverage probability of the interval, in (0, 1).
+        n_clusters: effective number of resampled clusters; None if rows were resampled. With few clusters, percentiles
+            underestimate the uncertainty. They are moved outwards as far as the interval of a mean with normal
+            clusters requires (expanded percentiles).
 
     Raises:
         TypeError: if `level` is not a number.
         ValueError: if `level` is not in (0, 1), or requires more replicates.
+
+    Reference:
+        Hesterberg: What teachers should know about the bootstrap (The American Statistician, 2015), for expanded
+        percentiles.
     """
 
     value: Tensor
     replicates: Tensor
     level: float
+    n_clusters: float | None = None
 
     def __post_init__(self) -> None:
         check_level(self.level, len(self.replicates))
@@ -81,8 +91,11 @@ class Interval:
     @property
     def _rank(self) -> int:
         """Rank of `low` in ascending order of the replicates, and of `high` in descending order."""
+        tail = (1 - self.level) / 2
+        if self.n_clusters is not None:
+            tail = _expanded_tail(tail, self.n_clusters)
         # 1e-9 corrects rounding: 20 * (1 - 0.9) / 2 is slightly below 1.
-        return math.floor((len(self.replicates) + 1) * (1 - self.level) / 2 + 1e-9)
+        return max(1, math.floor((len(self.replicates) + 1) * tail + 1e-9))
 
     @property
     def _ordered(self) -> Tensor:
@@ -96,6 +109,16 @@ class Interval:
     def __repr__(self) -> str:
         """Return the value and the interval as text."""
         return f"Interval(value={self.value}, low={self.low}, high={self.high}, level={self.level})"
+
+
+def _expanded_tail(tail: float, n: float) -> float:
+    """Return the probability of a normal variable beyond sqrt(n / (n - 1)) t, for the quantile t at `tail`.
+
+    The t-distribution has n - 1 degrees of freedom. The bootstrap variance is too small by (n - 1) / n.
+    """
+    df = max(1.0, n - 1)
+    t = float(t_critical(torch.tensor(df, dtype=torch.float64), 2 * tail))
+    return float(torch.special.ndtr(torch.tensor(-t * math.sqrt((df + 1) / df), dtype=torch.float64)))
 
 
 class Resampling:
@@ -119,6 +142,7 @@ class Resampling:
             self._present = ~in_all_replicates(p.weights == 0, 1).expand(n)
         self._unit_of: Tensor | None = None  # group index of each sample; None: each sample is a group
         self._n_units = n
+        self.n_clusters: float | None = None  # effective number of groups, if groups were given
         if groups is not None:
             check_indices("groups", groups)
             if groups.shape != (n,):
@@ -128,6 +152,8 @@ class Resampling:
             units, index = torch.unique(names.to(self._device)[self._present], return_inverse=True)
             self._unit_of = torch.zeros(n, dtype=torch.int64, device=self._device).masked_scatter(self._present, index)
             self._n_units = max(1, len(units))
+            if groups is not None:
+                self.n_clusters = effective_number(torch.bincount(index).double())
 
     def counts(self, replicates: Tensor) -> Tensor:
         """Return the counts of each sample in the replicates with indices `(r,)`: `(r, N)` of dtype `wide_dtype`."""
@@ -232,9 +258,11 @@ def bootstrap(
             _check_values(found[-1], value, len(some))
     if isinstance(value, tuple):
         parts = [torch.cat(part) for part in zip(*found, strict=True)]
-        intervals: list[Any] = [Interval(v, part, level) for v, part in zip(value, parts, strict=True)]
+        intervals: list[Any] = [
+            Interval(v, part, level, draws.n_clusters) for v, part in zip(value, parts, strict=True)
+        ]
         return type(value)(*intervals) if hasattr(value, "_fields") else tuple(intervals)
-    return Interval(value, torch.cat(found), level)
+    return Interval(value, torch.cat(found), level, draws.n_clusters)
 
 
 def _check_names(metric: Callable[..., Any], options: Mapping[str, Any]) -> None:

@@ -34,6 +34,7 @@ class Cells:
     outcomes: Tensor  # observed sum of outcomes
     spread: Tensor  # sum of w p (1 - p) for weights w and confidences p; see `BinStats`
     noise: Tensor  # variance of `outcomes` for a calibrated model; see `BinStats`
+    upper: Tensor | None = None  # largest score in each cell, if cells are runs of a sorted sample
     computed: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
 
     @once
@@ -61,6 +62,10 @@ class Cells:
         """Effective weight of one independent outcome, `(..., K)`; see `effective_weight`."""
         return effective_weight(self.spread, self.noise)
 
+    def variance_of_outcomes(self, gaps: Tensor) -> Tensor:
+        """Return the variance of `outcomes` after adding the expected gap `(..., K)` of the cell to each confidence."""
+        return self.unit * (self.spread + self.n * gaps * (1 - 2 * self.confidence - gaps)).clamp(min=0)
+
     def map(self, change: Callable[[Tensor], Tensor]) -> Self:
         """Return new cells with a function applied to every field."""
         tensors = {f.name: getattr(self, f.name) for f in fields(self) if f.init}
@@ -75,7 +80,7 @@ class BinCells(Cells):
     @classmethod
     def of(cls, b: BinStats) -> Self:
         """Create cells from the sums over bins."""
-        return cls(b.n, b.sums[..., 1, :], b.outcomes, b.spread, b.noise)
+        return cls(b.n, b.sums[..., 1, :], b.outcomes, b.spread, b.noise, b.upper)
 
     def with_gaps(self, gaps: Tensor) -> BinStats:
         """Return the sums of the bins with observed gaps replaced by `gaps`, `(..., B)` or `(R, ..., B)`."""
@@ -110,8 +115,11 @@ class BinCells(Cells):
 
     def variance_at(self, gaps: Tensor) -> Tensor:
         """Return the variance of each gap `(..., B)`, after adding the expected gap of the bin to each confidence."""
-        spread = (self.spread + self.n * gaps * (1 - 2 * self.confidence - gaps)).clamp(min=0)
-        return self.unit * spread / self.positive_n.square()
+        return self.variance_of_outcomes(gaps) / self.positive_n.square()
+
+    def with_noise_times(self, factor: Tensor) -> Self:
+        """Return bins whose noise is larger by a factor `(...)`, as if each outcome counted for several rows."""
+        return replace(self, noise=self.noise * factor.unsqueeze(-1))
 
 
 class BinsWithGaps(BinStats):
@@ -176,7 +184,7 @@ class RunCells(Cells):
         columns = (n, (n * p).masked_fill(~s.counted, 0), s.positives, *s.variances)
         weight, expected, outcomes, spread, noise = (run_sums(column, ends) for column in columns)
         log_odds = _log_odds_of_runs(s, n, ends) if sample.log_scored else None
-        return cls(weight, expected, outcomes, spread, noise, log_odds)
+        return cls(weight, expected, outcomes, spread, noise, s.upper(ends), log_odds)
 
     def with_gaps(self, gaps: Tensor) -> RankedSample:
         """Return a sample with these gaps and one element per run. An empty run has the score of the previous run."""

@@ -10,10 +10,12 @@ import torch
 from torch import Tensor
 
 from torchcalib.core.arguments import check_count, check_level, check_seed
+from torchcalib.core.clusters import Clusters, cluster_table
 from torchcalib.core.ranked import RankedSample
 from torchcalib.core.sums import BinStats
 from torchcalib.core.words import in_one_line
-from torchcalib.inference.intervals import IntervalKind, error_interval
+from torchcalib.inference.clusters import SignFlips, design_effect, number_of_clusters, t_quantile
+from torchcalib.inference.intervals import IntervalKind, error_interval, normal_quantile, replicated_interval
 from torchcalib.inference.simulation import MAX_RUNS, BinCells, RunCells, Simulation
 
 Statistic = BinStats | RankedSample
@@ -40,6 +42,9 @@ class CalibrationTest:
             interval of the error without noise. NaN if not computed; see `torchcalib.inference.intervals`.
         level: nominal coverage probability of the interval, in (0, 1).
         method: name of the method that computes the p-value.
+        design_effect: variance of the mean gap divided by that of independent rows `(...)`, if clusters were given. For
+            an average over classes it is the mean of the classes.
+        n_clusters: number of clusters with data, at most 1,024, because more are merged.
     """
 
     statistic: Tensor
@@ -49,6 +54,8 @@ class CalibrationTest:
     high: Tensor
     level: float
     method: str
+    design_effect: Tensor | None = None
+    n_clusters: int | None = None
 
     @property
     def excess(self) -> Tensor:
@@ -83,7 +90,10 @@ class CalibrationTest:
         if self.statistic.dim():
             return "\n".join(f"[{index}] {self[index]}".replace("\n", "\n    ") for index in range(len(self.statistic)))
         value, floor, p, low, high = map(float, (self.statistic, self.noise_floor, self.p_value, self.low, self.high))
-        return in_one_line(value, floor, p, low, high, self.level)
+        line = in_one_line(value, floor, p, low, high, self.level)
+        if self.design_effect is None:
+            return line
+        return f"{line}, {self.n_clusters:,} clusters, design effect {float(self.design_effect):.3g}"
 
 
 class ErrorTest(NamedTuple):
@@ -109,6 +119,7 @@ def run_error_tests(
     tests: Mapping[str, ErrorTest],
     statistic: Statistic,
     *,
+    clusters: Clusters | None = None,
     average: bool = False,
     cancels: bool = False,
     level: float = 0.95,
@@ -120,12 +131,14 @@ def run_error_tests(
     Outcomes are simulated from the confidences, and the errors are recomputed for each replicate (consistency
     resampling). The sum of outcomes in a bin is a sum of independent trials with known mean and variance; see
     `count_quantiles`. For an average over classes, the p-values of the classes are combined; see `cauchy_combination`.
-    For the interval, see `torchcalib.inference.intervals`; an average over several classes has none.
+    For the interval, see `torchcalib.inference.intervals`; an average over several classes has none. For dependent
+    rows, see `torchcalib.inference.clusters`.
 
     Args:
         tests: definition of each test, by name.
         statistic: bins with sums of noise, or a ranked sample. The test divides a large sample into runs of consecutive
             scores. The error is computed from the whole sample.
+        clusters: the same statistic by cluster of dependent rows; None if rows are independent.
         average: average over the last batch axis, the classes of the same rows. Signed errors are averaged before their
             absolute value is computed. Their classes are assumed to be independent, as in multi-label tasks.
         cancels: whether the classes are mutually exclusive. The average of a signed error is then always 0, with
@@ -147,17 +160,26 @@ def run_error_tests(
     tested = {name: test for name, test in tests.items() if not (test.signed and average and cancels)}
     with torch.no_grad():
         found = {}
-        batches = list(_tested_batches(tested, statistic, average, level, n_replicates, seed)) if tested else []
+        n_clusters, batches = None, []
+        if tested:
+            cells = _cells_of(statistic)
+            table = None if clusters is None else _without_empty_clusters(cluster_table(clusters, cells.upper))
+            n_clusters = None if table is None else int(number_of_clusters(table).max())
+            batches = list(_tested_batches(tested, cells, table, average, level, n_replicates, seed))
         for name, test in tests.items():
             value = test.value(statistic)
             value = value.mean(-1) if average else value
-            floor, p_value, low, high = 0 * value, 0 * value + 1, 0 * value, 0 * value
+            floor, p_value, low, high, effect = 0 * value, 0 * value + 1, 0 * value, 0 * value, 0 * value + 1
             if name in tested:
                 columns = (torch.cat(x).reshape(value.shape) for x in zip(*(x[name] for x in batches), strict=True))
-                floor, p_value, low, high = (column.masked_fill(value.isnan(), torch.nan) for column in columns)
+                floor, p_value, low, high, effect = (x.masked_fill(value.isnan(), torch.nan) for x in columns)
                 low, high = low.minimum(value), high.maximum(value)  # also removes rounding errors
             method = f"consistency resampling, {n_replicates:,} replicates"
-            found[name] = CalibrationTest(value, floor, p_value, low, high, level, method)
+            if clusters is None:
+                found[name] = CalibrationTest(value, floor, p_value, low, high, level, method)
+            else:
+                method = f"{method}, and random signs of clusters"
+                found[name] = CalibrationTest(value, floor, p_value, low, high, level, method, effect, n_clusters)
         return found
 
 
@@ -179,6 +201,12 @@ def _cells_of(statistic: Statistic) -> BinCells | RunCells:
     return BinCells.of(statistic)
 
 
+def _without_empty_clusters(table: Tensor) -> Tensor:
+    """Return the table `(..., G, 2, K)` of clusters with data in any batch element; at least one cluster."""
+    occupied = (table[..., 0, :] > 0).any(-1).reshape(-1, table.shape[-3]).any(0)
+    return table[..., occupied, :, :] if bool(occupied.any()) else table[..., :1, :, :]
+
+
 class _Null(NamedTuple):
     """Test statistic of the data `(g, c)`, and R replicates `(R, g, c)` for a calibrated model."""
 
@@ -187,48 +215,96 @@ class _Null(NamedTuple):
     values: Tensor  # replicates of the error
 
 
-Result = tuple[Tensor, Tensor, Tensor, Tensor]
-"""Noise floor, p-value, lower end and upper end of the interval, each `(g)`."""
+Result = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+"""Noise floor, p-value, lower end and upper end of the interval, and design effect, each `(g)`."""
 
 
 def _tested_batches(
-    tests: Mapping[str, ErrorTest], statistic: Statistic, average: bool, level: float, n_replicates: int, seed: int
+    tests: Mapping[str, ErrorTest],
+    cells: BinCells | RunCells,
+    table: Tensor | None,
+    average: bool,
+    level: float,
+    n_replicates: int,
+    seed: int,
 ) -> Iterator[dict[str, Result]]:
     """Yield results by test name for g batch elements, whose bins or runs are `(g, C, K)`; C = 1 without average."""
-    cells = _cells_of(statistic)
     *_, n_cells = cells.n.shape
     n_classes = cells.n.shape[-2] if average else 1
     whole = cells.map(lambda x: x.reshape(-1, n_classes, n_cells))
+    of_clusters = None if table is None else table.reshape(*whole.n.shape[:-1], *table.shape[-3:])
     classes_at_once = max(1, _IN_CACHE // max(1, n_replicates * n_cells))
     at_once = max(1, classes_at_once // max(1, n_classes))
     for start in range(0, len(whole.n), at_once):
-        piece = whole.map(itemgetter(slice(start, start + at_once)))
+        elements = slice(start, start + at_once)
+        piece = whole.map(itemgetter(elements))
         nulls: dict[str, list[_Null]] = {name: [] for name in tests}
+        cluster_nulls: dict[str, list[_Null]] = {name: [] for name in tests}
+        flips = None
         # Simulate the classes of an average in batches, because there may be many.
         for first in range(0, n_classes, classes_at_once):
-            some = piece.map(itemgetter((slice(None), slice(first, first + classes_at_once))))
+            classes = slice(first, first + classes_at_once)
+            some = piece.map(itemgetter((slice(None), classes)))
             simulation = Simulation(some, start * n_classes + first, seed, n_replicates)
+            if of_clusters is not None:
+                flips = SignFlips(some, of_clusters[elements, classes], seed, n_replicates)
             for name, test in tests.items():
                 observed = test.test_statistic(some.with_gaps(some.gap))
                 tested = values = simulation.compute(test.test_statistic)
                 if test.value is not test.test_statistic:
                     values = simulation.compute(test.value)
                 nulls[name].append(_Null(observed, tested, values))
-        yield {name: _result(test, piece, nulls[name], level) for name, test in tests.items()}
+                if flips is not None:
+                    tested, values = flips.compute(test.test_statistic), flips.compute(test.value, centred=True)
+                    cluster_nulls[name].append(_Null(observed, tested, values))
+        part = None if of_clusters is None else of_clusters[elements]
+        yield {
+            name: _result(test, piece, part, nulls[name], cluster_nulls[name], flips, level)
+            for name, test in tests.items()
+        }
 
 
-def _result(test: ErrorTest, cells: BinCells | RunCells, nulls: Sequence[_Null], level: float) -> Result:
-    """Return the result of one test from the cells `(g, C, K)` and the null distributions of batches of classes."""
-    null = _Null(*(torch.cat(parts, -1) for parts in zip(*nulls, strict=True)))
-    noise_floor, p_value = _noise_floor_and_p_value(null, test.signed)
+def _result(
+    test: ErrorTest,
+    cells: BinCells | RunCells,
+    table: Tensor | None,
+    nulls: Sequence[_Null],
+    cluster_nulls: Sequence[_Null],
+    flips: SignFlips | None,
+    level: float,
+) -> Result:
+    """Return the result of one test from the cells `(g, C, K)` and the null distributions of batches of classes.
+
+    `table`, `cluster_nulls` and `flips` are those of clusters; None or empty without clusters.
+    """
+    noise_floor, p_value = _noise_floor_and_p_value(nulls, test.signed)
     low = high = torch.full_like(p_value, torch.nan)
+    effect = torch.ones_like(p_value)
+    if table is not None:
+        floor_of_clusters, p_of_clusters = _noise_floor_and_p_value(cluster_nulls, test.signed)
+        noise_floor, p_value = noise_floor.maximum(floor_of_clusters), p_value.maximum(p_of_clusters)
+        effect = design_effect(cells, table).mean(-1)
     if test.interval is not None and isinstance(cells, BinCells) and cells.n.shape[-2] == 1:
-        low, high = error_interval(test.interval, cells.map(lambda x: x.squeeze(-2)), noise_floor, level)
-    return noise_floor, p_value, low, high
+        cells, z = cells.map(lambda x: x.squeeze(-2)), normal_quantile(level, cells.n)
+        low, high = error_interval(test.interval, cells, noise_floor, z)
+        if table is not None and flips is not None:
+            t = t_quantile(table.squeeze(1), level)
+            if test.interval == "mean_gap":
+                cells = cells.with_noise_times(effect.clamp(min=1))
+                low, high = error_interval(test.interval, cells, noise_floor, t)
+            else:
+                gaps, shares = (x.squeeze(-2) for x in flips.noise())
+                ends = replicated_interval(test.interval, cells, noise_floor, gaps, shares, level, t / z)
+                low, high = low.minimum(ends[0]), high.maximum(ends[1])
+    return noise_floor, p_value, low, high, effect
 
 
-def _noise_floor_and_p_value(null: _Null, signed: bool) -> tuple[Tensor, Tensor]:
-    """Return the noise floor and the p-value of an error averaged over classes, each `(g)`."""
+def _noise_floor_and_p_value(nulls: Sequence[_Null], signed: bool) -> tuple[Tensor, Tensor]:
+    """Return the noise floor and the p-value of an error averaged over classes, each `(g)`.
+
+    `nulls` are the null distributions of batches of classes.
+    """
+    null = _Null(*(torch.cat(parts, -1) for parts in zip(*nulls, strict=True)))
     if signed:  # average before the absolute value: gaps of classes cancel
         p_value, _ = _p_value(null.observed.mean(-1).abs(), null.tested.mean(-1).abs())
         return null.values.mean(-1).abs().mean(0), p_value

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcalib.core.arguments import NanPolicy, Task
+from torchcalib.core.arrays import as_tensor
 from torchcalib.core.documentation import advising
 from torchcalib.core.tasks import per_sample, prepare
 from torchcalib.integrations.outputs import TARGETS, WEIGHTS, Found, described, predictions_in, tensor_named
@@ -44,6 +45,7 @@ def evaluate(
     nan_policy: NanPolicy = "raise",
     positive_classes: Sequence[int] | None = None,
     class_axis: int | None = None,
+    cluster_by: str | None = None,
 ) -> Report:
     """Compute the predictions of a model for all batches of a data loader, and return their calibration report.
 
@@ -79,6 +81,9 @@ def evaluate(
         positive_classes: evaluate multi-class predictions as binary: these classes against the other classes.
         class_axis: axis of classes or labels in predictions. None selects the last axis or axis 1, by the shape of the
             target.
+        cluster_by: clusters of dependent samples; see `torchcalib.Clustered`. `"batch item"` for the samples of each
+            item, such as the pixels of an image or the tokens of a document; or the name of an entry of the batch with
+            integer identifiers, such as `"patient"`. None treats samples as independent.
 
     Returns:
         The report; see `torchcalib.Report`.
@@ -98,11 +103,13 @@ def evaluate(
     _check_model(model)
     builder: ReportBuilder | None = None
     declared = from_logits
+    n_items = 0
     with _evaluation_mode(model, device) as place, torch.no_grad(), _progress_bar(dataloader, progress) as advance:
         for batch in dataloader:
             moved = _to_device(batch, place)
             with _autocast(autocast, place):
-                found, named = _predict_batch(model, moved, predict, declared)
+                inputs = _without_entry(moved, cluster_by) if predict is None else moved
+                found, named = _predict_batch(model, inputs, predict, declared)
             given = None if builder is None else builder.settings["task"]
             p = prepare(
                 found.preds, found.target, given or task, class_names=class_names, positive_classes=positive_classes
@@ -124,11 +131,36 @@ def evaluate(
                     class_axis=class_axis,
                 )
             weights = None if found.weights is None else per_sample("weights", found.weights, p.preds)
-            builder.update(p.preds, p.target, weights=weights)
+            clusters = None if cluster_by is None else _clusters_in(moved, cluster_by, p.preds, n_items)
+            builder.update(p.preds, p.target, weights=weights, clusters=clusters)
+            n_items += len(p.preds)
             advance()
     if builder is None:
         raise ValueError("`dataloader` must yield at least one batch, got none. Check the data set and its length.")
     return replace(builder.report(), task_is_inferred=task is None)
+
+
+_BATCH_ITEM = "batch item"
+
+
+def _clusters_in(batch: Any, cluster_by: str, preds: Tensor, n_items: int) -> Tensor:
+    """Return the cluster of each item of a batch; `n_items` is the number of previous items."""
+    if cluster_by == _BATCH_ITEM:
+        return torch.arange(n_items, n_items + len(preds), device=preds.device)
+    entries = batch._asdict() if hasattr(batch, "_asdict") else batch
+    if not isinstance(entries, Mapping) or cluster_by not in entries:
+        raise ValueError(
+            f"`cluster_by` must be {_BATCH_ITEM!r} or the name of an entry of each batch, got {cluster_by!r} for "
+            f"{described(batch)}. Yield batches with this entry."
+        )
+    return as_tensor("cluster_by", entries[cluster_by], preds.device)
+
+
+def _without_entry(batch: Any, name: str | None) -> Any:
+    """Return a batch that is a mapping without the entry of the clusters, which is not an input of the model."""
+    if isinstance(batch, Mapping) and name in batch:
+        return {key: value for key, value in batch.items() if key != name}
+    return batch
 
 
 def _check_model(model: Any) -> None:

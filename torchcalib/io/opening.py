@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
+from hashlib import blake2b
 from operator import add
 from pathlib import Path
 from typing import Any, Literal
@@ -40,6 +41,7 @@ class Rows:
     weights: Tensor | None = None
     groups: Tensor | None = None  # group number of each sample, int64; -1 for no group
     group_names: list[str] | None = None  # names by group number, for these rows only; None if the file stores numbers
+    clusters: Tensor | None = None  # identifier of the cluster of each sample, int64; a hash of text
 
     def __len__(self) -> int:
         return len(self.preds)
@@ -105,6 +107,8 @@ class PredictionFiles:
             group_names = sorted(set(texts) - {""})
             numbers = {"": -1, **{name: k for k, name in enumerate(group_names)}}
             arrays["groups"] = torch.tensor([numbers[name] for name in texts])
+        if isinstance(texts := arrays.get("clusters"), list):
+            arrays["clusters"] = self._hashes(texts, f"`{self.source.clusters}` in `{reader.label}`", start)
         tensors = {role: v.squeeze(1) if is_column and v.dim() > 1 else v for role, v in arrays.items()}
         if self.task == "multiclass" and tensors["target"].dtype == torch.bool:
             self._check_one_hot(tensors["target"], label, start)
@@ -119,6 +123,17 @@ class PredictionFiles:
             },
             group_names=group_names,
         )
+
+    @staticmethod
+    def _hashes(texts: Sequence[str], label: str, start: int) -> Tensor:
+        """Return a 64-bit hash of each text, which is equal in all files and processes."""
+        if "" in texts:
+            raise InputError(
+                f"{label} must contain the cluster of each row, got an empty text in row "
+                f"{start + texts.index('') + 1}. Give rows without a cluster distinct names."
+            )
+        digests = {text: blake2b(text.encode(), digest_size=8).digest() for text in set(texts)}
+        return torch.tensor([int.from_bytes(digests[text], signed=True) for text in texts])
 
     def _whole_labels(self, target: Tensor, label: str, start: int) -> Tensor:
         """Convert floating-point class indices to int64, unless some are missing (NaN)."""
@@ -145,7 +160,7 @@ class PredictionFiles:
     def _with_missing_as_nan(self, reader: Reader, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """Set predictions to NaN where the target or weight is missing. Metrics then drop and count these samples."""
         preds = tensors["preds"]
-        for role, fill in (("target", 0), ("weights", 1), ("groups", -1)):
+        for role, fill in (("target", 0), ("weights", 1), ("groups", -1), ("clusters", 0)):
             values = tensors.get(role)
             if values is None or not values.is_floating_point():
                 continue
@@ -171,6 +186,7 @@ def open_predictions(
     target: str | None = None,
     weights: str | None = None,
     groups: str | None = None,
+    clusters: str | None = None,
     from_logits: bool | None = None,
     task: FileTask | None = None,
     class_names: Sequence[str] | None = None,
@@ -181,13 +197,14 @@ def open_predictions(
 
     Args:
         paths: shards of one data set with the same format, names and dtypes. A `.npy` data set consists of one file of
-            predictions, one of targets, and optional files of weights and groups.
+            predictions, one of targets, and optional files of weights, groups and clusters.
         preds: name of the predictions: a key, a column, the stem of numbered columns, or the stem of a `.npy` file.
             A list `"a,b,c"`, a pattern `"prob_*"` or a range `"0..3"` selects one column per class. None searches for
             the common names in `torchcalib.io.names`.
         target: name of the targets, or None to find a common name. Text targets are class names.
         weights: name of the weights, or None to find a common name. Weights are optional.
         groups: name of the groups, which are whole numbers or text; None for no groups.
+        clusters: name of the clusters of dependent rows, which are whole numbers or text; None for independent rows.
         from_logits: whether predictions are logits. None infers it from their name, and raises for ambiguous names.
         task: task of the predictions. None infers it from the shapes, and raises for ambiguous shapes. Targets with the
             shape of multi-class predictions are ambiguous: multi-label targets, one-hot labels or annotator counts.
@@ -216,7 +233,7 @@ def open_predictions(
         >>> targets
         [[0, 1], [2, 0], [1]]
     """
-    given = {"preds": preds, "target": target, "weights": weights, "groups": groups}
+    given = {"preds": preds, "target": target, "weights": weights, "groups": groups, "clusters": clusters}
     readers = readers_of(check_paths(paths))
     named = [reader for reader in readers if reader.arrays or reader.format != "jsonl"]  # empty .jsonl has no keys
     roles_of = {reader: find_roles(reader, given, task) for reader in named}
@@ -273,6 +290,7 @@ def _source_of(
         rows=tuple(f"{array.dtype} {array.shape[1:]}" for array in arrays),
         ignored=tuple(array.name for array in reader.arrays.values() if not array.columns and array.name not in used),
         groups=roles.get("groups"),
+        clusters=roles.get("clusters"),
         class_names=arrays[0].classes,
         are_confidences=is_confidence(reader, roles, given_task),
     )

@@ -51,6 +51,9 @@ ROLES = {
     ),
     "weights": Role(WEIGHTS, FLOATS | WHOLE, "contain numbers", "Name another array with --weights."),
     "groups": Role((), WHOLE | TEXT, "contain whole numbers or text as groups", "Store one number or name per sample."),
+    "clusters": Role(
+        (), WHOLE | TEXT, "contain whole numbers or text as clusters", "Store one number or name per sample."
+    ),
 }
 _SHAPES = {
     "binary": "(N,) or maps (N, H, ...), with targets of this shape or annotator counts (..., 2) for no and yes",
@@ -90,8 +93,8 @@ def find_roles(reader: Reader, given: Mapping[str, str | None], task: FileTask |
     roles = {role: names[0] for role, names in found.items() if names}
     if len(set(roles.values())) < len(roles):
         raise InputError(
-            f"`{reader.label}` must contain predictions, targets, weights and groups in different arrays, got "
-            f"{quoted(roles.values())}. Pass --preds NAME --target NAME."
+            f"`{reader.label}` must contain predictions, targets, weights, groups and clusters in different arrays, "
+            f"got {quoted(roles.values())}. Pass --preds NAME --target NAME."
         )
     _check_confidence(reader, roles, given["preds"], task)
     return roles
@@ -177,7 +180,7 @@ def _unnamed_classes(reader: Reader, target: str, given: Mapping[str, str | None
     numbered = [name for name, array in reader.arrays.items() if array.columns and not array.stem and not array.problem]
     if numbered:
         return numbered[:1]
-    used = {target, given["weights"], given["groups"]}
+    used = {target, given["weights"], given["groups"], given["clusters"]}
     columns = [
         array
         for name, array in reader.arrays.items()
@@ -316,17 +319,18 @@ def infer_task(reader: Reader, roles: Mapping[str, str], task: FileTask | None) 
 
 
 def check_per_sample(reader: Reader, roles: Mapping[str, str], task: Task, sample_shape: tuple[int, ...]) -> None:
-    """Check that weights and groups have one value per sample. `sample_shape` is the shape of one prediction."""
+    """Check that weights, groups and clusters have one value per sample. `sample_shape` is that of one prediction."""
     preds = reader.arrays[roles["preds"]].shape
     fitting = {(preds[0], *(sample_shape if task == "binary" else sample_shape[:-1]))}
     if task == "binary" and sample_shape == () and len(preds) > 1:
         fitting.add(preds)  # predictions and weights may both be columns (N, 1)
-    for role, kind in (("weights", "weight"), ("groups", "group")):
+    for role, kind in (("weights", "weight"), ("groups", "group"), ("clusters", "cluster")):
         if role not in roles:
             continue
         name = roles[role]
         array = reader.arrays[name]
-        if array.shape not in fitting:
+        of_items = role == "clusters" and array.shape == preds[:1]  # one cluster for all samples of an item
+        if array.shape not in fitting and not of_items:
             raise InputError(
                 f"`{name}` in `{reader.label}` must be one {kind} per sample, got shape {array.shape} "
                 f"for predictions {preds}. Save one per sample, or rename the array if it contains other data."

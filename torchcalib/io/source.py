@@ -24,12 +24,24 @@ class Source:
     rows: tuple[str, ...]  # dtype and row shape of every array in use
     ignored: tuple[str, ...]  # unused arrays in the first file
     groups: str | None = None
+    clusters: str | None = None
     class_names: tuple[str, ...] = ()  # in class order; empty for classes without names
     are_confidences: bool = False  # predictions are confidences, and targets are 1 for correct predictions
 
     def __add__(self, other: Self) -> Self:
         """Return the source of all files; raise `InputError` if names, dtypes or row shapes differ."""
-        alike = ("format", "preds", "target", "weights", "groups", "from_logits", "dtype", "rows", "class_names")
+        alike = (
+            "format",
+            "preds",
+            "target",
+            "weights",
+            "groups",
+            "clusters",
+            "from_logits",
+            "dtype",
+            "rows",
+            "class_names",
+        )
         for name in (*alike, "are_confidences"):
             mine, theirs = getattr(self, name), getattr(other, name)
             if mine != theirs:
@@ -52,6 +64,7 @@ class Source:
             "targets": printable(self.target),
             "weights": printable(self.weights or "none"),
             **({} if self.groups is None else {"groups": printable(self.groups)}),
+            **({} if self.clusters is None else {"clusters": printable(self.clusters)}),
             **({"classes": _first_names(self.class_names)} if self.class_names else {}),
             "shape": list(self.shape),
             "dtype": printable(self.dtype),

@@ -96,6 +96,9 @@ class CalibrationMetric(Metric, Generic[S]):
     is_signed: ClassVar[bool] = False
     """Whether the value is a mean difference between outcome and confidence, which may be negative."""
 
+    allows_clusters: ClassVar[bool] = True
+    """Whether `Clustered` can wrap the metric."""
+
     factory: ClassVar[Callable[..., Estimator[Any]]]
     """Function that converts keyword options to the `Estimator` of the metric."""
     stream_options: ClassVar[tuple[str, ...]] = ()

@@ -9,12 +9,15 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from torchcalib.core.arguments import check_count, check_level, check_seed
-from torchcalib.core.arrays import as_tensors
+from torchcalib.core.arrays import as_tensor, as_tensors
+from torchcalib.core.clusters import cluster_of_samples
 from torchcalib.core.predictions import Predictions, replicates_at_once
 from torchcalib.core.state import N_IGNORED, SumsKind, ignored_counts
+from torchcalib.core.sums import Sums
 from torchcalib.inference.resampling import Interval
 from torchcalib.metrics.base import CalibrationMetric
-from torchcalib.metrics.checkpoint import Description, read_state
+from torchcalib.metrics.checkpoint import Description, contains_state, read_state
+from torchcalib.metrics.rollback import refuse_if_synced
 from torchcalib.metrics.wrappers import WrappedMetric
 from torchcalib.ops.counter_rng import poisson_counts
 from torchcalib.ops.logs import wide_dtype
@@ -34,14 +37,12 @@ class Replicates(SumsKind[S]):
         """Return the sums `(1 + R, ...)`: entry 0 for the data, entries 1 to R for the replicates."""
         return super().statistic(state[:-1])
 
-    def resampled(self, p: Predictions, seed: int, rank: int, first: int) -> Tensor:
+    def resampled(self, p: Predictions, seed: int, rank: int, counters: Tensor) -> Tensor:
         """Return the state `(n,)` for a batch, with Poisson weights in each replicate.
 
-        The weight of a row depends only on seed, rank, replicate and row number, and not on the batch sizes. `first` is
-        the number of the first row in this batch.
+        The weight of a row depends only on seed, rank, replicate and its counter `(N,)`, and not on the batch sizes.
         """
         n, device = p.samples[-1], p.given.device
-        counters = torch.arange(first, first + n, device=device)
         streams = torch.arange(self.shape[0] - 1, device=device) + (rank << 32)
         wide = wide_dtype(device)
         sums = [self.accumulator.of(p.resampled(torch.ones(1, n, dtype=wide, device=device))).sums.flatten()]
@@ -59,6 +60,10 @@ class Bootstrapped(WrappedMetric[S]):
     `compute` returns the metric value, and `interval` returns the value with its confidence interval. In each of R
     replicates, every row gets a Poisson weight with mean 1. Rows are not stored. The state is 1 + R times as large as
     for the metric itself. Each rank resamples its own rows, and `compute` adds the sums over all ranks.
+
+    With `update(..., clusters=ids)` all rows of a cluster get the same weight, also in different batches and on
+    different ranks, because they may be dependent. The number of clusters is not limited. For few clusters, the
+    interval is moved outwards; see `Interval`.
 
     Args:
         metric: Metric whose state consists of sums: a score, an error over equal-width bins, or a metric with
@@ -113,6 +118,7 @@ class Bootstrapped(WrappedMetric[S]):
         check_seed(seed)
         self.n_replicates, self.level, self.seed = n_replicates, level, seed
         self._n_rows, self._rank, self._in_forward = 0, 0, False
+        self._has_clusters: bool | None = None  # None before the first update
         accumulator: Any = metric.kind.accumulator
         # Omit the sums for the noise floor. The replicates estimate the sampling noise instead.
         if hasattr(accumulator, "with_noise"):
@@ -125,14 +131,16 @@ class Bootstrapped(WrappedMetric[S]):
         Raises:
             ValueError: If rows on CUDA were invalid.
         """
-        values = self.metric._value(self._synced_statistic())
-        return Interval(values[0], values[1:], self.level)
+        statistic = self._synced_statistic()
+        values = self.metric._value(statistic)
+        n_clusters = _effective_number(statistic) if self._has_clusters else None
+        return Interval(values[0], values[1:], self.level, n_clusters)
 
     def reset(self) -> None:
         """Reset the state and the row counter. The sequence of replicate weights then restarts."""
         super().reset()
         if not self._in_forward:  # torchmetrics also calls `reset` within `forward`, to compute the batch value
-            self._n_rows = 0
+            self._n_rows, self._has_clusters = 0, None
 
     @torch.jit.unused
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -144,13 +152,42 @@ class Bootstrapped(WrappedMetric[S]):
             self._in_forward = False
 
     def update(
-        self, preds: Tensor, target: Tensor, weights: Tensor | None = None, *, sample_weight: Tensor | None = None
+        self,
+        preds: Tensor,
+        target: Tensor,
+        weights: Tensor | None = None,
+        *,
+        clusters: Tensor | None = None,
+        sample_weight: Tensor | None = None,
     ) -> None:
-        """Add a batch to the state; see `CalibrationMetric.update`."""
+        """Add a batch to the state; see `CalibrationMetric.update`.
+
+        Args:
+            preds: Probabilities or logits.
+            target: Labels or soft targets.
+            weights: Non-negative weight per sample.
+            clusters: Identifier of the cluster of each sample of a batch element, any integers, or one for each entry
+                of the first axis. Pass clusters with all batches or with none.
+            sample_weight: Alias of `weights`.
+        """
+        if self._has_clusters not in (None, clusters is not None):
+            raise ValueError(
+                "`clusters` must be passed with all batches or with none, got batches with and without clusters. "
+                "Use distinct identifiers for independent rows."
+            )
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             self._rank = torch.distributed.get_rank()
         preds, target, weights = as_tensors(preds, target, weights, sample_weight)
-        super().update(preds, target, weights=weights)
+        if clusters is None:
+            super().update(preds, target, weights=weights)
+        else:
+            refuse_if_synced(self, "update")
+            samples = torch.Size(self.input_format.samples_of(preds)[len(self.batch_shape) :])
+            ids = cluster_of_samples(as_tensor("clusters", clusters, preds.device), samples).reshape(-1)
+            _, p = self._keyed_predictions(preds, target, weights)
+            # The same weights on all ranks, because a cluster may have rows on several ranks.
+            self._add(preds, self.kind.resampled(p, self.seed, 0, ids))
+        self._has_clusters = clusters is not None
         rows = preds.numel() // math.prod(self.batch_shape)
         if self.input_format.task != "binary":
             rows //= preds.shape[self.input_format.resolved(preds, target, len(self.batch_shape)).axis]
@@ -166,7 +203,14 @@ class Bootstrapped(WrappedMetric[S]):
             incoming_state = incoming_state.metric_state
         if isinstance(incoming_state, dict):
             state, described = read_state(self, "incoming_state", incoming_state)
-            if described.draws == self._description().draws and min(self._n_rows, int(state[-1])) > 0:
+            mine, theirs = self._description().draws, described.draws
+            both_have_rows = min(self._n_rows, int(state[-1])) > 0
+            if both_have_rows and len(mine or ()) != len(theirs or ()):
+                raise ValueError(
+                    "`incoming_state` must have clusters if this metric has clusters, got clusters in one of them. "
+                    "Pass `clusters` to `update` of both."
+                )
+            if both_have_rows and mine == theirs and not self._has_clusters:
                 raise ValueError(
                     f"`incoming_state` must have a different seed than this metric, got seed={self.seed} in both. "
                     "Create the metrics with different seeds."
@@ -174,10 +218,14 @@ class Bootstrapped(WrappedMetric[S]):
         super().merge_state(incoming_state)
 
     def _description(self) -> Description:
-        return super()._description()._replace(draws=[self.seed, self._rank])
+        # With clusters, weights do not depend on the rank.
+        return super()._description()._replace(draws=[self.seed] if self._has_clusters else [self.seed, self._rank])
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         """Load a state, and continue the row numbers after its last row."""
+        if contains_state(state_dict, prefix):
+            _, described = read_state(self, "state_dict", state_dict, prefix)
+            self._has_clusters = len(described.draws or ()) == 1
         super()._load_from_state_dict(state_dict, prefix, *args)
         self._n_rows = int(self.state[-1])
 
@@ -187,7 +235,8 @@ class Bootstrapped(WrappedMetric[S]):
         return Replicates(kind.accumulator, (1 + self.n_replicates, *kind.shape))
 
     def _state_of(self, p: Predictions) -> Tensor:
-        return self.kind.resampled(p, self.seed, self._rank, self._n_rows)
+        counters = torch.arange(self._n_rows, self._n_rows + p.samples[-1], device=p.given.device)
+        return self.kind.resampled(p, self.seed, self._rank, counters)
 
     @property
     def _is_plain_sum(self) -> bool:
@@ -203,3 +252,10 @@ class Bootstrapped(WrappedMetric[S]):
 
     def _value(self, statistic: S) -> Tensor:
         return self.metric._value(statistic)[0]
+
+
+def _effective_number(statistic: Any) -> float:
+    """Return the effective number of clusters, from the variance of the total weight in the replicates."""
+    total = statistic.total if isinstance(statistic, Sums) else statistic.n.sum(-1)
+    number = total[0].square() / (total[1:] - total[0]).square().mean(0)
+    return float(number.nan_to_num(1).clamp(min=1).min())

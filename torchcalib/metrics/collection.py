@@ -87,6 +87,7 @@ class CalibrationCollection(MetricCollection):
         weights: Tensor | None = None,
         *,
         groups: Tensor | None = None,
+        clusters: Tensor | None = None,
         sample_weight: Tensor | None = None,
     ) -> None:
         """Add a batch to the state of every metric.
@@ -96,12 +97,13 @@ class CalibrationCollection(MetricCollection):
             target: Labels or soft targets; see `CalibrationMetric.update`.
             weights: Non-negative weight per sample.
             groups: Group number per sample, passed to every `ByGroup` metric in the collection.
+            clusters: Cluster identifier per sample, passed to every `Clustered` metric in the collection.
             sample_weight: Alias of `weights`.
         """
         preds, target, weights = as_tensors(preds, target, weights, sample_weight)
         with self._sharing():
             # Omit keywords that are None: torchmetrics slowly filters keywords by the signature of every metric.
-            super().update(preds, target, **_without_none(weights=weights, groups=groups))
+            super().update(preds, target, **_without_none(weights=weights, groups=groups, clusters=clusters))
 
     @torch.jit.unused
     def forward(
@@ -111,12 +113,14 @@ class CalibrationCollection(MetricCollection):
         weights: Tensor | None = None,
         *,
         groups: Tensor | None = None,
+        clusters: Tensor | None = None,
         sample_weight: Tensor | None = None,
     ) -> dict[str, Tensor]:
         """Add a batch to every metric and return the differentiable values for this batch, by name; see `update`."""
         preds, target, weights = as_tensors(preds, target, weights, sample_weight)
         with self._sharing():
-            values: dict[str, Tensor] = super().forward(preds, target, **_without_none(weights=weights, groups=groups))
+            given = _without_none(weights=weights, groups=groups, clusters=clusters)
+            values: dict[str, Tensor] = super().forward(preds, target, **given)
         return values
 
     def compute(self) -> dict[str, Tensor]:

@@ -257,6 +257,7 @@ class SKCE(CalibrationMetric[BlockStats]):
     source = "Widmann, Lindsten, Zachariah, Calibration tests in multi-class classification, NeurIPS 2019, table 1"
 
     factory = staticmethod(_streamed)
+    allows_clusters = False  # pairs of rows within a cluster are dependent, and pairs across clusters need all rows
 
     def test_from(self, statistic: BlockStats, *, level: float = 0.95, **_: Any) -> CalibrationTest:
         """Compute the one-sided test of calibration from sums over blocks, by normal approximation; see `skce_test`."""

@@ -11,12 +11,15 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from torchcalib.core.arguments import InputOptions, Task, check_choice, is_number, task_read_as
+from torchcalib.core.clusters import ClusteredSums, Clusters, cluster_table
 from torchcalib.core.event_sums import EventSums
 from torchcalib.core.events import Events, Mode, resolve_mode
 from torchcalib.core.inputs import input_format_of
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import RankedSample
 from torchcalib.core.sums import Sums
+from torchcalib.inference.clusters import design_effect, number_of_clusters, sign_p_value
+from torchcalib.inference.simulation import RunCells
 from torchcalib.inference.testing import CalibrationTest
 from torchcalib.metrics.base import CalibrationMetric
 from torchcalib.metrics.estimator import Estimator, functional
@@ -173,18 +176,71 @@ class Cox(RankedMetric):
         """Return all results of the regression, over all ranks if `torch.distributed` is running."""
         return self._fit(self._synced_statistic())
 
-    def test_from(self, statistic: RankedSample, *, level: float = 0.95, **_: Any) -> CalibrationTest:
+    def test_from(
+        self, statistic: RankedSample, *, clusters: Clusters | None = None, level: float = 0.95, **_: Any
+    ) -> CalibrationTest:
         """Return the likelihood-ratio test of slope 1 and intercept 0; the interval is NaN.
 
-        For a calibrated model the statistic has a chi-squared distribution with 2 degrees of freedom and mean 2.
+        For a calibrated model the statistic has a chi-squared distribution with 2 degrees of freedom and mean 2. For
+        clusters of dependent rows, the p-value is that of a score test; see `score_test_of_clusters`.
         """
         p_value = self._fit(statistic).p_value
         nan = torch.full_like(p_value, torch.nan)
         floor = torch.full_like(p_value, 2.0)
-        return CalibrationTest(-2 * p_value.log(), floor, p_value, nan, nan, level, "likelihood ratio, asymptotic")
+        test = CalibrationTest(-2 * p_value.log(), floor, p_value, nan, nan, level, "likelihood ratio, asymptotic")
+        return test if clusters is None else _with_clusters(test, statistic, clusters)
 
     def _fit(self, sample: RankedSample) -> CoxCalibration:
         return CoxCalibration(*self.estimator.value(sample).unbind(-1))
+
+
+_MAX_LOG_ODDS = 750.0  # above the log-odds of every float64 below 1, and below minus those of every positive one
+
+
+def _with_clusters(test: CalibrationTest, sample: RankedSample, clusters: Clusters) -> CalibrationTest:
+    """Return the likelihood-ratio test with the p-value of a score test for clusters, if that is larger."""
+    cells = RunCells.of(replace(sample, log_scored=True))
+    table = cluster_table(clusters, cells.upper)
+    assert cells.log_odds is not None  # set for log scores
+    # Certain predictions have infinite log-odds and, if they are right, residual 0. The product must be 0.
+    log_odds = cells.log_odds.masked_fill(cells.n == 0, 0).clamp(-_MAX_LOG_ODDS, _MAX_LOG_ODDS)
+    residual = table[..., 1, :]
+    scores = torch.stack((residual.sum(-1), (residual * log_odds.unsqueeze(-2)).sum(-1)), -1)
+    n_clusters = number_of_clusters(table)
+    p_value = score_test_of_clusters(scores, n_clusters).maximum(test.p_value)
+    # Expected statistic: trace(I^-1 V) for the Fisher information I and the covariance V of the score.
+    powers = torch.stack((torch.ones_like(log_odds), log_odds), -1)
+    information = (powers * cells.spread.unsqueeze(-1)).mT @ powers
+    floor = (torch.linalg.pinv(information, hermitian=True) @ (scores.mT @ scores)).diagonal(dim1=-2, dim2=-1).sum(-1)
+    return replace(
+        test,
+        p_value=p_value.masked_fill(test.p_value.isnan(), torch.nan),
+        noise_floor=floor.maximum(test.noise_floor),
+        method=f"{test.method}, and score test of clusters",
+        design_effect=design_effect(cells, table),
+        n_clusters=int(n_clusters.max()),
+    )
+
+
+def score_test_of_clusters(scores: Tensor, n_clusters: Tensor) -> Tensor:
+    """Return the p-value `(...)` of the hypothesis that the scores of G clusters have mean 0.
+
+    Hotelling's test, with the uncentred covariance V = sum u_k u_k^T of the scores u_k. For q = U^T V^-1 U / G with
+    U = sum u_k, the p-value is (1 - q)^((G - 2) / 2). It is exact for normal scores, and 1 for G <= 2.
+
+    Args:
+        scores: derivatives of the log-likelihood by intercept and slope, summed over each cluster, `(..., G, 2)`.
+        n_clusters: number of clusters with data, `(...)`.
+    """
+    total = scores.sum(-2)
+    covariance = scores.mT @ scores
+    scale = covariance.diagonal(dim1=-2, dim2=-1).sqrt().clamp(min=1e-300)
+    correlation = covariance / scale.unsqueeze(-1) / scale.unsqueeze(-2)
+    z = total / scale
+    q = (z * (torch.linalg.pinv(correlation, hermitian=True) @ z.unsqueeze(-1)).squeeze(-1)).sum(-1)
+    q = (q / n_clusters.clamp(min=1)).clamp(0, 1)
+    p_value: Tensor = (1 - q) ** ((n_clusters - 2).clamp(min=0) / 2)
+    return p_value
 
 
 @dataclass(frozen=True)
@@ -314,8 +370,32 @@ class Spiegelhalter(CalibrationMetric[Sums]):
         if component == "p_value":
             self.perfect, self.unit = 1.0, "probability"  # type: ignore[misc]
 
-    def test_from(self, statistic: Sums, *, level: float = 0.95, **_: Any) -> CalibrationTest:
-        """Return z, its two-sided p-value and the noise floor sqrt(2 / pi), the expected |z| for a calibrated model."""
+    def test_from(
+        self,
+        statistic: Sums,
+        *,
+        clusters: Clusters | None = None,
+        level: float = 0.95,
+        n_replicates: int = 999,
+        seed: int = 0,
+        **_: Any,
+    ) -> CalibrationTest:
+        """Return z, its two-sided p-value and the noise floor sqrt(2 / pi), the expected |z| for a calibrated model.
+
+        For clusters of dependent rows, the p-value is at least that of random signs of the clusters.
+        """
         z, p_value = spiegelhalter_from_sums(statistic), spiegelhalter_from_sums(statistic, "p_value")
         floor, nan = torch.full_like(z, math.sqrt(2 / math.pi)), torch.full_like(z, torch.nan)
-        return CalibrationTest(z, floor, p_value, nan, nan, level, "normal approximation, two-sided")
+        test = CalibrationTest(z, floor, p_value, nan, nan, level, "normal approximation, two-sided")
+        if not isinstance(clusters, ClusteredSums):
+            return test
+        n, excess, _variance = clusters.sums.squeeze(-1).movedim(0, -1).unbind(-2)  # each (..., G)
+        effect = excess.square().sum(-1) / statistic.sums[..., 2, 0]
+        return replace(
+            test,
+            p_value=sign_p_value(excess, seed, n_replicates).maximum(p_value),
+            noise_floor=floor * effect.clamp(min=1).sqrt(),
+            method=f"{test.method}, and random signs of clusters",
+            design_effect=effect,
+            n_clusters=int((n > 0).sum(-1).max()),
+        )

@@ -23,6 +23,7 @@ from torchcalib.core.arguments import (
     is_number,
     task_read_as,
 )
+from torchcalib.core.clusters import ClusteredSums
 from torchcalib.core.event_sums import EventSums
 from torchcalib.core.events import Events, Mode, resolve_mode
 from torchcalib.core.inputs import input_format_of
@@ -120,13 +121,19 @@ def smece_from_cells(cells: BinStats, bandwidth: float | None = None) -> Tensor:
     return smoothed_error(weight, residual, width)
 
 
-def without_empty_cells(cells: SmoothingCells) -> SmoothingCells:
-    """Remove empty cells, which are most cells of a small sample. Batch elements are padded with empty cells."""
+def occupied_cells(cells: BinStats) -> Tensor:
+    """Return the indices of the cells that are not empty `(..., K)`; batch elements are padded with empty cells.
+
+    Most of the cells of a small sample are empty.
+    """
     is_empty = cells.n == 0
     n_kept = max([1, *(~is_empty).sum(-1).flatten().tolist()])
-    kept = is_empty.to(torch.uint8).argsort(dim=-1, stable=True)[..., :n_kept]
-    kept = kept.unsqueeze(-2).expand(*cells.sums.shape[:-1], n_kept)
-    return replace(cells, sums=cells.sums.gather(-1, kept))
+    return is_empty.to(torch.uint8).argsort(dim=-1, stable=True)[..., :n_kept]
+
+
+def sums_of_cells(sums: Tensor, cells: Tensor) -> Tensor:
+    """Return the sums `(..., F, K)` of some cells, with indices `(..., K)`."""
+    return sums.gather(-1, cells.unsqueeze(-2).expand(*sums.shape[:-1], cells.shape[-1]))
 
 
 def smece_from_bins(bins: BinStats, bandwidth: float | None) -> Tensor:
@@ -264,10 +271,16 @@ class SmECE(CalibrationMetric[SmoothingCells]):
     question = "mean distance between kernel-smoothed frequency and confidence"
     source = "Blasiok & Nakkiran, Smooth ECE, ICLR 2024"
 
-    def test_from(self, statistic: SmoothingCells, **how: Any) -> CalibrationTest:
+    def test_from(
+        self, statistic: SmoothingCells, clusters: ClusteredSums[Any] | None = None, **how: Any
+    ) -> CalibrationTest:
         """Compute the calibration test from sums over cells; its interval is NaN."""
         test = ErrorTest(partial(smece_from_bins, bandwidth=self.settings["bandwidth"]))
-        found = run_error_test(test, without_empty_cells(statistic), average=self.estimator.averages, **how)
+        kept = occupied_cells(statistic)
+        if clusters is not None:
+            clusters = replace(clusters, sums=sums_of_cells(clusters.sums, kept))
+        few = replace(statistic, sums=sums_of_cells(statistic.sums, kept))
+        found = run_error_test(test, few, clusters=clusters, average=self.estimator.averages, **how)
         return replace(found, statistic=self.estimator.value(statistic))
 
     def width(self) -> Tensor:

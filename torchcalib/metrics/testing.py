@@ -7,6 +7,7 @@ from torch import Tensor
 
 from torchcalib.inference.testing import CalibrationTest
 from torchcalib.metrics.base import CalibrationMetric
+from torchcalib.metrics.groups.clustered import Clustered
 
 
 def calibration_test(
@@ -16,6 +17,7 @@ def calibration_test(
     *,
     weights: Tensor | None = None,
     sample_weight: Tensor | None = None,
+    clusters: Any = None,
     level: float = 0.95,
     n_replicates: int = 999,
     seed: int = 0,
@@ -23,9 +25,12 @@ def calibration_test(
     """Test whether a model is calibrated, with a calibration error as the test statistic.
 
     The result also contains an interval and the noise floor, the expected error under perfect calibration. Outcomes are
-    simulated from the predicted confidences and the metric is recomputed (consistency resampling). Rows are assumed to
-    be independent, and confidences to be fixed. An integer weight is a number of independent copies; a floating weight
-    is the importance of a row.
+    simulated from the predicted confidences and the metric is recomputed (consistency resampling). Confidences are
+    assumed to be fixed. An integer weight is a number of independent copies; a floating weight is the importance of a
+    row.
+
+    Rows are assumed to be independent, unless `clusters` are given. Pixels of an image, tokens of a document or answers
+    to a question are dependent: without clusters, their p-values and intervals are too small.
 
     The variance of a soft target is estimated by its squared distance from the confidence. Targets that are all 0 or 1
     are labels for any dtype. This is checked separately for each batch element, label and group. With floating
@@ -41,6 +46,8 @@ def calibration_test(
         target: Labels or soft targets, as for `CalibrationMetric.update`.
         weights: Non-negative weight per sample.
         sample_weight: Alias of `weights`, as in scikit-learn.
+        clusters: Identifier of the cluster of each sample, any integers, or one for each entry of the first axis. Only
+            samples of different clusters are independent; see `Clustered`.
         level: Level of the interval, in (0, 1).
         n_replicates: Number R of simulated replicates. The smallest possible p-value is 1 / (R + 1).
         seed: Seed for the simulation, which is the same on every device.
@@ -75,7 +82,8 @@ def calibration_test(
             f"`metric` must be a calibration error from torchcalib, got {metric!r:.80}. "
             "Pass an error such as ECE(task='binary')."
         )
-    fresh = deepcopy(metric)
+    fresh = deepcopy(metric) if clusters is None else Clustered(metric)
     fresh.reset()
-    fresh.update(preds, target, weights, sample_weight=sample_weight)
+    given = {} if clusters is None else {"clusters": clusters}
+    fresh.update(preds, target, weights, sample_weight=sample_weight, **given)
     return fresh.test(level=level, n_replicates=n_replicates, seed=seed)

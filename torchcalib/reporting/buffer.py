@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from torchcalib.core.arguments import Task
+from torchcalib.core.clusters import MAX_CLUSTERS
 from torchcalib.core.inputs import InputFormat
 from torchcalib.core.predictions import Predictions
 from torchcalib.io.saved import saved_tensor, saved_value
@@ -34,7 +35,8 @@ class PredictionBuffer:
         n_ranks: number of processes; each may store 1 / `n_ranks` of the limits.
         n_samples: number of samples added so far (multi-label: samples times labels).
         n_values: number of elements of `preds` added so far.
-        pieces: copies of the batches, in their order. Small batches are concatenated.
+        pieces: copies of the batches, in their order. Small batches are concatenated. Their `groups` are the numbers of
+            clusters.
     """
 
     input_format: InputFormat
@@ -89,7 +91,7 @@ class PredictionBuffer:
 
     def state(self) -> dict[str, Any]:
         """Return the buffered predictions as a dict of tensors and Python values, which `loaded` restores."""
-        names = ("given", "given_target", "weights", "rest")
+        names = ("given", "given_target", "weights", "rest", "groups")
         pieces = [{name: getattr(piece, name) for name in names} for piece in self.pieces]
         return {"n_samples": self.n_samples, "n_values": self.n_values, "pieces": pieces}
 
@@ -123,7 +125,12 @@ class PredictionBuffer:
         if piece["rest"] is not None:
             rest = saved_tensor(piece, "rest", torch.float64, tuple(p.given.shape))
             stored.read(rest, p.given_target, p.weights)
-        return _copied(replace(p, task=task, rest=rest))
+        groups = None
+        if piece["groups"] is not None:
+            groups = saved_tensor(piece, "groups", torch.int64, (*[1] * n_batch, p.samples[-1]))
+            if not bool(((groups >= 0) & (groups < MAX_CLUSTERS)).all()):
+                raise ValueError(f"`groups` must be cluster numbers below {MAX_CLUSTERS:,}. The file is corrupt.")
+        return _copied(replace(p, task=task, rest=rest, groups=groups))
 
 
 def _copied(p: Predictions) -> Predictions:
@@ -142,6 +149,7 @@ def _copied(p: Predictions) -> Predictions:
         weights=weights,
         absent=~present,
         rest=None if p.rest is None else p.rest.detach().clone(),
+        groups=None if p.groups is None else p.groups.clone(),
         dtype=torch.promote_types(p.given.dtype, torch.float32),
         hard=not target.is_floating_point(),
         sum_tolerance=math.inf,  # no check that probabilities sum to 1, which was done before
@@ -167,6 +175,7 @@ def _joined(pieces: Sequence[Predictions]) -> Predictions:
     per_class = first.task == "multiclass"
     given = joined((piece.given for piece in pieces), per_class)
     rest = [piece.rest for piece in pieces if piece.rest is not None]
+    groups = [piece.groups for piece in pieces if piece.groups is not None]
     return replace(
         first,
         given=given,
@@ -174,6 +183,7 @@ def _joined(pieces: Sequence[Predictions]) -> Predictions:
         weights=joined(piece.weights for piece in pieces if piece.weights is not None),
         absent=joined(piece.absent for piece in pieces if piece.absent is not None),
         rest=joined(rest) if rest else None,
+        groups=joined(groups) if groups else None,
         dtype=torch.promote_types(given.dtype, torch.float32),
         hard=hard,
     )

@@ -3,19 +3,22 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial, reduce
+from math import prod
 from operator import add
 from pathlib import Path
 from typing import Any, Self, TypeVar
 from uuid import uuid4
 
+import torch
 from torch import Tensor
 
 from torchcalib.calibration.calibrator import Calibrator
 from torchcalib.core.arguments import Task, check_count, check_flag
-from torchcalib.core.arrays import as_tensors
+from torchcalib.core.arrays import as_tensor, as_tensors
+from torchcalib.core.clusters import MAX_CLUSTERS, ClusteredSample, Clusters, cluster_numbers
 from torchcalib.core.documentation import documented
 from torchcalib.core.events import NamedMode, modes_of
-from torchcalib.core.groups import check_groups
+from torchcalib.core.groups import check_groups, in_groups
 from torchcalib.core.inputs import InputFormat, check_option_names, input_format_of
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import ExactSample
@@ -24,6 +27,7 @@ from torchcalib.core.state import SamplesKind, SumsKind
 from torchcalib.core.tasks import check_name_count, checked_names
 from torchcalib.io.saved import saved_value, write_whole
 from torchcalib.io.source import Source
+from torchcalib.metrics.groups.sums import SumsByCluster
 from torchcalib.metrics.proper_scores import NLL
 from torchcalib.reporting.accumulators import MAX_BINS, MAX_COPIES, Accumulated, Accumulator, are_counts, check_size
 from torchcalib.reporting.buffer import PredictionBuffer
@@ -32,7 +36,14 @@ from torchcalib.reporting.confidences import report_of_confidences
 from torchcalib.reporting.contents import SELECTIVE_GROUP
 from torchcalib.reporting.data import Report
 from torchcalib.reporting.groups import GroupBins
-from torchcalib.reporting.lines import Statistics, bin_estimators, has_table, score_estimators
+from torchcalib.reporting.lines import (
+    Statistics,
+    bin_estimators,
+    cluster_sums_name,
+    has_table,
+    sample_name,
+    score_estimators,
+)
 from torchcalib.reporting.sample_or_sketch import SampleOrSketch
 from torchcalib.reporting.sentence import sentence_of
 from torchcalib.reporting.testing import failure, run_tests, with_evidence, with_intervals
@@ -40,7 +51,11 @@ from torchcalib.reporting.testing import failure, run_tests, with_evidence, with
 BUFFER, GROUPS = "predictions", "groups"
 """Names of the accumulators for predictions and for groups."""
 
-_ARGUMENTS = ("task", "class_names", "n_bins", "right", "with_calibration", "with_intervals", "groups", "group_names")
+_MAX_CLUSTER_SUMS = 2**24  # maximum number of float64 sums by cluster for a mode (128 MB)
+
+_ARGUMENTS = (
+    "task", "class_names", "n_bins", "right", "with_calibration", "with_intervals", "groups", "group_names", "clusters"
+)  # fmt: skip
 _OPTIONS = ("from_logits", "ignore_index", "positive_classes", "class_axis", "validate_args", "nan_policy")
 """Arguments of `torchcalib.report`: settings of the report, and options for the input."""
 
@@ -110,6 +125,8 @@ class ReportBuilder:
         self._task = self._format.read_as
         self._parts: frozenset[str] = frozenset()  # identifiers of all merged builders, to reject a second merge
         self._has_groups: bool | None = None  # None before the first batch
+        self._has_clusters: bool | None = None
+        self._has_items = False  # whether an item on the first axis has several samples, such as pixels
         self._axis = -1  # class axis of the last batch; `fit` passes it to calibrators
         self._accumulators: dict[str, Any] = {}  # empty until the first batch determines the number of classes
 
@@ -122,6 +139,7 @@ class ReportBuilder:
         sample_weight: Tensor | None = None,
         groups: Tensor | None = None,
         group_names: Sequence[str] | None = None,
+        clusters: Tensor | None = None,
     ) -> None:
         """Add a batch of predictions. If an error is raised, the builder is unchanged.
 
@@ -133,6 +151,9 @@ class ReportBuilder:
             groups: group number of each sample, or -1 for no group. Pass groups with all batches or with none.
             group_names: names of the groups, indexed by group number; None uses the numbers as names. Groups with the
                 same name are merged, even if their numbers differ between batches.
+            clusters: identifier of the cluster of each sample, any integers, or one for each item of the first axis.
+                Only samples of different clusters are treated as independent. Pass clusters with all batches or with
+                none.
 
         Raises:
             TypeError, ValueError: for invalid input.
@@ -140,27 +161,44 @@ class ReportBuilder:
         preds, target, weights = as_tensors(preds, target, weights, sample_weight)
         on_cpu = preds.device.type == "cpu"
         p = self._format.read(preds, target, weights, batch_shape=(), drop_invalid=not on_cpu)
-        if self._has_groups not in (None, groups is not None):
-            raise ValueError(
-                "`groups` must be passed with all batches of a report or with none, got batches with and without "
-                "groups. Use group -1 for rows without a group."
-            )
+        self._check_same_columns(groups is not None, clusters is not None)
         input_format = replace(self._format, num_classes=self._classes_of(preds, target))
         check_name_count(self._class_names, input_format.num_classes or 2)
+        samples = torch.Size(input_format.samples_of(preds))
+        if clusters is not None:
+            numbers = cluster_numbers(as_tensor("clusters", clusters, preds.device), samples)
+            p = in_groups(p, numbers, MAX_CLUSTERS, validate_args=False)
         empty = self._accumulators or self._empty(input_format)
         counts = are_counts(p.weights if p.weighted else None)
         batch = {
             name: each.of(p)
             for name, each in empty.items()
-            if name != GROUPS and (counts or not isinstance(each, SampleOrSketch))
+            if name != GROUPS
+            and (clusters is not None or not is_cluster_sums(name))
+            and (counts or not isinstance(each, SampleOrSketch))
         }
         if groups is not None:
-            check_groups(groups, preds.device, input_format.samples_of(preds))
+            check_groups(groups, preds.device, samples)
             batch[GROUPS] = empty[GROUPS].of_rows(p, groups, group_names)
         self._accumulators = _sum(self._accumulators, batch) if self._accumulators else batch
         self._axis = self._format.resolved(preds, target).axis
-        self._format, self._has_groups = input_format, groups is not None
+        self._format = input_format
+        self._has_groups, self._has_clusters = groups is not None, clusters is not None
+        self._has_items |= prod(samples[1:]) > 1
         self._parts = self._parts or frozenset((uuid4().hex,))
+
+    def _check_same_columns(self, has_groups: bool, has_clusters: bool) -> None:
+        """Raise a ValueError unless all batches have groups, or none; and the same for clusters."""
+        if self._has_groups not in (None, has_groups):
+            raise ValueError(
+                "`groups` must be passed with all batches of a report or with none, got batches with and without "
+                "groups. Use group -1 for rows without a group."
+            )
+        if self._has_clusters not in (None, has_clusters):
+            raise ValueError(
+                "`clusters` must be passed with all batches of a report or with none, got batches with and without "
+                "clusters. Use distinct identifiers for independent rows."
+            )
 
     def report(self, source: Mapping[str, Any] | None = None) -> Report:
         """Return the report on all predictions added so far.
@@ -172,11 +210,16 @@ class ReportBuilder:
         Raises:
             ValueError: if no predictions were added, or if invalid rows were added on CUDA.
         """
-        s = self._statistics()
         p, why_not = self._buffered()
+        s = self._statistics(p)
         evidence, evidence_notes = run_tests(s, with_intervals=self._with_intervals)
         order_based, rank_notes = self._rank_based_notes(s)
         notes = [*evidence_notes, *rank_notes]
+        if self._has_items and not self._has_clusters:
+            notes.append(
+                "An item has several samples (axes after the first), which are treated as independent. If they are "
+                "not, noise floors, p-values and intervals are too small: pass clusters."
+            )
         lines, tables = s.lines(), s.tables()
         main = next(line for line in with_evidence(lines, evidence) if line.key in evidence)
         # Use the sentence for multi-class predictions: confidences are probabilities of the predicted class.
@@ -184,6 +227,11 @@ class ReportBuilder:
         sentence = sentence_of(
             sentence_task, {line.key: line.value for line in lines}, next(iter(tables.values())), main
         )
+        of_clusters = {}
+        n_clusters, effect = evidence[main.key].n_clusters, evidence[main.key].design_effect
+        if n_clusters is not None and effect is not None:
+            of_clusters = {"clusters": n_clusters, "design_effect": float(effect)}
+            notes.insert(0, cluster_note(n_clusters, float(effect)))
         lines = with_evidence(lines, evidence, with_intervals=self._with_intervals)
         if self._with_intervals:
             decomposed = list(s.samples) if s.has_labels else []
@@ -219,7 +267,7 @@ class ReportBuilder:
             tables=tables,
             per_class=s.per_class,
             sentence=sentence,
-            settings={**self._settings, **options, "order_based": order_based},
+            settings={**self._settings, **options, "order_based": order_based, **of_clusters},
             source=dict(source or ({} if self.source is None else self.source.in_words())),
             tests=s.tests(),
             calibration=stage,
@@ -229,8 +277,8 @@ class ReportBuilder:
         )
         return report_of_confidences(report, bool(self._ranked_samples)) if s.are_confidences else report
 
-    def _statistics(self) -> Statistics:
-        """Return the accumulated sums and ranked samples.
+    def _statistics(self, p: Predictions | None) -> Statistics:
+        """Return the accumulated sums and ranked samples; those by cluster are computed from all predictions `p`.
 
         Raises:
             ValueError: if no predictions were added, or if invalid rows were added on CUDA.
@@ -247,9 +295,20 @@ class ReportBuilder:
             n_bins=self._settings["n_bins"],
             sums={name: a.statistic for name, a in self._accumulators.items() if isinstance(a, Accumulated)},
             samples={mode: sample.statistic for mode, sample in ranked.items()},
+            clusters=self._clusters(p) if self._has_clusters else None,
             has_labels=all(sample.has_labels for sample in ranked.values()),
             are_confidences=self.source is not None and self.source.are_confidences,
         )
+
+    def _clusters(self, p: Predictions | None) -> dict[str, Clusters]:
+        """Return sums over bins by cluster for each mode, and ranked samples if all predictions are available."""
+        found: dict[str, Clusters] = {
+            name: each.statistic for name, each in self._accumulators.items() if is_cluster_sums(name)
+        }
+        if p is not None and p.groups is not None:
+            for mode in self._ranked_samples:
+                found[sample_name(mode)] = ClusteredSample(ExactSample(mode).of(p), p.groups)
+        return found
 
     @property
     def _ranked_samples(self) -> dict[NamedMode, SampleOrSketch]:
@@ -360,6 +419,12 @@ class ReportBuilder:
                 "`other` must have groups if this builder has groups, got groups in only one of them. "
                 "Pass `groups` to `update` of both builders."
             )
+        clusters_given = {self._has_clusters, other._has_clusters} - {None}
+        if len(clusters_given) > 1:
+            raise ValueError(
+                "`other` must have clusters if this builder has clusters, got clusters in only one of them. "
+                "Pass `clusters` to `update` of both builders."
+            )
         if self._parts & other._parts:
             raise ValueError(
                 "`other` must contain no predictions of this builder, got a part that was merged before. "
@@ -373,6 +438,8 @@ class ReportBuilder:
             self._accumulators = _sum(self._accumulators, other._accumulators)
         self._format = replace(self._format, num_classes=self._format.num_classes or other._format.num_classes)
         self._has_groups = next(iter(groups_given), None)
+        self._has_clusters = next(iter(clusters_given), None)
+        self._has_items |= other._has_items
         self._parts |= other._parts
         self.source = source
 
@@ -488,6 +555,7 @@ class ReportBuilder:
             "source": None if self.source is None else self.source.state(),
             "num_classes": self._format.num_classes,
             "class_axis": self._axis,
+            "has_items": self._has_items,
             "parts": sorted(self._parts),
             "accumulators": {name: each.state() for name, each in self._accumulators.items()},
         }
@@ -509,13 +577,16 @@ class ReportBuilder:
             builder._format = replace(builder._format, num_classes=saved_value(state, "num_classes", int))
         builder._axis = saved_value(state, "class_axis", int)
         empty = builder._empty(builder._format)
-        optional = {GROUPS, *map(sample_name, modes_of(builder._task))}
+        optional = {name for name in empty if name == GROUPS or is_cluster_sums(name)}
+        optional |= set(map(sample_name, modes_of(builder._task)))
         if not empty.keys() - optional <= saved.keys() <= empty.keys():
             raise ValueError(
                 f"`accumulators` must have {', '.join(empty)}, got {', '.join(map(str, saved))}. The file is corrupt."
             )
         builder._accumulators = {name: each.loaded(saved[name]) for name, each in empty.items() if name in saved}
         builder._has_groups = GROUPS in saved
+        builder._has_clusters = any(map(is_cluster_sums, saved))
+        builder._has_items = saved_value(state, "has_items", bool)
         return builder
 
     def _classes_of(self, preds: Tensor, target: Tensor) -> int | None:
@@ -537,6 +608,12 @@ class ReportBuilder:
         accumulators: dict[str, Accumulator] = {}
         for key, accumulator, *_ in (*score_estimators(task), *bins):
             accumulators[key] = Accumulated(SumsKind(accumulator, accumulator.shape(task, num_classes)))
+        for key, accumulator, *_ in bins:
+            shape = accumulator.shape(task, num_classes)
+            by_cluster = SumsByCluster.for_shape(accumulator, shape)
+            if by_cluster.num_groups * prod(shape) <= _MAX_CLUSTER_SUMS:
+                of_clusters: SumsKind[Any] = SumsKind(by_cluster, (by_cluster.num_groups, *shape))
+                accumulators[cluster_sums_name(key)] = Accumulated(of_clusters)
         for mode in modes_of(task):
             if has_table(task, mode):
                 sample = ExactSample(mode)
@@ -548,9 +625,18 @@ class ReportBuilder:
         return {**accumulators, GROUPS: GroupBins.empty(main, main.shape(task, num_classes))}
 
 
-def sample_name(mode: NamedMode) -> str:
-    """Return the name of the accumulator of ranked samples for a mode."""
-    return f"sample of {mode}"
+def is_cluster_sums(name: str) -> bool:
+    """Return whether an accumulator has a name from `cluster_sums_name`."""
+    return name.startswith(cluster_sums_name(""))
+
+
+def cluster_note(clusters: int, design_effect: float) -> str:
+    """Return a sentence on the clusters of a report."""
+    number = f"{clusters:,}" if clusters < MAX_CLUSTERS // 4 else f"At least {clusters:,}"
+    return (
+        f"{number} clusters of dependent rows. The design effect of the signed error is {design_effect:.3g}: as many "
+        "rows contain the information of one independent row. Noise floors, p-values and intervals account for it."
+    )
 
 
 def _sum(mine: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:

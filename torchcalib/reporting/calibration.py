@@ -52,7 +52,8 @@ def calibration_stage(
         try:
             if not why_not:
                 return _stage(p), ()
-        except RuntimeError as error:  # usually out of memory; the rest of the report needs less memory
+        # Usually out of memory, or all samples of a class are in one cluster. The rest of the report is still possible.
+        except (RuntimeError, ValueError) as error:
             why_not = f"cross-validation failed with {failure(error)}"
     return None, (f"Calibration gains are omitted: {why_not}.",)
 
@@ -74,7 +75,8 @@ def fitted(calibrator: T, p: Predictions, class_axis: int = -1, positive_classes
 
 def _stage(p: Predictions) -> CalibrationStage:
     calibrators, notes = _applicable(p)
-    folds, n_folds = folds_of(p, FOLDS)
+    groups = None if p.groups is None else p.groups.reshape(-1)  # a cluster of dependent rows is in one fold
+    folds, n_folds = folds_of(p, {**FOLDS, "groups": groups})
     raw = _scores(p)
     after: dict[str, dict[str, float]] = {}
     names_by_remark: dict[str, list[str]] = defaultdict(list)

@@ -19,7 +19,7 @@ from torchcalib.core.bins import BinTable, TCETable
 from torchcalib.core.documentation import documented
 from torchcalib.core.events import NamedMode
 from torchcalib.core.tables import Table, Tabular, to_text
-from torchcalib.core.tasks import per_sample, prepare
+from torchcalib.core.tasks import cluster_ids, per_sample, prepare
 from torchcalib.core.words import ends, in_one_line
 from torchcalib.io.errors import printable
 from torchcalib.io.saved import write_whole
@@ -374,6 +374,7 @@ class Report(Results[float]):
         with_intervals: bool = True,
         groups: Any = None,
         group_names: Sequence[str] | None = None,
+        clusters: Any = None,
         sample_weight: Any = None,
         **options: Unpack[InputOptions],
     ) -> "Report":
@@ -425,6 +426,9 @@ class Report(Results[float]):
             groups: group number of each sample, integers `(N,)`, or -1 for no group. The report then contains the
                 groups with the largest excess of ECE over its noise floor.
             group_names: names of the groups, indexed by group number; None uses the numbers.
+            clusters: cluster of each sample, integers or strings `(N,)`, such as an image, a document or a patient.
+                Only samples of different clusters are treated as independent; see `torchcalib.Clustered`. With further
+                sample axes, there is one cluster for each sample or for each item of the first axis.
             sample_weight: alias of `weights`, as in scikit-learn.
 
         Returns:
@@ -468,6 +472,7 @@ class Report(Results[float]):
             weights=None if weights is None else per_sample("weights", weights, p.preds),
             groups=None if groups is None else per_sample("groups", groups, p.preds),
             group_names=group_names,
+            clusters=None if clusters is None else cluster_ids(clusters, p.preds),
         )
         return replace(builder.report(), task_is_inferred=task is None)
 
@@ -538,6 +543,7 @@ class Report(Results[float]):
         target: str | None = None,
         weights: str | None = None,
         groups: str | None = None,
+        clusters: str | None = None,
         from_logits: bool | None = None,
         task: Task | None = None,
         class_names: Sequence[str] | None = None,
@@ -559,6 +565,7 @@ class Report(Results[float]):
             target: name of the targets; None searches for a common name.
             weights: name of the weights; None searches for a common name. Weights are optional.
             groups: name of the groups, which are whole numbers or strings; None for no groups.
+            clusters: name of the clusters of dependent rows, which are whole numbers or strings; None for no clusters.
             from_logits: whether predictions are logits; None infers it from their name.
             task: `"binary"`, `"multiclass"` or `"multilabel"`; None infers it from the shapes.
             class_names: names of the classes in the order of the class axis.
@@ -587,7 +594,7 @@ class Report(Results[float]):
         """
         from torchcalib.reporting.reading import builder_of
 
-        names = {"preds": preds, "target": target, "weights": weights, "groups": groups}
+        names = {"preds": preds, "target": target, "weights": weights, "groups": groups, "clusters": clusters}
         builder = builder_of(
             paths,
             {**names, "from_logits": from_logits, "task": task},

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from torchcalib.core.arguments import Task
 from torchcalib.core.bins import BinTable, TCETable, equal_width_edges
+from torchcalib.core.clusters import Clusters
 from torchcalib.core.event_sums import EqualWidthBins
 from torchcalib.core.events import NamedMode, modes_of
 from torchcalib.core.ranked import RankedSample, by_pieces
@@ -266,6 +267,8 @@ class Statistics:
         has_labels: whether all outcomes are 0 or 1. If not, test-based error, Brier score decomposition and metrics of
             selective prediction are omitted.
         are_confidences: whether binary predictions are confidences, and targets are 1 for correct predictions.
+        clusters: sums over bins and ranked samples by cluster, by the names of their accumulators in a report; None if
+            rows are independent.
     """
 
     task: Task
@@ -274,6 +277,7 @@ class Statistics:
     samples: Mapping[NamedMode, RankedSample]
     has_labels: bool
     are_confidences: bool = False
+    clusters: Mapping[str, Clusters] | None = None
 
     @property
     def bins(self) -> dict[NamedMode, BinStats]:
@@ -378,3 +382,13 @@ class Statistics:
             )
             lines.append(replace(line, perfect=perfect.get(key, line.perfect)))
         return lines
+
+
+def sample_name(mode: NamedMode) -> str:
+    """Return the name of the accumulator of ranked samples for a mode."""
+    return f"sample of {mode}"
+
+
+def cluster_sums_name(mode: str) -> str:
+    """Return the name of the accumulator of sums over bins by cluster for a mode."""
+    return f"clusters of {mode}"

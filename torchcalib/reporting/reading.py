@@ -17,7 +17,7 @@ _ARGUMENTS = {
     r"--from-probs": "from_logits=False",
     r"--task (\w+)": r"task='\1'",
     r"--preds NAME --target NAME": "preds='NAME' and target='NAME'",
-    r"--(preds|target|weights|groups) NAME": r"\1='NAME'",
+    r"--(preds|target|weights|groups|clusters) NAME": r"\1='NAME'",
     r"--(\w+)-(\w+)": r"\1_\2",
     r"--(\w+)": r"\1",
 }

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchcalib.core.clusters import effective_number
 from torchcalib.core.events import NamedMode
 from torchcalib.core.predictions import Predictions, replicates_at_once
 from torchcalib.core.ranked import ExactSample
@@ -33,8 +34,10 @@ from torchcalib.reporting.lines import (
     GROUPS,
     LineEstimator,
     Statistics,
+    cluster_sums_name,
     corp_values,
     key_of,
+    sample_name,
     score_estimators,
     selective_values,
 )
@@ -88,7 +91,11 @@ def _test_binned(s: Statistics, mode: NamedMode, notes: list[str]) -> dict[str, 
     tests["rmsce_debiased"] = ErrorTest(debiased, test_formula=rmsce_from_bins, interval="debiased")
     n_replicates = _replicates(2**19 // b.n.numel(), at_least=39)
     _note_few({"errors over bins": n_replicates}, mode, notes)
-    found = run_error_tests(tests, b, average=average, n_replicates=n_replicates)
+    clusters = None
+    if s.clusters is not None and (clusters := s.clusters.get(cluster_sums_name(mode))) is None:
+        notes.append(f"Noise floor and p of errors over bins, {GROUPS[mode]}, are omitted for clusters: many classes.")
+        return {}
+    found = run_error_tests(tests, b, clusters=clusters, average=average, n_replicates=n_replicates)
     return {f"{name}/{mode}": evidence for name, evidence in found.items()}
 
 
@@ -113,15 +120,22 @@ def _test_ranked(s: Statistics, mode: NamedMode, notes: list[str]) -> dict[str, 
             f"{listed(omitted)}, {GROUPS[mode]}, have no noise floor and p with so many labels. "
             "Call `calibration_test` with the metric to compute them."
         )
+    clusters = None
+    if s.clusters is not None and (clusters := s.clusters.get(sample_name(mode))) is None:
+        notes.append(
+            f"{listed([name.upper() for name in metrics])}, {GROUPS[mode]}, have no noise floor and p for clusters: "
+            "they need all predictions."
+        )
+        return {}
     found = {
-        name: metrics[name].test_from(sample, n_replicates=n)
+        name: metrics[name].test_from(sample, clusters=clusters, n_replicates=n)
         for name, n in n_replicates.items()
         if name not in over_runs
     }
     if "ks" in n_replicates:  # one simulation for all, which takes most of the time
         tests = {name: metric.error_test() for name, metric in over_runs.items()}
         average = over_runs["ks"].estimator.averages
-        found |= run_error_tests(tests, sample, average=average, n_replicates=n_replicates["ks"])
+        found |= run_error_tests(tests, sample, clusters=clusters, average=average, n_replicates=n_replicates["ks"])
     return {f"{name}/{mode}": test for name, test in found.items()}
 
 
@@ -201,11 +215,12 @@ def with_intervals(
     except (RuntimeError, ValueError) as error:  # out of memory, or integer overflow of counts
         return list(lines), [_OMITTED.format(f"the bootstrap failed with {failure(error)}")]
 
+    n_clusters = None if p.groups is None else effective_number(torch.bincount(p.groups.reshape(-1)).double())
     changed, undefined = [], []
     for line in lines:
         # MCB is a calibration error, for which no interval is computed, as for KS and TCE.
         if line.interval is None and line.key in replicates and not line.key.startswith("mcb/"):
-            line = replace(line, interval=interval_of(line, replicates[line.key]))
+            line = replace(line, interval=interval_of(line, replicates[line.key], n_clusters))
             if line.interval is None and not math.isnan(line.value):
                 undefined.append(line.name)
         changed.append(line)
@@ -217,7 +232,7 @@ def with_intervals(
 @torch.no_grad()
 def _bootstrap(p: Predictions, estimators: Sequence[LineEstimator]) -> dict[str, Tensor]:
     """Return the value of each line in R bootstrap replicates `(R,)`, by `Line.key`."""
-    draws = Resampling(p, SEED)
+    draws = Resampling(p, SEED, None if p.groups is None else p.groups.reshape(-1))
     streams = torch.arange(N_REPLICATES, device=p.given.device)
     found: dict[str, list[Tensor]] = defaultdict(list)
     n_events = max((estimator.accumulator.n_events(p) for estimator in estimators), default=1)
@@ -230,12 +245,12 @@ def _bootstrap(p: Predictions, estimators: Sequence[LineEstimator]) -> dict[str,
     return {key: torch.cat(values) for key, values in found.items()}
 
 
-def interval_of(line: Line, replicates: Tensor) -> LineInterval | None:
+def interval_of(line: Line, replicates: Tensor, n_clusters: float | None = None) -> LineInterval | None:
     """Return the bootstrap interval of a line, without its bias, from its values in R replicates `(R,)`.
 
-    None if a bound is NaN; see `none_if_nan`.
+    None if a bound is NaN; see `none_if_nan`. For `n_clusters` see `Interval`.
     """
-    interval = Interval(torch.tensor(line.value, dtype=replicates.dtype), replicates.cpu(), LEVEL)
+    interval = Interval(torch.tensor(line.value, dtype=replicates.dtype), replicates.cpu(), LEVEL, n_clusters)
     low, high = (float(end) for end in interval.without_bias)
     # Without the bias, the ends may be outside the range of the metric.
     low = max(low, 0.0) if bool((replicates >= 0).all()) else low

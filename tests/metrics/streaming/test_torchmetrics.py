@@ -22,7 +22,7 @@ P, Y = torch.tensor([0.2, 0.7, 0.9, 0.4], dtype=torch.float64), torch.tensor([0,
 CLASSES = [
     cls for name in tc.__all__ if inspect.isclass(cls := getattr(tc, name)) and issubclass(cls, CalibrationMetric)
 ]
-WRAPPERS = (tc.ByGroup, tc.Bootstrapped)
+WRAPPERS = (tc.ByGroup, tc.Clustered, tc.Bootstrapped)
 
 
 def on_ranks(n, work):
@@ -142,7 +142,7 @@ def test_module_with_a_metric_can_be_scripted_and_saved():
     assert set(one_of_each) | {*WRAPPERS, tc.GCE} >= set(CLASSES)
     nll = tc.NLL(task="binary")
     nll.update(P, Y)
-    wrapped = [tc.ByGroup(nll, num_groups=2), tc.Bootstrapped(nll), tc.CalibrationCollection([nll])]
+    wrapped = [tc.ByGroup(nll, num_groups=2), tc.Clustered(nll), tc.Bootstrapped(nll), tc.CalibrationCollection([nll])]
     for metric in (*(case.metric() for case in one_of_each.values()), *wrapped):
         model, file, x = Model(metric), io.BytesIO(), torch.ones(2, 3)
         torch.jit.save(torch.jit.script(model), file)

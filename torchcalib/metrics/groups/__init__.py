@@ -1,1 +1,1 @@
-"""Metrics per group of rows: the streaming class `ByGroup` and the function `by_group`."""
+"""Metrics per group of rows (`ByGroup`, `by_group`), and for clusters of dependent rows (`Clustered`)."""

@@ -1,5 +1,6 @@
 """Streaming metrics per group of rows."""
 
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
@@ -21,7 +22,68 @@ from torchcalib.metrics.wrappers import WrappedMetric
 S = TypeVar("S")
 
 
-class ByGroup(WrappedMetric[Any]):
+class RowsInGroups(WrappedMetric[Any]):
+    """Base class for wrappers whose state contains a group number for each sample, or sums for each group."""
+
+    def __init__(self, metric: CalibrationMetric[Any], num_groups: int, **kwargs: Any) -> None:
+        if not isinstance(metric, CalibrationMetric):
+            raise TypeError(
+                f"`metric` must be a torchcalib metric, got {type(metric).__name__}. "
+                "For a function use torchcalib.functional.by_group."
+            )
+        if isinstance(metric, WrappedMetric):
+            raise ValueError(
+                f"`metric` must be a metric that is not a wrapper, got {type(metric).__name__}. Pass the metric that "
+                "it wraps."
+            )
+        self.num_groups = num_groups
+        super().__init__(metric, **kwargs)
+
+    def _add_in_groups(
+        self, preds: Any, target: Any, weights: Any, sample_weight: Any, numbers: Callable[[Tensor], Tensor], role: str
+    ) -> None:
+        """Add a batch to the state. `numbers` returns the group number per sample of tensor predictions.
+
+        `role` is the name of the argument of `update`, which distinguishes groups from clusters in the shared cache.
+        """
+        refuse_if_synced(self, "update")
+        preds, target, weights = as_tensors(preds, target, weights, sample_weight)
+        key, p = self._keyed_predictions(preds, target, weights)
+        groups = numbers(preds)
+        key = (*key, role, self.num_groups)
+        validate_args, drop_invalid = self.input_format.validate_args, self._drops_invalid
+        p = self._cached(
+            key,
+            lambda: in_groups(p, groups, self.num_groups, validate_args=validate_args, drop_invalid=drop_invalid),
+        )
+        self._add(preds, self._cached((*key, *self._state_key), lambda: self._state_of(p)))
+
+    def _state_kind(self) -> SumsKind[Any] | SamplesKind:
+        kind = self.metric.kind
+        if isinstance(kind, SamplesKind):
+            return GroupedSamplesKind(kind.accumulator, kind.lead, kind.from_logits, self.batch_shape, self.num_groups)
+        accumulator: Any = kind.accumulator if isinstance(kind, SumsKind) else None
+        if not isinstance(kind, SumsKind) or not (hasattr(accumulator, "cells") or hasattr(accumulator, "of_groups")):
+            raise ValueError(
+                f"`metric` must store samples, or sums that can be split by group, got {self.metric}. "
+                "Use torchcalib.functional.by_group with its function."
+            )
+        by_group = self._sums_by_group(accumulator, kind.shape)
+        return SumsKind(by_group, (by_group.num_groups, *kind.shape))
+
+    def _sums_by_group(self, accumulator: Any, shape: tuple[int, ...]) -> SumsByGroup[Any]:  # noqa: ARG002
+        """Return the accumulator of the sums, which have `shape` for one group."""
+        return SumsByGroup(accumulator, self.num_groups)
+
+    @property
+    def _state_key(self) -> tuple[object, ...]:
+        return (self.accumulator, self.num_groups)
+
+    def _configuration(self) -> dict[str, object]:
+        return {**self.metric._configuration(), "num_groups": self.num_groups}
+
+
+class ByGroup(RowsInGroups):
     """Compute a streaming metric separately for groups of rows, such as sites, customer segments or languages.
 
     `update` accepts one group number per row, and `compute` returns one value per group. All groups are processed in
@@ -49,19 +111,8 @@ class ByGroup(WrappedMetric[Any]):
     """
 
     def __init__(self, metric: CalibrationMetric[Any], *, num_groups: int, **kwargs: Any) -> None:
-        if not isinstance(metric, CalibrationMetric):
-            raise TypeError(
-                f"`metric` must be a torchcalib metric, got {type(metric).__name__}. "
-                "For a function use torchcalib.functional.by_group."
-            )
-        if isinstance(metric, WrappedMetric):
-            raise ValueError(
-                f"`metric` must be a metric that is not a wrapper, got {type(metric).__name__}. Pass the metric that "
-                "it wraps."
-            )
         check_count("num_groups", num_groups, at_most=MAX_GROUPS)
-        self.num_groups = num_groups
-        super().__init__(metric, **kwargs)
+        super().__init__(metric, num_groups, **kwargs)
 
     def update(  # type: ignore[override]  # `groups` is required
         self,
@@ -86,18 +137,13 @@ class ByGroup(WrappedMetric[Any]):
             TypeError, ValueError, RuntimeError, TorchMetricsUserError: See `CalibrationMetric.update`. On CUDA, rows
                 with an invalid group number are ignored and counted, and `compute` raises.
         """
-        refuse_if_synced(self, "update")
-        preds, target, weights = as_tensors(preds, target, weights, sample_weight)
-        groups = as_tensor("groups", groups, preds.device)
-        key, p = self._keyed_predictions(preds, target, weights)
-        check_groups(groups, preds.device, self.input_format.samples_of(preds))
-        key = (*key, "groups", self.num_groups)
-        validate_args, drop_invalid = self.input_format.validate_args, self._drops_invalid
-        p = self._cached(
-            key,
-            lambda: in_groups(p, groups, self.num_groups, validate_args=validate_args, drop_invalid=drop_invalid),
-        )
-        self._add(preds, self._cached((*key, *self._state_key), lambda: self._state_of(p)))
+
+        def numbers(preds: Tensor) -> Tensor:
+            given = as_tensor("groups", groups, preds.device)
+            check_groups(given, preds.device, self.input_format.samples_of(preds))
+            return given
+
+        self._add_in_groups(preds, target, weights, sample_weight, numbers, "groups")
 
     def n(self) -> Tensor:
         """Return the total weight of the samples in every group, float64 `(G, ...)`.
@@ -165,25 +211,6 @@ class ByGroup(WrappedMetric[Any]):
 
         found = resolved(found, retest, n_replicates)
         return GroupTable.of(range(self.num_groups), self._n_of(statistic), found, k=k, by=by)
-
-    def _state_kind(self) -> SumsKind[Any] | SamplesKind:
-        kind = self.metric.kind
-        if isinstance(kind, SamplesKind):
-            return GroupedSamplesKind(kind.accumulator, kind.lead, kind.from_logits, self.batch_shape, self.num_groups)
-        accumulator: Any = kind.accumulator if isinstance(kind, SumsKind) else None
-        if not isinstance(kind, SumsKind) or not (hasattr(accumulator, "cells") or hasattr(accumulator, "of_groups")):
-            raise ValueError(
-                f"`metric` must store samples, or sums that can be split by group, got {self.metric}. "
-                "Use torchcalib.functional.by_group with its function."
-            )
-        return SumsKind(SumsByGroup(accumulator, self.num_groups), (self.num_groups, *kind.shape))
-
-    @property
-    def _state_key(self) -> tuple[object, ...]:
-        return (self.accumulator, self.num_groups)
-
-    def _configuration(self) -> dict[str, object]:
-        return {**self.metric._configuration(), "num_groups": self.num_groups}
 
     def _value(self, statistic: Any) -> Tensor:
         if isinstance(statistic, GroupedSample):

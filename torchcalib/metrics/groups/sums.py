@@ -1,5 +1,6 @@
 """Accumulator of sums per group of rows."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -7,6 +8,7 @@ import torch
 from torch import Tensor
 
 from torchcalib.core.arguments import Task
+from torchcalib.core.clusters import MAX_CLUSTERS, ClusteredSums, num_clusters_for
 from torchcalib.core.events import reduce_to_events
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.sums import Cells, Sums, SumsAccumulator, has_noise_flag, noise_flag_of
@@ -77,3 +79,25 @@ def group_of_events(p: Predictions, index: Tensor) -> Tensor:
     groups = p.groups.unsqueeze(-2) if index.dim() > p.groups.dim() else p.groups
     events_per_sample = index.shape[-1] // max(1, groups.shape[-1])
     return groups if events_per_sample == 1 else torch.repeat_interleave(groups, events_per_sample, -1)
+
+
+@dataclass(frozen=True)
+class SumsByCluster(SumsByGroup[S]):
+    """Accumulator of sums per cluster of dependent rows, `(G, ..., F, K)`.
+
+    `Predictions.groups` contains cluster numbers in [0, `MAX_CLUSTERS`), which are merged if G is smaller.
+    """
+
+    @classmethod
+    def for_shape(cls, accumulator: CellsAccumulator[Any], shape: Sequence[int]) -> "SumsByCluster[Any]":
+        """Return an accumulator with the number of clusters that fits sums of `shape` per cluster."""
+        return cls(accumulator, num_clusters_for(shape))
+
+    def of(self, p: Predictions) -> Sums:
+        """Return the sums `(G, ..., F, K)` per cluster."""
+        assert p.groups is not None  # set by `in_groups`
+        return super().of(p.in_groups(p.groups * self.num_groups // MAX_CLUSTERS, p.weights, p.n_invalid))
+
+    def wrap(self, sums: Tensor) -> Any:
+        """Convert a tensor `(G, ..., F, K)` to `ClusteredSums`."""
+        return ClusteredSums(sums, self.accumulator)

@@ -19,11 +19,12 @@ from torchcalib.core.arguments import (
     check_seed,
     weights_from,
 )
+from torchcalib.core.clusters import cluster_of_samples, effective_number
 from torchcalib.core.documentation import advising
 from torchcalib.core.inputs import InputFormat
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked_bins import Binning
-from torchcalib.core.tasks import check_name_count, checked_names, per_sample, prepare
+from torchcalib.core.tasks import check_name_count, checked_names, cluster_ids, per_sample, prepare
 from torchcalib.metrics.proper_scores import NLL
 from torchcalib.reporting.accumulators import MAX_BINS, MAX_COPIES, are_counts, check_size
 from torchcalib.reporting.comparison.differences import compared_line
@@ -66,6 +67,7 @@ def compare(
     ignore_index: int | None = None,
     positive_classes: Sequence[int] | None = None,
     class_axis: int | None = None,
+    clusters: Any = None,
 ) -> Comparison:
     """Compare systems that predicted the same targets, with paired bootstrap intervals of all differences.
 
@@ -109,6 +111,9 @@ def compare(
         ignore_index: rows with this target are dropped.
         positive_classes: evaluate multi-class predictions as binary: this set of classes against the rest.
         class_axis: axis of classes or labels; see `torchcalib.report`.
+        clusters: cluster of each row, integers or strings, such as a patient or a document. Replicates resample
+            clusters, because their rows may be dependent. For few clusters, intervals are moved outwards; see
+            `torchcalib.inference.Interval`.
 
     Returns:
         A `Comparison`. Print it, look up a line (`compared["nll"].differences["b"]`), export it (`to_pandas()`), or
@@ -164,7 +169,9 @@ def compare(
         class_axis=class_axis,
     )
     weights = None if weights is None else per_sample("weights", weights, first.preds)
-    builder.update({name: each.preds for name, each in prepared.items()}, first.target, weights=weights)
+    clusters = None if clusters is None else cluster_ids(clusters, first.preds)
+    preds = {name: each.preds for name, each in prepared.items()}
+    builder.update(preds, first.target, weights=weights, clusters=clusters)
     return replace(builder.comparison(), task_is_inferred=task is None)
 
 
@@ -221,9 +228,25 @@ class ComparisonBuilder:
         self._systems: dict[str, System] = {}
         self._n_rows = self._n_dropped = 0
         self._are_counts = True
+        self._has_clusters: bool | None = None  # None before the first batch
 
-    def update(self, preds: Mapping[str, Tensor], target: Tensor, *, weights: Tensor | None = None) -> None:
-        """Add a batch of predictions by system name. If an error is raised, the builder is unchanged."""
+    def update(
+        self,
+        preds: Mapping[str, Tensor],
+        target: Tensor,
+        *,
+        weights: Tensor | None = None,
+        clusters: Tensor | None = None,
+    ) -> None:
+        """Add a batch of predictions by system name. If an error is raised, the builder is unchanged.
+
+        `clusters` are identifiers of the clusters of the rows (entries of the first axis), any integers.
+        """
+        if self._has_clusters not in (None, clusters is not None):
+            raise ValueError(
+                "`clusters` must be passed with all batches or with none, got batches with and without clusters. "
+                "Use distinct identifiers for independent rows."
+            )
         self._check(preds, target, weights)
         n_dropped = 0
         if self._drop:
@@ -242,12 +265,16 @@ class ComparisonBuilder:
             check_size(input_format.read_as, num_classes or 2, n_bins)
             self._systems = {name: System(p, n_bins, right, self._are_confidences) for name, p in read.items()}
             self._formats = {name: replace(each, num_classes=num_classes) for name, each in self._formats.items()}
-        words = words_of(self._seed, self._n_rows, n_rows, first.device)
+        numbers = torch.arange(self._n_rows, self._n_rows + n_rows, device=first.device)
+        if clusters is not None:
+            numbers = cluster_of_samples(clusters, torch.Size((n_rows,)))
+        words = words_of(self._seed, numbers)
         counts = are_counts(weights)
         for name, p in read.items():
             self._systems[name].add(p, words, counts)
         self._n_rows, self._n_dropped = self._n_rows + n_rows, self._n_dropped + n_dropped
         self._are_counts &= counts
+        self._has_clusters = clusters is not None
 
     def comparison(self, sources: Mapping[str, Mapping[str, Any]] | None = None) -> Comparison:
         """Return the comparison of all predictions added so far.
@@ -272,8 +299,10 @@ class ComparisonBuilder:
         draws = Draws(self._seed, self._n_replicates, first.sums[NLL.__name__].n.device)
         replicates = {name: system.replicates(draws, found[name]) for name, system in systems.items()}
         chance = {name: expected_ece(s) for name, s in found.items()}
+        sizes = systems[self._names[0]].sizes
+        n_clusters = effective_number(sizes) if self._has_clusters else None
         lines = tuple(
-            compared_line(dict(zip(self._names, same, strict=True)), replicates, chance)
+            compared_line(dict(zip(self._names, same, strict=True)), replicates, chance, n_clusters)
             for same in zip(*(s.lines() for s in found.values()), strict=True)
             if same[0].name not in _OMITTED_LINES
         )
@@ -281,6 +310,11 @@ class ComparisonBuilder:
         scores = replicates[self._names[0]].get("brier")  # None if there is one group, which has no replicates
         if self._n_rows == 1 or (scores is not None and bool(scores.isnan().any())):
             notes.append("Intervals are omitted: some replicates are empty, because there are few rows (first axis).")
+        if n_clusters is not None:
+            n_present = int((sizes > 0).sum())
+            notes.insert(
+                0, f"Replicates resample {n_present:,} clusters of dependent rows, effectively {n_clusters:,.0f}."
+            )
         comparison = Comparison(
             task=first.task,
             n=first.n,

@@ -38,7 +38,10 @@ _WITHOUT_INTERVALS = ("RMSCE debiased",)
 
 
 def compared_line(
-    lines: Mapping[str, Line], replicates: Mapping[str, Mapping[str, Tensor]], chance: Mapping[str, Mapping[str, float]]
+    lines: Mapping[str, Line],
+    replicates: Mapping[str, Mapping[str, Tensor]],
+    chance: Mapping[str, Mapping[str, float]],
+    n_clusters: float | None = None,
 ) -> ComparedLine:
     """Compare one score or calibration error of all systems with its value for the baseline.
 
@@ -46,6 +49,7 @@ def compared_line(
         lines: `Line` with the value of each system, by system name, the baseline first.
         replicates: values in all bootstrap replicates `(R,)`, by system name and `Line.key`.
         chance: expected value of a calibrated system, by system name and `Line.key`; keys may be missing.
+        n_clusters: effective number of resampled clusters; None if rows were resampled.
 
     Returns:
         The values and their differences from the baseline, both with intervals.
@@ -59,21 +63,26 @@ def compared_line(
     def difference(name: str) -> Difference:
         a, b = expected[first], expected[name]
         expected_difference = None if a is None or b is None else b - a
-        return _difference(better, (line, lines[name]), (values[first], values[name]), expected_difference)
+        return _difference(better, (line, lines[name]), (values[first], values[name]), expected_difference, n_clusters)
 
     return ComparedLine(
         **{each.name: getattr(line, each.name) for each in fields(Quantity)},
         better=better,
         values={name: each.value for name, each in lines.items()},
         intervals={
-            name: None if (found := values[name]) is None else interval_of(each, found) for name, each in lines.items()
+            name: None if (found := values[name]) is None else interval_of(each, found, n_clusters)
+            for name, each in lines.items()
         },
         differences={name: difference(name) for name in others},
     )
 
 
 def _difference(
-    better: Better, lines: tuple[Line, Line], replicates: tuple[Tensor | None, Tensor | None], chance: float | None
+    better: Better,
+    lines: tuple[Line, Line],
+    replicates: tuple[Tensor | None, Tensor | None],
+    chance: float | None,
+    n_clusters: float | None,
 ) -> Difference:
     """Return the value of the second system minus the value of the first, with its interval and verdict."""
     values = [line.value for line in lines]
@@ -82,7 +91,7 @@ def _difference(
     undecided = Difference(float(value), None, None, "not significant")
     if replicates[0] is None or replicates[1] is None:
         return undecided
-    bootstrap = Interval(value, _minus(replicates[1], replicates[0], better), LEVEL)
+    bootstrap = Interval(value, _minus(replicates[1], replicates[0], better), LEVEL, n_clusters)
     interval = none_if_nan(LineInterval(*(float(end) for end in bootstrap.without_bias)))
     if interval is None:
         return undecided

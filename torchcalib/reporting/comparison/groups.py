@@ -34,10 +34,9 @@ _MAX_SIZE = 2**23  # maximum number of sums over all groups (64 MB); above it th
 _GROUP_STREAM = -1  # number of the random stream that assigns rows to groups; replicates use 0, 1, ...
 
 
-def words_of(seed: int, first: int, n: int, device: torch.device) -> Tensor:
-    """Return one random integer in [0, 2^32) for each of n rows `(n,)`; the first row has the number `first`."""
-    counters = torch.arange(first, first + n, device=device)
-    return random_words(seed, torch.full((1,), _GROUP_STREAM, device=device), counters)[0]
+def words_of(seed: int, numbers: Tensor) -> Tensor:
+    """Return a random integer in [0, 2^32) for each row `(n,)`, from the number of the row or of its cluster."""
+    return random_words(seed, torch.full((1,), _GROUP_STREAM, device=numbers.device), numbers)[0]
 
 
 def group_of(words: Tensor, n_groups: int) -> Tensor:
@@ -98,6 +97,11 @@ class GroupedSums:
         group = group_of(words, len(self.sums)).repeat_interleave(cells.index.shape[-1] // max(1, len(words)))
         place = (group * cells.n_cells + cells.index).unsqueeze(-2).expand(cells.columns.shape)
         self._sums.flatten(-2).scatter_add_(-1, place, cells.columns)
+
+    @property
+    def sizes(self) -> Tensor:
+        """Total weight of each group, float64 `(G, ...)`."""
+        return self.sums[..., 0, :].sum(-1)
 
     def statistic(self) -> Any:
         """Return the sums over all rows, such as `BinStats`."""

@@ -73,6 +73,12 @@ class System:
             self.samples = {}
 
     @property
+    def sizes(self) -> Tensor:
+        """Total weight of each random group of rows `(G,)`, from the sums with the most groups."""
+        sizes = max((grouped.sizes for _, grouped in self._sums), key=len)
+        return sizes.flatten(1).amax(-1) if sizes.dim() > 1 else sizes
+
+    @property
     def size(self) -> int:
         """Number of stored samples (multi-label: samples times labels), the maximum over modes."""
         return max((sum(x.numel() for x in each.content.scores) for each in self.samples.values()), default=0)

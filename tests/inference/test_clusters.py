@@ -1,0 +1,283 @@
+"""Clusters of dependent rows: sums, random signs, design effect and intervals, against loops."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+import torchcalib as tc
+from torchcalib.core.clusters import MAX_CLUSTERS, cluster_numbers
+from torchcalib.inference import Interval, bootstrap, calibration_test
+from torchcalib.inference.clusters import sign_p_value
+from torchcalib.metrics.logistic import score_test_of_clusters
+
+F64 = torch.float64
+N_CLUSTERS, ROWS = 40, 25
+
+
+def copies(seed=2):
+    """Return 40 calibrated rows, each of which occurs 25 times, and their clusters."""
+    g = torch.Generator().manual_seed(seed)
+    p = torch.rand(N_CLUSTERS, generator=g, dtype=F64)
+    y = torch.bernoulli(p, generator=g).long()
+    return (x.repeat_interleave(ROWS) for x in (p, y, torch.arange(N_CLUSTERS)))
+
+
+def dependent(seed=0, rho=0.5, n_clusters=N_CLUSTERS, rows=ROWS):
+    """Return calibrated confidences, outcomes with a Gaussian copula, and clusters of shape `(n_clusters * rows,)`."""
+    g = torch.Generator().manual_seed(seed)
+    p = torch.rand(n_clusters, rows, generator=g, dtype=F64)
+    common, own = torch.randn(n_clusters, 1, generator=g, dtype=F64), torch.randn(n_clusters, rows, generator=g)
+    y = (torch.special.ndtr(math.sqrt(rho) * common + math.sqrt(1 - rho) * own) < p).long()
+    clusters = torch.arange(n_clusters).unsqueeze(-1).expand(-1, rows)
+    return p.flatten(), y.flatten(), clusters.flatten()
+
+
+ERRORS = [tc.ECE, tc.ESCE, tc.RMSCE, tc.MCE, tc.ACE, tc.KS, tc.ATB, tc.CORP, tc.TCE, tc.SmECE, tc.ICI, tc.Spiegelhalter]
+ERRORS += [tc.Cox]
+
+
+@pytest.mark.parametrize("cls", ERRORS)
+def test_copies_of_rows_are_significant_only_if_they_are_treated_as_independent(cls):
+    p, y, clusters = copies()
+    rows = calibration_test(cls(task="binary"), p, y, n_replicates=199)
+    found = calibration_test(cls(task="binary"), p, y, clusters=clusters, n_replicates=199)
+    assert 5 * float(rows.p_value) < float(found.p_value)
+    assert float(found.p_value) > 0.2
+    assert float(found.statistic) == pytest.approx(float(rows.statistic), rel=1e-9)
+    single = calibration_test(cls(task="binary"), p[::ROWS], y[::ROWS], n_replicates=199)
+    assert found.n_clusters == N_CLUSTERS
+    assert 0.6 * ROWS < float(found.design_effect) < 1.5 * ROWS
+    if cls not in (tc.Cox, tc.Spiegelhalter, tc.TCE):  # their statistics grow with the number of rows
+        assert float(found.noise_floor) == pytest.approx(float(single.noise_floor), rel=0.35)
+    assert "40 clusters, design effect" in str(found)
+    assert rows.design_effect is None
+
+
+@pytest.mark.parametrize("cls", [tc.ECE, tc.NLL, tc.KS, tc.SmECE, tc.CORP, tc.BrierScore])
+@pytest.mark.parametrize("resolution", [None, 16])
+def test_the_value_and_its_sums_do_not_depend_on_batches_ranks_or_clusters(cls, resolution):
+    if resolution and cls not in (tc.KS, tc.CORP):
+        pytest.skip("only ranked metrics have a sketch")
+    options = {"task": "binary", **({"resolution": resolution} if resolution else {})}
+    p, y, clusters = dependent()
+    plain, whole = cls(**options), tc.Clustered(cls(**options))
+    parts = [tc.Clustered(cls(**options)) for _ in range(2)]
+    plain.update(p, y)
+    whole.update(p, y, clusters=clusters)
+    for k, rows in enumerate(torch.randperm(len(p), generator=torch.Generator().manual_seed(1)).chunk(5)):
+        parts[k % 2].update(p[rows], y[rows], clusters=clusters[rows])
+    parts[0].merge_state(parts[1])
+    assert float(whole.compute()) == pytest.approx(float(plain.compute()), rel=1e-12)
+    assert float(parts[0].compute()) == pytest.approx(float(whole.compute()), rel=1e-12)
+    ends = [(float(x.low), float(x.high)) for x in (parts[0].interval(), whole.interval())]
+    assert ends[0] == pytest.approx(ends[1], rel=1e-9)
+    if cls not in (tc.NLL, tc.BrierScore):
+        a, b = parts[0].test(n_replicates=99), whole.test(n_replicates=99)
+        assert float(a.p_value) == float(b.p_value)
+        assert float(a.noise_floor) == pytest.approx(float(b.noise_floor), rel=1e-9)
+
+
+def test_the_p_value_counts_the_sign_flips_of_clusters_that_give_at_least_the_error():
+    """All 2^7 flips of 7 clusters in a loop. Random signs must agree within Monte-Carlo error."""
+    p, y, clusters = dependent(3, rho=0.3, n_clusters=7, rows=40)
+    bins = np.minimum((p.numpy() * 5).astype(int), 4)
+    residual = np.zeros((7, 5))
+    np.add.at(residual, (clusters.numpy(), bins), (y - p).numpy())
+    observed = np.abs(residual.sum(0)).sum()
+    signs = 2 * ((np.arange(2**7)[:, None] >> np.arange(7)) & 1) - 1
+    exact = (np.abs(signs @ residual).sum(1) >= observed - 1e-9).mean()
+    metric = tc.ECE(task="binary", n_bins=5)
+    found = calibration_test(metric, p, y, clusters=clusters, n_replicates=9_999)
+    of_rows = calibration_test(metric, p, y, n_replicates=9_999)
+    expected = max(exact, float(of_rows.p_value))
+    assert float(found.p_value) == pytest.approx(expected, abs=4 * math.sqrt(exact * (1 - exact) / 9_999) + 1e-4)
+
+
+def test_clusters_of_one_row_have_a_design_effect_near_1_and_the_noise_floor_of_rows():
+    g = torch.Generator().manual_seed(0)
+    p = torch.rand(1_000, generator=g, dtype=F64)
+    y = torch.bernoulli(p, generator=g).long()
+    rows = calibration_test(tc.ECE(task="binary"), p, y)
+    found = calibration_test(tc.ECE(task="binary"), p, y, clusters=torch.arange(1_000))
+    assert float(found.design_effect) == pytest.approx(1, abs=0.15)
+    assert float(found.noise_floor) == pytest.approx(float(rows.noise_floor), rel=0.05)
+    assert float(found.p_value) >= float(rows.p_value)
+
+
+def test_the_design_effect_is_the_jackknife_variance_of_the_mean_gap_over_that_of_rows():
+    p, y, clusters = dependent(1)
+    gap, n = (y - p).numpy(), len(p)
+    without = [gap[clusters.numpy() != k].mean() for k in range(N_CLUSTERS)]
+    jackknife = (N_CLUSTERS - 1) / N_CLUSTERS * sum((x - gap.mean()) ** 2 for x in without)
+    found = calibration_test(tc.ESCE(task="binary", n_bins=50), p, y, clusters=clusters, n_replicates=9)
+    assert float(found.design_effect) == pytest.approx(jackknife / (gap.var() / n), rel=0.02)
+
+
+def test_the_interval_of_the_signed_error_is_near_the_t_interval_of_clusters():
+    p, y, clusters = dependent(2)
+    means = (y - p).reshape(N_CLUSTERS, ROWS).mean(1).numpy()  # clusters of equal size
+    half = stats.t.ppf(0.975, N_CLUSTERS - 1) * means.std(ddof=1) / math.sqrt(N_CLUSTERS)
+    found = calibration_test(tc.ESCE(task="binary"), p, y, clusters=clusters)
+    ends = float(found.low), float(found.high)
+    assert ends == pytest.approx((means.mean() - half, means.mean() + half), abs=0.1 * half)
+
+
+@pytest.mark.parametrize("n_clusters", [10, 30, 1_000])
+def test_percentiles_of_few_clusters_are_moved_outwards_to_the_t_interval(n_clusters):
+    """For a normal mean the bootstrap variance is (n - 1) / n of the unbiased one; the ends must be those of t."""
+    z = torch.special.ndtri((torch.arange(99_999, dtype=F64) + 1) / 100_000)
+    found = Interval(torch.zeros(()), z * math.sqrt((n_clusters - 1) / n_clusters), 0.95, n_clusters)
+    assert float(found.high) == pytest.approx(stats.t.ppf(0.975, n_clusters - 1), rel=5e-3)
+    assert float(found.low) == pytest.approx(-float(found.high), rel=1e-9)
+
+
+@pytest.mark.parametrize("cls", [tc.NLL, tc.ECE])
+def test_intervals_of_clusters_are_wider_than_those_of_rows_in_every_path(cls):
+    p, y, clusters = copies()
+    clustered, rows = tc.Clustered(cls(task="binary")), bootstrap(F_OF[cls], p, y, task="binary", n_replicates=399)
+    clustered.update(p, y, clusters=clusters)
+    streamed = tc.Bootstrapped(cls(task="binary"), n_replicates=399)
+    for part in torch.randperm(len(p), generator=torch.Generator().manual_seed(1)).chunk(3):
+        streamed.update(p[part], y[part], clusters=clusters[part])
+    grouped = bootstrap(F_OF[cls], p, y, task="binary", n_replicates=399, groups=clusters)
+    widths = [float(x.high - x.low) for x in (clustered.interval(n_replicates=399), streamed.interval(), grouped)]
+    assert min(widths) > 3 * float(rows.high - rows.low)  # sqrt(25) times without bias
+    assert max(widths) < 1.35 * min(widths)
+    assert streamed.interval().n_clusters == pytest.approx(N_CLUSTERS, rel=0.35)
+
+
+F_OF = {tc.NLL: tc.functional.nll, tc.ECE: tc.functional.ece}
+
+
+def test_bootstrapped_clusters_give_the_same_weights_in_every_batch_and_on_every_rank(tmp_path):
+    p, y, clusters = dependent()
+    whole = tc.Bootstrapped(tc.NLL(task="binary"))
+    whole.update(p, y, clusters=clusters)
+    parts = [tc.Bootstrapped(tc.NLL(task="binary"), persistent=True) for _ in range(2)]
+    for k in range(2):
+        parts[k].update(p[k::2], y[k::2], clusters=clusters[k::2])
+    restored = tc.Bootstrapped(tc.NLL(task="binary"), persistent=True)
+    restored.load_state_dict(parts[0].state_dict())
+    restored.merge_state(parts[1])
+    assert torch.allclose(restored.interval().replicates, whole.interval().replicates, rtol=1e-12)
+    with pytest.raises(ValueError, match="`clusters` must be passed with all batches or with none"):
+        restored.update(p, y)
+    rows = tc.Bootstrapped(tc.NLL(task="binary"))
+    rows.update(p, y)
+    with pytest.raises(ValueError, match="must have clusters if this metric has clusters"):
+        restored.merge_state(rows)
+
+
+def test_hotelling_p_value_equals_the_f_test_and_random_signs_of_one_score():
+    scores = torch.randn(25, 2, generator=torch.Generator().manual_seed(0), dtype=F64) + 0.3
+    mean, cov = scores.mean(0).numpy(), np.cov(scores.T.numpy())
+    t_square = 25 * mean @ np.linalg.solve(cov, mean)
+    expected = stats.f.sf(t_square * 23 / (24 * 2), 2, 23)
+    assert float(score_test_of_clusters(scores, torch.tensor(25))) == pytest.approx(expected, rel=1e-9)
+    residuals = scores[:, 0]
+    p_value = float(sign_p_value(residuals, 0, 9_999))
+    assert p_value == pytest.approx(stats.ttest_1samp(residuals.numpy(), 0).pvalue, abs=0.02)
+
+
+def test_up_to_300_consecutive_identifiers_are_not_merged_and_many_are_spread_evenly():
+    for start in (0, 10_000, -5, 2**62):
+        found = cluster_numbers(torch.arange(start, start + 300), torch.Size((300,)))
+        assert len(set(found.tolist())) == 300
+    counts = torch.bincount(cluster_numbers(torch.arange(10**6), torch.Size((10**6,))), minlength=MAX_CLUSTERS)
+    assert counts.min() > 0.9 * 10**6 / MAX_CLUSTERS
+
+
+def test_axes_after_the_first_share_the_cluster_of_their_item():
+    p, y, clusters = dependent()
+    shape = (N_CLUSTERS, ROWS)
+    by_item = calibration_test(
+        tc.ECE(task="binary"), p.reshape(shape), y.reshape(shape), clusters=torch.arange(N_CLUSTERS), n_replicates=99
+    )
+    by_row = calibration_test(tc.ECE(task="binary"), p, y, clusters=clusters, n_replicates=99)
+    assert float(by_item.p_value) == float(by_row.p_value)
+
+
+@pytest.mark.parametrize(
+    ("options", "shape"),
+    [
+        ({"task": "multiclass", "num_classes": 3, "mode": "classwise"}, ()),
+        ({"task": "multiclass", "num_classes": 3, "mode": "classwise", "average": None}, (3,)),
+        ({"task": "multilabel", "num_labels": 3, "average": None}, (3,)),
+        ({"task": "multilabel", "num_labels": 3, "batch_shape": (2,)}, (2,)),
+    ],
+)
+@pytest.mark.parametrize("cls", [tc.ECE, tc.KS, tc.SmECE])
+def test_tests_and_intervals_have_the_shape_of_the_value(cls, options, shape):
+    g = torch.Generator().manual_seed(0)
+    samples = (*options.get("batch_shape", ()), 120)
+    preds = torch.rand(*samples, 3, generator=g).softmax(-1)
+    is_labels = options["task"] == "multilabel"
+    target = torch.randint(0, 2 if is_labels else 3, (*samples, 3) if is_labels else samples, generator=g)
+    metric = tc.Clustered(cls(**options))
+    clusters = (torch.arange(120) // 4).expand(samples)
+    metric.update(preds, target, clusters=clusters)
+    plain = cls(**options)
+    plain.update(preds, target)
+    assert torch.allclose(metric.compute(), plain.compute(), rtol=1e-9)
+    found, interval = metric.test(n_replicates=39), metric.interval(n_replicates=39)
+    assert found.p_value.shape == found.design_effect.shape == interval.low.shape == shape
+    assert bool((found.p_value > 0).all())
+    assert bool((interval.low <= interval.high).all())
+
+
+def test_a_collection_passes_clusters_to_the_metrics_that_accept_them():
+    p, y, clusters = dependent()
+    collection = tc.CalibrationCollection(
+        {"ece": tc.Clustered(tc.ECE(task="binary")), "nll": tc.NLL(task="binary"), "ks": tc.Clustered(tc.KS("binary"))}
+    )
+    collection.update(p, y, clusters=clusters)
+    alone = tc.Clustered(tc.ECE(task="binary"))
+    alone.update(p, y, clusters=clusters)
+    assert float(collection["ece"].test(n_replicates=39).p_value) == float(alone.test(n_replicates=39).p_value)
+    assert set(collection.compute()) == {"ece", "nll", "ks"}
+
+
+@pytest.mark.parametrize(
+    ("clusters", "error", "words"),
+    [
+        (torch.rand(4), TypeError, "`clusters` must be"),
+        (torch.arange(3), ValueError, "one identifier per sample, shape (4,)"),
+        (torch.zeros(4, 2, dtype=torch.int64), ValueError, "got (4, 2)"),
+    ],
+)
+def test_invalid_clusters_raise_and_leave_the_state_unchanged(clusters, error, words):
+    metric = tc.Clustered(tc.ECE(task="binary"))
+    preds, target = torch.tensor([0.2, 0.7, 0.9, 0.1]), torch.tensor([0, 1, 1, 0])
+    metric.update(preds, target, clusters=torch.arange(4))
+    before = metric.compute()
+    with pytest.raises(error, match=words.replace("(", r"\(").replace(")", r"\)")):
+        metric.update(preds, target, clusters=clusters)
+    assert float(metric.compute()) == float(before)
+    assert metric.test(n_replicates=9).n_clusters == 4
+
+
+def test_metrics_of_pairs_and_wrappers_are_refused():
+    with pytest.raises(ValueError, match="which compares pairs of rows"):
+        tc.Clustered(tc.SKCE(task="binary"))
+    with pytest.raises(ValueError, match="not a wrapper"):
+        tc.Clustered(tc.Bootstrapped(tc.NLL(task="binary")))
+    with pytest.raises(TypeError, match="must be a torchcalib metric"):
+        tc.Clustered("ece")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("n_clusters", "rows"), [(30, 10), (30, 100), (300, 10)])
+@pytest.mark.parametrize("rho", [0, 0.1, 0.5])
+@pytest.mark.parametrize("cls", [tc.ECE, tc.KS, tc.ESCE])
+def test_p_values_of_calibrated_models_are_valid(cls, n_clusters, rows, rho):
+    """Shares of 1,000 p-values at or below a level exceed it by at most 3 standard errors, or by half of it."""
+    p_values = []
+    for seed in range(1_000):
+        p, y, clusters = dependent(seed, rho, n_clusters, rows)
+        p_values.append(float(calibration_test(cls(task="binary"), p, y, clusters=clusters, n_replicates=199).p_value))
+    for level in (0.01, 0.05, 0.1):
+        share = np.mean(np.array(p_values) <= level + 1e-9)
+        assert share <= level + max(3 * math.sqrt(level * (1 - level) / 1_000), level / 2), (level, share)

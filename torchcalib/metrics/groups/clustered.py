@@ -1,0 +1,148 @@
+"""Streaming metrics with inference for clusters of dependent rows."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchcalib.core.arguments import check_count, check_level, check_seed
+from torchcalib.core.arrays import as_tensor
+from torchcalib.core.clusters import MAX_CLUSTERS, ClusteredSample, Clusters, cluster_numbers, effective_number
+from torchcalib.core.predictions import replicates_at_once
+from torchcalib.inference.resampling import Interval
+from torchcalib.inference.testing import CalibrationTest
+from torchcalib.metrics.base import CalibrationMetric
+from torchcalib.metrics.groups.samples import GroupedSample
+from torchcalib.metrics.groups.streaming import RowsInGroups
+from torchcalib.metrics.groups.sums import SumsByCluster
+from torchcalib.ops.counter_rng import multinomial_counts
+from torchcalib.ops.logs import wide_dtype
+
+
+class Clustered(RowsInGroups):
+    """Test a metric, and compute its confidence interval, for clusters of dependent rows.
+
+    Rows are often not independent: pixels of an image, tokens of a document, answers to the same question, visits of a
+    patient. As if they were, p-values and intervals are too small. Here only the clusters are independent. `update`
+    accepts the identifier of the cluster of each row, any integer. Rows of a cluster may be in different batches and on
+    different ranks. `compute` returns the value of the metric itself.
+
+    The state contains sums for at most 1,024 clusters (128 for large sums), or 4 additional bytes for each stored
+    sample. More clusters are merged by a hash of the identifier, and merged clusters are independent of each other. A
+    `CalibrationCollection` passes `clusters` to its `Clustered` metrics.
+
+    Args:
+        metric: A torchcalib metric, not a wrapper. Only its configuration is used; its accumulated state is ignored.
+        **kwargs: Arguments of `torchmetrics.Metric`.
+
+    Raises:
+        TypeError, ValueError: For a metric whose state cannot be split by cluster (`SKCE`), for invalid arguments, and
+            in `update` for invalid input.
+
+    Reference:
+        See `torchcalib.inference.clusters` for tests; Field, Welsh: Bootstrapping clustered data (Journal of the Royal
+        Statistical Society B, 2007), for intervals.
+
+    Example:
+        >>> import torch
+        >>> from torchcalib import ECE
+        >>> g = torch.Generator().manual_seed(0)
+        >>> preds = torch.rand(60, 100, generator=g)  # 60 images of 100 pixels, with the same outcome in each image
+        >>> target = (torch.rand(60, 1, generator=g) < preds).long()
+        >>> rows, images = ECE(task="binary"), Clustered(ECE(task="binary"))
+        >>> rows.update(preds, target)
+        >>> images.update(preds, target, clusters=torch.arange(60))
+        >>> bool(rows.test().p_value < 0.01), bool(images.test().p_value > 0.05)
+        (True, True)
+    """
+
+    def __init__(self, metric: CalibrationMetric[Any], **kwargs: Any) -> None:
+        if not getattr(metric, "allows_clusters", True):
+            raise ValueError(
+                f"`metric` must be a metric that is computed from single rows, got {metric}, which compares pairs of "
+                "rows. Use ECE or NLL, for example."
+            )
+        super().__init__(metric, MAX_CLUSTERS, **kwargs)
+
+    def update(  # type: ignore[override]  # `clusters` is required
+        self,
+        preds: Tensor,
+        target: Tensor,
+        weights: Tensor | None = None,
+        *,
+        clusters: Tensor,
+        sample_weight: Tensor | None = None,
+    ) -> None:
+        """Add a batch to the state.
+
+        Args:
+            preds: Probabilities or logits; see `CalibrationMetric.update`.
+            target: Labels or soft targets; see `CalibrationMetric.update`.
+            clusters: Identifier of the cluster of each sample, any integers. The shape is that of `preds` without the
+                class axis. With one identifier per entry of its first axis, all samples of an entry form a cluster.
+            weights: Non-negative weight per sample.
+            sample_weight: Alias of `weights`.
+
+        Raises:
+            TypeError, ValueError, RuntimeError, TorchMetricsUserError: See `CalibrationMetric.update`.
+        """
+
+        def numbers(preds: Tensor) -> Tensor:
+            given = as_tensor("clusters", clusters, preds.device)
+            return cluster_numbers(given, torch.Size(self.input_format.samples_of(preds)))
+
+        self._add_in_groups(preds, target, weights, sample_weight, numbers, "clusters")
+
+    def test_from(self, statistic: Any, **how: Any) -> CalibrationTest:
+        """Return the calibration test, which respects clusters; see `torchcalib.inference.clusters`."""
+        clusters = _clusters_of(statistic)
+        return self.metric.test_from(clusters.whole, clusters=clusters, **how)
+
+    def interval(self, *, level: float = 0.95, n_replicates: int = 999, seed: int = 0) -> Interval:
+        """Return the metric value with its bootstrap interval, over all ranks if `torch.distributed` is running.
+
+        Clusters are resampled with replacement. For few clusters the percentiles are moved outwards; see `Interval`.
+
+        Args:
+            level: Level of the interval, in (0, 1).
+            n_replicates: Number R of replicates.
+            seed: Seed of the replicates, which are equal on all devices.
+
+        Raises:
+            TypeError, ValueError: For invalid arguments, or if an update contained invalid rows on CUDA.
+        """
+        check_count("n_replicates", n_replicates)
+        check_level(level, n_replicates)
+        check_seed(seed)
+        clusters = _clusters_of(self._synced_statistic())
+        sizes = clusters.sizes
+        occupied = (sizes > 0).flatten(1).any(-1) if sizes.dim() > 1 else sizes > 0
+        n_occupied = max(1, int(occupied.sum()))
+        streams = torch.arange(n_replicates, device=sizes.device)
+        whole = clusters.whole
+        elements = whole.score.numel() if isinstance(clusters, ClusteredSample) else clusters.sums.numel()
+        values = []
+        with torch.no_grad():
+            for some in torch.split(streams, replicates_at_once(elements)):
+                drawn = multinomial_counts(seed, some, n_occupied, wide_dtype(sizes.device))
+                counts = drawn.new_zeros(len(some), len(sizes)).masked_scatter(occupied.expand(len(some), -1), drawn)
+                values.append(self.metric._value(clusters.replicate(counts)))
+            return Interval(self.metric._value(whole), torch.cat(values), level, effective_number(sizes))
+
+    def _sums_by_group(self, accumulator: Any, shape: tuple[int, ...]) -> SumsByCluster[Any]:
+        return SumsByCluster.for_shape(accumulator, shape)
+
+    def _value(self, statistic: Any) -> Tensor:
+        return self.metric._value(_clusters_of(statistic).whole)
+
+
+def _clusters_of(statistic: Any) -> Clusters:
+    """Return the statistic of the state as `Clusters`. The class or label axes follow the batch axes."""
+    if not isinstance(statistic, GroupedSample):
+        clusters: Clusters = statistic
+        return clusters
+    whole, groups = statistic.whole, statistic.groups.long()
+    n_batch = groups.dim() - 1
+    for _ in range(whole.score.dim() - groups.dim()):
+        groups = groups.unsqueeze(n_batch)
+    return ClusteredSample(whole, groups)
