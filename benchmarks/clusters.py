@@ -111,7 +111,7 @@ def coverage_of(cell: Cell, truth: str, n_sets: int) -> dict[str, float]:
             found = clustered(cls, p, y, clusters).interval(n_replicates=N_REPLICATES)
             ends[name].append(torch.stack((found.value, found.low, found.high)))
         for name in ("ESCE", "ECE", "RMSCE"):
-            test = clustered(ERRORS[name], p, y, clusters).test(n_replicates=N_REPLICATES)
+            test = clustered(ERRORS[name], p, y, clusters).test(n_replicates=499)
             base = 0 if name == "ESCE" else test.noise_floor
             ends[name].append(torch.stack((test.statistic, test.low, test.high)) - base)
     targets = expected_values(cell.law, truth)
