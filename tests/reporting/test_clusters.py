@@ -1,0 +1,212 @@
+"""Clusters of dependent rows in reports, comparisons, files, saved states and `evaluate`."""
+
+import json
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from helpers.refusals import assert_refused
+from helpers.reports import MODES, QUICK, QUICK_COMMAND, TASKS, predictions
+
+import torchcalib as tc
+from torchcalib.cli import main
+from torchcalib.inference import calibration_test
+from torchcalib.reporting import buffer
+from torchcalib.reporting.building import ReportBuilder
+
+GIVEN = {"task": "binary", "with_calibration": False}
+N, IMAGES = 600, 30
+
+
+def data():
+    """Return confidences `(30, 20)` that are equal in each image and calibrated, outcomes, and names of the images."""
+    g = torch.Generator().manual_seed(3)
+    p = torch.rand(IMAGES, 1, generator=g, dtype=torch.float64)
+    y = (torch.rand(IMAGES, 1, generator=g) < p).long()
+    return *(x.repeat(1, N // IMAGES) for x in (p, y)), [f"image {k}" for k in range(IMAGES)]
+
+
+def inference_of(report):
+    return [(line.key, line.noise_floor, line.p_value, line.interval) for line in report.lines]
+
+
+def assert_close(a, b):
+    for (key, *mine), (other, *theirs) in zip(inference_of(a), inference_of(b), strict=True):
+        assert key == other
+        for x, y in zip(mine, theirs, strict=True):
+            ends = [(z.low, z.high) if hasattr(z, "low") else z for z in (x, y)]
+            assert ends[0] == (None if ends[1] is None else pytest.approx(ends[1], rel=1e-9, abs=1e-12)), key
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_lines_have_the_tests_of_the_metrics_for_clusters(task):
+    logits, target = predictions(task)
+    clusters = torch.arange(200) // 8
+    options = {"task": task, "from_logits": True}
+    report = tc.report(logits, target, clusters=clusters, with_calibration=False, **options)
+    mode = MODES[task][0]
+    outputs = {"multilabel": {"num_labels": logits.shape[-1]}}.get(task, {})
+    for name, cls in (("ece", tc.ECE), ("rmsce", tc.RMSCE), ("esce", tc.ESCE), ("ks", tc.KS), ("ace", tc.ACE)):
+        line = next(line for line in report.lines if line.key == f"{name}/{mode}")
+        metric = cls(mode=mode, **options, **outputs)
+        found = calibration_test(metric, logits, target, clusters=clusters, n_replicates=1039)
+        assert line.value == pytest.approx(float(found.statistic), rel=1e-9)
+        assert line.p_value == pytest.approx(float(found.p_value), abs=0.05)
+        assert line.noise_floor == pytest.approx(float(found.noise_floor), rel=0.1)
+    assert report.settings["clusters"] == 25
+    assert "25 clusters of dependent rows. The design effect" in report.notes[0]
+
+
+def test_dependent_pixels_are_significant_only_without_clusters_which_a_note_recommends():
+    p, y, names = data()
+    rows, images = tc.report(p, y, **GIVEN), tc.report(p, y, clusters=names, **GIVEN)
+    assert any("pass clusters" in note for note in rows.notes)
+    assert not any("pass clusters" in note for note in images.notes)
+    for a, b in zip(rows.lines, images.lines, strict=True):
+        assert a.value == pytest.approx(b.value, rel=1e-9)
+        if a.p_value is not None:
+            assert a.p_value <= b.p_value + 0.02, a.key
+    assert rows.main_line.p_value < 0.05 < images.main_line.p_value
+    widths = [report["nll"] and report.lines[1].interval for report in (rows, images)]
+    assert widths[1].high - widths[1].low > 1.5 * (widths[0].high - widths[0].low)
+
+
+def test_batches_parts_and_saved_states_give_the_report_of_all_rows(tmp_path):
+    p, y, _ = data()
+    images = torch.arange(IMAGES)
+    whole = ReportBuilder(**GIVEN)
+    whole.update(p, y, clusters=images)
+    parts = [ReportBuilder(**GIVEN) for _ in range(3)]
+    for k, part in enumerate(images.split(7)):
+        parts[k % 2].update(p[part], y[part], clusters=part)
+    parts[0].save(tmp_path / "a.pt")
+    loaded = ReportBuilder.load(tmp_path / "a.pt")
+    loaded.merge(parts[1])
+    parts[2].merge(loaded)
+    in_order = ReportBuilder(**GIVEN)
+    for part in images.split(7):
+        in_order.update(p[part], y[part], clusters=part)
+    assert_close(in_order.report(), whole.report())
+    of_bins = [line for line in parts[2].report().lines if line.key.startswith(("ece", "esce", "mce", "rmsce"))]
+    expected = {line.key: line for line in whole.report().lines}
+    for line in of_bins:  # the order of the rows, and so their bootstrap, differs
+        assert line.p_value == expected[line.key].p_value
+        assert line.noise_floor == pytest.approx(expected[line.key].noise_floor, rel=1e-9)
+
+
+def test_without_stored_predictions_only_errors_over_bins_have_tests(monkeypatch):
+    monkeypatch.setattr(buffer, "MAX_SAMPLES", 100)
+    p, y, names = data()
+    report = tc.report(p, y, clusters=names, **GIVEN)
+    by_key = {line.key: line for line in report.lines}
+    assert by_key["ece/positive"].p_value > 0.05
+    assert by_key["ks/positive"].p_value is None
+    assert any("have no noise floor and p for clusters" in note for note in report.notes)
+
+
+def test_clusters_are_required_for_all_batches_or_none():
+    p, y, _ = data()
+    images = torch.arange(IMAGES)
+    builder, without = ReportBuilder(**GIVEN), ReportBuilder(**GIVEN)
+    builder.update(p, y, clusters=images)
+    without.update(p, y)
+    all_or_none = "`clusters` must be passed with all batches of a report"
+    refused = [
+        (partial(builder.update, p, y), all_or_none),
+        (partial(without.update, p, y, clusters=images), all_or_none),
+        (partial(builder.merge, without), "`other` must have clusters if this builder has clusters"),
+        (partial(builder.update, p, y, clusters=images[:3]), "`clusters` must have one identifier per sample"),
+    ]
+    assert_refused([(words, call, ValueError, [words]) for call, words in refused])
+    assert builder.report().n == N
+
+
+def test_damaged_clusters_of_a_saved_state_raise_an_error(tmp_path):
+    p, y, _ = data()
+    builder = ReportBuilder(**GIVEN)
+    builder.update(p, y, clusters=torch.arange(IMAGES))
+    builder.save(tmp_path / "a.pt")
+    state = torch.load(tmp_path / "a.pt", weights_only=True)
+    kept = state["accumulators"]["predictions"]
+    groups = kept["pieces"][0]["groups"]
+    for wrong in (groups + 2000, groups - 1, groups[1:], groups.double()):
+        pieces = [{**kept["pieces"][0], "groups": wrong}, *kept["pieces"][1:]]
+        accumulators = {**state["accumulators"], "predictions": {**kept, "pieces": pieces}}
+        torch.save({**state, "accumulators": accumulators}, tmp_path / "b.pt")
+        with pytest.raises(ValueError, match="must be a complete report state"):
+            ReportBuilder.load(tmp_path / "b.pt")
+
+
+def test_the_command_reads_names_of_clusters_from_several_files(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    p, y, names = data()
+    rows = [(float(a), int(b), names[k // 20]) for k, (a, b) in enumerate(zip(p.flatten(), y.flatten(), strict=True))]
+    for file, part in (("a.csv", rows[:250]), ("b.csv", rows[250:])):  # an image is in both files
+        lines = [("prob", "label", "image"), *part]
+        (tmp_path / file).write_text("\n".join(",".join(map(str, line)) for line in lines))
+    assert main(["report", "a.csv", "b.csv", "--clusters", "image", "--out", "out", *QUICK_COMMAND]) == 0
+    assert "30 clusters of dependent rows" in " ".join(capsys.readouterr().out.split())
+    content = json.loads((tmp_path / "out" / "report.json").read_text())
+    expected = tc.report(p.flatten(), y.flatten(), clusters=np.repeat(names, 20), task="binary", **QUICK)
+    found = {line["key"]: line for line in content["lines"]}
+    for line in expected.lines:
+        assert found[line.key]["p_value"] == (None if line.p_value is None else pytest.approx(line.p_value, abs=0.06))
+    assert content["source"]["clusters"] == "image"
+    (tmp_path / "c.csv").write_text("prob,label,image\n0.2,0,a\n0.7,1,\n")
+    assert main(["report", "c.csv", "--clusters", "image", *QUICK_COMMAND]) == 2
+    assert "must contain the cluster of each row, got an empty text in row 2" in capsys.readouterr().err
+
+
+def test_compare_resamples_clusters(tmp_path, monkeypatch, capsys):
+    p, y, names = data()
+    systems = {"a": p, "b": (p.logit() * 0.7).sigmoid()}
+    rows = tc.compare({name: x.flatten() for name, x in systems.items()}, y.flatten(), task="binary")
+    clusters = np.repeat(names, 20)
+    found = tc.compare(
+        {name: x.flatten() for name, x in systems.items()}, y.flatten(), task="binary", clusters=clusters
+    )
+    for key in ("nll", "brier", "ece/positive"):
+        a, b = rows[key].differences["b"], found[key].differences["b"]
+        assert a.value == pytest.approx(b.value, rel=1e-9)
+        assert b.interval.high - b.interval.low > 1.3 * (a.interval.high - a.interval.low)
+    assert any("30 clusters of dependent rows, effectively 30" in note for note in found.notes)
+    monkeypatch.chdir(tmp_path)
+    for name, x in systems.items():
+        np.savez(
+            f"{name}.npz", probs=x.flatten().numpy(), y=y.flatten().numpy(), image=np.repeat(np.arange(IMAGES), 20)
+        )
+    assert main(["compare", "a.npz", "b.npz", "--clusters", "image"]) == 0
+    assert "30 clusters of dependent rows" in " ".join(capsys.readouterr().out.split())
+
+
+def test_calibrators_are_validated_with_whole_clusters_in_a_fold(monkeypatch):
+    seen = []
+    original = tc.reporting.calibration.folds_of
+
+    def recording(p, options):
+        folds, n = original(p, options)
+        seen.append((folds, options["groups"]))
+        return folds, n
+
+    monkeypatch.setattr("torchcalib.reporting.calibration.folds_of", recording)
+    p, y, names = data()
+    tc.report(p, y, clusters=names, task="binary", with_intervals=False)
+    folds, groups = seen[0]
+    assert all(len(set(folds[groups == k].tolist())) == 1 for k in set(groups.tolist()))
+
+
+def test_evaluate_takes_the_clusters_from_the_items_or_an_entry_of_the_batches():
+    p, y, _ = data()
+    logits, options = p.logit(), {"task": "binary", "from_logits": True, "with_calibration": False}
+    batches = [{"x": logits[part], "labels": y[part], "scene": part // 2} for part in torch.arange(IMAGES).split(8)]
+    items = tc.evaluate(lambda x: x, batches_without(batches, "scene"), cluster_by="batch item", **options)
+    assert_close(items, tc.report(logits, y, clusters=torch.arange(IMAGES), **{**GIVEN, "from_logits": True}))
+    scenes = tc.evaluate(lambda x: x, batches, cluster_by="scene", **options)
+    assert_close(scenes, tc.report(logits, y, clusters=torch.arange(IMAGES) // 2, **{**GIVEN, "from_logits": True}))
+    with pytest.raises(ValueError, match="`cluster_by` must be 'batch item' or the name of an entry"):
+        tc.evaluate(lambda x: x, batches_without(batches, "scene"), cluster_by="scene", **options)
+
+
+def batches_without(batches, name):
+    return [{key: value for key, value in batch.items() if key != name} for batch in batches]
