@@ -30,7 +30,7 @@ LARGE = 2**20  # samples for expected values
 AT_ONCE = 2**20  # rows
 SCORES = {"NLL": tc.NLL, "Brier": tc.BrierScore, "accuracy": tc.Accuracy}
 ERRORS = {"ESCE": tc.ESCE, "ECE": tc.ECE, "RMSCE": tc.RMSCE, "MCE": tc.MCE}
-OTHERS = {"KS": tc.KS, "CORP MCB": tc.CORP, "Spiegelhalter": tc.Spiegelhalter, "Cox": tc.Cox}
+OTHERS = {"KS": tc.KS, "Spiegelhalter": tc.Spiegelhalter, "Cox": tc.Cox}
 LARGEST_OF_OTHERS = 300
 """Largest number of rows for p-values of errors whose replicates require sorted samples."""
 
