@@ -55,14 +55,14 @@ def test_lines_have_the_tests_of_the_metrics_for_clusters(task):
         assert line.p_value == pytest.approx(float(found.p_value), abs=0.05)
         assert line.noise_floor == pytest.approx(float(found.noise_floor), rel=0.1)
     assert report.settings["clusters"] == 25
-    assert "25 clusters of dependent rows. The design effect" in report.notes[0]
+    assert "There are 25 independent clusters of rows. The design effect" in report.notes[0]
 
 
 def test_dependent_pixels_are_significant_only_without_clusters_which_a_note_recommends():
     p, y, names = data()
     rows, images = tc.report(p, y, **GIVEN), tc.report(p, y, clusters=names, **GIVEN)
-    assert any("pass clusters" in note for note in rows.notes)
-    assert not any("pass clusters" in note for note in images.notes)
+    assert any("pass `clusters`" in note for note in rows.notes)
+    assert not any("pass `clusters`" in note for note in images.notes)
     for a, b in zip(rows.lines, images.lines, strict=True):
         assert a.value == pytest.approx(b.value, rel=1e-9)
         if a.p_value is not None:
@@ -146,7 +146,7 @@ def test_the_command_reads_names_of_clusters_from_several_files(tmp_path, monkey
         lines = [("prob", "label", "image"), *part]
         (tmp_path / file).write_text("\n".join(",".join(map(str, line)) for line in lines))
     assert main(["report", "a.csv", "b.csv", "--clusters", "image", "--out", "out", *QUICK_COMMAND]) == 0
-    assert "30 clusters of dependent rows" in " ".join(capsys.readouterr().out.split())
+    assert "There are 30 independent clusters of rows" in " ".join(capsys.readouterr().out.split())
     content = json.loads((tmp_path / "out" / "report.json").read_text())
     expected = tc.report(p.flatten(), y.flatten(), clusters=np.repeat(names, 20), task="binary", **QUICK)
     found = {line["key"]: line for line in content["lines"]}
@@ -170,14 +170,14 @@ def test_compare_resamples_clusters(tmp_path, monkeypatch, capsys):
         a, b = rows[key].differences["b"], found[key].differences["b"]
         assert a.value == pytest.approx(b.value, rel=1e-9)
         assert b.interval.high - b.interval.low > 1.3 * (a.interval.high - a.interval.low)
-    assert any("30 clusters of dependent rows, effectively 30" in note for note in found.notes)
+    assert any("Replicates resample 30 independent clusters" in note for note in found.notes)
     monkeypatch.chdir(tmp_path)
     for name, x in systems.items():
         np.savez(
             f"{name}.npz", probs=x.flatten().numpy(), y=y.flatten().numpy(), image=np.repeat(np.arange(IMAGES), 20)
         )
     assert main(["compare", "a.npz", "b.npz", "--clusters", "image"]) == 0
-    assert "30 clusters of dependent rows" in " ".join(capsys.readouterr().out.split())
+    assert "resample 30 independent clusters of rows" in " ".join(capsys.readouterr().out.split())
 
 
 def test_calibrators_are_validated_with_whole_clusters_in_a_fold(monkeypatch):

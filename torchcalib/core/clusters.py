@@ -16,7 +16,7 @@ from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.segments import cell_sums, weighted_sums
 
 MAX_CLUSTERS = 2**10
-"""Largest number of clusters for which sums are stored. More are merged.
+"""Largest number of clusters for which sums are stored. Clusters with the same hash are merged.
 
 Merged clusters are independent of each other. A variance estimated from them has a relative standard error of
 sqrt(2 / 1024), 4%.
@@ -121,10 +121,15 @@ class ClusteredSample:
 Clusters = ClusteredSums[Any] | ClusteredSample
 
 
-def effective_number(sizes: Tensor) -> float:
-    """Return the effective number of clusters (sum n)^2 / sum n^2, for sizes n `(G, ...)`; the least of the batch."""
-    number = sizes.sum(0).square() / sizes.square().sum(0)
-    return float(number.nan_to_num(1).min())
+def effective_number(sizes: Tensor) -> Tensor:
+    """Return the effective number of clusters (sum n)^2 / sum n^2 `(...)`, for sizes n `(G, ...)`; NaN without data."""
+    return sizes.sum(0).square() / sizes.square().sum(0)
+
+
+def least_of_batch(number: Tensor) -> float:
+    """Return the smallest effective number of clusters of a batch `(...)`, ignoring batch elements without data."""
+    number = number[number.isfinite()]
+    return float(number.clamp(min=1).min()) if number.numel() else 1.0
 
 
 def cluster_table(clusters: Clusters, upper: Tensor | None) -> Tensor:

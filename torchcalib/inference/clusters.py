@@ -14,7 +14,9 @@ the mean gap of 15 ranges of scores (fewer for less than 150 clusters).
 Interval of a mean gap: the design effect is the variance of the mean gap, from the residuals of the clusters, divided
 by that of independent rows. Noise is multiplied by the design effect if it is above 1, and the normal quantile is
 replaced by that of a t-distribution. Its degrees of freedom are the effective number of clusters (sum n)^2 / sum n^2,
-minus 1. Interval of another error: see `replicated_interval`.
+minus 1. The interval of another error contains that of independent rows and that of `replicated_interval`.
+
+`benchmarks.clusters` measures the coverage of the intervals and the validity of the p-values.
 
 Reference:
     Cameron, Gelbach, Miller: Bootstrap-based improvements for inference with clustered errors (Review of Economics and
@@ -28,6 +30,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchcalib.core.clusters import effective_number
 from torchcalib.inference.simulation import BinCells, RunCells
 from torchcalib.ops.counter_rng import random_words
 from torchcalib.ops.segments import cell_sums
@@ -49,20 +52,32 @@ class SignFlips:
 
     def __init__(self, cells: BinCells | RunCells, table: Tensor, seed: int, n_replicates: int) -> None:
         self.cells = cells
-        self._n, self._residual = n, _ = table.unbind(-2)
-        centred = self._residual - n * _gap_of_blocks(cells, min(_N_BLOCKS, n.shape[-2] // 10)).unsqueeze(-2)
-        self._centred = centred * _jackknife_factor(n).unsqueeze(-1)
+        self.table = table
+        n, self._residual = table.unbind(-2)
+        block, n_blocks = _blocks(cells, min(_N_BLOCKS, n.shape[-2] // 10))
+        of_block = cell_sums(block, torch.stack((cells.n, cells.outcomes - cells.expected), -2), n_blocks)
+        weight, residual = of_block.unbind(-2)
+        gap = (residual / weight.masked_fill(weight == 0, 1)).gather(-1, block).unsqueeze(-2)
+        leverage = cell_sums(block, n, n_blocks) / weight.masked_fill(weight == 0, 1).unsqueeze(-2)
+        factor = _jackknife_factor(leverage, n).gather(-1, block.unsqueeze(-2).expand(n.shape))
+        self._centred = (self._residual - n * gap) * factor
         self._signs = _random_signs(n[..., 0], seed, n_replicates)
 
     def noise(self) -> tuple[Tensor, Tensor]:
         """Return replicates of the noise of the gaps, and of the share of each cell, each `(R, ..., K)`."""
-        n, total = self._n, self._n.sum((-1, -2)).clamp(min=1e-300)
-        shares = n - n.sum(-1, keepdim=True) * (self.cells.n / total.unsqueeze(-1)).unsqueeze(-2)
+        n = self.table[..., 0, :]
+        total = n.sum((-1, -2)).clamp(min=1e-300)
+        of_cluster = n.sum(-1, keepdim=True)
+        shares = n - of_cluster * (self.cells.n / total.unsqueeze(-1)).unsqueeze(-2)
+        shares = shares * _jackknife_factor(of_cluster / total[..., None, None], n)
         gaps = (self._signs @ self._centred).movedim(-2, 0) / self.cells.positive_n
         return gaps, (self._signs @ shares).movedim(-2, 0) / total.unsqueeze(-1)
 
     def compute(self, metric: Callable[[Any], Tensor], *, centred: bool = False) -> Tensor:
-        """Return the metric of every replicate `(R, ...)`; `centred` subtracts the gap of each cell beforehand."""
+        """Return the metric of every replicate `(R, ...)`.
+
+        `centred` first subtracts the mean gap of up to 15 ranges of scores, and applies the jackknife factor.
+        """
         residual = self._centred if centred else self._residual
         found = []
         for signs in torch.split(self._signs, max(1, _AT_ONCE // max(1, self.cells.n.numel()))):
@@ -71,25 +86,22 @@ class SignFlips:
         return torch.cat(found)
 
 
-def _gap_of_blocks(cells: BinCells | RunCells, n_blocks: int) -> Tensor:
-    """Return the mean gap `(..., K)` of the block of each cell. Blocks are ranges of scores with similar weights."""
+def _blocks(cells: BinCells | RunCells, n_blocks: int) -> tuple[Tensor, int]:
+    """Return the block of each cell `(..., K)`, and the number of blocks: ranges of scores with similar weights."""
     n, total, n_blocks = cells.n, cells.n.sum(-1, keepdim=True), max(1, n_blocks)
-    block = ((n.cumsum(-1) - n / 2) / total * n_blocks).nan_to_num(0).long().clamp(0, n_blocks - 1)
-    columns = torch.stack((n, cells.outcomes - cells.expected), -2)
-    weight, residual = cell_sums(block, columns, n_blocks).unbind(-2)
-    return (residual / weight.masked_fill(weight == 0, 1)).gather(-1, block)
+    block = ((n.cumsum(-1) - n / 2) / total * n_blocks).nan_to_num(0).long()
+    return block.clamp(0, n_blocks - 1), n_blocks
 
 
-def _jackknife_factor(n: Tensor) -> Tensor:
-    """Return sqrt((G - 1) / G) / (1 - h) for each of G clusters with a share h of the weight `(..., G, K)`, `(..., G)`.
+def _jackknife_factor(leverage: Tensor, n: Tensor) -> Tensor:
+    """Return sqrt((G - 1) / G) / (1 - h) for the leverage h of each of G clusters `(..., G, *)`.
 
-    Residuals are smaller because the mean gap was estimated from them. The sum of the squares of residuals times these
-    factors is the jackknife estimate of the variance of the mean. The share is at most 1/2 here.
+    The leverage is the share of a cluster in the weight from which a mean gap was estimated, and is limited to 1/2.
+    The sum of the squares of the residuals of clusters times this factor, divided by the squared total weight, is the
+    jackknife estimate of the variance of the mean gap. `n` are the weights of the clusters in each cell `(..., G, K)`.
     """
-    weight = n.sum(-1)
-    share = (weight / weight.sum(-1, keepdim=True)).nan_to_num(0).clamp(max=0.5)
-    occupied = (weight > 0).sum(-1, keepdim=True).clamp(min=2)
-    return ((occupied - 1) / occupied).sqrt() / (1 - share)
+    occupied = (n > 0).any(-1, keepdim=True).sum(-2, keepdim=True).clamp(min=2)
+    return ((occupied - 1) / occupied).sqrt() / (1 - leverage.nan_to_num(0).clamp(max=0.5))
 
 
 def _random_signs(like: Tensor, seed: int, n_replicates: int) -> Tensor:
@@ -120,7 +132,9 @@ def design_effect(cells: BinCells | RunCells, table: Tensor) -> Tensor:
     n, residual = table.unbind(-2)
     gap = cells.gap
     mean = (cells.outcomes - cells.expected).sum(-1, keepdim=True) / cells.n.sum(-1, keepdim=True)
-    of_clusters = (residual.sum(-1) - n.sum(-1) * mean) * _jackknife_factor(n)
+    of_cluster = n.sum(-1, keepdim=True)
+    factor = _jackknife_factor(of_cluster / of_cluster.sum(-2, keepdim=True), n).squeeze(-1)
+    of_clusters = (residual.sum(-1) - n.sum(-1) * mean) * factor
     variance = of_clusters.square().sum(-1)
     independent = cells.variance_of_outcomes(gap) + cells.unit * cells.n * (gap - mean).square()
     ratio = variance / independent.sum(-1)
@@ -128,10 +142,9 @@ def design_effect(cells: BinCells | RunCells, table: Tensor) -> Tensor:
 
 
 def t_quantile(table: Tensor, level: float) -> Tensor:
-    """Return the quantile of the t-distribution `(...)` for the effective number of clusters, at most 1e6."""
-    n = table[..., 0, :].sum(-1)
-    effective = (n.sum(-1).square() / n.square().sum(-1)).nan_to_num(1)
-    return t_critical((effective - 1).clamp(1, 1e6).double(), 1 - level).to(n.dtype)
+    """Return the quantile of the t-distribution `(...)` for the effective number of clusters minus 1."""
+    number = effective_number(table[..., 0, :].sum(-1).movedim(-1, 0)).nan_to_num(1)
+    return t_critical((number - 1).clamp(min=1).double(), 1 - level).to(table.dtype)
 
 
 def number_of_clusters(table: Tensor) -> Tensor:

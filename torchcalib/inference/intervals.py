@@ -194,7 +194,7 @@ def replicated_interval(
 
     def quantiles(multiple: Tensor) -> Tensor:
         found = sums(multiple).sort(0).values
-        rank = round((len(found) - 1) * (1 + level) / 2)
+        rank = min(len(found), math.ceil((len(found) + 1) * (1 + level) / 2 - 1e-9)) - 1
         return torch.stack((found[rank, 0], found[len(found) - 1 - rank, 1]))
 
     def expected(multiple: Tensor) -> Tensor:

@@ -118,7 +118,10 @@ class BinCells(Cells):
         return self.variance_of_outcomes(gaps) / self.positive_n.square()
 
     def with_noise_times(self, factor: Tensor) -> Self:
-        """Return bins whose noise is larger by a factor `(...)`, as if each outcome counted for several rows."""
+        """Return bins whose noise is larger by a factor `(...)`, as if each outcome counted for several rows.
+
+        The continuity correction and the shrinkage of gaps are then also larger, which makes intervals wider.
+        """
         return replace(self, noise=self.noise * factor.unsqueeze(-1))
 
 

@@ -44,7 +44,7 @@ class CalibrationTest:
         method: name of the method that computes the p-value.
         design_effect: variance of the mean gap divided by that of independent rows `(...)`, if clusters were given. For
             an average over classes it is the mean of the classes.
-        n_clusters: number of clusters with data, at most 1,024, because more are merged.
+        n_clusters: number of independent clusters with data, after merging clusters with the same hash; at most 1,024.
     """
 
     statistic: Tensor
@@ -93,7 +93,7 @@ class CalibrationTest:
         line = in_one_line(value, floor, p, low, high, self.level)
         if self.design_effect is None:
             return line
-        return f"{line}, {self.n_clusters:,} clusters, design effect {float(self.design_effect):.3g}"
+        return f"{line}, {self.n_clusters:,} independent clusters, design effect {float(self.design_effect):.3g}"
 
 
 class ErrorTest(NamedTuple):
@@ -175,7 +175,7 @@ def run_error_tests(
                 floor, p_value, low, high, effect = (x.masked_fill(value.isnan(), torch.nan) for x in columns)
                 low, high = low.minimum(value), high.maximum(value)  # also removes rounding errors
             method = f"consistency resampling, {n_replicates:,} replicates"
-            if clusters is None:
+            if clusters is None or name not in tested:
                 found[name] = CalibrationTest(value, floor, p_value, low, high, level, method)
             else:
                 method = f"{method}, and random signs of clusters"
@@ -238,64 +238,69 @@ def _tested_batches(
     for start in range(0, len(whole.n), at_once):
         elements = slice(start, start + at_once)
         piece = whole.map(itemgetter(elements))
-        nulls: dict[str, list[_Null]] = {name: [] for name in tests}
-        cluster_nulls: dict[str, list[_Null]] = {name: [] for name in tests}
-        flips = None
+        nulls: dict[str, list[list[_Null]]] = {name: [] for name in tests}
+        effects, flips = [], None
         # Simulate the classes of an average in batches, because there may be many.
         for first in range(0, n_classes, classes_at_once):
             classes = slice(first, first + classes_at_once)
             some = piece.map(itemgetter((slice(None), classes)))
-            simulation = Simulation(some, start * n_classes + first, seed, n_replicates)
+            of_rows = Simulation(some, start * n_classes + first, seed, n_replicates)
+            simulations: list[Simulation | SignFlips] = [of_rows]
             if of_clusters is not None:
                 flips = SignFlips(some, of_clusters[elements, classes], seed, n_replicates)
+                simulations.append(flips)
+                effects.append(design_effect(some, flips.table))
             for name, test in tests.items():
-                observed = test.test_statistic(some.with_gaps(some.gap))
-                tested = values = simulation.compute(test.test_statistic)
-                if test.value is not test.test_statistic:
-                    values = simulation.compute(test.value)
-                nulls[name].append(_Null(observed, tested, values))
-                if flips is not None:
-                    tested, values = flips.compute(test.test_statistic), flips.compute(test.value, centred=True)
-                    cluster_nulls[name].append(_Null(observed, tested, values))
-        part = None if of_clusters is None else of_clusters[elements]
-        yield {
-            name: _result(test, piece, part, nulls[name], cluster_nulls[name], flips, level)
-            for name, test in tests.items()
-        }
+                nulls[name].append([_null_of(test, some, simulation) for simulation in simulations])
+        effect = torch.cat(effects, -1).mean(-1) if effects else piece.n.new_ones(len(piece.n))
+        yield {name: _result(test, piece, nulls[name], effect, flips, level) for name, test in tests.items()}
+
+
+def _null_of(test: ErrorTest, cells: BinCells | RunCells, simulation: Simulation | SignFlips) -> _Null:
+    """Return the test statistic of the data and its null distribution."""
+    observed = test.test_statistic(cells.with_gaps(cells.gap))
+    tested = values = simulation.compute(test.test_statistic)
+    if isinstance(simulation, SignFlips):
+        values = simulation.compute(test.value, centred=True)
+    elif test.value is not test.test_statistic:
+        values = simulation.compute(test.value)
+    return _Null(observed, tested, values)
 
 
 def _result(
     test: ErrorTest,
     cells: BinCells | RunCells,
-    table: Tensor | None,
-    nulls: Sequence[_Null],
-    cluster_nulls: Sequence[_Null],
+    nulls: Sequence[Sequence[_Null]],
+    effect: Tensor,
     flips: SignFlips | None,
     level: float,
 ) -> Result:
-    """Return the result of one test from the cells `(g, C, K)` and the null distributions of batches of classes.
+    """Return the result of one test.
 
-    `table`, `cluster_nulls` and `flips` are those of clusters; None or empty without clusters.
+    Args:
+        test: definition of the test.
+        cells: bins or runs `(g, C, K)`.
+        nulls: null distributions of each batch of classes, for independent rows and, if given, for clusters.
+        effect: design effect `(g)`, averaged over classes.
+        flips: sign flips of clusters, of the last batch of classes; None for independent rows.
+        level: level of the interval.
     """
-    noise_floor, p_value = _noise_floor_and_p_value(nulls, test.signed)
+    found = [_noise_floor_and_p_value(of_batches, test.signed) for of_batches in zip(*nulls, strict=True)]
+    noise_floor, p_value = (torch.stack(x).amax(0) for x in zip(*found, strict=True))
     low = high = torch.full_like(p_value, torch.nan)
-    effect = torch.ones_like(p_value)
-    if table is not None:
-        floor_of_clusters, p_of_clusters = _noise_floor_and_p_value(cluster_nulls, test.signed)
-        noise_floor, p_value = noise_floor.maximum(floor_of_clusters), p_value.maximum(p_of_clusters)
-        effect = design_effect(cells, table).mean(-1)
     if test.interval is not None and isinstance(cells, BinCells) and cells.n.shape[-2] == 1:
         cells, z = cells.map(lambda x: x.squeeze(-2)), normal_quantile(level, cells.n)
         low, high = error_interval(test.interval, cells, noise_floor, z)
-        if table is not None and flips is not None:
-            t = t_quantile(table.squeeze(1), level)
+        if flips is not None:
+            t = t_quantile(flips.table.squeeze(-4), level)
+            inflated = cells.with_noise_times(effect.clamp(min=1))
+            gap_low, gap_high = error_interval("mean_gap", inflated, noise_floor, t)
             if test.interval == "mean_gap":
-                cells = cells.with_noise_times(effect.clamp(min=1))
-                low, high = error_interval(test.interval, cells, noise_floor, t)
-            else:
-                gaps, shares = (x.squeeze(-2) for x in flips.noise())
-                ends = replicated_interval(test.interval, cells, noise_floor, gaps, shares, level, t / z)
-                low, high = low.minimum(ends[0]), high.maximum(ends[1])
+                return noise_floor, p_value, gap_low, gap_high, effect
+            gaps, shares = (x.squeeze(-2) for x in flips.noise())
+            ends = replicated_interval(test.interval, cells, noise_floor, gaps, shares, level, t / z)
+            low = low.minimum(ends[0])
+            high = torch.stack((high, ends[1], gap_high, -gap_low)).amax(0)
     return noise_floor, p_value, low, high, effect
 
 

@@ -1,6 +1,7 @@
 """Streaming bootstrap confidence intervals for metrics whose state consists of sums."""
 
 import math
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -10,13 +11,13 @@ from torchmetrics import Metric
 
 from torchcalib.core.arguments import check_count, check_level, check_seed
 from torchcalib.core.arrays import as_tensor, as_tensors
-from torchcalib.core.clusters import cluster_of_samples
+from torchcalib.core.clusters import cluster_of_samples, least_of_batch
 from torchcalib.core.predictions import Predictions, replicates_at_once
 from torchcalib.core.state import N_IGNORED, SumsKind, ignored_counts
 from torchcalib.core.sums import Sums
 from torchcalib.inference.resampling import Interval
 from torchcalib.metrics.base import CalibrationMetric
-from torchcalib.metrics.checkpoint import Description, contains_state, read_state
+from torchcalib.metrics.checkpoint import Description, read_state
 from torchcalib.metrics.rollback import refuse_if_synced
 from torchcalib.metrics.wrappers import WrappedMetric
 from torchcalib.ops.counter_rng import poisson_counts
@@ -27,20 +28,23 @@ S = TypeVar("S")
 
 @dataclass(frozen=True)
 class Replicates(SumsKind[S]):
-    """Operations on a state that contains sums for the data, sums for R replicates, and the number of rows."""
+    """Operations on a state: sums for the data, sums for R replicates, number of rows and number of clustered rows."""
 
     def empty(self) -> Tensor:
         """Return the initial state, float64 zeros `(n,)`."""
-        return torch.zeros(N_IGNORED + math.prod(self.shape) + 1, dtype=torch.float64)
+        return torch.zeros(N_IGNORED + math.prod(self.shape) + 2, dtype=torch.float64)
 
     def statistic(self, state: Tensor) -> S:
         """Return the sums `(1 + R, ...)`: entry 0 for the data, entries 1 to R for the replicates."""
-        return super().statistic(state[:-1])
+        return super().statistic(state[:-2])
 
-    def resampled(self, p: Predictions, seed: int, rank: int, counters: Tensor) -> Tensor:
+    def resampled(
+        self, p: Predictions, seed: int, rank: int, counters: Tensor, *, are_clusters: bool = False
+    ) -> Tensor:
         """Return the state `(n,)` for a batch, with Poisson weights in each replicate.
 
         The weight of a row depends only on seed, rank, replicate and its counter `(N,)`, and not on the batch sizes.
+        `are_clusters` is True if counters are identifiers of clusters.
         """
         n, device = p.samples[-1], p.given.device
         streams = torch.arange(self.shape[0] - 1, device=device) + (rank << 32)
@@ -51,7 +55,7 @@ class Replicates(SumsKind[S]):
                 counts = poisson_counts(seed, piece, counters, wide)
                 sums.append(self.accumulator.of(p.resampled(counts)).sums.flatten())
         flat = torch.cat(sums)
-        return torch.cat((ignored_counts(p, flat), flat, flat.new_full((1,), n)))
+        return torch.cat((ignored_counts(p, flat), flat, flat.new_tensor((n, n * are_clusters))))
 
 
 class Bootstrapped(WrappedMetric[S]):
@@ -131,9 +135,14 @@ class Bootstrapped(WrappedMetric[S]):
         Raises:
             ValueError: If rows on CUDA were invalid.
         """
-        statistic = self._synced_statistic()
+        with (
+            nullcontext()
+            if self._is_synced
+            else self.sync_context(dist_sync_fn=self.dist_sync_fn, should_sync=self._to_sync)
+        ):
+            statistic, n_clustered = self.statistic(), int(self.state[-1])
         values = self.metric._value(statistic)
-        n_clusters = _effective_number(statistic) if self._has_clusters else None
+        n_clusters = _effective_number(statistic) if n_clustered else None
         return Interval(values[0], values[1:], self.level, n_clusters)
 
     def reset(self) -> None:
@@ -186,7 +195,7 @@ class Bootstrapped(WrappedMetric[S]):
             ids = cluster_of_samples(as_tensor("clusters", clusters, preds.device), samples).reshape(-1)
             _, p = self._keyed_predictions(preds, target, weights)
             # The same weights on all ranks, because a cluster may have rows on several ranks.
-            self._add(preds, self.kind.resampled(p, self.seed, 0, ids))
+            self._add(preds, self.kind.resampled(p, self.seed, 0, ids, are_clusters=True))
         self._has_clusters = clusters is not None
         rows = preds.numel() // math.prod(self.batch_shape)
         if self.input_format.task != "binary":
@@ -203,31 +212,32 @@ class Bootstrapped(WrappedMetric[S]):
             incoming_state = incoming_state.metric_state
         if isinstance(incoming_state, dict):
             state, described = read_state(self, "incoming_state", incoming_state)
-            mine, theirs = self._description().draws, described.draws
-            both_have_rows = min(self._n_rows, int(state[-1])) > 0
-            if both_have_rows and len(mine or ()) != len(theirs or ()):
+            n_rows, n_clustered = map(int, state[-2:])
+            both_have_rows = min(self._n_rows, n_rows) > 0
+            if both_have_rows and self._has_clusters != (n_clustered > 0):
                 raise ValueError(
                     "`incoming_state` must have clusters if this metric has clusters, got clusters in one of them. "
                     "Pass `clusters` to `update` of both."
                 )
-            if both_have_rows and mine == theirs and not self._has_clusters:
+            if both_have_rows and described.draws == self._description().draws and not self._has_clusters:
                 raise ValueError(
                     f"`incoming_state` must have a different seed than this metric, got seed={self.seed} in both. "
                     "Create the metrics with different seeds."
                 )
+            if n_rows:
+                super().merge_state(incoming_state)
+                self._has_clusters = n_clustered > 0
+                return
         super().merge_state(incoming_state)
 
     def _description(self) -> Description:
-        # With clusters, weights do not depend on the rank.
-        return super()._description()._replace(draws=[self.seed] if self._has_clusters else [self.seed, self._rank])
+        return super()._description()._replace(draws=[self.seed, self._rank])
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         """Load a state, and continue the row numbers after its last row."""
-        if contains_state(state_dict, prefix):
-            _, described = read_state(self, "state_dict", state_dict, prefix)
-            self._has_clusters = len(described.draws or ()) == 1
         super()._load_from_state_dict(state_dict, prefix, *args)
-        self._n_rows = int(self.state[-1])
+        self._n_rows, n_clustered = map(int, self.state[-2:])
+        self._has_clusters = n_clustered > 0 if self._n_rows else None
 
     def _state_kind(self) -> Replicates[S]:
         kind = super()._state_kind()
@@ -257,5 +267,4 @@ class Bootstrapped(WrappedMetric[S]):
 def _effective_number(statistic: Any) -> float:
     """Return the effective number of clusters, from the variance of the total weight in the replicates."""
     total = statistic.total if isinstance(statistic, Sums) else statistic.n.sum(-1)
-    number = total[0].square() / (total[1:] - total[0]).square().mean(0)
-    return float(number.nan_to_num(1).clamp(min=1).min())
+    return least_of_batch(total[0].square() / (total[1:] - total[0]).square().mean(0))

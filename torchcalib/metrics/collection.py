@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from inspect import signature
 from typing import Any, ClassVar
 
 import torch
@@ -97,10 +98,12 @@ class CalibrationCollection(MetricCollection):
             target: Labels or soft targets; see `CalibrationMetric.update`.
             weights: Non-negative weight per sample.
             groups: Group number per sample, passed to every `ByGroup` metric in the collection.
-            clusters: Cluster identifier per sample, passed to every `Clustered` metric in the collection.
+            clusters: Cluster identifier per sample, passed to every `Clustered` and `Bootstrapped` metric in the
+                collection. Other metrics treat rows as independent.
             sample_weight: Alias of `weights`.
         """
         preds, target, weights = as_tensors(preds, target, weights, sample_weight)
+        self._check_clusters(clusters)
         with self._sharing():
             # Omit keywords that are None: torchmetrics slowly filters keywords by the signature of every metric.
             super().update(preds, target, **_without_none(weights=weights, groups=groups, clusters=clusters))
@@ -118,10 +121,19 @@ class CalibrationCollection(MetricCollection):
     ) -> dict[str, Tensor]:
         """Add a batch to every metric and return the differentiable values for this batch, by name; see `update`."""
         preds, target, weights = as_tensors(preds, target, weights, sample_weight)
+        self._check_clusters(clusters)
         with self._sharing():
             given = _without_none(weights=weights, groups=groups, clusters=clusters)
             values: dict[str, Tensor] = super().forward(preds, target, **given)
         return values
+
+    def _check_clusters(self, clusters: Tensor | None) -> None:
+        """Raise ValueError if clusters are given and no metric uses them."""
+        if clusters is not None and not any("clusters" in signature(m.update).parameters for m in self._members()):
+            raise ValueError(
+                "`clusters` must be None for a collection without `Clustered` or `Bootstrapped` metrics, got a value. "
+                "Wrap a metric, for example Clustered(ECE(...))."
+            )
 
     def compute(self) -> dict[str, Tensor]:
         """Return the values of all metrics by name, over all ranks if `torch.distributed` is running."""

@@ -226,7 +226,8 @@ def score_test_of_clusters(scores: Tensor, n_clusters: Tensor) -> Tensor:
     """Return the p-value `(...)` of the hypothesis that the scores of G clusters have mean 0.
 
     Hotelling's test, with the uncentred covariance V = sum u_k u_k^T of the scores u_k. For q = U^T V^-1 U / G with
-    U = sum u_k, the p-value is (1 - q)^((G - 2) / 2). It is exact for normal scores, and 1 for G <= 2.
+    U = sum u_k, the p-value is (1 - q)^((G - 2) / 2). It is exact for independent normal scores with equal covariance,
+    otherwise an approximation for many clusters. It is 1 for G <= 2.
 
     Args:
         scores: derivatives of the log-likelihood by intercept and slope, summed over each cluster, `(..., G, 2)`.
@@ -374,7 +375,7 @@ class Spiegelhalter(CalibrationMetric[Sums]):
         self,
         statistic: Sums,
         *,
-        clusters: Clusters | None = None,
+        clusters: ClusteredSums[Any] | None = None,
         level: float = 0.95,
         n_replicates: int = 999,
         seed: int = 0,
@@ -387,7 +388,7 @@ class Spiegelhalter(CalibrationMetric[Sums]):
         z, p_value = spiegelhalter_from_sums(statistic), spiegelhalter_from_sums(statistic, "p_value")
         floor, nan = torch.full_like(z, math.sqrt(2 / math.pi)), torch.full_like(z, torch.nan)
         test = CalibrationTest(z, floor, p_value, nan, nan, level, "normal approximation, two-sided")
-        if not isinstance(clusters, ClusteredSums):
+        if clusters is None:
             return test
         n, excess, _variance = clusters.sums.squeeze(-1).movedim(0, -1).unbind(-2)  # each (..., G)
         effect = excess.square().sum(-1) / statistic.sums[..., 2, 0]

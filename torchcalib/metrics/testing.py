@@ -5,6 +5,8 @@ from typing import Any
 
 from torch import Tensor
 
+from torchcalib.core.arrays import as_tensor
+from torchcalib.core.tasks import cluster_ids
 from torchcalib.inference.testing import CalibrationTest
 from torchcalib.metrics.base import CalibrationMetric
 from torchcalib.metrics.groups.clustered import Clustered
@@ -30,7 +32,7 @@ def calibration_test(
     row.
 
     Rows are assumed to be independent, unless `clusters` are given. Pixels of an image, tokens of a document or answers
-    to a question are dependent: without clusters, their p-values and intervals are too small.
+    to a question are dependent: without clusters, p-values are then too small and intervals too narrow.
 
     The variance of a soft target is estimated by its squared distance from the confidence. Targets that are all 0 or 1
     are labels for any dtype. This is checked separately for each batch element, label and group. With floating
@@ -46,7 +48,7 @@ def calibration_test(
         target: Labels or soft targets, as for `CalibrationMetric.update`.
         weights: Non-negative weight per sample.
         sample_weight: Alias of `weights`, as in scikit-learn.
-        clusters: Identifier of the cluster of each sample, any integers, or one for each entry of the first axis. Only
+        clusters: Cluster of each sample, integers or strings, or one for each entry of the first axis. Only
             samples of different clusters are independent; see `Clustered`.
         level: Level of the interval, in (0, 1).
         n_replicates: Number R of simulated replicates. The smallest possible p-value is 1 / (R + 1).
@@ -84,6 +86,6 @@ def calibration_test(
         )
     fresh = deepcopy(metric) if clusters is None else Clustered(metric)
     fresh.reset()
-    given = {} if clusters is None else {"clusters": clusters}
+    given = {} if clusters is None else {"clusters": cluster_ids(clusters, as_tensor("preds", preds))}
     fresh.update(preds, target, weights, sample_weight=sample_weight, **given)
     return fresh.test(level=level, n_replicates=n_replicates, seed=seed)

@@ -218,7 +218,7 @@ class ReportBuilder:
         if self._has_items and not self._has_clusters:
             notes.append(
                 "An item has several samples (axes after the first), which are treated as independent. If they are "
-                "not, noise floors, p-values and intervals are too small: pass clusters."
+                "not, p-values are too small and intervals too narrow: pass `clusters` (cluster_by='batch item')."
             )
         lines, tables = s.lines(), s.tables()
         main = next(line for line in with_evidence(lines, evidence) if line.key in evidence)
@@ -611,7 +611,7 @@ class ReportBuilder:
         for key, accumulator, *_ in bins:
             shape = accumulator.shape(task, num_classes)
             by_cluster = SumsByCluster.for_shape(accumulator, shape)
-            if by_cluster.num_groups * prod(shape) <= _MAX_CLUSTER_SUMS:
+            if key == bins[0].key or by_cluster.num_groups * prod(shape) <= _MAX_CLUSTER_SUMS:
                 of_clusters: SumsKind[Any] = SumsKind(by_cluster, (by_cluster.num_groups, *shape))
                 accumulators[cluster_sums_name(key)] = Accumulated(of_clusters)
         for mode in modes_of(task):
@@ -630,12 +630,12 @@ def is_cluster_sums(name: str) -> bool:
     return name.startswith(cluster_sums_name(""))
 
 
-def cluster_note(clusters: int, design_effect: float) -> str:
-    """Return a sentence on the clusters of a report."""
-    number = f"{clusters:,}" if clusters < MAX_CLUSTERS // 4 else f"At least {clusters:,}"
+def cluster_note(n_clusters: int, design_effect: float) -> str:
+    """Return a note on the clusters of a report."""
     return (
-        f"{number} clusters of dependent rows. The design effect of the signed error is {design_effect:.3g}: as many "
-        "rows contain the information of one independent row. Noise floors, p-values and intervals account for it."
+        f"There are {n_clusters:,} independent clusters of rows. The design effect, {design_effect:.3g}, is the "
+        "variance of the mean gap divided by that of independent rows. Noise floors, p-values and intervals of scores "
+        "and errors account for clusters; tests of groups and of single bins treat rows as independent."
     )
 
 

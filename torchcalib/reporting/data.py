@@ -499,7 +499,7 @@ class Report(Results[float]):
             sample_weight: non-negative weights `(N,)`.
             class_names: display names in the order of `estimator.classes_` (multi-label: of the labels); None uses
                 `estimator.classes_`.
-            **options: other arguments of `torchcalib.report`, such as `n_bins` and `groups`.
+            **options: other arguments of `torchcalib.report`, such as `n_bins`, `groups` and `clusters`.
 
         Returns:
             The report.

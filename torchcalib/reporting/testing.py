@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchcalib.core.clusters import effective_number
 from torchcalib.core.events import NamedMode
 from torchcalib.core.predictions import Predictions, replicates_at_once
 from torchcalib.core.ranked import ExactSample
@@ -211,11 +210,10 @@ def with_intervals(
             "Call torchcalib.inference.bootstrap to compute it."
         )
     try:
-        replicates = _bootstrap(p, fast)
+        replicates, n_clusters = _bootstrap(p, fast)
     except (RuntimeError, ValueError) as error:  # out of memory, or integer overflow of counts
         return list(lines), [_OMITTED.format(f"the bootstrap failed with {failure(error)}")]
 
-    n_clusters = None if p.groups is None else effective_number(torch.bincount(p.groups.reshape(-1)).double())
     changed, undefined = [], []
     for line in lines:
         # MCB is a calibration error, for which no interval is computed, as for KS and TCE.
@@ -230,8 +228,8 @@ def with_intervals(
 
 
 @torch.no_grad()
-def _bootstrap(p: Predictions, estimators: Sequence[LineEstimator]) -> dict[str, Tensor]:
-    """Return the value of each line in R bootstrap replicates `(R,)`, by `Line.key`."""
+def _bootstrap(p: Predictions, estimators: Sequence[LineEstimator]) -> tuple[dict[str, Tensor], float | None]:
+    """Return each line in R bootstrap replicates `(R,)` by `Line.key`, and `Resampling.n_clusters`."""
     draws = Resampling(p, SEED, None if p.groups is None else p.groups.reshape(-1))
     streams = torch.arange(N_REPLICATES, device=p.given.device)
     found: dict[str, list[Tensor]] = defaultdict(list)
@@ -242,7 +240,7 @@ def _bootstrap(p: Predictions, estimators: Sequence[LineEstimator]) -> dict[str,
         for estimator in estimators:
             for key, values in estimator.values(estimator.accumulator.of(replicate)).items():
                 found[key].append(values)
-    return {key: torch.cat(values) for key, values in found.items()}
+    return {key: torch.cat(values) for key, values in found.items()}, draws.n_clusters
 
 
 def interval_of(line: Line, replicates: Tensor, n_clusters: float | None = None) -> LineInterval | None:

@@ -7,7 +7,14 @@ from torch import Tensor
 
 from torchcalib.core.arguments import check_count, check_level, check_seed
 from torchcalib.core.arrays import as_tensor
-from torchcalib.core.clusters import MAX_CLUSTERS, ClusteredSample, Clusters, cluster_numbers, effective_number
+from torchcalib.core.clusters import (
+    MAX_CLUSTERS,
+    ClusteredSample,
+    Clusters,
+    cluster_numbers,
+    effective_number,
+    least_of_batch,
+)
 from torchcalib.core.predictions import replicates_at_once
 from torchcalib.inference.resampling import Interval
 from torchcalib.inference.testing import CalibrationTest
@@ -23,13 +30,14 @@ class Clustered(RowsInGroups):
     """Test a metric, and compute its confidence interval, for clusters of dependent rows.
 
     Rows are often not independent: pixels of an image, tokens of a document, answers to the same question, visits of a
-    patient. As if they were, p-values and intervals are too small. Here only the clusters are independent. `update`
-    accepts the identifier of the cluster of each row, any integer. Rows of a cluster may be in different batches and on
-    different ranks. `compute` returns the value of the metric itself.
+    patient. If they are treated as independent, p-values are too small and intervals too narrow. Here only the clusters
+    are treated as independent. `update` accepts the identifier of the cluster of each row, any integer. Rows of a
+    cluster may be in different batches and on different ranks. `compute` returns the value of the metric itself.
 
     The state contains sums for at most 1,024 clusters (128 for large sums), or 4 additional bytes for each stored
-    sample. More clusters are merged by a hash of the identifier, and merged clusters are independent of each other. A
-    `CalibrationCollection` passes `clusters` to its `Clustered` metrics.
+    sample. Clusters with the same hash of the identifier are merged. Up to 300 consecutive identifiers have different
+    hashes. Merged clusters remain independent of each other. A `CalibrationCollection` passes `clusters` to its
+    `Clustered` metrics. `benchmarks.clusters` measures the coverage of intervals and the validity of p-values.
 
     Args:
         metric: A torchcalib metric, not a wrapper. Only its configuration is used; its accumulated state is ignored.
@@ -127,7 +135,8 @@ class Clustered(RowsInGroups):
                 drawn = multinomial_counts(seed, some, n_occupied, wide_dtype(sizes.device))
                 counts = drawn.new_zeros(len(some), len(sizes)).masked_scatter(occupied.expand(len(some), -1), drawn)
                 values.append(self.metric._value(clusters.replicate(counts)))
-            return Interval(self.metric._value(whole), torch.cat(values), level, effective_number(sizes))
+            n_clusters = least_of_batch(effective_number(sizes))
+            return Interval(self.metric._value(whole), torch.cat(values), level, n_clusters)
 
     def _sums_by_group(self, accumulator: Any, shape: tuple[int, ...]) -> SumsByCluster[Any]:
         return SumsByCluster.for_shape(accumulator, shape)

@@ -19,13 +19,14 @@ from torchcalib.core.arguments import (
     check_seed,
     weights_from,
 )
-from torchcalib.core.clusters import cluster_of_samples, effective_number
+from torchcalib.core.clusters import cluster_of_samples, effective_number, least_of_batch
 from torchcalib.core.documentation import advising
 from torchcalib.core.inputs import InputFormat
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked_bins import Binning
 from torchcalib.core.tasks import check_name_count, checked_names, cluster_ids, per_sample, prepare
 from torchcalib.metrics.proper_scores import NLL
+from torchcalib.ops.counter_rng import spread_words
 from torchcalib.reporting.accumulators import MAX_BINS, MAX_COPIES, are_counts, check_size
 from torchcalib.reporting.comparison.differences import compared_line
 from torchcalib.reporting.comparison.groups import Draws, words_of
@@ -266,9 +267,10 @@ class ComparisonBuilder:
             self._systems = {name: System(p, n_bins, right, self._are_confidences) for name, p in read.items()}
             self._formats = {name: replace(each, num_classes=num_classes) for name, each in self._formats.items()}
         numbers = torch.arange(self._n_rows, self._n_rows + n_rows, device=first.device)
-        if clusters is not None:
-            numbers = cluster_of_samples(clusters, torch.Size((n_rows,)))
-        words = words_of(self._seed, numbers)
+        if clusters is None:
+            words = words_of(self._seed, numbers)
+        else:
+            words = spread_words(cluster_of_samples(clusters, torch.Size((n_rows,))))
         counts = are_counts(weights)
         for name, p in read.items():
             self._systems[name].add(p, words, counts)
@@ -300,7 +302,7 @@ class ComparisonBuilder:
         replicates = {name: system.replicates(draws, found[name]) for name, system in systems.items()}
         chance = {name: expected_ece(s) for name, s in found.items()}
         sizes = systems[self._names[0]].sizes
-        n_clusters = effective_number(sizes) if self._has_clusters else None
+        n_clusters = min(least_of_batch(effective_number(n)) for n in sizes) if self._has_clusters else None
         lines = tuple(
             compared_line(dict(zip(self._names, same, strict=True)), replicates, chance, n_clusters)
             for same in zip(*(s.lines() for s in found.values()), strict=True)
@@ -311,10 +313,8 @@ class ComparisonBuilder:
         if self._n_rows == 1 or (scores is not None and bool(scores.isnan().any())):
             notes.append("Intervals are omitted: some replicates are empty, because there are few rows (first axis).")
         if n_clusters is not None:
-            n_present = int((sizes > 0).sum())
-            notes.insert(
-                0, f"Replicates resample {n_present:,} clusters of dependent rows, effectively {n_clusters:,.0f}."
-            )
+            n_present = max(int((n.reshape(len(n), -1) > 0).any(-1).sum()) for n in sizes)
+            notes.insert(0, f"Replicates resample {n_present:,} independent clusters of rows.")
         comparison = Comparison(
             task=first.task,
             n=first.n,

@@ -35,7 +35,7 @@ _GROUP_STREAM = -1  # number of the random stream that assigns rows to groups; r
 
 
 def words_of(seed: int, numbers: Tensor) -> Tensor:
-    """Return a random integer in [0, 2^32) for each row `(n,)`, from the number of the row or of its cluster."""
+    """Return a random integer in [0, 2^32) for each row `(n,)`, from the number of the row."""
     return random_words(seed, torch.full((1,), _GROUP_STREAM, device=numbers.device), numbers)[0]
 
 

@@ -73,10 +73,9 @@ class System:
             self.samples = {}
 
     @property
-    def sizes(self) -> Tensor:
-        """Total weight of each random group of rows `(G,)`, from the sums with the most groups."""
-        sizes = max((grouped.sizes for _, grouped in self._sums), key=len)
-        return sizes.flatten(1).amax(-1) if sizes.dim() > 1 else sizes
+    def sizes(self) -> list[Tensor]:
+        """Total weight of each random group of rows, `(G, ...)` for each of the sums."""
+        return [grouped.sizes for _, grouped in self._sums if len(grouped.sums) > 1]
 
     @property
     def size(self) -> int:
