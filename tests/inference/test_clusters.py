@@ -72,7 +72,7 @@ def test_the_value_and_its_sums_do_not_depend_on_batches_ranks_or_clusters(cls, 
     parts[0].merge_state(parts[1])
     assert float(whole.compute()) == pytest.approx(float(plain.compute()), rel=1e-12)
     assert float(parts[0].compute()) == pytest.approx(float(whole.compute()), rel=1e-12)
-    ends = [(float(x.low), float(x.high)) for x in (m.interval(n_replicates=39) for m in (parts[0], whole))]
+    ends = [(float(x.low), float(x.high)) for x in (m.interval(n_replicates=59) for m in (parts[0], whole))]
     assert ends[0] == pytest.approx(ends[1], rel=1e-9)
     if cls is not tc.NLL:
         a, b = parts[0].test(n_replicates=99), whole.test(n_replicates=99)
@@ -182,12 +182,27 @@ def test_hotelling_p_value_equals_the_f_test_and_random_signs_of_one_score():
     assert p_value == pytest.approx(stats.ttest_1samp(residuals.numpy(), 0).pvalue, abs=0.02)
 
 
-def test_up_to_300_consecutive_identifiers_are_not_merged_and_many_are_spread_evenly():
-    for start in (0, 10_000, -5, 2**62):
-        found = cluster_numbers(torch.arange(start, start + 300), torch.Size((300,)))
-        assert len(set(found.tolist())) == 300
-    counts = torch.bincount(cluster_numbers(torch.arange(10**6), torch.Size((10**6,))), minlength=MAX_CLUSTERS)
-    assert counts.min() > 0.9 * 10**6 / MAX_CLUSTERS
+def test_small_identifiers_are_not_merged_and_others_are_spread_evenly():
+    assert sorted(cluster_numbers(torch.arange(MAX_CLUSTERS)).tolist()) == list(range(MAX_CLUSTERS))
+    assert len(set((cluster_numbers(torch.arange(60)) // 8).tolist())) > 55, "with 128 clusters"
+    for step in (1, 10, 46_368, 10**9, -7):  # steps of Fibonacci numbers are the worst for Fibonacci hashing
+        counts = torch.bincount(cluster_numbers(torch.arange(2_000, 102_400) * step), minlength=MAX_CLUSTERS)
+        assert counts.min() > 0.5 * counts.double().mean(), step
+
+
+def test_text_dates_and_integers_name_the_same_clusters_in_every_batch():
+    p, y, clusters = dependent()
+    names = np.array([f"patient {k}" for k in clusters.tolist()])
+    dates = np.datetime64("2020-01-01") + clusters.numpy()
+    found = []
+    for ids in (names, list(names), names.astype(object), dates):
+        metric = tc.Clustered(tc.NLL(task="binary"))
+        for rows in torch.arange(len(p)).chunk(3):
+            metric.update(p[rows], y[rows], clusters=[ids[k] for k in rows.tolist()])
+        found.append(metric.interval(n_replicates=99))
+    assert len({float(x.low) for x in found[:3]}) == 1
+    for interval in found:
+        assert interval.n_clusters == pytest.approx(N_CLUSTERS, rel=0.15), "a few are merged"
 
 
 def test_axes_after_the_first_share_the_cluster_of_their_item():
@@ -222,7 +237,7 @@ def test_tests_and_intervals_have_the_shape_of_the_value(cls, options, shape):
     plain = cls(**options)
     plain.update(preds, target)
     assert torch.allclose(metric.compute(), plain.compute(), rtol=1e-9)
-    found, interval = metric.test(n_replicates=39), metric.interval(n_replicates=39)
+    found, interval = metric.test(n_replicates=39), metric.interval(n_replicates=99)
     assert found.p_value.shape == found.design_effect.shape == interval.low.shape == shape
     assert bool((found.p_value > 0).all())
     assert bool((interval.low <= interval.high).all())
@@ -243,7 +258,10 @@ def test_a_collection_passes_clusters_to_the_metrics_that_accept_them():
 @pytest.mark.parametrize(
     ("clusters", "error", "words"),
     [
-        (torch.rand(4), TypeError, "`clusters` must be"),
+        (torch.rand(4), TypeError, "`clusters` must be integers or text, got dtype torch.float32"),
+        (torch.tensor([True, False, True, False]), TypeError, "got dtype torch.bool"),
+        (["a", None, "b", "c"], ValueError, "must name the cluster of each row, got a missing value"),
+        (None, ValueError, "`clusters` must be passed to every update"),
         (torch.arange(3), ValueError, "one identifier per sample, shape (4,)"),
         (torch.zeros(4, 2, dtype=torch.int64), ValueError, "got (4, 2)"),
     ],
@@ -266,6 +284,55 @@ def test_metrics_of_pairs_and_wrappers_are_refused():
         tc.Clustered(tc.Bootstrapped(tc.NLL(task="binary")))
     with pytest.raises(TypeError, match="must be a torchcalib metric"):
         tc.Clustered("ece")
+
+
+def test_intervals_of_too_few_clusters_are_missing():
+    p, y, clusters = dependent(n_clusters=3)
+    metric = tc.Clustered(tc.NLL(task="binary"))
+    metric.update(p, y, clusters=clusters)
+    assert bool(metric.interval().low.isnan())
+    report = tc.report(p, y, clusters=clusters, task="binary", with_calibration=False)
+    assert report.lines[1].interval is None
+    assert any("there are too few clusters" in note for note in report.notes)
+    single = tc.report(p, y, clusters=0 * clusters, task="binary", with_calibration=False)
+    assert "All rows are in one cluster" in single.notes[0]
+
+
+def test_empty_labels_do_not_widen_the_intervals_of_other_labels():
+    p, y, clusters = dependent()
+    both = torch.stack((y, torch.full_like(y, -1)), -1)
+    options = {"task": "multilabel", "num_labels": 2, "average": None, "ignore_index": -1}
+    metric, alone = tc.Clustered(tc.NLL(**options)), tc.Clustered(tc.NLL(task="binary"))
+    metric.update(torch.stack((p, p), -1), both, clusters=clusters)
+    alone.update(p, y, clusters=clusters)
+    assert metric.interval().n_clusters == alone.interval().n_clusters
+
+
+def test_merging_into_an_empty_metric_keeps_the_clusters():
+    p, y, clusters = dependent()
+    full, empty, restored = (tc.Bootstrapped(tc.NLL(task="binary"), persistent=True) for _ in range(3))
+    full.update(p, y, clusters=clusters)
+    restored.load_state_dict(empty.state_dict())
+    empty.merge_state(full)
+    assert empty.interval().n_clusters == full.interval().n_clusters is not None
+    with pytest.raises(ValueError, match="`clusters` must be passed with all batches or with none"):
+        empty.update(p, y)
+    restored.update(p, y, clusters=clusters)
+    assert float(restored.interval().low) == float(full.interval().low)
+
+
+def test_signed_errors_of_exclusive_classes_have_no_design_effect():
+    p, y, clusters = dependent()
+    metric = tc.ESCE(task="multiclass", num_classes=2, mode="classwise")
+    found = calibration_test(metric, torch.stack((1 - p, p), -1), y, clusters=clusters, n_replicates=9)
+    assert float(found.p_value) == 1
+    assert "design effect" not in str(found)
+
+
+def test_a_collection_without_clustered_metrics_refuses_clusters():
+    p, y, clusters = dependent()
+    with pytest.raises(ValueError, match="`clusters` must be None for a collection without"):
+        tc.CalibrationCollection([tc.ECE(task="binary")]).update(p, y, clusters=clusters)
 
 
 @pytest.mark.long

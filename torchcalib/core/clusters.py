@@ -5,13 +5,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from torchcalib.core.checks import check_indices
+from torchcalib.core.arrays import as_tensor
 from torchcalib.core.ranked import RankedSample
 from torchcalib.core.sums import BinStats, SumsAccumulator
-from torchcalib.ops.counter_rng import spread_words
+from torchcalib.io.hashing import hashes_of
+from torchcalib.ops.counter_rng import random_words
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.segments import cell_sums, weighted_sums
 
@@ -22,6 +24,7 @@ Merged clusters are independent of each other. A variance estimated from them ha
 sqrt(2 / 1024), 4%.
 """
 
+_GOLDEN = 633  # odd, so that multiples are distinct modulo 1,024; about 1,024 times the golden ratio
 _MIN_CLUSTERS, _MAX_SUMS = 2**7, 2**20  # sums over all clusters; the minimum may need more
 
 S = TypeVar("S")
@@ -32,34 +35,70 @@ def num_clusters_for(shape: Sequence[int]) -> int:
     return max(_MIN_CLUSTERS, min(MAX_CLUSTERS, _MAX_SUMS // max(1, math.prod(shape))))
 
 
-def cluster_numbers(clusters: Tensor, samples: torch.Size) -> Tensor:
-    """Return a number in [0, `MAX_CLUSTERS`) for the cluster of each sample, int64 with shape `samples`.
-
-    The number is a hash of the identifier, equal for all batches, processes and devices. Up to 300 consecutive
-    identifiers have different numbers below 1,024.
-
-    Args:
-        clusters: identifiers of the clusters, any integers, with shape `samples` or one per entry of its first axis.
-        samples: shape of the samples.
+def identifiers(clusters: Any, device: torch.device | None = None) -> Tensor:
+    """Return integer identifiers of clusters, int64. Text and dates are hashed.
 
     Raises:
-        TypeError: if the identifiers are not integers.
-        ValueError: if their shape does not fit.
+        TypeError: if the clusters are neither integers nor text.
+        ValueError: if a cluster is missing.
     """
-    return (spread_words(cluster_of_samples(clusters, samples)) * MAX_CLUSTERS) >> 32
-
-
-def cluster_of_samples(clusters: Tensor, samples: torch.Size) -> Tensor:
-    """Return the identifier of the cluster of each sample, int64 with shape `samples`; see `cluster_numbers`."""
-    check_indices("clusters", clusters)
-    if clusters.shape == samples[:1]:  # all samples of an item, such as the pixels of an image, form a cluster
-        clusters = clusters.reshape(-1, *[1] * (len(samples) - 1)).expand(samples)
-    if clusters.shape != samples:
-        raise ValueError(
-            f"`clusters` must have one identifier per sample, shape {tuple(samples)}, or one per item of the first "
-            f"axis, got {tuple(clusters.shape)}."
+    if not isinstance(clusters, Tensor):
+        column = np.asarray(clusters)
+        if column.dtype.kind in "OUSTMm":
+            if any(x is None or x != x or x == "" for x in column.flat):
+                raise ValueError(
+                    "`clusters` must name the cluster of each row, got a missing value. "
+                    "Give rows without a cluster distinct names."
+                )
+            names = column.astype(str)
+            return hashes_of(names.ravel().tolist()).reshape(column.shape).to(device)
+        clusters = as_tensor("clusters", column, device)
+    assert isinstance(clusters, Tensor)
+    if clusters.is_floating_point() or clusters.is_complex() or clusters.dtype == torch.bool:
+        raise TypeError(
+            f"`clusters` must be integers or text, got dtype {clusters.dtype}. Convert whole numbers with .long(), and "
+            "give rows without a cluster distinct numbers."
         )
     return clusters.long()
+
+
+def cluster_numbers(clusters: Tensor) -> Tensor:
+    """Return a number in [0, `MAX_CLUSTERS`) for each identifier, int64; see `cluster_words`."""
+    return (cluster_words(clusters) * MAX_CLUSTERS) >> 32
+
+
+def cluster_words(clusters: Tensor) -> Tensor:
+    """Return a hash in [0, 2^32) of each identifier, int64, equal in all batches, processes and devices.
+
+    The leading 10 bits of identifiers from 0 to 1,023 are different. Their leading bits are spread evenly (Fibonacci
+    hashing). Other identifiers have random hashes.
+    """
+    stream = torch.zeros(1, dtype=torch.int64, device=clusters.device)
+    words = random_words(0, stream, clusters.reshape(-1))[0].reshape(clusters.shape)
+    is_small = (clusters >= 0) & (clusters < MAX_CLUSTERS)
+    spread = (clusters * _GOLDEN) % MAX_CLUSTERS
+    return torch.where(is_small, spread * (2**32 // MAX_CLUSTERS), words)
+
+
+def of_samples(clusters: Tensor, samples: Sequence[int], n_batch: int = 0) -> Tensor:
+    """Return the cluster of each sample, int64 with shape `samples`, which begins with `n_batch` batch axes.
+
+    `clusters` has the shape of the samples of one batch element, which all share it, or of all samples. With one
+    cluster per item of the first axis of samples, such as an image, all samples of an item form a cluster.
+
+    Raises:
+        ValueError: if the shape does not fit.
+    """
+    inner = tuple(samples)[n_batch:]
+    given = tuple(clusters.shape)
+    if given in (inner[:1], (*inner[:1], 1)):
+        clusters = clusters.reshape(-1, *[1] * (len(inner) - 1))
+    elif given not in (inner, tuple(samples)):
+        raise ValueError(
+            f"`clusters` must have one identifier per sample, shape {inner}, or one per item of the first axis, "
+            f"shape {inner[:1]}, got {given}."
+        )
+    return clusters.expand(tuple(samples))
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,12 +3,12 @@
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
+import torch
 from torch import Tensor
 
 from torchcalib.core.arguments import Task
 from torchcalib.core.arrays import as_tensor, column_names, label_tensor
-from torchcalib.core.checks import check_indices
+from torchcalib.core.clusters import identifiers
 
 _FEW_NEGATIVE = 0.05
 """Predictions with a larger fraction of negative values are treated as logits."""
@@ -69,22 +69,9 @@ def per_sample(name: str, values: Any, preds: Tensor) -> Tensor:
 
 
 def cluster_ids(clusters: Any, preds: Tensor) -> Tensor:
-    """Return consecutive identifiers of clusters, which may be integers or strings.
-
-    Raises:
-        ValueError: if a cluster is missing.
-    """
-    column = as_tensor("clusters", clusters).cpu().numpy() if isinstance(clusters, Tensor) else np.asarray(clusters)
-    if column.dtype.kind not in "OUST":
-        check_indices("clusters", as_tensor("clusters", column))
-    elif any(x is None or x != x or x == "" for x in column.flat):
-        raise ValueError(
-            "`clusters` must name the cluster of each row, got a missing value. "
-            "Give rows without a cluster distinct names."
-        )
-    else:
-        column = column.astype(str)
-    return per_sample("clusters", np.unique(column, return_inverse=True)[1].reshape(column.shape), preds)
+    """Return consecutive identifiers of clusters, which may be integers or text."""
+    numbers: Tensor = torch.unique(per_sample("clusters", identifiers(clusters), preds), return_inverse=True)[1]
+    return numbers
 
 
 def checked_names(class_names: Iterable[str]) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from torchcalib.core.inputs import flattened, read_input
 from torchcalib.core.predictions import Predictions, in_all_replicates, replicates_at_once
 from torchcalib.ops.counter_rng import multinomial_counts
 from torchcalib.ops.logs import wide_dtype
+from torchcalib.ops.segments import cell_sums
 from torchcalib.special.bin_tests import t_critical
 
 
@@ -30,8 +31,8 @@ class Interval:
         level: nominal coverage probability of the interval, in (0, 1).
         n_clusters: effective number of resampled clusters; None if rows were resampled. With few clusters, percentiles
             underestimate the uncertainty. They are moved outwards as far as the interval of a mean with normal
-            clusters requires (expanded percentiles), but not beyond the smallest and the largest replicate. At level
-            0.95, ten clusters need 116 replicates, and five need 1,048.
+            clusters requires (expanded percentiles). The interval is NaN if this is beyond the smallest and the
+            largest replicate: at level 0.95, ten clusters need 116 replicates, and five need 1,048.
 
     Raises:
         TypeError: if `level` is not a number.
@@ -52,13 +53,13 @@ class Interval:
 
     @property
     def low(self) -> Tensor:
-        """Lower end of the interval `(...)`; NaN if a replicate is NaN."""
-        return self._ordered[self._rank - 1]
+        """Lower end of the interval `(...)`; NaN if a replicate is NaN, or for too few clusters."""
+        return self._ordered[max(1, self._rank) - 1]
 
     @property
     def high(self) -> Tensor:
-        """Upper end of the interval `(...)`; NaN if a replicate is NaN."""
-        return self._ordered[-self._rank]
+        """Upper end of the interval `(...)`; NaN if a replicate is NaN, or for too few clusters."""
+        return self._ordered[-max(1, self._rank)]
 
     @property
     def bias(self) -> Tensor:
@@ -96,20 +97,27 @@ class Interval:
         if self.n_clusters is not None:
             tail = _expanded_tail(tail, self.n_clusters)
         # 1e-9 corrects rounding: 20 * (1 - 0.9) / 2 is slightly below 1.
-        return max(1, math.floor((len(self.replicates) + 1) * tail + 1e-9))
+        return math.floor((len(self.replicates) + 1) * tail + 1e-9)
 
     @property
     def _ordered(self) -> Tensor:
-        """Replicates in ascending order `(R, ...)`; all are NaN if one is NaN.
+        """Replicates in ascending order `(R, ...)`; all are NaN if one is NaN, or if there are too few clusters.
 
         Both ends of the interval are replicates. Interpolation would fail between finite and infinite replicates.
         """
-        missing = self.replicates.isnan().any(0)
+        missing = self.replicates.isnan().any(0) | (self._rank < 1)
         return self.replicates.sort(0).values.masked_fill(missing, torch.nan)
 
     def __repr__(self) -> str:
         """Return the value and the interval as text."""
         return f"Interval(value={self.value}, low={self.low}, high={self.high}, level={self.level})"
+
+
+def _sizes(p: Predictions, present: Tensor, index: Tensor) -> Tensor:
+    """Return the total weight of each group `(G, ...)`, from the group index of the rows in the mask `present`."""
+    n = torch.ones(p.samples, dtype=wide_dtype(index.device), device=index.device)
+    n = (n if p.weights is None else n * p.weights)[..., present]
+    return cell_sums(index.expand(n.shape), n.unsqueeze(-2), int(index.max()) + 1 if len(index) else 1).movedim(-1, 0)
 
 
 def _expanded_tail(tail: float, n: float) -> float:
@@ -154,7 +162,7 @@ class Resampling:
             self._unit_of = torch.zeros(n, dtype=torch.int64, device=self._device).masked_scatter(self._present, index)
             self._n_units = max(1, len(units))
             if groups is not None:
-                self.n_clusters = least_of_batch(effective_number(torch.bincount(index).double()))
+                self.n_clusters = least_of_batch(effective_number(_sizes(p, self._present, index)))
 
     def counts(self, replicates: Tensor) -> Tensor:
         """Return the counts of each sample in the replicates with indices `(r,)`: `(r, N)` of dtype `wide_dtype`."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcalib.core.arguments import NanPolicy, Task
-from torchcalib.core.arrays import as_tensor
+from torchcalib.core.clusters import identifiers
 from torchcalib.core.documentation import advising
 from torchcalib.core.tasks import per_sample, prepare
 from torchcalib.integrations.outputs import TARGETS, WEIGHTS, Found, described, predictions_in, tensor_named
@@ -83,7 +83,7 @@ def evaluate(
             target.
         cluster_by: clusters of dependent samples; see `torchcalib.Clustered`. `"batch item"` for the samples of each
             item, such as the pixels of an image or the tokens of a document; or the name of an entry of the batch with
-            integer identifiers, such as `"patient"`. None treats samples as independent.
+            the clusters, such as `"patient"`. None treats samples as independent.
 
     Returns:
         The report; see `torchcalib.Report`.
@@ -101,6 +101,8 @@ def evaluate(
         ('multiclass', 32.0)
     """
     _check_model(model)
+    if not (cluster_by is None or isinstance(cluster_by, str)):
+        raise TypeError(f"`cluster_by` must be {_BATCH_ITEM!r} or the name of an entry, got {cluster_by!r}.")
     builder: ReportBuilder | None = None
     declared = from_logits
     n_items = 0
@@ -153,7 +155,7 @@ def _clusters_in(batch: Any, cluster_by: str, preds: Tensor, n_items: int) -> Te
             f"`cluster_by` must be {_BATCH_ITEM!r} or the name of an entry of each batch, got {cluster_by!r} for "
             f"{described(batch)}. Yield batches with this entry."
         )
-    return as_tensor("cluster_by", entries[cluster_by], preds.device)
+    return identifiers(entries[cluster_by], preds.device)
 
 
 def _without_entry(batch: Any, name: str | None) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
-from hashlib import blake2b
 from operator import add
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor
 
 from torchcalib.io.errors import InputError, NoSamplesError, quoted
+from torchcalib.io.hashing import hashes_of
 from torchcalib.io.labels import check_class_names, class_indices, names_of_labels
 from torchcalib.io.paths import check_paths
 from torchcalib.io.readers import TEXT, WHOLE, Reader, readers_of
@@ -108,7 +108,12 @@ class PredictionFiles:
             numbers = {"": -1, **{name: k for k, name in enumerate(group_names)}}
             arrays["groups"] = torch.tensor([numbers[name] for name in texts])
         if isinstance(texts := arrays.get("clusters"), list):
-            arrays["clusters"] = self._hashes(texts, f"`{self.source.clusters}` in `{reader.label}`", start)
+            if "" in texts:
+                raise InputError(
+                    f"`{self.source.clusters}` in `{reader.label}` must contain the cluster of each row, got an empty "
+                    f"text in row {start + texts.index('') + 1}. Give rows without a cluster distinct names."
+                )
+            arrays["clusters"] = hashes_of(texts)
         tensors = {role: v.squeeze(1) if is_column and v.dim() > 1 else v for role, v in arrays.items()}
         if self.task == "multiclass" and tensors["target"].dtype == torch.bool:
             self._check_one_hot(tensors["target"], label, start)
@@ -123,17 +128,6 @@ class PredictionFiles:
             },
             group_names=group_names,
         )
-
-    @staticmethod
-    def _hashes(texts: Sequence[str], label: str, start: int) -> Tensor:
-        """Return a 64-bit hash of each text, which is equal in all files and processes."""
-        if "" in texts:
-            raise InputError(
-                f"{label} must contain the cluster of each row, got an empty text in row "
-                f"{start + texts.index('') + 1}. Give rows without a cluster distinct names."
-            )
-        digests = {text: blake2b(text.encode(), digest_size=8).digest() for text in set(texts)}
-        return torch.tensor([int.from_bytes(digests[text], signed=True) for text in texts])
 
     def _whole_labels(self, target: Tensor, label: str, start: int) -> Tensor:
         """Convert floating-point class indices to int64, unless some are missing (NaN)."""

@@ -10,8 +10,8 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from torchcalib.core.arguments import check_count, check_level, check_seed
-from torchcalib.core.arrays import as_tensor, as_tensors
-from torchcalib.core.clusters import cluster_of_samples, least_of_batch
+from torchcalib.core.arrays import as_tensors
+from torchcalib.core.clusters import identifiers, least_of_batch, of_samples
 from torchcalib.core.predictions import Predictions, replicates_at_once
 from torchcalib.core.state import N_IGNORED, SumsKind, ignored_counts
 from torchcalib.core.sums import Sums
@@ -166,7 +166,7 @@ class Bootstrapped(WrappedMetric[S]):
         target: Tensor,
         weights: Tensor | None = None,
         *,
-        clusters: Tensor | None = None,
+        clusters: Any = None,
         sample_weight: Tensor | None = None,
     ) -> None:
         """Add a batch to the state; see `CalibrationMetric.update`.
@@ -175,8 +175,8 @@ class Bootstrapped(WrappedMetric[S]):
             preds: Probabilities or logits.
             target: Labels or soft targets.
             weights: Non-negative weight per sample.
-            clusters: Identifier of the cluster of each sample of a batch element, any integers, or one for each entry
-                of the first axis. Pass clusters with all batches or with none.
+            clusters: Cluster of each sample of a batch element, integers or text, or one for each item of its first
+                axis. Pass clusters with all batches or with none.
             sample_weight: Alias of `weights`.
         """
         if self._has_clusters not in (None, clusters is not None):
@@ -191,8 +191,8 @@ class Bootstrapped(WrappedMetric[S]):
             super().update(preds, target, weights=weights)
         else:
             refuse_if_synced(self, "update")
-            samples = torch.Size(self.input_format.samples_of(preds)[len(self.batch_shape) :])
-            ids = cluster_of_samples(as_tensor("clusters", clusters, preds.device), samples).reshape(-1)
+            samples = self.input_format.samples_of(preds)[len(self.batch_shape) :]
+            ids = of_samples(identifiers(clusters, preds.device), samples).reshape(-1)
             _, p = self._keyed_predictions(preds, target, weights)
             # The same weights on all ranks, because a cluster may have rows on several ranks.
             self._add(preds, self.kind.resampled(p, self.seed, 0, ids, are_clusters=True))

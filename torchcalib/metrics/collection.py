@@ -88,7 +88,7 @@ class CalibrationCollection(MetricCollection):
         weights: Tensor | None = None,
         *,
         groups: Tensor | None = None,
-        clusters: Tensor | None = None,
+        clusters: Any = None,
         sample_weight: Tensor | None = None,
     ) -> None:
         """Add a batch to the state of every metric.
@@ -98,7 +98,7 @@ class CalibrationCollection(MetricCollection):
             target: Labels or soft targets; see `CalibrationMetric.update`.
             weights: Non-negative weight per sample.
             groups: Group number per sample, passed to every `ByGroup` metric in the collection.
-            clusters: Cluster identifier per sample, passed to every `Clustered` and `Bootstrapped` metric in the
+            clusters: Cluster per sample, integers or text, passed to every `Clustered` and `Bootstrapped` metric in the
                 collection. Other metrics treat rows as independent.
             sample_weight: Alias of `weights`.
         """
@@ -116,7 +116,7 @@ class CalibrationCollection(MetricCollection):
         weights: Tensor | None = None,
         *,
         groups: Tensor | None = None,
-        clusters: Tensor | None = None,
+        clusters: Any = None,
         sample_weight: Tensor | None = None,
     ) -> dict[str, Tensor]:
         """Add a batch to every metric and return the differentiable values for this batch, by name; see `update`."""
@@ -127,7 +127,7 @@ class CalibrationCollection(MetricCollection):
             values: dict[str, Tensor] = super().forward(preds, target, **given)
         return values
 
-    def _check_clusters(self, clusters: Tensor | None) -> None:
+    def _check_clusters(self, clusters: Any) -> None:
         """Raise ValueError if clusters are given and no metric uses them."""
         if clusters is not None and not any("clusters" in signature(m.update).parameters for m in self._members()):
             raise ValueError(
@@ -220,5 +220,5 @@ class CalibrationCollection(MetricCollection):
                     metric._to_sync = metric.sync_on_compute
 
 
-def _without_none(**columns: Tensor | None) -> dict[str, Tensor]:
+def _without_none(**columns: Any) -> dict[str, Any]:
     return {name: column for name, column in columns.items() if column is not None}

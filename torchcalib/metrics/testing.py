@@ -84,7 +84,8 @@ def calibration_test(
             f"`metric` must be a calibration error from torchcalib, got {metric!r:.80}. "
             "Pass an error such as ECE(task='binary')."
         )
-    fresh = deepcopy(metric) if clusters is None else Clustered(metric)
+    is_plain = clusters is None or isinstance(metric, Clustered)
+    fresh = deepcopy(metric) if is_plain else Clustered(metric)
     fresh.reset()
     given = {} if clusters is None else {"clusters": cluster_ids(clusters, as_tensor("preds", preds))}
     fresh.update(preds, target, weights, sample_weight=sample_weight, **given)

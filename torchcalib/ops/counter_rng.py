@@ -37,15 +37,6 @@ def random_words(seed: int, streams: Tensor, counters: Tensor) -> Tensor:
     return _shift(_mix(keys.unsqueeze(-1) + counters * _GOLDEN), 32)
 
 
-def spread_words(numbers: Tensor) -> Tensor:
-    """Return an integer in [0, 2^32) for each number, int64; consecutive numbers are spread evenly.
-
-    Reference:
-        Knuth: The Art of Computer Programming, vol. 3 (1998), sec. 6.4, for Fibonacci hashing.
-    """
-    return _shift(numbers * _GOLDEN, 32)
-
-
 def _mix(z: Tensor) -> Tensor:
     """Apply the output function of SplitMix64 to `z` in place: xor-shifts and multiplications."""
     for shift, factor in ((30, _FIRST), (27, _SECOND)):

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from torchcalib.calibration.calibrator import Calibrator
 from torchcalib.core.arguments import Task, check_count, check_flag
-from torchcalib.core.arrays import as_tensor, as_tensors
-from torchcalib.core.clusters import MAX_CLUSTERS, ClusteredSample, Clusters, cluster_numbers
+from torchcalib.core.arrays import as_tensors
+from torchcalib.core.clusters import MAX_CLUSTERS, ClusteredSample, Clusters, cluster_numbers, identifiers, of_samples
 from torchcalib.core.documentation import documented
 from torchcalib.core.events import NamedMode, modes_of
 from torchcalib.core.groups import check_groups, in_groups
@@ -139,7 +139,7 @@ class ReportBuilder:
         sample_weight: Tensor | None = None,
         groups: Tensor | None = None,
         group_names: Sequence[str] | None = None,
-        clusters: Tensor | None = None,
+        clusters: Any = None,
     ) -> None:
         """Add a batch of predictions. If an error is raised, the builder is unchanged.
 
@@ -151,9 +151,8 @@ class ReportBuilder:
             groups: group number of each sample, or -1 for no group. Pass groups with all batches or with none.
             group_names: names of the groups, indexed by group number; None uses the numbers as names. Groups with the
                 same name are merged, even if their numbers differ between batches.
-            clusters: identifier of the cluster of each sample, any integers, or one for each item of the first axis.
-                Only samples of different clusters are treated as independent. Pass clusters with all batches or with
-                none.
+            clusters: cluster of each sample, integers or text, or one for each item of the first axis. Only samples of
+                different clusters are treated as independent. Pass clusters with all batches or with none.
 
         Raises:
             TypeError, ValueError: for invalid input.
@@ -166,7 +165,7 @@ class ReportBuilder:
         check_name_count(self._class_names, input_format.num_classes or 2)
         samples = torch.Size(input_format.samples_of(preds))
         if clusters is not None:
-            numbers = cluster_numbers(as_tensor("clusters", clusters, preds.device), samples)
+            numbers = of_samples(cluster_numbers(identifiers(clusters, preds.device)), samples)
             p = in_groups(p, numbers, MAX_CLUSTERS, validate_args=False)
         empty = self._accumulators or self._empty(input_format)
         counts = are_counts(p.weights if p.weighted else None)
@@ -632,6 +631,8 @@ def is_cluster_sums(name: str) -> bool:
 
 def cluster_note(n_clusters: int, design_effect: float) -> str:
     """Return a note on the clusters of a report."""
+    if n_clusters < 2:
+        return "All rows are in one cluster. Tests and intervals are not meaningful: they need several clusters."
     return (
         f"There are {n_clusters:,} independent clusters of rows. The design effect, {design_effect:.3g}, is the "
         "variance of the mean gap divided by that of independent rows. Noise floors, p-values and intervals of scores "

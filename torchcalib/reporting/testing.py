@@ -223,7 +223,8 @@ def with_intervals(
                 undefined.append(line.name)
         changed.append(line)
     if undefined:
-        notes.append(f"Intervals of {listed(undefined)} are omitted: the value of some replicates is undefined.")
+        why = "the value of some replicates is undefined" if n_clusters is None else "there are too few clusters"
+        notes.append(f"Intervals of {listed(undefined)} are omitted: {why}.")
     return changed, notes
 
 

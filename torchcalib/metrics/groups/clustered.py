@@ -6,14 +6,15 @@ import torch
 from torch import Tensor
 
 from torchcalib.core.arguments import check_count, check_level, check_seed
-from torchcalib.core.arrays import as_tensor
 from torchcalib.core.clusters import (
     MAX_CLUSTERS,
     ClusteredSample,
     Clusters,
     cluster_numbers,
     effective_number,
+    identifiers,
     least_of_batch,
+    of_samples,
 )
 from torchcalib.core.predictions import replicates_at_once
 from torchcalib.inference.resampling import Interval
@@ -31,11 +32,11 @@ class Clustered(RowsInGroups):
 
     Rows are often not independent: pixels of an image, tokens of a document, answers to the same question, visits of a
     patient. If they are treated as independent, p-values are too small and intervals too narrow. Here only the clusters
-    are treated as independent. `update` accepts the identifier of the cluster of each row, any integer. Rows of a
+    are treated as independent. `update` accepts the cluster of each row, an integer or text. Rows of a
     cluster may be in different batches and on different ranks. `compute` returns the value of the metric itself.
 
     The state contains sums for at most 1,024 clusters (128 for large sums), or 4 additional bytes for each stored
-    sample. Clusters with the same hash of the identifier are merged. Up to 300 consecutive identifiers have different
+    sample. Clusters with the same hash of the identifier are merged. Identifiers from 0 to 1,023 have different
     hashes. Merged clusters remain independent of each other. A `CalibrationCollection` passes `clusters` to its
     `Clustered` metrics. `benchmarks.clusters` measures the coverage of intervals and the validity of p-values.
 
@@ -72,13 +73,13 @@ class Clustered(RowsInGroups):
             )
         super().__init__(metric, MAX_CLUSTERS, **kwargs)
 
-    def update(  # type: ignore[override]  # `clusters` is required
+    def update(
         self,
         preds: Tensor,
         target: Tensor,
         weights: Tensor | None = None,
         *,
-        clusters: Tensor,
+        clusters: Any = None,
         sample_weight: Tensor | None = None,
     ) -> None:
         """Add a batch to the state.
@@ -86,18 +87,20 @@ class Clustered(RowsInGroups):
         Args:
             preds: Probabilities or logits; see `CalibrationMetric.update`.
             target: Labels or soft targets; see `CalibrationMetric.update`.
-            clusters: Identifier of the cluster of each sample, any integers. The shape is that of `preds` without the
-                class axis. With one identifier per entry of its first axis, all samples of an entry form a cluster.
+            clusters: Cluster of each sample, integers or text; required. The shape is that of the samples of a batch
+                element, or one cluster for each item of its first axis, such as an image.
             weights: Non-negative weight per sample.
             sample_weight: Alias of `weights`.
 
         Raises:
             TypeError, ValueError, RuntimeError, TorchMetricsUserError: See `CalibrationMetric.update`.
         """
+        if clusters is None:
+            raise ValueError("`clusters` must be passed to every update, got None. Pass the cluster of each sample.")
 
         def numbers(preds: Tensor) -> Tensor:
-            given = as_tensor("clusters", clusters, preds.device)
-            return cluster_numbers(given, torch.Size(self.input_format.samples_of(preds)))
+            samples, n_batch = self.input_format.samples_of(preds), len(self.batch_shape)
+            return of_samples(cluster_numbers(identifiers(clusters, preds.device)), samples, n_batch)
 
         self._add_in_groups(preds, target, weights, sample_weight, numbers, "clusters")
 
@@ -109,7 +112,9 @@ class Clustered(RowsInGroups):
     def interval(self, *, level: float = 0.95, n_replicates: int = 999, seed: int = 0) -> Interval:
         """Return the metric value with its bootstrap interval, over all ranks if `torch.distributed` is running.
 
-        Clusters are resampled with replacement. For few clusters the percentiles are moved outwards; see `Interval`.
+        Clusters are resampled with replacement. All batch elements share the resampled clusters. For few clusters, the
+        percentiles are moved outwards; see `Interval`. The interval is NaN if there are too few. It includes the bias
+        of the metric; see `Interval.bias`.
 
         Args:
             level: Level of the interval, in (0, 1).

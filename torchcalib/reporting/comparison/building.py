@@ -19,14 +19,13 @@ from torchcalib.core.arguments import (
     check_seed,
     weights_from,
 )
-from torchcalib.core.clusters import cluster_of_samples, effective_number, least_of_batch
+from torchcalib.core.clusters import cluster_words, effective_number, identifiers, least_of_batch, of_samples
 from torchcalib.core.documentation import advising
 from torchcalib.core.inputs import InputFormat
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked_bins import Binning
 from torchcalib.core.tasks import check_name_count, checked_names, cluster_ids, per_sample, prepare
 from torchcalib.metrics.proper_scores import NLL
-from torchcalib.ops.counter_rng import spread_words
 from torchcalib.reporting.accumulators import MAX_BINS, MAX_COPIES, are_counts, check_size
 from torchcalib.reporting.comparison.differences import compared_line
 from torchcalib.reporting.comparison.groups import Draws, words_of
@@ -237,11 +236,11 @@ class ComparisonBuilder:
         target: Tensor,
         *,
         weights: Tensor | None = None,
-        clusters: Tensor | None = None,
+        clusters: Any = None,
     ) -> None:
         """Add a batch of predictions by system name. If an error is raised, the builder is unchanged.
 
-        `clusters` are identifiers of the clusters of the rows (entries of the first axis), any integers.
+        `clusters` are the clusters of the rows (entries of the first axis), integers or text.
         """
         if self._has_clusters not in (None, clusters is not None):
             raise ValueError(
@@ -270,7 +269,7 @@ class ComparisonBuilder:
         if clusters is None:
             words = words_of(self._seed, numbers)
         else:
-            words = spread_words(cluster_of_samples(clusters, torch.Size((n_rows,))))
+            words = cluster_words(of_samples(identifiers(clusters, first.device), (n_rows,)))
         counts = are_counts(weights)
         for name, p in read.items():
             self._systems[name].add(p, words, counts)
