@@ -151,7 +151,7 @@ def table(rows: dict[Cell, dict[str, str]]) -> Iterator[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--sets", type=int, default=400, help="data sets for each cell (default 400)")
+    parser.add_argument("--sets", type=int, default=200, help="data sets for each cell (default 200)")
     n_sets = parser.parse_args().sets
     start, levels = time.perf_counter(), (0.01, 0.05, 0.1)
     coverage: dict[str, dict[Cell, dict[str, str]]] = {"calibrated": {}, MISCALIBRATED: {}}
