@@ -105,4 +105,4 @@ def test_only_streaming_errors_sum_the_noise():
     assert not binned(ece_from_bins, Binning(n_bins=N_BINS), "binary", None, "macro", {}).accumulator.with_noise
     replicates = tc.Bootstrapped(metric, n_replicates=50)
     assert not replicates.accumulator.with_noise
-    assert replicates.state.numel() == 2 + 51 * 4 * N_BINS + 1
+    assert replicates.state.numel() == 2 + 51 * 4 * N_BINS + 2  # and the numbers of all and of clustered rows
