@@ -154,7 +154,7 @@ def formatted(value: Any, most: int = 5) -> str:
     if isinstance(value, list | tuple):
         more = [f"and {len(value) - most} more"] if len(value) > most else []
         return ", ".join([formatted(item) for item in value[:most]] + more)
-    return str(value)
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 def _binning(settings: Mapping[str, Any]) -> str:

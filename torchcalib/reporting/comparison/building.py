@@ -311,9 +311,10 @@ class ComparisonBuilder:
         scores = replicates[self._names[0]].get("brier")  # None if there is one group, which has no replicates
         if self._n_rows == 1 or (scores is not None and bool(scores.isnan().any())):
             notes.append("Intervals are omitted: some replicates are empty, because there are few rows (first axis).")
+        of_clusters = {}
         if n_clusters is not None:
-            n_present = max(int((n.reshape(len(n), -1) > 0).any(-1).sum()) for n in sizes)
-            notes.insert(0, f"Replicates resample {n_present:,} independent clusters of rows.")
+            of_clusters["clusters"] = max(int((n.reshape(len(n), -1) > 0).any(-1).sum()) for n in sizes)
+            notes.insert(0, f"Replicates resample {of_clusters['clusters']:,} independent clusters of rows.")
         comparison = Comparison(
             task=first.task,
             n=first.n,
@@ -322,7 +323,7 @@ class ComparisonBuilder:
             systems=self._names,
             lines=lines,
             sentences={name: comparison_sentence(lines, self._names[0], name) for name in self._names[1:]},
-            settings=self._settings,
+            settings={**self._settings, **of_clusters},
             sources=dict(sources or {}),
             notes=tuple(notes),
             class_names=() if self._formats[self._names[0]].positive_classes is not None else self._class_names,
