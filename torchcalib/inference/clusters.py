@@ -16,7 +16,8 @@ by that of independent rows. Noise is multiplied by the design effect if it is a
 replaced by that of a t-distribution. Its degrees of freedom are the effective number of clusters (sum n)^2 / sum n^2,
 minus 1. The interval of another error contains that of independent rows and that of `replicated_interval`.
 
-`benchmarks.clusters` measures the coverage of the intervals and the validity of the p-values.
+`benchmarks.clusters` measures the coverage of the intervals and the validity of the p-values. For 30 clusters with
+correlation 0.5 and rare outcomes, intervals cover 80 to 97%, and 13% of the p-values are at or below 5%.
 
 Reference:
     Cameron, Gelbach, Miller: Bootstrap-based improvements for inference with clustered errors (Review of Economics and
