@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 import torchcalib as tc
-from benchmarks.coverage import LAWS, TRUTHS
+from benchmarks.coverage import LAWS, TRUTHS, publish
 from torchcalib.metrics.base import CalibrationMetric
 
 PAGE = Path(__file__).resolve().parent / "results" / "clusters.md"
@@ -173,7 +173,9 @@ def main() -> None:
         "# Clusters: coverage of intervals, and validity and power of p-values",
         "",
         f"Computed by `python -m benchmarks.clusters` with torch {torch.__version__}, {n_sets:,} data sets for each "
-        "cell. Scores have bootstrap intervals of `Clustered.interval`, errors those of `Clustered.test`.",
+        "cell. Scores have bootstrap intervals of `Clustered.interval`, errors those of `Clustered.test`. An interval "
+        "of ECE or RMSCE covers if, minus the noise floor, it contains the mean excess over all data sets of the cell "
+        "(0 if calibrated).",
         "",
         *(
             line
@@ -193,11 +195,7 @@ def main() -> None:
         "",
         *table(power),
     ]
-    if n_sets == parser.get_default("sets"):
-        PAGE.write_text("\n".join(page) + "\n")
-    else:
-        print("\n".join(page))
-    print(f"{time.perf_counter() - start:.0f} s")
+    publish(page, PAGE, n_sets == parser.get_default("sets"), start)
 
 
 if __name__ == "__main__":

@@ -254,6 +254,15 @@ def invalid(rows: dict[Cell, dict[str, Tensor]]) -> int:
     )
 
 
+def publish(page: list[str], path: Path, is_complete: bool, start: float) -> None:
+    """Write the lines of a page if it has the default number of data sets, else print them. Print the time."""
+    if is_complete:
+        path.write_text("\n".join(page) + "\n")
+    else:
+        print("\n".join(page))
+    print(f"{time.perf_counter() - start:.0f} s")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sets", type=int, default=1_000, help="data sets for each cell (default 1000)")
@@ -298,11 +307,7 @@ def main() -> None:
         "",
         *p_value_lines(power, calibrated=False),
     ]
-    if given.sets == parser.get_default("sets"):
-        PAGE.write_text("\n".join(page) + "\n")
-    else:
-        print("\n".join(page))
-    print(f"{time.perf_counter() - start:.0f} s")
+    publish(page, PAGE, given.sets == parser.get_default("sets"), start)
 
 
 if __name__ == "__main__":

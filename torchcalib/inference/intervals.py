@@ -122,9 +122,7 @@ def _error_ends(kind: IntervalKind, cells: BinCells, noise_floor: Tensor, z: Ten
     """Return both ends `(g)` for the mean absolute gap, or for the root of the mean square; see `error_interval`."""
     is_absolute = kind == "absolute"
     calibrated, observed = cells.variance, cells.variance_at(cells.shrunk_gap)
-    sign = torch.where(cells.gap == 0, torch.where(cells.confidence > 0.5, -1.0, 1.0), cells.gap.sign())
-    enlarged = sign * (cells.gap.square() + observed.maximum(cells.one_outcome.square())).sqrt()
-    directions = torch.stack((cells.gap, enlarged))
+    directions = _directions(cells, observed.maximum(cells.one_outcome.square()))
 
     def size_of(gaps: Tensor) -> Tensor:
         return gaps.abs() if is_absolute else gaps.square()
@@ -183,9 +181,7 @@ def replicated_interval(
     """
     size_of: Callable[[Tensor], Tensor] = torch.abs if kind == "absolute" else torch.square
     noise, moved = (factor.unsqueeze(-1) * x for x in (gaps, shares))
-    variance = noise.square().mean(0).maximum(cells.variance_at(cells.shrunk_gap))
-    sign = torch.where(cells.gap == 0, torch.where(cells.confidence > 0.5, -1.0, 1.0), cells.gap.sign())
-    directions = torch.stack((cells.gap, sign * (cells.gap.square() + variance).sqrt()))
+    directions = _directions(cells, noise.square().mean(0).maximum(cells.variance_at(cells.shrunk_gap)))
 
     def sums(multiple: Tensor) -> Tensor:
         gap = cells.within_bounds(multiple.unsqueeze(-1) * directions)
@@ -213,6 +209,15 @@ def replicated_interval(
     else:
         ends = noise_floor + expected(low) - expected(torch.zeros_like(low))
     return ends[0].clamp(min=0), ends[1].clamp(max=1)
+
+
+def _directions(cells: BinCells, variance: Tensor) -> Tensor:
+    """Return the gaps `(2, g, K)` whose multiples are tested for the lower and for the upper end.
+
+    Those for the upper end are larger, because noise of this variance `(g, K)` hides small gaps.
+    """
+    sign = torch.where(cells.gap == 0, torch.where(cells.confidence > 0.5, -1.0, 1.0), cells.gap.sign())
+    return torch.stack((cells.gap, sign * (cells.gap.square() + variance).sqrt()))
 
 
 def _half_outcome(cells: BinCells) -> Tensor:

@@ -30,19 +30,8 @@ class Source:
 
     def __add__(self, other: Self) -> Self:
         """Return the source of all files; raise `InputError` if names, dtypes or row shapes differ."""
-        alike = (
-            "format",
-            "preds",
-            "target",
-            "weights",
-            "groups",
-            "clusters",
-            "from_logits",
-            "dtype",
-            "rows",
-            "class_names",
-        )
-        for name in (*alike, "are_confidences"):
+        arrays = ("preds", "target", "weights", "groups", "clusters")
+        for name in ("format", *arrays, "from_logits", "dtype", "rows", "class_names", "are_confidences"):
             mine, theirs = getattr(self, name), getattr(other, name)
             if mine != theirs:
                 raise InputError(

@@ -55,7 +55,9 @@ class Replicates(SumsKind[S]):
                 counts = poisson_counts(seed, piece, counters, wide)
                 sums.append(self.accumulator.of(p.resampled(counts)).sums.flatten())
         flat = torch.cat(sums)
-        return torch.cat((ignored_counts(p, flat), flat, flat.new_tensor((n, n * are_clusters))))
+        # `new_full` does not synchronise a GPU, unlike `new_tensor`.
+        n_rows, n_clustered = flat.new_full((1,), n), flat.new_full((1,), n * are_clusters)
+        return torch.cat((ignored_counts(p, flat), flat, n_rows, n_clustered))
 
 
 class Bootstrapped(WrappedMetric[S]):
@@ -172,12 +174,9 @@ class Bootstrapped(WrappedMetric[S]):
         """Add a batch to the state; see `CalibrationMetric.update`.
 
         Args:
-            preds: Probabilities or logits.
-            target: Labels or soft targets.
-            weights: Non-negative weight per sample.
+            preds, target, weights, sample_weight: See `CalibrationMetric.update`.
             clusters: Cluster of each sample of a batch element, integers or text, or one for each item of its first
                 axis. Pass clusters with all batches or with none.
-            sample_weight: Alias of `weights`.
         """
         if self._has_clusters not in (None, clusters is not None):
             raise ValueError(

@@ -85,12 +85,9 @@ class Clustered(RowsInGroups):
         """Add a batch to the state.
 
         Args:
-            preds: Probabilities or logits; see `CalibrationMetric.update`.
-            target: Labels or soft targets; see `CalibrationMetric.update`.
+            preds, target, weights, sample_weight: See `CalibrationMetric.update`.
             clusters: Cluster of each sample, integers or text; required. The shape is that of the samples of a batch
                 element, or one cluster for each item of its first axis, such as an image.
-            weights: Non-negative weight per sample.
-            sample_weight: Alias of `weights`.
 
         Raises:
             TypeError, ValueError, RuntimeError, TorchMetricsUserError: See `CalibrationMetric.update`.
