@@ -20,6 +20,7 @@ from torchcalib.metrics.cost_matrix import CostMatrix as CostMatrix
 from torchcalib.metrics.decision import BayesRisk as BayesRisk
 from torchcalib.metrics.groups.clustered import Clustered as Clustered
 from torchcalib.metrics.groups.streaming import ByGroup as ByGroup
+from torchcalib.metrics.integrated_index import ICI as ICI
 from torchcalib.metrics.kernel import SKCE as SKCE
 from torchcalib.metrics.label_distribution import EntropyGap as EntropyGap
 from torchcalib.metrics.label_distribution import KLDivergence as KLDivergence
@@ -40,7 +41,6 @@ from torchcalib.metrics.selective import AccuracyAtCoverage as AccuracyAtCoverag
 from torchcalib.metrics.selective import CorrectnessAUROC as CorrectnessAUROC
 from torchcalib.metrics.selective import CoverageAtRisk as CoverageAtRisk
 from torchcalib.metrics.selective import RiskAtCoverage as RiskAtCoverage
-from torchcalib.metrics.smooth import ICI as ICI
 from torchcalib.metrics.smooth import SmECE as SmECE
 from torchcalib.metrics.test_based import GCE as GCE
 from torchcalib.metrics.test_based import TCE as TCE

@@ -11,6 +11,7 @@ from torchcalib.metrics.decision import bayes_decisions, bayes_risk, expected_co
 from torchcalib.metrics.gaussian import nees
 from torchcalib.metrics.groups.function import by_group
 from torchcalib.metrics.groups.table import GroupTable
+from torchcalib.metrics.integrated_index import ici
 from torchcalib.metrics.kernel import skce
 from torchcalib.metrics.label_distribution import entropy_gap, kl_divergence, squared_distance, total_variation
 from torchcalib.metrics.logistic import cox, spiegelhalter
@@ -27,7 +28,7 @@ from torchcalib.metrics.selective import (
     eaurc,
     risk_at_coverage,
 )
-from torchcalib.metrics.smooth import ici, smece, smece_width
+from torchcalib.metrics.smooth import smece, smece_width
 from torchcalib.metrics.test_based import gce, tce, tce_table
 from torchcalib.metrics.truthful import atb
 
