@@ -3,7 +3,7 @@
 from typing import Any
 
 from torchcalib._lazy import unknown_name
-from torchcalib.calibration.affine import AffineScaling, TemperatureScaling
+from torchcalib.calibration.affine import AffineScaling, BiasCorrection, TemperatureScaling
 from torchcalib.calibration.calibrator import Calibrator
 from torchcalib.calibration.cross_validation import cross_val_calibrate
 from torchcalib.calibration.gain import ScoreDivergence, calibration_loss, relative_calibration_loss, score_divergence
@@ -14,6 +14,7 @@ from torchcalib.calibration.saving import load_calibrator, save_calibrator
 
 __all__ = [
     "AffineScaling",
+    "BiasCorrection",
     "Calibrator",
     "HistogramBinning",
     "IsotonicCalibration",

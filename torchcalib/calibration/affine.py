@@ -1,5 +1,6 @@
-"""Affine scaling of probabilities q to softmax(alpha log q + beta), and temperature scaling (beta = 0)."""
+"""Affine scaling of probabilities q to softmax(alpha log q + beta); with beta = 0 temperature scaling."""
 
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 import torch
@@ -7,8 +8,10 @@ from torch import Tensor
 
 from torchcalib.calibration.calibrator import Calibrator, format_values, sample_weights
 from torchcalib.core.predictions import Predictions
+from torchcalib.core.words import listed
+from torchcalib.io.errors import printable
 from torchcalib.ops.logs import binary_log_probs, safe_log, wide_dtype
-from torchcalib.ops.newton.fits import fit_affine, fit_temperature
+from torchcalib.ops.newton.fits import AffineFit, fit_affine, fit_bias, fit_temperature
 from torchcalib.ops.newton.problem import AT_ZERO, CONVERGED, NO_DATA, SEPARABLE, STOPPED
 
 _REMARKS = {
@@ -21,6 +24,8 @@ _REMARKS = {
     NO_DATA: "there are no samples of positive weight: calibrated predictions are NaN.",
 }
 
+_SHOWN_BIASES = 3  # number of biases in a description of the fitted parameters
+
 
 class _Affine(Calibrator):
     """Calibrator that maps probabilities q to softmax(alpha log q + beta).
@@ -31,7 +36,9 @@ class _Affine(Calibrator):
     in_log_odds = True
     initial: ClassVar = {"alpha": 1.0, "beta": [0.0, 0.0], "lost": 0.0, "outcome": CONVERGED}
 
-    with_bias: ClassVar[bool]
+    with_scale: ClassVar[bool] = True
+    with_bias: ClassVar[bool] = True
+    solve: ClassVar[Callable[[Tensor, Tensor, Tensor], AffineFit]]
 
     alpha: Tensor
     beta: Tensor
@@ -88,8 +95,23 @@ class _Affine(Calibrator):
         return found
 
     def shown_parameters(self) -> list[str]:
-        bias = [f"beta={format_values(self.beta)}"] if self.with_bias else []
-        return [f"temperature={format_values(self.temperature)}", *bias]
+        scale = [f"temperature={format_values(self.temperature)}"] if self.with_scale else []
+        return [*scale, *[f"beta={format_values(self.beta)}"] * self.with_bias]
+
+    def in_words(self, class_names: Sequence[str] = ()) -> str:
+        """Return the temperature and the largest biases; see `Calibrator.in_words`."""
+        words = []
+        if self.with_scale:
+            change = "lowers" if self.alpha < 1 else "raises"
+            words.append(f"temperature {float(self.temperature):.3g} ({change} confidence)")
+        if self.with_bias and self.task == "multiclass":
+            order = self.beta.abs().nan_to_num(0).masked_fill(self.beta.isinf(), 0).argsort(descending=True).tolist()
+            names = class_names or [f"class {k}" for k in range(len(order))]
+            shown = [f"{float(self.beta[k]):+.2g} for {printable(names[k])}" for k in order[:_SHOWN_BIASES]]
+            words.append(f"{'largest biases' if len(order) > _SHOWN_BIASES else 'biases'} {listed(shown)}")
+        elif self.with_bias:
+            words.append(f"bias {float(self.beta[1] - self.beta[0]):+.2g} in log-odds")
+        return ", ".join(words)
 
     def parameters_for(self, p: Predictions, weights: Tensor | None) -> dict[str, Tensor]:
         """Return `alpha`, `beta` and the outcomes of the Newton fits; see `Calibrator.parameters_for`."""
@@ -102,8 +124,7 @@ class _Affine(Calibrator):
         w = sample_weights(p, weights)
         batch, n, n_classes = w.shape[:-1], target.shape[-1], scores.shape[-1]
         n_fits, n_replicates = target.shape[:-1].numel(), w.shape[: w.dim() - target.dim()].numel()
-        solve = fit_affine if self.with_bias else fit_temperature
-        fit = solve(scores.reshape(n_fits, n, n_classes), target.reshape(n_fits, n), w.reshape(n_replicates, n_fits, n))
+        fit = type(self).solve(scores.reshape(n_fits, n, n_classes), target.reshape(n_fits, n), w.reshape(n_replicates, n_fits, n))
         outcome = fit.outcome.reshape(batch)
         return {
             "alpha": fit.alpha.reshape(batch),
@@ -143,6 +164,7 @@ class TemperatureScaling(_Affine):
 
     name = "temperature scaling"
     with_bias = False
+    solve = fit_temperature
 
 
 class AffineScaling(_Affine):
@@ -179,4 +201,32 @@ class AffineScaling(_Affine):
     """
 
     name = "affine scaling"
-    with_bias = True
+    solve = fit_affine
+
+
+class BiasCorrection(_Affine):
+    """Bias correction: softmax(logits + beta) with one bias beta per class, for shifted class frequencies.
+
+    The fit minimises the negative log-likelihood (NLL) by damped Newton steps in float64. At the optimum, the mean
+    calibrated probability of each class is its frequency. For probabilities q, logits are log q. A class without
+    samples has beta = -inf. See `AffineScaling` for samples whose label has probability 0, and for no data.
+
+    Attributes:
+        beta: bias of each class `(..., C)`, with sum 0; of the classes 0 and 1 for binary and multi-label predictions.
+        outcome: end of the fit, int64 `(...)`, a code of `torchcalib.ops.newton.problem`.
+        lost: total weight of the samples whose label has probability 0, `(...)`.
+
+    Reference:
+        Alexandari, Kundaje, Shrikumar: Maximum likelihood with bias-corrected calibration is hard-to-beat at label
+        shift adaptation (ICML 2020), with T = 1.
+
+    Example:
+        >>> preds = torch.tensor([0.9, 0.99, 0.3, 0.8, 0.6])
+        >>> calibrator = BiasCorrection().fit(preds, torch.tensor([1, 1, 0, 0, 1]))
+        >>> calibrator(preds).mean()
+        tensor(0.6000)
+    """
+
+    name = "bias correction"
+    with_scale = False
+    solve = fit_bias

@@ -343,6 +343,14 @@ class Calibrator(nn.Module, ABC):
         """Return the fitted parameters as `name=value`, for `repr`."""
         return []
 
+    def in_words(self, class_names: Sequence[str] = ()) -> str:  # noqa: ARG002
+        """Return the fitted parameters of one fit as a clause without a period; empty if they cannot be described.
+
+        Args:
+            class_names: names of the classes; empty if unknown.
+        """
+        return ""
+
     def __getattr__(self, name: str) -> Any:
         if name in ("transform", "fit_transform", "predict"):
             raise AttributeError(

@@ -1,5 +1,6 @@
 """Histogram binning."""
 
+from collections.abc import Sequence
 from typing import ClassVar, Literal, get_args
 
 import torch
@@ -70,6 +71,10 @@ class HistogramBinning(Calibrator):
         """Return a sentence if there are no samples of positive weight."""
         empty = bool(self.rate.isnan().all(-1).any())
         return ["there are no samples of positive weight: predictions are left unchanged."] if empty else []
+
+    def in_words(self, class_names: Sequence[str] = ()) -> str:  # noqa: ARG002
+        """Return the number of bins; see `Calibrator.in_words`."""
+        return f"{self.n_bins} equal-width bins"
 
     def parameters_for(self, p: Predictions, weights: Tensor | None) -> dict[str, Tensor]:
         """Return `rate` and `converged` by name; see `Calibrator.parameters_for`."""

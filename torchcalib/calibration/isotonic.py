@@ -1,5 +1,6 @@
 """Isotonic calibration by the pool-adjacent-violators algorithm (PAVA)."""
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
@@ -75,6 +76,10 @@ class IsotonicCalibration(Calibrator):
     def shown_parameters(self) -> list[str]:
         """Return the number of knots as text, for `repr`."""
         return [f"n_knots={self.knots.shape[-1]}"]
+
+    def in_words(self, class_names: Sequence[str] = ()) -> str:  # noqa: ARG002
+        """Return the number of levels; see `Calibrator.in_words`."""
+        return "" if self.rates.dim() > 1 else f"{len(self.rates.unique())} levels"
 
     def parameters_for(self, p: Predictions, weights: Tensor | None) -> dict[str, Tensor]:
         """Return `knots`, `rates` and `converged` by name; see `Calibrator.parameters_for`."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from torchcalib.calibration.affine import AffineScaling, TemperatureScaling
+from torchcalib.calibration.affine import AffineScaling, BiasCorrection, TemperatureScaling
 from torchcalib.calibration.calibrator import Calibrator
 from torchcalib.calibration.histogram import HistogramBinning
 from torchcalib.calibration.isotonic import IsotonicCalibration
@@ -17,7 +17,7 @@ CHECKPOINT_KEY = "torchcalib_calibrator"
 """Key of the `state_dict` of a calibrator in a training checkpoint."""
 
 _CLASSES: dict[str, type[Calibrator]] = {
-    kind.__name__: kind for kind in (TemperatureScaling, AffineScaling, HistogramBinning, IsotonicCalibration)
+    kind.__name__: kind for kind in (TemperatureScaling, BiasCorrection, AffineScaling, HistogramBinning, IsotonicCalibration)
 }
 
 

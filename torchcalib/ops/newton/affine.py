@@ -38,22 +38,29 @@ class _Value(NamedTuple):
     hessian: Tensor
 
 
-def solve_affine(p: Problem) -> Solution:
-    """Minimise the NLL over alpha > 0 and beta; the bias of classes without samples is -inf."""
+def solve_affine(p: Problem, free_scale: bool = True) -> Solution:
+    """Minimise the NLL over alpha > 0 and beta; the bias of classes without samples is -inf.
+
+    Args:
+        p: scores, labels and weights in standard form.
+        free_scale: False for alpha = 1 in the units of the original scores.
+    """
     present = p.share > 0
-    at_bound = _slope_at_zero(p) >= -ZERO_SLOPE
+    at_bound = _slope_at_zero(p) >= -ZERO_SLOPE if free_scale else torch.zeros_like(p.label_mean, dtype=torch.bool)
     averaged = p.averaged()
     # Start: a float32 temperature fit to about a thousand samples, then a float32 fit to the mean replicate weights.
-    start_alpha = approximate_alpha(p.averaged(1024), p.scale).unsqueeze(-1)
-    start = torch.cat((start_alpha, torch.zeros_like(averaged.share)), -1)
-    theta, *_ = _damped(averaged, start, averaged.label_mean > 0, 1e-3, 25)
+    alpha = approximate_alpha(p.averaged(1024), p.scale) if free_scale else averaged.scale.unsqueeze(0)
+    start = torch.cat((alpha.unsqueeze(-1), torch.zeros_like(averaged.share)), -1)
+    theta, *_ = _damped(averaged, start, averaged.label_mean > 0, 1e-3, 25, free_scale)
     theta = torch.where(theta.isfinite().all(-1, keepdim=True), theta, start).to(p.w.dtype)
+    if not free_scale:
+        theta = torch.cat((p.scale[:, None].expand_as(theta[..., :1]), theta[..., 1:]), -1)  # without float32 rounding
 
     # Solve few fits at a time, because all fits of a batch are evaluated until the last one converges.
     batch_size = max(1, PIECE // max(1, p.scores.numel()))
     pieces = [slice(i, i + batch_size) for i in range(0, max(1, p.w.shape[0]), batch_size)]
     starts = theta.expand(p.w.shape[0], -1, -1)
-    solutions = [_damped(p.for_replicates(i), starts[i], at_bound[i], None, ROUNDS) for i in pieces]
+    solutions = [_damped(p.for_replicates(i), starts[i], at_bound[i], None, ROUNDS, free_scale) for i in pieces]
     theta, gradient, outcome = (torch.cat(column) for column in zip(*solutions, strict=True))
 
     # At alpha = 0 the optimal biases are the log class frequencies. Subtract the mean over classes with samples.
@@ -76,7 +83,7 @@ def _slope_at_zero(p: Problem) -> Tensor:
 
 
 def _damped(
-    p: Problem, theta: Tensor, fixed: Tensor, relative: float | None, rounds: int
+    p: Problem, theta: Tensor, fixed: Tensor, relative: float | None, rounds: int, free_scale: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Minimise the NLL by damped Newton steps.
 
@@ -90,6 +97,7 @@ def _damped(
         fixed: True for fits that are not iterated and return the initial theta, `(R, S)`.
         relative: stop at a step of this length; None to stop at `GRADIENT` and `DECREMENT`.
         rounds: largest number of evaluations.
+        free_scale: False to keep alpha.
 
     Returns:
         theta `(R, S, C + 1)`; its gradient (with `relative`, the gradient one step earlier); and the outcome `(R, S)`.
@@ -104,7 +112,11 @@ def _damped(
     def norm(value: _Value) -> Tensor:
         return (value.gradient * units).square().sum(-1).sqrt()
 
-    value, reused = _evaluate(p, theta), False
+    def evaluate(theta: Tensor, hessian: Tensor | None = None) -> _Value:
+        value = _evaluate(p, theta, hessian)
+        return value if free_scale else _with_fixed_scale(value)
+
+    value, reused = evaluate(theta), False
     fraction = torch.ones_like(p.label_mean)
     for _ in range(rounds):
         step = _newton_step(value, present)
@@ -116,14 +128,14 @@ def _damped(
         done = exact if relative is None else length <= relative
         # Separation: below this NLL every label has probability > 1/2. One label with a lower probability would add at
         # least its weight times log 2 to the NLL.
-        is_separated = value.nll < smallest_weight * math.log(2)
+        is_separated = (value.nll < smallest_weight * math.log(2)) & free_scale
         is_finished = done | fixed | is_separated | value.nll.isnan() | (fraction < 1e-6)
         if all_true(is_finished):
             break
         moved = theta + fraction.unsqueeze(-1) * step
         # After a short step, which is usually the last one, reuse the nearly unchanged Hessian once.
         reused = not reused and relative is None and all_true(is_finished | (fraction * length <= 1e-5))
-        new = _evaluate(p, moved, value.hessian if reused else None)
+        new = evaluate(moved, value.hessian if reused else None)
         meets_armijo = new.nll <= value.nll + 1e-4 * fraction * slope + 4 * eps * (1 + value.nll)
         # Near the minimum the NLL is constant up to rounding errors. There accept a step that halves the gradient.
         is_level = new.nll <= value.nll + NLL_ROUNDING * (1 + value.nll)
@@ -210,6 +222,16 @@ def _evaluate(p: Problem, theta: Tensor, hessian: Tensor | None = None) -> _Valu
         hessian = torch.cat((left, torch.cat((mixed.mT, torch.diag_embed(mean_q) - outer), -2)), -1)
     gradient = torch.cat((mean_qs.sum(-1, keepdim=True) - p.label_mean.unsqueeze(-1), mean_q - p.share), -1)
     return _Value(nll, gradient, hessian)
+
+
+def _with_fixed_scale(value: _Value) -> _Value:
+    """Return derivatives for which the Newton step does not change alpha."""
+    gradient = torch.cat((torch.zeros_like(value.gradient[..., :1]), value.gradient[..., 1:]), -1)
+    hessian = value.hessian.clone()
+    hessian[..., 0, :] = 0
+    hessian[..., :, 0] = 0
+    hessian[..., 0, 0] = 1
+    return _Value(value.nll, gradient, hessian)
 
 
 def _newton_step(value: _Value, present: Tensor) -> Tensor:

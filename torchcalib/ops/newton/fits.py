@@ -1,9 +1,10 @@
-"""Maximum likelihood fits of softmax(alpha s) (temperature) and softmax(alpha s + beta) (affine) as torch operations.
+"""Maximum likelihood fits of softmax(alpha s + beta) with both parameters or one of them, as torch operations.
 
 Each fit converts scores s to standard form, calls a solver, and converts the results to the units of the scores.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -62,7 +63,7 @@ def fit_temperature(scores: Tensor, target: Tensor, weights: Tensor) -> AffineFi
     Returns:
         The fits, with beta = 0; see `AffineFit`.
     """
-    return AffineFit(*_fit(scores, target, weights, False))
+    return AffineFit(*_fit(scores, target, weights, False, True))
 
 
 def fit_affine(scores: Tensor, target: Tensor, weights: Tensor) -> AffineFit:
@@ -71,10 +72,15 @@ def fit_affine(scores: Tensor, target: Tensor, weights: Tensor) -> AffineFit:
     Arguments are as for `fit_temperature`. The bias beta of a class without samples is -inf, which maximises the
     likelihood.
     """
-    return AffineFit(*_fit(scores, target, weights, True))
+    return AffineFit(*_fit(scores, target, weights, True, True))
 
 
-def _empty_results(scores: Tensor, target: Tensor, weights: Tensor, _: bool) -> tuple[Tensor, ...]:
+def fit_bias(scores: Tensor, target: Tensor, weights: Tensor) -> AffineFit:
+    """Fit softmax(s + beta) by damped Newton steps; for the arguments see `fit_affine`."""
+    return AffineFit(*_fit(scores, target, weights, True, False))
+
+
+def _empty_results(scores: Tensor, target: Tensor, weights: Tensor, *_: bool) -> tuple[Tensor, ...]:
     shape = weights.shape[:-1]
     one = weights.new_empty(shape, dtype=wide_dtype(weights.device))
     outcome = target.new_empty(shape)
@@ -82,10 +88,11 @@ def _empty_results(scores: Tensor, target: Tensor, weights: Tensor, _: bool) -> 
 
 
 @operation(
-    "fit_affine(Tensor scores, Tensor target, Tensor weights, bool bias) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    "fit_affine(Tensor scores, Tensor target, Tensor weights, bool bias, bool scale)"
+    " -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     _empty_results,
 )
-def _fit(scores: Tensor, target: Tensor, weights: Tensor, bias: bool) -> tuple[Tensor, ...]:
+def _fit(scores: Tensor, target: Tensor, weights: Tensor, bias: bool, scale: bool) -> tuple[Tensor, ...]:
     """Fit `(..., N, C)` with any batch axes, few batch elements at a time; return the fields of `AffineFit`."""
     batch_shape, n_replicates = scores.shape[:-2], weights.shape[-3]
     n_elements, n, n_classes = batch_shape.numel(), *scores.shape[-2:]
@@ -95,7 +102,7 @@ def _fit(scores: Tensor, target: Tensor, weights: Tensor, bias: bool) -> tuple[T
         scores, target, weights = pad(scores, (0, 0, 0, 1)), pad(target, (0, 1)), pad(weights, (0, 1))
     batch_size = max(1, PIECE // max(1, n * n_classes))
     pieces = [slice(i, i + batch_size) for i in range(0, max(1, n_elements), batch_size)]
-    solve = solve_affine if bias else solve_temperature
+    solve = partial(solve_affine, free_scale=scale) if bias else solve_temperature
     solutions = [_solve_batch(scores[i], target[i], weights[:, i], solve) for i in pieces]
     joined = (torch.cat(column, 1) for column in zip(*solutions, strict=True))
     return tuple(x.reshape(n_replicates, *batch_shape, *x.shape[2:]).movedim(0, len(batch_shape) - 1) for x in joined)
