@@ -1,18 +1,43 @@
-"""Recommend whether to calibrate, and with which calibrator."""
+"""Recommend whether to add a calibration stage, from cross-validated scores with intervals."""
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Unpack
 
 import torch
 from torch import Tensor
 
-from torchcalib.calibration.affine import AffineScaling, TemperatureScaling
-from torchcalib.calibration.calibrator import Calibrator
-from torchcalib.calibration.cross_validation import CalibrationOptions, with_calibration_options
+from torchcalib.calibration.affine import AffineScaling, BiasCorrection, TemperatureScaling
+from torchcalib.calibration.calibrator import Calibrator, sample_weights
+from torchcalib.calibration.cross_validation import (
+    CalibrationOptions,
+    fitted,
+    flat_options,
+    input_options,
+    with_calibration_options,
+)
 from torchcalib.calibration.gain import Score, both_scores
+from torchcalib.calibration.histogram import HistogramBinning
+from torchcalib.calibration.isotonic import IsotonicCalibration
 from torchcalib.core.arguments import Task
+from torchcalib.core.checks import are_counts
+from torchcalib.core.predictions import Predictions
+from torchcalib.core.words import ends
+
+CALIBRATORS: tuple[type[Calibrator], ...] = (
+    TemperatureScaling,
+    BiasCorrection,
+    AffineScaling,
+    HistogramBinning,
+    IsotonicCalibration,
+)
+"""All calibrators, those with the fewest parameters first."""
+
+MAX_PRODUCTS = 2**31
+"""Maximum of (number of samples) * (number of classes)^2 for fits of class biases, which determines their run time."""
+
+_Z = 1.959963984540054  # 97.5% quantile of the normal distribution
 
 
 @dataclass(frozen=True)
@@ -20,11 +45,14 @@ class Recommendation:
     """Recommendation whether to add a calibration stage.
 
     Attributes:
-        text: the recommendation in one sentence.
+        text: the recommendation in one or two sentences.
         score: name of the score.
         raw: score of the uncalibrated predictions.
         rcl: relative calibration loss (RCL) of each calibrator in percent, by name.
         best: name of the recommended calibrator; None if none is worthwhile.
+        intervals: 95% interval of the RCL of each calibrator, `(low, high)`, by name; empty for other scores than
+            `"nll"` and `"brier"`. Standard errors are those of paired differences between independent samples, or
+            between clusters (`groups`). They do not contain the variation of the fits.
     """
 
     text: str
@@ -32,9 +60,12 @@ class Recommendation:
     raw: float
     rcl: Mapping[str, float]
     best: str | None
+    intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
 
 _SCORE_NAMES = {"nll": "NLL", "brier": "Brier score", "bayes_risk": "Bayes risk"}
+_ROW_SCORES = {"nll": "cross_entropy", "brier": "squared_error"}
+"""Attribute of `Predictions` with the score of each sample, by score."""
 
 
 @with_calibration_options
@@ -44,17 +75,24 @@ def recommend(
     *,
     task: Task,
     score: Score = "nll",
-    calibrators: Sequence[Calibrator] = (TemperatureScaling(), AffineScaling()),
+    calibrators: Sequence[Calibrator] | None = None,
     worthwhile: float = 5.0,
     **options: Unpack[CalibrationOptions],
 ) -> Recommendation:
     """Recommend whether to add a calibration stage, and which calibrator to use.
 
+    The calibrator with the largest gain in the cross-validated score is recommended. For `"nll"` and `"brier"`, an
+    earlier calibrator is preferred if its score is not significantly worse (paired difference, level 5%).
+
+    Do not choose a calibrator by its calibration error. Histogram binning often has a low expected calibration error
+    (ECE), because it makes all predictions of a bin equal. Its proper scores are often the worst of all calibrators.
+
     Args:
         preds: binary `(N,)`, multi-class `(N, C)`, multi-label `(N, L)`.
-        calibrators: candidates, the simplest first. A later candidate is preferred if its gain is larger by more than a
-            tenth.
-        worthwhile: smallest gain in percent of the score that justifies a calibration stage.
+        calibrators: candidates, those with the fewest parameters first. None for all calibrators of this package that
+            support the task and the weights.
+        worthwhile: smallest gain in percent of the score that justifies a calibration stage. The lower end of its 95%
+            interval must also be positive.
 
     Returns:
         A `Recommendation`.
@@ -72,31 +110,125 @@ def recommend(
         >>> generator = torch.Generator().manual_seed(0)
         >>> logits = torch.randn(1000, generator=generator)
         >>> target = (torch.rand(1000, generator=generator) < logits.sigmoid()).long()
-        >>> recommend(3 * logits, target, task="binary", from_logits=True).text
-        'Calibration would cut NLL by 21.4%: add temperature scaling; affine scaling gains 21.3%.'
+        >>> recommend(3 * logits, target, task="binary", from_logits=True).best
+        'temperature scaling'
     """
-    if not calibrators:
+    if calibrators is not None and not calibrators:
         raise ValueError("`calibrators` must contain at least one calibrator, got none. Omit it to use the default.")
-    gains: dict[str, float] = {}
-    raw = torch.tensor(torch.nan)
+    preds, target, options = flat_options(preds, target, task, options)
+    if calibrators is None:
+        p = TemperatureScaling().read(preds, target, task=task, options=input_options(options))
+        calibrators, _ = applicable(p)
+    before, after = torch.tensor(torch.nan), dict[str, Tensor]()
     names = [calibrator.name for calibrator in calibrators]
     for name, calibrator in zip(names, calibrators, strict=True):
-        raw, after = both_scores(preds, target, task, score, calibrator, options)
-        if raw.dim():
-            raise ValueError(f"`preds` must have no batch axes, got {tuple(raw.shape)}. Pass one data set.")
-        gains[name if names.count(name) == 1 else repr(calibrator)] = float(100 * (1 - after / raw))
-    return recommendation_of(_name_of_score(score), float(raw), gains, worthwhile)
+        name = name if names.count(name) == 1 else repr(calibrator)  # noqa: PLW2901
+        if score in _ROW_SCORES:
+            before, after[name] = _contributions(preds, target, task, score, calibrator, options)
+        else:
+            before, after[name] = both_scores(preds, target, task, score, calibrator, options)
+        if before.dim() > (score in _ROW_SCORES):
+            shape = tuple(before.shape)
+            raise ValueError(f"`preds` must have no batch axes, got {shape}. Pass one data set.")
+    return recommendation_of(_name_of_score(score), before, after, worthwhile)
 
 
-def recommendation_of(score: str, raw: float, gains: Mapping[str, float], worthwhile: float = 5.0) -> Recommendation:
-    """Return the recommendation for gains in percent of the raw score, in the order of preference."""
-    best, *others = gains
-    for name in others:
-        # A gain is NaN if the score stays infinite, or is undefined.
-        if math.isnan(gains[best]) or gains[name] > max(gains[best], 1.1 * gains[best]):
-            best = name if not math.isnan(gains[name]) else best
-    text = _in_words(_SCORE_NAMES.get(score, score), raw, gains, best, worthwhile)
-    return Recommendation(text, score, raw, gains, best if gains[best] >= worthwhile else None)
+def _contributions(
+    preds: Tensor, target: Tensor, task: Task, score: str, calibrator: Calibrator, options: CalibrationOptions
+) -> tuple[Tensor, Tensor]:
+    """Return the contributions of independent units to the raw and to the calibrated mean score, `(..., U)` each."""
+    fitting = fitted(preds, target, task, calibrator, options)
+    p = fitting.p
+    after = p.with_values(fitting.calibrate(p).to(p.dtype))
+    name = _ROW_SCORES[score]
+    groups = options.get("groups")
+    raw, calibrated = (contributions(getattr(each, name), p, groups) for each in (p, after))
+    return raw, calibrated
+
+
+def contributions(scores: Tensor, p: Predictions, groups: Tensor | None = None) -> Tensor:
+    """Return the contribution of each independent unit to the mean score, `(..., U)`. Their sum is the mean score.
+
+    Args:
+        scores: score of each sample `(..., N)`, multi-label `(..., L, N)`.
+        p: predictions, which contain the weights.
+        groups: group of dependent samples `(N,)`; None if samples are independent.
+    """
+    w = sample_weights(p)
+    parts = (w * scores).masked_fill(w == 0, 0) / w.sum(-1, keepdim=True)
+    if p.task == "multilabel":
+        parts = parts.mean(-2)
+    if groups is None:
+        return parts
+    _, index = groups.reshape(-1).unique(return_inverse=True)
+    return parts.new_zeros(*parts.shape[:-1], int(index.max()) + 1).index_add(-1, index, parts)
+
+
+def recommendation_of(
+    score: str, before: Tensor, after: Mapping[str, Tensor], worthwhile: float = 5.0
+) -> Recommendation:
+    """Return the recommendation for scores before and after each calibrator, in the order of preference.
+
+    Args:
+        score: name of the score.
+        before: contributions of independent units to the raw score `(U,)`, or the raw score `()`.
+        after: the same after calibration, by name of the calibrator.
+        worthwhile: smallest gain in percent of the raw score that justifies a calibration stage.
+    """
+    raw = float(before.sum())
+    gains, intervals = {}, {}
+    for name, parts in after.items():
+        gains[name] = 100 * (1 - float(parts.sum() / before.sum()))
+        if before.dim():
+            # Standard error of a ratio of means (delta method).
+            residual = parts - parts.sum() / before.sum() * before
+            half = 100 * _Z * _standard_error(residual) / abs(raw) if raw else math.nan
+            intervals[name] = (gains[name] - half, gains[name] + half)
+    largest = max(gains, key=lambda name: -math.inf if math.isnan(gains[name]) else gains[name])
+    best = next((name for name in after if _is_within_noise(after[name], after[largest])), largest)
+    is_worthwhile = gains[best] >= worthwhile and not intervals.get(best, (math.inf,))[0] <= 0
+    text = _in_words(_SCORE_NAMES.get(score, score), raw, gains, intervals, best, is_worthwhile)
+    return Recommendation(text, score, raw, gains, best if is_worthwhile else None, intervals)
+
+
+def _standard_error(parts: Tensor) -> float:
+    """Return the standard error of the sum of independent contributions `(U,)`."""
+    n = parts.numel()
+    centred = parts - parts.mean()
+    return float((n / (n - 1) * centred.square().sum()).sqrt()) if n > 1 else math.nan
+
+
+def _is_within_noise(parts: Tensor, best: Tensor) -> bool:
+    """Return whether a score is not significantly worse than the best score. Scores without parts are compared."""
+    difference = parts - best
+    if not difference.dim():
+        return bool(difference == 0)
+    return float(difference.sum()) <= _Z * _standard_error(difference)
+
+
+def applicable(p: Predictions) -> tuple[list[Calibrator], tuple[str, ...]]:
+    """Return the calibrators that support the predictions, and notes on calibrators that are omitted."""
+    found: list[Calibrator] = []
+    notes: tuple[str, ...] = ()
+    counts = are_counts(p.weights)
+    for calibrator in (method() for method in CALIBRATORS):
+        name = calibrator.name[:1].upper() + calibrator.name[1:]
+        if p.task not in calibrator.tasks:
+            continue
+        if calibrator.whole_weights and not counts:
+            notes += (f"{name} is omitted: it needs weights that are whole numbers.",)
+        elif isinstance(calibrator, AffineScaling | BiasCorrection) and _is_large(p):
+            notes += (
+                f"{name} is omitted: it is slow for {p.num_classes:,} classes. "
+                "Call torchcalib.calibration.relative_calibration_loss to compute its gain.",
+            )
+        else:
+            found.append(calibrator)
+    return found, notes
+
+
+def _is_large(p: Predictions) -> bool:
+    return p.target.numel() * p.num_classes**2 > MAX_PRODUCTS
 
 
 def _name_of_score(score: Score) -> str:
@@ -105,18 +237,38 @@ def _name_of_score(score: Score) -> str:
     return getattr(getattr(score, "func", score), "__name__", "score")  # `func` is the function in a functools.partial
 
 
-def _in_words(score: str, raw: float, gains: Mapping[str, float], best: str, worthwhile: float) -> str:
+def _in_words(
+    score: str,
+    raw: float,
+    gains: Mapping[str, float],
+    intervals: Mapping[str, tuple[float, float]],
+    best: str,
+    is_worthwhile: bool,
+) -> str:
     gain = gains[best]
-    rest = "".join(f"; {name} {_gains(value)}" for name, value in gains.items() if name != best)
-    if gain >= worthwhile:
-        return f"Calibration would cut {score} by {gain:.1f}%: add {best}{rest}."
+    shown = f"{gain:.1f}%"
+    if best in intervals and math.isfinite(intervals[best][0]):
+        shown += f" (95% interval {ends(*intervals[best], digits=3)})"
+    if is_worthwhile:
+        return f"Calibration would cut {score} by {shown}: add {best}{_other(gains, best)}."
     if gain > 0:
-        return f"Calibration would cut {score} by {gain:.1f}% only ({best}): leave the predictions as they are."
+        return f"Calibration would cut {score} by {shown} only ({best}): leave the predictions as they are."
     if math.isnan(raw):
         return f"{score} is undefined, and so is the gain of calibration."
     if raw == 0:
         return f"{score} is 0: there is nothing to gain by calibration."
     return f"No calibrator lowers {score} ({best} {_gains(gain)}): leave the predictions as they are."
+
+
+def _other(gains: Mapping[str, float], best: str) -> str:
+    """Return a clause on the calibrator with the largest gain, or on the second one if `best` has the largest gain."""
+    others = {name: value for name, value in gains.items() if name != best and not math.isnan(value)}
+    if not others:
+        return ""
+    next_best = max(others, key=lambda name: others[name])
+    if others[next_best] > gains[best]:
+        return f". {next_best[:1].upper()}{next_best[1:]} {_gains(others[next_best])}: the difference is within noise"
+    return f"; {next_best} {_gains(others[next_best])}"
 
 
 def _gains(value: float) -> str:

@@ -17,6 +17,8 @@ from torchcalib.ops.logs import wide_dtype
 SUM_TOLERANCE = {torch.float16: 2e-2, torch.bfloat16: 2e-2, torch.float32: 1e-3, torch.float64: 1e-3}
 """Largest accepted distance from 1 of the sum of a row of probabilities, by dtype."""
 
+MAX_COPIES = 2**53  # float64 represents all integers up to 2^53 exactly
+
 
 class Problem(NamedTuple):
     """Violation of a rule, with its error message.
@@ -372,3 +374,11 @@ def read_priors(priors: Tensor | Sequence[float], num_classes: int) -> Tensor:
             f"`priors` must be non-negative and sum to 1, got {values.tolist()}. Divide them by their sum."
         )
     return values / values.sum(-1, keepdim=True)  # removes the rounding error of float32 priors
+
+
+def are_counts(weights: Tensor | None) -> bool:
+    """Return True if `weights` is None, or contains only whole numbers of at most 2^53."""
+    if weights is None:
+        return True
+    w = weights.detach().double()
+    return bool(((w == w.round()) & (w <= MAX_COPIES)).all())

@@ -14,7 +14,6 @@ from torchcalib.io.saved import saved_value
 from torchcalib.reporting.lines import SCORES
 
 MAX_BINS = 1000  # maximum number of bins for legible diagrams and tables
-MAX_COPIES = 2**53  # float64 represents all integers up to 2^53 exactly
 _MAX_SUMS = 2**27  # maximum number of float64 sums (1 GiB)
 
 S_co = TypeVar("S_co", covariant=True)
@@ -105,11 +104,3 @@ def check_size(task: Task, num_outputs: int, n_bins: int) -> None:
             f"`preds` must have at most {_MAX_SUMS // per_output:,} {outputs} with {n_bins} bins, "
             f"got {num_outputs:,}. Check the class axis, or compute single metrics, which need less memory."
         )
-
-
-def are_counts(weights: Tensor | None) -> bool:
-    """Return True if `weights` is None, or contains only whole numbers of at most 2^53."""
-    if weights is None:
-        return True
-    w = weights.detach().double()
-    return bool(((w == w.round()) & (w <= MAX_COPIES)).all())

@@ -15,6 +15,7 @@ from torch import Tensor
 from torchcalib.calibration.calibrator import Calibrator
 from torchcalib.core.arguments import Task, check_count, check_flag
 from torchcalib.core.arrays import as_tensors
+from torchcalib.core.checks import MAX_COPIES, are_counts
 from torchcalib.core.clusters import MAX_CLUSTERS, ClusteredSample, Clusters, cluster_numbers, identifiers, of_samples
 from torchcalib.core.documentation import documented
 from torchcalib.core.events import NamedMode, modes_of
@@ -29,7 +30,7 @@ from torchcalib.io.saved import saved_value, write_whole
 from torchcalib.io.source import Source
 from torchcalib.metrics.groups.sums import SumsByCluster
 from torchcalib.metrics.proper_scores import NLL
-from torchcalib.reporting.accumulators import MAX_BINS, MAX_COPIES, Accumulated, Accumulator, are_counts, check_size
+from torchcalib.reporting.accumulators import MAX_BINS, Accumulated, Accumulator, check_size
 from torchcalib.reporting.buffer import PredictionBuffer
 from torchcalib.reporting.calibration import calibration_stage, fitted
 from torchcalib.reporting.confidences import report_of_confidences

@@ -19,6 +19,7 @@ from torchcalib.core.arguments import (
     check_seed,
     weights_from,
 )
+from torchcalib.core.checks import MAX_COPIES, are_counts
 from torchcalib.core.clusters import cluster_words, effective_number, identifiers, least_of_batch, of_samples
 from torchcalib.core.documentation import advising
 from torchcalib.core.inputs import InputFormat
@@ -26,7 +27,7 @@ from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked_bins import Binning
 from torchcalib.core.tasks import check_name_count, checked_names, cluster_ids, per_sample, prepare
 from torchcalib.metrics.proper_scores import NLL
-from torchcalib.reporting.accumulators import MAX_BINS, MAX_COPIES, are_counts, check_size
+from torchcalib.reporting.accumulators import MAX_BINS, check_size
 from torchcalib.reporting.comparison.differences import compared_line
 from torchcalib.reporting.comparison.groups import Draws, words_of
 from torchcalib.reporting.comparison.system import (
