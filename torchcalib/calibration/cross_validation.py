@@ -180,11 +180,16 @@ def out_of_fold(p: Predictions, calibrator: Calibrator, folds: Tensor, n_folds: 
     """
     w = sample_weights(p)
     fits = calibrator.fit_to(p, torch.stack([w.masked_fill(folds == f, 0) for f in range(n_folds)]))
+    return calibrated_by_fold(p, fits, folds, n_folds), fits
+
+
+def calibrated_by_fold(p: Predictions, fits: Calibrator, folds: Tensor, n_folds: int) -> Tensor:
+    """Return the calibrated values of each sample, from the fit to the other folds; see `out_of_fold`."""
     values = fits.part(0).calibrated(p.values, p.from_logits)
     for f in range(1, n_folds):
         inside = (folds == f).unsqueeze(-1) if p.task == "multiclass" else folds == f
         values = torch.where(inside, fits.part(f).calibrated(p.values, p.from_logits), values)
-    return values, fits
+    return values
 
 
 def _checked(preds: Tensor, target: Tensor, task: Task, calibrator: Calibrator, options: InputOptions) -> Predictions:

@@ -149,6 +149,21 @@ class Predictions:
         """Return the same samples with new predictions, for example calibrated ones."""
         return replace(self, given=values, rest=None)
 
+    def part(self, samples: slice | Tensor) -> "Predictions":
+        """Return the samples at these positions of the last sample axis; without replicates, groups and counts."""
+        rows = (..., samples, slice(None))
+        weights = None if self.weights is None else self.weights.expand(self.samples)[..., samples]
+        return replace(
+            self,
+            given=self.given[rows] if self.task == "multiclass" else self.given[..., samples],
+            given_target=self.given_target[rows] if self.soft else self.given_target[..., samples],
+            weights=weights,
+            rest=None if self.rest is None else self.rest[..., samples],
+            groups=None,
+            absent=None,
+            n_annotators=None,
+        )
+
     def set_in_log_odds(self) -> "Predictions":
         """Return predictions of a set of classes as log-odds, which are accurate where the probability rounds to 1.
 

@@ -36,6 +36,7 @@ from torchcalib.reporting.calibration import calibration_stage, fitted
 from torchcalib.reporting.confidences import report_of_confidences
 from torchcalib.reporting.contents import SELECTIVE_GROUP
 from torchcalib.reporting.data import Report
+from torchcalib.reporting.diagnosis import Findings, diagnose, evidence_of
 from torchcalib.reporting.groups import GroupBins
 from torchcalib.reporting.lines import (
     Statistics,
@@ -46,7 +47,6 @@ from torchcalib.reporting.lines import (
     score_estimators,
 )
 from torchcalib.reporting.sample_or_sketch import SampleOrSketch
-from torchcalib.reporting.sentence import sentence_of
 from torchcalib.reporting.testing import failure, run_tests, with_evidence, with_intervals
 
 BUFFER, GROUPS = "predictions", "groups"
@@ -222,28 +222,37 @@ class ReportBuilder:
             )
         lines, tables = s.lines(), s.tables()
         main = next(line for line in with_evidence(lines, evidence) if line.key in evidence)
-        # Use the sentence for multi-class predictions: confidences are probabilities of the predicted class.
-        sentence_task: Task = "multiclass" if s.are_confidences else self._task
-        sentence = sentence_of(
-            sentence_task, {line.key: line.value for line in lines}, next(iter(tables.values())), main
-        )
         of_clusters = {}
-        n_clusters, effect = evidence[main.key].n_clusters, evidence[main.key].design_effect
-        if n_clusters is not None and effect is not None:
-            of_clusters = {"clusters": n_clusters, "design_effect": float(effect)}
-            notes.insert(0, cluster_note(n_clusters, float(effect)))
+        n_clusters, effect = evidence[main.key].n_clusters, float(evidence[main.key].design_effect or 1)
+        if n_clusters is not None:
+            of_clusters = {"clusters": n_clusters, "design_effect": effect}
+            notes.insert(0, cluster_note(n_clusters, effect))
         lines = with_evidence(lines, evidence, with_intervals=self._with_intervals)
         if self._with_intervals:
             decomposed = list(s.samples) if s.has_labels else []
             lines, interval_notes = with_intervals(lines, p, why_not, decomposed, s.selective_mode)
             notes += interval_notes
-        stage = None
+        stage = whole = None
         class_names = () if self._format.positive_classes is not None else self._class_names
         if self._with_calibration:
             if p is not None and not p.hard:
                 p, why_not = None, "calibrators need labels, and some targets are soft"
-            stage, stage_notes = calibration_stage(p, why_not, class_names)
+            stage, whole, stage_notes = calibration_stage(p, why_not, class_names, **self._settings)
             notes += stage_notes
+        groups = self._accumulators[GROUPS].table() if self._has_groups else None
+        diagnosis = diagnose(
+            Findings(
+                task=self._task,
+                n=s.n,
+                ece=main,
+                table=next(iter(tables.values())),
+                class_names=class_names,
+                evidence=None if p is None or whole is None else evidence_of(p, whole.fits, whole.nll, effect),
+                stage=stage,
+                groups=groups,
+                are_confidences=s.are_confidences,
+            )
+        )
         n_dropped = self._accumulators[NLL.__name__].n_ignored[1]
         if n_dropped:
             units = "entries" if self._task == "multilabel" else "samples"
@@ -266,13 +275,13 @@ class ReportBuilder:
             lines=tuple(lines),
             tables=tables,
             per_class=s.per_class,
-            sentence=sentence,
+            diagnosis=diagnosis,
             settings={**self._settings, **options, "order_based": order_based, **of_clusters},
             source=dict(source or ({} if self.source is None else self.source.in_words())),
             tests=s.tests(),
             calibration=stage,
             notes=tuple(notes),
-            groups=self._accumulators[GROUPS].table() if self._has_groups else None,
+            groups=groups,
             class_names=class_names,
         )
         return report_of_confidences(report, bool(self._ranked_samples)) if s.are_confidences else report

@@ -1,61 +1,81 @@
 """Evaluate calibrators by cross-validation for a report."""
 
 from collections import defaultdict
-from collections.abc import Sequence
-from typing import TypeVar
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
-from torchcalib.calibration.affine import AffineScaling, TemperatureScaling
-from torchcalib.calibration.calibrator import Calibrator
-from torchcalib.calibration.cross_validation import FoldOptions, folds_of, out_of_fold
-from torchcalib.calibration.histogram import HistogramBinning
-from torchcalib.calibration.isotonic import IsotonicCalibration
-from torchcalib.calibration.recommendation import recommendation_of
+from torchcalib.calibration.affine import AffineScaling, BiasCorrection, TemperatureScaling
+from torchcalib.calibration.calibrator import Calibrator, sample_weights
+from torchcalib.calibration.cross_validation import FoldOptions, calibrated_by_fold, folds_of
+from torchcalib.calibration.recommendation import Recommendation, applicable, contributions, recommendation_of
+from torchcalib.core.bins import BinTable
+from torchcalib.core.checks import are_counts
 from torchcalib.core.predictions import Predictions
+from torchcalib.core.state import SumsKind
 from torchcalib.core.words import listed
 from torchcalib.io.errors import printable
-from torchcalib.metrics.proper_scores import NLL, BrierScore
-from torchcalib.metrics.scores import ScoreMetric, scored
-from torchcalib.reporting.accumulators import are_counts
-from torchcalib.reporting.data import CalibrationGain, CalibrationStage
+from torchcalib.metrics.proper_scores import NLL, Accuracy, BrierScore
+from torchcalib.reporting.accumulators import Accumulated
+from torchcalib.reporting.data import CalibrationStage, CalibratorLine, LineInterval
+from torchcalib.reporting.lines import bin_estimators, bin_table
 from torchcalib.reporting.testing import failure
 
 T = TypeVar("T", bound=Calibrator)
 
-MAX_PRODUCTS = 2**31
-"""Maximum of (number of samples) * (number of classes)^2 for affine scaling, which determines its run time."""
+SCORES = {"accuracy": Accuracy, "nll": NLL, "brier_score": BrierScore}
+"""Scores of a `CalibratorLine`, by field."""
 
-CALIBRATORS: tuple[type[Calibrator], ...] = (TemperatureScaling, AffineScaling, HistogramBinning, IsotonicCalibration)
-"""Calibrators to evaluate, the simplest first."""
-
-SCORES: dict[type[ScoreMetric], str] = {NLL: "NLL", BrierScore: "Brier score"}
+NESTED = (TemperatureScaling, BiasCorrection, AffineScaling)
+"""Calibrators whose likelihoods the diagnosis compares."""
 
 FOLDS = FoldOptions(n_folds=5, seed=0)
 
+_AT_ONCE = 2**21
+"""Number of predicted values that are calibrated at once."""
+
+
+@dataclass(frozen=True)
+class FittedCalibrators:
+    """Calibrators fitted to all samples, for the diagnosis of a report.
+
+    Attributes:
+        fits: fitted calibrators, by class.
+        nll: negative log-likelihood of each sample after these calibrators, `(..., N)`, by class; only for `NESTED`.
+    """
+
+    fits: dict[type[Calibrator], Calibrator]
+    nll: dict[type[Calibrator], Tensor]
+
 
 def calibration_stage(
-    p: Predictions | None, why_not: str, class_names: Sequence[str] = ()
-) -> tuple[CalibrationStage | None, tuple[str, ...]]:
+    p: Predictions | None, why_not: str, class_names: Sequence[str] = (), *, n_bins: int = 15, right: bool = False
+) -> tuple[CalibrationStage | None, FittedCalibrators | None, tuple[str, ...]]:
     """Cross-validate every calibrator that supports the task and the weights.
 
     Args:
         p: predictions with labels as targets; None if they are not available.
         why_not: reason why the predictions are not available, as a clause.
         class_names: names of the classes or labels; empty if unknown.
+        n_bins: number of equal-width bins.
+        right: use bins `(a, b]` instead of `[a, b)`.
 
     Returns:
-        The cross-validated gains and an empty tuple, or None and a note with the reason.
+        The cross-validated scores, the calibrators fitted to all samples, and an empty tuple; or None, None and a note
+        with the reason.
     """
     if p is not None:
         why_not = _why_no_folds(p, class_names)
         try:
             if not why_not:
-                return _stage(p), ()
+                return *_stage(p, class_names, n_bins, right), ()
         # Usually out of memory, or all samples of a class are in one cluster. The rest of the report is still possible.
         except (RuntimeError, ValueError) as error:
             why_not = f"cross-validation failed with {failure(error)}"
-    return None, (f"Calibration gains are omitted: {why_not}.",)
+    return None, None, (f"Calibration gains are omitted: {why_not}.",)
 
 
 def fitted(calibrator: T, p: Predictions, class_axis: int = -1, positive_classes: Sequence[int] | None = None) -> T:
@@ -73,60 +93,120 @@ def fitted(calibrator: T, p: Predictions, class_axis: int = -1, positive_classes
         return calibrator.fit_to(p, class_axis=class_axis, positive_classes=positive_classes)
 
 
-def _stage(p: Predictions) -> CalibrationStage:
-    calibrators, notes = _applicable(p)
+@dataclass(frozen=True)
+class _Evaluated:
+    """Scores of each sample `(..., N)` by field of `CalibratorLine`, ECE and bins of some predictions."""
+
+    scores: dict[str, Tensor]
+    ece: float
+    table: BinTable
+
+
+class _Evaluation:
+    """Collect the scores and the bins of predictions, which may be added in pieces."""
+
+    def __init__(self, p: Predictions, n_bins: int, right: bool) -> None:
+        self.task = p.task
+        self.scores = {name: torch.zeros(p.samples, dtype=torch.float64, device=p.given.device) for name in SCORES}
+        self.estimator = bin_estimators(p.task, n_bins, right, with_noise=True)[0]
+        num_classes = {"multiclass": p.num_classes, "multilabel": p.samples[0]}.get(p.task)
+        accumulator: Any = self.estimator.accumulator
+        self.bins: Accumulated[Any] = Accumulated(SumsKind(accumulator, accumulator.shape(p.task, num_classes)))
+
+    def add(self, samples: slice | Tensor, p: Predictions) -> None:
+        for name, metric in SCORES.items():
+            self.scores[name][..., samples] = metric.score.per_sample(p, *metric.score.arguments).to(torch.float64)
+        self.bins = self.bins + self.bins.of(p)
+
+    def result(self) -> _Evaluated:
+        bins = self.bins.statistic
+        ece = self.estimator.values(bins)[f"ece/{self.estimator.key}"]
+        return _Evaluated(self.scores, float(ece), bin_table(self.task, bins))
+
+
+def _stage(
+    p: Predictions, class_names: Sequence[str], n_bins: int, right: bool
+) -> tuple[CalibrationStage, FittedCalibrators]:
+    calibrators, notes = applicable(p)
     groups = None if p.groups is None else p.groups.reshape(-1)  # a cluster of dependent rows is in one fold
     folds, n_folds = folds_of(p, {**FOLDS, "groups": groups})
-    raw = _scores(p)
-    after: dict[str, dict[str, float]] = {}
+    w = sample_weights(p)
+    fold_weights = torch.stack([*(w.masked_fill(folds == f, 0) for f in range(n_folds)), w])
+    raw = _Evaluation(p, n_bins, right)
+    raw.add(slice(None), p)
+    evaluated = {"none": raw.result()}
+    whole = FittedCalibrators({}, {})
     names_by_remark: dict[str, list[str]] = defaultdict(list)
     for calibrator in calibrators:
-        name = calibrator.name
-        values, _ = out_of_fold(p, calibrator, folds, n_folds)
-        after[name] = _scores(p.with_values(values.to(p.dtype)))
-        for remark in calibrator.fit_to(p).remarks():
-            names_by_remark[remark].append(name)
-    rcl = {score: {name: _rcl(raw[score], scores[score]) for name, scores in after.items()} for score in raw}
-    gains = tuple(
-        CalibrationGain(score, name, after[name][score], gain) for score in raw for name, gain in rcl[score].items()
-    )
-    recommendation = recommendation_of("nll", raw["NLL"], rcl["NLL"])
+        fits = calibrator.fit_to(p, fold_weights)
+        last = whole.fits[type(calibrator)] = fits.part(n_folds)
+        evaluation = _Evaluation(p, n_bins, right)
+        for samples, piece in _calibrated_pieces(p, fits, folds, n_folds):
+            evaluation.add(samples, piece)
+        evaluated[calibrator.name] = evaluation.result()
+        if isinstance(calibrator, NESTED):
+            whole.nll[type(calibrator)] = _nll(p, last)
+        for remark in last.remarks():
+            names_by_remark[remark].append(calibrator.name)
+
+    nll = {name: contributions(each.scores["nll"], p, groups) for name, each in evaluated.items()}
+    recommendation = recommendation_of("nll", nll.pop("none"), nll)
     by_name = {calibrator.name: calibrator for calibrator in calibrators}
     affine = [calibrator for calibrator in calibrators if isinstance(calibrator, TemperatureScaling | AffineScaling)]
     best = affine[-1] if recommendation.best is None else by_name[recommendation.best]
     notes += tuple(
         f"{_sentence_case(listed(names))}: {remark.replace('`', '')}" for remark, names in names_by_remark.items()
     )
-    return CalibrationStage(recommendation, raw, gains, best, n_folds, FOLDS["seed"], notes)
+    words = {each.name: whole.fits[type(each)].in_words(class_names) for each in calibrators}
+    stage = CalibrationStage(
+        recommendation=recommendation,
+        lines=tuple(_line(name, each, p, recommendation, words) for name, each in evaluated.items()),
+        table=evaluated[best.name].table,
+        calibrator=best,
+        n_folds=n_folds,
+        seed=FOLDS["seed"],
+        notes=notes,
+    )
+    return stage, whole
 
 
-def _rcl(raw: float, after: float) -> float:
-    """Return the relative calibration loss in percent, 100 (1 - after / raw); NaN for 0 / 0 and inf / inf."""
-    return float(100 * (1 - torch.tensor(after, dtype=torch.float64) / raw))
+def _line(
+    name: str, found: _Evaluated, p: Predictions, recommendation: Recommendation, words: dict[str, str]
+) -> CalibratorLine:
+    scores = {field: float(contributions(values, p).sum()) for field, values in found.scores.items()}
+    interval = recommendation.intervals.get(name)
+    return CalibratorLine(
+        calibrator=name,
+        **scores,
+        ece=found.ece,
+        gain=recommendation.rcl.get(name),
+        interval=None if interval is None else LineInterval(*interval),
+        parameters=words.get(name, ""),
+    )
 
 
-def _scores(p: Predictions) -> dict[str, float]:
-    return {name: float(scored(metric.score, task=p.task).of(p)) for metric, name in SCORES.items()}
+def _calibrated_pieces(
+    p: Predictions, fits: Calibrator, folds: Tensor, n_folds: int
+) -> Iterator[tuple[slice | Tensor, Predictions]]:
+    """Yield positions of samples and their calibrated predictions, in pieces that bound the memory."""
+    if p.task != "multiclass":  # folds can differ between labels
+        yield slice(None), p.with_values(calibrated_by_fold(p, fits, folds, n_folds).to(p.dtype))
+        return
+    for f in range(n_folds):
+        fit = fits.part(f)
+        for samples in (folds == f).nonzero().squeeze(-1).split(max(1, _AT_ONCE // p.num_classes)):
+            yield samples, _calibrated(p.part(samples), fit)
 
 
-def _applicable(p: Predictions) -> tuple[list[Calibrator], tuple[str, ...]]:
-    """Return the calibrators to evaluate, and notes on calibrators omitted due to weights or run time."""
-    applicable: list[Calibrator] = []
-    notes: tuple[str, ...] = ()
-    counts = are_counts(p.weights)
-    for calibrator in (method() for method in CALIBRATORS):
-        if p.task not in calibrator.tasks:
-            continue
-        if calibrator.whole_weights and not counts:
-            notes += (f"{_sentence_case(calibrator.name)} is omitted: it needs weights that are whole numbers.",)
-        elif isinstance(calibrator, AffineScaling) and p.target.numel() * p.num_classes**2 > MAX_PRODUCTS:
-            notes += (
-                f"Affine scaling is omitted: it is slow for {p.num_classes:,} classes. "
-                "Call torchcalib.calibration.relative_calibration_loss to compute its gain.",
-            )
-        else:
-            applicable.append(calibrator)
-    return applicable, notes
+def _calibrated(p: Predictions, fit: Calibrator) -> Predictions:
+    return p.with_values(fit.calibrated(p.values, p.from_logits).to(p.dtype))
+
+
+def _nll(p: Predictions, fit: Calibrator) -> Tensor:
+    """Return the negative log-likelihood of each sample after calibration, `(..., N)`."""
+    rows = max(1, _AT_ONCE // p.num_classes)
+    starts = range(0, p.samples[-1], rows)
+    return torch.cat([_calibrated(p.part(slice(i, i + rows)), fit).cross_entropy for i in starts], -1)
 
 
 def _why_no_folds(p: Predictions, class_names: Sequence[str]) -> str:

@@ -37,8 +37,12 @@ def report_of_confidences(report: Report, weights_are_counts: bool) -> Report:
         replace(line, value=accuracy, naive=accuracy, interval=interval) if line.key == "accuracy" else line
         for line in _as_top_label(report.lines)
     ]
+    stage = report.calibration
+    if stage is not None:  # calibration changes the confidences, not the answers
+        stage = replace(stage, lines=tuple(replace(line, accuracy=accuracy) for line in stage.lines))
     return replace(
         report,
+        calibration=stage,
         lines=tuple(lines),
         tables=_main(report.tables),
         tests=_main(report.tests),

@@ -267,28 +267,24 @@ def _explanation_columns(results: "Results[Any]") -> list[Column]:
     ]
 
 
-def gain_table(stage: "CalibrationStage") -> Table:
-    """Return the table of scores before calibration and after each calibrator, with the gains."""
-    sections = {
-        score: [
-            (score, "none", raw, None),
-            *((score, each.calibrator, each.value, each.rcl) for each in stage.gains if each.score == score),
-        ]
-        for score, raw in stage.raw.items()
-    }
+def calibrator_table(stage: "CalibrationStage") -> Table:
+    """Return the table of scores without calibration and after each calibrator."""
 
-    def bar(row: tuple[str, str, float, float | None]) -> Cell:
-        longest = max((value for _, _, value, _ in sections[row[0]] if math.isfinite(value)), default=0) or 1
-        return Cell(style="bar", bar=100 * row[2] / longest if math.isfinite(row[2]) else math.inf)
+    def accuracy(line: Any) -> Cell:
+        return Cell(percent(line.accuracy), line.accuracy)
 
     columns = [
-        Column("calibrator", lambda row: Cell(row[1]), is_number=False),
-        Column("score", lambda row: number(row[2]), data={"value": lambda row: row[2]}),
-        Column("gain", lambda row: Cell() if row[3] is None else Cell(gain(row[3]), row[3], style="main")),
-        Column("score (shorter is better)", bar, is_number=False, shown="page", data={}),
+        Column("calibrator", lambda line: Cell(line.calibrator), is_number=False),
+        Column("accuracy", accuracy),
+        Column("NLL", lambda line: number(line.nll), data={"nll": attrgetter("nll")}),
+        Column("gain", lambda line: Cell() if line.gain is None else Cell(gain(line.gain), line.gain, style="main")),
+        _interval_column(attrgetter("interval")),
+        Column("Brier score", lambda line: number(line.brier_score), shown="wide"),
+        Column("ECE", lambda line: number(line.ece), data={"ece": attrgetter("ece")}),
+        Column("parameters", lambda line: Cell(printable(line.parameters)), is_number=False, shown="page", wraps=True),
     ]
     title = f"Scores after calibration, {stage.n_folds}-fold cross-validation"
-    return Table.of(columns, sections, title, heading_name="score")
+    return Table.of(columns, {"": stage.lines}, title, index=["calibrator"])
 
 
 def class_table(report: "Report", most: int | None = None) -> Table | None:

@@ -26,9 +26,9 @@ from torchcalib.io.saved import write_whole
 from torchcalib.metrics.groups.table import GroupTable
 from torchcalib.reporting.contents import (
     WORST_CLASSES,
+    calibrator_table,
     class_table,
     difference_table,
-    gain_table,
     input_line,
     line_table,
 )
@@ -36,6 +36,8 @@ from torchcalib.reporting.monitoring.history import History
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+    from torchcalib.reporting.diagnosis import Diagnosis
 
 V = TypeVar("V")
 
@@ -153,41 +155,50 @@ class ComparedLine(Quantity):
 
 
 @dataclass(frozen=True)
-class CalibrationGain:
-    """Score after calibration with one calibrator, and its improvement.
+class CalibratorLine:
+    """Cross-validated scores after calibration with one calibrator.
 
     Attributes:
-        score: display name of the score: `"NLL"` (negative log-likelihood) or `"Brier score"`.
-        calibrator: display name of the calibrator, such as `"temperature scaling"`.
-        value: cross-validated score of the calibrated predictions.
-        rcl: relative calibration loss in percent, 100 (1 - value / uncalibrated score). Negative for an increase.
+        calibrator: display name of the calibrator, such as `"temperature scaling"`; `"none"` without calibration.
+        accuracy: accuracy of the calibrated predictions.
+        nll: negative log-likelihood (NLL) in nats.
+        brier_score: Brier score.
+        ece: expected calibration error (ECE) of the main mode.
+        gain: decrease of NLL in percent of its value without calibration (relative calibration loss). Negative for an
+            increase. None without calibration.
+        interval: 95% interval of `gain`; see `torchcalib.calibration.Recommendation`. None if undefined.
+        parameters: parameters of the fit to all samples, in words.
     """
 
-    score: str
     calibrator: str
-    value: float
-    rcl: float
+    accuracy: float
+    nll: float
+    brier_score: float
+    ece: float
+    gain: float | None = None
+    interval: LineInterval | None = None
+    parameters: str = ""
 
 
 @dataclass(frozen=True)
 class CalibrationStage(Tabular):
-    """Cross-validated improvement of the scores by calibrators.
+    """Cross-validated scores with and without calibrators.
 
     Attributes:
         recommendation: whether to calibrate and with which calibrator, based on the negative log-likelihood (NLL).
-        raw: scores of the uncalibrated predictions, by name.
-        gains: one entry for each score and calibrator.
+        lines: scores without calibration, then after each calibrator.
         calibrator: the recommended calibrator, not fitted. If none is worthwhile: affine scaling, or temperature
             scaling if affine scaling was omitted. `calibrator.fit(preds, target)` fits it to all samples.
+        table: bins of the main mode after calibration with `calibrator`.
         n_folds: number of folds, stratified by class.
         seed: seed of the split into folds.
         notes: sentences on problems of the fits and on omitted calibrators.
     """
 
     recommendation: Recommendation
-    raw: Mapping[str, float]
-    gains: tuple[CalibrationGain, ...]
+    lines: tuple[CalibratorLine, ...]
     calibrator: Calibrator = field(compare=False)
+    table: BinTable = field(compare=False, repr=False)
     n_folds: int
     seed: int
     notes: tuple[str, ...] = ()
@@ -197,9 +208,19 @@ class CalibrationStage(Tabular):
         """Display name of `calibrator`."""
         return self.calibrator.name
 
+    @property
+    def raw(self) -> CalibratorLine:
+        """Scores without calibration."""
+        return self.lines[0]
+
+    @property
+    def best(self) -> CalibratorLine:
+        """Scores after calibration with `calibrator`."""
+        return next(line for line in self.lines if line.calibrator == self.name)
+
     def layout(self) -> Table:
-        """Return the table of scores before calibration and after each calibrator."""
-        return gain_table(self)
+        """Return the table of scores without calibration and after each calibrator."""
+        return calibrator_table(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the attributes as plain Python values; see `Results.to_dict`."""
@@ -338,7 +359,7 @@ class Report(Results[float]):
         priors: frequency of each class; multi-label: of each label.
         tables: table of equal-width bins for each mode; multi-label: all labels pooled.
         per_class: class-wise expected calibration error (ECE) of each class or label; empty for a binary task.
-        sentence: the main findings as text.
+        diagnosis: what is wrong, why, and what to do.
         source: origin of the predictions, such as files.
         tests: table of the bins of the test-based calibration error (TCE) for each mode; multi-label: all labels
             pooled. Empty for soft targets and for fractional weights.
@@ -352,7 +373,7 @@ class Report(Results[float]):
     priors: tuple[float, ...]
     tables: Mapping[NamedMode, BinTable]
     per_class: tuple[float, ...]
-    sentence: str
+    diagnosis: "Diagnosis"
     source: Mapping[str, Any] = field(default_factory=dict)
     tests: Mapping[NamedMode, TCETable] = field(default_factory=dict)
     calibration: CalibrationStage | None = None
@@ -609,13 +630,18 @@ class Report(Results[float]):
         return replace(builder.report(), task_is_inferred=task is None)
 
     @property
+    def sentence(self) -> str:
+        """Verdict and cause of miscalibration, as text."""
+        return self.diagnosis.sentence
+
+    @property
     def main_table(self) -> BinTable:
         """Bin table of the main mode, the first entry of `tables`."""
         return next(iter(self.tables.values()))
 
     @property
     def main_line(self) -> Line:
-        """Line of the expected calibration error (ECE) of the main mode, which `sentence` describes."""
+        """Line of the expected calibration error (ECE) of the main mode."""
         return next(line for line in self.lines if line.key.startswith("ece/"))
 
     @property
@@ -675,7 +701,7 @@ class Report(Results[float]):
 
     def __str__(self) -> str:
         stage = self.calibration
-        advice = [] if stage is None else [" ".join([stage.recommendation.text, *stage.notes])]
+        advice = [self.diagnosis.action, *([] if stage is None else [" ".join([stage.recommendation.text, *stage.notes])])]
         worst = class_table(self, WORST_CLASSES) if self.class_names else None
         others = [
             *([] if worst is None else [worst]),

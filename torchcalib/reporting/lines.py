@@ -215,6 +215,12 @@ def has_table(task: Task, mode: NamedMode) -> bool:
     return mode != "classwise" or task == "multilabel"
 
 
+def bin_table(task: Task, bins: BinStats) -> BinTable:
+    """Return the table of equal-width bins, with all labels pooled."""
+    pooled = replace(bins, sums=bins.sums.sum(0)) if task == "multilabel" else bins
+    return BinTable.of(pooled, equal_width_edges(pooled.n.shape[-1], pooled.n))
+
+
 class LineEstimator(NamedTuple):
     """Functions to compute several lines of a report from one statistic, such as the sums over bins.
 
@@ -313,12 +319,7 @@ class Statistics:
 
     def tables(self) -> dict[NamedMode, BinTable]:
         """Return the table of equal-width bins for each mode, with all labels pooled."""
-        tables = {}
-        for mode, bins in self.bins.items():
-            if has_table(self.task, mode):
-                pooled = replace(bins, sums=bins.sums.sum(0)) if self.task == "multilabel" else bins
-                tables[mode] = BinTable.of(pooled, equal_width_edges(pooled.n.shape[-1], pooled.n))
-        return tables
+        return {mode: bin_table(self.task, bins) for mode, bins in self.bins.items() if has_table(self.task, mode)}
 
     def tests(self) -> dict[NamedMode, TCETable]:
         """Return the bins of the test-based error (TCE) for each mode, all labels pooled; empty for soft targets."""

@@ -1,0 +1,531 @@
+"""Diagnose the cause of miscalibration, and recommend an action.
+
+A cause is a change of the predicted probabilities with few parameters. Its evidence is the likelihood-ratio statistic,
+twice the increase of the log-likelihood when the change is fitted to all samples:
+
+- over- or under-confidence: a temperature,
+- class bias: one bias for each class,
+- label noise: the mixture (1 - e) q + e / C of the probabilities q of C classes with uniform probabilities,
+- a bad class: a temperature for the predictions of one class.
+
+The cause with the largest statistic after a penalty for its parameters is reported (Akaike information criterion).
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchcalib.calibration.affine import AffineScaling, BiasCorrection, TemperatureScaling
+from torchcalib.calibration.calibrator import Calibrator, sample_weights
+from torchcalib.core.arguments import Task
+from torchcalib.core.bins import BinTable
+from torchcalib.core.predictions import Predictions
+from torchcalib.core.words import ends, listed, percent, significant
+from torchcalib.io.errors import printable
+from torchcalib.metrics.groups.table import GroupTable
+from torchcalib.reporting.data import CalibrationStage, Line
+
+Kind = Literal[
+    "calibrated",
+    "too little data",
+    "over-confidence",
+    "under-confidence",
+    "class bias",
+    "label noise",
+    "bad class",
+    "bad groups",
+    "uneven",
+]
+
+LEVEL = 0.05
+"""Significance level of the expected calibration error (ECE), and of a cause if ECE is significant."""
+
+CAUSE_LEVEL = 0.0125
+"""Significance level of a cause if ECE is not significant: a quarter of `LEVEL`, because there are four causes."""
+
+SLIGHT, BAD = 0.02, 0.1
+"""Thresholds for ECE minus its noise floor: "slightly" below `SLIGHT`, "badly" from `BAD` on, "clearly" between."""
+
+_MAIN_PART = 0.8  # fraction of the total excess of ECE that few groups must have to be the cause
+_FEW = 1 / 3  # largest fraction of the samples in few bad groups
+_ACCURACY_CHANGE = 0.005  # smallest change of accuracy that is mentioned
+_MIN_CLASS_WEIGHT = 5.0  # smallest number of predictions of a class that is examined
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Cause of miscalibration, and the action with the largest gain.
+
+    Attributes:
+        kind: cause: `"calibrated"`, `"too little data"`, `"over-confidence"`, `"under-confidence"`, `"class bias"`,
+            `"label noise"`, `"bad class"`, `"bad groups"`, or `"uneven"` (different errors in different ranges).
+        degree: `"slightly"`, `"clearly"` or `"badly"`, by the excess of ECE over its noise floor; empty for
+            `"calibrated"` and `"too little data"`. The limits are 0.02 and 0.1.
+        badge: verdict in few words, such as `"clearly over-confident"`.
+        cause: sentences on the cause, with the values that show it.
+        action: sentences on what to do, with the cross-validated gain.
+    """
+
+    kind: Kind
+    degree: str
+    badge: str
+    cause: str
+    action: str
+
+    @property
+    def sentence(self) -> str:
+        """Verdict and cause."""
+        return f"{self.badge[:1].upper()}{self.badge[1:]}. {self.cause}"
+
+
+class Candidate(NamedTuple):
+    """Possible cause with its evidence.
+
+    Attributes:
+        kind: the cause.
+        statistic: likelihood-ratio statistic.
+        n_parameters: number of fitted parameters.
+        n_choices: number of classes from which one was selected.
+        index: the selected class; -1 for none.
+        value: fitted parameter: temperature, or rate of label noise.
+    """
+
+    kind: Kind
+    statistic: float
+    n_parameters: int
+    n_choices: int = 1
+    index: int = -1
+    value: float = math.nan
+
+    @property
+    def p_value(self) -> float:
+        """Probability of a statistic at least as large for a calibrated model (chi-squared, Bonferroni)."""
+        half = torch.tensor((self.n_parameters / 2, max(self.statistic, 0) / 2), dtype=torch.float64)
+        return min(1.0, self.n_choices * float(torch.special.gammaincc(half[0], half[1])))
+
+    @property
+    def penalised(self) -> float:
+        """Statistic minus twice the number of parameters, where a selection counts as log(n_choices) parameters."""
+        return self.statistic - 2 * self.n_parameters - 2 * math.log(self.n_choices)
+
+
+class Evidence(NamedTuple):
+    """Candidates, and mean probability and frequency of each class or label `(C,)`."""
+
+    candidates: list[Candidate]
+    also: Candidate | None  # a temperature in addition to class biases, or class biases in addition to a temperature
+    mean: Tensor
+    frequency: Tensor
+    bias: Tensor
+
+
+def evidence_of(
+    p: Predictions, fits: Mapping[type[Calibrator], Calibrator], nll: Mapping[type[Calibrator], Tensor], effect: float
+) -> Evidence:
+    """Return the evidence for each cause.
+
+    Args:
+        p: predictions with labels as targets.
+        fits: calibrators fitted to all samples, by class.
+        nll: negative log-likelihood of each sample after calibration, by class.
+        effect: design effect of clusters, by which statistics are divided; 1 for independent samples.
+    """
+    w = sample_weights(p)
+    raw = p.cross_entropy
+    w_finite = w.masked_fill(raw.isinf() | (w == 0), 0)
+    # Weights that are not counts have an effective number of samples.
+    scale = 1.0 if p.copies else float(w.sum() / w.square().sum())
+    scale /= max(1.0, effect)
+
+    def statistic(after: Tensor, weights: Tensor = w_finite) -> float:
+        return 2 * scale * float((weights * (raw - after)).masked_fill(weights == 0, 0).sum())
+
+    mean, frequency, varentropy, top = _sums(p, w)
+    n_fits = p.samples[:-1].numel()
+    n_biases = n_fits if p.task != "multiclass" else max(1, int((frequency > 0).sum()) - 1)
+    candidates: list[Candidate] = []
+    bias = torch.zeros_like(mean)
+    also = None
+    temperature = nll.get(TemperatureScaling)
+    if temperature is not None:
+        value = float(fits[TemperatureScaling].temperature.mean())
+        kind: Kind = "over-confidence" if value > 1 else "under-confidence"
+        candidates.append(Candidate(kind, statistic(temperature), n_fits, value=value))
+    if BiasCorrection in nll:
+        beta = fits[BiasCorrection].beta
+        bias = beta if p.task == "multiclass" else (beta[..., 1] - beta[..., 0]).reshape(-1)
+        index = int((mean - frequency).argmax()) if p.task == "multiclass" else int((mean - frequency).abs().argmax())
+        candidates.append(Candidate("class bias", statistic(nll[BiasCorrection]), n_biases, index=index))
+    if AffineScaling in nll and len(candidates) == 2:
+        largest = max(candidates, key=lambda each: each.statistic)
+        rest = statistic(nll[AffineScaling]) - largest.statistic
+        both = fits[AffineScaling]
+        if largest.kind == "class bias":
+            value = float(both.temperature.mean())
+            kind = "over-confidence" if value > 1 else "under-confidence"
+            also = Candidate(kind, rest, n_fits, value=value)
+        else:
+            also = Candidate("class bias", rest, n_biases, index=candidates[-1].index)
+    candidates.append(_label_noise(raw, w, p.num_classes, scale))
+    if p.task == "multiclass":
+        candidates += _bad_class(p, w_finite, scale, varentropy, top)
+    return Evidence(candidates, also, mean, frequency, bias)
+
+
+def _sums(p: Predictions, w: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return mean probability and frequency `(C,)`, and variance of log q and top class of each sample `(N,)`.
+
+    Variance and top class are empty unless the task is "multiclass".
+    """
+    if p.task != "multiclass":
+        total = w.sum(-1)
+        mean, frequency = ((w * x).masked_fill(w == 0, 0).sum(-1) / total for x in (p.probs, p.target))
+        return mean.reshape(-1), frequency.reshape(-1), w.new_empty(0), w.new_empty(0, dtype=torch.int64)
+    mean = w.new_zeros(p.num_classes)
+    pieces = []
+    rows = max(1, 2**20 // p.num_classes)
+    for start in range(0, w.shape[-1], rows):
+        piece = p.part(slice(start, start + rows))
+        log_q = piece.log_probs
+        q = log_q.exp()
+        finite = log_q.masked_fill(q == 0, 0)
+        weights = w[start : start + rows]
+        mean = mean + (weights @ q.to(w.dtype).masked_fill((weights == 0).unsqueeze(-1), 0))
+        pieces.append((q * finite.square()).sum(-1).to(w.dtype))
+    frequency = torch.zeros_like(mean).index_add(-1, p.target, w)
+    total = w.sum()
+    varentropy = torch.cat(pieces) - p.rows.neg_entropy.square()
+    return mean / total, frequency / total, varentropy, p.rows.top
+
+
+def _label_noise(nll: Tensor, w: Tensor, num_classes: int, scale: float) -> Candidate:
+    """Fit the rate e of the mixture (1 - e) q + e / C by bisection of the derivative of the log-likelihood."""
+    q = (-nll).exp().flatten()
+    w = w.expand(nll.shape).flatten()
+    q, w = q[w > 0], w[w > 0]
+
+    def slope(e: float) -> float:
+        return float((w * (1 / num_classes - q) / ((1 - e) * q + e / num_classes)).sum())
+
+    low, high = 0.0, 1.0
+    if not bool((q == 0).any()) and slope(0.0) <= 0:
+        return Candidate("label noise", 0.0, 1, value=0.0)
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if slope(middle) > 0 else (low, middle)
+    gain = (w * (((1 - low) * q + low / num_classes).log() - q.log())).sum()
+    return Candidate("label noise", 2 * scale * float(gain), 1, value=low)
+
+
+def _bad_class(p: Predictions, w: Tensor, scale: float, varentropy: Tensor, top: Tensor) -> list[Candidate]:
+    """Return a temperature for the predictions of one class, which has the largest score statistic.
+
+    The derivative of the log-likelihood in the logarithm of 1 / T is the log-probability of the label plus the entropy.
+    """
+    score = (w * -p.ecd).masked_fill(w == 0, 0)
+    variance = w.square() * varentropy if not p.copies else w * varentropy
+    sums = torch.zeros(3, p.num_classes, dtype=w.dtype, device=w.device)
+    total, scores, variances = sums.index_add(-1, top, torch.stack((w, score, variance)))
+    z = scores.square() / variances.clamp(min=1e-30)
+    z = z.masked_fill((total < _MIN_CLASS_WEIGHT) | (variances <= 0), 0)
+    index = int(z.argmax())
+    rows = (top == index).nonzero().squeeze(-1)
+    if float(z[index]) == 0 or len(rows) == int((w > 0).sum()):
+        return []
+    piece = p.part(rows)
+    fit = TemperatureScaling().fit_to(piece)
+    after = piece.with_values(fit.calibrated(piece.values, piece.from_logits).to(p.dtype)).cross_entropy
+    gain = (w[rows] * (piece.cross_entropy - after)).masked_fill(w[rows] == 0, 0).sum()
+    n_classes = int((total >= _MIN_CLASS_WEIGHT).sum())
+    return [Candidate("bad class", 2 * scale * float(gain), 1, n_classes, index, float(fit.temperature))]
+
+
+def cause_of(candidates: Sequence[Candidate], is_significant: bool) -> Candidate | None:
+    """Return the cause with the most evidence; None without a significant one.
+
+    Args:
+        candidates: possible causes.
+        is_significant: whether the expected calibration error is significant.
+    """
+    level = LEVEL if is_significant else CAUSE_LEVEL
+    significant = [each for each in candidates if each.p_value < level]
+    return max(significant, key=lambda each: each.penalised, default=None)
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What a diagnosis is made from.
+
+    Attributes:
+        task: task of the predictions; `"multiclass"` for confidences.
+        n: sum of weights.
+        ece: line of the expected calibration error of the main mode.
+        table: bins of the main mode.
+        class_names: names of classes or labels; empty if unknown.
+        evidence: evidence for causes; None if the predictions are not available.
+        stage: cross-validated calibrators; None if omitted.
+        groups: table of the worst groups; None without groups.
+        are_confidences: whether predictions are confidences in answers.
+    """
+
+    task: Task
+    n: float
+    ece: Line
+    table: BinTable
+    class_names: Sequence[str] = ()
+    evidence: Evidence | None = None
+    stage: CalibrationStage | None = None
+    groups: GroupTable | None = None
+    are_confidences: bool = False
+
+    @property
+    def confidence(self) -> float:
+        """Mean confidence."""
+        return float(self.table.mean("confidence"))
+
+    @property
+    def frequency(self) -> float:
+        """Mean outcome."""
+        return float(self.table.mean("frequency"))
+
+    @property
+    def is_significant(self) -> bool:
+        """Whether the expected calibration error exceeds its noise floor significantly."""
+        return self.ece.p_value is not None and self.ece.p_value < LEVEL and self.excess > 0
+
+    @property
+    def excess(self) -> float:
+        """Expected calibration error minus its noise floor; the error itself without a noise floor."""
+        return self.ece.value - (self.ece.noise_floor or 0.0)
+
+    @property
+    def cause(self) -> Candidate | None:
+        """Cause with the most evidence; None without a significant one."""
+        if self.evidence is not None:
+            return cause_of(self.evidence.candidates, self.is_significant)
+        if not self.is_significant:
+            return None
+        difference = self.frequency - self.confidence
+        if abs(difference) < self.ece.value / 2:
+            return Candidate("uneven", math.inf, 1)
+        if self.task != "multiclass":
+            return Candidate("class bias", math.inf, 1, index=0)
+        return Candidate("over-confidence" if difference < 0 else "under-confidence", math.inf, 1)
+
+    def name(self, index: int) -> str:
+        """Return the display name of a class or label; for a binary task of y = 1 (or of y = 0 for index -1)."""
+        if self.task == "binary":
+            return printable(self.class_names[index]) if self.class_names else f"y = {1 if index >= 0 else 0}"
+        if self.class_names:
+            return printable(self.class_names[index])
+        return f"{'label' if self.task == 'multilabel' else 'class'} {index}"
+
+
+def diagnose(found: Findings) -> Diagnosis:
+    """Return the diagnosis: the cause with the most evidence, its degree, and what to do."""
+    cause, groups = found.cause, _bad_groups(found)
+    if groups:
+        worst = groups[0]
+        words = (
+            f"Group {worst[0]} has an ECE of {significant(worst[1])} ({significant(worst[2])} expected if calibrated)"
+        )
+        more = f", and {len(groups) - 1} more groups are miscalibrated" if len(groups) > 1 else ""
+        return _diagnosis(
+            found, "bad groups", f"off in group {worst[0]}", f"{words}{more}. Other groups are consistent with it."
+        )
+    if cause is None:
+        return _without_cause(found)
+    if found.are_confidences and cause.kind in ("class bias", "over-confidence", "under-confidence", "label noise"):
+        kind: Kind = "over-confidence" if found.confidence > found.frequency else "under-confidence"
+        cause = Candidate(kind, cause.statistic, 1)
+    words, badge = _WORDS[cause.kind](found, cause)
+    return _diagnosis(found, cause.kind, badge, words)
+
+
+def _bad_groups(found: Findings) -> list[tuple[str, float, float]]:
+    """Return name, ECE and noise floor of few groups that have most of the excess of ECE; empty if there are none."""
+    groups = found.groups
+    if groups is None or groups.n_groups < 2:
+        return []
+    rows = list(zip(groups.shown_names(40), groups.n, groups.value, groups.noise_floor, groups.p_value, strict=True))
+    excess = {name: n * max(0.0, value - floor) for name, n, value, floor, _ in rows}
+    bad = [(name, n, value, floor) for name, n, value, floor, p in rows if p < LEVEL]
+    is_few = 0 < len(bad) < len(rows) and sum(n for _, n, *_ in bad) <= _FEW * found.n
+    if not is_few or sum(excess[name] for name, *_ in bad) < _MAIN_PART * sum(excess.values()):
+        return []
+    return [(name, value, floor) for name, _, value, floor in bad]
+
+
+def _without_cause(found: Findings) -> Diagnosis:
+    ece = found.ece
+    if found.is_significant:
+        words, badge = _uneven(found, Candidate("uneven", 0.0, 1))
+        return _diagnosis(found, "uneven", badge, words)
+    floor = ece.noise_floor or 0.0
+    high = ece.interval.high if ece.interval is not None else floor
+    tested = f"ECE is {significant(ece.value)}, and {significant(floor)} is expected if the model is calibrated"
+    if floor >= BAD or high >= BAD:
+        n = math.ceil(found.n * max((floor / SLIGHT) ** 2, (high / BAD) ** 2))
+        upper = f"; a true ECE of {significant(high)} is not excluded" if high >= BAD else ""
+        return Diagnosis(
+            "too little data",
+            "",
+            "too little data to tell",
+            f"This sample is too small to detect miscalibration: {tested}{upper}.",
+            f"Evaluate the model on about {_rounded(n):,} samples.",
+        )
+    return Diagnosis(
+        "calibrated",
+        "",
+        "calibrated",
+        f"This sample shows no significant miscalibration: {tested}.",
+        "No action is needed." if found.stage is None else _advice(found.stage),
+    )
+
+
+def _rounded(n: int) -> int:
+    """Round a number of samples up to one significant digit."""
+    unit = 10 ** (len(str(n)) - 1)
+    return int(math.ceil(n / unit) * unit)
+
+
+def _diagnosis(found: Findings, kind: Kind, badge: str, words: str) -> Diagnosis:
+    degree = "slightly" if found.excess < SLIGHT else "clearly" if found.excess < BAD else "badly"
+    return Diagnosis(kind, degree, f"{degree} {badge}", words, _action(found, kind))
+
+
+def _action(found: Findings, kind: Kind) -> str:
+    sentences = []
+    if found.stage is None:
+        sentences.append("Fit a calibrator of torchcalib.calibration to held-out data.")
+    else:
+        sentences.append(_advice(found.stage))
+    if kind == "label noise":
+        sentences.append("Check the labels of the most confident errors.")
+    cause = found.cause
+    if kind == "bad class" and cause is not None:
+        sentences.append(f"Check the labels and the training data of {found.name(cause.index)}.")
+    if kind == "bad groups":
+        sentences.append("Check the labels and the training data of this group, or calibrate it separately.")
+    if kind == "class bias" and found.task == "binary" and found.evidence is not None:
+        threshold = 1 / (1 + math.exp(float(found.evidence.bias[0])))
+        if math.isfinite(threshold):
+            sentences.append(f"Without a calibrator, use the decision threshold {threshold:.2f} instead of 0.5.")
+    return " ".join(sentences)
+
+
+def _advice(stage: CalibrationStage) -> str:
+    """Return the recommended calibrator with its gain in NLL, and its change of accuracy."""
+    recommended = stage.recommendation
+    raw, best = stage.raw, stage.best
+    if recommended.best is None:
+        gains = [line for line in stage.lines[1:] if line.gain is not None and line.gain > 0]
+        if not gains:
+            return "No calibrator lowers NLL: use the predictions as they are."
+        top = max(gains, key=lambda line: line.gain or 0.0)
+        return f"Use the predictions as they are: the best calibrator, {top.calibrator}, cuts NLL by {top.gain:.1f}%."
+    interval = "" if best.interval is None else f" (95% interval {ends(best.interval.low, best.interval.high, 3)})"
+    gain = f"Add {best.calibrator}: it cuts NLL by {best.gain:.1f}%{interval}"
+    change = best.accuracy - raw.accuracy
+    if abs(change) < _ACCURACY_CHANGE:
+        return f"{gain}."
+    direction = "raises" if change > 0 else "lowers"
+    return f"{gain} and {direction} accuracy from {raw.accuracy:.1%} to {best.accuracy:.1%}."
+
+
+def _means(found: Findings) -> str:
+    """Return mean confidence and frequency as a clause."""
+    confidence, frequency = f"{found.confidence:.1%}", f"{found.frequency:.1%}"
+    if found.task == "multiclass" or found.are_confidences:
+        return f"mean confidence is {confidence}, accuracy {frequency}"
+    if found.task == "binary":
+        return f"mean P({found.name(1)}) is {confidence}, its frequency {frequency}"
+    return f"mean probability of labels is {confidence}, their frequency {frequency}"
+
+
+def _over_confident(found: Findings, cause: Candidate) -> tuple[str, str]:
+    over = cause.kind == "over-confidence"
+    badge = "over-confident" if over else "under-confident"
+    temperature = "" if math.isnan(cause.value) else f" A temperature of {cause.value:.3g} corrects it."
+    means = _means(found)
+    if found.task == "multiclass" or found.are_confidences:
+        words = f"Confidence is too {'high' if over else 'low'}: {means}.{temperature}"
+    else:
+        words = f"Probabilities are too {'close to 0 and 1' if over else 'far from 0 and 1'}.{temperature}"
+    return words + _also(found), badge
+
+
+def _class_bias(found: Findings, cause: Candidate) -> tuple[str, str]:
+    mean, frequency = found.confidence, found.frequency
+    if found.evidence is not None:
+        mean, frequency = (float(x[cause.index]) for x in (found.evidence.mean, found.evidence.frequency))
+    if found.task == "binary":
+        name = found.name(1) if mean > frequency else found.name(-1) if not found.class_names else found.name(0)
+        high = "high" if mean > frequency else "low"
+        return f"P({found.name(1)}) is too {high}: {_means(found)}.{_also(found)}", f"biased towards {name}"
+    name = found.name(cause.index)
+    words = f"The mean probability of {name} is {mean:.1%}, its frequency {frequency:.1%}.{_also(found)}"
+    if found.task == "multilabel":
+        return words, f"biased {'towards' if mean > frequency else 'against'} {name}"
+    return words, f"biased towards {name}"
+
+
+def _also(found: Findings) -> str:
+    """Return a sentence on a second cause, if it is significant; otherwise an empty string."""
+    also = None if found.evidence is None else found.evidence.also
+    if also is None or also.p_value >= CAUSE_LEVEL:
+        return ""
+    if also.kind == "class bias":
+        return " There are also significant class biases."
+    change = "high" if also.kind == "over-confidence" else "low"
+    return f" After a correction of the bias, confidence is too {change} (temperature {also.value:.3g})."
+
+
+def _label_noise_words(found: Findings, cause: Candidate) -> tuple[str, str]:
+    table = found.table
+    last = int((table.n > 0).nonzero().flatten()[-1])
+    confidence, frequency = float(table.confidence[last]), float(table.frequency[last])
+    outcome = "accuracy" if found.task == "multiclass" else "observed frequency"
+    words = (
+        f"Where confidence is above {float(table.lower[last]):.0%}, its mean is {confidence:.1%}, but {outcome} is "
+        f"{frequency:.1%}. This is consistent with random labels for {percent(cause.value)} of the samples."
+    )
+    return words, "over-confident at the top"
+
+
+def _bad_class_words(found: Findings, cause: Candidate) -> tuple[str, str]:
+    name = found.name(cause.index)
+    change = "high" if cause.value > 1 else "low"
+    return (
+        f"Confidence is too {change} where {name} is predicted (temperature {cause.value:.3g}); the evidence for other "
+        "classes is weaker.",
+        f"{'over' if cause.value > 1 else 'under'}-confident for {name}",
+    )
+
+
+def _uneven(found: Findings, cause: Candidate) -> tuple[str, str]:  # noqa: ARG001
+    table = found.table
+    gap = (table.gap * table.share).masked_fill(table.n == 0, 0)
+    parts = []
+    for sign, words in ((-1, "too high"), (1, "too low")):
+        index = int((sign * gap).argmax())
+        if sign * float(gap[index]) > 0:
+            where = f"{float(table.lower[index]):.0%} to {float(table.upper[index]):.0%}"
+            parts.append(f"{words} between {where}")
+    what = "Confidence" if found.task == "multiclass" else "The probability"
+    return f"{what} is mostly {listed(parts)}." if parts else f"{what} is off.", "off in some ranges"
+
+
+_WORDS = {
+    "over-confidence": _over_confident,
+    "under-confidence": _over_confident,
+    "class bias": _class_bias,
+    "label noise": _label_noise_words,
+    "bad class": _bad_class_words,
+    "uneven": _uneven,
+}
+"""Functions from findings and cause to the sentences on the cause and the badge without its degree."""
