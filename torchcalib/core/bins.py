@@ -197,7 +197,7 @@ class TCETable(BinTable):
 
     def _columns(self) -> list[Column]:
         def edges(row: Row) -> Cell:
-            return Cell(f"{significant(row['lower'])} to {significant(row['upper'])}")
+            return Cell(f"{significant(row['lower'], 4)} to {significant(row['upper'], 4)}")
 
         return [
             _column("bin", "lower upper", edges, is_number=False),

@@ -23,9 +23,9 @@ class Cell:
         page: text in HTML, Markdown and LaTeX.
         value: the number in full precision; None for text.
         plain: text in plain-text tables; None uses `page`, with a hyphen for the minus sign.
-        style: CSS class: `"main"`, `"better"`, `"worse"`, `"quiet"`, `"question"` or `"name"`.
+        style: CSS class: `"main"`, `"better"`, `"worse"`, `"quiet"` or `"name"`.
         link: id of the page element that the cell links to; empty for no link.
-        bar: length of a bar in percent; infinity for an unbounded bar, None for no bar.
+        tip: explanation that a page shows on demand; empty for none.
     """
 
     page: str = ""
@@ -33,7 +33,7 @@ class Cell:
     plain: str | None = None
     style: str = ""
     link: str = ""
-    bar: float | None = None
+    tip: str = ""
 
     @property
     def text(self) -> str:
@@ -42,8 +42,8 @@ class Cell:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the cell has neither text nor a bar."""
-        return not self.page and self.bar is None
+        """Whether the cell has no text."""
+        return not self.page
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,8 @@ class Column:
         header: column heading.
         cell: function from the item of a row, such as a dict, to its cell.
         is_number: whether cells are aligned to the right.
-        shown: where the column is shown: `"always"`, `"wide"` (not in a narrow terminal) or `"page"` (reports).
+        shown: where the column is shown: `"always"`, `"wide"` (not in a narrow terminal), `"page"` (reports) or `"data"`
+            (only in a DataFrame).
         wraps: whether long cells continue on the next line.
         data: functions from the item of a row to a value, by name of the DataFrame column. None creates one DataFrame
             column from the numbers or texts of the cells. Its name is the header with underscores.
@@ -63,7 +64,7 @@ class Column:
     header: str
     cell: Callable[[Any], Cell]
     is_number: bool = True
-    shown: Literal["always", "wide", "page"] = "always"
+    shown: Literal["always", "wide", "page", "data"] = "always"
     wraps: bool = False
     data: Mapping[str, Callable[[Any], Any]] | None = None
 
@@ -120,11 +121,11 @@ class Tabular(ABC):
         return to_pandas(self.layout())
 
     def to_markdown(self) -> str:
-        """Return a Markdown table, with four significant digits."""
+        """Return a Markdown table, with three significant digits."""
         return to_markdown(self.layout())
 
     def to_latex(self) -> str:
-        """Return a LaTeX `tabular` with four significant digits, which requires the package booktabs."""
+        """Return a LaTeX `tabular` with three significant digits, which requires the package booktabs."""
         return to_latex(self.layout())
 
     def _repr_html_(self) -> str:
@@ -209,12 +210,12 @@ class Table(Tabular):
 
 
 def number(value: float | None, style: str = "") -> Cell:
-    """Return a cell with four significant digits, or six decimals in plain text; empty for None."""
+    """Return a cell with three significant digits, or six decimals in plain text; empty for None."""
     return Cell() if value is None else Cell(significant(value), value, fixed(value, 6), style)
 
 
 def short(value: float) -> Cell:
-    """Return a cell with four significant digits in all formats."""
+    """Return a cell with three significant digits in all formats."""
     return Cell(significant(value), value)
 
 
@@ -261,6 +262,7 @@ def to_text(table: Table) -> str:
 
 def to_html(table: Table) -> str:
     """Return a table as an HTML element with escaped text. `<data value>` contains the exact number of a cell."""
+    table = table.shown_on("always", "wide", "page")
 
     def classes(column: Column, style: str) -> str:
         names = " ".join(filter(None, ("number" if column.is_number else "", style)))
@@ -270,9 +272,8 @@ def to_html(table: Table) -> str:
         text = escape(cell.page)
         if cell.link:
             return f'<a href="#{escape(cell.link)}">{text}</a>'
-        if cell.bar is not None:
-            endless = math.isinf(cell.bar)
-            return '<span class="endless"></span>' if endless else f'<span style="width: {cell.bar:.2f}%"></span>'
+        if cell.tip:
+            return f'<abbr tabindex="0" title="{escape(cell.tip)}">{text}</abbr>'
         if cell.value is not None:
             return f'<data value="{cell.value}">{text}</data>'
         return f"<bdi>{text}</bdi>" if cell.style == "name" else text

@@ -77,17 +77,17 @@ def listed(words: Sequence[str]) -> str:
     return " and ".join([", ".join(words[:-1])] * (len(words) > 1) + [words[-1]])
 
 
-def significant(value: float) -> str:
-    """Format a number with four significant digits, NaN as `"undefined"` and infinity as `"infinite"`.
+def significant(value: float, digits: int = 3) -> str:
+    """Format a number with three significant digits, NaN as `"undefined"` and infinity as `"infinite"`.
 
     Example:
         >>> significant(-0.0109003), significant(12345.678), significant(3e-10)
-        ('−0.01090', '12,346', '≈ 0')
+        ('−0.0109', '12,346', '≈ 0')
     """
     if 0 < abs(value) < 1e-6:
         return "≈ 0"
     is_whole = float(value).is_integer() or abs(value) >= 1e3
-    return _signed(value, f"{abs(value):,.0f}" if is_whole else f"{abs(value):#.4g}".rstrip("."))
+    return _signed(value, f"{abs(value):,.0f}" if is_whole else f"{abs(value):#.{digits}g}".rstrip("."))
 
 
 def decimals(value: float, plus: str = "") -> str:
@@ -101,8 +101,8 @@ def count(n: float) -> str:
 
 
 def percent(share: float) -> str:
-    """Format a fraction as a percentage with two decimals, and NaN as `"undefined"`."""
-    return "undefined" if math.isnan(share) else f"{share:.2%}"
+    """Format a fraction as a percentage with three significant digits, and NaN as `"undefined"`."""
+    return "undefined" if math.isnan(share) else f"{significant(100 * share)}%"
 
 
 def edge(value: float) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from itertools import groupby
 from operator import attrgetter, itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torchcalib.core.events import NamedMode
 from torchcalib.core.tables import (
@@ -17,7 +17,7 @@ from torchcalib.core.tables import (
     p_value,
     short,
 )
-from torchcalib.core.words import count, gain, listed, percent, significant
+from torchcalib.core.words import count, ends, gain, listed, p_words, percent, significant
 from torchcalib.io.errors import printable
 
 if TYPE_CHECKING:
@@ -27,12 +27,6 @@ WORST_CLASSES = 10
 
 SELECTIVE_GROUP = "selective prediction"
 """Group of the metrics of selective prediction in `Line.group`. Their keys have no mode."""
-
-NAIVE_WORDS = (
-    "Perfect: value of a predictor that is always right and certain. Naive: value of a predictor that always predicts "
-    "the class frequencies of this data."
-)
-"""Explanation of the columns "perfect" and "naive"."""
 
 CONFIDENCE_WORDS = (
     "Scores are means over the data. Confidence is the probability of y = 1 (positive class) or the largest "
@@ -48,9 +42,9 @@ SELECTIVE_WORDS = (
 """Explanation of the metrics of selective prediction."""
 
 EVIDENCE_WORDS = (
-    "Noise floor: expected value if the model were perfectly calibrated with these confidences. Only the part above it "
-    "is due to miscalibration. p: probability of a value at least as large if the model were perfectly calibrated. "
-    "p-values are not corrected for multiple testing."
+    "Expected if calibrated (noise floor): expected value if the model were perfectly calibrated with these "
+    "confidences. Only the part above it is due to miscalibration. p-value: probability of a value at least as large "
+    "if the model were perfectly calibrated, not corrected for multiple testing."
 )
 """Explanation of noise floors and p-values."""
 
@@ -69,8 +63,8 @@ DIFFERENCE_WORDS = (
 """Explanation of the differences and intervals of a comparison."""
 
 GROUP_WORDS = (
-    "Groups whose ECE exceeds its noise floor most. Noise floor: expected ECE of a calibrated model for a group of "
-    "this size. p: p-value of calibration, adjusted for the number of groups (Benjamini-Hochberg). Shrunk: ECE without "
+    "Groups whose ECE exceeds its expected value most. Expected if calibrated: expected ECE of a calibrated model for "
+    "a group of this size. p: p-value of calibration, adjusted for the number of groups (Benjamini-Hochberg). Shrunk: ECE without "
     "sampling noise, shrunk towards the mean of all groups in proportion to its uncertainty (empirical Bayes)."
 )
 """Explanation of the groups of a report."""
@@ -85,7 +79,6 @@ def explanations(report: "Report") -> list[str]:
     has_intervals = any(line.interval for line in report.lines)
     is_selective = any(line.group == SELECTIVE_GROUP for line in report.lines)
     return [
-        NAIVE_WORDS,
         CONFIDENCE_WORDS,
         *[SELECTIVE_WORDS] * is_selective,
         *[EVIDENCE_WORDS] * has_evidence,
@@ -162,16 +155,89 @@ def _binning(settings: Mapping[str, Any]) -> str:
     return f"{count(settings['n_bins'])} equal-width bins {'(a, b]' if settings.get('right') else '[a, b)'}"
 
 
+class KeyNumber(NamedTuple):
+    """One of the five numbers that a report shows first.
+
+    Attributes:
+        name: what the number is.
+        value: the number.
+        detail: what to compare it with; may be empty.
+    """
+
+    name: str
+    value: str
+    detail: str
+
+
+def key_numbers(report: "Report") -> list[KeyNumber]:
+    """Return accuracy, NLL, ECE, gain of calibration, and the worst group, class or range of probabilities."""
+    accuracy, nll, ece = report.line("accuracy"), report.line("nll"), report.main_line
+    stage = report.calibration
+    numbers = []
+    if accuracy is not None:
+        is_confidence = report.settings.get("kind") == "confidence"
+        frequent = "" if is_confidence else f"{percent(accuracy.naive)} for always predicting the most frequent class"
+        numbers.append(KeyNumber("Accuracy", percent(accuracy.value), frequent))
+    if nll is not None:
+        share = 100 * nll.value / nll.naive if nll.naive > 0 else math.nan
+        relative = f"{significant(share)}% of {significant(nll.naive)}, the NLL of the class frequencies"
+        numbers.append(KeyNumber("NLL", significant(nll.value), relative if math.isfinite(share) else ""))
+    tested = [] if ece.noise_floor is None else [f"{significant(ece.noise_floor)} expected if calibrated"]
+    tested += [] if ece.p_value is None else [f"p {p_words(ece.p_value, equals='= ')}"]
+    numbers.append(KeyNumber("ECE", significant(ece.value), ", ".join(tested)))
+    if stage is not None:
+        numbers.append(_gain_number(stage))
+    if (worst := _worst(report)) is not None:
+        numbers.append(worst)
+    return numbers
+
+
+def _gain_number(stage: "CalibrationStage") -> KeyNumber:
+    best = max(stage.lines[1:], key=lambda line: -math.inf if math.isnan(line.gain or 0) else line.gain or 0)
+    if stage.recommendation.best is not None:
+        best = stage.best
+    shown = gain(best.gain if best.gain is not None else math.nan)
+    interval_words = "" if best.interval is None else f", 95% interval {ends(best.interval.low, best.interval.high, 3)}"
+    return KeyNumber("Gain by calibration", f"{shown} of NLL", f"{best.calibrator}{interval_words}")
+
+
+def _worst(report: "Report") -> KeyNumber | None:
+    """Return the worst group, class or label, or else the range of probabilities with the largest gap."""
+    if report.groups is not None and len(report.groups):
+        groups = report.groups
+        detail = f"ECE {significant(groups.value[0])}, {significant(groups.noise_floor[0])} expected if calibrated"
+        return KeyNumber("Worst group", groups.shown_names(40)[0], detail)
+    known = [(ece, k) for k, ece in enumerate(report.per_class) if not math.isnan(ece)]
+    if known:
+        ece, k = max(known)
+        kind = "label" if report.task == "multilabel" else "class"
+        name = printable(report.class_names[k]) if report.class_names else str(k)
+        return KeyNumber(f"Worst {kind}", name, f"ECE {significant(ece)} against the rest")
+    table = report.main_table
+    weighted = (table.gap.abs() * table.share).nan_to_num(0)
+    if not float(weighted.max()):
+        return None
+    k = int(weighted.argmax())
+    found = f"{percent(float(table.confidence[k]))} predicted, {percent(float(table.frequency[k]))} observed"
+    return KeyNumber("Worst range", f"{percent(float(table.lower[k]))} to {percent(float(table.upper[k]))}", found)
+
+
 def line_table(report: "Report") -> Table:
     """Return the table of all scores and calibration errors in a report."""
     columns = [
         _name_column(),
         Column("value", lambda line: number(line.value, "main")),
-        Column("noise floor", lambda line: number(line.noise_floor)),
+        Column(
+            "expected if calibrated",
+            lambda line: number(line.noise_floor),
+            data={"noise_floor": lambda line: line.noise_floor},
+        ),
+        Column(
+            "p-value", lambda line: p_value(line.p_value), is_number=False, data={"p_value": lambda line: line.p_value}
+        ),
         _interval_column(lambda line: line.interval),
-        Column("p", lambda line: p_value(line.p_value), is_number=False, data={"p_value": lambda line: line.p_value}),
-        Column("perfect", lambda line: short(line.perfect), shown="wide"),
-        Column("naive", lambda line: short(line.naive)),
+        Column("perfect", lambda line: short(line.perfect), shown="data"),
+        Column("naive", lambda line: short(line.naive), shown="data"),
         *_explanation_columns(report),
     ]
     return Table.of(columns, _by_group(report.lines), index=["key"])
@@ -180,7 +246,16 @@ def line_table(report: "Report") -> Table:
 def _name_column() -> Column:
     """Return the column of line names; in a DataFrame, the columns `key` and `name`."""
     data = {"key": attrgetter("key"), "name": attrgetter("name")}
-    return Column("name", lambda line: Cell(line.name), is_number=False, data=data)
+    return Column("name", lambda line: Cell(line.name, tip=_tip(line)), is_number=False, data=data)
+
+
+def _tip(line: Any) -> str:
+    """Return the explanation of a line: what it measures, its unit, and the values of two simple predictors."""
+    sentences = [f"{line.question[:1].upper()}{line.question[1:]}. Unit: {line.unit}."]
+    sentences.append(f"A predictor that is always right and certain has the value {significant(line.perfect)}.")
+    if hasattr(line, "naive") and line.group == "scores":
+        sentences.append(f"Always predicting the class frequencies has the value {significant(line.naive)}.")
+    return " ".join(sentences)
 
 
 def _interval_column(interval_of: Callable[[Any], Any], prefix: str = "") -> Column:
@@ -261,8 +336,8 @@ def _explanation_columns(results: "Results[Any]") -> list[Column]:
         return Cell(f"[{place}]", link=f"source-{place}") if place else Cell()
 
     return [
-        Column("unit", lambda line: Cell(line.unit), is_number=False, shown="wide"),
-        Column("question", lambda line: Cell(line.question, style="question"), is_number=False, shown="page"),
+        Column("unit", lambda line: Cell(line.unit), is_number=False, shown="data"),
+        Column("question", lambda line: Cell(line.question), is_number=False, shown="data"),
         Column("source", source, is_number=False, shown="page", data={"source": attrgetter("source")}),
     ]
 
@@ -281,7 +356,7 @@ def calibrator_table(stage: "CalibrationStage") -> Table:
         _interval_column(attrgetter("interval")),
         Column("Brier score", lambda line: number(line.brier_score), shown="wide"),
         Column("ECE", lambda line: number(line.ece), data={"ece": attrgetter("ece")}),
-        Column("parameters", lambda line: Cell(printable(line.parameters)), is_number=False, shown="page", wraps=True),
+        Column("fitted parameters", lambda line: Cell(line.parameters), is_number=False, shown="page", wraps=True),
     ]
     title = f"Scores after calibration, {stage.n_folds}-fold cross-validation"
     return Table.of(columns, {"": stage.lines}, title, index=["calibrator"])

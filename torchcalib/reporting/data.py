@@ -634,6 +634,10 @@ class Report(Results[float]):
         """Verdict and cause of miscalibration, as text."""
         return self.diagnosis.sentence
 
+    def line(self, key: str) -> Line | None:
+        """Return the line with this key; None if the report does not contain it."""
+        return next((line for line in self.lines if line.key == key), None)
+
     @property
     def main_table(self) -> BinTable:
         """Bin table of the main mode, the first entry of `tables`."""

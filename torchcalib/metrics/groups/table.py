@@ -144,8 +144,8 @@ class GroupTable(Tabular):
             column("group", "group", lambda row: Cell(row["name"], style="name"), is_number=False, wraps=True),
             column("n", "n", lambda row: Cell(count(row["n"]))),
             column(metric, "value", lambda row: fraction(row["value"])),
-            column("noise floor", "noise_floor", lambda row: fraction(row["noise_floor"])),
-            column("p", "p_value", lambda row: Cell(p_words(row["p_value"]))),
+            column("expected if calibrated", "noise_floor", lambda row: fraction(row["noise_floor"])),
+            column("p-value", "p_value", lambda row: Cell(p_words(row["p_value"]))),
             column("shrunk", "shrunk", lambda row: fraction(row["shrunk"])),
             column(
                 "",

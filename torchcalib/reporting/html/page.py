@@ -62,9 +62,24 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(count=count, significant=significant, table=lambda table: Markup(to_html(table)))
+    environment.filters.update(count=count, significant=significant, linked=_linked, table=lambda table: Markup(to_html(table)))
     environment.tests.update(infinite=math.isinf)
     return environment
+
+
+_PLACES = re.compile(r"arXiv[: ](?P<arxiv>\d{4}\.\d{4,5})|(?:doi[: ])?(?P<doi>10\.\d{4,9}/[^\s,;()]+[^\s,;().])")
+"""arXiv numbers and DOIs in the text of a source."""
+
+
+def _linked(source: str) -> Markup:
+    """Return a source as HTML, with links from its arXiv numbers and DOIs."""
+    found, last = Markup(), 0
+    for match in _PLACES.finditer(source):
+        arxiv = match["arxiv"]
+        url = f"https://arxiv.org/abs/{arxiv}" if arxiv else f"https://doi.org/{match['doi']}"
+        link = Markup('<a href="{}">{}</a>').format(url, match[0])
+        found, last = found + source[last : match.start()] + link, match.end()
+    return found + source[last:]
 
 
 def both_themes(draw: Callable[..., Axes], table: T, prefix: str, label: str) -> Markup:

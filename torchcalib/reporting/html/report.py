@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from markupsafe import Markup
 from matplotlib import style as matplotlib_style
 
 from torchcalib.core.bins import BinTable, TCETable
@@ -22,6 +23,8 @@ from torchcalib.reporting.contents import (
     event_name,
     explanations,
     facts,
+    input_line,
+    key_numbers,
     line_table,
     sources_of,
 )
@@ -50,20 +53,28 @@ def render(report: Report) -> str:
         tables = [_bin_values(report, name, table) for name, table in report.tables.items()]
         tests = [_test_values(report, name, table) for name, table in report.tests.items()]
         training = _training_values(report.history) if report.history else None
+        overview, overview_after = _overview(report)
     stage, groups = report.calibration, report.groups
     shown = [line.value for line in report.lines] + [x for t in report.tables.values() for x in t.ecd.tolist()]
+    diagnosis = report.diagnosis
     return render_template(
         "report.html.jinja",
         results=report,
         title=" ".join(["Calibration report", *_title_words(report.source)]),
+        about=input_line(report),
+        verdict=diagnosis.badge[:1].upper() + diagnosis.badge[1:],
+        colour=_COLOURS.get(diagnosis.degree or diagnosis.kind, "unknown"),
+        key_numbers=key_numbers(report),
+        overview=overview,
+        overview_after=overview_after,
         facts=facts(report, report.source),
         explanations=explanations(report),
         lines=line_table(report),
         sources=sources_of(report),
         calibration=stage,
-        gains=None if stage is None else stage.layout(),
+        calibrators=None if stage is None else stage.layout(),
         made_infinite=stage is not None
-        and any(math.isinf(gain.value) and math.isfinite(stage.raw[gain.score]) for gain in stage.gains),
+        and any(math.isinf(line.nll) and math.isfinite(stage.raw.nll) for line in stage.lines),
         rcl_source=RCL_SOURCE,
         training=training,
         tables=tables,
@@ -74,6 +85,24 @@ def render(report: Report) -> str:
         has_infinite=any(math.isinf(value) for value in shown),
         has_undefined=any(math.isnan(line.value) or math.isnan(line.naive) for line in report.lines),
     )
+
+
+_COLOURS = {"calibrated": "good", "slightly": "slight", "clearly": "clear", "badly": "bad"}
+"""CSS class of the verdict, by degree, or by kind without a degree."""
+
+
+def _overview(report: Report) -> tuple[Markup, str]:
+    """Return the reliability diagram before and after the recommended calibrator, and the name of the calibrator.
+
+    Without a recommended calibrator, it contains the predictions as they are, and the name is empty.
+    """
+    stage = report.calibration
+    if stage is None or stage.recommendation.best is None:
+        label = f"Reliability diagram, {event_name(report, next(iter(report.tables)))}."
+        return both_themes(reliability_diagram, report, "overview", label), ""
+    label = f"Reliability diagram before and after {stage.name}."
+    models = {"before": report.main_table, f"after {stage.name}": stage.table}
+    return both_themes(reliability_diagram, models, "overview", label), stage.name
 
 
 def files_of(report: Report) -> dict[str, bytes]:
@@ -142,6 +171,7 @@ def _training_values(history: History) -> dict[str, Any]:
     )
     return {
         "curve": both_themes(training_curve, history, "training", label),
+        "summary": history.summary,
         "warnings": [row.warning[:1].upper() + row.warning[1:] for row in history.warnings],
         "table": history.layout(),
     }

@@ -67,6 +67,28 @@ class History(Tabular):
         return tuple(row for row in self.rows if row.warning)
 
     @property
+    def summary(self) -> str:
+        """Sentences on the whole history: the validation with the lowest NLL, and what happened afterwards."""
+        best = self.best
+        if best is None:
+            return f"The history has {len(self)} validations, without NLL."
+        last, unit = self.rows[-1], self.unit
+        accuracy = best.values.get("accuracy", math.nan)
+        with_accuracy = "" if math.isnan(accuracy) else f", accuracy {accuracy:.1%}"
+        place, end = getattr(best, unit), getattr(last, unit)
+        lowest = f"NLL was lowest in {unit} {place:,} of {end:,}: {best.values['nll']:.3g}{with_accuracy}."
+        if best is last:
+            return f"{lowest} It was still falling at the end: training longer may help."
+        nll, accuracy = (last.values.get(name, math.nan) for name in ("nll", "accuracy"))
+        if math.isnan(nll):
+            return f"{lowest} Use the model of that {unit}."
+        with_accuracy = "" if math.isnan(accuracy) else f", and accuracy is {accuracy:.1%}"
+        now = f"At the end it is {nll:.3g}{with_accuracy}."
+        if accuracy > best.values.get("accuracy", math.nan):
+            return f"{lowest} {now} Use the model of {unit} {place:,}, or calibrate the last model."
+        return f"{lowest} {now} Use the model of {unit} {place:,}."
+
+    @property
     def unit(self) -> str:
         """Field that identifies a row: `"epoch"`, or `"step"` if an epoch has several rows."""
         return "epoch" if len({row.epoch for row in self.rows}) == len(self.rows) else "step"
