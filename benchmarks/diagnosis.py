@@ -24,7 +24,7 @@ FAULTS = {
         "logits times 0.6": ("under-confidence",),
         "log-odds plus 0.6": ("class bias",),
         "10% random labels": ("label noise",),
-        "one group of 10: logits plus 2": ("bad groups",),
+        "one group of 10: logits plus 2": ("bad group",),
         "none": ("calibrated", "too little data"),
     },
     "multiclass": {
@@ -80,12 +80,16 @@ def cell(task: str, fault: str, n: int, sets: int) -> tuple[float, float, str]:
             logits, labels, groups = simulated(task, fault, n, seed)
             report = tc.report(logits, labels, task=task, from_logits=True, with_intervals=False, groups=groups)
             kinds[report.diagnosis.kind] += 1
-            if "bad groups" in right:
+            if "bad group" in right:
                 in_group = groups == BAD_GROUP
                 gap = (labels - logits.sigmoid())[in_group]
-                statistics.append(float(gap.sum().abs() / (logits.sigmoid() * (1 - logits.sigmoid()))[in_group].sum().sqrt()))
+                statistics.append(
+                    float(gap.sum().abs() / (logits.sigmoid() * (1 - logits.sigmoid()))[in_group].sum().sqrt())
+                )
             else:
-                statistics += [math.sqrt(max(0, c.statistic - c.n_parameters)) for c in found[-1].candidates if c.kind in right]
+                statistics += [
+                    math.sqrt(max(0, c.statistic - c.n_parameters)) for c in found[-1].candidates if c.kind in right
+                ]
     finally:
         building.evidence_of = evidence_of  # type: ignore[assignment]
     wrong = [(kind, k) for kind, k in kinds.most_common() if kind not in right]

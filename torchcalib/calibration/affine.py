@@ -124,7 +124,9 @@ class _Affine(Calibrator):
         w = sample_weights(p, weights)
         batch, n, n_classes = w.shape[:-1], target.shape[-1], scores.shape[-1]
         n_fits, n_replicates = target.shape[:-1].numel(), w.shape[: w.dim() - target.dim()].numel()
-        fit = type(self).solve(scores.reshape(n_fits, n, n_classes), target.reshape(n_fits, n), w.reshape(n_replicates, n_fits, n))
+        fit = type(self).solve(
+            scores.reshape(n_fits, n, n_classes), target.reshape(n_fits, n), w.reshape(n_replicates, n_fits, n)
+        )
         outcome = fit.outcome.reshape(batch)
         return {
             "alpha": fit.alpha.reshape(batch),

@@ -122,7 +122,7 @@ def recommend(
     before, after = torch.tensor(torch.nan), dict[str, Tensor]()
     names = [calibrator.name for calibrator in calibrators]
     for name, calibrator in zip(names, calibrators, strict=True):
-        name = name if names.count(name) == 1 else repr(calibrator)  # noqa: PLW2901
+        name = name if names.count(name) == 1 else repr(calibrator)
         if score in _ROW_SCORES:
             before, after[name] = _contributions(preds, target, task, score, calibrator, options)
         else:

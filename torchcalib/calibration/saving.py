@@ -17,7 +17,8 @@ CHECKPOINT_KEY = "torchcalib_calibrator"
 """Key of the `state_dict` of a calibrator in a training checkpoint."""
 
 _CLASSES: dict[str, type[Calibrator]] = {
-    kind.__name__: kind for kind in (TemperatureScaling, BiasCorrection, AffineScaling, HistogramBinning, IsotonicCalibration)
+    kind.__name__: kind
+    for kind in (TemperatureScaling, BiasCorrection, AffineScaling, HistogramBinning, IsotonicCalibration)
 }
 
 

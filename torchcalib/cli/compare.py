@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace, systems: Mapping[str, System]) -> None:
         compared = builder.comparison({name: predictions.source.in_words() for name, predictions in files.items()})
     with working("writing the files"):
         paths = () if arguments.out is None else compared.save(arguments.out)
-    terminal.show_comparison(compared)
+    terminal.show_comparison(compared, arguments.all)
     terminal.show_paths(paths)
 
 

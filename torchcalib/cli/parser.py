@@ -167,6 +167,7 @@ def make_parser() -> argparse.ArgumentParser:
         "files); the default NAME is the file name",
     )
     compare.add_argument("--out", metavar="DIR", help="write compare.html, compare.json and the diagram to this folder")
+    compare.add_argument("--all", action="store_true", help="print the tables of all metrics, explanations and notes")
     _add_input_options(compare, several=True)
 
     demo = commands.add_parser(
@@ -237,6 +238,7 @@ def _add_input_options(parser: argparse.ArgumentParser, several: bool) -> None:
 def _add_result_options(parser: argparse.ArgumentParser) -> Any:
     """Add the options for results, and return the group for options that cannot be combined with --save-calibrator."""
     parser.add_argument("--out", metavar="DIR", help="write report.html, report.json and the diagrams to this folder")
+    parser.add_argument("--all", action="store_true", help="print all tables, explanations and notes")
     parser.add_argument(
         "--save-state",
         metavar="PATH",

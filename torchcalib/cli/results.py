@@ -55,7 +55,7 @@ def finish(builder: ReportBuilder, arguments: argparse.Namespace, remarks: Seque
         if arguments.out is not None:
             with working("writing the files"):
                 paths = finished.save(arguments.out)
-        terminal.show(finished)
+        terminal.show(finished, arguments.all)
         terminal.show_paths(paths)
         if save is not None and finished.calibration is not None:
             terminal.show_calibrator(Path(save), finished.calibration, finished.settings["from_logits"])

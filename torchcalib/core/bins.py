@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from torchcalib.core.sums import BinStats
-from torchcalib.core.tables import Cell, Column, Table, Tabular, fraction, short
+from torchcalib.core.tables import Cell, Column, Table, Tabular, fraction, number
 from torchcalib.core.words import count, decimals, edge, percent, significant
 from torchcalib.ops.count_moments import deviation_quantiles
 
@@ -202,8 +202,8 @@ class TCETable(BinTable):
         return [
             _column("bin", "lower upper", edges, is_number=False),
             _column("count", "n", lambda row: Cell(count(row["n"]))),
-            _column("mean prediction", "confidence", lambda row: short(row["confidence"])),
-            _column("empirical probability", "frequency", lambda row: short(row["frequency"])),
+            _column("mean prediction", "confidence", lambda row: number(row["confidence"])),
+            _column("empirical probability", "frequency", lambda row: number(row["frequency"])),
             _column("rejected", "rejected", lambda row: Cell(count(row["rejected"]))),
             Column(
                 "share rejected",

@@ -12,7 +12,7 @@ from html import escape
 from itertools import chain, compress
 from typing import Any, Literal, Self
 
-from torchcalib.core.words import decimals, fixed, p_words, significant
+from torchcalib.core.words import decimals, p_words, significant
 
 
 @dataclass(frozen=True)
@@ -210,13 +210,8 @@ class Table(Tabular):
 
 
 def number(value: float | None, style: str = "") -> Cell:
-    """Return a cell with three significant digits, or six decimals in plain text; empty for None."""
-    return Cell() if value is None else Cell(significant(value), value, fixed(value, 6), style)
-
-
-def short(value: float) -> Cell:
-    """Return a cell with three significant digits in all formats."""
-    return Cell(significant(value), value)
+    """Return a cell with three significant digits; empty for None."""
+    return Cell() if value is None else Cell(significant(value), value, style=style)
 
 
 def fraction(value: float, plus: str = "") -> Cell:

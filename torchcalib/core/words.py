@@ -117,7 +117,7 @@ def gain(rcl: float) -> str:
     return _signed(rcl, f"{abs(rcl):.1f}") + "%"
 
 
-def ends(low: float, high: float, digits: int = 4) -> str:
+def ends(low: float, high: float, digits: int = 3) -> str:
     """Format an interval as `"0.018 to 0.024"`, with `digits` significant digits and at most six decimals."""
     return " to ".join(f"{round(end, 6) + 0:.{digits}g}" for end in (low, high))  # + 0 converts -0 to 0
 

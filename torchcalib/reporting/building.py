@@ -249,7 +249,7 @@ class ReportBuilder:
                 class_names=class_names,
                 evidence=None if p is None or whole is None else evidence_of(p, whole.fits, whole.nll, effect),
                 stage=stage,
-                groups=groups,
+                groups=self._accumulators[GROUPS].gaps() if self._has_groups else None,
                 are_confidences=s.are_confidences,
             )
         )

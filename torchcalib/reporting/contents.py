@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from itertools import groupby
 from operator import attrgetter, itemgetter
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torchcalib.core.events import NamedMode
@@ -15,7 +16,6 @@ from torchcalib.core.tables import (
     interval,
     number,
     p_value,
-    short,
 )
 from torchcalib.core.words import count, ends, gain, listed, p_words, percent, significant
 from torchcalib.io.errors import printable
@@ -64,7 +64,7 @@ DIFFERENCE_WORDS = (
 
 GROUP_WORDS = (
     "Groups whose ECE exceeds its expected value most. Expected if calibrated: expected ECE of a calibrated model for "
-    "a group of this size. p: p-value of calibration, adjusted for the number of groups (Benjamini-Hochberg). Shrunk: ECE without "
+    "a group of this size. p-value: adjusted for the number of groups (Benjamini-Hochberg). Shrunk: ECE without "
     "sampling noise, shrunk towards the mean of all groups in proportion to its uncertainty (empirical Bayes)."
 )
 """Explanation of the groups of a report."""
@@ -102,13 +102,22 @@ def event_name(results: "Results[Any]", mode: NamedMode) -> str:
 
 
 def input_line(results: "Results[Any]") -> str:
-    """Describe the input in one line: task, number of samples, classes and bins."""
+    """Describe the input in one line: task, number of samples, and classes."""
     task = f"{results.task}{' (inferred from the shapes)' if results.task_is_inferred else ''}"
     dropped = f" ({results.n_dropped:,} dropped for NaN)" if results.n_dropped else ""
     outputs = f"{results.num_classes} {'labels' if results.task == 'multilabel' else 'classes'}"
     if results.settings.get("kind") == "confidence":
-        return f"confidence in predictions, n = {count(results.n)}{dropped}, {_binning(results.settings)}"
-    return f"{task}, n = {count(results.n)}{dropped}, {outputs}, {_binning(results.settings)}"
+        return f"confidence in predictions, n = {count(results.n)}{dropped}"
+    return f"{task}, n = {count(results.n)}{dropped}, {outputs}"
+
+
+def title_words(source: Mapping[str, Any]) -> str:
+    """Return the first file name of a source and the number of further files; empty without file names."""
+    for key in ("file", "path", "files", "paths"):
+        if value := source.get(key):
+            names = [value] if isinstance(value, str | Path) else list(value)
+            return " ".join([printable(Path(names[0]).name), *[f"and {len(names) - 1} more"] * (len(names) > 1)])
+    return ""
 
 
 def facts(results: "Results[Any]", source: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -222,8 +231,13 @@ def _worst(report: "Report") -> KeyNumber | None:
     return KeyNumber("Worst range", f"{percent(float(table.lower[k]))} to {percent(float(table.upper[k]))}", found)
 
 
-def line_table(report: "Report") -> Table:
-    """Return the table of all scores and calibration errors in a report."""
+def line_table(report: "Report", only_main: bool = False) -> Table:
+    """Return the table of all scores and calibration errors in a report.
+
+    Args:
+        report: the report.
+        only_main: only the errors of the main mode that are tested.
+    """
     columns = [
         _name_column(),
         Column("value", lambda line: number(line.value, "main")),
@@ -236,11 +250,13 @@ def line_table(report: "Report") -> Table:
             "p-value", lambda line: p_value(line.p_value), is_number=False, data={"p_value": lambda line: line.p_value}
         ),
         _interval_column(lambda line: line.interval),
-        Column("perfect", lambda line: short(line.perfect), shown="data"),
-        Column("naive", lambda line: short(line.naive), shown="data"),
+        Column("perfect", lambda line: number(line.perfect), shown="data"),
+        Column("naive", lambda line: number(line.naive), shown="data"),
         *_explanation_columns(report),
     ]
-    return Table.of(columns, _by_group(report.lines), index=["key"])
+    main = report.main_line.group
+    lines = [line for line in report.lines if not only_main or (line.group == main and line.noise_floor is not None)]
+    return Table.of(columns, _by_group(lines), index=["key"])
 
 
 def _name_column() -> Column:
@@ -269,6 +285,54 @@ def _interval_column(interval_of: Callable[[Any], Any], prefix: str = "") -> Col
     return Column("95% interval", lambda line: interval(interval_of(line)), is_number=False, data=data)
 
 
+def short_name(name: str, most: int = 28) -> str:
+    """Return the name of a system without control characters, truncated to `most` characters."""
+    shown = printable(name)
+    return shown if len(shown) <= most else f"{shown[: most - 1]}…"
+
+
+def compared_verdict(comparison: "Comparison", name: str) -> str:
+    """Return in few words how a system differs from the baseline in calibration (ECE) and in NLL."""
+    if name == comparison.baseline:
+        return "baseline"
+    words = []
+    for line, what in ((comparison.line("ece"), "calibrated"), (comparison.line("nll"), "NLL")):
+        if line is not None and line.differences[name].verdict != "not significant":
+            words.append(f"{line.differences[name].verdict} {what}")
+    if words:
+        return ", ".join(words)
+    has_intervals = any(line.differences[name].interval is not None for line in comparison.lines)
+    return "no significant difference" if has_intervals else "significance unknown"
+
+
+def system_table(comparison: "Comparison") -> Table:
+    """Return the table of the main values of all systems: verdict, ECE and NLL with their differences, accuracy."""
+    columns = [
+        Column("system", lambda name: Cell(short_name(name), style="name"), is_number=False, data={"system": str}),
+        Column("verdict", lambda name: Cell(compared_verdict(comparison, name), style="main"), is_number=False),
+    ]
+    for key in ("ece", "nll", "accuracy"):
+        if (line := comparison.line(key)) is None:
+            continue
+        columns.append(Column(line.name, lambda name, line=line: number(line.values[name])))
+        if key != "accuracy":
+            columns.append(_difference_column(line))
+    return Table.of(columns, {"": comparison.systems}, index=["system"])
+
+
+def _difference_column(line: Any) -> Column:
+    """Return the column of differences from the baseline with their intervals."""
+
+    def shown(name: str) -> Cell:
+        found = line.differences.get(name)
+        if found is None:
+            return Cell()
+        bounds = "" if found.interval is None else f" ({ends(found.interval.low, found.interval.high, 3)})"
+        return Cell(f"{significant(found.value)}{bounds}".replace("-", "−"), found.value)
+
+    return Column(f"difference in {line.name} (95% interval)", shown, is_number=False)
+
+
 def difference_table(comparison: "Comparison", *names: str) -> Table:
     """Return the table of scores and errors of the baseline and other systems, with their differences.
 
@@ -284,13 +348,13 @@ def difference_table(comparison: "Comparison", *names: str) -> Table:
         Column("better is", lambda line: Cell(line.better), is_number=False, shown="page"),
         *_explanation_columns(comparison),
     ]
-    title = f"{listed([printable(name) for name in names])} compared with {printable(first)}"
+    title = f"{listed([short_name(name) for name in names])} compared with {short_name(first)}"
     return Table.of(columns, _by_group(comparison.lines), title, index=["key"])
 
 
 def _value_column(system: str) -> Column:
     return Column(
-        printable(system),
+        short_name(system),
         lambda line: number(line.values[system]),
         wraps=True,
         data={system: lambda line: line.values[system]},
@@ -302,11 +366,11 @@ def _difference_columns(first: str, name: str, alone: bool) -> list[Column]:
 
     `alone` is True if the table contains no other differences. The header then contains no names.
     """
-    header = "difference" if alone else f"{printable(name)} − {printable(first)}"
+    header = "difference" if alone else f"{short_name(name)} − {short_name(first)}"
 
     def difference(line: Any) -> Cell:
         value = line.differences[name].value
-        return Cell(significant(value), value, f"{round(value, 6) + 0:+.6f}", "main")
+        return Cell(significant(value), value, style="main")
 
     def verdict(line: Any) -> str:
         found = line.differences[name]
@@ -342,8 +406,10 @@ def _explanation_columns(results: "Results[Any]") -> list[Column]:
     ]
 
 
-def calibrator_table(stage: "CalibrationStage") -> Table:
-    """Return the table of scores without calibration and after each calibrator."""
+def calibrator_table(stage: "CalibrationStage", most: int | None = None) -> Table:
+    """Return the table of scores without calibration and after each calibrator, or after the `most` best ones."""
+    ranked = sorted(stage.lines[1:], key=attrgetter("nll"))[:most]
+    best = [line for line in stage.lines[1:] if line is stage.best or line in ranked]
 
     def accuracy(line: Any) -> Cell:
         return Cell(percent(line.accuracy), line.accuracy)
@@ -358,8 +424,8 @@ def calibrator_table(stage: "CalibrationStage") -> Table:
         Column("ECE", lambda line: number(line.ece), data={"ece": attrgetter("ece")}),
         Column("fitted parameters", lambda line: Cell(line.parameters), is_number=False, shown="page", wraps=True),
     ]
-    title = f"Scores after calibration, {stage.n_folds}-fold cross-validation"
-    return Table.of(columns, {"": stage.lines}, title, index=["calibrator"])
+    title = "" if most else f"Scores after calibration, {stage.n_folds}-fold cross-validation"
+    return Table.of(columns, {"": [stage.raw, *best]}, title, index=["calibrator"])
 
 
 def class_table(report: "Report", most: int | None = None) -> Table | None:

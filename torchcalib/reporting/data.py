@@ -270,13 +270,16 @@ class Results(Mapping[str, V], Tabular):
         """Return the contents of all files that `save` writes into a folder, by file name."""
 
     def __getitem__(self, key: str) -> V:
-        for line in self.lines:
-            if line.key == key:
-                return self._entry(line)
-        for line in self.lines:  # errors of the main mode precede those of other modes
-            if line.key.startswith(f"{key}/"):
-                return self._entry(line)
-        raise KeyError(f"`key` must be one of {', '.join(self)}, got {key!r}.")
+        line = self.line(key)
+        if line is None:
+            raise KeyError(f"`key` must be one of {', '.join(self)}, got {key!r}.")
+        return self._entry(line)
+
+    def line(self, key: str) -> Any:
+        """Return the `Line` or `ComparedLine` with a key, as for `self[key]`; None if there is none."""
+        # Errors of the main mode precede those of other modes.
+        exact = [line for line in self.lines if line.key == key]
+        return next(iter(exact or [line for line in self.lines if line.key.startswith(f"{key}/")]), None)
 
     def __iter__(self) -> Iterator[str]:
         return (line.key for line in self.lines)
@@ -634,10 +637,6 @@ class Report(Results[float]):
         """Verdict and cause of miscalibration, as text."""
         return self.diagnosis.sentence
 
-    def line(self, key: str) -> Line | None:
-        """Return the line with this key; None if the report does not contain it."""
-        return next((line for line in self.lines if line.key == key), None)
-
     @property
     def main_table(self) -> BinTable:
         """Bin table of the main mode, the first entry of `tables`."""
@@ -705,7 +704,10 @@ class Report(Results[float]):
 
     def __str__(self) -> str:
         stage = self.calibration
-        advice = [self.diagnosis.action, *([] if stage is None else [" ".join([stage.recommendation.text, *stage.notes])])]
+        advice = [
+            self.diagnosis.action,
+            *([] if stage is None else [" ".join([stage.recommendation.text, *stage.notes])]),
+        ]
         worst = class_table(self, WORST_CLASSES) if self.class_names else None
         others = [
             *([] if worst is None else [worst]),

@@ -6,7 +6,8 @@ twice the increase of the log-likelihood when the change is fitted to all sample
 - over- or under-confidence: a temperature,
 - class bias: one bias for each class,
 - label noise: the mixture (1 - e) q + e / C of the probabilities q of C classes with uniform probabilities,
-- a bad class: a temperature for the predictions of one class.
+- a bad class: a temperature for the predictions of one class,
+- a bad group: a gap between frequency and confidence in one group (squared number of standard errors).
 
 The cause with the largest statistic after a penalty for its parameters is reported (Akaike information criterion).
 """
@@ -26,7 +27,6 @@ from torchcalib.core.bins import BinTable
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.words import ends, listed, percent, significant
 from torchcalib.io.errors import printable
-from torchcalib.metrics.groups.table import GroupTable
 from torchcalib.reporting.data import CalibrationStage, Line
 
 Kind = Literal[
@@ -37,21 +37,19 @@ Kind = Literal[
     "class bias",
     "label noise",
     "bad class",
-    "bad groups",
+    "bad group",
     "uneven",
 ]
 
 LEVEL = 0.05
 """Significance level of the expected calibration error (ECE), and of a cause if ECE is significant."""
 
-CAUSE_LEVEL = 0.0125
-"""Significance level of a cause if ECE is not significant: a quarter of `LEVEL`, because there are four causes."""
+CAUSE_LEVEL = 0.01
+"""Significance level of a cause if ECE is not significant: a fifth of `LEVEL`, because there are five causes."""
 
 SLIGHT, BAD = 0.02, 0.1
 """Thresholds for ECE minus its noise floor: "slightly" below `SLIGHT`, "badly" from `BAD` on, "clearly" between."""
 
-_MAIN_PART = 0.8  # fraction of the total excess of ECE that few groups must have to be the cause
-_FEW = 1 / 3  # largest fraction of the samples in few bad groups
 _ACCURACY_CHANGE = 0.005  # smallest change of accuracy that is mentioned
 _MIN_CLASS_WEIGHT = 5.0  # smallest number of predictions of a class that is examined
 
@@ -62,7 +60,7 @@ class Diagnosis:
 
     Attributes:
         kind: cause: `"calibrated"`, `"too little data"`, `"over-confidence"`, `"under-confidence"`, `"class bias"`,
-            `"label noise"`, `"bad class"`, `"bad groups"`, or `"uneven"` (different errors in different ranges).
+            `"label noise"`, `"bad class"`, `"bad group"`, or `"uneven"` (different errors in different ranges).
         degree: `"slightly"`, `"clearly"` or `"badly"`, by the excess of ECE over its noise floor; empty for
             `"calibrated"` and `"too little data"`. The limits are 0.02 and 0.1.
         badge: verdict in few words, such as `"clearly over-confident"`.
@@ -244,6 +242,11 @@ def _bad_class(p: Predictions, w: Tensor, scale: float, varentropy: Tensor, top:
     return [Candidate("bad class", 2 * scale * float(gain), 1, n_classes, index, float(fit.temperature))]
 
 
+def _bad_group(gaps: Tensor) -> Candidate:
+    index = int(gaps.abs().argmax())
+    return Candidate("bad group", float(gaps[index].square()), 1, len(gaps), index, float(gaps[index]))
+
+
 def cause_of(candidates: Sequence[Candidate], is_significant: bool) -> Candidate | None:
     """Return the cause with the most evidence; None without a significant one.
 
@@ -268,7 +271,7 @@ class Findings:
         class_names: names of classes or labels; empty if unknown.
         evidence: evidence for causes; None if the predictions are not available.
         stage: cross-validated calibrators; None if omitted.
-        groups: table of the worst groups; None without groups.
+        groups: names of all groups, and the gap of each group in standard errors `(G,)`; None without groups.
         are_confidences: whether predictions are confidences in answers.
     """
 
@@ -279,7 +282,7 @@ class Findings:
     class_names: Sequence[str] = ()
     evidence: Evidence | None = None
     stage: CalibrationStage | None = None
-    groups: GroupTable | None = None
+    groups: tuple[Sequence[str], Tensor] | None = None
     are_confidences: bool = False
 
     @property
@@ -305,10 +308,11 @@ class Findings:
     @property
     def cause(self) -> Candidate | None:
         """Cause with the most evidence; None without a significant one."""
+        of_groups = [] if self.groups is None or len(self.groups[0]) < 2 else [_bad_group(self.groups[1])]
         if self.evidence is not None:
-            return cause_of(self.evidence.candidates, self.is_significant)
+            return cause_of([*self.evidence.candidates, *of_groups], self.is_significant)
         if not self.is_significant:
-            return None
+            return cause_of(of_groups, False)
         difference = self.frequency - self.confidence
         if abs(difference) < self.ece.value / 2:
             return Candidate("uneven", math.inf, 1)
@@ -327,16 +331,7 @@ class Findings:
 
 def diagnose(found: Findings) -> Diagnosis:
     """Return the diagnosis: the cause with the most evidence, its degree, and what to do."""
-    cause, groups = found.cause, _bad_groups(found)
-    if groups:
-        worst = groups[0]
-        words = (
-            f"Group {worst[0]} has an ECE of {significant(worst[1])} ({significant(worst[2])} expected if calibrated)"
-        )
-        more = f", and {len(groups) - 1} more groups are miscalibrated" if len(groups) > 1 else ""
-        return _diagnosis(
-            found, "bad groups", f"off in group {worst[0]}", f"{words}{more}. Other groups are consistent with it."
-        )
+    cause = found.cause
     if cause is None:
         return _without_cause(found)
     if found.are_confidences and cause.kind in ("class bias", "over-confidence", "under-confidence", "label noise"):
@@ -344,20 +339,6 @@ def diagnose(found: Findings) -> Diagnosis:
         cause = Candidate(kind, cause.statistic, 1)
     words, badge = _WORDS[cause.kind](found, cause)
     return _diagnosis(found, cause.kind, badge, words)
-
-
-def _bad_groups(found: Findings) -> list[tuple[str, float, float]]:
-    """Return name, ECE and noise floor of few groups that have most of the excess of ECE; empty if there are none."""
-    groups = found.groups
-    if groups is None or groups.n_groups < 2:
-        return []
-    rows = list(zip(groups.shown_names(40), groups.n, groups.value, groups.noise_floor, groups.p_value, strict=True))
-    excess = {name: n * max(0.0, value - floor) for name, n, value, floor, _ in rows}
-    bad = [(name, n, value, floor) for name, n, value, floor, p in rows if p < LEVEL]
-    is_few = 0 < len(bad) < len(rows) and sum(n for _, n, *_ in bad) <= _FEW * found.n
-    if not is_few or sum(excess[name] for name, *_ in bad) < _MAIN_PART * sum(excess.values()):
-        return []
-    return [(name, value, floor) for name, _, value, floor in bad]
 
 
 def _without_cause(found: Findings) -> Diagnosis:
@@ -409,7 +390,7 @@ def _action(found: Findings, kind: Kind) -> str:
     cause = found.cause
     if kind == "bad class" and cause is not None:
         sentences.append(f"Check the labels and the training data of {found.name(cause.index)}.")
-    if kind == "bad groups":
+    if kind == "bad group":
         sentences.append("Check the labels and the training data of this group, or calibrate it separately.")
     if kind == "class bias" and found.task == "binary" and found.evidence is not None:
         threshold = 1 / (1 + math.exp(float(found.evidence.bias[0])))
@@ -507,6 +488,15 @@ def _bad_class_words(found: Findings, cause: Candidate) -> tuple[str, str]:
     )
 
 
+def _bad_group_words(found: Findings, cause: Candidate) -> tuple[str, str]:
+    assert found.groups is not None  # the cause is only considered with groups
+    name = printable(found.groups[0][cause.index])
+    what = "Confidence" if found.task == "multiclass" or found.are_confidences else "The probability"
+    change = "low" if cause.value > 0 else "high"
+    words = f"{what} is too {change} in group {name}: the gap is {abs(cause.value):.2g} standard errors."
+    return words, f"off in group {name}"
+
+
 def _uneven(found: Findings, cause: Candidate) -> tuple[str, str]:  # noqa: ARG001
     table = found.table
     gap = (table.gap * table.share).masked_fill(table.n == 0, 0)
@@ -526,6 +516,7 @@ _WORDS = {
     "class bias": _class_bias,
     "label noise": _label_noise_words,
     "bad class": _bad_class_words,
+    "bad group": _bad_group_words,
     "uneven": _uneven,
 }
 """Functions from findings and cause to the sentences on the cause and the badge without its degree."""

@@ -119,6 +119,15 @@ class GroupBins:
         n = self.accumulator.wrap(sums).total.reshape(n_groups, -1).amax(-1) if n_groups else sums.new_zeros(0)
         return GroupTable.of(names, n, result, k=WORST)
 
+    def gaps(self) -> tuple[list[str], Tensor]:
+        """Return the names of all groups, and for each group the gap of its frequency in standard errors, `(G,)`.
+
+        The gap is the mean outcome minus the mean confidence.
+        """
+        bins = self.accumulator.wrap(with_noise_row(self.sums, self.noise_flag))
+        total, noise = ((x.reshape(len(self.places), -1)).sum(-1) for x in (bins.n * bins.gap, bins.noise))
+        return list(self.places), (total / noise.sqrt()).nan_to_num(0, 0, 0)
+
     def state(self) -> dict[str, Any]:
         """Return the group names and sums as a dict of lists and tensors, which `loaded` restores."""
         return {"names": list(self.places), "sums": self.sums, "noise_flag": self.noise_flag}

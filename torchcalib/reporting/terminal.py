@@ -27,12 +27,16 @@ from torchcalib.reporting.contents import (
     DIFFERENCE_WORDS,
     GROUP_WORDS,
     WORST_CLASSES,
+    calibrator_table,
     class_table,
     difference_table,
     event_name,
     explanations,
     input_line,
+    key_numbers,
     line_table,
+    system_table,
+    title_words,
 )
 from torchcalib.reporting.data import CalibrationStage, Comparison, Report
 from torchcalib.reporting.monitoring.history import History
@@ -42,6 +46,14 @@ _WIDE_TABLE_WIDTH = 110  # minimum terminal width for the optional columns of ta
 _NAME_WIDTH = 24  # maximum width of name columns in characters
 _NARROW_WIDTH = 16  # maximum width of metric names in a table that is too wide; long enough for the ends of bins
 _UNLIMITED = 1000  # characters per line to measure the width of a table
+_N_CALIBRATORS = 4  # number of calibrators in the short output
+_BADGES = {
+    "calibrated": "black on green",
+    "slightly": "black on yellow",
+    "clearly": "black on dark_orange",
+    "badly": "white on red",
+}
+"""Style of the verdict, by degree, or by kind without a degree."""
 _STYLES = {"better": "bold", "worse": "bold", "quiet": "dim"}
 
 
@@ -85,24 +97,52 @@ def _escaped(text: object) -> str:
     return escape(printable(str(text)))
 
 
-def show(report: Report) -> None:
-    """Print a report: input, main findings, scores and errors, calibration gains, bins, classes and groups."""
+def show(report: Report, everything: bool = False) -> None:
+    """Print a report: verdict, cause, action and key numbers, then the main errors and the best calibrators.
+
+    Args:
+        report: the report.
+        everything: print all tables, explanations and notes. Otherwise the output fits 40 lines of 120 characters.
+    """
     console = _console()
+    diagnosis = report.diagnosis
+    console.print()
+    title = ": ".join(filter(None, [title_words(report.source), input_line(report)]))
+    console.print(f"[dim]{_escaped(title)}[/dim]\n", soft_wrap=True)
+    style = _BADGES.get(diagnosis.degree or diagnosis.kind, "reverse")
+    console.print(f"[{style}] {_escaped(diagnosis.badge.upper())} [/{style}] {_escaped(diagnosis.cause)}")
+    console.print(f"[bold]What to do:[/bold] {_escaped(diagnosis.action)}\n")
+    grid = rich_table.Table.grid(padding=(0, 2))
+    for each in key_numbers(report):
+        grid.add_row(each.name, Text(each.value, "bold"), Text(each.detail, "dim"))
+    console.print(grid)
+    if report.history:
+        console.print(f"\n{_escaped(report.history.summary)}")
+    if everything:
+        _show_tables(console, report)
+        return
+    _print_table(console, line_table(report, only_main=True))
+    if report.calibration is not None:
+        _print_table(console, calibrator_table(report.calibration, _N_CALIBRATORS))
+    hidden = f"{len(report.notes)} notes and " if report.notes else ""
+    console.print(f"[dim]{hidden}more tables: --all[/dim]")
+
+
+def _show_tables(console: Console, report: Report) -> None:
+    """Print the source, all tables, explanations and notes."""
     console.print()
     for name, value in report.source.items():
         text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
         if text:
             console.print(f"[dim]{name:12}[/dim] {_escaped(text)}", soft_wrap=True)
-    console.print(f"[dim]{'input':12}[/dim] {input_line(report)}\n")
-    console.print(f"[bold]{_escaped(report.sentence)}[/bold]\n")
-    console.print(f"{_escaped(report.main_line)}\n")
+    console.print()
     _print_table(console, line_table(report), [*explanations(report), *report.notes])
     if report.calibration is not None:
         console.print(f"\n[bold]{_escaped(report.calibration.recommendation.text)}[/bold]\n")
         _print_table(console, report.calibration.layout(), report.calibration.notes)
     console.print()
     _print_table(console, report.main_table.layout(f"Bins: {event_name(report, next(iter(report.tables)))}"))
-    if report.class_names and (worst := class_table(report, WORST_CLASSES)) is not None:
+    if (worst := class_table(report, WORST_CLASSES)) is not None:
         console.print()
         _print_table(console, worst)
     if report.groups is not None:
@@ -110,18 +150,27 @@ def show(report: Report) -> None:
         _print_table(console, report.groups.layout(3 * _NAME_WIDTH, "ECE"), [GROUP_WORDS])
 
 
-def show_comparison(comparison: Comparison) -> None:
-    """Print a comparison: input, main findings, and one table for each system except the first."""
+def show_comparison(comparison: Comparison, everything: bool = False) -> None:
+    """Print a comparison: the table of systems and the main findings.
+
+    Args:
+        comparison: the comparison.
+        everything: also print the files, one table for each system except the first, explanations and notes.
+    """
     console = _console()
+    console.print(f"\n[dim]{_escaped(input_line(comparison))}[/dim]\n")
+    _print_table(console, system_table(comparison))
+    for sentence in comparison.sentences.values():
+        console.print(f"{_escaped(sentence)}")
+    if not everything:
+        console.print("[dim]tables of all metrics: --all[/dim]")
+        return
     console.print()
     for name, source in comparison.sources.items():
         files = ", ".join(source["files"])
         console.print(
             f"[dim]{_escaped(name)}:[/dim] {_escaped(files)}; {_escaped(source['predictions'])}", soft_wrap=True
         )
-    console.print(f"[dim]{'input':12}[/dim] {input_line(comparison)}")
-    for sentence in comparison.sentences.values():
-        console.print(f"\n[bold]{_escaped(sentence)}[/bold]")
     for name in comparison.systems[1:]:
         console.print()
         _print_table(console, difference_table(comparison, name))

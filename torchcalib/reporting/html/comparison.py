@@ -4,8 +4,19 @@ import math
 
 from matplotlib import style as matplotlib_style
 
+from torchcalib.core.words import listed
 from torchcalib.plots.differences import difference_plot
-from torchcalib.reporting.contents import DIFFERENCE_WORDS, difference_table, facts, formatted, sources_of
+from torchcalib.reporting.contents import (
+    DIFFERENCE_WORDS,
+    compared_verdict,
+    difference_table,
+    facts,
+    formatted,
+    input_line,
+    short_name,
+    sources_of,
+    system_table,
+)
 from torchcalib.reporting.data import Comparison
 from torchcalib.reporting.html.page import both_themes, pictures, render_template
 
@@ -19,10 +30,15 @@ def render_comparison(comparison: Comparison) -> str:
     )
     with matplotlib_style.context("default"):  # ignore matplotlib settings of the caller
         picture = both_themes(difference_plot, comparison, "differences", label)
+    verdict, colour = _verdict(comparison)
     return render_template(
         "comparison.html.jinja",
         results=comparison,
-        title=f"Comparison of {', '.join(comparison.systems)}",
+        title=f"Comparison of {listed([short_name(name) for name in comparison.systems])}",
+        about=input_line(comparison),
+        verdict=verdict,
+        colour=colour,
+        systems=system_table(comparison),
         facts=facts(comparison, _sources(comparison)),
         picture=picture,
         tables=[difference_table(comparison, name) for name in others],
@@ -30,6 +46,23 @@ def render_comparison(comparison: Comparison) -> str:
         words=DIFFERENCE_WORDS,
         has_infinite=any(math.isinf(value) for line in comparison.lines for value in line.values.values()),
     )
+
+
+def _verdict(comparison: Comparison) -> tuple[str, str]:
+    """Return the verdict on the second system, or the number of better systems, and its CSS class."""
+    others = comparison.systems[1:]
+    first = short_name(comparison.baseline)
+    verdicts = [compared_verdict(comparison, name) for name in others]
+    better = sum("better calibrated" in words for words in verdicts)
+    worse = sum("worse calibrated" in words for words in verdicts)
+    colour = "good" if better and not worse else "bad" if worse and not better else "unknown"
+    if len(others) > 1:
+        counts = f"{better} of {len(others)} systems are better calibrated than {first}, {worse} worse"
+        return counts, colour
+    name = short_name(others[0])
+    if better or worse:
+        return f"{name} is {'better' if better else 'worse'} calibrated than {first}", colour
+    return f"{name} and {first} do not differ significantly in calibration", colour
 
 
 def files_of(comparison: Comparison) -> dict[str, bytes]:

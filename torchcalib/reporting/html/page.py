@@ -62,7 +62,9 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(count=count, significant=significant, linked=_linked, table=lambda table: Markup(to_html(table)))
+    environment.filters.update(
+        count=count, significant=significant, linked=_linked, table=lambda table: Markup(to_html(table))
+    )
     environment.tests.update(infinite=math.isinf)
     return environment
 

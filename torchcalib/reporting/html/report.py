@@ -1,9 +1,7 @@
 """Render a `Report` as an HTML page, and as the files of a folder."""
 
 import math
-from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
@@ -27,6 +25,7 @@ from torchcalib.reporting.contents import (
     key_numbers,
     line_table,
     sources_of,
+    title_words,
 )
 from torchcalib.reporting.data import Report
 from torchcalib.reporting.html.page import both_themes, pictures, render_template
@@ -60,7 +59,7 @@ def render(report: Report) -> str:
     return render_template(
         "report.html.jinja",
         results=report,
-        title=" ".join(["Calibration report", *_title_words(report.source)]),
+        title=" of ".join(filter(None, ["Calibration report", title_words(report.source)])),
         about=input_line(report),
         verdict=diagnosis.badge[:1].upper() + diagnosis.badge[1:],
         colour=_COLOURS.get(diagnosis.degree or diagnosis.kind, "unknown"),
@@ -175,14 +174,3 @@ def _training_values(history: History) -> dict[str, Any]:
         "warnings": [row.warning[:1].upper() + row.warning[1:] for row in history.warnings],
         "table": history.layout(),
     }
-
-
-def _title_words(source: Mapping[str, Any]) -> list[str]:
-    """Return the words "of FILE" for the title; an empty list if the source has no file name."""
-    for key in ("file", "path", "files", "paths"):
-        value = source.get(key)
-        if value:
-            names = [value] if isinstance(value, str | Path) else list(value)
-            more = [f"and {len(names) - 1} more"] if len(names) > 1 else []
-            return ["of", Path(names[0]).name, *more]
-    return []
