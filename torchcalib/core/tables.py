@@ -54,8 +54,8 @@ class Column:
         header: column heading.
         cell: function from the item of a row, such as a dict, to its cell.
         is_number: whether cells are aligned to the right.
-        shown: where the column is shown: `"always"`, `"wide"` (not in a narrow terminal), `"page"` (reports) or `"data"`
-            (only in a DataFrame).
+        shown: where the column is shown: `"always"`, `"wide"` (not in a narrow terminal), `"page"` (reports) or
+            `"data"` (only in a DataFrame).
         wraps: whether long cells continue on the next line.
         data: functions from the item of a row to a value, by name of the DataFrame column. None creates one DataFrame
             column from the numbers or texts of the cells. Its name is the header with underscores.

@@ -34,6 +34,8 @@ NESTED = (TemperatureScaling, BiasCorrection, AffineScaling)
 
 FOLDS = FoldOptions(n_folds=5, seed=0)
 
+_SHOWN_LABELS = 2  # number of labels whose fitted parameters are described
+
 _AT_ONCE = 2**21
 """Number of predicted values that are calibrated at once."""
 
@@ -157,7 +159,7 @@ def _stage(
     notes += tuple(
         f"{_sentence_case(listed(names))}: {remark.replace('`', '')}" for remark, names in names_by_remark.items()
     )
-    words = {each.name: whole.fits[type(each)].in_words(class_names) for each in calibrators}
+    words = {each.name: _parameters(whole.fits[type(each)], class_names) for each in calibrators}
     stage = CalibrationStage(
         recommendation=recommendation,
         lines=tuple(_line(name, each, p, recommendation, words) for name, each in evaluated.items()),
@@ -168,6 +170,16 @@ def _stage(
         notes=notes,
     )
     return stage, whole
+
+
+def _parameters(fit: Calibrator, class_names: Sequence[str]) -> str:
+    """Return the fitted parameters in words; of the first labels if every label has its own fit."""
+    if not fit.grad_norm.dim():
+        return fit.in_words(class_names)
+    labels = range(min(len(fit.grad_norm), _SHOWN_LABELS))
+    names = class_names or [f"label {k}" for k in range(len(fit.grad_norm))]
+    shown = [f"{printable(names[k])}: {fit.part(k).in_words()}" for k in labels]
+    return "; ".join([*shown, *["..."] * (len(fit.grad_norm) > _SHOWN_LABELS)])
 
 
 def _line(

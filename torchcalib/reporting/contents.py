@@ -6,7 +6,7 @@ from functools import partial
 from itertools import groupby
 from operator import attrgetter, itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from torchcalib.core.events import NamedMode
 from torchcalib.core.tables import (
@@ -308,19 +308,23 @@ def compared_verdict(comparison: "Comparison", name: str) -> str:
 def system_table(comparison: "Comparison") -> Table:
     """Return the table of the main values of all systems: verdict, ECE and NLL with their differences, accuracy."""
     columns = [
-        Column("system", lambda name: Cell(short_name(name), style="name"), is_number=False, data={"system": str}),
-        Column("verdict", lambda name: Cell(compared_verdict(comparison, name), style="main"), is_number=False),
+        Column(
+            "system",
+            lambda name: Cell(short_name(name), style="name"),
+            is_number=False,
+            wraps=True,
+            data={"system": str},
+        ),
+        Column("verdict", lambda name: Cell(compared_verdict(comparison, name)), is_number=False, wraps=True),
     ]
     for key in ("ece", "nll", "accuracy"):
-        if (line := comparison.line(key)) is None:
-            continue
-        columns.append(Column(line.name, lambda name, line=line: number(line.values[name])))
-        if key != "accuracy":
-            columns.append(_difference_column(line))
+        if (line := comparison.line(key)) is not None:
+            columns.append(Column(line.name, lambda name, line=line: number(line.values[name])))
+            columns.append(_difference_column(line, "always" if key == "ece" else "page"))
     return Table.of(columns, {"": comparison.systems}, index=["system"])
 
 
-def _difference_column(line: Any) -> Column:
+def _difference_column(line: Any, shown_on: Literal["always", "page"]) -> Column:
     """Return the column of differences from the baseline with their intervals."""
 
     def shown(name: str) -> Cell:
@@ -330,7 +334,7 @@ def _difference_column(line: Any) -> Column:
         bounds = "" if found.interval is None else f" ({ends(found.interval.low, found.interval.high, 3)})"
         return Cell(f"{significant(found.value)}{bounds}".replace("-", "−"), found.value)
 
-    return Column(f"difference in {line.name} (95% interval)", shown, is_number=False)
+    return Column(f"{line.name} difference (95% interval)", shown, is_number=False, shown=shown_on)
 
 
 def difference_table(comparison: "Comparison", *names: str) -> Table:

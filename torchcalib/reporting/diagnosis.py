@@ -51,6 +51,7 @@ SLIGHT, BAD = 0.02, 0.1
 """Thresholds for ECE minus its noise floor: "slightly" below `SLIGHT`, "badly" from `BAD` on, "clearly" between."""
 
 _ACCURACY_CHANGE = 0.005  # smallest change of accuracy that is mentioned
+_MOST = 2 / 3  # fraction of labels with a bias of the same sign that are called most labels
 _MIN_CLASS_WEIGHT = 5.0  # smallest number of predictions of a class that is examined
 
 
@@ -448,11 +449,20 @@ def _class_bias(found: Findings, cause: Candidate) -> tuple[str, str]:
         name = found.name(1) if mean > frequency else found.name(-1) if not found.class_names else found.name(0)
         high = "high" if mean > frequency else "low"
         return f"P({found.name(1)}) is too {high}: {_means(found)}.{_also(found)}", f"biased towards {name}"
+    high = "high" if mean > frequency else "low"
+    if found.task == "multilabel" and _most_labels(found) == (mean > frequency):
+        return f"Probabilities are too {high}: {_means(found)}.{_also(found)}", f"too {high}"
     name = found.name(cause.index)
     words = f"The mean probability of {name} is {mean:.1%}, its frequency {frequency:.1%}.{_also(found)}"
-    if found.task == "multilabel":
-        return words, f"biased {'towards' if mean > frequency else 'against'} {name}"
-    return words, f"biased towards {name}"
+    return words, f"biased {'towards' if mean > frequency else 'against'} {name}"
+
+
+def _most_labels(found: Findings) -> bool | None:
+    """Return whether the probabilities of most labels are too high, False if too low; None if neither."""
+    if found.evidence is None:
+        return found.confidence > found.frequency
+    share = float((found.evidence.mean > found.evidence.frequency).double().mean())
+    return True if share > _MOST else False if share < 1 - _MOST else None
 
 
 def _also(found: Findings) -> str:
