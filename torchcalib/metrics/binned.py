@@ -212,7 +212,7 @@ class ECE(BinnedMetric):
     from_bins = staticmethod(ece_from_bins)
     interval_kind = "absolute"
     question = "mean distance between frequency and confidence in equal-width bins"
-    source = "Naeini et al., Bayesian Binning, AAAI 2015, sec. 2"
+    source = "Naeini et al., Bayesian Binning, AAAI 2015, sec. 2, doi 10.1609/aaai.v29i1.9602"
 
 
 def _ace(
@@ -275,7 +275,7 @@ class ACE(BinnedMetric):
     from_bins = staticmethod(ece_from_bins)
     interval_kind = "absolute"
     question = "mean distance between frequency and confidence in equal-mass bins"
-    source = "Matsubara et al., TCE, UAI 2023, sec. 2"
+    source = "Matsubara et al., TCE, UAI 2023, sec. 2, arXiv 2306.14343"
 
 
 def esce_from_bins(b: BinStats) -> Tensor:
@@ -340,7 +340,7 @@ class ESCE(BinnedMetric):
     higher_is_better = None  # the optimum is 0, inside the range of values
     plot_lower_bound = -1.0
     question = "mean frequency minus mean confidence"
-    source = "Sumler et al., An Entropic Metric, sec. II"
+    source = "Sumler et al., An Entropic Metric, arXiv 2502.14545, sec. II"
 
 
 def mce_from_bins(b: BinStats) -> Tensor:
@@ -402,7 +402,7 @@ class MCE(BinnedMetric):
     factory = staticmethod(_mce)
     from_bins = staticmethod(mce_from_bins)
     question = "largest distance between frequency and confidence in a bin"
-    source = "Naeini et al., Bayesian Binning, AAAI 2015, sec. 2"
+    source = "Naeini et al., Bayesian Binning, AAAI 2015, sec. 2, doi 10.1609/aaai.v29i1.9602"
 
 
 def rmsce_from_bins(b: BinStats, debiased: bool = False) -> Tensor:
@@ -479,7 +479,7 @@ class RMSCE(BinnedMetric):
     test_formula = staticmethod(rmsce_from_bins)
     interval_kind: IntervalKind | None = "squared"
     question = "root mean squared distance between frequency and confidence"
-    source = "Kumar et al., Verified Uncertainty Calibration, NeurIPS 2019, sec. 2"
+    source = "Kumar et al., Verified Uncertainty Calibration, NeurIPS 2019, sec. 2, arXiv 1909.10155"
 
     def __init__(self, task: Task | None = None, **options: Any) -> None:
         super().__init__(task, **options)

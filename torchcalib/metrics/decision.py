@@ -167,7 +167,7 @@ class BayesRisk(ScoreMetric):
     is_differentiable = False
     unit, perfect = "cost", 0.0
     question = "mean cost of the optimal decisions under the predictions"
-    source = "Ferrer & Ramos, Evaluating Posterior Probabilities, sec. 2.3.1"
+    source = "Ferrer & Ramos, Evaluating Posterior Probabilities, arXiv 2408.02841, sec. 2.3.1"
 
     def __init__(self, task: Task | None = None, **options: Any) -> None:
         super().__init__(task, **options)

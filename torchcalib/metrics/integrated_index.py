@@ -157,7 +157,7 @@ class ICI(RankedMetric):
 
     factory = staticmethod(_ici)
     question = "mean distance between predictions and a smooth calibration curve"
-    source = "Austin & Steyerberg, Statistics in Medicine 2019"
+    source = "Austin & Steyerberg, Statistics in Medicine 2019, doi 10.1002/sim.8281"
     plot_upper_bound = None
 
     def test_from(self, statistic: RankedSample, **how: Any) -> CalibrationTest:

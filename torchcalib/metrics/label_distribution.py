@@ -183,7 +183,7 @@ class TotalVariation(ScoreMetric):
     score = _score("total variation", "value")
     unit, perfect, plot_lower_bound, plot_upper_bound = "probability", 0.0, 0.0, 1.0
     question = "mean total variation distance between predictions and label distributions"
-    source = "Pavlovic, Beyond Accuracy; Baan et al., Stop Measuring Calibration When Humans Disagree"
+    source = "Pavlovic, Beyond Accuracy; Baan et al., Stop Measuring Calibration When Humans Disagree, arXiv 2210.16133"
 
 
 def _kl_divergence(
@@ -248,7 +248,7 @@ class KLDivergence(ScoreMetric):
     score = _score("Kullback-Leibler", "value")
     unit, perfect = "nats", 0.0  # no lower bound, because a corrected value may be negative
     question = "mean Kullback-Leibler divergence of predictions from label distributions"
-    source = "Pavlovic, Beyond Accuracy; Peterson et al., Human Uncertainty Makes Classification More Robust"
+    source = "Pavlovic, Beyond Accuracy; Peterson et al., Human Uncertainty Makes Classification More Robust, arXiv 1908.07086"
 
 
 def _entropy_gap(
@@ -310,7 +310,7 @@ class EntropyGap(ScoreMetric):
     higher_is_better = None  # the optimum is 0, inside the range of values
     unit, perfect = "nats", 0.0
     question = "mean entropy of the predictions minus entropy of the label distributions"
-    source = "Pavlovic, Beyond Accuracy; Baan et al., Stop Measuring Calibration When Humans Disagree"
+    source = "Pavlovic, Beyond Accuracy; Baan et al., Stop Measuring Calibration When Humans Disagree, arXiv 2210.16133"
 
 
 def _squared_distance(
@@ -372,4 +372,4 @@ class SquaredDistance(ScoreMetric):
     score = _score("squared", "value")
     unit, perfect = "squared probability", 0.0  # no lower bound, because a corrected value may be negative
     question = "mean squared distance between predictions and label distributions"
-    source = "Ferrer & Ramos, Evaluating Posterior Probabilities, eq. 9, with label distributions"
+    source = "Ferrer & Ramos, Evaluating Posterior Probabilities, arXiv 2408.02841, eq. 9, with label distributions"

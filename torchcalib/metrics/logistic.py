@@ -158,7 +158,7 @@ class Cox(RankedMetric):
     unit = "dimensionless (slopes) or log-odds (intercepts)"
     perfect = 1.0
     question = "slope or intercept of the logistic regression of outcomes on predicted log-odds"
-    source = "Cox, Biometrika 1958"
+    source = "Cox, Biometrika 1958, doi 10.1093/biomet/45.3-4.562"
     higher_is_better = None  # the optimum is a slope of 1 or an intercept of 0
     plot_lower_bound = None
     plot_upper_bound = None
@@ -361,7 +361,7 @@ class Spiegelhalter(CalibrationMetric[Sums]):
     perfect = 0.0
     unit = "standard deviations"
     question = "Brier score minus its expected value for a calibrated model, in standard deviations"
-    source = "Spiegelhalter, Statistics in Medicine 1986"
+    source = "Spiegelhalter, Statistics in Medicine 1986, doi 10.1002/sim.4780050506"
     higher_is_better = None  # the optimum is 0, inside the range of values
     plot_lower_bound = None
     plot_upper_bound = None

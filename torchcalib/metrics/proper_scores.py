@@ -99,7 +99,7 @@ class NLL(ScoreMetric):
     score = _nll_score()
     unit, perfect, plot_lower_bound = "nats", 0.0, 0.0
     question = "mean negative log probability of the true class"
-    source = "Ferrer & Ramos, Evaluating Posterior Probabilities, eq. 8"
+    source = "Ferrer & Ramos, Evaluating Posterior Probabilities, arXiv 2408.02841, eq. 8"
 
 
 Normalize = Literal["prior", "classes"]
@@ -184,7 +184,7 @@ class BrierScore(ScoreMetric):
     score = _BRIER
     unit, perfect, plot_lower_bound = "squared probability", 0.0, 0.0
     question = "mean squared distance between probabilities and outcomes"
-    source = "Sumler et al., An Entropic Metric, eq. 2; Ferrer & Ramos, Evaluating Posterior Probabilities, eq. 9"
+    source = "Sumler et al., An Entropic Metric, arXiv 2502.14545, eq. 2; Ferrer & Ramos, Evaluating Posterior Probabilities, arXiv 2408.02841, eq. 9"
 
 
 def _ecd_of(p: Predictions) -> Tensor:
@@ -294,7 +294,7 @@ class ECD(ScoreMetric):
     higher_is_better = None  # the optimum is 0, inside the range of values
     unit, perfect = "nats", 0.0
     question = "mean log loss minus mean entropy of the predictions (positive if over-confident)"
-    source = "Sumler et al., An Entropic Metric, eq. 12, 15"
+    source = "Sumler et al., An Entropic Metric, arXiv 2502.14545, eq. 12, 15"
 
 
 def is_correct(p: Predictions) -> Tensor:
@@ -365,4 +365,4 @@ class Accuracy(ScoreMetric):
     higher_is_better = True
     unit, perfect, plot_lower_bound, plot_upper_bound = "fraction of samples", 1.0, 0.0, 1.0
     question = "fraction of samples whose most probable class is the true class"
-    source = "Ferrer & Ramos, Evaluating Posterior Probabilities, sec. 2.3.1, for 0-1 costs"
+    source = "Ferrer & Ramos, Evaluating Posterior Probabilities, arXiv 2408.02841, sec. 2.3.1, for 0-1 costs"

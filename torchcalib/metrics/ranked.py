@@ -166,7 +166,7 @@ class KS(RankedMetric):
 
     factory = staticmethod(_ks)
     question = "largest cumulative difference between outcomes and probabilities"
-    source = "Gupta et al., Calibration using Splines, ICLR 2021, sec. 3"
+    source = "Gupta et al., Calibration using Splines, ICLR 2021, sec. 3, arXiv 2006.12800"
 
 
 class CORPDecomposition(NamedTuple):
@@ -301,7 +301,7 @@ class CORP(RankedMetric):
     factory = staticmethod(_corp)
     unit = "squared probability (Brier score) or nats (log loss)"
     question = "component of a score, such as miscalibration, by isotonic regression"
-    source = "Dimitriadis et al., Stable reliability diagrams, PNAS 2021, eq. 1-3"
+    source = "Dimitriadis et al., Stable reliability diagrams, PNAS 2021, eq. 1-3, doi 10.1073/pnas.2016191118"
     higher_is_better = None  # the better direction differs between components
     plot_upper_bound = None
 

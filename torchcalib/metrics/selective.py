@@ -432,7 +432,7 @@ class AURC(SelectiveMetric):
 
     factory = staticmethod(_aurc)
     question = "mean error rate of the most confident samples, over all coverages"
-    source = "Geifman et al., Bias-Reduced Uncertainty Estimation, ICLR 2019"
+    source = "Geifman et al., Bias-Reduced Uncertainty Estimation, ICLR 2019, arXiv 1805.08206"
 
 
 class EAURC(SelectiveMetric):
@@ -449,7 +449,7 @@ class EAURC(SelectiveMetric):
 
     factory = staticmethod(_eaurc)
     question = "AURC minus its smallest value for this accuracy"
-    source = "Geifman et al., Bias-Reduced Uncertainty Estimation, ICLR 2019"
+    source = "Geifman et al., Bias-Reduced Uncertainty Estimation, ICLR 2019, arXiv 1805.08206"
 
 
 class AUGRC(SelectiveMetric):
@@ -466,7 +466,7 @@ class AUGRC(SelectiveMetric):
 
     factory = staticmethod(_augrc)
     question = "mean fraction of samples that are accepted errors, over all coverages"
-    source = "Traub et al., Overcoming Common Flaws, NeurIPS 2024"
+    source = "Traub et al., Overcoming Common Flaws, NeurIPS 2024, arXiv 2407.01032"
     plot_upper_bound = 0.5
 
 
@@ -485,7 +485,7 @@ class CorrectnessAUROC(SelectiveMetric):
 
     factory = staticmethod(_correctness_auroc)
     question = "probability that a correct prediction is more confident than an error"
-    source = "Hendrycks & Gimpel, A Baseline for Detecting Misclassified Examples, ICLR 2017"
+    source = "Hendrycks & Gimpel, A Baseline for Detecting Misclassified Examples, ICLR 2017, arXiv 1610.02136"
     perfect = 1.0  # value of an ideal order; undefined for a predictor without errors
     higher_is_better = True
 
@@ -504,7 +504,7 @@ class RiskAtCoverage(SelectiveMetric):
 
     factory = staticmethod(_risk_at_coverage)
     question = "error rate of the most confident samples, at a given coverage"
-    source = "Geifman & El-Yaniv, Selective Classification, NeurIPS 2017"
+    source = "Geifman & El-Yaniv, Selective Classification, NeurIPS 2017, arXiv 1705.08500"
 
 
 class AccuracyAtCoverage(SelectiveMetric):
@@ -521,7 +521,7 @@ class AccuracyAtCoverage(SelectiveMetric):
 
     factory = staticmethod(_accuracy_at_coverage)
     question = "accuracy of the most confident samples, at a given coverage"
-    source = "Geifman & El-Yaniv, Selective Classification, NeurIPS 2017"
+    source = "Geifman & El-Yaniv, Selective Classification, NeurIPS 2017, arXiv 1705.08500"
     perfect = 1.0
     unit = "fraction of samples"
     higher_is_better = True
@@ -541,7 +541,7 @@ class CoverageAtRisk(SelectiveMetric):
 
     factory = staticmethod(_coverage_at_risk)
     question = "largest fraction of samples that a threshold accepts at a given error rate"
-    source = "Geifman & El-Yaniv, Selective Classification, NeurIPS 2017"
+    source = "Geifman & El-Yaniv, Selective Classification, NeurIPS 2017, arXiv 1705.08500"
     perfect = 1.0
     unit = "fraction of samples"
     higher_is_better = True

@@ -260,7 +260,7 @@ class SmECE(CalibrationMetric[SmoothingCells]):
     plot_lower_bound: float | None = 0.0
     plot_upper_bound: float | None = 1.0
     question = "mean distance between kernel-smoothed frequency and confidence"
-    source = "Blasiok & Nakkiran, Smooth ECE, ICLR 2024"
+    source = "Blasiok & Nakkiran, Smooth ECE, ICLR 2024, arXiv 2309.12236"
 
     def test_from(
         self, statistic: SmoothingCells, clusters: ClusteredSums[Any] | None = None, **how: Any

@@ -142,7 +142,7 @@ class TCE(BinnedMetric):
     unit = "percent"
     plot_upper_bound = 100.0
     question = "percentage of predictions rejected by a test with the outcomes in their bin"
-    source = "Matsubara et al., TCE, UAI 2023, eq. 7"
+    source = "Matsubara et al., TCE, UAI 2023, eq. 7, arXiv 2306.14343"
 
     def table(self) -> TCETable:
         """Return the table of bins with the number of rejected predictions, over all ranks; see `tce_table`."""
@@ -299,4 +299,4 @@ class GCE(BinnedMetric):
     plot_lower_bound = None
     plot_upper_bound = None
     question = "norm over bins of a user-defined loss"
-    source = "Matsubara et al., TCE, UAI 2023, Definition 1"
+    source = "Matsubara et al., TCE, UAI 2023, Definition 1, arXiv 2306.14343"

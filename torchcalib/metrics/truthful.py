@@ -91,4 +91,4 @@ class ATB(RankedMetric):
     factory = staticmethod(_atb)
     unit = "squared probability"
     question = "squared error over two bins, averaged over their boundary"
-    source = "Hartline, Hu & Wu, A Perfectly Truthful Calibration Measure, COLT 2026"
+    source = "Hartline, Hu & Wu, A Perfectly Truthful Calibration Measure, COLT 2026, arXiv 2508.13100"

@@ -69,7 +69,7 @@ GROUP_WORDS = (
 )
 """Explanation of the groups of a report."""
 
-RCL_SOURCE = "[EPSR] Ferrer, Ramos: Evaluating Posterior Probabilities (TMLR), sec. 2.4.2."
+RCL_SOURCE = "[EPSR] Ferrer, Ramos: Evaluating Posterior Probabilities (TMLR), sec. 2.4.2, arXiv 2408.02841."
 """Publication that defines the relative calibration loss (RCL)."""
 
 
