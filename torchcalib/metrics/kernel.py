@@ -254,7 +254,10 @@ class SKCE(CalibrationMetric[BlockStats]):
     perfect, unit = 0.0, "squared probability"
     plot_lower_bound, plot_upper_bound = -2.0, 2.0
     question = "mean inner product of residuals, weighted by the similarity of the predictions"
-    source = "Widmann, Lindsten, Zachariah, Calibration tests in multi-class classification, NeurIPS 2019, table 1, arXiv 1910.11385"
+    source = (
+        "Widmann, Lindsten, Zachariah, Calibration tests in multi-class classification, NeurIPS 2019, "
+        "table 1, arXiv 1910.11385"
+    )
 
     factory = staticmethod(_streamed)
     allows_clusters = False  # pairs of rows within a cluster are dependent, and pairs across clusters need all rows

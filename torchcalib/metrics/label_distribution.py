@@ -248,7 +248,10 @@ class KLDivergence(ScoreMetric):
     score = _score("Kullback-Leibler", "value")
     unit, perfect = "nats", 0.0  # no lower bound, because a corrected value may be negative
     question = "mean Kullback-Leibler divergence of predictions from label distributions"
-    source = "Pavlovic, Beyond Accuracy; Peterson et al., Human Uncertainty Makes Classification More Robust, arXiv 1908.07086"
+    source = (
+        "Pavlovic, Beyond Accuracy; "
+        "Peterson et al., Human Uncertainty Makes Classification More Robust, arXiv 1908.07086"
+    )
 
 
 def _entropy_gap(

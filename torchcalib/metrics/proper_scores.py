@@ -184,7 +184,10 @@ class BrierScore(ScoreMetric):
     score = _BRIER
     unit, perfect, plot_lower_bound = "squared probability", 0.0, 0.0
     question = "mean squared distance between probabilities and outcomes"
-    source = "Sumler et al., An Entropic Metric, arXiv 2502.14545, eq. 2; Ferrer & Ramos, Evaluating Posterior Probabilities, arXiv 2408.02841, eq. 9"
+    source = (
+        "Sumler et al., An Entropic Metric, arXiv 2502.14545, eq. 2; "
+        "Ferrer & Ramos, Evaluating Posterior Probabilities, arXiv 2408.02841, eq. 9"
+    )
 
 
 def _ecd_of(p: Predictions) -> Tensor:
