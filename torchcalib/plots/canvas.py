@@ -32,8 +32,8 @@ _MARKS = "osD^vX"
 _DASHES = ((1, 0), (5, 1.5), (1.5, 1.2), (7, 1.5, 1.5, 1.5), (3, 1, 3, 3), (10, 2))
 """Mark and dashes of each curve, which distinguish the curves without colours."""
 
-_LEGEND_WIDTH, _NAME_WIDTH = 118, 26
-"""Width of a legend beside the axes in points, and of its lines in characters."""
+_NARROW, _WIDE, _NAME_WIDTH = 130, 160, 26
+"""Width of a legend beside the axes in small and in normal type, in points, and of its lines, in characters."""
 
 
 @dataclass(frozen=True)
@@ -252,23 +252,24 @@ class Canvas:
             return
         style = self.style
         where: dict[str, Any] = {"loc": "best", "fontsize": "x-small", "handlelength": 1.4, "framealpha": 0.85}
-        if self._has_space_beside:
+        space = self._space_beside
+        if space >= _NARROW:
             where = {"loc": "upper left", "bbox_to_anchor": (1.03, 1), "borderaxespad": 0, "frameon": False}
+            where["fontsize"] = "small" if space >= _WIDE else "x-small"
         labels = [wrapped(str(line.get_label())) for line in handles]
         colors = {"labelcolor": style.ink, "facecolor": style.paper, "edgecolor": style.grid}
-        options: dict[str, Any] = {"fontsize": "small", "labelspacing": 0.7, "handlelength": 1.6, **colors, **where}
+        options: dict[str, Any] = {"labelspacing": 0.7, "handlelength": 1.6, **colors, **where}
         for text in self.ax.legend(handles, labels, **options).get_texts():
             text.set_parse_math(False)
 
     @property
-    def _has_space_beside(self) -> bool:
-        """Whether a legend fits to the right of the axes, and there are no other axes in the figure."""
+    def _space_beside(self) -> float:
+        """Width of the space to the right of the axes, in points; 0 if there are other axes in the figure."""
         figure = self.ax.figure
         if figure.axes != [self.ax]:
-            return False
+            return 0.0
         self.ax.apply_aspect()
-        space = figure.bbox.x1 - self.ax.get_window_extent().x1
-        return bool(space * 72 / figure.dpi >= _LEGEND_WIDTH)
+        return float(figure.bbox.x1 - self.ax.get_window_extent().x1) * 72 / figure.dpi
 
     @property
     def keys(self) -> list[Line2D]:

@@ -348,7 +348,7 @@ def confidence_histogram(
     """
     table = bins_from(preds, target, TableOptions(mode, None, {"task": task, "n_bins": n_bins, **options}))
     bins = columns_of(table)
-    canvas = Canvas.of(ax, style, title, (4.6, 4.8), top=0.9, pad=20)
+    canvas = Canvas.of(ax, style, title, (5.2, 4.2), top=0.88, pad=20)
     ax = canvas.ax
     ax.set(xlim=(0, 1), xlabel="confidence (probability)")
     counts = bins.n[bins.n > 0]
