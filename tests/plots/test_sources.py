@@ -61,7 +61,7 @@ def test_legend_contains_the_ece_and_the_interval_and_noise_floor_of_a_report():
     for drawn in (report.plot(), plots.reliability_diagram(report)):
         assert legend_of(drawn)[0].splitlines() == [
             f"ECE {line.value:.3g}",
-            f"95% interval: {line.interval.low:.3g} to {line.interval.high:.3g}",
+            f"95%: {line.interval.low:.3g} to {line.interval.high:.3g}",
             f"expected if calibrated: {line.noise_floor:.2g}",
         ]
     top = report.plot(mode="top_label", title="top")

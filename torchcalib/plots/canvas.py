@@ -25,8 +25,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 Column = NDArray[np.float64]
 
-_CURVE, _KEY, _SIDE = "torchcalib-model", "torchcalib-key", "torchcalib-side"
-"""Group ids of lines that mark the curves of models, further entries of the legend, and entries in two colours."""
+Kind = Literal["model", "side", "other"]
+"""Kind of an entry in the legend: the curve of a model, one of two colours of a diagram, or another explanation."""
 
 _MARKS = "osD^vX"
 _DASHES = ((1, 0), (5, 1.5), (1.5, 1.2), (7, 1.5, 1.5, 1.5), (3, 1, 3, 3), (10, 2))
@@ -137,12 +137,13 @@ class Canvas:
         title: str | None,
         size: tuple[float, float],
         top: float,
+        left: float = 0.15,
         **options: Any,
     ) -> Self:
         """Create a canvas on `ax`, on an empty figure, or on a new figure if it is None, and draw the title.
 
-        `size` is the width and height of a new figure in inches. `top` is the top of its axes, as a fraction of the
-        height. `options` are passed to `Axes.set_title`.
+        `size` is the width and height of a new figure in inches. `top` and `left` are the top and left of its axes,
+        as fractions of its size. `options` are passed to `Axes.set_title`.
         """
         if ax is None:
             # pyplot would open a window and store a reference to the figure.
@@ -151,7 +152,7 @@ class Canvas:
             # Margins are fixed, because an automatic layout would change with every save.
             ax.set_size_inches(size)
             ax.set_facecolor(style.paper)
-            ax = ax.subplots(gridspec_kw={"left": 0.15, "right": 0.96, "bottom": 0.12, "top": top})
+            ax = ax.subplots(gridspec_kw={"left": left, "right": 0.96, "bottom": 0.12, "top": top})
         if not hasattr(ax, "figure"):
             raise TypeError(f"`ax` must be matplotlib axes, got {ax!r:.80}. Pass options such as task= by name.")
         canvas = cls(ax, style)
@@ -208,13 +209,12 @@ class Canvas:
         `marked` draws a mark at each point. `options` are passed to `Axes.plot`. The legend omits an empty name.
         """
         options |= self.look(self.next_look, marked=marked)
-        self.ax.plot(x, y, label=name or "_", gid=_CURVE, **options)
+        self.ax.plot(x, y, label=name or "_", gid=self._id("model"), **options)
 
     @property
     def next_look(self) -> int:
         """Number of looks that the curves on the axes use. A diagram with two colours uses two."""
-        n_sides = sum(line.get_gid() == _SIDE for line in self.ax.lines)
-        return len(self.curves) + n_sides // 2
+        return len(self.curves) + len(self._of_kind("side")) // 2
 
     def look(self, index: int, *, marked: bool = False) -> dict[str, Any]:
         """Return the options of `Axes.plot` for the curve of a model, by the number of curves before it."""
@@ -234,13 +234,12 @@ class Canvas:
             "markeredgewidth": 1.1,
         }
 
-    def key(self, label: str, kind: Literal["model", "side", "other"] = "other", **options: Any) -> None:
+    def key(self, label: str, kind: Kind = "other", **options: Any) -> None:
         """Add an entry to the legend. Without `options`, it is text.
 
         The kind "model" counts as the curve of a model, and two entries of the kind "side" as a further colour.
         """
-        gid = {"model": _CURVE, "side": _SIDE, "other": _KEY}[kind]
-        self.ax.plot([], [], label=label, gid=gid, linestyle="none", **options)
+        self.ax.plot([], [], label=label, gid=self._id(kind), linestyle="none", **options)
 
     def curve_legend(self) -> None:
         """Write a legend of the curves with names and of the keys, also of those from earlier calls on these axes.
@@ -274,13 +273,21 @@ class Canvas:
     @property
     def keys(self) -> list[Line2D]:
         """Curves with names and further entries of the legend."""
-        lines = [line for line in self.ax.lines if line.get_gid() in (_CURVE, _KEY, _SIDE)]
+        lines = self._of_kind("model", "side", "other")
         return [line for line in lines if not str(line.get_label()).startswith("_")]
 
     @property
     def curves(self) -> list[Line2D]:
         """Curves of models, also those that an earlier call drew on the same axes."""
-        return [line for line in self.ax.lines if line.get_gid() == _CURVE]
+        return self._of_kind("model")
+
+    def _id(self, kind: Kind) -> str:
+        """Return a group id for the next line, which is unique within the axes, because it is an id in SVG files."""
+        return f"torchcalib-{kind}-{len(self.ax.lines)}"
+
+    def _of_kind(self, *kinds: Kind) -> list[Line2D]:
+        prefixes = tuple(f"torchcalib-{kind}-" for kind in kinds)
+        return [line for line in self.ax.lines if str(line.get_gid()).startswith(prefixes)]
 
     def text(self, x: float, y: float, text: str, color: str, **options: Any) -> None:
         """Write small text at the point (x, y)."""

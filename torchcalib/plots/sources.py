@@ -215,7 +215,7 @@ def _series_from_report(report: Any, label: str | None, given: TableOptions) -> 
     line = next(line for line in report.lines if line.key == f"ece/{mode}")
     parts = [f"ECE {line.value:.3g}"]
     if line.interval is not None:
-        parts.append(f"95% interval: {ends(line.interval.low, line.interval.high, 3)}")
+        parts.append(f"95%: {ends(line.interval.low, line.interval.high, 3)}")
     if line.noise_floor is not None:
         parts.append(f"expected if calibrated: {line.noise_floor:.2g}")
     return Series(label, table, "\n".join(parts))
