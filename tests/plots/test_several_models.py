@@ -55,6 +55,14 @@ def test_legend_of_a_single_model_has_the_shade_of_its_band_and_adds_no_data():
     assert all(len(line.get_xdata()) == 0 for line in ax.lines if line.get_label() != "diagonal")
 
 
+@pytest.mark.parametrize("smooth", [False, True])
+def test_a_model_without_data_is_only_in_the_legend(smooth):
+    empty = torch.zeros(0), torch.zeros(0, dtype=torch.int64)
+    ax = reliability_diagram({"a": empty, "b": (PROBS, TARGET)}, smooth=smooth)
+    assert legend_of(ax)[0] == "a\nno data"
+    assert not texts(ax)
+
+
 def test_legend_is_inside_axes_that_have_neighbours():
     first, second = Figure(figsize=(9, 4)).subplots(1, 2)
     reliability_diagram({"a": mixed_bins()}, ax=first)

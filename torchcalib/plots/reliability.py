@@ -110,17 +110,21 @@ def reliability_diagram(
     canvas.diagonal(axis.low, axis.high)
     is_single = label is None and len(series) == 1 and series[0].name is None and not canvas.curves
     for one, data in drawn:
-        if isinstance(data, SmoothCurve):
-            _draw_smooth(canvas, data, _shown(canvas, one, len(series), is_single), axis)
-        elif data is None or not (data.n > 0).any():
-            canvas.no_data()
+        shown = _shown(canvas, one, len(series), is_single)
+        if data is None or (isinstance(data, SimpleNamespace) and not (data.n > 0).any()):
+            if len(series) == 1:
+                canvas.no_data()
+            else:
+                canvas.key(shown._replace(error="no data").label, "model")
+        elif isinstance(data, SmoothCurve):
+            _draw_smooth(canvas, data, shown, axis)
         elif is_single:
             draw_bins(canvas, data, axis)
             canvas.key(one.error, "model")
             draw_keys(canvas, data)
             _draw_counts(canvas, data.lower, data.upper - data.lower, data.n, MAX_LABELLED_BINS, axis)
         else:
-            _draw_curve(canvas, data, _shown(canvas, one, len(series), is_single), axis)
+            _draw_curve(canvas, data, shown, axis)
     canvas.curve_legend()
     return canvas.ax
 
@@ -167,7 +171,7 @@ def _draw_curve(canvas: Canvas, bins: SimpleNamespace, one: Series, axis: Probab
         zorder=3.2,
         clip_on=False,
     )
-    _add_outline(canvas, np.append(bins.lower, bins.upper[-1]), bins.n, axis, "count")
+    _add_outline(canvas, np.append(bins.lower, bins.upper[-1]), bins.n, axis)
 
 
 def _draw_smooth(canvas: Canvas, curve: SmoothCurve, one: Series, axis: ProbabilityAxis) -> None:
@@ -183,26 +187,28 @@ def _draw_smooth(canvas: Canvas, curve: SmoothCurve, one: Series, axis: Probabil
     width = 0.8 + 4.2 * np.sqrt(held_density[:-1] / density.max())
     ribbon = {"colors": look["color"], "linewidths": width, "capstyle": "round", "clip_on": False, "zorder": 3}
     canvas.ax.add_collection(LineCollection(list(pieces), **ribbon), autolim=False)
-    _add_outline(canvas, axis.clip(curve.confidence.cpu().numpy()), density, axis, "density")
+    _add_outline(canvas, axis.clip(curve.confidence.cpu().numpy()), density, axis)
 
 
-def _add_outline(canvas: Canvas, x: Column, y: Column, axis: ProbabilityAxis, name: str) -> None:
+def _add_outline(canvas: Canvas, x: Column, y: Column, axis: ProbabilityAxis) -> None:
     """Add the counts of bins with edges `x`, or the density at `x`, to the strip above the frame."""
     panel, is_new = _strip(canvas, axis)
     strip, look = panel.ax, canvas.look(canvas.next_look - 1)
     if strip.texts:
         return  # an outline would cross the labels of an earlier call
     x = axis.clip(x)
-    if len(x) == len(y):
+    is_density = len(x) == len(y)
+    if is_density:
         strip.plot(x, y, **{**look, "linewidth": 1.0})
         strip.fill_between(x, y, color=look["color"], alpha=0.1, linewidth=0)
     else:
         strip.stairs(y, x, color=look["color"], linewidth=1.0, linestyle=(0, look["dashes"]))
         strip.stairs(y, x, color=look["color"], alpha=0.1, fill=True, linewidth=0)
-    strip.set_ylabel(name)
+    strip.set_ylabel("density" if is_density else "count")
     top = max(0.0 if is_new else strip.get_ylim()[1], 1.15 * float(y.max()))
     strip.set_ylim(0, top)
-    strip.set_yticks([] if name == "density" else [top / 1.15], [] if name == "density" else [count_label(top / 1.15)])
+    if not is_density:
+        strip.set_yticks([top / 1.15], [count_label(top / 1.15)])
 
 
 def _has_band(bins: SimpleNamespace) -> Any:
@@ -219,8 +225,9 @@ def draw_bins(canvas: Canvas, bins: SimpleNamespace, axis: ProbabilityAxis, scal
         inset = (0.06 if len(width) <= 50 else 0) * width  # gap between the boxes of neighbouring bins
         left, right = axis.clip(bins.lower + inset), axis.clip(bins.upper - inset)
         # A band of height 0 would be invisible.
-        low = axis.clip(np.minimum(bins.band_low, 0.996) if not axis.is_logit else bins.band_low)
-        high = axis.clip(np.maximum(bins.band_high, low if axis.is_logit else low + 0.004))
+        least = 0 if axis.is_logit else 0.004
+        low = axis.clip(np.minimum(bins.band_low, 1 - least))
+        high = axis.clip(np.maximum(bins.band_high, low + least))
         boxes = (values[known] for values in (left, high - low, right - left, low))
         ax.bar(*boxes, align="edge", **_band(style))
     x, y, gap = axis.clip(bins.confidence[has_data]), axis.clip(bins.frequency[has_data]), bins.gap[has_data]
