@@ -5,8 +5,8 @@ import re
 import numpy as np
 import pytest
 import torch
-from helpers.reports import QUICK, miscalibrated_data, quick_report
-from helpers.tables import texts
+from helpers.drawings import legend_of
+from helpers.reports import full_report, miscalibrated_data, quick_report
 from matplotlib.figure import Figure
 
 import torchcalib as tc
@@ -54,26 +54,28 @@ def test_diagram_of_every_source_equals_that_of_the_table(case):
     np.testing.assert_allclose(*numbers, atol=1e-3)
 
 
-def test_ece_and_noise_floor_are_written_in_the_diagram():
-    ax = plots.reliability_diagram(TABLE)
-    ece = F.ece(PROBS, TARGET, **BINARY).item()
-    assert texts(ax)[0] == f"ECE {ece:.3g}"
-    assert not set("●○■") & set("".join(texts(ax)))
-    report = tc.report(PROBS, TARGET, **QUICK)
-    floor = report.main_line.noise_floor
+def test_legend_contains_the_ece_and_the_interval_and_noise_floor_of_a_report():
+    assert legend_of(plots.reliability_diagram(TABLE))[0] == f"ECE {F.ece(PROBS, TARGET, **BINARY).item():.3g}"
+    report = full_report("binary")
+    line = report.main_line
     for drawn in (report.plot(), plots.reliability_diagram(report)):
-        assert texts(drawn)[0] == f"ECE {report['ece']:.3g} (noise floor {floor:.3g})"
+        assert legend_of(drawn)[0].splitlines() == [
+            f"ECE {line.value:.3g}",
+            f"95%: {line.interval.low:.3g} to {line.interval.high:.3g}",
+            f"expected if calibrated: {line.noise_floor:.2g}",
+        ]
     top = report.plot(mode="top_label", title="top")
-    assert texts(top)[0].startswith(f"ECE {report['ece/top_label']:.3g} (")
+    assert legend_of(top)[0].startswith(f"ECE {report['ece/top_label']:.3g}\n")
     labels = quick_report("multilabel")
     pooled = (labels.main_table.share * labels.main_table.gap.abs()).sum().item()
-    assert texts(labels.plot())[0] == f"ECE of pooled labels {pooled:.3g}"
+    assert legend_of(labels.plot())[0] == f"ECE of pooled labels {pooled:.3g}"
 
 
 def curves(ax):
     """Return the points of every curve by its legend entry."""
     handles, names = ax.get_legend().legend_handles, [text.get_text() for text in ax.get_legend().get_texts()]
     drawn = {line.get_label(): line for line in ax.lines}
+    assert len({handle.get_marker() for handle in handles}) == len(handles), "marks distinguish models without colours"
     assert [handle.get_color() for handle in handles] == [drawn[name].get_color() for name in names]
     return {name: drawn[name].get_xydata() for name in names}
 
@@ -91,11 +93,14 @@ def test_every_model_on_one_ax_has_a_curve_and_a_legend_entry():
         found.items(), curves(at_once).items(), models.items(), strict=True
     ):
         table = F.calibration_curve(probs, TARGET, **BINARY)
-        assert name == other == f"{model}: ECE {F.ece(probs, TARGET, **BINARY).item():.3g}"
+        assert name == other == f"{model}\nECE {F.ece(probs, TARGET, **BINARY).item():.3g}"
         np.testing.assert_array_equal(points, torch.stack([table.confidence, table.frequency], -1)[table.n > 0])
         np.testing.assert_array_equal(points, same)
-    mixed = plots.reliability_diagram({"table": TABLE, "metric": metric_of(tc.ECE), "report": quick_report("binary")})
-    assert [name.split(":")[0] for name in curves(mixed)] == ["table", "metric", "report"]
+    label = f"ECE {F.ece(PROBS, TARGET, **BINARY).item():.3g}"
+    sources = {"table": TABLE, "metric": metric_of(tc.ECE), "report": quick_report("binary"), "pair": (PROBS, TARGET)}
+    mixed = curves(plots.reliability_diagram(sources))
+    assert [name.splitlines()[0] for name in mixed] == ["table", "metric", "report", "pair"]
+    np.testing.assert_array_equal(mixed["pair\n" + label], mixed["table\n" + label])
 
 
 def test_every_class_has_a_curve_with_its_name():
@@ -109,7 +114,7 @@ def test_every_class_has_a_curve_with_its_name():
         held = tables.n[k] > 0
         np.testing.assert_array_equal(points, torch.stack([tables.confidence[k], tables.frequency[k]], -1)[held])
     unnamed = plots.reliability_diagram(probs.reshape(4, 100, 4), target.reshape(4, 100), **options)
-    assert [name.split(":")[0] for name in curves(unnamed)] == ["class 0", "class 1", "class 2", "class 3"]
+    assert [name.splitlines()[0] for name in curves(unnamed)] == ["class 0", "class 1", "class 2", "class 3"]
     with pytest.raises(ValueError, match="at most 10 curves for one diagram, got 12"):
         plots.reliability_diagram(*miscalibrated_data("multiclass"), mode="classwise")
 

@@ -322,12 +322,29 @@ class CalibrationMetric(Metric, Generic[S]):
         self._update_count += 1
 
     def plot(self, val: Any = None, ax: Any = None) -> Any:
-        """Plot one metric value, or a sequence of values over time. Return the figure and the axes.
+        """Draw the diagram of the metric, or plot given values. Return the figure and the axes.
+
+        Metrics over bins draw the reliability diagram (with `mode="classwise"`, of each class), `SmECE` the smooth
+        reliability diagram, `TCE` and `CORP` their diagrams, and metrics of selective prediction the risk-coverage
+        curve. Other metrics plot their value.
 
         Args:
-            val: The value or values to plot. None plots `compute()`.
-            ax: Matplotlib axes. None creates a new figure.
+            val: A value or a sequence of values over time, which are plotted as in torchmetrics. None draws the
+                diagram of the state.
+            ax: Matplotlib axes. None creates a new pyplot figure.
+
+        Returns:
+            The figure and the axes. Without `ax`, the second is an array of axes for a diagram of each class.
+
+        Raises:
+            ImportError: If matplotlib is not installed.
         """
+        if val is None:
+            # The only import of a higher package: diagrams need metrics, and only this method needs diagrams.
+            from torchcalib.plots.of_metric import draw_metric
+
+            if (drawn := draw_metric(self, ax)) is not None:
+                return drawn
         _, axes = self._plot(val, ax)  # with `ax`, torchmetrics does not return the figure
         return axes.get_figure(), axes  # type: ignore[union-attr]  # one plot returns one `Axes`
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import itemgetter
-from typing import Any, Unpack
+from typing import Any, NamedTuple, Unpack
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from torchcalib.core.event_sums import EventSums
 from torchcalib.core.events import Events, Mode, resolve_mode
 from torchcalib.core.inputs import input_format_of
 from torchcalib.core.predictions import Predictions
+from torchcalib.core.ranked import RankedSample
 from torchcalib.core.sums import KIND_OF_NOISE, BinStats, noise_flag_of, noise_summands
 from torchcalib.inference.simulation import BinCells, BinsWithGaps
 from torchcalib.inference.testing import CalibrationTest, ErrorTest, run_error_test
@@ -31,7 +32,7 @@ from torchcalib.metrics.estimator import Estimator, functional
 from torchcalib.metrics.ranked import no_average
 from torchcalib.ops.bin_sums import Noise
 from torchcalib.ops.logs import wide_dtype
-from torchcalib.ops.smoothing import best_width, errors_of_replicates, smoothed_error
+from torchcalib.ops.smoothing import best_width, errors_of_replicates, smoothed_error, smoothed_frequency
 from torchcalib.ops.smoothing.cells import FINEST, LEVELS, N_CELLS, cell_index, smoothing_sums
 
 _CHUNK = 2**22  # maximum number of values in memory for batch elements that are processed together
@@ -303,3 +304,54 @@ def _smece_width(*, task: Task, mode: Mode | None = None, **options: Unpack[Inpu
 
 
 smece_width = functional(_smece_width)
+
+
+class SmoothCurve(NamedTuple):
+    """Kernel regression of the outcomes on the confidence, for one sample.
+
+    Attributes:
+        confidence: P equally spaced points in [0, 1], `(P,)`.
+        frequency: smoothed frequency at each point, `(P,)`; NaN where no data are within reach of the kernel.
+        density: smoothed density of the confidence at each point, `(P,)`.
+        width: standard deviation of the kernel.
+        error: smooth expected calibration error (smECE) for this width.
+    """
+
+    confidence: Tensor
+    frequency: Tensor
+    density: Tensor
+    width: float
+    error: float
+
+
+def smooth_curve_of(cells: SmoothingCells, bandwidth: float | None = None) -> SmoothCurve:
+    """Return the smoothed frequency for sums over cells without batch axes, with data; see `smece` for the kernel.
+
+    Reference:
+        Blasiok, Nakkiran: Smooth ECE (ICLR 2024), sec. 4: kernel regression with a reflected Gaussian kernel.
+    """
+    weight, residual = _cell_sums(cells)
+    width = float(best_width(weight, residual)) if bandwidth is None else bandwidth
+    outcome = torch.stack((cells.outcomes, cells.sums[..., -1, :]), -2)
+    error = float(smoothed_error(weight, residual, width))
+    return SmoothCurve(*smoothed_frequency(weight, outcome, width), width, error)
+
+
+def smoothing_cells(
+    preds: Tensor, target: Tensor, *, task: Task, mode: Mode | None = None, **options: Unpack[InputOptions]
+) -> SmoothingCells:
+    """Return the sums over cells for predictions, from which `smooth_curve_of` computes a curve."""
+    estimator = _smece(task=task, mode=mode, **options)
+    accumulator: Any = estimator.accumulator
+    cells: SmoothingCells = accumulator.of(estimator.input_format.read(preds, target, options.get("weights")))
+    return cells
+
+
+def cells_of_sample(sample: RankedSample) -> SmoothingCells:
+    """Return the sums over cells for samples, or for a sketch with all samples of a cell at its score."""
+    is_counted = ~sample.score.isnan()
+    score = sample.score.to(wide_dtype(sample.score.device)).masked_fill(~is_counted, 0)
+    n = is_counted.to(score.dtype) if sample.n is None else sample.n.to(score.dtype).masked_fill(~is_counted, 0)
+    outcome = sample.positives.to(score.dtype) / n.masked_fill(n == 0, 1)
+    confidence = score.sigmoid() if sample.from_logits else score
+    return SmoothingAccumulator("positive").wrap(smoothing_sums(confidence, outcome.expand_as(score), n))

@@ -16,6 +16,7 @@ except ImportError as error:
 
 from torchcalib._lazy import unknown_name
 from torchcalib.plots.canvas import DARK, LIGHT, Style, to_png, to_svg
+from torchcalib.plots.classwise import classwise_reliability_diagrams
 from torchcalib.plots.comparison import bin_comparison
 from torchcalib.plots.differences import difference_plot
 from torchcalib.plots.ecd import ECD_MINIMUM, ecd_curve
@@ -31,6 +32,7 @@ __all__ = [
     "MAX_LABELLED_BINS",
     "Style",
     "bin_comparison",
+    "classwise_reliability_diagrams",
     "confidence_histogram",
     "corp_diagram",
     "difference_plot",

@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from inspect import Parameter, signature
+from textwrap import wrap
 from types import SimpleNamespace
 from typing import IO, Any, Literal, NamedTuple, Self, TypeVar
 
@@ -19,14 +20,20 @@ from numpy.typing import NDArray
 
 from torchcalib.core.bins import BinTable
 from torchcalib.core.documentation import document, input_parameters, parameters_of
-from torchcalib.io.errors import printable
 
-F = TypeVar("F", bound=Callable[..., Axes])
+F = TypeVar("F", bound=Callable[..., Any])
 
 Column = NDArray[np.float64]
 
-_CURVE = "torchcalib: curve of a model"
-"""Group id that marks the curves of models on matplotlib axes."""
+Kind = Literal["model", "side", "other"]
+"""Kind of an entry in the legend: the curve of a model, one of two colours of a diagram, or another explanation."""
+
+_MARKS = "osD^vX"
+_DASHES = ((1, 0), (5, 1.5), (1.5, 1.2), (7, 1.5, 1.5, 1.5), (3, 1, 3, 3), (10, 2))
+"""Mark and dashes of each curve, which distinguish the curves without colours."""
+
+_NARROW, _WIDE, _NAME_WIDTH = 130, 160, 26
+"""Width of a legend beside the axes in small and in normal type, in points, and of its lines, in characters."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +50,7 @@ class Style:
         below: marks with frequency below confidence.
         outcome: mean outcome.
         rejected: predictions that a test rejects.
+        other: a further curve.
 
     Example:
         >>> from dataclasses import replace
@@ -59,10 +67,15 @@ class Style:
     below: str
     outcome: str
     rejected: str
+    other: str
 
 
-LIGHT = Style("#ffffff", "#1b1f24", "#5c646d", "#e3e6e9", "#8b95a0", "#0072b2", "#bf5200", "#009e73", "#b3123f")
-DARK = Style("#15181c", "#e4e6e8", "#9aa3ac", "#2c3238", "#626c77", "#56b4e9", "#e69f00", "#33c49a", "#ff6b81")
+LIGHT = Style(
+    "#ffffff", "#1b1f24", "#5c646d", "#e3e6e9", "#8b95a0", "#0072b2", "#bf5200", "#009e73", "#b3123f", "#7b4b94"
+)
+DARK = Style(
+    "#15181c", "#e4e6e8", "#9aa3ac", "#2c3238", "#626c77", "#56b4e9", "#e69f00", "#33c49a", "#ff6b81", "#cf9fe6"
+)
 
 
 def columns_of(table: BinTable, name: str = "table") -> SimpleNamespace:
@@ -93,7 +106,7 @@ def diagram(draw: F) -> F:
     parameters = parameters_of(draw)
     if any(p.kind is Parameter.VAR_KEYWORD for p in signature(draw).parameters.values()):
         parameters += input_parameters(without=["batch_dims"])
-    document(draw, draw.__doc__, parameters, Axes, _ARGUMENTS)
+    document(draw, draw.__doc__, parameters, signature(draw).return_annotation, _ARGUMENTS)
     return draw
 
 
@@ -118,18 +131,28 @@ class Canvas:
 
     @classmethod
     def of(
-        cls, ax: Axes | None, style: Style, title: str | None, size: tuple[float, float], top: float, **options: Any
+        cls,
+        ax: Axes | Figure | None,
+        style: Style,
+        title: str | None,
+        size: tuple[float, float],
+        top: float,
+        left: float = 0.15,
+        **options: Any,
     ) -> Self:
-        """Create a canvas on `ax`, or on a new figure if it is None, and draw the title.
+        """Create a canvas on `ax`, on an empty figure, or on a new figure if it is None, and draw the title.
 
-        `size` is the width and height of a new figure in inches. `top` is the top of its axes, as a fraction of the
-        height. `options` are passed to `Axes.set_title`.
+        `size` is the width and height of a new figure in inches. `top` and `left` are the top and left of its axes,
+        as fractions of its size. `options` are passed to `Axes.set_title`.
         """
         if ax is None:
             # pyplot would open a window and store a reference to the figure.
+            ax = Figure()
+        if isinstance(ax, Figure):
             # Margins are fixed, because an automatic layout would change with every save.
-            figure = Figure(figsize=size, facecolor=style.paper)
-            ax = figure.subplots(gridspec_kw={"left": 0.15, "right": 0.96, "bottom": 0.12, "top": top})
+            ax.set_size_inches(size)
+            ax.set_facecolor(style.paper)
+            ax = ax.subplots(gridspec_kw={"left": left, "right": 0.96, "bottom": 0.12, "top": top})
         if not hasattr(ax, "figure"):
             raise TypeError(f"`ax` must be matplotlib axes, got {ax!r:.80}. Pass options such as task= by name.")
         canvas = cls(ax, style)
@@ -172,36 +195,99 @@ class Canvas:
         return float(extent.width * scale), float(extent.height * scale)
 
     def diagonal(self, low: float = 0.0, high: float = 1.0) -> None:
-        """Draw the diagonal, which marks perfect calibration, unless the axes already contain it."""
+        """Draw the diagonal, which marks perfect calibration. If the axes already contain it, adapt its ends."""
         options: dict[str, Any] = {"color": self.style.ink, "linewidth": 0.8, "dashes": (5, 3), "zorder": 1.5}
-        if not any(line.get_label() == "diagonal" for line in self.ax.lines):
-            self.ax.plot([low, high], [low, high], label="diagonal", **options)
+        for line in self.ax.lines:
+            if line.get_label() == "diagonal":
+                line.set_data([low, high], [low, high])
+                return
+        self.ax.plot([low, high], [low, high], label="diagonal", **options)
 
-    def curve(self, x: Column, y: Column, name: str, **options: Any) -> None:
-        """Draw the curve of a model. Its colour and line style differ from those of the curves before it.
+    def curve(self, x: Column, y: Column, name: str, *, marked: bool = False, **options: Any) -> None:
+        """Draw the curve of a model. Its colour differs from the curves before it, and its marks or its dashes too.
 
-        `options` are passed to `Axes.plot`. The legend omits an empty name.
+        `marked` draws a mark at each point. `options` are passed to `Axes.plot`. The legend omits an empty name.
         """
-        style, index = self.style, len(self.curves)
-        colors = (style.above, style.below, style.outcome, style.rejected, style.muted)
-        options["color"] = colors[index % len(colors)]
-        options["linestyle"] = "-" if index < len(colors) else "--"
-        self.ax.plot(x, y, linewidth=1.4, label=printable(name) or "_", gid=_CURVE, **options)
+        options |= self.look(self.next_look, marked=marked)
+        self.ax.plot(x, y, label=name or "_", gid=self._id("model"), **options)
+
+    @property
+    def next_look(self) -> int:
+        """Number of looks that the curves on the axes use. A diagram with two colours uses two."""
+        return len(self.curves) + len(self._of_kind("side")) // 2
+
+    def look(self, index: int, *, marked: bool = False) -> dict[str, Any]:
+        """Return the options of `Axes.plot` for the curve of a model, by the number of curves before it."""
+        style = self.style
+        colors = (style.above, style.below, style.outcome, style.other, style.rejected, style.muted)
+        color = colors[index % len(colors)]
+        if not marked:
+            return {"color": color, "linewidth": 1.5, "dashes": _DASHES[index % len(_DASHES)]}
+        return {
+            "color": color,
+            "linewidth": 1.0,
+            "linestyle": "-" if index < len(colors) else "--",
+            "marker": _MARKS[index % len(_MARKS)],
+            "markersize": 5,
+            "markerfacecolor": style.paper if index % 2 == 0 else color,
+            "markeredgecolor": color,
+            "markeredgewidth": 1.1,
+        }
+
+    def key(self, label: str, kind: Kind = "other", **options: Any) -> None:
+        """Add an entry to the legend. Without `options`, it is text.
+
+        The kind "model" counts as the curve of a model, and two entries of the kind "side" as a further colour.
+        """
+        self.ax.plot([], [], label=label, gid=self._id(kind), linestyle="none", **options)
 
     def curve_legend(self) -> None:
-        """Write a legend of the curves with names."""
-        handles = [line for line in self.curves if not str(line.get_label()).startswith("_")]
+        """Write a legend of the curves with names and of the keys, also of those from earlier calls on these axes.
+
+        It is to the right of the axes if there is space, or else in the corner with the fewest data.
+        """
+        handles = self.keys
         if not handles:
             return
         style = self.style
-        colors: dict[str, Any] = {"labelcolor": style.ink, "facecolor": style.paper, "edgecolor": style.grid}
-        for text in self.ax.legend(handles=handles, fontsize="small", **colors).get_texts():
+        where: dict[str, Any] = {"loc": "best", "fontsize": "x-small", "handlelength": 1.4, "framealpha": 0.85}
+        space = self._space_beside
+        if space >= _NARROW:
+            where = {"loc": "upper left", "bbox_to_anchor": (1.03, 1), "borderaxespad": 0, "frameon": False}
+            where["fontsize"] = "small" if space >= _WIDE else "x-small"
+        labels = [wrapped(str(line.get_label())) for line in handles]
+        colors = {"labelcolor": style.ink, "facecolor": style.paper, "edgecolor": style.grid}
+        options: dict[str, Any] = {"labelspacing": 0.7, "handlelength": 1.6, **colors, **where}
+        for text in self.ax.legend(handles, labels, **options).get_texts():
             text.set_parse_math(False)
+
+    @property
+    def _space_beside(self) -> float:
+        """Width of the space to the right of the axes, in points; 0 if there are other axes in the figure."""
+        figure = self.ax.figure
+        if figure.axes != [self.ax]:
+            return 0.0
+        self.ax.apply_aspect()
+        return float(figure.bbox.x1 - self.ax.get_window_extent().x1) * 72 / figure.dpi
+
+    @property
+    def keys(self) -> list[Line2D]:
+        """Curves with names and further entries of the legend."""
+        lines = self._of_kind("model", "side", "other")
+        return [line for line in lines if not str(line.get_label()).startswith("_")]
 
     @property
     def curves(self) -> list[Line2D]:
         """Curves of models, also those that an earlier call drew on the same axes."""
-        return [line for line in self.ax.lines if line.get_gid() == _CURVE]
+        return self._of_kind("model")
+
+    def _id(self, kind: Kind) -> str:
+        """Return a group id for the next line, which is unique within the axes, because it is an id in SVG files."""
+        return f"torchcalib-{kind}-{len(self.ax.lines)}"
+
+    def _of_kind(self, *kinds: Kind) -> list[Line2D]:
+        prefixes = tuple(f"torchcalib-{kind}-" for kind in kinds)
+        return [line for line in self.ax.lines if str(line.get_gid()).startswith(prefixes)]
 
     def text(self, x: float, y: float, text: str, color: str, **options: Any) -> None:
         """Write small text at the point (x, y)."""
@@ -256,7 +342,7 @@ class ProbabilityAxis(NamedTuple):
         """Set scale, limits and ticks of an axis. Return the transform from probabilities to the scale of the axis."""
         axis = canvas.ax.xaxis if which == "x" else canvas.ax.yaxis
         if self.is_logit:
-            ticks = self._ticks(int(canvas.points[0] / 40 if which == "x" else canvas.points[1] / 15))
+            ticks = self._ticks(int(canvas.points[0] / 36 if which == "x" else canvas.points[1] / 15))
             canvas.ax.set(**{f"{which}scale": "logit"})
             axis.set_minor_locator(NullLocator())
             axis.set_ticks(ticks, [probability_label(tick) for tick in ticks])
@@ -294,15 +380,21 @@ def percent_label(share: float) -> str:
 
 
 def probability_label(probability: float) -> str:
-    """Format a probability with two significant digits near 0 and two of 1 - p near 1: 0.25, 2.4e−6, 1−1.3e−4."""
+    """Format a probability with two significant digits near 0 and two of 1 - p near 1: 0.25, 2.4e−6, 0.99987."""
     if probability in (0, 1):
         return f"{probability:.0f}"
     distance = min(probability, 1 - probability)
-    if distance >= 1e-3:
+    if distance >= 1e-4 or probability > 0.5:
         return f"{probability:.{1 - math.floor(math.log10(distance))}f}".rstrip("0")
     digits, exponent = f"{distance:.1e}".split("e")
-    small = f"{digits.removesuffix('.0')}e−{-int(exponent)}"
-    return small if probability < 0.5 else f"1−{small}"
+    return f"{digits.removesuffix('.0')}e−{-int(exponent)}"
+
+
+def wrapped(text: str) -> str:
+    """Break the first line of a text, such as the name of a model, into up to two lines for a legend."""
+    first, *rest = text.split("\n")
+    lines = wrap(first, _NAME_WIDTH, max_lines=2, placeholder="…", break_long_words=True)
+    return "\n".join([*lines, *rest])
 
 
 # Image files

@@ -6,18 +6,33 @@ from typing import Any, Unpack
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
 from matplotlib.ticker import StrMethodFormatter
 
 from torchcalib.core.arguments import InputOptions, Task
+from torchcalib.core.bins import BinTable
 from torchcalib.core.events import Mode
-from torchcalib.plots.canvas import LIGHT, Canvas, Column, Style, columns_of, count_label, diagram
-from torchcalib.plots.sources import TableOptions, bins_from, curve_from, series_from
+from torchcalib.metrics.smooth import SmoothCurve
+from torchcalib.plots.canvas import (
+    LIGHT,
+    Canvas,
+    Column,
+    ProbabilityAxis,
+    Style,
+    columns_of,
+    count_label,
+    diagram,
+)
+from torchcalib.plots.sources import Series, TableOptions, bins_from, curve_from, series_from
 
 MAX_LABELLED_BINS = 20
 """Largest number of bins with a label for each count. With more bins, an axis shows the counts."""
 
 _CORP_BARS = 40
 """Number of bars in the histogram of `corp_diagram`."""
+
+_COUNTS = "counts"
+"""Label of the axes above a diagram that show the counts."""
 
 
 @diagram
@@ -27,6 +42,8 @@ def reliability_diagram(
     ax: Axes | None = None,
     *,
     label: str | None = None,
+    smooth: bool = False,
+    logit: bool = False,
     mode: Mode | None = None,
     task: Task | None = None,
     n_bins: int = 15,
@@ -35,20 +52,28 @@ def reliability_diagram(
     style: Style = LIGHT,
     **options: Unpack[InputOptions],
 ) -> Axes:
-    """Draw the observed frequency against the mean confidence of bins, with the expected calibration error (ECE).
+    r"""Draw the observed frequency against the mean confidence of bins, with the expected calibration error (ECE).
 
     Each bin with data has a mark at (mean confidence, frequency), whose area increases with the fraction of samples in
     the bin. A line shows the gap to the diagonal. Marks below the diagonal are filled (over-confident, for confidences
     above 0.5), and marks above it are hollow. The strip at the top shows counts. Grey boxes are consistency bands, if
-    the table contains them: the mark of a calibrated model is inside its box with probability 95%.
+    the table contains them: the mark of a calibrated model is inside its box with probability 95%. A triangle marks a
+    frequency beyond the end of a logit axis. For a report, the legend also contains the 95% interval of the ECE and its
+    expected value under perfect calibration.
 
-    Each of several models, or each class with `mode="classwise"`, is drawn as a curve, with a legend. A call with
-    `label` adds a curve to `ax`.
+    Each of several models, or each class with `mode="classwise"`, is drawn as a curve without bands. Up to six curves
+    differ in colour and in mark. A further call on the same `ax` adds a curve.
+
+    With `smooth`, a curve shows the kernel regression of the outcomes on the confidence, and the legend the smooth
+    calibration error (smECE) for the same kernel; see `torchcalib.functional.smece`. Its width increases with the
+    density of the confidence, which the strip at the top shows too.
 
     Args:
-        preds: Predictions; or a `BinTable`, a metric over bins such as `torchcalib.ECE`, or a `torchcalib.Report`; or a
-            mapping of model names to any of these.
+        preds: Predictions, or a tuple of predictions and targets; or a `BinTable`, a metric over bins such as
+            `torchcalib.ECE`, or a `torchcalib.Report`; or a mapping of model names to any of these.
         label: Name of the model in the legend.
+        smooth: Draw smooth curves instead of bins. `preds` must be predictions, a `torchcalib.SmECE`, or a metric that
+            stores samples or a sketch of them, such as `torchcalib.ACE`; or a mapping of names to any of these.
         n_bins: Number of equal-width bins of predictions.
         class_names: Names of the classes, for class-wise curves and for text targets.
 
@@ -57,7 +82,11 @@ def reliability_diagram(
 
     Raises:
         TypeError: if predictions have no targets.
-        ValueError: if a table has batch axes, or there are more than ten curves.
+        ValueError: if a table has batch axes, there are more than ten curves, or `smooth` is True for bins.
+
+    Reference:
+        Smooth curves: Blasiok, Nakkiran: Smooth ECE: Principled Reliability Diagrams via Kernel Smoothing (ICLR 2024),
+        sec. 4.
 
     Example:
         >>> import torch
@@ -66,69 +95,161 @@ def reliability_diagram(
         'mean confidence of the bin (probability)'
         >>> ax = reliability_diagram({"first": probs, "second": probs.square()}, target)
         >>> [text.get_text() for text in ax.get_legend().get_texts()]
-        ['first: ECE 0.3', 'second: ECE 0.197']
+        ['first\nECE 0.3', 'second\nECE 0.197']
     """
     given = TableOptions(mode, class_names, {"task": task, "n_bins": n_bins, **options})
-    series = series_from(preds, target, label, given)
-    tables = [columns_of(one.table) for one in series]
+    series = series_from(preds, target, label, given, smooth=smooth)
+    drawn = [(one, columns_of(one.data) if isinstance(one.data, BinTable) else one.data) for one in series]
     canvas = _unit_square(ax, style, title)
-    ax = canvas.ax
-    ax.set(xlabel="mean confidence of the bin (probability)", ylabel="observed frequency (fraction of the bin)")
-    ax.tick_params(pad=6)  # space for a large mark in the corner
-    if label is None and len(series) == 1 and series[0].name is None:
-        return _draw_bins(canvas, tables[0], series[0].error)
-    for one, bins in zip(series, tables, strict=True):
-        has_data = bins.n > 0
-        canvas.curve(
-            bins.confidence[has_data],
-            bins.frequency[has_data],
-            f"{one.name}: {one.error}",
-            marker="osD^v"[len(canvas.curves) % 5],
-            markersize=4.5,
-            markeredgecolor=style.paper,
-            markeredgewidth=0.6,
-            clip_on=False,
-            zorder=3,
-        )
+    kind = "confidence" if smooth else "mean confidence of the bin"
+    canvas.ax.set(xlabel=f"{kind} (probability)", ylabel="observed frequency")
+    canvas.ax.tick_params(pad=6)  # space for a large mark in the corner
+    axis = _axis_for(canvas, [data for _, data in drawn]) if logit else ProbabilityAxis()
+    axis.apply(canvas, "x")
+    axis.apply(canvas, "y")
+    canvas.diagonal(axis.low, axis.high)
+    is_single = label is None and len(series) == 1 and series[0].name is None and not canvas.curves
+    for one, data in drawn:
+        shown = _shown(canvas, one, len(series), is_single)
+        if data is None or (isinstance(data, SimpleNamespace) and not (data.n > 0).any()):
+            if len(series) == 1:
+                canvas.no_data()
+            else:
+                canvas.key(shown._replace(error="no data").label, "model")
+        elif isinstance(data, SmoothCurve):
+            _draw_smooth(canvas, data, shown, axis)
+        elif is_single:
+            draw_bins(canvas, data, axis)
+            canvas.key(one.error, "model")
+            draw_keys(canvas, data)
+            _draw_counts(canvas, data.lower, data.upper - data.lower, data.n, MAX_LABELLED_BINS, axis)
+        else:
+            _draw_curve(canvas, data, shown, axis)
     canvas.curve_legend()
-    return ax
+    return canvas.ax
 
 
-def _draw_bins(canvas: Canvas, bins: SimpleNamespace, error: str) -> Axes:
-    """Draw the bins of a single model, with gaps, consistency bands and counts."""
+def _shown(canvas: Canvas, one: Series, count: int, is_single: bool) -> Series:
+    """Return a series with a name, unless it is the only one, and with a short text if there are many."""
+    if count > 4:  # more lines do not fit beside the diagram
+        one = one._replace(error=one.error.partition("\n")[0])
+    return one if is_single or one.name is not None else one._replace(name=f"model {len(canvas.curves) + 1}")
+
+
+def _axis_for(canvas: Canvas, drawn: Sequence[Any]) -> ProbabilityAxis:
+    """Return a logit axis for bins and smooth curves, and for the earlier limits if the axes already contain curves."""
+    shown, n = [], 1.0
+    for data in drawn:
+        if isinstance(data, SmoothCurve):
+            held = data.density > 1e-3 * data.density.max()
+            shown += [data.confidence[held].cpu().numpy(), data.frequency[held].cpu().numpy()]
+            n = max(n, 1e3)  # the evaluation points are about 1/200 apart
+        elif data is not None:
+            shown += [data.confidence[data.n > 0], data.frequency[data.n > 0]]
+            n = max(n, float(data.n.sum()))
+    if canvas.curves and canvas.ax.get_xscale() == "logit":
+        shown.append(np.array(canvas.ax.get_xlim()))
+    # Frequencies of 0 and 1 are common in bins with few samples, and would extend the axis beyond all other values.
+    values = np.concatenate([*shown, np.array([0.4, 0.6])])
+    return ProbabilityAxis.logit_of(values[(values > 0) & (values < 1)], n)
+
+
+def _draw_curve(canvas: Canvas, bins: SimpleNamespace, one: Series, axis: ProbabilityAxis) -> None:
+    """Draw the bins of one of several models as a curve, and the outline of its counts."""
+    held = bins.n > 0
+    x, y = axis.clip(bins.confidence[held]), axis.clip(bins.frequency[held])
+    canvas.curve(x, y, one.label, marked=True, markevery=[], zorder=3)  # the legend shows the mark
+    line = canvas.curves[-1]
+    canvas.ax.scatter(
+        x,
+        y,
+        s=10 + 70 * np.sqrt(bins.share[held]),  # small marks for bins with few samples
+        marker=line.get_marker(),
+        facecolors=line.get_markerfacecolor(),
+        edgecolors=line.get_markeredgecolor(),
+        linewidths=1.1,
+        zorder=3.2,
+        clip_on=False,
+    )
+    _add_outline(canvas, np.append(bins.lower, bins.upper[-1]), bins.n, axis)
+
+
+def _draw_smooth(canvas: Canvas, curve: SmoothCurve, one: Series, axis: ProbabilityAxis) -> None:
+    """Draw a smooth curve whose width increases with the density, and the density in the strip above."""
+    confidence, frequency, density = (x.cpu().numpy() for x in curve[:3])
+    look = canvas.look(canvas.next_look, marked=True)
+    held = np.isfinite(frequency) & (density > 1e-3 * density.max())
+    confidence, frequency, held_density = axis.clip(confidence[held]), axis.clip(frequency[held]), density[held]
+    # A few marks distinguish several curves without colours.
+    marks = [] if one.name is None else np.linspace(0, len(confidence) - 1, 9).round().astype(int)[1:-1].tolist()
+    canvas.curve(confidence, frequency, one.label, marked=bool(marks), markevery=marks, zorder=3.2)
+    pieces = np.stack([np.column_stack([confidence, frequency])[k : len(confidence) - 1 + k] for k in (0, 1)], 1)
+    width = 0.8 + 4.2 * np.sqrt(held_density[:-1] / density.max())
+    ribbon = {"colors": look["color"], "linewidths": width, "capstyle": "round", "clip_on": False, "zorder": 3}
+    canvas.ax.add_collection(LineCollection(list(pieces), **ribbon), autolim=False)
+    _add_outline(canvas, axis.clip(curve.confidence.cpu().numpy()), density, axis)
+
+
+def _add_outline(canvas: Canvas, x: Column, y: Column, axis: ProbabilityAxis) -> None:
+    """Add the counts of bins with edges `x`, or the density at `x`, to the strip above the frame."""
+    panel, is_new = _strip(canvas, axis)
+    strip, look = panel.ax, canvas.look(canvas.next_look - 1)
+    if strip.texts:
+        return  # an outline would cross the labels of an earlier call
+    x = axis.clip(x)
+    is_density = len(x) == len(y)
+    if is_density:
+        strip.plot(x, y, **{**look, "linewidth": 1.0})
+        strip.fill_between(x, y, color=look["color"], alpha=0.1, linewidth=0)
+    else:
+        strip.stairs(y, x, color=look["color"], linewidth=1.0, linestyle=(0, look["dashes"]))
+        strip.stairs(y, x, color=look["color"], alpha=0.1, fill=True, linewidth=0)
+    strip.set_ylabel("density" if is_density else "count")
+    top = max(0.0 if is_new else strip.get_ylim()[1], 1.15 * float(y.max()))
+    strip.set_ylim(0, top)
+    if not is_density:
+        strip.set_yticks([top / 1.15], [count_label(top / 1.15)])
+
+
+def _has_band(bins: SimpleNamespace) -> Any:
+    return (bins.n > 0) & np.isfinite(bins.band_low)
+
+
+def draw_bins(canvas: Canvas, bins: SimpleNamespace, axis: ProbabilityAxis, scale: float = 1.0) -> None:
+    """Draw the bins of a single model, with gaps and consistency bands. `scale` multiplies the area of the marks."""
     ax, style = canvas.ax, canvas.style
     has_data = bins.n > 0
-    if not has_data.any():
-        return canvas.no_data()
     width = bins.upper - bins.lower
-    known = has_data & np.isfinite(bins.band_low)
+    known = _has_band(bins)
     if known.any():
         inset = (0.06 if len(width) <= 50 else 0) * width  # gap between the boxes of neighbouring bins
-        ax.bar(
-            (bins.lower + inset)[known],
-            np.maximum(bins.band_high - bins.band_low, 0.004)[known],  # a band of height 0 would be invisible
-            (width - 2 * inset)[known],
-            np.minimum(bins.band_low, 0.996)[known],
-            align="edge",
-            **_band(style),
-        )
-    _explain(canvas, error, level=0.95 if known.any() else None, kinds=("hollow: ", "filled: "))
-    x, y, gap = bins.confidence[has_data], bins.frequency[has_data], bins.gap[has_data]
+        left, right = axis.clip(bins.lower + inset), axis.clip(bins.upper - inset)
+        # A band of height 0 would be invisible.
+        least = 0 if axis.is_logit else 0.004
+        low = axis.clip(np.minimum(bins.band_low, 1 - least))
+        high = axis.clip(np.maximum(bins.band_high, low + least))
+        boxes = (values[known] for values in (left, high - low, right - left, low))
+        ax.bar(*boxes, align="edge", **_band(style))
+    x, y, gap = axis.clip(bins.confidence[has_data]), axis.clip(bins.frequency[has_data]), bins.gap[has_data]
     color = np.where(gap > 0, style.above, np.where(gap < 0, style.below, style.ink))
     stroke = np.clip(60 / len(width), 0.5, 1.6)  # hundreds of bins require thin lines
     ax.vlines(x, x, y, colors=list(color), linewidth=stroke, zorder=2)
-    ax.scatter(
-        x,
-        y,
-        s=4 * stroke + 220 * bins.share[has_data],  # visible even for bins with few samples
-        facecolors=list(np.where(gap > 0, style.paper, color)),
-        edgecolors=list(color),
-        linewidths=stroke,
-        zorder=3,
-        clip_on=False,  # do not cut marks at 0 and 1 in half
-    )
-    _draw_counts(canvas, bins.lower, width, bins.n, most_labels=MAX_LABELLED_BINS)
-    return ax
+    size = scale * (4 * stroke + 220 * bins.share[has_data])  # visible even for bins with few samples
+    beyond = np.sign(bins.frequency[has_data] - y)
+    for side, marker in ((0, "o"), (-1, "v"), (1, "^")):
+        held = beyond == side
+        if held.any():
+            ax.scatter(
+                x[held],
+                y[held],
+                s=size[held],
+                marker=marker,
+                facecolors=list(np.where(gap > 0, style.paper, color)[held]),
+                edgecolors=list(color[held]),
+                linewidths=stroke,
+                zorder=3,
+                clip_on=False,  # do not cut marks at 0 and 1 in half
+            )
 
 
 @diagram
@@ -186,9 +307,11 @@ def corp_diagram(
     side = np.where(frequency > confidence, style.above, style.below)
     ax.plot(confidence, frequency, color=style.ink, linewidth=1.0, zorder=2)
     ax.scatter(confidence, frequency, s=7, color=list(side), linewidths=0, zorder=3, clip_on=False)
-    _explain(canvas, "", curve.level, kinds=("", ""))
+    _side_keys(canvas, hollow=False)
+    _band_key(canvas, f"{100 * curve.level:.10g}% band if calibrated")
     counts, edges = np.histogram(confidence, bins=_CORP_BARS, range=(0, 1), weights=n)
-    _draw_counts(canvas, edges[:-1], np.diff(edges), counts, most_labels=0)
+    _draw_counts(canvas, edges[:-1], np.diff(edges), counts, 0, ProbabilityAxis())
+    canvas.curve_legend()
     return ax
 
 
@@ -232,7 +355,7 @@ def confidence_histogram(
     """
     table = bins_from(preds, target, TableOptions(mode, None, {"task": task, "n_bins": n_bins, **options}))
     bins = columns_of(table)
-    canvas = Canvas.of(ax, style, title, (4.6, 4.8), top=0.9, pad=20)
+    canvas = Canvas.of(ax, style, title, (5.2, 4.2), top=0.88, pad=20)
     ax = canvas.ax
     ax.set(xlim=(0, 1), xlabel="confidence (probability)")
     counts = bins.n[bins.n > 0]
@@ -258,39 +381,68 @@ def confidence_histogram(
 
 def _unit_square(ax: Axes | None, style: Style, title: str | None) -> Canvas:
     """Return a square canvas with limits 0 and 1 on both axes, and the diagonal."""
-    canvas = Canvas.of(ax, style, title, (4.6, 5.2), top=0.84)
-    canvas.ax.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
+    canvas = Canvas.of(ax, style, title, (5.9, 4.2), top=0.8, left=0.11)
+    if canvas.ax.figure.axes == [canvas.ax]:
+        canvas.ax.set_anchor("W")  # space for a legend at the right
+    canvas.ax.set_box_aspect(1)
+    canvas.ax.apply_aspect()  # the number of ticks depends on the size
+    canvas.ax.set(xlim=(0, 1), ylim=(0, 1))
     canvas.diagonal()
     return canvas
 
 
-def _explain(canvas: Canvas, error: str, level: float | None, kinds: tuple[str, str]) -> None:
-    """Write the text `error`, and short explanations of the diagonal and of the consistency band at `level`."""
-    style = canvas.style
-    lines = [
-        (error, style.ink),
-        (f"{kinds[0]}more often than predicted", style.above),
-        ("" if level is None else f"shaded: {100 * level:.10g}% band if calibrated", style.muted),
-    ]
-    for row, (text, color) in enumerate((text, color) for text, color in lines if text):
-        canvas.text(0.03, 0.97 - 0.05 * row, text, color, va="top")
-    canvas.text(0.97, 0.03, f"{kinds[1]}less often than predicted", style.below, ha="right")
+def draw_keys(canvas: Canvas, bins: SimpleNamespace) -> None:
+    """Add the meaning of the marks and of the consistency band, if `bins` contain it, to the legend."""
+    _side_keys(canvas, hollow=True)
+    if _has_band(bins).any():
+        _band_key(canvas, "95% of bins if calibrated")
+
+
+def _side_keys(canvas: Canvas, *, hollow: bool) -> None:
+    above, below, paper = canvas.style.above, canvas.style.below, canvas.style.paper
+    for text, color, face in (("more", above, paper if hollow else above), ("less", below, below)):
+        look = {"markersize": 5, "markerfacecolor": face, "markeredgecolor": color, "markeredgewidth": 1.2}
+        canvas.key(f"{text} often than predicted", "side", marker="o", **look)
+
+
+def _band_key(canvas: Canvas, text: str) -> None:
+    band = _band(canvas.style)
+    canvas.key(text, marker="s", markersize=9, markeredgewidth=0, color=band["color"], alpha=band["alpha"])
 
 
 def _band(style: Style) -> dict[str, Any]:
     return {"color": style.bar, "alpha": 0.28, "linewidth": 0, "zorder": 1.2}
 
 
-def _draw_counts(canvas: Canvas, lower: Column, width: Column, n: Column, most_labels: int) -> None:
-    """Draw bars of counts above the frame. Label each bar if there is space for all labels, else the largest count."""
-    labelled = len(n) <= most_labels and canvas.points[0] / len(n) >= 16  # points per label of four characters
+def _strip(canvas: Canvas, axis: ProbabilityAxis) -> tuple[Canvas, bool]:
+    """Return the canvas of the strip above the frame, and whether it is new. A later call on the axes shares it."""
+    children: list[Any] = [child for child in canvas.ax.child_axes if child.get_label() == _COUNTS]
+    if children:
+        panel = Canvas(children[0], canvas.style)
+        axis.apply(panel, "x")
+        panel.ax.set_xticks([])
+        return panel, False
     panel = canvas.panel(0, 1.02, 1, 0.14)
+    axis.apply(panel, "x")
+    panel.ax.set_label(_COUNTS)
+    panel.ax.grid(False)
+    panel.ax.set(xticks=[], yticks=[])
+    panel.ax.spines["left"].set_visible(False)
+    panel.ax.yaxis.label.set_fontsize("x-small")
+    return panel, True
+
+
+def _draw_counts(
+    canvas: Canvas, lower: Column, width: Column, n: Column, most_labels: int, axis: ProbabilityAxis
+) -> None:
+    """Draw bars of counts above the frame. Label each bar if there is space for all labels, else the largest count."""
+    can_label = not axis.is_logit and len(n) <= most_labels
+    labelled = can_label and canvas.points[0] / len(n) >= 13  # points per label of four characters
+    panel, _ = _strip(canvas, axis)
     strip = panel.ax
-    strip.grid(False)
-    strip.set(xlim=(0, 1), ylim=(0, n.max() * (1.45 if labelled else 1.2)), xticks=[], yticks=[])
-    strip.spines["left"].set_visible(False)
-    strip.set_ylabel("count", fontsize="x-small")
-    _draw_bars(panel, lower, width, n)
+    strip.set(ylim=(0, n.max() * (1.45 if labelled else 1.2)), ylabel="count")
+    left = axis.clip(lower)
+    _draw_bars(panel, left, axis.clip(lower + width) - left, n)
     if not labelled:
         strip.set_yticks([n.max()], [count_label(n.max())])
         return

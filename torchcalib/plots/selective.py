@@ -7,6 +7,7 @@ from matplotlib.axes import Axes
 
 from torchcalib.core.arguments import InputOptions, Task
 from torchcalib.core.events import Mode
+from torchcalib.io.errors import printable
 from torchcalib.metrics.risk_coverage import RiskCoverageCurve
 from torchcalib.metrics.risk_coverage import risk_coverage_curve as functional_curve
 from torchcalib.metrics.selective import SelectiveMetric
@@ -65,7 +66,7 @@ def risk_coverage_curve(
     for name, curve in curves:
         held = curve.coverage.isfinite().cpu()
         if held.any():
-            canvas.curve(curve.coverage.cpu()[held].numpy(), curve.risk.cpu()[held].numpy(), name)
+            canvas.curve(curve.coverage.cpu()[held].numpy(), curve.risk.cpu()[held].numpy(), printable(name))
         else:
             canvas.no_data()
     ax.set_ylim(bottom=0)

@@ -8,9 +8,20 @@ from typing import Any, NamedTuple, TypeVar
 from torchcalib.core.arguments import Task
 from torchcalib.core.bins import BinTable, TCETable
 from torchcalib.core.events import Mode
+from torchcalib.core.ranked import RankedSample
 from torchcalib.core.tasks import check_name_count, per_sample, prepare
+from torchcalib.core.words import ends
+from torchcalib.io.errors import printable
 from torchcalib.metrics.binned import BinnedMetric, calibration_curve
 from torchcalib.metrics.ranked import CORPCurve, RankedMetric, corp_curve, curve_of
+from torchcalib.metrics.smooth import (
+    SmECE,
+    SmoothCurve,
+    SmoothingCells,
+    cells_of_sample,
+    smooth_curve_of,
+    smoothing_cells,
+)
 from torchcalib.metrics.test_based import TCE, tce_table
 
 MAX_CURVES = 10
@@ -35,11 +46,22 @@ class TableOptions(NamedTuple):
 
 
 class Series(NamedTuple):
-    """Curve of a reliability diagram: its name in the legend, its bins, and its calibration error as text."""
+    """Data of a model in a reliability diagram.
+
+    Attributes:
+        name: name in the legend; None if unknown.
+        data: bins, or a smooth curve; None for a curve without data.
+        error: calibration error as text, with its interval and its noise floor if known.
+    """
 
     name: str | None
-    table: BinTable
+    data: BinTable | SmoothCurve | None
     error: str
+
+    @property
+    def label(self) -> str:
+        """Text for the legend."""
+        return self.error if self.name is None else f"{printable(self.name)}\n{self.error}"
 
 
 def by_model(source: Any, label: str | None, curves_of: Callable[[Any, str | None], list[Named]]) -> list[Named]:
@@ -68,29 +90,90 @@ def names_of_curves(label: str | None, kind: str, count: int, given: TableOption
     return list(names) if label is None else [f"{label}, {name}" for name in names]
 
 
-def series_from(source: Any, target: Any, label: str | None, given: TableOptions) -> list[Series]:
-    """Return the curves for `source`, the argument `preds` of a diagram: one per model, or one per class and model."""
+def series_from(source: Any, target: Any, label: str | None, given: TableOptions, *, smooth: bool) -> list[Series]:
+    """Return the data for `source`, the argument `preds` of a diagram: one per model, or one per class and model."""
+    make = _smooth_series if smooth else _binned_series
+    return by_model(source, label, lambda one, name: make(one, target, name, given))
 
-    def series_of(one: Any, name: str | None) -> list[Series]:
-        if hasattr(one, "tables"):
-            return [_series_from_report(one, name, given)]
-        table = bins_from(one, target, given)
-        if isinstance(one, BinTable) or table.n.dim() != 2:
-            return [Series(name, table, f"ECE {_ece(table):.3g}")]
-        names = names_of_curves(name, "class", len(table.n), given)
-        return [Series(each, table[k], f"ECE {_ece(table[k]):.3g}") for k, each in enumerate(names)]
 
-    return by_model(source, label, series_of)
+def _binned_series(source: Any, target: Any, name: str | None, given: TableOptions) -> list[Series]:
+    if hasattr(source, "tables"):
+        return [_series_from_report(source, name, given)]
+    table = bins_from(source, target, given)
+    if isinstance(source, BinTable) or table.n.dim() != 2:
+        return [Series(name, table, error_of(source, table))]
+    names = names_of_curves(name, "class", len(table.n), given)
+    return [Series(each, table[k], error_of(None, table[k])) for k, each in enumerate(names)]
+
+
+def _smooth_series(source: Any, target: Any, name: str | None, given: TableOptions) -> list[Series]:
+    cells = _cells_from(source, target, given)
+    if cells.n.dim() > 2:
+        raise ValueError(f"`preds` must have at most one batch axis, got {cells.n.dim() - 1}. Draw each curve.")
+    bandwidth = source.settings["bandwidth"] if isinstance(source, SmECE) else None
+    if cells.n.dim() == 1:
+        return [_smooth_one(name, cells, bandwidth)]
+    names = names_of_curves(name, "class", len(cells.n), given)
+    return [_smooth_one(each, SmoothingCells(cells.sums[k]), bandwidth) for k, each in enumerate(names)]
+
+
+def _smooth_one(name: str | None, cells: SmoothingCells, bandwidth: float | None) -> Series:
+    if not cells.n.any():
+        return Series(name, None, "no data")
+    curve = smooth_curve_of(cells, bandwidth)
+    return Series(name, curve, f"smECE {curve.error:.3g}\nkernel width {curve.width:.2g}")
+
+
+def error_of(source: Any, table: BinTable) -> str:
+    """Return the error of a metric over bins as text, or else the expected calibration error of a table."""
+    if isinstance(source, BinnedMetric) and table.n.dim() == 1:
+        return error_text(source, float(source.compute()))
+    return error_text(None, ece_of(table))
+
+
+def errors_of_classes(source: Any, table: BinTable) -> list[float]:
+    """Return the error of each class: of a metric over bins, or else the expected calibration error."""
+    if isinstance(source, BinnedMetric):
+        errors: list[float] = source.estimator.values(source._synced_statistic()).tolist()
+        return errors
+    return [ece_of(table[k]) for k in range(len(table.n))]
+
+
+def error_text(source: Any, error: float) -> str:
+    """Return the name and the value of the error of a metric over bins, or of the expected calibration error."""
+    if not isinstance(source, BinnedMetric):
+        return f"ECE {error:.3g}"
+    unit = "%" if source.unit == "percent" else ""
+    return f"{type(source).__name__} {error:.3g}{unit}".replace("-", "−")
+
+
+def _cells_from(source: Any, target: Any, given: TableOptions) -> SmoothingCells:
+    """Return the sums for a smooth curve of `source`: predictions, or a metric that stores such sums or samples."""
+    if isinstance(source, SmECE):
+        return source._synced_statistic()
+    statistic = source._synced_statistic() if isinstance(source, BinnedMetric | RankedMetric) else None
+    if isinstance(statistic, RankedSample):
+        return cells_of_sample(statistic)
+    if statistic is not None or isinstance(source, BinTable) or hasattr(source, "tables"):
+        raise ValueError(
+            f"`smooth` must be False for {type(source).__name__}, got True: it stores bins, which are too wide for a "
+            "smooth curve. Pass predictions, torchcalib.SmECE, or a metric that stores samples, such as ACE."
+        )
+    options = {name: value for name, value in given.options.items() if name != "n_bins"}
+    cells: SmoothingCells = from_predictions(smoothing_cells, source, target, given._replace(options=options))
+    return cells
 
 
 def bins_from(source: Any, target: Any, given: TableOptions) -> BinTable:
     """Return the bin table for `source`: a bin table, a metric over bins, a report, or predictions."""
     if hasattr(source, "tables"):
-        return _series_from_report(source, None, given).table
+        return _report_table(source, given)
     if isinstance(source, BinTable):
         return source
     if isinstance(source, BinnedMetric):
         return source.bin_table()
+    if isinstance(source, SmECE):
+        raise ValueError("`smooth` must be True for SmECE, which has no bins, got False. Pass smooth=True.")
     table: BinTable = from_predictions(calibration_curve, source, target, given)
     return table
 
@@ -118,20 +201,29 @@ def curve_from(source: Any, target: Any, given: TableOptions) -> CORPCurve:
     if isinstance(source, CORPCurve):
         return source
     if isinstance(source, RankedMetric):
-        return curve_of(source.statistic())
+        return curve_of(source._synced_statistic())
     curve: CORPCurve = from_predictions(corp_curve, source, target, given)
     return curve
 
 
 def _series_from_report(report: Any, label: str | None, given: TableOptions) -> Series:
     """Return the bin table and the expected calibration error in a report, for the mode in `given`."""
-    mode = given.mode or next(iter(report.tables))
-    table = _table_for_mode(report.tables, mode)
+    table = _report_table(report, given)
     if report.task == "multilabel":
-        return Series(label, table, f"ECE of pooled labels {_ece(table):.3g}")
+        return Series(label, table, f"ECE of pooled labels {ece_of(table):.3g}")
+    mode = given.mode or next(iter(report.tables))
     line = next(line for line in report.lines if line.key == f"ece/{mode}")
-    floor = "" if line.noise_floor is None else f" (noise floor {line.noise_floor:.3g})"
-    return Series(label, table, f"ECE {line.value:.3g}{floor}")
+    parts = [f"ECE {line.value:.3g}"]
+    if line.interval is not None:
+        parts.append(f"95%: {ends(line.interval.low, line.interval.high, 3)}")
+    if line.noise_floor is not None:
+        parts.append(f"expected if calibrated: {line.noise_floor:.2g}")
+    return Series(label, table, "\n".join(parts))
+
+
+def _report_table(report: Any, given: TableOptions) -> BinTable:
+    table: BinTable = _table_for_mode(report.tables, given.mode)
+    return table
 
 
 def _table_for_mode(tables: Mapping[Any, Any], mode: Mode | None) -> Any:
@@ -150,7 +242,12 @@ def _table_for_mode(tables: Mapping[Any, Any], mode: Mode | None) -> Any:
 
 
 def from_predictions(make: Callable[..., Any], preds: Any, target: Any, given: TableOptions) -> Any:
-    """Return `make(...)` of predictions in any array-like; the task is inferred if it is not given."""
+    """Return `make(...)` of predictions in any array-like; the task is inferred if it is not given.
+
+    Without `target`, `preds` may be a tuple of predictions and targets.
+    """
+    if target is None and isinstance(preds, tuple) and len(preds) == 2:
+        preds, target = preds
     if target is None:
         raise TypeError(
             f"`target` must be given for predictions, got None with `preds` of type {type(preds).__name__}. "
@@ -164,6 +261,6 @@ def from_predictions(make: Callable[..., Any], preds: Any, target: Any, given: T
     return make(p.preds, p.target, task=p.task, mode=given.mode, **options)
 
 
-def _ece(table: BinTable) -> float:
+def ece_of(table: BinTable) -> float:
     """Return the expected calibration error: the mean absolute gap over all samples."""
     return float((table.share * table.gap.abs()).sum())

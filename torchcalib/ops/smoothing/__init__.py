@@ -50,6 +50,33 @@ def smoothed_error(weight: Tensor, residual: Tensor, width: Tensor | float) -> T
     return value.masked_fill(weight[..., 0, :].sum(-1) == 0, torch.nan)
 
 
+def smoothed_frequency(weight: Tensor, outcome: Tensor, width: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the kernel regression of the outcomes on the confidence, at equally spaced points in [0, 1].
+
+    Args:
+        weight: sums of w and w p over every cell, for weight w and confidence p, `(..., 2, K)` with K = `N_CELLS`.
+        outcome: sums of w y and w y p over every cell, for outcome y, `(..., 2, K)`.
+        width: standard deviation of the kernel, in [2 / 1024, 1].
+
+    Returns:
+        Points `(P,)`; smoothed outcomes divided by smoothed weights `(..., P)`, in [0, 1] and NaN where no data are
+        within reach of the kernel; and the density of the confidence `(..., P)`.
+
+    Gradient: none.
+    """
+    sums = torch.stack((outcome, weight), -3).detach()
+    spectrum = _spectrum(_node_sums(sums, _steps_for(width)))
+    n_points = _n_points(width)
+    smoothed = _Grid(spectrum, torch.full_like(sums[..., 0, 0, 0], width), n_points).at_points()
+    at_points, density = smoothed.unbind(-2)
+    # The transform has absolute errors of about eps times the largest value, so smaller densities are noise.
+    is_reached = density > 1e-9 * density.amax(-1, keepdim=True)
+    frequency = (at_points / density.masked_fill(~is_reached, 1)).clamp(0, 1).masked_fill(~is_reached, torch.nan)
+    total = weight[..., 0, :].sum(-1, keepdim=True)
+    points = torch.linspace(0, 1, n_points, dtype=density.dtype, device=density.device)
+    return points, frequency, (density / total).clamp(min=0)
+
+
 def errors_of_replicates(confidence: Tensor, weight: Tensor, residual: Tensor, width: float | None = None) -> Tensor:
     """Return the smoothed error of R replicates of the residuals at M points, at a given or at the best kernel width.
 
