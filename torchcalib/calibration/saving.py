@@ -8,7 +8,9 @@ from typing import Any
 import torch
 
 from torchcalib.calibration.affine import AffineScaling, TemperatureScaling
+from torchcalib.calibration.binary import BetaCalibration, QuadraticScaling
 from torchcalib.calibration.calibrator import Calibrator
+from torchcalib.calibration.ensemble import EnsembleTemperatureScaling
 from torchcalib.calibration.histogram import HistogramBinning
 from torchcalib.calibration.isotonic import IsotonicCalibration
 from torchcalib.io.saved import load_tensors, write_whole
@@ -17,7 +19,16 @@ CHECKPOINT_KEY = "torchcalib_calibrator"
 """Key of the `state_dict` of a calibrator in a training checkpoint."""
 
 _CLASSES: dict[str, type[Calibrator]] = {
-    kind.__name__: kind for kind in (TemperatureScaling, AffineScaling, HistogramBinning, IsotonicCalibration)
+    kind.__name__: kind
+    for kind in (
+        TemperatureScaling,
+        AffineScaling,
+        HistogramBinning,
+        IsotonicCalibration,
+        BetaCalibration,
+        QuadraticScaling,
+        EnsembleTemperatureScaling,
+    )
 }
 
 

@@ -109,7 +109,8 @@ def _fit(x: Tensor, target: Tensor, weights: Tensor, ridge: list[float]) -> tupl
     weights = weights.movedim(-3, 0).reshape(n_replicates, n_elements, n)
     if not n:  # add a sample of weight 0, because the QR decomposition needs at least one row
         x, target, weights = pad(x, (0, 0, 0, 1)), pad(target, (0, 1)), pad(weights, (0, 1))
-    fit = _solve(*(t.to(wide_dtype(x.device)) for t in (x, target, weights)), ridge)
+    wide = wide_dtype(x.device)
+    fit = _solve(x.to(wide), target.to(wide), weights.to(wide), ridge)
     return tuple(t.reshape(n_replicates, *batch_shape, *t.shape[2:]).movedim(0, len(batch_shape) - 1) for t in fit)
 
 
@@ -172,7 +173,7 @@ def _evaluate(p: _Problem, phi: Tensor) -> _Value:
     nll, gradient = torch.zeros_like(phi[..., 0]), torch.zeros_like(phi)
     hessian = phi.new_zeros((*phi.shape, n_columns)).flatten(-2)
     rows = max(1, PIECE // max(1, p.w.shape[0] * p.w.shape[1]))
-    for x, sign, w in zip(p.x.split(rows, 1), p.sign.split(rows, 1), p.w.split(rows, 2), strict=True):
+    for x, sign, w in zip(*(torch.split(t, rows, 1) for t in (p.x, p.sign)), torch.split(p.w, rows, 2), strict=True):
         # Margin: the log-odds of the label. The probability of the other label is sigmoid(-margin).
         margin = sign * torch.einsum("rsk,snk->rsn", phi, x)
         wrong = (-margin).sigmoid()
@@ -186,7 +187,7 @@ def _evaluate(p: _Problem, phi: Tensor) -> _Value:
         nll,
         nll + (penalty_gradient * phi).sum(-1) / 2,
         gradient + penalty_gradient,
-        hessian.unflatten(-1, (n_columns, n_columns)) + 2 * p.ridge,
+        hessian.view(*phi.shape, n_columns) + 2 * p.ridge,
     )
 
 
