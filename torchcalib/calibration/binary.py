@@ -174,7 +174,7 @@ class BetaCalibration(_Curve):
         # a log p - b log(1 - p) = m s + d v, with m = (a + b) / 2, d = (a - b) / 2 and
         # v = log p + log(1 - p) = -2 log 2 - 2 log cosh(s / 2). For small s, log p and -log(1 - p) nearly coincide.
         v = -(s.abs() + 2 * torch.log1p(torch.expm1(-s.abs()) / 2))
-        fit = fit_logistic_regression(torch.stack((s, v), -1), target, weights)
+        fit = fit_logistic_regression(torch.stack((s, v), -2), target, weights)
         m, d = fit.coefficients.unbind(-1)
         a, b, c = m + d, m - d, fit.intercept + d * 2 * math.log(2)
         grad_norm, outcome = fit.grad_norm, fit.outcome
@@ -259,7 +259,7 @@ class QuadraticScaling(_Curve):
 
     def fit_curve(self, s: Tensor, target: Tensor, weights: Tensor) -> tuple[Tensor, ...]:
         """Fit a, b and c; see `_Curve.fit_curve`."""
-        fit = fit_logistic_regression(torch.stack((s, s.square()), -1), target, weights, (self.ridge, 0.0, self.ridge))
+        fit = fit_logistic_regression(torch.stack((s, s.square()), -2), target, weights, (self.ridge, 0.0, self.ridge))
         unchanged = fit.outcome == SEPARABLE
         b, c = fit.coefficients.unbind(-1)
         a, c = (x.masked_fill(unchanged, 0) for x in (fit.intercept, c))
@@ -287,15 +287,16 @@ class _Increasing(NamedTuple):
 
 def _increasing(x: Tensor, target: Tensor, weights: Tensor) -> _Increasing:
     """Fit a logistic regression on one feature `(S, N)` with a slope of at least 0."""
-    fit = fit_logistic_regression(x.unsqueeze(-1), target, weights)
+    fit = fit_logistic_regression(x.unsqueeze(-2), target, weights)
     # Without the feature, the optimal probability is the frequency of class 1.
-    constant = fit_logistic_regression(x.new_zeros((*x.shape, 0)), target, weights)
+    frequency = weights.masked_fill(target != 1, 0).sum(-1) / weights.sum(-1)
+    entropy = -torch.special.xlogy(frequency, frequency) - torch.special.xlogy(1 - frequency, 1 - frequency)
     slope = fit.coefficients.squeeze(-1)
     at_zero = (slope <= 0) & (fit.outcome != NO_DATA) & ~fit.intercept.isinf()
     return _Increasing(
         slope.clamp(min=0),
-        torch.where(at_zero, constant.intercept, fit.intercept),
-        torch.where(at_zero, constant.nll, fit.nll),
-        torch.where(at_zero, constant.grad_norm, fit.grad_norm),
+        torch.where(at_zero, frequency.logit(), fit.intercept),
+        torch.where(at_zero, entropy, fit.nll),
+        fit.grad_norm.masked_fill(at_zero, 0),
         fit.outcome.masked_fill(at_zero, AT_ZERO),
     )
