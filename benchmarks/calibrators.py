@@ -20,7 +20,13 @@ import torch
 from torch import Tensor
 
 from benchmarks import peers
-from torchcalib.calibration import BetaCalibration, Calibrator, EnsembleTemperatureScaling, QuadraticScaling
+from torchcalib.calibration import (
+    BetaCalibration,
+    Calibrator,
+    EnsembleTemperatureScaling,
+    QuadraticScaling,
+    cross_val_calibrate,
+)
 
 PAIRS = ((BetaCalibration, "beta"), (QuadraticScaling, "quadratic-scaling"), (EnsembleTemperatureScaling, "ets"))
 N_FOLDS, ROUNDS = 5, 3
@@ -44,31 +50,38 @@ def systems(folder: Path) -> Iterator[System]:
                 yield (path.stem if name in ("probs", "logits", "log_probs") else f"{path.stem} {name}"), q, target
 
 
-def ours(kind: type[Calibrator], q: Tensor, target: Tensor, new: Tensor) -> Tensor:
+def ours(kind: type[Calibrator], q: Tensor, target: Tensor, folds: Tensor) -> Tensor:
+    """Fit all folds in one batch."""
+    options = {"calibrator": kind(), "folds": folds, "from_logits": False}
     if q.shape[-1] > 2:
-        return kind().fit(q, target, task="multiclass", from_logits=False).predict_proba(new)
-    p = kind().fit(q[:, 1], target, task="binary", from_logits=False).predict_proba(new[:, 1])
+        return cross_val_calibrate(q, target, task="multiclass", **options)
+    p = cross_val_calibrate(q[:, 1], target, task="binary", **options)
     return torch.stack((1 - p, p), -1)
 
 
-def theirs(kind: str, q: Tensor, target: Tensor, new: Tensor) -> Tensor:
-    calibrator = peers.probmetrics_calibrator(kind)
-    calibrator.fit(q.numpy(), target.numpy())
-    return torch.as_tensor(calibrator.predict_proba(new.numpy())).double()
-
-
-def cross_validated(predict: Predict, q: Tensor, target: Tensor) -> tuple[Tensor, float]:
-    """Return calibrated probabilities of the held-out folds, and the time in seconds."""
-    # Stratified folds: samples of a class are assigned to the folds in turn.
-    fold = torch.empty_like(target)
-    order = torch.randperm(len(target), generator=torch.Generator().manual_seed(0))
-    for k in range(q.shape[-1]):
-        members = order[target[order] == k]
-        fold[members] = torch.arange(len(members)) % N_FOLDS
-    found = torch.empty_like(q)
-    start = time.process_time()
+def theirs(kind: str, q: Tensor, target: Tensor, folds: Tensor) -> Tensor:
+    probs, labels, found = q.numpy(), target.numpy(), np.empty_like(q.numpy())
     for k in range(N_FOLDS):
-        found[fold == k] = predict(q[fold != k], target[fold != k], q[fold == k])
+        inside = folds.numpy() == k
+        calibrator = peers.probmetrics_calibrator(kind)
+        calibrator.fit(probs[~inside], labels[~inside])
+        found[inside] = calibrator.predict_proba(probs[inside])
+    return torch.from_numpy(found)
+
+
+def stratified_folds(target: Tensor) -> Tensor:
+    """Return fold numbers: the samples of a class, in random order, are assigned to the folds in turn."""
+    folds = torch.empty_like(target)
+    order = torch.randperm(len(target), generator=torch.Generator().manual_seed(0))
+    for k in range(int(target.max()) + 1):
+        members = order[target[order] == k]
+        folds[members] = torch.arange(len(members)) % N_FOLDS
+    return folds
+
+
+def timed(predict: Predict, *data: Tensor) -> tuple[Tensor, float]:
+    start = time.process_time()
+    found = predict(*data)
     return found, time.process_time() - start
 
 
@@ -80,11 +93,12 @@ def scores(q: Tensor, target: Tensor) -> tuple[float, float]:
 
 def row(kind: type[Calibrator], peer: str, system: System) -> str:
     name, q, target = system
+    folds = stratified_folds(target)
     sides = partial(ours, kind), partial(theirs, peer)
     times: tuple[list[float], list[float]] = ([], [])
     values = []
     for _ in range(ROUNDS):
-        results = [cross_validated(side, q, target) for side in sides]
+        results = [timed(side, q, target, folds) for side in sides]
         values = [scores(found, target) for found, _ in results]
         for side, (_, seconds) in zip(times, results, strict=True):
             side.append(seconds)
