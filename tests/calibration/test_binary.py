@@ -28,8 +28,9 @@ def beta_loss(theta, p, y):
     return (np.logaddexp(0, z) - y * z).mean(), columns @ (1 / (1 + np.exp(-z)) - y) / len(y)
 
 
-@pytest.mark.parametrize("from_logits", [False, True])
-@pytest.mark.parametrize(("a", "b"), [(1.5, 0.6), (-0.4, 1.0), (1.0, -0.4), (-1.0, -0.5)])
+@pytest.mark.parametrize(
+    ("a", "b", "from_logits"), [(1.5, 0.6, False), (-0.4, 1.0, True), (1.0, -0.4, False), (-1.0, -0.5, True)]
+)
 def test_beta_calibration_has_the_constrained_optimum_of_lbfgs(a, b, from_logits):
     """A float64 log loss of 600 samples is exact to about 1e-14, and L-BFGS-B stops at a loss above the optimum."""
     p, y = beta_data(a, b)
@@ -148,7 +149,7 @@ def test_words_give_the_calibrated_probabilities_of_three_predictions(calibrator
     assert fitted.in_words().endswith(expected)
 
 
-@pytest.mark.parametrize(("ridge", "error"), [(-1, ValueError), (math.inf, ValueError), ("1", TypeError)])
-def test_a_ridge_that_is_no_number_of_at_least_0_raises(ridge, error):
-    with pytest.raises(error, match="`ridge` must be a"):
-        QuadraticScaling(ridge)
+def test_a_ridge_that_is_no_number_of_at_least_0_raises():
+    for ridge, error in ((-1, ValueError), (math.inf, ValueError), ("1", TypeError)):
+        with pytest.raises(error, match="`ridge` must be a"):
+            QuadraticScaling(ridge)
