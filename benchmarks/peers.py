@@ -77,6 +77,16 @@ def affine_fit(log_q: Tensor, target: Tensor) -> Tensor:
     return bias
 
 
+def probmetrics_calibrator(kind: str) -> Any:
+    """Calibrator of probmetrics by name. Its `fit` and `predict_proba` get float64 probabilities `(N, C)`.
+
+    "beta" calls betacal, by the authors of the method. "ets" is ensemble temperature scaling with the log loss.
+    """
+    from probmetrics.calibrators import ETSCalibrator, get_calibrator
+
+    return ETSCalibrator(loss="ce") if kind == "ets" else get_calibrator(kind)
+
+
 def plain_bayes_risk(logits: Tensor, target: Tensor, cost: Tensor) -> Tensor:
     """Mean cost of the decisions with the lowest expected cost, in plain torch."""
     return cost[target, (logits.softmax(-1) @ cost).argmin(-1)].mean()

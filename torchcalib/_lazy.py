@@ -89,7 +89,6 @@ _SCORER = (
 )
 _CLOSEST = "torchcalib does not have this calibrator; the closest is `torchcalib.calibration.AffineScaling`: {}."
 _ADVICE = {
-    "BetaCalibration": _CLOSEST.format("logistic regression on the log-odds, with one slope instead of two"),
     "focal_loss": _PENALTIES,
     "FocalLoss": _PENALTIES,
     "make_scorer": _SCORER,

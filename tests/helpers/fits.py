@@ -4,11 +4,20 @@ import copy
 
 import torch
 
-from torchcalib.calibration import AffineScaling, HistogramBinning, IsotonicCalibration, TemperatureScaling
+from torchcalib.calibration import (
+    AffineScaling,
+    BetaCalibration,
+    EnsembleTemperatureScaling,
+    HistogramBinning,
+    IsotonicCalibration,
+    QuadraticScaling,
+    TemperatureScaling,
+)
 
 T, D, H, ISO = TemperatureScaling(), AffineScaling(), HistogramBinning(n_bins=5), IsotonicCalibration()
 AFFINE = [T, D]
-ALL = [T, D, H, ISO]
+BETA, QUADRATIC, ENSEMBLE = BetaCalibration(), QuadraticScaling(), EnsembleTemperatureScaling()
+ALL = [T, D, H, ISO, BETA, QUADRATIC, ENSEMBLE]
 binary = {"task": "binary", "from_logits": True}
 multi = {"task": "multiclass", "from_logits": True}
 

@@ -4,8 +4,10 @@ from typing import Any
 
 from torchcalib._lazy import unknown_name
 from torchcalib.calibration.affine import AffineScaling, BiasCorrection, TemperatureScaling
+from torchcalib.calibration.binary import BetaCalibration, QuadraticScaling
 from torchcalib.calibration.calibrator import Calibrator
 from torchcalib.calibration.cross_validation import cross_val_calibrate
+from torchcalib.calibration.ensemble import EnsembleTemperatureScaling
 from torchcalib.calibration.gain import ScoreDivergence, calibration_loss, relative_calibration_loss, score_divergence
 from torchcalib.calibration.histogram import HistogramBinning
 from torchcalib.calibration.isotonic import IsotonicCalibration
@@ -14,10 +16,13 @@ from torchcalib.calibration.saving import load_calibrator, save_calibrator
 
 __all__ = [
     "AffineScaling",
+    "BetaCalibration",
     "BiasCorrection",
     "Calibrator",
+    "EnsembleTemperatureScaling",
     "HistogramBinning",
     "IsotonicCalibration",
+    "QuadraticScaling",
     "Recommendation",
     "ScoreDivergence",
     "TemperatureScaling",

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torchcalib.calibration.affine import AffineScaling, BiasCorrection, TemperatureScaling
+from torchcalib.calibration.binary import BetaCalibration, QuadraticScaling
 from torchcalib.calibration.calibrator import Calibrator, sample_weights
 from torchcalib.calibration.cross_validation import (
     CalibrationOptions,
@@ -17,6 +18,7 @@ from torchcalib.calibration.cross_validation import (
     input_options,
     with_calibration_options,
 )
+from torchcalib.calibration.ensemble import EnsembleTemperatureScaling
 from torchcalib.calibration.gain import Score, both_scores
 from torchcalib.calibration.histogram import HistogramBinning
 from torchcalib.calibration.isotonic import IsotonicCalibration
@@ -28,7 +30,10 @@ from torchcalib.core.words import ends
 CALIBRATORS: tuple[type[Calibrator], ...] = (
     TemperatureScaling,
     BiasCorrection,
+    EnsembleTemperatureScaling,
     AffineScaling,
+    BetaCalibration,
+    QuadraticScaling,
     HistogramBinning,
     IsotonicCalibration,
 )

@@ -7,19 +7,14 @@ from typing import Any
 
 import torch
 
-from torchcalib.calibration.affine import AffineScaling, BiasCorrection, TemperatureScaling
 from torchcalib.calibration.calibrator import Calibrator
-from torchcalib.calibration.histogram import HistogramBinning
-from torchcalib.calibration.isotonic import IsotonicCalibration
+from torchcalib.calibration.recommendation import CALIBRATORS
 from torchcalib.io.saved import load_tensors, write_whole
 
 CHECKPOINT_KEY = "torchcalib_calibrator"
 """Key of the `state_dict` of a calibrator in a training checkpoint."""
 
-_CLASSES: dict[str, type[Calibrator]] = {
-    kind.__name__: kind
-    for kind in (TemperatureScaling, BiasCorrection, AffineScaling, HistogramBinning, IsotonicCalibration)
-}
+_CLASSES: dict[str, type[Calibrator]] = {kind.__name__: kind for kind in CALIBRATORS}
 
 
 def save_calibrator(calibrator: Calibrator, path: str | Path) -> None:

@@ -11,7 +11,7 @@ from typing import Literal
 
 import torch
 
-Op = Literal["pava", "pava_bc", "rows", "events", "classes", "smoothing"]
+Op = Literal["pava", "pava_bc", "rows", "events", "classes", "smoothing", "regression"]
 Backend = Literal["auto", "triton", "numba", "python", "rounds", "torch"]
 
 # Backends of each operation by device, in order of preference. "rounds" and "torch" are tensor operations.
@@ -36,6 +36,7 @@ _ORDER: dict[Op, dict[str, tuple[Backend, ...]]] = {
     "events": {"cpu": ("numba", "torch"), "cuda": ("triton", "torch"), "other": ("torch",)},
     "classes": {"cpu": ("numba", "torch"), "cuda": ("triton", "torch"), "other": ("torch",)},
     "smoothing": {"cpu": ("numba", "torch"), "other": ("torch",)},
+    "regression": {"cpu": ("numba", "torch"), "other": ("torch",)},
 }
 
 _FOLDERS: dict[Op, str] = {  # subpackage of `torchcalib.ops` that implements each operation
@@ -45,6 +46,7 @@ _FOLDERS: dict[Op, str] = {  # subpackage of `torchcalib.ops` that implements ea
     "events": "bin_sums",
     "classes": "bin_sums",
     "smoothing": "smoothing",
+    "regression": "newton.regression",
 }
 _MODULES: dict[Backend, tuple[str, str]] = {  # module of the subpackage, and installation command
     "triton": ("triton", "pip install triton"),

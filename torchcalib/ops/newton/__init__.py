@@ -11,5 +11,7 @@ Modules:
 
 - `temperature`: fit of alpha alone, by a bracketed search for the root of the derivative of the NLL.
 - `affine`: fit of alpha and beta, by damped Newton steps.
+- `regression`: logistic regression on several features, with an optional ridge.
+- `mixture`: weights of a mixture of distributions.
 - `logistic`: fit of intercept and slope to binary outcomes, differentiable in the scores.
 """

@@ -26,6 +26,7 @@ from torchcalib.ops.newton.problem import (
     Solution,
     all_true,
     is_within_rounding,
+    newton_direction,
 )
 from torchcalib.ops.newton.temperature import approximate_alpha
 
@@ -239,24 +240,10 @@ def _newton_step(value: _Value, present: Tensor) -> Tensor:
 
     Adding a constant to all beta changes no probability. The Hessian H is therefore singular in the direction e, which
     is 0 for alpha and 1 for beta. H + c e e' is used instead. This does not change the step, because the gradient is
-    orthogonal to e. The diagonal is scaled to 1, because class frequencies can differ by orders of magnitude. A small
-    ridge is added, and increased where the Cholesky decomposition fails.
+    orthogonal to e.
     """
     ones = torch.cat((torch.zeros_like(present[..., :1]), present), -1).to(value.gradient.dtype)
     trace = value.hessian.diagonal(dim1=-2, dim2=-1)[..., 1:].sum(-1)
     weight = trace / present.sum(-1).clamp(min=1).square()
     matrix = value.hessian + weight[..., None, None] * ones.unsqueeze(-1) * ones.unsqueeze(-2)
-    diagonal = matrix.diagonal(dim1=-2, dim2=-1)
-    nonzero = diagonal > 0
-    unit = torch.where(nonzero, diagonal, 1).rsqrt()
-    matrix = matrix * unit.unsqueeze(-1) * unit.unsqueeze(-2) + torch.diag_embed((~nonzero).to(unit.dtype))
-    eye = torch.eye(unit.shape[-1], dtype=unit.dtype, device=unit.device)
-    eps = torch.finfo(unit.dtype).eps
-    factor, failed = torch.linalg.cholesky_ex(matrix + 50 * eps * eye)
-    for ridge in (1e5 * eps, 1e-4, 1e-1):
-        if all_true(failed == 0):
-            break
-        new_factor, new_failed = torch.linalg.cholesky_ex(matrix + max(ridge, 1e2 * eps) * eye)
-        factor = torch.where((failed > 0)[..., None, None], new_factor, factor)
-        failed = torch.where(failed > 0, new_failed, failed)
-    return -torch.cholesky_solve((value.gradient * unit).unsqueeze(-1), factor).squeeze(-1) * unit
+    return newton_direction(matrix, value.gradient)

@@ -104,6 +104,28 @@ def is_within_rounding(norm: Tensor, slope: Tensor) -> Tensor:
     return (norm < gradient) & (slope >= -decrement)
 
 
+def newton_direction(hessian: Tensor, gradient: Tensor) -> Tensor:
+    """Return -H^-1 g `(..., K)` for positive semidefinite Hessians H `(..., K, K)` and gradients g `(..., K)`.
+
+    The diagonal is scaled to 1, because class frequencies and units can differ by orders of magnitude. A small ridge is
+    added, and increased where the Cholesky decomposition fails. Parameters with a diagonal of 0 do not move.
+    """
+    diagonal = hessian.diagonal(dim1=-2, dim2=-1)
+    nonzero = diagonal > 0
+    unit = torch.where(nonzero, diagonal, 1).rsqrt()
+    matrix = hessian * unit.unsqueeze(-1) * unit.unsqueeze(-2) + torch.diag_embed((~nonzero).to(unit.dtype))
+    eye = torch.eye(unit.shape[-1], dtype=unit.dtype, device=unit.device)
+    eps = torch.finfo(unit.dtype).eps
+    factor, failed = torch.linalg.cholesky_ex(matrix + 50 * eps * eye)
+    for ridge in (1e5 * eps, 1e-4, 1e-1):
+        if all_true(failed == 0):
+            break
+        new_factor, new_failed = torch.linalg.cholesky_ex(matrix + max(ridge, 1e2 * eps) * eye)
+        factor = torch.where((failed > 0)[..., None, None], new_factor, factor)
+        failed = torch.where(failed > 0, new_failed, failed)
+    return -torch.cholesky_solve((gradient * unit).unsqueeze(-1), factor).squeeze(-1) * unit
+
+
 def standard_form(scores: Tensor, top: Tensor, unused: Tensor) -> tuple[Tensor | None, Tensor, Tensor, bool | None]:
     """Convert scores to standard form.
 

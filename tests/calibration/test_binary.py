@@ -1,0 +1,155 @@
+"""Beta calibration and quadratic scaling: optimality, closed forms, and data without an optimum."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from helpers.fits import BETA, QUADRATIC, binary, fresh, name
+from scipy.optimize import minimize
+
+from torchcalib.calibration import QuadraticScaling
+from torchcalib.ops.newton.problem import AT_ZERO, CONVERGED, SEPARABLE
+
+both = pytest.mark.parametrize("calibrator", [BETA, QUADRATIC], ids=name)
+
+
+def beta_data(a, b, n=600):
+    """Return probabilities, and labels with log-odds a log p - b log(1 - p)."""
+    g = torch.Generator().manual_seed(0)
+    p = torch.rand(n, generator=g, dtype=torch.float64)
+    return p, (torch.rand(n, generator=g, dtype=torch.float64) < (a * p.log() - b * (1 - p).log()).sigmoid()).long()
+
+
+def beta_loss(theta, p, y):
+    """Mean log loss of Kull et al. (2017), eq. 1: log-odds a log p - b log(1 - p) + c; and its gradient."""
+    columns = np.stack((np.log(p), -np.log(1 - p), np.ones_like(p)))
+    z = theta @ columns
+    return (np.logaddexp(0, z) - y * z).mean(), columns @ (1 / (1 + np.exp(-z)) - y) / len(y)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "from_logits"), [(1.5, 0.6, False), (-0.4, 1.0, True), (1.0, -0.4, False), (-1.0, -0.5, True)]
+)
+def test_beta_calibration_has_the_constrained_optimum_of_lbfgs(a, b, from_logits):
+    """A float64 log loss of 600 samples is exact to about 1e-14, and L-BFGS-B stops at a loss above the optimum."""
+    p, y = beta_data(a, b)
+    fitted = fresh(BETA)
+    if a < 0 and b < 0:
+        with pytest.warns(UserWarning, match="the fitted curve is constant"):
+            fitted.fit(p.logit() if from_logits else p, y, task="binary", from_logits=from_logits)
+    else:
+        fitted.fit(p.logit() if from_logits else p, y, task="binary", from_logits=from_logits)
+    assert fitted.converged
+    assert fitted.grad_norm <= 1e-9
+    assert fitted.outcome == (AT_ZERO if a < 0 and b < 0 else CONVERGED)
+    assert (fitted.a == 0, fitted.b == 0) == (a < 0, b < 0)
+    theta, bounds = np.array([1.0, 1.0, 0.0]), [(0, None), (0, None), (None, None)]
+    options = {"ftol": 1e-16, "gtol": 1e-12, "maxiter": 5000}
+    best = minimize(
+        beta_loss, theta, (p.numpy(), y.numpy()), jac=True, method="L-BFGS-B", bounds=bounds, options=options
+    )
+    own = beta_loss(np.array([fitted.a, fitted.b, fitted.c]), p.numpy(), y.numpy())[0]
+    assert own <= best.fun + 1e-13
+    assert [fitted.a.item(), fitted.b.item(), fitted.c.item()] == pytest.approx(best.x.tolist(), abs=1e-4)
+
+
+@both
+def test_three_distinct_predictions_are_calibrated_to_their_frequencies(calibrator):
+    """Three parameters fit three frequencies exactly."""
+    p = torch.tensor([0.1] * 4 + [0.4] * 4 + [0.8] * 4, dtype=torch.float64)
+    y = torch.tensor([1, 0, 0, 0, 1, 1, 0, 0, 1, 1, 1, 0])
+    found = fresh(calibrator).fit(p, y, task="binary")(p)
+    assert found.tolist() == pytest.approx([0.25] * 4 + [0.5] * 4 + [0.75] * 4, abs=1e-8)
+
+
+def quadratic_data(n=500):
+    g = torch.Generator().manual_seed(3)
+    s = 3 * torch.randn(n, generator=g, dtype=torch.float64) + 1
+    return s, (torch.rand(n, generator=g, dtype=torch.float64) < (0.3 + 0.7 * s - 0.05 * s * s).sigmoid()).long()
+
+
+@pytest.mark.parametrize("ridge", [0.0, 0.5])
+def test_gradient_of_the_log_loss_is_zero_for_quadratic_scaling(ridge):
+    """The mean log loss of a + b s + c s^2 plus ridge (a^2 + c^2) is convex; see `test_regression` for the bound."""
+    s, y = quadratic_data()
+    fitted = QuadraticScaling(ridge).fit(s, y, **binary)
+    theta = [x.clone().requires_grad_() for x in (fitted.a, fitted.b, fitted.c)]
+    z = theta[0] + theta[1] * s + theta[2] * s.square()
+    loss = torch.nn.functional.binary_cross_entropy_with_logits(z, y.double())
+    (loss + ridge * (theta[0].square() + theta[2].square())).backward()
+    sizes = [1, s.square().mean().sqrt(), s.square().square().mean().sqrt()]
+    assert all(abs(x.grad) <= 1e-9 * size for x, size in zip(theta, sizes, strict=True))
+    assert fitted.remarks() == []
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1e6])
+def test_logits_of_any_scale_are_fitted(scale):
+    """Quadratic scaling is equivariant. Beta calibration is not, but its fit converges and no curve is worse."""
+    s, y = quadratic_data()
+    fitted, exact = (fresh(QUADRATIC).fit(scores, y, **binary) for scores in (scale * s, s))
+    assert fitted(scale * s).allclose(exact(s), atol=1e-8)
+    beta = fresh(BETA).fit(scale * s, y, **binary)
+    assert beta.converged
+    frequency = y.double().mean().expand(len(y))
+    cross_entropy = torch.nn.functional.binary_cross_entropy
+    assert cross_entropy(beta(scale * s).sigmoid(), y.double()) < cross_entropy(frequency, y.double())
+
+
+@both
+def test_separable_data_leave_predictions_unchanged_with_a_warning(calibrator):
+    logits = torch.tensor([1.0, 2, 3, 4], dtype=torch.float64)
+    for target in ([0, 0, 1, 1], [1, 1, 0, 0]):
+        with pytest.warns(UserWarning, match="separated without error|curve is constant"):
+            fitted = fresh(calibrator).fit(logits, torch.tensor(target), **binary)
+        if calibrator is BETA and target[0] == 1:  # a decreasing curve would separate these classes
+            assert fitted.outcome == AT_ZERO
+            assert fitted(logits).tolist() == [0, 0, 0, 0]
+        else:
+            assert fitted.outcome == SEPARABLE
+            assert not fitted.converged
+            assert fitted(logits).tolist() == pytest.approx(logits.tolist(), abs=1e-15)
+
+
+@both
+def test_a_class_without_samples_has_probability_0(calibrator):
+    preds = torch.tensor([0.2, 0.7, 0.9], dtype=torch.float64)
+    for k in (0, 1):
+        with pytest.warns(UserWarning, match=f"no samples of class {1 - k}"):
+            fitted = fresh(calibrator).fit(preds, torch.full((3,), k), task="binary")
+        assert fitted.converged
+        assert fitted(preds).tolist() == [k, k, k]
+
+
+@both
+def test_certain_predictions_are_calibrated_and_infinite_logits_are_left_out(calibrator):
+    s, y = quadratic_data()
+    p, wrong = s.sigmoid(), 1 - y[:2]
+    p[:2] = wrong.double()
+    found = fresh(calibrator).fit(p, y, task="binary")(p)
+    assert ((found > 0) & (found < 1)).all()
+    clipped = fresh(calibrator).fit(p.clamp(2.0**-52, 1 - 2.0**-52), y, task="binary")(p)
+    assert found.equal(clipped)
+    infinite = torch.where(torch.arange(len(s)) < 2, (2 * wrong[0] - 1) * math.inf, s)
+    y[:2] = y[0]
+    with pytest.warns(UserWarning, match="infinite logits with the wrong sign in samples of total weight 2"):
+        fitted = fresh(calibrator).fit(infinite, y, **binary)
+    rest = fresh(calibrator).fit(s[2:], y[2:], **binary)
+    assert fitted(s).allclose(rest(s), atol=1e-8)
+    assert fitted(infinite)[:2].equal(infinite[:2])
+
+
+@both
+def test_words_give_the_calibrated_probabilities_of_three_predictions(calibrator):
+    s, y = quadratic_data()
+    fitted = fresh(calibrator).fit(s, y, **binary)
+    low, middle, high = (100 * fitted.predict_proba(torch.tensor([0.1, 0.5, 0.9]).double().logit())).tolist()
+    expected = f": 10% becomes {low:.3g}%, 50% becomes {middle:.3g}% and 90% becomes {high:.3g}%"
+    assert fitted.in_words().startswith(f"a {fitted.a:.4g}, b {fitted.b:.4g}, c {fitted.c:.4g}")
+    assert fitted.in_words().endswith(expected)
+
+
+def test_a_ridge_that_is_no_number_of_at_least_0_raises():
+    for ridge, error in ((-1, ValueError), (math.inf, ValueError), ("1", TypeError)):
+        with pytest.raises(error, match="`ridge` must be a"):
+            QuadraticScaling(ridge)

@@ -1,0 +1,302 @@
+"""Calibration curves of the log-odds with three parameters: beta calibration and quadratic scaling."""
+
+import math
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from torchcalib.calibration.calibrator import Calibrator, format_values, sample_weights
+from torchcalib.core.arguments import is_number
+from torchcalib.core.predictions import Predictions
+from torchcalib.ops.host_values import value_if_available
+from torchcalib.ops.logs import wide_dtype
+from torchcalib.ops.newton.problem import AT_ZERO, CONVERGED, NO_DATA, SEPARABLE, STOPPED
+from torchcalib.ops.newton.regression import fit_logistic_regression
+
+_REMARKS = {
+    AT_ZERO: "the fitted curve is constant: no increasing curve improves on predictions that ignore the input.",
+    SEPARABLE: (
+        "no finite parameters are best: the labels can be separated without error, and the likelihood rises without "
+        "bound. The predictions are left unchanged."
+    ),
+    STOPPED: "the fit stopped before its gradient was small. Check the scale of the predictions.",
+    NO_DATA: "there are no samples of positive weight: calibrated predictions are NaN.",
+}
+_EPS = 2.0**-52  # as in the authors' code of beta calibration; the log-odds of 2^-52 are -36
+
+
+class _Curve(Calibrator):
+    """Calibrator that maps log-odds s to log-odds linear in parameters a, b and c. Infinite logits are unchanged."""
+
+    tasks = ("binary", "multilabel")
+
+    a: Tensor
+    b: Tensor
+    c: Tensor
+    outcome: Tensor
+    lost: Tensor
+
+    @abstractmethod
+    def curve(self, s: Tensor) -> Tensor:
+        """Return calibrated log-odds for finite log-odds s, `(..., N)`."""
+
+    @abstractmethod
+    def fit_curve(self, s: Tensor, target: Tensor, weights: Tensor) -> tuple[Tensor, ...]:
+        """Return a, b, c, the norm of the gradient and the outcome, `(R, S)` each.
+
+        Args:
+            s: finite log-odds `(S, N)`.
+            target: labels `(S, N)`.
+            weights: weights `(R, S, N)`.
+        """
+
+    def calibrated(self, values: Tensor, from_logits: bool) -> Tensor:
+        """Apply the fitted curve; see `Calibrator.calibrated`."""
+        s = _log_odds(values, from_logits)
+        certain = s.isinf()
+        s = torch.where(certain, s, self.curve(s.masked_fill(certain, 0))).to(values.dtype)
+        return s if from_logits else s.sigmoid()
+
+    def remarks(self) -> list[str]:
+        """Return a sentence for each problem: unusual fits, classes without samples, and labels with probability 0."""
+        n_fits = self.outcome.numel()
+        found = []
+        for code, words in _REMARKS.items():
+            if bool((self.outcome == code).any()):
+                of_fits = f"In {int((self.outcome == code).sum())} of {n_fits} fits, " if n_fits > 1 else ""
+                found.append(of_fits + words)
+        for k, limit in enumerate((torch.inf, -torch.inf)):
+            if bool((self._constant == limit).any()):
+                found.append(
+                    f"`target` has no samples of class {k}: its calibrated probability is 0. Calibrate on samples of "
+                    "every class."
+                )
+        if bool((self.lost > 0).any()):
+            found.append(
+                f"`preds` has infinite logits with the wrong sign in samples of total weight {float(self.lost.max()):g}"
+                ": their NLL is infinite, and the fit leaves them out."
+            )
+        return found
+
+    @property
+    @abstractmethod
+    def _constant(self) -> Tensor:
+        """Constant term of the log-odds, infinite if a class has no samples."""
+
+    def shown_parameters(self) -> list[str]:
+        """Return a, b and c as text, for `repr`."""
+        return [f"{name}={format_values(getattr(self, name))}" for name in "abc"]
+
+    def in_words(self, class_names: Sequence[str] = ()) -> str:  # noqa: ARG002
+        """Return the parameters, and the calibrated probabilities of three predictions, as a clause; for one fit."""
+        if not bool(self.outcome != NO_DATA):
+            return "no samples"
+        before = torch.tensor([0.1, 0.5, 0.9], dtype=self.a.dtype, device=self.a.device)
+        low, middle, high = (f"{100 * p:.3g}%" for p in self.calibrated(before, False).tolist())
+        parameters = ", ".join(shown.replace("=", " ") for shown in self.shown_parameters())
+        return f"{parameters}: 10% becomes {low}, 50% becomes {middle} and 90% becomes {high}"
+
+    def parameters_for(self, p: Predictions, weights: Tensor | None) -> dict[str, Tensor]:
+        """Return a, b, c and the outcomes of the fits; see `Calibrator.parameters_for`."""
+        s, target, w = _log_odds(p.values, p.from_logits), p.target, sample_weights(p, weights)
+        batch, n = w.shape[:-1], target.shape[-1]
+        n_fits, n_replicates = target.shape[:-1].numel(), w.shape[: w.dim() - target.dim()].numel()
+        is_wrong = s == torch.where(target == 1, -torch.inf, torch.inf)
+        lost = w.masked_fill(~is_wrong, 0).sum(-1)
+        s, used = s.nan_to_num(0, 0, 0), w.masked_fill(s.isinf(), 0)
+        columns = self.fit_curve(s.reshape(n_fits, n), target.reshape(n_fits, n), used.reshape(n_replicates, n_fits, n))
+        a, b, c, grad_norm, outcome = (column.reshape(batch) for column in columns)
+        converged = (outcome == CONVERGED) | (outcome == AT_ZERO)
+        fitted = {"a": a, "b": b, "c": c, "grad_norm": grad_norm, "outcome": outcome}
+        return {**fitted, "lost": lost, "converged": converged}
+
+
+class BetaCalibration(_Curve):
+    """Beta calibration: log-odds a log p - b log(1 - p) + c of the probability p, with a, b >= 0.
+
+    It supports binary and multi-label predictions. a = b = 1 and c = 0 leave predictions unchanged. The curve is exact
+    if the probabilities of both classes have beta distributions. It never decreases, and can be S-shaped or inversely
+    S-shaped without symmetry. The fit minimises the negative log-likelihood (NLL) for a, b >= 0 by damped Newton steps
+    in float64 to a gradient norm below 1e-9. The authors' procedure gives the same optimum unless both coefficients
+    are negative without the constraint. Special cases, for which `fit` warns:
+
+    - **Separable data**: a threshold separates the classes, and no finite parameters are optimal. Predictions are then
+      left unchanged, and `converged` is False.
+    - **No increasing curve is optimal**: a and b are 0, and predictions become the frequency of class 1. This is the
+      optimum, and `converged` is True.
+    - **A class without samples** has calibrated probability 0: a and b are 0, and c is infinite.
+    - **Infinite logits** are left unchanged. The fit leaves them out.
+    - **No data**: calibrated predictions are NaN.
+
+    Probabilities are clipped to [2^-52, 1 - 2^-52]. So predictions of 0 and 1 are calibrated too.
+
+    Attributes:
+        a: coefficient of log p, of the batch shape of the fit `(...)`.
+        b: coefficient of -log(1 - p), `(...)`.
+        c: constant term `(...)`.
+        outcome: end of the fit, int64 `(...)`, a code of `torchcalib.ops.newton.problem`.
+        lost: total weight of the samples with infinite logits of the wrong sign, `(...)`. The fit leaves them out.
+
+    Reference:
+        Kull, Silva Filho, Flach: Beta calibration: a well-founded and easily implemented improvement on logistic
+        calibration for binary classifiers (AISTATS 2017), eq. 1 and sec. 4.
+
+    Example:
+        >>> preds = torch.tensor([0.9, 0.99, 0.3, 0.8, 0.6])
+        >>> calibrator = BetaCalibration().fit(preds, torch.tensor([1, 1, 0, 0, 1]))
+        >>> calibrator(preds).mean()
+        tensor(0.6000)
+    """
+
+    name = "beta calibration"
+    initial: ClassVar = {"a": 1.0, "b": 1.0, "c": 0.0, "lost": 0.0, "outcome": CONVERGED}
+
+    @property
+    def _constant(self) -> Tensor:
+        return self.c
+
+    def curve(self, s: Tensor) -> Tensor:
+        """Return a log p - b log(1 - p) + c for log-odds s."""
+        a, b, c = (x.to(s).unsqueeze(-1) for x in (self.a, self.b, self.c))
+        log_p, log_not_p = logsigmoid(s), logsigmoid(-s)
+        return a * log_p - b * log_not_p + c
+
+    def fit_curve(self, s: Tensor, target: Tensor, weights: Tensor) -> tuple[Tensor, ...]:
+        """Fit a, b and c; see `_Curve.fit_curve`.
+
+        Fit without the constraint first. If a coefficient is negative, a or b is 0 at the optimum of the convex
+        problem. Then use the better one of the fits with a = 0 and with b = 0.
+        """
+        # a log p - b log(1 - p) = m s + d v, with m = (a + b) / 2, d = (a - b) / 2 and
+        # v = log p + log(1 - p) = -2 log 2 - 2 log cosh(s / 2). For small s, log p and -log(1 - p) nearly coincide.
+        v = -(s.abs() + 2 * torch.log1p(torch.expm1(-s.abs()) / 2))
+        fit = fit_logistic_regression(torch.stack((s, v), -2), target, weights)
+        m, d = fit.coefficients.unbind(-1)
+        a, b, c = m + d, m - d, fit.intercept + d * 2 * math.log(2)
+        grad_norm, outcome = fit.grad_norm, fit.outcome
+        negative = (a < 0) | (b < 0) | ((a == 0) & (b == 0))
+        if value_if_available(negative.any()) is not False:
+            only_a = _increasing(logsigmoid(s), target, weights)
+            only_b = _increasing(-logsigmoid(-s), target, weights)
+            # The NLL of separable data is that of the last iteration: for a threshold, both fits are separable.
+            has_a = only_a.nll < only_b.nll
+            slope, intercept, _, edge_norm, edge_outcome = (
+                torch.where(has_a, x, y) for x, y in zip(only_a, only_b, strict=True)
+            )
+            a = torch.where(negative, slope.masked_fill(~has_a, 0), a)
+            b = torch.where(negative, slope.masked_fill(has_a, 0), b)
+            c = torch.where(negative, intercept, c)
+            grad_norm = torch.where(negative, edge_norm, grad_norm)
+            outcome = torch.where(negative, edge_outcome, outcome)
+        unchanged = outcome == SEPARABLE
+        a, b = (torch.where(unchanged, 1, x) for x in (a, b))
+        return a, b, c.masked_fill(unchanged, 0), grad_norm, outcome
+
+
+class QuadraticScaling(_Curve):
+    """Quadratic scaling: log-odds a + b s + c s^2 of the log-odds s.
+
+    It supports binary and multi-label predictions. a = c = 0 and b = 1 leave predictions unchanged. Without c, it is
+    affine scaling (Platt scaling of the log-odds). The curve is not constrained: it turns at the log-odds -b / (2 c),
+    and a negative b inverts predictions. The fit minimises the negative log-likelihood (NLL), which is convex. It uses
+    damped Newton steps in float64 to a gradient norm below 1e-9. Special cases, for which `fit` warns:
+
+    - **Separable data**: some parameters give every label a probability above 1/2, and no finite parameters are
+      optimal. Predictions are then left unchanged, and `converged` is False.
+    - **A class without samples** has calibrated probability 0: b and c are 0, and a is infinite.
+    - **Infinite logits** are left unchanged. The fit leaves them out.
+    - **No data**: calibrated predictions are NaN.
+
+    Probabilities are clipped to [2^-52, 1 - 2^-52]. So predictions of 0 and 1 are calibrated too.
+
+    Args:
+        ridge: factor of the penalty a^2 + c^2, which is added to the mean NLL.
+
+    Attributes:
+        a: constant term, of the batch shape of the fit `(...)`.
+        b: coefficient of s, `(...)`.
+        c: coefficient of s^2, `(...)`.
+        outcome: end of the fit, int64 `(...)`, a code of `torchcalib.ops.newton.problem`.
+        lost: total weight of the samples with infinite logits of the wrong sign, `(...)`. The fit leaves them out.
+
+    Raises:
+        TypeError, ValueError: `ridge` is not a number of at least 0.
+
+    Reference:
+        CalArena (arXiv 2605.30188), and the package probmetrics, `RegularizedQuadraticScalingCalibrator`.
+
+    Example:
+        >>> preds = torch.tensor([0.9, 0.99, 0.3, 0.8, 0.2, 0.6])
+        >>> calibrator = QuadraticScaling().fit(preds, torch.tensor([1, 0, 0, 1, 1, 0]))
+        >>> calibrator(preds).mean()
+        tensor(0.5000)
+    """
+
+    name = "quadratic scaling"
+    settings = ("ridge",)
+    initial: ClassVar = {"a": 0.0, "b": 1.0, "c": 0.0, "lost": 0.0, "outcome": CONVERGED}
+
+    def __init__(self, ridge: float = 0.0) -> None:
+        super().__init__()
+        if not is_number(ridge):
+            raise TypeError(f"`ridge` must be a number, got {ridge!r}.")
+        if not 0 <= ridge < math.inf:
+            raise ValueError(f"`ridge` must be a finite number of at least 0, got {ridge!r}.")
+        self.ridge = ridge
+
+    @property
+    def _constant(self) -> Tensor:
+        return self.a
+
+    def curve(self, s: Tensor) -> Tensor:
+        """Return a + b s + c s^2 for log-odds s."""
+        a, b, c = (x.to(s).unsqueeze(-1) for x in (self.a, self.b, self.c))
+        return a + (b + c * s) * s
+
+    def fit_curve(self, s: Tensor, target: Tensor, weights: Tensor) -> tuple[Tensor, ...]:
+        """Fit a, b and c; see `_Curve.fit_curve`."""
+        fit = fit_logistic_regression(torch.stack((s, s.square()), -2), target, weights, (self.ridge, 0.0, self.ridge))
+        unchanged = fit.outcome == SEPARABLE
+        b, c = fit.coefficients.unbind(-1)
+        a, c = (x.masked_fill(unchanged, 0) for x in (fit.intercept, c))
+        return a, torch.where(unchanged, 1, b), c, fit.grad_norm, fit.outcome
+
+
+def _log_odds(values: Tensor, from_logits: bool) -> Tensor:
+    """Return log-odds in float64, from logits or from clipped probabilities."""
+    values = values.to(wide_dtype(values.device))
+    if from_logits:
+        return values
+    p = values.clamp(_EPS, 1 - _EPS)
+    return p.log() - torch.log1p(-p)
+
+
+class _Increasing(NamedTuple):
+    """Fits of P(y = 1) = sigmoid(intercept + slope x) with slope >= 0, `(R, S)` each; see `RegressionFit`."""
+
+    slope: Tensor
+    intercept: Tensor
+    nll: Tensor
+    grad_norm: Tensor
+    outcome: Tensor
+
+
+def _increasing(x: Tensor, target: Tensor, weights: Tensor) -> _Increasing:
+    """Fit a logistic regression on one feature `(S, N)` with a slope of at least 0."""
+    fit = fit_logistic_regression(x.unsqueeze(-2), target, weights)
+    # Without the feature, the optimal probability is the frequency of class 1.
+    frequency = weights.masked_fill(target != 1, 0).sum(-1) / weights.sum(-1)
+    entropy = -torch.special.xlogy(frequency, frequency) - torch.special.xlogy(1 - frequency, 1 - frequency)
+    slope = fit.coefficients.squeeze(-1)
+    at_zero = (slope <= 0) & (fit.outcome != NO_DATA) & ~fit.intercept.isinf()
+    return _Increasing(
+        slope.clamp(min=0),
+        torch.where(at_zero, frequency.logit(), fit.intercept),
+        torch.where(at_zero, entropy, fit.nll),
+        fit.grad_norm.masked_fill(at_zero, 0),
+        fit.outcome.masked_fill(at_zero, AT_ZERO),
+    )

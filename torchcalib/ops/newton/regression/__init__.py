@@ -1,0 +1,150 @@
+"""Logistic regression on D features for batches of fits: damped Newton steps in float64, with an optional ridge.
+
+Axes: R replicate weights, S batch elements, N samples, K = D + 1 columns (the intercept first).
+
+The features of a batch element are replaced by orthonormal ones. Without a ridge, neither a factor of a feature nor a
+correlation between features changes the iterations. Features that the previous columns determine get coefficient 0.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from torchcalib.ops.dispatch import Backend, choose, implementation
+from torchcalib.ops.logs import wide_dtype
+from torchcalib.ops.newton.problem import CONVERGED, NO_DATA, SEPARABLE
+from torchcalib.ops.newton.regression.reference import Minimum, Problem
+from torchcalib.ops.operation import operation
+
+RANK = 1e-12  # a feature is determined by others if this fraction of its norm or less remains without them
+
+
+class RegressionFit(NamedTuple):
+    """Fits of P(y = 1) = sigmoid(intercept + coefficients * x), which minimise the mean negative log-likelihood (NLL).
+
+    Attributes:
+        coefficients: `(R, S, D)`; 0 if all labels are equal.
+        intercept: `(R, S)`; inf or -inf if all labels are equal, which maximises the likelihood.
+        nll: mean NLL `(R, S)`, without the ridge.
+        grad_norm: norm of the gradient in the coefficients of the orthonormal features, `(R, S)`.
+        outcome: int64 `(R, S)`: `CONVERGED`; `SEPARABLE` (no finite minimiser: coefficients of the last iteration);
+            `STOPPED` (the gradient is not small); or `NO_DATA` (total weight 0, all values NaN).
+    """
+
+    coefficients: Tensor
+    intercept: Tensor
+    nll: Tensor
+    grad_norm: Tensor
+    outcome: Tensor
+
+
+def fit_logistic_regression(
+    x: Tensor,
+    target: Tensor,
+    weights: Tensor,
+    ridge: Sequence[float] | None = None,
+    backend: Backend = "auto",
+) -> RegressionFit:
+    """Fit P(y = 1) = sigmoid(intercept + coefficients * x) by maximum likelihood.
+
+    Args:
+        x: features `(S, D, N)`, finite where a weight is positive.
+        target: labels 0 and 1, `(S, N)`.
+        weights: weights of the samples in each replicate, `(R, S, N)`. Samples with weight 0 are ignored.
+        ridge: factors r of the penalty sum_k r_k theta_k^2, which is added to the mean NLL. theta contains the
+            intercept and the D coefficients. None for no penalty.
+        backend: implementation, see `dispatch.choose`.
+
+    Returns:
+        The fits; see `RegressionFit`.
+    """
+    factors = [0.0] * (x.shape[-2] + 1) if ridge is None else list(ridge)
+    return RegressionFit(*_fit(x, target, weights, factors, backend))
+
+
+def _empty_results(x: Tensor, target: Tensor, weights: Tensor, _: list[float], __: str) -> tuple[Tensor, ...]:
+    one = weights.new_empty(weights.shape[:-1], dtype=wide_dtype(weights.device))
+    outcome = target.new_empty(one.shape, dtype=torch.int64)
+    return one.new_empty((*one.shape, x.shape[-2])), one, one.clone(), one.clone(), outcome
+
+
+@operation(
+    "logistic_regression(Tensor x, Tensor target, Tensor weights, float[] ridge, str backend)"
+    " -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    _empty_results,
+)
+def _fit(x: Tensor, target: Tensor, weights: Tensor, ridge: list[float], backend: Backend) -> tuple[Tensor, ...]:
+    """Fit `(..., D, N)` with any batch axes; return the fields of `RegressionFit`."""
+    batch_shape, n_replicates = x.shape[:-2], weights.shape[-3]
+    n_elements, n_features, n = batch_shape.numel(), *x.shape[-2:]
+    x, target = x.reshape(n_elements, n_features, n), target.reshape(n_elements, n)
+    weights = weights.movedim(-3, 0).reshape(n_replicates, n_elements, n)
+    if not n:  # add a sample of weight 0, because solvers need at least one
+        x, target, weights = pad(x, (0, 1)), pad(target, (0, 1)), pad(weights, (0, 1))
+    wide = wide_dtype(x.device)
+    fit = _solve(x.to(wide), target.to(wide), weights.to(wide), ridge, backend)
+    return tuple(t.reshape(n_replicates, *batch_shape, *t.shape[2:]).movedim(0, len(batch_shape) - 1) for t in fit)
+
+
+def _solve(x: Tensor, target: Tensor, weights: Tensor, ridge: list[float], backend: Backend) -> RegressionFit:
+    total = weights.sum(-1)
+    w = weights / total.unsqueeze(-1)
+    ones, zeros = (((weights > 0) & (target == k)).any(-1) for k in (1, 0))
+    frequency = w.masked_fill(target != 1, 0).sum(-1)
+    empty, has_one_class = ~(total > 0), ones != zeros
+    x, triangle, penalty = _orthonormal(x, w.nan_to_num(0), ridge)
+    problem = Problem(x * (2 * target - 1).unsqueeze(-2), w.nan_to_num(0).transpose(0, 1), penalty)
+
+    # Start at the class frequency with all coefficients 0, where the Hessian is well conditioned.
+    start = torch.zeros((*total.shape, triangle.shape[-1]), dtype=w.dtype, device=w.device)
+    start[..., 0] = frequency.clamp(1e-12, 1 - 1e-12).logit() * triangle[..., 0, 0]
+    minimise = implementation("regression", choose("regression", x.device, backend)).minimise
+    found: Minimum = minimise(problem, start.transpose(0, 1), (empty | has_one_class).transpose(0, 1))
+    phi, nll, grad_norm, outcome = (t.transpose(0, 1) for t in found)
+
+    theta = torch.linalg.solve_triangular(triangle, phi.unsqueeze(-1), upper=True).squeeze(-1)
+    certain = torch.where(ones, torch.inf, -torch.inf)
+    outcome = outcome.masked_fill(has_one_class, CONVERGED).masked_fill(empty, NO_DATA)
+    intercept = torch.where(has_one_class, certain, theta[..., 0])
+    coefficients = theta[..., 1:].masked_fill(has_one_class.unsqueeze(-1), 0)
+    return RegressionFit(
+        coefficients.masked_fill(empty.unsqueeze(-1), torch.nan),
+        intercept.masked_fill(empty, torch.nan),
+        nll.masked_fill(has_one_class, 0).masked_fill(empty, torch.nan),
+        grad_norm.masked_fill(has_one_class, 0).masked_fill(empty | (outcome == SEPARABLE), torch.nan),
+        outcome,
+    )
+
+
+def _orthonormal(x: Tensor, w: Tensor, ridge: list[float]) -> tuple[Tensor, Tensor, Tensor]:
+    """Return columns x R^-1 `(S, K, N)`, the triangles R `(S, K, K)`, and the penalty in the new parameters.
+
+    The new columns are orthonormal for the mean of the replicate weights (modified Gram-Schmidt process).
+    """
+    mean_w = w.mean(0) if len(w) else w.new_zeros(w.shape[1:])
+    columns = torch.cat((torch.ones_like(mean_w).unsqueeze(-2), x), -2).masked_fill((mean_w == 0).unsqueeze(-2), 0)
+    # Divide by the largest value first, because squares of large features would overflow.
+    size = columns.abs().amax(-1)
+    size = torch.where(size > 0, size, 1)
+    remaining = list((columns / size.unsqueeze(-1)).unbind(-2))
+    triangle = torch.diag_embed(size)
+    for k, column in enumerate(remaining):
+        norm = (mean_w * column.square()).sum(-1).sqrt()
+        for j in range(k):
+            part = (mean_w * remaining[j] * column).sum(-1)
+            triangle[:, j, k] = part * size[:, k]
+            column = column - part.unsqueeze(-1) * remaining[j]
+        rest = (mean_w * column.square()).sum(-1).sqrt()
+        determined = rest <= RANK * norm
+        remaining[k] = (column / torch.where(determined, 1, rest).unsqueeze(-1)).masked_fill(
+            determined.unsqueeze(-1), 0
+        )
+        triangle[:, k, k] *= torch.where(determined, 1, rest)
+    # theta = R^-1 phi: the penalty theta' diag(r) theta is quadratic in phi.
+    eye = torch.eye(len(remaining), dtype=w.dtype, device=w.device).expand_as(triangle)
+    inverse = torch.linalg.solve_triangular(triangle, eye, upper=True)
+    factors = torch.tensor(ridge, dtype=w.dtype, device=w.device)
+    return torch.stack(remaining, -2), triangle, inverse.mT @ (factors.unsqueeze(-1) * inverse)
