@@ -11,6 +11,7 @@ from torchcalib.calibration.histogram import HistogramBinning
 from torchcalib.calibration.isotonic import IsotonicCalibration
 from torchcalib.calibration.recommendation import Recommendation, recommend
 from torchcalib.calibration.saving import load_calibrator, save_calibrator
+from torchcalib.calibration.structured import StructuredMatrixScaling, StructuredVectorScaling, VectorScaling
 
 __all__ = [
     "AffineScaling",
@@ -19,7 +20,10 @@ __all__ = [
     "IsotonicCalibration",
     "Recommendation",
     "ScoreDivergence",
+    "StructuredMatrixScaling",
+    "StructuredVectorScaling",
     "TemperatureScaling",
+    "VectorScaling",
     "calibration_loss",
     "cross_val_calibrate",
     "load_calibrator",

@@ -217,13 +217,21 @@ def _newton_step(value: _Value, present: Tensor) -> Tensor:
 
     Adding a constant to all beta changes no probability. The Hessian H is therefore singular in the direction e, which
     is 0 for alpha and 1 for beta. H + c e e' is used instead. This does not change the step, because the gradient is
-    orthogonal to e. The diagonal is scaled to 1, because class frequencies can differ by orders of magnitude. A small
-    ridge is added, and increased where the Cholesky decomposition fails.
+    orthogonal to e.
     """
     ones = torch.cat((torch.zeros_like(present[..., :1]), present), -1).to(value.gradient.dtype)
     trace = value.hessian.diagonal(dim1=-2, dim2=-1)[..., 1:].sum(-1)
     weight = trace / present.sum(-1).clamp(min=1).square()
     matrix = value.hessian + weight[..., None, None] * ones.unsqueeze(-1) * ones.unsqueeze(-2)
+    return solve_scaled(matrix, -value.gradient)
+
+
+def solve_scaled(matrix: Tensor, values: Tensor) -> Tensor:
+    """Return the solution x of matrix x = values, `(..., P)`, for positive semidefinite matrices `(..., P, P)`.
+
+    The diagonal is scaled to 1, because class frequencies can differ by orders of magnitude. A small ridge is added,
+    and increased where the Cholesky decomposition fails.
+    """
     diagonal = matrix.diagonal(dim1=-2, dim2=-1)
     nonzero = diagonal > 0
     unit = torch.where(nonzero, diagonal, 1).rsqrt()
@@ -237,4 +245,4 @@ def _newton_step(value: _Value, present: Tensor) -> Tensor:
         new_factor, new_failed = torch.linalg.cholesky_ex(matrix + max(ridge, 1e2 * eps) * eye)
         factor = torch.where((failed > 0)[..., None, None], new_factor, factor)
         failed = torch.where(failed > 0, new_failed, failed)
-    return -torch.cholesky_solve((value.gradient * unit).unsqueeze(-1), factor).squeeze(-1) * unit
+    return torch.cholesky_solve((values * unit).unsqueeze(-1), factor).squeeze(-1) * unit
