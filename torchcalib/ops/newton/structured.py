@@ -5,7 +5,8 @@ entries that are fixed to 0, followed by its bias: `(F, C, 2)` for a diagonal W,
 
 The fit minimises the mean negative log-likelihood (NLL) plus a ridge penalty by damped Newton steps. The Newton step
 of up to `DENSE` parameters is a Cholesky solution. For more parameters, the Hessian would not fit into memory. The step
-is then found by conjugate gradients, which need products of the Hessian with vectors only.
+is then found by conjugate gradients, which need products of the Hessian with vectors only. A float32 fit precedes the
+float64 fit. As long as the gradient decreases quickly, the Hessian is not computed again.
 
 Sources: Nocedal, Wright: Numerical optimization (2006), algorithms 3.2 (line search) and 7.1 (Newton with conjugate
 gradients).
@@ -13,7 +14,7 @@ gradients).
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 import torch
@@ -34,6 +35,7 @@ from torchcalib.ops.newton.problem import (
 )
 
 DENSE = 512  # largest number of parameters whose Hessian is stored and factored
+SINGLE_GRADIENT = 1e-5  # gradient norm at the end of the float32 fit
 CONJUGATE_ROUNDS = 500  # largest number of products of the Hessian in one Newton step
 
 
@@ -60,18 +62,23 @@ class Diagonal:
     """Layout of a diagonal W: the parameters of class k are W_kk and b_k."""
 
     def scores(self, theta: Tensor, x: Tensor) -> Tensor:
+        """Return W x + b."""
         return torch.addcmul(theta[..., 1].unsqueeze(-2), theta[..., 0].unsqueeze(-2), x)
 
     def sums(self, r: Tensor, x: Tensor) -> Tensor:
+        """Return the gradient of the sum of r * (W x + b)."""
         return torch.stack(((r * x).sum(-2), r.sum(-2)), -1)
 
     def own(self, theta: Tensor) -> Tensor:
+        """Return a view of the diagonal of W."""
         return theta[..., 0]
 
     def slopes(self, q: Tensor, x: Tensor) -> Tensor:
+        """Return q_k times the derivative of each score."""
         return torch.stack((q * x, q), -1)
 
     def blocks(self, wq: Tensor, x: Tensor) -> Tensor:
+        """Return the weighted sums of products of derivatives."""
         scaled = wq * x
         mixed = scaled.sum(-2)
         return torch.stack(((scaled * x).sum(-2), mixed, mixed, wq.sum(-2)), -1).unflatten(-1, (2, 2))
@@ -81,18 +88,23 @@ class Full:
     """Layout of a full W: the parameters of class k are row k of W and b_k."""
 
     def scores(self, theta: Tensor, x: Tensor) -> Tensor:
+        """Return W x + b."""
         return torch.baddbmm(theta[..., -1].unsqueeze(-2), x, theta[..., :-1].mT)
 
     def sums(self, r: Tensor, x: Tensor) -> Tensor:
+        """Return the gradient of the sum of r * (W x + b)."""
         return torch.cat((r.mT @ x, r.sum(-2).unsqueeze(-1)), -1)
 
     def own(self, theta: Tensor) -> Tensor:
+        """Return a view of the diagonal of W."""
         return theta[..., :-1].diagonal(dim1=-2, dim2=-1)
 
     def slopes(self, q: Tensor, x: Tensor) -> Tensor:
+        """Return q_k times the derivative of each score."""
         return q.unsqueeze(-1) * _with_one(x).unsqueeze(-2)
 
     def blocks(self, wq: Tensor, x: Tensor) -> Tensor:
+        """Return the weighted sums of products of derivatives."""
         n_parameters = x.shape[-1] + 1
         return (self.slopes(wq, x).flatten(-2).mT @ _with_one(x)).unflatten(-2, (-1, n_parameters))
 
@@ -122,6 +134,11 @@ class Problem:
     w: Tensor
     ridge: Tensor | None
 
+    def single(self) -> "Problem":
+        """Return the problem in float32."""
+        ridge = None if self.ridge is None else self.ridge.float()
+        return replace(self, x=self.x.float(), w=self.w.float(), ridge=ridge)
+
     def pieces(self) -> Iterator[tuple[Tensor, Tensor | None, Tensor, Tensor]]:
         """Yield features, excluded classes, labels, and weights `(F, n, 1)`, in pieces that fit into the cache."""
         n_fits, n, n_classes = self.x.shape
@@ -133,12 +150,10 @@ class Problem:
 
 
 class _Value(NamedTuple):
-    """Objective `(F,)`, its gradient, and its Hessian `(F, P, P)` or the probabilities of the pieces."""
+    """Objective `(F,)` and its gradient in the parameters."""
 
     objective: Tensor
     gradient: Tensor
-    hessian: Tensor | None
-    probs: list[Tensor]
 
 
 class Minimum(NamedTuple):
@@ -161,50 +176,17 @@ def identity(layout: Layout, n_fits: int, like: Tensor) -> Tensor:
 def minimise(p: Problem, theta: Tensor, fixed: Tensor) -> Minimum:
     """Minimise the mean NLL plus the penalty by damped Newton steps.
 
-    A step is accepted if the objective decreases by at least 1e-4 of the decrease predicted by the slope (Armijo
-    condition). Otherwise a quarter of the step is tried.
-
     Args:
         p: features, labels, weights and penalties.
         theta: initial parameters.
         fixed: True for fits that are not iterated and return the initial theta, `(F,)`.
     """
-    dense = theta[0].numel() <= DENSE
-    origin = identity(p.layout, 1, p.x)
-    labels = torch.zeros_like(theta)
-    for x, _, target, w in p.pieces():
-        labels += p.layout.sums(torch.zeros_like(x).scatter_(-1, target.unsqueeze(-1), w), x)
-    # Classes without samples and without penalty have a bias of -inf and are excluded in every row.
-    present = labels[..., -1] > 0
-    smallest_weight = torch.where(p.w > 0, p.w, torch.inf).amin(-1)
-    eps = torch.finfo(theta.dtype).eps
-
-    value = _evaluate(p, theta, labels, origin, dense)
-    step, fraction = torch.zeros_like(theta), torch.ones_like(value.objective)
-    better = torch.ones_like(value.objective, dtype=torch.bool)
-    for _ in range(ROUNDS):
-        size = _norm(value.gradient)
-        # Separation: below this NLL every label has probability > 1/2. One label with a lower probability would add at
-        # least its weight times log 2 to the NLL.
-        is_separated = (value.objective < smallest_weight * math.log(2)) & (p.ridge is None)
-        is_finished = fixed | (size <= GRADIENT) | is_separated | value.objective.isnan() | (fraction < 1e-6)
-        if all_true(is_finished):
-            break
-        if value_if_available((better & ~is_finished).any()) is not False:
-            newton = _newton_step(p, value, present) if dense else _conjugate_step(p, value, is_finished)
-            step = torch.where(is_finished[:, None, None], step, newton)
-        slope = _dot(step, value.gradient)
-        moved = theta + fraction[:, None, None] * step
-        new = _evaluate(p, moved, labels, origin, dense)
-        level = 1 + value.objective.abs()
-        meets_armijo = new.objective <= value.objective + 1e-4 * fraction * slope + 4 * eps * level
-        # Near the minimum the objective is constant up to rounding errors. There accept a step that halves the gradient.
-        is_level = new.objective <= value.objective + NLL_ROUNDING * level
-        halves = _norm(new.gradient) <= size / 2
-        better = ~is_finished & torch.where(slope.abs() > NLL_ROUNDING * level, meets_armijo, is_level & halves)
-        theta = torch.where(better[:, None, None], moved, theta)
-        value = _chosen(better, new, value)
-        fraction = torch.where(better, 1, fraction / 4).where(~is_finished, fraction)
+    single = p.single()
+    start, curvature, *_ = _damped(single, theta.float(), fixed, None, SINGLE_GRADIENT)
+    is_finite = start.isfinite().all(-1).all(-1)[:, None, None]
+    theta, _, value, step, is_separated = _damped(
+        p, torch.where(is_finite, start.to(theta.dtype), theta), fixed, curvature, GRADIENT
+    )
     outcome = torch.where(_norm(value.gradient) <= ROUNDING_LIMITS[0], CONVERGED, STOPPED)
     if p.ridge is None:
         is_long = step.abs().amax((-1, -2)) > 0.01  # for separable data the gradient vanishes, but steps remain long
@@ -212,6 +194,70 @@ def minimise(p: Problem, theta: Tensor, fixed: Tensor) -> Minimum:
             is_separated = is_separated | (is_long & _is_separation(p, step))
         outcome = outcome.masked_fill(is_separated, SEPARABLE)
     return Minimum(theta, value.gradient, outcome)
+
+
+def _damped(
+    p: Problem, theta: Tensor, fixed: Tensor, curvature: "_Curvature | None", goal: float
+) -> tuple[Tensor, "_Curvature | None", _Value, Tensor, Tensor]:
+    """Minimise the objective by damped Newton steps.
+
+    A step is accepted if the objective decreases by at least 1e-4 of the decrease predicted by the slope (Armijo
+    condition). Otherwise a quarter of the step is tried.
+
+    Args:
+        p: features, labels, weights and penalties.
+        theta: initial parameters.
+        fixed: True for fits that are not iterated, `(F,)`.
+        curvature: Hessian near the initial parameters, or None.
+        goal: gradient norm at convergence.
+
+    Returns:
+        theta, the last Hessian, objective and gradient, the last step, and whether every label has a probability above
+        1/2, `(F,)`.
+    """
+    origin = identity(p.layout, 1, p.x)
+    labels = torch.zeros_like(theta)
+    for x, _, target, w in p.pieces():
+        labels += p.layout.sums(torch.zeros_like(x).scatter_(-1, target.unsqueeze(-1), w), x)
+    smallest_weight = torch.where(p.w > 0, p.w, torch.inf).amin(-1)
+    eps = torch.finfo(theta.dtype).eps
+    rounding = NLL_ROUNDING * eps / torch.finfo(torch.float64).eps
+
+    value = _evaluate(p, theta, labels, origin)
+    step, fraction = torch.zeros_like(theta), torch.ones_like(value.objective)
+    for _ in range(ROUNDS):
+        size = _norm(value.gradient)
+        # Separation: below this NLL every label has probability > 1/2. One label with a lower probability would add at
+        # least its weight times log 2 to the NLL.
+        is_separated = (value.objective < smallest_weight * math.log(2)) & (p.ridge is None)
+        is_finished = fixed | (size <= goal) | is_separated | value.objective.isnan() | (fraction < 1e-6)
+        if all_true(is_finished):
+            break
+        is_new = curvature is None
+        curvature = curvature or _Curvature(p, theta, labels[..., -1] > 0)
+        newton = curvature.step(value.gradient, is_finished)
+        step = torch.where(is_finished[:, None, None], step, newton)
+        slope = _dot(step, value.gradient)
+        moved = theta + fraction[:, None, None] * step
+        new = _evaluate(p, moved, labels, origin)
+        level = 1 + value.objective.abs()
+        meets_armijo = new.objective <= value.objective + 1e-4 * fraction * slope + 4 * eps * level
+        # Near the minimum the objective is constant up to rounding errors. There accept a step that halves the
+        # gradient.
+        is_level = new.objective <= value.objective + rounding * level
+        new_size = _norm(new.gradient)
+        is_better = torch.where(slope.abs() > rounding * level, meets_armijo, is_level & (new_size <= size / 2))
+        better = ~is_finished & is_better
+        theta = torch.where(better[:, None, None], moved, theta)
+        gradient = torch.where(better[:, None, None], new.gradient, value.gradient)
+        value = _Value(torch.where(better, new.objective, value.objective), gradient)
+        # Compute the Hessian again if the gradient did not decrease to a tenth.
+        is_slow = ~is_finished & ~(better & (new_size <= size / 10))
+        if value_if_available(is_slow.any()) is not False:
+            curvature = None
+        # A step with a new Hessian that is not accepted is too long.
+        fraction = torch.where(better, 1, fraction / 4 if is_new else fraction).where(~is_finished, fraction)
+    return theta, curvature, value, step, is_separated
 
 
 def _norm(gradient: Tensor) -> Tensor:
@@ -222,28 +268,8 @@ def _dot(a: Tensor, b: Tensor) -> Tensor:
     return (a * b).sum((-1, -2))
 
 
-def _chosen(better: Tensor, new: _Value, old: _Value) -> _Value:
-    """Return the values of `new` where `better` is True, and of `old` elsewhere."""
-    if all_true(better):
-        return new
-    hessian = None
-    if new.hessian is not None and old.hessian is not None:
-        hessian = torch.where(better[:, None, None], new.hessian, old.hessian)
-    probs = [torch.where(better[:, None, None], a, b) for a, b in zip(new.probs, old.probs, strict=True)]
-    gradient = torch.where(better[:, None, None], new.gradient, old.gradient)
-    return _Value(torch.where(better, new.objective, old.objective), gradient, hessian, probs)
-
-
-def _evaluate(p: Problem, theta: Tensor, labels: Tensor, origin: Tensor, dense: bool) -> _Value:
-    """Compute the objective and its derivatives. `labels` are the derivatives of the mean score of the labels.
-
-    Let q be the softmax of a row, and d_k the derivative of the score of class k in its parameters. The Hessian is the
-    weighted mean of diag(q_k d_k d_k') - (q d) (q d)' over the rows.
-    """
-    objective, gradient = -_dot(theta, labels), -labels
-    n_parameters = theta[0].numel()
-    hessian = theta.new_zeros(len(theta), n_parameters, n_parameters) if dense else None
-    probs = []
+def _softmax_pieces(p: Problem, theta: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+    """Yield features, weights, the softmax q of the scores, and their log-sum-exp `(F, n, 1)`."""
     for x, excluded, _, w in p.pieces():
         q = p.layout.scores(theta, x)
         if excluded is not None:
@@ -252,109 +278,126 @@ def _evaluate(p: Problem, theta: Tensor, labels: Tensor, origin: Tensor, dense: 
         top = top.masked_fill_(top == -torch.inf, 0)  # rows of weight 0 may have no class
         q = q.sub_(top).exp_()
         norm = q.sum(-1, keepdim=True).clamp_(min=torch.finfo(q.dtype).tiny)
-        q = q.div_(norm)
-        objective = objective + (w * norm.log().add_(top)).sum((-1, -2))
-        wq = w * q
-        gradient = gradient + p.layout.sums(wq, x)
-        if hessian is None:
-            probs.append(q)
-            continue
-        slopes = p.layout.slopes(q, x).flatten(-2)
-        hessian.baddbmm_((slopes * w).mT, slopes, alpha=-1)
-        _class_blocks(hessian, theta).add_(p.layout.blocks(wq, x).movedim(1, -1))
+        yield x, w, q.div_(norm), norm.log().add_(top)
+
+
+def _evaluate(p: Problem, theta: Tensor, labels: Tensor, origin: Tensor) -> _Value:
+    """Compute the objective and its gradient. `labels` is the gradient of the mean score of the labels."""
+    objective, gradient = -_dot(theta, labels), -labels
+    for x, w, q, log_sum in _softmax_pieces(p, theta):
+        objective = objective + (w * log_sum).sum((-1, -2))
+        gradient = gradient + p.layout.sums(q.mul_(w), x)
     if p.ridge is not None:
         away = theta - origin
         objective, gradient = objective + _dot(p.ridge * away, away), gradient + 2 * p.ridge * away
-        if hessian is not None:
-            hessian.diagonal(dim1=-2, dim2=-1).add_(2 * p.ridge.flatten(-2))
-    return _Value(objective, gradient, hessian, probs)
+    return _Value(objective, gradient)
 
 
-def _class_blocks(hessian: Tensor, theta: Tensor) -> Tensor:
-    """Return a view of the second derivatives in the parameters of the same class, `(F, D, D, C)`."""
-    n_fits, n_classes, n_parameters = theta.shape
-    return hessian.view(n_fits, n_classes, n_parameters, n_classes, n_parameters).diagonal(dim1=1, dim2=3)
+class _Curvature:
+    """Hessian at given parameters, for Newton steps.
 
+    Let q be the softmax of a row, and d_k the derivative of the score of class k in its parameters. The Hessian of the
+    NLL is the weighted mean of diag(q_k d_k d_k') - (q d) (q d)' over the rows. With many parameters, only q and a
+    preconditioner are stored.
+    """
 
-def _newton_step(p: Problem, value: _Value, present: Tensor) -> Tensor:
-    """Return the Newton step by a Cholesky decomposition."""
-    assert value.hessian is not None
-    matrix = value.hessian
-    if p.ridge is None:
+    def __init__(self, p: Problem, theta: Tensor, present: Tensor) -> None:
+        self.p = p
+        self.hessian: Tensor | None = None
+        self.probs: list[Tensor] = []
+        if theta[0].numel() <= DENSE:
+            self.hessian = self._dense(theta, present)
+        else:
+            self._prepare(theta)
+
+    def step(self, gradient: Tensor, is_finished: Tensor) -> Tensor:
+        """Return the Newton step for the gradient, in the dtype of the gradient."""
+        size = _norm(gradient)
+        unit = size.masked_fill(size == 0, 1)[:, None, None]  # float32 cannot represent very small gradients
+        scaled = (gradient / unit).to(self.p.x.dtype)
+        if self.hessian is not None:
+            step = solve_scaled(self.hessian, -scaled.flatten(-2)).view_as(scaled)
+        else:
+            # The tolerance decreases with the gradient: the Newton iteration then converges superlinearly.
+            step = self._conjugate(-scaled, size.sqrt().clamp(1e-3, 0.1).to(scaled.dtype), is_finished)
+        return step.to(gradient.dtype) * unit
+
+    def _dense(self, theta: Tensor, present: Tensor) -> Tensor:
+        """Return the Hessian `(F, P, P)`."""
+        p, (n_fits, n_classes, n_own) = self.p, theta.shape
+        hessian = theta.new_zeros(n_fits, n_classes * n_own, n_classes * n_own)
+        of_classes = hessian.view(n_fits, n_classes, n_own, n_classes, n_own).diagonal(dim1=1, dim2=3)
+        for x, w, q, _ in _softmax_pieces(p, theta):
+            slopes = p.layout.slopes(q, x).flatten(-2)
+            hessian.baddbmm_((slopes * w).mT, slopes, alpha=-1)
+            of_classes.add_(p.layout.blocks(q.mul_(w), x).movedim(1, -1))
+        diagonal = hessian.diagonal(dim1=-2, dim2=-1)
+        if p.ridge is not None:
+            diagonal.add_(2 * p.ridge.flatten(-2))
+            return hessian
         # Adding a constant to all biases changes no probability. The Hessian H is therefore singular in the direction e
         # of the biases. H + c e e' gives the same step, because the gradient is orthogonal to e.
-        ones = torch.zeros_like(value.gradient)
+        ones = torch.zeros_like(theta)
         ones[..., -1] = present.to(ones.dtype)
         ones = ones.flatten(-2)
-        trace = (matrix.diagonal(dim1=-2, dim2=-1) * ones).sum(-1)
-        weight = trace / present.sum(-1).clamp(min=1).square()
-        matrix = matrix + weight[:, None, None] * ones.unsqueeze(-1) * ones.unsqueeze(-2)
-    return solve_scaled(matrix, -value.gradient.flatten(-2)).view_as(value.gradient)
+        weight = (diagonal * ones).sum(-1) / present.sum(-1).clamp(min=1).square()
+        return hessian.add_(weight[:, None, None] * ones.unsqueeze(-1) * ones.unsqueeze(-2))
 
+    def _prepare(self, theta: Tensor) -> None:
+        """Store q, and for each class the diagonal and the mean derivative of its block of the Hessian.
 
-def _conjugate_step(p: Problem, value: _Value, is_finished: Tensor) -> Tensor:
-    """Return an approximate Newton step by preconditioned conjugate gradients.
+        The block of class k is sum g d d' over the rows, with the weights g = w q_k (1 - q_k). It is approximated by a
+        diagonal matrix plus h m m', where h is the sum of g, and m the mean of d. For a diagonal W, this is exact.
+        """
+        p = self.p
+        square, total, mixed = torch.zeros_like(theta), torch.zeros_like(theta[..., 0]), torch.zeros_like(theta)
+        for x, w, q, _ in _softmax_pieces(p, theta):
+            g = (1 - q).mul_(q).mul_(w)
+            square = square + p.layout.sums(g, x.square())
+            mixed = mixed + p.layout.sums(g, x)
+            total = total + g.sum(-2)
+            self.probs.append(q)
+        tiny = torch.finfo(theta.dtype).tiny
+        self.mean = mixed / total.clamp(min=tiny).unsqueeze(-1)
+        # The bias has no variance. Without penalty, a small part of its second moment keeps the inverse finite.
+        diagonal = (square - mixed * self.mean).clamp(min=0) + 1e-3 * square
+        diagonal = diagonal if p.ridge is None else diagonal + 2 * p.ridge
+        self.diagonal = diagonal.masked_fill(diagonal <= 0, 1)
+        spread = (self.mean.square() / self.diagonal).sum(-1, keepdim=True)
+        self.factor = 1 / (1 / total.clamp(min=tiny).unsqueeze(-1) + spread)
 
-    The tolerance decreases with the gradient, so that the Newton iteration converges superlinearly.
-    """
-    inverse = _Preconditioner(p, value)
-    size = _norm(value.gradient)
-    tolerance = size * size.sqrt().clamp(1e-4, 0.1)
-    step, residual = torch.zeros_like(value.gradient), -value.gradient
-    conditioned = inverse(residual)
-    direction, product = conditioned, _dot(residual, conditioned)
-    for _ in range(CONJUGATE_ROUNDS):
-        active = ~is_finished & (_norm(residual) > tolerance)
-        if value_if_available(active.any()) is False:
-            break
-        curved = _hessian_product(p, value.probs, direction)
-        curvature = _dot(direction, curved)
-        length = torch.where(active & (curvature > 0), product / curvature, 0)[:, None, None]
-        step, residual = step + length * direction, residual - length * curved
-        conditioned = inverse(residual)
-        previous, product = product, _dot(residual, conditioned)
-        direction = conditioned + (product / previous)[:, None, None] * direction
-    return step
+    def _inverse(self, r: Tensor) -> Tensor:
+        """Return the product of the inverse of the approximate Hessian with r, by the Sherman-Morrison formula."""
+        scaled = r / self.diagonal
+        along = (self.mean * scaled).sum(-1, keepdim=True)
+        return scaled - self.mean / self.diagonal * (self.factor * along)
 
+    def _conjugate(self, residual: Tensor, tolerance: Tensor, is_finished: Tensor) -> Tensor:
+        """Return an approximate Newton step by preconditioned conjugate gradients; the first residual has norm 1."""
+        step = torch.zeros_like(residual)
+        conditioned = self._inverse(residual)
+        direction, product = conditioned, _dot(residual, conditioned)
+        for _ in range(CONJUGATE_ROUNDS):
+            active = ~is_finished & (_norm(residual) > tolerance)
+            if value_if_available(active.any()) is False:
+                break
+            curved = self._product(direction)
+            curvature = _dot(direction, curved)
+            length = torch.where(active & (curvature > 0), product / curvature, 0)[:, None, None]
+            step, residual = step + length * direction, residual - length * curved
+            conditioned = self._inverse(residual)
+            previous, product = product, _dot(residual, conditioned)
+            direction = conditioned + (product / previous)[:, None, None] * direction
+        return step
 
-def _hessian_product(p: Problem, probs: list[Tensor], v: Tensor) -> Tensor:
-    """Return the product of the Hessian with v."""
-    result = torch.zeros_like(v) if p.ridge is None else 2 * p.ridge * v
-    for (x, _, _, w), q in zip(p.pieces(), probs, strict=True):
-        change = p.layout.scores(v, x).mul_(q)
-        change = change.sub_(q * change.sum(-1, keepdim=True)).mul_(w)
-        result = result + p.layout.sums(change, x)
-    return result
-
-
-class _Preconditioner:
-    """Inverse of the diagonal of the Hessian, and of its 2 x 2 blocks of the scale W_kk and the bias b_k."""
-
-    def __init__(self, p: Problem, value: _Value) -> None:
-        diagonal = torch.zeros_like(value.gradient)
-        mixed = torch.zeros_like(value.gradient[..., 0])
-        for (x, _, _, w), q in zip(p.pieces(), value.probs, strict=True):
-            curvature = (1 - q).mul_(q).mul_(w)
-            diagonal = diagonal + p.layout.sums(curvature, x.square())
-            mixed = mixed + (curvature * x).sum(-2)
-        if p.ridge is not None:
-            diagonal = diagonal + 2 * p.ridge
-        diagonal = diagonal.masked_fill(diagonal <= 0, 1)
-        self.layout, self.diagonal = p.layout, diagonal
-        own, bias = self.layout.own(diagonal), diagonal[..., -1]
-        determinant = own * bias - mixed.square()
-        # Nearly singular blocks are replaced by their diagonals.
-        is_regular = determinant > 1e-6 * own * bias
-        self.mixed = torch.where(is_regular, mixed, 0)
-        self.determinant = torch.where(is_regular, determinant, own * bias)
-
-    def __call__(self, residual: Tensor) -> Tensor:
-        result = residual / self.diagonal
-        own, bias = self.layout.own(residual), residual[..., -1]
-        scale = (self.diagonal[..., -1] * own - self.mixed * bias) / self.determinant
-        shift = (self.layout.own(self.diagonal) * bias - self.mixed * own) / self.determinant
-        self.layout.own(result).copy_(scale)
-        result[..., -1] = shift
+    def _product(self, v: Tensor) -> Tensor:
+        """Return the product of the Hessian with v."""
+        p = self.p
+        result = torch.zeros_like(v) if p.ridge is None else 2 * p.ridge * v
+        for (x, _, _, w), q in zip(p.pieces(), self.probs, strict=True):
+            change = p.layout.scores(v, x).mul_(q)
+            change = torch.addcmul(change, q, change.sum(-1, keepdim=True), value=-1).mul_(w)
+            result = result + p.layout.sums(change, x)
         return result
 
 

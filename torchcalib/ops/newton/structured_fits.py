@@ -229,11 +229,9 @@ def _solve_structured(
     n_classes = x.shape[-1]
     layout = Full() if full else Diagonal()
     start = identity(layout, len(x), x)
-    ridge = torch.full_like(start, penalty * n_classes)
-    if full:
-        off_diagonal = torch.full_like(ridge[..., :-1], penalty * n_classes * (n_classes - 1))
-        layout.own(off_diagonal).fill_(penalty * n_classes)
-        ridge[..., :-1] = off_diagonal
+    ridge = torch.full_like(start, penalty * n_classes * (n_classes - 1))
+    layout.own(ridge).fill_(penalty * n_classes)
+    ridge[..., -1] = penalty * n_classes
     ridge = ridge / total[:, None, None]
     theta, gradient, outcome = minimise(Problem(layout, x, None, target, w, ridge), start, empty)
     theta = theta.masked_fill(empty[:, None, None], torch.nan)
