@@ -31,7 +31,6 @@ from torchcalib.calibration import (
 )
 
 GIVEN = {"task": "multiclass", "from_logits": True}
-N_FOLDS = 5
 PEERS: dict[str, type[Calibrator]] = {
     "VectorScalingCalibrator": VectorScaling,
     "SVSCalibrator": StructuredVectorScaling,
@@ -55,11 +54,11 @@ def systems(folder: Path) -> Iterator[tuple[str, Tensor, Tensor, Tensor | None]]
             yield f"{path.stem} {name}", logits, target.long(), folds
 
 
-def split(target: Tensor) -> Tensor:
+def split(target: Tensor, n_folds: int = 5) -> Tensor:
     """Return stratified fold numbers."""
     order = torch.randperm(len(target), generator=torch.Generator().manual_seed(0))
     order = order[target[order].sort(stable=True).indices]
-    return torch.empty_like(target).scatter_(0, order, torch.arange(len(target)) % N_FOLDS)
+    return torch.empty_like(target).scatter_(0, order, torch.arange(len(target)) % n_folds)
 
 
 def ours(kind: type[Calibrator], logits: Tensor, target: Tensor, folds: Tensor) -> Tensor:
@@ -68,7 +67,7 @@ def ours(kind: type[Calibrator], logits: Tensor, target: Tensor, folds: Tensor) 
 
 def theirs(kind: str, logits: Tensor, target: Tensor, folds: Tensor) -> Tensor:
     calibrated = torch.empty_like(logits)
-    for f in range(N_FOLDS):
+    for f in folds.unique().tolist():
         held_out = folds == f
         found = peers.probmetrics_scaling(kind, logits[~held_out], target[~held_out], logits[held_out])
         calibrated[held_out] = found.to(logits.dtype)
@@ -86,6 +85,7 @@ def timed(call: Callable[[], Tensor], rounds: int) -> tuple[Tensor, float]:
 
 
 def compare(name: str, logits: Tensor, target: Tensor, folds: Tensor, kinds: dict[str, type[Calibrator]]) -> None:
+    """Print a line for each method."""
     for peer, kind in kinds.items():
         own, own_seconds = timed(lambda kind=kind: ours(kind, logits, target, folds), 2)  # type: ignore[misc]
         other, seconds = timed(lambda peer=peer: theirs(peer, logits, target, folds), 1 if own_seconds > 5 else 2)  # type: ignore[misc]
@@ -105,7 +105,7 @@ def compare(name: str, logits: Tensor, target: Tensor, folds: Tensor, kinds: dic
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="parts of the names of systems; all systems by default")
-    parser.add_argument("--simulated", action="store_true", help="also 10,000 samples of 1,000 classes")
+    parser.add_argument("--simulated", action="store_true", help="also 20,000 samples of 1,000 classes")
     chosen = parser.parse_args()
     warnings.simplefilter("ignore", UserWarning)  # fits without an optimum are part of the comparison
     head = f"{'log loss: ours, peer':19} {'Brier: ours, peer':18}  {'seconds: ours, peer, ratio':25}"
@@ -114,9 +114,9 @@ def main() -> None:
         if not chosen.names or any(part in name for part in chosen.names):
             compare(name, logits, target, split(target) if recorded is None else recorded.long(), PEERS)
     if chosen.simulated:
-        logits, target = overconfident_logits(10_000, 1_000)
+        logits, target = overconfident_logits(20_000, 1_000)
         without_matrix = {peer: kind for peer, kind in PEERS.items() if kind is not StructuredMatrixScaling}
-        compare("10,000 x 1,000 simulated", logits, target, split(target), without_matrix)
+        compare("20,000 x 1,000 simulated, 2 folds", logits, target, split(target, 2), without_matrix)
 
 
 if __name__ == "__main__":

@@ -213,10 +213,11 @@ def test_unusual_data_have_the_documented_results_of_vector_scaling():
 def test_unusual_data_have_the_documented_results_of_structured_scaling(calibrator):
     logits, target = data(200, 3)
     certain = 20 * torch.nn.functional.one_hot(target).double()
-    with pytest.warns(UserWarning, match="no finite temperature is best"):
+    with pytest.warns(UserWarning, match="all labels have the largest score"):
         fitted = fresh(calibrator).fit(certain, target, **multi)
-    assert (fitted.outcome, fitted.alpha, bool(fitted.converged)) == (SEPARABLE, 1, False)
+    assert (fitted.outcome, fitted.alpha, bool(fitted.converged)) == (SEPARABLE, 1e30, False)
     assert fitted.grad_norm < 1e-9
+    assert fitted.smoothed(certain[:1], True).exp().max().item() == pytest.approx(1 - 2 / 3 / 201)
     with pytest.warns(UserWarning, match="fitted temperature is infinite"):
         fitted = fresh(calibrator).fit(-logits, target, **multi)
     assert (fitted.outcome, fitted.alpha, bool(fitted.converged)) == (AT_ZERO, 0, True)

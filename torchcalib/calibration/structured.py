@@ -75,6 +75,7 @@ class _OfClasses(Calibrator):
         ]
 
 
+_INFINITE = 1e30  # 1 / temperature of separable data; an infinite value would give NaN for scores of 0
 _NO_DATA = "there are no samples of positive weight: calibrated predictions are NaN."
 _STOPPED = "the fit stopped before its gradient was small. Check the scale of the predictions."
 
@@ -180,7 +181,7 @@ class _Structured(_OfClasses):
     full: ClassVar[bool]
     problems: ClassVar = {
         AT_ZERO: "the fitted temperature is infinite: no scale improves on predictions that ignore the input.",
-        SEPARABLE: "no finite temperature is best, because all labels have the largest score. The temperature is 1.",
+        SEPARABLE: "all labels have the largest score of their row: the temperature is 1e-30, which stands for 0.",
         STOPPED: _STOPPED,
         NO_DATA: _NO_DATA,
     }
@@ -202,10 +203,11 @@ class _Structured(_OfClasses):
         self, scores: Tensor, target: Tensor, w: Tensor, temperature: AffineFit
     ) -> tuple[StructuredFit, dict[str, Tensor]]:
         """Return the fits, with the outcome of temperature scaling if that of the penalised fit is normal."""
-        fit = fit_structured(scores, target, w, temperature.alpha, self.penalty, self.full)
-        alpha = temperature.alpha.masked_fill(fit.outcome == NO_DATA, torch.nan)
-        # A sample with infinite NLL for every temperature is no problem here, because probabilities are smoothed.
-        alpha = torch.where(alpha.isnan() & (fit.outcome != NO_DATA), 1, alpha)
+        # If all samples are lost, because their labels have probability 0, no temperature is best.
+        alpha = temperature.alpha.masked_fill(temperature.outcome == NO_DATA, 1)
+        alpha = alpha.masked_fill(temperature.outcome == SEPARABLE, _INFINITE)
+        fit = fit_structured(scores, target, w, alpha, self.penalty, self.full)
+        alpha = alpha.masked_fill(fit.outcome == NO_DATA, torch.nan)
         unusual = (fit.outcome == CONVERGED) & (temperature.outcome != NO_DATA)
         fit = fit._replace(outcome=torch.where(unusual, temperature.outcome, fit.outcome))
         smoothing = 1 / (1 + w.sum(-1).to(alpha))
@@ -235,7 +237,8 @@ class StructuredVectorScaling(_Structured):
     The penalty keeps the result close to temperature scaling if there are few samples per class. The fit is a damped
     Newton search in float64 to a gradient norm below 1e-9. The penalised optimum is unique and finite for all data:
 
-    - **Separable data**: T is 1, `converged` is False, and `fit` warns.
+    - **Separable data**: if every label has the largest score of its row, T is 1e-30, which stands for 0. The softmax
+      is then 1 for the largest score, and 1 - e (1 - 1 / C) after smoothing. `converged` is False, and `fit` warns.
     - **No positive 1 / T is optimal**: x is constant, `converged` is True, and `fit` warns.
     - **Classes without samples** have small positive calibrated probabilities.
     - **Probabilities of 0 and 1**: calibrated probabilities are positive, because x is finite.

@@ -80,6 +80,7 @@ def smoothed_log_probs(log_q: Tensor, alpha: Tensor, smoothing: Tensor) -> Tenso
         smoothing: weight e of the uniform distribution, in (0, 1], `(...)`.
     """
     smoothing = smoothing[..., None, None]
+    log_q = log_q - log_q.detach().amax(-1, keepdim=True)
     z = (alpha[..., None, None] * log_q).masked_fill(log_q == -torch.inf, -torch.inf)
     return torch.log(z.softmax(-1) * (1 - smoothing) + smoothing / log_q.shape[-1])
 
@@ -223,7 +224,6 @@ def _solve_structured(
     empty = ~(total > 0)
     total = total.masked_fill(empty, 1)
     w = w / total.unsqueeze(-1)
-    scores = scores.sub_(scores.amax(-1, keepdim=True))
     x = smoothed_log_probs(scores, alpha, 1 / (total + 1)).masked_fill_(unused.unsqueeze(-1), 0)
 
     n_classes = x.shape[-1]
