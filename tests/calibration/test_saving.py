@@ -9,14 +9,25 @@ from torchcalib.calibration import (
     AffineScaling,
     HistogramBinning,
     IsotonicCalibration,
+    StructuredMatrixScaling,
+    StructuredVectorScaling,
     TemperatureScaling,
+    VectorScaling,
     load_calibrator,
     save_calibrator,
 )
 
 P, Y = torch.tensor([0.9, 0.99, 0.3, 0.8, 0.6]), torch.tensor([1, 1, 0, 0, 1])
 FITTED = AffineScaling().fit([0.9, 0.99, 0.3, 0.8, 0.6], [1, 1, 0, 0, 1])
-CALIBRATORS = (TemperatureScaling(), AffineScaling(), HistogramBinning(), IsotonicCalibration())
+CALIBRATORS = (
+    TemperatureScaling(),
+    AffineScaling(),
+    HistogramBinning(),
+    IsotonicCalibration(),
+    VectorScaling(),
+    StructuredVectorScaling(penalty=2.0),
+    StructuredMatrixScaling(),
+)
 
 
 @pytest.mark.parametrize(("calibrator", "task"), [(c, task) for c in CALIBRATORS for task in c.tasks])

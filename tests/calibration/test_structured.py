@@ -5,22 +5,15 @@ import math
 import numpy as np
 import pytest
 import torch
-from helpers.fits import data, fresh, gumbel, multi, name, single
+from helpers.fits import OF_CLASSES, data, fresh, gumbel, multi, name, single
 from scipy.optimize import minimize
 from scipy.special import log_softmax, logsumexp
 
-from torchcalib.calibration import (
-    StructuredMatrixScaling,
-    StructuredVectorScaling,
-    TemperatureScaling,
-    VectorScaling,
-    cross_val_calibrate,
-)
+from torchcalib.calibration import TemperatureScaling, cross_val_calibrate
 from torchcalib.ops.newton import structured
 from torchcalib.ops.newton.problem import AT_ZERO, CONVERGED, NO_DATA, SEPARABLE
 
-V, SV, SM = VectorScaling(), StructuredVectorScaling(), StructuredMatrixScaling()
-OF_CLASSES = [V, SV, SM]
+V, SV, SM = OF_CLASSES
 STRUCTURED = [SV, SM]
 each = pytest.mark.parametrize("calibrator", OF_CLASSES, ids=name)
 each_structured = pytest.mark.parametrize("calibrator", STRUCTURED, ids=name)

@@ -4,11 +4,21 @@ import copy
 
 import torch
 
-from torchcalib.calibration import AffineScaling, HistogramBinning, IsotonicCalibration, TemperatureScaling
+from torchcalib.calibration import (
+    AffineScaling,
+    HistogramBinning,
+    IsotonicCalibration,
+    StructuredMatrixScaling,
+    StructuredVectorScaling,
+    TemperatureScaling,
+    VectorScaling,
+)
 
 T, D, H, ISO = TemperatureScaling(), AffineScaling(), HistogramBinning(n_bins=5), IsotonicCalibration()
 AFFINE = [T, D]
 ALL = [T, D, H, ISO]
+OF_CLASSES = [VectorScaling(), StructuredVectorScaling(), StructuredMatrixScaling()]
+"""Calibrators that support multi-class predictions only."""
 binary = {"task": "binary", "from_logits": True}
 multi = {"task": "multiclass", "from_logits": True}
 

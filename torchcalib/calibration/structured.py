@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from torchcalib.calibration.calibrator import Calibrator, format_values, sample_weights
-from torchcalib.core.arguments import InputOptions, Task, check_positive
+from torchcalib.core.arguments import Task, check_positive
 from torchcalib.core.predictions import Predictions
 from torchcalib.ops.logs import safe_log
 from torchcalib.ops.newton.fits import AffineFit, fit_temperature
@@ -25,7 +25,7 @@ class _OfClasses(Calibrator):
     bias: Tensor
     outcome: Tensor
 
-    def read(self, preds: Tensor, target: Tensor, *, task: Task, options: InputOptions) -> Predictions:
+    def read(self, preds: Tensor, target: Tensor, *, task: Task, options: Mapping[str, Any]) -> Predictions:
         """Check predictions and labels; see `Calibrator.read`."""
         if task != "multiclass" or options.get("positive_classes") is not None:
             found = repr(task) if task != "multiclass" else "'multiclass' with `positive_classes`"
@@ -110,8 +110,8 @@ class VectorScaling(_OfClasses):
         Guo et al.: On Calibration of Modern Neural Networks (ICML 2017), sec. 4.2.
 
     Example:
-        >>> logits = torch.tensor([[2.0, 0.0], [1.0, 0.5], [0.0, 1.0], [0.3, 0.0], [0.0, 0.4], [2.0, 1.0]])
-        >>> target = torch.tensor([0, 1, 1, 0, 0, 1])
+        >>> logits = torch.tensor([[2, 0], [1, 0.5], [0, 1], [0.3, 0], [0, 0.4], [2, 1], [0.5, 2], [1.5, 0]])
+        >>> target = torch.tensor([0, 1, 1, 0, 0, 0, 1, 1])
         >>> calibrator = VectorScaling().fit(logits, target, task="multiclass", from_logits=True)
         >>> calibrator.predict_proba(logits).mean(0)
         tensor([0.5000, 0.5000])
@@ -270,7 +270,7 @@ class StructuredVectorScaling(_Structured):
         >>> target = torch.tensor([0, 1, 2, 1])
         >>> calibrator = StructuredVectorScaling().fit(logits, target, from_logits=True)
         >>> calibrator.predict_proba(logits)[3]
-        tensor([0.4742, 0.3017, 0.2241])
+        tensor([0.5474, 0.2831, 0.1695])
     """
 
     name = "structured vector scaling"
@@ -338,7 +338,7 @@ class StructuredMatrixScaling(_Structured):
         >>> target = torch.tensor([0, 1, 2, 1])
         >>> calibrator = StructuredMatrixScaling().fit(logits, target, from_logits=True)
         >>> calibrator.predict_proba(logits)[3]
-        tensor([0.4742, 0.3017, 0.2241])
+        tensor([0.5122, 0.3169, 0.1709])
     """
 
     name = "structured matrix scaling"

@@ -81,7 +81,8 @@ class Diagonal:
         """Return the weighted sums of products of derivatives."""
         scaled = wq * x
         mixed = scaled.sum(-2)
-        return torch.stack(((scaled * x).sum(-2), mixed, mixed, wq.sum(-2)), -1).unflatten(-1, (2, 2))
+        rows = torch.stack(((scaled * x).sum(-2), mixed), -1), torch.stack((mixed, wq.sum(-2)), -1)
+        return torch.stack(rows, -2)
 
 
 class Full:
@@ -105,8 +106,8 @@ class Full:
 
     def blocks(self, wq: Tensor, x: Tensor) -> Tensor:
         """Return the weighted sums of products of derivatives."""
-        n_parameters = x.shape[-1] + 1
-        return (self.slopes(wq, x).flatten(-2).mT @ _with_one(x)).unflatten(-2, (-1, n_parameters))
+        products = self.slopes(wq, x).flatten(-2).mT @ _with_one(x)
+        return products.view(len(x), x.shape[-1], *[x.shape[-1] + 1] * 2)
 
 
 def _with_one(x: Tensor) -> Tensor:
