@@ -158,11 +158,12 @@ class _Value(NamedTuple):
 
 
 class Minimum(NamedTuple):
-    """Parameters at the minimum, the gradient there, and the outcome `(F,)`."""
+    """Parameters at the minimum, the gradient there, the outcome `(F,)`, and a float32 Hessian near the minimum."""
 
     theta: Tensor
     gradient: Tensor
     outcome: Tensor
+    curvature: "_Curvature | None"
 
 
 def identity(layout: Layout, n_fits: int, like: Tensor) -> Tensor:
@@ -174,18 +175,22 @@ def identity(layout: Layout, n_fits: int, like: Tensor) -> Tensor:
     return theta
 
 
-def minimise(p: Problem, theta: Tensor, fixed: Tensor) -> Minimum:
+def minimise(p: Problem, theta: Tensor, fixed: Tensor, similar: Minimum | None = None) -> Minimum:
     """Minimise the mean NLL plus the penalty by damped Newton steps.
 
     Args:
         p: features, labels, weights and penalties.
         theta: initial parameters.
         fixed: True for fits that are not iterated and return the initial theta, `(F,)`.
+        similar: result of similar fits, such as those to another fold, where the iteration starts; None to start at
+            `theta`.
     """
     single = p.single()
-    start, curvature, *_ = _damped(single, theta.float(), fixed, None, SINGLE_GRADIENT)
+    near = theta if similar is None else torch.where(fixed[:, None, None], theta, similar.theta)
+    curvature = None if similar is None else similar.curvature
+    start, curvature, *_ = _damped(single, near.float(), fixed, curvature, SINGLE_GRADIENT)
     is_finite = start.isfinite().all(-1).all(-1)[:, None, None]
-    theta, _, value, step, is_separated = _damped(
+    theta, refined, value, step, is_separated = _damped(
         p, torch.where(is_finite, start.to(theta.dtype), theta), fixed, curvature, GRADIENT
     )
     outcome = torch.where(_norm(value.gradient) <= ROUNDING_LIMITS[0], CONVERGED, STOPPED)
@@ -194,7 +199,7 @@ def minimise(p: Problem, theta: Tensor, fixed: Tensor) -> Minimum:
         if value_if_available((is_long & ~is_separated).any()) is not False:
             is_separated = is_separated | (is_long & _is_separation(p, step))
         outcome = outcome.masked_fill(is_separated, SEPARABLE)
-    return Minimum(theta, value.gradient, outcome)
+    return Minimum(theta, value.gradient, outcome, curvature if refined is curvature else None)
 
 
 def _damped(
@@ -252,8 +257,8 @@ def _damped(
         theta = torch.where(better[:, None, None], moved, theta)
         gradient = torch.where(better[:, None, None], new.gradient, value.gradient)
         value = _Value(torch.where(better, new.objective, value.objective), gradient)
-        # Compute the Hessian again if the gradient did not decrease to a tenth.
-        is_slow = ~is_finished & ~(better & (new_size <= size / 10))
+        # Compute the Hessian again if the gradient did not decrease to a quarter.
+        is_slow = ~is_finished & ~(better & (new_size <= size / 4))
         if value_if_available(is_slow.any()) is not False:
             curvature = None
         # A step with a new Hessian that is not accepted is too long.
@@ -303,29 +308,30 @@ class _Curvature:
     """
 
     def __init__(self, p: Problem, theta: Tensor, present: Tensor) -> None:
-        self.p = p
+        self.dtype = theta.dtype
         self.hessian: Tensor | None = None
         self.probs: list[Tensor] = []
         if theta[0].numel() <= DENSE:
-            self.hessian = self._dense(theta, present)
+            self.hessian = self._dense(p, theta, present)
         else:
+            self.p = p
             self._prepare(theta)
 
     def step(self, gradient: Tensor, is_finished: Tensor) -> Tensor:
         """Return the Newton step for the gradient, in the dtype of the gradient."""
         size = _norm(gradient)
         unit = size.masked_fill(size == 0, 1)[:, None, None]  # float32 cannot represent very small gradients
-        scaled = (gradient / unit).to(self.p.x.dtype)
+        scaled = (gradient / unit).to(self.dtype)
         if self.hessian is not None:
             step = solve_scaled(self.hessian, -scaled.flatten(-2)).view_as(scaled)
         else:
             # The tolerance decreases with the gradient: the Newton iteration then converges superlinearly.
-            step = self._conjugate(-scaled, size.sqrt().clamp(1e-3, 0.1).to(scaled.dtype), is_finished)
+            step = self._conjugate(-scaled, size.sqrt().clamp(2e-2, 0.1).to(scaled.dtype), is_finished)
         return step.to(gradient.dtype) * unit
 
-    def _dense(self, theta: Tensor, present: Tensor) -> Tensor:
+    def _dense(self, p: Problem, theta: Tensor, present: Tensor) -> Tensor:
         """Return the Hessian `(F, P, P)`."""
-        p, (n_fits, n_classes, n_own) = self.p, theta.shape
+        n_fits, n_classes, n_own = theta.shape
         hessian = theta.new_zeros(n_fits, n_classes * n_own, n_classes * n_own)
         of_classes = hessian.view(n_fits, n_classes, n_own, n_classes, n_own).diagonal(dim1=1, dim2=3)
         for x, w, q, _ in _softmax_pieces(p, theta):

@@ -12,8 +12,8 @@ from torch.nn.functional import pad
 
 from torchcalib.ops.host_values import value_if_available
 from torchcalib.ops.logs import wide_dtype
-from torchcalib.ops.newton.problem import LARGE_SCALE, NO_DATA, PIECE, SEPARABLE, is_near_top
-from torchcalib.ops.newton.structured import Diagonal, Full, Problem, identity, minimise
+from torchcalib.ops.newton.problem import CONVERGED, LARGE_SCALE, NO_DATA, PIECE, SEPARABLE, all_true, is_near_top
+from torchcalib.ops.newton.structured import Diagonal, Full, Minimum, Problem, identity, minimise
 from torchcalib.ops.operation import operation
 
 
@@ -86,7 +86,8 @@ def smoothed_log_probs(log_q: Tensor, alpha: Tensor, smoothing: Tensor) -> Tenso
 
 
 Solution = tuple[Tensor, ...]
-Solve = Callable[[Tensor, Tensor, Tensor, Tensor], Solution]
+Solve = Callable[[Tensor, Tensor, Tensor, Tensor, Minimum | None], tuple[Solution, Minimum | None]]
+"""Function of scores, labels, weights and alpha of F fits, and of the minimum of similar fits."""
 
 
 def _empty_vector(scores: Tensor, target: Tensor, weights: Tensor, alpha: Tensor) -> Solution:
@@ -118,8 +119,10 @@ def _fit_vector(scores: Tensor, target: Tensor, weights: Tensor, alpha: Tensor) 
 def _fit_structured(
     scores: Tensor, target: Tensor, weights: Tensor, alpha: Tensor, penalty: float, full: bool
 ) -> Solution:
-    def solve(scores: Tensor, target: Tensor, weights: Tensor, alpha: Tensor) -> Solution:
-        return _solve_structured(scores, target, weights, alpha, penalty, full)
+    def solve(
+        scores: Tensor, target: Tensor, weights: Tensor, alpha: Tensor, similar: Minimum | None
+    ) -> tuple[Solution, Minimum | None]:
+        return _solve_structured(scores, target, weights, alpha, similar, penalty, full)
 
     return _by_fits(scores, target, weights, alpha, solve)
 
@@ -136,18 +139,28 @@ def _by_fits(scores: Tensor, target: Tensor, weights: Tensor, alpha: Tensor, sol
     element = torch.arange(n_elements, device=scores.device).repeat(n_replicates)
     batch_size = max(1, PIECE // max(1, n * n_classes))
     wide = wide_dtype(scores.device)
-    solutions = []
+    solutions, similar = [], None
     for start in range(0, max(1, len(element)), batch_size):
         i = slice(start, start + batch_size)
-        fits = scores[element[i]].to(wide), target[element[i]], weights[i].to(wide), alpha[i].to(wide)
-        solutions.append(solve(*fits))
+        of_scores, of_target, w = scores[element[i]], target[element[i]], weights[i]
+        if batch_size == 1 and scores.device.type == "cpu":
+            used = w[0] != 0
+            if value_if_available(used.any() & ~used.all()):  # for folds, leave out the samples of the held-out fold
+                of_scores, of_target, w = of_scores[:, used], of_target[:, used], w[:, used]
+        solution, found = solve(of_scores.to(wide), of_target, w.to(wide), alpha[i].to(wide), similar)
+        solutions.append(solution)
+        # A single fit is large. The next one starts at its result if it is a fit to the same samples.
+        is_similar = batch_size == n_elements == 1 and found is not None and all_true(found.outcome == CONVERGED)
+        similar = found if is_similar else None
     joined = (torch.cat(column) for column in zip(*solutions, strict=True))
     return tuple(x.reshape((n_replicates, *batch_shape, *x.shape[1:])).movedim(0, len(batch_shape) - 1) for x in joined)
 
 
-def _solve_vector(scores: Tensor, target: Tensor, weights: Tensor, alpha: Tensor) -> Solution:
+def _solve_vector(
+    scores: Tensor, target: Tensor, weights: Tensor, alpha: Tensor, similar: Minimum | None
+) -> tuple[Solution, Minimum | None]:
     if not len(scores):
-        return _empty_vector(scores, target, weights.unsqueeze(-2), alpha)
+        return _empty_vector(scores, target, weights.unsqueeze(-2), alpha), None
     unused = weights == 0
     scores = scores.masked_fill_(unused.unsqueeze(-1), 0)
     finite_top = scores.amax((-1, -2)) - scores.masked_fill(scores == -torch.inf, 0).amin((-1, -2))
@@ -180,7 +193,8 @@ def _solve_vector(scores: Tensor, target: Tensor, weights: Tensor, alpha: Tensor
     start = torch.stack((alpha.unsqueeze(-1) * spread, alpha.unsqueeze(-1) * mean), -1)
     start = start.nan_to_num(0).masked_fill(~present.unsqueeze(-1), 0)
     fixed = separable | empty.squeeze(-1)
-    theta, gradient, outcome = minimise(Problem(Diagonal(), x, given, target, w, None), start, fixed)
+    minimum = minimise(Problem(Diagonal(), x, given, target, w, None), start, fixed, similar)
+    theta, gradient, outcome, _ = minimum
     # Convert from standardised scores (s - mean) / spread to the original ones.
     scale = theta[..., 0] / spread
     bias = theta[..., 1] - scale * mean
@@ -195,7 +209,7 @@ def _solve_vector(scores: Tensor, target: Tensor, weights: Tensor, alpha: Tensor
     scale = torch.where(separable, alpha.unsqueeze(-1), scale).masked_fill(empty, torch.nan)
     bias = bias.masked_fill(separable, 0).masked_fill(empty, torch.nan)
     grad_norm = gradient.square().sum((-1, -2)).sqrt().masked_fill((separable | empty).squeeze(-1), torch.nan)
-    return scale, bias, grad_norm, outcome
+    return (scale, bias, grad_norm, outcome), minimum
 
 
 def _separates_a_class(scores: Tensor, target: Tensor, w: Tensor) -> Tensor:
@@ -214,10 +228,16 @@ def _separates_a_class(scores: Tensor, target: Tensor, w: Tensor) -> Tensor:
 
 
 def _solve_structured(
-    scores: Tensor, target: Tensor, weights: Tensor, alpha: Tensor, penalty: float, full: bool
-) -> Solution:
+    scores: Tensor,
+    target: Tensor,
+    weights: Tensor,
+    alpha: Tensor,
+    similar: Minimum | None,
+    penalty: float,
+    full: bool,
+) -> tuple[Solution, Minimum | None]:
     if not len(scores):
-        return _empty_structured(scores, target, weights.unsqueeze(-2), alpha, penalty, full)
+        return _empty_structured(scores, target, weights.unsqueeze(-2), alpha, penalty, full), None
     unused = weights == 0
     w = weights.masked_fill(unused, 0)
     total = w.sum(-1)
@@ -233,8 +253,9 @@ def _solve_structured(
     layout.own(ridge).fill_(penalty * n_classes)
     ridge[..., -1] = penalty * n_classes
     ridge = ridge / total[:, None, None]
-    theta, gradient, outcome = minimise(Problem(layout, x, None, target, w, ridge), start, empty)
+    minimum = minimise(Problem(layout, x, None, target, w, ridge), start, empty, similar)
+    theta, gradient, outcome, _ = minimum
     theta = theta.masked_fill(empty[:, None, None], torch.nan)
     weight = theta[..., :-1] if full else theta[..., 0]
     grad_norm = gradient.square().sum((-1, -2)).sqrt().masked_fill(empty, torch.nan)
-    return weight, theta[..., -1], grad_norm, outcome.masked_fill(empty, NO_DATA)
+    return (weight, theta[..., -1], grad_norm, outcome.masked_fill(empty, NO_DATA)), minimum
