@@ -14,6 +14,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,7 +31,7 @@ from torchcalib.calibration import (
     cross_val_calibrate,
 )
 
-GIVEN = {"task": "multiclass", "from_logits": True}
+GIVEN: dict[str, Any] = {"task": "multiclass", "from_logits": True}
 PEERS: dict[str, type[Calibrator]] = {
     "VectorScalingCalibrator": VectorScaling,
     "SVSCalibrator": StructuredVectorScaling,
@@ -67,7 +68,7 @@ def ours(kind: type[Calibrator], logits: Tensor, target: Tensor, folds: Tensor) 
 
 def theirs(kind: str, logits: Tensor, target: Tensor, folds: Tensor) -> Tensor:
     calibrated = torch.empty_like(logits)
-    for f in folds.unique().tolist():
+    for f in range(int(folds.max()) + 1):
         held_out = folds == f
         found = peers.probmetrics_scaling(kind, logits[~held_out], target[~held_out], logits[held_out])
         calibrated[held_out] = found.to(logits.dtype)

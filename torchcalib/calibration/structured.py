@@ -97,8 +97,8 @@ class VectorScaling(_OfClasses):
       A probability of 0 remains 0.
     - **No data**: calibrated predictions are NaN.
 
-    Up to 256 classes, the memory of the fit is that of 4 float64 copies of the predictions. For more classes, the
-    Newton steps are computed by conjugate gradients, and need another copy.
+    The memory of the fit is that of about 6 float64 copies of the predictions. For more than 256 classes, Newton steps
+    are computed by conjugate gradients, without the Hessian.
 
     Attributes:
         scale: scale a of each class `(..., C)`, where `...` is the batch shape of the fit.
@@ -244,8 +244,8 @@ class StructuredVectorScaling(_Structured):
     - **Probabilities of 0 and 1**: calibrated probabilities are positive, because x is finite.
     - **No data**: calibrated predictions are NaN, and `fit` warns.
 
-    For more than 256 classes, Newton steps are computed by conjugate gradients. The fit then needs the memory of about
-    4 float64 copies of the predictions.
+    The memory of the fit is that of about 6 float64 copies of the predictions. For more than 256 classes, Newton steps
+    are computed by conjugate gradients, without the Hessian.
 
     Args:
         penalty: factor of the penalty, positive; 1 as published.
