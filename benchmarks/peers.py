@@ -179,3 +179,14 @@ def cross_entropy_with_gradient(logits: Tensor, target: Tensor) -> Tensor | None
     logits.grad = None
     cross_entropy(logits, target).backward()
     return logits.grad
+
+
+def probmetrics_scaling(kind: str, logits: Tensor, target: Tensor, new_logits: Tensor) -> Tensor:
+    """Log-probabilities by a calibrator of probmetrics, such as `SVSCalibrator`, with its default options."""
+    from probmetrics import calibrators
+    from probmetrics.distributions import CategoricalLogits
+
+    with warnings.catch_warnings(action="ignore"):  # messages of its optimizer
+        fitted = getattr(calibrators, kind)().fit_torch(CategoricalLogits(logits), target)
+        found: Tensor = fitted.predict_proba_torch(CategoricalLogits(new_logits)).get_logits()
+    return found.log_softmax(-1)

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import torch
-from helpers.fits import AFFINE, ALL, binary, data, fresh, multi, name, single
+from helpers.fits import AFFINE, ALL, OF_CLASSES, binary, data, fresh, multi, name, single
 from helpers.refusals import assert_refused
 
 from torchcalib.calibration import AffineScaling, HistogramBinning, IsotonicCalibration, TemperatureScaling
@@ -14,6 +14,7 @@ from torchcalib.ops.newton.problem import NO_DATA
 from torchcalib.reporting.building import ReportBuilder
 
 each_calibrator = pytest.mark.parametrize("calibrator", ALL, ids=name)
+each_of_any_task = pytest.mark.parametrize("calibrator", ALL + OF_CLASSES, ids=name)
 
 
 @each_calibrator
@@ -87,17 +88,18 @@ def test_fitted_calibrators_support_gradients_compile_and_vmap(calibrator, from_
     assert torch.vmap(fitted)(preds.view(6, 10)).allclose(fitted(preds).view(6, 10))
 
 
-@each_calibrator
+@each_of_any_task
 def test_buffers_keep_their_dtype_when_the_model_is_cast_to_half(calibrator):
-    logits, target = single(50)
-    fitted = fresh(calibrator).fit(logits, target, **binary)
+    given = multi if calibrator in OF_CLASSES else binary
+    logits, target = data(50) if calibrator in OF_CLASSES else single(50)
+    fitted = fresh(calibrator).fit(logits, target, **given)
     before, dtypes = fitted(logits), {key: x.dtype for key, x in fitted.named_buffers()}
     model = torch.nn.Sequential(torch.nn.Linear(1, 1), fitted).to(torch.bfloat16).half().type(torch.float16)
     assert model[0].weight.dtype == torch.float16
     assert torch.equal(copy.deepcopy(model)[1](logits), before)
     assert {key: x.dtype for key, x in fitted.named_buffers()} == dtypes
     assert not list(fitted.parameters())
-    assert "task='binary', from_logits=True" in repr(fitted)
+    assert f"task='{given['task']}', from_logits=True" in repr(fitted)
 
 
 @pytest.mark.parametrize("from_logits", [False, True])
@@ -171,7 +173,7 @@ def test_repr_shows_settings_and_fitted_parameters():
     assert repr(batch) == f"TemperatureScaling(temperature=[{temperatures}, ...], {KIND})"
 
 
-@each_calibrator
+@each_of_any_task
 def test_unfitted_calibrators_raise_an_error_for_predictions(calibrator):
     with pytest.raises(RuntimeError, match=f"{name(calibrator)} must be fitted before use. Call fit"):
         fresh(calibrator)(torch.tensor([0.5]))

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers.fits import ALL, fresh
+from helpers.fits import ALL, OF_CLASSES, fresh
 from helpers.reports import realistic
 
 from torchcalib.calibration import (
@@ -17,7 +17,7 @@ P, Y = torch.tensor([0.9, 0.99, 0.3, 0.8, 0.6]), torch.tensor([1, 1, 0, 0, 1])
 FITTED = AffineScaling().fit([0.9, 0.99, 0.3, 0.8, 0.6], [1, 1, 0, 0, 1])
 
 
-@pytest.mark.parametrize(("calibrator", "task"), [(c, task) for c in ALL for task in c.tasks])
+@pytest.mark.parametrize(("calibrator", "task"), [(c, task) for c in [*ALL, *OF_CLASSES] for task in c.tasks])
 def test_saved_calibrator_is_loaded_without_naming_its_class(calibrator, task, tmp_path):
     preds, target = realistic(task)
     fitted = fresh(calibrator).fit(preds, target, task=task, from_logits=True)

@@ -7,17 +7,26 @@ import torch
 from torchcalib.calibration import (
     AffineScaling,
     BetaCalibration,
+    BiasCorrection,
+    CentredIsotonicCalibration,
     EnsembleTemperatureScaling,
     HistogramBinning,
     IsotonicCalibration,
     QuadraticScaling,
+    StructuredMatrixScaling,
+    StructuredVectorScaling,
     TemperatureScaling,
+    VectorScaling,
+    VennAbersCalibration,
 )
 
 T, D, H, ISO = TemperatureScaling(), AffineScaling(), HistogramBinning(n_bins=5), IsotonicCalibration()
-AFFINE = [T, D]
+CIR, VA = CentredIsotonicCalibration(), VennAbersCalibration()
 BETA, QUADRATIC, ENSEMBLE = BetaCalibration(), QuadraticScaling(), EnsembleTemperatureScaling()
-ALL = [T, D, H, ISO, BETA, QUADRATIC, ENSEMBLE]
+AFFINE = [T, D]
+ALL = [T, D, H, ISO, CIR, VA, BETA, QUADRATIC, ENSEMBLE, BiasCorrection()]
+OF_CLASSES = [VectorScaling(), StructuredVectorScaling(), StructuredMatrixScaling()]
+"""Calibrators that support multi-class predictions only."""
 binary = {"task": "binary", "from_logits": True}
 multi = {"task": "multiclass", "from_logits": True}
 

@@ -13,6 +13,7 @@ from torchcalib.calibration.histogram import HistogramBinning
 from torchcalib.calibration.isotonic import IsotonicCalibration
 from torchcalib.calibration.recommendation import Recommendation, recommend
 from torchcalib.calibration.saving import load_calibrator, save_calibrator
+from torchcalib.calibration.structured import StructuredMatrixScaling, StructuredVectorScaling, VectorScaling
 
 __all__ = [
     "AffineScaling",
@@ -25,7 +26,10 @@ __all__ = [
     "QuadraticScaling",
     "Recommendation",
     "ScoreDivergence",
+    "StructuredMatrixScaling",
+    "StructuredVectorScaling",
     "TemperatureScaling",
+    "VectorScaling",
     "calibration_loss",
     "cross_val_calibrate",
     "load_calibrator",

@@ -22,6 +22,7 @@ from torchcalib.calibration.ensemble import EnsembleTemperatureScaling
 from torchcalib.calibration.gain import Score, both_scores
 from torchcalib.calibration.histogram import HistogramBinning
 from torchcalib.calibration.isotonic import IsotonicCalibration
+from torchcalib.calibration.structured import StructuredMatrixScaling, StructuredVectorScaling, VectorScaling
 from torchcalib.core.arguments import Task
 from torchcalib.core.checks import are_counts
 from torchcalib.core.predictions import Predictions
@@ -34,6 +35,9 @@ CALIBRATORS: tuple[type[Calibrator], ...] = (
     AffineScaling,
     BetaCalibration,
     QuadraticScaling,
+    VectorScaling,
+    StructuredVectorScaling,
+    StructuredMatrixScaling,
     HistogramBinning,
     IsotonicCalibration,
 )

@@ -175,16 +175,26 @@ def standard_pieces(scores: Tensor, top: Tensor, factor: Tensor, dtype: torch.dt
         yield buffer.copy_(given).sub_(largest).mul_(factor).to(dtype)
 
 
-def _scale_without_masked(s: Tensor, scale: Tensor) -> Tensor:
-    """Return the root mean square of the scores `(S,)`, without scores that represent -inf, as for masked classes.
+def is_near_top(s: Tensor) -> Tensor:
+    """Return False for scores that represent -inf, as for masked classes; the largest score of each row is 0.
 
     Let d be the median over the rows of the distance between the two largest scores. A score represents -inf if it is
-    more than 1e9 d below the largest score of its row.
+    more than 1e9 d below the largest score of its row. All are True if d is unknown.
     """
+    distance = _median_distance(s)
+    return (s >= -1e9 * distance[:, None, None]) | distance.isnan()[:, None, None]
+
+
+def _median_distance(s: Tensor) -> Tensor:
+    second = -s.topk(2, -1).values[..., 1]
+    return second.masked_fill((second == 0) | (second == torch.inf), torch.nan).nanmedian(-1).values
+
+
+def _scale_without_masked(s: Tensor, scale: Tensor) -> Tensor:
+    """Return the root mean square of the scores `(S,)`, without scores that represent -inf; see `is_near_top`."""
     if not s.shape[1]:
         return scale
-    second = -s.topk(2, -1).values[..., 1]
-    distance = second.masked_fill((second == 0) | (second == torch.inf), torch.nan).nanmedian(-1).values
+    distance = _median_distance(s)
     is_near = s >= -1e9 * distance[:, None, None]
     size = s.masked_fill(~is_near, 0).abs_().amax((-1, -2))
     size = torch.where(size > 0, size, 1)

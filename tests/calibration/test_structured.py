@@ -1,0 +1,285 @@
+"""Vector scaling, and structured vector and matrix scaling: optimality, unusual data, and many classes."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from helpers.fits import OF_CLASSES, data, fresh, gumbel, multi, name, single
+from scipy.optimize import minimize
+from scipy.special import log_softmax, logsumexp
+
+from torchcalib.calibration import TemperatureScaling, cross_val_calibrate
+from torchcalib.ops.newton import structured
+from torchcalib.ops.newton.problem import AT_ZERO, CONVERGED, NO_DATA, SEPARABLE
+
+V, SV, SM = OF_CLASSES
+STRUCTURED = [SV, SM]
+each = pytest.mark.parametrize("calibrator", OF_CLASSES, ids=name)
+each_structured = pytest.mark.parametrize("calibrator", STRUCTURED, ids=name)
+
+
+def slow_features(fitted, logits, n):
+    """Return the smoothed log-probabilities of Berta et al. row by row: ts-mix of probmetrics, then a logarithm."""
+    rows = []
+    for row in logits.double().numpy():
+        q = np.exp(log_softmax(row * float(fitted.alpha)))
+        rows.append(np.log(q * n / (n + 1) + 1 / (len(q) * (n + 1))))
+    return np.array(rows)
+
+
+def objective(x, y, w, penalty, full):
+    """Return the objective of theta = (W, b) with its gradient, in loops over classes.
+
+    It is the mean negative log-likelihood plus the ridge penalty of Berta et al. (AISTATS 2026), with the factors
+    C / N for the diagonal and the bias, and C (C - 1) / N for other entries.
+    """
+    n, c = w.sum(), x.shape[1]
+
+    def value(theta):
+        matrix = theta[: c * c].reshape(c, c) if full else np.diag(theta[:c])
+        bias = theta[-c:]
+        z = x @ matrix.T + bias
+        norm = logsumexp(z, 1)
+        total = (w * (norm - z[np.arange(len(y)), y])).sum() / n
+        residual = np.exp(z - norm[:, None])
+        residual[np.arange(len(y)), y] -= 1
+        residual *= w[:, None] / n
+        of_matrix, of_bias = residual.T @ x, residual.sum(0)
+        for k in range(c):
+            total += penalty * c / n * ((matrix[k, k] - 1) ** 2 + bias[k] ** 2)
+            of_matrix[k, k] += 2 * penalty * c / n * (matrix[k, k] - 1)
+            of_bias[k] += 2 * penalty * c / n * bias[k]
+            for other in set(range(c)) - {k}:
+                total += penalty * c * (c - 1) / n * matrix[k, other] ** 2
+                of_matrix[k, other] += 2 * penalty * c * (c - 1) / n * matrix[k, other]
+        return total, np.concatenate(((of_matrix if full else of_matrix.diagonal()).reshape(-1), of_bias))
+
+    return value
+
+
+def parameters_of(fitted):
+    weight = fitted.matrix if hasattr(fitted, "matrix") else fitted.scale
+    return torch.cat((weight.reshape(-1), fitted.bias)).numpy()
+
+
+@each
+def test_fit_has_no_gradient_and_no_larger_objective_than_lbfgs(calibrator, monkeypatch):
+    logits, target = data(300, 5, seed=1)
+    w = torch.randint(0, 3, (300,), generator=torch.Generator().manual_seed(2))
+    kind = type(calibrator) if calibrator is V else lambda: type(calibrator)(penalty=0.3)
+    fitted = kind().fit(logits, target, weights=w, **multi)
+    check_optimum(calibrator, fitted, logits, target, w)
+    monkeypatch.setattr(structured, "DENSE", 0)  # conjugate gradients, as for many classes
+    check_optimum(calibrator, kind().fit(logits, target, weights=w, **multi), logits, target, w)
+
+
+def check_optimum(calibrator, fitted, logits, target, w):
+    """Compare a fit to 5 classes with the gradient, the minimum of scipy's L-BFGS-B, and the formula."""
+    x = logits.numpy() if calibrator is V else slow_features(fitted, logits, int(w.sum()))
+    function = objective(x, target.numpy(), w.double().numpy(), 0 if calibrator is V else 0.3, calibrator is SM)
+    value, gradient = function(parameters_of(fitted))
+    assert fitted.outcome == CONVERGED
+    assert fitted.converged
+    assert fitted.remarks() == []
+    assert fitted.grad_norm < 1e-9
+    assert np.linalg.norm(gradient) < 1e-9
+    start = np.concatenate(((np.eye(5) if calibrator is SM else np.ones(5)).reshape(-1), np.zeros(5)))
+    best = minimize(function, start, jac=True, method="L-BFGS-B", options={"maxiter": 5000, "ftol": 1e-16}).fun
+    # Each of 300 terms has an error of about 10 roundings of a score below 50.
+    assert value <= best + 10 * 50 * torch.finfo(torch.float64).eps
+    matrix = np.diag(fitted.scale) if calibrator is not SM else fitted.matrix.numpy()
+    expected = log_softmax(x @ matrix.T + fitted.bias.numpy(), -1)
+    assert fitted(logits).allclose(torch.from_numpy(expected), atol=1e-12)
+
+
+@each
+def test_replicate_weights_and_batches_equal_separate_fits(calibrator):
+    logits, target = data(80, 3, lead=(2,))
+    whole = fresh(calibrator).fit(logits, target, batch_dims=1, **multi)
+    for k in range(2):
+        one = fresh(calibrator).fit(logits[k], target[k], **multi)
+        assert whole(logits)[k].allclose(one(logits[k]), atol=1e-8)
+        assert whole.part(k)(logits[k]).allclose(one(logits[k]), atol=1e-8)
+    weights = torch.randint(0, 4, (5, 80), generator=torch.Generator().manual_seed(5))
+    p = calibrator.read(logits[0], target[0], task="multiclass", options={"from_logits": True})
+    batched = calibrator.fit_to(p, weights.double())
+    for r, row in enumerate(weights):
+        repeats = logits[0].repeat_interleave(row, 0), target[0].repeat_interleave(row)
+        expected = fresh(calibrator).fit(*repeats, **multi)(logits[0])
+        unread = logits[0].masked_fill((row == 0)[:, None], math.nan), target[0].masked_fill(row == 0, 7)
+        one = fresh(calibrator).fit(*unread, weights=row, **multi)
+        for found in (batched(logits[0].expand(5, -1, -1))[r], one(logits[0])):
+            assert found.allclose(expected, atol=1e-8)
+
+
+@each
+def test_fits_support_vmap_and_calibrators_support_gradients_compile_and_state(calibrator):
+    def fit_of(logits, target):
+        p = calibrator.read(logits, target, task="multiclass", options={"from_logits": True, "validate_args": False})
+        return calibrator.fit_to(p).calibrated(logits, True)
+
+    models = data(50, 3, lead=(2,))
+    for found, *given in zip(torch.vmap(fit_of)(*models), *models, strict=True):
+        assert found.allclose(fit_of(*given), atol=1e-8)
+    logits, target = data(60, 3)
+    for preds, from_logits in ((logits, True), (logits.softmax(-1), False)):
+        fitted = fresh(calibrator).fit(preds, target, task="multiclass", from_logits=from_logits)
+        assert torch.autograd.gradcheck(fitted, (preds[:4].clone().requires_grad_(),))
+        certain = torch.tensor([[math.inf, 0, 0]] if from_logits else [[1.0, 0, 0]], dtype=torch.float64)
+        leaf = torch.cat((preds, certain)).requires_grad_()
+        fitted(leaf).clamp(min=-30).sum().backward()
+        assert leaf.grad.isfinite().all()
+        torch.compiler.reset()
+        assert torch.compile(fitted, fullgraph=True, backend="eager")(preds).allclose(fitted(preds))
+        assert torch.vmap(fitted)(preds.view(6, 10, 3)).allclose(fitted(preds).view(6, 10, 3))
+        again = fresh(calibrator)
+        again.load_state_dict(fitted.state_dict())
+        assert again(preds).equal(fitted(preds))
+
+
+@each
+def test_two_classes_every_dtype_and_class_axis_get_the_float64_fit(calibrator):
+    log_odds, labels = single(80)
+    pairs = torch.stack((-log_odds / 2, log_odds / 2), -1)
+    assert fresh(calibrator).fit(pairs, labels, **multi).converged
+    for dtype in (torch.float16, torch.bfloat16, torch.float32):
+        logits, target = data(60, 3, dtype=dtype)
+        fitted, exact = (fresh(calibrator).fit(scores, target, **multi) for scores in (logits, logits.double()))
+        assert fitted(logits).dtype == torch.float32
+        assert fitted.bias.tolist() == pytest.approx(exact.bias.tolist(), abs=1e-8)
+        assert fitted(logits).double().allclose(exact(logits.double()), atol=1e-5)
+        turned = fresh(calibrator).fit(logits.T, target, class_axis=0, **multi)
+        assert turned(logits.T).T.allclose(fitted(logits))
+    log_q = logits.double().log_softmax(-1)
+    by_logits = fresh(calibrator).fit(log_q, target, **multi)(log_q)
+    by_probs = fresh(calibrator).fit(log_q.exp(), target, task="multiclass")(log_q.exp())
+    assert by_logits.exp().allclose(by_probs, atol=1e-9)
+
+
+@each
+def test_scaled_logits_get_the_same_calibrated_predictions(calibrator):
+    logits, target = data(200, 4)
+    exact = fresh(calibrator).fit(logits, target, **multi)
+    for factor in (1e-6, 1e6):
+        fitted = fresh(calibrator).fit(factor * logits, target, **multi)
+        assert fitted.converged
+        assert fitted(factor * logits).allclose(exact(logits), rtol=0, atol=1e-8)
+
+
+def test_unusual_data_have_the_documented_results_of_vector_scaling():
+    logits, target = data(200, 3)
+    # Class 0 has the only scores above 5 on its logit: its scale would rise without bound.
+    separated = logits.clone()
+    separated[:, 0] = torch.where(target == 0, 6 + logits[:, 0].abs(), logits[:, 0].clamp(max=4))
+    for scores, labels in ((separated, target), (8 * torch.nn.functional.one_hot(target).double(), target)):
+        with pytest.warns(UserWarning, match="no finite scales are best"):
+            fitted = fresh(V).fit(scores, labels, **multi)
+        alpha = (
+            TemperatureScaling().fit_to(V.read(scores, labels, task="multiclass", options={"from_logits": True})).alpha
+        )
+        assert fitted.outcome == SEPARABLE
+        assert not fitted.converged
+        assert fitted.grad_norm.isnan()
+        assert fitted.scale.tolist() == [alpha] * 3
+        assert fitted.bias.tolist() == [0, 0, 0]
+    present = target != 1
+    with pytest.warns(UserWarning, match="no samples of class 1"):
+        fitted = fresh(V).fit(logits[present], target[present], **multi)
+    others = fresh(V).fit(logits[present][:, ::2], target[present] // 2, **multi)
+    assert (fitted.predict_proba(logits)[:, 1] == 0).all()
+    assert fitted.predict_proba(logits)[:, ::2].allclose(others.predict_proba(logits[:, ::2]), atol=1e-9)
+    broken = logits.clone()
+    broken[0] = torch.tensor([-math.inf, 0.0, 0.0])
+    broken[1, 2] = -math.inf  # not the class of the label: an ordinary sample
+    labels = target.clone()
+    labels[:2] = 0
+    with pytest.warns(UserWarning, match="probability 0 to the label of samples of total weight 1"):
+        fitted = fresh(V).fit(broken, labels, **multi)
+    assert fitted.converged
+    assert (fitted.predict_proba(broken)[0, 0], fitted.predict_proba(broken)[1, 2]) == (0, 0)
+    masked = fresh(V).fit(broken[1:].masked_fill(broken[1:] == -math.inf, -1e12), labels[1:], **multi)
+    assert masked.scale.allclose(fitted.scale, rtol=1e-8)
+
+
+@each_structured
+def test_unusual_data_have_the_documented_results_of_structured_scaling(calibrator):
+    logits, target = data(200, 3)
+    certain = 20 * torch.nn.functional.one_hot(target).double()
+    with pytest.warns(UserWarning, match="all labels have the largest score"):
+        fitted = fresh(calibrator).fit(certain, target, **multi)
+    assert (fitted.outcome, fitted.alpha, bool(fitted.converged)) == (SEPARABLE, 1e30, False)
+    assert fitted.grad_norm < 1e-9
+    assert fitted.smoothed(certain[:1], True).exp().max().item() == pytest.approx(1 - 2 / 3 / 201)
+    with pytest.warns(UserWarning, match="fitted temperature is infinite"):
+        fitted = fresh(calibrator).fit(-logits, target, **multi)
+    assert (fitted.outcome, fitted.alpha, bool(fitted.converged)) == (AT_ZERO, 0, True)
+    assert fitted.predict_proba(logits).std(0).max() < 1e-12
+    present = logits[target != 1]
+    fitted = fresh(calibrator).fit(present, target[target != 1], **multi)
+    assert fitted.converged
+    # The derivative in the bias of class 1 is the mean probability plus 2 C / N times the bias.
+    mean = fitted.predict_proba(present)[:, 1].mean().item()
+    assert mean == pytest.approx(-2 * 3 / len(present) * fitted.bias[1].item(), abs=1e-9)
+    q = logits.softmax(-1)
+    q[:2] = torch.tensor([[0.0, 1.0, 0.0], [0.5, 0.5, 0.0]], dtype=torch.float64)
+    labels = target.clone()
+    labels[:2] = torch.tensor([0, 1])
+    fitted = fresh(calibrator).fit(q, labels, task="multiclass")
+    assert fitted.converged
+    assert fitted.remarks() == []
+    assert (fitted(q) > 0).all()
+
+
+def test_without_data_predictions_are_nan():
+    for calibrator in OF_CLASSES:
+        logits, target = data(6, 3)
+        for n, weights in ((6, torch.zeros(6)), (0, None)):
+            with pytest.warns(UserWarning, match="no samples of positive weight"):
+                fitted = fresh(calibrator).fit(logits[:n], target[:n], weights=weights, num_classes=3, from_logits=True)
+            assert not fitted.converged
+            assert fitted.outcome == NO_DATA
+            assert fitted(logits).isnan().all()
+        none = fresh(calibrator).fit(torch.rand(0, 5, 3), torch.zeros(0, 5, dtype=torch.int64), batch_dims=1, **multi)
+        assert none.converged.shape == (0,)
+        assert none(torch.rand(0, 7, 3)).shape == (0, 7, 3)
+
+
+def test_many_classes_reach_a_gradient_of_zero():
+    """With 300 classes, Newton steps are computed by conjugate gradients."""
+    g = torch.Generator().manual_seed(0)
+    logits = 2 * torch.randn(6000, 300, generator=g)
+    target = (0.6 * logits + gumbel(6000, 300, generator=g)).argmax(-1)
+    for calibrator in (V, SV):
+        fitted = fresh(calibrator).fit(logits, target, **multi)
+        assert fitted.converged
+        assert fitted.grad_norm < 1e-9
+
+
+def test_wrong_calls_raise_errors():
+    for calibrator in OF_CLASSES:
+        logits, target = data(30, 3)
+        for task, preds, labels in (("binary", logits[:, 0], target.clamp(max=1)), ("multilabel", logits, logits > 0)):
+            with pytest.raises(ValueError, match=f"`task` must be 'multiclass' for {name(calibrator)}, got '{task}'"):
+                fresh(calibrator).fit(preds, labels.long(), task=task, from_logits=True)
+        with pytest.raises(ValueError, match=r"got 'multiclass' with `positive_classes`\. Use AffineScaling"):
+            fresh(calibrator).fit(logits, target, positive_classes=[0], **multi)
+        with pytest.raises(ValueError, match="`preds` must have 3 classes"):
+            fresh(calibrator).fit(logits, target, **multi)(torch.rand(30, 4))
+        if calibrator is not V:
+            with pytest.raises(ValueError, match="`penalty` must be finite and above 0, got 0"):
+                type(calibrator)(penalty=0)
+
+
+def test_words_name_the_range_of_the_parameters():
+    for calibrator in OF_CLASSES:
+        logits, target = data(200, 3)
+        fitted = fresh(calibrator).fit(logits, target, **multi)
+        assert "class 2" in fitted.in_words()
+        words = fitted.in_words(["cat", "dog", "cow"])
+        assert f"{fitted.bias.max():.3g} (cow)" in words
+        assert words.startswith(
+            "scales from" if calibrator is V else f"temperature {fitted.temperature:.3g}: confidence is"
+        )
+        assert not words.endswith(".")
+        assert cross_val_calibrate(logits, target, calibrator=calibrator, **multi).shape == (200, 3)

@@ -1,0 +1,381 @@
+"""Vector scaling, and structured vector and matrix scaling, of multi-class predictions."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from torchcalib.calibration.calibrator import Calibrator, format_values, sample_weights
+from torchcalib.core.arguments import Task, check_positive
+from torchcalib.core.predictions import Predictions
+from torchcalib.ops.logs import safe_log
+from torchcalib.ops.newton.fits import AffineFit, fit_temperature
+from torchcalib.ops.newton.problem import AT_ZERO, CONVERGED, NO_DATA, SEPARABLE, STOPPED
+from torchcalib.ops.newton.structured_fits import StructuredFit, fit_structured, fit_vector, smoothed_log_probs
+
+
+class _OfClasses(Calibrator):
+    """Calibrator of multi-class predictions with a bias per class, fitted after temperature scaling."""
+
+    tasks = ("multiclass",)
+    problems: ClassVar[Mapping[int, str]]
+    """Sentence for each outcome with a problem."""
+
+    bias: Tensor
+    outcome: Tensor
+
+    def read(self, preds: Tensor, target: Tensor, *, task: Task, options: Mapping[str, Any]) -> Predictions:
+        """Check predictions and labels; see `Calibrator.read`."""
+        if task != "multiclass" or options.get("positive_classes") is not None:
+            found = repr(task) if task != "multiclass" else "'multiclass' with `positive_classes`"
+            raise ValueError(
+                f"`task` must be 'multiclass' for {type(self).__name__}, got {found}. Use AffineScaling for binary and "
+                "multi-label predictions and for a set of classes."
+            )
+        return super().read(preds, target, task=task, options=options)
+
+    def solve(
+        self, scores: Tensor, target: Tensor, w: Tensor, temperature: AffineFit
+    ) -> tuple[StructuredFit, dict[str, Tensor]]:
+        """Return the fits and the buffers that are specific to the method, for weights `(R, S, N)`."""
+        raise NotImplementedError
+
+    def parameters_for(self, p: Predictions, weights: Tensor | None) -> dict[str, Tensor]:
+        """Return the parameters and the outcomes of the fits; see `Calibrator.parameters_for`."""
+        w = sample_weights(p, weights)
+        scores, target = (p.values if p.from_logits else p.log_probs), p.target
+        batch, n, n_classes = w.shape[:-1], target.shape[-1], scores.shape[-1]
+        n_fits, n_replicates = target.shape[:-1].numel(), w.shape[: w.dim() - target.dim()].numel()
+        scores, target = scores.reshape(n_fits, n, n_classes), target.reshape(n_fits, n)
+        w = w.reshape(n_replicates, n_fits, n)
+        fit, own = self.solve(scores, target, w, fit_temperature(scores, target, w))
+        buffers = {**own, "bias": fit.bias, "grad_norm": fit.grad_norm, "outcome": fit.outcome}
+        buffers = {name: x.reshape((*batch, *x.shape[2:])) for name, x in buffers.items()}
+        return {**buffers, "converged": (buffers["outcome"] == CONVERGED) | (buffers["outcome"] == AT_ZERO)}
+
+    def log_probs_of(self, values: Tensor, from_logits: bool) -> Tensor:
+        """Return log-probabilities up to a constant per row, after a check of the number of classes."""
+        n_classes = self.bias.shape[-1]
+        if values.shape[-1] != n_classes:
+            raise ValueError(
+                f"`preds` must have {n_classes} classes, as in the fit of the calibrator, got {values.shape[-1]}. "
+                "Set class_axis if the classes are on another axis."
+            )
+        # Logits are log-probabilities up to a constant per row. A log-softmax would round small logits.
+        return values - values.detach().amax(-1, keepdim=True) if from_logits else safe_log(values)
+
+    def remarks(self) -> list[str]:
+        """Return a sentence for each problem of the fits."""
+        n_fits = self.outcome.numel()
+        return [
+            f"{int((self.outcome == code).sum())} of {n_fits} fits: {words}" if n_fits > 1 else words
+            for code, words in self.problems.items()
+            if bool((self.outcome == code).any())
+        ]
+
+
+_INFINITE = 1e30  # 1 / temperature of separable data; an infinite value would give NaN for scores of 0
+_NO_DATA = "there are no samples of positive weight: calibrated predictions are NaN."
+_STOPPED = "the fit stopped before its gradient was small. Check the scale of the predictions."
+
+
+class VectorScaling(_OfClasses):
+    """Vector scaling: softmax(a * s + b) with one scale a and one bias b per class, for logits s.
+
+    The fit minimises the negative log-likelihood (NLL). For probabilities q, s = log q. Scales may be negative. A
+    constant that is added to all logits of a row changes the result: pass `logits.log_softmax(-1)` to calibrate the
+    probabilities. The fit is a damped Newton search in float64 to a gradient norm below 1e-9, for logits of any scale.
+    It has 2 C parameters: with fewer than about 50 samples per class, prefer `StructuredVectorScaling`. `fit` warns in
+    each of these cases:
+
+    - **Separable data**: the likelihood rises without bound for some direction of (a, b). This is common with few
+      samples per class: it suffices that the score of one class separates its samples from the others. The result is
+      then temperature scaling (equal scales, no bias), and `converged` is False.
+    - **A class without samples** has bias -inf and calibrated probability 0, which maximises the likelihood.
+    - **Infinite NLL**: a sample whose label has probability 0 has an infinite NLL. The fit leaves such samples out.
+      A probability of 0 remains 0.
+    - **No data**: calibrated predictions are NaN.
+
+    The memory of the fit is that of about 6 float64 copies of the predictions. For more than 256 classes, Newton steps
+    are computed by conjugate gradients, without the Hessian.
+
+    Attributes:
+        scale: scale a of each class `(..., C)`, where `...` is the batch shape of the fit.
+        bias: bias b of each class `(..., C)`; sum 0 over classes with samples.
+        outcome: end of the fit, int64 `(...)`, a code of `torchcalib.ops.newton.problem`.
+        lost: total weight of the samples whose label has probability 0, `(...)`.
+
+    Reference:
+        Guo et al.: On Calibration of Modern Neural Networks (ICML 2017), sec. 4.2.
+
+    Example:
+        >>> logits = torch.tensor([[2, 0], [1, 0.5], [0, 1], [0.3, 0], [0, 0.4], [2, 1], [0.5, 2], [1.5, 0]])
+        >>> target = torch.tensor([0, 1, 1, 0, 0, 0, 1, 1])
+        >>> calibrator = VectorScaling().fit(logits, target, task="multiclass", from_logits=True)
+        >>> calibrator.predict_proba(logits).mean(0)
+        tensor([0.5000, 0.5000])
+    """
+
+    name = "vector scaling"
+    initial: ClassVar = {"scale": [1.0, 1.0], "bias": [0.0, 0.0], "lost": 0.0, "outcome": CONVERGED}
+    problems: ClassVar = {
+        SEPARABLE: (
+            "no finite scales are best: some labels can be separated without error. Only the temperature is fitted. "
+            "StructuredVectorScaling has a finite optimum."
+        ),
+        STOPPED: _STOPPED,
+        NO_DATA: _NO_DATA,
+    }
+
+    scale: Tensor
+    lost: Tensor
+
+    def solve(
+        self, scores: Tensor, target: Tensor, w: Tensor, temperature: AffineFit
+    ) -> tuple[StructuredFit, dict[str, Tensor]]:
+        """Return the fits, the scales and the weight of samples with infinite NLL."""
+        fit = fit_vector(scores, target, w, temperature.alpha)
+        return fit, {"scale": fit.weight, "lost": temperature.lost}
+
+    def calibrated(self, values: Tensor, from_logits: bool) -> Tensor:
+        """Scale and shift the logits, or log q for probabilities q; see `Calibrator.calibrated`."""
+        log_q = self.log_probs_of(values, from_logits)
+        scores = values if from_logits else log_q
+        excluded = log_q == -torch.inf
+        scale, bias = self.scale.to(scores)[..., None, :], self.bias.to(scores)[..., None, :]
+        # A factor of 0 for excluded classes would have a gradient of NaN.
+        z = (scale * scores.masked_fill(excluded, 0)).masked_fill(excluded, -torch.inf) + bias
+        z = torch.where((z == -torch.inf).all(-1, keepdim=True), log_q, z)
+        return z.log_softmax(-1) if from_logits else z.softmax(-1)
+
+    def remarks(self) -> list[str]:
+        """Return a sentence for each problem: unusual fits, classes without samples, and labels with probability 0."""
+        found = super().remarks()
+        absent = (self.bias == -torch.inf).any(tuple(range(self.bias.dim() - 1))).nonzero().flatten().tolist()
+        if absent:
+            found.append(
+                f"`target` has no samples of class {', '.join(map(str, absent[:8]))}{', ...' if absent[8:] else ''}: "
+                "its calibrated probability is 0. Calibrate on samples of every class."
+            )
+        if bool((self.lost > 0).any()):
+            found.append(
+                f"`preds` gives probability 0 to the label of samples of total weight {float(self.lost.max()):g}: "
+                "their NLL is infinite, and the fit leaves them out."
+            )
+        return found
+
+    def shown_parameters(self) -> list[str]:
+        """Return the scales and biases as text, for `repr`."""
+        return [f"scale={format_values(self.scale)}", f"bias={format_values(self.bias)}"]
+
+    def in_words(self, class_names: Sequence[str] = ()) -> str:
+        """Return the range of the scales and biases of one fit in words."""
+        return f"{_range('scales', self.scale, class_names)}, {_range('biases', self.bias, class_names)}"
+
+
+class _Structured(_OfClasses):
+    """Penalised calibrator of smoothed log-probabilities after temperature scaling."""
+
+    settings = ("penalty",)
+    full: ClassVar[bool]
+    problems: ClassVar = {
+        AT_ZERO: "the fitted temperature is infinite: no scale improves on predictions that ignore the input.",
+        SEPARABLE: "all labels have the largest score of their row: the temperature is 1e-30, which stands for 0.",
+        STOPPED: _STOPPED,
+        NO_DATA: _NO_DATA,
+    }
+
+    alpha: Tensor
+    smoothing: Tensor
+
+    def __init__(self, penalty: float = 1.0) -> None:
+        super().__init__()
+        check_positive("penalty", penalty)
+        self.penalty = penalty
+
+    @property
+    def temperature(self) -> Tensor:
+        """Temperature `(...)`, equal to 1 / alpha. Values above 1 lower the confidence."""
+        return 1 / self.alpha
+
+    def solve(
+        self, scores: Tensor, target: Tensor, w: Tensor, temperature: AffineFit
+    ) -> tuple[StructuredFit, dict[str, Tensor]]:
+        """Return the fits, with the outcome of temperature scaling if that of the penalised fit is normal."""
+        # If all samples are lost, because their labels have probability 0, no temperature is best.
+        alpha = temperature.alpha.masked_fill(temperature.outcome == NO_DATA, 1)
+        alpha = alpha.masked_fill(temperature.outcome == SEPARABLE, _INFINITE)
+        fit = fit_structured(scores, target, w, alpha, self.penalty, self.full)
+        alpha = alpha.masked_fill(fit.outcome == NO_DATA, torch.nan)
+        unusual = (fit.outcome == CONVERGED) & (temperature.outcome != NO_DATA)
+        fit = fit._replace(outcome=torch.where(unusual, temperature.outcome, fit.outcome))
+        smoothing = 1 / (1 + w.sum(-1).to(alpha))
+        return fit, {"alpha": alpha, "smoothing": smoothing, "matrix" if self.full else "scale": fit.weight}
+
+    def smoothed(self, values: Tensor, from_logits: bool) -> Tensor:
+        """Return the smoothed log-probabilities of the predictions."""
+        log_q = self.log_probs_of(values, from_logits)
+        return smoothed_log_probs(log_q, self.alpha.to(log_q), self.smoothing.to(log_q))
+
+    def confidence_in_words(self) -> str:
+        """Return the temperature of one fit in words."""
+        temperature = float(self.temperature)
+        change = "lowered" if temperature > 1 else "raised" if temperature < 1 else "unchanged"
+        return f"temperature {temperature:.3g}: confidence is {change}"
+
+
+class StructuredVectorScaling(_Structured):
+    """Structured vector scaling (SVS): softmax(a * x + b) with a ridge penalty, after temperature scaling.
+
+    The temperature T minimises the negative log-likelihood (NLL). Let q be the softmax(logits / T) of a sample. Then
+    x = log((1 - e) q + e / C), where e = 1 / (N + 1) for N samples and C classes. For weighted samples, N is the sum of
+    the weights. The scale a and the bias b of each class minimise the mean NLL plus
+
+        penalty * C / N * (sum_k (a_k - 1)^2 + sum_k b_k^2)
+
+    The penalty keeps the result close to temperature scaling if there are few samples per class. The fit is a damped
+    Newton search in float64 to a gradient norm below 1e-9. The penalised optimum is unique and finite for all data:
+
+    - **Separable data**: if every label has the largest score of its row, T is 1e-30, which stands for 0. The softmax
+      is then 1 for the largest score, and 1 - e (1 - 1 / C) after smoothing. `converged` is False, and `fit` warns.
+    - **No positive 1 / T is optimal**: x is constant, `converged` is True, and `fit` warns.
+    - **Classes without samples** have small positive calibrated probabilities.
+    - **Probabilities of 0 and 1**: calibrated probabilities are positive, because x is finite.
+    - **No data**: calibrated predictions are NaN, and `fit` warns.
+
+    The memory of the fit is that of about 6 float64 copies of the predictions. For more than 256 classes, Newton steps
+    are computed by conjugate gradients, without the Hessian.
+
+    Args:
+        penalty: factor of the penalty, positive; 1 as published.
+
+    Attributes:
+        temperature: T, of the batch shape of the fit `(...)`.
+        alpha: 1 / T `(...)`.
+        smoothing: e `(...)`.
+        scale: scale a of each class `(..., C)`.
+        bias: bias b of each class `(..., C)`.
+        outcome: end of the fit, int64 `(...)`, a code of `torchcalib.ops.newton.problem`.
+
+    Raises:
+        TypeError, ValueError: for an invalid penalty.
+
+    Reference:
+        Berta, Holzmüller, Jordan, Bach: Structured Matrix Scaling for Multi-Class Calibration (AISTATS 2026,
+        arXiv:2511.03685). The smoothing and the factors of the penalty are those of the authors' package probmetrics.
+
+    Example:
+        >>> logits = torch.tensor([[2.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 3.0], [1.0, 0.0, 0.0]])
+        >>> target = torch.tensor([0, 1, 2, 1])
+        >>> calibrator = StructuredVectorScaling().fit(logits, target, from_logits=True)
+        >>> calibrator.predict_proba(logits)[3]
+        tensor([0.5474, 0.2831, 0.1695])
+    """
+
+    name = "structured vector scaling"
+    full = False
+    initial: ClassVar[dict[str, Any]] = {
+        "alpha": 1.0,
+        "smoothing": 0.0,
+        "scale": [1.0, 1.0],
+        "bias": [0.0, 0.0],
+        "outcome": CONVERGED,
+    }
+
+    scale: Tensor
+
+    def calibrated(self, values: Tensor, from_logits: bool) -> Tensor:
+        """Return calibrated log-probabilities or probabilities; see `Calibrator.calibrated`."""
+        x = self.smoothed(values, from_logits)
+        z = self.scale.to(x)[..., None, :] * x + self.bias.to(x)[..., None, :]
+        return z.log_softmax(-1) if from_logits else z.softmax(-1)
+
+    def shown_parameters(self) -> list[str]:
+        """Return the temperature, scales and biases as text, for `repr`."""
+        values = {"temperature": self.temperature, "scale": self.scale, "bias": self.bias}
+        return [f"{name}={format_values(value)}" for name, value in values.items()]
+
+    def in_words(self, class_names: Sequence[str] = ()) -> str:
+        """Return the temperature and the range of the scales and biases of one fit in words."""
+        scales, biases = _range("scales", self.scale, class_names), _range("biases", self.bias, class_names)
+        return f"{self.confidence_in_words()}; {scales}, {biases}"
+
+
+class StructuredMatrixScaling(_Structured):
+    """Structured matrix scaling (SMS): softmax(W x + b) with a ridge penalty, after temperature scaling.
+
+    x is the vector of smoothed log-probabilities of `StructuredVectorScaling`, after temperature scaling. The matrix W
+    and the bias b minimise the mean negative log-likelihood plus
+
+        penalty * (C / N sum_k (W_kk - 1)^2 + C / N sum_k b_k^2 + C (C - 1) / N sum_{k != l} W_kl^2)
+
+    The larger penalty of the off-diagonal entries reflects their number. Unusual data are treated as in
+    `StructuredVectorScaling`. The fit has C (C + 1) parameters. Up to 22 classes, it is a damped Newton search. For
+    more classes, Newton steps are computed by conjugate gradients. Each of their iterations takes time proportional to
+    N C^2. Above about 300 classes the off-diagonal entries are small: prefer `StructuredVectorScaling`.
+
+    Args:
+        penalty: factor of the penalty, positive; 1 as published.
+
+    Attributes:
+        temperature: T, of the batch shape of the fit `(...)`.
+        alpha: 1 / T `(...)`.
+        smoothing: e `(...)`.
+        matrix: W `(..., C, C)`; row k has the factors of the score of class k.
+        bias: bias b of each class `(..., C)`.
+        outcome: end of the fit, int64 `(...)`, a code of `torchcalib.ops.newton.problem`.
+
+    Raises:
+        TypeError, ValueError: for an invalid penalty.
+
+    Reference:
+        Berta, Holzmüller, Jordan, Bach: Structured Matrix Scaling for Multi-Class Calibration (AISTATS 2026,
+        arXiv:2511.03685). The smoothing and the factors of the penalty are those of the authors' package probmetrics.
+
+    Example:
+        >>> logits = torch.tensor([[2.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 3.0], [1.0, 0.0, 0.0]])
+        >>> target = torch.tensor([0, 1, 2, 1])
+        >>> calibrator = StructuredMatrixScaling().fit(logits, target, from_logits=True)
+        >>> calibrator.predict_proba(logits)[3]
+        tensor([0.5122, 0.3169, 0.1709])
+    """
+
+    name = "structured matrix scaling"
+    full = True
+    initial: ClassVar[dict[str, Any]] = {
+        "alpha": 1.0,
+        "smoothing": 0.0,
+        "matrix": [[1.0, 0.0], [0.0, 1.0]],
+        "bias": [0.0, 0.0],
+        "outcome": CONVERGED,
+    }
+
+    matrix: Tensor
+
+    def calibrated(self, values: Tensor, from_logits: bool) -> Tensor:
+        """Return calibrated log-probabilities or probabilities; see `Calibrator.calibrated`."""
+        x = self.smoothed(values, from_logits)
+        z = x @ self.matrix.to(x).mT + self.bias.to(x)[..., None, :]
+        return z.log_softmax(-1) if from_logits else z.softmax(-1)
+
+    def shown_parameters(self) -> list[str]:
+        """Return the temperature, the shape of the matrix and the biases as text, for `repr`."""
+        values = {"temperature": self.temperature, "matrix": self.matrix, "bias": self.bias}
+        return [f"{name}={format_values(value)}" for name, value in values.items()]
+
+    def in_words(self, class_names: Sequence[str] = ()) -> str:
+        """Return the temperature, and the range of the matrix and of the biases of one fit in words."""
+        diagonal = self.matrix.diagonal(dim1=-2, dim2=-1)
+        largest = float((self.matrix - torch.diag_embed(diagonal)).abs().max())
+        scales, biases = _range("scales", diagonal, class_names), _range("biases", self.bias, class_names)
+        return f"{self.confidence_in_words()}; {scales}, other factors of at most {largest:.2g}, {biases}"
+
+
+def _range(what: str, values: Tensor, class_names: Sequence[str]) -> str:
+    """Return the smallest and the largest value with their classes in words."""
+    ends = []
+    for k in (int(values.argmin()), int(values.argmax())):
+        label = class_names[k] if k < len(class_names) else f"class {k}"
+        ends.append(f"{float(values[k]):.3g} ({label})")
+    return f"{what} from {ends[0]} to {ends[1]}"

@@ -1,0 +1,425 @@
+"""Fits of softmax(W x + b) to labels, where W is diagonal (one scale per class) or a full matrix.
+
+Axes: F fits that are solved together, N samples, C classes. The parameters of a class are a row of W without the
+entries that are fixed to 0, followed by its bias: `(F, C, 2)` for a diagonal W, `(F, C, C + 1)` for a matrix.
+
+The fit minimises the mean negative log-likelihood (NLL) plus a ridge penalty by damped Newton steps. The Newton step
+of up to `DENSE` parameters is a Cholesky solution. For more parameters, the Hessian would not fit into memory. The step
+is then found by conjugate gradients, which need products of the Hessian with vectors only. A float32 fit precedes the
+float64 fit. As long as the gradient decreases quickly, the Hessian is not computed again.
+
+Sources: Nocedal, Wright: Numerical optimization (2006), algorithms 3.2 (line search) and 7.1 (Newton with conjugate
+gradients).
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from torchcalib.ops.host_values import value_if_available
+from torchcalib.ops.newton.problem import (
+    CONVERGED,
+    GRADIENT,
+    NLL_ROUNDING,
+    PIECE,
+    ROUNDING_LIMITS,
+    ROUNDS,
+    SEPARABLE,
+    STOPPED,
+    all_true,
+    newton_direction,
+)
+
+DENSE = 512  # largest number of parameters whose Hessian is stored and factored
+SINGLE_GRADIENT = 1e-5  # gradient norm at the end of the float32 fit
+CONJUGATE_ROUNDS = 500  # largest number of products of the Hessian in one Newton step
+
+
+class Layout(Protocol):
+    """Parameters of W. Every function takes features or residuals `(F, n, C)`."""
+
+    def scores(self, theta: Tensor, x: Tensor) -> Tensor:
+        """Return W x + b, `(F, n, C)`."""
+
+    def sums(self, r: Tensor, x: Tensor) -> Tensor:
+        """Return the gradient of the sum of r * (W x + b) in the parameters."""
+
+    def own(self, theta: Tensor) -> Tensor:
+        """Return a view of the diagonal of W, `(F, C)`."""
+
+    def slopes(self, q: Tensor, x: Tensor) -> Tensor:
+        """Return q_k times the derivative of the score of class k in its parameters, `(F, n, C, parameters of k)`."""
+
+    def blocks(self, wq: Tensor, x: Tensor) -> Tensor:
+        """Return the sum over rows of wq_k d d', with the derivative d of the score of class k, `(F, C, D, D)`."""
+
+
+class Diagonal:
+    """Layout of a diagonal W: the parameters of class k are W_kk and b_k."""
+
+    def scores(self, theta: Tensor, x: Tensor) -> Tensor:
+        """Return W x + b."""
+        return torch.addcmul(theta[..., 1].unsqueeze(-2), theta[..., 0].unsqueeze(-2), x)
+
+    def sums(self, r: Tensor, x: Tensor) -> Tensor:
+        """Return the gradient of the sum of r * (W x + b)."""
+        return torch.stack(((r * x).sum(-2), r.sum(-2)), -1)
+
+    def own(self, theta: Tensor) -> Tensor:
+        """Return a view of the diagonal of W."""
+        return theta[..., 0]
+
+    def slopes(self, q: Tensor, x: Tensor) -> Tensor:
+        """Return q_k times the derivative of each score."""
+        return torch.stack((q * x, q), -1)
+
+    def blocks(self, wq: Tensor, x: Tensor) -> Tensor:
+        """Return the weighted sums of products of derivatives."""
+        scaled = wq * x
+        mixed = scaled.sum(-2)
+        rows = torch.stack(((scaled * x).sum(-2), mixed), -1), torch.stack((mixed, wq.sum(-2)), -1)
+        return torch.stack(rows, -2)
+
+
+class Full:
+    """Layout of a full W: the parameters of class k are row k of W and b_k."""
+
+    def scores(self, theta: Tensor, x: Tensor) -> Tensor:
+        """Return W x + b."""
+        return torch.baddbmm(theta[..., -1].unsqueeze(-2), x, theta[..., :-1].mT)
+
+    def sums(self, r: Tensor, x: Tensor) -> Tensor:
+        """Return the gradient of the sum of r * (W x + b)."""
+        return torch.cat((r.mT @ x, r.sum(-2).unsqueeze(-1)), -1)
+
+    def own(self, theta: Tensor) -> Tensor:
+        """Return a view of the diagonal of W."""
+        return theta[..., :-1].diagonal(dim1=-2, dim2=-1)
+
+    def slopes(self, q: Tensor, x: Tensor) -> Tensor:
+        """Return q_k times the derivative of each score."""
+        return q.unsqueeze(-1) * _with_one(x).unsqueeze(-2)
+
+    def blocks(self, wq: Tensor, x: Tensor) -> Tensor:
+        """Return the weighted sums of products of derivatives."""
+        products = self.slopes(wq, x).flatten(-2).mT @ _with_one(x)
+        return products.view(len(x), x.shape[-1], *[x.shape[-1] + 1] * 2)
+
+
+def _with_one(x: Tensor) -> Tensor:
+    """Return the features with a feature of 1 for the bias."""
+    return torch.cat((x, torch.ones_like(x[..., :1])), -1)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Features, labels, weights and penalties of F fits.
+
+    Attributes:
+        layout: which entries of W are parameters.
+        x: finite features `(F, N, C)`.
+        excluded: classes that have probability 0 in a row, `(F, N, C)`; None for no such classes.
+        target: labels `(F, N)`.
+        w: weights with sum 1, or 0 for fits without data, `(F, N)`.
+        ridge: factor of the squared distance of each parameter from W = 1, b = 0; None without penalty.
+    """
+
+    layout: Layout
+    x: Tensor
+    excluded: Tensor | None
+    target: Tensor
+    w: Tensor
+    ridge: Tensor | None
+
+    def single(self) -> "Problem":
+        """Return the problem in float32."""
+        ridge = None if self.ridge is None else self.ridge.float()
+        return replace(self, x=self.x.float(), w=self.w.float(), ridge=ridge)
+
+    def pieces(self) -> Iterator[tuple[Tensor, Tensor | None, Tensor, Tensor]]:
+        """Yield features, excluded classes, labels, and weights `(F, n, 1)`, in pieces that fit into the cache."""
+        n_fits, n, n_classes = self.x.shape
+        rows = max(1, PIECE // max(1, n_fits * n_classes))
+        for start in range(0, n, rows):
+            i = slice(start, start + rows)
+            excluded = None if self.excluded is None else self.excluded[:, i]
+            yield self.x[:, i], excluded, self.target[:, i], self.w[:, i].unsqueeze(-1)
+
+
+class _Value(NamedTuple):
+    """Objective `(F,)` and its gradient in the parameters."""
+
+    objective: Tensor
+    gradient: Tensor
+
+
+class Minimum(NamedTuple):
+    """Parameters at the minimum, the gradient there, the outcome `(F,)`, and a float32 Hessian near the minimum."""
+
+    theta: Tensor
+    gradient: Tensor
+    outcome: Tensor
+    curvature: "_Curvature | None"
+
+
+def identity(layout: Layout, n_fits: int, like: Tensor) -> Tensor:
+    """Return the parameters of W = 1, b = 0."""
+    n_classes = like.shape[-1]
+    n_parameters = 2 if isinstance(layout, Diagonal) else n_classes + 1
+    theta = like.new_zeros(n_fits, n_classes, n_parameters)
+    layout.own(theta).fill_(1)
+    return theta
+
+
+def minimise(p: Problem, theta: Tensor, fixed: Tensor, similar: Minimum | None = None) -> Minimum:
+    """Minimise the mean NLL plus the penalty by damped Newton steps.
+
+    Args:
+        p: features, labels, weights and penalties.
+        theta: initial parameters.
+        fixed: True for fits that are not iterated and return the initial theta, `(F,)`.
+        similar: result of similar fits, such as those to another fold, where the iteration starts; None to start at
+            `theta`.
+    """
+    single = p.single()
+    near = theta if similar is None else torch.where(fixed[:, None, None], theta, similar.theta)
+    curvature = None if similar is None else similar.curvature
+    start, curvature, *_ = _damped(single, near.float(), fixed, curvature, SINGLE_GRADIENT)
+    is_finite = start.isfinite().all(-1).all(-1)[:, None, None]
+    theta, refined, value, step, is_separated = _damped(
+        p, torch.where(is_finite, start.to(theta.dtype), theta), fixed, curvature, GRADIENT
+    )
+    outcome = torch.where(_norm(value.gradient) <= ROUNDING_LIMITS[0], CONVERGED, STOPPED)
+    if p.ridge is None:
+        is_long = step.abs().amax((-1, -2)) > 0.01  # for separable data the gradient vanishes, but steps remain long
+        if value_if_available((is_long & ~is_separated).any()) is not False:
+            is_separated = is_separated | (is_long & _is_separation(p, step))
+        outcome = outcome.masked_fill(is_separated, SEPARABLE)
+    return Minimum(theta, value.gradient, outcome, curvature if refined is curvature else None)
+
+
+def _damped(
+    p: Problem, theta: Tensor, fixed: Tensor, curvature: "_Curvature | None", goal: float
+) -> tuple[Tensor, "_Curvature | None", _Value, Tensor, Tensor]:
+    """Minimise the objective by damped Newton steps.
+
+    A step is accepted if the objective decreases by at least 1e-4 of the decrease predicted by the slope (Armijo
+    condition). Otherwise a quarter of the step is tried.
+
+    Args:
+        p: features, labels, weights and penalties.
+        theta: initial parameters.
+        fixed: True for fits that are not iterated, `(F,)`.
+        curvature: Hessian near the initial parameters, or None.
+        goal: gradient norm at convergence.
+
+    Returns:
+        theta, the last Hessian, objective and gradient, the last step, and whether every label has a probability above
+        1/2, `(F,)`.
+    """
+    origin = identity(p.layout, 1, p.x)
+    labels = torch.zeros_like(theta)
+    for x, _, target, w in p.pieces():
+        labels += p.layout.sums(torch.zeros_like(x).scatter_(-1, target.unsqueeze(-1), w), x)
+    smallest_weight = torch.where(p.w > 0, p.w, torch.inf).amin(-1)
+    eps = torch.finfo(theta.dtype).eps
+    rounding = NLL_ROUNDING * eps / torch.finfo(torch.float64).eps
+
+    value = _evaluate(p, theta, labels, origin)
+    step, fraction = torch.zeros_like(theta), torch.ones_like(value.objective)
+    for _ in range(ROUNDS):
+        size = _norm(value.gradient)
+        # Separation: below this NLL every label has probability > 1/2. One label with a lower probability would add at
+        # least its weight times log 2 to the NLL.
+        is_separated = (value.objective < smallest_weight * math.log(2)) & (p.ridge is None)
+        is_finished = fixed | (size <= goal) | is_separated | value.objective.isnan() | (fraction < 1e-6)
+        if all_true(is_finished):
+            break
+        is_new = curvature is None
+        curvature = curvature or _Curvature(p, theta, labels[..., -1] > 0)
+        newton = curvature.step(value.gradient, is_finished)
+        step = torch.where(is_finished[:, None, None], step, newton)
+        slope = _dot(step, value.gradient)
+        moved = theta + fraction[:, None, None] * step
+        new = _evaluate(p, moved, labels, origin)
+        level = 1 + value.objective.abs()
+        meets_armijo = new.objective <= value.objective + 1e-4 * fraction * slope + 4 * eps * level
+        # Near the minimum the objective is constant up to rounding errors. There accept a step that halves the
+        # gradient.
+        is_level = new.objective <= value.objective + rounding * level
+        new_size = _norm(new.gradient)
+        is_better = torch.where(slope.abs() > rounding * level, meets_armijo, is_level & (new_size <= size / 2))
+        better = ~is_finished & is_better
+        theta = torch.where(better[:, None, None], moved, theta)
+        gradient = torch.where(better[:, None, None], new.gradient, value.gradient)
+        value = _Value(torch.where(better, new.objective, value.objective), gradient)
+        # Compute the Hessian again if the gradient did not decrease to a quarter.
+        is_slow = ~is_finished & ~(better & (new_size <= size / 4))
+        if value_if_available(is_slow.any()) is not False:
+            curvature = None
+        # A step with a new Hessian that is not accepted is too long.
+        fraction = torch.where(better, 1, fraction / 4 if is_new else fraction).where(~is_finished, fraction)
+    return theta, curvature, value, step, is_separated
+
+
+def _norm(gradient: Tensor) -> Tensor:
+    return gradient.square().sum((-1, -2)).sqrt()
+
+
+def _dot(a: Tensor, b: Tensor) -> Tensor:
+    return (a * b).sum((-1, -2))
+
+
+def _softmax_pieces(p: Problem, theta: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+    """Yield features, weights, the softmax q of the scores, and their log-sum-exp `(F, n, 1)`."""
+    for x, excluded, _, w in p.pieces():
+        q = p.layout.scores(theta, x)
+        if excluded is not None:
+            q = q.masked_fill_(excluded, -torch.inf)
+        top = q.amax(-1, keepdim=True)
+        top = top.masked_fill_(top == -torch.inf, 0)  # rows of weight 0 may have no class
+        q = q.sub_(top).exp_()
+        norm = q.sum(-1, keepdim=True).clamp_(min=torch.finfo(q.dtype).tiny)
+        yield x, w, q.div_(norm), norm.log().add_(top)
+
+
+def _evaluate(p: Problem, theta: Tensor, labels: Tensor, origin: Tensor) -> _Value:
+    """Compute the objective and its gradient. `labels` is the gradient of the mean score of the labels."""
+    objective, gradient = -_dot(theta, labels), -labels
+    for x, w, q, log_sum in _softmax_pieces(p, theta):
+        objective = objective + (w * log_sum).sum((-1, -2))
+        gradient = gradient + p.layout.sums(q.mul_(w), x)
+    if p.ridge is not None:
+        away = theta - origin
+        objective, gradient = objective + _dot(p.ridge * away, away), gradient + 2 * p.ridge * away
+    return _Value(objective, gradient)
+
+
+class _Curvature:
+    """Hessian at given parameters, for Newton steps.
+
+    Let q be the softmax of a row, and d_k the derivative of the score of class k in its parameters. The Hessian of the
+    NLL is the weighted mean of diag(q_k d_k d_k') - (q d) (q d)' over the rows. With many parameters, only q and a
+    preconditioner are stored.
+    """
+
+    def __init__(self, p: Problem, theta: Tensor, present: Tensor) -> None:
+        self.dtype = theta.dtype
+        self.hessian: Tensor | None = None
+        self.probs: list[Tensor] = []
+        if theta[0].numel() <= DENSE:
+            self.hessian = self._dense(p, theta, present)
+        else:
+            self.p = p
+            self._prepare(theta)
+
+    def step(self, gradient: Tensor, is_finished: Tensor) -> Tensor:
+        """Return the Newton step for the gradient, in the dtype of the gradient."""
+        size = _norm(gradient)
+        unit = size.masked_fill(size == 0, 1)[:, None, None]  # float32 cannot represent very small gradients
+        scaled = (gradient / unit).to(self.dtype)
+        if self.hessian is not None:
+            step = newton_direction(self.hessian, scaled.flatten(-2)).view_as(scaled)
+        else:
+            # The tolerance decreases with the gradient: the Newton iteration then converges superlinearly.
+            step = self._conjugate(-scaled, size.sqrt().clamp(2e-2, 0.1).to(scaled.dtype), is_finished)
+        return step.to(gradient.dtype) * unit
+
+    def _dense(self, p: Problem, theta: Tensor, present: Tensor) -> Tensor:
+        """Return the Hessian `(F, P, P)`."""
+        n_fits, n_classes, n_own = theta.shape
+        hessian = theta.new_zeros(n_fits, n_classes * n_own, n_classes * n_own)
+        of_classes = hessian.view(n_fits, n_classes, n_own, n_classes, n_own).diagonal(dim1=1, dim2=3)
+        for x, w, q, _ in _softmax_pieces(p, theta):
+            slopes = p.layout.slopes(q, x).flatten(-2)
+            hessian.baddbmm_((slopes * w).mT, slopes, alpha=-1)
+            of_classes.add_(p.layout.blocks(q.mul_(w), x).movedim(1, -1))
+        diagonal = hessian.diagonal(dim1=-2, dim2=-1)
+        if p.ridge is not None:
+            diagonal.add_(2 * p.ridge.flatten(-2))
+            return hessian
+        # Adding a constant to all biases changes no probability. The Hessian H is therefore singular in the direction e
+        # of the biases. H + c e e' gives the same step, because the gradient is orthogonal to e.
+        ones = torch.zeros_like(theta)
+        ones[..., -1] = present.to(ones.dtype)
+        ones = ones.flatten(-2)
+        weight = (diagonal * ones).sum(-1) / present.sum(-1).clamp(min=1).square()
+        return hessian.add_(weight[:, None, None] * ones.unsqueeze(-1) * ones.unsqueeze(-2))
+
+    def _prepare(self, theta: Tensor) -> None:
+        """Store q, and for each class the diagonal and the mean derivative of its block of the Hessian.
+
+        The block of class k is sum g d d' over the rows, with the weights g = w q_k (1 - q_k). It is approximated by a
+        diagonal matrix plus h m m', where h is the sum of g, and m the mean of d. For a diagonal W, this is exact.
+        """
+        p = self.p
+        square, total, mixed = torch.zeros_like(theta), torch.zeros_like(theta[..., 0]), torch.zeros_like(theta)
+        for x, w, q, _ in _softmax_pieces(p, theta):
+            g = (1 - q).mul_(q).mul_(w)
+            square = square + p.layout.sums(g, x.square())
+            mixed = mixed + p.layout.sums(g, x)
+            total = total + g.sum(-2)
+            self.probs.append(q)
+        tiny = torch.finfo(theta.dtype).tiny
+        self.mean = mixed / total.clamp(min=tiny).unsqueeze(-1)
+        # The bias has no variance. Without penalty, a small part of its second moment keeps the inverse finite.
+        diagonal = (square - mixed * self.mean).clamp(min=0) + 1e-3 * square
+        diagonal = diagonal if p.ridge is None else diagonal + 2 * p.ridge
+        self.diagonal = diagonal.masked_fill(diagonal <= 0, 1)
+        spread = (self.mean.square() / self.diagonal).sum(-1, keepdim=True)
+        self.factor = 1 / (1 / total.clamp(min=tiny).unsqueeze(-1) + spread)
+
+    def _inverse(self, r: Tensor) -> Tensor:
+        """Return the product of the inverse of the approximate Hessian with r, by the Sherman-Morrison formula."""
+        scaled = r / self.diagonal
+        along = (self.mean * scaled).sum(-1, keepdim=True)
+        return scaled - self.mean / self.diagonal * (self.factor * along)
+
+    def _conjugate(self, residual: Tensor, tolerance: Tensor, is_finished: Tensor) -> Tensor:
+        """Return an approximate Newton step by preconditioned conjugate gradients; the first residual has norm 1."""
+        step = torch.zeros_like(residual)
+        conditioned = self._inverse(residual)
+        direction, product = conditioned, _dot(residual, conditioned)
+        for _ in range(CONJUGATE_ROUNDS):
+            active = ~is_finished & (_norm(residual) > tolerance)
+            if value_if_available(active.any()) is False:
+                break
+            curved = self._product(direction)
+            curvature = _dot(direction, curved)
+            length = torch.where(active & (curvature > 0), product / curvature, 0)[:, None, None]
+            step, residual = step + length * direction, residual - length * curved
+            conditioned = self._inverse(residual)
+            previous, product = product, _dot(residual, conditioned)
+            direction = conditioned + (product / previous)[:, None, None] * direction
+        return step
+
+    def _product(self, v: Tensor) -> Tensor:
+        """Return the product of the Hessian with v."""
+        p = self.p
+        result = torch.zeros_like(v) if p.ridge is None else 2 * p.ridge * v
+        for (x, _, _, w), q in zip(p.pieces(), self.probs, strict=True):
+            change = p.layout.scores(v, x).mul_(q)
+            change = torch.addcmul(change, q, change.sum(-1, keepdim=True), value=-1).mul_(w)
+            result = result + p.layout.sums(change, x)
+        return result
+
+
+def _is_separation(p: Problem, step: Tensor) -> Tensor:
+    """Return whether the data are separable in the direction `step`, bool `(F,)`.
+
+    They are separable if the score of every label grows along `step` at least as fast as all other scores of its row.
+    No likelihood then decreases, at any length of the step.
+
+    Source: Albert, Anderson: On the existence of maximum likelihood estimates in logistic regression models (1984).
+    """
+    worst = torch.full_like(p.w[:, 0], torch.inf)
+    for x, excluded, target, w in p.pieces():
+        growth = p.layout.scores(step, x)
+        growth = growth if excluded is None else growth.masked_fill(excluded, -torch.inf)
+        margin = growth.gather(-1, target.unsqueeze(-1)) - growth.amax(-1, keepdim=True)
+        worst = torch.minimum(worst, margin.masked_fill(w == 0, torch.inf).amin((-1, -2)))
+    return worst >= -1e-6 * step.abs().amax((-1, -2))

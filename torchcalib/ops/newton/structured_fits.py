@@ -1,0 +1,261 @@
+"""Vector scaling, and structured vector and matrix scaling, as torch operations.
+
+Axes: R replicate weights, S batch elements, N samples, C classes.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from torchcalib.ops.host_values import value_if_available
+from torchcalib.ops.logs import wide_dtype
+from torchcalib.ops.newton.problem import CONVERGED, LARGE_SCALE, NO_DATA, PIECE, SEPARABLE, all_true, is_near_top
+from torchcalib.ops.newton.structured import Diagonal, Full, Minimum, Problem, identity, minimise
+from torchcalib.ops.operation import operation
+
+
+class StructuredFit(NamedTuple):
+    """Fits of softmax(W x + b).
+
+    Attributes:
+        weight: diagonal of W `(R, S, C)`, or W `(R, S, C, C)`.
+        bias: b `(R, S, C)`.
+        grad_norm: norm of the gradient of the objective in all parameters, `(R, S)`; NaN for `SEPARABLE`.
+        outcome: int64 `(R, S)`: `CONVERGED`, `SEPARABLE` (the NLL has no finite minimiser), `STOPPED` (the gradient is
+            not small) or `NO_DATA` (total weight 0, all values NaN).
+    """
+
+    weight: Tensor
+    bias: Tensor
+    grad_norm: Tensor
+    outcome: Tensor
+
+
+def fit_vector(scores: Tensor, target: Tensor, weights: Tensor, alpha: Tensor) -> StructuredFit:
+    """Fit softmax(a * s + b) with a scale and a bias per class, by minimising the negative log-likelihood (NLL).
+
+    Classes with a score of -inf have probability 0. Samples whose label has a score of -inf are left out. The bias of a
+    class without samples is -inf. The other biases have sum 0.
+
+    Args:
+        scores: log-probabilities or logits s `(S, N, C)`, without +inf and with a finite score in every row.
+        target: labels, int64 `(S, N)`.
+        weights: weights of the samples in each replicate, `(R, S, N)`. Samples with weight 0 are ignored.
+        alpha: initial scale of all classes, `(R, S)`. `SEPARABLE` fits have this scale and bias 0.
+    """
+    return StructuredFit(*_fit_vector(scores, target, weights, alpha))
+
+
+def fit_structured(
+    scores: Tensor, target: Tensor, weights: Tensor, alpha: Tensor, penalty: float, full: bool
+) -> StructuredFit:
+    """Fit softmax(W x + b) with a ridge penalty, where x are smoothed log-probabilities; see `smoothed_log_probs`.
+
+    The objective is the mean negative log-likelihood plus `penalty` times
+
+        C / N sum_k (W_kk - 1)^2 + C / N sum_k b_k^2 + C (C - 1) / N sum_{k != l} W_kl^2
+
+    where N is the total weight. It is strictly convex, so that every fit with data has one minimum.
+
+    Args:
+        scores: log-probabilities or logits `(S, N, C)`, without +inf and with a finite score in every row.
+        target: labels, int64 `(S, N)`.
+        weights: weights of the samples in each replicate, `(R, S, N)`. Samples with weight 0 are ignored.
+        alpha: inverse temperature `(R, S)`.
+        penalty: factor of the penalty, positive.
+        full: W is a matrix instead of diagonal.
+    """
+    return StructuredFit(*_fit_structured(scores, target, weights, alpha, penalty, full))
+
+
+def smoothed_log_probs(log_q: Tensor, alpha: Tensor, smoothing: Tensor) -> Tensor:
+    """Return log((1 - e) softmax(alpha log q) + e / C) for the smoothing e, finite also where q = 0.
+
+    Args:
+        log_q: log-probabilities, up to a constant per row, `(..., N, C)`.
+        alpha: inverse temperature `(...)`.
+        smoothing: weight e of the uniform distribution, in (0, 1], `(...)`.
+    """
+    smoothing = smoothing[..., None, None]
+    log_q = log_q - log_q.detach().amax(-1, keepdim=True)
+    z = (alpha[..., None, None] * log_q).masked_fill(log_q == -torch.inf, -torch.inf)
+    return torch.log(z.softmax(-1) * (1 - smoothing) + smoothing / log_q.shape[-1])
+
+
+Solution = tuple[Tensor, ...]
+Solve = Callable[[Tensor, Tensor, Tensor, Tensor, Minimum | None], tuple[Solution, Minimum | None]]
+"""Function of scores, labels, weights and alpha of F fits, and of the minimum of similar fits."""
+
+
+def _empty_vector(scores: Tensor, target: Tensor, weights: Tensor, alpha: Tensor) -> Solution:
+    return _empty_structured(scores, target, weights, alpha, 1.0, False)
+
+
+def _empty_structured(
+    scores: Tensor, target: Tensor, weights: Tensor, alpha: Tensor, penalty: float, full: bool
+) -> Solution:
+    del weights, penalty
+    bias = alpha.new_empty((*alpha.shape, scores.shape[-1]))
+    weight = bias.new_empty((*bias.shape, scores.shape[-1])) if full else bias.clone()
+    return weight, bias, torch.empty_like(alpha), target.new_empty(alpha.shape)
+
+
+@operation(
+    "fit_vector(Tensor scores, Tensor target, Tensor weights, Tensor alpha) -> (Tensor, Tensor, Tensor, Tensor)",
+    _empty_vector,
+)
+def _fit_vector(scores: Tensor, target: Tensor, weights: Tensor, alpha: Tensor) -> Solution:
+    return _by_fits(scores, target, weights, alpha, _solve_vector)
+
+
+@operation(
+    "fit_structured(Tensor scores, Tensor target, Tensor weights, Tensor alpha, float penalty, bool full)"
+    " -> (Tensor, Tensor, Tensor, Tensor)",
+    _empty_structured,
+)
+def _fit_structured(
+    scores: Tensor, target: Tensor, weights: Tensor, alpha: Tensor, penalty: float, full: bool
+) -> Solution:
+    def solve(
+        scores: Tensor, target: Tensor, weights: Tensor, alpha: Tensor, similar: Minimum | None
+    ) -> tuple[Solution, Minimum | None]:
+        return _solve_structured(scores, target, weights, alpha, similar, penalty, full)
+
+    return _by_fits(scores, target, weights, alpha, solve)
+
+
+def _by_fits(scores: Tensor, target: Tensor, weights: Tensor, alpha: Tensor, solve: Solve) -> Solution:
+    """Solve the fits of all replicates and batch elements `(..., S, N, C)`, few at a time."""
+    batch_shape, n_replicates = scores.shape[:-2], weights.shape[-3]
+    n_elements, n, n_classes = batch_shape.numel(), *scores.shape[-2:]
+    scores, target = scores.reshape(n_elements, n, n_classes), target.reshape(n_elements, n)
+    weights = weights.movedim(-3, 0).reshape(n_replicates * n_elements, n)
+    alpha = alpha.movedim(-2, 0).reshape(n_replicates * n_elements)
+    if not n:  # add a sample of weight 0, because solvers need at least one
+        scores, target, weights = pad(scores, (0, 0, 0, 1)), pad(target, (0, 1)), pad(weights, (0, 1))
+    element = torch.arange(n_elements, device=scores.device).repeat(n_replicates)
+    batch_size = max(1, PIECE // max(1, n * n_classes))
+    wide = wide_dtype(scores.device)
+    solutions, similar = [], None
+    for start in range(0, max(1, len(element)), batch_size):
+        i = slice(start, start + batch_size)
+        of_scores, of_target, w = scores[element[i]], target[element[i]], weights[i]
+        if batch_size == 1 and scores.device.type == "cpu":
+            used = w[0] != 0
+            if value_if_available(used.any() & ~used.all()):  # for folds, leave out the samples of the held-out fold
+                of_scores, of_target, w = of_scores[:, used], of_target[:, used], w[:, used]
+        solution, found = solve(of_scores.to(wide), of_target, w.to(wide), alpha[i].to(wide), similar)
+        solutions.append(solution)
+        # A single fit is large. The next one starts at its result if it is a fit to the same samples.
+        is_similar = batch_size == n_elements == 1 and found is not None and all_true(found.outcome == CONVERGED)
+        similar = found if is_similar else None
+    joined = (torch.cat(column) for column in zip(*solutions, strict=True))
+    return tuple(x.reshape((n_replicates, *batch_shape, *x.shape[1:])).movedim(0, len(batch_shape) - 1) for x in joined)
+
+
+def _solve_vector(
+    scores: Tensor, target: Tensor, weights: Tensor, alpha: Tensor, similar: Minimum | None
+) -> tuple[Solution, Minimum | None]:
+    if not len(scores):
+        return _empty_vector(scores, target, weights.unsqueeze(-2), alpha), None
+    unused = weights == 0
+    scores = scores.masked_fill_(unused.unsqueeze(-1), 0)
+    finite_top = scores.amax((-1, -2)) - scores.masked_fill(scores == -torch.inf, 0).amin((-1, -2))
+    if value_if_available((finite_top <= LARGE_SCALE).all()) is not True:
+        # Very low scores may represent the -inf of masked classes.
+        near = is_near_top(scores - scores.amax(-1, keepdim=True))
+        scores = scores.masked_fill(~near, -torch.inf)
+    excluded = scores == -torch.inf
+    lost = excluded.gather(-1, target.unsqueeze(-1)).squeeze(-1)
+    w = weights.masked_fill(lost | unused, 0)
+    total = w.sum(-1, keepdim=True)
+    empty = ~(total > 0)
+    w = (w / total).masked_fill(empty, 0)
+    share = torch.zeros_like(scores[:, 0]).scatter_add(-1, target, w)
+    present = share > 0
+    separable = _separates_a_class(scores, target, w)
+    excluded = excluded | ~present.unsqueeze(-2)
+    given = None if value_if_available(excluded.any()) is False else excluded
+
+    # Standardise the scores of each class. Newton steps do not depend on this, but their rounding errors do.
+    scores = scores.masked_fill_(excluded, 0)
+    weight_of = w.unsqueeze(-1) * ~excluded
+    norm = weight_of.sum(-2).clamp(min=torch.finfo(w.dtype).tiny)
+    mean = (weight_of * scores).sum(-2) / norm
+    scores = scores.sub_(mean.unsqueeze(-2)).masked_fill_(excluded | unused.unsqueeze(-1), 0)
+    spread = ((weight_of * scores.square()).sum(-2) / norm).sqrt()
+    spread = torch.where(spread > 0, spread, 1)
+    x = scores.div_(spread.unsqueeze(-2))
+
+    start = torch.stack((alpha.unsqueeze(-1) * spread, alpha.unsqueeze(-1) * mean), -1)
+    start = start.nan_to_num(0).masked_fill(~present.unsqueeze(-1), 0)
+    fixed = separable | empty.squeeze(-1)
+    minimum = minimise(Problem(Diagonal(), x, given, target, w, None), start, fixed, similar)
+    theta, gradient, outcome, _ = minimum
+    # Convert from standardised scores (s - mean) / spread to the original ones.
+    scale = theta[..., 0] / spread
+    bias = theta[..., 1] - scale * mean
+    gradient = torch.stack((gradient[..., 0] * spread + gradient[..., 1] * mean, gradient[..., 1]), -1)
+    bias = bias.masked_fill(~present, 0)
+    bias = bias - bias.sum(-1, keepdim=True) / present.sum(-1, keepdim=True).clamp(min=1)
+    scale = torch.where(present, scale, alpha.unsqueeze(-1))
+    bias = bias.masked_fill(~present, -torch.inf)
+
+    outcome = outcome.masked_fill(separable, SEPARABLE).masked_fill(empty.squeeze(-1), NO_DATA)
+    separable = (outcome == SEPARABLE).unsqueeze(-1)
+    scale = torch.where(separable, alpha.unsqueeze(-1), scale).masked_fill(empty, torch.nan)
+    bias = bias.masked_fill(separable, 0).masked_fill(empty, torch.nan)
+    grad_norm = gradient.square().sum((-1, -2)).sqrt().masked_fill((separable | empty).squeeze(-1), torch.nan)
+    return (scale, bias, grad_norm, outcome), minimum
+
+
+def _separates_a_class(scores: Tensor, target: Tensor, w: Tensor) -> Tensor:
+    """Return whether the score of some class separates its samples from all others, bool `(F,)`.
+
+    The likelihood of vector scaling then rises without bound with the scale of this class. Few samples per class often
+    have this property. Other separable data are recognised by the Newton steps.
+    """
+    n_classes = scores.shape[-1]
+    label = target.unsqueeze(-1)
+    is_used = (w > 0).unsqueeze(-1)
+    own = scores.gather(-1, label).masked_fill(~is_used, torch.inf).squeeze(-1)
+    lowest = scores.new_full((len(scores), n_classes), torch.inf).scatter_reduce(-1, target, own, "amin")
+    others = scores.scatter(-1, label, -torch.inf).masked_fill(~is_used, -torch.inf).amax(-2)
+    return ((lowest >= others) & (lowest < torch.inf)).any(-1)
+
+
+def _solve_structured(
+    scores: Tensor,
+    target: Tensor,
+    weights: Tensor,
+    alpha: Tensor,
+    similar: Minimum | None,
+    penalty: float,
+    full: bool,
+) -> tuple[Solution, Minimum | None]:
+    if not len(scores):
+        return _empty_structured(scores, target, weights.unsqueeze(-2), alpha, penalty, full), None
+    unused = weights == 0
+    w = weights.masked_fill(unused, 0)
+    total = w.sum(-1)
+    empty = ~(total > 0)
+    total = total.masked_fill(empty, 1)
+    w = w / total.unsqueeze(-1)
+    x = smoothed_log_probs(scores, alpha, 1 / (total + 1)).masked_fill_(unused.unsqueeze(-1), 0)
+
+    n_classes = x.shape[-1]
+    layout = Full() if full else Diagonal()
+    start = identity(layout, len(x), x)
+    ridge = torch.full_like(start, penalty * n_classes * (n_classes - 1))
+    layout.own(ridge).fill_(penalty * n_classes)
+    ridge[..., -1] = penalty * n_classes
+    ridge = ridge / total[:, None, None]
+    minimum = minimise(Problem(layout, x, None, target, w, ridge), start, empty, similar)
+    theta, gradient, outcome, _ = minimum
+    theta = theta.masked_fill(empty[:, None, None], torch.nan)
+    weight = theta[..., :-1] if full else theta[..., 0]
+    grad_norm = gradient.square().sum((-1, -2)).sqrt().masked_fill(empty, torch.nan)
+    return (weight, theta[..., -1], grad_norm, outcome.masked_fill(empty, NO_DATA)), minimum
