@@ -208,7 +208,7 @@ def test_wrong_calls_of_calibrators_raise_errors(calibrator):
         ("no labels", partial(labels, torch.rand(7)), ValueError, ["at least 2 axes"]),
         ("seven labels", partial(labels, torch.rand(2, 7)), ValueError, ["leading axes (2,)", "labels last, got (7,)"]),
     ]
-    if calibrator in AFFINE:
+    if "multiclass" in calibrator.tasks:
         of_rows = fresh(calibrator).fit(*data(30, 3), class_axis=-1, **multi)
         rows.append(("four classes", partial(of_rows, torch.rand(30, 4)), ValueError, ["`preds` must have 3 classes"]))
     else:

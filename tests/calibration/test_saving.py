@@ -7,16 +7,25 @@ from helpers.reports import realistic
 
 from torchcalib.calibration import (
     AffineScaling,
+    CentredIsotonicCalibration,
     HistogramBinning,
     IsotonicCalibration,
     TemperatureScaling,
+    VennAbersCalibration,
     load_calibrator,
     save_calibrator,
 )
 
 P, Y = torch.tensor([0.9, 0.99, 0.3, 0.8, 0.6]), torch.tensor([1, 1, 0, 0, 1])
 FITTED = AffineScaling().fit([0.9, 0.99, 0.3, 0.8, 0.6], [1, 1, 0, 0, 1])
-CALIBRATORS = (TemperatureScaling(), AffineScaling(), HistogramBinning(), IsotonicCalibration())
+CALIBRATORS = (
+    TemperatureScaling(),
+    AffineScaling(),
+    HistogramBinning(),
+    IsotonicCalibration(),
+    CentredIsotonicCalibration(),
+    VennAbersCalibration(),
+)
 
 
 @pytest.mark.parametrize(("calibrator", "task"), [(c, task) for c in CALIBRATORS for task in c.tasks])

@@ -4,11 +4,19 @@ import copy
 
 import torch
 
-from torchcalib.calibration import AffineScaling, HistogramBinning, IsotonicCalibration, TemperatureScaling
+from torchcalib.calibration import (
+    AffineScaling,
+    CentredIsotonicCalibration,
+    HistogramBinning,
+    IsotonicCalibration,
+    TemperatureScaling,
+    VennAbersCalibration,
+)
 
 T, D, H, ISO = TemperatureScaling(), AffineScaling(), HistogramBinning(n_bins=5), IsotonicCalibration()
+CIR, VA = CentredIsotonicCalibration(), VennAbersCalibration()
 AFFINE = [T, D]
-ALL = [T, D, H, ISO]
+ALL = [T, D, H, ISO, CIR, VA]
 binary = {"task": "binary", "from_logits": True}
 multi = {"task": "multiclass", "from_logits": True}
 

@@ -8,18 +8,21 @@ from torchcalib.calibration.calibrator import Calibrator
 from torchcalib.calibration.cross_validation import cross_val_calibrate
 from torchcalib.calibration.gain import ScoreDivergence, calibration_loss, relative_calibration_loss, score_divergence
 from torchcalib.calibration.histogram import HistogramBinning
-from torchcalib.calibration.isotonic import IsotonicCalibration
+from torchcalib.calibration.isotonic import CentredIsotonicCalibration, IsotonicCalibration
 from torchcalib.calibration.recommendation import Recommendation, recommend
 from torchcalib.calibration.saving import load_calibrator, save_calibrator
+from torchcalib.calibration.venn_abers import VennAbersCalibration
 
 __all__ = [
     "AffineScaling",
     "Calibrator",
+    "CentredIsotonicCalibration",
     "HistogramBinning",
     "IsotonicCalibration",
     "Recommendation",
     "ScoreDivergence",
     "TemperatureScaling",
+    "VennAbersCalibration",
     "calibration_loss",
     "cross_val_calibrate",
     "load_calibrator",

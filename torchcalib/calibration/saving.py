@@ -10,14 +10,23 @@ import torch
 from torchcalib.calibration.affine import AffineScaling, TemperatureScaling
 from torchcalib.calibration.calibrator import Calibrator
 from torchcalib.calibration.histogram import HistogramBinning
-from torchcalib.calibration.isotonic import IsotonicCalibration
+from torchcalib.calibration.isotonic import CentredIsotonicCalibration, IsotonicCalibration
+from torchcalib.calibration.venn_abers import VennAbersCalibration
 from torchcalib.io.saved import load_tensors, write_whole
 
 CHECKPOINT_KEY = "torchcalib_calibrator"
 """Key of the `state_dict` of a calibrator in a training checkpoint."""
 
 _CLASSES: dict[str, type[Calibrator]] = {
-    kind.__name__: kind for kind in (TemperatureScaling, AffineScaling, HistogramBinning, IsotonicCalibration)
+    kind.__name__: kind
+    for kind in (
+        TemperatureScaling,
+        AffineScaling,
+        HistogramBinning,
+        IsotonicCalibration,
+        CentredIsotonicCalibration,
+        VennAbersCalibration,
+    )
 }
 
 
