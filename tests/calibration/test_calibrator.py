@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import torch
-from helpers.fits import AFFINE, ALL, binary, data, fresh, multi, name, single
+from helpers.fits import AFFINE, ALL, CIR, binary, data, fresh, multi, name, single
 from helpers.refusals import assert_refused
 
 from torchcalib.calibration import AffineScaling, HistogramBinning, IsotonicCalibration, TemperatureScaling
@@ -135,7 +135,8 @@ def test_fit_returns_the_calibrator_and_infers_the_task_and_logits_from_any_arra
         assert (own.task, own.from_logits) == ("binary", True)
         assert own(preds).reshape(-1).allclose(expected)
         assert own.predict_proba(preds).reshape(-1).allclose(expected.sigmoid())
-        assert own.fit(logits.sigmoid(), target)(logits.sigmoid()).allclose(expected.sigmoid(), atol=1e-6)
+        if calibrator is not CIR:  # it depends on the units, because it averages scores
+            assert own.fit(logits.sigmoid(), target)(logits.sigmoid()).allclose(expected.sigmoid(), atol=1e-6)
     names = fresh(calibrator).fit(logits, [("no", "yes")[k] for k in target], class_names=["no", "yes"])
     assert names(logits).allclose(expected)
     labels = fresh(calibrator).fit(logits[:, None].expand(-1, 2), target[:, None].expand(-1, 2), num_labels=2)

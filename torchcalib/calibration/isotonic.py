@@ -11,9 +11,11 @@ from torchcalib.calibration.calibrator import sample_weights
 from torchcalib.calibration.one_against_rest import OneAgainstRest
 from torchcalib.core.arguments import Task
 from torchcalib.core.predictions import Predictions
+from torchcalib.ops.host_values import value_if_available
 from torchcalib.ops.isotonic import block_ends
 from torchcalib.ops.logs import safe_log, wide_dtype
-from torchcalib.ops.sorting import run_sums, sorted_columns, tie_begins
+from torchcalib.ops.operation import is_plain
+from torchcalib.ops.sorting import run_sums, sort_labelled, sorted_columns, tie_begins
 
 
 class IsotonicCalibration(OneAgainstRest):
@@ -51,7 +53,7 @@ class IsotonicCalibration(OneAgainstRest):
     def binary_calibrated(self, values: Tensor, from_logits: bool) -> Tensor:
         """Return calibrated values by linear interpolation between the knots."""
         wide = wide_dtype(values.device)
-        x = _finite(values.to(wide))
+        x = finite(values.to(wide))
         if self.knots.dim() == 1:  # a single fit needs no copies of the knots for the leading axes of `values`
             above = torch.searchsorted(self.knots, x.detach().contiguous(), right=True)
             above = above.clamp(1, self.knots.shape[-1] - 1)
@@ -87,8 +89,9 @@ class IsotonicCalibration(OneAgainstRest):
         is_block = ends > begins
         # Rows with fewer blocks repeat their last knot, which is the largest.
         places = torch.stack((begins, ends - 1), -1).flatten(-2).clamp(0, score.shape[-1] - 1)
-        rates = (run_sums(positives, ends) / run_sums(n, ends)).repeat_interleave(2, -1)
-        score = _finite(score.to(rates.dtype))
+        positives, total = run_sums(torch.stack((positives, n)), ends.expand(2, *ends.shape))
+        rates = (positives / total).repeat_interleave(2, -1)
+        score = finite(score.to(rates.dtype))
         knots = self.block_knots(score.gather(-1, places), rates, score, n, ends)
         knots, rates = (x.masked_fill(~is_block.repeat_interleave(2, -1), -torch.inf) for x in (knots, rates))
         empty = unknown | ~is_block.any(-1, keepdim=True)
@@ -138,8 +141,9 @@ class CentredIsotonicCalibration(IsotonicCalibration):
 
     def block_knots(self, knots: Tensor, rates: Tensor, score: Tensor, n: Tensor, ends: Tensor) -> Tensor:
         """Return the mean score of each block twice, but the first and the last score if its rate is 0 or 1."""
-        n = n.masked_fill(score.abs() >= _INFINITE, 0)
-        mean = run_sums(n * score, ends) / run_sums(n, ends)
+        n = n.masked_fill(score.abs() >= _INFINITE, 0).to(score.dtype)
+        sums, total = run_sums(torch.stack((n * score, n)), ends.expand(2, *ends.shape))
+        mean = sums / total
         first, last = knots[..., ::2], knots[..., 1::2]
         # Rounding must not move the mean out of its block. The mean is NaN if all scores are infinite.
         centre = mean.clamp(first, last).repeat_interleave(2, -1)
@@ -165,11 +169,16 @@ def sorted_counts(p: Predictions, weights: Tensor | None) -> tuple[Tensor, Tenso
     w = sample_weights(p, weights)
     unknown = w.isnan().any(-1, keepdim=True)  # instead of errors that would synchronise the device
     n = w.nan_to_num(0).long()
-    # The sign of the counts encodes the outcome, because one column is faster to sort than two.
-    scores, signed = p.values.expand(w.shape).masked_fill(n == 0, torch.nan), torch.where(p.target == 1, n, -n)
+    scores, is_positive = p.values.expand(w.shape).masked_fill(n == 0, torch.nan), (p.target == 1).expand(w.shape)
     if not w.shape[-1]:  # one element of weight 0 represents empty data
-        scores, signed = pad(scores, (0, 1), value=torch.nan), pad(signed, (0, 1))
-    score, signed, _, size = sorted_columns(scores, signed, None)
+        scores, n, is_positive = pad(scores, (0, 1), value=torch.nan), pad(n, (0, 1)), pad(is_positive, (0, 1))
+    on_cpu = scores.device.type == "cpu" and is_plain(scores, n)
+    if on_cpu and not p.from_logits and value_if_available((n <= 1).all()):  # twice as fast
+        score, label, size = sort_labelled(scores.clamp(0, 1), is_positive.to(torch.uint8))
+        given = torch.arange(score.shape[-1]) < size.unsqueeze(-1)
+        return score.masked_fill(~given, torch.inf), (label & given).long(), given.long(), size, unknown
+    # The sign of the counts encodes the outcome, because one column is faster to sort than two.
+    score, signed, _, size = sorted_columns(scores, torch.where(is_positive, n, -n), None)
     return score, signed.clamp(min=0), signed.abs(), size, unknown
 
 
@@ -177,5 +186,6 @@ _INFINITE = 1e30
 """Replaces infinite logits, because differences of infinite values would be NaN."""
 
 
-def _finite(scores: Tensor) -> Tensor:
+def finite(scores: Tensor) -> Tensor:
+    """Replace infinite logits by large numbers."""
     return scores.clamp(-_INFINITE, _INFINITE)

@@ -5,8 +5,9 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from torchcalib.calibration.isotonic import sorted_counts
+from torchcalib.calibration.isotonic import finite, sorted_counts
 from torchcalib.calibration.one_against_rest import OneAgainstRest
 from torchcalib.core.predictions import Predictions
 from torchcalib.ops.isotonic import augmented_means
@@ -91,18 +92,15 @@ class VennAbersCalibration(OneAgainstRest):
 
     def _interval(self, values: Tensor) -> tuple[Tensor, Tensor]:
         """Return p0 and p1 for values `(..., N)`, NaN for NaN."""
-        x = values.detach().to(wide_dtype(values.device))
-        if self.knots.dim() == 1:  # a single fit needs no copies of the knots for the leading axes of `values`
-            x = x.contiguous()
-            p0 = self.lower[torch.searchsorted(self.knots, x, right=True)]
-            p1 = self.upper[torch.searchsorted(self.knots, x)]
-        else:
-            batch = torch.broadcast_shapes(self.knots.shape[:-1], x.shape[:-1])  # type: ignore[no-untyped-call]
-            x = x.expand(*batch, x.shape[-1]).contiguous()
-            knots, lower, upper = (y.expand(*batch, y.shape[-1]) for y in (self.knots, self.lower, self.upper))
-            knots = knots.contiguous()
-            p0 = lower.gather(-1, torch.searchsorted(knots, x, right=True))
-            p1 = upper.gather(-1, torch.searchsorted(knots, x))
+        x = finite(values.detach().to(wide_dtype(values.device)))
+        knots, lower, upper = self.knots, self.lower, self.upper
+        if knots.dim() > 1:
+            batch = torch.broadcast_shapes(knots.shape[:-1], x.shape[:-1])  # type: ignore[no-untyped-call]
+            x = x.expand(*batch, x.shape[-1])
+            knots, lower, upper = (y.expand(*batch, y.shape[-1]) for y in (knots, lower, upper))
+        at = torch.searchsorted(knots.contiguous(), x.contiguous(), right=True)
+        on_knot = _at(pad(knots, (1, 0), value=-torch.inf), at) == x
+        p0, p1 = _at(lower, at), _at(upper, at - on_knot.long())
         return p0.masked_fill(x.isnan(), torch.nan), p1.masked_fill(x.isnan(), torch.nan)
 
     def remarks(self) -> list[str]:
@@ -126,7 +124,12 @@ class VennAbersCalibration(OneAgainstRest):
     def binary_parameters(self, p: Predictions, weights: Tensor | None) -> dict[str, Tensor]:
         """Return `knots`, `lower`, `upper` and `converged` by name; see `Calibrator.parameters_for`."""
         score, positives, n, size, unknown = sorted_counts(p, weights)
-        knots, lower, upper = augmented_means(score, tie_begins(score), positives, n, size)
+        knots, lower, upper = augmented_means(finite(score), tie_begins(score), positives, n, size)
         empty = unknown | (size == 0).unsqueeze(-1)
         lower, upper = lower.masked_fill(empty, torch.nan), upper.masked_fill(empty, torch.nan)
         return {"knots": knots, "lower": lower, "upper": upper, "converged": ~empty.squeeze(-1)}
+
+
+def _at(column: Tensor, index: Tensor) -> Tensor:
+    """Return the elements at an index, for a column `(K,)` of all leading axes, or of the batch of the index."""
+    return column[index] if column.dim() == 1 else column.gather(-1, index)
