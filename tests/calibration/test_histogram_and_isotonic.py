@@ -50,7 +50,7 @@ def test_gradient_of_isotonic_calibration_is_the_slope_between_blocks():
 
 
 def centred(scores, target, weights, new):
-    """Centred isotonic regression by a loop (Oron, Flournoy 2017, sec. 2): interpolate between the centres of blocks.
+    """Centred isotonic regression by a loop (Oron, Flournoy 2017): interpolate between the centres of blocks.
 
     Blocks with mean 0 or 1 keep their ends.
     """

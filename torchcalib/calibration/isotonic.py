@@ -114,9 +114,11 @@ class CentredIsotonicCalibration(IsotonicCalibration):
 
     As in the paper, a block with calibrated probability 0 or 1 keeps its first and last score, with a constant function
     between them. Therefore the negative log-likelihood (NLL) of new data may be infinite. A multi-class row whose
-    calibrated probabilities are all 0 is left unchanged. The mean and the interpolation use the units of the
-    predictions. So fits to logits and to their probabilities differ. Infinite logits do not enter the mean score of a
-    block with finite logits.
+    calibrated probabilities are all 0 is left unchanged. (The package probmetrics also returns 0 and 1 for binary
+    tasks. For multi-class tasks it raises probabilities to 1e-30 before the normalisation.)
+
+    The mean and the interpolation use the units of the predictions. So fits to logits and to their probabilities
+    differ. Infinite logits do not enter the mean score of a block with finite logits.
 
     Separable data give a step from 0 to 1. A class without samples gets probability 0. Without data, calibrated
     predictions are NaN. `weights` must be whole numbers. The gradient is the slope between knots.
@@ -128,7 +130,7 @@ class CentredIsotonicCalibration(IsotonicCalibration):
 
     Reference:
         Oron, Flournoy: Centered Isotonic Regression: Point and Interval Estimation for Dose-Response Studies (2017),
-        arXiv 1701.05964, sec. 2.
+        arXiv 1701.05964.
 
     Example:
         >>> preds = torch.tensor([0.1, 0.3, 0.4, 0.8])

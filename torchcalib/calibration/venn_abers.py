@@ -20,10 +20,10 @@ class VennAbersCalibration(OneAgainstRest):
     """Inductive Venn-Abers predictor: two isotonic fits per prediction, with the test sample added to the data.
 
     Let p0 and p1 be the isotonic fits at the test score if the test sample is added with label 0 or 1. If calibration
-    and test data are exchangeable, one of them is perfectly calibrated, for any sample size. The calibrated probability
-    is p1 / (1 - p0 + p1), which minimises the largest regret of the log loss. It is never 0 or 1, so that the negative
-    log-likelihood (NLL) is finite. Every task is supported; multi-class tasks calibrate one class against the rest and
-    normalise.
+    and test data are exchangeable, the fit with the true label is perfectly calibrated, for any sample size. The
+    calibrated probability is p1 / (1 - p0 + p1), which minimises the largest regret of the log loss. It is never 0 or
+    1, so that the negative log-likelihood (NLL) is finite. Every task is supported; multi-class tasks calibrate one
+    class against the rest and normalise.
 
     The fit is exact, with O(N log N) operations for N samples, and O(log N) for each prediction. p0 and p1 only depend
     on the order of the scores. So fits to logits and to their probabilities are equal, except for rounding. Separable
@@ -37,16 +37,16 @@ class VennAbersCalibration(OneAgainstRest):
         upper: p1 between the knots `(..., K + 1)`: element i is p1 for scores above knot i - 1 up to knot i.
 
     Reference:
-        Vovk, Petej: Venn-Abers Predictors (UAI 2014), arXiv 1211.0025, sec. 3 and 5; Vovk, Petej, Fedorova: Large-scale
-        probabilistic predictors with and without guarantees of validity (NeurIPS 2015), arXiv 1511.00213, sec. 2 and 4.
+        Vovk, Petej: Venn-Abers Predictors (UAI 2014), arXiv 1211.0025; Vovk, Petej, Fedorova: Large-scale probabilistic
+        predictors with and without guarantees of validity (NeurIPS 2015), arXiv 1511.00213, sec. 2 and 4.
 
     Example:
         >>> preds = torch.tensor([0.1, 0.3, 0.4, 0.8])
         >>> calibrator = VennAbersCalibration().fit(preds, torch.tensor([0, 1, 0, 1]))
         >>> calibrator(preds)
-        tensor([0.2500, 0.5000, 0.5000, 0.7500])
+        tensor([0.3333, 0.5000, 0.5000, 0.6667])
         >>> calibrator.predict_interval(torch.tensor([0.2, 0.9]))
-        (tensor([0.0000, 0.5000]), tensor([0.5000, 1.0000]))
+        (tensor([0.0000, 0.5000]), tensor([0.6667, 1.0000]))
     """
 
     name = "Venn-Abers calibration"
