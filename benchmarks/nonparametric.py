@@ -3,9 +3,13 @@
     python -m benchmarks.nonparametric                     all systems and methods
     python -m benchmarks.nonparametric cifar10 --rounds 3  systems whose name contains a word; the fastest of 3 rounds
 
-The systems are in $TORCHCALIB_DATA (or ../shared/data). Both sides get the same float64 probabilities and folds. The
-time is the CPU time of fit and prediction in all folds, without the first fit of the process. The log loss clips
-probabilities at the machine epsilon of float64, because isotonic methods return 0.
+The systems are in $TORCHCALIB_DATA (or ../shared/data). Both sides get the same folds and the same probabilities,
+rounded to float32, because probmetrics rounds them; `--exact` passes float64 probabilities to both. The time is the CPU
+time of fit and prediction in all folds, without the first fit of the process. The log loss clips probabilities at the
+machine epsilon of float64, because isotonic methods return 0.
+
+scikit-learn, and so cir-model, also treat scores as equal that differ by less than 1e-15 (float32: 1e-6). This matters
+for the simulated systems with large logits, where most probabilities are smaller.
 """
 
 import argparse
@@ -33,7 +37,7 @@ N_FOLDS = 5
 Fit = Callable[[Floats, Ints, Floats], Floats]
 
 
-def systems() -> Iterator[tuple[str, Floats, Ints]]:
+def systems(exact: bool) -> Iterator[tuple[str, Floats, Ints]]:
     """Yield the name, the probabilities `(N, C)` and the labels of every system."""
     for path in sorted(DATA.glob("*.npz")):
         with np.load(path, allow_pickle=False) as arrays:
@@ -47,7 +51,7 @@ def systems() -> Iterator[tuple[str, Floats, Ints]]:
                 p = np.stack((1 - p, p), -1)
             else:
                 p = torch.from_numpy(p).softmax(-1).numpy()
-            yield f"{path.stem} {key}", p, labels.astype(np.int64)
+            yield f"{path.stem} {key}", p if exact else p.astype(np.float32).astype(np.float64), labels.astype(np.int64)
 
 
 def ours(method: type[Calibrator]) -> Fit:
@@ -85,11 +89,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("words", nargs="*", help="parts of names of systems")
     parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--exact", action="store_true", help="do not round probabilities to float32")
     chosen = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     print("system | method | log loss: ours | theirs | Brier score: ours | theirs | seconds: ours | theirs | ratio")
-    for name, p, y in systems():
+    for name, p, y in systems(chosen.exact):
         if chosen.words and not any(word in name for word in chosen.words):
             continue
         for method, calibrator in METHODS.items():

@@ -141,13 +141,12 @@ def test_fit_returns_the_calibrator_and_infers_the_task_and_logits_from_any_arra
     assert names(logits).allclose(expected)
     labels = fresh(calibrator).fit(logits[:, None].expand(-1, 2), target[:, None].expand(-1, 2), num_labels=2)
     assert (labels.task, labels.predict_proba(logits[:, None].expand(-1, 2)).shape) == ("multilabel", (60, 2))
-    if "multiclass" in calibrator.tasks:
-        rows, classes = data(60, 3)
-        of_rows = fresh(calibrator).fit(rows, classes)
-        assert of_rows.task == "multiclass"
-        assert of_rows.predict_proba(rows).sum(-1).allclose(torch.ones(60, dtype=torch.float64))
-        images = fresh(calibrator).fit(rows.T.reshape(1, 3, 6, 10), classes.reshape(1, 6, 10))
-        assert images.predict_proba(rows.T.reshape(1, 3, 6, 10)).reshape(3, 60).T.allclose(of_rows.predict_proba(rows))
+    rows, classes = data(60, 3)
+    of_rows = fresh(calibrator).fit(rows, classes)
+    assert of_rows.task == "multiclass"
+    assert of_rows.predict_proba(rows).sum(-1).allclose(torch.ones(60, dtype=torch.float64))
+    images = fresh(calibrator).fit(rows.T.reshape(1, 3, 6, 10), classes.reshape(1, 6, 10))
+    assert images.predict_proba(rows.T.reshape(1, 3, 6, 10)).reshape(3, 60).T.allclose(of_rows.predict_proba(rows))
 
 
 def test_repr_shows_settings_and_fitted_parameters():
@@ -195,6 +194,10 @@ CALLS = [
 ]
 
 
+class BinaryCalibration(IsotonicCalibration):
+    tasks = ("binary",)
+
+
 @pytest.mark.filterwarnings("ignore:no finite scale:UserWarning")
 @each_calibrator
 def test_wrong_calls_of_calibrators_raise_errors(calibrator):
@@ -209,13 +212,10 @@ def test_wrong_calls_of_calibrators_raise_errors(calibrator):
         ("no labels", partial(labels, torch.rand(7)), ValueError, ["at least 2 axes"]),
         ("seven labels", partial(labels, torch.rand(2, 7)), ValueError, ["leading axes (2,)", "labels last, got (7,)"]),
     ]
-    if "multiclass" in calibrator.tasks:
-        of_rows = fresh(calibrator).fit(*data(30, 3), class_axis=-1, **multi)
-        rows.append(("four classes", partial(of_rows, torch.rand(30, 4)), ValueError, ["`preds` must have 3 classes"]))
-    else:
-        of_classes = partial(calibrator.fit, torch.eye(3), torch.arange(3), task="multiclass")
-        said = ["`task` must be one of 'binary', 'multilabel'", "positive_classes"]
-        rows.append(("classes", of_classes, ValueError, said))
+    of_rows = fresh(calibrator).fit(*data(30, 3), class_axis=-1, **multi)
+    rows.append(("four classes", partial(of_rows, torch.rand(30, 4)), ValueError, ["`preds` must have 3 classes"]))
+    of_classes = partial(BinaryCalibration().fit, torch.eye(3), torch.arange(3), task="multiclass")
+    rows.append(("classes", of_classes, ValueError, ["`task` must be one of 'binary' for", "positive_classes"]))
     assert_refused(rows)
     assert series(torch.rand(5, 2, 3)).shape == (5, 2, 3)
     assert series.part(1)(torch.rand(4)).shape == (4,)

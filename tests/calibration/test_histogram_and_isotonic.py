@@ -6,11 +6,11 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from helpers.fits import CIR, ISO, VA, H, data, fresh, single
+from helpers.fits import CIR, ISO, VA, H, data, fresh, name, single, turns
 from helpers.refusals import assert_refused
 from sklearn.isotonic import IsotonicRegression
 
-from torchcalib.calibration import HistogramBinning
+from torchcalib.calibration import HistogramBinning, cross_val_calibrate
 
 
 def test_histogram_binning_equals_a_loop():
@@ -91,22 +91,40 @@ def test_infinite_logits_do_not_move_the_centre_of_a_block():
 
 
 @pytest.mark.parametrize("from_logits", [False, True])
-def test_classes_are_calibrated_against_the_rest_and_normalised(from_logits):
-    """A class without samples gets probability 0. A row of zeros is left unchanged."""
+@pytest.mark.parametrize("calibrator", [H, ISO, CIR, VA], ids=name)
+def test_classes_are_calibrated_against_the_rest_and_normalised(calibrator, from_logits):
+    """Here class 3 has no samples, and folds are one batch."""
     logits, target = data(90, 4)
     target = target.masked_fill(target == 3, 0)
     preds = logits if from_logits else logits.softmax(-1)
     given = {"task": "multiclass", "from_logits": from_logits}
-    fitted = fresh(CIR).fit(preds, target, **given)
-    single_fits = [fresh(CIR).fit(preds, target, positive_classes=[k], **given) for k in range(4)]
-    expected = torch.stack([one.predict_proba(preds) for one in single_fits], -1)
-    assert expected[:, 3].tolist() == [0] * 90
+
+    def expected(rows):
+        fits = [fresh(calibrator).fit(preds[rows], target[rows], positive_classes=[k], **given) for k in range(4)]
+        p = torch.stack([one.predict_proba(preds) for one in fits], -1)
+        return p / p.sum(-1, keepdim=True)
+
     # The probabilities are quotients of float64 numbers, and log-odds are rounded relative to at most about 10.
-    assert fitted.predict_proba(preds).allclose(expected / expected.sum(-1, keepdim=True), atol=1e-13)
-    row = preds.new_tensor([[-40.0, -40, -40, 0]])
-    row = row if from_logits else row.softmax(-1)
-    assert fitted.predict_proba(row).allclose(row.softmax(-1) if from_logits else row, atol=0, rtol=1e-14)
-    assert fitted.in_words() == "one increasing function for each of 4 classes against the rest"
+    found = fresh(calibrator).fit(preds, target, **given).predict_proba(preds)
+    assert found.allclose(expected(slice(None)), atol=1e-13)
+    if calibrator in (ISO, CIR):
+        assert found[:, 3].tolist() == [0] * 90
+    folds = turns(90, 3)
+    found = cross_val_calibrate(preds, target, folds=folds, calibrator=calibrator, **given)
+    found = found.softmax(-1) if from_logits else found
+    for f in range(3):
+        assert found[folds == f].allclose(expected(folds != f)[folds == f], atol=1e-13)
+
+
+@pytest.mark.parametrize("from_logits", [False, True])
+def test_rows_of_zeros_become_uniform(from_logits):
+    """Without samples of class 2, high confidence in it gives probability 0 for every class."""
+    logits = torch.tensor([[3.0, 0, 0], [0, 3, 0], [3, 0, 1], [0, 3, 1]], dtype=torch.float64)
+    target, new = torch.tensor([0, 1, 0, 1]), torch.tensor([[0.0, 0, 9]], dtype=torch.float64)
+    for calibrator in (ISO, CIR):
+        preds, row = (x if from_logits else x.softmax(-1) for x in (logits, new))
+        fitted = fresh(calibrator).fit(preds, target, task="multiclass", from_logits=from_logits)
+        assert fitted.predict_proba(row)[0].tolist() == pytest.approx([1 / 3] * 3, abs=1e-15)
 
 
 def test_two_classes_equal_the_binary_task():

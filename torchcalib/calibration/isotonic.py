@@ -9,7 +9,6 @@ from torch.nn.functional import pad
 
 from torchcalib.calibration.calibrator import sample_weights
 from torchcalib.calibration.one_against_rest import OneAgainstRest
-from torchcalib.core.arguments import Task
 from torchcalib.core.predictions import Predictions
 from torchcalib.ops.host_values import value_if_available
 from torchcalib.ops.isotonic import block_ends
@@ -21,15 +20,19 @@ from torchcalib.ops.sorting import run_sums, sort_labelled, sorted_columns, tie_
 class IsotonicCalibration(OneAgainstRest):
     """Isotonic calibration: the non-decreasing function of the predictions with the least squared error.
 
-    It also minimises the negative log-likelihood (NLL), and supports binary and multi-label predictions. A block is a
-    run of scores with equal calibrated probability, found by the pool-adjacent-violators algorithm. Equal scores are in
-    the same block. The function is linear between two blocks, and constant beyond the first and the last block. The
-    fit is exact. Separable data give a step from 0 to 1. Probabilities of 0 and 1 are possible. Therefore the NLL of
-    new data may be infinite. `weights` must be whole numbers. The gradient is the slope between blocks, and 0 in them.
+    It also minimises the negative log-likelihood (NLL). A block is a run of scores with equal calibrated probability,
+    found by the pool-adjacent-violators algorithm. Equal scores are in the same block. The function is linear between
+    two blocks, and constant beyond the first and the last block. The fit is exact. Separable data give a step from 0
+    to 1. Probabilities of 0 and 1 are possible. Therefore the NLL of new data may be infinite. `weights` must be whole
+    numbers. The gradient is the slope between blocks, and 0 in them.
+
+    Multi-class tasks calibrate one class against the rest and normalise. A class without samples gets probability 0.
+    A row whose calibrated probabilities are all 0 becomes uniform.
 
     Attributes:
-        knots: first and last score of each block `(..., K)`, ascending, in the units of the predictions.
-        rates: calibrated probabilities at the knots `(..., K)`.
+        knots: first and last score of each block `(..., K)`, ascending, in the units of the predictions. Multi-class:
+            `(..., C, K)`.
+        rates: calibrated probabilities at the knots, of the shape of `knots`.
 
     Reference:
         Zadrozny, Elkan: Transforming classifier scores into accurate multiclass probability estimates (KDD 2002);
@@ -43,7 +46,6 @@ class IsotonicCalibration(OneAgainstRest):
     """
 
     name = "isotonic calibration"
-    tasks: ClassVar[tuple[Task, ...]] = ("binary", "multilabel")
     whole_weights = True
     initial: ClassVar = {"knots": [torch.nan] * 2, "rates": [torch.nan] * 2}
 
@@ -114,7 +116,7 @@ class CentredIsotonicCalibration(IsotonicCalibration):
 
     As in the paper, a block with calibrated probability 0 or 1 keeps its first and last score, with a constant function
     between them. Therefore the negative log-likelihood (NLL) of new data may be infinite. A multi-class row whose
-    calibrated probabilities are all 0 is left unchanged. (The package probmetrics also returns 0 and 1 for binary
+    calibrated probabilities are all 0 becomes uniform. (The package probmetrics also returns 0 and 1 for binary
     tasks. For multi-class tasks it raises probabilities to 1e-30 before the normalisation.)
 
     The mean and the interpolation use the units of the predictions. So fits to logits and to their probabilities
@@ -139,7 +141,6 @@ class CentredIsotonicCalibration(IsotonicCalibration):
     """
 
     name = "centred isotonic calibration"
-    tasks = ("binary", "multiclass", "multilabel")
 
     def block_knots(self, knots: Tensor, rates: Tensor, score: Tensor, n: Tensor, ends: Tensor) -> Tensor:
         """Return the mean score of each block twice, but the first and the last score if its rate is 0 or 1."""

@@ -16,8 +16,8 @@ class OneAgainstRest(Calibrator):
     """Base class of calibrators that map one probability. They support every task.
 
     In a multi-class task, every class k has its own fit to P(y = k), or to its log-odds for logits, with the outcome
-    y = k. The calibrated probabilities of a row are divided by their sum. A row whose calibrated probabilities are all
-    0 is left unchanged. For two classes this equals the fit to the binary task, if the method treats both classes in
+    y = k. The calibrated probabilities of a row are divided by their sum. If all of them are 0, the result is uniform,
+    as in scikit-learn. For two classes this equals the fit to the binary task, if the method treats both classes in
     the same way. The parameters have an axis of classes after the batch axes.
 
     Reference:
@@ -54,8 +54,8 @@ class OneAgainstRest(Calibrator):
         found = self.binary_calibrated(scores.transpose(-1, -2), from_logits).transpose(-1, -2)
         if from_logits:
             log_q = logsigmoid(found)
-            return torch.where((log_q == -torch.inf).all(-1, keepdim=True), values, log_q).log_softmax(-1)
-        q = torch.where((found == 0).all(-1, keepdim=True), values, found)
+            return log_q.masked_fill((log_q == -torch.inf).all(-1, keepdim=True), 0).log_softmax(-1)
+        q = found.masked_fill((found == 0).all(-1, keepdim=True), 1)
         return q / q.sum(-1, keepdim=True)
 
 

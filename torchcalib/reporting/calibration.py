@@ -11,6 +11,7 @@ from torchcalib.calibration.calibrator import Calibrator
 from torchcalib.calibration.cross_validation import FoldOptions, folds_of, out_of_fold
 from torchcalib.calibration.histogram import HistogramBinning
 from torchcalib.calibration.isotonic import IsotonicCalibration
+from torchcalib.calibration.one_against_rest import OneAgainstRest
 from torchcalib.calibration.recommendation import recommendation_of
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.words import listed
@@ -115,8 +116,8 @@ def _applicable(p: Predictions) -> tuple[list[Calibrator], tuple[str, ...]]:
     notes: tuple[str, ...] = ()
     counts = are_counts(p.weights)
     for calibrator in (method() for method in CALIBRATORS):
-        if p.task not in calibrator.tasks:
-            continue
+        if p.task not in calibrator.tasks or (p.task == "multiclass" and isinstance(calibrator, OneAgainstRest)):
+            continue  # a fit per class is slow for many classes
         if calibrator.whole_weights and not counts:
             notes += (f"{_sentence_case(calibrator.name)} is omitted: it needs weights that are whole numbers.",)
         elif isinstance(calibrator, AffineScaling) and p.target.numel() * p.num_classes**2 > MAX_PRODUCTS:
