@@ -46,6 +46,8 @@ def systems(exact: bool) -> Iterator[tuple[str, Floats, Ints]]:
             labels = content.get("y" + key.removeprefix("p")) if key.startswith("p_") else content.get("targets")
             if labels is None or key.startswith(("y_", "targets", "fold")):
                 continue
+            if len(np.unique(labels)) < 2:  # scikit-learn needs two classes
+                continue
             p = values.astype(np.float64)
             if key == "probs" or key.startswith("p_"):
                 p = np.stack((1 - p, p), -1)

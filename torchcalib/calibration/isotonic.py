@@ -120,7 +120,8 @@ class CentredIsotonicCalibration(IsotonicCalibration):
     tasks. For multi-class tasks it raises probabilities to 1e-30 before the normalisation.)
 
     The mean and the interpolation use the units of the predictions. So fits to logits and to their probabilities
-    differ. Infinite logits do not enter the mean score of a block with finite logits.
+    differ. Logits are preferable if many probabilities are near 0 or 1. Infinite logits do not enter the mean score of
+    a block with finite logits.
 
     Separable data give a step from 0 to 1. A class without samples gets probability 0. Without data, calibrated
     predictions are NaN. `weights` must be whole numbers. The gradient is the slope between knots.
