@@ -49,6 +49,17 @@ def temperature_by_bisection(logits: Tensor, target: Tensor) -> float:
     return float(TemperatureScalingCalibrator().fit_torch(CategoricalLogits(logits), target).invtemp_)
 
 
+def probmetrics_calibrated(method: str, fit: tuple[Floats, Ints], preds: Floats) -> Floats:
+    """Probabilities `(N, C)` calibrated by a method of probmetrics, fitted to `fit`.
+
+    "isotonic" calls scikit-learn, "cir" the package cir-model, and "ivap-ovr" the package venn-abers.
+    """
+    from probmetrics.calibrators import get_calibrator
+
+    calibrated: Floats = get_calibrator(method).fit(*fit).predict_proba(preds)
+    return calibrated
+
+
 def temperature_by_lbfgs(logits: Tensor, target: Tensor) -> float:
     """Temperature by the code of Guo et al. (ICML 2017), gpleiss/temperature_scaling.
 

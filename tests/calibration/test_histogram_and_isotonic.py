@@ -1,14 +1,16 @@
-"""Histogram binning compared with a loop, and isotonic calibration compared with scikit-learn."""
+"""Histogram binning and centred isotonic calibration compared with loops, isotonic calibration with scikit-learn."""
 
+import math
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
-from helpers.fits import ISO, H, fresh, single
+from helpers.fits import CIR, ISO, VA, H, data, fresh, name, single, turns
 from helpers.refusals import assert_refused
 from sklearn.isotonic import IsotonicRegression
 
-from torchcalib.calibration import HistogramBinning
+from torchcalib.calibration import HistogramBinning, cross_val_calibrate
 
 
 def test_histogram_binning_equals_a_loop():
@@ -45,6 +47,92 @@ def test_gradient_of_isotonic_calibration_is_the_slope_between_blocks():
     x = torch.tensor([0.2, 0.4, 0.7], dtype=torch.float64, requires_grad=True)
     fresh(ISO).fit(preds, target, task="binary")(x).sum().backward()
     assert x.grad.tolist() == pytest.approx([0, 1 / (0.5 - 0.3), 0])
+
+
+def centred(scores, target, weights, new):
+    """Centred isotonic regression by a loop (Oron, Flournoy 2017): interpolate between the centres of blocks.
+
+    Blocks with mean 0 or 1 keep their ends.
+    """
+    fit = IsotonicRegression().fit(scores, target, sample_weight=weights).predict(scores)
+    x, y = [], []
+    for mean in sorted(set(fit.round(12))):
+        block = [(s, w) for s, f, w in zip(scores, fit, weights, strict=True) if abs(f - mean) < 1e-9]
+        ends = [min(block)[0], max(block)[0]]
+        x += ends if mean in (0, 1) else [sum(s * w for s, w in block) / sum(w for _, w in block)]
+        y += [mean] * (2 if mean in (0, 1) else 1)
+    return np.interp(new, x, y)
+
+
+@pytest.mark.parametrize("from_logits", [False, True])
+def test_centred_isotonic_calibration_equals_a_loop(from_logits):
+    """The loop rounds means to 12 digits."""
+    logits, target = single(300)
+    preds = logits.round(decimals=1) if from_logits else logits.sigmoid().round(decimals=2)
+    weights = torch.randint(0, 4, (300,), generator=torch.Generator().manual_seed(2))
+    fitted = fresh(CIR).fit(preds, target, task="binary", from_logits=from_logits, weights=weights)
+    new = torch.linspace(preds.min() - 0.1, preds.max() + 0.1, 999, dtype=torch.float64)
+    new = new if from_logits else new.clamp(0, 1)
+    given = (x[weights > 0].tolist() for x in (preds, target, weights))
+    assert fitted.predict_proba(new).tolist() == pytest.approx(centred(*given, new).tolist(), abs=1e-11)
+    inside = new[(new > fitted.knots[2]) & (new < fitted.knots[-3])]
+    assert bool((fitted(inside).diff() > 0).all())
+    words = fitted.in_words()
+    assert words == f"increasing through {len(set(fitted.knots.tolist()))} points, from 0 to 1"
+
+
+def test_infinite_logits_do_not_move_the_centre_of_a_block():
+    logits, target = torch.tensor([-math.inf, -3.0, -1.0, 2.0, 4.0, math.inf]), torch.tensor([0, 1, 0, 1, 0, 1])
+    fitted = fresh(CIR).fit(logits, target, task="binary", from_logits=True)
+    assert fitted.knots.tolist() == [-1e30, -1e30, 0.5, 0.5, 1e30, 1e30]
+    pooled = fresh(CIR).fit(logits, 1 - target, task="binary", from_logits=True)
+    assert pooled.knots.tolist() == [0.5, 0.5]
+    assert pooled.predict_proba(logits).tolist() == [0.5] * 6
+
+
+@pytest.mark.parametrize("from_logits", [False, True])
+@pytest.mark.parametrize("calibrator", [H, ISO, CIR, VA], ids=name)
+def test_classes_are_calibrated_against_the_rest_and_normalised(calibrator, from_logits):
+    """Here class 3 has no samples, and folds are one batch."""
+    logits, target = data(90, 4)
+    target = target.masked_fill(target == 3, 0)
+    preds = logits if from_logits else logits.softmax(-1)
+    given = {"task": "multiclass", "from_logits": from_logits}
+
+    def expected(rows):
+        fits = [fresh(calibrator).fit(preds[rows], target[rows], positive_classes=[k], **given) for k in range(4)]
+        p = torch.stack([one.predict_proba(preds) for one in fits], -1)
+        return p / p.sum(-1, keepdim=True)
+
+    # The probabilities are quotients of float64 numbers, and log-odds are rounded relative to at most about 10.
+    found = fresh(calibrator).fit(preds, target, **given).predict_proba(preds)
+    assert found.allclose(expected(slice(None)), atol=1e-13)
+    if calibrator in (ISO, CIR):
+        assert found[:, 3].tolist() == [0] * 90
+    folds = turns(90, 3)
+    found = cross_val_calibrate(preds, target, folds=folds, calibrator=calibrator, **given)
+    found = found.softmax(-1) if from_logits else found
+    for f in range(3):
+        assert found[folds == f].allclose(expected(folds != f)[folds == f], atol=1e-13)
+
+
+@pytest.mark.parametrize("from_logits", [False, True])
+def test_rows_of_zeros_become_uniform(from_logits):
+    """Without samples of class 2, high confidence in it gives probability 0 for every class."""
+    logits = torch.tensor([[3.0, 0, 0], [0, 3, 0], [3, 0, 1], [0, 3, 1]], dtype=torch.float64)
+    target, new = torch.tensor([0, 1, 0, 1]), torch.tensor([[0.0, 0, 9]], dtype=torch.float64)
+    for calibrator in (ISO, CIR):
+        preds, row = (x if from_logits else x.softmax(-1) for x in (logits, new))
+        fitted = fresh(calibrator).fit(preds, target, task="multiclass", from_logits=from_logits)
+        assert fitted.predict_proba(row)[0].tolist() == pytest.approx([1 / 3] * 3, abs=1e-15)
+
+
+def test_two_classes_equal_the_binary_task():
+    logits, target = data(90, 2)
+    p = logits.softmax(-1)
+    for calibrator in (CIR, VA):
+        of_rows = fresh(calibrator).fit(p, target, task="multiclass")(p)[:, 1]
+        assert of_rows.allclose(fresh(calibrator).fit(p[:, 1], target, task="binary")(p[:, 1]), atol=1e-12)
 
 
 def test_wrong_options_and_weights_raise_errors():

@@ -257,8 +257,11 @@ def test_monitor_is_a_callback_of_every_installed_package(pl, monkeypatch):
 
 
 def test_incompatible_arguments_raise_errors_before_training(pl, tmp_path):
-    with pytest.raises(ValueError, match="`calibrate` must be a calibrator for task='multiclass', got Isotonic"):
-        monitor(calibrate=IsotonicCalibration())
+    class BinaryCalibration(IsotonicCalibration):
+        tasks = ("binary",)
+
+    with pytest.raises(ValueError, match="`calibrate` must be a calibrator for task='multiclass', got Binary"):
+        monitor(calibrate=BinaryCalibration())
     with pytest.raises(ValueError, match="`diagrams_every` must be at least 0, got -1"):
         monitor(diagrams_every=-1)
     two = [monitor(calibrate=TemperatureScaling(), prefix=prefix) for prefix in ("a/", "b/")]

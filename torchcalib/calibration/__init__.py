@@ -10,16 +10,18 @@ from torchcalib.calibration.cross_validation import cross_val_calibrate
 from torchcalib.calibration.ensemble import EnsembleTemperatureScaling
 from torchcalib.calibration.gain import ScoreDivergence, calibration_loss, relative_calibration_loss, score_divergence
 from torchcalib.calibration.histogram import HistogramBinning
-from torchcalib.calibration.isotonic import IsotonicCalibration
+from torchcalib.calibration.isotonic import CentredIsotonicCalibration, IsotonicCalibration
 from torchcalib.calibration.recommendation import Recommendation, recommend
 from torchcalib.calibration.saving import load_calibrator, save_calibrator
 from torchcalib.calibration.structured import StructuredMatrixScaling, StructuredVectorScaling, VectorScaling
+from torchcalib.calibration.venn_abers import VennAbersCalibration
 
 __all__ = [
     "AffineScaling",
     "BetaCalibration",
     "BiasCorrection",
     "Calibrator",
+    "CentredIsotonicCalibration",
     "EnsembleTemperatureScaling",
     "HistogramBinning",
     "IsotonicCalibration",
@@ -30,6 +32,7 @@ __all__ = [
     "StructuredVectorScaling",
     "TemperatureScaling",
     "VectorScaling",
+    "VennAbersCalibration",
     "calibration_loss",
     "cross_val_calibrate",
     "load_calibrator",

@@ -215,6 +215,16 @@ class Calibrator(nn.Module, ABC):
         Gradient:
             With respect to `preds`, where the calibration map is differentiable.
         """
+        values, from_logits, dtype = self._canonical(preds)
+        values = self.calibrated(values, from_logits)
+        return self._as_given(values.sigmoid() if from_logits and not self.from_logits else values, dtype)
+
+    def _canonical(self, preds: Tensor) -> tuple[Tensor, bool, torch.dtype]:
+        """Check predictions and convert them to canonical form: classes last, labels before samples.
+
+        Returns:
+            Values, whether they are logits, and the dtype of the result.
+        """
         if self.task is None:
             raise RuntimeError(f"{type(self).__name__} must be fitted before use. Call fit(preds, target).")
         preds = as_tensor("preds", preds)
@@ -231,8 +241,8 @@ class Calibrator(nn.Module, ABC):
                 f"`preds` must have at least {1 + has_classes} axes for task={self.task!r}, got shape "
                 f"{tuple(preds.shape)}. Add the missing axis with unsqueeze."
             )
-        # To canonical form: classes last, labels before samples. Every label has its own fit.
         values = values.movedim(self.class_axis, -1) if has_classes else values
+        # Every label has its own fit.
         values = values.transpose(-1, -2) if self.task == "multilabel" else values
         leading, batch = values.shape[: -2 if self.task == "multiclass" else -1], self.grad_norm.shape
         if leading[len(leading) - len(batch) :] != batch:
@@ -243,12 +253,13 @@ class Calibrator(nn.Module, ABC):
             )
         if self.task == "multiclass" and from_logits:
             values = spread_infinite_logits(values)
-        values = self.calibrated(values, from_logits)
-        if from_logits and not self.from_logits:
-            values = values.sigmoid()
+        return values, from_logits, torch.promote_types(preds.dtype, torch.float32)
+
+    def _as_given(self, values: Tensor, dtype: torch.dtype) -> Tensor:
+        """Convert values in canonical form to the axes of the predictions, and to a dtype."""
         values = values.transpose(-1, -2) if self.task == "multilabel" else values
-        values = values.movedim(-1, self.class_axis) if has_classes else values
-        return values.to(torch.promote_types(preds.dtype, torch.float32))
+        values = values.movedim(-1, self.class_axis) if self.task != "binary" else values
+        return values.to(dtype)
 
     def _check_kind(self, preds: Tensor) -> None:
         """Raise an error for logits after a fit to probabilities, and warn for probabilities after a fit to logits.

@@ -6,7 +6,8 @@ from typing import ClassVar, Literal, get_args
 import torch
 from torch import Tensor
 
-from torchcalib.calibration.calibrator import Calibrator, sample_weights
+from torchcalib.calibration.calibrator import sample_weights
+from torchcalib.calibration.one_against_rest import OneAgainstRest
 from torchcalib.core.arguments import check_choice, check_count, check_flag
 from torchcalib.core.predictions import Predictions
 from torchcalib.ops.logs import wide_dtype
@@ -15,11 +16,12 @@ from torchcalib.ops.segments import bin_index, bin_sums
 Empty = Literal["keep", "zero"]
 
 
-class HistogramBinning(Calibrator):
+class HistogramBinning(OneAgainstRest):
     """Histogram binning: replaces a probability by the frequency of positives in its equal-width bin.
 
-    It supports binary and multi-label predictions. The fit is in closed form, also for separable data, a single class
-    and infinite logits. Frequencies of 0 and 1 are possible. The gradient is 0 in bins with samples.
+    Multi-class tasks calibrate one class against the rest and normalise. The fit is in closed form, also for separable
+    data, a single class and infinite logits. Frequencies of 0 and 1 are possible. A multi-class row whose calibrated
+    probabilities are all 0 becomes uniform. The gradient is 0 in bins with samples.
 
     Args:
         n_bins: number of bins B.
@@ -28,7 +30,8 @@ class HistogramBinning(Calibrator):
             published code of [EPSR].
 
     Attributes:
-        rate: frequency of positives in every bin `(..., B)`; NaN where predictions are left unchanged.
+        rate: frequency of positives in every bin `(..., B)`, multi-class `(..., C, B)`; NaN where predictions are left
+            unchanged.
 
     Raises:
         TypeError, ValueError: for invalid arguments.
@@ -44,7 +47,6 @@ class HistogramBinning(Calibrator):
     """
 
     name = "histogram binning"
-    tasks = ("binary", "multilabel")
     settings = ("n_bins", "right", "empty")
     initial: ClassVar = {"rate": [torch.nan]}
 
@@ -57,7 +59,7 @@ class HistogramBinning(Calibrator):
         check_choice("empty", empty, get_args(Empty))
         self.n_bins, self.right, self.empty = n_bins, right, empty
 
-    def calibrated(self, values: Tensor, from_logits: bool) -> Tensor:
+    def binary_calibrated(self, values: Tensor, from_logits: bool) -> Tensor:
         """Return the frequency of positives (or its logit) in the bin of each value."""
         p = values.to(wide_dtype(values.device))
         p = p.sigmoid() if from_logits else p
@@ -76,7 +78,7 @@ class HistogramBinning(Calibrator):
         """Return the number of bins; see `Calibrator.in_words`."""
         return f"{self.n_bins} equal-width bins"
 
-    def parameters_for(self, p: Predictions, weights: Tensor | None) -> dict[str, Tensor]:
+    def binary_parameters(self, p: Predictions, weights: Tensor | None) -> dict[str, Tensor]:
         """Return `rate` and `converged` by name; see `Calibrator.parameters_for`."""
         w = sample_weights(p, weights)
         positives = (w * p.target.to(w.dtype)).masked_fill(w == 0, 0)

@@ -1,4 +1,4 @@
-"""Isotonic calibration by the pool-adjacent-violators algorithm (PAVA)."""
+"""Isotonic calibration by the pool-adjacent-violators algorithm (PAVA), and centred isotonic calibration."""
 
 from collections.abc import Sequence
 from typing import ClassVar
@@ -7,25 +7,32 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from torchcalib.calibration.calibrator import Calibrator, sample_weights
+from torchcalib.calibration.calibrator import sample_weights
+from torchcalib.calibration.one_against_rest import OneAgainstRest
 from torchcalib.core.predictions import Predictions
+from torchcalib.ops.host_values import value_if_available
 from torchcalib.ops.isotonic import block_ends
 from torchcalib.ops.logs import safe_log, wide_dtype
-from torchcalib.ops.sorting import run_sums, sorted_columns, tie_begins
+from torchcalib.ops.operation import is_plain
+from torchcalib.ops.sorting import run_sums, sort_labelled, sorted_columns, tie_begins
 
 
-class IsotonicCalibration(Calibrator):
+class IsotonicCalibration(OneAgainstRest):
     """Isotonic calibration: the non-decreasing function of the predictions with the least squared error.
 
-    It also minimises the negative log-likelihood (NLL), and supports binary and multi-label predictions. A block is a
-    run of scores with equal calibrated probability, found by the pool-adjacent-violators algorithm. Equal scores are in
-    the same block. The function is linear between two blocks, and constant beyond the first and the last block. The
-    fit is exact. Separable data give a step from 0 to 1. Probabilities of 0 and 1 are possible. Therefore the NLL of
-    new data may be infinite. `weights` must be whole numbers. The gradient is the slope between blocks, and 0 in them.
+    It also minimises the negative log-likelihood (NLL). A block is a run of scores with equal calibrated probability,
+    found by the pool-adjacent-violators algorithm. Equal scores are in the same block. The function is linear between
+    two blocks, and constant beyond the first and the last block. The fit is exact. Separable data give a step from 0
+    to 1. Probabilities of 0 and 1 are possible. Therefore the NLL of new data may be infinite. `weights` must be whole
+    numbers. The gradient is the slope between blocks, and 0 in them.
+
+    Multi-class tasks calibrate one class against the rest and normalise. A class without samples gets probability 0.
+    A row whose calibrated probabilities are all 0 becomes uniform.
 
     Attributes:
-        knots: first and last score of each block `(..., K)`, ascending, in the units of the predictions.
-        rates: calibrated probabilities at the knots `(..., K)`.
+        knots: first and last score of each block `(..., K)`, ascending, in the units of the predictions. Multi-class:
+            `(..., C, K)`.
+        rates: calibrated probabilities at the knots, of the shape of `knots`.
 
     Reference:
         Zadrozny, Elkan: Transforming classifier scores into accurate multiclass probability estimates (KDD 2002);
@@ -39,17 +46,16 @@ class IsotonicCalibration(Calibrator):
     """
 
     name = "isotonic calibration"
-    tasks = ("binary", "multilabel")
     whole_weights = True
     initial: ClassVar = {"knots": [torch.nan] * 2, "rates": [torch.nan] * 2}
 
     knots: Tensor
     rates: Tensor
 
-    def calibrated(self, values: Tensor, from_logits: bool) -> Tensor:
+    def binary_calibrated(self, values: Tensor, from_logits: bool) -> Tensor:
         """Return calibrated values by linear interpolation between the knots."""
         wide = wide_dtype(values.device)
-        x = _finite(values.to(wide))
+        x = finite(values.to(wide))
         if self.knots.dim() == 1:  # a single fit needs no copies of the knots for the leading axes of `values`
             above = torch.searchsorted(self.knots, x.detach().contiguous(), right=True)
             above = above.clamp(1, self.knots.shape[-1] - 1)
@@ -81,31 +87,113 @@ class IsotonicCalibration(Calibrator):
         """Return the number of levels; see `Calibrator.in_words`."""
         return "" if self.rates.dim() > 1 else f"{len(self.rates.unique())} levels"
 
-    def parameters_for(self, p: Predictions, weights: Tensor | None) -> dict[str, Tensor]:
+    def binary_parameters(self, p: Predictions, weights: Tensor | None) -> dict[str, Tensor]:
         """Return `knots`, `rates` and `converged` by name; see `Calibrator.parameters_for`."""
-        w = sample_weights(p, weights)
-        unknown = w.isnan().any(-1, keepdim=True)  # instead of errors that would synchronise the device
-        n = w.nan_to_num(0).long()
-        # The sign of the counts encodes the outcome, because one column is faster to sort than two.
-        scores, signed = p.values.expand(w.shape).masked_fill(n == 0, torch.nan), torch.where(p.target == 1, n, -n)
-        if not w.shape[-1]:  # one element of weight 0 represents empty data
-            scores, signed = pad(scores, (0, 1), value=torch.nan), pad(signed, (0, 1))
-        score, signed, _, size = sorted_columns(scores, signed, None)
-        n, positives = signed.abs(), signed.clamp(min=0)
+        score, positives, n, size, unknown = sorted_counts(p, weights)
         ends = block_ends("pava", tie_begins(score), positives, n).minimum(size.unsqueeze(-1))
         begins = torch.cat((torch.zeros_like(ends[..., :1]), ends[..., :-1]), -1)
         is_block = ends > begins
         # Rows with fewer blocks repeat their last knot, which is the largest.
         places = torch.stack((begins, ends - 1), -1).flatten(-2).clamp(0, score.shape[-1] - 1)
-        rates = (run_sums(positives, ends) / run_sums(n, ends)).repeat_interleave(2, -1)
-        knots = _finite(score.gather(-1, places).to(w.dtype))
+        positives, total = run_sums(torch.stack((positives, n)), ends.expand(2, *ends.shape))
+        rates = (positives / total).repeat_interleave(2, -1)
+        score = finite(score.to(rates.dtype))
+        knots = self.block_knots(score.gather(-1, places), rates, score, n, ends)
         knots, rates = (x.masked_fill(~is_block.repeat_interleave(2, -1), -torch.inf) for x in (knots, rates))
         empty = unknown | ~is_block.any(-1, keepdim=True)
         knots = knots.cummax(-1).values.masked_fill(empty, torch.nan)
         rates = rates.cummax(-1).values.masked_fill(empty, torch.nan)
         return {"knots": knots, "rates": rates, "converged": ~empty.squeeze(-1)}
 
+    def block_knots(self, knots: Tensor, rates: Tensor, score: Tensor, n: Tensor, ends: Tensor) -> Tensor:  # noqa: ARG002
+        """Return two knots for each block: here its first and its last score, which are `knots`."""
+        return knots
 
-def _finite(scores: Tensor) -> Tensor:
-    """Clamp infinite logits, because differences of infinite values would be NaN."""
-    return scores.clamp(-1e30, 1e30)
+
+class CentredIsotonicCalibration(IsotonicCalibration):
+    """Centred isotonic calibration (CIR): isotonic calibration that is strictly increasing between its blocks.
+
+    Every block of `IsotonicCalibration` is replaced by one knot: its mean score, weighted by the number of samples,
+    with the calibrated probability of the block. The function is linear between the knots, and constant before the
+    first and after the last knot. Different scores between these knots get different probabilities. Every task is
+    supported; multi-class tasks calibrate one class against the rest and normalise.
+
+    As in the paper, a block with calibrated probability 0 or 1 keeps its first and last score, with a constant function
+    between them. Therefore the negative log-likelihood (NLL) of new data may be infinite. A multi-class row whose
+    calibrated probabilities are all 0 becomes uniform. (The package probmetrics also returns 0 and 1 for binary
+    tasks. For multi-class tasks it raises probabilities to 1e-30 before the normalisation.)
+
+    The mean and the interpolation use the units of the predictions. So fits to logits and to their probabilities
+    differ. Logits are preferable if many probabilities are near 0 or 1. Infinite logits do not enter the mean score of
+    a block with finite logits.
+
+    Separable data give a step from 0 to 1. A class without samples gets probability 0. Without data, calibrated
+    predictions are NaN. `weights` must be whole numbers. The gradient is the slope between knots.
+
+    Attributes:
+        knots: two scores for each block `(..., K)`, ascending, in the units of the predictions: twice the mean score,
+            or the first and the last score if the probability is 0 or 1. Multi-class: `(..., C, K)`.
+        rates: calibrated probabilities at the knots, of the shape of `knots`.
+
+    Reference:
+        Oron, Flournoy: Centered Isotonic Regression: Point and Interval Estimation for Dose-Response Studies (2017),
+        arXiv 1701.05964.
+
+    Example:
+        >>> preds = torch.tensor([0.1, 0.3, 0.4, 0.8])
+        >>> CentredIsotonicCalibration().fit(preds, torch.tensor([0, 1, 0, 1]))(preds)
+        tensor([0.0000, 0.4000, 0.5556, 1.0000])
+    """
+
+    name = "centred isotonic calibration"
+
+    def block_knots(self, knots: Tensor, rates: Tensor, score: Tensor, n: Tensor, ends: Tensor) -> Tensor:
+        """Return the mean score of each block twice, but the first and the last score if its rate is 0 or 1."""
+        n = n.masked_fill(score.abs() >= _INFINITE, 0).to(score.dtype)
+        sums, total = run_sums(torch.stack((n * score, n)), ends.expand(2, *ends.shape))
+        mean = sums / total
+        first, last = knots[..., ::2], knots[..., 1::2]
+        # Rounding must not move the mean out of its block. The mean is NaN if all scores are infinite.
+        centre = mean.clamp(first, last).repeat_interleave(2, -1)
+        return torch.where((rates > 0) & (rates < 1) & ~centre.isnan(), centre, knots)
+
+    def in_words(self, class_names: Sequence[str] = ()) -> str:  # noqa: ARG002
+        """Return the number of knots and the range of calibrated probabilities as a clause."""
+        if self.rates.isnan().any():
+            return "no samples of positive weight"
+        if self.rates.dim() > 1:
+            return f"one increasing function for each of {len(self.rates)} classes against the rest"
+        n_knots = 1 + int((self.knots.diff() > 0).sum())
+        return f"increasing through {n_knots} points, from {self.rates[0]:.3g} to {self.rates[-1]:.3g}"
+
+
+def sorted_counts(p: Predictions, weights: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Sort samples by score, without samples of weight 0.
+
+    Returns:
+        Ascending scores, positives and samples of each element (int64), each `(..., M)`. Elements without samples are
+        last, and have score +inf. The number of other elements, `(...)`. True if weights are unknown, `(..., 1)`.
+    """
+    w = sample_weights(p, weights)
+    unknown = w.isnan().any(-1, keepdim=True)  # instead of errors that would synchronise the device
+    n = w.nan_to_num(0).long()
+    scores, is_positive = p.values.expand(w.shape).masked_fill(n == 0, torch.nan), (p.target == 1).expand(w.shape)
+    if not w.shape[-1]:  # one element of weight 0 represents empty data
+        scores, n, is_positive = pad(scores, (0, 1), value=torch.nan), pad(n, (0, 1)), pad(is_positive, (0, 1))
+    on_cpu = scores.device.type == "cpu" and is_plain(scores, n)
+    if on_cpu and not p.from_logits and value_if_available((n <= 1).all()):  # twice as fast
+        score, label, size = sort_labelled(scores.clamp(0, 1), is_positive.to(torch.uint8))
+        given = torch.arange(score.shape[-1]) < size.unsqueeze(-1)
+        return score.masked_fill(~given, torch.inf), (label & given).long(), given.long(), size, unknown
+    # The sign of the counts encodes the outcome, because one column is faster to sort than two.
+    score, signed, _, size = sorted_columns(scores, torch.where(is_positive, n, -n), None)
+    return score, signed.clamp(min=0), signed.abs(), size, unknown
+
+
+_INFINITE = 1e30
+"""Replaces infinite logits, because differences of infinite values would be NaN."""
+
+
+def finite(scores: Tensor) -> Tensor:
+    """Replace infinite logits by large numbers."""
+    return scores.clamp(-_INFINITE, _INFINITE)

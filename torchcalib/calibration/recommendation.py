@@ -21,8 +21,9 @@ from torchcalib.calibration.cross_validation import (
 from torchcalib.calibration.ensemble import EnsembleTemperatureScaling
 from torchcalib.calibration.gain import Score, both_scores
 from torchcalib.calibration.histogram import HistogramBinning
-from torchcalib.calibration.isotonic import IsotonicCalibration
+from torchcalib.calibration.isotonic import CentredIsotonicCalibration, IsotonicCalibration
 from torchcalib.calibration.structured import StructuredMatrixScaling, StructuredVectorScaling, VectorScaling
+from torchcalib.calibration.venn_abers import VennAbersCalibration
 from torchcalib.core.arguments import Task
 from torchcalib.core.checks import are_counts
 from torchcalib.core.predictions import Predictions
@@ -40,6 +41,8 @@ CALIBRATORS: tuple[type[Calibrator], ...] = (
     StructuredMatrixScaling,
     HistogramBinning,
     IsotonicCalibration,
+    CentredIsotonicCalibration,
+    VennAbersCalibration,
 )
 """All calibrators, those with the fewest parameters first."""
 

@@ -14,7 +14,6 @@ from torchcalib.io.saved import load_tensors, write_whole
 CHECKPOINT_KEY = "torchcalib_calibrator"
 """Key of the `state_dict` of a calibrator in a training checkpoint."""
 
-<<<<<<< HEAD
 _CLASSES: dict[str, type[Calibrator]] = {kind.__name__: kind for kind in CALIBRATORS}
 
 

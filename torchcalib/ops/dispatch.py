@@ -11,7 +11,7 @@ from typing import Literal
 
 import torch
 
-Op = Literal["pava", "pava_bc", "rows", "events", "classes", "smoothing", "regression"]
+Op = Literal["pava", "pava_bc", "augmented", "rows", "events", "classes", "smoothing", "regression"]
 Backend = Literal["auto", "triton", "numba", "python", "rounds", "torch"]
 
 # Backends of each operation by device, in order of preference. "rounds" and "torch" are tensor operations.
@@ -31,6 +31,8 @@ _ORDER: dict[Op, dict[str, tuple[Backend, ...]]] = {
         "cuda": ("triton", "numba", "python"),
         "other": ("numba", "python"),
     },
+    # Each step changes the stack of corners, so the algorithm is sequential. It is only used in fits.
+    "augmented": {"cpu": ("numba", "python"), "other": ("numba", "python")},
     # "numba" and "triton" load a row once, unlike tensor operations. The speed of "triton" has not been measured.
     "rows": {"cpu": ("numba", "torch"), "cuda": ("triton", "torch"), "other": ("torch",)},
     "events": {"cpu": ("numba", "torch"), "cuda": ("triton", "torch"), "other": ("torch",)},
@@ -42,6 +44,7 @@ _ORDER: dict[Op, dict[str, tuple[Backend, ...]]] = {
 _FOLDERS: dict[Op, str] = {  # subpackage of `torchcalib.ops` that implements each operation
     "pava": "isotonic",
     "pava_bc": "isotonic",
+    "augmented": "isotonic",
     "rows": "softmax_stats",
     "events": "bin_sums",
     "classes": "bin_sums",

@@ -5,15 +5,18 @@ They differ in the rule for merging two neighbouring blocks. `reference` impleme
 compile the same loops.
 """
 
+from collections.abc import Callable
 from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from torchcalib.ops.dispatch import Backend, choose, implementation
 from torchcalib.ops.host_values import largest, value_if_available
 from torchcalib.ops.isotonic import reference
+from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.operation import operation
 
 Ties = Literal["pool", "split"]
@@ -155,6 +158,99 @@ def block_starts(
         ends = buffers[2][: max(count - 1, 0)]
         first[row, ends if groups is None else groups[row][ends]] = True
     return torch.from_numpy(first).to(weight.device).view(weight.shape)
+
+
+def augmented_means(
+    score: Tensor, begins: Tensor, positives: Tensor, n: Tensor, size: Tensor, *, backend: Backend = "auto"
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute the isotonic mean at a test sample that is added with label 0 or 1, as a function of its score.
+
+    Both means are non-decreasing step functions. Let r be the number of knots at most the test score, and l the number
+    of knots below it. Then the mean with label 0 is `lower[r]`, and the mean with label 1 is `upper[l]`.
+
+    Args:
+        score: ascending scores, `(..., M)`.
+        begins: True at the first element of each tied group, bool `(..., M)`.
+        positives: number of positive samples of each element, int64 `(..., M)`.
+        n: number of samples of each element, int64 `(..., M)`; positive in the first `size` elements of a row.
+        size: number of elements with samples, `(...)`.
+        backend: implementation, see `dispatch.choose`. The loops run on the CPU, which synchronises other devices.
+
+    Returns:
+        `knots` `(..., K)`, the scores at which one of the functions has a step, ascending; `lower` and `upper`,
+        float64 `(..., K + 1)`. Rows with fewer knots are padded with +inf, and repeat their last mean. A row without
+        samples has the means 0 and 1.
+
+    Gradient: none.
+
+    Reference:
+        Vovk, Petej, Fedorova: Large-scale probabilistic predictors with and without guarantees of validity (2015),
+        Algorithms 1 to 4.
+    """
+    lower, upper = augmented_fits(begins, positives, n, size, backend)
+    has_step = (lower.diff() != 0) | (upper.diff() != 0)
+    n_begun = has_step.cumsum(-1)
+    n_knots = largest(n_begun[..., -1:], bound=n_begun.shape[-1])
+    numbers = torch.ones_like(n_begun[..., :n_knots]).cumsum(-1)
+    places = torch.searchsorted(n_begun, numbers)
+    knots = pad(score, (0, 1), value=torch.inf).gather(-1, places)
+    after = (places + 1).clamp(max=score.shape[-1])
+    lower, upper = (torch.cat((x[..., :1], x.gather(-1, after)), -1) for x in (lower, upper))
+    return knots.to(lower.dtype), lower, upper
+
+
+@operation(
+    "augmented_fits(Tensor begins, Tensor positives, Tensor n, Tensor size, str backend) -> (Tensor, Tensor)",
+    fake=lambda begins, positives, n, size, backend: tuple(  # noqa: ARG005
+        n.new_empty((*n.shape[:-1], n.shape[-1] + 1), dtype=wide_dtype(n.device)) for _ in range(2)
+    ),
+)
+def augmented_fits(
+    begins: Tensor, positives: Tensor, n: Tensor, size: Tensor, backend: Backend
+) -> tuple[Tensor, Tensor]:
+    """Return the isotonic means at a test sample with label 0 and with label 1, each `(..., M + 1)`.
+
+    Element i + 1 of the first result is the mean for scores from element i up to below the next score. Element i + 1 of
+    the second result is the mean for scores above element i up to the next score. For the arguments see
+    `augmented_means`.
+    """
+    chosen = choose("augmented", n.device, backend)
+    if backend == "auto" and _may_overflow(n, n):
+        chosen = "python"  # arbitrary precision
+    loop = implementation("augmented", chosen).augmented
+    rows, length = size.numel(), n.shape[-1]
+    lower, upper = np.zeros((rows, length + 1)), np.ones((rows, length + 1))
+    columns = (x.detach().reshape(rows, length).cpu().numpy() for x in (begins, positives, n))
+    for row, (is_first, k, m, stop) in enumerate(zip(*columns, size.flatten().tolist(), strict=True)):
+        first = np.flatnonzero(is_first[:stop])
+        if not len(first):
+            continue
+        weight, values = (np.add.reduceat(x[:stop], first, dtype=np.int64) for x in (m, k))
+        run, rise = _augmented(loop, weight, values, chosen)
+        sizes = np.diff(first, append=stop)
+        upper[row, 0] = rise[0] / run[0]
+        upper[row, 1 : stop + 1] = np.append(rise[1:] / run[1:], 1).repeat(sizes)
+        # Label 0 is label 1 after the order and all labels are reversed.
+        run, rise = _augmented(loop, weight[::-1].copy(), (weight - values)[::-1].copy(), chosen)
+        lower[row, 1 : stop + 1] = ((run - rise) / run)[::-1].repeat(sizes)
+        lower[row, stop + 1 :] = lower[row, stop]
+    shape = (*size.shape, length + 1)
+    low, high = (torch.from_numpy(x).to(n.device, wide_dtype(n.device)).view(shape) for x in (lower, upper))
+    return low, high
+
+
+def _augmented(
+    loop: Callable[..., None], weight: np.ndarray, values: np.ndarray, backend: Backend
+) -> tuple[np.ndarray, np.ndarray]:
+    """Run `reference.augmented`, and return `run` and `rise` of every group."""
+    length = len(weight)
+    if backend == "numba":
+        run, rise = np.empty_like(weight), np.empty_like(weight)
+        loop(weight, values, run, rise, np.empty(length + 2, np.int64), np.empty(length + 2, np.int64))
+        return run, rise
+    lists = [[0] * length for _ in range(2)]
+    loop(weight.tolist(), values.tolist(), *lists, *([0] * (length + 2) for _ in range(2)))
+    return np.array(lists[0]), np.array(lists[1])
 
 
 def _pooled(columns: list[np.ndarray], groups: list[np.ndarray]) -> list[list[np.ndarray]]:

@@ -6,3 +6,4 @@ from torchcalib.ops.isotonic import reference
 
 pava = numba.njit(cache=True, nogil=True)(reference.pava)
 pava_bc = numba.njit(cache=True, nogil=True)(reference.pava_bc)
+augmented = numba.njit(cache=True, nogil=True)(reference.augmented)

@@ -164,6 +164,76 @@ def pava_bc(
     return count
 
 
+def augmented(
+    weight: Sequence[int],
+    values: Sequence[int],
+    run: MutableSequence[int],
+    rise: MutableSequence[int],
+    x: MutableSequence[int],
+    y: MutableSequence[int],
+) -> None:
+    """Compute the isotonic fit at a test sample with label 1, for every group of equal scores that it may be added to.
+
+    Isotonic means are the slopes of the greatest convex minorant of the cumulative sums P_0, ..., P_G, where P_g is the
+    (weight, sum) of the first g groups. A test sample that is added to group g, or just before it, shifts the points
+    after it by (1, 1). Here the points before it are shifted by (-1, -1) instead. The fit at the test sample is the
+    slope of the segment of the minorant above its step. The corners from this segment to the right are a stack `x`,
+    `y`, with the leftmost corner on top. Each point enters the stack at most twice, so the cost is O(G).
+
+    Source: Vovk, Petej, Fedorova: Large-scale probabilistic predictors with and without guarantees of validity (2015),
+    Algorithms 1 and 2; here the first minorant is built from right to left, which needs no reversal of the stack.
+
+    Args:
+        weight: positive weight of every group, in the order of the scores.
+        values: number of positives in every group.
+        run: buffer for the weight of the block of the test sample, which is included.
+        rise: buffer for the number of positives in this block. The fit is `rise / run`.
+        x: buffer for G + 2 corners.
+        y: buffer for G + 2 corners.
+    """
+    length = len(weight)
+    u = weight[0] * 0  # zero with the type of the elements, because numba variables have one type
+    v = values[0] * 0
+    for g in range(length):
+        u += weight[g]
+        v += values[g]
+    # Algorithm 1: the minorant of (-1, -1), P_0, ..., P_G. The step from (-1, -1) to P_0 is the test sample.
+    count = 0
+    for g in range(length, -2, -1):
+        # Remove corners that are not below the line from the new point to the next corner.
+        while count > 1 and (y[count - 1] - v) * (x[count - 2] - x[count - 1]) >= (y[count - 2] - y[count - 1]) * (
+            x[count - 1] - u
+        ):
+            count -= 1
+        x[count] = u
+        y[count] = v
+        count += 1
+        if g > 0:
+            u -= weight[g - 1]
+            v -= values[g - 1]
+        else:
+            u -= 1
+            v -= 1
+    # Algorithm 2: move one group at a time to the left of the test sample.
+    u = x[count - 1]
+    v = y[count - 1]
+    for g in range(length):
+        run[g] = x[count - 2] - x[count - 1]
+        rise[g] = y[count - 2] - y[count - 1]
+        u += weight[g]
+        v += values[g]
+        if (v - y[count - 1]) * run[g] >= rise[g] * (u - x[count - 1]):
+            continue  # the new point is above the minorant
+        count -= 1
+        while count > 1 and (y[count - 1] - v) * (x[count - 2] - x[count - 1]) >= (y[count - 2] - y[count - 1]) * (
+            x[count - 1] - u
+        ):
+            count -= 1
+        x[count] = u
+        y[count] = v
+        count += 1
+
+
 def pava_rounds(weight: Tensor, values: Tensor) -> Tensor:
     """Pool adjacent violators by tensor operations: pool all violators at once, and repeat until there are none.
 
