@@ -22,12 +22,13 @@ from torchcalib.calibration.ensemble import EnsembleTemperatureScaling
 from torchcalib.calibration.gain import Score, both_scores
 from torchcalib.calibration.histogram import HistogramBinning
 from torchcalib.calibration.isotonic import CentredIsotonicCalibration, IsotonicCalibration
+from torchcalib.calibration.one_against_rest import OneAgainstRest
 from torchcalib.calibration.structured import StructuredMatrixScaling, StructuredVectorScaling, VectorScaling
 from torchcalib.calibration.venn_abers import VennAbersCalibration
 from torchcalib.core.arguments import Task
 from torchcalib.core.checks import are_counts
 from torchcalib.core.predictions import Predictions
-from torchcalib.core.words import ends
+from torchcalib.core.words import ends, listed
 
 CALIBRATORS: tuple[type[Calibrator], ...] = (
     TemperatureScaling,
@@ -46,8 +47,11 @@ CALIBRATORS: tuple[type[Calibrator], ...] = (
 )
 """All calibrators, those with the fewest parameters first."""
 
-MAX_PRODUCTS = 2**31
-"""Maximum of (number of samples) * (number of classes)^2 for fits of class biases, which determines their run time."""
+_MAX_PRODUCTS = {AffineScaling: 2**31, BiasCorrection: 2**31, StructuredMatrixScaling: 2**23}
+"""Maximum of (number of samples) * (number of classes)^2, which determines the run time of some calibrators."""
+
+_MAX_VALUES = {VectorScaling: 2**22, StructuredVectorScaling: 2**22, OneAgainstRest: 2**22}
+"""Maximum of (number of samples) * (number of classes) of calibrators for multi-class predictions."""
 
 _Z = 1.959963984540054  # 97.5% quantile of the normal distribution
 
@@ -221,26 +225,37 @@ def _is_within_noise(parts: Tensor, best: Tensor) -> bool:
 def applicable(p: Predictions) -> tuple[list[Calibrator], tuple[str, ...]]:
     """Return the calibrators that support the predictions, and notes on calibrators that are omitted."""
     found: list[Calibrator] = []
-    notes: tuple[str, ...] = ()
+    slow, fractional = [], []
     counts = are_counts(p.weights)
     for calibrator in (method() for method in CALIBRATORS):
-        name = calibrator.name[:1].upper() + calibrator.name[1:]
         if p.task not in calibrator.tasks:
             continue
         if calibrator.whole_weights and not counts:
-            notes += (f"{name} is omitted: it needs weights that are whole numbers.",)
-        elif isinstance(calibrator, AffineScaling | BiasCorrection) and _is_large(p):
-            notes += (
-                f"{name} is omitted: it is slow for {p.num_classes:,} classes. "
-                "Call torchcalib.calibration.relative_calibration_loss to compute its gain.",
-            )
+            fractional.append(calibrator.name)
+        elif _is_slow(calibrator, p):
+            slow.append(calibrator.name)
         else:
             found.append(calibrator)
-    return found, notes
+    notes = []
+    if fractional:
+        notes.append(f"Omitted, because weights are not whole numbers: {listed(fractional)}.")
+    if slow:
+        notes.append(
+            f"Omitted, because they are slow for {p.num_classes:,} classes: {listed(slow)}. "
+            "Call torchcalib.calibration.relative_calibration_loss to compute their gain."
+        )
+    return found, tuple(notes)
 
 
-def _is_large(p: Predictions) -> bool:
-    return p.target.numel() * p.num_classes**2 > MAX_PRODUCTS
+def _is_slow(calibrator: Calibrator, p: Predictions) -> bool:
+    if p.task != "multiclass":
+        return False
+    limits = ((p.num_classes**2, _MAX_PRODUCTS), (p.num_classes, _MAX_VALUES))
+    return any(
+        isinstance(calibrator, kind) and p.target.numel() * size > most
+        for size, by_kind in limits
+        for kind, most in by_kind.items()
+    )
 
 
 def _name_of_score(score: Score) -> str:
