@@ -420,11 +420,13 @@ class Report(Results[float]):
         from a sketch. It rounds probabilities by less than 1 / 2,048 in log-odds (more above 16 labels). It is exact
         for float16 and bfloat16; see `torchcalib.core.ranked.LogitCells`.
 
-        `calibration` contains NLL and Brier score after cross-validated calibration in 5 stratified folds. Calibrators
-        are temperature scaling and affine scaling of the logits (one temperature, and one bias for each class). For
-        binary and multi-label tasks they include histogram binning and isotonic calibration. `calibration` is omitted
-        above 2^20 samples or 2^26 elements of `preds`. It needs labels, and enough samples of each class for
-        stratified folds. Affine scaling is omitted if N C^2 > 2^31.
+        `calibration` contains accuracy, NLL, Brier score and ECE after each calibrator of `torchcalib.calibration`
+        that supports the task, cross-validated in 5 stratified folds, and recommends one; see
+        `torchcalib.calibration.recommend`. It is omitted above 2^20 samples or 2^26 elements of `preds`. It needs
+        labels, and enough samples of each class for stratified folds. Slow calibrators are omitted for many classes.
+
+        `diagnosis` names the cause of miscalibration and the action with the largest gain; see
+        `torchcalib.reporting.diagnosis.Diagnosis`.
 
         Every calibration error has a noise floor and a p-value; see `torchcalib.inference.CalibrationTest`. The noise
         floor is the expected value under perfect calibration. ECE, ACE, ESCE and RMSCE also have a 95% interval, except

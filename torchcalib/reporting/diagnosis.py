@@ -432,12 +432,12 @@ def _means(found: Findings) -> str:
 def _over_confident(found: Findings, cause: Candidate) -> tuple[str, str]:
     over = cause.kind == "over-confidence"
     badge = "over-confident" if over else "under-confident"
-    temperature = "" if math.isnan(cause.value) else f" A temperature of {cause.value:.3g} corrects it."
+    temperature = "" if math.isnan(cause.value) else f" (fitted temperature {cause.value:.3g})"
     means = _means(found)
     if found.task == "multiclass" or found.are_confidences:
-        words = f"Confidence is too {'high' if over else 'low'}: {means}.{temperature}"
+        words = f"Confidence is too {'high' if over else 'low'}: {means}{temperature}."
     else:
-        words = f"Probabilities are too {'close to 0 and 1' if over else 'far from 0 and 1'}.{temperature}"
+        words = f"Probabilities are too {'close to 0 and 1' if over else 'far from 0 and 1'}{temperature}."
     return words + _also(found), badge
 
 

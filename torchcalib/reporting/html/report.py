@@ -1,15 +1,19 @@
 """Render a `Report` as an HTML page, and as the files of a folder."""
 
 import math
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 from markupsafe import Markup
 from matplotlib import style as matplotlib_style
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from torchcalib.core.bins import BinTable, TCETable
 from torchcalib.core.events import NamedMode
 from torchcalib.core.words import count
+from torchcalib.plots.canvas import Style
 from torchcalib.plots.reliability import confidence_histogram, reliability_diagram
 from torchcalib.plots.tce import tce_diagram
 from torchcalib.plots.training import training_curve
@@ -98,10 +102,16 @@ def _overview(report: Report) -> tuple[Markup, str]:
     stage = report.calibration
     if stage is None or stage.recommendation.best is None:
         label = f"Reliability diagram, {event_name(report, next(iter(report.tables)))}."
-        return both_themes(reliability_diagram, report, "overview", label), ""
+        return both_themes(_square_diagram, report, "overview", label), ""
     label = f"Reliability diagram before and after {stage.name}."
     models = {"before": report.main_table, f"after {stage.name}": stage.table}
-    return both_themes(reliability_diagram, models, "overview", label), stage.name
+    return both_themes(_square_diagram, models, "overview", label), stage.name
+
+
+def _square_diagram(models: Report | Mapping[str, BinTable], style: Style) -> Axes:
+    """Draw a reliability diagram with the legend inside the axes."""
+    ax = Figure(figsize=(4.8, 4.8), facecolor=style.paper).subplots()
+    return reliability_diagram(models, ax=ax, style=style)
 
 
 def files_of(report: Report) -> dict[str, bytes]:
