@@ -85,7 +85,9 @@ class IsotonicCalibration(OneAgainstRest):
 
     def in_words(self, class_names: Sequence[str] = ()) -> str:  # noqa: ARG002
         """Return the number of levels; see `Calibrator.in_words`."""
-        return "" if self.rates.dim() > 1 else f"{len(self.rates.unique())} levels"
+        if self.rates.dim() > 1:
+            return f"one increasing step function for each of {len(self.rates)} classes against the rest"
+        return f"{len(set(self.rates.tolist()))} levels"
 
     def binary_parameters(self, p: Predictions, weights: Tensor | None) -> dict[str, Tensor]:
         """Return `knots`, `rates` and `converged` by name; see `Calibrator.parameters_for`."""

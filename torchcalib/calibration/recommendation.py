@@ -47,10 +47,14 @@ CALIBRATORS: tuple[type[Calibrator], ...] = (
 )
 """All calibrators, those with the fewest parameters first."""
 
-_MAX_PRODUCTS = {AffineScaling: 2**31, BiasCorrection: 2**31, StructuredMatrixScaling: 2**23}
+_MAX_PRODUCTS: dict[type[Calibrator], int] = {
+    AffineScaling: 2**31,
+    BiasCorrection: 2**31,
+    StructuredMatrixScaling: 2**23,
+}
 """Maximum of (number of samples) * (number of classes)^2, which determines the run time of some calibrators."""
 
-_MAX_VALUES = {VectorScaling: 2**22, StructuredVectorScaling: 2**22, OneAgainstRest: 2**22}
+_MAX_VALUES: dict[type[Calibrator], int] = {VectorScaling: 2**22, StructuredVectorScaling: 2**22, OneAgainstRest: 2**22}
 """Maximum of (number of samples) * (number of classes) of calibrators for multi-class predictions."""
 
 _Z = 1.959963984540054  # 97.5% quantile of the normal distribution
@@ -176,7 +180,7 @@ def contributions(scores: Tensor, p: Predictions, groups: Tensor | None = None) 
         parts = parts.mean(-2)
     if groups is None:
         return parts
-    _, index = groups.reshape(-1).unique(return_inverse=True)
+    _, index = torch.unique(groups.reshape(-1), return_inverse=True)
     return parts.new_zeros(*parts.shape[:-1], int(index.max()) + 1).index_add(-1, index, parts)
 
 

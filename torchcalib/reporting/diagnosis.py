@@ -89,7 +89,7 @@ class Candidate(NamedTuple):
         statistic: likelihood-ratio statistic.
         n_parameters: number of fitted parameters.
         n_choices: number of classes from which one was selected.
-        index: the selected class; -1 for none.
+        which: index of the selected class or group; -1 for none.
         value: fitted parameter: temperature, or rate of label noise.
     """
 
@@ -97,7 +97,7 @@ class Candidate(NamedTuple):
     statistic: float
     n_parameters: int
     n_choices: int = 1
-    index: int = -1
+    which: int = -1
     value: float = math.nan
 
     @property
@@ -109,7 +109,9 @@ class Candidate(NamedTuple):
     @property
     def penalised(self) -> float:
         """Statistic minus twice the number of parameters, where a selection counts as log(n_choices) parameters."""
-        return self.statistic - 2 * self.n_parameters - 2 * math.log(self.n_choices)
+        penalty = self.n_parameters + math.log(self.n_choices)
+        # Label noise is rarer than over-confidence, from which it is hard to distinguish in small samples.
+        return self.statistic - 2 * penalty - (self.kind == "label noise")
 
 
 class Evidence(NamedTuple):
@@ -143,7 +145,7 @@ def evidence_of(
     def statistic(after: Tensor, weights: Tensor = w_finite) -> float:
         return 2 * scale * float((weights * (raw - after)).masked_fill(weights == 0, 0).sum())
 
-    mean, frequency, varentropy, top = _sums(p, w)
+    mean, frequency, variance, varentropy, top = _sums(p, w)
     n_fits = p.samples[:-1].numel()
     n_biases = n_fits if p.task != "multiclass" else max(1, int((frequency > 0).sum()) - 1)
     candidates: list[Candidate] = []
@@ -158,9 +160,11 @@ def evidence_of(
         beta = fits[BiasCorrection].beta
         bias = beta if p.task == "multiclass" else (beta[..., 1] - beta[..., 0]).reshape(-1)
         index = int((mean - frequency).argmax()) if p.task == "multiclass" else int((mean - frequency).abs().argmax())
-        candidates.append(Candidate("class bias", statistic(nll[BiasCorrection]), n_biases, index=index))
-    if AffineScaling in nll and len(candidates) == 2:
-        largest = max(candidates, key=lambda each: each.statistic)
+        candidates.append(Candidate("class bias", statistic(nll[BiasCorrection]), n_biases, which=index))
+        if p.task == "multiclass":
+            candidates.append(_bias_of_one_class(mean, frequency, variance, w, scale))
+    if AffineScaling in nll and len(candidates) > 1:
+        largest = max(candidates[:2], key=lambda each: each.statistic)
         rest = statistic(nll[AffineScaling]) - largest.statistic
         both = fits[AffineScaling]
         if largest.kind == "class bias":
@@ -168,23 +172,33 @@ def evidence_of(
             kind = "over-confidence" if value > 1 else "under-confidence"
             also = Candidate(kind, rest, n_fits, value=value)
         else:
-            also = Candidate("class bias", rest, n_biases, index=candidates[-1].index)
+            also = Candidate("class bias", rest, n_biases, which=candidates[1].which)
     candidates.append(_label_noise(raw, w, p.num_classes, scale))
     if p.task == "multiclass":
         candidates += _bad_class(p, w_finite, scale, varentropy, top)
     return Evidence(candidates, also, mean, frequency, bias)
 
 
-def _sums(p: Predictions, w: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return mean probability and frequency `(C,)`, and variance of log q and top class of each sample `(N,)`.
+def _bias_of_one_class(mean: Tensor, frequency: Tensor, variance: Tensor, w: Tensor, scale: float) -> Candidate:
+    """Return the class with the largest score statistic of a bias: the squared gap in standard errors."""
+    statistics = (scale * (w.sum() * (mean - frequency)).square() / variance).nan_to_num(0, 0, 0)
+    index = int(statistics.argmax())
+    return Candidate("class bias", float(statistics[index]), 1, len(statistics), index)
 
-    Variance and top class are empty unless the task is "multiclass".
+
+def _sums(p: Predictions, w: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return sums over the samples, and statistics of each sample.
+
+    Returns:
+        Mean probability and frequency of each class or label `(C,)`; weighted sum of q (1 - q) `(C,)`; variance of log
+        q and top class of each sample `(N,)`. The last three are empty unless the task is "multiclass".
     """
     if p.task != "multiclass":
         total = w.sum(-1)
         mean, frequency = ((w * x).masked_fill(w == 0, 0).sum(-1) / total for x in (p.probs, p.target))
-        return mean.reshape(-1), frequency.reshape(-1), w.new_empty(0), w.new_empty(0, dtype=torch.int64)
-    mean = w.new_zeros(p.num_classes)
+        empty = w.new_empty(0)
+        return mean.reshape(-1), frequency.reshape(-1), empty, empty, empty.long()
+    mean, square = w.new_zeros(p.num_classes), w.new_zeros(p.num_classes)
     pieces = []
     rows = max(1, 2**20 // p.num_classes)
     for start in range(0, w.shape[-1], rows):
@@ -193,12 +207,13 @@ def _sums(p: Predictions, w: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         q = log_q.exp()
         finite = log_q.masked_fill(q == 0, 0)
         weights = w[start : start + rows]
-        mean = mean + (weights @ q.to(w.dtype).masked_fill((weights == 0).unsqueeze(-1), 0))
+        used = q.to(w.dtype).masked_fill((weights == 0).unsqueeze(-1), 0)
+        mean, square = mean + weights @ used, square + weights @ used.square()
         pieces.append((q * finite.square()).sum(-1).to(w.dtype))
     frequency = torch.zeros_like(mean).index_add(-1, p.target, w)
     total = w.sum()
     varentropy = torch.cat(pieces) - p.rows.neg_entropy.square()
-    return mean / total, frequency / total, varentropy, p.rows.top
+    return mean / total, frequency / total, mean - square, varentropy, p.rows.top
 
 
 def _label_noise(nll: Tensor, w: Tensor, num_classes: int, scale: float) -> Candidate:
@@ -318,7 +333,7 @@ class Findings:
         if abs(difference) < self.ece.value / 2:
             return Candidate("uneven", math.inf, 1)
         if self.task != "multiclass":
-            return Candidate("class bias", math.inf, 1, index=0)
+            return Candidate("class bias", math.inf, 1, which=0)
         return Candidate("over-confidence" if difference < 0 else "under-confidence", math.inf, 1)
 
     def name(self, index: int) -> str:
@@ -390,7 +405,7 @@ def _action(found: Findings, kind: Kind) -> str:
         sentences.append("Check the labels of the most confident errors.")
     cause = found.cause
     if kind == "bad class" and cause is not None:
-        sentences.append(f"Check the labels and the training data of {found.name(cause.index)}.")
+        sentences.append(f"Check the labels and the training data of {found.name(cause.which)}.")
     if kind == "bad group":
         sentences.append("Check the labels and the training data of this group, or calibrate it separately.")
     if kind == "class bias" and found.task == "binary" and found.evidence is not None:
@@ -444,7 +459,7 @@ def _over_confident(found: Findings, cause: Candidate) -> tuple[str, str]:
 def _class_bias(found: Findings, cause: Candidate) -> tuple[str, str]:
     mean, frequency = found.confidence, found.frequency
     if found.evidence is not None:
-        mean, frequency = (float(x[cause.index]) for x in (found.evidence.mean, found.evidence.frequency))
+        mean, frequency = (float(x[cause.which]) for x in (found.evidence.mean, found.evidence.frequency))
     if found.task == "binary":
         name = found.name(1) if mean > frequency else found.name(-1) if not found.class_names else found.name(0)
         high = "high" if mean > frequency else "low"
@@ -452,7 +467,7 @@ def _class_bias(found: Findings, cause: Candidate) -> tuple[str, str]:
     high = "high" if mean > frequency else "low"
     if found.task == "multilabel" and _most_labels(found) == (mean > frequency):
         return f"Probabilities are too {high}: {_means(found)}.{_also(found)}", f"too {high}"
-    name = found.name(cause.index)
+    name = found.name(cause.which)
     words = f"The mean probability of {name} is {mean:.1%}, its frequency {frequency:.1%}.{_also(found)}"
     return words, f"biased {'towards' if mean > frequency else 'against'} {name}"
 
@@ -489,7 +504,7 @@ def _label_noise_words(found: Findings, cause: Candidate) -> tuple[str, str]:
 
 
 def _bad_class_words(found: Findings, cause: Candidate) -> tuple[str, str]:
-    name = found.name(cause.index)
+    name = found.name(cause.which)
     change = "high" if cause.value > 1 else "low"
     return (
         f"Confidence is too {change} where {name} is predicted (temperature {cause.value:.3g}); the evidence for other "
@@ -500,7 +515,7 @@ def _bad_class_words(found: Findings, cause: Candidate) -> tuple[str, str]:
 
 def _bad_group_words(found: Findings, cause: Candidate) -> tuple[str, str]:
     assert found.groups is not None  # the cause is only considered with groups
-    name = printable(found.groups[0][cause.index])
+    name = printable(found.groups[0][cause.which])
     what = "Confidence" if found.task == "multiclass" or found.are_confidences else "The probability"
     change = "low" if cause.value > 0 else "high"
     words = f"{what} is too {change} in group {name}: the gap is {abs(cause.value):.2g} standard errors."
