@@ -47,15 +47,12 @@ CALIBRATORS: tuple[type[Calibrator], ...] = (
 )
 """All calibrators, those with the fewest parameters first."""
 
-_MAX_PRODUCTS: dict[type[Calibrator], int] = {
-    AffineScaling: 2**31,
-    BiasCorrection: 2**31,
-    StructuredMatrixScaling: 2**23,
-}
-"""Maximum of (number of samples) * (number of classes)^2, which determines the run time of some calibrators."""
-
-_MAX_VALUES: dict[type[Calibrator], int] = {VectorScaling: 2**22, StructuredVectorScaling: 2**22, OneAgainstRest: 2**22}
-"""Maximum of (number of samples) * (number of classes) of calibrators for multi-class predictions."""
+_LIMITS: tuple[tuple[tuple[type, ...], int, int], ...] = (
+    ((AffineScaling, BiasCorrection), 2, 2**31),
+    ((StructuredMatrixScaling,), 2, 2**23),
+    ((VectorScaling, StructuredVectorScaling, OneAgainstRest), 1, 2**22),
+)
+"""Calibrators, exponent k, and the largest (number of samples) * (number of classes)^k, which limits their run time."""
 
 _Z = 1.959963984540054  # 97.5% quantile of the normal distribution
 
@@ -254,12 +251,8 @@ def applicable(p: Predictions) -> tuple[list[Calibrator], tuple[str, ...]]:
 def _is_slow(calibrator: Calibrator, p: Predictions) -> bool:
     if p.task != "multiclass":
         return False
-    limits = ((p.num_classes**2, _MAX_PRODUCTS), (p.num_classes, _MAX_VALUES))
-    return any(
-        isinstance(calibrator, kind) and p.target.numel() * size > most
-        for size, by_kind in limits
-        for kind, most in by_kind.items()
-    )
+    n, n_classes = p.target.numel(), p.num_classes
+    return any(isinstance(calibrator, kinds) and n * n_classes**exponent > most for kinds, exponent, most in _LIMITS)
 
 
 def _name_of_score(score: Score) -> str:
