@@ -50,6 +50,7 @@ CALIBRATORS: tuple[type[Calibrator], ...] = (
 _LIMITS: tuple[tuple[tuple[type, ...], int, int], ...] = (
     ((AffineScaling, BiasCorrection), 2, 2**31),
     ((StructuredMatrixScaling,), 2, 2**23),
+    ((EnsembleTemperatureScaling,), 1, 2**25),
     ((VectorScaling, StructuredVectorScaling, OneAgainstRest), 1, 2**22),
 )
 """Calibrators, exponent k, and the largest (number of samples) * (number of classes)^k, which limits their run time."""
