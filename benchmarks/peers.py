@@ -49,17 +49,6 @@ def temperature_by_bisection(logits: Tensor, target: Tensor) -> float:
     return float(TemperatureScalingCalibrator().fit_torch(CategoricalLogits(logits), target).invtemp_)
 
 
-def probmetrics_calibrated(method: str, fit: tuple[Floats, Ints], preds: Floats) -> Floats:
-    """Probabilities `(N, C)` calibrated by a method of probmetrics, fitted to `fit`.
-
-    "isotonic" calls scikit-learn, "cir" the package cir-model, and "ivap-ovr" the package venn-abers.
-    """
-    from probmetrics.calibrators import get_calibrator
-
-    calibrated: Floats = get_calibrator(method).fit(*fit).predict_proba(preds)
-    return calibrated
-
-
 def temperature_by_lbfgs(logits: Tensor, target: Tensor) -> float:
     """Temperature by the code of Guo et al. (ICML 2017), gpleiss/temperature_scaling.
 
@@ -89,13 +78,17 @@ def affine_fit(log_q: Tensor, target: Tensor) -> Tensor:
 
 
 def probmetrics_calibrator(kind: str) -> Any:
-    """Calibrator of probmetrics by name. Its `fit` and `predict_proba` get float64 probabilities `(N, C)`.
+    """Calibrator of probmetrics by name or class name. Its `fit` and `predict_proba` get probabilities `(N, C)`.
 
-    "beta" calls betacal, by the authors of the method. "ets" is ensemble temperature scaling with the log loss.
+    "beta" calls betacal, "isotonic" scikit-learn, "cir" cir-model and "ivap-ovr" venn-abers. "ets" minimises the log
+    loss.
     """
-    from probmetrics.calibrators import ETSCalibrator, get_calibrator
+    from probmetrics import calibrators
 
-    return ETSCalibrator(loss="ce") if kind == "ets" else get_calibrator(kind)
+    if kind == "ets":
+        return calibrators.ETSCalibrator(loss="ce")
+    by_class = getattr(calibrators, kind, None)
+    return calibrators.get_calibrator(kind) if by_class is None else by_class()
 
 
 def plain_bayes_risk(logits: Tensor, target: Tensor, cost: Tensor) -> Tensor:
@@ -190,14 +183,3 @@ def cross_entropy_with_gradient(logits: Tensor, target: Tensor) -> Tensor | None
     logits.grad = None
     cross_entropy(logits, target).backward()
     return logits.grad
-
-
-def probmetrics_scaling(kind: str, logits: Tensor, target: Tensor, new_logits: Tensor) -> Tensor:
-    """Log-probabilities by a calibrator of probmetrics, such as `SVSCalibrator`, with its default options."""
-    from probmetrics import calibrators
-    from probmetrics.distributions import CategoricalLogits
-
-    with warnings.catch_warnings(action="ignore"):  # messages of its optimizer
-        fitted = getattr(calibrators, kind)().fit_torch(CategoricalLogits(logits), target)
-        found: Tensor = fitted.predict_proba_torch(CategoricalLogits(new_logits)).get_logits()
-    return found.log_softmax(-1)
