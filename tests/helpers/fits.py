@@ -4,11 +4,19 @@ import copy
 
 import torch
 
-from torchcalib.calibration import AffineScaling, HistogramBinning, IsotonicCalibration, TemperatureScaling
+from torchcalib.calibration import (
+    AffineScaling,
+    BiasCorrection,
+    HistogramBinning,
+    IsotonicCalibration,
+    TemperatureScaling,
+)
 
-T, D, H, ISO = TemperatureScaling(), AffineScaling(), HistogramBinning(n_bins=5), IsotonicCalibration()
-AFFINE = [T, D]
-ALL = [T, D, H, ISO]
+T, D, B = TemperatureScaling(), AffineScaling(), BiasCorrection()
+H, ISO = HistogramBinning(n_bins=5), IsotonicCalibration()
+SCALED = [T, D]  # with a fitted temperature
+AFFINE = [*SCALED, B]
+ALL = [*AFFINE, H, ISO]
 binary = {"task": "binary", "from_logits": True}
 multi = {"task": "multiclass", "from_logits": True}
 

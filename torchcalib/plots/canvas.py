@@ -25,7 +25,7 @@ F = TypeVar("F", bound=Callable[..., Axes])
 
 Column = NDArray[np.float64]
 
-_CURVE = "torchcalib: curve of a model"
+_CURVE = "torchcalib-model-"
 """Group id that marks the curves of models on matplotlib axes."""
 
 
@@ -186,7 +186,7 @@ class Canvas:
         colors = (style.above, style.below, style.outcome, style.rejected, style.muted)
         options["color"] = colors[index % len(colors)]
         options["linestyle"] = "-" if index < len(colors) else "--"
-        self.ax.plot(x, y, linewidth=1.4, label=printable(name) or "_", gid=_CURVE, **options)
+        self.ax.plot(x, y, linewidth=1.4, label=printable(name) or "_", gid=f"{_CURVE}{index}", **options)
 
     def curve_legend(self) -> None:
         """Write a legend of the curves with names."""
@@ -201,7 +201,7 @@ class Canvas:
     @property
     def curves(self) -> list[Line2D]:
         """Curves of models, also those that an earlier call drew on the same axes."""
-        return [line for line in self.ax.lines if line.get_gid() == _CURVE]
+        return [line for line in self.ax.lines if str(line.get_gid()).startswith(_CURVE)]
 
     def text(self, x: float, y: float, text: str, color: str, **options: Any) -> None:
         """Write small text at the point (x, y)."""
