@@ -5,19 +5,19 @@ import math
 import numpy as np
 import pytest
 import torch
-from helpers.fits import AFFINE, D, T, binary, data, fresh, gumbel, multi, name, single
+from helpers.fits import AFFINE, SCALED, B, D, T, binary, data, fresh, gumbel, multi, name, single
 from scipy.optimize import minimize
 from scipy.special import logsumexp
 
 from torchcalib.ops.newton.problem import AT_ZERO, CONVERGED, PIECE, SEPARABLE
 
 
-def lbfgs(scores, target, bias):
+def lbfgs(scores, target, calibrator):
     """Return the smallest mean log loss found by scipy's L-BFGS-B, for alpha >= 0 and scores of unit scale."""
     s, y = scores.double().numpy(), target.numpy()
     s = s - s.max(1, keepdims=True)
-    s = s / np.sqrt((s**2).mean())
-    rows = np.arange(len(s))
+    scale = np.sqrt((s**2).mean())
+    s, bias, rows = s / scale, calibrator is not T, np.arange(len(s))
 
     def nll(theta):
         z = theta[0] * s + (theta[1:] if bias else 0)
@@ -27,8 +27,8 @@ def lbfgs(scores, target, bias):
         gradient = [(residual * s).sum(1).mean()]
         return (norm - z[rows, y]).mean(), np.array([*gradient, *residual.mean(0)] if bias else gradient)
 
-    start = np.array([1.0] + [0.0] * (s.shape[1] if bias else 0))
-    bounds = [(0, None)] + [(None, None)] * (len(start) - 1)
+    start = np.array([scale if calibrator is B else 1.0] + [0.0] * (s.shape[1] if bias else 0))
+    bounds = [(scale, scale) if calibrator is B else (0, None)] + [(None, None)] * (len(start) - 1)
     options = {"maxiter": 5000, "maxfun": 20000, "ftol": 1e-16, "gtol": 1e-13}
     return minimize(nll, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options).fun
 
@@ -41,8 +41,9 @@ def check_optimal(calibrator, scores, target):
     scales the scores once more. The error of both sides is counted.
     """
     fitted = fresh(calibrator).fit(scores, target, **multi)
-    parameters = [x.clone().requires_grad_() for x in (fitted.alpha, fitted.beta)][: 1 + (calibrator is D)]
-    value = torch.nn.functional.cross_entropy(parameters[0] * scores.double() + sum(parameters[1:]), target)
+    alpha, beta = (x.clone().requires_grad_() for x in (fitted.alpha, fitted.beta))
+    parameters = [alpha] * (calibrator is not B) + [beta] * (calibrator is not T)
+    value = torch.nn.functional.cross_entropy(alpha * scores.double() + beta, target)
     value.backward()
     assert fitted.outcome == CONVERGED
     assert fitted.remarks() == []
@@ -53,7 +54,7 @@ def check_optimal(calibrator, scores, target):
     logits = fitted.alpha * (scores.double() - scores.double().amax(-1, keepdim=True)) + fitted.beta
     largest = max(1.0, logits[logits.isfinite()].abs().max().item())
     rounding = 2 * (n_classes + 6 + math.log2(n)) * torch.finfo(torch.float64).eps * largest
-    assert value.item() <= lbfgs(scores, target, calibrator is D) + rounding
+    assert value.item() <= lbfgs(scores, target, calibrator) + rounding
     return fitted
 
 
@@ -66,6 +67,35 @@ def ill_conditioned(seed):
     scores = torch.randn(n, n_classes, generator=g, dtype=torch.float64) * spread * 10 ** torch.randn((), generator=g)
     noise = gumbel(n, n_classes, generator=g)
     return scores, (scores * 10 ** (-2 * torch.rand((), generator=g)) + 10 * noise).argmax(-1)
+
+
+@pytest.mark.parametrize("lead", [(), (3,)])
+def test_mean_probability_after_bias_correction_is_the_class_frequency(lead):
+    """The derivative of the log-likelihood in beta is frequency minus mean probability, of the weighted samples.
+
+    A fit ends with a gradient below 1e-9, in sums with weights of up to 3.
+    """
+    logits, target = data(200, 4, lead=lead)
+    weights = (torch.arange(200.0, dtype=torch.float64) % 4).expand(target.shape)
+    fitted = fresh(B).fit(logits, target, weights=weights, batch_dims=len(lead), **multi)
+    mean, frequency = (
+        (weights.unsqueeze(-1) * x).sum(-2) / weights.sum(-1, keepdim=True)
+        for x in (fitted(logits).softmax(-1), torch.nn.functional.one_hot(target, 4))
+    )
+    assert mean.allclose(frequency, rtol=0, atol=1e-8)
+    assert fitted.alpha.tolist() == torch.ones(lead).tolist()
+    assert fitted.beta.sum(-1).allclose(torch.zeros(lead, dtype=torch.float64), atol=1e-12)
+    assert repr(fitted).startswith("BiasCorrection(beta=")
+
+
+def test_bias_of_constant_predictions_is_the_difference_of_log_odds():
+    """For log-odds of log 3 and 1 of 4 ones, the bias is log(1/3) - log 3, at any distance from the optimum."""
+    for offset in (0.0, 30.0, -600.0):
+        preds = torch.full((8,), math.log(3) + offset, dtype=torch.float64)
+        fitted = fresh(B).fit(preds, torch.tensor([1, 0, 0, 0] * 2), **binary)
+        bias = (fitted.beta[1] - fitted.beta[0]).item()
+        assert bias == pytest.approx(-2 * math.log(3) - offset, abs=1e-8)
+        assert fitted.in_words() == f"bias {bias:+.2g} in log-odds"
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -97,13 +127,14 @@ def test_constant_binary_scores_are_fitted_to_the_frequency_of_ones():
     assert fitted(torch.tensor([0.5, 0.9])).tolist() == pytest.approx([0.25, 0.25])
     assert fitted.outcome == AT_ZERO
     assert fitted.converged
+    assert fitted.in_words() == "infinite temperature (constant probabilities), bias -1.1 in log-odds"
 
 
 def test_two_distinct_scores_have_the_closed_form_fit():
     """For log-odds -1 and 1 with 1 and 3 ones in 4 samples, the optimum has log-odds -log 3 and log 3."""
     preds = torch.tensor([-1.0] * 4 + [1.0] * 4, dtype=torch.float64)
     target = torch.tensor([1, 0, 0, 0, 1, 1, 1, 0])
-    for calibrator in AFFINE:
+    for calibrator in SCALED:
         fitted = fresh(calibrator).fit(preds, target, task="binary", from_logits=True)
         assert fitted.alpha.item() == pytest.approx(math.log(3), abs=1e-12)
         assert fitted.beta.tolist() == pytest.approx([0, 0], abs=1e-12)
@@ -111,7 +142,7 @@ def test_two_distinct_scores_have_the_closed_form_fit():
 
 
 @pytest.mark.parametrize("logits", [[-2.0, -1.0, 1.0, 2.0], [-1.0, 0.0, 0.0, 2.0], [1.0, 2.0, 3.0, 4.0]])
-@pytest.mark.parametrize("calibrator", AFFINE, ids=name)
+@pytest.mark.parametrize("calibrator", SCALED, ids=name)
 def test_separable_data_give_a_warning_and_unchanged_predictions(calibrator, logits):
     """Separation by the sign; with a tie, where the likelihood rises with alpha; by a bias, if it is fitted."""
     logits, target = torch.tensor(logits, dtype=torch.float64), torch.tensor([0, 0, 1, 1])
@@ -127,7 +158,7 @@ def test_separable_data_give_a_warning_and_unchanged_predictions(calibrator, log
     assert fitted(logits).tolist() == pytest.approx(logits.tolist())
 
 
-@pytest.mark.parametrize("calibrator", AFFINE, ids=name)
+@pytest.mark.parametrize("calibrator", SCALED, ids=name)
 def test_negated_logits_are_calibrated_to_the_class_frequencies(calibrator):
     logits, target = data(200, 3)
     with pytest.warns(UserWarning, match="fitted scale is 0"):
@@ -166,6 +197,7 @@ def test_samples_with_infinite_nll_are_excluded_with_a_warning(calibrator):
     assert fitted.lost == 1
     rest = fresh(calibrator).fit(broken[1:].masked_fill(broken[1:] == -math.inf, -1e5), labels[1:], **multi)
     assert fitted.alpha.item() == pytest.approx(rest.alpha.item(), rel=1e-9)
+    assert fitted.beta.tolist() == pytest.approx(rest.beta.tolist(), abs=1e-9)
     assert fitted(broken)[0].softmax(-1)[0] == 0
 
 
@@ -185,7 +217,7 @@ def test_masked_logits_are_fitted_as_logits_of_minus_infinity(calibrator, mask):
 
 
 @pytest.mark.parametrize("from_logits", [False, True])
-@pytest.mark.parametrize("calibrator", AFFINE, ids=name)
+@pytest.mark.parametrize("calibrator", SCALED, ids=name)
 def test_certain_correct_predictions_are_unchanged_if_the_fitted_scale_is_0(calibrator, from_logits):
     """With certain correct and uncertain wrong predictions, the loss falls as the temperature grows to infinity."""
     logits = torch.tensor([-math.inf, math.inf, 0.5, -0.5, math.inf, 1.0], dtype=torch.float64)
@@ -206,7 +238,7 @@ def test_certain_correct_predictions_are_unchanged_if_the_fitted_scale_is_0(cali
 
 
 @pytest.mark.parametrize("scale", [1e-6, 1e6])
-@pytest.mark.parametrize("calibrator", AFFINE, ids=name)
+@pytest.mark.parametrize("calibrator", SCALED, ids=name)
 def test_scaled_logits_get_the_same_calibrated_predictions(calibrator, scale):
     """For log-odds of 1e-6, a float32 log-probability (near -log 2) would keep one significant digit."""
     logits, target = data(200, 4)

@@ -10,6 +10,7 @@ from helpers.refusals import assert_refused
 
 import torchcalib.functional as F
 from torchcalib.calibration import (
+    AffineScaling,
     TemperatureScaling,
     calibration_loss,
     cross_val_calibrate,
@@ -61,7 +62,7 @@ def test_separable_labels_give_a_warning_at_the_line_of_the_caller(trained):
         assert [warning.filename for warning in warned] == [__file__]
         assert torch.equal(found, P if function is cross_val_calibrate else torch.zeros_like(found))
     with pytest.warns(UserWarning, match="can be separated without error") as warned:
-        assert recommend(**given).best is None
+        assert recommend(calibrators=[TemperatureScaling(), AffineScaling()], **given).best is None
     assert len(warned) == 2  # temperature and affine scaling
 
 

@@ -69,7 +69,7 @@ def test_repeated_names_and_incompatible_systems_give_one_line_errors(tmp_path, 
         (tmp_path / folder).mkdir()
         saved(f"{folder}/a.npz", "binary")
     saved("x/a=1.npz", "binary")
-    assert main(["compare", "x/a.npz", "y/a.npz", "x/a=1.npz", "--nan-policy", "drop"]) == 0
+    assert main(["compare", "x/a.npz", "y/a.npz", "x/a=1.npz", "--nan-policy", "drop", "--all"]) == 0
     shown = capsys.readouterr().out
     assert "y/a compared with x/a" in shown
     assert "a=1 compared with x/a" in shown

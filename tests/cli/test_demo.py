@@ -7,6 +7,7 @@ import pytest
 from helpers.reports import QUICK, QUICK_COMMAND
 
 from torchcalib.cli import main
+from torchcalib.core.words import significant
 from torchcalib.reporting.building import ReportBuilder
 
 
@@ -26,5 +27,5 @@ def test_demo_prints_every_epoch_and_writes_a_report_of_the_last(tmp_path, capsy
     value = next(line["value"] for line in report["lines"] if line["key"] == "ecd")
     assert history[-1]["values"]["ecd"] == pytest.approx(value, abs=1e-12), "the curve ends at the epoch of the report"
     assert "Training history" in (tmp_path / "report.html").read_text()
-    assert main(["report", str(tmp_path / "predictions.npz"), *QUICK_COMMAND]) == 0
-    assert f"{value:.6f}" in capsys.readouterr().out
+    assert main(["report", str(tmp_path / "predictions.npz"), "--all", *QUICK_COMMAND]) == 0
+    assert significant(value).replace("−", "-") in capsys.readouterr().out

@@ -15,6 +15,7 @@ import torchcalib.functional as F
 from torchcalib.cli import main
 from torchcalib.cli.progress import working
 from torchcalib.io.opening import open_predictions
+from torchcalib.reporting.contents import key_numbers
 
 RNG = np.random.default_rng(0)
 N = 200
@@ -66,7 +67,7 @@ def test_class_names_are_taken_from_columns_labels_or_an_option(tmp_path):
 
 def test_class_names_are_shown_and_saved_and_must_agree(tmp_path, capsys):
     write_csv(tmp_path / "a.csv", {**BY_ANIMAL, "y": ANIMALS[LABELS]})
-    assert main(["report", str(tmp_path / "a.csv"), *QUICK_COMMAND]) == 0
+    assert main(["report", str(tmp_path / "a.csv"), "--all", *QUICK_COMMAND]) == 0
     assert "classes      cat, dog, eel" in capsys.readouterr().out
     expected = tc.report(PROBS, LABELS, task="multiclass", class_names=ANIMALS.tolist(), **QUICK)
     found = tc.Report.from_files(tmp_path / "a.csv", **QUICK)
@@ -92,7 +93,9 @@ def test_systems_in_one_file_give_the_comparison_of_the_function(tmp_path, monke
     write_csv(tmp_path / "a.csv", columns)
     options = ["--preds", "plain=p_*", "--preds", "sure_p_cat,sure_p_dog,sure_p_eel", "--out", str(tmp_path)]
     assert main(["compare", str(tmp_path / "a.csv"), *options]) == 0
-    assert "sure_p_cat,sure_p_dog,sure_p_eel compared with plain" in capsys.readouterr().out.replace("\n", " ")
+    assert "sure_p_cat,sure_p_dog,sure_p_eel is worse calibrated than plain" in capsys.readouterr().out.replace(
+        "\n", " "
+    )
     found = json.loads((tmp_path / "compare.json").read_text())
     systems = {"plain": torch.from_numpy(PROBS), "sure": torch.from_numpy(sure)}
     expected = tc.compare(systems, torch.from_numpy(LABELS), task="multiclass")
@@ -157,11 +160,12 @@ def test_confidences_give_accuracy_and_top_label_errors(tmp_path, capsys):
         assert naive["accuracy_at_coverage"] == pytest.approx(Y.mean())
         assert len(set(found)) == len(list(found))
         assert list(found.tables) == ["top_label"]
-        assert f"accuracy {Y.mean():.1%}" in found.sentence
+        assert found.diagnosis.kind == "too little data"
+        assert (key_numbers(found)[0].value, key_numbers(found)[0].detail) == (f"{Y.mean():.1%}", "")
     path = tmp_path / "a.csv"
     assert main(["report", str(path), *options, "--out", str(tmp_path / "out"), "--no-calibration"]) == 0
     shown = capsys.readouterr().out
-    assert "confidence in predictions, n = 200, 15 equal-width bins" in shown
+    assert "a.csv: confidence in predictions, n = 200\n" in shown
     assert "positive" not in shown.replace("(positive class)", "")
     lines = {line["key"]: line for line in json.loads((tmp_path / "out/report.json").read_text())["lines"]}
     expected = binomtest(int(Y.sum()), N).proportion_ci(method="wilson")

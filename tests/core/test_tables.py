@@ -14,6 +14,7 @@ COLUMNS = (
     Column("value", lambda item: number(item[1])),
     Column("never", lambda item: Cell()),
     Column("detail", lambda item: fraction(item[1], "+"), shown="page"),
+    Column("hidden", lambda item: Cell(item[0], tip="why"), shown="data"),
 )
 
 
@@ -21,13 +22,13 @@ def test_text_of_a_table_is_aligned_and_omits_empty_columns():
     items = {"": [("a", 12.5)], "of two": [("longer", -3e-9), ("c", math.inf)]}
     table = Table.of(COLUMNS, items, is_quiet=lambda item: item[1] < 0)
     assert to_text(table).splitlines() == [
-        "name        value",
-        "a       12.500000",
+        "name       value",
+        "a           12.5",
         "of two",
-        "longer   0.000000",
-        "c             inf",
+        "longer       ≈ 0",
+        "c       infinite",
     ]
-    assert [column.header for column in table.columns] == ["name", "value", "detail"]
+    assert [column.header for column in table.columns] == ["name", "value", "detail", "hidden"]
     assert [row.is_quiet for section in table.sections for row in section.rows] == [False, True, False]
     assert [column.header for column in Table.of(COLUMNS, {"": []}).columns][2] == "never", "nothing is known of it"
 

@@ -20,11 +20,13 @@ from torchcalib.calibration import (
     VennAbersCalibration,
 )
 
-T, D, H, ISO = TemperatureScaling(), AffineScaling(), HistogramBinning(n_bins=5), IsotonicCalibration()
+T, D, B = TemperatureScaling(), AffineScaling(), BiasCorrection()
+H, ISO = HistogramBinning(n_bins=5), IsotonicCalibration()
 CIR, VA = CentredIsotonicCalibration(), VennAbersCalibration()
 BETA, QUADRATIC, ENSEMBLE = BetaCalibration(), QuadraticScaling(), EnsembleTemperatureScaling()
-AFFINE = [T, D]
-ALL = [T, D, H, ISO, CIR, VA, BETA, QUADRATIC, ENSEMBLE, BiasCorrection()]
+SCALED = [T, D]  # with a fitted temperature
+AFFINE = [*SCALED, B]
+ALL = [*AFFINE, H, ISO, CIR, VA, BETA, QUADRATIC, ENSEMBLE]
 OF_CLASSES = [VectorScaling(), StructuredVectorScaling(), StructuredMatrixScaling()]
 """Calibrators that support multi-class predictions only."""
 binary = {"task": "binary", "from_logits": True}

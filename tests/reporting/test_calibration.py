@@ -2,7 +2,6 @@
 
 import json
 import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +10,7 @@ from helpers.reports import (
     TASKS,
     assert_equal_stages,
     assert_values,
+    bare,
     calibrated_report,
     full_report,
     miscalibrated_data,
@@ -18,14 +18,17 @@ from helpers.reports import (
 )
 
 import torchcalib as tc
+import torchcalib.functional as F
 from torchcalib.calibration import (
     AffineScaling,
+    BiasCorrection,
     HistogramBinning,
     IsotonicCalibration,
     TemperatureScaling,
+    cross_val_calibrate,
     recommend,
-    relative_calibration_loss,
 )
+from torchcalib.calibration import recommendation as applicability
 from torchcalib.reporting import buffer
 from torchcalib.reporting import calibration as module
 from torchcalib.reporting.building import ReportBuilder
@@ -33,12 +36,12 @@ from torchcalib.reporting.html.report import render
 
 CALIBRATORS = {
     "temperature scaling": TemperatureScaling(),
+    "bias correction": BiasCorrection(),
     "affine scaling": AffineScaling(),
     "histogram binning": HistogramBinning(),
     "isotonic calibration": IsotonicCalibration(),
 }
-SCORES = {"NLL": "nll", "Brier score": "brier"}
-AFFINE = ("temperature scaling", "affine scaling")
+AFFINE = ("temperature scaling", "bias correction", "affine scaling")
 
 
 def report_of(preds, target, **given):
@@ -46,19 +49,29 @@ def report_of(preds, target, **given):
 
 
 def check_against_functions(report, preds, target, names=CALIBRATORS, **given):
-    stage = report.calibration
-    assert [(gain.score, gain.calibrator) for gain in stage.gains] == [(s, c) for s in SCORES for c in names]
-    for score, name in SCORES.items():
-        assert stage.raw[score] == pytest.approx(report[name], rel=1e-12, nan_ok=True)
-    for gain in stage.gains:
-        expected = relative_calibration_loss(
-            preds, target, score=SCORES[gain.score], calibrator=CALIBRATORS[gain.calibrator], **given
-        )
-        assert gain.rcl == pytest.approx(expected.item(), abs=1e-8), gain
-        if math.isfinite(gain.value):
-            assert gain.rcl == pytest.approx(100 * (1 - gain.value / stage.raw[gain.score]), abs=1e-10)
-    tried = [CALIBRATORS[name] for name in names]
-    assert report.recommendation.text == recommend(preds, target, calibrators=tried, **given).text
+    stage, labels = report.calibration, target
+    assert [line.calibrator for line in stage.lines] == ["none", *names]
+    raw = stage.raw
+    assert (raw.gain, raw.interval, raw.parameters) == (None, None, "")
+    shown = (raw.accuracy, raw.nll, raw.brier_score, raw.ece)
+    assert shown == pytest.approx(tuple(report[key] for key in ("accuracy", "nll", "brier", "ece")), rel=1e-12)
+    expected = recommend(preds, target, **given)
+    assert list(expected.rcl) == list(names)
+    assert report.recommendation.text == expected.text
+    scored, mode = given, {"mode": "classwise"} if given["task"] == "multilabel" else {}
+    if "positive_classes" in given:  # calibrated predictions are probabilities of the set
+        target = torch.isin(target, torch.tensor(given["positive_classes"])).long()
+        scored = {"task": "binary", "from_logits": given["from_logits"]}
+    scores = {"accuracy": F.accuracy, "nll": F.nll, "brier_score": F.brier_score, "ece": F.ece}
+    for line in stage.lines[1:]:
+        after = cross_val_calibrate(preds, labels, calibrator=CALIBRATORS[line.calibrator], **given)
+        for name, score in scores.items():
+            bins = {"n_bins": report.settings["n_bins"], **mode} if name == "ece" else {}
+            value = score(after, target, **scored, **bins).item()
+            assert getattr(line, name) == pytest.approx(value, abs=1e-8), (line, name)
+        assert line.gain == pytest.approx(expected.rcl[line.calibrator], abs=1e-8)
+        interval = vars(line.interval).values() if line.interval else (math.nan, math.nan)
+        assert tuple(interval) == pytest.approx(expected.intervals[line.calibrator], abs=1e-7, nan_ok=True)
 
 
 @pytest.mark.parametrize("from_logits", [True, False])
@@ -85,7 +98,10 @@ def test_gains_equal_recordings_with_other_folds(recorded, system):
     preds = data.get("logits", data.get("log_probs"))
     report = report_of(preds, data["targets"], task="multiclass", from_logits=True)
     gains, best = RECORDED[system]
-    assert [gain.rcl for gain in report.calibration.gains] == pytest.approx(gains, abs=0.15)
+    stage = report.calibration
+    lines = [line for line in stage.lines if line.calibrator in ("temperature scaling", "affine scaling")]
+    brier = [100 * (1 - line.brier_score / stage.raw.brier_score) for line in lines]
+    assert [*(line.gain for line in lines), *brier] == pytest.approx(gains, abs=0.15)
     assert report.recommendation.best == report.calibration.name == best
 
 
@@ -117,13 +133,13 @@ def test_gains_with_positive_classes_and_ignored_rows():
     given["ignore_index"] = -100
     ignored, padded = torch.cat((target, torch.full((7,), -100))), torch.cat((preds, torch.full((7, 5), torch.nan)))
     found = report_of(padded, ignored, **given)
-    assert found.calibration.raw == pytest.approx(calibrated_report("multiclass").calibration.raw)
+    assert found.calibration.raw.nll == pytest.approx(calibrated_report("multiclass").calibration.raw.nll)
     check_against_functions(found, padded, ignored, AFFINE, **given)
     preds, target = realistic("binary")
     weights, absent = torch.ones(302).masked_fill(torch.arange(302) >= 300, 0), torch.tensor([torch.nan, 0.5])
     preds, target = torch.cat((preds, absent)), torch.cat((target, absent))  # floating labels
     found = report_of(preds, target, task="binary", from_logits=True, weights=weights)
-    assert found.calibration.raw == pytest.approx(calibrated_report("binary").calibration.raw)
+    assert found.calibration.raw.nll == pytest.approx(calibrated_report("binary").calibration.raw.nll)
 
 
 def test_gains_with_counts_and_real_weights():
@@ -133,7 +149,7 @@ def test_gains_with_counts_and_real_weights():
     check_against_functions(report, preds, target, weights=counts, **given)
     weights = counts + 0.5
     report = report_of(preds, target, weights=weights, **given)
-    check_against_functions(report, preds, target, tuple(CALIBRATORS)[:3], weights=weights, **given)
+    check_against_functions(report, preds, target, tuple(CALIBRATORS)[:-1], weights=weights, **given)
     (note,) = report.calibration.notes
     assert note == "Isotonic calibration is omitted: it needs weights that are whole numbers."
     builder = ReportBuilder(**given, with_intervals=False)
@@ -196,17 +212,18 @@ def test_too_many_samples_are_not_stored_for_calibrators(task, limit, most, monk
 
 
 def test_calibrators_that_are_too_slow_or_too_large_are_not_tried(monkeypatch):
-    monkeypatch.setattr(module, "MAX_PRODUCTS", 300 * 5**2 - 1)
+    monkeypatch.setattr(applicability, "MAX_PRODUCTS", 300 * 5**2 - 1)
     stage = report_of(*realistic("multiclass", scale=1), task="multiclass", from_logits=True).calibration
-    assert {gain.calibrator for gain in stage.gains} == {"temperature scaling"}
-    assert stage.notes[0].startswith("Affine scaling is omitted: it is slow for 5 classes.")
+    assert [line.calibrator for line in stage.lines] == ["none", "temperature scaling"]
+    assert stage.notes[0].startswith("Bias correction is omitted: it is slow for 5 classes.")
+    assert stage.notes[1].startswith("Affine scaling is omitted: it is slow for 5 classes.")
     assert stage.recommendation.best is None
     assert isinstance(stage.calibrator, TemperatureScaling)
 
     def fail(*_):
         raise RuntimeError("DefaultCPUAllocator: not enough memory.\nC++ trace")
 
-    monkeypatch.setattr(module, "out_of_fold", fail)
+    monkeypatch.setattr(module, "folds_of", fail)
     report = report_of(*realistic("binary"), task="binary", from_logits=True)
     assert report.calibration is None
     assert report.notes[-1].endswith("failed with RuntimeError: DefaultCPUAllocator: not enough memory.")
@@ -215,14 +232,16 @@ def test_calibrators_that_are_too_slow_or_too_large_are_not_tried(monkeypatch):
 def test_gains_of_infinite_and_undefined_scores_are_described():
     p, y = torch.rand(300, generator=torch.Generator().manual_seed(0)), torch.arange(300) % 2
     p[1] = 0
-    words = "Calibration would cut NLL by 100.0%: add histogram binning; temperature scaling leaves it inf"
-    assert report_of(p, y, task="binary").recommendation.text.startswith(words)
-    few = recommend(p, y, task="binary")
+    words = "Calibration would cut NLL by 100.0%: add histogram binning; isotonic calibration gains 100.0%."
+    assert report_of(p, y, task="binary").recommendation.text == words
+    few = recommend(p, y, task="binary", calibrators=[TemperatureScaling(), AffineScaling()])
     assert (few.best, "(temperature scaling leaves it infinite)" in few.text) == (None, True)
     certain = report_of(y.double(), y, task="binary")
     assert certain.recommendation.text == "NLL is 0: there is nothing to gain by calibration."
-    assert "makes it infinite" in calibrated_report("binary").recommendation.text
+    both = [TemperatureScaling(), HistogramBinning()]
+    text = recommend(*realistic("binary"), task="binary", from_logits=True, calibrators=both).text
+    assert text.endswith("add temperature scaling; histogram binning makes it infinite.")
     p[2] = torch.nan
     unknown = report_of(p, y, task="binary", validate_args=False)
     assert unknown.recommendation.text == "NLL is undefined, and so is the gain of calibration."
-    assert "undefined" in render(replace(unknown, tables={}, tests={}))
+    assert "undefined" in render(bare(unknown))

@@ -4,13 +4,12 @@ import json
 import math
 import re
 import sys
-from dataclasses import replace
 from html.parser import HTMLParser
 
 import numpy as np
 import pytest
 import torch
-from helpers.reports import QUICK, TASKS, calibrated_report, full_report, miscalibrated_data, quick_report
+from helpers.reports import QUICK, TASKS, bare, calibrated_report, full_report, miscalibrated_data, quick_report
 from helpers.systems import compared
 
 import torchcalib as tc
@@ -85,7 +84,7 @@ def test_html_and_markdown_contain_exactly_the_cells(name):
     table = TABLES[name]()
     expected = [[" ".join(cell.split()) for cell in row] for row in shown_rows(table)]
     found = Cells(table._repr_html_())
-    assert found.tags <= {"p", "table", "thead", "tbody", "tr", "th", "td", "data", "bdi"}
+    assert found.tags <= {"p", "table", "thead", "tbody", "tr", "th", "td", "data", "bdi", "abbr", "a"}
     assert found.rows[: len(expected)] == expected
     lines = [line for line in table.to_markdown().splitlines() if line.startswith("|")]
     cells = [[unescaped(cell) for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
@@ -113,11 +112,11 @@ def test_latex_is_one_tabular_with_rows_of_equal_length(name):
 def test_special_characters_are_escaped():
     columns = [Column("n", lambda item: Cell(item, style="name"), is_number=False), Column("x", lambda _: number(-0.5))]
     table = Table.of(columns, {HOSTILE: [HOSTILE]}, HOSTILE)
-    assert Cells(table._repr_html_()).rows[1:] == [[HOSTILE], [HOSTILE, "−0.5000"]]
+    assert Cells(table._repr_html_()).rows[1:] == [[HOSTILE], [HOSTILE, "−0.500"]]
     assert table.to_markdown().count(r"\<b\>\|\_%$&#{}~^\\") == 3
     latex = r"$<$b$>$|\_\%\$\&\#\{\}\textasciitilde{}\textasciicircum{}\textbackslash{}"
     assert table.to_latex().count(latex) == 3
-    assert rf"{latex} & $-$0.5000 \\" in table.to_latex()
+    assert rf"{latex} & $-$0.500 \\" in table.to_latex()
 
 
 def frame_of(table):
@@ -175,9 +174,16 @@ def test_data_frames_of_batches_groups_gains_histories_and_classes():
     groups = grouped()
     assert frame_of(groups).reset_index().to_dict("records") == groups.rows()
     stage = calibrated_report("binary").calibration
-    gains = frame_of(stage).set_index(["score", "calibrator"])
-    assert gains["gain"].dropna().to_dict() == {(g.score, g.calibrator): g.rcl for g in stage.gains}
-    assert {score: gains["value"][score, "none"] for score in stage.raw} == stage.raw
+    scores = frame_of(stage)
+    for line in stage.lines:
+        row = scores.loc[line.calibrator]
+        expected = [getattr(line, name) for name in ("accuracy", "nll", "brier_score", "ece")]
+        assert list(row[["accuracy", "nll", "Brier_score", "ece"]]) == expected
+        assert scores["gain"].isna()[line.calibrator] == (line.gain is None)
+        assert scores["low"].isna()[line.calibrator] == (line.interval is None)
+    gained = {line.calibrator: (line.gain, *vars(line.interval).values()) for line in stage.lines if line.interval}
+    assert {name: tuple(scores.loc[name, ["gain", "low", "high"]]) for name in gained} == gained
+    assert set(gained) == {"temperature scaling", "bias correction", "affine scaling"}
     assert frame_of(HISTORY)["nll"].to_dict() == {1: 1.5, 2: 0.25}
     report = full_report("multilabel")
     assert frame_of(report.classes)["ece"].sort_index().tolist() == list(report.per_class)
@@ -205,7 +211,7 @@ def test_key_without_a_mode_returns_the_main_mode(task):
 
 
 def test_suffix_of_a_path_selects_the_format(tmp_path):
-    for result in (replace(full_report("binary"), tables={}, tests={}), compared("binary")):
+    for result in (bare(full_report("binary")), compared("binary")):
         folder = tmp_path / type(result).__name__
         for name in ("r.html", "r.json", "r.md", "r.tex"):
             assert result.save(folder / "deep" / name) == (folder / "deep" / name,)

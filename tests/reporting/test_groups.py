@@ -1,6 +1,5 @@
 """Groups in reports: the worst groups by name, over batches, files, parts and ranks."""
 
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -8,7 +7,7 @@ import pytest
 import torch
 from helpers.prediction_files import WRITERS, write_npz
 from helpers.refusals import assert_refused
-from helpers.reports import MODES, QUICK, QUICK_COMMAND, TASKS, predictions
+from helpers.reports import MODES, QUICK, QUICK_COMMAND, TASKS, bare, predictions
 
 import torchcalib as tc
 import torchcalib.functional as F
@@ -134,10 +133,10 @@ def test_long_similar_names_are_shown_with_their_differences(capsys):
     p, y, groups = data(400)
     alike = ["a" * 500 + letter + "z" * 499 for letter in "bc"]
     report = tc.report(p, y, groups=groups, group_names=[*alike, "m" * 1000, *NAMES[3:]], **GIVEN)
-    terminal.show(report)
+    terminal.show(report, everything=True)
     column = "".join("".join(line[:25].split()) for line in capsys.readouterr().out.splitlines())
-    for text in (str(report), column, render(replace(report, tables={}, tests={}))):
-        assert all(text.count(name) == 1 for name in alike), "the differences of the names are not omitted"
+    for text in (str(report), column, render(bare(report))):
+        assert all(name in text for name in alike), "the differences of the names are not omitted"
         assert "m" * 900 not in text
 
 

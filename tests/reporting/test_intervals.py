@@ -11,6 +11,7 @@ from helpers.reports import SCORES, SELECTIVE, predictions
 
 import torchcalib as tc
 import torchcalib.functional as F
+from torchcalib.core.words import significant
 from torchcalib.inference import bootstrap
 from torchcalib.reporting import buffer, terminal, testing
 from torchcalib.reporting.data import Line, LineInterval
@@ -176,21 +177,25 @@ def test_intervals_are_shown_and_do_not_change_sentence_and_noise_floor(capsys):
     )
     assert (quick.sentence, quick.main_line) == (report.sentence, replace(report.main_line, interval=None))
     assert not any(line.interval for line in quick.lines)
-    terminal.show(report)
+    terminal.show(report, everything=True)
     shown, ece = capsys.readouterr().out, report.main_line
     nll = next(line.interval for line in report.lines if line.key == "nll")
     assert nll.low < report["nll"] < nll.high
-    assert f"{nll.low:.4g} to {nll.high:.4g}" in shown
-    assert f"ECE {ece.value:.4f} (noise floor {ece.noise_floor:.4f}, 95% " in shown
-    assert f"{ece.noise_floor:.6f}" in shown
+    assert f"{nll.low:.3g} to {nll.high:.3g}" in shown
+    assert f"{ece.noise_floor:.3g} expected if calibrated" in shown
+    assert f"{ece.interval.low:.3g} to {ece.interval.high:.3g}" in shown
 
 
 def test_narrow_terminal_wraps_names_and_shows_all_digits(capsys, monkeypatch):
     pytest.importorskip("rich")
     monkeypatch.setattr(terminal, "_WIDTH", 80)
     report = tc.report(*data("binary"), task="binary", with_calibration=False)
-    terminal.show(report)
+    terminal.show(report, everything=True)
+    shown = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert any(line.startswith(f"AUROC of correctness {significant(report['correctness_auroc'])} ") for line in shown)
+    monkeypatch.setattr(terminal, "_WIDTH", 65)
+    terminal.show(report, everything=True)
     shown = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     first = next(k for k, line in enumerate(shown) if line.startswith("AUROC of 0."))
-    assert shown[first].startswith(f"AUROC of {report['correctness_auroc']:.6f} ")
+    assert shown[first].startswith(f"AUROC of {significant(report['correctness_auroc'])} ")
     assert shown[first + 1] == "correctness"

@@ -103,7 +103,8 @@ class _Affine(Calibrator):
         words = []
         if self.with_scale:
             change = "lowers" if self.alpha < 1 else "raises"
-            words.append(f"temperature {float(self.temperature):.3g} ({change} confidence)")
+            finite = f"temperature {float(self.temperature):.3g} ({change} confidence)"
+            words.append(finite if self.alpha > 0 else "infinite temperature (constant probabilities)")
         if self.with_bias and self.task == "multiclass":
             order = self.beta.abs().nan_to_num(0).masked_fill(self.beta.isinf(), 0).argsort(descending=True).tolist()
             names = class_names or [f"class {k}" for k in range(len(order))]

@@ -81,6 +81,8 @@ class Recommendation:
     intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
 
+_LEAVE = "leave the predictions as they are"
+_LEAVE = "leave the predictions as they are"
 _SCORE_NAMES = {"nll": "NLL", "brier": "Brier score", "bayes_risk": "Bayes risk"}
 _ROW_SCORES = {"nll": "cross_entropy", "brier": "squared_error"}
 """Attribute of `Predictions` with the score of each sample, by score."""
@@ -277,12 +279,14 @@ def _in_words(
     if is_worthwhile:
         return f"Calibration would cut {score} by {shown}: add {best}{_other(gains, best)}."
     if gain > 0:
-        return f"Calibration would cut {score} by {shown} only ({best}): leave the predictions as they are."
+        if intervals.get(best, (math.inf,))[0] <= 0:
+            return f"The best calibrator, {best}, does not cut {score} significantly, by {shown}: {_LEAVE}."
+        return f"Calibration would cut {score} by only {shown}, with {best}: {_LEAVE}."
     if math.isnan(raw):
         return f"{score} is undefined, and so is the gain of calibration."
     if raw == 0:
         return f"{score} is 0: there is nothing to gain by calibration."
-    return f"No calibrator lowers {score} ({best} {_gains(gain)}): leave the predictions as they are."
+    return f"No calibrator lowers {score} ({best} {_gains(gain)}): {_LEAVE}."
 
 
 def _other(gains: Mapping[str, float], best: str) -> str:

@@ -86,7 +86,7 @@ def significant(value: float, digits: int = 3) -> str:
     """
     if 0 < abs(value) < 1e-6:
         return "≈ 0"
-    is_whole = float(value).is_integer() or abs(value) >= 1e3
+    is_whole = float(value).is_integer() or abs(value) >= 999.5  # which rounds to 1,000
     return _signed(value, f"{abs(value):,.0f}" if is_whole else f"{abs(value):#.{digits}g}".rstrip("."))
 
 
@@ -102,7 +102,11 @@ def count(n: float) -> str:
 
 def percent(share: float) -> str:
     """Format a fraction as a percentage with three significant digits, and NaN as `"undefined"`."""
-    return "undefined" if math.isnan(share) else f"{significant(100 * share)}%"
+    if math.isnan(share):
+        return "undefined"
+    value = 100 * share
+    # Three digits also for whole percentages, so that all percentages of a column are similar.
+    return f"{value:#.3g}".rstrip(".") + "%" if 1e-6 <= value < 100 else f"{significant(value)}%"
 
 
 def edge(value: float) -> str:

@@ -1,5 +1,6 @@
 """Evaluate calibrators by cross-validation for a report."""
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -186,13 +187,13 @@ def _line(
     name: str, found: _Evaluated, p: Predictions, recommendation: Recommendation, words: dict[str, str]
 ) -> CalibratorLine:
     scores = {field: float(contributions(values, p).sum()) for field, values in found.scores.items()}
-    interval = recommendation.intervals.get(name)
+    low, high = recommendation.intervals.get(name, (math.nan, math.nan))
     return CalibratorLine(
         calibrator=name,
         **scores,
         ece=found.ece,
         gain=recommendation.rcl.get(name),
-        interval=None if interval is None else LineInterval(*interval),
+        interval=LineInterval(low, high) if math.isfinite(low) else None,
         parameters=words.get(name, ""),
     )
 

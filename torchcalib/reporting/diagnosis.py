@@ -26,7 +26,7 @@ from torchcalib.core.arguments import Task
 from torchcalib.core.bins import BinTable
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.words import ends, listed, percent, significant
-from torchcalib.io.errors import printable
+from torchcalib.reporting.contents import short_name
 from torchcalib.reporting.data import CalibrationStage, Line
 
 Kind = Literal[
@@ -51,8 +51,9 @@ SLIGHT, BAD = 0.02, 0.1
 """Thresholds for ECE minus its noise floor: "slightly" below `SLIGHT`, "badly" from `BAD` on, "clearly" between."""
 
 _ACCURACY_CHANGE = 0.005  # smallest change of accuracy that is mentioned
+_NAME_LENGTH = 40  # maximum length of names in characters
 _MOST = 2 / 3  # fraction of labels with a bias of the same sign that are called most labels
-_MIN_CLASS_WEIGHT = 5.0  # smallest number of predictions of a class that is examined
+_MIN_CLASS_WEIGHT = 5.0  # smallest effective number of predictions of a class that is examined
 
 
 @dataclass(frozen=True)
@@ -76,9 +77,14 @@ class Diagnosis:
     action: str
 
     @property
+    def verdict(self) -> str:
+        """The badge, which begins with a capital letter."""
+        return f"{self.badge[:1].upper()}{self.badge[1:]}"
+
+    @property
     def sentence(self) -> str:
         """Verdict and cause."""
-        return f"{self.badge[:1].upper()}{self.badge[1:]}. {self.cause}"
+        return f"{self.verdict}. {self.cause}"
 
 
 class Candidate(NamedTuple):
@@ -245,7 +251,8 @@ def _bad_class(p: Predictions, w: Tensor, scale: float, varentropy: Tensor, top:
     sums = torch.zeros(3, p.num_classes, dtype=w.dtype, device=w.device)
     total, scores, variances = sums.index_add(-1, top, torch.stack((w, score, variance)))
     z = scores.square() / variances.clamp(min=1e-30)
-    z = z.masked_fill((total < _MIN_CLASS_WEIGHT) | (variances <= 0), 0)
+    is_rare = total * scale < _MIN_CLASS_WEIGHT
+    z = z.masked_fill(is_rare | (variances <= 0), 0)
     index = int(z.argmax())
     rows = (top == index).nonzero().squeeze(-1)
     if float(z[index]) == 0 or len(rows) == int((w > 0).sum()):
@@ -254,7 +261,7 @@ def _bad_class(p: Predictions, w: Tensor, scale: float, varentropy: Tensor, top:
     fit = TemperatureScaling().fit_to(piece)
     after = piece.with_values(fit.calibrated(piece.values, piece.from_logits).to(p.dtype)).cross_entropy
     gain = (w[rows] * (piece.cross_entropy - after)).masked_fill(w[rows] == 0, 0).sum()
-    n_classes = int((total >= _MIN_CLASS_WEIGHT).sum())
+    n_classes = int((~is_rare).sum())
     return [Candidate("bad class", 2 * scale * float(gain), 1, n_classes, index, float(fit.temperature))]
 
 
@@ -331,17 +338,17 @@ class Findings:
             return cause_of(of_groups, False)
         difference = self.frequency - self.confidence
         if abs(difference) < self.ece.value / 2:
-            return Candidate("uneven", math.inf, 1)
+            return cause_of(of_groups, False) or Candidate("uneven", math.inf, 1)
         if self.task != "multiclass":
             return Candidate("class bias", math.inf, 1, which=0)
         return Candidate("over-confidence" if difference < 0 else "under-confidence", math.inf, 1)
 
     def name(self, index: int) -> str:
-        """Return the display name of a class or label; for a binary task of y = 1 (or of y = 0 for index -1)."""
-        if self.task == "binary":
-            return printable(self.class_names[index]) if self.class_names else f"y = {1 if index >= 0 else 0}"
+        """Return the display name of a class or label; for a binary task without names y = 0 or y = 1."""
         if self.class_names:
-            return printable(self.class_names[index])
+            return short_name(self.class_names[index], _NAME_LENGTH)
+        if self.task == "binary":
+            return f"y = {index}"
         return f"{'label' if self.task == 'multilabel' else 'class'} {index}"
 
 
@@ -447,7 +454,9 @@ def _means(found: Findings) -> str:
 def _over_confident(found: Findings, cause: Candidate) -> tuple[str, str]:
     over = cause.kind == "over-confidence"
     badge = "over-confident" if over else "under-confident"
-    temperature = "" if math.isnan(cause.value) else f" (fitted temperature {cause.value:.3g})"
+    temperature = f" (fitted temperature {cause.value:.3g})"
+    if not math.isfinite(cause.value):
+        temperature = "" if math.isnan(cause.value) else " (constant probabilities have a lower NLL)"
     means = _means(found)
     if found.task == "multiclass" or found.are_confidences:
         words = f"Confidence is too {'high' if over else 'low'}: {means}{temperature}."
@@ -461,7 +470,7 @@ def _class_bias(found: Findings, cause: Candidate) -> tuple[str, str]:
     if found.evidence is not None:
         mean, frequency = (float(x[cause.which]) for x in (found.evidence.mean, found.evidence.frequency))
     if found.task == "binary":
-        name = found.name(1) if mean > frequency else found.name(-1) if not found.class_names else found.name(0)
+        name = found.name(1 if mean > frequency else 0)
         high = "high" if mean > frequency else "low"
         return f"P({found.name(1)}) is too {high}: {_means(found)}.{_also(found)}", f"biased towards {name}"
     high = "high" if mean > frequency else "low"
@@ -476,8 +485,10 @@ def _most_labels(found: Findings) -> bool | None:
     """Return whether the probabilities of most labels are too high, False if too low; None if neither."""
     if found.evidence is None:
         return found.confidence > found.frequency
-    share = float((found.evidence.mean > found.evidence.frequency).double().mean())
-    return True if share > _MOST else False if share < 1 - _MOST else None
+    gap = found.evidence.mean - found.evidence.frequency
+    large = gap.abs() > gap.abs().max() / 3  # the signs of small gaps are sampling noise
+    too_high, too_low = (float((large & (sign * gap > 0)).double().mean()) for sign in (1, -1))
+    return True if too_high >= _MOST else False if too_low >= _MOST else None
 
 
 def _also(found: Findings) -> str:
@@ -529,7 +540,7 @@ def _uneven(found: Findings, cause: Candidate) -> tuple[str, str]:  # noqa: ARG0
     for sign, words in ((-1, "too high"), (1, "too low")):
         index = int((sign * gap).argmax())
         if sign * float(gap[index]) > 0:
-            where = f"{float(table.lower[index]):.0%} to {float(table.upper[index]):.0%}"
+            where = f"{float(table.lower[index]):.0%} and {float(table.upper[index]):.0%}"
             parts.append(f"{words} between {where}")
     what = "Confidence" if found.task == "multiclass" else "The probability"
     return f"{what} is mostly {listed(parts)}." if parts else f"{what} is off.", "off in some ranges"

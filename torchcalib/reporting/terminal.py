@@ -110,7 +110,7 @@ def show(report: Report, everything: bool = False) -> None:
     title = ": ".join(filter(None, [title_words(report.source), input_line(report)]))
     console.print(f"[dim]{_escaped(title)}[/dim]\n", soft_wrap=True)
     style = _BADGES.get(diagnosis.degree or diagnosis.kind, "reverse")
-    console.print(f"[{style}] {_escaped(diagnosis.badge.upper())} [/{style}] {_escaped(diagnosis.cause)}")
+    console.print(f"[{style}] {_escaped(diagnosis.verdict)} [/{style}] {_escaped(diagnosis.cause)}")
     console.print(f"[bold]What to do:[/bold] {_escaped(diagnosis.action)}\n")
     grid = rich_table.Table.grid(padding=(0, 2))
     for each in key_numbers(report):
@@ -124,7 +124,7 @@ def show(report: Report, everything: bool = False) -> None:
     _print_table(console, line_table(report, only_main=True))
     if report.calibration is not None:
         _print_table(console, calibrator_table(report.calibration, _N_CALIBRATORS))
-    hidden = f"{len(report.notes)} notes and " if report.notes else ""
+    hidden = f"{len(report.notes)} {'note' if len(report.notes) == 1 else 'notes'} and " if report.notes else ""
     console.print(f"[dim]{hidden}more tables: --all[/dim]")
 
 

@@ -44,8 +44,12 @@ def test_dark_figure_equals_a_figure_drawn_with_the_dark_style(draw, of):
     ("write", "written"),
     [
         (words.gain, {8.4163: "8.4%", -0.02: "0.0%", -4.44: "−4.4%", math.nan: "undefined", -math.inf: "−infinite"}),
-        (words.significant, {0.0: "0", -1.0: "−1", 0.5: "0.5000", -0.0109003639: "−0.01090", 999.96: "1000"}),
-        (words.significant, {12345.678: "12,346", -3e-10: "≈ 0", 0.00001234: "1.234e-05", math.inf: "infinite"}),
+        (words.significant, {0.0: "0", -1.0: "−1", 0.5: "0.500", -0.0109003639: "−0.0109", 999.96: "1,000"}),
+        (words.significant, {12345.678: "12,346", -3e-10: "≈ 0", 0.00001234: "1.23e-05", math.inf: "infinite"}),
+        (
+            words.percent,
+            {0.0: "0%", 0.12345: "12.3%", 0.81: "81.0%", 1.0: "100%", 0.99999: "100%", math.nan: "undefined"},
+        ),
         (partial(words.decimals, plus="+"), {0.25: "+0.2500", -0.25: "−0.2500", -3e-10: "0.0000"}),
         (words.count, {50000.0: "50,000", 3: "3", 0.0: "0", 12.5: "12.50"}),
     ],

@@ -12,19 +12,18 @@ from html.parser import HTMLParser
 import matplotlib
 import pytest
 import torch
-from helpers.reports import QUICK, TASKS, full_report
+from helpers.reports import QUICK, TASKS, bare, full_report
 
 import torchcalib as tc
 from torchcalib.core.words import significant
 from torchcalib.reporting import html
-from torchcalib.reporting.contents import class_table
+from torchcalib.reporting.contents import class_table, key_numbers
 from torchcalib.reporting.html.report import render
 
 HOSTILE = "<script>alert(1)</script>"
-LOADING = {"script", "link", "img", "iframe", "object", "embed", "image", "video", "audio", "base", "form"}
+LOADING = {"link", "img", "iframe", "object", "embed", "image", "video", "audio", "base", "form"}
 VOID = {"meta", "br", "hr", "img", "link", "input"}
-BARE = {"tables": {}, "tests": {}}
-"""Fields without tables, because figures are slow to draw."""
+FIRST_SCREEN = ("verdict", "cause", "action", "key-numbers", "diagram")
 
 
 class Parsed(HTMLParser):
@@ -58,23 +57,36 @@ def page(task):
     return Parsed(render(full_report(task)))
 
 
+def script(text):
+    """Return the script of a page."""
+    return re.search("<script>(.*)</script>", text, flags=re.DOTALL)[1]
+
+
 def shown(report=None, **changes):
-    """Return the page of a report with changed fields, without figures."""
-    return Parsed(render(replace(report or full_report("binary"), **{**BARE, **changes})))
+    """Return the page of a report with changed fields, with few figures."""
+    return Parsed(render(bare(report or full_report("binary"), **changes)))
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_page_loads_nothing_runs_nothing_and_has_valid_references(task):
+def test_page_loads_nothing_runs_only_its_own_script_and_has_valid_references(task):
     assert not {tag for tag, _ in page(task).elements} & LOADING
     assert not [name for _, attributes in page(task).elements for name in attributes if name.startswith("on")]
-    for name in ("href", "xlink:href", "src", "srcset", "action"):
-        assert all(address.startswith("#") for address in page(task).values_of(name))
+    assert [attributes for tag, attributes in page(task).elements if tag == "script"] == [{}]
+    for name in ("src", "srcset", "action", "data", "formaction"):
+        assert page(task).values_of(name) == []
+    places = re.compile(r"#|https://(doi\.org/10\.|arxiv\.org/abs/\d)")
+    links = [(tag, attributes) for tag, attributes in page(task).elements if {"href", "xlink:href"} & attributes.keys()]
+    assert all(places.match(attributes["href"]) for tag, attributes in links if tag == "a")
+    assert all(attributes["xlink:href"].startswith("#") for tag, attributes in links if tag != "a")
     text = page(task).text
+    assert not re.search(
+        r"fetch|XMLHttp|import\W|eval\W|innerHTML|insertAdjacent|document\.write|storage|cookie", script(text)
+    )
     assert set(re.findall(r"url\(['\"]?(.)", text)) <= {"#"}
     assert "@import" not in text
     # Names of SVG namespaces are not fetched.
-    fetched = set(re.findall(r"https?://[^\"'\s<>]+", text))
-    assert fetched <= {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
+    named = set(re.findall(r"https?://[^\"'\s<>]+", text)) - {a["href"] for tag, a in links if tag == "a"}
+    assert named <= {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
     ids = page(task).values_of("id")
     assert len(ids) == len(set(ids))
     assert {*re.findall(r'(?:href="|url\()#([^")]+)', text), *page(task).values_of("aria-labelledby")} <= set(ids)
@@ -82,39 +94,59 @@ def test_page_loads_nothing_runs_nothing_and_has_valid_references(task):
 
 @pytest.mark.parametrize("task", TASKS)
 def test_page_contains_every_number_and_figure(task):
-    r, words = full_report(task), " ".join(page(task).words)
+    """The parser runs no script, so that the page is complete without it."""
+    r, words = full_report(task), " ".join("".join(page(task).words).split())
     stage = r.calibration
-    assert {r.sentence, stage.recommendation.text} <= set(page(task).words)
+    assert {r.diagnosis.cause, r.diagnosis.action, stage.recommendation.text} <= set(page(task).words)
+    assert {word for number in key_numbers(r) for word in number if word} <= set(page(task).words)
     numbers = {line.value for line in r.lines} | {p for line in r.lines if (p := line.p_value) is not None}
-    numbers |= {*stage.raw.values(), *(x for gain in stage.gains for x in (gain.value, gain.rcl))}
+    numbers |= {x for line in stage.lines for x in (line.accuracy, line.nll, line.brier_score, line.ece)}
+    numbers |= {line.gain for line in stage.lines[1:]}
+    assert {line.parameters for line in stage.lines[1:]} <= set(page(task).words)
     numbers |= {x for table in r.tables.values() for x in table.frequency[table.n > 0].tolist()}
     assert set(map(str, numbers)) <= set(page(task).values_of("value"))
     for line in r.lines:
-        assert all(text in words for text in (significant(line.value), line.question, line.source)), line.key
+        assert all(text in words for text in (significant(line.value), line.source)), line.key
+        tip = next(tip for tip in page(task).values_of("title") if line.question[1:] in tip)
+        assert f"has the value {significant(line.perfect)}." in tip
         if line.interval is not None and line.interval.low > 0.001:
             low, high = (round(end, 6) for end in (line.interval.low, line.interval.high))  # six decimals are shown
-            assert f"{low:.4g} to {high:.4g}" in words, line.key
-    spans = [attributes for tag, attributes in page(task).elements if tag == "span" and "style" in attributes]
-    bars = [float(span["style"].split()[1][:-1]) for span in spans]
-    assert 0 <= min(bars) < max(bars) == 100
+            assert f"{low:.3g} to {high:.3g}" in words, line.key
     pictures = [attributes for tag, attributes in page(task).elements if tag == "svg"]
-    assert [picture["class"] for picture in pictures] == ["light", "dark"] * 2 * (len(r.tables) + len(r.tests))
+    assert [picture["class"] for picture in pictures] == ["light", "dark"] * (1 + 2 * (len(r.tables) + len(r.tests)))
     assert all(picture["role"] == "img" and len(picture["aria-label"]) > 20 for picture in pictures)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_first_screen_has_verdict_cause_action_numbers_and_diagram_in_this_order(task):
+    names = [attributes.get("id", tag) for tag, attributes in page(task).elements]
+    first = [name for name in names[: names.index("details")] if name in FIRST_SCREEN]
+    assert first == list(FIRST_SCREEN)
+    assert not [attributes for _, attributes in page(task).elements if "hidden" in attributes]
+    folded = page(task).text[page(task).text.index("<details") :]
+    assert folded.count("<summary>") == folded.count("<details") > 5
 
 
 def test_external_names_are_escaped():
     r = full_report("binary")
+    stage = r.calibration
     fields = ("name", "unit", "question", "source", "group")
     checked = shown(
         source={"file": HOSTILE, HOSTILE: [HOSTILE, {"x": HOSTILE}]},
         settings={**r.settings, HOSTILE: HOSTILE},
         notes=(HOSTILE,),
         lines=tuple(replace(line, **dict.fromkeys(fields, HOSTILE)) for line in r.lines),
-        calibration=replace(r.calibration, notes=(HOSTILE,)),
-        **dict.fromkeys(("sentence", "version"), HOSTILE),
+        calibration=replace(
+            stage,
+            notes=(HOSTILE,),
+            lines=(stage.raw, *(replace(line, parameters=HOSTILE) for line in stage.lines[1:])),
+        ),
+        diagnosis=replace(r.diagnosis, **dict.fromkeys(("badge", "cause", "action"), HOSTILE)),
+        version=HOSTILE,
     )
-    assert "script" not in [tag for tag, _ in checked.elements]
-    assert HOSTILE in checked.words
+    assert [tag for tag, _ in checked.elements].count("script") == 1, "the script of the page"
+    assert checked.words.count(HOSTILE) >= 3 + len(r.lines) + len(stage.lines)
+    assert any(HOSTILE in tip for tip in checked.values_of("title"))
 
 
 def test_infinite_and_undefined_values_are_explained():
@@ -122,7 +154,7 @@ def test_infinite_and_undefined_values_are_explained():
     undefined = (replace(r.lines[0], value=math.nan), r.main_line)
     assert "Infinite: a probability of 0 was predicted for an outcome that occurred" in shown(r).text
     assert "Undefined: the value cannot be computed from this data" in shown(r, lines=undefined).text
-    assert "calibration stage" not in shown(calibration=None).text.lower()
+    assert "calibration" not in shown(calibration=None).values_of("id")
 
 
 def test_worst_classes_are_sorted_by_ece_with_undefined_ones_last():
@@ -157,7 +189,7 @@ def test_save_writes_the_returned_files_and_ignores_matplotlib_settings(tmp_path
 def test_saving_to_an_existing_file_raises_an_error(below, tmp_path):
     (tmp_path / "taken").write_text("mine")
     with pytest.raises(NotADirectoryError, match=r"`path` must be a folder, got '.*taken.*Choose another folder\."):
-        replace(full_report("multilabel"), **BARE).save(tmp_path / "taken" / below)
+        bare(full_report("multilabel")).save(tmp_path / "taken" / below)
     assert (tmp_path / "taken").read_text() == "mine"
 
 

@@ -1,13 +1,12 @@
 """`Monitor` computes the values of the functions in every epoch, keeps a history, and warns about over-confidence."""
 
 import math
-from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
 from helpers.refusals import assert_refused
-from helpers.reports import SCORES, predictions, quick_report
+from helpers.reports import SCORES, bare, predictions, quick_report
 from helpers.trainings import epochs_of
 
 import torchcalib as tc
@@ -98,7 +97,7 @@ def test_history_survives_a_checkpoint_and_drops_later_epochs_after_a_restart():
 def test_history_of_a_report_is_on_its_page_and_in_its_json(tmp_path, capsys):
     bad = {"nll": math.inf, "ecd": math.nan, "<b>": 0.25}
     history = History((HistoryRow(1, 1, {"nll": 0.5}), HistoryRow(2, 2, bad, "words <script>")))
-    report = replace(quick_report("multiclass"), tables={}, tests={}, history=history)
+    report = bare(quick_report("multiclass"), history=history)
     assert quick_report("multiclass").to_dict()["history"] is None
     assert report.to_dict()["history"]["rows"][1]["values"] == {"nll": "inf", "ecd": "nan", "<b>": 0.25}
     files = {path.name: path for path in report.save(tmp_path)}
@@ -106,9 +105,27 @@ def test_history_of_a_report_is_on_its_page_and_in_its_json(tmp_path, capsys):
     page = files["report.html"].read_text()
     assert "Words &lt;script&gt;" in page
     assert "&lt;b&gt;" in page
-    assert "<script>" not in page
+    assert page.count("<script>") == 1, "the script of the page"
     terminal.show_warnings(history)
     assert "words <script>" in capsys.readouterr().out.lower()
+
+
+def test_summary_describes_the_lowest_nll_of_the_whole_history():
+    """Also if a warning was given before that validation."""
+    rows = [(1, 1.0, 0.6, ""), (2, 0.7, 0.7, "so"), (3, 0.5, 0.8, ""), (4, 0.9, 0.85, ""), (5, 0.75, 0.75, "")]
+    history = History(tuple(HistoryRow(k, k, {"nll": nll, "accuracy": a}, warning) for k, nll, a, warning in rows))
+    lowest = "NLL was lowest in epoch 3 of 5: 0.5, accuracy 80.0%."
+    assert history.summary == f"{lowest} At the end it is 0.75, and accuracy is 75.0%. Use the model of epoch 3."
+    at_four = f"{lowest.replace('5:', '4:')} At the end it is 0.9, and accuracy is 85.0%."
+    assert History(history.rows[:4]).summary == f"{at_four} Use the model of epoch 3, or calibrate the last model."
+    falling = History(history.rows[:3]).summary
+    assert falling.endswith("of 3: 0.5, accuracy 80.0%. It was still falling at the end: training longer may help.")
+    assert History(history.rows[:1]).summary == "NLL was lowest in epoch 1 of 1: 1, accuracy 60.0%."
+    steps = tuple(HistoryRow(1, 500 * k, {"nll": 1 / k}) for k in (1, 2, 3))
+    assert History((*steps, HistoryRow(1, 2000, {}))).summary == (
+        "NLL was lowest in step 1,500 of 2,000: 0.333. Use the model of that step."
+    )
+    assert History((HistoryRow(1, 1, {"ece": 0.1}),)).summary == "The history contains no NLL."
 
 
 def test_warning_is_given_if_over_confidence_rises_by_more_than_the_threshold():

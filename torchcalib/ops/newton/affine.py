@@ -50,8 +50,11 @@ def solve_affine(p: Problem, free_scale: bool = True) -> Solution:
     at_bound = _slope_at_zero(p) >= -ZERO_SLOPE if free_scale else torch.zeros_like(p.label_mean, dtype=torch.bool)
     averaged = p.averaged()
     # Start: a float32 temperature fit to about a thousand samples, then a float32 fit to the mean replicate weights.
-    alpha = approximate_alpha(p.averaged(1024), p.scale) if free_scale else averaged.scale.unsqueeze(0)
-    start = torch.cat((alpha.unsqueeze(-1), torch.zeros_like(averaged.share)), -1)
+    if free_scale:
+        alpha, beta = approximate_alpha(p.averaged(1024), p.scale), torch.zeros_like(averaged.share)
+    else:
+        alpha, beta = averaged.scale.unsqueeze(0), _bias_of_constant(averaged)
+    start = torch.cat((alpha.unsqueeze(-1), beta), -1)
     theta, *_ = _damped(averaged, start, averaged.label_mean > 0, 1e-3, 25, free_scale)
     theta = torch.where(theta.isfinite().all(-1, keepdim=True), theta, start).to(p.w.dtype)
     if not free_scale:
@@ -70,6 +73,18 @@ def solve_affine(p: Problem, free_scale: bool = True) -> Solution:
     gradient = torch.cat((gradient[..., :1] * p.scale[:, None], gradient[..., 1:]), -1)
     grad_norm = gradient.square().sum(-1).sqrt().masked_fill(at_bound, 0)
     return theta[..., 0].masked_fill(at_bound, 0), beta, grad_norm, outcome.masked_fill(at_bound, AT_ZERO)
+
+
+def _bias_of_constant(p: Problem) -> Tensor:
+    """Return log class frequencies minus log mean probabilities, the solution for constant predictions, `(1, S, C)`.
+
+    From beta = 0, Newton steps would be too long where the Hessian is almost 0, far from the solution.
+    """
+    log_mean = torch.full_like(p.share, -torch.inf)
+    for s, w in p.pieces():
+        log_q = (p.scale[:, None, None] * s).log_softmax(-1)
+        log_mean = torch.logaddexp(log_mean, (w[0].log().unsqueeze(-1) + log_q).logsumexp(-2).unsqueeze(0))
+    return (p.share.log() - log_mean).masked_fill(p.share == 0, 0)
 
 
 def _slope_at_zero(p: Problem) -> Tensor:

@@ -65,7 +65,7 @@ def render(report: Report) -> str:
         results=report,
         title=" of ".join(filter(None, ["Calibration report", title_words(report.source)])),
         about=input_line(report),
-        verdict=diagnosis.badge[:1].upper() + diagnosis.badge[1:],
+        verdict=diagnosis.verdict,
         colour=_COLOURS.get(diagnosis.degree or diagnosis.kind, "unknown"),
         key_numbers=key_numbers(report),
         overview=overview,

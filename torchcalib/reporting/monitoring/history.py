@@ -71,12 +71,14 @@ class History(Tabular):
         """Sentences on the whole history: the validation with the lowest NLL, and what happened afterwards."""
         best = self.best
         if best is None:
-            return f"The history has {len(self)} validations, without NLL."
+            return "The history contains no NLL."
         last, unit = self.rows[-1], self.unit
         accuracy = best.values.get("accuracy", math.nan)
         with_accuracy = "" if math.isnan(accuracy) else f", accuracy {accuracy:.1%}"
         place, end = getattr(best, unit), getattr(last, unit)
         lowest = f"NLL was lowest in {unit} {place:,} of {end:,}: {best.values['nll']:.3g}{with_accuracy}."
+        if len(self) == 1:
+            return lowest
         if best is last:
             return f"{lowest} It was still falling at the end: training longer may help."
         nll, accuracy = (last.values.get(name, math.nan) for name in ("nll", "accuracy"))

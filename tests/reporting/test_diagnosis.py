@@ -1,0 +1,325 @@
+"""Diagnosis: each cause is found in data with this cause, and its statistic equals that of a slow fit."""
+
+import math
+
+import pytest
+import torch
+from helpers.reports import QUICK
+from scipy.optimize import minimize, minimize_scalar
+
+import torchcalib as tc
+from torchcalib.calibration import TemperatureScaling
+from torchcalib.reporting.calibration import calibration_stage
+from torchcalib.reporting.diagnosis import CAUSE_LEVEL, LEVEL, Candidate, cause_of, evidence_of
+from torchcalib.reporting.groups import GroupBins
+
+N = 1500
+
+
+def drawn(logits, task, seed=1):
+    """Return targets from the probabilities of logits."""
+    g = torch.Generator().manual_seed(seed)
+    if task == "multiclass":
+        return torch.multinomial(logits.softmax(-1), 1, generator=g).squeeze(-1)
+    return torch.bernoulli(logits.sigmoid(), generator=g).long()
+
+
+def calibrated(task, scale=1.5):
+    """Return logits of 4 classes, or log-odds of one or of 3 labels, and targets from their probabilities."""
+    shape = {"binary": (N,), "multiclass": (N, 4), "multilabel": (N, 3)}[task]
+    logits = scale * torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    return logits, drawn(logits, task)
+
+
+def relabelled(target, num_classes, rate=0.2):
+    """Replace a fraction `rate` of labels by uniform random labels."""
+    g = torch.Generator().manual_seed(2)
+    noise = torch.randint(0, num_classes, target.shape, generator=g)
+    return torch.where(torch.rand(target.shape, generator=g) < rate, noise, target)
+
+
+def repeated(p, frequency, n=500):
+    """Return n samples of each log-odds, of which exactly the given fraction has y = 1."""
+    ones = (torch.tensor(frequency).unsqueeze(-1) * n).round()
+    target = (torch.arange(n) < ones).long().flatten()
+    return torch.tensor(p, dtype=torch.float64).logit().repeat_interleave(n), target
+
+
+def scaled_class(task):
+    """Scale the logits of samples with predicted class 1."""
+    logits, target = calibrated(task)
+    return torch.where((logits.argmax(-1) == 1).unsqueeze(-1), 3 * logits, logits), target
+
+
+def off_groups(task):
+    """Return frequencies that are too high in group b and too low in group d, as much."""
+    logits, _ = calibrated(task)
+    groups = torch.arange(N) % 5
+    target = drawn(logits + 2.0 * (groups == 1) - 1.9 * (groups == 3), task)
+    return logits, target, {"groups": groups, "group_names": list("abcde")}
+
+
+def changed(change, of_target=lambda y: y, scale=1.5):
+    """Return a function that changes calibrated logits and targets of a task."""
+
+    def data(task):
+        logits, target = calibrated(task, scale)
+        return change(logits), of_target(target)
+
+    return data
+
+
+OVER, UNDER = changed(lambda z: 2 * z), changed(lambda z: z / 2)
+CAUSES = {  # kind of diagnosis, part of the badge, part of the action, and data; by task and name
+    ("multiclass", "over"): ("over-confidence", "badly over-confident", "Add temperature scaling", OVER),
+    ("multiclass", "under"): ("under-confidence", "badly under-confident", "Add temperature scaling", UNDER),
+    ("multiclass", "bias"): (
+        "class bias", "biased towards class 2", "Add bias correction", changed(lambda z: z + (torch.arange(4) == 2)),
+    ),
+    ("multiclass", "noise"): (
+        "label noise", "over-confident at the top", "Check the labels of the most confident errors.",
+        changed(lambda z: z, lambda y: relabelled(y, 4), scale=4.5),
+    ),
+    ("multiclass", "class"): (
+        "bad class", "over-confident for class 1", "Check the labels and the training data of class 1.", scaled_class,
+    ),
+    ("binary", "over"): ("over-confidence", "clearly over-confident", "Add temperature scaling", OVER),
+    ("binary", "bias"): (
+        "class bias", "biased towards y = 1", "use the decision threshold 0.7", changed(lambda z: z + 1),
+    ),
+    ("binary", "noise"): (
+        "label noise", "over-confident at the top", "", changed(lambda z: z, lambda y: relabelled(y, 2), scale=4),
+    ),
+    ("binary", "group"): ("bad group", "off in group d", "the training data of this group", off_groups),
+    # The sums of (frequency - p), (frequency - p) log-odds and of the score of label noise are 0.
+    ("binary", "uneven"): (
+        "uneven", "off in some ranges", "", lambda _: repeated((0.2, 0.4, 0.6, 0.8), (0.3, 0.3, 0.5, 0.9)),
+    ),
+    ("multilabel", "over"): ("over-confidence", "clearly over-confident", "Add temperature scaling", OVER),
+    ("multilabel", "all"): ("class bias", "badly too high", "Add bias correction", changed(lambda z: z + 1)),
+    ("multilabel", "one"): (
+        "class bias", "biased against label 1", "Add bias correction", changed(lambda z: z - torch.tensor([0, 2.0, 0])),
+    ),
+    ("multilabel", "noise"): (
+        "label noise", "over-confident at the top", "", changed(lambda z: z, lambda y: relabelled(y, 2), scale=4.5),
+    ),
+    **{(task, "calibrated"): ("calibrated", "calibrated", "", calibrated) for task in ("multiclass", "multilabel")},
+    ("binary", "calibrated"): (
+        "calibrated", "calibrated", "", lambda _: repeated((0.2, 0.4, 0.6, 0.8), (0.2, 0.4, 0.6, 0.8)),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("task", "name"), CAUSES)
+def test_each_cause_is_diagnosed_with_its_values(task, name):
+    kind, badge, action, data = CAUSES[task, name]
+    preds, target, *groups = data(task)
+    given = {"task": task, "from_logits": True, "with_intervals": False, **(groups[0] if groups else {})}
+    report = tc.report(preds, target, **given)
+    found = report.diagnosis
+    assert found.kind == kind, found
+    assert badge in found.badge
+    assert action in found.action
+    assert report.sentence == f"{found.verdict}. {found.cause}"
+    assert found.degree == ("" if kind == "calibrated" else found.badge.split()[0])
+    mean, frequency = float(report.main_table.mean("confidence")), float(report.main_table.mean("frequency"))
+    if kind in ("over-confidence", "under-confidence") and task == "multiclass":
+        assert f"mean confidence is {mean:.1%}, accuracy {frequency:.1%}. A temperature of " in found.cause
+    if task == "binary" and kind == "class bias":
+        assert f"mean P(y = 1) is {mean:.1%}, its frequency {frequency:.1%}" in found.cause
+    if kind == "label noise":
+        assert "This is consistent with random labels for" in found.cause
+
+
+def test_diagnosis_is_made_without_calibrators_labels_classes_and_for_one_row():
+    def found(preds, target, task="binary", **given):
+        return tc.report(torch.as_tensor(preds), torch.as_tensor(target), task=task, **{**QUICK, **given}).diagnosis
+
+    quick = found([0.9] * 100, [1] * 60 + [0] * 40)
+    assert (quick.kind, quick.badge) == ("class bias", "badly biased towards y = 1")
+    assert quick.cause == "P(y = 1) is too high: mean P(y = 1) is 90.0%, its frequency 60.0%."
+    named = found([0.6] * 1000, [1] * 650 + [0] * 350, class_names=["ham", "spam"])
+    assert named.badge == "clearly biased towards ham"
+    assert named.cause == "P(spam) is too low: mean P(spam) is 60.0%, its frequency 65.0%."
+    uneven = found([0.2] * 500 + [0.8] * 500, [1] * 200 + [0] * 300 + [1] * 300 + [0] * 200)
+    assert (uneven.kind, uneven.badge) == ("uneven", "badly off in some ranges")
+    assert uneven.cause == "The probability is mostly too high between 80% and 87% and too low between 20% and 27%."
+    assert found([0.6] * 1000, [1] * 600 + [0] * 400).kind == "calibrated"
+    few = found([0.6] * 10, [1] * 6 + [0] * 4)
+    assert (few.kind, few.degree) == ("too little data", "")
+    assert "This sample is too small to detect miscalibration" in few.cause
+    assert found([0.7], [1], with_calibration=True).kind == "too little data"
+    one_class = found([0.7] * 200, [1] * 200, with_calibration=True)
+    assert (one_class.kind, one_class.badge) == ("class bias", "badly biased towards y = 0")
+    impossible = found([0.0, 0.5], [1, 0])  # y = 1 has probability 0 for a calibrated model
+    assert (impossible.kind, impossible.degree) == ("uneven", "badly")
+    logits, _ = calibrated("multiclass")
+    soft = found((3 * logits).softmax(-1), logits.softmax(-1), "multiclass", with_calibration=True)
+    assert (soft.kind, soft.badge) == ("over-confidence", "badly over-confident")
+    assert soft.action == "Fit a calibrator of torchcalib.calibration to held-out data."
+    shares = logits.softmax(-1)
+    assert found(shares, shares, "multiclass", with_calibration=True).kind == "calibrated"
+
+
+def fits_of(logits, target, task, weights=None, effect=1.0):
+    """Return the evidence for each cause."""
+    options = {"from_logits": True, **({} if weights is None else {"weights": weights})}
+    p = TemperatureScaling().read(logits, target, task=task, options=options)
+    _, whole, _ = calibration_stage(p, "")
+    return evidence_of(p, whole.fits, whole.nll, effect)
+
+
+def log_likelihoods(logits, target, task):
+    """Return the log-probability of each label, as a tensor with a function of logits."""
+    if task == "multiclass":
+        return -torch.nn.functional.cross_entropy(logits, target, reduction="none")
+    return -torch.nn.functional.binary_cross_entropy_with_logits(logits, target.double(), reduction="none")
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("task", ["binary", "multiclass", "multilabel"])
+def test_statistics_equal_twice_the_gain_of_log_likelihood_of_scipy(task, weighted):
+    """Wilks' statistic 2 (log L1 - log L0), with the maximum log L1 found by scipy.
+
+    The error of a maximum is quadratic in that of its parameters, 1e-6: with a curvature of about 300 below 1e-9.
+    Weights that are not counts are scaled by sum w / sum w^2, for the effective number of samples (Kish).
+    """
+    logits, target = calibrated(task)
+    logits = 1.3 * logits[:300] + 0.3 * (torch.arange(logits[0].numel()) == 0).reshape(logits[0].shape)
+    target = relabelled(target[:300], 4 if task == "multiclass" else 2, 0.1)
+    w = 0.5 + torch.arange(300, dtype=torch.float64) % 3 if weighted else torch.ones(300, dtype=torch.float64)
+    scale = w.sum() / w.square().sum()
+    found = fits_of(logits, target, task, w if weighted else None, effect=2.0)
+    of_kind = {candidate.kind: candidate for candidate in found.candidates}
+    columns = [slice(None)] if task != "multilabel" else [(slice(None), k) for k in range(3)]
+
+    def gain(change, bounds, rows=slice(None), at=(slice(None),)):
+        """Return the statistic with its parameter for a change of one column of labels or of all logits."""
+
+        def loss(x):
+            return -float((w[rows] * change(logits[at], target[at], x)[rows]).sum())
+
+        best = minimize_scalar(loss, bounds=bounds, method="bounded", options={"xatol": 1e-9})
+        raw = float((w[rows] * log_likelihoods(logits[at], target[at], task)[rows]).sum())
+        return float(scale) / 2 * 2 * (-best.fun - raw), best.x
+
+    def warmed(z, y, t):
+        return log_likelihoods(z / t, y, task)
+
+    def mixed(z, y, e):
+        n_classes = 4 if task == "multiclass" else 2
+        return ((1 - e) * log_likelihoods(z, y, task).exp() + e / n_classes).log()
+
+    temperature = of_kind.get("over-confidence") or of_kind["under-confidence"]
+    by_column = [gain(warmed, (0.2, 5), at=at if isinstance(at, tuple) else (at,)) for at in columns]
+    assert temperature.statistic == pytest.approx(sum(statistic for statistic, _ in by_column), abs=1e-6)
+    assert temperature.value == pytest.approx(sum(t for _, t in by_column) / len(columns), rel=1e-3)
+    if task == "multilabel":
+        mixtures = minimize_scalar(
+            lambda e: -float((w.unsqueeze(-1) * mixed(logits, target, e)).sum()), bounds=(0, 1), method="bounded",
+            options={"xatol": 1e-9},
+        )  # fmt: skip
+        raw = float((w.unsqueeze(-1) * log_likelihoods(logits, target, task)).sum())
+        noise, rate = float(scale) * (-mixtures.fun - raw), mixtures.x
+    else:
+        noise, rate = gain(mixed, (0, 1))
+    assert of_kind["label noise"].statistic == pytest.approx(noise, abs=1e-6)
+    assert of_kind["label noise"].value == pytest.approx(rate, abs=1e-6)
+
+    n_biases = {"binary": 1, "multiclass": 4, "multilabel": 3}[task]
+
+    def shifted(b):
+        b = torch.from_numpy(b).requires_grad_()
+        z = logits + b if task != "binary" else logits + b[0]
+        weights = w.unsqueeze(-1) if task == "multilabel" else w
+        loss = -(weights * log_likelihoods(z, target, task)).sum()
+        (gradient,) = torch.autograd.grad(loss, b)
+        return float(loss.detach()), gradient.numpy()
+
+    zeros = torch.zeros(n_biases, dtype=torch.float64).numpy()
+    best = minimize(shifted, zeros, jac=True, method="L-BFGS-B", options={"ftol": 1e-15, "gtol": 1e-8})
+    biases = float(scale) * (shifted(zeros)[0] - best.fun)
+    assert of_kind["class bias"].statistic == pytest.approx(biases, abs=1e-6)
+    assert of_kind["class bias"].n_parameters == n_biases - (task == "multiclass")
+    if task == "multiclass":
+        bad = of_kind["bad class"]
+        statistic, t = gain(warmed, (0.1, 10), rows=logits.argmax(-1) == bad.index)
+        assert (bad.statistic, bad.value) == pytest.approx((statistic, t), abs=1e-5)
+        assert bad.n_choices == 4
+
+
+def test_statistics_count_copies_and_do_not_depend_on_the_scale_of_weights():
+    logits, target = calibrated("multiclass")
+    logits, target = 2 * logits[:300], target[:300]
+    counts = torch.arange(300) % 3
+    repeats = fits_of(logits.repeat_interleave(counts, 0), target.repeat_interleave(counts), "multiclass")
+    plain = fits_of(logits, target, "multiclass")
+    for found, expected in (
+        (fits_of(logits, target, "multiclass", counts), repeats),
+        (fits_of(logits, target, "multiclass", torch.full((300,), 0.01, dtype=torch.float64)), plain),
+    ):
+        for mine, theirs in zip(found.candidates, expected.candidates, strict=True):
+            assert (mine.kind, mine.index) == (theirs.kind, theirs.index)
+            assert (mine.statistic, mine.value) == pytest.approx(
+                (theirs.statistic, theirs.value), rel=1e-6, nan_ok=True
+            )
+
+
+def test_cause_has_the_largest_statistic_after_penalties_for_parameters_and_choices():
+    """p-values of chi-squared tables: P(X > 3.841) = 0.05 for 1 degree of freedom, P(X > 16.919) = 0.05 for 9."""
+    assert Candidate("over-confidence", 3.8414588, 1).p_value == pytest.approx(LEVEL, abs=1e-7)
+    assert Candidate("class bias", 16.9189776, 9).p_value == pytest.approx(LEVEL, abs=1e-7)
+    assert Candidate("bad class", 6.6348966, 1, n_choices=5).p_value == pytest.approx(5 * CAUSE_LEVEL, abs=1e-7)
+    simple, flexible = Candidate("over-confidence", 40.0, 1), Candidate("class bias", 55.9, 9)
+    assert cause_of([simple, flexible], True) is simple
+    assert cause_of([simple, flexible._replace(statistic=56.1)], True).kind == "class bias"
+    weak = Candidate("over-confidence", 5.0, 1)  # p = 0.025
+    assert cause_of([weak], is_significant=True) is weak
+    assert cause_of([weak], is_significant=False) is None
+
+
+def test_clusters_and_groups_use_standard_errors():
+    """Copies of each row in a cluster carry no information. The gap of a group is sum(y - p) / sqrt(sum p (1 - p))."""
+    logits, target = (x[:150] for x in calibrated("binary"))
+    given = {"task": "binary", "from_logits": True, "with_intervals": False}
+    whole = tc.report(1.35 * logits.repeat(10), target.repeat(10), **given)
+    assert whole.diagnosis.kind != "calibrated"
+    clustered = tc.report(1.35 * logits.repeat(10), target.repeat(10), clusters=torch.arange(150).repeat(10), **given)
+    assert clustered.diagnosis.kind in ("calibrated", "too little data")
+    logits, target, groups = off_groups("binary")
+    builder = tc.ReportBuilder(task="binary", from_logits=True, **QUICK)
+    builder.update(logits, target, **groups)
+    accumulated = next(each for each in builder._accumulators.values() if isinstance(each, GroupBins))
+    names, gaps = accumulated.gaps()
+    for name, gap in zip(names, gaps.tolist(), strict=True):
+        p = logits[groups["groups"] == "abcde".index(name)].sigmoid().tolist()
+        y = target[groups["groups"] == "abcde".index(name)].tolist()
+        expected = sum(b - a for a, b in zip(p, y, strict=True)) / math.sqrt(sum(a * (1 - a) for a in p))
+        assert gap == pytest.approx(expected, rel=1e-9)
+    assert f"in group d: the gap is {gaps.abs().max():.2g} standard errors" in builder.report().diagnosis.cause
+
+
+def test_diagnosis_rarely_finds_a_cause_in_calibrated_samples():
+    """About 5% of 40 calibrated samples have p < 0.05; 6 is three standard deviations more."""
+    generator, accused = torch.Generator().manual_seed(0), 0
+    for _ in range(40):
+        p = torch.rand(30, generator=generator) ** 4
+        report = tc.report(p, torch.bernoulli(p, generator=generator).long(), task="binary", **QUICK)
+        is_accused = report.diagnosis.kind not in ("calibrated", "too little data")
+        assert is_accused == (report.main_line.p_value < LEVEL)
+        accused += is_accused
+    assert accused <= 6
+
+
+def test_noise_floor_does_not_treat_importance_weights_as_copies():
+    """For one bin of 10,000 samples with confidence 0.9, the mean |gap| is sqrt(2 / pi * 0.9 * 0.1 / 10,000).
+
+    The noise floor is a mean over 999 replicates: 4 of its standard deviations are 10 %.
+    """
+    p, y = torch.full((10_000,), 0.9), (torch.arange(10_000) % 10 < 7).long()
+    floor = pytest.approx(math.sqrt(2 / math.pi * 0.9 * 0.1 / 10_000), rel=0.1)
+    given = [(p, y, torch.full((10_000,), scale)) for scale in (1e-4, 1.0, 1e4)]
+    for preds, target, weights in (*given, (p[:10], y[:10], torch.full((10,), 1000))):
+        report = tc.report(preds, target, task="binary", weights=weights, **QUICK)
+        assert report.main_line.noise_floor == floor
+        assert report.diagnosis.badge == "badly biased towards y = 1"

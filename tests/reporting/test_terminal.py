@@ -1,0 +1,110 @@
+"""First numbers of a report, and terminal output: short by default, complete with `everything`."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from helpers.reports import QUICK, TASKS, full_report
+from helpers.systems import compared
+
+import torchcalib as tc
+from torchcalib.core.words import ends, percent, significant
+from torchcalib.reporting.contents import KeyNumber, compared_verdict, key_numbers, short_name, system_table
+from torchcalib.reporting.monitoring.history import History, HistoryRow
+
+terminal = pytest.importorskip("torchcalib.reporting.terminal")
+LINES, CHARACTERS = 40, 120
+
+
+def printed(capsys, show, *given):
+    """Return the printed lines without trailing spaces, and their words."""
+    show(*given)
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    return lines, " ".join(" ".join(lines).split())
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_short_report_fits_a_screen_and_everything_has_all_lines(task, capsys):
+    report = replace(full_report(task), notes=("a note",), history=History((HistoryRow(1, 1, {"nll": 0.5}),)))
+    lines, words = printed(capsys, terminal.show, report)
+    assert len(lines) <= LINES
+    assert max(map(len, lines)) <= CHARACTERS
+    found = report.diagnosis
+    assert all(
+        text in words for text in (found.verdict, found.cause, f"What to do: {found.action}", "1 notes and more")
+    )
+    assert report.history.summary in words
+    for number in key_numbers(report):
+        assert f"{number.name} {number.value} {number.detail}".strip() in words
+    assert f"temperature scaling {percent(report.calibration.lines[1].accuracy)} " in words
+    assert "a note" not in words
+
+    lines, words = printed(capsys, terminal.show, report, True)
+    assert max(map(len, lines)) <= CHARACTERS
+    for line in report.lines:
+        assert f"{line.name} {significant(line.value)}".replace("−", "-") in words, line.key
+    for text in (found.cause, "a note", report.calibration.recommendation.text, *report.calibration.notes):
+        assert text in words
+    assert all(line.calibrator in words for line in report.calibration.lines)
+
+
+def test_short_comparison_fits_a_screen_and_everything_has_all_lines(capsys):
+    comparison = compared("multiclass")
+    lines, words = printed(capsys, terminal.show_comparison, comparison)
+    assert len(lines) <= LINES
+    assert max(map(len, lines)) <= CHARACTERS
+    assert all(sentence in words for sentence in comparison.sentences.values())
+    assert "compared with" not in words
+    _, words = printed(capsys, terminal.show_comparison, comparison, True)
+    for name in ("sure", "noisy"):
+        assert f"{name} compared with calibrated" in words
+    for line in comparison.lines:
+        assert f"{line.name} {significant(line.values['calibrated'])}".replace("−", "-") in words, line.key
+
+
+def test_key_numbers_are_those_of_a_calculation_by_hand():
+    """10 samples of probability 0.9 with 6 ones: NLL -0.6 log 0.9 - 0.4 log 0.1 = 0.984, of the frequencies 0.673."""
+    given = {"task": "binary", "n_bins": 10, **QUICK}
+    probs, target = torch.full((10,), 0.9, dtype=torch.float64), torch.arange(10) // 6 == 0
+    report = tc.report(probs, target.long(), **given)
+    accuracy, nll, ece, worst = key_numbers(report)
+    assert accuracy == KeyNumber("Accuracy", "60.0%", "60.0% for always predicting the most frequent class")
+    assert nll == KeyNumber("NLL", "0.984", "146% of 0.673, the NLL of the class frequencies")
+    assert (ece.name, ece.value) == ("ECE", "0.300")
+    assert ece.detail.startswith(f"{significant(report.main_line.noise_floor)} expected if calibrated, p ")
+    assert worst == KeyNumber("Worst range", "90.0% to 100%", "90.0% predicted, 60.0% observed")
+    grouped = tc.report(probs, target.long(), groups=torch.arange(10) // 6, group_names=["good", "bad"], **given)
+    assert key_numbers(grouped)[-1][:2] == ("Worst group", "bad")
+    assert "ECE 0.900" in key_numbers(grouped)[-1].detail
+    right = tc.report(torch.eye(3)[torch.arange(9) % 3], torch.arange(9) % 3, class_names=["a", "b", "c"], **QUICK)
+    assert [number.name for number in key_numbers(right)] == ["Accuracy", "NLL", "ECE", "Worst class"]
+
+
+def test_key_number_of_calibration_is_the_recommended_or_the_best_calibrator():
+    report = full_report("binary")
+    stage, (gain,) = report.calibration, [each for each in key_numbers(report) if each.name == "Gain by calibration"]
+    interval = ends(stage.best.interval.low, stage.best.interval.high, 3)
+    assert stage.recommendation.best == "bias correction"
+    assert gain == (gain.name, f"{stage.best.gain:.1f}% of NLL", f"bias correction, 95% interval {interval}")
+    unused = replace(report, calibration=replace(stage, recommendation=replace(stage.recommendation, best=None)))
+    assert "affine scaling, " in key_numbers(unused)[3].detail, "the largest gain"
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_table_of_systems_has_a_row_for_each_system_with_its_differences(task):
+    comparison = compared(task)
+    (section,) = system_table(comparison).sections
+    rows = {row.cells[0].page: [cell.page for cell in row.cells] for row in section.rows}
+    assert list(rows) == list(comparison.systems)
+    for name, cells in rows.items():
+        assert cells[1] == compared_verdict(comparison, name)
+        for place, key in ((2, "ece"), (4, "nll"), (6, "accuracy")):
+            line = comparison[key]
+            assert cells[place] == significant(line.values[name])
+            found = line.differences.get(name)
+            interval = "" if found is None else ends(found.interval.low, found.interval.high, 3)
+            expected = "" if found is None else f"{significant(found.value)} ({interval})".replace("-", "−")
+            assert cells[place + 1] == expected
+    assert rows["calibrated"][1] == "baseline"
+    assert rows["sure"][1] == "worse calibrated, worse NLL"
+    assert short_name("x" * 30) == "x" * 27 + "…"
