@@ -260,7 +260,7 @@ def to_html(table: Table) -> str:
     table = table.shown_on("always", "wide", "page")
 
     def classes(column: Column, style: str) -> str:
-        names = " ".join(filter(None, ("number" if column.is_number else "", style)))
+        names = " ".join(filter(None, ("number" if column.is_number else "", "wraps" if column.wraps else "", style)))
         return f' class="{escape(names)}"' if names else ""
 
     def content(cell: Cell) -> str:
@@ -282,8 +282,7 @@ def to_html(table: Table) -> str:
 
     def lines() -> Iterator[str]:
         yield '<table class="wide">' if table.is_wide else "<table>"
-        heads = [(column, "wraps" if column.wraps else "") for column in table.columns]
-        cells = (f'<th scope="col"{classes(column, style)}>{escape(column.header)}</th>' for column, style in heads)
+        cells = (f'<th scope="col"{classes(column, "")}>{escape(column.header)}</th>' for column in table.columns)
         yield f"<thead><tr>{''.join(cells)}</tr></thead>"
         for section in table.sections:
             yield "<tbody>"

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from torchcalib.core.bins import BinTable
 from torchcalib.core.documentation import document, input_parameters, parameters_of
+from torchcalib.io.errors import printable
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -526,7 +526,7 @@ def _bad_class_words(found: Findings, cause: Candidate) -> tuple[str, str]:
 
 def _bad_group_words(found: Findings, cause: Candidate) -> tuple[str, str]:
     assert found.groups is not None  # the cause is only considered with groups
-    name = printable(found.groups[0][cause.which])
+    name = short_name(found.groups[0][cause.which], _NAME_LENGTH)
     what = "Confidence" if found.task == "multiclass" or found.are_confidences else "The probability"
     change = "low" if cause.value > 0 else "high"
     words = f"{what} is too {change} in group {name}: the gap is {abs(cause.value):.2g} standard errors."

@@ -1,6 +1,7 @@
 """Render a `Comparison` as an HTML page, and as the files of a folder."""
 
 import math
+from dataclasses import replace
 
 from matplotlib import style as matplotlib_style
 
@@ -30,6 +31,7 @@ def render_comparison(comparison: Comparison) -> str:
     )
     with matplotlib_style.context("default"):  # ignore matplotlib settings of the caller
         picture = both_themes(difference_plot, comparison, "differences", label)
+        overview = both_themes(difference_plot, _overview(comparison), "overview", label)
     verdict, colour = _verdict(comparison)
     return render_template(
         "comparison.html.jinja",
@@ -40,12 +42,19 @@ def render_comparison(comparison: Comparison) -> str:
         colour=colour,
         systems=system_table(comparison),
         facts=facts(comparison, _sources(comparison)),
+        overview=overview,
         picture=picture,
         tables=[difference_table(comparison, name) for name in others],
         sources=sources_of(comparison),
         words=DIFFERENCE_WORDS,
         has_infinite=any(math.isinf(value) for line in comparison.lines for value in line.values.values()),
     )
+
+
+def _overview(comparison: Comparison) -> Comparison:
+    """Return a comparison with the lines of the first screen only, in the order of the table of systems."""
+    lines = map(comparison.line, ("ece", "nll", "brier", "accuracy"))
+    return replace(comparison, lines=tuple(line for line in lines if line is not None))
 
 
 def _verdict(comparison: Comparison) -> tuple[str, str]:
@@ -57,8 +66,10 @@ def _verdict(comparison: Comparison) -> tuple[str, str]:
     worse = sum("worse calibrated" in words for words in verdicts)
     colour = "good" if better and not worse else "bad" if worse and not better else "unknown"
     if len(others) > 1:
-        counts = f"{better} of {len(others)} systems are better calibrated than {first}, {worse} worse"
-        return counts, colour
+        if worse and not better:
+            return f"{worse} of {len(others)} systems are worse calibrated than {first}", colour
+        counts = f"{better} of {len(others)} systems are better calibrated than {first}"
+        return f"{counts}, {worse} worse" if worse else counts, colour
     name = short_name(others[0])
     if better or worse:
         return f"{name} is {'better' if better else 'worse'} calibrated than {first}", colour

@@ -109,6 +109,7 @@ def _inline(svg: str, prefix: str, label: str, theme: str) -> Markup:
     """Convert an SVG file to an HTML element with a label and unique ids, scaled to the page width."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", "", svg, flags=re.DOTALL)
+    svg = re.sub(r'<g id="[^"]*"', "<g", svg)  # nothing refers to groups, and curves of models share an id
     svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{prefix}", svg)
     (box,) = re.findall(r'viewBox="[^"]*"', svg)
     opening = Markup('<svg class="{}" role="img" aria-label="{}" {} xmlns:xlink="http://www.w3.org/1999/xlink">')
