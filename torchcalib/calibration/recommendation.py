@@ -68,6 +68,8 @@ class Recommendation:
         raw: score of the uncalibrated predictions.
         rcl: relative calibration loss (RCL) of each calibrator in percent, by name.
         best: name of the recommended calibrator; None if none is worthwhile.
+        preferred: name of the calibrator with the largest gain, or of an earlier one that is not significantly worse,
+            even if it is not worthwhile.
         intervals: 95% interval of the RCL of each calibrator, `(low, high)`, by name; empty for other scores than
             `"nll"` and `"brier"`. Standard errors are those of paired differences between independent samples, or
             between clusters (`groups`). They do not contain the variation of the fits.
@@ -78,6 +80,7 @@ class Recommendation:
     raw: float
     rcl: Mapping[str, float]
     best: str | None
+    preferred: str
     intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
 
@@ -208,7 +211,7 @@ def recommendation_of(
     best = next((name for name in after if _is_within_noise(after[name], after[largest])), largest)
     is_worthwhile = gains[best] >= worthwhile and not intervals.get(best, (math.inf,))[0] <= 0
     text = _in_words(_SCORE_NAMES.get(score, score), raw, gains, intervals, best, is_worthwhile)
-    return Recommendation(text, score, raw, gains, best if is_worthwhile else None, intervals)
+    return Recommendation(text, score, raw, gains, best if is_worthwhile else None, best, intervals)
 
 
 def _standard_error(parts: Tensor) -> float:

@@ -210,7 +210,7 @@ class Canvas:
         `marked` draws a mark at each point. `options` are passed to `Axes.plot`. The legend omits an empty name.
         """
         options |= self.look(self.next_look, marked=marked)
-        self.ax.plot(x, y, label=printable(name) or "_", gid=self._id("model"), **options)
+        self.ax.plot(x, y, label="\n".join(map(printable, name.split("\n"))) or "_", gid=self._id("model"), **options)
 
     @property
     def next_look(self) -> int:

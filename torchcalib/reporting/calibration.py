@@ -154,9 +154,7 @@ def _stage(
 
     nll = {name: contributions(each.scores["nll"], p, groups) for name, each in evaluated.items()}
     recommendation = recommendation_of("nll", nll.pop("none"), nll)
-    by_name = {calibrator.name: calibrator for calibrator in calibrators}
-    affine = [calibrator for calibrator in calibrators if isinstance(calibrator, TemperatureScaling | AffineScaling)]
-    best = affine[-1] if recommendation.best is None else by_name[recommendation.best]
+    best = next(calibrator for calibrator in calibrators if calibrator.name == recommendation.preferred)
     notes += tuple(
         f"{_sentence_case(listed(names))}: {remark.replace('`', '')}" for remark, names in names_by_remark.items()
     )

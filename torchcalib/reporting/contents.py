@@ -202,9 +202,7 @@ def key_numbers(report: "Report") -> list[KeyNumber]:
 
 
 def _gain_number(stage: "CalibrationStage") -> KeyNumber:
-    best = max(stage.lines[1:], key=lambda line: -math.inf if math.isnan(line.gain or 0) else line.gain or 0)
-    if stage.recommendation.best is not None:
-        best = stage.best
+    best = stage.best
     shown = gain(best.gain if best.gain is not None else math.nan)
     interval_words = "" if best.interval is None else f", 95% interval {ends(best.interval.low, best.interval.high, 3)}"
     return KeyNumber("Gain by calibration", f"{shown} of NLL", f"{best.calibrator}{interval_words}")

@@ -187,8 +187,8 @@ class CalibrationStage(Tabular):
     Attributes:
         recommendation: whether to calibrate and with which calibrator, based on the negative log-likelihood (NLL).
         lines: scores without calibration, then after each calibrator.
-        calibrator: the recommended calibrator, not fitted. If none is worthwhile: affine scaling, or temperature
-            scaling if affine scaling was omitted. `calibrator.fit(preds, target)` fits it to all samples.
+        calibrator: the recommended calibrator, not fitted; the preferred one if none is worthwhile.
+            `calibrator.fit(preds, target)` fits it to all samples.
         table: bins of the main mode after calibration with `calibrator`.
         n_folds: number of folds, stratified by class.
         seed: seed of the split into folds.

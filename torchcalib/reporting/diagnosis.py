@@ -68,6 +68,7 @@ class Diagnosis:
         badge: verdict in few words, such as `"clearly over-confident"`.
         cause: sentences on the cause, with the values that show it.
         action: sentences on what to do, with the cross-validated gain.
+        calibrator: name of the calibrator to add; empty for none.
     """
 
     kind: Kind
@@ -75,6 +76,7 @@ class Diagnosis:
     badge: str
     cause: str
     action: str
+    calibrator: str = ""
 
     @property
     def verdict(self) -> str:
@@ -382,12 +384,14 @@ def _without_cause(found: Findings) -> Diagnosis:
             f"This sample is too small to detect miscalibration: {tested}{upper}.",
             f"Evaluate the model on about {_rounded(n):,} samples.",
         )
+    calibrator = _calibrator_to_add(found.stage)
     return Diagnosis(
         "calibrated",
         "",
         "calibrated",
         f"This sample shows no significant miscalibration: {tested}.",
-        "No action is needed." if found.stage is None else _advice(found.stage),
+        "No action is needed." if found.stage is None else _advice(found.stage, calibrator),
+        calibrator,
     )
 
 
@@ -399,15 +403,23 @@ def _rounded(n: int) -> int:
 
 def _diagnosis(found: Findings, kind: Kind, badge: str, words: str) -> Diagnosis:
     degree = "slightly" if found.excess < SLIGHT else "clearly" if found.excess < BAD else "badly"
-    return Diagnosis(kind, degree, f"{degree} {badge}", words, _action(found, kind))
+    calibrator = _calibrator_to_add(found.stage, degree)
+    return Diagnosis(kind, degree, f"{degree} {badge}", words, _action(found, kind, calibrator), calibrator)
 
 
-def _action(found: Findings, kind: Kind) -> str:
-    sentences = []
+def _calibrator_to_add(stage: CalibrationStage | None, degree: str = "") -> str:
+    """Return the name of a worthwhile calibrator, or of one with a significant gain if miscalibration is not slight."""
+    if stage is None or (stage.recommendation.best is None and degree not in ("clearly", "badly")):
+        return ""
+    is_significant = stage.best.interval is not None and stage.best.interval.low > 0
+    return stage.name if stage.recommendation.best is not None or is_significant else ""
+
+
+def _action(found: Findings, kind: Kind, calibrator: str) -> str:
     if found.stage is None:
-        sentences.append("Fit a calibrator of torchcalib.calibration to held-out data.")
+        sentences = ["Fit a calibrator of torchcalib.calibration to held-out data."]
     else:
-        sentences.append(_advice(found.stage))
+        sentences = [_advice(found.stage, calibrator)]
     if kind == "label noise":
         sentences.append("Check the labels of the most confident errors.")
     cause = found.cause
@@ -422,16 +434,13 @@ def _action(found: Findings, kind: Kind) -> str:
     return " ".join(sentences)
 
 
-def _advice(stage: CalibrationStage) -> str:
-    """Return the recommended calibrator with its gain in NLL, and its change of accuracy."""
-    recommended = stage.recommendation
+def _advice(stage: CalibrationStage, calibrator: str) -> str:
+    """Return the calibrator to add with its gain in NLL and its change of accuracy, or the advice to add none."""
     raw, best = stage.raw, stage.best
-    if recommended.best is None:
-        gains = [line for line in stage.lines[1:] if line.gain is not None and line.gain > 0]
-        if not gains:
+    if not calibrator:
+        if best.gain is None or not best.gain > 0:
             return "No calibrator lowers NLL: use the predictions as they are."
-        top = max(gains, key=lambda line: line.gain or 0.0)
-        return f"Use the predictions as they are: the best calibrator, {top.calibrator}, cuts NLL by {top.gain:.1f}%."
+        return f"Use the predictions as they are: the best calibrator, {best.calibrator}, cuts NLL by {best.gain:.1f}%."
     interval = "" if best.interval is None else f" (95% interval {ends(best.interval.low, best.interval.high, 3)})"
     gain = f"Add {best.calibrator}: it cuts NLL by {best.gain:.1f}%{interval}"
     change = best.accuracy - raw.accuracy
@@ -475,7 +484,7 @@ def _class_bias(found: Findings, cause: Candidate) -> tuple[str, str]:
         return f"P({found.name(1)}) is too {high}: {_means(found)}.{_also(found)}", f"biased towards {name}"
     high = "high" if mean > frequency else "low"
     if found.task == "multilabel" and _most_labels(found) == (mean > frequency):
-        return f"Probabilities are too {high}: {_means(found)}.{_also(found)}", f"too {high}"
+        return f"Probabilities are too {high}: {_means(found)}.{_also(found)}", f"too {high} probabilities"
     name = found.name(cause.which)
     words = f"The mean probability of {name} is {mean:.1%}, its frequency {frequency:.1%}.{_also(found)}"
     return words, f"biased {'towards' if mean > frequency else 'against'} {name}"

@@ -95,12 +95,12 @@ _COLOURS = {"calibrated": "good", "slightly": "slight", "clearly": "clear", "bad
 
 
 def _overview(report: Report) -> tuple[Markup, str]:
-    """Return the reliability diagram before and after the recommended calibrator, and the name of the calibrator.
+    """Return the reliability diagram before and after the calibrator to add, and the name of the calibrator.
 
-    Without a recommended calibrator, it contains the predictions as they are, and the name is empty.
+    Without a calibrator to add, it contains the predictions as they are, and the name is empty.
     """
     stage = report.calibration
-    if stage is None or stage.recommendation.best is None:
+    if stage is None or not report.diagnosis.calibrator:
         label = f"Reliability diagram, {event_name(report, next(iter(report.tables)))}."
         return both_themes(_square_diagram, report, "overview", label), ""
     label = f"Reliability diagram before and after {stage.name}."
