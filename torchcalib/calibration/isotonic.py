@@ -79,7 +79,7 @@ class IsotonicCalibration(Calibrator):
 
     def in_words(self, class_names: Sequence[str] = ()) -> str:  # noqa: ARG002
         """Return the number of levels; see `Calibrator.in_words`."""
-        return "" if self.rates.dim() > 1 else f"{len(self.rates.unique())} levels"
+        return "" if self.rates.dim() > 1 else f"{len(torch.unique(self.rates))} levels"
 
     def parameters_for(self, p: Predictions, weights: Tensor | None) -> dict[str, Tensor]:
         """Return `knots`, `rates` and `converged` by name; see `Calibrator.parameters_for`."""

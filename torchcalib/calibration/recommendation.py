@@ -162,7 +162,7 @@ def contributions(scores: Tensor, p: Predictions, groups: Tensor | None = None) 
         parts = parts.mean(-2)
     if groups is None:
         return parts
-    _, index = groups.reshape(-1).unique(return_inverse=True)
+    _, index = torch.unique(groups.reshape(-1), return_inverse=True)
     return parts.new_zeros(*parts.shape[:-1], int(index.max()) + 1).index_add(-1, index, parts)
 
 

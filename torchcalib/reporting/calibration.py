@@ -207,7 +207,7 @@ def _calibrated_pieces(
         return
     for f in range(n_folds):
         fit = fits.part(f)
-        for samples in (folds == f).nonzero().squeeze(-1).split(max(1, _AT_ONCE // p.num_classes)):
+        for samples in torch.split((folds == f).nonzero().squeeze(-1), max(1, _AT_ONCE // p.num_classes)):
             yield samples, _calibrated(p.part(samples), fit)
 
 

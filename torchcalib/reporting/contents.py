@@ -319,9 +319,14 @@ def system_table(comparison: "Comparison") -> Table:
     ]
     for key in ("ece", "nll", "accuracy"):
         if (line := comparison.line(key)) is not None:
-            columns.append(Column(line.name, lambda name, line=line: number(line.values[name])))
+            columns.append(_system_column(line))
             columns.append(_difference_column(line, "always" if key == "ece" else "page"))
     return Table.of(columns, {"": comparison.systems}, index=["system"])
+
+
+def _system_column(line: Any) -> Column:
+    """Return the column of values of a line by system."""
+    return Column(line.name, lambda name: number(line.values[name]))
 
 
 def _difference_column(line: Any, shown_on: Literal["always", "page"]) -> Column:

@@ -95,7 +95,7 @@ class Candidate(NamedTuple):
         statistic: likelihood-ratio statistic.
         n_parameters: number of fitted parameters.
         n_choices: number of classes from which one was selected.
-        index: the selected class; -1 for none.
+        place: number of the selected class, label or group; -1 for none.
         value: fitted parameter: temperature, or rate of label noise.
     """
 
@@ -103,7 +103,7 @@ class Candidate(NamedTuple):
     statistic: float
     n_parameters: int
     n_choices: int = 1
-    index: int = -1
+    place: int = -1
     value: float = math.nan
 
     @property
@@ -164,7 +164,7 @@ def evidence_of(
         beta = fits[BiasCorrection].beta
         bias = beta if p.task == "multiclass" else (beta[..., 1] - beta[..., 0]).reshape(-1)
         index = int((mean - frequency).argmax()) if p.task == "multiclass" else int((mean - frequency).abs().argmax())
-        candidates.append(Candidate("class bias", statistic(nll[BiasCorrection]), n_biases, index=index))
+        candidates.append(Candidate("class bias", statistic(nll[BiasCorrection]), n_biases, place=index))
     if AffineScaling in nll and len(candidates) == 2:
         largest = max(candidates, key=lambda each: each.statistic)
         rest = statistic(nll[AffineScaling]) - largest.statistic
@@ -174,7 +174,7 @@ def evidence_of(
             kind = "over-confidence" if value > 1 else "under-confidence"
             also = Candidate(kind, rest, n_fits, value=value)
         else:
-            also = Candidate("class bias", rest, n_biases, index=candidates[-1].index)
+            also = Candidate("class bias", rest, n_biases, place=candidates[-1].place)
     candidates.append(_label_noise(raw, w, p.num_classes, scale))
     if p.task == "multiclass":
         candidates += _bad_class(p, w_finite, scale, varentropy, top)
@@ -325,7 +325,7 @@ class Findings:
         if abs(difference) < self.ece.value / 2:
             return cause_of(of_groups, False) or Candidate("uneven", math.inf, 1)
         if self.task != "multiclass":
-            return Candidate("class bias", math.inf, 1, index=0)
+            return Candidate("class bias", math.inf, 1, place=0)
         return Candidate("over-confidence" if difference < 0 else "under-confidence", math.inf, 1)
 
     def name(self, index: int) -> str:
@@ -397,7 +397,7 @@ def _action(found: Findings, kind: Kind) -> str:
         sentences.append("Check the labels of the most confident errors.")
     cause = found.cause
     if kind == "bad class" and cause is not None:
-        sentences.append(f"Check the labels and the training data of {found.name(cause.index)}.")
+        sentences.append(f"Check the labels and the training data of {found.name(cause.place)}.")
     if kind == "bad group":
         sentences.append("Check the labels and the training data of this group, or calibrate it separately.")
     if kind == "class bias" and found.task == "binary" and found.evidence is not None:
@@ -453,7 +453,7 @@ def _over_confident(found: Findings, cause: Candidate) -> tuple[str, str]:
 def _class_bias(found: Findings, cause: Candidate) -> tuple[str, str]:
     mean, frequency = found.confidence, found.frequency
     if found.evidence is not None:
-        mean, frequency = (float(x[cause.index]) for x in (found.evidence.mean, found.evidence.frequency))
+        mean, frequency = (float(x[cause.place]) for x in (found.evidence.mean, found.evidence.frequency))
     if found.task == "binary":
         name = found.name(1 if mean > frequency else 0)
         high = "high" if mean > frequency else "low"
@@ -461,7 +461,7 @@ def _class_bias(found: Findings, cause: Candidate) -> tuple[str, str]:
     high = "high" if mean > frequency else "low"
     if found.task == "multilabel" and _most_labels(found) == (mean > frequency):
         return f"Probabilities are too {high}: {_means(found)}.{_also(found)}", f"too {high}"
-    name = found.name(cause.index)
+    name = found.name(cause.place)
     words = f"The mean probability of {name} is {mean:.1%}, its frequency {frequency:.1%}.{_also(found)}"
     return words, f"biased {'towards' if mean > frequency else 'against'} {name}"
 
@@ -500,7 +500,7 @@ def _label_noise_words(found: Findings, cause: Candidate) -> tuple[str, str]:
 
 
 def _bad_class_words(found: Findings, cause: Candidate) -> tuple[str, str]:
-    name = found.name(cause.index)
+    name = found.name(cause.place)
     change = "high" if cause.value > 1 else "low"
     return (
         f"Confidence is too {change} where {name} is predicted (temperature {cause.value:.3g}); the evidence for other "
@@ -511,7 +511,7 @@ def _bad_class_words(found: Findings, cause: Candidate) -> tuple[str, str]:
 
 def _bad_group_words(found: Findings, cause: Candidate) -> tuple[str, str]:
     assert found.groups is not None  # the cause is only considered with groups
-    name = short_name(found.groups[0][cause.index], _NAME_LENGTH)
+    name = short_name(found.groups[0][cause.place], _NAME_LENGTH)
     what = "Confidence" if found.task == "multiclass" or found.are_confidences else "The probability"
     change = "low" if cause.value > 0 else "high"
     words = f"{what} is too {change} in group {name}: the gap is {abs(cause.value):.2g} standard errors."
