@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
@@ -85,6 +86,38 @@ def test_group_names_are_shown_as_text(tmp_path, capsys):
         assert f"<bdi>{name}</bdi>" in page
     assert page.count('<th scope="row" class="name">') == len(names)
     assert json.loads(whole.to_json())["groups"]["group"] == names
+
+
+def test_names_in_verdict_cause_action_tips_and_fitted_parameters_are_escaped(capsys):
+    """A class bias towards, and over-confidence for, a class with a hostile name; a group that is off."""
+    g = torch.Generator().manual_seed(0)
+    logits = torch.randn(600, 4, generator=g, dtype=torch.float64)
+    target = torch.multinomial(logits.softmax(-1), 1, generator=g).squeeze(-1)
+    names = [*HOSTILE[:2], "[red]\x1b[31m\u202e{{ 7 * 7 }}[/red]", "x" * 500]
+    given = {"from_logits": True, "class_names": names, "with_intervals": False}
+    biased = [tc.report(logits + 2 * (torch.arange(4) == k), target, **given) for k in range(4)]
+    certain = torch.where((logits.argmax(-1) == 0).unsqueeze(-1), 6 * logits, logits)
+    group = torch.arange(600) // 100
+    off = torch.where(group == 0, logits.argmin(-1), torch.where(group == 1, logits.argmax(-1), target))
+    groups = {"groups": group, "group_names": [HOSTILE[0], *"abcde"]}
+    reports = [*biased, tc.report(certain, target, **given), tc.report(logits, off, **{**given, **groups})]
+    kinds = ["class bias"] * 4 + ["bad class", "bad group"]
+    assert [report.diagnosis.kind for report in reports] == kinds
+    for report in reports:
+        text = report.diagnosis.sentence + report.diagnosis.action
+        assert_harmless(text)
+        assert "x" * 50 not in text
+        terminal.show(report, everything=True)
+        for shown in (capsys.readouterr().out, str(report), report.to_markdown()):
+            assert_harmless(shown)
+        if report not in (reports[0], reports[4]):
+            continue
+        page = render(bare(report))
+        assert page.count("<script") == 1, "the script of the page"
+        assert "<img" not in page
+        assert "\x1b" not in page
+        assert page.count("&lt;script&gt;") > 4, "in verdict, cause, key numbers and fitted parameters"
+        assert "49" not in re.findall(r'id="(?:verdict|cause|action)".*', page)[0]
 
 
 def test_errors_are_one_line_without_control_characters(tmp_path, capsys):

@@ -243,7 +243,7 @@ def test_statistics_equal_twice_the_gain_of_log_likelihood_of_scipy(task, weight
     assert of_kind["class bias"].n_parameters == n_biases - (task == "multiclass")
     if task == "multiclass":
         bad = of_kind["bad class"]
-        statistic, t = gain(warmed, (0.1, 10), rows=logits.argmax(-1) == bad.index)
+        statistic, t = gain(warmed, (0.1, 10), rows=logits.argmax(-1) == bad.place)
         assert (bad.statistic, bad.value) == pytest.approx((statistic, t), abs=1e-5)
         assert bad.n_choices == 4
 
@@ -259,7 +259,7 @@ def test_statistics_count_copies_and_do_not_depend_on_the_scale_of_weights():
         (fits_of(logits, target, "multiclass", torch.full((300,), 0.01, dtype=torch.float64)), plain),
     ):
         for mine, theirs in zip(found.candidates, expected.candidates, strict=True):
-            assert (mine.kind, mine.index) == (theirs.kind, theirs.index)
+            assert (mine.kind, mine.place) == (theirs.kind, theirs.place)
             assert (mine.statistic, mine.value) == pytest.approx(
                 (theirs.statistic, theirs.value), rel=1e-6, nan_ok=True
             )

@@ -317,13 +317,14 @@ def system_table(comparison: "Comparison") -> Table:
     ]
     for key in ("ece", "nll", "accuracy"):
         if (line := comparison.line(key)) is not None:
-            columns.append(Column(line.name, partial(_value_of, line)))
+            columns.append(_system_column(line))
             columns.append(_difference_column(line, "always" if key == "ece" else "page"))
     return Table.of(columns, {"": comparison.systems}, index=["system"])
 
 
-def _value_of(line: Any, name: str) -> Cell:
-    return number(line.values[name])
+def _system_column(line: Any) -> Column:
+    """Return the column of values of a line by system."""
+    return Column(line.name, lambda name: number(line.values[name]))
 
 
 def _difference_column(line: Any, shown_on: Literal["always", "page"]) -> Column:
