@@ -372,7 +372,7 @@ def _without_cause(found: Findings) -> Diagnosis:
         "",
         "calibrated",
         f"This sample shows no significant miscalibration: {tested}.",
-        "No action is needed." if found.stage is None else _advice(found.stage),
+        "No action is needed." if found.stage is None else _advice(found.stage, found.are_confidences),
     )
 
 
@@ -392,7 +392,7 @@ def _action(found: Findings, kind: Kind) -> str:
     if found.stage is None:
         sentences.append("Fit a calibrator of torchcalib.calibration to held-out data.")
     else:
-        sentences.append(_advice(found.stage))
+        sentences.append(_advice(found.stage, found.are_confidences))
     if kind == "label noise":
         sentences.append("Check the labels of the most confident errors.")
     cause = found.cause
@@ -407,8 +407,11 @@ def _action(found: Findings, kind: Kind) -> str:
     return " ".join(sentences)
 
 
-def _advice(stage: CalibrationStage) -> str:
-    """Return the recommended calibrator with its gain in NLL, and its change of accuracy."""
+def _advice(stage: CalibrationStage, are_confidences: bool) -> str:
+    """Return the recommended calibrator with its gain in NLL, and its change of accuracy.
+
+    Calibrated confidences do not change the answers, and therefore not their accuracy.
+    """
     recommended = stage.recommendation
     raw, best = stage.raw, stage.best
     if recommended.best is None:
@@ -420,7 +423,7 @@ def _advice(stage: CalibrationStage) -> str:
     interval = "" if best.interval is None else f" (95% interval {ends(best.interval.low, best.interval.high, 3)})"
     gain = f"Add {best.calibrator}: it cuts NLL by {best.gain:.1f}%{interval}"
     change = best.accuracy - raw.accuracy
-    if abs(change) < _ACCURACY_CHANGE:
+    if abs(change) < _ACCURACY_CHANGE or are_confidences:
         return f"{gain}."
     direction = "raises" if change > 0 else "lowers"
     return f"{gain} and {direction} accuracy from {raw.accuracy:.1%} to {best.accuracy:.1%}."
