@@ -146,7 +146,7 @@ def test_the_command_reads_names_of_clusters_from_several_files(tmp_path, monkey
     for file, part in (("a.csv", rows[:250]), ("b.csv", rows[250:])):  # an image is in both files
         lines = [("prob", "label", "image"), *part]
         (tmp_path / file).write_text("\n".join(",".join(map(str, line)) for line in lines))
-    assert main(["report", "a.csv", "b.csv", "--clusters", "image", "--out", "out", *QUICK_COMMAND]) == 0
+    assert main(["report", "a.csv", "b.csv", "--clusters", "image", "--out", "out", "--all", *QUICK_COMMAND]) == 0
     n_clusters = re.search(r"There are (\d+) independent clusters of rows", " ".join(capsys.readouterr().out.split()))[
         1
     ]
@@ -182,7 +182,7 @@ def test_compare_resamples_clusters(tmp_path, monkeypatch, capsys):
         np.savez(
             f"{name}.npz", probs=x.flatten().numpy(), y=y.flatten().numpy(), image=np.repeat(np.arange(IMAGES), 20)
         )
-    assert main(["compare", "a.npz", "b.npz", "--clusters", "image"]) == 0
+    assert main(["compare", "a.npz", "b.npz", "--clusters", "image", "--all"]) == 0
     assert "resample 30 independent clusters of rows" in " ".join(capsys.readouterr().out.split())
 
 

@@ -161,6 +161,20 @@ def test_diagnosis_is_made_without_calibrators_labels_classes_and_for_one_row():
     assert found(shares, shares, "multiclass", with_calibration=True).kind == "calibrated"
 
 
+def test_confidences_are_over_or_under_confident_and_calibration_keeps_their_accuracy(tmp_path):
+    """600 confidences of 0.6 and of 0.7, of which 20% and 40% are correct: the threshold 0.5 is irrelevant."""
+    correct = [1] * 120 + [0] * 480 + [1] * 240 + [0] * 360
+    rows = [f"{0.6 if k < 600 else 0.7},{y}" for k, y in enumerate(correct)]
+    (tmp_path / "a.csv").write_text("\n".join(["confidence,correct", *rows]))
+    report = tc.Report.from_files(tmp_path / "a.csv", with_intervals=False)
+    found = report.diagnosis
+    assert (found.kind, found.badge) == ("over-confidence", "badly over-confident")
+    assert found.cause.startswith("Confidence is too high: mean confidence is 65.0%, accuracy 30.0%.")
+    assert found.action.startswith("Add ")
+    assert "accuracy" not in found.action
+    assert {line.accuracy for line in report.calibration.lines} == {0.3}
+
+
 def fits_of(logits, target, task, weights=None, effect=1.0):
     """Return the evidence for each cause."""
     options = {"from_logits": True, **({} if weights is None else {"weights": weights})}

@@ -303,17 +303,22 @@ def test_merge_command_gives_the_report_of_one_run(folder, capsys):
     arrays = data_set("multiclass", 120)
     shards(folder, arrays, 0, 40, 45)
     options = ["--no-intervals", "--out"]
-    code, one, _ = run(capsys, "report", "whole.npz", *options, "one", "--save-calibrator", "one.cal")
+    code, one, _ = run(capsys, "report", "whole.npz", *options, "one", "--save-calibrator", "one.cal", "--all")
     assert code == 0
     for k, names in enumerate((["shard-0.npz", "shard-1.npz"], ["shard-2.npz"], ["shard-3.npz"])):
         code, said, _ = run(capsys, "report", *names, "--no-intervals", "--save-state", f"part{k}.pt")
         assert code == 0
         assert "ECE" not in said, "no report is printed with --save-state alone"
     saved = ["--save-calibrator", "merged.cal", "--save-state", "all.pt"]
-    code, merged, _ = run(capsys, "merge", "part*.pt", "--out", "merged", *saved)
+    code, merged, _ = run(capsys, "merge", "part*.pt", "--out", "merged", "--all", *saved)
     assert code == 0
     names = ", ".join(f"shard-{k}.npz" for k in range(4))
-    expected = one.replace("whole.npz", names).replace("one/", "merged/").replace("one.cal", "merged.cal")
+    expected = (
+        one.replace("whole.npz: multi", "shard-0.npz and 3 more: multi")
+        .replace("whole.npz", names)
+        .replace("one/", "merged/")
+        .replace("one.cal", "merged.cal")
+    )
     assert merged.startswith(expected)
     reports = [json.loads(Path(name, "report.json").read_text()) for name in ("merged", "one")]
     assert_same(*reports)
@@ -379,6 +384,6 @@ def test_merge_command_expands_patterns_in_alphabetical_order(folder, capsys):
         (["who*", "none-*.npz"], 2, "`none-*.npz` must match at least one file, got none. Check the pattern"),
         (["who*.npz", "whole.npz"], 2, "Every file must be named once"),
     ):
-        code, *printed = run(capsys, "report", *patterns, *QUICK_COMMAND)
+        code, *printed = run(capsys, "report", *patterns, "--all", *QUICK_COMMAND)
         assert code == expected
         assert words in printed[code > 0]

@@ -91,7 +91,7 @@ class PredictionBuffer:
 
     def state(self) -> dict[str, Any]:
         """Return the buffered predictions as a dict of tensors and Python values, which `loaded` restores."""
-        names = ("given", "given_target", "weights", "rest", "groups")
+        names = ("given", "given_target", "weights", "copies", "rest", "groups")
         pieces = [{name: getattr(piece, name) for name in names} for piece in self.pieces]
         return {"n_samples": self.n_samples, "n_values": self.n_values, "pieces": pieces}
 
@@ -130,7 +130,8 @@ class PredictionBuffer:
             groups = saved_tensor(piece, "groups", torch.int64, (*[1] * n_batch, p.samples[-1]))
             if not bool(((groups >= 0) & (groups < MAX_CLUSTERS)).all()):
                 raise ValueError(f"`groups` must be cluster numbers below {MAX_CLUSTERS:,}. The file is corrupt.")
-        return _copied(replace(p, task=task, rest=rest, groups=groups))
+        copies = saved_value(piece, "copies", bool)
+        return _copied(replace(p, task=task, rest=rest, groups=groups, copies=copies))
 
 
 def _copied(p: Predictions) -> Predictions:
@@ -186,4 +187,5 @@ def _joined(pieces: Sequence[Predictions]) -> Predictions:
         groups=joined(groups) if groups else None,
         dtype=torch.promote_types(given.dtype, torch.float32),
         hard=hard,
+        copies=all(piece.copies for piece in pieces),
     )

@@ -390,7 +390,7 @@ def _without_cause(found: Findings) -> Diagnosis:
         "",
         "calibrated",
         f"This sample shows no significant miscalibration: {tested}.",
-        "No action is needed." if found.stage is None else _advice(found.stage, calibrator),
+        "No action is needed." if found.stage is None else _advice(found, found.stage, calibrator),
         calibrator,
     )
 
@@ -419,7 +419,7 @@ def _action(found: Findings, kind: Kind, calibrator: str) -> str:
     if found.stage is None:
         sentences = ["Fit a calibrator of torchcalib.calibration to held-out data."]
     else:
-        sentences = [_advice(found.stage, calibrator)]
+        sentences = [_advice(found, found.stage, calibrator)]
     if kind == "label noise":
         sentences.append("Check the labels of the most confident errors.")
     cause = found.cause
@@ -434,8 +434,11 @@ def _action(found: Findings, kind: Kind, calibrator: str) -> str:
     return " ".join(sentences)
 
 
-def _advice(stage: CalibrationStage, calibrator: str) -> str:
-    """Return the calibrator to add with its gain in NLL and its change of accuracy, or the advice to add none."""
+def _advice(found: Findings, stage: CalibrationStage, calibrator: str) -> str:
+    """Return the calibrator to add with its gain in NLL and its change of accuracy, or the advice to add none.
+
+    Calibrated confidences do not change the answers, and therefore not their accuracy.
+    """
     raw, best = stage.raw, stage.best
     if not calibrator:
         if best.gain is None or not best.gain > 0:
@@ -444,7 +447,7 @@ def _advice(stage: CalibrationStage, calibrator: str) -> str:
     interval = "" if best.interval is None else f" (95% interval {ends(best.interval.low, best.interval.high, 3)})"
     gain = f"Add {best.calibrator}: it cuts NLL by {best.gain:.1f}%{interval}"
     change = best.accuracy - raw.accuracy
-    if abs(change) < _ACCURACY_CHANGE:
+    if abs(change) < _ACCURACY_CHANGE or found.are_confidences:
         return f"{gain}."
     direction = "raises" if change > 0 else "lowers"
     return f"{gain} and {direction} accuracy from {raw.accuracy:.1%} to {best.accuracy:.1%}."
