@@ -259,8 +259,8 @@ def to_html(table: Table) -> str:
     """Return a table as an HTML element with escaped text. `<data value>` contains the exact number of a cell."""
     table = table.shown_on("always", "wide", "page")
 
-    def classes(column: Column, style: str) -> str:
-        names = " ".join(filter(None, ("number" if column.is_number else "", "wraps" if column.wraps else "", style)))
+    def classes(column: Column, style: str, wraps: bool = False) -> str:
+        names = " ".join(filter(None, ("number" if column.is_number else "", "wraps" if wraps else "", style)))
         return f' class="{escape(names)}"' if names else ""
 
     def content(cell: Cell) -> str:
@@ -277,12 +277,13 @@ def to_html(table: Table) -> str:
         pairs = list(zip(table.columns, row.cells, strict=True))
         (column, name), *others = pairs
         first = f'<th scope="row"{classes(column, name.style)}>{content(name)}</th>'
-        cells = [f"<td{classes(column, cell.style)}>{content(cell)}</td>" for column, cell in others]
+        cells = [f"<td{classes(column, cell.style, column.wraps)}>{content(cell)}</td>" for column, cell in others]
         return "".join(['<tr class="quiet">' if row.is_quiet else "<tr>", first, *cells, "</tr>"])
 
     def lines() -> Iterator[str]:
         yield '<table class="wide">' if table.is_wide else "<table>"
-        cells = (f'<th scope="col"{classes(column, "")}>{escape(column.header)}</th>' for column in table.columns)
+        heads = ((column, classes(column, "", column.wraps)) for column in table.columns)
+        cells = (f'<th scope="col"{names}>{escape(column.header)}</th>' for column, names in heads)
         yield f"<thead><tr>{''.join(cells)}</tr></thead>"
         for section in table.sections:
             yield "<tbody>"
