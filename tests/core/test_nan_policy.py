@@ -261,7 +261,7 @@ def test_reports_use_the_remaining_rows_and_count_the_dropped_ones(task, soft, t
     arguments = ["report", str(tmp_path / "preds.npz"), "--task", task, "--no-calibration", "--no-intervals"]
     assert main(arguments) == 2
     assert "must not contain NaN" in capsys.readouterr().err
-    assert main([*arguments, "--nan-policy", "drop", "--out", str(tmp_path / "out")]) == 0
+    assert main([*arguments, "--nan-policy", "drop", "--all", "--out", str(tmp_path / "out")]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert f"({n} dropped for NaN)" in shown
     for text in (shown, (tmp_path / "out" / "report.html").read_text()):

@@ -14,10 +14,9 @@ from helpers.pages import PAGES
 
 api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 EXECUTABLE = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
-pytestmark = [
-    pytest.mark.extended,
-    pytest.mark.skipif(EXECUTABLE is None, reason="neither Chromium nor Chrome is on the PATH"),
-]
+if EXECUTABLE is None:
+    pytest.skip("neither Chromium nor Chrome is on the PATH", allow_module_level=True)
+pytestmark = pytest.mark.extended
 SCREEN, PHONE = {"width": 1280, "height": 800}, {"width": 390, "height": 844}
 REPORTS = tuple(name for name in PAGES if "systems" not in name)
 OPEN_FOLDS = "document.querySelectorAll('details').forEach(each => { each.open = true; })"
