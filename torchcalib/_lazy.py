@@ -92,9 +92,9 @@ _ADVICE = {
     "focal_loss": _PENALTIES,
     "FocalLoss": _PENALTIES,
     "make_scorer": _SCORER,
-    "MatrixScaling": _CLOSEST.format("one scale and a bias per class, instead of a matrix"),
+    "MatrixScaling": "torchcalib does not have this calibrator; the closest is "
+    "`torchcalib.calibration.StructuredMatrixScaling`: a matrix with ridge penalties.",
     "sklearn": _SCORER,
-    "VectorScaling": _CLOSEST.format("one scale for all classes instead of one per class"),
 }
 
 

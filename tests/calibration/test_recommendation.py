@@ -22,7 +22,7 @@ def shifted(scale, shift, n=2000):
 
 
 def test_recommendation_text_names_the_gain_its_interval_and_another_calibrator():
-    found = recommend(*shifted(2, 3), **binary)
+    found = recommend(*shifted(2, 3), calibrators=[T, B, D], **binary)
     bias, affine = found.rcl["bias correction"], found.rcl["affine scaling"]
     low, high = found.intervals["affine scaling"]
     assert found.best == "affine scaling"

@@ -80,7 +80,6 @@ def test_loading_sets_only_saved_attributes_and_a_state_of_another_class_raises(
         {"from_logits": 1},
         {"positive_classes": "ab"},
         {"n_bins": -3},
-        {"task": "multiclass"},  # not a task of histogram binning
     ],
     ids=str,
 )

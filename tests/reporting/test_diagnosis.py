@@ -124,7 +124,7 @@ def test_each_cause_is_diagnosed_with_its_values(task, name):
     assert found.degree == ("" if kind == "calibrated" else found.badge.split()[0])
     mean, frequency = float(report.main_table.mean("confidence")), float(report.main_table.mean("frequency"))
     if kind in ("over-confidence", "under-confidence") and task == "multiclass":
-        assert f"mean confidence is {mean:.1%}, accuracy {frequency:.1%}. A temperature of " in found.cause
+        assert f"mean confidence is {mean:.1%}, accuracy {frequency:.1%} (fitted temperature " in found.cause
     if task == "binary" and kind == "class bias":
         assert f"mean P(y = 1) is {mean:.1%}, its frequency {frequency:.1%}" in found.cause
     if kind == "label noise":
@@ -204,7 +204,7 @@ def test_statistics_equal_twice_the_gain_of_log_likelihood_of_scipy(task, weight
     w = 0.5 + torch.arange(300, dtype=torch.float64) % 3 if weighted else torch.ones(300, dtype=torch.float64)
     scale = w.sum() / w.square().sum()
     found = fits_of(logits, target, task, w if weighted else None, effect=2.0)
-    of_kind = {candidate.kind: candidate for candidate in found.candidates}
+    of_kind = {candidate.kind: candidate for candidate in reversed(found.candidates)}  # biases of all classes
     columns = [slice(None)] if task != "multilabel" else [(slice(None), k) for k in range(3)]
 
     def gain(change, bounds, rows=slice(None), at=(slice(None),)):
@@ -257,7 +257,7 @@ def test_statistics_equal_twice_the_gain_of_log_likelihood_of_scipy(task, weight
     assert of_kind["class bias"].n_parameters == n_biases - (task == "multiclass")
     if task == "multiclass":
         bad = of_kind["bad class"]
-        statistic, t = gain(warmed, (0.1, 10), rows=logits.argmax(-1) == bad.place)
+        statistic, t = gain(warmed, (0.1, 10), rows=logits.argmax(-1) == bad.which)
         assert (bad.statistic, bad.value) == pytest.approx((statistic, t), abs=1e-5)
         assert bad.n_choices == 4
 
@@ -273,7 +273,7 @@ def test_statistics_count_copies_and_do_not_depend_on_the_scale_of_weights():
         (fits_of(logits, target, "multiclass", torch.full((300,), 0.01, dtype=torch.float64)), plain),
     ):
         for mine, theirs in zip(found.candidates, expected.candidates, strict=True):
-            assert (mine.kind, mine.place) == (theirs.kind, theirs.place)
+            assert (mine.kind, mine.which) == (theirs.kind, theirs.which)
             assert (mine.statistic, mine.value) == pytest.approx(
                 (theirs.statistic, theirs.value), rel=1e-6, nan_ok=True
             )

@@ -9,7 +9,6 @@ from torch import Tensor
 from torchcalib.calibration.calibrator import Calibrator, format_values, sample_weights
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.words import listed
-from torchcalib.io.errors import printable
 from torchcalib.ops.logs import binary_log_probs, safe_log, wide_dtype
 from torchcalib.ops.newton.fits import AffineFit, fit_affine, fit_bias, fit_temperature
 from torchcalib.ops.newton.problem import AT_ZERO, CONVERGED, NO_DATA, SEPARABLE, STOPPED
@@ -108,7 +107,7 @@ class _Affine(Calibrator):
         if self.with_bias and self.task == "multiclass":
             order = self.beta.abs().nan_to_num(0).masked_fill(self.beta.isinf(), 0).argsort(descending=True).tolist()
             names = class_names or [f"class {k}" for k in range(len(order))]
-            shown = [f"{float(self.beta[k]):+.2g} for {printable(names[k])}" for k in order[:_SHOWN_BIASES]]
+            shown = [f"{float(self.beta[k]):+.2g} for {names[k]}" for k in order[:_SHOWN_BIASES]]
             words.append(f"{'largest biases' if len(order) > _SHOWN_BIASES else 'biases'} {listed(shown)}")
         elif self.with_bias:
             words.append(f"bias {float(self.beta[1] - self.beta[0]):+.2g} in log-odds")

@@ -158,7 +158,8 @@ def _stage(
     notes += tuple(
         f"{_sentence_case(listed(names))}: {remark.replace('`', '')}" for remark, names in names_by_remark.items()
     )
-    words = {each.name: _parameters(whole.fits[type(each)], class_names) for each in calibrators}
+    names = [printable(name) for name in class_names]
+    words = {each.name: _parameters(whole.fits[type(each)], names) for each in calibrators}
     stage = CalibrationStage(
         recommendation=recommendation,
         lines=tuple(_line(name, each, p, recommendation, words) for name, each in evaluated.items()),
@@ -177,7 +178,7 @@ def _parameters(fit: Calibrator, class_names: Sequence[str]) -> str:
         return fit.in_words(class_names)
     labels = range(min(len(fit.grad_norm), _SHOWN_LABELS))
     names = class_names or [f"label {k}" for k in range(len(fit.grad_norm))]
-    shown = [f"{printable(names[k])}: {fit.part(k).in_words()}" for k in labels]
+    shown = [f"{names[k]}: {fit.part(k).in_words()}" for k in labels]
     return "; ".join([*shown, *["..."] * (len(fit.grad_norm) > _SHOWN_LABELS)])
 
 
