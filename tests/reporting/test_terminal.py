@@ -68,7 +68,7 @@ def test_key_numbers_are_those_of_a_calculation_by_hand():
     probs, target = torch.full((10,), 0.9, dtype=torch.float64), torch.arange(10) // 6 == 0
     report = tc.report(probs, target.long(), **given)
     accuracy, nll, ece, worst = key_numbers(report)
-    assert accuracy == KeyNumber("Accuracy", "60.0%", "60.0% for always predicting the most frequent class")
+    assert accuracy == KeyNumber("Accuracy", "60.0%", "60.0% for always predicting the more frequent outcome")
     assert nll == KeyNumber("NLL", "0.984", "146% of 0.673, the NLL of the class frequencies")
     assert (ece.name, ece.value) == ("ECE", "0.300")
     assert ece.detail.startswith(f"{significant(report.main_line.noise_floor)} expected if calibrated, p ")
@@ -105,4 +105,4 @@ def test_table_of_systems_has_a_row_for_each_system_with_its_differences(task):
             assert cells[place + 1] == expected
     assert rows["calibrated"][1] == "baseline"
     assert rows["sure"][1] == "worse calibrated, worse NLL"
-    assert short_name("x" * 30) == "x" * 27 + "…"
+    assert short_name("x" * 30) == "x" * 14 + "…" + "x" * 13

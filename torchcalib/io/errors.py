@@ -45,6 +45,12 @@ def printable(text: str) -> str:
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
+def short_name(name: str, most: int = 28) -> str:
+    """Return a name without control characters, shortened in the middle to `most` characters."""
+    shown, start = printable(name), most // 2
+    return shown if len(shown) <= most else f"{shown[:start]}…{shown[start + 1 - most :]}"
+
+
 def quoted(names: Iterable[object], most: int = 12) -> str:
     """Join the first `most` names in backquotes, and append the number of omitted names."""
     shown = [f"`{name}`" for name in names]

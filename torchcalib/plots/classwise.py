@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from torchcalib.core.arguments import InputOptions, Task, check_count
 from torchcalib.core.bins import BinTable
-from torchcalib.io.errors import printable
+from torchcalib.io.errors import short_name
 from torchcalib.plots.canvas import LIGHT, Canvas, ProbabilityAxis, Style, columns_of, diagram
 from torchcalib.plots.reliability import draw_bins, draw_keys
 from torchcalib.plots.sources import TableOptions, bins_from, error_text, errors_of_classes, names_of_curves
@@ -95,7 +95,7 @@ def classwise_reliability_diagrams(
     for place, k in enumerate(worst):
         has_no_panel_below = place + n_columns >= len(worst)
         axes[place] = grid[place].ax
-        _draw_class(grid[place], table[k], f"{_short(names[k])}: {error_text(preds, errors[k])}")
+        _draw_class(grid[place], table[k], f"{short_name(names[k], _MAX_NAME)}: {error_text(preds, errors[k])}")
         axes[place].tick_params(labelleft=place % n_columns == 0, labelbottom=has_no_panel_below)
     draw_keys(canvas, columns_of(table[worst[0]]))
     spacing = {"borderaxespad": 0, "borderpad": 0, "handletextpad": 0.1, "handlelength": 1.4, "columnspacing": 1.2}
@@ -115,8 +115,3 @@ def _draw_class(canvas: Canvas, table: BinTable, title: str) -> None:
         draw_bins(canvas, bins, ProbabilityAxis(), scale=0.5)
     else:
         canvas.no_data()
-
-
-def _short(name: str) -> str:
-    shown = printable(name)
-    return shown if len(shown) <= _MAX_NAME else f"{shown[: _MAX_NAME - 1]}…"

@@ -11,14 +11,11 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from torchcalib.io.errors import printable
+from torchcalib.io.errors import short_name
 from torchcalib.plots.canvas import LIGHT, Canvas, Style, diagram
 
 if TYPE_CHECKING:
     from torchcalib.reporting.data import ComparedLine, Comparison, Difference
-
-MAX_NAME = 28
-"""Largest number of characters in the name of a system. Longer names are truncated."""
 
 _COLUMNS = 2
 
@@ -54,9 +51,9 @@ def difference_plot(
     lines, others = comparison.main_lines, comparison.systems[1:]
     drawn = [line for line in lines if any(map(_has_interval, line.differences.values()))] or lines
     n_rows = math.ceil(len(drawn) / _COLUMNS)
-    names = [_short(name) for name in others]
+    names = [short_name(name) for name in others]
     if title is None:
-        title = f"Difference to {_short(comparison.baseline)}, 95% intervals"
+        title = f"Difference to {short_name(comparison.baseline)}, 95% intervals"
     size = 9.2, 0.9 + n_rows * (0.72 + 0.2 * len(others))
     canvas = Canvas.of(ax, style, title, size, top=1 - 0.55 / size[1], parse_math=False, pad=20).only_panels()
     # System names are the tick labels of the first column of panels, and apply to all columns.
@@ -134,9 +131,3 @@ def _limits(differences: Sequence[Difference]) -> tuple[float, float]:
     low, high = min(shown), max(shown)
     room = 0.08 * (high - low) or 1e-3  # not 0 if all values are equal
     return low - room, high + room
-
-
-def _short(name: str) -> str:
-    """Return a name without control characters, truncated to `MAX_NAME` characters."""
-    shown = printable(name)
-    return shown if len(shown) <= MAX_NAME else shown[: MAX_NAME - 1] + "…"

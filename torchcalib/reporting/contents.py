@@ -18,7 +18,7 @@ from torchcalib.core.tables import (
     p_value,
 )
 from torchcalib.core.words import count, ends, gain, listed, p_words, percent, significant
-from torchcalib.io.errors import printable
+from torchcalib.io.errors import printable, short_name
 
 if TYPE_CHECKING:
     from torchcalib.reporting.data import CalibrationStage, Comparison, Quantity, Report, Results
@@ -164,6 +164,14 @@ def _binning(settings: Mapping[str, Any]) -> str:
     return f"{count(settings['n_bins'])} equal-width bins {'(a, b]' if settings.get('right') else '[a, b)'}"
 
 
+_FREQUENT = {
+    "binary": "the more frequent outcome",
+    "multiclass": "the most frequent class",
+    "multilabel": "the more frequent outcome of each label",
+}
+"""What a predictor without input predicts for the highest accuracy, by task."""
+
+
 class KeyNumber(NamedTuple):
     """One of the five numbers that a report shows first.
 
@@ -185,7 +193,7 @@ def key_numbers(report: "Report") -> list[KeyNumber]:
     numbers = []
     if accuracy is not None:
         is_confidence = report.settings.get("kind") == "confidence"
-        frequent = "" if is_confidence else f"{percent(accuracy.naive)} for always predicting the most frequent class"
+        frequent = "" if is_confidence else f"{percent(accuracy.naive)} for always predicting {_FREQUENT[report.task]}"
         numbers.append(KeyNumber("Accuracy", percent(accuracy.value), frequent))
     if nll is not None:
         share = 100 * nll.value / nll.naive if nll.naive > 0 else math.nan
@@ -281,12 +289,6 @@ def _interval_column(interval_of: Callable[[Any], Any], prefix: str = "") -> Col
 
     data = {f"{prefix}{name}": partial(end, name=name) for name in ("low", "high")}
     return Column("95% interval", lambda line: interval(interval_of(line)), is_number=False, data=data)
-
-
-def short_name(name: str, most: int = 28) -> str:
-    """Return the name of a system without control characters, truncated to `most` characters."""
-    shown = printable(name)
-    return shown if len(shown) <= most else f"{shown[: most - 1]}…"
 
 
 def compared_verdict(comparison: "Comparison", name: str) -> str:

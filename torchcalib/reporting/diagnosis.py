@@ -26,7 +26,7 @@ from torchcalib.core.arguments import Task
 from torchcalib.core.bins import BinTable
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.words import ends, listed, percent, significant
-from torchcalib.reporting.contents import short_name
+from torchcalib.io.errors import short_name
 from torchcalib.reporting.data import CalibrationStage, Line
 
 Kind = Literal[

@@ -253,8 +253,8 @@ def show_paths(paths: Sequence[Path]) -> None:
 def show_warnings(history: History) -> None:
     """Print the warnings about over-confidence in a training history."""
     console = _console()
-    for row in history.warnings:
-        console.print(f"\n[bold red]warning:[/bold red] {_escaped(row.warning)}", soft_wrap=True)
+    for sentence in history.findings:
+        console.print(f"\n[bold red]warning:[/bold red] {_escaped(sentence)}", soft_wrap=True)
 
 
 def show_epochs(rows: Iterable[Mapping[str, float]], title: str) -> None:

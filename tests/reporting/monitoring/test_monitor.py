@@ -103,7 +103,7 @@ def test_history_of_a_report_is_on_its_page_and_in_its_json(tmp_path, capsys):
     files = {path.name: path for path in report.save(tmp_path)}
     assert {"training.png", "training.svg"} <= set(files)
     page = files["report.html"].read_text()
-    assert "Words &lt;script&gt;" in page
+    assert "Warning: words &lt;script&gt;." in page
     assert "&lt;b&gt;" in page
     assert page.count("<script>") == 1, "the script of the page"
     terminal.show_warnings(history)
@@ -152,6 +152,9 @@ def test_warning_contains_numbers_epochs_and_advice():
     by_hand = 0.75 * (p - 1) * log_odds + 0.25 * p * log_odds
     assert f"in epoch 3 the cross-entropy exceeds the entropy of the predictions by {by_hand:.3g} nats" in row.warning
     assert row.warning.endswith("has not risen since: use the model from epoch 2 (early stopping).")
+    (finding,) = monitor.history.findings
+    assert row.warning.startswith(finding)
+    assert finding.endswith("in epoch 2.")
     assert epochs_of([0, 3], threshold=math.inf)[1] == []
 
 

@@ -14,7 +14,7 @@ from torchcalib.core.arguments import check_choice, check_count
 from torchcalib.core.tables import Cell, Column, Table, Tabular, fraction
 from torchcalib.core.words import count, p_words
 from torchcalib.inference.testing import CalibrationTest
-from torchcalib.io.errors import printable
+from torchcalib.io.errors import printable, short_name
 
 SMALL_P = 0.05
 """Significance level. Groups with a p-value of at least `SMALL_P` are marked "within chance"."""
@@ -122,8 +122,7 @@ class GroupTable(Tabular):
             most: Maximum number of characters of a name, at least 3. Longer names are shortened.
         """
         names = [printable(str(group)) for group in self.group]
-        start = most // 2
-        short = [name if len(name) <= most else f"{name[:start]}…{name[start + 1 - most :]}" for name in names]
+        short = [short_name(name, most) for name in names]
         counts = Counter(short)
         return [shortened if counts[shortened] == 1 else name for name, shortened in zip(names, short, strict=True)]
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from matplotlib import style as matplotlib_style
 
 from torchcalib.core.words import listed
+from torchcalib.io.errors import short_name
 from torchcalib.plots.differences import difference_plot
 from torchcalib.reporting.contents import (
     DIFFERENCE_WORDS,
@@ -14,7 +15,6 @@ from torchcalib.reporting.contents import (
     facts,
     formatted,
     input_line,
-    short_name,
     sources_of,
     system_table,
 )

@@ -181,6 +181,6 @@ def _training_values(history: History) -> dict[str, Any]:
     return {
         "curve": both_themes(training_curve, history, "training", label),
         "summary": history.summary,
-        "warnings": [row.warning[:1].upper() + row.warning[1:] for row in history.warnings],
+        "warnings": history.findings,
         "table": history.layout(),
     }

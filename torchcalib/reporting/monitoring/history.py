@@ -91,6 +91,11 @@ class History(Tabular):
         return f"{lowest} {now} Use the model of {unit} {place:,}."
 
     @property
+    def findings(self) -> tuple[str, ...]:
+        """First sentence of each warning, without the advice, which refers to the epoch of the warning."""
+        return tuple(row.warning.partition(". ")[0].removesuffix(".") + "." for row in self.warnings)
+
+    @property
     def unit(self) -> str:
         """Field that identifies a row: `"epoch"`, or `"step"` if an epoch has several rows."""
         return "epoch" if len({row.epoch for row in self.rows}) == len(self.rows) else "step"
