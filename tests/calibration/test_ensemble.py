@@ -87,4 +87,4 @@ def test_words_give_the_temperature_and_the_positive_weights():
     logits, labels = data(300, 4)
     temperature = TemperatureScaling().fit(logits, labels, **multi).temperature
     words = EnsembleTemperatureScaling().fit(logits, labels, **multi).in_words()
-    assert f"temperature {temperature:.3g} (confidence is lowered)" in words
+    assert f"temperature {temperature:.3g} (lowers confidence)" in words

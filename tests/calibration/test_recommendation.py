@@ -91,7 +91,7 @@ def test_earlier_calibrator_is_preferred_unless_the_difference_is_significant():
     assert found.rcl["a"] == pytest.approx(10)
     assert found.intervals["a"][0] < 0
     assert found.best is None
-    assert found.text.startswith("The best calibrator, a, does not cut NLL significantly, by 10.0% (95% interval ")
+    assert found.text.startswith("The gain of the best calibrator, a, is not significant, 10.0% (95% interval ")
 
 
 @pytest.mark.parametrize(

@@ -279,7 +279,7 @@ def test_words_name_the_range_of_the_parameters():
         words = fitted.in_words(["cat", "dog", "cow"])
         assert f"{fitted.bias.max():.3g} (cow)" in words
         assert words.startswith(
-            "scales from" if calibrator is V else f"temperature {fitted.temperature:.3g}: confidence is"
+            "scales from" if calibrator is V else f"temperature {fitted.temperature:.3g} (lowers confidence)"
         )
         assert not words.endswith(".")
         assert cross_val_calibrate(logits, target, calibrator=calibrator, **multi).shape == (200, 3)

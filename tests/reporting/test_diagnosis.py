@@ -143,7 +143,10 @@ def test_diagnosis_is_made_without_calibrators_labels_classes_and_for_one_row():
     assert named.cause == "P(spam) is too low: mean P(spam) is 60.0%, its frequency 65.0%."
     uneven = found([0.2] * 500 + [0.8] * 500, [1] * 200 + [0] * 300 + [1] * 300 + [0] * 200)
     assert (uneven.kind, uneven.badge) == ("uneven", "badly off in some ranges")
-    assert uneven.cause == "The probability is mostly too high between 80% and 87% and too low between 20% and 27%."
+    assert (
+        uneven.cause
+        == "The largest gaps: the probability is too high between 80% and 87% and too low between 20% and 27%."
+    )
     assert found([0.6] * 1000, [1] * 600 + [0] * 400).kind == "calibrated"
     few = found([0.6] * 10, [1] * 6 + [0] * 4)
     assert (few.kind, few.degree) == ("too little data", "")

@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from torchcalib.calibration.calibrator import Calibrator, format_values, sample_weights
+from torchcalib.calibration.calibrator import Calibrator, format_values, sample_weights, temperature_in_words
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.words import listed
 from torchcalib.ops.logs import binary_log_probs, safe_log, wide_dtype
@@ -101,9 +101,7 @@ class _Affine(Calibrator):
         """Return the temperature and the largest biases; see `Calibrator.in_words`."""
         words = []
         if self.with_scale:
-            change = "lowers" if self.alpha < 1 else "raises"
-            finite = f"temperature {float(self.temperature):.3g} ({change} confidence)"
-            words.append(finite if self.alpha > 0 else "infinite temperature (constant probabilities)")
+            words.append(temperature_in_words(float(self.temperature)))
         if self.with_bias and self.task == "multiclass":
             order = self.beta.abs().nan_to_num(0).masked_fill(self.beta.isinf(), 0).argsort(descending=True).tolist()
             names = class_names or [f"class {k}" for k in range(len(order))]

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from torchcalib.calibration.affine import TemperatureScaling
-from torchcalib.calibration.calibrator import format_values, sample_weights
+from torchcalib.calibration.calibrator import format_values, sample_weights, temperature_in_words
 from torchcalib.core.predictions import Predictions
 from torchcalib.ops.logs import safe_log, wide_dtype
 from torchcalib.ops.newton.mixture import fit_mixture
@@ -94,9 +94,8 @@ class EnsembleTemperatureScaling(TemperatureScaling):
         """Return the temperature and the weights as a clause; for one fit."""
         if bool(self.outcome == NO_DATA):
             return "no samples"
-        effect = "lowered" if float(self.temperature) > 1 else "raised"
         components = (
-            f"temperature {float(self.temperature):.3g} (confidence is {effect})",
+            temperature_in_words(float(self.temperature)),
             "unchanged predictions",
             "uniform distribution",
         )

@@ -86,7 +86,7 @@ class IsotonicCalibration(OneAgainstRest):
     def in_words(self, class_names: Sequence[str] = ()) -> str:  # noqa: ARG002
         """Return the number of levels; see `Calibrator.in_words`."""
         if self.rates.dim() > 1:
-            return f"one increasing step function for each of {len(self.rates)} classes against the rest"
+            return f"one increasing function for each of {len(self.rates)} classes against the rest"
         return f"{len(set(self.rates.tolist()))} levels"
 
     def binary_parameters(self, p: Predictions, weights: Tensor | None) -> dict[str, Tensor]:

@@ -45,7 +45,7 @@ CALIBRATORS: tuple[type[Calibrator], ...] = (
     CentredIsotonicCalibration,
     VennAbersCalibration,
 )
-"""All calibrators, those with the fewest parameters first."""
+"""All calibrators in the order of preference, simple ones first."""
 
 _LIMITS: tuple[tuple[tuple[type, ...], int, int], ...] = (
     ((AffineScaling, BiasCorrection), 2, 2**31),
@@ -85,7 +85,6 @@ class Recommendation:
 
 
 _LEAVE = "leave the predictions as they are"
-_LEAVE = "leave the predictions as they are"
 _SCORE_NAMES = {"nll": "NLL", "brier": "Brier score", "bayes_risk": "Bayes risk"}
 _ROW_SCORES = {"nll": "cross_entropy", "brier": "squared_error"}
 """Attribute of `Predictions` with the score of each sample, by score."""
@@ -112,8 +111,8 @@ def recommend(
 
     Args:
         preds: binary `(N,)`, multi-class `(N, C)`, multi-label `(N, L)`.
-        calibrators: candidates, those with the fewest parameters first. None for all calibrators of this package that
-            support the task and the weights.
+        calibrators: candidates in the order of preference, simple ones first. None for all calibrators of this package
+            that support the task and the weights.
         worthwhile: smallest gain in percent of the score that justifies a calibration stage. The lower end of its 95%
             interval must also be positive.
 
@@ -208,7 +207,8 @@ def recommendation_of(
             half = 100 * _Z * _standard_error(residual) / abs(raw) if raw else math.nan
             intervals[name] = (gains[name] - half, gains[name] + half)
     largest = max(gains, key=lambda name: -math.inf if math.isnan(gains[name]) else gains[name])
-    best = next((name for name in after if _is_within_noise(after[name], after[largest])), largest)
+    useful = [name for name in after if gains[name] > 0]
+    best = next((name for name in useful if _is_within_noise(after[name], after[largest])), largest)
     is_worthwhile = gains[best] >= worthwhile and not intervals.get(best, (math.inf,))[0] <= 0
     text = _in_words(_SCORE_NAMES.get(score, score), raw, gains, intervals, best, is_worthwhile)
     return Recommendation(text, score, raw, gains, best if is_worthwhile else None, best, intervals)
@@ -283,7 +283,7 @@ def _in_words(
         return f"Calibration would cut {score} by {shown}: add {best}{_other(gains, best)}."
     if gain > 0:
         if intervals.get(best, (math.inf,))[0] <= 0:
-            return f"The best calibrator, {best}, does not cut {score} significantly, by {shown}: {_LEAVE}."
+            return f"The gain of the best calibrator, {best}, is not significant, {shown} of {score}: {_LEAVE}."
         return f"Calibration would cut {score} by only {shown}, with {best}: {_LEAVE}."
     if math.isnan(raw):
         return f"{score} is undefined, and so is the gain of calibration."

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from torchcalib.calibration.calibrator import Calibrator, format_values, sample_weights
+from torchcalib.calibration.calibrator import Calibrator, format_values, sample_weights, temperature_in_words
 from torchcalib.core.arguments import Task, check_positive
 from torchcalib.core.predictions import Predictions
 from torchcalib.ops.logs import safe_log
@@ -208,8 +208,8 @@ class _Structured(_OfClasses):
         alpha = alpha.masked_fill(temperature.outcome == SEPARABLE, _INFINITE)
         fit = fit_structured(scores, target, w, alpha, self.penalty, self.full)
         alpha = alpha.masked_fill(fit.outcome == NO_DATA, torch.nan)
-        unusual = (fit.outcome == CONVERGED) & (temperature.outcome != NO_DATA)
-        fit = fit._replace(outcome=torch.where(unusual, temperature.outcome, fit.outcome))
+        is_normal = (fit.outcome == CONVERGED) & (temperature.outcome != NO_DATA)
+        fit = fit._replace(outcome=torch.where(is_normal, temperature.outcome, fit.outcome))
         smoothing = 1 / (1 + w.sum(-1).to(alpha))
         return fit, {"alpha": alpha, "smoothing": smoothing, "matrix" if self.full else "scale": fit.weight}
 
@@ -220,9 +220,7 @@ class _Structured(_OfClasses):
 
     def confidence_in_words(self) -> str:
         """Return the temperature of one fit in words."""
-        temperature = float(self.temperature)
-        change = "lowered" if temperature > 1 else "raised" if temperature < 1 else "unchanged"
-        return f"temperature {temperature:.3g}: confidence is {change}"
+        return temperature_in_words(float(self.temperature))
 
 
 class StructuredVectorScaling(_Structured):

@@ -30,7 +30,7 @@ T = TypeVar("T", bound=Calibrator)
 SCORES = {"accuracy": Accuracy, "nll": NLL, "brier_score": BrierScore}
 """Scores of a `CalibratorLine`, by field."""
 
-NESTED = (TemperatureScaling, BiasCorrection, AffineScaling)
+DIAGNOSED = (TemperatureScaling, BiasCorrection, AffineScaling)
 """Calibrators whose likelihoods the diagnosis compares."""
 
 FOLDS = FoldOptions(n_folds=5, seed=0)
@@ -47,7 +47,7 @@ class FittedCalibrators:
 
     Attributes:
         fits: fitted calibrators, by class.
-        nll: negative log-likelihood of each sample after these calibrators, `(..., N)`, by class; only for `NESTED`.
+        nll: negative log-likelihood of each sample after these calibrators, `(..., N)`, by class; only for `DIAGNOSED`.
     """
 
     fits: dict[type[Calibrator], Calibrator]
@@ -147,7 +147,7 @@ def _stage(
         for samples, piece in _calibrated_pieces(p, fits, folds, n_folds):
             evaluation.add(samples, piece)
         evaluated[calibrator.name] = evaluation.result()
-        if isinstance(calibrator, NESTED):
+        if type(calibrator) in DIAGNOSED:
             whole.nll[type(calibrator)] = _nll(p, last)
         for remark in last.remarks():
             names_by_remark[remark].append(calibrator.name)

@@ -415,6 +415,15 @@ def _explanation_columns(results: "Results[Any]") -> list[Column]:
     ]
 
 
+def calibrator_advice(report: "Report") -> str:
+    """Return the recommendation of calibrators, or the action if it differs; empty without calibrators."""
+    stage = report.calibration
+    if stage is None:
+        return ""
+    is_alike = bool(report.diagnosis.calibrator) == (stage.recommendation.best is not None)
+    return stage.recommendation.text if is_alike else report.diagnosis.action
+
+
 def calibrator_table(stage: "CalibrationStage", most: int | None = None) -> Table:
     """Return the table of scores without calibration and after each calibrator, or after the `most` best ones."""
     ranked = sorted(stage.lines[1:], key=attrgetter("nll"))[:most]

@@ -26,6 +26,7 @@ from torchcalib.io.saved import write_whole
 from torchcalib.metrics.groups.table import GroupTable
 from torchcalib.reporting.contents import (
     WORST_CLASSES,
+    calibrator_advice,
     calibrator_table,
     class_table,
     difference_table,
@@ -708,7 +709,7 @@ class Report(Results[float]):
         stage = self.calibration
         advice = [
             self.diagnosis.action,
-            *([] if stage is None else [" ".join([stage.recommendation.text, *stage.notes])]),
+            *([] if stage is None else [" ".join([calibrator_advice(self), *stage.notes])]),
         ]
         worst = class_table(self, WORST_CLASSES) if self.class_names else None
         others = [

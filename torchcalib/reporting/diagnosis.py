@@ -1,7 +1,8 @@
 """Diagnose the cause of miscalibration, and recommend an action.
 
 A cause is a change of the predicted probabilities with few parameters. Its evidence is the likelihood-ratio statistic,
-twice the increase of the log-likelihood when the change is fitted to all samples:
+twice the increase of the log-likelihood when the change is fitted to all samples. The bias of one class and the gap of
+one group have score statistics instead: the squared gap in standard errors.
 
 - over- or under-confidence: a temperature,
 - class bias: one bias for each class,
@@ -94,11 +95,11 @@ class Candidate(NamedTuple):
 
     Attributes:
         kind: the cause.
-        statistic: likelihood-ratio statistic.
+        statistic: likelihood-ratio or score statistic.
         n_parameters: number of fitted parameters.
-        n_choices: number of classes from which one was selected.
+        n_choices: number of classes or groups from which one was selected.
         which: index of the selected class or group; -1 for none.
-        value: fitted parameter: temperature, or rate of label noise.
+        value: fitted temperature, rate of label noise, or gap of the group in standard errors.
     """
 
     kind: Kind
@@ -257,7 +258,7 @@ def _bad_class(p: Predictions, w: Tensor, scale: float, varentropy: Tensor, top:
     z = z.masked_fill(is_rare | (variances <= 0), 0)
     index = int(z.argmax())
     rows = (top == index).nonzero().squeeze(-1)
-    if float(z[index]) == 0 or len(rows) == int((w > 0).sum()):
+    if float(z[index]) == 0 or int((w[rows] > 0).sum()) == int((w > 0).sum()):
         return []
     piece = p.part(rows)
     fit = TemperatureScaling().fit_to(piece)
@@ -286,10 +287,10 @@ def cause_of(candidates: Sequence[Candidate], is_significant: bool) -> Candidate
 
 @dataclass(frozen=True)
 class Findings:
-    """What a diagnosis is made from.
+    """Input of a diagnosis.
 
     Attributes:
-        task: task of the predictions; `"multiclass"` for confidences.
+        task: task of the predictions; `"binary"` for confidences.
         n: sum of weights.
         ece: line of the expected calibration error of the main mode.
         table: bins of the main mode.
@@ -309,6 +310,11 @@ class Findings:
     stage: CalibrationStage | None = None
     groups: tuple[Sequence[str], Tensor] | None = None
     are_confidences: bool = False
+
+    @property
+    def is_top_label(self) -> bool:
+        """Whether confidence is that of a predicted class or of an answer."""
+        return self.task == "multiclass" or self.are_confidences
 
     @property
     def confidence(self) -> float:
@@ -376,7 +382,7 @@ def _without_cause(found: Findings) -> Diagnosis:
     tested = f"ECE is {significant(ece.value)}, and {significant(floor)} is expected if the model is calibrated"
     if floor >= BAD or high >= BAD:
         n = math.ceil(found.n * max((floor / SLIGHT) ** 2, (high / BAD) ** 2))
-        upper = f"; a true ECE of {significant(high)} is not excluded" if high >= BAD else ""
+        upper = f"; an expected ECE of {significant(high)} is not excluded" if high >= BAD else ""
         return Diagnosis(
             "too little data",
             "",
@@ -409,10 +415,11 @@ def _diagnosis(found: Findings, kind: Kind, badge: str, words: str) -> Diagnosis
 
 def _calibrator_to_add(stage: CalibrationStage | None, degree: str = "") -> str:
     """Return the name of a worthwhile calibrator, or of one with a significant gain if miscalibration is not slight."""
-    if stage is None or (stage.recommendation.best is None and degree not in ("clearly", "badly")):
+    if stage is None:
         return ""
     is_significant = stage.best.interval is not None and stage.best.interval.low > 0
-    return stage.name if stage.recommendation.best is not None or is_significant else ""
+    is_needed = is_significant and degree in ("clearly", "badly")
+    return stage.name if stage.recommendation.best is not None or is_needed else ""
 
 
 def _action(found: Findings, kind: Kind, calibrator: str) -> str:
@@ -428,9 +435,9 @@ def _action(found: Findings, kind: Kind, calibrator: str) -> str:
     if kind == "bad group":
         sentences.append("Check the labels and the training data of this group, or calibrate it separately.")
     if kind == "class bias" and found.task == "binary" and found.evidence is not None:
-        threshold = 1 / (1 + math.exp(float(found.evidence.bias[0])))
+        threshold = float((-found.evidence.bias[0]).sigmoid())
         if math.isfinite(threshold):
-            sentences.append(f"Without a calibrator, use the decision threshold {threshold:.2f} instead of 0.5.")
+            sentences.append(f"Without a calibrator, use the decision threshold {threshold:.3g} instead of 0.5.")
     return " ".join(sentences)
 
 
@@ -456,7 +463,7 @@ def _advice(found: Findings, stage: CalibrationStage, calibrator: str) -> str:
 def _means(found: Findings) -> str:
     """Return mean confidence and frequency as a clause."""
     confidence, frequency = f"{found.confidence:.1%}", f"{found.frequency:.1%}"
-    if found.task == "multiclass" or found.are_confidences:
+    if found.is_top_label:
         return f"mean confidence is {confidence}, accuracy {frequency}"
     if found.task == "binary":
         return f"mean P({found.name(1)}) is {confidence}, its frequency {frequency}"
@@ -466,11 +473,9 @@ def _means(found: Findings) -> str:
 def _over_confident(found: Findings, cause: Candidate) -> tuple[str, str]:
     over = cause.kind == "over-confidence"
     badge = "over-confident" if over else "under-confident"
-    temperature = f" (fitted temperature {cause.value:.3g})"
-    if not math.isfinite(cause.value):
-        temperature = "" if math.isnan(cause.value) else " (constant probabilities have a lower NLL)"
+    temperature = _temperature(cause)
     means = _means(found)
-    if found.task == "multiclass" or found.are_confidences:
+    if found.is_top_label:
         words = f"Confidence is too {'high' if over else 'low'}: {means}{temperature}."
     else:
         words = f"Probabilities are too {'close to 0 and 1' if over else 'far from 0 and 1'}{temperature}."
@@ -506,19 +511,27 @@ def _most_labels(found: Findings) -> bool | None:
 def _also(found: Findings) -> str:
     """Return a sentence on a second cause, if it is significant; otherwise an empty string."""
     also = None if found.evidence is None else found.evidence.also
-    if also is None or also.p_value >= CAUSE_LEVEL:
+    if also is None or found.are_confidences or also.p_value >= CAUSE_LEVEL:
         return ""
     if also.kind == "class bias":
         return " There are also significant class biases."
     change = "high" if also.kind == "over-confidence" else "low"
-    return f" After a correction of the bias, confidence is too {change} (temperature {also.value:.3g})."
+    return f" After a correction of the bias, confidence is too {change}{_temperature(also)}."
+
+
+def _temperature(cause: Candidate) -> str:
+    """Return the fitted temperature in parentheses; empty without a value."""
+    if math.isnan(cause.value):
+        return ""
+    is_finite = math.isfinite(cause.value)
+    return f" (fitted temperature {cause.value:.3g})" if is_finite else " (constant probabilities have a lower NLL)"
 
 
 def _label_noise_words(found: Findings, cause: Candidate) -> tuple[str, str]:
     table = found.table
     last = int((table.n > 0).nonzero().flatten()[-1])
     confidence, frequency = float(table.confidence[last]), float(table.frequency[last])
-    outcome = "accuracy" if found.task == "multiclass" else "observed frequency"
+    outcome = "accuracy" if found.is_top_label else "observed frequency"
     words = (
         f"Where confidence is above {float(table.lower[last]):.0%}, its mean is {confidence:.1%}, but {outcome} is "
         f"{frequency:.1%}. This is consistent with random labels for {percent(cause.value)} of the samples."
@@ -530,8 +543,8 @@ def _bad_class_words(found: Findings, cause: Candidate) -> tuple[str, str]:
     name = found.name(cause.which)
     change = "high" if cause.value > 1 else "low"
     return (
-        f"Confidence is too {change} where {name} is predicted (temperature {cause.value:.3g}); the evidence for other "
-        "classes is weaker.",
+        f"Confidence is too {change} where {name} is predicted{_temperature(cause)}; the evidence for other classes is "
+        "weaker.",
         f"{'over' if cause.value > 1 else 'under'}-confident for {name}",
     )
 
@@ -539,7 +552,7 @@ def _bad_class_words(found: Findings, cause: Candidate) -> tuple[str, str]:
 def _bad_group_words(found: Findings, cause: Candidate) -> tuple[str, str]:
     assert found.groups is not None  # the cause is only considered with groups
     name = short_name(found.groups[0][cause.which], _NAME_LENGTH)
-    what = "Confidence" if found.task == "multiclass" or found.are_confidences else "The probability"
+    what = "Confidence" if found.is_top_label else "The probability"
     change = "low" if cause.value > 0 else "high"
     words = f"{what} is too {change} in group {name}: the gap is {abs(cause.value):.2g} standard errors."
     return words, f"off in group {name}"
@@ -554,8 +567,8 @@ def _uneven(found: Findings, cause: Candidate) -> tuple[str, str]:  # noqa: ARG0
         if sign * float(gap[index]) > 0:
             where = f"{float(table.lower[index]):.0%} and {float(table.upper[index]):.0%}"
             parts.append(f"{words} between {where}")
-    what = "Confidence" if found.task == "multiclass" else "The probability"
-    return f"{what} is mostly {listed(parts)}." if parts else f"{what} is off.", "off in some ranges"
+    what = "confidence" if found.is_top_label else "the probability"
+    return f"The largest gaps: {what} is {listed(parts)}." if parts else f"{what} is off.", "off in some ranges"
 
 
 _WORDS = {

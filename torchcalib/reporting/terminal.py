@@ -27,6 +27,7 @@ from torchcalib.reporting.contents import (
     DIFFERENCE_WORDS,
     GROUP_WORDS,
     WORST_CLASSES,
+    calibrator_advice,
     calibrator_table,
     class_table,
     difference_table,
@@ -138,7 +139,7 @@ def _show_tables(console: Console, report: Report) -> None:
     console.print()
     _print_table(console, line_table(report), [*explanations(report), *report.notes])
     if report.calibration is not None:
-        console.print(f"\n[bold]{_escaped(report.calibration.recommendation.text)}[/bold]\n")
+        console.print(f"\n[bold]{_escaped(calibrator_advice(report))}[/bold]\n")
         _print_table(console, report.calibration.layout(), report.calibration.notes)
     console.print()
     _print_table(console, report.main_table.layout(f"Bins: {event_name(report, next(iter(report.tables)))}"))

@@ -1,6 +1,5 @@
 """Render templates, draw diagrams in light and dark colours, and write the files of a folder."""
 
-import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import astuple
@@ -65,7 +64,6 @@ def _environment() -> Environment:
     environment.filters.update(
         count=count, significant=significant, linked=_linked, table=lambda table: Markup(to_html(table))
     )
-    environment.tests.update(infinite=math.isinf)
     return environment
 
 

@@ -21,6 +21,7 @@ from torchcalib.reporting.contents import (
     GROUP_WORDS,
     RCL_SOURCE,
     WORST_CLASSES,
+    calibrator_advice,
     class_table,
     event_name,
     explanations,
@@ -75,6 +76,7 @@ def render(report: Report) -> str:
         lines=line_table(report),
         sources=sources_of(report),
         calibration=stage,
+        advice=calibrator_advice(report),
         calibrators=None if stage is None else stage.layout(),
         made_infinite=stage is not None
         and any(math.isinf(line.nll) and math.isfinite(stage.raw.nll) for line in stage.lines),
