@@ -340,3 +340,22 @@ def test_noise_floor_does_not_treat_importance_weights_as_copies():
         report = tc.report(preds, target, task="binary", weights=weights, **QUICK)
         assert report.main_line.noise_floor == floor
         assert report.diagnosis.badge == "badly biased towards y = 1"
+
+
+def test_tiny_groups_infinite_nll_and_reversed_predictions_are_not_blamed_on_groups_or_labels():
+    logits, target = calibrated("binary")
+    tiny = torch.arange(400) // 2
+    few = tc.report(logits[:400], target[:400], task="binary", from_logits=True, groups=tiny, **QUICK)
+    assert few.diagnosis.kind != "bad group"
+    without = tc.report(
+        logits[:400], target[:400], task="binary", from_logits=True, groups=torch.full((400,), -1), **QUICK
+    )
+    assert without.groups is None
+    wrong = 3 * logits
+    wrong[(target == 1).nonzero()[0]] = -math.inf
+    infinite = tc.report(wrong, target, task="binary", from_logits=True, with_intervals=False)
+    assert infinite.diagnosis.kind == "over-confidence"
+    assert "NLL is infinite, because an outcome with predicted probability 0 occurred." in infinite.diagnosis.cause
+    reversed_ = tc.report(-3 * logits, target, task="binary", from_logits=True, with_intervals=False).diagnosis
+    assert "(confident predictions are not right more often than others)" in reversed_.cause
+    assert reversed_.action.endswith("Check the order of the classes and the labels.")

@@ -72,7 +72,8 @@ class Recommendation:
             even if it is not worthwhile.
         intervals: 95% interval of the RCL of each calibrator, `(low, high)`, by name; empty for other scores than
             `"nll"` and `"brier"`. Standard errors are those of paired differences between independent samples, or
-            between clusters (`groups`). They do not contain the variation of the fits.
+            between clusters (`groups`). They do not contain the variation of the fits. A weight is the importance of
+            one sample, also if it is a whole number.
     """
 
     text: str

@@ -239,7 +239,10 @@ class ReportBuilder:
                 p, why_not = None, "calibrators need labels, and some targets are soft"
             stage, whole, stage_notes = calibration_stage(p, why_not, class_names, **self._settings)
             notes += stage_notes
-        groups = self._accumulators[GROUPS].table() if self._has_groups else None
+        of_groups = self._accumulators[GROUPS] if self._has_groups and self._accumulators[GROUPS].places else None
+        groups = None if of_groups is None else of_groups.table()
+        if self._has_groups and of_groups is None:
+            notes.append("No row has a group: all group numbers are -1.")
         diagnosis = diagnose(
             Findings(
                 task=self._task,
@@ -249,7 +252,8 @@ class ReportBuilder:
                 class_names=class_names,
                 evidence=None if p is None or whole is None else evidence_of(p, whole.fits, whole.nll, effect),
                 stage=stage,
-                groups=self._accumulators[GROUPS].gaps() if self._has_groups else None,
+                groups=None if of_groups is None else of_groups.gaps(),
+                n_clusters=n_clusters,
                 are_confidences=s.are_confidences,
             )
         )

@@ -182,7 +182,7 @@ def evidence_of(
             also = Candidate(kind, rest, n_fits, value=value)
         else:
             also = Candidate("class bias", rest, n_biases, which=candidates[1].which)
-    candidates.append(_label_noise(raw, w, p.num_classes, scale))
+    candidates.append(_label_noise(raw, w_finite, p.num_classes, scale))
     if p.task == "multiclass":
         candidates += _bad_class(p, w_finite, scale, varentropy, top)
     return Evidence(candidates, also, mean, frequency, bias)
@@ -235,7 +235,7 @@ def _label_noise(nll: Tensor, w: Tensor, num_classes: int, scale: float) -> Cand
         return float((w * (1 / num_classes - q) / ((1 - e) * q + e / num_classes)).sum())
 
     low, high = 0.0, 1.0
-    if not bool((q == 0).any()) and slope(0.0) <= 0:
+    if slope(0.0) <= 0:
         return Candidate("label noise", 0.0, 1, value=0.0)
     for _ in range(40):
         middle = (low + high) / 2
@@ -299,6 +299,7 @@ class Findings:
         stage: cross-validated calibrators; None if omitted.
         groups: names of all groups, and the gap of each group in standard errors `(G,)`; None without groups.
         are_confidences: whether predictions are confidences in answers.
+        n_clusters: number of clusters of dependent samples; None if samples are independent.
     """
 
     task: Task
@@ -310,11 +311,18 @@ class Findings:
     stage: CalibrationStage | None = None
     groups: tuple[Sequence[str], Tensor] | None = None
     are_confidences: bool = False
+    n_clusters: int | None = None
 
     @property
     def is_top_label(self) -> bool:
         """Whether confidence is that of a predicted class or of an answer."""
         return self.task == "multiclass" or self.are_confidences
+
+    @property
+    def is_reversed(self) -> bool:
+        """Whether samples with higher confidence are not right more often, so that no positive scale is best."""
+        cause = self.cause
+        return cause is not None and cause.kind == "over-confidence" and math.isinf(cause.value)
 
     @property
     def confidence(self) -> float:
@@ -369,6 +377,8 @@ def diagnose(found: Findings) -> Diagnosis:
         kind: Kind = "over-confidence" if found.confidence > found.frequency else "under-confidence"
         cause = Candidate(kind, cause.statistic, 1)
     words, badge = _WORDS[cause.kind](found, cause)
+    if found.stage is not None and math.isinf(found.stage.raw.nll):
+        words += " NLL is infinite, because an outcome with predicted probability 0 occurred."
     return _diagnosis(found, cause.kind, badge, words)
 
 
@@ -381,14 +391,15 @@ def _without_cause(found: Findings) -> Diagnosis:
     high = ece.interval.high if ece.interval is not None else floor
     tested = f"ECE is {significant(ece.value)}, and {significant(floor)} is expected if the model is calibrated"
     if floor >= BAD or high >= BAD:
-        n = math.ceil(found.n * max((floor / SLIGHT) ** 2, (high / BAD) ** 2))
+        n_units = found.n if found.n_clusters is None else found.n_clusters
+        n = math.ceil(n_units * max((floor / SLIGHT) ** 2, (high / BAD) ** 2))
         upper = f"; an expected ECE of {significant(high)} is not excluded" if high >= BAD else ""
         return Diagnosis(
             "too little data",
             "",
             "too little data to tell",
             f"This sample is too small to detect miscalibration: {tested}{upper}.",
-            f"Evaluate the model on about {_rounded(n):,} samples.",
+            f"Evaluate the model on about {_rounded(n):,} {'samples' if found.n_clusters is None else 'clusters'}.",
         )
     calibrator = _calibrator_to_add(found.stage)
     return Diagnosis(
@@ -427,6 +438,8 @@ def _action(found: Findings, kind: Kind, calibrator: str) -> str:
         sentences = ["Fit a calibrator of torchcalib.calibration to held-out data."]
     else:
         sentences = [_advice(found, found.stage, calibrator)]
+    if found.is_reversed:
+        sentences.append("Check the order of the classes and the labels.")
     if kind == "label noise":
         sentences.append("Check the labels of the most confident errors.")
     cause = found.cause
@@ -523,8 +536,9 @@ def _temperature(cause: Candidate) -> str:
     """Return the fitted temperature in parentheses; empty without a value."""
     if math.isnan(cause.value):
         return ""
-    is_finite = math.isfinite(cause.value)
-    return f" (fitted temperature {cause.value:.3g})" if is_finite else " (constant probabilities have a lower NLL)"
+    if math.isinf(cause.value):
+        return " (confident predictions are not right more often than others)"
+    return f" (fitted temperature {cause.value:.3g})"
 
 
 def _label_noise_words(found: Findings, cause: Candidate) -> tuple[str, str]:

@@ -26,6 +26,7 @@ WORST = 10
 
 MAX_NAME_LENGTH = 1000  # maximum number of characters in a group name
 _MAX_SUMS = 2**27  # maximum number of float64 sums (1 GiB)
+_MIN_VARIANCE = 5.0  # smallest variance of the number of outcomes in a group whose gap is tested
 _REPLICATES, _TOTAL_REPLICATES = 199, 200_000  # maximum numbers of simulated replicates, for one and for all groups
 
 
@@ -120,13 +121,17 @@ class GroupBins:
         return GroupTable.of(names, n, result, k=WORST)
 
     def gaps(self) -> tuple[list[str], Tensor]:
-        """Return the names of all groups, and for each group the gap of its frequency in standard errors, `(G,)`.
+        """Return the names of large groups, and for each the gap of its frequency in standard errors, `(G,)`.
 
-        The gap is the mean outcome minus the mean confidence.
+        The gap is the mean outcome minus the mean confidence. Groups are large if the variance of the number of
+        outcomes is at least 5 for a calibrated model, so that the gap is approximately normal.
         """
         bins = self.accumulator.wrap(with_noise_row(self.sums, self.noise_flag))
         total, noise = ((x.reshape(len(self.places), -1)).sum(-1) for x in (bins.n * bins.gap, bins.noise))
-        return list(self.places), (total / noise.sqrt()).nan_to_num(0, 0, 0)
+        large = noise >= _MIN_VARIANCE
+        return [name for name, is_large in zip(self.places, large.tolist(), strict=True) if is_large], (
+            total[large] / noise[large].sqrt()
+        )
 
     def state(self) -> dict[str, Any]:
         """Return the group names and sums as a dict of lists and tensors, which `loaded` restores."""

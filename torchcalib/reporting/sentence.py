@@ -4,15 +4,20 @@ import math
 from collections.abc import Sequence
 
 from torchcalib.core.words import ends, listed
+from torchcalib.io.errors import short_name
 from torchcalib.reporting.data import ComparedLine, Difference
 
 _SCORES = ("Accuracy", "NLL", "Brier score")
 """Names of the scores in the sentences of a comparison."""
 
+_NAME_LENGTH = 60  # largest number of characters of the name of a system
+
 
 def comparison_sentence(lines: Sequence[ComparedLine], first: str, second: str) -> str:
     """Return sentences on the difference in ECE between two systems, and on the differences of scores."""
     ece = next(line for line in lines if line.name == "ECE").differences[second]
+    scores = {line.name: line.differences[second] for line in lines if line.name in _SCORES}
+    first, second = short_name(first, _NAME_LENGTH), short_name(second, _NAME_LENGTH)
     error = f"its ECE is {_in_words(ece)}"
     if ece.verdict != "not significant":
         sentences = [f"{second} is {ece.verdict} calibrated than {first}: {error}"]
@@ -23,11 +28,10 @@ def comparison_sentence(lines: Sequence[ComparedLine], first: str, second: str) 
         sentences = [f"The calibration of {second} and {first} does not differ significantly: {error}, {noise}"]
     else:
         sentences = [f"The calibration of {second} and {first} does not differ significantly: {error}"]
-    scores = {line.name: line.differences[second] for line in lines if line.name in _SCORES}
     for verdict in ("better", "worse"):
         names = [f"{name} ({_in_words(d, ', 95% interval {}')})" for name, d in scores.items() if d.verdict == verdict]
         sentences += [f"It is {verdict} in {listed(names)}"] if names else []
-    undecided = [name for name, difference in scores.items() if difference.verdict == "not significant"]
+    undecided = [name for name, d in scores.items() if d.verdict == "not significant" and d.interval is not None]
     sentences += [f"There is no significant difference in {listed(undecided)}"] if undecided else []
     return ". ".join(sentences) + "."
 
