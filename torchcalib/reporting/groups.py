@@ -26,7 +26,7 @@ WORST = 10
 
 MAX_NAME_LENGTH = 1000  # maximum number of characters in a group name
 _MAX_SUMS = 2**27  # maximum number of float64 sums (1 GiB)
-_MIN_VARIANCE = 5.0  # smallest variance of the number of outcomes in a group whose gap is tested
+_MIN_VARIANCE = 3.0  # smallest variance of the number of outcomes in a group whose gap is tested
 _REPLICATES, _TOTAL_REPLICATES = 199, 200_000  # maximum numbers of simulated replicates, for one and for all groups
 
 
@@ -124,7 +124,7 @@ class GroupBins:
         """Return the names of large groups, and for each the gap of its frequency in standard errors, `(G,)`.
 
         The gap is the mean outcome minus the mean confidence. Groups are large if the variance of the number of
-        outcomes is at least 5 for a calibrated model, so that the gap is approximately normal.
+        outcomes is at least 3 for a calibrated model, so that the gap is approximately normal.
         """
         bins = self.accumulator.wrap(with_noise_row(self.sums, self.noise_flag))
         total, noise = ((x.reshape(len(self.places), -1)).sum(-1) for x in (bins.n * bins.gap, bins.noise))
