@@ -162,9 +162,7 @@ def test_remarks_of_fits_are_notes_of_the_calibration_section():
     right = (target > 1).unsqueeze(-1).expand(-1, 5)
     separable = torch.where(right, preds.abs(), -preds.abs())
     notes = report_of(separable, right.long(), task="multilabel", from_logits=True).calibration.notes
-    alike = (
-        "Temperature scaling, ensemble temperature scaling and affine scaling: alpha of 5 of 5 fits: no finite scale"
-    )
+    alike = "Temperature scaling, ensemble temperature scaling and affine scaling: 5 of 5 fits: no finite scale"
     assert notes[0].startswith(alike)
     assert not [note for note in notes if "`" in note]
 

@@ -6,10 +6,21 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from torchcalib.calibration.calibrator import Calibrator, format_values, sample_weights, temperature_in_words
+from torchcalib.calibration.calibrator import Calibrator, format_values
+from torchcalib.calibration.likelihood import (
+    NO_DATA_REMARK,
+    STOPPED_REMARK,
+    FlatFits,
+    check_class_count,
+    log_scores,
+    remarks_of_fits,
+    remarks_on_absent_classes,
+    remarks_on_lost_labels,
+    temperature_in_words,
+)
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.words import listed
-from torchcalib.ops.logs import binary_log_probs, safe_log, wide_dtype
+from torchcalib.ops.logs import binary_log_probs, wide_dtype
 from torchcalib.ops.newton.fits import AffineFit, fit_affine, fit_bias, fit_temperature
 from torchcalib.ops.newton.problem import AT_ZERO, CONVERGED, NO_DATA, SEPARABLE, STOPPED
 
@@ -19,8 +30,8 @@ _REMARKS = {
         "no finite scale is best: the labels can be separated without error, and the likelihood rises with the "
         "scale without bound. The predictions are left unchanged."
     ),
-    STOPPED: "the fit stopped before its gradient was small. Check the scale of the predictions.",
-    NO_DATA: "there are no samples of positive weight: calibrated predictions are NaN.",
+    STOPPED: STOPPED_REMARK,
+    NO_DATA: NO_DATA_REMARK,
 }
 
 _SHOWN_BIASES = 3  # number of biases in a description of the fitted parameters
@@ -37,6 +48,7 @@ class _Affine(Calibrator):
 
     with_scale: ClassVar[bool] = True
     with_bias: ClassVar[bool] = True
+    lost_consequence: ClassVar[str] = "their NLL is infinite for every scale, and the fit leaves them out."
     solve: ClassVar[Callable[[Tensor, Tensor, Tensor], AffineFit]]
 
     alpha: Tensor
@@ -60,13 +72,8 @@ class _Affine(Calibrator):
             shifted = alpha[..., None] * log_odds + (beta[..., 1:] - beta[..., :1])
             log_odds = torch.where(log_odds.isinf(), log_odds, shifted)
             return log_odds if from_logits else log_odds.sigmoid()
-        # Logits are log-probabilities up to a constant per row. A log-softmax would round small logits.
-        log_q = values - values.detach().amax(-1, keepdim=True) if from_logits else safe_log(values)
-        if log_q.shape[-1] != self.beta.shape[-1]:
-            raise ValueError(
-                f"`preds` must have {self.beta.shape[-1]} classes, as in the fit of the calibrator, got "
-                f"{log_q.shape[-1]}. Set class_axis if the classes are on another axis."
-            )
+        check_class_count(values, self.beta.shape[-1])
+        log_q = log_scores(values, from_logits)
         alpha, beta = self.alpha.to(log_q)[..., None, None], self.beta.to(log_q)[..., None, :]
         z = (alpha * log_q).masked_fill(log_q == -torch.inf, -torch.inf) + beta
         z = torch.where((z == -torch.inf).all(-1, keepdim=True), log_q, z)
@@ -74,24 +81,11 @@ class _Affine(Calibrator):
 
     def remarks(self) -> list[str]:
         """Return a sentence for each problem: unusual fits, classes without samples, and labels with probability 0."""
-        n_fits = self.outcome.numel()
-        found = [
-            f"`alpha` of {int((self.outcome == code).sum())} of {n_fits} fits: {words}" if n_fits > 1 else words
-            for code, words in _REMARKS.items()
-            if bool((self.outcome == code).any())
+        return [
+            *remarks_of_fits(self.outcome, _REMARKS),
+            *remarks_on_absent_classes(self.beta),
+            *remarks_on_lost_labels(self.lost, self.lost_consequence),
         ]
-        absent = (self.beta == -torch.inf).any(tuple(range(self.beta.dim() - 1))).nonzero().flatten().tolist()
-        if absent:
-            found.append(
-                f"`target` has no samples of class {', '.join(map(str, absent[:8]))}{', ...' if absent[8:] else ''}: "
-                "its calibrated probability is 0. Calibrate on samples of every class."
-            )
-        if bool((self.lost > 0).any()):
-            found.append(
-                f"`preds` gives probability 0 to the label of samples of total weight {float(self.lost.max()):g}: "
-                "their NLL is infinite for every scale, and the fit leaves them out."
-            )
-        return found
 
     def shown_parameters(self) -> list[str]:
         scale = [f"temperature={format_values(self.temperature)}"] if self.with_scale else []
@@ -114,24 +108,20 @@ class _Affine(Calibrator):
     def parameters_for(self, p: Predictions, weights: Tensor | None) -> dict[str, Tensor]:
         """Return `alpha`, `beta` and the outcomes of the Newton fits; see `Calibrator.parameters_for`."""
         if p.task == "multiclass":
-            scores, target = (p.values if p.from_logits else p.log_probs), p.target
+            scores = p.values if p.from_logits else p.log_probs
         else:
             log_p, log_not_p = p.binary_log_probs
             log_odds = p.values.to(wide_dtype(p.values.device)) if p.from_logits else log_p - log_not_p
-            scores, target = torch.stack(((-log_odds).clamp(max=0), log_odds.clamp(max=0)), -1), p.target.long()
-        w = sample_weights(p, weights)
-        batch, n, n_classes = w.shape[:-1], target.shape[-1], scores.shape[-1]
-        n_fits, n_replicates = target.shape[:-1].numel(), w.shape[: w.dim() - target.dim()].numel()
-        fit = type(self).solve(
-            scores.reshape(n_fits, n, n_classes), target.reshape(n_fits, n), w.reshape(n_replicates, n_fits, n)
-        )
-        outcome = fit.outcome.reshape(batch)
+            scores = torch.stack(((-log_odds).clamp(max=0), log_odds.clamp(max=0)), -1)
+        flat = FlatFits.of(p, scores, weights)
+        fit = type(self).solve(flat.scores, flat.target.long(), flat.weights)
+        outcome = fit.outcome.reshape(flat.batch)
         return {
-            "alpha": fit.alpha.reshape(batch),
-            "beta": fit.beta.reshape(*batch, n_classes),
-            "grad_norm": fit.grad_norm.reshape(batch),
+            "alpha": fit.alpha.reshape(flat.batch),
+            "beta": fit.beta.reshape(*flat.batch, scores.shape[-1]),
+            "grad_norm": fit.grad_norm.reshape(flat.batch),
             "outcome": outcome,
-            "lost": fit.lost.reshape(batch),
+            "lost": fit.lost.reshape(flat.batch),
             "converged": (outcome == CONVERGED) | (outcome == AT_ZERO),
         }
 
@@ -229,4 +219,5 @@ class BiasCorrection(_Affine):
 
     name = "bias correction"
     with_scale = False
+    lost_consequence = "their NLL is infinite, and the fit leaves them out."
     solve = fit_bias

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from torchcalib.calibration.calibrator import Calibrator, format_values, sample_weights
+from torchcalib.calibration.calibrator import Calibrator, format_values
+from torchcalib.calibration.likelihood import NO_DATA_REMARK, STOPPED_REMARK, FlatFits, remarks_of_fits
 from torchcalib.core.arguments import is_number
 from torchcalib.core.predictions import Predictions
 from torchcalib.ops.host_values import value_if_available
@@ -23,8 +24,8 @@ _REMARKS = {
         "no finite parameters are best: the labels can be separated without error, and the likelihood rises without "
         "bound. The predictions are left unchanged."
     ),
-    STOPPED: "the fit stopped before its gradient was small. Check the scale of the predictions.",
-    NO_DATA: "there are no samples of positive weight: calibrated predictions are NaN.",
+    STOPPED: STOPPED_REMARK,
+    NO_DATA: NO_DATA_REMARK,
 }
 _EPS = 2.0**-52  # as in the authors' code of beta calibration; the log-odds of 2^-52 are -36
 
@@ -63,12 +64,7 @@ class _Curve(Calibrator):
 
     def remarks(self) -> list[str]:
         """Return a sentence for each problem: unusual fits, classes without samples, and labels with probability 0."""
-        n_fits = self.outcome.numel()
-        found = []
-        for code, words in _REMARKS.items():
-            if bool((self.outcome == code).any()):
-                of_fits = f"In {int((self.outcome == code).sum())} of {n_fits} fits, " if n_fits > 1 else ""
-                found.append(of_fits + words)
+        found = remarks_of_fits(self.outcome, _REMARKS)
         for k, limit in enumerate((torch.inf, -torch.inf)):
             if bool((self._constant == limit).any()):
                 found.append(
@@ -93,7 +89,7 @@ class _Curve(Calibrator):
 
     def in_words(self, class_names: Sequence[str] = ()) -> str:  # noqa: ARG002
         """Return the parameters, and the calibrated probabilities of three predictions, as a clause; for one fit."""
-        if not bool(self.outcome != NO_DATA):
+        if bool(self.outcome == NO_DATA):
             return "no samples"
         before = torch.tensor([0.1, 0.5, 0.9], dtype=self.a.dtype, device=self.a.device)
         low, middle, high = (f"{100 * p:.3g}%" for p in self.calibrated(before, False).tolist())
@@ -102,14 +98,11 @@ class _Curve(Calibrator):
 
     def parameters_for(self, p: Predictions, weights: Tensor | None) -> dict[str, Tensor]:
         """Return a, b, c and the outcomes of the fits; see `Calibrator.parameters_for`."""
-        s, target, w = _log_odds(p.values, p.from_logits), p.target, sample_weights(p, weights)
-        batch, n = w.shape[:-1], target.shape[-1]
-        n_fits, n_replicates = target.shape[:-1].numel(), w.shape[: w.dim() - target.dim()].numel()
+        s, target, w, batch = FlatFits.of(p, _log_odds(p.values, p.from_logits), weights)
         is_wrong = s == torch.where(target == 1, -torch.inf, torch.inf)
         lost = w.masked_fill(~is_wrong, 0).sum(-1)
-        s, used = s.nan_to_num(0, 0, 0), w.masked_fill(s.isinf(), 0)
-        columns = self.fit_curve(s.reshape(n_fits, n), target.reshape(n_fits, n), used.reshape(n_replicates, n_fits, n))
-        a, b, c, grad_norm, outcome = (column.reshape(batch) for column in columns)
+        columns = self.fit_curve(s.nan_to_num(0, 0, 0), target, w.masked_fill(s.isinf(), 0))
+        a, b, c, grad_norm, outcome, lost = (column.reshape(batch) for column in (*columns, lost))
         converged = (outcome == CONVERGED) | (outcome == AT_ZERO)
         fitted = {"a": a, "b": b, "c": c, "grad_norm": grad_norm, "outcome": outcome}
         return {**fitted, "lost": lost, "converged": converged}
@@ -122,14 +115,14 @@ class BetaCalibration(_Curve):
     if the probabilities of both classes have beta distributions. It never decreases, and can be S-shaped or inversely
     S-shaped without symmetry. The fit minimises the negative log-likelihood (NLL) for a, b >= 0 by damped Newton steps
     in float64 to a gradient norm below 1e-9. The authors' procedure gives the same optimum unless both coefficients
-    are negative without the constraint. Special cases, for which `fit` warns:
+    are negative without the constraint. Special cases, of which `fit` warns unless stated otherwise:
 
     - **Separable data**: a threshold separates the classes, and no finite parameters are optimal. Predictions are then
       left unchanged, and `converged` is False.
     - **No increasing curve is optimal**: a and b are 0, and predictions become the frequency of class 1. This is the
       optimum, and `converged` is True.
     - **A class without samples** has calibrated probability 0: a and b are 0, and c is infinite.
-    - **Infinite logits** are left unchanged. The fit leaves them out.
+    - **Infinite logits** are left unchanged, and the fit leaves them out. `fit` warns if their sign is wrong.
     - **No data**: calibrated predictions are NaN.
 
     Probabilities are clipped to [2^-52, 1 - 2^-52]. So predictions of 0 and 1 are calibrated too.
@@ -171,8 +164,8 @@ class BetaCalibration(_Curve):
         Fit without the constraint first. If a coefficient is negative, a or b is 0 at the optimum of the convex
         problem. Then use the better one of the fits with a = 0 and with b = 0.
         """
-        # a log p - b log(1 - p) = m s + d v, with m = (a + b) / 2, d = (a - b) / 2 and
-        # v = log p + log(1 - p) = -2 log 2 - 2 log cosh(s / 2). For small s, log p and -log(1 - p) nearly coincide.
+        # a log p - b log(1 - p) = m s + d (v - 2 log 2), with m = (a + b) / 2, d = (a - b) / 2 and
+        # v = -2 log cosh(s / 2). For small s, log p and -log(1 - p) nearly differ by a constant only.
         v = -(s.abs() + 2 * torch.log1p(torch.expm1(-s.abs()) / 2))
         fit = fit_logistic_regression(torch.stack((s, v), -2), target, weights)
         m, d = fit.coefficients.unbind(-1)
@@ -203,12 +196,13 @@ class QuadraticScaling(_Curve):
     It supports binary and multi-label predictions. a = c = 0 and b = 1 leave predictions unchanged. Without c, it is
     affine scaling (Platt scaling of the log-odds). The curve is not constrained: it turns at the log-odds -b / (2 c),
     and a negative b inverts predictions. The fit minimises the negative log-likelihood (NLL), which is convex. It uses
-    damped Newton steps in float64 to a gradient norm below 1e-9. Special cases, for which `fit` warns:
+    damped Newton steps in float64 to a gradient norm below 1e-9. Special cases, of which `fit` warns unless stated
+    otherwise:
 
     - **Separable data**: some parameters give every label a probability above 1/2, and no finite parameters are
       optimal. Predictions are then left unchanged, and `converged` is False.
     - **A class without samples** has calibrated probability 0: b and c are 0, and a is infinite.
-    - **Infinite logits** are left unchanged. The fit leaves them out.
+    - **Infinite logits** are left unchanged, and the fit leaves them out. `fit` warns if their sign is wrong.
     - **No data**: calibrated predictions are NaN.
 
     Probabilities are clipped to [2^-52, 1 - 2^-52]. So predictions of 0 and 1 are calibrated too.

@@ -1,6 +1,5 @@
 """Base class of calibrators."""
 
-import math
 import sys
 import warnings
 from abc import ABC, abstractmethod
@@ -411,16 +410,6 @@ def format_values(values: Tensor, most: int = 4) -> str:
         return f"{float(values):.4g}"
     numbers = [f"{value:.4g}" for value in values[:most].tolist()]
     return f"[{', '.join(numbers)}{', ...' if len(values) > most else ''}]"
-
-
-def temperature_in_words(temperature: float) -> str:
-    """Return a temperature and its effect as a clause."""
-    if math.isnan(temperature):
-        return "no temperature"
-    if math.isinf(temperature):
-        return "infinite temperature (constant probabilities)"
-    effect = "lowers" if temperature > 1 else "raises" if temperature < 1 else "keeps"
-    return f"temperature {temperature:.3g} ({effect} confidence)"
 
 
 def sample_weights(p: Predictions, weights: Tensor | None = None) -> Tensor:

@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from torchcalib.calibration.affine import TemperatureScaling
-from torchcalib.calibration.calibrator import format_values, sample_weights, temperature_in_words
+from torchcalib.calibration.calibrator import format_values, sample_weights
+from torchcalib.calibration.likelihood import temperature_in_words
 from torchcalib.core.predictions import Predictions
 from torchcalib.ops.logs import safe_log, wide_dtype
 from torchcalib.ops.newton.mixture import fit_mixture
@@ -25,10 +26,10 @@ class EnsembleTemperatureScaling(TemperatureScaling):
     `TemperatureScaling`. The weights are at least 0 with sum 1, and minimise the NLL of the mixture. This is a convex
     problem, solved in float64 to a violation of the optimality conditions below 1e-9. For probabilities q, logits are
     log q. Each label of a multi-label task is a problem with C = 2. The order of the classes of a sample is unchanged.
-    The mixture bounds the NLL: every class has at least the probability w_3 / C. Special cases:
+    If w_3 > 0, every class has at least the probability w_3 / C, which bounds the NLL. Special cases:
 
-    - **Separable data, negated logits**: the temperature is fitted as in `TemperatureScaling`, with the same warnings.
-      If two components are equal, only the first one gets weight.
+    - **Separable data, no positive 1 / T optimal**: the temperature is fitted as in `TemperatureScaling`, with the same
+      warnings. If two components are equal, only the first one gets weight.
     - **Infinite NLL**: the fit of T leaves out samples whose label has probability 0, but the fit of the weights does
       not. The weight w_3 is then positive.
     - **Classes without samples** have no special role.
@@ -54,6 +55,7 @@ class EnsembleTemperatureScaling(TemperatureScaling):
     """
 
     name = "ensemble temperature scaling"
+    lost_consequence = "the fit of the temperature leaves them out."
     initial: ClassVar = {**TemperatureScaling.initial, "weights": [1.0, 0.0, 0.0]}
 
     weights: Tensor
@@ -75,16 +77,6 @@ class EnsembleTemperatureScaling(TemperatureScaling):
         found = _log_mixture(log_weights[..., None, None, :], scaled(log_q, True), log_q, values.shape[-1])
         found = found.masked_fill((log_q == -torch.inf) & without_uniform.unsqueeze(-1), -torch.inf)
         return (found if from_logits else found.exp()).to(values.dtype)
-
-    def remarks(self) -> list[str]:
-        """Return a sentence for each problem of the fit of the temperature, or of the weights."""
-        found = [text for text in super().remarks() if not text.startswith("`preds` gives probability 0")]
-        if bool((self.lost > 0).any()):
-            found.append(
-                f"`preds` gives probability 0 to the label of samples of total weight {float(self.lost.max()):g}: "
-                "the fit of the temperature leaves them out."
-            )
-        return found
 
     def shown_parameters(self) -> list[str]:
         """Return the temperature and the weights as text, for `repr`."""

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from torchcalib.calibration.calibrator import sample_weights
+from torchcalib.calibration.likelihood import NO_DATA_REMARK
 from torchcalib.calibration.one_against_rest import OneAgainstRest
 from torchcalib.core.predictions import Predictions
 from torchcalib.ops.host_values import value_if_available
@@ -77,7 +78,7 @@ class IsotonicCalibration(OneAgainstRest):
     def remarks(self) -> list[str]:
         """Return a sentence if there are no samples of positive weight."""
         empty = bool(self.rates.isnan().any())
-        return ["there are no samples of positive weight: calibrated predictions are NaN."] if empty else []
+        return [NO_DATA_REMARK] if empty else []
 
     def shown_parameters(self) -> list[str]:
         """Return the number of knots as text, for `repr`."""

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from torchcalib.calibration.calibrator import Calibrator
+from torchcalib.calibration.likelihood import check_class_count
 from torchcalib.core.predictions import Predictions
 from torchcalib.ops.log_odds import log_odds
 from torchcalib.ops.logs import wide_dtype
@@ -44,12 +45,7 @@ class OneAgainstRest(Calibrator):
         """Calibrate every class, and normalise the rows; see `Calibrator.calibrated`."""
         if self.task != "multiclass":
             return self.binary_calibrated(values, from_logits)
-        n_classes = getattr(self, next(iter(self.initial))).shape[-2]
-        if values.shape[-1] != n_classes:
-            raise ValueError(
-                f"`preds` must have {n_classes} classes, as in the fit of the calibrator, got {values.shape[-1]}. "
-                "Set class_axis if the classes are on another axis."
-            )
+        check_class_count(values, getattr(self, next(iter(self.initial))).shape[-2])  # every parameter is (..., C, K)
         scores = log_odds(values) if from_logits else values
         found = self.binary_calibrated(scores.transpose(-1, -2), from_logits).transpose(-1, -2)
         if from_logits:

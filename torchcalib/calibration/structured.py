@@ -1,21 +1,32 @@
 """Vector scaling, and structured vector and matrix scaling, of multi-class predictions."""
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from torchcalib.calibration.calibrator import Calibrator, format_values, sample_weights, temperature_in_words
+from torchcalib.calibration.calibrator import Calibrator, format_values
+from torchcalib.calibration.likelihood import (
+    NO_DATA_REMARK,
+    STOPPED_REMARK,
+    FlatFits,
+    check_class_count,
+    log_scores,
+    remarks_of_fits,
+    remarks_on_absent_classes,
+    remarks_on_lost_labels,
+    temperature_in_words,
+)
 from torchcalib.core.arguments import Task, check_positive
 from torchcalib.core.predictions import Predictions
-from torchcalib.ops.logs import safe_log
 from torchcalib.ops.newton.fits import AffineFit, fit_temperature
 from torchcalib.ops.newton.problem import AT_ZERO, CONVERGED, NO_DATA, SEPARABLE, STOPPED
 from torchcalib.ops.newton.structured_fits import StructuredFit, fit_structured, fit_vector, smoothed_log_probs
 
 
-class _OfClasses(Calibrator):
+class _MultiClass(Calibrator):
     """Calibrator of multi-class predictions with a bias per class, fitted after temperature scaling."""
 
     tasks = ("multiclass",)
@@ -35,52 +46,35 @@ class _OfClasses(Calibrator):
             )
         return super().read(preds, target, task=task, options=options)
 
+    @abstractmethod
     def solve(
         self, scores: Tensor, target: Tensor, w: Tensor, temperature: AffineFit
     ) -> tuple[StructuredFit, dict[str, Tensor]]:
         """Return the fits and the buffers that are specific to the method, for weights `(R, S, N)`."""
-        raise NotImplementedError
 
     def parameters_for(self, p: Predictions, weights: Tensor | None) -> dict[str, Tensor]:
         """Return the parameters and the outcomes of the fits; see `Calibrator.parameters_for`."""
-        w = sample_weights(p, weights)
-        scores, target = (p.values if p.from_logits else p.log_probs), p.target
-        batch, n, n_classes = w.shape[:-1], target.shape[-1], scores.shape[-1]
-        n_fits, n_replicates = target.shape[:-1].numel(), w.shape[: w.dim() - target.dim()].numel()
-        scores, target = scores.reshape(n_fits, n, n_classes), target.reshape(n_fits, n)
-        w = w.reshape(n_replicates, n_fits, n)
-        fit, own = self.solve(scores, target, w, fit_temperature(scores, target, w))
+        flat = FlatFits.of(p, p.values if p.from_logits else p.log_probs, weights)
+        given = flat.scores, flat.target, flat.weights
+        fit, own = self.solve(*given, fit_temperature(*given))
         buffers = {**own, "bias": fit.bias, "grad_norm": fit.grad_norm, "outcome": fit.outcome}
-        buffers = {name: x.reshape((*batch, *x.shape[2:])) for name, x in buffers.items()}
+        buffers = {name: x.reshape((*flat.batch, *x.shape[2:])) for name, x in buffers.items()}
         return {**buffers, "converged": (buffers["outcome"] == CONVERGED) | (buffers["outcome"] == AT_ZERO)}
 
     def log_probs_of(self, values: Tensor, from_logits: bool) -> Tensor:
         """Return log-probabilities up to a constant per row, after a check of the number of classes."""
-        n_classes = self.bias.shape[-1]
-        if values.shape[-1] != n_classes:
-            raise ValueError(
-                f"`preds` must have {n_classes} classes, as in the fit of the calibrator, got {values.shape[-1]}. "
-                "Set class_axis if the classes are on another axis."
-            )
-        # Logits are log-probabilities up to a constant per row. A log-softmax would round small logits.
-        return values - values.detach().amax(-1, keepdim=True) if from_logits else safe_log(values)
+        check_class_count(values, self.bias.shape[-1])
+        return log_scores(values, from_logits)
 
     def remarks(self) -> list[str]:
         """Return a sentence for each problem of the fits."""
-        n_fits = self.outcome.numel()
-        return [
-            f"{int((self.outcome == code).sum())} of {n_fits} fits: {words}" if n_fits > 1 else words
-            for code, words in self.problems.items()
-            if bool((self.outcome == code).any())
-        ]
+        return remarks_of_fits(self.outcome, self.problems)
 
 
 _INFINITE = 1e30  # 1 / temperature of separable data; an infinite value would give NaN for scores of 0
-_NO_DATA = "there are no samples of positive weight: calibrated predictions are NaN."
-_STOPPED = "the fit stopped before its gradient was small. Check the scale of the predictions."
 
 
-class VectorScaling(_OfClasses):
+class VectorScaling(_MultiClass):
     """Vector scaling: softmax(a * s + b) with one scale a and one bias b per class, for logits s.
 
     The fit minimises the negative log-likelihood (NLL). For probabilities q, s = log q. Scales may be negative. A
@@ -124,8 +118,8 @@ class VectorScaling(_OfClasses):
             "no finite scales are best: some labels can be separated without error. Only the temperature is fitted. "
             "StructuredVectorScaling has a finite optimum."
         ),
-        STOPPED: _STOPPED,
-        NO_DATA: _NO_DATA,
+        STOPPED: STOPPED_REMARK,
+        NO_DATA: NO_DATA_REMARK,
     }
 
     scale: Tensor
@@ -151,19 +145,11 @@ class VectorScaling(_OfClasses):
 
     def remarks(self) -> list[str]:
         """Return a sentence for each problem: unusual fits, classes without samples, and labels with probability 0."""
-        found = super().remarks()
-        absent = (self.bias == -torch.inf).any(tuple(range(self.bias.dim() - 1))).nonzero().flatten().tolist()
-        if absent:
-            found.append(
-                f"`target` has no samples of class {', '.join(map(str, absent[:8]))}{', ...' if absent[8:] else ''}: "
-                "its calibrated probability is 0. Calibrate on samples of every class."
-            )
-        if bool((self.lost > 0).any()):
-            found.append(
-                f"`preds` gives probability 0 to the label of samples of total weight {float(self.lost.max()):g}: "
-                "their NLL is infinite, and the fit leaves them out."
-            )
-        return found
+        return [
+            *super().remarks(),
+            *remarks_on_absent_classes(self.bias),
+            *remarks_on_lost_labels(self.lost, "their NLL is infinite, and the fit leaves them out."),
+        ]
 
     def shown_parameters(self) -> list[str]:
         """Return the scales and biases as text, for `repr`."""
@@ -174,16 +160,17 @@ class VectorScaling(_OfClasses):
         return f"{_range('scales', self.scale, class_names)}, {_range('biases', self.bias, class_names)}"
 
 
-class _Structured(_OfClasses):
+class _Structured(_MultiClass):
     """Penalised calibrator of smoothed log-probabilities after temperature scaling."""
 
     settings = ("penalty",)
     full: ClassVar[bool]
+    """Whether the weight is the buffer `matrix` instead of `scale`."""
     problems: ClassVar = {
         AT_ZERO: "the fitted temperature is infinite: no scale improves on predictions that ignore the input.",
         SEPARABLE: "all labels have the largest score of their row: the temperature is 1e-30, which stands for 0.",
-        STOPPED: _STOPPED,
-        NO_DATA: _NO_DATA,
+        STOPPED: STOPPED_REMARK,
+        NO_DATA: NO_DATA_REMARK,
     }
 
     alpha: Tensor
@@ -199,6 +186,29 @@ class _Structured(_OfClasses):
         """Temperature `(...)`, equal to 1 / alpha. Values above 1 lower the confidence."""
         return 1 / self.alpha
 
+    @property
+    def _weight(self) -> str:
+        return "matrix" if self.full else "scale"
+
+    @abstractmethod
+    def weighted(self, x: Tensor) -> Tensor:
+        """Multiply smoothed log-probabilities `(..., N, C)` by the fitted scales or the fitted matrix."""
+
+    def smoothed(self, values: Tensor, from_logits: bool) -> Tensor:
+        """Return the smoothed log-probabilities of the predictions."""
+        log_q = self.log_probs_of(values, from_logits)
+        return smoothed_log_probs(log_q, self.alpha.to(log_q), self.smoothing.to(log_q))
+
+    def calibrated(self, values: Tensor, from_logits: bool) -> Tensor:
+        """Return calibrated log-probabilities or probabilities; see `Calibrator.calibrated`."""
+        x = self.smoothed(values, from_logits)
+        z = self.weighted(x) + self.bias.to(x)[..., None, :]
+        return z.log_softmax(-1) if from_logits else z.softmax(-1)
+
+    def shown_parameters(self) -> list[str]:
+        """Return the temperature, the weight and the biases as text, for `repr`."""
+        return [f"{name}={format_values(getattr(self, name))}" for name in ("temperature", self._weight, "bias")]
+
     def solve(
         self, scores: Tensor, target: Tensor, w: Tensor, temperature: AffineFit
     ) -> tuple[StructuredFit, dict[str, Tensor]]:
@@ -211,16 +221,7 @@ class _Structured(_OfClasses):
         is_normal = (fit.outcome == CONVERGED) & (temperature.outcome != NO_DATA)
         fit = fit._replace(outcome=torch.where(is_normal, temperature.outcome, fit.outcome))
         smoothing = 1 / (1 + w.sum(-1).to(alpha))
-        return fit, {"alpha": alpha, "smoothing": smoothing, "matrix" if self.full else "scale": fit.weight}
-
-    def smoothed(self, values: Tensor, from_logits: bool) -> Tensor:
-        """Return the smoothed log-probabilities of the predictions."""
-        log_q = self.log_probs_of(values, from_logits)
-        return smoothed_log_probs(log_q, self.alpha.to(log_q), self.smoothing.to(log_q))
-
-    def confidence_in_words(self) -> str:
-        """Return the temperature of one fit in words."""
-        return temperature_in_words(float(self.temperature))
+        return fit, {"alpha": alpha, "smoothing": smoothing, self._weight: fit.weight}
 
 
 class StructuredVectorScaling(_Structured):
@@ -283,21 +284,14 @@ class StructuredVectorScaling(_Structured):
 
     scale: Tensor
 
-    def calibrated(self, values: Tensor, from_logits: bool) -> Tensor:
-        """Return calibrated log-probabilities or probabilities; see `Calibrator.calibrated`."""
-        x = self.smoothed(values, from_logits)
-        z = self.scale.to(x)[..., None, :] * x + self.bias.to(x)[..., None, :]
-        return z.log_softmax(-1) if from_logits else z.softmax(-1)
-
-    def shown_parameters(self) -> list[str]:
-        """Return the temperature, scales and biases as text, for `repr`."""
-        values = {"temperature": self.temperature, "scale": self.scale, "bias": self.bias}
-        return [f"{name}={format_values(value)}" for name, value in values.items()]
+    def weighted(self, x: Tensor) -> Tensor:
+        """See `_Structured.weighted`."""
+        return self.scale.to(x)[..., None, :] * x
 
     def in_words(self, class_names: Sequence[str] = ()) -> str:
         """Return the temperature and the range of the scales and biases of one fit in words."""
         scales, biases = _range("scales", self.scale, class_names), _range("biases", self.bias, class_names)
-        return f"{self.confidence_in_words()}; {scales}, {biases}"
+        return f"{temperature_in_words(float(self.temperature))}; {scales}, {biases}"
 
 
 class StructuredMatrixScaling(_Structured):
@@ -351,23 +345,17 @@ class StructuredMatrixScaling(_Structured):
 
     matrix: Tensor
 
-    def calibrated(self, values: Tensor, from_logits: bool) -> Tensor:
-        """Return calibrated log-probabilities or probabilities; see `Calibrator.calibrated`."""
-        x = self.smoothed(values, from_logits)
-        z = x @ self.matrix.to(x).mT + self.bias.to(x)[..., None, :]
-        return z.log_softmax(-1) if from_logits else z.softmax(-1)
-
-    def shown_parameters(self) -> list[str]:
-        """Return the temperature, the shape of the matrix and the biases as text, for `repr`."""
-        values = {"temperature": self.temperature, "matrix": self.matrix, "bias": self.bias}
-        return [f"{name}={format_values(value)}" for name, value in values.items()]
+    def weighted(self, x: Tensor) -> Tensor:
+        """See `_Structured.weighted`."""
+        return x @ self.matrix.to(x).mT
 
     def in_words(self, class_names: Sequence[str] = ()) -> str:
         """Return the temperature, and the range of the matrix and of the biases of one fit in words."""
         diagonal = self.matrix.diagonal(dim1=-2, dim2=-1)
         largest = float((self.matrix - torch.diag_embed(diagonal)).abs().max())
         scales, biases = _range("scales", diagonal, class_names), _range("biases", self.bias, class_names)
-        return f"{self.confidence_in_words()}; {scales}, other factors of at most {largest:.2g}, {biases}"
+        temperature = temperature_in_words(float(self.temperature))
+        return f"{temperature}; {scales}, other factors of at most {largest:.2g}, {biases}"
 
 
 def _range(what: str, values: Tensor, class_names: Sequence[str]) -> str:

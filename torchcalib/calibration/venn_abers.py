@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from torchcalib.calibration.isotonic import finite, sorted_counts
+from torchcalib.calibration.likelihood import NO_DATA_REMARK
 from torchcalib.calibration.one_against_rest import OneAgainstRest
 from torchcalib.core.predictions import Predictions
 from torchcalib.ops.isotonic import augmented_means
@@ -106,7 +107,7 @@ class VennAbersCalibration(OneAgainstRest):
     def remarks(self) -> list[str]:
         """Return a sentence if there are no samples of positive weight."""
         empty = bool(self.lower.isnan().any())
-        return ["there are no samples of positive weight: calibrated predictions are NaN."] if empty else []
+        return [NO_DATA_REMARK] if empty else []
 
     def shown_parameters(self) -> list[str]:
         """Return the number of knots as text, for `repr`."""

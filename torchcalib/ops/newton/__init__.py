@@ -1,4 +1,4 @@
-"""Maximum likelihood fits of softmax(alpha s + beta) to labels, by Newton's method in float64.
+"""Maximum likelihood fits of calibration maps to labels, by Newton's method in float64.
 
 The scores s are logits or log-probabilities. Axes: R replicate weights (folds, bootstrap replicates), S batch elements,
 N samples, C classes. All fits of a call are solved together, without copies of the scores for the replicates.
@@ -9,8 +9,10 @@ the logits would otherwise change the number of iterations. Results are in units
 
 Modules:
 
+- `problem`, `fits`: standard form of scores, stopping criteria, and torch operations for alpha and beta.
 - `temperature`: fit of alpha alone, by a bracketed search for the root of the derivative of the NLL.
 - `affine`: fit of alpha and beta, by damped Newton steps.
+- `structured`, `structured_fits`: softmax(W x + b) with a diagonal or full W, with an optional ridge.
 - `regression`: logistic regression on several features, with an optional ridge.
 - `mixture`: weights of a mixture of distributions.
 - `logistic`: fit of intercept and slope to binary outcomes, differentiable in the scores.

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchcalib.ops.newton.problem import GRADIENT, ROUNDING_LIMITS, ROUNDS, all_true
+from torchcalib.ops.newton.problem import GRADIENT, NLL_ROUNDING, ROUNDING_LIMITS, ROUNDS, all_true
 
 _FEW = 1e-14  # penalty per component, relative to the NLL: of equal components, only the first one gets weight
 
@@ -56,7 +56,7 @@ def fit_mixture(p: Tensor, w: Tensor) -> MixtureFit:
         slope = (step * gradient).sum(-1)
         meets_armijo = new[0] <= nll + 1e-4 * fraction * slope + 1e-15 * (1 + nll.abs())
         # Near the minimum the NLL is constant up to rounding. There accept a step that halves the violation.
-        is_level = new[0] <= nll + 1e-13 * (1 + nll.abs())
+        is_level = new[0] <= nll + NLL_ROUNDING * (1 + nll.abs())
         better = ~is_finished & (meets_armijo | (is_level & (_violation(moved, new[1]) <= norm / 2)))
         pi = torch.where(better[..., None], moved, pi)
         nll = torch.where(better, new[0], nll)

@@ -163,14 +163,14 @@ def _solve_vector(
         return _empty_vector(scores, target, weights.unsqueeze(-2), alpha), None
     unused = weights == 0
     scores = scores.masked_fill_(unused.unsqueeze(-1), 0)
-    finite_top = scores.amax((-1, -2)) - scores.masked_fill(scores == -torch.inf, 0).amin((-1, -2))
-    if value_if_available((finite_top <= LARGE_SCALE).all()) is not True:
+    extent = scores.amax((-1, -2)) - scores.masked_fill(scores == -torch.inf, 0).amin((-1, -2))
+    if value_if_available((extent <= LARGE_SCALE).all()) is not True:
         # Very low scores may represent the -inf of masked classes.
         near = is_near_top(scores - scores.amax(-1, keepdim=True))
         scores = scores.masked_fill(~near, -torch.inf)
     excluded = scores == -torch.inf
     lost = excluded.gather(-1, target.unsqueeze(-1)).squeeze(-1)
-    w = weights.masked_fill(lost | unused, 0)
+    w = weights.masked_fill(lost, 0)
     total = w.sum(-1, keepdim=True)
     empty = ~(total > 0)
     w = (w / total).masked_fill(empty, 0)
@@ -239,11 +239,10 @@ def _solve_structured(
     if not len(scores):
         return _empty_structured(scores, target, weights.unsqueeze(-2), alpha, penalty, full), None
     unused = weights == 0
-    w = weights.masked_fill(unused, 0)
-    total = w.sum(-1)
+    total = weights.sum(-1)
     empty = ~(total > 0)
     total = total.masked_fill(empty, 1)
-    w = w / total.unsqueeze(-1)
+    w = weights / total.unsqueeze(-1)
     x = smoothed_log_probs(scores, alpha, 1 / (total + 1)).masked_fill_(unused.unsqueeze(-1), 0)
 
     n_classes = x.shape[-1]

@@ -1,0 +1,110 @@
+"""Functions that calibrators with maximum likelihood fits share: shapes, checks, remarks and words."""
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchcalib.calibration.calibrator import sample_weights
+from torchcalib.core.predictions import Predictions
+from torchcalib.ops.logs import safe_log
+
+STOPPED_REMARK = "the fit stopped before its gradient was small. Check the scale of the predictions."
+NO_DATA_REMARK = "there are no samples of positive weight: calibrated predictions are NaN."
+
+_SHOWN_CLASSES = 8  # number of classes without samples that a remark lists
+
+
+class FlatFits(NamedTuple):
+    """Scores, labels and weights of S fits to N samples with R replicate weights.
+
+    Attributes:
+        scores: scores `(S, N, *)`.
+        target: labels `(S, N)`.
+        weights: weights `(R, S, N)`.
+        batch: shape of the fits, of R * S elements.
+    """
+
+    scores: Tensor
+    target: Tensor
+    weights: Tensor
+    batch: torch.Size
+
+    @classmethod
+    def of(cls, p: Predictions, scores: Tensor, weights: Tensor | None) -> "FlatFits":
+        """Flatten batch axes and replicate axes into one axis each.
+
+        Args:
+            p: predictions with labels `(..., N)`.
+            scores: scores `(..., N, *)`.
+            weights: see `Calibrator.fit_to`.
+        """
+        w = sample_weights(p, weights)
+        samples = p.target.shape
+        n_fits, n_replicates = samples[:-1].numel(), w.shape[: w.dim() - len(samples)].numel()
+        return cls(
+            scores.reshape(n_fits, samples[-1], *scores.shape[len(samples) :]),
+            p.target.reshape(n_fits, samples[-1]),
+            w.reshape(n_replicates, n_fits, samples[-1]),
+            w.shape[:-1],
+        )
+
+
+def check_class_count(values: Tensor, n_classes: int) -> None:
+    """Raise a ValueError unless predictions `(..., N, C)` have the number of classes of the fit."""
+    if values.shape[-1] != n_classes:
+        raise ValueError(
+            f"`preds` must have {n_classes} classes, as in the fit of the calibrator, got {values.shape[-1]}. "
+            "Set class_axis if the classes are on another axis."
+        )
+
+
+def log_scores(values: Tensor, from_logits: bool) -> Tensor:
+    """Return log-probabilities up to a constant per row. A log-softmax of logits would round small logits."""
+    return values - values.detach().amax(-1, keepdim=True) if from_logits else safe_log(values)
+
+
+def remarks_of_fits(outcome: Tensor, words: Mapping[int, str]) -> list[str]:
+    """Return a sentence for each outcome with a problem, with the number of fits if there are several.
+
+    Args:
+        outcome: codes of `torchcalib.ops.newton.problem`, of the batch shape of the fits.
+        words: sentence of each code.
+    """
+    n_fits = outcome.numel()
+    counts = {code: int((outcome == code).sum()) for code in words}
+    return [
+        f"{count} of {n_fits} fits: {words[code]}" if n_fits > 1 else words[code]
+        for code, count in counts.items()
+        if count
+    ]
+
+
+def remarks_on_absent_classes(bias: Tensor) -> list[str]:
+    """Return a sentence on the classes with a bias `(..., C)` of -inf, which have no samples."""
+    absent = (bias == -torch.inf).any(tuple(range(bias.dim() - 1))).nonzero().flatten().tolist()
+    if not absent:
+        return []
+    shown = ", ".join([*map(str, absent[:_SHOWN_CLASSES]), *["..."] * (len(absent) > _SHOWN_CLASSES)])
+    advice = "Calibrate on samples of every class."
+    return [f"`target` has no samples of class {shown}: its calibrated probability is 0. {advice}"]
+
+
+def remarks_on_lost_labels(lost: Tensor, consequence: str) -> list[str]:
+    """Return a sentence on labels with probability 0, of total weight `lost`, and the consequence for the fit."""
+    if not bool((lost > 0).any()):
+        return []
+    weight = f"{float(lost.max()):g}"
+    return [f"`preds` gives probability 0 to the label of samples of total weight {weight}: {consequence}"]
+
+
+def temperature_in_words(temperature: float) -> str:
+    """Return a temperature and its effect as a clause."""
+    if math.isnan(temperature):
+        return "no temperature"
+    if math.isinf(temperature):
+        return "infinite temperature (constant probabilities)"
+    effect = "lowers" if temperature > 1 else "raises" if temperature < 1 else "keeps"
+    return f"temperature {temperature:.3g} ({effect} confidence)"
