@@ -4,6 +4,7 @@
 #
 # For maintainers and CI:
 #   make test-all   run what `make test` omits: types, layers, extended tests, other environments, lowest versions
+#   make docs       build the documentation in docs/_build/html, with warnings as errors
 #   make coverage   measure line and branch coverage of `make test`
 #   make soak | fuzz | statistics | mutants | tables   long tests (up to hours) of the code that changed
 
@@ -18,7 +19,7 @@ QUIET := -q --no-header -p no:cacheprovider
 # Tests of numerical code, run in every environment of `make matrix`
 NUMERICAL := tests/ops tests/special tests/contract tests/metrics/streaming
 
-.PHONY: demo test test-all lint types extended matrix lowest coverage soak fuzz statistics mutants tables install clean
+.PHONY: demo test test-all lint types extended matrix lowest docs coverage soak fuzz statistics mutants tables install clean
 
 demo: $(VENV)/.demo
 	$(BIN)/torchcalib demo --out demo-report
@@ -53,6 +54,9 @@ lowest: $(LOWEST)/.installed
 	# old packages warn about newer dependencies
 	$(LOWEST)/bin/python -m pytest $(QUIET) $(TWO_CORES) -W ignore::DeprecationWarning tests --ignore tests/integrations
 
+docs: $(VENV)/.docs
+	$(BIN)/python -m sphinx -W --keep-going --jobs 2 -b html docs docs/_build/html
+
 coverage: $(VENV)/.dev
 	$(PYTEST) $(QUIET) $(TWO_CORES) --cov --cov-report=term:skip-covered
 
@@ -84,6 +88,10 @@ $(VENV)/.demo: pyproject.toml constraints.txt
 
 $(VENV)/.dev: $(VENV)/.demo
 	$(BIN)/python $(PIP_INSTALL) --editable ".[dev]"
+	touch $@
+
+$(VENV)/.docs: $(VENV)/.demo
+	$(BIN)/python $(PIP_INSTALL) --editable ".[docs]"
 	touch $@
 
 $(LOWEST)/.installed: pyproject.toml constraints-lowest.txt

@@ -1,0 +1,57 @@
+"""Configuration of the documentation, built by `make docs`."""
+
+import sys
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).parent / "_ext"), str(Path(__file__).parents[1])]  # extensions; benchmarks
+
+import torchcalib  # noqa: E402
+
+project = "torchcalib"
+author = "The torchcalib authors"
+copyright = author  # noqa: A001
+release = version = torchcalib.__version__
+
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.napoleon",
+    "sphinx_copybutton",
+    "sphinx_design",
+    "sphinx_gallery.gen_gallery",
+    "mathml",
+]
+exclude_patterns = ["_build", "gallery/*", "studies/*"]
+default_role = "py:obj"  # as in docstrings: a link if the name is documented, code otherwise
+myst_enable_extensions = ["colon_fence", "deflist", "dollarmath", "fieldlist"]
+myst_heading_anchors = 4
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "none"  # the signature has no room for them; docstrings state types and shapes
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+napoleon_use_ivar = True
+napoleon_custom_sections = [("Gradient", "notes_style"), ("Reference", "notes_style")]
+
+sphinx_gallery_conf = {
+    "examples_dirs": ["gallery", "studies"],
+    "gallery_dirs": ["examples", "topics"],
+    "filename_pattern": r"\.py$",
+    "download_all_examples": False,
+    "remove_config_comments": True,
+    "show_memory": False,
+    "show_signature": False,
+    "abort_on_example_error": True,
+    "within_subsection_order": "FileNameSortKey",
+}
+
+html_theme = "furo"
+html_title = f"torchcalib {release}"
+html_static_path = ["_static"]
+html_css_files = ["custom.css"]
+html_theme_options = {
+    "source_repository": "https://github.com/torchcalib/torchcalib/",
+    "source_branch": "main",
+    "source_directory": "docs/",
+}

@@ -1,0 +1,8 @@
+"""
+ECE prefers the worst calibrator
+================================
+"""
+
+import torchcalib
+
+print(torchcalib.__version__)
