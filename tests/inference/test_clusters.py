@@ -58,7 +58,11 @@ def test_copies_of_rows_are_significant_only_if_they_are_treated_as_independent(
 
 @pytest.mark.parametrize(
     ("cls", "resolution"),
-    [*((cls, None) for cls in (tc.ECE, tc.NLL, tc.KS, tc.SmECE, tc.CORP)), (tc.KS, 16), (tc.CORP, 16)],
+    [
+        *((cls, None) for cls in (tc.ECE, tc.NLL, tc.KS, tc.CORP)),
+        *((tc.KS, 16), (tc.CORP, 16)),
+        pytest.param(tc.SmECE, None, marks=pytest.mark.extended),
+    ],
 )
 def test_the_value_and_its_sums_do_not_depend_on_batches_ranks_or_clusters(cls, resolution):
     options = {"task": "binary", **({"resolution": resolution} if resolution else {})}

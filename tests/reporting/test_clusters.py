@@ -164,6 +164,7 @@ def test_the_command_reads_names_of_clusters_from_several_files(tmp_path, monkey
     assert "must contain the cluster of each row, got an empty text in row 2" in capsys.readouterr().err
 
 
+@pytest.mark.extended
 def test_compare_resamples_clusters(tmp_path, monkeypatch, capsys):
     p, y, names = data()
     systems = {"a": p, "b": (p.logit() * 0.7).sigmoid()}

@@ -299,6 +299,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.extended
 def test_merge_command_gives_the_report_of_one_run(folder, capsys):
     arrays = data_set("multiclass", 120)
     shards(folder, arrays, 0, 40, 45)

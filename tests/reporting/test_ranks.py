@@ -90,7 +90,8 @@ def failing_calls(folder):
     ]
 
 
-@pytest.mark.parametrize("n_ranks", [2, pytest.param(4, marks=pytest.mark.extended)])
+@pytest.mark.extended
+@pytest.mark.parametrize("n_ranks", [2, 4])
 def test_reports_of_several_ranks_equal_that_of_one_process(n_ranks, tmp_path, capsys, monkeypatch):
     """Each call uses seven small collectives, and one for all states."""
     good, bad = list(calls_for(tmp_path)), failing_calls(tmp_path)

@@ -43,8 +43,9 @@ def near_the_boundary(count, per_boundary, seed):
     return *(np.repeat(t, per_boundary) for t in (k, n)), np.clip(p, 0, 1), np.repeat(alpha, per_boundary)
 
 
-def test_decisions_near_the_boundary_equal_scipy():
-    k, n, p, alpha = near_the_boundary(500, 10, 0)
+@pytest.mark.parametrize("count", [100, pytest.param(500, marks=pytest.mark.extended)])
+def test_decisions_near_the_boundary_equal_scipy(count):
+    k, n, p, alpha = near_the_boundary(count, 10, 0)
     rule = np.array([binomtest(int(a), int(b), c).pvalue for a, b, c in zip(k, n, p, strict=True)]) <= alpha
     assert 0.3 < rule.mean() < 0.7
     for level in ALPHAS:  # every case in a separate bin
@@ -69,7 +70,8 @@ def test_decisions_between_critical_values_equal_the_test(n):
         assert not rejected[(p >= start) & (p <= end)].any()
 
 
-def test_most_samples_are_decided_by_critical_values(monkeypatch):
+@pytest.mark.parametrize("n", [30, 10**6, *(pytest.param(n, marks=pytest.mark.extended) for n in (5, 1000, 10**8))])
+def test_most_samples_are_decided_by_critical_values(n, monkeypatch):
     """For common significance levels, fewer than 1 % of samples within 10 standard deviations of k/n need the test."""
     tested = []
 
@@ -79,7 +81,7 @@ def test_most_samples_are_decided_by_critical_values(monkeypatch):
 
     p_value = bins_module.p_value
     monkeypatch.setattr(bins_module, "p_value", counting)
-    for n, alpha in product((5, 30, 1000, 10**6, 10**8), ALPHAS):
+    for alpha in ALPHAS:
         k = torch.unique(torch.tensor([0, 1, 2, 5, n // 10, n // 3, n // 2, n - 3, n - 1, n]))[:, None]
         angle = (k / n).double().sqrt().asin() + torch.linspace(-5, 5, 20_000, dtype=F64) / math.sqrt(n)
         p = angle.clamp(0, math.pi / 2).sin().square()
@@ -139,9 +141,10 @@ def test_rejected_in_bins_equals_a_test_of_every_sample(shape, n_bins, dtype, po
         assert torch.equal(found, want)
 
 
-def test_rejected_in_bins_where_the_p_value_rises_above_alpha_again():
+@pytest.mark.parametrize("n", [5, 30, *(pytest.param(n, marks=pytest.mark.extended) for n in (13, 77, 1000))])
+def test_rejected_in_bins_where_the_p_value_rises_above_alpha_again(n):
     """For small k the decision changes repeatedly among thousands of samples, as for k = 1, n = 30 at p = 0.17."""
-    for n, alpha in product((5, 13, 30, 77, 1000), (0.01, 0.05, 0.1)):
+    for alpha in (0.01, 0.05, 0.1):
         k = torch.arange(4).minimum(torch.tensor(n))[:, None]
         p = (torch.arange(1, 6001, dtype=F64) / 6000 * min(1, 14 / n)).expand(4, -1)
         for successes, q in ((k, p), (n - k, 1 - p.flip(-1))):
