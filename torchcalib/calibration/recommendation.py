@@ -28,7 +28,7 @@ from torchcalib.calibration.venn_abers import VennAbersCalibration
 from torchcalib.core.arguments import Task
 from torchcalib.core.checks import are_counts
 from torchcalib.core.predictions import Predictions
-from torchcalib.core.words import ends, listed
+from torchcalib.core.words import capitalised, ends, listed
 
 CALIBRATORS: tuple[type[Calibrator], ...] = (
     TemperatureScaling,
@@ -300,7 +300,7 @@ def _other(gains: Mapping[str, float], best: str) -> str:
         return ""
     next_best = max(others, key=lambda name: others[name])
     if others[next_best] > gains[best]:
-        return f". {next_best[:1].upper()}{next_best[1:]} {_gains(others[next_best])}: the difference is within noise"
+        return f". {capitalised(next_best)} {_gains(others[next_best])}: the difference is within noise"
     return f"; {next_best} {_gains(others[next_best])}"
 
 

@@ -7,6 +7,11 @@ import math
 from collections.abc import Sequence
 
 
+def capitalised(text: str) -> str:
+    """Return the text with a capital first letter. Unlike `str.capitalize`, keep the other letters."""
+    return text[:1].upper() + text[1:]
+
+
 def in_one_line(
     value: float,
     noise_floor: float = math.nan,

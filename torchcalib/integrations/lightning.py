@@ -14,6 +14,7 @@ from torchcalib.calibration.calibrator import Calibrator
 from torchcalib.calibration.saving import CHECKPOINT_KEY, calibrator_from
 from torchcalib.core.arguments import Task, check_count
 from torchcalib.core.documentation import documented
+from torchcalib.core.words import capitalised
 from torchcalib.integrations.fitting import fit_on_all_ranks
 from torchcalib.integrations.images import log_picture
 from torchcalib.integrations.outputs import Get, found_by
@@ -287,7 +288,7 @@ class CalibrationMonitor(_Callback):  # type: ignore[misc]  # the base classes a
     def _warn(self, message: str) -> None:
         if message not in self._warned:
             self._warned.add(message)
-            warnings.warn(message[:1].upper() + message[1:], UserWarning, stacklevel=3)
+            warnings.warn(capitalised(message), UserWarning, stacklevel=3)
 
 
 def _loaders(trainer: Any) -> list[Any]:

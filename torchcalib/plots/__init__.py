@@ -18,9 +18,10 @@ from torchcalib._lazy import unknown_name
 from torchcalib.plots.canvas import DARK, LIGHT, Style, to_png, to_svg
 from torchcalib.plots.classwise import classwise_reliability_diagrams
 from torchcalib.plots.comparison import bin_comparison
+from torchcalib.plots.confidence import confidence_histogram
 from torchcalib.plots.differences import difference_plot
 from torchcalib.plots.ecd import ECD_MINIMUM, ecd_curve
-from torchcalib.plots.reliability import MAX_LABELLED_BINS, confidence_histogram, corp_diagram, reliability_diagram
+from torchcalib.plots.reliability import MAX_LABELLED_BINS, corp_diagram, reliability_diagram
 from torchcalib.plots.selective import risk_coverage_curve
 from torchcalib.plots.tce import tce_diagram
 from torchcalib.plots.training import training_curve

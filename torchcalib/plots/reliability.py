@@ -7,7 +7,6 @@ from typing import Any, Unpack
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
-from matplotlib.ticker import StrMethodFormatter
 
 from torchcalib.core.arguments import InputOptions, Task
 from torchcalib.core.bins import BinTable
@@ -23,7 +22,7 @@ from torchcalib.plots.canvas import (
     count_label,
     diagram,
 )
-from torchcalib.plots.sources import Series, TableOptions, bins_from, curve_from, series_from
+from torchcalib.plots.sources import Series, TableOptions, curve_from, series_from
 
 MAX_LABELLED_BINS = 20
 """Largest number of bins with a label for each count. With more bins, an axis shows the counts."""
@@ -315,70 +314,6 @@ def corp_diagram(
     return ax
 
 
-@diagram
-def confidence_histogram(
-    preds: Any,
-    target: Any = None,
-    ax: Axes | None = None,
-    *,
-    log: bool | None = None,
-    mode: Mode | None = None,
-    task: Task | None = None,
-    n_bins: int = 15,
-    title: str | None = None,
-    style: Style = LIGHT,
-    **options: Unpack[InputOptions],
-) -> Axes:
-    """Draw the number of samples in each bin, and the mean confidence and the mean outcome of all samples.
-
-    For the top label, the mean outcome is the accuracy. The distance between the two lines is the absolute value of the
-    expected signed calibration error (ESCE).
-
-    Args:
-        preds: Predictions; or a `BinTable` without batch axes, a metric over bins, or a `torchcalib.Report`.
-        n_bins: Number of equal-width bins of predictions.
-        log: Use a logarithmic scale for counts. None uses it if the largest count is above 20 times the median of the
-            bins with data.
-
-    Returns:
-        The axes; their figure is `ax.figure`.
-
-    Raises:
-        TypeError: if predictions have no targets.
-        ValueError: if the table has batch axes.
-
-    Example:
-        >>> import torch
-        >>> ax = confidence_histogram(torch.tensor([0.2, 0.9, 0.6]), torch.tensor([0, 1, 0]))
-        >>> [text.get_text() for text in ax.get_legend().get_texts()]
-        ['mean confidence 0.567', 'mean outcome 0.333']
-    """
-    table = bins_from(preds, target, TableOptions(mode, None, {"task": task, "n_bins": n_bins, **options}))
-    bins = columns_of(table)
-    canvas = Canvas.of(ax, style, title, (5.2, 4.2), top=0.88, pad=20)
-    ax = canvas.ax
-    ax.set(xlim=(0, 1), xlabel="confidence (probability)")
-    counts = bins.n[bins.n > 0]
-    if not counts.size:
-        ax.set(ylim=(0, 1), ylabel="count per bin")
-        return canvas.no_data()
-    if log is None:
-        log = bool(counts.max() > 20 * np.median(counts))
-    ax.set_ylabel(f"count per bin{' (logarithmic scale)' if log else ''}")
-    ax.set_yscale("log" if log else "linear")
-    ax.set_ylim(counts.min() / 2 if log else 0, counts.max() * (2 if log else 1.06))
-    ax.yaxis.set_major_formatter(StrMethodFormatter("{x:,.10g}"))
-    _draw_bars(canvas, bins.lower, bins.upper - bins.lower, bins.n)
-    for name, column, dashes, color in (
-        ("confidence", "confidence", (1, 0), style.ink),
-        ("outcome", "frequency", (4, 2), style.outcome),
-    ):
-        mean = table.mean(column).item()
-        ax.axvline(mean, color=color, dashes=dashes, linewidth=1.6, clip_on=False, label=f"mean {name} {mean:.3f}")
-    canvas.legend(borderpad=0)
-    return ax
-
-
 def _unit_square(ax: Axes | None, style: Style, title: str | None) -> Canvas:
     """Return a square canvas with limits 0 and 1 on both axes, and the diagonal."""
     canvas = Canvas.of(ax, style, title, (5.9, 4.2), top=0.8, left=0.11)
@@ -442,7 +377,7 @@ def _draw_counts(
     strip = panel.ax
     strip.set(ylim=(0, n.max() * (1.45 if labelled else 1.2)), ylabel="count")
     left = axis.clip(lower)
-    _draw_bars(panel, left, axis.clip(lower + width) - left, n)
+    draw_bars(panel, left, axis.clip(lower + width) - left, n)
     if not labelled:
         strip.set_yticks([n.max()], [count_label(n.max())])
         return
@@ -451,6 +386,7 @@ def _draw_counts(
             panel.label_bar(count_label(count), middle, count, panel.style.muted)
 
 
-def _draw_bars(canvas: Canvas, lower: Column, width: Column, n: Column) -> None:
+def draw_bars(canvas: Canvas, lower: Column, width: Column, n: Column) -> None:
+    """Draw a bar of height `n` for each bin."""
     style, line = canvas.style, 0.8 if len(n) <= 50 else 0.0
     canvas.ax.bar(lower, n, width, align="edge", color=style.bar, edgecolor=style.paper, linewidth=line, zorder=1.5)

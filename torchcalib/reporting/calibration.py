@@ -17,7 +17,7 @@ from torchcalib.core.bins import BinTable
 from torchcalib.core.checks import are_counts
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.state import SumsKind
-from torchcalib.core.words import listed
+from torchcalib.core.words import capitalised, listed
 from torchcalib.io.errors import printable
 from torchcalib.metrics.proper_scores import NLL, Accuracy, BrierScore
 from torchcalib.reporting.accumulators import Accumulated
@@ -245,4 +245,4 @@ def _first_names(numbers: Sequence[int], class_names: Sequence[str]) -> str:
 
 
 def _sentence_case(words: str) -> str:
-    return words[:1].upper() + words[1:]
+    return capitalised(words)

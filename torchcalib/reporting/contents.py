@@ -17,7 +17,7 @@ from torchcalib.core.tables import (
     number,
     p_value,
 )
-from torchcalib.core.words import count, ends, gain, listed, p_words, percent, significant
+from torchcalib.core.words import capitalised, count, ends, gain, listed, p_words, percent, significant
 from torchcalib.io.errors import printable, short_name
 
 if TYPE_CHECKING:
@@ -273,7 +273,7 @@ def _name_column() -> Column:
 
 def _tip(line: Any) -> str:
     """Return the explanation of a line: what it measures, its unit, and the values of two simple predictors."""
-    sentences = [f"{line.question[:1].upper()}{line.question[1:]}. Unit: {line.unit}."]
+    sentences = [f"{capitalised(line.question)}. Unit: {line.unit}."]
     sentences.append(f"A predictor that is always right and certain has the value {significant(line.perfect)}.")
     if hasattr(line, "naive") and line.group == "scores":
         sentences.append(f"Always predicting the class frequencies has the value {significant(line.naive)}.")

@@ -26,7 +26,7 @@ from torchcalib.calibration.calibrator import Calibrator, sample_weights
 from torchcalib.core.arguments import Task
 from torchcalib.core.bins import BinTable
 from torchcalib.core.predictions import Predictions
-from torchcalib.core.words import ends, listed, percent, significant
+from torchcalib.core.words import capitalised, ends, listed, percent, significant
 from torchcalib.io.errors import short_name
 from torchcalib.reporting.data import CalibrationStage, Line
 
@@ -82,7 +82,7 @@ class Diagnosis:
     @property
     def verdict(self) -> str:
         """The badge, which begins with a capital letter."""
-        return f"{self.badge[:1].upper()}{self.badge[1:]}"
+        return capitalised(self.badge)
 
     @property
     def sentence(self) -> str:
@@ -154,7 +154,7 @@ def evidence_of(
     def statistic(after: Tensor, weights: Tensor = w_finite) -> float:
         return 2 * scale * float((weights * (raw - after)).masked_fill(weights == 0, 0).sum())
 
-    mean, frequency, variance, varentropy, top = _sums(p, w)
+    mean, frequency, variance, varentropy, top = _class_statistics(p, w)
     n_fits = p.samples[:-1].numel()
     n_biases = n_fits if p.task != "multiclass" else max(1, int((frequency > 0).sum()) - 1)
     candidates: list[Candidate] = []
@@ -195,7 +195,7 @@ def _bias_of_one_class(mean: Tensor, frequency: Tensor, variance: Tensor, w: Ten
     return Candidate("class bias", float(statistics[index]), 1, len(statistics), index)
 
 
-def _sums(p: Predictions, w: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _class_statistics(p: Predictions, w: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return sums over the samples, and statistics of each sample.
 
     Returns:
@@ -253,12 +253,12 @@ def _bad_class(p: Predictions, w: Tensor, scale: float, varentropy: Tensor, top:
     variance = w.square() * varentropy if not p.copies else w * varentropy
     sums = torch.zeros(3, p.num_classes, dtype=w.dtype, device=w.device)
     total, scores, variances = sums.index_add(-1, top, torch.stack((w, score, variance)))
-    z = scores.square() / variances.clamp(min=1e-30)
+    statistics = scores.square() / variances.clamp(min=1e-30)
     is_rare = total * scale < _MIN_CLASS_WEIGHT
-    z = z.masked_fill(is_rare | (variances <= 0), 0)
-    index = int(z.argmax())
+    statistics = statistics.masked_fill(is_rare | (variances <= 0), 0)
+    index = int(statistics.argmax())
     rows = (top == index).nonzero().squeeze(-1)
-    if float(z[index]) == 0 or int((w[rows] > 0).sum()) == int((w > 0).sum()):
+    if float(statistics[index]) == 0 or int((w[rows] > 0).sum()) == int((w > 0).sum()):
         return []
     piece = p.part(rows)
     fit = TemperatureScaling().fit_to(piece)
@@ -281,8 +281,8 @@ def cause_of(candidates: Sequence[Candidate], is_significant: bool) -> Candidate
         is_significant: whether the expected calibration error is significant.
     """
     level = LEVEL if is_significant else CAUSE_LEVEL
-    significant = [each for each in candidates if each.p_value < level]
-    return max(significant, key=lambda each: each.penalised, default=None)
+    found = [each for each in candidates if each.p_value < level]
+    return max(found, key=lambda each: each.penalised, default=None)
 
 
 @dataclass(frozen=True)
@@ -348,13 +348,12 @@ class Findings:
     def cause(self) -> Candidate | None:
         """Cause with the most evidence; None without a significant one."""
         of_groups = [] if self.groups is None or len(self.groups[0]) < 2 else [_bad_group(self.groups[1])]
+        uneven = Candidate("uneven", math.inf, 1) if self.is_significant else None
         if self.evidence is not None:
-            return cause_of([*self.evidence.candidates, *of_groups], self.is_significant)
-        if not self.is_significant:
-            return cause_of(of_groups, False)
+            return cause_of([*self.evidence.candidates, *of_groups], self.is_significant) or uneven
         difference = self.frequency - self.confidence
-        if abs(difference) < self.ece.value / 2:
-            return cause_of(of_groups, False) or Candidate("uneven", math.inf, 1)
+        if uneven is None or abs(difference) < self.ece.value / 2:
+            return cause_of(of_groups, False) or uneven
         if self.task != "multiclass":
             return Candidate("class bias", math.inf, 1, which=0)
         return Candidate("over-confidence" if difference < 0 else "under-confidence", math.inf, 1)
@@ -379,14 +378,11 @@ def diagnose(found: Findings) -> Diagnosis:
     words, badge = _WORDS[cause.kind](found, cause)
     if found.stage is not None and math.isinf(found.stage.raw.nll):
         words += " NLL is infinite, because an outcome with predicted probability 0 occurred."
-    return _diagnosis(found, cause.kind, badge, words)
+    return _diagnosis(found, cause, badge, words)
 
 
 def _without_cause(found: Findings) -> Diagnosis:
     ece = found.ece
-    if found.is_significant:
-        words, badge = _uneven(found, Candidate("uneven", 0.0, 1))
-        return _diagnosis(found, "uneven", badge, words)
     floor = ece.noise_floor or 0.0
     high = ece.interval.high if ece.interval is not None else floor
     tested = f"ECE is {significant(ece.value)}, and {significant(floor)} is expected if the model is calibrated"
@@ -418,10 +414,11 @@ def _rounded(n: int) -> int:
     return int(math.ceil(n / unit) * unit)
 
 
-def _diagnosis(found: Findings, kind: Kind, badge: str, words: str) -> Diagnosis:
+def _diagnosis(found: Findings, cause: Candidate, badge: str, words: str) -> Diagnosis:
     degree = "slightly" if found.excess < SLIGHT else "clearly" if found.excess < BAD else "badly"
     calibrator = _calibrator_to_add(found.stage, degree)
-    return Diagnosis(kind, degree, f"{degree} {badge}", words, _action(found, kind, calibrator), calibrator)
+    action = _action(found, cause, calibrator)
+    return Diagnosis(cause.kind, degree, f"{degree} {badge}", words, action, calibrator)
 
 
 def _calibrator_to_add(stage: CalibrationStage | None, degree: str = "") -> str:
@@ -433,21 +430,20 @@ def _calibrator_to_add(stage: CalibrationStage | None, degree: str = "") -> str:
     return stage.name if stage.recommendation.best is not None or is_needed else ""
 
 
-def _action(found: Findings, kind: Kind, calibrator: str) -> str:
+def _action(found: Findings, cause: Candidate, calibrator: str) -> str:
     if found.stage is None:
         sentences = ["Fit a calibrator of torchcalib.calibration to held-out data."]
     else:
         sentences = [_advice(found, found.stage, calibrator)]
     if found.is_reversed:
         sentences.append("Check the order of the classes and the labels.")
-    if kind == "label noise":
+    if cause.kind == "label noise":
         sentences.append("Check the labels of the most confident errors.")
-    cause = found.cause
-    if kind == "bad class" and cause is not None:
+    if cause.kind == "bad class":
         sentences.append(f"Check the labels and the training data of {found.name(cause.which)}.")
-    if kind == "bad group":
+    if cause.kind == "bad group":
         sentences.append("Check the labels and the training data of this group, or calibrate it separately.")
-    if kind == "class bias" and found.task == "binary" and found.evidence is not None:
+    if cause.kind == "class bias" and found.task == "binary" and found.evidence is not None:
         threshold = float((-found.evidence.bias[0]).sigmoid())
         if math.isfinite(threshold):
             sentences.append(f"Without a calibrator, use the decision threshold {threshold:.3g} instead of 0.5.")

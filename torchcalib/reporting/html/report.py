@@ -14,7 +14,8 @@ from torchcalib.core.bins import BinTable, TCETable
 from torchcalib.core.events import NamedMode
 from torchcalib.core.words import count
 from torchcalib.plots.canvas import Style
-from torchcalib.plots.reliability import confidence_histogram, reliability_diagram
+from torchcalib.plots.confidence import confidence_histogram
+from torchcalib.plots.reliability import reliability_diagram
 from torchcalib.plots.tce import tce_diagram
 from torchcalib.plots.training import training_curve
 from torchcalib.reporting.contents import (

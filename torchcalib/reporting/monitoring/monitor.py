@@ -13,6 +13,7 @@ from torchcalib.core.arguments import Task, task_of
 from torchcalib.core.bins import BinTable, equal_width_edges
 from torchcalib.core.documentation import documented
 from torchcalib.core.sums import BinStats
+from torchcalib.core.words import capitalised
 from torchcalib.metrics.base import CalibrationMetric
 from torchcalib.metrics.binned import ECE, ESCE, MCE
 from torchcalib.metrics.collection import CalibrationCollection
@@ -197,7 +198,7 @@ class Monitor:
             self.history.with_row(HistoryRow(epoch, epoch if step is None else step, values))
         )
         if (warning := self.history.rows[-1].warning) and rank_and_size()[0] == 0:
-            warnings.warn(warning[:1].upper() + warning[1:], OverConfidenceWarning, stacklevel=2)
+            warnings.warn(capitalised(warning), OverConfidenceWarning, stacklevel=2)
         return self._named(values)
 
     def compute(self) -> dict[str, float]:
