@@ -20,6 +20,7 @@ extensions = [
     "sphinx_copybutton",
     "sphinx_design",
     "sphinx_gallery.gen_gallery",
+    "cli_pages",
     "mathml",
 ]
 exclude_patterns = ["_build", "gallery/*", "studies/*"]

@@ -1,0 +1,104 @@
+"""Directives that document the command line from its parsers, so that the page cannot be out of date.
+
+- `cli-options`: description, arguments and options of one command.
+- `cli-names`: names of arrays and columns that are found without options.
+"""
+
+import argparse
+import re
+from typing import Any, ClassVar
+
+from docutils import nodes
+from docutils.statemachine import StringList
+from sphinx.application import Sphinx
+from sphinx.util.docutils import SphinxDirective
+
+import torchcalib.cli.parser
+import torchcalib.io.names as io_names
+from torchcalib.cli.parser import make_parser
+
+ROLES = {
+    "logits": io_names.LOGITS,
+    "probabilities": io_names.PROBS,
+    "logits or probabilities": io_names.NEUTRAL,
+    "targets": tuple(name for name in io_names.TARGETS if name not in io_names.CORRECT),
+    "confidences": io_names.CONFIDENCES,
+    "correctness (1 or 0)": io_names.CORRECT,
+    "weights": io_names.WEIGHTS,
+}
+
+
+class Generated(SphinxDirective):
+    """Directive whose content is Markdown text, generated from a module."""
+
+    modules: ClassVar = (torchcalib.cli.parser, io_names)
+
+    def text(self) -> list[str]:
+        """Return the lines of Markdown text."""
+        raise NotImplementedError
+
+    def run(self) -> list[nodes.Node]:
+        """Parse the generated text; called by Sphinx."""
+        for module in self.modules:
+            self.env.note_dependency(str(module.__file__))
+        content = StringList(self.text(), source=str(self.modules[0].__file__))
+        parent = nodes.container()
+        self.state.nested_parse(content, self.content_offset, parent)
+        return parent.children
+
+
+class Options(Generated):
+    """Options of one command."""
+
+    required_arguments = 1
+
+    def text(self) -> list[str]:
+        """Return the description and one `option` directive for each argument."""
+        name = self.arguments[0]
+        parser = make_parser().commands[name]
+        lines = [escaped(parser.description or ""), "", f"```{{program}} torchcalib {name}", "```", ""]
+        for action in parser._actions:
+            if not isinstance(action, argparse._HelpAction):
+                lines += described(action)
+        return lines
+
+
+def described(action: argparse.Action) -> list[str]:
+    """Return an `option` directive for one argument of a parser."""
+    value = action.metavar or ("{" + ",".join(map(str, action.choices)) + "}" if action.choices else "")
+    if not value and action.nargs != 0:
+        value = action.dest.upper()
+    signature = ", ".join(f"{option} {value}".strip() for option in action.option_strings) or f"{value} ..."
+    text = sentence(escaped(action.help or ""))
+    if action.default not in (None, False) and "default" not in text:
+        text += f" (default: {action.default})"
+    return [f"````{{option}} {signature}", text, "````", ""]
+
+
+def sentence(text: str) -> str:
+    """Return the text with a capital letter and a full stop."""
+    return text[:1].upper() + text[1:] + ("" if text.endswith((".", ")")) else ".")
+
+
+def escaped(text: str) -> str:
+    """Return the text in one line, with code for quoted patterns and options, and without other markup."""
+    parts = re.split(r"(`[^`]*`|'[^']*'|--[a-z][a-z-]*)", " ".join(text.split()))
+    plain = [re.sub(r"([*_\[\]<>$])", r"\\\1", part) for part in parts[::2]]
+    code = [part if part.startswith("`") else f"`{part}`" for part in parts[1::2]]
+    return "".join(part for pair in zip(plain, [*code, ""], strict=True) for part in pair)
+
+
+class Names(Generated):
+    """Names of arrays and columns by role."""
+
+    def text(self) -> list[str]:
+        """Return a table."""
+        rows = [f"| {role} | {', '.join(f'`{name}`' for name in names)} |" for role, names in ROLES.items()]
+        return ["| content | names |", "|---|---|", *rows]
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Register the directives; called by Sphinx."""
+    app.add_directive("cli-options", Options)
+    app.add_directive("cli-names", Names)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
