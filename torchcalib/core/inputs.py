@@ -244,12 +244,15 @@ class InputFormat:
         """Task of the converted predictions: binary if `positive_classes` is given, else `task`."""
         return self.task if self.positive_classes is None else "binary"
 
-    def shareable(self, weights: Tensor | None) -> "InputFormat":
+    def shareable(self, weighted: bool) -> "InputFormat":
         """Return the format without the requirements that do not affect the conversion.
 
         Metrics whose shareable formats are equal can share one conversion.
+
+        Args:
+            weighted: whether the caller passes weights.
         """
-        demands_whole = self.whole_weights and weights is not None
+        demands_whole = self.whole_weights and weighted
         if ("shared", demands_whole) not in self._variants:
             least = self.min_annotators if self.min_annotators > 1 else 0  # at least 1 annotator is always required
             shared = replace(

@@ -247,12 +247,11 @@ class CalibrationMetric(Metric, Generic[S]):
         if is_captured(preds):
             self._add_in_graph(batch)
             return
-        add = self.kind.add if self._shared is None else self._added_once
         if self._in_graph:
             with self._writing_in_place():
-                self.state = add(self.state, batch)
+                self._store(self.added(batch, self._shared))
         else:
-            self.state = add(self.state, batch)
+            self._store(self.added(batch, self._shared))
 
     def _add_in_graph(self, batch: Any) -> None:
         """Add the state of a batch in place. Disable the cache of `compute`, which graph replays cannot clear."""
@@ -443,7 +442,7 @@ class CalibrationMetric(Metric, Generic[S]):
         if self._shared is None:
             return (), self._read(self.input_format, preds, target, weights)
         self.input_format.check(preds, target, weights)
-        shareable = self.input_format.shareable(weights)
+        shareable = self.input_format.shareable(weights is not None)
         reading = (shareable, self.batch_shape)
         return reading, self._cached(reading, lambda: self._read(shareable, preds, target, weights))
 
@@ -468,15 +467,23 @@ class CalibrationMetric(Metric, Generic[S]):
         """True except on the CPU. Invalid rows are then counted, because an error would synchronise the device."""
         return self.device.type != "cpu"
 
-    def _added_once(self, state: Any, batch: Any) -> Any:
-        """Return the sum of two states. Metrics in a collection that store the same samples share the result."""
-        if self._shared is None or not isinstance(self.kind, SamplesKind):
+    def added(self, batch: Any, shared: dict[Hashable, Any] | None) -> Any:
+        """Return the sum of the state and that of a batch. Metrics with the same samples share it in the cache."""
+        state = self.state
+        if shared is None or not isinstance(self.kind, SamplesKind):
             return self.kind.add(state, batch)
         key = (self.kind, *((t.data_ptr(), t.shape) for t in (*state.scores, *batch.scores)))
-        if key not in self._shared:
+        if key not in shared:
             # Also store `state`. If its memory were freed and reused, another state could have the same key.
-            self._shared[key] = (self.kind.add(state, batch), state)
-        return self._shared[key][0]
+            shared[key] = (self.kind.add(state, batch), state)
+        return shared[key][0]
+
+    def count_update(self, state: Any) -> None:
+        """Replace the state by that after one more batch."""
+        self._store(state)
+        attributes = vars(self)
+        attributes["_computed"] = None
+        attributes["_update_count"] += 1
 
     def _raise_if_invalid(self) -> None:
         if invalid := int(self.kind.n_ignored(self.state)[0]):
@@ -501,9 +508,13 @@ class CalibrationMetric(Metric, Generic[S]):
 
     @state.setter
     def state(self, value: Any) -> None:
-        for name, part in zip(self.state_names, self.kind.parts(value), strict=True):
-            # `vars` is faster than `nn.Module.__setattr__`. Lists are copied because `reset` clears them in place.
-            vars(self)[name] = list(part) if isinstance(part, list) else part
+        self._store(value)
+
+    def _store(self, state: Any) -> None:
+        """Set the state. `vars` is faster than `nn.Module.__setattr__`, which would also call the property."""
+        attributes = vars(self)
+        for name, part in zip(self.state_names, self.kind.parts(state), strict=True):
+            attributes[name] = list(part) if isinstance(part, list) else part  # `reset` clears lists in place
 
     @contextmanager
     def _writing_in_place(self) -> Iterator[None]:
@@ -588,17 +599,25 @@ class CalibrationMetric(Metric, Generic[S]):
         return {name: list(part) if isinstance(part := getattr(self, name), list) else part for name in self._defaults}
 
     def _wrap_update(self, update: Callable[..., Any]) -> Callable[..., Any]:
-        """Restore all attributes if `update` raises, including the update count that torchmetrics increments."""
-        wrapped = super()._wrap_update(update)
+        """Count an update and disable gradients outside `forward`. If it raises, restore all attributes.
+
+        The wrapper of torchmetrics does not restore them, and sets attributes by the slow `nn.Module.__setattr__`.
+        """
 
         @functools.wraps(update)
         def atomic(*args: Any, **kwargs: Any) -> None:
-            before = vars(self).copy()
+            attributes = vars(self)
+            before = attributes.copy()
+            attributes["_computed"] = None
+            attributes["_update_count"] += 1
             try:
-                wrapped(*args, **kwargs)
+                with torch.set_grad_enabled(self._enable_grad):
+                    update(*args, **kwargs)
+                if self.compute_on_cpu:
+                    self._move_list_states_to_cpu()
             except BaseException:
-                vars(self).clear()
-                vars(self).update(before)
+                attributes.clear()
+                attributes.update(before)
                 raise
 
         return atomic

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from inspect import signature
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,10 +12,13 @@ from torchmetrics import Metric, MetricCollection
 
 from torchcalib.core.arguments import check_flag
 from torchcalib.core.arrays import as_tensors
+from torchcalib.core.inputs import InputFormat
+from torchcalib.core.predictions import Predictions
 from torchcalib.metrics.base import CalibrationMetric
 from torchcalib.metrics.checkpoint import contains_state, read_state
 from torchcalib.metrics.rollback import refuse_if_synced, unchanged_on_error, unsynced_on_error
 from torchcalib.metrics.sync import dropped_over_ranks, synced_states
+from torchcalib.ops.host_values import is_captured
 
 
 class CalibrationCollection(MetricCollection):
@@ -46,6 +49,7 @@ class CalibrationCollection(MetricCollection):
     """
 
     __jit_unused_properties__: ClassVar[list[str]] = ["compute_groups", "metric_state"]
+    __jit_ignored_attributes__: ClassVar[list[str]] = ["_known_readings"]
 
     def __init__(
         self,
@@ -56,6 +60,7 @@ class CalibrationCollection(MetricCollection):
         persistent: bool = False,
     ) -> None:
         check_flag("persistent", persistent)
+        self._known_readings: dict[Hashable, list[_Reading] | None] = {}
         self._all_persistent = persistent  # before `super().__init__`, which calls `add_metrics`
         super().__init__(metrics, *additional_metrics, prefix=prefix, postfix=postfix, compute_groups=False)
 
@@ -103,6 +108,10 @@ class CalibrationCollection(MetricCollection):
             sample_weight: Alias of `weights`.
         """
         preds, target, weights = as_tensors(preds, target, weights, sample_weight)
+        readings = self._readings(weights is not None) if groups is None and clusters is None else None
+        if readings is not None and not is_captured(preds):
+            self._update_together(readings, preds, target, weights)
+            return
         self._check_clusters(clusters)
         with self._sharing():
             # Omit keywords that are None: torchmetrics slowly filters keywords by the signature of every metric.
@@ -126,6 +135,32 @@ class CalibrationCollection(MetricCollection):
             given = _without_none(weights=weights, groups=groups, clusters=clusters)
             values: dict[str, Tensor] = super().forward(preds, target, **given)
         return values
+
+    def _readings(self, weighted: bool) -> "list[_Reading] | None":
+        """Return the metrics by the conversion and the state that they share; None if some update in another way."""
+        members = self._members()
+        key = (weighted, *map(id, members))
+        if key not in self._known_readings:
+            self._known_readings.clear()  # metrics may have been added or removed
+            self._known_readings[key] = _readings_of(members, weighted)
+        if any(metric._in_graph or metric.compute_on_cpu for metric in members):
+            return None
+        return self._known_readings[key]
+
+    def _update_together(
+        self, readings: "list[_Reading]", preds: Tensor, target: Tensor, weights: Tensor | None
+    ) -> None:
+        """Add a batch to all metrics. States are replaced after all of them have been computed."""
+        states: list[tuple[CalibrationMetric[Any], Any]] = []
+        shared: dict[Hashable, Any] = {}
+        with torch.no_grad():
+            for reading in readings:
+                p = reading.predictions(preds, target, weights)
+                for metrics in reading.by_state:
+                    batch = metrics[0]._state_of(p)
+                    states += [(metric, metric.added(batch, shared)) for metric in metrics]
+        for metric, state in states:
+            metric.count_update(state)
 
     def _check_clusters(self, clusters: Any) -> None:
         """Raise ValueError if clusters are given and no metric uses them."""
@@ -218,6 +253,53 @@ class CalibrationCollection(MetricCollection):
             finally:
                 for metric in to_sync:
                     metric._to_sync = metric.sync_on_compute
+
+
+class _Reading(NamedTuple):
+    """Metrics of a collection that share the conversion of a batch.
+
+    Attributes:
+        input_format: format of the shared conversion.
+        formats: distinct formats of the metrics, which check the batch.
+        by_state: metrics whose states for a batch are equal, in one list each.
+    """
+
+    input_format: InputFormat
+    formats: list[InputFormat]
+    by_state: list[list[CalibrationMetric[Any]]]
+
+    def predictions(self, preds: Tensor, target: Tensor, weights: Tensor | None) -> Predictions:
+        """Check and convert a batch.
+
+        Raises:
+            TypeError, ValueError: as for `CalibrationMetric.update`.
+        """
+        for metrics in self.by_state:
+            for metric in metrics:
+                if metric._is_synced:
+                    refuse_if_synced(metric, "update")
+        for each in self.formats:
+            each.check(preds, target, weights)
+        return self.by_state[0][0]._read(self.input_format, preds, target, weights)
+
+
+def _readings_of(metrics: list[CalibrationMetric[Any]], weighted: bool) -> list[_Reading] | None:
+    """Group metrics by the conversion and the state that they share; None if one has its own `update`."""
+    readings: dict[Hashable, _Reading] = {}
+    states: dict[Hashable, list[CalibrationMetric[Any]]] = {}
+    for metric in metrics:
+        if type(metric).update is not CalibrationMetric.update:
+            return None
+        key = (metric.input_format.shareable(weighted), metric.batch_shape)
+        reading = readings.setdefault(key, _Reading(key[0], [], []))
+        if metric.input_format not in reading.formats:
+            reading.formats.append(metric.input_format)
+        state = (key, metric._state_key)
+        if state not in states:
+            states[state] = []
+            reading.by_state.append(states[state])
+        states[state].append(metric)
+    return list(readings.values())
 
 
 def _without_none(**columns: Any) -> dict[str, Any]:

@@ -79,7 +79,7 @@ def _forward(
     if values.dim() == 2:
         if values.numel():
             source.forward(values, target, from_logits, tolerance, scores, top)
-        return scores.movedim(0, -2), top
+        return scores, top
     labels, row_scores, row_tops = target.reshape(-1), scores.view(_N_SCORES, -1), top.view(-1)
     for row_slice, matrix in matrices(values):
         source.forward(matrix, labels[row_slice], from_logits, tolerance, row_scores[:, row_slice], row_tops[row_slice])
