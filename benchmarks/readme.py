@@ -54,7 +54,11 @@ def short(content: dict[str, Any]) -> str:
             "probmetrics",
             ", four metrics",
         ),
-        _faster(by_name["TCE, 50,000"], "test-based calibration error (TCE) of 50,000 binary predictions", "one SciPy test per prediction"),
+        _faster(
+            by_name["TCE, 50,000"],
+            "test-based calibration error (TCE) of 50,000 binary predictions",
+            "one SciPy test per prediction",
+        ),
         _states(by_name["ECE in batches of 256, 50,000 x 1,000"], "state of the streaming ECE after 50,000 samples"),
     ]
     machine = content["machine"]
