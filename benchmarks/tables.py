@@ -410,13 +410,13 @@ TABLES: dict[str, Callable[[], Iterator[Cell]]] = {
     "epsr-systems": epsr_systems,
 }
 TITLES = {
-    "ecd-1": "[ECD] Table I: ten bins of simulated data",
-    "tce-2": "[TCE] Table 2: logistic regression with another class frequency",
-    "tce-5": "[TCE] Table 5: dogs of ImageNet",
-    "epsr-1": "[EPSR] Table 1: empirical and semi-empirical cross-entropy",
-    "epsr-curves": "[EPSR] section 3.1: areas under Bayes-risk curves",
-    "epsr-scores": "[EPSR] sections 3.2 and 3.3: scores of simulated systems",
-    "epsr-systems": "[EPSR] section 3.5 and Table 2: scores of real systems",
+    "ecd-1": "ECD, Table I: ten bins of simulated data",
+    "tce-2": "TCE, Table 2: logistic regression with another class frequency",
+    "tce-5": "TCE, Table 5: dogs of ImageNet",
+    "epsr-1": "EPSR, Table 1: empirical and semi-empirical cross-entropy",
+    "epsr-curves": "EPSR, section 3.1: areas under Bayes-risk curves",
+    "epsr-scores": "EPSR, sections 3.2 and 3.3: scores of simulated systems",
+    "epsr-systems": "EPSR, section 3.5 and Table 2: scores of real systems",
 }
 NEEDS_DATA = ("tce-5", "epsr-curves", "epsr-scores", "epsr-systems")
 

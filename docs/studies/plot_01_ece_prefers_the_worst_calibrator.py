@@ -55,6 +55,7 @@ smaller = (table.unsqueeze(1) < table).double() + (table.unsqueeze(1) == table) 
 win_rate = (smaller.sum(1) - 0.5).mean(1) / (len(names) - 1)
 rank = 1 + (-win_rate).argsort(0).argsort(0)
 
+# sphinx_gallery_start_ignore
 fig, ax = plt.subplots(figsize=(7.5, 5), layout="constrained")
 for name, places in zip(names, rank, strict=True):
     histogram = name == "histogram binning"
@@ -63,17 +64,16 @@ for name, places in zip(names, rank, strict=True):
 ax.set(xticks=range(3), xticklabels=SCORES, yticks=range(1, len(names) + 1), ylabel="rank", xlim=(-0.2, 3.6))
 ax.invert_yaxis()
 ax.spines[["top", "right"]].set_visible(False)
+# sphinx_gallery_end_ignore
 
 # %%
 # The same in numbers:
 
-for name, rates, places in sorted(zip(names, win_rate, rank, strict=True), key=lambda row: row[2][1]):
-    cells = "   ".join(
-        f"{score} {rate:.1%} (rank {place})" for score, rate, place in zip(SCORES, rates, places, strict=True)
-    )
-    print(f"{name:35} {cells}")
 ece, brier, log_loss = rank[names.index("histogram binning")].tolist()
-print(f"\nHistogram binning has rank {ece} of {len(names)} by ECE, {brier} by Brier score and {log_loss} by log loss.")
+print(f"Histogram binning has rank {ece} of {len(names)} by ECE, {brier} by Brier score and {log_loss} by log loss.")
+print(f"\n{'win rate':30}" + "".join(f"{score:>13}" for score in SCORES))
+for k in rank[:, 1].argsort().tolist():
+    print(f"{names[k]:30}" + "".join(f"{rate:>13.1%}" for rate in win_rate[k].tolist()))
 
 # %%
 # Why this happens
@@ -95,8 +95,8 @@ for score, function in SCORES.items():
 # %%
 # By ECE, the constant prediction is better than the system. By both proper scores it is much worse.
 #
-# The log loss of isotonic calibration and histogram binning has another cause.
-# Both can predict a probability of exactly 0 or 1. One wrong prediction of this kind has an infinite log loss.
+# The low ranks of both isotonic methods by log loss have another cause.
+# They can predict a probability of exactly 0 or 1. One wrong prediction of this kind has an infinite log loss.
 #
 # The same in a public benchmark
 # ------------------------------

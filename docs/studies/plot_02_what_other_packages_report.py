@@ -32,6 +32,7 @@ def values(metric, case):
     return {package: value for package, value in results.items() if value is not None}
 
 
+# sphinx_gallery_start_ignore
 cases = [
     "binary",
     "200 probabilities of 1",
@@ -53,7 +54,8 @@ ax.axvline(1, color="0.5", linewidth=1, zorder=0)
 ax.set(xlabel="ECE of the package / ECE of torchcalib", yticks=range(len(cases)), yticklabels=cases)
 ax.invert_yaxis()
 ax.grid(axis="x", alpha=0.3)
-fig.legend(loc="outside right upper", frameon=False)
+_ = fig.legend(loc="outside right upper", frameon=False)
+# sphinx_gallery_end_ignore
 
 # %%
 # Each table below has one row per package, with its value and the reason for a difference.
@@ -108,6 +110,7 @@ def by_rule(package, p, y):
     return binned(bin_rule(RULES[package], p), p, y)
 
 
+# sphinx_gallery_start_ignore
 def table(metric, case, reasons, check=None):
     """Return a table of the results of all packages for one metric and one case."""
     rows = []
@@ -118,7 +121,7 @@ def table(metric, case, reasons, check=None):
             row["NumPy"] = "" if reproduced is None else f"{reproduced:.4f}"
         rows.append(row | {"reason": reasons.get(package, "")})
     pd.set_option("display.max_colwidth", None)
-    return pd.DataFrame(rows).set_index("package")
+    return pd.DataFrame(rows).set_index("package").rename_axis(None)
 
 
 def binary_check(case):
@@ -126,6 +129,8 @@ def binary_check(case):
     p, y = predictions["ECE", case].arrays
     return lambda package: by_rule(package, p, y)
 
+
+# sphinx_gallery_end_ignore
 
 # %%
 # **Ordinary binary predictions.** Seven packages agree.

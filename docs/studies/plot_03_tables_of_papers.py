@@ -22,56 +22,38 @@ from benchmarks import tables
 date, cells = tables.saved()
 for name in ("tce-2", "epsr-1"):
     cells[name] = list(tables.TABLES[name]())
-
-# %%
-# Agreement
-# ---------
-#
-# A recomputed number agrees if it rounds to the published one.
-# Some results are only figures in the papers.
-# They are compared with "reference" numbers, from the code of the authors or from NumPy loops.
-
+# sphinx_gallery_start_ignore
 compared = {name: [cell for cell in table if cell.agrees is not None] for name, table in cells.items()}
-rows = []
-for name, table in compared.items():
-    row = {"table": tables.TITLES[name], "computed": "now" if name in ("tce-2", "epsr-1") else date}
-    for column, is_recorded in (("printed numbers that agree", False), ("reference numbers that agree", True)):
-        agrees = [cell.agrees for cell in table if cell.recorded == is_recorded]
-        row[column] = f"{sum(agrees)} of {len(agrees)}" if agrees else ""
-    rows.append(row)
-pd.set_option("display.max_colwidth", None)
-pd.DataFrame(rows).set_index("table")
-
-# %%
-# Two printed numbers of the ECD paper differ. Its expected calibration error (ECE) does not follow from its text.
-# With data as described in the text, the NumPy loop and torchcalib give the same smaller values.
-#
-# The figure shows all numbers that are not in the tables below the figure.
-
-fig, axes = plt.subplots(1, 4, figsize=(11, 3.2), layout="constrained")
-for ax, name in zip(axes, ("ecd-1", "epsr-curves", "epsr-scores", "epsr-systems"), strict=True):
-    for is_recorded, color, label in ((False, "C0", "printed"), (True, "C1", "reference")):
-        some = [cell for cell in compared[name] if cell.recorded == is_recorded and cell.column != "n"]
-        ax.plot([float(c.published) for c in some], [c.value for c in some], ".", color=color, label=label)
-    ax.axline((0, 0), slope=1, color="0.6", linewidth=0.8, zorder=0)
-    title, _, description = tables.TITLES[name].partition(": ")
-    ax.set_title(f"{title}\n{description}", fontsize=8)
-    ax.set(xlabel="paper", ylabel="torchcalib")
-    ax.legend(frameon=False, fontsize=8)
 
 
-# %%
-# Test-based calibration error (TCE)
-# ----------------------------------
-#
-# Each cell has the recomputed and the printed number.
-# TCE(Q) and MCE(Q) use bins of equal numbers of samples. TCE is in percent.
-# ACE and MCE are the adaptive and the maximum calibration error.
-#
-# Table 2: a logistic regression is fitted with one frequency of positives, and evaluated with another one.
+def agreement():
+    """Return the numbers of compared and agreeing values."""
+    rows = []
+    for name, table in compared.items():
+        row = {"table": tables.TITLES[name], "computed": "now" if name in ("tce-2", "epsr-1") else date}
+        for column, is_recorded in (("printed numbers that agree", False), ("reference numbers that agree", True)):
+            agrees = [cell.agrees for cell in table if cell.recorded == is_recorded]
+            row[column] = f"{sum(agrees)} of {len(agrees)}" if agrees else ""
+        rows.append(row)
+    pd.set_option("display.max_colwidth", None)
+    return pd.DataFrame(rows).set_index("table").rename_axis(None)
 
 
-def show(name):
+def scatter():
+    """Published and recomputed numbers."""
+    _, axes = plt.subplots(2, 2, figsize=(7.5, 7), layout="constrained")
+    for ax, name in zip(axes.flat, ("ecd-1", "epsr-curves", "epsr-scores", "epsr-systems"), strict=True):
+        for is_recorded, color, label in ((False, "C0", "printed"), (True, "C1", "reference")):
+            some = [cell for cell in compared[name] if cell.recorded == is_recorded and cell.column != "n"]
+            ax.plot([float(c.published) for c in some], [c.value for c in some], ".", color=color, label=label)
+        ax.axline((0, 0), slope=1, color="0.6", linewidth=0.8, zorder=0)
+        title, _, description = tables.TITLES[name].partition(": ")
+        ax.set_title(f"{title}\n{description}", fontsize=10)
+        ax.set(xlabel="paper", ylabel="torchcalib")
+        ax.legend(frameon=False)
+
+
+def show(name, transposed=False):
     """Return a table whose cells have the recomputed and the printed number."""
 
     def text(cell):
@@ -82,7 +64,40 @@ def show(name):
         [(cell.row, cell.column, text(cell)) for cell in compared[name]],
         columns=["row", "column", "text"],
     )
-    return table.pivot(index="row", columns="column", values="text").rename_axis(index=None, columns=None)
+    cells_of = table.pivot(index="row", columns="column", values="text").rename_axis(index=None, columns=None)
+    cells_of = cells_of.loc[table["row"].unique(), table["column"].unique()]
+    return cells_of.T if transposed else cells_of
+
+
+# sphinx_gallery_end_ignore
+
+# %%
+# Agreement
+# ---------
+#
+# A recomputed number agrees if it rounds to the published one.
+# Some results are only figures in the papers.
+# They are compared with "reference" numbers, from the code of the authors or from NumPy loops.
+
+agreement()
+
+# %%
+# Two printed numbers of the ECD paper differ. Its expected calibration error (ECE) does not follow from its text.
+# With data as described in the text, the NumPy loop and torchcalib give the same smaller values.
+#
+# The figure shows all numbers that are not in the tables below the figure.
+
+scatter()
+
+# %%
+# Test-based calibration error (TCE)
+# ----------------------------------
+#
+# Each cell has the recomputed and the printed number.
+# TCE(Q) and MCE(Q) use bins of equal numbers of samples. TCE is in percent.
+# ACE and MCE are the adaptive and the maximum calibration error.
+#
+# Table 2: a logistic regression is fitted with one frequency of positives, and evaluated with another one.
 
 
 show("tce-2")
@@ -101,4 +116,4 @@ show("tce-5")
 # References are the true posteriors, and affine ("aff"), temperature ("tem") and histogram ("his") calibration.
 # They are fitted to the test data ("tt") or cross-validated ("xv").
 
-show("epsr-1")
+show("epsr-1", transposed=True)
