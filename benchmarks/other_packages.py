@@ -4,7 +4,7 @@ Every installed package is called, and `docs/studies/recorded.json` is updated w
 date. Values of packages that are not installed are kept. Install the packages in an environment of their own:
 
     pip install torch torchmetrics scikit-learn netcal relplot uncertainty-calibration torch-uncertainty probmetrics
-    pip install torcheval mapie
+    pip install torcheval mapie scoringrules
 
 The page `docs/studies/plot_02_what_other_packages_report.py` shows the values.
 """
@@ -142,11 +142,17 @@ CASES: dict[tuple[str, str], Callable[[], Case]] = {
     ("Brier score", "three classes"): multiclass,
     ("smECE", "binary"): binary,
     ("smECE", "three classes"): multiclass,
+    ("MCB", "binary"): binary,
+    ("MCB", "ties"): tied,
+    ("MCB", "ties, rows reversed"): lambda: reversed_order(tied()),
     ("temperature", "three classes, float64"): lambda: logits(dtype=torch.float64),
     ("temperature", "three classes, float32"): logits,
     ("mean prediction / mean outcome", "binary"): binary,
 }
-"""Metrics and predictions. ECE, MCE, ACE and smECE: expected, maximum, adaptive and smooth calibration error."""
+"""Metrics and predictions. ECE, MCE, ACE and smECE: expected, maximum, adaptive and smooth calibration error.
+
+MCB: miscalibration component of the Brier score after isotonic regression.
+"""
 
 
 # Packages -----------------------------------------------------------------------------------------------------------
@@ -160,6 +166,8 @@ def torchcalib(metric: str, case: Case) -> float:
         return TemperatureScaling().fit(case.preds, case.target, from_logits=True, **given).temperature.item()
     if metric == "mean prediction / mean outcome":
         return (case.preds.double().mean() / case.target.double().mean()).item()
+    if metric == "MCB":
+        return F.corp(case.preds, case.target, **given).mcb.item()
     function = {"ECE": F.ece, "MCE": F.mce, "ACE": F.ace, "Brier score": F.brier_score, "smECE": F.smece}[metric]
     if metric in ("ECE", "MCE", "ACE"):
         given["n_bins"] = case.n_bins
@@ -277,6 +285,15 @@ def scikit_learn(metric: str, case: Case) -> float:
     return float(brier_score_loss(y, p))
 
 
+def scoringrules(metric: str, case: Case) -> float:
+    from scoringrules.visualization.reliability import corp_reliability, corp_score_decomposition
+
+    assert metric == "MCB"
+    p, y = case.arrays
+    calibrated, raw, _ = corp_score_decomposition(*corp_reliability(y.astype(float), p.astype(float)))
+    return float(raw - calibrated)
+
+
 def torcheval(metric: str, case: Case) -> float:
     from torcheval.metrics.functional import weighted_calibration
 
@@ -295,6 +312,7 @@ PACKAGES: dict[str, tuple[Callable[[str, Case], float], tuple[str, ...]]] = {
     "probmetrics": (probmetrics, (*BINNED, "Brier score", "smECE", "temperature")),
     "MAPIE": (mapie, ("ECE",)),
     "scikit-learn": (scikit_learn, ("Brier score", "temperature")),
+    "scoringrules": (scoringrules, ("MCB",)),
     "torcheval": (torcheval, ("mean prediction / mean outcome",)),
 }
 """Call of each package, and the metrics that it has."""

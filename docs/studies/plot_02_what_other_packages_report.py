@@ -213,6 +213,13 @@ table(
 # The largest finite float16 number is 65,504, so the count is infinite and every fraction of rows is 0.
 # torchcalib computes in at least float32, with sums in float64.
 
+
+def without_overflow(package):
+    """ECE by the rule of a package that does not sum in float16."""
+    p, y = predictions["ECE", "70,000 rows in half precision"].arrays
+    return by_rule(package, p, y) if package in ("torchcalib", "relplot", "uncertainty-calibration") else None
+
+
 overflow = "the number of rows overflows in float16"
 table(
     "ECE",
@@ -221,9 +228,11 @@ table(
         "torchmetrics": overflow,
         "torch-uncertainty": "calls torchmetrics",
         "probmetrics": "calls torchmetrics",
-        "relplot": "computes residuals in float16",
+        "relplot": "divides by the bin width in float16",
+        "uncertainty-calibration": "bins are (a, b]",
         "MAPIE": few,
     },
+    without_overflow,
 )
 
 # %%
@@ -334,6 +343,28 @@ table("smECE", "binary", {"torch-uncertainty": logit_kernel, "probmetrics": "cal
 # Three classes, with the confidence of the top label:
 
 table("smECE", "three classes", {"torch-uncertainty": logit_kernel, "probmetrics": "calls relplot"})
+
+# %%
+# Miscalibration component (MCB) of the Brier score
+# -------------------------------------------------
+#
+# The MCB is the Brier score minus the Brier score after isotonic regression. Without ties, values agree:
+
+table("MCB", "binary", {})
+
+# %%
+# Five values occur 40 times each, with all positives of a value before its negatives:
+
+table("MCB", "ties", {})
+
+# %%
+# The same rows in reversed order:
+
+table(
+    "MCB",
+    "ties, rows reversed",
+    {"scoringrules": "does not pool equal predictions, so that the value depends on the order of rows"},
+)
 
 # %%
 # Temperature
