@@ -115,7 +115,7 @@ def table(metric, case, reasons, check=None):
     """Return a table of the results of all packages for one metric and one case."""
     rows = []
     for package, value in values(metric, case).items():
-        row = {"package": package, metric: f"{value:.4f}" if isinstance(value, float) else value.split(".")[0]}
+        row = {"package": package, metric: f"{value:.4f}" if isinstance(value, float) else value.split(". ")[0]}
         if check is not None:
             reproduced = check(package)
             row["NumPy"] = "" if reproduced is None else f"{reproduced:.4f}"
