@@ -1,22 +1,35 @@
-"""Write the performance tables of the README from the files in `benchmarks/results`: `python -m benchmarks.readme`.
+"""Write the tables of performance from the files in `benchmarks/results`: `python -m benchmarks.readme`.
 
-Goals, and reasons for missed goals, are defined by the jobs. Jobs without results, and a GPU without results of
-`cuda_check.py`, are "not yet measured".
+The README gets four lines. `benchmarks/results/README.md` gets all results with their goals. Goals, and reasons for
+missed goals, are defined by the jobs. Jobs without results, and a GPU without results of `cuda_check.py`, are "not yet
+measured".
 """
 
 import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
-from benchmarks.job import FAMILIES, WITHOUT_NUMBA, Job, jobs_of
-from benchmarks.record import MISSED, NOT_YET, Record, figure, lines, missed
+from benchmarks.job import FAMILIES, OURS, WITHOUT_NUMBA, Job, jobs_of
+from benchmarks.record import MISSED, NOT_YET, Record, clock, figure, lines, megabytes, missed
 from benchmarks.run import RESULTS
 
 README = Path(__file__).resolve().parents[1] / "README.md"
-BEGIN = "<!-- made by `python -m benchmarks.readme` from benchmarks/results -->"
-END = "<!-- end of what is made -->"
+BEGIN = "<!-- benchmarks: begin -->"
+END = "<!-- benchmarks: end -->"
+SHORT_HEAD = """\
+| job | torchcalib | alternative | ratio |
+|---|---|---|---|"""
+ALL = RESULTS / "README.md"
+ALL_HEAD = """\
+# Results of the benchmarks
+
+Written by `python -m benchmarks.readme`. Times are medians. Both sides run in turn in one process. The ratio is our
+time divided by the time of the alternative. Extra memory is the peak during one call, beside the data and the result.
+Goals are set by the jobs in `benchmarks/`. The JSON files have ranges, versions, and the growth with the number of
+samples, classes and bins."""
 HEAD = """\
 | job | against | ours | theirs | ratio | goal | | without numba |
 |---|---|---|---|---|---|---|---|"""
@@ -30,8 +43,57 @@ def results() -> list[dict[str, Any]]:
     return [json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))]
 
 
+def short(content: dict[str, Any]) -> str:
+    """Return the section of the README: four lines from the results of one machine."""
+    by_name = {record["job"]: record for records in content["families"].values() for record in records}
+    rows = [
+        _faster(by_name["ECE, 50,000 x 1,000"], "ECE of 50,000 predictions of 1,000 classes", "torchmetrics"),
+        _faster(
+            by_name["NLL, Brier, ECD, accuracy, ECE, ESCE, MCE and RMSCE, 50,000 x 1,000"],
+            "eight metrics of the same predictions in one pass",
+            "probmetrics",
+            ", four metrics",
+        ),
+        _faster(
+            by_name["TCE, 50,000"],
+            "test-based calibration error (TCE) of 50,000 binary predictions",
+            "one SciPy test per prediction",
+        ),
+        _states(by_name["ECE in batches of 256, 50,000 x 1,000"], "state of the streaming ECE after 50,000 samples"),
+    ]
+    machine = content["machine"]
+    packages = ("torch", "numba", "torchmetrics", "probmetrics", "scipy")
+    versions = ", ".join(f"{package} {machine[package]}" for package in packages)
+    note = f"Median times and peak extra memory on {machine['cpu']}, {machine['cores']} cores, with {versions}."
+    return "\n".join((SHORT_HEAD, *(f"| {' | '.join(row)} |" for row in rows), "", *wrap(note, 120)))
+
+
+def _faster(record: Record, title: str, alternative: str, note: str = "") -> tuple[str, ...]:
+    """Return a line with times, memory, and the ratio to the last peer of the job."""
+    name, peer = list(record["peers"].items())[-1]
+
+    def cell(seconds: float, side: str) -> str:
+        extra = record["extra_bytes"].get(side)
+        return clock(seconds) + ("" if extra is None else f", {megabytes(extra)}")
+
+    ours = cell(record["seconds"]["median"], OURS)
+    theirs = cell(peer["seconds"]["median"], name)
+    if peer["measured_on_share"] < 1:
+        theirs += f", extrapolated from {peer['measured_on_share']:.0%} of the predictions"
+    return title, ours, f"{alternative}{note}: {theirs}", f"{figure(1 / peer['ratio'])} times faster"
+
+
+def _states(record: Record, title: str) -> tuple[str, ...]:
+    """Return a line with the sizes of the states after the last update."""
+    sizes = {side: list(after.values()) for side, after in record["state_bytes"].items()}
+    ours, theirs = sizes[OURS], next(sizes[side] for side in sizes if side != OURS)
+    kind = "constant" if ours[0] == ours[-1] else "growing"
+    cells = f"{ours[-1]:,} bytes, {kind}", f"torchmetrics: {theirs[-1]:,} bytes, growing"
+    return title, *cells, f"{figure(theirs[-1] / ours[-1])} times smaller"
+
+
 def section(files: Sequence[dict[str, Any]]) -> str:
-    """Return the section of the README: a table for each machine."""
+    """Return all results with their goals: a table for each machine."""
     cpus = [content for content in files if "families" in content] or [{"machine": {}, "families": {}}]
     gpus = [content for content in files if "device" in content]
     parts = [cpu_table(content) for content in cpus]
@@ -91,8 +153,13 @@ def gpu_row(speed: dict[str, Any]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
+def all_results(files: Sequence[dict[str, Any]]) -> str:
+    """Return the text of `benchmarks/results/README.md`."""
+    return f"{ALL_HEAD}\n\n{section(files)}\n"
+
+
 def with_section(text: str, files: Sequence[dict[str, Any]]) -> str:
-    """Return the README with the section for these files.
+    """Return the README with the section for the first of these files with times of a CPU.
 
     Raises:
         ValueError: if the markers of the section are missing.
@@ -101,11 +168,14 @@ def with_section(text: str, files: Sequence[dict[str, Any]]) -> str:
     _, end, after = rest.partition(END)
     if not (begin and end):
         raise ValueError(f"`{README.name}` must have the lines {BEGIN!r} and {END!r}, got one without. Put them back.")
-    return f"{before}{BEGIN}\n\n{section(files)}\n\n{END}{after}"
+    content = next(content for content in files if "families" in content)
+    return f"{before}{BEGIN}\n\n{short(content)}\n\n{END}{after}"
 
 
 def main() -> int:
-    README.write_text(with_section(README.read_text(), results()))
+    files = results()
+    ALL.write_text(all_results(files))
+    README.write_text(with_section(README.read_text(), files))
     return 0
 
 

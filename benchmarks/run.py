@@ -6,8 +6,8 @@
     python -m benchmarks.run --trial 2          two rounds of everything; writes nothing
 
 Every job runs all its sides in turn in a separate process. Ratios of times are comparable between machines, but times
-are not. Memory and growth are measured in further processes. `python -m benchmarks.readme` then writes the table of
-the README. The exit code is 1 if a goal is missed.
+are not. Memory and growth are measured in further processes. `python -m benchmarks.readme` then writes the tables
+of the README and of `benchmarks/results/README.md`. The exit code is 1 if a goal is missed.
 """
 
 import argparse

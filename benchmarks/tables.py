@@ -2,6 +2,7 @@
 
     python -m benchmarks.tables                 all tables
     python -m benchmarks.tables tce-2 epsr-1    some tables; --help lists them
+    python -m benchmarks.tables --save          all tables, also written to benchmarks/results/tables.json
 
 Simulated tables use `benchmarks.simulate`. Tables of real systems, and recorded numbers, require the data in
 $TORCHCALIB_DATA (or ../shared/data) and are left out without them. A number agrees if it rounds to the published one.
@@ -12,7 +13,9 @@ NCE is the normalised cross-entropy, RCL the relative calibration loss, NLL the 
 """
 
 import argparse
+import datetime
 import json
+import math
 import os
 import re
 import sys
@@ -42,6 +45,7 @@ from torchcalib.calibration import (
 from torchcalib.calibration.calibrator import Calibrator
 
 DATA = Path(os.environ.get("TORCHCALIB_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
+SAVED = Path(__file__).parent / "results" / "tables.json"
 
 
 @dataclass(frozen=True)
@@ -405,6 +409,15 @@ TABLES: dict[str, Callable[[], Iterator[Cell]]] = {
     "epsr-scores": epsr_scores,
     "epsr-systems": epsr_systems,
 }
+TITLES = {
+    "ecd-1": "ECD, Table I: ten bins of simulated data",
+    "tce-2": "TCE, Table 2: logistic regression with another class frequency",
+    "tce-5": "TCE, Table 5: dogs of ImageNet",
+    "epsr-1": "EPSR, Table 1: empirical and semi-empirical cross-entropy",
+    "epsr-curves": "EPSR, section 3.1: areas under Bayes-risk curves",
+    "epsr-scores": "EPSR, sections 3.2 and 3.3: scores of simulated systems",
+    "epsr-systems": "EPSR, section 3.5 and Table 2: scores of real systems",
+}
 NEEDS_DATA = ("tce-5", "epsr-curves", "epsr-scores", "epsr-systems")
 
 
@@ -428,19 +441,50 @@ def show(table: Callable[[], Iterator[Cell]]) -> list[Cell]:
     return cells
 
 
+def save(cells: dict[str, list[Cell]]) -> None:
+    """Write tables, the version and the date to `SAVED`."""
+    content = {
+        "torchcalib": tc.__version__,
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "tables": {name: [_compact(cell) for cell in table] for name, table in cells.items()},
+    }
+    SAVED.write_text(json.dumps(content, indent=None, separators=(",", ":")).replace("],[", "],\n[") + "\n")
+
+
+def saved() -> tuple[str, dict[str, list[Cell]]]:
+    """Return the date and the tables of `SAVED`."""
+    content = json.loads(SAVED.read_text())
+    return content["date"], {name: [Cell(*cell) for cell in table] for name, table in content["tables"].items()}
+
+
+def _compact(cell: Cell) -> list[Any]:
+    value = cell.value
+    if value is not None and math.isfinite(value):
+        value = float(f"{value:.10g}")
+    return [cell.row, cell.column, value, cell.published, cell.recorded, cell.tolerance, cell.note]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tables", nargs="*", metavar="table", help=", ".join(TABLES))
-    names = parser.parse_args().tables or list(TABLES)
+    parser.add_argument(
+        "--save", action="store_true", help=f"write all tables to {SAVED.name}, if the data is available"
+    )
+    chosen = parser.parse_args()
+    names = chosen.tables or list(TABLES)
     if unknown := [name for name in names if name not in TABLES]:
         parser.error(f"no table {unknown[0]!r}; there are {', '.join(TABLES)}")
-    wrong = 0
+    if chosen.save and (len(names) < len(TABLES) or not (DATA / "expected.json").is_file()):
+        parser.error("--save must have all tables and their data")
+    cells = {}
     for name in names:
         if name in NEEDS_DATA and not (DATA / "expected.json").is_file():
             print(f"\n{name}: left out, because its data is not in {DATA}; set TORCHCALIB_DATA")
             continue
-        wrong += sum(cell.wrong for cell in show(TABLES[name]))
-    return int(wrong > 0)
+        cells[name] = show(TABLES[name])
+    if chosen.save:
+        save(cells)
+    return int(any(cell.wrong for table in cells.values() for cell in table))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The README contains the numbers of the results files, and measurements are compared with goals. Nothing is timed."""
+"""Tables have the numbers of the results files, and measurements are compared with goals. Nothing is timed."""
 
 import sys
 
@@ -22,6 +22,9 @@ def job(**given):
 def test_readme_contains_the_results():
     assert FILES
     assert readme.README.read_text() == readme.with_section(readme.README.read_text(), FILES)
+    assert readme.ALL.read_text() == readme.all_results(FILES)
+    with pytest.raises(ValueError, match="benchmarks: begin"):
+        readme.with_section("A page without markers", FILES)
     for family in FAMILIES:
         names = [each.name for each in jobs_of(family)]
         assert len(set(names)) == len(names)

@@ -1,0 +1,220 @@
+"""
+Benchmarks
+==========
+
+Time and memory of torchcalib and of the functions that one would call instead, on the same data.
+
+`python -m benchmarks.run` in the repository measures them on your machine.
+All sides of a job run in turn in one process, nine times after one warm-up round, and the median counts.
+Memory is the peak of resident memory during one call, beside the data and the result, in a process of its own.
+"""
+
+import json
+
+import matplotlib.pyplot as plt
+
+from benchmarks.job import OURS
+from benchmarks.run import RESULTS
+
+files = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))]
+processors = [content for content in files if "families" in content]
+gpus = [content for content in files if content.get("speed")]
+
+# sphinx_gallery_start_ignore
+TITLES = {
+    "ECE, 50,000 x 1,000": "ECE, 50,000 rows, 1,000 classes",
+    "ECE in batches of 256, 50,000 x 1,000": "ECE in batches of 256 rows, 1,000 classes",
+    "NLL, Brier, ECD, accuracy, ECE, ESCE, MCE and RMSCE, 50,000 x 1,000": "eight metrics in one pass",
+    "the same and class-wise ECE, 50,000 x 1,000": "eight metrics and class-wise ECE",
+    "binary ECE, 50,000": "binary ECE, 50,000 rows",
+    "binary ECE, 1 million": "binary ECE, 1 million rows",
+    "binary ECE, 10 million": "binary ECE, 10 million rows",
+    "gradient of ECE + NLL, one collection, 50,000 x 1,000": "gradient of ECE + log loss, one pass",
+    "gradient of ECE + NLL, two functions, 50,000 x 1,000": "gradient of ECE + log loss, two passes",
+    "TCE, 50,000": "TCE, 50,000 rows",
+    "ACE, 1 million, float32": "ACE, 1 million rows, float32",
+    "ACE, 1 million, float64": "ACE, 1 million rows, float64",
+    "CORP, 1 million": "isotonic curve (CORP), 1 million rows",
+    "temperature, 10,000 x 100": "temperature, 10,000 rows, 100 classes",
+    "temperature, 10,000 x 100, L-BFGS": "temperature, 10,000 rows, 100 classes",
+    "DP, 10,000 x 100": "affine scaling, 10,000 rows, 100 classes",
+    "Bayes risk, 10,000 x 1,000, reject": "Bayes risk with rejection, 10,000 rows",
+}
+PEERS = {
+    "torch.logsumexp, 1,024 rows at a time": "torch.logsumexp alone",
+    "torchmetrics functional calibration error": "torchmetrics",
+    "torchmetrics MulticlassCalibrationError": "torchmetrics",
+    "probmetrics log loss + Brier + ECE + accuracy": "probmetrics, four metrics",
+    "relplot binnedECE": "relplot",
+    "torch cross_entropy, forward + backward": "torch cross_entropy alone",
+    "authors' procedure: one scipy.stats.binomtest a prediction": "one SciPy test per row",
+    "sklearn calibration_curve(strategy='quantile')": "scikit-learn",
+    "sklearn IsotonicRegression.fit": "scikit-learn, fit only",
+    "probmetrics TemperatureScalingCalibrator": "probmetrics",
+    "torch.optim.LBFGS(lr=0.01, max_iter=50), as Guo et al. run it": "L-BFGS of Guo et al.",
+    "psrcal AffineCalLogLoss, float64 (scipy L-BFGS-B, 100 iterations)": "psrcal",
+    "torch: softmax @ cost, argmin, gather": "plain torch",
+}
+
+
+def records(content):
+    """Return all measured jobs of a machine that use compiled code."""
+    return [record for family in content["families"].values() for record in family if record["numba"]]
+
+
+def name(content):
+    """Return a machine and its main versions."""
+    machine = content["machine"]
+    return f"{machine['cpu']}, {machine['cores']} cores, torch {machine['torch']}, numba {machine['numba']}"
+
+
+def draw_times():
+    """Bars of the ratios of times, for each machine."""
+    for content in processors:
+        bars = [
+            (f"{TITLES.get(record['job'], record['job'])} | {PEERS.get(peer, peer)}", 1 / found["ratio"])
+            for record in records(content)
+            for peer, found in record["peers"].items()
+            if found["ratio"]
+        ]
+        bars.sort(key=lambda bar: bar[1])
+        _, ax = plt.subplots(figsize=(9, 0.33 * len(bars) + 1.2), layout="constrained")
+        speed = [value for _, value in bars]
+        drawn = ax.barh([label for label, _ in bars], [v - 1 for v in speed], left=1)
+        for bar, value in zip(drawn, speed, strict=True):
+            bar.set_color("C0" if value >= 1 else "C3")
+        for row, value in enumerate(speed):
+            text = f"{value:,.0f}" if value >= 100 else f"{value:.2g}"
+            ax.annotate(text, (max(value, 1), row), (4, 0), textcoords="offset points", va="center", fontsize=8)
+        ax.axvline(1, color="0.3", linewidth=0.8)
+        ax.set(xscale="log", xlabel="times faster than the alternative (log scale)", xlim=(None, 3 * max(speed)))
+        ax.set_title(name(content), fontsize=10)
+        ax.spines[["top", "right"]].set_visible(False)
+
+
+def draw_memory():
+    """Extra memory of each job, for each machine."""
+    for content in processors:
+        measured = [record for record in records(content) if set(record["extra_bytes"]) - {OURS}]
+        measured = [record for record in measured if "class-wise" not in record["job"]]  # only a lower bound beside it
+        _, ax = plt.subplots(figsize=(9, 0.55 * len(measured) + 1.4), layout="constrained")
+        for row, record in enumerate(reversed(measured)):
+            sizes = {
+                side: size / 1e6 for side, size in record["extra_bytes"].items() if size and "logsumexp" not in side
+            }
+            ax.plot(list(sizes.values()), [row] * len(sizes), color="0.8", zorder=0)
+            for k, (side, size) in enumerate(sorted(sizes.items(), key=lambda item: item[1])):
+                ours = side == OURS
+                ax.plot(size, row, "o" if ours else "s", color="C0" if ours else "C1")
+                label = "torchcalib" if ours else PEERS.get(side, side)
+                ax.annotate(
+                    label, (size, row), (0, 6 - 19 * (k % 2)), textcoords="offset points", ha="center", fontsize=8
+                )
+        ax.set(
+            xscale="log",
+            xlabel="extra memory in MB (log scale)",
+            yticks=range(len(measured)),
+            ylim=(-0.5, len(measured)),
+        )
+        ax.margins(x=0.15)
+        ax.set_yticklabels([TITLES.get(record["job"], record["job"]) for record in reversed(measured)])
+        ax.grid(axis="x", alpha=0.3)
+        ax.set_title(name(content), fontsize=10)
+
+
+def print_states():
+    """Sizes of the states of streaming metrics."""
+    for content in processors:
+        for record in records(content):
+            for side, sizes in record["state_bytes"].items():
+                label = "torchcalib" if side == OURS else PEERS.get(side, side)
+                (first, small), (last, large) = sizes.items()
+                print(f"ECE, {label}: {small:,} bytes after {first} batch, {large:,} bytes after {last} batches of 256")
+
+
+def draw_growth():
+    """Time of torchcalib for different sizes."""
+    for content in processors:
+        grown = {record["job"]: record["growth"] for record in records(content) if record["growth"]}
+        if not {"ECE, 50,000 x 1,000", "binary ECE, 1 million"} <= set(grown):
+            continue  # not measured on this machine
+        rows = [point for point in grown["ECE, 50,000 x 1,000"] if point["num_classes"] == 1_000]
+        entries = [point for point in grown["ECE, 50,000 x 1,000"] if 8e6 < point["n"] * point["num_classes"] < 9e6]
+        bins = grown["binary ECE, 1 million"]
+        fig, axes = plt.subplots(1, 3, figsize=(10, 3.2), layout="constrained")
+        panels = (
+            (rows, "n", "rows, with 1,000 classes"),
+            (entries, "num_classes", "classes, with 8.4 million logits"),
+            (bins, "n_bins", "bins, 1 million binary rows"),
+        )
+        for ax, (points, axis, label) in zip(axes, panels, strict=True):
+            points = sorted(points, key=lambda point: point[axis])
+            ax.plot([point[axis] for point in points], [1_000 * point["seconds"]["median"] for point in points], "o-")
+            ax.set(xscale="log", yscale="log", xlabel=label, ylabel="milliseconds")
+            ax.grid(alpha=0.3)
+        fig.suptitle(name(content), fontsize=10)
+
+
+def print_machines():
+    """Measured machines."""
+    vendors = sorted({content["machine"]["cpu"] for content in processors})
+    print(f"Processors measured: {', '.join(vendors)}.")
+    for content in gpus:
+        print(f"{content['device']}, torch {content['torch']}:")
+        for speed in content["speed"]:
+            if speed["share"] is not None:
+                print(
+                    f"  {speed['job']}, {speed['shape']}, {speed['dtype']}: {speed['share']:.0%} of the speed of a copy"
+                )
+    if not gpus:
+        print("GPU: not yet measured.")
+    if len(vendors) == 1:
+        print("Processor of a second vendor: not yet measured.")
+
+
+# sphinx_gallery_end_ignore
+
+# %%
+# Time
+# ----
+#
+# Each bar is the time of the alternative divided by the time of torchcalib. Above 1, torchcalib is faster.
+# Some alternatives are lower bounds that compute less, such as `torch.logsumexp` alone.
+# ECE, TCE and ACE are the expected, test-based and adaptive calibration error.
+
+draw_times()
+
+# %%
+# The time of one SciPy test per row is extrapolated from 2% of the rows.
+#
+# Memory
+# ------
+#
+# Extra memory of one call, in MB, for jobs whose memory was measured.
+
+draw_memory()
+
+# %%
+# A streaming metric also has a state, which is kept between batches:
+
+print_states()
+
+# %%
+# Growth
+# ------
+#
+# Time of torchcalib for the ECE of the top label, for numbers of rows, classes and bins.
+
+draw_growth()
+
+# %%
+# One call needs about half a millisecond. Beyond a few thousand rows, the time grows in proportion to their number.
+# The same number of logits takes longer with fewer classes, because there are more rows.
+#
+# Other machines
+# --------------
+
+print_machines()
+
+# %%
+# :doc:`All results with their goals </results/benchmarks>` are in tables for developers.
