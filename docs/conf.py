@@ -44,6 +44,11 @@ sphinx_gallery_conf = {
     "show_signature": False,
     "abort_on_example_error": True,
     "within_subsection_order": "FileNameSortKey",
+    "image_scrapers": ("matplotlib", "example_figures"),
+    "image_srcset": ["2x"],
+    "ignore_repr_types": r"matplotlib",
+    "reset_modules": ("matplotlib", "example_figures.set_defaults"),
+    "reference_url": {"torchcalib": None},  # links from code to the API pages
 }
 
 html_theme = "furo"
