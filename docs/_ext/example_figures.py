@@ -2,6 +2,7 @@
 
 from pathlib import PurePosixPath
 from typing import Any
+from weakref import WeakSet
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -9,15 +10,18 @@ from matplotlib.figure import Figure
 from sphinx_gallery.scrapers import figure_rst
 
 DPI = 110  # dots per inch; the text of a diagram then has about the size of the text on the page
+_saved: WeakSet[Figure] = WeakSet()
 
 
 def scrape(block: Any, block_vars: dict[str, Any], gallery_conf: dict[str, Any], **_: Any) -> str:
     """Save the figure that is the value of the last expression of a code block, at one and two times the resolution."""
-    value = block_vars["example_globals"].pop("___", None)  # sphinx-gallery stores the value under this name
+    value = block_vars["example_globals"].get("___")  # sphinx-gallery stores the last value under this name
     if isinstance(value, Axes):
         value = value.figure
-    if not isinstance(value, Figure) or _is_managed(value):
+    # Blocks without an expression at the end keep the value of an earlier block.
+    if not isinstance(value, Figure) or value in _saved or _is_managed(value):
         return ""
+    _saved.add(value)
     path = PurePosixPath(next(block_vars["image_path_iterator"]))
     double = path.with_stem(f"{path.stem}_2_00x")
     value.savefig(path, dpi=DPI, bbox_inches="tight", pad_inches=0.06)

@@ -21,7 +21,7 @@ systems = {
     "noisy": images.preds + 2 * noise,
     "half precision": images.preds.bfloat16(),
 }
-compared = torchcalib.compare(systems, images.target, n_replicates=199, **options)
+compared = torchcalib.compare(systems, images.target, n_replicates=99, **options)
 torchcalib.plots.difference_plot(compared).figure
 
 # %%
