@@ -54,7 +54,7 @@ sphinx_gallery_conf = {
 html_theme = "furo"
 html_title = f"torchcalib {release}"
 html_static_path = ["_static"]
-html_css_files = ["custom.css"]
+html_css_files = ["custom.css", "gallery.css"]
 html_theme_options = {
     "source_repository": "https://github.com/torchcalib/torchcalib/",
     "source_branch": "main",

@@ -89,23 +89,23 @@ def _rare(n: int, separation: float, sharpness: float, offset: float, seed: int)
 
 SYSTEMS: dict[str, tuple[str, Callable[[], tuple[Tensor, Tensor]]]] = {
     "cifar10_resnet20": (
-        "a ResNet-20 on the CIFAR-10 test set",
+        "ResNet-20 on the CIFAR-10 test set",
         lambda: _multiclass(10_000, 10, 6.0, 2.0, 0.3, seed=0),
     ),
     "cifar100_resnet20": (
-        "a ResNet-20 on the CIFAR-100 test set",
+        "ResNet-20 on the CIFAR-100 test set",
         lambda: _multiclass(10_000, 100, 4.6, 1.6, 0.3, seed=1),
     ),
     "imagenet_dogs_alexnet": (
-        "an AlexNet on the ImageNet validation set, dogs against all other classes",
+        "AlexNet on ImageNet, dogs against the rest",
         lambda: _rare(50_000, 3.4, 1.2, 0.6, seed=2),
     ),
     "imagenet_dogs_resnet18": (
-        "a ResNet-18 on the ImageNet validation set, dogs against all other classes",
+        "ResNet-18 on ImageNet, dogs against the rest",
         lambda: _rare(50_000, 4.0, 1.1, 0.4, seed=2),
     ),
     "agnews_gpt2": (
-        "GPT-2 on the topics of AG News, without training on this task",
+        "GPT-2 on AG News, without training",
         lambda: _biased(7_600, (1.5, -0.9, 0.5, -0.5), 1.9, 0.5),
     ),
 }

@@ -28,13 +28,17 @@ torchcalib.plots.reliability_diagram(images.preds, images.target, from_logits=Tr
 # The expected calibration error (ECE) is the mean distance of the marks from the diagonal, weighted by the counts.
 # The table contains the same data.
 
-torchcalib.functional.calibration_curve(images.preds, images.target, task="multiclass", from_logits=True)
+torchcalib.functional.calibration_curve(
+    images.preds, images.target, task="multiclass", from_logits=True
+)
 
 # %%
 # A smooth curve does not depend on bins. Its kernel width is selected from the data, and the legend contains the
 # smooth calibration error (smECE).
 
-torchcalib.plots.reliability_diagram(images.preds, images.target, from_logits=True, smooth=True).figure
+torchcalib.plots.reliability_diagram(
+    images.preds, images.target, from_logits=True, smooth=True
+).figure
 
 # %%
 # Probabilities of rare events are close to 0, where linear axes hide them. Bins with equal numbers of samples and a

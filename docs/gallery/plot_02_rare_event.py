@@ -3,7 +3,7 @@ Is a model calibrated for a rare event?
 =======================================
 
 One of eight ImageNet images shows a dog. Two models predict the probability of a dog. The expected calibration error
-(ECE) of both is below 0.01. The test-based calibration error (TCE) shows that many of their predictions are wrong.
+(ECE) of both is below 0.01. The test-based calibration error (TCE) shows that many of their predictions are significantly wrong.
 """
 
 from example_data import predictions
@@ -25,7 +25,9 @@ for name, model in models.items():
 # rejected predictions. The test is as strict for a prediction of 0.001 as for a prediction of 0.5.
 
 model = models["alexnet"]
-torchcalib.plots.tce_diagram(model.preds, model.target, logit=True, title="AlexNet, dogs against the rest").figure
+torchcalib.plots.tce_diagram(
+    model.preds, model.target, logit=True, title="AlexNet, dogs against the rest"
+).figure
 
 # %%
 # The axis of probabilities is logarithmic at both ends. Each violin shows the predictions in a bin, and the diamond
@@ -38,6 +40,10 @@ images = predictions("cifar10_resnet20")
 print(images)
 options = {"task": "multiclass", "from_logits": True}
 for name, classes in {"animals": [2, 3, 4, 5, 6, 7], "dogs": [5]}.items():
-    ece = torchcalib.functional.ece(images.preds, images.target, positive_classes=classes, **options)
-    tce = torchcalib.functional.tce(images.preds, images.target, positive_classes=classes, **options)
+    ece = torchcalib.functional.ece(
+        images.preds, images.target, positive_classes=classes, **options
+    )
+    tce = torchcalib.functional.tce(
+        images.preds, images.target, positive_classes=classes, **options
+    )
     print(f"{name} against the rest: ECE {ece:.4f}, TCE {tce:.1f}%")

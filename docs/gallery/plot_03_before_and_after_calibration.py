@@ -15,14 +15,21 @@ images = predictions("cifar10_resnet20")
 print(images)
 options = {"task": "multiclass", "from_logits": True}
 logits = {"before": images.preds}
-for name, calibrator in {"temperature scaling": TemperatureScaling(), "affine scaling": AffineScaling()}.items():
-    logits[name] = cross_val_calibrate(images.preds, images.target, calibrator=calibrator, **options)
+for name, calibrator in {
+    "temperature scaling": TemperatureScaling(),
+    "affine scaling": AffineScaling(),
+}.items():
+    logits[name] = cross_val_calibrate(
+        images.preds, images.target, calibrator=calibrator, **options
+    )
 
 for name, values in logits.items():
     nll = torchcalib.functional.nll(values, images.target, **options)
     ece = torchcalib.functional.ece(values, images.target, **options)
     accuracy = torchcalib.functional.accuracy(values, images.target, **options)
-    print(f"{name:20} negative log-likelihood {nll:.3f}, calibration error {ece:.4f}, accuracy {accuracy:.1%}")
+    print(
+        f"{name:20} negative log-likelihood {nll:.3f}, calibration error {ece:.4f}, accuracy {accuracy:.1%}"
+    )
 
 # %%
 # `torchcalib.calibration.cross_val_calibrate` splits the data into five folds. The predictions of each fold are

@@ -19,7 +19,9 @@ torch.manual_seed(0)
 x, y = torch.from_numpy(digits.data / 16).float(), torch.from_numpy(digits.target).long()
 order = torch.randperm(len(y))
 train, valid = order[:250], order[250:]
-model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 10))
+model = nn.Sequential(
+    nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 10)
+)
 optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
 monitor = torchcalib.Monitor(task="multiclass", num_classes=10, from_logits=True)
 
@@ -53,4 +55,6 @@ torchcalib.plots.training_curve(monitor.history).figure
 # to the last model.
 
 for name, row in {"best": monitor.history.best, "last": monitor.history.rows[-1]}.items():
-    print(f"{name} epoch {row.epoch}: NLL {row.values['nll']:.3f}, accuracy {row.values['accuracy']:.1%}")
+    print(
+        f"{name} epoch {row.epoch}: NLL {row.values['nll']:.3f}, accuracy {row.values['accuracy']:.1%}"
+    )

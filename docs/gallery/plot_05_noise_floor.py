@@ -20,15 +20,22 @@ def simulate(n, sharpness):
     logits = 2 * torch.randn(n, generator=generator)
     target = (torch.rand(n, generator=generator) < logits.sigmoid()).long()
     ece = torchcalib.ECE(task="binary")
-    return torchcalib.inference.calibration_test(ece, (sharpness * logits).sigmoid(), target, n_replicates=199)
+    return torchcalib.inference.calibration_test(
+        ece, (sharpness * logits).sigmoid(), target, n_replicates=199
+    )
 
 
 calibrated = [simulate(n, 1.0) for n in sizes]
 over_confident = [simulate(n, 1.3) for n in sizes]
 
 fig, ax = plt.subplots()
-for tests, color, name in ((calibrated, "#2f6db5", "calibrated"), (over_confident, "#d1661a", "over-confident")):
-    ax.plot(sizes, [float(t.statistic) for t in tests], "o-", color=color, label=f"{name} model")
+for tests, color, name in (
+    (calibrated, "#2f6db5", "calibrated"),
+    (over_confident, "#d1661a", "over-confident"),
+):
+    ax.plot(
+        sizes, [float(t.statistic) for t in tests], "o-", color=color, label=f"{name} model"
+    )
 floors = [float(t.noise_floor) for t in calibrated]
 ax.fill_between(sizes, 0, floors, color="0.85", label="below the noise floor")
 ax.set(xscale="log", xlabel="number of samples", ylabel="ECE (probability)", ylim=(0, None))
@@ -44,7 +51,9 @@ plt.show()
 # So report the noise floor beside the ECE. Do not compare the ECE of two data sets of different size.
 
 for n, good, bad in zip(sizes, calibrated, over_confident, strict=True):
-    print(f"{n:6,} samples: floor {good.noise_floor:.3f}, p = {good.p_value:.3f} and p = {bad.p_value:.3f}")
+    print(
+        f"{n:6,} samples: floor {good.noise_floor:.3f}, p = {good.p_value:.3f} and p = {bad.p_value:.3f}"
+    )
 
 # %%
 # The p-value is the probability of an error at least as large under perfect calibration. The last column decreases

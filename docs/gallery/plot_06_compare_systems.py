@@ -5,6 +5,8 @@ Which of several models is better, and is the difference significant?
 Models that predicted the same targets are compared with paired intervals. The first model is the baseline.
 """
 
+# sphinx_gallery_thumbnail_number = 2
+import matplotlib.pyplot as plt
 import torch
 from example_data import predictions
 
@@ -17,7 +19,9 @@ options = {"task": "multiclass", "from_logits": True}
 noise = torch.randn(images.preds.shape, generator=torch.Generator().manual_seed(0))
 systems = {
     "baseline": images.preds,
-    "temperature": cross_val_calibrate(images.preds, images.target, calibrator=TemperatureScaling(), **options),
+    "temperature": cross_val_calibrate(
+        images.preds, images.target, calibrator=TemperatureScaling(), **options
+    ),
     "noisy": images.preds + 2 * noise,
     "half precision": images.preds.bfloat16(),
 }
@@ -29,8 +33,8 @@ torchcalib.plots.difference_plot(compared).figure
 # Blue marks are significantly better, orange marks worse, and hollow marks are not significant.
 #
 # The intervals are paired: all models share the bootstrap replicates of the test images. The part of the noise that
-# the models have in common cancels out. Small differences are therefore significant although the separate intervals
-# of the models overlap.
+# the models have in common cancels out. The interval of a difference is therefore narrower than the intervals of the
+# two values.
 
 for sentence in compared.sentences.values():
     print(sentence)
@@ -39,10 +43,24 @@ for sentence in compared.sentences.values():
 # Temperature scaling improves the calibration and keeps the accuracy. Noise in the logits makes the probabilities and
 # the accuracy worse. Rounding to half precision has almost no effect.
 #
-# A line contains the values, their intervals and the verdicts. `compared.save("folder")` writes a page, a table and
-# the diagram.
+# The result contains all values, intervals and verdicts. This figure shows the intervals of the negative
+# log-likelihood (NLL) and of its differences. `compared.save("folder")` writes a page, a table and a diagram.
 
 line = compared["nll"]
-for name, difference in line.differences.items():
-    low, high = difference.interval.low, difference.interval.high
-    print(f"{name}: {difference.value:+.4f} ({low:+.4f} to {high:+.4f}), {difference.verdict}")
+fig, (left, right) = plt.subplots(1, 2, figsize=(7.4, 3))
+for row, (name, value) in enumerate(line.values.items()):
+    interval = line.intervals[name]
+    left.plot([interval.low, interval.high], [row, row], color="0.5")
+    left.plot(value, row, "o", color="0.3")
+colors = {"better": "#2f6db5", "worse": "#d1661a", "not significant": "0.5"}
+for row, difference in enumerate(line.differences.values(), 1):
+    interval, color = difference.interval, colors[difference.verdict]
+    right.plot([interval.low, interval.high], [row, row], color=color)
+    right.plot(difference.value, row, "o", color=color)
+right.axvline(0, color="0.3", linewidth=1)
+left.set_yticks(range(len(line.values)), line.values)
+right.set_yticks([])
+for ax, title in ((left, "NLL (nats)"), (right, "difference from the baseline")):
+    ax.set_title(title, fontsize="medium")
+    ax.set_ylim(len(line.values) - 0.5, -0.5)
+plt.show()

@@ -27,17 +27,26 @@ torchcalib.plots.classwise_reliability_diagrams(metric)[0].figure
 # class.
 
 top_label = torchcalib.functional.ece(images.preds, images.target, **options)
-print(f"ECE of the predicted class {top_label:.4f}, mean over the classes {metric.compute():.4f}")
+print(
+    f"ECE of the predicted class {top_label:.4f}, mean over the classes {metric.compute():.4f}"
+)
 
 # %%
 # Small errors of single classes can be sampling noise. The signed error (ESCE) is the frequency of a class minus the
 # mean of its probabilities. Positive bars are classes that the model predicts too rarely.
 
-esce = torchcalib.functional.esce(images.preds, images.target, mode="classwise", average=None, **options)
+esce = torchcalib.functional.esce(
+    images.preds, images.target, mode="classwise", average=None, **options
+)
 values, order = esce.sort()
 fig, ax = plt.subplots(figsize=(6.2, 3.4))
-ax.bar(range(100), values, color=["#d1661a" if v < 0 else "#2f6db5" for v in values], width=1.0)
-ax.set(xlabel="classes in the order of their signed error", ylabel="frequency minus mean probability")
+ax.bar(
+    range(100), values, color=["#d1661a" if v < 0 else "#2f6db5" for v in values], width=1.0
+)
+ax.set(
+    xlabel="classes in the order of their signed error",
+    ylabel="frequency minus mean probability",
+)
 ax.set_title("Expected signed calibration error of each class")
 plt.show()
 

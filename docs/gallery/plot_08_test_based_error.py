@@ -1,6 +1,6 @@
 """
-Which single predictions does the data contradict?
-==================================================
+Which predictions are rejected by a test?
+=========================================
 
 The test-based calibration error (TCE) is the percentage of predictions that a binomial test rejects. Its bins are
 isotonic: the empirical probability never decreases from one bin to the next.
@@ -28,7 +28,9 @@ torchcalib.plots.tce_diagram(preds, target, logit=True).figure
 
 table = torchcalib.functional.tce_table(preds, target, task="binary")
 print(f"TCE {torchcalib.functional.tce(preds, target, task='binary'):.1f}%")
-print(f"TCE of the true probabilities {torchcalib.functional.tce(true, target, task='binary'):.1f}%")
+print(
+    f"TCE of the true probabilities {torchcalib.functional.tce(true, target, task='binary'):.1f}%"
+)
 table
 
 # %%

@@ -23,10 +23,15 @@ models = {
     "random forest": RandomForestClassifier(50, random_state=0),
     "logistic regression": make_pipeline(StandardScaler(), LogisticRegression()),
 }
-probs = {name: cross_val_predict(model, x, y, method="predict_proba")[:, 1] for name, model in models.items()}
+probs = {
+    name: cross_val_predict(model, x, y, method="predict_proba")[:, 1]
+    for name, model in models.items()
+}
 for name, p in probs.items():
     parts = torchcalib.functional.corp(p, y, task="binary", score="brier")
-    print(f"{name:20} Brier score {parts.score:.4f} = {parts.mcb:.4f} - {parts.dsc:.4f} + {parts.unc:.4f}")
+    print(
+        f"{name:20} Brier score {parts.score:.4f} = {parts.mcb:.4f} - {parts.dsc:.4f} + {parts.unc:.4f}"
+    )
 
 # %%
 # The Brier score is the mean squared distance between the probability and the outcome. The parts are:
@@ -35,7 +40,7 @@ for name, p in probs.items():
 # - Discrimination: the advantage of the recalibrated model over a constant prediction. Larger is better.
 # - Uncertainty: the score of the constant prediction, which depends only on the outcomes.
 #
-# A large first part can be removed by recalibration. A small second part cannot: it needs a better model.
+# Recalibration reduces the first part. A larger second part requires a better model.
 
 torchcalib.plots.corp_diagram(probs["naive Bayes"], y, title="Gaussian naive Bayes").figure
 
@@ -43,10 +48,12 @@ torchcalib.plots.corp_diagram(probs["naive Bayes"], y, title="Gaussian naive Bay
 # The diagram shows the recalibrated probability for each prediction, without a choice of bins. The band contains the
 # curve of a calibrated model with probability 95% at each point.
 #
-# Naive Bayes treats correlated measurements as independent. It counts the same evidence several times, so its
-# probabilities are too extreme. Logistic regression does not have this problem.
+# Naive Bayes assumes that the measurements are independent, but they are correlated. Its probabilities are therefore
+# too extreme. Logistic regression does not have this problem.
 
-torchcalib.plots.corp_diagram(probs["logistic regression"], y, title="Logistic regression").figure
+torchcalib.plots.corp_diagram(
+    probs["logistic regression"], y, title="Logistic regression"
+).figure
 
 # %%
 # The method is from Dimitriadis, Gneiting and Jordan,

@@ -1,6 +1,6 @@
 """
-Does a model know how much people disagree?
-===========================================
+Do predictions agree with the votes of several annotators?
+==========================================================
 
 Several annotators label each item, and they do not always agree. The target is then a distribution of labels. With
 few annotators, the counts are a noisy estimate of it.
@@ -26,10 +26,14 @@ def annotate(n):
 
 fig, axes = plt.subplots(1, 2, sharey=True, figsize=(7.4, 3.6))
 counts = {n: annotate(n) for n in numbers}
-for ax, scale, name in zip(axes, (1, 2), ("The model knows the population", "Over-confident model"), strict=True):
+for ax, scale, name in zip(
+    axes, (1, 2), ("Exact model", "Over-confident model"), strict=True
+):
     for component, style in (("value", "o-"), ("noise_floor", "--"), ("corrected", "s-")):
         distances = [
-            torchcalib.functional.squared_distance(scale * logits, c, component=component, **options)
+            torchcalib.functional.squared_distance(
+                scale * logits, c, component=component, **options
+            )
             for c in counts.values()
         ]
         ax.plot(numbers, distances, style, label=component.replace("_", " "))
@@ -47,19 +51,27 @@ plt.show()
 # The right model multiplies the logits by two. Its predictions are too extreme, and the distance is larger.
 #
 # The corrected value estimates the distance to the whole population. It does not depend on the number of annotators:
-# two per item are sufficient. It is close to 0 for the left model and positive for the right one.
+# two annotators per item are sufficient. It is close to 0 for the left model and positive for the right one.
 
 few = counts[5]
 for scale, name in ((1, "exact"), (2, "over-confident")):
-    gap = torchcalib.functional.entropy_gap(scale * logits, few, component="corrected", **options)
+    gap = torchcalib.functional.entropy_gap(
+        scale * logits, few, component="corrected", **options
+    )
     distance = torchcalib.functional.total_variation(scale * logits, few, **options)
-    floor = torchcalib.functional.total_variation(scale * logits, few, component="noise_floor", **options)
-    print(f"{name:15} entropy gap {gap:+.3f} nats, total variation {distance:.3f} (noise floor {floor:.3f})")
+    floor = torchcalib.functional.total_variation(
+        scale * logits, few, component="noise_floor", **options
+    )
+    print(
+        f"{name:15} entropy gap {gap:+.3f} nats, total variation {distance:.3f} (noise floor {floor:.3f})"
+    )
 
 # %%
 # The entropy gap is the entropy of the predictions minus the entropy of the label distributions. It is negative if the
-# model is more certain than people are.
+# predictions are more certain than the label distributions.
 #
 # All calibration errors accept annotator counts too. The frequency in a bin is then the mean fraction of annotators.
 
-torchcalib.plots.reliability_diagram({"exact": logits, "over-confident": 2 * logits}, few, **options).figure
+torchcalib.plots.reliability_diagram(
+    {"exact": logits, "over-confident": 2 * logits}, few, **options
+).figure

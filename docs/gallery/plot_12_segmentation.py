@@ -17,17 +17,25 @@ generator = torch.Generator().manual_seed(0)
 
 def smooth_noise(n_images):
     """Return Gaussian noise `(N, 3, 48, 48)` with variance 1 that varies slowly over an image."""
-    noise = avg_pool2d(torch.randn(n_images, 3, 64, 64, generator=generator), 17, stride=1)
-    return 17 * noise
+    noise = torch.randn(n_images, 3, 72, 72, generator=generator)
+    for _ in range(3):
+        noise = avg_pool2d(noise, 9, stride=1)
+    return noise / noise.std()
 
 
 logits = 1.5 * smooth_noise(60)
 gumbel = -torch.special.ndtr(smooth_noise(60)).clamp(1e-7, 1 - 1e-7).log().neg().log()
-target = (logits + gumbel).argmax(1)  # each pixel has the class probabilities softmax(logits)
+target = (logits + gumbel).argmax(
+    1
+)  # each pixel has the class probabilities softmax(logits)
 
 fig, axes = plt.subplots(1, 3, figsize=(7.4, 2.8))
 confidence, predicted = logits.softmax(1).max(1)
-panels = {"true class": target[0], "predicted class": predicted[0], "confidence": confidence[0]}
+panels = {
+    "true class": target[0],
+    "predicted class": predicted[0],
+    "confidence": confidence[0],
+}
 for ax, (name, image) in zip(axes, panels.items(), strict=True):
     ax.imshow(image, cmap="cividis" if name == "confidence" else "Set2")
     ax.set_title(name)
@@ -40,9 +48,16 @@ plt.show()
 
 ece = torchcalib.ECE(task="multiclass", num_classes=3, class_axis=1, from_logits=True)
 images = torch.arange(60)
-for name, clusters in {"pixels are independent": None, "images are independent": images}.items():
-    found = torchcalib.inference.calibration_test(ece, logits, target, clusters=clusters, n_replicates=199)
-    print(f"{name}: ECE {found.statistic:.4f}, noise floor {found.noise_floor:.4f}, p = {found.p_value:.3f}")
+for name, clusters in {
+    "pixels are independent": None,
+    "images are independent": images,
+}.items():
+    found = torchcalib.inference.calibration_test(
+        ece, logits, target, clusters=clusters, n_replicates=199
+    )
+    print(
+        f"{name}: ECE {found.statistic:.4f}, noise floor {found.noise_floor:.4f}, p = {found.p_value:.3f}"
+    )
 
 # %%
 # If pixels are treated as independent, the noise floor of the expected calibration error (ECE) is far too small, and

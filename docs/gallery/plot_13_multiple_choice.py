@@ -1,6 +1,6 @@
 """
-Does a language model know when its answer is wrong?
-====================================================
+How do I evaluate a language model on multiple-choice questions?
+================================================================
 
 A language model answers multiple-choice questions. The questions have two to five options. The scores of the options
 are padded with :math:`-\\infty`, so a missing option has the probability 0.
@@ -47,7 +47,9 @@ for k in (1, 2, 3):
 # Temperature scaling accepts padded options, and they keep the probability 0.
 
 scaling = torchcalib.calibration.TemperatureScaling()
-calibrated = torchcalib.calibration.cross_val_calibrate(scores, answer, calibrator=scaling, **options)
+calibrated = torchcalib.calibration.cross_val_calibrate(
+    scores, answer, calibrator=scaling, **options
+)
 error = torchcalib.functional.ece(calibrated, answer, **options)
 print(f"ECE after temperature scaling: {error:.3f}")
 
@@ -59,4 +61,6 @@ confidence, chosen = scores.softmax(-1).max(-1)
 correct = (chosen == answer).long()
 error = torchcalib.functional.ece(confidence, correct, task="binary")
 auroc = torchcalib.functional.correctness_auroc(scores, answer, **options)
-print(f"ECE from confidences: {error:.3f}, probability that a correct answer is more confident: {auroc:.3f}")
+print(
+    f"ECE from confidences: {error:.3f}, probability that a correct answer is more confident: {auroc:.3f}"
+)

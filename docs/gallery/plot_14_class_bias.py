@@ -11,7 +11,12 @@ import torch
 from example_data import predictions
 
 import torchcalib
-from torchcalib.calibration import AffineScaling, BiasCorrection, TemperatureScaling, cross_val_calibrate
+from torchcalib.calibration import (
+    AffineScaling,
+    BiasCorrection,
+    TemperatureScaling,
+    cross_val_calibrate,
+)
 
 news = predictions("agnews_gpt2")
 print(news)
@@ -33,7 +38,9 @@ plt.show()
 # The four topics are equally frequent, but their mean probabilities differ. The diagnosis of a report names this
 # cause.
 
-report = torchcalib.report(news.preds, news.target, class_names=names, with_intervals=False, from_logits=True)
+report = torchcalib.report(
+    news.preds, news.target, class_names=names, with_intervals=False, from_logits=True
+)
 print(report.diagnosis.sentence)
 print(report.diagnosis.action)
 
@@ -46,7 +53,9 @@ for name, calibrator in {
     "bias correction": BiasCorrection(),
     "affine scaling": AffineScaling(),
 }.items():
-    calibrated = cross_val_calibrate(news.preds, news.target, calibrator=calibrator, **options)
+    calibrated = cross_val_calibrate(
+        news.preds, news.target, calibrator=calibrator, **options
+    )
     nll = torchcalib.functional.nll(calibrated, news.target, **options)
     accuracy = torchcalib.functional.accuracy(calibrated, news.target, **options)
     print(f"{name:20} negative log-likelihood {nll:.3f}, accuracy {accuracy:.1%}")
@@ -57,6 +66,8 @@ for name, calibrator in {
 #
 # This is typical for language models with a prompt and for models that are used on data with other class frequencies.
 
-calibrated = cross_val_calibrate(news.preds, news.target, calibrator=AffineScaling(), **options)
+calibrated = cross_val_calibrate(
+    news.preds, news.target, calibrator=AffineScaling(), **options
+)
 curves = {"before": (news.preds, news.target), "affine scaling": (calibrated, news.target)}
 torchcalib.plots.reliability_diagram(curves, from_logits=True).figure

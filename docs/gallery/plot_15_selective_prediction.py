@@ -2,8 +2,8 @@
 How many predictions should a person check?
 ===========================================
 
-A model predicts if it is confident, and a person decides the other cases. The fraction of cases that the model decides
-is the coverage. The error rate of these cases is the selective risk.
+A model decides the cases in which it is confident, and a person decides the others. The fraction of cases that the
+model decides is the coverage. The error rate of these cases is the selective risk.
 """
 
 from sklearn.datasets import load_digits
@@ -22,7 +22,10 @@ models = {
     "logistic regression": make_pipeline(StandardScaler(), LogisticRegression(C=0.01)),
     "random forest": RandomForestClassifier(60, max_depth=6, random_state=0),
 }
-probs = {name: cross_val_predict(model, x, y, cv=3, method="predict_proba") for name, model in models.items()}
+probs = {
+    name: cross_val_predict(model, x, y, cv=3, method="predict_proba")
+    for name, model in models.items()
+}
 torchcalib.plots.risk_coverage_curve(probs, y).figure
 
 # %%
@@ -41,13 +44,15 @@ for name, p in probs.items():
 
 # %%
 # Selective prediction and calibration are different properties. Selection needs only the order of the confidences. A
-# calibrator such as temperature scaling hardly changes this order. The random forest below has a large expected
-# calibration error (ECE), because it averages many trees, but its confidences order the cases well.
+# calibrator such as temperature scaling hardly changes this order. The random forest has a large expected calibration
+# error (ECE), because an average of many trees is rarely close to 1. But its confidences order the cases well.
 
 for name, p in probs.items():
     ece = torchcalib.functional.ece(p, y, task="multiclass")
     auroc = torchcalib.functional.correctness_auroc(p, y, task="multiclass")
-    print(f"{name:20} ECE {ece:.3f}, probability that a correct prediction is more confident {auroc:.3f}")
+    print(
+        f"{name:20} ECE {ece:.3f}, probability that a correct prediction is more confident {auroc:.3f}"
+    )
 
 # %%
 # Choose the threshold of the confidence on validation data. See

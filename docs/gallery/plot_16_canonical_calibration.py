@@ -14,11 +14,12 @@ import torch
 import torchcalib
 
 generator = torch.Generator().manual_seed(0)
-values = torch.tensor([0.1, 0.3, 0.6])
+values = torch.tensor([0.2, 0.3, 0.5])
 orders = torch.tensor(list(permutations(range(3))))
 sign = torch.tensor([1, -1, -1, 1, 1, -1])  # 1 for even permutations
 vectors = values[orders]
-true = vectors + sign[:, None] * torch.tensor([0.1, -0.1, 0.0])[orders]  # 0.1 becomes 0.2 or 0, 0.3 becomes 0.2 or 0.4
+error = torch.tensor([0.15, -0.15, 0.0])  # of the probabilities 0.2, 0.3 and 0.5
+true = vectors + sign[:, None] * error[orders]
 
 kind = torch.randint(6, (12_000,), generator=generator)
 preds = vectors[kind]
@@ -30,10 +31,14 @@ ax.fill(*corners.T, facecolor="none", edgecolor="0.5")
 for k in range(6):
     observed = torch.bincount(target[kind == k], minlength=3) / (kind == k).sum()
     start, end = vectors[k] @ corners, observed @ corners
-    ax.annotate("", end, start, arrowprops={"arrowstyle": "-|>", "color": "#d1661a", "lw": 2})
+    ax.annotate(
+        "", end, start, arrowprops={"arrowstyle": "-|>", "color": "#d1661a", "lw": 2}
+    )
     ax.plot(*start, "o", color="#2f6db5")
 for name, corner, align in zip("123", corners, ("right", "left", "center"), strict=True):
-    ax.text(*corner, f" class {name} ", ha=align, va="top" if align != "center" else "bottom")
+    ax.text(
+        *corner, f" class {name} ", ha=align, va="top" if align != "center" else "bottom"
+    )
 ax.set(aspect="equal", xlim=(-0.2, 1.2), ylim=(-0.1, 1.0))
 ax.set_title("Predictions (dots) and class frequencies (arrows)")
 ax.set_axis_off()
@@ -43,13 +48,15 @@ plt.show()
 # Each dot is one of six predictions, and each corner is a class. The arrow points to the actual class frequencies. All
 # six predictions are wrong.
 #
-# The errors cancel in the usual metrics. The probability 0.6 of the predicted class is always correct. A class with
-# probability 0.1 has the frequency 0.2 or 0, and 0.1 on average.
+# The errors cancel in the usual metrics. The probability 0.5 of the predicted class is always correct. A class with
+# probability 0.2 has the frequency 0.35 or 0.05, and 0.2 on average.
 
 for mode in ("top_label", "classwise"):
     ece = torchcalib.ECE(num_classes=3, mode=mode)
     found = torchcalib.inference.calibration_test(ece, preds, target, n_replicates=199)
-    print(f"{mode}: expected calibration error {found.statistic:.4f}, p = {found.p_value:.3f}")
+    print(
+        f"{mode}: expected calibration error {found.statistic:.4f}, p = {found.p_value:.3f}"
+    )
 
 # %%
 # The squared kernel calibration error (SKCE) compares the residuals of pairs of samples with similar predictions. It
@@ -65,7 +72,9 @@ print("calibrated model:", torchcalib.inference.skce_test(preds, calibrated, **o
 # positive for a calibrated model of a finite sample, so compare it with such a model.
 
 for name, labels in {"this model": target, "calibrated model": calibrated}.items():
-    error = torchcalib.functional.canonical_error(preds[:2000], labels[:2000], task="multiclass", bandwidth=0.01)
+    error = torchcalib.functional.canonical_error(
+        preds[:2000], labels[:2000], task="multiclass", bandwidth=0.01
+    )
     print(f"{name}: canonical calibration error {error:.3f}")
 
 # %%

@@ -53,7 +53,14 @@ def gap_range_from_bins(b):
 
 def _gap_range(*, task, n_bins=15, mode=None, average="macro", **options):
     """Range of the gaps over bins."""
-    return binned(gap_range_from_bins, Binning("equal_width", n_bins, False), task, mode, average, options)
+    return binned(
+        gap_range_from_bins,
+        Binning("equal_width", n_bins, False),
+        task,
+        mode,
+        average,
+        options,
+    )
 
 
 gap_range = functional(_gap_range)
@@ -90,4 +97,5 @@ def mean_gap(preds, target, weights=None, task="binary"):
     return (weights * (target - preds)).sum(-1) / weights.sum(-1)
 
 
-print(torchcalib.inference.bootstrap(mean_gap, preds, target, task="binary"))
+found = torchcalib.inference.bootstrap(mean_gap, preds, target, task="binary")
+print(f"{found.value:.4f} (95% interval {found.low:.4f} to {found.high:.4f})")
