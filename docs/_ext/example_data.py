@@ -80,7 +80,7 @@ def _biased(n: int, class_errors: tuple[float, ...], separation: float, sharpnes
 
 
 def _rare(n: int, separation: float, sharpness: float, offset: float, seed: int) -> tuple[Tensor, Tensor]:
-    """Simulate probabilities of an event with frequency 1 / 8 by a classifier with too large and too extreme log-odds."""
+    """Simulate probabilities of an event with frequency 1 / 8. They are too large on average, and too extreme."""
     g = torch.Generator().manual_seed(seed)
     target = (torch.arange(n) % 8 == 0).long()
     evidence = separation**2 * (target - 0.5) + separation * torch.randn(n, generator=g, dtype=torch.float64)

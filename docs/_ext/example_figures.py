@@ -13,7 +13,7 @@ DPI = 110  # dots per inch; the text of a diagram then has about the size of the
 _saved: WeakSet[Figure] = WeakSet()
 
 
-def scrape(block: Any, block_vars: dict[str, Any], gallery_conf: dict[str, Any], **_: Any) -> str:
+def scrape(_block: Any, block_vars: dict[str, Any], gallery_conf: dict[str, Any], **_: Any) -> str:
     """Save the figure that is the value of the last expression of a code block, at one and two times the resolution."""
     value = block_vars["example_globals"].get("___")  # sphinx-gallery stores the last value under this name
     if isinstance(value, Axes):
@@ -43,7 +43,7 @@ def _get_sg_image_scraper() -> Any:
     return scrape
 
 
-def set_defaults(gallery_conf: dict[str, Any], path: str) -> None:
+def set_defaults(*_: Any) -> None:
     """Set the style of figures that an example draws itself; called before each example."""
     matplotlib.rcParams.update(
         {

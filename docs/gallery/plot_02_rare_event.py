@@ -3,7 +3,7 @@ Is a model calibrated for a rare event?
 =======================================
 
 One of eight ImageNet images shows a dog. Two models predict the probability of a dog. The expected calibration error
-(ECE) of both is below 0.01. The test-based calibration error (TCE) shows that many of their predictions are significantly wrong.
+(ECE) of both is below 0.01. But the test-based calibration error (TCE) is large: a test rejects many predictions.
 """
 
 from example_data import predictions

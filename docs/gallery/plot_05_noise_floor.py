@@ -16,7 +16,7 @@ sizes = [100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000]
 
 
 def simulate(n, sharpness):
-    """Return the test of a model whose log-odds are multiplied by `sharpness`; 1 is calibrated."""
+    """Test a model whose log-odds are multiplied by `sharpness`."""
     logits = 2 * torch.randn(n, generator=generator)
     target = (torch.rand(n, generator=generator) < logits.sigmoid()).long()
     ece = torchcalib.ECE(task="binary")

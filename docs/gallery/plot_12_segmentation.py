@@ -16,7 +16,7 @@ generator = torch.Generator().manual_seed(0)
 
 
 def smooth_noise(n_images):
-    """Return Gaussian noise `(N, 3, 48, 48)` with variance 1 that varies slowly over an image."""
+    """Return smooth Gaussian noise `(N, 3, 48, 48)` with variance 1."""
     noise = torch.randn(n_images, 3, 72, 72, generator=generator)
     for _ in range(3):
         noise = avg_pool2d(noise, 9, stride=1)
