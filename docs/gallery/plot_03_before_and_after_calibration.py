@@ -3,7 +3,7 @@ How much does recalibration improve a model?
 ============================================
 
 Temperature scaling divides all logits by one number. Affine scaling also adds a number to the logits of each class.
-Both are fitted to held-out data by maximum likelihood.
+Both are fitted by maximum likelihood. See `Guo et al. (2017) <https://arxiv.org/abs/1706.04599>`_.
 """
 
 from example_data import predictions
@@ -28,7 +28,8 @@ for name, values in logits.items():
     ece = torchcalib.functional.ece(values, images.target, **options)
     accuracy = torchcalib.functional.accuracy(values, images.target, **options)
     print(
-        f"{name:20} negative log-likelihood {nll:.3f}, calibration error {ece:.4f}, accuracy {accuracy:.1%}"
+        f"{name:20} negative log-likelihood {nll:.3f}, "
+        f"calibration error {ece:.4f}, accuracy {accuracy:.1%}"
     )
 
 # %%
@@ -45,7 +46,7 @@ torchcalib.plots.reliability_diagram(curves, from_logits=True).figure
 # The curve before calibration is below the diagonal: the model is over-confident. The calibrated curves are close to
 # the diagonal.
 #
-# Compare calibrators by a proper score, such as the negative log-likelihood, and not by the expected calibration error
+# Compare calibrators by a proper score, such as the negative log-likelihood (NLL), and not by the expected calibration error
 # (ECE). `torchcalib.calibration.recommend` compares all calibrators in this way. It prefers a simple one if the
 # difference is not significant.
 

@@ -52,7 +52,8 @@ plt.show()
 
 for n, good, bad in zip(sizes, calibrated, over_confident, strict=True):
     print(
-        f"{n:6,} samples: floor {good.noise_floor:.3f}, p = {good.p_value:.3f} and p = {bad.p_value:.3f}"
+        f"{n:6,} samples: floor {good.noise_floor:.3f}, "
+        f"p = {good.p_value:.3f} and p = {bad.p_value:.3f}"
     )
 
 # %%

@@ -30,7 +30,8 @@ torchcalib.plots.difference_plot(compared).figure
 
 # %%
 # Each panel shows the differences of one metric from the baseline, with 95% intervals. The better side is shaded.
-# Blue marks are significantly better, orange marks worse, and hollow marks are not significant.
+# Blue marks are significantly better, orange marks worse, and hollow marks are not significant. The
+# :doc:`glossary </glossary>` explains the abbreviations.
 #
 # The intervals are paired: all models share the bootstrap replicates of the test images. The part of the noise that
 # the models have in common cancels out. The interval of a difference is therefore narrower than the intervals of the
@@ -43,8 +44,8 @@ for sentence in compared.sentences.values():
 # Temperature scaling improves the calibration and keeps the accuracy. Noise in the logits makes the probabilities and
 # the accuracy worse. Rounding to half precision has almost no effect.
 #
-# The result contains all values, intervals and verdicts. This figure shows the intervals of the negative
-# log-likelihood (NLL) and of its differences. `compared.save("folder")` writes a page, a table and a diagram.
+# The result contains all values, intervals and verdicts. This figure shows the negative log-likelihood (NLL) and its
+# differences. `compared.save("folder")` writes a page, a table and a diagram.
 
 line = compared["nll"]
 fig, (left, right) = plt.subplots(1, 2, figsize=(7.4, 3))

@@ -32,8 +32,7 @@ print(
 )
 
 # %%
-# Small errors of single classes can be sampling noise. The signed error (ESCE) is the frequency of a class minus the
-# mean of its probabilities. Positive bars are classes that the model predicts too rarely.
+# The expected signed calibration error (ESCE) is the frequency of a class minus the mean of its probabilities. Positive bars are classes that the model predicts too rarely.
 
 esce = torchcalib.functional.esce(
     images.preds, images.target, mode="classwise", average=None, **options

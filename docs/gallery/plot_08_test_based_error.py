@@ -28,9 +28,8 @@ torchcalib.plots.tce_diagram(preds, target, logit=True).figure
 
 table = torchcalib.functional.tce_table(preds, target, task="binary")
 print(f"TCE {torchcalib.functional.tce(preds, target, task='binary'):.1f}%")
-print(
-    f"TCE of the true probabilities {torchcalib.functional.tce(true, target, task='binary'):.1f}%"
-)
+tce = torchcalib.functional.tce(true, target, task="binary")
+print(f"TCE of the true probabilities {tce:.1f}%")
 table
 
 # %%

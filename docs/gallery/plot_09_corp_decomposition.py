@@ -30,7 +30,8 @@ probs = {
 for name, p in probs.items():
     parts = torchcalib.functional.corp(p, y, task="binary", score="brier")
     print(
-        f"{name:20} Brier score {parts.score:.4f} = {parts.mcb:.4f} - {parts.dsc:.4f} + {parts.unc:.4f}"
+        f"{name:20} Brier score {parts.score:.4f} "
+        f"= {parts.mcb:.4f} - {parts.dsc:.4f} + {parts.unc:.4f}"
     )
 
 # %%

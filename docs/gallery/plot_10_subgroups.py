@@ -13,15 +13,12 @@ import torchcalib
 
 generator = torch.Generator().manual_seed(0)
 n, n_groups = 30_000, 60
-groups = (
-    n_groups * torch.rand(n, generator=generator) ** 2.5
-).long()  # a few large groups and many small ones
+# A few groups are large, and many are small.
+groups = (n_groups * torch.rand(n, generator=generator) ** 2.5).long()
 true = torch.rand(n, generator=generator)
 target = (torch.rand(n, generator=generator) < true).long()
-shift = torch.zeros(n_groups)
-shift[[3, 20, 45]] = torch.tensor(
-    [0.5, -0.8, 1.2]
-)  # errors of the log-odds in three groups
+shift = torch.zeros(n_groups)  # errors of the log-odds
+shift[[3, 20, 45]] = torch.tensor([0.5, -0.8, 1.2])
 preds = (true.logit() + shift[groups]).sigmoid()
 
 metric = torchcalib.ByGroup(torchcalib.ECE(task="binary"), num_groups=n_groups)

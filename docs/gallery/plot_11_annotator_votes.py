@@ -63,7 +63,8 @@ for scale, name in ((1, "exact"), (2, "over-confident")):
         scale * logits, few, component="noise_floor", **options
     )
     print(
-        f"{name:15} entropy gap {gap:+.3f} nats, total variation {distance:.3f} (noise floor {floor:.3f})"
+        f"{name:15} entropy gap {gap:+.3f} nats, "
+        f"total variation {distance:.3f} (noise floor {floor:.3f})"
     )
 
 # %%

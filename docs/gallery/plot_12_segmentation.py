@@ -25,9 +25,8 @@ def smooth_noise(n_images):
 
 logits = 1.5 * smooth_noise(60)
 gumbel = -torch.special.ndtr(smooth_noise(60)).clamp(1e-7, 1 - 1e-7).log().neg().log()
-target = (logits + gumbel).argmax(
-    1
-)  # each pixel has the class probabilities softmax(logits)
+# Each pixel has the class probabilities softmax(logits).
+target = (logits + gumbel).argmax(1)
 
 fig, axes = plt.subplots(1, 3, figsize=(7.4, 2.8))
 confidence, predicted = logits.softmax(1).max(1)
@@ -56,7 +55,8 @@ for name, clusters in {
         ece, logits, target, clusters=clusters, n_replicates=199
     )
     print(
-        f"{name}: ECE {found.statistic:.4f}, noise floor {found.noise_floor:.4f}, p = {found.p_value:.3f}"
+        f"{name}: ECE {found.statistic:.4f}, "
+        f"noise floor {found.noise_floor:.4f}, p = {found.p_value:.3f}"
     )
 
 # %%

@@ -61,6 +61,5 @@ confidence, chosen = scores.softmax(-1).max(-1)
 correct = (chosen == answer).long()
 error = torchcalib.functional.ece(confidence, correct, task="binary")
 auroc = torchcalib.functional.correctness_auroc(scores, answer, **options)
-print(
-    f"ECE from confidences: {error:.3f}, probability that a correct answer is more confident: {auroc:.3f}"
-)
+print(f"ECE from confidences: {error:.3f}")
+print(f"probability that a correct answer is more confident: {auroc:.3f}")

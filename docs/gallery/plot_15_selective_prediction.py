@@ -51,7 +51,8 @@ for name, p in probs.items():
     ece = torchcalib.functional.ece(p, y, task="multiclass")
     auroc = torchcalib.functional.correctness_auroc(p, y, task="multiclass")
     print(
-        f"{name:20} ECE {ece:.3f}, probability that a correct prediction is more confident {auroc:.3f}"
+        f"{name:20} ECE {ece:.3f}, "
+        f"probability that a correct prediction is more confident {auroc:.3f}"
     )
 
 # %%

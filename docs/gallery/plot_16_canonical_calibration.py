@@ -14,11 +14,11 @@ import torch
 import torchcalib
 
 generator = torch.Generator().manual_seed(0)
-values = torch.tensor([0.2, 0.3, 0.5])
+values = torch.tensor([0.1, 0.3, 0.6])
 orders = torch.tensor(list(permutations(range(3))))
 sign = torch.tensor([1, -1, -1, 1, 1, -1])  # 1 for even permutations
 vectors = values[orders]
-error = torch.tensor([0.15, -0.15, 0.0])  # of the probabilities 0.2, 0.3 and 0.5
+error = torch.tensor([0.1, -0.1, 0.0])  # of the probabilities 0.1, 0.3 and 0.6
 true = vectors + sign[:, None] * error[orders]
 
 kind = torch.randint(6, (12_000,), generator=generator)
@@ -32,9 +32,9 @@ for k in range(6):
     observed = torch.bincount(target[kind == k], minlength=3) / (kind == k).sum()
     start, end = vectors[k] @ corners, observed @ corners
     ax.annotate(
-        "", end, start, arrowprops={"arrowstyle": "-|>", "color": "#d1661a", "lw": 2}
+        "", end, start, arrowprops={"arrowstyle": "-|>", "color": "#d1661a", "lw": 3}
     )
-    ax.plot(*start, "o", color="#2f6db5")
+    ax.plot(*start, "o", color="#2f6db5", markersize=9)
 for name, corner, align in zip("123", corners, ("right", "left", "center"), strict=True):
     ax.text(
         *corner, f" class {name} ", ha=align, va="top" if align != "center" else "bottom"
@@ -48,8 +48,8 @@ plt.show()
 # Each dot is one of six predictions, and each corner is a class. The arrow points to the actual class frequencies. All
 # six predictions are wrong.
 #
-# The errors cancel in the usual metrics. The probability 0.5 of the predicted class is always correct. A class with
-# probability 0.2 has the frequency 0.35 or 0.05, and 0.2 on average.
+# The errors cancel in the usual metrics. The probability 0.6 of the predicted class is always correct. A class with
+# probability 0.1 has the frequency 0.2 or 0, and 0.1 on average.
 
 for mode in ("top_label", "classwise"):
     ece = torchcalib.ECE(num_classes=3, mode=mode)
