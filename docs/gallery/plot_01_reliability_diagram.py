@@ -25,16 +25,16 @@ torchcalib.plots.reliability_diagram(images.preds, images.target, from_logits=Tr
 # The grey boxes are consistency bands. The mark of a calibrated model is inside its box with probability 95%. A mark
 # far outside of its box is evidence against calibration. A box is large if its bin has few samples.
 #
-# The expected calibration error (ECE) is the mean distance of the marks from the diagonal, weighted by the counts.
-# The table contains the same data.
+# The expected calibration error (ECE) is the mean distance of the marks from the diagonal, weighted by the counts. The
+# table contains the same data.
 
 torchcalib.functional.calibration_curve(
     images.preds, images.target, task="multiclass", from_logits=True
 )
 
 # %%
-# A smooth curve does not depend on bins. Its kernel width is selected from the data, and the legend contains the
-# smooth calibration error (smECE).
+# A smooth curve does not depend on bins. Its kernel width is selected from the data, and the legend contains the smooth
+# calibration error (smECE).
 
 torchcalib.plots.reliability_diagram(
     images.preds, images.target, from_logits=True, smooth=True

@@ -46,8 +46,8 @@ torchcalib.plots.reliability_diagram(curves, from_logits=True).figure
 # The curve before calibration is below the diagonal: the model is over-confident. The calibrated curves are close to
 # the diagonal.
 #
-# Compare calibrators by a proper score, such as the negative log-likelihood (NLL), and not by the expected calibration error
-# (ECE). `torchcalib.calibration.recommend` compares all calibrators in this way. It prefers a simple one if the
+# Compare calibrators by a proper score, such as the negative log-likelihood (NLL), and not by the expected calibration
+# error (ECE). `torchcalib.calibration.recommend` compares all calibrators in this way. It prefers a simple one if the
 # difference is not significant.
 
 found = torchcalib.calibration.recommend(images.preds, images.target, **options)
@@ -58,3 +58,6 @@ print(found.text)
 
 calibrator = TemperatureScaling().fit(images.preds, images.target)
 print(calibrator(images.preds[:1]).softmax(-1).max())
+
+# %%
+# The guide describes :doc:`all calibrators </guide/calibrators>`.

@@ -58,3 +58,6 @@ for name, row in {"best": monitor.history.best, "last": monitor.history.rows[-1]
     print(
         f"{name} epoch {row.epoch}: NLL {row.values['nll']:.3f}, accuracy {row.values['accuracy']:.1%}"
     )
+
+# %%
+# The guide describes :doc:`training with a penalty </guide/training>` against over-confidence.

@@ -44,9 +44,8 @@ ax.legend()
 plt.show()
 
 # %%
-# The expected calibration error (ECE) of the calibrated model follows the noise floor, which decreases as
-# :math:`1 / \sqrt{n}`. The ECE of the over-confident model tends to a positive value. With few samples, the two models
-# cannot be distinguished by their ECE.
+# The expected calibration error (ECE) of the calibrated model follows the noise floor, which decreases as :math:`1/\sqrt{n}`. The ECE of the over-confident model tends to a positive value. With few samples, the two models cannot be
+# distinguished by their ECE.
 #
 # So report the noise floor beside the ECE. Do not compare the ECE of two data sets of different size.
 
@@ -57,11 +56,14 @@ for n, good, bad in zip(sizes, calibrated, over_confident, strict=True):
     )
 
 # %%
-# The p-value is the probability of an error at least as large under perfect calibration. The last column decreases
-# with the number of samples: more data detect the same miscalibration with more certainty.
+# The p-value is the probability of an error at least as large under perfect calibration. The last column decreases with
+# the number of samples: more data detect the same miscalibration with more certainty.
 #
 # `torchcalib.inference.calibration_test` simulates the outcomes from the predicted probabilities and recomputes the
 # metric. Metric classes have the method `test`, and reports contain the noise floor of every calibration error. See
 # `Broecker and Smith (2007) <https://doi.org/10.1175/WAF993.1>`_ for the method.
 
 print(over_confident[-1])
+
+# %%
+# The guide explains the :doc:`noise floor and p-values </guide/noise_floor>`.

@@ -29,13 +29,13 @@ compared = torchcalib.compare(systems, images.target, n_replicates=99, **options
 torchcalib.plots.difference_plot(compared).figure
 
 # %%
-# Each panel shows the differences of one metric from the baseline, with 95% intervals. The better side is shaded.
-# Blue marks are significantly better, orange marks worse, and hollow marks are not significant. The
-# :doc:`glossary </glossary>` explains the abbreviations.
+# Each panel shows the differences of one metric from the baseline, with 95% intervals. The better side is shaded. Blue
+# marks are significantly better, orange marks worse, and hollow marks are not significant. The :doc:`glossary
+# </glossary>` explains the abbreviations.
 #
-# The intervals are paired: all models share the bootstrap replicates of the test images. The part of the noise that
-# the models have in common cancels out. The interval of a difference is therefore narrower than the intervals of the
-# two values.
+# The intervals are paired: all models share the bootstrap replicates of the test images. The part of the noise that the
+# models have in common cancels out. The interval of a difference is therefore usually narrower than the intervals of the two
+# values.
 
 for sentence in compared.sentences.values():
     print(sentence)

@@ -20,7 +20,7 @@ torchcalib.plots.classwise_reliability_diagrams(metric)[0].figure
 
 # %%
 # The panels show the six classes with the largest expected calibration error (ECE), the largest first. In each panel
-# the probability of one class is the confidence, and the event is that the image belongs to this class.
+# the confidence is the probability of one class. The event is that the image belongs to this class.
 #
 # Most probabilities of a class are close to 0, because most images belong to other classes. The error of each class is
 # therefore small, and the mean over the classes is small too. It cannot be compared with the error of the predicted
@@ -32,7 +32,8 @@ print(
 )
 
 # %%
-# The expected signed calibration error (ESCE) is the frequency of a class minus the mean of its probabilities. Positive bars are classes that the model predicts too rarely.
+# The expected signed calibration error (ESCE) is the frequency of a class minus the mean of its probabilities. Positive
+# bars are classes that the model predicts too rarely.
 
 esce = torchcalib.functional.esce(
     images.preds, images.target, mode="classwise", average=None, **options

@@ -20,8 +20,8 @@ torchcalib.plots.tce_diagram(preds, target, logit=True).figure
 # Each violin shows the predictions in a bin, and the diamond shows their empirical probability. In a calibrated model
 # the violin is short and contains the diamond. Here the diamonds are above the violins at small probabilities.
 #
-# The bars below show the bin sizes. The coloured part of a bar is rejected: the exact two-sided binomial test of the
-# prediction against the outcomes in its bin has a p-value of at most 0.05.
+# The bars below show the bin sizes. The coloured part of a bar is rejected. Each prediction is tested against the
+# outcomes in its bin with the exact two-sided binomial test, at the level 0.05.
 #
 # The TCE of the true probabilities is not 0. A bin contains different predictions but has one frequency, so some are
 # rejected by chance. Use the noise floor of `torchcalib.TCE.test` for comparison.
@@ -43,5 +43,5 @@ tables = {
 torchcalib.plots.bin_comparison(tables, logit=True).figure
 
 # %%
-# The method is from Matsubara, Tax, Mudd and Guy,
-# `TCE: A Test-Based Approach to Measuring Calibration Error <https://proceedings.mlr.press/v216/matsubara23a.html>`_.
+# The method is from Matsubara, Tax, Mudd and Guy, `TCE: A Test-Based Approach to Measuring Calibration Error
+# <https://proceedings.mlr.press/v216/matsubara23a.html>`_.

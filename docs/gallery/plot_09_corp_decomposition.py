@@ -57,5 +57,5 @@ torchcalib.plots.corp_diagram(
 ).figure
 
 # %%
-# The method is from Dimitriadis, Gneiting and Jordan,
-# `Stable reliability diagrams for probabilistic classifiers <https://doi.org/10.1073/pnas.2016191118>`_.
+# The method is from Dimitriadis, Gneiting and Jordan, `Stable reliability diagrams for probabilistic classifiers
+# <https://doi.org/10.1073/pnas.2016191118>`_.

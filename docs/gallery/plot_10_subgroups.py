@@ -46,8 +46,8 @@ ax.legend()
 plt.show()
 
 # %%
-# Each point is a group. The expected calibration error (ECE) of small groups is large, but so is their noise floor,
-# the expected error of a calibrated model. A large error of a small group is often only sampling noise.
+# Each point is a group. The expected calibration error (ECE) of small groups is large. But their noise floor, the
+# expected error of a calibrated model, is large too. A large error of a small group is often only sampling noise.
 #
 # `ByGroup.worst` sorts the groups by their error minus the noise floor. The p-values are adjusted for the number of
 # groups by the method of Benjamini and Hochberg. Without this correction, about one of twenty calibrated groups has a
@@ -68,3 +68,6 @@ nll = torchcalib.functional.by_group(
     torchcalib.functional.nll, preds, target, groups, task="binary"
 )
 print(f"negative log-likelihood of groups 0 to 4: {[round(float(v), 3) for v in nll[:5]]}")
+
+# %%
+# The guide explains :doc:`groups and clusters </guide/clusters_and_groups>`.

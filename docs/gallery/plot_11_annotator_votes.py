@@ -76,3 +76,6 @@ for scale, name in ((1, "exact"), (2, "over-confident")):
 torchcalib.plots.reliability_diagram(
     {"exact": logits, "over-confident": 2 * logits}, few, **options
 ).figure
+
+# %%
+# The guide explains :doc:`label distributions </guide/label_distributions>`.

@@ -42,8 +42,8 @@ for ax, (name, image) in zip(axes, panels.items(), strict=True):
 plt.show()
 
 # %%
-# The model in this simulation is calibrated: each class is as frequent as predicted. But errors come in regions, not
-# in single pixels. A test that treats pixels as independent is therefore wrong.
+# The model in this simulation is calibrated: each class is as frequent as predicted. But errors come in regions, not in
+# single pixels. A test that treats pixels as independent is therefore wrong.
 
 ece = torchcalib.ECE(task="multiclass", num_classes=3, class_axis=1, from_logits=True)
 images = torch.arange(60)
@@ -60,8 +60,8 @@ for name, clusters in {
     )
 
 # %%
-# If pixels are treated as independent, the noise floor of the expected calibration error (ECE) is far too small, and
-# the p-value wrongly rejects calibration. With `clusters`, the test has the correct noise floor. The design effect is
+# If pixels are treated as independent, the noise floor of the expected calibration error (ECE) is far too small. The
+# p-value then wrongly rejects calibration. With `clusters`, the test has the correct noise floor. The design effect is
 # the factor by which the dependence increases the variance.
 
 print(f"{found.n_clusters} images, design effect {found.design_effect:.0f}")
@@ -76,3 +76,6 @@ print(metric.test(n_replicates=199))
 torchcalib.plots.reliability_diagram(
     {"calibrated": logits, "over-confident": 3 * logits}, target, from_logits=True
 ).figure
+
+# %%
+# The guide explains :doc:`clusters of dependent samples </guide/clusters_and_groups>`.

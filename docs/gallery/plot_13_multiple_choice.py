@@ -54,8 +54,8 @@ error = torchcalib.functional.ece(calibrated, answer, **options)
 print(f"ECE after temperature scaling: {error:.3f}")
 
 # %%
-# Some systems only report a confidence and whether the answer was correct. This is a binary task. On files, the
-# command `torchcalib report answers.jsonl` recognises the columns `confidence` and `correct`.
+# Some systems only report a confidence and whether the answer was correct. This is a binary task. On files, the command
+# `torchcalib report answers.jsonl` recognises the columns `confidence` and `correct`.
 
 confidence, chosen = scores.softmax(-1).max(-1)
 correct = (chosen == answer).long()

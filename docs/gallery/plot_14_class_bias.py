@@ -35,8 +35,7 @@ ax.legend()
 plt.show()
 
 # %%
-# The four topics are equally frequent, but their mean probabilities differ. The diagnosis of a report names this
-# cause.
+# The four topics are equally frequent, but their mean probabilities differ. The diagnosis of a report names this cause.
 
 report = torchcalib.report(
     news.preds, news.target, class_names=names, with_intervals=False, from_logits=True
@@ -46,8 +45,8 @@ print(report.diagnosis.action)
 
 # %%
 # The report recommends the calibrator with the best negative log-likelihood (NLL). Three simple ones are compared here
-# by cross-validation. Temperature scaling has one parameter. Bias correction adds one
-# number to the log-probability of each class, and affine scaling combines both.
+# by cross-validation. Temperature scaling has one parameter. Bias correction adds one number to the log-probability of
+# each class, and affine scaling combines both.
 
 for name, calibrator in {
     "temperature scaling": TemperatureScaling(),
@@ -65,7 +64,8 @@ for name, calibrator in {
 # Temperature scaling cannot change the predicted class, so the accuracy stays low. Bias correction changes it: the
 # model contains more information about the topic than its raw predictions show.
 #
-# This is typical for language models with a prompt and for models that are used on data with other class frequencies.
+# This is typical for language models with a prompt. It also occurs if the class frequencies differ from those of the
+# training data.
 
 calibrated = cross_val_calibrate(
     news.preds, news.target, calibrator=AffineScaling(), **options

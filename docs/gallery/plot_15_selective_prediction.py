@@ -29,11 +29,11 @@ probs = {
 torchcalib.plots.risk_coverage_curve(probs, y).figure
 
 # %%
-# Each curve sorts the predictions by their confidence. The right end is the error rate of all predictions. A good
-# curve falls quickly to the left: the errors are among the least confident predictions.
+# Each curve sorts the predictions by their confidence. The right end is the error rate of all predictions. A good curve
+# falls quickly to the left: the errors are among the least confident predictions.
 #
 # The area under the risk-coverage curve (AURC) summarises it. The coverage at a risk is the largest fraction of cases
-# that the model can decide with at most this error rate.
+# with at most this error rate.
 
 print(f"{'':20}  AURC   coverage at 1% risk   error rate at 80% coverage")
 for name, p in probs.items():
@@ -45,7 +45,7 @@ for name, p in probs.items():
 # %%
 # Selective prediction and calibration are different properties. Selection needs only the order of the confidences. A
 # calibrator such as temperature scaling hardly changes this order. The random forest has a large expected calibration
-# error (ECE), because an average of many trees is rarely close to 1. But its confidences order the cases well.
+# error (ECE): an average of many trees is rarely close to 1. But its confidences order the cases well.
 
 for name, p in probs.items():
     ece = torchcalib.functional.ece(p, y, task="multiclass")
@@ -56,6 +56,6 @@ for name, p in probs.items():
     )
 
 # %%
-# Choose the threshold of the confidence on validation data. See
-# `Geifman and El-Yaniv (2017) <https://arxiv.org/abs/1705.08500>`_ for selective prediction, and
-# `Geifman, Uziel and El-Yaniv (2019) <https://arxiv.org/abs/1805.08206>`_ for AURC.
+# Choose the threshold of the confidence on validation data. See `Geifman and El-Yaniv (2017)
+# <https://arxiv.org/abs/1705.08500>`_ for selective prediction, and `Geifman, Uziel and El-Yaniv (2019)
+# <https://arxiv.org/abs/1805.08206>`_ for AURC.

@@ -78,5 +78,7 @@ for name, labels in {"this model": target, "calibrated model": calibrated}.items
     print(f"{name}: canonical calibration error {error:.3f}")
 
 # %%
-# The tests are from Widmann, Lindsten and Zachariah,
-# `Calibration tests in multi-class classification <https://arxiv.org/abs/1910.11385>`_.
+# The tests are from Widmann, Lindsten and Zachariah, `Calibration tests in multi-class classification
+# <https://arxiv.org/abs/1910.11385>`_.
+#
+# The guide explains the :doc:`four notions of calibration </guide/notions>`.
