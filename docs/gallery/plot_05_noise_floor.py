@@ -44,8 +44,9 @@ ax.legend()
 plt.show()
 
 # %%
-# The expected calibration error (ECE) of the calibrated model follows the noise floor, which decreases as :math:`1/\sqrt{n}`. The ECE of the over-confident model tends to a positive value. With few samples, the two models cannot be
-# distinguished by their ECE.
+# The expected calibration error (ECE) of the calibrated model follows the noise floor. It decreases as
+# :math:`1/\sqrt{n}` with the number of samples. The ECE of the over-confident model tends to a positive value. With few
+# samples, the two models cannot be distinguished by their ECE.
 #
 # So report the noise floor beside the ECE. Do not compare the ECE of two data sets of different size.
 

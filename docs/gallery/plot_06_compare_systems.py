@@ -34,7 +34,7 @@ torchcalib.plots.difference_plot(compared).figure
 # </glossary>` explains the abbreviations.
 #
 # The intervals are paired: all models share the bootstrap replicates of the test images. The part of the noise that the
-# models have in common cancels out. The interval of a difference is therefore usually narrower than the intervals of the two
+# models have in common cancels out. The interval of a difference is therefore usually narrower than those of the two
 # values.
 
 for sentence in compared.sentences.values():
