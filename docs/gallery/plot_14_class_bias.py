@@ -44,7 +44,7 @@ print(report.diagnosis.sentence)
 print(report.diagnosis.action)
 
 # %%
-# The report recommends the calibrator with the best negative log-likelihood (NLL). Three simple ones are compared here
+# The report recommends a calibrator by its negative log-likelihood (NLL). Three simple ones are compared here
 # by cross-validation. Temperature scaling has one parameter. Bias correction adds one number to the log-probability of
 # each class, and affine scaling combines both.
 
