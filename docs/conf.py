@@ -45,12 +45,17 @@ sphinx_gallery_conf = {
     "show_signature": False,
     "abort_on_example_error": True,
     "within_subsection_order": "FileNameSortKey",
+    "image_scrapers": ("matplotlib", "example_figures"),
+    "image_srcset": ["2x"],
+    "ignore_repr_types": r"matplotlib",
+    "reset_modules": ("matplotlib", "example_figures.set_defaults"),
+    "reference_url": {"torchcalib": None},  # links from code to the API pages
 }
 
 html_theme = "furo"
 html_title = f"torchcalib {release}"
 html_static_path = ["_static"]
-html_css_files = ["custom.css"]
+html_css_files = ["custom.css", "gallery.css"]
 html_theme_options = {
     "source_repository": "https://github.com/torchcalib/torchcalib/",
     "source_branch": "main",

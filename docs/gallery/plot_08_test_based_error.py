@@ -1,0 +1,47 @@
+"""
+Which predictions are rejected by a test?
+=========================================
+
+The test-based calibration error (TCE) is the percentage of predictions that a binomial test rejects. Its bins are
+isotonic: the empirical probability never decreases from one bin to the next.
+"""
+
+import torch
+
+import torchcalib
+
+generator = torch.Generator().manual_seed(0)
+true = torch.rand(20_000, generator=generator) ** 4
+target = (torch.rand(20_000, generator=generator) < true).long()
+preds = true**1.15  # too small, in particular near 0
+torchcalib.plots.tce_diagram(preds, target, logit=True).figure
+
+# %%
+# Each violin shows the predictions in a bin, and the diamond shows their empirical probability. In a calibrated model
+# the violin is short and contains the diamond. Here the diamonds are above the violins at small probabilities.
+#
+# The bars below show the bin sizes. The coloured part of a bar is rejected. Each prediction is tested against the
+# outcomes in its bin with the exact two-sided binomial test, at the level 0.05.
+#
+# The TCE of the true probabilities is not 0. A bin contains different predictions but has one frequency, so some are
+# rejected by chance. Use the noise floor of `torchcalib.TCE.test` for comparison.
+
+table = torchcalib.functional.tce_table(preds, target, task="binary")
+print(f"TCE {torchcalib.functional.tce(preds, target, task='binary'):.1f}%")
+tce = torchcalib.functional.tce(true, target, task="binary")
+print(f"TCE of the true probabilities {tce:.1f}%")
+table
+
+# %%
+# The choice of bins matters. Equal-width bins put most of these predictions into one bin. Isotonic bins of bounded
+# size, PAVA-BC (pool-adjacent-violators algorithm with block constraints), follow the data.
+
+tables = {
+    "equal width": torchcalib.functional.calibration_curve(preds, target, task="binary"),
+    "PAVA-BC": table,
+}
+torchcalib.plots.bin_comparison(tables, logit=True).figure
+
+# %%
+# The method is from Matsubara, Tax, Mudd and Guy, `TCE: A Test-Based Approach to Measuring Calibration Error
+# <https://proceedings.mlr.press/v216/matsubara23a.html>`_.
