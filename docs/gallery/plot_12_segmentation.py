@@ -45,7 +45,7 @@ plt.show()
 # The model in this simulation is calibrated: each class is as frequent as predicted. But errors come in regions, not in
 # single pixels. A test that treats pixels as independent is therefore wrong.
 
-ece = torchcalib.ECE(task="multiclass", num_classes=3, class_axis=1, from_logits=True)
+ece = torchcalib.ECE(task="multiclass", num_classes=3, from_logits=True)
 images = torch.arange(60)
 for name, clusters in {
     "pixels are independent": None,

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from helpers.reports import QUICK
 from scipy import stats
 
 import torchcalib as tc
@@ -257,6 +258,23 @@ def test_a_collection_passes_clusters_to_the_metrics_that_accept_them():
     alone.update(p, y, clusters=clusters)
     assert float(collection["ece"].test(n_replicates=39).p_value) == float(alone.test(n_replicates=39).p_value)
     assert set(collection.compute()) == {"ece", "nll", "ks"}
+
+
+def test_the_class_axis_is_inferred_as_without_clusters_and_groups():
+    logits, target = torch.randn(4, 3, 6, 5), torch.randint(0, 3, (4, 6, 5))  # images with classes on axis 1
+    values = []
+    for options in ({}, {"class_axis": 1}):
+        given = {"task": "multiclass", "num_classes": 3, "from_logits": True, **options}
+        images = tc.Clustered(tc.ECE(**given)), tc.Bootstrapped(tc.NLL(**given), n_replicates=40)
+        for metric in images:
+            metric.update(logits, target, clusters=torch.arange(4))
+        pixels = tc.ByGroup(tc.ECE(**given), num_groups=3)
+        pixels.update(logits, target, groups=target)
+        report = tc.report(
+            logits, target, from_logits=True, groups=target, clusters=torch.arange(4), **QUICK, **options
+        )
+        values.append([*(metric.compute() for metric in (*images, pixels)), report["ece"]])
+    torch.testing.assert_close(*values, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize(

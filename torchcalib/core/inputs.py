@@ -227,11 +227,11 @@ class InputFormat:
         shares, n_annotators = proportions_of_counts(target, self.axis if self.task == "multiclass" else -1)
         return (shares if self.task == "multiclass" else shares[..., 1]), n_annotators
 
-    def samples_of(self, preds: Tensor) -> tuple[int, ...]:
-        """Return the shape of the samples: the shape of `preds` without the class axis."""
+    def samples_of(self, preds: Tensor, target: Tensor | None = None, n_batch: int = 0) -> tuple[int, ...]:
+        """Return the shape of the samples: the shape of `preds` without the class axis, as inferred by `resolved`."""
         shape = list(preds.shape)
         if self.task != "binary":
-            del shape[self.axis]
+            del shape[self.resolved(preds, target, n_batch).axis]
         return tuple(shape)
 
     def check_axis(self, preds: Tensor) -> None:

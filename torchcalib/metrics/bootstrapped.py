@@ -190,7 +190,8 @@ class Bootstrapped(WrappedMetric[S]):
             super().update(preds, target, weights=weights)
         else:
             refuse_if_synced(self, "update")
-            samples = self.input_format.samples_of(preds)[len(self.batch_shape) :]
+            n_batch = len(self.batch_shape)
+            samples = self.input_format.samples_of(preds, target, n_batch)[n_batch:]
             ids = of_samples(identifiers(clusters, preds.device), samples).reshape(-1)
             _, p = self._keyed_predictions(preds, target, weights)
             # The same weights on all ranks, because a cluster may have rows on several ranks.

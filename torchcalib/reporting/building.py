@@ -164,7 +164,7 @@ class ReportBuilder:
         self._check_same_columns(groups is not None, clusters is not None)
         input_format = replace(self._format, num_classes=self._classes_of(preds, target))
         check_name_count(self._class_names, input_format.num_classes or 2)
-        samples = torch.Size(input_format.samples_of(preds))
+        samples = torch.Size(input_format.samples_of(preds, target))
         if clusters is not None:
             numbers = of_samples(cluster_numbers(identifiers(clusters, preds.device)), samples)
             p = in_groups(p, numbers, MAX_CLUSTERS, validate_args=False)

@@ -95,9 +95,8 @@ class Clustered(RowsInGroups):
         if clusters is None:
             raise ValueError("`clusters` must be passed to every update, got None. Pass the cluster of each sample.")
 
-        def numbers(preds: Tensor) -> Tensor:
-            samples, n_batch = self.input_format.samples_of(preds), len(self.batch_shape)
-            return of_samples(cluster_numbers(identifiers(clusters, preds.device)), samples, n_batch)
+        def numbers(device: torch.device, samples: tuple[int, ...]) -> Tensor:
+            return of_samples(cluster_numbers(identifiers(clusters, device)), samples, len(self.batch_shape))
 
         self._add_in_groups(preds, target, weights, sample_weight, numbers, "clusters")
 

@@ -40,16 +40,28 @@ class RowsInGroups(WrappedMetric[Any]):
         super().__init__(metric, **kwargs)
 
     def _add_in_groups(
-        self, preds: Any, target: Any, weights: Any, sample_weight: Any, numbers: Callable[[Tensor], Tensor], role: str
+        self,
+        preds: Any,
+        target: Any,
+        weights: Any,
+        sample_weight: Any,
+        numbers: Callable[[torch.device, tuple[int, ...]], Tensor],
+        role: str,
     ) -> None:
-        """Add a batch to the state. `numbers` returns the group number per sample of tensor predictions.
+        """Add a batch to the state.
 
-        `role` is the name of the argument of `update`, which distinguishes groups from clusters in the shared cache.
+        Args:
+            preds: See `update`.
+            target: See `update`.
+            weights: See `update`.
+            sample_weight: See `update`.
+            numbers: Returns the group number per sample, for the device and the shape of the samples.
+            role: Name of the argument of `update`, which distinguishes groups from clusters in the shared cache.
         """
         refuse_if_synced(self, "update")
         preds, target, weights = as_tensors(preds, target, weights, sample_weight)
         key, p = self._keyed_predictions(preds, target, weights)
-        groups = numbers(preds)
+        groups = numbers(preds.device, self.input_format.samples_of(preds, target, len(self.batch_shape)))
         key = (*key, role, self.num_groups)
         validate_args, drop_invalid = self.input_format.validate_args, self._drops_invalid
         p = self._cached(
@@ -138,9 +150,9 @@ class ByGroup(RowsInGroups):
                 with an invalid group number are ignored and counted, and `compute` raises.
         """
 
-        def numbers(preds: Tensor) -> Tensor:
-            given = as_tensor("groups", groups, preds.device)
-            check_groups(given, preds.device, self.input_format.samples_of(preds))
+        def numbers(device: torch.device, samples: tuple[int, ...]) -> Tensor:
+            given = as_tensor("groups", groups, device)
+            check_groups(given, device, samples)
             return given
 
         self._add_in_groups(preds, target, weights, sample_weight, numbers, "groups")
