@@ -98,7 +98,7 @@ def _axes(x_label: str, y_label: str, height: float = 3.2) -> tuple[Figure, Any]
 
 
 def _legend(ax: Any) -> None:
-    ax.legend(frameon=False, labelcolor=LIGHT.ink, fontsize="small")
+    ax.figure.legend(loc="outside upper center", ncols=3, frameon=False, labelcolor=LIGHT.ink, fontsize="small")
 
 
 def _log_ticks(ax: Any) -> None:
