@@ -10,7 +10,6 @@ from docutils import nodes
 from metric_pages import pages
 from sphinx.addnodes import pending_xref
 from sphinx.application import Sphinx
-from sphinx.domains.python import PyObject
 from sphinx.environment import BuildEnvironment
 
 from torchcalib.calibration import Calibrator
@@ -77,6 +76,7 @@ def directive_of(cls: type, name: str) -> str:
 def template_context() -> dict[str, Any]:
     """Return the variables of the templates: the members of each class, all metrics, and the pages of metrics."""
     members: dict[str, list[tuple[str, str]]] = {}
+    metrics = []
     for namespace in NAMESPACES:
         module = import_module(".".join(filter(None, ("torchcalib", namespace))))
         for name in module.__all__:
@@ -86,6 +86,8 @@ def template_context() -> dict[str, Any]:
                 continue
             if inspect.isclass(value):
                 members[f"{module.__name__}.{name}"] = [(directive_of(value, m), m) for m in shown_members(value)]
+                if issubclass(value, CalibrationMetric):
+                    metrics.append(f"{module.__name__}.{name}")
     for cls in (CalibrationMetric, BinStats, LogitCells, PredictionFiles, Rows):
         members[f"{cls.__module__}.{cls.__name__}"] = [(directive_of(cls, m), m) for m in shown_members(cls)]
     page_of = {}
@@ -93,7 +95,20 @@ def template_context() -> dict[str, Any]:
         page_of[f"{page.namespace}.{page.name}"] = page.name
         if page.cls is not None:
             page_of[f"torchcalib.{page.cls.__name__}"] = page.name
-    return {"members": members, "page_of": page_of}
+    return {"shown_members": members, "page_of": page_of, "metrics": metrics}
+
+
+def separate_names(app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:  # noqa: ARG001
+    """Divide an entry such as `low, high: text` into one entry for each name; Sphinx would read a type and a name."""
+    for k in range(len(lines) - 1, -1, -1):
+        if found := re.match(r":(ivar|param) (\w+(?:, \w+)+): *(.*)", lines[k]):
+            kind, names, text = found[1], found[2].split(", "), found[3]
+            end = k + 1
+            while end < len(lines) and lines[end].startswith(" "):
+                end += 1
+            other = text if end == k + 1 else f"See `{names[0]}`."
+            lines[k : k + 1] = [f":{kind} {names[0]}: {text}"]
+            lines[end:end] = [f":{kind} {one}: {other}" for one in names[1:]]
 
 
 def escape_bars(app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:  # noqa: ARG001
@@ -124,9 +139,7 @@ def resolve_short_name(
 def setup(app: Sphinx) -> dict[str, bool]:
     """Register the handlers and the variables of the templates; called by Sphinx."""
     app.config.autosummary_context = template_context()
-    for field in PyObject.doc_field_types:
-        if field.name == "variable":
-            field.rolename = ""  # names of documented attributes are not references, which would be ambiguous
+    app.connect("autodoc-process-docstring", separate_names)
     app.connect("autodoc-process-docstring", escape_bars)
     app.connect("missing-reference", resolve_short_name)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
