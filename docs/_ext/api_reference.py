@@ -10,6 +10,7 @@ from docutils import nodes
 from metric_pages import pages
 from sphinx.addnodes import pending_xref
 from sphinx.application import Sphinx
+from sphinx.domains.python import PyObject
 from sphinx.environment import BuildEnvironment
 
 from torchcalib.calibration import Calibrator
@@ -23,13 +24,24 @@ METRIC = ("update", "compute", "reset", "plot", "merge_state", "n_dropped")
 """Methods of the base class that the page of every metric class shows, beside `test`."""
 CALIBRATOR = ("fit", "forward", "predict_proba")
 """Methods of the base class that the page of every calibrator shows."""
-SUBCLASSING = ("tasks", "whole_weights", "in_log_odds", "settings", "initial", "parameters_for", "calibrated", "remarks")
+SUBCLASSING = (
+    "tasks",
+    "whole_weights",
+    "in_log_odds",
+    "settings",
+    "initial",
+    "parameters_for",
+    "calibrated",
+    "remarks",
+)
 """Members that a new calibrator defines, which the page of the base class shows."""
 INTERNAL = {
     "error_test", "extra_repr", "factory", "from_bins", "from_sample", "held", "layout", "limit", "of", "of_state",
     "setup", "state_key", "test_formula", "test_from",
 }  # fmt: skip
 """Members for other modules of torchcalib."""
+
+_COLON = "\ue000"  # private character that stands for a colon
 
 NAMESPACES = ("", "functional", "calibration", "inference", "losses", "plots", "special", "integrations")
 
@@ -111,9 +123,16 @@ def separate_names(app: Sphinx, what: str, name: str, obj: object, options: obje
             lines[end:end] = [f":{kind} {one}: {other}" for one in names[1:]]
 
 
+def hide_colons(app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:  # noqa: ARG001
+    """Replace colons in the summary of a property, before which napoleon would expect a type."""
+    if what in ("property", "attribute") and lines:
+        lines[0] = lines[0].replace(":", _COLON)
+
+
 def escape_bars(app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:  # noqa: ARG001
-    """Escape vertical bars outside of code, which are absolute values and not substitutions."""
+    """Escape vertical bars outside of code, which are absolute values and not substitutions. Restore colons."""
     for k, line in enumerate(lines):
+        lines[k] = line = line.replace(_COLON, ":")
         if "|" in line and not line.lstrip().startswith((">>>", "...")):
             parts = re.split(r"(`[^`]*`)", line)
             parts[::2] = [part.replace("|", r"\|") for part in parts[::2]]
@@ -121,7 +140,10 @@ def escape_bars(app: Sphinx, what: str, name: str, obj: object, options: object,
 
 
 def resolve_short_name(
-    app: Sphinx, env: BuildEnvironment, node: pending_xref, content: nodes.Element  # noqa: ARG001
+    app: Sphinx,
+    env: BuildEnvironment,
+    node: pending_xref,
+    content: nodes.Element,  # noqa: ARG001
 ) -> nodes.Element | None:
     """Link a name such as `ece` that is documented in exactly one other namespace."""
     name = node.get("reftarget", "")
@@ -139,6 +161,10 @@ def resolve_short_name(
 def setup(app: Sphinx) -> dict[str, bool]:
     """Register the handlers and the variables of the templates; called by Sphinx."""
     app.config.autosummary_context = template_context()
+    for field in PyObject.doc_field_types:
+        if field.name == "variable":
+            field.label = "Attributes"  # the heading in the docstrings, instead of "Variables"
+    app.connect("autodoc-process-docstring", hide_colons, priority=400)  # before napoleon
     app.connect("autodoc-process-docstring", separate_names)
     app.connect("autodoc-process-docstring", escape_bars)
     app.connect("missing-reference", resolve_short_name)

@@ -61,7 +61,8 @@ def simulated(data: str, n: int, replicates: int) -> Simulated:
     shape = (replicates, n) if data == "binary" else (replicates, n, N_CLASSES)
     logits = 1.5 * torch.randn(shape, generator=generator)
     to_probs = torch.sigmoid if data == "binary" else lambda x: x.softmax(-1)
-    preds = to_probs(logits * FACTORS.float().reshape(-1, *[1] * logits.dim()))
+    # Float64, because a float32 probability of 1 has infinite log-odds.
+    preds = to_probs(logits * FACTORS.reshape(-1, *[1] * logits.dim()))
     target = drawn(to_probs(logits), data, generator)
     return Simulated(preds, target.expand(N_FACTORS, *target.shape), drawn(preds, data, generator))
 
@@ -122,15 +123,17 @@ def _curve(ax: Any, found: Tensor, null: Tensor | None, n: int) -> None:
     if null is not None:
         low, high = _central(null)
         label = f"95% of calibrated models ({n:,} samples)"
-        ax.fill_between(FACTORS.numpy(), low.numpy(), high.numpy(), color=LIGHT.bar, alpha=0.4, linewidth=0, label=label)
+        ax.fill_between(
+            FACTORS.numpy(), low.numpy(), high.numpy(), color=LIGHT.bar, alpha=0.4, linewidth=0, label=label
+        )
     mean = found.mean(-1)
-    ax.plot(FACTORS.numpy(), mean.numpy(), color=LIGHT.above, marker="o", markersize=4, linewidth=1.8, label="mean")
+    label = f"mean of {found.shape[-1]} simulated test sets"
+    ax.plot(FACTORS.numpy(), mean.numpy(), color=LIGHT.above, marker="o", markersize=4, linewidth=1.8, label=label)
     spread = float(mean.max() - mean.min())
     if spread < 1e-9:  # otherwise the axis would show rounding errors
         centre = float(mean[0])
         ax.set_ylim(centre - 0.05, centre + 0.05)
-    if null is not None:
-        _legend(ax)
+    _legend(ax)
 
 
 def scaling_figure(name: str, short: str, entry: dict[str, Any], options: dict[str, Any]) -> Figure:

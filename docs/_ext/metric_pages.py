@@ -90,7 +90,9 @@ class Page:
 
     @property
     def short(self) -> str:
-        """Acronym of the metric, or its name if it has none."""
+        """Label of the metric in figures: its acronym, or its name if it has none."""
+        if "label" in self.entry:
+            return str(self.entry["label"])
         acronym = re.search(r"\(([^()]+)\)$", self.entry["title"])
         return acronym[1] if acronym else self.entry["title"]
 
@@ -118,7 +120,7 @@ class Page:
         """Return a metric with the options of the example."""
         task = task or self.task
         sizes = {} if task == "binary" else {"num_labels" if task == "multilabel" else "num_classes": 3}
-        return self.cls(task=task, **sizes, **{**self.options, **options})  # type: ignore[misc]
+        return self.cls(task=task, **sizes, **{**self.options, **options})
 
 
 def pages() -> list[Page]:
@@ -240,7 +242,7 @@ def best_of(page: Page) -> str:
     if "best" in page.entry:
         return str(page.entry["best"])
     direction = {True: "higher is better", False: "lower is better", None: "values of both signs are possible"}
-    return f"{page.cls.perfect:g}; {direction[page.cls.higher_is_better]}"  # type: ignore[union-attr]
+    return f"{page.cls.perfect:g}; {direction[page.cls.higher_is_better]}"
 
 
 def test_of(page: Page, names: Mapping[str, Any]) -> str:
@@ -308,7 +310,14 @@ def sentence(text: str) -> str:
     return f"{text[0].upper()}{text[1:]}."
 
 
-def page_text(page: Page, others: Mapping[str, Page], names: Mapping[str, Any], outputs: list[str], diagram: bool) -> str:
+def cell(text: str) -> str:
+    """Return a text for a cell of a table, where a vertical bar would end the cell."""
+    return text.replace("|", r"\|")
+
+
+def page_text(
+    page: Page, others: Mapping[str, Page], names: Mapping[str, Any], outputs: list[str], diagram: bool
+) -> str:
     """Return the Markdown text of the page of a metric."""
     entry = page.entry
     function = _reference("func", f"{page.namespace}.{page.name}")
@@ -323,7 +332,7 @@ def page_text(page: Page, others: Mapping[str, Page], names: Mapping[str, Any], 
         "Test": test_of(page, names),
         "Function and class" if page.cls else "Function": objects,
     }
-    table = "\n".join(f"| **{name}** | {text} |" for name, text in rows.items())
+    table = "\n".join(f"| **{name}** | {cell(text)} |" for name, text in rows.items())
     parts = [
         f"# {entry['title']}",
         f"{sentence(page.metadata('question'))}",
@@ -391,7 +400,7 @@ def index_text(found: list[Page], names: Mapping[str, Mapping[str, Any]]) -> str
                     state_of(page, names[page.name])[0],
                     author_and_year(page.metadata("source")),
                 )
-                rows.append(f"| {' | '.join(cells)} |")
+                rows.append(f"| {' | '.join(map(cell, cells))} |")
         head = "| metric | description | range, unit | gradient | state | source |\n|---|---|---|---|---|---|"
         parts += [f"## {heading}", introduction, "\n".join([head, *rows])]
     parts.append(
