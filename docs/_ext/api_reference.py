@@ -143,7 +143,7 @@ def resolve_short_name(
     app: Sphinx,
     env: BuildEnvironment,
     node: pending_xref,
-    content: nodes.Element,  # noqa: ARG001
+    content: nodes.Element,
 ) -> nodes.Element | None:
     """Link a name such as `ece` that is documented in exactly one other namespace."""
     name = node.get("reftarget", "")

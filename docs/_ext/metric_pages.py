@@ -262,10 +262,10 @@ def test_of(page: Page, names: Mapping[str, Any]) -> str:
 _CAPTIONS = {
     "scaling": "Value for simulated predictions whose logits are multiplied by a factor. The model with factor 1 is "
     "calibrated.",
-    "noise": "Value for simulated test sets of 1,000 samples. Noise is added to the logits of a calibrated model, which "
-    "makes the order of the confidences worse.",
-    "gaussian": "Value for simulated Gaussian predictions whose standard deviation is too small or too large. The model "
-    "with ratio 1 is calibrated.",
+    "noise": "Value for simulated test sets of 1,000 samples. Noise is added to the logits of a calibrated model, "
+    "which makes the order of the confidences worse.",
+    "gaussian": "Value for simulated Gaussian predictions whose standard deviation is too small or too large. The "
+    "model with ratio 1 is calibrated.",
     "risk_curve": "Bayes risk of simulated predictions whose logits are multiplied by a factor, divided by the risk of "
     "the better constant decision. The model with factor 1 is calibrated.",
 }
@@ -384,8 +384,8 @@ def index_text(found: list[Page], names: Mapping[str, Mapping[str, Any]]) -> str
         "# Metrics",
         "Each page has the formula, the range, a figure, an example and the source of a metric. "
         "[Which metric](../which_metric.md) helps to select one.",
-        "The column *state* is the memory of the streaming class. The size of a constant state is that of the example on "
-        "the page. The column *gradient* states whether the value is differentiable in the predictions.",
+        "The column *state* is the memory of the streaming class. The size of a constant state is that of the example "
+        "on the page. The column *gradient* states whether the value is differentiable in the predictions.",
     ]
     for family, (heading, introduction) in contents()["families"].items():
         rows = []

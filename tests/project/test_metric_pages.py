@@ -9,7 +9,7 @@ from processes import ROOT
 
 import torchcalib
 
-SENTENCE = re.compile(r"(?<=[.:]) +(?=[A-Z`$])")
+SENTENCE = re.compile(r"(?<=[.]) +(?=[A-Z`$])")
 OPTIONAL = {"label", "options", "result", "best", "also"}
 
 
@@ -50,7 +50,7 @@ def test_every_entry_has_all_fields_and_no_others(metric_pages, pages):
 
 
 def test_advice_consists_of_a_few_short_sentences(metric_pages, pages):
-    texts = {(name, field): page.entry[field] for name, page in pages.items() for field in ("use", "avoid")}
+    texts = {(name, field): page.entry[field] for name, page in pages.items() for field in ("use", "avoid", "symbols")}
     for where, text in texts.items():
         sentences = SENTENCE.split(text)
         assert 1 <= len(sentences) <= 7, where
