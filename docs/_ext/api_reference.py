@@ -19,6 +19,7 @@ from torchcalib.core.sums import BinStats
 from torchcalib.io.opening import PredictionFiles, Rows
 from torchcalib.metrics.base import CalibrationMetric
 from torchcalib.metrics.wrappers import WrappedMetric
+from torchcalib.reporting import data
 
 METRIC = ("update", "compute", "reset", "plot", "merge_state", "n_dropped")
 """Methods of the base class that the page of every metric class shows, beside `test`."""
@@ -44,6 +45,10 @@ INTERNAL = {
 _COLON = "\ue000"  # private character that stands for a colon
 
 NAMESPACES = ("", "functional", "calibration", "inference", "losses", "plots", "special", "integrations")
+
+
+MODULES = ("reporting.data", "metrics.base", "core.sums", "core.ranked")
+"""Further modules with documented objects."""
 
 
 def _is_method(value: object) -> bool:
@@ -100,7 +105,8 @@ def template_context() -> dict[str, Any]:
                 members[f"{module.__name__}.{name}"] = [(directive_of(value, m), m) for m in shown_members(value)]
                 if issubclass(value, CalibrationMetric):
                     metrics.append(f"{module.__name__}.{name}")
-    for cls in (CalibrationMetric, BinStats, LogitCells, PredictionFiles, Rows):
+    parts = [value for value in vars(data).values() if inspect.isclass(value) and value.__module__ == data.__name__]
+    for cls in (CalibrationMetric, BinStats, LogitCells, PredictionFiles, Rows, *parts):
         members[f"{cls.__module__}.{cls.__name__}"] = [(directive_of(cls, m), m) for m in shown_members(cls)]
     page_of = {}
     for page in pages():
@@ -150,7 +156,7 @@ def resolve_short_name(
     if node.get("refdomain") != "py" or not re.fullmatch(r"\w+", name):
         return None
     domain = env.get_domain("py")
-    qualified = [".".join(filter(None, ("torchcalib", space, name))) for space in NAMESPACES]
+    qualified = [".".join(filter(None, ("torchcalib", space, name))) for space in (*NAMESPACES, *MODULES)]
     found = [full for full in qualified if full in domain.objects]
     if len(found) != 1:
         return None
