@@ -20,14 +20,20 @@ extensions = [
     "sphinx_copybutton",
     "sphinx_design",
     "sphinx_gallery.gen_gallery",
+    "api_reference",
     "cli_pages",
     "mathml",
+    "metric_pages",
 ]
 exclude_patterns = ["_build", "gallery/*", "studies/*"]
+templates_path = ["_templates"]
 default_role = "py:obj"  # as in docstrings: a link if the name is documented, code otherwise
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath", "fieldlist"]
 myst_heading_anchors = 4
 
+autosummary_imported_members = True
+autosummary_ignore_module_all = False
+autosummary_filename_map = {"torchcalib.report": "torchcalib.report-function"}  # file systems may ignore case
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # the signature has no room for them; docstrings state types and shapes
 napoleon_google_docstring = True

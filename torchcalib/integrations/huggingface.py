@@ -32,7 +32,9 @@ _DEFAULT = {"nll": NLL, "brier": BrierScore, "ecd": ECD, "ece": ECE, "accuracy":
 
 @partial(documented, without=("weights", "batch_dims"))
 class CalibrationMetrics:
-    """Compute calibration metrics in the evaluations of `transformers.Trainer`. Pass both hooks of one object.
+    """Compute calibration metrics in the evaluations of `transformers.Trainer`.
+
+    Pass both hooks of one object to the Trainer::
 
         calibration = CalibrationMetrics(task="multiclass")
         trainer = Trainer(

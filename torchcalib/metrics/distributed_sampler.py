@@ -12,7 +12,7 @@ def distinct_rows(sampler: "DistributedSampler[Any]") -> Tensor:
     """Return weights that are 1 for the first occurrence of each row, and 0 for rows repeated by the sampler.
 
     `DistributedSampler` repeats rows to give all ranks the same number of rows. Repeated rows bias every metric. To
-    exclude them, pass these weights to `update`:
+    exclude them, pass these weights to `update`::
 
         distinct = distinct_rows(sampler).split(batch_size)  # with a DataLoader of this batch_size
         for (x, y), weights in zip(loader, distinct):

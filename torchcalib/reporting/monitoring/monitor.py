@@ -78,6 +78,8 @@ _BINS = "bins of the table"
 class Monitor:
     """Evaluate the calibration of a model in each validation, and warn if over-confidence grows.
 
+    A training loop updates the monitor with each batch of the validation, and ends each epoch::
+
         monitor = torchcalib.Monitor(task="multiclass", num_classes=10, from_logits=True)
         for epoch in range(1, 31):
             train(model)

@@ -1,0 +1,171 @@
+"""Pages of the metrics and of the API reference: contents that a build of the documentation needs."""
+
+import importlib
+import re
+
+import pytest
+import torch
+from processes import ROOT
+
+import torchcalib
+
+SENTENCE = re.compile(r"(?<=[.]) +(?=[A-Z`$])")
+OPTIONAL = {"label", "options", "result", "best", "also"}
+
+
+@pytest.fixture(scope="module")
+def metric_pages():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "docs/_ext"))
+        yield importlib.import_module("metric_pages")
+
+
+@pytest.fixture(scope="module")
+def metric_figures(metric_pages):
+    pytest.importorskip("matplotlib")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "docs/_ext"))
+        yield importlib.import_module("metric_figures")
+
+
+@pytest.fixture(scope="module")
+def pages(metric_pages):
+    return {page.name: page for page in metric_pages.pages()}
+
+
+def test_every_public_metric_class_has_a_page(metric_pages, pages):
+    of_pages = {page.cls for page in pages.values()} - {None}
+    assert of_pages == set(metric_pages.classes().values())
+    assert len(of_pages) >= 31
+
+
+def test_every_entry_has_all_fields_and_no_others(metric_pages, pages):
+    families = metric_pages.contents()["families"]
+    for name, page in pages.items():
+        required = {*metric_pages.REQUIRED, *(metric_pages.WITHOUT_CLASS if page.cls is None else ())}
+        assert required <= set(page.entry) <= required | OPTIONAL, name
+        assert page.entry["family"] in families, name
+        assert callable(page.function), name
+        assert set(page.entry["related"]) <= set(pages) - {name}, name
+
+
+def test_advice_consists_of_a_few_short_sentences(metric_pages, pages):
+    texts = {(name, field): page.entry[field] for name, page in pages.items() for field in ("use", "avoid", "symbols")}
+    for where, text in texts.items():
+        sentences = SENTENCE.split(text)
+        assert 1 <= len(sentences) <= 7, where
+        too_long = [sentence for sentence in sentences if len(sentence.split()) > 20]
+        assert not too_long, where
+    introductions = [text for _, text in metric_pages.contents()["families"].values()]
+    assert not [s for text in introductions for s in SENTENCE.split(text) if len(s.split()) > 20]
+
+
+def test_every_source_has_a_doi_an_arxiv_number_or_a_reason(metric_pages, pages):
+    reasons = metric_pages.contents()["without_identifier"]
+    sources = [part.strip() for page in pages.values() for part in page.metadata("source").split(";")]
+    without = {source for source in sources if "](https://" not in metric_pages.linked(source)}
+    assert without == set(reasons)
+
+
+@pytest.mark.parametrize(
+    ("text", "link"),
+    [
+        ("doi 10.1609/aaai.v29i1.9602", "https://doi.org/10.1609/aaai.v29i1.9602"),
+        ("arXiv 2306.14343, eq. 7", "https://arxiv.org/abs/2306.14343"),
+        ("(NeurIPS 2017, arXiv:1705.08500).", "https://arxiv.org/abs/1705.08500"),
+    ],
+)
+def test_link_of_an_identifier(metric_pages, text, link):
+    assert f"]({link})" in metric_pages.linked(text)
+
+
+def test_formulas_are_converted_to_mathml(pages):
+    tex2mathml = pytest.importorskip("docutils.utils.math.latex2mathml").tex2mathml
+    for page in pages.values():
+        assert "<math" in tex2mathml(page.entry["formula"], as_block=True), page.name
+        for formula in re.findall(r"\$([^$]+)\$", page.entry["symbols"]):
+            assert "<math" in tex2mathml(formula), page.name
+
+
+def test_example_of_every_metric_runs_and_classes_agree_with_functions(metric_pages, pages):
+    for page in pages.values():
+        names, outputs = metric_pages.run(metric_pages.example(page))
+        assert all(outputs), page.name
+        if page.cls is not None:
+            printed = [float(re.search(r"tensor\((.*?)[,)]", output)[1]) for output in outputs]
+            # Different sums of float32 probabilities; blocks of SKCE end with each batch.
+            tolerance = 0.05 if page.name == "skce" else 1e-3
+            assert printed[0] == pytest.approx(printed[1], rel=tolerance), page.name
+            assert names["metric"].compute().isfinite().all(), page.name
+
+
+def test_pages_are_only_rewritten_if_they_change(metric_pages, metric_figures, monkeypatch, tmp_path):
+    pages = [page for page in metric_pages.pages() if page.name in ("nees", "ecd")]
+    entry = {**pages[0].entry, "related": ["nees"]}
+    pages = [metric_pages.Page(page.name, {**page.entry, "related": []}, page.cls) for page in pages]
+    monkeypatch.setattr(metric_pages, "pages", lambda: pages)
+    metric_pages.write_pages(tmp_path)
+    first = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.*")}
+    assert {"ecd.md", "nees.md", "index.md", "ecd_light.svg", "ecd_dark.svg"} <= {path.name for path in first}
+
+    metric_pages.write_pages(tmp_path)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.*")} == first
+
+    (tmp_path / ".digest").write_text("of other sources")
+    (tmp_path / "removed.md").write_text("page of a metric that no longer exists")
+    pages[0] = metric_pages.Page(pages[0].name, entry, pages[0].cls)
+    metric_pages.write_pages(tmp_path)
+    changed = {path.name for path in tmp_path.rglob("*.*") if first.get(path) != path.stat().st_mtime_ns}
+    assert changed == {"ecd.md", ".digest"}
+    assert not (tmp_path / "removed.md").exists()
+
+
+@pytest.mark.parametrize("name", ["nll", "ece", "spiegelhalter", "total_variation"])
+def test_figure_shows_that_the_calibrated_model_is_compatible_with_calibration(metric_figures, pages, name):
+    data = metric_figures.simulated(pages[name].entry["data"], 500, 50)
+    kind, middle = pages[name].entry["data"], metric_figures.N_FACTORS // 2
+    found = metric_figures.values(name, kind, {}, data.preds, data.target).mean(-1)
+    null = metric_figures.values(name, kind, {}, data.preds, data.calibrated)
+    assert metric_figures.FACTORS[middle] == pytest.approx(1)
+    # The means of 50 data sets differ by the standard error of their difference, times a quantile.
+    assert abs(found[middle] - null[middle].mean()) < 4 * null[middle].std() * (2 / 50) ** 0.5
+    if name == "nll":
+        assert found.argmin() == middle
+    else:
+        assert abs(found[-1] - null[-1].mean()) > 3 * null[-1].std()
+
+
+def test_dark_figure_has_no_colour_of_the_light_one(metric_figures, pages):
+    with metric_figures.settings():
+        figure = metric_figures.figure_of("nees", "NEES", dict(pages["nees"].entry), {})
+        files = metric_figures.svg_files(figure)
+    style = torchcalib.plots.LIGHT
+    assert style.above in files["light"]
+    assert not {style.above, style.ink, style.paper, style.grid} & set(re.findall("#[0-9a-f]{6}", files["dark"]))
+
+
+def test_every_public_name_is_in_exactly_one_table_of_the_api_reference():
+    listed = []
+    for path in (ROOT / "docs/api").glob("*.md"):
+        for module, names in re.findall(
+            r"currentmodule:: (\S+)\n\n\.\. autosummary::\n(?:   :.*\n)+\n((?:   \S+\n)+)", path.read_text()
+        ):
+            listed += [f"{module}.{name}" for name in names.split()]
+    spaces = ("", "functional", "calibration", "inference", "losses", "plots", "special", "integrations")
+    public = []
+    for space in spaces:
+        module = importlib.import_module(".".join(filter(None, ("torchcalib", space))))
+        names = set(module.__all__) - {*spaces, "io", "__version__"}
+        public += [f"{module.__name__}.{name}" for name in names]
+    assert len(set(listed)) == len(listed)
+    others = {name for name in listed if name.count(".") > 2}  # objects of modules, such as base classes
+    assert set(listed) - others == set(public)
+
+
+def test_state_of_a_metric_is_that_of_its_example(metric_pages, pages):
+    names, _ = metric_pages.run(metric_pages.example(pages["ece"]))
+    word, _ = metric_pages.state_of(pages["ece"], names)
+    assert word == f"{names['metric'].state.nbytes} bytes"
+    names, _ = metric_pages.run(metric_pages.example(pages["ks"]))
+    assert "5 bytes" in metric_pages.state_of(pages["ks"], names)[1]
+    assert torch.float32 == names["preds"].dtype
