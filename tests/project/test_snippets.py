@@ -33,8 +33,10 @@ SITE = re.compile(r"https://torchcalib\.readthedocs\.io/(?:en/\w+/)?(.*?)(?:#.*)
 REPOSITORY = re.compile(r"https://(?:github\.com/torchcalib/torchcalib/(?:blob|tree|raw)|raw\.githubusercontent\.com/torchcalib/torchcalib)/main/([^#]*)(?:#.*)?")  # fmt: skip  # noqa: E501
 OWN = ("git clone https://github.com/torchcalib/torchcalib", "cd torchcalib")  # how to make a checkout
 SCRIPT = re.compile(r"# (\w+\.py)(?:: (torchrun .+))?\n")
-# pages with processes, frameworks or many commands
-EXTENDED = re.compile(r"torchrun|import lightning|from lightning|import transformers|from transformers|torchcalib demo")
+# Pages with processes, frameworks, commands or training take seconds.
+EXTENDED = re.compile(
+    r"torchrun|(?:import|from) (?:lightning|transformers)|^ *torchcalib |optimizer\.step", flags=re.MULTILINE
+)
 NUMBER = re.compile(r"-?\d+\.\d+(?:e-?\d+)?")
 OUTPUTS = ("--out", "--save")  # prefixes of options for output paths
 
@@ -227,7 +229,10 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=[pytest.mark.extended] if EXTENDED.search(page(name)) else []) for name in PAGES],
+    [
+        pytest.param(name, marks=[pytest.mark.extended] if name != "README.md" and EXTENDED.search(page(name)) else [])
+        for name in PAGES
+    ],
 )
 # Lightning warns about worker processes for tiny data and a deprecated name of torch, transformers about a missing GPU.
 @pytest.mark.filterwarnings("ignore:The '.*_dataloader' does not have many workers")
