@@ -25,12 +25,14 @@ from processes import ROOT, run_python
 
 from torchcalib.cli import main
 
-GENERATED = ("_build", "examples", "metrics", "topics")  # folders in docs/
+GENERATED = ("_build", "examples", "metrics", "objects", "topics")  # folders in docs/
 INCLUDED = (str(Path("docs/contributing.md")),)  # a page without text of its own
 SOURCES = [path.relative_to(ROOT) for path in sorted((ROOT / "docs").rglob("*.md"))]
-PAGES = ["README.md", *(str(path) for path in SOURCES if path.parts[1] not in GENERATED and str(path) not in INCLUDED)]
+OWN_TEXT = [str(path) for path in SOURCES if set(path.parts).isdisjoint(GENERATED) and str(path) not in INCLUDED]
+PAGES = ["README.md", *OWN_TEXT]
 SITE = re.compile(r"https://torchcalib\.readthedocs\.io/(?:en/\w+/)?(.*?)(?:#.*)?")
-REPOSITORY = re.compile(r"https://(?:github\.com/torchcalib/torchcalib/(?:blob|tree|raw)|raw\.githubusercontent\.com/torchcalib/torchcalib)/main/([^#]*)(?:#.*)?")  # fmt: skip  # noqa: E501
+HOSTS = r"github\.com/torchcalib/torchcalib/(?:blob|tree|raw)|raw\.githubusercontent\.com/torchcalib/torchcalib"
+REPOSITORY = re.compile(rf"https://(?:{HOSTS})/main/([^#]*)(?:#.*)?")
 OWN = ("git clone https://github.com/torchcalib/torchcalib", "cd torchcalib")  # how to make a checkout
 SCRIPT = re.compile(r"# (\w+\.py)(?:: (torchrun .+))?\n")
 # Pages with processes, frameworks, commands or training take seconds.
@@ -294,7 +296,7 @@ def target_exists(target):
     """Return whether a link leads to a file of the checkout, to a page of the site, or elsewhere by https."""
     if found := SITE.fullmatch(target):
         source = re.sub(r"(?<=/)$", "index.html", "/" + found[1])[1:]
-        is_generated = source.split("/")[0] in (*GENERATED, "genindex.html", "search.html")
+        is_generated = not set(source.split("/")).isdisjoint((*GENERATED, "genindex.html", "search.html"))
         return is_generated or (ROOT / "docs" / source).with_suffix(".md").is_file()
     path = REPOSITORY.fullmatch(target)
     if not path and "://" in target:
