@@ -4,7 +4,8 @@
 #
 # For maintainers and CI:
 #   make test-all   run what `make test` omits: types, layers, extended tests, other environments, lowest versions
-#   make docs       build the documentation in docs/_build/html, with warnings as errors
+#   make docs       build the documentation in docs/_build/html, with warnings as errors, and check its links
+#   make dist       build the wheel and the source distribution in dist/, and check them
 #   make coverage   measure line and branch coverage of `make test`
 #   make soak | fuzz | statistics | mutants | tables   long tests (up to hours) of the code that changed
 
@@ -19,7 +20,7 @@ QUIET := -q --no-header -p no:cacheprovider
 # Tests of numerical code, run in every environment of `make matrix`
 NUMERICAL := tests/ops tests/special tests/contract tests/metrics/streaming
 
-.PHONY: demo test test-all lint types extended matrix lowest docs coverage soak fuzz statistics mutants tables install clean
+.PHONY: demo test test-all lint types extended matrix lowest wheel-test docs dist coverage soak fuzz statistics mutants tables install clean
 
 demo: $(VENV)/.demo
 	$(BIN)/torchcalib demo --out demo-report
@@ -31,7 +32,7 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-test-all: types extended matrix lowest
+test-all: types extended matrix lowest wheel-test
 
 types: $(VENV)/.dev
 	$(BIN)/mypy
@@ -55,7 +56,31 @@ lowest: $(LOWEST)/.installed
 	$(LOWEST)/bin/python -m pytest $(QUIET) $(TWO_CORES) -W ignore::DeprecationWarning tests --ignore tests/integrations
 
 docs: $(VENV)/.docs
+	$(BIN)/python docs/pictures.py
 	$(BIN)/python -m sphinx -W --keep-going --jobs 2 -b html docs docs/_build/html
+	$(BIN)/python docs/check_links.py
+
+# `build` makes the wheel from the source distribution. The pinned setuptools of the venv is used.
+dist: $(VENV)/.release
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation --outdir dist
+	$(BIN)/twine check --strict dist/*
+
+# Install each distribution in an empty venv, and run it outside of the checkout
+wheel-test: dist
+	$(call in_empty_venv,.venv-wheel,$$(echo dist/*.whl)[report$(comma)lightning],--train)
+	$(call in_empty_venv,.venv-sdist,$$(echo dist/*.tar.gz)[report],)
+	rm -rf .venv-wheel .venv-sdist
+
+comma := ,
+# $(call in_empty_venv,venv,distribution,options of the script)
+define in_empty_venv
+	$(PYTHON) -m venv --clear $(1)
+	$(1)/bin/python $(PIP_INSTALL) torch
+	$(1)/bin/python $(PIP_INSTALL) "$(2)"
+	$(1)/bin/python -m pip check
+	$(1)/bin/python -I tests/processes/installed.py $(3)
+endef
 
 coverage: $(VENV)/.dev
 	$(PYTEST) $(QUIET) $(TWO_CORES) --cov --cov-report=term:skip-covered
@@ -94,6 +119,10 @@ $(VENV)/.docs: $(VENV)/.demo
 	$(BIN)/python $(PIP_INSTALL) --editable ".[docs]"
 	touch $@
 
+$(VENV)/.release: $(VENV)/.demo
+	$(BIN)/python $(PIP_INSTALL) --editable ".[release]"
+	touch $@
+
 $(LOWEST)/.installed: pyproject.toml constraints-lowest.txt
 	test -x $(LOWEST)/bin/python || $(PYTHON) -m venv $(LOWEST)
 	$(LOWEST)/bin/python -m pip install --quiet $(if $(LOWEST_TORCH),torch==$(LOWEST_TORCH),--constraint constraints.txt torch)
@@ -101,4 +130,4 @@ $(LOWEST)/.installed: pyproject.toml constraints-lowest.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(LOWEST) demo-report
+	rm -rf $(VENV) $(LOWEST) .venv-wheel .venv-sdist build dist demo-report docs/_build

@@ -1,0 +1,64 @@
+"""The files for packaging agree with pyproject.toml and the checkout."""
+
+import re
+import tomllib
+
+from processes import ROOT
+
+import torchcalib
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS = PROJECT["optional-dependencies"]
+RECIPE = (ROOT / "conda" / "recipe" / "recipe.yaml").read_text()
+CONDA_NAMES = {"torch": "pytorch", "matplotlib": "matplotlib-base"}
+
+
+def requirements(names):
+    """Return requirements of pyproject.toml as pairs of name and version range, without extras of this package."""
+    found = [re.fullmatch(r"([\w-]+)(>=[\w.]+)", name) for name in names if not name.startswith("torchcalib[")]
+    return {(match[1], match[2]) for match in found}
+
+
+def test_version_is_stated_once():
+    version = re.compile(rf"(?<![\d.]){re.escape(torchcalib.__version__)}(?![\d.])")
+    files = [
+        "pyproject.toml",
+        "CITATION.cff",
+        "docs/conf.py",
+        "conda/recipe/recipe.yaml",
+        ".github/workflows/release.yml",
+    ]
+    assert not [name for name in files if version.search((ROOT / name).read_text())]
+    assert f"## {torchcalib.__version__} " in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_conda_recipe_has_the_requirements_of_the_package_and_of_reports():
+    listed = RECIPE.partition("  run:\n")[2].partition("\ntests:")[0]
+    expected = requirements(PROJECT["dependencies"] + EXTRAS["plot"] + EXTRAS["report"])
+    expected = {(CONDA_NAMES.get(name, name), versions) for name, versions in expected}
+    expected |= {("python", PROJECT["requires-python"])}
+    assert set(re.findall(r"^    - ([\w-]+) (>=[\w.]+)$", listed, re.MULTILINE)) == expected
+    setuptools = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
+    assert [f"setuptools {found}" for found in re.findall(r"- setuptools (>=\d+)", RECIPE)] == [
+        name.replace(">=", " >=") for name in setuptools
+    ]
+
+
+def test_workflow_tests_the_python_versions_of_the_classifiers():
+    classified = {name.rpartition(" ")[2] for name in PROJECT["classifiers"] if re.search(r":: 3\.\d+$", name)}
+    workflow = (ROOT / ".github" / "workflows" / "tests.yml").read_text()
+    platforms = workflow.partition("platforms:")[2].partition("newest:")[0]
+    assert set(re.findall(r'"(3\.\d+)"', platforms)) == classified
+    assert PROJECT["requires-python"] == f">={min(classified, key=lambda name: int(name.split('.')[1]))}"
+
+
+def test_every_file_of_the_checkout_is_in_the_source_distribution_or_left_out_on_purpose():
+    manifest = (ROOT / "MANIFEST.in").read_text()
+    included = set(re.findall(r"^(?:graft|include) (.+)$", manifest, re.MULTILINE))
+    included = {name for line in included for name in line.split()}
+    automatic = {"LICENSE", "README.md", "pyproject.toml", "torchcalib", "MANIFEST.in"}
+    missing = {name for name in included if not (ROOT / name).exists()}
+    assert not missing
+    for path in ROOT.iterdir():
+        if not path.name.startswith(".") and path.suffix in {".md", ".txt", ".toml", ".py", ".cff"}:
+            assert path.name in included | automatic, path.name
