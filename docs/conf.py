@@ -50,6 +50,7 @@ sphinx_gallery_conf = {
     "show_memory": False,
     "show_signature": False,
     "abort_on_example_error": True,
+    "parallel": 2,
     "within_subsection_order": "FileNameSortKey",
     "image_scrapers": ("matplotlib", "example_figures"),
     "image_srcset": ["2x"],
