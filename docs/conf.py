@@ -1,7 +1,9 @@
 """Configuration of the documentation, built by `make docs`."""
 
 import sys
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 sys.path[:0] = [str(Path(__file__).parent / "_ext"), str(Path(__file__).parents[1])]  # extensions; benchmarks
 
@@ -22,7 +24,6 @@ extensions = [
     "sphinx_gallery.gen_gallery",
     "api_reference",
     "cli_pages",
-    "mathml",
     "metric_pages",
 ]
 exclude_patterns = ["_build", "gallery/*", "studies/*"]
@@ -68,3 +69,8 @@ html_theme_options = {
     "source_branch": "main",
     "source_directory": "docs/",
 }
+
+
+def setup(app: Any) -> None:
+    """Display formulas without a network. As an extension, this package would prevent parallel builds."""
+    import_module("sphinx-mathjax-offline").setup(app)

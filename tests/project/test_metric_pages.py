@@ -79,7 +79,7 @@ def test_link_of_an_identifier(metric_pages, text, link):
     assert f"]({link})" in metric_pages.linked(text)
 
 
-def test_formulas_are_converted_to_mathml(pages):
+def test_formulas_are_valid_latex(pages):
     tex2mathml = pytest.importorskip("docutils.utils.math.latex2mathml").tex2mathml
     for page in pages.values():
         assert "<math" in tex2mathml(page.entry["formula"], as_block=True), page.name
