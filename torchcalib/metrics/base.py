@@ -247,11 +247,12 @@ class CalibrationMetric(Metric, Generic[S]):
         if is_captured(preds):
             self._add_in_graph(batch)
             return
+        state = self.kind.add(self.state, batch) if self._shared is None else self.added(batch, self._shared)
         if self._in_graph:
             with self._writing_in_place():
-                self._store(self.added(batch, self._shared))
+                self._store(state)
         else:
-            self._store(self.added(batch, self._shared))
+            self._store(state)
 
     def _add_in_graph(self, batch: Any) -> None:
         """Add the state of a batch in place. Disable the cache of `compute`, which graph replays cannot clear."""
@@ -467,10 +468,10 @@ class CalibrationMetric(Metric, Generic[S]):
         """True except on the CPU. Invalid rows are then counted, because an error would synchronise the device."""
         return self.device.type != "cpu"
 
-    def added(self, batch: Any, shared: dict[Hashable, Any] | None) -> Any:
+    def added(self, batch: Any, shared: dict[Hashable, Any]) -> Any:
         """Return the sum of the state and that of a batch. Metrics with the same samples share it in the cache."""
         state = self.state
-        if shared is None or not isinstance(self.kind, SamplesKind):
+        if not isinstance(self.kind, SamplesKind):
             return self.kind.add(state, batch)
         key = (self.kind, *((t.data_ptr(), t.shape) for t in (*state.scores, *batch.scores)))
         if key not in shared:
