@@ -106,5 +106,6 @@ def temperature_in_words(temperature: float) -> str:
         return "no temperature"
     if math.isinf(temperature):
         return "infinite temperature (constant probabilities)"
-    effect = "lowers" if temperature > 1 else "raises" if temperature < 1 else "keeps"
-    return f"temperature {temperature:.3g} ({effect} confidence)"
+    shown = f"{temperature:.3g}"
+    effect = "lowers" if float(shown) > 1 else "raises" if float(shown) < 1 else "keeps"
+    return f"temperature {shown} ({effect} confidence)"

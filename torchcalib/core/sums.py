@@ -244,7 +244,7 @@ class ScoreAccumulator:
     def of(self, p: Predictions) -> ScoreSum:
         """Return the weighted sums of the score over all samples of a batch."""
         score = self.per_sample(p, *self.arguments)
-        if p.weights is None and not self.by_class:
+        if p.weights is None and not self.by_class:  # without a vector of ones, for the speed of small batches
             total = score.sum(-1, dtype=wide_dtype(score.device))
             return ScoreSum(torch.stack((torch.full_like(total, score.shape[-1]), total), -1).unsqueeze(-1))
         if p.replicates and p.weights is not None and (p.hard or not self.by_class):

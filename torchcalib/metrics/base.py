@@ -208,7 +208,7 @@ class CalibrationMetric(Metric, Generic[S]):
     @property
     def _state_key(self) -> tuple[object, ...]:
         """Cache key for the state of a batch. Metrics with equal keys compute equal states from a batch."""
-        return (self.accumulator,)
+        return (self.accumulator, type(self)._state_of)
 
     def _value(self, statistic: S) -> Tensor:
         return self.estimator.value(statistic)
@@ -443,9 +443,12 @@ class CalibrationMetric(Metric, Generic[S]):
         if self._shared is None:
             return (), self._read(self.input_format, preds, target, weights)
         self.input_format.check(preds, target, weights)
-        shareable = self.input_format.shareable(weights is not None)
-        reading = (shareable, self.batch_shape)
-        return reading, self._cached(reading, lambda: self._read(shareable, preds, target, weights))
+        key = self.conversion_key(weights is not None)
+        return key, self._cached(key, lambda: self._read(key[0], preds, target, weights))
+
+    def conversion_key(self, weighted: bool) -> tuple[InputFormat, tuple[int, ...]]:
+        """Return the format and the batch shape of the conversion. Metrics with equal ones can share a conversion."""
+        return self.input_format.shareable(weighted), self.batch_shape
 
     def _cached(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """Return `make()`. Within one update of a collection, metrics with the same key share the result."""
@@ -455,12 +458,16 @@ class CalibrationMetric(Metric, Generic[S]):
             self._shared[key] = make()
         return self._shared[key]
 
-    def _read(self, how: InputFormat, preds: Tensor, target: Tensor, weights: Tensor | None) -> Predictions:
+    def check_device(self, preds: Tensor) -> None:
+        """Raise ValueError unless predictions are on the device of the metric."""
         if isinstance(preds, Tensor) and preds.device != self.device:
             raise ValueError(
                 f"`preds` must be on the metric's device ({self.device}), got {preds.device}. "
                 "Move the metric with metric.to(preds.device)."
             )
+
+    def _read(self, how: InputFormat, preds: Tensor, target: Tensor, weights: Tensor | None) -> Predictions:
+        self.check_device(preds)
         return how.read(preds, target, weights, batch_shape=self.batch_shape, drop_invalid=self._drops_invalid)
 
     @property
@@ -621,6 +628,7 @@ class CalibrationMetric(Metric, Generic[S]):
                 attributes.update(before)
                 raise
 
+        atomic.adds_a_batch = True  # type: ignore[attr-defined]  # see `CalibrationCollection`
         return atomic
 
     def _wrap_compute(self, compute: Callable[..., Any]) -> Callable[..., Any]:

@@ -49,7 +49,7 @@ class CalibrationCollection(MetricCollection):
     """
 
     __jit_unused_properties__: ClassVar[list[str]] = ["compute_groups", "metric_state"]
-    __jit_ignored_attributes__: ClassVar[list[str]] = ["_known_readings"]
+    __jit_ignored_attributes__: ClassVar[list[str]] = ["_latest_readings"]
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class CalibrationCollection(MetricCollection):
         persistent: bool = False,
     ) -> None:
         check_flag("persistent", persistent)
-        self._known_readings: dict[Hashable, list[_Reading] | None] = {}
+        self._latest_readings: tuple[Hashable, list[_Reading] | None] = ((), None)
         self._all_persistent = persistent  # before `super().__init__`, which calls `add_metrics`
         super().__init__(metrics, *additional_metrics, prefix=prefix, postfix=postfix, compute_groups=False)
 
@@ -112,7 +112,7 @@ class CalibrationCollection(MetricCollection):
         if readings is not None and not is_captured(preds):
             self._update_together(readings, preds, target, weights)
             return
-        self._check_clusters(clusters)
+        self._check_used(groups=groups, clusters=clusters)
         with self._sharing():
             # Omit keywords that are None: torchmetrics slowly filters keywords by the signature of every metric.
             super().update(preds, target, **_without_none(weights=weights, groups=groups, clusters=clusters))
@@ -130,7 +130,7 @@ class CalibrationCollection(MetricCollection):
     ) -> dict[str, Tensor]:
         """Add a batch to every metric and return the differentiable values for this batch, by name; see `update`."""
         preds, target, weights = as_tensors(preds, target, weights, sample_weight)
-        self._check_clusters(clusters)
+        self._check_used(groups=groups, clusters=clusters)
         with self._sharing():
             given = _without_none(weights=weights, groups=groups, clusters=clusters)
             values: dict[str, Tensor] = super().forward(preds, target, **given)
@@ -139,13 +139,14 @@ class CalibrationCollection(MetricCollection):
     def _readings(self, weighted: bool) -> "list[_Reading] | None":
         """Return the metrics by the conversion and the state that they share; None if some update in another way."""
         members = self._members()
-        key = (weighted, *map(id, members))
-        if key not in self._known_readings:
-            self._known_readings.clear()  # metrics may have been added or removed
-            self._known_readings[key] = _readings_of(members, weighted)
-        if any(metric._in_graph or metric.compute_on_cpu for metric in members):
-            return None
-        return self._known_readings[key]
+        for metric in members:
+            is_replaced = getattr(metric.update, "adds_a_batch", False) is not True  # for example by a mock
+            if is_replaced or metric._in_graph or metric.compute_on_cpu or metric._enable_grad:
+                return None
+        key = (weighted, *((id(metric), id(metric.input_format)) for metric in members))
+        if key != self._latest_readings[0]:
+            self._latest_readings = key, _readings_of(members, weighted)
+        return self._latest_readings[1]
 
     def _update_together(
         self, readings: "list[_Reading]", preds: Tensor, target: Tensor, weights: Tensor | None
@@ -159,15 +160,23 @@ class CalibrationCollection(MetricCollection):
                 for metrics in reading.by_state:
                     batch = metrics[0]._state_of(p)
                     states += [(metric, metric.added(batch, shared)) for metric in metrics]
-        for metric, state in states:
-            metric.count_update(state)
+        before = [vars(metric).copy() for metric, _ in states]
+        try:
+            for metric, state in states:
+                metric.count_update(state)
+        except BaseException:  # for example KeyboardInterrupt
+            for (metric, _), attributes in zip(states, before, strict=True):
+                vars(metric).update(attributes)
+            raise
 
-    def _check_clusters(self, clusters: Any) -> None:
-        """Raise ValueError if clusters are given and no metric uses them."""
-        if clusters is not None and not any("clusters" in signature(m.update).parameters for m in self._members()):
+    def _check_used(self, **columns: Any) -> None:
+        """Raise ValueError if groups or clusters are given and no metric uses them."""
+        for name, wrappers in (("groups", "`ByGroup`"), ("clusters", "`Clustered` or `Bootstrapped`")):
+            if columns[name] is None or any(name in signature(m.update).parameters for m in self._members()):
+                continue
             raise ValueError(
-                "`clusters` must be None for a collection without `Clustered` or `Bootstrapped` metrics, got a value. "
-                "Wrap a metric, for example Clustered(ECE(...))."
+                f"`{name}` must be None for a collection without {wrappers} metrics, got a value. "
+                f"Wrap a metric, for example {wrappers.split('`')[1]}(ECE(...))."
             )
 
     def compute(self) -> dict[str, Tensor]:
@@ -276,21 +285,26 @@ class _Reading(NamedTuple):
         """
         for metrics in self.by_state:
             for metric in metrics:
-                if metric._is_synced:
-                    refuse_if_synced(metric, "update")
+                refuse_if_synced(metric, "update")
+                metric.check_device(preds)
         for each in self.formats:
             each.check(preds, target, weights)
         return self.by_state[0][0]._read(self.input_format, preds, target, weights)
 
 
 def _readings_of(metrics: list[CalibrationMetric[Any]], weighted: bool) -> list[_Reading] | None:
-    """Group metrics by the conversion and the state that they share; None if one has its own `update`."""
+    """Group metrics by the conversion and the state that they share.
+
+    Return None if a metric has its own `update`, or is a member under two names, which counts each batch twice.
+    """
+    if len({id(metric) for metric in metrics}) < len(metrics):
+        return None
     readings: dict[Hashable, _Reading] = {}
     states: dict[Hashable, list[CalibrationMetric[Any]]] = {}
     for metric in metrics:
         if type(metric).update is not CalibrationMetric.update:
             return None
-        key = (metric.input_format.shareable(weighted), metric.batch_shape)
+        key = metric.conversion_key(weighted)
         reading = readings.setdefault(key, _Reading(key[0], [], []))
         if metric.input_format not in reading.formats:
             reading.formats.append(metric.input_format)

@@ -1,0 +1,111 @@
+"""A collection updates its metrics as if each of them were updated alone, also if it shares their computations."""
+
+from unittest import mock
+
+import pytest
+import torch
+
+import torchcalib as tc
+from torchcalib.metrics.base import CalibrationMetric
+
+LOGITS, TARGET = torch.randn(60, 4, generator=torch.Generator().manual_seed(0)), torch.arange(60) % 4
+OPTIONS = {"task": "multiclass", "num_classes": 4, "from_logits": True}
+
+
+class Doubled(tc.ECE):
+    """Metric that counts each row twice."""
+
+    def _state_of(self, p):
+        return 2 * super()._state_of(p)
+
+
+def metrics():
+    """Return metrics with shared and separate conversions, sums and samples."""
+    found = [cls(**OPTIONS) for cls in (tc.NLL, tc.ECE, tc.MCE, Doubled, tc.KS, tc.ACE, tc.CORP, tc.Accuracy)]
+    return [*found, tc.ECE(**OPTIONS, n_bins=7), tc.NLL(**OPTIONS, ignore_index=0), tc.ECE(**OPTIONS, batch_shape=())]
+
+
+def updated_alone(batches, weights=None):
+    alone = metrics()
+    for metric in alone:
+        for rows in batches:
+            metric.update(LOGITS[rows], TARGET[rows], None if weights is None else weights[rows])
+    return alone
+
+
+@pytest.mark.parametrize("weights", [None, torch.arange(60) % 3])
+def test_states_counts_and_values_equal_those_of_separate_updates(weights):
+    batches = torch.arange(60).split(25)
+    together = tc.CalibrationCollection({f"{k:02}": metric for k, metric in enumerate(metrics())})
+    for rows in batches:
+        together.update(LOGITS[rows], TARGET[rows], None if weights is None else weights[rows])
+    for alone, metric in zip(updated_alone(batches, weights), together.values(), strict=True):
+        torch.testing.assert_close(alone.metric_state, metric.metric_state, rtol=1e-12, atol=1e-12)
+        assert alone.update_count == metric.update_count == 3
+
+
+def test_members_that_change_between_updates_are_updated():
+    collection = tc.CalibrationCollection([tc.ECE(**OPTIONS)])
+    collection.update(LOGITS, TARGET)
+    collection.add_metrics({"second": tc.NLL(**OPTIONS)})
+    collection.update(LOGITS, TARGET)
+    first = collection["ECE"]
+    del collection["ECE"]
+    collection.update(LOGITS, TARGET)
+    assert (first.update_count, collection["second"].update_count) == (2, 2)
+
+
+def test_a_metric_under_two_names_counts_each_batch_twice_in_update_and_forward():
+    twice = tc.ECE(**OPTIONS)
+    tc.CalibrationCollection({"a": twice, "b": twice}).update(LOGITS, TARGET)
+    assert twice.bin_table().n.sum() == 120
+
+
+def test_a_replaced_update_is_called():
+    metric = tc.ECE(**OPTIONS)
+    collection = tc.CalibrationCollection([metric])
+    with mock.patch.object(metric, "update") as update:
+        collection.update(LOGITS, TARGET)
+    update.assert_called_once()
+    assert metric.update_count == 0
+
+
+def test_all_metrics_are_unchanged_if_one_of_them_cannot_be_checked_or_stored(monkeypatch):
+    good, strict = tc.ECE(**OPTIONS), tc.NLL(**{**OPTIONS, "num_classes": 5})
+    collection = tc.CalibrationCollection({"good": good, "strict": strict})
+    with pytest.raises(ValueError, match="must have 5 entries"):
+        collection.update(LOGITS, TARGET)
+    assert (good.update_count, strict.update_count) == (0, 0)
+    collection = tc.CalibrationCollection([tc.ECE(**OPTIONS), tc.NLL(**OPTIONS)])
+    store, calls = CalibrationMetric._store, []
+
+    def interrupted(self, state):
+        calls.append(self)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        store(self, state)
+
+    monkeypatch.setattr(CalibrationMetric, "_store", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        collection.update(LOGITS, TARGET)
+    assert len(calls) == 2
+    for metric in collection.values():
+        assert metric.update_count == 0
+        assert not metric.state.any()
+
+
+@pytest.mark.parametrize("name", ["groups", "clusters"])
+def test_columns_that_no_metric_uses_raise(name):
+    collection = tc.CalibrationCollection([tc.ECE(**OPTIONS)])
+    for call in (collection.update, collection):
+        with pytest.raises(ValueError, match=f"`{name}` must be None for a collection without"):
+            call(LOGITS, TARGET, **{name: TARGET})
+    assert collection["ECE"].update_count == 0
+
+
+def test_members_on_another_device_raise():
+    collection = tc.CalibrationCollection([tc.ECE(**OPTIONS), tc.NLL(**OPTIONS)])
+    collection["NLL"].to("meta")
+    with pytest.raises(ValueError, match="must be on the metric's device"):
+        collection.update(LOGITS, TARGET)
+    assert collection["ECE"].update_count == 0
