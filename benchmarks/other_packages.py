@@ -353,7 +353,7 @@ def values_of(package: str) -> dict[str, dict[str, Value]]:
 
 
 def recorded() -> dict[str, dict[str, Any]]:
-    return json.loads(RECORDED.read_text()) if RECORDED.is_file() else {}
+    return json.loads(RECORDED.read_text(encoding="utf-8")) if RECORDED.is_file() else {}
 
 
 def all_values(packages: Collection[str] = tuple(PACKAGES)) -> dict[str, dict[str, Any]]:
@@ -379,7 +379,7 @@ def main() -> int:
     for package, entry in found.items():
         entry["date"] = entry["date"] or today
         print(f"{package} {entry['version']}, {entry['date']}")
-    RECORDED.write_text(json.dumps(found, indent=1) + "\n")
+    RECORDED.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     return 0
 
 

@@ -95,7 +95,7 @@ def arrays(name: str) -> dict[str, Tensor]:
 def recorded_answers() -> list[dict]:
     """Return all recorded answers, or an empty list without the data."""
     path = DATA / "expected.json"
-    return json.loads(path.read_text()) if path.is_file() else []
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
 
 
 def recorded_answer(file: str | None, case: str) -> Any:
@@ -453,7 +453,7 @@ def save(cells: dict[str, list[Cell]]) -> None:
 
 def saved() -> tuple[str, dict[str, list[Cell]]]:
     """Return the date and the tables of `SAVED`."""
-    content = json.loads(SAVED.read_text())
+    content = json.loads(SAVED.read_text(encoding="utf-8"))
     return content["date"], {name: [Cell(*cell) for cell in table] for name, table in content["tables"].items()}
 
 

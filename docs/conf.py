@@ -49,6 +49,7 @@ sphinx_gallery_conf = {
     "download_all_examples": False,
     "remove_config_comments": True,
     "show_memory": False,
+    "write_computation_times": False,
     "show_signature": False,
     "abort_on_example_error": True,
     "parallel": 2,
@@ -64,11 +65,7 @@ html_theme = "furo"
 html_title = f"torchcalib {release}"
 html_static_path = ["_static"]
 html_css_files = ["custom.css", "gallery.css"]
-html_theme_options = {
-    "source_repository": "https://github.com/torchcalib/torchcalib/",
-    "source_branch": "main",
-    "source_directory": "docs/",
-}
+html_search_scorer = str(Path(__file__).parent / "_static" / "scorer.js")
 
 
 def setup(app: Any) -> None:

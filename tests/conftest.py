@@ -4,6 +4,7 @@ import json
 import os
 import sys
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from hypothesis import settings
 settings.register_profile("here", deadline=None, derandomize=True)
 settings.load_profile("here")
 LEFT_OUT = list(filter(None, os.environ.get("TORCHCALIB_TEST_WITHOUT", "").split(",")))
+LEFT_OUT += [name for name in ("triton", "numba") if name not in LEFT_OUT and find_spec(name) is None]
 sys.modules.update(dict.fromkeys(LEFT_OUT))  # an entry of None makes the import fail
 if worker := os.environ.get("PYTEST_XDIST_WORKER"):
     # Processes that share a cache may load a kernel while another process writes it, because numba does not lock its

@@ -359,6 +359,8 @@ def page_text(
     reference = re.sub(r"\[(?:EPSR|ECD|TCE|TALK)\],? ?", "", page.section("Reference"))
     parts.append(f"## Reference\n\n{linked(reference)}" if reference else "## Reference")
     parts.append(f"Source: {linked(page.metadata('source'))}.")
+    if "origin" in entry:
+        parts.append(f"First publication: {linked(entry['origin'])}.")
     related = [f"- [{others[name].entry['title']}]({name}.md)" for name in entry["related"]]
     also = [f"- {_role_of(name)}" for name in entry.get("also", ())]
     parts.append("## See also\n\n" + "\n".join(related + also))
@@ -428,10 +430,10 @@ def made_files(found: list[Page]) -> Iterator[tuple[str, str]]:
     others = {page.name: page for page in found}
     results = {}
     for page in found:
+        names, outputs = run(example(page))
+        results[page.name] = names
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of fits that do not converge for extreme factors
-            names, outputs = run(example(page))
-            results[page.name] = names
             table = names["preds"], names["target"]
             with figures.settings():
                 figure = figures.figure_of(page.name, page.short, dict(page.entry), page.options)
@@ -459,7 +461,7 @@ def write_pages(folder: Path) -> None:
     """Write all pages and figures to a folder. Unchanged files keep their time, so that Sphinx does not read them."""
     stamp = folder / ".digest"
     current = digest()
-    if stamp.is_file() and stamp.read_text() == current:
+    if stamp.is_file() and stamp.read_text(encoding="utf-8") == current:
         return
     written = {stamp}
     for name, text in made_files(pages()):
@@ -471,7 +473,7 @@ def write_pages(folder: Path) -> None:
     for path in folder.rglob("*.*"):
         if path.is_file() and path not in written:
             path.unlink()
-    stamp.write_text(current)
+    stamp.write_text(current, encoding="utf-8")
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

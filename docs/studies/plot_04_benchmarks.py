@@ -16,7 +16,7 @@ import matplotlib.pyplot as plt
 from benchmarks.job import OURS
 from benchmarks.run import RESULTS
 
-files = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))]
+files = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(RESULTS.glob("*.json"))]
 processors = [content for content in files if "families" in content]
 gpus = [content for content in files if content.get("speed")]
 
@@ -217,4 +217,5 @@ draw_growth()
 print_machines()
 
 # %%
-# :doc:`All results with their goals </results/benchmarks>` are in tables for developers.
+# `All results with their goals
+# <https://github.com/torchcalib/torchcalib/blob/main/benchmarks/results/README.md>`_ are in tables for developers.

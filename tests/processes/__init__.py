@@ -44,6 +44,8 @@ def run_python(*arguments, timeout=240):
 @cache
 def _server():
     """Start the server, which imports this checkout, but processes no data and starts no threads."""
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        pytest.skip("processes are started by a fork server, which this system does not have")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["pytest", "cases", "torchcalib", "torchcalib.cli"])
     with mock.patch.dict(os.environ, quick_environment(PYTHONWARNINGS="ignore")):

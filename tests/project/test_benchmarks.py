@@ -6,6 +6,7 @@ import pytest
 import torch
 import torchmetrics
 
+import torchcalib
 from benchmarks import measure, one_pass, peers, readme, run
 from benchmarks.job import FAMILIES, OURS, Job, Peer, Sides, jobs_of
 from benchmarks.record import Line, figure, growth_lines, lines, missed, recorded, share
@@ -21,8 +22,11 @@ def job(**given):
 
 def test_readme_contains_the_results():
     assert FILES
-    assert readme.README.read_text() == readme.with_section(readme.README.read_text(), FILES)
-    assert readme.ALL.read_text() == readme.all_results(FILES)
+    text = readme.README.read_text(encoding="utf-8")
+    assert text == readme.with_section(text, FILES)
+    metric = torchcalib.ECE(task="multiclass", num_classes=3)
+    assert f"{metric.state.nbytes} bytes, constant" in text
+    assert readme.ALL.read_text(encoding="utf-8") == readme.all_results(FILES)
     with pytest.raises(ValueError, match="benchmarks: begin"):
         readme.with_section("A page without markers", FILES)
     for family in FAMILIES:

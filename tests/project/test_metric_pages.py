@@ -10,7 +10,7 @@ from processes import ROOT
 import torchcalib
 
 SENTENCE = re.compile(r"(?<=[.]) +(?=[A-Z`$])")
-OPTIONAL = {"label", "options", "result", "best", "also"}
+OPTIONAL = {"origin", "label", "options", "result", "best", "also"}
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +148,8 @@ def test_every_public_name_is_in_exactly_one_table_of_the_api_reference():
     listed = []
     for path in (ROOT / "docs/api").glob("*.md"):
         for module, names in re.findall(
-            r"currentmodule:: (\S+)\n\n\.\. autosummary::\n(?:   :.*\n)+\n((?:   \S+\n)+)", path.read_text()
+            r"currentmodule:: (\S+)\n\n\.\. autosummary::\n(?:   :.*\n)+\n((?:   \S+\n)+)",
+            path.read_text(encoding="utf-8"),
         ):
             listed += [f"{module}.{name}" for name in names.split()]
     spaces = ("", "functional", "calibration", "inference", "losses", "plots", "special", "integrations")

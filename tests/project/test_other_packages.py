@@ -41,7 +41,7 @@ def test_errors_of_packages_are_recorded_and_packages_without_requirements_are_l
     monkeypatch.setattr(others, "PACKAGES", {"torchmetrics": (fails, ("ECE",)), "numpy": (fails, ("MCE",))})
     monkeypatch.setattr("sys.argv", ["other_packages"])
     others.main()
-    written = json.loads(others.RECORDED.read_text())
+    written = json.loads(others.RECORDED.read_text(encoding="utf-8"))
     assert list(written) == ["torchmetrics"]
     assert written["torchmetrics"]["values"]["ECE"]["binary"] == "ValueError: first line"
     assert written["torchmetrics"]["date"]

@@ -7,9 +7,9 @@ from processes import ROOT
 
 import torchcalib
 
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXTRAS = PROJECT["optional-dependencies"]
-RECIPE = (ROOT / "conda" / "recipe" / "recipe.yaml").read_text()
+RECIPE = (ROOT / "conda" / "recipe" / "recipe.yaml").read_text(encoding="utf-8")
 CONDA_NAMES = {"torch": "pytorch", "matplotlib": "matplotlib-base"}
 
 
@@ -28,8 +28,8 @@ def test_version_is_stated_once():
         "conda/recipe/recipe.yaml",
         ".github/workflows/release.yml",
     ]
-    assert not [name for name in files if version.search((ROOT / name).read_text())]
-    assert f"## {torchcalib.__version__} " in (ROOT / "CHANGELOG.md").read_text()
+    assert not [name for name in files if version.search((ROOT / name).read_text(encoding="utf-8"))]
+    assert f"## {torchcalib.__version__} " in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
 
 
 def test_conda_recipe_has_the_requirements_of_the_package_and_of_reports():
@@ -38,7 +38,7 @@ def test_conda_recipe_has_the_requirements_of_the_package_and_of_reports():
     expected = {(CONDA_NAMES.get(name, name), versions) for name, versions in expected}
     expected |= {("python", PROJECT["requires-python"])}
     assert set(re.findall(r"^    - ([\w-]+) (>=[\w.]+)$", listed, re.MULTILINE)) == expected
-    setuptools = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
+    setuptools = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["build-system"]["requires"]
     assert [f"setuptools {found}" for found in re.findall(r"- setuptools (>=\d+)", RECIPE)] == [
         name.replace(">=", " >=") for name in setuptools
     ]
@@ -46,14 +46,14 @@ def test_conda_recipe_has_the_requirements_of_the_package_and_of_reports():
 
 def test_workflow_tests_the_python_versions_of_the_classifiers():
     classified = {name.rpartition(" ")[2] for name in PROJECT["classifiers"] if re.search(r":: 3\.\d+$", name)}
-    workflow = (ROOT / ".github" / "workflows" / "tests.yml").read_text()
+    workflow = (ROOT / ".github" / "workflows" / "tests.yml").read_text(encoding="utf-8")
     platforms = workflow.partition("platforms:")[2].partition("newest:")[0]
     assert set(re.findall(r'"(3\.\d+)"', platforms)) == classified
     assert PROJECT["requires-python"] == f">={min(classified, key=lambda name: int(name.split('.')[1]))}"
 
 
 def test_every_file_of_the_checkout_is_in_the_source_distribution_or_left_out_on_purpose():
-    manifest = (ROOT / "MANIFEST.in").read_text()
+    manifest = (ROOT / "MANIFEST.in").read_text(encoding="utf-8")
     included = set(re.findall(r"^(?:graft|include) (.+)$", manifest, re.MULTILINE))
     included = {name for line in included for name in line.split()}
     automatic = {"LICENSE", "README.md", "pyproject.toml", "torchcalib", "MANIFEST.in"}

@@ -99,7 +99,7 @@ def run_line(words, as_written):
     """Run one command, or check its names."""
     command, *arguments = words
     if words[:2] == ["pip", "install"]:
-        project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+        project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
         extras = project["optional-dependencies"]
         known = {re.split(r"[\[<>=;]", name)[0] for name in sum(extras.values(), project["dependencies"])}
         for name in arguments[1:]:
@@ -108,7 +108,7 @@ def run_line(words, as_written):
             else:
                 assert name in known | {"--editable", "--upgrade", "-e", "-U"}, f"{name} is no dependency"
     elif command == "make":
-        targets = re.findall(r"^([\w-]+):(?!=)", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
+        targets = re.findall(r"^([\w-]+):(?!=)", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE)
         assert {name for name in arguments if "=" not in name} <= set(targets), words
     elif command in ("torchcalib", "torchrun", "python"):
         make_inputs(arguments)
@@ -256,6 +256,8 @@ def test_every_block_of_a_page_has_a_language(name):
     known = {"bibtex", "json", "python", "sh", "text", "toml", "yaml"}
     wrong = {block.line: block.language for block in blocks_of(page(name)) if block.language not in known}
     assert not wrong, f"{name}: language by line {wrong}"
+    hidden = re.findall(r"[`:]{3,}\{(?:code-block|code|testcode|doctest|sourcecode)\}", page(name))
+    assert not hidden, f"{name}: {hidden} would not be executed"
 
 
 def test_blocks_are_found_in_directives_and_with_the_output_below():

@@ -89,7 +89,7 @@ _SYNONYMS = {
 
 
 _ADVICE = {
-    "norm": "Calibration errors have names: use rmsce for the l2 norm, and mce for the maximum.",
+    "norm": "Omit it for ECE, which has the l1 norm. Use rmsce for the l2 norm, and mce for the maximum.",
     "top_k": "Pass mode=torchcalib.TopK(k).",
     "threshold": "Calibration metrics have no threshold.",
     "strategy": "Use ace for bins of equal mass.",

@@ -217,7 +217,7 @@ def _kl_divergence(
         with respect to logits.
 
     Reference:
-        [TALK], see `total_variation`; Peterson, Battleday, Griffiths, Russakovsky: Human Uncertainty Makes
+        Pavlovic: Beyond Accuracy (talk); Peterson, Battleday, Griffiths, Russakovsky: Human Uncertainty Makes
         Classification More Robust (ICCV 2019). Correction: the jackknife of Zhang: Entropy estimation in Turing's
         perspective (Neural Computation 24, 2012).
 
@@ -283,7 +283,9 @@ def _entropy_gap(
         Finite everywhere; 0 with respect to probabilities where q_k = 0.
 
     Reference:
-        [TALK] and Baan et al. (EMNLP 2022), see `total_variation`. Correction: Zhang (2012), see `kl_divergence`.
+        Pavlovic: Beyond Accuracy (talk); Baan, Aziz, Plank, Fernandez: Stop Measuring Calibration When Humans Disagree
+        (EMNLP 2022). Correction: the jackknife of Zhang: Entropy estimation in Turing's perspective (Neural Computation
+        24, 2012).
 
     Example:
         >>> preds, counts = torch.tensor([[0.7, 0.3], [0.5, 0.5]]), torch.tensor([[9, 1], [4, 4]])

@@ -1,6 +1,6 @@
 """
-Do predictions agree with the votes of several annotators?
-==========================================================
+Do predictions agree with the labels of several annotators?
+===========================================================
 
 Several annotators label each item, and they do not always agree. The target is then a distribution of labels. With
 few annotators, the counts are a noisy estimate of it.
