@@ -25,7 +25,7 @@ PIXELS = 20  # number of pixels that may differ by more
 
 
 def predictions() -> tuple[Tensor, Tensor]:
-    """Return logits that are twice too large, and targets."""
+    """Return logits that are too large by a factor of two, and targets."""
     g = torch.Generator().manual_seed(0)
     logits = 3 * torch.randn(5000, 10, generator=g, dtype=torch.float64)
     target = torch.multinomial(logits.softmax(-1), 1, generator=g).squeeze(-1)
