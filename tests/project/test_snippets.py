@@ -36,6 +36,7 @@ REPOSITORY = re.compile(rf"https://(?:{HOSTS})/main/([^#]*)(?:#.*)?")
 OWN = ("git clone https://github.com/torchcalib/torchcalib", "cd torchcalib")  # how to make a checkout
 SCRIPT = re.compile(r"# (\w+\.py)(?:: (torchrun .+))?\n")
 # Pages with processes, frameworks, commands or training take seconds.
+OPTIONAL = {"lightning", "matplotlib", "pandas", "sklearn", "transformers"}  # packages of extras
 EXTENDED = re.compile(
     r"torchrun|(?:import|from) (?:lightning|transformers)|^ *torchcalib |optimizer\.step", flags=re.MULTILINE
 )
@@ -241,6 +242,8 @@ def folder(tmp_path, monkeypatch):
 @pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.*")
 @pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true:UserWarning")
 def test_blocks_of_a_page_run(name, folder, monkeypatch, capsys):
+    for package in set(re.findall(r"^(?:import|from) (\w+)", page(name), re.MULTILINE)) & OPTIONAL:
+        pytest.importorskip(package)
     torch.manual_seed(0)
     modules = set(sys.modules)
     run_page(name, folder, monkeypatch, capsys)
