@@ -458,19 +458,18 @@ class CalibrationMetric(Metric, Generic[S]):
             self._shared[key] = make()
         return self._shared[key]
 
-    def check_device(self, preds: Tensor) -> torch.device:
-        """Return the device of the metric. Raise ValueError unless predictions are on it."""
-        device: torch.device = self.device
-        if isinstance(preds, Tensor) and preds.device != device:
+    def check_device(self, preds: Tensor) -> None:
+        """Raise ValueError unless predictions are on the device of the metric."""
+        if isinstance(preds, Tensor) and preds.device != self.device:
             raise ValueError(
-                f"`preds` must be on the metric's device ({device}), got {preds.device}. "
+                f"`preds` must be on the metric's device ({self.device}), got {preds.device}. "
                 "Move the metric with metric.to(preds.device)."
             )
-        return device
 
     def _read(self, how: InputFormat, preds: Tensor, target: Tensor, weights: Tensor | None) -> Predictions:
-        drop_invalid = self.check_device(preds).type != "cpu"  # an error would synchronise the device
-        return how.read(preds, target, weights, batch_shape=self.batch_shape, drop_invalid=drop_invalid)
+        if preds.device != self.device:
+            self.check_device(preds)
+        return how.read(preds, target, weights, batch_shape=self.batch_shape, drop_invalid=self._drops_invalid)
 
     @property
     def _drops_invalid(self) -> bool:
