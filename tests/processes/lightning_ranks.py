@@ -1,6 +1,7 @@
 """Script for test_lightning.py: train with DDP on two processes, and write the results of each rank as JSON."""
 
 import json
+import os
 import sys
 import warnings
 from pathlib import Path
@@ -72,6 +73,8 @@ def main(folder):
         "stopped": trainer.current_epoch,
     }
     Path(folder, f"{trainer.global_rank}.json").write_text(json.dumps(results))
+    torch.distributed.barrier()
+    os._exit(0)  # Lightning keeps the process group, whose threads can abort while the interpreter ends (torch #190489)
 
 
 if __name__ == "__main__":

@@ -53,9 +53,8 @@ def test_advice_consists_of_a_few_short_sentences(metric_pages, pages):
     texts = {(name, field): page.entry[field] for name, page in pages.items() for field in ("use", "avoid", "symbols")}
     for where, text in texts.items():
         sentences = SENTENCE.split(text)
-        assert 1 <= len(sentences) <= 7, where
-        too_long = [sentence for sentence in sentences if len(sentence.split()) > 20]
-        assert not too_long, where
+        assert len(sentences) <= 7, where
+        assert all(2 <= len(sentence.split()) <= 20 for sentence in sentences), where
     introductions = [text for _, text in metric_pages.contents()["families"].values()]
     assert not [s for text in introductions for s in SENTENCE.split(text) if len(s.split()) > 20]
 

@@ -156,7 +156,7 @@ def _stage(
     recommendation = recommendation_of("nll", nll.pop("none"), nll)
     best = next(calibrator for calibrator in calibrators if calibrator.name == recommendation.preferred)
     notes += tuple(
-        f"{_sentence_case(listed(names))}: {remark.replace('`', '')}" for remark, names in names_by_remark.items()
+        f"{capitalised(listed(names))}: {remark.replace('`', '')}" for remark, names in names_by_remark.items()
     )
     names = [printable(name) for name in class_names]
     words = {each.name: _parameters(whole.fits[type(each)], names) for each in calibrators}
@@ -242,7 +242,3 @@ def _why_no_folds(p: Predictions, class_names: Sequence[str]) -> str:
 def _first_names(numbers: Sequence[int], class_names: Sequence[str]) -> str:
     shown = (printable(class_names[k]) if class_names else str(k) for k in numbers[:8])
     return ", ".join(shown) + (", ..." if len(numbers) > 8 else "")
-
-
-def _sentence_case(words: str) -> str:
-    return capitalised(words)
