@@ -8,21 +8,17 @@ from torch import Tensor
 
 from torchcalib.calibration.calibrator import Calibrator, format_values
 from torchcalib.calibration.likelihood import (
-    NO_DATA_REMARK,
-    STOPPED_REMARK,
     FlatFits,
     check_class_count,
     log_scores,
-    remarks_of_fits,
-    remarks_on_absent_classes,
-    remarks_on_lost_labels,
+    remarks_of_fits_with_biases,
     temperature_in_words,
 )
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.words import listed
 from torchcalib.ops.logs import binary_log_probs, wide_dtype
 from torchcalib.ops.newton.fits import AffineFit, fit_affine, fit_bias, fit_temperature
-from torchcalib.ops.newton.problem import AT_ZERO, CONVERGED, NO_DATA, SEPARABLE, STOPPED
+from torchcalib.ops.newton.problem import AT_ZERO, CONVERGED, SEPARABLE
 
 _REMARKS = {
     AT_ZERO: "the fitted scale is 0: no positive scale improves on predictions that ignore the input.",
@@ -30,8 +26,6 @@ _REMARKS = {
         "no finite scale is best: the labels can be separated without error, and the likelihood rises with the "
         "scale without bound. The predictions are left unchanged."
     ),
-    STOPPED: STOPPED_REMARK,
-    NO_DATA: NO_DATA_REMARK,
 }
 
 _SHOWN_BIASES = 3  # number of biases in a description of the fitted parameters
@@ -81,11 +75,7 @@ class _Affine(Calibrator):
 
     def remarks(self) -> list[str]:
         """Return a sentence for each problem: unusual fits, classes without samples, and labels with probability 0."""
-        return [
-            *remarks_of_fits(self.outcome, _REMARKS),
-            *remarks_on_absent_classes(self.beta),
-            *remarks_on_lost_labels(self.lost, self.lost_consequence),
-        ]
+        return remarks_of_fits_with_biases(self.outcome, _REMARKS, self.beta, self.lost, self.lost_consequence)
 
     def shown_parameters(self) -> list[str]:
         scale = [f"temperature={format_values(self.temperature)}"] if self.with_scale else []

@@ -10,12 +10,12 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from torchcalib.calibration.calibrator import Calibrator, format_values
-from torchcalib.calibration.likelihood import NO_DATA_REMARK, STOPPED_REMARK, FlatFits, remarks_of_fits
+from torchcalib.calibration.likelihood import FlatFits, remarks_of_fits
 from torchcalib.core.arguments import is_number
 from torchcalib.core.predictions import Predictions
 from torchcalib.ops.host_values import value_if_available
 from torchcalib.ops.logs import wide_dtype
-from torchcalib.ops.newton.problem import AT_ZERO, CONVERGED, NO_DATA, SEPARABLE, STOPPED
+from torchcalib.ops.newton.problem import AT_ZERO, CONVERGED, NO_DATA, SEPARABLE
 from torchcalib.ops.newton.regression import fit_logistic_regression
 
 _REMARKS = {
@@ -24,8 +24,6 @@ _REMARKS = {
         "no finite parameters are best: the labels can be separated without error, and the likelihood rises without "
         "bound. The predictions are left unchanged."
     ),
-    STOPPED: STOPPED_REMARK,
-    NO_DATA: NO_DATA_REMARK,
 }
 _EPS = 2.0**-52  # as in the authors' code of beta calibration; the log-odds of 2^-52 are -36
 

@@ -10,10 +10,14 @@ from torch import Tensor
 from torchcalib.calibration.calibrator import sample_weights
 from torchcalib.core.predictions import Predictions
 from torchcalib.ops.logs import safe_log
+from torchcalib.ops.newton.problem import NO_DATA, STOPPED
 
-STOPPED_REMARK = "the fit stopped before its gradient was small. Check the scale of the predictions."
 NO_DATA_REMARK = "there are no samples of positive weight: calibrated predictions are NaN."
 
+_COMMON_REMARKS = {
+    STOPPED: "the fit stopped before its gradient was small. Check the scale of the predictions.",
+    NO_DATA: NO_DATA_REMARK,
+}
 _SHOWN_CLASSES = 8  # number of classes without samples that a remark lists
 
 
@@ -71,9 +75,9 @@ def remarks_of_fits(outcome: Tensor, words: Mapping[int, str]) -> list[str]:
 
     Args:
         outcome: codes of `torchcalib.ops.newton.problem`, of the batch shape of the fits.
-        words: sentence of each code.
+        words: sentence of each code whose meaning depends on the method.
     """
-    n_fits = outcome.numel()
+    n_fits, words = outcome.numel(), {**words, **_COMMON_REMARKS}
     counts = {code: int((outcome == code).sum()) for code in words}
     return [
         f"{count} of {n_fits} fits: {words[code]}" if n_fits > 1 else words[code]
@@ -82,7 +86,22 @@ def remarks_of_fits(outcome: Tensor, words: Mapping[int, str]) -> list[str]:
     ]
 
 
-def remarks_on_absent_classes(bias: Tensor) -> list[str]:
+def remarks_of_fits_with_biases(
+    outcome: Tensor, words: Mapping[int, str], bias: Tensor, lost: Tensor, consequence: str
+) -> list[str]:
+    """Return `remarks_of_fits` with a sentence on classes without samples and one on labels with probability 0.
+
+    Args:
+        outcome: see `remarks_of_fits`.
+        words: see `remarks_of_fits`.
+        bias: biases `(..., C)`, -inf for the classes without samples.
+        lost: total weight of the labels with probability 0 `(...)`.
+        consequence: consequence of such labels for the fit.
+    """
+    return [*remarks_of_fits(outcome, words), *_on_absent_classes(bias), *_on_lost_labels(lost, consequence)]
+
+
+def _on_absent_classes(bias: Tensor) -> list[str]:
     """Return a sentence on the classes with a bias `(..., C)` of -inf, which have no samples."""
     absent = (bias == -torch.inf).any(tuple(range(bias.dim() - 1))).nonzero().flatten().tolist()
     if not absent:
@@ -92,7 +111,7 @@ def remarks_on_absent_classes(bias: Tensor) -> list[str]:
     return [f"`target` has no samples of class {shown}: its calibrated probability is 0. {advice}"]
 
 
-def remarks_on_lost_labels(lost: Tensor, consequence: str) -> list[str]:
+def _on_lost_labels(lost: Tensor, consequence: str) -> list[str]:
     """Return a sentence on labels with probability 0, of total weight `lost`, and the consequence for the fit."""
     if not bool((lost > 0).any()):
         return []

@@ -9,20 +9,17 @@ from torch import Tensor
 
 from torchcalib.calibration.calibrator import Calibrator, format_values
 from torchcalib.calibration.likelihood import (
-    NO_DATA_REMARK,
-    STOPPED_REMARK,
     FlatFits,
     check_class_count,
     log_scores,
     remarks_of_fits,
-    remarks_on_absent_classes,
-    remarks_on_lost_labels,
+    remarks_of_fits_with_biases,
     temperature_in_words,
 )
 from torchcalib.core.arguments import Task, check_positive
 from torchcalib.core.predictions import Predictions
 from torchcalib.ops.newton.fits import AffineFit, fit_temperature
-from torchcalib.ops.newton.problem import AT_ZERO, CONVERGED, NO_DATA, SEPARABLE, STOPPED
+from torchcalib.ops.newton.problem import AT_ZERO, CONVERGED, NO_DATA, SEPARABLE
 from torchcalib.ops.newton.structured_fits import StructuredFit, fit_structured, fit_vector, smoothed_log_probs
 
 
@@ -118,8 +115,6 @@ class VectorScaling(_MultiClass):
             "no finite scales are best: some labels can be separated without error. Only the temperature is fitted. "
             "StructuredVectorScaling has a finite optimum."
         ),
-        STOPPED: STOPPED_REMARK,
-        NO_DATA: NO_DATA_REMARK,
     }
 
     scale: Tensor
@@ -145,11 +140,8 @@ class VectorScaling(_MultiClass):
 
     def remarks(self) -> list[str]:
         """Return a sentence for each problem: unusual fits, classes without samples, and labels with probability 0."""
-        return [
-            *super().remarks(),
-            *remarks_on_absent_classes(self.bias),
-            *remarks_on_lost_labels(self.lost, "their NLL is infinite, and the fit leaves them out."),
-        ]
+        consequence = "their NLL is infinite, and the fit leaves them out."
+        return remarks_of_fits_with_biases(self.outcome, self.problems, self.bias, self.lost, consequence)
 
     def shown_parameters(self) -> list[str]:
         """Return the scales and biases as text, for `repr`."""
@@ -169,8 +161,6 @@ class _Structured(_MultiClass):
     problems: ClassVar = {
         AT_ZERO: "the fitted temperature is infinite: no scale improves on predictions that ignore the input.",
         SEPARABLE: "all labels have the largest score of their row: the temperature is 1e-30, which stands for 0.",
-        STOPPED: STOPPED_REMARK,
-        NO_DATA: NO_DATA_REMARK,
     }
 
     alpha: Tensor

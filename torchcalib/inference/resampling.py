@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from inspect import Parameter, signature
 from typing import Any
 
@@ -120,6 +121,7 @@ def _sizes(p: Predictions, present: Tensor, index: Tensor) -> Tensor:
     return cell_sums(index.expand(n.shape), n.unsqueeze(-2), int(index.max()) + 1 if len(index) else 1).movedim(-1, 0)
 
 
+@lru_cache
 def _expanded_tail(tail: float, n: float) -> float:
     """Return the probability of a normal variable beyond sqrt(n / (n - 1)) t, for the quantile t at `tail`.
 

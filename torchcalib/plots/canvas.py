@@ -436,5 +436,9 @@ def to_png(ax: Axes, dpi: float = 200) -> bytes:
 
 
 def _save(ax: Axes, buffer: IO[Any], **options: Any) -> None:
-    """Save the figure that contains `ax`, also if `ax` is in a subfigure."""
-    ax.figure.canvas.figure.savefig(buffer, bbox_inches="tight", pad_inches=0.06, **options)
+    """Save the figure that contains `ax`, also if `ax` is in a subfigure.
+
+    With `bbox_inches="tight"`, matplotlib would draw every figure twice.
+    """
+    figure = ax.figure.canvas.figure
+    figure.savefig(buffer, bbox_inches=figure.get_tightbbox().padded(0.06), **options)
