@@ -3,8 +3,6 @@
 The expected value is that of the function for tensors `(N,)` or `(N, C)`; `test_oracles` compares it with loops.
 """
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -14,6 +12,7 @@ from helpers.reports import QUICK, QUICK_COMMAND
 
 import torchcalib as tc
 from torchcalib.cli import main
+from torchcalib.reporting.building import ReportBuilder
 
 N = 48
 
@@ -100,11 +99,12 @@ def test_reports_files_and_command_line_give_equal_values_for_every_shape(task, 
     found = tc.report(p.numpy(), y.numpy(), **given, **QUICK)
     assert {line.key: line.value for line in found.lines} == pytest.approx(values, rel=1e-9, nan_ok=True)
     np.savez(tmp_path / "a.npz", **{"logits" if from_logits else "probs": p.numpy(), "targets": y.numpy()})
-    command = ["report", str(tmp_path / "a.npz"), "--task", task, "--out", str(tmp_path / "out"), *QUICK_COMMAND]
+    saved = tmp_path / "state.pt"
+    command = ["report", str(tmp_path / "a.npz"), "--task", task, "--save-state", str(saved), *QUICK_COMMAND]
     if shape in REFUSED_IN_FILES:
         assert main(command) == 2
         assert REFUSED_IN_FILES[shape] in capsys.readouterr().err
         return
     assert main(command) == 0, capsys.readouterr().err
-    lines = json.loads((tmp_path / "out" / "report.json").read_text())["lines"]
-    assert {line["key"]: float(line["value"]) for line in lines} == pytest.approx(values, rel=1e-9, nan_ok=True)
+    lines = ReportBuilder.load(saved).report().lines
+    assert {line.key: line.value for line in lines} == pytest.approx(values, rel=1e-9, nan_ok=True)

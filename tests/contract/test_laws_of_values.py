@@ -95,13 +95,13 @@ def test_law_one_hot_labels_give_the_value_of_labels_or_an_error(formula):
 
 
 def traced(case):
-    """Return the keys of the code that is traced: the class, and the path from input to state of its family."""
-    family = case.cls.__bases__[0], case.task, case.options.get("mode")
-    return {(case.cls, "cost" in case.options), family}
+    """Return the keys of the code that is traced: the family, and the path from input to state."""
+    return {case.cls.__bases__[0], (case.task, case.options.get("mode"))}
 
 
 def part(case):
-    return case.cls, case.task, case.options.get("component")
+    """Return the key of a case in the extended run."""
+    return case.cls, case.task, *(case.options.get(name) for name in ("mode", "component")), "cost" in case.options
 
 
 def check_transformed(case, call):

@@ -232,7 +232,7 @@ def test_bootstrap_and_calibration_functions_accept_nan_policy():
         torch.testing.assert_close(found, expected)
 
 
-@pytest.mark.parametrize("soft", [False, True])
+@pytest.mark.parametrize("soft", [False, pytest.param(True, marks=pytest.mark.extended)])
 @pytest.mark.parametrize("task", ["binary", "multiclass", "multilabel"])
 def test_reports_use_the_remaining_rows_and_count_the_dropped_ones(task, soft, tmp_path, capsys):
     generator = torch.Generator().manual_seed(0)

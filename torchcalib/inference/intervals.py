@@ -79,7 +79,7 @@ def normal_quantile(level: float, like: Tensor) -> Tensor:
     return quantile
 
 
-def error_interval(kind: IntervalKind, cells: BinCells, noise_floor: Tensor, z: Tensor) -> Ends:
+def error_interval(kind: IntervalKind, cells: BinCells, noise_floor: Tensor, z: Tensor, of_mean_gap: Ends) -> Ends:
     """Return both ends, each `(g)`, of the interval for an expected error.
 
     Args:
@@ -87,18 +87,22 @@ def error_interval(kind: IntervalKind, cells: BinCells, noise_floor: Tensor, z: 
         cells: bins `(g, K)`.
         noise_floor: expected error of a calibrated model `(g)`. Differences from it are computed in closed form.
         z: quantile of the level, `()` or `(g)`; see `normal_quantile`.
+        of_mean_gap: `mean_gap_interval` of the same bins and quantile.
     """
-    gaps_low, gaps_high = _mean_gap_ends(cells, z)
     if kind == "mean_gap":
-        return gaps_low, gaps_high
+        return of_mean_gap
+    gaps_low, gaps_high = of_mean_gap
     low, high = _error_ends(kind, cells, noise_floor, z)
     # Neither error is below the absolute mean gap. This matters if few or no outcomes differ from certain predictions:
     # the normal distribution then underestimates the gaps that remain possible.
     return low, high.maximum(gaps_high).maximum(-gaps_low)
 
 
-def _mean_gap_ends(cells: BinCells, z: Tensor) -> Ends:
-    """Return both ends `(g)` for the mean gap. All frequencies are shifted by the same amount, within [0, 1]."""
+def mean_gap_interval(cells: BinCells, z: Tensor) -> Ends:
+    """Return both ends `(g)` of the interval for the expected mean gap; see `error_interval`.
+
+    All frequencies are shifted by the same amount, within [0, 1].
+    """
     observed = (cells.share * cells.gap).sum(-1)
     base = cells.shrunk_gap
     between = _variance_of_shares(cells, cells.gap)
@@ -291,9 +295,10 @@ def _bisected(moments: Callable[[Tensor], Moments], limits: Tensor, z: Tensor, l
     search assumes that the quantiles increase with the parameter, which is between `lower` and `upper`.
     """
     low, high = torch.full_like(limits, lower), torch.full_like(limits, upper)
+    levels = torch.stack((z, -z)).reshape(2, -1)
     for _ in range(_N_BISECTIONS):
         middle = (low + high) / 2
-        found = moments(middle)
-        is_below = torch.stack((found.quantile(z)[0] < limits[0], found.quantile(-z)[1] <= limits[1]))
+        of_low, of_high = moments(middle).quantile(levels)
+        is_below = torch.stack((of_low < limits[0], of_high <= limits[1]))
         low, high = torch.where(is_below, middle, low), torch.where(is_below, high, middle)
     return low

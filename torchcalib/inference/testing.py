@@ -15,7 +15,14 @@ from torchcalib.core.ranked import RankedSample
 from torchcalib.core.sums import BinStats
 from torchcalib.core.words import in_one_line
 from torchcalib.inference.clusters import SignFlips, design_effect, number_of_clusters, t_quantile
-from torchcalib.inference.intervals import IntervalKind, error_interval, normal_quantile, replicated_interval
+from torchcalib.inference.intervals import (
+    Ends,
+    IntervalKind,
+    error_interval,
+    mean_gap_interval,
+    normal_quantile,
+    replicated_interval,
+)
 from torchcalib.inference.simulation import MAX_RUNS, BinCells, RunCells, Simulation
 
 Statistic = BinStats | RankedSample
@@ -215,6 +222,20 @@ class _Null(NamedTuple):
     values: Tensor  # replicates of the error
 
 
+class _Bins(NamedTuple):
+    """Bins `(g, K)` of one class, the normal quantile of the level, and the interval of their mean gap."""
+
+    cells: BinCells
+    z: Tensor
+    of_mean_gap: Ends
+
+    @classmethod
+    def of(cls, cells: BinCells, level: float) -> Self:
+        """Compute the quantile and the interval."""
+        z = normal_quantile(level, cells.n)
+        return cls(cells, z, mean_gap_interval(cells, z))
+
+
 Result = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 """Noise floor, p-value, lower end and upper end of the interval, and design effect, each `(g)`."""
 
@@ -253,7 +274,10 @@ def _tested_batches(
             for name, test in tests.items():
                 nulls[name].append([_null_of(test, some, simulation) for simulation in simulations])
         effect = torch.cat(effects, -1).mean(-1) if effects else piece.n.new_ones(len(piece.n))
-        yield {name: _result(test, piece, nulls[name], effect, flips, level) for name, test in tests.items()}
+        bins = None
+        if n_classes == 1 and isinstance(piece, BinCells) and any(test.interval for test in tests.values()):
+            bins = _Bins.of(piece.map(lambda x: x.squeeze(-2)), level)
+        yield {name: _result(test, bins, nulls[name], effect, flips, level) for name, test in tests.items()}
 
 
 def _null_of(test: ErrorTest, cells: BinCells | RunCells, simulation: Simulation | SignFlips) -> _Null:
@@ -269,7 +293,7 @@ def _null_of(test: ErrorTest, cells: BinCells | RunCells, simulation: Simulation
 
 def _result(
     test: ErrorTest,
-    cells: BinCells | RunCells,
+    bins: _Bins | None,
     nulls: Sequence[Sequence[_Null]],
     effect: Tensor,
     flips: SignFlips | None,
@@ -279,7 +303,7 @@ def _result(
 
     Args:
         test: definition of the test.
-        cells: bins or runs `(g, C, K)`.
+        bins: bins for the interval; None without an interval.
         nulls: null distributions of each batch of classes, for independent rows and, if given, for clusters.
         effect: design effect `(g)`, averaged over classes.
         flips: sign flips of clusters, of the last batch of classes; None for independent rows.
@@ -288,13 +312,12 @@ def _result(
     found = [_noise_floor_and_p_value(of_batches, test.signed) for of_batches in zip(*nulls, strict=True)]
     noise_floor, p_value = (torch.stack(x).amax(0) for x in zip(*found, strict=True))
     low = high = torch.full_like(p_value, torch.nan)
-    if test.interval is not None and isinstance(cells, BinCells) and cells.n.shape[-2] == 1:
-        cells, z = cells.map(lambda x: x.squeeze(-2)), normal_quantile(level, cells.n)
-        low, high = error_interval(test.interval, cells, noise_floor, z)
+    if test.interval is not None and bins is not None:
+        cells, z = bins.cells, bins.z
+        low, high = error_interval(test.interval, cells, noise_floor, z, bins.of_mean_gap)
         if flips is not None:
             t = t_quantile(flips.table.squeeze(-4), level)
-            inflated = cells.with_noise_times(effect.clamp(min=1))
-            gap_low, gap_high = error_interval("mean_gap", inflated, noise_floor, t)
+            gap_low, gap_high = mean_gap_interval(cells.with_noise_times(effect.clamp(min=1)), t)
             if test.interval == "mean_gap":
                 return noise_floor, p_value, gap_low, gap_high, effect
             gaps, shares = (x.squeeze(-2) for x in flips.noise())
