@@ -20,6 +20,9 @@ QUIET := -q --no-header -p no:cacheprovider
 # Tests of numerical code, run in every environment of `make matrix`
 NUMERICAL := tests/ops tests/special tests/contract tests/metrics/streaming
 
+# The tests start many processes, which share their bytecode.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test test-all lint types extended matrix lowest wheel-test docs dist coverage soak fuzz statistics mutants tables install clean
 
 demo: $(VENV)/.demo

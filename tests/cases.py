@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import pytest
 import torch
@@ -42,6 +43,11 @@ class Case:
     def metric(self, **kwargs):
         return self.cls(task=self.task, **self.options, **self.own, **kwargs)
 
+    @cached_property
+    def example(self):
+        """A metric whose properties are read, and which is never updated."""
+        return self.metric()
+
     def data(self, n=40, lead=(), seed=0, dtype=torch.float64):
         """Return predictions and targets `(*lead, n[, C])`: logits if the case takes logits, else probabilities."""
         generator = torch.Generator().manual_seed(seed)
@@ -57,7 +63,7 @@ class Case:
     @property
     def format(self):
         """Input format of the case: its requirements of targets and weights."""
-        return self.metric().input_format
+        return self.example.input_format
 
     @property
     def whole_weights(self):
@@ -277,7 +283,7 @@ def covering(cases, keys, extended=str):
 
 def path_of(case):
     """Return the key of a path from input to state. Batching, weights, merging and saving depend only on the path."""
-    metric = case.metric()
+    metric = case.example
     return type(metric.kind), type(getattr(metric, "accumulator", None)), case.task, case.options.get("mode")
 
 
