@@ -65,5 +65,5 @@ JOBS = [
     ),
     Job("DP, 10,000 x 100", affine_scaling, (Peer(PSRCAL, 1 / 12, needs=("psrcal",)),)),
     Job("RCL, 10,000 x 10, 100 replicates, 5 folds", bootstrapped_rcl, seconds=10, rounds=3),
-    Job("Bayes risk, 10,000 x 1,000, reject", bayes_risk_with_reject, (Peer(PLAIN),)),
+    Job("Bayes risk, 10,000 x 1,000, reject", bayes_risk_with_reject, (Peer(PLAIN, 1.0),)),
 ]

@@ -58,7 +58,7 @@ JOBS = [
     Job(
         "SKCE, all pairs, 10,000 x 10",
         partial(skce, "unbiased", at_once=True, n=10_000),
-        (Peer(AT_ONCE),),
+        (Peer(AT_ONCE, 1.0),),
         extra_bytes=50_000_000,
         rounds=3,
     ),
@@ -71,7 +71,7 @@ JOBS = [
     Job(
         "canonical error, 5,000 x 10",
         canonical_error,
-        (Peer(AT_ONCE),),
+        (Peer(AT_ONCE, 1.0),),
         extra_bytes=50_000_000,
         rounds=3,
     ),
@@ -81,5 +81,5 @@ JOBS = [
         extra_bytes=50_000_000,
         rounds=3,
     ),
-    Job("top-5 ECE, 50,000 x 1,000", top_5, (Peer(TOPK),)),
+    Job("top-5 ECE, 50,000 x 1,000", top_5, (Peer(TOPK, 0.8),)),
 ]

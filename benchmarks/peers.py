@@ -41,6 +41,20 @@ def isotonic_fit(y: Ints, p: Floats) -> object:
     return IsotonicRegression().fit(p, y)
 
 
+def plain_ks(y: Ints, p: Floats) -> float:
+    """Kolmogorov-Smirnov calibration error in plain numpy."""
+    order = p.argsort()
+    return float(np.abs((y[order] - p[order]).cumsum()).max() / len(p))
+
+
+def logistic_fit(y: Ints, p: Floats) -> object:
+    """Unpenalised logistic regression of scikit-learn on the log-odds."""
+    from sklearn.linear_model import LogisticRegression
+
+    p = p.clip(1e-12, 1 - 1e-12)
+    return LogisticRegression(C=np.inf).fit(np.log(p / (1 - p)).reshape(-1, 1), y)
+
+
 def temperature_by_bisection(logits: Tensor, target: Tensor) -> float:
     """Inverse temperature by probmetrics: 30 bisections of its logarithm in the precision of the logits."""
     from probmetrics.calibrators import TemperatureScalingCalibrator
@@ -125,12 +139,17 @@ def top_k_ece(logits: Tensor, target: Tensor, k: int, n_bins: int) -> Tensor:
     return (sums[1] - sums[0]).abs().sum() / len(target)
 
 
-def logsumexp_in_chunks(logits: Tensor, rows: int = 1024) -> Tensor:
-    """`torch.logsumexp` of chunks that fit into the cache."""
-    result = logits.new_empty(len(logits))
-    for begin in range(0, len(logits), rows):
-        torch.logsumexp(logits[begin : begin + rows], -1, out=result[begin : begin + rows])
-    return result
+def softmax_in_chunks(logits: Tensor, rows: int = 1024) -> Tensor:
+    """Softmax of chunks that fit into the cache, into one buffer, which does not depend on the allocator of torch.
+
+    Returns:
+        The probabilities of the last chunk.
+    """
+    buffer = logits.new_empty(rows, logits.shape[-1])
+    chunks = logits.split(rows)
+    for chunk in chunks:
+        torch.softmax(chunk, -1, out=buffer[: len(chunk)])
+    return buffer[: len(chunks[-1])]
 
 
 def torchmetrics_ece(logits: Tensor, target: Tensor, n_bins: int, **options: Any) -> Tensor:

@@ -9,6 +9,8 @@ from benchmarks.job import OURS, Job
 Record = dict[str, Any]
 NOT_YET = "not yet measured"
 MISSED = "MISSED"
+WORSE = 1.2
+"""A ratio of times is worse if it exceeds the stored one by this factor."""
 
 
 def recorded(
@@ -60,6 +62,20 @@ def lines(job: Job, record: Record | None, *, with_spread: bool = True) -> list[
 
 def missed(job: Job, record: Record) -> bool:
     return any(line.verdict.startswith(MISSED) for line in lines(job, record))
+
+
+def worse_ratios(record: Record, stored: Iterable[Record]) -> list[str]:
+    """Return a line for each ratio that is more than 20 % above the largest stored one. Times are not compared."""
+    found = []
+    for peer, measured in record["peers"].items():
+        before = [
+            other["peers"][peer]["ratio"]
+            for other in stored
+            if other["job"] == record["job"] and (other["peers"].get(peer) or {}).get("ratio")
+        ]
+        if measured["ratio"] and before and measured["ratio"] > WORSE * max(before):
+            found.append(f"worse: {record['job']}, {peer}: {share(measured['ratio'])}, stored {share(max(before))}")
+    return found
 
 
 def _goals(job: Job) -> Iterator[Line]:

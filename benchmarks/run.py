@@ -4,10 +4,12 @@
     python -m benchmarks.run ranked             one family
     python -m benchmarks.run ranked --job TCE   its jobs with "TCE" in their names
     python -m benchmarks.run --trial 2          two rounds of everything; writes nothing
+    python -m benchmarks.run --check            list ratios that are worse than the stored ones; writes nothing
 
 Every job runs all its sides in turn in a separate process. Ratios of times are comparable between machines, but times
 are not. Memory and growth are measured in further processes. `python -m benchmarks.readme` then writes the tables
-of the README and of `benchmarks/results/README.md`. The exit code is 1 if a goal is missed.
+of the README and of `benchmarks/results/README.md`. The exit code is 1 if a goal is missed, or, with `--check`, if a
+ratio is more than 20 % above the stored one. Stored ratios are those of this processor, or of all others.
 """
 
 import argparse
@@ -23,7 +25,7 @@ from typing import Any
 import torch
 
 from benchmarks.job import FAMILIES, OURS, Job, jobs_of, version_of
-from benchmarks.record import Line, Record, growth_lines, lines, missed, recorded
+from benchmarks.record import Line, Record, growth_lines, lines, missed, recorded, worse_ratios
 
 BASE_PACKAGES = ("torchcalib", "torch", "torchmetrics", "numba", "numpy")
 PEER_PACKAGES = ("scipy", "scikit-learn", "probmetrics", "psrcal", "relplot")
@@ -44,9 +46,11 @@ def cpu_model() -> str:
     return found.group(1).strip() if found else platform.processor() or platform.machine()
 
 
-def run(family: str, job: Job, trial: int | None = None) -> Record:
+def run(family: str, job: Job, trial: int | None = None, *, only_times: bool = False) -> Record:
     rounds = ["--rounds", str(trial)] if trial else []
     times = measured(family, job, "times", *rounds)
+    if only_times:
+        return recorded(job, times, {}, [])
     sides = [] if job.extra_bytes is None else job.sides if job.numba else [OURS]  # peers do not depend on numba
     extra_bytes = {side: measured(family, job, "memory", "--side", side) for side in sides}
     growth = measured(family, job, "growth", *rounds) if job.grows else []
@@ -76,10 +80,37 @@ def columns(line: Line) -> str:
     return f"{''.join(f'{getattr(line, column):>{width}}' for column, width in WIDTHS.items())}  {line.what}"
 
 
+def path_of(here: dict[str, Any]) -> Path:
+    """Return the results file of a machine."""
+    name = re.sub(r"[^a-z0-9]+", "-", f"{here['cpu']} {here['cores']} cores".lower()).strip("-")
+    return RESULTS / f"{name}.json"
+
+
+def stored_records(here: dict[str, Any]) -> list[Record]:
+    """Return the records of this machine, or of all others if there are none."""
+    own = path_of(here)
+    paths = [own] if own.is_file() else sorted(RESULTS.glob("*.json"))
+    files = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+    return [record for file in files for records in file.get("families", {}).values() for record in records]
+
+
+def check(here: dict[str, Any], jobs: dict[str, list[Job]], trial: int | None) -> int:
+    """Measure ratios, print how they compare with the stored ones, and return 1 if one is worse."""
+    stored, any_worse = stored_records(here), []
+    for family, some in jobs.items():
+        for job in some:
+            if job.sides == [OURS]:
+                continue
+            record = run(family, job, trial, only_times=True)
+            show(job, record)
+            any_worse += worse_ratios(record, stored)
+    print("\n".join(["", *any_worse] if any_worse else ["", "no ratio is more than 20 % above the stored one"]))
+    return int(bool(any_worse))
+
+
 def save(here: dict[str, Any], family: str, records: list[Record]) -> Path:
     """Write records of this machine. Keep records of jobs that did not run, and drop those of removed jobs."""
-    name = re.sub(r"[^a-z0-9]+", "-", f"{here['cpu']} {here['cores']} cores".lower()).strip("-")
-    path = RESULTS / f"{name}.json"
+    path = path_of(here)
     kept = json.loads(path.read_text()) if path.is_file() else {"families": {}}
     by_name = {record["job"]: record for record in (*kept["families"].get(family, []), *records)}
     kept["machine"] = here
@@ -94,6 +125,7 @@ def main() -> int:
     parser.add_argument("families", nargs="*", help=f"families of jobs: {', '.join(FAMILIES)}")
     parser.add_argument("--job", default="", help="run only jobs whose names contain this text")
     parser.add_argument("--trial", type=int, metavar="ROUNDS", help="rounds of each job; writes nothing")
+    parser.add_argument("--check", action="store_true", help="compare ratios with the stored ones; writes nothing")
     chosen = parser.parse_args()
     if unknown := [family for family in chosen.families if family not in FAMILIES]:
         parser.error(f"no family {unknown[0]!r}; there are {', '.join(FAMILIES)}")
@@ -108,6 +140,8 @@ def main() -> int:
     here = machine()
     print(", ".join(f"{key} {value}" for key, value in here.items()))
     print(columns(Line("held against", "ours: median [least, most]", "theirs", "ratio", "goal", "")))
+    if chosen.check:
+        return check(here, jobs, chosen.trial)
     any_missed = False
     for family, some in jobs.items():
         records = []

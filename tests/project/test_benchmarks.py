@@ -17,7 +17,8 @@ TIMES = {"seconds": {OURS: [0.3, 0.1, 0.2], PEER: [0.8, 0.4, 0.5]}, "shares": {}
 
 
 def job(**given):
-    return Job("a job", lambda n=1: Sides(lambda: None, {PEER: lambda: None}), **{"peers": (Peer(PEER, 0.5),), **given})
+    given = {"name": "a job", "peers": (Peer(PEER, 0.5),), **given}
+    return Job(prepare=lambda n=1: Sides(lambda: None, {PEER: lambda: None}), **given)
 
 
 def test_readme_contains_the_results():
@@ -95,6 +96,24 @@ def test_trial_writes_nothing_and_missed_goals_and_bad_arguments_set_the_exit_co
     assert "no job with 'nothing' in its name" in capsys.readouterr().err
 
 
+def test_check_names_ratios_that_are_20_percent_above_the_stored_ones_and_writes_nothing(monkeypatch, capsys):
+    assert {found["job"] for found in run.stored_records({"cpu": "unknown", "cores": 1})} >= {"ECE, 50,000 x 1,000"}
+    assert run.stored_records(FILES[0]["machine"])
+    given = job()
+    monkeypatch.setattr(run, "jobs_of", lambda _: [given, job(name="alone", peers=())])
+    monkeypatch.setattr(run, "save", lambda *_: pytest.fail("a check was kept"))
+    monkeypatch.setattr(sys, "argv", ["run", "ranked", "--check"])
+    record = recorded(given, TIMES, {}, [])  # 0.2 s and 0.5 s
+    monkeypatch.setattr(run, "run", lambda *_, **__: record)
+    for stored, code in ((0.41, 0), (0.34, 0), (0.33, 1)):
+        peer = {**record["peers"][PEER], "ratio": stored}
+        monkeypatch.setattr(run, "stored_records", lambda _, peer=peer: [{**record, "peers": {PEER: peer}}])
+        assert run.main() == code
+        shown = capsys.readouterr().out
+        assert ("worse: a job, a peer: 0.4, stored 0.33" in shown) == bool(code)
+        assert "alone" not in shown
+
+
 @pytest.mark.extended
 def test_one_pass_jobs_compute_the_values_of_their_peers():
     logits, target = one_pass.network_logits(200, 7)
@@ -105,7 +124,7 @@ def test_one_pass_jobs_compute_the_values_of_their_peers():
         torch.testing.assert_close(value.float(), expected.float())
     accuracy = torchmetrics.functional.classification.multiclass_accuracy(logits, target, 7, average="micro")
     torch.testing.assert_close(found["Accuracy"].float(), accuracy)
-    torch.testing.assert_close(peers.logsumexp_in_chunks(logits, rows=64), logits.logsumexp(-1))
+    torch.testing.assert_close(peers.softmax_in_chunks(logits, rows=64), logits[192:].softmax(-1))
     together, separate = (one_pass.gradient(n=50, num_classes=5, together=kind).ours() for kind in (True, False))
     torch.testing.assert_close(together, separate)
     assert one_pass.binary_ece(n=500).error() <= one_pass.ERROR

@@ -1,0 +1,77 @@
+"""Jobs for waiting times: imports, commands in a new process, and reports."""
+
+import atexit
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from torch import Tensor
+
+import torchcalib as tc
+from benchmarks.job import Job, Peer, Sides
+from benchmarks.samples import like_imagenet_dogs, overconfident_logits
+
+IMPORT_TORCH = "import torch"
+COMMAND = "-m", "torchcalib"
+
+
+def process(*arguments: str) -> Callable[[], object]:
+    """Return a call that runs a new Python process."""
+    return partial(subprocess.run, [sys.executable, *arguments], capture_output=True, check=False)
+
+
+def imports(what: str, n: int = 0) -> Sides:  # noqa: ARG001
+    return Sides(process("-c", f"import torch, torchcalib; {what}"), {IMPORT_TORCH: process("-c", "import torch")})
+
+
+def light_command(*arguments: str, n: int = 0) -> Sides:  # noqa: ARG001
+    return Sides(process(*COMMAND, *arguments))
+
+
+def sample(n: int, num_classes: int | None) -> tuple[Tensor, Tensor]:
+    """Return logits of several classes, or binary probabilities."""
+    return like_imagenet_dogs(n) if num_classes is None else overconfident_logits(n, num_classes)
+
+
+def command(n: int = 10_000, num_classes: int | None = 10) -> Sides:
+    """`torchcalib report` of a file."""
+    preds, target = sample(n, num_classes)
+    path = Path(tempfile.mkdtemp()) / "predictions.npz"
+    atexit.register(shutil.rmtree, path.parent)
+    np.savez(path, **{"probs" if num_classes is None else "logits": preds.numpy(), "targets": target.numpy()})
+    return Sides(process(*COMMAND, "report", str(path)))
+
+
+def report(n: int = 10_000, num_classes: int | None = 10) -> Sides:
+    preds, target = sample(n, num_classes)
+    given = {"task": "binary" if num_classes is None else "multiclass", "from_logits": num_classes is not None}
+    return Sides(lambda: tc.report(preds, target, **given))
+
+
+JOBS = [
+    Job("import torchcalib", partial(imports, ""), (Peer(IMPORT_TORCH, 1.1),), rounds=5),
+    Job("import torchcalib, and one metric", partial(imports, "torchcalib.ECE"), (Peer(IMPORT_TORCH),), rounds=5),
+    Job("torchcalib --help", partial(light_command, "--help"), seconds=0.5, rounds=5),
+    Job("torchcalib report with a wrong path", partial(light_command, "report", "no.csv"), seconds=0.5, rounds=5),
+    Job(
+        "torchcalib report, 10,000 x 10, new process",
+        command,
+        seconds=3,
+        rounds=5,
+        why="most of it is the import of torch and torchmetrics",
+    ),
+    Job("report, 10,000 x 10", report, seconds=1.5, rounds=5),
+    Job("report, binary, 50,000", partial(report, n=50_000, num_classes=None), seconds=4, rounds=5),
+    Job(
+        "report, 50,000 x 1,000",
+        partial(report, n=50_000, num_classes=1_000),
+        seconds=10,
+        extra_bytes=700_000_000,
+        rounds=3,
+    ),
+]
