@@ -5,6 +5,7 @@
 # For maintainers and CI:
 #   make test-all   run what `make test` omits: types, layers, extended tests, other environments, lowest versions
 #   make docs       build the documentation in docs/_build/html, with warnings as errors, and check its links
+#   make speed      compare a few ratios of times with the stored ones; never fails
 #   make dist       build the wheel and the source distribution in dist/, and check them
 #   make coverage   measure line and branch coverage of `make test`
 #   make soak | fuzz | statistics | mutants | tables   long tests (up to hours) of the code that changed
@@ -23,7 +24,7 @@ NUMERICAL := tests/ops tests/special tests/contract tests/metrics/streaming
 # The tests start many processes, which share their bytecode.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all lint types extended matrix lowest wheel-test docs dist coverage soak fuzz statistics mutants tables install clean
+.PHONY: demo test test-all lint types extended matrix lowest wheel-test speed docs dist coverage soak fuzz statistics mutants tables install clean
 
 demo: $(VENV)/.demo
 	$(BIN)/torchcalib demo --out demo-report
@@ -57,6 +58,10 @@ LOWEST_TORCH ?=
 lowest: $(LOWEST)/.installed
 	# old packages warn about newer dependencies
 	$(LOWEST)/bin/python -m pytest $(QUIET) $(TWO_CORES) -W ignore::DeprecationWarning tests --ignore tests/integrations
+
+# A short comparison of times with the stored ones, which prints what became worse and never fails
+speed: $(VENV)/.dev
+	-$(BIN)/python -m benchmarks.run one_pass --job "ECE, 50,000 x 1,000" --check --trial 3
 
 docs: $(VENV)/.docs
 	$(BIN)/python docs/pictures.py

@@ -19,6 +19,7 @@ import platform
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -46,11 +47,9 @@ def cpu_model() -> str:
     return found.group(1).strip() if found else platform.processor() or platform.machine()
 
 
-def run(family: str, job: Job, trial: int | None = None, *, only_times: bool = False) -> Record:
+def run(family: str, job: Job, trial: int | None = None) -> Record:
     rounds = ["--rounds", str(trial)] if trial else []
     times = measured(family, job, "times", *rounds)
-    if only_times:
-        return recorded(job, times, {}, [])
     sides = [] if job.extra_bytes is None else job.sides if job.numba else [OURS]  # peers do not depend on numba
     extra_bytes = {side: measured(family, job, "memory", "--side", side) for side in sides}
     growth = measured(family, job, "growth", *rounds) if job.grows else []
@@ -101,8 +100,9 @@ def check(here: dict[str, Any], jobs: dict[str, list[Job]], trial: int | None) -
         for job in some:
             if job.sides == [OURS]:
                 continue
-            record = run(family, job, trial, only_times=True)
-            show(job, record)
+            only_times = replace(job, extra_bytes=None, grows=())
+            record = run(family, only_times, trial)
+            show(only_times, record)
             any_worse += worse_ratios(record, stored)
     print("\n".join(["", *any_worse] if any_worse else ["", "no ratio is more than 20 % above the stored one"]))
     return int(bool(any_worse))
