@@ -31,12 +31,10 @@ from torchcalib.io.source import Source
 from torchcalib.metrics.groups.sums import SumsByCluster
 from torchcalib.metrics.proper_scores import NLL
 from torchcalib.reporting.accumulators import MAX_BINS, Accumulated, Accumulator, check_size
+from torchcalib.reporting.assembling import Collected, report_of
 from torchcalib.reporting.buffer import PredictionBuffer
-from torchcalib.reporting.calibration import calibration_stage, fitted
-from torchcalib.reporting.confidences import report_of_confidences
-from torchcalib.reporting.contents import SELECTIVE_GROUP
+from torchcalib.reporting.calibration import fitted
 from torchcalib.reporting.data import Report
-from torchcalib.reporting.diagnosis import Findings, diagnose, evidence_of
 from torchcalib.reporting.groups import GroupBins
 from torchcalib.reporting.lines import (
     Statistics,
@@ -47,7 +45,7 @@ from torchcalib.reporting.lines import (
     score_estimators,
 )
 from torchcalib.reporting.sample_or_sketch import SampleOrSketch
-from torchcalib.reporting.testing import failure, run_tests, with_evidence, with_intervals
+from torchcalib.reporting.testing import failure
 
 BUFFER, GROUPS = "predictions", "groups"
 """Names of the accumulators for predictions and for groups."""
@@ -211,84 +209,27 @@ class ReportBuilder:
             ValueError: if no predictions were added, or if invalid rows were added on CUDA.
         """
         p, why_not = self._buffered()
-        s = self._statistics(p)
-        evidence, evidence_notes = run_tests(s, with_intervals=self._with_intervals)
-        order_based, rank_notes = self._rank_based_notes(s)
-        notes = [*evidence_notes, *rank_notes]
-        if self._has_items and not self._has_clusters:
-            notes.append(
-                "An item has several samples (axes after the first), which are treated as independent. If they are "
-                "not, p-values are too small and intervals too narrow: pass `clusters` (cluster_by='batch item')."
-            )
-        lines, tables = s.lines(), s.tables()
-        main = next(line for line in with_evidence(lines, evidence) if line.key in evidence)
-        of_clusters = {}
-        n_clusters, effect = evidence[main.key].n_clusters, float(evidence[main.key].design_effect or 1)
-        if n_clusters is not None:
-            of_clusters = {"clusters": n_clusters, "design_effect": effect}
-            notes.insert(0, cluster_note(n_clusters, effect))
-        lines = with_evidence(lines, evidence, with_intervals=self._with_intervals)
-        if self._with_intervals:
-            decomposed = list(s.samples) if s.has_labels else []
-            lines, interval_notes = with_intervals(lines, p, why_not, decomposed, s.selective_mode)
-            notes += interval_notes
-        stage = whole = None
-        class_names = () if self._format.positive_classes is not None else self._class_names
-        if self._with_calibration:
-            if p is not None and not p.hard:
-                p, why_not = None, "calibrators need labels, and some targets are soft"
-            stage, whole, stage_notes = calibration_stage(p, why_not, class_names, **self._settings)
-            notes += stage_notes
-        of_groups = self._accumulators[GROUPS] if self._has_groups and self._accumulators[GROUPS].places else None
-        groups = None if of_groups is None else of_groups.table()
-        if self._has_groups and of_groups is None:
-            notes.append("No row has a group: all group numbers are -1.")
-        diagnosis = diagnose(
-            Findings(
-                task=self._task,
-                n=s.n,
-                ece=main,
-                table=next(iter(tables.values())),
-                class_names=class_names,
-                evidence=None if p is None or whole is None else evidence_of(p, whole.fits, whole.nll, effect),
-                stage=stage,
-                groups=None if of_groups is None else of_groups.gaps(),
-                n_clusters=n_clusters,
-                are_confidences=s.are_confidences,
-            )
-        )
-        n_dropped = self._accumulators[NLL.__name__].n_ignored[1]
-        if n_dropped:
-            units = "entries" if self._task == "multilabel" else "samples"
-            notes.append(
-                f"{n_dropped:,} {units} with NaN or invalid infinite values are excluded (nan_policy='drop'). "
-                "Their effect on the results is unknown."
-            )
-        if self._task != "multilabel" and max(s.priors) == 1:
-            notes.append(
-                f"All targets are class {s.priors.index(1)}: values relative to the class frequencies are undefined. "
-                "Check that `target` is the right array."
-            )
+        statistics = self._statistics(p)
         options = {name: getattr(self._format, name) for name in ("from_logits", "ignore_index", "nan_policy")}
-        report = Report(
-            task=self._task,
-            n=s.n,
-            n_dropped=n_dropped,
-            num_classes=s.num_classes,
-            priors=s.priors,
-            lines=tuple(lines),
-            tables=tables,
-            per_class=s.per_class,
-            diagnosis=diagnosis,
-            settings={**self._settings, **options, "order_based": order_based, **of_clusters},
-            source=dict(source or ({} if self.source is None else self.source.in_words())),
-            tests=s.tests(),
-            calibration=stage,
-            notes=tuple(notes),
-            groups=groups,
-            class_names=class_names,
+        ranked = self._ranked_samples
+        return report_of(
+            Collected(
+                statistics=statistics,
+                predictions=p,
+                why_not=why_not,
+                has_samples=bool(ranked),
+                resolution=next((sample.resolution for sample in ranked.values()), None),
+                groups=self._accumulators[GROUPS] if self._has_groups else None,
+                are_grouped_samples=self._has_items and not self._has_clusters,
+                n_dropped=self._accumulators[NLL.__name__].n_ignored[1],
+                class_names=() if self._format.positive_classes is not None else self._class_names,
+                with_calibration=self._with_calibration,
+                with_intervals=self._with_intervals,
+                settings=self._settings,
+                options=options,
+                source=source or ({} if self.source is None else self.source.in_words()),
+            )
         )
-        return report_of_confidences(report, bool(self._ranked_samples)) if s.are_confidences else report
 
     def _statistics(self, p: Predictions | None) -> Statistics:
         """Return the accumulated sums and ranked samples; those by cluster are computed from all predictions `p`.
@@ -350,27 +291,6 @@ class ReportBuilder:
             return self._buffer.predictions(), ""
         except RuntimeError as error:  # usually out of memory; the rest of the report needs less memory
             return None, f"concatenating the predictions failed with {failure(error)}"
-
-    def _rank_based_notes(self, s: Statistics) -> tuple[str, list[str]]:
-        """Return how rank-based errors are computed, such as `"exact"`, and notes on omitted errors."""
-        all_names = f"ACE, TCE, KS, ATB, MCB, DSC, UNC and metrics of {SELECTIVE_GROUP}"
-        if not s.samples:
-            return "left out", [f"{all_names} are omitted: they need weights that are whole numbers."]
-        notes = []
-        if not s.has_labels:
-            notes.append(
-                f"TCE, MCB, DSC, UNC and metrics of {SELECTIVE_GROUP} are omitted: they need labels, and targets are "
-                "soft."
-            )
-        resolution = next(iter(self._ranked_samples.values())).resolution
-        if resolution is None:
-            return "exact", notes
-        names = all_names if s.has_labels else "ACE, KS and ATB"
-        notes.append(
-            f"{names} are computed from a sketch, because there are many samples. Each probability is rounded by less "
-            f"than 1 / {resolution:,} in log-odds."
-        )
-        return f"sketch, {resolution:,} cells per unit of log-odds", notes
 
     def why_no_calibration(self) -> str:
         """Return the reason why `fit` cannot fit a calibrator, as a clause; an empty string if it can."""
@@ -641,17 +561,6 @@ class ReportBuilder:
 def is_cluster_sums(name: str) -> bool:
     """Return whether an accumulator has a name from `cluster_sums_name`."""
     return name.startswith(cluster_sums_name(""))
-
-
-def cluster_note(n_clusters: int, design_effect: float) -> str:
-    """Return a note on the clusters of a report."""
-    if n_clusters < 2:
-        return "All rows are in one cluster. Tests and intervals are not meaningful: they need several clusters."
-    return (
-        f"There are {n_clusters:,} independent clusters of rows. The design effect, {design_effect:.3g}, is the "
-        "variance of the mean gap divided by that of independent rows. Noise floors, p-values and intervals of scores "
-        "and errors account for clusters; tests of groups and of single bins treat rows as independent."
-    )
 
 
 def _sum(mine: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,175 @@
+"""Compute a `Report` from the statistics of all predictions."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torchcalib.core.predictions import Predictions
+from torchcalib.reporting.calibration import calibration_stage
+from torchcalib.reporting.confidences import report_of_confidences
+from torchcalib.reporting.contents import SELECTIVE_GROUP
+from torchcalib.reporting.data import Report
+from torchcalib.reporting.diagnosis import Findings, diagnose, evidence_of
+from torchcalib.reporting.groups import GroupBins
+from torchcalib.reporting.lines import Statistics
+from torchcalib.reporting.testing import run_tests, with_evidence, with_intervals
+
+
+@dataclass(frozen=True, eq=False)
+class Collected:
+    """Everything from which a report is computed.
+
+    Attributes:
+        statistics: sums and ranked samples of all predictions.
+        predictions: all predictions, or None.
+        why_not: reason why `predictions` is None, as a clause.
+        has_samples: whether ranked samples were collected, because all weights are whole numbers.
+        resolution: cells per unit of log-odds if ranked samples are sketches; None if they are exact.
+        groups: sums of each group; None without groups.
+        are_grouped_samples: whether an item has several samples, such as pixels, without clusters.
+        n_dropped: number of rows excluded by nan_policy='drop'.
+        class_names: names of the classes; empty if unknown.
+        with_calibration, with_intervals: see `ReportBuilder`.
+        settings: numbers of bins and rule for their edges.
+        options: options of the input for the settings of the report.
+        source: origin of the predictions.
+    """
+
+    statistics: Statistics
+    predictions: Predictions | None
+    why_not: str
+    has_samples: bool
+    resolution: int | None
+    groups: GroupBins | None
+    are_grouped_samples: bool
+    n_dropped: int
+    class_names: tuple[str, ...]
+    with_calibration: bool
+    with_intervals: bool
+    settings: Mapping[str, Any]
+    options: Mapping[str, Any]
+    source: Mapping[str, Any]
+
+
+def report_of(c: Collected) -> Report:
+    """Compute the report."""
+    s, p, why_not = c.statistics, c.predictions, c.why_not
+    evidence, notes_of_tests = run_tests(s, with_intervals=c.with_intervals)
+    notes = [*notes_of_tests, *_notes_on_ranked_samples(c)]
+    if c.are_grouped_samples:
+        notes.append(
+            "An item has several samples (axes after the first), which are treated as independent. If they are "
+            "not, p-values are too small and intervals too narrow: pass `clusters` (cluster_by='batch item')."
+        )
+    values = s.lines()
+    main = next(line for line in with_evidence(values, evidence) if line.key in evidence)
+    lines = with_evidence(values, evidence, with_intervals=c.with_intervals)
+    if c.with_intervals:
+        decomposed = list(s.samples) if s.has_labels else []
+        lines, notes_of_intervals = with_intervals(lines, p, why_not, decomposed, s.selective_mode)
+        notes += notes_of_intervals
+    of_main = evidence[main.key]
+    effect = float(of_main.design_effect or 1)
+    of_clusters = {}
+    if of_main.n_clusters is not None:
+        of_clusters = {"clusters": of_main.n_clusters, "design_effect": effect}
+        notes.insert(0, _cluster_note(of_main.n_clusters, effect))
+    stage = whole = None
+    if c.with_calibration:
+        if p is not None and not p.hard:
+            p, why_not = None, "calibrators need labels, and some targets are soft"
+        stage, whole, stage_notes = calibration_stage(p, why_not, c.class_names, **c.settings)
+        notes += stage_notes
+    groups = c.groups if c.groups is not None and c.groups.places else None
+    tables = s.tables()
+    diagnosis = diagnose(
+        Findings(
+            task=s.task,
+            n=s.n,
+            ece=main,
+            table=next(iter(tables.values())),
+            class_names=c.class_names,
+            evidence=None if p is None or whole is None else evidence_of(p, whole.fits, whole.nll, effect),
+            stage=stage,
+            groups=None if groups is None else groups.gaps(),
+            n_clusters=of_main.n_clusters,
+            are_confidences=s.are_confidences,
+        )
+    )
+    report = Report(
+        task=s.task,
+        n=s.n,
+        n_dropped=c.n_dropped,
+        num_classes=s.num_classes,
+        priors=s.priors,
+        lines=tuple(lines),
+        tables=tables,
+        per_class=s.per_class,
+        diagnosis=diagnosis,
+        settings={**c.settings, **c.options, "order_based": _how_ranked(c), **of_clusters},
+        source=dict(c.source),
+        tests=s.tests(),
+        calibration=stage,
+        notes=(*notes, *_notes_on_data(c)),
+        groups=None if groups is None else groups.table(),
+        class_names=c.class_names,
+    )
+    return report_of_confidences(report, c.has_samples) if s.are_confidences else report
+
+
+_RANKED = f"ACE, TCE, KS, ATB, MCB, DSC, UNC and metrics of {SELECTIVE_GROUP}"
+
+
+def _how_ranked(c: Collected) -> str:
+    """Return how rank-based errors are computed."""
+    if not c.statistics.samples:
+        return "left out"
+    return "exact" if c.resolution is None else f"sketch, {c.resolution:,} cells per unit of log-odds"
+
+
+def _notes_on_ranked_samples(c: Collected) -> list[str]:
+    """Return notes on rank-based errors that are omitted, or computed from a sketch."""
+    s = c.statistics
+    if not s.samples:
+        return [f"{_RANKED} are omitted: they need weights that are whole numbers."]
+    notes = []
+    if not s.has_labels:
+        notes.append(
+            f"TCE, MCB, DSC, UNC and metrics of {SELECTIVE_GROUP} are omitted: they need labels, and targets are soft."
+        )
+    if c.resolution is not None:
+        notes.append(
+            f"{_RANKED if s.has_labels else 'ACE, KS and ATB'} are computed from a sketch, because there are many "
+            f"samples. Each probability is rounded by less than 1 / {c.resolution:,} in log-odds."
+        )
+    return notes
+
+
+def _cluster_note(n_clusters: int, design_effect: float) -> str:
+    """Return a note on the clusters of a report."""
+    if n_clusters < 2:
+        return "All rows are in one cluster. Tests and intervals are not meaningful: they need several clusters."
+    return (
+        f"There are {n_clusters:,} independent clusters of rows. The design effect, {design_effect:.3g}, is the "
+        "variance of the mean gap divided by that of independent rows. Noise floors, p-values and intervals of scores "
+        "and errors account for clusters; tests of groups and of single bins treat rows as independent."
+    )
+
+
+def _notes_on_data(c: Collected) -> list[str]:
+    """Return notes on empty groups, dropped rows, and targets of a single class."""
+    s, notes = c.statistics, []
+    if c.groups is not None and not c.groups.places:
+        notes.append("No row has a group: all group numbers are -1.")
+    if c.n_dropped:
+        units = "entries" if s.task == "multilabel" else "samples"
+        notes.append(
+            f"{c.n_dropped:,} {units} with NaN or invalid infinite values are excluded (nan_policy='drop'). "
+            "Their effect on the results is unknown."
+        )
+    if s.task != "multilabel" and max(s.priors) == 1:
+        notes.append(
+            f"All targets are class {s.priors.index(1)}: values relative to the class frequencies are undefined. "
+            "Check that `target` is the right array."
+        )
+    return notes
