@@ -47,7 +47,7 @@ _COLON = "\ue000"  # private character that stands for a colon
 NAMESPACES = ("", "functional", "calibration", "inference", "losses", "plots", "special", "integrations")
 
 
-MODULES = ("reporting.data", "metrics.base", "core.sums", "core.ranked")
+MODULES = ("reporting.results", "metrics.base", "core.sums", "core.ranked")
 """Further modules with documented objects."""
 
 

@@ -14,7 +14,7 @@ import torchcalib.functional as F
 from torchcalib.core.words import significant
 from torchcalib.inference import bootstrap
 from torchcalib.reporting import buffer, terminal, testing
-from torchcalib.reporting.data import Line, LineInterval
+from torchcalib.reporting.results import Line, LineInterval
 
 
 def data(task):

@@ -21,8 +21,8 @@ from torchcalib.core.words import capitalised, listed
 from torchcalib.io.errors import printable
 from torchcalib.metrics.proper_scores import NLL, Accuracy, BrierScore
 from torchcalib.reporting.accumulators import Accumulated
-from torchcalib.reporting.data import CalibrationStage, CalibratorLine, LineInterval
 from torchcalib.reporting.lines import bin_estimators, bin_table
+from torchcalib.reporting.results import CalibrationStage, CalibratorLine, LineInterval
 from torchcalib.reporting.testing import failure
 
 T = TypeVar("T", bound=Calibrator)

@@ -11,8 +11,9 @@ from dataclasses import replace
 from typing import TypeVar
 
 from torchcalib.core.events import NamedMode
-from torchcalib.reporting.data import Comparison, LineInterval, Quantity, Report
+from torchcalib.reporting.data import Comparison, Report
 from torchcalib.reporting.lines import GROUPS
+from torchcalib.reporting.results import LineInterval, Quantity
 from torchcalib.reporting.sentence import comparison_sentence
 
 Q = TypeVar("Q", bound=Quantity)

@@ -21,7 +21,8 @@ from torchcalib.core.words import capitalised, count, ends, gain, listed, p_word
 from torchcalib.io.errors import printable, short_name
 
 if TYPE_CHECKING:
-    from torchcalib.reporting.data import CalibrationStage, Comparison, Quantity, Report, Results
+    from torchcalib.reporting.data import Comparison, Report
+    from torchcalib.reporting.results import CalibrationStage, Quantity, Results
 
 WORST_CLASSES = 10
 

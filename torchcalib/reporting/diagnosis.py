@@ -28,7 +28,7 @@ from torchcalib.core.bins import BinTable
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.words import capitalised, ends, listed, percent, significant
 from torchcalib.io.errors import short_name
-from torchcalib.reporting.data import CalibrationStage, Line
+from torchcalib.reporting.results import CalibrationStage, Line
 
 Kind = Literal[
     "calibrated",

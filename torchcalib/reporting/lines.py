@@ -48,7 +48,7 @@ from torchcalib.metrics.selective import (
 from torchcalib.metrics.test_based import TCE, tce_from_bins
 from torchcalib.metrics.truthful import ATB, atb_from_sorted
 from torchcalib.reporting.contents import SELECTIVE_GROUP
-from torchcalib.reporting.data import Line
+from torchcalib.reporting.results import Line
 
 SCORES: tuple[type[ScoreMetric], ...] = (Accuracy, NLL, BrierScore, ECD)
 ERRORS: tuple[type[BinnedMetric], ...] = (ECE, ESCE, MCE, RMSCE)

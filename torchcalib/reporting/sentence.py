@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from torchcalib.core.words import ends, listed
 from torchcalib.io.errors import short_name
-from torchcalib.reporting.data import ComparedLine, Difference
+from torchcalib.reporting.results import ComparedLine, Difference
 
 _SCORES = ("Accuracy", "NLL", "Brier score")
 """Names of the scores in the sentences of a comparison."""

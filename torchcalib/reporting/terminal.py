@@ -39,8 +39,9 @@ from torchcalib.reporting.contents import (
     system_table,
     title_words,
 )
-from torchcalib.reporting.data import CalibrationStage, Comparison, Report
+from torchcalib.reporting.data import Comparison, Report
 from torchcalib.reporting.monitoring.history import History
+from torchcalib.reporting.results import CalibrationStage
 
 _WIDTH = 120  # characters per line of output to a file or pipe
 _WIDE_TABLE_WIDTH = 110  # minimum terminal width for the optional columns of tables

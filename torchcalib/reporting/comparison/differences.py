@@ -13,8 +13,8 @@ from torchcalib.metrics.ranked import KS, RankedMetric
 from torchcalib.metrics.scores import ScoreMetric
 from torchcalib.metrics.test_based import TCE
 from torchcalib.metrics.truthful import ATB
-from torchcalib.reporting.data import Better, ComparedLine, Difference, Line, LineInterval, Quantity, Verdict
 from torchcalib.reporting.lines import ERRORS, SCORES, SELECTIVE
+from torchcalib.reporting.results import Better, ComparedLine, Difference, Line, LineInterval, Quantity, Verdict
 from torchcalib.reporting.testing import LEVEL, interval_of, none_if_nan
 
 _DIRECTIONS: dict[bool | None, Better] = {True: "higher", False: "lower", None: "nearer to 0"}
