@@ -76,13 +76,6 @@ def test_top_k_of_certain_or_infinite_logits_has_the_closed_form():
     assert found.outcome.tolist() == [True, False, True, True]
 
 
-def test_top_k_in_pieces_equals_one_call(monkeypatch):
-    preds, target = data(100)
-    expected = F.ece(preds, target, task="multiclass", mode=tc.TopK(3))
-    monkeypatch.setattr("torchcalib.core.events._CHUNK_SIZE", 50)
-    assert F.ece(preds, target, task="multiclass", mode=tc.TopK(3)) == expected
-
-
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [

@@ -13,6 +13,7 @@ from torch import Tensor
 from torchcalib.core.arguments import Task, check_count, check_flag, check_task
 from torchcalib.core.predictions import Predictions
 from torchcalib.ops import logs
+from torchcalib.ops.largest import largest
 from torchcalib.ops.log_odds import log_odds
 
 
@@ -102,27 +103,30 @@ def top_label(p: Predictions, with_ecd: bool = False) -> Events:
     return Events(confidence, outcome, p.weights, p.ecd if with_ecd else None)
 
 
-_CHUNK_SIZE = 2**22  # number of entries that are compared at a time, to limit the memory
-
-
 def top_k(p: Predictions, which: TopK, with_ecd: bool = False) -> Events:
     """Return the events of a `TopK`. The entropic calibration difference is computed from all class probabilities."""
     k = which.k
     _check_k(p, which)
-    largest = p.values.topk(k, -1).values
+    if p.soft:
+        entries = p.values.topk(k, -1).values
+        outcome = _target_of(p, entries, which)
+    else:
+        values = p.values if p.given.requires_grad else p.given  # `p.values` has valid values where the weight is 0
+        entries, rank = largest(values, p.given_target, k, from_logits=p.from_logits)
+        outcome = _is_chosen(rank, which)
     if p.from_logits and p.soft:
         mass = p.probs.topk(k, -1).values
     elif p.from_logits:  # q_j = q_1 exp(z_j - z_1) for sorted logits z, with q_1 from `p.rows`
-        mass = p.rows.confidence.unsqueeze(-1) * (largest - largest[..., :1]).to(p.rows.confidence.dtype).exp()
+        mass = p.rows.confidence.unsqueeze(-1) * (entries - entries[..., :1]).to(p.rows.confidence.dtype).exp()
     else:
-        mass = largest.to(logs.wide_dtype(largest.device))
+        mass = entries.to(logs.wide_dtype(entries.device))
     if which.only:
         confidence = mass[..., -1]
     elif k == p.num_classes:  # exactly 1 without rounding error; the empty sum is part of the autograd graph
         confidence = 1 + mass[..., :0].sum(-1)
     else:
         confidence = mass.sum(-1).clamp(max=1)
-    return Events(confidence, _outcome_of(p, largest, which), p.weights, p.ecd if with_ecd else None)
+    return Events(confidence, outcome, p.weights, p.ecd if with_ecd else None)
 
 
 def _check_k(p: Predictions, which: TopK) -> None:
@@ -130,31 +134,20 @@ def _check_k(p: Predictions, which: TopK) -> None:
         raise ValueError(f"`mode` must be TopK(k) with k of at most the {p.num_classes} classes, got {which}.")
 
 
-def _outcome_of(p: Predictions, largest: Tensor, which: TopK) -> Tensor:
-    """Return the outcomes `(..., N)` of the events of a `TopK`, from the k largest predictions `(..., N, k)`."""
-    values, first = p.values.detach(), which.k - 1 if which.only else 0
-    if not p.soft:
-        rank = _rank_of_label(values, p.target)
-        return (rank >= first) & (rank < which.k)
-    last = largest.detach()[..., -1:]
+def _is_chosen(rank: Tensor, which: TopK) -> Tensor:
+    """Return whether the class with a rank, counted from 0, belongs to the classes of a `TopK`."""
+    return rank == which.k - 1 if which.only else rank < which.k
+
+
+def _target_of(p: Predictions, entries: Tensor, which: TopK) -> Tensor:
+    """Return the sum of soft targets over the classes of a `TopK` `(..., N)`, from the k largest predictions."""
+    values, last = p.values.detach(), entries.detach()[..., -1:]
     # rank of each class that is tied with the k-th largest value, counted from 1
     ties = (values == last).to(torch.int32).cumsum(-1) + (values > last).sum(-1, keepdim=True)
     chosen = (values == last) & (ties == which.k)
     if not which.only:
         chosen = (values > last) | ((values == last) & (ties <= which.k))
     return p.target.masked_fill(~chosen, 0).sum(-1)
-
-
-def _rank_of_label(values: Tensor, target: Tensor) -> Tensor:
-    """Return the rank `(..., N)` of the labelled class in descending order, from 0. Ties are ranked by index."""
-    n_rows = max(1, _CHUNK_SIZE // max(1, values.shape[-1]))
-    classes = torch.arange(values.shape[-1], device=values.device)
-    ranks = []
-    pieces = zip(torch.split(values, n_rows, -2), torch.split(target.unsqueeze(-1), n_rows, -2), strict=True)
-    for rows, labels in pieces:
-        own = rows.gather(-1, labels)
-        ranks.append(((rows > own) | ((rows == own) & (classes < labels))).sum(-1))
-    return torch.cat(ranks, -1)
 
 
 def classwise(p: Predictions, with_ecd: bool = False) -> Events:
@@ -217,9 +210,12 @@ def _log_odds_of_classes(p: Predictions, mode: Mode) -> tuple[Tensor, Tensor]:
         top = (p.values.detach().argmax(-1) if p.soft else p.rows.top).unsqueeze(-1)
         outcome = p.target.gather(-1, top).squeeze(-1) if p.soft else p.target == top.squeeze(-1)
         return log_odds(p.given, top), outcome
-    largest = p.values.detach().topk(which.k, -1)
-    members = largest.indices[..., -1:] if which.only else largest.indices
-    return log_odds(p.given, members), _outcome_of(p, largest.values, which)
+    best = p.values.detach().topk(which.k, -1)
+    members = best.indices[..., -1:] if which.only else best.indices
+    if p.soft:
+        return log_odds(p.given, members), _target_of(p, best.values, which)
+    _, rank = largest(p.given.detach(), p.given_target, which.k, from_logits=True)
+    return log_odds(p.given, members), _is_chosen(rank, which)
 
 
 def _outcomes_of_classes(p: Predictions) -> Tensor:

@@ -11,7 +11,7 @@ from typing import Literal
 
 import torch
 
-Op = Literal["pava", "pava_bc", "augmented", "rows", "events", "classes", "smoothing", "regression"]
+Op = Literal["pava", "pava_bc", "augmented", "rows", "events", "classes", "largest", "smoothing", "regression"]
 Backend = Literal["auto", "triton", "numba", "python", "rounds", "torch"]
 
 # Backends of each operation by device, in order of preference. "rounds" and "torch" are tensor operations.
@@ -37,10 +37,13 @@ _ORDER: dict[Op, dict[str, tuple[Backend, ...]]] = {
     "rows": {"cpu": ("numba", "torch"), "cuda": ("triton", "torch"), "other": ("torch",)},
     "events": {"cpu": ("numba", "torch"), "cuda": ("triton", "torch"), "other": ("torch",)},
     "classes": {"cpu": ("numba", "torch"), "cuda": ("triton", "torch"), "other": ("torch",)},
+    # "numba" reads a row once or twice; `torch.topk` alone takes several times longer.
+    "largest": {"cpu": ("numba", "torch"), "other": ("torch",)},
     "smoothing": {"cpu": ("numba", "torch"), "other": ("torch",)},
     "regression": {"cpu": ("numba", "torch"), "other": ("torch",)},
 }
 
+_FLOAT32_LOOPS = ("rows", "classes", "largest")
 _FOLDERS: dict[Op, str] = {  # subpackage of `torchcalib.ops` that implements each operation
     "pava": "isotonic",
     "pava_bc": "isotonic",
@@ -48,6 +51,7 @@ _FOLDERS: dict[Op, str] = {  # subpackage of `torchcalib.ops` that implements ea
     "rows": "softmax_stats",
     "events": "bin_sums",
     "classes": "bin_sums",
+    "largest": "largest",
     "smoothing": "smoothing",
     "regression": "newton.regression",
 }
@@ -107,13 +111,13 @@ def choose(op: Op, device: torch.device, backend: Backend = "auto") -> Backend:
 def source_of(op: Op, device_type: str, dtype: torch.dtype, backend: Backend) -> ModuleType:
     """Return the module that implements an operation for predictions with this device type and dtype.
 
-    Float64 predictions on the CPU use "torch" for "rows" and "classes", because these numba loops compute in float32.
+    Float64 predictions on the CPU use "torch" for some operations, because their numba loops compute in float32.
 
     Raises:
         ValueError: as for `choose`, or if `backend` is "numba" for such float64 predictions.
         ImportError: if `backend` cannot be loaded.
     """
-    if dtype == torch.float64 and device_type == "cpu" and op in ("rows", "classes") and backend in ("auto", "numba"):
+    if dtype == torch.float64 and device_type == "cpu" and op in _FLOAT32_LOOPS and backend in ("auto", "numba"):
         if backend == "numba":
             raise ValueError(
                 f"`backend` must be 'auto' or 'torch' for float64 on the CPU, got {backend!r}. Use 'auto'."

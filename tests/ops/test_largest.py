@@ -1,0 +1,95 @@
+"""The k largest entries of rows and the rank of the label equal a sort in Python."""
+
+import math
+
+import pytest
+import torch
+from helpers.kernels import BACKENDS, NUMBA, assert_same_on_any_number_of_threads, of_either_input
+
+from torchcalib.ops.largest import largest, reference
+
+FLOATS = [("torch", torch.float64), *((b, dtype) for b in BACKENDS for dtype in (torch.float32, torch.bfloat16))]
+
+
+def rows(n_rows, n_classes, seed=0):
+    """Return rows of integers with many ties, and labels."""
+    g = torch.Generator().manual_seed(seed)
+    return torch.randint(-9, 10, (n_rows, n_classes), generator=g), torch.randint(n_classes, (n_rows,), generator=g)
+
+
+def slow_loop(row, label, k, from_logits):
+    """Sort the classes of one row by descending value, then by index."""
+    if from_logits and math.inf in row:
+        row = [0.0 if x == math.inf else -math.inf for x in row]
+    order = sorted(range(len(row)), key=lambda j: (-row[j], j))
+    return [row[j] for j in order[:k]], order.index(label) if 0 <= label < len(row) else len(row)
+
+
+def check(values, target, k, from_logits, backend):
+    found, rank = largest(values, target, k, from_logits=from_logits, backend=backend)
+    assert (found.shape, found.dtype) == ((*values.shape[:-1], k), torch.promote_types(values.dtype, torch.float32))
+    flat = values.double().reshape(-1, values.shape[-1]).tolist()
+    expected = [slow_loop(row, h, k, from_logits) for row, h in zip(flat, target.flatten().tolist(), strict=True)]
+    assert found.double().reshape(-1, k).tolist() == [entries for entries, _ in expected]
+    assert rank.flatten().tolist() == [place for _, place in expected]
+
+
+@pytest.mark.parametrize(("backend", "dtype"), FLOATS)
+@pytest.mark.parametrize(("n_classes", "k"), [(1, 1), (2, 2), (5, 3), (64, 7), (65, 1), (300, 300)])
+@of_either_input
+def test_entries_and_ranks_equal_a_slow_loop(backend, dtype, n_classes, k, from_logits):
+    x, target = rows(40, n_classes)
+    check(x.to(dtype), target, k, from_logits, backend)
+    target[:3] = torch.tensor([-1, n_classes, -100])
+    check(x.to(dtype), target, k, from_logits, backend)
+
+
+@pytest.mark.parametrize(("backend", "dtype"), FLOATS)
+def test_infinite_logits_share_the_largest_place_and_nan_gives_nan(backend, dtype):
+    x, target = rows(60, 9)
+    x = x.to(dtype)
+    x[x > 8], x[x < -8] = math.inf, -math.inf
+    check(x, target, 4, True, backend)
+    x[7, 3] = math.nan
+    found, _ = largest(x, target, 4, from_logits=True, backend=backend)
+    assert found.isnan().all(-1).nonzero().flatten().tolist() == [7]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_batches_strides_and_empty_input_are_supported(backend):
+    x, target = rows(24, 12)
+    x = x.float()
+    check(x.view(2, 3, 4, 12), target.view(2, 3, 4), 5, True, backend)
+    check(x.T.contiguous().T, target, 5, True, backend)
+    check(x[::2, ::2], target[::2] % 6, 5, True, backend)
+    check(x[None].expand(3, -1, -1), target.expand(3, -1), 5, True, backend)
+    found, rank = largest(x[:0], target[:0], 5, from_logits=True, backend=backend)
+    assert (found.shape, rank.shape) == ((0, 5), (0,))
+
+
+def test_chunks_give_the_results_of_one_chunk(monkeypatch):
+    x, target = rows(50, 8)
+    expected = largest(x.float(), target, 3, from_logits=True, backend="torch")
+    monkeypatch.setattr(reference, "_CHUNK", 30)
+    for a, b in zip(largest(x.float(), target, 3, from_logits=True, backend="torch"), expected, strict=True):
+        assert a.equal(b)
+
+
+@pytest.mark.parametrize("backend", NUMBA)
+def test_any_number_of_threads_gives_the_same_results(backend):
+    x, target = rows(5_000, 100)
+    assert_same_on_any_number_of_threads(lambda: largest(x.float(), target, 5, from_logits=True, backend=backend))
+
+
+def test_gradient_equals_that_of_a_sort_and_is_zero_for_invalid_rows():
+    g = torch.Generator().manual_seed(1)
+    x = torch.randn(6, 7, generator=g, dtype=torch.float64, requires_grad=True)
+    target = torch.randint(7, (6,), generator=g)
+    assert torch.autograd.gradcheck(lambda x: largest(x, target, 3, from_logits=True)[0], x)
+    bad = x.detach().clone()
+    bad[0, 0], bad[1, 1] = math.nan, math.inf
+    bad.requires_grad_()
+    found, _ = largest(bad, target, 3, from_logits=True)
+    (slope,) = torch.autograd.grad(found[2:].sum() + found[1, 0], bad)
+    assert slope[:2].eq(0).all()
+    assert slope[2:].sum(-1).eq(3).all()

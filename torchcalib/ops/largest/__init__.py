@@ -1,0 +1,49 @@
+"""The k largest entries of every row, and the rank of its labelled entry, for events of the k most probable classes."""
+
+import torch
+from torch import Tensor
+
+from torchcalib.ops.dispatch import Backend, source_of
+from torchcalib.ops.largest.reference import formula
+from torchcalib.ops.operation import fused
+from torchcalib.ops.softmax_stats import matrices
+
+
+def largest(
+    values: Tensor, target: Tensor, k: int, *, from_logits: bool, backend: Backend = "auto"
+) -> tuple[Tensor, Tensor]:
+    """Return the k largest entries of every row in descending order, and the rank of the label in this order.
+
+    Args:
+        values: logits or probabilities `(..., N, C)` of any floating dtype and with any strides. In a row with logits
+            of +inf, these are replaced by 0 and all other logits by -inf.
+        target: labels, int64 `(..., N)`.
+        k: number of entries, at most C.
+        from_logits: whether `values` are logits.
+        backend: implementation, see `dispatch.choose`; float64 on the CPU supports only "torch".
+
+    Returns:
+        - Entries `(..., N, k)` of the dtype of `values`, at least float32; NaN in a row with NaN.
+        - Number of entries before the label, int64 `(..., N)`: larger ones, and equal ones with a lower index. C for a
+          label outside [0, C). Undefined for a row with NaN.
+
+    Gradient: in `values`, in forward and reverse mode and of any order; 0 in a row with NaN or +inf.
+    """
+    entries, rank = _largest(values, target, k, from_logits, backend=backend)
+    return entries, rank
+
+
+def _forward(backend: Backend, values: Tensor, target: Tensor, k: int, from_logits: bool) -> tuple[Tensor, Tensor]:
+    values = values.detach()
+    lead = values.shape[:-1]
+    dtype = torch.promote_types(values.dtype, torch.float32)
+    entries = torch.empty((k, lead.numel()), dtype=dtype, device=values.device)
+    rank = torch.empty(lead, dtype=torch.int64, device=values.device)
+    source = source_of("largest", values.device.type, values.dtype, backend)
+    labels, ranks = target.reshape(-1), rank.view(-1)
+    for rows, matrix in matrices(values):
+        source.forward(matrix, labels[rows], from_logits, entries[:, rows], ranks[rows])
+    return entries.view(k, *lead).movedim(0, -1), rank
+
+
+_largest = fused(_forward, formula)
