@@ -22,8 +22,7 @@ def formula(values: Tensor, target: Tensor, k: int, from_logits: bool) -> tuple[
     """Return the results of `largest` by differentiable operations."""
     n_classes = values.shape[-1]
     x = values.to(torch.promote_types(values.dtype, torch.float32))
-    broken = x.isnan().any(-1, keepdim=True)
-    x = x.masked_fill(broken, 0)
+    broken = x.detach().amax(-1, keepdim=True).isnan()  # the maximum is NaN if any entry is
     x = spread_infinite_logits(x) if from_logits else x
     entries = x.topk(k, -1).values.masked_fill(broken, torch.nan)
     label, x = target.unsqueeze(-1), x.detach()
