@@ -4,9 +4,11 @@ import math
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from numbers import Real
 from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -110,15 +112,22 @@ class CostMatrix:
         return len(self.costs[0])
 
     def tensor(self, device: torch.device | None = None) -> Tensor:
-        """Return the costs as a tensor `(C, M)`, in float64 if the device supports it. Copies on GPUs are cached."""
+        """Return the costs as a tensor `(C, M)`, in float64 if the device supports it. Do not modify it: it is cached."""
         device = torch.device("cpu") if device is None else device
         if device in self._on_gpus:
             return self._on_gpus[device]
-        costs = torch.tensor(self.costs, dtype=wide_dtype(device)).to(device, non_blocking=True)
-        if device.type == "cuda" and not torch.compiler.is_compiling():
+        if torch.compiler.is_compiling():
+            return torch.tensor(self.costs, dtype=wide_dtype(device)).to(device)
+        costs = torch.from_numpy(self._array).to(device, wide_dtype(device), non_blocking=True)
+        if device.type == "cuda":
             with torch.inference_mode(False):  # the cached tensor must also be usable in a backward pass
                 self._on_gpus[device] = costs = costs.clone()
         return costs
+
+    @cached_property
+    def _array(self) -> Any:
+        """Costs as an array. The conversion of a million numbers takes as long as 10,000 decisions."""
+        return np.array(self.costs)
 
     def cheapest(self, probs: Tensor) -> Tensor:
         """Return the decision with the smallest expected cost for class probabilities; the first one on ties.
