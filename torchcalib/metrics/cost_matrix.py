@@ -112,7 +112,7 @@ class CostMatrix:
         return len(self.costs[0])
 
     def tensor(self, device: torch.device | None = None) -> Tensor:
-        """Return the costs as a tensor `(C, M)`, in float64 if the device supports it. Do not modify it: it is cached."""
+        """Return the costs `(C, M)`, in float64 if the device supports it. Do not modify the tensor: it is cached."""
         device = torch.device("cpu") if device is None else device
         if device in self._on_gpus:
             return self._on_gpus[device]
