@@ -59,7 +59,7 @@ lowest: $(LOWEST)/.installed
 	# old packages warn about newer dependencies
 	$(LOWEST)/bin/python -m pytest $(QUIET) $(TWO_CORES) -W ignore::DeprecationWarning tests --ignore tests/integrations
 
-# A short comparison of times with the stored ones, which prints what became worse and never fails
+# A short benchmark that lists ratios of times above the stored ones, and never fails
 speed: $(VENV)/.dev
 	-$(BIN)/python -m benchmarks.run one_pass --job "ECE, 50,000 x 1,000" --check --trial 3
 

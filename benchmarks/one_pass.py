@@ -17,7 +17,7 @@ from benchmarks.samples import like_imagenet_dogs, overconfident_logits
 GIVEN = {"task": "multiclass", "from_logits": True}
 
 SOFTMAX = "torch.softmax into a reused buffer, 1,024 rows at a time"
-ONE_ECE = "the same of ECE alone"
+ONE_ECE = "ECE alone"
 TORCHMETRICS = "torchmetrics functional calibration error"
 TORCHMETRICS_CLASS = "torchmetrics MulticlassCalibrationError"
 PROBMETRICS = "probmetrics log loss + Brier + ECE + accuracy"

@@ -64,18 +64,25 @@ def missed(job: Job, record: Record) -> bool:
     return any(line.verdict.startswith(MISSED) for line in lines(job, record))
 
 
-def worse_ratios(record: Record, stored: Iterable[Record]) -> list[str]:
-    """Return a line for each ratio that is more than 20 % above the largest stored one. Times are not compared."""
-    found = []
+def compared_ratios(record: Record, stored: Iterable[Record]) -> tuple[list[str], int]:
+    """Compare ratios with the largest stored ones.
+
+    Returns:
+        A line for each ratio that is larger by more than the factor `WORSE`, and the number of compared ratios.
+    """
+    found, n_compared = [], 0
     for peer, measured in record["peers"].items():
         before = [
             other["peers"][peer]["ratio"]
             for other in stored
             if other["job"] == record["job"] and (other["peers"].get(peer) or {}).get("ratio")
         ]
-        if measured["ratio"] and before and measured["ratio"] > WORSE * max(before):
+        if not (measured["ratio"] and before):
+            continue
+        n_compared += 1
+        if measured["ratio"] > WORSE * max(before):
             found.append(f"worse: {record['job']}, {peer}: {share(measured['ratio'])}, stored {share(max(before))}")
-    return found
+    return found, n_compared
 
 
 def _goals(job: Job) -> Iterator[Line]:

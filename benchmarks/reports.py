@@ -20,17 +20,22 @@ IMPORT_TORCH = "import torch"
 COMMAND = "-m", "torchcalib"
 
 
-def process(*arguments: str) -> Callable[[], object]:
-    """Return a call that runs a new Python process."""
-    return partial(subprocess.run, [sys.executable, *arguments], capture_output=True, check=False)
+def process(*arguments: str, code: int = 0) -> Callable[[], object]:
+    """Return a call that runs a new Python process, and checks its exit code."""
+
+    def run() -> None:
+        done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False)
+        assert done.returncode == code, done.stderr
+
+    return run
 
 
-def imports(what: str, n: int = 0) -> Sides:  # noqa: ARG001
+def imports(what: str) -> Sides:
     return Sides(process("-c", f"import torch, torchcalib; {what}"), {IMPORT_TORCH: process("-c", "import torch")})
 
 
-def light_command(*arguments: str, n: int = 0) -> Sides:  # noqa: ARG001
-    return Sides(process(*COMMAND, *arguments))
+def light_command(*arguments: str, code: int = 0) -> Sides:
+    return Sides(process(*COMMAND, *arguments, code=code))
 
 
 def sample(n: int, num_classes: int | None) -> tuple[Tensor, Tensor]:
@@ -57,7 +62,7 @@ JOBS = [
     Job("import torchcalib", partial(imports, ""), (Peer(IMPORT_TORCH, 1.1),), rounds=5),
     Job("import torchcalib, and one metric", partial(imports, "torchcalib.ECE"), (Peer(IMPORT_TORCH),), rounds=5),
     Job("torchcalib --help", partial(light_command, "--help"), seconds=0.5, rounds=5),
-    Job("torchcalib report with a wrong path", partial(light_command, "report", "no.csv"), seconds=0.5, rounds=5),
+    Job("torchcalib report, wrong path", partial(light_command, "report", "no.csv", code=2), seconds=0.5, rounds=5),
     Job(
         "torchcalib report, 10,000 x 10, new process",
         command,

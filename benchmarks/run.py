@@ -9,7 +9,7 @@
 Every job runs all its sides in turn in a separate process. Ratios of times are comparable between machines, but times
 are not. Memory and growth are measured in further processes. `python -m benchmarks.readme` then writes the tables
 of the README and of `benchmarks/results/README.md`. The exit code is 1 if a goal is missed, or, with `--check`, if a
-ratio is more than 20 % above the stored one. Stored ratios are those of this processor, or of all others.
+ratio is more than 20% above the stored one. Stored ratios are those of this processor, or of all others.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from benchmarks.job import FAMILIES, OURS, Job, jobs_of, version_of
-from benchmarks.record import Line, Record, growth_lines, lines, missed, recorded, worse_ratios
+from benchmarks.record import WORSE, Line, Record, compared_ratios, growth_lines, lines, missed, recorded
 
 BASE_PACKAGES = ("torchcalib", "torch", "torchmetrics", "numba", "numpy")
 PEER_PACKAGES = ("scipy", "scikit-learn", "probmetrics", "psrcal", "relplot")
@@ -94,8 +94,8 @@ def stored_records(here: dict[str, Any]) -> list[Record]:
 
 
 def check(here: dict[str, Any], jobs: dict[str, list[Job]], trial: int | None) -> int:
-    """Measure ratios, print how they compare with the stored ones, and return 1 if one is worse."""
-    stored, any_worse = stored_records(here), []
+    """Measure ratios, compare them with the stored ones, and return 1 if one is worse."""
+    stored, worse, n_compared = stored_records(here), [], 0
     for family, some in jobs.items():
         for job in some:
             if job.sides == [OURS]:
@@ -103,9 +103,11 @@ def check(here: dict[str, Any], jobs: dict[str, list[Job]], trial: int | None) -
             only_times = replace(job, extra_bytes=None, grows=())
             record = run(family, only_times, trial)
             show(only_times, record)
-            any_worse += worse_ratios(record, stored)
-    print("\n".join(["", *any_worse] if any_worse else ["", "no ratio is more than 20 % above the stored one"]))
-    return int(bool(any_worse))
+            more, n = compared_ratios(record, stored)
+            worse, n_compared = worse + more, n_compared + n
+    limit = f"{WORSE - 1:.0%} above the stored one"
+    print("", *worse, f"{n_compared} ratios compared, {len(worse)} of them more than {limit}", sep="\n")
+    return int(bool(worse))
 
 
 def save(here: dict[str, Any], family: str, records: list[Record]) -> Path:

@@ -45,7 +45,7 @@ def test_entries_and_ranks_equal_a_slow_loop(backend, dtype, n_classes, k, from_
 
 
 @pytest.mark.parametrize(("backend", "dtype"), FLOATS)
-def test_infinite_logits_share_the_largest_place_and_nan_gives_nan(backend, dtype):
+def test_infinite_logits_are_replaced_by_their_limit_and_nan_rows_give_nan(backend, dtype):
     x, target = rows(60, 9)
     x = x.to(dtype)
     x[x > 8], x[x < -8] = math.inf, -math.inf

@@ -1,5 +1,6 @@
 """Properties of every diagram: it draws on the given `ax`, changes no settings, and is reproducible."""
 
+import io
 import runpy
 import sys
 
@@ -82,3 +83,13 @@ def test_missing_matplotlib_raises_an_error_that_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ImportError, match=r"pip install 'torchcalib\[plot\]'"):
         runpy.run_path(plots.__file__)
+
+
+@pytest.mark.parametrize("layout", [None, "tight", "constrained"])
+def test_saved_figures_have_a_margin_around_all_texts_with_any_layout_engine(layout):
+    axes = Figure(layout=layout).subplots(2, 2)
+    for ax in axes.flat:
+        plots.ecd_curve(ax).set_title("A title")
+    dark = matplotlib.image.imread(io.BytesIO(to_png(axes[0, 0], dpi=100)))[..., :3].min(-1) < 0.9
+    rows, columns = dark.any(1).nonzero()[0], dark.any(0).nonzero()[0]
+    assert min(rows[0], columns[0], len(dark) - 1 - rows[-1], dark.shape[1] - 1 - columns[-1]) >= 2

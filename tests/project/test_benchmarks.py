@@ -101,7 +101,7 @@ def test_check_names_ratios_that_are_20_percent_above_the_stored_ones_and_writes
     assert run.stored_records(FILES[0]["machine"])
     given = job()
     monkeypatch.setattr(run, "jobs_of", lambda _: [given, job(name="alone", peers=())])
-    monkeypatch.setattr(run, "save", lambda *_: pytest.fail("a check was kept"))
+    monkeypatch.setattr(run, "save", lambda *_: pytest.fail("--check saved results"))
     monkeypatch.setattr(sys, "argv", ["run", "ranked", "--check"])
     record = recorded(given, TIMES, {}, [])  # 0.2 s and 0.5 s
     monkeypatch.setattr(run, "run", lambda *_, **__: record)
@@ -111,6 +111,7 @@ def test_check_names_ratios_that_are_20_percent_above_the_stored_ones_and_writes
         assert run.main() == code
         shown = capsys.readouterr().out
         assert ("worse: a job, a peer: 0.4, stored 0.33" in shown) == bool(code)
+        assert f"1 ratios compared, {code} of them more than 20% above the stored one" in shown
         assert "alone" not in shown
 
 

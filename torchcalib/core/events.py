@@ -15,6 +15,7 @@ from torchcalib.core.predictions import Predictions
 from torchcalib.ops import logs
 from torchcalib.ops.largest import largest
 from torchcalib.ops.log_odds import log_odds
+from torchcalib.ops.operation import is_plain
 
 
 @dataclass(frozen=True)
@@ -109,11 +110,12 @@ def top_k(p: Predictions, which: TopK, with_ecd: bool = False) -> Events:
     _check_k(p, which)
     if p.soft:
         entries = p.values.topk(k, -1).values
-        outcome = _target_of(p, entries, which)
+        outcome = _soft_outcome(p, entries, which)
     else:
-        values = p.values if p.given.requires_grad else p.given  # `p.values` has valid values where the weight is 0
-        entries, rank = largest(values, p.given_target, k, from_logits=p.from_logits)
-        outcome = _is_chosen(rank, which)
+        entries, rank = largest(p.given.detach(), p.given_target, k, from_logits=p.from_logits)
+        outcome = _hard_outcome(rank, which)
+        if not is_plain(p.given):  # `p.values` replaces NaN where the weight is 0, whose gradient would be NaN
+            entries = p.values.topk(k, -1).values
     if p.from_logits and p.soft:
         mass = p.probs.topk(k, -1).values
     elif p.from_logits:  # q_j = q_1 exp(z_j - z_1) for sorted logits z, with q_1 from `p.rows`
@@ -134,12 +136,12 @@ def _check_k(p: Predictions, which: TopK) -> None:
         raise ValueError(f"`mode` must be TopK(k) with k of at most the {p.num_classes} classes, got {which}.")
 
 
-def _is_chosen(rank: Tensor, which: TopK) -> Tensor:
+def _hard_outcome(rank: Tensor, which: TopK) -> Tensor:
     """Return whether the class with a rank, counted from 0, belongs to the classes of a `TopK`."""
     return rank == which.k - 1 if which.only else rank < which.k
 
 
-def _target_of(p: Predictions, entries: Tensor, which: TopK) -> Tensor:
+def _soft_outcome(p: Predictions, entries: Tensor, which: TopK) -> Tensor:
     """Return the sum of soft targets over the classes of a `TopK` `(..., N)`, from the k largest predictions."""
     values, last = p.values.detach(), entries.detach()[..., -1:]
     # rank of each class that is tied with the k-th largest value, counted from 1
@@ -210,12 +212,12 @@ def _log_odds_of_classes(p: Predictions, mode: Mode) -> tuple[Tensor, Tensor]:
         top = (p.values.detach().argmax(-1) if p.soft else p.rows.top).unsqueeze(-1)
         outcome = p.target.gather(-1, top).squeeze(-1) if p.soft else p.target == top.squeeze(-1)
         return log_odds(p.given, top), outcome
-    best = p.values.detach().topk(which.k, -1)
-    members = best.indices[..., -1:] if which.only else best.indices
+    entries, classes = p.values.detach().topk(which.k, -1)
+    members = classes[..., -1:] if which.only else classes
     if p.soft:
-        return log_odds(p.given, members), _target_of(p, best.values, which)
+        return log_odds(p.given, members), _soft_outcome(p, entries, which)
     _, rank = largest(p.given.detach(), p.given_target, which.k, from_logits=True)
-    return log_odds(p.given, members), _is_chosen(rank, which)
+    return log_odds(p.given, members), _hard_outcome(rank, which)
 
 
 def _outcomes_of_classes(p: Predictions) -> Tensor:

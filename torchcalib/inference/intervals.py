@@ -79,7 +79,7 @@ def normal_quantile(level: float, like: Tensor) -> Tensor:
     return quantile
 
 
-def error_interval(kind: IntervalKind, cells: BinCells, noise_floor: Tensor, z: Tensor, of_mean_gap: Ends) -> Ends:
+def error_interval(kind: IntervalKind, cells: BinCells, noise_floor: Tensor, z: Tensor, mean_gap_ends: Ends) -> Ends:
     """Return both ends, each `(g)`, of the interval for an expected error.
 
     Args:
@@ -87,11 +87,11 @@ def error_interval(kind: IntervalKind, cells: BinCells, noise_floor: Tensor, z: 
         cells: bins `(g, K)`.
         noise_floor: expected error of a calibrated model `(g)`. Differences from it are computed in closed form.
         z: quantile of the level, `()` or `(g)`; see `normal_quantile`.
-        of_mean_gap: `mean_gap_interval` of the same bins and quantile.
+        mean_gap_ends: `mean_gap_interval` of the same bins and quantile.
     """
     if kind == "mean_gap":
-        return of_mean_gap
-    gaps_low, gaps_high = of_mean_gap
+        return mean_gap_ends
+    gaps_low, gaps_high = mean_gap_ends
     low, high = _error_ends(kind, cells, noise_floor, z)
     # Neither error is below the absolute mean gap. This matters if few or no outcomes differ from certain predictions:
     # the normal distribution then underestimates the gaps that remain possible.
@@ -295,10 +295,10 @@ def _bisected(moments: Callable[[Tensor], Moments], limits: Tensor, z: Tensor, l
     search assumes that the quantiles increase with the parameter, which is between `lower` and `upper`.
     """
     low, high = torch.full_like(limits, lower), torch.full_like(limits, upper)
-    levels = torch.stack((z, -z)).reshape(2, -1)
+    quantiles = torch.stack((z, -z)).reshape(2, -1)  # for the lower and the upper end
     for _ in range(_N_BISECTIONS):
         middle = (low + high) / 2
-        of_low, of_high = moments(middle).quantile(levels)
-        is_below = torch.stack((of_low < limits[0], of_high <= limits[1]))
+        upper_quantile, lower_quantile = moments(middle).quantile(quantiles)
+        is_below = torch.stack((upper_quantile < limits[0], lower_quantile <= limits[1]))
         low, high = torch.where(is_below, middle, low), torch.where(is_below, high, middle)
     return low

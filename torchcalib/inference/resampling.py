@@ -121,7 +121,7 @@ def _sizes(p: Predictions, present: Tensor, index: Tensor) -> Tensor:
     return cell_sums(index.expand(n.shape), n.unsqueeze(-2), int(index.max()) + 1 if len(index) else 1).movedim(-1, 0)
 
 
-@lru_cache
+@lru_cache  # all lines of a report have the same two arguments
 def _expanded_tail(tail: float, n: float) -> float:
     """Return the probability of a normal variable beyond sqrt(n / (n - 1)) t, for the quantile t at `tail`.
 

@@ -222,16 +222,16 @@ class _Null(NamedTuple):
     values: Tensor  # replicates of the error
 
 
-class _Bins(NamedTuple):
+class _IntervalInput(NamedTuple):
     """Bins `(g, K)` of one class, the normal quantile of the level, and the interval of their mean gap."""
 
     cells: BinCells
     z: Tensor
-    of_mean_gap: Ends
+    mean_gap_ends: Ends
 
     @classmethod
     def of(cls, cells: BinCells, level: float) -> Self:
-        """Compute the quantile and the interval."""
+        """Return the bins with the normal quantile and the interval of the mean gap."""
         z = normal_quantile(level, cells.n)
         return cls(cells, z, mean_gap_interval(cells, z))
 
@@ -276,7 +276,7 @@ def _tested_batches(
         effect = torch.cat(effects, -1).mean(-1) if effects else piece.n.new_ones(len(piece.n))
         bins = None
         if n_classes == 1 and isinstance(piece, BinCells) and any(test.interval for test in tests.values()):
-            bins = _Bins.of(piece.map(lambda x: x.squeeze(-2)), level)
+            bins = _IntervalInput.of(piece.map(lambda x: x.squeeze(-2)), level)
         yield {name: _result(test, bins, nulls[name], effect, flips, level) for name, test in tests.items()}
 
 
@@ -293,7 +293,7 @@ def _null_of(test: ErrorTest, cells: BinCells | RunCells, simulation: Simulation
 
 def _result(
     test: ErrorTest,
-    bins: _Bins | None,
+    bins: _IntervalInput | None,
     nulls: Sequence[Sequence[_Null]],
     effect: Tensor,
     flips: SignFlips | None,
@@ -314,7 +314,7 @@ def _result(
     low = high = torch.full_like(p_value, torch.nan)
     if test.interval is not None and bins is not None:
         cells, z = bins.cells, bins.z
-        low, high = error_interval(test.interval, cells, noise_floor, z, bins.of_mean_gap)
+        low, high = error_interval(test.interval, cells, noise_floor, z, bins.mean_gap_ends)
         if flips is not None:
             t = t_quantile(flips.table.squeeze(-4), level)
             gap_low, gap_high = mean_gap_interval(cells.with_noise_times(effect.clamp(min=1)), t)

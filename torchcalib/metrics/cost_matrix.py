@@ -112,12 +112,15 @@ class CostMatrix:
         return len(self.costs[0])
 
     def tensor(self, device: torch.device | None = None) -> Tensor:
-        """Return the costs `(C, M)`, in float64 if the device supports it. Do not modify the tensor: it is cached."""
-        device = torch.device("cpu") if device is None else device
+        """Return a copy of the costs `(C, M)`, in float64 if the device supports it."""
+        return self.shared_tensor(torch.device("cpu") if device is None else device).clone()
+
+    def shared_tensor(self, device: torch.device) -> Tensor:
+        """Return the costs `(C, M)` like `tensor`, but cached. They must not be modified."""
         if device in self._on_gpus:
             return self._on_gpus[device]
         if torch.compiler.is_compiling():
-            return torch.tensor(self.costs, dtype=wide_dtype(device)).to(device)
+            return torch.tensor(self.costs, dtype=wide_dtype(device)).to(device, non_blocking=True)
         costs = torch.from_numpy(self._array).to(device, wide_dtype(device), non_blocking=True)
         if device.type == "cuda":
             with torch.inference_mode(False):  # the cached tensor must also be usable in a backward pass
@@ -125,8 +128,8 @@ class CostMatrix:
         return costs
 
     @cached_property
-    def _array(self) -> Any:
-        """Costs as an array. The conversion of a million numbers takes as long as 10,000 decisions."""
+    def _array(self) -> "np.ndarray[Any, Any]":
+        """Costs as an array, cached because the conversion of tuples is slow for many classes."""
         return np.array(self.costs)
 
     def cheapest(self, probs: Tensor) -> Tensor:
@@ -143,7 +146,7 @@ class CostMatrix:
         """
         # Subtracting the smallest cost of each row does not change the decision. All terms are then non-negative, which
         # limits the relative rounding error of a sum to about C eps (machine epsilon).
-        costs = self.tensor(probs.device)
+        costs = self.shared_tensor(probs.device)
         expected = probs.detach() @ (costs - costs.amin(-1, keepdim=True))
         slack = 1 + 4 * (self.num_classes + 1) * torch.finfo(probs.dtype).eps
         return (expected <= slack * expected.amin(-1, keepdim=True)).to(torch.uint8).argmax(-1)

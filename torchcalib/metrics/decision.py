@@ -32,7 +32,7 @@ def _decisions(p: Predictions, cost: CostMatrix | None) -> Tensor:
 
 def _cost_of(p: Predictions, decisions: Tensor, cost: CostMatrix) -> Tensor:
     """Return the cost of the decision per row, `(..., N)`. For soft targets it is the mean over the target classes."""
-    costs = cost.tensor(decisions.device)
+    costs = cost.shared_tensor(decisions.device)
     if p.task == "multiclass" and not p.soft:
         return costs[p.target, decisions]
     if p.soft:
@@ -48,7 +48,7 @@ def _bayes_cost(p: Predictions, cost: CostMatrix | None) -> Tensor:
 def _cheapest_constant(_: ScoreSum, priors: Tensor, __: Task, *, cost: CostMatrix | None) -> Tensor:
     """Return the mean cost of the best constant decision under the class priors, `(...)`."""
     if cost is not None:
-        return (priors @ cost.tensor(priors.device)).amin(-1)
+        return (priors @ cost.shared_tensor(priors.device)).amin(-1)
     # Sum all priors except the largest. The difference 1 - largest would lose digits by cancellation near 1.
     return priors.scatter(-1, priors.argmax(-1, keepdim=True), 0.0).sum(-1)
 

@@ -37,12 +37,13 @@ _ORDER: dict[Op, dict[str, tuple[Backend, ...]]] = {
     "rows": {"cpu": ("numba", "torch"), "cuda": ("triton", "torch"), "other": ("torch",)},
     "events": {"cpu": ("numba", "torch"), "cuda": ("triton", "torch"), "other": ("torch",)},
     "classes": {"cpu": ("numba", "torch"), "cuda": ("triton", "torch"), "other": ("torch",)},
-    # "numba" reads a row once or twice; `torch.topk` alone takes several times longer.
+    # "numba" makes a few passes over a row in the cache, without temporary tensors. It halves the time for few entries.
     "largest": {"cpu": ("numba", "torch"), "other": ("torch",)},
     "smoothing": {"cpu": ("numba", "torch"), "other": ("torch",)},
     "regression": {"cpu": ("numba", "torch"), "other": ("torch",)},
 }
 
+# Operations whose numba loops compute in float32, not in the dtype of the input
 _FLOAT32_LOOPS = ("rows", "classes", "largest")
 _FOLDERS: dict[Op, str] = {  # subpackage of `torchcalib.ops` that implements each operation
     "pava": "isotonic",
@@ -111,7 +112,7 @@ def choose(op: Op, device: torch.device, backend: Backend = "auto") -> Backend:
 def source_of(op: Op, device_type: str, dtype: torch.dtype, backend: Backend) -> ModuleType:
     """Return the module that implements an operation for predictions with this device type and dtype.
 
-    Float64 predictions on the CPU use "torch" for some operations, because their numba loops compute in float32.
+    Float64 predictions on the CPU use "torch" for the operations in `_FLOAT32_LOOPS`.
 
     Raises:
         ValueError: as for `choose`, or if `backend` is "numba" for such float64 predictions.

@@ -438,7 +438,10 @@ def to_png(ax: Axes, dpi: float = 200) -> bytes:
 def _save(ax: Axes, buffer: IO[Any], **options: Any) -> None:
     """Save the figure that contains `ax`, also if `ax` is in a subfigure.
 
-    With `bbox_inches="tight"`, matplotlib would draw every figure twice.
+    With `bbox_inches="tight"`, matplotlib draws a figure twice. A layout engine needs that, because it moves the axes.
     """
     figure = ax.figure.canvas.figure
-    figure.savefig(buffer, bbox_inches=figure.get_tightbbox().padded(0.06), **options)
+    if figure.get_layout_engine() is None:
+        figure.savefig(buffer, bbox_inches=figure.get_tightbbox().padded(0.06), **options)
+    else:
+        figure.savefig(buffer, bbox_inches="tight", pad_inches=0.06, **options)

@@ -17,16 +17,16 @@ from torchcalib.reporting.testing import run_tests, with_evidence, with_interval
 
 @dataclass(frozen=True, eq=False)
 class Collected:
-    """Everything from which a report is computed.
+    """Input of `report_of`.
 
     Attributes:
         statistics: sums and ranked samples of all predictions.
-        predictions: all predictions, or None.
+        predictions: all predictions; None if they were not stored, because there are many, or need too much memory.
         why_not: reason why `predictions` is None, as a clause.
-        has_samples: whether ranked samples were collected, because all weights are whole numbers.
+        has_ranked_samples: whether ranked samples were collected, because all weights are whole numbers.
         resolution: cells per unit of log-odds if ranked samples are sketches; None if they are exact.
         groups: sums of each group; None without groups.
-        are_grouped_samples: whether an item has several samples, such as pixels, without clusters.
+        has_several_samples_per_item: whether an item has several samples, such as pixels, without clusters.
         n_dropped: number of rows excluded by nan_policy='drop'.
         class_names: names of the classes; empty if unknown.
         with_calibration, with_intervals: see `ReportBuilder`.
@@ -38,10 +38,10 @@ class Collected:
     statistics: Statistics
     predictions: Predictions | None
     why_not: str
-    has_samples: bool
+    has_ranked_samples: bool
     resolution: int | None
     groups: GroupBins | None
-    are_grouped_samples: bool
+    has_several_samples_per_item: bool
     n_dropped: int
     class_names: tuple[str, ...]
     with_calibration: bool
@@ -52,18 +52,18 @@ class Collected:
 
 
 def report_of(c: Collected) -> Report:
-    """Compute the report."""
+    """Compute a `Report` from accumulated statistics."""
     s, p, why_not = c.statistics, c.predictions, c.why_not
     evidence, notes_of_tests = run_tests(s, with_intervals=c.with_intervals)
     notes = [*notes_of_tests, *_notes_on_ranked_samples(c)]
-    if c.are_grouped_samples:
+    if c.has_several_samples_per_item:
         notes.append(
             "An item has several samples (axes after the first), which are treated as independent. If they are "
             "not, p-values are too small and intervals too narrow: pass `clusters` (cluster_by='batch item')."
         )
-    values = s.lines()
-    main = next(line for line in with_evidence(values, evidence) if line.key in evidence)
-    lines = with_evidence(values, evidence, with_intervals=c.with_intervals)
+    untested = s.lines()
+    main = next(line for line in with_evidence(untested, evidence) if line.key in evidence)
+    lines = with_evidence(untested, evidence, with_intervals=c.with_intervals)
     if c.with_intervals:
         decomposed = list(s.samples) if s.has_labels else []
         lines, notes_of_intervals = with_intervals(lines, p, why_not, decomposed, s.selective_mode)
@@ -106,7 +106,7 @@ def report_of(c: Collected) -> Report:
         tables=tables,
         per_class=s.per_class,
         diagnosis=diagnosis,
-        settings={**c.settings, **c.options, "order_based": _how_ranked(c), **of_clusters},
+        settings={**c.settings, **c.options, "order_based": _method_of_ranked_errors(c), **of_clusters},
         source=dict(c.source),
         tests=s.tests(),
         calibration=stage,
@@ -114,13 +114,13 @@ def report_of(c: Collected) -> Report:
         groups=None if groups is None else groups.table(),
         class_names=c.class_names,
     )
-    return report_of_confidences(report, c.has_samples) if s.are_confidences else report
+    return report_of_confidences(report, c.has_ranked_samples) if s.are_confidences else report
 
 
-_RANKED = f"ACE, TCE, KS, ATB, MCB, DSC, UNC and metrics of {SELECTIVE_GROUP}"
+_RANKED_NAMES = f"ACE, TCE, KS, ATB, MCB, DSC, UNC and metrics of {SELECTIVE_GROUP}"
 
 
-def _how_ranked(c: Collected) -> str:
+def _method_of_ranked_errors(c: Collected) -> str:
     """Return how rank-based errors are computed."""
     if not c.statistics.samples:
         return "left out"
@@ -131,7 +131,7 @@ def _notes_on_ranked_samples(c: Collected) -> list[str]:
     """Return notes on rank-based errors that are omitted, or computed from a sketch."""
     s = c.statistics
     if not s.samples:
-        return [f"{_RANKED} are omitted: they need weights that are whole numbers."]
+        return [f"{_RANKED_NAMES} are omitted: they need weights that are whole numbers."]
     notes = []
     if not s.has_labels:
         notes.append(
@@ -139,8 +139,8 @@ def _notes_on_ranked_samples(c: Collected) -> list[str]:
         )
     if c.resolution is not None:
         notes.append(
-            f"{_RANKED if s.has_labels else 'ACE, KS and ATB'} are computed from a sketch, because there are many "
-            f"samples. Each probability is rounded by less than 1 / {c.resolution:,} in log-odds."
+            f"{_RANKED_NAMES if s.has_labels else 'ACE, KS and ATB'} are computed from a sketch, because there are "
+            f"many samples. Each probability is rounded by less than 1 / {c.resolution:,} in log-odds."
         )
     return notes
 

@@ -1,4 +1,4 @@
-"""Lines of reports and comparisons, and the base class of both, with methods to export and save them."""
+"""Lines of reports and comparisons, and `Results`, the base class of `Report` and `Comparison`."""
 
 import json
 import math

@@ -185,7 +185,8 @@ def t_critical(df: Tensor, alpha: float) -> Tensor:
     """Return the two-sided critical value t of Student's t-distribution, P(|T| >= t) = alpha, in float64.
 
     Newton's method solves for log t, because log P is a nearly linear function of log t in the tails. The initial value
-    is the expansion of t in 1/df up to the second term. From there, three steps suffice for all degrees of freedom.
+    is the expansion of t in 1/df up to the second term. From there, three steps reach a relative error of 1e-10 for all
+    degrees of freedom and alpha up to 0.5. Eight leave a margin.
 
     Args:
         df: degrees of freedom, at least 1; any shape, which is the shape of the result.

@@ -8,6 +8,8 @@ from torchcalib.ops.largest.reference import formula
 from torchcalib.ops.operation import fused
 from torchcalib.ops.softmax_stats import matrices
 
+_FEW = 32  # largest number of entries for the compiled loop, which inserts them one by one
+
 
 def largest(
     values: Tensor, target: Tensor, k: int, *, from_logits: bool, backend: Backend = "auto"
@@ -39,6 +41,8 @@ def _forward(backend: Backend, values: Tensor, target: Tensor, k: int, from_logi
     dtype = torch.promote_types(values.dtype, torch.float32)
     entries = torch.empty((k, lead.numel()), dtype=dtype, device=values.device)
     rank = torch.empty(lead, dtype=torch.int64, device=values.device)
+    if backend == "auto" and k > _FEW:
+        backend = "torch"
     source = source_of("largest", values.device.type, values.dtype, backend)
     labels, ranks = target.reshape(-1), rank.view(-1)
     for rows, matrix in matrices(values):

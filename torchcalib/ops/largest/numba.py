@@ -1,7 +1,7 @@
 """The largest entries of every row by one compiled loop. Only `dispatch` imports this module, at first use.
 
-A row is read in blocks. A block whose maximum, found by vector instructions, is not above the k-th largest entry so far
-cannot change the result. After the first blocks, few blocks contain a larger entry, which is inserted in order.
+A row is read in blocks. A block is skipped if its maximum, found by vector instructions, is at most the k-th largest
+entry so far. In random order, few of the later blocks have a larger entry, which is inserted in order.
 """
 
 from typing import Any
@@ -23,11 +23,11 @@ def _maximum(x: Any) -> Any:
 
 
 @lanes
-def _number_of_nan(x: Any) -> Any:
-    count = ZERO
+def _has_nan(x: Any) -> Any:
+    count = ZERO  # a sum uses vector instructions, unlike a loop that ends at the first NaN
     for k in range(x.size):
         count += ONE if x[k] != x[k] else ZERO
-    return count
+    return count > ZERO
 
 
 @lanes
@@ -54,10 +54,10 @@ def _fill(values: Any, target: Any, entries: Any, rank: Any, from_logits: Any) -
     best, limits = np.empty(k, np.float32), np.empty((1, n_classes), np.float32)
     for i in range(n_rows):
         row = values[i]
-        if _number_of_nan(row) > 0:
+        if _has_nan(row):
             entries[:, i], rank[i] = NAN, n_classes
             continue
-        if from_logits and _maximum(row) == INF:
+        if from_logits and _maximum(row) == INF:  # replace the logits by those of the limit of the softmax
             for j in range(n_classes):
                 limits[0, j] = ZERO if row[j] == INF else -INF
             row = limits[0]
@@ -68,7 +68,7 @@ def _fill(values: Any, target: Any, entries: Any, rank: Any, from_logits: Any) -
                 continue
             for j in range(block.size):
                 x = block[j]
-                if x > best[k - 1]:
+                if x > best[k - 1]:  # shift smaller entries, and insert x before them
                     place = k - 1
                     while place > 0 and best[place - 1] < x:
                         best[place] = best[place - 1]

@@ -1,12 +1,12 @@
-"""The largest entries of every row in plain torch, in chunks that fit into the CPU cache."""
+"""The largest entries of every row in plain torch, in chunks."""
 
 import torch
 from torch import Tensor
 
 from torchcalib.ops.logs import spread_infinite_logits
 
-_CHUNK = 2**18  # entries per chunk on the CPU
-_CHUNK_OFF_CPU = 2**24
+_CHUNK = 2**18  # entries per chunk on the CPU: more would not fit into the cache
+_CHUNK_OFF_CPU = 2**24  # entries per chunk on other devices: larger chunks need fewer kernel launches
 
 
 def forward(values: Tensor, target: Tensor, from_logits: bool, entries: Tensor, rank: Tensor) -> None:
