@@ -6,9 +6,12 @@ would round small entries to 0. Arithmetic is float32 within a block and float64
 """
 
 import math
+import struct
 from typing import Any
 
+import numba
 import numpy as np
+import torch
 from torch import Tensor
 
 from torchcalib.ops.numba_math import (
@@ -30,6 +33,7 @@ from torchcalib.ops.numba_math import (
     log1p,
     step,
 )
+from torchcalib.ops.openmp import in_openmp, own_range, pointer
 
 _PROBE = 256  # number of entries compared with the maximum at a time
 _FEW_CLASSES = 48  # largest number of classes for which vector instructions span 64 rows instead of one row
@@ -289,6 +293,37 @@ def _forward_probabilities(values: Any, target: Any, scores: Any, tops: Any, tol
         scores[1, i] = (1 - q_h) * (1 - q_h) + squares + (0.0 if h == top else q_top * q_top - q_h * q_h)
 
 
+_TASK = struct.Struct("3q4qd")  # rows, classes, stride of `scores`; four addresses; tolerance
+
+
+@step
+def _own_rows(task: Any) -> Any:
+    """Return the arguments of a forward loop for the rows of the calling thread."""
+    numbers = numba.carray(task, 7, np.int64)
+    n, n_classes, stride = numbers[0], numbers[1], numbers[2]
+    begin, end = own_range(n)
+    values = numba.carray(pointer(numbers[3]), (n, n_classes), np.float32)[begin:end]
+    target = numba.carray(pointer(numbers[4]), n, np.int64)[begin:end]
+    scores = numba.carray(pointer(numbers[5]), (4, stride), np.float64)[:, begin:end]
+    tops = numba.carray(pointer(numbers[6]), n, np.int64)[begin:end]
+    return values, target, scores, tops
+
+
+def _own_logits(task: Any) -> None:
+    values, target, scores, tops = _own_rows(task)
+    _forward_logits(values, target, scores, tops)
+
+
+def _own_few_logits(task: Any) -> None:
+    values, target, scores, tops = _own_rows(task)
+    _forward_few_logits(values, target, scores, tops)
+
+
+def _own_probabilities(task: Any) -> None:
+    values, target, scores, tops = _own_rows(task)
+    _forward_probabilities(values, target, scores, tops, numba.carray(task, 8, np.float64)[7])
+
+
 @compiled_loop
 def _backward_logits(values: Any, target: Any, scores: Any, tops: Any, grads: Any, out: Any) -> None:
     """Fill `out` with the gradient in logits; see `reference.backward` for the formula."""
@@ -352,9 +387,16 @@ def _backward_probabilities(values: Any, target: Any, scores: Any, tops: Any, gr
 
 def forward(values: Tensor, target: Tensor, from_logits: bool, tolerance: float, scores: Tensor, top: Tensor) -> None:
     """Fill `scores` and `top` as `reference.forward` does, for float32 and narrower dtypes."""
+    few = values.shape[-1] <= _FEW_CLASSES
+    if values.dtype == torch.float32 and values.is_contiguous() and target.is_contiguous():
+        addresses = [x.data_ptr() for x in (values, target, scores, top)]
+        task = _TASK.pack(*values.shape, scores.stride(0), *addresses, tolerance)
+        function = _own_probabilities if not from_logits else _own_few_logits if few else _own_logits
+        if in_openmp(function, task, values.numel()):
+            return
     columns = target.numpy(), scores.numpy(), top.numpy()
     if from_logits:
-        by_rows(_forward_few_logits if values.shape[-1] <= _FEW_CLASSES else _forward_logits, values, columns)
+        by_rows(_forward_few_logits if few else _forward_logits, values, columns)
     else:
         by_rows(_forward_probabilities, values, columns, (tolerance,))
 
