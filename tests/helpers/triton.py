@@ -14,6 +14,8 @@ NEEDS_TRITON = pytest.mark.skipif(not importlib.util.find_spec("triton"), reason
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else pytest.param("cuda", marks=pytest.mark.cuda)
 on_device = pytest.fixture(params=[DEVICE])(lambda request: torch.device(request.param))
+ARCHITECTURES = {"A100": 80, "H100": 90, "B200": 100}
+"""Compute capability of GPUs, times 10."""
 needs_compiler = pytest.mark.skipif(INTERPRETED, reason="the interpreter does not compile")
 
 
@@ -29,7 +31,7 @@ def poison(monkeypatch, name):
 
 
 def assert_compiles(module, kernel, types, constants, monkeypatch, cache, **options):
-    """Compile a kernel for a GPU that need not be present, without using earlier compilations."""
+    """Compile a kernel for GPUs that need not be present, without using earlier compilations."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -38,5 +40,8 @@ def assert_compiles(module, kernel, types, constants, monkeypatch, cache, **opti
     function = getattr(importlib.import_module(f"torchcalib.ops.{module}"), kernel)
     constants = {name: value for name, value in constants.items() if name in function.arg_names}
     signature = {name: "constexpr" if name in constants else types[name] for name in function.arg_names}
-    compiled = triton.compile(ASTSource(function, signature, constants), target=GPUTarget("cuda", 90, 32), **options)
-    assert f".entry {kernel}(" in compiled.asm["ptx"]
+    for architecture in ARCHITECTURES.values():
+        target = GPUTarget("cuda", architecture, 32)
+        compiled = triton.compile(ASTSource(function, signature, constants), target=target, **options)
+        assert f".entry {kernel}(" in compiled.asm["ptx"]
+        assert f".target sm_{architecture}" in compiled.asm["ptx"]

@@ -18,7 +18,7 @@ import torch
 from numba import types
 from numba.extending import intrinsic
 
-PER_THREAD = 2**14  # smallest number of input values per thread: about 8 microseconds of work
+PER_THREAD = 2**15  # smallest number of input values per thread, as for the operators of torch
 
 _own_thread = types.ExternalFunction("omp_get_thread_num", types.intc())
 _n_threads = types.ExternalFunction("omp_get_num_threads", types.intc())

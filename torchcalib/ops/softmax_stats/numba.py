@@ -293,6 +293,7 @@ def _forward_probabilities(values: Any, target: Any, scores: Any, tops: Any, tol
         scores[1, i] = (1 - q_h) * (1 - q_h) + squares + (0.0 if h == top else q_top * q_top - q_h * q_h)
 
 
+_SMALL = 2**20  # largest number of entries that are converted at once, before the threads start; 4 MB in float32
 _TASK = struct.Struct("3q4qd")  # rows, classes, stride of `scores`; four addresses; tolerance
 
 
@@ -388,6 +389,8 @@ def _backward_probabilities(values: Any, target: Any, scores: Any, tops: Any, gr
 def forward(values: Tensor, target: Tensor, from_logits: bool, tolerance: float, scores: Tensor, top: Tensor) -> None:
     """Fill `scores` and `top` as `reference.forward` does, for float32 and narrower dtypes."""
     few = values.shape[-1] <= _FEW_CLASSES
+    if values.numel() <= _SMALL:
+        values, target = values.to(torch.float32).contiguous(), target.contiguous()
     if values.dtype == torch.float32 and values.is_contiguous() and target.is_contiguous():
         addresses = [x.data_ptr() for x in (values, target, scores, top)]
         task = _TASK.pack(*values.shape, scores.stride(0), *addresses, tolerance)
