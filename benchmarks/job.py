@@ -9,7 +9,7 @@ from typing import Any
 Call = Callable[[], object]
 OURS = "ours"
 WITHOUT_NUMBA = ", without numba"
-FAMILIES = ("one_pass", "ranked", "canonical", "calibration", "reports")
+FAMILIES = ("one_pass", "ranks", "ranked", "canonical", "calibration", "reports")
 """Modules with a list `JOBS`, in the order of the table."""
 
 

@@ -183,6 +183,7 @@ ENTRIES = 2**23
 OF_ROWS = tuple({"n": n, "num_classes": 1_000} for n in (1, 16, 256, 4_096, 50_000, 200_000))
 OF_CLASSES = tuple({"n": ENTRIES // c, "num_classes": c} for c in (2, 10, 100, 1_000, 10_000, 128_256))
 OF_BINS = tuple({"n": 1_000_000, "n_bins": b} for b in (5, 15, 100, 1_000, 10_000))
+OF_EVENTS = tuple({"n": n} for n in (1, 100, 10_000, 100_000, 1_000_000, 10_000_000))
 OF_CLASSWISE_BINS = tuple({"n": 5_000, "num_classes": 1_000, "n_bins": b} for b in (5, 15, 100, 1_000))
 
 EXTRA_BYTES, EXTRA_BYTES_IN_PLAIN_TORCH = 10_000_000, 20_000_000
@@ -229,7 +230,7 @@ WITH_NUMBA = [
             (Peer(RELPLOT, goal, needs=("relplot",)), Peer(TORCHMETRICS)),
             extra_bytes=EXTRA_BYTES,
             error=ERROR,
-            grows=OF_BINS if n == 1_000_000 else (),
+            grows=OF_BINS + OF_EVENTS if n == 1_000_000 else (),
         )
         for n, size, goal in ((50_000, "50,000", 2.5), (1_000_000, "1 million", 0.7), (10_000_000, "10 million", 1.0))
     ),
@@ -238,7 +239,7 @@ WITH_NUMBA = [
             f"ECE of 1,000 groups, {size}",
             partial(ece_of_groups, n=n, num_classes=num_classes),
             (Peer(ONE_GROUP, 2.0),),
-            grows=tuple({"n": n, "num_groups": g} for g in (1, 10, 100, 1_000, 10_000)),
+            grows=() if num_classes else tuple({"n": n, "num_groups": 10**k} for k in range(7)),
         )
         for n, num_classes, size in ((1_000_000, None, "binary, 1 million"), (50_000, 1_000, "50,000 x 1,000"))
     ),

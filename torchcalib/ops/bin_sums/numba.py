@@ -52,8 +52,8 @@ def event_sums(
     size = max(_PIECE, _PER_CELL * n_cells if groups is not None else 0, -(-n // _PIECES))
     starts = range(0, n, size)
     for element, into in enumerate(sums.numpy()):
-        if countable and g is None and len(starts) == 1:
-            add_labels(c[element], o[element], None, noise_kind, edges, right, into)
+        if len(starts) == 1:
+            add(element, slice(None), into)
             continue
         pieces = np.zeros((len(starts), *into.shape))
 

@@ -35,7 +35,6 @@ from torchcalib.ops.numba_math import (
 )
 from torchcalib.ops.openmp import in_openmp, own_range, pointer
 
-_PROBE = 256  # number of entries compared with the maximum at a time
 _FEW_CLASSES = 48  # largest number of classes for which vector instructions span 64 rows instead of one row
 _LANES = 64  # rows per block for few classes; the last block has unused rows, because scalar code rounds differently
 
@@ -49,11 +48,13 @@ def _extreme_bits(bits: Any) -> Any:
 
 
 @step
-def _count(x: Any, value: Any) -> Any:
-    count = np.int32(0)
+def _first_equal(x: Any, value: Any) -> Any:
+    """Return the index of the first entry that equals `value`, or the number of entries if there is none."""
+    none = np.int32(x.size)
+    first = none
     for k in range(x.size):
-        count = np.int32(count + np.int32(x[k] == value))
-    return count
+        first = min(first, np.int32(k) if x[k] == value else none)
+    return first
 
 
 @compiled_loop
@@ -65,12 +66,11 @@ def _first_largest(row: Any, bits: Any) -> Any:
     """
     most, least = _extreme_bits(bits)
     largest = as_float(most if most >= 0 else least)
-    for start in range(0, row.size, _PROBE):
-        part = row[start : start + _PROBE]
-        if _count(part, largest):
-            for k in range(part.size):
-                if part[k] == largest:
-                    return start + k
+    for start in range(0, row.size, BLOCK):
+        part = row[start : start + BLOCK]
+        k = _first_equal(part, largest)
+        if k < part.size:
+            return start + k
     return 0
 
 
@@ -226,7 +226,7 @@ def _forward_few_logits(values: Any, target: Any, scores: Any, tops: Any) -> Non
         largest[:], places[:] = x[0], 0
         for k in range(1, n_classes):
             _update_maximum(x[k], k, largest, places)
-        if _count(largest, INF):
+        if _first_equal(largest, INF) < _LANES:
             _replace_by_limits(x, largest)
         rest[:], squares[:], product[:] = ZERO, ZERO, ZERO
         for k in range(n_classes):
