@@ -117,7 +117,7 @@ def measured() -> dict[str, Any]:
     found = []
     for kernel in kernels():
         taken = typical(kernel.call)
-        bounds = {"memory": kernel.n_bytes / bandwidth, "exp": kernel.n_exps / rate}
+        bounds = {"memory": kernel.n_bytes / bandwidth, "exponentials": kernel.n_exps / rate}
         limit = max(bounds, key=bounds.__getitem__)
         found.append({"kernel": kernel.name, "seconds": taken, "limit": limit, "share": bounds[limit] / taken})
     return {"bytes_per_second": bandwidth, "exps_per_second": rate, "kernels": found}

@@ -33,6 +33,9 @@ samples, classes and bins."""
 HEAD = """\
 | job | against | ours | theirs | ratio | goal | | without numba |
 |---|---|---|---|---|---|---|---|"""
+LIMITS_HEAD = """\
+| kernel | time | limited by | share of this limit |
+|---|---|---|---|"""
 GPU_HEAD = """\
 | job | dtype | shape | share of a copy's speed | goal | |
 |---|---|---|---|---|---|"""
@@ -115,7 +118,19 @@ def cpu_table(content: dict[str, Any]) -> str:
     versions = ", ".join(f"{package} {machine[package]}" for package in ("torch", "numba") if machine.get(package))
     title = f"On {machine['cpu']}, {machine['cores']} cores, {versions}" if machine else "On no machine yet"
     rows = [row for family in FAMILIES for row in rows_of(family, content["families"].get(family, []))]
-    return "\n".join((f"{title}:\n", HEAD, *(f"| {' | '.join(row)} |" for row in rows)))
+    return "\n".join((f"{title}:\n", HEAD, *(f"| {' | '.join(row)} |" for row in rows), *limits(content)))
+
+
+def limits(content: dict[str, Any]) -> Iterator[str]:
+    """Yield the lines of a table that compares kernels with the limits of a machine; see `benchmarks.limits`."""
+    if "limits" not in content:
+        return
+    found = content["limits"]
+    bandwidth, rate = figure(found["bytes_per_second"] / 1e9), figure(found["exps_per_second"] / 1e9)
+    yield f"\nLimits of this machine: {bandwidth} GB/s read from memory, and {rate} billion exponentials per second.\n"
+    yield LIMITS_HEAD
+    for kernel in found["kernels"]:
+        yield f"| {kernel['kernel']} | {clock(kernel['seconds'])} | {kernel['limit']} | {kernel['share']:.0%} |"
 
 
 def rows_of(family: str, records: list[Record]) -> Iterator[tuple[str, ...]]:

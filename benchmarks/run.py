@@ -7,8 +7,9 @@
     python -m benchmarks.run --check            list ratios that are worse than the stored ones; writes nothing
 
 Every job runs all its sides in turn in a separate process. Ratios of times are comparable between machines, but times
-are not. Memory and growth are measured in further processes. `python -m benchmarks.readme` then writes the tables
-of the README and of `benchmarks/results/README.md`. The exit code is 1 if a goal is missed, or, with `--check`, if a
+are not. Memory and growth are measured in further processes. `python -m benchmarks.limits` then compares kernels with
+the limits of the machine, and `python -m benchmarks.readme` writes the tables of the README and of
+`benchmarks/results/README.md`. The exit code is 1 if a goal is missed, or, with `--check`, if a
 ratio is more than 20% above the stored one. Stored ratios are those of this processor, or of all others.
 """
 

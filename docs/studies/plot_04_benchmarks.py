@@ -10,6 +10,7 @@ Memory is the peak of resident memory during one call, beside the data and the r
 """
 
 import json
+import math
 
 import matplotlib.pyplot as plt
 
@@ -134,27 +135,54 @@ def print_states():
                 print(f"ECE, {label}: {small:,} bytes after {first} batch, {large:,} bytes after {last} batches of 256")
 
 
+# Jobs whose growth is drawn, and for each panel: the job, the size on the x axis, the size that is a unit of work
+PANELS = (
+    ("binary ECE, 1 million", "n", ("n",), "rows (binary)", "ns per row"),
+    ("ECE, 50,000 x 1,000", "n", ("n",), "rows (1,000 classes)", "ns per row"),
+    ("ECE, 50,000 x 1,000", "num_classes", ("n", "num_classes"), "classes (8.4 million logits)", "ns per logit"),
+    ("binary ECE, 1 million", "n_bins", ("n",), "bins (1 million rows)", "ns per row"),
+    ("ECE of 1,000 groups, binary, 1 million", "num_groups", ("n",), "groups (1 million rows)", "ns per row"),
+    ("20 updates and values of eight metrics, 256 x 1,000, 2 ranks", "ranks", (), "ranks", "ns for 20 values"),
+)
+
+
 def draw_growth():
-    """Time of torchcalib for different sizes."""
+    """Time of torchcalib per unit of work, for different sizes. Each machine is a line."""
+    fig, axes = plt.subplots(2, 3, figsize=(10, 6), layout="constrained")
     for content in processors:
-        grown = {record["job"]: record["growth"] for record in records(content) if record["growth"]}
-        if not {"ECE, 50,000 x 1,000", "binary ECE, 1 million"} <= set(grown):
-            continue  # not measured on this machine
-        rows = [point for point in grown["ECE, 50,000 x 1,000"] if point["num_classes"] == 1_000]
-        entries = [point for point in grown["ECE, 50,000 x 1,000"] if 8e6 < point["n"] * point["num_classes"] < 9e6]
-        bins = grown["binary ECE, 1 million"]
-        fig, axes = plt.subplots(1, 3, figsize=(10, 3.2), layout="constrained")
-        panels = (
-            (rows, "n", "rows, with 1,000 classes"),
-            (entries, "num_classes", "classes, with 8.4 million logits"),
-            (bins, "n_bins", "bins, 1 million binary rows"),
-        )
-        for ax, (points, axis, label) in zip(axes, panels, strict=True):
+        grown = {record["job"]: record["growth"] for record in records(content)}
+        for ax, (job, axis, units, label, unit) in zip(axes.flat, PANELS, strict=True):
+            points = [point for point in grown.get(job, []) if varies(point, grown[job], axis)]
             points = sorted(points, key=lambda point: point[axis])
-            ax.plot([point[axis] for point in points], [1_000 * point["seconds"]["median"] for point in points], "o-")
-            ax.set(xscale="log", yscale="log", xlabel=label, ylabel="milliseconds")
+            costs = [1e9 * point["seconds"]["median"] / math.prod(point[size] for size in units) for point in points]
+            ax.plot([point[axis] for point in points], costs, "o-", label=name(content))
+            ax.set(xscale="log", yscale="log", xlabel=label, ylabel=unit)
             ax.grid(alpha=0.3)
-        fig.suptitle(name(content), fontsize=10)
+    fig.legend(*axes.flat[0].get_legend_handles_labels(), loc="outside upper center", frameon=False, fontsize=9)
+
+
+def varies(point, points, axis):
+    """Return whether a point belongs to the series of points in which the size `axis` varies."""
+    if axis not in point:
+        return False
+    others = {size: value for size, value in point.items() if size not in (axis, "n", "seconds")}
+    if axis == "n":  # other sizes are those of the job
+        return others in ({}, {"num_classes": 1_000})
+    work = point["n"] * point.get("num_classes", 1)
+    return others == {} and sum(abs(other["n"] * other.get("num_classes", 1) / work - 1) < 0.1 for other in points) > 1
+
+
+def print_limits():
+    """Share of the limits of each machine."""
+    for content in processors:
+        if "limits" not in content:
+            continue
+        found = content["limits"]
+        bandwidth, rate = found["bytes_per_second"] / 1e9, found["exps_per_second"] / 1e9
+        print(f"{name(content)}: {bandwidth:.3g} GB/s, {rate:.3g} billion exponentials per second")
+        for kernel in found["kernels"]:
+            share = f"{kernel['share']:.0%} of the limit by {kernel['limit']}"
+            print(f"  {kernel['kernel']}: {1000 * kernel['seconds']:.3g} ms, {share}")
 
 
 def print_machines():
@@ -205,14 +233,27 @@ print_states()
 # Growth
 # ------
 #
-# Time of torchcalib for the ECE of the top label, for numbers of rows, classes and bins.
+# Time of torchcalib for the expected calibration error (ECE), for different numbers of rows, classes, bins, groups and
+# ranks. A horizontal line means that the time is proportional to the work.
 
 draw_growth()
 
 # %%
-# One call needs about half a millisecond. Beyond a few thousand rows, the time grows in proportion to their number.
-# The same number of logits takes longer with fewer classes, because there are more rows.
+# One call needs about a tenth of a millisecond. Beyond a few thousand rows, the cost per row is constant.
+# Each update adds to the sums of all bins of all groups, so many groups or bins make small batches expensive: the state
+# has 600 bytes per group with 15 bins.
+# More ranks than cores share the cores.
 #
+# Limits of the machine
+# ---------------------
+#
+# A kernel must read its input, and compute exponentials or logarithms. The larger of these two times is a limit
+# (`roofline model <https://doi.org/10.1145/1498765.1498785>`_). The percentages state how close each kernel comes.
+# Both limits are measured on all threads.
+
+print_limits()
+
+# %%
 # Other machines
 # --------------
 

@@ -392,7 +392,7 @@ def forward(values: Tensor, target: Tensor, from_logits: bool, tolerance: float,
     if values.numel() <= _SMALL:
         values, target = values.to(torch.float32).contiguous(), target.contiguous()
     if values.dtype == torch.float32 and values.is_contiguous() and target.is_contiguous():
-        addresses = [x.data_ptr() for x in (values, target, scores, top)]
+        addresses = values.data_ptr(), target.data_ptr(), scores.data_ptr(), top.data_ptr()
         task = _TASK.pack(*values.shape, scores.stride(0), *addresses, tolerance)
         function = _own_probabilities if not from_logits else _own_few_logits if few else _own_logits
         if in_openmp(function, task, values.numel()):
