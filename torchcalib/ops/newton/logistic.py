@@ -124,8 +124,12 @@ def logistic_fit(x: Tensor, k: Tensor, n: Tensor) -> LogisticFit:
 
 def _range(x: Tensor, n: Tensor) -> tuple[Tensor, Tensor]:
     """Return the smallest and the largest x of the elements with n > 0, each `(...)`."""
-    absent = n <= 0
-    return x.masked_fill(absent, torch.inf).amin(-1), x.masked_fill(absent, -torch.inf).amax(-1)
+    lowest, highest = [], []
+    for x_piece, n_piece in zip(torch.split(x, _PIECE, -1), torch.split(n, _PIECE, -1), strict=True):
+        absent = n_piece <= 0
+        lowest.append(x_piece.masked_fill(absent, torch.inf).amin(-1))
+        highest.append(x_piece.masked_fill(absent, -torch.inf).amax(-1))
+    return torch.stack(lowest).amin(0), torch.stack(highest).amax(0)
 
 
 @operation(
