@@ -65,7 +65,7 @@ def _collect(bits: Any, label: Any, chosen: Any, keys: Any) -> int:
 
 
 @compiled_loop
-def _value(cell: Any, n: Any, rest: Any) -> float:
+def _value(cell: Any, n: Any, rest: Any) -> Any:
     """Return the sum of n scores in a cell whose remaining bits sum to `rest`."""
     exponent = cell >> 23 - _REST
     first = (cell << _REST) - (max(exponent, 1) - 1 << 23)  # significand of the smallest score in the cell
@@ -108,7 +108,7 @@ def _walk(cells: Any, chosen: Any, keys: Any, cuts: Any, sums: Any, ends: Any) -
 
 
 @compiled_loop
-def _next_bin(position: Any, cuts: Any, ends: Any, b: Any) -> int:
+def _next_bin(position: Any, cuts: Any, ends: Any, b: Any) -> Any:
     """Return the bin of a sample with a new score at this position, and fill the ends of the bins before it."""
     while b < cuts.size - 1 and position >= cuts[b]:
         ends[b] = position
@@ -128,7 +128,8 @@ def equal_mass_sums(score: Tensor, label: Tensor, n_bins: int) -> tuple[Tensor, 
 
 
 def _fill_row(bits: Any, label: Any, sums: Any, ends: Any) -> None:
-    tables, parts = [], []
+    tables: list[Any] = []
+    parts: list[Any] = []
 
     def count(begin: int, end: int) -> None:
         table = np.zeros((_CELLS, 2), np.int64)
