@@ -103,7 +103,6 @@ JOBS = [
         "ACE, 1 million, float32",
         partial(ace, dtype=torch.float32),
         (Peer(QUANTILE_CURVE, 1 / 15, SKLEARN),),
-        why="the keys are parted at the cuts on one core",
     ),
     Job("ACE, 1 million, float64", ace, (Peer(QUANTILE_CURVE, needs=SKLEARN),)),
     Job("class-wise TCE, 50,000 x 1,000", tce_of_classes, seconds=15, rounds=3),

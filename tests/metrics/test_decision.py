@@ -77,6 +77,35 @@ def test_ties_give_the_first_decision_for_any_batch_size(n_classes):
     assert F.bayes_decisions(uniform[:1], cost=costs, **multi).item() == first
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+@pytest.mark.parametrize("kind", ["reject", "imbalanced", "dense", "huge", "constant", "one"])
+def test_decisions_of_a_large_batch_equal_those_of_small_batches(kind, dtype):
+    """Large batches are computed in float32 first. Many of these rows are ties, some of them up to 1e-15 or 1e-7."""
+    generator = torch.Generator().manual_seed(0)
+    dense = torch.rand(64, 70, generator=generator, dtype=F64)
+    dense[:, 5] = dense[:, 60]
+    cost = {
+        "reject": tc.CostMatrix.zero_one(64).with_reject(0.5),
+        "imbalanced": tc.CostMatrix.imbalanced(64),
+        "dense": dense,
+        "huge": dense.masked_fill(dense > 0.9, 1e150),
+        "constant": torch.ones(64, 30),
+        "one": dense[:, :1],
+    }[kind]
+    q = torch.zeros(900, 64, dtype=dtype)
+    q[:, 3], q[:, 9] = 0.5, 0.5
+    for k, shift in enumerate((0, 1e-15, 1e-7, 1e-3)):
+        q[100 * k : 100 * k + 50, 9] += shift
+        q[100 * k + 50 : 100 * k + 100, 9] -= shift
+    q[400:500] = torch.rand(100, 64, generator=generator, dtype=dtype).softmax(-1)
+    q[500:600, 0], q[500:600, 3], q[500:600, 9] = 1e-40, 1, 0
+    q[600:900] = (30 * torch.randn(300, 64, generator=generator, dtype=dtype)).softmax(-1)
+    options = {"cost": cost, "class_axis": -1, "validate_args": False, **multi}
+    for values, from_logits in ((q, False), (q.log(), True)):
+        decide = partial(F.bayes_decisions, from_logits=from_logits, **options)
+        assert torch.equal(decide(values), torch.cat([decide(few) for few in values.split(100)]))
+
+
 def test_decisions_have_the_shape_of_the_samples():
     images = torch.rand(2, 3, 4, 5, dtype=F64).softmax(1)
     decisions = F.bayes_decisions(images, class_axis=1, cost=tc.CostMatrix.zero_one(3), **multi)

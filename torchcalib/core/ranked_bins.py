@@ -16,11 +16,12 @@ from torchcalib.core.bins import BinTable, TCETable, equal_width_edges, root
 from torchcalib.core.ranked import RankedSample, SortedSample
 from torchcalib.core.sums import BinStats
 from torchcalib.ops import isotonic
+from torchcalib.ops.equal_mass import equal_mass_sums
 from torchcalib.ops.host_values import value_if_available
 from torchcalib.ops.isotonic import Ties, Variant
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.once import once
-from torchcalib.ops.sorting import end_of_ties, equal_mass_sums, run_sums
+from torchcalib.ops.sorting import end_of_ties, run_sums
 from torchcalib.special.bin_tests import rejected_in_bins, t_interval
 
 Bins = Literal["equal_width", "equal_mass", "pava", "pava_bc"]

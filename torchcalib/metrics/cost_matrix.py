@@ -151,6 +151,46 @@ class CostMatrix:
         slack = 1 + 4 * (self.num_classes + 1) * torch.finfo(probs.dtype).eps
         return (expected <= slack * expected.amin(-1, keepdim=True)).to(torch.uint8).argmax(-1)
 
+    def screened(self, probs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return float32 decisions, and whether rounding errors certainly do not change them.
+
+        Args:
+            probs: Class probabilities `(N, C)`, float32 on the CPU, with relative errors of at most 128 eps.
+
+        Returns:
+            Decisions `(N,)`, int64, and a mask `(N,)`. Where it is True, the decision equals that of `cheapest`.
+        """
+        # The decision with the smallest cost has the largest gain: largest cost of each row minus the cost. Most gains
+        # are 0 for zero-one costs. A column with one gain needs no sum.
+        classes, factors, order, matrix = self._gains
+        columns = [probs @ matrix] if matrix.numel() else []
+        if len(classes):
+            columns.append(probs.index_select(-1, classes).mul_(factors))
+        gains = torch.cat(columns, -1) if len(columns) == 2 else columns[0]
+        best, place = gains.max(-1)
+        # All terms are non-negative. The relative error of a gain is at most (C + 1) eps from its sum, in any order,
+        # and 128 eps from the probabilities. Numbers below 1e-35 can round to 0. Costs are at most 1 in units of the
+        # largest gain, and `cheapest` has a relative tolerance. The limits below are twice as large.
+        relative = 2 * (self.num_classes + 130) * torch.finfo(torch.float32).eps
+        absolute = 16 * (self.num_classes + 1) * torch.finfo(torch.float64).eps + self.num_classes * 1e-35
+        second = gains.scatter_(-1, place.unsqueeze(-1), -torch.inf).amax(-1)
+        return order[place], best - second > relative * best + absolute
+
+    @cached_property
+    def _gains(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Gains in units of the largest one, float32. Columns with at most one gain are last.
+
+        Returns:
+            Class and gain of each column with at most one gain, `(M - K,)`; order of the columns `(M,)`; and the gains
+            of the first K columns `(C, K)`.
+        """
+        gains = torch.from_numpy(self._array.max(-1, keepdims=True) - self._array)
+        gains = (gains / gains.max().clamp(min=1e-300)).float()
+        is_sparse = (gains != 0).sum(0) <= 1
+        order = is_sparse.to(torch.uint8).sort(stable=True).indices
+        sparse, dense = gains[:, is_sparse].max(0), gains[:, ~is_sparse].contiguous()
+        return sparse.indices, sparse.values, order, dense
+
     def __repr__(self) -> str:
         """Return the costs as text, or shape and checksum for more than 32 costs."""
         if self.num_classes * self.num_decisions <= 32:

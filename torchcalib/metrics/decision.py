@@ -18,6 +18,10 @@ from torchcalib.metrics.cost_matrix import CostMatrix, Costs, read_costs
 from torchcalib.metrics.proper_scores import is_correct
 from torchcalib.metrics.scores import Score, ScoreEstimator, ScoreMetric, score_function, scored
 from torchcalib.ops.logs import wide_dtype, xmul
+from torchcalib.ops.operation import is_plain
+
+_MIN_SCREENED = 2**20  # smallest number of products for which float32 decisions are computed first
+_PIECE = 2**20  # number of probabilities or gains that are computed together
 
 
 def _decisions(p: Predictions, cost: CostMatrix | None) -> Tensor:
@@ -26,8 +30,30 @@ def _decisions(p: Predictions, cost: CostMatrix | None) -> Tensor:
         return p.values.argmax(-1) if p.task == "multiclass" else p.predicts_one.long()
     matrix = read_costs(cost, p.num_classes)
     if p.task == "multiclass":
-        return matrix.cheapest(p.probs.to(wide_dtype(p.probs.device)))
+        return (
+            _screened(p, matrix) if _can_screen(p, matrix) else matrix.cheapest(p.probs.to(wide_dtype(p.probs.device)))
+        )
     return matrix.cheapest(torch.stack((p.not_probs, p.probs), -1))
+
+
+def _can_screen(p: Predictions, cost: CostMatrix) -> bool:
+    """Return True if float32 sums are accurate and faster, and if the rows that require float64 can be selected."""
+    if p.values.numel() * cost.num_decisions < _MIN_SCREENED or p.values.device.type != "cpu":
+        return False
+    is_float32 = torch.get_float32_matmul_precision() == "highest" and not torch.is_autocast_enabled("cpu")
+    return is_float32 and is_plain(p.values.detach())
+
+
+def _screened(p: Predictions, cost: CostMatrix) -> Tensor:
+    """Return the decisions of `CostMatrix.cheapest`, in float32 except in rows where rounding errors matter."""
+    rows = (p.log_probs if p.from_logits else p.values).detach().reshape(-1, p.num_classes)
+    pieces = torch.split(rows, max(1, _PIECE // max(p.num_classes, cost.num_decisions)))
+    parts = [cost.screened((piece.exp() if p.from_logits else piece).float()) for piece in pieces]
+    decisions, is_certain = (torch.cat(part) for part in zip(*parts, strict=True))
+    unclear = is_certain.logical_not().nonzero().squeeze(-1)
+    wide = rows[unclear].double()
+    decisions[unclear] = cost.cheapest(wide.exp() if p.from_logits else wide)
+    return decisions.reshape(p.samples)
 
 
 def _cost_of(p: Predictions, decisions: Tensor, cost: CostMatrix) -> Tensor:

@@ -24,6 +24,7 @@ from torchcalib.inference.testing import CalibrationTest
 from torchcalib.metrics.base import CalibrationMetric
 from torchcalib.metrics.estimator import Estimator, functional
 from torchcalib.metrics.ranked import RankedMetric, no_average, ranked
+from torchcalib.ops.host_values import value_if_available
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.newton.logistic import logistic_fit
 
@@ -65,21 +66,25 @@ def cox_from_sample(sample: RankedSample, eps: float | None = None) -> Tensor:
     if not score.shape[-1]:  # reductions require at least one element: add an ignored one
         score, positives = pad(score, (0, 1), value=torch.nan), pad(positives, (0, 1))
         n = None if n is None else pad(n, (0, 1))
-    counted = ~score.isnan()
     if eps is not None:  # clip before `log`, whose infinite derivative at 0 would make the gradient NaN
         limit = math.log1p(-eps) - math.log(eps)
         score = score.clamp(-limit, limit) if sample.from_logits else score.clamp(eps, 1 - eps)
     x = score if sample.from_logits else score.log() - torch.log1p(-score)
-    n = counted.to(x.dtype) if n is None else n.to(x.dtype).masked_fill(~counted, 0)
-    k = positives.to(x.dtype).masked_fill(~counted, 0)
-    unbounded = (counted & x.isinf() & (n > 0)).any(-1)
-    # Exclude ignored samples and infinite log-odds from the sums. Infinite log-odds make the result NaN below.
-    x = x.masked_fill(~counted | x.isinf(), 0)
+    n = torch.ones_like(x) if n is None else n.to(x.dtype)
+    k, unbounded = positives.to(x.dtype), None
+    # A finite sum proves that no score is missing, and that no log-odds are infinite. Reading it synchronises a GPU.
+    if x.device.type != "cpu" or value_if_available(x.detach().sum().isfinite()) is not True:
+        counted = ~score.isnan()
+        n, k = n.masked_fill(~counted, 0), k.masked_fill(~counted, 0)
+        unbounded = (counted & x.isinf() & (n > 0)).any(-1)
+        # Exclude ignored samples and infinite log-odds from the sums. Infinite log-odds make the result NaN below.
+        x = x.masked_fill(~counted | x.isinf(), 0)
     fit = logistic_fit(x, k, n)
     # The survival function of chi-squared with 2 degrees of freedom is exp(-statistic / 2).
     p_value = torch.exp(-(fit.log_likelihood - fit.log_likelihood_of_identity).clamp(min=0))
     values = (fit.slope, fit.intercept, fit.offset, fit.slope_variance.sqrt(), fit.intercept_variance.sqrt(), p_value)
-    return torch.stack(values, -1).masked_fill(unbounded.unsqueeze(-1), torch.nan)
+    found = torch.stack(values, -1)
+    return found if unbounded is None else found.masked_fill(unbounded.unsqueeze(-1), torch.nan)
 
 
 def _cox(

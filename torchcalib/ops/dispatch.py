@@ -11,7 +11,9 @@ from typing import Literal
 
 import torch
 
-Op = Literal["pava", "pava_bc", "augmented", "rows", "events", "classes", "largest", "smoothing", "regression"]
+Op = Literal[
+    "pava", "pava_bc", "augmented", "rows", "events", "classes", "largest", "smoothing", "regression", "equal_mass"
+]
 Backend = Literal["auto", "triton", "numba", "python", "rounds", "torch"]
 
 # Backends of each operation by device, in order of preference. "rounds" and "torch" are tensor operations.
@@ -41,10 +43,12 @@ _ORDER: dict[Op, dict[str, tuple[Backend, ...]]] = {
     "largest": {"cpu": ("numba", "torch"), "other": ("torch",)},
     "smoothing": {"cpu": ("numba", "torch"), "other": ("torch",)},
     "regression": {"cpu": ("numba", "torch"), "other": ("torch",)},
+    # "numba" reads the samples twice, without temporary tensors of their size, and in all threads.
+    "equal_mass": {"cpu": ("numba", "torch"), "other": ("torch",)},
 }
 
 # Operations whose numba loops compute in float32, not in the dtype of the input
-_FLOAT32_LOOPS = ("rows", "classes", "largest")
+_FLOAT32_LOOPS = ("rows", "classes", "largest", "equal_mass")
 _FOLDERS: dict[Op, str] = {  # subpackage of `torchcalib.ops` that implements each operation
     "pava": "isotonic",
     "pava_bc": "isotonic",
@@ -55,6 +59,7 @@ _FOLDERS: dict[Op, str] = {  # subpackage of `torchcalib.ops` that implements ea
     "largest": "largest",
     "smoothing": "smoothing",
     "regression": "newton.regression",
+    "equal_mass": "equal_mass",
 }
 _MODULES: dict[Backend, tuple[str, str]] = {  # module of the subpackage, and installation command
     "triton": ("triton", "pip install triton"),

@@ -22,7 +22,7 @@ from torchcalib.ops.operation import operation
 
 Kernel = Literal["laplacian", "gaussian"]
 
-_TILE = 2**18  # number of float64 matrix entries (2 MB) that are computed at a time
+_TILE = 2**17  # number of float64 matrix entries (1 MB) that are computed at a time
 
 
 def pairs(x: Tensor, r: Tensor, weights: Tensor, kernel: Kernel, chunk: int | None = None) -> Tensor:
@@ -33,7 +33,7 @@ def pairs(x: Tensor, r: Tensor, weights: Tensor, kernel: Kernel, chunk: int | No
         r: residual vectors, `(..., N, C)` of the dtype of `x`.
         weights: R replicates of the row weights w, `(..., R, N)` of the dtype of `x`.
         kernel: "laplacian" or "gaussian".
-        chunk: number of rows and of columns in a tile of the matrix of terms; None for tiles of about 2 MB.
+        chunk: number of rows and of columns in a tile of the matrix of terms; None for tiles of about 1 MB.
 
     Gradient: first-order, in `x`, `r` and `weights`, in reverse mode. |x_ic - x_jc| has gradient 0 at x_ic = x_jc.
     """
@@ -139,7 +139,7 @@ def blocks(
         kernel: "laplacian" or "gaussian".
         size: rows per block, at least 2.
         at_most_once: True if all `copies` are known to be 0 or 1, which is faster.
-        chunk: number of blocks computed together; None for chunks of at most 2 MB.
+        chunk: number of blocks computed together; None for chunks of at most 1 MB.
 
     Returns:
         Number of blocks, sum of the block means and sum of the squared block means, `(..., 3)` of dtype `wide_dtype`.
