@@ -34,6 +34,15 @@ def bin_index(values: Tensor, n_bins: int, right: bool = False) -> Tensor:
     return (index.long() + step).clamp(0, n_bins - 1)
 
 
+def with_same_batch(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Expand the leading axes of tensors `(..., N_i)` to their broadcast shape.
+
+    The first call of `torch.broadcast_shapes` imports sympy, which takes as long as the import of numba.
+    """
+    batch = torch.broadcast_tensors(*(t[..., :1] for t in tensors))[0].shape[:-1]  # type: ignore[no-untyped-call]
+    return tuple(t.expand(*batch, t.shape[-1]) for t in tensors)
+
+
 def cell_sums(index: Tensor, columns: Tensor, n_cells: int) -> Tensor:
     """Sum F columns over the samples of every cell.
 
