@@ -1,6 +1,7 @@
 """Jobs for waiting times: imports, commands in a new process, and reports."""
 
 import atexit
+import os
 import shutil
 import subprocess
 import sys
@@ -16,22 +17,28 @@ import torchcalib as tc
 from benchmarks.job import Job, Peer, Sides
 from benchmarks.samples import like_imagenet_dogs, overconfident_logits
 
-IMPORT_TORCH = "import torch"
+IMPORT_TORCH, IMPORT_TORCHMETRICS = "import torch", "import torch, torchmetrics"
 COMMAND = "-m", "torchcalib"
 
 
 def process(*arguments: str, code: int = 0) -> Callable[[], object]:
-    """Return a call that runs a new Python process, and checks its exit code."""
+    """Return a call that runs a new Python process, and checks its exit code.
+
+    The first call writes the bytecode of modules, as in an installation.
+    """
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
     def run() -> None:
-        done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False)
+        call = [sys.executable, *arguments]
+        done = subprocess.run(call, capture_output=True, text=True, check=False, env=environment)
         assert done.returncode == code, done.stderr
 
     return run
 
 
 def imports(what: str) -> Sides:
-    return Sides(process("-c", f"import torch, torchcalib; {what}"), {IMPORT_TORCH: process("-c", "import torch")})
+    peers = {name: process("-c", name) for name in (IMPORT_TORCH, IMPORT_TORCHMETRICS)}
+    return Sides(process("-c", f"import torch, torchcalib; {what}"), peers)
 
 
 def light_command(*arguments: str, code: int = 0) -> Sides:
@@ -49,7 +56,7 @@ def command(n: int = 10_000, num_classes: int | None = 10) -> Sides:
     path = Path(tempfile.mkdtemp()) / "predictions.npz"
     atexit.register(shutil.rmtree, path.parent)
     np.savez(path, **{"probs" if num_classes is None else "logits": preds.numpy(), "targets": target.numpy()})
-    return Sides(process(*COMMAND, "report", str(path)))
+    return Sides(process(*COMMAND, "report", str(path)), {IMPORT_TORCHMETRICS: process("-c", IMPORT_TORCHMETRICS)})
 
 
 def report(n: int = 10_000, num_classes: int | None = 10) -> Sides:
@@ -60,12 +67,18 @@ def report(n: int = 10_000, num_classes: int | None = 10) -> Sides:
 
 JOBS = [
     Job("import torchcalib", partial(imports, ""), (Peer(IMPORT_TORCH, 1.1),), rounds=5),
-    Job("import torchcalib, and one metric", partial(imports, "torchcalib.ECE"), (Peer(IMPORT_TORCH),), rounds=5),
+    Job(
+        "import torchcalib, and one metric",
+        partial(imports, "torchcalib.ECE"),
+        (Peer(IMPORT_TORCH), Peer(IMPORT_TORCHMETRICS)),
+        rounds=5,
+    ),
     Job("torchcalib --help", partial(light_command, "--help"), seconds=0.5, rounds=5),
     Job("torchcalib report, wrong path", partial(light_command, "report", "no.csv", code=2), seconds=0.5, rounds=5),
     Job(
         "torchcalib report, 10,000 x 10, new process",
         command,
+        (Peer(IMPORT_TORCHMETRICS),),
         seconds=3,
         rounds=5,
         why="most of it is the import of torch and torchmetrics",

@@ -122,6 +122,20 @@ def test_import_does_not_import_torch():
     assert done.stdout.split() == ["False", "False"], done.stderr
 
 
+REPORT = """
+import sys, torch, torchmetrics
+before = set(sys.modules)
+import torchcalib
+torchcalib.report(torch.randn(60, 3), torch.arange(60) % 3, task="multiclass", from_logits=True)
+print(*({"sympy", "torch._dynamo", "torch._inductor"} & (set(sys.modules) - before)))
+"""
+
+
+def test_report_does_not_import_the_compiler_of_torch_or_sympy():
+    done = run_python("-c", REPORT)
+    assert (done.returncode, done.stdout.split()) == (0, []), done.stderr + done.stdout
+
+
 def test_package_data_is_installed():
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
     package = ROOT / "torchcalib"

@@ -11,7 +11,7 @@ from torchcalib.calibration.one_against_rest import OneAgainstRest
 from torchcalib.core.arguments import check_choice, check_count, check_flag
 from torchcalib.core.predictions import Predictions
 from torchcalib.ops.logs import wide_dtype
-from torchcalib.ops.segments import bin_index, bin_sums
+from torchcalib.ops.segments import bin_index, bin_sums, with_same_batch
 
 Empty = Literal["keep", "zero"]
 
@@ -64,9 +64,8 @@ class HistogramBinning(OneAgainstRest):
         p = values.to(wide_dtype(values.device))
         p = p.sigmoid() if from_logits else p
         index = bin_index(p, self.rate.shape[-1], self.right)
-        batch = torch.broadcast_shapes(self.rate.shape[:-1], index.shape[:-1])  # type: ignore[no-untyped-call]
-        index = index.expand(*batch, index.shape[-1])
-        rate = self.rate.expand(*batch, self.rate.shape[-1]).gather(-1, index).to(values.dtype)
+        rate, index = with_same_batch(self.rate, index)
+        rate = rate.gather(-1, index).to(values.dtype)
         return torch.where(rate.isnan() | values.isnan(), values, rate.logit() if from_logits else rate)
 
     def remarks(self) -> list[str]:

@@ -15,6 +15,7 @@ from torchcalib.ops.host_values import value_if_available
 from torchcalib.ops.isotonic import block_ends
 from torchcalib.ops.logs import safe_log, wide_dtype
 from torchcalib.ops.operation import is_plain
+from torchcalib.ops.segments import with_same_batch
 from torchcalib.ops.sorting import run_sums, sort_labelled, sorted_columns, tie_begins
 
 
@@ -64,10 +65,8 @@ class IsotonicCalibration(OneAgainstRest):
                 column[at] for column in (self.knots, self.rates) for at in (above - 1, above)
             )
         else:
-            batch = torch.broadcast_shapes(self.knots.shape[:-1], x.shape[:-1])  # type: ignore[no-untyped-call]
-            x = x.expand(*batch, x.shape[-1])
-            knots = self.knots.expand(*batch, self.knots.shape[-1]).contiguous()
-            rates = self.rates.expand(knots.shape)
+            x, knots, rates = with_same_batch(x, self.knots, self.rates)
+            knots = knots.contiguous()
             above = torch.searchsorted(knots, x.detach().contiguous(), right=True).clamp(1, knots.shape[-1] - 1)
             low, high = knots.gather(-1, above - 1), knots.gather(-1, above)
             low_rate, high_rate = rates.gather(-1, above - 1), rates.gather(-1, above)

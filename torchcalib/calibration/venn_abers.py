@@ -14,6 +14,7 @@ from torchcalib.core.predictions import Predictions
 from torchcalib.ops.isotonic import augmented_means
 from torchcalib.ops.log_odds import log_odds
 from torchcalib.ops.logs import wide_dtype
+from torchcalib.ops.segments import with_same_batch
 from torchcalib.ops.sorting import tie_begins
 
 
@@ -96,9 +97,7 @@ class VennAbersCalibration(OneAgainstRest):
         x = finite(values.detach().to(wide_dtype(values.device)))
         knots, lower, upper = self.knots, self.lower, self.upper
         if knots.dim() > 1:
-            batch = torch.broadcast_shapes(knots.shape[:-1], x.shape[:-1])  # type: ignore[no-untyped-call]
-            x = x.expand(*batch, x.shape[-1])
-            knots, lower, upper = (y.expand(*batch, y.shape[-1]) for y in (knots, lower, upper))
+            x, knots, lower, upper = with_same_batch(x, knots, lower, upper)
         at = torch.searchsorted(knots.contiguous(), x.contiguous(), right=True)
         on_knot = _at(pad(knots, (1, 0), value=-torch.inf), at) == x
         p0, p1 = _at(lower, at), _at(upper, at - on_knot.long())

@@ -4,10 +4,12 @@ An error prints one line on stderr, `torchcalib: error: ...`, and returns exit c
 before the module of the command imports torch. Help and path errors are therefore fast.
 """
 
+import gc
 import io
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from types import ModuleType
 
 from torchcalib.cli.errors import fail, line_of
 from torchcalib.cli.parser import make_parser
@@ -29,10 +31,22 @@ def main(argv: Sequence[str] | None = None) -> int:
             with ranks.agreed():
                 paths = arguments.find(arguments)
                 with working("loading torch", shown=ranks.is_first):
-                    command = import_module(f"torchcalib.cli.{arguments.command}")
+                    command = _imported(f"torchcalib.cli.{arguments.command}")
             command.run(arguments, paths, ranks)
     except KeyboardInterrupt:
         return 130
     except Exception as error:
         return fail(line_of(error))
     return 0
+
+
+def _imported(module: str) -> ModuleType:
+    """Import a module without garbage collection, which takes a fifth of the time and frees almost nothing."""
+    if module in sys.modules or not gc.isenabled():
+        return import_module(module)
+    gc.disable()
+    try:
+        return import_module(module)
+    finally:
+        gc.enable()
+        gc.freeze()  # later collections skip the objects of modules, which remain until the process ends

@@ -162,7 +162,7 @@ def operation(schema: str, fake: Callable[..., Any]) -> Callable[[Callable[..., 
     def register(function: Callable[..., Any]) -> Operation:
         torch.library.define(f"torchcalib::{name}", schema.removeprefix(name))
         torch.library.impl(f"torchcalib::{name}", "default")(function)
-        torch.library.register_fake(f"torchcalib::{name}")(fake)
+        torch.library.impl(f"torchcalib::{name}", "Meta")(fake)  # `register_fake` searches all modules for its caller
         registered = getattr(torch.ops.torchcalib, name).default
 
         def batched(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Any, Any]:

@@ -34,6 +34,15 @@ def bin_index(values: Tensor, n_bins: int, right: bool = False) -> Tensor:
     return (index.long() + step).clamp(0, n_bins - 1)
 
 
+def with_same_batch(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Expand the leading axes of tensors `(..., N_i)` to their broadcast shape.
+
+    The first call of `torch.broadcast_shapes` imports sympy, which takes as long as the import of numba.
+    """
+    batch = torch.broadcast_tensors(*(t[..., :1] for t in tensors))[0].shape[:-1]  # type: ignore[no-untyped-call]
+    return tuple(t.expand(*batch, t.shape[-1]) for t in tensors)
+
+
 def cell_sums(index: Tensor, columns: Tensor, n_cells: int) -> Tensor:
     """Sum F columns over the samples of every cell.
 
@@ -58,6 +67,7 @@ def bin_sums(index: Tensor, columns: Sequence[Tensor], n_bins: int) -> Tensor:
 
 _MAX_SUMS = 256  # number of sums F B per replicate above which `scatter_add` is faster than a matrix product
 _IN_MEMORY = 2**22  # largest number of elements in the second factor of the matrix product
+_AT_ONCE = 2**20  # largest number of products of weights and columns that `scatter_add` sums at once
 
 
 def bin_sums_of_replicates(
@@ -81,8 +91,9 @@ def bin_sums_of_replicates(
     *lead, n_columns, n = stacked.shape
     weights = weights.expand(len(weights), *lead, n)
     if n_columns * n_bins > _MAX_SUMS or len(weights) <= n_bins:
-        weighed = [(weights * c).masked_fill(weights == 0, 0) for c in stacked.unbind(-2)]
-        return bin_sums(index, weighed, n_bins)
+        at_once = max(1, _AT_ONCE // max(1, stacked.numel()))
+        products = ((w * stacked).masked_fill_(w == 0, 0) for w in torch.split(weights.unsqueeze(-2), at_once))
+        return torch.cat([cell_sums(index, product, n_bins) for product in products])
     # Multiply the weights by a matrix (N, F B). Its row of a sample contains the F columns at the bin, 0 elsewhere.
     rows = weights.movedim(0, -2)
     bins = torch.arange(n_bins, device=index.device)

@@ -1,8 +1,9 @@
 """Buffer of predictions for bootstrap intervals and calibrators, which need all predictions at once."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from typing import Any, Self
 
 import torch
@@ -86,7 +87,7 @@ class PredictionBuffer:
     def predictions(self) -> Predictions:
         """Return all predictions as one batch. Targets are integers if all targets are labels."""
         if len(self.pieces) > 1:
-            self.pieces[:] = [_joined(self.pieces)]  # assigned in place, to free the separate pieces
+            self.pieces[:] = [_joined(self.pieces)]
         return replace(self.pieces[0])  # a copy, because `Predictions` caches derived values
 
     def state(self) -> dict[str, Any]:
@@ -160,8 +161,13 @@ def _copied(p: Predictions) -> Predictions:
     )
 
 
-def _joined(pieces: Sequence[Predictions]) -> Predictions:
-    """Concatenate predictions. If any of them have soft targets, labels are converted to soft targets."""
+def _joined(pieces: list[Predictions]) -> Predictions:
+    """Concatenate predictions, and free their predicted values; see `_moved`.
+
+    If any of them have soft targets, labels are converted to soft targets.
+    """
+    per_class = pieces[0].task == "multiclass"
+    given = _moved(pieces, -2 if per_class else -1)
     first, hard = pieces[0], all(piece.hard for piece in pieces)
 
     def target(piece: Predictions) -> Tensor:
@@ -173,8 +179,6 @@ def _joined(pieces: Sequence[Predictions]) -> Predictions:
     def joined(columns: Iterable[Tensor], with_classes: bool = False) -> Tensor:
         return torch.cat([column.to(first.given.device) for column in columns], -2 if with_classes else -1)
 
-    per_class = first.task == "multiclass"
-    given = joined((piece.given for piece in pieces), per_class)
     rest = [piece.rest for piece in pieces if piece.rest is not None]
     groups = [piece.groups for piece in pieces if piece.groups is not None]
     return replace(
@@ -189,3 +193,16 @@ def _joined(pieces: Sequence[Predictions]) -> Predictions:
         hard=hard,
         copies=all(piece.copies for piece in pieces),
     )
+
+
+def _moved(pieces: list[Predictions], axis: int) -> Tensor:
+    """Concatenate the predicted values, and replace those in the list by views, so that two copies never exist."""
+    sizes = [piece.given.shape[axis] for piece in pieces]
+    shape = list(pieces[0].given.shape)
+    shape[axis] = sum(sizes)
+    dtype = reduce(torch.promote_types, (piece.given.dtype for piece in pieces))
+    whole = pieces[0].given.new_empty(shape, dtype=dtype)
+    for k, part in enumerate(torch.split(whole, sizes, axis)):
+        part.copy_(pieces[k].given)
+        pieces[k] = replace(pieces[k], given=part)
+    return whole
