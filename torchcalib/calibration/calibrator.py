@@ -115,9 +115,6 @@ class Calibrator(nn.Module, ABC):
         Returns:
             The calibrator itself. Its parameters have no gradient with respect to `preds`.
 
-        Raises:
-            TypeError, ValueError: for invalid input.
-
         Warns:
             UserWarning: the fit did not reach an optimum, a class has no samples, or a label has probability 0; see
                 `remarks`.

@@ -177,9 +177,6 @@ def _ece(
         A difference of probabilities in [0, 1], `(...)`, or `(..., C)` with `average=None`, in the dtype of `preds`
         (at least float32). NaN without data.
 
-    Raises:
-        TypeError, ValueError: for invalid input.
-
     Gradient:
         With respect to the confidences, for constant bins; finite everywhere.
 
@@ -238,9 +235,6 @@ def _ace(
     Returns:
         A difference of probabilities in [0, 1], `(...)`, or `(..., C)` with `average=None`, in the dtype of `preds`
         (at least float32). NaN without data.
-
-    Raises:
-        TypeError, ValueError: for invalid input.
 
     Gradient:
         With respect to the confidences, for constant bins; finite everywhere.
@@ -301,9 +295,6 @@ def _esce(
     Returns:
         A difference of probabilities in [-1, 1], `(...)`, or `(..., C)` with `average=None`, in the dtype of `preds`
         (at least float32). NaN without data.
-
-    Raises:
-        TypeError, ValueError: for invalid input.
 
     Gradient:
         Defined everywhere.
@@ -366,9 +357,6 @@ def _mce(
     Returns:
         A difference of probabilities in [0, 1], `(...)`, or `(..., C)` with `average=None`, in the dtype of `preds`
         (at least float32). NaN without data.
-
-    Raises:
-        TypeError, ValueError: for invalid input.
 
     Gradient:
         With respect to the confidences in the bin with the largest |gap|; finite. Tied bins share it equally.
@@ -440,9 +428,6 @@ def _rmsce(
         A difference of probabilities in [0, 1], `(...)`, or `(..., C)` with `average=None`, in the dtype of `preds`
         (at least float32). NaN without data.
 
-    Raises:
-        TypeError, ValueError: for invalid input.
-
     Gradient:
         With respect to the confidences, finite everywhere; 0 where the value is 0.
 
@@ -507,9 +492,6 @@ def calibration_curve(
 
     Returns:
         A `BinTable` with columns `(..., B)`, class-wise and multi-label `(..., C, B)`, in float64.
-
-    Raises:
-        TypeError, ValueError: for invalid input.
 
     Reference:
         [ECD] Sumler et al.: An Entropic Metric for Measuring Calibration of Machine Learning Models, Tables I-II.

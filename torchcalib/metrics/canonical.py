@@ -151,9 +151,6 @@ def canonical_error(
         float32). NaN with fewer than two samples. If all kernels are 0 because a probability q_ik is 0, the estimate
         is its limit for q_ik -> 0. Only the samples j with the smallest q_jk contribute to this limit.
 
-    Raises:
-        TypeError, ValueError: for invalid input.
-
     Gradient:
         With respect to the predictions, including the kernels; reverse mode, first order. A bandwidth selected by
         `"likelihood"` and log 0 are constants. Time: O(N^2 C). Memory: a few copies of the input.

@@ -59,9 +59,6 @@ def _nll(
         `(...)`, multi-label `(..., L)` with `average=None`, in [0, inf], in the dtype of `preds` (at least float32).
         NaN without data.
 
-    Raises:
-        TypeError, ValueError: for invalid input.
-
     Gradient:
         Finite everywhere. Where the score is infinite, the gradient is 0 with respect to probabilities, and q - t with
         respect to logits.
@@ -148,9 +145,6 @@ def _brier_score(
     Returns:
         `(...)`, multi-label `(..., L)` with `average=None`, in the dtype of `preds` (at least float32). NaN without
         data.
-
-    Raises:
-        TypeError, ValueError: for invalid input.
 
     Gradient:
         Defined everywhere.
@@ -247,9 +241,6 @@ def ecd(
         `(...)`, multi-label `(..., L)` with `average=None`, in (-inf, inf], in the dtype of `preds` (at least float32).
         NaN without data.
 
-    Raises:
-        TypeError, ValueError: for invalid input.
-
     Gradient:
         Finite everywhere. For a distribution, the gradients of its `log_prob` and `entropy` are used.
 
@@ -331,9 +322,6 @@ def _accuracy(
     Returns:
         `(...)`, multi-label `(..., L)` with `average=None`, in [0, 1], in the dtype of `preds` (at least float32). NaN
         without data.
-
-    Raises:
-        TypeError, ValueError: for invalid input.
 
     Gradient:
         None, because the value is piecewise constant in the predictions.

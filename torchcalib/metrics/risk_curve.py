@@ -73,9 +73,6 @@ def bayes_risk_curve(
     Returns:
         A `BayesRiskCurve` with tensors `(..., K)`, multi-label `(..., L, K)`. NaN without data.
 
-    Raises:
-        TypeError, ValueError: for invalid input.
-
     Gradient:
         None, because the decisions are piecewise constant in the predictions.
 
@@ -120,9 +117,6 @@ def bayes_risk_area(
     Returns:
         `(...)`, multi-label `(..., L)` with `average=None`, in [0, inf], in the dtype of `preds` (at least float32).
         NaN without data.
-
-    Raises:
-        TypeError, ValueError: for invalid input.
 
     Gradient:
         The gradient of the cross entropy or Brier score, if all predictions are different.
@@ -180,9 +174,6 @@ def optimal_threshold_cost(
     Returns:
         `(...)`, multi-label `(..., L)` with `average=None`, in the unit of `cost`, in the dtype of `preds` (at least
         float32). NaN without data.
-
-    Raises:
-        TypeError, ValueError: for invalid input.
 
     Gradient:
         None.

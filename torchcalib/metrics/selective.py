@@ -136,9 +136,6 @@ def _aurc(
         A probability in [0, 1], `(...)`, or `(..., L)` with `average=None`, in the dtype of `preds` (at least float32).
         NaN without data.
 
-    Raises:
-        TypeError, ValueError: for invalid input.
-
     Gradient:
         None.
 
@@ -171,9 +168,6 @@ def _eaurc(
     Returns:
         A probability in [0, 1], `(...)`, or `(..., L)` with `average=None`, in the dtype of `preds` (at least float32).
         0 if all predictions are correct, or all are wrong. NaN without data.
-
-    Raises:
-        TypeError, ValueError: for invalid input.
 
     Gradient:
         None.
@@ -208,9 +202,6 @@ def _augrc(
         A probability in [0, 1/2], `(...)`, or `(..., L)` with `average=None`, in the dtype of `preds` (at least
         float32). NaN without data.
 
-    Raises:
-        TypeError, ValueError: for invalid input.
-
     Gradient:
         None.
 
@@ -243,9 +234,6 @@ def _correctness_auroc(
     Returns:
         A probability in [0, 1], `(...)`, or `(..., C)` with `average=None`, in the dtype of `preds` (at least float32).
         NaN if all predictions are correct or all are wrong, and without data.
-
-    Raises:
-        TypeError, ValueError: for invalid input.
 
     Gradient:
         None.
@@ -283,9 +271,6 @@ def _risk_at_coverage(
     Returns:
         A probability in [0, 1], `(...)`, or `(..., L)` with `average=None`, in the dtype of `preds` (at least float32).
         NaN without data.
-
-    Raises:
-        TypeError, ValueError: for invalid input.
 
     Gradient:
         None.
@@ -325,9 +310,6 @@ def _accuracy_at_coverage(
         A fraction in [0, 1], `(...)`, or `(..., L)` with `average=None`, in the dtype of `preds` (at least float32).
         NaN without data.
 
-    Raises:
-        TypeError, ValueError: for invalid input.
-
     Gradient:
         None.
 
@@ -366,9 +348,6 @@ def _coverage_at_risk(
     Returns:
         A fraction in [0, 1], `(...)`, or `(..., L)` with `average=None`, in the dtype of `preds` (at least float32).
         0 if no threshold has such an error rate. NaN without data.
-
-    Raises:
-        TypeError, ValueError: for invalid input.
 
     Gradient:
         None.

@@ -146,9 +146,6 @@ class Report(Results[float]):
         Returns:
             The report.
 
-        Raises:
-            TypeError, ValueError: for invalid input.
-
         Example:
             >>> import torch, torchcalib
             >>> preds, target = torch.tensor([0.2, 0.7, 0.9, 0.4]), torch.tensor([0, 1, 1, 1])
