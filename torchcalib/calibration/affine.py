@@ -105,15 +105,7 @@ class _Affine(Calibrator):
             scores = torch.stack(((-log_odds).clamp(max=0), log_odds.clamp(max=0)), -1)
         flat = FlatFits.of(p, scores, weights)
         fit = type(self).solve(flat.scores, flat.target.long(), flat.weights)
-        outcome = fit.outcome.reshape(flat.batch)
-        return {
-            "alpha": fit.alpha.reshape(flat.batch),
-            "beta": fit.beta.reshape(*flat.batch, scores.shape[-1]),
-            "grad_norm": fit.grad_norm.reshape(flat.batch),
-            "outcome": outcome,
-            "lost": fit.lost.reshape(flat.batch),
-            "converged": (outcome == CONVERGED) | (outcome == AT_ZERO),
-        }
+        return flat.parameters(**fit._asdict())
 
 
 class TemperatureScaling(_Affine):

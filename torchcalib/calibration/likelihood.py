@@ -10,7 +10,7 @@ from torch import Tensor
 from torchcalib.calibration.calibrator import sample_weights
 from torchcalib.core.predictions import Predictions
 from torchcalib.ops.logs import safe_log
-from torchcalib.ops.newton.problem import NO_DATA, STOPPED
+from torchcalib.ops.newton.problem import AT_ZERO, CONVERGED, NO_DATA, STOPPED
 
 NO_DATA_REMARK = "there are no samples of positive weight: calibrated predictions are NaN."
 
@@ -54,6 +54,11 @@ class FlatFits(NamedTuple):
             w.reshape(n_replicates, n_fits, samples[-1]),
             w.shape[:-1],
         )
+
+    def parameters(self, **fitted: Tensor) -> dict[str, Tensor]:
+        """Return fitted parameters `(R, S, *)` in the batch shape, and `converged` for their `outcome`."""
+        found = {name: x.reshape((*self.batch, *x.shape[2:])) for name, x in fitted.items()}
+        return {**found, "converged": (found["outcome"] == CONVERGED) | (found["outcome"] == AT_ZERO)}
 
 
 def check_class_count(values: Tensor, n_classes: int) -> None:

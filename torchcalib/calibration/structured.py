@@ -54,9 +54,7 @@ class _MultiClass(Calibrator):
         flat = FlatFits.of(p, p.values if p.from_logits else p.log_probs, weights)
         given = flat.scores, flat.target, flat.weights
         fit, own = self.solve(*given, fit_temperature(*given))
-        buffers = {**own, "bias": fit.bias, "grad_norm": fit.grad_norm, "outcome": fit.outcome}
-        buffers = {name: x.reshape((*flat.batch, *x.shape[2:])) for name, x in buffers.items()}
-        return {**buffers, "converged": (buffers["outcome"] == CONVERGED) | (buffers["outcome"] == AT_ZERO)}
+        return flat.parameters(**own, bias=fit.bias, grad_norm=fit.grad_norm, outcome=fit.outcome)
 
     def log_probs_of(self, values: Tensor, from_logits: bool) -> Tensor:
         """Return log-probabilities up to a constant per row, after a check of the number of classes."""
@@ -156,6 +154,7 @@ class _Structured(_MultiClass):
     """Penalised calibrator of smoothed log-probabilities after temperature scaling."""
 
     settings = ("penalty",)
+    initial: ClassVar = {"alpha": 1.0, "smoothing": 0.0, "bias": [0.0, 0.0], "outcome": CONVERGED}
     full: ClassVar[bool]
     """Whether the weight is the buffer `matrix` instead of `scale`."""
     problems: ClassVar = {
@@ -264,13 +263,7 @@ class StructuredVectorScaling(_Structured):
 
     name = "structured vector scaling"
     full = False
-    initial: ClassVar[dict[str, Any]] = {
-        "alpha": 1.0,
-        "smoothing": 0.0,
-        "scale": [1.0, 1.0],
-        "bias": [0.0, 0.0],
-        "outcome": CONVERGED,
-    }
+    initial: ClassVar = {**_Structured.initial, "scale": [1.0, 1.0]}
 
     scale: Tensor
 
@@ -325,13 +318,7 @@ class StructuredMatrixScaling(_Structured):
 
     name = "structured matrix scaling"
     full = True
-    initial: ClassVar[dict[str, Any]] = {
-        "alpha": 1.0,
-        "smoothing": 0.0,
-        "matrix": [[1.0, 0.0], [0.0, 1.0]],
-        "bias": [0.0, 0.0],
-        "outcome": CONVERGED,
-    }
+    initial: ClassVar = {**_Structured.initial, "matrix": [[1.0, 0.0], [0.0, 1.0]]}
 
     matrix: Tensor
 
