@@ -16,16 +16,10 @@ from torchcalib.core.tables import Table, to_text
 from torchcalib.core.tasks import cluster_ids, per_sample, prepare
 from torchcalib.io.errors import printable
 from torchcalib.metrics.groups.table import GroupTable
-from torchcalib.reporting.contents import (
-    WORST_CLASSES,
-    calibrator_advice,
-    class_table,
-    difference_table,
-    input_line,
-    line_table,
-)
+from torchcalib.reporting.contents import calibrator_advice, input_line
 from torchcalib.reporting.monitoring.history import History
 from torchcalib.reporting.results import CalibrationStage, ComparedLine, Line, Results
+from torchcalib.reporting.tables import WORST_CLASSES, class_table, difference_table, line_table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
