@@ -133,11 +133,10 @@ def evaluate(
 
     Replicate weights are processed a few at a time. `per_event` is the number of values in memory for each event.
     """
-    classwise = mode == "classwise"
-    check_average(average, classwise)
+    averages = check_average(average, mode == "classwise")
     p = read_input(task, preds, target, options, wait=_is_on_cpu(preds))
     value = by_replicates(penalty.of, p, n_events(p, mode) * per_event)
-    return (value.mean(-1) if classwise and average is not None else value).to(p.dtype)
+    return (value.mean(-1) if averages else value).to(p.dtype)
 
 
 def _is_on_cpu(preds: object) -> bool:

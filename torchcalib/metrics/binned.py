@@ -90,12 +90,10 @@ def binned(
         hard_targets: Reject soft targets, because the formula counts labels.
     """
     mode = resolve_mode(task_read_as(task, options), mode)
-    is_classwise = mode == "classwise"
-    check_average(average, is_classwise)
+    averages = check_average(average, mode == "classwise")
     is_additive = binning.bins == "equal_width" and not from_sample
     demands = {"hard_targets": hard_targets or binning.is_isotonic, "whole_weights": not is_additive}
     accumulator = EqualWidthBins(mode, binning.n_bins, binning.right) if is_additive else ExactSample(mode)
-    averages = is_classwise and average is not None
     return BinnedEstimator(input_format_of(task, options, **demands), accumulator, formula, averages, binning)
 
 

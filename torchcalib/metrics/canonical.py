@@ -165,9 +165,8 @@ def canonical_error(
         >>> canonical_error(preds, torch.tensor([0, 0, 1]), task="multiclass", bandwidth=0.1)
         tensor(0.4667)
     """
-    is_multilabel = task_read_as(task, options) == "multilabel"
     settings = DirichletSettings(p, bandwidth, chunk)
-    check_average(average, is_multilabel)
+    averages = check_average(average, task_read_as(task, options) == "multilabel")
     given = input_format_of(task, options, whole_weights=True).read(preds, target, options.get("weights"))
     value = by_replicates(settings.of, given, given.samples.numel() * given.num_classes)
-    return (value.mean(-1) if is_multilabel and average is not None else value).to(given.dtype)
+    return (value.mean(-1) if averages else value).to(given.dtype)

@@ -41,10 +41,9 @@ def ranked(
 ) -> Estimator[RankedSample]:
     """Return the estimator of a rank-based metric. `formula` is a function from `RankedSample` to values `(...)`."""
     mode = resolve_mode(task_read_as(task, options), mode)
-    is_classwise = mode == "classwise"
-    check_average(average, is_classwise)
+    averages = check_average(average, mode == "classwise")
     input_format = input_format_of(task, options, hard_targets=hard_targets, whole_weights=True)
-    return Estimator(input_format, ExactSample(mode), formula, is_classwise and average is not None)
+    return Estimator(input_format, ExactSample(mode), formula, averages)
 
 
 def no_average(task: Task, mode: Mode | None, options: Mapping[str, Any]) -> Average | None:

@@ -148,10 +148,8 @@ def scored(
     if normalize not in (None, "prior") or (normalize and not score.normalizable):
         allowed = "None or 'prior'" if score.normalizable else "None"
         raise ValueError(f"`normalize` must be {allowed}, got {normalize!r}. Omit it for the mean score.")
-    has_labels = input_format.read_as == "multilabel"
-    check_average(average, has_labels)
+    averages = check_average(average, input_format.read_as == "multilabel")
     accumulator = score.accumulator(by_class=normalize is not None or priors is not None)
-    averages = has_labels and average is not None
     return ScoreEstimator(input_format, accumulator, mean_score, averages, score, normalize is not None, priors)
 
 

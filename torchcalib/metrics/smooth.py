@@ -186,9 +186,7 @@ def _smoothed(
     options: Mapping[str, Any],
 ) -> SmoothEstimator:
     mode = resolve_mode(task_read_as(task, options), mode)
-    is_classwise = mode == "classwise"
-    check_average(average, is_classwise)
-    averages = is_classwise and average is not None
+    averages = check_average(average, mode == "classwise")
     return SmoothEstimator(input_format_of(task, options), SmoothingAccumulator(mode), formula, averages)
 
 
