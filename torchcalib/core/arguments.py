@@ -246,6 +246,21 @@ def check_seed(seed: object) -> None:
         raise ValueError(f"`seed` must fit in 64 bits, got {seed}.")
 
 
+_WITHOUT = {
+    "groups": "Use group -1 for rows without a group.",
+    "clusters": "Use distinct identifiers for independent rows.",
+}
+
+
+def check_in_all_batches(name: str, before: bool | None, now: bool) -> None:
+    """Raise ValueError if only some batches have `groups` or `clusters`; `before` is None for the first batch."""
+    if before not in (None, now):
+        raise ValueError(
+            f"`{name}` must be passed with all batches or with none, got batches with and without {name}. "
+            f"{_WITHOUT[name]}"
+        )
+
+
 def check_average(average: object, has_outputs: bool) -> bool:
     """Return whether to average over the class or label axis of values, which they have if `has_outputs`.
 

@@ -96,24 +96,20 @@ class DirichletSettings:
 
     def of(self, p: Predictions) -> Tensor:
         """Return the canonical calibration error per batch element, `(...)`, without the p-th root."""
-        return _error(p, self.p, self.bandwidth, self.chunk)
-
-
-def _error(p: Predictions, power: int, bandwidth: float | str, chunk: int | None) -> Tensor:
-    log_q, q, target = _log_distributions(p)
-    copies = torch.ones_like(q[..., 0])
-    if p.weights is not None:
-        copies = p.weights.expand(*p.replicates, *p.samples).to(q.dtype)
-        log_q, q, target = (x.expand(*p.replicates, *x.shape) for x in (log_q, q, target))
-    counted = copies.nan_to_num()
-    if bandwidth == "likelihood":
-        h = _most_likely_bandwidth(log_q, q, counted, chunk)
-    else:
-        h = torch.full(q.shape[:-2], float(bandwidth), dtype=q.dtype, device=q.device)
-    expected = leave_one_out_mean(log_q / h[..., None, None], q, _log_normaliser(q, h), target, counted, chunk).mean
-    gap = expected - q
-    distance = (gap.abs() if power == 1 else gap.square()).sum(-1)
-    return (copies * distance.masked_fill(copies == 0, 0)).sum(-1) / copies.sum(-1)
+        log_q, q, target = _log_distributions(p)
+        copies = torch.ones_like(q[..., 0])
+        if p.weights is not None:
+            copies = p.weights.expand(*p.replicates, *p.samples).to(q.dtype)
+            log_q, q, target = (x.expand(*p.replicates, *x.shape) for x in (log_q, q, target))
+        counted = copies.nan_to_num()
+        if self.bandwidth == "likelihood":
+            h = _most_likely_bandwidth(log_q, q, counted, self.chunk)
+        else:
+            h = torch.full(q.shape[:-2], float(self.bandwidth), dtype=q.dtype, device=q.device)
+        scaled, normaliser = log_q / h[..., None, None], _log_normaliser(q, h)
+        gap = leave_one_out_mean(scaled, q, normaliser, target, counted, self.chunk).mean - q
+        distance = (gap.abs() if self.p == 1 else gap.square()).sum(-1)
+        return (copies * distance.masked_fill(copies == 0, 0)).sum(-1) / copies.sum(-1)
 
 
 @documented

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Any, Literal, Unpack
 
-import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
@@ -188,11 +187,7 @@ def _ecd_of(p: Predictions) -> Tensor:
     return p.ecd
 
 
-def _zero(s: ScoreSum, _: Tensor, __: Task) -> Tensor:
-    return torch.zeros_like(s.total)
-
-
-_ECD = Score(_ecd_of, _zero)
+_ECD = Score(_ecd_of)
 
 
 def _ecd(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from torchcalib.calibration.recommendation import Recommendation
-from torchcalib.core.arguments import InputOptions, NanPolicy, Task, task_of
+from torchcalib.core.arguments import InputOptions, NanPolicy, Task, task_of, weights_from
 from torchcalib.core.bins import BinTable, TCETable
 from torchcalib.core.documentation import documented
 from torchcalib.core.events import NamedMode
@@ -151,11 +151,7 @@ class Report(Results[float]):
         """
         from torchcalib.reporting.building import ReportBuilder
 
-        if sample_weight is not None:
-            if options.get("weights") is not None:
-                raise TypeError("`sample_weight` must not be passed together with `weights`, got both. Pass one.")
-            options["weights"] = sample_weight
-        weights = options.pop("weights", None)
+        weights = weights_from(options.pop("weights", None), sample_weight)
         sizes = options.get("num_classes"), options.get("num_labels")
         if task is None and sizes != (None, None):
             task = task_of(task, *sizes)
@@ -396,6 +392,9 @@ class Report(Results[float]):
         tables = [self.main_table.layout(), *others]
         parts = [self.sentence, *advice, input_line(self), str(self.main_line), numbers, *map(to_text, tables)]
         return "\n\n".join(parts)
+
+
+report = Report.from_predictions
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
