@@ -75,6 +75,14 @@ def log_scores(values: Tensor, from_logits: bool) -> Tensor:
     return values - values.detach().amax(-1, keepdim=True) if from_logits else safe_log(values)
 
 
+def scaled_and_shifted(scores: Tensor, log_q: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
+    """Return scale * scores + bias `(..., N, C)`: -inf where log q is -inf, and log q in rows where all are -inf."""
+    excluded = log_q == -torch.inf
+    # A factor of 0 for excluded classes would have a gradient of NaN.
+    z = (scale * scores.masked_fill(excluded, 0)).masked_fill(excluded, -torch.inf) + bias
+    return torch.where((z == -torch.inf).all(-1, keepdim=True), log_q, z)
+
+
 def remarks_of_fits(outcome: Tensor, words: Mapping[int, str]) -> list[str]:
     """Return a sentence for each outcome with a problem, with the number of fits if there are several.
 

@@ -14,6 +14,7 @@ from torchcalib.calibration.likelihood import (
     log_scores,
     remarks_of_fits,
     remarks_of_fits_with_biases,
+    scaled_and_shifted,
     temperature_in_words,
 )
 from torchcalib.core.arguments import Task, check_positive
@@ -128,12 +129,8 @@ class VectorScaling(_MultiClass):
     def calibrated(self, values: Tensor, from_logits: bool) -> Tensor:
         """Scale and shift the logits, or log q for probabilities q; see `Calibrator.calibrated`."""
         log_q = self.log_probs_of(values, from_logits)
-        scores = values if from_logits else log_q
-        excluded = log_q == -torch.inf
-        scale, bias = self.scale.to(scores)[..., None, :], self.bias.to(scores)[..., None, :]
-        # A factor of 0 for excluded classes would have a gradient of NaN.
-        z = (scale * scores.masked_fill(excluded, 0)).masked_fill(excluded, -torch.inf) + bias
-        z = torch.where((z == -torch.inf).all(-1, keepdim=True), log_q, z)
+        scale, bias = self.scale.to(log_q)[..., None, :], self.bias.to(log_q)[..., None, :]
+        z = scaled_and_shifted(values if from_logits else log_q, log_q, scale, bias)
         return z.log_softmax(-1) if from_logits else z.softmax(-1)
 
     def remarks(self) -> list[str]:
