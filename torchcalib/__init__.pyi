@@ -49,7 +49,7 @@ from torchcalib.reporting.building import ReportBuilder as ReportBuilder
 from torchcalib.reporting.comparison.building import compare as compare
 from torchcalib.reporting.data import Comparison as Comparison
 from torchcalib.reporting.data import Report as Report
-from torchcalib.reporting.function import report as report
+from torchcalib.reporting.data import report as report
 from torchcalib.reporting.monitoring.history import History as History
 from torchcalib.reporting.monitoring.monitor import Monitor as Monitor
 from torchcalib.reporting.monitoring.over_confidence import OverConfidenceWarning as OverConfidenceWarning

@@ -7,7 +7,8 @@ from helpers.reports import quick_report
 from helpers.systems import compared
 
 from torchcalib.core.tables import Cell, Column, Table, fraction, number, to_text
-from torchcalib.reporting import contents, terminal
+from torchcalib.reporting import tables as report_tables
+from torchcalib.reporting import terminal
 
 COLUMNS = (
     Column("name", lambda item: Cell(item[0]), is_number=False),
@@ -36,10 +37,10 @@ def test_text_of_a_table_is_aligned_and_omits_empty_columns():
 @pytest.mark.parametrize(
     "table",
     [
-        lambda: contents.line_table(quick_report("binary")),
+        lambda: report_tables.line_table(quick_report("binary")),
         lambda: quick_report("binary").main_table.layout(),
         lambda: quick_report("binary").tests["positive"].layout(),
-        lambda: contents.difference_table(compared("binary"), "sure"),
+        lambda: report_tables.difference_table(compared("binary"), "sure"),
     ],
 )
 def test_text_and_terminal_output_contain_every_cell(table, capsys):

@@ -112,7 +112,7 @@ def test_clusters_are_required_for_all_batches_or_none():
     builder, without = ReportBuilder(**GIVEN), ReportBuilder(**GIVEN)
     builder.update(p, y, clusters=images)
     without.update(p, y)
-    all_or_none = "`clusters` must be passed with all batches of a report"
+    all_or_none = "`clusters` must be passed with all batches"
     refused = [
         (partial(builder.update, p, y), all_or_none),
         (partial(without.update, p, y, clusters=images), all_or_none),

@@ -33,7 +33,7 @@ def test_report_of_arrays_equals_that_of_tensors_and_notes_the_inferred_task():
         tc.report(column, miscalibrated_data("binary")[1], **QUICK),
         tc.report(*miscalibrated_data("binary"), task="binary", **QUICK),
     )
-    with pytest.raises(TypeError, match="`sample_weight` must not be passed together with `weights`"):
+    with pytest.raises(TypeError, match="`sample_weight` must be omitted if `weights` is given"):
         tc.report(probs, target, weights=weights, sample_weight=weights)
     implied = tc.report(*miscalibrated_data("multilabel"), num_labels=3, **QUICK)
     assert (implied.task, implied.task_is_inferred) == ("multilabel", False)

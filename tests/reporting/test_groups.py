@@ -83,7 +83,7 @@ def test_groups_are_required_for_all_rows_or_none_and_bad_ones_raise_errors():
     without.update(p, y)
     many = torch.arange(MAX_GROUPS + 1)
     too_many = partial(tc.report, torch.full((len(many),), 0.5), many % 2, groups=many, **GIVEN)
-    all_or_none = "`groups` must be passed with all batches of a report"
+    all_or_none = "`groups` must be passed with all batches"
     refused = [
         (partial(builder.update, p, y), ValueError, all_or_none),
         (partial(without.update, p, y, groups=groups), ValueError, all_or_none),

@@ -9,15 +9,10 @@ from helpers.systems import compared
 
 import torchcalib as tc
 from torchcalib.core.words import ends, percent, significant
-from torchcalib.reporting.contents import (
-    KeyNumber,
-    calibrator_advice,
-    compared_verdict,
-    key_numbers,
-    short_name,
-    system_table,
-)
+from torchcalib.io.errors import short_name
+from torchcalib.reporting.contents import KeyNumber, calibrator_advice, key_numbers
 from torchcalib.reporting.monitoring.history import History, HistoryRow
+from torchcalib.reporting.tables import compared_verdict, system_table
 
 terminal = pytest.importorskip("torchcalib.reporting.terminal")
 LINES, CHARACTERS = 40, 120

@@ -12,6 +12,7 @@ from torchcalib.calibration.likelihood import (
     check_class_count,
     log_scores,
     remarks_of_fits_with_biases,
+    scaled_and_shifted,
     temperature_in_words,
 )
 from torchcalib.core.predictions import Predictions
@@ -69,8 +70,7 @@ class _Affine(Calibrator):
         check_class_count(values, self.beta.shape[-1])
         log_q = log_scores(values, from_logits)
         alpha, beta = self.alpha.to(log_q)[..., None, None], self.beta.to(log_q)[..., None, :]
-        z = (alpha * log_q).masked_fill(log_q == -torch.inf, -torch.inf) + beta
-        z = torch.where((z == -torch.inf).all(-1, keepdim=True), log_q, z)
+        z = scaled_and_shifted(log_q, log_q, alpha, beta)
         return z.log_softmax(-1) if from_logits else z.softmax(-1)
 
     def remarks(self) -> list[str]:
@@ -105,15 +105,7 @@ class _Affine(Calibrator):
             scores = torch.stack(((-log_odds).clamp(max=0), log_odds.clamp(max=0)), -1)
         flat = FlatFits.of(p, scores, weights)
         fit = type(self).solve(flat.scores, flat.target.long(), flat.weights)
-        outcome = fit.outcome.reshape(flat.batch)
-        return {
-            "alpha": fit.alpha.reshape(flat.batch),
-            "beta": fit.beta.reshape(*flat.batch, scores.shape[-1]),
-            "grad_norm": fit.grad_norm.reshape(flat.batch),
-            "outcome": outcome,
-            "lost": fit.lost.reshape(flat.batch),
-            "converged": (outcome == CONVERGED) | (outcome == AT_ZERO),
-        }
+        return flat.parameters(**fit._asdict())
 
 
 class TemperatureScaling(_Affine):

@@ -96,14 +96,12 @@ class _Curve(Calibrator):
 
     def parameters_for(self, p: Predictions, weights: Tensor | None) -> dict[str, Tensor]:
         """Return a, b, c and the outcomes of the fits; see `Calibrator.parameters_for`."""
-        s, target, w, batch = FlatFits.of(p, _log_odds(p.values, p.from_logits), weights)
+        flat = FlatFits.of(p, _log_odds(p.values, p.from_logits), weights)
+        s, target, w = flat.scores, flat.target, flat.weights
         is_wrong = s == torch.where(target == 1, -torch.inf, torch.inf)
         lost = w.masked_fill(~is_wrong, 0).sum(-1)
-        columns = self.fit_curve(s.nan_to_num(0, 0, 0), target, w.masked_fill(s.isinf(), 0))
-        a, b, c, grad_norm, outcome, lost = (column.reshape(batch) for column in (*columns, lost))
-        converged = (outcome == CONVERGED) | (outcome == AT_ZERO)
-        fitted = {"a": a, "b": b, "c": c, "grad_norm": grad_norm, "outcome": outcome}
-        return {**fitted, "lost": lost, "converged": converged}
+        fit = self.fit_curve(s.nan_to_num(0, 0, 0), target, w.masked_fill(s.isinf(), 0))
+        return flat.parameters(**dict(zip(("a", "b", "c", "grad_norm", "outcome"), fit, strict=True)), lost=lost)
 
 
 class BetaCalibration(_Curve):

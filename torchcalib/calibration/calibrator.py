@@ -115,9 +115,6 @@ class Calibrator(nn.Module, ABC):
         Returns:
             The calibrator itself. Its parameters have no gradient with respect to `preds`.
 
-        Raises:
-            TypeError, ValueError: for invalid input.
-
         Warns:
             UserWarning: the fit did not reach an optimum, a class has no samples, or a label has probability 0; see
                 `remarks`.
@@ -134,7 +131,7 @@ class Calibrator(nn.Module, ABC):
         axis = how.resolved(given.preds, given.target, how.batch_dims).axis
         with torch.inference_mode(False):  # autograd cannot use tensors that are created in inference mode
             fitted = self.fit_to(p, class_axis=axis, positive_classes=positive)
-        for name in ("_buffers", *_KIND):
+        for name in (*dict(fitted.named_buffers(remove_duplicate=False)), *_KIND):
             setattr(self, name, getattr(fitted, name))
         self.warn()
         return self
@@ -174,11 +171,12 @@ class Calibrator(nn.Module, ABC):
         fitted.positive_classes = None if positive_classes is None else tuple(map(int, positive_classes))
         return fitted
 
-    def _with_buffers(self, buffers: dict[str, Tensor | None]) -> Self:
+    def _with_buffers(self, buffers: dict[str, Tensor]) -> Self:
         """Return a copy with these buffers. Hooks that are added later to the copy do not affect the original."""
         other = copy(self)
         vars(other).update({name: copy(value) for name, value in vars(self).items() if isinstance(value, dict)})
-        other._buffers = buffers
+        for name, buffer in buffers.items():
+            other.register_buffer(name, buffer)
         return other
 
     @abstractmethod
@@ -310,7 +308,7 @@ class Calibrator(nn.Module, ABC):
 
     def part(self, index: int) -> Self:
         """Return the calibrator at an index of the first batch axis."""
-        return self._with_buffers({name: None if x is None else x[index] for name, x in self._buffers.items()})
+        return self._with_buffers({name: x[index] for name, x in self.named_buffers(remove_duplicate=False)})
 
     def get_extra_state(self) -> dict[str, Any]:
         """Return the class, the settings, the task and the format of predictions, for the `state_dict`."""
@@ -370,23 +368,23 @@ class Calibrator(nn.Module, ABC):
             )
         return super().__getattr__(name)
 
+    # torch calls the next two methods. It has no documented hook to change shapes in loading, or dtypes in `.to(...)`.
+
     def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *rest: Any) -> None:
         if prefix + "_extra_state" in state_dict:  # check before any buffer changes
             self._check_extra_state(state_dict[prefix + "_extra_state"])
-        for name, buffer in list(self._buffers.items()):
+        for name, buffer in list(self.named_buffers(remove_duplicate=False)):
             saved = state_dict.get(prefix + name)
-            if buffer is not None and isinstance(saved, Tensor):  # the shape depends on the number of classes or knots
+            if isinstance(saved, Tensor):  # the shape depends on the number of classes or knots
                 setattr(self, name, buffer.new_empty(saved.shape))
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:  # noqa: ARG002
         """Move the buffers to the device of `fn` in full precision: float16 would round a scale to 3 digits."""
         device = fn(torch.empty(0)).device
-        for name, buffer in self._buffers.items():
-            if buffer is None or buffer.is_meta:
-                self._buffers[name] = None if buffer is None else fn(buffer)
-            else:
-                self._buffers[name] = buffer.to(device, wide_dtype(device) if buffer.is_floating_point() else None)
+        for name, buffer in list(self.named_buffers(remove_duplicate=False)):
+            dtype = wide_dtype(device) if buffer.is_floating_point() else None
+            setattr(self, name, fn(buffer) if buffer.is_meta else buffer.to(device, dtype))
         return self
 
 

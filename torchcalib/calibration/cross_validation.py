@@ -92,9 +92,6 @@ def cross_val_calibrate(
         `positive_classes`, the probability (or log-odds) of the set, without the class axis. Rows with an ignored
         target or weight 0 are undefined. Dropped rows are NaN.
 
-    Raises:
-        TypeError, ValueError: for invalid input.
-
     Warns:
         UserWarning: see `calibration_loss`.
 

@@ -46,9 +46,6 @@ def calibration_loss(
     Returns:
         Loss `(...)`, in the dtype of `preds` (at least float32). -inf if only the calibrated score is infinite.
 
-    Raises:
-        TypeError, ValueError: for invalid input.
-
     Warns:
         UserWarning: a fit did not reach its optimum, or has no optimum and leaves predictions unchanged. The true gain
             may be larger. Fits to replicates do not warn.
@@ -90,9 +87,6 @@ def relative_calibration_loss(
     Returns:
         Loss `(...)`, in the dtype of `preds` (at least float32). 100 if only the raw score is infinite, -inf if only
         the calibrated score is infinite. NaN if both are infinite.
-
-    Raises:
-        TypeError, ValueError: for invalid input.
 
     Warns:
         UserWarning: see `calibration_loss`.
@@ -184,9 +178,6 @@ def score_divergence(
 
     Returns:
         A `ScoreDivergence` with tensors `(...)`, float64 for `"nll"` and `"brier"`. Multi-label: means over labels.
-
-    Raises:
-        TypeError, ValueError: for invalid input.
 
     Warns:
         UserWarning: see `calibration_loss`.

@@ -10,7 +10,7 @@ from torch import Tensor
 from torchcalib.calibration.calibrator import sample_weights
 from torchcalib.core.predictions import Predictions
 from torchcalib.ops.logs import safe_log
-from torchcalib.ops.newton.problem import NO_DATA, STOPPED
+from torchcalib.ops.newton.problem import AT_ZERO, CONVERGED, NO_DATA, STOPPED
 
 NO_DATA_REMARK = "there are no samples of positive weight: calibrated predictions are NaN."
 
@@ -55,6 +55,11 @@ class FlatFits(NamedTuple):
             w.shape[:-1],
         )
 
+    def parameters(self, **fitted: Tensor) -> dict[str, Tensor]:
+        """Return fitted parameters `(R, S, *)` in the batch shape, and `converged` for their `outcome`."""
+        found = {name: x.reshape((*self.batch, *x.shape[2:])) for name, x in fitted.items()}
+        return {**found, "converged": (found["outcome"] == CONVERGED) | (found["outcome"] == AT_ZERO)}
+
 
 def check_class_count(values: Tensor, n_classes: int) -> None:
     """Raise a ValueError unless predictions `(..., N, C)` have the number of classes of the fit."""
@@ -68,6 +73,14 @@ def check_class_count(values: Tensor, n_classes: int) -> None:
 def log_scores(values: Tensor, from_logits: bool) -> Tensor:
     """Return log-probabilities up to a constant per row. A log-softmax of logits would round small logits."""
     return values - values.detach().amax(-1, keepdim=True) if from_logits else safe_log(values)
+
+
+def scaled_and_shifted(scores: Tensor, log_q: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
+    """Return scale * scores + bias `(..., N, C)`: -inf where log q is -inf, and log q in rows where all are -inf."""
+    excluded = log_q == -torch.inf
+    # A factor of 0 for excluded classes would have a gradient of NaN.
+    z = (scale * scores.masked_fill(excluded, 0)).masked_fill(excluded, -torch.inf) + bias
+    return torch.where((z == -torch.inf).all(-1, keepdim=True), log_q, z)
 
 
 def remarks_of_fits(outcome: Tensor, words: Mapping[int, str]) -> list[str]:

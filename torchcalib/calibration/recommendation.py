@@ -120,9 +120,6 @@ def recommend(
     Returns:
         A `Recommendation`.
 
-    Raises:
-        TypeError, ValueError: for invalid input.
-
     Warns:
         UserWarning: see `calibration_loss`.
 

@@ -14,6 +14,7 @@ from torchcalib.calibration.likelihood import (
     log_scores,
     remarks_of_fits,
     remarks_of_fits_with_biases,
+    scaled_and_shifted,
     temperature_in_words,
 )
 from torchcalib.core.arguments import Task, check_positive
@@ -54,9 +55,7 @@ class _MultiClass(Calibrator):
         flat = FlatFits.of(p, p.values if p.from_logits else p.log_probs, weights)
         given = flat.scores, flat.target, flat.weights
         fit, own = self.solve(*given, fit_temperature(*given))
-        buffers = {**own, "bias": fit.bias, "grad_norm": fit.grad_norm, "outcome": fit.outcome}
-        buffers = {name: x.reshape((*flat.batch, *x.shape[2:])) for name, x in buffers.items()}
-        return {**buffers, "converged": (buffers["outcome"] == CONVERGED) | (buffers["outcome"] == AT_ZERO)}
+        return flat.parameters(**own, bias=fit.bias, grad_norm=fit.grad_norm, outcome=fit.outcome)
 
     def log_probs_of(self, values: Tensor, from_logits: bool) -> Tensor:
         """Return log-probabilities up to a constant per row, after a check of the number of classes."""
@@ -130,12 +129,8 @@ class VectorScaling(_MultiClass):
     def calibrated(self, values: Tensor, from_logits: bool) -> Tensor:
         """Scale and shift the logits, or log q for probabilities q; see `Calibrator.calibrated`."""
         log_q = self.log_probs_of(values, from_logits)
-        scores = values if from_logits else log_q
-        excluded = log_q == -torch.inf
-        scale, bias = self.scale.to(scores)[..., None, :], self.bias.to(scores)[..., None, :]
-        # A factor of 0 for excluded classes would have a gradient of NaN.
-        z = (scale * scores.masked_fill(excluded, 0)).masked_fill(excluded, -torch.inf) + bias
-        z = torch.where((z == -torch.inf).all(-1, keepdim=True), log_q, z)
+        scale, bias = self.scale.to(log_q)[..., None, :], self.bias.to(log_q)[..., None, :]
+        z = scaled_and_shifted(values if from_logits else log_q, log_q, scale, bias)
         return z.log_softmax(-1) if from_logits else z.softmax(-1)
 
     def remarks(self) -> list[str]:
@@ -156,6 +151,7 @@ class _Structured(_MultiClass):
     """Penalised calibrator of smoothed log-probabilities after temperature scaling."""
 
     settings = ("penalty",)
+    initial: ClassVar = {"alpha": 1.0, "smoothing": 0.0, "bias": [0.0, 0.0], "outcome": CONVERGED}
     full: ClassVar[bool]
     """Whether the weight is the buffer `matrix` instead of `scale`."""
     problems: ClassVar = {
@@ -264,13 +260,7 @@ class StructuredVectorScaling(_Structured):
 
     name = "structured vector scaling"
     full = False
-    initial: ClassVar[dict[str, Any]] = {
-        "alpha": 1.0,
-        "smoothing": 0.0,
-        "scale": [1.0, 1.0],
-        "bias": [0.0, 0.0],
-        "outcome": CONVERGED,
-    }
+    initial: ClassVar = {**_Structured.initial, "scale": [1.0, 1.0]}
 
     scale: Tensor
 
@@ -325,13 +315,7 @@ class StructuredMatrixScaling(_Structured):
 
     name = "structured matrix scaling"
     full = True
-    initial: ClassVar[dict[str, Any]] = {
-        "alpha": 1.0,
-        "smoothing": 0.0,
-        "matrix": [[1.0, 0.0], [0.0, 1.0]],
-        "bias": [0.0, 0.0],
-        "outcome": CONVERGED,
-    }
+    initial: ClassVar = {**_Structured.initial, "matrix": [[1.0, 0.0], [0.0, 1.0]]}
 
     matrix: Tensor
 

@@ -246,8 +246,27 @@ def check_seed(seed: object) -> None:
         raise ValueError(f"`seed` must fit in 64 bits, got {seed}.")
 
 
-def check_average(average: object, has_outputs: bool) -> None:
-    """Raise ValueError unless `average` is "macro", or None and values have a class or label axis (`has_outputs`)."""
+_WITHOUT = {
+    "groups": "Use group -1 for rows without a group.",
+    "clusters": "Use distinct identifiers for independent rows.",
+}
+
+
+def check_in_all_batches(name: str, before: bool | None, now: bool) -> None:
+    """Raise ValueError if only some batches have `groups` or `clusters`; `before` is None for the first batch."""
+    if before not in (None, now):
+        raise ValueError(
+            f"`{name}` must be passed with all batches or with none, got batches with and without {name}. "
+            f"{_WITHOUT[name]}"
+        )
+
+
+def check_average(average: object, has_outputs: bool) -> bool:
+    """Return whether to average over the class or label axis of values, which they have if `has_outputs`.
+
+    Raises:
+        ValueError: unless `average` is "macro", or None and there is such an axis.
+    """
     if average not in ("macro", None):
         raise ValueError(
             f"`average` must be 'macro' or None, got {average!r}. None returns a value for each class or label. "
@@ -258,6 +277,7 @@ def check_average(average: object, has_outputs: bool) -> None:
             "`average` must be 'macro' for a metric with a single value, got None. For values per label pass "
             "task='multilabel'. For values per class pass mode='classwise', if the metric supports it."
         )
+    return has_outputs and average is not None
 
 
 def count_of_outputs(task: Task, num_classes: int | None, num_labels: int | None) -> int | None:

@@ -29,12 +29,11 @@ def equal_width_edges(n_bins: int, like: Tensor) -> Tensor:
     return torch.arange(n_bins + 1, dtype=like.dtype, device=like.device) / n_bins
 
 
-def consistency_band(b: BinStats, level: float = 0.95) -> tuple[Tensor, Tensor]:
-    """Return the lower and upper ends `(..., B)` of the consistency band with coverage `level`; see `BinTable`."""
-    tail = (1 - level) / 2
+def consistency_band(b: BinStats) -> tuple[Tensor, Tensor]:
+    """Return the lower and upper ends `(..., B)` of the 95% consistency band; see `BinTable`."""
     expected, noise = b.sums[..., 1, :].detach(), b.noise
     ends = []
-    for probability in (tail, 1 - tail):
+    for probability in (0.025, 0.975):
         quantile = torch.full_like(noise, probability)[None]
         deviation = deviation_quantiles(quantile, b.n.detach(), expected, b.spread, noise)
         ends.append(((expected + deviation[0] * noise.sqrt()) / b.n.detach()).clamp(0, 1))

@@ -80,6 +80,9 @@ INPUT_DEFAULTS: dict[str, Any] = {
 }
 """Default of each option in `torchcalib.functional.InputOptions`."""
 
+RAISES = ("    Raises:", "        TypeError, ValueError: for invalid input.")
+"""Section of a docstring about the validation of the input."""
+
 _ENTRY = re.compile(r"^ {8}(\*{0,2}\w+): ")
 
 
@@ -109,7 +112,8 @@ def document(
     """Set the signature of a function or class, and a docstring with an "Args" entry for every parameter.
 
     Entries in the docstring `doc` are kept. Missing entries are taken from the "Args" section of the docstring
-    `entries`, if given, or from `ARGUMENTS`.
+    `entries`, if given, or from `ARGUMENTS`. If there is a section "Returns" but no section "Raises", `RAISES` is
+    added, because all functions of predictions validate them in the same way.
 
     Args:
         function: function or class to change.
@@ -203,8 +207,7 @@ def _arguments_range(lines: list[str]) -> tuple[int, int]:
     """
     begin = next((k for k, line in enumerate(lines) if line == "    Args:"), None)
     if begin is None:
-        sections = (k for k, line in enumerate(lines) if re.match(r"^ {4}[A-Z]\w+:$", line))
-        begin = next(sections, len(lines) - 1)
+        begin = _next_section(lines)
         return begin, begin
     blank = (k for k in range(begin, len(lines)) if not lines[k].strip())
     return begin, next(blank, len(lines))
@@ -224,12 +227,26 @@ def _entries(lines: list[str]) -> dict[str, list[str]]:
 def _completed(doc: str, names: list[str], entries: str | None) -> str:
     summary, _, rest = doc.partition("\n")
     lines = [summary, *indent(dedent(rest), " " * 4).split("\n")]  # the indentation of method docstrings is larger
+    lines = _with_raises(lines) if "preds" in names else lines
     begin, end = _arguments_range(lines)
     own = _entries((entries or "").split("\n")) | _entries(lines[begin:end])
     listed = [own.get(name) or [_entry(name)] for name in names if name in own or name in ARGUMENTS]
     section = ["    Args:", *(line for entry in listed for line in entry)]
     gap = [""] if begin == end else []  # blank line before the next section
     return "\n".join((*lines[:begin], *section, *gap, *lines[end:]))
+
+
+def _with_raises(lines: list[str]) -> list[str]:
+    """Return the lines of a docstring with `RAISES` after the section "Returns", unless it has a section "Raises"."""
+    if "    Returns:" not in lines or "    Raises:" in lines:
+        return lines
+    end = _next_section(lines, lines.index("    Returns:") + 1)
+    return [*lines[:end], *RAISES, "", *lines[end:]]
+
+
+def _next_section(lines: list[str], start: int = 0) -> int:
+    """Return the index of the first line from `start` on that begins a section, or of the last line without one."""
+    return next((k for k in range(start, len(lines)) if re.match(r"^ {4}[A-Z]\w+:$", lines[k])), len(lines) - 1)
 
 
 def _entry(name: str) -> str:

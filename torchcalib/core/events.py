@@ -4,7 +4,7 @@ A mode defines the events. Class-wise events have the classes as one more batch 
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -78,18 +78,17 @@ class Events:
         return Events(*(None if part is None else function(part) for part in parts))  # type: ignore[arg-type]
 
 
-def positive_class(p: Predictions, with_ecd: bool = False) -> Events:
+def positive_class(p: Predictions) -> Events:
     """Return the events y=1 with confidence P(y=1), `(..., N)`, or multi-label `(..., L, N)`."""
     # Keep the dtype of the input: `weighted` converts each column to float64.
     confidence = p.probs if p.from_logits else p.given.to(p.dtype)
-    return Events(confidence, p.given_target, p.weights, p.ecd if with_ecd else None)
+    return Events(confidence, p.given_target, p.weights)
 
 
-def top_label(p: Predictions, with_ecd: bool = False) -> Events:
+def top_label(p: Predictions) -> Events:
     """Return the event that the most probable class is the true class, for each sample. Ties go to the first class.
 
-    The confidence is max_k q_k. For soft targets, the outcome is the target probability of this class. The entropic
-    calibration difference (ECD) is computed from all class probabilities.
+    The confidence is max_k q_k. For soft targets, the outcome is the target probability of this class.
     """
     if p.task == "multiclass" and p.soft:
         top = p.values.argmax(-1, keepdim=True)
@@ -101,11 +100,11 @@ def top_label(p: Predictions, with_ecd: bool = False) -> Events:
     else:
         confidence = p.values.abs().sigmoid() if p.from_logits else torch.where(p.predicts_one, p.values, p.not_probs)
         outcome = torch.where(p.predicts_one, p.target, 1 - p.target)
-    return Events(confidence, outcome, p.weights, p.ecd if with_ecd else None)
+    return Events(confidence, outcome, p.weights)
 
 
-def top_k(p: Predictions, which: TopK, with_ecd: bool = False) -> Events:
-    """Return the events of a `TopK`. The entropic calibration difference is computed from all class probabilities."""
+def top_k(p: Predictions, which: TopK) -> Events:
+    """Return the events of a `TopK`."""
     k = which.k
     _check_k(p, which)
     if p.soft:
@@ -128,7 +127,7 @@ def top_k(p: Predictions, which: TopK, with_ecd: bool = False) -> Events:
         confidence = 1 + mass[..., :0].sum(-1)
     else:
         confidence = mass.sum(-1).clamp(max=1)
-    return Events(confidence, outcome, p.weights, p.ecd if with_ecd else None)
+    return Events(confidence, outcome, p.weights)
 
 
 def _check_k(p: Predictions, which: TopK) -> None:
@@ -152,18 +151,12 @@ def _soft_outcome(p: Predictions, entries: Tensor, which: TopK) -> Tensor:
     return p.target.masked_fill(~chosen, 0).sum(-1)
 
 
-def classwise(p: Predictions, with_ecd: bool = False) -> Events:
+def classwise(p: Predictions) -> Events:
     """Return the one-vs-rest events of all classes or labels `(..., C, N)`, with outcome 1 for the true class."""
     if p.task == "multilabel":
-        return positive_class(p, with_ecd)
-    one_hot = p.target if p.soft else _one_hot(p.target, p.num_classes, p.dtype)
-    ecd = None
-    if with_ecd:
-        log_q, log_rest = logs.one_vs_rest_log_probs(p.probs, p.log_probs.to(p.probs.dtype))
-        ecd = logs.binary_neg_entropy(log_q, log_rest) + logs.binary_cross_entropy(log_q, log_rest, one_hot)
-        ecd = ecd.transpose(-1, -2)
+        return positive_class(p)
     weights = None if p.weights is None else p.weights.unsqueeze(-2)
-    return Events(p.probs.transpose(-1, -2), one_hot.transpose(-1, -2), weights, ecd)
+    return Events(p.probs.transpose(-1, -2), _outcomes_of_classes(p).to(p.dtype), weights)
 
 
 @dataclass(frozen=True, eq=False)
@@ -227,12 +220,7 @@ def _outcomes_of_classes(p: Predictions) -> Tensor:
     return p.target.unsqueeze(-2) == torch.arange(p.num_classes, device=p.values.device).unsqueeze(-1)
 
 
-def _one_hot(target: Tensor, num_classes: int, dtype: torch.dtype) -> Tensor:
-    classes = torch.arange(num_classes, device=target.device)
-    return (target.unsqueeze(-1) == classes).to(dtype)
-
-
-_MODES: dict[Task, dict[NamedMode, Callable[[Predictions, bool], Events]]] = {
+_MODES: dict[Task, dict[NamedMode, Callable[[Predictions], Events]]] = {
     "binary": {"positive": positive_class, "top_label": top_label},
     "multiclass": {"top_label": top_label, "classwise": classwise},
     "multilabel": {"classwise": classwise},
@@ -270,7 +258,16 @@ def n_events(p: Predictions, mode: Mode) -> int:
 
 
 def reduce_to_events(p: Predictions, mode: Mode, with_ecd: bool = False) -> Events:
-    """Convert predictions to the events of a mode, which must be supported by the task."""
-    if isinstance(mode, TopK):
-        return top_k(p, mode, with_ecd)
-    return _MODES[p.task][mode](p, with_ecd)
+    """Convert predictions to the events of a mode, which must be supported by the task.
+
+    `with_ecd` adds the entropic calibration difference (ECD): of each class against the rest if the mode is
+    "classwise", otherwise of all class probabilities.
+    """
+    events = top_k(p, mode) if isinstance(mode, TopK) else _MODES[p.task][mode](p)
+    if not with_ecd:
+        return events
+    if mode != "classwise" or p.task == "multilabel":
+        return replace(events, ecd=p.ecd)
+    log_q, log_rest = (x.transpose(-1, -2) for x in logs.one_vs_rest_log_probs(p.probs, p.log_probs.to(p.probs.dtype)))
+    cross_entropy = logs.binary_cross_entropy(log_q, log_rest, events.outcome)
+    return replace(events, ecd=logs.binary_neg_entropy(log_q, log_rest) + cross_entropy)

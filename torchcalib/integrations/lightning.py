@@ -155,7 +155,10 @@ class CalibrationMonitor(_Callback):  # type: ignore[misc]  # the base classes a
 
     @property
     def state_key(self) -> str:
-        """Key of the history in checkpoints. It contains the prefix, because a Trainer may have several monitors."""
+        """Key of the history in checkpoints. It contains the prefix, because a Trainer may have several monitors.
+
+        Lightning documents this use of `_generate_state_key`, which has no public name.
+        """
         return str(self._generate_state_key(prefix=self.prefix))
 
     # Hooks, in the order of the calls by a Trainer
@@ -294,5 +297,6 @@ class CalibrationMonitor(_Callback):  # type: ignore[misc]  # the base classes a
 def _loaders(trainer: Any) -> list[Any]:
     """Return the validation loaders by `dataloader_idx`, or [None] if Lightning combines them into one."""
     loop = trainer.validate_loop if trainer.state.fn == "validate" else trainer.fit_loop.epoch_loop.val_loop
-    # `trainer.val_dataloaders` is not used: it can be nested, or contain the loaders of `fit` during `validate`.
+    # `trainer.val_dataloaders` is not used: it can be nested, or contain the loaders of `fit` during `validate`. The
+    # loaders in the order of their indices have no public name.
     return list(loop._combined_loader.flattened) if loop._is_sequential else [None]

@@ -1,7 +1,7 @@
 """Base class of training penalties as modules, and functions that penalties share."""
 
-from collections.abc import Callable, Mapping, Sequence
-from inspect import signature
+from collections.abc import Callable, Mapping
+from inspect import Parameter, signature
 from typing import Any, Protocol
 
 import torch
@@ -10,19 +10,17 @@ from torch import Tensor, nn
 from torchcalib.core.arguments import (
     Average,
     InputOptions,
-    NanPolicy,
     Task,
     check_average,
     check_task,
-    count_of_outputs,
     task_of,
     task_read_as,
     unknown_argument,
     weights_from,
 )
-from torchcalib.core.documentation import arguments_section, document, parameters_of
+from torchcalib.core.documentation import arguments_section, document, input_parameters, parameters_of
 from torchcalib.core.events import Mode, n_events, reduce_to_events, resolve_mode
-from torchcalib.core.inputs import InputFormat, read_input
+from torchcalib.core.inputs import input_format_of, read_input
 from torchcalib.core.predictions import Predictions, by_replicates, in_all_replicates
 from torchcalib.ops.logs import wide_dtype
 
@@ -44,16 +42,8 @@ class PenaltyLoss(nn.Module):
 
     Args:
         penalty: The calibration error and its settings.
-        task: `"binary"`, `"multiclass"` or `"multilabel"`. `num_classes` or `num_labels` implies it.
-        num_classes: Number of classes C of a multi-class task. `preds` must have this many.
-        num_labels: Number of labels L of a multi-label task. `preds` must have this many.
-        from_logits: Whether `preds` are logits instead of probabilities.
-        ignore_index: Rows with this target are dropped.
-        positive_classes: Treat multi-class input as binary: these classes against the other classes.
-        class_axis: Axis of classes or labels in `preds`; None infers it from the shapes.
-        validate_args: Whether to check the values of predictions, targets and weights.
-        nan_policy: Handling of rows with missing (NaN) predictions or soft targets: `"raise"` or `"drop"`.
         whole_weights: Require weights to be whole numbers.
+        **options: Input options; see `torchcalib.functional.InputOptions`.
 
     Example:
         >>> from torchcalib.losses.binned import SoftBins
@@ -63,43 +53,20 @@ class PenaltyLoss(nn.Module):
     """
 
     def __init_subclass__(cls, function: Callable[..., Tensor] | None = None) -> None:
-        """Complete the docstring and the signature with the arguments of `function` and of `PenaltyLoss`."""
-        own = parameters_of(cls.__init__)
-        shared = [p for p in parameters_of(PenaltyLoss.__init__) if p.name not in ("penalty", "whole_weights", "task")]
-        document(cls, cls.__doc__, [*own, *shared], entries=arguments_section(function.__doc__ if function else None))
+        """Complete the docstring and the signature with the arguments of `function` and the input options."""
+        entries = arguments_section(function.__doc__ if function else None)
+        document(cls, cls.__doc__, [*parameters_of(cls.__init__), *_input_parameters()], entries=entries)
 
     def __init__(
-        self,
-        penalty: Penalty,
-        *,
-        task: Task | None = None,
-        num_classes: int | None = None,
-        num_labels: int | None = None,
-        from_logits: bool = False,
-        ignore_index: int | None = None,
-        positive_classes: Sequence[int] | None = None,
-        class_axis: int | None = None,
-        validate_args: bool = True,
-        nan_policy: NanPolicy = "raise",
-        whole_weights: bool = False,
-        **unknown: Any,
+        self, penalty: Penalty, *, task: Task | None = None, whole_weights: bool = False, **options: Any
     ) -> None:
         super().__init__()
-        if unknown:
-            raise unknown_argument(next(iter(unknown)), signature(type(self)).parameters, type(self).__name__)
-        task = task_of(task, num_classes, num_labels)
+        known = signature(type(self)).parameters
+        if unknown := [name for name in options if name not in known]:
+            raise unknown_argument(unknown[0], known, type(self).__name__)
+        task = task_of(task, options.get("num_classes"), options.get("num_labels"))
         self.penalty = penalty
-        self.input_format = InputFormat(
-            task,
-            num_classes=count_of_outputs(task, num_classes, num_labels),
-            from_logits=from_logits,
-            ignore_index=ignore_index,
-            positive_classes=positive_classes,
-            class_axis=class_axis,
-            validate_args=validate_args,
-            nan_policy=nan_policy,
-            whole_weights=whole_weights,
-        )
+        self.input_format = input_format_of(task, options, whole_weights=whole_weights)
 
     def forward(
         self, preds: Tensor, target: Tensor, weights: Tensor | None = None, *, sample_weight: Tensor | None = None
@@ -124,7 +91,11 @@ class PenaltyLoss(nn.Module):
         return f"{self.penalty}, task={self.input_format.task!r}, from_logits={self.input_format.from_logits}"
 
 
-document(PenaltyLoss, PenaltyLoss.__doc__, parameters_of(PenaltyLoss.__init__))
+def _input_parameters() -> list[Parameter]:
+    return input_parameters(without=("weights", "batch_dims"))
+
+
+document(PenaltyLoss, PenaltyLoss.__doc__, [*parameters_of(PenaltyLoss.__init__), *_input_parameters()])
 
 
 def weighted_events(p: Predictions, mode: Mode) -> tuple[Tensor, Tensor, Tensor]:
@@ -162,11 +133,10 @@ def evaluate(
 
     Replicate weights are processed a few at a time. `per_event` is the number of values in memory for each event.
     """
-    classwise = mode == "classwise"
-    check_average(average, classwise)
+    averages = check_average(average, mode == "classwise")
     p = read_input(task, preds, target, options, wait=_is_on_cpu(preds))
     value = by_replicates(penalty.of, p, n_events(p, mode) * per_event)
-    return (value.mean(-1) if classwise and average is not None else value).to(p.dtype)
+    return (value.mean(-1) if averages else value).to(p.dtype)
 
 
 def _is_on_cpu(preds: object) -> bool:

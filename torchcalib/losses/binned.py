@@ -121,9 +121,6 @@ def soft_binned_ece(
     Returns:
         The error in [0, 1], `(...)`, in the dtype of `preds` (at least float32). NaN without data.
 
-    Raises:
-        TypeError, ValueError: for invalid input.
-
     Gradient:
         With respect to the confidences, finite everywhere; 0 where the value is 0. Outcomes are constants. Time and
         memory are O(N n_bins).

@@ -110,9 +110,6 @@ def mmce(
         The error `(...)`, in [0, 1], or in [0, 2] with `weighted=True`, in the dtype of `preds` (at least float32). NaN
         without data.
 
-    Raises:
-        TypeError, ValueError: for invalid input.
-
     Gradient:
         With respect to the confidences, finite everywhere; 0 where the value is 0. The derivative of |c_i - c_j| is 0
         where c_i = c_j. Outcomes are constants. Time is O(N log N), and memory is O(N).

@@ -90,12 +90,10 @@ def binned(
         hard_targets: Reject soft targets, because the formula counts labels.
     """
     mode = resolve_mode(task_read_as(task, options), mode)
-    is_classwise = mode == "classwise"
-    check_average(average, is_classwise)
+    averages = check_average(average, mode == "classwise")
     is_additive = binning.bins == "equal_width" and not from_sample
     demands = {"hard_targets": hard_targets or binning.is_isotonic, "whole_weights": not is_additive}
     accumulator = EqualWidthBins(mode, binning.n_bins, binning.right) if is_additive else ExactSample(mode)
-    averages = is_classwise and average is not None
     return BinnedEstimator(input_format_of(task, options, **demands), accumulator, formula, averages, binning)
 
 
@@ -177,9 +175,6 @@ def _ece(
         A difference of probabilities in [0, 1], `(...)`, or `(..., C)` with `average=None`, in the dtype of `preds`
         (at least float32). NaN without data.
 
-    Raises:
-        TypeError, ValueError: for invalid input.
-
     Gradient:
         With respect to the confidences, for constant bins; finite everywhere.
 
@@ -238,9 +233,6 @@ def _ace(
     Returns:
         A difference of probabilities in [0, 1], `(...)`, or `(..., C)` with `average=None`, in the dtype of `preds`
         (at least float32). NaN without data.
-
-    Raises:
-        TypeError, ValueError: for invalid input.
 
     Gradient:
         With respect to the confidences, for constant bins; finite everywhere.
@@ -301,9 +293,6 @@ def _esce(
     Returns:
         A difference of probabilities in [-1, 1], `(...)`, or `(..., C)` with `average=None`, in the dtype of `preds`
         (at least float32). NaN without data.
-
-    Raises:
-        TypeError, ValueError: for invalid input.
 
     Gradient:
         Defined everywhere.
@@ -366,9 +355,6 @@ def _mce(
     Returns:
         A difference of probabilities in [0, 1], `(...)`, or `(..., C)` with `average=None`, in the dtype of `preds`
         (at least float32). NaN without data.
-
-    Raises:
-        TypeError, ValueError: for invalid input.
 
     Gradient:
         With respect to the confidences in the bin with the largest |gap|; finite. Tied bins share it equally.
@@ -440,9 +426,6 @@ def _rmsce(
         A difference of probabilities in [0, 1], `(...)`, or `(..., C)` with `average=None`, in the dtype of `preds`
         (at least float32). NaN without data.
 
-    Raises:
-        TypeError, ValueError: for invalid input.
-
     Gradient:
         With respect to the confidences, finite everywhere; 0 where the value is 0.
 
@@ -507,9 +490,6 @@ def calibration_curve(
 
     Returns:
         A `BinTable` with columns `(..., B)`, class-wise and multi-label `(..., C, B)`, in float64.
-
-    Raises:
-        TypeError, ValueError: for invalid input.
 
     Reference:
         [ECD] Sumler et al.: An Entropic Metric for Measuring Calibration of Machine Learning Models, Tables I-II.

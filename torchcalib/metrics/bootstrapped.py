@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from torchcalib.core.arguments import check_count, check_level, check_seed
+from torchcalib.core.arguments import check_count, check_in_all_batches, check_level, check_seed
 from torchcalib.core.arrays import as_tensors
 from torchcalib.core.clusters import identifiers, least_of_batch, of_samples
 from torchcalib.core.predictions import Predictions, replicates_at_once
@@ -178,11 +178,7 @@ class Bootstrapped(WrappedMetric[S]):
             clusters: Cluster of each sample of a batch element, integers or text, or one for each item of its first
                 axis. Pass clusters with all batches or with none.
         """
-        if self._has_clusters not in (None, clusters is not None):
-            raise ValueError(
-                "`clusters` must be passed with all batches or with none, got batches with and without clusters. "
-                "Use distinct identifiers for independent rows."
-            )
+        check_in_all_batches("clusters", self._has_clusters, clusters is not None)
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             self._rank = torch.distributed.get_rank()
         preds, target, weights = as_tensors(preds, target, weights, sample_weight)

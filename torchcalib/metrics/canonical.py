@@ -96,24 +96,20 @@ class DirichletSettings:
 
     def of(self, p: Predictions) -> Tensor:
         """Return the canonical calibration error per batch element, `(...)`, without the p-th root."""
-        return _error(p, self.p, self.bandwidth, self.chunk)
-
-
-def _error(p: Predictions, power: int, bandwidth: float | str, chunk: int | None) -> Tensor:
-    log_q, q, target = _log_distributions(p)
-    copies = torch.ones_like(q[..., 0])
-    if p.weights is not None:
-        copies = p.weights.expand(*p.replicates, *p.samples).to(q.dtype)
-        log_q, q, target = (x.expand(*p.replicates, *x.shape) for x in (log_q, q, target))
-    counted = copies.nan_to_num()
-    if bandwidth == "likelihood":
-        h = _most_likely_bandwidth(log_q, q, counted, chunk)
-    else:
-        h = torch.full(q.shape[:-2], float(bandwidth), dtype=q.dtype, device=q.device)
-    expected = leave_one_out_mean(log_q / h[..., None, None], q, _log_normaliser(q, h), target, counted, chunk).mean
-    gap = expected - q
-    distance = (gap.abs() if power == 1 else gap.square()).sum(-1)
-    return (copies * distance.masked_fill(copies == 0, 0)).sum(-1) / copies.sum(-1)
+        log_q, q, target = _log_distributions(p)
+        copies = torch.ones_like(q[..., 0])
+        if p.weights is not None:
+            copies = p.weights.expand(*p.replicates, *p.samples).to(q.dtype)
+            log_q, q, target = (x.expand(*p.replicates, *x.shape) for x in (log_q, q, target))
+        counted = copies.nan_to_num()
+        if self.bandwidth == "likelihood":
+            h = _most_likely_bandwidth(log_q, q, counted, self.chunk)
+        else:
+            h = torch.full(q.shape[:-2], float(self.bandwidth), dtype=q.dtype, device=q.device)
+        scaled, normaliser = log_q / h[..., None, None], _log_normaliser(q, h)
+        gap = leave_one_out_mean(scaled, q, normaliser, target, counted, self.chunk).mean - q
+        distance = (gap.abs() if self.p == 1 else gap.square()).sum(-1)
+        return (copies * distance.masked_fill(copies == 0, 0)).sum(-1) / copies.sum(-1)
 
 
 @documented
@@ -151,9 +147,6 @@ def canonical_error(
         float32). NaN with fewer than two samples. If all kernels are 0 because a probability q_ik is 0, the estimate
         is its limit for q_ik -> 0. Only the samples j with the smallest q_jk contribute to this limit.
 
-    Raises:
-        TypeError, ValueError: for invalid input.
-
     Gradient:
         With respect to the predictions, including the kernels; reverse mode, first order. A bandwidth selected by
         `"likelihood"` and log 0 are constants. Time: O(N^2 C). Memory: a few copies of the input.
@@ -168,9 +161,8 @@ def canonical_error(
         >>> canonical_error(preds, torch.tensor([0, 0, 1]), task="multiclass", bandwidth=0.1)
         tensor(0.4667)
     """
-    is_multilabel = task_read_as(task, options) == "multilabel"
     settings = DirichletSettings(p, bandwidth, chunk)
-    check_average(average, is_multilabel)
+    averages = check_average(average, task_read_as(task, options) == "multilabel")
     given = input_format_of(task, options, whole_weights=True).read(preds, target, options.get("weights"))
     value = by_replicates(settings.of, given, given.samples.numel() * given.num_classes)
-    return (value.mean(-1) if is_multilabel and average is not None else value).to(given.dtype)
+    return (value.mean(-1) if averages else value).to(given.dtype)

@@ -121,13 +121,14 @@ def check_names(function: Callable[..., Any], options: Mapping[str, Any]) -> Non
 
 
 def functional(
-    factory: Callable[P, Estimator[Any]], result: Callable[..., R] | None = None
+    factory: Callable[P, Estimator[Any]], result: Callable[..., R] | None = None, *, entries: str | None = None
 ) -> Callable[Concatenate[Tensor, Tensor, P], Any]:
     """Return the public function of a metric: a function of `preds`, `target` and the options of the factory.
 
     Args:
         factory: Function from keyword options to an `Estimator`. The public function gets its docstring.
         result: Constructor of a named tuple from the entries of the last axis of the value. None returns the value.
+        entries: Descriptions of arguments that several factories share; see `document`.
     """
     name = factory.__name__.removeprefix("_")
 
@@ -149,6 +150,7 @@ def functional(
         factory.__doc__,
         [*data, *with_implied_task(parameters_of(factory)), *input_parameters()],
         result or Tensor,
+        entries,
     )
-    factory.__doc__ = arguments_section(factory.__doc__)  # without the example, which doctest would run twice
+    factory.__doc__ = arguments_section(function.__doc__)  # without the example, which doctest would run twice
     return cast(Callable[Concatenate[Tensor, Tensor, P], Any], function)

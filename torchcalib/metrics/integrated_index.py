@@ -114,9 +114,6 @@ def _ici(
         `(...)`, or `(..., C)` with `average=None`, at least 0 and usually below 1, in the dtype of `preds` (at least
         float32). NaN without data.
 
-    Raises:
-        TypeError, ValueError: for invalid input.
-
     Gradient:
         With respect to the confidences, including their effect on the curve, except where the set of neighbours
         changes. The backward pass stores about 20 numbers per pair of points.

@@ -179,9 +179,6 @@ def _skce(
         `(...)`, multi-label `(..., L)` with `average=None`, in [-2, 2] ("biased" in [0, 2]), in the dtype of `preds`
         (at least float32). NaN with fewer than two samples, or without a complete block.
 
-    Raises:
-        TypeError, ValueError: for invalid input.
-
     Gradient:
         Defined everywhere; the derivative of |p_k - p'_k| is 0 where p_k = p'_k. Reverse mode, first order. A median
         bandwidth is a constant. Memory: a few copies of the input for all pairs, one chunk for blocks.
@@ -313,9 +310,6 @@ def skce_test(
         A `CalibrationTest` with tensors `(...)`, multi-label `(..., L)`, in the dtype of `preds` (at least float32).
         The statistic is the SKCE estimate. The interval is a normal approximation (NaN for "unbiased"). The p-value is
         1 where all residuals are 0. NaN with fewer than two blocks ("unbiased": fewer than two samples).
-
-    Raises:
-        TypeError, ValueError: for invalid input.
 
     Gradient:
         Defined for the statistic and the p-value; see `skce`.

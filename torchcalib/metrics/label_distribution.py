@@ -13,7 +13,6 @@ from torch import Tensor
 
 from torchcalib.core.arguments import Average, InputOptions, Task, check_choice
 from torchcalib.core.predictions import Predictions
-from torchcalib.core.sums import ScoreSum
 from torchcalib.metrics.scores import Score, ScoreEstimator, ScoreMetric, score_function, scored
 from torchcalib.ops.logs import neg_entropy, safe_log, wide_dtype, xmul
 from torchcalib.special.shares import entropy_of_counts, mean_distance_of_share, mean_log_share
@@ -107,13 +106,9 @@ def _distance(p: Predictions, distance: str, component: Component) -> Tensor:
     return _DISTANCES[distance][component](p)
 
 
-def _zero(s: ScoreSum, _: Tensor, __: Task) -> Tensor:
-    return torch.zeros_like(s.total)
-
-
 def _score(distance: str, component: Component) -> Score:
     check_choice("component", component, tuple(_DISTANCES[distance]))
-    return Score(_distance, _zero, arguments=(distance, component), min_annotators=_MIN_ANNOTATORS[component])
+    return Score(_distance, arguments=(distance, component), min_annotators=_MIN_ANNOTATORS[component])
 
 
 def _mean_distance(

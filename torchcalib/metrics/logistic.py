@@ -117,9 +117,6 @@ def _cox(
         - All outcomes are equal: slope, intercept, standard errors and p-value are NaN; `in_the_large` is inf or -inf.
         - The fit does not converge, for example with log-odds in the hundreds: the affected fields are NaN.
 
-    Raises:
-        TypeError, ValueError: for invalid input.
-
     Gradient:
         For slope, intercept and in_the_large, by implicit differentiation of the fit. None for standard errors and
         p-value.
@@ -328,9 +325,6 @@ def _spiegelhalter(
         `(...)`, class-wise and multi-label `(..., C)`, in the dtype of `preds` (at least float32). NaN without data.
         If every probability is 0, 1/2 or 1, the variance is 0. Then z is +inf and the p-value 0 if a prediction of 0 or
         1 is wrong; otherwise z and the p-value are NaN.
-
-    Raises:
-        TypeError, ValueError: for invalid input.
 
     Gradient:
         With respect to the confidences, where z is finite.

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Any, Literal, Unpack
 
-import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
@@ -58,9 +57,6 @@ def _nll(
     Returns:
         `(...)`, multi-label `(..., L)` with `average=None`, in [0, inf], in the dtype of `preds` (at least float32).
         NaN without data.
-
-    Raises:
-        TypeError, ValueError: for invalid input.
 
     Gradient:
         Finite everywhere. Where the score is infinite, the gradient is 0 with respect to probabilities, and q - t with
@@ -149,9 +145,6 @@ def _brier_score(
         `(...)`, multi-label `(..., L)` with `average=None`, in the dtype of `preds` (at least float32). NaN without
         data.
 
-    Raises:
-        TypeError, ValueError: for invalid input.
-
     Gradient:
         Defined everywhere.
 
@@ -194,11 +187,7 @@ def _ecd_of(p: Predictions) -> Tensor:
     return p.ecd
 
 
-def _zero(s: ScoreSum, _: Tensor, __: Task) -> Tensor:
-    return torch.zeros_like(s.total)
-
-
-_ECD = Score(_ecd_of, _zero)
+_ECD = Score(_ecd_of)
 
 
 def _ecd(
@@ -246,9 +235,6 @@ def ecd(
     Returns:
         `(...)`, multi-label `(..., L)` with `average=None`, in (-inf, inf], in the dtype of `preds` (at least float32).
         NaN without data.
-
-    Raises:
-        TypeError, ValueError: for invalid input.
 
     Gradient:
         Finite everywhere. For a distribution, the gradients of its `log_prob` and `entropy` are used.
@@ -331,9 +317,6 @@ def _accuracy(
     Returns:
         `(...)`, multi-label `(..., L)` with `average=None`, in [0, 1], in the dtype of `preds` (at least float32). NaN
         without data.
-
-    Raises:
-        TypeError, ValueError: for invalid input.
 
     Gradient:
         None, because the value is piecewise constant in the predictions.

@@ -41,10 +41,9 @@ def ranked(
 ) -> Estimator[RankedSample]:
     """Return the estimator of a rank-based metric. `formula` is a function from `RankedSample` to values `(...)`."""
     mode = resolve_mode(task_read_as(task, options), mode)
-    is_classwise = mode == "classwise"
-    check_average(average, is_classwise)
+    averages = check_average(average, mode == "classwise")
     input_format = input_format_of(task, options, hard_targets=hard_targets, whole_weights=True)
-    return Estimator(input_format, ExactSample(mode), formula, is_classwise and average is not None)
+    return Estimator(input_format, ExactSample(mode), formula, averages)
 
 
 def no_average(task: Task, mode: Mode | None, options: Mapping[str, Any]) -> Average | None:
@@ -129,9 +128,6 @@ def _ks(
     Returns:
         A difference of probabilities in [0, 1], `(...)`, or `(..., C)` with `average=None`, in the dtype of `preds`
         (at least float32). NaN without data. It is at least |ESCE|, the absolute expected signed calibration error.
-
-    Raises:
-        TypeError, ValueError: for invalid input.
 
     Gradient:
         With respect to the confidences up to the sample j with the maximum (or minimum) D_j. Ties are averaged.
@@ -263,9 +259,6 @@ def _corp(
         outcome has predicted probability 0, which is impossible for finite logits. UNC and DSC are 0 if all outcomes
         are equal.
 
-    Raises:
-        TypeError, ValueError: for invalid input.
-
     Gradient:
         For the score and MCB with respect to the confidences, for a fixed order of the samples. None for DSC and UNC.
 
@@ -394,9 +387,6 @@ def corp_curve(
 
     Returns:
         A `CORPCurve` with tensors `(..., M)`, class-wise and multi-label `(..., C, M)`, M at most 1,024, in float64.
-
-    Raises:
-        TypeError, ValueError: for invalid input.
 
     Gradient:
         None.

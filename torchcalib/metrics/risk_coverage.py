@@ -176,9 +176,6 @@ def risk_coverage_curve(
         A `RiskCoverageCurve` with tensors `(..., M)`, multi-label `(..., L, M)`, M at most 1,024, in float64. NaN
         without data.
 
-    Raises:
-        TypeError, ValueError: for invalid input.
-
     Gradient:
         None.
 

@@ -73,9 +73,6 @@ def bayes_risk_curve(
     Returns:
         A `BayesRiskCurve` with tensors `(..., K)`, multi-label `(..., L, K)`. NaN without data.
 
-    Raises:
-        TypeError, ValueError: for invalid input.
-
     Gradient:
         None, because the decisions are piecewise constant in the predictions.
 
@@ -121,9 +118,6 @@ def bayes_risk_area(
         `(...)`, multi-label `(..., L)` with `average=None`, in [0, inf], in the dtype of `preds` (at least float32).
         NaN without data.
 
-    Raises:
-        TypeError, ValueError: for invalid input.
-
     Gradient:
         The gradient of the cross entropy or Brier score, if all predictions are different.
 
@@ -138,10 +132,10 @@ def bayes_risk_area(
         raise ValueError(
             f"`weight` must be 'uniform' or 'beta22', got {weight!r}. Use 'uniform' for the cross entropy."
         )
-    check_average(average, task_read_as(task, options) == "multilabel")
+    averages = check_average(average, task_read_as(task, options) == "multilabel")
     p = _read_two_classes(preds, target, task, options, priors).set_in_log_odds()
     area = by_replicates(lambda p: _area(_sorted_predictions(p, priors), weight), p, p.samples.numel())
-    return (area.mean(-1) if p.task == "multilabel" and average else area).to(p.dtype)
+    return (area.mean(-1) if averages else area).to(p.dtype)
 
 
 def _area(s: "_SortedPredictions", weight: AreaWeight) -> Tensor:
@@ -181,9 +175,6 @@ def optimal_threshold_cost(
         `(...)`, multi-label `(..., L)` with `average=None`, in the unit of `cost`, in the dtype of `preds` (at least
         float32). NaN without data.
 
-    Raises:
-        TypeError, ValueError: for invalid input.
-
     Gradient:
         None.
 
@@ -203,12 +194,12 @@ def optimal_threshold_cost(
         )
     if normalize not in (None, "prior"):
         raise ValueError(f"`normalize` must be None or 'prior', got {normalize!r}. Omit it for the mean cost.")
-    check_average(average, task_read_as(task, options) == "multilabel")
+    averages = check_average(average, task_read_as(task, options) == "multilabel")
     p = _read_two_classes(preds, target, task, options, priors)
     least = by_replicates(
         lambda p: _least_cost(_sorted_predictions(p, priors), matrix, normalize is not None), p, p.samples.numel()
     )
-    return (least.mean(-1) if p.task == "multilabel" and average else least).to(p.dtype)
+    return (least.mean(-1) if averages else least).to(p.dtype)
 
 
 def _least_cost(s: "_SortedPredictions", matrix: CostMatrix, normalize: bool) -> Tensor:

@@ -30,6 +30,11 @@ from torchcalib.metrics.estimator import Estimator, check_names, functional
 from torchcalib.ops.logs import xmul
 
 
+def zero(s: ScoreSum, _: Tensor, __: Task) -> Tensor:
+    """Return 0 for each batch element, the mean score of a constant prediction that is calibrated; see `Score`."""
+    return torch.zeros_like(s.total)
+
+
 class Score(NamedTuple):
     """Definition of a score: its value per sample, and its mean for the constant prediction of the class priors.
 
@@ -43,7 +48,7 @@ class Score(NamedTuple):
     """
 
     per_sample: Callable[..., Tensor]
-    of_prior: Callable[[ScoreSum, Tensor, Task], Tensor]
+    of_prior: Callable[[ScoreSum, Tensor, Task], Tensor] = zero
     normalizable: bool = False
     arguments: tuple[Hashable, ...] = ()
     min_annotators: int = 0
@@ -148,10 +153,8 @@ def scored(
     if normalize not in (None, "prior") or (normalize and not score.normalizable):
         allowed = "None or 'prior'" if score.normalizable else "None"
         raise ValueError(f"`normalize` must be {allowed}, got {normalize!r}. Omit it for the mean score.")
-    has_labels = input_format.read_as == "multilabel"
-    check_average(average, has_labels)
+    averages = check_average(average, input_format.read_as == "multilabel")
     accumulator = score.accumulator(by_class=normalize is not None or priors is not None)
-    averages = has_labels and average is not None
     return ScoreEstimator(input_format, accumulator, mean_score, averages, score, normalize is not None, priors)
 
 

@@ -32,6 +32,12 @@ _ONE_VS_REST: dict[Task, tuple[NamedMode, ...]] = {**MODES, "multiclass": ("top_
 """Modes of `correctness_auroc`, which also ranks the samples of each class against the rest."""
 
 
+_ARGUMENTS = """
+        target: Integer labels.
+        mode: Event whose probability is the confidence; see `aurc`.
+        average: `"macro"` averages multi-label values over labels. None returns `(..., L)`."""
+
+
 def aurc_of(a: Accepted) -> Tensor:
     """Return the area under the risk-coverage curve `(...)`; see `aurc`.
 
@@ -124,20 +130,15 @@ def _aurc(
     confidence have no order: the value is the mean over all their orders.
 
     Args:
-        target: Integer labels.
         mode: Event whose probability is the confidence. A prediction is correct if the event occurs. `"top_label"`
             (default): the predicted class is the true one. The predicted class is the most probable one, y = 0 for
             P(y=1) = 1/2, and either y = 1 or y = 0 of each label for multi-label. `"positive"` (binary) and
             `"classwise"` (multi-label): `preds` are the confidences, and `target` is 1 for a correct prediction.
             `TopK(k)` (multi-class): the true class is among the k most probable classes.
-        average: `"macro"` averages multi-label values over labels. None returns `(..., L)`.
 
     Returns:
         A probability in [0, 1], `(...)`, or `(..., L)` with `average=None`, in the dtype of `preds` (at least float32).
         NaN without data.
-
-    Raises:
-        TypeError, ValueError: for invalid input.
 
     Gradient:
         None.
@@ -163,17 +164,9 @@ def _eaurc(
     errors. E-AURC therefore measures the order of the confidences. It is comparable only between models of similar
     accuracy.
 
-    Args:
-        target: Integer labels.
-        mode: Event whose probability is the confidence; see `aurc`.
-        average: `"macro"` averages multi-label values over labels. None returns `(..., L)`.
-
     Returns:
         A probability in [0, 1], `(...)`, or `(..., L)` with `average=None`, in the dtype of `preds` (at least float32).
         0 if all predictions are correct, or all are wrong. NaN without data.
-
-    Raises:
-        TypeError, ValueError: for invalid input.
 
     Gradient:
         None.
@@ -199,17 +192,9 @@ def _augrc(
     (1 - AUROC) acc (1 - acc) + (1 - acc)^2 / 2, with the accuracy acc and AUROC = `correctness_auroc`. Unlike AURC, it
     does not give large weights to the few most confident samples.
 
-    Args:
-        target: Integer labels.
-        mode: Event whose probability is the confidence; see `aurc`.
-        average: `"macro"` averages multi-label values over labels. None returns `(..., L)`.
-
     Returns:
         A probability in [0, 1/2], `(...)`, or `(..., L)` with `average=None`, in the dtype of `preds` (at least
         float32). NaN without data.
-
-    Raises:
-        TypeError, ValueError: for invalid input.
 
     Gradient:
         None.
@@ -234,7 +219,6 @@ def _correctness_auroc(
     value of a confidence without information, and 1 that of an ideal order. The accuracy has no direct effect.
 
     Args:
-        target: Integer labels.
         mode: Event whose probability is the confidence; see `aurc`. `"positive"` (binary) and `"classwise"`
             (multi-label) give the ordinary AUROC of `preds` and `target`. `"classwise"` (multi-class) gives the AUROC
             of each class against the rest.
@@ -243,9 +227,6 @@ def _correctness_auroc(
     Returns:
         A probability in [0, 1], `(...)`, or `(..., C)` with `average=None`, in the dtype of `preds` (at least float32).
         NaN if all predictions are correct or all are wrong, and without data.
-
-    Raises:
-        TypeError, ValueError: for invalid input.
 
     Gradient:
         None.
@@ -275,17 +256,11 @@ def _risk_at_coverage(
     samples. If only some of the samples with equal confidence are accepted, the value is the mean over all choices.
 
     Args:
-        target: Integer labels.
         coverage: Fraction of accepted samples, above 0 and at most 1. 1 gives the error rate of all samples.
-        mode: Event whose probability is the confidence; see `aurc`.
-        average: `"macro"` averages multi-label values over labels. None returns `(..., L)`.
 
     Returns:
         A probability in [0, 1], `(...)`, or `(..., L)` with `average=None`, in the dtype of `preds` (at least float32).
         NaN without data.
-
-    Raises:
-        TypeError, ValueError: for invalid input.
 
     Gradient:
         None.
@@ -316,17 +291,11 @@ def _accuracy_at_coverage(
     N samples. If only some of the samples with equal confidence are accepted, the value is the mean over all choices.
 
     Args:
-        target: Integer labels.
         coverage: Fraction of accepted samples, above 0 and at most 1. 1 gives the accuracy of all samples.
-        mode: Event whose probability is the confidence; see `aurc`.
-        average: `"macro"` averages multi-label values over labels. None returns `(..., L)`.
 
     Returns:
         A fraction in [0, 1], `(...)`, or `(..., L)` with `average=None`, in the dtype of `preds` (at least float32).
         NaN without data.
-
-    Raises:
-        TypeError, ValueError: for invalid input.
 
     Gradient:
         None.
@@ -358,17 +327,11 @@ def _coverage_at_risk(
     so the error rate of new data may be larger.
 
     Args:
-        target: Integer labels.
         risk: Largest accepted error rate, in [0, 1].
-        mode: Event whose probability is the confidence; see `aurc`.
-        average: `"macro"` averages multi-label values over labels. None returns `(..., L)`.
 
     Returns:
         A fraction in [0, 1], `(...)`, or `(..., L)` with `average=None`, in the dtype of `preds` (at least float32).
         0 if no threshold has such an error rate. NaN without data.
-
-    Raises:
-        TypeError, ValueError: for invalid input.
 
     Gradient:
         None.
@@ -385,13 +348,13 @@ def _coverage_at_risk(
     return _selective(partial(coverage_at_risk_of, risk=risk), task, mode, average, options)
 
 
-aurc = functional(_aurc)
-eaurc = functional(_eaurc)
-augrc = functional(_augrc)
-correctness_auroc = functional(_correctness_auroc)
-risk_at_coverage = functional(_risk_at_coverage)
-accuracy_at_coverage = functional(_accuracy_at_coverage)
-coverage_at_risk = functional(_coverage_at_risk)
+aurc = functional(_aurc, entries=_ARGUMENTS)
+eaurc = functional(_eaurc, entries=_ARGUMENTS)
+augrc = functional(_augrc, entries=_ARGUMENTS)
+correctness_auroc = functional(_correctness_auroc, entries=_ARGUMENTS)
+risk_at_coverage = functional(_risk_at_coverage, entries=_ARGUMENTS)
+accuracy_at_coverage = functional(_accuracy_at_coverage, entries=_ARGUMENTS)
+coverage_at_risk = functional(_coverage_at_risk, entries=_ARGUMENTS)
 
 
 class SelectiveMetric(CalibrationMetric[RankedSample]):

@@ -186,9 +186,7 @@ def _smoothed(
     options: Mapping[str, Any],
 ) -> SmoothEstimator:
     mode = resolve_mode(task_read_as(task, options), mode)
-    is_classwise = mode == "classwise"
-    check_average(average, is_classwise)
-    averages = is_classwise and average is not None
+    averages = check_average(average, mode == "classwise")
     return SmoothEstimator(input_format_of(task, options), SmoothingAccumulator(mode), formula, averages)
 
 
@@ -218,9 +216,6 @@ def _smece(
     Returns:
         A difference of probabilities in [0, 1], `(...)`, or `(..., C)` with `average=None`, in the dtype of `preds`
         (at least float32). NaN without data.
-
-    Raises:
-        TypeError, ValueError: for invalid input.
 
     Gradient:
         With respect to the confidences, for a constant width of the kernel.
@@ -286,9 +281,6 @@ def _smece_width(*, task: Task, mode: Mode | None = None, **options: Unpack[Inpu
     Returns:
         Multiples of 1/1024 from 2/1024 to 1, `(...)`, class-wise and multi-label `(..., C)`. They have the unit of the
         confidence and the dtype of `preds` (at least float32). NaN without data.
-
-    Raises:
-        TypeError, ValueError: for invalid input.
 
     Gradient:
         None.

@@ -185,9 +185,6 @@ def tce_table(
         A `TCETable` with columns `(..., B)`, class-wise and multi-label `(..., C, B)`, in float64. The property `tce`
         is the TCE with `norm="l1"`. The column `ecd` is NaN.
 
-    Raises:
-        TypeError, ValueError: for invalid input.
-
     Reference:
         [TCE] Matsubara et al.: TCE: A Test-Based Approach to Measuring Calibration Error (UAI 2023), fig. 1.
 
@@ -253,9 +250,6 @@ def _gce(
     Returns:
         `(...)`, or `(..., C)` with `average=None`, in the unit of the loss, in the dtype of `preds` (at least float32).
         NaN without data.
-
-    Raises:
-        TypeError, ValueError: for invalid input.
 
     Gradient:
         With respect to the confidences, for constant bins, if the loss is differentiable.

@@ -56,9 +56,6 @@ def _atb(
         A squared probability in [0, 1], `(...)`, or `(..., C)` with `average=None`, in the dtype of `preds` (at least
         float32). NaN without data.
 
-    Raises:
-        TypeError, ValueError: for invalid input.
-
     Gradient:
         With respect to the confidences. ATB is continuous, and differentiable if no confidences are equal. For equal
         confidences, the gradient is that for one order of the samples.

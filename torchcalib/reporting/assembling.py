@@ -9,7 +9,8 @@ from torchcalib.reporting.calibration import calibration_stage
 from torchcalib.reporting.confidences import report_of_confidences
 from torchcalib.reporting.contents import SELECTIVE_GROUP
 from torchcalib.reporting.data import Report
-from torchcalib.reporting.diagnosis import Findings, diagnose, evidence_of
+from torchcalib.reporting.diagnosis import evidence_of
+from torchcalib.reporting.findings import Findings, diagnose
 from torchcalib.reporting.groups import GroupBins
 from torchcalib.reporting.lines import Statistics
 from torchcalib.reporting.testing import run_tests, with_evidence, with_intervals

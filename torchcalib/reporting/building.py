@@ -13,10 +13,17 @@ import torch
 from torch import Tensor
 
 from torchcalib.calibration.calibrator import Calibrator
-from torchcalib.core.arguments import Task, check_count, check_flag
+from torchcalib.core.arguments import Task, check_count, check_flag, check_in_all_batches
 from torchcalib.core.arrays import as_tensors
 from torchcalib.core.checks import MAX_COPIES, are_counts
-from torchcalib.core.clusters import MAX_CLUSTERS, ClusteredSample, Clusters, cluster_numbers, identifiers, of_samples
+from torchcalib.core.clusters import (
+    MAX_CLUSTERS,
+    ClusteredSample,
+    Clusters,
+    cluster_numbers,
+    identifiers,
+    of_samples,
+)
 from torchcalib.core.documentation import documented
 from torchcalib.core.events import NamedMode, modes_of
 from torchcalib.core.groups import check_groups, in_groups
@@ -159,7 +166,8 @@ class ReportBuilder:
         preds, target, weights = as_tensors(preds, target, weights, sample_weight)
         on_cpu = preds.device.type == "cpu"
         p = self._format.read(preds, target, weights, batch_shape=(), drop_invalid=not on_cpu)
-        self._check_same_columns(groups is not None, clusters is not None)
+        check_in_all_batches("groups", self._has_groups, groups is not None)
+        check_in_all_batches("clusters", self._has_clusters, clusters is not None)
         input_format = replace(self._format, num_classes=self._classes_of(preds, target))
         check_name_count(self._class_names, input_format.num_classes or 2)
         samples = torch.Size(input_format.samples_of(preds, target))
@@ -184,19 +192,6 @@ class ReportBuilder:
         self._has_groups, self._has_clusters = groups is not None, clusters is not None
         self._has_items |= prod(samples[1:]) > 1
         self._parts = self._parts or frozenset((uuid4().hex,))
-
-    def _check_same_columns(self, has_groups: bool, has_clusters: bool) -> None:
-        """Raise a ValueError unless all batches have groups, or none; and the same for clusters."""
-        if self._has_groups not in (None, has_groups):
-            raise ValueError(
-                "`groups` must be passed with all batches of a report or with none, got batches with and without "
-                "groups. Use group -1 for rows without a group."
-            )
-        if self._has_clusters not in (None, has_clusters):
-            raise ValueError(
-                "`clusters` must be passed with all batches of a report or with none, got batches with and without "
-                "clusters. Use distinct identifiers for independent rows."
-            )
 
     def report(self, source: Mapping[str, Any] | None = None) -> Report:
         """Return the report on all predictions added so far.

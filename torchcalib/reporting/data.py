@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from torchcalib.calibration.recommendation import Recommendation
-from torchcalib.core.arguments import InputOptions, NanPolicy, Task, task_of
+from torchcalib.core.arguments import InputOptions, NanPolicy, Task, task_of, weights_from
 from torchcalib.core.bins import BinTable, TCETable
 from torchcalib.core.documentation import documented
 from torchcalib.core.events import NamedMode
@@ -16,16 +16,10 @@ from torchcalib.core.tables import Table, to_text
 from torchcalib.core.tasks import cluster_ids, per_sample, prepare
 from torchcalib.io.errors import printable
 from torchcalib.metrics.groups.table import GroupTable
-from torchcalib.reporting.contents import (
-    WORST_CLASSES,
-    calibrator_advice,
-    class_table,
-    difference_table,
-    input_line,
-    line_table,
-)
+from torchcalib.reporting.contents import calibrator_advice, input_line
 from torchcalib.reporting.monitoring.history import History
 from torchcalib.reporting.results import CalibrationStage, ComparedLine, Line, Results
+from torchcalib.reporting.tables import WORST_CLASSES, class_table, difference_table, line_table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -146,9 +140,6 @@ class Report(Results[float]):
         Returns:
             The report.
 
-        Raises:
-            TypeError, ValueError: for invalid input.
-
         Example:
             >>> import torch, torchcalib
             >>> preds, target = torch.tensor([0.2, 0.7, 0.9, 0.4]), torch.tensor([0, 1, 1, 1])
@@ -160,11 +151,7 @@ class Report(Results[float]):
         """
         from torchcalib.reporting.building import ReportBuilder
 
-        if sample_weight is not None:
-            if options.get("weights") is not None:
-                raise TypeError("`sample_weight` must not be passed together with `weights`, got both. Pass one.")
-            options["weights"] = sample_weight
-        weights = options.pop("weights", None)
+        weights = weights_from(options.pop("weights", None), sample_weight)
         sizes = options.get("num_classes"), options.get("num_labels")
         if task is None and sizes != (None, None):
             task = task_of(task, *sizes)
@@ -405,6 +392,9 @@ class Report(Results[float]):
         tables = [self.main_table.layout(), *others]
         parts = [self.sentence, *advice, input_line(self), str(self.main_line), numbers, *map(to_text, tables)]
         return "\n\n".join(parts)
+
+
+report = Report.from_predictions
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)

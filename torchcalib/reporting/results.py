@@ -17,8 +17,8 @@ from torchcalib.core.bins import BinTable
 from torchcalib.core.tables import Table, Tabular
 from torchcalib.core.words import ends, in_one_line
 from torchcalib.io.saved import write_whole
-from torchcalib.reporting.contents import calibrator_table
 from torchcalib.reporting.monitoring.history import History
+from torchcalib.reporting.tables import calibrator_table
 
 V = TypeVar("V")
 

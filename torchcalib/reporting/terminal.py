@@ -26,22 +26,24 @@ from torchcalib.io.source import Source
 from torchcalib.reporting.contents import (
     DIFFERENCE_WORDS,
     GROUP_WORDS,
-    WORST_CLASSES,
     calibrator_advice,
-    calibrator_table,
-    class_table,
-    difference_table,
     event_name,
     explanations,
     input_line,
     key_numbers,
-    line_table,
-    system_table,
     title_words,
 )
 from torchcalib.reporting.data import Comparison, Report
 from torchcalib.reporting.monitoring.history import History
 from torchcalib.reporting.results import CalibrationStage
+from torchcalib.reporting.tables import (
+    WORST_CLASSES,
+    calibrator_table,
+    class_table,
+    difference_table,
+    line_table,
+    system_table,
+)
 
 _WIDTH = 120  # characters per line of output to a file or pipe
 _WIDE_TABLE_WIDTH = 110  # minimum terminal width for the optional columns of tables

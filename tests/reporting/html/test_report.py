@@ -17,8 +17,9 @@ from helpers.reports import QUICK, TASKS, bare, full_report
 import torchcalib as tc
 from torchcalib.core.words import significant
 from torchcalib.reporting import html
-from torchcalib.reporting.contents import calibrator_advice, class_table, key_numbers
+from torchcalib.reporting.contents import calibrator_advice, key_numbers
 from torchcalib.reporting.html.report import render
+from torchcalib.reporting.tables import class_table
 
 HOSTILE = "<script>alert(1)</script>"
 LOADING = {"link", "img", "iframe", "object", "embed", "image", "video", "audio", "base", "form"}

@@ -16,11 +16,18 @@ from torchcalib.core.arguments import (
     check_choice,
     check_count,
     check_flag,
+    check_in_all_batches,
     check_seed,
     weights_from,
 )
 from torchcalib.core.checks import MAX_COPIES, are_counts
-from torchcalib.core.clusters import cluster_words, effective_number, identifiers, least_of_batch, of_samples
+from torchcalib.core.clusters import (
+    cluster_words,
+    effective_number,
+    identifiers,
+    least_of_batch,
+    of_samples,
+)
 from torchcalib.core.documentation import advising
 from torchcalib.core.inputs import InputFormat
 from torchcalib.core.predictions import Predictions
@@ -243,11 +250,7 @@ class ComparisonBuilder:
 
         `clusters` are the clusters of the rows (entries of the first axis), integers or text.
         """
-        if self._has_clusters not in (None, clusters is not None):
-            raise ValueError(
-                "`clusters` must be passed with all batches or with none, got batches with and without clusters. "
-                "Use distinct identifiers for independent rows."
-            )
+        check_in_all_batches("clusters", self._has_clusters, clusters is not None)
         self._check(preds, target, weights)
         n_dropped = 0
         if self._drop:

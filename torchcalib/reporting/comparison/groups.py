@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchcalib.core.clusters import ClusteredSample, ClusteredSums
 from torchcalib.core.events import NamedMode
 from torchcalib.core.groups import in_groups
 from torchcalib.core.predictions import Predictions, replicates_at_once
@@ -22,7 +23,6 @@ from torchcalib.core.ranked import ExactSample, RankedSample
 from torchcalib.metrics.groups.samples import GroupedSample, GroupedSamplesKind
 from torchcalib.ops.counter_rng import poisson_counts, random_words
 from torchcalib.ops.logs import wide_dtype
-from torchcalib.ops.segments import weighted_sums
 from torchcalib.reporting.accumulators import Accumulated
 
 MAX_GROUPS, MIN_GROUPS = 2**13, 2**7
@@ -99,21 +99,15 @@ class GroupedSums:
         self._sums.flatten(-2).scatter_add_(-1, place, cells.columns)
 
     @property
-    def sizes(self) -> Tensor:
-        """Total weight of each group, float64 `(G, ...)`."""
-        return self.sums[..., 0, :].sum(-1)
-
-    def statistic(self) -> Any:
-        """Return the sums over all rows, such as `BinStats`."""
-        return self.accumulator.wrap(self.sums.sum(0))
+    def clusters(self) -> ClusteredSums[Any]:
+        """The groups as clusters of rows, which can be resampled."""
+        return ClusteredSums(self.sums.contiguous(), self.accumulator)
 
     def replicates(self, draws: Draws) -> Iterator[Any]:
         """Yield the sums of all bootstrap replicates, in chunks of r replicates `(r, ...)` to bound the memory."""
-        table = self.sums.flatten(1)
-        finite = bool(table.isfinite().all())
-        for weights in torch.split(draws.of(len(table)), replicates_at_once(max(table.shape))):
-            sums = weighted_sums(weights.to(table), table, finite)
-            yield self.accumulator.wrap(sums.reshape(len(weights), *self.sums.shape[1:]))
+        clusters, n_groups = self.clusters, len(self.sums)
+        for weights in torch.split(draws.of(n_groups), replicates_at_once(max(n_groups, self.sums[0].numel()))):
+            yield clusters.replicate(weights)
 
 
 def grouped_sample(mode: NamedMode, like: Predictions, num_classes: int) -> Accumulated[GroupedSample]:
@@ -131,11 +125,6 @@ def in_random_groups(p: Predictions, words: Tensor) -> Predictions:
 
 def replicates_of_sample(sample: GroupedSample, draws: Draws, most: int) -> Iterator[RankedSample]:
     """Yield the ranked samples of the first `most` replicates, in chunks of r replicates `(r, ..., N)`."""
-    whole, groups = sample.whole, sample.groups.long()
-    n = torch.ones_like(whole.score, dtype=wide_dtype(groups.device)) if whole.n is None else whole.n
-    for weights in torch.split(draws.of(sample.num_groups)[:most], replicates_at_once(whole.score.numel())):
-        copies = weights[:, groups].to(n).reshape(len(weights), *[1] * (whole.score.dim() - 1), -1)
-        counts, score = copies * n, whole.score.expand(len(weights), *whole.score.shape)
-        positives = copies * whole.positives.to(n)
-        # Samples with 0 copies in a replicate have the score NaN.
-        yield RankedSample(score.masked_fill(counts == 0, torch.nan), positives, counts, whole.from_logits)
+    clusters = ClusteredSample(sample.whole, sample.groups.long())
+    for weights in torch.split(draws.of(sample.num_groups)[:most], replicates_at_once(sample.whole.score.numel())):
+        yield clusters.replicate(weights)

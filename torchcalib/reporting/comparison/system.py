@@ -75,7 +75,7 @@ class System:
     @property
     def sizes(self) -> list[Tensor]:
         """Total weight of each random group of rows, `(G, ...)` for each of the sums."""
-        return [grouped.sizes for _, grouped in self._sums if len(grouped.sums) > 1]
+        return [grouped.clusters.sizes for _, grouped in self._sums if len(grouped.sums) > 1]
 
     @property
     def size(self) -> int:
@@ -101,7 +101,7 @@ class System:
         return Statistics(
             task=self._task,
             n_bins=self._n_bins,
-            sums={each.key: grouped.statistic() for each, grouped in self._sums},
+            sums={each.key: grouped.clusters.whole for each, grouped in self._sums},
             samples={mode: each.statistic.whole for mode, each in self.samples.items()},
             has_labels=has_labels,
             are_confidences=self._are_confidences,

@@ -8,18 +8,10 @@ from matplotlib import style as matplotlib_style
 from torchcalib.core.words import listed
 from torchcalib.io.errors import short_name
 from torchcalib.plots.differences import difference_plot
-from torchcalib.reporting.contents import (
-    DIFFERENCE_WORDS,
-    compared_verdict,
-    difference_table,
-    facts,
-    formatted,
-    input_line,
-    sources_of,
-    system_table,
-)
+from torchcalib.reporting.contents import DIFFERENCE_WORDS, facts, formatted, input_line, sources_of
 from torchcalib.reporting.data import Comparison
 from torchcalib.reporting.html.page import both_themes, pictures, render_template
+from torchcalib.reporting.tables import compared_verdict, difference_table, system_table
 
 
 def render_comparison(comparison: Comparison) -> str:

@@ -21,21 +21,19 @@ from torchcalib.plots.training import training_curve
 from torchcalib.reporting.contents import (
     GROUP_WORDS,
     RCL_SOURCE,
-    WORST_CLASSES,
     calibrator_advice,
-    class_table,
     event_name,
     explanations,
     facts,
     input_line,
     key_numbers,
-    line_table,
     sources_of,
     title_words,
 )
 from torchcalib.reporting.data import Report
 from torchcalib.reporting.html.page import both_themes, pictures, render_template
 from torchcalib.reporting.monitoring.history import History
+from torchcalib.reporting.tables import WORST_CLASSES, class_table, line_table
 
 _MAX_NAME_LENGTH = 200  # maximum number of characters of a group name in the table; longer names are truncated
 
