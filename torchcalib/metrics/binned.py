@@ -32,11 +32,6 @@ class BinnedEstimator(Estimator[BinStats | RankedSample]):
 
     binning: Binning
 
-    @property
-    def is_additive(self) -> bool:
-        """Whether the accumulated statistic consists of sums over bins instead of samples."""
-        return isinstance(self.accumulator, EqualWidthBins)
-
     def values(self, statistic: BinStats | RankedSample, formula: Callable[[BinStats], Tensor] | None = None) -> Tensor:
         """Return the error `(...)` per batch element and per class or label. `formula` replaces `self.formula`."""
         from_bins = formula or self.formula
@@ -507,17 +502,8 @@ def calibration_curve(
              0.5000     1.0000        100     1.0000     0.8000     0.7500    -0.0500     0.0693     0.7200     0.8800
     """
     estimator = binned(ece_from_bins, Binning.given(bins, n_bins=n_bins, right=right), task, mode, "macro", options)
-    return estimator.table(table_statistic(estimator, preds, target, options))
-
-
-def table_statistic(
-    estimator: BinnedEstimator, preds: Tensor, target: Tensor, options: Mapping[str, Any]
-) -> BinStats | RankedSample:
-    """Compute the sums over bins, or the samples, from which `BinnedEstimator.table` creates a table."""
-    accumulator: Any = estimator.accumulator
-    if estimator.is_additive:
+    accumulator = estimator.accumulator
+    if isinstance(accumulator, EqualWidthBins):
         accumulator = replace(accumulator, with_ecd=True, with_noise=True)
-    statistic: BinStats | RankedSample = accumulator.of(
-        estimator.input_format.read(preds, target, options.get("weights"))
-    )
-    return statistic
+    statistic: Any = accumulator.of(estimator.input_format.read(preds, target, options.get("weights")))
+    return estimator.table(statistic)
