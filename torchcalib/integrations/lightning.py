@@ -157,7 +157,7 @@ class CalibrationMonitor(_Callback):  # type: ignore[misc]  # the base classes a
     def state_key(self) -> str:
         """Key of the history in checkpoints. It contains the prefix, because a Trainer may have several monitors.
 
-        Lightning documents this use of `_generate_state_key`, which has no public name.
+        Callbacks of Lightning create their keys by `_generate_state_key`, which has no public name.
         """
         return str(self._generate_state_key(prefix=self.prefix))
 

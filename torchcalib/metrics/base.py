@@ -1,4 +1,15 @@
-"""Base class for all streaming metrics."""
+"""Base class for all streaming metrics.
+
+Private members of torchmetrics in this package, none of which has a documented equivalent:
+
+- `_update_count`, `_computed`, `_forward_cache`, `_enable_grad`: results of calls, which an error restores.
+- `_is_synced`, `_to_sync`, `_cache`, `_sync_dist`, `_copy_state_dict`: a sync in two collectives, undone on errors.
+- `_wrap_update`, `_wrap_compute`, `_move_list_states_to_cpu`: faster updates, and values of unchanged shape.
+- `_defaults`, `_persistent`: names of states, and whether `state_dict` contains them.
+- `_plot`, `_set_name`: plots of values, and names of a collection with prefix and postfix.
+
+In torch, `_apply`, `_load_from_state_dict` and `_modules` are hooks and the registry of `nn.Module`.
+"""
 
 import functools
 from collections.abc import Callable, Hashable, Iterator, Mapping
@@ -419,10 +430,17 @@ class CalibrationMetric(Metric, Generic[S]):
 
     def _synced_statistic(self) -> S:
         """Return the sums or samples over all ranks. Raise ValueError for invalid rows, as `compute` does."""
+        with self._over_ranks():
+            return self.statistic()
+
+    @contextmanager
+    def _over_ranks(self) -> Iterator[None]:
+        """Sync the state for a `with` block as `compute` does, unless it is synced already."""
         if self._is_synced:
-            return self.statistic()
+            yield
+            return
         with self.sync_context(dist_sync_fn=self.dist_sync_fn, should_sync=self._to_sync):
-            return self.statistic()
+            yield
 
     def _configuration(self) -> dict[str, object]:
         """Return a dict of all options that affect the state. States with equal options can be merged."""

@@ -1,7 +1,6 @@
 """Streaming bootstrap confidence intervals for metrics whose state consists of sums."""
 
 import math
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -137,11 +136,7 @@ class Bootstrapped(WrappedMetric[S]):
         Raises:
             ValueError: If rows on CUDA were invalid.
         """
-        with (
-            nullcontext()
-            if self._is_synced
-            else self.sync_context(dist_sync_fn=self.dist_sync_fn, should_sync=self._to_sync)
-        ):
+        with self._over_ranks():
             statistic, n_clustered = self.statistic(), int(self.state[-1])
         values = self.metric._value(statistic)
         n_clusters = _effective_number(statistic) if n_clustered else None
