@@ -67,6 +67,7 @@ def _nll(
         36-37.
 
     Example:
+        >>> import torch
         >>> nll(torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]), task="binary")
         tensor(0.2284)
         >>> nll(torch.tensor([[200.0, 0.0]]), torch.tensor([1]), task="multiclass", from_logits=True)
@@ -152,6 +153,7 @@ def _brier_score(
         [ECD] Sumler et al.: An Entropic Metric for Measuring Calibration, eq. 2 (binary); [EPSR] eq. 9 (multi-class).
 
     Example:
+        >>> import torch
         >>> brier_score(torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]), task="binary")
         tensor(0.0467)
     """
@@ -244,6 +246,7 @@ def ecd(
         eq. 8 (distributions), 12 (multi-class), 15 (binary).
 
     Example:
+        >>> import torch
         >>> ecd(torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]), task="binary")
         tensor(-0.2504)
         >>> ecd(torch.distributions.Normal(torch.zeros(2), 1.0), torch.tensor([0.0, 3.0]))
@@ -272,6 +275,7 @@ class ECD(ScoreMetric):
         priors: Class priors that replace the class frequencies in the data, as in `NLL`.
 
     Example:
+        >>> import torch
         >>> metric = ECD(task="binary")
         >>> metric.update(torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]))
         >>> metric.compute()
@@ -325,6 +329,7 @@ def _accuracy(
         [EPSR] Ferrer, Ramos: Evaluating Posterior Probabilities (TMLR), sec. 2.3.1, with zero-one costs.
 
     Example:
+        >>> import torch
         >>> accuracy(torch.tensor([0.2, 0.7, 0.4]), torch.tensor([0, 1, 1]), task="binary")
         tensor(0.6667)
     """
