@@ -15,7 +15,7 @@ from torch import Tensor
 
 from torchcalib.ops.logs import LANES, elementwise, safe_log, spread_infinite_logits, wide_dtype, xmul
 
-_CHUNK = 2**18  # entries per chunk on the CPU: more would not fit into the cache
+_CHUNK = 2**19  # entries per chunk on the CPU: fewer would need more calls, and more would not fit the cache
 _CHUNK_OFF_CPU = 2**24  # entries per chunk on other devices: larger chunks need fewer kernel launches
 _COLUMN = 2**14  # rows per block, because torch splits longer columns among threads
 _FEW_CLASSES = 16  # largest number of classes for which chunks are transposed
