@@ -12,7 +12,9 @@ from torch import Tensor
 from torchcalib.ops.logs import spread_infinite_logits, through_softmax, wide_dtype
 from torchcalib.ops.segments import BELOW_EDGE, bin_index, bin_sums
 
-_SAMPLES = 2**16  # events per chunk
+_SAMPLES = 2**17  # events per chunk
+_LANES = 8  # copies of the cells
+_LANE_CELLS = 2**12  # largest number of cells in all copies: more would not fit the cache
 _ENTRIES = 2**19  # probabilities per chunk on the CPU: fewer would need more calls, and more would not fit the cache
 _ENTRIES_OFF_CPU = 2**22  # probabilities per chunk on other devices: larger chunks need fewer kernel launches
 _ROWS = 2**14  # rows per block; the probabilities >= 1/B of a block are added to their bins together
@@ -46,25 +48,35 @@ def event_sums(
     on_cpu = confidence.device.type == "cpu"
     countable = on_cpu and allows_counting(outcome, weights, ecd, noise)
     size = max(_SAMPLES, n_cells) if on_cpu else confidence.shape[-1]
+    # Consecutive events are added to different copies of the cells. Otherwise each addition would wait for the previous
+    # one, because most events of a rare class are in the first bin.
+    n_lanes = max(1, min(_LANES, _LANE_CELLS // n_cells))
+    lanes = torch.arange(min(size, confidence.shape[-1]) if countable else 0).remainder_(n_lanes).mul_(2 * n_cells)
     for into, (values, outcomes, w, more, group) in _event_chunks(
         sums, size, confidence, outcome, weights, ecd, groups
     ):
         index = _fast_bin_index(values, n_bins, right) if on_cpu else bin_index(values, n_bins, right)
         cell = index if group is None else group * n_bins + index
         if countable and _is_binary(outcomes):
+            # Positive events have the index cell + n_cells, so that one `bincount` counts negative and positive events.
+            cell.add_(outcomes, alpha=n_cells).add_(lanes[: len(cell)])
             p = values.to(sums.dtype)
-            into[1].scatter_add_(0, cell, p)
+            into[1] += _sums_of_lanes(cell, p, n_lanes, n_cells)
             if noise == "labels":
-                into[3].scatter_add_(0, cell, p * (1 - p))
+                into[3] += _sums_of_lanes(cell, p * (1 - p), n_lanes, n_cells)
                 into[4] = into[3]
-            # Count negative and positive events by one `bincount`: positive events have the index cell + n_cells.
-            counts = torch.bincount(cell.add_(outcomes, alpha=n_cells), minlength=2 * n_cells).view(2, n_cells)
+            counts = torch.bincount(cell, minlength=n_lanes * 2 * n_cells).view(n_lanes, 2, n_cells).sum(0)
             into[0] += counts.sum(0)
             into[2] += counts[1]
         else:
             columns = weighted_columns(values, outcomes, w, more, noise, copies, sums.dtype)
             for row, column in zip(into, columns, strict=True):
                 row.scatter_add_(0, cell, column)
+
+
+def _sums_of_lanes(cell: Tensor, column: Tensor, n_lanes: int, n_cells: int) -> Tensor:
+    """Sum a column over the events of every cell `(n_cells,)`, regardless of lane and outcome."""
+    return column.new_zeros(n_lanes * 2 * n_cells).scatter_add_(0, cell, column).view(-1, n_cells).sum(0)
 
 
 def event_formula(
