@@ -51,7 +51,8 @@ def event_sums(
     # Consecutive events are added to different copies of the cells. Otherwise each addition would wait for the previous
     # one, because most events of a rare class are in the first bin.
     n_lanes = max(1, min(_LANES, _LANE_CELLS // n_cells))
-    lanes = torch.arange(min(size, confidence.shape[-1]) if countable else 0).remainder_(n_lanes).mul_(2 * n_cells)
+    length = min(size, confidence.shape[-1]) if countable else 0
+    lanes = torch.arange(0, n_lanes * 2 * n_cells, 2 * n_cells).repeat(-(-length // n_lanes))
     for into, (values, outcomes, w, more, group) in _event_chunks(
         sums, size, confidence, outcome, weights, ecd, groups
     ):
