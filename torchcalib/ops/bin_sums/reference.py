@@ -12,8 +12,10 @@ from torch import Tensor
 from torchcalib.ops.logs import spread_infinite_logits, through_softmax, wide_dtype
 from torchcalib.ops.segments import BELOW_EDGE, bin_index, bin_sums
 
-_SAMPLES = 2**16  # events per chunk
-_ENTRIES = 2**18  # probabilities per chunk on the CPU
+_SAMPLES = 2**17  # events per chunk
+_LANES = 8  # copies of the cells
+_LANE_CELLS = 2**12  # largest number of cells in all copies: more would not fit the cache
+_ENTRIES = 2**19  # probabilities per chunk on the CPU: fewer would need more calls, and more would not fit the cache
 _ENTRIES_OFF_CPU = 2**22  # probabilities per chunk on other devices: larger chunks need fewer kernel launches
 _ROWS = 2**14  # rows per block; the probabilities >= 1/B of a block are added to their bins together
 
@@ -46,25 +48,36 @@ def event_sums(
     on_cpu = confidence.device.type == "cpu"
     countable = on_cpu and allows_counting(outcome, weights, ecd, noise)
     size = max(_SAMPLES, n_cells) if on_cpu else confidence.shape[-1]
+    # Consecutive events are added to different copies of the cells. Otherwise each addition would wait for the previous
+    # one, because most events of a rare class are in the first bin.
+    n_lanes = max(1, min(_LANES, _LANE_CELLS // n_cells))
+    length = min(size, confidence.shape[-1]) if countable else 0
+    lanes = torch.arange(0, n_lanes * 2 * n_cells, 2 * n_cells).repeat(-(-length // n_lanes))
     for into, (values, outcomes, w, more, group) in _event_chunks(
         sums, size, confidence, outcome, weights, ecd, groups
     ):
         index = _fast_bin_index(values, n_bins, right) if on_cpu else bin_index(values, n_bins, right)
         cell = index if group is None else group * n_bins + index
         if countable and _is_binary(outcomes):
+            # Positive events have the index cell + n_cells, so that one `bincount` counts negative and positive events.
+            cell.add_(outcomes, alpha=n_cells).add_(lanes[: len(cell)])
             p = values.to(sums.dtype)
-            into[1].scatter_add_(0, cell, p)
+            into[1] += _sums_of_lanes(cell, p, n_lanes, n_cells)
             if noise == "labels":
-                into[3].scatter_add_(0, cell, p * (1 - p))
+                into[3] += _sums_of_lanes(cell, p * (1 - p), n_lanes, n_cells)
                 into[4] = into[3]
-            # Count negative and positive events by one `bincount`: positive events have the index cell + n_cells.
-            counts = torch.bincount(cell.add_(outcomes, alpha=n_cells), minlength=2 * n_cells).view(2, n_cells)
+            counts = torch.bincount(cell, minlength=n_lanes * 2 * n_cells).view(n_lanes, 2, n_cells).sum(0)
             into[0] += counts.sum(0)
             into[2] += counts[1]
         else:
             columns = weighted_columns(values, outcomes, w, more, noise, copies, sums.dtype)
             for row, column in zip(into, columns, strict=True):
                 row.scatter_add_(0, cell, column)
+
+
+def _sums_of_lanes(cell: Tensor, column: Tensor, n_lanes: int, n_cells: int) -> Tensor:
+    """Sum a column over the events of every cell `(n_cells,)`, regardless of lane and outcome."""
+    return column.new_zeros(n_lanes * 2 * n_cells).scatter_add_(0, cell, column).view(-1, n_cells).sum(0)
 
 
 def event_formula(
@@ -166,8 +179,9 @@ def class_sums(
         label = target[block].masked_fill(~known, 0)
         flat_indices, reached, label_probs = [], [], []
         # Allocate the buffers once. Temporary tensors for every chunk would fragment the heap.
-        wide = torch.empty(min(_ENTRIES, values[block].numel()) + n_classes, dtype=sums.dtype)
-        mask = np.empty(len(wide), bool)
+        size = min(_ENTRIES, values[block].numel()) + n_classes
+        mask = np.empty(size, bool)
+        wide = torch.empty(2, 0 if weights is None else size, dtype=sums.dtype)
         for rows, q in _chunks(values[block], top[block], confidence[block], from_logits):
             # Collect the probabilities >= 1/B, and replace them by 0.
             row_weight = w[rows].unsqueeze(-1)
@@ -178,19 +192,21 @@ def class_sums(
             above = _indices_at_least(entries, BELOW_EDGE / n_bins, mask)
             reached.append(entries.index_select(0, above))
             entries.index_fill_(0, above, 0)
-            # Add all other probabilities to the first bin of their class, by sums over whole columns.
-            column = wide[: len(entries)].view(q.shape)
-            if weights is None:
-                total = column.copy_(q).sum(0)
-            else:  # sum the weights in the first bin: subtraction from the total would lose small weights
-                sums[:, 0, 0] += column.copy_(row_weight).view(-1).index_fill_(0, above, 0).view(q.shape).sum(0)
-                total = torch.mul(q, row_weight, out=column).sum(0)
-            sums[:, 1, 0] += total
+            # Add all other probabilities to the first bin of their class, by sums over whole columns. The dtype of q is
+            # accurate enough for the rows of a chunk. Weights can differ by many orders of magnitude, so they are wide.
+            terms = weighted = q
+            if weights is not None:
+                terms, weighted = (buffer[: len(entries)].view(q.shape) for buffer in wide)
+                # Sum the weights in the first bin: subtraction from the total would lose small weights.
+                sums[:, 0, 0] += weighted.copy_(row_weight).view(-1).index_fill_(0, above, 0).view(q.shape).sum(0)
+                torch.mul(terms.copy_(q), row_weight, out=weighted)
+            sums[:, 1, 0] += (total := weighted.sum(0))
             if noise:  # sum w q (1 - q) = sum w q - sum w q^2, with little cancellation for q < 1/B
-                sums[:, 3, 0] += total - column.mul_(q).sum(0)
+                sums[:, 3, 0] += total
+                sums[:, 3, 0] -= weighted.mul_(terms).sum(0)
             if noise and squared:
-                square = column.mul_(row_weight).sum(0)
-                sums[:, 4, 0] += torch.mul(q, row_weight.square(), out=column).sum(0) - square
+                sums[:, 4, 0] -= weighted.mul_(row_weight).sum(0)
+                sums[:, 4, 0] += terms.mul_(row_weight.square()).sum(0)
             flat_indices.append(above.add_(rows.start * n_classes))
         # Add the collected probabilities to their bins one by one.
         flat_index, entry = torch.cat(flat_indices), torch.cat(reached).to(sums.dtype)
@@ -319,6 +335,6 @@ def _is_binary(outcomes: Tensor) -> bool:
 
 
 def _indices_at_least(entries: Tensor, low: float, mask: NDArray[np.bool_]) -> Tensor:
-    """Return the indices of the entries >= `low`, by numpy because `torch.nonzero` is slower."""
+    """Return the indices of the entries >= `low`, by numpy because its comparison and search are faster."""
     x = entries.numpy()
     return torch.from_numpy(np.flatnonzero(np.greater_equal(x, x.dtype.type(low), out=mask[: len(x)])))

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from torchcalib.ops.logs import LANES, elementwise, safe_log, spread_infinite_logits, wide_dtype, xmul
 
-_CHUNK = 2**18  # entries per chunk on the CPU: more would not fit into the cache
+_CHUNK = 2**19  # entries per chunk on the CPU: fewer would need more calls, and more would not fit the cache
 _CHUNK_OFF_CPU = 2**24  # entries per chunk on other devices: larger chunks need fewer kernel launches
 _COLUMN = 2**14  # rows per block, because torch splits longer columns among threads
 _FEW_CLASSES = 16  # largest number of classes for which chunks are transposed
@@ -62,8 +62,7 @@ def forward(values: Tensor, target: Tensor, from_logits: bool, tolerance: float,
     replace_infinite = values.device.type != "cpu"
     for block in _blocks(len(values)):
         x, h, first = values[block], target[block], top[block]
-        known = (h >= 0) & (h < values.shape[-1])
-        label = h.masked_fill(~known, 0)
+        label = h.clamp(0, values.shape[-1] - 1)
         if from_logits:
             sums = _logit_sums(x, label, first, replace_infinite)
             if not replace_infinite and not math.isfinite(sums.sum()):
@@ -74,7 +73,7 @@ def forward(values: Tensor, target: Tensor, from_logits: bool, tolerance: float,
             sums = _probability_sums(x, label, first).to(scores.dtype)
             result = _scores_from_probability_sums(sums, label == first, tolerance)
         scores[:, block] = result
-        scores[:2, block].masked_fill_(~known, torch.nan)
+        scores[:2, block].masked_fill_(label != h, torch.nan)
 
 
 def backward(
@@ -253,17 +252,6 @@ def _fill_first_largest(chunk: _Chunk, out: Tensor) -> None:
         torch.argmax(x, -1, True, out=out)
 
 
-def _fill_proportional(shifted: Tensor, dim: int, out: Tensor) -> None:
-    """Fill `out` with exp(shifted) if the chunk is transposed, and otherwise with a multiple of it for each row.
-
-    Softmax is faster than exp. For transposed rows it uses scalar code at the end, which rounds differently.
-    """
-    if dim == 0:
-        torch.exp(shifted, out=out)
-    else:
-        torch.softmax(shifted, dim, out=out)
-
-
 def _logit_sums(values: Tensor, label: Tensor, top: Tensor, replace_infinite: bool) -> Tensor:
     """Fill `top` with the top classes, and return six numbers of every row, `(6, n)`.
 
@@ -274,15 +262,19 @@ def _logit_sums(values: Tensor, label: Tensor, top: Tensor, replace_infinite: bo
     sums, labels, places = _columns(6, values, label, top)
     for chunk in _chunks(values, (labels, places, *sums)):
         x, q, shifted, dim, (h, first, at_label, at_top, q_top, rest, squares, product) = chunk
-        _fill_first_largest(chunk, first)
         if replace_infinite:
             x = spread_infinite_logits(x.movedim(dim, -1)).movedim(-1, dim)
+        # Softmax is faster than exp. For transposed rows it would use scalar code at the end, which rounds differently.
+        if dim:  # first, because it loads x into the cache in all threads
+            torch.softmax(x, dim, out=q)
+        _fill_first_largest(chunk, first)
         torch.gather(x, dim, h, out=at_label)
         torch.gather(x, dim, first, out=at_top)
         torch.sub(x, at_top, out=shifted)
         if replace_infinite:
             shifted.clamp_min_(_LOWEST)
-        _fill_proportional(shifted, dim, q)
+        if not dim:
+            torch.exp(shifted, out=q)
         torch.gather(q, dim, first, out=q_top)
         q.scatter_(dim, first, 0)  # exclude the top class: adding its q would round small q of other classes to 0
         torch.sum(q, dim, True, out=rest)
