@@ -40,7 +40,7 @@ Draw = Callable[[int, torch.Generator], tuple[Tensor, Tensor]]
 DEBIASED = "RMSCE, debiased"
 OVER_BINS = {
     "ECE": ErrorTest(ece_from_bins, interval="absolute"),
-    "RMSCE": ErrorTest(rmsce_from_bins, interval="squared"),
+    "RMSCE": ErrorTest(rmsce_from_bins, interval="root_mean_square"),
     DEBIASED: ErrorTest(partial(rmsce_from_bins, debiased=True), rmsce_from_bins, interval="debiased"),
     "ESCE": ErrorTest(esce_from_bins, signed=True, interval="mean_gap"),
     "MCE": ErrorTest(mce_from_bins),

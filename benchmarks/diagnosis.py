@@ -11,7 +11,7 @@ from torch import Tensor
 
 import torchcalib as tc
 from torchcalib.calibration import recommendation
-from torchcalib.reporting import building
+from torchcalib.reporting import assembling
 from torchcalib.reporting.calibration import DIAGNOSED
 from torchcalib.reporting.diagnosis import Evidence, evidence_of
 
@@ -76,7 +76,8 @@ def cell(task: str, fault: str, n: int, sets: int) -> tuple[float, float, str]:
         found.append(evidence_of(*arguments))  # type: ignore[arg-type]
         return found[-1]
 
-    building.evidence_of = recorded  # type: ignore[assignment]  # the report does not store its evidence
+    assembling.evidence_of = recorded  # type: ignore[assignment]  # the report does not store its evidence
+    all_calibrators = recommendation.CALIBRATORS
     recommendation.CALIBRATORS = DIAGNOSED  # other calibrators do not change the diagnosis
     try:
         for seed in range(sets):
@@ -94,7 +95,8 @@ def cell(task: str, fault: str, n: int, sets: int) -> tuple[float, float, str]:
                     math.sqrt(max(0, c.statistic - c.n_parameters)) for c in found[-1].candidates if c.kind in right
                 ]
     finally:
-        building.evidence_of = evidence_of  # type: ignore[assignment]
+        assembling.evidence_of = evidence_of  # type: ignore[assignment]
+        recommendation.CALIBRATORS = all_calibrators
     wrong = [(kind, k) for kind, k in kinds.most_common() if kind not in right]
     shown = f"{wrong[0][0]} {wrong[0][1] / sets:.0%}" if wrong else ""
     return (median(statistics) if statistics else 0.0), sum(kinds[kind] for kind in right) / sets, shown

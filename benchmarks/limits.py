@@ -52,7 +52,7 @@ def kernels() -> Iterator[Kernel]:
         n_bytes,
         n,
     )
-    leaf = logits.requires_grad_()
+    leaf = logits.detach().requires_grad_()
     loss = softmax_stats.rows(leaf, target, **given).log_prob.mean()
 
     def backward() -> Tensor:
@@ -60,14 +60,13 @@ def kernels() -> Iterator[Kernel]:
         return found
 
     yield Kernel("gradient of the statistics", backward, 2 * n_bytes, n)
-    values = logits.detach()
     yield Kernel(
         "bin sums of every class",
-        lambda: bin_sums.class_bins(values, target, None, rows, from_logits=True, n_bins=15, right=False, noise=True),
+        lambda: bin_sums.class_bins(logits, target, None, rows, from_logits=True, n_bins=15, right=False, noise=True),
         n_bytes,
         n,
     )
-    yield Kernel("5 largest entries of rows", lambda: largest.largest(values, target, 5, **given), n_bytes, 0)
+    yield Kernel("5 largest entries of rows", lambda: largest.largest(logits, target, 5, **given), n_bytes, 0)
     preds, labels = like_imagenet_dogs(EVENTS)
     preds = preds.float()
     yield Kernel(

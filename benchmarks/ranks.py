@@ -1,6 +1,7 @@
 """A job for values that are synchronised across ranks, each a process with one thread."""
 
 import atexit
+import shutil
 import tempfile
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -18,16 +19,16 @@ VALUES = 20  # values per call; starting a call takes about as long as one value
 def synced_values(n: int = 256, num_classes: int = 1_000, ranks: int = 2) -> Sides:
     """Updates of eight metrics with n rows on every rank, each followed by the values over all ranks."""
     context, store = get_context("spawn"), tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, store)
     pipes = []
     for rank in range(ranks):
         ours, theirs = context.Pipe()
         context.Process(target=serve, args=(theirs, rank, ranks, store, n, num_classes), daemon=True).start()
         pipes.append(ours)
-    atexit.register(lambda: [pipe.send(False) for pipe in pipes])
 
     def together() -> None:
         for pipe in pipes:
-            pipe.send(True)
+            pipe.send(None)
         for pipe in pipes:
             pipe.recv()
 
@@ -35,17 +36,17 @@ def synced_values(n: int = 256, num_classes: int = 1_000, ranks: int = 2) -> Sid
 
 
 def serve(pipe: Connection, rank: int, ranks: int, store: str, n: int, num_classes: int) -> None:
-    """Compute `VALUES` values on one rank for each request, until the request is False."""
+    """Compute `VALUES` values on one rank for each request, until the parent process exits."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}/store", rank=rank, world_size=ranks)
     logits, target = network_logits(n, num_classes)
     metrics = tc.CalibrationCollection(eight_metrics(num_classes))
-    while pipe.recv():
+    while True:
+        pipe.recv()
         for _ in range(VALUES):
             metrics.update(logits, target)
             metrics.compute()
         pipe.send(None)
-    dist.destroy_process_group()
 
 
 JOBS = [

@@ -5,8 +5,8 @@ Benchmarks
 Time and memory of torchcalib and of the functions that one would call instead, on the same data.
 
 `python -m benchmarks.run` in the repository measures them on your machine.
-All sides of a job run in turn in one process, nine times after one warm-up round, and the median counts.
-Memory is the peak of resident memory during one call, beside the data and the result, in a process of its own.
+All sides of a job run in turn, usually nine times after one warm-up round, and the median counts.
+Memory is the peak of resident memory during one call in a new process, without the data and the result.
 """
 
 import json
@@ -239,10 +239,9 @@ print_states()
 draw_growth()
 
 # %%
-# One call needs about a tenth of a millisecond. Beyond a few thousand rows, the cost per row is constant.
-# Each update adds to the sums of all bins of all groups, so many groups or bins make small batches expensive: the state
-# has 600 bytes per group with 15 bins.
-# More ranks than cores share the cores.
+# A call has a fixed cost, which dominates small batches. Each update adds to the sums of all bins of all groups.
+# The state has 600 bytes per group with 15 bins, so the time is proportional to the number of groups beyond the number
+# of rows. Ranks compete for the cores of one machine, so the time rises if there are more ranks than cores.
 #
 # Limits of the machine
 # ---------------------

@@ -60,6 +60,8 @@ def test_samples_take_their_documented_number_of_bytes(dtype, expected, from_log
     given = {"task": "multiclass", "num_classes": 2, "from_logits": from_logits}
     classes = streamed(tc.TCE, (torch.stack((p, 1 - p), -1), y), **given)
     assert state_bytes(classes) == 200 * (9 if from_logits else expected)
+    top_labels = streamed(tc.ACE, (torch.stack((p, 1 - p), -1), y), **given)
+    assert state_bytes(top_labels) == 100 * (9 if from_logits else expected)
 
 
 def test_ignored_rows_take_no_memory():
@@ -69,11 +71,12 @@ def test_ignored_rows_take_no_memory():
     torch.testing.assert_close(metric.compute(), F.ks(p[60:], y[60:], task="binary").double())
 
 
-def test_number_of_chunks_grows_logarithmically():
+@pytest.mark.parametrize("method", ["update", "forward"])
+def test_number_of_chunks_grows_logarithmically(method):
     metric = tc.ACE(task="binary")
     p, y = data(5000, dtype=torch.float64)
     for k in range(1000):
-        metric.update(p[5 * k : 5 * k + 5], y[5 * k : 5 * k + 5])
+        getattr(metric, method)(p[5 * k : 5 * k + 5], y[5 * k : 5 * k + 5])
         sizes = [len(chunk) for chunk in metric.state.scores]
         assert all(a > 2 * b for a, b in pairwise(sizes))
     assert len(sizes) <= math.log2(1000) + 1

@@ -26,12 +26,17 @@ from torchcalib.metrics.binned import ece_from_bins, esce_from_bins, rmsce_from_
 
 FORMULAS = {
     "absolute": ece_from_bins,
-    "squared": rmsce_from_bins,
+    "root_mean_square": rmsce_from_bins,
     "debiased": rmsce_from_bins,
     "mean_gap": esce_from_bins,
 }
 Z = float(stats.norm.ppf(0.975))
-KINDS = {"absolute": tc.ECE, "squared": tc.RMSCE, "debiased": partial(tc.RMSCE, debiased=True), "mean_gap": tc.ESCE}
+KINDS = {
+    "absolute": tc.ECE,
+    "root_mean_square": tc.RMSCE,
+    "debiased": partial(tc.RMSCE, debiased=True),
+    "mean_gap": tc.ESCE,
+}
 
 
 def gamma_quantile(z, mean, variance, third):
@@ -109,7 +114,7 @@ def slow_interval(kind, n, expected, outcomes, spread):
         return 0, low, high
     largest = max(high, -low)
     power = 1 if kind == "absolute" else 2
-    kind, debiased = ("squared", True) if kind == "debiased" else (kind, False)
+    kind, debiased = ("root_mean_square", True) if kind == "debiased" else (kind, False)
     noise = {k: max(variance_at(k, shrunk[k]), 1 / n[k] ** 2) for k in bins}
     away = {k: math.copysign(math.sqrt(gap[k] ** 2 + noise[k]), gap[k]) for k in bins}
     observed = sum(share[k] * abs(gap[k]) ** power for k in bins)
@@ -152,7 +157,7 @@ def test_interval_equals_a_slow_search(kind, law, moved, n):
 
 def test_moments_of_one_bin_equal_scipy():
     both_signs = (math.nan,)
-    for formula, kind, unknown in ((absolute, "absolute", both_signs), (squared, "squared", 2 * both_signs)):
+    for formula, kind, unknown in ((absolute, "absolute", both_signs), (squared, "root_mean_square", 2 * both_signs)):
         for gap, variance in ((0.0, 0.01), (0.05, 0.01), (-0.3, 0.02), (0.2, 1e-4)):
             found = formula(*(torch.tensor([x], dtype=F64) for x in (gap, variance, *unknown)))
             assert [float(x) for x in found] == pytest.approx(

@@ -106,6 +106,17 @@ def test_decisions_of_a_large_batch_equal_those_of_small_batches(kind, dtype):
         assert torch.equal(decide(values), torch.cat([decide(few) for few in values.split(100)]))
 
 
+def test_large_batches_are_decided_if_the_precision_of_each_backend_is_set(monkeypatch):
+    """torch then raises an error for the global precision."""
+
+    def get() -> str:
+        raise RuntimeError("mix of the legacy and new APIs")
+
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", get)
+    q = torch.rand(2000, 30, generator=torch.Generator().manual_seed(0)).softmax(-1)
+    assert torch.equal(F.bayes_decisions(q, cost=tc.CostMatrix.zero_one(30), **multi), q.argmax(-1))
+
+
 def test_decisions_have_the_shape_of_the_samples():
     images = torch.rand(2, 3, 4, 5, dtype=F64).softmax(1)
     decisions = F.bayes_decisions(images, class_axis=1, cost=tc.CostMatrix.zero_one(3), **multi)

@@ -99,6 +99,14 @@ def test_class_bins_have_no_cancellation(backend):
 
 
 @of_kernels
+def test_noise_of_one_bin_has_no_cancellation(backend):
+    values = torch.tensor([[0.999998, 2e-6]]).expand(20_000, 2)
+    found = of_classes(values, torch.zeros(20_000, dtype=torch.int64), None, False, 1, False, backend, noise=True)
+    p = values[0].double()
+    torch.testing.assert_close(found[:, 3, 0], 20_000 * p * (1 - p), rtol=1e-5, atol=0)
+
+
+@of_backends
 def test_class_bins_with_infinite_logits_nan_and_invalid_labels(backend):
     values = torch.tensor([[INF, 0, INF, 0], [0, 0, -INF, -INF], [NAN, 0, 0, 0], [0, 0, 0, 9]])
     target = torch.tensor([0, 7, -1, 3])

@@ -7,9 +7,10 @@ import torch
 import torchmetrics
 
 import torchcalib
-from benchmarks import measure, one_pass, peers, readme, run
+from benchmarks import diagnosis, measure, one_pass, peers, readme, run
 from benchmarks.job import FAMILIES, OURS, Job, Peer, Sides, jobs_of
 from benchmarks.record import Line, figure, growth_lines, lines, missed, recorded, share
+from torchcalib.calibration import recommendation
 
 PEER = "a peer"
 FILES = readme.results()
@@ -36,6 +37,13 @@ def test_readme_contains_the_results():
     rows = [row for row in readme.section([{"machine": {}, "families": {}}]).splitlines() if row.startswith("| ")][1:]
     assert rows
     assert all("not yet measured" in row for row in rows)
+
+
+def test_a_fault_is_diagnosed_and_all_calibrators_are_restored():
+    before = recommendation.CALIBRATORS
+    effect, share, wrong = diagnosis.cell("binary", "logits times 1.6", 2000, 1)
+    assert (effect > 5, share, wrong) == (True, 1, "")
+    assert recommendation.CALIBRATORS is before
 
 
 def test_medians_memory_errors_and_states_are_compared_with_goals():

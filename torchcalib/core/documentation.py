@@ -112,8 +112,8 @@ def document(
     """Set the signature of a function or class, and a docstring with an "Args" entry for every parameter.
 
     Entries in the docstring `doc` are kept. Missing entries are taken from the "Args" section of the docstring
-    `entries`, if given, or from `ARGUMENTS`. If there is a section "Returns" but no section "Raises", `RAISES` is
-    added, because all functions of predictions validate them in the same way.
+    `entries`, if given, or from `ARGUMENTS`. All functions of predictions validate them in the same way. `RAISES` is
+    therefore added after a section "Returns", unless there is a section "Raises".
 
     Args:
         function: function or class to change.
@@ -241,7 +241,8 @@ def _with_raises(lines: list[str]) -> list[str]:
     if "    Returns:" not in lines or "    Raises:" in lines:
         return lines
     end = _next_section(lines, lines.index("    Returns:") + 1)
-    return [*lines[:end], *RAISES, "", *lines[end:]]
+    before = lines[:end] if not lines[end - 1].strip() else [*lines[:end], ""]
+    return [*before, *RAISES, "", *lines[end:]]
 
 
 def _next_section(lines: list[str], start: int = 0) -> int:

@@ -188,6 +188,8 @@ def reduce_to_scores(p: Predictions, mode: Mode) -> Scores:
     elif p.task == "multiclass" or (mode == "top_label" and not p.from_logits):
         events = reduce_to_events(p, mode)
         score, outcome = events.confidence, events.outcome
+        if p.task == "multiclass" and mode == "top_label":  # an entry of the input, unlike a sum or 1 - p
+            score = score.to(p.dtype)
     elif mode == "top_label":
         score, outcome = p.values.abs().to(p.dtype), top_label(p).outcome
     else:

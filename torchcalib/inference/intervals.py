@@ -33,7 +33,7 @@ from torch import Tensor
 
 from torchcalib.inference.simulation import BinCells
 
-IntervalKind = Literal["mean_gap", "absolute", "squared", "debiased"]
+IntervalKind = Literal["mean_gap", "absolute", "root_mean_square", "debiased"]
 """Sum over bins for which an interval is computed: of gaps, of their absolute values, or the root of squared gaps.
 
 "debiased" is the root of the sum of squared gaps without noise.

@@ -5,6 +5,7 @@ Private members of torchmetrics in this package, none of which has a documented 
 - `_update_count`, `_computed`, `_forward_cache`, `_enable_grad`: results of calls, which an error restores.
 - `_is_synced`, `_to_sync`, `_cache`, `_sync_dist`, `_copy_state_dict`: a sync in two collectives, undone on errors.
 - `_wrap_update`, `_wrap_compute`, `_move_list_states_to_cpu`: faster updates, and values of unchanged shape.
+- `_reduce_states`: addition of states in `forward` and `merge_state`, with few chunks of samples.
 - `_defaults`, `_persistent`: names of states, and whether `state_dict` contains them.
 - `_plot`, `_set_name`: plots of values, and names of a collection with prefix and postfix.
 
@@ -620,6 +621,12 @@ class CalibrationMetric(Metric, Generic[S]):
 
     # The methods below override torchmetrics.Metric, which loses the state after an error, casts the state in
     # `.to(dtype)`, and squeezes axes of length 1.
+
+    def _reduce_states(self, incoming_state: dict[str, Any]) -> None:
+        """Add the state to an incoming one. torchmetrics would collect a chunk of samples for every `forward`."""
+        parts = [incoming_state[name] for name in self.state_names]
+        incoming = parts[0] if isinstance(self.kind, SumsKind) else self.kind.join(parts)
+        self.state = self.kind.add(incoming, self.state)
 
     def _copy_state_dict(self) -> dict[str, Tensor | list[Any]]:
         """Return a shallow copy of the state. Tensors are not copied, because they are not modified in place."""

@@ -455,7 +455,7 @@ class RMSCE(BinnedMetric):
     from_bins = staticmethod(rmsce_from_bins)
     # The test uses the biased value: the debiased one is clamped to 0 for about half of all calibrated models.
     test_formula = staticmethod(rmsce_from_bins)
-    interval_kind: IntervalKind | None = "squared"
+    interval_kind: IntervalKind | None = "root_mean_square"
     question = "root mean squared distance between frequency and confidence"
     source = "Kumar et al., Verified Uncertainty Calibration, NeurIPS 2019, sec. 2, arXiv 1909.10155"
 

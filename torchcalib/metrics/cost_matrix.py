@@ -144,7 +144,7 @@ class CostMatrix:
         Returns:
             Decisions `(...)`, int64 in [0, M), without gradient.
         """
-        # Subtracting the smallest cost of each row does not change the decision. All terms are then non-negative, which
+        # Subtracting the smallest cost of each row does not change the decision. All terms are then non-negative. This
         # limits the relative rounding error of a sum to about C eps (machine epsilon).
         costs = self.shared_tensor(probs.device)
         expected = probs.detach() @ (costs - costs.amin(-1, keepdim=True))
@@ -152,24 +152,25 @@ class CostMatrix:
         return (expected <= slack * expected.amin(-1, keepdim=True)).to(torch.uint8).argmax(-1)
 
     def screened(self, probs: Tensor) -> tuple[Tensor, Tensor]:
-        """Return float32 decisions, and whether rounding errors certainly do not change them.
+        """Return float32 decisions, and a mask of the rows in which rounding errors cannot change them.
 
         Args:
-            probs: Class probabilities `(N, C)`, float32 on the CPU, with relative errors of at most 128 eps.
+            probs: Class probabilities `(N, C)`, float32 on the CPU, with relative errors of at most 128 eps. The error
+                of float32 `exp` is a few eps.
 
         Returns:
             Decisions `(N,)`, int64, and a mask `(N,)`. Where it is True, the decision equals that of `cheapest`.
         """
-        # The decision with the smallest cost has the largest gain: largest cost of each row minus the cost. Most gains
-        # are 0 for zero-one costs. A column with one gain needs no sum.
+        # A gain is the largest cost of a row minus a cost. The decision with the smallest cost has the largest gain.
+        # Most gains are 0 for zero-one costs. Columns with one gain are multiplied without a matrix product.
         classes, factors, order, matrix = self._gains
         columns = [probs @ matrix] if matrix.numel() else []
         if len(classes):
             columns.append(probs.index_select(-1, classes).mul_(factors))
         gains = torch.cat(columns, -1) if len(columns) == 2 else columns[0]
         best, place = gains.max(-1)
-        # All terms are non-negative. The relative error of a gain is at most (C + 1) eps from its sum, in any order,
-        # and 128 eps from the probabilities. Numbers below 1e-35 can round to 0. Costs are at most 1 in units of the
+        # All terms are non-negative. The relative error of a gain is at most (C + 1) eps from its sum, in any order.
+        # The probabilities add 128 eps. Numbers below 1e-35 can round to 0. Costs are at most 1 in units of the
         # largest gain, and `cheapest` has a relative tolerance. The limits below are twice as large.
         relative = 2 * (self.num_classes + 130) * torch.finfo(torch.float32).eps
         absolute = 16 * (self.num_classes + 1) * torch.finfo(torch.float64).eps + self.num_classes * 1e-35

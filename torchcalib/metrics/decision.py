@@ -38,10 +38,14 @@ def _decisions(p: Predictions, cost: CostMatrix | None) -> Tensor:
 
 def _can_screen(p: Predictions, cost: CostMatrix) -> bool:
     """Return True if float32 sums are accurate and faster, and if the rows that require float64 can be selected."""
-    if p.values.numel() * cost.num_decisions < _MIN_SCREENED or p.values.device.type != "cpu":
+    is_large = p.values.numel() * cost.num_decisions >= _MIN_SCREENED
+    if not is_large or p.values.device.type != "cpu" or not is_plain(p.values.detach()):
         return False
-    is_float32 = torch.get_float32_matmul_precision() == "highest" and not torch.is_autocast_enabled("cpu")
-    return is_float32 and is_plain(p.values.detach())
+    try:
+        is_float32 = torch.get_float32_matmul_precision() == "highest"
+    except RuntimeError:  # the precision was set for each backend
+        return False
+    return is_float32 and not torch.is_autocast_enabled("cpu")
 
 
 def _screened(p: Predictions, cost: CostMatrix) -> Tensor:

@@ -1,9 +1,12 @@
 """Compiled functions in the OpenMP threads of torch, which start within a few microseconds.
 
-A sleeping Python thread takes about 50 microseconds to start. OpenMP threads wait actively for a moment after every
-operator of torch. So two threads already halve the time of 64 rows with 1,000 classes. torch loads its OpenMP library
-with global symbols. On Linux, the libraries of GNU, LLVM and Intel all have GOMP_parallel, which calls a function in
-every thread.
+A sleeping Python thread takes about 50 microseconds to start. OpenMP threads keep running for a moment after every
+operator of torch, and start at once. So two threads halve the time of 256 rows with 1,000 classes. torch loads its
+OpenMP library with global symbols. On Linux, the libraries of GNU, LLVM and Intel all have GOMP_parallel, which calls a
+function in every thread.
+
+A process that is forked after torch has used its threads, and imports this module only then, waits forever at its first
+large batch. Operators of torch have the same limitation.
 """
 
 import ctypes
@@ -36,7 +39,7 @@ def pointer(_: Any, address: Any) -> Any:
 
 
 @numba.njit(cache=True)
-def own_range(n: Any) -> Any:
+def range_of_thread(n: Any) -> Any:
     """Return begin and end of the part of `0..n-1` for the calling thread."""
     thread, n_threads = _own_thread(), _n_threads()
     return n * thread // n_threads, n * (thread + 1) // n_threads
@@ -66,7 +69,7 @@ def in_openmp(function: Callable[[Any], None], task: bytes, n_entries: int) -> b
 
     Args:
         function: Python function that numba compiles. It reads its arguments from the memory `task`, and computes the
-            part that `own_range` returns. It must not raise.
+            part that `range_of_thread` returns. It must not raise.
         task: numbers and addresses for `function`.
         n_entries: total number of input values; at least `PER_THREAD` values are required per thread.
     """

@@ -14,7 +14,7 @@ from torchcalib.ops.segments import BELOW_EDGE, bin_index, bin_sums
 
 _SAMPLES = 2**17  # events per chunk
 _LANES = 8  # copies of the cells
-_LANE_CELLS = 2**12  # largest number of cells in all copies: more would not fit the cache
+_LANE_CELLS = 2**12  # largest number of cells in all copies, for each outcome: more would not fit the cache
 _ENTRIES = 2**19  # probabilities per chunk on the CPU: fewer would need more calls, and more would not fit the cache
 _ENTRIES_OFF_CPU = 2**22  # probabilities per chunk on other devices: larger chunks need fewer kernel launches
 _ROWS = 2**14  # rows per block; the probabilities >= 1/B of a block are added to their bins together
@@ -49,9 +49,9 @@ def event_sums(
     countable = on_cpu and allows_counting(outcome, weights, ecd, noise)
     size = max(_SAMPLES, n_cells) if on_cpu else confidence.shape[-1]
     # Consecutive events are added to different copies of the cells. Otherwise each addition would wait for the previous
-    # one, because most events of a rare class are in the first bin.
+    # one: most events of a rare class are in the first bin.
     n_lanes = max(1, min(_LANES, _LANE_CELLS // n_cells))
-    length = min(size, confidence.shape[-1]) if countable else 0
+    length = min(size, confidence.shape[-1]) if countable and n_lanes > 1 else 0
     lanes = torch.arange(0, n_lanes * 2 * n_cells, 2 * n_cells).repeat(-(-length // n_lanes))
     for into, (values, outcomes, w, more, group) in _event_chunks(
         sums, size, confidence, outcome, weights, ecd, groups
@@ -60,7 +60,9 @@ def event_sums(
         cell = index if group is None else group * n_bins + index
         if countable and _is_binary(outcomes):
             # Positive events have the index cell + n_cells, so that one `bincount` counts negative and positive events.
-            cell.add_(outcomes, alpha=n_cells).add_(lanes[: len(cell)])
+            cell.add_(outcomes, alpha=n_cells)
+            if n_lanes > 1:
+                cell.add_(lanes[: len(cell)])
             p = values.to(sums.dtype)
             into[1] += _sums_of_lanes(cell, p, n_lanes, n_cells)
             if noise == "labels":
@@ -162,7 +164,9 @@ def class_sums(
         sums: zeros `(C, 3, B)`, or `(C, 5, B)` with the sums for the sampling noise, filled in.
     """
     n_classes, n_sums, n_bins = sums.shape
-    if values.device.type != "cpu":  # collecting the probabilities >= 1/B would synchronise the device
+    # Collecting the probabilities >= 1/B would synchronise a device. With one bin, none of them would be collected, and
+    # float32 sums of q - q^2 would cancel.
+    if values.device.type != "cpu" or n_bins == 1:
         size = max(1, _ENTRIES_OFF_CPU // n_classes)
         for start in range(0, len(values), size):
             block = slice(start, start + size)

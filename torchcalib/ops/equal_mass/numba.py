@@ -67,9 +67,11 @@ def _collect(bits: Any, label: Any, chosen: Any, keys: Any) -> int:
 @compiled_loop
 def _value(cell: Any, n: Any, rest: Any) -> Any:
     """Return the sum of n scores in a cell whose remaining bits sum to `rest`."""
-    exponent = cell >> 23 - _REST
-    first = (cell << _REST) - (max(exponent, 1) - 1 << 23)  # significand of the smallest score in the cell
-    return (n * first + rest) * 2.0 ** (max(exponent, 1) - 150)
+    # A float32 number is its significand times 2^(exponent - 150): the bias of 127, and 23 bits after the point.
+    # Numbers below 2^-126 have the exponent bits 0, but the exponent 1.
+    exponent = max(cell >> 23 - _REST, 1)
+    first = (cell << _REST) - (exponent - 1 << 23)  # significand of the smallest score in the cell
+    return (n * first + rest) * 2.0 ** (exponent - 150)
 
 
 @compiled_loop
@@ -94,7 +96,7 @@ def _walk(cells: Any, chosen: Any, keys: Any, cuts: Any, sums: Any, ends: Any) -
             continue
         end = place + n
         while place < end:
-            # The bin contains all samples before its cut, and the samples with the same score as the last of them.
+            # The bin contains all samples before its cut, and further samples with the score of the last one.
             b = _next_bin(position, cuts, ends, b)
             begin, stop = place, min(end, place + cuts[b] - position) if b < cuts.size - 1 else end
             rest, positives = np.int64(0), np.int64(0)
@@ -137,7 +139,7 @@ def _fill_row(bits: Any, label: Any, sums: Any, ends: Any) -> None:
         tables.append(table)
 
     def collect(begin: int, end: int) -> None:
-        keys = np.empty(min(total, end - begin) + 1, np.uint32)
+        keys = np.empty(min(total, end - begin), np.uint32)
         parts.append(keys[: _collect(bits[begin:end], label[begin:end], chosen, keys)])
 
     in_threads(count, bits.size, bits.size)

@@ -11,7 +11,7 @@ from torchcalib.ops.threads import in_threads
 
 _PIECE = 2**14  # elements computed together; more would not fit into the cache, and would start threads
 _SAMPLED = 2**16  # smallest number of elements for which a fit to a subsample of them gives the starting point
-_STRIDE = 32  # every element of the subsample is one of this many
+_STRIDE = 32  # the subsample contains every 32nd element
 _ROUNDS = 40  # largest number of iterations
 _DECREMENT = 1e-22  # largest Newton decrement of the mean log-likelihood at convergence
 _NOISE = 1e-13  # rounding error of the mean log-likelihood
@@ -125,7 +125,8 @@ def logistic_fit(x: Tensor, k: Tensor, n: Tensor) -> LogisticFit:
 def _range(x: Tensor, n: Tensor) -> tuple[Tensor, Tensor]:
     """Return the smallest and the largest x of the elements with n > 0, each `(...)`."""
     lowest, highest = [], []
-    for x_piece, n_piece in zip(torch.split(x, _PIECE, -1), torch.split(n, _PIECE, -1), strict=True):
+    size = _PIECE if x.device.type == "cpu" else max(1, x.shape[-1])
+    for x_piece, n_piece in zip(torch.split(x, size, -1), torch.split(n, size, -1), strict=True):
         absent = n_piece <= 0
         lowest.append(x_piece.masked_fill(absent, torch.inf).amin(-1))
         highest.append(x_piece.masked_fill(absent, -torch.inf).amax(-1))
@@ -204,7 +205,7 @@ def _value(x: Tensor, k: Tensor, n: Tensor, a: Tensor, b: Tensor) -> _Value:
         part = slice(piece * _PIECE, (piece + 1) * _PIECE)
         return _sums(x[..., part], k[..., part], n[..., part], a.unsqueeze(-1), b.unsqueeze(-1))
 
-    # In a batch, a piece is long enough for the threads of torch.
+    # The pieces of one sample are computed in threads. Those of a batch are long enough for the threads of torch.
     if n_pieces == 1 or a.numel() > 1 or a.device.type != "cpu" or not is_plain(x, k, n, a, b):
         return _Value(*torch.stack([sums(piece) for piece in range(n_pieces)]).sum(0).unbind(0))
     found = x.new_empty((n_pieces, len(_Value._fields), *a.shape))

@@ -33,7 +33,7 @@ from torchcalib.ops.numba_math import (
     log1p,
     step,
 )
-from torchcalib.ops.openmp import in_openmp, own_range, pointer
+from torchcalib.ops.openmp import in_openmp, pointer, range_of_thread
 
 _FEW_CLASSES = 48  # largest number of classes for which vector instructions span 64 rows instead of one row
 _LANES = 64  # rows per block for few classes; the last block has unused rows, because scalar code rounds differently
@@ -271,6 +271,7 @@ def _forward_probabilities(values: Any, target: Any, scores: Any, tops: Any, tol
             q = row[start : start + BLOCK]
             logs = buffer[: q.size]
             fill_logs(q, logs)
+            # Sum the entries before and after the top entry. Subtracting its terms from the sums would lose digits.
             here = min(max(top - start, 0), q.size)
             below, above = _sums(q[:here], logs[:here]), _sums(q[here:], logs[here:])
             if here < q.size and start <= top:
@@ -302,7 +303,7 @@ def _own_rows(task: Any) -> Any:
     """Return the arguments of a forward loop for the rows of the calling thread."""
     numbers = numba.carray(task, 7, np.int64)
     n, n_classes, stride = numbers[0], numbers[1], numbers[2]
-    begin, end = own_range(n)
+    begin, end = range_of_thread(n)
     values = numba.carray(pointer(numbers[3]), (n, n_classes), np.float32)[begin:end]
     target = numba.carray(pointer(numbers[4]), n, np.int64)[begin:end]
     scores = numba.carray(pointer(numbers[5]), (4, stride), np.float64)[:, begin:end]
