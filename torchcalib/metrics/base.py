@@ -287,6 +287,7 @@ class CalibrationMetric(Metric, Generic[S]):
         if self._is_synced:
             self.unsync()
         with self._writing_in_place():
+            self._store(self.state)  # new lists: torchmetrics clears lists in place, which wrappers may have stored
             super().reset()
         if self._in_graph:
             self._update_count = 1  # torchmetrics warns if the count is 0, and graph replays do not increment it

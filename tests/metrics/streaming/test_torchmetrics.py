@@ -13,7 +13,7 @@ from cases import CASES, N_CLASSES, Case
 from torch import nn
 from torchmetrics import MetricCollection
 from torchmetrics.utilities.exceptions import TorchMetricsUserError
-from torchmetrics.wrappers import ClasswiseWrapper, MetricTracker
+from torchmetrics.wrappers import ClasswiseWrapper, MetricTracker, Running
 
 import torchcalib as tc
 import torchcalib.functional as F
@@ -196,6 +196,16 @@ def test_metric_tracker_of_a_classwise_wrapper_finds_the_best_value_of_each_clas
         tracker.update(*case.data(20, seed=seed))
         values.append(case.call(*case.data(20, seed=seed)))
     close(torch.tensor(list(tracker.best_metric().values()), dtype=torch.float64), torch.stack(values).amin(0))
+
+
+@pytest.mark.parametrize("method", ["update", "forward"])
+@pytest.mark.parametrize("name", ["ece", "ks"])  # sums, and samples
+def test_running_wrapper_returns_the_value_of_the_last_updates(name, method):
+    function, cls = getattr(F, name), getattr(tc, name.upper())
+    running = Running(cls(task="binary"), window=2)
+    for rows in (slice(0, 1), slice(1, 2), slice(2, 4)):
+        getattr(running, method)(P[rows], Y[rows])
+    close(running.compute(), function(P[1:], Y[1:], task="binary"))
 
 
 def test_unknown_options_raise_an_error_that_names_them():

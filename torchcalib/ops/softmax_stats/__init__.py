@@ -21,6 +21,8 @@ _N_SCORES = 4
 class Rows(NamedTuple):
     """Statistics of rows with probabilities q and label h, each `(..., N)`. In a row with NaN, all but `top` are NaN.
 
+    Without a tolerance, `log_prob` of a row of probabilities with NaN can be log q_h.
+
     Attributes:
         log_prob: log q_h in nats; -inf where q_h = 0.
         squared_error: sum_k (q_k - 1[k = h])^2, accurate even for q_h near 1.
