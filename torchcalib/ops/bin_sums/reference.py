@@ -164,9 +164,7 @@ def class_sums(
         sums: zeros `(C, 3, B)`, or `(C, 5, B)` with the sums for the sampling noise, filled in.
     """
     n_classes, n_sums, n_bins = sums.shape
-    # Collecting the probabilities >= 1/B would synchronise a device. With one bin, none of them would be collected, and
-    # float32 sums of q - q^2 would cancel.
-    if values.device.type != "cpu" or n_bins == 1:
+    if values.device.type != "cpu":  # collecting the probabilities >= 1/B would synchronise the device
         size = max(1, _ENTRIES_OFF_CPU // n_classes)
         for start in range(0, len(values), size):
             block = slice(start, start + size)
@@ -185,7 +183,7 @@ def class_sums(
         # Allocate the buffers once. Temporary tensors for every chunk would fragment the heap.
         size = min(_ENTRIES, values[block].numel()) + n_classes
         mask = np.empty(size, bool)
-        wide = torch.empty(2, 0 if weights is None else size, dtype=sums.dtype)
+        wide = torch.empty(1 if weights is None else 2, size, dtype=sums.dtype)
         for rows, q in _chunks(values[block], top[block], confidence[block], from_logits):
             # Collect the probabilities >= 1/B, and replace them by 0.
             row_weight = w[rows].unsqueeze(-1)
@@ -196,14 +194,13 @@ def class_sums(
             above = _indices_at_least(entries, BELOW_EDGE / n_bins, mask)
             reached.append(entries.index_select(0, above))
             entries.index_fill_(0, above, 0)
-            # Add all other probabilities to the first bin of their class, by sums over whole columns. The dtype of q is
-            # accurate enough for the rows of a chunk. Weights can differ by many orders of magnitude, so they are wide.
-            terms = weighted = q
+            # Add all other probabilities to the first bin of their class, by sums over whole columns.
+            terms = weighted = wide[0, : len(entries)].view(q.shape).copy_(q)
             if weights is not None:
-                terms, weighted = (buffer[: len(entries)].view(q.shape) for buffer in wide)
+                weighted = wide[1, : len(entries)].view(q.shape)
                 # Sum the weights in the first bin: subtraction from the total would lose small weights.
                 sums[:, 0, 0] += weighted.copy_(row_weight).view(-1).index_fill_(0, above, 0).view(q.shape).sum(0)
-                torch.mul(terms.copy_(q), row_weight, out=weighted)
+                torch.mul(terms, row_weight, out=weighted)
             sums[:, 1, 0] += (total := weighted.sum(0))
             if noise:  # sum w q (1 - q) = sum w q - sum w q^2, with little cancellation for q < 1/B
                 sums[:, 3, 0] += total
