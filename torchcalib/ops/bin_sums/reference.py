@@ -15,7 +15,7 @@ from torchcalib.ops.segments import BELOW_EDGE, bin_index, bin_sums
 _SAMPLES = 2**17  # events per chunk
 _LANES = 8  # copies of the cells
 _LANE_CELLS = 2**12  # largest number of cells in all copies, for each outcome: more would not fit the cache
-_ENTRIES = 2**19  # probabilities per chunk on the CPU: fewer would need more calls, and more would not fit the cache
+_ENTRIES = 2**18  # probabilities per chunk on the CPU: more would not fit into the cache
 _ENTRIES_OFF_CPU = 2**22  # probabilities per chunk on other devices: larger chunks need fewer kernel launches
 _ROWS = 2**14  # rows per block; the probabilities >= 1/B of a block are added to their bins together
 
