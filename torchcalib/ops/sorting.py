@@ -2,7 +2,6 @@
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from torchcalib.ops.logs import wide_dtype
@@ -11,8 +10,6 @@ from torchcalib.ops.operation import is_plain, operation
 # torch uses radix sort for a single row of integers, and a slower comparison sort for several rows.
 # For rows of at least this length, one call per row is faster than one call for the batch.
 _ROW_BY_ROW = 2048
-
-_MAX_TIES = 1 / 64  # fraction of tied scores above which sorting is faster than partitioning
 
 
 def order_bits(scores: Tensor) -> Tensor:
@@ -103,7 +100,7 @@ def sort_labelled(score: Tensor, label: Tensor) -> tuple[Tensor, Tensor, Tensor]
 
     Gradient: none.
     """
-    keys = _keys(score, label)
+    keys = label_keys(score, label)
     keys.numpy().sort(axis=-1)
     label = keys.bitwise_and(1).to(torch.uint8)
     score = keys.bitwise_right_shift_(1).view(score.dtype)
@@ -111,85 +108,11 @@ def sort_labelled(score: Tensor, label: Tensor) -> tuple[Tensor, Tensor, Tensor]
     return score, label, torch.searchsorted(score, ones, right=True).squeeze(-1)
 
 
-@operation(
-    "equal_mass_sums(Tensor score, Tensor label, int n_bins) -> (Tensor, Tensor)",
-    fake=lambda score, label, n_bins: (  # noqa: ARG005
-        score.new_empty((*score.shape[:-1], 3, n_bins), dtype=torch.float64),
-        score.new_empty((*score.shape[:-1], n_bins), dtype=torch.int64),
-    ),
-)
-def equal_mass_sums(score: Tensor, label: Tensor, n_bins: int) -> tuple[Tensor, Tensor]:
-    """Sum over equal-mass bins without sorting, by partitioning the samples at the bin edges (quickselect).
-
-    Bin i = 1, ..., B ends after `i * N // B` of the N scores that are not missing. An end within a group of equal
-    scores is moved to the end of the group.
-
-    Args:
-        score: float32 or float64 `(..., M)` in [0, 1], or NaN for a missing score, on the CPU.
-        label: 0 or 1, uint8 `(..., M)`.
-        n_bins: number of bins B.
-
-    Returns:
-        Number of samples, sum of scores and sum of labels of every bin, float64 `(..., 3, B)`; and the ends of the bins
-        as positions in ascending order, int64 `(..., B)`.
-
-    Gradient: none.
-    """
-    keys = _keys(score, label)
-    key_of_1 = int(_keys(torch.ones((), dtype=score.dtype), torch.ones((), dtype=torch.uint8)))
-    ends = torch.empty((*score.shape[:-1], n_bins), dtype=torch.int64)
-    for row, into in zip(keys.view(-1, keys.shape[-1]).numpy(), ends.view(-1, n_bins), strict=True):
-        size = int(np.count_nonzero(row <= key_of_1))
-        cuts = [i * size // n_bins for i in range(1, n_bins + 1)]
-        into[:] = torch.tensor(_cuts_by_sort(row, cuts) if _has_many_ties(row) else _cuts_by_partition(row, cuts))
-    n = ends.diff(prepend=torch.zeros_like(ends[..., :1])).double()
-    labels = run_sums(keys.bitwise_and(1), ends)
-    return torch.stack((n, run_sums(keys.bitwise_right_shift_(1).view(score.dtype), ends), labels), -2), ends
-
-
-def _keys(score: Tensor, label: Tensor) -> Tensor:
+def label_keys(score: Tensor, label: Tensor) -> Tensor:
     """Return integer sort keys: the bits of the probability, and the label as the last bit."""
     integer, top = (torch.int32, 2**30 - 1) if score.dtype == torch.float32 else (torch.int64, 2**62 - 1)
     keys = score.abs().view(integer).clamp_(max=top)  # `abs` copies, and converts -0 to 0
     return keys.bitwise_left_shift_(1).bitwise_or_(label)
-
-
-def _has_many_ties(keys: NDArray[np.integer]) -> bool:
-    """Return True if many of about 1,000 evenly spaced keys have equal scores, which makes partitioning slow."""
-    subsample = np.sort(keys[:: len(keys) // 1024 + 1] >> 1)
-    return int(np.count_nonzero(subsample[1:] == subsample[:-1])) > _MAX_TIES * len(subsample)
-
-
-def _cuts_by_sort(keys: NDArray[np.integer], cuts: list[int]) -> list[int]:
-    """Sort `keys` in place. Return the bin ends `cuts`, each moved to the end of its group of equal scores."""
-    keys.sort()
-    return [int(np.searchsorted(keys, keys[cut - 1] | 1, side="right")) if cut else 0 for cut in cuts]
-
-
-def _cuts_by_partition(keys: NDArray[np.integer], cuts: list[int]) -> list[int]:
-    """Partition `keys` in place. Return the bin ends `cuts`, each moved to the end of its group of equal scores.
-
-    Divide and conquer in O(N log B): partition at the middle cut, then partition both sides independently.
-    """
-    if not cuts:
-        return []
-    begin = end = cuts[len(cuts) // 2]  # positions of the keys with the last score before the cut
-    if 0 < end < len(keys):
-        below, above = keys[:end], keys[end:]
-        keys.partition(end)
-        top = below.max() | 1  # largest key of the last score before the cut, with label 1
-        if above[0] <= top:  # equal scores on both sides: move them next to the cut
-            begin, above_of_score = int(np.count_nonzero(below < top - 1)), int(np.count_nonzero(above <= top))
-            end += above_of_score
-            if begin > 0:
-                below.partition(begin)
-            if above_of_score < len(above):
-                above.partition(above_of_score)
-    return [
-        *_cuts_by_partition(keys[:begin], [cut for cut in cuts if cut < begin]),
-        *(begin if cut == begin else end for cut in cuts if begin <= cut <= end),
-        *(end + cut for cut in _cuts_by_partition(keys[end:], [cut - end for cut in cuts if cut > end])),
-    ]
 
 
 def end_of_ties(score: Tensor, ends: Tensor) -> Tensor:

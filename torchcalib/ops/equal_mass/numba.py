@@ -40,7 +40,7 @@ def _count(bits: Any, label: Any, cells: Any) -> None:
 
 
 @compiled_loop
-def _is_cut(cells: Any, cuts: Any, chosen: Any) -> int:
+def _mark_cut_cells(cells: Any, cuts: Any, chosen: Any) -> int:
     """Mark cells with a cut after the first sample and before the last one. Return the number of their samples."""
     end, k, total = 0, 0, 0
     for cell in range(_CELLS):
@@ -147,7 +147,7 @@ def _fill_row(bits: Any, label: Any, sums: Any, ends: Any) -> None:
     size = int((cells[:, 0] & _COUNT).sum())
     cuts = np.array([i * size // ends.size for i in range(1, ends.size + 1)])
     chosen = np.zeros(_CELLS, np.bool_)
-    total = _is_cut(cells, cuts, chosen)
+    total = _mark_cut_cells(cells, cuts, chosen)
     if total:
         in_threads(collect, bits.size, bits.size)
     keys = np.concatenate(parts) if parts else np.empty(0, np.uint32)
