@@ -1,6 +1,7 @@
 """Cross-validation: folds, wrong calls, and warnings that point to the caller."""
 
 import inspect
+import warnings
 from functools import partial
 
 import pytest
@@ -11,7 +12,11 @@ from helpers.refusals import assert_refused
 import torchcalib.functional as F
 from torchcalib.calibration import (
     AffineScaling,
+    BetaCalibration,
+    BiasCorrection,
+    QuadraticScaling,
     TemperatureScaling,
+    VectorScaling,
     calibration_loss,
     cross_val_calibrate,
     recommend,
@@ -31,7 +36,9 @@ CALLS = [
     ("folds are floats", {"folds": P}, TypeError, "`folds` must be a tensor of integers"),
     ("folds are all one", {"folds": torch.zeros(6, dtype=torch.int64)}, ValueError, "at least 2 folds"),
     ("folds leave a class out", {"folds": Y}, ValueError, "`folds` must leave samples of every class"),
-    ("groups leave a class out", {"groups": Y}, ValueError, "`groups` must leave samples of every class"),
+    ("folds are a wrong word", {"folds": "strata"}, ValueError, "`folds` must be 'random', 'stratified'"),
+    ("no repeat", {"n_repeats": 0}, ValueError, "`n_repeats` must be at least 1"),
+    ("repeats of given folds", {"n_repeats": 2, "folds": turns(6, 2)}, ValueError, "`n_repeats` must be None"),
     ("groups and folds", {"groups": turns(6), "folds": turns(6, 2)}, ValueError, "`groups` must be None"),
     ("train_on_test is a number", {"train_on_test": 1}, TypeError, "`train_on_test` must be True or False"),
     ("test and calibration", {"train_on_test": True, "calibration": (P, Y)}, ValueError, "`calibration` must be None"),
@@ -86,7 +93,7 @@ def test_wrong_calls_raise_errors(function):
 def test_wrong_calls_of_single_functions_raise_errors():
     labels = {"preds": P[:, None], "target": Y[:, None], "task": "multilabel", "score": F.nll, "train_on_test": True}
     wrong = [
-        (relative_calibration_loss, {"target": torch.tensor([0, 1, 0, 0, 0, 0])}, "at least 2 samples of every class"),
+        (cross_val_calibrate, {"n_repeats": 2}, "`n_repeats` must be 1 here"),
         (recommend, {"calibrators": []}, "`calibrators` must contain"),
         (recommend, {"preds": P[None], "target": Y[None], "batch_dims": 1}, "`preds` must have no batch axes"),
         (score_divergence, labels, "`score` must be 'nll' or 'brier' for task='multilabel'"),
@@ -100,9 +107,8 @@ def test_wrong_calls_of_single_functions_raise_errors():
 )
 def test_every_option_is_in_the_signature_and_documented(function):
     parameters = inspect.signature(function).parameters
-    assert {"n_folds", "seed", "groups", "folds", "train_on_test", "calibration", *F.InputOptions.__annotations__} <= {
-        *parameters
-    }
+    own = {"n_folds", "n_repeats", "seed", "groups", "folds", "train_on_test", "calibration"}
+    assert own | {*F.InputOptions.__annotations__} <= {*parameters}
     entries = function.__doc__.partition("    Args:")[2].partition("    Returns:")[0]
     assert [name for name in parameters if f"\n        {name}: " not in entries] == []
 
@@ -110,16 +116,91 @@ def test_every_option_is_in_the_signature_and_documented(function):
 def split(target, n_classes=2, weights=None, **options):
     preds = torch.full((*target.shape, n_classes), 1 / n_classes)
     given = {"weights": weights, "batch_dims": target.dim() - 1}
-    return folds_of(read_input("multiclass", preds, target, given), options)[0]
+    (folds, *_), _ = folds_of(read_input("multiclass", preds, target, given), options)
+    return folds
 
 
-def test_folds_are_stratified_over_rows_with_positive_weight():
+def counts_of(folds, target, n_classes):
+    return torch.zeros(5, n_classes).index_put_((folds, target), torch.ones(len(target)), accumulate=True)
+
+
+def test_stratified_folds_have_equal_class_frequencies_over_rows_with_positive_weight():
     target = torch.tensor([0] * 33 + [1] * 12 + [2] * 7)
-    counts = torch.zeros(5, 3).index_put_((split(target, 3, n_folds=5), target), torch.ones(52), accumulate=True)
+    counts = counts_of(split(target, 3, folds="stratified"), target, 3)
     assert (counts.amax(0) - counts.amin(0) <= 1).all()
     assert counts.sum(1).amax() - counts.sum(1).amin() <= 1
-    folds = split(torch.tensor([0, 1] * 20), weights=(torch.arange(40) < 20).float())[:20]
+    weights = (torch.arange(40) < 20).float()
+    folds = split(torch.tensor([0, 1] * 20), weights=weights, folds="stratified")[:20]
     assert torch.bincount(folds).tolist() == [4] * 5
+
+
+def test_random_folds_have_equal_sizes_and_do_not_depend_on_the_labels():
+    target = torch.randint(0, 3, (52,), generator=torch.Generator().manual_seed(0))
+    folds = split(target, 3)
+    assert torch.bincount(folds).tolist() == [11, 11, 10, 10, 10]
+    assert torch.equal(folds, split(target.flip(0), 3))
+    weights = (torch.arange(40) < 20).float()
+    assert torch.bincount(split(torch.tensor([0, 1] * 20), weights=weights)[:20]).tolist() == [4] * 5
+    # The number of positives in a fold varies like a draw without replacement: hypergeometric variance.
+    positive = torch.arange(50) < 10
+    counts = torch.stack([counts_of(split(positive.long(), seed=k), positive.long(), 2)[:, 1] for k in range(400)])
+    variance = 10 * (10 / 50) * (40 / 50) * (40 / 49)
+    assert counts.var().item() == pytest.approx(variance, rel=0.2)  # standard error of 2,000 dependent counts: 4%
+
+
+def test_every_class_that_can_be_is_in_every_training_part():
+    target = torch.cat((torch.arange(30).repeat_interleave(2), torch.tensor([30, 31])))  # 30 pairs, 2 single samples
+    for seed in range(20):
+        in_folds = (counts_of(split(target, 32, seed=seed), target, 32) > 0).sum(0)
+        assert in_folds.tolist() == [2] * 30 + [1, 1]
+    groups, labels = torch.arange(60) // 3, torch.zeros(60, dtype=torch.int64)
+    labels[:6] = 1  # class 1 is in two groups
+    for seed in range(20):
+        folds = split(labels, groups=groups, seed=seed)
+        assert len(folds[:6].unique()) == 2
+        assert all(len(folds[groups == k].unique()) == 1 for k in range(20))
+
+
+@pytest.mark.parametrize("calibrator", [AffineScaling(), BiasCorrection(), VectorScaling(), TemperatureScaling()])
+def test_training_parts_without_a_class_give_it_the_mean_bias(calibrator):
+    """With one sample of class 2, its fold is calibrated with the fit to the other classes."""
+    logits, target = data(60, 2)
+    logits = torch.cat((logits, torch.randn(60, 1, generator=torch.Generator().manual_seed(1)).double()), -1)
+    target[0] = 2
+    folds = torch.cat((torch.tensor([0]), turns(59) + 1)) % 5
+    found = cross_val_calibrate(logits, target, calibrator=calibrator, folds=folds, **multi)
+    assert found.isfinite().all()
+    with warnings.catch_warnings(action="ignore"):
+        fit = type(calibrator)().fit(logits[folds != 0], target[folds != 0], **multi)
+    if isinstance(calibrator, TemperatureScaling):
+        expected = logits / fit.temperature
+    else:
+        bias = fit.bias if isinstance(calibrator, VectorScaling) else fit.beta
+        scale = fit.scale if isinstance(calibrator, VectorScaling) else fit.alpha.expand(3)
+        assert bias[2] == -torch.inf
+        scores = logits if isinstance(calibrator, VectorScaling) else logits.log_softmax(-1)
+        expected = scores * torch.cat((scale[:2], scale[:2].mean()[None]))
+        expected = expected + torch.cat((bias[:2], bias[:2].mean()[None]))
+    torch.testing.assert_close(found[folds == 0], expected.log_softmax(-1)[folds == 0], rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize("calibrator", [AffineScaling(), BetaCalibration(), QuadraticScaling()])
+def test_training_parts_with_a_single_class_leave_predictions_unchanged(calibrator):
+    target = torch.tensor([0, 0, 0, 0, 0, 1])
+    with warnings.catch_warnings(action="ignore"):  # other training parts are separable
+        found = cross_val_calibrate(P.double(), target, task="binary", calibrator=calibrator, n_folds=6)
+    assert found[5].item() == pytest.approx(float(P[5]), abs=1e-7)
+
+
+def test_scores_are_averaged_over_repeated_splits():
+    logits, target = data(60, 3)
+    found = calibration_loss(logits, target, n_repeats=3, seed=4, **multi)
+    each = [calibration_loss(logits, target, n_repeats=1, seed=seed, **multi).item() for seed in (4, 5, 6)]
+    assert found.item() == pytest.approx(sum(each) / 3, abs=1e-12)
+    assert len(set(each)) == 3
+    assert calibration_loss(logits, target, **multi).item() == pytest.approx(
+        calibration_loss(logits, target, n_repeats=5, **multi).item(), abs=1e-12
+    )
 
 
 def test_folds_depend_only_on_the_seed():
@@ -141,6 +222,8 @@ def test_groups_are_never_split_and_folds_have_similar_sizes():
     batch = split(torch.stack((target, target.flip(0))), 3, groups=groups)
     assert torch.equal(batch[0], folds)
     assert torch.equal(batch[1], split(target.flip(0), 3, groups=groups))
+    balanced = counts_of(split(target, 3, groups=groups, folds="stratified"), target, 3)
+    assert (balanced - target.bincount() / 5).abs().max() <= 5
 
 
 def test_fold_numbers_may_be_any_integers():

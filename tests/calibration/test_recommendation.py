@@ -8,8 +8,14 @@ import torch
 from helpers.fits import B, D, T, binary
 
 import torchcalib.functional as F
-from torchcalib.calibration import HistogramBinning, cross_val_calibrate, recommend, relative_calibration_loss
-from torchcalib.calibration.recommendation import recommendation_of
+from torchcalib.calibration import (
+    HistogramBinning,
+    IsotonicCalibration,
+    cross_val_calibrate,
+    recommend,
+    relative_calibration_loss,
+)
+from torchcalib.calibration.recommendation import Candidate, recommendation_of
 
 NORMAL = 1.959963984540054  # 97.5% quantile of the normal distribution
 
@@ -23,28 +29,31 @@ def shifted(scale, shift, n=2000):
 
 def test_recommendation_text_names_the_gain_its_interval_and_another_calibrator():
     found = recommend(*shifted(2, 3), calibrators=[T, B, D], **binary)
-    bias, affine = found.rcl["bias correction"], found.rcl["affine scaling"]
-    low, high = found.intervals["affine scaling"]
+    simple, affine = found.rcl["temperature scaling"], found.rcl["affine scaling"]
+    low, high = found.interval
     assert found.best == "affine scaling"
+    assert low < found.gain <= affine < high
     assert found.text == (
-        f"Calibration would cut NLL by {affine:.1f}% (95% interval {low:.3g} to {high:.3g}): add affine scaling; "
-        f"bias correction gains {bias:.1f}%."
+        f"Add affine scaling: it cuts NLL by {found.gain:.1f}% (95% interval {low:.3g} to {high:.3g}); "
+        f"temperature scaling gains {simple:.1f}%."
     )
     assert affine == pytest.approx(relative_calibration_loss(*shifted(2, 3), **binary).item())
     found = recommend(*shifted(2, 3), score=partial(F.bayes_risk, cost=[[0, 1], [2, 0]]), **binary)
     assert (found.score, found.intervals) == ("bayes_risk", {})
-    assert found.text.startswith("Calibration would cut Bayes risk by ")
+    assert "it cuts Bayes risk by " in found.text
     few, many = HistogramBinning(n_bins=2), HistogramBinning(n_bins=20)
     found = recommend(*shifted(4, 0), calibrators=[T, few, many], score="brier", **binary)
     assert found.best == "temperature scaling"
-    assert found.text.startswith("Calibration would cut Brier score by ")
+    assert found.text.startswith("Add temperature scaling: it cuts Brier score by ")
     assert list(found.rcl) == ["temperature scaling", repr(few), repr(many)]
-    for scale, words in ((1, ": leave"), (1.4, "by only "), (1.4, ", with temperature scaling: leave")):
+    for scale, words in ((1, "no calibrator lowers NLL"), (1.4, "temperature scaling, cuts NLL by only ")):
         found = recommend(*shifted(scale, 0), calibrators=[T, B, D], **binary)
         assert found.best is None
-        assert found.text.endswith("leave the predictions as they are.")
+        assert found.text.startswith("Use the predictions as they are: ")
         assert words in found.text
         assert max(found.rcl.values()) < 5
+    assert found.advised(0.0).text.startswith("Add temperature scaling: it cuts NLL by ")
+    assert found.advised(0.0).best == "temperature scaling"
 
 
 @pytest.mark.parametrize("score", ["nll", "brier"])
@@ -54,24 +63,30 @@ def test_intervals_equal_a_slow_loop_with_the_delta_method(score, weighted, clus
     """The gain is 1 - R with R = mean(a) / mean(b) of the scores a after and b before calibration.
 
     The variance of a ratio of means over n independent units is that of the mean of (a - R b) / mean(b); see Cochran,
-    Sampling Techniques (1977), eq. 2.46. The unit is a cluster, if there are any.
+    Sampling Techniques (1977), eq. 2.46. The unit is a cluster, if there are any. The variation of the fit adds
+    o^2 / k, for the optimism o of the fit on its own samples, at least 1 / n, and k = n o; see `_standard_error`.
     """
     logits, target = shifted(2, 0.5, 60)
     weights = 0.5 + torch.arange(60, dtype=torch.float64) % 3 if weighted else torch.ones(60, dtype=torch.float64)
     groups = torch.arange(60) // 4 if clustered else torch.arange(60)
     given = {**binary, **({"weights": weights} if weighted else {}), **({"groups": groups} if clustered else {})}
     found = recommend(logits, target, calibrators=[T, B], score=score, **given)
+    how, kind = {key: value for key, value in given.items() if key != "groups"}, {"n_repeats": 1}
+    found = recommend(logits, target, calibrators=[T, B], score=score, **kind, **given)
     for calibrator in (T, B):
         calibrated = cross_val_calibrate(logits, target, calibrator=calibrator, **given)
-        before, after = {}, {}
-        for parts, values in ((before, logits), (after, calibrated)):
+        before, after, inside = {}, {}, {}
+        whole = cross_val_calibrate(logits, target, calibrator=calibrator, train_on_test=True, **how)
+        for parts, values in ((before, logits), (after, calibrated), (inside, whole)):
             for x, y, w, group in zip(values.tolist(), target.tolist(), weights.tolist(), groups.tolist(), strict=True):
                 q = 1 / (1 + math.exp(-x if y else x))  # probability of the label
                 loss = -math.log(q) if score == "nll" else (1 - q) ** 2
                 parts[group] = parts.get(group, 0.0) + w * loss
         n, ratio = len(before), sum(after.values()) / sum(before.values())
         residuals = [after[k] - ratio * before[k] for k in before]  # their sum is 0
-        half = NORMAL * math.sqrt(n / (n - 1) * sum(r**2 for r in residuals)) / sum(before.values())
+        optimism = max((sum(after.values()) - sum(inside.values())) / weights.sum().item(), 1 / n)
+        of_fit = optimism**2 / max(1, n * optimism) * weights.sum().item() ** 2
+        half = NORMAL * math.sqrt(n / (n - 1) * sum(r**2 for r in residuals) + of_fit) / sum(before.values())
         assert found.rcl[calibrator.name] == pytest.approx(100 * (1 - ratio), abs=1e-9)
         expected = (100 * (1 - ratio - half), 100 * (1 - ratio + half))
         assert found.intervals[calibrator.name] == pytest.approx(expected, abs=1e-9)
@@ -82,16 +97,72 @@ def test_earlier_calibrator_is_preferred_unless_the_difference_is_significant():
     before, noise = torch.full((100,), 2.0, dtype=torch.float64), 0.5 - torch.arange(100) % 2
     better = torch.ones(100, dtype=torch.float64)
     for difference, best in ((0.098, "a"), (0.099, "b"), (-0.1, "a")):
-        found = recommendation_of("nll", before, {"a": better + difference + noise, "b": better})
-        assert found.best == best
+        after = {"a": Candidate(better + difference + noise), "b": Candidate(better)}
+        found = recommendation_of("nll", before, after)
+        assert found.best == found.preferred == best
+        more = {"b": Candidate(better, n_parameters=3), "a": Candidate(better + difference + noise, n_parameters=2)}
+        assert recommendation_of("nll", before, more).best == best
         assert found.rcl == pytest.approx({"a": 50 * (1 - difference), "b": 50})
-        assert ("the difference is within noise" in found.text) == (difference == 0.098)
+        assert ("a difference within noise" in found.text) == (difference == 0.098)
     noisy = better + torch.cat((torch.tensor([80.0]), torch.zeros(99)))
-    found = recommendation_of("nll", before, {"a": noisy})
+    found = recommendation_of("nll", before, {"a": Candidate(noisy)})
     assert found.rcl["a"] == pytest.approx(10)
     assert found.intervals["a"][0] < 0
     assert found.best is None
-    assert found.text.startswith("The gain of the best calibrator, a, is not significant, 10.0% (95% interval ")
+    words = "Use the predictions as they are: the gain of the best calibrator, a, is not significant, 10.0% (95%"
+    assert found.text.startswith(words)
+
+
+def test_gain_of_the_choice_equals_a_loop_over_bootstrap_samples():
+    """BBC-CV (Tsamardinos et al. 2018, algorithm 2): choose on the drawn units, and evaluate on the others."""
+    generator = torch.Generator().manual_seed(7)
+    before = 1 + torch.rand(40, generator=generator, dtype=torch.float64)
+    parts = before - 0.1 + 0.3 * torch.randn(6, 40, generator=generator, dtype=torch.float64)
+    found = recommendation_of("nll", before, {str(k): Candidate(each) for k, each in enumerate(parts)})
+    same = torch.Generator().manual_seed(0)
+    order = torch.randperm(40, generator=same).tolist()  # one unit a block
+    units = [[float(column[order.index(k)]) for k in range(40)] for column in (before, *parts)]
+    numerator = denominator = 0.0
+    for drawn in torch.randint(40, (200, 40), generator=same).tolist():
+        means = [sum(unit[k] for k in drawn) / 40 for unit in units[1:]]
+        best = min(range(6), key=means.__getitem__)
+        for chosen in range(6):
+            differences = [units[1 + chosen][k] - units[1 + best][k] for k in drawn]
+            mean = sum(differences) / 40
+            error = math.sqrt(sum((d - mean) ** 2 for d in differences) / 39 / 40)
+            if mean <= NORMAL * error + 1e-12:
+                break
+        numerator += sum(units[1 + chosen][k] for k in range(40) if k not in drawn)
+        denominator += sum(units[0][k] for k in range(40) if k not in drawn)
+    assert found.gain == pytest.approx(100 * (1 - numerator / denominator), abs=1e-9)
+    assert found.gain < found.rcl[found.preferred]
+    assert found.interval[1] - found.rcl[found.preferred] == pytest.approx(found.gain - found.interval[0])
+
+
+def test_calibrators_that_can_assign_probability_0_are_not_advised_by_nll():
+    logits, target = shifted(2, 3)
+    found = recommend(logits, target, calibrators=[IsotonicCalibration(), HistogramBinning()], **binary)
+    assert found.best is None
+    assert found.text == (
+        "Use the predictions as they are: no calibrator was compared that keeps NLL finite on new data."
+    )
+    both = [IsotonicCalibration(), T]
+    assert recommend(logits, target, calibrators=both, **binary).best == "temperature scaling"
+    by_brier = recommend(logits, target, calibrators=both, score="brier", **binary)
+    assert by_brier.best == "isotonic calibration"
+    # A class without samples would get probability 0 by a bias.
+    three = torch.cat((logits[:, None], -logits[:, None], torch.zeros(len(logits), 1)), -1)
+    found = recommend(three, target, calibrators=[D, T], task="multiclass", from_logits=True)
+    assert found.preferred == "temperature scaling"
+
+
+def test_brier_score_replaces_an_infinite_nll():
+    p, y = torch.rand(300, generator=torch.Generator().manual_seed(0)), torch.arange(300) % 2
+    p[1] = 0
+    found = recommend(p, y, task="binary", calibrators=[T, D])
+    assert (found.score, found.nll_is_infinite, math.isfinite(found.gain)) == ("brier", True, True)
+    assert found.text.startswith("NLL is infinite, so calibrators are compared by the Brier score. Add ")
+    assert found.rcl == pytest.approx(recommend(p, y, task="binary", calibrators=[T, D], score="brier").rcl)
 
 
 @pytest.mark.parametrize(
@@ -100,6 +171,7 @@ def test_earlier_calibrator_is_preferred_unless_the_difference_is_significant():
      ((math.inf, 1.01), 1), ((math.inf, math.inf), 0)],
 )  # fmt: skip
 def test_calibrator_with_the_lowest_score_is_recommended_without_contributions(values, best):
-    scores = {name: torch.tensor(value) for name, value in zip("ab", values, strict=True)}
+    scores = {name: Candidate(torch.tensor(value)) for name, value in zip("ab", values, strict=True)}
     found = recommendation_of("cost", torch.tensor(1.0), scores, worthwhile=-math.inf)
-    assert (found.best, found.intervals) == ("ab"[best], {})
+    assert (found.preferred, found.intervals) == ("ab"[best], {})
+    assert found.best == (None if values == (math.inf, math.inf) else found.preferred)

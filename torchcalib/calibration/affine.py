@@ -1,12 +1,12 @@
 """Affine scaling of probabilities q to softmax(alpha log q + beta); with beta = 0 temperature scaling."""
 
 from collections.abc import Callable, Sequence
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
 
-from torchcalib.calibration.calibrator import Calibrator, format_values
+from torchcalib.calibration.calibrator import Calibrator, Zeros, format_values
 from torchcalib.calibration.likelihood import (
     FlatFits,
     check_class_count,
@@ -41,6 +41,7 @@ class _Affine(Calibrator):
     in_log_odds = True
     initial: ClassVar = {"alpha": 1.0, "beta": [0.0, 0.0], "lost": 0.0, "outcome": CONVERGED}
 
+    zeros: ClassVar[Zeros] = "absent classes"
     with_scale: ClassVar[bool] = True
     with_bias: ClassVar[bool] = True
     lost_consequence: ClassVar[str] = "their NLL is infinite for every scale, and the fit leaves them out."
@@ -72,6 +73,17 @@ class _Affine(Calibrator):
         alpha, beta = self.alpha.to(log_q)[..., None, None], self.beta.to(log_q)[..., None, :]
         z = scaled_and_shifted(log_q, log_q, alpha, beta)
         return z.log_softmax(-1) if from_logits else z.softmax(-1)
+
+    def n_parameters(self, num_classes: int) -> float:
+        """Return 1 for the temperature plus C - 1 for the biases, if they are fitted."""
+        return self.with_scale + self.with_bias * (num_classes - 1)
+
+    def with_mean_bias_of_absent_classes(self) -> Self:
+        """Replace biases of -inf by 0, the mean of the others; see `Calibrator.with_mean_bias_of_absent_classes`."""
+        is_absent = self.beta == -torch.inf
+        is_single = is_absent.sum(-1) == self.beta.shape[-1] - 1
+        beta = self.beta.masked_fill(is_absent | is_single.unsqueeze(-1), 0)
+        return self._with_buffers({"alpha": self.alpha.masked_fill(is_single, 1), "beta": beta})
 
     def remarks(self) -> list[str]:
         """Return a sentence for each problem: unusual fits, classes without samples, and labels with probability 0."""
@@ -135,6 +147,7 @@ class TemperatureScaling(_Affine):
     """
 
     name = "temperature scaling"
+    zeros = "never"
     with_bias = False
     solve = fit_temperature
 

@@ -3,7 +3,7 @@
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -32,12 +32,17 @@ class _Curve(Calibrator):
     """Calibrator that maps log-odds s to log-odds linear in parameters a, b and c. Infinite logits are unchanged."""
 
     tasks = ("binary", "multilabel")
+    zeros = "absent classes"
 
     a: Tensor
     b: Tensor
     c: Tensor
     outcome: Tensor
     lost: Tensor
+
+    def n_parameters(self, num_classes: int) -> float:  # noqa: ARG002
+        """Return 3, for a, b and c."""
+        return 3
 
     @abstractmethod
     def curve(self, s: Tensor) -> Tensor:
@@ -75,6 +80,13 @@ class _Curve(Calibrator):
                 ": their NLL is infinite, and the fit leaves them out."
             )
         return found
+
+    def with_mean_bias_of_absent_classes(self) -> Self:
+        """Leave predictions unchanged after fits to one class; see `Calibrator.with_mean_bias_of_absent_classes`."""
+        is_single = self._constant.isinf()
+        return self._with_buffers(
+            {name: getattr(self, name).masked_fill(is_single, self.initial[name]) for name in "abc"}
+        )
 
     @property
     @abstractmethod

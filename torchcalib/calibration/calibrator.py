@@ -1,11 +1,12 @@
 """Base class of calibrators."""
 
+import math
 import sys
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +20,8 @@ from torchcalib.core.tasks import infer_from_logits, prepare
 from torchcalib.ops.host_values import value_if_available
 from torchcalib.ops.log_odds import log_ratio
 from torchcalib.ops.logs import spread_infinite_logits, wide_dtype
+
+Zeros = Literal["never", "absent classes", "any class"]
 
 
 class Calibrator(nn.Module, ABC):
@@ -66,6 +69,11 @@ class Calibrator(nn.Module, ABC):
     """Whether weights must be whole numbers."""
     in_log_odds: ClassVar[bool] = False
     """Whether binary predictions enter the fit only as log-odds."""
+    zeros: ClassVar[Zeros] = "never"
+    """Classes to which the method can assign probability 0 although the prediction is positive.
+
+    Absent classes are those without samples in the fit. A probability of 0 can make the NLL of new data infinite.
+    """
     settings: ClassVar[tuple[str, ...]] = ()
     """Names of the arguments of the constructor, which are attributes."""
     initial: ClassVar[Mapping[str, object]] = {}
@@ -183,6 +191,14 @@ class Calibrator(nn.Module, ABC):
     def parameters_for(self, p: Predictions, weights: Tensor | None) -> dict[str, Tensor]:
         """Return the fitted parameters and `converged` by name. For the arguments see `fit_to`."""
 
+    def with_mean_bias_of_absent_classes(self) -> Self:
+        """Return a copy that gives classes without samples the mean bias of the others instead of probability 0.
+
+        Fits to a single class leave predictions unchanged. Cross-validation uses it, because a training part may lack
+        a rare class. Methods that give such classes a positive probability return themselves.
+        """
+        return self
+
     @abstractmethod
     def calibrated(self, values: Tensor, from_logits: bool) -> Tensor:
         """Map values, `(..., N, C)` if multi-class, else `(..., N)`, to calibrated values of this shape."""
@@ -190,6 +206,10 @@ class Calibrator(nn.Module, ABC):
     @abstractmethod
     def remarks(self) -> list[str]:
         """Return one sentence for each problem of the fit."""
+
+    def n_parameters(self, num_classes: int) -> float:  # noqa: ARG002
+        """Return the number of fitted parameters for C classes (2 if binary); infinite if it grows with the data."""
+        return math.inf
 
     def warn(self) -> None:
         """Issue each remark as a warning at the first caller outside this package."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from inspect import Parameter, signature
-from typing import Any, NamedTuple, TypedDict, TypeVar, Unpack, cast
+from typing import Any, Literal, NamedTuple, TypedDict, TypeVar, Unpack, cast
 
 import torch
 from torch import Tensor
@@ -22,8 +22,12 @@ from torchcalib.core.documentation import (
 from torchcalib.core.inputs import flattened, input_format_of
 from torchcalib.core.predictions import Predictions, by_replicates, in_all_replicates
 from torchcalib.ops.host_values import value_if_available
+from torchcalib.ops.logs import wide_dtype
 
 DEFAULT = AffineScaling()
+
+_ENOUGH, _MOST_REPEATS = 1_000, 5
+"""Number of held-out predictions above which one random split suffices, and largest default number of splits."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -32,9 +36,10 @@ class FoldOptions(TypedDict, total=False):
     """Options of the folds of a cross-validation; see `cross_val_calibrate`."""
 
     n_folds: int
+    n_repeats: int | None
     seed: int
     groups: Tensor | None
-    folds: Tensor | None
+    folds: Tensor | Literal["random", "stratified"] | None
 
 
 class CalibrationOptions(FoldOptions, InputOptions, total=False):
@@ -44,7 +49,7 @@ class CalibrationOptions(FoldOptions, InputOptions, total=False):
     calibration: Sequence[Tensor] | None
 
 
-_FOLD_DEFAULTS = {"n_folds": 5, "seed": 0, "groups": None, "folds": None}
+_FOLD_DEFAULTS = {"n_folds": 5, "n_repeats": None, "seed": 0, "groups": None, "folds": None}
 _DEFAULTS = {**_FOLD_DEFAULTS, "train_on_test": False, "calibration": None}
 
 _ARGUMENTS = """
@@ -54,12 +59,19 @@ _ARGUMENTS = """
             always minimise the NLL.
         calibrator: Calibration method; see `torchcalib.calibration`. By default it is cross-validated: each sample is
             calibrated with a fit to the other folds.
-        n_folds: Number of folds. They are stratified: the counts of a class in two folds differ by at most one.
-        seed: Seed of the random split, which is the same on every device.
+        n_folds: Number of folds.
+        n_repeats: Number of random splits over which scores are averaged. None: one split for at least 1,000 samples,
+            otherwise 1,000 / N splits, at most 5. Stratified and given folds have one split.
+        seed: Seed of the random splits, which are the same on every device.
         groups: Group numbers, integers `(N,)` or `(..., N)`. All samples of a group, such as a patient or a video, are
-            in the same fold. Groups are assigned by decreasing size to the fold with the fewest samples of their
-            classes.
-        folds: Fold numbers `(N,)` or `(..., N)`, integers, instead of a random split.
+            in the same fold. Random folds have similar numbers of samples. Stratified folds also have similar class
+            frequencies: larger groups are assigned first, to the fold with the fewest samples of their classes.
+        folds: `"random"` (also None), `"stratified"`, or fold numbers `(N,)` or `(..., N)`, integers. Random folds
+            do not depend on the labels, except that every class with two or more samples (groups) is kept in every
+            training part. Stratified folds have equal class frequencies, as in [EPSR]. A fit then knows the class
+            frequencies of the fold on which it is tested, so gains of calibrators with biases are too large. A fit to
+            a training part without samples of a class gives this class the mean bias of the others, and a fit to a
+            single class changes no predictions.
         train_on_test: Fit and evaluate on the same data. This is optimistic: it overestimates the gain in NLL by about
             the number of parameters divided by N.
         calibration: Held-out data for the fit, `(preds, target)` or `(preds, target, weights)`, with the same input
@@ -107,12 +119,19 @@ def cross_val_calibrate(
         >>> cross_val_calibrate(preds, target, task="binary", n_folds=3, calibrator=TemperatureScaling()).shape
         torch.Size([6])
     """
+    if options.get("n_repeats") not in (None, 1):
+        raise ValueError(
+            f"`n_repeats` must be 1 here, got {options['n_repeats']!r}: each sample has one calibrated prediction. "
+            "Call the function with several values of `seed`."
+        )
+    options["n_repeats"] = None if _is_without_folds(options) else 1
     preds, target, _ = as_tensors(preds, target)
     original, how = preds, input_format_of(task, input_options(options))
     axis = how.resolved(preds, target, how.batch_dims).axis
     preds, target, options = flat_options(preds, target, task, options)
     fitting = fitted(preds, target, task, calibrator, options)
-    values = as_given(fitting.p, fitting.calibrate(fitting.p), options)
+    (calibrated,) = fitting.calibrate(fitting.p)
+    values = as_given(fitting.p, calibrated, options)
     if task == "binary":
         return values.reshape(original.shape)
     samples = original.movedim(axis, -1).shape[:-1]
@@ -123,13 +142,25 @@ class Fitting(NamedTuple):
     """Checked predictions and the function that calibrates them."""
 
     p: Predictions
-    calibrate: Callable[[Predictions], Tensor]  # maps `p`, or a copy with other weights, to calibrated values
+    calibrate: Callable[[Predictions], list[Tensor]]  # maps `p`, or a copy with other weights, to values for each split
     n_fits: int  # number of fits for each replicate
+    is_cross_validated: bool = False
 
     def by_replicates(self, value: Callable[[Predictions, Tensor], Tensor]) -> Tensor:
-        """Compute `value(predictions, calibrated values)` for a few replicates at a time, which limits the memory."""
-        n_values = self.p.given.numel() * (self.n_fits + 1)
-        return by_replicates(lambda p: value(p, self.calibrate(p)), self.p, n_values)
+        """Return the mean over splits of `value(predictions, calibrated values)`.
+
+        A few replicates are computed at a time, which limits the memory.
+        """
+
+        def mean(p: Predictions) -> Tensor:
+            found = torch.stack([value(p, values) for values in self.calibrate(p)])
+            return found.to(wide_dtype(found.device)).mean(0).to(found.dtype)
+
+        return by_replicates(mean, self.p, self.p.given.numel() * (self.n_fits + 1))
+
+
+def _is_without_folds(options: CalibrationOptions) -> bool:
+    return bool(options.get("train_on_test")) or options.get("calibration") is not None
 
 
 def fitted(preds: Tensor, target: Tensor, task: Task, calibrator: Calibrator, options: CalibrationOptions) -> Fitting:
@@ -149,43 +180,53 @@ def fitted(preds: Tensor, target: Tensor, task: Task, calibrator: Calibrator, op
     if held_out is not None:
         fit = calibrator.fit_to(_checked_held_out(held_out, p, calibrator, task, options))
         _with_warning(fit, p)
-        return Fitting(p, lambda p: fit.calibrated(p.values, p.from_logits), 1)
+        return Fitting(p, lambda p: [fit.calibrated(p.values, p.from_logits)], 1)
     if on_test:
-        return Fitting(p, lambda p: _with_warning(calibrator.fit_to(p), p).calibrated(p.values, p.from_logits), 1)
-    folds, n_folds = folds_of(p, cast("FoldOptions", options))
+        return Fitting(p, lambda p: [_with_warning(calibrator.fit_to(p), p).calibrated(p.values, p.from_logits)], 1)
+    splits, n_folds = folds_of(p, cast("FoldOptions", options))
 
-    def cross_validated(p: Predictions) -> Tensor:
-        values, fits = out_of_fold(p, calibrator, folds, n_folds)
-        _with_warning(fits, p)
-        return values
+    def cross_validated(p: Predictions) -> list[Tensor]:
+        fits = _with_warning(fits_without_folds(p, calibrator, splits, n_folds), p)
+        return [calibrated_by_fold(p, fits, folds, n_folds, k * n_folds) for k, folds in enumerate(splits)]
 
-    return Fitting(p, cross_validated, n_folds)
+    return Fitting(p, cross_validated, len(splits) * n_folds, is_cross_validated=True)
 
 
-def out_of_fold(p: Predictions, calibrator: Calibrator, folds: Tensor, n_folds: int) -> tuple[Tensor, Calibrator]:
-    """Calibrate each sample with a fit to the other folds. All fits are computed in one batch.
+def fits_without_folds(
+    p: Predictions, calibrator: Calibrator, splits: Tensor, n_folds: int, *others: Tensor
+) -> Calibrator:
+    """Fit a calibrator to the training part of each fold, the samples of the other folds, in one batch.
 
     Args:
         p: predictions.
         calibrator: calibration method.
-        folds: fold of each sample, of the shape of `p.target`.
+        splits: fold of each sample in S splits, `(S, ...)` with the shape of `p.target` after the first axis.
         n_folds: number of folds F.
+        *others: weights of further fits, of the shape of `sample_weights(p)`.
 
     Returns:
-        Calibrated values in canonical form, `(..., N)` or `(..., N, C)`, and the fitted calibrators, of batch shape
-        `(F, ...)`. With replicates the shapes are `(R, ...)` and `(F, R, ...)`.
+        Fitted calibrators of batch shape `(S * F + O, ...)` for O further fits; with replicates `(S * F + O, R, ...)`.
     """
     w = sample_weights(p)
-    fits = calibrator.fit_to(p, torch.stack([w.masked_fill(folds == f, 0) for f in range(n_folds)]))
-    return calibrated_by_fold(p, fits, folds, n_folds), fits
+    weights = [w.masked_fill(folds == f, 0) for folds in splits for f in range(n_folds)]
+    return calibrator.fit_to(p, torch.stack([*weights, *others]))
 
 
-def calibrated_by_fold(p: Predictions, fits: Calibrator, folds: Tensor, n_folds: int) -> Tensor:
-    """Return the calibrated values of each sample, from the fit to the other folds; see `out_of_fold`."""
-    values = fits.part(0).calibrated(p.values, p.from_logits)
-    for f in range(1, n_folds):
+def calibrated_by_fold(p: Predictions, fits: Calibrator, folds: Tensor, n_folds: int, first: int = 0) -> Tensor:
+    """Return the calibrated values of each sample, from the fit to the other folds.
+
+    Args:
+        p: predictions.
+        fits: result of `fits_without_folds`.
+        folds: fold of each sample, of the shape of `p.target`.
+        n_folds: number of folds.
+        first: index of the fit for fold 0.
+    """
+    values = p.values
+    for f in range(n_folds):
+        fit = fits.part(first + f).with_mean_bias_of_absent_classes()
         inside = (folds == f).unsqueeze(-1) if p.task == "multiclass" else folds == f
-        values = torch.where(inside, fits.part(f).calibrated(p.values, p.from_logits), values)
+        values = torch.where(inside, fit.calibrated(p.values, p.from_logits), values)
     return values
 
 
@@ -252,7 +293,7 @@ def flat_options(
     kept: dict[str, Any] = {name: value for name, value in options.items() if name in _DEFAULTS}
     lead = preds.shape[: given.get("batch_dims", 0)]
     for name in ("folds", "groups"):
-        if kept.get(name) is not None:
+        if kept.get(name) is not None and not isinstance(kept[name], str):
             numbers = as_tensor(name, kept[name], preds.device)
             of_each = numbers.numel() == lead.numel() * preds.shape[len(lead)]
             kept[name] = numbers.reshape(*lead, -1) if of_each else numbers.reshape(-1)
@@ -270,32 +311,47 @@ def as_given(p: Predictions, values: Tensor, options: CalibrationOptions) -> Ten
 
 
 def folds_of(p: Predictions, options: FoldOptions) -> tuple[Tensor, int]:
-    """Return the fold of each sample, int64 of the shape of `p.target`, and the number of folds.
+    """Return the fold of each sample in S splits, int64 `(S, *)` for `p.target` of shape `*`, and the number of folds.
 
     Raises:
-        ValueError: if all samples of a class are in one fold: the fit to the other folds would lack the class.
+        ValueError: if given folds have all samples of a class in one fold: the fit to the others would lack the class.
     """
-    n_folds, seed = options.get("n_folds", 5), options.get("seed", 0)
+    n_folds, n_repeats, seed = options.get("n_folds", 5), options.get("n_repeats"), options.get("seed", 0)
     groups, folds = options.get("groups"), options.get("folds")
     check_count("n_folds", n_folds, at_least=2)
+    if n_repeats is not None:
+        check_count("n_repeats", n_repeats)
     check_seed(seed)
     present = torch.ones_like(p.target, dtype=torch.bool)
     if p.weights is not None:
         present = ~in_all_replicates(p.weights == 0, p.target.dim()).expand(p.target.shape)
     target = p.target.masked_fill(~present, 0).long()
-    if folds is not None:
+    if isinstance(folds, str) and folds not in ("random", "stratified"):
+        raise ValueError(f"`folds` must be 'random', 'stratified' or fold numbers, got {folds!r}.")
+    if folds is not None and not isinstance(folds, str):
         if groups is not None:
             raise ValueError("`groups` must be None if `folds` are given, got both. Pass one of them.")
+        if n_repeats not in (None, 1):
+            raise ValueError(f"`n_repeats` must be None if `folds` are given, got {n_repeats}. They are one split.")
         labels, at = torch.unique(_per_sample("folds", folds, p), return_inverse=True)
         if len(labels) < 2:
             raise ValueError(f"`folds` must contain at least 2 folds, got {labels.tolist()}.")
-        n_folds = len(labels)
-    elif groups is not None:
-        at = _grouped(target, present, _per_sample("groups", groups, p), p.num_classes, n_folds, seed)
-    else:
-        at = _stratified(target, present, n_folds, seed)
-    _check_every_class(at, target, present, p.num_classes, n_folds, options)
-    return at, n_folds
+        _check_every_class(at, target, present, p.num_classes, len(labels))
+        return at.unsqueeze(0), len(labels)
+    is_stratified = folds == "stratified"
+    if n_repeats is None:
+        n_repeats = 1 if is_stratified else min(_MOST_REPEATS, -(-_ENOUGH // max(1, p.target.shape[-1])))
+    splits = []
+    for k in range(n_repeats):
+        if groups is not None:
+            of_sample = _per_sample("groups", groups, p)
+            at = _grouped(target, present, of_sample, p.num_classes, n_folds, seed + k, is_stratified)
+        elif is_stratified:
+            at = _stratified(target, present, n_folds, seed + k)
+        else:
+            at = _random(target, present, p.num_classes, n_folds, seed + k)
+        splits.append(at)
+    return torch.stack(splits), n_folds
 
 
 def _per_sample(name: str, numbers: Tensor, p: Predictions) -> Tensor:
@@ -309,53 +365,94 @@ def _per_sample(name: str, numbers: Tensor, p: Predictions) -> Tensor:
     return (numbers.unsqueeze(-2) if labels and numbers.dim() > 1 else numbers).expand(p.target.shape)
 
 
+def _random(target: Tensor, present: Tensor, n_classes: int, n_folds: int, seed: int) -> Tensor:
+    """Return a random fold per sample. Only a class whose samples are all in one fold changes it, by one sample."""
+    rank = _shuffled_ranks(present.to(torch.int64).neg(), seed)  # samples with a weight come first
+    at = rank % n_folds
+    cell = at * n_classes + target
+    counts = cell.new_zeros((*cell.shape[:-1], n_folds * n_classes)).scatter_add(-1, cell, present.long())
+    counts = counts.reshape(*cell.shape[:-1], n_folds, n_classes)
+    total = counts.sum(-2)
+    is_alone = ((counts.amax(-2) == total) & (total > 1)).gather(-1, target) & present
+    first = torch.full_like(total, torch.iinfo(torch.int64).max).scatter_reduce(
+        -1, target, torch.where(present, rank, torch.iinfo(torch.int64).max), "amin"
+    )
+    return torch.where(is_alone & (rank == first.gather(-1, target)), (at + 1) % n_folds, at)
+
+
 def _stratified(target: Tensor, present: Tensor, n_folds: int, seed: int) -> Tensor:
     """Return a random fold per sample: shuffle the samples of each class, and assign the folds in turn."""
+    return _shuffled_ranks(torch.where(present, target, torch.iinfo(torch.int64).max), seed) % n_folds
+
+
+def _shuffled_ranks(key: Tensor, seed: int) -> Tensor:
+    """Return the rank of each sample by its key `(..., N)`, int64. Samples with equal keys are in random order."""
     generator = torch.Generator().manual_seed(seed)
-    key = torch.rand(target.shape[-1], generator=generator, dtype=torch.float32).to(target.device)
-    shuffled = key.argsort()
-    by_class = torch.where(present, target, torch.iinfo(torch.int64).max)[..., shuffled]
-    order = shuffled[by_class.sort(dim=-1, stable=True).indices]
-    turn = torch.arange(target.shape[-1], device=target.device) % n_folds
-    return torch.empty_like(target).scatter_(-1, order, turn.expand(target.shape))
+    shuffled = torch.rand(key.shape[-1], generator=generator, dtype=torch.float32).to(key.device).argsort()
+    order = shuffled[key[..., shuffled].sort(dim=-1, stable=True).indices]
+    rank = torch.arange(key.shape[-1], device=key.device)
+    return torch.empty_like(key).scatter_(-1, order, rank.expand(key.shape))
 
 
-def _grouped(target: Tensor, present: Tensor, groups: Tensor, n_classes: int, n_folds: int, seed: int) -> Tensor:
-    """Return a fold per sample, equal within a group. Larger groups are assigned first; see `cross_val_calibrate`."""
+def _grouped(
+    target: Tensor, present: Tensor, groups: Tensor, n_classes: int, n_folds: int, seed: int, is_stratified: bool
+) -> Tensor:
+    """Return a fold per sample, equal within a group."""
     rows = [x.reshape(-1, target.shape[-1]).cpu() for x in (target, present, groups)]
     found = []
     for labels, is_present, group in zip(*rows, strict=True):
         names, index = torch.unique(group, return_inverse=True)
         counts = torch.zeros(len(names), n_classes, dtype=torch.float64)
         counts.index_put_((index, labels), is_present.double(), accumulate=True)
-        shuffled = torch.randperm(len(names), generator=torch.Generator().manual_seed(seed))
+        generator = torch.Generator().manual_seed(seed)
+        shuffled = torch.randperm(len(names), generator=generator)
         order = shuffled[counts.sum(-1)[shuffled].sort(stable=True, descending=True).indices]
-        total = counts.sum(0).clamp(min=1)
-        load, fold_of = torch.zeros(n_folds, n_classes, dtype=torch.float64), torch.zeros(len(names), dtype=torch.int64)
-        for g in order.tolist():
-            fold = int((load @ (counts[g] / total.square())).argmin())
-            fold_of[g] = fold
-            load[fold] += counts[g]
+        if is_stratified:
+            fold_of = _stratified_groups(counts, order, n_folds)
+        else:  # the next `n_folds` groups by size are assigned to different folds, in random order
+            turns = torch.rand(-(-len(names) // n_folds), n_folds, generator=generator, dtype=torch.float32)
+            fold_of = torch.empty_like(order).scatter_(0, order, turns.argsort(-1).flatten()[: len(names)])
+        _separate_groups(fold_of, counts > 0, n_folds)
         found.append(fold_of[index])
     return torch.stack(found).reshape(target.shape).to(target.device) if found else torch.zeros_like(target)
 
 
-def _check_every_class(
-    at: Tensor, target: Tensor, present: Tensor, n_classes: int, n_folds: int, options: FoldOptions
-) -> None:
+def _stratified_groups(counts: Tensor, order: Tensor, n_folds: int) -> Tensor:
+    """Assign groups, in the given order, to the fold with the fewest samples of their classes.
+
+    `counts` are the numbers of samples of each class in each group `(G, C)`.
+    """
+    total = counts.sum(0).clamp(min=1)
+    load = torch.zeros(n_folds, counts.shape[-1], dtype=torch.float64)
+    fold_of = torch.zeros(len(counts), dtype=torch.int64)
+    for g in order.tolist():
+        fold = int((load @ (counts[g] / total.square())).argmin())
+        fold_of[g] = fold
+        load[fold] += counts[g]
+    return fold_of
+
+
+def _separate_groups(fold_of: Tensor, has_class: Tensor, n_folds: int) -> None:
+    """Move one group of each class that is in several groups, but in one fold only, to the next fold, in place.
+
+    `has_class` is True for the classes of each group `(G, C)`.
+    """
+    in_fold = torch.zeros(n_folds, has_class.shape[-1]).index_add(0, fold_of, has_class.float())
+    n_groups = has_class.sum(0)
+    for k in ((in_fold.amax(0) == n_groups) & (n_groups > 1)).nonzero().flatten().tolist():
+        holders = has_class[:, k].nonzero().flatten()
+        if bool((fold_of[holders] == fold_of[holders[0]]).all()):  # an earlier move may have separated them
+            fold_of[holders[0]] = (fold_of[holders[0]] + 1) % n_folds
+
+
+def _check_every_class(at: Tensor, target: Tensor, present: Tensor, n_classes: int, n_folds: int) -> None:
+    """Raise if given folds have a class with two or more samples in one fold only."""
     cell = at * n_classes + target
     counts = cell.new_zeros((*cell.shape[:-1], n_folds * n_classes)).scatter_add(-1, cell, present.long())
     counts = counts.reshape(*cell.shape[:-1], n_folds, n_classes)
-    alone = ((counts == counts.sum(-2, keepdim=True)) & (counts > 0)).flatten(0, -2).any(0)
+    alone = ((counts == counts.sum(-2, keepdim=True)) & (counts > 1)).flatten(0, -2).any(0)
     if value_if_available(alone.any()):
-        label = int(alone.int().argmax())
-        for name in ("folds", "groups"):
-            if options.get(name) is not None:
-                raise ValueError(
-                    f"`{name}` must leave samples of every class in every training part, got class {label} in one fold "
-                    "only. Spread the class over two folds, or pass train_on_test=True."
-                )
         raise ValueError(
-            f"`target` must have at least 2 samples of every class for cross-validation, got 1 of class {label}. "
-            "Drop the class with ignore_index, give `calibration`, or pass train_on_test=True."
+            f"`folds` must leave samples of every class in every training part, got class {int(alone.int().argmax())} "
+            "in one fold only. Spread the class over two folds, or pass train_on_test=True."
         )

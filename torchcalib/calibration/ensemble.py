@@ -60,6 +60,10 @@ class EnsembleTemperatureScaling(TemperatureScaling):
 
     weights: Tensor
 
+    def n_parameters(self, num_classes: int) -> float:  # noqa: ARG002
+        """Return 3: the temperature and two of the three weights, whose sum is 1."""
+        return 3
+
     def calibrated(self, values: Tensor, from_logits: bool) -> Tensor:
         """Return the mixture for logits or probabilities; see `Calibrator.calibrated`."""
         wide = values.to(wide_dtype(values.device))

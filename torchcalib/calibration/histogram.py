@@ -47,6 +47,7 @@ class HistogramBinning(OneAgainstRest):
     """
 
     name = "histogram binning"
+    zeros = "any class"
     settings = ("n_bins", "right", "empty")
     initial: ClassVar = {"rate": [torch.nan]}
 
@@ -76,6 +77,10 @@ class HistogramBinning(OneAgainstRest):
     def in_words(self, class_names: Sequence[str] = ()) -> str:  # noqa: ARG002
         """Return the number of bins; see `Calibrator.in_words`."""
         return f"{self.n_bins} equal-width bins"
+
+    def n_parameters(self, num_classes: int) -> float:
+        """Return the number of bins of all probabilities with their own fit."""
+        return self.n_bins * (num_classes if num_classes > 2 else 1)
 
     def binary_parameters(self, p: Predictions, weights: Tensor | None) -> dict[str, Tensor]:
         """Return `rate` and `converged` by name; see `Calibrator.parameters_for`."""

@@ -48,6 +48,7 @@ class IsotonicCalibration(OneAgainstRest):
     """
 
     name = "isotonic calibration"
+    zeros = "any class"
     whole_weights = True
     initial: ClassVar = {"knots": [torch.nan] * 2, "rates": [torch.nan] * 2}
 

@@ -2,8 +2,8 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Unpack
+from dataclasses import dataclass, field, replace
+from typing import Literal, NamedTuple, Unpack
 
 import torch
 from torch import Tensor
@@ -13,13 +13,14 @@ from torchcalib.calibration.binary import BetaCalibration, QuadraticScaling
 from torchcalib.calibration.calibrator import Calibrator, sample_weights
 from torchcalib.calibration.cross_validation import (
     CalibrationOptions,
+    Fitting,
     fitted,
     flat_options,
     input_options,
     with_calibration_options,
 )
 from torchcalib.calibration.ensemble import EnsembleTemperatureScaling
-from torchcalib.calibration.gain import Score, both_scores
+from torchcalib.calibration.gain import Score, both_scores, score_function
 from torchcalib.calibration.histogram import HistogramBinning
 from torchcalib.calibration.isotonic import CentredIsotonicCalibration, IsotonicCalibration
 from torchcalib.calibration.one_against_rest import OneAgainstRest
@@ -28,7 +29,8 @@ from torchcalib.calibration.venn_abers import VennAbersCalibration
 from torchcalib.core.arguments import Task
 from torchcalib.core.checks import are_counts
 from torchcalib.core.predictions import Predictions
-from torchcalib.core.words import capitalised, ends, listed
+from torchcalib.core.words import ends, listed
+from torchcalib.ops.logs import wide_dtype
 
 CALIBRATORS: tuple[type[Calibrator], ...] = (
     TemperatureScaling,
@@ -58,22 +60,50 @@ _LIMITS: tuple[tuple[tuple[type, ...], int, int], ...] = (
 _Z = 1.959963984540054  # 97.5% quantile of the normal distribution
 
 
+_N_BOOTSTRAP, _MAX_UNITS = 200, 1_000
+"""Number of bootstrap samples to correct the gain for the choice of the calibrator, and largest number of units.
+
+More units are added up in random blocks, which have the same sampling distribution of sums.
+"""
+
+
+class Candidate(NamedTuple):
+    """Scores after calibration with one method.
+
+    Attributes:
+        parts: contributions of independent units to the cross-validated mean score `(U,)`, or this score `()`.
+        in_sample: mean score of a fit to all samples on the same samples; NaN if the score is not cross-validated.
+        n_parameters: number of parameters of the method; among methods within noise, the smallest is preferred.
+        is_advisable: whether the method cannot assign probability 0, or the score remains finite if it does.
+    """
+
+    parts: Tensor
+    in_sample: float = math.nan
+    n_parameters: float = math.inf
+    is_advisable: bool = True
+
+
 @dataclass(frozen=True)
 class Recommendation:
     """Recommendation whether to add a calibration stage.
 
     Attributes:
         text: the recommendation in one or two sentences.
-        score: name of the score.
+        score: name of the score: `"nll"`, `"brier"` or the name of a function. It is `"brier"` instead of `"nll"` if
+            NLL is infinite without calibration.
         raw: score of the uncalibrated predictions.
         rcl: relative calibration loss (RCL) of each calibrator in percent, by name.
         best: name of the recommended calibrator; None if none is worthwhile.
-        preferred: name of the calibrator with the largest gain, or of an earlier one that is not significantly worse,
+        preferred: name of the calibrator with the fewest parameters that is not significantly worse than the best one,
             even if it is not worthwhile.
-        intervals: 95% interval of the RCL of each calibrator, `(low, high)`, by name; empty for other scores than
-            `"nll"` and `"brier"`. Standard errors are those of paired differences between independent samples, or
-            between clusters (`groups`). They do not contain the variation of the fits. A weight is the importance of
-            one sample, also if it is a whole number.
+        intervals: 95% interval of the gain of each calibrator in percent, `(low, high)`, by name; empty for other
+            scores than `"nll"` and `"brier"`. Its target is the gain on new data of the fit to all samples.
+            Standard errors are those of paired differences between independent samples, or between clusters
+            (`groups`), and contain the variation of the fit. A weight is the importance of one sample, also if it is a
+            whole number.
+        gain: gain of `preferred` in percent, corrected for its choice as the best of several calibrators.
+        interval: 95% interval of this gain; None for other scores.
+        nll_is_infinite: whether the Brier score was used because the NLL is infinite.
     """
 
     text: str
@@ -83,10 +113,19 @@ class Recommendation:
     best: str | None
     preferred: str
     intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    gain: float = math.nan
+    interval: tuple[float, float] | None = None
+    nll_is_infinite: bool = False
+
+    def advised(self, worthwhile: float) -> "Recommendation":
+        """Return the recommendation for another smallest gain in percent that justifies a calibration stage."""
+        is_significant = self.interval is None or self.interval[0] > 0
+        best = self.preferred if self.gain >= worthwhile and is_significant else None
+        return replace(self, best=best, text=_in_words(replace(self, best=best)))
 
 
-_LEAVE = "leave the predictions as they are"
 _SCORE_NAMES = {"nll": "NLL", "brier": "Brier score", "bayes_risk": "Bayes risk"}
+RowScore = Literal["nll", "brier"]
 _ROW_SCORES = {"nll": "cross_entropy", "brier": "squared_error"}
 """Attribute of `Predictions` with the score of each sample, by score."""
 
@@ -104,16 +143,22 @@ def recommend(
 ) -> Recommendation:
     """Recommend whether to add a calibration stage, and which calibrator to use.
 
-    The calibrator with the largest gain in the cross-validated score is recommended. For `"nll"` and `"brier"`, an
-    earlier calibrator is preferred if its score is not significantly worse (paired difference, level 5%).
+    Calibrators are compared by the cross-validated score. For `"nll"` and `"brier"`, the calibrator with the fewest
+    parameters among those that are not significantly worse than the best one is preferred (paired difference, level
+    5%). Methods that can assign probability 0 to a possible class, such as isotonic calibration and histogram binning,
+    are not recommended by NLL, because the NLL of new data could be infinite. If NLL is infinite without calibration,
+    calibrators are compared by the Brier score.
+
+    The gain of the preferred calibrator is corrected for the choice: in each bootstrap sample, the choice is repeated,
+    and the gain is computed on the samples that were not drawn (BBC-CV).
 
     Do not choose a calibrator by its calibration error. Histogram binning often has a low expected calibration error
     (ECE), because it makes all predictions of a bin equal. Its proper scores are often the worst of all calibrators.
 
     Args:
         preds: binary `(N,)`, multi-class `(N, C)`, multi-label `(N, L)`.
-        calibrators: candidates in the order of preference, simple ones first. None for all calibrators of this package
-            that support the task and the weights.
+        calibrators: candidates; among those with equally many parameters, earlier ones are preferred. None for all
+            calibrators of this package that support the task and the weights.
         worthwhile: smallest gain in percent of the score that justifies a calibration stage. The lower end of its 95%
             interval must also be positive.
 
@@ -124,7 +169,9 @@ def recommend(
         UserWarning: see `calibration_loss`.
 
     Reference:
-        [EPSR] Ferrer, Ramos: Evaluating Posterior Probabilities (TMLR), sec. 4.
+        [EPSR] Ferrer, Ramos: Evaluating Posterior Probabilities (TMLR), sec. 4; Tsamardinos, Greasidou, Borboudakis:
+        Bootstrapping the out-of-sample predictions for efficient and accurate cross-validation (Machine Learning,
+        2018), algorithm 2 (BBC-CV).
 
     Example:
         >>> generator = torch.Generator().manual_seed(0)
@@ -139,31 +186,63 @@ def recommend(
     if calibrators is None:
         p = TemperatureScaling().read(preds, target, task=task, options=input_options(options))
         calibrators, _ = applicable(p)
-    before, after = torch.tensor(torch.nan), dict[str, Tensor]()
     names = [calibrator.name for calibrator in calibrators]
+    names = [name if names.count(name) == 1 else repr(each) for name, each in zip(names, calibrators, strict=True)]
+    used, before, after = _name_of_score(score), torch.tensor(torch.nan), dict[str, Candidate]()
     for name, calibrator in zip(names, calibrators, strict=True):
-        name = name if names.count(name) == 1 else repr(calibrator)
-        if score in _ROW_SCORES:
-            before, after[name] = _contributions(preds, target, task, score, calibrator, options)
+        if not isinstance(score, str):
+            before, parts = both_scores(preds, target, task, score, calibrator, options)
+            after[name] = Candidate(parts, n_parameters=calibrator.n_parameters(2))
         else:
-            before, after[name] = both_scores(preds, target, task, score, calibrator, options)
-        if before.dim() > (score in _ROW_SCORES):
+            score_function(score)  # raises for an unknown score
+            fitting = fitted(preds, target, task, calibrator, options)
+            used = usable_score(score, fitting.p)
+            before, after[name] = _candidate(fitting, calibrator, used, options.get("groups"))
+        if before.dim() > isinstance(score, str):
             shape = tuple(before.shape)
             raise ValueError(f"`preds` must have no batch axes, got {shape}. Pass one data set.")
-    return recommendation_of(_name_of_score(score), before, after, worthwhile)
+    return recommendation_of(used, before, after, worthwhile, nll_is_infinite=used != _name_of_score(score))
 
 
-def _contributions(
-    preds: Tensor, target: Tensor, task: Task, score: str, calibrator: Calibrator, options: CalibrationOptions
-) -> tuple[Tensor, Tensor]:
-    """Return the contributions of independent units to the raw and to the calibrated mean score, `(..., U)` each."""
-    fitting = fitted(preds, target, task, calibrator, options)
+def usable_score(score: RowScore, p: Predictions) -> RowScore:
+    """Return `"brier"` instead of `"nll"` if the NLL of predictions is infinite."""
+    return "brier" if score == "nll" and bool(contributions(p.cross_entropy, p).sum().isinf().any()) else score
+
+
+def _candidate(
+    fitting: Fitting, calibrator: Calibrator, score: RowScore, groups: Tensor | None
+) -> tuple[Tensor, Candidate]:
+    """Return the contributions of independent units to the raw mean score `(..., U)`, and the candidate."""
     p = fitting.p
-    after = p.with_values(fitting.calibrate(p).to(p.dtype))
-    name = _ROW_SCORES[score]
-    groups = options.get("groups")
-    raw, calibrated = (contributions(getattr(each, name), p, groups) for each in (p, after))
-    return raw, calibrated
+    held_out = [row_scores(score, p, values) for values in fitting.calibrate(p)]
+    parts = contributions(torch.stack(held_out).mean(0), p, groups)
+    in_sample = math.nan
+    if fitting.is_cross_validated and parts.dim() == 1:
+        whole = calibrator.fit_to(p)
+        in_sample = float(contributions(row_scores(score, p, whole.calibrated(p.values, p.from_logits)), p).sum())
+    before = contributions(row_scores(score, p, p.values), p, groups)
+    n_parameters, advisable = calibrator.n_parameters(p.num_classes), is_advisable(calibrator, p, score)
+    return before, Candidate(parts, in_sample, n_parameters, advisable)
+
+
+def row_scores(score: RowScore, p: Predictions, values: Tensor) -> Tensor:
+    """Return the score of each sample `(..., N)` for calibrated values of the predictions, float64."""
+    found: Tensor = getattr(p.with_values(values.to(p.dtype)), _ROW_SCORES[score])
+    return found.to(wide_dtype(found.device))
+
+
+def is_advisable(calibrator: Calibrator, p: Predictions, score: str) -> bool:
+    """Return whether the expected score of new data is finite after a fit to these predictions."""
+    if score != "nll" or calibrator.zeros == "never":
+        return True
+    return calibrator.zeros == "absent classes" and not bool((class_counts(p) == 0).any())
+
+
+def class_counts(p: Predictions) -> Tensor:
+    """Return the number of samples with positive weight of each class `(..., C)`, int64; 2 classes if binary."""
+    target = p.target.long()
+    present = torch.ones_like(target) if p.weights is None else (p.weights != 0).expand(target.shape).long()
+    return target.new_zeros((*target.shape[:-1], p.num_classes)).scatter_add(-1, target * present, present)
 
 
 def contributions(scores: Tensor, p: Predictions, groups: Tensor | None = None) -> Tensor:
@@ -185,7 +264,12 @@ def contributions(scores: Tensor, p: Predictions, groups: Tensor | None = None) 
 
 
 def recommendation_of(
-    score: str, before: Tensor, after: Mapping[str, Tensor], worthwhile: float = 5.0
+    score: str,
+    before: Tensor,
+    after: Mapping[str, Candidate],
+    worthwhile: float = 5.0,
+    *,
+    nll_is_infinite: bool = False,
 ) -> Recommendation:
     """Return the recommendation for scores before and after each calibrator, in the order of preference.
 
@@ -194,37 +278,100 @@ def recommendation_of(
         before: contributions of independent units to the raw score `(U,)`, or the raw score `()`.
         after: the same after calibration, by name of the calibrator.
         worthwhile: smallest gain in percent of the raw score that justifies a calibration stage.
+        nll_is_infinite: whether the score replaces an infinite NLL.
     """
+    before, parts = before.cpu(), {name: each.parts.cpu() for name, each in after.items()}
     raw = float(before.sum())
-    gains, intervals = {}, {}
-    for name, parts in after.items():
-        gains[name] = 100 * (1 - float(parts.sum() / before.sum()))
-        if before.dim():
-            # Standard error of a ratio of means (delta method).
-            residual = parts - parts.sum() / before.sum() * before
-            half = 100 * _Z * _standard_error(residual) / abs(raw) if raw else math.nan
-            intervals[name] = (gains[name] - half, gains[name] + half)
-    largest = max(gains, key=lambda name: -math.inf if math.isnan(gains[name]) else gains[name])
-    useful = [name for name in after if gains[name] > 0]
-    best = next((name for name in useful if _is_within_noise(after[name], after[largest])), largest)
-    is_worthwhile = gains[best] >= worthwhile and not intervals.get(best, (math.inf,))[0] <= 0
-    text = _in_words(_SCORE_NAMES.get(score, score), raw, gains, intervals, best, is_worthwhile)
-    return Recommendation(text, score, raw, gains, best if is_worthwhile else None, best, intervals)
+    rcl = {name: 100 * (1 - float(each.sum() / before.sum())) for name, each in parts.items()}
+    half = {name: 100 * _Z * _standard_error(before, after[name]) / abs(raw) for name in after if before.dim() and raw}
+    order = sorted(
+        (name for name, each in after.items() if each.is_advisable and math.isfinite(rcl[name])),
+        key=lambda name: after[name].n_parameters,
+    )
+    preferred, gain, interval = max(rcl, key=lambda name: _or_lowest(rcl[name])), math.nan, None
+    if order and not before.dim():
+        preferred = max(order, key=rcl.__getitem__)
+        gain = rcl[preferred]
+    elif order:
+        candidates = torch.stack([parts[name] for name in order])
+        preferred = order[int(_preferred(candidates, torch.ones_like(before).unsqueeze(0)))]
+        gain = rcl[preferred]
+        if len(order) > 1 and len(before) > 1:
+            gain = min(gain, _gain_out_of_bag(before, candidates))
+        if preferred in half:
+            interval = (gain - half[preferred], rcl[preferred] + half[preferred])
+    intervals = {name: (rcl[name] - half[name], rcl[name] + half[name]) for name in half}
+    found = Recommendation("", score, raw, rcl, None, preferred, intervals, gain, interval, nll_is_infinite)
+    return found.advised(worthwhile)
 
 
-def _standard_error(parts: Tensor) -> float:
-    """Return the standard error of the sum of independent contributions `(U,)`."""
+def _or_lowest(gain: float) -> float:
+    return -math.inf if math.isnan(gain) else gain
+
+
+def _standard_error(before: Tensor, after: Candidate) -> float:
+    """Return the standard error of the cross-validated score as an estimate for new data, given the raw score.
+
+    The first part is that of a ratio of means over independent units (delta method; Cochran, Sampling Techniques,
+    1977, eq. 2.46). It describes test samples for given fits. The second part is the variation of the fit. Near the
+    optimum, the excess of the score is quadratic in the error of the parameters. Let their standardised errors be k
+    normal variables e, and N the number of units. The true excess is |e|^2 / (2 N), and that in cross-validation
+    (2 k - |e|^2) / (2 N). The difference has the variance 2 k / N^2, of which the first part contains k / N^2. The rest
+    is o^2 / k for the optimism o = k / N, the held-out score minus the score of the fit on its own samples.
+    For the NLL k = N o (Akaike 1974), which is also the effective number of parameters of a penalised method.
+    """
+    parts = after.parts.cpu()
+    residual = parts - parts.sum() / before.sum() * before
     n = parts.numel()
-    centred = parts - parts.mean()
-    return float((n / (n - 1) * centred.square().sum()).sqrt()) if n > 1 else math.nan
+    if n < 2:
+        return math.nan
+    variance = n / (n - 1) * (residual - residual.mean()).square().sum()
+    if math.isfinite(after.in_sample):
+        optimism = max(float(parts.sum()) - after.in_sample, 1 / n)
+        variance = variance + optimism**2 / max(1.0, n * optimism)
+    return float(variance.sqrt())
 
 
-def _is_within_noise(parts: Tensor, best: Tensor) -> bool:
-    """Return whether a score is not significantly worse than the best score. Scores without parts are compared."""
-    difference = parts - best
-    if not difference.dim():
-        return bool(difference == 0)
-    return float(difference.sum()) <= _Z * _standard_error(difference)
+def _preferred(parts: Tensor, weights: Tensor) -> Tensor:
+    """Return the index of the first candidate that is not significantly worse than the best one, `(B,)`.
+
+    Args:
+        parts: contributions of U units to the scores of M candidates `(M, U)`.
+        weights: number of copies of each unit in B samples `(B, U)`.
+    """
+    n = weights.sum(-1, keepdim=True)
+    sums = weights @ parts.mT
+    best = sums.argmin(-1, keepdim=True)
+    difference = sums - sums.gather(-1, best)
+    products = (parts * weights.unsqueeze(-2)) @ parts.mT
+    squares = products.diagonal(dim1=-2, dim2=-1)
+    with_best = products.gather(-1, best.unsqueeze(-2).expand(-1, len(parts), -1)).squeeze(-1)
+    square = squares + squares.gather(-1, best) - 2 * with_best
+    variance = ((square - difference.square() / n) * n / (n - 1)).nan_to_num(0).clamp(min=0)
+    return (difference <= _Z * variance.sqrt()).int().argmax(-1)
+
+
+def _gain_out_of_bag(before: Tensor, parts: Tensor) -> float:
+    """Return the gain in percent of the choice among candidates, on units that did not decide the choice (BBC-CV).
+
+    Args:
+        before: contributions of U units to the raw score `(U,)`.
+        parts: contributions to the scores of M candidates `(M, U)`, in the order of preference.
+
+    Reference:
+        Tsamardinos, Greasidou, Borboudakis: Bootstrapping the out-of-sample predictions for efficient and accurate
+        cross-validation (Machine Learning, 2018), algorithm 2.
+    """
+    generator = torch.Generator().manual_seed(0)
+    n = min(before.numel(), _MAX_UNITS)
+    block = torch.randperm(before.numel(), generator=generator) % n
+    columns = torch.cat((before.unsqueeze(0), parts)).double()
+    columns = columns.new_zeros(len(columns), n).index_add(-1, block, columns)
+    drawn = torch.randint(n, (_N_BOOTSTRAP, n), generator=generator)
+    weights = torch.zeros(_N_BOOTSTRAP, n, dtype=torch.float64).scatter_add(-1, drawn, torch.ones_like(drawn).double())
+    chosen = _preferred(columns[1:], weights).unsqueeze(-1)
+    out_of_bag = (weights == 0).double() @ columns.mT
+    return 100 * (1 - float(out_of_bag[:, 1:].gather(-1, chosen).sum() / out_of_bag[:, 0].sum()))
 
 
 def applicable(p: Predictions) -> tuple[list[Calibrator], tuple[str, ...]]:
@@ -265,40 +412,46 @@ def _name_of_score(score: Score) -> str:
     return getattr(getattr(score, "func", score), "__name__", "score")  # `func` is the function in a functools.partial
 
 
-def _in_words(
-    score: str,
-    raw: float,
-    gains: Mapping[str, float],
-    intervals: Mapping[str, tuple[float, float]],
-    best: str,
-    is_worthwhile: bool,
-) -> str:
-    gain = gains[best]
-    shown = f"{gain:.1f}%"
-    if best in intervals and math.isfinite(intervals[best][0]):
-        shown += f" (95% interval {ends(*intervals[best], digits=3)})"
-    if is_worthwhile:
-        return f"Calibration would cut {score} by {shown}: add {best}{_other(gains, best)}."
-    if gain > 0:
-        if intervals.get(best, (math.inf,))[0] <= 0:
-            return f"The gain of the best calibrator, {best}, is not significant, {shown} of {score}: {_LEAVE}."
-        return f"Calibration would cut {score} by only {shown}, with {best}: {_LEAVE}."
-    if math.isnan(raw):
+_LEAVE = "Use the predictions as they are"
+
+
+def _in_words(found: Recommendation) -> str:
+    """Return the recommendation as text."""
+    if found.nll_is_infinite:
+        words = _in_words(replace(found, nll_is_infinite=False))
+        return f"NLL is infinite, so calibrators are compared by the Brier score. {words}"
+    score, name, gain = _SCORE_NAMES.get(found.score, found.score), found.preferred, found.gain
+    if math.isnan(found.raw):
         return f"{score} is undefined, and so is the gain of calibration."
-    if raw == 0:
+    if found.raw == 0:
         return f"{score} is 0: there is nothing to gain by calibration."
-    return f"No calibrator lowers {score} ({best} {_gains(gain)}): {_LEAVE}."
+    if found.score == "brier" and math.isnan(gain):
+        return f"{_LEAVE}: no calibrator was compared."
+    if math.isnan(gain):
+        return f"{_LEAVE}: no calibrator was compared that keeps {score} finite on new data."
+    shown = f"{gain:.1f}%"
+    if found.interval is not None and math.isfinite(found.interval[0]):
+        shown += f" (95% interval {ends(*found.interval, digits=3)})"
+    if found.best is not None:
+        return f"Add {name}: it cuts {score} by {shown}{_compared(found)}."
+    if not gain > 0:
+        return f"{_LEAVE}: no calibrator lowers {score} ({name} {_gains(gain)})."
+    if found.interval is not None and not found.interval[0] > 0:
+        return f"{_LEAVE}: the gain of the best calibrator, {name}, is not significant, {shown} of {score}."
+    return f"{_LEAVE}: the best calibrator, {name}, cuts {score} by only {shown}."
 
 
-def _other(gains: Mapping[str, float], best: str) -> str:
-    """Return a clause on the calibrator with the largest gain, or on the second one if `best` has the largest gain."""
-    others = {name: value for name, value in gains.items() if name != best and not math.isnan(value)}
+def _compared(found: Recommendation) -> str:
+    """Return a clause on temperature scaling, or on the calibrator with the largest gain if it is recommended."""
+    simple, name = TemperatureScaling.name, found.preferred
+    if name != simple and simple in found.rcl:
+        return f"; {simple} {_gains(found.rcl[simple])}"
+    others = {key: value for key, value in found.rcl.items() if key != name and not math.isnan(value)}
     if not others:
         return ""
-    next_best = max(others, key=lambda name: others[name])
-    if others[next_best] > gains[best]:
-        return f". {capitalised(next_best)} {_gains(others[next_best])}: the difference is within noise"
-    return f"; {next_best} {_gains(others[next_best])}"
+    next_best = max(others, key=lambda key: others[key])
+    within = ", a difference within noise" if others[next_best] > found.rcl[name] else ""
+    return f"; {next_best} {_gains(others[next_best])}{within}"
 
 
 def _gains(value: float) -> str:

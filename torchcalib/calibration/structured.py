@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -108,6 +108,7 @@ class VectorScaling(_MultiClass):
     """
 
     name = "vector scaling"
+    zeros = "absent classes"
     initial: ClassVar = {"scale": [1.0, 1.0], "bias": [0.0, 0.0], "lost": 0.0, "outcome": CONVERGED}
     problems: ClassVar = {
         SEPARABLE: (
@@ -132,6 +133,18 @@ class VectorScaling(_MultiClass):
         scale, bias = self.scale.to(log_q)[..., None, :], self.bias.to(log_q)[..., None, :]
         z = scaled_and_shifted(values if from_logits else log_q, log_q, scale, bias)
         return z.log_softmax(-1) if from_logits else z.softmax(-1)
+
+    def n_parameters(self, num_classes: int) -> float:
+        """Return the number of scales and biases, without the constant that the biases share."""
+        return 2 * num_classes - 1
+
+    def with_mean_bias_of_absent_classes(self) -> Self:
+        """Give absent classes the mean bias and scale; see `Calibrator.with_mean_bias_of_absent_classes`."""
+        is_absent = self.bias == -torch.inf
+        is_single = (is_absent.sum(-1) == self.bias.shape[-1] - 1).unsqueeze(-1)
+        present = self.scale.masked_fill(is_absent, torch.nan)
+        scale = torch.where(is_absent, present.nanmean(-1, keepdim=True), self.scale).masked_fill(is_single, 1)
+        return self._with_buffers({"scale": scale, "bias": self.bias.masked_fill(is_absent | is_single, 0)})
 
     def remarks(self) -> list[str]:
         """Return a sentence for each problem: unusual fits, classes without samples, and labels with probability 0."""
@@ -175,6 +188,10 @@ class _Structured(_MultiClass):
     @property
     def _weight(self) -> str:
         return "matrix" if self.full else "scale"
+
+    def n_parameters(self, num_classes: int) -> float:
+        """Return the number of entries of the temperature, the weight and the biases."""
+        return 1 + num_classes * (num_classes if self.full else 1) + num_classes
 
     @abstractmethod
     def weighted(self, x: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from torchcalib.calibration.calibrator import Calibrator
 from torchcalib.calibration.saving import save_calibrator
 from torchcalib.cli.errors import warn
 from torchcalib.cli.progress import working
+from torchcalib.io.errors import printable
 from torchcalib.reporting import terminal
 from torchcalib.reporting.building import ReportBuilder
 from torchcalib.reporting.data import Report
@@ -49,20 +50,25 @@ def finish(builder: ReportBuilder, arguments: argparse.Namespace, remarks: Seque
         with working("computing values, intervals and calibrators"):
             finished = builder.report()
         finished = replace(finished, notes=(*finished.notes, *remarks))
+        is_advised = finished.calibration is not None and finished.calibration.recommendation.best is not None
         if save is not None:
-            save_calibrator(_fitted(builder, finished), save)
+            fit = _fitted(builder, finished)
+            if is_advised:
+                save_calibrator(fit, save)
         paths: tuple[Path, ...] = ()
         if arguments.out is not None:
             with working("writing the files"):
                 paths = finished.save(arguments.out)
         terminal.show(finished, arguments.all)
         terminal.show_paths(paths)
-        if save is not None and finished.calibration is not None:
+        if is_advised and save is not None and finished.calibration is not None:
             terminal.show_calibrator(Path(save), finished.calibration, finished.settings["from_logits"])
     if state is not None:
         terminal.show_state(Path(state), builder.source)
     for remark in remarks:
         warn(remark)
+    if save is not None and not is_advised:
+        warn(f"no calibrator is saved to `{printable(save)}`, because none is recommended for this data.")
 
 
 def no_calibrator(reason: str) -> ValueError:

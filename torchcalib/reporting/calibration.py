@@ -2,18 +2,28 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from torchcalib.calibration.affine import AffineScaling, BiasCorrection, TemperatureScaling
 from torchcalib.calibration.calibrator import Calibrator, sample_weights
-from torchcalib.calibration.cross_validation import FoldOptions, calibrated_by_fold, folds_of
-from torchcalib.calibration.recommendation import Recommendation, applicable, contributions, recommendation_of
-from torchcalib.core.bins import BinTable
+from torchcalib.calibration.cross_validation import FoldOptions, calibrated_by_fold, fits_without_folds, folds_of
+from torchcalib.calibration.recommendation import (
+    Candidate,
+    Recommendation,
+    RowScore,
+    applicable,
+    class_counts,
+    contributions,
+    is_advisable,
+    recommendation_of,
+    row_scores,
+    usable_score,
+)
 from torchcalib.core.checks import are_counts
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.state import SumsKind
@@ -29,6 +39,9 @@ T = TypeVar("T", bound=Calibrator)
 
 SCORES = {"accuracy": Accuracy, "nll": NLL, "brier_score": BrierScore}
 """Scores of a `CalibratorLine`, by field."""
+
+_FIELDS = {"nll": "nll", "brier": "brier_score"}
+"""Field of a `CalibratorLine` by the name of the score in a `Recommendation`."""
 
 DIAGNOSED = (TemperatureScaling, BiasCorrection, AffineScaling)
 """Calibrators whose likelihoods the diagnosis compares."""
@@ -71,11 +84,11 @@ def calibration_stage(
         with the reason.
     """
     if p is not None:
-        why_not = _why_no_folds(p, class_names)
+        why_not = "all samples have the same class" if _has_one_class(p) else ""
         try:
             if not why_not:
                 return *_stage(p, class_names, n_bins, right), ()
-        # Usually out of memory, or all samples of a class are in one cluster. The rest of the report is still possible.
+        # Usually out of memory. The rest of the report is still possible.
         except (RuntimeError, ValueError) as error:
             why_not = f"cross-validation failed with {failure(error)}"
     return None, None, (f"Calibration gains are omitted: {why_not}.",)
@@ -96,35 +109,35 @@ def fitted(calibrator: T, p: Predictions, class_axis: int = -1, positive_classes
         return calibrator.fit_to(p, class_axis=class_axis, positive_classes=positive_classes)
 
 
-@dataclass(frozen=True)
-class _Evaluated:
-    """Scores of each sample `(..., N)` by field of `CalibratorLine`, ECE and bins of some predictions."""
+class _Evaluated(NamedTuple):
+    """Scores of each sample `(..., N)` by field of `CalibratorLine`, ECE, and sums over bins."""
 
     scores: dict[str, Tensor]
     ece: float
-    table: BinTable
+    bins: Any
 
 
-class _Evaluation:
-    """Collect the scores and the bins of predictions, which may be added in pieces."""
+Pieces = Iterable[tuple[slice | Tensor, Predictions]]
+"""Pieces of calibrated predictions, with their positions in consecutive copies of all samples, one for each split."""
 
-    def __init__(self, p: Predictions, n_bins: int, right: bool) -> None:
-        self.task = p.task
-        self.scores = {name: torch.zeros(p.samples, dtype=torch.float64, device=p.given.device) for name in SCORES}
-        self.estimator = bin_estimators(p.task, n_bins, right, with_noise=True)[0]
-        num_classes = {"multiclass": p.num_classes, "multilabel": p.samples[0]}.get(p.task)
-        accumulator: Any = self.estimator.accumulator
-        self.bins: Accumulated[Any] = Accumulated(SumsKind(accumulator, accumulator.shape(p.task, num_classes)))
 
-    def add(self, samples: slice | Tensor, p: Predictions) -> None:
+def _evaluated(p: Predictions, pieces: Pieces, n_splits: int, n_bins: int, right: bool) -> _Evaluated:
+    """Return the mean scores of each sample over splits, and ECE and bins of the predictions of all splits."""
+    n = p.samples[-1]
+    shape = (*p.samples[:-1], n_splits * n)
+    scores = {name: torch.zeros(shape, dtype=torch.float64, device=p.given.device) for name in SCORES}
+    estimator = bin_estimators(p.task, n_bins, right, with_noise=True)[0]
+    num_classes = {"multiclass": p.num_classes, "multilabel": p.samples[0]}.get(p.task)
+    bins: Accumulated[Any] = Accumulated(
+        SumsKind(estimator.accumulator, estimator.accumulator.shape(p.task, num_classes))
+    )
+    for at, piece in pieces:
         for name, metric in SCORES.items():
-            self.scores[name][..., samples] = metric.score.per_sample(p, *metric.score.arguments).to(torch.float64)
-        self.bins = self.bins + self.bins.of(p)
-
-    def result(self) -> _Evaluated:
-        bins = self.bins.statistic
-        ece = self.estimator.values(bins)[f"ece/{self.estimator.key}"]
-        return _Evaluated(self.scores, float(ece), bin_table(self.task, bins))
+            scores[name][..., at] = metric.score.per_sample(piece, *metric.score.arguments).to(torch.float64)
+        bins = bins + bins.of(piece)
+    means = {name: values.reshape(*shape[:-1], n_splits, n).mean(-2) for name, values in scores.items()}
+    ece = estimator.values(bins.statistic)[f"ece/{estimator.key}"]
+    return _Evaluated(means, float(ece), bins.statistic)
 
 
 def _stage(
@@ -132,29 +145,36 @@ def _stage(
 ) -> tuple[CalibrationStage, FittedCalibrators]:
     calibrators, notes = applicable(p)
     groups = None if p.groups is None else p.groups.reshape(-1)  # a cluster of dependent rows is in one fold
-    folds, n_folds = folds_of(p, {**FOLDS, "groups": groups})
-    w = sample_weights(p)
-    fold_weights = torch.stack([*(w.masked_fill(folds == f, 0) for f in range(n_folds)), w])
-    raw = _Evaluation(p, n_bins, right)
-    raw.add(slice(None), p)
-    evaluated = {"none": raw.result()}
+    splits, n_folds = folds_of(p, {**FOLDS, "groups": groups})
+    score = usable_score("nll", p)
+    lines = {"none": _evaluated(p, [(slice(None), p)], 1, n_bins, right)}
+    before = contributions(lines["none"].scores[_FIELDS[score]], p, groups)
+    candidates: dict[str, Candidate] = {}
+    all_fits: dict[str, Calibrator] = {}
     whole = FittedCalibrators({}, {})
     names_by_remark: dict[str, list[str]] = defaultdict(list)
     for calibrator in calibrators:
-        fits = calibrator.fit_to(p, fold_weights)
-        last = whole.fits[type(calibrator)] = fits.part(n_folds)
-        evaluation = _Evaluation(p, n_bins, right)
-        for samples, piece in _calibrated_pieces(p, fits, folds, n_folds):
-            evaluation.add(samples, piece)
-        evaluated[calibrator.name] = evaluation.result()
+        fits = fits_without_folds(p, calibrator, splits, n_folds, sample_weights(p))
+        last = whole.fits[type(calibrator)] = fits.part(len(splits) * n_folds)
+        found = _evaluated(p, _held_out(p, fits, splits, n_folds), len(splits), n_bins, right)
+        all_fits[calibrator.name], lines[calibrator.name] = fits, found
+        in_sample = _calibrated_scores(p, last, score)
         if type(calibrator) in DIAGNOSED:
-            whole.nll[type(calibrator)] = _nll(p, last)
+            whole.nll[type(calibrator)] = in_sample if score == "nll" else _calibrated_scores(p, last, "nll")
+        candidates[calibrator.name] = Candidate(
+            contributions(found.scores[_FIELDS[score]], p, groups),
+            float(contributions(in_sample, p).sum()),
+            calibrator.n_parameters(p.num_classes),
+            is_advisable(calibrator, p, score),
+        )
         for remark in last.remarks():
             names_by_remark[remark].append(calibrator.name)
 
-    nll = {name: contributions(each.scores["nll"], p, groups) for name, each in evaluated.items()}
-    recommendation = recommendation_of("nll", nll.pop("none"), nll)
+    recommendation = recommendation_of(score, before, candidates, nll_is_infinite=score != "nll")
     best = next(calibrator for calibrator in calibrators if calibrator.name == recommendation.preferred)
+    bins = lines[best.name].bins
+    if len(splits) > 1:  # the table contains each sample once
+        bins = _evaluated(p, _held_out(p, all_fits[best.name], splits[:1], n_folds), 1, n_bins, right).bins
     notes += tuple(
         f"{capitalised(listed(names))}: {remark.replace('`', '')}" for remark, names in names_by_remark.items()
     )
@@ -162,10 +182,11 @@ def _stage(
     words = {each.name: _parameters(whole.fits[type(each)], names) for each in calibrators}
     stage = CalibrationStage(
         recommendation=recommendation,
-        lines=tuple(_line(name, each, p, recommendation, words) for name, each in evaluated.items()),
-        table=evaluated[best.name].table,
+        lines=tuple(_line(name, each, p, recommendation, words) for name, each in lines.items()),
+        table=bin_table(p.task, bins),
         calibrator=best,
         n_folds=n_folds,
+        n_repeats=len(splits),
         seed=FOLDS["seed"],
         notes=notes,
     )
@@ -186,59 +207,58 @@ def _line(
     name: str, found: _Evaluated, p: Predictions, recommendation: Recommendation, words: dict[str, str]
 ) -> CalibratorLine:
     scores = {field: float(contributions(values, p).sum()) for field, values in found.scores.items()}
-    low, high = recommendation.intervals.get(name, (math.nan, math.nan))
+    is_preferred = name == recommendation.preferred
+    gain = recommendation.gain if is_preferred else recommendation.rcl.get(name)
+    interval = recommendation.interval if is_preferred else recommendation.intervals.get(name)
     return CalibratorLine(
         calibrator=name,
         **scores,
         ece=found.ece,
-        gain=recommendation.rcl.get(name),
-        interval=LineInterval(low, high) if math.isfinite(low) else None,
+        gain=gain,
+        interval=LineInterval(*interval) if interval is not None and math.isfinite(interval[0]) else None,
         parameters=words.get(name, ""),
     )
 
 
-def _calibrated_pieces(
-    p: Predictions, fits: Calibrator, folds: Tensor, n_folds: int
-) -> Iterator[tuple[slice | Tensor, Predictions]]:
-    """Yield positions of samples and their calibrated predictions, in pieces that bound the memory."""
+def _held_out(p: Predictions, fits: Calibrator, splits: Tensor, n_folds: int) -> Pieces:
+    """Yield predictions that are calibrated with fits to the other folds, in pieces that bound the memory."""
+    n = p.samples[-1]
     if p.task != "multiclass":  # folds can differ between labels
-        yield slice(None), p.with_values(calibrated_by_fold(p, fits, folds, n_folds).to(p.dtype))
+        values = [calibrated_by_fold(p, fits, folds, n_folds, k * n_folds) for k, folds in enumerate(splits)]
+        copies = p if len(splits) == 1 else p.part(torch.arange(n, device=splits.device).repeat(len(splits)))
+        yield slice(None), copies.with_values(torch.cat(values, -1).to(p.dtype))
         return
-    for f in range(n_folds):
-        fit = fits.part(f)
-        for samples in torch.split((folds == f).nonzero().squeeze(-1), max(1, _AT_ONCE // p.num_classes)):
-            yield samples, _calibrated(p.part(samples), fit)
+    most = max(1, _AT_ONCE // p.num_classes)
+    at, calibrated = [], []
+    for k, folds in enumerate(splits):
+        for f in range(n_folds):
+            fit = fits.part(k * n_folds + f).with_mean_bias_of_absent_classes()
+            for samples in torch.split((folds == f).nonzero().squeeze(-1), most):
+                at.append(k * n + samples)
+                calibrated.append(_calibrated(p.part(samples), fit).values)
+                if sum(map(len, at)) >= most:  # few large pieces are faster than many small ones
+                    yield _joined(p, at, calibrated)
+                    at, calibrated = [], []
+    if at:
+        yield _joined(p, at, calibrated)
+
+
+def _joined(p: Predictions, at: Sequence[Tensor], calibrated: Sequence[Tensor]) -> tuple[Tensor, Predictions]:
+    positions = torch.cat(list(at))
+    return positions, p.part(positions % p.samples[-1]).with_values(torch.cat(list(calibrated)))
 
 
 def _calibrated(p: Predictions, fit: Calibrator) -> Predictions:
     return p.with_values(fit.calibrated(p.values, p.from_logits).to(p.dtype))
 
 
-def _nll(p: Predictions, fit: Calibrator) -> Tensor:
-    """Return the negative log-likelihood of each sample after calibration, `(..., N)`."""
+def _calibrated_scores(p: Predictions, fit: Calibrator, score: RowScore) -> Tensor:
+    """Return the score of each sample after calibration, `(..., N)`."""
     rows = max(1, _AT_ONCE // p.num_classes)
-    starts = range(0, p.samples[-1], rows)
-    return torch.cat([_calibrated(p.part(slice(i, i + rows)), fit).cross_entropy for i in starts], -1)
+    pieces = (p.part(slice(i, i + rows)) for i in range(0, p.samples[-1], rows))
+    return torch.cat([row_scores(score, each, _calibrated(each, fit).values) for each in pieces], -1)
 
 
-def _why_no_folds(p: Predictions, class_names: Sequence[str]) -> str:
-    """Return the reason why stratified folds are impossible, as a clause; an empty string if they are possible."""
-    target = p.target.long().reshape(-1, p.target.shape[-1])
-    present = torch.ones_like(target, dtype=torch.bool)
-    if p.weights is not None:
-        present = (p.weights != 0).expand(p.target.shape).reshape(target.shape)
-    counts = target.new_zeros(len(target), p.num_classes).scatter_add(-1, target, present.long())
-    if p.task == "multilabel":
-        rare = (counts < 2).any(-1).nonzero().flatten().tolist()
-        needed = "cross-validation needs two samples with each label and two without"
-        return f"{needed}, but label {_first_names(rare, class_names)} has fewer" if rare else ""
-    rare = (counts[0] == 1).nonzero().flatten().tolist()
-    if rare:
-        needed = "cross-validation needs two samples of each class"
-        return f"{needed}, but there is only one of class {_first_names(rare, class_names)}"
-    return "all samples have the same class" if int((counts > 0).sum()) < 2 else ""
-
-
-def _first_names(numbers: Sequence[int], class_names: Sequence[str]) -> str:
-    shown = (printable(class_names[k]) if class_names else str(k) for k in numbers[:8])
-    return ", ".join(shown) + (", ..." if len(numbers) > 8 else "")
+def _has_one_class(p: Predictions) -> bool:
+    """Return whether all samples have the same class; multi-label: whether this is so for every label."""
+    return bool(((class_counts(p) > 0).sum(-1) < 2).all())

@@ -5,7 +5,7 @@ import math
 import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -145,8 +145,9 @@ class CalibratorLine:
         nll: negative log-likelihood (NLL) in nats.
         brier_score: Brier score.
         ece: expected calibration error (ECE) of the main mode.
-        gain: decrease of NLL in percent of its value without calibration (relative calibration loss). Negative for an
-            increase. None without calibration.
+        gain: decrease of the NLL, or of the score of the recommendation, in percent of its value without calibration
+            (relative calibration loss). Negative for an increase. None without calibration. For the preferred
+            calibrator it is corrected for the choice.
         interval: 95% interval of `gain`; see `torchcalib.calibration.Recommendation`. None if undefined.
         parameters: parameters of the fit to all samples, in words.
     """
@@ -166,13 +167,15 @@ class CalibrationStage(Tabular):
     """Cross-validated scores with and without calibrators.
 
     Attributes:
-        recommendation: whether to calibrate and with which calibrator, based on the negative log-likelihood (NLL).
+        recommendation: whether to calibrate and with which calibrator, based on the negative log-likelihood (NLL), or
+            on the Brier score if NLL is infinite.
         lines: scores without calibration, then after each calibrator.
-        calibrator: the recommended calibrator, not fitted; the preferred one if none is worthwhile.
+        calibrator: the recommended calibrator, not fitted; the preferred one if none is recommended.
             `calibrator.fit(preds, target)` fits it to all samples.
         table: bins of the main mode after calibration with `calibrator`.
-        n_folds: number of folds, stratified by class.
-        seed: seed of the split into folds.
+        n_folds: number of random folds.
+        n_repeats: number of random splits into folds over which scores are averaged.
+        seed: seed of the splits.
         notes: sentences on problems of the fits and on omitted calibrators.
     """
 
@@ -181,8 +184,13 @@ class CalibrationStage(Tabular):
     calibrator: Calibrator = field(compare=False)
     table: BinTable = field(compare=False, repr=False)
     n_folds: int
+    n_repeats: int
     seed: int
     notes: tuple[str, ...] = ()
+
+    def advised(self, worthwhile: float) -> "CalibrationStage":
+        """Return the stage with the recommendation for another smallest worthwhile gain in percent."""
+        return replace(self, recommendation=self.recommendation.advised(worthwhile))
 
     @property
     def name(self) -> str:

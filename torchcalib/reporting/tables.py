@@ -215,7 +215,8 @@ def calibrator_table(stage: "CalibrationStage", most: int | None = None) -> Tabl
         Column("ECE", lambda line: number(line.ece), data={"ece": attrgetter("ece")}),
         Column("fitted parameters", lambda line: Cell(line.parameters), is_number=False, shown="page", wraps=True),
     ]
-    title = "" if most else f"Scores after calibration, {stage.n_folds}-fold cross-validation"
+    repeats = f", mean of {stage.n_repeats} random splits" if stage.n_repeats > 1 else ""
+    title = "" if most else f"Scores after calibration, {stage.n_folds}-fold cross-validation{repeats}"
     return Table.of(columns, {"": [stage.raw, *best]}, title, index=["calibrator"])
 
 
