@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Self, Unpack
 
+import torch
 from torch import Tensor
 
 from torchcalib.core.arguments import Average, InputOptions, Task, check_average, check_flag, task_read_as
@@ -16,10 +17,12 @@ from torchcalib.core.documentation import documented
 from torchcalib.core.event_sums import EqualWidthBins
 from torchcalib.core.events import Mode, resolve_mode
 from torchcalib.core.inputs import input_format_of
+from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import ExactSample, RankedSample, by_pieces
 from torchcalib.core.ranked_bins import Binning, Bins
 from torchcalib.core.sums import BinStats
 from torchcalib.inference.intervals import IntervalKind
+from torchcalib.inference.labels import LabelRows
 from torchcalib.inference.testing import CalibrationTest, ErrorTest, run_error_test
 from torchcalib.metrics.base import CalibrationMetric
 from torchcalib.metrics.estimator import Estimator, functional
@@ -120,13 +123,31 @@ class BinnedMetric(CalibrationMetric[BinStats | RankedSample]):
     interval_kind: IntervalKind | None = None
     """Formula of the error, for the interval of `test`. If None, the interval is NaN."""
 
+    def label_rows(self, p: Predictions) -> list[LabelRows] | None:
+        """Return the rows of predictions, to simulate whole labels for an average over exclusive classes.
+
+        None if the metric is not such an average, or stores samples, or if targets are soft.
+        """
+        accumulator = self.accumulator
+        if not (isinstance(accumulator, EqualWidthBins) and self.estimator.averages and p.task == "multiclass"):
+            return None
+        return equal_width_rows(p, accumulator)
+
     def bin_table(self) -> BinTable:
         """Return the table of bins, over all ranks if `torch.distributed` is running; see `calibration_curve`."""
         return self.estimator.table(self._synced_statistic())
 
-    def test_from(self, statistic: BinStats | RankedSample, **how: Any) -> CalibrationTest:
-        """Compute the calibration test from sums or samples; extra leading axes are batch axes."""
+    def test_from(
+        self, statistic: BinStats | RankedSample, *, rows: Sequence[LabelRows] | None = None, **how: Any
+    ) -> CalibrationTest:
+        """Compute the calibration test from sums or samples; extra leading axes are batch axes.
+
+        `rows` are the rows of an average over exclusive classes; stored samples contain them.
+        """
         estimator = self.estimator
+        cancels = self.input_format.read_as == "multiclass"
+        if isinstance(statistic, RankedSample) and estimator.averages and cancels:
+            rows = LabelRows.of(statistic)
         depends_on_outcomes = estimator.binning.is_isotonic or self.depends_on_samples
         invalid = statistic.has_invalid_rows if isinstance(statistic, RankedSample) else None
         if isinstance(statistic, RankedSample) and not depends_on_outcomes:
@@ -137,11 +158,22 @@ class BinnedMetric(CalibrationMetric[BinStats | RankedSample]):
             signed=self.is_signed,
             interval=self.interval_kind,
         )
-        cancels = self.input_format.read_as == "multiclass"
-        found = run_error_test(test, statistic, average=estimator.averages, cancels=cancels, **how)
+        found = run_error_test(test, statistic, rows=rows, average=estimator.averages, cancels=cancels, **how)
         if invalid is None:
             return found
         return found.masked(invalid.any(-1) if estimator.averages else invalid)
+
+
+def equal_width_rows(p: Predictions, accumulator: EqualWidthBins) -> list[LabelRows] | None:
+    """Return the rows of multi-class predictions with labels, for class-wise equal-width bins; None for soft targets."""
+    if not p.hard:
+        return None
+    events = accumulator.events(p)
+    absent = None if events.weights is None else ~(events.weights > 0)
+    score = events.confidence if absent is None else events.confidence.masked_fill(absent, torch.nan)
+    n = None if events.weights is None or not p.weighted else events.weights.expand(score.shape)
+    outcome = events.outcome if n is None else events.outcome * n
+    return LabelRows.of(RankedSample(score, outcome, n, False), copies=p.copies, cell=accumulator.cell)
 
 
 def ece_from_bins(b: BinStats) -> Tensor:

@@ -5,10 +5,11 @@ from typing import Any
 
 from torch import Tensor
 
-from torchcalib.core.arrays import as_tensor
+from torchcalib.core.arrays import as_tensor, as_tensors
 from torchcalib.core.tasks import cluster_ids
 from torchcalib.inference.testing import CalibrationTest
 from torchcalib.metrics.base import CalibrationMetric
+from torchcalib.metrics.binned import BinnedMetric
 from torchcalib.metrics.groups.clustered import Clustered
 
 
@@ -88,5 +89,12 @@ def calibration_test(
     fresh = deepcopy(metric) if is_plain else Clustered(metric)
     fresh.reset()
     given = {} if clusters is None else {"clusters": cluster_ids(clusters, as_tensor("preds", preds))}
-    fresh.update(preds, target, weights, sample_weight=sample_weight, **given)
-    return fresh.test(level=level, n_replicates=n_replicates, seed=seed)
+    preds, target, weights = as_tensors(preds, target, weights, sample_weight)
+    fresh.update(preds, target, weights, **given)
+    how: dict[str, Any] = {"level": level, "n_replicates": n_replicates, "seed": seed}
+    plain = metric.metric if isinstance(metric, Clustered) else metric
+    if isinstance(plain, BinnedMetric) and not fresh._would_sync:
+        p = plain.input_format.read(preds, target, weights, batch_shape=plain.batch_shape, drop_invalid=True)
+        how["rows"] = plain.label_rows(p)
+        return fresh.test_from(fresh.statistic(), **how)
+    return fresh.test(**how)
