@@ -98,9 +98,7 @@ class LabelSimulation:
         n_replicates: number R of replicates.
     """
 
-    def __init__(
-        self, cells: BinCells | RunCells, rows: LabelRows, index: int, seed: int, n_replicates: int
-    ) -> None:
+    def __init__(self, cells: BinCells | RunCells, rows: LabelRows, index: int, seed: int, n_replicates: int) -> None:
         self.cells, self.rows, self.index, self.seed, self.n_replicates = cells, rows, index, seed, n_replicates
         self._kept: Tensor | None = None
 

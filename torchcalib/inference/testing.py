@@ -359,12 +359,15 @@ def _result(
         joint: whether a replicate simulates the labels of all classes together.
         level: level of the interval.
     """
-    found = [_noise_floor_and_p_value(of_batches, test.signed, joint) for of_batches in zip(*nulls, strict=True)]
+    by_method = list(zip(*nulls, strict=True))
+    found = [_noise_floor_and_p_value(of_batches, test.signed, joint) for of_batches in by_method]
     noise_floor, p_value = (torch.stack(x).amax(0) for x in zip(*found, strict=True))
     low = high = torch.full_like(p_value, torch.nan)
     if test.interval is not None and bins is not None:
         cells, z = bins.cells, bins.z
-        low, high = error_interval(test.interval, cells, noise_floor, z, bins.mean_gap_ends)
+        values = by_method[0][0].values.squeeze(-1)  # of one class, for independent rows
+        error_of_floor = values.std(0, correction=0) / len(values) ** 0.5
+        low, high = error_interval(test.interval, cells, noise_floor, error_of_floor, z, bins.mean_gap_ends)
         if flips is not None:
             t = t_quantile(flips.table.squeeze(-4), level)
             gap_low, gap_high = mean_gap_interval(cells.with_noise_times(effect.clamp(min=1)), t)
