@@ -136,6 +136,7 @@ def run_error_tests(
     rows: Sequence[LabelRows] | None = None,
     average: bool = False,
     cancels: bool = False,
+    max_runs: int = MAX_RUNS,
     level: float = 0.95,
     n_replicates: int = 999,
     seed: int = 0,
@@ -160,6 +161,7 @@ def run_error_tests(
             absolute value is computed. Their classes are assumed to be independent, as in multi-label tasks.
         cancels: whether the classes are mutually exclusive. The average of a signed error is then always 0, with
             noise floor 0, interval [0, 0] and p-value 1.
+        max_runs: largest number of runs of a ranked sample.
         level: level of the interval, in (0, 1).
         n_replicates: number R of replicates; the smallest p-value is 1 / (R + 1).
         seed: seed of the random numbers, which are equal on all devices.
@@ -179,7 +181,7 @@ def run_error_tests(
         found = {}
         n_clusters, batches = None, []
         if tested:
-            cells = _cells_of(statistic)
+            cells = _cells_of(statistic, max_runs)
             if rows is not None and (not average or sum(map(len, rows)) * n_replicates > MAX_LABELS):
                 rows = None
             table = None if clusters is None else _without_empty_clusters(cluster_table(clusters, cells.upper))
@@ -235,10 +237,10 @@ def check_arguments(level: object, n_replicates: int, seed: object) -> None:
     check_seed(seed)
 
 
-def _cells_of(statistic: Statistic) -> BinCells | RunCells:
+def _cells_of(statistic: Statistic, max_runs: int) -> BinCells | RunCells:
     """Return the bins, or the runs of a ranked sample, as cells whose outcomes are simulated."""
     if isinstance(statistic, RankedSample):
-        return RunCells.of(statistic, MAX_RUNS)
+        return RunCells.of(statistic, max_runs)
     if not statistic.has_noise:
         raise ValueError(
             "`statistic` must contain sums of noise, got bins without them. Use the bins of a streaming metric."

@@ -123,6 +123,15 @@ class BinnedMetric(CalibrationMetric[BinStats | RankedSample]):
     interval_kind: IntervalKind | None = None
     """Formula of the error, for the interval of `test`. If None, the interval is NaN."""
 
+    def error_test(self) -> ErrorTest:
+        """Return the definition of the calibration test, for `run_error_tests`."""
+        return ErrorTest(
+            self.estimator.values,
+            None if self.test_formula is None else partial(self.estimator.values, formula=self.test_formula),
+            signed=self.is_signed,
+            interval=self.interval_kind,
+        )
+
     def label_rows(self, p: Predictions) -> list[LabelRows] | None:
         """Return the rows of predictions, to simulate whole labels for an average over exclusive classes.
 
@@ -152,13 +161,9 @@ class BinnedMetric(CalibrationMetric[BinStats | RankedSample]):
         invalid = statistic.has_invalid_rows if isinstance(statistic, RankedSample) else None
         if isinstance(statistic, RankedSample) and not depends_on_outcomes:
             statistic = estimator.binning.of(statistic).with_noise()
-        test = ErrorTest(
-            estimator.values,
-            None if self.test_formula is None else partial(estimator.values, formula=self.test_formula),
-            signed=self.is_signed,
-            interval=self.interval_kind,
+        found = run_error_test(
+            self.error_test(), statistic, rows=rows, average=estimator.averages, cancels=cancels, **how
         )
-        found = run_error_test(test, statistic, rows=rows, average=estimator.averages, cancels=cancels, **how)
         if invalid is None:
             return found
         return found.masked(invalid.any(-1) if estimator.averages else invalid)

@@ -19,8 +19,8 @@ from torchcalib.core.events import Mode, resolve_mode
 from torchcalib.core.inputs import input_format_of
 from torchcalib.core.ranked import ExactSample, RankedSample, SortedSample, by_pieces
 from torchcalib.core.ranked_bins import Binning
-from torchcalib.inference.simulation import RunCells, Simulation
 from torchcalib.inference.labels import LabelRows
+from torchcalib.inference.simulation import RunCells, Simulation
 from torchcalib.inference.testing import CalibrationTest, ErrorTest, check_arguments, run_error_test
 from torchcalib.metrics.base import CalibrationMetric
 from torchcalib.metrics.estimator import Estimator, functional
