@@ -13,8 +13,16 @@ gap changes linearly from that of a calibrated model at t = 0 to the observed on
 Noise hides small gaps. For the upper end each observed gap g is therefore replaced by sqrt(g^2 + v) with the same sign,
 where v is its variance, and at least the square of the effect of one outcome.
 
+Target: for ECE, ACE and RMSCE, the expected error over samples (confidences and outcomes) of this size. For ESCE, the
+expected mean gap. For the debiased RMSCE, the error over the same bins without noise. The simulated noise floor is given
+the confidences. The ends of ECE, ACE and RMSCE are moved outwards by its variation over samples of confidences: the
+lower end if the model may be calibrated (t < 1), the upper end always. If fewer than 5 events, or fewer than 5 of their
+complements, are expected, this variation cannot be estimated, and these errors have no interval. Predictions that are
+all 0 or 1 are an exception, because their noise floor is 0.
+
 `benchmarks.coverage` measures the coverage. An average over classes has no interval, because its variance depends on
-the covariances of the classes, which the sums do not contain. Other errors have no interval either.
+the covariances of the classes, which the sums do not contain. Other errors have no interval either. The debiased ECE
+has none, because its bias depends on the unknown gaps.
 
 Reference:
     Wilson: Probable inference, the law of succession, and statistical inference (Journal of the American Statistical
@@ -171,9 +179,8 @@ def _error_ends(kind: IntervalKind, cells: BinCells, noise_floor: Tensor, error_
     margin = z * (_variance_of_floor(kind, cells, noise_floor) + error_of_floor.square()).sqrt()
     low = low - margin * (1 - multiple[0]).clamp(min=0)
     high = noise_floor + torch.hypot((high - noise_floor).clamp(min=0), margin)
-    few = (
-        torch.minimum(_in_outcomes(cells, cells.expected), _in_outcomes(cells, cells.n - cells.expected)) < MIN_EXPECTED
-    )
+    expected = torch.minimum(_in_outcomes(cells, cells.expected), _in_outcomes(cells, cells.n - cells.expected))
+    few = (expected < MIN_EXPECTED) & (cells.noise.sum(-1) > 0)  # the floor of certain predictions is always 0
     return low.clamp(min=0).masked_fill(few, torch.nan), high.clamp(max=1).masked_fill(few, torch.nan)
 
 

@@ -170,7 +170,7 @@ class BinnedMetric(CalibrationMetric[BinStats | RankedSample]):
 
 
 def equal_width_rows(p: Predictions, accumulator: EqualWidthBins) -> list[LabelRows] | None:
-    """Return the rows of multi-class predictions with labels, for class-wise equal-width bins; None for soft targets."""
+    """Return the rows of multi-class predictions, for class-wise equal-width bins; None for soft targets."""
     if not p.hard:
         return None
     events = accumulator.events(p)

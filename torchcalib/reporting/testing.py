@@ -60,7 +60,7 @@ _REPLICATES = (999, 399, 199, 99)
 
 _MAX_CELLS = 2**20  # bins or runs times replicates
 _MAX_LABELS = 2**22  # rows times replicates, for class-wise averages
-_MAX_RUNS = 512  # runs of a sample, over all labels; more would not change the power
+_MAX_RUNS = 256  # runs of a sample, over all labels; more would not change the power
 _MIN_RUNS = 64  # for each label
 _LARGE_P = 0.005  # a note is added if the smallest possible p-value is larger
 
