@@ -205,10 +205,10 @@ def main() -> None:
     page = [
         "# Bias of estimators of the expected calibration error",
         "",
-        f"Computed by `python -m benchmarks.debiased` with torch {torch.__version__}: {given.sets:,} data sets for each "
-        "cell, 15 equal-width bins. The target is the ECE over the same bins for infinitely many samples. *excess*: "
-        "minus the noise floor. *Kumar*: Kumar et al. 2019. *squares*: `ece(debiased=True)`, the root of debiased squared "
-        "gaps, Broecker 2012. Over all cells, it has the smallest mean error of the published corrections of ECE. "
+        f"Computed by `python -m benchmarks.debiased` with torch {torch.__version__}: {given.sets:,} data sets for "
+        "each cell, 15 equal-width bins. The target is the ECE over the same bins for infinitely many samples. "
+        "*excess*: minus the noise floor. *Kumar*: Kumar et al. 2019. *squares*: `ece(debiased=True)`, the root "
+        "of debiased squared gaps, Broecker 2012. "
         "*inverted*: gap of the observed expected absolute value. *scaled*: ECE times debiased RMSCE / RMSCE. *sweep*: "
         "Roelofs et al. 2022. The debiased RMSCE has a larger target, and is shown for comparison.",
         *table(cells),

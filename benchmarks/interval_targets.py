@@ -3,9 +3,9 @@
     python -m benchmarks.interval_targets              writes benchmarks/results/interval_targets.md
     python -m benchmarks.interval_targets --sets 100   fewer data sets for each cell; writes nothing
 
-The target of ECE and RMSCE is the expected error over samples (confidences and outcomes) of the same size, the mean
-over 20 times as many data sets. That of ESCE is the expected mean gap, and that of the debiased RMSCE the error over the
-same bins for infinitely many samples.
+The target of ECE and RMSCE is the expected error over samples (confidences and outcomes) of the same size: the mean
+over 20 times as many data sets. That of ESCE is the expected mean gap, and that of the debiased RMSCE the error over
+the same bins for infinitely many samples.
 """
 
 import argparse
@@ -67,9 +67,10 @@ def main() -> None:
         "# Coverage of intervals for their stated targets",
         "",
         f"Computed by `python -m benchmarks.interval_targets` with torch {torch.__version__}: share of {given.sets:,} "
-        f"data sets whose 95% interval contains its target, in percent, and in parentheses the shares of intervals above "
-        f"and below it. Cells of {SIZES[-1]:,} samples have a quarter of the data sets. Intervals of ECE and RMSCE are "
-        "not printed if fewer than 5 events or complements are expected; the coverage is that of printed intervals.",
+        "data sets whose 95% interval contains its target, in percent, and in parentheses the shares of intervals "
+        f"above and below it. Cells of {SIZES[-1]:,} samples have a quarter of the data sets. Intervals of ECE and "
+        "RMSCE are not printed if fewer than 5 events or complements are expected; the coverage is "
+        "that of printed intervals.",
         "",
         f"| confidences | truth | N | {' | '.join(ERRORS)} |",
         "|---" * (3 + len(ERRORS)) + "|",

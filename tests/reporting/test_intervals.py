@@ -28,7 +28,8 @@ def corp_part(*args, part, **options):
 
 FUNCTIONS = SCORES | SELECTIVE | {part: partial(corp_part, part=part) for part in ("dsc", "unc")}
 ERRORS = {name: getattr(tc, name.upper()) for name in ("ece", "esce", "mce", "rmsce", "ace", "tce", "ks", "atb")}
-ERRORS |= {"rmsce_debiased": partial(tc.RMSCE, debiased=True), "mcb": tc.CORP}
+ERRORS |= {"ece_debiased": partial(tc.ECE, debiased=True), "rmsce_debiased": partial(tc.RMSCE, debiased=True)}
+ERRORS["mcb"] = tc.CORP
 WITHOUT_INTERVAL = ("mce", "tce", "ks", "atb", "mcb")
 REPLICATES = 99
 

@@ -14,8 +14,8 @@ Noise hides small gaps. For the upper end each observed gap g is therefore repla
 where v is its variance, and at least the square of the effect of one outcome.
 
 Target: for ECE, ACE and RMSCE, the expected error over samples (confidences and outcomes) of this size. For ESCE, the
-expected mean gap. For the debiased RMSCE, the error over the same bins without noise. The simulated noise floor is given
-the confidences. The ends of ECE, ACE and RMSCE are moved outwards by its variation over samples of confidences: the
+mean gap. For the debiased RMSCE, the error over the same bins without noise. The simulated noise floor is given the
+confidences. The ends of ECE, ACE and RMSCE are moved outwards by its variation over samples of confidences: the
 lower end if the model may be calibrated (t < 1), the upper end always. If fewer than 5 events, or fewer than 5 of their
 complements, are expected, this variation cannot be estimated, and these errors have no interval. Predictions that are
 all 0 or 1 are an exception, because their noise floor is 0.

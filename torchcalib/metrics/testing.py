@@ -39,9 +39,11 @@ def calibration_test(
     are labels for any dtype. This is checked separately for each batch element, label and group. With floating
     weights, floating targets are always treated as soft; see `BinStats.noise`.
 
-    Outcomes of different classes are dependent. The p-value of an average over classes is therefore a Cauchy
-    combination of the p-values of the classes. For signed errors, the statistic is the absolute value of the average
-    over independent labels. Over mutually exclusive classes, this average and its noise floor are 0.
+    Outcomes of different classes are dependent. For an average over the classes of a multi-class task, the label of
+    each row is simulated from its predicted distribution (`torchcalib.inference.labels`). For soft targets, more than
+    2^25 rows times replicates, and multi-label tasks, the p-value is a Cauchy combination of the p-values of the
+    classes; see `CalibrationTest.smallest_p_value`. For signed errors, the statistic is the absolute value of the
+    average over independent labels. Over mutually exclusive classes, this average and its noise floor are 0.
 
     Args:
         metric: Calibration error such as `ECE(task="binary")`. Only its configuration is used; its state is ignored.
@@ -57,10 +59,11 @@ def calibration_test(
 
     Returns:
         A `CalibrationTest` with tensors in the shape of the metric value; NaN without data. `ECE`, `ACE`, `ESCE` and
-        `RMSCE` have a confidence interval for their expected value at this sample size, in closed form. It contains the
-        value. An interval of ECE, ACE or RMSCE above the noise floor rejects calibration. For ESCE and debiased RMSCE,
-        an interval without 0 does; that of debiased RMSCE is for the error without noise. The interval is NaN for other
-        errors, for isotonic bins, and for averages over classes, whose covariances are not stored.
+        `RMSCE` have a confidence interval for their expected value over samples of this size, in closed form. It
+        contains the value. An interval of ECE, ACE or RMSCE above the noise floor rejects calibration. For ESCE and
+        debiased RMSCE, an interval without 0 does; that of debiased RMSCE is for the error without noise. The interval
+        is NaN for ECE, ACE and RMSCE of fewer than 5 expected events or complements, for other errors, for isotonic
+        bins, and for averages over classes, whose covariances are not stored.
 
     Raises:
         TypeError, ValueError: for invalid input.
@@ -69,7 +72,8 @@ def calibration_test(
         None.
 
     Reference:
-        Broecker, Smith: Increasing the reliability of reliability diagrams (Weather and Forecasting, 2007), for
+        Vaicenavicius et al.: Evaluating model calibration in classification (AISTATS 2019), for whole labels; Broecker,
+        Smith: Increasing the reliability of reliability diagrams (Weather and Forecasting, 2007), for
         consistency resampling. For the interval see `torchcalib/inference/intervals.py`.
 
     Example:
