@@ -179,8 +179,8 @@ def _error_ends(kind: IntervalKind, cells: BinCells, noise_floor: Tensor, error_
     margin = z * (_variance_of_floor(kind, cells, noise_floor) + error_of_floor.square()).sqrt()
     low = low - margin * (1 - multiple[0]).clamp(min=0)
     high = noise_floor + torch.hypot((high - noise_floor).clamp(min=0), margin)
-    expected = torch.minimum(_in_outcomes(cells, cells.expected), _in_outcomes(cells, cells.n - cells.expected))
-    few = (expected < MIN_EXPECTED) & (cells.noise.sum(-1) > 0)  # the floor of certain predictions is always 0
+    n_events = torch.minimum(_in_outcomes(cells, cells.expected), _in_outcomes(cells, cells.n - cells.expected))
+    few = (n_events < MIN_EXPECTED) & (cells.noise.sum(-1) > 0)  # the floor of certain predictions is always 0
     return low.clamp(min=0).masked_fill(few, torch.nan), high.clamp(max=1).masked_fill(few, torch.nan)
 
 

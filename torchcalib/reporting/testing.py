@@ -120,8 +120,9 @@ def _test_binned(
         for metric in ERRORS
         if not (metric.is_signed and over_classes)
     }
-    for name, formula, kind in (("ece", ece_from_bins, None), ("rmsce", rmsce_from_bins, "debiased")):
-        tests[f"{name}_debiased"] = ErrorTest(partial(formula, debiased=True), test_formula=formula, interval=kind)
+    tests["ece_debiased"] = ErrorTest(partial(ece_from_bins, debiased=True), test_formula=ece_from_bins)
+    debiased = partial(rmsce_from_bins, debiased=True)
+    tests["rmsce_debiased"] = ErrorTest(debiased, test_formula=rmsce_from_bins, interval="debiased")
     clusters = rows = None
     if s.clusters is not None and (clusters := s.clusters.get(cluster_sums_name(mode))) is None:
         notes.append(f"Noise floor and p of errors over bins, {GROUPS[mode]}, are omitted for clusters: many classes.")
