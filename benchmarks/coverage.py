@@ -4,9 +4,10 @@
     python -m benchmarks.coverage --sets 100   fewer data sets for each cell; writes nothing
 
 A cell is a distribution of the confidences, a relation of the true probabilities to them, and a number of samples N.
-In each cell many data sets are drawn. An interval covers if it contains the expected value: the mean excess over the
-noise floor for ECE, ACE and RMSCE, 0 if the model is calibrated; the mean gap for ESCE; the error without noise for the
-debiased RMSCE.
+In each cell many data sets are drawn. For ECE, ACE and RMSCE, the table shows how often interval minus noise floor
+contains the mean excess, 0 if the model is calibrated. `benchmarks.interval_targets` measures the coverage of the
+stated target, the expected error over samples. For ESCE the target is the mean gap, for the debiased RMSCE the error
+without noise.
 """
 
 import argparse

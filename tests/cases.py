@@ -102,6 +102,7 @@ BINNED = [
     ("esce", F.esce, tc.ESCE, {"n_bins": 7}),
     ("mce", F.mce, tc.MCE, {"n_bins": 7}),
     ("rmsce", F.rmsce, tc.RMSCE, {"n_bins": 7}),
+    ("ece-debiased", F.ece, tc.ECE, {"n_bins": 7, "debiased": True}),
     ("rmsce-debiased", F.rmsce, tc.RMSCE, {"n_bins": 7, "debiased": True}),
 ]
 SELECTIVE = [

@@ -47,7 +47,7 @@ KINDS = [
     (F.accuracy, tc.Accuracy, PRIORS),
     *((function, cls, {}) for _, function, cls in ANNOTATOR_ERRORS),
     (F.bayes_risk, tc.BayesRisk, {"cost": [None, True], "normalize": [None, "prior"], **PRIORS}),
-    *((function, cls, binned_options(function)) for name, function, cls, _ in BINNED if name != "rmsce-debiased"),
+    *((function, cls, binned_options(function)) for name, function, cls, _ in BINNED if not name.endswith("-debiased")),
     (F.ace, tc.ACE, N_BINS),
     (F.ks, tc.KS, {}),
     (F.atb, tc.ATB, {}),

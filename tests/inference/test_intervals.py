@@ -135,7 +135,20 @@ def slow_interval(kind, n, expected, outcomes, spread):
     low = expected_error(multiplied(t_low, gap))
     if t_low == 0:  # the noise of the observed frequencies, without gaps
         low = min(low, expected_error(multiplied(1, dict.fromkeys(bins, 0.0))))
-    return floor, low, max(expected_error(multiplied(t_high, away)), largest)
+    # The noise floor varies with the confidences: first-order variance of sum sqrt(S_b), or of sum S_b / n_b.
+    s = {k: spread[k] / n[k] for k in bins}
+    scatter = {k: ((expected[k] - spread[k]) / n[k] - confidence[k] ** 2) * (1 - 2 * confidence[k]) ** 2 for k in bins}
+    if kind == "absolute":
+        root = {k: math.sqrt(spread[k]) / total for k in bins}
+        part = {k: x * floor / sum(root.values()) for k, x in root.items()}
+        variance = sum(part[k] ** 2 * (1 + scatter[k] / s[k] ** 2) / (4 * n[k]) for k in bins) - floor**2 / (4 * total)
+    else:
+        empty = {k: math.exp(-n[k]) for k in bins}
+        squares = sum(s[k] ** 2 * empty[k] * (1 - empty[k]) + scatter[k] / n[k] for k in bins) / total**2
+        variance = squares / (4 * floor**2)
+    margin = Z * math.sqrt(variance)
+    high = floor + math.hypot(expected_error(multiplied(t_high, away)) - floor, margin)
+    return floor, low - margin * max(1 - t_low, 0), max(high, largest)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -150,7 +163,8 @@ def test_interval_equals_a_slow_search(kind, law, moved, n):
     floor, *expected = slow_interval(kind, *columns)
     cells = cells.map(lambda x: x.unsqueeze(0))
     z = normal_quantile(0.95, cells.n)
-    found = error_interval(kind, cells, torch.tensor([floor], dtype=F64), z, mean_gap_interval(cells, z))
+    floor_and_error = torch.tensor([[floor], [0]], dtype=F64)
+    found = error_interval(kind, cells, *floor_and_error, z, mean_gap_interval(cells, z))
     assert [float(end) for end in found] == pytest.approx(expected, rel=1e-6, abs=1e-8)
     assert n == 100 or kind == "mean_gap" or expected[0] > floor, "the lower end is found by a search"
 
@@ -244,6 +258,30 @@ def test_intervals_contain_the_value_and_cover_the_expected_excess(kind, moved):
     assert float(covered.double().mean()) > 0.95 - 3 * math.sqrt(0.95 * 0.05 / 1_000)
 
 
+def test_errors_of_rare_events_have_no_interval():
+    """At least 5 events and 5 complements must be expected, unless all predictions are certain."""
+    for n, has_interval in ((90, False), (110, True)):  # 4.5 and 5.5 expected events
+        p = torch.full((n,), 0.05, dtype=F64)
+        for confidence in (p, 1 - p):
+            y = (torch.arange(n) % 20 == 0).long()
+            found = {e: calibration_test(e(task="binary"), confidence, y, **FEW) for e in (tc.ECE, tc.ACE, tc.RMSCE)}
+            assert {bool(x.low.isfinite() & x.high.isfinite()) for x in found.values()} == {has_interval}
+            assert bool(calibration_test(tc.ESCE(task="binary"), confidence, y, **FEW).low.isfinite())
+
+
+def test_intervals_of_calibrated_models_cover_the_expected_error_over_samples():
+    """The target is an expectation over confidences and outcomes; three standard deviations of 95% in 500 data sets."""
+    for law, n in (("uniform", 60), ("beta(1,12)", 100)):
+        p, y, _ = calibrated(law, n, 500)
+        others = calibrated(law, n, 5_000, seed=1)
+        for error in (tc.ECE, tc.RMSCE):
+            found, target = metric_of(error, p, y).test(n_replicates=99), metric_of(error, *others[:2]).compute().mean()
+            printed = found.low.isfinite()
+            covered = ((found.low <= target) & (target <= found.high))[printed].double().mean()
+            assert float(printed.double().mean()) > 0.9
+            assert float(covered) > 0.95 - 3 * math.sqrt(0.95 * 0.05 / 500)
+
+
 def test_interval_is_wider_at_a_higher_level_and_shrinks_with_the_square_root_of_n():
     (p,), (y,), _ = miscalibrated("uniform", 8_000, 1, MOVED["temperature 1.4"])
     for error in (tc.ECE, tc.ESCE, tc.RMSCE):
@@ -280,14 +318,14 @@ def test_averages_and_errors_without_a_method_have_no_interval():
     assert classes.low.shape == (3,)
     # each class is a binary task; the simulated noise floors differ
     excess = classes[1].high - classes[1].noise_floor
-    assert float(excess) == pytest.approx(float(alone.high - alone.noise_floor), abs=1e-9)
+    assert float(excess) == pytest.approx(float(alone.high - alone.noise_floor), abs=1e-3)
     for error in (tc.MCE, tc.KS, tc.CORP, tc.TCE, tc.ATB, tc.SmECE):
         found = calibration_test(error(task="binary"), preds[:50, 1], (target[:50] == 1).long(), **FEW)
         assert math.isnan(found.low), error
         assert math.isnan(found.high), error
 
 
-def test_excess_is_the_value_above_the_noise_floor():
+def test_excess_is_the_value_minus_the_noise_floor():
     (p,), (y,), _ = miscalibrated("uniform", 500, 1, MOVED["temperature 1.4"])
     found = calibration_test(tc.ECE(task="binary"), p, y, **FEW)
     assert float(found.excess) == float(found.statistic) - float(found.noise_floor)

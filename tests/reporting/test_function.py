@@ -21,7 +21,7 @@ import torchcalib.functional as F
 from torchcalib.reporting.building import ReportBuilder
 
 ERRORS = {name: getattr(F, name) for name in ("ece", "esce", "mce", "rmsce")}
-ERRORS["rmsce_debiased"] = partial(F.rmsce, debiased=True)
+ERRORS |= {"ece_debiased": partial(F.ece, debiased=True), "rmsce_debiased": partial(F.rmsce, debiased=True)}
 BINNED = {
     "binary": ("positive", "top_label"),
     "multiclass": ("top_label", "classwise"),

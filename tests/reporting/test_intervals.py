@@ -12,7 +12,7 @@ from helpers.reports import SCORES, SELECTIVE, predictions
 import torchcalib as tc
 import torchcalib.functional as F
 from torchcalib.core.words import significant
-from torchcalib.inference import bootstrap
+from torchcalib.inference import bootstrap, calibration_test
 from torchcalib.reporting import buffer, terminal, testing
 from torchcalib.reporting.results import Line, LineInterval
 
@@ -28,8 +28,9 @@ def corp_part(*args, part, **options):
 
 FUNCTIONS = SCORES | SELECTIVE | {part: partial(corp_part, part=part) for part in ("dsc", "unc")}
 ERRORS = {name: getattr(tc, name.upper()) for name in ("ece", "esce", "mce", "rmsce", "ace", "tce", "ks", "atb")}
-ERRORS |= {"rmsce_debiased": partial(tc.RMSCE, debiased=True), "mcb": tc.CORP}
-WITHOUT_INTERVAL = ("mce", "tce", "ks", "atb", "mcb")
+ERRORS |= {"ece_debiased": partial(tc.ECE, debiased=True), "rmsce_debiased": partial(tc.RMSCE, debiased=True)}
+ERRORS["mcb"] = tc.CORP
+WITHOUT_INTERVAL = ("ece_debiased", "mce", "tce", "ks", "atb", "mcb")
 REPLICATES = 99
 
 
@@ -43,10 +44,11 @@ def ends(line):
 
 
 @pytest.mark.parametrize(
-    ("task", "n_errors", "n_scores"), [("binary", 20, 16), ("multiclass", 14, 14), ("multilabel", 10, 14)]
+    ("task", "n_errors", "n_scores"), [("binary", 22, 16), ("multiclass", 16, 14), ("multilabel", 11, 14)]
 )
 def test_scores_have_bootstrap_intervals_and_errors_have_calibration_tests(task, n_errors, n_scores, monkeypatch):
-    monkeypatch.setattr(testing, "_MAX_REPLICATES", REPLICATES)  # the same number for every line
+    monkeypatch.setattr(testing, "_REPLICATES", (REPLICATES,) * 4)
+    monkeypatch.setattr(testing, "_MIN_RUNS", 2_048)  # as in the tests of metrics
     preds, target = data(task)
     report = tc.report(preds, target, task=task, n_bins=5, with_calibration=False)
     given = {"task": task} | ({} if task == "binary" else {f"num_{'classes' if task == 'multiclass' else 'labels'}": 5})
@@ -59,8 +61,7 @@ def test_scores_have_bootstrap_intervals_and_errors_have_calibration_tests(task,
         elif name in ERRORS:
             bins = {} if name in ("tce", "ks", "atb", "mcb") else {"n_bins": 5}
             metric = ERRORS[name](**given, **bins, **of)
-            metric.update(preds, target)
-            found = metric.test(n_replicates=REPLICATES)
+            found = calibration_test(metric, preds, target, n_replicates=REPLICATES)
             expected = near(found.statistic, found.noise_floor, found.p_value, found.low, found.high)
             assert [line.value, line.noise_floor, line.p_value, *ends(line)] == expected, line.key
             assert (line.interval is None) == (name in WITHOUT_INTERVAL or line.group == "class-wise")
@@ -128,12 +129,20 @@ def test_slow_lines_have_no_interval_or_few_replicates_with_a_note(monkeypatch):
         assert "ks/top_label" in floors
         assert "ace/top_label" not in floors
         assert "KS, ATB, TCE and MCB, top label, have no noise floor and p" in notes
-    monkeypatch.setattr(testing, "_replicates", lambda affordable, at_least: at_least)
+    monkeypatch.setattr(testing, "_REPLICATES", (999, 399, 199, 39))
+    monkeypatch.setattr(testing, "_MAX_CELLS", 1)
     report = tc.report(preds, target, **given, with_intervals=False)
-    words = "errors over bins, class-wise, are computed from 39 replicates. The smallest possible p is 0.025"
-    assert words in " ".join(report.notes)
+    words = "All noise floors and p-values are computed from 39 replicates, because the data are large. The smallest"
+    assert sum(words in note for note in report.notes) == 1
     p_values = [line.p_value for line in report.lines if line.group == "class-wise" and line.p_value is not None]
     assert min(p_values) >= 1 / 40
+    # Without intervals and calibration, predictions are not stored: 5 classes and 39 replicates.
+    words = (
+        "p of class-wise errors combines the p-values of single classes. If one class is miscalibrated, the smallest"
+    )
+    assert words in " ".join(report.notes)
+    assert "possible p is 0.12." in " ".join(report.notes)
+    assert "combines the p-values" not in " ".join(tc.report(preds, target, **given).notes)
 
 
 def test_undefined_replicates_leave_out_an_interval_with_a_note():

@@ -27,7 +27,7 @@ SEVEN_BINS = {**QUICK, "n_bins": 7, "right": True}
 @pytest.fixture(autouse=True)
 def few_replicates(monkeypatch):
     """Few replicates are enough to compare results, and fast."""
-    monkeypatch.setattr(testing, "_MAX_REPLICATES", 39)
+    monkeypatch.setattr(testing, "_REPLICATES", (39,) * 4)
 
 
 def builder_of(arrays, task, **settings):

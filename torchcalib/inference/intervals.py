@@ -13,8 +13,16 @@ gap changes linearly from that of a calibrated model at t = 0 to the observed on
 Noise hides small gaps. For the upper end each observed gap g is therefore replaced by sqrt(g^2 + v) with the same sign,
 where v is its variance, and at least the square of the effect of one outcome.
 
+Target: for ECE, ACE and RMSCE, the expected error over samples (confidences and outcomes) of this size. For ESCE, the
+mean gap. For the debiased RMSCE, the error over the same bins without noise. The simulated noise floor is given the
+confidences. The ends of ECE, ACE and RMSCE are moved outwards by its variation over samples of confidences: the
+lower end if the model may be calibrated (t < 1), the upper end always. If fewer than 5 events, or fewer than 5 of their
+complements, are expected, this variation cannot be estimated, and these errors have no interval. Predictions that are
+all 0 or 1 are an exception, because their noise floor is 0.
+
 `benchmarks.coverage` measures the coverage. An average over classes has no interval, because its variance depends on
-the covariances of the classes, which the sums do not contain. Other errors have no interval either.
+the covariances of the classes, which the sums do not contain. Other errors have no interval either. The debiased ECE
+has none, because its bias depends on the unknown gaps.
 
 Reference:
     Wilson: Probable inference, the law of succession, and statistical inference (Journal of the American Statistical
@@ -79,20 +87,27 @@ def normal_quantile(level: float, like: Tensor) -> Tensor:
     return quantile
 
 
-def error_interval(kind: IntervalKind, cells: BinCells, noise_floor: Tensor, z: Tensor, mean_gap_ends: Ends) -> Ends:
+MIN_EXPECTED = 5.0
+"""Least expected number of events, and of their complements, for the interval of ECE, ACE and RMSCE."""
+
+
+def error_interval(
+    kind: IntervalKind, cells: BinCells, noise_floor: Tensor, error_of_floor: Tensor, z: Tensor, mean_gap_ends: Ends
+) -> Ends:
     """Return both ends, each `(g)`, of the interval for an expected error.
 
     Args:
         kind: formula of the error.
         cells: bins `(g, K)`.
         noise_floor: expected error of a calibrated model `(g)`. Differences from it are computed in closed form.
+        error_of_floor: standard error `(g)` of the simulated `noise_floor`.
         z: quantile of the level, `()` or `(g)`; see `normal_quantile`.
         mean_gap_ends: `mean_gap_interval` of the same bins and quantile.
     """
     if kind == "mean_gap":
         return mean_gap_ends
     gaps_low, gaps_high = mean_gap_ends
-    low, high = _error_ends(kind, cells, noise_floor, z)
+    low, high = _error_ends(kind, cells, noise_floor, error_of_floor, z)
     # Neither error is below the absolute mean gap. This matters if few or no outcomes differ from certain predictions:
     # the normal distribution then underestimates the gaps that remain possible.
     return low, high.maximum(gaps_high).maximum(-gaps_low)
@@ -122,7 +137,7 @@ def mean_gap_interval(cells: BinCells, z: Tensor) -> Ends:
     return low, high
 
 
-def _error_ends(kind: IntervalKind, cells: BinCells, noise_floor: Tensor, z: Tensor) -> Ends:
+def _error_ends(kind: IntervalKind, cells: BinCells, noise_floor: Tensor, error_of_floor: Tensor, z: Tensor) -> Ends:
     """Return both ends `(g)` for the mean absolute gap, or for the root of the mean square; see `error_interval`."""
     is_absolute = kind == "absolute"
     calibrated, observed = cells.variance, cells.variance_at(cells.shrunk_gap)
@@ -159,7 +174,42 @@ def _error_ends(kind: IntervalKind, cells: BinCells, noise_floor: Tensor, z: Ten
     # An under-confident model may have less noise than a calibrated one, and a smaller expected error.
     floor_of_observed = noise_floor + expected(moments_with(torch.zeros_like(cells.gap), observed)) - at_start[0]
     low = torch.where(multiple[0] < 1e-6, low.minimum(floor_of_observed), low)
-    return low.clamp(min=0), high.clamp(max=1)
+    # The noise floor is given the confidences of this sample, but the target is an expectation over confidences. It
+    # varies more than the rest of the interval allows for, if the model is nearly calibrated.
+    margin = z * (_variance_of_floor(kind, cells, noise_floor) + error_of_floor.square()).sqrt()
+    low = low - margin * (1 - multiple[0]).clamp(min=0)
+    high = noise_floor + torch.hypot((high - noise_floor).clamp(min=0), margin)
+    n_events = torch.minimum(_in_outcomes(cells, cells.expected), _in_outcomes(cells, cells.n - cells.expected))
+    few = (n_events < MIN_EXPECTED) & (cells.noise.sum(-1) > 0)  # the floor of certain predictions is always 0
+    return low.clamp(min=0).masked_fill(few, torch.nan), high.clamp(max=1).masked_fill(few, torch.nan)
+
+
+def _in_outcomes(cells: BinCells, weight: Tensor) -> Tensor:
+    """Return the sum of weights `(..., K)` as a number of independent outcomes `(...)`."""
+    return (weight / cells.unit.masked_fill(cells.unit == 0, 1)).sum(-1)
+
+
+def _variance_of_floor(kind: IntervalKind, cells: BinCells, noise_floor: Tensor) -> Tensor:
+    """Return the variance `(g)` of the noise floor over samples of confidences, to first order.
+
+    Let bin b have n_b rows and the sum S_b of p (1 - p). The floor of the mean absolute gap is proportional to the sum
+    of sqrt(S_b). That of the mean square is the sum of S_b / n_b over non-empty bins, divided by the number of rows. A
+    bin of n_b rows is empty in a sample of the same size with probability exp(-n_b).
+    """
+    rows = (1 / cells.one_outcome).masked_fill(cells.n == 0, 1)  # effective number
+    mean = cells.spread / cells.positive_n
+    of_confidence = ((cells.expected - cells.spread) / cells.positive_n - cells.confidence.square()).clamp(min=0)
+    of_rows = of_confidence * (1 - 2 * cells.confidence).square()  # variance of p (1 - p) in the bin
+    if kind == "absolute":
+        part = cells.share * cells.variance.sqrt()
+        part = part * (noise_floor / part.sum(-1).clamp(min=1e-300)).unsqueeze(-1)
+        relative = 1 + (of_rows / mean.square()).nan_to_num(0, posinf=0)
+        own = (part.square() * relative / (4 * rows)).sum(-1)
+        return (own - part.sum(-1).square() / (4 * rows.masked_fill(cells.n == 0, 0).sum(-1))).clamp(min=0)
+    empty = (-rows).exp()
+    each = mean.square() * empty * (1 - empty) + of_rows / rows
+    square = (cells.share_of_one.square() * each.masked_fill(cells.n == 0, 0)).sum(-1)
+    return (square / (4 * noise_floor.square())).nan_to_num(0, posinf=0)
 
 
 def replicated_interval(

@@ -23,6 +23,7 @@ from torchcalib.inference.intervals import (
     normal_quantile,
     replicated_interval,
 )
+from torchcalib.inference.labels import MAX_LABELS, LabelRows, LabelSimulation
 from torchcalib.inference.simulation import MAX_RUNS, BinCells, RunCells, Simulation
 
 Statistic = BinStats | RankedSample
@@ -41,17 +42,20 @@ class CalibrationTest:
             For a signed error it is the expected absolute value.
         p_value: probability of an error at least as large if the model is perfectly calibrated, `(...)`. If m of R
             simulated replicates have at least the error of the data, it is (1 + m) / (R + 1). Ties are included:
-            an error of exactly 0 has p = 1. For a calibrated model P(p <= a) <= a. The p-value is uniform if ties are
-            rare. With few samples ties are frequent, and the test is conservative.
-        low, high: confidence interval for the expected value of `statistic` at this number of samples, `(...)`. It
-            contains `statistic`. For unsigned errors, subtract `noise_floor` for an interval of the `excess`. A signed
-            error is 0 on average for a calibrated model: compare its interval with 0. For a debiased error it is an
-            interval of the error without noise. NaN if not computed; see `torchcalib.inference.intervals`.
+            an error of exactly 0 has p = 1. For a calibrated model P(p <= a) <= a, if rows are independent and the
+            predictions were not fitted to these labels. The p-value is uniform if ties are rare. With few samples ties
+            are frequent, and the test is conservative. For averages over classes see `smallest_p_value`.
+        low, high: confidence interval `(...)`, which contains `statistic`. Its target is the expected value of
+            `statistic` over samples (confidences and outcomes) of this size. A signed error is 0 on average for a
+            calibrated model: compare its interval with 0. For a debiased error the target is the error without noise.
+            NaN if not computed, for example for few expected events; see `torchcalib.inference.intervals`.
         level: nominal coverage probability of the interval, in (0, 1).
         method: name of the method that computes the p-value.
         design_effect: variance of the mean gap divided by that of independent rows `(...)`, if clusters were given. For
             an average over classes it is the mean of the classes.
         n_clusters: number of independent clusters with data, after merging clusters with the same hash; at most 1,024.
+        smallest_p_value: smallest possible p-value, 1 / (R + 1). For an average over C classes whose p-values are
+            combined, it is the smallest one if a single class deviates, about C / (R + 1). See `cauchy_combination`.
     """
 
     statistic: Tensor
@@ -63,10 +67,15 @@ class CalibrationTest:
     method: str
     design_effect: Tensor | None = None
     n_clusters: int | None = None
+    smallest_p_value: float | None = None
 
     @property
     def excess(self) -> Tensor:
-        """Error minus its noise floor `(...)`: the part that is not expected for a calibrated model.
+        """Error minus its noise floor `(...)`: an index of miscalibration that is biased downwards.
+
+        Gaps and noise do not add, so the excess is smaller than the error of infinitely many samples. In
+        `benchmarks.debiased` its mean is 16% (60 samples) to 75% (5,000 samples) of it. Estimate the size of the
+        miscalibration by `RMSCE(debiased=True)` or `ECE(debiased=True)`.
 
         Not meaningful for a signed error (`ESCE`), whose noise floor is an expected absolute value.
         """
@@ -98,6 +107,8 @@ class CalibrationTest:
             return "\n".join(f"[{index}] {self[index]}".replace("\n", "\n    ") for index in range(len(self.statistic)))
         value, floor, p, low, high = map(float, (self.statistic, self.noise_floor, self.p_value, self.low, self.high))
         line = in_one_line(value, floor, p, low, high, self.level)
+        if "Cauchy" in self.method:
+            line += f", smallest p of one deviating class {self.smallest_p_value:.2g}"
         if self.design_effect is None:
             return line
         return f"{line}, {self.n_clusters:,} independent clusters, design effect {float(self.design_effect):.3g}"
@@ -127,8 +138,10 @@ def run_error_tests(
     statistic: Statistic,
     *,
     clusters: Clusters | None = None,
+    rows: Sequence[LabelRows] | None = None,
     average: bool = False,
     cancels: bool = False,
+    max_runs: int = MAX_RUNS,
     level: float = 0.95,
     n_replicates: int = 999,
     seed: int = 0,
@@ -137,8 +150,9 @@ def run_error_tests(
 
     Outcomes are simulated from the confidences, and the errors are recomputed for each replicate (consistency
     resampling). The sum of outcomes in a bin is a sum of independent trials with known mean and variance; see
-    `count_quantiles`. For an average over classes, the p-values of the classes are combined; see `cauchy_combination`.
-    For the interval, see `torchcalib.inference.intervals`; an average over several classes has none. For dependent
+    `count_quantiles`. For an average over exclusive classes whose rows are given, whole labels are simulated; see
+    `torchcalib.inference.labels`. Otherwise the p-values of the classes are combined; see `cauchy_combination`. For the
+    interval, see `torchcalib.inference.intervals`; an average over several classes has none. For dependent
     rows, see `torchcalib.inference.clusters`.
 
     Args:
@@ -146,10 +160,13 @@ def run_error_tests(
         statistic: bins with sums of noise, or a ranked sample. The test divides a large sample into runs of consecutive
             scores. The error is computed from the whole sample.
         clusters: the same statistic by cluster of dependent rows; None if rows are independent.
+        rows: rows of each batch element, for an average over exclusive classes. None if rows are not stored. Ignored
+            for more than 2^25 rows times replicates.
         average: average over the last batch axis, the classes of the same rows. Signed errors are averaged before their
             absolute value is computed. Their classes are assumed to be independent, as in multi-label tasks.
         cancels: whether the classes are mutually exclusive. The average of a signed error is then always 0, with
             noise floor 0, interval [0, 0] and p-value 1.
+        max_runs: largest number of runs of a ranked sample.
         level: level of the interval, in (0, 1).
         n_replicates: number R of replicates; the smallest p-value is 1 / (R + 1).
         seed: seed of the random numbers, which are equal on all devices.
@@ -169,10 +186,12 @@ def run_error_tests(
         found = {}
         n_clusters, batches = None, []
         if tested:
-            cells = _cells_of(statistic)
+            cells = _cells_of(statistic, max_runs)
+            if rows is not None and (not average or sum(map(len, rows)) * n_replicates > MAX_LABELS):
+                rows = None
             table = None if clusters is None else _without_empty_clusters(cluster_table(clusters, cells.upper))
             n_clusters = None if table is None else int(number_of_clusters(table).max())
-            batches = list(_tested_batches(tested, cells, table, average, level, n_replicates, seed))
+            batches = list(_tested_batches(tested, cells, table, rows, average, level, n_replicates, seed))
         for name, test in tests.items():
             value = test.value(statistic)
             value = value.mean(-1) if average else value
@@ -181,13 +200,39 @@ def run_error_tests(
                 columns = (torch.cat(x).reshape(value.shape) for x in zip(*(x[name] for x in batches), strict=True))
                 floor, p_value, low, high, effect = (x.masked_fill(value.isnan(), torch.nan) for x in columns)
                 low, high = low.minimum(value), high.maximum(value)  # also removes rounding errors
-            method = f"consistency resampling, {n_replicates:,} replicates"
-            if clusters is None or name not in tested:
-                found[name] = CalibrationTest(value, floor, p_value, low, high, level, method)
-            else:
-                method = f"{method}, and random signs of clusters"
-                found[name] = CalibrationTest(value, floor, p_value, low, high, level, method, effect, n_clusters)
+            is_combined = name in tested and average and rows is None and not test.signed
+            n_combined = cells.n.shape[-2] if is_combined else 1
+            found[name] = CalibrationTest(
+                value,
+                floor,
+                p_value,
+                low,
+                high,
+                level,
+                _method(n_replicates, n_combined, rows is not None, clusters is not None and name in tested),
+                effect if clusters is not None and name in tested else None,
+                n_clusters if name in tested else None,
+                smallest_p_value(n_combined, n_replicates),
+            )
         return found
+
+
+def _method(n_replicates: int, n_combined: int, joint: bool, clustered: bool) -> str:
+    """Return the name of the method that computes a p-value."""
+    method = f"consistency resampling, {n_replicates:,} replicates"
+    if joint:
+        method += " of whole labels"
+    if n_combined > 1:
+        method += (
+            f", Cauchy combination of {n_combined:,} classes "
+            f"(at least {smallest_p_value(n_combined, n_replicates):.2g} if one class deviates)"
+        )
+    return f"{method}, and random signs of clusters" if clustered else method
+
+
+def smallest_p_value(n_classes: int, n_replicates: int) -> float:
+    """Return the smallest p-value of a Cauchy combination if one class deviates, and all others have p = 1/2."""
+    return 0.5 - math.atan(math.tan((0.5 - 1 / (n_replicates + 1)) * math.pi) / n_classes) / math.pi
 
 
 def check_arguments(level: object, n_replicates: int, seed: object) -> None:
@@ -197,10 +242,10 @@ def check_arguments(level: object, n_replicates: int, seed: object) -> None:
     check_seed(seed)
 
 
-def _cells_of(statistic: Statistic) -> BinCells | RunCells:
+def _cells_of(statistic: Statistic, max_runs: int) -> BinCells | RunCells:
     """Return the bins, or the runs of a ranked sample, as cells whose outcomes are simulated."""
     if isinstance(statistic, RankedSample):
-        return RunCells.of(statistic, MAX_RUNS)
+        return RunCells.of(statistic, max_runs)
     if not statistic.has_noise:
         raise ValueError(
             "`statistic` must contain sums of noise, got bins without them. Use the bins of a streaming metric."
@@ -212,6 +257,9 @@ def _without_empty_clusters(table: Tensor) -> Tensor:
     """Return the table `(..., G, 2, K)` of clusters with data in any batch element; at least one cluster."""
     occupied = (table[..., 0, :] > 0).any(-1).reshape(-1, table.shape[-3]).any(0)
     return table[..., occupied, :, :] if bool(occupied.any()) else table[..., :1, :, :]
+
+
+_Simulation = Simulation | LabelSimulation | SignFlips
 
 
 class _Null(NamedTuple):
@@ -244,6 +292,7 @@ def _tested_batches(
     tests: Mapping[str, ErrorTest],
     cells: BinCells | RunCells,
     table: Tensor | None,
+    rows: Sequence[LabelRows] | None,
     average: bool,
     level: float,
     n_replicates: int,
@@ -256,6 +305,8 @@ def _tested_batches(
     of_clusters = None if table is None else table.reshape(*whole.n.shape[:-1], *table.shape[-3:])
     classes_at_once = max(1, _IN_CACHE // max(1, n_replicates * n_cells))
     at_once = max(1, classes_at_once // max(1, n_classes))
+    if rows is not None:  # labels are simulated for all classes of one batch element
+        classes_at_once, at_once = n_classes, 1
     for start in range(0, len(whole.n), at_once):
         elements = slice(start, start + at_once)
         piece = whole.map(itemgetter(elements))
@@ -265,8 +316,11 @@ def _tested_batches(
         for first in range(0, n_classes, classes_at_once):
             classes = slice(first, first + classes_at_once)
             some = piece.map(itemgetter((slice(None), classes)))
-            of_rows = Simulation(some, start * n_classes + first, seed, n_replicates)
-            simulations: list[Simulation | SignFlips] = [of_rows]
+            simulations: list[_Simulation] = (
+                [Simulation(some, start * n_classes + first, seed, n_replicates)]
+                if rows is None
+                else [LabelSimulation(some, rows[start], start, seed, n_replicates)]
+            )
             if of_clusters is not None:
                 flips = SignFlips(some, of_clusters[elements, classes], seed, n_replicates)
                 simulations.append(flips)
@@ -277,10 +331,11 @@ def _tested_batches(
         bins = None
         if n_classes == 1 and isinstance(piece, BinCells) and any(test.interval for test in tests.values()):
             bins = _IntervalInput.of(piece.map(lambda x: x.squeeze(-2)), level)
-        yield {name: _result(test, bins, nulls[name], effect, flips, level) for name, test in tests.items()}
+        joint = rows is not None
+        yield {name: _result(test, bins, nulls[name], effect, flips, joint, level) for name, test in tests.items()}
 
 
-def _null_of(test: ErrorTest, cells: BinCells | RunCells, simulation: Simulation | SignFlips) -> _Null:
+def _null_of(test: ErrorTest, cells: BinCells | RunCells, simulation: _Simulation) -> _Null:
     """Return the test statistic of the data and its null distribution."""
     observed = test.test_statistic(cells.with_gaps(cells.gap))
     tested = values = simulation.compute(test.test_statistic)
@@ -297,6 +352,7 @@ def _result(
     nulls: Sequence[Sequence[_Null]],
     effect: Tensor,
     flips: SignFlips | None,
+    joint: bool,
     level: float,
 ) -> Result:
     """Return the result of one test.
@@ -307,14 +363,18 @@ def _result(
         nulls: null distributions of each batch of classes, for independent rows and, if given, for clusters.
         effect: design effect `(g)`, averaged over classes.
         flips: sign flips of clusters, of the last batch of classes; None for independent rows.
+        joint: whether a replicate simulates the labels of all classes together.
         level: level of the interval.
     """
-    found = [_noise_floor_and_p_value(of_batches, test.signed) for of_batches in zip(*nulls, strict=True)]
+    by_method = list(zip(*nulls, strict=True))
+    found = [_noise_floor_and_p_value(of_batches, test.signed, joint) for of_batches in by_method]
     noise_floor, p_value = (torch.stack(x).amax(0) for x in zip(*found, strict=True))
     low = high = torch.full_like(p_value, torch.nan)
     if test.interval is not None and bins is not None:
         cells, z = bins.cells, bins.z
-        low, high = error_interval(test.interval, cells, noise_floor, z, bins.mean_gap_ends)
+        values = by_method[0][0].values.squeeze(-1)  # of one class, for independent rows
+        error_of_floor = values.std(0, correction=0) / len(values) ** 0.5
+        low, high = error_interval(test.interval, cells, noise_floor, error_of_floor, z, bins.mean_gap_ends)
         if flips is not None:
             t = t_quantile(flips.table.squeeze(-4), level)
             gap_low, gap_high = mean_gap_interval(cells.with_noise_times(effect.clamp(min=1)), t)
@@ -327,15 +387,19 @@ def _result(
     return noise_floor, p_value, low, high, effect
 
 
-def _noise_floor_and_p_value(nulls: Sequence[_Null], signed: bool) -> tuple[Tensor, Tensor]:
+def _noise_floor_and_p_value(nulls: Sequence[_Null], signed: bool, joint: bool) -> tuple[Tensor, Tensor]:
     """Return the noise floor and the p-value of an error averaged over classes, each `(g)`.
 
-    `nulls` are the null distributions of batches of classes.
+    `nulls` are the null distributions of batches of classes. For `joint` see `_result`. The signs of clusters are equal
+    for all classes, and replicates of clusters are therefore also joint ones.
     """
     null = _Null(*(torch.cat(parts, -1) for parts in zip(*nulls, strict=True)))
     if signed:  # average before the absolute value: gaps of classes cancel
         p_value, _ = _p_value(null.observed.mean(-1).abs(), null.tested.mean(-1).abs())
         return null.values.mean(-1).abs().mean(0), p_value
+    if joint:
+        p_value, _ = _p_value(null.observed.mean(-1), null.tested.mean(-1))
+        return null.values.mean((0, -1)), p_value
     p_value, tied = _p_value(null.observed, null.tested)
     combined = cauchy_combination(p_value, tied, len(null.tested)) if p_value.shape[-1] > 1 else p_value.squeeze(-1)
     return null.values.mean(-1).mean(0), combined

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Self, Unpack
 
+import torch
 from torch import Tensor
 
 from torchcalib.core.arguments import Average, InputOptions, Task, check_average, check_flag, task_read_as
@@ -16,10 +17,12 @@ from torchcalib.core.documentation import documented
 from torchcalib.core.event_sums import EqualWidthBins
 from torchcalib.core.events import Mode, resolve_mode
 from torchcalib.core.inputs import input_format_of
+from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import ExactSample, RankedSample, by_pieces
 from torchcalib.core.ranked_bins import Binning, Bins
 from torchcalib.core.sums import BinStats
 from torchcalib.inference.intervals import IntervalKind
+from torchcalib.inference.labels import LabelRows
 from torchcalib.inference.testing import CalibrationTest, ErrorTest, run_error_test
 from torchcalib.metrics.base import CalibrationMetric
 from torchcalib.metrics.estimator import Estimator, functional
@@ -120,39 +123,82 @@ class BinnedMetric(CalibrationMetric[BinStats | RankedSample]):
     interval_kind: IntervalKind | None = None
     """Formula of the error, for the interval of `test`. If None, the interval is NaN."""
 
+    def error_test(self) -> ErrorTest:
+        """Return the definition of the calibration test, for `run_error_tests`."""
+        return ErrorTest(
+            self.estimator.values,
+            None if self.test_formula is None else partial(self.estimator.values, formula=self.test_formula),
+            signed=self.is_signed,
+            interval=self.interval_kind,
+        )
+
+    def label_rows(self, p: Predictions) -> list[LabelRows] | None:
+        """Return the rows of predictions, to simulate whole labels for an average over exclusive classes.
+
+        None if the metric is not such an average, or stores samples, or if targets are soft.
+        """
+        accumulator = self.accumulator
+        if not (isinstance(accumulator, EqualWidthBins) and self.estimator.averages and p.task == "multiclass"):
+            return None
+        return equal_width_rows(p, accumulator)
+
     def bin_table(self) -> BinTable:
         """Return the table of bins, over all ranks if `torch.distributed` is running; see `calibration_curve`."""
         return self.estimator.table(self._synced_statistic())
 
-    def test_from(self, statistic: BinStats | RankedSample, **how: Any) -> CalibrationTest:
-        """Compute the calibration test from sums or samples; extra leading axes are batch axes."""
+    def test_from(
+        self, statistic: BinStats | RankedSample, *, rows: Sequence[LabelRows] | None = None, **how: Any
+    ) -> CalibrationTest:
+        """Compute the calibration test from sums or samples; extra leading axes are batch axes.
+
+        `rows` are the rows of an average over exclusive classes; stored samples contain them.
+        """
         estimator = self.estimator
+        cancels = self.input_format.read_as == "multiclass"
+        if isinstance(statistic, RankedSample) and estimator.averages and cancels:
+            rows = LabelRows.of(statistic)
         depends_on_outcomes = estimator.binning.is_isotonic or self.depends_on_samples
         invalid = statistic.has_invalid_rows if isinstance(statistic, RankedSample) else None
         if isinstance(statistic, RankedSample) and not depends_on_outcomes:
             statistic = estimator.binning.of(statistic).with_noise()
-        test = ErrorTest(
-            estimator.values,
-            None if self.test_formula is None else partial(estimator.values, formula=self.test_formula),
-            signed=self.is_signed,
-            interval=self.interval_kind,
+        found = run_error_test(
+            self.error_test(), statistic, rows=rows, average=estimator.averages, cancels=cancels, **how
         )
-        cancels = self.input_format.read_as == "multiclass"
-        found = run_error_test(test, statistic, average=estimator.averages, cancels=cancels, **how)
         if invalid is None:
             return found
         return found.masked(invalid.any(-1) if estimator.averages else invalid)
 
 
-def ece_from_bins(b: BinStats) -> Tensor:
+def equal_width_rows(p: Predictions, accumulator: EqualWidthBins) -> list[LabelRows] | None:
+    """Return the rows of multi-class predictions, for class-wise equal-width bins; None for soft targets."""
+    if not p.hard:
+        return None
+    events = accumulator.events(p)
+    absent = None if events.weights is None else ~(events.weights > 0)
+    score = events.confidence if absent is None else events.confidence.masked_fill(absent, torch.nan)
+    n = None if events.weights is None or not p.weighted else events.weights.expand(score.shape)
+    outcome = events.outcome if n is None else events.outcome * n
+    return LabelRows.of(RankedSample(score, outcome, n, False), copies=p.copies, cell=accumulator.cell)
+
+
+def ece_from_bins(b: BinStats, debiased: bool = False) -> Tensor:
     """Compute the expected calibration error `(...)` from sums over bins; see `ece`."""
-    return (b.share * b.gap.abs()).sum(-1)
+    gap = root(_debiased_squares(b).clamp(min=0)) if debiased else b.gap.abs()
+    return (b.share * gap).sum(-1)
+
+
+def _debiased_squares(b: BinStats) -> Tensor:
+    """Return gap^2 - f (1 - f) / (n - 1) for each bin `(..., B)`, and gap^2 for fewer than 2 samples."""
+    few = b.n < 2
+    variance = b.frequency * (1 - b.frequency) / (b.n - 1).masked_fill(few, 1)
+    return b.gap.square() - variance.masked_fill(few, 0)
 
 
 def _ece(
     *,
     task: Task,
     n_bins: int = 15,
+    debiased: bool = False,
     mode: Mode | None = None,
     average: Average | None = "macro",
     right: bool = False,
@@ -166,6 +212,11 @@ def _ece(
     ECE depends on the number of bins. On a finite sample it is positive even for a calibrated model. Compare it with
     the noise floor, its expected value for a calibrated model (`torchcalib.inference.calibration_test`).
 
+    Args:
+        debiased: Replace |gap_b| by sqrt(max(0, gap_b^2 - f (1 - f) / (n - 1))), for the frequency f in a bin of n
+            samples. Bins with fewer than 2 samples are not corrected. The result estimates the ECE of infinitely many
+            samples over the same bins. Some bias remains for few samples; see `benchmarks.debiased`.
+
     Returns:
         A difference of probabilities in [0, 1], `(...)`, or `(..., C)` with `average=None`, in the dtype of `preds`
         (at least float32). NaN without data.
@@ -174,14 +225,19 @@ def _ece(
         With respect to the confidences, for constant bins; finite everywhere.
 
     Reference:
-        Naeini, Cooper, Hauskrecht: Obtaining Well Calibrated Probabilities Using Bayesian Binning (AAAI 2015), sec. 2.
+        Naeini, Cooper, Hauskrecht: Obtaining Well Calibrated Probabilities Using Bayesian Binning (AAAI 2015), sec. 2;
+        Broecker: Estimating reliability and resolution of probability forecasts through decomposition of the empirical
+        score (Climate Dynamics, 2012); Ferro, Fricker: A bias-corrected decomposition of the Brier score (Quarterly
+        Journal of the Royal Meteorological Society, 2012), for the debiased squared gap.
 
     Example:
         >>> import torch
         >>> ece(torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]), task="binary", n_bins=2)
         tensor(0.2000)
     """
-    return binned(ece_from_bins, Binning("equal_width", n_bins, right), task, mode, average, options)
+    check_flag("debiased", debiased)
+    formula = partial(ece_from_bins, debiased=debiased)
+    return binned(formula, Binning("equal_width", n_bins, right), task, mode, average, options)
 
 
 ece = functional(_ece)
@@ -200,9 +256,14 @@ class ECE(BinnedMetric):
 
     factory = staticmethod(_ece)
     from_bins = staticmethod(ece_from_bins)
-    interval_kind = "absolute"
+    interval_kind: IntervalKind | None = "absolute"
     question = "mean distance between frequency and confidence in equal-width bins"
     source = "Naeini et al., Bayesian Binning, AAAI 2015, sec. 2, doi 10.1609/aaai.v29i1.9602"
+
+    def __init__(self, task: Task | None = None, **options: Any) -> None:
+        super().__init__(task, **options)
+        if self.settings["debiased"]:  # its bias depends on the miscalibration, so it has no valid interval
+            self.interval_kind, self.test_formula = None, ece_from_bins
 
 
 def _ace(
@@ -388,11 +449,7 @@ class MCE(BinnedMetric):
 
 def rmsce_from_bins(b: BinStats, debiased: bool = False) -> Tensor:
     """Compute the root mean squared calibration error `(...)` from sums over bins; see `rmsce`."""
-    square = b.gap.square()
-    if debiased:
-        few = b.n < 2
-        variance = b.frequency * (1 - b.frequency) / (b.n - 1).masked_fill(few, 1)
-        square = square - variance.masked_fill(few, 0)
+    square = _debiased_squares(b) if debiased else b.gap.square()
     return root((b.share * square).sum(-1).clamp(min=0))
 
 
@@ -453,16 +510,15 @@ class RMSCE(BinnedMetric):
 
     factory = staticmethod(_rmsce)
     from_bins = staticmethod(rmsce_from_bins)
-    # The test uses the biased value: the debiased one is clamped to 0 for about half of all calibrated models.
-    test_formula = staticmethod(rmsce_from_bins)
     interval_kind: IntervalKind | None = "root_mean_square"
     question = "root mean squared distance between frequency and confidence"
     source = "Kumar et al., Verified Uncertainty Calibration, NeurIPS 2019, sec. 2, arXiv 1909.10155"
 
     def __init__(self, task: Task | None = None, **options: Any) -> None:
         super().__init__(task, **options)
+        # The test uses the biased value: the debiased one is clamped to 0 for about half of all calibrated models.
         if self.settings["debiased"]:
-            self.interval_kind = "debiased"
+            self.interval_kind, self.test_formula = "debiased", rmsce_from_bins
 
 
 @documented

@@ -19,6 +19,7 @@ from torchcalib.core.events import Mode, resolve_mode
 from torchcalib.core.inputs import input_format_of
 from torchcalib.core.ranked import ExactSample, RankedSample, SortedSample, by_pieces
 from torchcalib.core.ranked_bins import Binning
+from torchcalib.inference.labels import LabelRows
 from torchcalib.inference.simulation import RunCells, Simulation
 from torchcalib.inference.testing import CalibrationTest, ErrorTest, check_arguments, run_error_test
 from torchcalib.metrics.base import CalibrationMetric
@@ -82,7 +83,9 @@ class RankedMetric(CalibrationMetric[RankedSample]):
 
     def test_from(self, statistic: RankedSample, **how: Any) -> CalibrationTest:
         """Compute the calibration test from a `RankedSample`; extra leading axes are batch axes."""
-        return run_error_test(self.error_test(), statistic, average=self.estimator.averages, **how)
+        averages = self.estimator.averages
+        rows = LabelRows.of(statistic) if averages and self.input_format.read_as == "multiclass" else None
+        return run_error_test(self.error_test(), statistic, rows=rows, average=averages, **how)
 
 
 DriftNorm = Literal["max", "range"]

@@ -5,10 +5,11 @@ from typing import Any
 
 from torch import Tensor
 
-from torchcalib.core.arrays import as_tensor
+from torchcalib.core.arrays import as_tensor, as_tensors
 from torchcalib.core.tasks import cluster_ids
 from torchcalib.inference.testing import CalibrationTest
 from torchcalib.metrics.base import CalibrationMetric
+from torchcalib.metrics.binned import BinnedMetric
 from torchcalib.metrics.groups.clustered import Clustered
 
 
@@ -38,9 +39,11 @@ def calibration_test(
     are labels for any dtype. This is checked separately for each batch element, label and group. With floating
     weights, floating targets are always treated as soft; see `BinStats.noise`.
 
-    Outcomes of different classes are dependent. The p-value of an average over classes is therefore a Cauchy
-    combination of the p-values of the classes. For signed errors, the statistic is the absolute value of the average
-    over independent labels. Over mutually exclusive classes, this average and its noise floor are 0.
+    Outcomes of different classes are dependent. For an average over the classes of a multi-class task, the label of
+    each row is simulated from its predicted distribution (`torchcalib.inference.labels`). For soft targets, more than
+    2^25 rows times replicates, and multi-label tasks, the p-value is a Cauchy combination of the p-values of the
+    classes; see `CalibrationTest.smallest_p_value`. For signed errors, the statistic is the absolute value of the
+    average over independent labels. Over mutually exclusive classes, this average and its noise floor are 0.
 
     Args:
         metric: Calibration error such as `ECE(task="binary")`. Only its configuration is used; its state is ignored.
@@ -56,10 +59,11 @@ def calibration_test(
 
     Returns:
         A `CalibrationTest` with tensors in the shape of the metric value; NaN without data. `ECE`, `ACE`, `ESCE` and
-        `RMSCE` have a confidence interval for their expected value at this sample size, in closed form. It contains the
-        value. An interval of ECE, ACE or RMSCE above the noise floor rejects calibration. For ESCE and debiased RMSCE,
-        an interval without 0 does; that of debiased RMSCE is for the error without noise. The interval is NaN for other
-        errors, for isotonic bins, and for averages over classes, whose covariances are not stored.
+        `RMSCE` have a confidence interval for their expected value over samples of this size, in closed form. It
+        contains the value. An interval of ECE, ACE or RMSCE above the noise floor rejects calibration. For ESCE and
+        debiased RMSCE, an interval without 0 does; that of debiased RMSCE is for the error without noise. The interval
+        is NaN for ECE, ACE and RMSCE of fewer than 5 expected events or complements, for other errors, for isotonic
+        bins, and for averages over classes, whose covariances are not stored.
 
     Raises:
         TypeError, ValueError: for invalid input.
@@ -68,7 +72,8 @@ def calibration_test(
         None.
 
     Reference:
-        Broecker, Smith: Increasing the reliability of reliability diagrams (Weather and Forecasting, 2007), for
+        Vaicenavicius et al.: Evaluating model calibration in classification (AISTATS 2019), for whole labels; Broecker,
+        Smith: Increasing the reliability of reliability diagrams (Weather and Forecasting, 2007), for
         consistency resampling. For the interval see `torchcalib/inference/intervals.py`.
 
     Example:
@@ -88,5 +93,12 @@ def calibration_test(
     fresh = deepcopy(metric) if is_plain else Clustered(metric)
     fresh.reset()
     given = {} if clusters is None else {"clusters": cluster_ids(clusters, as_tensor("preds", preds))}
-    fresh.update(preds, target, weights, sample_weight=sample_weight, **given)
-    return fresh.test(level=level, n_replicates=n_replicates, seed=seed)
+    preds, target, weights = as_tensors(preds, target, weights, sample_weight)
+    fresh.update(preds, target, weights, **given)
+    how: dict[str, Any] = {"level": level, "n_replicates": n_replicates, "seed": seed}
+    plain = metric.metric if isinstance(metric, Clustered) else metric
+    if isinstance(plain, BinnedMetric) and not fresh._would_sync:
+        p = plain.input_format.read(preds, target, weights, batch_shape=plain.batch_shape, drop_invalid=True)
+        how["rows"] = plain.label_rows(p)
+        return fresh.test_from(fresh.statistic(), **how)
+    return fresh.test(**how)

@@ -55,7 +55,7 @@ class Collected:
 def report_of(c: Collected) -> Report:
     """Compute a `Report` from accumulated statistics."""
     s, p, why_not = c.statistics, c.predictions, c.why_not
-    evidence, notes_of_tests = run_tests(s, with_intervals=c.with_intervals)
+    evidence, notes_of_tests = run_tests(s, p, with_intervals=c.with_intervals)
     notes = [*notes_of_tests, *_notes_on_ranked_samples(c)]
     if c.has_several_samples_per_item:
         notes.append(

@@ -242,6 +242,7 @@ class ReportBuilder:
         return Statistics(
             task=self._task,
             n_bins=self._settings["n_bins"],
+            right=self._settings["right"],
             sums={name: a.statistic for name, a in self._accumulators.items() if isinstance(a, Accumulated)},
             samples={mode: sample.statistic for mode, sample in ranked.items()},
             clusters=self._clusters(p) if self._has_clusters else None,

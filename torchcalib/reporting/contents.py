@@ -31,14 +31,14 @@ SELECTIVE_WORDS = (
 
 EVIDENCE_WORDS = (
     "Expected if calibrated (noise floor): expected value if the model were perfectly calibrated with these "
-    "confidences. Only the part above it is due to miscalibration. p-value: probability of a value at least as large "
-    "if the model were perfectly calibrated, not corrected for multiple testing."
+    "confidences. The part above it is a downward-biased index of miscalibration. p-value: probability of a value at "
+    "least as large if the model were perfectly calibrated, not corrected for multiple testing."
 )
 """Explanation of noise floors and p-values."""
 
 INTERVAL_WORDS = (
-    "95% interval: confidence interval of the expected value at this sample size. For debiased RMSCE: of the error "
-    "without sampling noise. No interval is computed for the other errors, or for averages over classes. "
+    "95% interval: confidence interval of the expected value over samples of this size. For debiased RMSCE: of the "
+    "error without sampling noise. Other errors, averages over classes, and errors of rare events have no interval. "
     "Scores, DSC, UNC and metrics of selective prediction have a bootstrap interval."
 )
 """Explanation of the intervals of a report."""

@@ -114,6 +114,7 @@ _METADATA: dict[str, dict[str, Any]] = {
         )
         for m, name in _RELATIVE.items()
     },
+    "ece_debiased": _metadata(ECE, name="ECE debiased", question="ECE without the sampling noise of bins"),
     "rmsce_debiased": _metadata(RMSCE, name="RMSCE debiased", question="RMSCE without the sampling noise of bins"),
     **{
         name: _metadata(CORP, name=name.upper(), unit=BrierScore.unit, question=question)
@@ -142,6 +143,7 @@ def score_values(metric: type[ScoreMetric], s: ScoreSum, task: Task) -> dict[str
 def error_values(b: BinStats, mode: NamedMode) -> dict[str, Tensor]:
     """Return all errors over equal-width bins `(...)`, by key. Class-wise errors are means over classes or labels."""
     values = {key_of(m): m.from_bins(b) for m in ERRORS}
+    values["ece_debiased"] = ece_from_bins(b, debiased=True)
     values["rmsce_debiased"] = rmsce_from_bins(b, debiased=True)
     classwise = mode == "classwise"
     return {f"{name}/{mode}": value.mean(-1) if classwise else value for name, value in values.items()}
@@ -273,6 +275,7 @@ class Statistics:
         has_labels: whether all outcomes are 0 or 1. If not, test-based error, Brier score decomposition and metrics of
             selective prediction are omitted.
         are_confidences: whether binary predictions are confidences, and targets are 1 for correct predictions.
+        right: whether equal-width bins are `(a, b]` instead of `[a, b)`.
         clusters: sums over bins and ranked samples by cluster, by the names of their accumulators in a report; None if
             rows are independent.
     """
@@ -283,6 +286,7 @@ class Statistics:
     samples: Mapping[NamedMode, RankedSample]
     has_labels: bool
     are_confidences: bool = False
+    right: bool = False
     clusters: Mapping[str, Clusters] | None = None
 
     @property

@@ -9,20 +9,19 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
+from torchcalib.core.event_sums import EqualWidthBins
 from torchcalib.core.events import NamedMode
 from torchcalib.core.predictions import Predictions, replicates_at_once
 from torchcalib.core.ranked import ExactSample
 from torchcalib.core.words import listed
 from torchcalib.inference.resampling import Interval, Resampling
-from torchcalib.inference.simulation import MAX_RUNS
 from torchcalib.inference.testing import CalibrationTest, ErrorTest, run_error_tests
-from torchcalib.metrics.base import CalibrationMetric
-from torchcalib.metrics.binned import ACE, rmsce_from_bins
+from torchcalib.metrics.binned import ACE, ece_from_bins, equal_width_rows, rmsce_from_bins
 from torchcalib.metrics.ranked import CORP, KS, RankedMetric
 from torchcalib.metrics.test_based import TCE
 from torchcalib.metrics.truthful import ATB
@@ -53,28 +52,63 @@ Tests of large samples count runs of neighbouring scores instead of events.
 LEVEL, N_REPLICATES, SEED = 0.95, 199, 0
 """Options of bootstrap intervals. At this level, 4 of 199 replicates lie below the interval and 4 above."""
 
-_FEW_REPLICATES = 199
-"""With fewer replicates the smallest possible p-value exceeds 0.005, and a note is added."""
+_REPLICATES = (999, 399, 199, 99)
+"""Numbers of simulated replicates, the same for all p-values of a report: the first that does not need too much time.
 
-_MAX_REPLICATES = 1039
-"""Maximum number of simulated replicates. It allows p-values below 0.001, and 0.025 (R + 1) is a whole number."""
+0.025 (R + 1) is a whole number for all but the last one.
+"""
+
+_MAX_CELLS = 2**20  # bins or runs times replicates
+_MAX_LABELS = 2**22  # rows times replicates, for class-wise averages
+_MAX_RUNS = 256  # runs of a sample, over all labels; more would not change the power
+_MIN_RUNS = 64  # for each label
+_LARGE_P = 0.005  # a note is added if the smallest possible p-value is larger
 
 
-def run_tests(s: Statistics, *, with_intervals: bool) -> tuple[dict[str, CalibrationTest], tuple[str, ...]]:
+def run_tests(
+    s: Statistics, p: Predictions | None, *, with_intervals: bool
+) -> tuple[dict[str, CalibrationTest], tuple[str, ...]]:
     """Test all calibration errors; return the results by `Line.key`, and notes on omissions.
 
-    Without intervals, only errors over equal-width bins are tested, because rank-based errors take longer.
+    Without intervals, only errors over equal-width bins are tested, because rank-based errors take longer. With
+    predictions `p`, the labels of a multi-class task are simulated jointly for class-wise errors.
     """
     found: dict[str, CalibrationTest] = {}
     notes: list[str] = []
+    ranked = {mode: _RankedTests.of(s, mode) for mode in s.samples} if with_intervals else {}
+    n_replicates = _number_of_replicates(s, p, ranked)
     for mode in s.bins:
-        found |= _test_binned(s, mode, notes)
-        if with_intervals and mode in s.samples:
-            found |= _test_ranked(s, mode, notes)
+        found |= _test_binned(s, p, mode, n_replicates, notes)
+        if mode in ranked:
+            found |= _test_ranked(s, ranked[mode], mode, n_replicates, notes)
+    smallest = 1 / (n_replicates + 1)
+    if found and n_replicates < _REPLICATES[0]:
+        notes.append(
+            f"All noise floors and p-values are computed from {n_replicates} replicates, because the data are large. "
+            f"The smallest possible p is {smallest:.2g}."
+        )
+    for mode in s.bins:
+        combined = next((t.smallest_p_value for key, t in found.items() if key.endswith(f"/{mode}")), None)
+        if combined is not None and combined > max(_LARGE_P, 1.001 * smallest):
+            notes.append(
+                f"p of {GROUPS[mode]} errors combines the p-values of single classes. If one class is miscalibrated, "
+                f"the smallest possible p is {combined:.2g}."
+            )
     return found, tuple(notes)
 
 
-def _test_binned(s: Statistics, mode: NamedMode, notes: list[str]) -> dict[str, CalibrationTest]:
+def _number_of_replicates(s: Statistics, p: Predictions | None, ranked: Mapping[NamedMode, "_RankedTests"]) -> int:
+    """Return the number of replicates of all tests of a report."""
+    n_cells = max([b.n.numel() for b in s.bins.values()] + [tests.n_cells for tests in ranked.values()])
+    n_rows = 0 if p is None or s.task != "multiclass" or not p.hard else p.samples.numel()
+    n_rows = 0 if n_rows * _REPLICATES[2] > _MAX_LABELS else n_rows  # p-values of classes are combined instead
+    fitting = (r for r in _REPLICATES if r * n_cells <= _MAX_CELLS and r * n_rows <= _MAX_LABELS)
+    return next(fitting, _REPLICATES[-1])
+
+
+def _test_binned(
+    s: Statistics, p: Predictions | None, mode: NamedMode, n_replicates: int, notes: list[str]
+) -> dict[str, CalibrationTest]:
     """Test the errors over equal-width bins for one mode, and append to `notes`.
 
     The signed error of exclusive classes is always 0, and not tested.
@@ -86,70 +120,85 @@ def _test_binned(s: Statistics, mode: NamedMode, notes: list[str]) -> dict[str, 
         for metric in ERRORS
         if not (metric.is_signed and over_classes)
     }
+    tests["ece_debiased"] = ErrorTest(partial(ece_from_bins, debiased=True), test_formula=ece_from_bins)
     debiased = partial(rmsce_from_bins, debiased=True)
     tests["rmsce_debiased"] = ErrorTest(debiased, test_formula=rmsce_from_bins, interval="debiased")
-    n_replicates = _replicates(2**19 // b.n.numel(), at_least=39)
-    _note_few({"errors over bins": n_replicates}, mode, notes)
-    clusters = None
+    clusters = rows = None
     if s.clusters is not None and (clusters := s.clusters.get(cluster_sums_name(mode))) is None:
         notes.append(f"Noise floor and p of errors over bins, {GROUPS[mode]}, are omitted for clusters: many classes.")
         return {}
-    found = run_error_tests(tests, b, clusters=clusters, average=average, n_replicates=n_replicates)
+    if over_classes and p is not None and p.hard and p.samples.numel() * n_replicates <= _MAX_LABELS:
+        rows = equal_width_rows(p, EqualWidthBins("classwise", b.n.shape[-1], s.right))
+    found = run_error_tests(tests, b, clusters=clusters, rows=rows, average=average, n_replicates=n_replicates)
     return {f"{name}/{mode}": evidence for name, evidence in found.items()}
 
 
-def _test_ranked(s: Statistics, mode: NamedMode, notes: list[str]) -> dict[str, CalibrationTest]:
-    """Test the rank-based errors for one mode, and append to `notes`. TCE and MCB need labels as targets."""
-    options: dict[str, Any] = {"task": s.task, "mode": mode}
-    if s.task == "multilabel":
-        options["num_labels"] = s.num_classes
-    over_runs: dict[str, RankedMetric] = {"ks": KS(**options), "atb": ATB(**options)}
-    metrics: dict[str, CalibrationMetric[Any]] = {"ace": ACE(**options, n_bins=s.n_bins), **over_runs}
-    if s.has_labels:
-        over_runs["mcb"] = CORP(**options)
-        metrics |= {"tce": TCE(**options), "mcb": over_runs["mcb"]}
+class _RankedTests(NamedTuple):
+    """Metrics of a ranked sample whose errors are tested, and their number of cells, summed over labels."""
+
+    ace: ACE | None
+    over_runs: dict[str, RankedMetric | TCE]
+    omitted: tuple[str, ...]
+    max_runs: int  # for each label
+    n_cells: int
+
+    @classmethod
+    def of(cls, s: Statistics, mode: NamedMode) -> Self:
+        """Choose the metrics for a mode. TCE and MCB need labels as targets."""
+        options: dict[str, Any] = {"task": s.task, "mode": mode}
+        if s.task == "multilabel":
+            options["num_labels"] = s.num_classes
+        over_runs: dict[str, RankedMetric | TCE] = {"ks": KS(**options), "atb": ATB(**options)}
+        if s.has_labels:
+            over_runs |= {"tce": TCE(**options), "mcb": CORP(**options)}
+        sample = s.samples[mode]
+        n_labels = max([1, *sample.score.shape[:-1]])
+        # without NaN padding, which depends on batch sizes
+        length = int(sample.score.isnan().logical_not().sum(-1).max())
+        max_runs = min(length, max(_MIN_RUNS, _MAX_RUNS // n_labels))
+        n_cells = {"ace": n_labels * s.n_bins, "runs": n_labels * max_runs}
+        tested = {name: n for name, n in n_cells.items() if n <= MAX_RANKED}
+        omitted = [*(["ace"] if "ace" not in tested else []), *(over_runs if "runs" not in tested else [])]
+        return cls(
+            ACE(**options, n_bins=s.n_bins) if "ace" in tested else None,
+            over_runs if "runs" in tested else {},
+            tuple(name.upper() for name in omitted),
+            max_runs,
+            max(tested.values(), default=0),
+        )
+
+
+def _test_ranked(
+    s: Statistics, tests: _RankedTests, mode: NamedMode, n_replicates: int, notes: list[str]
+) -> dict[str, CalibrationTest]:
+    """Test the rank-based errors for one mode, and append to `notes`. One simulation serves all errors over runs."""
     sample = s.samples[mode]
-    n_labels = max([1, *sample.score.shape[:-1]])
-    length = int(sample.score.isnan().logical_not().sum(-1).max())  # without NaN padding, which depends on batch sizes
-    n_cells = {name: n_labels * (s.n_bins if name == "ace" else min(length, MAX_RUNS)) for name in metrics}
-    n_replicates = {name: _replicates(2**19 // n, at_least=99) for name, n in n_cells.items() if n <= MAX_RANKED}
-    _note_few({name.upper(): n for name, n in n_replicates.items()}, mode, notes)
-    if omitted := [name.upper() for name in metrics if name not in n_replicates]:
+    if tests.omitted:
         notes.append(
-            f"{listed(omitted)}, {GROUPS[mode]}, have no noise floor and p with so many labels. "
+            f"{listed(tests.omitted)}, {GROUPS[mode]}, have no noise floor and p with so many labels. "
             "Call `calibration_test` with the metric to compute them."
         )
     clusters = None
+    names = [*(["ace"] if tests.ace is not None else []), *tests.over_runs]
     if s.clusters is not None and (clusters := s.clusters.get(sample_name(mode))) is None:
         notes.append(
-            f"{listed([name.upper() for name in metrics])}, {GROUPS[mode]}, have no noise floor and p for clusters: "
+            f"{listed([name.upper() for name in names])}, {GROUPS[mode]}, have no noise floor and p for clusters: "
             "they need all predictions."
         )
         return {}
-    found = {
-        name: metrics[name].test_from(sample, clusters=clusters, n_replicates=n)
-        for name, n in n_replicates.items()
-        if name not in over_runs
-    }
-    if "ks" in n_replicates:  # one simulation for all, which takes most of the time
-        tests = {name: metric.error_test() for name, metric in over_runs.items()}
-        average = over_runs["ks"].estimator.averages
-        found |= run_error_tests(tests, sample, clusters=clusters, average=average, n_replicates=n_replicates["ks"])
-    return {f"{name}/{mode}": test for name, test in found.items()}
-
-
-def _note_few(n_replicates: Mapping[str, int], mode: NamedMode, notes: list[str]) -> None:
-    """Append a note for each number of replicates below `_FEW_REPLICATES`, with the metrics concerned."""
-    for n in sorted({n for n in n_replicates.values() if n < _FEW_REPLICATES}):
-        names = listed([name for name in n_replicates if n_replicates[name] == n])
-        notes.append(
-            f"Noise floor and p of {names}, {GROUPS[mode]}, are computed from {n} replicates. The smallest possible p "
-            f"is {1 / (n + 1):.2g}."
+    found: dict[str, CalibrationTest] = {}
+    if tests.ace is not None:
+        found["ace"] = tests.ace.test_from(sample, clusters=clusters, n_replicates=n_replicates)
+    if tests.over_runs:
+        found |= run_error_tests(
+            {name: metric.error_test() for name, metric in tests.over_runs.items()},
+            sample,
+            clusters=clusters,
+            average=mode == "classwise",
+            max_runs=tests.max_runs,
+            n_replicates=n_replicates,
         )
-
-
-def _replicates(affordable: int, at_least: int) -> int:
-    return min(max(affordable, at_least), _MAX_REPLICATES)
+    return {f"{name}/{mode}": found[name] for name in names}
 
 
 def with_evidence(

@@ -33,7 +33,7 @@ The bias of the replicates, divided by the factor minus 1, estimates e, the cont
 (expected calibration error) `expected_ece` is used: bins with frequency 0 have no noise in the replicates.
 """
 
-_WITHOUT_INTERVALS = ("RMSCE debiased",)
+_WITHOUT_INTERVALS = ("ECE debiased", "RMSCE debiased")
 """Lines for which the bootstrap is invalid: debiasing does not subtract the noise of repeated samples."""
 
 

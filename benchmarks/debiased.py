@@ -1,0 +1,220 @@
+"""Bias of estimators of the expected calibration error (ECE), in simulations.
+
+    python -m benchmarks.debiased              writes benchmarks/results/debiased.md, in about two minutes
+    python -m benchmarks.debiased --sets 100   fewer data sets for each cell; writes nothing
+
+The target is the ECE over the same 15 equal-width bins for infinitely many samples.
+"""
+
+import argparse
+import math
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import product
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+import torchcalib as tc
+from benchmarks.coverage import AT_ONCE, LARGE, publish
+from torchcalib.core.sums import BinStats
+from torchcalib.inference.testing import ErrorTest, run_error_test
+from torchcalib.metrics.binned import ece_from_bins, rmsce_from_bins
+
+PAGE = Path(__file__).resolve().parent / "results" / "debiased.md"
+SIZES = (60, 150, 700, 5_000)
+N_REPLICATES = 99
+
+
+def _mixture(n: int, generator: torch.Generator) -> Tensor:
+    """Draw from beta(2, 8) or beta(8, 2) with equal probability: order statistics of 9 uniform numbers."""
+    ranks = torch.rand(n, 9, generator=generator, dtype=torch.float64).sort(-1).values
+    return torch.where(torch.rand(n, generator=generator) < 0.5, ranks[:, 1], ranks[:, 7])
+
+
+def _rare(n: int, generator: torch.Generator) -> Tensor:
+    """Draw from beta(0.5, 20): x / (x + y) for gamma variables x with shape 0.5 and y with shape 20."""
+    x = torch.randn(n, generator=generator, dtype=torch.float64).square() / 2
+    y = -torch.rand(n, 20, generator=generator, dtype=torch.float64).log().sum(-1)
+    return x / (x + y)
+
+
+def _normal(n: int, generator: torch.Generator) -> Tensor:
+    return (1.5 * torch.randn(n, generator=generator, dtype=torch.float64)).sigmoid()
+
+
+LAWS: dict[str, Callable[[int, torch.Generator], Tensor]] = {
+    "beta mixture": _mixture,
+    "normal log-odds": _normal,
+    "rare: beta(0.5, 20)": _rare,
+}
+TRUTHS = {
+    "calibrated": (1.0, 0.0),
+    "log-odds times 1.3": (1.3, 0.0),
+    "log-odds times 0.7": (0.7, 0.0),
+    "log-odds plus 0.4": (1.0, 0.4),
+}
+
+
+def draw(law: str, truth: str, n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Draw n confidences and their true probabilities."""
+    scale, shift = TRUTHS[truth]
+    p = LAWS[law](n, generator)
+    return p, p if truth == "calibrated" else (scale * p.logit() + shift).sigmoid()
+
+
+def variance(b: BinStats) -> Tensor:
+    """Return f (1 - f) / (n - 1) for the frequency f in each bin `(..., B)`, 0 for fewer than 2 samples."""
+    few = b.n < 2
+    return (b.frequency * (1 - b.frequency) / (b.n - 1).masked_fill(few, 1)).masked_fill(few, 0)
+
+
+def folded_mean(gap: Tensor, variance: Tensor) -> Tensor:
+    """Return the mean of |x| for normal x: eq. 1 of Leone, Nelson, Nottingham (Technometrics 1961)."""
+    deviation = variance.sqrt().clamp(min=1e-12)
+    ratio = gap / deviation
+    density = math.sqrt(2 / math.pi) * deviation * (-ratio.square() / 2).exp()
+    return density + gap * (2 * torch.special.ndtr(ratio) - 1)
+
+
+def kumar(b: BinStats) -> Tensor:
+    """Twice the ECE minus the mean ECE of normal frequencies: Kumar, Liang, Ma (NeurIPS 2019), app. G."""
+    again = (b.share * folded_mean(b.gap, variance(b))).sum(-1)
+    return (2 * ece_from_bins(b) - again).clamp(min=0)
+
+
+def scaled(b: BinStats) -> Tensor:
+    """ECE times the debiased RMSCE divided by the RMSCE."""
+    return (ece_from_bins(b) * rmsce_from_bins(b, debiased=True) / rmsce_from_bins(b)).nan_to_num(0)
+
+
+def inverted(b: BinStats) -> Tensor:
+    """Mean of the gaps whose expected absolute value under normal noise is that observed; 0 if none is so small."""
+    low, high, v = torch.zeros_like(b.gap), b.gap.abs(), variance(b)
+    for _ in range(30):
+        middle = (low + high) / 2
+        below = folded_mean(middle, v) < b.gap.abs()
+        low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+    return (b.share * low).sum(-1)
+
+
+def excess(b: BinStats) -> Tensor:
+    """ECE minus its noise floor, the expected ECE of a calibrated model."""
+    return run_error_test(ErrorTest(ece_from_bins), b, n_replicates=N_REPLICATES).excess
+
+
+def sweep(p: Tensor, y: Tensor) -> Tensor:
+    """ECE over the largest number of equal-mass bins with increasing frequencies: Roelofs et al. (AISTATS 2022)."""
+    order = p.sort(-1)
+    p, y = order.values, y.gather(-1, order.indices).double()
+    n, found, active = p.shape[-1], torch.zeros(len(p)).double(), torch.ones(len(p), dtype=torch.bool)
+    sums = torch.stack([torch.nn.functional.pad(x.cumsum(-1), (1, 0)) for x in (p, y)])
+    for n_bins in range(1, n + 1):
+        ends = torch.arange(n_bins + 1) * n // n_bins
+        confidence, frequency = sums[..., ends].diff(dim=-1) / ends.diff()
+        active = active & (frequency.diff(dim=-1) >= 0).all(-1)
+        if not active.any():
+            break
+        value = ((frequency - confidence).abs() * ends.diff() / n).sum(-1)
+        found = torch.where(active, value, found)
+    return found
+
+
+OVER_BINS: dict[str, Callable[[BinStats], Tensor]] = {
+    "ECE": ece_from_bins,
+    "excess": excess,
+    "Kumar": kumar,
+    "squares": partial(ece_from_bins, debiased=True),
+    "inverted": inverted,
+    "scaled": scaled,
+    "RMSCE debiased": partial(rmsce_from_bins, debiased=True),
+}
+NAMES = (*OVER_BINS, "sweep")
+
+
+def bins_of(p: Tensor, y: Tensor) -> BinStats:
+    """Return the bins of data sets `(D, N)`."""
+    metric = tc.ECE(task="binary", batch_shape=(len(p),))
+    metric.update(p, y)
+    return metric.statistic()
+
+
+def estimates(law: str, truth: str, n: int, n_sets: int) -> dict[str, Tensor]:
+    """Return the estimates `(D,)` of all data sets of a cell."""
+    generator = torch.Generator().manual_seed(1)
+    found: dict[str, list[Tensor]] = {name: [] for name in NAMES}
+    for start in range(0, n_sets, max(1, AT_ONCE // n)):
+        d = min(max(1, AT_ONCE // n), n_sets - start)
+        p, true = (x.reshape(d, n) for x in draw(law, truth, d * n, generator))
+        y = (torch.rand(p.shape, generator=generator, dtype=torch.float64) < true).long()
+        b = bins_of(p, y)
+        for name, estimate in OVER_BINS.items():
+            found[name].append(estimate(b))
+        found["sweep"].append(sweep(p, y))
+    return {name: torch.cat(parts) for name, parts in found.items()}
+
+
+def target_of(law: str, truth: str) -> float:
+    """Return the ECE of infinitely many samples, from the true probabilities of 2^21."""
+    p, true = draw(law, truth, 8 * LARGE, torch.Generator().manual_seed(2))
+    return 0.0 if truth == "calibrated" else float(ece_from_bins(bins_of(p.unsqueeze(0), true.unsqueeze(0))))
+
+
+def table(cells: dict[tuple[str, str, int], tuple[float, dict[str, Tensor]]]) -> Iterator[str]:
+    """Yield the tables of bias and root mean squared error."""
+    bias: dict[tuple[str, int], list[float]] = {}
+    error: dict[tuple[str, int], list[float]] = {}
+    share: dict[tuple[str, int], list[float]] = {}
+    for (_, truth, n), (target, found) in cells.items():
+        for name, x in found.items():
+            bias.setdefault((name, n), []).append(abs(float(x.mean()) - target))
+            error.setdefault((name, n), []).append(float((x - target).square().mean().sqrt()))
+            if truth != "calibrated":
+                share.setdefault((name, n), []).append(float(x.mean()) / target)
+
+    def middle(values: list[float]) -> float:
+        return float(torch.tensor(values).double().quantile(0.5))
+
+    for title, rows, summary in (
+        ("Mean absolute bias over all cells", bias, lambda v: f"{sum(v) / len(v):.4f}"),
+        ("Mean root mean squared error over all cells", error, lambda v: f"{sum(v) / len(v):.4f}"),
+        ("Median ratio of the mean estimate to the target, miscalibrated cells", share, lambda v: f"{middle(v):.2f}"),
+    ):
+        yield from ("", f"## {title}", "", f"| N | {' | '.join(NAMES)} |", "|---" * (1 + len(NAMES)) + "|")
+        for n in SIZES:
+            yield f"| {n:,} | {' | '.join(summary(rows[name, n]) for name in NAMES)} |"
+    yield from ("", "## Every cell: mean estimate, and root mean squared error in parentheses", "")
+    yield f"| confidences | truth | N | target | {' | '.join(NAMES)} |"
+    yield "|---" * (4 + len(NAMES)) + "|"
+    for (law, truth, n), (target, found) in cells.items():
+        values = [f"{x.mean():.4f} ({(x - target).square().mean().sqrt():.4f})" for x in found.values()]
+        yield f"| {law} | {truth} | {n:,} | {target:.4f} | {' | '.join(values)} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--sets", type=int, default=1_000, help="data sets for each cell (default 1000)")
+    given = parser.parse_args()
+    start = time.perf_counter()
+    cells = {
+        (law, truth, n): (target_of(law, truth), estimates(law, truth, n, given.sets))
+        for law, truth, n in product(LAWS, TRUTHS, SIZES)
+    }
+    page = [
+        "# Bias of estimators of the expected calibration error",
+        "",
+        f"Computed by `python -m benchmarks.debiased` with torch {torch.__version__}: {given.sets:,} data sets for "
+        "each cell, 15 equal-width bins. The target is the ECE over the same bins for infinitely many samples. "
+        "*excess*: minus the noise floor. *Kumar*: Kumar et al. 2019. *squares*: `ece(debiased=True)`, the root "
+        "of debiased squared gaps, Broecker 2012. "
+        "*inverted*: gap of the observed expected absolute value. *scaled*: ECE times debiased RMSCE / RMSCE. *sweep*: "
+        "Roelofs et al. 2022. The debiased RMSCE has a larger target, and is shown for comparison.",
+        *table(cells),
+    ]
+    publish(page, PAGE, given.sets == parser.get_default("sets"), start)
+
+
+if __name__ == "__main__":
+    main()
