@@ -53,7 +53,9 @@ def test_copies_of_rows_are_significant_only_if_they_are_treated_as_independent(
     assert 0.6 * ROWS < float(found.design_effect) < 1.5 * ROWS
     if cls not in (tc.Cox, tc.Spiegelhalter, tc.TCE):  # their statistics grow with the number of rows
         assert float(found.noise_floor) == pytest.approx(float(single.noise_floor), rel=0.35)
-    assert "40 independent clusters, design effect" in str(found)
+    assert found.n_merged == N_CLUSTERS
+    assert float(found.effective_clusters) == pytest.approx(N_CLUSTERS, rel=1e-9)  # equal sizes
+    assert "40 independent clusters, effective number 40, design effect" in str(found)
     assert rows.design_effect is None
 
 

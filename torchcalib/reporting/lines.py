@@ -275,6 +275,8 @@ class Statistics:
         are_confidences: whether binary predictions are confidences, and targets are 1 for correct predictions.
         clusters: sums over bins and ranked samples by cluster, by the names of their accumulators in a report; None if
             rows are independent.
+        clusters_determine_label: whether all rows of each cluster have the same label; see `determine_label`. False if
+            it is unknown, because predictions are not stored.
     """
 
     task: Task
@@ -284,6 +286,7 @@ class Statistics:
     has_labels: bool
     are_confidences: bool = False
     clusters: Mapping[str, Clusters] | None = None
+    clusters_determine_label: bool = False
 
     @property
     def bins(self) -> dict[NamedMode, BinStats]:
