@@ -108,6 +108,79 @@ def test_without_stored_predictions_only_errors_over_bins_have_tests(monkeypatch
     assert any("have no noise floor and p for clusters" in note for note in report.notes)
 
 
+@pytest.mark.parametrize("n", [957, pytest.param(100_001, marks=pytest.mark.extended)])
+def test_reports_count_the_same_distinct_clusters_from_memory_files_and_parts(tmp_path, n):
+    ids = torch.arange(n) * 7919
+    names = [f"patient {k}" for k in ids.tolist()]
+    p, y = torch.full((n,), 0.3, dtype=torch.float64), (torch.arange(n) % 10 < 3).long()
+    (tmp_path / "a.csv").write_text(
+        "\n".join(["prob,label,name,number", *(f"0.3,{a},{b},{c}" for a, b, c in zip(y, names, ids, strict=True))])
+    )
+    np.savez(tmp_path / "b.npz", probs=p.numpy(), y=y.numpy(), number=ids.numpy())
+    parts = [ReportBuilder(**GIVEN), ReportBuilder(**GIVEN)]
+    for part, rows in zip(parts, (slice(0, 600), slice(500, n)), strict=True):
+        part.update(p[rows], y[rows], clusters=names[rows])
+    parts[1].save(tmp_path / "part.pt")
+    parts[0].merge(ReportBuilder.load(tmp_path / "part.pt"))
+    shown = f"{n:,}" if n <= 100_000 else "more than 100,000"
+    for quick in ({}, QUICK):  # with and without stored predictions
+        merged = quick or n > 4096
+        reports = [
+            tc.report(p, y, clusters=ids, **{**GIVEN, **quick}),
+            tc.report(p, y, clusters=names, **{**GIVEN, **quick}),
+            tc.Report.from_files(tmp_path / "a.csv", clusters="name", **{**GIVEN, **quick}),
+            tc.Report.from_files(tmp_path / "a.csv", clusters="number", **{**GIVEN, **quick}),
+            tc.Report.from_files(tmp_path / "b.npz", clusters="number", **{**GIVEN, **quick}),
+            *([] if quick else [parts[0].report()]),
+        ]
+        for report in reports:
+            assert report.settings["clusters"] == n
+            words = re.match(
+                r"There are (.*) independent clusters of rows( \(merged into [\d,]+\))?\. ", report.notes[0]
+            )
+            assert words[1] == shown
+            assert merged or words[2] is None
+            assert words[2] is not None or n < 1024
+        if not quick:
+            assert len({report["ece"] for report in reports[:-1]}) == 1
+            assert len({report.main_line.p_value for report in reports[:-1]}) == 1
+
+
+def test_sums_of_up_to_4096_clusters_are_not_merged_if_predictions_are_stored(monkeypatch):
+    p, y = torch.full((4_200,), 0.3, dtype=torch.float64), (torch.arange(4_200) % 10 < 3).long()
+    for n, limit, merged in ((4_096, 2**20, ""), (4_200, 2**20, " (merged into 4,096)"), (2_000, 100, " (merged into")):
+        monkeypatch.setattr(buffer, "MAX_SAMPLES", limit)
+        report = tc.report(p[:n], y[:n], clusters=torch.arange(n), **GIVEN)
+        assert f"There are {n:,} independent clusters of rows{merged}" in report.notes[0]
+
+
+def test_a_note_warns_of_a_small_effective_number_of_clusters():
+    def notes(sizes):
+        cluster = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
+        g = torch.Generator().manual_seed(0)
+        p = torch.rand(len(sizes), generator=g, dtype=torch.float64)
+        y = (torch.rand(len(sizes), generator=g) < p).long()
+        # Rows of a cluster are equal, so that their correlation is 1.
+        report = tc.report(p[cluster], y[cluster], clusters=cluster, with_intervals=False, **GIVEN)
+        return report.settings["effective_clusters"], [note for note in report.notes if "effective number" in note]
+
+    assert notes([10] * 120) == (pytest.approx(120, rel=1e-6), [])
+    number, (note,) = notes([10] * 80)
+    assert number == pytest.approx(80, rel=1e-6)
+    assert note.startswith("The effective number of clusters is 80: ")
+    sizes = [400 // k for k in range(1, 401)]  # Zipf's law
+    number, _ = notes(sizes)
+    assert 2 < number < 6
+
+
+def test_a_note_says_that_clusters_determine_the_label():
+    p = torch.rand(60, generator=torch.Generator().manual_seed(0))
+    y, words = torch.arange(60) // 30, "The clusters determine the label"
+    for clusters, expected in ((y, True), (torch.arange(60) // 3, True), (torch.arange(60) % 20, False)):
+        report = tc.report(p, y, clusters=clusters, **GIVEN)
+        assert any(words in note for note in report.notes) is expected
+
+
 def test_clusters_are_required_for_all_batches_or_none():
     p, y, _ = data()
     images = torch.arange(IMAGES)
