@@ -108,7 +108,7 @@ def data_sets(cell: Cell, truth: str, n_sets: int) -> Iterator[tuple[Tensor, Ten
     while done < n_sets:
         sizes = cell.sizes(generator)
         n = int(sizes.sum())
-        d = min(20, max(1, AT_ONCE // n), n_sets - done)
+        d = min(13, max(1, AT_ONCE // n), n_sets - done)  # more would merge clusters: 1,024 need d <= 13
         clusters = torch.repeat_interleave(torch.arange(cell.n_clusters), sizes).expand(d, -1)
         p = confidences(cell.law, clusters, generator)
         of_cluster = torch.randn(d, cell.n_clusters, generator=generator, dtype=torch.float64).gather(1, clusters)

@@ -122,8 +122,8 @@ SIZES = (1, 2, 2, 5, 9, 24)
 def mean_by_matrices(values):
     """Return the CR2 variance of the sum of values in clusters of `SIZES`, its degrees of freedom, and G*, by matrices.
 
-    Regression on a constant, X = 1, with working covariance I for the adjustment, as in Pustejovsky and Tipton (2018),
-    sec. 2.2 and 3.1; effective number of clusters of Carter, Schnepel and Steigerwald (2017), sec. II.
+    Regression on a constant, X = 1, with working covariance I for the adjustment matrices, as in Bell and McCaffrey
+    (2002) and Pustejovsky and Tipton (2018); G* = G / (1 + Gamma) of Carter, Schnepel and Steigerwald (2017).
     """
     n, ends = len(values), np.cumsum(SIZES)
     blocks = [np.arange(end - size, end) for size, end in zip(SIZES, ends, strict=True)]
@@ -296,6 +296,17 @@ def test_the_number_of_clusters_does_not_depend_on_order_parts_or_ignored_rows(c
         if cls is tc.ECE:
             assert torch.equal(whole.state.identifiers[0], loaded.state.identifiers[0])
         monkeypatch.undo()
+
+
+def test_distinct_identifiers_on_a_gpu_are_those_on_the_cpu(monkeypatch):
+    g = torch.Generator().manual_seed(0)
+    for limit in (1_000, 7):
+        monkeypatch.setattr(core, "MAX_DISTINCT", limit)
+        ids = [torch.randint(-40, 40, (n,), generator=g) for n in (0, 1, 30, 300)]
+        parts = [core._distinct_padded(x) for x in ids]
+        whole = core._distinct_padded(torch.cat(parts))
+        assert torch.equal(whole[: core.number_of(whole)], core.distinct(torch.cat(ids)))
+        assert core.number_of(whole) == min(len(torch.unique(torch.cat(ids))), limit + 1)
 
 
 def test_damaged_identifiers_are_refused():

@@ -99,6 +99,11 @@ def distinct(clusters: Tensor) -> Tensor:
         runs: Tensor = torch.unique_consecutive(clusters)  # much shorter if the rows of a cluster are contiguous
         clusters = torch.unique(runs)
         return clusters[: int((clusters < _ABSENT).sum())][: MAX_DISTINCT + 1]
+    return _distinct_padded(clusters)
+
+
+def _distinct_padded(clusters: Tensor) -> Tensor:
+    """Return distinct identifiers followed by `_ABSENT`, by operations whose shapes do not depend on values."""
     ordered = clusters.sort().values
     repeated = torch.cat((torch.zeros_like(ordered[:1], dtype=torch.bool), ordered[1:] == ordered[:-1]))
     return ordered.masked_fill(repeated, _ABSENT).sort().values[: MAX_DISTINCT + 1]

@@ -263,13 +263,14 @@ class ReportBuilder:
         for name, each in self._accumulators.items():
             if is_cluster_sums(name):
                 merged: ClusteredSums[Any] = each.statistic
-                n = num_clusters_for(each.kind.shape[1:], _MAX_CLUSTERS)
                 if p is not None and p.groups is not None:
-                    numbers = p.in_groups(numbered(p.groups, n), p.weights, p.n_invalid)
+                    numbers = numbered(p.groups, num_clusters_for(each.kind.shape[1:], _MAX_CLUSTERS))
+                    n = int(numbers.max()) + 1
                     accumulator: Any = each.kind.accumulator
                     by_number = SumsByGroup(accumulator.accumulator, n)
                     kind: SumsKind[Any] = SumsKind(by_number, (n, *each.kind.shape[1:]))
-                    merged = replace(merged, sums=kind.statistic(kind.of(numbers)).sums)
+                    sums = kind.statistic(kind.of(p.in_groups(numbers, p.weights, p.n_invalid))).sums
+                    merged = replace(merged, sums=sums)
                 found[name] = replace(merged, n_distinct=n_distinct)
         if p is not None and p.groups is not None:
             for mode in self._ranked_samples:

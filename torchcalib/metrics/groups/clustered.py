@@ -35,10 +35,12 @@ class Clustered(RowsInGroups):
     are treated as independent. `update` accepts the cluster of each row, an integer or text. Rows of a
     cluster may be in different batches and on different ranks. `compute` returns the value of the metric itself.
 
-    The state contains sums for at most 1,024 clusters (128 for large sums), or 4 additional bytes for each stored
+    The state contains sums for at most 1,024 clusters (128 for large sums), or 8 additional bytes for each stored
     sample. Clusters with the same hash of the identifier are merged. Identifiers from 0 to 1,023 have different
-    hashes. Merged clusters remain independent of each other. A `CalibrationCollection` passes `clusters` to its
-    `Clustered` metrics. `benchmarks.clusters` measures the coverage of intervals and the validity of p-values.
+    hashes. Merged clusters remain independent of each other. Distinct clusters are counted exactly up to 100,000, which
+    takes 8 bytes for each. `test` returns this number, the number after merging, and the effective number of clusters.
+    Below an effective number of 100, p-values are too small if outcomes are rare; see `benchmarks.clusters`. A
+    `CalibrationCollection` passes `clusters` to its `Clustered` metrics. A CUDA graph cannot capture an update.
 
     Args:
         metric: A torchcalib metric, not a wrapper. Only its configuration is used; its accumulated state is ignored.
