@@ -117,40 +117,38 @@ def test_reports_count_the_same_distinct_clusters_from_memory_files_and_parts(tm
         "\n".join(["prob,label,name,number", *(f"0.3,{a},{b},{c}" for a, b, c in zip(y, names, ids, strict=True))])
     )
     np.savez(tmp_path / "b.npz", probs=p.numpy(), y=y.numpy(), number=ids.numpy())
-    parts = [ReportBuilder(**GIVEN), ReportBuilder(**GIVEN)]
+    parts = [ReportBuilder(task="binary", **QUICK), ReportBuilder(task="binary", **QUICK)]
     for part, rows in zip(parts, (slice(0, 600), slice(500, n)), strict=True):
         part.update(p[rows], y[rows], clusters=names[rows])
     parts[1].save(tmp_path / "part.pt")
     parts[0].merge(ReportBuilder.load(tmp_path / "part.pt"))
     shown = f"{n:,}" if n <= 100_000 else "more than 100,000"
-    for quick in ({}, QUICK):  # with and without stored predictions
-        merged = quick or n > 4096
-        reports = [
-            tc.report(p, y, clusters=ids, **{**GIVEN, **quick}),
-            tc.Report.from_files(tmp_path / "b.npz", clusters="number", **{**GIVEN, **quick}),
-            *([] if quick else [parts[0].report()]),
-            *([tc.report(p, y, clusters=names, **GIVEN, with_intervals=False)] if quick else []),
-            *([tc.Report.from_files(tmp_path / "a.csv", clusters=x, **QUICK) for x in ("name", "number") if quick]),
-        ]
-        for report in reports:
-            assert report.settings["clusters"] == n
-            words = re.match(
-                r"There are (.*) independent clusters of rows( \(merged into [\d,]+\))?\. ", report.notes[0]
-            )
-            assert words[1] == shown
-            assert merged or words[2] is None
-            assert words[2] is not None or n < 1024
-        if not quick:
-            assert len({report["ece"] for report in reports[:-1]}) == 1
-            assert len({report.main_line.p_value for report in reports[:-1]}) == 1
+    reports = [
+        tc.report(p, y, clusters=ids, task="binary", **QUICK),
+        tc.report(p, y, clusters=names, task="binary", **QUICK),
+        tc.Report.from_files(tmp_path / "a.csv", clusters="name", **QUICK),
+        tc.Report.from_files(tmp_path / "a.csv", clusters="number", **QUICK),
+        tc.Report.from_files(tmp_path / "b.npz", clusters="number", **QUICK),
+    ]
+    for report in reports:
+        assert report.settings["clusters"] == n
+        words = re.match(r"There are (.*) independent clusters of rows( \(merged into [\d,]+\))?\. ", report.notes[0])
+        assert words[1] == shown
+        assert words[2] is not None or n < 1024
+    assert parts[0]._clusters(None)["clusters of positive"].n_distinct == n
 
 
-def test_sums_of_up_to_4096_clusters_are_not_merged_if_predictions_are_stored(monkeypatch):
-    p, y = torch.full((4_200,), 0.3, dtype=torch.float64), (torch.arange(4_200) % 10 < 3).long()
-    for n, limit, merged in ((4_096, 2**20, ""), (4_200, 2**20, " (merged into 4,096)"), (2_000, 100, " (merged into")):
-        monkeypatch.setattr(buffer, "MAX_SAMPLES", limit)
-        report = tc.report(p[:n], y[:n], clusters=torch.arange(n), **GIVEN)
-        assert f"There are {n:,} independent clusters of rows{merged}" in report.notes[0]
+@pytest.mark.parametrize(("n", "n_sums"), [(957, 957), (4_096, 4_096), (4_200, 4_096)])
+def test_sums_of_up_to_4096_clusters_are_not_merged_if_predictions_are_stored(n, n_sums):
+    p, y = torch.full((n,), 0.3, dtype=torch.float64), (torch.arange(n) % 10 < 3).long()
+    builder = ReportBuilder(**GIVEN)
+    builder.update(p, y, clusters=[f"patient {k}" for k in range(n)])
+    stored, _ = builder._buffered()
+    for available, expected in ((stored, n_sums), (None, 1024)):
+        of_clusters = builder._clusters(available)["clusters of positive"]
+        assert of_clusters.n_distinct == n
+        assert len(of_clusters.sums) == expected
+        assert float(of_clusters.whole.n.sum()) == n
 
 
 def test_a_note_warns_of_a_small_effective_number_of_clusters():

@@ -131,14 +131,14 @@ class ClusteredMean:
     The mean m is the coefficient of a regression on a constant. Let cluster g have n_g of N rows, with the sum of
     residuals e_g, which are values minus m. The leverage of the cluster is h_g = n_g / N.
 
-    CR2 [BM, PT: bias-reduced linearisation] multiplies the residuals of a cluster by A_g = (I - H_gg)^(-1/2), where H_gg = 1 1' / N is its
-    block of the hat matrix. The vector of ones is an eigenvector of H_gg with eigenvalue h_g. Therefore
-    1' A_g = (1 - h_g)^(-1/2) 1', and the variance of N m is V = sum_g e_g^2 / (1 - h_g). It is unbiased if rows are
-    independent with equal variance.
+    CR2 [BM, PT: bias-reduced linearisation] multiplies the residuals of a cluster by A_g = (I - H_gg)^(-1/2), where
+    H_gg = 1 1' / N is its block of the hat matrix. The vector of ones is an eigenvector of H_gg with eigenvalue h_g.
+    Therefore 1' A_g = (1 - h_g)^(-1/2) 1', and the variance of N m is V = sum_g e_g^2 / (1 - h_g). It is unbiased if
+    rows are independent with equal variance.
 
-    Degrees of freedom [BM, PT: Satterthwaite's approximation]: V is a quadratic form sum_g (p_g' y)^2 in the values y, with
-    p_g = (I - H)_g' A_g 1 = a_g (1_g - h_g 1). Here a_g = (1 - h_g)^(-1/2), and 1_g is 1 in the rows of cluster g. For
-    a block-diagonal covariance with the variance v_g of the sum of each cluster, and S = sum_g v_g,
+    Degrees of freedom [BM, PT: Satterthwaite's approximation]: V is a quadratic form sum_g (p_g' y)^2 in the values y,
+    with p_g = (I - H)_g' A_g 1 = a_g (1_g - h_g 1). Here a_g = (1 - h_g)^(-1/2), and 1_g is 1 in the rows of cluster g.
+    For a block-diagonal covariance with the variance v_g of the sum of each cluster, and S = sum_g v_g,
 
         P_gk = p_g' Cov(y) p_k = a_g a_k (v_g [g = k] - h_g v_k - h_k v_g + h_g h_k S),
 
