@@ -270,9 +270,10 @@ def main() -> None:
         "",
         *table(unequal),
         "",
-        "With frequent outcomes, p-values are valid even for 20 clusters of very unequal sizes. With rare outcomes and "
-        f"an effective number of clusters below {FEW_CLUSTERS}, small p-values occur too often. A report then has a "
-        "note.",
+        "For the beta mixture, p-values are valid even for 20 clusters of very unequal sizes. Below an effective number "
+        f"of {FEW_CLUSTERS}, small p-values occur too often for rare outcomes, and for ECE if each cluster has one "
+        "confidence and one class. A report then has a note. For 60 such clusters with sizes by Zipf's law, the noise "
+        "floor is too low.",
         "",
         *(
             line

@@ -17,9 +17,9 @@ rows. Noise is multiplied by the design effect if it is above 1, and the normal 
 t-distribution with Satterthwaite degrees of freedom. The interval of another error contains that of independent rows
 and that of `replicated_interval`, whose noise is widened by the same quantile.
 
-`benchmarks.clusters` measures the coverage of the intervals and the validity of the p-values. P-values are too small if
-outcomes are rare and the effective number of clusters is small. Signs of residuals with the CR2 correction do not
-prevent it, because residuals of rare outcomes are skewed. Reports therefore have a note for an effective number below
+`benchmarks.clusters` measures the coverage of the intervals and the validity of the p-values. P-values can be too small
+if the effective number of clusters is small, and outcomes are rare or equal in each cluster. Signs of residuals with
+the CR2 correction do not prevent it, because the residuals are skewed. Reports therefore have a note for an effective number below
 100.
 
 Reference:
