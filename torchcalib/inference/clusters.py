@@ -19,8 +19,8 @@ and that of `replicated_interval`, whose noise is widened by the same quantile.
 
 `benchmarks.clusters` measures the coverage of the intervals and the validity of the p-values. P-values can be too small
 if the effective number of clusters is small, and outcomes are rare or equal in each cluster. Signs of residuals with
-the CR2 correction do not prevent it, because the residuals are skewed. Reports therefore have a note for an effective number below
-100.
+the CR2 correction do not prevent it, because the residuals are skewed. Reports therefore have a note for an effective
+number below 100.
 
 Reference:
     Cameron, Gelbach, Miller: Bootstrap-based improvements for inference with clustered errors (Review of Economics and
