@@ -270,10 +270,10 @@ def main() -> None:
         "",
         *table(unequal),
         "",
-        "For the beta mixture, p-values are valid even for 20 clusters of very unequal sizes. Below an effective "
-        f"number of {FEW_CLUSTERS}, small p-values occur too often for rare outcomes, and for ECE if each cluster has one "
-        "confidence and one class. A report then has a note. For 60 such clusters with sizes by Zipf's law, the noise "
-        "floor is too low.",
+        "For the beta mixture, p-values are valid even for 20 clusters of very unequal sizes. Below an "
+        f"effective number of {FEW_CLUSTERS}, small p-values occur too often for rare outcomes, and "
+        "for ECE if each cluster has one confidence and one class. A report then has a note. For 60 such "
+        "clusters with sizes by the law of Zipf, the noise floor is too low.",
         "",
         *(
             line
