@@ -9,9 +9,11 @@ from helpers.reports import QUICK
 from scipy import stats
 
 import torchcalib as tc
-from torchcalib.core.clusters import MAX_CLUSTERS, cluster_numbers
+from torchcalib.core import clusters as core
+from torchcalib.core.clusters import MAX_CLUSTERS, cluster_numbers, determine_label, in_clusters
+from torchcalib.core.inputs import read_input
 from torchcalib.inference import Interval, bootstrap, calibration_test
-from torchcalib.inference.clusters import sign_p_value
+from torchcalib.inference.clusters import ClusteredMean, sign_p_value
 from torchcalib.metrics.logistic import score_test_of_clusters
 
 F64 = torch.float64
@@ -53,7 +55,9 @@ def test_copies_of_rows_are_significant_only_if_they_are_treated_as_independent(
     assert 0.6 * ROWS < float(found.design_effect) < 1.5 * ROWS
     if cls not in (tc.Cox, tc.Spiegelhalter, tc.TCE):  # their statistics grow with the number of rows
         assert float(found.noise_floor) == pytest.approx(float(single.noise_floor), rel=0.35)
-    assert "40 independent clusters, design effect" in str(found)
+    assert found.n_merged == N_CLUSTERS
+    assert float(found.effective_clusters) == pytest.approx(N_CLUSTERS, rel=1e-9)  # equal sizes
+    assert "40 independent clusters, effective number 40, design effect" in str(found)
     assert rows.design_effect is None
 
 
@@ -112,13 +116,70 @@ def test_clusters_of_one_row_have_a_design_effect_near_1_and_the_noise_floor_of_
     assert float(found.p_value) >= float(rows.p_value)
 
 
-def test_the_design_effect_is_the_jackknife_variance_of_the_mean_gap_over_that_of_rows():
+SIZES = (1, 2, 2, 5, 9, 24)
+
+
+def mean_by_matrices(values):
+    """Return the CR2 variance of the sum of values in clusters of `SIZES`, its degrees of freedom, and G*, by matrices.
+
+    Regression on a constant, X = 1, with working covariance I for the adjustment matrices, as in Bell and McCaffrey
+    (2002) and Pustejovsky and Tipton (2018); G* = G / (1 + Gamma) of Carter, Schnepel and Steigerwald (2017).
+    """
+    n, ends = len(values), np.cumsum(SIZES)
+    blocks = [np.arange(end - size, end) for size, end in zip(SIZES, ends, strict=True)]
+    annihilator = np.eye(n) - np.ones((n, n)) / n  # I - H
+    residuals = annihilator @ values
+    vectors, variance = [], 0.0
+    for block in blocks:
+        eigenvalues, q = np.linalg.eigh(annihilator[np.ix_(block, block)])
+        adjustment = q @ np.diag(eigenvalues**-0.5) @ q.T
+        variance += float(np.ones(len(block)) @ adjustment @ residuals[block]) ** 2
+        vectors.append(annihilator[block].T @ adjustment @ np.ones(len(block)))
+    pairs = sum(size**2 for size in SIZES) / n - 1
+    rho = min(1.0, max(0.0, (variance / float(residuals @ residuals) - 1) / pairs))
+    covariance = np.zeros((n, n))
+    for block in blocks:
+        covariance[np.ix_(block, block)] = rho + (1 - rho) * np.eye(len(block))
+    products = np.array([[a @ covariance @ b for b in vectors] for a in vectors])
+    gamma = np.array([covariance[np.ix_(block, block)].sum() for block in blocks])
+    effective = len(SIZES) / (1 + ((gamma - gamma.mean()) ** 2).mean() / gamma.mean() ** 2)
+    return variance, np.trace(products) ** 2 / (products**2).sum(), effective, rho
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_corrections_for_few_clusters_equal_those_of_matrices(seed):
+    g = torch.Generator().manual_seed(seed)
+    cluster = torch.repeat_interleave(torch.arange(len(SIZES)), torch.tensor(SIZES))
+    values = torch.randn(len(cluster), generator=g, dtype=F64)
+    values += seed * torch.randn(len(SIZES), generator=g, dtype=F64)[cluster]  # seed 0: no common part
+    residual = torch.zeros(len(SIZES), dtype=F64).index_add(0, cluster, values - values.mean())
+    independent = (values - values.mean()).square().sum()
+    mean = ClusteredMean(torch.tensor(SIZES, dtype=F64), residual, independent, torch.ones((), dtype=F64))
+    variance, df, effective, rho = mean_by_matrices(values.numpy())
+    assert float(mean.variance) == pytest.approx(variance, rel=1e-9)
+    assert float(mean.correlation) == pytest.approx(rho, abs=1e-9)
+    assert float(mean.degrees_of_freedom) == pytest.approx(df, rel=1e-9)
+    assert float(mean.effective_number) == pytest.approx(effective, rel=1e-9)
+    assert float(mean.t_quantile(0.95)) == pytest.approx(stats.t.ppf(0.975, df), rel=1e-6)
+    doubled = ClusteredMean(2 * mean.n, 2 * residual, 4 * independent, 2 * mean.unit)  # all rows have weight 2
+    assert float(doubled.degrees_of_freedom) == pytest.approx(df, rel=1e-9)
+
+
+def test_equal_clusters_have_as_many_degrees_of_freedom_as_clusters_minus_1():
+    n = torch.full((7,), 30.0, dtype=F64)
+    residual = torch.tensor([40.0, -30, -10, 20, -20, 10, -10], dtype=F64)
+    mean = ClusteredMean(n, residual, torch.tensor(210.0, dtype=F64), torch.ones((), dtype=F64))
+    assert float(mean.degrees_of_freedom) == pytest.approx(6, rel=1e-9)
+    assert float(mean.effective_number) == pytest.approx(7, rel=1e-9)
+
+
+def test_the_design_effect_is_the_corrected_variance_of_the_mean_gap_over_that_of_rows():
     p, y, clusters = dependent(1)
     gap, n = (y - p).numpy(), len(p)
-    without = [gap[clusters.numpy() != k].mean() for k in range(N_CLUSTERS)]
-    jackknife = (N_CLUSTERS - 1) / N_CLUSTERS * sum((x - gap.mean()) ** 2 for x in without)
+    sums = [gap[clusters.numpy() == k].sum() - ROWS * gap.mean() for k in range(N_CLUSTERS)]
+    variance = sum(x**2 for x in sums) / (1 - 1 / N_CLUSTERS) / n**2
     found = calibration_test(tc.ESCE(task="binary", n_bins=50), p, y, clusters=clusters, n_replicates=9)
-    assert float(found.design_effect) == pytest.approx(jackknife / (gap.var() / n), rel=0.02)
+    assert float(found.design_effect) == pytest.approx(variance / (gap.var() / n), rel=0.02)
 
 
 def test_the_interval_of_the_signed_error_is_near_the_t_interval_of_clusters():
@@ -193,6 +254,94 @@ def test_small_identifiers_are_not_merged_and_others_are_spread_evenly():
     for step in (1, 10, 46_368, 10**9, -7):  # steps of Fibonacci numbers are the worst for Fibonacci hashing
         counts = torch.bincount(cluster_numbers(torch.arange(2_000, 102_400) * step), minlength=MAX_CLUSTERS)
         assert counts.min() > 0.5 * counts.double().mean(), step
+
+
+@pytest.mark.parametrize("cls", [tc.ECE, tc.KS])
+@pytest.mark.parametrize("n", [957, 100_000, 100_001])
+def test_text_and_integers_count_the_same_distinct_clusters(cls, n):
+    numbers = torch.arange(n) * 7919
+    p = torch.full((n,), 0.3)
+    y = (torch.arange(n) % 10 < 3).long()
+    for ids in (numbers, [f"patient {k}" for k in numbers.tolist()]):
+        metric = tc.Clustered(cls(task="binary"))
+        for rows in (slice(0, 600), slice(300, n)):
+            metric.update(p[rows], y[rows], clusters=ids[rows])
+        found = metric.test(n_replicates=1)
+        assert found.n_clusters == n
+        assert found.n_merged <= MAX_CLUSTERS
+        shown = "more than 100,000" if n > 100_000 else f"{n:,}"
+        merged = "" if found.n_merged == n else f" (merged into {found.n_merged:,})"
+        assert f", {shown} independent clusters{merged}, effective number" in str(found)
+
+
+@pytest.mark.parametrize("cls", [tc.ECE, tc.KS])
+def test_the_number_of_clusters_does_not_depend_on_order_parts_or_ignored_rows(cls, monkeypatch):
+    p, y, ids = torch.rand(60), torch.arange(60) % 2, torch.arange(60) % 23 - 5
+    weights = (ids != 3).long()
+
+    def updated(rows):
+        metric = tc.Clustered(cls(task="binary", persistent=True), persistent=True)
+        for some in rows.split(17):
+            metric.update(p[some], y[some], weights[some], clusters=ids[some])
+        return metric
+
+    for limit, expected in ((100, 22), (22, 22), (10, 11)):
+        monkeypatch.setattr(core, "MAX_DISTINCT", limit)
+        whole, a, b = updated(torch.arange(60)), updated(torch.arange(40)), updated(torch.arange(40, 60).flip(0))
+        loaded = tc.Clustered(cls(task="binary"), persistent=True)
+        loaded.load_state_dict(b.state_dict())
+        loaded.merge_state(a)
+        for metric in (whole, loaded):
+            assert metric.test(n_replicates=1).n_clusters == expected
+        if cls is tc.ECE:
+            assert torch.equal(whole.state.identifiers[0], loaded.state.identifiers[0])
+        monkeypatch.undo()
+
+
+def test_distinct_identifiers_on_a_gpu_are_those_on_the_cpu(monkeypatch):
+    g = torch.Generator().manual_seed(0)
+    for limit in (1_000, 7):
+        monkeypatch.setattr(core, "MAX_DISTINCT", limit)
+        ids = [torch.randint(-40, 40, (n,), generator=g) for n in (0, 1, 30, 300)]
+        parts = [core._distinct_padded(x) for x in ids]
+        whole = core._distinct_padded(torch.cat(parts))
+        assert torch.equal(whole[: core.number_of(whole)], core.distinct(torch.cat(ids)))
+        assert core.number_of(whole) == min(len(torch.unique(torch.cat(ids))), limit + 1)
+
+
+def test_damaged_identifiers_are_refused():
+    metric = tc.Clustered(tc.ECE(task="binary"), persistent=True)
+    metric.update(torch.tensor([0.2, 0.7]), torch.tensor([0, 1]), clusters=torch.tensor([5, 9]))
+    state = metric.state_dict()
+    for wrong in ([state["identifiers"][0].double()], [state["identifiers"][0][None]], state["identifiers"][0]):
+        with pytest.raises(ValueError, match="is damaged"):
+            metric.load_state_dict({**state, "identifiers": wrong})
+    assert metric.test(n_replicates=1).n_clusters == 2
+
+
+def test_updates_do_not_synchronise_the_device():
+    """Meta tensors have no values: an operation that synchronises the device raises an error."""
+    metric = tc.Clustered(tc.ECE(task="binary")).to("meta")
+    for _ in range(2):
+        metric.update(*torch.ones(2, 9, device="meta"), clusters=torch.arange(9, device="meta"))
+    assert metric.state.identifiers[0].shape == (18,)
+
+
+@pytest.mark.parametrize(
+    ("target", "clusters", "expected"),
+    [
+        ([0, 0, 1, 1, 2, 2] * 4, [0, 0, 1, 1, 2, 2] * 4, True),  # the clusters are the classes
+        ([k // 4 % 3 for k in range(60)], [k // 4 for k in range(60)], True),  # several clusters of each class
+        ([k // 4 % 3 for k in range(59)] + [0], [k // 4 for k in range(60)], False),  # one exception
+        ([1] * 60, [k // 4 for k in range(60)], False),  # one class
+        ([k % 3 for k in range(60)], list(range(60)), False),  # one row in each cluster
+        ([0, 0, 1, 1], [0, 0, 1, 1], False),  # probability 1/16 by chance
+    ],
+)
+def test_clusters_determine_the_label_if_each_has_one_label_and_not_by_chance(target, clusters, expected):
+    target = torch.tensor(target)
+    p = read_input("multiclass", torch.full((len(target), 3), 1 / 3), target, {})
+    assert determine_label(in_clusters(p, torch.tensor(clusters))) is expected
 
 
 def test_text_dates_and_integers_name_the_same_clusters_in_every_batch():

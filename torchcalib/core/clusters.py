@@ -1,4 +1,4 @@
-"""Clusters of dependent rows: cluster numbers from identifiers, and sums of every cluster."""
+"""Clusters of dependent rows: identifiers, their exact number, and sums of every cluster."""
 
 import math
 from collections.abc import Sequence
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from torchcalib.core.arrays import as_tensor
+from torchcalib.core.predictions import Predictions, in_all_replicates
 from torchcalib.core.ranked import RankedSample
 from torchcalib.core.sums import BinStats, SumsAccumulator
 from torchcalib.io.hashing import hashes_of
@@ -18,21 +19,27 @@ from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.segments import cell_sums, weighted_sums
 
 MAX_CLUSTERS = 2**10
-"""Largest number of clusters for which sums are stored. Clusters with the same hash are merged.
+"""Largest number of clusters for which a state stores sums. Clusters with the same hash are merged.
 
 Merged clusters are independent of each other. A variance estimated from them has a relative standard error of
 sqrt(2 / 1024), 4%.
 """
 
+MAX_DISTINCT = 100_000
+"""Largest number of clusters that are counted exactly. A larger number is represented by `MAX_DISTINCT` + 1."""
+
+_ABSENT = 2**63 - 1  # identifier that stands for no cluster, on devices where tensors are not shortened
+
 _GOLDEN = 633  # odd, so that multiples are distinct modulo 1,024; about 1,024 times the golden ratio
+_COINCIDENCE = 0.001  # largest probability by chance at which clusters are said to determine the label
 _MIN_CLUSTERS, _MAX_SUMS = 2**7, 2**20  # sums over all clusters; the minimum may need more
 
 S = TypeVar("S")
 
 
-def num_clusters_for(shape: Sequence[int]) -> int:
-    """Return the number of clusters G to store, from 128 to 1,024, for sums of `shape` per cluster."""
-    return max(_MIN_CLUSTERS, min(MAX_CLUSTERS, _MAX_SUMS // max(1, math.prod(shape))))
+def num_clusters_for(shape: Sequence[int], at_most: int = MAX_CLUSTERS) -> int:
+    """Return the number of clusters G to store, from 128 to `at_most`, for sums of `shape` per cluster."""
+    return max(_MIN_CLUSTERS, min(at_most, _MAX_SUMS // max(1, math.prod(shape))))
 
 
 def identifiers(clusters: Any, device: torch.device | None = None) -> Tensor:
@@ -80,6 +87,87 @@ def cluster_words(clusters: Tensor) -> Tensor:
     return torch.where(is_small, spread * (2**32 // MAX_CLUSTERS), words)
 
 
+def distinct(clusters: Tensor) -> Tensor:
+    """Return the smallest `MAX_DISTINCT` + 1 distinct identifiers in ascending order, int64 `(n,)`.
+
+    The result for a union of sets only depends on their results. It is therefore the same for all orders and parts of
+    the data. On devices other than the CPU the identifiers are followed by `_ABSENT`, because their number is unknown
+    without a synchronisation.
+    """
+    clusters = clusters.reshape(-1)
+    if clusters.device.type == "cpu":
+        runs: Tensor = torch.unique_consecutive(clusters)  # much shorter if the rows of a cluster are contiguous
+        clusters = torch.unique(runs)
+        return clusters[: int((clusters < _ABSENT).sum())][: MAX_DISTINCT + 1]
+    return _distinct_padded(clusters)
+
+
+def _distinct_padded(clusters: Tensor) -> Tensor:
+    """Return distinct identifiers followed by `_ABSENT`, by operations whose shapes do not depend on values."""
+    ordered = clusters.sort().values
+    repeated = torch.cat((torch.zeros_like(ordered[:1], dtype=torch.bool), ordered[1:] == ordered[:-1]))
+    return ordered.masked_fill(repeated, _ABSENT).sort().values[: MAX_DISTINCT + 1]
+
+
+def distinct_in(p: Predictions) -> Tensor:
+    """Return the `distinct` identifiers of the rows in `p` that have a positive weight in any batch element."""
+    assert p.groups is not None  # set by `in_clusters`
+    if p.weights is None:
+        return distinct(p.groups)
+    ignored = in_all_replicates(p.weights == 0, len(p.samples))
+    groups = p.groups.expand(p.samples)
+    ignored = ignored.expand(p.samples)
+    return distinct(groups[~ignored] if groups.device.type == "cpu" else groups.masked_fill(ignored, _ABSENT))
+
+
+def number_of(identifiers: Tensor) -> int:
+    """Return the number of identifiers in a result of `distinct`, at most `MAX_DISTINCT` + 1."""
+    return int((identifiers < _ABSENT).sum())
+
+
+def numbered(clusters: Tensor, at_most: int) -> Tensor:
+    """Return a number in [0, `at_most`) for the cluster of each sample, int64 with the shape of `clusters`.
+
+    Numbers are different for up to `at_most` distinct identifiers. Of more identifiers, those whose ranks differ by a
+    multiple of `at_most` are merged, so that each number has nearly equally many.
+    """
+    rank: Tensor = torch.unique(clusters, return_inverse=True)[1]
+    return rank % at_most
+
+
+def in_clusters(p: Predictions, clusters: Tensor) -> Predictions:
+    """Return the predictions with the identifier of the cluster of each sample, int64. The cache of `p` is shared."""
+    per_sample = (*p.samples[:-2], 1, p.samples[-1]) if p.task == "multilabel" else p.samples
+    return p.in_groups(clusters.reshape(per_sample).long(), p.weights, p.n_invalid)
+
+
+def determine_label(p: Predictions) -> bool:
+    """Return whether all rows of each cluster have the same label, which is not a coincidence.
+
+    For class frequencies f_k, labels that do not depend on the clusters have a single class in a cluster of n rows with
+    probability sum_k f_k^n. The product over all clusters must be below 0.001. Labels that are all equal, soft targets
+    and multi-label tasks give False.
+
+    Args:
+        p: predictions `(N,)`; `groups` contains the identifier of the cluster of each sample.
+    """
+    if p.groups is None or not p.hard or p.task == "multilabel":
+        return False
+    present = slice(None) if p.weights is None else p.weights.reshape(-1) > 0
+    label, cluster = p.target.reshape(-1).long()[present], p.groups.reshape(-1)[present]
+    cluster = torch.unique(cluster, return_inverse=True)[1]
+    if not len(label):
+        return False
+    size = torch.bincount(cluster)
+    first = torch.zeros_like(size).scatter_(0, cluster, label)  # the label of any row of each cluster
+    if not bool((first[cluster] == label).all()):
+        return False
+    frequency = torch.bincount(label).double() / len(label)
+    sizes, n_clusters = torch.unique(size, return_counts=True)
+    log_probability = frequency.pow(sizes.unsqueeze(-1)).sum(-1).log() @ n_clusters.double()
+    return bool(log_probability < math.log(_COINCIDENCE))
+
+
 def of_samples(clusters: Tensor, samples: Sequence[int], n_batch: int = 0) -> Tensor:
     """Return the cluster of each sample, int64 with shape `samples`, which begins with `n_batch` batch axes.
 
@@ -106,12 +194,15 @@ class ClusteredSums(Generic[S]):
     """Sums over the rows of every cluster.
 
     Attributes:
-        sums: sums of G clusters `(G, ..., F, K)`; the first sum of each cell is its weight.
+        sums: sums of G clusters `(G, ..., F, K)`; the first sum of each cell is its weight. Clusters may be merged.
         accumulator: accumulator of the sums.
+        n_distinct: number of distinct clusters before merging; None if they are not merged. `MAX_DISTINCT` + 1 stands
+            for any larger number.
     """
 
     sums: Tensor
     accumulator: SumsAccumulator[S]
+    n_distinct: int | None = None
 
     @property
     def whole(self) -> S:
@@ -136,17 +227,31 @@ class ClusteredSample:
 
     Attributes:
         whole: all samples `(..., M)`.
-        clusters: cluster numbers in [0, `MAX_CLUSTERS`), int64, broadcastable to the samples.
+        clusters: numbers of the clusters in [0, G), int64, broadcastable to the samples. Clusters may be merged.
+        n_distinct: see `ClusteredSums`.
     """
 
     whole: RankedSample
     clusters: Tensor
+    n_distinct: int | None = None
+
+    @classmethod
+    def of(cls, whole: RankedSample, identifiers: Tensor) -> "ClusteredSample":
+        """Return samples with the cluster of each, from identifiers that are broadcastable to the samples."""
+        present = ~whole.score.isnan()
+        found = distinct(identifiers.expand(present.shape)[present])
+        return cls(whole, numbered(identifiers, MAX_CLUSTERS), number_of(found))
+
+    @property
+    def n_numbers(self) -> int:
+        """Number of cluster numbers G."""
+        return int(self.clusters.max()) + 1 if self.clusters.numel() else 1
 
     @property
     def sizes(self) -> Tensor:
-        """Total weight of each cluster in each batch element, float64 `(MAX_CLUSTERS, ...)`."""
+        """Total weight of each cluster in each batch element, float64 `(G, ...)`."""
         n = _weight_and_residual(self.whole)[..., :1, :]
-        return cell_sums(self.clusters.expand(self.whole.score.shape), n, MAX_CLUSTERS).squeeze(-2).movedim(-1, 0)
+        return cell_sums(self.clusters.expand(self.whole.score.shape), n, self.n_numbers).squeeze(-2).movedim(-1, 0)
 
     def replicate(self, counts: Tensor) -> RankedSample:
         """Return the sample of replicates, `(r, ..., M)`, in which each cluster occurs `counts` times, `(r, G)`."""
@@ -195,10 +300,10 @@ def cluster_table(clusters: Clusters, upper: Tensor | None) -> Tensor:
 def _table_of_sample(clusters: ClusteredSample, upper: Tensor | None) -> Tensor:
     """Return the table of `cluster_table` for samples."""
     assert upper is not None  # cells of a ranked sample are runs
-    n_cells = upper.shape[-1]
+    n_cells, n_clusters = upper.shape[-1], clusters.n_numbers
     index = clusters.clusters * n_cells + _cell_of(clusters.whole, upper)
-    sums = cell_sums(index, _weight_and_residual(clusters.whole), MAX_CLUSTERS * n_cells)
-    return sums.reshape(*sums.shape[:-1], MAX_CLUSTERS, n_cells).movedim(-3, -2)
+    sums = cell_sums(index, _weight_and_residual(clusters.whole), n_clusters * n_cells)
+    return sums.reshape(*sums.shape[:-1], n_clusters, n_cells).movedim(-3, -2)
 
 
 def _cell_of(sample: RankedSample, upper: Tensor) -> Tensor:

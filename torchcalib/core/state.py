@@ -58,7 +58,11 @@ class SumsKind(Generic[S]):
     def _offset(self) -> int:
         return N_IGNORED + (math.prod(self.shape[:-2]) if has_noise_flag(self.accumulator) else 0)
 
-    def parts(self, state: Tensor) -> list[Tensor | list[Tensor]]:
+    def join(self, parts: Sequence[Any]) -> Any:
+        """Return a state with the given parts, in the order of `names`. Subclasses have additional parts."""
+        return parts[0]
+
+    def parts(self, state: Any) -> Any:
         """Return the parts of a state to save: only the state itself."""
         return [state]
 

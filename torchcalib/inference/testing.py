@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from torchcalib.core.arguments import check_count, check_level, check_seed
-from torchcalib.core.clusters import Clusters, cluster_table
+from torchcalib.core.clusters import MAX_DISTINCT, Clusters, cluster_table
 from torchcalib.core.ranked import RankedSample
 from torchcalib.core.sums import BinStats
 from torchcalib.core.words import in_one_line
-from torchcalib.inference.clusters import SignFlips, design_effect, number_of_clusters, t_quantile
+from torchcalib.inference.clusters import ClusteredMean, SignFlips, number_of_clusters
 from torchcalib.inference.intervals import (
     Ends,
     IntervalKind,
@@ -53,7 +53,12 @@ class CalibrationTest:
         method: name of the method that computes the p-value.
         design_effect: variance of the mean gap divided by that of independent rows `(...)`, if clusters were given. For
             an average over classes it is the mean of the classes.
-        n_clusters: number of independent clusters with data, after merging clusters with the same hash; at most 1,024.
+        n_clusters: number of distinct clusters with data; 100,001 stands for more than 100,000.
+        n_merged: number of clusters after merging clusters with the same hash, from which the test is computed. It
+            equals `n_clusters` if no clusters are merged.
+        effective_clusters: effective number of clusters `(...)`, in [1, `n_merged`]: the number of equal clusters whose
+            mean gap is equally uncertain to estimate. For an average over classes it is the minimum of the classes. See
+            `ClusteredMean` in `torchcalib.inference.clusters`.
         smallest_p_value: smallest possible p-value, 1 / (R + 1). For an average over C classes whose p-values are
             combined, it is the smallest one if a single class deviates, about C / (R + 1). See `cauchy_combination`.
     """
@@ -67,6 +72,8 @@ class CalibrationTest:
     method: str
     design_effect: Tensor | None = None
     n_clusters: int | None = None
+    n_merged: int | None = None
+    effective_clusters: Tensor | None = None
     smallest_p_value: float | None = None
 
     @property
@@ -109,9 +116,18 @@ class CalibrationTest:
         line = in_one_line(value, floor, p, low, high, self.level)
         if "Cauchy" in self.method:
             line += f", smallest p of one deviating class {self.smallest_p_value:.2g}"
-        if self.design_effect is None:
+        if self.design_effect is None or self.effective_clusters is None:
             return line
-        return f"{line}, {self.n_clusters:,} independent clusters, design effect {float(self.design_effect):.3g}"
+        clusters = clusters_in_words("independent clusters", self.n_clusters, self.n_merged)
+        number, effect = float(self.effective_clusters), float(self.design_effect)
+        return f"{line}, {clusters}, effective number {number:.3g}, design effect {effect:.3g}"
+
+
+def clusters_in_words(noun: str, n_clusters: int | None, n_merged: int | None) -> str:
+    """Return the number of clusters with a noun, and the number after merging if it is smaller."""
+    n = n_clusters or 0
+    words = f"{n:,} {noun}" if n <= MAX_DISTINCT else f"more than {MAX_DISTINCT:,} {noun}"
+    return words if n_merged is None or n_merged >= n else f"{words} (merged into {n_merged:,})"
 
 
 class ErrorTest(NamedTuple):
@@ -184,24 +200,26 @@ def run_error_tests(
     tested = {name: test for name, test in tests.items() if not (test.signed and average and cancels)}
     with torch.no_grad():
         found = {}
-        n_clusters, batches = None, []
+        n_clusters, n_merged, batches = None, None, []
         if tested:
             cells = _cells_of(statistic, max_runs)
             if rows is not None and (not average or sum(map(len, rows)) * n_replicates > MAX_LABELS):
                 rows = None
             table = None if clusters is None else _without_empty_clusters(cluster_table(clusters, cells.upper))
-            n_clusters = None if table is None else int(number_of_clusters(table).max())
+            n_merged = None if table is None else int(number_of_clusters(table).max())
+            n_clusters = None if clusters is None else clusters.n_distinct or n_merged
             batches = list(_tested_batches(tested, cells, table, rows, average, level, n_replicates, seed))
         for name, test in tests.items():
             value = test.value(statistic)
             value = value.mean(-1) if average else value
-            floor, p_value, low, high, effect = 0 * value, 0 * value + 1, 0 * value, 0 * value, 0 * value + 1
+            floor, p_value, low, high, effect, number = (0 * value + x for x in (0, 1, 0, 0, 1, 1))
             if name in tested:
                 columns = (torch.cat(x).reshape(value.shape) for x in zip(*(x[name] for x in batches), strict=True))
-                floor, p_value, low, high, effect = (x.masked_fill(value.isnan(), torch.nan) for x in columns)
+                floor, p_value, low, high, effect, number = (x.masked_fill(value.isnan(), torch.nan) for x in columns)
                 low, high = low.minimum(value), high.maximum(value)  # also removes rounding errors
             is_combined = name in tested and average and rows is None and not test.signed
             n_combined = cells.n.shape[-2] if is_combined else 1
+            is_clustered = clusters is not None and name in tested
             found[name] = CalibrationTest(
                 value,
                 floor,
@@ -209,9 +227,11 @@ def run_error_tests(
                 low,
                 high,
                 level,
-                _method(n_replicates, n_combined, rows is not None, clusters is not None and name in tested),
-                effect if clusters is not None and name in tested else None,
-                n_clusters if name in tested else None,
+                _method(n_replicates, n_combined, rows is not None, is_clustered),
+                effect if is_clustered else None,
+                n_clusters if is_clustered else None,
+                n_merged if is_clustered else None,
+                number if is_clustered else None,
                 smallest_p_value(n_combined, n_replicates),
             )
         return found
@@ -284,8 +304,8 @@ class _IntervalInput(NamedTuple):
         return cls(cells, z, mean_gap_interval(cells, z))
 
 
-Result = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
-"""Noise floor, p-value, lower end and upper end of the interval, and design effect, each `(g)`."""
+Result = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+"""Noise floor, p-value, both ends of the interval, design effect and effective number of clusters, each `(g)`."""
 
 
 def _tested_batches(
@@ -311,7 +331,8 @@ def _tested_batches(
         elements = slice(start, start + at_once)
         piece = whole.map(itemgetter(elements))
         nulls: dict[str, list[list[_Null]]] = {name: [] for name in tests}
-        effects, flips = [], None
+        means: list[ClusteredMean] = []
+        flips = None
         # Simulate the classes of an average in batches, because there may be many.
         for first in range(0, n_classes, classes_at_once):
             classes = slice(first, first + classes_at_once)
@@ -324,15 +345,22 @@ def _tested_batches(
             if of_clusters is not None:
                 flips = SignFlips(some, of_clusters[elements, classes], seed, n_replicates)
                 simulations.append(flips)
-                effects.append(design_effect(some, flips.table))
+                means.append(ClusteredMean.of_gaps(some, flips.table))
             for name, test in tests.items():
                 nulls[name].append([_null_of(test, some, simulation) for simulation in simulations])
-        effect = torch.cat(effects, -1).mean(-1) if effects else piece.n.new_ones(len(piece.n))
+        effect = number = piece.n.new_ones(len(piece.n))
+        if means:
+            effect = torch.cat([mean.design_effect for mean in means], -1).mean(-1)
+            number = torch.cat([mean.effective_number for mean in means], -1).amin(-1)
+        of_clusters_in_batch = None if flips is None else (flips, means[-1])
         bins = None
         if n_classes == 1 and isinstance(piece, BinCells) and any(test.interval for test in tests.values()):
             bins = _IntervalInput.of(piece.map(lambda x: x.squeeze(-2)), level)
         joint = rows is not None
-        yield {name: _result(test, bins, nulls[name], effect, flips, joint, level) for name, test in tests.items()}
+        yield {
+            name: (*_result(test, bins, nulls[name], of_clusters_in_batch, joint, level), effect, number)
+            for name, test in tests.items()
+        }
 
 
 def _null_of(test: ErrorTest, cells: BinCells | RunCells, simulation: _Simulation) -> _Null:
@@ -350,19 +378,17 @@ def _result(
     test: ErrorTest,
     bins: _IntervalInput | None,
     nulls: Sequence[Sequence[_Null]],
-    effect: Tensor,
-    flips: SignFlips | None,
+    of_clusters: tuple[SignFlips, ClusteredMean] | None,
     joint: bool,
     level: float,
-) -> Result:
-    """Return the result of one test.
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return noise floor, p-value, and both ends of the interval of one test, each `(g)`.
 
     Args:
         test: definition of the test.
         bins: bins for the interval; None without an interval.
         nulls: null distributions of each batch of classes, for independent rows and, if given, for clusters.
-        effect: design effect `(g)`, averaged over classes.
-        flips: sign flips of clusters, of the last batch of classes; None for independent rows.
+        of_clusters: sign flips of clusters and their mean gap, of the last batch of classes; None for independent rows.
         joint: whether a replicate simulates the labels of all classes together.
         level: level of the interval.
     """
@@ -375,16 +401,19 @@ def _result(
         values = by_method[0][0].values.squeeze(-1)  # of one class, for independent rows
         error_of_floor = values.std(0, correction=0) / len(values) ** 0.5
         low, high = error_interval(test.interval, cells, noise_floor, error_of_floor, z, bins.mean_gap_ends)
-        if flips is not None:
-            t = t_quantile(flips.table.squeeze(-4), level)
-            gap_low, gap_high = mean_gap_interval(cells.with_noise_times(effect.clamp(min=1)), t)
+        if of_clusters is not None:
+            flips, mean = of_clusters
+            t = mean.t_quantile(level).squeeze(-1)
+            gap_low, gap_high = mean_gap_interval(
+                cells.with_noise_times(mean.design_effect.squeeze(-1).clamp(min=1)), t
+            )
             if test.interval == "mean_gap":
-                return noise_floor, p_value, gap_low, gap_high, effect
+                return noise_floor, p_value, gap_low, gap_high
             gaps, shares = (x.squeeze(-2) for x in flips.noise())
             ends = replicated_interval(test.interval, cells, noise_floor, gaps, shares, level, t / z)
             low = low.minimum(ends[0])
             high = torch.stack((high, ends[1], gap_high, -gap_low)).amax(0)
-    return noise_floor, p_value, low, high, effect
+    return noise_floor, p_value, low, high
 
 
 def _noise_floor_and_p_value(nulls: Sequence[_Null], signed: bool, joint: bool) -> tuple[Tensor, Tensor]:

@@ -533,7 +533,7 @@ class CalibrationMetric(Metric, Generic[S]):
     def state(self) -> Any:
         """State: a tensor with the numbers of ignored rows and all sums, or a `Samples` tuple."""
         parts = tuple(map(self.__getattribute__, self.state_names))
-        return parts[0] if isinstance(self.kind, SumsKind) else self.kind.join(parts)
+        return self.kind.join(parts)
 
     @state.setter
     def state(self, value: Any) -> None:
@@ -626,8 +626,7 @@ class CalibrationMetric(Metric, Generic[S]):
     def _reduce_states(self, incoming_state: dict[str, Any]) -> None:
         """Add the state to an incoming one. torchmetrics would collect a chunk of samples for every `forward`."""
         parts = [incoming_state[name] for name in self.state_names]
-        incoming = parts[0] if isinstance(self.kind, SumsKind) else self.kind.join(parts)
-        self.state = self.kind.add(incoming, self.state)
+        self.state = self.kind.add(self.kind.join(parts), self.state)
 
     def _copy_state_dict(self) -> dict[str, Tensor | list[Any]]:
         """Return a shallow copy of the state. Tensors are not copied, because they are not modified in place."""

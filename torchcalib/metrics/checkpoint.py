@@ -13,7 +13,7 @@ from torchcalib.core.state import SamplesKind, SumsKind
 if TYPE_CHECKING:
     from torchcalib.metrics.base import CalibrationMetric
 
-STATE_FORMAT = 5
+STATE_FORMAT = 6
 """Version of the state format. Increase it when the parts of a state or their meaning change."""
 
 DESCRIPTION = "description"

@@ -18,7 +18,7 @@ from torchcalib.core.inputs import input_format_of
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import RankedSample
 from torchcalib.core.sums import Sums
-from torchcalib.inference.clusters import design_effect, number_of_clusters, sign_p_value
+from torchcalib.inference.clusters import ClusteredMean, number_of_clusters, sign_p_value
 from torchcalib.inference.simulation import RunCells
 from torchcalib.inference.testing import CalibrationTest
 from torchcalib.metrics.base import CalibrationMetric
@@ -208,7 +208,7 @@ def _with_clusters(test: CalibrationTest, sample: RankedSample, clusters: Cluste
     log_odds = cells.log_odds.masked_fill(cells.n == 0, 0).clamp(-_MAX_LOG_ODDS, _MAX_LOG_ODDS)
     residual = table[..., 1, :]
     scores = torch.stack((residual.sum(-1), (residual * log_odds.unsqueeze(-2)).sum(-1)), -1)
-    n_clusters = number_of_clusters(table)
+    n_clusters, mean = number_of_clusters(table), ClusteredMean.of_gaps(cells, table)
     p_value = score_test_of_clusters(scores, n_clusters).maximum(test.p_value)
     # Expected statistic: trace(I^-1 V) for the Fisher information I and the covariance V of the score.
     powers = torch.stack((torch.ones_like(log_odds), log_odds), -1)
@@ -219,8 +219,10 @@ def _with_clusters(test: CalibrationTest, sample: RankedSample, clusters: Cluste
         p_value=p_value.masked_fill(test.p_value.isnan(), torch.nan),
         noise_floor=floor.maximum(test.noise_floor),
         method=f"{test.method}, and score test of clusters",
-        design_effect=design_effect(cells, table),
-        n_clusters=int(n_clusters.max()),
+        design_effect=mean.design_effect,
+        n_clusters=clusters.n_distinct or int(n_clusters.max()),
+        n_merged=int(n_clusters.max()),
+        effective_clusters=mean.effective_number,
     )
 
 
@@ -390,12 +392,18 @@ class Spiegelhalter(CalibrationMetric[Sums]):
         if clusters is None:
             return test
         n, excess, _variance = clusters.sums.squeeze(-1).movedim(0, -1).unbind(-2)  # each (..., G)
-        effect = excess.square().sum(-1) / statistic.sums[..., 2, 0]
+        # A value is (y - p) (1 - 2 p). Its mean is 0 for a calibrated model, and residuals have no leverage.
+        expected = statistic.sums[..., 2, 0]
+        effect = excess.square().sum(-1) / expected
+        mean = ClusteredMean(n, excess, expected, torch.ones_like(expected))
+        n_merged = int((n > 0).sum(-1).max())
         return replace(
             test,
             p_value=sign_p_value(excess, seed, n_replicates).maximum(p_value),
             noise_floor=floor * effect.clamp(min=1).sqrt(),
             method=f"{test.method}, and random signs of clusters",
             design_effect=effect,
-            n_clusters=int((n > 0).sum(-1).max()),
+            n_clusters=clusters.n_distinct or n_merged,
+            n_merged=n_merged,
+            effective_clusters=mean.effective_number,
         )

@@ -1,13 +1,14 @@
 """Interface of the accumulators of a report, the accumulator of sums or samples, and limits on memory."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
 
 from torchcalib.core.arguments import Task
+from torchcalib.core.clusters import distinct, distinct_in, number_of
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.state import SamplesKind, SumsKind
 from torchcalib.io.saved import saved_value
@@ -89,6 +90,41 @@ class Accumulated(Generic[S_co]):
                 f"`parts` must have {expected:,} float64 numbers, got {_numel(parts):,}. The file is corrupt."
             )
         return replace(self, content=content)
+
+
+@dataclass(frozen=True, eq=False)
+class DistinctClusters:
+    """Accumulator of the distinct identifiers of clusters.
+
+    Attributes:
+        identifiers: at most 100,001 identifiers, int64 `(n,)`; see `core.clusters.distinct`.
+    """
+
+    identifiers: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
+
+    def of(self, p: Predictions) -> Self:
+        """Return a new accumulator that contains only the batch `p`."""
+        return replace(self, identifiers=distinct_in(p))
+
+    def __add__(self, other: Self) -> Self:
+        both = self.identifiers, other.identifiers.to(self.identifiers.device)
+        return replace(self, identifiers=distinct(torch.cat(both)))
+
+    @property
+    def number(self) -> int:
+        """Number of distinct clusters; `MAX_DISTINCT` + 1 stands for any larger number."""
+        return number_of(self.identifiers)
+
+    def state(self) -> dict[str, Any]:
+        """Return a dict with the tensor `identifiers`, which `loaded` restores."""
+        return {"identifiers": self.identifiers}
+
+    def loaded(self, state: Any) -> Self:
+        """Return an accumulator, restored from a result of `state()`; see `Accumulator.loaded`."""
+        identifiers = state["identifiers"]
+        if not isinstance(identifiers, Tensor) or (identifiers.dim(), identifiers.dtype) != (1, torch.int64):
+            raise ValueError(f"`identifiers` must be an int64 tensor, got {identifiers!r:.80}. The file is corrupt.")
+        return replace(self, identifiers=distinct(identifiers))
 
 
 def _numel(parts: Sequence[Any]) -> int:

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchcalib.core.predictions import Predictions
+from torchcalib.inference.clusters import FEW_CLUSTERS
+from torchcalib.inference.testing import CalibrationTest, clusters_in_words
 from torchcalib.reporting.calibration import calibration_stage
 from torchcalib.reporting.confidences import report_of_confidences
 from torchcalib.reporting.contents import SELECTIVE_GROUP
@@ -72,9 +74,10 @@ def report_of(c: Collected) -> Report:
     of_main = evidence[main.key]
     effect = float(of_main.design_effect or 1)
     of_clusters = {}
-    if of_main.n_clusters is not None:
-        of_clusters = {"clusters": of_main.n_clusters, "design_effect": effect}
-        notes.insert(0, _cluster_note(of_main.n_clusters, effect))
+    if of_main.n_clusters is not None and of_main.effective_clusters is not None:
+        number = float(of_main.effective_clusters)
+        of_clusters = {"clusters": of_main.n_clusters, "effective_clusters": number, "design_effect": effect}
+        notes[:0] = _cluster_notes(of_main, s.clusters_determine_label)
     stage = whole = None
     if c.with_calibration:
         if p is not None and not p.hard:
@@ -146,15 +149,29 @@ def _notes_on_ranked_samples(c: Collected) -> list[str]:
     return notes
 
 
-def _cluster_note(n_clusters: int, design_effect: float) -> str:
-    """Return a note on the clusters of a report."""
+def _cluster_notes(test: CalibrationTest, determine_label: bool) -> list[str]:
+    """Return notes on the clusters of a report. `determine_label` is True if each cluster has only one label."""
+    n_clusters, effect = test.n_clusters or 0, float(test.design_effect or 1)
     if n_clusters < 2:
-        return "All rows are in one cluster. Tests and intervals are not meaningful: they need several clusters."
-    return (
-        f"There are {n_clusters:,} independent clusters of rows. The design effect, {design_effect:.3g}, is the "
-        "variance of the mean gap divided by that of independent rows. Noise floors, p-values and intervals of scores "
-        "and errors account for clusters; tests of groups and of single bins treat rows as independent."
-    )
+        return ["All rows are in one cluster. Tests and intervals are not meaningful: they need several clusters."]
+    notes = [
+        f"There are {clusters_in_words('independent clusters of rows', n_clusters, test.n_merged)}. "
+        f"The design effect, {effect:.3g}, is the variance of the mean gap divided by that of independent rows. "
+        "Noise floors, p-values and intervals of scores and errors account for clusters; tests of groups and of single "
+        "bins treat rows as independent."
+    ]
+    if (number := float(test.effective_clusters or 0)) < FEW_CLUSTERS:
+        notes.append(
+            f"The effective number of clusters is {number:.3g}: the mean gap depends on few or on large clusters. "
+            f"Below {FEW_CLUSTERS}, p-values can be too small if outcomes are rare, or if each cluster has one label. "
+            "In simulations, p <= 0.01 occurred up to 7 times too often."
+        )
+    if determine_label:
+        notes.append(
+            "The clusters determine the label: all rows of a cluster have the same label. Each cluster therefore "
+            "counts as one outcome. If clusters were formed from the labels, no test is possible: pass other clusters."
+        )
+    return notes
 
 
 def _notes_on_data(c: Collected) -> list[str]:

@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from torchcalib.core.arguments import Task
-from torchcalib.core.clusters import MAX_CLUSTERS
 from torchcalib.core.inputs import InputFormat
 from torchcalib.core.predictions import Predictions
 from torchcalib.io.saved import saved_tensor, saved_value
@@ -36,8 +35,8 @@ class PredictionBuffer:
         n_ranks: number of processes; each may store 1 / `n_ranks` of the limits.
         n_samples: number of samples added so far (multi-label: samples times labels).
         n_values: number of elements of `preds` added so far.
-        pieces: copies of the batches, in their order. Small batches are concatenated. Their `groups` are the numbers of
-            clusters.
+        pieces: copies of the batches, in their order. Small batches are concatenated. Their `groups` are the
+            identifiers of clusters.
     """
 
     input_format: InputFormat
@@ -129,8 +128,6 @@ class PredictionBuffer:
         groups = None
         if piece["groups"] is not None:
             groups = saved_tensor(piece, "groups", torch.int64, (*[1] * n_batch, p.samples[-1]))
-            if not bool(((groups >= 0) & (groups < MAX_CLUSTERS)).all()):
-                raise ValueError(f"`groups` must be cluster numbers below {MAX_CLUSTERS:,}. The file is corrupt.")
         copies = saved_value(piece, "copies", bool)
         return _copied(replace(p, task=task, rest=rest, groups=groups, copies=copies))
 

@@ -17,16 +17,19 @@ from torchcalib.core.arguments import Task, check_count, check_flag, check_in_al
 from torchcalib.core.arrays import as_tensors
 from torchcalib.core.checks import MAX_COPIES, are_counts
 from torchcalib.core.clusters import (
-    MAX_CLUSTERS,
     ClusteredSample,
+    ClusteredSums,
     Clusters,
-    cluster_numbers,
+    determine_label,
     identifiers,
+    in_clusters,
+    num_clusters_for,
+    numbered,
     of_samples,
 )
 from torchcalib.core.documentation import documented
 from torchcalib.core.events import NamedMode, modes_of
-from torchcalib.core.groups import check_groups, in_groups
+from torchcalib.core.groups import check_groups
 from torchcalib.core.inputs import InputFormat, check_option_names, input_format_of
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import ExactSample
@@ -35,9 +38,9 @@ from torchcalib.core.state import SamplesKind, SumsKind
 from torchcalib.core.tasks import check_name_count, checked_names
 from torchcalib.io.saved import saved_value, write_whole
 from torchcalib.io.source import Source
-from torchcalib.metrics.groups.sums import SumsByCluster
+from torchcalib.metrics.groups.sums import SumsByCluster, SumsByGroup
 from torchcalib.metrics.proper_scores import NLL
-from torchcalib.reporting.accumulators import MAX_BINS, Accumulated, Accumulator, check_size
+from torchcalib.reporting.accumulators import MAX_BINS, Accumulated, Accumulator, DistinctClusters, check_size
 from torchcalib.reporting.assembling import Collected, report_of
 from torchcalib.reporting.buffer import PredictionBuffer
 from torchcalib.reporting.calibration import fitted
@@ -54,10 +57,11 @@ from torchcalib.reporting.lines import (
 from torchcalib.reporting.sample_or_sketch import SampleOrSketch
 from torchcalib.reporting.testing import failure
 
-BUFFER, GROUPS = "predictions", "groups"
-"""Names of the accumulators for predictions and for groups."""
+BUFFER, GROUPS, CLUSTERS = "predictions", "groups", "clusters"
+"""Names of the accumulators for predictions, for groups, and for the identifiers of clusters."""
 
 _MAX_CLUSTER_SUMS = 2**24  # maximum number of float64 sums by cluster for a mode (128 MB)
+_MAX_CLUSTERS = 2**12  # maximum number of clusters in tests of errors over bins, if all predictions are available
 
 _ARGUMENTS = (
     "task", "class_names", "n_bins", "right", "with_calibration", "with_intervals", "groups", "group_names", "clusters"
@@ -172,15 +176,14 @@ class ReportBuilder:
         check_name_count(self._class_names, input_format.num_classes or 2)
         samples = torch.Size(input_format.samples_of(preds, target))
         if clusters is not None:
-            numbers = of_samples(cluster_numbers(identifiers(clusters, preds.device)), samples)
-            p = in_groups(p, numbers, MAX_CLUSTERS, validate_args=False)
+            p = in_clusters(p, of_samples(identifiers(clusters, preds.device), samples))
         empty = self._accumulators or self._empty(input_format)
         counts = are_counts(p.weights if p.weighted else None)
         batch = {
             name: each.of(p)
             for name, each in empty.items()
             if name != GROUPS
-            and (clusters is not None or not is_cluster_sums(name))
+            and (clusters is not None or not is_of_clusters(name))
             and (counts or not isinstance(each, SampleOrSketch))
         }
         if groups is not None:
@@ -246,18 +249,33 @@ class ReportBuilder:
             sums={name: a.statistic for name, a in self._accumulators.items() if isinstance(a, Accumulated)},
             samples={mode: sample.statistic for mode, sample in ranked.items()},
             clusters=self._clusters(p) if self._has_clusters else None,
+            clusters_determine_label=p is not None and determine_label(p),
             has_labels=all(sample.has_labels for sample in ranked.values()),
             are_confidences=self.source is not None and self.source.are_confidences,
         )
 
     def _clusters(self, p: Predictions | None) -> dict[str, Clusters]:
-        """Return sums over bins by cluster for each mode, and ranked samples if all predictions are available."""
-        found: dict[str, Clusters] = {
-            name: each.statistic for name, each in self._accumulators.items() if is_cluster_sums(name)
-        }
+        """Return sums over bins by cluster for each mode, and ranked samples if all predictions are available.
+
+        Sums of up to 4,096 clusters are not merged if all predictions are available and the sums are small.
+        """
+        n_distinct = self._accumulators[CLUSTERS].number
+        found: dict[str, Clusters] = {}
+        for name, each in self._accumulators.items():
+            if is_cluster_sums(name):
+                merged: ClusteredSums[Any] = each.statistic
+                if p is not None and p.groups is not None:
+                    numbers = numbered(p.groups, num_clusters_for(each.kind.shape[1:], _MAX_CLUSTERS))
+                    n = int(numbers.max()) + 1
+                    accumulator: Any = each.kind.accumulator
+                    by_number = SumsByGroup(accumulator.accumulator, n)
+                    kind: SumsKind[Any] = SumsKind(by_number, (n, *each.kind.shape[1:]))
+                    sums = kind.statistic(kind.of(p.in_groups(numbers, p.weights, p.n_invalid))).sums
+                    merged = replace(merged, sums=sums)
+                found[name] = replace(merged, n_distinct=n_distinct)
         if p is not None and p.groups is not None:
             for mode in self._ranked_samples:
-                found[sample_name(mode)] = ClusteredSample(ExactSample(mode).of(p), p.groups)
+                found[sample_name(mode)] = ClusteredSample.of(ExactSample(mode).of(p), p.groups)
         return found
 
     @property
@@ -506,7 +524,7 @@ class ReportBuilder:
             builder._format = replace(builder._format, num_classes=saved_value(state, "num_classes", int))
         builder._axis = saved_value(state, "class_axis", int)
         empty = builder._empty(builder._format)
-        optional = {name for name in empty if name == GROUPS or is_cluster_sums(name)}
+        optional = {name for name in empty if name == GROUPS or is_of_clusters(name)}
         optional |= set(map(sample_name, modes_of(builder._task)))
         if not empty.keys() - optional <= saved.keys() <= empty.keys():
             raise ValueError(
@@ -514,7 +532,9 @@ class ReportBuilder:
             )
         builder._accumulators = {name: each.loaded(saved[name]) for name, each in empty.items() if name in saved}
         builder._has_groups = GROUPS in saved
-        builder._has_clusters = any(map(is_cluster_sums, saved))
+        builder._has_clusters = CLUSTERS in saved
+        if builder._has_clusters != any(map(is_cluster_sums, saved)):
+            raise ValueError(f"`accumulators` must have {CLUSTERS!r} with sums by cluster. The file is corrupt.")
         builder._has_items = saved_value(state, "has_items", bool)
         return builder
 
@@ -543,6 +563,7 @@ class ReportBuilder:
             if key == bins[0].key or by_cluster.num_groups * prod(shape) <= _MAX_CLUSTER_SUMS:
                 of_clusters: SumsKind[Any] = SumsKind(by_cluster, (by_cluster.num_groups, *shape))
                 accumulators[cluster_sums_name(key)] = Accumulated(of_clusters)
+        accumulators[CLUSTERS] = DistinctClusters()
         for mode in modes_of(task):
             if has_table(task, mode):
                 sample = ExactSample(mode)
@@ -557,6 +578,11 @@ class ReportBuilder:
 def is_cluster_sums(name: str) -> bool:
     """Return whether an accumulator has a name from `cluster_sums_name`."""
     return name.startswith(cluster_sums_name(""))
+
+
+def is_of_clusters(name: str) -> bool:
+    """Return whether an accumulator requires clusters."""
+    return name == CLUSTERS or is_cluster_sums(name)
 
 
 def _sum(mine: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:

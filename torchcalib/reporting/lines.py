@@ -278,6 +278,8 @@ class Statistics:
         right: whether equal-width bins are `(a, b]` instead of `[a, b)`.
         clusters: sums over bins and ranked samples by cluster, by the names of their accumulators in a report; None if
             rows are independent.
+        clusters_determine_label: whether all rows of each cluster have the same label; see `determine_label`. False if
+            it is unknown, because predictions are not stored.
     """
 
     task: Task
@@ -288,6 +290,7 @@ class Statistics:
     are_confidences: bool = False
     right: bool = False
     clusters: Mapping[str, Clusters] | None = None
+    clusters_determine_label: bool = False
 
     @property
     def bins(self) -> dict[NamedMode, BinStats]:

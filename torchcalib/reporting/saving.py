@@ -13,7 +13,7 @@ from torchcalib.io.saved import load_saved
 from torchcalib.metrics.gathering import gathered_bytes, gathered_numbers
 from torchcalib.reporting.building import ReportBuilder
 
-FORMAT, VERSION = "torchcalib report state", 12
+FORMAT, VERSION = "torchcalib report state", 13
 
 
 def load_builder(path: str | Path) -> ReportBuilder:

@@ -10,19 +10,19 @@ from torchcalib.core.clusters import (
     MAX_CLUSTERS,
     ClusteredSample,
     Clusters,
-    cluster_numbers,
     effective_number,
     identifiers,
+    in_clusters,
     least_of_batch,
     of_samples,
 )
-from torchcalib.core.predictions import replicates_at_once
+from torchcalib.core.predictions import Predictions, replicates_at_once
 from torchcalib.inference.resampling import Interval
 from torchcalib.inference.testing import CalibrationTest
 from torchcalib.metrics.base import CalibrationMetric
-from torchcalib.metrics.groups.samples import GroupedSample
+from torchcalib.metrics.groups.samples import ClusteredSamplesKind, GroupedSample
 from torchcalib.metrics.groups.streaming import RowsInGroups
-from torchcalib.metrics.groups.sums import SumsByCluster
+from torchcalib.metrics.groups.sums import ClusteredSumsKind, SumsByCluster
 from torchcalib.ops.counter_rng import multinomial_counts
 from torchcalib.ops.logs import wide_dtype
 
@@ -35,10 +35,12 @@ class Clustered(RowsInGroups):
     are treated as independent. `update` accepts the cluster of each row, an integer or text. Rows of a
     cluster may be in different batches and on different ranks. `compute` returns the value of the metric itself.
 
-    The state contains sums for at most 1,024 clusters (128 for large sums), or 4 additional bytes for each stored
+    The state contains sums for at most 1,024 clusters (128 for large sums), or 8 additional bytes for each stored
     sample. Clusters with the same hash of the identifier are merged. Identifiers from 0 to 1,023 have different
-    hashes. Merged clusters remain independent of each other. A `CalibrationCollection` passes `clusters` to its
-    `Clustered` metrics. `benchmarks.clusters` measures the coverage of intervals and the validity of p-values.
+    hashes. Merged clusters remain independent of each other. Distinct clusters are counted exactly up to 100,000, which
+    takes 8 bytes for each. `test` returns this number, the number after merging, and the effective number of clusters.
+    Below an effective number of 100, p-values are too small if outcomes are rare; see `benchmarks.clusters`. A
+    `CalibrationCollection` passes `clusters` to its `Clustered` metrics. A CUDA graph cannot capture an update.
 
     Args:
         metric: A torchcalib metric, not a wrapper. Only its configuration is used; its accumulated state is ignored.
@@ -64,6 +66,8 @@ class Clustered(RowsInGroups):
         >>> bool(rows.test().p_value < 0.01), bool(images.test().p_value > 0.05)
         (True, True)
     """
+
+    _samples_kind, _sums_kind = ClusteredSamplesKind, ClusteredSumsKind
 
     def __init__(self, metric: CalibrationMetric[Any], **kwargs: Any) -> None:
         if not getattr(metric, "allows_clusters", True):
@@ -96,7 +100,7 @@ class Clustered(RowsInGroups):
             raise ValueError("`clusters` must be passed to every update, got None. Pass the cluster of each sample.")
 
         def numbers(device: torch.device, samples: tuple[int, ...]) -> Tensor:
-            return of_samples(cluster_numbers(identifiers(clusters, device)), samples, len(self.batch_shape))
+            return of_samples(identifiers(clusters, device), samples, len(self.batch_shape))
 
         self._add_in_groups(preds, target, weights, sample_weight, numbers, "clusters")
 
@@ -139,6 +143,14 @@ class Clustered(RowsInGroups):
             n_clusters = least_of_batch(effective_number(sizes))
             return Interval(self.metric._value(whole), torch.cat(values), level, n_clusters)
 
+    def _assigned(self, p: Predictions, groups: Tensor) -> Predictions:
+        return in_clusters(p, groups)
+
+    @property
+    def _is_plain_sum(self) -> bool:
+        """False, because distinct identifiers of clusters are not added."""
+        return False
+
     def _sums_by_group(self, accumulator: Any, shape: tuple[int, ...]) -> SumsByCluster[Any]:
         return SumsByCluster.for_shape(accumulator, shape)
 
@@ -151,8 +163,8 @@ def _clusters_of(statistic: Any) -> Clusters:
     if not isinstance(statistic, GroupedSample):
         clusters: Clusters = statistic
         return clusters
-    whole, groups = statistic.whole, statistic.groups.long()
+    whole, groups = statistic.whole, statistic.groups
     n_batch = groups.dim() - 1
     for _ in range(whole.score.dim() - groups.dim()):
         groups = groups.unsqueeze(n_batch)
-    return ClusteredSample(whole, groups)
+    return ClusteredSample.of(whole, groups)

@@ -140,7 +140,8 @@ class GroupedSamplesKind(SamplesKind):
 
     def _chunk(self, p: Predictions) -> list[Tensor]:
         assert p.groups is not None  # set by `in_groups`
-        return [*super()._chunk(p), p.groups.to(torch.int32).reshape(*self.batch_shape, p.samples[-1])]
+        (dtype,) = self._more_dtypes[-1]
+        return [*super()._chunk(p), p.groups.to(dtype).reshape(*self.batch_shape, p.samples[-1])]
 
     def statistic(self, state: GroupedSamples) -> GroupedSample:
         """Concatenate the chunks of a state, and return all samples with their group numbers."""
@@ -153,9 +154,23 @@ class GroupedSamplesKind(SamplesKind):
         for score, groups in [] if state is None else zip(state.scores, state.groups, strict=True):
             if groups.shape != (*self.batch_shape, score.shape[-1]):
                 return None
-            if not bool(((groups >= 0) & (groups < self.num_groups)).all()):
+            if not self._are_groups(groups):
                 return None
         return state
 
+    def _are_groups(self, groups: Tensor) -> bool:
+        return bool(((groups >= 0) & (groups < self.num_groups)).all())
+
     def _columns(self, row: Sequence[float]) -> list[tuple[torch.dtype, tuple[int, ...]]]:
-        return [*super()._columns(row), (torch.int32, (*self.batch_shape, int(row[0])))]
+        (dtype,) = self._more_dtypes[-1]
+        return [*super()._columns(row), (dtype, (*self.batch_shape, int(row[0])))]
+
+
+@dataclass(frozen=True)
+class ClusteredSamplesKind(GroupedSamplesKind):
+    """Operations on a state of stored samples with identifiers of clusters (8 bytes per sample)."""
+
+    _more_dtypes: ClassVar[tuple[tuple[torch.dtype, ...], ...]] = ((torch.int64,),)
+
+    def _are_groups(self, groups: Tensor) -> bool:  # noqa: ARG002 - any integer identifies a cluster
+        return True

@@ -1,7 +1,7 @@
 """Streaming metrics per group of rows."""
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -9,6 +9,7 @@ from torch import Tensor
 from torchcalib.core.arguments import check_count
 from torchcalib.core.arrays import as_tensor, as_tensors
 from torchcalib.core.groups import check_groups, in_groups
+from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import RankedSample
 from torchcalib.core.state import SamplesKind, SumsKind
 from torchcalib.inference.testing import CalibrationTest
@@ -24,6 +25,9 @@ S = TypeVar("S")
 
 class RowsInGroups(WrappedMetric[Any]):
     """Base class for wrappers whose state contains a group number for each sample, or sums for each group."""
+
+    _samples_kind: ClassVar[type[GroupedSamplesKind]] = GroupedSamplesKind
+    _sums_kind: ClassVar[type[SumsKind[Any]]] = SumsKind
 
     def __init__(self, metric: CalibrationMetric[Any], num_groups: int, **kwargs: Any) -> None:
         if not isinstance(metric, CalibrationMetric):
@@ -63,17 +67,18 @@ class RowsInGroups(WrappedMetric[Any]):
         key, p = self._keyed_predictions(preds, target, weights)
         groups = numbers(preds.device, self.input_format.samples_of(preds, target, len(self.batch_shape)))
         key = (*key, role, self.num_groups)
-        validate_args, drop_invalid = self.input_format.validate_args, self._drops_invalid
-        p = self._cached(
-            key,
-            lambda: in_groups(p, groups, self.num_groups, validate_args=validate_args, drop_invalid=drop_invalid),
-        )
+        p = self._cached(key, lambda: self._assigned(p, groups))
         self._add(preds, self._cached((*key, *self._state_key), lambda: self._state_of(p)))
+
+    def _assigned(self, p: Predictions, groups: Tensor) -> Predictions:
+        """Return the predictions with the group of each sample."""
+        validate_args, drop_invalid = self.input_format.validate_args, self._drops_invalid
+        return in_groups(p, groups, self.num_groups, validate_args=validate_args, drop_invalid=drop_invalid)
 
     def _state_kind(self) -> SumsKind[Any] | SamplesKind:
         kind = self.metric.kind
         if isinstance(kind, SamplesKind):
-            return GroupedSamplesKind(kind.accumulator, kind.lead, kind.from_logits, self.batch_shape, self.num_groups)
+            return self._samples_kind(kind.accumulator, kind.lead, kind.from_logits, self.batch_shape, self.num_groups)
         accumulator: Any = kind.accumulator if isinstance(kind, SumsKind) else None
         if not isinstance(kind, SumsKind) or not (hasattr(accumulator, "cells") or hasattr(accumulator, "of_groups")):
             raise ValueError(
@@ -81,7 +86,7 @@ class RowsInGroups(WrappedMetric[Any]):
                 "Use torchcalib.functional.by_group with its function."
             )
         by_group = self._sums_by_group(accumulator, kind.shape)
-        return SumsKind(by_group, (by_group.num_groups, *kind.shape))
+        return self._sums_kind(by_group, (by_group.num_groups, *kind.shape))
 
     def _sums_by_group(self, accumulator: Any, shape: tuple[int, ...]) -> SumsByGroup[Any]:  # noqa: ARG002
         """Return the accumulator of the sums, which have `shape` for one group."""

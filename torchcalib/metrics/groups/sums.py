@@ -1,16 +1,25 @@
 """Accumulator of sums per group of rows."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from torchcalib.core.arguments import Task
-from torchcalib.core.clusters import MAX_CLUSTERS, ClusteredSums, num_clusters_for
+from torchcalib.core.clusters import (
+    MAX_CLUSTERS,
+    ClusteredSums,
+    cluster_numbers,
+    distinct,
+    distinct_in,
+    num_clusters_for,
+    number_of,
+)
 from torchcalib.core.events import reduce_to_events
 from torchcalib.core.predictions import Predictions
+from torchcalib.core.state import SumsKind
 from torchcalib.core.sums import Cells, Sums, SumsAccumulator, has_noise_flag, noise_flag_of
 from torchcalib.ops.segments import cell_sums
 
@@ -85,7 +94,7 @@ def group_of_events(p: Predictions, index: Tensor) -> Tensor:
 class SumsByCluster(SumsByGroup[S]):
     """Accumulator of sums per cluster of dependent rows, `(G, ..., F, K)`.
 
-    `Predictions.groups` contains cluster numbers in [0, `MAX_CLUSTERS`), which are merged if G is smaller.
+    `Predictions.groups` contains identifiers of clusters. Clusters with the same hash are merged.
     """
 
     @classmethod
@@ -96,8 +105,103 @@ class SumsByCluster(SumsByGroup[S]):
     def of(self, p: Predictions) -> Sums:
         """Return the sums `(G, ..., F, K)` per cluster."""
         assert p.groups is not None  # set by `in_groups`
-        return super().of(p.in_groups(p.groups * self.num_groups // MAX_CLUSTERS, p.weights, p.n_invalid))
+        numbers = cluster_numbers(p.groups) * self.num_groups // MAX_CLUSTERS
+        return super().of(p.in_groups(numbers, p.weights, p.n_invalid))
 
     def wrap(self, sums: Tensor) -> Any:
         """Convert a tensor `(G, ..., F, K)` to `ClusteredSums`."""
         return ClusteredSums(sums, self.accumulator)
+
+
+class SumsOfClusters(NamedTuple):
+    """State of sums per cluster.
+
+    Attributes:
+        sums: See `SumsKind`.
+        identifiers: Distinct identifiers of clusters, int64 `(n,)` for each chunk; see `core.clusters.distinct`.
+    """
+
+    sums: Tensor
+    identifiers: list[Tensor]
+
+
+@dataclass(frozen=True)
+class ClusteredSumsKind(SumsKind[Any]):
+    """Operations on a state of sums per cluster, and of at most 100,001 distinct identifiers of the clusters.
+
+    The identifiers take 8 bytes each. They count the clusters exactly, although sums of clusters are merged.
+    """
+
+    names: ClassVar[tuple[str, ...]] = SumsOfClusters._fields
+
+    def empty(self) -> Any:
+        """Return the state without data."""
+        return SumsOfClusters(super().empty(), [])
+
+    def join(self, parts: Sequence[Any]) -> Any:
+        """Return a state with the given parts, in the order of `names`."""
+        return SumsOfClusters(*parts)
+
+    def parts(self, state: Any) -> Any:
+        """Return the parts of a state to save: the state itself, which is a tuple."""
+        return state
+
+    def of(self, p: Predictions) -> Any:
+        """Return the state for one batch, whose `groups` contain the identifiers of clusters."""
+        return SumsOfClusters(super().of(p), [distinct_in(p)])
+
+    def add(self, state: Any, more: Any) -> Any:
+        """Return the sum of two states, on the device of the first."""
+        identifiers = [*state.identifiers, *(x.to(state.sums.device) for x in more.identifiers)]
+        return SumsOfClusters(super().add(state.sums, more.sums), _joined(identifiers))
+
+    def detach(self, state: Any) -> Any:
+        """Return the state without its autograd graph."""
+        return state._replace(sums=state.sums.detach())
+
+    def n_ignored(self, state: Any) -> Tensor:
+        """Return the numbers of ignored invalid rows and ignored missing rows, float64 `(2,)`."""
+        return super().n_ignored(state.sums)
+
+    def statistic(self, state: Any) -> Any:
+        """Return `ClusteredSums` with the number of distinct clusters."""
+        return replace(super().statistic(state.sums), n_distinct=sum(map(number_of, _joined(state.identifiers))))
+
+    def check(self, parts: Sequence[Any], like: Any) -> Any:
+        """Return a copy of a saved state on the device of `like`, or None if its parts are not valid."""
+        sums, identifiers = parts
+        if (checked := super().check([sums], like.sums)) is None or not isinstance(identifiers, list | tuple):
+            return None
+        if not all(isinstance(x, Tensor) and (x.dim(), x.dtype) == (1, torch.int64) for x in identifiers):
+            return None
+        return SumsOfClusters(checked, _joined([x.to(checked.device, copy=True) for x in identifiers]))
+
+    def announce(self, state: Any, rank: int, world: int) -> Tensor:
+        """Return the tensor that is summed over ranks: the sums, and the number of identifiers of each rank."""
+        sizes = state.sums.new_zeros(world)
+        sizes[rank] = sum(map(len, _joined(state.identifiers)))
+        return torch.cat((super().announce(state.sums, rank, world), sizes))
+
+    def announced_by_all(self, announced: Sequence[Tensor]) -> Tensor:
+        """Return the sum of `announce` over all ranks, computed from its results on each rank for `world=1`."""
+        return torch.cat((super().announced_by_all([x[:-1] for x in announced]), *(x[-1:] for x in announced)))
+
+    def payload(self, state: Any) -> Tensor:
+        """Return the bytes of the identifiers for an all-gather, uint8 `(n,)`."""
+        empty = torch.zeros(0, dtype=torch.uint8, device=state.sums.device)
+        return torch.cat([empty, *(x.view(torch.uint8) for x in _joined(state.identifiers))])
+
+    def payload_sizes(self, announced: Tensor, world: int) -> list[int]:
+        """Return the length of the `payload` of each rank, from the sum of `announce` over ranks."""
+        return [8 * int(n) for n in announced[-world:].tolist()]
+
+    def merge_gathered(self, announced: Tensor, payloads: Sequence[Tensor]) -> Any:
+        """Return the merged state of all ranks."""
+        # Clone, because a view with another dtype must be aligned to its item size.
+        identifiers = [payload.clone().view(torch.int64) for payload in payloads]
+        return SumsOfClusters(announced[: -len(payloads)], _joined(identifiers))
+
+
+def _joined(identifiers: Sequence[Tensor]) -> list[Tensor]:
+    """Return the distinct identifiers of all chunks as one chunk; an empty list without chunks."""
+    return [distinct(torch.cat(list(identifiers)))] if len(identifiers) > 1 else list(identifiers)
