@@ -114,6 +114,8 @@ class Difference:
     value: float
     interval: LineInterval | None
     chance: float | None
+    p_value: float | None
+    adjusted_p_value: float | None
     verdict: Verdict
 
 

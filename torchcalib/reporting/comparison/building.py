@@ -35,14 +35,13 @@ from torchcalib.core.ranked_bins import Binning
 from torchcalib.core.tasks import check_name_count, checked_names, cluster_ids, per_sample, prepare
 from torchcalib.metrics.proper_scores import NLL
 from torchcalib.reporting.accumulators import MAX_BINS, check_size
-from torchcalib.reporting.comparison.differences import compared_line
+from torchcalib.reporting.comparison.differences import SystemReplicates, compared_lines
 from torchcalib.reporting.comparison.groups import Draws, words_of
 from torchcalib.reporting.comparison.system import (
     MAX_KEPT,
     MAX_RANKED,
     RANKED_REPLICATES,
     System,
-    expected_ece,
 )
 from torchcalib.reporting.confidences import comparison_of_confidences
 from torchcalib.reporting.contents import SELECTIVE_GROUP
@@ -302,17 +301,26 @@ class ComparisonBuilder:
         has_labels = all(system.has_labels for system in systems.values())
         found = {name: system.statistics(has_labels) for name, system in systems.items()}
         draws = Draws(self._seed, self._n_replicates, first.sums[NLL.__name__].n.device)
-        replicates = {name: system.replicates(draws, found[name]) for name, system in systems.items()}
-        chance = {name: expected_ece(s) for name, s in found.items()}
+        replicates = {
+            name: SystemReplicates(
+                system.replicates(draws, found[name]),
+                system.null_replicates(draws, found[name], bool(self._has_clusters)),
+            )
+            for name, system in systems.items()
+        }
         sizes = systems[self._names[0]].sizes
         n_clusters = min(least_of_batch(effective_number(n)) for n in sizes) if self._has_clusters else None
-        lines = tuple(
-            compared_line(dict(zip(self._names, same, strict=True)), replicates, chance, n_clusters)
-            for same in zip(*(s.lines() for s in found.values()), strict=True)
-            if same[0].name not in _OMITTED_LINES
+        lines = compared_lines(
+            [
+                dict(zip(self._names, same, strict=True))
+                for same in zip(*(s.lines() for s in found.values()), strict=True)
+                if same[0].name not in _OMITTED_LINES
+            ],
+            replicates,
+            n_clusters,
         )
         notes = self._notes(systems[self._names[0]], has_labels)
-        scores = replicates[self._names[0]].get("brier")  # None if there is one group, which has no replicates
+        scores = replicates[self._names[0]].bootstrap.get("brier")  # None if there is one group, which has no replicates
         if self._n_rows == 1 or (scores is not None and bool(scores.isnan().any())):
             notes.append("Intervals are omitted: some replicates are empty, because there are few rows (first axis).")
         of_clusters = {}

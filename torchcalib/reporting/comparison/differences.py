@@ -1,13 +1,29 @@
-"""Differences between systems and the baseline: values, bootstrap intervals and verdicts."""
+"""Differences between systems and the baseline: values, intervals, p-values and verdicts.
+
+Each difference has up to three sets of replicates: those of the paired bootstrap and, for calibration errors, one or
+two sets of null replicates, in which both systems are calibrated (`torchcalib.reporting.comparison.null`). The p-value
+is the largest one of these sets, and the interval contains the intervals of all sets (intersection-union test, Berger
+1982). The bootstrap alone has no valid level for rare outcomes: a bin in which no event occurred has no noise in the
+replicates. The null replicates alone have no valid level for two systems that are equally miscalibrated.
+
+The hypothesis is that the expected difference lies between 0 and the difference of the noise floors. This interval
+contains the expected difference of two systems with equal miscalibration. If the miscalibration is 0, the expected
+difference is that of the noise floors. If it is large, the noise adds little to the errors (the root of the sum of the
+squares is near the larger term).
+
+Reference:
+    Berger: Multiparameter hypothesis testing and acceptance sampling (Technometrics, 1982), for the largest p-value;
+    Westfall, Young: Resampling-Based Multiple Testing (1993), algorithm 4.1, for the adjustment.
+"""
 
 import math
-from collections.abc import Mapping
-from dataclasses import fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
 
-from torchcalib.inference.resampling import Interval
+from torchcalib.inference.resampling import Interval, nominal_tail
 from torchcalib.metrics.binned import ACE, BinnedMetric
 from torchcalib.metrics.ranked import KS, RankedMetric
 from torchcalib.metrics.scores import ScoreMetric
@@ -24,87 +40,162 @@ _BETTER |= {name: _DIRECTIONS[metric.higher_is_better] for metric, name in SELEC
 _BETTER["DSC"] = "higher"
 """Direction of better values, by the name of the line. Lower is better for all other lines."""
 
-_INCREASE_BY_NOISE = {**dict.fromkeys(("ECE", "MCE", "RMSCE", "ACE", "KS"), math.sqrt(2)), "ATB": 2.0}
-"""Factor by which a calibration error increases if the variance of the gaps of bins is doubled, for calibrated systems.
-
-A gap is frequency minus confidence. Resampling doubles the variance of the gaps. Most errors are proportional to their
-standard deviation, so that an error e increases to sqrt(2) e in the replicates. ATB is proportional to the variance.
-The bias of the replicates, divided by the factor minus 1, estimates e, the contribution of sampling noise. For ECE
-(expected calibration error) `expected_ece` is used: bins with frequency 0 have no noise in the replicates.
-"""
-
 _WITHOUT_INTERVALS = ("RMSCE debiased",)
 """Lines for which the bootstrap is invalid: debiasing does not subtract the noise of repeated samples."""
 
 
-def compared_line(
-    lines: Mapping[str, Line],
-    replicates: Mapping[str, Mapping[str, Tensor]],
-    chance: Mapping[str, Mapping[str, float]],
+@dataclass(frozen=True)
+class SystemReplicates:
+    """Replicates of all lines of one system, `(R,)` by `Line.key`.
+
+    Attributes:
+        bootstrap: values in the replicates of the paired bootstrap.
+        null: calibration errors in the null replicates; see `System.null_replicates`.
+    """
+
+    bootstrap: Mapping[str, Tensor]
+    null: Sequence[Mapping[str, Tensor]]
+
+
+@dataclass(frozen=True)
+class _Evidence:
+    """Difference of one line between one system and the baseline, and its standardised replicates.
+
+    Attributes:
+        difference: the difference with its unadjusted p-value.
+        distance: distance of the difference from the hypothesis in standard errors; NaN without a p-value.
+        standardised: replicates minus their mean, divided by their standard deviation, `(R,)`.
+    """
+
+    difference: Difference
+    distance: float = math.nan
+    standardised: Tensor | None = None
+
+
+def compared_lines(
+    lines: Sequence[Mapping[str, Line]],
+    replicates: Mapping[str, SystemReplicates],
     n_clusters: float | None = None,
-) -> ComparedLine:
-    """Compare one score or calibration error of all systems with its value for the baseline.
+) -> tuple[ComparedLine, ...]:
+    """Compare all scores and calibration errors of the systems with those of the baseline.
 
     Args:
         lines: `Line` with the value of each system, by system name, the baseline first.
-        replicates: values in all bootstrap replicates `(R,)`, by system name and `Line.key`.
-        chance: expected value of a calibrated system, by system name and `Line.key`; keys may be missing.
+        replicates: replicates of each system, by name.
         n_clusters: effective number of resampled clusters; None if rows were resampled.
 
     Returns:
-        The values and their differences from the baseline, both with intervals.
+        The values and their differences from the baseline, with intervals, p-values and adjusted p-values.
     """
-    first, *others = lines
-    line = lines[first]
-    better = _BETTER.get(line.name, "lower")
-    values = {name: None if line.name in _WITHOUT_INTERVALS else replicates[name].get(line.key) for name in lines}
-    expected = {name: chance[name].get(line.key) for name in lines}
-
-    def difference(name: str) -> Difference:
-        a, b = expected[first], expected[name]
-        expected_difference = None if a is None or b is None else b - a
-        return _difference(better, (line, lines[name]), (values[first], values[name]), expected_difference, n_clusters)
-
-    return ComparedLine(
-        **{each.name: getattr(line, each.name) for each in fields(Quantity)},
-        better=better,
-        values={name: each.value for name, each in lines.items()},
-        intervals={
-            name: None if (found := values[name]) is None else interval_of(each, found, n_clusters)
-            for name, each in lines.items()
-        },
-        differences={name: difference(name) for name in others},
+    first, *others = replicates
+    found = [{name: _evidence(line, first, name, replicates, n_clusters) for name in others} for line in lines]
+    adjusted = iter(_adjusted_p_values([evidence for by_name in found for evidence in by_name.values()]))
+    return tuple(
+        ComparedLine(
+            **{each.name: getattr(line[first], each.name) for each in fields(Quantity)},
+            better=_better(line[first]),
+            values={name: each.value for name, each in line.items()},
+            intervals={name: _interval(each, replicates[name], n_clusters) for name, each in line.items()},
+            differences={name: replace(by_name[name].difference, adjusted_p_value=next(adjusted)) for name in others},
+        )
+        for line, by_name in zip(lines, found, strict=True)
     )
 
 
-def _difference(
-    better: Better,
-    lines: tuple[Line, Line],
-    replicates: tuple[Tensor | None, Tensor | None],
-    chance: float | None,
+def _better(line: Line) -> Better:
+    return _BETTER.get(line.name, "lower")
+
+
+def _interval(line: Line, replicates: SystemReplicates, n_clusters: float | None) -> LineInterval | None:
+    values = replicates.bootstrap.get(line.key)
+    return None if values is None or line.name in _WITHOUT_INTERVALS else interval_of(line, values, n_clusters)
+
+
+def _evidence(
+    lines: Mapping[str, Line],
+    first: str,
+    second: str,
+    replicates: Mapping[str, SystemReplicates],
     n_clusters: float | None,
-) -> Difference:
-    """Return the value of the second system minus the value of the first, with its interval and verdict."""
-    values = [line.value for line in lines]
+) -> _Evidence:
+    """Return the value of the second system minus the value of the first, with its interval, p-value and verdict."""
+    line, better = lines[first], _better(lines[first])
+    values = [lines[name].value for name in (first, second)]
     a, b = (torch.tensor(value, dtype=torch.float64) for value in values)
     value = _minus(b, a, better)
-    undecided = Difference(float(value), None, None, "not significant")
-    if replicates[0] is None or replicates[1] is None:
+    undecided = _Evidence(Difference(float(value), None, None, None, None, "not significant"))
+    of = [replicates[name] for name in (first, second)]
+    if line.name in _WITHOUT_INTERVALS or any(line.key not in each.bootstrap for each in of):
         return undecided
-    bootstrap = Interval(value, _minus(replicates[1], replicates[0], better), LEVEL, n_clusters)
-    interval = none_if_nan(LineInterval(*(float(end) for end in bootstrap.without_bias)))
-    if interval is None:
+    sets = [Interval(value, _minus(of[1].bootstrap[line.key], of[0].bootstrap[line.key], better), LEVEL, n_clusters)]
+    nulls = [(x[line.key], y[line.key]) for x, y in zip(*(each.null for each in of), strict=True) if line.key in x]
+    floors = [torch.stack([_minus(x, 0 * x, better).mean() for x in null]) for null in nulls]
+    chance = None
+    if floors:
+        highest = torch.stack(floors).amax(0)
+        chance = float(highest[1] - highest[0])
+    for x, y in nulls:
+        null = _minus(y, x, better)
+        # Reflection at the value, as in the basic bootstrap interval (Davison and Hinkley 1997, eq. 5.6).
+        sets.append(Interval(value, value + null.mean() - null, LEVEL, n_clusters))
+    ends = [none_if_nan(LineInterval(*(float(end) for end in each.without_bias))) for each in sets]
+    if any(each is None for each in ends):
         return undecided
-    if chance is None and lines[0].name in _INCREASE_BY_NOISE:
-        chance = float(bootstrap.bias) / (_INCREASE_BY_NOISE[lines[0].name] - 1)
-    verdict: Verdict = "not significant"
     # Values that are 0 by definition, such as the mean signed error over all classes, have float32 rounding errors.
     rounding = torch.finfo(torch.float32).eps * max([1.0, *(abs(x) for x in values if math.isfinite(x))])
-    if interval.low - max(0.0, chance or 0.0) > rounding or interval.high - min(0.0, chance or 0.0) < -rounding:
+    least, most = min(0.0, chance or 0.0) - rounding, max(0.0, chance or 0.0) + rounding
+    p_values = [float(each.p_value(least, most)) for each in sets]
+    distances = [_distance(each, least, most) for each in sets]
+    weakest = max(range(len(sets)), key=lambda k: (p_values[k], -distances[k]))
+    interval = LineInterval(min(each.low for each in ends if each), max(each.high for each in ends if each))
+    verdict: Verdict = "not significant"
+    if p_values[weakest] <= (1 - LEVEL) * (1 + 1e-9):
         verdict = "better" if (interval.low > 0) == (better == "higher") else "worse"
-    return Difference(float(value), interval, chance, verdict)
+    difference = Difference(float(value), interval, chance, p_values[weakest], None, verdict)
+    drawn = sets[weakest].replicates
+    standardised = ((drawn - drawn.mean()) / drawn.std()).nan_to_num(0, 0, 0)
+    return _Evidence(difference, distances[weakest], standardised)
 
 
 def _minus(b: Tensor, a: Tensor, better: Better) -> Tensor:
     """Return b - a, or |b| - |a| for signed metrics."""
     return b.abs() - a.abs() if better == "nearer to 0" else b - a
+
+
+def _distance(interval: Interval, least: float, most: float) -> float:
+    """Return the distance of the mean of the replicates from [`least`, `most`] in standard errors, as a normal quantile.
+
+    For few clusters it is smaller, because the standard error is uncertain (t-distribution).
+    """
+    mean = float(interval.corrected.mean())
+    outside = max(0.0, mean - most, least - mean)
+    distance = torch.tensor(outside, dtype=torch.float64) / interval.standard_error
+    if not outside or interval.n_clusters is None:
+        return float(distance.nan_to_num(0 if not outside else math.inf))
+    return float(-torch.special.ndtri(nominal_tail(torch.special.ndtr(-distance), interval.n_clusters)))
+
+
+def _adjusted_p_values(family: Sequence[_Evidence]) -> list[float | None]:
+    """Return p-values adjusted for all differences (family-wise error rate, step-down max-T).
+
+    The k-th largest distance is compared with the largest standardised replicate of the differences that are not more
+    significant. All differences have the same bootstrap replicates, so that their dependence is included.
+
+    Reference:
+        Westfall, Young: Resampling-Based Multiple Testing (1993), algorithm 4.1; Romano, Wolf: Exact and approximate
+        stepdown methods for multiple hypothesis testing (Journal of the American Statistical Association, 2005).
+    """
+    tested = [k for k, each in enumerate(family) if each.standardised is not None]
+    tested.sort(key=lambda k: -family[k].distance)
+    adjusted: list[float | None] = [None] * len(family)
+    if not tested:
+        return adjusted
+    n_replicates = min(len(family[k].standardised) for k in tested)  # type: ignore[arg-type]
+    rows = torch.stack([family[k].standardised[:n_replicates].abs() for k in tested])  # type: ignore[index]
+    largest = rows.flip(0).cummax(0).values.flip(0)  # over this difference and all with smaller distances
+    p_value = 0.0
+    for k, row in zip(tested, largest, strict=True):
+        at_least = int((row >= family[k].distance).sum())
+        p_value = max(p_value, (1 + at_least) / (n_replicates + 1), family[k].difference.p_value or 0.0)
+        adjusted[k] = p_value
+    return adjusted
