@@ -5,21 +5,47 @@ every verdict on a calibration error is false. For exact calibration, prediction
 given the outcome: if p has the density f, the density given y = 1 is proportional to p f(p).
 """
 
+import argparse
+import json
 import math
+import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from torchcalib.core.arguments import Task
-from torchcalib.reporting.comparison.building import ComparisonBuilder
-from torchcalib.reporting.data import Comparison
+from torchcalib.core.event_sums import EqualWidthBins
+from torchcalib.core.events import NamedMode, modes_of
+from torchcalib.core.inputs import InputFormat
+from torchcalib.core.predictions import Predictions
+from torchcalib.core.ranked import ExactSample
+from torchcalib.core.sums import BinStats
+from torchcalib.inference.simulation import BinCells
+from torchcalib.ops.sorting import order_of
+from torchcalib.reporting.comparison.differences import pair_test
+from torchcalib.reporting.comparison.groups import Draws
+from torchcalib.reporting.comparison.null import (
+    OrderedSample,
+    bins_of_calibrated,
+    samples_of_calibrated,
+    samples_of_flipped,
+)
+from torchcalib.reporting.comparison.system import RANKED_REPLICATES
+from torchcalib.reporting.lines import error_values, order_values
+from torchcalib.reporting.results import Better
+from torchcalib.reporting.testing import LEVEL
 
 RESULTS = Path(__file__).parent / "results" / "comparisons.md"
-N = 500
-N_SETS = 1000
+RECORD = Path("/tmp/comparisons.jsonl")
+N, N_BINS = 500, 15
+
+Values = dict[str, Tensor]
+"""Errors by `Line.key`."""
 
 Sample = tuple[dict[str, Tensor], Tensor, Tensor | None]
 """Predictions by system, targets, and clusters or None."""
@@ -100,42 +126,117 @@ def classes(g: torch.Generator, num_classes: int, scale: float = 2.0, other_scal
     return {"a": view(scale), "b": view(scale if other_scale is None else other_scale)}, target, None
 
 
-LAWS: dict[str, tuple[Task, Callable[[torch.Generator], Sample]]] = {
-    "normal log-odds, equal accuracy": ("binary", normal_log_odds),
-    "normal log-odds, 1.5 and 0.5": ("binary", lambda g: normal_log_odds(g, 1.5, 0.5)),
-    "normal log-odds, nested": ("binary", nested_log_odds),
-    "beta mixture, equal accuracy": ("binary", mixture),
-    "beta mixture and two values": ("binary", lambda g: mixture(g, True)),
-    "beta(0.5, 9.5), equal accuracy": ("binary", lambda g: beta_views(0.5, 9.5, g)),
-    "beta(0.5, 9.5) and constant": ("binary", lambda g: beta_views(0.5, 9.5, g, True)),
-    "beta(0.5, 20), equal accuracy": ("binary", lambda g: beta_views(0.5, 20, g)),
-    "beta(0.5, 20) and constant": ("binary", lambda g: beta_views(0.5, 20, g, True)),
-    "5 classes, equal accuracy": ("multiclass", lambda g: classes(g, 5)),
-    "5 classes, different accuracy": ("multiclass", lambda g: classes(g, 5, 2.0, 0.7)),
-    "10 classes, equal accuracy": ("multiclass", lambda g: classes(g, 10)),
-    "10 classes, different accuracy": ("multiclass", lambda g: classes(g, 10, 2.0, 0.7)),
-    "normal log-odds and two values, 50 clusters": ("binary", clustered),
-}
+class Law(NamedTuple):
+    """Distribution of two systems and their targets."""
+
+    name: str
+    task: Task
+    draw: Callable[[torch.Generator], Sample]
 
 
-def compared(sample: Sample, task: Task, seed: int) -> Comparison:
-    """Return the comparison of one data set."""
-    preds, target, clusters = sample
-    builder = ComparisonBuilder(tuple(preds), task=task, seed=seed)
-    builder.update(preds, target, clusters=clusters)
-    return builder.comparison()
+LAWS = (
+    Law("normal log-odds, equal accuracy", "binary", normal_log_odds),
+    Law("normal log-odds, 1.5 and 0.5", "binary", lambda g: normal_log_odds(g, 1.5, 0.5)),
+    Law("normal log-odds, nested", "binary", nested_log_odds),
+    Law("beta mixture, equal accuracy", "binary", mixture),
+    Law("beta mixture and two values", "binary", lambda g: mixture(g, True)),
+    Law("beta(0.5, 9.5), equal accuracy", "binary", lambda g: beta_views(0.5, 9.5, g)),
+    Law("beta(0.5, 9.5) and constant", "binary", lambda g: beta_views(0.5, 9.5, g, True)),
+    Law("beta(0.5, 20), equal accuracy", "binary", lambda g: beta_views(0.5, 20, g)),
+    Law("beta(0.5, 20) and constant", "binary", lambda g: beta_views(0.5, 20, g, True)),
+    Law("5 classes, equal accuracy", "multiclass", lambda g: classes(g, 5)),
+    Law("5 classes, different accuracy", "multiclass", lambda g: classes(g, 5, 2.0, 0.7)),
+    Law("10 classes, equal accuracy", "multiclass", lambda g: classes(g, 10)),
+    Law("10 classes, different accuracy", "multiclass", lambda g: classes(g, 10, 2.0, 0.7)),
+    Law("normal log-odds and two values, 50 clusters", "binary", clustered),
+)
 
 
-def verdicts(task: Task, draw: Callable[[torch.Generator], Sample], n_sets: int) -> dict[str, float]:
-    """Return the share of data sets with a verdict by line, and with an adjusted verdict on any error (`"any"`)."""
+def errors(p: Predictions, clusters: Tensor | None, modes: Sequence[NamedMode], ranked: bool, seed: int) -> list[Values]:
+    """Return the errors of D data sets `(D,)`; and their replicates `(R, D)`: bootstrap, null and, if given, clusters.
+
+    The functions and the random numbers are those of `torchcalib.compare`, for D data sets at once.
+    """
+    of_rows = torch.arange(p.samples[-1]) if clusters is None else clusters
+    draws = Draws(seed, RANKED_REPLICATES, of_rows.device)
+    groups = torch.arange(int(of_rows.max()) + 1)
+    counts, signs = draws.of(groups)[:, of_rows].double(), draws.signs(groups)[:, of_rows]
+    found: list[Values] = [{} for _ in range(3 if clusters is None else 4)]
+    for mode in modes:
+        if ranked:
+            sample = ExactSample(mode).of(p)
+            order = order_of(sample.score)
+            ordered = OrderedSample.of(sample)
+            rows = torch.arange(N).expand(order.shape).gather(-1, order)
+            samples = [[sample], [OrderedSample.of(ExactSample(mode).of(p.resampled(counts)))]]
+            samples.append(list(samples_of_calibrated(ordered, rows, seed, RANKED_REPLICATES)))
+            if clusters is not None:
+                samples.append(list(samples_of_flipped(ordered, of_rows[rows], draws.signs(groups))))
+            for values, chunks in zip(found, samples, strict=True):
+                parts = [order_values(each, True, mode, N_BINS) for each in chunks]
+                values |= {key: torch.cat([x[key] for x in parts]) for key in parts[0] if key[:3] not in ("dsc", "unc")}
+            continue
+        accumulator = EqualWidthBins(mode, N_BINS, False, with_noise=True)
+        b, plain = accumulator.of(p), replace(accumulator, with_noise=False)
+        drawn = plain.of(p.resampled(counts))
+        bins = [b, drawn, bins_of_calibrated(b, residuals(drawn), seed)]
+        if clusters is not None:
+            flipped = residuals(plain.of(p.resampled(signs)))
+            bins.append(BinCells.of(b).with_gaps(flipped / b.n.masked_fill(b.n == 0, 1)))
+        for values, each in zip(found, bins, strict=True):
+            values |= {key: x for key, x in error_values(each, mode).items() if "debiased" not in key}
+    return found
+
+
+def residuals(b: BinStats) -> Tensor:
+    """Return the sum of outcomes minus confidences in each bin."""
+    return b.sums[..., 2, :] - b.sums[..., 1, :]
+
+
+def verdicts(law: Law, n_sets: int, ranked: bool) -> dict[str, float]:
+    """Return the share of data sets with p <= 5% by `Line.key`, in batches of data sets."""
     found: Counter[str] = Counter()
-    for seed in range(n_sets):
-        result = compared(draw(torch.Generator().manual_seed(seed)), task, seed)
-        adjusted = False
-        for key, line in result.items():
-            difference = line.differences["b"]
-            found[key] += difference.verdict != "not significant"
-            is_error = "/" in key and not key.startswith("dsc/")
-            adjusted |= is_error and difference.adjusted_p_value is not None and difference.adjusted_p_value <= 0.05
-        found["any"] += adjusted
+    at_once = 4 if ranked else 50
+    for seed in range(0, n_sets, at_once):
+        sets = [law.draw(torch.Generator().manual_seed(seed + k)) for k in range(min(at_once, n_sets - seed))]
+        clusters, target = sets[0][2], torch.stack([target for _, target, _ in sets])
+        modes = modes_of(law.task)[: 1 if ranked else None]
+        by_system = []
+        for name in ("a", "b"):
+            probs = torch.stack([preds[name] for preds, _, _ in sets])
+            num_classes = None if law.task == "binary" else probs.shape[-1]
+            p = InputFormat(law.task, num_classes=num_classes).read(probs, target, None, batch_shape=(len(sets),))
+            by_system.append(errors(p, clusters, modes, ranked, seed))
+        n_clusters = None if clusters is None else float(len(clusters.unique()))
+        for key in by_system[0][0]:
+            values, bootstrap, *nulls = ((a[key], b[key]) for a, b in zip(*by_system, strict=True))
+            better: Better = "nearer to 0" if key.startswith("esce") else "lower"
+            test = pair_test(values, bootstrap, nulls, better, n_clusters)
+            found[key] += int((test.p_value <= (1 - LEVEL) * (1 + 1e-9)).sum())
     return {key: count / n_sets for key, count in found.items()}
+
+
+def main() -> None:
+    """Simulate all laws, and write the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sets", type=int, default=1000, help="data sets for errors over equal-width bins")
+    parser.add_argument("--ranked-sets", type=int, default=200, help="data sets for rank-based errors")
+    parser.add_argument("--laws", type=int, nargs="*", help="numbers of the laws; default: all")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    for index, law in enumerate(LAWS):
+        if arguments.laws is None or index in arguments.laws:
+            for ranked, n_sets in ((False, arguments.sets), (True, arguments.ranked_sets)):
+                if n_sets:
+                    start = time.process_time()
+                    found = verdicts(law, n_sets, ranked)
+                    record = {"law": law.name, "ranked": ranked, "sets": n_sets, "found": found}
+                    with RECORD.open("a") as file:
+                        file.write(json.dumps(record) + "\n")
+                    seconds = (time.process_time() - start) / n_sets
+                    worst = max(found, key=lambda key: found[key])
+                    print(f"{law.name}, ranked={ranked}: {seconds:.3f} s/set, {worst} {found[worst]:.1%}", found, flush=True)
+
+
+if __name__ == "__main__":
+    main()

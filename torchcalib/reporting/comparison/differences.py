@@ -16,9 +16,9 @@ Reference:
     Westfall, Young: Resampling-Based Multiple Testing (1993), algorithm 4.1, for the adjustment.
 """
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,7 +31,7 @@ from torchcalib.metrics.test_based import TCE
 from torchcalib.metrics.truthful import ATB
 from torchcalib.reporting.lines import ERRORS, SCORES, SELECTIVE
 from torchcalib.reporting.results import Better, ComparedLine, Difference, Line, LineInterval, Quantity, Verdict
-from torchcalib.reporting.testing import LEVEL, interval_of, none_if_nan
+from torchcalib.reporting.testing import LEVEL, interval_of
 
 _DIRECTIONS: dict[bool | None, Better] = {True: "higher", False: "lower", None: "nearer to 0"}
 _METRICS: tuple[type[ScoreMetric | BinnedMetric | RankedMetric], ...] = (*SCORES, *ERRORS, ACE, TCE, KS, ATB)
@@ -57,19 +57,101 @@ class SystemReplicates:
     null: Sequence[Mapping[str, Tensor]]
 
 
-@dataclass(frozen=True)
-class _Evidence:
-    """Difference of one line between one system and the baseline, and its standardised replicates.
+class PairTest(NamedTuple):
+    """Test of the difference of one line between two systems, `(...)`.
 
     Attributes:
-        difference: the difference with its unadjusted p-value.
-        distance: distance of the difference from the hypothesis in standard errors; NaN without a p-value.
-        standardised: replicates minus their mean, divided by their standard deviation, `(R,)`.
+        value: the difference; for a signed metric, the difference of absolute values.
+        low, high: 95% interval; NaN if undefined.
+        chance: difference of the noise floors; 0 without null replicates.
+        p_value: p-value of the hypothesis that the expected difference is between 0 and `chance`; NaN if undefined.
+        distance: distance of the difference from the hypothesis in standard errors.
+        standardised: replicates minus their mean, divided by their standard deviation, `(R, ...)`.
+        has_null: whether there are null replicates.
     """
 
-    difference: Difference
-    distance: float = math.nan
-    standardised: Tensor | None = None
+    value: Tensor
+    low: Tensor
+    high: Tensor
+    chance: Tensor
+    p_value: Tensor
+    distance: Tensor
+    standardised: Tensor
+    has_null: bool
+
+
+Pair = tuple[Tensor, Tensor]
+"""Values `(...)` or replicates `(R, ...)` of one line for the baseline and another system."""
+
+
+def pair_test(
+    values: Pair, bootstrap: Pair, nulls: Sequence[Pair], better: Better, n_clusters: float | None = None
+) -> PairTest:
+    """Test the difference of one line between two systems.
+
+    Args:
+        values: values for the data `(...)`.
+        bootstrap: values in the replicates of the paired bootstrap `(R, ...)`.
+        nulls: values in each set of null replicates `(R, ...)`.
+        better: direction of better values.
+        n_clusters: effective number of resampled clusters; None if rows were resampled.
+    """
+    value = _minus(values, better)
+    sets = [Interval(value, _minus(bootstrap, better), LEVEL, n_clusters)]
+    chance = torch.zeros_like(value)
+    if nulls:
+        floors = [torch.stack([_minus((0 * x, x), better).mean(0) for x in pair]) for pair in nulls]
+        first, second = torch.stack(floors).amax(0)
+        chance = second - first
+    for pair in nulls:
+        null = _minus(pair, better)
+        # Reflection at the value, as in the basic bootstrap interval (Davison and Hinkley 1997, eq. 5.6).
+        sets.append(Interval(value, value + null.mean(0) - null, LEVEL, n_clusters))
+    # Values that are 0 by definition, such as the mean signed error over all classes, have float32 rounding errors.
+    size = torch.stack(values).abs().nan_to_num(0, 0, 0).amax(0).clamp(min=1)
+    rounding = torch.finfo(torch.float32).eps * size
+    least, most = chance.clamp(max=0) - rounding, chance.clamp(min=0) + rounding
+    low, high = (torch.stack(ends) for ends in zip(*(each.without_bias for each in sets), strict=True))
+    low, high = low.amin(0), high.amax(0)  # NaN if one of the sets has no interval
+    p_values = torch.stack([each.p_value(least, most) for each in sets])
+    distances = torch.stack([_distance(each, least, most) for each in sets])
+    # Select the set with the largest p-value; of equal ones, that with the smallest distance.
+    weakest = (p_values - 1e-9 * distances / (1 + distances).clamp(max=1e9)).nan_to_num(2).argmax(0, keepdim=True)
+    n = min(len(each.replicates) for each in sets)
+    standardised = torch.stack([_standardised(each.replicates)[:n] for each in sets])
+    return PairTest(
+        value,
+        low,
+        high,
+        chance,
+        p_values.amax(0).masked_fill(low.isnan() | high.isnan(), torch.nan),
+        distances.gather(0, weakest).squeeze(0),
+        standardised.gather(0, weakest.unsqueeze(1).expand(1, *standardised.shape[1:])).squeeze(0),
+        bool(nulls),
+    )
+
+
+def _minus(pair: Pair, better: Better) -> Tensor:
+    """Return b - a for a pair (a, b), or |b| - |a| for signed metrics."""
+    a, b = pair
+    return b.abs() - a.abs() if better == "nearer to 0" else b - a
+
+
+def _standardised(replicates: Tensor) -> Tensor:
+    return ((replicates - replicates.mean(0)) / replicates.std(0)).nan_to_num(0, 0, 0)
+
+
+def _distance(interval: Interval, least: Tensor, most: Tensor) -> Tensor:
+    """Return the distance of the mean of the replicates from [`least`, `most`] in standard errors `(...)`.
+
+    For few clusters it is the normal quantile of the tail of Student's t-distribution.
+    """
+    mean = interval.corrected.mean(0)
+    outside = torch.maximum(mean - most, least - mean).clamp(min=0)
+    distance = (outside / interval.standard_error).nan_to_num(0, torch.inf)
+    if interval.n_clusters is None:
+        return distance
+    return -torch.special.ndtri(nominal_tail(torch.special.ndtr(-distance), interval.n_clusters))
 
 
 def compared_lines(
@@ -88,17 +170,17 @@ def compared_lines(
         The values and their differences from the baseline, with intervals, p-values and adjusted p-values.
     """
     first, *others = replicates
-    found = [{name: _evidence(line, first, name, replicates, n_clusters) for name in others} for line in lines]
-    adjusted = iter(_adjusted_p_values([evidence for by_name in found for evidence in by_name.values()]))
+    tests = [{name: _tested(line, first, name, replicates, n_clusters) for name in others} for line in lines]
+    adjusted = iter(_adjusted_p_values([test for by_name in tests for test in by_name.values()]))
     return tuple(
         ComparedLine(
             **{each.name: getattr(line[first], each.name) for each in fields(Quantity)},
             better=_better(line[first]),
             values={name: each.value for name, each in line.items()},
             intervals={name: _interval(each, replicates[name], n_clusters) for name, each in line.items()},
-            differences={name: replace(by_name[name].difference, adjusted_p_value=next(adjusted)) for name in others},
+            differences={name: _difference(line, first, name, by_name[name], next(adjusted)) for name in others},
         )
-        for line, by_name in zip(lines, found, strict=True)
+        for line, by_name in zip(lines, tests, strict=True)
     )
 
 
@@ -111,71 +193,46 @@ def _interval(line: Line, replicates: SystemReplicates, n_clusters: float | None
     return None if values is None or line.name in _WITHOUT_INTERVALS else interval_of(line, values, n_clusters)
 
 
-def _evidence(
+def _tested(
     lines: Mapping[str, Line],
     first: str,
     second: str,
     replicates: Mapping[str, SystemReplicates],
     n_clusters: float | None,
-) -> _Evidence:
-    """Return the value of the second system minus the value of the first, with its interval, p-value and verdict."""
-    line, better = lines[first], _better(lines[first])
-    values = [lines[name].value for name in (first, second)]
-    a, b = (torch.tensor(value, dtype=torch.float64) for value in values)
-    value = _minus(b, a, better)
-    undecided = _Evidence(Difference(float(value), None, None, None, None, "not significant"))
-    of = [replicates[name] for name in (first, second)]
-    if line.name in _WITHOUT_INTERVALS or any(line.key not in each.bootstrap for each in of):
-        return undecided
-    sets = [Interval(value, _minus(of[1].bootstrap[line.key], of[0].bootstrap[line.key], better), LEVEL, n_clusters)]
-    nulls = [(x[line.key], y[line.key]) for x, y in zip(*(each.null for each in of), strict=True) if line.key in x]
-    floors = [torch.stack([_minus(x, 0 * x, better).mean() for x in null]) for null in nulls]
-    chance = None
-    if floors:
-        highest = torch.stack(floors).amax(0)
-        chance = float(highest[1] - highest[0])
-    for x, y in nulls:
-        null = _minus(y, x, better)
-        # Reflection at the value, as in the basic bootstrap interval (Davison and Hinkley 1997, eq. 5.6).
-        sets.append(Interval(value, value + null.mean() - null, LEVEL, n_clusters))
-    ends = [none_if_nan(LineInterval(*(float(end) for end in each.without_bias))) for each in sets]
-    if any(each is None for each in ends):
-        return undecided
-    # Values that are 0 by definition, such as the mean signed error over all classes, have float32 rounding errors.
-    rounding = torch.finfo(torch.float32).eps * max([1.0, *(abs(x) for x in values if math.isfinite(x))])
-    least, most = min(0.0, chance or 0.0) - rounding, max(0.0, chance or 0.0) + rounding
-    p_values = [float(each.p_value(least, most)) for each in sets]
-    distances = [_distance(each, least, most) for each in sets]
-    weakest = max(range(len(sets)), key=lambda k: (p_values[k], -distances[k]))
-    interval = LineInterval(min(each.low for each in ends if each), max(each.high for each in ends if each))
+) -> PairTest | None:
+    """Return the test of a line between two systems; None without replicates, or if a bound is NaN."""
+    key, of = lines[first].key, [replicates[name] for name in (first, second)]
+    if lines[first].name in _WITHOUT_INTERVALS or any(key not in each.bootstrap for each in of):
+        return None
+    values = [torch.tensor(lines[name].value, dtype=torch.float64) for name in (first, second)]
+    nulls = [(a[key], b[key]) for a, b in zip(*(each.null for each in of), strict=True) if key in a]
+    pair = (of[0].bootstrap[key], of[1].bootstrap[key])
+    test = pair_test((values[0], values[1]), pair, nulls, _better(lines[first]), n_clusters)
+    return None if bool(test.p_value.isnan()) else test
+
+
+def _difference(
+    lines: Mapping[str, Line], first: str, second: str, test: PairTest | None, adjusted: float | None
+) -> Difference:
+    """Return the result of a test as numbers, with its verdict."""
+    better = _better(lines[first])
+    if test is None:
+        a, b = (torch.tensor(lines[name].value, dtype=torch.float64) for name in (first, second))
+        return Difference(float(_minus((a, b), better)), None, None, None, None, "not significant")
+    interval = LineInterval(float(test.low), float(test.high))
     verdict: Verdict = "not significant"
-    if p_values[weakest] <= (1 - LEVEL) * (1 + 1e-9):
+    if is_significant(float(test.p_value)):
         verdict = "better" if (interval.low > 0) == (better == "higher") else "worse"
-    difference = Difference(float(value), interval, chance, p_values[weakest], None, verdict)
-    drawn = sets[weakest].replicates
-    standardised = ((drawn - drawn.mean()) / drawn.std()).nan_to_num(0, 0, 0)
-    return _Evidence(difference, distances[weakest], standardised)
+    chance = float(test.chance) if test.has_null else None
+    return Difference(float(test.value), interval, chance, float(test.p_value), adjusted, verdict)
 
 
-def _minus(b: Tensor, a: Tensor, better: Better) -> Tensor:
-    """Return b - a, or |b| - |a| for signed metrics."""
-    return b.abs() - a.abs() if better == "nearer to 0" else b - a
+def is_significant(p_value: float) -> bool:
+    """Return True for a p-value of at most 5%, also with rounding errors."""
+    return p_value <= (1 - LEVEL) * (1 + 1e-9)
 
 
-def _distance(interval: Interval, least: float, most: float) -> float:
-    """Return the distance of the mean of the replicates from [`least`, `most`] in standard errors, as a normal quantile.
-
-    For few clusters it is smaller, because the standard error is uncertain (t-distribution).
-    """
-    mean = float(interval.corrected.mean())
-    outside = max(0.0, mean - most, least - mean)
-    distance = torch.tensor(outside, dtype=torch.float64) / interval.standard_error
-    if not outside or interval.n_clusters is None:
-        return float(distance.nan_to_num(0 if not outside else math.inf))
-    return float(-torch.special.ndtri(nominal_tail(torch.special.ndtr(-distance), interval.n_clusters)))
-
-
-def _adjusted_p_values(family: Sequence[_Evidence]) -> list[float | None]:
+def _adjusted_p_values(family: Sequence[PairTest | None]) -> list[float | None]:
     """Return p-values adjusted for all differences (family-wise error rate, step-down max-T).
 
     The k-th largest distance is compared with the largest standardised replicate of the differences that are not more
@@ -185,17 +242,18 @@ def _adjusted_p_values(family: Sequence[_Evidence]) -> list[float | None]:
         Westfall, Young: Resampling-Based Multiple Testing (1993), algorithm 4.1; Romano, Wolf: Exact and approximate
         stepdown methods for multiple hypothesis testing (Journal of the American Statistical Association, 2005).
     """
-    tested = [k for k, each in enumerate(family) if each.standardised is not None]
-    tested.sort(key=lambda k: -family[k].distance)
+    tested = sorted(
+        ((test, k) for k, test in enumerate(family) if test is not None), key=lambda pair: -float(pair[0].distance)
+    )
     adjusted: list[float | None] = [None] * len(family)
     if not tested:
         return adjusted
-    n_replicates = min(len(family[k].standardised) for k in tested)  # type: ignore[arg-type]
-    rows = torch.stack([family[k].standardised[:n_replicates].abs() for k in tested])  # type: ignore[index]
+    n_replicates = min(len(test.standardised) for test, _ in tested)
+    rows = torch.stack([test.standardised[:n_replicates].abs() for test, _ in tested])
     largest = rows.flip(0).cummax(0).values.flip(0)  # over this difference and all with smaller distances
     p_value = 0.0
-    for k, row in zip(tested, largest, strict=True):
-        at_least = int((row >= family[k].distance).sum())
-        p_value = max(p_value, (1 + at_least) / (n_replicates + 1), family[k].difference.p_value or 0.0)
+    for (test, k), row in zip(tested, largest, strict=True):
+        at_least = int((row >= test.distance).sum())
+        p_value = max(p_value, (1 + at_least) / (n_replicates + 1), float(test.p_value))
         adjusted[k] = p_value
     return adjusted
