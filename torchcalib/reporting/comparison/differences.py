@@ -30,7 +30,16 @@ from torchcalib.metrics.scores import ScoreMetric
 from torchcalib.metrics.test_based import TCE
 from torchcalib.metrics.truthful import ATB
 from torchcalib.reporting.lines import ERRORS, SCORES, SELECTIVE
-from torchcalib.reporting.results import Better, ComparedLine, Difference, Line, LineInterval, Quantity, Verdict
+from torchcalib.reporting.results import (
+    Better,
+    ComparedLine,
+    Difference,
+    Line,
+    LineInterval,
+    Quantity,
+    Verdict,
+    is_significant,
+)
 from torchcalib.reporting.testing import LEVEL, interval_of
 
 _DIRECTIONS: dict[bool | None, Better] = {True: "higher", False: "lower", None: "nearer to 0"}
@@ -225,11 +234,6 @@ def _difference(
         verdict = "better" if (interval.low > 0) == (better == "higher") else "worse"
     chance = float(test.chance) if test.has_null else None
     return Difference(float(test.value), interval, chance, float(test.p_value), adjusted, verdict)
-
-
-def is_significant(p_value: float) -> bool:
-    """Return True for a p-value of at most 5%, also with rounding errors."""
-    return p_value <= (1 - LEVEL) * (1 + 1e-9)
 
 
 def _adjusted_p_values(family: Sequence[PairTest | None]) -> list[float | None]:
