@@ -189,7 +189,9 @@ def test_null_replicates_have_the_noise_floor_of_a_calibration_test():
             floors[system] = float(tested.test().noise_floor)
         difference = found[f"{name}/positive"].differences["sure"]
         scale = max(floors.values())
-        assert difference.chance == pytest.approx(floors["sure"] - floors["calibrated"], abs=0.05 * scale), name
+        # About 4 standard errors of the means of 999 replicates (bins) and 199 replicates (ranks).
+        tolerance = (0.3 if name in ("ks", "atb") else 0.06) * scale
+        assert difference.chance == pytest.approx(floors["sure"] - floors["calibrated"], abs=tolerance), name
 
 
 def test_nominal_tail_inverts_the_expanded_percentile():
