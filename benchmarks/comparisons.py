@@ -92,9 +92,7 @@ def normal_log_odds(g: torch.Generator, scale: float = 1.5, other_scale: float |
 def nested_log_odds(g: torch.Generator) -> Sample:
     """Return a system with log-odds of two features, and one with the log-odds of the first of them."""
     target = torch.bernoulli(torch.full((N,), 0.5, dtype=torch.float64), generator=g).long()
-    first, second = (
-        (2.0 * target - 1) * 0.5 + torch.randn(N, generator=g, dtype=torch.float64) for _ in range(2)
-    )
+    first, second = ((2.0 * target - 1) * 0.5 + torch.randn(N, generator=g, dtype=torch.float64) for _ in range(2))
     return {"a": (first + second).sigmoid(), "b": first.sigmoid()}, target, None
 
 
@@ -158,7 +156,9 @@ LAWS = (
 )
 
 
-def errors(p: Predictions, clusters: Tensor | None, modes: Sequence[NamedMode], ranked: bool, seed: int) -> list[Values]:
+def errors(
+    p: Predictions, clusters: Tensor | None, modes: Sequence[NamedMode], ranked: bool, seed: int
+) -> list[Values]:
     """Return the errors of D data sets `(D,)`; and their replicates `(R, D)`: bootstrap, null and, if given, clusters.
 
     The functions and the random numbers are those of `torchcalib.compare`, for D data sets at once.
@@ -234,7 +234,7 @@ def table(records: Mapping[str, Any]) -> str:
     lines = [
         "# False verdicts of comparisons",
         "",
-        f"Share of data sets in which one of two systems is called better or worse calibrated (p <= 0.05, not adjusted) "
+        "Share of data sets in which one of two systems is called better or worse calibrated (p <= 0.05, not adjusted) "
         f"although both are calibrated, in percent. {N} samples; {RANKED_REPLICATES} replicates; the functions of "
         "`torchcalib.compare`. Standard error at 5%: 0.7 for 1,000 data sets, 1.5 for 200. Two numbers: main mode "
         "(positive class or top label) / other mode (top label or class-wise). Computed by "
@@ -252,14 +252,14 @@ def table(records: Mapping[str, Any]) -> str:
             keys = ["/".join((key.split("/")[0], modes[key.split("/")[1]])) for key in (first, second)]
             cells.append("" if of_bins is None else " / ".join(f"{100 * of_bins['found'][key]:.1f}" for key in keys))
         cells.append("" if of_ranks is None else f"{of_ranks['sets']:,}")
-        for name in ranked:
-            cells.append("" if of_ranks is None else f"{100 * of_ranks['found'][name + '/' + modes['main']]:.1f}")
+        shares = {} if of_ranks is None else of_ranks["found"]
+        cells += [f"{100 * shares[key]:.1f}" if (key := f"{name}/{modes['main']}") in shares else "" for name in ranked]
         lines.append(f"| {' | '.join(cells)} |")
     power = records.get(f"{LAWS[-1].name}, bins")
     if power is not None:
         lines += [
             "",
-            f"The last row is not calibrated: its second system has the log-odds 1.3 z. There, the difference in NLL is "
+            "The last row is not calibrated: its second system has the log-odds 1.3 z. There, the difference in NLL is "
             f"significant in {power['found']['nll']:.1%} of the data sets.",
         ]
     return "\n".join(lines) + "\n"

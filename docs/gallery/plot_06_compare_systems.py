@@ -46,8 +46,8 @@ for sentence in compared.sentences.values():
 # Temperature scaling improves the calibration and keeps the accuracy. Noise in the logits makes the probabilities and
 # the accuracy worse. Rounding to half precision has almost no effect.
 #
-# The result contains all values, intervals, p-values and verdicts. This figure shows the negative log-likelihood (NLL) and its
-# differences. `compared.save("folder")` writes a page, a table and a diagram.
+# The result contains all values, intervals, p-values and verdicts. This figure shows the negative log-likelihood (NLL)
+# and its differences. `compared.save("folder")` writes a page, a table and a diagram.
 
 line = compared["nll"]
 fig, (left, right) = plt.subplots(1, 2, figsize=(7.4, 3))

@@ -431,10 +431,10 @@ class Comparison(Results[ComparedLine]):
         if not n:
             return "Without intervals, the significance of differences is unknown."
         return (
-            f"Intervals, p-values and the verdicts beside them are those of single metrics: if no system differed, up to "
-            f"{max(1, round(0.05 * n))} of {n} p-values would be at most 0.05 by chance. Use them for a metric that was "
-            f"chosen in advance. Adjusted p-values account for all {n} differences: the probability that one or more of "
-            "them are at most 0.05 by chance is at most 5%."
+            "Intervals, p-values and the verdicts beside them are those of single metrics, chosen in advance: if no "
+            f"system differed, up to {max(1, round(0.05 * n))} of {n} p-values would be at most 0.05, on average. "
+            f"Adjusted p-values account for all {n} differences: the probability that one or more of them would be at "
+            "most 0.05 is at most 5%."
         )
 
     @property

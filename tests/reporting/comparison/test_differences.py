@@ -111,9 +111,7 @@ def test_adjusted_p_values_equal_a_slow_loop():
     found = _adjusted_p_values([*(test_of(k) for k in range(6)), None])
     order, largest_p = sorted(range(6), key=lambda k: -distances[k]), 0.0
     for place, k in enumerate(order):
-        exceeded = sum(
-            max(abs(float(drawn[r, j])) for j in order[place:]) >= distances[k] for r in range(60)
-        )
+        exceeded = sum(max(abs(float(drawn[r, j])) for j in order[place:]) >= distances[k] for r in range(60))
         largest_p = max(largest_p, (1 + exceeded) / 61, 0.001 if k != 2 else 0.99)
         assert found[k] == pytest.approx(largest_p, abs=1e-12)
     assert found[6] is None
@@ -232,7 +230,13 @@ def test_interval_p_value_and_verdict_agree(has_clusters, monkeypatch):
         logits["little"] = 1.5 * logits["calibrated"]
         clusters = torch.arange(200) % 40 if has_clusters else None
         comparison = tc.compare(
-            logits, target, task="binary", from_logits=True, seed=seed, clusters=clusters, n_replicates=(99, 999)[seed % 2]
+            logits,
+            target,
+            task="binary",
+            from_logits=True,
+            seed=seed,
+            clusters=clusters,
+            n_replicates=(99, 999)[seed % 2],
         )
         n += assert_consistent(comparison)
     assert n > 100

@@ -88,10 +88,10 @@ def compare(
 
     Calibration errors contain sampling noise. `Difference.chance` is the difference of the noise floors: the expected
     difference if both systems are calibrated. If both are equally miscalibrated, the expected difference lies between 0
-    and this number. This is the hypothesis of the test. The p-value is the larger one of two: that of the bootstrap, and
-    that of null replicates. In null replicates, the outcomes of both systems are simulated from their confidences, with
-    the dependence between the systems. The interval contains those of both. The bootstrap alone is not valid for rare
-    outcomes, because a bin without events has no noise in the replicates.
+    and this number. This is the hypothesis of the test. The p-value is the larger one of two: that of the bootstrap,
+    and that of null replicates. In null replicates, the outcomes of both systems are simulated from their confidences,
+    with the dependence between the systems. The interval contains those of both. The bootstrap alone is not valid for
+    rare outcomes, because a bin without events has no noise in the replicates.
 
     The verdict is `"better"` or `"worse"` if p is at most 0.05. Adjusted p-values account for all differences of the
     comparison. Sentences, and the verdicts in the table of systems, use adjusted p-values.
@@ -330,7 +330,9 @@ class ComparisonBuilder:
             n_clusters,
         )
         notes = self._notes(systems[self._names[0]], has_labels)
-        scores = replicates[self._names[0]].bootstrap.get("brier")  # None if there is one group, which has no replicates
+        scores = replicates[self._names[0]].bootstrap.get(
+            "brier"
+        )  # None if there is one group, which has no replicates
         if self._n_rows == 1 or (scores is not None and bool(scores.isnan().any())):
             notes.append("Intervals are omitted: some replicates are empty, because there are few rows (first axis).")
         of_clusters = {}

@@ -10,8 +10,8 @@ variance (consistency resampling, Broecker and Smith 2007). Its quantile levels 
   replicate r. The sums therefore have the rank correlations of the bootstrap (Iman and Conover 1982), and all systems
   share the bootstrap replicates.
 - Ranked samples: all systems share a uniform number u for each row. The level is u if the event of the system occurred,
-  otherwise 1 - u. Two systems with equal outcomes in a row have dependent simulated outcomes. For the top label, if only
-  one of two predictions is correct, simulated outcomes have a negative correlation.
+  otherwise 1 - u. If two systems have equal outcomes in a row, their simulated outcomes have a positive correlation.
+  For the top label, if only one of two predictions is correct, the correlation is negative.
 
 For clusters of dependent rows, a second null distribution multiplies the residuals of each cluster by a random sign,
 which all systems share (wild bootstrap, Cameron, Gelbach and Miller 2008).
@@ -39,7 +39,7 @@ from torchcalib.ops.once import once
 from torchcalib.ops.sorting import sorted_columns
 
 _UNIFORM_STREAMS, _TIE_STREAMS = 2**32, 2**33
-"""First random streams for the uniform numbers of rows, and for ties of ranks. Smaller numbers are bootstrap streams."""
+"""First random streams of the uniform numbers of rows, and of ties. The bootstrap uses streams with smaller numbers."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,9 +97,7 @@ def _ranks(x: Tensor, seed: int) -> Tensor:
     return torch.zeros_like(flat).scatter_(0, order, ranks).reshape(x.shape)
 
 
-def samples_of_calibrated(
-    sample: OrderedSample, rows: Tensor, seed: int, n_replicates: int
-) -> Iterator[OrderedSample]:
+def samples_of_calibrated(sample: OrderedSample, rows: Tensor, seed: int, n_replicates: int) -> Iterator[OrderedSample]:
     """Yield the ranked samples of a calibrated system, in chunks of r replicates `(r, ..., N)`.
 
     Args:
@@ -124,9 +122,7 @@ def samples_of_calibrated(
         yield _with_outcomes(sample, outcomes)
 
 
-def samples_of_flipped(
-    sample: OrderedSample, clusters: Tensor, signs: Tensor
-) -> Iterator[OrderedSample]:
+def samples_of_flipped(sample: OrderedSample, clusters: Tensor, signs: Tensor) -> Iterator[OrderedSample]:
     """Yield ranked samples in which the residuals of each cluster have a random sign, `(r, ..., N)`.
 
     Args:
