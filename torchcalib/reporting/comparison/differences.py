@@ -258,6 +258,6 @@ def _adjusted_p_values(family: Sequence[PairTest | None]) -> list[float | None]:
     p_value = 0.0
     for (test, k), row in zip(tested, largest, strict=True):
         at_least = int((row >= test.distance).sum())
-        p_value = max(p_value, (1 + at_least) / (n_replicates + 1), float(test.p_value))
-        adjusted[k] = p_value
+        p_value = max(p_value, (1 + at_least) / (n_replicates + 1))
+        adjusted[k] = max(p_value, float(test.p_value))
     return adjusted
