@@ -23,7 +23,7 @@ from torchcalib.core.event_sums import EqualWidthBins
 from torchcalib.core.events import NamedMode, modes_of
 from torchcalib.core.inputs import InputFormat
 from torchcalib.core.predictions import Predictions
-from torchcalib.core.ranked import ExactSample
+from torchcalib.core.ranked import ExactSample, RankedSample
 from torchcalib.core.sums import BinStats
 from torchcalib.inference.simulation import BinCells
 from torchcalib.ops.sorting import order_of
@@ -177,7 +177,10 @@ def errors(
             order = order_of(sample.score)
             ordered = OrderedSample.of(sample)
             rows = torch.arange(N).expand(order.shape).gather(-1, order)
-            samples = [[sample], [OrderedSample.of(ExactSample(mode).of(p.resampled(counts)))]]
+            samples: list[list[RankedSample]] = [
+                [sample],
+                [OrderedSample.of(ExactSample(mode).of(p.resampled(counts)))],
+            ]
             samples.append(list(samples_of_calibrated(ordered, rows, seed, RANKED_REPLICATES)))
             if clusters is not None:
                 samples.append(list(samples_of_flipped(ordered, of_rows[rows], draws.signs(groups))))
@@ -216,7 +219,7 @@ def verdicts(law: Law, n_sets: int, ranked: bool) -> dict[str, float]:
             num_classes = None if law.task == "binary" else probs.shape[-1]
             p = InputFormat(law.task, num_classes=num_classes).read(probs, target, None, batch_shape=(len(sets),))
             by_system.append(errors(p, clusters, modes, ranked, seed))
-        n_clusters = None if clusters is None else float(len(clusters.unique()))
+        n_clusters = None if clusters is None else float(clusters.max()) + 1
         for key in by_system[0][0]:
             values, bootstrap, *nulls = ((a[key], b[key]) for a, b in zip(*by_system, strict=True) if key in a)
             better: Better = "nearer to 0" if key.startswith("esce") else "lower"

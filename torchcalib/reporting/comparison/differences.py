@@ -160,7 +160,8 @@ def _distance(interval: Interval, least: Tensor, most: Tensor) -> Tensor:
     distance = (outside / interval.standard_error).nan_to_num(0, torch.inf)
     if interval.n_clusters is None:
         return distance
-    return -torch.special.ndtri(nominal_tail(torch.special.ndtr(-distance), interval.n_clusters))
+    quantile: Tensor = torch.special.ndtri(nominal_tail(torch.special.ndtr(-distance), interval.n_clusters))
+    return -quantile
 
 
 def compared_lines(

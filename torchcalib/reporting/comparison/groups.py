@@ -152,7 +152,7 @@ def in_random_groups(p: Predictions, words: Tensor) -> Predictions:
 
 def replicates_of_sample(sample: GroupedSample, draws: Draws, most: int) -> Iterator[RankedSample]:
     """Yield the ranked samples of the first `most` replicates, in chunks of r replicates `(r, ..., N)`."""
-    groups, index = sample.groups.long().unique(return_inverse=True)
+    groups, index = sample.groups.long().unique(return_inverse=True)  # type: ignore[no-untyped-call]
     clusters = ClusteredSample(sample.whole, index)
     for weights in torch.split(draws.of(groups)[:most], replicates_at_once(sample.whole.score.numel())):
         yield OrderedSample.of(clusters.replicate(weights))  # sorted once for all metrics
@@ -166,7 +166,7 @@ def null_samples(sample: GroupedSample, draws: Draws, most: int, flips: bool) ->
     order = order_of(sample.whole.score)
     ordered = OrderedSample.of(sample.whole)  # the same stable order
     if flips:
-        groups, index = sample.groups.long().unique(return_inverse=True)
+        groups, index = sample.groups.long().unique(return_inverse=True)  # type: ignore[no-untyped-call]
         return samples_of_flipped(ordered, index.expand(order.shape).gather(-1, order), draws.signs(groups)[:most])
     rows = torch.arange(order.numel(), device=order.device).reshape(order.shape)
     return samples_of_calibrated(ordered, rows.gather(-1, order), draws.seed, min(most, len(draws)))
