@@ -5,7 +5,7 @@ selective risk is their error rate.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple, Self, Unpack
 
 import torch
