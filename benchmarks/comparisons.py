@@ -240,7 +240,7 @@ def table(records: Mapping[str, Any]) -> str:
         "Share of data sets in which one of two systems is called better or worse calibrated (p <= 0.05, not adjusted) "
         f"although both are calibrated, in percent. {N} samples; {RANKED_REPLICATES} replicates; the functions of "
         "`torchcalib.compare`. Standard error at 5%: 0.7 for 1,000 data sets, 1.5 for 200. Two numbers: main mode "
-        "(positive class or top label) / other mode (top label or class-wise). Computed by "
+        "(positive class or top label) / other mode (top label or class-wise). Empty: not computed. Computed by "
         "`python -m benchmarks.comparisons`.",
         "",
         "| law | data sets | ECE | ESCE | MCE | RMSCE | data sets | ACE | TCE | KS | ATB | MCB |",
