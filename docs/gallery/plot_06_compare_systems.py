@@ -30,12 +30,14 @@ torchcalib.plots.difference_plot(compared).figure
 
 # %%
 # Each panel shows the differences of one metric from the baseline, with 95% intervals. The better side is shaded. Blue
-# marks are significantly better, orange marks worse, and hollow marks are not significant. The :doc:`glossary
-# </glossary>` explains the abbreviations.
+# marks are significantly better, orange marks worse, and hollow marks are not significant. Significance in the diagram
+# is that of a single metric (p at most 0.05). The :doc:`glossary </glossary>` explains the abbreviations.
 #
 # The intervals are paired: all models share the bootstrap replicates of the test images. The part of the noise that the
 # models have in common cancels out. The interval of a difference is therefore usually narrower than those of the two
 # values.
+#
+# The sentences use p-values that are adjusted for all differences of the comparison.
 
 for sentence in compared.sentences.values():
     print(sentence)
@@ -44,8 +46,8 @@ for sentence in compared.sentences.values():
 # Temperature scaling improves the calibration and keeps the accuracy. Noise in the logits makes the probabilities and
 # the accuracy worse. Rounding to half precision has almost no effect.
 #
-# The result contains all values, intervals and verdicts. This figure shows the negative log-likelihood (NLL) and its
-# differences. `compared.save("folder")` writes a page, a table and a diagram.
+# The result contains all values, intervals, p-values and verdicts. This figure shows the negative log-likelihood (NLL)
+# and its differences. `compared.save("folder")` writes a page, a table and a diagram.
 
 line = compared["nll"]
 fig, (left, right) = plt.subplots(1, 2, figsize=(7.4, 3))

@@ -19,6 +19,7 @@ from torchcalib.core.predictions import Predictions, in_all_replicates, replicat
 from torchcalib.ops.counter_rng import multinomial_counts
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.segments import cell_sums
+from torchcalib.special.beta import betainc
 from torchcalib.special.bin_tests import t_critical
 
 
@@ -87,9 +88,35 @@ class Interval:
         Reference:
             Efron, Tibshirani: An Introduction to the Bootstrap (1993), ch. 10.3, for the limit of a quarter.
         """
-        ignored = ~(self.bias.abs() > self.standard_error / 4)  # also a bias that is NaN
-        bias = self.bias.masked_fill(ignored, 0)
+        bias = self._corrected_bias
         return self.low - bias, self.high - bias
+
+    def p_value(self, low: float | Tensor = 0.0, high: float | Tensor = 0.0) -> Tensor:
+        """Return the two-sided p-value `(...)` of the hypothesis that the expected value is in [`low`, `high`].
+
+        It inverts the interval `without_bias`: the p-value is at most 1 - L if the interval of level L excludes all
+        values from `low` to `high`. The smallest p-value is 2 / (R + 1). NaN if a replicate is NaN.
+
+        Reference:
+            Davison, Hinkley: Bootstrap Methods and their Application (1997), eq. 4.11 and ch. 5.
+        """
+        replicates = self.corrected
+        fewest = torch.minimum((replicates <= high).sum(0), (replicates >= low).sum(0))
+        tail = (1 + fewest).double() / (len(replicates) + 1)
+        if self.n_clusters is not None:
+            tail = nominal_tail(tail, self.n_clusters)
+        return (2 * tail).clamp(max=1).masked_fill(replicates.isnan().any(0), torch.nan)
+
+    @property
+    def corrected(self) -> Tensor:
+        """Replicates minus the bias that `without_bias` subtracts, `(R, ...)`."""
+        return self.replicates - self._corrected_bias
+
+    @property
+    def _corrected_bias(self) -> Tensor:
+        """Bias that `without_bias` subtracts `(...)`; 0 for a small or undefined one."""
+        ignored = ~(self.bias.abs() > self.standard_error / 4)
+        return self.bias.masked_fill(ignored, 0)
 
     @property
     def _rank(self) -> int:
@@ -130,6 +157,14 @@ def _expanded_tail(tail: float, n: float) -> float:
     df = max(1.0, n - 1)
     t = float(t_critical(torch.tensor(df, dtype=torch.float64), 2 * tail))
     return float(torch.special.ndtr(torch.tensor(-t * math.sqrt((df + 1) / df), dtype=torch.float64)))
+
+
+def nominal_tail(tail: Tensor, n: float) -> Tensor:
+    """Return the tail probability whose percentile `_expanded_tail` moves outwards to `tail` (inverse function)."""
+    df = torch.tensor(max(1.0, n - 1), dtype=torch.float64)
+    t = -torch.special.ndtri(tail.double()) / ((df + 1) / df).sqrt()
+    beyond = betainc(df / 2, 0.5, df / (df + t.square())) / 2  # P(T > |t|) for Student's t-distribution
+    return torch.where(t > 0, beyond, 1 - beyond)
 
 
 class Resampling:

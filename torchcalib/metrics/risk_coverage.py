@@ -5,7 +5,7 @@ selective risk is their error rate.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple, Self, Unpack
 
 import torch
@@ -42,7 +42,8 @@ def of_predicted_class(sample: RankedSample) -> RankedSample:
         is_one = score > 0.5
         score = torch.where(is_one, score, 1 - score)
     correct = torch.where(is_one, sample.positives, (1 if sample.n is None else sample.n) - sample.positives)
-    return replace(sample, score=score, positives=correct)
+    # Not `replace`: a sample that is sorted by score is no longer sorted.
+    return RankedSample(score, correct, sample.n, sample.from_logits, sample.has_invalid_rows)
 
 
 @dataclass(frozen=True, eq=False)

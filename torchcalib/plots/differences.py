@@ -31,7 +31,8 @@ def difference_plot(
     at 0 marks the first system, and the better side is shaded. Each further system has a row:
 
     - A mark at the difference, and a line for its interval. The mark is blue for a better system, orange for a worse
-      system, and grey and hollow if the difference is not significant.
+      system, and grey and hollow if the difference is not significant. Significance is not adjusted for the number of
+      differences; see `torchcalib.reporting.Difference`.
     - A triangle instead of the mark, if the difference is beyond the end of the scale.
 
     Args:

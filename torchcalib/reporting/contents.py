@@ -45,10 +45,14 @@ INTERVAL_WORDS = (
 
 DIFFERENCE_WORDS = (
     "Difference: value of a system minus value of the first system. For signed metrics, absolute values are compared. "
-    "95% interval: paired bootstrap with the same replicates for all systems. Better or worse: the interval excludes "
-    "0, also after subtracting the difference that is due to sampling noise in bins."
+    "95% interval: paired bootstrap with the same replicates for all systems. For calibration errors, it also contains "
+    "the interval from simulated outcomes of calibrated systems. By chance: expected difference if both systems are "
+    "calibrated, the difference of their noise floors. p-value: for the hypothesis that the expected difference is "
+    "between 0 and this number. Better or worse: p is at most 0.05. Adjusted p: for all differences of the comparison "
+    "(step-down max-T of Westfall and Young 1993, with the bootstrap replicates, which are as dependent as the "
+    "metrics). The verdicts in sentences and in the table of systems use it."
 )
-"""Explanation of the differences and intervals of a comparison."""
+"""Explanation of the differences, intervals and p-values of a comparison."""
 
 GROUP_WORDS = (
     "Groups whose ECE exceeds its expected value most. Expected if calibrated: expected ECE of a calibrated model for "

@@ -431,8 +431,10 @@ class Comparison(Results[ComparedLine]):
         if not n:
             return "Without intervals, the significance of differences is unknown."
         return (
-            f"Intervals are not corrected for multiple comparisons: if no system differed, about "
-            f"{max(1, round(0.05 * n))} of {n} intervals would still exclude 0. Choose the decisive metric in advance."
+            "Intervals, p-values and the verdicts beside them are those of single metrics, chosen in advance: if no "
+            f"system differed, up to {max(1, round(0.05 * n))} of {n} p-values would be at most 0.05, on average. "
+            f"Adjusted p-values account for all {n} differences: the probability that one or more of them would be at "
+            "most 0.05 is at most 5%."
         )
 
     @property

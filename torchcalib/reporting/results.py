@@ -22,6 +22,12 @@ from torchcalib.reporting.tables import calibrator_table
 
 V = TypeVar("V")
 
+
+def is_significant(p_value: float | None) -> bool:
+    """Return True for a p-value of at most 5%. Rounding errors are ignored."""
+    return p_value is not None and p_value <= 0.05 * (1 + 1e-9)
+
+
 Better = Literal["higher", "lower", "nearer to 0"]
 Verdict = Literal["better", "worse", "not significant"]
 
@@ -102,19 +108,34 @@ class Line(Quantity):
 class Difference:
     """Value of one system minus value of the baseline.
 
+    The hypothesis of the test is that the systems are equally calibrated, or have equal scores. Sampling noise adds
+    unequal amounts to their calibration errors. The expected difference is then between 0 and `chance`.
+
     Attributes:
         value: the difference; for a signed metric, the difference of absolute values.
-        interval: 95% paired bootstrap interval; None if omitted.
-        chance: expected difference of two calibrated systems with these confidences. Sampling noise adds unequal
-            amounts to their errors. None for metrics without this bias, and without an interval.
-        verdict: `"better"` or `"worse"` if the interval excludes 0, also after subtracting `chance`; otherwise
-            `"not significant"`.
+        interval: 95% interval of the expected difference; None if omitted. For scores it is the percentile interval of
+            the paired bootstrap. For calibration errors it also contains the interval from the null replicates, in
+            which both systems are calibrated.
+        chance: expected difference if both systems are calibrated: the noise floor of the system minus that of the
+            baseline. None for scores, and without an interval.
+        p_value: p-value of the hypothesis, from the replicates of `interval`: at most 0.05 if and only if the interval
+            excludes all values from 0 to `chance`. Not adjusted for other differences. None without an interval.
+        adjusted_p_value: p-value adjusted for all differences of a comparison (step-down max-T of Westfall and Young):
+            the probability of one or more values of at most 0.05 is at most 5% if no system differs.
+        verdict: `"better"` or `"worse"` if `p_value` is at most 0.05; otherwise `"not significant"`.
     """
 
     value: float
     interval: LineInterval | None
     chance: float | None
+    p_value: float | None
+    adjusted_p_value: float | None
     verdict: Verdict
+
+    @property
+    def adjusted_verdict(self) -> Verdict:
+        """`verdict` if `adjusted_p_value` is at most 0.05, otherwise `"not significant"`."""
+        return self.verdict if is_significant(self.adjusted_p_value) else "not significant"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -74,13 +74,16 @@ def _interval_column(interval_of: Callable[[Any], Any], prefix: str = "") -> Col
 
 
 def compared_verdict(comparison: "Comparison", name: str) -> str:
-    """Return in few words how a system differs from the baseline in calibration (ECE) and in NLL."""
+    """Return in few words how a system differs from the baseline in calibration (ECE) and in NLL.
+
+    Differences with an adjusted p-value of at most 0.05 are named.
+    """
     if name == comparison.baseline:
         return "baseline"
     words = []
     for line, what in ((comparison.line("ece"), "calibrated"), (comparison.line("nll"), "NLL")):
-        if line is not None and line.differences[name].verdict != "not significant":
-            words.append(f"{line.differences[name].verdict} {what}")
+        if line is not None and line.differences[name].adjusted_verdict != "not significant":
+            words.append(f"{line.differences[name].adjusted_verdict} {what}")
     if words:
         return ", ".join(words)
     has_intervals = any(line.differences[name].interval is not None for line in comparison.lines)
@@ -129,7 +132,7 @@ def difference_table(comparison: "Comparison", *names: str) -> Table:
 
     Args:
         comparison: the comparison.
-        *names: names of the other systems. Each has columns for its value, difference, interval and verdict.
+        *names: names of the other systems. Each has columns for its value, difference, interval, p-values and verdict.
     """
     first = comparison.baseline
     columns = [_name_column(), _value_column(first)]
@@ -153,7 +156,7 @@ def _value_column(system: str) -> Column:
 
 
 def _difference_columns(first: str, name: str, alone: bool) -> list[Column]:
-    """Return the columns of the difference `name` - `first`: value, interval and verdict.
+    """Return the columns of the difference `name` - `first`: value, chance, interval, p-values and verdict.
 
     `alone` is True if the table contains no other differences. The header then contains no names.
     """
@@ -171,10 +174,20 @@ def _difference_columns(first: str, name: str, alone: bool) -> list[Column]:
         text = verdict(line)
         return Cell(text, style="quiet" if text == "not significant" else text)
 
+    def number_column(header: str, attribute: str, cell: Callable[[float | None], Cell], **options: Any) -> Column:
+        def value(line: Any) -> float | None:
+            found: float | None = getattr(line.differences[name], attribute)
+            return found
+
+        return Column(header, lambda line: cell(value(line)), data={f"{key}: {attribute}": value}, **options)
+
     key = f"{name} - {first}"
     return [
         Column(header, difference, data={key: lambda line: line.differences[name].value}),
+        number_column("by chance", "chance", number, shown="page"),
         _interval_column(lambda line: line.differences[name].interval, f"{key}: "),
+        number_column("p", "p_value", p_value, is_number=False),
+        number_column("adjusted p", "adjusted_p_value", p_value, is_number=False),
         Column("verdict", verdict_cell, is_number=False, data={f"{key}: verdict": verdict}),
     ]
 

@@ -35,14 +35,13 @@ from torchcalib.core.ranked_bins import Binning
 from torchcalib.core.tasks import check_name_count, checked_names, cluster_ids, per_sample, prepare
 from torchcalib.metrics.proper_scores import NLL
 from torchcalib.reporting.accumulators import MAX_BINS, check_size
-from torchcalib.reporting.comparison.differences import compared_line
+from torchcalib.reporting.comparison.differences import SystemReplicates, compared_lines
 from torchcalib.reporting.comparison.groups import Draws, words_of
 from torchcalib.reporting.comparison.system import (
     MAX_KEPT,
     MAX_RANKED,
     RANKED_REPLICATES,
     System,
-    expected_ece,
 )
 from torchcalib.reporting.confidences import comparison_of_confidences
 from torchcalib.reporting.contents import SELECTIVE_GROUP
@@ -87,9 +86,15 @@ def compare(
     interval is computed from replicates that all systems share. A bias of the replicates above a quarter of their
     standard deviation is subtracted, also from intervals of values.
 
-    The verdict is `"better"` or `"worse"` if the interval excludes 0. This must also hold after subtracting
-    `Difference.chance`, the difference that is due to sampling noise in bins. Without this correction, a calibrated
-    system with less extreme confidences would seem worse: its expected calibration error (ECE) contains more noise.
+    Calibration errors contain sampling noise. `Difference.chance` is the difference of the noise floors: the expected
+    difference if both systems are calibrated. If both are equally miscalibrated, the expected difference lies between 0
+    and this number. This is the hypothesis of the test. The p-value is the larger one of two: that of the bootstrap,
+    and that of null replicates. In null replicates, the outcomes of both systems are simulated from their confidences,
+    with the dependence between the systems. The interval contains those of both. The bootstrap alone is not valid for
+    rare outcomes, because a bin without events has no noise in the replicates.
+
+    The verdict is `"better"` or `"worse"` if p is at most 0.05. Adjusted p-values account for all differences of the
+    comparison. Sentences, and the verdicts in the table of systems, use adjusted p-values.
 
     Replicates resample rows, the entries of the first axis; all pixels of an image stay together. To bound memory, rows
     are assigned to at most 8,192 random groups, which are resampled instead. For class-wise errors of 1,000 classes
@@ -136,7 +141,11 @@ def compare(
     Reference:
         Efron, Tibshirani: An Introduction to the Bootstrap (1993), ch. 13.3, for percentile intervals; Oza, Russell:
         Online bagging and boosting (AISTATS 2001), for Poisson weights; Wolter: Introduction to Variance Estimation
-        (2007), ch. 2, for random groups.
+        (2007), ch. 2, for random groups; Broecker, Smith: Increasing the reliability of reliability diagrams (Weather
+        and Forecasting, 2007), for simulated outcomes; Iman, Conover: A distribution-free approach to inducing rank
+        correlation among input variables (Communications in Statistics, 1982), for their dependence; Berger:
+        Multiparameter hypothesis testing and acceptance sampling (Technometrics, 1982), for the larger p-value;
+        Westfall, Young: Resampling-Based Multiple Testing (1993), algorithm 4.1, for adjusted p-values.
 
     Example:
         >>> g = torch.Generator().manual_seed(0)
@@ -302,17 +311,28 @@ class ComparisonBuilder:
         has_labels = all(system.has_labels for system in systems.values())
         found = {name: system.statistics(has_labels) for name, system in systems.items()}
         draws = Draws(self._seed, self._n_replicates, first.sums[NLL.__name__].n.device)
-        replicates = {name: system.replicates(draws, found[name]) for name, system in systems.items()}
-        chance = {name: expected_ece(s) for name, s in found.items()}
+        replicates = {
+            name: SystemReplicates(
+                system.replicates(draws, found[name]),
+                system.null_replicates(draws, found[name], bool(self._has_clusters)),
+            )
+            for name, system in systems.items()
+        }
         sizes = systems[self._names[0]].sizes
         n_clusters = min(least_of_batch(effective_number(n)) for n in sizes) if self._has_clusters else None
-        lines = tuple(
-            compared_line(dict(zip(self._names, same, strict=True)), replicates, chance, n_clusters)
-            for same in zip(*(s.lines() for s in found.values()), strict=True)
-            if same[0].name not in _OMITTED_LINES
+        lines = compared_lines(
+            [
+                dict(zip(self._names, same, strict=True))
+                for same in zip(*(s.lines() for s in found.values()), strict=True)
+                if same[0].name not in _OMITTED_LINES
+            ],
+            replicates,
+            n_clusters,
         )
         notes = self._notes(systems[self._names[0]], has_labels)
-        scores = replicates[self._names[0]].get("brier")  # None if there is one group, which has no replicates
+        scores = replicates[self._names[0]].bootstrap.get(
+            "brier"
+        )  # None if there is one group, which has no replicates
         if self._n_rows == 1 or (scores is not None and bool(scores.isnan().any())):
             notes.append("Intervals are omitted: some replicates are empty, because there are few rows (first axis).")
         of_clusters = {}

@@ -1,21 +1,46 @@
-"""Differences between systems and the baseline: values, bootstrap intervals and verdicts."""
+"""Differences between systems and the baseline: values, intervals, p-values and verdicts.
 
-import math
-from collections.abc import Mapping
-from dataclasses import fields
+Each difference has up to three sets of replicates: those of the paired bootstrap and, for calibration errors, one or
+two sets of null replicates, in which both systems are calibrated (`torchcalib.reporting.comparison.null`). The p-value
+is the largest one of these sets, and the interval contains the intervals of all sets (intersection-union test, Berger
+1982). The bootstrap alone has no valid level for rare outcomes: a bin in which no event occurred has no noise in the
+replicates. The null replicates alone have no valid level for two systems that are equally miscalibrated.
+
+The hypothesis is that the expected difference lies between 0 and the difference of the noise floors. This interval
+contains the expected difference of two systems with equal miscalibration. If the miscalibration is 0, the expected
+difference is that of the noise floors. If it is large, the noise adds little to the errors (the root of the sum of the
+squares is near the larger term).
+
+Reference:
+    Berger: Multiparameter hypothesis testing and acceptance sampling (Technometrics, 1982), for the largest p-value;
+    Westfall, Young: Resampling-Based Multiple Testing (1993), algorithm 4.1, for the adjustment.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from torchcalib.inference.resampling import Interval
+from torchcalib.inference.resampling import Interval, nominal_tail
 from torchcalib.metrics.binned import ACE, BinnedMetric
 from torchcalib.metrics.ranked import KS, RankedMetric
 from torchcalib.metrics.scores import ScoreMetric
 from torchcalib.metrics.test_based import TCE
 from torchcalib.metrics.truthful import ATB
 from torchcalib.reporting.lines import ERRORS, SCORES, SELECTIVE
-from torchcalib.reporting.results import Better, ComparedLine, Difference, Line, LineInterval, Quantity, Verdict
-from torchcalib.reporting.testing import LEVEL, interval_of, none_if_nan
+from torchcalib.reporting.results import (
+    Better,
+    ComparedLine,
+    Difference,
+    Line,
+    LineInterval,
+    Quantity,
+    Verdict,
+    is_significant,
+)
+from torchcalib.reporting.testing import LEVEL, interval_of
 
 _DIRECTIONS: dict[bool | None, Better] = {True: "higher", False: "lower", None: "nearer to 0"}
 _METRICS: tuple[type[ScoreMetric | BinnedMetric | RankedMetric], ...] = (*SCORES, *ERRORS, ACE, TCE, KS, ATB)
@@ -24,87 +49,216 @@ _BETTER |= {name: _DIRECTIONS[metric.higher_is_better] for metric, name in SELEC
 _BETTER["DSC"] = "higher"
 """Direction of better values, by the name of the line. Lower is better for all other lines."""
 
-_INCREASE_BY_NOISE = {**dict.fromkeys(("ECE", "MCE", "RMSCE", "ACE", "KS"), math.sqrt(2)), "ATB": 2.0}
-"""Factor by which a calibration error increases if the variance of the gaps of bins is doubled, for calibrated systems.
-
-A gap is frequency minus confidence. Resampling doubles the variance of the gaps. Most errors are proportional to their
-standard deviation, so that an error e increases to sqrt(2) e in the replicates. ATB is proportional to the variance.
-The bias of the replicates, divided by the factor minus 1, estimates e, the contribution of sampling noise. For ECE
-(expected calibration error) `expected_ece` is used: bins with frequency 0 have no noise in the replicates.
-"""
-
 _WITHOUT_INTERVALS = ("ECE debiased", "RMSCE debiased")
 """Lines for which the bootstrap is invalid: debiasing does not subtract the noise of repeated samples."""
 
 
-def compared_line(
-    lines: Mapping[str, Line],
-    replicates: Mapping[str, Mapping[str, Tensor]],
-    chance: Mapping[str, Mapping[str, float]],
-    n_clusters: float | None = None,
-) -> ComparedLine:
-    """Compare one score or calibration error of all systems with its value for the baseline.
+@dataclass(frozen=True)
+class SystemReplicates:
+    """Replicates of all lines of one system, `(R,)` by `Line.key`.
+
+    Attributes:
+        bootstrap: values in the replicates of the paired bootstrap.
+        null: calibration errors in the null replicates; see `System.null_replicates`.
+    """
+
+    bootstrap: Mapping[str, Tensor]
+    null: Sequence[Mapping[str, Tensor]]
+
+
+class PairTest(NamedTuple):
+    """Test of the difference of one line between two systems, `(...)`.
+
+    Attributes:
+        value: the difference; for a signed metric, the difference of absolute values.
+        low, high: 95% interval; NaN if undefined.
+        chance: difference of the noise floors; 0 without null replicates.
+        p_value: p-value of the hypothesis that the expected difference is between 0 and `chance`; NaN if undefined.
+        distance: distance of the difference from the hypothesis in standard errors.
+        standardised: replicates minus their mean, divided by their standard deviation, `(R, ...)`.
+        has_null: whether there are null replicates.
+    """
+
+    value: Tensor
+    low: Tensor
+    high: Tensor
+    chance: Tensor
+    p_value: Tensor
+    distance: Tensor
+    standardised: Tensor
+    has_null: bool
+
+
+Pair = tuple[Tensor, Tensor]
+"""Values `(...)` or replicates `(R, ...)` of one line for the baseline and another system."""
+
+
+def pair_test(
+    values: Pair, bootstrap: Pair, nulls: Sequence[Pair], better: Better, n_clusters: float | None = None
+) -> PairTest:
+    """Test the difference of one line between two systems.
 
     Args:
-        lines: `Line` with the value of each system, by system name, the baseline first.
-        replicates: values in all bootstrap replicates `(R,)`, by system name and `Line.key`.
-        chance: expected value of a calibrated system, by system name and `Line.key`; keys may be missing.
+        values: values for the data `(...)`.
+        bootstrap: values in the replicates of the paired bootstrap `(R, ...)`.
+        nulls: values in each set of null replicates `(R, ...)`.
+        better: direction of better values.
         n_clusters: effective number of resampled clusters; None if rows were resampled.
-
-    Returns:
-        The values and their differences from the baseline, both with intervals.
     """
-    first, *others = lines
-    line = lines[first]
-    better = _BETTER.get(line.name, "lower")
-    values = {name: None if line.name in _WITHOUT_INTERVALS else replicates[name].get(line.key) for name in lines}
-    expected = {name: chance[name].get(line.key) for name in lines}
-
-    def difference(name: str) -> Difference:
-        a, b = expected[first], expected[name]
-        expected_difference = None if a is None or b is None else b - a
-        return _difference(better, (line, lines[name]), (values[first], values[name]), expected_difference, n_clusters)
-
-    return ComparedLine(
-        **{each.name: getattr(line, each.name) for each in fields(Quantity)},
-        better=better,
-        values={name: each.value for name, each in lines.items()},
-        intervals={
-            name: None if (found := values[name]) is None else interval_of(each, found, n_clusters)
-            for name, each in lines.items()
-        },
-        differences={name: difference(name) for name in others},
+    value = _minus(values, better)
+    sets = [Interval(value, _minus(bootstrap, better), LEVEL, n_clusters)]
+    chance = torch.zeros_like(value)
+    if nulls:
+        floors = [torch.stack([_minus((0 * x, x), better).mean(0) for x in pair]) for pair in nulls]
+        first, second = torch.stack(floors).amax(0)
+        chance = second - first
+    for pair in nulls:
+        null = _minus(pair, better)
+        # Reflection at the value, as in the basic bootstrap interval (Davison and Hinkley 1997, eq. 5.6).
+        sets.append(Interval(value, value + null.mean(0) - null, LEVEL, n_clusters))
+    # Values that are 0 by definition, such as the mean signed error over all classes, have float32 rounding errors.
+    size = torch.stack(values).abs().nan_to_num(0, 0, 0).amax(0).clamp(min=1)
+    rounding = torch.finfo(torch.float32).eps * size
+    least, most = chance.clamp(max=0) - rounding, chance.clamp(min=0) + rounding
+    low, high = (torch.stack(ends) for ends in zip(*(each.without_bias for each in sets), strict=True))
+    low, high = low.amin(0), high.amax(0)  # NaN if one of the sets has no interval
+    p_values = torch.stack([each.p_value(least, most) for each in sets])
+    distances = torch.stack([_distance(each, least, most) for each in sets])
+    # Select the set with the largest p-value; of equal ones, that with the smallest distance.
+    weakest = (p_values - 1e-9 * distances / (1 + distances).clamp(max=1e9)).nan_to_num(2).argmax(0, keepdim=True)
+    n = min(len(each.replicates) for each in sets)
+    standardised = torch.stack([_standardised(each.replicates)[:n] for each in sets])
+    return PairTest(
+        value,
+        low,
+        high,
+        chance,
+        p_values.amax(0).masked_fill(low.isnan() | high.isnan(), torch.nan),
+        distances.gather(0, weakest).squeeze(0),
+        standardised.gather(0, weakest.unsqueeze(1).expand(1, *standardised.shape[1:])).squeeze(0),
+        bool(nulls),
     )
 
 
-def _difference(
-    better: Better,
-    lines: tuple[Line, Line],
-    replicates: tuple[Tensor | None, Tensor | None],
-    chance: float | None,
-    n_clusters: float | None,
-) -> Difference:
-    """Return the value of the second system minus the value of the first, with its interval and verdict."""
-    values = [line.value for line in lines]
-    a, b = (torch.tensor(value, dtype=torch.float64) for value in values)
-    value = _minus(b, a, better)
-    undecided = Difference(float(value), None, None, "not significant")
-    if replicates[0] is None or replicates[1] is None:
-        return undecided
-    bootstrap = Interval(value, _minus(replicates[1], replicates[0], better), LEVEL, n_clusters)
-    interval = none_if_nan(LineInterval(*(float(end) for end in bootstrap.without_bias)))
-    if interval is None:
-        return undecided
-    if chance is None and lines[0].name in _INCREASE_BY_NOISE:
-        chance = float(bootstrap.bias) / (_INCREASE_BY_NOISE[lines[0].name] - 1)
-    verdict: Verdict = "not significant"
-    # Values that are 0 by definition, such as the mean signed error over all classes, have float32 rounding errors.
-    rounding = torch.finfo(torch.float32).eps * max([1.0, *(abs(x) for x in values if math.isfinite(x))])
-    if interval.low - max(0.0, chance or 0.0) > rounding or interval.high - min(0.0, chance or 0.0) < -rounding:
-        verdict = "better" if (interval.low > 0) == (better == "higher") else "worse"
-    return Difference(float(value), interval, chance, verdict)
-
-
-def _minus(b: Tensor, a: Tensor, better: Better) -> Tensor:
-    """Return b - a, or |b| - |a| for signed metrics."""
+def _minus(pair: Pair, better: Better) -> Tensor:
+    """Return b - a for a pair (a, b), or |b| - |a| for signed metrics."""
+    a, b = pair
     return b.abs() - a.abs() if better == "nearer to 0" else b - a
+
+
+def _standardised(replicates: Tensor) -> Tensor:
+    return ((replicates - replicates.mean(0)) / replicates.std(0)).nan_to_num(0, 0, 0)
+
+
+def _distance(interval: Interval, least: Tensor, most: Tensor) -> Tensor:
+    """Return the distance of the mean of the replicates from [`least`, `most`] in standard errors `(...)`.
+
+    For few clusters it is the normal quantile of the tail of Student's t-distribution.
+    """
+    mean = interval.corrected.mean(0)
+    outside = torch.maximum(mean - most, least - mean).clamp(min=0)
+    distance = (outside / interval.standard_error).nan_to_num(0, torch.inf)
+    if interval.n_clusters is None:
+        return distance
+    quantile: Tensor = torch.special.ndtri(nominal_tail(torch.special.ndtr(-distance), interval.n_clusters))
+    return -quantile
+
+
+def compared_lines(
+    lines: Sequence[Mapping[str, Line]],
+    replicates: Mapping[str, SystemReplicates],
+    n_clusters: float | None = None,
+) -> tuple[ComparedLine, ...]:
+    """Compare all scores and calibration errors of the systems with those of the baseline.
+
+    Args:
+        lines: `Line` with the value of each system, by system name, the baseline first.
+        replicates: replicates of each system, by name.
+        n_clusters: effective number of resampled clusters; None if rows were resampled.
+
+    Returns:
+        The values and their differences from the baseline, with intervals, p-values and adjusted p-values.
+    """
+    first, *others = replicates
+    tests = [{name: _tested(line, first, name, replicates, n_clusters) for name in others} for line in lines]
+    adjusted = iter(_adjusted_p_values([test for by_name in tests for test in by_name.values()]))
+    return tuple(
+        ComparedLine(
+            **{each.name: getattr(line[first], each.name) for each in fields(Quantity)},
+            better=_better(line[first]),
+            values={name: each.value for name, each in line.items()},
+            intervals={name: _interval(each, replicates[name], n_clusters) for name, each in line.items()},
+            differences={name: _difference(line, first, name, by_name[name], next(adjusted)) for name in others},
+        )
+        for line, by_name in zip(lines, tests, strict=True)
+    )
+
+
+def _better(line: Line) -> Better:
+    return _BETTER.get(line.name, "lower")
+
+
+def _interval(line: Line, replicates: SystemReplicates, n_clusters: float | None) -> LineInterval | None:
+    values = replicates.bootstrap.get(line.key)
+    return None if values is None or line.name in _WITHOUT_INTERVALS else interval_of(line, values, n_clusters)
+
+
+def _tested(
+    lines: Mapping[str, Line],
+    first: str,
+    second: str,
+    replicates: Mapping[str, SystemReplicates],
+    n_clusters: float | None,
+) -> PairTest | None:
+    """Return the test of a line between two systems; None without replicates, or if a bound is NaN."""
+    key, of = lines[first].key, [replicates[name] for name in (first, second)]
+    if lines[first].name in _WITHOUT_INTERVALS or any(key not in each.bootstrap for each in of):
+        return None
+    values = [torch.tensor(lines[name].value, dtype=torch.float64) for name in (first, second)]
+    nulls = [(a[key], b[key]) for a, b in zip(*(each.null for each in of), strict=True) if key in a]
+    pair = (of[0].bootstrap[key], of[1].bootstrap[key])
+    test = pair_test((values[0], values[1]), pair, nulls, _better(lines[first]), n_clusters)
+    return None if bool(test.p_value.isnan()) else test
+
+
+def _difference(
+    lines: Mapping[str, Line], first: str, second: str, test: PairTest | None, adjusted: float | None
+) -> Difference:
+    """Return the result of a test as numbers, with its verdict."""
+    better = _better(lines[first])
+    if test is None:
+        a, b = (torch.tensor(lines[name].value, dtype=torch.float64) for name in (first, second))
+        return Difference(float(_minus((a, b), better)), None, None, None, None, "not significant")
+    interval = LineInterval(float(test.low), float(test.high))
+    verdict: Verdict = "not significant"
+    if is_significant(float(test.p_value)):
+        verdict = "better" if (interval.low > 0) == (better == "higher") else "worse"
+    chance = float(test.chance) if test.has_null else None
+    return Difference(float(test.value), interval, chance, float(test.p_value), adjusted, verdict)
+
+
+def _adjusted_p_values(family: Sequence[PairTest | None]) -> list[float | None]:
+    """Return p-values adjusted for all differences (family-wise error rate, step-down max-T).
+
+    The k-th largest distance is compared with the largest standardised replicate of the differences that are not more
+    significant. All differences have the same bootstrap replicates, so that their dependence is included.
+
+    Reference:
+        Westfall, Young: Resampling-Based Multiple Testing (1993), algorithm 4.1; Romano, Wolf: Exact and approximate
+        stepdown methods for multiple hypothesis testing (Journal of the American Statistical Association, 2005).
+    """
+    tested = sorted(
+        ((test, k) for k, test in enumerate(family) if test is not None), key=lambda pair: -float(pair[0].distance)
+    )
+    adjusted: list[float | None] = [None] * len(family)
+    if not tested:
+        return adjusted
+    n_replicates = min(len(test.standardised) for test, _ in tested)
+    rows = torch.stack([test.standardised[:n_replicates].abs() for test, _ in tested])
+    largest = rows.flip(0).cummax(0).values.flip(0)  # over this difference and all with smaller distances
+    p_value = 0.0
+    for (test, k), row in zip(tested, largest, strict=True):
+        at_least = int((row >= test.distance).sum())
+        p_value = max(p_value, (1 + at_least) / (n_replicates + 1))
+        adjusted[k] = max(p_value, float(test.p_value))
+    return adjusted

@@ -23,7 +23,9 @@ from torchcalib.core.ranked import ExactSample, RankedSample
 from torchcalib.metrics.groups.samples import GroupedSample, GroupedSamplesKind
 from torchcalib.ops.counter_rng import poisson_counts, random_words
 from torchcalib.ops.logs import wide_dtype
+from torchcalib.ops.sorting import order_of
 from torchcalib.reporting.accumulators import Accumulated
+from torchcalib.reporting.comparison.null import OrderedSample, random_signs, samples_of_calibrated, samples_of_flipped
 
 MAX_GROUPS, MIN_GROUPS = 2**13, 2**7
 """Limits of the number of groups G. Bootstrap standard deviations have a relative error of 1 / sqrt(2 G): 1% and 6%."""
@@ -45,27 +47,32 @@ def group_of(words: Tensor, n_groups: int) -> Tensor:
 
 
 class Draws:
-    """Poisson weights of random groups of rows in bootstrap replicates, cached by the number of groups.
+    """Poisson weights and signs of random groups of rows in replicates.
 
     Args:
-        seed: seed of the weights.
+        seed: seed of the random numbers.
         n: number of replicates R.
-        device: device of the weights.
+        device: device of the random numbers.
     """
 
     def __init__(self, seed: int, n: int, device: torch.device) -> None:
-        self._seed, self._streams = seed, torch.arange(n, device=device)
-        self._drawn: dict[int, Tensor] = {}
+        self.seed, self._streams = seed, torch.arange(n, device=device)
+        self._drawn: dict[int, tuple[Tensor, Tensor]] = {}
 
     def __len__(self) -> int:
         return len(self._streams)
 
-    def of(self, n_groups: int) -> Tensor:
-        """Return the weights of G = `n_groups` groups in R replicates, uint8 `(R, G)`."""
-        if n_groups not in self._drawn:
-            counters = torch.arange(n_groups, device=self._streams.device)
-            self._drawn[n_groups] = poisson_counts(self._seed, self._streams, counters, torch.uint8)
-        return self._drawn[n_groups]
+    def of(self, groups: Tensor) -> Tensor:
+        """Return the weights of the groups with these numbers `(g,)` in R replicates, uint8 `(R, g)`; cached."""
+        numbers, weights = self._drawn.get(len(groups), (groups[:0], None))
+        if weights is None or not torch.equal(numbers, groups):
+            weights = poisson_counts(self.seed, self._streams, groups, torch.uint8)
+            self._drawn[len(groups)] = groups, weights
+        return weights
+
+    def signs(self, groups: Tensor) -> Tensor:
+        """Return random signs of the groups with these numbers `(g,)`, float64 `(R, g)`; see `random_signs`."""
+        return random_signs(self.seed, self._streams, groups)
 
 
 class GroupedSums:
@@ -103,11 +110,31 @@ class GroupedSums:
         """The groups as clusters of rows, which can be resampled."""
         return ClusteredSums(self.sums.contiguous(), self.accumulator)
 
+    @property
+    def occupied(self) -> Tensor:
+        """Numbers of the groups with data, int64 `(g,)`."""
+        return (self.clusters.sizes.reshape(len(self.sums), -1) > 0).any(-1).nonzero().squeeze(-1)
+
     def replicates(self, draws: Draws) -> Iterator[Any]:
         """Yield the sums of all bootstrap replicates, in chunks of r replicates `(r, ...)` to bound the memory."""
-        clusters, n_groups = self.clusters, len(self.sums)
-        for weights in torch.split(draws.of(n_groups), replicates_at_once(max(n_groups, self.sums[0].numel()))):
+        groups = self.occupied
+        clusters = ClusteredSums(self.sums[groups], self.accumulator)
+        for weights in torch.split(draws.of(groups), replicates_at_once(max(len(groups), self.sums[0].numel()))):
             yield clusters.replicate(weights)
+
+    def residuals(self, factors: Tensor) -> Tensor:
+        """Return the sum of outcomes minus confidences in each bin, with a factor for each group.
+
+        Args:
+            factors: factors of the groups in `occupied` in R replicates, `(R, g)`.
+
+        Returns:
+            `(R, ..., B)`.
+        """
+        sums = self.sums[self.occupied]
+        table = (sums[..., 2, :] - sums[..., 1, :]).flatten(1)
+        parts = torch.split(factors, replicates_at_once(max(table.shape)))
+        return torch.cat([part.to(table) @ table for part in parts]).reshape(len(factors), *sums[0, ..., 0, :].shape)
 
 
 def grouped_sample(mode: NamedMode, like: Predictions, num_classes: int) -> Accumulated[GroupedSample]:
@@ -125,6 +152,21 @@ def in_random_groups(p: Predictions, words: Tensor) -> Predictions:
 
 def replicates_of_sample(sample: GroupedSample, draws: Draws, most: int) -> Iterator[RankedSample]:
     """Yield the ranked samples of the first `most` replicates, in chunks of r replicates `(r, ..., N)`."""
-    clusters = ClusteredSample(sample.whole, sample.groups.long())
-    for weights in torch.split(draws.of(sample.num_groups)[:most], replicates_at_once(sample.whole.score.numel())):
-        yield clusters.replicate(weights)
+    groups, index = sample.groups.long().unique(return_inverse=True)  # type: ignore[no-untyped-call]
+    clusters = ClusteredSample(sample.whole, index)
+    for weights in torch.split(draws.of(groups)[:most], replicates_at_once(sample.whole.score.numel())):
+        yield OrderedSample.of(clusters.replicate(weights))  # sorted once for all metrics
+
+
+def null_samples(sample: GroupedSample, draws: Draws, most: int, flips: bool) -> Iterator[RankedSample]:
+    """Yield the ranked samples of the first `most` null replicates, in chunks of r replicates `(r, ..., N)`.
+
+    `flips` multiplies the residuals of each group by a random sign. Otherwise outcomes are simulated for each row.
+    """
+    order = order_of(sample.whole.score)
+    ordered = OrderedSample.of(sample.whole)  # the same stable order
+    if flips:
+        groups, index = sample.groups.long().unique(return_inverse=True)  # type: ignore[no-untyped-call]
+        return samples_of_flipped(ordered, index.expand(order.shape).gather(-1, order), draws.signs(groups)[:most])
+    rows = torch.arange(order.numel(), device=order.device).reshape(order.shape)
+    return samples_of_calibrated(ordered, rows.gather(-1, order), draws.seed, min(most, len(draws)))

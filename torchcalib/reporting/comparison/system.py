@@ -1,14 +1,16 @@
 """`System`: accumulated statistics of one system of a comparison, and their bootstrap replicates."""
 
-import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
 
+from torchcalib.core.event_sums import EqualWidthBins
 from torchcalib.core.events import NamedMode, modes_of
 from torchcalib.core.predictions import Predictions
+from torchcalib.core.sums import BinStats
+from torchcalib.inference.simulation import BinCells
 from torchcalib.metrics.groups.samples import GroupedSample
 from torchcalib.reporting.accumulators import Accumulated
 from torchcalib.reporting.comparison.groups import (
@@ -16,8 +18,10 @@ from torchcalib.reporting.comparison.groups import (
     GroupedSums,
     grouped_sample,
     in_random_groups,
+    null_samples,
     replicates_of_sample,
 )
+from torchcalib.reporting.comparison.null import bins_of_calibrated
 from torchcalib.reporting.lines import (
     Statistics,
     bin_estimators,
@@ -33,6 +37,12 @@ MAX_KEPT = 2**20
 
 MAX_RANKED, RANKED_REPLICATES = 2**14, 199
 """Maximum number of samples for intervals of rank-based errors, and maximum number of their replicates."""
+
+MAX_NULL_SUMS = 2**22
+"""Intended maximum number of simulated sums over bins, in all null replicates of one system."""
+
+_ERRORS_BY_RANK = ("ace", "tce", "ks", "atb", "mcb")
+"""Rank-based calibration errors, by the key without the mode. Discrimination and uncertainty are no errors."""
 
 _FEW_GROUPS = 1000  # up to this number of groups, the standard error of an interval width exceeds 2%
 
@@ -58,6 +68,8 @@ class System:
             (each, GroupedSums(each.accumulator, each.accumulator.shape(task, num_classes), like.given.device))
             for each in (*score_estimators(task), *bin_estimators(task, n_bins, right))
         ]
+        self._with_noise = {mode: EqualWidthBins(mode, n_bins, right, with_noise=True) for mode in modes_of(task)}
+        self._bins: dict[NamedMode, BinStats] = {}
         self.samples: dict[NamedMode, Accumulated[GroupedSample]] = {
             mode: grouped_sample(mode, like, num_classes) for mode in modes_of(task) if has_table(task, mode)
         }
@@ -66,6 +78,9 @@ class System:
         """Add a batch. `words` is the result of `words_of`; `are_counts` is True if all weights are whole numbers."""
         for _, sums in self._sums:
             sums.add(p, words)
+        for mode, accumulator in self._with_noise.items():
+            bins = accumulator.of(p)
+            self._bins[mode] = self._bins[mode] + bins if mode in self._bins else bins
         if are_counts and self.samples:
             grouped = in_random_groups(p, words)
             self.samples = {mode: each + each.of(grouped) for mode, each in self.samples.items()}
@@ -129,15 +144,42 @@ class System:
                 if mode == s.selective_mode:
                     yield selective_values(sample, mode)
 
+    @torch.no_grad()
+    def null_replicates(self, draws: Draws, s: Statistics, has_clusters: bool) -> list[dict[str, Tensor]]:
+        """Return each calibration error in the null replicates `(R,)`, by `Line.key`; see `comparison.null`.
 
-def expected_ece(s: Statistics) -> dict[str, float]:
-    """Return the mean expected calibration error (ECE) of a calibrated system with these confidences, by `Line.key`.
+        The list contains the replicates for independent rows. With clusters, it also contains those of random signs.
+        """
+        by_source = [self._null_values(draws, s, flips) for flips in (False, True)[: 1 + has_clusters]]
+        found = []
+        for source in by_source:
+            columns: dict[str, list[Tensor]] = defaultdict(list)
+            for values in source:
+                for key, value in values.items():
+                    columns[key].append(value.cpu())
+            found.append({key: torch.cat(values) for key, values in columns.items()})
+        return found
 
-    A bin with n samples has a mean confidence c and a gap, frequency minus c. If weights are counts, the gap is
-    approximately normal with variance c (1 - c) / n. Its mean absolute value is sqrt(2 c (1 - c) / (pi n)).
-    """
-    found = {}
-    for mode, b in s.bins.items():
-        deviation = (b.share * (b.confidence * (1 - b.confidence) / b.n).sqrt()).nan_to_num()
-        found[f"ece/{mode}"] = math.sqrt(2 / math.pi) * float(deviation.sum(-1).mean())
-    return found
+    def _null_values(self, draws: Draws, s: Statistics, flips: bool) -> Iterator[Mapping[str, Tensor]]:
+        """Yield the errors in chunks of null replicates, with random signs of clusters if `flips`."""
+        estimators = {each.key: (each, sums) for each, sums in self._sums}
+        for mode, b in self._bins.items():
+            each, sums = estimators[mode]
+            if len(sums.sums) == 1:
+                continue
+            n_replicates = min(len(draws), max(RANKED_REPLICATES, MAX_NULL_SUMS // b.n.numel()))
+            factors = (draws.signs if flips else draws.of)(sums.occupied)
+            residuals = sums.residuals(factors[:n_replicates])
+            if flips:
+                bins = BinCells.of(b).with_gaps(residuals / b.n.masked_fill(b.n == 0, 1))
+            else:
+                bins = bins_of_calibrated(b, residuals, draws.seed)
+            values = dict(each.values(bins))
+            del values[f"rmsce_debiased/{mode}"]
+            if mode == "classwise" and self._task == "multiclass":
+                del values[f"esce/{mode}"]  # always 0, because the classes are exclusive
+            yield values
+        for mode, grouped in self.samples.items() if self.size <= MAX_RANKED else ():
+            for sample in null_samples(grouped.statistic, draws, RANKED_REPLICATES, flips):
+                values = order_values(sample, s.has_labels, mode, self._n_bins)
+                yield {key: value for key, value in values.items() if key.partition("/")[0] in _ERRORS_BY_RANK}

@@ -1,0 +1,151 @@
+"""Null replicates: the errors of each system if it were calibrated, with the dependence between the systems.
+
+Two calibrated systems have different errors because of sampling noise. The null distribution of the difference needs
+the distribution of each error, and the dependence of the two errors, because the systems share their targets.
+
+The distribution of a sum of outcomes is that of the noise floor: a sum of independent trials with known mean and
+variance (consistency resampling, Broecker and Smith 2007). Its quantile levels determine the dependence:
+
+- Bins: the level of bin k in replicate r is the rank of its residual (outcomes minus confidences) in bootstrap
+  replicate r. The sums therefore have the rank correlations of the bootstrap (Iman and Conover 1982), and all systems
+  share the bootstrap replicates.
+- Ranked samples: all systems share a uniform number u for each row. The level is u if the event of the system occurred,
+  otherwise 1 - u. If two systems have equal outcomes in a row, their simulated outcomes have a positive correlation.
+  For the top label, if only one of two predictions is correct, the correlation is negative.
+
+For clusters of dependent rows, a second null distribution multiplies the residuals of each cluster by a random sign,
+which all systems share (wild bootstrap, Cameron, Gelbach and Miller 2008).
+
+Reference:
+    Broecker, Smith: Increasing the reliability of reliability diagrams (Weather and Forecasting, 2007). Iman, Conover:
+    A distribution-free approach to inducing rank correlation among input variables (Communications in Statistics,
+    1982).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchcalib.core.predictions import replicates_at_once
+from torchcalib.core.ranked import RankedSample, SortedSample
+from torchcalib.core.sums import BinStats
+from torchcalib.inference.simulation import BinCells
+from torchcalib.ops.count_moments import deviation_quantiles
+from torchcalib.ops.counter_rng import random_words
+from torchcalib.ops.once import once
+from torchcalib.ops.sorting import sorted_columns
+
+_UNIFORM_STREAMS, _TIE_STREAMS = 2**32, 2**33
+"""First random streams of the uniform numbers of rows, and of ties. The bootstrap uses streams with smaller numbers."""
+
+
+@dataclass(frozen=True, eq=False)
+class OrderedSample(RankedSample):
+    """Ranked sample `(..., M)` whose elements are sorted by score. Ignored elements are last.
+
+    Metrics that need sorted elements share the result of `sorted`.
+    """
+
+    computed: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
+
+    @classmethod
+    def of(cls, sample: RankedSample) -> "OrderedSample":
+        """Sort a sample."""
+        score, positives, n, size = sorted_columns(sample.score, sample.positives, sample.n)
+        ignored = torch.arange(score.shape[-1], device=score.device) >= size.unsqueeze(-1)
+        return cls(score.masked_fill(ignored, torch.nan), positives, n, sample.from_logits)
+
+    @once
+    def _sorted(self) -> SortedSample:
+        missing = self.score.isnan()
+        size = missing.logical_not().sum(-1)
+        score = self.score.masked_fill(missing, torch.inf)
+        return SortedSample(score, self.positives.expand_as(score), self.n, size, self.from_logits)
+
+    def sorted(self, stable: bool = False) -> SortedSample:  # noqa: ARG002
+        """Return the elements, which are sorted."""
+        return self._sorted
+
+
+def bins_of_calibrated(b: BinStats, residuals: Tensor, seed: int) -> BinStats:
+    """Return the bins of a calibrated system in R replicates, `(R, ..., B)`.
+
+    Args:
+        b: bins of the data `(..., B)`, with sums of noise.
+        residuals: sum of outcomes minus confidences in each bin of the bootstrap replicates `(R, ..., B)`.
+        seed: seed of the order of tied residuals.
+    """
+    cells = BinCells.of(b)
+    level = (_ranks(residuals, seed) + 0.5) / len(residuals)
+    deviation = deviation_quantiles(level, cells.n, cells.expected, cells.spread, cells.noise)
+    return cells.with_gaps(deviation * cells.variance.sqrt())
+
+
+def _ranks(x: Tensor, seed: int) -> Tensor:
+    """Return the rank of each value among the R values on the first axis, float64 `(R, ...)`; ties in random order."""
+    flat = x.flatten(1)
+    streams = _TIE_STREAMS + torch.arange(len(flat), device=x.device)
+    order = random_words(seed, streams, torch.arange(flat.shape[-1], device=x.device)).argsort(0)
+    # Sorting is stable: equal values keep their random order. Equal sums may differ by rounding errors.
+    scale = flat.abs().amax(0).clamp(min=torch.finfo(flat.dtype).tiny)
+    rounded = (flat / scale * 2**40).round()
+    order = order.gather(0, rounded.gather(0, order).sort(dim=0, stable=True).indices)
+    ranks = torch.arange(len(flat), dtype=x.dtype, device=x.device).unsqueeze(-1).expand_as(flat)
+    return torch.zeros_like(flat).scatter_(0, order, ranks).reshape(x.shape)
+
+
+def samples_of_calibrated(sample: OrderedSample, rows: Tensor, seed: int, n_replicates: int) -> Iterator[OrderedSample]:
+    """Yield the ranked samples of a calibrated system, in chunks of r replicates `(r, ..., N)`.
+
+    Args:
+        sample: sample of the data `(..., N)`.
+        rows: number of the row of each element, int64 `(..., N)`, equal for all systems.
+        seed: seed of the uniform random numbers.
+        n_replicates: number of replicates.
+    """
+    s = sample.sorted()
+    n, p = s.counts.to(s.confidence.dtype), s.confidence.masked_fill(~s.counted, 0)
+    occurred = s.positives.to(p.dtype) > n * p
+    is_plain = sample.n is None and not s.positives.is_floating_point()
+    streams = _UNIFORM_STREAMS + torch.arange(n_replicates, device=p.device)
+    for some in torch.split(streams, replicates_at_once(sample.score.numel())):
+        u = (random_words(seed, some, rows.flatten()).to(p.dtype) + 0.5).div_(2**32).reshape(len(some), *rows.shape)
+        level = torch.where(occurred, u, 1 - u)
+        if is_plain:  # one trial per element
+            outcomes = (level > 1 - p).to(p.dtype)
+        else:
+            columns = n, n * p, *s.variances
+            outcomes = columns[1] + deviation_quantiles(level, *columns) * columns[3].sqrt()
+        yield _with_outcomes(sample, outcomes)
+
+
+def samples_of_flipped(sample: OrderedSample, clusters: Tensor, signs: Tensor) -> Iterator[OrderedSample]:
+    """Yield ranked samples in which the residuals of each cluster have a random sign, `(r, ..., N)`.
+
+    Args:
+        sample: sample of the data `(..., N)`.
+        clusters: number of the cluster of each element, int64 `(..., N)`.
+        signs: random signs of G clusters `(R, G)`.
+    """
+    s = sample.sorted()
+    expected = s.counts * s.confidence.masked_fill(~s.counted, 0)
+    residual = s.positives - expected
+    for some in torch.split(signs, replicates_at_once(sample.score.numel())):
+        yield _with_outcomes(sample, torch.addcmul(expected, some[:, clusters], residual))
+
+
+def _with_outcomes(sample: OrderedSample, outcomes: Tensor) -> OrderedSample:
+    outcomes = outcomes.masked_fill(sample.score.isnan(), 0)
+    whole = outcomes.round()
+    outcomes = torch.where((outcomes - whole).abs() < 1e-6, whole, outcomes)  # remove the rounding errors of counts
+    n = None if sample.n is None else sample.n.expand_as(outcomes)
+    return OrderedSample(sample.score.expand_as(outcomes), outcomes, n, sample.from_logits)
+
+
+def random_signs(seed: int, replicates: Tensor, clusters: Tensor) -> Tensor:
+    """Return random signs -1 and 1, float64 `(R, g)`, for R replicate numbers and g cluster numbers."""
+    bits = random_words(seed, _UNIFORM_STREAMS + replicates, clusters) >> 31
+    return (2 * bits - 1).double()
