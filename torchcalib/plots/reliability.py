@@ -58,8 +58,9 @@ def reliability_diagram(
 
     Each bin with data has a mark at (mean prediction, frequency), whose area increases with the fraction of samples in
     the bin. A line shows the gap to the diagonal. Marks below the diagonal are filled (over-confident, for confidences
-    above 0.5), and marks above it are hollow. A bin has few samples if they are fewer than 30, and less than half of
-    the mean number per bin. Its mark is hollow and grey, with a thin line and a pale band. The strip at the top shows counts.
+    above 0.5), and marks above it are hollow. A bin with fewer than 30 samples, and less than half of the mean number
+    per bin, has few samples: its mark is hollow and grey, with a thin line and a pale band. The strip at the top shows
+    counts.
 
     Grey boxes are consistency bands, if the table contains them: the mark of a calibrated model is inside its box with
     probability 95%, for each bin separately. A triangle marks a frequency beyond the end of a logit axis. For a report,

@@ -237,7 +237,7 @@ def _series_from_report(report: Any, label: str | None, given: TableOptions) -> 
     mode = given.mode or next(iter(report.tables))
     line = next(line for line in report.lines if line.key == f"ece/{mode}")
     # The bins pool all labels. Their ECE would differ from that of the report, which is a mean over labels.
-    parts = [f"ECE {line.value:.3g}{', mean over labels' if report.task == 'multilabel' else ''}"]
+    parts = [f"{'mean ECE of labels' if report.task == 'multilabel' else 'ECE'} {line.value:.3g}"]
     if line.interval is not None:
         parts.append(f"95%: {ends(line.interval.low, line.interval.high, 3)}")
     if line.noise_floor is not None:
