@@ -106,6 +106,8 @@ def _escaped(text: object) -> str:
 def show(report: Report, everything: bool = False) -> None:
     """Print a report: verdict, cause, action and key numbers, then the main errors and the best calibrators.
 
+    For a multi-label task, the worst labels replace the calibrators.
+
     Args:
         report: the report.
         everything: print all tables, explanations and notes. Otherwise the output fits 40 lines of 120 characters.
@@ -130,9 +132,9 @@ def show(report: Report, everything: bool = False) -> None:
     for warning in report.warnings:
         console.print(f"\n{_escaped(warning)}")
     _print_table(console, line_table(report, only_main=True))
-    if report.task == "multilabel":
-        _print_table(console, class_table(report, _N_LABELS))
-    if report.calibration is not None:
+    if report.task == "multilabel" and (labels := class_table(report, _N_LABELS)) is not None:
+        _print_table(console, labels)
+    elif report.calibration is not None:
         _print_table(console, calibrator_table(report.calibration, _N_CALIBRATORS))
     hidden = f"{len(report.notes)} {'note' if len(report.notes) == 1 else 'notes'} and " if report.notes else ""
     console.print(f"[dim]{hidden}more tables: --all[/dim]")

@@ -158,12 +158,14 @@ def test_infinite_and_undefined_values_are_explained():
     assert "calibration" not in shown(calibration=None).values_of("id")
 
 
-def test_worst_classes_are_sorted_by_ece_with_undefined_ones_last():
+def test_classes_are_sorted_by_ece_minus_noise_floor_with_undefined_ones_last():
     r = full_report("multiclass")
-    values = (0.3, math.nan, 0.5) + (0.1,) * 9
-    (worst,) = class_table(replace(r, per_class=values), 10).sections
-    assert [row.cells[0].page for row in worst.rows] == [str(k) for k in (2, 0, 3, 4, 5, 6, 7, 8, 9, 10)]
-    assert [task for task in TASKS if "worst" in page(task).values_of("id")] == ["multiclass", "multilabel"]
+    values, floors = (0.3, math.nan, 0.5) + (0.1,) * 9, (0.01, 0.01, 0.3) + (0.01,) * 9
+    changed = zip(r.class_lines, values, floors, strict=True)
+    lines = tuple(replace(line, value=value, noise_floor=floor) for line, value, floor in changed)
+    (worst,) = class_table(replace(r, class_lines=lines), 10).sections
+    assert [row.cells[0].page for row in worst.rows] == [str(k) for k in (0, 2, 3, 4, 5, 6, 7, 8, 9, 10)]
+    assert [task for task in TASKS if "classes" in page(task).values_of("id")] == ["multiclass", "multilabel"]
 
 
 def test_save_writes_the_returned_files_and_ignores_matplotlib_settings(tmp_path):
