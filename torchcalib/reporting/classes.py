@@ -1,7 +1,7 @@
 """Calibration of each class against the rest, or of each label: error, noise floor, p-values and direction."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -10,11 +10,12 @@ from torch import Tensor
 from torchcalib.core.sums import BinStats
 from torchcalib.inference.testing import CalibrationTest, ErrorTest, run_error_tests
 from torchcalib.metrics.binned import ECE, ESCE
-from torchcalib.metrics.groups.table import SMALL_P, adjusted_p_values, resolved
 from torchcalib.reporting.lines import Statistics, cluster_sums_name
 
-_REPLICATES = 999
-_MAX_SIMULATED = 2**21  # maximum number of simulated bins, over all classes and replicates
+_LEAST_REPLICATES, _MIN_REPLICATES = 99, 999  # minimum numbers of simulated replicates, with many classes and with few
+_MAX_SIMULATED = 2**22, 2**24  # maximum number of simulated bins over all classes and replicates; for multi-label
+
+_LEVEL = 0.05  # significance level of the direction
 
 Direction = Literal["too high", "too low", "not significant", ""]
 
@@ -30,7 +31,7 @@ class ClassLine:
         gap: frequency minus mean probability.
         value: expected calibration error (ECE).
         noise_floor: expected ECE of a calibrated model. None if omitted, as are the p-values.
-        p_value: p-value of ECE, adjusted for the number of classes by the method of Benjamini and Hochberg; see
+        p_value: p-value of ECE, adjusted for the number of classes by the method of Holm (family-wise error rate); see
             `torchcalib.inference.CalibrationTest`.
         gap_p_value: two-sided p-value of `gap`, adjusted in the same way.
     """
@@ -55,7 +56,7 @@ class ClassLine:
         """Whether probabilities are too high or too low on average; empty if it was not tested."""
         if self.gap_p_value is None:
             return ""
-        if not self.gap_p_value < SMALL_P:
+        if not self.gap_p_value < _LEVEL:
             return "not significant"
         return "too low" if self.gap > 0 else "too high"
 
@@ -82,25 +83,24 @@ def _tests(s: Statistics, bins: BinStats) -> tuple[CalibrationTest, CalibrationT
     if s.clusters is not None and (clusters := s.clusters.get(cluster_sums_name("classwise"))) is None:
         return None
     errors = {"ece": ErrorTest(ECE.from_bins), "esce": ErrorTest(ESCE.from_bins, signed=True)}
-    n_replicates = min(_REPLICATES, max(99, _MAX_SIMULATED // bins.n.numel()))
+    most = _MAX_SIMULATED[s.task == "multilabel"] // bins.n.numel()
+    # Enough replicates for a significant p-value of one class after adjustment.
+    n_replicates = min(max(_MIN_REPLICATES, 40 * len(s.priors)), max(_LEAST_REPLICATES, most))
     tests = run_error_tests(errors, bins, clusters=clusters, n_replicates=n_replicates)
-    if clusters is not None:
-        return tests["ece"], tests["esce"]
-
-    def finer(name: str) -> CalibrationTest:
-        def retest(classes: Tensor, n_more: int) -> CalibrationTest:
-            most = max(n_replicates, _MAX_SIMULATED // (len(classes) * bins.n.shape[-1]))
-            flag = bins.noise_flag
-            flag = None if flag is None else flag.expand(bins.sums.shape[:-2])[classes]
-            some = replace(bins, sums=bins.sums[classes], noise_flag=flag)
-            return run_error_tests({name: errors[name]}, some, n_replicates=min(n_more, most))[name]
-
-        return resolved(tests[name], retest, n_replicates)
-
-    return finer("ece"), finer("esce")
+    return tests["ece"], tests["esce"]
 
 
 def _adjusted(p_values: Tensor) -> Tensor:
-    """Adjust the p-values of all classes with data for multiple testing."""
-    known = p_values.isfinite()
-    return torch.full_like(p_values, torch.nan).masked_scatter(known, adjusted_p_values(p_values[known]))
+    """Adjust p-values `(m,)` for multiple testing by the method of Holm (family-wise error rate); NaN stays NaN.
+
+    For ascending p-values p_1, ..., p_m, the adjusted value of p_k is the maximum of p_j (m - j + 1) over j <= k, at
+    most 1.
+
+    Reference:
+        Holm: A simple sequentially rejective multiple test procedure (Scandinavian Journal of Statistics, 1979),
+        sec. 3.
+    """
+    m = int(p_values.isfinite().sum())
+    order = p_values.argsort()[:m]  # NaN is last
+    scaled = p_values[order] * torch.arange(m, 0, -1, dtype=p_values.dtype, device=p_values.device)
+    return torch.full_like(p_values, torch.nan).index_copy(0, order, scaled.cummax(0).values.clamp(max=1))

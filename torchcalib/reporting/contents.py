@@ -31,22 +31,25 @@ SELECTIVE_WORDS = (
 
 EVIDENCE_WORDS = (
     "Expected if calibrated (noise floor): expected value if the model were perfectly calibrated with these "
-    "confidences. Only the part above it is due to miscalibration. p-value: probability of a value at least as large "
-    "if the model were perfectly calibrated, not corrected for multiple testing."
+    "confidences. Errors and noise do not add: the value minus its noise floor is on average smaller than the error of "
+    "a very large sample. p-value: probability of a value at least as large if the model were perfectly calibrated. It "
+    "assumes independent rows or clusters, and predictions that were not fitted to these labels. It is not corrected "
+    "for multiple testing."
 )
 """Explanation of noise floors and p-values."""
 
 INTERVAL_WORDS = (
-    "95% interval: confidence interval of the expected value at this sample size. For debiased RMSCE: of the error "
-    "without sampling noise. No interval is computed for the other errors, or for averages over classes. "
-    "Scores, DSC, UNC and metrics of selective prediction have a bootstrap interval."
+    "95% interval of a calibration error: for its expected value at this sample size, which includes sampling noise. "
+    "95% interval of a debiased error: for the error without sampling noise. No interval is computed for the other "
+    "errors, or for averages over classes. The intervals of scores, DSC, UNC and metrics of selective prediction are "
+    "bootstrap intervals for the expected value on new data."
 )
 """Explanation of the intervals of a report."""
 
 CLASS_WORDS = (
     "Each {kind} is tested like a binary event; frequency and mean probability are those of the {kind}. Expected if "
     "calibrated: expected ECE of a calibrated model. p-value: of ECE, adjusted for the number of {members} "
-    "(Benjamini-Hochberg). Probabilities are too high or too low if their mean differs from the frequency, with an "
+    "(Holm). Probabilities are too high or too low if their mean differs from the frequency, with an "
     "adjusted p-value below 0.05. They can be miscalibrated although their mean is right."
 )
 """Explanation of the table of classes or labels, a format string."""
@@ -77,7 +80,7 @@ def explanations(report: "Report") -> list[str]:
     return [
         CONFIDENCE_WORDS,
         *[SELECTIVE_WORDS] * is_selective,
-        *[EVIDENCE_WORDS] * has_evidence,
+        *[f"{EVIDENCE_WORDS} Method: {report.settings['p_values']}."] * has_evidence,
         *[INTERVAL_WORDS] * has_intervals,
     ]
 
