@@ -175,7 +175,7 @@ def _draw_curve(canvas: Canvas, bins: SimpleNamespace, one: Series, axis: Probab
         marker=line.get_marker(),
         facecolors=list(np.where(few, canvas.style.paper, line.get_markerfacecolor())),
         edgecolors=list(np.where(few, canvas.style.muted, line.get_markeredgecolor())),
-        linewidths=np.where(few, 0.5, 1.1),
+        linewidths=np.where(few, 0.5, 1.1).tolist(),
         zorder=3.2,
         clip_on=False,
     )

@@ -249,10 +249,10 @@ def _worst(report: "Report") -> KeyNumber | None:
         line = max(known, key=lambda line: line.excess)
         kind, rest = ("label", "") if report.task == "multilabel" else ("class", " against the rest")
         name = printable(report.class_names[line.index]) if report.class_names else str(line.index)
-        detail = [f"ECE {significant(line.value)}{rest}"]
-        detail += [] if line.noise_floor is None else [f"{significant(line.noise_floor)} expected if calibrated"]
-        detail += [] if line.p_value is None else [f"adjusted p {p_words(line.p_value, equals='= ')}"]
-        return KeyNumber(f"Worst {kind}", name, ", ".join(detail))
+        parts = [f"ECE {significant(line.value)}{rest}"]
+        parts += [] if line.noise_floor is None else [f"{significant(line.noise_floor)} expected if calibrated"]
+        parts += [] if line.p_value is None else [f"adjusted p {p_words(line.p_value, equals='= ')}"]
+        return KeyNumber(f"Worst {kind}", name, ", ".join(parts))
     table = report.main_table
     weighted = (table.gap.abs() * table.share).nan_to_num(0)
     if not float(weighted.max()):
