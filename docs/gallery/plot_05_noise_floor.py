@@ -57,8 +57,8 @@ for n, good, bad in zip(sizes, calibrated, over_confident, strict=True):
     )
 
 # %%
-# The p-value is the probability of an error at least as large under perfect calibration. The last column decreases with
-# the number of samples: more data detect the same miscalibration with more certainty.
+# The p-value is the probability of an error at least as large under perfect calibration. The last column tends to
+# decrease with the number of samples: with more data, the test has more power against the same miscalibration.
 #
 # `torchcalib.inference.calibration_test` simulates the outcomes from the predicted probabilities and recomputes the
 # metric. Metric classes have the method `test`, and reports contain the noise floor of every calibration error. See

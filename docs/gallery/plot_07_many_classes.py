@@ -51,6 +51,6 @@ ax.set_title("Expected signed calibration error of each class")
 plt.show()
 
 # %%
-# The test has one p-value for all classes together. It shows whether any class is miscalibrated.
+# The test has one p-value for all classes together. A small one is evidence that at least one class is miscalibrated.
 
 print(metric.test(n_replicates=99))

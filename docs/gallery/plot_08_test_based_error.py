@@ -17,8 +17,8 @@ preds = true**1.15  # too small, in particular near 0
 torchcalib.plots.tce_diagram(preds, target, logit=True).figure
 
 # %%
-# Each violin shows the predictions in a bin, and the diamond shows their empirical probability. In a calibrated model
-# the violin is short and contains the diamond. Here the diamonds are above the violins at small probabilities.
+# Each violin shows the predictions in a bin, and the diamond shows their empirical probability. For a calibrated model
+# the diamond is usually inside the violin or near it. Here the diamonds are above the violins at small probabilities.
 #
 # The bars below show the bin sizes. The coloured part of a bar is rejected. Each prediction is tested against the
 # outcomes in its bin with the exact two-sided binomial test, at the level 0.05.

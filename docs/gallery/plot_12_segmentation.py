@@ -61,13 +61,14 @@ for name, clusters in {
 
 # %%
 # If pixels are treated as independent, the noise floor of the expected calibration error (ECE) is far too small. The
-# p-value then wrongly rejects calibration. With `clusters`, the test has the correct noise floor. The design effect is
-# the factor by which the dependence increases the variance.
+# p-value then wrongly rejects calibration. With `clusters`, the noise floor accounts for the dependence. The design
+# effect is the factor by which the dependence increases the variance of the mean gap.
 
 print(f"{found.n_clusters} images, design effect {found.design_effect:.0f}")
 
 # %%
-# `torchcalib.Clustered` does the same for batches, in constant memory. An over-confident model is still detected.
+# `torchcalib.Clustered` does the same for batches, in constant memory. It rejects calibration for this over-confident
+# model.
 
 metric = torchcalib.Clustered(ece)
 for batch in images.split(20):

@@ -60,7 +60,8 @@ for mode in ("top_label", "classwise"):
 
 # %%
 # The squared kernel calibration error (SKCE) compares the residuals of pairs of samples with similar predictions. It
-# uses all classes jointly, and its expected value is 0 if the model is calibrated. The test detects the error.
+# uses all classes jointly, and its expected value is 0 if the model is calibrated. The test rejects
+# calibration for this model.
 
 options = {"task": "multiclass", "estimator": "block", "block_size": 50, "bandwidth": 0.1}
 print("this model:      ", torchcalib.inference.skce_test(preds, target, **options))

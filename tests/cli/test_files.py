@@ -165,7 +165,7 @@ def test_confidences_give_accuracy_and_top_label_errors(tmp_path, capsys):
     path = tmp_path / "a.csv"
     assert main(["report", str(path), *options, "--out", str(tmp_path / "out"), "--no-calibration"]) == 0
     shown = capsys.readouterr().out
-    assert "a.csv: confidence in predictions, n = 200\n" in shown
+    assert "a.csv, 2026-01-01: confidence in predictions, n = 200\n" in shown
     assert "positive" not in shown.replace("(positive class)", "")
     lines = {line["key"]: line for line in json.loads((tmp_path / "out/report.json").read_text())["lines"]}
     expected = binomtest(int(Y.sum()), N).proportion_ci(method="wilson")

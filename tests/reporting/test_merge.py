@@ -315,7 +315,7 @@ def test_merge_command_gives_the_report_of_one_run(folder, capsys):
     assert code == 0
     names = ", ".join(f"shard-{k}.npz" for k in range(4))
     expected = (
-        one.replace("whole.npz: multi", "shard-0.npz and 3 more: multi")
+        one.replace("whole.npz, 2026", "shard-0.npz and 3 more, 2026")
         .replace("whole.npz", names)
         .replace("one/", "merged/")
         .replace("one.cal", "merged.cal")

@@ -37,8 +37,12 @@ def test_short_report_fits_a_screen_and_everything_has_all_lines(task, capsys):
     assert report.history.summary in words
     for number in key_numbers(report):
         assert f"{number.name} {number.value} {number.detail}".strip() in words
-    best = report.calibration.best
-    assert f"{best.calibrator} {percent(best.accuracy)} " in words
+    best, worst = report.calibration.best, max(report.class_lines, key=lambda line: line.excess, default=None)
+    shown = f"{best.calibrator} {percent(best.accuracy)} "
+    if task == "multilabel":  # the worst labels replace the calibrators
+        shown = f"{worst.index} {percent(worst.frequency)} {percent(worst.frequency - worst.gap)} "
+    assert shown in words
+    assert words.startswith(f"held_out.npz, {report.created}: ")
     assert "a note" not in words
 
     lines, words = printed(capsys, terminal.show, report, True)
@@ -71,7 +75,7 @@ def test_key_numbers_are_those_of_a_calculation_by_hand():
     report = tc.report(probs, target.long(), **given)
     accuracy, nll, ece, worst = key_numbers(report)
     assert accuracy == KeyNumber("Accuracy", "60.0%", "60.0% for always predicting the more frequent outcome")
-    assert nll == KeyNumber("NLL", "0.984", "146% of 0.673, the NLL of the class frequencies")
+    assert nll == KeyNumber("NLL", "0.984 nats", "146% of 0.673, the NLL of the class frequencies")
     assert (ece.name, ece.value) == ("ECE", "0.300")
     assert ece.detail.startswith(f"{significant(report.main_line.noise_floor)} expected if calibrated, p ")
     assert worst == KeyNumber("Worst range", "90.0% to 100%", "90.0% predicted, 60.0% observed")
@@ -85,7 +89,7 @@ def test_key_numbers_are_those_of_a_calculation_by_hand():
 def test_key_number_of_calibration_is_the_recommended_or_the_best_calibrator():
     report = full_report("binary")
     stage, (gain,) = report.calibration, [each for each in key_numbers(report) if each.name == "Gain by calibration"]
-    interval = ends(stage.best.interval.low, stage.best.interval.high, 3)
+    interval = f"{stage.best.interval.low:.1f}% to {stage.best.interval.high:.1f}%"
     assert stage.recommendation.best == "bias correction"
     assert gain == (gain.name, f"{stage.best.gain:.1f}% of NLL", f"bias correction, 95% interval {interval}")
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from torchcalib.core.sums import BinStats
 from torchcalib.core.tables import Cell, Column, Table, Tabular, fraction, number
-from torchcalib.core.words import count, decimals, edge, percent, significant
+from torchcalib.core.words import count, decimals, edges_in_words, percent
 from torchcalib.ops.count_moments import deviation_quantiles
 
 
@@ -139,11 +139,8 @@ class BinTable(Tabular):
             low, high = row["band_low"], row["band_high"]
             return Cell() if math.isnan(low) else Cell(f"{decimals(low)} to {decimals(high)}")
 
-        def edges(row: Row) -> Cell:
-            return Cell(f"{edge(row['lower'])} to {edge(row['upper'])}")
-
         return [
-            _column("bin", "lower upper", edges, is_number=False),
+            _column("bin", "lower upper", self._range_cell(), is_number=False),
             _column("count", "n", lambda row: Cell(count(row["n"]))),
             _column("share", "share", lambda row: Cell(percent(row["share"]))),
             _column("mean confidence", "confidence", lambda row: fraction(row["confidence"])),
@@ -152,6 +149,11 @@ class BinTable(Tabular):
             _column("gap", "gap", lambda row: fraction(row["gap"], "+")),
             _column("mean ECD (nats)", "ecd", lambda row: fraction(row["ecd"], "+")),
         ]
+
+    def _range_cell(self) -> Callable[[Row], Cell]:
+        """Return a function from a row to the cell with its edges, which differ from those of other bins."""
+        texts = edges_in_words([*self.lower.flatten().tolist(), *self.upper.flatten().tolist()])
+        return lambda row: Cell(" to ".join(texts.get(row[end], "undefined") for end in ("lower", "upper")))
 
     def __repr__(self) -> str:
         return str(self)
@@ -195,11 +197,8 @@ class TCETable(BinTable):
     quantiles: Tensor
 
     def _columns(self) -> list[Column]:
-        def edges(row: Row) -> Cell:
-            return Cell(f"{significant(row['lower'], 4)} to {significant(row['upper'], 4)}")
-
         return [
-            _column("bin", "lower upper", edges, is_number=False),
+            _column("bin", "lower upper", self._range_cell(), is_number=False),
             _column("count", "n", lambda row: Cell(count(row["n"]))),
             _column("mean prediction", "confidence", lambda row: number(row["confidence"])),
             _column("empirical probability", "frequency", lambda row: number(row["frequency"])),

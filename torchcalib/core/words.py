@@ -4,7 +4,7 @@ Tables use `significant` and `decimals`, with the minus sign `−`. Sentences us
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 
 def capitalised(text: str) -> str:
@@ -109,14 +109,46 @@ def percent(share: float) -> str:
     """Format a fraction as a percentage with three significant digits, and NaN as `"undefined"`."""
     if math.isnan(share):
         return "undefined"
-    value = 100 * share
+    value = round(100 * share, 9)  # equal text for sums that differ in rounding errors only
     # Three digits also for whole percentages, so that all percentages of a column are similar.
     return f"{value:#.3g}".rstrip(".") + "%" if 1e-6 <= value < 100 else f"{significant(value)}%"
 
 
-def edge(value: float) -> str:
-    """Format a bin edge with up to four decimals, without trailing zeros."""
-    return f"{value:.4f}".rstrip("0").rstrip(".")
+def edges_in_words(edges: Iterable[float], places: int = 4) -> dict[float, str]:
+    """Format bin edges in [0, 1] with enough digits that different edges have different texts.
+
+    An edge has at least `places` decimals, and two significant digits of its distance to 0 or 1. Trailing zeros are
+    omitted. Only 0 and 1 are formatted as "0" and "1".
+
+    Args:
+        edges: edges of all bins of a table.
+        places: smallest number of decimals.
+
+    Returns:
+        The text of each edge.
+
+    Example:
+        >>> edges_in_words([0, 1 / 15, 0.99993, 1])
+        {0: '0', 0.06666666666666667: '0.0667', 0.99993: '0.99993', 1: '1'}
+    """
+    different = dict.fromkeys(edges)
+    texts: dict[float, str] = {}
+    for digits in range(2, 18):
+        texts = {value: _edge(value, digits, places + digits - 2) for value in different}
+        if len(set(texts.values())) == len(texts):
+            break
+    return texts
+
+
+def _edge(value: float, digits: int, places: int) -> str:
+    """Format an edge with `digits` significant digits of its distance to 0 or 1, and at least `places` decimals."""
+    distance = min(value, 1 - value)
+    if distance <= 0 or math.isnan(distance):
+        return f"{value:.0f}"
+    if value < 1e-4:
+        return f"{value:.{digits - 1}e}".replace("e-0", "e-").replace("e-", "e−")
+    places = max(places, digits - 1 - math.floor(math.log10(distance)))
+    return f"{value:.{places}f}".rstrip("0").rstrip(".")
 
 
 def gain(rcl: float) -> str:

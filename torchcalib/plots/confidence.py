@@ -10,7 +10,7 @@ from torchcalib.core.arguments import InputOptions, Task
 from torchcalib.core.events import Mode
 from torchcalib.plots.canvas import LIGHT, Canvas, Style, columns_of, diagram
 from torchcalib.plots.reliability import draw_bars
-from torchcalib.plots.sources import TableOptions, bins_from
+from torchcalib.plots.sources import TableOptions, bins_from, confidence_words
 
 
 @diagram
@@ -27,7 +27,7 @@ def confidence_histogram(
     style: Style = LIGHT,
     **options: Unpack[InputOptions],
 ) -> Axes:
-    """Draw the number of samples in each bin, and the mean confidence and the mean outcome of all samples.
+    """Draw the number of samples in each bin, and the mean prediction and the mean outcome of all samples.
 
     For the top label, the mean outcome is the accuracy. The distance between the two lines is the absolute value of the
     expected signed calibration error (ESCE).
@@ -49,13 +49,14 @@ def confidence_histogram(
         >>> import torch
         >>> ax = confidence_histogram(torch.tensor([0.2, 0.9, 0.6]), torch.tensor([0, 1, 0]))
         >>> [text.get_text() for text in ax.get_legend().get_texts()]
-        ['mean confidence 0.567', 'mean outcome 0.333']
+        ['mean predicted probability 0.567', 'mean outcome 0.333']
     """
-    table = bins_from(preds, target, TableOptions(mode, None, {"task": task, "n_bins": n_bins, **options}))
+    given = TableOptions(mode, None, {"task": task, "n_bins": n_bins, **options})
+    table, words = bins_from(preds, target, given), confidence_words(preds, target, given)
     bins = columns_of(table)
     canvas = Canvas.of(ax, style, title, (5.2, 4.2), top=0.88, pad=20)
     ax = canvas.ax
-    ax.set(xlim=(0, 1), xlabel="confidence (probability)")
+    ax.set(xlim=(0, 1), xlabel=words)
     counts = bins.n[bins.n > 0]
     if not counts.size:
         ax.set(ylim=(0, 1), ylabel="count per bin")
@@ -68,7 +69,7 @@ def confidence_histogram(
     ax.yaxis.set_major_formatter(StrMethodFormatter("{x:,.10g}"))
     draw_bars(canvas, bins.lower, bins.upper - bins.lower, bins.n)
     for name, column, dashes, color in (
-        ("confidence", "confidence", (1, 0), style.ink),
+        (words, "confidence", (1, 0), style.ink),
         ("outcome", "frequency", (4, 2), style.outcome),
     ):
         mean = table.mean(column).item()

@@ -22,10 +22,13 @@ from torchcalib.plots.canvas import (
     count_label,
     diagram,
 )
-from torchcalib.plots.sources import Series, TableOptions, curve_from, series_from
+from torchcalib.plots.sources import Series, TableOptions, confidence_words, curve_from, series_from
 
 MAX_LABELLED_BINS = 20
 """Largest number of bins with a label for each count. With more bins, an axis shows the counts."""
+
+_FEW = 30
+"""Smallest number of samples of a bin in colour, unless the bin has at least half of the mean number per bin."""
 
 _CORP_BARS = 40
 """Number of bars in the histogram of `corp_diagram`."""
@@ -51,17 +54,21 @@ def reliability_diagram(
     style: Style = LIGHT,
     **options: Unpack[InputOptions],
 ) -> Axes:
-    r"""Draw the observed frequency against the mean confidence of bins, with the expected calibration error (ECE).
+    r"""Draw the observed frequency against the mean prediction of bins, with the expected calibration error (ECE).
 
-    Each bin with data has a mark at (mean confidence, frequency), whose area increases with the fraction of samples in
+    Each bin with data has a mark at (mean prediction, frequency), whose area increases with the fraction of samples in
     the bin. A line shows the gap to the diagonal. Marks below the diagonal are filled (over-confident, for confidences
-    above 0.5), and marks above it are hollow. The strip at the top shows counts. Grey boxes are consistency bands, if
-    the table contains them: the mark of a calibrated model is inside its box with probability 95%. A triangle marks a
-    frequency beyond the end of a logit axis. For a report, the legend also contains the 95% interval of the ECE and its
-    expected value under perfect calibration.
+    above 0.5), and marks above it are hollow. A bin with fewer than 30 samples, and less than half of the mean number
+    per bin, has few samples: its mark is hollow and grey, with a thin line and a pale band. The strip at the top shows
+    counts.
 
-    Each of several models, or each class with `mode="classwise"`, is drawn as a curve without bands. Up to six curves
-    differ in colour and in mark. A further call on the same `ax` adds a curve.
+    Grey boxes are consistency bands, if the table contains them: the mark of a calibrated model is inside its box with
+    probability 95%, for each bin separately. A triangle marks a frequency beyond the end of a logit axis. For a report,
+    the legend also contains the 95% interval of the ECE and its expected value under perfect calibration.
+
+    Each of several models, or each class with `mode="classwise"`, is drawn as a curve without bands, which connects
+    the bins without few samples. Up to six curves differ in colour and in mark. A further call on the same `ax` adds a
+    curve.
 
     With `smooth`, a curve shows the kernel regression of the outcomes on the confidence, and the legend the smooth
     calibration error (smECE) for the same kernel; see `torchcalib.functional.smece`. Its width increases with the
@@ -69,7 +76,8 @@ def reliability_diagram(
 
     Args:
         preds: Predictions, or a tuple of predictions and targets; or a `BinTable`, a metric over bins such as
-            `torchcalib.ECE`, or a `torchcalib.Report`; or a mapping of model names to any of these.
+            `torchcalib.ECE`, or a `torchcalib.Report`, or its attribute `calibration`, for the predictions after
+            calibration; or a mapping of model names to any of these.
         label: Name of the model in the legend.
         smooth: Draw smooth curves instead of bins. `preds` must be predictions, a `torchcalib.SmECE`, or a metric that
             stores samples or a sketch of them, such as `torchcalib.ACE`; or a mapping of names to any of these.
@@ -91,7 +99,7 @@ def reliability_diagram(
         >>> import torch
         >>> probs, target = torch.tensor([0.2, 0.9, 0.6]), torch.tensor([0, 1, 0])
         >>> reliability_diagram(probs, target).get_xlabel()
-        'mean confidence of the bin (probability)'
+        'mean predicted probability of the bin'
         >>> ax = reliability_diagram({"first": probs, "second": probs.square()}, target)
         >>> [text.get_text() for text in ax.get_legend().get_texts()]
         ['first\nECE 0.3', 'second\nECE 0.197']
@@ -100,8 +108,8 @@ def reliability_diagram(
     series = series_from(preds, target, label, given, smooth=smooth)
     drawn = [(one, columns_of(one.data) if isinstance(one.data, BinTable) else one.data) for one in series]
     canvas = _unit_square(ax, style, title)
-    kind = "confidence" if smooth else "mean confidence of the bin"
-    canvas.ax.set(xlabel=f"{kind} (probability)", ylabel="observed frequency")
+    words = confidence_words(preds, target, given)
+    canvas.ax.set(xlabel=words if smooth else f"mean {words} of the bin", ylabel="observed frequency")
     canvas.ax.tick_params(pad=6)  # space for a large mark in the corner
     axis = _axis_for(canvas, [data for _, data in drawn]) if logit else ProbabilityAxis()
     axis.apply(canvas, "x")
@@ -157,16 +165,17 @@ def _draw_curve(canvas: Canvas, bins: SimpleNamespace, one: Series, axis: Probab
     """Draw the bins of one of several models as a curve, and the outline of its counts."""
     held = bins.n > 0
     x, y = axis.clip(bins.confidence[held]), axis.clip(bins.frequency[held])
-    canvas.curve(x, y, one.label, marked=True, markevery=[], zorder=3)  # the legend shows the mark
+    few = has_few_samples(bins)[held]
+    canvas.curve(x[~few], y[~few], one.label, marked=True, markevery=[], zorder=3)  # the legend shows the mark
     line = canvas.curves[-1]
     canvas.ax.scatter(
         x,
         y,
         s=10 + 70 * np.sqrt(bins.share[held]),  # small marks for bins with few samples
         marker=line.get_marker(),
-        facecolors=line.get_markerfacecolor(),
-        edgecolors=line.get_markeredgecolor(),
-        linewidths=1.1,
+        facecolors=list(np.where(few, canvas.style.paper, line.get_markerfacecolor())),
+        edgecolors=list(np.where(few, canvas.style.muted, line.get_markeredgecolor())),
+        linewidths=np.where(few, 0.5, 1.1).tolist(),
         zorder=3.2,
         clip_on=False,
     )
@@ -210,6 +219,11 @@ def _add_outline(canvas: Canvas, x: Column, y: Column, axis: ProbabilityAxis) ->
         strip.set_yticks([top / 1.15], [count_label(top / 1.15)])
 
 
+def has_few_samples(bins: SimpleNamespace) -> Any:
+    """Return a mask `(B,)` of bins whose gap is mostly sampling noise and hardly changes ECE; see the diagram."""
+    return (bins.n < _FEW) & (bins.share < 0.5 / len(bins.n))
+
+
 def _has_band(bins: SimpleNamespace) -> Any:
     return (bins.n > 0) & np.isfinite(bins.band_low)
 
@@ -227,12 +241,17 @@ def draw_bins(canvas: Canvas, bins: SimpleNamespace, axis: ProbabilityAxis, scal
         least = 0 if axis.is_logit else 0.004
         low = axis.clip(np.minimum(bins.band_low, 1 - least))
         high = axis.clip(np.maximum(bins.band_high, low + least))
-        boxes = (values[known] for values in (left, high - low, right - left, low))
-        ax.bar(*boxes, align="edge", **_band(style))
+        few = has_few_samples(bins)
+        for mask, options in ((known & ~few, _band(style)), (known & few, {**_band(style), "alpha": 0.1})):
+            boxes = (values[mask] for values in (left, high - low, right - left, low))
+            ax.bar(*boxes, align="edge", **options)
     x, y, gap = axis.clip(bins.confidence[has_data]), axis.clip(bins.frequency[has_data]), bins.gap[has_data]
     color = np.where(gap > 0, style.above, np.where(gap < 0, style.below, style.ink))
+    few = has_few_samples(bins)[has_data]
+    color = np.where(few, style.muted, color)
     stroke = np.clip(60 / len(width), 0.5, 1.6)  # hundreds of bins require thin lines
-    ax.vlines(x, x, y, colors=list(color), linewidth=stroke, zorder=2)
+    strokes = np.where(few, 0.5, stroke)
+    ax.vlines(x, x, y, colors=list(color), linewidths=strokes, zorder=2)
     size = scale * (4 * stroke + 220 * bins.share[has_data])  # visible even for bins with few samples
     beyond = np.sign(bins.frequency[has_data] - y)
     for side, marker in ((0, "o"), (-1, "v"), (1, "^")):
@@ -243,9 +262,9 @@ def draw_bins(canvas: Canvas, bins: SimpleNamespace, axis: ProbabilityAxis, scal
                 y[held],
                 s=size[held],
                 marker=marker,
-                facecolors=list(np.where(gap > 0, style.paper, color)[held]),
+                facecolors=list(np.where((gap > 0) | few, style.paper, color)[held]),
                 edgecolors=list(color[held]),
-                linewidths=stroke,
+                linewidths=strokes[held],
                 zorder=3,
                 clip_on=False,  # do not cut marks at 0 and 1 in half
             )
@@ -289,14 +308,15 @@ def corp_diagram(
         >>> ax.get_ylabel()
         'recalibrated probability'
     """
-    curve = curve_from(preds, target, TableOptions(mode, None, {"task": task, **options}))
+    given = TableOptions(mode, None, {"task": task, **options})
+    curve = curve_from(preds, target, given)
     if curve.n.dim() != 1:
         raise ValueError(
             f"`preds` must have no batch axes, got curves of shape {tuple(curve.n.shape)}. Draw one curve: `curves[k]`."
         )
     canvas = _unit_square(ax, style, title)
     ax = canvas.ax
-    ax.set(xlabel="confidence (probability)", ylabel="recalibrated probability")
+    ax.set(xlabel=confidence_words(preds, target, given), ylabel="recalibrated probability")
     has_data = curve.n.cpu().numpy() > 0
     columns = (curve.confidence, curve.frequency, curve.band_low, curve.band_high, curve.n)
     confidence, frequency, low, high, n = (column.cpu().numpy()[has_data] for column in columns)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from torchcalib.core.arguments import Task
+from torchcalib.core.arguments import Task, task_read_as
 from torchcalib.core.bins import BinTable, TCETable
-from torchcalib.core.events import Mode
+from torchcalib.core.events import Mode, modes_of
 from torchcalib.core.ranked import RankedSample
 from torchcalib.core.tasks import check_name_count, per_sample, prepare
 from torchcalib.core.words import ends
 from torchcalib.io.errors import printable
+from torchcalib.metrics.base import CalibrationMetric
 from torchcalib.metrics.binned import BinnedMetric, calibration_curve
 from torchcalib.metrics.ranked import CORPCurve, RankedMetric, corp_curve, curve_of
 from torchcalib.metrics.smooth import (
@@ -99,6 +100,8 @@ def series_from(source: Any, target: Any, label: str | None, given: TableOptions
 def _binned_series(source: Any, target: Any, name: str | None, given: TableOptions) -> list[Series]:
     if hasattr(source, "tables"):
         return [_series_from_report(source, name, given)]
+    if hasattr(source, "best"):  # `Report.calibration`
+        return [Series(name or f"after {source.name}", source.table, f"ECE {source.best.ece:.3g}")]
     table = bins_from(source, target, given)
     if isinstance(source, BinTable) or table.n.dim() != 2:
         return [Series(name, table, error_of(source, table))]
@@ -164,6 +167,28 @@ def _cells_from(source: Any, target: Any, given: TableOptions) -> SmoothingCells
     return cells
 
 
+def confidence_words(source: Any, target: Any, given: TableOptions) -> str:
+    """Return the name of the confidence in `source`, the argument `preds` of a diagram, for the label of an axis.
+
+    "Confidence" is the probability of a predicted class or of an answer. Other modes have a "predicted probability".
+    """
+    if isinstance(source, Mapping) and not hasattr(source, "tables"):
+        named = {confidence_words(one, target, given) for one in source.values()}
+        return named.pop() if len(named) == 1 else "predicted probability"
+    mode, options = given.mode, given.options
+    if hasattr(source, "tables"):
+        mode = mode or next(iter(source.tables), None)
+    elif isinstance(source, CalibrationMetric):
+        read_as = task_read_as(source.settings["task"], source.settings)
+        mode = source.settings.get("mode") or modes_of(read_as)[0]
+    elif mode is None and not isinstance(source, BinTable | CORPCurve) and not hasattr(source, "best"):
+        preds, target = source if target is None and isinstance(source, tuple) else (source, target)
+        positive = options.get("positive_classes")
+        p = prepare(preds, target, options.get("task"), class_names=given.class_names, positive_classes=positive)
+        mode = modes_of(task_read_as(p.task, options))[0]
+    return "confidence" if mode == "top_label" else "predicted probability"
+
+
 def bins_from(source: Any, target: Any, given: TableOptions) -> BinTable:
     """Return the bin table for `source`: a bin table, a metric over bins, a report, or predictions."""
     if hasattr(source, "tables"):
@@ -209,11 +234,10 @@ def curve_from(source: Any, target: Any, given: TableOptions) -> CORPCurve:
 def _series_from_report(report: Any, label: str | None, given: TableOptions) -> Series:
     """Return the bin table and the expected calibration error in a report, for the mode in `given`."""
     table = _report_table(report, given)
-    if report.task == "multilabel":
-        return Series(label, table, f"ECE of pooled labels {ece_of(table):.3g}")
     mode = given.mode or next(iter(report.tables))
     line = next(line for line in report.lines if line.key == f"ece/{mode}")
-    parts = [f"ECE {line.value:.3g}"]
+    # The bins pool all labels. Their ECE would differ from that of the report, which is a mean over labels.
+    parts = [f"{'mean ECE of labels' if report.task == 'multilabel' else 'ECE'} {line.value:.3g}"]
     if line.interval is not None:
         parts.append(f"95%: {ends(line.interval.low, line.interval.high, 3)}")
     if line.noise_floor is not None:

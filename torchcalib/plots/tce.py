@@ -9,6 +9,7 @@ from matplotlib.collections import PolyCollection
 
 from torchcalib.core.arguments import InputOptions, Task
 from torchcalib.core.events import Mode
+from torchcalib.core.words import edges_in_words
 from torchcalib.plots.canvas import (
     LIGHT,
     Canvas,
@@ -19,7 +20,6 @@ from torchcalib.plots.canvas import (
     count_label,
     diagram,
     percent_label,
-    probability_label,
 )
 from torchcalib.plots.sources import TableOptions, decisions_from
 
@@ -204,7 +204,9 @@ def _draw_sizes(canvas: Canvas, bins: SimpleNamespace) -> None:
 
 def _label_edges(canvas: Canvas, bins: SimpleNamespace) -> None:
     """Write the edges of the bins, vertically if horizontal labels would overlap, and only every k-th if needed."""
-    labels = [probability_label(edge) for edge in (*bins.lower, bins.upper[-1])]
+    shown = [*bins.lower.tolist(), float(bins.upper[-1])]
+    texts = edges_in_words(shown, 2)
+    labels = [texts[edge] for edge in shown]
     n_bins = len(bins.n)
     slot = canvas.points[0] / n_bins
     horizontal = slot >= 5 * max(map(len, labels))

@@ -8,6 +8,7 @@ from torchcalib.core.predictions import Predictions
 from torchcalib.inference.clusters import FEW_CLUSTERS
 from torchcalib.inference.testing import CalibrationTest, clusters_in_words
 from torchcalib.reporting.calibration import calibration_stage
+from torchcalib.reporting.classes import class_lines
 from torchcalib.reporting.confidences import report_of_confidences
 from torchcalib.reporting.contents import SELECTIVE_GROUP
 from torchcalib.reporting.data import Report
@@ -59,11 +60,7 @@ def report_of(c: Collected) -> Report:
     s, p, why_not = c.statistics, c.predictions, c.why_not
     evidence, notes_of_tests = run_tests(s, p, with_intervals=c.with_intervals)
     notes = [*notes_of_tests, *_notes_on_ranked_samples(c)]
-    if c.has_several_samples_per_item:
-        notes.append(
-            "An item has several samples (axes after the first), which are treated as independent. If they are "
-            "not, p-values are too small and intervals too narrow: pass `clusters` (cluster_by='batch item')."
-        )
+    warnings = _warnings(c)
     untested = s.lines()
     main = next(line for line in with_evidence(untested, evidence) if line.key in evidence)
     lines = with_evidence(untested, evidence, with_intervals=c.with_intervals)
@@ -108,13 +105,20 @@ def report_of(c: Collected) -> Report:
         priors=s.priors,
         lines=tuple(lines),
         tables=tables,
-        per_class=s.per_class,
+        class_lines=class_lines(s),
         diagnosis=diagnosis,
-        settings={**c.settings, **c.options, "order_based": _method_of_ranked_errors(c), **of_clusters},
+        settings={
+            **c.settings,
+            **c.options,
+            "order_based": _method_of_ranked_errors(c),
+            "p_values": of_main.method,
+            **of_clusters,
+        },
         source=dict(c.source),
         tests=s.tests(),
         calibration=stage,
-        notes=(*notes, *_notes_on_data(c)),
+        notes=(*notes, *warnings),
+        warnings=warnings,
         groups=None if groups is None else groups.table(),
         class_names=c.class_names,
     )
@@ -174,9 +178,14 @@ def _cluster_notes(test: CalibrationTest, determine_label: bool) -> list[str]:
     return notes
 
 
-def _notes_on_data(c: Collected) -> list[str]:
-    """Return notes on empty groups, dropped rows, and targets of a single class."""
+def _warnings(c: Collected) -> tuple[str, ...]:
+    """Return notes on dependent samples, empty groups, dropped rows, and targets of a single class."""
     s, notes = c.statistics, []
+    if c.has_several_samples_per_item:
+        notes.append(
+            "An item has several samples (axes after the first), which are treated as independent. If they are "
+            "not, p-values are too small and intervals too narrow: pass `clusters` (cluster_by='batch item')."
+        )
     if c.groups is not None and not c.groups.places:
         notes.append("No row has a group: all group numbers are -1.")
     if c.n_dropped:
@@ -190,4 +199,4 @@ def _notes_on_data(c: Collected) -> list[str]:
             f"All targets are class {s.priors.index(1)}: values relative to the class frequencies are undefined. "
             "Check that `target` is the right array."
         )
-    return notes
+    return tuple(notes)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torchcalib.core.events import NamedMode
-from torchcalib.core.words import count, ends, gain, p_words, percent, significant
+from torchcalib.core.words import count, gain, p_words, percent, significant
 from torchcalib.io.errors import printable
 
 if TYPE_CHECKING:
@@ -31,17 +31,28 @@ SELECTIVE_WORDS = (
 
 EVIDENCE_WORDS = (
     "Expected if calibrated (noise floor): expected value if the model were perfectly calibrated with these "
-    "confidences. The part above it is a downward-biased index of miscalibration. p-value: probability of a value at "
-    "least as large if the model were perfectly calibrated, not corrected for multiple testing."
+    "confidences. Errors and noise do not add: the value minus its noise floor is on average smaller than the error of "
+    "a very large sample. p-value: probability of a value at least as large if the model were perfectly calibrated. It "
+    "assumes independent rows or clusters, and predictions that were not fitted to these labels. It is not corrected "
+    "for multiple testing."
 )
 """Explanation of noise floors and p-values."""
 
 INTERVAL_WORDS = (
-    "95% interval: confidence interval of the expected value over samples of this size. For debiased RMSCE: of the "
-    "error without sampling noise. Other errors, averages over classes, and errors of rare events have no interval. "
-    "Scores, DSC, UNC and metrics of selective prediction have a bootstrap interval."
+    "95% interval of a calibration error: for its expected value at this sample size, which includes sampling noise. "
+    "95% interval of a debiased error: for the error without sampling noise. Other errors, averages over classes, and "
+    "errors of rare events have no interval. The intervals of scores, DSC, UNC and metrics of selective prediction are "
+    "bootstrap intervals for the expected value on new data."
 )
 """Explanation of the intervals of a report."""
+
+CLASS_WORDS = (
+    "Each {kind} is tested like a binary event; frequency and mean probability are those of the {kind}. Expected if "
+    "calibrated: expected ECE of a calibrated model. p-value: of ECE, adjusted for the number of {members} "
+    "(Holm). Probabilities are too high or too low if their mean differs from the frequency, with an "
+    "adjusted p-value below 0.05. They can be miscalibrated although their mean is right."
+)
+"""Explanation of the table of classes or labels, a format string."""
 
 DIFFERENCE_WORDS = (
     "Difference: value of a system minus value of the first system. For signed metrics, absolute values are compared. "
@@ -73,7 +84,7 @@ def explanations(report: "Report") -> list[str]:
     return [
         CONFIDENCE_WORDS,
         *[SELECTIVE_WORDS] * is_selective,
-        *[EVIDENCE_WORDS] * has_evidence,
+        *[f"{EVIDENCE_WORDS} Method: {report.settings['p_values']}."] * has_evidence,
         *[INTERVAL_WORDS] * has_intervals,
     ]
 
@@ -93,18 +104,37 @@ def event_name(results: "Results[Any]", mode: NamedMode) -> str:
     return "top label" if mode == "top_label" else "all labels pooled"
 
 
+def class_words(report: "Report") -> str:
+    """Return the explanation of the table of classes or labels."""
+    if report.task == "multilabel":
+        return CLASS_WORDS.format(kind="label", members="labels")
+    return CLASS_WORDS.format(kind="class", members="classes")
+
+
 def input_line(results: "Results[Any]") -> str:
-    """Describe the input in one line: task, number of samples, and classes."""
+    """Describe the input in one line: task, number of samples, and classes; multi-label: rows and labels."""
     task = f"{results.task}{' (inferred from the shapes)' if results.task_is_inferred else ''}"
     dropped = f" ({results.n_dropped:,} dropped for NaN)" if results.n_dropped else ""
     outputs = f"{results.num_classes} {'labels' if results.task == 'multilabel' else 'classes'}"
     if results.settings.get("kind") == "confidence":
         return f"confidence in predictions, n = {count(results.n)}{dropped}"
+    if results.task == "multilabel":
+        return f"{task}, {_multilabel_size(results)}{dropped}"
     return f"{task}, n = {count(results.n)}{dropped}, {outputs}"
 
 
+def _multilabel_size(results: "Results[Any]") -> str:
+    """Return the numbers of rows and labels, and of labelled entries unless each row has all labels."""
+    labels, entries = f"{results.num_classes:,} labels", f"{count(results.n)} labelled entries"
+    n_rows = getattr(results, "n_rows", None)  # a comparison has no rows
+    if n_rows is None:
+        return f"{entries}, {labels}"
+    size = f"{count(n_rows)} rows × {labels}"
+    return size if n_rows * results.num_classes == results.n else f"{size}, {entries}"
+
+
 def title_words(source: Mapping[str, Any]) -> str:
-    """Return the first file name of a source and the number of further files; empty without file names."""
+    """Return the first file name of a source, without folders, and the number of further files; empty without files."""
     for key in ("file", "path", "files", "paths"):
         if value := source.get(key):
             names = [value] if isinstance(value, str | Path) else list(value)
@@ -118,6 +148,8 @@ def facts(results: "Results[Any]", source: Mapping[str, Any]) -> list[tuple[str,
     is_multilabel = results.task == "multilabel"
     found = [(str(key).replace("_", " "), formatted(value)) for key, value in source.items()]
     found.append(("task", f"{results.task}{', inferred from the shapes' if results.task_is_inferred else ''}"))
+    if is_multilabel and hasattr(results, "n_rows"):
+        found.append(("rows", count(results.n_rows)))
     found.append(("labelled entries" if is_multilabel else "samples", count(results.n)))
     if settings.pop("nan_policy", "raise") == "drop" or results.n_dropped:
         found.append(("dropped for NaN", count(results.n_dropped)))
@@ -188,10 +220,11 @@ def key_numbers(report: "Report") -> list[KeyNumber]:
         frequent = "" if is_confidence else f"{percent(accuracy.naive)} for always predicting {_FREQUENT[report.task]}"
         numbers.append(KeyNumber("Accuracy", percent(accuracy.value), frequent))
     if nll is not None:
-        share = 100 * nll.value / nll.naive if nll.naive > 0 else math.nan
-        relative = f"{significant(share)}% of {significant(nll.naive)}, the NLL of the class frequencies"
-        numbers.append(KeyNumber("NLL", significant(nll.value), relative if math.isfinite(share) else ""))
-    tested = [] if ece.noise_floor is None else [f"{significant(ece.noise_floor)} expected if calibrated"]
+        share = nll.value / nll.naive if nll.naive > 0 else math.nan
+        relative = f"{percent(share)} of {significant(nll.naive)}, the NLL of the class frequencies"
+        numbers.append(KeyNumber("NLL", f"{significant(nll.value)} nats", relative if math.isfinite(share) else ""))
+    tested = ["mean over labels"] if report.task == "multilabel" else []
+    tested += [] if ece.noise_floor is None else [f"{significant(ece.noise_floor)} expected if calibrated"]
     tested += [] if ece.p_value is None else [f"p {p_words(ece.p_value, equals='= ')}"]
     numbers.append(KeyNumber("ECE", significant(ece.value), ", ".join(tested)))
     if stage is not None:
@@ -204,8 +237,9 @@ def key_numbers(report: "Report") -> list[KeyNumber]:
 def _gain_number(stage: "CalibrationStage") -> KeyNumber:
     best = stage.best
     shown = gain(best.gain if best.gain is not None else math.nan)
-    interval_words = "" if best.interval is None else f", 95% interval {ends(best.interval.low, best.interval.high, 3)}"
-    return KeyNumber("Gain by calibration", f"{shown} of NLL", f"{best.calibrator}{interval_words}")
+    interval = best.interval
+    bounds = "" if interval is None else f", 95% interval {gain(interval.low)} to {gain(interval.high)}"
+    return KeyNumber("Gain by calibration", f"{shown} of NLL", f"{best.calibrator}{bounds}")
 
 
 def _worst(report: "Report") -> KeyNumber | None:
@@ -214,12 +248,15 @@ def _worst(report: "Report") -> KeyNumber | None:
         groups = report.groups
         detail = f"ECE {significant(groups.value[0])}, {significant(groups.noise_floor[0])} expected if calibrated"
         return KeyNumber("Worst group", groups.shown_names(40)[0], detail)
-    known = [(ece, k) for k, ece in enumerate(report.per_class) if not math.isnan(ece)]
+    known = [line for line in report.class_lines if not math.isnan(line.value)]
     if known:
-        ece, k = max(known)
-        kind = "label" if report.task == "multilabel" else "class"
-        name = printable(report.class_names[k]) if report.class_names else str(k)
-        return KeyNumber(f"Worst {kind}", name, f"ECE {significant(ece)} against the rest")
+        line = max(known, key=lambda line: line.excess)
+        kind, rest = ("label", "") if report.task == "multilabel" else ("class", " against the rest")
+        name = printable(report.class_names[line.index]) if report.class_names else str(line.index)
+        parts = [f"ECE {significant(line.value)}{rest}"]
+        parts += [] if line.noise_floor is None else [f"{significant(line.noise_floor)} expected if calibrated"]
+        parts += [] if line.p_value is None else [f"adjusted p {p_words(line.p_value, equals='= ')}"]
+        return KeyNumber(f"Worst {kind}", name, ", ".join(parts))
     table = report.main_table
     weighted = (table.gap.abs() * table.share).nan_to_num(0)
     if not float(weighted.max()):

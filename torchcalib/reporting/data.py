@@ -16,6 +16,7 @@ from torchcalib.core.tables import Table, to_text
 from torchcalib.core.tasks import cluster_ids, per_sample, prepare
 from torchcalib.io.errors import printable
 from torchcalib.metrics.groups.table import GroupTable
+from torchcalib.reporting.classes import ClassLine
 from torchcalib.reporting.contents import calibrator_advice, input_line
 from torchcalib.reporting.monitoring.history import History
 from torchcalib.reporting.results import CalibrationStage, ComparedLine, Line, Results
@@ -37,11 +38,13 @@ class Report(Results[float]):
     `to_latex` and `to_dict` export the lines.
 
     Attributes:
-        task, n, num_classes, settings, notes, n_dropped, version, class_names, task_is_inferred: see `Results`.
+        task, n, num_classes, settings, notes, n_dropped, version, created, class_names, task_is_inferred: see
+            `Results`.
         lines: every value with its noise floor, p-value and interval; see `Line`.
         priors: frequency of each class; multi-label: of each label.
         tables: table of equal-width bins for each mode; multi-label: all labels pooled.
-        per_class: class-wise expected calibration error (ECE) of each class or label; empty for a binary task.
+        class_lines: calibration of each class against the rest, or of each label, in the order of the classes; see
+            `torchcalib.reporting.classes.ClassLine`. Empty for a binary task.
         diagnosis: what is wrong, why, and what to do.
         source: origin of the predictions, such as files.
         tests: table of the bins of the test-based calibration error (TCE) for each mode; multi-label: all labels
@@ -50,18 +53,20 @@ class Report(Results[float]):
         history: training history from a `torchcalib.Monitor`, or None. Add it by
             `dataclasses.replace(report, history=monitor.history)`.
         groups: table of the groups with the largest excess of ECE over its noise floor; None without groups.
+        warnings: those of `notes` that may make the data or the tests invalid, such as dropped rows.
     """
 
     lines: tuple[Line, ...]
     priors: tuple[float, ...]
     tables: Mapping[NamedMode, BinTable]
-    per_class: tuple[float, ...]
+    class_lines: tuple[ClassLine, ...]
     diagnosis: "Diagnosis"
     source: Mapping[str, Any] = field(default_factory=dict)
     tests: Mapping[NamedMode, TCETable] = field(default_factory=dict)
     calibration: CalibrationStage | None = None
     history: History | None = None
     groups: GroupTable | None = None
+    warnings: tuple[str, ...] = ()
 
     @classmethod
     @partial(documented, without=["batch_dims"])
@@ -323,8 +328,18 @@ class Report(Results[float]):
         return next(line for line in self.lines if line.key.startswith("ece/"))
 
     @property
+    def per_class(self) -> tuple[float, ...]:
+        """Class-wise expected calibration error (ECE) of each class or label; empty for a binary task."""
+        return tuple(line.value for line in self.class_lines)
+
+    @property
+    def n_rows(self) -> float:
+        """Total weight of the rows: `n`; multi-label: the largest total weight of the labelled entries of a label."""
+        return max(line.n for line in self.class_lines) if self.task == "multilabel" else self.n
+
+    @property
     def classes(self) -> Table | None:
-        """Table of the class-wise expected calibration error (ECE), the largest first; None for a binary task."""
+        """Table of the calibration of each class or label, the largest errors first; None for a binary task."""
         return class_table(self)
 
     @property
@@ -406,7 +421,7 @@ class Comparison(Results[ComparedLine]):
     `to_dict` export the lines.
 
     Attributes:
-        task, n, num_classes, settings, notes, version, class_names, task_is_inferred: see `Results`.
+        task, n, num_classes, settings, notes, version, created, class_names, task_is_inferred: see `Results`.
         n_dropped: number of rows dropped from all systems because a prediction or target is NaN.
         lines: one entry for each score and calibration error; see `ComparedLine`.
         systems: names of the systems, the baseline first.

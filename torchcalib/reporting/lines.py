@@ -319,11 +319,6 @@ class Statistics:
         """Number of classes or labels."""
         return 2 if self.task == "binary" else len(self.priors)
 
-    @property
-    def per_class(self) -> tuple[float, ...]:
-        """Expected calibration error (ECE) of each class against the rest or of each label; `()` if binary."""
-        return tuple(ece_from_bins(self.bins["classwise"]).tolist()) if "classwise" in self.bins else ()
-
     def tables(self) -> dict[NamedMode, BinTable]:
         """Return the table of equal-width bins for each mode, with all labels pooled."""
         return {mode: bin_table(self.task, bins) for mode, bins in self.bins.items() if has_table(self.task, mode)}

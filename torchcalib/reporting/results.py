@@ -2,10 +2,12 @@
 
 import json
 import math
+import os
 import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -30,6 +32,17 @@ def is_significant(p_value: float | None) -> bool:
 
 Better = Literal["higher", "lower", "nearer to 0"]
 Verdict = Literal["better", "worse", "not significant"]
+
+
+def today() -> str:
+    """Return the current date in UTC, as yyyy-mm-dd.
+
+    The environment variable `SOURCE_DATE_EPOCH`, in seconds since 1970, replaces the current time, for reproducible
+    files (https://reproducible-builds.org/specs/source-date-epoch).
+    """
+    seconds = os.environ.get("SOURCE_DATE_EPOCH")
+    now = datetime.fromtimestamp(int(seconds), UTC) if seconds else datetime.now(UTC)
+    return now.date().isoformat()
 
 
 @dataclass(frozen=True)
@@ -252,6 +265,7 @@ class Results(Mapping[str, V], Tabular):
         notes: sentences on limitations, such as omitted values.
         n_dropped: number of samples (multi-label: entries) dropped by `nan_policy="drop"`.
         version: version of torchcalib.
+        created: date of creation in UTC, yyyy-mm-dd, or that of the environment variable `SOURCE_DATE_EPOCH`.
         class_names: names of the classes or labels, the negative class first if binary; empty if unknown.
         task_is_inferred: whether the task was inferred from the shapes.
     """
@@ -264,6 +278,7 @@ class Results(Mapping[str, V], Tabular):
     notes: tuple[str, ...] = ()
     n_dropped: int = 0
     version: str = __version__
+    created: str = field(default_factory=today)
     class_names: tuple[str, ...] = ()
     task_is_inferred: bool = False
 

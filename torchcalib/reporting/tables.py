@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import groupby
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal
 
 from torchcalib.core.tables import Cell, Column, Table, interval, number, p_value
@@ -13,10 +13,12 @@ from torchcalib.io.errors import printable, short_name
 from torchcalib.reporting.contents import sources_of
 
 if TYPE_CHECKING:
+    from torchcalib.reporting.classes import ClassLine
     from torchcalib.reporting.data import Comparison, Report
     from torchcalib.reporting.results import CalibrationStage, Quantity, Results
 
 WORST_CLASSES = 10
+"""Number of classes in the tables of a terminal, of a notebook and of `str`."""
 
 
 def line_table(report: "Report", only_main: bool = False) -> Table:
@@ -234,7 +236,10 @@ def calibrator_table(stage: "CalibrationStage", most: int | None = None) -> Tabl
 
 
 def class_table(report: "Report", most: int | None = None) -> Table | None:
-    """Return the table of class-wise ECE (expected calibration error), the largest first and undefined values last.
+    """Return the calibration of each class against the rest, or of each label; see `CLASS_WORDS`.
+
+    Rows are sorted by ECE (expected calibration error) minus its noise floor, in descending order. Undefined values are
+    last.
 
     Args:
         report: the report.
@@ -243,27 +248,46 @@ def class_table(report: "Report", most: int | None = None) -> Table | None:
     Returns:
         The table; None for a binary task.
     """
-    if not report.per_class:
+    if not report.class_lines:
         return None
     kind, members = ("label", "labels") if report.task == "multilabel" else ("class", "classes")
-    names = report.class_names or tuple(map(str, range(len(report.per_class))))
-    order = sorted(enumerate(report.per_class), key=lambda item: math.inf if math.isnan(item[1]) else -item[1])
+    names = report.class_names or tuple(map(str, range(len(report.class_lines))))
+    order = sorted(report.class_lines, key=lambda line: -line.excess)
+
+    def share(key: str, value: Callable[["ClassLine"], float]) -> Column:
+        header = key.replace("_", " ")
+        return Column(header, lambda line: Cell(percent(value(line))), data={key: value})
+
     columns = [
         Column(
             kind,
-            lambda row: Cell(printable(names[row[0]]), style="name" if report.class_names else ""),
+            lambda line: Cell(printable(names[line.index]), style="name" if report.class_names else ""),
             is_number=not report.class_names,
             wraps=bool(report.class_names),
-            data={kind: lambda row: names[row[0]] if report.class_names else row[0]},
+            data={kind: lambda line: names[line.index] if report.class_names else line.index},
         ),
+        Column("count", lambda line: Cell(count(line.n)), shown="page", data={"n": attrgetter("n")}),
+        share("frequency", attrgetter("frequency")),
+        share("mean_probability", lambda line: line.frequency - line.gap),
+        Column("ECE", lambda line: number(line.value, "main"), data={"ece": attrgetter("value")}),
         Column(
-            "frequency",
-            lambda row: Cell(percent(report.priors[row[0]])),
-            data={"share": lambda row: report.priors[row[0]]},
+            "expected if calibrated",
+            lambda line: number(line.noise_floor),
+            data={"noise_floor": attrgetter("noise_floor")},
         ),
-        Column("ECE", lambda row: number(row[1]), data={"ece": itemgetter(1)}),
+        Column("p-value", lambda line: p_value(line.p_value), is_number=False, data={"p_value": attrgetter("p_value")}),
+        Column(
+            "probabilities",
+            lambda line: Cell(line.direction, style="quiet" if line.direction == "not significant" else ""),
+            is_number=False,
+            data={
+                "gap": attrgetter("gap"),
+                "gap_p_value": attrgetter("gap_p_value"),
+                "direction": attrgetter("direction"),
+            },
+        ),
     ]
-    title = f"ECE by {kind}"
+    title = f"Calibration by {kind}"
     if most is not None and len(order) > most:
-        title = f"The {most} of {count(len(order))} {members} with the largest ECE"
+        title = f"The {most} worst calibrated of {count(len(order))} {members}"
     return Table.of(columns, {"": order[:most]}, title, is_wide=False, index=[kind])

@@ -27,6 +27,7 @@ from torchcalib.reporting.contents import (
     DIFFERENCE_WORDS,
     GROUP_WORDS,
     calibrator_advice,
+    class_words,
     event_name,
     explanations,
     input_line,
@@ -51,6 +52,7 @@ _NAME_WIDTH = 24  # maximum width of name columns in characters
 _NARROW_WIDTH = 16  # maximum width of metric names in a table that is too wide; long enough for the ends of bins
 _UNLIMITED = 1000  # characters per line to measure the width of a table
 _N_CALIBRATORS = 3  # number of calibrators in the short output
+_N_LABELS = 5  # number of labels in the short output
 _BADGES = {
     "calibrated": "black on green",
     "slightly": "black on yellow",
@@ -104,6 +106,8 @@ def _escaped(text: object) -> str:
 def show(report: Report, everything: bool = False) -> None:
     """Print a report: verdict, cause, action and key numbers, then the main errors and the best calibrators.
 
+    For a multi-label task, the worst labels replace the calibrators.
+
     Args:
         report: the report.
         everything: print all tables, explanations and notes. Otherwise the output fits 40 lines of 120 characters.
@@ -111,8 +115,8 @@ def show(report: Report, everything: bool = False) -> None:
     console = _console()
     diagnosis = report.diagnosis
     console.print()
-    title = ": ".join(filter(None, [title_words(report.source), input_line(report)]))
-    console.print(f"[dim]{_escaped(title)}[/dim]\n", soft_wrap=True)
+    title = ", ".join(filter(None, [title_words(report.source), report.created]))
+    console.print(f"[dim]{_escaped(title)}: {_escaped(input_line(report))}[/dim]\n", soft_wrap=True)
     style = _BADGES.get(diagnosis.degree or diagnosis.kind, "reverse")
     console.print(f"[{style}] {_escaped(diagnosis.verdict)} [/{style}] {_escaped(diagnosis.cause)}")
     console.print(f"[bold]What to do:[/bold] {_escaped(diagnosis.action)}\n")
@@ -125,8 +129,12 @@ def show(report: Report, everything: bool = False) -> None:
     if everything:
         _show_tables(console, report)
         return
+    for warning in report.warnings:
+        console.print(f"\n{_escaped(warning)}")
     _print_table(console, line_table(report, only_main=True))
-    if report.calibration is not None:
+    if report.task == "multilabel" and (labels := class_table(report, _N_LABELS)) is not None:
+        _print_table(console, labels)
+    elif report.calibration is not None:
         _print_table(console, calibrator_table(report.calibration, _N_CALIBRATORS))
     hidden = f"{len(report.notes)} {'note' if len(report.notes) == 1 else 'notes'} and " if report.notes else ""
     console.print(f"[dim]{hidden}more tables: --all[/dim]")
@@ -148,7 +156,7 @@ def _show_tables(console: Console, report: Report) -> None:
     _print_table(console, report.main_table.layout(f"Bins: {event_name(report, next(iter(report.tables)))}"))
     if (worst := class_table(report, WORST_CLASSES)) is not None:
         console.print()
-        _print_table(console, worst)
+        _print_table(console, worst, [class_words(report)])
     if report.groups is not None:
         console.print()
         _print_table(console, report.groups.layout(3 * _NAME_WIDTH, "ECE"), [GROUP_WORDS])

@@ -12,13 +12,16 @@ from html.parser import HTMLParser
 import matplotlib
 import pytest
 import torch
+from helpers.drawings import legend_of
 from helpers.reports import QUICK, TASKS, bare, full_report
 
 import torchcalib as tc
 from torchcalib.core.words import significant
+from torchcalib.plots import LIGHT
 from torchcalib.reporting import html
 from torchcalib.reporting.contents import calibrator_advice, key_numbers
-from torchcalib.reporting.html.report import render
+from torchcalib.reporting.html.report import _overview, _square_diagram, render
+from torchcalib.reporting.results import today
 from torchcalib.reporting.tables import class_table
 
 HOSTILE = "<script>alert(1)</script>"
@@ -128,6 +131,57 @@ def test_first_screen_has_verdict_cause_action_numbers_and_diagram_in_this_order
     assert folded.count("<summary>") == folded.count("<details") > 5
 
 
+def test_first_screen_has_date_file_name_and_warnings_but_no_notes_and_no_path():
+    source = {"files": ["/home/ann/secret/valid.npz", "/home/ann/secret/b.npz"]}
+    text = shown(notes=("omitted", "dropped rows"), warnings=("dropped rows",), source=source).text
+    first, _, rest = text[text.index("<main>") :].partition("<details")
+    assert f"valid.npz and 1 more, <time>{full_report('binary').created}</time>: binary, n = 400" in first
+    assert "secret" not in first
+    assert "dropped rows" in first
+    assert "omitted" not in first
+    notes = rest[rest.index('id="notes"') :].partition("</details>")[0]
+    assert "omitted" in notes
+    assert "dropped rows" in notes
+
+
+def test_date_is_in_json_and_can_be_set_for_reproducible_files(monkeypatch):
+    assert json.loads(full_report("binary").to_json())["created"] == "2026-01-01"
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "86399")
+    assert today() == "1970-01-01"
+    monkeypatch.delenv("SOURCE_DATE_EPOCH")
+    assert re.fullmatch(r"20\d\d-\d\d-\d\d", today())
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_headline_diagram_has_bands_and_the_curve_after_the_calibrator(task):
+    r = full_report(task)
+    stage, name = r.calibration, _overview(r)[1]
+    ax = _square_diagram(r, LIGHT, stage)
+    legend = legend_of(ax)
+    assert "95% of bins if calibrated" in legend
+    assert legend[0].startswith(f"{'mean ECE of labels' if task == 'multilabel' else 'ECE'} {r['ece']:.3g}")
+    assert " ".join(legend[-1].split()) == f"after {stage.name} ECE {stage.best.ece:.3g}"
+    assert name in (stage.name, "")
+    words = "confidence" if task == "multiclass" else "predicted probability"
+    assert ax.get_xlabel() == f"mean {words} of the bin"
+
+
+def test_multilabel_page_has_one_ece_and_all_labels():
+    """The ECE of pooled labels is not shown, because it differs from the mean over labels."""
+    r = full_report("multilabel")
+    pooled = float((r.main_table.share * r.main_table.gap.abs()).sum())
+    first = page("multilabel").text.partition("<details")[0]
+    assert f"{pooled:.3g}" != f"{r['ece']:.3g}"
+    assert f"ECE {pooled:.3g}" not in first
+    table = page("multilabel").text.partition('aria-labelledby="classes"')[2].partition("</table>")[0]
+    assert table.count('<th scope="row"') == 3
+    for line in r.class_lines:
+        assert f'<data value="{line.value}">' in table
+        assert f'<data value="{line.noise_floor}">' in table
+        assert f'<data value="{line.p_value}">' in table
+        assert line.direction in table
+
+
 def test_external_names_are_escaped():
     r = full_report("binary")
     stage = r.calibration
@@ -158,12 +212,14 @@ def test_infinite_and_undefined_values_are_explained():
     assert "calibration" not in shown(calibration=None).values_of("id")
 
 
-def test_worst_classes_are_sorted_by_ece_with_undefined_ones_last():
+def test_classes_are_sorted_by_ece_minus_noise_floor_with_undefined_ones_last():
     r = full_report("multiclass")
-    values = (0.3, math.nan, 0.5) + (0.1,) * 9
-    (worst,) = class_table(replace(r, per_class=values), 10).sections
-    assert [row.cells[0].page for row in worst.rows] == [str(k) for k in (2, 0, 3, 4, 5, 6, 7, 8, 9, 10)]
-    assert [task for task in TASKS if "worst" in page(task).values_of("id")] == ["multiclass", "multilabel"]
+    values, floors = (0.3, math.nan, 0.5) + (0.1,) * 9, (0.01, 0.01, 0.3) + (0.01,) * 9
+    changed = zip(r.class_lines, values, floors, strict=True)
+    lines = tuple(replace(line, value=value, noise_floor=floor) for line, value, floor in changed)
+    (worst,) = class_table(replace(r, class_lines=lines), 10).sections
+    assert [row.cells[0].page for row in worst.rows] == [str(k) for k in (0, 2, 3, 4, 5, 6, 7, 8, 9, 10)]
+    assert [task for task in TASKS if "classes" in page(task).values_of("id")] == ["multiclass", "multilabel"]
 
 
 def test_save_writes_the_returned_files_and_ignores_matplotlib_settings(tmp_path):

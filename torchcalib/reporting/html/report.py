@@ -1,7 +1,6 @@
 """Render a `Report` as an HTML page, and as the files of a folder."""
 
 import math
-from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -22,6 +21,7 @@ from torchcalib.reporting.contents import (
     GROUP_WORDS,
     RCL_SOURCE,
     calibrator_advice,
+    class_words,
     event_name,
     explanations,
     facts,
@@ -33,8 +33,10 @@ from torchcalib.reporting.contents import (
 from torchcalib.reporting.data import Report
 from torchcalib.reporting.html.page import both_themes, pictures, render_template
 from torchcalib.reporting.monitoring.history import History
-from torchcalib.reporting.tables import WORST_CLASSES, class_table, line_table
+from torchcalib.reporting.results import CalibrationStage
+from torchcalib.reporting.tables import class_table, line_table
 
+_MAX_CLASSES = 1000  # maximum number of classes in the table; each adds about 400 bytes to the page
 _MAX_NAME_LENGTH = 200  # maximum number of characters of a group name in the table; longer names are truncated
 
 _EVENTS = {
@@ -70,6 +72,7 @@ def render(report: Report) -> str:
         key_numbers=key_numbers(report),
         overview=overview,
         overview_after=overview_after,
+        has_band=tables[0]["has_band"],
         facts=facts(report, report.source),
         explanations=explanations(report),
         lines=line_table(report),
@@ -83,7 +86,8 @@ def render(report: Report) -> str:
         training=training,
         tables=tables,
         tests=tests,
-        worst=class_table(report, WORST_CLASSES),
+        classes=class_table(report, _MAX_CLASSES),
+        class_words=class_words(report),
         groups=None if groups is None else groups.layout(_MAX_NAME_LENGTH, "ECE"),
         group_words=GROUP_WORDS,
         has_infinite=any(math.isinf(value) for value in shown),
@@ -105,14 +109,19 @@ def _overview(report: Report) -> tuple[Markup, str]:
         label = f"Reliability diagram, {event_name(report, next(iter(report.tables)))}."
         return both_themes(_square_diagram, report, "overview", label), ""
     label = f"Reliability diagram before and after {stage.name}."
-    models = {"before": report.main_table, f"after {stage.name}": stage.table}
-    return both_themes(_square_diagram, models, "overview", label), stage.name
+    return both_themes(partial(_square_diagram, stage=stage), report, "overview", label), stage.name
 
 
-def _square_diagram(models: Report | Mapping[str, BinTable], style: Style) -> Axes:
-    """Draw a reliability diagram with the legend inside the axes."""
+def _square_diagram(report: Report, style: Style, stage: CalibrationStage | None = None) -> Axes:
+    """Draw a reliability diagram with the legend inside the axes, and the curve after calibration if `stage` is given.
+
+    Only the predictions as they are have consistency bands.
+    """
     ax = Figure(figsize=(4.8, 4.8), facecolor=style.paper).subplots()
-    return reliability_diagram(models, ax=ax, style=style)
+    reliability_diagram(report, ax=ax, style=style)
+    if stage is not None:
+        reliability_diagram(stage, ax=ax, mode=next(iter(report.tables)), style=style)
+    return ax
 
 
 def files_of(report: Report) -> dict[str, bytes]:

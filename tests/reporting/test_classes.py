@@ -1,0 +1,105 @@
+"""Tests of each class and of each label in reports."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from helpers.reports import QUICK, full_report, miscalibrated_data
+
+import torchcalib as tc
+from torchcalib.core.events import NamedMode
+from torchcalib.inference import calibration_test
+from torchcalib.reporting.classes import ClassLine, _adjusted
+from torchcalib.reporting.contents import input_line, key_numbers
+
+MODE: NamedMode = "classwise"
+
+
+def holm(p_values):
+    """Adjust p-values: Holm (1979), sec. 3."""
+    known = sorted(p for p in p_values if not math.isnan(p))
+    adjusted, largest = {}, 0.0
+    for rank, p in enumerate(known):
+        largest = max(largest, p * (len(known) - rank))
+        adjusted[p] = min(1.0, largest)
+    return [adjusted.get(p, math.nan) for p in p_values]
+
+
+@pytest.mark.parametrize("p_values", [[0.01, math.nan, 0.04, 0.03, 0.9], [0.5, 0.5, 0.001], [math.nan], [0.2], []])
+def test_p_values_are_adjusted_by_the_method_of_holm(p_values):
+    assert _adjusted(torch.tensor(p_values, dtype=torch.float64)).tolist() == pytest.approx(holm(p_values), nan_ok=True)
+
+
+@pytest.mark.parametrize("task", ["multiclass", "multilabel"])
+def test_lines_of_classes_are_those_of_each_class_as_a_binary_task(task):
+    """The p-values agree up to the noise of the simulation, because the random numbers differ between classes."""
+    preds, target = miscalibrated_data(task)
+    lines = full_report(task).class_lines
+    p_values = {"p_value": [], "gap_p_value": []}
+    for k, line in enumerate(lines):
+        outcome = target[:, k] if task == "multilabel" else (target == k).long()
+        options = {"preds": preds[:, k], "target": outcome, "n_replicates": 999}
+        ece = calibration_test(tc.ECE(task="binary", n_bins=10), **options)
+        esce = calibration_test(tc.ESCE(task="binary"), **options)
+        assert (line.index, line.n) == (k, 400)
+        assert line.frequency == pytest.approx(outcome.double().mean().item(), abs=1e-12)
+        assert line.gap == pytest.approx((outcome.double() - preds[:, k]).mean().item(), abs=1e-12)
+        assert line.value == pytest.approx(ece.statistic.item(), abs=1e-12)
+        # Five standard errors of two means of 999 replicates, whose standard deviation is below their mean
+        assert line.noise_floor == pytest.approx(ece.noise_floor.item(), rel=5 * math.sqrt(2 / 999))
+        p_values["p_value"].append(ece.p_value.item())
+        p_values["gap_p_value"].append(esce.p_value.item())
+    m = len(lines)
+    for name, expected in p_values.items():
+        for line, p in zip(lines, holm(expected), strict=True):
+            found = getattr(line, name)
+            # Five standard errors of each p-value, times the factor of the adjustment
+            assert abs(found - p) <= 5 * m * math.sqrt(2 * p * (1 - p / m) / m / 999) + 2 * m / 1000, (name, line)
+
+
+def labels(n=1000):
+    """Return predictions of five labels: the last two are too high and too low, and the others are calibrated."""
+    g = torch.Generator().manual_seed(0)
+    true = torch.randn(n, 5, generator=g, dtype=torch.float64) - 1
+    target = torch.bernoulli(true.sigmoid(), generator=g).long()
+    return (true + torch.tensor([0, 0, 0, 0.8, -0.8], dtype=torch.float64)).sigmoid(), target
+
+
+def test_directions_are_those_of_the_labels_that_are_off():
+    probs, target = labels()
+    report = tc.report(probs, target, task="multilabel", **QUICK)
+    assert [line.direction for line in report.class_lines] == [*["not significant"] * 3, "too high", "too low"]
+    assert [line.p_value < 0.05 for line in report.class_lines] == [False, False, False, True, True]
+    frame = report.classes.to_pandas()
+    assert set(frame.index[:2]) == {3, 4}
+    assert len(frame) == 5
+    columns = ["n", "frequency", "mean_probability", "ece", "noise_floor", "p_value", "gap", "gap_p_value", "direction"]
+    assert list(frame) == columns
+    assert [row["index"] for row in report.to_dict()["class_lines"]] == list(range(5))
+    worst = key_numbers(report)[-1]
+    assert worst.name == "Worst label"
+    assert worst.value == str(frame.index[0])
+    assert "expected if calibrated, adjusted p = " in worst.detail
+
+
+def test_rows_and_labels_are_counted_apart():
+    probs, target = labels(100)
+    report = tc.report(probs, target, task="multilabel", **QUICK)
+    assert (report.n, report.n_rows) == (500, 100)
+    assert input_line(report) == "multilabel, 100 rows × 5 labels"
+    target[:10, 1] = -1
+    missing = tc.report(probs, target, task="multilabel", ignore_index=-1, **QUICK)
+    assert (missing.n, missing.n_rows) == (490, 100)
+    assert input_line(missing) == "multilabel, 100 rows × 5 labels, 490 labelled entries"
+    assert [line.n for line in missing.class_lines] == [100, 90, 100, 100, 100]
+    assert input_line(full_report("binary")).endswith("binary, n = 400, 2 classes")
+
+
+def test_classes_without_data_or_tests_have_no_direction():
+    line = ClassLine(0, 10.0, 0.5, 0.1, 0.1)
+    assert (line.direction, line.excess) == ("", 0.1)
+    assert replace(line, value=math.nan).excess == -math.inf
+    assert replace(line, gap_p_value=math.nan).direction == "not significant"
+    assert full_report("binary").class_lines == ()
+    assert full_report("binary").classes is None

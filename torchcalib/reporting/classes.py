@@ -1,0 +1,106 @@
+"""Calibration of each class against the rest, or of each label: error, noise floor, p-values and direction."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from torchcalib.core.sums import BinStats
+from torchcalib.inference.testing import CalibrationTest, ErrorTest, run_error_tests
+from torchcalib.metrics.binned import ECE, ESCE
+from torchcalib.reporting.lines import Statistics, cluster_sums_name
+
+_LEAST_REPLICATES, _MIN_REPLICATES = 99, 999  # minimum numbers of simulated replicates, with many classes and with few
+_MAX_SIMULATED = 2**22, 2**24  # maximum number of simulated bins over all classes and replicates; for multi-label
+
+_LEVEL = 0.05  # significance level of the direction
+
+Direction = Literal["too high", "too low", "not significant", ""]
+
+
+@dataclass(frozen=True)
+class ClassLine:
+    """Calibration of one class against the rest, or of one label.
+
+    Attributes:
+        index: number of the class or label, from 0.
+        n: total weight of the samples, for a label of the samples in which it is known.
+        frequency: frequency of the class or label, in [0, 1].
+        gap: frequency minus mean probability.
+        value: expected calibration error (ECE).
+        noise_floor: expected ECE of a calibrated model. None if omitted, as are the p-values.
+        p_value: p-value of ECE, adjusted for the number of classes by the method of Holm (family-wise error rate); see
+            `torchcalib.inference.CalibrationTest`.
+        gap_p_value: two-sided p-value of `gap`, adjusted in the same way.
+    """
+
+    index: int
+    n: float
+    frequency: float
+    gap: float
+    value: float
+    noise_floor: float | None = None
+    p_value: float | None = None
+    gap_p_value: float | None = None
+
+    @property
+    def excess(self) -> float:
+        """ECE minus its noise floor, or ECE without a noise floor; -inf if undefined. It orders the classes."""
+        excess = self.value - (self.noise_floor or 0.0)
+        return -math.inf if math.isnan(excess) else excess
+
+    @property
+    def direction(self) -> Direction:
+        """Whether probabilities are too high or too low on average; empty if it was not tested."""
+        if self.gap_p_value is None:
+            return ""
+        if not self.gap_p_value < _LEVEL:
+            return "not significant"
+        return "too low" if self.gap > 0 else "too high"
+
+
+def class_lines(s: Statistics) -> tuple[ClassLine, ...]:
+    """Return the calibration of each class or label, in the order of the classes; an empty tuple if binary."""
+    if "classwise" not in s.bins:
+        return ()
+    bins = s.bins["classwise"]
+    gap = ESCE.from_bins(bins)
+    columns = {"n": bins.n.sum(-1), "gap": gap, "value": ECE.from_bins(bins)}
+    columns["frequency"] = gap.new_tensor(s.priors)
+    if (tests := _tests(s, bins)) is not None:
+        ece, esce = tests
+        columns["noise_floor"] = ece.noise_floor
+        columns["p_value"], columns["gap_p_value"] = _adjusted(ece.p_value), _adjusted(esce.p_value)
+    rows = zip(*(column.tolist() for column in columns.values()), strict=True)
+    return tuple(ClassLine(index, **dict(zip(columns, row, strict=True))) for index, row in enumerate(rows))
+
+
+def _tests(s: Statistics, bins: BinStats) -> tuple[CalibrationTest, CalibrationTest] | None:
+    """Return the tests of ECE and of the gap of each class `(C,)`; None if sums by cluster were not collected."""
+    clusters = None
+    if s.clusters is not None and (clusters := s.clusters.get(cluster_sums_name("classwise"))) is None:
+        return None
+    errors = {"ece": ErrorTest(ECE.from_bins), "esce": ErrorTest(ESCE.from_bins, signed=True)}
+    most = _MAX_SIMULATED[s.task == "multilabel"] // bins.n.numel()
+    # Enough replicates for a significant p-value of one class after adjustment.
+    n_replicates = min(max(_MIN_REPLICATES, 40 * len(s.priors)), max(_LEAST_REPLICATES, most))
+    tests = run_error_tests(errors, bins, clusters=clusters, n_replicates=n_replicates)
+    return tests["ece"], tests["esce"]
+
+
+def _adjusted(p_values: Tensor) -> Tensor:
+    """Adjust p-values `(m,)` for multiple testing by the method of Holm (family-wise error rate); NaN stays NaN.
+
+    For ascending p-values p_1, ..., p_m, the adjusted value of p_k is the maximum of p_j (m - j + 1) over j <= k, at
+    most 1.
+
+    Reference:
+        Holm: A simple sequentially rejective multiple test procedure (Scandinavian Journal of Statistics, 1979),
+        sec. 3.
+    """
+    m = int(p_values.isfinite().sum())
+    order = p_values.argsort()[:m]  # NaN is last
+    scaled = p_values[order] * torch.arange(m, 0, -1, dtype=p_values.dtype, device=p_values.device)
+    return torch.full_like(p_values, torch.nan).index_copy(0, order, scaled.cummax(0).values.clamp(max=1))
