@@ -84,6 +84,17 @@ class Recommendation:
     preferred: str
     intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
+    @property
+    def gain(self) -> float:
+        """Gain of the preferred calibrator in percent."""
+        return self.rcl[self.preferred]
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """95% interval of `gain`; None if undefined."""
+        interval = self.intervals.get(self.preferred)
+        return interval if interval is not None and math.isfinite(interval[0]) else None
+
 
 _LEAVE = "leave the predictions as they are"
 _SCORE_NAMES = {"nll": "NLL", "brier": "Brier score", "bayes_risk": "Bayes risk"}

@@ -1,18 +1,21 @@
 """Compute a `Report` from the statistics of all predictions."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torchcalib.core.predictions import Predictions
+from torchcalib.core.sums import BinStats
+from torchcalib.inference.testing import ErrorTest, run_error_test
+from torchcalib.metrics.binned import ECE
 from torchcalib.reporting.calibration import calibration_stage
 from torchcalib.reporting.confidences import report_of_confidences
 from torchcalib.reporting.contents import SELECTIVE_GROUP
 from torchcalib.reporting.data import Report
 from torchcalib.reporting.diagnosis import evidence_of
-from torchcalib.reporting.findings import Findings, diagnose
+from torchcalib.reporting.findings import Findings, Gaps, Labels, decide
 from torchcalib.reporting.groups import GroupBins
-from torchcalib.reporting.lines import Statistics
+from torchcalib.reporting.lines import Statistics, cluster_sums_name
 from torchcalib.reporting.testing import run_tests, with_evidence, with_intervals
 
 
@@ -75,28 +78,39 @@ def report_of(c: Collected) -> Report:
     if of_main.n_clusters is not None:
         of_clusters = {"clusters": of_main.n_clusters, "design_effect": effect}
         notes.insert(0, _cluster_note(of_main.n_clusters, effect))
+    only_class = s.priors.index(1) if s.task != "multilabel" and max(s.priors) == 1 else None
     stage = whole = None
     if c.with_calibration:
+        if only_class is not None:
+            p, why_not = None, "all samples have the same class"
         if p is not None and not p.hard:
             p, why_not = None, "calibrators need labels, and some targets are soft"
         stage, whole, stage_notes = calibration_stage(p, why_not, c.class_names, **c.settings)
         notes += stage_notes
     groups = c.groups if c.groups is not None and c.groups.places else None
     tables = s.tables()
-    diagnosis = diagnose(
-        Findings(
-            task=s.task,
-            n=s.n,
-            ece=main,
-            table=next(iter(tables.values())),
-            class_names=c.class_names,
-            evidence=None if p is None or whole is None else evidence_of(p, whole.fits, whole.nll, effect),
-            stage=stage,
-            groups=None if groups is None else groups.gaps(),
-            n_clusters=of_main.n_clusters,
-            are_confidences=s.are_confidences,
-        )
+    by_key = {line.key: line for line in with_evidence(untested, evidence)}
+    mode, bins = next(iter(s.bins.items()))
+    size = by_key[f"rmsce_debiased/{mode}"]
+    findings = Findings(
+        task=s.task,
+        n=s.n,
+        ece=main,
+        size=size,
+        nll=by_key["nll"],
+        table=next(iter(tables.values())),
+        gaps=Gaps.of(bins, effect),
+        classwise_size=by_key["rmsce_debiased/classwise"].value if s.task == "multiclass" else None,
+        class_names=c.class_names,
+        evidence=None if p is None or whole is None else evidence_of(p, whole.fits, whole.nll, effect),
+        groups=None if groups is None else groups.gaps(),
+        labels=_labels(s, bins, effect),
+        only_class=only_class,
+        n_clusters=of_main.n_clusters,
+        are_confidences=s.are_confidences,
     )
+    stage = None if stage is None else stage.advised(findings.worthwhile)
+    decision = decide(findings, stage)
     report = Report(
         task=s.task,
         n=s.n,
@@ -106,7 +120,7 @@ def report_of(c: Collected) -> Report:
         lines=tuple(lines),
         tables=tables,
         per_class=s.per_class,
-        diagnosis=diagnosis,
+        decision=decision,
         settings={**c.settings, **c.options, "order_based": _method_of_ranked_errors(c), **of_clusters},
         source=dict(c.source),
         tests=s.tests(),
@@ -117,6 +131,22 @@ def report_of(c: Collected) -> Report:
     )
     return report_of_confidences(report, c.has_ranked_samples) if s.are_confidences else report
 
+
+def _labels(s: Statistics, bins: BinStats, effect: float) -> Labels | None:
+    """Return the tests of each label; None unless the task is multi-label."""
+    if s.task != "multilabel":
+        return None
+    # Enough replicates for a significant p-value of one of L labels after adjustment.
+    n_replicates = max(_MIN_REPLICATES, min(40 * s.num_classes, _MAX_SIMULATED // bins.n.numel()))
+    clusters = None if s.clusters is None else s.clusters.get(cluster_sums_name("classwise"))
+    found = run_error_test(ErrorTest(ECE.from_bins), bins, clusters=clusters, n_replicates=n_replicates)
+    flags = [None] * len(bins.sums) if bins.noise_flag is None else bins.noise_flag
+    gaps = [Gaps.of(replace(bins, sums=x, noise_flag=flag), effect) for x, flag in zip(bins.sums, flags, strict=True)]
+    return Labels(found.p_value, gaps)
+
+
+_MIN_REPLICATES, _MAX_SIMULATED = 999, 2**24
+"""Minimum number of simulated replicates for the tests of labels, and maximum number of simulated bins."""
 
 _RANKED_NAMES = f"ACE, TCE, KS, ATB, MCB, DSC, UNC and metrics of {SELECTIVE_GROUP}"
 

@@ -153,7 +153,8 @@ def _stage(
             names_by_remark[remark].append(calibrator.name)
 
     nll = {name: contributions(each.scores["nll"], p, groups) for name, each in evaluated.items()}
-    recommendation = recommendation_of("nll", nll.pop("none"), nll)
+    after = {name: parts for name, parts in nll.items() if name != "none"}
+    recommendation = recommendation_of("nll", nll["none"], after)
     best = next(calibrator for calibrator in calibrators if calibrator.name == recommendation.preferred)
     notes += tuple(
         f"{capitalised(listed(names))}: {remark.replace('`', '')}" for remark, names in names_by_remark.items()
@@ -168,6 +169,7 @@ def _stage(
         n_folds=n_folds,
         seed=FOLDS["seed"],
         notes=notes,
+        losses=nll,
     )
     return stage, whole
 

@@ -5,13 +5,15 @@ import math
 import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from torch import Tensor
+
 from torchcalib._version import __version__
 from torchcalib.calibration.calibrator import Calibrator
-from torchcalib.calibration.recommendation import Recommendation
+from torchcalib.calibration.recommendation import Recommendation, recommendation_of
 from torchcalib.core.arguments import Task
 from torchcalib.core.bins import BinTable
 from torchcalib.core.tables import Table, Tabular
@@ -174,6 +176,7 @@ class CalibrationStage(Tabular):
         n_folds: number of folds, stratified by class.
         seed: seed of the split into folds.
         notes: sentences on problems of the fits and on omitted calibrators.
+        losses: contributions of independent units to NLL `(U,)`, without and after each calibrator, by name.
     """
 
     recommendation: Recommendation
@@ -183,6 +186,13 @@ class CalibrationStage(Tabular):
     n_folds: int
     seed: int
     notes: tuple[str, ...] = ()
+    losses: Mapping[str, Tensor] = field(default_factory=dict, compare=False, repr=False)
+
+    def advised(self, worthwhile: float) -> "CalibrationStage":
+        """Return the stage with the recommendation for another smallest gain in percent; see `recommend`."""
+        after = {name: parts for name, parts in self.losses.items() if name != self.raw.calibrator}
+        advice = recommendation_of("nll", self.losses[self.raw.calibrator], after, worthwhile)
+        return replace(self, recommendation=advice)
 
     @property
     def name(self) -> str:
@@ -205,7 +215,7 @@ class CalibrationStage(Tabular):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the attributes as plain Python values; see `Results.to_dict`."""
-        return {each.name: plain(getattr(self, each.name)) for each in fields(self)}
+        return {each.name: plain(getattr(self, each.name)) for each in fields(self) if each.name != "losses"}
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -338,6 +348,8 @@ def plain(value: Any) -> Any:
         return plain(value.to_dict())
     if isinstance(value, Calibrator):
         return f"{type(value).__name__}()"  # the fitted parameters are omitted
+    if isinstance(value, CalibrationStage):
+        return value.to_dict()
     if is_dataclass(value):
         return {each.name: plain(getattr(value, each.name)) for each in fields(value)}
     if isinstance(value, Mapping):

@@ -109,13 +109,13 @@ def show(report: Report, everything: bool = False) -> None:
         everything: print all tables, explanations and notes. Otherwise the output fits 40 lines of 120 characters.
     """
     console = _console()
-    diagnosis = report.diagnosis
+    decision = report.decision
     console.print()
     title = ": ".join(filter(None, [title_words(report.source), input_line(report)]))
     console.print(f"[dim]{_escaped(title)}[/dim]\n", soft_wrap=True)
-    style = _BADGES.get(diagnosis.degree or diagnosis.kind, "reverse")
-    console.print(f"[{style}] {_escaped(diagnosis.verdict)} [/{style}] {_escaped(diagnosis.cause)}")
-    console.print(f"[bold]What to do:[/bold] {_escaped(diagnosis.action)}\n")
+    style = _BADGES.get(decision.degree or decision.kind, "reverse")
+    console.print(f"[{style}] {_escaped(decision.verdict)} [/{style}] {_escaped(decision.cause)}")
+    console.print(f"[bold]What to do:[/bold] {_escaped(decision.action)}\n")
     grid = rich_table.Table.grid(padding=(0, 2))
     for each in key_numbers(report):
         grid.add_row(each.name, Text(each.value, "bold"), Text(each.detail, "dim"))
@@ -226,7 +226,7 @@ def _print_notes(console: Console, notes: Sequence[str]) -> None:
 def show_calibrator(path: Path, stage: CalibrationStage, from_logits: bool) -> None:
     """Print the path of the saved calibrator, whether it is recommended, and how to load it."""
     console = _console()
-    why = "as recommended" if stage.recommendation.best else "although no calibrator is worthwhile here"
+    why = "as advised" if stage.recommendation.best else "which is not advised"
     console.print(f"\n[bold]saved {stage.name}[/bold], {why}: [bold]{_escaped(path)}[/bold]", soft_wrap=True)
     kind = "logits" if from_logits else "probabilities"
     call = f"torchcalib.calibration.load_calibrator({str(path)!r})"
