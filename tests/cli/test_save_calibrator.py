@@ -43,8 +43,8 @@ def test_recommended_calibrator_is_saved(task, saved, capsys):
     assert main(["report", "a.npz", "--task", task, "--no-intervals", "--save-calibrator", "cal [1].pt"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     report = calibrated_report(task)
-    assert report.diagnosis.action in shown
-    assert f"saved {report.recommendation.best}, as recommended: cal [1].pt" in shown
+    assert report.decision.action in shown
+    assert f"saved {report.recommendation.best}, as advised: cal [1].pt" in shown
     expected = fresh(report.calibration.calibrator).fit(preds, target, task=task, from_logits=True)
     torch.testing.assert_close(load_calibrator("cal [1].pt")(preds), expected(preds), rtol=1e-9, atol=1e-9)
 
@@ -53,7 +53,7 @@ def test_preferred_calibrator_is_saved_if_none_is_recommended(saved, capsys):
     saved("multiclass", scale=1, n=1000)
     assert main(["report", "a.npz", "--no-intervals", "--save-calibrator", "cal.pt"]) == 0
     name = load_calibrator("cal.pt").name
-    assert f"saved {name}, although no calibrator is worthwhile here" in capsys.readouterr().out
+    assert f"saved {name}, which is not advised" in capsys.readouterr().out
 
 
 def test_paths_that_cannot_be_written_give_an_error(saved, capsys, monkeypatch):

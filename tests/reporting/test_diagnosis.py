@@ -10,7 +10,8 @@ from scipy.optimize import minimize, minimize_scalar
 import torchcalib as tc
 from torchcalib.calibration import TemperatureScaling
 from torchcalib.reporting.calibration import calibration_stage
-from torchcalib.reporting.diagnosis import CAUSE_LEVEL, LEVEL, Candidate, cause_of, evidence_of
+from torchcalib.reporting.decision import CAUSES_LEVEL, LEVEL, Candidate, cause_of
+from torchcalib.reporting.diagnosis import evidence_of
 from torchcalib.reporting.groups import GroupBins
 
 N = 1500
@@ -77,7 +78,7 @@ CAUSES = {  # kind of diagnosis, part of the badge, part of the action, and data
         "class bias", "biased towards class 2", "Add bias correction", changed(lambda z: z + (torch.arange(4) == 2)),
     ),
     ("multiclass", "noise"): (
-        "label noise", "over-confident at the top", "Check the labels of the most confident errors.",
+        "label noise", "flatter than predicted at high confidence", "check the labels of the most confident errors.",
         changed(lambda z: z, lambda y: relabelled(y, 4), scale=4.5),
     ),
     ("multiclass", "class"): (
@@ -88,7 +89,7 @@ CAUSES = {  # kind of diagnosis, part of the badge, part of the action, and data
         "class bias", "biased towards y = 1", "use the decision threshold 0.7", changed(lambda z: z + 1),
     ),
     ("binary", "noise"): (
-        "label noise", "over-confident at the top", "", changed(lambda z: z, lambda y: relabelled(y, 2), scale=4),
+        "label noise", "flatter than predicted at high confidence", "", changed(lambda z: z, lambda y: relabelled(y, 2), scale=4),
     ),
     ("binary", "group"): ("bad group", "off in group d", "the training data of this group", off_groups),
     # The sums of (frequency - p), (frequency - p) log-odds and of the score of label noise are 0.
@@ -98,10 +99,10 @@ CAUSES = {  # kind of diagnosis, part of the badge, part of the action, and data
     ("multilabel", "over"): ("over-confidence", "clearly over-confident", "Add temperature scaling", OVER),
     ("multilabel", "all"): ("class bias", "badly too high", "Add bias correction", changed(lambda z: z + 1)),
     ("multilabel", "one"): (
-        "class bias", "biased against label 1", "Add bias correction", changed(lambda z: z - torch.tensor([0, 2.0, 0])),
+        "bad label", "biased against label 1", "Add bias correction", changed(lambda z: z - torch.tensor([0, 2.0, 0])),
     ),
     ("multilabel", "noise"): (
-        "label noise", "over-confident at the top", "", changed(lambda z: z, lambda y: relabelled(y, 2), scale=4.5),
+        "label noise", "flatter than predicted at high confidence", "", changed(lambda z: z, lambda y: relabelled(y, 2), scale=4.5),
     ),
     **{(task, "calibrated"): ("calibrated", "calibrated", "", calibrated) for task in ("multiclass", "multilabel")},
     ("binary", "calibrated"): (
@@ -116,49 +117,49 @@ def test_each_cause_is_diagnosed_with_its_values(task, name):
     preds, target, *groups = data(task)
     given = {"task": task, "from_logits": True, "with_intervals": False, **(groups[0] if groups else {})}
     report = tc.report(preds, target, **given)
-    found = report.diagnosis
+    found = report.decision
     assert found.kind == kind, found
-    assert badge in found.badge
-    assert action in found.action
+    assert badge in found.verdict.lower()
+    assert action.lower() in found.action.lower()
     assert report.sentence == f"{found.verdict}. {found.cause}"
-    assert found.degree == ("" if kind == "calibrated" else found.badge.split()[0])
+    assert found.degree == ("" if kind == "calibrated" else found.verdict.split()[0].lower())
     mean, frequency = float(report.main_table.mean("confidence")), float(report.main_table.mean("frequency"))
     if kind in ("over-confidence", "under-confidence") and task == "multiclass":
         assert f"mean confidence is {mean:.1%}, accuracy {frequency:.1%} (fitted temperature " in found.cause
     if task == "binary" and kind == "class bias":
         assert f"mean P(y = 1) is {mean:.1%}, its frequency {frequency:.1%}" in found.cause
     if kind == "label noise":
-        assert "This is consistent with random labels for" in found.cause
+        assert "Label noise is one explanation: random labels for" in found.cause
 
 
 def test_diagnosis_is_made_without_calibrators_labels_classes_and_for_one_row():
     def found(preds, target, task="binary", **given):
-        return tc.report(torch.as_tensor(preds), torch.as_tensor(target), task=task, **{**QUICK, **given}).diagnosis
+        return tc.report(torch.as_tensor(preds), torch.as_tensor(target), task=task, **{**QUICK, **given}).decision
 
     quick = found([0.9] * 100, [1] * 60 + [0] * 40)
-    assert (quick.kind, quick.badge) == ("class bias", "badly biased towards y = 1")
-    assert quick.cause == "P(y = 1) is too high: mean P(y = 1) is 90.0%, its frequency 60.0%."
+    assert (quick.kind, quick.verdict) == ("class bias", "Badly biased towards y = 1")
+    assert quick.cause.startswith("P(y = 1) is too high: mean P(y = 1) is 90.0%, its frequency 60.0%. RMSCE ")
     named = found([0.6] * 1000, [1] * 650 + [0] * 350, class_names=["ham", "spam"])
-    assert named.badge == "clearly biased towards ham"
-    assert named.cause == "P(spam) is too low: mean P(spam) is 60.0%, its frequency 65.0%."
+    assert named.verdict == "Clearly biased towards ham"
+    assert named.cause.startswith("P(spam) is too low: mean P(spam) is 60.0%, its frequency 65.0%. RMSCE ")
     uneven = found([0.2] * 500 + [0.8] * 500, [1] * 200 + [0] * 300 + [1] * 300 + [0] * 200)
-    assert (uneven.kind, uneven.badge) == ("uneven", "badly off in some ranges")
-    assert (
-        uneven.cause
-        == "The largest gaps: the probability is too high between 80% and 87% and too low between 20% and 27%."
+    assert (uneven.kind, uneven.verdict) == ("uneven", "Badly off in some ranges")
+    assert uneven.cause.startswith(
+        "The largest gaps: the probability is too high between 80% and 87% and too low between 20% and 27%. RMSCE "
     )
     assert found([0.6] * 1000, [1] * 600 + [0] * 400).kind == "calibrated"
     few = found([0.6] * 10, [1] * 6 + [0] * 4)
     assert (few.kind, few.degree) == ("too little data", "")
     assert "This sample is too small to detect miscalibration" in few.cause
-    assert found([0.7], [1], with_calibration=True).kind == "too little data"
-    one_class = found([0.7] * 200, [1] * 200, with_calibration=True)
-    assert (one_class.kind, one_class.badge) == ("class bias", "badly biased towards y = 0")
+    for n in (1, 200):
+        one_class = found([0.7] * n, [1] * n, with_calibration=True)
+        assert (one_class.kind, one_class.degree, one_class.calibrator) == ("one class", "", "")
+        assert one_class.verdict == "Only y = 1 in the targets"
     impossible = found([0.0, 0.5], [1, 0])  # y = 1 has probability 0 for a calibrated model
     assert (impossible.kind, impossible.degree) == ("uneven", "badly")
     logits, _ = calibrated("multiclass")
     soft = found((3 * logits).softmax(-1), logits.softmax(-1), "multiclass", with_calibration=True)
-    assert (soft.kind, soft.badge) == ("over-confidence", "badly over-confident")
+    assert (soft.kind, soft.verdict) == ("over-confidence", "Badly over-confident")
     assert soft.action == "Fit a calibrator of torchcalib.calibration to held-out data."
     shares = logits.softmax(-1)
     assert found(shares, shares, "multiclass", with_calibration=True).kind == "calibrated"
@@ -170,8 +171,8 @@ def test_confidences_are_over_or_under_confident_and_calibration_keeps_their_acc
     rows = [f"{0.6 if k < 600 else 0.7},{y}" for k, y in enumerate(correct)]
     (tmp_path / "a.csv").write_text("\n".join(["confidence,correct", *rows]))
     report = tc.Report.from_files(tmp_path / "a.csv", with_intervals=False)
-    found = report.diagnosis
-    assert (found.kind, found.badge) == ("over-confidence", "badly over-confident")
+    found = report.decision
+    assert (found.kind, found.verdict) == ("over-confidence", "Badly over-confident")
     assert found.cause.startswith("Confidence is too high: mean confidence is 65.0%, accuracy 30.0%.")
     assert found.action.startswith("Add ")
     assert "accuracy" not in found.action
@@ -300,9 +301,9 @@ def test_clusters_and_groups_use_standard_errors():
     logits, target = (x[:150] for x in calibrated("binary"))
     given = {"task": "binary", "from_logits": True, "with_intervals": False}
     whole = tc.report(1.35 * logits.repeat(10), target.repeat(10), **given)
-    assert whole.diagnosis.kind != "calibrated"
+    assert whole.decision.kind != "calibrated"
     clustered = tc.report(1.35 * logits.repeat(10), target.repeat(10), clusters=torch.arange(150).repeat(10), **given)
-    assert clustered.diagnosis.kind in ("calibrated", "too little data")
+    assert clustered.decision.kind in ("calibrated", "too little data")
     logits, target, groups = off_groups("binary")
     builder = tc.ReportBuilder(task="binary", from_logits=True, **QUICK)
     builder.update(logits, target, **groups)
@@ -313,7 +314,7 @@ def test_clusters_and_groups_use_standard_errors():
         y = target[groups["groups"] == "abcde".index(name)].tolist()
         expected = sum(b - a for a, b in zip(p, y, strict=True)) / math.sqrt(sum(a * (1 - a) for a in p))
         assert gap == pytest.approx(expected, rel=1e-9)
-    assert f"in group d: the gap is {gaps.abs().max():.2g} standard errors" in builder.report().diagnosis.cause
+    assert f"in group d: the gap is {gaps.abs().max():.2g} standard errors" in builder.report().decision.cause
 
 
 def test_diagnosis_rarely_finds_a_cause_in_calibrated_samples():
@@ -322,7 +323,7 @@ def test_diagnosis_rarely_finds_a_cause_in_calibrated_samples():
     for _ in range(40):
         p = torch.rand(30, generator=generator) ** 4
         report = tc.report(p, torch.bernoulli(p, generator=generator).long(), task="binary", **QUICK)
-        is_accused = report.diagnosis.kind not in ("calibrated", "too little data")
+        is_accused = report.decision.kind not in ("calibrated", "too little data")
         assert is_accused == (report.main_line.p_value < LEVEL)
         accused += is_accused
     assert accused <= 6
@@ -339,14 +340,14 @@ def test_noise_floor_does_not_treat_importance_weights_as_copies():
     for preds, target, weights in (*given, (p[:10], y[:10], torch.full((10,), 1000))):
         report = tc.report(preds, target, task="binary", weights=weights, **QUICK)
         assert report.main_line.noise_floor == floor
-        assert report.diagnosis.badge == "badly biased towards y = 1"
+        assert report.decision.verdict == "Badly biased towards y = 1"
 
 
 def test_tiny_groups_infinite_nll_and_reversed_predictions_are_not_blamed_on_groups_or_labels():
     logits, target = calibrated("binary")
     tiny = torch.arange(400) // 2
     few = tc.report(logits[:400], target[:400], task="binary", from_logits=True, groups=tiny, **QUICK)
-    assert few.diagnosis.kind != "bad group"
+    assert few.decision.kind != "bad group"
     without = tc.report(
         logits[:400], target[:400], task="binary", from_logits=True, groups=torch.full((400,), -1), **QUICK
     )
@@ -354,8 +355,8 @@ def test_tiny_groups_infinite_nll_and_reversed_predictions_are_not_blamed_on_gro
     wrong = 3 * logits
     wrong[(target == 1).nonzero()[0]] = -math.inf
     infinite = tc.report(wrong, target, task="binary", from_logits=True, with_intervals=False)
-    assert infinite.diagnosis.kind == "over-confidence"
-    assert "NLL is infinite, because an outcome with predicted probability 0 occurred." in infinite.diagnosis.cause
-    reversed_ = tc.report(-3 * logits, target, task="binary", from_logits=True, with_intervals=False).diagnosis
+    assert infinite.decision.kind == "over-confidence"
+    assert "NLL is infinite, because an outcome with predicted probability 0 occurred." in infinite.decision.cause
+    reversed_ = tc.report(-3 * logits, target, task="binary", from_logits=True, with_intervals=False).decision
     assert "(confident predictions are not right more often than others)" in reversed_.cause
     assert reversed_.action.endswith("Check the order of the classes and the labels.")

@@ -32,7 +32,7 @@ USELESS = 0.98
 """Log loss in multiples of that of the class frequencies, from which a model is called useless."""
 
 _Z = 1.959963984540054  # 97.5% quantile of the normal distribution
-_CONFIDENT = 0.8  # confidences above it are called high
+_CONFIDENT = 0.6  # confidences above it are called high
 _ACCURACY_CHANGE = 0.005  # smallest change of accuracy that is mentioned
 _NAME_LENGTH = 40  # maximum length of names in characters
 _MOST = 2 / 3  # fraction of labels with a bias of the same sign that are called most labels
@@ -82,11 +82,6 @@ class Gaps(NamedTuple):
         factor = torch.as_tensor(factor, dtype=torch.float64).expand(self.n.shape).masked_fill(self.n == 0, 0)
         total = float((factor * self.total).sum())
         return total / math.sqrt(noise) if (noise := float((factor.square() * self.noise).sum())) else 0.0
-
-    @property
-    def sides(self) -> Tensor:
-        """-1 for bins with mean confidence below 0.5, otherwise 1, `(B,)`."""
-        return torch.where(self.confidence < 0.5, -1.0, 1.0).double()
 
 
 def sign(z: float) -> int:
@@ -221,7 +216,18 @@ class Findings:
 
         The gap is that of the top label, for binary and multi-label predictions that of the more probable outcome.
         """
-        return sign(self.gaps.z() if self.is_top_label else self.gaps.z(self.gaps.sides))
+        return sign(self.gaps.z(self.sides))
+
+    @property
+    def sides(self) -> Tensor:
+        """-1 for bins of binary predictions in which y = 0 is more probable, otherwise 1, `(B,)`."""
+        ones = torch.ones_like(self.gaps.n)
+        return ones if self.is_top_label else torch.where(self.gaps.confidence < 0.5, -ones, ones)
+
+    @property
+    def confidence_of_bins(self) -> Tensor:
+        """Mean probability of the predicted outcome in each bin `(B,)`; NaN in an empty bin."""
+        return torch.where(self.sides < 0, 1 - self.gaps.confidence, self.gaps.confidence)
 
     @property
     def candidates(self) -> list[Candidate]:
@@ -432,12 +438,13 @@ def _described(found: Findings, cause: Candidate) -> tuple[Kind, str, str]:
     if found.are_confidences and kind in ("class bias", "over-confidence", "under-confidence"):
         kind = "under-confidence" if found.direction > 0 else "over-confidence"
         cause = Candidate(kind, cause.statistic, 1, value=math.nan if cause.kind == "class bias" else cause.value)
-    if kind in ("over-confidence", "under-confidence"):
-        if found.direction != (-1 if kind == "over-confidence" else 1):
-            return "spread", *_spread(found, cause)
-        return kind, *_over_confident(found, cause)
-    if kind == "label noise" and not _is_flatter(found):
+    if kind == "label noise" and not _agrees_with_label_noise(found, cause.value):
         kind = "uneven"
+    elif kind == "label noise" and sign(found.gaps.z(found.sides * _is_high(found))) >= 0:
+        kind = "over-confidence" if found.direction < 0 else "spread"
+        cause = Candidate(kind, cause.statistic, 1)
+    if kind in ("over-confidence", "under-confidence") and found.direction != (-1 if kind == "over-confidence" else 1):
+        kind = "spread"
     return kind, *_WORDS[kind](found, cause)
 
 
@@ -448,37 +455,36 @@ def _spread(found: Findings, cause: Candidate) -> tuple[str, str]:
     )
 
 
-def _is_flatter(found: Findings) -> bool:
-    """Return whether the gaps agree with label noise.
+def _agrees_with_label_noise(found: Findings, rate: float) -> bool:
+    """Return whether the gaps of bins agree with random labels for a fraction `rate` of the samples.
 
-    Gaps of high confidences must be negative and significant. After a regression of all gaps on those of label noise,
-    gaps of a higher confidence, proportional to q (1 - q) logit q, must not remain significant. They remain if some
-    ranges are over- and others under-confident.
+    The gaps of probability q are then proportional to 1 / C - q. Two other components of the gaps must not be
+    significant: one of under-confidence, proportional to q (1 - q) logit q, which remains if some ranges are over- and
+    others under-confident; and for binary predictions a difference between probabilities above and below 0.5.
     """
     gaps = found.gaps
-    is_high = _high_confidence(found)
-    if sign(gaps.z(gaps.sides * is_high)) >= 0:
-        return False
     used = (gaps.n > 0) & (gaps.noise > 0)
     q, n, total, noise = gaps.confidence[used], gaps.n[used], gaps.total[used], gaps.noise[used]
     n_classes = 2 if found.evidence is None or found.task != "multiclass" else len(found.evidence.mean)
-    log_odds = q.clamp(1e-6, 1 - 1e-6).logit() + math.log(n_classes - 1)
-    columns = torch.stack((1 / n_classes - q, q * (1 - q) * log_odds), -1) * (n / noise.sqrt()).unsqueeze(-1)
-    information = columns.T @ columns
-    if len(q) < 3 or float(torch.linalg.det(information)) <= 0:
-        return True
-    covariance = torch.linalg.inv(information)
-    fitted = covariance @ columns.T @ (total / noise.sqrt())
-    return not sign(float(fitted[1] / covariance[1, 1].sqrt())) > 0
+    q = q.clamp(1e-6, 1 - 1e-6)
+    noisy = (1 - rate) * q + rate / n_classes
+    noise = noise * noisy * (1 - noisy) / (q * (1 - q))  # variance with label noise, which is larger near 0 and 1
+    components = [1 / n_classes - q, q * (1 - q) * (q.logit() + math.log(n_classes - 1))]
+    components += [] if found.is_top_label else [components[0] * found.sides[used]]
+    design = torch.stack(components, -1) * (n / noise.sqrt()).unsqueeze(-1)
+    covariance = torch.linalg.pinv(design.T @ design, hermitian=True)
+    z = (covariance @ design.T @ (total / noise.sqrt()) / covariance.diagonal().sqrt()).nan_to_num(0, 0, 0).tolist()
+    return sign(z[1]) <= 0 and not any(map(sign, z[2:]))
 
 
-def _high_confidence(found: Findings) -> Tensor:
-    """Return a mask of the bins with the highest confidence of the top label or more probable outcome, `(B,)`."""
-    gaps = found.gaps
-    confidence = torch.where(gaps.sides < 0, 1 - gaps.confidence, gaps.confidence).nan_to_num(0)
-    if found.is_top_label:
-        confidence = gaps.confidence.nan_to_num(0)
-    return confidence >= min(_CONFIDENT, float(confidence.max()))
+def _is_high(found: Findings) -> Tensor:
+    """Return a mask of the bins in which the confidence of the predicted outcome is high, `(B,)`."""
+    return found.confidence_of_bins.nan_to_num(0) >= _threshold(found)
+
+
+def _threshold(found: Findings) -> float:
+    """Return the smallest confidence that is called high: 0.6, or the largest one below."""
+    return min(_CONFIDENT, float(found.confidence_of_bins.nan_to_num(0).max()))
 
 
 def _means(found: Findings) -> str:
@@ -551,16 +557,14 @@ def _temperature(cause: Candidate) -> str:
 
 
 def _label_noise(found: Findings, cause: Candidate) -> tuple[str, str]:
-    gaps, high = found.gaps, _high_confidence(found)
-    sides = torch.ones_like(gaps.sides) if found.is_top_label else gaps.sides
-    confidence = torch.where(sides < 0, 1 - gaps.confidence, gaps.confidence)
+    gaps, high = found.gaps, _is_high(found)
     n = float(gaps.n[high].sum())
-    mean = float((gaps.n * confidence)[high].sum()) / n
-    frequency = mean + float((sides * gaps.total)[high].sum()) / n
+    mean = float((gaps.n * found.confidence_of_bins)[high].sum()) / n
+    frequency = mean + float((found.sides * gaps.total)[high].sum()) / n
     outcome = "accuracy" if found.is_top_label else "the frequency of this outcome"
     what = "confidence" if found.is_top_label else "the probability of an outcome"
     words = (
-        f"Where {what} is high, its mean is {mean:.1%}, but {outcome} is {frequency:.1%}. "
+        f"Where {what} is at least {_threshold(found):.0%}, its mean is {mean:.1%}, but {outcome} is {frequency:.1%}. "
         f"Label noise is one explanation: random labels for {percent(cause.value)} of the samples."
     )
     return words, "flatter than predicted at high confidence"
@@ -589,7 +593,8 @@ def _bad_label(found: Findings, cause: Candidate) -> tuple[str, str]:
     used = gaps.n > 0
     mean = float((gaps.n * gaps.confidence)[used].sum() / gaps.n.sum())
     frequency = mean + float(gaps.total.sum() / gaps.n.sum())
-    return f"The mean probability of {name} is {mean:.1%}, its frequency {frequency:.1%}.", f"off for {name}"
+    words = f"The mean probability of {name} is {mean:.1%}, its frequency {frequency:.1%}."
+    return words, f"biased {'towards' if mean > frequency else 'against'} {name}"
 
 
 def _bad_group(found: Findings, cause: Candidate) -> tuple[str, str]:
@@ -656,6 +661,9 @@ def _uneven(found: Findings, cause: Candidate) -> tuple[str, str]:  # noqa: ARG0
 
 
 _WORDS = {
+    "over-confidence": _over_confident,
+    "under-confidence": _over_confident,
+    "spread": _spread,
     "class bias": _class_bias,
     "label noise": _label_noise,
     "bad class": _bad_class,
