@@ -10,7 +10,7 @@ from scipy.optimize import minimize, minimize_scalar
 import torchcalib as tc
 from torchcalib.calibration import TemperatureScaling
 from torchcalib.reporting.calibration import calibration_stage
-from torchcalib.reporting.decision import CAUSES_LEVEL, LEVEL, Candidate, cause_of
+from torchcalib.reporting.decision import CAUSES_LEVEL, ERROR_LEVEL, LEVEL, Candidate, cause_of
 from torchcalib.reporting.diagnosis import evidence_of
 from torchcalib.reporting.groups import GroupBins
 
@@ -89,7 +89,8 @@ CAUSES = {  # kind of diagnosis, part of the badge, part of the action, and data
         "class bias", "biased towards y = 1", "use the decision threshold 0.7", changed(lambda z: z + 1),
     ),
     ("binary", "noise"): (
-        "label noise", "flatter than predicted at high confidence", "", changed(lambda z: z, lambda y: relabelled(y, 2), scale=4),
+        "label noise", "flatter than predicted at high confidence", "",
+        changed(lambda z: z, lambda y: relabelled(y, 2), scale=4),
     ),
     ("binary", "group"): ("bad group", "off in group d", "the training data of this group", off_groups),
     # The sums of (frequency - p), (frequency - p) log-odds and of the score of label noise are 0.
@@ -102,7 +103,8 @@ CAUSES = {  # kind of diagnosis, part of the badge, part of the action, and data
         "bad label", "biased against label 1", "Add bias correction", changed(lambda z: z - torch.tensor([0, 2.0, 0])),
     ),
     ("multilabel", "noise"): (
-        "label noise", "flatter than predicted at high confidence", "", changed(lambda z: z, lambda y: relabelled(y, 2), scale=4.5),
+        "label noise", "flatter than predicted at high confidence", "",
+        changed(lambda z: z, lambda y: relabelled(y, 2), scale=4.5),
     ),
     **{(task, "calibrated"): ("calibrated", "calibrated", "", calibrated) for task in ("multiclass", "multilabel")},
     ("binary", "calibrated"): (
@@ -174,7 +176,7 @@ def test_confidences_are_over_or_under_confident_and_calibration_keeps_their_acc
     found = report.decision
     assert (found.kind, found.verdict) == ("over-confidence", "Badly over-confident")
     assert found.cause.startswith("Confidence is too high: mean confidence is 65.0%, accuracy 30.0%.")
-    assert found.action.startswith("Add ")
+    assert found.calibrator in found.action
     assert "accuracy" not in found.action
     assert {line.accuracy for line in report.calibration.lines} == {0.3}
 
@@ -287,13 +289,15 @@ def test_cause_has_the_largest_statistic_after_penalties_for_parameters_and_choi
     """p-values of chi-squared tables: P(X > 3.841) = 0.05 for 1 degree of freedom, P(X > 16.919) = 0.05 for 9."""
     assert Candidate("over-confidence", 3.8414588, 1).p_value == pytest.approx(LEVEL, abs=1e-7)
     assert Candidate("class bias", 16.9189776, 9).p_value == pytest.approx(LEVEL, abs=1e-7)
-    assert Candidate("bad class", 6.6348966, 1, n_choices=5).p_value == pytest.approx(5 * CAUSE_LEVEL, abs=1e-7)
+    assert Candidate("bad class", 6.6348966, 1, n_choices=5).p_value == pytest.approx(5 * 0.01, abs=1e-7)
     simple, flexible = Candidate("over-confidence", 40.0, 1), Candidate("class bias", 55.9, 9)
     assert cause_of([simple, flexible], True) is simple
     assert cause_of([simple, flexible._replace(statistic=56.1)], True).kind == "class bias"
-    weak = Candidate("over-confidence", 5.0, 1)  # p = 0.025
-    assert cause_of([weak], is_significant=True) is weak
-    assert cause_of([weak], is_significant=False) is None
+    weak, none = Candidate("over-confidence", 5.5, 1), Candidate("label noise", 0.0, 1)  # p = 0.019
+    assert cause_of([weak, none], is_significant=True) is weak
+    assert cause_of([weak], is_significant=False) is weak
+    assert cause_of([weak, none], is_significant=False) is None, "half of the level for each of two causes"
+    assert CAUSES_LEVEL + ERROR_LEVEL == LEVEL
 
 
 def test_clusters_and_groups_use_standard_errors():
@@ -308,7 +312,8 @@ def test_clusters_and_groups_use_standard_errors():
     builder = tc.ReportBuilder(task="binary", from_logits=True, **QUICK)
     builder.update(logits, target, **groups)
     accumulated = next(each for each in builder._accumulators.values() if isinstance(each, GroupBins))
-    names, gaps = accumulated.gaps()
+    names, statistics = accumulated.gaps()
+    gaps = statistics[:, 0]
     for name, gap in zip(names, gaps.tolist(), strict=True):
         p = logits[groups["groups"] == "abcde".index(name)].sigmoid().tolist()
         y = target[groups["groups"] == "abcde".index(name)].tolist()
@@ -318,15 +323,15 @@ def test_clusters_and_groups_use_standard_errors():
 
 
 def test_diagnosis_rarely_finds_a_cause_in_calibrated_samples():
-    """About 5% of 40 calibrated samples have p < 0.05; 6 is three standard deviations more."""
+    """Without the causes, 2.5% of 40 calibrated samples have p < 0.025 for ECE; 5 is four standard deviations more."""
     generator, accused = torch.Generator().manual_seed(0), 0
     for _ in range(40):
         p = torch.rand(30, generator=generator) ** 4
         report = tc.report(p, torch.bernoulli(p, generator=generator).long(), task="binary", **QUICK)
         is_accused = report.decision.kind not in ("calibrated", "too little data")
-        assert is_accused == (report.main_line.p_value < LEVEL)
+        assert is_accused == (report.main_line.p_value < ERROR_LEVEL)
         accused += is_accused
-    assert accused <= 6
+    assert accused <= 5
 
 
 def test_noise_floor_does_not_treat_importance_weights_as_copies():

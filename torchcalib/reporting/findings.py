@@ -350,7 +350,8 @@ def _without_cause(found: Findings, stage: CalibrationStage | None) -> Decision:
 
 
 def _how_useless(found: Findings) -> str:
-    return f"{'no' if found.nce >= 1 else 'hardly'} better than always predicting the class frequencies"
+    # From 99.95% on, which is rounded to 100%.
+    return f"{'no' if found.nce >= 0.9995 else 'hardly'} better than always predicting the class frequencies"
 
 
 def _useless(found: Findings) -> str:
