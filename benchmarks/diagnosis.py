@@ -336,8 +336,8 @@ def calibrated_section(sets: int) -> list[str]:
         "## Calibrated models",
         "",
         f'Percentage of calibrated data sets with a verdict other than "calibrated" or "too little data". The stated '
-        f"level is {LEVEL:.0%}. There are {sets:,} data sets, and {sets // 5:,} for 20,000 samples and for 5,000 samples "
-        f"of several classes or labels. The standard error at this level is {_error(sets):.1f}% and "
+        f"level is {LEVEL:.0%}. There are {sets:,} data sets, and {sets // 5:,} for 20,000 samples and for 5,000 "
+        f"samples of several classes or labels. The standard error at this level is {_error(sets):.1f}% and "
         f"{_error(sets // 5):.1f}%.",
         "",
         f"| model | {' | '.join(f'{n:,} samples' for n in NULL_SIZES)} |",
@@ -355,11 +355,11 @@ def faults_section(sets: int) -> list[str]:
     lines = [
         "## Faults",
         "",
-        f"Percentage of {sets} data sets with a right decision (standard error at most {50 / math.sqrt(sets):.1f}%), and "
-        f"the most frequent wrong one for {SIZES[-1]:,} samples. Some changes need no verdict: harmless rounding and "
-        "clipping; a constant prediction, which is calibrated, but not better than the class frequencies, as the verdict "
-        "states; and a uniform rest of the mass of exchangeable classes. The latter model knows less, but remains "
-        "calibrated: E[y | q] = q. No test that only uses predictions and labels can detect it.",
+        f"Percentage of {sets} data sets with a right decision (standard error at most {50 / math.sqrt(sets):.1f}%), "
+        f"and the most frequent wrong one for {SIZES[-1]:,} samples. Some changes need no verdict: harmless rounding "
+        "and clipping; a constant prediction, which is calibrated, but not better than the class frequencies, as the "
+        "verdict states; and a uniform rest of the mass of exchangeable classes. The latter model knows less, but "
+        "remains calibrated: E[y | q] = q. No test that only uses predictions and labels can detect it.",
         "",
         f"| task | fault | right | {' | '.join(f'{n:,}' for n in SIZES)} | most frequent wrong decision |",
         f"|---|---|---|{'---:|' * len(SIZES)}---|",

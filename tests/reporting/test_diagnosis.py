@@ -12,6 +12,7 @@ from torchcalib.calibration import TemperatureScaling
 from torchcalib.reporting.calibration import calibration_stage
 from torchcalib.reporting.decision import CAUSES_LEVEL, ERROR_LEVEL, LEVEL, Candidate, cause_of
 from torchcalib.reporting.diagnosis import evidence_of
+from torchcalib.reporting.findings import Labels
 from torchcalib.reporting.groups import GroupBins
 
 N = 1500
@@ -365,3 +366,118 @@ def test_tiny_groups_infinite_nll_and_reversed_predictions_are_not_blamed_on_gro
     reversed_ = tc.report(-3 * logits, target, task="binary", from_logits=True, with_intervals=False).decision
     assert "(confident predictions are not right more often than others)" in reversed_.cause
     assert reversed_.action.endswith("Check the order of the classes and the labels.")
+
+
+def other_classes(change):
+    """Return the candidates on the classes below the top label by kind, with probabilities and targets of 4 classes."""
+    logits, target = calibrated("multiclass")
+    q = change(logits).softmax(-1)
+    found = fits_of(q.log(), target, "multiclass").candidates
+    return {each.kind: each for each in found}, q.tolist(), target.tolist()
+
+
+def swapped_below_the_top(z):
+    return torch.where((z.argmax(-1) < 2).unsqueeze(-1), z[:, [0, 1, 3, 2]], z)
+
+
+def test_temperature_of_the_other_classes_maximises_the_likelihood_given_that_the_top_class_is_wrong():
+    """log r_y^(1/T) - log sum_k r_k^(1/T) over the classes k that are not the top class, for labels y that are not."""
+    found, q, target = other_classes(lambda z: torch.where(z == z.amax(-1, keepdim=True), z, 2 * z - 3))
+
+    def log_likelihood(slope):
+        total = 0.0
+        for row, y in zip(q, target, strict=True):
+            top = row.index(max(row))
+            if y != top:
+                total += math.log(row[y]) * slope - math.log(sum(x**slope for k, x in enumerate(row) if k != top))
+        return total
+
+    best = minimize_scalar(lambda x: -log_likelihood(x), bounds=(0.01, 5), method="bounded", options={"xatol": 1e-9})
+    candidate = found["other classes"]
+    # Log-likelihoods are sums of 1,500 terms near 1.
+    assert candidate.statistic == pytest.approx(2 * (-best.fun - log_likelihood(1)), abs=1e-6)
+    assert candidate.value == pytest.approx(1 / best.x, rel=1e-4)
+    assert candidate.p_value < CAUSES_LEVEL / 10
+
+
+def test_swapped_classes_have_a_negative_slope_of_their_log_odds():
+    """Sum of log sigmoid(slope * log-odds) over samples with one of both labels, of which none is the top class."""
+    found, q, target = other_classes(swapped_below_the_top)
+    candidate = found["swapped classes"]
+    assert divmod(candidate.which, 4) == (2, 3)
+
+    def log_likelihood(slope):
+        total = 0.0
+        for row, y in zip(q, target, strict=True):
+            if y in (2, 3) and row.index(max(row)) not in (2, 3):
+                total -= math.log1p(math.exp(-slope * math.log(row[y] / row[5 - y])))
+        return total
+
+    best = minimize_scalar(lambda x: -log_likelihood(x), bounds=(-5, 5), method="bounded", options={"xatol": 1e-9})
+    assert candidate.value == pytest.approx(best.x, rel=1e-4)
+    assert candidate.value < 0
+    assert candidate.statistic == pytest.approx(2 * (-best.fun - log_likelihood(1)), abs=1e-6)
+    assert 0 < candidate.n_choices <= 2 * 6, "pairs of 4 classes, of all samples and of those below the top"
+
+
+def test_confusion_has_the_largest_poisson_deviance_of_a_predicted_class_and_a_label():
+    """2 (k log(k / m) - (k - m)) for k labels and a sum m of probabilities."""
+    found, q, target = other_classes(lambda z: z + 2 * (torch.arange(4) == 1) * (z.argmax(-1, keepdim=True) == 0))
+    deviances = {}
+    for predicted in range(4):
+        rows = [(row, y) for row, y in zip(q, target, strict=True) if row.index(max(row)) == predicted]
+        for label in range(4):
+            k, m = sum(y == label for _, y in rows), sum(row[label] for row, _ in rows)
+            if label != predicted:
+                deviances[predicted, label] = 2 * ((k * math.log(k / m) if k else 0) - (k - m)), k / len(rows), m
+    candidate = found["confusion"]
+    predicted, label = divmod(candidate.which, 4)
+    statistic, share, expected = deviances[predicted, label]
+    assert (predicted, label) == max(deviances, key=lambda pair: deviances[pair][0])
+    assert candidate.statistic == pytest.approx(statistic, abs=1e-6)
+    n = sum(row.index(max(row)) == predicted for row in q)
+    assert (candidate.value, candidate.expected) == (pytest.approx(share), pytest.approx(expected / n))
+    assert candidate.n_choices == 12
+
+
+def test_slope_of_a_group_is_the_score_of_a_temperature_in_bins():
+    """Sum of (outcomes - confidences) times the log-odds of the mean confidence of each bin, over its noise."""
+    logits, target, groups = off_groups("binary")
+    builder = tc.ReportBuilder(task="binary", from_logits=True, n_bins=5, **QUICK)
+    builder.update(logits, target, **groups)
+    accumulated = next(each for each in builder._accumulators.values() if isinstance(each, GroupBins))
+    names, statistics = accumulated.gaps()
+    for name, (_, slope) in zip(names, statistics.tolist(), strict=True):
+        rows = groups["groups"] == "abcde".index(name)
+        p, y = logits[rows].sigmoid(), target[rows]
+        score = noise = 0.0
+        for b in range(5):
+            inside = (p >= b / 5) & (p < (b + 1) / 5)
+            x = float(p[inside].mean().logit())
+            score += x * float((y[inside] - p[inside]).sum())
+            noise += x**2 * float((p[inside] * (1 - p[inside])).sum())
+        assert slope == pytest.approx(score / math.sqrt(noise), rel=1e-9)
+
+
+def test_labels_are_counted_with_the_adjustment_of_holm():
+    """Holm (1979): the k-th smallest of n p-values is compared with 0.05 / (n - k + 1), until one is not below."""
+    p = torch.tensor([0.02, 0.001, 0.9, 0.016, 0.03])
+    assert Labels(p, []).miscalibrated == [1], "0.016 >= 0.05 / 4"
+    assert Labels(torch.tensor([0.026, 0.001, 0.9, 0.012, 0.0166]), []).miscalibrated == [1, 3, 4]
+    assert Labels(torch.tensor([0.02, 0.03]), []).miscalibrated == [0, 1]
+
+
+def test_words_of_a_direction_need_a_significant_gap():
+    """Two classes swapped below the top label do not change the top label, and half over- and half under-confident
+    predictions are not called label noise."""
+    logits, target = calibrated("multiclass")
+    swapped = tc.report(swapped_below_the_top(logits), target, from_logits=True, with_intervals=False).decision
+    assert swapped.kind == "swapped classes"
+    assert swapped.verdict == "Clearly off for class 2 and class 3"
+    z, y = calibrated("binary", 2)
+    half = torch.where(torch.arange(N) % 2 == 0, 2.5 * z, z / 2.5)
+    uneven = tc.report(half, y, from_logits=True, with_intervals=False).decision
+    assert uneven.kind in ("uneven", "spread")
+    for decision in (swapped, uneven):
+        text = decision.sentence + decision.action
+        assert not any(word in text.lower() for word in ("confident", "label noise", "too high:", "too low:"))
