@@ -379,8 +379,8 @@ def _with_cause(found: Findings, cause: Candidate, stage: CalibrationStage | Non
 
 def _how_large(found: Findings) -> str:
     size = found.size
-    interval = "" if size.interval is None else f" (95% interval {ends(size.interval.low, size.interval.high, 3)})"
-    return f"RMSCE without sampling noise is {significant(size.value)}{interval}."
+    interval = "" if size.interval is None else f" (95% {ends(size.interval.low, size.interval.high, 3)})"
+    return f"RMSCE, debiased: {significant(size.value)}{interval}."
 
 
 def _affected_labels(found: Findings) -> str:
@@ -545,7 +545,7 @@ def _also(found: Findings) -> str:
         return ""
     if also.kind == "class bias":
         return " There are also significant class biases."
-    return f" After a correction of the bias, the spread of probabilities is still off{_temperature(also)}."
+    return f" After a correction of the bias, their spread is still off{_temperature(also)}."
 
 
 def _temperature(cause: Candidate) -> str:
