@@ -40,8 +40,8 @@ plt.show()
 report = torchcalib.report(
     news.preds, news.target, class_names=names, with_intervals=False, from_logits=True
 )
-print(report.diagnosis.sentence)
-print(report.diagnosis.action)
+print(report.decision.sentence)
+print(report.decision.action)
 
 # %%
 # The report recommends a calibrator by its negative log-likelihood (NLL). Three simple ones are compared here

@@ -43,8 +43,8 @@ def test_recommended_calibrator_is_saved(task, saved, capsys):
     assert main(["report", "a.npz", "--task", task, "--no-intervals", "--save-calibrator", "cal [1].pt"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     report = calibrated_report(task)
-    assert report.diagnosis.action in shown
-    assert f"saved {report.recommendation.best}, as recommended: cal [1].pt" in shown
+    assert report.decision.action in shown
+    assert f"saved {report.recommendation.best}, as advised: cal [1].pt" in shown
     expected = fresh(report.calibration.calibrator).fit(preds, target, task=task, from_logits=True)
     torch.testing.assert_close(load_calibrator("cal [1].pt")(preds), expected(preds), rtol=1e-9, atol=1e-9)
 

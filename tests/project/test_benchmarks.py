@@ -7,10 +7,10 @@ import torch
 import torchmetrics
 
 import torchcalib
+import torchcalib as tc
 from benchmarks import diagnosis, measure, one_pass, peers, readme, run
 from benchmarks.job import FAMILIES, OURS, Job, Peer, Sides, jobs_of
 from benchmarks.record import Line, figure, growth_lines, lines, missed, recorded, share
-from torchcalib.calibration import recommendation
 
 PEER = "a peer"
 FILES = readme.results()
@@ -39,11 +39,22 @@ def test_readme_contains_the_results():
     assert all("not yet measured" in row for row in rows)
 
 
-def test_a_fault_is_diagnosed_and_all_calibrators_are_restored():
-    before = recommendation.CALIBRATORS
-    effect, share, wrong = diagnosis.cell("binary", "logits times 1.6", 2000, 1)
-    assert (effect > 5, share, wrong) == (True, 1, "")
-    assert recommendation.CALIBRATORS is before
+def test_decisions_of_benchmarks_equal_those_of_reports():
+    """Also for a fault of labels and of groups, whose statistics the benchmark computes itself."""
+    names = (
+        "logits times 1.6",
+        "one group of 6: logits times 2.5",
+        "2nd and 3rd class swapped",
+        "one of 5 labels plus 1",
+    )
+    for name in names:
+        task, simulate, right = diagnosis.FAULTS[name]
+        logits, labels, groups = simulate(torch.Generator().manual_seed(0), 2000)
+        found = diagnosis.decided(task, diagnosis.Data(logits, labels, groups))
+        report = tc.report(logits, labels, task=task, from_logits=True, groups=groups, with_intervals=False)
+        assert found.kind in right
+        assert (found.kind, found.verdict) == (report.decision.kind, report.decision.verdict)
+        assert diagnosis.cell(task, simulate, right, 2000, 1) == (1, "")
 
 
 def test_medians_memory_errors_and_states_are_compared_with_goals():

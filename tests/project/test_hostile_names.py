@@ -102,9 +102,9 @@ def test_names_in_verdict_cause_action_tips_and_fitted_parameters_are_escaped(ca
     groups = {"groups": group, "group_names": [HOSTILE[0], *"abcde"]}
     reports = [*biased, tc.report(certain, target, **given), tc.report(logits, off, **{**given, **groups})]
     kinds = ["class bias"] * 4 + ["bad class", "bad group"]
-    assert [report.diagnosis.kind for report in reports] == kinds
+    assert [report.decision.kind for report in reports] == kinds
     for report in reports:
-        text = report.diagnosis.sentence + report.diagnosis.action
+        text = report.decision.sentence + report.decision.action
         assert_harmless(text)
         assert "x" * 50 not in text
         terminal.show(report, everything=True)

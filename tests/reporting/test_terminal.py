@@ -31,7 +31,7 @@ def test_short_report_fits_a_screen_and_everything_has_all_lines(task, capsys):
     lines, words = printed(capsys, terminal.show, report)
     assert len(lines) <= LINES
     assert max(map(len, lines)) <= CHARACTERS
-    found = report.diagnosis
+    found = report.decision
     for text in (found.verdict, found.cause, f"What to do: {found.action}", "1 note and more tables: --all"):
         assert text in words
     assert report.history.summary in words

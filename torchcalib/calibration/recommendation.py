@@ -123,6 +123,11 @@ class Recommendation:
         best = self.preferred if self.gain >= worthwhile and is_significant else None
         return replace(self, best=best, text=_in_words(replace(self, best=best)))
 
+    @property
+    def score_name(self) -> str:
+        """Display name of the score, such as "NLL"."""
+        return _SCORE_NAMES.get(self.score, self.score)
+
 
 _SCORE_NAMES = {"nll": "NLL", "brier": "Brier score", "bayes_risk": "Bayes risk"}
 RowScore = Literal["nll", "brier"]
@@ -420,7 +425,7 @@ def _in_words(found: Recommendation) -> str:
     if found.nll_is_infinite:
         words = _in_words(replace(found, nll_is_infinite=False))
         return f"NLL is infinite, so calibrators are compared by the Brier score. {words}"
-    score, name, gain = _SCORE_NAMES.get(found.score, found.score), found.preferred, found.gain
+    score, name, gain = found.score_name, found.preferred, found.gain
     if math.isnan(found.raw):
         return f"{score} is undefined, and so is the gain of calibration."
     if found.raw == 0:

@@ -1,19 +1,22 @@
 """Compute a `Report` from the statistics of all predictions."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from torch import Tensor
+
 from torchcalib.core.predictions import Predictions
+from torchcalib.core.sums import BinStats
 from torchcalib.inference.clusters import FEW_CLUSTERS
 from torchcalib.inference.testing import CalibrationTest, clusters_in_words
 from torchcalib.reporting.calibration import calibration_stage
-from torchcalib.reporting.classes import class_lines
+from torchcalib.reporting.classes import class_lines, class_tests
 from torchcalib.reporting.confidences import report_of_confidences
 from torchcalib.reporting.contents import SELECTIVE_GROUP
 from torchcalib.reporting.data import Report
 from torchcalib.reporting.diagnosis import evidence_of
-from torchcalib.reporting.findings import Findings, diagnose
+from torchcalib.reporting.findings import Findings, Gaps, Labels, decide
 from torchcalib.reporting.groups import GroupBins
 from torchcalib.reporting.lines import Statistics
 from torchcalib.reporting.testing import run_tests, with_evidence, with_intervals
@@ -75,28 +78,41 @@ def report_of(c: Collected) -> Report:
         number = float(of_main.effective_clusters)
         of_clusters = {"clusters": of_main.n_clusters, "effective_clusters": number, "design_effect": effect}
         notes[:0] = _cluster_notes(of_main, s.clusters_determine_label)
+    only_class = s.priors.index(1) if s.task != "multilabel" and max(s.priors) == 1 else None
     stage = whole = None
     if c.with_calibration:
+        if only_class is not None:
+            p, why_not = None, "all samples have the same class"
         if p is not None and not p.hard:
             p, why_not = None, "calibrators need labels, and some targets are soft"
         stage, whole, stage_notes = calibration_stage(p, why_not, c.class_names, **c.settings)
         notes += stage_notes
     groups = c.groups if c.groups is not None and c.groups.places else None
     tables = s.tables()
-    diagnosis = diagnose(
-        Findings(
-            task=s.task,
-            n=s.n,
-            ece=main,
-            table=next(iter(tables.values())),
-            class_names=c.class_names,
-            evidence=None if p is None or whole is None else evidence_of(p, whole.fits, whole.nll, effect),
-            stage=stage,
-            groups=None if groups is None else groups.gaps(),
-            n_clusters=of_main.n_clusters,
-            are_confidences=s.are_confidences,
-        )
+    by_key = {line.key: line for line in with_evidence(untested, evidence)}
+    mode, bins = next(iter(s.bins.items()))
+    size = by_key[f"rmsce_debiased/{mode}"]
+    tests = class_tests(s)
+    findings = Findings(
+        task=s.task,
+        n=s.n,
+        ece=main,
+        size=size,
+        nll=by_key["nll"],
+        table=next(iter(tables.values())),
+        gaps=Gaps.of(bins, effect),
+        classwise_size=by_key["rmsce_debiased/classwise"].value if s.task == "multiclass" else None,
+        class_names=c.class_names,
+        evidence=None if p is None or whole is None else evidence_of(p, whole.fits, whole.nll, effect),
+        groups=None if groups is None else groups.gaps(),
+        labels=None if tests is None or s.task != "multilabel" else _labels(bins, tests[0].p_value, effect),
+        only_class=only_class,
+        n_clusters=of_main.n_clusters,
+        are_confidences=s.are_confidences,
+        clusters_determine_label=s.clusters_determine_label,
     )
+    stage = None if stage is None else stage.advised(findings.worthwhile)
+    decision = decide(findings, stage)
     report = Report(
         task=s.task,
         n=s.n,
@@ -105,8 +121,8 @@ def report_of(c: Collected) -> Report:
         priors=s.priors,
         lines=tuple(lines),
         tables=tables,
-        class_lines=class_lines(s),
-        diagnosis=diagnosis,
+        class_lines=class_lines(s, tests),
+        decision=decision,
         settings={
             **c.settings,
             **c.options,
@@ -123,6 +139,13 @@ def report_of(c: Collected) -> Report:
         class_names=c.class_names,
     )
     return report_of_confidences(report, c.has_ranked_samples) if s.are_confidences else report
+
+
+def _labels(bins: BinStats, p_values: Tensor, effect: float) -> Labels:
+    """Return the tests of each label, with its bins."""
+    flags = [None] * len(bins.sums) if bins.noise_flag is None else bins.noise_flag
+    gaps = [Gaps.of(replace(bins, sums=x, noise_flag=flag), effect) for x, flag in zip(bins.sums, flags, strict=True)]
+    return Labels(p_values, gaps)
 
 
 _RANKED_NAMES = f"ACE, TCE, KS, ATB, MCB, DSC, UNC and metrics of {SELECTIVE_GROUP}"

@@ -7,7 +7,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from torchcalib.core.sums import BinStats
 from torchcalib.inference.testing import CalibrationTest, ErrorTest, run_error_tests
 from torchcalib.metrics.binned import ECE, ESCE
 from torchcalib.reporting.lines import Statistics, cluster_sums_name
@@ -61,15 +60,18 @@ class ClassLine:
         return "too low" if self.gap > 0 else "too high"
 
 
-def class_lines(s: Statistics) -> tuple[ClassLine, ...]:
-    """Return the calibration of each class or label, in the order of the classes; an empty tuple if binary."""
+def class_lines(s: Statistics, tests: tuple[CalibrationTest, CalibrationTest] | None) -> tuple[ClassLine, ...]:
+    """Return the calibration of each class or label, in the order of the classes; an empty tuple if binary.
+
+    `tests` are the results of `class_tests`.
+    """
     if "classwise" not in s.bins:
         return ()
     bins = s.bins["classwise"]
     gap = ESCE.from_bins(bins)
     columns = {"n": bins.n.sum(-1), "gap": gap, "value": ECE.from_bins(bins)}
     columns["frequency"] = gap.new_tensor(s.priors)
-    if (tests := _tests(s, bins)) is not None:
+    if tests is not None:
         ece, esce = tests
         columns["noise_floor"] = ece.noise_floor
         columns["p_value"], columns["gap_p_value"] = _adjusted(ece.p_value), _adjusted(esce.p_value)
@@ -77,9 +79,11 @@ def class_lines(s: Statistics) -> tuple[ClassLine, ...]:
     return tuple(ClassLine(index, **dict(zip(columns, row, strict=True))) for index, row in enumerate(rows))
 
 
-def _tests(s: Statistics, bins: BinStats) -> tuple[CalibrationTest, CalibrationTest] | None:
-    """Return the tests of ECE and of the gap of each class `(C,)`; None if sums by cluster were not collected."""
-    clusters = None
+def class_tests(s: Statistics) -> tuple[CalibrationTest, CalibrationTest] | None:
+    """Return the tests of ECE and of the gap of each class `(C,)`; None if binary, or without sums by cluster."""
+    if "classwise" not in s.bins:
+        return None
+    bins, clusters = s.bins["classwise"], None
     if s.clusters is not None and (clusters := s.clusters.get(cluster_sums_name("classwise"))) is None:
         return None
     errors = {"ece": ErrorTest(ECE.from_bins), "esce": ErrorTest(ESCE.from_bins, signed=True)}

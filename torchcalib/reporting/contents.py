@@ -11,6 +11,7 @@ from torchcalib.io.errors import printable
 
 if TYPE_CHECKING:
     from torchcalib.reporting.data import Report
+    from torchcalib.reporting.decision import Decision
     from torchcalib.reporting.results import CalibrationStage, Results
 
 SELECTIVE_GROUP = "selective prediction"
@@ -228,18 +229,18 @@ def key_numbers(report: "Report") -> list[KeyNumber]:
     tested += [] if ece.p_value is None else [f"p {p_words(ece.p_value, equals='= ')}"]
     numbers.append(KeyNumber("ECE", significant(ece.value), ", ".join(tested)))
     if stage is not None:
-        numbers.append(_gain_number(stage))
+        numbers.append(_gain_number(report.decision, stage))
     if (worst := _worst(report)) is not None:
         numbers.append(worst)
     return numbers
 
 
-def _gain_number(stage: "CalibrationStage") -> KeyNumber:
-    best = stage.best
-    shown = gain(best.gain if best.gain is not None else math.nan)
-    interval = best.interval
+def _gain_number(decision: "Decision", stage: "CalibrationStage") -> KeyNumber:
+    shown = gain(decision.gain if decision.gain is not None else math.nan)
+    interval = decision.interval
     bounds = "" if interval is None else f", 95% interval {gain(interval.low)} to {gain(interval.high)}"
-    return KeyNumber("Gain by calibration", f"{shown} of NLL", f"{best.calibrator}{bounds}")
+    advised = "" if decision.calibrator else ", not advised"
+    return KeyNumber("Gain by calibration", f"{shown} of {decision.score}", f"{stage.name}{bounds}{advised}")
 
 
 def _worst(report: "Report") -> KeyNumber | None:
@@ -267,9 +268,5 @@ def _worst(report: "Report") -> KeyNumber | None:
 
 
 def calibrator_advice(report: "Report") -> str:
-    """Return the recommendation of calibrators, or the action if it differs; empty without calibrators."""
-    stage = report.calibration
-    if stage is None:
-        return ""
-    is_alike = bool(report.diagnosis.calibrator) == (stage.recommendation.best is not None)
-    return stage.recommendation.text if is_alike else report.diagnosis.action
+    """Return the sentences of the decision on calibrators; empty if calibrators were not evaluated."""
+    return "" if report.calibration is None else report.calibration.recommendation.text

@@ -17,7 +17,7 @@ from torchcalib.core.tasks import cluster_ids, per_sample, prepare
 from torchcalib.io.errors import printable
 from torchcalib.metrics.groups.table import GroupTable
 from torchcalib.reporting.classes import ClassLine
-from torchcalib.reporting.contents import calibrator_advice, input_line
+from torchcalib.reporting.contents import input_line
 from torchcalib.reporting.monitoring.history import History
 from torchcalib.reporting.results import CalibrationStage, ComparedLine, Line, Results
 from torchcalib.reporting.tables import WORST_CLASSES, class_table, difference_table, line_table
@@ -25,7 +25,7 @@ from torchcalib.reporting.tables import WORST_CLASSES, class_table, difference_t
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from torchcalib.reporting.diagnosis import Diagnosis
+    from torchcalib.reporting.decision import Decision
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -45,7 +45,7 @@ class Report(Results[float]):
         tables: table of equal-width bins for each mode; multi-label: all labels pooled.
         class_lines: calibration of each class against the rest, or of each label, in the order of the classes; see
             `torchcalib.reporting.classes.ClassLine`. Empty for a binary task.
-        diagnosis: what is wrong, why, and what to do.
+        decision: verdict on calibration, its cause, and what to do; all other texts on these agree with it.
         source: origin of the predictions, such as files.
         tests: table of the bins of the test-based calibration error (TCE) for each mode; multi-label: all labels
             pooled. Empty for soft targets and for fractional weights.
@@ -60,7 +60,7 @@ class Report(Results[float]):
     priors: tuple[float, ...]
     tables: Mapping[NamedMode, BinTable]
     class_lines: tuple[ClassLine, ...]
-    diagnosis: "Diagnosis"
+    decision: "Decision"
     source: Mapping[str, Any] = field(default_factory=dict)
     tests: Mapping[NamedMode, TCETable] = field(default_factory=dict)
     calibration: CalibrationStage | None = None
@@ -110,8 +110,8 @@ class Report(Results[float]):
         `torchcalib.calibration.recommend`. It is omitted above 2^20 samples or 2^26 elements of `preds`. It needs
         labels, and enough samples of each class for stratified folds. Slow calibrators are omitted for many classes.
 
-        `diagnosis` names the cause of miscalibration and the action with the largest gain; see
-        `torchcalib.reporting.diagnosis.Diagnosis`.
+        `decision` contains the verdict, the cause of miscalibration, and what to do; see
+        `torchcalib.reporting.decision.Decision`.
 
         Every calibration error has a noise floor and a p-value; see `torchcalib.inference.CalibrationTest`. The noise
         floor is the expected value under perfect calibration. ECE, ACE, ESCE and RMSCE also have a 95% interval, except
@@ -315,7 +315,7 @@ class Report(Results[float]):
     @property
     def sentence(self) -> str:
         """Verdict and cause of miscalibration, as text."""
-        return self.diagnosis.sentence
+        return self.decision.sentence
 
     @property
     def main_table(self) -> BinTable:
@@ -394,10 +394,7 @@ class Report(Results[float]):
 
     def __str__(self) -> str:
         stage = self.calibration
-        advice = [
-            self.diagnosis.action,
-            *([] if stage is None else [" ".join([calibrator_advice(self), *stage.notes])]),
-        ]
+        advice = [self.decision.action, *([] if stage is None or not stage.notes else [" ".join(stage.notes)])]
         worst = class_table(self, WORST_CLASSES) if self.class_names else None
         others = [
             *([] if worst is None else [worst]),

@@ -1,22 +1,22 @@
-"""Diagnose the cause of miscalibration, and recommend an action.
+"""Evidence for causes of miscalibration.
 
 A cause is a change of the predicted probabilities with few parameters. Its evidence is the likelihood-ratio statistic,
-twice the increase of the log-likelihood when the change is fitted to all samples. The bias of one class and the gap of
-one group have score statistics instead: the squared gap in standard errors.
+twice the increase of the log-likelihood when the change is fitted to all samples. Gaps of one class, label or group
+have score statistics instead: the squared gap in standard errors.
 
 - over- or under-confidence: a temperature,
 - class bias: one bias for each class,
 - label noise: the mixture (1 - e) q + e / C of the probabilities q of C classes with uniform probabilities,
-- a bad class: a temperature for the predictions of one class,
-- a bad group: a gap between frequency and confidence in one group (squared number of standard errors).
+- bad class: a temperature for the predictions of one class,
+- bad group, bad label: the mean gap of one group or label, and the regression of its gaps on the log-odds,
+- other classes, swapped classes, confusion: faults of classes below the top label, see `other_classes`.
 
 The cause with the largest statistic after a penalty for its parameters is reported (Akaike information criterion).
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from collections.abc import Mapping
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,102 +24,23 @@ from torch import Tensor
 from torchcalib.calibration.affine import AffineScaling, BiasCorrection, TemperatureScaling
 from torchcalib.calibration.calibrator import Calibrator, sample_weights
 from torchcalib.core.predictions import Predictions
-from torchcalib.core.words import capitalised
-
-Kind = Literal[
-    "calibrated",
-    "too little data",
-    "over-confidence",
-    "under-confidence",
-    "class bias",
-    "label noise",
-    "bad class",
-    "bad group",
-    "uneven",
-]
-
-LEVEL = 0.05
-"""Significance level of the expected calibration error (ECE), and of a cause if ECE is significant."""
-
-CAUSE_LEVEL = 0.01
-"""Significance level of a cause if ECE is not significant: a fifth of `LEVEL`, because there are five causes."""
+from torchcalib.reporting.decision import Candidate, Kind
+from torchcalib.reporting.other_classes import faults_of_other_classes
 
 _MIN_CLASS_WEIGHT = 5.0  # smallest effective number of predictions of a class that is examined
 
 
-@dataclass(frozen=True)
-class Diagnosis:
-    """Cause of miscalibration, and the action with the largest gain.
-
-    Attributes:
-        kind: cause: `"calibrated"`, `"too little data"`, `"over-confidence"`, `"under-confidence"`, `"class bias"`,
-            `"label noise"`, `"bad class"`, `"bad group"`, or `"uneven"` (different errors in different ranges).
-        degree: `"slightly"`, `"clearly"` or `"badly"`, by the excess of ECE over its noise floor; empty for
-            `"calibrated"` and `"too little data"`. The limits are 0.02 and 0.1.
-        badge: verdict in few words, such as `"clearly over-confident"`.
-        cause: sentences on the cause, with the values that show it.
-        action: sentences on what to do, with the cross-validated gain.
-        calibrator: name of the calibrator to add; empty for none.
-    """
-
-    kind: Kind
-    degree: str
-    badge: str
-    cause: str
-    action: str
-    calibrator: str = ""
-
-    @property
-    def verdict(self) -> str:
-        """The badge, which begins with a capital letter."""
-        return capitalised(self.badge)
-
-    @property
-    def sentence(self) -> str:
-        """Verdict and cause."""
-        return f"{self.verdict}. {self.cause}"
-
-
-class Candidate(NamedTuple):
-    """Possible cause with its evidence.
-
-    Attributes:
-        kind: the cause.
-        statistic: likelihood-ratio or score statistic.
-        n_parameters: number of fitted parameters.
-        n_choices: number of classes or groups from which one was selected.
-        which: index of the selected class or group; -1 for none.
-        value: fitted temperature, rate of label noise, or gap of the group in standard errors.
-    """
-
-    kind: Kind
-    statistic: float
-    n_parameters: int
-    n_choices: int = 1
-    which: int = -1
-    value: float = math.nan
-
-    @property
-    def p_value(self) -> float:
-        """Probability of a statistic at least as large for a calibrated model (chi-squared, Bonferroni)."""
-        half = torch.tensor((self.n_parameters / 2, max(self.statistic, 0) / 2), dtype=torch.float64)
-        return min(1.0, self.n_choices * float(torch.special.gammaincc(half[0], half[1])))
-
-    @property
-    def penalised(self) -> float:
-        """Statistic minus twice the number of parameters, where a selection counts as log(n_choices) parameters."""
-        penalty = self.n_parameters + math.log(self.n_choices)
-        # Label noise is rarer than over-confidence, from which it is hard to distinguish in small samples.
-        return self.statistic - 2 * penalty - (self.kind == "label noise")
-
-
 class Evidence(NamedTuple):
-    """Candidates, and mean probability and frequency of each class or label `(C,)`."""
+    """Candidates, and statistics of each class or label `(C,)`: mean probability, frequency, its gap and fitted bias.
+
+    The gap is the frequency minus the mean probability in standard errors.
+    """
 
     candidates: list[Candidate]
     also: Candidate | None  # a temperature in addition to class biases, or class biases in addition to a temperature
     mean: Tensor
     frequency: Tensor
+    gap: Tensor
     bias: Tensor
 
 
@@ -149,6 +70,7 @@ def evidence_of(
     n_biases = n_fits if p.task != "multiclass" else max(1, int((frequency > 0).sum()) - 1)
     candidates: list[Candidate] = []
     bias = torch.zeros_like(mean)
+    gap = (w.sum() * (frequency - mean) * math.sqrt(scale) / variance.sqrt()).nan_to_num(0, 0, 0)
     also = None
     temperature = nll.get(TemperatureScaling)
     if temperature is not None:
@@ -158,10 +80,11 @@ def evidence_of(
     if BiasCorrection in nll:
         beta = fits[BiasCorrection].beta
         bias = beta if p.task == "multiclass" else (beta[..., 1] - beta[..., 0]).reshape(-1)
-        index = int((mean - frequency).argmax()) if p.task == "multiclass" else int((mean - frequency).abs().argmax())
+        index = int((gap if p.task == "multiclass" else mean - frequency).abs().argmax())
         candidates.append(Candidate("class bias", statistic(nll[BiasCorrection]), n_biases, which=index))
         if p.task == "multiclass":
-            candidates.append(_bias_of_one_class(mean, frequency, variance, w, scale))
+            # The squared gap in standard errors is the score statistic of a bias of this class.
+            candidates.append(Candidate("class bias", float(gap[index].square()), 1, len(gap), index))
     if AffineScaling in nll and len(candidates) > 1:
         largest = max(candidates[:2], key=lambda each: each.statistic)
         rest = statistic(nll[AffineScaling]) - largest.statistic
@@ -175,14 +98,8 @@ def evidence_of(
     candidates.append(_label_noise(raw, w_finite, p.num_classes, scale))
     if p.task == "multiclass":
         candidates += _bad_class(p, w_finite, scale, varentropy, top)
-    return Evidence(candidates, also, mean, frequency, bias)
-
-
-def _bias_of_one_class(mean: Tensor, frequency: Tensor, variance: Tensor, w: Tensor, scale: float) -> Candidate:
-    """Return the class with the largest score statistic of a bias: the squared gap in standard errors."""
-    statistics = (scale * (w.sum() * (mean - frequency)).square() / variance).nan_to_num(0, 0, 0)
-    index = int(statistics.argmax())
-    return Candidate("class bias", float(statistics[index]), 1, len(statistics), index)
+        candidates += faults_of_other_classes(p, w_finite, scale)
+    return Evidence(candidates, also, mean, frequency, gap, bias)
 
 
 def _class_statistics(p: Predictions, w: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -190,13 +107,14 @@ def _class_statistics(p: Predictions, w: Tensor) -> tuple[Tensor, Tensor, Tensor
 
     Returns:
         Mean probability and frequency of each class or label `(C,)`; weighted sum of q (1 - q) `(C,)`; variance of log
-        q and top class of each sample `(N,)`. The last three are empty unless the task is "multiclass".
+        q and top class of each sample `(N,)`. The last two are empty unless the task is "multiclass".
     """
     if p.task != "multiclass":
         total = w.sum(-1)
         mean, frequency = ((w * x).masked_fill(w == 0, 0).sum(-1) / total for x in (p.probs, p.target))
+        variance = (w * p.probs * p.not_probs).masked_fill(w == 0, 0).sum(-1)
         empty = w.new_empty(0)
-        return mean.reshape(-1), frequency.reshape(-1), empty, empty, empty.long()
+        return mean.reshape(-1), frequency.reshape(-1), variance.reshape(-1), empty, empty.long()
     mean, square = w.new_zeros(p.num_classes), w.new_zeros(p.num_classes)
     pieces = []
     rows = max(1, 2**20 // p.num_classes)
@@ -255,16 +173,8 @@ def _bad_class(p: Predictions, w: Tensor, scale: float, varentropy: Tensor, top:
     after = piece.with_values(fit.calibrated(piece.values, piece.from_logits).to(p.dtype)).cross_entropy
     gain = (w[rows] * (piece.cross_entropy - after)).masked_fill(w[rows] == 0, 0).sum()
     n_classes = int((~is_rare).sum())
-    return [Candidate("bad class", 2 * scale * float(gain), 1, n_classes, index, float(fit.temperature))]
-
-
-def cause_of(candidates: Sequence[Candidate], is_significant: bool) -> Candidate | None:
-    """Return the cause with the most evidence; None without a significant one.
-
-    Args:
-        candidates: possible causes.
-        is_significant: whether the expected calibration error is significant.
-    """
-    level = LEVEL if is_significant else CAUSE_LEVEL
-    found = [each for each in candidates if each.p_value < level]
-    return max(found, key=lambda each: each.penalised, default=None)
+    confidence, is_right = piece.rows.confidence.to(w.dtype), (piece.target == index).to(w.dtype)
+    noise = (w[rows] * confidence * (1 - confidence)).sum()
+    gap = math.sqrt(scale) * float((w[rows] * (is_right - confidence)).sum() / noise.sqrt())
+    value = float(fit.temperature)
+    return [Candidate("bad class", 2 * scale * float(gain), 1, n_classes, index, value, gap)]

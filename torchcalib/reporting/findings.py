@@ -1,58 +1,182 @@
-"""Describe the diagnosis of a report in sentences: the cause of miscalibration, its degree, and what to do."""
+"""Decide about the calibration of a model, and describe the decision: verdict, cause, degree, and what to do."""
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Self
 
+import torch
 from torch import Tensor
 
 from torchcalib.core.arguments import Task
 from torchcalib.core.bins import BinTable
-from torchcalib.core.words import ends, listed, percent, significant
+from torchcalib.core.sums import BinStats
+from torchcalib.core.words import capitalised, ends, listed, percent, significant
 from torchcalib.io.errors import short_name
-from torchcalib.reporting.diagnosis import CAUSE_LEVEL, LEVEL, Candidate, Diagnosis, Evidence, Kind, cause_of
-from torchcalib.reporting.results import CalibrationStage, Line
+from torchcalib.reporting.decision import (
+    CAUSES_LEVEL,
+    ERROR_LEVEL,
+    LEVEL,
+    Candidate,
+    Decision,
+    Kind,
+    cause_of,
+)
+from torchcalib.reporting.diagnosis import Evidence
+from torchcalib.reporting.results import CalibrationStage, Line, LineInterval
 
 SLIGHT, BAD = 0.02, 0.1
-"""Thresholds for ECE minus its noise floor: "slightly" below `SLIGHT`, "badly" from `BAD` on, "clearly" between."""
+"""Thresholds of the debiased RMSCE: "slightly" below `SLIGHT`, "badly" from `BAD` on, "clearly" between."""
 
+USELESS = 0.98
+"""Log loss in multiples of that of the class frequencies, from which a model is called useless."""
+
+_Z = 1.959963984540054  # 97.5% quantile of the normal distribution
+_CONFIDENT = 0.6  # confidences above it are called high
 _ACCURACY_CHANGE = 0.005  # smallest change of accuracy that is mentioned
 _NAME_LENGTH = 40  # maximum length of names in characters
 _MOST = 2 / 3  # fraction of labels with a bias of the same sign that are called most labels
+_SHOWN_LABELS = 5  # maximum number of miscalibrated labels that are named
+
+_TESTED: dict[Kind, str] = {
+    "over-confidence": "a temperature",
+    "under-confidence": "a temperature",
+    "class bias": "class biases",
+    "label noise": "label noise",
+    "bad class": "a temperature for each predicted class",
+    "bad label": "each label",
+    "other classes": "a temperature for the classes below the top label",
+    "swapped classes": "swapped classes",
+    "confusion": "pairs of predicted class and label",
+    "bad group": "each group",
+}
+"""Names of the tested causes in the sentence on a calibrated model."""
 
 
-def _bad_group(gaps: Tensor) -> Candidate:
-    index = int(gaps.abs().argmax())
-    return Candidate("bad group", float(gaps[index].square()), 1, len(gaps), index, float(gaps[index]))
+class Gaps(NamedTuple):
+    """Gaps of the bins of the main mode, with all labels pooled.
+
+    Attributes:
+        confidence: mean confidence of each bin `(B,)`; NaN in an empty bin.
+        n: sum of weights `(B,)`.
+        total: sum of outcomes minus confidences `(B,)`.
+        noise: variance of `total` if the model is calibrated `(B,)`.
+    """
+
+    confidence: Tensor
+    n: Tensor
+    total: Tensor
+    noise: Tensor
+
+    @classmethod
+    def of(cls, bins: BinStats, effect: float = 1.0) -> Self:
+        """Return the gaps of bins `(B,)`, or `(L, B)` with labels; `effect` is the design effect of clusters."""
+        n, confidence, outcomes = (
+            bins.sums[..., row, :].reshape(-1, bins.n.shape[-1]).sum(0).double() for row in range(3)
+        )
+        noise = bins.noise.reshape(-1, bins.n.shape[-1]).sum(0).double() * max(1.0, effect)
+        return cls(confidence / n, n, outcomes - confidence, noise)
+
+    def z(self, factor: Tensor | float = 1.0) -> float:
+        """Return the sum of gaps, multiplied by a factor `(B,)`, in standard errors."""
+        factor = torch.as_tensor(factor, dtype=torch.float64).expand(self.n.shape).masked_fill(self.n == 0, 0)
+        total = float((factor * self.total).sum())
+        return total / math.sqrt(noise) if (noise := float((factor.square() * self.noise).sum())) else 0.0
+
+
+def sign(z: float) -> int:
+    """Return the sign of a gap in standard errors, 0 unless it is significant at level 5%."""
+    return 0 if not abs(z) >= _Z else 1 if z > 0 else -1
+
+
+def _worst_group(statistics: Tensor) -> Candidate:
+    """Return the group with the largest mean gap or slope of its gaps, from both in standard errors `(G, 2)`."""
+    index, which = divmod(int(statistics.abs().argmax()), 2)
+    gap, slope = statistics[index].tolist()
+    return Candidate("bad group", float(statistics[index, which]) ** 2, 1, statistics.numel(), index, slope, gap)
+
+
+class Labels(NamedTuple):
+    """Tests of each label of a multi-label task.
+
+    Attributes:
+        p_values: p-value of ECE of each label `(L,)`.
+        gaps: bins of each label.
+    """
+
+    p_values: Tensor
+    gaps: Sequence[Gaps]
+
+    @property
+    def miscalibrated(self) -> list[int]:
+        """Labels with a p-value below 5% after adjustment for the number of labels (Holm 1979), the smallest first."""
+        order = self.p_values.argsort(stable=True).tolist()
+        found = []
+        for rank, label in enumerate(order):
+            if not float(self.p_values[label]) * (len(order) - rank) < LEVEL:
+                break
+            found.append(label)
+        return found
+
+    @property
+    def worst(self) -> Candidate:
+        """Label with the largest score statistic of a bias and a slope together."""
+        statistics = torch.tensor([_score_of(gaps) for gaps in self.gaps], dtype=torch.float64)
+        index = int(statistics.argmax())
+        return Candidate("bad label", float(statistics[index]), 2, len(statistics), index, gap=self.gaps[index].z())
+
+
+def _score_of(gaps: Gaps) -> float:
+    """Return the score statistic of an intercept and a slope of the log-odds, from binned gaps."""
+    used = (gaps.n > 0) & (gaps.noise > 0)
+    if float(gaps.noise.sum()) < 3:  # too few outcomes for a normal approximation
+        return 0.0
+    x = gaps.confidence[used].clamp(1e-4, 1 - 1e-4).logit()
+    design = torch.stack((torch.ones_like(x), x), -1)
+    score = design.T @ gaps.total[used]
+    information = design.T @ (gaps.noise[used].unsqueeze(-1) * design)
+    return float(score @ torch.linalg.pinv(information, hermitian=True) @ score)
 
 
 @dataclass(frozen=True)
 class Findings:
-    """Input of a diagnosis.
+    """Input of a decision.
 
     Attributes:
         task: task of the predictions; `"binary"` for confidences.
         n: sum of weights.
         ece: line of the expected calibration error of the main mode.
+        size: line of the debiased root mean squared calibration error (RMSCE) of the main mode.
+        nll: line of the negative log-likelihood (NLL).
         table: bins of the main mode.
+        gaps: gaps of these bins.
+        classwise_size: debiased class-wise RMSCE; None unless the task is `"multiclass"`.
         class_names: names of classes or labels; empty if unknown.
         evidence: evidence for causes; None if the predictions are not available.
-        stage: cross-validated calibrators; None if omitted.
-        groups: names of all groups, and the gap of each group in standard errors `(G,)`; None without groups.
+        groups: names of large groups, and statistics of each group `(G, 2)`; see `GroupBins.gaps`. None without groups.
+        labels: tests of each label; None unless the task is `"multilabel"`.
+        only_class: the class of all targets; None if there are several.
         are_confidences: whether predictions are confidences in answers.
         n_clusters: number of clusters of dependent samples; None if samples are independent.
+        clusters_determine_label: whether all samples of a cluster have the same label.
     """
 
     task: Task
     n: float
     ece: Line
+    size: Line
+    nll: Line
     table: BinTable
+    gaps: Gaps
+    classwise_size: float | None = None
     class_names: Sequence[str] = ()
     evidence: Evidence | None = None
-    stage: CalibrationStage | None = None
     groups: tuple[Sequence[str], Tensor] | None = None
+    labels: Labels | None = None
+    only_class: int | None = None
     are_confidences: bool = False
     n_clusters: int | None = None
+    clusters_determine_label: bool = False
 
     @property
     def is_top_label(self) -> bool:
@@ -76,28 +200,71 @@ class Findings:
         return float(self.table.mean("frequency"))
 
     @property
-    def is_significant(self) -> bool:
-        """Whether the expected calibration error exceeds its noise floor significantly."""
-        return self.ece.p_value is not None and self.ece.p_value < LEVEL and self.excess > 0
+    def nce(self) -> float:
+        """NLL divided by that of a model that always predicts the class frequencies; NaN if undefined."""
+        return self.nll.value / self.nll.naive if self.nll.naive > 0 else math.nan
 
     @property
-    def excess(self) -> float:
-        """Expected calibration error minus its noise floor; the error itself without a noise floor."""
-        return self.ece.value - (self.ece.noise_floor or 0.0)
+    def is_significant(self) -> bool:
+        """Whether the expected calibration error exceeds its noise floor significantly."""
+        is_above = self.ece.value > (self.ece.noise_floor or 0.0)
+        return self.ece.p_value is not None and self.ece.p_value < ERROR_LEVEL and is_above
+
+    @property
+    def direction(self) -> int:
+        """1 for significant under-confidence, -1 for significant over-confidence, 0 if the gap is not significant.
+
+        The gap is that of the top label, for binary and multi-label predictions that of the more probable outcome.
+        """
+        return sign(self.gaps.z(self.sides))
+
+    @property
+    def sides(self) -> Tensor:
+        """-1 for bins of binary predictions in which y = 0 is more probable, otherwise 1, `(B,)`."""
+        ones = torch.ones_like(self.gaps.n)
+        return ones if self.is_top_label else torch.where(self.gaps.confidence < 0.5, -ones, ones)
+
+    @property
+    def confidence_of_bins(self) -> Tensor:
+        """Mean probability of the predicted outcome in each bin `(B,)`; NaN in an empty bin."""
+        return torch.where(self.sides < 0, 1 - self.gaps.confidence, self.gaps.confidence)
+
+    @property
+    def candidates(self) -> list[Candidate]:
+        """All tested causes."""
+        found = [] if self.evidence is None else list(self.evidence.candidates)
+        found += [] if self.groups is None or len(self.groups[0]) < 2 else [_worst_group(self.groups[1])]
+        return found + ([] if self.labels is None else [self.labels.worst])
 
     @property
     def cause(self) -> Candidate | None:
         """Cause with the most evidence; None without a significant one."""
-        of_groups = [] if self.groups is None or len(self.groups[0]) < 2 else [_bad_group(self.groups[1])]
         uneven = Candidate("uneven", math.inf, 1) if self.is_significant else None
-        if self.evidence is not None:
-            return cause_of([*self.evidence.candidates, *of_groups], self.is_significant) or uneven
-        difference = self.frequency - self.confidence
-        if uneven is None or abs(difference) < self.ece.value / 2:
-            return cause_of(of_groups, False) or uneven
+        found = cause_of(self.candidates, self.is_significant)
+        if self.evidence is not None or uneven is None:
+            return found or uneven
+        # Without the predictions, the bins show a bias or over-confidence, which precede gaps of a group or a label.
+        if abs(self.frequency - self.confidence) < self.ece.value / 2 or not sign(self.gaps.z()):
+            return cause_of(self.candidates, is_significant=False) or uneven
         if self.task != "multiclass":
             return Candidate("class bias", math.inf, 1, which=0)
-        return Candidate("over-confidence" if difference < 0 else "under-confidence", math.inf, 1)
+        return Candidate("over-confidence" if self.direction < 0 else "under-confidence", math.inf, 1)
+
+    @property
+    def degree(self) -> str:
+        """Degree of miscalibration, by debiased RMSCE; empty without a significant cause."""
+        cause = self.cause
+        if cause is None or self.only_class is not None:
+            return ""
+        size = self.size.value
+        if cause.kind in ("class bias", "other classes", "swapped classes", "confusion"):
+            size = max(size, self.classwise_size or 0.0)
+        return "slightly" if not size >= SLIGHT else "clearly" if size < BAD else "badly"
+
+    @property
+    def worthwhile(self) -> float:
+        """Smallest gain in percent that justifies a calibrator: 0 if miscalibration is clear, and 5 otherwise."""
+        return 0.0 if self.degree in ("clearly", "badly") else 5.0
 
     def name(self, index: int) -> str:
         """Return the display name of a class or label; for a binary task without names y = 0 or y = 1."""
@@ -108,45 +275,93 @@ class Findings:
         return f"{'label' if self.task == 'multilabel' else 'class'} {index}"
 
 
-def diagnose(found: Findings) -> Diagnosis:
-    """Return the diagnosis: the cause with the most evidence, its degree, and what to do."""
+def decide(found: Findings, stage: CalibrationStage | None) -> Decision:
+    """Return the decision: the cause with the most evidence, its degree, and what to do.
+
+    Args:
+        found: findings.
+        stage: cross-validated calibrators, with a recommendation for `found.worthwhile`; None if omitted.
+    """
     cause = found.cause
-    if cause is None:
-        return _without_cause(found)
-    if found.are_confidences and cause.kind in ("class bias", "over-confidence", "under-confidence", "label noise"):
-        kind: Kind = "over-confidence" if found.confidence > found.frequency else "under-confidence"
-        cause = Candidate(kind, cause.statistic, 1)
-    words, badge = _WORDS[cause.kind](found, cause)
-    if found.stage is not None and math.isinf(found.stage.raw.nll):
-        words += " NLL is infinite, because an outcome with predicted probability 0 occurred."
-    return _diagnosis(found, cause, badge, words)
+    if found.only_class is not None:
+        return _one_class(found)
+    if cause is None and found.clusters_determine_label:
+        decision = _clusters(found, stage)
+    else:
+        decision = _without_cause(found, stage) if cause is None else _with_cause(found, cause, stage)
+    if stage is None:
+        return decision
+    advice = stage.recommendation
+    interval = None if advice.interval is None else LineInterval(*advice.interval)
+    return replace(decision, calibrator=advice.best or "", gain=advice.gain, interval=interval, score=advice.score)
 
 
-def _without_cause(found: Findings) -> Diagnosis:
+def _one_class(found: Findings) -> Decision:
+    assert found.only_class is not None
+    if found.are_confidences:
+        which = "All answers are correct" if found.only_class else "All answers are wrong"
+        verdict = which
+    else:
+        verdict = f"Only {found.name(found.only_class)} in the targets"
+    cause = f"Calibration cannot be evaluated with one outcome: {_means(found)}."
+    return Decision("one class", "", verdict, cause, "Check that `target` is the right array, and evaluate more data.")
+
+
+def _clusters(found: Findings, stage: CalibrationStage | None) -> Decision:
+    advice = "" if stage is None else f"{stage.recommendation.text} "
+    return Decision(
+        "clusters",
+        "",
+        "Clusters determine the label",
+        f"All samples of a cluster have the same label, so that their errors cannot be separated from those of the "
+        f"cluster. No significant miscalibration was found in {found.n_clusters or 0:,} clusters.",
+        f"{advice}Use clusters that contain several labels, or evaluate one sample of each cluster.",
+    )
+
+
+def _without_cause(found: Findings, stage: CalibrationStage | None) -> Decision:
     ece = found.ece
     floor = ece.noise_floor or 0.0
-    high = ece.interval.high if ece.interval is not None else floor
+    high = found.size.interval.high if found.size.interval is not None else floor
     tested = f"ECE is {significant(ece.value)}, and {significant(floor)} is expected if the model is calibrated"
+    advice = "" if stage is None else stage.recommendation.text
     if floor >= BAD or high >= BAD:
         n_units = found.n if found.n_clusters is None else found.n_clusters
         n = math.ceil(n_units * max((floor / SLIGHT) ** 2, (high / BAD) ** 2))
-        upper = f"; an expected ECE of {significant(high)} is not excluded" if high >= BAD else ""
-        return Diagnosis(
+        upper = f"; an RMSCE of {significant(high)} is not excluded" if high >= BAD else ""
+        more = f"Evaluate the model on about {_rounded(n):,} {'samples' if found.n_clusters is None else 'clusters'}."
+        return Decision(
             "too little data",
             "",
-            "too little data to tell",
-            f"This sample is too small to detect miscalibration: {tested}{upper}.",
-            f"Evaluate the model on about {_rounded(n):,} {'samples' if found.n_clusters is None else 'clusters'}.",
+            "Too little data to tell",
+            f"This sample is too small to detect miscalibration: {tested}{upper}.{_useless(found)}",
+            " ".join(filter(None, [advice, more])),
         )
-    calibrator = _calibrator_to_add(found.stage)
-    return Diagnosis(
+    causes = list(dict.fromkeys(_TESTED[each.kind] for each in found.candidates))
+    also = f" Causes were tested too: {listed(causes)}." if causes else " Other causes were not tested."
+    useless = _useless(found)
+    mode = {"multiclass": " of the top label", "multilabel": " of all labels"}.get(found.task, "")
+    verdict = "Calibrated" + (f", but {_how_useless(found)}" if useless else "")
+    return Decision(
         "calibrated",
         "",
-        "calibrated",
-        f"This sample shows no significant miscalibration: {tested}.",
-        "No action is needed." if found.stage is None else _advice(found, found.stage, calibrator),
-        calibrator,
+        verdict,
+        f"No significant miscalibration was found. {tested.replace('ECE', f'ECE{mode}', 1)}.{also}{useless}",
+        advice or ("Check the inputs of the model." if useless else "No action is needed."),
     )
+
+
+def _how_useless(found: Findings) -> str:
+    # From 99.95% on, which is rounded to 100%.
+    return f"{'no' if found.nce >= 0.9995 else 'hardly'} better than always predicting the class frequencies"
+
+
+def _useless(found: Findings) -> str:
+    """Return a sentence on a model that is not better than the class frequencies; otherwise an empty string."""
+    if found.are_confidences or not found.nce >= USELESS:
+        return ""
+    nll = "infinite" if math.isinf(found.nce) else percent(found.nce)
+    return f" The model is {_how_useless(found)}: NLL is {nll} of theirs."
 
 
 def _rounded(n: int) -> int:
@@ -155,59 +370,124 @@ def _rounded(n: int) -> int:
     return int(math.ceil(n / unit) * unit)
 
 
-def _diagnosis(found: Findings, cause: Candidate, badge: str, words: str) -> Diagnosis:
-    degree = "slightly" if found.excess < SLIGHT else "clearly" if found.excess < BAD else "badly"
-    calibrator = _calibrator_to_add(found.stage, degree)
-    action = _action(found, cause, calibrator)
-    return Diagnosis(cause.kind, degree, f"{degree} {badge}", words, action, calibrator)
+def _with_cause(found: Findings, cause: Candidate, stage: CalibrationStage | None) -> Decision:
+    kind, words, badge = _described(found, cause)
+    words = f"{_affected_labels(found)}{words} {_how_large(found)}"
+    if math.isinf(found.nll.value):
+        words += " NLL is infinite, because an outcome with predicted probability 0 occurred."
+    action = _action(found, cause, kind, stage)
+    return Decision(kind, found.degree, capitalised(f"{found.degree} {badge}"), words + _useless(found), action)
 
 
-def _calibrator_to_add(stage: CalibrationStage | None, degree: str = "") -> str:
-    """Return the name of a worthwhile calibrator, or of one with a significant gain if miscalibration is not slight."""
-    if stage is None:
+def _how_large(found: Findings) -> str:
+    size = found.size
+    interval = "" if size.interval is None else f" (95% {ends(size.interval.low, size.interval.high, 3)})"
+    return f"RMSCE, debiased: {significant(size.value)}{interval}."
+
+
+def _affected_labels(found: Findings) -> str:
+    """Return a sentence on the number of miscalibrated labels; empty for other tasks, or if none is significant."""
+    if found.labels is None or not (labels := found.labels.miscalibrated):
         return ""
-    is_significant = stage.best.interval is not None and stage.best.interval.low > 0
-    is_needed = is_significant and degree in ("clearly", "badly")
-    return stage.name if stage.recommendation.best is not None or is_needed else ""
+    names = [found.name(label) for label in labels[:_SHOWN_LABELS]] + ["others"] * (len(labels) > _SHOWN_LABELS)
+    are = "is" if len(labels) == 1 else "are"
+    return f"{len(labels)} of {len(found.labels.gaps)} labels {are} significantly miscalibrated: {listed(names)}. "
 
 
-def _action(found: Findings, cause: Candidate, calibrator: str) -> str:
-    if found.stage is None:
+def _action(found: Findings, cause: Candidate, kind: Kind, stage: CalibrationStage | None) -> str:
+    if stage is None:
         sentences = ["Fit a calibrator of torchcalib.calibration to held-out data."]
     else:
-        sentences = [_advice(found, found.stage, calibrator)]
+        sentences = [stage.recommendation.text, *_change_of_accuracy(found, stage)]
     if found.is_reversed:
         sentences.append("Check the order of the classes and the labels.")
-    if cause.kind == "label noise":
-        sentences.append("Check the labels of the most confident errors.")
-    if cause.kind == "bad class":
+    if kind == "label noise":
+        sentences.append("Label noise is one explanation: check the labels of the most confident errors.")
+    if kind == "bad class":
         sentences.append(f"Check the labels and the training data of {found.name(cause.which)}.")
-    if cause.kind == "bad group":
+    if kind == "bad label":
+        sentences.append(f"Check the data of {found.name(cause.which)}, or calibrate it separately.")
+    if kind == "bad group":
         sentences.append("Check the labels and the training data of this group, or calibrate it separately.")
-    if cause.kind == "class bias" and found.task == "binary" and found.evidence is not None:
+    if kind in ("swapped classes", "confusion"):
+        sentences.append("Check the order of the classes, and the labels of these two.")
+    if kind == "other classes":
+        sentences.append("The top label is not concerned: act only if you use the probabilities of other classes.")
+    if kind == "class bias" and found.task == "binary" and found.evidence is not None:
         threshold = float((-found.evidence.bias[0]).sigmoid())
         if math.isfinite(threshold):
             sentences.append(f"Without a calibrator, use the decision threshold {threshold:.3g} instead of 0.5.")
     return " ".join(sentences)
 
 
-def _advice(found: Findings, stage: CalibrationStage, calibrator: str) -> str:
-    """Return the calibrator to add with its gain in NLL and its change of accuracy, or the advice to add none.
+def _change_of_accuracy(found: Findings, stage: CalibrationStage) -> list[str]:
+    """Return a sentence on the change of accuracy by the advised calibrator, if it is large.
 
     Calibrated confidences do not change the answers, and therefore not their accuracy.
     """
-    raw, best = stage.raw, stage.best
-    if not calibrator:
-        if best.gain is None or not best.gain > 0:
-            return "No calibrator lowers NLL: use the predictions as they are."
-        return f"Use the predictions as they are: the best calibrator, {best.calibrator}, cuts NLL by {best.gain:.1f}%."
-    interval = "" if best.interval is None else f" (95% interval {ends(best.interval.low, best.interval.high, 3)})"
-    gain = f"Add {best.calibrator}: it cuts NLL by {best.gain:.1f}%{interval}"
-    change = best.accuracy - raw.accuracy
-    if abs(change) < _ACCURACY_CHANGE or found.are_confidences:
-        return f"{gain}."
-    direction = "raises" if change > 0 else "lowers"
-    return f"{gain} and {direction} accuracy from {raw.accuracy:.1%} to {best.accuracy:.1%}."
+    best = next((line for line in stage.lines if line.calibrator == stage.recommendation.best), None)
+    if best is None or found.are_confidences or abs(best.accuracy - stage.raw.accuracy) < _ACCURACY_CHANGE:
+        return []
+    direction = "raises" if best.accuracy > stage.raw.accuracy else "lowers"
+    return [f"It {direction} accuracy from {stage.raw.accuracy:.1%} to {best.accuracy:.1%}."]
+
+
+def _described(found: Findings, cause: Candidate) -> tuple[Kind, str, str]:
+    """Return the kind, sentences on the cause, and the badge without its degree.
+
+    A gap with the sign of the words must be significant. Otherwise the words are neutral.
+    """
+    kind = cause.kind
+    if found.are_confidences and kind in ("class bias", "over-confidence", "under-confidence"):
+        kind = "under-confidence" if found.direction > 0 else "over-confidence"
+        cause = Candidate(kind, cause.statistic, 1, value=math.nan if cause.kind == "class bias" else cause.value)
+    if kind == "label noise" and not _agrees_with_label_noise(found, cause.value):
+        kind = "uneven"
+    elif kind == "label noise" and sign(found.gaps.z(found.sides * _is_high(found))) >= 0:
+        kind = "over-confidence" if found.direction < 0 else "spread"
+        cause = Candidate(kind, cause.statistic, 1)
+    if kind in ("over-confidence", "under-confidence") and found.direction != (-1 if kind == "over-confidence" else 1):
+        kind = "spread"
+    return kind, *_WORDS[kind](found, cause)
+
+
+def _spread(found: Findings, cause: Candidate) -> tuple[str, str]:
+    return (
+        f"Probabilities are not spread correctly{_temperature(cause)}; {_means(found)}.{_also(found)}",
+        "off in the spread of probabilities",
+    )
+
+
+def _agrees_with_label_noise(found: Findings, rate: float) -> bool:
+    """Return whether the gaps of bins agree with random labels for a fraction `rate` of the samples.
+
+    The gaps of probability q are then proportional to 1 / C - q. Two other components of the gaps must not be
+    significant: one of under-confidence, proportional to q (1 - q) logit q, which remains if some ranges are over- and
+    others under-confident; and for binary predictions a difference between probabilities above and below 0.5.
+    """
+    gaps = found.gaps
+    used = (gaps.n > 0) & (gaps.noise > 0)
+    q, n, total, noise = gaps.confidence[used], gaps.n[used], gaps.total[used], gaps.noise[used]
+    n_classes = 2 if found.evidence is None or found.task != "multiclass" else len(found.evidence.mean)
+    q = q.clamp(1e-6, 1 - 1e-6)
+    noisy = (1 - rate) * q + rate / n_classes
+    noise = noise * noisy * (1 - noisy) / (q * (1 - q))  # variance with label noise, which is larger near 0 and 1
+    components = [1 / n_classes - q, q * (1 - q) * (q.logit() + math.log(n_classes - 1))]
+    components += [] if found.is_top_label else [components[0] * found.sides[used]]
+    design = torch.stack(components, -1) * (n / noise.sqrt()).unsqueeze(-1)
+    covariance = torch.linalg.pinv(design.T @ design, hermitian=True)
+    z = (covariance @ design.T @ (total / noise.sqrt()) / covariance.diagonal().sqrt()).nan_to_num(0, 0, 0).tolist()
+    return sign(z[1]) <= 0 and not any(map(sign, z[2:]))
+
+
+def _is_high(found: Findings) -> Tensor:
+    """Return a mask of the bins in which the confidence of the predicted outcome is high, `(B,)`."""
+    return found.confidence_of_bins.nan_to_num(0) >= _threshold(found)
+
+
+def _threshold(found: Findings) -> float:
+    """Return the smallest confidence that is called high: 0.6, or the largest one below."""
+    return min(_CONFIDENT, float(found.confidence_of_bins.nan_to_num(0).max()))
 
 
 def _means(found: Findings) -> str:
@@ -224,24 +504,26 @@ def _over_confident(found: Findings, cause: Candidate) -> tuple[str, str]:
     over = cause.kind == "over-confidence"
     badge = "over-confident" if over else "under-confident"
     temperature = _temperature(cause)
-    means = _means(found)
     if found.is_top_label:
-        words = f"Confidence is too {'high' if over else 'low'}: {means}{temperature}."
+        words = f"Confidence is too {'high' if over else 'low'}: {_means(found)}{temperature}."
     else:
         words = f"Probabilities are too {'close to 0 and 1' if over else 'far from 0 and 1'}{temperature}."
     return words + _also(found), badge
 
 
 def _class_bias(found: Findings, cause: Candidate) -> tuple[str, str]:
-    mean, frequency = found.confidence, found.frequency
+    mean, frequency, z = found.confidence, found.frequency, found.gaps.z()
     if found.evidence is not None:
-        mean, frequency = (float(x[cause.which]) for x in (found.evidence.mean, found.evidence.frequency))
+        of_class = (x[cause.which] for x in (found.evidence.mean, found.evidence.frequency, found.evidence.gap))
+        mean, frequency, z = map(float, of_class)
+    neutral = "Class frequencies differ from the mean probabilities of the classes."
+    if not sign(z):
+        return neutral + _also(found), "biased"
+    high = "high" if mean > frequency else "low"
     if found.task == "binary":
         name = found.name(1 if mean > frequency else 0)
-        high = "high" if mean > frequency else "low"
         return f"P({found.name(1)}) is too {high}: {_means(found)}.{_also(found)}", f"biased towards {name}"
-    high = "high" if mean > frequency else "low"
-    if found.task == "multilabel" and _most_labels(found) == (mean > frequency):
+    if found.task == "multilabel" and _most_labels(found) == (mean > frequency) and sign(found.gaps.z()):
         return f"Probabilities are too {high}: {_means(found)}.{_also(found)}", f"too {high} probabilities"
     name = found.name(cause.which)
     words = f"The mean probability of {name} is {mean:.1%}, its frequency {frequency:.1%}.{_also(found)}"
@@ -261,12 +543,11 @@ def _most_labels(found: Findings) -> bool | None:
 def _also(found: Findings) -> str:
     """Return a sentence on a second cause, if it is significant; otherwise an empty string."""
     also = None if found.evidence is None else found.evidence.also
-    if also is None or found.are_confidences or also.p_value >= CAUSE_LEVEL:
+    if also is None or found.are_confidences or also.p_value >= CAUSES_LEVEL:
         return ""
     if also.kind == "class bias":
         return " There are also significant class biases."
-    change = "high" if also.kind == "over-confidence" else "low"
-    return f" After a correction of the bias, confidence is too {change}{_temperature(also)}."
+    return f" After a correction of the bias, their spread is still off{_temperature(also)}."
 
 
 def _temperature(cause: Candidate) -> str:
@@ -278,20 +559,27 @@ def _temperature(cause: Candidate) -> str:
     return f" (fitted temperature {cause.value:.3g})"
 
 
-def _label_noise_words(found: Findings, cause: Candidate) -> tuple[str, str]:
-    table = found.table
-    last = int((table.n > 0).nonzero().flatten()[-1])
-    confidence, frequency = float(table.confidence[last]), float(table.frequency[last])
-    outcome = "accuracy" if found.is_top_label else "observed frequency"
+def _label_noise(found: Findings, cause: Candidate) -> tuple[str, str]:
+    gaps, high = found.gaps, _is_high(found)
+    n = float(gaps.n[high].sum())
+    mean = float((gaps.n * found.confidence_of_bins)[high].sum()) / n
+    frequency = mean + float((found.sides * gaps.total)[high].sum()) / n
+    outcome = "accuracy" if found.is_top_label else "the frequency of this outcome"
+    what = "confidence" if found.is_top_label else "the probability of an outcome"
     words = (
-        f"Where confidence is above {float(table.lower[last]):.0%}, its mean is {confidence:.1%}, but {outcome} is "
-        f"{frequency:.1%}. This is consistent with random labels for {percent(cause.value)} of the samples."
+        f"Where {what} is at least {_threshold(found):.0%}, its mean is {mean:.1%}, but {outcome} is {frequency:.1%}. "
+        f"Label noise is one explanation: random labels for {percent(cause.value)} of the samples."
     )
-    return words, "over-confident at the top"
+    return words, "flatter than predicted at high confidence"
 
 
-def _bad_class_words(found: Findings, cause: Candidate) -> tuple[str, str]:
+def _bad_class(found: Findings, cause: Candidate) -> tuple[str, str]:
     name = found.name(cause.which)
+    if sign(cause.gap) != (-1 if cause.value > 1 else 1):
+        return (
+            f"Probabilities are not spread correctly where {name} is predicted{_temperature(cause)}.",
+            f"off for {name}",
+        )
     change = "high" if cause.value > 1 else "low"
     return (
         f"Confidence is too {change} where {name} is predicted{_temperature(cause)}; the evidence for other classes is "
@@ -300,35 +588,93 @@ def _bad_class_words(found: Findings, cause: Candidate) -> tuple[str, str]:
     )
 
 
-def _bad_group_words(found: Findings, cause: Candidate) -> tuple[str, str]:
+def _bad_label(found: Findings, cause: Candidate) -> tuple[str, str]:
+    assert found.labels is not None  # the cause is only considered with labels
+    name, gaps = found.name(cause.which), found.labels.gaps[cause.which]
+    if not sign(cause.gap):
+        return f"Probabilities of {name} are not spread correctly.", f"off for {name}"
+    used = gaps.n > 0
+    mean = float((gaps.n * gaps.confidence)[used].sum() / gaps.n.sum())
+    frequency = mean + float(gaps.total.sum() / gaps.n.sum())
+    words = f"The mean probability of {name} is {mean:.1%}, its frequency {frequency:.1%}."
+    return words, f"biased {'towards' if mean > frequency else 'against'} {name}"
+
+
+def _bad_group(found: Findings, cause: Candidate) -> tuple[str, str]:
     assert found.groups is not None  # the cause is only considered with groups
     name = short_name(found.groups[0][cause.which], _NAME_LENGTH)
     what = "Confidence" if found.is_top_label else "The probability"
-    change = "low" if cause.value > 0 else "high"
-    words = f"{what} is too {change} in group {name}: the gap is {abs(cause.value):.2g} standard errors."
+    if abs(cause.gap) >= abs(cause.value):
+        change = "low" if cause.gap > 0 else "high"
+        words = f"{what} is too {change} in group {name}: the gap is {abs(cause.gap):.2g} standard errors."
+    else:
+        change = "far from" if cause.value > 0 else "close to"
+        words = (
+            f"Probabilities are too {change} 0 and 1 in group {name}: the slope of its gaps is "
+            f"{abs(cause.value):.2g} standard errors."
+        )
     return words, f"off in group {name}"
 
 
+def _other_classes(found: Findings, cause: Candidate) -> tuple[str, str]:  # noqa: ARG001
+    if math.isinf(cause.value):
+        words = "Below the top label, classes with a higher probability are not more frequent."
+    else:
+        change = "unequal" if cause.value > 1 else "similar"
+        words = f"Probabilities of the classes below the top label are too {change}{_temperature(cause)}."
+    return words, "off below the top label"
+
+
+def _swapped_classes(found: Findings, cause: Candidate) -> tuple[str, str]:
+    first, second = (found.name(k) for k in divmod(cause.which, _n_classes(found)))
+    return (
+        f"If the label is {first} or {second}, it is usually the one with the smaller probability "
+        f"(slope of the log-odds {cause.value:.2g} instead of 1). The two classes may be swapped.",
+        f"off for {first} and {second}",
+    )
+
+
+def _confusion(found: Findings, cause: Candidate) -> tuple[str, str]:
+    predicted, label = (found.name(k) for k in divmod(cause.which, _n_classes(found)))
+    return (
+        f"Where {predicted} is predicted, the mean probability of {label} is {cause.expected:.1%}, its frequency "
+        f"{cause.value:.1%}.",
+        f"off for {label} where {predicted} is predicted",
+    )
+
+
+def _n_classes(found: Findings) -> int:
+    assert found.evidence is not None  # the cause is part of the evidence
+    return len(found.evidence.mean)
+
+
 def _uneven(found: Findings, cause: Candidate) -> tuple[str, str]:  # noqa: ARG001
-    table = found.table
-    gap = (table.gap * table.share).masked_fill(table.n == 0, 0)
+    table, gaps = found.table, found.gaps
+    z = (gaps.total / gaps.noise.sqrt()).nan_to_num(0)
+    gap = (table.gap * table.share).masked_fill((table.n == 0) | (z.abs() < _Z), 0)
     parts = []
-    for sign, words in ((-1, "too high"), (1, "too low")):
-        index = int((sign * gap).argmax())
-        if sign * float(gap[index]) > 0:
+    for side, words in ((-1, "too high"), (1, "too low")):
+        index = int((side * gap).argmax())
+        if side * float(gap[index]) > 0:
             where = f"{float(table.lower[index]):.0%} and {float(table.upper[index]):.0%}"
             parts.append(f"{words} between {where}")
     what = "confidence" if found.is_top_label else "the probability"
-    return f"The largest gaps: {what} is {listed(parts)}." if parts else f"{what} is off.", "off in some ranges"
+    words = f"The largest gaps: {what} is {listed(parts)}." if parts else "Probabilities are not spread correctly."
+    return words, "off in some ranges"
 
 
 _WORDS = {
     "over-confidence": _over_confident,
     "under-confidence": _over_confident,
+    "spread": _spread,
     "class bias": _class_bias,
-    "label noise": _label_noise_words,
-    "bad class": _bad_class_words,
-    "bad group": _bad_group_words,
+    "label noise": _label_noise,
+    "bad class": _bad_class,
+    "bad label": _bad_label,
+    "bad group": _bad_group,
+    "other classes": _other_classes,
+    "swapped classes": _swapped_classes,
+    "confusion": _confusion,
     "uneven": _uneven,
 }
 """Functions from findings and cause to the sentences on the cause and the badge without its degree."""

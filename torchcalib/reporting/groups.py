@@ -27,6 +27,7 @@ WORST = 10
 MAX_NAME_LENGTH = 1000  # maximum number of characters in a group name
 _MAX_SUMS = 2**27  # maximum number of float64 sums (1 GiB)
 _MIN_VARIANCE = 3.0  # smallest variance of the number of outcomes in a group whose gap is tested
+_SMALLEST = 1e-4  # confidences are clipped to [1e-4, 1 - 1e-4] before their log-odds are computed
 _REPLICATES, _TOTAL_REPLICATES = 199, 200_000  # maximum numbers of simulated replicates, for one and for all groups
 
 
@@ -121,17 +122,25 @@ class GroupBins:
         return GroupTable.of(names, n, result, k=WORST)
 
     def gaps(self) -> tuple[list[str], Tensor]:
-        """Return the names of large groups, and for each the gap of its frequency in standard errors, `(G,)`.
+        """Return the names of large groups, and for each two score statistics in standard errors, `(G, 2)`.
 
-        The gap is the mean outcome minus the mean confidence. Groups are large if the variance of the number of
-        outcomes is at least 3 for a calibrated model, so that the gap is approximately normal.
+        The first is the mean gap, outcome minus confidence. The second is the sum of gaps times the log-odds of the
+        confidence, the derivative of the log-likelihood in the logarithm of a temperature: it is negative if
+        confidences are too close to 0 and 1. Groups are large if the variance of the number of outcomes is at least 3
+        for a calibrated model, so that both are approximately normal.
         """
         bins = self.accumulator.wrap(with_noise_row(self.sums, self.noise_flag))
-        total, noise = ((x.reshape(len(self.places), -1)).sum(-1) for x in (bins.n * bins.gap, bins.noise))
-        large = noise >= _MIN_VARIANCE
-        return [name for name, is_large in zip(self.places, large.tolist(), strict=True) if is_large], (
-            total[large] / noise[large].sqrt()
-        )
+        log_odds = bins.confidence.nan_to_num(0.5).clamp(_SMALLEST, 1 - _SMALLEST).logit()
+
+        def standardised(x: Tensor) -> Tensor:
+            total, noise = (
+                each.reshape(len(self.places), -1).sum(-1) for each in (x * bins.n * bins.gap, x.square() * bins.noise)
+            )
+            return (total / noise.sqrt()).nan_to_num(0, 0, 0)
+
+        large = bins.noise.reshape(len(self.places), -1).sum(-1) >= _MIN_VARIANCE
+        statistics = torch.stack((standardised(torch.ones_like(log_odds)), standardised(log_odds)), -1)
+        return [name for name, is_large in zip(self.places, large.tolist(), strict=True) if is_large], statistics[large]
 
     def state(self) -> dict[str, Any]:
         """Return the group names and sums as a dict of lists and tensors, which `loaded` restores."""

@@ -247,7 +247,7 @@ class CalibrationStage(Tabular):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the attributes as plain Python values; see `Results.to_dict`."""
-        return {each.name: plain(getattr(self, each.name)) for each in fields(self)}
+        return {each.name: plain(getattr(self, each.name)) for each in fields(self) if each.name != "losses"}
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -382,6 +382,8 @@ def plain(value: Any) -> Any:
         return plain(value.to_dict())
     if isinstance(value, Calibrator):
         return f"{type(value).__name__}()"  # the fitted parameters are omitted
+    if isinstance(value, CalibrationStage):
+        return value.to_dict()
     if is_dataclass(value):
         return {each.name: plain(getattr(value, each.name)) for each in fields(value)}
     if isinstance(value, Mapping):

@@ -217,11 +217,15 @@ def calibrator_table(stage: "CalibrationStage", most: int | None = None) -> Tabl
     ranked = sorted(stage.lines[1:], key=attrgetter("nll"))[:most]
     best = [line for line in stage.lines[1:] if line is stage.best or line in ranked]
 
+    def name(line: Any) -> Cell:
+        is_advised = line.calibrator == stage.recommendation.best
+        return Cell(f"{line.calibrator} (advised)", style="better") if is_advised else Cell(line.calibrator)
+
     def accuracy(line: Any) -> Cell:
         return Cell(percent(line.accuracy), line.accuracy)
 
     columns = [
-        Column("calibrator", lambda line: Cell(line.calibrator), is_number=False),
+        Column("calibrator", name, is_number=False, data={"calibrator": attrgetter("calibrator")}),
         Column("accuracy", accuracy),
         Column("NLL", lambda line: number(line.nll), data={"nll": attrgetter("nll")}),
         Column("gain", lambda line: Cell() if line.gain is None else Cell(gain(line.gain), line.gain, style="main")),

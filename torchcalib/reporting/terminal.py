@@ -113,13 +113,13 @@ def show(report: Report, everything: bool = False) -> None:
         everything: print all tables, explanations and notes. Otherwise the output fits 40 lines of 120 characters.
     """
     console = _console()
-    diagnosis = report.diagnosis
+    decision = report.decision
     console.print()
     title = ", ".join(filter(None, [title_words(report.source), report.created]))
     console.print(f"[dim]{_escaped(title)}: {_escaped(input_line(report))}[/dim]\n", soft_wrap=True)
-    style = _BADGES.get(diagnosis.degree or diagnosis.kind, "reverse")
-    console.print(f"[{style}] {_escaped(diagnosis.verdict)} [/{style}] {_escaped(diagnosis.cause)}")
-    console.print(f"[bold]What to do:[/bold] {_escaped(diagnosis.action)}\n")
+    style = _BADGES.get(decision.degree or decision.kind, "reverse")
+    console.print(f"[{style}] {_escaped(decision.verdict)} [/{style}] {_escaped(decision.cause)}")
+    console.print(f"[bold]What to do:[/bold] {_escaped(decision.action)}\n")
     grid = rich_table.Table.grid(padding=(0, 2))
     for each in key_numbers(report):
         grid.add_row(each.name, Text(each.value, "bold"), Text(each.detail, "dim"))

@@ -101,7 +101,7 @@ def test_page_contains_every_number_and_figure(task):
     """The parser runs no script, so that the page is complete without it."""
     r, words = full_report(task), " ".join("".join(page(task).words).split())
     stage = r.calibration
-    assert {r.diagnosis.cause, r.diagnosis.action, calibrator_advice(r)} <= set(page(task).words)
+    assert {r.decision.cause, r.decision.action, calibrator_advice(r)} <= set(page(task).words)
     assert {word for number in key_numbers(r) for word in number if word} <= set(page(task).words)
     numbers = {line.value for line in r.lines} | {p for line in r.lines if (p := line.p_value) is not None}
     numbers |= {x for line in stage.lines for x in (line.accuracy, line.nll, line.brier_score, line.ece)}
@@ -196,7 +196,7 @@ def test_external_names_are_escaped():
             notes=(HOSTILE,),
             lines=(stage.raw, *(replace(line, parameters=HOSTILE) for line in stage.lines[1:])),
         ),
-        diagnosis=replace(r.diagnosis, **dict.fromkeys(("badge", "cause", "action"), HOSTILE)),
+        decision=replace(r.decision, **dict.fromkeys(("verdict", "cause", "action"), HOSTILE)),
         version=HOSTILE,
     )
     assert [tag for tag, _ in checked.elements].count("script") == 1, "the script of the page"

@@ -61,14 +61,14 @@ def render(report: Report) -> str:
         overview, overview_after = _overview(report)
     stage, groups = report.calibration, report.groups
     shown = [line.value for line in report.lines] + [x for t in report.tables.values() for x in t.ecd.tolist()]
-    diagnosis = report.diagnosis
+    decision = report.decision
     return render_template(
         "report.html.jinja",
         results=report,
         title=" of ".join(filter(None, ["Calibration report", title_words(report.source)])),
         about=input_line(report),
-        verdict=diagnosis.verdict,
-        colour=_COLOURS.get(diagnosis.degree or diagnosis.kind, "unknown"),
+        verdict=decision.verdict,
+        colour=_COLOURS.get(decision.degree or decision.kind, "unknown"),
         key_numbers=key_numbers(report),
         overview=overview,
         overview_after=overview_after,
@@ -105,7 +105,7 @@ def _overview(report: Report) -> tuple[Markup, str]:
     Without a calibrator to add, it contains the predictions as they are, and the name is empty.
     """
     stage = report.calibration
-    if stage is None or not report.diagnosis.calibrator:
+    if stage is None or not report.decision.calibrator:
         label = f"Reliability diagram, {event_name(report, next(iter(report.tables)))}."
         return both_themes(_square_diagram, report, "overview", label), ""
     label = f"Reliability diagram before and after {stage.name}."

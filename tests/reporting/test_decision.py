@@ -1,0 +1,249 @@
+"""All texts of a report agree: verdict, cause, action, recommendation, tables, terminal, page and JSON."""
+
+import json
+import math
+import re
+from functools import cache
+from html.parser import HTMLParser
+
+import pytest
+import torch
+from markupsafe import Markup
+
+import torchcalib as tc
+from torchcalib.calibration import AffineScaling, BiasCorrection, HistogramBinning, TemperatureScaling, recommendation
+from torchcalib.core.words import gain
+from torchcalib.reporting import terminal
+from torchcalib.reporting.contents import calibrator_advice, key_numbers
+from torchcalib.reporting.findings import BAD, SLIGHT
+from torchcalib.reporting.html import report as page
+
+N = 400
+CALIBRATORS = (TemperatureScaling, BiasCorrection, AffineScaling, HistogramBinning)  # few, because they take most time
+NAMES = [calibrator().name for calibrator in recommendation.CALIBRATORS]
+SHAPES = {"binary": (N,), "multiclass": (N, 4), "multilabel": (N, 3)}
+
+
+def data(task, seed=0, n=N, scale=2.0, centre=0.0):
+    """Return log-odds or logits, and targets from their probabilities."""
+    g = torch.Generator().manual_seed(seed)
+    logits = centre + scale * torch.randn((n, *SHAPES[task][1:]), generator=g, dtype=torch.float64)
+    if task == "multiclass":
+        return logits, torch.multinomial(logits.softmax(-1), 1, generator=g).squeeze(-1)
+    return logits, torch.bernoulli(logits.sigmoid(), generator=g).long()
+
+
+def changed(task, change, **given):
+    """Return arguments of a report on changed logits."""
+    logits, target = data(task)
+    return {"preds": change(logits), "target": target, "task": task, "from_logits": True, **given}
+
+
+def swapped(z):
+    """Swap the logits of classes 2 and 3 where neither is the top class."""
+    return torch.where((z.argmax(-1) < 2).unsqueeze(-1), z[:, [0, 1, 3, 2]], z)
+
+
+def impossible(z):
+    """Set the first probability of y = 1 to 0, if it occurs."""
+    target = data("binary")[1]
+    z = 2 * z
+    z[(target == 1).nonzero()[0]] = -math.inf
+    return z
+
+
+def small(task, n):
+    logits, target = data(task, n=n)
+    return {"preds": logits, "target": target, "task": task, "from_logits": True}
+
+
+QUICK = {"with_calibration": False}
+GROUPS, COPIES = {"groups": torch.arange(N) % 4}, {"clusters": torch.arange(N) // 4}
+CASES = {
+    **{(task, "calibrated"): lambda task=task: changed(task, lambda z: z) for task in SHAPES},
+    **{(task, "quick"): lambda task=task: changed(task, lambda z: z, **QUICK) for task in SHAPES},
+    **{(task, "over"): lambda task=task: changed(task, lambda z: 3 * z) for task in SHAPES},
+    **{(task, "over, quick"): lambda task=task: changed(task, lambda z: 3 * z, **QUICK) for task in SHAPES},
+    **{(task, "under"): lambda task=task: changed(task, lambda z: z / 2) for task in SHAPES},
+    **{(task, "slightly over"): lambda task=task: changed(task, lambda z: 1.25 * z) for task in SHAPES},
+    **{(task, "reversed"): lambda task=task: changed(task, lambda z: -z) for task in SHAPES},
+    **{(task, "constant"): lambda task=task: changed(task, torch.zeros_like) for task in SHAPES},
+    **{(task, "clusters"): lambda task=task: changed(task, lambda z: 2 * z, **COPIES) for task in SHAPES},
+    **{(task, "groups"): lambda task=task: changed(task, lambda z: z, **GROUPS) for task in SHAPES},
+    **{(task, "tiny"): lambda task=task: small(task, 8) for task in SHAPES},
+    ("binary", "bias"): lambda: changed("binary", lambda z: z + 1),
+    ("binary", "bias, quick"): lambda: changed("binary", lambda z: z + 1, **QUICK),
+    ("binary", "group"): lambda: changed(
+        "binary", lambda z: torch.where(torch.arange(N) % 4 == 2, 4 * z, z), **GROUPS
+    ),
+    ("binary", "sine"): lambda: changed("binary", lambda z: z + (2 * z).sin()),
+    ("binary", "half"): lambda: changed("binary", lambda z: torch.where(torch.arange(N) % 2 == 0, 3 * z, z / 3)),
+    ("binary", "infinite"): lambda: changed("binary", impossible),
+    ("binary", "one class"): lambda: {"preds": [0.7] * 50, "target": [1] * 50},
+    ("binary", "rare"): lambda: dict(
+        zip(("preds", "target"), data("binary", n=1000, centre=-5), strict=True), task="binary", from_logits=True
+    ),
+    ("binary", "soft"): lambda: {
+        "preds": data("binary")[0].mul(3).sigmoid(), "target": data("binary")[0].sigmoid(), "task": "binary"
+    },
+    ("multiclass", "one class"): lambda: {
+        "preds": data("multiclass")[0], "target": torch.zeros(N).long(), "task": "multiclass", "from_logits": True
+    },
+    ("multiclass", "swapped"): lambda: changed("multiclass", swapped),
+    ("multiclass", "bias"): lambda: changed("multiclass", lambda z: z + torch.tensor([0, 0, 1.5, 0])),
+    ("multiclass", "bad class"): lambda: changed(
+        "multiclass", lambda z: torch.where((z.argmax(-1) == 1).unsqueeze(-1), 4 * z, z)
+    ),
+    ("multiclass", "names"): lambda: changed("multiclass", lambda z: 2 * z, class_names=["cat", "dog", "bee", "cow"]),
+    ("multiclass", "noise"): lambda: {
+        **changed("multiclass", lambda z: 2 * z),
+        "target": torch.where(torch.arange(N) % 4 == 0, torch.arange(N) // 4 % 4, data("multiclass")[0].argmax(-1)),
+    },
+    ("multilabel", "one label"): lambda: changed("multilabel", lambda z: z * torch.tensor([1, 4.0, 1])),
+    ("multilabel", "biases"): lambda: changed("multilabel", lambda z: z + 1),
+    ("confidences", "over"): lambda: ([0.9] * 150 + [0.6] * 150, [1] * 90 + [0] * 60 + [1] * 60 + [0] * 90),
+    ("confidences", "calibrated"): lambda: ([0.8] * 300 + [0.6] * 300, [1] * 240 + [0] * 60 + [1] * 180 + [0] * 120),
+    ("confidences", "all correct"): lambda: ([0.8, 0.9] * 20, [1] * 40),
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def few_calibrators(monkeypatch):
+    monkeypatch.setattr(recommendation, "CALIBRATORS", CALIBRATORS)
+
+
+@cache
+def reported(case, folder):
+    given = CASES[case]()
+    if case[0] != "confidences":
+        return tc.report(given.pop("preds"), given.pop("target"), **given, with_intervals=False)
+    file = folder / f"{case[1]}.csv"
+    file.write_text("\n".join(["confidence,correct", *(f"{c},{y}" for c, y in zip(*given, strict=True))]))
+    return tc.Report.from_files(file, with_intervals=False)
+
+
+class Words(HTMLParser):
+    """Text of a page, without scripts and styles."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.words, self.tag = [], ""
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tag = tag
+
+    def handle_data(self, data):
+        self.words += [] if self.tag in ("script", "style") else [data]
+
+
+def in_one_line(text):
+    return " ".join(text.split())
+
+
+def texts_of(r, capsys, monkeypatch):
+    """Return the text, the short and the complete terminal output, the page and the notebook, by name."""
+    monkeypatch.setattr(page, "both_themes", lambda *_: Markup(""))
+    shown = {"text": str(r)}
+    for name, everything in (("terminal", False), ("terminal --all", True)):
+        terminal.show(r, everything=everything)
+        shown[name] = capsys.readouterr().out
+    shown["page"] = " ".join(Words(page.render(r)).words)
+    shown["notebook"] = " ".join(Words(r._repr_html_()).words)
+    return {name: in_one_line(text) for name, text in shown.items()}
+
+
+@pytest.mark.parametrize("case", CASES, ids=", ".join)
+def test_all_texts_of_a_report_agree(case, tmp_path_factory, capsys, monkeypatch):
+    r = reported(case, tmp_path_factory.mktemp("files"))
+    d, stage, texts = r.decision, r.calibration, texts_of(r, capsys, monkeypatch)
+    assert r.sentence == f"{d.verdict}. {d.cause}"
+    for name, text in texts.items():
+        assert in_one_line(d.verdict) in text, name
+        assert in_one_line(d.cause) in text, name
+        assert name == "notebook" or in_one_line(d.action) in text, name
+    found = json.loads(r.to_json())["decision"]
+    assert {name: found[name] for name in ("kind", "degree", "verdict", "cause", "action", "calibrator")} == {
+        name: getattr(d, name) for name in ("kind", "degree", "verdict", "cause", "action", "calibrator")
+    }
+
+    # Advice on calibrators
+    added = re.compile(rf"\badd ({'|'.join(NAMES)})\b", re.IGNORECASE)
+    marked = re.compile(rf"({'|'.join(NAMES)}) \(advised\)", re.IGNORECASE)
+    for name, text in texts.items():
+        assert {x.lower() for x in added.findall(text)} <= {d.calibrator.lower()}, name
+        assert {x.lower() for x in marked.findall(text)} <= {d.calibrator.lower()}, name
+        assert not (d.calibrator and "leave the predictions as they are" in text), name
+    number = next((each for each in key_numbers(r) if each.name == "Gain by calibration"), None)
+    if stage is None:
+        assert (d.calibrator, d.gain, d.interval, number) == ("", None, None, None)
+        assert calibrator_advice(r) == ""
+        assert not any(added.search(text) for text in texts.values())
+    else:
+        advice = stage.recommendation
+        assert d.calibrator == (advice.best or "")
+        assert (d.gain, d.score) == (pytest.approx(advice.gain, nan_ok=True), advice.score)
+        assert advice.text in d.action
+        assert calibrator_advice(r) == advice.text
+        assert number.value == f"{gain(d.gain)} of {d.score}"
+        assert ("not advised" in number.detail) == (not d.calibrator)
+        assert ("which is not advised" in texts["page"]) == (not d.calibrator)
+        if d.calibrator:
+            assert d.calibrator in advice.text
+            assert marked.search(texts["terminal --all"])
+            assert marked.search(texts["page"])
+        shown = f"{d.gain:.1f}%"
+        assert not d.calibrator or shown in advice.text
+
+    # Degree and words of a direction
+    size = next(line.value for line in r.lines if line.name == "RMSCE debiased")
+    by_class = [line.value for line in r.lines if line.name == "RMSCE debiased"]
+    assert (d.degree == "") == (d.kind in ("calibrated", "too little data", "one class", "clusters"))
+    if d.degree:
+        assert d.verdict.lower().startswith(d.degree)
+        degrees = ["slightly" if not x >= SLIGHT else "clearly" if x < BAD else "badly" for x in (size, max(by_class))]
+        assert d.degree in degrees
+    for words, mean, outcome in re.findall(
+        r"too (high|low)(?: in [^:]*)?: mean \D*?is ([\d.]+)%, \D*?([\d.]+)%", d.cause
+    ):
+        assert (float(mean) > float(outcome)) == (words == "high")
+    for mean, outcome in re.findall(r"its mean is ([\d.]+)%, but \D*?([\d.]+)%", d.cause):
+        assert float(mean) > float(outcome)
+    if d.kind in ("over-confidence", "under-confidence"):
+        z = direction_of(case)
+        assert z < -1.96 if d.kind == "over-confidence" else z > 1.96
+    assert ("over-confident" in d.verdict.lower()) <= (d.kind in ("over-confidence", "bad class"))
+    assert ("under-confident" in d.verdict.lower()) <= (d.kind in ("under-confidence", "bad class"))
+
+
+def direction_of(case):
+    """Return the mean gap of the predicted outcome in standard errors, row by row."""
+    if case[0] == "confidences":
+        p, y = (torch.tensor(x, dtype=torch.float64) for x in CASES[case]())
+        return float((y - p).sum() / (p * (1 - p)).sum().sqrt())
+    given = CASES[case]()
+    q = given["preds"]
+    q = q if not given.get("from_logits") else q.softmax(-1) if case[0] == "multiclass" else q.sigmoid()
+    if case[0] == "multiclass":
+        p, top = q.max(-1)
+        is_right = (top == given["target"]).double()
+    else:
+        p = torch.where(q > 0.5, q, 1 - q)
+        is_right = torch.where(q > 0.5, given["target"], 1 - given["target"]).double()
+    noise = p * (1 - p) if not given["target"].is_floating_point() else (is_right - p).square()
+    return float((is_right - p).sum() / noise.sum().sqrt())
+
+
+def test_number_of_reports():
+    assert len(CASES) >= 40
+
+
+def test_useless_models_one_class_and_affected_labels_are_named():
+    """A constant prediction of the frequency is calibrated, and its NLL is 100% of that of the class frequencies."""
+    constant = tc.report(torch.full((N,), 0.25), (torch.arange(N) % 4 == 0).long(), with_intervals=False, **QUICK)
+    assert constant.decision.verdict == "Calibrated, but no better than always predicting the class frequencies"
+    assert "NLL is 100% of theirs" in constant.decision.cause
+    one = reported(("multiclass", "one class"), None).decision
+    assert (one.verdict, one.calibrator) == ("Only class 0 in the targets", "")
+    label = reported(("multilabel", "one label"), None).decision
+    assert label.cause.startswith("1 of 3 labels is significantly miscalibrated: label 1.")

@@ -1,0 +1,165 @@
+"""Evidence for faults of the classes below the top label, which errors of the top label do not show.
+
+- Other classes: a temperature for the probabilities of the other classes, given that the label is not the top class.
+- Swapped classes: the log-odds of two classes predict which of both is the label, with a negative slope. The test is
+  conditional on one of both being the label. It uses all samples, or only samples in which neither is the top class.
+- Confusion: the number of samples with predicted class k and label j, compared with the sum of their probabilities of
+  class j, for one pair of classes.
+
+The cost is O(N C) operations for N samples and C classes.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchcalib.calibration.affine import TemperatureScaling
+from torchcalib.core.predictions import Predictions
+from torchcalib.reporting.decision import Candidate
+
+_MAX_CLASSES, _MAX_ELEMENTS = 1024, 2**25  # larger problems are not tested: they need too much time and memory
+_MIN_ROWS = 10.0  # smallest effective number of labels that are not the top class
+_MIN_INFORMATION = 5.0  # smallest expected Fisher information of the slope of two classes
+_MAX_SLOPE = 20.0
+
+
+class _Pairs(NamedTuple):
+    """Sums `(C, C)` for pairs of classes.
+
+    Attributes:
+        score, information: derivative of the log-likelihood in the slope of two classes, and its variance, in rows of
+            the label. The sum of an element and its transpose refers to both classes.
+        other_score, other_information: the same without samples in which one of both is the top class.
+        expected, observed: sum of probabilities and number of labels, in rows of the predicted class.
+    """
+
+    score: Tensor
+    information: Tensor
+    other_score: Tensor
+    other_information: Tensor
+    expected: Tensor
+    observed: Tensor
+
+
+def faults_of_other_classes(p: Predictions, w: Tensor, scale: float) -> list[Candidate]:
+    """Return the evidence for each fault of a multi-class task; none with two or with very many classes.
+
+    Args:
+        p: predictions with labels as targets.
+        w: weights `(N,)`, 0 for samples whose label has probability 0.
+        scale: effective number of samples divided by the sum of weights.
+    """
+    if p.num_classes < 3 or p.num_classes > _MAX_CLASSES or p.given.numel() > _MAX_ELEMENTS:
+        return []
+    pairs = _pairs(p, w)
+    return [*_tail(p, w, scale), *_swapped(p, w, scale, pairs), *_confusion(scale, pairs)]
+
+
+def _log_probs(p: Predictions) -> Tensor:
+    return p.log_probs.to(torch.float64)
+
+
+def _pairs(p: Predictions, w: Tensor) -> _Pairs:
+    sums = _Pairs(*w.new_zeros(6, p.num_classes, p.num_classes))
+    rows = max(1, 2**20 // p.num_classes)
+    for start in range(0, w.shape[-1], rows):
+        piece, weights = p.part(slice(start, start + rows)), w[start : start + rows]
+        used = weights > 0
+        log_q, label, top = _log_probs(piece)[used], piece.target[used], piece.rows.top[used]
+        weights = weights[used].unsqueeze(-1)
+        of_label = torch.nn.functional.one_hot(label, p.num_classes)
+        of_top = torch.nn.functional.one_hot(top, p.num_classes)
+        log_odds = log_q.gather(-1, label.unsqueeze(-1)) - log_q  # of the label against each class
+        wrong = (-log_odds).sigmoid()
+        finite = log_odds.masked_fill(log_odds.isinf(), 0)
+        score = weights * wrong * finite
+        information = weights * wrong * (1 - wrong) * finite.square()
+        is_other = ((label != top).unsqueeze(-1) & (of_top == 0)).to(w.dtype)
+        sums.score.index_add_(0, label, score)
+        sums.information.index_add_(0, label, information)
+        sums.other_score.index_add_(0, label, score * is_other)
+        sums.other_information.index_add_(0, label, information * is_other)
+        sums.expected.index_add_(0, top, weights * log_q.exp())
+        sums.observed.index_add_(0, top, weights * of_label)
+    return sums
+
+
+def _tail(p: Predictions, w: Tensor, scale: float) -> list[Candidate]:
+    """Return a temperature for the other classes, from samples whose label is not the top class."""
+    rows = ((p.target != p.rows.top) & (w > 0)).nonzero().squeeze(-1)
+    if float(w[rows].sum()) * scale < _MIN_ROWS:
+        return []
+    piece = p.part(rows)
+    of_top = torch.nn.functional.one_hot(piece.rows.top, p.num_classes).bool()
+    log_q = _log_probs(piece).masked_fill(of_top, -math.inf).log_softmax(-1)
+    given = log_q if p.from_logits else log_q.exp()
+    piece = piece.with_values(given.to(p.dtype))
+    fit = TemperatureScaling().fit_to(piece)
+    after = piece.with_values(fit.calibrated(piece.values, piece.from_logits).to(p.dtype)).cross_entropy
+    gain = (w[rows] * (piece.cross_entropy - after)).nan_to_num(0, 0, 0).sum()
+    return [Candidate("other classes", 2 * scale * float(gain), 1, value=float(fit.temperature))]
+
+
+def _swapped(p: Predictions, w: Tensor, scale: float, pairs: _Pairs) -> list[Candidate]:
+    """Return the pair of classes with the most evidence for a negative slope, with its likelihood-ratio statistic."""
+    found, n_choices = [], 0
+    for score, information, only_other in (
+        (pairs.score, pairs.information, False),
+        (pairs.other_score, pairs.other_information, True),
+    ):
+        score, information = ((x + x.T).triu(1) for x in (score, information))
+        large = information * scale >= _MIN_INFORMATION
+        n_choices += int(large.sum())
+        statistics = (score.clamp(max=0).square() / information).masked_fill(~large, 0)
+        index = int(statistics.argmax())
+        if float(statistics.flatten()[index]) > 0:
+            found.append(_slope(p, w, scale, *divmod(index, p.num_classes), only_other))
+    reversed_ = [each for each in found if each.value < 0]
+    best = max(reversed_, key=lambda each: each.statistic, default=Candidate("swapped classes", 0.0, 1))
+    return [best._replace(n_choices=max(1, n_choices))] if n_choices else []
+
+
+def _slope(p: Predictions, w: Tensor, scale: float, first: int, second: int, only_other: bool) -> Candidate:
+    """Fit the slope of the log-odds of two classes by bisection of the derivative of the log-likelihood."""
+    is_pair = ((p.target == first) | (p.target == second)) & (w > 0)
+    if only_other:
+        is_pair &= (p.rows.top != first) & (p.rows.top != second)
+    rows = is_pair.nonzero().squeeze(-1)
+    piece = p.part(rows)
+    log_q = _log_probs(piece)[:, (first, second)]
+    log_odds = torch.where(piece.target == first, log_q[:, 0] - log_q[:, 1], log_q[:, 1] - log_q[:, 0])
+    log_odds, weights = log_odds[log_odds.isfinite()], w[rows][log_odds.isfinite()]
+
+    def derivative(slope: float) -> float:
+        return float((weights * log_odds * (-slope * log_odds).sigmoid()).sum())
+
+    low, high = -_MAX_SLOPE, _MAX_SLOPE
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if derivative(middle) > 0 else (low, middle)
+    log_sigmoid = torch.nn.functional.logsigmoid
+    gain = (weights * (log_sigmoid(low * log_odds) - log_sigmoid(log_odds))).sum()
+    place = first * p.num_classes + second
+    return Candidate("swapped classes", 2 * scale * float(gain), 1, which=place, value=low)
+
+
+def _confusion(scale: float, pairs: _Pairs) -> list[Candidate]:
+    """Return the pair of predicted class and label with the largest deviance of a Poisson distribution.
+
+    Its tail bounds that of the number of labels, a sum of independent indicators (Hoeffding 1956).
+    """
+    expected, observed = scale * pairs.expected, scale * pairs.observed
+    deviance = 2 * (torch.xlogy(observed, observed / expected) - (observed - expected))
+    is_tested = (expected > 0) & ~torch.eye(len(expected), dtype=torch.bool, device=expected.device)
+    deviance = deviance.masked_fill(~is_tested, 0)
+    index = int(deviance.argmax())
+    predicted, label = divmod(index, len(expected))
+    total = float(observed[predicted].sum())
+    if not total:
+        return []
+    of_label, of_sum = float(observed[predicted, label]), float(expected[predicted, label])
+    statistic, n_choices = float(deviance[predicted, label]), int(is_tested.sum())
+    gap = (of_label - of_sum) / math.sqrt(of_sum) if of_sum else 0.0
+    return [Candidate("confusion", statistic, 1, n_choices, index, of_label / total, gap, of_sum / total)]
