@@ -38,7 +38,7 @@ def test_short_report_fits_a_screen_and_everything_has_all_lines(task, capsys):
     for number in key_numbers(report):
         assert f"{number.name} {number.value} {number.detail}".strip() in words
     best = report.calibration.best
-    assert f"{best.calibrator} {percent(best.accuracy)} " in words
+    assert f"{best.calibrator} (advised) {percent(best.accuracy)} " in words
     assert "a note" not in words
 
     lines, words = printed(capsys, terminal.show, report, True)
