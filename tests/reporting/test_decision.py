@@ -182,7 +182,7 @@ def test_all_texts_of_a_report_agree(case, tmp_path_factory, capsys, monkeypatch
     else:
         advice = stage.recommendation
         assert d.calibrator == (advice.best or "")
-        assert (d.gain, d.score) == (pytest.approx(advice.gain, nan_ok=True), advice.score)
+        assert (d.gain, d.score) == (pytest.approx(advice.gain, nan_ok=True), "NLL")
         assert advice.text in d.action
         assert calibrator_advice(r) == advice.text
         assert number.value == f"{gain(d.gain)} of {d.score}"
@@ -242,7 +242,7 @@ def test_useless_models_one_class_and_affected_labels_are_named():
     """A constant prediction of the frequency is calibrated, and its NLL is 100% of that of the class frequencies."""
     constant = tc.report(torch.full((N,), 0.25), (torch.arange(N) % 4 == 0).long(), with_intervals=False, **QUICK)
     assert constant.decision.verdict == "Calibrated, but no better than always predicting the class frequencies"
-    assert "NLL is 100% of theirs" in constant.decision.cause
+    assert "NLL is 100% of that of the class frequencies" in constant.decision.cause
     one = reported(("multiclass", "one class"), None).decision
     assert (one.verdict, one.calibrator) == ("Only class 0 in the targets", "")
     label = reported(("multilabel", "one label"), None).decision

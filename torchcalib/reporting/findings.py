@@ -31,6 +31,7 @@ SLIGHT, BAD = 0.02, 0.1
 USELESS = 0.98
 """Log loss in multiples of that of the class frequencies, from which a model is called useless."""
 
+
 _Z = 1.959963984540054  # 97.5% quantile of the normal distribution
 _CONFIDENT = 0.6  # confidences above it are called high
 _ACCURACY_CHANGE = 0.005  # smallest change of accuracy that is mentioned
@@ -293,7 +294,13 @@ def decide(found: Findings, stage: CalibrationStage | None) -> Decision:
         return decision
     advice = stage.recommendation
     interval = None if advice.interval is None else LineInterval(*advice.interval)
-    return replace(decision, calibrator=advice.best or "", gain=advice.gain, interval=interval, score=advice.score)
+    return replace(
+        decision,
+        calibrator=advice.best or "",
+        gain=advice.gain,
+        interval=interval,
+        score=advice.score_name,
+    )
 
 
 def _one_class(found: Findings) -> Decision:
@@ -361,7 +368,7 @@ def _useless(found: Findings) -> str:
     if found.are_confidences or not found.nce >= USELESS:
         return ""
     nll = "infinite" if math.isinf(found.nce) else percent(found.nce)
-    return f" The model is {_how_useless(found)}: NLL is {nll} of theirs."
+    return f" NLL is {nll} of that of the class frequencies."
 
 
 def _rounded(n: int) -> int:
@@ -391,7 +398,8 @@ def _affected_labels(found: Findings) -> str:
         return ""
     names = [found.name(label) for label in labels[:_SHOWN_LABELS]] + ["others"] * (len(labels) > _SHOWN_LABELS)
     are = "is" if len(labels) == 1 else "are"
-    return f"{len(labels)} of {len(found.labels.gaps)} labels {are} significantly miscalibrated: {listed(names)}. "
+    which = "" if len(labels) == len(found.labels.gaps) else f": {listed(names)}"
+    return f"{len(labels)} of {len(found.labels.gaps)} labels {are} significantly miscalibrated{which}. "
 
 
 def _action(found: Findings, cause: Candidate, kind: Kind, stage: CalibrationStage | None) -> str:

@@ -51,7 +51,7 @@ _WIDE_TABLE_WIDTH = 110  # minimum terminal width for the optional columns of ta
 _NAME_WIDTH = 24  # maximum width of name columns in characters
 _NARROW_WIDTH = 16  # maximum width of metric names in a table that is too wide; long enough for the ends of bins
 _UNLIMITED = 1000  # characters per line to measure the width of a table
-_N_CALIBRATORS = 3  # number of calibrators in the short output
+_N_CALIBRATORS = 2  # number of calibrators in the short output
 _N_LABELS = 5  # number of labels in the short output
 _BADGES = {
     "calibrated": "black on green",
