@@ -39,9 +39,13 @@ LAWS: dict[str, Callable[[Tensor], Tensor]] = {
 """Functions from the logits of the model to those of the labels."""
 
 
+SHARES = {2: (1, 1, 0.3), 10: (1, 0.5, 0.1), 100: (0.2, 0.1, 0.02)}
+"""Fraction of the data sets by number of classes, for each size: fewer where a set takes long, and noise is small."""
+
+
 def sets_of(num_classes: int, n: int, most: int) -> int:
-    """Return the number of data sets of a cell: fewer where a set takes long, and where N leaves little noise."""
-    return most if num_classes < 100 and n < 5_000 else max(10, most // (10 if num_classes < 100 else 20))
+    """Return the number of data sets of a cell."""
+    return max(8, round(most * SHARES[num_classes][SIZES.index(n)]))
 
 
 class Outcome(NamedTuple):

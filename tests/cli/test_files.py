@@ -88,7 +88,7 @@ def test_class_names_are_shown_and_saved_and_must_agree(tmp_path, capsys):
 
 def test_systems_in_one_file_give_the_comparison_of_the_function(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("torchcalib.reporting.comparison.system.RANKED_REPLICATES", 39)  # fewer replicates are faster
-    sure = PROBS**2 / (PROBS**2).sum(1, keepdims=True)
+    sure = PROBS**4 / (PROBS**4).sum(1, keepdims=True)
     columns = {**BY_ANIMAL, **{f"sure_p_{name}": sure[:, k] for k, name in enumerate(ANIMALS)}, "y": LABELS}
     write_csv(tmp_path / "a.csv", columns)
     options = ["--preds", "plain=p_*", "--preds", "sure_p_cat,sure_p_dog,sure_p_eel", "--out", str(tmp_path)]

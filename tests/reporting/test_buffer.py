@@ -63,7 +63,7 @@ def test_batches_may_have_labels_of_different_dtypes():
     assert_equal_stages(report.calibration, whole.calibration)
     assert_same_lines(report, whole)
     names = {line.key.split("/")[0] for line in report.lines if line.interval is None}
-    assert names == {"atb", "ks", "mcb", "mce", "tce"}
+    assert names == {"atb", "ece_debiased", "ks", "mcb", "mce", "tce"}
 
 
 def test_calibrator_fitted_to_merged_builders_keeps_the_class_axis():

@@ -182,12 +182,13 @@ def test_all_texts_of_a_report_agree(case, tmp_path_factory, capsys, monkeypatch
     else:
         advice = stage.recommendation
         assert d.calibrator == (advice.best or "")
-        assert (d.gain, d.score) == (pytest.approx(advice.gain, nan_ok=True), "NLL")
+        assert (d.gain, d.score) == (pytest.approx(advice.gain, nan_ok=True), advice.score_name)
+        assert (d.score == "Brier score") == math.isinf(r["nll"])
         assert advice.text in d.action
         assert calibrator_advice(r) == advice.text
         assert number.value == f"{gain(d.gain)} of {d.score}"
         assert ("not advised" in number.detail) == (not d.calibrator)
-        assert ("which is not advised" in texts["page"]) == (not d.calibrator)
+        assert ("No calibrator is recommended for this data" in texts["page"]) == (not d.calibrator)
         if d.calibrator:
             assert d.calibrator in advice.text
             assert marked.search(texts["terminal --all"])

@@ -247,8 +247,6 @@ def test_class_names_are_in_text_page_tables_and_diagrams():
     table = re.search(r'aria-labelledby="classes".*?</table>', render(report), flags=re.DOTALL)[0]
     assert [row[0] for row in Cells(table[table.index("<table") :]).rows[1:]] == names_by_error(report)
     assert report.to_dict()["class_names"] == names
-    rare = tc.report(probs[:40], torch.arange(40).clamp(max=1), class_names=names, with_intervals=False)
-    assert any("there is only one of class kind 0" in note for note in rare.notes)
     binary = tc.report([0.1, 0.7, 0.8], ["ham", "spam", "spam"], class_names=["ham", "spam"], **QUICK)
     assert "positive class (spam)" in render(binary)
     assert tc.report(probs, target, positive_classes=[1], class_names=names, **QUICK).class_names == ()

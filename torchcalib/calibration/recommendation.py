@@ -57,7 +57,7 @@ _LIMITS: tuple[tuple[tuple[type, ...], int, int], ...] = (
 )
 """Calibrators, exponent k, and the largest (number of samples) * (number of classes)^k, which limits their run time."""
 
-_Z = 1.959963984540054  # 97.5% quantile of the normal distribution
+_Z, _Z_99 = 1.959963984540054, 2.5758293035489004  # 97.5% and 99.5% quantile of the normal distribution
 
 
 _N_BOOTSTRAP, _MAX_UNITS = 200, 1_000
@@ -119,9 +119,17 @@ class Recommendation:
 
     def advised(self, worthwhile: float) -> "Recommendation":
         """Return the recommendation for another smallest gain in percent that justifies a calibration stage."""
-        is_significant = self.interval is None or self.interval[0] > 0
-        best = self.preferred if self.gain >= worthwhile and is_significant else None
+        best = self.preferred if self.gain >= worthwhile and self._is_significant else None
         return replace(self, best=best, text=_in_words(replace(self, best=best)))
+
+    @property
+    def _is_significant(self) -> bool:
+        """Whether the lower end of the 99% interval of the gain is positive; True without an interval.
+
+        Advice follows from the largest gains, of which noise is a part. At the 5% level, too many of the few
+        calibrators that are advised for small samples would increase the score of new data.
+        """
+        return self.interval is None or self.gain > (self.gain - self.interval[0]) * _Z_99 / _Z
 
     @property
     def score_name(self) -> str:
@@ -164,7 +172,7 @@ def recommend(
         preds: binary `(N,)`, multi-class `(N, C)`, multi-label `(N, L)`.
         calibrators: candidates; among those with equally many parameters, earlier ones are preferred. None for all
             calibrators of this package that support the task and the weights.
-        worthwhile: smallest gain in percent of the score that justifies a calibration stage. The lower end of its 95%
+        worthwhile: smallest gain in percent of the score that justifies a calibration stage. The lower end of its 99%
             interval must also be positive.
 
     Returns:
@@ -441,8 +449,9 @@ def _in_words(found: Recommendation) -> str:
         return f"Add {name}: it cuts {score} by {shown}{_compared(found)}."
     if not gain > 0:
         return f"{_LEAVE}: no calibrator lowers {score} ({name} {_gains(gain)})."
-    if found.interval is not None and not found.interval[0] > 0:
-        return f"{_LEAVE}: the gain of the best calibrator, {name}, is not significant, {shown} of {score}."
+    if not found._is_significant:
+        why = "not significant" if found.interval and found.interval[0] <= 0 else "not significant at the 1% level"
+        return f"{_LEAVE}: the gain of the best calibrator, {name}, is {why}, {shown} of {score}."
     return f"{_LEAVE}: the best calibrator, {name}, cuts {score} by only {shown}."
 
 

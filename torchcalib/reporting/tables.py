@@ -26,7 +26,7 @@ def line_table(report: "Report", only_main: bool = False) -> Table:
 
     Args:
         report: the report.
-        only_main: only the errors of the main mode that are tested.
+        only_main: only the errors of the main mode that are tested, with one ECE and its debiased RMSCE.
     """
     columns = [
         _name_column(),
@@ -45,7 +45,10 @@ def line_table(report: "Report", only_main: bool = False) -> Table:
         *_explanation_columns(report),
     ]
     main = report.main_line.group
-    lines = [line for line in report.lines if not only_main or (line.group == main and line.noise_floor is not None)]
+    lines = list(report.lines)
+    if only_main:
+        lines = [line for line in lines if line.group == main and line.noise_floor is not None]
+        lines = [line for line in lines if not line.key.startswith("ece_debiased/")]
     return Table.of(columns, _by_group(lines), index=["key"])
 
 

@@ -234,7 +234,7 @@ def _print_notes(console: Console, notes: Sequence[str]) -> None:
 def show_calibrator(path: Path, stage: CalibrationStage, from_logits: bool) -> None:
     """Print the path of the saved calibrator, and how to load it."""
     console = _console()
-    console.print(f"\n[bold]saved {stage.name}[/bold], as recommended: [bold]{_escaped(path)}[/bold]", soft_wrap=True)
+    console.print(f"\n[bold]saved {stage.name}[/bold], as advised: [bold]{_escaped(path)}[/bold]", soft_wrap=True)
     kind = "logits" if from_logits else "probabilities"
     call = f"torchcalib.calibration.load_calibrator({str(path)!r})"
     console.print(
