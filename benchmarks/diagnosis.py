@@ -9,7 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -45,7 +45,7 @@ Simulation = Callable[[torch.Generator, int], Data]
 
 
 def _line(name: str, value: float, naive: float = 0.0, floor: float | None = None, p: float | None = None) -> Line:
-    given = dict.fromkeys(("key", "name", "group", "unit", "question", "source"), name)
+    given: dict[str, Any] = dict.fromkeys(("key", "name", "group", "unit", "question", "source"), name)
     return Line(**given, perfect=0.0, value=value, naive=naive, noise_floor=floor, p_value=p)
 
 

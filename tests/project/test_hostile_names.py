@@ -100,7 +100,11 @@ def test_names_in_verdict_cause_action_tips_and_fitted_parameters_are_escaped(ca
     group = torch.arange(600) // 100
     off = torch.where(group == 0, logits.argmin(-1), torch.where(group == 1, logits.argmax(-1), target))
     groups = {"groups": group, "group_names": [HOSTILE[0], *"abcde"]}
-    reports = [*biased, tc.report(certain, target, **given), tc.report(logits, off, **{**given, **groups})]
+    reports = [
+        *biased,
+        tc.report(certain, target, **given),
+        tc.report(logits, off, **given, **groups, with_calibration=False),
+    ]
     kinds = ["class bias"] * 4 + ["bad class", "bad group"]
     assert [report.decision.kind for report in reports] == kinds
     for report in reports:

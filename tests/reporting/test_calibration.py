@@ -55,7 +55,10 @@ def check_against_functions(report, preds, target, names=None, **given):
     assert (raw.gain, raw.interval, raw.parameters) == (None, None, "")
     shown = (raw.accuracy, raw.nll, raw.brier_score, raw.ece)
     assert shown == pytest.approx(tuple(report[key] for key in ("accuracy", "nll", "brier", "ece")), rel=1e-12)
-    expected = recommend(preds, target, **given)
+    # Any significant gain justifies a calibrator if miscalibration is clear.
+    expected = recommend(
+        preds, target, **given, worthwhile=0.0 if report.decision.degree in ("clearly", "badly") else 5.0
+    )
     assert list(expected.rcl) == list(names)
     worthwhile = 0.0 if report.decision.degree in ("clearly", "badly") else 5.0
     assert report.recommendation.text == expected.advised(worthwhile).text

@@ -81,12 +81,12 @@ def report_of(c: Collected) -> Report:
     only_class = s.priors.index(1) if s.task != "multilabel" and max(s.priors) == 1 else None
     stage = whole = None
     if c.with_calibration:
-        if only_class is not None:
-            p, why_not = None, "all samples have the same class"
         if p is not None and not p.hard:
             p, why_not = None, "calibrators need labels, and some targets are soft"
         stage, whole, stage_notes = calibration_stage(p, why_not, c.class_names, **c.settings)
         notes += stage_notes
+        if only_class is not None:  # calibrators cannot be evaluated
+            stage = whole = None
     groups = c.groups if c.groups is not None and c.groups.places else None
     tables = s.tables()
     by_key = {line.key: line for line in with_evidence(untested, evidence)}

@@ -15,7 +15,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchcalib.calibration.affine import TemperatureScaling
 from torchcalib.core.predictions import Predictions
 from torchcalib.reporting.decision import Candidate
 
@@ -62,44 +61,73 @@ def _log_probs(p: Predictions) -> Tensor:
 
 
 def _pairs(p: Predictions, w: Tensor) -> _Pairs:
-    sums = _Pairs(*w.new_zeros(6, p.num_classes, p.num_classes))
-    rows = max(1, 2**20 // p.num_classes)
+    n_classes = p.num_classes
+    sums = w.new_zeros(6, n_classes * n_classes)
+    rows = max(1, 2**20 // n_classes)
+    columns = torch.arange(n_classes, device=w.device)
     for start in range(0, w.shape[-1], rows):
         piece, weights = p.part(slice(start, start + rows)), w[start : start + rows]
         used = weights > 0
         log_q, label, top = _log_probs(piece)[used], piece.target[used], piece.rows.top[used]
         weights = weights[used].unsqueeze(-1)
-        of_label = torch.nn.functional.one_hot(label, p.num_classes)
-        of_top = torch.nn.functional.one_hot(top, p.num_classes)
         log_odds = log_q.gather(-1, label.unsqueeze(-1)) - log_q  # of the label against each class
         wrong = (-log_odds).sigmoid()
         finite = log_odds.masked_fill(log_odds.isinf(), 0)
         score = weights * wrong * finite
-        information = weights * wrong * (1 - wrong) * finite.square()
-        is_other = ((label != top).unsqueeze(-1) & (of_top == 0)).to(w.dtype)
-        sums.score.index_add_(0, label, score)
-        sums.information.index_add_(0, label, information)
-        sums.other_score.index_add_(0, label, score * is_other)
-        sums.other_information.index_add_(0, label, information * is_other)
-        sums.expected.index_add_(0, top, weights * log_q.exp())
-        sums.observed.index_add_(0, top, weights * of_label)
-    return sums
+        information = score * (1 - wrong) * finite
+        is_other = ((label != top).unsqueeze(-1) & (columns != top.unsqueeze(-1))).to(w.dtype)
+        of_label, of_top = (k.unsqueeze(-1) * n_classes + columns for k in (label, top))
+        parts = [
+            (of_label, score),
+            (of_label, information),
+            (of_label, score * is_other),
+            (of_label, information * is_other),
+            (of_top, weights * log_q.exp()),
+            (top * n_classes + label, weights),
+        ]
+        for total, (place, values) in zip(sums, parts, strict=True):
+            total += torch.bincount(place.flatten(), values.flatten(), minlength=len(total))
+    return _Pairs(*sums.reshape(6, n_classes, n_classes))
 
 
 def _tail(p: Predictions, w: Tensor, scale: float) -> list[Candidate]:
-    """Return a temperature for the other classes, from samples whose label is not the top class."""
+    """Return a temperature for the other classes, from samples whose label is not the top class.
+
+    Newton's method finds the maximum of the log-likelihood, which is concave in 1 / T. A bracket bounds its steps.
+    """
     rows = ((p.target != p.rows.top) & (w > 0)).nonzero().squeeze(-1)
-    if float(w[rows].sum()) * scale < _MIN_ROWS:
+    weights = w[rows]
+    if float(weights.sum()) * scale < _MIN_ROWS:
         return []
     piece = p.part(rows)
-    of_top = torch.nn.functional.one_hot(piece.rows.top, p.num_classes).bool()
-    log_q = _log_probs(piece).masked_fill(of_top, -math.inf).log_softmax(-1)
-    given = log_q if p.from_logits else log_q.exp()
-    piece = piece.with_values(given.to(p.dtype))
-    fit = TemperatureScaling().fit_to(piece)
-    after = piece.with_values(fit.calibrated(piece.values, piece.from_logits).to(p.dtype)).cross_entropy
-    gain = (w[rows] * (piece.cross_entropy - after)).nan_to_num(0, 0, 0).sum()
-    return [Candidate("other classes", 2 * scale * float(gain), 1, value=float(fit.temperature))]
+    label = piece.target.unsqueeze(-1)
+    log_q = _log_probs(piece).scatter(-1, piece.rows.top.unsqueeze(-1), -math.inf).log_softmax(-1)
+    is_possible = log_q.isfinite()
+    finite = log_q.masked_fill(~is_possible, 0)
+
+    def evaluate(slope: float) -> tuple[float, float, float]:
+        """Return the log-likelihood and its first two derivatives."""
+        log_p = (slope * finite).masked_fill(~is_possible, -math.inf).log_softmax(-1)
+        q = log_p.exp()
+        mean = (q * finite).sum(-1)
+        variance = (q * finite.square()).sum(-1) - mean.square()
+        values = log_p.gather(-1, label)[:, 0], finite.gather(-1, label)[:, 0] - mean, -variance
+        total, first, second = (float((weights * each).sum()) for each in values)
+        return total, first, second
+
+    before, first, second = evaluate(1.0)
+    low, high, slope, after = 0.0, _MAX_SLOPE, 1.0, before
+    for _ in range(50):
+        low, high = (slope, high) if first > 0 else (low, slope)
+        step = slope - first / second if second < 0 else math.nan
+        following = step if low < step < high else (low + high) / 2
+        is_last = abs(following - slope) < 1e-9
+        slope = following
+        after, first, second = evaluate(slope)
+        if is_last:
+            break
+    value = 1 / slope if slope > 1e-6 else math.inf
+    return [Candidate("other classes", 2 * scale * (after - before), 1, value=value)]
 
 
 def _swapped(p: Predictions, w: Tensor, scale: float, pairs: _Pairs) -> list[Candidate]:
