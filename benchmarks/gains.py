@@ -120,6 +120,7 @@ def cell(outcomes: list[Outcome]) -> dict[str, float]:
         "harm": float((true[advised] < 0).double().mean()) if advised.any() else math.nan,
         "advised gain": float(gain[advised].mean()),
         "advised true": float(true[advised].mean()),
+        "advised coverage": float(((low <= true) & (true <= high))[advised].double().mean()),
         "followed": float(true.masked_fill(~advised, 0).mean()),
     }
 
@@ -166,17 +167,23 @@ def write(rows: list[dict[str, float]], details: list[tuple[int, int, str, str, 
         "Gains are decreases of the NLL in percent. Reported: of the preferred calibrator, corrected for its choice. "
         "True: of the same calibrator, fitted to all samples, on new data. Bias: reported minus true, with the "
         "standard error of its mean. Coverage: of the true gain by the 95% interval. Advised: share of data sets with "
-        "a significant gain. Harm: share of the advised calibrators that increase the NLL of new data. Followed: mean "
-        "true gain of following the advice in all data sets. Computed by `python -m benchmarks.gains`.",
+        "a significant gain; then its mean reported and true gain, and the coverage in these data sets. Harm: share of "
+        "the advised calibrators that increase the NLL of new data. Followed: mean true gain of following the advice "
+        "in all data sets. Computed by `python -m benchmarks.gains`.",
         "",
-        "| classes | N | law | sets | reported | true | bias | coverage | advised | harm | followed |",
-        "|---:|---:|---|---:|---:|---:|---:|---:|---:|---:|---:|",
+        "| classes | N | law | sets | reported | true | bias | coverage | advised | reported | true | coverage | harm "
+        "| followed |",
+        "|---:|---:|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for r in rows:
-        harm = "" if math.isnan(r["harm"]) else f"{r['harm']:.1%}"
+        of_advised = " | | | "
+        if r["advised"]:
+            of_advised = (
+                f"{r['advised gain']:.2f} | {r['advised true']:.2f} | {r['advised coverage']:.0%} | {r['harm']:.1%}"
+            )
         page.append(
             f"| {r['classes']} | {r['n']:,} | {r['law']} | {r['sets']:,} | {r['gain']:.2f} | {r['true']:.2f} | "
-            f"{r['bias']:+.2f} ± {r['standard error']:.2f} | {r['coverage']:.1%} | {r['advised']:.1%} | {harm} | "
+            f"{r['bias']:+.2f} ± {r['standard error']:.2f} | {r['coverage']:.1%} | {r['advised']:.1%} | {of_advised} | "
             f"{r['followed']:.2f} |"
         )
     page += [

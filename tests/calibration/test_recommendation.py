@@ -2,6 +2,7 @@
 
 import math
 from functools import partial
+from statistics import NormalDist
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from torchcalib.calibration import (
     recommend,
     relative_calibration_loss,
 )
-from torchcalib.calibration.recommendation import Candidate, recommendation_of
+from torchcalib.calibration.recommendation import Candidate, _given_significance, recommendation_of
 
 NORMAL = 1.959963984540054  # 97.5% quantile of the normal distribution
 
@@ -46,7 +47,7 @@ def test_recommendation_text_names_the_gain_its_interval_and_another_calibrator(
     assert found.best == "temperature scaling"
     assert found.text.startswith("Add temperature scaling: it cuts Brier score by ")
     assert list(found.rcl) == ["temperature scaling", repr(few), repr(many)]
-    for scale, words in ((1, "no calibrator lowers NLL"), (1.4, "temperature scaling, cuts NLL by only ")):
+    for scale, words in ((1, "no calibrator lowers NLL"), (1.6, "temperature scaling, cuts NLL by only ")):
         found = recommend(*shifted(scale, 0), calibrators=[T, B, D], **binary)
         assert found.best is None
         assert found.text.startswith("Use the predictions as they are: ")
@@ -175,3 +176,26 @@ def test_calibrator_with_the_lowest_score_is_recommended_without_contributions(v
     found = recommendation_of("cost", torch.tensor(1.0), scores, worthwhile=-math.inf)
     assert (found.preferred, found.intervals) == ("ab"[best], {})
     assert found.best == (None if values == (math.inf, math.inf) else found.preferred)
+
+
+def test_significant_gains_are_corrected_by_the_conditional_likelihood():
+    """Density of Z given Z > c for Z ~ N(m, 1): phi(z - m) / Phi(m - c). The estimate m maximises it on a fine grid."""
+    normal = NormalDist()
+    for z in (2.9, 3.5, 6.0):
+        grid = [-5 + k / 1000 for k in range(int(1000 * (z + 5)) + 1)]
+        likelihood = [normal.pdf(z - m) / normal.cdf(m - 2.5758293035489004) for m in grid]
+        share = [normal.cdf(m - z) / normal.cdf(m - 2.5758293035489004) for m in grid]
+        estimate, limit = _given_significance(z)
+        assert estimate == pytest.approx(grid[max(range(len(grid)), key=likelihood.__getitem__)], abs=2e-3)
+        below = [m for m, x in zip(grid, share, strict=True) if x <= 0.025]
+        assert limit == pytest.approx(max(below, default=-5), abs=2e-3)
+    # Scores of 400 units with z = 3.5 and 2.7 standard errors: the first gain shrinks, the second is not significant.
+    before = torch.full((400,), 1.0, dtype=torch.float64)
+    noise = (torch.arange(400) % 2).double() - 0.5
+    error = math.sqrt(400 / 399 * 400 * 0.25) / 400
+    for z, is_significant in ((3.5, True), (2.7, False)):
+        found = recommendation_of("nll", before / 400, {"a": Candidate((before - z * error + noise) / 400)}, 0.0)
+        assert (found.is_significant, found.best) == (is_significant, "a" if is_significant else None)
+        expected = _given_significance(z)[0] * error if is_significant else z * error
+        assert found.gain == pytest.approx(100 * expected, rel=0.02)  # the error of a ratio differs slightly
+        assert ("not significant after correction" in found.text) == (not is_significant)

@@ -155,14 +155,20 @@ def test_joint_simulation_of_labels_equals_a_slow_loop(kind):
     how = {"copies": weights, "floating weights": weights.double()}.get(kind)
     metric = error(task="multiclass", num_classes=4, mode="classwise", n_bins=5)
     found = calibration_test(metric, preds, target, weights=how, n_replicates=20, seed=7)
-    rows = torch.arange(30)
-    rows = rows.repeat_interleave(weights) if kind == "copies" else rows
-    ones = how if kind == "floating weights" else torch.ones(len(rows), dtype=F64)
+    # Random numbers belong to ranks of rows, not to positions, so that results do not depend on their order.
+    rows = torch.tensor(sorted(range(30), key=lambda i: sum((c + 1) ** 0.5 * float(preds[i, c]) for c in range(4))))
+    rows = rows.repeat_interleave(weights[rows]) if kind == "copies" else rows
+    ones = how[rows] if kind == "floating weights" else torch.ones(len(rows), dtype=F64)
     expected = slow_label_simulation(preds[rows], cell[:, rows].tolist(), 5, ones, 7, 20)
     assert float(found.noise_floor) == pytest.approx(sum(expected) / 20, rel=1e-9)
     at_least = sum(x >= float(found.statistic) - 1e-9 for x in expected)
     assert float(found.p_value) == pytest.approx((1 + at_least) / 21)
     assert found.smallest_p_value == pytest.approx(1 / 21)
+    order = torch.randperm(30, generator=generator)
+    shuffled = None if how is None else how[order]
+    again = calibration_test(metric, preds[order], target[order], weights=shuffled, n_replicates=20, seed=7)
+    assert float(again.noise_floor) == pytest.approx(float(found.noise_floor), rel=1e-12)
+    assert float(again.p_value) == float(found.p_value)
 
 
 def test_class_wise_averages_detect_a_fault_of_all_of_many_classes():

@@ -175,10 +175,14 @@ def poisson_binomial(probabilities):
     return found
 
 
-def ece(rows):
-    """Sum of share |gap| over bins."""
+def ece(rows, debiased=False):
+    """Sum of share |gap| over bins. With `debiased`, |gap| is sqrt(max(0, gap^2 - f (1-f) / (n-1))) for n >= 2."""
     total = sum(n for _, n, *_ in rows)
-    return sum(n / total * abs(f - c) for _, n, c, f, _ in rows) if rows else math.nan
+    found = 0.0
+    for _, n, c, f, _ in rows:
+        square = (f - c) ** 2 - (f * (1 - f) / (n - 1) if debiased and n >= 2 else 0)
+        found += n / total * math.sqrt(max(square, 0))
+    return found if rows else math.nan
 
 
 def esce(rows):

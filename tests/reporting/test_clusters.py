@@ -53,7 +53,8 @@ def test_lines_have_the_tests_of_the_metrics_for_clusters(task):
         metric = cls(mode=mode, **options, **outputs)
         found = calibration_test(metric, logits, target, clusters=clusters, n_replicates=999)
         assert line.value == pytest.approx(float(found.statistic), rel=1e-9)
-        assert line.p_value == pytest.approx(float(found.p_value), abs=0.05)
+        # Combined p-values of 3 labels vary more than single ones, whose standard error is at most 0.016.
+        assert line.p_value == pytest.approx(float(found.p_value), abs=0.05 if task != "multilabel" else 0.1)
         assert line.noise_floor == pytest.approx(float(found.noise_floor), rel=0.1)
     assert report.settings["clusters"] == 25
     assert report.settings["effective_clusters"] == pytest.approx(25, rel=1e-6)

@@ -1,8 +1,9 @@
 """Recommend whether to add a calibration stage, from cross-validated scores with intervals."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import NormalDist
 from typing import Literal, NamedTuple, Unpack
 
 import torch
@@ -101,8 +102,11 @@ class Recommendation:
             Standard errors are those of paired differences between independent samples, or between clusters
             (`groups`), and contain the variation of the fit. A weight is the importance of one sample, also if it is a
             whole number.
-        gain: gain of `preferred` in percent, corrected for its choice as the best of several calibrators.
+        gain: gain of `preferred` in percent, corrected for its choice as the best of several calibrators and, if it is
+            significant, for this selection.
         interval: 95% interval of this gain; None for other scores.
+        is_significant: whether the gain is positive at the 1% level (two-sided normal test), also after the correction
+            for this selection; True for other scores.
         nll_is_infinite: whether the Brier score was used because the NLL is infinite.
     """
 
@@ -115,21 +119,13 @@ class Recommendation:
     intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     gain: float = math.nan
     interval: tuple[float, float] | None = None
+    is_significant: bool = True
     nll_is_infinite: bool = False
 
     def advised(self, worthwhile: float) -> "Recommendation":
         """Return the recommendation for another smallest gain in percent that justifies a calibration stage."""
-        best = self.preferred if self.gain >= worthwhile and self._is_significant else None
+        best = self.preferred if self.gain >= worthwhile and self.is_significant else None
         return replace(self, best=best, text=_in_words(replace(self, best=best)))
-
-    @property
-    def _is_significant(self) -> bool:
-        """Whether the lower end of the 99% interval of the gain is positive; True without an interval.
-
-        Advice follows from the largest gains, of which noise is a part. At the 5% level, too many of the few
-        calibrators that are advised for small samples would increase the score of new data.
-        """
-        return self.interval is None or self.gain > (self.gain - self.interval[0]) * _Z_99 / _Z
 
     @property
     def score_name(self) -> str:
@@ -302,6 +298,7 @@ def recommendation_of(
         key=lambda name: after[name].n_parameters,
     )
     preferred, gain, interval = max(rcl, key=lambda name: _or_lowest(rcl[name])), math.nan, None
+    is_significant = True
     if order and not before.dim():
         preferred = max(order, key=rcl.__getitem__)
         gain = rcl[preferred]
@@ -312,10 +309,52 @@ def recommendation_of(
         if len(order) > 1 and len(before) > 1:
             gain = min(gain, _gain_out_of_bag(before, candidates))
         if preferred in half:
-            interval = (gain - half[preferred], rcl[preferred] + half[preferred])
+            error = half[preferred] / _Z
+            low, high = gain - half[preferred], rcl[preferred] + half[preferred]
+            is_significant = gain > _Z_99 * error
+            if is_significant and error > 0:
+                z, z_low = _given_significance(gain / error)
+                is_significant = z > 0
+                if is_significant:
+                    gain, low = error * z, error * max(0.0, z_low)
+            interval = (low, high)
     intervals = {name: (rcl[name] - half[name], rcl[name] + half[name]) for name in half}
-    found = Recommendation("", score, raw, rcl, None, preferred, intervals, gain, interval, nll_is_infinite)
+    found = Recommendation(
+        "", score, raw, rcl, None, preferred, intervals, gain, interval, is_significant, nll_is_infinite
+    )
     return found.advised(worthwhile)
+
+
+def _given_significance(z: float) -> tuple[float, float]:
+    """Return the estimate of the mean of a normal variable that exceeded `_Z_99`, and its lower 97.5% limit.
+
+    Only significant gains lead to advice. They are too large on average, because noise is one of the reasons for their
+    significance. The conditional likelihood of the mean m, given Z > c, is the density phi(z - m) / Phi(m - c). Its
+    maximum solves z = E[Z | Z > c]. The limit solves P(Z > z | Z > c) = 0.025. For large z, they approach z and
+    z - 1.96.
+
+    Reference:
+        Zhong, Prentice: Bias-reduced estimators and confidence intervals for odds ratios in genome-wide association
+        studies (Biostatistics, 2008), sec. 2.
+    """
+    normal = NormalDist()
+
+    def mean_above(m: float) -> float:
+        return m + normal.pdf(_Z_99 - m) / normal.cdf(m - _Z_99)
+
+    def share_above(m: float) -> float:
+        return normal.cdf(m - z) / normal.cdf(m - _Z_99)
+
+    return _increasing_root(mean_above, z, z), _increasing_root(share_above, 0.025, z)
+
+
+def _increasing_root(function: Callable[[float], float], value: float, high: float) -> float:
+    """Return where an increasing function reaches a value, between -5 and `high`, by bisection."""
+    low = -5.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if function(middle) < value else (low, middle)
+    return high
 
 
 def _or_lowest(gain: float) -> float:
@@ -449,9 +488,9 @@ def _in_words(found: Recommendation) -> str:
         return f"Add {name}: it cuts {score} by {shown}{_compared(found)}."
     if not gain > 0:
         return f"{_LEAVE}: no calibrator lowers {score} ({name} {_gains(gain)})."
-    if not found._is_significant:
-        why = "not significant" if found.interval and found.interval[0] <= 0 else "not significant at the 1% level"
-        return f"{_LEAVE}: the gain of the best calibrator, {name}, is {why}, {shown} of {score}."
+    if not found.is_significant:
+        why = "" if found.interval and found.interval[0] <= 0 else " after correction for its selection"
+        return f"{_LEAVE}: the gain of the best calibrator, {name}, is not significant{why}, {shown} of {score}."
     return f"{_LEAVE}: the best calibrator, {name}, cuts {score} by only {shown}."
 
 

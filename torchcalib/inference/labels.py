@@ -69,10 +69,11 @@ class LabelRows:
         one = (sample.positives.sum(-2, keepdim=True) == n).all(-2, keepdim=True) & is_label.all(-2, keepdim=True)
         if not bool((one | absent).all()):
             return None
-        columns = (x.reshape(-1, n_classes, length) for x in (sample.score, n))
+        n_elements = sample.score.shape[:-2].numel()
+        columns = (x.reshape(n_elements, n_classes, length) for x in (sample.score, n))
         rows = []
-        for score, weight, missing in zip(*columns, absent.reshape(-1, length), strict=True):
-            present = (~missing).nonzero().squeeze(-1)
+        for score, weight, missing in zip(*columns, absent.reshape(n_elements, length), strict=True):
+            present = _in_order(score, weight[0], (~missing).nonzero().squeeze(-1), sample.from_logits)
             weights = None
             if sample.n is not None and copies:
                 present = present.repeat_interleave(weight[0, present].long())
@@ -85,10 +86,23 @@ class LabelRows:
         return self.score.shape[-1]
 
 
+def _in_order(score: Tensor, weight: Tensor, rows: Tensor, from_logits: bool) -> Tensor:
+    """Return the indices `rows` `(n,)`, sorted by a projection of the probabilities `(C, N)`, then by weight `(N,)`.
+
+    Random numbers then do not depend on the order of the rows, for example on batches. Equal rows are exchangeable.
+    """
+    rows = rows[weight[rows].argsort(stable=True)]
+    values = score[:, rows].to(wide_dtype(score.device))
+    factors = torch.arange(1, len(score) + 1, dtype=values.dtype, device=values.device).sqrt()
+    projection = factors @ (values.sigmoid() if from_logits else values)
+    return rows[projection.argsort(stable=True)]
+
+
 class LabelSimulation:
     """Simulation of R replicates of the labels of all rows of a batch element.
 
-    The random number of a row depends on the seed, the replicate, the batch element and the row only.
+    The random number of a row depends on the seed, the replicate, the batch element and the rank of the row only; see
+    `_in_order`.
 
     Args:
         cells: bins or runs of all classes `(1, C, K)`.
@@ -124,7 +138,7 @@ class LabelSimulation:
             limits, cells = self._limits_and_cells(some)
             weights = None if rows.weights is None else rows.weights[some].unsqueeze(-1)
             counters = self.index * _MAX_ELEMENTS + some
-            for chunk in torch.split(torch.arange(len(streams), device=some.device), max(1, _AT_ONCE // len(some))):
+            for chunk in torch.split(torch.arange(len(streams), device=some.device), max(1, _AT_ONCE // max(1, len(some)))):
                 words = random_words(self.seed, streams[chunk], counters).T.contiguous()
                 label = torch.searchsorted(limits, words, right=True)
                 place = (cells.gather(-1, label) + chunk * (n_classes * n_cells)).flatten()

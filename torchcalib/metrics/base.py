@@ -533,7 +533,7 @@ class CalibrationMetric(Metric, Generic[S]):
     def state(self) -> Any:
         """State: a tensor with the numbers of ignored rows and all sums, or a `Samples` tuple."""
         parts = tuple(map(self.__getattribute__, self.state_names))
-        return self.kind.join(parts)
+        return parts[0] if len(parts) == 1 else self.kind.join(parts)
 
     @state.setter
     def state(self, value: Any) -> None:

@@ -260,8 +260,8 @@ class ECE(BinnedMetric):
     question = "mean distance between frequency and confidence in equal-width bins"
     source = "Naeini et al., Bayesian Binning, AAAI 2015, sec. 2, doi 10.1609/aaai.v29i1.9602"
 
-    def __init__(self, task: Task | None = None, **options: Any) -> None:
-        super().__init__(task, **options)
+    def __init__(self, task: Task | None = None, *positional: Any, **options: Any) -> None:
+        super().__init__(task, *positional, **options)
         if self.settings["debiased"]:  # its bias depends on the miscalibration, so it has no valid interval
             self.interval_kind, self.test_formula = None, ece_from_bins
 
@@ -514,8 +514,8 @@ class RMSCE(BinnedMetric):
     question = "root mean squared distance between frequency and confidence"
     source = "Kumar et al., Verified Uncertainty Calibration, NeurIPS 2019, sec. 2, arXiv 1909.10155"
 
-    def __init__(self, task: Task | None = None, **options: Any) -> None:
-        super().__init__(task, **options)
+    def __init__(self, task: Task | None = None, *positional: Any, **options: Any) -> None:
+        super().__init__(task, *positional, **options)
         # The test uses the biased value: the debiased one is clamped to 0 for about half of all calibrated models.
         if self.settings["debiased"]:
             self.interval_kind, self.test_formula = "debiased", rmsce_from_bins
