@@ -55,7 +55,7 @@ def test_calibration_test_of_labels_is_independent_of_dtype_batches_and_excluded
         same(streamed, expected)
     else:  # sums do not contain the rows whose labels are simulated
         assert case.task == "multiclass"
-        same(streamed.statistic, expected.statistic)
+        assert streamed.statistic.tolist() == pytest.approx(expected.statistic.tolist(), rel=1e-9)
     if case.task != "multiclass":
         same(calibration_test(case.metric(), preds, target.bool(), **FEW), expected)
     copies = torch.randint(0, 3, (60,), generator=torch.Generator().manual_seed(0))

@@ -171,8 +171,6 @@ class BinnedMetric(CalibrationMetric[BinStats | RankedSample]):
 
 def equal_width_rows(p: Predictions, accumulator: EqualWidthBins) -> list[LabelRows] | None:
     """Return the rows of multi-class predictions, for class-wise equal-width bins; None for soft targets."""
-    if not p.hard:
-        return None
     events = accumulator.events(p)
     absent = None if events.weights is None else ~(events.weights > 0)
     score = events.confidence if absent is None else events.confidence.masked_fill(absent, torch.nan)
