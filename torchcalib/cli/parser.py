@@ -249,7 +249,8 @@ def _add_result_options(parser: argparse.ArgumentParser) -> Any:
     calibration.add_argument(
         "--save-calibrator",
         metavar="PATH",
-        help="fit the recommended calibrator to all samples, and write it for torchcalib.calibration.load_calibrator",
+        help="fit the recommended calibrator, if there is one, to all samples, and write it for "
+        "torchcalib.calibration.load_calibrator",
     )
     return calibration
 

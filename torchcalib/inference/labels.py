@@ -138,7 +138,9 @@ class LabelSimulation:
             limits, cells = self._limits_and_cells(some)
             weights = None if rows.weights is None else rows.weights[some].unsqueeze(-1)
             counters = self.index * _MAX_ELEMENTS + some
-            for chunk in torch.split(torch.arange(len(streams), device=some.device), max(1, _AT_ONCE // max(1, len(some)))):
+            for chunk in torch.split(
+                torch.arange(len(streams), device=some.device), max(1, _AT_ONCE // max(1, len(some)))
+            ):
                 words = random_words(self.seed, streams[chunk], counters).T.contiguous()
                 label = torch.searchsorted(limits, words, right=True)
                 place = (cells.gather(-1, label) + chunk * (n_classes * n_cells)).flatten()

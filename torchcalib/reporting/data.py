@@ -106,9 +106,9 @@ class Report(Results[float]):
         for float16 and bfloat16; see `torchcalib.core.ranked.LogitCells`.
 
         `calibration` contains accuracy, NLL, Brier score and ECE after each calibrator of `torchcalib.calibration`
-        that supports the task, cross-validated in 5 stratified folds, and recommends one; see
+        that supports the task, cross-validated in 5 random folds, and recommends one; see
         `torchcalib.calibration.recommend`. It is omitted above 2^20 samples or 2^26 elements of `preds`. It needs
-        labels, and enough samples of each class for stratified folds. Slow calibrators are omitted for many classes.
+        labels of at least two classes. Slow calibrators are omitted for many classes.
 
         `decision` contains the verdict, the cause of miscalibration, and what to do; see
         `torchcalib.reporting.decision.Decision`.
