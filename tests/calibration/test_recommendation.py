@@ -65,7 +65,8 @@ def test_intervals_equal_a_slow_loop_with_the_delta_method(score, weighted, clus
 
     The variance of a ratio of means over n independent units is that of the mean of (a - R b) / mean(b); see Cochran,
     Sampling Techniques (1977), eq. 2.46. The unit is a cluster, if there are any. The variation of the fit adds
-    o^2 / k, for the optimism o of the fit on its own samples, at least 1 / n, and k = n o; see `_standard_error`.
+    o^2 / k, for the optimism o of the fit on its own samples and k = n o; see `_standard_error`. The optimism is at
+    least 1 / N for N independent samples.
     """
     logits, target = shifted(2, 0.5, 60)
     weights = 0.5 + torch.arange(60, dtype=torch.float64) % 3 if weighted else torch.ones(60, dtype=torch.float64)
@@ -73,6 +74,7 @@ def test_intervals_equal_a_slow_loop_with_the_delta_method(score, weighted, clus
     given = {**binary, **({"weights": weights} if weighted else {}), **({"groups": groups} if clustered else {})}
     found = recommend(logits, target, calibrators=[T, B], score=score, **given)
     how, kind = {key: value for key, value in given.items() if key != "groups"}, {"n_repeats": 1}
+    smallest = weights.square().sum().item() / weights.sum().item() ** 2
     found = recommend(logits, target, calibrators=[T, B], score=score, **kind, **given)
     for calibrator in (T, B):
         calibrated = cross_val_calibrate(logits, target, calibrator=calibrator, **given)
@@ -85,7 +87,7 @@ def test_intervals_equal_a_slow_loop_with_the_delta_method(score, weighted, clus
                 parts[group] = parts.get(group, 0.0) + w * loss
         n, ratio = len(before), sum(after.values()) / sum(before.values())
         residuals = [after[k] - ratio * before[k] for k in before]  # their sum is 0
-        optimism = max((sum(after.values()) - sum(inside.values())) / weights.sum().item(), 1 / n)
+        optimism = max((sum(after.values()) - sum(inside.values())) / weights.sum().item(), smallest)
         of_fit = optimism**2 / max(1, n * optimism) * weights.sum().item() ** 2
         half = NORMAL * math.sqrt(n / (n - 1) * sum(r**2 for r in residuals) + of_fit) / sum(before.values())
         assert found.rcl[calibrator.name] == pytest.approx(100 * (1 - ratio), abs=1e-9)

@@ -74,12 +74,14 @@ class Candidate(NamedTuple):
     Attributes:
         parts: contributions of independent units to the cross-validated mean score `(U,)`, or this score `()`.
         in_sample: mean score of a fit to all samples on the same samples; NaN if the score is not cross-validated.
+        n_samples: effective number of samples, (sum w)^2 / sum w^2; 0 for the number of units.
         n_parameters: number of parameters of the method; among methods within noise, the smallest is preferred.
         is_advisable: whether the method cannot assign probability 0, or the score remains finite if it does.
     """
 
     parts: Tensor
     in_sample: float = math.nan
+    n_samples: float = 0
     n_parameters: float = math.inf
     is_advisable: bool = True
 
@@ -231,7 +233,13 @@ def _candidate(
         in_sample = float(contributions(row_scores(score, p, whole.calibrated(p.values, p.from_logits)), p).sum())
     before = contributions(row_scores(score, p, p.values), p, groups)
     n_parameters, advisable = calibrator.n_parameters(p.num_classes), is_advisable(calibrator, p, score)
-    return before, Candidate(parts, in_sample, n_parameters, advisable)
+    return before, Candidate(parts, in_sample, effective_samples(p), n_parameters, advisable)
+
+
+def effective_samples(p: Predictions) -> float:
+    """Return the effective number of samples, (sum w)^2 / sum w^2 for weights w; for labels the smallest one."""
+    w = sample_weights(p)
+    return float((w.sum(-1).square() / w.square().sum(-1)).nan_to_num(0).min())
 
 
 def row_scores(score: RowScore, p: Predictions, values: Tensor) -> Tensor:
@@ -379,7 +387,8 @@ def _standard_error(before: Tensor, after: Candidate) -> float:
         return math.nan
     variance = n / (n - 1) * (residual - residual.mean()).square().sum()
     if math.isfinite(after.in_sample):
-        optimism = max(float(parts.sum()) - after.in_sample, 1 / n)
+        # A fit of one parameter to independent samples has the smallest optimism.
+        optimism = max(float(parts.sum()) - after.in_sample, 1 / (after.n_samples or n))
         variance = variance + optimism**2 / max(1.0, n * optimism)
     return float(variance.sqrt())
 

@@ -19,6 +19,7 @@ from torchcalib.calibration.recommendation import (
     applicable,
     class_counts,
     contributions,
+    effective_samples,
     is_advisable,
     recommendation_of,
     row_scores,
@@ -146,7 +147,7 @@ def _stage(
     calibrators, notes = applicable(p)
     groups = None if p.groups is None else p.groups.reshape(-1)  # a cluster of dependent rows is in one fold
     splits, n_folds = folds_of(p, {**FOLDS, "groups": groups})
-    score = usable_score("nll", p)
+    score, n_samples = usable_score("nll", p), effective_samples(p)
     lines = {"none": _evaluated(p, [(slice(None), p)], 1, n_bins, right)}
     before = contributions(lines["none"].scores[_FIELDS[score]], p, groups)
     candidates: dict[str, Candidate] = {}
@@ -164,6 +165,7 @@ def _stage(
         candidates[calibrator.name] = Candidate(
             contributions(found.scores[_FIELDS[score]], p, groups),
             float(contributions(in_sample, p).sum()),
+            n_samples,
             calibrator.n_parameters(p.num_classes),
             is_advisable(calibrator, p, score),
         )

@@ -367,8 +367,9 @@ def _useless(found: Findings) -> str:
     """Return a sentence on a model that is not better than the class frequencies; otherwise an empty string."""
     if found.are_confidences or not found.nce >= USELESS:
         return ""
-    nll = "infinite" if math.isinf(found.nce) else percent(found.nce)
-    return f" NLL is {nll} of that of the class frequencies."
+    if math.isinf(found.nce):
+        return " NLL is infinite, and that of the class frequencies is not."
+    return f" NLL is {percent(found.nce)} of that of the class frequencies."
 
 
 def _rounded(n: int) -> int:
