@@ -47,7 +47,7 @@ def calls_for(folder):
             ("multilabel", 120, QUICK_COMMAND, (5, 50, 100), None, {"weights": "real"}),
             ("binary", 120, [*QUICK_COMMAND, "--groups", "site"], (5, 50, 100), None, {}),
             ("multilabel", 120, [*QUICK_COMMAND, "--groups", "site"], (5, 50, 100), None, {}),
-            ("binary", 60, [*in_order, "--n-bins", "9", *saved], (40,), None, {}),
+            ("binary", 2000, [*in_order, "--n-bins", "9", *saved], (40,), None, {}),
             ("binary", 60, QUICK_COMMAND, (), None, {}),
             ("multiclass", 60, QUICK_COMMAND, (0, 0, 60), None, {}),
             ("multiclass", 60, QUICK_COMMAND, (0, 20, 30), None, {}),

@@ -306,4 +306,5 @@ def test_two_calibrated_systems_of_rare_events_are_rarely_called_different(const
     from benchmarks.comparisons import Law, beta_views, verdicts
 
     found = verdicts(Law("", "binary", lambda g: beta_views(0.5, 9.5, g, constant)), 300, ranked=False)
+    found.pop("nll")  # the systems differ in accuracy
     assert max(found.values()) <= 0.09, found  # 5% plus 3 standard errors
