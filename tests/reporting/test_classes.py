@@ -67,6 +67,7 @@ def labels(n=1000):
 
 
 def test_directions_are_those_of_the_labels_that_are_off():
+    pytest.importorskip("pandas")
     probs, target = labels()
     report = tc.report(probs, target, task="multilabel", **QUICK)
     assert [line.direction for line in report.class_lines] == [*["not significant"] * 3, "too high", "too low"]

@@ -262,6 +262,7 @@ def test_multilabel_comparisons_are_consistent():
 
 
 def test_p_values_are_in_all_exports(capsys):
+    pytest.importorskip("pandas")
     comparison = compared("binary")
     line, found = comparison["nll"], comparison["nll"].differences["sure"]
     content = next(x for x in json.loads(comparison.to_json())["lines"] if x["key"] == "nll")["differences"]["sure"]
