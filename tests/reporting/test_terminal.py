@@ -38,7 +38,8 @@ def test_short_report_fits_a_screen_and_everything_has_all_lines(task, capsys):
     for number in key_numbers(report):
         assert f"{number.name} {number.value} {number.detail}".strip() in words
     best, worst = report.calibration.best, max(report.class_lines, key=lambda line: line.excess, default=None)
-    shown = f"{best.calibrator} (advised) {percent(best.accuracy)} "
+    advised = " (advised)" if report.recommendation.best else ""
+    shown = f"{best.calibrator}{advised} {percent(best.accuracy)} "
     if task == "multilabel":  # the worst labels replace the calibrators
         shown = f"{worst.index} {percent(worst.frequency)} {percent(worst.frequency - worst.gap)} "
     assert shown in words
