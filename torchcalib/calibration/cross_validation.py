@@ -369,15 +369,20 @@ def _random(target: Tensor, present: Tensor, n_classes: int, n_folds: int, seed:
     """Return a random fold per sample. Only a class whose samples are all in one fold changes it, by one sample."""
     rank = _shuffled_ranks(present.to(torch.int64).neg(), seed)  # samples with a weight come first
     at = rank % n_folds
-    cell = at * n_classes + target
-    counts = cell.new_zeros((*cell.shape[:-1], n_folds * n_classes)).scatter_add(-1, cell, present.long())
-    counts = counts.reshape(*cell.shape[:-1], n_folds, n_classes)
+    counts = _counts_by_fold(at, target, present, n_classes, n_folds)
     total = counts.sum(-2)
     is_alone = ((counts.amax(-2) == total) & (total > 1)).gather(-1, target) & present
     first = torch.full_like(total, torch.iinfo(torch.int64).max).scatter_reduce(
         -1, target, torch.where(present, rank, torch.iinfo(torch.int64).max), "amin"
     )
     return torch.where(is_alone & (rank == first.gather(-1, target)), (at + 1) % n_folds, at)
+
+
+def _counts_by_fold(at: Tensor, target: Tensor, present: Tensor, n_classes: int, n_folds: int) -> Tensor:
+    """Return the number of samples of each class in each fold, int64 `(..., F, C)`."""
+    cell = at * n_classes + target
+    counts = cell.new_zeros((*cell.shape[:-1], n_folds * n_classes)).scatter_add(-1, cell, present.long())
+    return counts.reshape(*cell.shape[:-1], n_folds, n_classes)
 
 
 def _stratified(target: Tensor, present: Tensor, n_folds: int, seed: int) -> Tensor:
@@ -447,9 +452,7 @@ def _separate_groups(fold_of: Tensor, has_class: Tensor, n_folds: int) -> None:
 
 def _check_every_class(at: Tensor, target: Tensor, present: Tensor, n_classes: int, n_folds: int) -> None:
     """Raise if given folds have a class with two or more samples in one fold only."""
-    cell = at * n_classes + target
-    counts = cell.new_zeros((*cell.shape[:-1], n_folds * n_classes)).scatter_add(-1, cell, present.long())
-    counts = counts.reshape(*cell.shape[:-1], n_folds, n_classes)
+    counts = _counts_by_fold(at, target, present, n_classes, n_folds)
     alone = ((counts == counts.sum(-2, keepdim=True)) & (counts > 1)).flatten(0, -2).any(0)
     if value_if_available(alone.any()):
         raise ValueError(
