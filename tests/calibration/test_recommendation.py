@@ -95,18 +95,20 @@ def test_intervals_equal_a_slow_loop_with_the_delta_method(score, weighted, clus
         assert found.intervals[calibrator.name] == pytest.approx(expected, abs=1e-9)
 
 
-def test_earlier_calibrator_is_preferred_unless_the_difference_is_significant():
+def test_smaller_calibrator_is_preferred_unless_the_difference_is_significant():
     """Scores of 100 units. The noise of +-0.5 has a standard error of 5.03 in the sum: the limit is 9.85."""
     before, noise = torch.full((100,), 2.0, dtype=torch.float64), 0.5 - torch.arange(100) % 2
     better = torch.ones(100, dtype=torch.float64)
     for difference, best in ((0.098, "a"), (0.099, "b"), (-0.1, "a")):
-        after = {"a": Candidate(better + difference + noise), "b": Candidate(better)}
-        found = recommendation_of("nll", before, after)
-        assert found.best == found.preferred == best
-        more = {"b": Candidate(better, n_parameters=3), "a": Candidate(better + difference + noise, n_parameters=2)}
-        assert recommendation_of("nll", before, more).best == best
-        assert found.rcl == pytest.approx({"a": 50 * (1 - difference), "b": 50})
-        assert ("a difference within noise" in found.text) == (difference == 0.098)
+        small, large = Candidate(better + difference + noise, n_parameters=2), Candidate(better, n_parameters=3)
+        for after in ({"a": small, "b": large}, {"b": large, "a": small}):
+            found = recommendation_of("nll", before, after)
+            assert found.best == found.preferred == best
+            assert found.rcl == pytest.approx({"a": 50 * (1 - difference), "b": 50})
+            assert ("a difference within noise" in found.text) == (difference == 0.098)
+        # Of two calibrators with equally many parameters, the better one is preferred, however small the difference.
+        after = {"a": small, "b": large._replace(n_parameters=2)}
+        assert recommendation_of("nll", before, after).preferred == ("a" if difference < 0 else "b")
     noisy = better + torch.cat((torch.tensor([80.0]), torch.zeros(99)))
     found = recommendation_of("nll", before, {"a": Candidate(noisy)})
     assert found.rcl["a"] == pytest.approx(10)
@@ -121,7 +123,9 @@ def test_gain_of_the_choice_equals_a_loop_over_bootstrap_samples():
     generator = torch.Generator().manual_seed(7)
     before = 1 + torch.rand(40, generator=generator, dtype=torch.float64)
     parts = before - 0.1 + 0.3 * torch.randn(6, 40, generator=generator, dtype=torch.float64)
-    found = recommendation_of("nll", before, {str(k): Candidate(each) for k, each in enumerate(parts)})
+    sizes = (3, 1, 2, 1, 3, 2)
+    candidates = {str(k): Candidate(each, n_parameters=sizes[k]) for k, each in enumerate(parts)}
+    found = recommendation_of("nll", before, candidates)
     same = torch.Generator().manual_seed(0)
     order = torch.randperm(40, generator=same).tolist()  # one unit a block
     units = [[float(column[order.index(k)]) for k in range(40)] for column in (before, *parts)]
@@ -129,12 +133,14 @@ def test_gain_of_the_choice_equals_a_loop_over_bootstrap_samples():
     for drawn in torch.randint(40, (200, 40), generator=same).tolist():
         means = [sum(unit[k] for k in drawn) / 40 for unit in units[1:]]
         best = min(range(6), key=means.__getitem__)
-        for chosen in range(6):
-            differences = [units[1 + chosen][k] - units[1 + best][k] for k in drawn]
+        within_noise = []
+        for k in range(6):
+            differences = [units[1 + k][i] - units[1 + best][i] for i in drawn]
             mean = sum(differences) / 40
             error = math.sqrt(sum((d - mean) ** 2 for d in differences) / 39 / 40)
             if mean <= NORMAL * error + 1e-12:
-                break
+                within_noise.append(k)
+        chosen = min(within_noise, key=lambda k: (sizes[k], means[k]))
         numerator += sum(units[1 + chosen][k] for k in range(40) if k not in drawn)
         denominator += sum(units[0][k] for k in range(40) if k not in drawn)
     assert found.gain == pytest.approx(100 * (1 - numerator / denominator), abs=1e-9)

@@ -48,7 +48,7 @@ CALIBRATORS: tuple[type[Calibrator], ...] = (
     CentredIsotonicCalibration,
     VennAbersCalibration,
 )
-"""All calibrators in the order of preference, simple ones first."""
+"""All calibrators, simple ones first."""
 
 _LIMITS: tuple[tuple[tuple[type, ...], int, int], ...] = (
     ((AffineScaling, BiasCorrection), 2, 2**31),
@@ -75,7 +75,8 @@ class Candidate(NamedTuple):
         parts: contributions of independent units to the cross-validated mean score `(U,)`, or this score `()`.
         in_sample: mean score of a fit to all samples on the same samples; NaN if the score is not cross-validated.
         n_samples: effective number of samples, (sum w)^2 / sum w^2; 0 for the number of units.
-        n_parameters: number of parameters of the method; among methods within noise, the smallest is preferred.
+        n_parameters: number of parameters of the method; among methods within noise, those with the fewest are
+            preferred.
         is_advisable: whether the method cannot assign probability 0, or the score remains finite if it does.
     """
 
@@ -98,7 +99,7 @@ class Recommendation:
         rcl: relative calibration loss (RCL) of each calibrator in percent, by name.
         best: name of the recommended calibrator; None if none is worthwhile.
         preferred: name of the calibrator with the fewest parameters that is not significantly worse than the best one,
-            even if it is not worthwhile.
+            even if it is not worthwhile; the best one of those with equally many.
         intervals: 95% interval of the gain of each calibrator in percent, `(low, high)`, by name; empty for other
             scores than `"nll"` and `"brier"`. Its target is the gain on new data of the fit to all samples.
             Standard errors are those of paired differences between independent samples, or between clusters
@@ -156,7 +157,7 @@ def recommend(
 
     Calibrators are compared by the cross-validated score. For `"nll"` and `"brier"`, the calibrator with the fewest
     parameters among those that are not significantly worse than the best one is preferred (paired difference, level
-    5%). Methods that can assign probability 0 to a possible class, such as isotonic calibration and histogram binning,
+    5%), and the best one of those with equally many. Methods that can assign probability 0 to a possible class, such as isotonic calibration and histogram binning,
     are not recommended by NLL, because the NLL of new data could be infinite. If NLL is infinite without calibration,
     calibrators are compared by the Brier score.
 
@@ -168,8 +169,7 @@ def recommend(
 
     Args:
         preds: binary `(N,)`, multi-class `(N, C)`, multi-label `(N, L)`.
-        calibrators: candidates; among those with equally many parameters, earlier ones are preferred. None for all
-            calibrators of this package that support the task and the weights.
+        calibrators: candidates. None for all calibrators of this package that support the task and the weights.
         worthwhile: smallest gain in percent of the score that justifies a calibration stage. The lower end of its 99%
             interval must also be positive.
 
@@ -288,7 +288,7 @@ def recommendation_of(
     *,
     nll_is_infinite: bool = False,
 ) -> Recommendation:
-    """Return the recommendation for scores before and after each calibrator, in the order of preference.
+    """Return the recommendation for scores before and after each calibrator.
 
     Args:
         score: name of the score.
@@ -301,21 +301,19 @@ def recommendation_of(
     raw = float(before.sum())
     rcl = {name: 100 * (1 - float(each.sum() / before.sum())) for name, each in parts.items()}
     half = {name: 100 * _Z * _standard_error(before, after[name]) / abs(raw) for name in after if before.dim() and raw}
-    order = sorted(
-        (name for name, each in after.items() if each.is_advisable and math.isfinite(rcl[name])),
-        key=lambda name: after[name].n_parameters,
-    )
+    advisable = [name for name, each in after.items() if each.is_advisable and math.isfinite(rcl[name])]
     preferred, gain, interval = max(rcl, key=lambda name: _or_lowest(rcl[name])), math.nan, None
     is_significant = True
-    if order and not before.dim():
-        preferred = max(order, key=rcl.__getitem__)
+    if advisable and not before.dim():
+        preferred = max(advisable, key=rcl.__getitem__)
         gain = rcl[preferred]
-    elif order:
-        candidates = torch.stack([parts[name] for name in order])
-        preferred = order[int(_preferred(candidates, torch.ones_like(before).unsqueeze(0)))]
+    elif advisable:
+        candidates = torch.stack([parts[name] for name in advisable])
+        sizes = torch.tensor([after[name].n_parameters for name in advisable], dtype=torch.float64)
+        preferred = advisable[int(_preferred(candidates, sizes, torch.ones_like(before).unsqueeze(0)))]
         gain = rcl[preferred]
-        if len(order) > 1 and len(before) > 1:
-            gain = min(gain, _gain_out_of_bag(before, candidates))
+        if len(advisable) > 1 and len(before) > 1:
+            gain = min(gain, _gain_out_of_bag(before, candidates, sizes))
         if preferred in half:
             error = half[preferred] / _Z
             low, high = gain - half[preferred], rcl[preferred] + half[preferred]
@@ -393,11 +391,14 @@ def _standard_error(before: Tensor, after: Candidate) -> float:
     return float(variance.sqrt())
 
 
-def _preferred(parts: Tensor, weights: Tensor) -> Tensor:
-    """Return the index of the first candidate that is not significantly worse than the best one, `(B,)`.
+def _preferred(parts: Tensor, sizes: Tensor, weights: Tensor) -> Tensor:
+    """Return the index of the smallest candidate that is not significantly worse than the best one, `(B,)`.
+
+    Of several candidates with this size, it is the best one.
 
     Args:
         parts: contributions of U units to the scores of M candidates `(M, U)`.
+        sizes: number of parameters of each candidate `(M,)`.
         weights: number of copies of each unit in B samples `(B, U)`.
     """
     n = weights.sum(-1, keepdim=True)
@@ -409,15 +410,18 @@ def _preferred(parts: Tensor, weights: Tensor) -> Tensor:
     with_best = products.gather(-1, best.unsqueeze(-2).expand(-1, len(parts), -1)).squeeze(-1)
     square = squares + squares.gather(-1, best) - 2 * with_best
     variance = ((square - difference.square() / n) * n / (n - 1)).nan_to_num(0).clamp(min=0)
-    return (difference <= _Z * variance.sqrt()).int().argmax(-1)
+    within_noise = difference <= _Z * variance.sqrt()
+    smallest = sizes.masked_fill(~within_noise, math.inf).amin(-1, keepdim=True)
+    return sums.masked_fill(~within_noise | (sizes > smallest), math.inf).argmin(-1)
 
 
-def _gain_out_of_bag(before: Tensor, parts: Tensor) -> float:
+def _gain_out_of_bag(before: Tensor, parts: Tensor, sizes: Tensor) -> float:
     """Return the gain in percent of the choice among candidates, on units that did not decide the choice (BBC-CV).
 
     Args:
         before: contributions of U units to the raw score `(U,)`.
-        parts: contributions to the scores of M candidates `(M, U)`, in the order of preference.
+        parts: contributions to the scores of M candidates `(M, U)`.
+        sizes: number of parameters of each candidate `(M,)`.
 
     Reference:
         Tsamardinos, Greasidou, Borboudakis: Bootstrapping the out-of-sample predictions for efficient and accurate
@@ -430,7 +434,7 @@ def _gain_out_of_bag(before: Tensor, parts: Tensor) -> float:
     columns = columns.new_zeros(len(columns), n).index_add(-1, block, columns)
     drawn = torch.randint(n, (_N_BOOTSTRAP, n), generator=generator)
     weights = torch.zeros(_N_BOOTSTRAP, n, dtype=torch.float64).scatter_add(-1, drawn, torch.ones_like(drawn).double())
-    chosen = _preferred(columns[1:], weights).unsqueeze(-1)
+    chosen = _preferred(columns[1:], sizes, weights).unsqueeze(-1)
     out_of_bag = (weights == 0).double() @ columns.mT
     return 100 * (1 - float(out_of_bag[:, 1:].gather(-1, chosen).sum() / out_of_bag[:, 0].sum()))
 
