@@ -22,6 +22,7 @@ from torchcalib.metrics.binned import ece_from_bins, rmsce_from_bins
 
 PAGE = Path(__file__).resolve().parent / "results" / "interval_targets.md"
 ERRORS = tuple(name for name in WITH_INTERVAL if name != "ACE")
+LEAST_PRINTED = 50  # fewer printed intervals tell nothing about their coverage
 
 
 def outcomes(law: str, truth: str, n: int, n_sets: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -56,11 +57,14 @@ def main() -> None:
         for name, target in targets(law, truth, n, n_sets).items():
             low, high = found[name].low, found[name].high
             printed = low.isfinite()
+            if int(printed.sum()) < LEAST_PRINTED:
+                shares.append("not printed")
+                continue
             above = 100 * float((low[printed] > target + 1e-12).double().mean())
             below = 100 * float((high[printed] < target - 1e-12).double().mean())
             some = "" if bool(printed.all()) else f", {100 * float(printed.double().mean()):.0f}% printed"
             text = f"{100 - above - below:.1f} ({above:.1f} / {below:.1f}{some})"
-            shares.append(text if bool(printed.any()) else "not printed")
+            shares.append(text)
         lines.append(f"| {law} | {truth} | {n:,} | {' | '.join(shares)} |")
         print(lines[-1], flush=True)
     page = [
@@ -70,7 +74,7 @@ def main() -> None:
         "data sets whose 95% interval contains its target, in percent, and in parentheses the shares of intervals "
         f"above and below it. Cells of {SIZES[-1]:,} samples have a quarter of the data sets. Intervals of ECE and "
         "RMSCE are not printed if fewer than 5 events or complements are expected; the coverage is "
-        "that of printed intervals.",
+        f"that of printed intervals, if there are at least {LEAST_PRINTED}.",
         "",
         f"| confidences | truth | N | {' | '.join(ERRORS)} |",
         "|---" * (3 + len(ERRORS)) + "|",

@@ -3,6 +3,7 @@
     python -m benchmarks.power              writes benchmarks/results/power.json and power.md
     python -m benchmarks.power --sets 50    fewer data sets for each cell; writes nothing
     python -m benchmarks.power --few        writes power_few.json and power_few.md, in about two minutes
+    python -m benchmarks.power --classes    writes power_classes.json and power_classes.md, in about ten minutes
 
 Each cell draws data sets of N samples, from a generator of a source paper or from confidences whose true log-odds
 differ by a temperature or a shift, and counts p-values of at most 5 %. Rows for calibrated models are false-positive
@@ -11,6 +12,9 @@ rates, which should be at most 5 %.
 A second table shows the power that is lost to ties with few samples. A valid p-value counts all replicates that equal
 the data. A randomised p-value counts a random part of them, and rejects a calibrated model in 5 % of data sets at any
 number of samples, but differs from run to run.
+
+A third table is for the average of the ECE over many classes, at a level of 1 %. The joint p-value needs stored rows;
+the combined one is that of a streaming metric.
 """
 
 import argparse
@@ -28,6 +32,7 @@ from torch import Tensor
 import torchcalib as tc
 import torchcalib.functional as F
 from benchmarks import simulate
+from torchcalib.inference import calibration_test
 from torchcalib.metrics.base import CalibrationMetric
 
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -36,6 +41,8 @@ LEVEL = 0.05
 N_REPLICATES = 99
 FEW_SAMPLES = (5, 10, 20, 50, 100, 200)
 SETS_OF_FEW = 1_000
+CLASS_COUNTS, SETS_OF_CLASSES, LEVEL_OF_CLASSES = (10, 50), 1_000, 0.01
+SLOPES = {"calibrated: logits N(0, 2^2)": 1.0, "logits times 1.1": 1.1, "logits times 1.3": 1.3}
 
 Data = tuple[Tensor, Tensor]
 """P(y=1) and labels of one data set, `(N,)`."""
@@ -153,6 +160,21 @@ def power_of_few(draw: Callable[[int, int], Data], n: int) -> dict[str, float]:
     return power
 
 
+def power_over_classes(slope: float, num_classes: int, n: int = 700) -> dict[str, float]:
+    """Return the fractions rejected by the joint and the combined p-value of the class-wise ECE."""
+    rejected = {"joint": 0, "combined": 0}
+    for seed in range(SETS_OF_CLASSES):
+        generator = torch.Generator().manual_seed(seed)
+        logits = 2 * torch.randn(n, num_classes, generator=generator)
+        target = torch.multinomial(logits.softmax(-1), 1, generator=generator).squeeze(-1)
+        metric = tc.ECE(task="multiclass", num_classes=num_classes, mode="classwise", from_logits=True)
+        joint = calibration_test(metric, slope * logits, target, n_replicates=199)
+        metric.update(slope * logits, target)
+        for name, found in (("joint", joint), ("combined", metric.test(n_replicates=199))):
+            rejected[name] += bool(found.p_value <= LEVEL_OF_CLASSES + 1e-9)
+    return {name: count / SETS_OF_CLASSES for name, count in rejected.items()}
+
+
 def power_of(n_sets: int, draw: Callable[[int, int], Data], n: int) -> dict[str, float]:
     """Return the fraction rejected by the p-value of every error."""
     sets = [draw(n, seed) for seed in range(n_sets)]
@@ -166,11 +188,7 @@ def power_of(n_sets: int, draw: Callable[[int, int], Data], n: int) -> dict[str,
     return power
 
 
-def table(
-    models: dict[str, Callable[[int, int], Data]],
-    sizes: Iterable[int],
-    power: Callable[[Callable[[int, int], Data], int], dict[str, float]],
-) -> Rows:
+def table(models: dict[str, Any], sizes: Iterable[int], power: Callable[[Any, int], dict[str, float]]) -> Rows:
     """Print and return a row for every model and size."""
     rows = []
     for name, draw in models.items():
@@ -181,14 +199,14 @@ def table(
     return rows
 
 
-def write(name: str, title: str, explanation: str, rows: Rows, digits: int, **settings: Any) -> None:
+def write(name: str, title: str, explanation: str, rows: Rows, digits: int, size: str = "N", **settings: Any) -> None:
     columns = list(rows[0]["power"])
     page = [
         f"# {title}",
         "",
         explanation,
         "",
-        f"| model | N | {' | '.join(columns)} |",
+        f"| model | {size} | {' | '.join(columns)} |",
         "|---" * (2 + len(columns)) + "|",
     ]
     for row in rows:
@@ -203,6 +221,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sets", type=int, default=200, help="data sets for each cell (default 200)")
     parser.add_argument("--few", action="store_true", help="compute the table for few samples (about two minutes)")
+    parser.add_argument("--classes", action="store_true", help="compute the table for averages over classes")
     given = parser.parse_args()
     start = time.perf_counter()
     settings: dict[str, Any] = {"level": LEVEL, "replicates": N_REPLICATES}
@@ -215,6 +234,17 @@ def main() -> None:
         )
         title = "Power lost to ties at few samples"
         write("power_few", title, explanation, rows, digits=1, **settings, data_sets=SETS_OF_FEW)
+    elif given.classes:
+        rows = table(SLOPES, CLASS_COUNTS, power_over_classes)
+        explanation = (
+            f"Share of {SETS_OF_CLASSES:,} data sets of 700 samples with a p-value of at most 1 %, in percent, for ECE "
+            "averaged over the classes. The joint p-value is that of `torchcalib.inference.calibration_test`, which "
+            "simulates the label of each row. The combined one is that of `metric.test()` of a metric without stored "
+            "rows. Computed by `python -m benchmarks.power --classes`."
+        )
+        settings = {"level": LEVEL_OF_CLASSES, "replicates": 199, "data_sets": SETS_OF_CLASSES}
+        title = "Power of averages over classes"
+        write("power_classes", title, explanation, rows, digits=1, size="classes", **settings)
     else:
         rows = table(MODELS, SIZES, partial(power_of, given.sets))
         if given.sets == parser.get_default("sets"):
