@@ -69,7 +69,9 @@ def decided(task: Task, data: Data) -> Decision:
     if task == "multilabel":
         of_labels = run_error_test(ErrorTest(ECE.from_bins), bins, n_replicates=N_REPLICATES)
         labels = Labels(of_labels.p_value, [Gaps.of(_of_label(bins, k)) for k in range(len(bins.sums))])
-    classwise = _rmsce(_bins(estimators["classwise"].accumulator, p), True) if task == "multiclass" else None
+    classwise = None
+    if task == "multiclass":
+        classwise = _line("RMSCE", _rmsce(_bins(estimators["classwise"].accumulator, p), True))
     found = Findings(
         task=task,
         n=float(p.samples.numel()),
@@ -330,14 +332,14 @@ def calibrated_section(sets: int) -> list[str]:
 
     def n_sets(task: Task, n: int) -> int:
         """Return a fifth of the data sets where a data set takes much time."""
-        return sets if n <= 1000 or (task == "binary" and n <= 5000) else sets // 5
+        return sets if n <= 1000 or (task != "multilabel" and n <= 5000) else sets // 5
 
     lines = [
         "## Calibrated models",
         "",
         f'Percentage of calibrated data sets with a verdict other than "calibrated" or "too little data". The stated '
         f"level is {LEVEL:.0%}. There are {sets:,} data sets, and {sets // 5:,} for 20,000 samples and for 5,000 "
-        f"samples of several classes or labels. The standard error at this level is {_error(sets):.1f}% and "
+        f"samples of several labels. The standard error at this level is {_error(sets):.1f}% and "
         f"{_error(sets // 5):.1f}%.",
         "",
         f"| model | {' | '.join(f'{n:,} samples' for n in NULL_SIZES)} |",

@@ -16,7 +16,12 @@ from torchcalib.calibration import (
     recommend,
     relative_calibration_loss,
 )
-from torchcalib.calibration.recommendation import Candidate, _given_significance, recommendation_of
+from torchcalib.calibration.recommendation import (
+    Candidate,
+    _given_significance,
+    _optimism_of_choice,
+    recommendation_of,
+)
 
 NORMAL = 1.959963984540054  # 97.5% quantile of the normal distribution
 
@@ -65,8 +70,8 @@ def test_intervals_equal_a_slow_loop_with_the_delta_method(score, weighted, clus
 
     The variance of a ratio of means over n independent units is that of the mean of (a - R b) / mean(b); see Cochran,
     Sampling Techniques (1977), eq. 2.46. The unit is a cluster, if there are any. The variation of the fit adds
-    o^2 / k, for the optimism o of the fit on its own samples and k = n o; see `_standard_error`. The optimism is at
-    least 1 / N for N independent samples.
+    o^2 / k, for the optimism o of the fit on its own samples and k = n o; see `_standard_error`. Here n is at most the
+    effective number N of samples, and the optimism is at least 1 / N.
     """
     logits, target = shifted(2, 0.5, 60)
     weights = 0.5 + torch.arange(60, dtype=torch.float64) % 3 if weighted else torch.ones(60, dtype=torch.float64)
@@ -88,7 +93,7 @@ def test_intervals_equal_a_slow_loop_with_the_delta_method(score, weighted, clus
         n, ratio = len(before), sum(after.values()) / sum(before.values())
         residuals = [after[k] - ratio * before[k] for k in before]  # their sum is 0
         optimism = max((sum(after.values()) - sum(inside.values())) / weights.sum().item(), smallest)
-        of_fit = optimism**2 / max(1, n * optimism) * weights.sum().item() ** 2
+        of_fit = optimism**2 / max(1, min(n, 1 / smallest) * optimism) * weights.sum().item() ** 2
         half = NORMAL * math.sqrt(n / (n - 1) * sum(r**2 for r in residuals) + of_fit) / sum(before.values())
         assert found.rcl[calibrator.name] == pytest.approx(100 * (1 - ratio), abs=1e-9)
         expected = (100 * (1 - ratio - half), 100 * (1 - ratio + half))
@@ -114,7 +119,7 @@ def test_smaller_calibrator_is_preferred_unless_the_difference_is_significant():
     assert found.rcl["a"] == pytest.approx(10)
     assert found.intervals["a"][0] < 0
     assert found.best is None
-    words = "Use the predictions as they are: the gain of the best calibrator, a, is not significant, 10.0% (95%"
+    words = "Use the predictions as they are: the gain of a is not significant at the 1% level, 10.0% (95%"
     assert found.text.startswith(words)
 
 
@@ -206,4 +211,19 @@ def test_significant_gains_are_corrected_by_the_conditional_likelihood():
         assert (found.is_significant, found.best) == (is_significant, "a" if is_significant else None)
         expected = _given_significance(z)[0] * error if is_significant else z * error
         assert found.gain == pytest.approx(100 * expected, rel=0.02)  # the error of a ratio differs slightly
-        assert ("not significant after correction" in found.text) == (not is_significant)
+        assert ("not significant at the 1% level" in found.text) == (not is_significant)
+
+
+def test_choice_among_equally_good_fits_is_corrected_by_the_expected_maximum():
+    """E[max] of m chi-squared variables: 2 H_m for 2 degrees of freedom, and 1 + 2 / pi for m = 2 and 1 degree."""
+    parts = torch.full((50,), 0.02, dtype=torch.float64)
+    for k, m, largest in ((2, 3, 2 * (1 + 1 / 2 + 1 / 3)), (2, 1, 2), (1, 2, 1 + 2 / math.pi), (math.inf, 4, math.inf)):
+        candidate = Candidate(parts, in_sample=1 - 0.06, n_parameters=k)
+        expected = 0 if m == 1 or math.isinf(k) else 0.06 * (largest / k - 1)
+        assert _optimism_of_choice(candidate, m) == pytest.approx(expected, abs=1e-5)
+    # Two calibrators with nearly equal scores: the gain of the better one is decreased by 2 / pi times its optimism.
+    before = torch.full((400,), 1 / 400, dtype=torch.float64)
+    after = before * (0.9 + 0.001 * (torch.arange(400) % 2))
+    pair = {name: Candidate(after, in_sample=float(after.sum()) - 0.01, n_parameters=1) for name in "ab"}
+    alone = recommendation_of("nll", before, {"a": pair["a"]})
+    assert recommendation_of("nll", before, pair).gain == pytest.approx(alone.gain - 100 * 0.01 * 2 / math.pi, abs=0.01)

@@ -96,7 +96,7 @@ CAUSES = {  # kind of diagnosis, part of the badge, part of the action, and data
     ("binary", "group"): ("bad group", "off in group d", "the training data of this group", off_groups),
     # The sums of (frequency - p), (frequency - p) log-odds and of the score of label noise are 0.
     ("binary", "uneven"): (
-        "uneven", "off in some ranges", "", lambda _: repeated((0.2, 0.4, 0.6, 0.8), (0.3, 0.3, 0.5, 0.9)),
+        "uneven", "miscalibrated in some ranges", "", lambda _: repeated((0.2, 0.4, 0.6, 0.8), (0.3, 0.3, 0.5, 0.9)),
     ),
     ("multilabel", "over"): ("over-confidence", "clearly over-confident", "Add temperature scaling", OVER),
     ("multilabel", "all"): ("class bias", "badly too high", "Add bias correction", changed(lambda z: z + 1)),
@@ -146,7 +146,7 @@ def test_diagnosis_is_made_without_calibrators_labels_classes_and_for_one_row():
     assert named.verdict == "Clearly biased towards ham"
     assert named.cause.startswith("P(spam) is too low: mean P(spam) is 60.0%, its frequency 65.0%. RMSCE, ")
     uneven = found([0.2] * 500 + [0.8] * 500, [1] * 200 + [0] * 300 + [1] * 300 + [0] * 200)
-    assert (uneven.kind, uneven.verdict) == ("uneven", "Badly off in some ranges")
+    assert (uneven.kind, uneven.verdict) == ("uneven", "Badly miscalibrated in some ranges")
     assert uneven.cause.startswith(
         "The largest gaps: the probability is too high between 80% and 87% and too low between 20% and 27%. RMSCE, "
     )
@@ -473,7 +473,7 @@ def test_words_of_a_direction_need_a_significant_gap():
     logits, target = calibrated("multiclass")
     swapped = tc.report(swapped_below_the_top(logits), target, from_logits=True, with_intervals=False).decision
     assert swapped.kind == "swapped classes"
-    assert swapped.verdict == "Clearly off for class 2 and class 3"
+    assert swapped.verdict == "Clearly miscalibrated for class 2 and class 3"
     z, y = calibrated("binary", 2)
     half = torch.where(torch.arange(N) % 2 == 0, 2.5 * z, z / 2.5)
     uneven = tc.report(half, y, from_logits=True, with_intervals=False).decision

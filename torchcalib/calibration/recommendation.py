@@ -106,11 +106,12 @@ class Recommendation:
             (`groups`), and contain the variation of the fit. A weight is the importance of one sample, also if it is a
             whole number.
         gain: gain of `preferred` in percent, corrected for its choice as the best of several calibrators and, if it is
-            significant, for this selection.
+            significant, for this selection. It is at most the uncorrected gain.
         interval: 95% interval of this gain; None for other scores.
         is_significant: whether the gain is positive at the 1% level (two-sided normal test), also after the correction
             for this selection; True for other scores.
         nll_is_infinite: whether the Brier score was used because the NLL is infinite.
+        advisable: names of the calibrators that can be recommended; see `recommend`.
     """
 
     text: str
@@ -124,6 +125,7 @@ class Recommendation:
     interval: tuple[float, float] | None = None
     is_significant: bool = True
     nll_is_infinite: bool = False
+    advisable: frozenset[str] = frozenset()
 
     def advised(self, worthwhile: float) -> "Recommendation":
         """Return the recommendation for another smallest gain in percent that justifies a calibration stage."""
@@ -182,7 +184,7 @@ def recommend(
     Reference:
         [EPSR] Ferrer, Ramos: Evaluating Posterior Probabilities (TMLR), sec. 4; Tsamardinos, Greasidou, Borboudakis:
         Bootstrapping the out-of-sample predictions for efficient and accurate cross-validation (Machine Learning,
-        2018), algorithm 2 (BBC-CV).
+        2018), the method BBC-CV.
 
     Example:
         >>> generator = torch.Generator().manual_seed(0)
@@ -199,17 +201,19 @@ def recommend(
         calibrators, _ = applicable(p)
     names = [calibrator.name for calibrator in calibrators]
     names = [name if names.count(name) == 1 else repr(each) for name, each in zip(names, calibrators, strict=True)]
+    score_function(score)  # raises for an unknown score
     used, before, after = _name_of_score(score), torch.tensor(torch.nan), dict[str, Candidate]()
     for name, calibrator in zip(names, calibrators, strict=True):
-        if not isinstance(score, str):
-            before, parts = both_scores(preds, target, task, score, calibrator, options)
-            after[name] = Candidate(parts, n_parameters=calibrator.n_parameters(2))
-        else:
-            score_function(score)  # raises for an unknown score
+        if isinstance(score, str):
             fitting = fitted(preds, target, task, calibrator, options)
             used = usable_score(score, fitting.p)
             before, after[name] = _candidate(fitting, calibrator, used, options.get("groups"))
-        if before.dim() > isinstance(score, str):
+            n_axes = 1  # contributions of units
+        else:
+            before, parts = both_scores(preds, target, task, score, calibrator, options)
+            after[name] = Candidate(parts)
+            n_axes = 0
+        if before.dim() > n_axes:
             shape = tuple(before.shape)
             raise ValueError(f"`preds` must have no batch axes, got {shape}. Pass one data set.")
     return recommendation_of(used, before, after, worthwhile, nll_is_infinite=used != _name_of_score(score))
@@ -300,7 +304,7 @@ def recommendation_of(
     before, parts = before.cpu(), {name: each.parts.cpu() for name, each in after.items()}
     raw = float(before.sum())
     rcl = {name: 100 * (1 - float(each.sum() / before.sum())) for name, each in parts.items()}
-    half = {name: 100 * _Z * _standard_error(before, after[name]) / abs(raw) for name in after if before.dim() and raw}
+    errors = {name: 100 * _standard_error(before, after[name]) / abs(raw) for name in after if before.dim() and raw}
     advisable = [name for name, each in after.items() if each.is_advisable and math.isfinite(rcl[name])]
     preferred, gain, interval = max(rcl, key=lambda name: _or_lowest(rcl[name])), math.nan, None
     is_significant = True
@@ -310,13 +314,14 @@ def recommendation_of(
     elif advisable:
         candidates = torch.stack([parts[name] for name in advisable])
         sizes = torch.tensor([after[name].n_parameters for name in advisable], dtype=torch.float64)
-        preferred = advisable[int(_preferred(candidates, sizes, torch.ones_like(before).unsqueeze(0)))]
-        gain = rcl[preferred]
+        index, n_rivals = _preferred(candidates, sizes, torch.ones_like(before).unsqueeze(0))
+        preferred = advisable[int(index)]
+        gain = rcl[preferred] - 100 * _optimism_of_choice(after[preferred], int(n_rivals)) / abs(raw)
         if len(advisable) > 1 and len(before) > 1:
             gain = min(gain, _gain_out_of_bag(before, candidates, sizes))
-        if preferred in half:
-            error = half[preferred] / _Z
-            low, high = gain - half[preferred], rcl[preferred] + half[preferred]
+        if preferred in errors:
+            error = errors[preferred]
+            low, high = gain - _Z * error, rcl[preferred] + _Z * error
             is_significant = gain > _Z_99 * error
             if is_significant and error > 0:
                 z, z_low = _given_significance(gain / error)
@@ -324,9 +329,19 @@ def recommendation_of(
                 if is_significant:
                     gain, low = error * z, error * max(0.0, z_low)
             interval = (low, high)
-    intervals = {name: (rcl[name] - half[name], rcl[name] + half[name]) for name in half}
     found = Recommendation(
-        "", score, raw, rcl, None, preferred, intervals, gain, interval, is_significant, nll_is_infinite
+        text="",
+        score=score,
+        raw=raw,
+        rcl=rcl,
+        best=None,
+        preferred=preferred,
+        intervals={name: (rcl[name] - _Z * error, rcl[name] + _Z * error) for name, error in errors.items()},
+        gain=gain,
+        interval=interval,
+        is_significant=is_significant,
+        nll_is_infinite=nll_is_infinite,
+        advisable=frozenset(advisable),
     )
     return found.advised(worthwhile)
 
@@ -376,7 +391,8 @@ def _standard_error(before: Tensor, after: Candidate) -> float:
     normal variables e, and N the number of units. The true excess is |e|^2 / (2 N), and that in cross-validation
     (2 k - |e|^2) / (2 N). The difference has the variance 2 k / N^2, of which the first part contains k / N^2. The rest
     is o^2 / k for the optimism o = k / N, the held-out score minus the score of the fit on its own samples.
-    For the NLL k = N o (Akaike 1974), which is also the effective number of parameters of a penalised method.
+    For the NLL k = N o (Akaike 1974), which is also the effective number of parameters of a penalised method. For the
+    Brier score, whose optimism is smaller, this overestimates the variance.
     """
     parts = after.parts.cpu()
     residual = parts - parts.sum() / before.sum() * before
@@ -385,16 +401,40 @@ def _standard_error(before: Tensor, after: Candidate) -> float:
         return math.nan
     variance = n / (n - 1) * (residual - residual.mean()).square().sum()
     if math.isfinite(after.in_sample):
-        # A fit of one parameter to independent samples has the smallest optimism.
-        optimism = max(float(parts.sum()) - after.in_sample, 1 / (after.n_samples or n))
-        variance = variance + optimism**2 / max(1.0, n * optimism)
+        optimism = _optimism(after)
+        variance = variance + optimism**2 / max(1.0, min(n, after.n_samples or n) * optimism)
     return float(variance.sqrt())
 
 
-def _preferred(parts: Tensor, sizes: Tensor, weights: Tensor) -> Tensor:
+def _optimism(after: Candidate) -> float:
+    """Return the held-out score minus the score of a fit on its own samples.
+
+    It is at least that of a fit of one parameter to independent samples.
+    """
+    return max(float(after.parts.sum()) - after.in_sample, 1 / (after.n_samples or after.parts.numel()))
+
+
+def _optimism_of_choice(after: Candidate, n_rivals: int) -> float:
+    """Return the expected error of the score of the best of several fits with k parameters that are equally good.
+
+    With the errors e of `_standard_error`, the cross-validated excess of a fit is (2 k - |e|^2) / (2 N), and its true
+    excess is |e|^2 / (2 N). The best score is that of the largest |e|^2, which increases the true excess. For m fits with
+    independent errors, the difference is (M - k) / N for the expected maximum M of m chi-squared variables with k degrees
+    of freedom, M = integral of 1 - F^m. Here k / N is the optimism of the fit.
+    """
+    k = after.n_parameters
+    if n_rivals < 2 or not math.isfinite(k) or not math.isfinite(after.in_sample):
+        return 0.0
+    x = torch.linspace(0, k + 20 * math.sqrt(k) + 20, 4_001, dtype=torch.float64)
+    cdf = torch.special.gammainc(torch.tensor(k / 2, dtype=torch.float64), x / 2)
+    largest = float(torch.trapezoid(1 - cdf**n_rivals, x))
+    return _optimism(after) * (largest / k - 1)
+
+
+def _preferred(parts: Tensor, sizes: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     """Return the index of the smallest candidate that is not significantly worse than the best one, `(B,)`.
 
-    Of several candidates with this size, it is the best one.
+    Of several candidates with this size, it is the best one. Their number `(B,)` is also returned.
 
     Args:
         parts: contributions of U units to the scores of M candidates `(M, U)`.
@@ -412,7 +452,8 @@ def _preferred(parts: Tensor, sizes: Tensor, weights: Tensor) -> Tensor:
     variance = ((square - difference.square() / n) * n / (n - 1)).nan_to_num(0).clamp(min=0)
     within_noise = difference <= _Z * variance.sqrt()
     smallest = sizes.masked_fill(~within_noise, math.inf).amin(-1, keepdim=True)
-    return sums.masked_fill(~within_noise | (sizes > smallest), math.inf).argmin(-1)
+    rivals = within_noise & (sizes == smallest)
+    return sums.masked_fill(~rivals, math.inf).argmin(-1), rivals.sum(-1)
 
 
 def _gain_out_of_bag(before: Tensor, parts: Tensor, sizes: Tensor) -> float:
@@ -425,7 +466,7 @@ def _gain_out_of_bag(before: Tensor, parts: Tensor, sizes: Tensor) -> float:
 
     Reference:
         Tsamardinos, Greasidou, Borboudakis: Bootstrapping the out-of-sample predictions for efficient and accurate
-        cross-validation (Machine Learning, 2018), algorithm 2.
+        cross-validation (Machine Learning, 2018), the method BBC-CV. Scores are pooled over bootstrap samples here.
     """
     generator = torch.Generator().manual_seed(0)
     n = min(before.numel(), _MAX_UNITS)
@@ -434,7 +475,7 @@ def _gain_out_of_bag(before: Tensor, parts: Tensor, sizes: Tensor) -> float:
     columns = columns.new_zeros(len(columns), n).index_add(-1, block, columns)
     drawn = torch.randint(n, (_N_BOOTSTRAP, n), generator=generator)
     weights = torch.zeros(_N_BOOTSTRAP, n, dtype=torch.float64).scatter_add(-1, drawn, torch.ones_like(drawn).double())
-    chosen = _preferred(columns[1:], sizes, weights).unsqueeze(-1)
+    chosen = _preferred(columns[1:], sizes, weights)[0].unsqueeze(-1)
     out_of_bag = (weights == 0).double() @ columns.mT
     return 100 * (1 - float(out_of_bag[:, 1:].gather(-1, chosen).sum() / out_of_bag[:, 0].sum()))
 
@@ -500,11 +541,10 @@ def _in_words(found: Recommendation) -> str:
     if found.best is not None:
         return f"Add {name}: it cuts {score} by {shown}{_compared(found)}."
     if not gain > 0:
-        return f"{_LEAVE}: no calibrator lowers {score} ({name} {_gains(gain)})."
+        return f"{_LEAVE}: no calibrator lowers {score} significantly ({name} {_gains(gain)})."
     if not found.is_significant:
-        why = "" if found.interval and found.interval[0] <= 0 else " after correction for its selection"
-        return f"{_LEAVE}: the gain of the best calibrator, {name}, is not significant{why}, {shown} of {score}."
-    return f"{_LEAVE}: the best calibrator, {name}, cuts {score} by only {shown}."
+        return f"{_LEAVE}: the gain of {name} is not significant at the 1% level, {shown} of {score}."
+    return f"{_LEAVE}: the preferred calibrator, {name}, cuts {score} by only {shown}."
 
 
 def _compared(found: Recommendation) -> str:
@@ -512,7 +552,7 @@ def _compared(found: Recommendation) -> str:
     simple, name = TemperatureScaling.name, found.preferred
     if name != simple and simple in found.rcl:
         return f"; {simple} {_gains(found.rcl[simple])}"
-    others = {key: value for key, value in found.rcl.items() if key != name and not math.isnan(value)}
+    others = {key: found.rcl[key] for key in found.rcl if key != name and key in found.advisable}
     if not others:
         return ""
     next_best = max(others, key=lambda key: others[key])

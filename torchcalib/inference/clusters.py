@@ -41,7 +41,7 @@ from torchcalib.ops.counter_rng import random_words
 from torchcalib.ops.segments import cell_sums
 from torchcalib.special.bin_tests import t_critical
 
-FEW_CLUSTERS = 100
+FEW_CLUSTERS = 200
 """Effective number of clusters below which p-values can be too small; see `benchmarks.clusters`."""
 
 _AT_ONCE = 2**22  # gaps of replicates in memory

@@ -101,7 +101,7 @@ def report_of(c: Collected) -> Report:
         nll=by_key["nll"],
         table=next(iter(tables.values())),
         gaps=Gaps.of(bins, effect),
-        classwise_size=by_key["rmsce_debiased/classwise"].value if s.task == "multiclass" else None,
+        classwise_size=by_key["rmsce_debiased/classwise"] if s.task == "multiclass" else None,
         class_names=c.class_names,
         evidence=None if p is None or whole is None else evidence_of(p, whole.fits, whole.nll, effect),
         groups=None if groups is None else groups.gaps(),
@@ -190,8 +190,8 @@ def _cluster_notes(test: CalibrationTest, determine_label: bool) -> list[str]:
     if (number := float(test.effective_clusters or 0)) < FEW_CLUSTERS:
         notes.append(
             f"The effective number of clusters is {number:.3g}: the mean gap depends on few or on large clusters. "
-            f"Below {FEW_CLUSTERS}, p-values can be too small if outcomes are rare, or if each cluster has one label. "
-            "In simulations, p <= 0.01 occurred up to 7 times too often."
+            f"Below {FEW_CLUSTERS}, p-values can be too small and intervals too narrow, if outcomes are rare or if each "
+            "cluster has one label. In simulations, p <= 0.01 occurred up to 7 times too often."
         )
     if determine_label:
         notes.append(

@@ -1,7 +1,8 @@
 """The decision of a report on calibration, and the causes among which it chooses.
 
-A calibrated model has a probability of at most `LEVEL` of a verdict other than "calibrated" or "too little data": half
-of it for the test of the expected calibration error (ECE), and half for all causes together (Bonferroni).
+A calibrated model gets a verdict that names a cause with a probability of about `LEVEL`: half of it for the test of the
+expected calibration error (ECE), and half for all causes together (Bonferroni). The tests of causes are chi-squared
+approximations.
 """
 
 import math
@@ -33,7 +34,7 @@ Kind = Literal[
 ]
 
 LEVEL = 0.05
-"""Largest probability of a wrong alarm for a calibrated model, and level of a cause if ECE is significant."""
+"""Nominal probability of a wrong alarm for a calibrated model, and level of a cause if ECE is significant."""
 
 ERROR_LEVEL = LEVEL / 2
 """Significance level of ECE."""

@@ -151,7 +151,7 @@ class Findings:
         nll: line of the negative log-likelihood (NLL).
         table: bins of the main mode.
         gaps: gaps of these bins.
-        classwise_size: debiased class-wise RMSCE; None unless the task is `"multiclass"`.
+        classwise_size: line of the debiased class-wise RMSCE; None unless the task is `"multiclass"`.
         class_names: names of classes or labels; empty if unknown.
         evidence: evidence for causes; None if the predictions are not available.
         groups: names of large groups, and statistics of each group `(G, 2)`; see `GroupBins.gaps`. None without groups.
@@ -169,7 +169,7 @@ class Findings:
     nll: Line
     table: BinTable
     gaps: Gaps
-    classwise_size: float | None = None
+    classwise_size: Line | None = None
     class_names: Sequence[str] = ()
     evidence: Evidence | None = None
     groups: tuple[Sequence[str], Tensor] | None = None
@@ -257,10 +257,15 @@ class Findings:
         cause = self.cause
         if cause is None or self.only_class is not None:
             return ""
-        size = self.size.value
-        if cause.kind in ("class bias", "other classes", "swapped classes", "confusion"):
-            size = max(size, self.classwise_size or 0.0)
+        size = self.size_of(cause).value
         return "slightly" if not size >= SLIGHT else "clearly" if size < BAD else "badly"
+
+    def size_of(self, cause: Candidate) -> Line:
+        """Return the debiased RMSCE that shows the degree: class-wise for faults of single classes, if larger."""
+        is_of_classes = cause.kind in ("class bias", "other classes", "swapped classes", "confusion")
+        if is_of_classes and self.classwise_size is not None and self.classwise_size.value > self.size.value:
+            return self.classwise_size
+        return self.size
 
     @property
     def worthwhile(self) -> float:
@@ -330,7 +335,8 @@ def _without_cause(found: Findings, stage: CalibrationStage | None) -> Decision:
     ece = found.ece
     floor = ece.noise_floor or 0.0
     high = found.size.interval.high if found.size.interval is not None else floor
-    tested = f"ECE is {significant(ece.value)}, and {significant(floor)} is expected if the model is calibrated"
+    mode = {"multiclass": " of the top label", "multilabel": " of all labels"}.get(found.task, "")
+    tested = f"ECE{mode} is {significant(ece.value)}, and {significant(floor)} is expected if the model is calibrated"
     advice = "" if stage is None else stage.recommendation.text
     if floor >= BAD or high >= BAD:
         n_units = found.n if found.n_clusters is None else found.n_clusters
@@ -340,20 +346,19 @@ def _without_cause(found: Findings, stage: CalibrationStage | None) -> Decision:
         return Decision(
             "too little data",
             "",
-            "Too little data to tell",
+            "Too little data",
             f"This sample is too small to detect miscalibration: {tested}{upper}.{_useless(found)}",
             " ".join(filter(None, [advice, more])),
         )
     causes = list(dict.fromkeys(_TESTED[each.kind] for each in found.candidates))
-    also = f" Causes were tested too: {listed(causes)}." if causes else " Other causes were not tested."
+    also = f" No other cause is significant: {listed(causes)}." if causes else " Other causes were not tested."
     useless = _useless(found)
-    mode = {"multiclass": " of the top label", "multilabel": " of all labels"}.get(found.task, "")
     verdict = "Calibrated" + (f", but {_how_useless(found)}" if useless else "")
     return Decision(
         "calibrated",
         "",
         verdict,
-        f"No significant miscalibration was found. {tested.replace('ECE', f'ECE{mode}', 1)}.{also}{useless}",
+        f"No significant miscalibration was found. {tested}.{also}{useless}",
         advice or ("Check the inputs of the model." if useless else "No action is needed."),
     )
 
@@ -380,17 +385,18 @@ def _rounded(n: int) -> int:
 
 def _with_cause(found: Findings, cause: Candidate, stage: CalibrationStage | None) -> Decision:
     kind, words, badge = _described(found, cause)
-    words = f"{_affected_labels(found)}{words} {_how_large(found)}"
+    words = f"{_affected_labels(found)}{words} {_how_large(found, cause)}"
     if math.isinf(found.nll.value):
         words += " NLL is infinite, because an outcome with predicted probability 0 occurred."
     action = _action(found, cause, kind, stage)
     return Decision(kind, found.degree, capitalised(f"{found.degree} {badge}"), words + _useless(found), action)
 
 
-def _how_large(found: Findings) -> str:
-    size = found.size
-    interval = "" if size.interval is None else f" (95% {ends(size.interval.low, size.interval.high, 3)})"
-    return f"RMSCE, debiased: {significant(size.value)}{interval}."
+def _how_large(found: Findings, cause: Candidate) -> str:
+    size = found.size_of(cause)
+    name = "RMSCE" if size is found.size else "Class-wise RMSCE"
+    interval = "" if size.interval is None else f" (95% interval {ends(size.interval.low, size.interval.high, 3)})"
+    return f"{name}, debiased: {significant(size.value)}{interval}."
 
 
 def _affected_labels(found: Findings) -> str:
@@ -421,7 +427,7 @@ def _action(found: Findings, cause: Candidate, kind: Kind, stage: CalibrationSta
     if kind in ("swapped classes", "confusion"):
         sentences.append("Check the order of the classes, and the labels of these two.")
     if kind == "other classes":
-        sentences.append("The top label is not concerned: act only if you use the probabilities of other classes.")
+        sentences.append("The top label is not affected. Calibrate only if you use the probabilities of other classes.")
     if kind == "class bias" and found.task == "binary" and found.evidence is not None:
         threshold = float((-found.evidence.bias[0]).sigmoid())
         if math.isfinite(threshold):
@@ -463,7 +469,7 @@ def _described(found: Findings, cause: Candidate) -> tuple[Kind, str, str]:
 def _spread(found: Findings, cause: Candidate) -> tuple[str, str]:
     return (
         f"Probabilities are not spread correctly{_temperature(cause)}; {_means(found)}.{_also(found)}",
-        "off in the spread of probabilities",
+        "miscalibrated in the spread of probabilities",
     )
 
 
@@ -471,7 +477,7 @@ def _agrees_with_label_noise(found: Findings, rate: float) -> bool:
     """Return whether the gaps of bins agree with random labels for a fraction `rate` of the samples.
 
     The gaps of probability q are then proportional to 1 / C - q. Two other components of the gaps must not be
-    significant: one of under-confidence, proportional to q (1 - q) logit q, which remains if some ranges are over- and
+    significant: one of under-confidence, proportional to q (1 - q) (logit q + log(C - 1)), which remains if some ranges are over- and
     others under-confident; and for binary predictions a difference between probabilities above and below 0.5.
     """
     gaps = found.gaps
@@ -556,7 +562,7 @@ def _also(found: Findings) -> str:
         return ""
     if also.kind == "class bias":
         return " There are also significant class biases."
-    return f" After a correction of the bias, their spread is still off{_temperature(also)}."
+    return f" After correction of the class biases, the error of the spread remains significant{_temperature(also)}."
 
 
 def _temperature(cause: Candidate) -> str:
@@ -587,7 +593,7 @@ def _bad_class(found: Findings, cause: Candidate) -> tuple[str, str]:
     if sign(cause.gap) != (-1 if cause.value > 1 else 1):
         return (
             f"Probabilities are not spread correctly where {name} is predicted{_temperature(cause)}.",
-            f"off for {name}",
+            f"miscalibrated for {name}",
         )
     change = "high" if cause.value > 1 else "low"
     return (
@@ -601,7 +607,7 @@ def _bad_label(found: Findings, cause: Candidate) -> tuple[str, str]:
     assert found.labels is not None  # the cause is only considered with labels
     name, gaps = found.name(cause.which), found.labels.gaps[cause.which]
     if not sign(cause.gap):
-        return f"Probabilities of {name} are not spread correctly.", f"off for {name}"
+        return f"Probabilities of {name} are not spread correctly.", f"miscalibrated for {name}"
     used = gaps.n > 0
     mean = float((gaps.n * gaps.confidence)[used].sum() / gaps.n.sum())
     frequency = mean + float(gaps.total.sum() / gaps.n.sum())
@@ -622,7 +628,7 @@ def _bad_group(found: Findings, cause: Candidate) -> tuple[str, str]:
             f"Probabilities are too {change} 0 and 1 in group {name}: the slope of its gaps is "
             f"{abs(cause.value):.2g} standard errors."
         )
-    return words, f"off in group {name}"
+    return words, f"miscalibrated in group {name}"
 
 
 def _other_classes(found: Findings, cause: Candidate) -> tuple[str, str]:  # noqa: ARG001
@@ -631,7 +637,7 @@ def _other_classes(found: Findings, cause: Candidate) -> tuple[str, str]:  # noq
     else:
         change = "unequal" if cause.value > 1 else "similar"
         words = f"Probabilities of the classes below the top label are too {change}{_temperature(cause)}."
-    return words, "off below the top label"
+    return words, "miscalibrated below the top label"
 
 
 def _swapped_classes(found: Findings, cause: Candidate) -> tuple[str, str]:
@@ -639,7 +645,7 @@ def _swapped_classes(found: Findings, cause: Candidate) -> tuple[str, str]:
     return (
         f"If the label is {first} or {second}, it is usually the one with the smaller probability "
         f"(slope of the log-odds {cause.value:.2g} instead of 1). The two classes may be swapped.",
-        f"off for {first} and {second}",
+        f"miscalibrated for {first} and {second}",
     )
 
 
@@ -648,7 +654,7 @@ def _confusion(found: Findings, cause: Candidate) -> tuple[str, str]:
     return (
         f"Where {predicted} is predicted, the mean probability of {label} is {cause.expected:.1%}, its frequency "
         f"{cause.value:.1%}.",
-        f"off for {label} where {predicted} is predicted",
+        f"miscalibrated for {label} where {predicted} is predicted",
     )
 
 
@@ -669,7 +675,7 @@ def _uneven(found: Findings, cause: Candidate) -> tuple[str, str]:  # noqa: ARG0
             parts.append(f"{words} between {where}")
     what = "confidence" if found.is_top_label else "the probability"
     words = f"The largest gaps: {what} is {listed(parts)}." if parts else "Probabilities are not spread correctly."
-    return words, "off in some ranges"
+    return words, "miscalibrated in some ranges"
 
 
 _WORDS = {

@@ -39,7 +39,7 @@ class Clustered(RowsInGroups):
     sample. Clusters with the same hash of the identifier are merged. Identifiers from 0 to 1,023 have different
     hashes. Merged clusters remain independent of each other. Distinct clusters are counted exactly up to 100,000, which
     takes 8 bytes for each. `test` returns this number, the number after merging, and the effective number of clusters.
-    Below an effective number of 100, p-values are too small if outcomes are rare; see `benchmarks.clusters`. A
+    Below an effective number of 200, p-values are too small if outcomes are rare; see `benchmarks.clusters`. A
     `CalibrationCollection` passes `clusters` to its `Clustered` metrics. A CUDA graph cannot capture an update.
 
     Args:

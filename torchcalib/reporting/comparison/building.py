@@ -87,8 +87,9 @@ def compare(
     standard deviation is subtracted, also from intervals of values.
 
     Calibration errors contain sampling noise. `Difference.chance` is the difference of the noise floors: the expected
-    difference if both systems are calibrated. If both are equally miscalibrated, the expected difference lies between 0
-    and this number. This is the hypothesis of the test. The p-value is the larger one of two: that of the bootstrap,
+    difference if both systems are calibrated. The hypothesis of the test is that the expected difference lies
+    between 0 and this number. It holds approximately for two systems with the same pattern of gaps; see the guide on
+    noise floors. The p-value is the larger one of two: that of the bootstrap,
     and that of null replicates. In null replicates, the outcomes of both systems are simulated from their confidences,
     with the dependence between the systems. The interval contains those of both. The bootstrap alone is not valid for
     rare outcomes, because a bin without events has no noise in the replicates.

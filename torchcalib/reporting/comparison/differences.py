@@ -6,10 +6,10 @@ is the largest one of these sets, and the interval contains the intervals of all
 1982). The bootstrap alone has no valid level for rare outcomes: a bin in which no event occurred has no noise in the
 replicates. The null replicates alone have no valid level for two systems that are equally miscalibrated.
 
-The hypothesis is that the expected difference lies between 0 and the difference of the noise floors. This interval
-contains the expected difference of two systems with equal miscalibration. If the miscalibration is 0, the expected
-difference is that of the noise floors. If it is large, the noise adds little to the errors (the root of the sum of the
-squares is near the larger term).
+The hypothesis is that the expected difference lies between 0 and the difference of the noise floors. This holds if both
+systems are calibrated, and approximately if their gaps have the same pattern: noise adds little to large gaps, because
+the root of the sum of the squares is near the larger term. For equal errors with different patterns, such as one large
+gap against many small ones, the expected difference can lie outside by up to one noise floor.
 
 Reference:
     Berger: Multiparameter hypothesis testing and acceptance sampling (Technometrics, 1982), for the largest p-value;
@@ -241,7 +241,9 @@ def _adjusted_p_values(family: Sequence[PairTest | None]) -> list[float | None]:
     """Return p-values adjusted for all differences (family-wise error rate, step-down max-T).
 
     The k-th largest distance is compared with the largest standardised replicate of the differences that are not more
-    significant. All differences have the same bootstrap replicates, so that their dependence is included.
+    significant. Each difference contributes the replicates of the set that decides its p-value. Those of the bootstrap
+    and of bins share random numbers. Null replicates of rank-based errors are independent of them, which makes the
+    adjustment conservative.
 
     Reference:
         Westfall, Young: Resampling-Based Multiple Testing (1993), algorithm 4.1; Romano, Wolf: Exact and approximate
