@@ -223,7 +223,10 @@ def test_choice_among_equally_good_fits_is_corrected_by_the_expected_maximum():
         assert _optimism_of_choice(candidate, m) == pytest.approx(expected, abs=1e-5)
     # Two calibrators with nearly equal scores: the gain of the better one is decreased by 2 / pi times its optimism.
     before = torch.full((400,), 1 / 400, dtype=torch.float64)
-    after = before * (0.9 + 0.001 * (torch.arange(400) % 2))
-    pair = {name: Candidate(after, in_sample=float(after.sum()) - 0.01, n_parameters=1) for name in "ab"}
+    noise = 0.001 * (torch.arange(400) % 2 - 0.5)
+    pair = {
+        name: Candidate(before * (0.9 + side * noise), in_sample=0.89, n_parameters=1)
+        for name, side in (("a", 1), ("b", -1))
+    }
     alone = recommendation_of("nll", before, {"a": pair["a"]})
     assert recommendation_of("nll", before, pair).gain == pytest.approx(alone.gain - 100 * 0.01 * 2 / math.pi, abs=0.01)

@@ -93,7 +93,7 @@ CAUSES = {  # kind of diagnosis, part of the badge, part of the action, and data
         "label noise", "flatter than predicted at high confidence", "",
         changed(lambda z: z, lambda y: relabelled(y, 2), scale=4),
     ),
-    ("binary", "group"): ("bad group", "off in group d", "the training data of this group", off_groups),
+    ("binary", "group"): ("bad group", "miscalibrated in group d", "the training data of this group", off_groups),
     # The sums of (frequency - p), (frequency - p) log-odds and of the score of label noise are 0.
     ("binary", "uneven"): (
         "uneven", "miscalibrated in some ranges", "", lambda _: repeated((0.2, 0.4, 0.6, 0.8), (0.3, 0.3, 0.5, 0.9)),

@@ -159,12 +159,14 @@ def recommend(
 
     Calibrators are compared by the cross-validated score. For `"nll"` and `"brier"`, the calibrator with the fewest
     parameters among those that are not significantly worse than the best one is preferred (paired difference, level
-    5%), and the best one of those with equally many. Methods that can assign probability 0 to a possible class, such as isotonic calibration and histogram binning,
-    are not recommended by NLL, because the NLL of new data could be infinite. If NLL is infinite without calibration,
-    calibrators are compared by the Brier score.
+    5%), and the best one of those with equally many. Methods that can assign probability 0 to a possible class, such as
+    isotonic calibration and histogram binning, are not recommended by NLL, because the NLL of new data could be
+    infinite. If NLL is infinite without calibration, calibrators are compared by the Brier score.
 
     The gain of the preferred calibrator is corrected for the choice: in each bootstrap sample, the choice is repeated,
-    and the gain is computed on the samples that were not drawn (BBC-CV).
+    and the gain is computed on the samples that were not drawn (BBC-CV). If several calibrators with equally many
+    parameters are within noise, the fit with the largest error is likely to be chosen, for which the gain is corrected
+    too. The smaller one of both results is used.
 
     Do not choose a calibrator by its calibration error. Histogram binning often has a low expected calibration error
     (ECE), because it makes all predictions of a bin equal. Its proper scores are often the worst of all calibrators.
@@ -418,9 +420,9 @@ def _optimism_of_choice(after: Candidate, n_rivals: int) -> float:
     """Return the expected error of the score of the best of several fits with k parameters that are equally good.
 
     With the errors e of `_standard_error`, the cross-validated excess of a fit is (2 k - |e|^2) / (2 N), and its true
-    excess is |e|^2 / (2 N). The best score is that of the largest |e|^2, which increases the true excess. For m fits with
-    independent errors, the difference is (M - k) / N for the expected maximum M of m chi-squared variables with k degrees
-    of freedom, M = integral of 1 - F^m. Here k / N is the optimism of the fit.
+    excess is |e|^2 / (2 N). The best score is that of the largest |e|^2, which increases the true excess. For m fits
+    with independent errors, the difference is (M - k) / N for the expected maximum M of m chi-squared variables with k
+    degrees of freedom, M = integral of 1 - F^m. Here k / N is the optimism of the fit.
     """
     k = after.n_parameters
     if n_rivals < 2 or not math.isfinite(k) or not math.isfinite(after.in_sample):

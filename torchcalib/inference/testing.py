@@ -57,8 +57,8 @@ class CalibrationTest:
         n_merged: number of clusters after merging clusters with the same hash, from which the test is computed. It
             equals `n_clusters` if no clusters are merged.
         effective_clusters: effective number of clusters `(...)`, in [1, `n_merged`]: the number of clusters of equal
-            variance for which a t-test of the mean gap is about equally reliable. For an average over classes it is the minimum of the classes. See
-            `ClusteredMean` in `torchcalib.inference.clusters`.
+            variance for which a t-test of the mean gap is about equally reliable. For an average over classes it is the
+            minimum of the classes. See `ClusteredMean` in `torchcalib.inference.clusters`.
         smallest_p_value: smallest possible p-value, 1 / (R + 1). For an average over C classes whose p-values are
             combined, it is the smallest one if a single class deviates, about C / (R + 1). See `cauchy_combination`.
     """

@@ -190,8 +190,8 @@ def _cluster_notes(test: CalibrationTest, determine_label: bool) -> list[str]:
     if (number := float(test.effective_clusters or 0)) < FEW_CLUSTERS:
         notes.append(
             f"The effective number of clusters is {number:.3g}: the mean gap depends on few or on large clusters. "
-            f"Below {FEW_CLUSTERS}, p-values can be too small and intervals too narrow, if outcomes are rare or if each "
-            "cluster has one label. In simulations, p <= 0.01 occurred up to 7 times too often."
+            f"Below {FEW_CLUSTERS}, p-values can be too small and intervals too narrow, if outcomes are rare or if "
+            "each cluster has one label. In simulations, p <= 0.01 occurred up to 7 times too often."
         )
     if determine_label:
         notes.append(

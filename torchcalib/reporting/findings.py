@@ -477,8 +477,9 @@ def _agrees_with_label_noise(found: Findings, rate: float) -> bool:
     """Return whether the gaps of bins agree with random labels for a fraction `rate` of the samples.
 
     The gaps of probability q are then proportional to 1 / C - q. Two other components of the gaps must not be
-    significant: one of under-confidence, proportional to q (1 - q) (logit q + log(C - 1)), which remains if some ranges are over- and
-    others under-confident; and for binary predictions a difference between probabilities above and below 0.5.
+    significant: one of under-confidence, proportional to q (1 - q) (logit q + log(C - 1)), which remains if some ranges
+    are over- and others under-confident; and for binary predictions a difference between probabilities above and below
+    0.5.
     """
     gaps = found.gaps
     used = (gaps.n > 0) & (gaps.noise > 0)

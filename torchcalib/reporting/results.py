@@ -121,9 +121,9 @@ class Line(Quantity):
 class Difference:
     """Value of one system minus value of the baseline.
 
-    The hypothesis of the test is that the expected difference is 0 for scores, and between 0 and `chance` for calibration
-    errors, to which sampling noise adds unequal amounts. It holds if both systems are calibrated, and approximately if
-    their gaps have the same pattern.
+    The hypothesis of the test is that the expected difference is 0 for scores. For calibration errors, to which
+    sampling noise adds unequal amounts, it is between 0 and `chance`. This holds if both systems are calibrated, and
+    approximately if their gaps have the same pattern.
 
     Attributes:
         value: the difference; for a signed metric, the difference of absolute values.
