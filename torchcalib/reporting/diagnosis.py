@@ -25,9 +25,10 @@ from torchcalib.calibration.affine import AffineScaling, BiasCorrection, Tempera
 from torchcalib.calibration.calibrator import Calibrator, sample_weights
 from torchcalib.core.predictions import Predictions
 from torchcalib.reporting.decision import Candidate, Kind
-from torchcalib.reporting.other_classes import faults_of_other_classes
+from torchcalib.reporting.other_classes import faults_of_other_classes, poisson_deviance
 
 _MIN_CLASS_WEIGHT = 5.0  # smallest effective number of predictions of a class that is examined
+_MIN_PER_CLASS = 5.0  # mean expected number of labels of each class for the chi-squared law of all biases (Cochran 1954)
 
 
 class Evidence(NamedTuple):
@@ -67,7 +68,8 @@ def evidence_of(
 
     mean, frequency, variance, varentropy, top = _class_statistics(p, w)
     n_fits = p.samples[:-1].numel()
-    n_biases = n_fits if p.task != "multiclass" else max(1, int((frequency > 0).sum()) - 1)
+    n_biases = n_fits if p.task != "multiclass" else max(1, int((mean > 0).sum()) - 1)
+    has_biases = p.task != "multiclass" or scale * float(w.sum()) >= _MIN_PER_CLASS * (n_biases + 1)
     candidates: list[Candidate] = []
     bias = torch.zeros_like(mean)
     gap = (w.sum() * (frequency - mean) * math.sqrt(scale) / variance.sqrt()).nan_to_num(0, 0, 0)
@@ -80,12 +82,13 @@ def evidence_of(
     if BiasCorrection in nll:
         beta = fits[BiasCorrection].beta
         bias = beta if p.task == "multiclass" else (beta[..., 1] - beta[..., 0]).reshape(-1)
-        index = int((gap if p.task == "multiclass" else mean - frequency).abs().argmax())
-        candidates.append(Candidate("class bias", statistic(nll[BiasCorrection]), n_biases, which=index))
-        if p.task == "multiclass":
-            # The squared gap in standard errors is the score statistic of a bias of this class.
-            candidates.append(Candidate("class bias", float(gap[index].square()), 1, len(gap), index))
-    if AffineScaling in nll and len(candidates) > 1:
+        single = _biases_of_classes(mean, frequency, variance, float(w.sum()), scale) if p.task == "multiclass" else None
+        index = int((mean - frequency).abs().argmax() if single is None else single.argmax())
+        if has_biases:
+            candidates.append(Candidate("class bias", statistic(nll[BiasCorrection]), n_biases, which=index))
+        if single is not None:
+            candidates.append(Candidate("class bias", float(single[index]), 1, len(single), index))
+    if AffineScaling in nll and has_biases and len(candidates) > 1:
         largest = max(candidates[:2], key=lambda each: each.statistic)
         rest = statistic(nll[AffineScaling]) - largest.statistic
         both = fits[AffineScaling]
@@ -131,6 +134,18 @@ def _class_statistics(p: Predictions, w: Tensor) -> tuple[Tensor, Tensor, Tensor
     total = w.sum()
     varentropy = torch.cat(pieces) - p.rows.neg_entropy.square()
     return mean / total, frequency / total, mean - square, varentropy, p.rows.top
+
+
+def _biases_of_classes(mean: Tensor, frequency: Tensor, variance: Tensor, n: float, scale: float) -> Tensor:
+    """Return the statistic of a bias of each class alone `(C,)`: a deviance, divided by its dispersion.
+
+    For many samples, it is the squared gap in standard errors. For few samples, the deviance is closer to its
+    chi-squared law. It is that of the less frequent outcome, whether the label is this class.
+    """
+    is_rare = mean <= 0.5
+    expected, observed = (scale * n * torch.where(is_rare, x, 1 - x) for x in (mean, frequency))
+    dispersion = scale * variance / expected
+    return (poisson_deviance(observed, expected) / dispersion).nan_to_num(0, 0, 0)
 
 
 def _label_noise(nll: Tensor, w: Tensor, num_classes: int, scale: float) -> Candidate:

@@ -173,19 +173,24 @@ def _slope(p: Predictions, w: Tensor, scale: float, first: int, second: int, onl
     return Candidate("swapped classes", 2 * scale * float(gain), 1, which=place, value=low)
 
 
-def _confusion(scale: float, pairs: _Pairs) -> list[Candidate]:
-    """Return the pair of predicted class and label with the largest deviance of a Poisson distribution.
+def poisson_deviance(observed: Tensor, expected: Tensor) -> Tensor:
+    """Return the deviance of a Poisson distribution, the likelihood-ratio statistic of one number of events.
 
-    Its tail bounds that of the number of labels, a sum of independent indicators (Hoeffding 1956).
+    Its tail bounds that of a sum of independent indicators (Hoeffding 1956).
     """
+    return 2 * (torch.xlogy(observed, observed / expected) - (observed - expected))
+
+
+def _confusion(scale: float, pairs: _Pairs) -> list[Candidate]:
+    """Return the pair of predicted class and label with the largest deviance of the number of labels."""
     expected, observed = scale * pairs.expected, scale * pairs.observed
-    deviance = 2 * (torch.xlogy(observed, observed / expected) - (observed - expected))
+    deviance = poisson_deviance(observed, expected)
     is_tested = (expected > 0) & ~torch.eye(len(expected), dtype=torch.bool, device=expected.device)
     deviance = deviance.masked_fill(~is_tested, 0)
     index = int(deviance.argmax())
     predicted, label = divmod(index, len(expected))
     total = float(observed[predicted].sum())
-    if not total:
+    if not total or not is_tested.any():
         return []
     of_label, of_sum = float(observed[predicted, label]), float(expected[predicted, label])
     statistic, n_choices = float(deviance[predicted, label]), int(is_tested.sum())

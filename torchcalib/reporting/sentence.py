@@ -27,7 +27,7 @@ def comparison_sentence(lines: Sequence[ComparedLine], first: str, second: str) 
     elif ece.interval is None:
         sentences = [f"The calibration of {second} and {first} cannot be compared: {error}, without an interval"]
     elif ece.verdict == "not significant" and (ece.interval.low > 0 or ece.interval.high < 0):
-        noise = f"of which {ece.chance:+.2g} may be due to sampling noise"
+        noise = f"and {ece.chance:+.2g} is expected by sampling noise alone"
         sentences = [f"The calibration of {second} and {first} does not differ significantly: {error}, {noise}"]
     else:
         sentences = [f"The calibration of {second} and {first} does not differ significantly: {error}"]
