@@ -326,6 +326,8 @@ def folds_of(p: Predictions, options: FoldOptions) -> tuple[Tensor, int]:
     if p.weights is not None:
         present = ~in_all_replicates(p.weights == 0, p.target.dim()).expand(p.target.shape)
     target = p.target.masked_fill(~present, 0).long()
+    if folds is None or isinstance(folds, str):
+        _check_units(present, None if groups is None else _per_sample("groups", groups, p))
     if isinstance(folds, str) and folds not in ("random", "stratified"):
         raise ValueError(f"`folds` must be 'random', 'stratified' or fold numbers, got {folds!r}.")
     if folds is not None and not isinstance(folds, str):
@@ -352,6 +354,15 @@ def folds_of(p: Predictions, options: FoldOptions) -> tuple[Tensor, int]:
             at = _random(target, present, p.num_classes, n_folds, seed + k)
         splits.append(at)
     return torch.stack(splits), n_folds
+
+
+def _check_units(present: Tensor, groups: Tensor | None) -> None:
+    """Raise an error for a single sample or group, without which no sample is left for a fit."""
+    n = int(present.sum(-1).max()) if groups is None and present.numel() else 0
+    n = n if groups is None else len(torch.unique(groups[present]))
+    if n == 1:
+        name, unit = ("preds", "samples with a weight above 0") if groups is None else ("groups", "groups")
+        raise ValueError(f"`{name}` must contain at least 2 {unit} for cross-validation, got {n}.")
 
 
 def _per_sample(name: str, numbers: Tensor, p: Predictions) -> Tensor:

@@ -59,6 +59,7 @@ _LIMITS: tuple[tuple[tuple[type, ...], int, int], ...] = (
 """Calibrators, exponent k, and the largest (number of samples) * (number of classes)^k, which limits their run time."""
 
 _Z, _Z_99 = 1.959963984540054, 2.5758293035489004  # 97.5% and 99.5% quantile of the normal distribution
+_MOST = 100.0  # largest possible gain of a score that is not negative, in percent
 
 
 _N_BOOTSTRAP, _MAX_UNITS = 200, 1_000
@@ -103,15 +104,17 @@ class Recommendation:
         intervals: 95% interval of the gain of each calibrator in percent, `(low, high)`, by name; empty for other
             scores than `"nll"` and `"brier"`. Its target is the gain on new data of the fit to all samples.
             Standard errors are those of paired differences between independent samples, or between clusters
-            (`groups`), and contain the variation of the fit. A weight is the importance of one sample, also if it is a
-            whole number.
+            (`groups`), and contain the variation of the fit. Ends are at most 100. A weight is the importance of one
+            sample, also if it is a whole number.
         gain: gain of `preferred` in percent, corrected for its choice as the best of several calibrators and, if it is
             significant, for this selection. It is at most the uncorrected gain.
-        interval: 95% interval of this gain; None for other scores.
+        interval: 95% interval of this gain; None for other scores. If the correction for selection is large, it can
+            contain 0.
         is_significant: whether the gain is positive at the 1% level (two-sided normal test), also after the correction
             for this selection; True for other scores.
         nll_is_infinite: whether the Brier score was used because the NLL is infinite.
         advisable: names of the calibrators that can be recommended; see `recommend`.
+        obstacle: reason why no calibrator can be recommended, as a clause; empty for none.
     """
 
     text: str
@@ -126,6 +129,7 @@ class Recommendation:
     is_significant: bool = True
     nll_is_infinite: bool = False
     advisable: frozenset[str] = frozenset()
+    obstacle: str = ""
 
     def advised(self, worthwhile: float) -> "Recommendation":
         """Return the recommendation for another smallest gain in percent that justifies a calibration stage."""
@@ -204,11 +208,14 @@ def recommend(
     names = [calibrator.name for calibrator in calibrators]
     names = [name if names.count(name) == 1 else repr(each) for name, each in zip(names, calibrators, strict=True)]
     score_function(score)  # raises for an unknown score
-    used, before, after = _name_of_score(score), torch.tensor(torch.nan), dict[str, Candidate]()
+    if math.isnan(worthwhile):
+        raise ValueError("`worthwhile` must be a number of percent, got nan. Omit it for 5.")
+    used, before, after, obstacle = _name_of_score(score), torch.tensor(torch.nan), dict[str, Candidate](), ""
     for name, calibrator in zip(names, calibrators, strict=True):
         if isinstance(score, str):
             fitting = fitted(preds, target, task, calibrator, options)
             used = usable_score(score, fitting.p)
+            obstacle = "all samples have the same class" if has_one_class(fitting.p) else ""
             before, after[name] = _candidate(fitting, calibrator, used, options.get("groups"))
             n_axes = 1  # contributions of units
         else:
@@ -218,7 +225,8 @@ def recommend(
         if before.dim() > n_axes:
             shape = tuple(before.shape)
             raise ValueError(f"`preds` must have no batch axes, got {shape}. Pass one data set.")
-    return recommendation_of(used, before, after, worthwhile, nll_is_infinite=used != _name_of_score(score))
+    is_infinite = used != _name_of_score(score)
+    return recommendation_of(used, before, after, worthwhile, nll_is_infinite=is_infinite, obstacle=obstacle)
 
 
 def usable_score(score: RowScore, p: Predictions) -> RowScore:
@@ -268,6 +276,11 @@ def class_counts(p: Predictions) -> Tensor:
     return target.new_zeros((*target.shape[:-1], p.num_classes)).scatter_add(-1, target * present, present)
 
 
+def has_one_class(p: Predictions) -> bool:
+    """Return whether all samples have the same class; multi-label: whether this is so for every label."""
+    return bool(((class_counts(p) > 0).sum(-1) < 2).all())
+
+
 def contributions(scores: Tensor, p: Predictions, groups: Tensor | None = None) -> Tensor:
     """Return the contribution of each independent unit to the mean score, `(..., U)`. Their sum is the mean score.
 
@@ -293,6 +306,7 @@ def recommendation_of(
     worthwhile: float = 5.0,
     *,
     nll_is_infinite: bool = False,
+    obstacle: str = "",
 ) -> Recommendation:
     """Return the recommendation for scores before and after each calibrator.
 
@@ -302,12 +316,15 @@ def recommendation_of(
         after: the same after calibration, by name of the calibrator.
         worthwhile: smallest gain in percent of the raw score that justifies a calibration stage.
         nll_is_infinite: whether the score replaces an infinite NLL.
+        obstacle: reason why no calibrator can be recommended, as a clause; empty for none.
     """
     before, parts = before.cpu(), {name: each.parts.cpu() for name, each in after.items()}
     raw = float(before.sum())
     rcl = {name: 100 * (1 - float(each.sum() / before.sum())) for name, each in parts.items()}
     errors = {name: 100 * _standard_error(before, after[name]) / abs(raw) for name in after if before.dim() and raw}
-    advisable = [name for name, each in after.items() if each.is_advisable and math.isfinite(rcl[name])]
+    advisable = [
+        name for name, each in after.items() if each.is_advisable and math.isfinite(rcl[name]) and not obstacle
+    ]
     preferred, gain, interval = max(rcl, key=lambda name: _or_lowest(rcl[name])), math.nan, None
     is_significant = True
     if advisable and not before.dim():
@@ -329,8 +346,8 @@ def recommendation_of(
                 z, z_low = _given_significance(gain / error)
                 is_significant = z > 0
                 if is_significant:
-                    gain, low = error * z, error * max(0.0, z_low)
-            interval = (low, high)
+                    gain, low = error * z, error * z_low
+            interval = (low, min(high, _MOST))
     found = Recommendation(
         text="",
         score=score,
@@ -338,12 +355,15 @@ def recommendation_of(
         rcl=rcl,
         best=None,
         preferred=preferred,
-        intervals={name: (rcl[name] - _Z * error, rcl[name] + _Z * error) for name, error in errors.items()},
+        intervals={
+            name: (rcl[name] - _Z * error, min(rcl[name] + _Z * error, _MOST)) for name, error in errors.items()
+        },
         gain=gain,
         interval=interval,
         is_significant=is_significant,
         nll_is_infinite=nll_is_infinite,
         advisable=frozenset(advisable),
+        obstacle=obstacle,
     )
     return found.advised(worthwhile)
 
@@ -533,11 +553,10 @@ def _in_words(found: Recommendation) -> str:
         return f"{score} is undefined, and so is the gain of calibration."
     if found.raw == 0:
         return f"{score} is 0: there is nothing to gain by calibration."
-    if found.score == "brier" and math.isnan(gain):
-        return f"{_LEAVE}: no calibrator was compared."
     if math.isnan(gain):
-        return f"{_LEAVE}: no calibrator was compared that keeps {score} finite on new data."
-    shown = f"{gain:.1f}%"
+        reason = "no calibrator was compared" + f" that keeps {score} finite on new data" * (found.score != "brier")
+        return f"{_LEAVE}: {found.obstacle or reason}."
+    shown = f"{gain:.1f}%" if gain < 99.95 else ">99.9%"
     if found.interval is not None and math.isfinite(found.interval[0]):
         shown += f" (95% interval {ends(*found.interval, digits=3)})"
     if found.best is not None:

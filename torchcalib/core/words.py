@@ -152,9 +152,11 @@ def _edge(value: float, digits: int, places: int) -> str:
 
 
 def gain(rcl: float) -> str:
-    """Format a relative calibration loss (RCL) in percent, NaN as `"undefined"`, and infinity as `"−infinite"`."""
+    """Format a relative calibration loss (RCL) in percent; NaN as `"undefined"`, and −infinity as `"−infinite"`."""
     if not math.isfinite(rcl):
         return "undefined" if math.isnan(rcl) else "−infinite"
+    if rcl >= 99.95:
+        return ">99.9%"
     return _signed(rcl, f"{abs(rcl):.1f}") + "%"
 
 

@@ -19,7 +19,7 @@ from torchcalib.reporting.diagnosis import evidence_of
 from torchcalib.reporting.findings import Findings, Gaps, Labels, decide
 from torchcalib.reporting.groups import GroupBins
 from torchcalib.reporting.lines import Statistics
-from torchcalib.reporting.testing import run_tests, with_evidence, with_intervals
+from torchcalib.reporting.testing import run_tests, why_few_events, with_evidence, with_intervals
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,12 +67,14 @@ def report_of(c: Collected) -> Report:
     untested = s.lines()
     main = next(line for line in with_evidence(untested, evidence) if line.key in evidence)
     lines = with_evidence(untested, evidence, with_intervals=c.with_intervals)
-    if c.with_intervals:
-        decomposed = list(s.samples) if s.has_labels else []
-        lines, notes_of_intervals = with_intervals(lines, p, why_not, decomposed, s.selective_mode)
-        notes += notes_of_intervals
     of_main = evidence[main.key]
     effect = float(of_main.design_effect or 1)
+    if c.with_intervals:
+        decomposed = list(s.samples) if s.has_labels else []
+        of_few = "" if p is None else why_few_events(p, next(iter(s.bins.values())), effect)
+        of_bootstrap = (None, of_few) if of_few else (p, why_not)
+        lines, notes_of_intervals = with_intervals(lines, *of_bootstrap, decomposed, s.selective_mode)
+        notes += notes_of_intervals
     of_clusters = {}
     if of_main.n_clusters is not None and of_main.effective_clusters is not None:
         number = float(of_main.effective_clusters)

@@ -17,9 +17,9 @@ from torchcalib.calibration.recommendation import (
     Recommendation,
     RowScore,
     applicable,
-    class_counts,
     contributions,
     effective_samples,
+    has_one_class,
     is_advisable,
     recommendation_of,
     row_scores,
@@ -85,7 +85,7 @@ def calibration_stage(
         with the reason.
     """
     if p is not None:
-        why_not = "all samples have the same class" if _has_one_class(p) else ""
+        why_not = _obstacle(p)
         try:
             if not why_not:
                 return *_stage(p, class_names, n_bins, right), ()
@@ -93,6 +93,17 @@ def calibration_stage(
         except (RuntimeError, ValueError) as error:
             why_not = f"cross-validation failed with {failure(error)}"
     return None, None, (f"Calibration gains are omitted: {why_not}.",)
+
+
+def _obstacle(p: Predictions) -> str:
+    """Return the reason why calibrators cannot be cross-validated as a clause; empty for none."""
+    if has_one_class(p):
+        return "all samples have the same class"
+    if p.task == "multilabel" and bool((sample_weights(p).sum(-1) == 0).any()):
+        return "a label has no known entries"
+    if p.groups is not None and len(torch.unique(p.groups)) < 2:
+        return "all rows are in one cluster"
+    return ""
 
 
 def fitted(calibrator: T, p: Predictions, class_axis: int = -1, positive_classes: Sequence[int] | None = None) -> T:
@@ -259,8 +270,3 @@ def _calibrated_scores(p: Predictions, fit: Calibrator, score: RowScore) -> Tens
     rows = max(1, _AT_ONCE // p.num_classes)
     pieces = (p.part(slice(i, i + rows)) for i in range(0, p.samples[-1], rows))
     return torch.cat([row_scores(score, each, _calibrated(each, fit).values) for each in pieces], -1)
-
-
-def _has_one_class(p: Predictions) -> bool:
-    """Return whether all samples have the same class; multi-label: whether this is so for every label."""
-    return bool(((class_counts(p) > 0).sum(-1) < 2).all())

@@ -28,7 +28,7 @@ from torchcalib.reporting.decision import Candidate, Kind
 from torchcalib.reporting.other_classes import faults_of_other_classes, poisson_deviance
 
 _MIN_CLASS_WEIGHT = 5.0  # smallest effective number of predictions of a class that is examined
-_MIN_PER_CLASS = 5.0  # mean expected number of labels of each class for the chi-squared law of all biases (Cochran 1954)
+_MIN_PER_CLASS = 5.0  # labels per class on average, for the chi-squared law of all biases (Cochran 1954)
 
 
 class Evidence(NamedTuple):
@@ -82,12 +82,14 @@ def evidence_of(
     if BiasCorrection in nll:
         beta = fits[BiasCorrection].beta
         bias = beta if p.task == "multiclass" else (beta[..., 1] - beta[..., 0]).reshape(-1)
-        single = _biases_of_classes(mean, frequency, variance, float(w.sum()), scale) if p.task == "multiclass" else None
-        index = int((mean - frequency).abs().argmax() if single is None else single.argmax())
+        of_class = (mean - frequency).abs()
+        if p.task == "multiclass":
+            of_class = _biases_of_classes(mean, frequency, variance, float(w.sum()), scale)
+        index = int(of_class.argmax())
         if has_biases:
             candidates.append(Candidate("class bias", statistic(nll[BiasCorrection]), n_biases, which=index))
-        if single is not None:
-            candidates.append(Candidate("class bias", float(single[index]), 1, len(single), index))
+        if p.task == "multiclass":
+            candidates.append(Candidate("class bias", float(of_class[index]), 1, len(of_class), index))
     if AffineScaling in nll and has_biases and len(candidates) > 1:
         largest = max(candidates[:2], key=lambda each: each.statistic)
         rest = statistic(nll[AffineScaling]) - largest.statistic

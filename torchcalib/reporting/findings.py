@@ -253,12 +253,17 @@ class Findings:
 
     @property
     def degree(self) -> str:
-        """Degree of miscalibration, by debiased RMSCE; empty without a significant cause."""
+        """Degree of miscalibration, by debiased RMSCE; empty without a significant cause.
+
+        It is "badly" only if the lower end of the interval is not below `SLIGHT`.
+        """
         cause = self.cause
         if cause is None or self.only_class is not None:
             return ""
-        size = self.size_of(cause).value
-        return "slightly" if not size >= SLIGHT else "clearly" if size < BAD else "badly"
+        size = self.size_of(cause)
+        # The value alone is uncertain for few samples.
+        is_certain = size.interval is None or size.interval.low >= SLIGHT
+        return "slightly" if not size.value >= SLIGHT else "clearly" if size.value < BAD or not is_certain else "badly"
 
     def size_of(self, cause: Candidate) -> Line:
         """Return the debiased RMSCE that shows the degree: class-wise for faults of single classes, if larger."""
@@ -288,11 +293,15 @@ def decide(found: Findings, stage: CalibrationStage | None) -> Decision:
         found: findings.
         stage: cross-validated calibrators, with a recommendation for `found.worthwhile`; None if omitted.
     """
-    cause = found.cause
     if found.only_class is not None:
         return _one_class(found)
+    if (missing := _missing_data(found)) is not None:
+        return missing
+    cause = found.cause
     if cause is None and found.clusters_determine_label:
         decision = _clusters(found, stage)
+    elif cause is None and stage is not None and stage.recommendation.best is not None:
+        decision = _only_gain(found, stage)
     else:
         decision = _without_cause(found, stage) if cause is None else _with_cause(found, cause, stage)
     if stage is None:
@@ -319,6 +328,41 @@ def _one_class(found: Findings) -> Decision:
     return Decision("one class", "", verdict, cause, "Check that `target` is the right array, and evaluate more data.")
 
 
+def _missing_data(found: Findings) -> Decision | None:
+    """Return the decision without data of a label, or with a single cluster, for which nothing can be tested."""
+    kind: Kind = "too little data"
+    verdict = "Too little data"
+    if found.n_clusters is not None and found.n_clusters < 2:
+        cause = "All rows are in one cluster, and tests and intervals need several clusters."
+        return Decision(kind, "", verdict, cause, "Evaluate more clusters, or omit `clusters` if rows are independent.")
+    empty = [] if found.labels is None else [k for k, gaps in enumerate(found.labels.gaps) if not float(gaps.n.sum())]
+    if empty:
+        names = listed([found.name(k) for k in empty[:_SHOWN_LABELS]] + ["others"] * (len(empty) > _SHOWN_LABELS))
+        cause = f"No entry is known for {names}, so that averages over labels are undefined."
+        return Decision(kind, "", verdict, cause, "Leave out the labels without known entries.")
+    return None
+
+
+def _only_gain(found: Findings, stage: CalibrationStage) -> Decision:
+    """Return the decision if no error is significant, but the gain of a calibrator is."""
+    advice = stage.recommendation
+    return Decision(
+        "uneven",
+        "slightly",
+        "Slightly miscalibrated in the NLL" if advice.score == "nll" else "Slightly miscalibrated in the Brier score",
+        f"{_ece_in_words(found)}. This error and the tested causes are not significant, but the gain by "
+        f"{advice.best} is.",
+        advice.text,
+    )
+
+
+def _ece_in_words(found: Findings) -> str:
+    """Return a clause on ECE and its noise floor."""
+    mode = {"multiclass": " of the top label", "multilabel": " of all labels"}.get(found.task, "")
+    value, floor = significant(found.ece.value), significant(found.ece.noise_floor or 0.0)
+    return f"ECE{mode} is {value}, and {floor} is expected if the model is calibrated"
+
+
 def _clusters(found: Findings, stage: CalibrationStage | None) -> Decision:
     advice = "" if stage is None else f"{stage.recommendation.text} "
     return Decision(
@@ -332,11 +376,9 @@ def _clusters(found: Findings, stage: CalibrationStage | None) -> Decision:
 
 
 def _without_cause(found: Findings, stage: CalibrationStage | None) -> Decision:
-    ece = found.ece
-    floor = ece.noise_floor or 0.0
+    floor = found.ece.noise_floor or 0.0
     high = found.size.interval.high if found.size.interval is not None else floor
-    mode = {"multiclass": " of the top label", "multilabel": " of all labels"}.get(found.task, "")
-    tested = f"ECE{mode} is {significant(ece.value)}, and {significant(floor)} is expected if the model is calibrated"
+    tested = _ece_in_words(found)
     advice = "" if stage is None else stage.recommendation.text
     if floor >= BAD or high >= BAD:
         n_units = found.n if found.n_clusters is None else found.n_clusters
@@ -373,7 +415,10 @@ def _useless(found: Findings) -> str:
     if found.are_confidences or not found.nce >= USELESS:
         return ""
     if math.isinf(found.nce):
-        return " NLL is infinite, and that of the class frequencies is not."
+        return (
+            " NLL is infinite, because an outcome with predicted probability 0 occurred. That of the class frequencies "
+            "is finite."
+        )
     return f" NLL is {percent(found.nce)} of that of the class frequencies."
 
 
@@ -386,7 +431,7 @@ def _rounded(n: int) -> int:
 def _with_cause(found: Findings, cause: Candidate, stage: CalibrationStage | None) -> Decision:
     kind, words, badge = _described(found, cause)
     words = f"{_affected_labels(found)}{words} {_how_large(found, cause)}"
-    if math.isinf(found.nll.value):
+    if math.isinf(found.nll.value) and not _useless(found):
         words += " NLL is infinite, because an outcome with predicted probability 0 occurred."
     action = _action(found, cause, kind, stage)
     return Decision(kind, found.degree, capitalised(f"{found.degree} {badge}"), words + _useless(found), action)
@@ -438,10 +483,16 @@ def _action(found: Findings, cause: Candidate, kind: Kind, stage: CalibrationSta
 def _change_of_accuracy(found: Findings, stage: CalibrationStage) -> list[str]:
     """Return a sentence on the change of accuracy by the advised calibrator, if it is large.
 
-    Calibrated confidences do not change the answers, and therefore not their accuracy.
+    Calibrated confidences do not change the answers, and therefore not their accuracy. With a reversed order of
+    confidences, the best calibrator makes all predictions equal, and their accuracy is arbitrary.
     """
     best = next((line for line in stage.lines if line.calibrator == stage.recommendation.best), None)
-    if best is None or found.are_confidences or abs(best.accuracy - stage.raw.accuracy) < _ACCURACY_CHANGE:
+    if (
+        best is None
+        or found.are_confidences
+        or found.is_reversed
+        or abs(best.accuracy - stage.raw.accuracy) < _ACCURACY_CHANGE
+    ):
         return []
     direction = "raises" if best.accuracy > stage.raw.accuracy else "lowers"
     return [f"It {direction} accuracy from {stage.raw.accuracy:.1%} to {best.accuracy:.1%}."]

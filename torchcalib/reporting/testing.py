@@ -14,10 +14,12 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor
 
+from torchcalib.calibration.recommendation import effective_samples
 from torchcalib.core.event_sums import EqualWidthBins
 from torchcalib.core.events import NamedMode
 from torchcalib.core.predictions import Predictions, replicates_at_once
 from torchcalib.core.ranked import ExactSample
+from torchcalib.core.sums import BinStats
 from torchcalib.core.words import listed
 from torchcalib.inference.resampling import Interval, Resampling
 from torchcalib.inference.testing import CalibrationTest, ErrorTest, run_error_tests
@@ -219,6 +221,25 @@ def with_evidence(
 
 
 _OMITTED = "Bootstrap intervals are omitted: {}."
+_MIN_EVENTS = 10.0  # with fewer, 95% intervals of NLL cover less than 93%; see `benchmarks.interval_targets`
+
+
+def why_few_events(p: Predictions, bins: BinStats, effect: float) -> str:
+    """Return the reason to omit bootstrap intervals of scores as a clause: few events or complements.
+
+    A bootstrap sample contains no outcome that did not occur. Intervals are therefore too narrow if the mean score
+    depends on rare outcomes.
+
+    Args:
+        p: predictions.
+        bins: bins of the main mode.
+        effect: design effect of clusters.
+    """
+    total, expected, observed = (float(bins.sums[..., row, :].sum()) for row in range(3))
+    share = max(min(x, total - x) for x in (expected, observed)) / max(total, 1e-300)
+    n = total if p.copies else effective_samples(p) * p.samples[:-1].numel()  # of all labels
+    n_events = share * n / max(1.0, effect)
+    return "" if n_events >= _MIN_EVENTS else f"they are too narrow for fewer than {_MIN_EVENTS:g} events"
 
 
 def with_intervals(
@@ -296,19 +317,19 @@ def _bootstrap(p: Predictions, estimators: Sequence[LineEstimator]) -> tuple[dic
 def interval_of(line: Line, replicates: Tensor, n_clusters: float | None = None) -> LineInterval | None:
     """Return the bootstrap interval of a line, without its bias, from its values in R replicates `(R,)`.
 
-    None if a bound is NaN; see `none_if_nan`. For `n_clusters` see `Interval`.
+    None if a bound is not finite; see `none_if_undefined`. For `n_clusters` see `Interval`.
     """
     interval = Interval(torch.tensor(line.value, dtype=replicates.dtype), replicates.cpu(), LEVEL, n_clusters)
     low, high = (float(end) for end in interval.without_bias)
     # Without the bias, the ends may be outside the range of the metric.
     low = max(low, 0.0) if bool((replicates >= 0).all()) else low
     high = min(high, 1.0) if line.perfect == 1 else high
-    return none_if_nan(LineInterval(low, high))
+    return none_if_undefined(LineInterval(low, high))
 
 
-def none_if_nan(interval: LineInterval) -> LineInterval | None:
-    """Return the interval, or None if a bound is NaN (empty replicates or infinite values)."""
-    return None if math.isnan(interval.low) or math.isnan(interval.high) else interval
+def none_if_undefined(interval: LineInterval) -> LineInterval | None:
+    """Return the interval, or None if a bound is NaN or infinite (empty replicates or infinite values)."""
+    return interval if math.isfinite(interval.low) and math.isfinite(interval.high) else None
 
 
 def failure(error: Exception) -> str:
