@@ -4,8 +4,8 @@
     python -m benchmarks.interval_targets --sets 100   fewer data sets for each cell; writes nothing
 
 The target of ECE and RMSCE is the expected error over samples (confidences and outcomes) of the same size: the mean
-over 20 times as many data sets. That of ESCE is the expected mean gap, and that of the debiased RMSCE the error over
-the same bins for infinitely many samples.
+over 20 times as many data sets. That of ESCE is the expected mean gap, that of the debiased RMSCE the error over the
+same bins for infinitely many samples, and that of the negative log-likelihood (NLL) its expected value.
 """
 
 import argparse
@@ -18,7 +18,9 @@ from torch import Tensor
 
 from benchmarks.coverage import DEBIASED, LARGE, WITH_INTERVAL, publish, tests_of
 from benchmarks.debiased import LAWS, SIZES, TRUTHS, bins_of, draw
+from torchcalib.inference.resampling import Interval
 from torchcalib.metrics.binned import ece_from_bins, rmsce_from_bins
+from torchcalib.reporting.testing import LEVEL, MIN_EVENTS, N_REPLICATES
 
 PAGE = Path(__file__).resolve().parent / "results" / "interval_targets.md"
 ERRORS = tuple(name for name in WITH_INTERVAL if name != "ACE")
@@ -33,7 +35,7 @@ def outcomes(law: str, truth: str, n: int, n_sets: int, seed: int) -> tuple[Tens
 
 
 def targets(law: str, truth: str, n: int, n_sets: int) -> dict[str, float]:
-    """Return the target of the interval of every error."""
+    """Return the target of every interval."""
     parts = [bins_of(*outcomes(law, truth, n, n_sets, seed)) for seed in range(10, 30)]
     p, true = draw(law, truth, 8 * LARGE, torch.Generator().manual_seed(2))
     whole = bins_of(p.unsqueeze(0), true.unsqueeze(0))
@@ -42,7 +44,33 @@ def targets(law: str, truth: str, n: int, n_sets: int) -> dict[str, float]:
         "RMSCE": float(torch.cat([rmsce_from_bins(b) for b in parts]).mean()),
         DEBIASED: 0.0 if truth == "calibrated" else float(rmsce_from_bins(whole)),
         "ESCE": float((true - p).mean()),
+        "NLL": -float((torch.xlogy(true, p) + torch.xlogy(1 - true, 1 - p)).mean()),
     }
+
+
+def share_covered(low: Tensor, high: Tensor, target: float) -> str:
+    """Return the shares of intervals that contain a target, and that are above and below it; NaN is not printed."""
+    printed = low.isfinite()
+    if int(printed.sum()) < LEAST_PRINTED:
+        return "not printed"
+    above = 100 * float((low[printed] > target + 1e-12).double().mean())
+    below = 100 * float((high[printed] < target - 1e-12).double().mean())
+    some = "" if bool(printed.all()) else f", {100 * float(printed.double().mean()):.0f}% printed"
+    return f"{100 - above - below:.1f} ({above:.1f} / {below:.1f}{some})"
+
+
+def bootstrap_of_nll(p: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the ends of the bootstrap intervals of NLL `(D,)` as in a report; NaN for few events."""
+    nll = -torch.where(y == 1, p, 1 - p).log()
+    generator = torch.Generator().manual_seed(4)
+    ends = []
+    for row in nll:
+        drawn = torch.randint(len(row), (N_REPLICATES, len(row)), generator=generator)
+        ends.append(Interval(row.mean(), row[drawn].mean(-1), LEVEL, None).without_bias)
+    low, high = (torch.stack([torch.as_tensor(end) for end in each]) for each in zip(*ends, strict=True))
+    n = p.shape[-1]
+    events = torch.stack([torch.minimum(x.sum(-1), n - x.sum(-1)) for x in (p, y.double())]).amax(0)
+    return low.masked_fill(events < MIN_EVENTS, torch.nan), high
 
 
 def main() -> None:
@@ -53,18 +81,10 @@ def main() -> None:
     lines = []
     for n, law, truth in product(SIZES, LAWS, TRUTHS):
         n_sets = given.sets if n < SIZES[-1] else max(1, given.sets // 4)
-        found, shares = tests_of(*outcomes(law, truth, n, n_sets, 1), ()), []
-        for name, target in targets(law, truth, n, n_sets).items():
-            low, high = found[name].low, found[name].high
-            printed = low.isfinite()
-            if int(printed.sum()) < LEAST_PRINTED:
-                shares.append("not printed")
-                continue
-            above = 100 * float((low[printed] > target + 1e-12).double().mean())
-            below = 100 * float((high[printed] < target - 1e-12).double().mean())
-            some = "" if bool(printed.all()) else f", {100 * float(printed.double().mean()):.0f}% printed"
-            text = f"{100 - above - below:.1f} ({above:.1f} / {below:.1f}{some})"
-            shares.append(text)
+        p, y = outcomes(law, truth, n, n_sets, 1)
+        found = {name: (test.low, test.high) for name, test in tests_of(p, y, ()).items()}
+        found["NLL"] = bootstrap_of_nll(p, y)
+        shares = [share_covered(*found[name], target) for name, target in targets(law, truth, n, n_sets).items()]
         lines.append(f"| {law} | {truth} | {n:,} | {' | '.join(shares)} |")
         print(lines[-1], flush=True)
     page = [
@@ -73,11 +93,12 @@ def main() -> None:
         f"Computed by `python -m benchmarks.interval_targets` with torch {torch.__version__}: share of {given.sets:,} "
         "data sets whose 95% interval contains its target, in percent, and in parentheses the shares of intervals "
         f"above and below it. Cells of {SIZES[-1]:,} samples have a quarter of the data sets. Intervals of ECE and "
-        "RMSCE are not printed if fewer than 5 events or complements are expected; the coverage is "
+        "RMSCE are not printed if fewer than 5 events or complements are expected, and bootstrap intervals of NLL if "
+        f"fewer than {MIN_EVENTS:g} events or complements are expected and observed; the coverage is "
         f"that of printed intervals, if there are at least {LEAST_PRINTED}.",
         "",
-        f"| confidences | truth | N | {' | '.join(ERRORS)} |",
-        "|---" * (3 + len(ERRORS)) + "|",
+        f"| confidences | truth | N | {' | '.join(ERRORS)} | NLL |",
+        "|---" * (4 + len(ERRORS)) + "|",
         *lines,
     ]
     publish(page, PAGE, given.sets == parser.get_default("sets"), start)

@@ -8,14 +8,14 @@ from helpers.reports import QUICK
 from scipy.optimize import minimize, minimize_scalar
 
 import torchcalib as tc
-from torchcalib.calibration import TemperatureScaling
+from torchcalib.calibration import BiasCorrection, TemperatureScaling
 from torchcalib.reporting.calibration import calibration_stage
 from torchcalib.reporting.decision import CAUSES_LEVEL, ERROR_LEVEL, LEVEL, Candidate, cause_of
-from torchcalib.reporting.diagnosis import evidence_of
+from torchcalib.reporting.diagnosis import _biases_of_classes, evidence_of
 from torchcalib.reporting.findings import Labels
 from torchcalib.reporting.groups import GroupBins
 
-N = 1500
+N, F64 = 1500, torch.float64
 
 
 def drawn(logits, task, seed=1):
@@ -333,6 +333,33 @@ def test_diagnosis_rarely_finds_a_cause_in_calibrated_samples():
         assert is_accused == (report.main_line.p_value < ERROR_LEVEL)
         accused += is_accused
     assert accused <= 5
+
+
+def test_biases_of_classes_have_a_deviance_that_is_valid_for_few_labels():
+    """Deviance of the less frequent outcome, 2 (k log(k / m) - (k - m)), divided by the dispersion v / m."""
+    n, scale = 40.0, 0.5
+    mean = torch.tensor([0.02, 0.05, 0.13, 0.8], dtype=F64)
+    frequency = torch.tensor([0.0, 0.1, 0.15, 0.75], dtype=F64)
+    variance = n * mean * (1 - mean) * 0.9
+    found = _biases_of_classes(mean, frequency, variance, n, scale)
+    for q, f, v, statistic in zip(mean.tolist(), frequency.tolist(), variance.tolist(), found.tolist(), strict=True):
+        m, k = (scale * n * min(x, y) for x, y in ((q, 1 - q), (f, 1 - f)))
+        expected = 2 * ((k * math.log(k / m) if k else 0) - (k - m)) * m / (scale * v)
+        assert statistic == pytest.approx(expected)
+    # For many labels, it is the squared gap in standard errors.
+    many = _biases_of_classes(mean, mean + 1e-4, 1e6 * variance, 1e6 * n, 1.0)
+    assert many.tolist() == pytest.approx((1e-8 * (1e6 * n) ** 2 / (1e6 * variance)).tolist(), rel=0.01)
+    # Calibrated predictions of 200 classes for 250 samples: 10 data sets have at most one wrong alarm.
+    wrong = 0
+    for seed in range(10):
+        g = torch.Generator().manual_seed(seed)
+        logits = torch.randn(250, 200, generator=g)
+        target = torch.multinomial(logits.softmax(-1), 1, generator=g).squeeze(-1)
+        p = TemperatureScaling().read(logits, target, task="multiclass", options={"from_logits": True})
+        fits = {kind: kind().fit_to(p) for kind in (TemperatureScaling, BiasCorrection)}
+        nll = {kind: p.with_values(fit.calibrated(p.values, True)).cross_entropy for kind, fit in fits.items()}
+        wrong += cause_of(evidence_of(p, fits, nll, 1.0).candidates, is_significant=False) is not None
+    assert wrong <= 1
 
 
 def test_noise_floor_does_not_treat_importance_weights_as_copies():

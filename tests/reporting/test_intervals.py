@@ -145,6 +145,26 @@ def test_slow_lines_have_no_interval_or_few_replicates_with_a_note(monkeypatch):
     assert "combines the p-values" not in " ".join(tc.report(preds, target, **given).notes)
 
 
+def test_scores_have_no_bootstrap_interval_for_fewer_than_10_events():
+    """The number of events is the larger one of expected and observed events, divided by the design effect."""
+    p = torch.full((500,), 0.018)
+    few, enough = (torch.arange(500) < k for k in (9, 10))
+    given = {"task": "binary", "with_calibration": False}
+    for target, options, is_shown in (
+        (few.long(), {}, False),
+        (enough.long(), {}, True),
+        (few.long(), {"weights": torch.full((500,), 2)}, True),  # copies
+        (few.long(), {"weights": torch.full((500,), 2.0)}, False),  # importance
+        (1 - few.long(), {}, False),
+        (enough.long(), {"clusters": torch.arange(500) // 2}, False),  # both events of a cluster occur
+    ):
+        preds = p if target.sum() < 250 else 1 - p
+        report = tc.report(preds, target, **given, **options)
+        assert (report.lines[1].interval is not None) == is_shown
+        why = "Bootstrap intervals are omitted: they are too narrow for fewer than 10 events."
+        assert (why in report.notes) == (not is_shown)
+
+
 def test_undefined_replicates_leave_out_an_interval_with_a_note():
     """A third of the replicates do not contain the only error, and AUROC of correctness needs one."""
     preds = torch.linspace(0.55, 0.95, 40, dtype=torch.float64)

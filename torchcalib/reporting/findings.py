@@ -121,10 +121,23 @@ class Labels(NamedTuple):
 
     @property
     def worst(self) -> Candidate:
-        """Label with the largest score statistic of a bias and a slope together."""
-        statistics = torch.tensor([_score_of(gaps) for gaps in self.gaps], dtype=torch.float64)
-        index = int(statistics.argmax())
-        return Candidate("bad label", float(statistics[index]), 2, len(statistics), index, gap=self.gaps[index].z())
+        """Label with a significant score statistic of a bias and a slope together, and the largest ECE of these.
+
+        Without a significant label, it is the one with the largest statistic.
+        """
+        statistics = [_score_of(gaps) for gaps in self.gaps]
+        found = [
+            Candidate("bad label", each, 2, len(statistics), index, gap=self.gaps[index].z())
+            for index, each in enumerate(statistics)
+        ]
+        if any(each.p_value < LEVEL for each in found):
+            return max((each for each in found if each.p_value < LEVEL), key=self._size)
+        return max(found, key=lambda each: each.statistic)
+
+    def _size(self, label: Candidate) -> float:
+        """Return the mean absolute gap of a label, its expected calibration error (ECE)."""
+        gaps = self.gaps[label.which]
+        return float(gaps.total.abs().sum() / gaps.n.sum())
 
 
 def _score_of(gaps: Gaps) -> float:

@@ -221,7 +221,7 @@ def with_evidence(
 
 
 _OMITTED = "Bootstrap intervals are omitted: {}."
-_MIN_EVENTS = 10.0  # with fewer, 95% intervals of NLL cover less than 93%; see `benchmarks.interval_targets`
+MIN_EVENTS = 10.0  # with fewer, 95% intervals of NLL cover less than 93%; see `benchmarks.interval_targets`
 
 
 def why_few_events(p: Predictions, bins: BinStats, effect: float) -> str:
@@ -239,7 +239,7 @@ def why_few_events(p: Predictions, bins: BinStats, effect: float) -> str:
     share = max(min(x, total - x) for x in (expected, observed)) / max(total, 1e-300)
     n = total if p.copies else effective_samples(p) * p.samples[:-1].numel()  # of all labels
     n_events = share * n / max(1.0, effect)
-    return "" if n_events >= _MIN_EVENTS else f"they are too narrow for fewer than {_MIN_EVENTS:g} events"
+    return "" if n_events >= MIN_EVENTS else f"they are too narrow for fewer than {MIN_EVENTS:g} events"
 
 
 def with_intervals(
