@@ -162,7 +162,7 @@ def test_a_note_warns_of_a_small_effective_number_of_clusters():
         report = tc.report(p[cluster], y[cluster], clusters=cluster, with_intervals=False, **GIVEN)
         return report.settings["effective_clusters"], [note for note in report.notes if "effective number" in note]
 
-    assert notes([10] * 120) == (pytest.approx(120, rel=1e-6), [])
+    assert notes([10] * 220) == (pytest.approx(220, rel=1e-6), [])
     number, (note,) = notes([10] * 80)
     assert number == pytest.approx(80, rel=1e-6)
     assert note.startswith("The effective number of clusters is 80: ")

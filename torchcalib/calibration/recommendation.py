@@ -128,7 +128,7 @@ class Recommendation:
     interval: tuple[float, float] | None = None
     is_significant: bool = True
     nll_is_infinite: bool = False
-    advisable: frozenset[str] = frozenset()
+    advisable: tuple[str, ...] = ()
     obstacle: str = ""
 
     def advised(self, worthwhile: float) -> "Recommendation":
@@ -362,7 +362,7 @@ def recommendation_of(
         interval=interval,
         is_significant=is_significant,
         nll_is_infinite=nll_is_infinite,
-        advisable=frozenset(advisable),
+        advisable=tuple(advisable),
         obstacle=obstacle,
     )
     return found.advised(worthwhile)
@@ -573,7 +573,7 @@ def _compared(found: Recommendation) -> str:
     simple, name = TemperatureScaling.name, found.preferred
     if name != simple and simple in found.rcl:
         return f"; {simple} {_gains(found.rcl[simple])}"
-    others = {key: found.rcl[key] for key in found.rcl if key != name and key in found.advisable}
+    others = {key: found.rcl[key] for key in found.advisable if key != name}
     if not others:
         return ""
     next_best = max(others, key=lambda key: others[key])
