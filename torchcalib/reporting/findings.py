@@ -121,23 +121,13 @@ class Labels(NamedTuple):
 
     @property
     def worst(self) -> Candidate:
-        """Label with a significant score statistic of a bias and a slope together, and the largest ECE of these.
-
-        Without a significant label, it is the one with the largest statistic.
-        """
+        """Largest score statistic of a bias and a slope together, and the significant label with the largest ECE."""
         statistics = [_score_of(gaps) for gaps in self.gaps]
-        found = [
-            Candidate("bad label", each, 2, len(statistics), index, gap=self.gaps[index].z())
-            for index, each in enumerate(statistics)
-        ]
-        if any(each.p_value < LEVEL for each in found):
-            return max((each for each in found if each.p_value < LEVEL), key=self._size)
-        return max(found, key=lambda each: each.statistic)
-
-    def _size(self, label: Candidate) -> float:
-        """Return the mean absolute gap of a label, its expected calibration error (ECE)."""
-        gaps = self.gaps[label.which]
-        return float(gaps.total.abs().sum() / gaps.n.sum())
+        best = Candidate("bad label", max(statistics), 2, len(statistics))
+        found = [k for k, each in enumerate(statistics) if best._replace(statistic=each).p_value < LEVEL]
+        sizes = [float(gaps.total.abs().sum() / gaps.n.sum()) for gaps in self.gaps]
+        which = max(found, key=sizes.__getitem__) if found else statistics.index(max(statistics))
+        return best._replace(which=which, gap=self.gaps[which].z())
 
 
 def _score_of(gaps: Gaps) -> float:
