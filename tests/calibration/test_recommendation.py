@@ -16,12 +16,8 @@ from torchcalib.calibration import (
     recommend,
     relative_calibration_loss,
 )
-from torchcalib.calibration.recommendation import (
-    Candidate,
-    _given_significance,
-    _optimism_of_choice,
-    recommendation_of,
-)
+from torchcalib.calibration.recommendation import recommendation_of
+from torchcalib.calibration.selection import Candidate, _given_significance, _optimism_of_choice
 
 NORMAL = 1.959963984540054  # 97.5% quantile of the normal distribution
 
@@ -70,7 +66,7 @@ def test_intervals_equal_a_slow_loop_with_the_delta_method(score, weighted, clus
 
     The variance of a ratio of means over n independent units is that of the mean of (a - R b) / mean(b); see Cochran,
     Sampling Techniques (1977), eq. 2.46. The unit is a cluster, if there are any. The variation of the fit adds
-    o^2 / k, for the optimism o of the fit on its own samples and k = n o; see `_standard_error`. Here n is at most the
+    o^2 / k, for the optimism o of the fit on its own samples and k = n o; see `standard_error`. Here n is at most the
     effective number N of samples, and the optimism is at least 1 / N.
     """
     logits, target = shifted(2, 0.5, 60)

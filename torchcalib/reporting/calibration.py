@@ -13,7 +13,6 @@ from torchcalib.calibration.affine import AffineScaling, BiasCorrection, Tempera
 from torchcalib.calibration.calibrator import Calibrator, sample_weights
 from torchcalib.calibration.cross_validation import FoldOptions, calibrated_by_fold, fits_without_folds, folds_of
 from torchcalib.calibration.recommendation import (
-    Candidate,
     Recommendation,
     RowScore,
     applicable,
@@ -25,6 +24,7 @@ from torchcalib.calibration.recommendation import (
     row_scores,
     usable_score,
 )
+from torchcalib.calibration.selection import Candidate
 from torchcalib.core.checks import are_counts
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.state import SumsKind

@@ -1,0 +1,213 @@
+"""Choose a calibrator by cross-validated scores, and estimate its gain on new data."""
+
+import math
+from collections.abc import Callable, Mapping
+from statistics import NormalDist
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+_Z, _Z_99 = 1.959963984540054, 2.5758293035489004  # 97.5% and 99.5% quantile of the normal distribution
+_MOST = 100.0  # largest possible gain of a score that is not negative, in percent
+
+
+_N_BOOTSTRAP, _MAX_UNITS = 200, 1_000
+"""Number of bootstrap samples to correct the gain for the choice of the calibrator, and largest number of units.
+
+More units are added up in random blocks, which have the same sampling distribution of sums.
+"""
+
+
+class Candidate(NamedTuple):
+    """Scores after calibration with one method.
+
+    Attributes:
+        parts: contributions of independent units to the cross-validated mean score `(U,)`, or this score `()`.
+        in_sample: mean score of a fit to all samples on the same samples; NaN if the score is not cross-validated.
+        n_samples: effective number of samples, (sum w)^2 / sum w^2; 0 for the number of units.
+        n_parameters: number of parameters of the method; among methods within noise, those with the fewest are
+            preferred.
+        is_advisable: whether the method cannot assign probability 0, or the score remains finite if it does.
+    """
+
+    parts: Tensor
+    in_sample: float = math.nan
+    n_samples: float = 0
+    n_parameters: float = math.inf
+    is_advisable: bool = True
+
+
+class Choice(NamedTuple):
+    """Chosen calibrator, and its gain in percent; see the fields `preferred`, `gain`, ... of `Recommendation`."""
+
+    name: str
+    gain: float = math.nan
+    interval: tuple[float, float] | None = None
+    is_significant: bool = True
+
+
+def choose(before: Tensor, after: Mapping[str, Candidate]) -> Choice:
+    """Return the smallest candidate within noise of the best one, and its gain, corrected for the choice.
+
+    Args:
+        before: contributions of independent units to the raw score `(U,)`, or the raw score `()`. Scores without
+            contributions have no interval, and the best candidate is chosen.
+        after: candidates with finite scores, by name.
+    """
+    raw, names = float(before.sum()), list(after)
+    gains = [100 * (1 - float(each.parts.sum()) / raw) for each in after.values()]
+    if not before.dim():
+        best = max(range(len(names)), key=gains.__getitem__)
+        return Choice(names[best], gains[best])
+    parts = torch.stack([each.parts for each in after.values()])
+    sizes = torch.tensor([each.n_parameters for each in after.values()], dtype=torch.float64)
+    index, n_rivals = (int(x) for x in _preferred(parts, sizes, torch.ones_like(before).unsqueeze(0)))
+    chosen = after[names[index]]
+    gain = gains[index] - 100 * _optimism_of_choice(chosen, n_rivals) / abs(raw)
+    if len(names) > 1 and len(before) > 1:
+        gain = min(gain, _gain_out_of_bag(before, parts, sizes))
+    error = 100 * standard_error(before, chosen) / abs(raw)
+    low, high = gain - _Z * error, interval_of(gains[index], error)[1]
+    is_significant = gain > _Z_99 * error
+    if is_significant and error > 0:
+        z, z_low = _given_significance(gain / error)
+        is_significant = z > 0
+        if is_significant:
+            gain, low = error * z, error * z_low
+    return Choice(names[index], gain, (low, high), is_significant)
+
+
+def interval_of(gain: float, error: float) -> tuple[float, float]:
+    """Return the 95% interval of a gain in percent with a standard error."""
+    return gain - _Z * error, min(gain + _Z * error, _MOST)
+
+
+def _given_significance(z: float) -> tuple[float, float]:
+    """Return the estimate of the mean of a normal variable that exceeded `_Z_99`, and its lower 97.5% limit.
+
+    Only significant gains lead to advice. They are too large on average, because noise is one of the reasons for their
+    significance. The conditional likelihood of the mean m, given Z > c, is the density phi(z - m) / Phi(m - c). Its
+    maximum solves z = E[Z | Z > c]. The limit solves P(Z > z | Z > c) = 0.025. For large z, they approach z and
+    z - 1.96.
+
+    Reference:
+        Zhong, Prentice: Bias-reduced estimators and confidence intervals for odds ratios in genome-wide association
+        studies (Biostatistics, 2008), sec. 2.
+    """
+    normal = NormalDist()
+
+    def mean_above(m: float) -> float:
+        return m + normal.pdf(_Z_99 - m) / normal.cdf(m - _Z_99)
+
+    def share_above(m: float) -> float:
+        return normal.cdf(m - z) / normal.cdf(m - _Z_99)
+
+    return _increasing_root(mean_above, z, z), _increasing_root(share_above, 0.025, z)
+
+
+def _increasing_root(function: Callable[[float], float], value: float, high: float) -> float:
+    """Return where an increasing function reaches a value, between -5 and `high`, by bisection."""
+    low = -5.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if function(middle) < value else (low, middle)
+    return high
+
+
+def standard_error(before: Tensor, after: Candidate) -> float:
+    """Return the standard error of the cross-validated score as an estimate for new data, given the raw score.
+
+    The first part is that of a ratio of means over independent units (delta method; Cochran, Sampling Techniques,
+    1977, eq. 2.46). It describes test samples for given fits. The second part is the variation of the fit. Near the
+    optimum, the excess of the score is quadratic in the error of the parameters. Let their standardised errors be k
+    normal variables e, and N the number of units. The true excess is |e|^2 / (2 N), and that in cross-validation
+    (2 k - |e|^2) / (2 N). The difference has the variance 2 k / N^2, of which the first part contains k / N^2. The rest
+    is o^2 / k for the optimism o = k / N, the held-out score minus the score of the fit on its own samples.
+    For the NLL k = N o (Akaike 1974), which is also the effective number of parameters of a penalised method. For the
+    Brier score, whose optimism is smaller, this overestimates the variance.
+    """
+    parts = after.parts.cpu()
+    residual = parts - parts.sum() / before.sum() * before
+    n = parts.numel()
+    if n < 2:
+        return math.nan
+    variance = n / (n - 1) * (residual - residual.mean()).square().sum()
+    if math.isfinite(after.in_sample):
+        optimism = _optimism(after)
+        variance = variance + optimism**2 / max(1.0, min(n, after.n_samples or n) * optimism)
+    return float(variance.sqrt())
+
+
+def _optimism(after: Candidate) -> float:
+    """Return the held-out score minus the score of a fit on its own samples.
+
+    It is at least that of a fit of one parameter to independent samples.
+    """
+    return max(float(after.parts.sum()) - after.in_sample, 1 / (after.n_samples or after.parts.numel()))
+
+
+def _optimism_of_choice(after: Candidate, n_rivals: int) -> float:
+    """Return the expected error of the score of the best of several fits with k parameters that are equally good.
+
+    With the errors e of `standard_error`, the cross-validated excess of a fit is (2 k - |e|^2) / (2 N), and its true
+    excess is |e|^2 / (2 N). The best score is that of the largest |e|^2, which increases the true excess. For m fits
+    with independent errors, the difference is (M - k) / N for the expected maximum M of m chi-squared variables with k
+    degrees of freedom, M = integral of 1 - F^m. Here k / N is the optimism of the fit.
+    """
+    k = after.n_parameters
+    if n_rivals < 2 or not math.isfinite(k) or not math.isfinite(after.in_sample):
+        return 0.0
+    x = torch.linspace(0, k + 20 * math.sqrt(k) + 20, 4_001, dtype=torch.float64)
+    cdf = torch.special.gammainc(torch.tensor(k / 2, dtype=torch.float64), x / 2)
+    largest = float(torch.trapezoid(1 - cdf**n_rivals, x))
+    return _optimism(after) * (largest / k - 1)
+
+
+def _preferred(parts: Tensor, sizes: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the index of the smallest candidate that is not significantly worse than the best one, `(B,)`.
+
+    Of several candidates with this size, it is the best one. Their number `(B,)` is also returned.
+
+    Args:
+        parts: contributions of U units to the scores of M candidates `(M, U)`.
+        sizes: number of parameters of each candidate `(M,)`.
+        weights: number of copies of each unit in B samples `(B, U)`.
+    """
+    n = weights.sum(-1, keepdim=True)
+    sums = weights @ parts.mT
+    best = sums.argmin(-1, keepdim=True)
+    difference = sums - sums.gather(-1, best)
+    products = (parts * weights.unsqueeze(-2)) @ parts.mT
+    squares = products.diagonal(dim1=-2, dim2=-1)
+    with_best = products.gather(-1, best.unsqueeze(-2).expand(-1, len(parts), -1)).squeeze(-1)
+    square = squares + squares.gather(-1, best) - 2 * with_best
+    variance = ((square - difference.square() / n) * n / (n - 1)).nan_to_num(0).clamp(min=0)
+    within_noise = difference <= _Z * variance.sqrt()
+    smallest = sizes.masked_fill(~within_noise, math.inf).amin(-1, keepdim=True)
+    rivals = within_noise & (sizes == smallest)
+    return sums.masked_fill(~rivals, math.inf).argmin(-1), rivals.sum(-1)
+
+
+def _gain_out_of_bag(before: Tensor, parts: Tensor, sizes: Tensor) -> float:
+    """Return the gain in percent of the choice among candidates, on units that did not decide the choice (BBC-CV).
+
+    Args:
+        before: contributions of U units to the raw score `(U,)`.
+        parts: contributions to the scores of M candidates `(M, U)`.
+        sizes: number of parameters of each candidate `(M,)`.
+
+    Reference:
+        Tsamardinos, Greasidou, Borboudakis: Bootstrapping the out-of-sample predictions for efficient and accurate
+        cross-validation (Machine Learning, 2018), the method BBC-CV. Scores are pooled over bootstrap samples here.
+    """
+    generator = torch.Generator().manual_seed(0)
+    n = min(before.numel(), _MAX_UNITS)
+    block = torch.randperm(before.numel(), generator=generator) % n
+    columns = torch.cat((before.unsqueeze(0), parts)).double()
+    columns = columns.new_zeros(len(columns), n).index_add(-1, block, columns)
+    drawn = torch.randint(n, (_N_BOOTSTRAP, n), generator=generator)
+    weights = torch.zeros(_N_BOOTSTRAP, n, dtype=torch.float64).scatter_add(-1, drawn, torch.ones_like(drawn).double())
+    chosen = _preferred(columns[1:], sizes, weights)[0].unsqueeze(-1)
+    out_of_bag = (weights == 0).double() @ columns.mT
+    return 100 * (1 - float(out_of_bag[:, 1:].gather(-1, chosen).sum() / out_of_bag[:, 0].sum()))
