@@ -23,7 +23,7 @@ from torchcalib.calibration import (
     relative_calibration_loss,
     score_divergence,
 )
-from torchcalib.calibration.cross_validation import folds_of
+from torchcalib.calibration.folds import folds_of
 from torchcalib.core.inputs import read_input
 
 P, Y = torch.tensor([0.2, 0.7, 0.4, 0.9, 0.3, 0.6]), torch.tensor([0, 1, 1, 1, 0, 0])

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from torchcalib.calibration.affine import AffineScaling, BiasCorrection, TemperatureScaling
 from torchcalib.calibration.calibrator import Calibrator, sample_weights
-from torchcalib.calibration.cross_validation import FoldOptions, calibrated_by_fold, fits_without_folds, folds_of
+from torchcalib.calibration.cross_validation import calibrated_by_fold, fits_without_folds
+from torchcalib.calibration.folds import FoldOptions, folds_of
 from torchcalib.calibration.recommendation import (
     Recommendation,
     RowScore,
