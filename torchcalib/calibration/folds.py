@@ -31,7 +31,8 @@ def folds_of(p: Predictions, options: FoldOptions) -> tuple[Tensor, int]:
     """Return the fold of each sample in S splits, int64 `(S, *)` for `p.target` of shape `*`, and the number of folds.
 
     Raises:
-        ValueError: if given folds have all samples of a class in one fold: the fit to the others would lack the class.
+        ValueError: for a single sample or group, or if given folds have all samples of a class in one fold: the fit to
+            the others would lack the class.
     """
     n_folds, n_repeats, seed = options.get("n_folds", 5), options.get("n_repeats"), options.get("seed", 0)
     groups, folds = options.get("groups"), options.get("folds")

@@ -53,11 +53,13 @@ class Decision:
         kind: cause: `"over-confidence"`, `"under-confidence"`, `"spread"` (a temperature, without a significant mean
             gap of this sign), `"class bias"`, `"label noise"`, `"bad class"`, `"bad label"`, `"bad group"`,
             `"other classes"` (their probabilities if they are not the top label), `"swapped classes"`, `"confusion"`
-            (one label where another class is predicted), or `"uneven"` (other errors in some ranges). Without a
+            (one label where another class is predicted), or `"uneven"` (other errors in some ranges, or only a
+            significant gain of a calibrator). Without a
             significant cause: `"calibrated"`, `"too little data"`, `"one class"` (in the targets), or `"clusters"`
             (which determine the label).
         degree: `"slightly"`, `"clearly"` or `"badly"`, by the debiased root mean squared calibration error (RMSCE).
-            Empty without a significant cause. The limits are 0.02 and 0.1.
+            Empty without a significant cause. The limits are 0.02 and 0.1. It is `"badly"` only if the lower end of the
+            interval is at least 0.02.
         verdict: the decision in few words, such as `"Clearly over-confident"`.
         cause: sentences on the cause, with the values that show it.
         action: sentences on what to do. They contain `Recommendation.text`, if calibrators were evaluated.

@@ -263,10 +263,7 @@ class Findings:
         cause = self.cause
         if cause is None or self.only_class is not None:
             return ""
-        size = self.size_of(cause)
-        # The value alone is uncertain for few samples.
-        is_certain = size.interval is None or size.interval.low >= SLIGHT
-        return "slightly" if not size.value >= SLIGHT else "clearly" if size.value < BAD or not is_certain else "badly"
+        return _degree(self.size_of(cause))
 
     def size_of(self, cause: Candidate) -> Line:
         """Return the debiased RMSCE that shows the degree: class-wise for faults of single classes, if larger."""
@@ -331,6 +328,15 @@ def _one_class(found: Findings) -> Decision:
     return Decision("one class", "", verdict, cause, "Check that `target` is the right array, and evaluate more data.")
 
 
+def _degree(size: Line) -> str:
+    """Return the degree of miscalibration by the line of a debiased RMSCE."""
+    if not size.value >= SLIGHT:
+        return "slightly"
+    # The value alone is uncertain for few samples.
+    is_certain = size.interval is None or size.interval.low >= SLIGHT
+    return "badly" if size.value >= BAD and is_certain else "clearly"
+
+
 def _missing_data(found: Findings) -> Decision | None:
     """Return the decision without data of a label, or with a single cluster, for which nothing can be tested."""
     kind: Kind = "too little data"
@@ -349,10 +355,11 @@ def _missing_data(found: Findings) -> Decision | None:
 def _only_gain(found: Findings, stage: CalibrationStage) -> Decision:
     """Return the decision if no error is significant, but the gain of a calibrator is."""
     advice = stage.recommendation
+    degree = _degree(max(filter(None, (found.size, found.classwise_size)), key=lambda line: line.value))
     return Decision(
         "uneven",
-        "slightly",
-        "Slightly miscalibrated in the NLL" if advice.score == "nll" else "Slightly miscalibrated in the Brier score",
+        degree,
+        f"{capitalised(degree)} miscalibrated: calibration lowers {advice.score_name}",
         f"{_ece_in_words(found)}. This error and the tested causes are not significant, but the gain by "
         f"{advice.best} is.",
         advice.text,
