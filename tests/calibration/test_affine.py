@@ -1,6 +1,7 @@
 """Affine calibrators: comparison with scipy's L-BFGS-B, closed forms, and data without an optimum."""
 
 import math
+from itertools import product
 
 import numpy as np
 import pytest
@@ -12,20 +13,28 @@ from scipy.special import logsumexp
 from torchcalib.ops.newton.problem import AT_ZERO, CONVERGED, PIECE, SEPARABLE
 
 
-def lbfgs(scores, target, calibrator):
-    """Return the smallest mean log loss found by scipy's L-BFGS-B, for alpha >= 0 and scores of unit scale."""
+def lbfgs(scores, target, calibrator, weights=None):
+    """Return the smallest mean log loss found by scipy's L-BFGS-B, for alpha >= 0 and scores of unit scale.
+
+    Classes with a score of -inf have probability 0 for every alpha, and samples with such a label are left out.
+    """
     s, y = scores.double().numpy(), target.numpy()
+    w = np.ones(len(y)) if weights is None else weights.double().numpy()
+    is_possible = np.isfinite(np.take_along_axis(s, y[:, None], 1).squeeze(1))
+    s, y, w = s[is_possible], y[is_possible], w[is_possible] / w[is_possible].sum()
     s = s - s.max(1, keepdims=True)
+    excluded = np.isneginf(s)
+    s = np.where(excluded, 0, s)
     scale = np.sqrt((s**2).mean())
     s, bias, rows = s / scale, calibrator is not T, np.arange(len(s))
 
     def nll(theta):
-        z = theta[0] * s + (theta[1:] if bias else 0)
+        z = np.where(excluded, -np.inf, theta[0] * s + (theta[1:] if bias else 0))
         norm = logsumexp(z, 1)
         residual = np.exp(z - norm[:, None])
         residual[rows, y] -= 1
-        gradient = [(residual * s).sum(1).mean()]
-        return (norm - z[rows, y]).mean(), np.array([*gradient, *residual.mean(0)] if bias else gradient)
+        gradient = [w @ (residual * s).sum(1)]
+        return w @ (norm - z[rows, y]), np.array([*gradient, *w @ residual] if bias else gradient)
 
     start = np.array([scale if calibrator is B else 1.0] + [0.0] * (s.shape[1] if bias else 0))
     bounds = [(scale, scale) if calibrator is B else (0, None)] + [(None, None)] * (len(start) - 1)
@@ -235,6 +244,82 @@ def test_certain_correct_predictions_are_unchanged_if_the_fitted_scale_is_0(cali
             found = found.softmax(-1) if task == "multiclass" else found.sigmoid()
         found = found[:, 1] if task == "multiclass" else found
         assert found.tolist() == pytest.approx([0, 1, share, share, 1, share], abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("logits", "target", "share"),
+    [
+        ([0.7, 1.6, 0.7, -2.6, math.inf, -math.inf], [1, 0, 0, 1, 1, 0], 1 / 2),
+        ([0.7, 1.6, -2.6, math.inf, math.inf, -math.inf], [0, 0, 1, 1, 1, 1], 1 / 3),  # the last one is wrong
+    ],
+)
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_bias_for_a_scale_of_0_is_the_log_odds_of_the_frequency_among_uncertain_samples(logits, target, share):
+    """A certain correct sample has loss 0 for every alpha > 0 and every bias."""
+    logits = torch.tensor(logits, dtype=torch.float64)
+    fitted = fresh(D).fit(logits, torch.tensor(target), **binary)
+    assert (fitted.outcome, fitted.alpha, bool(fitted.converged)) == (AT_ZERO, 0, True)
+    bias = fitted.beta[1] - fitted.beta[0]
+    assert bias.item() == pytest.approx(math.log(share / (1 - share)), abs=1e-12)
+    assert fitted(logits).tolist() == pytest.approx([x if math.isinf(x) else bias.item() for x in logits.tolist()])
+
+
+def sometimes_certain(seed, kind, slope, n_classes):
+    """Return scores whose true scale is `slope`, labels and weights; a few rows are certain, and right or wrong."""
+    g = np.random.default_rng(seed)
+    n = int(g.integers(12, 60))
+    scores = g.normal(0, 1.5, (n, n_classes))
+    target = (slope * scores + g.gumbel(size=scores.shape)).argmax(1)
+    for i in range(0 if kind == "none" else int(g.integers(1, n // 4))):
+        is_right = kind == "right" or (kind == "both" and i % 2 == 0)
+        scores[i] = -math.inf
+        scores[i, target[i] if is_right else (target[i] + 1) % n_classes] = 0
+    weights = g.integers(1, 4, n) + (g.random(n) if seed % 2 else 0)
+    return (torch.from_numpy(np.asarray(x)) for x in (scores, target, weights))
+
+
+@pytest.mark.parametrize("n_seeds", [8, pytest.param(150, marks=pytest.mark.extended)])
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_fits_with_certain_samples_reach_the_optimum_of_lbfgs(n_seeds):
+    """A positive and a negative true scale; the optimum of the latter is usually alpha = 0."""
+    outcomes = []
+    for calibrator, kind, slope, n_classes, seed in product(
+        AFFINE, ("none", "right", "wrong", "both"), (0.8, -0.5), (2, 4), range(n_seeds)
+    ):
+        scores, target, weights = sometimes_certain(seed, kind, slope, n_classes)
+        fitted = fresh(calibrator).fit(scores, target, weights=weights, **multi)
+        outcomes.append(fitted.outcome.item())
+        if fitted.outcome == SEPARABLE:
+            continue
+        at = f"{name(calibrator)}, {kind}, {slope}, {n_classes} classes, seed {seed}"
+        assert fitted.converged, at
+        loss = torch.nn.functional.cross_entropy(fitted(scores), target, reduction="none")
+        is_possible = loss < math.inf
+        mean = (loss * weights)[is_possible].sum() / weights[is_possible].sum()
+        # both minima have a gradient below 1e-9, and a Hessian that is far from singular
+        assert mean.item() == pytest.approx(lbfgs(scores, target, calibrator, weights), abs=1e-9), at
+        if n_classes == 2 and calibrator is not B:
+            single = fresh(calibrator).fit(scores[:, 1] - scores[:, 0], target, weights=weights, **binary)
+            assert single.outcome == fitted.outcome, at
+            assert (single.beta - fitted.beta).abs().max() < 1e-6, at
+    assert len({CONVERGED, AT_ZERO} & {*outcomes}) == 2
+    assert outcomes.count(SEPARABLE) < len(outcomes) / 20
+
+
+@pytest.mark.parametrize(("sign", "outcome"), [(1, CONVERGED), (-1, AT_ZERO)])
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_float16_probabilities_of_0_and_1_are_fitted_to_the_optimum(sign, outcome):
+    logits, target = single(300)
+    preds = (sign * 4 * logits).sigmoid().half()
+    fitted = fresh(D).fit(preds, target, task="binary")
+    is_certain, is_right = (preds == 0) | (preds == 1), (preds > 0.5) == (target == 1)
+    assert (is_certain & is_right).any()
+    assert fitted.lost == (is_certain & ~is_right).sum() > 0
+    assert fitted.outcome == outcome
+    q, calibrated = preds.double(), fitted(preds.double())
+    loss = torch.nn.functional.binary_cross_entropy(calibrated, target.double(), reduction="none")
+    expected = lbfgs(torch.stack((1 - q, q), -1).log(), target, D)
+    assert loss[is_right | ~is_certain].mean().item() == pytest.approx(expected, abs=1e-9)
 
 
 @pytest.mark.parametrize("scale", [1e-6, 1e6])

@@ -162,7 +162,8 @@ class AffineScaling(_Affine):
     - **Separable data**: some (alpha, beta) makes every label the most probable class. The likelihood then rises with
       alpha without bound. Predictions are then left unchanged (alpha 1, beta 0), and `converged` is False.
     - **No positive alpha is optimal**: alpha is 0, and predictions become the class frequencies (uniform for
-      `TemperatureScaling`). This is the optimum, and `converged` is True.
+      `TemperatureScaling`). This is the optimum, and `converged` is True. Predictions of probability 1 are unchanged,
+      and do not count in the frequencies.
     - **A class without samples** has beta = -inf and calibrated probability 0, which maximises the likelihood.
     - **Infinite NLL**: a sample whose label has probability 0 has an infinite NLL for every alpha > 0. The fit leaves
       such samples out.

@@ -4,6 +4,7 @@ Source: Nocedal, Wright: Numerical optimization (2006), algorithm 3.2 with the A
 """
 
 import math
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -47,7 +48,10 @@ def solve_affine(p: Problem, free_scale: bool = True) -> Solution:
         free_scale: False for alpha = 1 in the units of the original scores.
     """
     present = p.share > 0
-    at_bound = _slope_at_zero(p) >= -ZERO_SLOPE if free_scale else torch.zeros_like(p.label_mean, dtype=torch.bool)
+    at_bound, beta_at_zero = torch.zeros_like(present[..., 0]), p.share
+    if free_scale:
+        beta_at_zero, slope = _limit_at_zero(p)
+        at_bound = slope >= -ZERO_SLOPE  # the NLL is convex: no positive alpha is better than 0
     averaged = p.averaged()
     # Start: a float32 temperature fit to about a thousand samples, then a float32 fit to the mean replicate weights.
     if free_scale:
@@ -60,15 +64,10 @@ def solve_affine(p: Problem, free_scale: bool = True) -> Solution:
     if not free_scale:
         theta = torch.cat((p.scale[:, None].expand_as(theta[..., :1]), theta[..., 1:]), -1)  # without float32 rounding
 
-    # Solve few fits at a time, because all fits of a batch are evaluated until the last one converges.
-    batch_size = max(1, PIECE // max(1, p.scores.numel()))
-    pieces = [slice(i, i + batch_size) for i in range(0, max(1, p.w.shape[0]), batch_size)]
-    starts = theta.expand(p.w.shape[0], -1, -1)
-    solutions = [_damped(p.for_replicates(i), starts[i], at_bound[i], None, ROUNDS, free_scale) for i in pieces]
-    theta, gradient, outcome = (torch.cat(column) for column in zip(*solutions, strict=True))
+    theta, gradient, outcome = _by_replicates(p, theta.expand(p.w.shape[0], -1, -1), at_bound, free_scale)
 
-    # At alpha = 0 the optimal biases are the log class frequencies. Subtract the mean over classes with samples.
-    beta = torch.where(at_bound.unsqueeze(-1), p.share.log(), theta[..., 1:]).masked_fill(~present, 0)
+    # Subtract the mean over classes with samples.
+    beta = torch.where(at_bound.unsqueeze(-1), beta_at_zero, theta[..., 1:]).masked_fill(~present, 0)
     beta = (beta - beta.sum(-1, keepdim=True) / present.sum(-1, keepdim=True)).masked_fill(~present, -torch.inf)
     gradient = torch.cat((gradient[..., :1] * p.scale[:, None], gradient[..., 1:]), -1)
     grad_norm = gradient.square().sum(-1).sqrt().masked_fill(at_bound, 0)
@@ -87,15 +86,55 @@ def _bias_of_constant(p: Problem) -> Tensor:
     return (p.share.log() - log_mean).masked_fill(p.share == 0, 0)
 
 
-def _slope_at_zero(p: Problem) -> Tensor:
-    """Return the slope of the NLL in alpha, `(R, S)`, at alpha = 0 and beta = log class frequencies.
+def _limit_at_zero(p: Problem) -> tuple[Tensor, Tensor]:
+    """Return the optimal beta `(R, S, C)` for alpha -> 0, and the slope of the NLL in alpha there, `(R, S)`.
 
-    The NLL is convex: if this slope is not negative, no positive alpha is better than 0.
+    A class with a score of -inf has probability 0 for every alpha > 0, also in the limit. A row with a single possible
+    class therefore does not affect the fit. Without such scores, beta is the log class frequencies. The slope is NaN if
+    a class has samples only in rows without another possible class, because its optimal bias is -inf.
     """
-    mean = torch.zeros_like(p.share)
-    for s, w in p.pieces():
-        mean = mean + torch.einsum("rsn,snc->rsc", w, s)
-    return (mean * p.share).sum(-1) - p.label_mean
+    if not p.has_masked:
+        mean = torch.zeros_like(p.share)
+        for s, w in p.pieces():
+            mean = mean + torch.einsum("rsn,snc->rsc", w, s)
+        return p.share.log(), (mean * p.share).sum(-1) - p.label_mean
+    excluded = p.scores <= MASKED_SCORE / 2
+    is_certain = excluded.sum(-1) == excluded.shape[-1] - 1
+    w = p.w.masked_fill(is_certain, 0)
+    w = w / w.sum(-1, keepdim=True)
+    share = torch.zeros_like(p.share).scatter_add(-1, p.target.expand(w.shape), w)
+    flat = replace(
+        p,
+        scores=torch.zeros_like(p.scores).masked_fill_(excluded, MASKED_SCORE),
+        label_score=torch.zeros_like(p.label_score),
+        w=w,
+        share=share,
+        scale=torch.ones_like(p.scale),
+        label_mean=torch.zeros_like(p.label_mean),
+    )
+    log_share = share.log().masked_fill(share == 0, 0)
+    start = torch.cat((torch.ones_like(log_share[..., :1]), log_share), -1)
+    is_unknown = ((share > 0) != (p.share > 0)).any(-1)
+    theta, _, outcome = _by_replicates(flat, start, is_unknown, False)
+    beta = theta[..., 1:]
+    slope = -(w * p.label_score).sum(-1)
+    finite_scores = p.scores.masked_fill(excluded, 0)
+    for scores, (s, of_rows) in zip(torch.split(finite_scores, flat.rows_of_piece, 1), flat.pieces(), strict=True):
+        q = (beta.unsqueeze(-2) + s).softmax(-1)
+        slope = slope + torch.einsum("rsn,rsnc,snc->rs", of_rows, q, scores)
+    return beta, slope.masked_fill(is_unknown | (outcome != CONVERGED), torch.nan)
+
+
+def _by_replicates(p: Problem, theta: Tensor, fixed: Tensor, free_scale: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Minimise the NLL for few fits at a time, because all fits of a batch are evaluated until the last one converges.
+
+    For the arguments see `_damped`.
+    """
+    batch_size = max(1, PIECE // max(1, p.scores.numel()))
+    pieces = [slice(i, i + batch_size) for i in range(0, max(1, p.w.shape[0]), batch_size)]
+    solutions = [_damped(p.for_replicates(i), theta[i], fixed[i], None, ROUNDS, free_scale) for i in pieces]
+    theta, gradient, outcome = (torch.cat(column) for column in zip(*solutions, strict=True))
+    return theta, gradient, outcome
 
 
 def _damped(

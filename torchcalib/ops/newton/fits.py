@@ -125,7 +125,8 @@ def _solve_batch(scores: Tensor, target: Tensor, weights: Tensor, solve: Callabl
     share = w.new_zeros((*w.shape[:-1], n_classes)).scatter_add(-1, target.expand(w.shape), w)
     problem_scores, problem_top = (scores, top) if standard is None else (standard, None)
     label_mean = (w * label_score).sum(-1)
-    problem = Problem(problem_scores, problem_top, mean, label_score, target, w, share, scale, label_mean)
+    has_masked = not is_moderate
+    problem = Problem(problem_scores, problem_top, mean, label_score, target, w, share, scale, label_mean, has_masked)
 
     alpha, beta, grad_norm, outcome = solve(problem)
     if not is_moderate:  # with scores of MASKED_SCORE, iterations approach but do not reach a minimum at alpha = 0

@@ -43,6 +43,7 @@ class Problem:
         share: weighted class frequencies `(R, S, C)`.
         scale: divisor of the original scores `(S,)`.
         label_mean: weighted mean of `label_score`, `(R, S)`.
+        has_masked: whether some scores may be `MASKED_SCORE`.
     """
 
     scores: Tensor
@@ -54,12 +55,17 @@ class Problem:
     share: Tensor
     scale: Tensor
     label_mean: Tensor
+    has_masked: bool = False
+
+    @property
+    def rows_of_piece(self) -> int:
+        """Number of rows of a piece that fits into the cache."""
+        return max(1, PIECE // max(1, self.w[..., 0].numel() * self.scores.shape[-1]))
 
     def pieces(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield scores in standard form `(S, n, C)` and weights `(R, S, n)`, in pieces that fit into the cache."""
-        n_replicates, n_elements, n = self.w.shape
-        rows = max(1, PIECE // max(1, n_replicates * n_elements * self.scores.shape[-1]))
-        weights = torch.split(self.w, rows, -1) if n else ()
+        rows = self.rows_of_piece
+        weights = torch.split(self.w, rows, -1) if self.w.shape[-1] else ()
         if self.top is None:
             return zip((s.to(self.w.dtype) for s in torch.split(self.scores, rows, 1)), weights, strict=True)
         pieces = standard_pieces(self.scores, self.top, 1 / self.scale, self.w.dtype, rows)
