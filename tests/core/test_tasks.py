@@ -1,8 +1,12 @@
 """Conversion of array-likes, label names, and inference of the task."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
+from helpers.refusals import check_each
+from helpers.reports import QUICK
 
 import torchcalib as tc
 import torchcalib.functional as F
@@ -148,6 +152,84 @@ def test_text_labels_are_looked_up_in_the_columns_of_a_data_frame():
     assert F.ece(PROBS, pd.Categorical(text, categories=names).codes, "multiclass") == expected
 
 
+IMAGES = torch.rand(4, C, 5, 6, generator=torch.Generator().manual_seed(0)).softmax(1)
+MASKS = torch.arange(120).reshape(4, 5, 6) % C
+Y = torch.tensor([1, 0, 0, 1, 0, 1])
+Q = torch.tensor(PROBS)
+EQUAL = {  # task, predictions, integer labels, and equal input
+    "floating labels": ("binary", Q[:, 0], Y, Q[:, 0], Y.half()),
+    "columns of floating labels": ("binary", Q[:, 0], Y, Q[:, :1], Y[:, None].double()),
+    "floating multi-label": ("multilabel", Q, torch.stack((Y, 1 - Y, Y), 1), Q, torch.stack((Y, 1 - Y, Y), 1).float()),
+    "a column of classes": ("multiclass", Q, torch.tensor(LABELS), Q, torch.tensor(LABELS)[:, None]),
+    "masks with a channel": ("multiclass", IMAGES, MASKS, IMAGES, MASKS[:, None]),
+    "masks with a last channel": ("multiclass", IMAGES.movedim(1, -1), MASKS, IMAGES.movedim(1, -1), MASKS[..., None]),
+}
+
+
+def streamed(cls, preds, target, task):
+    outputs = {"multiclass": {"num_classes": C}, "multilabel": {"num_labels": C}}.get(task, {})
+    metrics = tc.CalibrationCollection({"one": cls(task, **outputs), "ece": tc.ECE(task, **outputs)})
+    metrics.update(preds, target)
+    return torch.stack([*metrics.compute().values()])
+
+
+def reported(preds, target, task):
+    return [*tc.report(preds, target, task=task, **QUICK).values()]
+
+
+def compared(preds, target, task):
+    lines = tc.compare({"a": preds, "b": preds}, target, task=task, n_replicates=99).lines
+    return [value for line in lines for value in line.values.values()]
+
+
+def evaluated(preds, target, task):
+    given = {"task": task, "from_logits": False, "progress": False}
+    return [*tc.evaluate(lambda inputs: inputs, [(preds, target)], **given, **QUICK).values()]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        F.ece, F.nll, F.ace, F.ks, F.tce, F.aurc, F.corp, F.spiegelhalter, reported, compared, evaluated,
+        *(partial(streamed, cls) for cls in (tc.TCE, tc.AURC, tc.EAURC, tc.AUGRC, tc.SmECE)),
+        lambda p, t, task: tc.calibration.TemperatureScaling().fit(p, t, task=task).alpha,
+        partial(tc.calibration.cross_val_calibrate, calibrator=tc.calibration.BiasCorrection(), n_folds=2),
+        lambda p, t, task: tc.inference.bootstrap(F.aurc, p, t, task=task, n_replicates=99).high,
+    ],
+)  # fmt: skip
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_labels_of_every_shape_and_dtype_mean_the_same(call):
+    """A class axis of size 1, and the floating labels of `BCEWithLogitsLoss`."""
+
+    def check(name):
+        task, preds, target, other_preds, other_target = EQUAL[name]
+        values = call(preds, target, task=task), call(other_preds, other_target, task=task)
+        expected, found = (np.asarray(value).ravel() for value in values)
+        assert found == pytest.approx(expected, rel=1e-6, abs=1e-9, nan_ok=True)
+
+    check_each(EQUAL, check)
+
+
+def test_soft_targets_are_refused_where_labels_are_required():
+    soft = torch.tensor([0.0, 1.0, 0.3, 1.0, 0.0, 1.0], dtype=torch.float64)
+    calls = [F.aurc, F.tce, F.corp, lambda p, t, task: tc.calibration.TemperatureScaling().fit(p, t, task=task)]
+    calls += [partial(streamed, cls) for cls in (tc.AURC, tc.TCE)]
+    for call in calls:
+        with pytest.raises(ValueError, match=r"must be labels 0 and 1, got 0.3 \(1 of 6 rows\).* repeat other"):
+            call(Q[:, 0], soft, task="binary")
+    with pytest.raises(ValueError, match="NaN"):
+        F.aurc(Q[:, 0], soft.masked_fill(soft == 0.3, torch.nan), task="binary")
+    with pytest.raises(TypeError, match=r"target.long\(\)"):
+        F.aurc(Q, torch.tensor(LABELS).float(), task="multiclass")
+
+
+def test_ignored_and_missing_floating_labels_are_dropped_where_labels_are_required():
+    target = torch.tensor([-100.0, 1.0, 0.0, torch.nan, 0.0, 1.0])
+    found = F.aurc(Q[:, 0], target, "binary", ignore_index=-100, nan_policy="drop")
+    kept = [1, 2, 4, 5]
+    assert found == F.aurc(Q[kept, 0], target[kept].long(), "binary")
+
+
 def test_sample_weight_means_weights_everywhere():
     preds, target, weights = torch.rand(20), torch.randint(0, 2, (20,)), torch.rand(20)
     expected = F.ece(preds, target, "binary", weights=weights)
@@ -180,7 +262,6 @@ def test_sample_weight_means_weights_everywhere():
         ),
         (lambda: F.ece(PROBS, LABELS, "multiclass", strategy="quantile"), "Use ace"),
         (lambda: F.ece(PROBS, LABELS, "multiclass", average="none"), "None returns a value for each class"),
-        (lambda: F.ece(PROBS, LABELS[:, None], "multiclass"), "target.squeeze(1)"),
     ],
 )
 def test_errors_name_the_right_call(call, words):

@@ -205,3 +205,21 @@ def test_two_processes_give_the_values_of_one(tmp_path):
         kind, n = name.split()[:2]
         model = bert("TokenClassification" if kind == "words" else "SequenceClassification")
         assert_all(values, *outputs(model, words(int(n)) if kind == "words" else sentences(int(n))))
+
+
+def test_token_logits_have_classes_last_even_if_the_sequence_is_as_long_as_the_number_of_classes():
+    calibration = CalibrationMetrics(task="multiclass")
+    generator = torch.Generator().manual_seed(0)
+    batches = [
+        (torch.randn(2, length, 5, generator=generator), torch.randint(0, 5, (2, length), generator=generator))
+        for length in (5, 4, 5, 7)
+    ]
+    for logits, labels in batches:
+        calibration.preprocess_logits_for_metrics(logits, labels)
+    logits = torch.cat([logits.flatten(0, 1) for logits, _ in batches])
+    labels = torch.cat([labels.flatten() for _, labels in batches])
+    for name, value in calibration.metrics.compute().items():
+        close(value, FUNCTIONS[name](logits.double(), labels, **MULTICLASS), 1e-6)  # float32 logits
+    images = torch.randn(2, 5, 5, 5), torch.randint(0, 5, (2, 5, 5))
+    with pytest.raises(ValueError, match="`class_axis` must be given"):
+        CalibrationMetrics(task="multiclass").preprocess_logits_for_metrics(*images)

@@ -113,7 +113,7 @@ class Calibrator(nn.Module, ABC):
         Each batch element (see `batch_dims`) and each label of a multi-label task has its own fit.
 
         Args:
-            target: Integer labels, one per sample (multi-label: of the shape of `preds`), or class names.
+            target: Labels, one per sample (multi-label: of the shape of `preds`), or class names.
             task: None infers it from the shapes.
             from_logits: `preds` are logits. None infers True if more than 5% of the values are negative.
             class_names: Names of the classes, if labels are text. None uses the column names of a DataFrame.
@@ -145,7 +145,7 @@ class Calibrator(nn.Module, ABC):
         return self
 
     def read(self, preds: Tensor, target: Tensor, *, task: Task, options: Mapping[str, Any]) -> Predictions:
-        """Check predictions and integer labels, and return them as `Predictions` for `fit_to`."""
+        """Check predictions and labels, and return them as `Predictions` for `fit_to`."""
         p = read_input(task, preds, target, options, hard_targets=True, whole_weights=self.whole_weights)
         if p.task not in self.tasks:
             raise ValueError(

@@ -39,7 +39,7 @@ class CalibrationOptions(FoldOptions, InputOptions, total=False):
 _DEFAULTS = {**FOLD_DEFAULTS, "train_on_test": False, "calibration": None}
 
 _ARGUMENTS = """
-        target: Integer labels; see `torchcalib.functional.nll`.
+        target: Labels; see `torchcalib.functional.nll`.
         score: `"nll"` (negative log-likelihood), `"brier"`, or a function `score(preds, target, task=..., **options)`
             that is smaller for better predictions. For the Bayes risk pass `partial(bayes_risk, cost=...)`. Calibrators
             always minimise the NLL.

@@ -27,7 +27,8 @@ class InputOptions(TypedDict, total=False):
       the sum over these classes, and P(y=0) the sum over all other classes. Rows are not normalised. Log scores use the
       sum for the outcome that occurred; the Brier score uses the sum for the outcome that did not occur.
     - `class_axis` (default None): axis of classes or labels in `preds`, and in soft or multi-label targets. None
-      selects the last axis or axis 1, whichever agrees with the shape of the target. If both agree, it must be given.
+      selects the last axis or axis 1, whichever agrees with the shape of the target. If both agree, streaming metrics
+      use the class axis of their first batch, and functions raise an error.
       Integer targets with a class axis, `(..., N, C)`, are annotator counts. Binary and multi-label annotator counts
       have a last axis for no and yes: `(..., N, 2)` and `(..., N, L, 2)`. A row without annotators raises an error, or
       is ignored if `nan_policy="drop"`. `ignore_index` applies to labels only.

@@ -172,25 +172,41 @@ class AnnotatorRule(Rule):
         ]
 
 
+LABELS_ONLY = (
+    "`priors`, tests, CORP, selective prediction, isotonic bins and calibrators support labels only: repeat other "
+    "samples once per class, with weights."
+)
+"""Advice for soft targets where labels are required."""
+
+
 @dataclass(frozen=True, eq=False)
 class LabelRule(Rule):
-    """Rule: labels are in [0, num_classes - 1]."""
+    """Rule: labels are whole numbers in [0, num_classes - 1]."""
 
     target: Tensor
     num_classes: int
 
     def is_satisfied(self) -> Tensor:
         """Return a bool scalar tensor that is True if all labels are in range."""
-        return _within(self.target, 0, self.num_classes - 1)
+        inside = _within(self.target, 0, self.num_classes - 1)
+        return inside & (self.target == self.target.round()).all() if self.target.is_floating_point() else inside
 
     def problems(self) -> list[Problem]:
-        """Return the possible violation: labels out of range."""
+        """Return the possible violations: NaN and fractions, if the dtype is floating, and labels out of range."""
+        target = self.target
 
         def explain(rows: Tensor) -> str:
             rule = f"`target` must be a class index in [0, {self.num_classes - 1}], got {_found(rows, self.target)}."
             return f"{rule} {cause_of_labels(self.target, rows, self.num_classes)}"
 
-        return [Problem((self.target < 0) | (self.target >= self.num_classes), explain)]
+        outside = Problem((target < 0) | (target >= self.num_classes), explain)
+        if not target.is_floating_point():
+            return [outside]
+        fractional = Problem(
+            target != target.round(),
+            lambda rows: f"`target` must be labels 0 and 1, got {_found(rows, target)}. {LABELS_ONLY}",
+        )
+        return [_nan_problem("target", target), outside, fractional]
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,10 +16,11 @@ ARGUMENTS = {
     "multi-label `(N, L)`. Further sample axes are possible, as in `(N, C, H, W)` and `(B, T, C)`. A tensor, an "
     "array, a DataFrame or a list.",
     "target": "Labels with the shape of the samples (multi-label: of `preds`), floating soft targets with the shape "
-    "of `preds`, or integer annotator counts with a class axis.",
+    "of `preds`, or integer annotator counts with a class axis. Multi-class labels may have a class axis of size 1. "
+    "Binary and multi-label labels may be floating.",
     "task": '`"binary"`, `"multiclass"` or `"multilabel"`. `num_classes` or `num_labels` implies it.',
     "bins": 'Type of bins: `"equal_width"` over [0, 1], `"equal_mass"` (equally many samples, as in `ace`), `"pava"` '
-    'or `"pava_bc"` (isotonic blocks, as in `tce`; integer labels only), or bin edges that increase from 0 to 1. '
+    'or `"pava_bc"` (isotonic blocks, as in `tce`; labels only), or bin edges that increase from 0 to 1. '
     "All except equal-width bins require whole `weights`.",
     "n_bins": "Number B of equal-width or equal-mass bins.",
     "n_min": "Minimum number of samples in a PAVA-BC block; see `tce`.",
@@ -45,7 +46,8 @@ ARGUMENTS = {
     "ignore_index": "Rows with this target are ignored. The class remains in the softmax.",
     "positive_classes": "Treat multi-class input as binary: these classes against all others.",
     "class_axis": "Axis of classes or labels in `preds`, and in soft or multi-label targets. None selects the last "
-    "axis or axis 1, whichever agrees with the shape of the target. If both agree, `class_axis` is required.",
+    "axis or axis 1, whichever agrees with the shape of the target. If both agree, a stream uses the class axis of "
+    "its first batch, and otherwise `class_axis` is required.",
     "batch_dims": "Number of leading batch axes `(...)`. The result has one value for each batch element. All other "
     "axes except the class axis are samples.",
     "validate_args": "Check the values and raise an error for invalid ones. Under `torch.compile` and `vmap` an "

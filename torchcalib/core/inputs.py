@@ -23,6 +23,7 @@ from torchcalib.core.arguments import (
 )
 from torchcalib.core.arrays import as_tensors
 from torchcalib.core.checks import (
+    LABELS_ONLY,
     SUM_TOLERANCE,
     AnnotatorRule,
     LabelRule,
@@ -50,10 +51,12 @@ class InputFormat:
     Attributes:
         task: `"binary"`, `"multiclass"` or `"multilabel"`.
         num_classes: number of classes or labels that `preds` must have; None accepts any.
-        hard_targets: whether `target` must contain integer or bool labels.
+        hard_targets: whether `target` must contain labels. Floating labels 0 and 1 of a binary or multi-label task are
+            converted to integers.
         whole_weights: whether `weights` must be whole numbers.
         min_annotators: minimum number of annotators for each target. 0 accepts all targets, 1 rejects soft targets, and
             2 requires annotator counts.
+        likely_axis: class axis of earlier batches of a stream, -1 or 1, for batches whose shapes allow both axes.
         axis: class axis; for `class_axis=None` the last axis, until `resolved` infers it.
     """
 
@@ -69,6 +72,7 @@ class InputFormat:
     positive_classes: Sequence[int] | None = None
     nan_policy: NanPolicy = "raise"
     min_annotators: int = 0
+    likely_axis: int | None = field(default=None, compare=False)
     axis: int = field(init=False, compare=False)
     _variants: dict[Any, "InputFormat"] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -125,6 +129,8 @@ class InputFormat:
         elif self.class_axis is None and preds.dim() > 2:
             resolved = self.resolved(preds, target, self.batch_dims if batch_shape is None else len(batch_shape))
             return resolved.read(preds, target, weights, batch_shape=batch_shape, drop_invalid=drop_invalid, wait=wait)
+        if self.task == "multiclass" and target.dim() == preds.dim():
+            target = self.without_class_axis(preds, target)
         has_counts = self.check(preds, target, weights)
         preds, target, n_annotators, weights = self._rearranged(preds, target, weights, batch_shape, has_counts)
         dtype = torch.promote_types(preds.dtype, torch.float32)
@@ -166,6 +172,8 @@ class InputFormat:
             absent = None if p.weights is None else in_all_replicates(p.weights == 0, samples)
         if self.validate_args:
             rules += self._value_rules(p, target_tolerance)
+        if self.hard_targets and not hard:
+            p = p.with_integer_labels()
         weights, broken = enforce(rules, p.weights, absent, drop_invalid, wait)
         p = p if broken is None else p.without(broken, weights, counted=drop_invalid)
         return p if self.positive_classes is None else p.set_against_rest(tuple(self.positive_classes))
@@ -177,16 +185,18 @@ class InputFormat:
         the number of classes and the shape of the target.
 
         Raises:
-            ValueError: if both axes are possible.
+            ValueError: if both axes are possible, and there is no `likely_axis`.
         """
-        if self.class_axis is not None or self.task == "binary":
+        if self.class_axis is not None or self.task == "binary" or preds.dim() <= 2:
             return self
         last = preds.dim() - 1
         axes = [last] if n_batch or last < 2 else [1, last]
         if self.num_classes is not None:
             axes = [axis for axis in axes if preds.shape[axis] == self.num_classes]
-        if target is not None and target.dim() == last and self.task == "multiclass":
-            axes = [axis for axis in axes if preds.shape[:axis] + preds.shape[axis + 1 :] == target.shape]
+        if target is not None and target.shape != preds.shape and self.task == "multiclass":
+            axes = [axis for axis in axes if target.shape in _label_shapes(preds, axis)]
+        if len(axes) > 1 and self.likely_axis is not None:
+            axes = [self.likely_axis % preds.dim()]
         if len(axes) > 1:
             shapes = f"{tuple(preds.shape)}" + ("" if target is None else f" and `target` {tuple(target.shape)}")
             raise ValueError(
@@ -197,6 +207,27 @@ class InputFormat:
         if axis not in self._variants:
             self._variants[axis] = replace(self, class_axis=axis)
         return self._variants[axis]
+
+    def preferring(self, axis: int) -> "InputFormat":
+        """Return the format with a `likely_axis`, unless the class axis is given or known from earlier batches."""
+        if self.task == "binary" or self.class_axis is not None or self.likely_axis is not None:
+            return self
+        if ("likely", axis) not in self._variants:
+            self._variants["likely", axis] = replace(self, likely_axis=axis)
+        return self._variants["likely", axis]
+
+    def following(self, preds: Tensor, target: Tensor, n_batch: int = 0) -> "InputFormat":
+        """Return the format for the batches of a stream that follow this one: `likely_axis` is its class axis."""
+        if preds.dim() < 3 or n_batch or self.class_axis is not None or self.likely_axis is not None:
+            return self
+        return self.preferring(self.resolved(preds, target).axis)
+
+    def without_class_axis(self, preds: Tensor, target: Tensor) -> Tensor:
+        """Return `target` without a class axis of size 1, as in multi-class labels `(N, 1)` and `(B, 1, H, W)`."""
+        has_axis = self.task == "multiclass" and -preds.dim() <= self.axis < preds.dim() == target.dim()
+        if not has_axis or target.shape == preds.shape:
+            return target
+        return target.squeeze(self.axis) if target.shape in _label_shapes(preds, self.axis) else target
 
     def missing_in(self, preds: Tensor, target: Tensor) -> Tensor:
         """Return a mask of missing predictions or targets (`nan_policy`), multi-class without the class axis."""
@@ -244,22 +275,23 @@ class InputFormat:
         """Task of the converted predictions: binary if `positive_classes` is given, else `task`."""
         return self.task if self.positive_classes is None else "binary"
 
-    def shareable(self, weighted: bool) -> "InputFormat":
+    def shareable(self, weighted: bool, floating: bool) -> "InputFormat":
         """Return the format without the requirements that do not affect the conversion.
 
         Metrics whose shareable formats are equal can share one conversion.
 
         Args:
             weighted: whether the caller passes weights.
+            floating: whether the targets are floating.
         """
-        demands_whole = self.whole_weights and weighted
-        if ("shared", demands_whole) not in self._variants:
+        demands_whole, demands_labels = self.whole_weights and weighted, self.hard_targets and floating
+        if ("shared", demands_whole, demands_labels) not in self._variants:
             least = self.min_annotators if self.min_annotators > 1 else 0  # at least 1 annotator is always required
             shared = replace(
-                self, num_classes=None, hard_targets=False, whole_weights=demands_whole, min_annotators=least
+                self, num_classes=None, hard_targets=demands_labels, whole_weights=demands_whole, min_annotators=least
             )
-            self._variants["shared", demands_whole] = shared
-        return self._variants["shared", demands_whole]
+            self._variants["shared", demands_whole, demands_labels] = shared
+        return self._variants["shared", demands_whole, demands_labels]
 
     def check(self, preds: Tensor, target: Tensor, weights: Tensor | None) -> bool:
         """Check types, dtypes, devices and metric requirements, but not the values.
@@ -295,12 +327,11 @@ class InputFormat:
                 f"{tuple(preds.shape)}. Set class_axis if the classes are on another axis."
             )
         has_counts = target.dim() >= preds.dim() and self.has_annotator_counts(preds, target)
-        if self.hard_targets and (target.is_floating_point() or has_counts):
-            found = f"annotator counts {tuple(target.shape)}" if has_counts else f"{target.dtype}"
+        if self.hard_targets and (has_counts or (self.task == "multiclass" and target.is_floating_point())):
+            found = f"annotator counts {tuple(target.shape)}" if has_counts else f"{target.dtype} {tuple(target.shape)}"
             raise TypeError(
-                f"`target` must be integer labels, got {found}. `priors`, tests, CORP, selective prediction, isotonic "
-                "bins and calibrators do not support other targets. Convert 0/1 targets with target.long(); "
-                "repeat other samples once per class, with weights."
+                f"`target` must be integer labels, got {found}. {LABELS_ONLY} Convert class indices with "
+                "target.long(), and one-hot labels with target.argmax(class_axis)."
             )
         if (self.min_annotators and target.is_floating_point()) or (self.min_annotators > 1 and not has_counts):
             axes = "(..., N, C)" if self.task == "multiclass" else f"{(*preds.shape, 2)} (no, yes)"
@@ -416,8 +447,6 @@ class InputFormat:
             advice = (
                 f"For class-first input (N, {axis_name}, ...) pass class_axis=1; annotator counts have shape {counts}."
             )
-            if target.dim() == preds.dim() and target.shape[axis] == 1 and target.squeeze(axis).shape == labels:
-                advice = f"Remove the axis of size 1: target.squeeze({axis})."
             raise ValueError(
                 f"`target` must have shape {expected} for `preds` {tuple(preds.shape)} with class_axis="
                 f"{self.axis}, got {tuple(target.shape)}. {advice}"
@@ -452,12 +481,19 @@ class InputFormat:
             if self.from_logits
             else ProbabilityRule("preds", p.given, per_class, p.sum_tolerance)
         )
-        if p.hard:
+        if p.hard or self.hard_targets:
             label_rule = LabelRule(p.given_target, p.num_classes)
             return [RowRule(p.rows.log_prob, preds_rule, label_rule)] if per_class else [preds_rule, label_rule]
         if p.n_annotators is not None:
             return [preds_rule, AnnotatorRule(p.n_annotators, max(1, self.min_annotators))]
         return [preds_rule, ProbabilityRule("target", p.given_target, per_class, target_tolerance)]
+
+
+def _label_shapes(preds: Tensor, axis: int) -> tuple[torch.Size, torch.Size]:
+    """Return the possible shapes of labels for a class axis: without this axis, or with size 1 on it."""
+    axis %= preds.dim()
+    before, after = preds.shape[:axis], preds.shape[axis + 1 :]
+    return before + after, torch.Size((*before, 1, *after))
 
 
 def _aligned(preds: Tensor, target: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -520,6 +556,7 @@ def flattened(
     batch_dims = options.get("batch_dims", 0)
     layout = input_format_of(task, options)
     layout = layout.resolved(preds, target, batch_dims)
+    target = layout.without_class_axis(preds, target)
     layout.check(preds, target, weights)
     layout.check_axis(preds)
     samples = layout.samples_of(preds)

@@ -131,6 +131,12 @@ class Predictions:
             n_annotators=None if self.n_annotators is None else filled(self.n_annotators, False, 1),
         )
 
+    def with_integer_labels(self) -> "Predictions":
+        """Return the same rows with integer targets, for floating targets that must be labels."""
+        target = self.given_target.long()
+        target = target if self.absent is None else target.masked_fill(self.absent, 0)
+        return self._replaced(given_target=target, hard=True)
+
     def with_weights(self, weights: Tensor) -> "Predictions":
         """Return the same rows with other weights. The cache is shared."""
         return self._replaced(weights=weights, weighted=True)

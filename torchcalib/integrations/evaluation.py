@@ -80,7 +80,7 @@ def evaluate(
         nan_policy: `"drop"` drops and counts rows with NaN; `"raise"` raises an error.
         positive_classes: evaluate multi-class predictions as binary: these classes against the other classes.
         class_axis: axis of classes or labels in predictions. None selects the last axis or axis 1, by the shape of the
-            target.
+            target. If both are possible, it is the class axis of the first batch.
         cluster_by: clusters of dependent samples; see `torchcalib.Clustered`. `"batch item"` for the samples of each
             item, such as the pixels of an image or the tokens of a document; or the name of an entry of the batch with
             the clusters, such as `"patient"`. None treats samples as independent.
@@ -118,7 +118,8 @@ def evaluate(
             )
             if builder is None:
                 declared = _resolve_from_logits(declared, named, p.preds)
-                whole = not p.target.is_floating_point() and p.target.dim() < p.preds.dim() + (p.task != "multiclass")
+                is_soft = p.task == "multiclass" and p.target.is_floating_point()
+                whole = not is_soft and p.target.dim() < p.preds.dim() + (p.task != "multiclass")
                 builder = ReportBuilder(
                     task=p.task,
                     class_names=p.class_names,

@@ -51,7 +51,8 @@ class CalibrationMetrics:
 
     - **Sequence classification**: `task="multiclass"`. With several labels per row (`problem_type=
       "multi_label_classification"`): `task="multilabel", num_labels=L`. With a single logit: `task="binary"`.
-    - **Token classification**: `task="multiclass"`. Tokens with label -100 are ignored.
+    - **Token classification**: `task="multiclass"`. The last axis of the logits contains the classes. Tokens with label
+      -100 are ignored.
     - **Causal language models**: `task="multiclass", shift=True`, because the logits at a position predict the next
       token.
 
@@ -104,7 +105,6 @@ class CalibrationMetrics:
         formats = [metric.input_format for metric in self._members()]
         ignored = {how.ignore_index for how in formats}
         self._ignored = next(iter(ignored)) if len(ignored) == 1 else None
-        self._counts_labels = any(how.hard_targets for how in formats)
         self._binary = all(how.task == "binary" for how in formats)
         if shift and self._ignored is None:
             raise ValueError(
@@ -207,7 +207,12 @@ class CalibrationMetrics:
             self._active_loader = (None if loader is None else weakref.ref(loader), times)
 
     def _aligned(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return views of the logits, and labels, with the shapes and dtypes that the metrics require."""
+        """Return views of the logits, and labels, with the shapes that the metrics require."""
+        if logits.dim() == 3 and labels.dim() == 2:
+            # Transformers has classes last: (batch, sequence, classes). The shapes do not determine the class axis if
+            # the sequence is as long as the number of classes.
+            for metric in self._members():
+                metric.input_format = metric.input_format.preferring(-1)
         if self._binary and logits.shape == (*labels.shape, 1):
             logits = logits.squeeze(-1)
         if self.shift:
@@ -217,10 +222,6 @@ class CalibrationMetrics:
                 )
             assert self._ignored is not None
             labels = torch.cat((labels[:, 1:], torch.full_like(labels[:, :1], self._ignored)), 1)
-        # Binary cross-entropy in torch needs floating-point labels, but these metrics need integer labels.
-        if self._counts_labels and labels.is_floating_point():
-            whole = labels.long()
-            labels = whole if bool((whole == labels).all()) else labels
         return logits, labels
 
 

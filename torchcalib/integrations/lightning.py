@@ -203,6 +203,7 @@ class CalibrationMonitor(_Callback):  # type: ignore[misc]  # the base classes a
             on_cpu = (None if x is None else x.detach().cpu() for x in (preds, target, weights))
             self._axis = self._format.resolved(preds, target).axis
             self._buffer += self._buffer.of(self._format.read(*on_cpu, batch_shape=()))  # type: ignore[arg-type]
+        self._format = self._format.following(preds, target)
 
     def on_validation_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Log all values before other callbacks use them in `on_validation_end`, and fit the calibrator."""

@@ -250,6 +250,8 @@ class CalibrationMetric(Metric, Generic[S]):
             preds, target, weights = as_tensors(preds, target, weights, sample_weight)
         if self._shared is None:
             batch = self._state_of(self._read(self.input_format, preds, target, weights))
+            if preds.dim() > 2:
+                self.keep_axis(preds, target)
         else:
             reading, p = self._keyed_predictions(preds, target, weights)
             batch = self._cached((*reading, *self._state_key), lambda: self._state_of(p))
@@ -326,11 +328,13 @@ class CalibrationMetric(Metric, Generic[S]):
         refuse_if_synced(self, "merge_state")
         if isinstance(incoming_state, CalibrationMetric):
             incoming_state = incoming_state.metric_state
+        described = None
         if isinstance(incoming_state, dict):
-            state, _ = read_state(self, "incoming_state", incoming_state)
+            state, described = read_state(self, "incoming_state", incoming_state)
             incoming_state = dict(zip(self.state_names, self.kind.parts(state), strict=True))
         with unchanged_on_error(self), self._writing_in_place():
             super().merge_state(incoming_state)
+            self._restore_axis(described)
         self._computed = None
         self._update_count += 1
 
@@ -460,15 +464,28 @@ class CalibrationMetric(Metric, Generic[S]):
         self, preds: Tensor, target: Tensor, weights: Tensor | None
     ) -> tuple[tuple[Hashable, ...], Predictions]:
         """Return the cache key and the validated predictions of a batch. The key is empty outside a collection."""
+        key: tuple[Hashable, ...] = ()
         if self._shared is None:
-            return (), self._read(self.input_format, preds, target, weights)
-        self.input_format.check(preds, target, weights)
-        key = self.conversion_key(weights is not None)
-        return key, self._cached(key, lambda: self._read(key[0], preds, target, weights))
+            p = self._read(self.input_format, preds, target, weights)
+        else:
+            resolved = self.input_format.resolved(preds, target, len(self.batch_shape))
+            resolved.check(preds, target, weights)
+            input_format, _ = key = self.conversion_key(weights is not None, target.is_floating_point())
+            p = self._cached(key, lambda: self._read(input_format.preferring(resolved.axis), preds, target, weights))
+        self.keep_axis(preds, target)
+        return key, p
 
-    def conversion_key(self, weighted: bool) -> tuple[InputFormat, tuple[int, ...]]:
-        """Return the format and the batch shape of the conversion. Metrics with equal ones can share a conversion."""
-        return self.input_format.shareable(weighted), self.batch_shape
+    def keep_axis(self, preds: Tensor, target: Tensor) -> None:
+        """Use the class axis of a valid batch for all later batches whose shapes allow several class axes."""
+        if preds.dim() > 2:
+            vars(self)["input_format"] = self.input_format.following(preds, target, len(self.batch_shape))
+
+    def conversion_key(self, weighted: bool, floating: bool) -> tuple[InputFormat, tuple[int, ...]]:
+        """Return the format and the batch shape of the conversion. Metrics with equal ones can share a conversion.
+
+        For the arguments see `InputFormat.shareable`.
+        """
+        return self.input_format.shareable(weighted, floating), self.batch_shape
 
     def _cached(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """Return `make()`. Within one update of a collection, metrics with the same key share the result."""
@@ -596,7 +613,11 @@ class CalibrationMetric(Metric, Generic[S]):
             return super().load_state_dict(state_dict, strict, assign)
 
     def _description(self) -> Description:
-        return Description(self._configuration(), self._update_count, None)
+        return Description(self._configuration(), self._update_count, self.input_format.likely_axis, None)
+
+    def _restore_axis(self, described: Description | None) -> None:
+        if described is not None and described.likely_axis is not None:
+            vars(self)["input_format"] = self.input_format.preferring(described.likely_axis)
 
     def _load_from_state_dict(
         self,
@@ -616,6 +637,7 @@ class CalibrationMetric(Metric, Generic[S]):
             with self._writing_in_place():
                 self.state = state
             self._computed, self._update_count = None, described.n_updates
+            self._restore_axis(described)
         elif self.is_persistent:
             missing_keys.extend(prefix + name for name in (*self.kind.names, DESCRIPTION))
         super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing_keys, *args)

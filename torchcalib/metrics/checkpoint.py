@@ -13,7 +13,7 @@ from torchcalib.core.state import SamplesKind, SumsKind
 if TYPE_CHECKING:
     from torchcalib.metrics.base import CalibrationMetric
 
-STATE_FORMAT = 6
+STATE_FORMAT = 7
 """Version of the state format. Increase it when the parts of a state or their meaning change."""
 
 DESCRIPTION = "description"
@@ -35,11 +35,13 @@ class Description(NamedTuple):
     Attributes:
         configuration: Arguments that the state depends on, as values that JSON supports.
         n_updates: Number of calls of `update`.
+        likely_axis: See `InputFormat.likely_axis`.
         draws: Seed and rank for the replicate weights of `Bootstrapped`; None for all other metrics.
     """
 
     configuration: Mapping[str, Any]
     n_updates: int
+    likely_axis: int | None
     draws: list[int] | None
 
     def encoded(self) -> Tensor:
@@ -96,7 +98,7 @@ def _read_description(argument: str, saved: Mapping[str, Any], prefix: str) -> D
     try:
         values = json.loads(_text(encoded))
         written_as, configuration = values["format"], values["configuration"]
-        n_updates, draws = values["n_updates"], values["draws"]
+        n_updates, likely_axis, draws = values["n_updates"], values["likely_axis"], values["draws"]
     # Damaged JSON may raise UnicodeDecodeError, JSONDecodeError, KeyError, TypeError, RecursionError or other errors.
     except Exception as error:
         raise _damage_error(argument, name, f"{type(error).__name__}: {error}") from error
@@ -113,9 +115,10 @@ def _read_description(argument: str, saved: Mapping[str, Any], prefix: str) -> D
             f"torchcalib {values.get('torchcalib')}. {advice}"
         )
     is_whole = isinstance(configuration, dict) and type(n_updates) is int and n_updates >= 0
+    is_whole = is_whole and (likely_axis is None or (type(likely_axis) is int and likely_axis in (-1, 1)))
     if not is_whole or not (draws is None or (isinstance(draws, list) and all(type(x) is int for x in draws))):
         raise _damage_error(argument, name, f"{values!r:.200}")
-    return Description(configuration, n_updates, draws)
+    return Description(configuration, n_updates, likely_axis, draws)
 
 
 def _check_alike(argument: str, theirs: Mapping[str, Any], mine: Mapping[str, Any], where: str) -> None:

@@ -108,7 +108,8 @@ class CalibrationCollection(MetricCollection):
             sample_weight: Alias of `weights`.
         """
         preds, target, weights = as_tensors(preds, target, weights, sample_weight)
-        readings = self._readings(weights is not None) if groups is None and clusters is None else None
+        is_plain = groups is None and clusters is None
+        readings = self._readings(weights is not None, target.is_floating_point()) if is_plain else None
         if readings is not None and not is_captured(preds):
             self._update_together(readings, preds, target, weights)
             return
@@ -136,16 +137,16 @@ class CalibrationCollection(MetricCollection):
             values: dict[str, Tensor] = super().forward(preds, target, **given)
         return values
 
-    def _readings(self, weighted: bool) -> "list[_Reading] | None":
+    def _readings(self, weighted: bool, floating: bool) -> "list[_Reading] | None":
         """Return the metrics by the conversion and the state that they share; None if some update in another way."""
         members = self._members()
         for metric in members:
             is_replaced = getattr(metric.update, "adds_a_batch", False) is not True  # for example by a mock
             if is_replaced or metric._in_graph or metric.compute_on_cpu or metric._enable_grad:
                 return None
-        key = (weighted, *((id(metric), id(metric.input_format)) for metric in members))
+        key = (weighted, floating, *((id(metric), id(metric.input_format)) for metric in members))
         if key != self._latest_readings[0]:
-            self._latest_readings = key, _readings_of(members, weighted)
+            self._latest_readings = key, _readings_of(members, weighted, floating)
         return self._latest_readings[1]
 
     def _update_together(
@@ -164,6 +165,7 @@ class CalibrationCollection(MetricCollection):
         try:
             for metric, state in states:
                 metric.count_update(state)
+                metric.keep_axis(preds, target)
         except BaseException:  # for example KeyboardInterrupt
             for (metric, _), attributes in zip(states, before, strict=True):
                 vars(metric).update(attributes)
@@ -287,12 +289,13 @@ class _Reading(NamedTuple):
             for metric in metrics:
                 refuse_if_synced(metric, "update")
                 metric.check_device(preds)
-        for each in self.formats:
+        resolved = [each.resolved(preds, target, len(metric.batch_shape)) for each in self.formats]
+        for each in resolved:
             each.check(preds, target, weights)
-        return self.by_state[0][0]._read(self.input_format, preds, target, weights)
+        return metric._read(self.input_format.preferring(resolved[0].axis), preds, target, weights)
 
 
-def _readings_of(metrics: list[CalibrationMetric[Any]], weighted: bool) -> list[_Reading] | None:
+def _readings_of(metrics: list[CalibrationMetric[Any]], weighted: bool, floating: bool) -> list[_Reading] | None:
     """Group metrics by the conversion and the state that they share.
 
     Return None if a metric has its own `update`, or is a member under two names, which counts each batch twice.
@@ -304,7 +307,7 @@ def _readings_of(metrics: list[CalibrationMetric[Any]], weighted: bool) -> list[
     for metric in metrics:
         if type(metric).update is not CalibrationMetric.update:
             return None
-        key = metric.conversion_key(weighted)
+        key = metric.conversion_key(weighted, floating)
         reading = readings.setdefault(key, _Reading(key[0], [], []))
         if metric.input_format not in reading.formats:
             reading.formats.append(metric.input_format)

@@ -252,7 +252,7 @@ def _corp(
     outcome. DSC is UNC minus the score after recalibration.
 
     Args:
-        target: Integer labels.
+        target: Labels. Soft targets are not supported.
         score: `"brier"`: (p - y)^2. `"nll"`: the negative log-likelihood.
         mode: Event whose probability is the confidence; see `ece`. The binary score of this event is decomposed.
 
@@ -383,7 +383,7 @@ def corp_curve(
     (consistency resampling). `torchcalib.plots.corp_diagram` draws the curve.
 
     Args:
-        target: Integer labels.
+        target: Labels. Soft targets are not supported.
         level: Level of the band, in (0, 1).
         n_replicates: Number of simulated replicates.
         seed: Seed for the simulation, which is the same on every device.

@@ -170,7 +170,7 @@ def risk_coverage_curve(
     `torchcalib.plots.risk_coverage_curve` draws the curve.
 
     Args:
-        target: Integer labels.
+        target: Labels. Soft targets are not supported.
         mode: Event whose probability is the confidence; see `aurc`.
 
     Returns:

@@ -33,7 +33,7 @@ _ONE_VS_REST: dict[Task, tuple[NamedMode, ...]] = {**MODES, "multiclass": ("top_
 
 
 _ARGUMENTS = """
-        target: Integer labels.
+        target: Labels. Soft targets are not supported.
         mode: Event whose probability is the confidence; see `aurc`.
         average: `"macro"` averages multi-label values over labels. None returns `(..., L)`."""
 

@@ -55,7 +55,7 @@ def _tce(
     0.5.
 
     Args:
-        target: Integer labels.
+        target: Labels. Soft targets are not supported.
         bins: `"pava_bc"`: isotonic blocks of bounded size (pool-adjacent-violators algorithm with block constraints).
             `"pava"`: isotonic blocks. `"equal_mass"`: as in `ace`. `"equal_width"`: as in `ece`. Alternatively,
             increasing edges from 0 to 1.

@@ -191,7 +191,7 @@ class ReportBuilder:
             batch[GROUPS] = empty[GROUPS].of_rows(p, groups, group_names)
         self._accumulators = _sum(self._accumulators, batch) if self._accumulators else batch
         self._axis = self._format.resolved(preds, target).axis
-        self._format = input_format
+        self._format = input_format.following(preds, target)
         self._has_groups, self._has_clusters = groups is not None, clusters is not None
         self._has_items |= prod(samples[1:]) > 1
         self._parts = self._parts or frozenset((uuid4().hex,))

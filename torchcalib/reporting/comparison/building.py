@@ -279,6 +279,7 @@ class ComparisonBuilder:
             check_size(input_format.read_as, num_classes or 2, n_bins)
             self._systems = {name: System(p, n_bins, right, self._are_confidences) for name, p in read.items()}
             self._formats = {name: replace(each, num_classes=num_classes) for name, each in self._formats.items()}
+        self._formats = {name: each.following(first, target) for name, each in self._formats.items()}
         numbers = torch.arange(self._n_rows, self._n_rows + n_rows, device=first.device)
         if clusters is None:
             words = words_of(self._seed, numbers)
@@ -363,7 +364,7 @@ class ComparisonBuilder:
             )
         for name in self._names:
             with _naming_system(name):
-                self._formats[name].check(preds[name], target, weights)
+                self._formats[name].resolved(preds[name], target).check(preds[name], target, weights)
         if len(shapes := {tuple(preds[name].shape) for name in self._names}) > 1:
             raise ValueError(
                 f"`preds` must have the same shape for all systems, got {' and '.join(map(str, sorted(shapes)))}. "
