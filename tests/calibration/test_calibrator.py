@@ -196,7 +196,7 @@ def test_predictions_of_another_kind_than_in_the_fit_raise_an_error_or_a_warning
 KIND = "task='binary', from_logits=False"
 P, Y = torch.tensor([0.2, 0.7, 0.4]), torch.tensor([0, 1, 1])
 CALLS = [
-    ("soft targets", lambda c: fresh(c).fit(P, P, task="binary"), TypeError, "`target` must be integer labels"),
+    ("soft targets", lambda c: fresh(c).fit(P, P, task="binary"), ValueError, "must be labels 0 and 1"),
     ("logits as probabilities", lambda c: fresh(c).fit(3 * P, Y, task="binary"), ValueError, "from_logits=True"),
     ("unknown option", lambda c: fresh(c).fit(P, Y, task="binary", l2=1), TypeError, "l2"),
     ("integers in forward", lambda c: fresh(c).fit(P, Y, task="binary")(Y), TypeError, "`preds` must be floating"),

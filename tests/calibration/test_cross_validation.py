@@ -50,7 +50,7 @@ CALLS = [
     ("calibration with bad values", {"calibration": (3 * P, Y)}, ValueError, "from_logits=True"),
     ("calibrator is a class", {"calibrator": TemperatureScaling}, TypeError, "`calibrator` must be"),
     ("unknown score", {"score": "log"}, ValueError, "`score` must be 'nll', 'brier'"),
-    ("soft targets", {"target": P}, TypeError, "`target` must be integer labels"),
+    ("soft targets", {"target": P}, ValueError, "must be labels 0 and 1"),
 ]  # fmt: skip
 
 

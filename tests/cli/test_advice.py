@@ -174,15 +174,27 @@ CASES = {
     "percentages as labels": fails({"prob": P, "y": 100 * Y}, "too many for a label to ignore"),
     "void pixels of 255": multi({**PROB, "y": np.where(RARE, 255, LABELS)}, rows=~RARE, says="--ignore-index 255"),
     "a few -1": multi({**PROB, "y": np.where(RARE, -1, LABELS)}, rows=~RARE, says="--ignore-index -1"),
-    "many of -100": fails({**PROB, "y": np.where(OFTEN, -100, LABELS)}, "too many for a label to ignore"),
+    "many of -100": multi({**PROB, "y": np.where(OFTEN, -100, LABELS)}, rows=~OFTEN, says="--ignore-index -100"),
+    "most of -100": multi({**PROB, "y": np.where(RARE, LABELS, -100)}, rows=RARE, says="--ignore-index -100"),
+    "many of -100.0, binary": binary({"prob": P, "y": np.where(OFTEN, -100.0, Y)}, rows=~OFTEN,
+                                     says="--ignore-index -100"),
+    "-100 beside 255": fails({**PROB, "y": np.where(RARE, 255, np.where(OFTEN, -100, LABELS))}, "--ignore-index -100"),
     "two marks": fails({**PROB, "y": np.where(RARE, 255, np.where(OFTEN, -1, LABELS))}, "Number the classes"),
-    "swapped columns": fails({"prob": Y, "y": P}, "(1.0, not 1)"),
+    "swapped columns": fails({"prob": Y, "y": P}, "decisions, labels or percentages"),
+    "swapped columns of floats": fails({"prob": Y * 1.0, "y": P}, "seem to be swapped"),
+    "swapped columns of named labels": fails({"y_prob": Y.astype(bool), "y_true": P}, "predict_proba"),
+    "decisions": fails({"prob": (P > 0.5) * 1, "y": Y}, "Store probabilities (predict_proba"),
+    "predicted classes": fails({"pred": PROBS.argmax(1), "y": LABELS}, "predict_proba"),
     "constant labels": binary({"prob": P, "y": 0 * Y}, ends="at once", truth={"target": 0 * Y}),
+    "floating labels": binary({"prob": P, "y": Y * 1.0}, file="a.npz", ends="at once"),
     # values of predictions
     "percentages": multi({**by_number("prob_", 100 * PROBS), "y": LABELS}, says="percentages. Divide them by 100"),
     "rounded percentages": multi({**by_number("prob_", 100.0 * ROUNDED), "y": LABELS}, says="Divide them by 100",
                                  truth={"preds": ROUNDED / ROUNDED.sum(1, keepdims=True)}),
     "percentages of yes": binary({"prob": 100 * P, "y": Y}, says="Divide percentages by 100"),
+    "whole percentages": fails({"prob": (100 * P).astype(int), "y": Y}, "divide percentages by 100"),
+    "whole percentages of classes": fails({**by_number("prob_", (100 * PROBS).round().astype(int)), "y": LABELS},
+                                          "divide percentages by 100"),
     "small percentages of yes": binary({"prob": 9 * P, "y": Y}, says="not logits. Divide percentages by 100",
                                        truth={"preds": 0.09 * P}),
     "per mille": multi({**by_number("prob_", 1000 * PROBS), "y": LABELS}, says="sum to 1000. Divide them by their sum"),
@@ -190,6 +202,7 @@ CASES = {
     "logits of yes as probabilities": binary({"prob": LOGIT, "y": Y}, says="Pass --from-logits"),
     "probabilities as logits": multi({**by_number("logits_", PROBS), "y": LABELS}, says="Pass --from-probs"),
     "probabilities as log-probabilities": multi({**by_number("log_prob_", PROBS), "y": LABELS}, says="--from-probs"),
+    "probabilities of yes as logits": binary({"logit": P, "y": Y}, says="look like probabilities. Pass --from-probs"),
     "2 decimals": multi({**by_number("prob_", ROUNDED), "y": LABELS}, says="rounded to 2 decimals. Pass --normalize",
                         truth={"preds": ROUNDED / ROUNDED.sum(1, keepdims=True)}),
     "2 decimals in float32": multi({"probs": SINGLE, "y": LABELS}, file="a.npz", says="--normalize",
@@ -317,6 +330,7 @@ def test_following_the_advice_of_a_message_never_gives_a_wrong_report(run):
         if case.says:
             assert isinstance(found, str), "there was no error"
             assert case.says in found
+            assert len(found) <= 500 + len("torchcalib: error: ")
         if case.ends in ("at once", "confidence"):
             assert not isinstance(found, str), found
         pending, right = [(case, found)], 0
@@ -339,7 +353,7 @@ def test_following_the_advice_of_a_message_never_gives_a_wrong_report(run):
         assert not pending, "following the advice does not end"
         assert right > 0 or case.ends == "error", found
 
-    assert len(CASES) > 80
+    assert len(CASES) >= 100
     check_each(CASES, check)
 
 

@@ -77,12 +77,12 @@ def test_law_one_hot_labels_give_the_value_of_labels_or_an_error(formula):
     annotator_counts = torch.nn.functional.one_hot(target, n_classes)
     shares = (annotator_counts if formula.task == "multiclass" else target).double()
     hard, expected = formula.format.hard_targets, formula.call(preds, target)
-    if hard or formula.format.min_annotators:
-        why = "`target` must be integer labels, got" if hard else "Pass annotator counts"
-        for refused in (shares, annotator_counts) if hard else (shares,):
-            with pytest.raises(TypeError, match=why):
-                formula.call(preds, refused)
-    else:
+    refuses_shares = formula.format.min_annotators or (hard and formula.task == "multiclass")
+    why = "`target` must be integer labels, got" if hard else "Pass annotator counts"
+    for refused in [shares] * bool(refuses_shares) + [annotator_counts] * hard:
+        with pytest.raises(TypeError, match=why):
+            formula.call(preds, refused)
+    if not refuses_shares:
         close(formula.call(preds, shares), expected)
     if not hard:
         close(formula.call(preds, annotator_counts), expected)

@@ -51,7 +51,7 @@ def state_bytes(metric):
 @pytest.mark.parametrize("from_logits", [False, True])
 @pytest.mark.parametrize(("dtype", "expected"), [(torch.bfloat16, 5), (torch.float32, 5), (torch.float64, 9)], ids=str)
 def test_samples_take_their_documented_number_of_bytes(dtype, expected, from_logits):
-    pieces = [data(100, seed, dtype) for seed in range(10)]
+    pieces = [(8 * p - 4 if from_logits else p, y) for p, y in (data(100, seed, dtype) for seed in range(10))]
     assert state_bytes(streamed(tc.TCE, *pieces, from_logits=from_logits)) == 1000 * expected
     p, y = pieces[0]
     weighted = tc.TCE(task="binary", from_logits=from_logits)
@@ -86,6 +86,7 @@ def test_number_of_chunks_grows_logarithmically(method):
 @pytest.mark.parametrize("from_logits", [False, True])
 def test_reusing_an_input_buffer_does_not_change_the_state(from_logits):
     p, y = data(100, dtype=torch.float64)
+    p = p.logit() if from_logits else p
     targets = y.double()
     metric, soft = (streamed(tc.KS, (p, labels), from_logits=from_logits) for labels in (y, targets))
     expected = metric.compute()

@@ -20,7 +20,10 @@ def check_each(items, check):
 
 
 def assert_refused(rows):
-    """Check for each row (description, call, error, parts) that the call raises an error that contains all parts."""
+    """Check for each row (description, call, error, parts) that the call raises an error that contains all parts.
+
+    A message has at most 500 characters.
+    """
 
     def is_refused(row):
         _, call, error, parts = row
@@ -28,6 +31,7 @@ def assert_refused(rows):
             call()
         missing = [part for part in parts if part not in str(raised.value)]
         assert not missing, f"{missing} missing in: {raised.value}"
+        assert len(str(raised.value)) <= 500
 
     check_each(rows, is_refused)
 

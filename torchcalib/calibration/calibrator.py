@@ -1,8 +1,6 @@
 """Base class of calibrators."""
 
 import math
-import sys
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
@@ -15,6 +13,7 @@ from torchcalib.core.arguments import Task, is_int, task_of, weights_from
 from torchcalib.core.arrays import as_tensor
 from torchcalib.core.documentation import documented
 from torchcalib.core.inputs import input_format_of, read_input
+from torchcalib.core.mistakes import look_like_probabilities, warn
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.tasks import infer_from_logits, prepare
 from torchcalib.ops.host_values import value_if_available
@@ -214,7 +213,7 @@ class Calibrator(nn.Module, ABC):
     def warn(self) -> None:
         """Issue each remark as a warning at the first caller outside this package."""
         for remark in self.remarks():
-            _warn(remark)
+            warn(remark)
 
     def forward(self, preds: Tensor) -> Tensor:
         """Return calibrated predictions, of the shape of `preds` and of its dtype (at least float32).
@@ -291,13 +290,12 @@ class Calibrator(nn.Module, ABC):
                 f"`preds` must be probabilities in [0, 1], as in the fit of {type(self).__name__}, got values from "
                 f"{float(preds.min()):.4g} to {float(preds.max()):.4g}. Convert logits with softmax or sigmoid."
             )
-        if self.from_logits and self.task == "multiclass":
-            sums = preds.detach().movedim(self.class_axis, -1).double().sum(-1)
-            if value_if_available((preds >= 0).all() & ((sums - 1).abs() < 1e-3).all()):
-                _warn(
-                    f"`preds` must be logits, as in the fit of {type(self).__name__}, got values that look like "
-                    "probabilities. Pass preds.log()."
-                )
+        has_classes = self.from_logits and self.task == "multiclass"
+        if has_classes and look_like_probabilities(preds.movedim(self.class_axis, -1), per_class=True):
+            warn(
+                f"`preds` must be logits, as in the fit of {type(self).__name__}, got values that look like "
+                "probabilities. Pass preds.log()."
+            )
 
     def _against_rest(self, preds: Tensor) -> tuple[Tensor, bool]:
         """Return the probability of `positive_classes`, or its log-odds, without class axis; and True for log-odds."""
@@ -410,14 +408,6 @@ class Calibrator(nn.Module, ABC):
 
 _KIND = ("task", "from_logits", "class_axis", "positive_classes")
 """Attributes that describe the predictions of the fit."""
-
-
-def _warn(message: str) -> None:
-    """Issue a warning at the first caller outside torch and this package."""
-    frame, level = sys._getframe(), 1
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in ("torchcalib", "torch"):
-        frame, level = frame.f_back, level + 1
-    warnings.warn(message, UserWarning, stacklevel=level)
 
 
 def format_values(values: Tensor, most: int = 4) -> str:

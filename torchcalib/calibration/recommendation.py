@@ -372,7 +372,7 @@ def _in_words(found: Recommendation) -> str:
     if math.isnan(gain):
         reason = "no calibrator was compared" + f" that keeps {score} finite on new data" * (found.score != "brier")
         return f"{_LEAVE}: {found.obstacle or reason}."
-    shown = f"{gain:.1f}%" if gain < 99.95 else ">99.9%"
+    shown = f"{gain:.1f}%" if 0.05 <= abs(gain) < 99.95 else f"{gain:.1g}%" if gain < 1 else ">99.9%"
     if found.interval is not None and math.isfinite(found.interval[0]):
         shown += f" (95% interval {ends(*found.interval, digits=3)})"
     if found.best is not None:

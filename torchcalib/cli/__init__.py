@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from types import ModuleType
 
-from torchcalib.cli.errors import fail, line_of
+from torchcalib.cli.errors import fail, line_of, warnings_in_one_line
 from torchcalib.cli.parser import make_parser
 from torchcalib.cli.progress import working
 from torchcalib.cli.ranks import joined
@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # the terminal encoding may not support all characters
     try:
-        with joined() as ranks:
+        with warnings_in_one_line(), joined() as ranks:
             with ranks.agreed():
                 paths = arguments.find(arguments)
                 with working("loading torch", shown=ranks.is_first):

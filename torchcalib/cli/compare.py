@@ -47,9 +47,7 @@ def run(arguments: argparse.Namespace, systems: Mapping[str, System]) -> None:
             shared = _common_rows(parts, row)
             with in_rows(row, len(shared)):
                 for name, predictions in files.items() if row == 1 else ():
-                    if predictions.source.from_logits:
-                        where = f"`{predictions.source.preds}` in system `{name}`"
-                        check_logits(parts[name].preds, predictions.task, where)
+                    check_logits(arguments, predictions, parts[name].preds, f"in system `{name}`")
                 preds = {name: rows.preds for name, rows in parts.items()}
                 builder.update(preds, shared.target, weights=shared.weights, clusters=shared.clusters)
             row += len(shared)

@@ -7,13 +7,11 @@ from pathlib import Path
 
 from torch import Tensor
 
+from torchcalib.core.mistakes import look_like_probabilities
 from torchcalib.io.opening import PredictionFiles, open_predictions
 
 PIECE_BYTES = 4 * 2**20
 """Size of a piece of predictions in bytes. Class-wise bins need about 40 bytes for each 4-byte prediction."""
-
-_MIN_ROWS = 20
-"""Smallest number of rows that `check_logits` tests: logits in fewer rows may sum to 1 accidentally."""
 
 
 def opened(arguments: argparse.Namespace, paths: Sequence[Path], preds: str | None = None) -> PredictionFiles:
@@ -42,12 +40,14 @@ def in_rows(first: int, n: int, file: str = "") -> Iterator[None]:
         raise ValueError(f"in rows {first:,} to {first + n - 1:,}{file}: {error}") from error
 
 
-def check_logits(preds: Tensor, task: str, where: str) -> None:
-    """Raise an error if multi-class logits are probabilities: all rows are in [0, 1] and sum to 1."""
-    if task != "multiclass" or len(preds) < _MIN_ROWS:
-        return
-    inside = bool(((preds >= 0) & (preds <= 1)).all())
-    if inside and bool(((preds.double().sum(-1) - 1).abs() <= 1e-3).all()):
+def check_logits(arguments: argparse.Namespace, files: PredictionFiles, preds: Tensor, where: str) -> None:
+    """Raise ValueError if predictions are logits by their name, but look like probabilities.
+
+    With --from-logits, the builder of the report warns instead, as in Python.
+    """
+    by_name = files.source.from_logits and not arguments.from_logits
+    if by_name and look_like_probabilities(preds, files.task == "multiclass"):
         raise ValueError(
-            f"{where} must be logits, got probabilities: all rows are in [0, 1] and sum to 1. Pass --from-probs."
+            f"`{files.source.preds}` {where} must be logits, got values in [0, 1] that look like probabilities. "
+            "Pass --from-probs."
         )

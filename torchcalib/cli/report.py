@@ -91,8 +91,8 @@ def _accumulated(
             for rows in files.chunks_of(reader, PIECE_BYTES):
                 whole = len(rows) == files.n_rows
                 with nullcontext() if whole else in_rows(first, len(rows), where):
-                    if first == 1 and source.from_logits:
-                        check_logits(rows.preds, files.task, f"`{source.preds}` in `{names[0]}`")
+                    if first == 1:
+                        check_logits(arguments, files, rows.preds, f"in `{names[0]}`")
                     builder.update(**vars(rows))
                 digest.update(rows.target.numpy().tobytes())
                 is_constant &= bool((rows.target == rows.target.flatten()[0]).all())

@@ -9,6 +9,9 @@ from torch import Tensor
 MAX_IGNORED = 0.05
 """Largest plausible fraction of rows with an ignored label. A larger one indicates wrongly encoded labels."""
 
+USUAL_IGNORED = -100
+"""Label of ignored rows in `torch.nn.functional.cross_entropy` and Hugging Face, in any fraction of the rows."""
+
 _MIN_VALUES = 8  # at least this many values, none negative, are probably not logits
 _MAX_LOGIT = 30.0  # a larger logit is unlikely: its sigmoid differs from 1 by less than 1e-13
 _MAX_DECIMALS = 4
@@ -30,6 +33,8 @@ def cause_of_labels(target: Tensor, rows: Tensor, num_classes: int) -> str:
         return "Labels seem to be -1 and 1. Replace -1 by 0."
     if low == 1 and high == num_classes:
         return "Labels seem to count from 1. Subtract 1 from all of them."
+    if bool((target == USUAL_IGNORED).any()):
+        return f"Pass ignore_index={USUAL_IGNORED}, the default in torch, to drop the rows with this label."
     least, greatest = (int(end) for end in target[rows].aminmax())
     if least == greatest:
         share = float(rows.double().mean())

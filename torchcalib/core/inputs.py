@@ -37,6 +37,7 @@ from torchcalib.core.checks import (
     missing_rows,
     proportions_of_counts,
 )
+from torchcalib.core.mistakes import are_swapped, check_mistakes, swapped, wrong_dtype
 from torchcalib.core.predictions import Predictions, in_all_replicates
 from torchcalib.ops.host_values import value_if_available
 from torchcalib.ops.logs import wide_dtype
@@ -172,6 +173,8 @@ class InputFormat:
             absent = None if p.weights is None else in_all_replicates(p.weights == 0, samples)
         if self.validate_args:
             rules += self._value_rules(p, target_tolerance)
+            if wait and not drop_invalid:
+                check_mistakes(p)
         if self.hard_targets and not hard:
             p = p.with_integer_labels()
         weights, broken = enforce(rules, p.weights, absent, drop_invalid, wait)
@@ -315,19 +318,20 @@ class InputFormat:
                     f"Move it with {name}.to(preds.device)."
                 )
         if preds.dtype not in SUM_TOLERANCE:
-            raise TypeError(
-                f"`preds` must be float16, bfloat16, float32 or float64, got {preds.dtype}. "
-                "Pass probabilities or logits: hard decisions have no confidence."
-            )
+            raise wrong_dtype(preds, target, self.task)
         has_axis = -preds.dim() <= self.axis < preds.dim()
         n_expected = None if self.task == "binary" or not has_axis else self.num_classes
         if n_expected is not None and preds.shape[self.axis] != n_expected:
+            fitting = [axis for axis in _class_axes(preds, target) if preds.shape[axis] == n_expected]
+            advice = f"Pass class_axis={fitting[0]}" if fitting else "Set class_axis"
             raise ValueError(
                 f"`preds` must have {n_expected} entries on its class axis ({self.axis}), got shape "
-                f"{tuple(preds.shape)}. Set class_axis if the classes are on another axis."
+                f"{tuple(preds.shape)}. {advice} if the classes are on another axis."
             )
         has_counts = target.dim() >= preds.dim() and self.has_annotator_counts(preds, target)
         if self.hard_targets and (has_counts or (self.task == "multiclass" and target.is_floating_point())):
+            if not has_counts and are_swapped(preds, target):
+                raise swapped("only whole numbers", target)
             found = f"annotator counts {tuple(target.shape)}" if has_counts else f"{target.dtype} {tuple(target.shape)}"
             raise TypeError(
                 f"`target` must be integer labels, got {found}. {LABELS_ONLY} Convert class indices with "
@@ -444,9 +448,15 @@ class InputFormat:
         if target.shape != preds.shape:
             expected = f"{tuple(preds.shape)}" if self.task == "multilabel" else f"{tuple(labels)}"
             counts = f"{(*preds.shape, 2)}" if self.task == "multilabel" else f"{tuple(preds.shape)}"
-            advice = (
-                f"For class-first input (N, {axis_name}, ...) pass class_axis=1; annotator counts have shape {counts}."
-            )
+            fitting = _class_axes(preds, target)
+            if fitting and self.task == "multiclass":
+                advice = f"Pass class_axis={fitting[0]} for class-first input."
+            elif preds.dim() > 2:
+                advice = (
+                    f"For class-first input (N, {axis_name}, ...) pass class_axis=1; annotator counts are {counts}."
+                )
+            else:
+                advice = f"Pass one label per sample of `preds`; annotator counts have shape {counts}."
             raise ValueError(
                 f"`target` must have shape {expected} for `preds` {tuple(preds.shape)} with class_axis="
                 f"{self.axis}, got {tuple(target.shape)}. {advice}"
@@ -487,6 +497,11 @@ class InputFormat:
         if p.n_annotators is not None:
             return [preds_rule, AnnotatorRule(p.n_annotators, max(1, self.min_annotators))]
         return [preds_rule, ProbabilityRule("target", p.given_target, per_class, target_tolerance)]
+
+
+def _class_axes(preds: Tensor, target: Tensor) -> list[int]:
+    """Return the possible class axes for labels of the shape of `target`."""
+    return [axis for axis in range(preds.dim()) if target.shape in _label_shapes(preds, axis)]
 
 
 def _label_shapes(preds: Tensor, axis: int) -> tuple[torch.Size, torch.Size]:

@@ -9,6 +9,7 @@ from torch import Tensor
 from torchcalib.core.arguments import Task
 from torchcalib.core.arrays import as_tensor, column_names, label_tensor
 from torchcalib.core.clusters import identifiers
+from torchcalib.core.mistakes import are_swapped, swapped
 
 _FEW_NEGATIVE = 0.05
 """Predictions with a larger fraction of negative values are treated as logits."""
@@ -123,6 +124,8 @@ def infer_task(preds: Tensor, target: Tensor) -> Task:
             f"{_one_hot_hint(target)}Pass task='multiclass' if every sample has one class (one-hot labels, class "
             f"probabilities or annotator counts), task='multilabel' if it can have several labels{maps}."
         )
+    if target.dim() == preds.dim() + 1 and are_swapped(preds, target):
+        raise swapped("only whole numbers", target)
     raise ValueError(
         f"`target` must have one label for each sample of `preds`, got {shapes}. Pass binary (N,) and (N,), "
         "multi-class (N, C) and (N,), or multi-label (N, L) and (N, L) with task='multilabel'."

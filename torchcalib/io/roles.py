@@ -44,7 +44,8 @@ ROLES = {
         (*LOGITS, *PROBS, *NEUTRAL),
         FLOATS,
         "be floating-point predictions",
-        "Store logits or probabilities (1.0, not 1), or name another array with --preds.",
+        "Whole numbers are decisions, labels or percentages. Store probabilities (predict_proba in scikit-learn), "
+        "divide percentages by 100, or name another array with --preds.",
     ),
     "target": Role(
         TARGETS, FLOATS | WHOLE | TEXT, "contain numbers or text", "Store class indices or names, or use --target NAME."

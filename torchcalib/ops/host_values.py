@@ -16,6 +16,17 @@ def value_if_available(flag: Tensor) -> bool | None:
         return None
 
 
+def first_values(x: Tensor) -> list[float]:
+    """Return up to 8 values of the first row of a tensor, or none under `torch.compile` and `vmap`."""
+    if torch.compiler.is_compiling() or not x.numel():
+        return []
+    try:
+        row = x if x.dim() == 1 else x[0] if x.dim() == 2 else x[(0,) * (x.dim() - 1)]
+        return row[:8].tolist()  # type: ignore[no-any-return]
+    except RuntimeError:  # tensors have no values under vmap
+        return []
+
+
 def largest(counts: Tensor, bound: int) -> int:
     """Return the maximum of `counts`, or its upper limit `bound` under `torch.compile` and `vmap`; 0 if empty."""
     if not counts.numel():

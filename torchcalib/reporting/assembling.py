@@ -80,7 +80,7 @@ def report_of(c: Collected) -> Report:
         number = float(of_main.effective_clusters)
         of_clusters = {"clusters": of_main.n_clusters, "effective_clusters": number, "design_effect": effect}
         notes[:0] = _cluster_notes(of_main, s.clusters_determine_label)
-    only_class = s.priors.index(1) if s.task != "multilabel" and max(s.priors) == 1 else None
+    only_class = _only_class(s)
     stage = whole = None
     if c.with_calibration:
         if p is not None and not p.hard:
@@ -219,9 +219,18 @@ def _warnings(c: Collected) -> tuple[str, ...]:
             f"{c.n_dropped:,} {units} with NaN or invalid infinite values are excluded (nan_policy='drop'). "
             "Their effect on the results is unknown."
         )
-    if s.task != "multilabel" and max(s.priors) == 1:
+    if (only := _only_class(s)) is not None:
+        name = only if s.task == "multilabel" else f"class {only}"
         notes.append(
-            f"All targets are class {s.priors.index(1)}: values relative to the class frequencies are undefined. "
+            f"All targets are {name}: values relative to the class frequencies are undefined. "
             "Check that `target` is the right array."
         )
     return tuple(notes)
+
+
+def _only_class(s: Statistics) -> int | None:
+    """Return the class of all targets, for a multi-label task 0 or 1; None if there are several."""
+    if s.task != "multilabel":
+        return s.priors.index(1) if max(s.priors) == 1 else None
+    frequencies = set(s.priors)
+    return int(frequencies.pop()) if frequencies in ({0.0}, {1.0}) else None

@@ -159,7 +159,7 @@ class Findings:
         evidence: evidence for causes; None if the predictions are not available.
         groups: names of large groups, and statistics of each group `(G, 2)`; see `GroupBins.gaps`. None without groups.
         labels: tests of each label; None unless the task is `"multilabel"`.
-        only_class: the class of all targets; None if there are several.
+        only_class: the class of all targets, for a multi-label task 0 or 1; None if there are several.
         are_confidences: whether predictions are confidences in answers.
         n_clusters: number of clusters of dependent samples; None if samples are independent.
         clusters_determine_label: whether all samples of a cluster have the same label.
@@ -322,6 +322,8 @@ def _one_class(found: Findings) -> Decision:
     if found.are_confidences:
         which = "All answers are correct" if found.only_class else "All answers are wrong"
         verdict = which
+    elif found.task == "multilabel":
+        verdict = f"Only {found.only_class} in the targets of all labels"
     else:
         verdict = f"Only {found.name(found.only_class)} in the targets"
     cause = f"Calibration cannot be evaluated with one outcome: {_means(found)}."

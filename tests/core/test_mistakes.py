@@ -1,0 +1,217 @@
+"""Mistakes in input of valid shapes and values: each message names the remedy, which gives the right result.
+
+Valid input never causes a message, even if it is unusual.
+"""
+
+import inspect
+import warnings
+
+import pytest
+import torch
+from helpers.refusals import check_each
+from helpers.reports import QUICK
+
+import torchcalib as tc
+import torchcalib.functional as F
+from torchcalib.calibration import BiasCorrection
+from torchcalib.inference import calibration_test
+
+N, C = 240, 4
+G = torch.Generator().manual_seed(0)
+P = (3 * torch.randn(N, generator=G, dtype=torch.float64)).sigmoid()
+Y = (torch.rand(N, generator=G, dtype=torch.float64) < P).long()
+LOGITS = torch.randn(N, C, generator=G, dtype=torch.float64)
+Q, H = LOGITS.softmax(-1), torch.multinomial(LOGITS.softmax(-1), 1, generator=G).squeeze(-1)
+M, L = torch.rand(N, C, generator=G), (torch.rand(N, C, generator=G) < 0.4).long()
+FEW, MOST = torch.arange(N) % 20 == 7, torch.arange(N) % 20 != 7
+ONE_HOT = torch.nn.functional.one_hot(Q.argmax(-1), C)
+BINARY, MULTI, LABELS = {"task": "binary"}, {"task": "multiclass"}, {"task": "multilabel"}
+SWAPPED, DECISIONS = "Pass the predictions first, then the targets", "Pass probabilities: predict_proba(X)"
+IGNORE = "Pass ignore_index=-100"
+
+# name: preds, target, options, text of the error, and the arguments that follow from the advice; None if data are lost
+ERRORS = {
+    "swapped labels": (Y, P, BINARY, SWAPPED, (P, Y, BINARY)),
+    "swapped bool labels": (Y.bool(), P, BINARY, SWAPPED, (P, Y, BINARY)),
+    "swapped floating labels": (Y.double(), P, BINARY, SWAPPED, (P, Y, BINARY)),
+    "swapped columns": (Y[:, None].float(), P[:, None].float(), BINARY, SWAPPED, (P, Y, BINARY)),
+    "swapped labels with logits": (Y.double(), P, BINARY | {"from_logits": True}, SWAPPED, (P, Y, BINARY)),
+    "swapped multi-label": (L, M, LABELS, SWAPPED, (M, L, LABELS)),
+    "swapped floating multi-label": (L.float(), M, LABELS, SWAPPED, (M, L, LABELS)),
+    "swapped class indices": (H, Q, MULTI, SWAPPED, (Q, H, MULTI)),
+    "swapped one-hot labels": (ONE_HOT.double(), Q, MULTI, SWAPPED, (Q, Q.argmax(-1), MULTI)),
+    "decisions": ((P > 0.5).long(), Y, BINARY, DECISIONS, None),
+    "bool decisions": (P > 0.5, Y, BINARY, DECISIONS, None),
+    "decisions with floating labels": ((P > 0.5).long(), Y.float(), BINARY, DECISIONS, None),
+    "predicted classes": (Q.argmax(-1), H, MULTI, DECISIONS, None),
+    "one-hot decisions": (ONE_HOT, H, MULTI, DECISIONS, None),
+    "multi-label decisions": ((M > 0.5).int(), L, LABELS, DECISIONS, None),
+    "whole percentages": ((100 * P).long(), Y, BINARY, "pass preds / 100", ((100 * P).long() / 100, Y, BINARY)),
+    "whole logits": ((9 * LOGITS).long(), H, MULTI, "preds.float()",
+                     ((9 * LOGITS).long().float(), H, MULTI | {"from_logits": True})),
+    "percentages": (100 * P, Y, BINARY, "Divide percentages by 100", (P, Y, BINARY)),
+    "percentages of classes": (100 * Q, H, MULTI, "Divide them by 100", (Q, H, MULTI)),
+    "percentages of labels": (100 * M, L, LABELS, "Divide percentages by 100", (M, L, LABELS)),
+    "logits": (LOGITS, H, MULTI, "Pass from_logits=True", (LOGITS, H, MULTI | {"from_logits": True})),
+    "binary logits": (P.logit(), Y, BINARY, "Pass from_logits=True", (P.logit(), Y, BINARY | {"from_logits": True})),
+    "multi-label logits": (M.logit(), L, LABELS, "Pass from_logits=True",
+                           (M.logit(), L, LABELS | {"from_logits": True})),
+    "classes first": (Q.T, H, MULTI, "Pass class_axis=0", (Q.T, H, MULTI | {"class_axis": 0})),
+    "few labels of -100": (Q, H.masked_fill(FEW, -100), MULTI, IGNORE, (Q[~FEW], H[~FEW], MULTI)),
+    "most labels of -100": (Q, H.masked_fill(MOST, -100), MULTI, IGNORE, (Q[~MOST], H[~MOST], MULTI)),
+    "binary labels of -100": (P, Y.masked_fill(MOST, -100), BINARY, IGNORE, (P[~MOST], Y[~MOST], BINARY)),
+    "floating labels of -100": (P, Y.double().masked_fill(FEW, -100), BINARY, IGNORE, (P[~FEW], Y[~FEW], BINARY)),
+}  # fmt: skip
+
+
+def streamed(preds, target, **options):
+    outputs = {"multiclass": {"num_classes": C}, "multilabel": {"num_labels": C}}.get(options["task"], {})
+    metric = tc.ECE(**options, **outputs)
+    metric.update(preds, target)
+    return metric.compute()
+
+
+def by_test(preds, target, **options):
+    metric = tc.ECE(**options, num_labels=C) if options["task"] == "multilabel" else tc.ECE(**options)
+    return calibration_test(metric, preds, target, n_replicates=39).statistic
+
+
+def reported(preds, target, **options):
+    report = tc.report(preds, target, **options, **QUICK)
+    return report["ece/classwise" if options["task"] == "multilabel" else "ece"]
+
+
+def compared(preds, target, **options):
+    lines = tc.compare({"a": preds, "b": preds}, target, n_replicates=99, **options).lines
+    return next(line for line in lines if line.key.startswith("ece")).values["a"]
+
+
+def fitted(preds, target, **options):
+    calibrator = BiasCorrection().fit(preds, target, **options)
+    return calibrator.beta
+
+
+USUAL = (F.ece, streamed, by_test, reported, pytest.param(compared, marks=pytest.mark.extended))
+
+
+@pytest.mark.parametrize("way", [*USUAL, fitted])
+@pytest.mark.filterwarnings("ignore:.*(has no samples of class|gives probability 0)")
+def test_the_advice_of_each_error_gives_the_result_of_the_right_input(way):
+    def check(name):
+        preds, target, options, advice, remedy = ERRORS[name]
+        if way is fitted and advice == "Pass from_logits=True":  # calibrators infer it
+            return
+        with pytest.raises((TypeError, ValueError)) as raised:
+            way(preds, target, **options)
+        message = str(raised.value)
+        assert advice in message
+        assert ("must" in message, "got" in message, len(message) <= 500) == (True, True, True), message
+        if remedy is None:
+            return
+        *right, how = remedy
+        expected = way(*right, **how)
+        if advice == IGNORE:  # the remedy above leaves the rows out instead
+            found = way(preds, target, **options, ignore_index=-100)
+            torch.testing.assert_close(torch.as_tensor(found), torch.as_tensor(expected))
+        assert not torch.as_tensor(expected).isnan().any()
+
+    check_each(ERRORS, check)
+
+
+WARNINGS = {  # name: preds, target, options, text of the warning, and the options that follow from the advice
+    "probabilities as logits": (Q, H, MULTI, "Omit from_logits=True"),
+    "few probabilities as logits": (Q[:20], H[:20], MULTI, "Omit from_logits=True"),
+    "bfloat16 probabilities as logits": (Q.bfloat16(), H, MULTI, "Omit from_logits=True"),
+    "maps of probabilities as logits": (Q.reshape(4, 60, C).movedim(-1, 1), H.reshape(4, 60), MULTI, "Omit"),
+    "binary probabilities as logits": (P, Y, BINARY, "Omit from_logits=True"),
+    "multi-label probabilities as logits": (M, L, LABELS, "Omit from_logits=True"),
+    "floating decisions": ((P > 0.5).double(), Y, BINARY, DECISIONS),
+    "floating decisions as logits": ((P > 0.5).double(), Y, BINARY, DECISIONS),
+    "floating one-hot decisions": (ONE_HOT.float(), H, MULTI, DECISIONS),
+    "floating multi-label decisions": ((M > 0.5).float(), L, LABELS, DECISIONS),
+}
+
+
+@pytest.mark.parametrize("way", USUAL)
+def test_probabilities_as_logits_and_decisions_cause_a_warning_at_the_caller(way):
+    def check(name):
+        preds, target, options, advice = WARNINGS[name]
+        given = {"from_logits": True} if "logits" in name else {}
+        with pytest.warns(UserWarning, match="`preds` must be") as caught:
+            way(preds, target, **options, **given)
+        messages = {str(warning.message) for warning in caught}
+        assert len(messages) == 1
+        assert advice in messages.pop()
+        assert {warning.filename for warning in caught} == {__file__}
+        if advice != DECISIONS:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                assert torch.as_tensor(way(preds, target, **options)).isfinite().all()
+
+    check_each(WARNINGS, check)
+
+
+def test_a_warning_is_shown_once_for_each_call_site():
+    metric = tc.ECE(task="multiclass", from_logits=True)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        for start in range(0, N, 30):
+            metric.update(Q[start : start + 30], H[start : start + 30])
+        line = inspect.currentframe().f_lineno + 1
+        metric(Q, H)
+    assert len(caught) == 2
+    assert caught[1].lineno == line
+
+
+def test_unusual_valid_input_causes_no_message():
+    """Logits within [0, 1], saturated probabilities, label smoothing, and few rows."""
+    generator = torch.Generator().manual_seed(0)
+    normal, uniform = torch.randn(300, generator=generator), torch.rand(300, generator=generator)
+    target = (uniform < 0.5).long()
+    smooth = 0.05 + 0.9 * target.float()
+    saturated = (40 * normal).sigmoid().round()
+    logits = {"from_logits": True}
+    valid = {
+        "a weak model": (0.5 + 0.1 * normal.clamp(-3, 3), target, BINARY | logits),
+        "logits from 0.05 to 0.95": (0.05 + 0.9 * uniform, target, BINARY | logits),
+        "equal logits": (torch.ones(300), target, BINARY | logits),
+        "positive logits": (normal.clamp(min=0), target, BINARY | logits),
+        "few logits": (uniform[:99], target[:99], BINARY | logits),
+        "few rows of logits": (Q[:19], H[:19], MULTI | logits),
+        "logits within [0, 1]": (uniform.reshape(-1, 3), target[:100], MULTI | logits),
+        "equal rows of logits": (torch.zeros(100, 3), target[:100], MULTI | logits),
+        "log-probabilities": (Q.log(), H, MULTI | logits),
+        "saturated probabilities and smooth labels": (saturated[:99], smooth[:99], BINARY),
+        "few saturated probabilities": (saturated[:99], target[:99], BINARY),
+        "few saturated probabilities and soft targets": (saturated[:19], uniform[:19], BINARY),
+        "probabilities of 0": (torch.zeros(300), torch.zeros(300), BINARY),
+        "certain background": (torch.eye(3)[torch.zeros(300).long()], torch.zeros(300).long(), MULTI),
+        "almost all saturated": (torch.cat((saturated, uniform[:1])), torch.cat((smooth, uniform[:1])), BINARY),
+        "votes": (saturated[:99], torch.stack((1 + 3 * target, 4 - target), -1)[:99], BINARY),
+    }
+
+    def check(name):
+        preds, labels, options = valid[name]
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            F.ece(preds, labels, **options)
+
+    check_each(valid, check)
+    # The scale for which the range of normal logits is most likely to be close to [0, 1]
+    worst = 0.5 + 0.17 * torch.randn(1000, 200, generator=generator, dtype=torch.float64)
+    assert sum(tc.core.mistakes.look_like_probabilities(row, False) for row in worst) <= 2
+
+
+def test_a_single_class_in_the_targets_is_named_and_gives_no_calibrator():
+    kept = {"with_intervals": False}
+    for preds, target, verdict in (
+        (P, 0 * Y, "Only y = 0 in the targets"),
+        (Q, 0 * H + 2, "Only class 2 in the targets"),
+        (M, 0 * L, "Only 0 in the targets of all labels"),
+        (M, 0 * L + 1, "Only 1 in the targets of all labels"),
+    ):
+        task = LABELS if preds is M else {}
+        report = tc.report(preds, target, **task, **kept)
+        assert report.decision.verdict == verdict
+        assert (report.decision.calibrator, report.calibration) == ("", None)
+        assert "Check that `target` is the right array" in report.decision.action
