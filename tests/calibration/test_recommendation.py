@@ -58,6 +58,18 @@ def test_recommendation_text_names_the_gain_its_interval_and_another_calibrator(
     assert found.advised(0.0).best == "temperature scaling"
 
 
+@pytest.mark.parametrize("gain", [3e-4, 1e-7])
+def test_a_gain_that_rounds_to_0_percent_is_described_as_small(gain):
+    before = torch.full((1000,), 1e-3, dtype=torch.float64)
+    noise = 1e-9 * gain * torch.randn(1000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    after = {"temperature scaling": Candidate(before * (1 - gain) + noise)}
+    found = recommendation_of("nll", before, after)
+    assert (found.best, found.is_significant) == (None, True)
+    assert "temperature scaling, cuts NLL by less than 0.1% (95% interval " in found.text
+    found = found.advised(0.0)
+    assert found.text.startswith("Add temperature scaling: it cuts NLL by less than 0.1% (95% interval ")
+
+
 @pytest.mark.parametrize("score", ["nll", "brier"])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("clustered", [False, True])

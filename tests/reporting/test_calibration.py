@@ -247,6 +247,7 @@ def test_calibrators_that_are_too_slow_or_too_large_are_not_tried(monkeypatch):
     assert report.notes[-1].endswith("failed with RuntimeError: DefaultCPUAllocator: not enough memory.")
 
 
+@pytest.mark.filterwarnings("ignore:.*got only 0 and 1")
 def test_gains_of_infinite_and_undefined_scores_are_described():
     p, y = torch.rand(300, generator=torch.Generator().manual_seed(0)), torch.arange(300) % 2
     p[1] = 0

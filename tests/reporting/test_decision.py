@@ -186,6 +186,7 @@ def texts_of(r, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("case", CASES, ids=", ".join)
+@pytest.mark.filterwarnings("ignore:.*got only 0 and 1")
 def test_all_texts_of_a_report_agree(case, tmp_path_factory, capsys, monkeypatch):
     r = reported(case, tmp_path_factory.mktemp("files"))
     d, stage, texts = r.decision, r.calibration, texts_of(r, capsys, monkeypatch)

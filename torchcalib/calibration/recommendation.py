@@ -372,7 +372,8 @@ def _in_words(found: Recommendation) -> str:
     if math.isnan(gain):
         reason = "no calibrator was compared" + f" that keeps {score} finite on new data" * (found.score != "brier")
         return f"{_LEAVE}: {found.obstacle or reason}."
-    shown = f"{gain:.1f}%" if 0.05 <= abs(gain) < 99.95 else f"{gain:.1g}%" if gain < 1 else ">99.9%"
+    is_tiny = 0 < gain < 0.05  # rounds to 0.0%
+    shown = "less than 0.1%" if is_tiny else f"{gain:.1f}%" if gain < 99.95 else ">99.9%"
     if found.interval is not None and math.isfinite(found.interval[0]):
         shown += f" (95% interval {ends(*found.interval, digits=3)})"
     if found.best is not None:
@@ -381,7 +382,7 @@ def _in_words(found: Recommendation) -> str:
         return f"{_LEAVE}: no calibrator lowers {score} significantly ({name} {_gains(gain)})."
     if not found.is_significant:
         return f"{_LEAVE}: the gain of {name} is not significant at the 1% level, {shown} of {score}."
-    return f"{_LEAVE}: the preferred calibrator, {name}, cuts {score} by only {shown}."
+    return f"{_LEAVE}: the preferred calibrator, {name}, cuts {score} by {'' if is_tiny else 'only '}{shown}."
 
 
 def _compared(found: Recommendation) -> str:
