@@ -108,7 +108,7 @@ def test_systems_in_one_file_give_the_comparison_of_the_function(tmp_path, monke
             ["a.csv", "b.csv", "--preds", "p_*"],
             "the same order of classes, got cat, dog, eel in `a` and dog, cat, eel in",
         ),
-        (["a.csv", *options[:4], "--from-logits", "--class-names", "cat,dog,eel"], "must be logits, got probabilities"),
+        (["a.csv", *options[:4], "--from-logits", "--class-names", "cat,dog,eel"], "look like probabilities"),
         (["a.csv"], "Name another file, or each system in this file: --preds A --preds B"),
         (["a.csv", "b.csv", "--preds", "a", "--preds", "b"], "must be given once for several files"),
         (["a.csv", "--preds", "a=p_cat", "--preds", "a=p_dog"], "must be [NAME=]COLUMNS with different names"),

@@ -209,7 +209,7 @@ BAD = [  # writer, part of the error message, options, and changed limits
     (text("a.csv", b"p,y\n0.5,1\n0.5\n"), "Expected 2 columns, got 1"),
     (text("a.csv", b"p,y\n0.5,1\n0.5,\n"), "`y` in `a.csv` must contain a value in every row, got none in row 2"),
     (text("a.csv", b"p,y\nhigh,1\nlow,0\n"), "`p` in `a.csv` must be floating-point predictions, got string"),
-    (text("a.csv", b"p,y\n0,1\n1,1\n"), "(1.0, not 1)"),
+    (text("a.csv", b"p,y\n0,1\n1,1\n"), "Whole numbers are decisions"),
     (text("a.csv", b"p_0,p.0,y\n.5,.5,1\n"), "must be numbered from 0 or 1 without gaps, got 0, 0."),
     (text("a.csv", CSV_ROWS + b"0.5,0.5\n"), "int64: invalid value '0.5'", {}, {"tables._BLOCK": 64}),
     (cut(parquet(p=PROBS, y=HITS), 0.7), "must be a complete, readable parquet file, got ArrowInvalid"),

@@ -18,7 +18,8 @@ TASKS: tuple[Task, ...] = get_args(Task)
 class InputOptions(TypedDict, total=False):
     """Input options, which every metric accepts as keyword arguments.
 
-    - `from_logits` (default False): `preds` are logits. This is never inferred from the values.
+    - `from_logits` (default False): `preds` are logits. This is never inferred from the values. Values that look like
+      probabilities cause a warning.
     - `weights` (default None): non-negative weights with the shape of the samples. Weight k equals k copies of a row,
       and 0 removes it. An additional leading axis, `(R, ..., N)`, contains R replicate weights of each sample. Results
       then have this leading axis too.

@@ -40,7 +40,8 @@ ARGUMENTS = {
     "maximum.",
     "chunk": "Number of rows or blocks that are processed at a time, which limits the memory. None selects it "
     "automatically.",
-    "from_logits": "`preds` are logits. This is never inferred from the values.",
+    "from_logits": "`preds` are logits. This is never inferred from the values. Values that look like probabilities "
+    "cause a warning.",
     "weights": "Non-negative weights with the shape of the samples. Weight k equals k copies of a row, and 0 removes "
     "it. An additional leading axis, `(R, N)`, contains R replicate weights and returns R values.",
     "ignore_index": "Rows with this target are ignored. The class remains in the softmax.",

@@ -105,7 +105,7 @@ def _are_decisions(values: Tensor, per_class: bool) -> bool:
 def has_probabilities(target: Tensor) -> bool:
     """Return whether most floating targets are between 0 and 1, with more different values than label smoothing."""
     between = target[(target > 0) & (target < 1)] if target.is_floating_point() else target[:0]
-    return 2 * between.numel() > target.numel() and between.unique().numel() > _FEW_TARGETS
+    return 2 * between.numel() > target.numel() and torch.unique(between).numel() > _FEW_TARGETS
 
 
 def swapped(found: str, target: Tensor) -> ValueError:

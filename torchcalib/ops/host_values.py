@@ -22,7 +22,7 @@ def first_values(x: Tensor) -> list[float]:
         return []
     try:
         row = x if x.dim() == 1 else x[0] if x.dim() == 2 else x[(0,) * (x.dim() - 1)]
-        return row[:8].tolist()  # type: ignore[no-any-return]
+        return row[:8].tolist()
     except RuntimeError:  # tensors have no values under vmap
         return []
 
