@@ -39,7 +39,7 @@ from torchcalib.core.checks import (
 )
 from torchcalib.core.mistakes import are_swapped, check_mistakes, swapped, wrong_dtype
 from torchcalib.core.predictions import Predictions, in_all_replicates
-from torchcalib.ops.host_values import value_if_available
+from torchcalib.ops.host_values import first_values, value_if_available
 from torchcalib.ops.logs import wide_dtype
 
 _OPTIONS = frozenset(InputOptions.__annotations__)
@@ -173,8 +173,11 @@ class InputFormat:
             absent = None if p.weights is None else in_all_replicates(p.weights == 0, samples)
         if self.validate_args:
             rules += self._value_rules(p, target_tolerance)
-            if wait and not drop_invalid:
-                check_mistakes(p)
+            if wait and not drop_invalid and preds.is_cpu:  # elsewhere, reading values synchronises the device
+                first = first_values(preds)
+                # Most predictions are not mistaken for decisions, or logits for probabilities.
+                if first and (first[0] in (0, 1) or (self.from_logits and min(first) >= 0 and max(first) <= 1)):
+                    check_mistakes(p, first)
         if self.hard_targets and not hard:
             p = p.with_integer_labels()
         weights, broken = enforce(rules, p.weights, absent, drop_invalid, wait)

@@ -1,18 +1,18 @@
 """Mistakes in input of valid types, shapes and values: swapped arguments, decisions, and probabilities as logits.
 
-A rule must not apply to valid input by chance. It therefore requires a minimum number of rows. The first values of the
-predictions rule out almost every mistake, so that other values are rarely read.
+A rule must not apply to valid input by chance. It therefore requires a minimum number of rows.
 """
 
 import sys
 import warnings
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from torchcalib.core.checks import SUM_TOLERANCE
 from torchcalib.core.predictions import Predictions
-from torchcalib.ops.host_values import first_values, value_if_available
+from torchcalib.ops.host_values import value_if_available
 
 MIN_ROWS = 20
 """Smallest number of rows of multi-class probabilities that are recognised, and of swapped arguments."""
@@ -39,18 +39,17 @@ def warn(message: str) -> None:
     warnings.warn(message, UserWarning, stacklevel=level)
 
 
-def check_mistakes(p: Predictions) -> None:
+def check_mistakes(p: Predictions, first: Sequence[float]) -> None:
     """Raise ValueError for swapped arguments, and warn for decisions and for probabilities that are passed as logits.
 
-    Values are read. Nothing is checked under `torch.compile` and `vmap`.
+    Values are read.
+
+    Args:
+        p: predictions on the CPU.
+        first: the first predicted values, which rule out most mistakes.
     """
-    first = first_values(p.given)
-    if not first:
-        return
-    may_be_decisions = first[0] in (0, 1)
+    may_be_decisions = all(x in (0, 1) for x in first)
     may_be_probabilities = p.from_logits and min(first) >= 0 and max(first) <= 1
-    if not (may_be_decisions or may_be_probabilities):
-        return
     per_class = p.task == "multiclass"
     if may_be_decisions and _are_decisions(p.given, per_class):
         if not p.hard and p.n_annotators is None and has_probabilities(p.given_target):
