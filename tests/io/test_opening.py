@@ -60,7 +60,7 @@ MULTICLASS = {
     "big_endian.npz": lambda path: np.savez(path, **small((">f4", ">i2", ">u4"))),
     "a.pt": lambda path: torch.save({**tensors("logits", "labels", "weight"), "epoch": 3}, path),
     "tuple.pt": lambda path: torch.save(tuple(tensors("logits", "labels").values()), path),
-    "old.pth": lambda path: torch.save(tensors("Logits", "Y", "weight"), path, _use_new_zipfile_serialization=False),
+    "a.pth": lambda path: torch.save(tensors("Logits", "Y", "weight"), path),
     "a.safetensors": lambda path: save_file({**tensors("logits", "gt"), "gt": torch.tensor(LABELS).short()}, path),
     "columns.parquet": lambda path: write_parquet(
         path, numbered("logit.", LOGITS) | {"target": LABELS, "weights": WEIGHTS, "id": LABELS}, row_group_size=3

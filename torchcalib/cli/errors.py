@@ -3,7 +3,7 @@
 import re
 import sys
 
-from torchcalib.io.errors import printable
+from torchcalib.io.errors import limited, printable
 
 _OPTIONS = {
     r"Pass from_logits=True": "Pass --from-logits",
@@ -29,7 +29,7 @@ def line_of(error: Exception) -> str:
 
 def fail(line: str) -> int:
     """Print an error on stderr, and return exit code 2."""
-    print(f"torchcalib: error: {printable(line)}", file=sys.stderr, flush=True)  # noqa: T201
+    print(f"torchcalib: error: {limited(line)}", file=sys.stderr, flush=True)  # noqa: T201
     return 2
 
 

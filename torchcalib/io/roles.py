@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 from typing import Literal, NamedTuple
 
 from torchcalib.io.errors import InputError, quoted
+from torchcalib.io.limits import check_classes, check_rows, row_limit
 from torchcalib.io.names import (
     CONFIDENCES,
     CORRECT,
@@ -23,7 +24,7 @@ from torchcalib.io.names import (
     are_logits,
     class_of,
 )
-from torchcalib.io.readers import FLOATS, MAX_RESIDENT, TEXT, WHOLE, Array, Reader
+from torchcalib.io.readers import FLOATS, TEXT, WHOLE, Array, Reader
 
 Task = Literal["binary", "multiclass", "multilabel"]
 FileTask = Literal["binary", "multiclass", "multilabel", "confidence"]
@@ -200,8 +201,8 @@ def _unnamed_classes(reader: Reader, target: str, given: Mapping[str, str | None
 def _labels_of(reader: Reader, target: str, most: int) -> set[str]:
     """Return the distinct texts in a column. Reading stops after more than `most` distinct texts."""
     labels: set[str] = set()
-    for (values,) in reader.stream([target], 2**16, allow_missing=True):
-        labels |= {text.strip() for text in values} - {""}
+    for (values,) in reader.stream([target], 2**20, allow_missing=True):
+        labels |= {text.strip() for text in values.names} - {""}
         if len(labels) > most:
             break
     return labels
@@ -239,6 +240,7 @@ def check_arrays(reader: Reader, roles: Mapping[str, str]) -> int:
     Dtypes are not checked in a file without rows, because a text file without rows does not determine them.
     """
     preds = reader.arrays[roles["preds"]]
+    most = row_limit(reader.paths)
     for role, name in roles.items():
         array, where = reader.arrays[name], f"`{name}` in `{reader.label}`"
         if array.problem:
@@ -255,11 +257,12 @@ def check_arrays(reader: Reader, roles: Mapping[str, str]) -> int:
         _, dtypes, rule, advice = ROLES[role]
         if array.dtype not in dtypes:
             raise InputError(f"{where} must {rule}, got {array.dtype}. {advice}")
-        if array.dtype not in TEXT and (0 in array.shape or array.row_bytes > MAX_RESIDENT):
+        if 0 in array.shape or array.row_bytes > most:
             raise InputError(
-                f"{where} must have non-empty rows of at most 2 GiB, "
+                f"{where} must have non-empty rows of at most {most:,} bytes, "
                 f"got shape {array.shape} of {array.dtype}. Check the program that wrote it."
             )
+    check_rows(preds.shape[0], reader.paths, reader.label)
     return preds.shape[0]
 
 
@@ -298,6 +301,8 @@ def infer_task(reader: Reader, roles: Mapping[str, str], task: FileTask | None) 
             "with --target."
         )
     task = task or ("multiclass" if scores else "binary")
+    if task != "binary" and scores:
+        check_classes(scores[-1], reader.paths, reader.label)
     if task == "multiclass":
         fits = scores != () and (labels == scores[:-1] or per_class)
     else:
@@ -362,8 +367,9 @@ def infer_from_logits(reader: Reader, roles: Mapping[str, str], task: Task) -> b
 
 
 def _advice_from_values(reader: Reader, preds: Array, task: Task) -> str:
-    """Return advice on the options for predictions with an ambiguous name, from the first 1000 rows."""
-    (values,) = next(reader.stream([preds.name], 1000, allow_missing=True))
+    """Return advice on the options for predictions with an ambiguous name, from at most the first 1000 rows."""
+    (values,) = next(reader.stream([preds.name], 2**20, allow_missing=True))
+    values = values[:1000]
     values = values[~values.isnan().reshape(len(values), -1).any(1)].double()
     if not len(values) or preds.dtype not in FLOATS:
         return "Pass --from-logits or --from-probs."
