@@ -30,7 +30,9 @@ def write_all(folder: Path, contents: Mapping[str, bytes]) -> tuple[Path, ...]:
         OSError: if a file cannot be written. The error names the file.
     """
     paths = {name: folder / name for name in contents}
-    with _named(next(iter(paths.values()))), TemporaryDirectory(prefix=".torchcalib-", dir=folder) as temporary:
+    with _named(next(iter(paths.values()))):
+        temporary_folder = TemporaryDirectory(prefix=".torchcalib-", dir=folder)
+    with temporary_folder as temporary:
         for name, content in contents.items():
             with _named(paths[name]):
                 Path(temporary, name).write_bytes(content)
