@@ -296,6 +296,7 @@ def add_csv(corpus):
     many = b"%s,y\n" % b",".join(b"prob_%d" % k for k in range(2000)) + (b"1.," + b"0.," * 1999 + b"0\n") * 20_000
     corpus.write("many.csv.gz", lambda: gzip.compress(many, 1), None)
     corpus.write("header.csv", b"a" * MB + b",b\n1,2\n", "under a known name")
+    corpus.write("digits.csv", b"1" * (MB // 2) + b"x," + b"2" * (MB // 2) + b"\n1,2\n", "under a known name")
     corpus.write("field.csv", b"prob,target\n0.5," + b"x" * 3 * MB + b"\n", "at most 4,000 bytes")
     corpus.write("quote.csv", b'prob,target\n0.5,"' + b"x" * 5 * MB, long)
     corpus.write("utf16.csv", "prob,target\n0.5,1\n".encode("utf-16"), "must be text in UTF-8")

@@ -4,12 +4,13 @@ Text labels in the targets identify columns that are named after classes.
 """
 
 import re
+from collections import defaultdict
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Literal, NamedTuple
 
 from torchcalib.io.errors import InputError, quoted
-from torchcalib.io.limits import check_classes, check_rows, row_limit
+from torchcalib.io.limits import MAX_ARRAYS, check_classes, check_rows, row_limit
 from torchcalib.io.names import (
     CONFIDENCES,
     CORRECT,
@@ -17,12 +18,12 @@ from torchcalib.io.names import (
     LOG_PROBS,
     LOGITS,
     NEUTRAL,
-    NUMBERED,
     PROBS,
     TARGETS,
     WEIGHTS,
     are_logits,
     class_of,
+    numbered,
 )
 from torchcalib.io.readers import FLOATS, TEXT, WHOLE, Array, Reader
 
@@ -104,36 +105,37 @@ def find_roles(reader: Reader, given: Mapping[str, str | None], task: FileTask |
 def _key(reader: Reader, name: str) -> str:
     """Return the stem of numbered columns, or the array name in lower case."""
     key = reader.arrays[name].key
-    numbered = NUMBERED.fullmatch(key)
-    return (numbered[1] or "") if numbered else key
+    parts = numbered(key)
+    return parts[0] if parts else key
 
 
 def _candidates(reader: Reader, role: str, given: str | None) -> list[str]:
     """Return the names of the arrays that match `given`. If it is None, return the arrays with a common name."""
+    by_key = defaultdict(list)
+    for name, array in reader.arrays.items():
+        by_key[array.key].append(name)
     if given is None:
-        return [name for key in ROLES[role].names for name, array in reader.arrays.items() if array.key == key]
+        return [name for key in ROLES[role].names for name in by_key[key]]
     if given in reader.arrays:
         return [given]
-    key = given.strip().lower().removesuffix(".npy")
-    found = [name for name, array in reader.arrays.items() if array.key == key]
-    return found or [_selected(reader, role, given)]
+    return by_key[given.strip().lower().removesuffix(".npy")] or [_selected(reader, role, given)]
 
 
 def _selected(reader: Reader, role: str, given: str) -> str:
     """Return the name of an array of several columns, from a list `a,b`, a pattern `prob_*` or a range `0..3`."""
     columns: list[str] = []
-    own = [name for name, array in reader.arrays.items() if not array.columns]
+    own = dict.fromkeys(name for name, array in reader.arrays.items() if not array.columns)
     for part in map(str.strip, given.split(",")):
         first, dots, last = part.partition("..")
-        ends = NUMBERED.fullmatch(first), NUMBERED.fullmatch(last)
+        start, stop = numbered(first), numbered(last)
         if part in own:
             found = [part]
-        elif dots and ends[0] and ends[1] and (ends[0][1] or "") in (ends[1][1] or "", ends[0][1]):
-            stem = first[: len(first) - len(ends[0][2])]
-            found = [f"{stem}{k}" for k in range(int(ends[0][2]), int(ends[1][2]) + 1)]
+        elif dots and start and stop and stop[0] in ("", start[0]):
+            stem = first.rstrip("0123456789")
+            found = [f"{stem}{k}" for k in range(start[1], min(stop[1], start[1] + MAX_ARRAYS) + 1)]
         else:
             found = [name for name in own if fnmatchcase(name, part)] if re.search(r"[*?\[]", part) else []
-            found.sort(key=lambda name: int(match[2]) if (match := NUMBERED.fullmatch(name)) else 0)
+            found.sort(key=lambda name: (numbered(name) or ("", 0))[1])
         missing = [name for name in found if name not in own]
         if missing or not found:
             raise InputError(

@@ -20,7 +20,7 @@ from pyarrow import json as arrow_json
 
 from torchcalib.io.errors import InputError, quoted
 from torchcalib.io.limits import BUFFER, MAX_ARRAYS, MAX_HEADER, MAX_TEXT_BYTES, check_columns, decoded_limit
-from torchcalib.io.names import LOGITS, NEUTRAL, NUMBERED, PROBS, TARGETS, WEIGHTS, class_of
+from torchcalib.io.names import LOGITS, NEUTRAL, PROBS, TARGETS, WEIGHTS, class_of, numbered
 from torchcalib.io.pages import pages_of
 from torchcalib.io.readers import FLOATS, TEXT, WHOLE, Array, Reader, Text
 
@@ -401,8 +401,8 @@ def with_composed(arrays: list[Array]) -> list[Array]:
     for array in arrays:
         if len(array.shape) > 1:
             continue
-        if match := NUMBERED.fullmatch(array.key):
-            by_number[match[1] or ""].append((int(match[2]), array.name, array))
+        if parts := numbered(array.key):
+            by_number[parts[0]].append((parts[1], array.name, array))
         elif array.key not in known and (named := class_of(array.name)) and named[0] not in {"y", *keys}:
             by_class[named[0]].append(array)
     together = [_numbered(stem, sorted(members)) for stem, members in by_number.items() if len(members) > 1]
