@@ -230,6 +230,11 @@ def add_pt(corpus):
         ("long", b"\x80\x02}" + text_op("x" * 17 * MB) + b"Ns.", "one pickle of at most 16,777,216 bytes"),
     ):  # fmt: skip
         corpus.write(f"{name}.pt", pt_of(content, values), error)
+    one = torch.ones(1)
+    for role, values in {"weights": one, "groups": one.long(), "clusters": one.long()}.items():
+        expanded = {"probs": torch.zeros(10**6), "y": torch.zeros(10**6, dtype=torch.int64), "w": values.expand(10**6)}
+        torch.save(expanded, corpus.folder / f"{role}.pt")
+        corpus.add(f"{role}.pt", "more numbers than the file stores", f"--{role}", "w")
     buffer = io.BytesIO()
     torch.save({"probs": torch.zeros(MB), "y": torch.zeros(MB, dtype=torch.int64)}, buffer)
     original = buffer.getvalue()
@@ -270,6 +275,12 @@ def add_safetensors(corpus):
     same = json.dumps(
         {n: {"dtype": "F32", "shape": [MB], "data_offsets": [0, 4 * MB]} for n in ("probs", "y")}
     ).encode()
+    header = json.dumps(
+        {"probs": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}
+        | {"y": {"dtype": "I64", "shape": [1], "data_offsets": [4, 12]}}
+        | {"w": {"dtype": "F32", "shape": [1, 3 * MB], "data_offsets": [12, 12 + 12 * MB]}}
+    ).encode()
+    weights = struct.pack("<Q", len(header)) + header + bytes(12 + 12 * MB)
     for name, header, tail, error in (
         ("json", b'{"a": ' + b" " * 2**25 + b"1}", b"", "the header must have at most 16,777,216 bytes"),
         ("shape", shape, b"0" * 8, "must be a complete"),
@@ -280,6 +291,7 @@ def add_safetensors(corpus):
         ("brackets", b'{"a": ' + b"[" * 10**6, b"", "must be a complete"),
     ):
         corpus.write(f"{name}.safetensors", struct.pack("<Q", len(header)) + header + tail, error)
+    corpus.write("weights.safetensors", weights, "must be one weight per sample", "--weights", "w")
     corpus.write("length.safetensors", struct.pack("<Q", 10**18) + b"{}", "header must have at most 16,777,216 bytes")
 
 
@@ -332,6 +344,11 @@ def add_jsonl(corpus):
     corpus.write("list.jsonl", b'{"probs": [' + b"1.0," * 2 * MB + b'1.0], "target": 1}\n', "non-empty rows of at most")
     corpus.write("digits.jsonl", b'{"probs": ' + b"9" * 5 * MB + b', "target": 1}\n', "must be a complete")
     corpus.write("text.jsonl", b'{"probs": 0.5, "target": "' + b"x" * 5 * MB + b'"}\n', "at most 4,000 bytes")
+    long = b'{"probs": 0.5, "target": 1, "site": "' + b"x" * 3 * MB + b'"}\n'
+    for role in ("groups", "clusters"):
+        corpus.write(f"{role}.jsonl", long, "at most 4,000 bytes", f"--{role}", "site")
+    lists = b'{"probs": 0.5, "target": 1, "w": [' + b"1.0," * MB + b"1.0]}\n"
+    corpus.write("weights.jsonl", lists, "must be one weight per sample", "--weights", "w")
     corpus.write("utf16.jsonl", row.decode().encode("utf-16"), "must be text in UTF-8")
     corpus.write("uneven.jsonl", row.replace(b"0.5", b"[0.5,0.5]") + row.replace(b"0.5", b"[0.5]"), "equal length")
     corpus.write("braces.jsonl", b"{}\n" * 10**6, "at least one sample")
