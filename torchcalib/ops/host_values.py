@@ -6,22 +6,36 @@ from torch import Tensor
 
 def value_if_available(flag: Tensor) -> bool | None:
     """Return the value of a boolean scalar tensor, or None under `torch.compile` and `vmap`, where it is unknown."""
-    if torch.compiler.is_compiling():
-        return None
-    try:
-        return bool(flag)
-    except RuntimeError as error:  # torch has no public test for vmap, but a conversion to bool raises there
-        if "vmap" not in str(error):
-            raise
-        return None
+    value = _number_if_available(flag)
+    return None if value is None else bool(value)
 
 
 def largest(counts: Tensor, bound: int) -> int:
     """Return the maximum of `counts`, or its upper limit `bound` under `torch.compile` and `vmap`; 0 if empty."""
     if not counts.numel():
         return 0
-    readable = value_if_available((top := counts.max()) >= 0)
-    return bound if readable is None else int(top)
+    value = _number_if_available(counts.max())
+    return bound if value is None else int(value)
+
+
+def _number_if_available(x: Tensor) -> float | None:
+    if torch.compiler.is_compiling():
+        return None
+    try:
+        return x.item()
+    except RuntimeError as error:  # torch has no public test for vmap, but a conversion to a number raises there
+        if "vmap" not in str(error):
+            raise
+        return None
+
+
+def copied_to_cpu(*counts: Tensor) -> list[Tensor]:
+    """Return copies of integer or boolean tensors on the CPU. They are copied at once, because each copy waits."""
+    if all(x.device.type == "cpu" for x in counts):
+        return list(counts)
+    flat = torch.cat([x.reshape(-1).long() for x in counts]).cpu()
+    parts = flat.split([x.numel() for x in counts])
+    return [part.to(x.dtype).reshape(x.shape) for part, x in zip(parts, counts, strict=True)]
 
 
 def is_captured(x: Tensor) -> bool:

@@ -44,16 +44,16 @@ def rejected_in_bins(
         None.
     """
     starts = torch.cat((torch.zeros_like(ends[..., :1]), ends[..., :-1]), -1)
-    any_samples = value_if_available((ends > starts).any())
-    if any_samples is None:
+    any_nan = value_if_available(p[..., -1:].isnan().any())
+    if any_nan is None:
         return _test_all(p, ends, k, n, alpha, counts)
-    result = torch.zeros(ends.numel(), dtype=torch.int64, device=p.device)
-    if not any_samples:
-        return result.reshape(ends.shape)
-    if value_if_available(p[..., -1].isnan().any()):
+    if any_nan:
         p = p.nan_to_num(nan=torch.inf)  # binary search fails with NaN, because all its comparisons are False
     # Step 1: flatten the bins and remove empty ones.
+    result = torch.zeros(ends.numel(), dtype=torch.int64, device=p.device)
     occupied = (ends > starts).reshape(-1).nonzero().squeeze(1)
+    if not len(occupied):
+        return result.reshape(ends.shape)
     n_samples, n_bins = p.shape[-1], ends.shape[-1]
     offset = occupied // n_bins * n_samples  # start of the batch element of a bin in the flattened samples
     k, n, start, end = (t.reshape(-1).index_select(0, occupied) for t in (k, n, starts, ends))
