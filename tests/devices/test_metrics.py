@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from cases import CASES, covering, formula_of, formulas, path_of
+from cases import CASES, covering, differentiable, formula_of, path_of
 from helpers.emulated_device import recorded_reads
 
 import torchcalib as tc
@@ -11,6 +11,7 @@ pytestmark = pytest.mark.emulated
 close = torch.testing.assert_close
 
 
+GRADIENTS = list(covering(filter(differentiable, CASES), lambda case: {case.cls}, formula_of))
 COVERING = list(covering(CASES, lambda case: {(case.cls, case.task), path_of(case), formula_of(case)}))
 
 
@@ -43,6 +44,7 @@ def test_function_and_class_give_the_values_of_the_cpu(case, device):
     with recorded_reads() as reads:
         value = case.call(preds, target)
     assert len(reads) <= most_reads(case)
+    assert reads.uploads == 0
     assert value.device == device
     close(value.cpu(), expected)
     metric = case.metric().to(device)
@@ -53,12 +55,13 @@ def test_function_and_class_give_the_values_of_the_cpu(case, device):
     with recorded_reads() as reads:
         value = metric.compute()
     assert len(reads) <= most_reads(case)
+    assert reads.uploads == 0
     assert value.device == device
     if not case.in_blocks:  # blocks end with each update
         close(value.cpu(), expected.double())
 
 
-@pytest.mark.parametrize("case", formulas(lambda case: case.differentiable))
+@pytest.mark.parametrize("case", GRADIENTS)
 def test_gradients_are_those_of_the_cpu(case, device):
     def gradient(where):
         preds, target = on(where, *case.data())

@@ -1,4 +1,6 @@
-"""Conversion of tensors to Python values, unless `torch.compile` or `vmap` forbids it."""
+"""Copies between host and device. `torch.compile` and `vmap` forbid the conversion of tensors to Python values."""
+
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,12 +31,17 @@ def _number_if_available(x: Tensor) -> float | None:
         return None
 
 
+def constant(values: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return numbers as a tensor on a device. The host does not wait for the copy, unlike in `torch.tensor`."""
+    return torch.tensor(values, dtype=dtype).to(device, non_blocking=True)
+
+
 def copied_to_cpu(*counts: Tensor) -> list[Tensor]:
     """Return copies of integer or boolean tensors on the CPU. They are copied at once, because each copy waits."""
     if all(x.device.type == "cpu" for x in counts):
         return list(counts)
     flat = torch.cat([x.reshape(-1).long() for x in counts]).cpu()
-    parts = flat.split([x.numel() for x in counts])
+    parts = torch.split(flat, [x.numel() for x in counts])
     return [part.to(x.dtype).reshape(x.shape) for part, x in zip(parts, counts, strict=True)]
 
 

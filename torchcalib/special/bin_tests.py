@@ -9,7 +9,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from torchcalib.ops.host_values import value_if_available
+from torchcalib.ops.host_values import constant, value_if_available
 from torchcalib.ops.sorting import run_index
 from torchcalib.special.beta import in_pieces, lower_tail
 from torchcalib.special.binomial import critical_values, decide_ranges, p_value, two_tails
@@ -192,7 +192,7 @@ def t_critical(df: Tensor, alpha: float) -> Tensor:
         df: degrees of freedom, at least 1; any shape, which is the shape of the result.
         alpha: significance level.
     """
-    z = torch.special.ndtri(torch.tensor(1 - alpha / 2, dtype=torch.float64, device=df.device))
+    z = torch.special.ndtri(constant(1 - alpha / 2, torch.float64, df.device))
     t = z * (1 + (z * z + 1) / (4 * df)) + 1e-3
     log_density_at_0 = torch.lgamma((df + 1) / 2) - torch.lgamma(df / 2) - 0.5 * (df * math.pi).log()
     for _ in range(8):

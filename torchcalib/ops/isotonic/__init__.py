@@ -159,7 +159,7 @@ def block_starts(
         count = loop(w, v, *row_options, *buffers)
         ends = buffers[2][: max(count - 1, 0)]
         first[row, ends if groups is None else groups[row][ends]] = True
-    return torch.from_numpy(first).to(weight.device).view(weight.shape)
+    return torch.from_numpy(first).to(weight.device, non_blocking=True).view(weight.shape)
 
 
 def augmented_means(
@@ -237,8 +237,8 @@ def augmented_fits(
         run, rise = _augmented(loop, weight[::-1].copy(), (weight - values)[::-1].copy(), chosen)
         lower[row, 1 : stop + 1] = ((run - rise) / run)[::-1].repeat(sizes)
         lower[row, stop + 1 :] = lower[row, stop]
-    shape = (*size.shape, length + 1)
-    low, high = (torch.from_numpy(x).to(n.device, wide_dtype(n.device)).view(shape) for x in (lower, upper))
+    shape, wide = (*size.shape, length + 1), wide_dtype(n.device)
+    low, high = (torch.from_numpy(x).to(n.device, wide, non_blocking=True).view(shape) for x in (lower, upper))
     return low, high
 
 
