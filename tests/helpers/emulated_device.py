@@ -58,9 +58,7 @@ def register():
     library.impl("empty_strided", _empty_strided, "PrivateUse1")
     library.impl("_copy_from", _copy, "PrivateUse1")
     _override("data_ptr", lambda x: memory_of(x).data_ptr())
-    _override(
-        "__deepcopy__", lambda x, memo: memo.setdefault(id(x), x.detach().clone().requires_grad_(x.requires_grad))
-    )
+    _override("__deepcopy__", lambda x, memo: memo.setdefault(id(x), _copied(x)))
     _override("__reduce_ex__", lambda x, protocol: (_rebuild_device_tensor_from_cpu_tensor, _saved(x)))
     return torch.device(NAME, 0)
 

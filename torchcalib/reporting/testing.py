@@ -321,7 +321,8 @@ def interval_of(line: Line, replicates: Tensor, n_clusters: float | None = None)
 
     None if a bound is not finite; see `none_if_undefined`. For `n_clusters` see `Interval`.
     """
-    interval = Interval(torch.tensor(line.value, dtype=replicates.dtype), replicates.cpu(), LEVEL, n_clusters)
+    replicates = replicates.cpu()
+    interval = Interval(torch.tensor(line.value, dtype=replicates.dtype), replicates, LEVEL, n_clusters)
     low, high = (float(end) for end in interval.without_bias)
     # Without the bias, the ends may be outside the range of the metric.
     low = max(low, 0.0) if bool((replicates >= 0).all()) else low
