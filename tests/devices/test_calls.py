@@ -16,7 +16,7 @@ from helpers.reports import QUICK
 
 import torchcalib as tc
 import torchcalib.functional as F
-from torchcalib import calibration, inference, losses
+from torchcalib import calibration, inference, losses, special
 
 pytestmark = pytest.mark.emulated
 LOGITS, LABELS = data(60, 4)
@@ -86,6 +86,19 @@ def built(x, y, g):
     return first.report().to_dict()
 
 
+def worst_groups(x, y, g):
+    metric = tc.ByGroup(tc.ECE(**CLASSES), num_groups=5).to(x.device)
+    metric.update(x, y, groups=g)
+    return metric.worst(n_replicates=39)
+
+
+def plotted(x, y, g):
+    """Return the curve that a metric draws."""
+    metric = tc.ECE(**binary).to(x.device)
+    metric.update(x, y)
+    return [list(map(float, line.get_ydata())) for line in metric.plot()[1].get_lines()]
+
+
 def monitored(x, y, g):
     monitor = tc.Monitor(**CLASSES)
     monitor.update(x, y)
@@ -147,6 +160,10 @@ INFERENCE = {
         f"{ROWS}; 7: distinct clusters and their number",
     ),
 }
+SPECIAL = {
+    "betainc": Call(lambda x, y, g: special.betainc(x.sigmoid(), 1.5, x.sigmoid()), 0, "", "binary"),
+    "binomial_test": Call(lambda x, y, g: special.binomial_test(g, g + 5, x.sigmoid()), 0, "", "binary"),
+}
 GAINS = {
     "calibration_loss": Call(lambda x, y, g: calibration.calibration_loss(x, y, **multi), 55, f"fits: {NEWTON}"),
     "relative_calibration_loss": Call(
@@ -173,7 +190,11 @@ REPORTS = {
     "compare": Call(lambda x, y, g: tc.compare({"a": x, "b": 2 * x}, y, **FEW, **multi).to_dict(), 350, TABLES),
     "ReportBuilder": Call(built, 150, TABLES),
     "evaluate": Call(evaluated, 150, TABLES),
-    "Monitor": Call(monitored, 25, "about 3 per metric: validity of the rows, value, noise floor"),
+    "ByGroup.worst": Call(
+        worst_groups, 16, f"{ROWS}; 4: variances of simulated counts; 4: choice of groups; 7: columns"
+    ),
+    "ECE.plot": Call(plotted, 17, "2: validity of the rows; 4: bands; 1: value; 10: columns of the table", "binary"),
+    "Monitor": Call(monitored, 22, "2 for each of 9 metrics: validity of the rows, value; 4: bands"),
 }
 # Largest number of reads of a fit, with the reasons besides 2 for the rows: 1: validity, 1: presence of data
 FITS = {
@@ -209,7 +230,7 @@ def fits():
         yield f"{name(each)}.forward", Call(forward, 0, "", task)
 
 
-CALLS = FUNCTIONS | INFERENCE | GAINS | LOSSES | REPORTS | dict(fits())
+CALLS = FUNCTIONS | INFERENCE | SPECIAL | GAINS | LOSSES | REPORTS | dict(fits())
 
 
 def values_of(result):
@@ -228,7 +249,9 @@ def values_of(result):
 
 def test_every_public_function_is_called():
     called = {each.split("(")[0] for each in CALLS} | {case.function.__name__ for case in CASES}
-    public = {each for module in (F, losses, calibration, inference) for each in module.__all__ if each[0].islower()}
+    public = {
+        each for module in (F, losses, calibration, inference, special) for each in module.__all__ if each[0].islower()
+    }
     assert public - called == {"save_calibrator", "load_calibrator"}  # see below
 
 
