@@ -398,11 +398,25 @@ def add_parquet(corpus):
     write("rows.parquet", constant, "at most 2,097,152 rows", row_group_size=rows)
     if corpus.is_long:
         write("columns.parquet", {f"c{k}": [0.5] for k in range(140_000)}, "must have at most")
+    if int(pa.__version__.partition(".")[0]) >= 26:  # older versions overflow the stack
+        corpus.write("schema.parquet", nested_schema(100_000), "too deeply nested")
     content = (corpus.folder / "weights.parquet").read_bytes()
     corpus.write(
         "footer.parquet", content[:-8] + struct.pack("<I", 2**31 - 1) + b"PAR1", "the footer must have at most"
     )
     corpus.write("zeros.parquet", b"PAR1" + bytes(10**6) + content[len(content) // 2 :], "must be a complete")
+
+
+def nested_schema(depth):
+    """Return a parquet file without rows, whose only column is nested in `depth` groups."""
+
+    def varint(n):
+        return bytes([n]) if n < 128 else bytes([n & 127 | 128]) + varint(n >> 7)
+
+    group, leaf = b"\x35\x02\x18\x01a\x15\x02\x00", b"\x15\x08\x25\x02\x18\x01v\x00"
+    schema = b"\xfc" + varint(depth + 2) + b"\x48\x01r\x15\x02\x00" + group * depth + leaf
+    footer = b"\x15\x04\x19" + schema + b"\x16\x00\x19\x0c\x00"
+    return b"PAR1" + footer + struct.pack("<I", len(footer)) + b"PAR1"
 
 
 def write_corpus(folder, is_long):
