@@ -11,13 +11,16 @@ from typing import Any
 
 _MAX_PAGE_HEADER = 2**16  # largest header in bytes: three numbers, and statistics with two values of the column
 _MAX_DEPTH = 4  # nested structures in a header
-_UNCOMPRESSED_SIZE, _COMPRESSED_SIZE = 2, 3  # numbers of the fields in a page header
+# Numbers of the fields in a page header, and of the number of values in the header of a data page (version 1 and 2)
+_UNCOMPRESSED_SIZE, _COMPRESSED_SIZE, _DATA_PAGES, _NUM_VALUES = 2, 3, (5, 8), 1
 
 _STOP, _TRUE, _FALSE, _BYTE, _I16, _I32, _I64, _DOUBLE, _BINARY, _LIST, _SET, _MAP, _STRUCT = range(13)
 
 
-def pages_of(content: Any, chunk: Any) -> Iterator[int]:
-    """Yield the uncompressed size in bytes of each page of a column chunk.
+def pages_of(content: Any, chunk: Any) -> Iterator[tuple[int, int]]:
+    """Yield the uncompressed size in bytes and the number of values of each page of a column chunk.
+
+    A dictionary counts as no values.
 
     Args:
         content: the file, a `pyarrow.MemoryMappedFile`.
@@ -34,32 +37,35 @@ def pages_of(content: Any, chunk: Any) -> Iterator[int]:
     while position < end:
         content.seek(position)
         header = _Header(content.read(_MAX_PAGE_HEADER))
-        sizes = header.numbers()
-        compressed, uncompressed = sizes.get(_COMPRESSED_SIZE, -1), sizes.get(_UNCOMPRESSED_SIZE, -1)
-        if min(compressed, uncompressed) < 0:
+        fields = header.fields()
+        compressed, uncompressed = fields.get(_COMPRESSED_SIZE, -1), fields.get(_UNCOMPRESSED_SIZE, -1)
+        n_values = sum(fields[k].get(_NUM_VALUES, 0) for k in _DATA_PAGES if k in fields)
+        if min(compressed, uncompressed, n_values) < 0:
             raise ValueError("the header of a page must declare its size, got none")
-        yield uncompressed
+        yield uncompressed, n_values
         position += header.position + compressed
 
 
 class _Header:
-    """Structure in the compact protocol. Only the integers of the outermost structure are returned."""
+    """Structure in the compact protocol."""
 
     def __init__(self, content: bytes) -> None:
         self.content = content
         self.position = 0
 
-    def numbers(self, depth: int = 0) -> dict[int, int]:
-        """Return the integer fields of a structure by number, and skip its other fields."""
+    def fields(self, depth: int = 0) -> dict[int, Any]:
+        """Return the integers and structures in a structure by the number of the field, and skip its other fields."""
         if depth > _MAX_DEPTH:
             raise ValueError("the header of a page must be flat, got nested structures")
-        found: dict[int, int] = {}
+        found: dict[int, Any] = {}
         field = 0
         while (byte := self.byte()) != _STOP:
             field = field + (byte >> 4) if byte >> 4 else self.integer()
             kind = byte & 15
             if kind in (_I16, _I32, _I64):
                 found[field] = self.integer()
+            elif kind == _STRUCT:
+                found[field] = self.fields(depth + 1)
             elif kind not in (_TRUE, _FALSE):  # these have no content
                 self.skip(kind, depth)
         return found
@@ -82,7 +88,7 @@ class _Header:
             for _ in range(byte >> 4 if byte >> 4 < 15 else self.unsigned()):
                 self.skip(byte & 15, depth)
         elif kind == _STRUCT:
-            self.numbers(depth + 1)
+            self.fields(depth + 1)
         else:
             raise ValueError(f"the header of a page must have known types, got {kind}")
 

@@ -332,11 +332,13 @@ class Parquet(_Table):
                 group, at_once = file.metadata.row_group(k), 0
                 for leaf in leaves:
                     chunk = group.column(leaf)
-                    largest = max(pages_of(content, chunk), default=0)
+                    pages = list(pages_of(content, chunk))
+                    largest = max((size for size, _ in pages), default=0)
                     at_once += largest
                     if file.schema.column(leaf).max_repetition_level > 0:
                         # One list may contain all values of the row group.
-                        at_once += chunk.num_values * (_ITEMSIZES.get(chunk.physical_type, 4) + _BYTES_OF_LEVELS)
+                        n_values = sum(n for _, n in pages)
+                        at_once += n_values * (_ITEMSIZES.get(chunk.physical_type, 4) + _BYTES_OF_LEVELS)
                     if chunk.path_in_schema in text and any(name.startswith("DELTA") for name in chunk.encodings):
                         largest_dense = max(largest_dense, largest)
                 if at_once > limit:
