@@ -96,8 +96,15 @@ coverage: $(VENV)/.dev
 soak: $(VENV)/.dev
 	$(PYTEST) -m long tests/metrics/streaming/test_faults.py
 
+# Random input for every metric, then 10 minutes for each file format; files in `fuzz/` that are not in a folder are findings
+FUZZED := npz npy pt safetensors csv csv.gz tsv jsonl jsonl.gz parquet state calibrator
+FUZZ_SECONDS ?= 600
 fuzz: $(VENV)/.dev
 	$(PYTEST) -m long tests/contract/test_fuzz.py
+	$(BIN)/python $(PIP_INSTALL) --editable ".[fuzz]"
+	for format in $(FUZZED); do \
+	    PYTHONPATH=tests $(BIN)/python tests/processes/fuzz_files.py $$format fuzz -max_total_time=$(FUZZ_SECONDS) || exit 1; \
+	done
 
 statistics: $(VENV)/.dev
 	$(PYTEST) $(TWO_CORES) -m long --timeout 3600 tests/inference
@@ -138,4 +145,4 @@ $(LOWEST)/.installed: pyproject.toml constraints-lowest.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(LOWEST) .venv-wheel .venv-sdist build dist demo-report docs/_build
+	rm -rf $(VENV) $(LOWEST) .venv-wheel .venv-sdist build dist demo-report docs/_build fuzz

@@ -38,10 +38,12 @@ def pytest_report_header():
 
 
 def pytest_collection_modifyitems(config, items):
-    if torch.cuda.is_available():
-        return
-    config.hook.pytest_deselected(items=[item for item in items if "cuda" in item.keywords])
-    items[:] = [item for item in items if "cuda" not in item.keywords]
+    here = {"cuda": torch.cuda.is_available(), "emulated": os.environ.get("TORCHCALIB_TEST_DEVICE") == "emulated"}
+    absent = {mark for mark, is_here in here.items() if not is_here}
+    left_out = [item for item in items if absent.intersection(item.keywords)]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not absent.intersection(item.keywords)]
 
 
 @pytest.fixture(params=paths())

@@ -73,7 +73,9 @@ def write(folder, n):
             if suffix in ("csv", "jsonl")
             else arrays
         )
-        WRITERS[suffix](folder / f"a.{suffix}", some)
+        # Lists of equal numbers would be refused: their decoded size is a million times their compressed size.
+        options = {"compression": "none", "use_dictionary": False} if suffix == "parquet" else {}
+        WRITERS[suffix](folder / f"a.{suffix}", some, **options)
     for name, array in arrays.items():
         np.save(folder / f"{name}.npy", array)
     files = {suffix: [str(folder / f"a.{suffix}")] for suffix in FORMATS}

@@ -106,9 +106,9 @@ def test_failed_write_leaves_no_incomplete_file(option, saved, capsys, monkeypat
             raise OSError(28, "No space left on device")
 
     def opened(self, mode="r", *args, **options):
-        return Full(self, mode) if "x" in mode else original(self, mode, *args, **options)
+        return Full(self, mode) if "w" in mode else original(self, mode, *args, **options)
 
     monkeypatch.setattr(Path, "open", opened)
-    assert failing(capsys, "a.npz", "--out", "out", option, "a.pt") == "[Errno 28] No space left on device"
+    assert failing(capsys, "a.npz", "--out", "out", option, "a.pt") == "[Errno 28] No space left on device: 'a.pt'"
     assert Path("a.pt").read_bytes() == b"old"
     assert sorted(map(str, Path().rglob("*"))) == ["a.npz", "a.pt", "out"]

@@ -60,7 +60,7 @@ MULTICLASS = {
     "big_endian.npz": lambda path: np.savez(path, **small((">f4", ">i2", ">u4"))),
     "a.pt": lambda path: torch.save({**tensors("logits", "labels", "weight"), "epoch": 3}, path),
     "tuple.pt": lambda path: torch.save(tuple(tensors("logits", "labels").values()), path),
-    "old.pth": lambda path: torch.save(tensors("Logits", "Y", "weight"), path, _use_new_zipfile_serialization=False),
+    "a.pth": lambda path: torch.save(tensors("Logits", "Y", "weight"), path),
     "a.safetensors": lambda path: save_file({**tensors("logits", "gt"), "gt": torch.tensor(LABELS).short()}, path),
     "columns.parquet": lambda path: write_parquet(
         path, numbered("logit.", LOGITS) | {"target": LABELS, "weights": WEIGHTS, "id": LABELS}, row_group_size=3
@@ -102,16 +102,17 @@ def test_files_are_read_back_in_pieces_of_any_size(tmp_path, task, name):
         assert all(len(piece) <= rows for piece in files.chunks(max_bytes))
 
 
-def test_round_trip_csv_of_numbered_columns_in_any_order(tmp_path):
-    values = RNG.normal(size=(5, 11))
+@pytest.mark.parametrize("stem", ["log_prob_", "log_prob", ""])
+def test_round_trip_csv_of_numbered_columns_in_any_order(tmp_path, stem):
+    values = RNG.normal(size=(5, 12))
     values[:, 4] = np.arange(5)
-    columns = {**numbered("log_prob_", values), "target": np.arange(5), "id": np.arange(5)}
-    columns["log_prob_4"] = np.arange(5)  # integers as text, beside decimal columns
+    columns = {**numbered(stem, values), "target": np.arange(5), "id": np.arange(5)}
+    columns[f"{stem}4"] = np.arange(5)  # integers as text, beside decimal columns
     write_csv(tmp_path / "a.csv", dict(reversed(columns.items())))
-    files = open_predictions([tmp_path / "a.csv"])
-    assert files.source.preds == "log_prob_0..log_prob_10"
-    assert (files.source.shape, files.source.from_logits, files.source.ignored) == ((5, 11), True, ("id",))
-    same(whole(files, 8 * 11 * 2)[0], values)
+    files = open_predictions([tmp_path / "a.csv"], from_logits=None if stem else True)
+    assert files.source.preds == f"{stem}0..{stem}11"
+    assert (files.source.shape, files.source.from_logits, files.source.ignored) == ((5, 12), True, ("id",))
+    same(whole(files, 8 * 12 * 2)[0], values)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", ">f4", ">f8"])

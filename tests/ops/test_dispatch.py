@@ -49,6 +49,15 @@ def test_auto_selects_the_fastest_implementation_of_a_device():
         assert dispatch.choose(op, torch.device(device)) == backend
 
 
+def test_other_accelerators_use_the_backends_of_cuda_without_triton(without):
+    without("triton")
+    for op in dispatch._ORDER:
+        expected = dispatch.choose(op, torch.device("cuda"))
+        assert [dispatch.choose(op, torch.device(name)) for name in ("mps", "xpu", "privateuseone")] == [expected] * 3
+        with pytest.raises(ValueError, match="`backend` must be one of 'auto'"):
+            dispatch.choose(op, torch.device("mps"), "triton")
+
+
 @pytest.mark.skipif(not TRITON, reason="triton is not installed")
 def test_another_implementation_is_selected_if_triton_cannot_launch(without, monkeypatch):
     """A machine with a CUDA device, but without a driver that Triton can use."""

@@ -52,6 +52,43 @@ def test_workflow_tests_the_python_versions_of_the_classifiers():
     assert PROJECT["requires-python"] == f">={min(classified, key=lambda name: int(name.split('.')[1]))}"
 
 
+WORKFLOWS = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / ".github" / "workflows").glob("*.yml")}
+
+
+def test_actions_of_workflows_are_pinned_by_commit_and_have_the_least_permissions():
+    assert set(WORKFLOWS) == {"docs.yml", "release.yml", "tests.yml"}
+    for name, workflow in WORKFLOWS.items():
+        used = re.findall(r"uses: (?!\./)(.+)", workflow)
+        assert used
+        assert not [
+            action for action in used if not re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40}  # v\d+\.\d+\.\d+", action)
+        ]
+        assert re.search(r"^permissions:\n  contents: read\n\n", workflow, re.MULTILINE), name
+        assert workflow.count("actions/checkout@") == workflow.count("persist-credentials: false")
+    granted = {
+        line.strip() for text in WORKFLOWS.values() for line in text.splitlines() if re.search(r": write\b", line)
+    }
+    assert {line.partition("  #")[0] for line in granted} == {"id-token: write", "attestations: write"}
+    assert "write" not in WORKFLOWS["docs.yml"] + WORKFLOWS["tests.yml"]
+
+
+def test_a_release_is_built_with_known_hashes_only_and_attested():
+    build = WORKFLOWS["release.yml"].partition("\n  build:\n")[2].partition("\n  publish:\n")[0]
+    commands = re.findall(r"run: (python .+)", build)
+    assert [line for line in commands if "pip install" in line] == [
+        "python -m pip install --require-hashes --requirement constraints-release.txt"
+    ]
+    assert "PIP_EXTRA_INDEX_URL" not in WORKFLOWS["release.yml"]
+    assert build.index("actions/attest-build-provenance@") < build.index("actions/upload-artifact@")
+    lines = (ROOT / "constraints-release.txt").read_text(encoding="utf-8").splitlines()[1:]
+    hashed = dict(re.fullmatch(r"([\w-]+)==([\w.]+)(?: --hash=sha256:[0-9a-f]{64})+", line).groups() for line in lines)
+    assert {"build", "setuptools"} <= set(hashed)
+    pinned = dict(
+        re.findall(r"^([\w-]+)==([\w.]+)", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE)
+    )
+    assert {name: pinned[name] for name in hashed if name in pinned} == {k: v for k, v in hashed.items() if k in pinned}
+
+
 def test_every_file_of_the_checkout_is_in_the_source_distribution_or_left_out_on_purpose():
     manifest = (ROOT / "MANIFEST.in").read_text(encoding="utf-8")
     included = set(re.findall(r"^(?:graft|include) (.+)$", manifest, re.MULTILINE))

@@ -91,7 +91,8 @@ def remarks_of_fits(outcome: Tensor, words: Mapping[int, str]) -> list[str]:
         words: sentence of each code whose meaning depends on the method.
     """
     n_fits, words = outcome.numel(), {**words, **_COMMON_REMARKS}
-    counts = {code: int((outcome == code).sum()) for code in words}
+    codes = outcome.flatten().tolist()
+    counts = {code: codes.count(code) for code in words}
     return [
         f"{count} of {n_fits} fits: {words[code]}" if n_fits > 1 else words[code]
         for code, count in counts.items()

@@ -88,8 +88,10 @@ def load_calibrator(path: str | Path) -> Calibrator:
 def calibrator_from(state: Mapping[str, Any]) -> Calibrator:
     """Create a fitted calibrator from its `state_dict`."""
     calibrator = _CLASSES[state["_extra_state"]["kind"]]()
+    owned = {}
     for name, value in state.items():
         if isinstance(value, torch.Tensor) and value.numel() * value.element_size() > value.untyped_storage().nbytes():
             raise ValueError(f"`{name}` must be stored completely, got fewer values in the file")
-    calibrator.load_state_dict(state)
+        owned[name] = value.clone() if isinstance(value, torch.Tensor) else value
+    calibrator.load_state_dict(owned)
     return calibrator

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from torchcalib.io.errors import printable
+from torchcalib.io.errors import limited, printable
 
 _OPTIONS = {
     r"Pass from_logits=True": "Pass --from-logits",
@@ -35,7 +35,7 @@ def line_of(error: Exception) -> str:
 
 def fail(line: str) -> int:
     """Print an error on stderr, and return exit code 2."""
-    print(f"torchcalib: error: {printable(line)}", file=sys.stderr, flush=True)  # noqa: T201
+    print(f"torchcalib: error: {limited(line)}", file=sys.stderr, flush=True)  # noqa: T201
     return 2
 
 

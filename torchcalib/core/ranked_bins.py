@@ -17,7 +17,7 @@ from torchcalib.core.ranked import RankedSample, SortedSample
 from torchcalib.core.sums import BinStats
 from torchcalib.ops import isotonic
 from torchcalib.ops.equal_mass import equal_mass_sums
-from torchcalib.ops.host_values import value_if_available
+from torchcalib.ops.host_values import constant, value_if_available
 from torchcalib.ops.isotonic import Ties, Variant
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.once import once
@@ -235,7 +235,7 @@ class Binning:
 
     def _edges(self, like: Tensor) -> Tensor:
         if isinstance(self.bins, tuple):
-            return torch.tensor(self.bins, dtype=like.dtype, device=like.device)
+            return constant(self.bins, like.dtype, like.device)
         return equal_width_edges(self.n_bins, like)
 
     def _equal_mass_ends(self, ordered: SortedSample) -> Tensor:

@@ -40,6 +40,7 @@ import torch
 from torch import Tensor
 
 from torchcalib.inference.simulation import BinCells
+from torchcalib.ops.host_values import constant
 
 IntervalKind = Literal["mean_gap", "absolute", "root_mean_square", "debiased"]
 """Sum over bins for which an interval is computed: of gaps, of their absolute values, or the root of squared gaps.
@@ -83,7 +84,7 @@ class Moments(NamedTuple):
 
 def normal_quantile(level: float, like: Tensor) -> Tensor:
     """Return the quantile z of the normal distribution for two-sided intervals, a scalar of the dtype of `like`."""
-    quantile: Tensor = torch.special.ndtri(torch.tensor((1 + level) / 2, dtype=like.dtype, device=like.device))
+    quantile: Tensor = torch.special.ndtri(constant((1 + level) / 2, like.dtype, like.device))
     return quantile
 
 

@@ -4,12 +4,15 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from textwrap import shorten
 
+_MAX_MESSAGE = 500  # characters of a message
+_NAME_LENGTHS = (200, 100, 60, 28)  # lengths of names that are tried in turn
+
 
 class InputError(ValueError):
     """Error for a file that cannot be read as predictions. The message contains the problem and a remedy."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(printable(message))
+        super().__init__(limited(message))
 
 
 class NoSamplesError(InputError):
@@ -40,6 +43,22 @@ def reading(label: str, file_format: str) -> Iterator[None]:
         ) from error
 
 
+def limited(message: str) -> str:
+    """Return a message of at most 500 printable characters. Long names in backquotes are shortened in the middle.
+
+    Names come from files, and may have any length.
+    """
+    for most in _NAME_LENGTHS:
+        if len(message) <= _MAX_MESSAGE:
+            break
+        parts = message.split("`")  # every second part is a name
+        parts[1::2] = [short_name(name, most) for name in parts[1::2]]
+        message = "`".join(parts)
+    if len(message) > _MAX_MESSAGE:
+        message = f"{message[: _MAX_MESSAGE - 4]} ..."
+    return printable(message)
+
+
 def printable(text: str) -> str:
     """Replace non-printable characters by "?", because text from a file could control the terminal."""
     return "".join(letter if letter.isprintable() else "?" for letter in text)
@@ -53,6 +72,6 @@ def short_name(name: str, most: int = 28) -> str:
 
 def quoted(names: Iterable[object], most: int = 12) -> str:
     """Join the first `most` names in backquotes, and append the number of omitted names."""
-    shown = [f"`{name}`" for name in names]
+    shown = [f"`{short_name(str(name), 60)}`" for name in names]
     rest = f" and {len(shown) - most} more" if len(shown) > most else ""
     return (", ".join(shown[:most]) or "nothing") + rest

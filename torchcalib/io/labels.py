@@ -7,9 +7,9 @@ from torch import Tensor
 
 from torchcalib.io.errors import InputError, quoted
 from torchcalib.io.names import class_of
-from torchcalib.io.readers import Reader
+from torchcalib.io.readers import Reader, Text
 
-_ROWS_AT_ONCE = 2**14
+_BYTES_AT_ONCE = 2**20
 _MAX_NAMES = 100_000
 
 
@@ -24,28 +24,27 @@ def check_class_names(names: Sequence[str], n_classes: int, preds: str) -> tuple
     return found
 
 
-def class_indices(labels: list[str], names: Sequence[str], label: str, start: int, allow_missing: bool) -> Tensor:
+def class_indices(labels: Text, names: Sequence[str], label: str, start: int, allow_missing: bool) -> Tensor:
     """Convert N text labels to class indices, int64 `(N,)`.
 
     An empty label raises an error. With `allow_missing` it becomes NaN instead, in a float64 result. Errors
     contain `label`, a description of the target, and the row number. `start` rows precede the first label.
     """
-    numbers = {name: k for k, name in enumerate(names)}
-    indices = []
-    for row, text in enumerate(labels):
-        name = text.strip()
-        if name in numbers:
-            indices.append(float(numbers[name]))
-        elif allow_missing and not name:
-            indices.append(torch.nan)
-        else:
-            advice = "Correct the name, or pass all names with --class-names."
-            if not name:
-                advice = "Fill it in, or pass --nan-policy drop to drop rows with missing values."
-            raise InputError(
-                f"{label} must be one of the classes {quoted(names)}, got `{name}` in row {start + row + 1}. {advice}"
-            )
-    found = torch.tensor(indices, dtype=torch.float64)
+    numbers: dict[str, float] = {name: k for k, name in enumerate(names)}
+    if allow_missing:
+        numbers[""] = torch.nan
+    stripped = [text.strip() for text in labels.names]
+    unknown = torch.tensor([name not in numbers for name in stripped], dtype=torch.bool)[labels.codes]
+    if bool(unknown.any()):
+        row = int(unknown.int().argmax())
+        name = stripped[int(labels.codes[row])]
+        advice = "Correct the name, or pass all names with --class-names."
+        if not name:
+            advice = "Fill it in, or pass --nan-policy drop to drop rows with missing values."
+        raise InputError(
+            f"{label} must be one of the classes {quoted(names)}, got `{name}` in row {start + row + 1}. {advice}"
+        )
+    found = torch.tensor([float(numbers[name]) for name in stripped], dtype=torch.float64)[labels.codes]
     return found if bool(found.isnan().any()) else found.to(torch.int64)
 
 
@@ -62,9 +61,9 @@ def names_of_labels(readers: Sequence[Reader], preds: str, target: str, task: st
     sums: dict[str, Tensor] = {}
     counts: dict[str, int] = {}
     for reader in readers:
-        for values, labels in reader.stream([preds, target], _ROWS_AT_ONCE, allow_missing=True):
+        for values, labels in reader.stream([preds, target], _BYTES_AT_ONCE, allow_missing=True):
             rows = values.reshape(len(labels), -1).double().nan_to_num(0.0, 30.0, -30.0)
-            names, numbers = _with_indices(labels)
+            names, numbers = _without_spaces(labels)
             total = torch.zeros(len(names), rows.shape[1], dtype=torch.float64).index_add_(0, numbers, rows)
             size = torch.bincount(numbers, minlength=len(names))
             for k, name in enumerate(names):
@@ -95,8 +94,8 @@ def names_of_labels(readers: Sequence[Reader], preds: str, target: str, task: st
     return tuple(found)
 
 
-def _with_indices(labels: Sequence[str]) -> tuple[list[str], Tensor]:
+def _without_spaces(labels: Text) -> tuple[list[str], Tensor]:
     """Return the distinct labels without surrounding spaces, and the index of each of the N labels, int64 `(N,)`."""
     number_of: dict[str, int] = {}
-    numbers = [number_of.setdefault(text.strip(), len(number_of)) for text in labels]
-    return list(number_of), torch.tensor(numbers, dtype=torch.int64)
+    numbers = [number_of.setdefault(text.strip(), len(number_of)) for text in labels.names]
+    return list(number_of), torch.tensor(numbers, dtype=torch.int64)[labels.codes]

@@ -27,11 +27,22 @@ WEIGHTS = ("weights", "weight", "sample_weight", "sample_weights")
 INDEX = ("", "index", "id", "idx", "unnamed: 0", "__index_level_0__")
 """Names of columns with row numbers or row labels."""
 
-NUMBERED = re.compile(r"(?:(.+?)[_.]?)?(\d+)")
-"""Pattern for the name of a numbered column, such as `prob_0`, `prob.0`, `prob0` or `0`."""
+_MAX_DIGITS = 9  # longer numbers are identifiers
 
 _STEMS = "|".join(sorted((*LOGITS, *PROBS, *NEUTRAL, *TARGETS), key=len, reverse=True))
 _BY_CLASS = re.compile(rf"\s*({_STEMS})[_.:\- ](.*\S)\s*", re.IGNORECASE)
+
+
+def numbered(name: str) -> tuple[str, int] | None:
+    """Split the name of a numbered column into stem and number: ("prob", 0) for `prob_0`, `prob.0` and `prob0`.
+
+    The stem of `0` is empty. Return None for other names.
+    """
+    stem = name.rstrip("0123456789")
+    digits = name[len(stem) :]
+    if not 0 < len(digits) <= _MAX_DIGITS:
+        return None
+    return stem[:-1] if len(stem) > 1 and stem[-1] in "_." else stem, int(digits)
 
 
 def class_of(name: str) -> tuple[str, str] | None:
@@ -45,8 +56,8 @@ def are_logits(key: str) -> bool | None:
 
     A compound name, such as `resnet_prob` or `p_resnet`, is classified by its words.
     """
-    match = NUMBERED.fullmatch(key)
-    key = (match[1] or "" if match else key).lower()
+    parts = numbered(key)
+    key = (parts[0] if parts else key).lower()
     if key in LOGITS or key in PROBS:
         return key in LOGITS
     words = set(re.split(r"[_.:\- ]+", key))

@@ -16,7 +16,7 @@ from torchcalib.io.errors import InputError, NoSamplesError, quoted
 from torchcalib.io.hashing import hashes_of
 from torchcalib.io.labels import check_class_names, class_indices, names_of_labels
 from torchcalib.io.paths import check_paths
-from torchcalib.io.readers import TEXT, WHOLE, Reader, readers_of
+from torchcalib.io.readers import TEXT, WHOLE, Reader, Text, readers_of
 from torchcalib.io.roles import (
     ROLES,
     FileTask,
@@ -76,7 +76,7 @@ class PredictionFiles:
         """Yield the rows in chunks. Each chunk contains one or more rows from a single file.
 
         Args:
-            max_bytes: approximate maximum size of the predictions in a chunk, in bytes.
+            max_bytes: approximate maximum size of an array in a chunk, in bytes.
 
         Raises:
             InputError: if rows of a file are damaged, or a value is missing.
@@ -90,7 +90,7 @@ class PredictionFiles:
         preds = reader.arrays[self.source.preds]
         is_column = len(preds.shape) > len(self.source.shape)
         start = 0
-        for chunk in reader.stream(list(roles.values()), max(1, max_bytes // preds.row_bytes), self.allow_missing):
+        for chunk in reader.stream(list(roles.values()), max_bytes, self.allow_missing):
             yield self._rows_of(reader, dict(zip(roles, chunk, strict=True)), is_column, start)
             start += len(chunk[0])
 
@@ -98,22 +98,23 @@ class PredictionFiles:
         """Convert arrays by role to `Rows`, and text to numbers. With `is_column`, `(n, 1, ...)` becomes `(n, ...)`."""
         label = f"`{self.source.target}` in `{reader.label}`"
         target = arrays["target"]
-        if isinstance(target, list):
+        if isinstance(target, Text):
             arrays["target"] = class_indices(target, self.source.class_names, label, start, self.allow_missing)
         elif self.task == "multiclass" and target.is_floating_point() and target.dim() == arrays["preds"].dim() - 1:
             arrays["target"] = self._whole_labels(target, label, start)
         group_names = None
-        if isinstance(texts := arrays.get("groups"), list):
-            group_names = sorted(set(texts) - {""})
+        if isinstance(text := arrays.get("groups"), Text):
+            group_names = sorted(set(text.names) - {""})
             numbers = {"": -1, **{name: k for k, name in enumerate(group_names)}}
-            arrays["groups"] = torch.tensor([numbers[name] for name in texts])
-        if isinstance(texts := arrays.get("clusters"), list):
-            if "" in texts:
+            arrays["groups"] = torch.tensor([numbers[name] for name in text.names], dtype=torch.int64)[text.codes]
+        if isinstance(text := arrays.get("clusters"), Text):
+            if "" in text.names:
+                row = start + int((text.codes == text.names.index("")).int().argmax()) + 1
                 raise InputError(
                     f"`{self.source.clusters}` in `{reader.label}` must contain the cluster of each row, got an empty "
-                    f"text in row {start + texts.index('') + 1}. Give rows without a cluster distinct names."
+                    f"text in row {row}. Give rows without a cluster distinct names."
                 )
-            arrays["clusters"] = hashes_of(texts)
+            arrays["clusters"] = hashes_of(text.names)[text.codes]
         tensors = {role: v.squeeze(1) if is_column and v.dim() > 1 else v for role, v in arrays.items()}
         if self.task == "multiclass" and tensors["target"].dtype == torch.bool:
             self._check_one_hot(tensors["target"], label, start)

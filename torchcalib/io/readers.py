@@ -21,7 +21,9 @@ import numpy as np
 import torch
 from numpy.lib import format as npy_format
 
+from torchcalib.io.archives import open_archive
 from torchcalib.io.errors import InputError, quoted, reading
+from torchcalib.io.limits import MAX_ARRAYS, MAX_HEADER, MAX_TEXT_BYTES, decoded_limit
 from torchcalib.io.paths import format_of
 from torchcalib.io.saved import load_tensors
 
@@ -29,11 +31,8 @@ FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
 TEXT = frozenset({"string", "large_string"})
 WHOLE = frozenset({"bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"})
 
-MAX_ARRAYS = 2**17  # largest number of arrays or columns in a file; listing more would be slow
-MAX_RESIDENT = 2 * 2**30  # largest size in bytes of a row, or of an array that must be in memory as a whole
-_MAX_TEXT_BYTES = 4 * 1000  # largest size of a text in bytes: 1000 characters of 4 bytes
 _MAX_NPY_HEADER = 10_000  # largest header in bytes, as in numpy
-_MAX_SAFETENSORS_HEADER = 2**24  # largest header in bytes: JSON for about 100,000 tensors
+_METHODS = frozenset({zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED})  # of numpy; others decompress a byte to a megabyte
 _DECOMPRESSED_AT_ONCE = 2**18  # bytes per read: the time of `ZipExtFile.read` is quadratic in this size
 
 _SAFETENSORS_DTYPES = {
@@ -43,6 +42,17 @@ _SAFETENSORS_DTYPES = {
     **{f"I{bits}": f"int{bits}" for bits in (8, 16, 32, 64)},
     **{f"U{bits}": f"uint{bits}" for bits in (8, 16, 32, 64)},
 }
+
+
+@dataclass(frozen=True)
+class Text:
+    """Rows of text: the distinct texts, and the index of the text of each row."""
+
+    names: list[str]
+    codes: torch.Tensor  # int64 `(n,)`
+
+    def __len__(self) -> int:
+        return len(self.codes)
 
 
 @dataclass(frozen=True)
@@ -56,6 +66,7 @@ class Array:
     columns: tuple[str, ...] = ()  # columns that form the array, one per class, in class order; else empty
     stem: str = ""  # common start of the column names
     classes: tuple[str, ...] = ()  # class names, if the columns are named after classes
+    itemsize: int = 0  # size of a value in bytes; 0 for that of the dtype
 
     @property
     def key(self) -> str:
@@ -64,8 +75,8 @@ class Array:
 
     @property
     def row_bytes(self) -> int:
-        """Size of one row in bytes, for numeric dtypes."""
-        itemsize: int = getattr(torch, self.dtype).itemsize
+        """Size of one decoded row in bytes. Text of variable length counts as a number."""
+        itemsize: int = self.itemsize or (8 if self.dtype in TEXT else getattr(torch, self.dtype).itemsize)
         return math.prod(self.shape[1:]) * itemsize
 
 
@@ -93,16 +104,21 @@ class Reader(ABC):
 
     @abstractmethod
     def rows(self, names: Sequence[str], count: int, allow_missing: bool = False) -> Iterator[tuple[Any, ...]]:
-        """Yield chunks of at most `count` rows: a tensor of numbers or a list of strings for each array in `names`.
+        """Yield chunks of at most `count` rows: a tensor of numbers or a `Text` for each array in `names`.
 
         A missing value in a table raises an error. With `allow_missing`, missing numbers become NaN in a floating-point
         tensor instead, and missing texts become empty.
         """
 
-    def stream(self, names: Sequence[str], count: int, allow_missing: bool = False) -> Iterator[tuple[Any, ...]]:
-        """Yield the same chunks as `rows`, and raise an `InputError` for damaged rows."""
+    def stream(self, names: Sequence[str], max_bytes: int, allow_missing: bool = False) -> Iterator[tuple[Any, ...]]:
+        """Yield chunks of rows in which no array has more than `max_bytes`, or of one row; see `rows`.
+
+        Raises:
+            InputError: if rows of the file are damaged.
+        """
+        widest = max(self.arrays[name].row_bytes for name in names)
         with reading(self.label, self.format):
-            yield from self.rows(names, count, allow_missing)
+            yield from self.rows(names, max(1, max_bytes // widest), allow_missing)
 
     def check_names(self, names: Sequence[str]) -> None:
         """Check that array names are unique, and that there are at most `MAX_ARRAYS`."""
@@ -138,16 +154,17 @@ class Npz(_ArrayReader):
 
     def inspect(self) -> Iterator[Array]:
         """Describe every array in the archive, from its header."""
-        with zipfile.ZipFile(self.paths[0]) as archive:
+        with open_archive(self.paths[0], _METHODS) as archive:
             members = [info for info in archive.infolist() if info.filename.endswith(".npy")]
             self.check_names([info.filename for info in members])
             for info in members:
                 with archive.open(info) as member:
-                    yield _described(info.filename.removesuffix(".npy"), member, info.file_size, compressed=True)
+                    name = info.filename.removesuffix(".npy")
+                    yield _described(name, member, info.file_size, decoded_limit(self.paths))
 
     def open(self, names: Sequence[str], stack: ExitStack) -> Sequence[_Member]:
         """Open the archive, and return one `_Member` per name, whose rows can be sliced in order."""
-        archive = stack.enter_context(zipfile.ZipFile(self.paths[0]))
+        archive = stack.enter_context(open_archive(self.paths[0], _METHODS))
         members = [archive.getinfo(f"{name}.npy") for name in names]
         return [_Member(stack.enter_context(archive.open(info)), info.file_size) for info in members]
 
@@ -226,14 +243,14 @@ class Pt(_ArrayReader):
 
     def _load(self) -> dict[str, Any]:
         try:
-            loaded = load_tensors(self.paths[0], mmap=True)
+            loaded = load_tensors(self.paths[0])
         except pickle.UnpicklingError as error:
             raise InputError(
                 f"`{self.label}` must contain only tensors, got other Python objects, which are never unpickled."
                 " Save a dict of tensors: torch.save({'logits': logits, 'targets': targets}, ...)."
             ) from error
         if isinstance(loaded, dict):
-            return {str(name): value for name, value in loaded.items()}
+            return {name: value for name, value in loaded.items() if isinstance(name, str)}
         if isinstance(loaded, (tuple, list)) and len(loaded) in (2, 3):
             return dict(zip(("preds", "target", "weights"), loaded, strict=False))
         raise InputError(
@@ -252,11 +269,13 @@ class Safetensors(_ArrayReader):
         """Describe every tensor in the header."""
         with self.paths[0].open("rb") as start:
             length = int.from_bytes(start.read(8), "little")
-        if length > _MAX_SAFETENSORS_HEADER:
-            raise ValueError(f"the header must have at most {_MAX_SAFETENSORS_HEADER:,} bytes, got {length:,}")
+        if length > MAX_HEADER:
+            raise ValueError(f"the header must have at most {MAX_HEADER:,} bytes, got {length:,}")
         with ExitStack() as stack:
             file = self._opened(stack)
-            for name in file.keys():  # noqa: SIM118 - `file` is not a dict
+            names = list(file.keys())
+            self.check_names(names)
+            for name in names:
                 tensor = file.get_slice(name)
                 dtype = tensor.get_dtype()
                 yield Array(name, _SAFETENSORS_DTYPES.get(dtype, dtype), tuple(tensor.get_shape()))
@@ -284,17 +303,18 @@ def readers_of(files: Sequence[Path]) -> list[Reader]:
     return [reader(*files)] if reader is Npy else [reader(path) for path in files]
 
 
-def _described(name: str, file: IO[bytes], size: int, *, compressed: bool = False) -> Array:
+def _described(name: str, file: IO[bytes], size: int, most_at_once: float = math.inf) -> Array:
+    """Describe an array from its `.npy` header. `most_at_once` limits arrays that must be decompressed at once."""
     shape, fortran_order, dtype = _read_header(file, size)
     is_text = dtype.kind == "U"
     problem = ""
     if dtype.hasobject:
         problem = "must contain numbers, got pickled Python objects, which are never loaded. Save an array of numbers."
-    elif is_text and dtype.itemsize > _MAX_TEXT_BYTES:
+    elif is_text and dtype.itemsize > MAX_TEXT_BYTES:
         problem = "must contain text of at most 1,000 characters, got longer text. Save shorter names."
-    elif compressed and fortran_order and size > MAX_RESIDENT:
-        problem = "must be in C order, got more than 2 GiB in Fortran order. Save np.ascontiguousarray(array)."
-    return Array(name, "string" if is_text else dtype.name, shape, problem)
+    elif fortran_order and size > most_at_once:
+        problem = f"must be in C order, got {size:,} bytes in Fortran order. Save np.ascontiguousarray(array)."
+    return Array(name, "string" if is_text else dtype.name, shape, problem, itemsize=dtype.itemsize)
 
 
 def _read_header(file: IO[bytes], size: int) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
@@ -317,11 +337,13 @@ def _read_header(file: IO[bytes], size: int) -> tuple[tuple[int, ...], bool, np.
     return shape, fortran_order and len(shape) > 1, dtype
 
 
-def _tensor(rows: Any) -> Any:
-    """Convert numbers to a tensor in native byte order, and text to a list of strings."""
+def _tensor(rows: Any) -> torch.Tensor | Text:
+    """Convert numbers to a tensor in native byte order, and text to a `Text`."""
     if isinstance(rows, torch.Tensor):
         return rows
     if rows.dtype.kind == "U":
-        return rows.tolist()
+        numbers: dict[str, int] = {}
+        codes = [numbers.setdefault(text, len(numbers)) for text in rows.flat]
+        return Text(list(numbers), torch.tensor(codes, dtype=torch.int64))
     # torch requires writeable memory ("W"), so the rows of a read-only memory map are copied.
     return torch.from_numpy(np.require(rows, rows.dtype.newbyteorder("="), ["C", "W", "E"]))

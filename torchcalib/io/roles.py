@@ -4,11 +4,13 @@ Text labels in the targets identify columns that are named after classes.
 """
 
 import re
+from collections import defaultdict
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Literal, NamedTuple
 
 from torchcalib.io.errors import InputError, quoted
+from torchcalib.io.limits import MAX_ARRAYS, check_classes, check_rows, row_limit
 from torchcalib.io.names import (
     CONFIDENCES,
     CORRECT,
@@ -16,14 +18,14 @@ from torchcalib.io.names import (
     LOG_PROBS,
     LOGITS,
     NEUTRAL,
-    NUMBERED,
     PROBS,
     TARGETS,
     WEIGHTS,
     are_logits,
     class_of,
+    numbered,
 )
-from torchcalib.io.readers import FLOATS, MAX_RESIDENT, TEXT, WHOLE, Array, Reader
+from torchcalib.io.readers import FLOATS, TEXT, WHOLE, Array, Reader
 
 Task = Literal["binary", "multiclass", "multilabel"]
 FileTask = Literal["binary", "multiclass", "multilabel", "confidence"]
@@ -104,36 +106,37 @@ def find_roles(reader: Reader, given: Mapping[str, str | None], task: FileTask |
 def _key(reader: Reader, name: str) -> str:
     """Return the stem of numbered columns, or the array name in lower case."""
     key = reader.arrays[name].key
-    numbered = NUMBERED.fullmatch(key)
-    return (numbered[1] or "") if numbered else key
+    parts = numbered(key)
+    return parts[0] if parts else key
 
 
 def _candidates(reader: Reader, role: str, given: str | None) -> list[str]:
     """Return the names of the arrays that match `given`. If it is None, return the arrays with a common name."""
+    by_key = defaultdict(list)
+    for name, array in reader.arrays.items():
+        by_key[array.key].append(name)
     if given is None:
-        return [name for key in ROLES[role].names for name, array in reader.arrays.items() if array.key == key]
+        return [name for key in ROLES[role].names for name in by_key[key]]
     if given in reader.arrays:
         return [given]
-    key = given.strip().lower().removesuffix(".npy")
-    found = [name for name, array in reader.arrays.items() if array.key == key]
-    return found or [_selected(reader, role, given)]
+    return by_key[given.strip().lower().removesuffix(".npy")] or [_selected(reader, role, given)]
 
 
 def _selected(reader: Reader, role: str, given: str) -> str:
     """Return the name of an array of several columns, from a list `a,b`, a pattern `prob_*` or a range `0..3`."""
     columns: list[str] = []
-    own = [name for name, array in reader.arrays.items() if not array.columns]
+    own = dict.fromkeys(name for name, array in reader.arrays.items() if not array.columns)
     for part in map(str.strip, given.split(",")):
         first, dots, last = part.partition("..")
-        ends = NUMBERED.fullmatch(first), NUMBERED.fullmatch(last)
+        start, stop = numbered(first), numbered(last)
         if part in own:
             found = [part]
-        elif dots and ends[0] and ends[1] and (ends[0][1] or "") in (ends[1][1] or "", ends[0][1]):
-            stem = first[: len(first) - len(ends[0][2])]
-            found = [f"{stem}{k}" for k in range(int(ends[0][2]), int(ends[1][2]) + 1)]
+        elif dots and start and stop and stop[0] in ("", start[0]):
+            stem = first.rstrip("0123456789")
+            found = [f"{stem}{k}" for k in range(start[1], min(stop[1], start[1] + MAX_ARRAYS) + 1)]
         else:
             found = [name for name in own if fnmatchcase(name, part)] if re.search(r"[*?\[]", part) else []
-            found.sort(key=lambda name: int(match[2]) if (match := NUMBERED.fullmatch(name)) else 0)
+            found.sort(key=lambda name: (numbered(name) or ("", 0))[1])
         missing = [name for name in found if name not in own]
         if missing or not found:
             raise InputError(
@@ -201,8 +204,8 @@ def _unnamed_classes(reader: Reader, target: str, given: Mapping[str, str | None
 def _labels_of(reader: Reader, target: str, most: int) -> set[str]:
     """Return the distinct texts in a column. Reading stops after more than `most` distinct texts."""
     labels: set[str] = set()
-    for (values,) in reader.stream([target], 2**16, allow_missing=True):
-        labels |= {text.strip() for text in values} - {""}
+    for (values,) in reader.stream([target], 2**20, allow_missing=True):
+        labels |= {text.strip() for text in values.names} - {""}
         if len(labels) > most:
             break
     return labels
@@ -240,6 +243,7 @@ def check_arrays(reader: Reader, roles: Mapping[str, str]) -> int:
     Dtypes are not checked in a file without rows, because a text file without rows does not determine them.
     """
     preds = reader.arrays[roles["preds"]]
+    most = row_limit(reader.paths)
     for role, name in roles.items():
         array, where = reader.arrays[name], f"`{name}` in `{reader.label}`"
         if array.problem:
@@ -256,11 +260,12 @@ def check_arrays(reader: Reader, roles: Mapping[str, str]) -> int:
         _, dtypes, rule, advice = ROLES[role]
         if array.dtype not in dtypes:
             raise InputError(f"{where} must {rule}, got {array.dtype}. {advice}")
-        if array.dtype not in TEXT and (0 in array.shape or array.row_bytes > MAX_RESIDENT):
+        if 0 in array.shape or array.row_bytes > most:
             raise InputError(
-                f"{where} must have non-empty rows of at most 2 GiB, "
+                f"{where} must have non-empty rows of at most {most:,} bytes, "
                 f"got shape {array.shape} of {array.dtype}. Check the program that wrote it."
             )
+    check_rows(preds.shape[0], reader.paths, reader.label)
     return preds.shape[0]
 
 
@@ -299,6 +304,8 @@ def infer_task(reader: Reader, roles: Mapping[str, str], task: FileTask | None) 
             "with --target."
         )
     task = task or ("multiclass" if scores else "binary")
+    if task != "binary" and scores:
+        check_classes(scores[-1], reader.paths, reader.label)
     if task == "multiclass":
         fits = scores != () and (labels == scores[:-1] or per_class)
     else:
@@ -363,8 +370,9 @@ def infer_from_logits(reader: Reader, roles: Mapping[str, str], task: Task) -> b
 
 
 def _advice_from_values(reader: Reader, preds: Array, task: Task) -> str:
-    """Return advice on the options for predictions with an ambiguous name, from the first 1000 rows."""
-    (values,) = next(reader.stream([preds.name], 1000, allow_missing=True))
+    """Return advice on the options for predictions with an ambiguous name, from at most the first 1000 rows."""
+    (values,) = next(reader.stream([preds.name], 2**20, allow_missing=True))
+    values = values[:1000]
     values = values[~values.isnan().reshape(len(values), -1).any(1)].double()
     if not len(values) or preds.dtype not in FLOATS:
         return "Pass --from-logits or --from-probs."

@@ -1,54 +1,80 @@
 """Write files atomically, and load them safely. All loaded values are checked: a file may be damaged or malicious."""
 
-import os
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 import torch
+
+from torchcalib.io.archives import open_archive
+from torchcalib.io.limits import MAX_HEADER
+from torchcalib.io.pickles import check_pickle
 
 T = TypeVar("T")
 
 
 def write_whole(path: Path, content: bytes) -> Path:
-    """Write a file completely or not at all: write a temporary file in the same folder, then rename it to `path`.
+    """Write a file completely or not at all. A symbolic link at `path` is replaced, never followed."""
+    return write_all(path.parent, {path.name: content})[0]
 
-    A symbolic link at `path` is replaced, never followed.
+
+def write_all(folder: Path, contents: Mapping[str, bytes]) -> tuple[Path, ...]:
+    """Write files into an existing folder, and return their paths.
+
+    All files are first written into a temporary folder, and then renamed. If the disk is full, the folder is unchanged.
+
+    Raises:
+        OSError: if a file cannot be written. The error names the file.
     """
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    part.unlink(missing_ok=True)
+    paths = {name: folder / name for name in contents}
+    with _named(next(iter(paths.values()))):
+        temporary_folder = TemporaryDirectory(prefix=".torchcalib-", dir=folder)
+    with temporary_folder as temporary:
+        for name, content in contents.items():
+            with _named(paths[name]):
+                Path(temporary, name).write_bytes(content)
+        for name, path in paths.items():
+            with _named(path):
+                Path(temporary, name).replace(path)
+    return tuple(paths.values())
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Name `path` in errors of the operating system: that of a full disk has no name, others a temporary one."""
     try:
-        with part.open("xb") as file:  # x: fail if another process creates a link here
-            file.write(content)
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
-    return path
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
-def load_tensors(path: str | Path, *, mmap: bool = False) -> Any:
-    """Load tensors, and plain containers with tensors, from a `torch.save` file to the CPU.
+def load_tensors(path: str | Path) -> Any:
+    """Map the tensors of a `torch.save` file into memory, with the plain containers that hold them.
 
-    Args:
-        path: path of the file.
-        mmap: map tensors into memory if the file is a zip archive, the default format since torch 1.6.
-
-    Returns:
-        The saved tensor or container, with all tensors on the CPU.
+    The archive and its pickle are checked before torch loads them; see `archives` and `pickles`.
 
     Raises:
         pickle.UnpicklingError: if the file contains other Python objects. None of them is created.
-        ValueError: if an archive member is compressed. torch never compresses, and its data could exhaust the memory.
+        ValueError: if the archive is compressed or damaged, or a tensor exceeds its storage.
         OSError, RuntimeError: if the file cannot be read.
     """
-    is_zip = zipfile.is_zipfile(path)
-    if is_zip:
-        with zipfile.ZipFile(path) as archive:
-            packed = [info.filename for info in archive.infolist() if info.compress_type != zipfile.ZIP_STORED]
-        if packed:
-            raise ValueError(f"the archive must be uncompressed, got the compressed member {packed[0]}")
-    return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap and is_zip)
+    with open_archive(Path(path), {zipfile.ZIP_STORED}) as archive:
+        members = {info.filename: info for info in archive.infolist()}
+        if len({name.lower() for name in members}) < len(members):  # torch ignores the case of names
+            raise ValueError("the archive must have names that differ in more than case, got equal ones")
+        pickles = [info for name, info in members.items() if name.lower().endswith(".pkl")]
+        if len(pickles) != 1 or pickles[0].file_size > MAX_HEADER:
+            raise ValueError(
+                f"the archive must have one pickle of at most {MAX_HEADER:,} bytes, got {len(pickles)} pickles of "
+                f"{sum(info.file_size for info in pickles):,} bytes"
+            )
+        root = pickles[0].filename.rpartition("/")[0]
+        records = {name.rpartition("/")[2]: info.file_size for name, info in members.items() if f"{root}/data/" in name}
+        check_pickle(archive.read(pickles[0]), records)
+    return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
 
 
 def load_saved(path: Path) -> Any:
@@ -62,8 +88,6 @@ def load_saved(path: Path) -> Any:
         Exception: if the file is damaged; the type depends on the parser.
     """
     remaining = path.stat().st_size
-    if not zipfile.is_zipfile(path):
-        raise ValueError("the file must be a complete zip archive of torch.save, got other content")
 
     def copied(value: Any) -> Any:
         """Copy nested tensors and plain values. Raise if the copies exceed the file size."""
@@ -81,7 +105,7 @@ def load_saved(path: Path) -> Any:
             return value
         raise ValueError(f"the file must contain only plain values and dense tensors, got a {type(value).__name__}")
 
-    return copied(load_tensors(path, mmap=True))
+    return copied(load_tensors(path))
 
 
 def saved_value(state: Mapping[str, Any], name: str, kind: type[T]) -> T:

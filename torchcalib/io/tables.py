@@ -1,8 +1,10 @@
 """Readers of tables with named columns: `.csv`, `.tsv`, `.jsonl` and `.parquet`. Requires pyarrow."""
 
 import gzip
+import json
 import re
 from abc import abstractmethod
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from io import BytesIO
@@ -13,21 +15,27 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import torch
-from pyarrow import csv, json, parquet
+from pyarrow import csv, parquet
+from pyarrow import json as arrow_json
 
 from torchcalib.io.errors import InputError, quoted
-from torchcalib.io.names import LOGITS, NEUTRAL, NUMBERED, PROBS, TARGETS, WEIGHTS, class_of
-from torchcalib.io.readers import FLOATS, MAX_RESIDENT, TEXT, WHOLE, Array, Reader
+from torchcalib.io.limits import BUFFER, MAX_ARRAYS, MAX_HEADER, MAX_TEXT_BYTES, check_columns, decoded_limit
+from torchcalib.io.names import LOGITS, NEUTRAL, PROBS, TARGETS, WEIGHTS, class_of, numbered
+from torchcalib.io.pages import pages_of
+from torchcalib.io.readers import FLOATS, TEXT, WHOLE, Array, Reader, Text
 
 _DTYPES = {"halffloat": "float16", "float": "float32", "double": "float64"}
 # Size in bytes of the blocks of text that pyarrow parses. A row must fit in a block. The first block determines the
 # column types. pyarrow reads about 30 blocks ahead.
-_BLOCK = 4 * 2**20
+_BLOCK = 2 * 2**20
 _MAX_HEADER = 2**16  # largest number of bytes of the first line that are searched for the separator
+_JSON_DTYPES = {bool: "bool", int: "int64", float: "float64", str: "string"}
 _MAX_DEPTH = 100  # largest nesting depth of lists and objects in JSON
-_TEXT_OF_JSON = re.compile(rb'"(?:[^"\\]|\\.)*"')
-_MAX_ITEMSIZE = 8  # size of the widest number in bytes
-_MAX_UNFOLDED = 256  # largest accepted ratio of decoded to stored size; columns of few distinct numbers may reach it
+_MAX_LINE = 8 * 2**20  # largest line of JSON in bytes: a parsed number takes up to 16 times the bytes of its text
+# Possessive quantifiers make the time linear; text without an end extends to the end of the line.
+_TEXT_OF_JSON = re.compile(rb'"(?:[^"\\]|\\.)*+"?+', re.DOTALL)
+_BYTES_OF_LEVELS = 4  # two levels of 2 bytes for each value in a list
+_ITEMSIZES = {"INT64": 8, "DOUBLE": 8, "INT96": 12}  # by physical type; other numbers have at most 4 bytes
 
 
 class _Table(Reader):
@@ -60,11 +68,11 @@ class _Table(Reader):
         columns = []
         for name in _columns(array):
             values = piece.column(name)
-            values = values.dictionary_decode() if pa.types.is_dictionary(values.type) else values
             if not allow_missing:
                 self._check_present(name, values, start, 1)
             if array.dtype in TEXT:
-                return ["" if text is None else text for text in values.to_pylist()]
+                return self._text(name, values)
+            values = values.dictionary_decode() if pa.types.is_dictionary(values.type) else values
             if pa.types.is_primitive(values.type):
                 columns.append(_numbers(values))
             else:
@@ -90,6 +98,21 @@ class _Table(Reader):
         rows = np.full((len(present), width), np.nan, np.result_type(numbers, np.float16))
         rows[present] = numbers
         return rows
+
+    def _text(self, name: str, values: Any) -> Text:
+        """Convert a column of text. Missing texts become empty. A long text in a dictionary is never repeated."""
+        values = values if pa.types.is_dictionary(values.type) else values.dictionary_encode()
+        indices = values.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+        used, codes = np.unique(indices, return_inverse=True)
+        texts = values.dictionary.take(pa.array(used[used >= 0]))
+        longest = pc.max(pc.binary_length(texts)).as_py() or 0
+        if longest > MAX_TEXT_BYTES:
+            raise InputError(
+                f"Column `{name}` in `{self.label}` must contain text of at most {MAX_TEXT_BYTES:,} bytes, got "
+                f"{longest:,}. Save shorter names."
+            )
+        missing = [""] if (used < 0).any() else []  # -1 is the first of the sorted indices
+        return Text([*missing, *texts.to_pylist()], torch.from_numpy(codes.astype(np.int64)))
 
     def _check_present(self, name: str, values: Any, start: int, width: int) -> None:
         """Raise if one of `values` is missing. `start` rows precede the first row, and each row has `width` values."""
@@ -135,7 +158,11 @@ class Csv(_Table):
     def _check_separator(self) -> None:
         """Raise if the first line contains separators of other formats, but not the separator of this format."""
         with pa.input_stream(self.paths[0], compression="detect") as file:
-            first = file.read(_MAX_HEADER).partition(b"\n")[0].decode(errors="replace").strip()
+            start = file.read(_BLOCK)
+        _check_encoding(self.label, start)
+        line = start.partition(b"\n")[0]
+        check_columns(line.count(self.delimiter.encode()) + 1, self.paths, self.label)
+        first = line[:_MAX_HEADER].decode(errors="replace").strip()
         words = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
         other = next((mark for mark in words if mark in first), None)
         if self.delimiter in first or other is None:
@@ -175,22 +202,38 @@ class Jsonl(_Table):
 
     def inspect(self) -> Iterable[Array]:
         """Describe the keys in the first block of lines, and count the lines."""
-        first, n = None, 0
+        kinds: dict[str, set[str]] = {}
+        widths: dict[str, int] = {}
+        n = 0
         for block in self._blocks():
-            if first is None:
-                first = json.read_json(BytesIO(block), json.ReadOptions(block_size=2 * len(block)))
-            n += len(block.splitlines())
-        if first is None:
-            return []  # an empty file has no keys
-        self.check_names(first.schema.names)
+            lines = block.splitlines()
+            if n == 0:
+                _check_encoding(self.label, block)
+                for line in lines:
+                    self._add_kinds(json.loads(line), kinds, widths)
+            n += len(lines)
         described = []
-        for column in first.schema:
-            shape: tuple[int, ...] = (n,)
-            kind = column.type
-            if pa.types.is_list(kind):
-                kind, shape = kind.value_type, (n, _width(first.column(column.name)))
-            described.append(Array(column.name, _dtype(kind), shape))
+        for name, found in kinds.items():
+            shape = (n, widths[name]) if name in widths else (n,)
+            found = {"float64"} if found == {"int64", "float64"} else found
+            described.append(Array(name, " and ".join(sorted(found)) or "null", shape))
         return with_composed(described)
+
+    def _add_kinds(self, row: Any, kinds: dict[str, set[str]], widths: dict[str, int]) -> None:
+        """Add the dtypes in a line to `kinds`, by key, and the length of the first list that is not empty to `widths`.
+
+        pyarrow would also infer dtypes, but allocates a value for every key in every line. Different keys in each line
+        then exhaust the memory.
+        """
+        if not isinstance(row, dict):
+            raise ValueError(f"each line must be an object, got {type(row).__name__}")
+        for key, value in row.items():
+            items = value if isinstance(value, list) else [value]
+            kinds.setdefault(key, set()).update(_kind_of(item) for item in items if item is not None)
+            if isinstance(value, list):
+                widths[key] = widths.get(key) or len(value)
+        if len(kinds) > MAX_ARRAYS:
+            self.check_names(list(kinds))
 
     def batches(self, dtypes: dict[str, str], count: int) -> Iterator[pa.RecordBatch]:
         """Yield batches of at most `count` rows."""
@@ -198,9 +241,9 @@ class Jsonl(_Table):
         for name, dtype in dtypes.items():
             kind = pa.type_for_alias(dtype)
             fields.append((name, pa.list_(kind) if len(self.arrays[name].shape) > 1 else kind))
-        options = json.ParseOptions(explicit_schema=pa.schema(fields), unexpected_field_behavior="ignore")
+        options = arrow_json.ParseOptions(explicit_schema=pa.schema(fields), unexpected_field_behavior="ignore")
         for block in self._blocks():
-            table = json.read_json(BytesIO(block), json.ReadOptions(block_size=2 * len(block)), options)
+            table = arrow_json.read_json(BytesIO(block), arrow_json.ReadOptions(block_size=2 * len(block)), options)
             yield from table.to_batches(max_chunksize=count)
 
     def _blocks(self) -> Iterator[bytes]:
@@ -208,26 +251,24 @@ class Jsonl(_Table):
         path = self.paths[0]
         opened: IO[bytes]
         with gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb") as opened:  # type: ignore[assignment]
-            while lines := self._lines(opened):
-                block = b"".join(line for line in lines if line.strip())
-                if block:
-                    yield block
+            while data := opened.read(_BLOCK):
+                rest = opened.readline(_MAX_LINE)
+                if len(rest) == _MAX_LINE:
+                    raise InputError(
+                        f"`{self.label}` must have lines of at most 8 MiB, got a longer one. Check the file."
+                    )
+                lines = [line for line in (data + rest).splitlines(keepends=True) if not line.isspace()]
+                for line in lines:
+                    self._check_depth(line)
+                if lines:
+                    yield b"".join(lines)
 
-    def _lines(self, file: IO[bytes]) -> list[bytes]:
-        """Return the next lines, about `_BLOCK` bytes in total."""
-        lines, size = [], 0
-        while size < _BLOCK and (line := file.readline(16 * _BLOCK)):
-            if len(line) >= 16 * _BLOCK:
-                raise InputError(f"`{self.label}` must have lines of at most 64 MiB, got a longer one. Check the file.")
-            # Deeper nesting could overflow the stack of the recursive parser.
-            if line.count(b"[") + line.count(b"{") > _MAX_DEPTH and _depth(line) > _MAX_DEPTH:
-                raise InputError(
-                    f"`{self.label}` must contain flat objects, got deeply nested ones. "
-                    "Store one number or list per key."
-                )
-            lines.append(line)
-            size += len(line)
-        return lines
+    def _check_depth(self, line: bytes) -> None:
+        """Raise for deeply nested values, which could overflow the stack of the recursive parser."""
+        if len(line) > _MAX_DEPTH and line.count(b"[") + line.count(b"{") > _MAX_DEPTH and _depth(line) > _MAX_DEPTH:
+            raise InputError(
+                f"`{self.label}` must contain flat objects, got deeply nested ones. Store one number or list per key."
+            )
 
 
 class Parquet(_Table):
@@ -237,18 +278,100 @@ class Parquet(_Table):
 
     def inspect(self) -> Iterable[Array]:
         """Describe the columns from the file footer. The first non-empty list determines the width of a list column."""
-        with self._mapped() as file:
+        with self.paths[0].open("rb") as file:
+            file.seek(max(0, self.paths[0].stat().st_size - 8))
+            length, magic = int.from_bytes(file.read(4), "little"), file.read()
+        if magic == b"PAR1" and length > MAX_HEADER:
+            raise ValueError(f"the footer must have at most {MAX_HEADER:,} bytes, got {length:,}")
+        with self._opened() as file:
             self.check_names(file.schema_arrow.names)
-            return with_composed([_described(file, column) for column in file.schema_arrow])
+            leaves = _leaves(file)
+            return with_composed([self._described(file, column, leaves[column.name]) for column in file.schema_arrow])
 
     def batches(self, dtypes: dict[str, str], count: int) -> Iterator[pa.RecordBatch]:
         """Yield batches of at most `count` rows."""
-        with self._mapped() as file:
+        text = [name for name, dtype in dtypes.items() if dtype in TEXT]
+        with self._opened() as file:
+            leaves = _leaves(file)
+            dense = self._check_pages(file, [leaf for name in dtypes for leaf in leaves[name]], set(text))
+        if dense:  # a prefix of the preceding text counts as nothing in these encodings
+            count = max(1, min(count, BUFFER // dense))
+        with self._opened(read_dictionary=None if dense else text) as file:
             yield from file.iter_batches(batch_size=count, columns=list(dtypes))
 
-    def _mapped(self) -> Any:
+    def _opened(self, **options: Any) -> Any:
         """Open the file as a memory map. Otherwise all columns of a row group would be in memory."""
-        return parquet.ParquetFile(self.paths[0], memory_map=True)
+        return parquet.ParquetFile(self.paths[0], memory_map=True, **options)
+
+    def _described(self, file: Any, column: Any, leaves: Sequence[int]) -> Array:
+        kind, shape = column.type, (file.metadata.num_rows,)
+        if pa.types.is_fixed_size_list(kind):
+            return Array(column.name, _dtype(kind.value_type), (*shape, kind.list_size))
+        if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
+            return Array(column.name, _dtype(kind), shape)
+        dtype = _dtype(kind.value_type)
+        if dtype not in FLOATS | WHOLE:
+            return Array(column.name, f"list<{dtype}>", shape)
+        try:
+            self._check_pages(file, leaves, set())
+        except ValueError as error:
+            return Array(column.name, dtype, shape, f"must be less compressed: {error}. Write smaller row groups.")
+        n_values = sum(file.metadata.row_group(k).column(leaves[0]).num_values for k in range(file.num_row_groups))
+        per_row = max(1, n_values // max(1, *shape))
+        batches = file.iter_batches(batch_size=max(1, 2**16 // per_row), columns=[column.name])
+        return Array(column.name, dtype, (*shape, next(filter(None, (_width(b.column(0)) for b in batches)), 0)))
+
+    def _check_pages(self, file: Any, leaves: Sequence[int], text: set[str]) -> int:
+        """Raise if the decoded size of the pages of columns exceeds the limit, which the headers of the pages declare.
+
+        Returns the size of the largest page of text whose values have no dictionary, in bytes, or 0.
+        """
+        limit, largest_dense = decoded_limit(self.paths), 0
+        with pa.memory_map(str(self.paths[0])) as content:
+            for k in range(file.num_row_groups):
+                group, at_once = file.metadata.row_group(k), 0
+                for leaf in leaves:
+                    chunk = group.column(leaf)
+                    pages = list(pages_of(content, chunk))
+                    largest = max((size for size, _ in pages), default=0)
+                    at_once += largest
+                    if file.schema.column(leaf).max_repetition_level > 0:
+                        # One list may contain all values of the row group.
+                        n_values = sum(n for _, n in pages)
+                        at_once += n_values * (_ITEMSIZES.get(chunk.physical_type, 4) + _BYTES_OF_LEVELS)
+                    if chunk.path_in_schema in text and any(name.startswith("DELTA") for name in chunk.encodings):
+                        largest_dense = max(largest_dense, largest)
+                if at_once > limit:
+                    raise ValueError(f"got {at_once:,} bytes in a row group, more than the limit of {limit:,}")
+        return largest_dense
+
+
+def _leaves(file: Any) -> dict[str, list[int]]:
+    """Return the numbers of the stored columns for each column. A nested column has several."""
+    leaves: dict[str, list[int]] = {name: [] for name in file.schema_arrow.names}
+    stored = iter(range(len(file.schema)))
+    for column in file.schema_arrow:
+        leaves[column.name] = [next(stored) for _ in range(_n_leaves(column.type))]
+    return leaves
+
+
+def _n_leaves(kind: Any) -> int:
+    """Return the number of stored columns of an arrow type."""
+    kind = kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
+    return sum(_n_leaves(kind.field(k).type) for k in range(kind.num_fields)) if kind.num_fields else 1
+
+
+def _kind_of(value: object) -> str:
+    """Return the dtype of a value in JSON."""
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 2**63:
+        return "float64"
+    return _JSON_DTYPES.get(type(value), type(value).__name__)
+
+
+def _check_encoding(label: str, start: bytes) -> None:
+    """Raise if a file begins like UTF-16 text."""
+    if start.startswith((BOM_UTF16_LE, BOM_UTF16_BE)) or b"\0" in start[:64]:
+        raise InputError(f"`{label}` must be text in UTF-8, got UTF-16 or binary data. Save it with encoding='utf-8'.")
 
 
 def _depth(line: bytes) -> int:
@@ -256,28 +379,6 @@ def _depth(line: bytes) -> int:
     letters = np.frombuffer(_TEXT_OF_JSON.sub(b"", line), np.uint8)
     opening, closing = np.isin(letters, list(b"[{")), np.isin(letters, list(b"]}"))
     return int(np.max(np.cumsum(opening.astype(int) - closing), initial=0))
-
-
-def _described(file: Any, column: Any) -> Array:
-    kind, shape = column.type, (file.metadata.num_rows,)
-    if pa.types.is_fixed_size_list(kind):
-        return Array(column.name, _dtype(kind.value_type), (*shape, kind.list_size))
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        _check_unfolded(file.metadata, column.name)
-        widths = (_width(batch.column(0)) for batch in file.iter_batches(batch_size=1, columns=[column.name]))
-        return Array(column.name, _dtype(kind.value_type), (*shape, next(filter(None, widths), 0)))
-    return Array(column.name, _dtype(kind), shape)
-
-
-def _check_unfolded(metadata: Any, name: str) -> None:
-    """Raise for large lists that are stored in few bytes, because a single row could exhaust the memory."""
-    for k in range(metadata.num_row_groups):
-        group = metadata.row_group(k)
-        for chunk in map(group.column, range(group.num_columns)):
-            n, stored = chunk.num_values, chunk.total_uncompressed_size
-            is_large = n * _MAX_ITEMSIZE > max(MAX_RESIDENT, _MAX_UNFOLDED * stored)
-            if chunk.path_in_schema.split(".")[0] == name and is_large:
-                raise ValueError(f"column {name} must be less compressed, got {n:,} numbers in {stored:,} bytes")
 
 
 def _numbers(values: Any) -> np.ndarray[Any, Any]:
@@ -302,8 +403,8 @@ def with_composed(arrays: list[Array]) -> list[Array]:
     for array in arrays:
         if len(array.shape) > 1:
             continue
-        if match := NUMBERED.fullmatch(array.key):
-            by_number[match[1] or ""].append((int(match[2]), array.name, array))
+        if parts := numbered(array.key):
+            by_number[parts[0]].append((parts[1], array.name, array))
         elif array.key not in known and (named := class_of(array.name)) and named[0] not in {"y", *keys}:
             by_class[named[0]].append(array)
     together = [_numbered(stem, sorted(members)) for stem, members in by_number.items() if len(members) > 1]

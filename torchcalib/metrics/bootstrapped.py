@@ -72,7 +72,7 @@ class Bootstrapped(WrappedMetric[S]):
 
     Args:
         metric: Metric whose state consists of sums: a score, an error over equal-width bins, or a metric with
-            `resolution`. Only its configuration is used; its accumulated state is ignored.
+            `resolution`. Only its configuration and its device are used; its accumulated state is ignored.
         n_replicates: Number of replicates R.
         level: Level of the interval, in (0, 1).
         seed: Seed for the weights. The same rows in the same order on the same rank result in the same interval on

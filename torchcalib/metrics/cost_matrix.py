@@ -122,7 +122,7 @@ class CostMatrix:
         if torch.compiler.is_compiling():
             return torch.tensor(self.costs, dtype=wide_dtype(device)).to(device, non_blocking=True)
         costs = torch.from_numpy(self._array).to(device, wide_dtype(device), non_blocking=True)
-        if device.type == "cuda":
+        if device.type != "cpu":
             with torch.inference_mode(False):  # the cached tensor must also be usable in a backward pass
                 self._on_gpus[device] = costs = costs.clone()
         return costs

@@ -113,7 +113,7 @@ class ScoreEstimator(Estimator[ScoreSum]):
         return self.score.of_prior(s, self._class_priors(s), self.input_format.read_as)
 
     def _class_priors(self, s: ScoreSum) -> Tensor:
-        return s.share if self.priors is None else torch.as_tensor(self.priors).to(s.sums)
+        return s.share if self.priors is None else torch.as_tensor(self.priors).to(s.sums, non_blocking=True)
 
     def with_checked_priors(self, num_classes: int) -> Self:
         """Return a copy of this estimator with validated class priors, in float64."""

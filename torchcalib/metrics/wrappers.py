@@ -19,7 +19,7 @@ class WrappedMetric(CalibrationMetric[S]):
     """Base class for metrics that wrap another metric and accept the same input.
 
     Args:
-        metric: Wrapped metric. Only its configuration is used; its accumulated state is ignored.
+        metric: Wrapped metric. Only its configuration and its device are used; its accumulated state is ignored.
         accumulator: Accumulator for the state. None uses the accumulator of `metric`.
         **kwargs: Arguments of `torchmetrics.Metric`.
     """
@@ -35,6 +35,7 @@ class WrappedMetric(CalibrationMetric[S]):
         persistent = kwargs.pop("persistent", False)
         estimator = replace(metric.estimator, accumulator=accumulator or metric.accumulator)
         self._build(estimator, metric.batch_shape, persistent, **kwargs)
+        self.to(metric.device)
 
     def extra_repr(self) -> str:
         """Return the text in the parentheses of `repr`: the wrapped metric and all non-default arguments."""

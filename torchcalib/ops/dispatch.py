@@ -16,35 +16,28 @@ Op = Literal[
 ]
 Backend = Literal["auto", "triton", "numba", "python", "rounds", "torch"]
 
-# Backends of each operation by device, in order of preference. "rounds" and "torch" are tensor operations.
+# Backends of each operation on the CPU and on accelerators, in order of preference. "rounds" and "torch" are tensor
+# operations. "triton" is only used on CUDA; other accelerators use the next backend.
 # For isotonic blocks, "triton" runs one sequential loop per row, and all rows in parallel on the GPU.
 # For isotonic blocks, "numba" and "python" copy the input to the CPU and loop over the rows.
-_ORDER: dict[Op, dict[str, tuple[Backend, ...]]] = {
+_ORDER: dict[Op, dict[Literal["cpu", "accelerator"], tuple[Backend, ...]]] = {
     # Labels of 0 and 1 need few rounds, and a round uses the whole GPU even for one long row, unlike a loop.
     # Each round synchronises, but "pava" synchronises at its end anyway.
-    "pava": {
-        "cpu": ("numba", "rounds", "python"),
-        "cuda": ("rounds", "numba", "python"),
-        "other": ("rounds", "numba", "python"),
-    },
+    "pava": {"cpu": ("numba", "rounds", "python"), "accelerator": ("rounds", "numba", "python")},
     # "rounds" is not available, because the bounds on block sizes make the algorithm sequential.
-    "pava_bc": {
-        "cpu": ("numba", "python"),
-        "cuda": ("triton", "numba", "python"),
-        "other": ("numba", "python"),
-    },
+    "pava_bc": {"cpu": ("numba", "python"), "accelerator": ("triton", "numba", "python")},
     # Each step changes the stack of corners, so the algorithm is sequential. It is only used in fits.
-    "augmented": {"cpu": ("numba", "python"), "other": ("numba", "python")},
+    "augmented": {"cpu": ("numba", "python"), "accelerator": ("numba", "python")},
     # "numba" and "triton" load a row once, unlike tensor operations. The speed of "triton" has not been measured.
-    "rows": {"cpu": ("numba", "torch"), "cuda": ("triton", "torch"), "other": ("torch",)},
-    "events": {"cpu": ("numba", "torch"), "cuda": ("triton", "torch"), "other": ("torch",)},
-    "classes": {"cpu": ("numba", "torch"), "cuda": ("triton", "torch"), "other": ("torch",)},
+    "rows": {"cpu": ("numba", "torch"), "accelerator": ("triton", "torch")},
+    "events": {"cpu": ("numba", "torch"), "accelerator": ("triton", "torch")},
+    "classes": {"cpu": ("numba", "torch"), "accelerator": ("triton", "torch")},
     # "numba" makes a few passes over a row in the cache, without temporary tensors. It halves the time for few entries.
-    "largest": {"cpu": ("numba", "torch"), "other": ("torch",)},
-    "smoothing": {"cpu": ("numba", "torch"), "other": ("torch",)},
-    "regression": {"cpu": ("numba", "torch"), "other": ("torch",)},
+    "largest": {"cpu": ("numba", "torch"), "accelerator": ("torch",)},
+    "smoothing": {"cpu": ("numba", "torch"), "accelerator": ("torch",)},
+    "regression": {"cpu": ("numba", "torch"), "accelerator": ("torch",)},
     # "numba" reads the samples twice, without temporary tensors of their size, and in all threads.
-    "equal_mass": {"cpu": ("numba", "torch"), "other": ("torch",)},
+    "equal_mass": {"cpu": ("numba", "torch"), "accelerator": ("torch",)},
 }
 
 # Operations whose numba loops compute in float32, not in the dtype of the input
@@ -99,7 +92,9 @@ def choose(op: Op, device: torch.device, backend: Backend = "auto") -> Backend:
             environment variable TRITON_INTERPRET=1, which enables the interpreter of Triton.
         ImportError: if `backend` cannot be loaded.
     """
-    order = _ORDER[op].get(device.type, _ORDER[op]["other"])
+    order = _ORDER[op]["cpu" if device.type == "cpu" else "accelerator"]
+    if device.type != "cuda":
+        order = tuple(name for name in order if name != "triton")
     if backend == "auto":
         return next(name for name in order if _load(op, name)[0] is not None)
     interpreted = device.type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1"

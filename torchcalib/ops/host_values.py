@@ -1,4 +1,6 @@
-"""Conversion of tensors to Python values, unless `torch.compile` or `vmap` forbids it."""
+"""Copies between host and device. `torch.compile` and `vmap` forbid the conversion of tensors to Python values."""
+
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -6,14 +8,8 @@ from torch import Tensor
 
 def value_if_available(flag: Tensor) -> bool | None:
     """Return the value of a boolean scalar tensor, or None under `torch.compile` and `vmap`, where it is unknown."""
-    if torch.compiler.is_compiling():
-        return None
-    try:
-        return bool(flag)
-    except RuntimeError as error:  # torch has no public test for vmap, but a conversion to bool raises there
-        if "vmap" not in str(error):
-            raise
-        return None
+    value = _number_if_available(flag)
+    return None if value is None else bool(value)
 
 
 def first_values(x: Tensor) -> list[float]:
@@ -31,8 +27,33 @@ def largest(counts: Tensor, bound: int) -> int:
     """Return the maximum of `counts`, or its upper limit `bound` under `torch.compile` and `vmap`; 0 if empty."""
     if not counts.numel():
         return 0
-    readable = value_if_available((top := counts.max()) >= 0)
-    return bound if readable is None else int(top)
+    value = _number_if_available(counts.max())
+    return bound if value is None else int(value)
+
+
+def _number_if_available(x: Tensor) -> float | None:
+    if torch.compiler.is_compiling():
+        return None
+    try:
+        return x.item()
+    except RuntimeError as error:  # torch has no public test for vmap, but a conversion to a number raises there
+        if "vmap" not in str(error):
+            raise
+        return None
+
+
+def constant(values: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return numbers as a tensor on a device. The host does not wait for the copy, unlike in `torch.tensor`."""
+    return torch.tensor(values, dtype=dtype).to(device, non_blocking=True)
+
+
+def copied_to_cpu(*counts: Tensor) -> list[Tensor]:
+    """Return copies of integer or boolean tensors on the CPU. They are copied at once, because each copy waits."""
+    if all(x.device.type == "cpu" for x in counts):
+        return list(counts)
+    flat = torch.cat([x.reshape(-1).long() for x in counts]).cpu()
+    parts = torch.split(flat, [x.numel() for x in counts])
+    return [part.to(x.dtype).reshape(x.shape) for part, x in zip(parts, counts, strict=True)]
 
 
 def is_captured(x: Tensor) -> bool:

@@ -244,10 +244,11 @@ def _held_out(p: Predictions, fits: Calibrator, splits: Tensor, n_folds: int) ->
         return
     most = max(1, _AT_ONCE // p.num_classes)
     at, calibrated = [], []
-    for k, folds in enumerate(splits):
+    for k, folds in enumerate(splits.cpu()):  # one copy, so that the search for samples does not synchronise the device
         for f in range(n_folds):
             fit = fits.part(k * n_folds + f).with_mean_bias_of_absent_classes()
-            for samples in torch.split((folds == f).nonzero().squeeze(-1), most):
+            of_fold = (folds == f).nonzero().squeeze(-1).to(splits.device, non_blocking=True)
+            for samples in torch.split(of_fold, most):
                 at.append(k * n + samples)
                 calibrated.append(_calibrated(p.part(samples), fit).values)
                 if sum(map(len, at)) >= most:  # few large pieces are faster than many small ones

@@ -80,7 +80,11 @@ class Gaps(NamedTuple):
 
     def z(self, factor: Tensor | float = 1.0) -> float:
         """Return the sum of gaps, multiplied by a factor `(B,)`, in standard errors."""
-        factor = torch.as_tensor(factor, dtype=torch.float64).expand(self.n.shape).masked_fill(self.n == 0, 0)
+        factor = (
+            torch.as_tensor(factor, dtype=torch.float64, device=self.n.device)
+            .expand(self.n.shape)
+            .masked_fill(self.n == 0, 0)
+        )
         total = float((factor * self.total).sum())
         return total / math.sqrt(noise) if (noise := float((factor.square() * self.noise).sum())) else 0.0
 

@@ -363,28 +363,34 @@ class Statistics:
             values |= error_values(bins, mode)
             if mode in self.samples:
                 values |= order_values(self.samples[mode], self.has_labels, mode, self.n_bins)
+        if self.selective_mode is not None:
+            values |= selective_values(self.samples[self.selective_mode], self.selective_mode)
+            naive |= _numbers(self._naive_selective_values())
+        numbers = _numbers(values)
         for mode in self.samples if self.has_labels else ():
             # A perfect predictor has discrimination (DSC) = uncertainty (UNC). For the top label both are 0.
             # The naive top label is the most frequent class. If its frequency is f, the uncertainty is f (1 - f).
-            unc, is_top, largest = float(values[f"unc/{mode}"]), mode == "top_label", max(self.priors)
+            unc, is_top, largest = numbers[f"unc/{mode}"], mode == "top_label", max(self.priors)
             perfect |= dict.fromkeys((f"dsc/{mode}", f"unc/{mode}"), 0.0 if is_top else unc)
             naive[f"unc/{mode}"] = largest * (1 - largest) if is_top else unc
-        if self.selective_mode is not None:
-            values |= selective_values(self.samples[self.selective_mode], self.selective_mode)
-            naive |= {key: float(value) for key, value in self._naive_selective_values().items()}
         lines = []
-        for key, value in values.items():
+        for key, value in numbers.items():
             name, _, line_mode = key.partition("/")
             group = SELECTIVE_GROUP if key in SELECTIVE else "scores"
             line = Line(
                 key=key,
                 group=GROUPS[line_mode] if line_mode else group,  # type: ignore[index]  # str, but always a mode
-                value=float(value),
+                value=value,
                 naive=naive.get(key, 0.0),
                 **_METADATA[name],
             )
             lines.append(replace(line, perfect=perfect.get(key, line.perfect)))
         return lines
+
+
+def _numbers(values: Mapping[str, Tensor]) -> dict[str, float]:
+    """Return scalar tensors as numbers. They are read at once, because each read waits for the device."""
+    return dict(zip(values, torch.stack(list(values.values())).tolist(), strict=True))
 
 
 def sample_name(mode: NamedMode) -> str:

@@ -112,7 +112,7 @@ def _tail(p: Predictions, w: Tensor, scale: float) -> list[Candidate]:
         mean = (q * finite).sum(-1)
         variance = (q * finite.square()).sum(-1) - mean.square()
         values = log_p.gather(-1, label)[:, 0], finite.gather(-1, label)[:, 0] - mean, -variance
-        total, first, second = (float((weights * each).sum()) for each in values)
+        total, first, second = torch.stack([(weights * each).sum() for each in values]).tolist()
         return total, first, second
 
     before, first, second = evaluate(1.0)

@@ -207,14 +207,16 @@ def with_evidence(
     lines: Iterable[Line], results: Mapping[str, CalibrationTest], *, with_intervals: bool = True
 ) -> list[Line]:
     """Return the lines with the noise floors, p-values and, optionally, intervals of test results by `Line.key`."""
+    # All results are read at once, because each read waits for the device.
+    rows = [torch.stack((each.low, each.high, each.noise_floor, each.p_value)) for each in results.values()]
+    numbers = dict(zip(results, torch.stack(rows).tolist() if rows else [], strict=True))
 
     def changed(line: Line) -> Line:
-        if (evidence := results.get(line.key)) is None:
+        if line.key not in numbers:
             return line
-        low, high = float(evidence.low), float(evidence.high)
+        low, high, floor, p_value = numbers[line.key]
         # The bounds are NaN if there is no interval.
         interval = LineInterval(low, high) if with_intervals and low <= high else None
-        floor, p_value = float(evidence.noise_floor), float(evidence.p_value)
         return replace(line, noise_floor=floor, p_value=p_value, interval=interval)
 
     return [changed(line) for line in lines]
@@ -319,7 +321,8 @@ def interval_of(line: Line, replicates: Tensor, n_clusters: float | None = None)
 
     None if a bound is not finite; see `none_if_undefined`. For `n_clusters` see `Interval`.
     """
-    interval = Interval(torch.tensor(line.value, dtype=replicates.dtype), replicates.cpu(), LEVEL, n_clusters)
+    replicates = replicates.cpu()
+    interval = Interval(torch.tensor(line.value, dtype=replicates.dtype), replicates, LEVEL, n_clusters)
     low, high = (float(end) for end in interval.without_bias)
     # Without the bias, the ends may be outside the range of the metric.
     low = max(low, 0.0) if bool((replicates >= 0).all()) else low

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchcalib.ops.host_values import value_if_available
+from torchcalib.ops.host_values import constant, value_if_available
 
 _PIECE = 4096
 _SMALL = 0.5  # below this parameter a power series is used, because the quadrature would need more nodes
@@ -59,7 +59,7 @@ _NODES, _WEIGHTS = ((1 + _Z) ** 2 / 4).tolist(), ((1 + _Z) / 2 * _LEGENDRE).toli
 def _polynomial(coefficients: list[float], x: Tensor) -> Tensor:
     """Return c0 + c1 x + c2 x^2 + ... by few torch calls, whose overhead dominates for small tensors."""
     powers = x.unsqueeze(-1).expand(*x.shape, len(coefficients) - 1).cumprod(-1)
-    value: Tensor = powers @ torch.tensor(coefficients[1:], dtype=x.dtype, device=x.device) + coefficients[0]
+    value: Tensor = powers @ constant(coefficients[1:], x.dtype, x.device) + coefficients[0]
     return value
 
 
@@ -140,7 +140,7 @@ def _log_integrand_series(w: Tensor, n: Tensor, x: Tensor, d: Tensor) -> Tensor:
     `drop` would lose precision by cancellation there.
     """
     v = x * (1 - x)
-    table = torch.tensor(_TAYLOR, dtype=torch.float64, device=x.device)
+    table = constant(_TAYLOR, torch.float64, x.device)
     terms = v.unsqueeze(-1).expand(*v.shape, 5).cumprod(-1) @ table.T * n.unsqueeze(-1)
     even, odd = terms[..., ::2], terms[..., 1::2] * (1 - 2 * x).unsqueeze(-1)
     value = even[..., 4:5]
@@ -173,7 +173,7 @@ def integral_beyond(a: Tensor, b: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         end = end - (log_integrand(w, a, n, x) + _DEPTH) / (sign * (a - n * odds / (1 - x + odds)))
     # Step 2: quadrature. In a long range |a w| is at most 1,500, because 36 = slope s + spread s^2/2 bounds both terms.
     # `drop` then has an error of 3e-13.
-    node, weight = (torch.tensor(t, dtype=torch.float64, device=x.device) for t in (_NODES, _WEIGHTS))
+    node, weight = (constant(t, torch.float64, x.device) for t in (_NODES, _WEIGHTS))
     w = (sign * end).unsqueeze(-1) * node
     height = log_integrand(w, a.unsqueeze(-1), n.unsqueeze(-1), x.unsqueeze(-1))
     short = end < 0.125

@@ -9,7 +9,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from torchcalib.ops.host_values import value_if_available
+from torchcalib.ops.host_values import constant, value_if_available
 from torchcalib.ops.sorting import run_index
 from torchcalib.special.beta import in_pieces, lower_tail
 from torchcalib.special.binomial import critical_values, decide_ranges, p_value, two_tails
@@ -44,16 +44,16 @@ def rejected_in_bins(
         None.
     """
     starts = torch.cat((torch.zeros_like(ends[..., :1]), ends[..., :-1]), -1)
-    any_samples = value_if_available((ends > starts).any())
-    if any_samples is None:
+    any_nan = value_if_available(p[..., -1:].isnan().any())
+    if any_nan is None:
         return _test_all(p, ends, k, n, alpha, counts)
-    result = torch.zeros(ends.numel(), dtype=torch.int64, device=p.device)
-    if not any_samples:
-        return result.reshape(ends.shape)
-    if value_if_available(p[..., -1].isnan().any()):
+    if any_nan:
         p = p.nan_to_num(nan=torch.inf)  # binary search fails with NaN, because all its comparisons are False
     # Step 1: flatten the bins and remove empty ones.
+    result = torch.zeros(ends.numel(), dtype=torch.int64, device=p.device)
     occupied = (ends > starts).reshape(-1).nonzero().squeeze(1)
+    if not len(occupied):
+        return result.reshape(ends.shape)
     n_samples, n_bins = p.shape[-1], ends.shape[-1]
     offset = occupied // n_bins * n_samples  # start of the batch element of a bin in the flattened samples
     k, n, start, end = (t.reshape(-1).index_select(0, occupied) for t in (k, n, starts, ends))
@@ -192,7 +192,7 @@ def t_critical(df: Tensor, alpha: float) -> Tensor:
         df: degrees of freedom, at least 1; any shape, which is the shape of the result.
         alpha: significance level.
     """
-    z = torch.special.ndtri(torch.tensor(1 - alpha / 2, dtype=torch.float64, device=df.device))
+    z = torch.special.ndtri(constant(1 - alpha / 2, torch.float64, df.device))
     t = z * (1 + (z * z + 1) / (4 * df)) + 1e-3
     log_density_at_0 = torch.lgamma((df + 1) / 2) - torch.lgamma(df / 2) - 0.5 * (df * math.pi).log()
     for _ in range(8):

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchcalib.ops.host_values import constant
 from torchcalib.special.beta import (
     deviation,
     in_pieces,
@@ -143,7 +144,7 @@ def tails_at_jump(k: Tensor, n: Tensor, j: Tensor) -> Tails:
     b = n + 1 - a
     integral, is_lower = integral_beyond(torch.where(flip, b, a), torch.where(flip, a, b), less.expand(a.shape))
     kernel = torch.stack(((n - k) * torch.where(flip, more, less), j * torch.where(flip, less, more)))
-    ratio = torch.tensor([0.0, TIE], dtype=torch.float64, device=k.device).reshape(2, *[1] * k.dim())
+    ratio = constant([0.0, TIE], torch.float64, k.device).reshape(2, *[1] * k.dim())
     log_bound = log_k + moved + ratio
     tail = log_bound.exp() * (kernel * integral)
     near_is_lower, far_is_lower = (is_lower ^ flip).unbind()
@@ -274,7 +275,7 @@ def _critical_values(k: Tensor, n: Tensor, alpha: float) -> Tensor:
     known_from = torch.where(rejects, tails.log_odds, torch.inf).minimum(known_from).amin(0)
     # Step 3: convert log odds to p, rounded towards the decided side. At p = 0 and p = 1 the p-value is 1 if p = k/n,
     # and otherwise 0.
-    sign = torch.tensor([[1.0], [-1.0]], dtype=torch.float64, device=k.device)
+    sign = constant([[1.0], [-1.0]], torch.float64, k.device)
     limit = (sign + 1) / 2
     accepted = (sign * known_to).sigmoid() * (1 - sign * 4e-16)
     accepted = torch.where(is_full, limit, torch.where(known_to == -torch.inf, fraction, accepted))
@@ -287,7 +288,7 @@ def _estimate_jump(k: Tensor, n: Tensor, alpha: float) -> Tensor:
     """Return an estimate of the last j with V(p_j) > alpha, as in `critical_values`; it may be outside k + 1 to n."""
     z = NormalDist().inv_cdf(alpha / 2)
     limit = (k + z * z / 2 - z * (z * z / 4 + k - k * k / n).sqrt()) / (n + z * z)  # Wilson (1927)
-    stretch = torch.tensor([0.8, 1.0, 1.25], dtype=torch.float64, device=k.device).reshape(-1, 1, 1)
+    stretch = constant([0.8, 1.0, 1.25], torch.float64, k.device).reshape(-1, 1, 1)
     j = (k + 2 * (n * limit - k) * stretch).round().maximum(k + 1).minimum(n)
     # Evaluate V at three jumps around the Wilson limit: p from Stirling's formula, tails from the normal approximation
     # of Peizer and Pratt (1968). The normal deviate of V is nearly linear in j, so one secant step is sufficient.

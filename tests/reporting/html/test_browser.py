@@ -257,6 +257,8 @@ def test_tables_are_copied_as_csv_with_exact_numbers_and_as_markdown(has_clipboa
     with opened("four systems", permissions=["clipboard-read"]) as page:
         if not has_clipboard:  # as in a page that is not trusted
             page.evaluate("() => { navigator.clipboard.writeText = () => Promise.reject(new Error('denied')); }")
+        formula = page.locator("table").first.locator("tbody tr").first.locator("th, td").first
+        formula.evaluate("cell => { cell.textContent = '=1+1'; }")  # the name of a system may be any text
         copied = {}
         for label in ("Copy as CSV", "Copy as Markdown"):
             button = page.get_by_role("button", name=label).first
@@ -270,6 +272,7 @@ def test_tables_are_copied_as_csv_with_exact_numbers_and_as_markdown(has_clipboa
         assert header == table.locator("thead th").all_inner_texts()
         assert [len(row) for row in rows] == [len(header)] * 4
         assert rows[1][2:] == exact
+        assert rows[0][0] == "'=1+1"
         lines = copied["Copy as Markdown"].splitlines()
         assert lines[:2] == [f"| {' | '.join(header)} |", f"|{' --- |' * len(header)}"]
         assert len(lines) == 6

@@ -43,7 +43,8 @@ class Clustered(RowsInGroups):
     `CalibrationCollection` passes `clusters` to its `Clustered` metrics. A CUDA graph cannot capture an update.
 
     Args:
-        metric: A torchcalib metric, not a wrapper. Only its configuration is used; its accumulated state is ignored.
+        metric: A torchcalib metric, not a wrapper. Only its configuration and its device are used; its accumulated
+            state is ignored.
         **kwargs: Arguments of `torchmetrics.Metric`.
 
     Raises:

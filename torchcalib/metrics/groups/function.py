@@ -11,6 +11,7 @@ from torchcalib.core.arrays import as_tensor
 from torchcalib.core.documentation import resolving_task
 from torchcalib.core.groups import check_group_range, check_groups
 from torchcalib.core.inputs import flattened
+from torchcalib.ops.host_values import constant
 
 _PER_SAMPLE = ("weights", "folds")
 """Options with one value per sample on the last axis, which are split by group."""
@@ -96,7 +97,7 @@ def by_group(
             error.add_note(f"in group {k} of size {len(rows)}. Use group -1 for rows in groups that are too small.")
             raise
         present_groups.append(k)
-    return _stacked(values, torch.tensor(present_groups, dtype=torch.int64, device=preds.device), num_groups)
+    return _stacked(values, constant(present_groups, torch.int64, preds.device), num_groups)
 
 
 def _stacked(values: Sequence[Any], groups: Tensor, num_groups: int) -> Any:

@@ -111,7 +111,8 @@ class ByGroup(RowsInGroups):
     incomplete blocks. A `CalibrationCollection` passes `groups` to its `ByGroup` metrics.
 
     Args:
-        metric: A torchcalib metric, not a wrapper. Only its configuration is used; its accumulated state is ignored.
+        metric: A torchcalib metric, not a wrapper. Only its configuration and its device are used; its accumulated
+            state is ignored.
         num_groups: Number of groups G. Group numbers are 0 to G - 1.
         **kwargs: Arguments of `torchmetrics.Metric`.
 

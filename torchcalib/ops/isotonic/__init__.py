@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from torchcalib.ops.dispatch import Backend, choose, implementation
-from torchcalib.ops.host_values import largest, value_if_available
+from torchcalib.ops.host_values import copied_to_cpu, largest, value_if_available
 from torchcalib.ops.isotonic import reference
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.operation import operation
@@ -144,9 +144,11 @@ def block_starts(
     # Other backends process one row at a time on the CPU.
     first = np.zeros(columns[0].shape, dtype=np.bool_)
     first[:, :1] = True
-    limits = [bound.tolist() for bound in bounds]
-    arrays = [column.cpu().contiguous().numpy() for column in columns]
-    groups = None if begins is None else [np.flatnonzero(row) for row in begins.reshape(first.shape).cpu().numpy()]
+    given = [*columns, *bounds, *([] if begins is None else [begins.reshape(first.shape)])]
+    arrays = [x.contiguous().numpy() for x in copied_to_cpu(*given)]
+    groups = None if begins is None else [np.flatnonzero(row) for row in arrays.pop()]
+    limits = [bound.tolist() for bound in arrays[2:]]
+    arrays = arrays[:2]
     for row, (w, v) in enumerate(zip(*(arrays if groups is None else _pooled(arrays, groups)), strict=True)):
         row_options = [*(limit[row] for limit in limits), paper] if limits else []
         if chosen == "numba":
@@ -157,7 +159,7 @@ def block_starts(
         count = loop(w, v, *row_options, *buffers)
         ends = buffers[2][: max(count - 1, 0)]
         first[row, ends if groups is None else groups[row][ends]] = True
-    return torch.from_numpy(first).to(weight.device).view(weight.shape)
+    return torch.from_numpy(first).to(weight.device, non_blocking=True).view(weight.shape)
 
 
 def augmented_means(
@@ -220,8 +222,9 @@ def augmented_fits(
     loop = implementation("augmented", chosen).augmented
     rows, length = size.numel(), n.shape[-1]
     lower, upper = np.zeros((rows, length + 1)), np.ones((rows, length + 1))
-    columns = (x.detach().reshape(rows, length).cpu().numpy() for x in (begins, positives, n))
-    for row, (is_first, k, m, stop) in enumerate(zip(*columns, size.flatten().tolist(), strict=True)):
+    given = (*(x.detach().reshape(rows, length) for x in (begins, positives, n)), size.flatten())
+    columns = [x.numpy() for x in copied_to_cpu(*given)]
+    for row, (is_first, k, m, stop) in enumerate(zip(*columns, strict=True)):
         first = np.flatnonzero(is_first[:stop])
         if not len(first):
             continue
@@ -234,8 +237,8 @@ def augmented_fits(
         run, rise = _augmented(loop, weight[::-1].copy(), (weight - values)[::-1].copy(), chosen)
         lower[row, 1 : stop + 1] = ((run - rise) / run)[::-1].repeat(sizes)
         lower[row, stop + 1 :] = lower[row, stop]
-    shape = (*size.shape, length + 1)
-    low, high = (torch.from_numpy(x).to(n.device, wide_dtype(n.device)).view(shape) for x in (lower, upper))
+    shape, wide = (*size.shape, length + 1), wide_dtype(n.device)
+    low, high = (torch.from_numpy(x).to(n.device, wide, non_blocking=True).view(shape) for x in (lower, upper))
     return low, high
 
 

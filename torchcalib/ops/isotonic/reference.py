@@ -253,17 +253,18 @@ def pava_rounds(weight: Tensor, values: Tensor) -> Tensor:
     row = start // max(weight.shape[-1], 1)
     while True:
         violates = (s[:-1] * w[1:] >= s[1:] * w[:-1]) & (row[:-1] == row[1:])
-        if not violates.any():
+        is_start = torch.cat([torch.ones_like(row[:1], dtype=torch.bool), ~violates])
+        kept = is_start.nonzero().squeeze(-1)  # the only operation of a round that synchronises the device
+        if len(kept) == len(start):
             break
-        is_start = torch.cat([violates.new_ones(1), ~violates])
         block = is_start.cumsum(0) - 1
-        start, row = start[is_start], row[is_start]
+        start, row = start[kept], row[kept]
         w = w.new_zeros(start.shape).index_add_(0, block, w)
         s = s.new_zeros(start.shape).index_add_(0, block, s)
     # The first block of each row starts at its first element, even if this has weight 0.
     leads = torch.ones_like(row, dtype=torch.bool)
     leads[1:] = row[1:] != row[:-1]
     first = torch.zeros_like(weight, dtype=torch.bool)
-    first.view(-1)[start[~leads]] = True
+    first.view(-1)[start] = ~leads
     first[:, :1] = True
     return first

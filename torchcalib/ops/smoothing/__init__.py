@@ -176,43 +176,46 @@ class _ReplicateErrors:
     def at(self, width: Tensor) -> Tensor:
         """Return the errors `(R, E)` at the widths `(R, E)`."""
         value = torch.empty_like(width)
-        for shared in width.unique().tolist():  # type: ignore[no-untyped-call]
-            chosen = width == shared
+        on_host = width.cpu()  # one copy, so that the choices below do not synchronise the device
+        for shared in on_host.unique().tolist():  # type: ignore[no-untyped-call]
+            chosen = (on_host == shared).nonzero().T.to(width.device, non_blocking=True).unbind()
             on_grid = self._on_coarse_grid if _steps_for(shared) == COARSE_STEPS else self._on_own_grid
             distance, density = on_grid(shared, chosen)
-            value[chosen] = distance / (density[chosen.nonzero()[:, 1]] + _n_points(shared) * _EPS)
+            value[chosen] = distance / (density[chosen[1]] + _n_points(shared) * _EPS)
         return value.masked_fill(self._weight.sum(-1) == 0, torch.nan)
 
-    def _on_coarse_grid(self, width: float, chosen: Tensor) -> tuple[Tensor, Tensor]:
+    def _on_coarse_grid(self, width: float, chosen: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         """Return the sums over the points of |residual| `(r)`, for r chosen replicates, and of the density `(E)`.
+
+        `chosen` contains the indices `(r)` of the replicates and of their batch elements.
 
         Convolution, inverse transform and interpolation are one matrix, frequencies x points. It has only the
         frequencies that the kernel passes, which are few if the kernel is wide and not cut off at 1/2.
         """
-        grid = _Grid(self._spectra[1], self._weight.new_tensor(width), _n_points(width))
-        kernel = grid.kernel()[0].real
-        frequency = torch.arange(len(kernel), device=kernel.device)
+        kernel = _transform(_kernel(COARSE_STEPS, torch.tensor([width], dtype=self._weight.dtype))).real
         passes = kernel.abs() > torch.finfo(kernel.dtype).eps * kernel.abs().amax()
-        n = int(frequency[passes].amax()) + 1
-        frequency, kernel = frequency[:n].unsqueeze(-1), kernel[:n].unsqueeze(-1)
+        n = int(passes.nonzero().amax()) + 1
+        kernel = kernel[:n].unsqueeze(-1).to(self._weight.device, non_blocking=True)
+        frequency = torch.arange(n, device=kernel.device).unsqueeze(-1)
         # Frequencies other than the first and the last occur twice, with both signs.
         kernel = kernel * torch.where(frequency % COARSE_STEPS == 0, 1, 2) / (2 * COARSE_STEPS)
-        if len(self._cosines.get(grid.most_points, ())) < n:
-            node, above, _ = grid.points()
+        n_points = _n_points(width)
+        if len(self._cosines.get(n_points, ())) < n:
+            node, above, _ = _Grid(self._spectra[1], self._weight.new_full((), width), n_points).points()
             phase = frequency.to(kernel.dtype) * (torch.pi / COARSE_STEPS)
-            self._cosines[grid.most_points] = (phase * node).cos() * (1 - above) + (phase * (node + 1)).cos() * above
-        matrix = kernel * self._cosines[grid.most_points][:n]
+            self._cosines[n_points] = (phase * node).cos() * (1 - above) + (phase * (node + 1)).cos() * above
+        matrix = kernel * self._cosines[n_points][:n]
         residual, weight = (spectrum[..., :n] for spectrum in self._spectra)
         return (residual[chosen] @ matrix).abs().sum(-1), weight @ matrix.sum(-1)
 
-    def _on_own_grid(self, width: float, chosen: Tensor) -> tuple[Tensor, Tensor]:
+    def _on_own_grid(self, width: float, chosen: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         """Return the sums of `_on_coarse_grid` for a small width, by Fourier transforms."""
 
         def smoothed(x: Tensor, confidence: Tensor) -> Tensor:
             spectrum = self._spectrum(x, confidence, _steps_for(width))
-            return _Grid(spectrum, x.new_tensor(width), _n_points(width)).at_points()
+            return _Grid(spectrum, x.new_full((), width), _n_points(width)).at_points()
 
-        distance = smoothed(self._residual[chosen], self._confidence[chosen.nonzero()[:, 1]]).abs().sum(-1)
+        distance = smoothed(self._residual[chosen], self._confidence[chosen[1]]).abs().sum(-1)
         return distance, smoothed(self._weight, self._confidence).sum(-1)
 
     @staticmethod
@@ -375,7 +378,7 @@ def _node_sums(sums: Tensor, steps: int, below: Tensor | None = None) -> Tensor:
 
 def _node_below(steps: int, device: torch.device) -> Tensor:
     """Return the index of the grid node at or below the start of every cell, int64 `(K,)`."""
-    return torch.from_numpy(_nodes_below(steps)).to(device)
+    return torch.from_numpy(_nodes_below(steps)).to(device, non_blocking=True)
 
 
 @cache

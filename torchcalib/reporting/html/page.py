@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 
 from torchcalib.core.tables import to_html
 from torchcalib.core.words import count, significant
-from torchcalib.io.saved import write_whole
+from torchcalib.io.saved import write_all
 from torchcalib.plots.canvas import DARK, LIGHT, to_png, to_svg
 
 T = TypeVar("T")
@@ -39,7 +39,7 @@ def write_folder(files: Callable[[], Mapping[str, bytes]], out: str | Path) -> t
         raise NotADirectoryError(
             f"`path` must be a folder, got {str(folder)!r}: it or one of its parents is a file. Choose another folder."
         ) from error
-    return tuple(write_whole(folder / name, content) for name, content in files().items())
+    return write_all(folder, files())
 
 
 def pictures(name: str, ax: Axes) -> dict[str, bytes]:

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from torchcalib.ops.dispatch import Backend, choose, implementation
+from torchcalib.ops.host_values import constant
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.newton.problem import CONVERGED, NO_DATA, SEPARABLE
 from torchcalib.ops.newton.regression.reference import Minimum, Problem
@@ -146,5 +147,5 @@ def _orthonormal(x: Tensor, w: Tensor, ridge: list[float]) -> tuple[Tensor, Tens
     # theta = R^-1 phi: the penalty theta' diag(r) theta is quadratic in phi.
     eye = torch.eye(len(remaining), dtype=w.dtype, device=w.device).expand_as(triangle)
     inverse = torch.linalg.solve_triangular(triangle, eye, upper=True)
-    factors = torch.tensor(ridge, dtype=w.dtype, device=w.device)
+    factors = constant(ridge, w.dtype, w.device)
     return torch.stack(remaining, -2), triangle, inverse.mT @ (factors.unsqueeze(-1) * inverse)

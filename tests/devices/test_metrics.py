@@ -1,0 +1,72 @@
+"""Every metric in every task, as function and as class, on the emulated device."""
+
+import pytest
+import torch
+from cases import CASES, covering, differentiable, formula_of, path_of
+from helpers.emulated_device import recorded_reads
+
+import torchcalib as tc
+
+pytestmark = pytest.mark.emulated
+close = torch.testing.assert_close
+
+
+GRADIENTS = list(covering(filter(differentiable, CASES), lambda case: {case.cls}, formula_of))
+COVERING = list(covering(CASES, lambda case: {(case.cls, case.task), path_of(case), formula_of(case)}))
+
+
+ROUNDS = "1: largest number of groups or blocks, 2: large counts, 2 and 1 per round of pooling"
+LOOPS = "1: validity of block sizes, 1: counts for loops on the CPU, 1: number of blocks"
+# Largest number of reads of a function or of `compute`, besides 1 for the validity of the rows, with the reasons
+READS = {
+    tc.Cox: (24, "1 per Newton step"),
+    tc.CORP: (9, ROUNDS),
+    tc.GCE: (3, LOOPS),
+    tc.TCE: (16, f"blocks: {LOOPS}, or {ROUNDS}; tests: 1: NaN, 6: bins, counts and samples that need a test"),
+}
+
+
+def most_reads(case):
+    """Return the largest number of reads of a case."""
+    uses_pava = case.options.get("bins") == "pava"
+    return 1 + READS.get(case.cls, (9 if uses_pava else 0, ROUNDS))[0]
+
+
+def on(device, *tensors):
+    return [x.to(device) for x in tensors]
+
+
+@pytest.mark.parametrize("case", COVERING)
+def test_function_and_class_give_the_values_of_the_cpu(case, device):
+    given = case.data()
+    expected = case.call(*given)
+    preds, target = on(device, *given)
+    with recorded_reads() as reads:
+        value = case.call(preds, target)
+    assert len(reads) <= most_reads(case)
+    assert reads.uploads == 0
+    assert value.device == device
+    close(value.cpu(), expected)
+    metric = case.metric().to(device)
+    with recorded_reads() as reads:
+        metric.update(preds[:20], target[:20])
+        metric.update(preds[20:], target[20:])
+    assert (list(reads), reads.uploads) == ([], 0)
+    with recorded_reads() as reads:
+        value = metric.compute()
+    assert len(reads) <= most_reads(case)
+    assert reads.uploads == 0
+    assert value.device == device
+    if not case.in_blocks:  # blocks end with each update
+        close(value.cpu(), expected.double())
+
+
+@pytest.mark.parametrize("case", GRADIENTS)
+def test_gradients_are_those_of_the_cpu(case, device):
+    def gradient(where):
+        preds, target = on(where, *case.data())
+        preds.requires_grad_()
+        case.call(preds, target).sum().backward()
+        return preds.grad.cpu()
+
+    close(gradient(device), gradient("cpu"))

@@ -1,0 +1,131 @@
+"""Streaming, merging, saving and moving of metrics and wrappers on the emulated device."""
+
+import pickle
+
+import pytest
+import torch
+from helpers.emulated_device import recorded_reads
+from helpers.fits import data, multi
+
+import torchcalib as tc
+
+pytestmark = pytest.mark.emulated
+LOGITS, LABELS = data(60, 4)
+GROUPS = torch.arange(60) % 5
+CLASSES = {**multi, "num_classes": 4}
+MAKE = {
+    "sums": lambda **more: tc.ECE(**CLASSES, **more),
+    "samples": lambda **more: tc.ACE(**CLASSES, **more),
+    "histogram": lambda **more: tc.KS(**CLASSES, resolution=64, **more),
+    "pairs": lambda **more: tc.SKCE(**CLASSES, **more),
+    "groups of sums": lambda **more: tc.ByGroup(tc.ECE(**CLASSES), num_groups=5, **more),
+    "groups of samples": lambda **more: tc.ByGroup(tc.ACE(**CLASSES), num_groups=5, **more),
+    "clusters of sums": lambda **more: tc.Clustered(tc.ECE(**CLASSES), **more),
+    "clusters of samples": lambda **more: tc.Clustered(tc.ACE(**CLASSES), **more),
+    "bootstrap": lambda **more: tc.Bootstrapped(tc.ECE(**CLASSES), n_replicates=39, **more),
+}
+# Largest number of reads of `compute`: 1 for the validity of the rows, and the given reasons
+READS = {
+    "groups of samples": (5, "4: groups of equal size, which are evaluated together"),
+    "clusters of sums": (2, "1: number of clusters"),
+    "clusters of samples": (4, "3: distinct clusters"),
+    "histogram": (2, "1: largest count"),
+}
+EXTRA = {"groups": {"groups": GROUPS}, "clusters": {"clusters": GROUPS}}
+of_each = pytest.mark.parametrize("name", MAKE)
+
+
+def update(metric, name, rows, device="cpu"):
+    extra = {key: column[rows].to(device) for key, column in EXTRA.get(name.split()[0], {}).items()}
+    metric.update(LOGITS[rows].to(device), LABELS[rows].to(device), **extra)
+    return metric
+
+
+def streamed(name, device="cpu"):
+    """Return a metric after two updates."""
+    metric = MAKE[name]().to(device)
+    return update(update(metric, name, slice(25), device), name, slice(25, 60), device)
+
+
+def close(metric, expected, device):
+    value = metric.compute()
+    assert value.device == device
+    torch.testing.assert_close(value.cpu(), expected.compute(), equal_nan=True)
+
+
+@of_each
+def test_updates_read_nothing_and_compute_reads_few_values(name, device):
+    metric = MAKE[name]().to(device)
+    columns = {key: column.to(device) for key, column in EXTRA.get(name.split()[0], {}).items()}
+    preds, target = LOGITS.to(device), LABELS.to(device)
+    with recorded_reads() as reads:
+        for _ in range(3):
+            metric.update(preds, target, **columns)
+    assert (list(reads), reads.uploads) == ([], 0)
+    most, why = READS.get(name, (1, ""))
+    with recorded_reads() as reads:
+        metric.compute()
+    assert len(reads) <= most, f"{len(reads)} reads instead of {most} ({why})"
+
+
+@of_each
+def test_merged_saved_and_moved_states_give_the_value_of_one_stream(name, device, tmp_path):
+    expected = streamed(name)
+    first = update(MAKE[name](persistent=True).to(device), name, slice(25), device)
+    torch.save(first.state_dict(), tmp_path / "state.pt")
+    loaded = MAKE[name](persistent=True).to(device)
+    loaded.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    moved = update(MAKE[name](), name, slice(25)).to(device)
+    for metric in (first, loaded, moved, pickle.loads(pickle.dumps(first)), first.clone()):
+        update(metric, name, slice(25, 60), device)
+        close(metric, expected, device)
+    close(first.to("cpu"), expected, torch.device("cpu"))
+    if name != "bootstrap":  # replicates of two metrics need different seeds
+        merged = update(MAKE[name]().to(device), name, slice(25), device)
+        merged.merge_state(update(MAKE[name]().to(device), name, slice(25, 60), device))
+        close(merged, expected, device)
+
+
+@of_each
+def test_predictions_on_another_device_are_refused(name, device):
+    with pytest.raises(ValueError, match=r"`preds` must be on the metric's device.*Move the metric"):
+        update(MAKE[name](), name, slice(25), device)
+    with pytest.raises(ValueError, match=r"`preds` must be on the metric's device.*Move the metric"):
+        update(MAKE[name]().to(device), name, slice(25))
+
+
+@pytest.mark.parametrize("name", ["sums", "clusters of samples", "groups of sums"])
+def test_tests_and_intervals_are_those_of_the_cpu(name, device):
+    found, expected = (streamed(name, where).test(n_replicates=39) for where in (device, "cpu"))
+    for field in ("statistic", "noise_floor", "p_value", "low", "high"):
+        torch.testing.assert_close(getattr(found, field).cpu(), getattr(expected, field), equal_nan=True)
+
+
+@pytest.mark.parametrize("name", ["bootstrap", "clusters of sums"])
+def test_bootstrap_replicates_are_those_of_the_cpu(name, device):
+    found, expected = (streamed(name, where).interval() for where in (device, "cpu"))
+    torch.testing.assert_close(found.replicates.cpu(), expected.replicates)
+
+
+def test_a_collection_shares_its_work_on_the_device(device):
+    def collection():
+        return tc.CalibrationCollection({name: MAKE[name]() for name in ("sums", "samples", "histogram", "pairs")})
+
+    preds, target = LOGITS.to(device), LABELS.to(device)
+    metrics, expected = collection().to(device), collection()
+    with recorded_reads() as reads:
+        metrics.update(preds, target)
+        metrics.update(preds[:10], target[:10])
+    assert (list(reads), reads.uploads) == ([], 0)
+    expected.update(LOGITS, LABELS)
+    expected.update(LOGITS[:10], LABELS[:10])
+    values = metrics.compute()
+    for name, value in expected.compute().items():
+        torch.testing.assert_close(values[name].cpu(), value)
+
+
+def test_invalid_rows_raise_in_compute(device):
+    metric = MAKE["sums"]().to(device)
+    metric.update(LOGITS.masked_fill(GROUPS.unsqueeze(-1) == 0, torch.nan).to(device), LABELS.to(device))
+    with pytest.raises(ValueError, match="must get valid rows, got 12 with NaN"):
+        metric.compute()

@@ -1,0 +1,64 @@
+"""Open zip archives (`.npz`, `.pt`) after checks of their directory.
+
+Programs disagree about damaged archives: Python, torch and others may find different directories in the same file. An
+attacker could show an uncompressed archive to one of them, and a compressed one to another. Archives of numpy and torch
+are simple, so this module accepts only this form: the directory is followed directly by its end record, and the end
+record is the last part of the file.
+"""
+
+import zipfile
+from collections import Counter
+from collections.abc import Collection
+from pathlib import Path
+
+from torchcalib.io.errors import quoted
+
+_MAX_DIRECTORY = 12 * 2**20  # largest size of the directory in bytes; an entry takes 50 to 100
+_END, _END_BYTES = b"PK\x05\x06", 22
+_LOCATOR, _LOCATOR_BYTES = b"PK\x06\x07", 20  # precedes the end record in archives of more than 4 GiB or 65,535 members
+_LONG_END, _LONG_END_BYTES = b"PK\x06\x06", 56
+
+
+def open_archive(path: Path, methods: Collection[int]) -> zipfile.ZipFile:
+    """Open a zip archive whose members have one of the given compression methods, such as `zipfile.ZIP_STORED`.
+
+    Raises:
+        ValueError: if the archive has another form, repeated or overlapping members, or another compression.
+    """
+    _check_directory(path)
+    archive = zipfile.ZipFile(path)
+    members = archive.infolist()
+    packed = [info.filename for info in members if info.compress_type not in methods]
+    if packed:
+        kind = "uncompressed" if set(methods) == {zipfile.ZIP_STORED} else "uncompressed or deflated"
+        raise ValueError(f"the archive must be {kind}, got the compressed member {packed[0]}")
+    repeated = [name for name, times in Counter(info.filename for info in members).items() if times > 1]
+    if repeated:
+        raise ValueError(f"the archive must have unique array names, got {quoted(repeated)} twice")
+    stored = sum(info.compress_size for info in members)
+    if stored > path.stat().st_size:
+        raise ValueError(f"the members must not overlap, got {stored:,} bytes in a file of {path.stat().st_size:,}")
+    return archive
+
+
+def _check_directory(path: Path) -> None:
+    """Raise unless the directory is at the end of the file, directly before its end record, and small."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        file.seek(max(0, size - _LONG_END_BYTES - _LOCATOR_BYTES - _END_BYTES))
+        tail = file.read()
+    end, locator = tail[-_END_BYTES:], tail[-_END_BYTES - _LOCATOR_BYTES : -_END_BYTES]
+    if end[:4] != _END or end[-2:] != b"\0\0":
+        raise ValueError("the file must be a complete zip archive without a comment, got other content at its end")
+    last = size - _END_BYTES  # position of the record that follows the directory
+    length, start = int.from_bytes(end[12:16], "little"), int.from_bytes(end[16:20], "little")
+    if locator[:4] == _LOCATOR:
+        last -= _LOCATOR_BYTES + _LONG_END_BYTES
+        long_end = tail[:_LONG_END_BYTES]
+        if long_end[:4] != _LONG_END or int.from_bytes(locator[8:16], "little") != last:
+            raise ValueError("the end records of the archive must be consecutive, got other content between them")
+        length, start = int.from_bytes(long_end[40:48], "little"), int.from_bytes(long_end[48:56], "little")
+    if length > _MAX_DIRECTORY:
+        raise ValueError(f"the directory must have at most {_MAX_DIRECTORY:,} bytes, got {length:,}")
+    if start + length != last:
+        raise ValueError("the directory must be directly before the end record, got other content between them")

@@ -1,0 +1,198 @@
+"""Check the pickle in a `.pt` archive operation by operation, before torch loads it.
+
+`torch.load(weights_only=True)` executes no code, but a small pickle can still exhaust time or memory: a nested tuple as
+a key of a dict, whose hash takes exponential time, or a tensor that is larger than its storage. This module simulates
+the stack of the unpickler. It accepts plain values, lists, tuples, dicts with plain keys, and tensors that lie within
+their storage.
+"""
+
+import math
+import pickle
+import pickletools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+_MAX_OPERATIONS = 2**20  # about 35 for each tensor
+_VALUES = frozenset(
+    {"BINUNICODE", "SHORT_BINSTRING", "BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT", "NONE", "NEWTRUE"}
+    | {"NEWFALSE"}
+)
+"""Operations that push their argument."""
+_CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
+_CONTAINERS = frozenset({"EMPTY_LIST", "EMPTY_DICT"})
+_TUPLES = {"EMPTY_TUPLE": 0, "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
+_PLAIN = (str, int, float, bool, type(None))
+
+_STORAGES = {
+    "UntypedStorage": torch.uint8,
+    "BoolStorage": torch.bool,
+    "ByteStorage": torch.uint8,
+    "CharStorage": torch.int8,
+    "ShortStorage": torch.int16,
+    "IntStorage": torch.int32,
+    "LongStorage": torch.int64,
+    "HalfStorage": torch.float16,
+    "BFloat16Storage": torch.bfloat16,
+    "FloatStorage": torch.float32,
+    "DoubleStorage": torch.float64,
+    "ComplexFloatStorage": torch.complex64,
+    "ComplexDoubleStorage": torch.complex128,
+}
+_TENSORS = frozenset({"torch._utils _rebuild_tensor_v2", "torch._utils _rebuild_tensor_v3"})
+_OTHERS = frozenset(
+    {
+        "collections OrderedDict",
+        "torch Size",
+        "torch device",
+        "torch.serialization _get_layout",
+        "torch._utils _rebuild_parameter",
+        "torch._utils _rebuild_sparse_tensor",
+        "torch._utils _rebuild_nested_tensor",
+        "torch._utils _rebuild_meta_tensor_no_storage",
+    }
+)
+"""Functions and classes whose result is no larger than their arguments."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Global:
+    """Function, class or dtype, by module and name."""
+
+    name: str
+
+    def itemsize(self) -> int:
+        """Return the bytes per element of a storage class such as `torch.FloatStorage`, or of a dtype."""
+        name = self.name.rpartition(" ")[2]
+        dtype = getattr(torch, name) if name not in _STORAGES else _STORAGES[name]
+        if not isinstance(dtype, torch.dtype):
+            raise pickle.UnpicklingError(f"{name} is not the type of a storage")
+        return dtype.itemsize
+
+
+@dataclass(frozen=True, eq=False)
+class _Storage:
+    n_bytes: int
+    itemsize: int
+
+
+class _Mark:
+    """Start of the arguments of an operation on the stack."""
+
+
+_OBJECT = object()
+"""Any list, dict, tensor or other object, whose content is not used by the checks."""
+
+
+def check_pickle(content: bytes, record_bytes: Mapping[str, int]) -> None:
+    """Raise unless a pickle contains only plain values, containers and tensors.
+
+    Args:
+        content: bytes of the pickle.
+        record_bytes: size in bytes of each storage record in the archive, by key.
+
+    Raises:
+        pickle.UnpicklingError: if the pickle contains other objects.
+        ValueError: if the pickle is damaged, or a tensor exceeds its storage.
+    """
+    checker = _Checker(record_bytes)
+    for n, (operation, argument, _) in enumerate(pickletools.genops(content)):
+        if n >= _MAX_OPERATIONS:
+            raise ValueError(f"the file must have at most {_MAX_OPERATIONS:,} pickle operations, got more")
+        try:
+            checker.run(operation.name, argument)
+        except (IndexError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(
+                f"the pickle must be valid, got the operation {operation.name} in a wrong place"
+            ) from error
+
+
+class _Checker:
+    """Simulated stack and memory of an unpickler."""
+
+    def __init__(self, record_bytes: Mapping[str, int]) -> None:
+        self.record_bytes = record_bytes
+        self.stack: list[Any] = []
+        self.memory: dict[int, Any] = {}
+
+    def run(self, name: str, argument: Any) -> None:
+        """Simulate one operation."""
+        stack = self.stack
+        if name in _VALUES:
+            stack.append(_CONSTANTS.get(name, argument))
+        elif name in _CONTAINERS:
+            stack.append(_OBJECT)
+        elif name in _TUPLES:
+            stack.append(tuple(self.popped(_TUPLES[name])))
+        elif name == "TUPLE":
+            stack.append(tuple(self.popped_to_mark()))
+        elif name == "MARK":
+            stack.append(_Mark)
+        elif name in ("BINPUT", "LONG_BINPUT"):
+            self.memory[argument] = stack[-1]
+        elif name in ("BINGET", "LONG_BINGET"):
+            stack.append(self.memory[argument])
+        elif name == "GLOBAL":
+            stack.append(_Global(argument))
+        elif name == "BINPERSID":
+            stack.append(self.storage(stack.pop()))
+        elif name == "REDUCE":
+            function, arguments = self.popped(2)
+            stack.append(self.result(function, arguments))
+        elif name in ("APPEND", "BUILD"):
+            self.popped(1)
+        elif name == "APPENDS":
+            self.popped_to_mark()
+        elif name == "SETITEM":
+            self.check_keys(self.popped(2))
+        elif name == "SETITEMS":
+            self.check_keys(self.popped_to_mark())
+        elif name not in ("PROTO", "STOP"):
+            raise pickle.UnpicklingError(f"the operation {name} is not used for tensors and plain values")
+
+    def popped(self, n: int) -> list[Any]:
+        """Remove and return the last n values."""
+        if len(self.stack) < n:
+            raise IndexError("the stack has too few values")
+        values = self.stack[len(self.stack) - n :]
+        del self.stack[len(self.stack) - n :]
+        return values
+
+    def popped_to_mark(self) -> list[Any]:
+        """Remove and return the values after the last mark, and remove the mark."""
+        values: list[Any] = []
+        while (value := self.stack.pop()) is not _Mark:
+            values.append(value)
+        return values[::-1]
+
+    def check_keys(self, pairs: list[Any]) -> None:
+        """Raise if a key of a dict is not a plain value: the hash of a nested tuple may take exponential time."""
+        if any(not isinstance(key, _PLAIN) for key in pairs[::2]):
+            raise pickle.UnpicklingError("keys of a dict must be text or numbers, got another object")
+
+    def storage(self, reference: Any) -> _Storage:
+        """Return the storage for the persistent id `("storage", class, key, location, number of elements)`."""
+        _, kind, key, _, n = reference
+        n_bytes, itemsize = int(n) * kind.itemsize(), kind.itemsize()
+        if self.record_bytes.get(key, -1) < n_bytes or n < 0:
+            raise ValueError(f"the file must contain {n_bytes:,} bytes of the storage {key}, got fewer")
+        return _Storage(n_bytes, itemsize)
+
+    def result(self, function: Any, arguments: Any) -> Any:
+        """Return the result of a function in a pickle. Raise if the function is not one of torch for tensors."""
+        if function.name in _TENSORS:
+            storage, offset, size, stride = arguments[:4]
+            is_typed = function.name.endswith("v2")
+            itemsize = storage.itemsize if is_typed else arguments[6].itemsize()
+            if min((offset, *size, *stride)) < 0 or len(size) != len(stride):
+                raise ValueError(f"sizes of a tensor must not be negative, got {size[:8]}")
+            last = offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
+            if math.prod(size) > 0 and (last + 1) * itemsize > storage.n_bytes:
+                raise ValueError(
+                    f"a tensor must lie within its storage, got shape {size[:8]} in {storage.n_bytes:,} bytes"
+                )
+        elif function.name not in _OTHERS or (function.name == "collections OrderedDict" and arguments != ()):
+            raise pickle.UnpicklingError(f"{function.name.replace(' ', '.')} is not a tensor or a plain value")
+        return _OBJECT
