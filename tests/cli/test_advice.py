@@ -143,6 +143,7 @@ CASES = {
     "commas in .tsv": multi({**PROB, "y": LABELS}, file="a.tsv", separator=",", says="Rename it to .csv"),
     "no header": fails({str(v): [v] for v in (0.25, 1)}, "must begin with a line of column names"),
     "arrays": multi({"preds": PROBS, "targets": LABELS}, file="a.npz", says="--from-probs"),
+    "a column of classes": multi({"probs": PROBS, "y": LABELS[:, None]}, file="a.npz", ends="at once"),
     "a column of each": binary({"probs": P[:, None], "y": Y[:, None]}, file="a.npz", ends="at once"),
     # missing values
     "empty predictions": binary({"prob": gaps(P), "y": Y}, rows=FILLED, says="--nan-policy drop"),

@@ -288,6 +288,8 @@ def infer_task(reader: Reader, roles: Mapping[str, str], task: FileTask | None) 
     found = f"predictions {preds.shape} and {target.dtype} targets {target.shape} in `{reader.label}`"
     if task in (None, "binary") and scores == (1,) and labels in ((), (1,), (2,), (1, 2)):
         scores, labels = (), labels[1:] if labels[:1] == (1,) else labels
+    if len(scores) and task in (None, "multiclass") and labels == (*scores[:-1], 1):
+        labels = scores[:-1]  # class labels with a class axis of size 1
     per_class = labels == scores
     no_and_yes = labels == (*scores, 2) and target.dtype in WHOLE - {"bool"}
     if task is None and scores and per_class:
