@@ -48,6 +48,7 @@ _OTHERS = frozenset(
         "torch Size",
         "torch device",
         "torch.serialization _get_layout",
+        "torch._utils _rebuild_device_tensor_from_cpu_tensor",
         "torch._utils _rebuild_parameter",
         "torch._utils _rebuild_sparse_tensor",
         "torch._utils _rebuild_nested_tensor",
