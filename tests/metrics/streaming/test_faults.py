@@ -1,6 +1,6 @@
 """Metrics on several ranks, also when a rank fails: real gloo processes.
 
-The ranks run rank.py, fault_rank.py and soak_rank.py.
+The ranks run rank.py, fault_rank.py, disagreement_rank.py and soak_rank.py.
 """
 
 import signal
@@ -25,6 +25,22 @@ def test_ranks_with_uneven_batches_give_the_values_of_one_process(world, tmp_pat
 def test_local_states_are_kept_during_and_after_a_sync_or_its_failure(tmp_path):
     codes, output = run_ranks(WORLD, tmp_path, "fault_rank", "synced")
     assert codes == [0] * WORLD, output
+
+
+@pytest.mark.parametrize("world", [3, *(pytest.param(n, marks=pytest.mark.extended) for n in (2, 4))])
+def test_ranks_that_disagree_all_raise_the_same_error(world, tmp_path):
+    codes, output = run_ranks(world, tmp_path, "disagreement_rank", "disagreeing", timeout=60)
+    assert codes == [0] * world, output
+
+
+@pytest.mark.extended
+def test_an_error_in_update_of_one_rank_ends_all_ranks(tmp_path):
+    codes, output = run_ranks(WORLD, tmp_path, "disagreement_rank", "raising", timeout=60)
+    assert codes == [3] * WORLD, output
+    *others, own = [(tmp_path / f"{rank}.error").read_text() for rank in range(WORLD)]
+    assert "`preds` must be probabilities" in own
+    for message in others:
+        assert message.startswith("all ranks must sync the same metrics, got no answer from another rank (")
 
 
 @pytest.mark.extended
