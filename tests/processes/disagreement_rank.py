@@ -4,6 +4,7 @@ import copy
 import datetime
 import sys
 from functools import partial
+from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
@@ -152,3 +153,14 @@ def raising(rank, world, folder):
     except (RuntimeError, ValueError) as error:
         (folder / f"{rank}.error").write_text(str(error))
         sys.exit(3)
+
+
+def main(function, folder):
+    """Run a function on every rank of torchrun."""
+    dist.init_process_group("gloo")
+    globals()[function](dist.get_rank(), dist.get_world_size(), Path(folder))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

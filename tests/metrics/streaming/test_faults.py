@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from processes import fault_rank, run_ranks
+from processes import SCRIPTS, fault_rank, run_python, run_ranks
 from torchmetrics.utilities.exceptions import TorchMetricsUserError
 
 import torchcalib as tc
@@ -41,6 +41,14 @@ def test_an_error_in_update_of_one_rank_ends_all_ranks(tmp_path):
     assert "`preds` must be probabilities" in own
     for message in others:
         assert message.startswith("all ranks must sync the same metrics, got no answer from another rank (")
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize(("function", "is_failure"), [("disagreeing", False), ("raising", True)])
+def test_ranks_of_torchrun_raise_the_same_errors_and_end(function, is_failure, tmp_path):
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = run_python(*torchrun, SCRIPTS / "disagreement_rank.py", function, tmp_path, timeout=120)
+    assert bool(done.returncode) == is_failure, done.stderr
 
 
 @pytest.mark.extended
