@@ -13,7 +13,7 @@ from torch import Tensor
 
 from torchcalib.calibration.calibrator import Calibrator
 from torchcalib.core.arguments import Task, check_count, check_flag, check_in_all_batches
-from torchcalib.core.arrays import as_tensors
+from torchcalib.core.arrays import as_tensors, check_has_values
 from torchcalib.core.checks import MAX_COPIES, are_counts
 from torchcalib.core.clusters import (
     ClusteredSample,
@@ -167,6 +167,7 @@ class ReportBuilder:
             TypeError, ValueError: for invalid input.
         """
         preds, target, weights = as_tensors(preds, target, weights, sample_weight)
+        check_has_values("preds", preds)
         on_cpu = preds.device.type == "cpu"
         p = self._format.read(preds, target, weights, batch_shape=(), drop_invalid=not on_cpu)
         check_in_all_batches("groups", self._has_groups, groups is not None)

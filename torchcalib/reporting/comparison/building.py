@@ -20,6 +20,7 @@ from torchcalib.core.arguments import (
     check_seed,
     weights_from,
 )
+from torchcalib.core.arrays import check_has_values
 from torchcalib.core.checks import MAX_COPIES, are_counts
 from torchcalib.core.clusters import (
     cluster_words,
@@ -248,6 +249,7 @@ class ComparisonBuilder:
         self._are_counts = True
         self._has_clusters: bool | None = None  # None before the first batch
 
+    @torch.no_grad()
     def update(
         self,
         preds: Mapping[str, Tensor],
@@ -363,6 +365,7 @@ class ComparisonBuilder:
             )
         for name in self._names:
             with _naming_system(name):
+                check_has_values("preds", preds[name])
                 self._formats[name].check(preds[name], target, weights)
         if len(shapes := {tuple(preds[name].shape) for name in self._names}) > 1:
             raise ValueError(
