@@ -45,6 +45,15 @@ def by_group(odd):
     return updated(tc.ByGroup(tc.ECE(**BINARY), num_groups=3 + odd), groups=torch.tensor([0, 1, 2, 2])).compute()
 
 
+def replicates(odd):
+    return updated(tc.Bootstrapped(tc.ECE(**BINARY), n_replicates=39 + odd)).compute()
+
+
+def clusters(odd):
+    metric = tc.ECE(**BINARY)
+    return (updated(metric) if odd else updated(tc.Clustered(metric), clusters=Y)).compute()
+
+
 def method(odd):
     metric = updated(tc.KS(**BINARY))
     return metric.n_dropped() if odd else metric.compute()
@@ -82,6 +91,8 @@ SITUATIONS = (
     ("`resolution` of KS: 64", either(tc.KS, {"resolution": 64}, {"resolution": 32}, **BINARY)),
     ("`right` of ECE: False", either(tc.ECE, {}, {"right": True}, **BINARY, dist_sync_fn=own_gather)),
     ("`num_groups` of ByGroup: 3 on rank 0, 4", by_group),
+    ("`n_replicates` of Bootstrapped: 39 on rank 0, 40", replicates),
+    ("the metrics: Clustered on rank 0, ECE", clusters),
     ("the metrics: ECE, NLL on rank 0, NLL, ECE", collection(("ECE", "NLL"), ("NLL", "ECE"))),
     ("the metrics: ECE, KS on rank 0, ECE on rank", collection(("ECE", "KS"), ("ECE",))),
     ("the metrics: KS on rank 0, NLL", collection(("KS", "NLL"), ("NLL", "KS"), MetricCollection)),
