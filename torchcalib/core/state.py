@@ -286,8 +286,8 @@ class SamplesKind:
     def merged(self, announced: Sequence[Tensor], payloads: Sequence[Tensor]) -> Any:
         """Return the merged state of all ranks, with one chunk for each rank that contains samples."""
         chunks: list[list[Tensor]] = []
-        for one, payload in zip(announced, payloads, strict=True):
-            row = one[N_IGNORED:].tolist()
+        stacked = torch.stack(list(announced))
+        for row, payload in zip(stacked[:, N_IGNORED:].tolist(), payloads, strict=True):
             if row[0] == 0:
                 continue
             start, chunk = 0, []
@@ -297,7 +297,7 @@ class SamplesKind:
                 chunk.append(payload[start:end].clone().view(dtype).reshape(shape))
                 start = end
             chunks.append(chunk)
-        return self._state_from(chunks, torch.stack([one[:N_IGNORED] for one in announced]).sum(0))
+        return self._state_from(chunks, stacked[:, :N_IGNORED].sum(0))
 
     def _columns(self, row: Sequence[float]) -> list[tuple[torch.dtype, tuple[int, ...]]]:
         """Return dtype and shape of scores, outcomes and weights on a rank, from its description in `announce`."""

@@ -100,6 +100,7 @@ def _unpacked(
     """Split the message of a rank into what each kind announced, and its payload."""
     start = 8 * sum(lengths)
     # Clone, because a view with another dtype must be aligned to its item size.
-    parts = torch.split(message[:start].clone().view(torch.float64), list(lengths))
-    sizes = [kind.payload_size(part) for kind, part in zip(kinds, parts, strict=True)]
-    return parts, torch.split(message[start : start + sum(sizes)], sizes)
+    announced = message[:start].clone().view(torch.float64)
+    on_cpu = torch.split(announced.cpu(), list(lengths))  # one transfer, because sizes are read as Python numbers
+    sizes = [kind.payload_size(part) for kind, part in zip(kinds, on_cpu, strict=True)]
+    return torch.split(announced, list(lengths)), torch.split(message[start : start + sum(sizes)], sizes)
