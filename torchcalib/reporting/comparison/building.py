@@ -363,9 +363,10 @@ class ComparisonBuilder:
                 f"`preds` must contain predictions of {', '.join(map(repr, self._names))}, got "
                 f"{', '.join(map(repr, preds)) or 'none'}. Use the same names for every batch."
             )
+        for each in preds.values():
+            check_has_values("preds", each)
         for name in self._names:
             with _naming_system(name):
-                check_has_values("preds", preds[name])
                 self._formats[name].check(preds[name], target, weights)
         if len(shapes := {tuple(preds[name].shape) for name in self._names}) > 1:
             raise ValueError(
