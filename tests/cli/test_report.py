@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from conftest import data_folder
 from helpers.reports import QUICK, QUICK_COMMAND
-from processes import quick_environment
+from processes import quick_environment, run_python
 
 import torchcalib as tc
 from torchcalib.cli import main
@@ -50,6 +50,31 @@ def test_version_is_printed_and_reports_run_without_stdout(tmp_path, capsys, mon
     monkeypatch.setattr("sys.stdout", None)
     np.savez(tmp_path / "a.npz", probs=np.array([0.2, 0.9]), targets=np.array([0, 1]))
     assert main(["report", str(tmp_path / "a.npz"), *QUICK_COMMAND]) == 0
+
+
+AT_EXIT = """
+import gc, os, sys, torchcalib.cli
+
+class Cycle:
+    def __init__(self):
+        self.own = self
+
+    def __del__(self, write=os.write):
+        write(1, b"collected")
+
+cycle = Cycle()
+code = torchcalib.cli.main(sys.argv[1:])
+assert gc.get_freeze_count() == 0
+sys.exit(code)
+"""
+
+
+def test_nothing_is_left_at_exit_and_stderr_is_empty(tmp_path):
+    """Objects that are not collected at exit are leaks, which libraries such as nanobind report on stderr."""
+    np.savez(tmp_path / "a.npz", probs=np.array([0.2, 0.9]), targets=np.array([0, 1]))
+    done = run_python("-c", AT_EXIT, "report", tmp_path / "a.npz", *QUICK_COMMAND)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.endswith("collected")
 
 
 LIGHT_CALLS = """

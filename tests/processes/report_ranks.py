@@ -1,13 +1,15 @@
 """One rank of tests/reporting/test_ranks.py, which runs the command several times in one process.
 
 `python report_ranks.py FOLDER` reads the calls from `calls.json`, and writes the results of a rank to
-`output-RANK.json`.
+`output-RANK.json`. In arguments, `{rank}` is replaced by the rank. With a second argument `kills`, the last rank is
+killed while it reads.
 """
 
 import contextlib
 import io
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -40,7 +42,7 @@ def run(folder):
         os.environ["MASTER_PORT"] = port
         collectives.clear()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            code = code_of(arguments)
+            code = code_of([word.replace("{rank}", str(RANK)) for word in arguments])
         outputs.append({"code": code, "out": out.getvalue(), "err": err.getvalue(), "collectives": list(collectives)})
     Path(f"output-{RANK}.json").write_text(json.dumps(outputs))
 
@@ -67,6 +69,15 @@ def record_calls(name, calls):
     setattr(dist, name, lambda *args, **kwargs: (calls.append(name), original(*args, **kwargs))[1])
 
 
+def die(*_, **__):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 if __name__ == "__main__":
+    if sys.argv[2:] == ["kills"]:
+        if RANK == N_RANKS - 1:
+            torchcalib.ReportBuilder.update = die
+        run(sys.argv[1])
+        os._exit(0)  # the process group cannot be destroyed without the killed rank
     run(sys.argv[1])
     gather(sys.argv[1])

@@ -1,6 +1,7 @@
 """Reports of several processes, started by torchrun or another launcher, equal those of one process."""
 
 import json
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -19,14 +20,15 @@ from torchcalib.reporting import buffer, sample_or_sketch
 from torchcalib.reporting.building import ReportBuilder
 
 
-def launched(n_ranks, folder, calls):
+def launched(n_ranks, folder, calls, *more):
     """Start ranks by environment variables, like any launcher, and return the output of each rank for each call."""
     ports = free_ports(len(calls))
     (folder / "calls.json").write_text(json.dumps([[*call, port] for call, port in zip(calls, ports, strict=True)]))
     environments = environments_of_ranks(n_ranks, ports[0], PYTHONWARNINGS="error")
-    codes, outputs = run_together([[SCRIPTS / "report_ranks.py", folder]] * n_ranks, environments)
-    assert codes == [0] * n_ranks, outputs
-    return list(zip(*(json.loads((folder / f"output-{k}.json").read_text()) for k in range(n_ranks)), strict=True))
+    codes, outputs = run_together([[SCRIPTS / "report_ranks.py", folder, *more]] * n_ranks, environments)
+    n_whole = n_ranks - len(more)
+    assert codes == [0] * n_whole + [-signal.SIGKILL] * len(more), outputs
+    return list(zip(*(json.loads((folder / f"output-{k}.json").read_text()) for k in range(n_whole)), strict=True))
 
 
 def with_sites(arrays):
@@ -87,6 +89,7 @@ def failing_calls(folder):
         ([fine, "--save-calibrator", str(folder / "nowhere" / "cal.pt")], "in a folder that exists"),
         ([str(folder / "no?.npz")], "must match at least one file"),
         ([fine, *QUICK_COMMAND, "--from-probs"], "`preds` must be probabilities"),
+        ([fine, "--n-bins", "1{rank}"], "must have the same arguments, got n_bins=1"),
     ]
 
 
@@ -128,6 +131,16 @@ def test_reports_of_several_ranks_equal_that_of_one_process(n_ranks, tmp_path, c
     builder = tc.ReportBuilder(task="multiclass", from_logits=True, with_intervals=False)
     add_to(builder, data_set("multiclass", 60))
     assert_same(ReportBuilder.load(tmp_path / "gathered.pt").report().to_dict(), builder.report().to_dict())
+
+
+@pytest.mark.extended
+def test_a_killed_rank_ends_the_command_on_all_ranks(tmp_path):
+    _, pattern = shards(tmp_path / "shards", data_set("binary", 40), 10, 20, 30)
+    ((*answers,),) = launched(3, tmp_path, [(["report", pattern, *QUICK_COMMAND], None)], "kills")
+    for answer in answers:
+        assert (answer["code"], answer["out"]) == (2, "")
+        assert "all ranks must run the same command, got no answer from another rank" in answer["err"]
+        assert answer["err"].count("\n") == 1
 
 
 def test_files_are_divided_into_consecutive_parts_of_similar_size(tmp_path):

@@ -247,6 +247,11 @@ class Calibrator(nn.Module, ABC):
         preds = as_tensor("preds", preds)
         if not preds.is_floating_point():
             raise TypeError(f"`preds` must be floating-point, got {preds.dtype}. Pass predictions as in the fit.")
+        if preds.is_meta != self.grad_norm.is_meta:
+            raise ValueError(
+                f"`preds` must be on the device of the calibrator ({self.grad_norm.device}), got {preds.device}. Move "
+                "them with preds.to(device)."
+            )
         self._check_kind(preds)
         if self.positive_classes is None:
             values, from_logits = preds.to(torch.promote_types(preds.dtype, torch.float32)), self.from_logits

@@ -23,8 +23,22 @@ _TIMEOUT = datetime.timedelta(days=1)
 """Timeout for ranks that wait for slower ranks. A rank that dies closes its connections, which ends the wait."""
 
 
+_CALL = "run the same command"
+
+
 class _SharedError(Exception):
     """Error on one rank, raised on all ranks."""
+
+
+@contextmanager
+def _shared() -> Iterator[None]:
+    """Convert an error that all ranks raise to a `_SharedError` with the message of the first rank."""
+    from torchcalib.metrics.gathering import RanksError
+
+    try:
+        yield
+    except RanksError as error:
+        raise _SharedError(error.problem or str(error)) from None
 
 
 @dataclass(frozen=True)
@@ -49,7 +63,7 @@ class Ranks:
         if self.n_ranks == 1:
             yield
             return
-        from torchcalib.metrics.gathering import gathered_bytes, gathered_numbers
+        from torchcalib.metrics.gathering import exchanged
 
         problem = ""
         exit_request: SystemExit | None = None
@@ -59,9 +73,8 @@ class Ranks:
             exit_request = error
         except Exception as error:
             problem = line_of(error)
-        if gathered_numbers((len(problem),), self.group).any():
-            problems = [line.decode() for line in gathered_bytes(problem.encode(errors="replace"), self.group) if line]
-            raise _SharedError(problems[0] if problems else "")
+        with _shared():
+            exchanged(_CALL, (), self.group, problem=problem)
         if exit_request is not None:
             raise exit_request
 
@@ -69,10 +82,10 @@ class Ranks:
         """Raise an error on all ranks if `value` differs between ranks. `name` describes it in the message."""
         if self.n_ranks == 1:
             return
-        from torchcalib.metrics.gathering import gathered_numbers
+        from torchcalib.metrics.gathering import exchanged
 
-        checksums = gathered_numbers((zlib.crc32(repr(value).encode()),), self.group)
-        if (checksums != checksums[0]).any():
+        checksum = zlib.crc32(repr(value).encode())
+        if exchanged(_CALL, (checksum,), self.group) != [[checksum, 0, 0]] * self.n_ranks:
             raise _SharedError(f"all ranks must have the same {name}, got different {name}. Use a shared folder.")
 
     def gathered(self, part: ReportBuilder | None) -> list[ReportBuilder]:
@@ -81,7 +94,8 @@ class Ranks:
             return [] if part is None else [part]
         from torchcalib.reporting.saving import parts_of_ranks
 
-        return parts_of_ranks(part, self.group)
+        with _shared():
+            return parts_of_ranks(part, self.group)
 
 
 def on_first(run: Callable[[Any, Any], None]) -> Callable[[Any, Any, Ranks], None]:

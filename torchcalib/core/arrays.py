@@ -32,16 +32,26 @@ def as_tensors(
     return preds, target, None if weights is None else as_tensor("weights", weights, preds.device)
 
 
+def is_plain(x: Any) -> bool:
+    """Return whether `x` is a tensor that `as_tensor` returns unchanged."""
+    return (
+        type(x) is Tensor
+        and x.layout is torch.strided
+        and not (x.is_nested or x.is_quantized or x.is_complex())
+        and (torch.compiler.is_compiling() or not x.is_neg())  # torch.compile, which cannot trace it, needs no check
+    )
+
+
 def as_tensor(name: str, x: Any, device: torch.device | None = None) -> Tensor:
-    """Convert an array, a pandas Series or DataFrame, or a list to a tensor; a tensor is returned unchanged.
+    """Convert an array, a pandas Series or DataFrame, or a list to a tensor; a plain tensor is returned unchanged.
 
     Python numbers become float64 or int64. Without conversion, the tensor shares memory with a writable array.
 
     Raises:
-        TypeError: if `x` does not contain numbers.
+        TypeError: if `x` does not contain numbers, or is a tensor of an unsupported kind, for example sparse.
     """
     if isinstance(x, Tensor):
-        return x
+        return x if is_plain(x) else _plain(name, x)
     if x is None:
         raise TypeError(f"`{name}` must be a tensor, an array or a list of numbers, got None.")
     if isinstance(x, np.ma.MaskedArray) and x.mask.any():
@@ -72,6 +82,34 @@ def as_tensor(name: str, x: Any, device: torch.device | None = None) -> Tensor:
         wide = np.float64
     array = np.ascontiguousarray(array, wide)
     return torch.as_tensor(array if array.flags.writeable else array.copy(), device=device)
+
+
+def check_has_values(name: str, x: Tensor) -> None:
+    """Raise ValueError for a tensor on the meta device."""
+    if x.is_meta:
+        raise ValueError(f"`{name}` must have values, got a tensor on the meta device. Move it to another device.")
+
+
+def _plain(name: str, x: Tensor) -> Tensor:
+    """Convert a subclass, or a view with negated memory, to a plain tensor. Raise TypeError for other kinds."""
+    if x.is_nested:
+        raise TypeError(
+            f"`{name}` must be a dense tensor, got a nested tensor. Pass its parts, or torch.cat(x.unbind())."
+        )
+    if x.layout != torch.strided:
+        raise TypeError(f"`{name}` must be a dense tensor, got layout {x.layout}. Call .to_dense() on it.")
+    if x.is_quantized:
+        raise TypeError(f"`{name}` must be a floating or integer tensor, got {x.dtype}. Call .dequantize() on it.")
+    if x.is_complex():
+        raise TypeError(f"`{name}` must be real, got {x.dtype}. Pass real probabilities or logits.")
+    if type(x).__torch_dispatch__ is not Tensor.__torch_dispatch__:  # has no memory of its own, as FakeTensor
+        if torch.compiler.is_compiling():
+            return x
+        raise TypeError(
+            f"`{name}` must be a tensor with values in memory, got {type(x).__name__}. Convert it to a plain tensor "
+            "(DTensor: full_tensor() or to_local())."
+        )
+    return x.as_subclass(Tensor).resolve_neg()
 
 
 def _has_missing(array: np.ndarray[Any, Any]) -> bool:

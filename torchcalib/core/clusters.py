@@ -59,14 +59,19 @@ def identifiers(clusters: Any, device: torch.device | None = None) -> Tensor:
                 )
             names = column.astype(str)
             return hashes_of(names.ravel().tolist()).reshape(column.shape).to(device)
-        clusters = as_tensor("clusters", column, device)
-    assert isinstance(clusters, Tensor)
-    if clusters.is_floating_point() or clusters.is_complex() or clusters.dtype == torch.bool:
+        clusters = column
+    found = as_tensor("clusters", clusters, device)
+    if device is not None and found.device != device:
+        raise ValueError(
+            f"`clusters` must be on the device of `preds` ({device}), got {found.device}. "
+            "Move them with clusters.to(preds.device)."
+        )
+    if found.is_floating_point() or found.dtype == torch.bool:
         raise TypeError(
-            f"`clusters` must be integers or text, got dtype {clusters.dtype}. Convert whole numbers with .long(), and "
+            f"`clusters` must be integers or text, got dtype {found.dtype}. Convert whole numbers with .long(), and "
             "give rows without a cluster distinct numbers."
         )
-    return clusters.long()
+    return found.long()
 
 
 def cluster_numbers(clusters: Tensor) -> Tensor:

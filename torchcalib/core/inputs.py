@@ -21,7 +21,7 @@ from torchcalib.core.arguments import (
     is_int,
     unknown_argument,
 )
-from torchcalib.core.arrays import as_tensors
+from torchcalib.core.arrays import as_tensors, check_has_values, is_plain
 from torchcalib.core.checks import (
     LABELS_ONLY,
     SUM_TOLERANCE,
@@ -122,8 +122,10 @@ class InputFormat:
             TypeError: if a type or dtype is not supported.
             ValueError: if a shape or a value is not valid.
         """
-        if not (type(preds) is type(target) is Tensor and (weights is None or type(weights) is Tensor)):
+        if not (is_plain(preds) and is_plain(target) and (weights is None or is_plain(weights))):
             preds, target, weights = as_tensors(preds, target, weights)
+        if wait and not drop_invalid:
+            check_has_values("preds", preds)
         if self.task == "binary":
             if preds.dim() > 1 or target.dim() > 1 or (weights is not None and weights.dim() > 1):
                 preds, target, weights = _aligned(preds, target, weights)
@@ -311,10 +313,6 @@ class InputFormat:
                 raise TypeError(
                     f"`{name}` must be a torch.Tensor, got {type(tensor).__name__}. Convert it with torch.as_tensor."
                 )
-            if tensor.layout != torch.strided:
-                raise TypeError(f"`{name}` must be a dense tensor, got layout {tensor.layout}. Call .to_dense() on it.")
-            if tensor.is_complex():
-                raise TypeError(f"`{name}` must be real, got {tensor.dtype}.")
             if tensor.device != preds.device:
                 raise ValueError(
                     f"`{name}` must be on the device of `preds` ({preds.device}), got {tensor.device}. "

@@ -49,6 +49,8 @@ class SumsKind(Generic[S]):
     accumulator: SumsAccumulator[S]
     shape: tuple[int, ...]
     names: ClassVar[tuple[str, ...]] = ("sums",)
+    has_payload: ClassVar[bool] = False
+    """Whether a rank sends more than `announce` returns. Otherwise an all-reduce adds the states of all ranks."""
 
     def empty(self) -> Tensor:
         """Return the state without data, a tensor of zeros."""
@@ -106,25 +108,22 @@ class SumsKind(Generic[S]):
             return None
         return state.detach().to(like, copy=True)
 
-    def announce(self, state: Tensor, rank: int, world: int) -> Tensor:  # noqa: ARG002
-        """Return the tensor that is summed over ranks (all-reduce), float64 `(n,)`: the state itself."""
-        return state.detach()
+    def announce(self, state: Any) -> Tensor:
+        """Return the numbers that a rank sends first, float64 `(n,)`: the state itself. n is equal on all ranks."""
+        announced: Tensor = state.detach()
+        return announced
 
-    def announced_by_all(self, announced: Sequence[Tensor]) -> Tensor:
-        """Return the sum of the tensors that each rank computed by `announce` with `world=1`."""
-        return torch.stack(list(announced)).sum(0)
-
-    def payload(self, state: Tensor) -> Tensor:
-        """Return an empty tensor, uint8 `(0,)`, because sums require no all-gather after the all-reduce."""
+    def payload(self, state: Any) -> Tensor:
+        """Return an empty tensor, uint8 `(0,)`, because the sums are announced."""
         return torch.zeros(0, dtype=torch.uint8, device=state.device)
 
-    def payload_sizes(self, announced: Tensor, world: int) -> list[int]:  # noqa: ARG002
-        """Return the length of the `payload` of each rank, which is 0."""
-        return [0] * world
+    def payload_size(self, announced: Tensor) -> int:  # noqa: ARG002
+        """Return the length of the `payload` of the rank that sent `announced`: 0."""
+        return 0
 
-    def merge_gathered(self, announced: Tensor, payloads: Sequence[Tensor]) -> Tensor:  # noqa: ARG002
-        """Return the merged state of all ranks, which is the sum of their tensors from `announce`."""
-        return announced
+    def merged(self, announced: Sequence[Tensor], payloads: Sequence[Tensor]) -> Any:  # noqa: ARG002
+        """Return the merged state of all ranks, which is the sum of their states."""
+        return torch.stack(list(announced)).sum(0)
 
 
 class Samples(NamedTuple):
@@ -166,6 +165,7 @@ class SamplesKind:
     lead: tuple[int, ...]
     from_logits: bool
     names: ClassVar[tuple[str, ...]] = Samples._fields
+    has_payload: ClassVar[bool] = True
     _more_dtypes: ClassVar[tuple[tuple[torch.dtype, ...], ...]] = ()
     """Dtypes of the columns that subclasses add after scores, outcomes and weights."""
 
@@ -263,38 +263,31 @@ class SamplesKind:
         columns = [[t.detach().to(device, copy=True) for t in part] for part in lists]
         return self.join([*columns, n_ignored.detach().to(device, copy=True)])
 
-    def announce(self, state: Any, rank: int, world: int) -> Tensor:
-        """Return the tensor that is summed over ranks (all-reduce): `n_ignored` and a flattened table `(world, 4)`.
+    def announce(self, state: Any) -> Tensor:
+        """Return the numbers that a rank sends first, float64 `(6,)`: `n_ignored`, and a description of its samples.
 
-        Only the row of this rank is not zero. The columns are the number of samples, the indices of the score and
-        outcome dtypes, and whether the state contains weights.
+        The description consists of the number of samples, the indices of the score and outcome dtypes, and whether the
+        state contains weights.
         """
         score, outcome, n, *_ = self._whole(state)
-        table = torch.zeros(world, 4, dtype=torch.float64)
-        table[rank, 0], table[rank, 1] = score.shape[-1], _SCORE_DTYPES.index(score.dtype)
-        table[rank, 2], table[rank, 3] = _OUTCOME_DTYPES.index(outcome.dtype), float(n.shape[-1] > 0)
-        return torch.cat((state.n_ignored.detach(), table.flatten().to(state.n_ignored.device)))
-
-    def announced_by_all(self, announced: Sequence[Tensor]) -> Tensor:
-        """Return the sum of `announce` over all ranks, computed from its results on each rank for `world=1`."""
-        counts = torch.stack([one[:N_IGNORED] for one in announced]).sum(0)
-        return torch.cat((counts, *(one[N_IGNORED:] for one in announced)))
+        dtypes = [_SCORE_DTYPES.index(score.dtype), _OUTCOME_DTYPES.index(outcome.dtype)]
+        described = state.n_ignored.new_tensor([score.shape[-1], *dtypes, n.shape[-1] > 0])
+        return torch.cat((state.n_ignored.detach(), described))
 
     def payload(self, state: Any) -> Tensor:
         """Return the bytes of all samples in this state for an all-gather, uint8 `(n,)`."""
         columns = [t.detach().contiguous().flatten().view(torch.uint8) for t in self._whole(state)]
         return torch.cat([column.to(state.n_ignored.device) for column in columns])
 
-    def payload_sizes(self, announced: Tensor, world: int) -> list[int]:
-        """Return the length of the `payload` of each rank, from the sum of `announce` over ranks."""
-        table = announced[N_IGNORED:].reshape(world, 4).tolist()
-        return [sum(_n_bytes(dtype, shape) for dtype, shape in self._columns(row)) for row in table]
+    def payload_size(self, announced: Tensor) -> int:
+        """Return the length of the `payload` of the rank that sent `announced`."""
+        return sum(_n_bytes(dtype, shape) for dtype, shape in self._columns(announced[N_IGNORED:].tolist()))
 
-    def merge_gathered(self, announced: Tensor, payloads: Sequence[Tensor]) -> Any:
+    def merged(self, announced: Sequence[Tensor], payloads: Sequence[Tensor]) -> Any:
         """Return the merged state of all ranks, with one chunk for each rank that contains samples."""
         chunks: list[list[Tensor]] = []
-        table = announced[N_IGNORED:].reshape(len(payloads), 4).tolist()
-        for row, payload in zip(table, payloads, strict=True):
+        stacked = torch.stack(list(announced))
+        for row, payload in zip(stacked[:, N_IGNORED:].tolist(), payloads, strict=True):
             if row[0] == 0:
                 continue
             start, chunk = 0, []
@@ -304,10 +297,10 @@ class SamplesKind:
                 chunk.append(payload[start:end].clone().view(dtype).reshape(shape))
                 start = end
             chunks.append(chunk)
-        return self._state_from(chunks, announced[:N_IGNORED])
+        return self._state_from(chunks, stacked[:, :N_IGNORED].sum(0))
 
     def _columns(self, row: Sequence[float]) -> list[tuple[torch.dtype, tuple[int, ...]]]:
-        """Return dtype and shape of scores, outcomes and weights on a rank, from its row in the table of `announce`."""
+        """Return dtype and shape of scores, outcomes and weights on a rank, from its description in `announce`."""
         n, weighted = int(row[0]), bool(row[3])
         dtypes = (_SCORE_DTYPES[int(row[1])], _OUTCOME_DTYPES[int(row[2])], torch.int64)
         lengths = (n, n, n if weighted else 0)

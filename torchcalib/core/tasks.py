@@ -71,7 +71,8 @@ def per_sample(name: str, values: Any, preds: Tensor) -> Tensor:
 
 def cluster_ids(clusters: Any, preds: Tensor) -> Tensor:
     """Return consecutive identifiers of clusters, which may be integers or text."""
-    numbers: Tensor = torch.unique(per_sample("clusters", identifiers(clusters), preds), return_inverse=True)[1]
+    column = per_sample("clusters", identifiers(clusters, preds.device), preds)
+    numbers: Tensor = torch.unique(column, return_inverse=True)[1]
     return numbers
 
 

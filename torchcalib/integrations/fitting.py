@@ -7,9 +7,11 @@ import torch
 from torch import distributed
 
 from torchcalib.calibration.calibrator import Calibrator
-from torchcalib.metrics.gathering import gathered_bytes, rank_and_size
+from torchcalib.metrics.gathering import gathered_bytes, rank_and_size, waiting
 from torchcalib.reporting.buffer import PredictionBuffer
 from torchcalib.reporting.calibration import fitted
+
+_FIT = "fit a calibrator"
 
 Fitted = tuple[Calibrator | None, tuple[str, ...]]
 """Fitted calibrator, or None if the fit is impossible, and texts of warnings."""
@@ -22,7 +24,8 @@ def fit_on_all_ranks(calibrator: Calibrator, buffer: PredictionBuffer, class_axi
         buffer = _gathered(buffer)
     result: list[Any] = [_fitted(calibrator, buffer, class_axis) if rank == 0 else None]
     if n_ranks > 1:
-        distributed.broadcast_object_list(result, src=0)
+        with waiting(_FIT):
+            distributed.broadcast_object_list(result, src=0)
     fit: Fitted = result[0]
     return fit
 
@@ -32,7 +35,7 @@ def _gathered(buffer: PredictionBuffer) -> PredictionBuffer:
     content = io.BytesIO()
     torch.save(buffer.state(), content)
     empty = PredictionBuffer(buffer.input_format)
-    parts = (torch.load(io.BytesIO(part), weights_only=True) for part in gathered_bytes(content.getvalue()))
+    parts = (torch.load(io.BytesIO(part), weights_only=True) for part in gathered_bytes(_FIT, content.getvalue()))
     return sum(map(empty.loaded, parts), start=empty)
 
 
@@ -48,6 +51,7 @@ def _fitted(calibrator: Calibrator, buffer: PredictionBuffer, class_axis: int) -
         return None, (f"no calibrator is fitted: {why_not}.",)
     try:
         fit = fitted(calibrator, buffer.predictions(), class_axis, buffer.input_format.positive_classes)
-    except (RuntimeError, ValueError, TypeError) as error:
-        return None, (f"no calibrator is fitted: {str(error).splitlines()[0]}",)
+    except Exception as error:  # other ranks wait for the result
+        cause = str(error) or type(error).__name__
+        return None, (f"no calibrator is fitted: {cause.splitlines()[0]}",)
     return fit, tuple(f"the calibrator: {remark}" for remark in fit.remarks())

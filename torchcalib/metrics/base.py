@@ -43,7 +43,7 @@ from torchcalib.inference.testing import CalibrationTest
 from torchcalib.metrics.checkpoint import DESCRIPTION, Description, contains_state, read_state
 from torchcalib.metrics.estimator import Estimator
 from torchcalib.metrics.rollback import refuse_if_synced, unchanged_on_error, unsynced_on_error
-from torchcalib.metrics.sync import dropped_over_ranks, fingerprint, synced_state_by, synced_states
+from torchcalib.metrics.sync import dropped_over_ranks, fingerprint, synced_states
 from torchcalib.ops.host_values import is_captured
 from torchcalib.ops.logs import wide_dtype
 
@@ -185,7 +185,7 @@ class CalibrationMetric(Metric, Generic[S]):
         self.kind = self._state_kind()
         # torchmetrics identifies states by name, for example in compute groups. The checksum in the name therefore
         # differs between metrics with different options.
-        self.state_names = tuple(f"{name}_{fingerprint([self]):05x}" for name in self.kind.names)
+        self.state_names = tuple(f"{name}_{fingerprint(self):05x}" for name in self.kind.names)
         for name, part in zip(self.state_names, self.kind.parts(self.kind.empty()), strict=True):
             reduction = "sum" if isinstance(part, Tensor) else "cat"
             self.add_state(name, part, dist_reduce_fx=reduction, persistent=persistent)
@@ -299,6 +299,8 @@ class CalibrationMetric(Metric, Generic[S]):
 
         Raises:
             ValueError: If an update contained invalid rows on CUDA.
+            RuntimeError: If metrics or their options differ between ranks: the same error on all ranks. Also if a rank
+                does not answer within the timeout of the process group.
         """
         if not self._enable_grad:  # `forward`, where `_enable_grad` is True, must not synchronise the device
             self._raise_if_invalid()
@@ -380,12 +382,9 @@ class CalibrationMetric(Metric, Generic[S]):
         If `compute` syncs across ranks, this is the sum over all ranks, and every rank must call this method. The call
         synchronises the device.
         """
-        count = self.kind.n_ignored(self.state)[1:].detach()
-        if self._would_sync and self.dist_sync_fn is not None:
-            count = torch.stack(self.dist_sync_fn(count, group=self.process_group)).sum(0)
-        elif self._would_sync:
-            return dropped_over_ranks([self], self.process_group)[0]
-        return int(count)
+        if self._would_sync:
+            return dropped_over_ranks([self], self.process_group, self.dist_sync_fn)[0]
+        return int(self.kind.n_ignored(self.state)[1])
 
     @property
     def _would_sync(self) -> bool:
@@ -539,12 +538,9 @@ class CalibrationMetric(Metric, Generic[S]):
             )
 
     def _sync_dist(self, dist_sync_fn: Callable[..., Any] = gather_all_tensors, process_group: Any = None) -> None:
-        """Sync the state across ranks in at most two collectives, or with a user-defined `dist_sync_fn`."""
-        group = process_group or self.process_group
-        if dist_sync_fn is not gather_all_tensors:
-            self.state = synced_state_by(self, dist_sync_fn, group)
-            return
-        (self.state,) = synced_states([self], group)
+        """Sync the state across ranks in two collectives, or with a user-defined `dist_sync_fn`."""
+        gather = None if dist_sync_fn is gather_all_tensors else dist_sync_fn
+        (self.state,) = synced_states([self], process_group or self.process_group, gather)
 
     @property
     def state(self) -> Any:

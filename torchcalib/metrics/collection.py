@@ -25,7 +25,7 @@ class CalibrationCollection(MetricCollection):
     """Collection of torchcalib metrics that are updated and synchronised together.
 
     Each batch is validated once. Metrics with the same input format and accumulator share the sums or samples of the
-    batch. All states are synchronised in at most two collectives per process group. Every metric has its own state. If
+    batch. All states are synchronised in two collectives per process group. Every metric has its own state. If
     an update, or loading a state, fails for one metric, all metrics are unchanged.
 
     Args:
@@ -248,7 +248,7 @@ class CalibrationCollection(MetricCollection):
 
     @contextmanager
     def _synced(self) -> Iterator[None]:
-        """Sync all metrics by at most two collectives per process group. Each unsyncs itself after its `compute`."""
+        """Sync all metrics by two collectives per process group. Each unsyncs itself after its `compute`."""
         # Metrics with a cached value return it without a sync, as in torchmetrics.
         groups = self._to_be_synced(lambda m: m._computed is None and m.dist_sync_fn is None and m._would_sync)
         to_sync = [metric for group in groups.values() for metric in group]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchcalib.core.arguments import Average, InputOptions, Task, check_flag
-from torchcalib.core.arrays import as_tensor
+from torchcalib.core.arrays import as_tensor, check_has_values
 from torchcalib.core.checks import Problem, Rule, enforce
 from torchcalib.core.inputs import InputFormat, read_input
 from torchcalib.core.predictions import Predictions, by_replicates, in_all_replicates
@@ -248,13 +248,16 @@ def expected_cost(
     check_flag("validate_args", validate_args)
     if not isinstance(decisions, Tensor):
         raise TypeError(f"`decisions` must be a torch.Tensor, got {type(decisions).__name__}. Use torch.as_tensor.")
-    if decisions.is_floating_point() or decisions.is_complex():
+    decisions = as_tensor("decisions", decisions)
+    check_has_values("decisions", decisions)
+    target = as_tensor("target", target, decisions.device)
+    if decisions.is_floating_point():
         raise TypeError(
             f"`decisions` must be integer column indices of `cost`, got {decisions.dtype}. "
             "For probabilities use bayes_risk, which computes the decisions."
         )
     matrix = cost if isinstance(cost, CostMatrix) else CostMatrix(cost)
-    if isinstance(target, Tensor) and target.shape not in (decisions.shape, (*decisions.shape, matrix.num_classes)):
+    if target.shape not in (decisions.shape, (*decisions.shape, matrix.num_classes)):
         raise ValueError(
             f"`target` must have the shape {tuple(decisions.shape)} of `decisions`, or for soft targets an additional "
             f"axis of {matrix.num_classes} classes, got {tuple(target.shape)}. Pass one target per decision."

@@ -1,10 +1,38 @@
-"""Collective operations of `torch.distributed` that gather integers and bytes from all ranks."""
+"""Exchange numbers and bytes between the processes (ranks) of `torch.distributed`.
 
+Every call begins with `exchanged`, which sends the same number of bytes on every rank. Ranks that make different calls,
+or that use different settings, therefore all raise the same error. Without it, tensors of different sizes would meet in
+a collective operation, which ends the process in gloo and waits forever in NCCL.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from hashlib import blake2b
+from textwrap import shorten
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+Gather = Callable[..., Sequence[Tensor]]
+"""Function `gather(tensor, group=process_group)` that returns the tensors of all ranks, which have equal shapes."""
+
+_MOST_NUMBERS = 3
+_MOST_SHOWN = 80  # characters of a value in a message
+
+
+class RanksError(RuntimeError):
+    """Error that all ranks raise together.
+
+    Attributes:
+        problem: first error message of a rank; empty if ranks made different calls.
+    """
+
+    def __init__(self, message: str, problem: str = "") -> None:
+        super().__init__(message)
+        self.problem = problem
 
 
 def rank_and_size() -> tuple[int, int]:
@@ -14,27 +42,119 @@ def rank_and_size() -> tuple[int, int]:
     return dist.get_rank(), dist.get_world_size()
 
 
-def gathered_numbers(numbers: tuple[int, ...], process_group: Any = None) -> Tensor:
-    """Gather n integers from every rank, and return them as int64 `(n_ranks, n)` on every rank."""
-    mine = torch.tensor([numbers], device=_device(process_group))
-    gathered = [torch.empty_like(mine) for _ in range(dist.get_world_size(process_group))]
-    dist.all_gather(gathered, mine, group=process_group)
-    return torch.cat(gathered).cpu()
+def exchanged(
+    call: str,
+    numbers: Sequence[int] = (),
+    process_group: Any = None,
+    *,
+    settings: Mapping[str, object] | None = None,
+    problem: str = "",
+    device: torch.device | None = None,
+    gather: Gather | None = None,
+) -> list[list[int]]:
+    """Return the numbers of every rank, if all ranks make the same call with the same settings and without a problem.
+
+    Args:
+        call: description of the call, which completes "all ranks must ...".
+        numbers: at most 3 integers.
+        process_group: process group of `torch.distributed`; None is the default group.
+        settings: settings that must be equal on all ranks, by the description of each. Values are compared as text.
+        problem: error message of this rank. All ranks raise it.
+        device: device of tensors in collectives; None selects one that the process group supports.
+        gather: function that replaces `torch.distributed.all_gather`.
+
+    Raises:
+        ValueError: if this process is not in the process group.
+        RanksError: the same error on all ranks, if a rank has a problem, or if calls or settings differ.
+        RuntimeError: if a rank does not answer.
+    """
+    if gather is None and dist.get_rank(process_group) < 0:
+        raise ValueError(
+            f"`process_group` must contain this process, got a group without rank {dist.get_rank()}. "
+            f"Only the ranks of the group may {call}."
+        )
+    described = {"the call": call, **{name: str(value) for name, value in (settings or {}).items()}}
+    texts = problem.encode(errors="replace"), json.dumps(described).encode()
+    digest = int.from_bytes(blake2b(texts[1], digest_size=8).digest(), "little", signed=True)
+    padding = [0] * (_MOST_NUMBERS - len(numbers))
+    header = torch.tensor([digest, *map(len, texts), *numbers, *padding])
+    device = device or _device(process_group)
+
+    def from_all(x: Tensor) -> list[Tensor]:
+        if gather is None:
+            return all_gathered(x, process_group, call)
+        return list(gather(x, group=process_group))
+
+    def texts_of_all(which: int) -> list[str]:
+        lengths = [header[1 + which] for header in headers]
+        mine = torch.zeros(max(lengths), dtype=torch.uint8)
+        mine[: len(texts[which])] = _bytes_tensor(texts[which])
+        gathered = from_all(mine.to(device))
+        return [bytes(x[:n].tolist()).decode() for x, n in zip(gathered, lengths, strict=True)]
+
+    headers = torch.stack([x.cpu() for x in from_all(header.view(torch.uint8).to(device))]).view(torch.int64).tolist()
+    if any(header[1] for header in headers):
+        rank, first = next((rank, text) for rank, text in enumerate(texts_of_all(0)) if text)
+        shown = shorten(first, 250, placeholder=" ...").rstrip(".")
+        raise RanksError(f"all ranks must {call} without an error, got on rank {rank}: {shown}.", first)
+    if len({header[0] for header in headers}) > 1:
+        raise _mismatch([json.loads(text) for text in texts_of_all(1)])
+    return [header[3:] for header in headers]
 
 
-def gathered_bytes(content: bytes, process_group: Any = None) -> list[bytes]:
+def gathered_bytes(call: str, content: bytes, process_group: Any = None, *, problem: str = "") -> list[bytes]:
     """Gather bytes from every rank. Return one entry per rank on rank 0, and an empty list on all other ranks.
 
-    `all_to_all_single` sends all bytes to rank 0. Unlike `gather`, it does not require equal lengths.
+    `all_to_all_single` sends all bytes to rank 0. Unlike `gather`, it does not require equal lengths. For `call`,
+    `problem` and errors see `exchanged`.
     """
-    sizes = gathered_numbers((len(content),), process_group).flatten().tolist()
+    sizes = [size for size, *_ in exchanged(call, (len(content),), process_group, problem=problem)]
     rank, n_ranks = dist.get_rank(process_group), len(sizes)
-    mine = torch.frombuffer(bytearray(content or b" "), dtype=torch.uint8)[: len(content)].to(_device(process_group))
+    mine = _bytes_tensor(content).to(_device(process_group))
     gathered = mine.new_empty(sum(sizes) if rank == 0 else 0)
     send_sizes = [len(content), *[0] * (n_ranks - 1)]
     receive_sizes = sizes if rank == 0 else [0] * n_ranks
-    dist.all_to_all_single(gathered, mine, receive_sizes, send_sizes, group=process_group)
+    with waiting(call):
+        dist.all_to_all_single(gathered, mine, receive_sizes, send_sizes, group=process_group)
     return [bytes(part.cpu().numpy()) for part in torch.split(gathered, sizes)] if rank == 0 else []
+
+
+def all_gathered(x: Tensor, process_group: Any, call: str) -> list[Tensor]:
+    """Return the tensors of all ranks, which must have equal shapes and dtypes."""
+    gathered = [torch.empty_like(x) for _ in range(dist.get_world_size(process_group))]
+    with waiting(call):
+        dist.all_gather(gathered, x, group=process_group)
+    return gathered
+
+
+@contextmanager
+def waiting(call: str) -> Iterator[None]:
+    """Explain errors of collective operations, which the backend raises if another rank fails or does not answer."""
+    try:
+        yield
+    except RuntimeError as error:
+        cause = shorten(str(error), 150, placeholder=" ...")
+        raise RuntimeError(
+            f"all ranks must {call}, got no answer from another rank ({cause}). It probably raised an error, was "
+            "killed, or did not make this call. See its output, and restart all ranks."
+        ) from error
+
+
+def _mismatch(described: Sequence[Mapping[str, str]]) -> RanksError:
+    """Return the error that names the first difference between rank 0 and another rank."""
+    first = described[0]
+    rank = next(rank for rank, other in enumerate(described) if other != first)
+    other = described[rank]
+    name = next(name for name in {**first, **other} if first.get(name) != other.get(name))
+    values = [shorten(d.get(name, "none"), _MOST_SHOWN, placeholder=" ...") for d in (first, other)]
+    return RanksError(
+        f"all ranks must {first['the call']}, got {name}: {values[0]} on rank 0, {values[1]} on rank {rank}. "
+        "Create the same metrics on every rank, and call their methods on every rank."
+    )
+
+
+def _bytes_tensor(content: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(content or b" "), dtype=torch.uint8)[: len(content)]
 
 
 def _device(process_group: Any) -> torch.device:

@@ -1,99 +1,106 @@
-"""Synchronise metric states across ranks: sums in one collective operation, stored samples in a second one."""
+"""Synchronise metric states across ranks in two collective operations.
+
+The first one compares the configurations, see `gathering`. The second one adds sums, or gathers sums and samples.
+"""
 
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from torchcalib.metrics.checkpoint import STATE_FORMAT
+from torchcalib.metrics.gathering import Gather, all_gathered, exchanged, waiting
+
 if TYPE_CHECKING:
+    from torchcalib.core.state import SamplesKind, SumsKind
     from torchcalib.metrics.base import CalibrationMetric
 
+_SYNC = "sync the same metrics"
 
-def fingerprint(metrics: "Sequence[CalibrationMetric[Any]]") -> int:
-    """Return a 20-bit checksum of the configurations of all metrics, equal on all ranks.
 
-    With 20 bits, the sum of squared checksums over thousands of ranks is exact in float64.
-    """
-    settings = [{name: value for name, value in m._configuration().items() if name != "class"} for m in metrics]
+def fingerprint(metric: "CalibrationMetric[Any]") -> int:
+    """Return a 20-bit checksum of the options that affect the state. It does not depend on the class."""
+    settings = {name: value for name, value in metric._configuration().items() if name != "class"}
     return zlib.crc32(repr(settings).encode()) & 0xFFFFF
 
 
-def synced_states(metrics: "Sequence[CalibrationMetric[Any]]", process_group: Any) -> list[Any]:
-    """Return the state of every metric over all ranks. Sums require one collective, stored samples a second one."""
-    n_ranks, rank = torch.distributed.get_world_size(process_group), torch.distributed.get_rank(process_group)
-    announced = [metric.kind.announce(metric.state, rank, n_ranks) for metric in metrics]
-    announced = _summed(announced, metrics, process_group)
-    sizes = [metric.kind.payload_sizes(part, n_ranks) for metric, part in zip(metrics, announced, strict=True)]
-    payloads = _gathered([metric.kind.payload(metric.state) for metric in metrics], sizes, process_group)
+def synced_states(
+    metrics: "Sequence[CalibrationMetric[Any]]", process_group: Any, gather: Gather | None = None
+) -> list[Any]:
+    """Return the state of every metric over all ranks.
+
+    Args:
+        metrics: metrics in the same order on all ranks.
+        process_group: process group of `torch.distributed`.
+        gather: user-defined `dist_sync_fn`. The length of its result defines the number of ranks, because
+            `torch.distributed` may not be running.
+
+    Raises:
+        RuntimeError: see `exchanged`.
+    """
+    kinds = [metric.kind for metric in metrics]
+    parts: list[Tensor] = []
+    payload, problem = torch.zeros(0, dtype=torch.uint8), ""
+    try:
+        parts = [kind.announce(metric.state) for kind, metric in zip(kinds, metrics, strict=True)]
+        payload = torch.cat([kind.payload(metric.state) for kind, metric in zip(kinds, metrics, strict=True)])
+    except Exception as error:  # for example too little memory; without an answer, other ranks would wait
+        problem = f"{type(error).__name__}: {error}"
+    sizes = _compared("sync", metrics, len(payload), process_group, gather, problem)
+    announced, lengths = torch.cat(parts), [len(part) for part in parts]
+    of_ranks: list[tuple[Sequence[Tensor], Sequence[Tensor]]]
+    if gather is None and not any(kind.has_payload for kind in kinds):
+        with waiting(_SYNC):
+            torch.distributed.all_reduce(announced, group=process_group)
+        of_ranks = [(torch.split(announced, lengths), [payload] * len(kinds))]
+    else:
+        message = torch.cat((announced.view(torch.uint8), payload, payload.new_zeros(max(sizes) - len(payload))))
+        received = gather(message, group=process_group) if gather else all_gathered(message, process_group, _SYNC)
+        of_ranks = [_unpacked(theirs, kinds, lengths) for theirs in received]
     return [
-        metric.kind.merge_gathered(part, payload)
-        for metric, part, payload in zip(metrics, announced, payloads, strict=True)
+        kind.merged([parts[k] for parts, _ in of_ranks], [payloads[k] for _, payloads in of_ranks])
+        for k, kind in enumerate(kinds)
     ]
 
 
-def synced_state_by(metric: "CalibrationMetric[Any]", gather: Callable[..., list[Tensor]], process_group: Any) -> Any:
-    """Return the state of a metric over all ranks, gathered with a user-defined `dist_sync_fn`.
-
-    `gather(tensor, group=process_group)` returns a list with the tensor from each rank, all of the same shape. The
-    length of the list defines the number of ranks, because `torch.distributed` may not be running.
-    """
-    kind, state = metric.kind, metric.state
-    mine = kind.announce(state, 0, 1)
-    tagged = gather(torch.cat((mine, mine.new_tensor([float(fingerprint([metric]))]))), group=process_group)
-    if any(theirs.shape != tagged[0].shape or theirs[-1] != tagged[0][-1] for theirs in tagged):
-        raise _rank_mismatch([metric])
-    announced = kind.announced_by_all([theirs[:-1] for theirs in tagged])
-    sizes = kind.payload_sizes(announced, len(tagged))
-    payload, longest = kind.payload(state), max(sizes)
-    if not longest:
-        return kind.merge_gathered(announced, [payload] * len(tagged))
-    gathered = gather(torch.cat((payload, payload.new_zeros(longest - len(payload)))), group=process_group)
-    return kind.merge_gathered(announced, [theirs[:size] for theirs, size in zip(gathered, sizes, strict=True)])
+def dropped_over_ranks(
+    metrics: "Sequence[CalibrationMetric[Any]]", process_group: Any, gather: Gather | None = None
+) -> list[int]:
+    """Return the number of dropped rows per metric, summed over all ranks; see `synced_states`."""
+    counts = torch.cat([metric.kind.n_ignored(metric.state)[1:].detach() for metric in metrics])
+    _compared("n_dropped", metrics, 0, process_group, gather)
+    gathered = gather(counts, group=process_group) if gather else all_gathered(counts, process_group, _SYNC)
+    return [int(count) for count in torch.stack(list(gathered)).sum(0)]
 
 
-def dropped_over_ranks(metrics: "Sequence[CalibrationMetric[Any]]", process_group: Any) -> list[int]:
-    """Return the number of dropped rows per metric, summed over all ranks in one collective."""
-    counts = [metric.kind.n_ignored(metric.state)[1:].detach().clone() for metric in metrics]
-    return [int(count) for count in _summed(counts, metrics, process_group)]
+def _compared(
+    method: str,
+    metrics: "Sequence[CalibrationMetric[Any]]",
+    size: int,
+    process_group: Any,
+    gather: Gather | None,
+    problem: str = "",
+) -> list[int]:
+    """Compare the configurations of all ranks, and return their sizes."""
+    names = [type(metric).__name__ for metric in metrics]
+    settings: dict[str, object] = {"the method": method, "the metrics": ", ".join(names), "the format": STATE_FORMAT}
+    for k, (name, metric) in enumerate(zip(names, metrics, strict=True), 1):
+        place = f"{name}, metric {k}" if names.count(name) > 1 else name
+        settings |= {f"`{option}` of {place}": value for option, value in metric._configuration().items()}
+    device = metrics[0].kind.n_ignored(metrics[0].state).device
+    numbers = exchanged(_SYNC, (size,), process_group, settings=settings, problem=problem, device=device, gather=gather)
+    return [theirs for theirs, *_ in numbers]
 
 
-def _summed(parts: Sequence[Tensor], metrics: "Sequence[CalibrationMetric[Any]]", process_group: Any) -> list[Tensor]:
-    """Return the tensor for each metric, summed over all ranks.
-
-    The checksum of the configurations and its square are also summed. They detect ranks that sync different metrics,
-    for example because one rank calls `compute` more often. Without this check, unrelated tensors would be added.
-    """
-    n_ranks = torch.distributed.get_world_size(process_group)
-    checksum = float(fingerprint(metrics))
-    packed = torch.cat([*parts, parts[0].new_tensor([checksum, checksum**2])])
-    torch.distributed.all_reduce(packed, group=process_group)
-    if packed[-2:].tolist() != [n_ranks * checksum, n_ranks * checksum**2]:
-        raise _rank_mismatch(metrics)
-    return list(torch.split(packed[:-2], [part.numel() for part in parts]))
-
-
-def _rank_mismatch(metrics: "Sequence[CalibrationMetric[Any]]") -> RuntimeError:
-    names = ", ".join(type(metric).__name__ for metric in metrics)
-    return RuntimeError(
-        f"all ranks must sync the same metrics at the same time, got {names} on this rank and different metrics on "
-        "another rank. Call compute, plot, bin_table and n_dropped on every rank."
-    )
-
-
-def _gathered(payloads: Sequence[Tensor], sizes: Sequence[Sequence[int]], process_group: Any) -> list[list[Tensor]]:
-    """Gather payloads from all ranks in one collective, and return them as `[metric][rank]`.
-
-    `sizes[metric][rank]` is the length of each payload. If all lengths are 0, no collective is called.
-    """
-    by_rank = list(zip(*sizes, strict=True))
-    longest = max(sum(row) for row in by_rank)
-    mine = torch.cat(list(payloads))
-    if not longest:
-        return [[mine] * len(by_rank) for _ in payloads]
-    padded = torch.cat((mine, mine.new_zeros(longest - mine.numel())))
-    gathered = [torch.empty_like(padded) for _ in by_rank]
-    torch.distributed.all_gather(gathered, padded, group=process_group)
-    split = [torch.split(theirs[: sum(row)], list(row)) for theirs, row in zip(gathered, by_rank, strict=True)]
-    return [list(ranks) for ranks in zip(*split, strict=True)]
+def _unpacked(
+    message: Tensor, kinds: "Sequence[SumsKind[Any] | SamplesKind]", lengths: Sequence[int]
+) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+    """Split the message of a rank into what each kind announced, and its payload."""
+    start = 8 * sum(lengths)
+    # Clone, because a view with another dtype must be aligned to its item size.
+    announced = message[:start].clone().view(torch.float64)
+    on_cpu = torch.split(announced.cpu(), list(lengths))  # one transfer, because sizes are read as Python numbers
+    sizes = [kind.payload_size(part) for kind, part in zip(kinds, on_cpu, strict=True)]
+    return torch.split(announced, list(lengths)), torch.split(message[start : start + sum(sizes)], sizes)

@@ -6,7 +6,7 @@ OpenMP library with global symbols. On Linux, the libraries of GNU, LLVM and Int
 function in every thread.
 
 A process that is forked after torch has used its threads, and imports this module only then, waits forever at its first
-large batch. Operators of torch have the same limitation.
+large batch. Operators of torch have the same limitation. Workers of a `DataLoader` use one thread, and do not wait.
 """
 
 import ctypes

@@ -2,9 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial, reduce
+from functools import partial
 from math import prod
-from operator import add
 from pathlib import Path
 from typing import Any, Self, TypeVar
 from uuid import uuid4
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from torchcalib.calibration.calibrator import Calibrator
 from torchcalib.core.arguments import Task, check_count, check_flag, check_in_all_batches
-from torchcalib.core.arrays import as_tensors
+from torchcalib.core.arrays import as_tensors, check_has_values
 from torchcalib.core.checks import MAX_COPIES, are_counts
 from torchcalib.core.clusters import (
     ClusteredSample,
@@ -168,6 +167,7 @@ class ReportBuilder:
             TypeError, ValueError: for invalid input.
         """
         preds, target, weights = as_tensors(preds, target, weights, sample_weight)
+        check_has_values("preds", preds)
         on_cpu = preds.device.type == "cpu"
         p = self._format.read(preds, target, weights, batch_shape=(), drop_invalid=not on_cpu)
         check_in_all_batches("groups", self._has_groups, groups is not None)
@@ -450,7 +450,7 @@ class ReportBuilder:
     def gather(self, process_group: Any = None) -> "ReportBuilder | None":
         """Merge the builders of all ranks on rank 0, in the order of ranks. Every rank must call this method.
 
-        All states are sent in one collective, after an exchange of the sizes. Above a size limit, every rank first
+        All states are sent in one collective, between small ones for sizes and errors. Above a size limit, every rank
         drops its copy of the predictions, or converts its ranked samples to a sketch.
 
         Args:
@@ -460,12 +460,12 @@ class ReportBuilder:
             The merged builder on rank 0 of the group, None on the other ranks.
 
         Raises:
-            ValueError: on rank 0, if the builders cannot be merged; see `merge`.
+            RuntimeError: the same error on all ranks if the builders cannot be merged, see `merge`; or if a rank does
+                not answer.
         """
-        from torchcalib.reporting.saving import parts_of_ranks
+        from torchcalib.reporting.saving import merged_over_ranks
 
-        parts = parts_of_ranks(self, process_group)
-        return reduce(add, parts) if parts else None
+        return merged_over_ranks(self, process_group)
 
     def _joined_source(self, other: "ReportBuilder") -> Source | None:
         """Check that both builders have the same arguments, and return the source of the merged builder."""

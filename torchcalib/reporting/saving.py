@@ -1,6 +1,8 @@
 """Serialize the state of a `ReportBuilder`, load it from files, and gather it from all ranks."""
 
 import io
+from functools import reduce
+from operator import add
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
@@ -10,10 +12,11 @@ import torch.distributed as dist
 
 from torchcalib.io.errors import InputError
 from torchcalib.io.saved import load_saved
-from torchcalib.metrics.gathering import gathered_bytes, gathered_numbers
+from torchcalib.metrics.gathering import exchanged, gathered_bytes
 from torchcalib.reporting.building import ReportBuilder
 
 FORMAT, VERSION = "torchcalib report state", 13
+GATHER = "gather a report"
 
 
 def load_builder(path: str | Path) -> ReportBuilder:
@@ -36,14 +39,29 @@ def parts_of_ranks(builder: ReportBuilder | None, process_group: Any = None) -> 
 
     `builder` is None on a rank without data. Size limits are applied to the totals of all ranks before sending.
     """
-    sizes = (0, 0, 0) if builder is None else builder.held
-    sizes_of_ranks = gathered_numbers(sizes, process_group)
-    if builder is not None:
-        builder.limit(*sizes_of_ranks.sum(0).tolist())
-    rank = dist.get_rank(process_group)
-    mine = b"" if builder is None or rank == 0 else state_bytes(builder)
-    parts = [builder_of_bytes(content) for content in gathered_bytes(mine, process_group) if content]
+    sizes = exchanged(GATHER, (0, 0, 0) if builder is None else builder.held, process_group)
+    rank, mine, problem = dist.get_rank(process_group), b"", ""
+    try:
+        if builder is not None:
+            builder.limit(*map(sum, zip(*sizes, strict=True)))
+            mine = b"" if rank == 0 else state_bytes(builder)
+    except Exception as error:  # for example too little memory; without an answer, other ranks would wait
+        problem = f"{type(error).__name__}: {error}"
+    received = gathered_bytes(GATHER, mine, process_group, problem=problem)
+    parts = [builder_of_bytes(content) for content in received if content]
     return [builder, *parts] if builder is not None and rank == 0 else parts
+
+
+def merged_over_ranks(builder: ReportBuilder, process_group: Any = None) -> ReportBuilder | None:
+    """Merge the builders of all ranks on rank 0; return None on other ranks. All ranks raise the same errors."""
+    whole, problem = None, ""
+    parts = parts_of_ranks(builder, process_group)
+    try:
+        whole = reduce(add, parts) if parts else None
+    except Exception as error:
+        problem = str(error)
+    exchanged(GATHER, (), process_group, problem=problem)
+    return whole
 
 
 def state_bytes(builder: ReportBuilder) -> bytes:

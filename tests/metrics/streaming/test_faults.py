@@ -1,6 +1,6 @@
 """Metrics on several ranks, also when a rank fails: real gloo processes.
 
-The ranks run rank.py, fault_rank.py and soak_rank.py.
+The ranks run rank.py, fault_rank.py, disagreement_rank.py and soak_rank.py.
 """
 
 import signal
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from processes import fault_rank, run_ranks
+from processes import SCRIPTS, fault_rank, run_python, run_ranks
 from torchmetrics.utilities.exceptions import TorchMetricsUserError
 
 import torchcalib as tc
@@ -25,6 +25,30 @@ def test_ranks_with_uneven_batches_give_the_values_of_one_process(world, tmp_pat
 def test_local_states_are_kept_during_and_after_a_sync_or_its_failure(tmp_path):
     codes, output = run_ranks(WORLD, tmp_path, "fault_rank", "synced")
     assert codes == [0] * WORLD, output
+
+
+@pytest.mark.parametrize("world", [3, *(pytest.param(n, marks=pytest.mark.extended) for n in (2, 4))])
+def test_ranks_that_disagree_all_raise_the_same_error(world, tmp_path):
+    codes, output = run_ranks(world, tmp_path, "disagreement_rank", "disagreeing", timeout=60)
+    assert codes == [0] * world, output
+
+
+@pytest.mark.extended
+def test_an_error_in_update_of_one_rank_ends_all_ranks(tmp_path):
+    codes, output = run_ranks(WORLD, tmp_path, "disagreement_rank", "raising", timeout=60)
+    assert codes == [3] * WORLD, output
+    *others, own = [(tmp_path / f"{rank}.error").read_text() for rank in range(WORLD)]
+    assert "`preds` must be probabilities" in own
+    for message in others:
+        assert message.startswith("all ranks must sync the same metrics, got no answer from another rank (")
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize(("function", "is_failure"), [("disagreeing", False), ("raising", True)])
+def test_ranks_of_torchrun_raise_the_same_errors_and_end(function, is_failure, tmp_path):
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = run_python(*torchrun, SCRIPTS / "disagreement_rank.py", function, tmp_path, timeout=120)
+    assert bool(done.returncode) == is_failure, done.stderr
 
 
 @pytest.mark.extended

@@ -133,6 +133,7 @@ class ClusteredSumsKind(SumsKind[Any]):
     """
 
     names: ClassVar[tuple[str, ...]] = SumsOfClusters._fields
+    has_payload: ClassVar[bool] = True
 
     def empty(self) -> Any:
         """Return the state without data."""
@@ -176,30 +177,25 @@ class ClusteredSumsKind(SumsKind[Any]):
             return None
         return SumsOfClusters(checked, _joined([x.to(checked.device, copy=True) for x in identifiers]))
 
-    def announce(self, state: Any, rank: int, world: int) -> Tensor:
-        """Return the tensor that is summed over ranks: the sums, and the number of identifiers of each rank."""
-        sizes = state.sums.new_zeros(world)
-        sizes[rank] = sum(map(len, _joined(state.identifiers)))
-        return torch.cat((super().announce(state.sums, rank, world), sizes))
-
-    def announced_by_all(self, announced: Sequence[Tensor]) -> Tensor:
-        """Return the sum of `announce` over all ranks, computed from its results on each rank for `world=1`."""
-        return torch.cat((super().announced_by_all([x[:-1] for x in announced]), *(x[-1:] for x in announced)))
+    def announce(self, state: Any) -> Tensor:
+        """Return the numbers that a rank sends first: the sums, and the number of identifiers."""
+        n = sum(map(len, _joined(state.identifiers)))
+        return torch.cat((super().announce(state.sums), state.sums.new_tensor([n])))
 
     def payload(self, state: Any) -> Tensor:
         """Return the bytes of the identifiers for an all-gather, uint8 `(n,)`."""
         empty = torch.zeros(0, dtype=torch.uint8, device=state.sums.device)
         return torch.cat([empty, *(x.view(torch.uint8) for x in _joined(state.identifiers))])
 
-    def payload_sizes(self, announced: Tensor, world: int) -> list[int]:
-        """Return the length of the `payload` of each rank, from the sum of `announce` over ranks."""
-        return [8 * int(n) for n in announced[-world:].tolist()]
+    def payload_size(self, announced: Tensor) -> int:
+        """Return the length of the `payload` of the rank that sent `announced`."""
+        return 8 * int(announced[-1])
 
-    def merge_gathered(self, announced: Tensor, payloads: Sequence[Tensor]) -> Any:
+    def merged(self, announced: Sequence[Tensor], payloads: Sequence[Tensor]) -> Any:
         """Return the merged state of all ranks."""
         # Clone, because a view with another dtype must be aligned to its item size.
         identifiers = [payload.clone().view(torch.int64) for payload in payloads]
-        return SumsOfClusters(announced[: -len(payloads)], _joined(identifiers))
+        return SumsOfClusters(super().merged([one[:-1] for one in announced], payloads), _joined(identifiers))
 
 
 def _joined(identifiers: Sequence[Tensor]) -> list[Tensor]:

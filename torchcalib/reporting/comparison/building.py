@@ -20,6 +20,7 @@ from torchcalib.core.arguments import (
     check_seed,
     weights_from,
 )
+from torchcalib.core.arrays import check_has_values
 from torchcalib.core.checks import MAX_COPIES, are_counts
 from torchcalib.core.clusters import (
     cluster_words,
@@ -248,6 +249,7 @@ class ComparisonBuilder:
         self._are_counts = True
         self._has_clusters: bool | None = None  # None before the first batch
 
+    @torch.no_grad()
     def update(
         self,
         preds: Mapping[str, Tensor],
@@ -362,6 +364,8 @@ class ComparisonBuilder:
                 f"`preds` must contain predictions of {', '.join(map(repr, self._names))}, got "
                 f"{', '.join(map(repr, preds)) or 'none'}. Use the same names for every batch."
             )
+        for each in preds.values():
+            check_has_values("preds", each)
         for name in self._names:
             with _naming_system(name):
                 self._formats[name].resolved(preds[name], target).check(preds[name], target, weights)

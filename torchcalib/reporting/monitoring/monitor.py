@@ -88,7 +88,7 @@ class Monitor:
             values = monitor.end_epoch(epoch)  # {"val/nll": 0.31, "val/ece": 0.04, ...}
 
     `end_epoch` returns a dict of floats, for logging and early stopping. Lower `val/nll` and `val/ece` are better. If
-    `torch.distributed` is initialized, `end_epoch` synchronises all ranks in one collective. Every rank must call it,
+    `torch.distributed` is initialized, `end_epoch` synchronises all ranks in two collectives. Every rank must call it,
     including ranks without data.
 
     Over-confidence is max(ECD, 0), where ECD is the entropic calibration difference. A warning is issued if it exceeds

@@ -1,0 +1,143 @@
+"""Views, subclasses and unusual tensors give the value of a plain tensor, or an error that names the rule."""
+
+from functools import partial
+
+import pytest
+import torch
+from cases import formulas
+from helpers import fits
+from helpers.refusals import check_each
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.masked import masked_tensor
+
+import torchcalib as tc
+import torchcalib.functional as F
+from torchcalib import losses
+
+FAKE = FakeTensorMode(allow_non_fake_inputs=True)
+
+
+class Named(torch.Tensor):
+    """A subclass without memory of its own, as packages define for images or audio."""
+
+
+def negated(x):
+    """Return a view with the values of x, whose memory contains -x, as `x.conj().imag` does."""
+    return torch._neg_view(-x)
+
+
+ACCEPTED = {
+    "negated view": negated,
+    "imaginary part": lambda x: torch.complex(x.double(), -x.double()).conj().imag.to(x.dtype),
+    "subclass": lambda x: x.as_subclass(Named),
+    "parameter": lambda x: torch.nn.Parameter(x, requires_grad=x.is_floating_point()),
+    "strided view": lambda x: torch.stack((x, x), -1)[..., 0],
+}
+REFUSED = {
+    "conjugate": lambda x: x.to(torch.complex128).conj(),
+    "meta": lambda x: x.to("meta"),
+    "fake": FAKE.from_tensor,
+    "nested": lambda x: torch.nested.nested_tensor(list(x.reshape(len(x), -1))),
+    "jagged": lambda x: torch.nested.nested_tensor(list(x.reshape(len(x), -1)), layout=torch.jagged),
+    "sparse": lambda x: x.to_sparse(),
+    "compressed": lambda x: x.reshape(len(x), -1).to_sparse_csr(),
+    "quantised": lambda x: torch.quantize_per_tensor(x.float(), 0.01, 0, torch.quint8),
+    "masked": lambda x: masked_tensor(x, torch.ones_like(x, dtype=torch.bool)),
+}
+pytestmark = [
+    pytest.mark.filterwarnings(f"ignore:{message}")
+    for message in ("The PyTorch API of", "Sparse CSR", "torch.quantize_per_tensor", "The PyTorch")
+]
+
+
+def check_kinds(call, refused=REFUSED, **columns):
+    """Check a call with every kind of each column, and of all columns."""
+    expected = call(**columns)
+
+    def check(row):
+        kind, which = row
+        convert = (ACCEPTED | refused)[kind]
+        given = {name: convert(x) if which in (name, "all") else x for name, x in columns.items()}
+        if kind in refused:
+            with pytest.raises((TypeError, ValueError)) as raised:
+                call(**given)
+            message = str(raised.value)
+            assert f"`{next(iter(columns)) if which == 'all' else which}` must" in message, message
+            assert "got" in message, message
+        else:
+            found = call(**given)
+            assert type(found) is torch.Tensor
+            torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12, equal_nan=True)
+
+    check_each([(kind, which) for kind in ACCEPTED | refused for which in (*columns, "all")], check)
+
+
+def updated(metric, *columns, **more):
+    metric.update(*columns, **more)
+    return metric
+
+
+@pytest.mark.parametrize("case", formulas())
+def test_metrics_give_the_value_of_a_plain_tensor_or_a_clear_error(case):
+    preds, target = case.data(n=20)
+    columns = {"preds": preds, "target": target, "weights": case.weights(20)}
+    check_kinds(case.call, **columns)
+    check_kinds(lambda **given: updated(case.metric(), **given).compute(), **columns)
+
+
+X, LABELS = fits.data(40)
+B, Y = fits.single(40)
+GROUPS, W = torch.arange(40) % 3, torch.ones(40, dtype=torch.float64)
+QUICK = {"with_calibration": False, "with_intervals": False}
+
+
+def of_report(preds=X, target=LABELS, **columns):
+    return torch.tensor(tc.report(preds, target, from_logits=True, **columns, **QUICK)["nll"])
+
+
+def of_comparison(preds, target, weights):
+    compared = tc.compare({"a": preds, "b": preds.clone()}, target, weights=weights, from_logits=True, n_replicates=39)
+    return torch.tensor(compared.lines[0].values["b"])
+
+
+def of_wrapper(make, **columns):
+    return updated(make(), B, Y, **columns).compute()
+
+
+def of_penalty(penalty, preds, target):
+    is_class = isinstance(penalty, type)
+    return penalty(**fits.multi)(preds, target) if is_class else penalty(preds, target, **fits.multi)
+
+
+def test_other_calls_give_the_value_of_a_plain_tensor_or_a_clear_error():
+    binary = fits.binary
+    members = [tc.NLL(**binary), tc.ECE(**binary), tc.KS(**binary)]
+    collection = tc.CalibrationCollection(members)
+
+    def together(**given):
+        collection.reset()
+        return torch.stack(list(updated(collection, **given).compute().values()))
+
+    check_kinds(together, preds=B, target=Y, weights=W)
+    for metric in members:
+        check_kinds(partial(of_wrapper, partial(tc.ByGroup, metric, num_groups=3)), groups=GROUPS)
+        check_kinds(partial(of_wrapper, partial(tc.Clustered, metric)), clusters=GROUPS)
+    check_kinds(lambda groups: F.by_group(F.ece, B, Y, groups, **binary), groups=GROUPS)
+    costs = tc.CostMatrix(1 - torch.eye(4, dtype=torch.float64))
+    check_kinds(lambda **given: F.expected_cost(**given, cost=costs), decisions=LABELS, target=LABELS.flip(0))
+    check_kinds(of_report, preds=X, target=LABELS, weights=W)
+    check_kinds(of_report, groups=GROUPS)
+    check_kinds(of_report, clusters=GROUPS)
+    check_kinds(of_comparison, preds=X, target=LABELS, weights=W)
+    with_memory = {kind: convert for kind, convert in REFUSED.items() if kind != "meta"}  # losses read no values
+    for name in losses.__all__:
+        if name != "PenaltyLoss":
+            check_kinds(partial(of_penalty, getattr(losses, name)), with_memory, preds=X, target=LABELS)
+
+
+@pytest.mark.parametrize("calibrator", fits.ALL, ids=fits.name)
+def test_calibrators_give_the_value_of_a_plain_tensor_or_a_clear_error(calibrator):
+    check_kinds(lambda preds, target: fits.fresh(calibrator).fit(preds, target, **fits.binary)(B), preds=B, target=Y)
+    fitted = fits.fresh(calibrator).fit(B, Y, **fits.binary)
+    check_kinds(lambda preds: fitted(preds), preds=B)
+    check_kinds(lambda preds: fitted.predict_proba(preds), preds=B)
