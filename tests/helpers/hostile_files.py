@@ -398,8 +398,16 @@ def add_parquet(corpus):
     write("rows.parquet", constant, "at most 2,097,152 rows", row_group_size=rows)
     if corpus.is_long:
         write("columns.parquet", {f"c{k}": [0.5] for k in range(140_000)}, "must have at most")
-    if int(pa.__version__.partition(".")[0]) >= 26:  # older versions overflow the stack
-        corpus.write("schema.parquet", nested_schema(100_000), "too deeply nested")
+    corpus.write(
+        "schema.parquet", nested_schema(100_000), "at most 64 nested groups"
+    )  # overflows the stack of pyarrow 25
+    corpus.write("footer_only.parquet", b"PAR1" + struct.pack("<I", 2**24 - 1) + b"PAR1", "the footer must have")
+    # The metadata of pyarrow 26 ends the process for statistics that do not agree with the schema.
+    parquet.write_table(pa.table({"probs": [0.5, 0.5], "target": [1, None]}), corpus.folder / "optional.parquet")
+    optional = (corpus.folder / "optional.parquet").read_bytes()
+    assert optional.count(b"\x25\x02\x18\x06target") == 1
+    required = optional.replace(b"\x25\x02\x18\x06target", b"\x25\x00\x18\x06target")
+    corpus.write("required.parquet", required, "must be a complete")
     content = (corpus.folder / "weights.parquet").read_bytes()
     corpus.write(
         "footer.parquet", content[:-8] + struct.pack("<I", 2**31 - 1) + b"PAR1", "the footer must have at most"

@@ -20,7 +20,11 @@ def without(monkeypatch):
     def take(*packages):
         for package in packages:
             monkeypatch.setitem(sys.modules, package, None)
-            monkeypatch.delitem(sys.modules, f"torchcalib.ops.isotonic.{package}", raising=False)
+            loaded = [
+                name for name in sys.modules if name.startswith("torchcalib.ops.") and name.endswith(f".{package}")
+            ]
+            for name in loaded:
+                monkeypatch.delitem(sys.modules, name)
         dispatch._load.cache_clear()
 
     yield take

@@ -343,7 +343,7 @@ def _tensor(rows: Any) -> torch.Tensor | Text:
         return rows
     if rows.dtype.kind == "U":
         numbers: dict[str, int] = {}
-        codes = [numbers.setdefault(text, len(numbers)) for text in rows.flat]
+        codes = [numbers.setdefault(text, len(numbers)) for text in rows.ravel().tolist()]
         return Text(list(numbers), torch.tensor(codes, dtype=torch.int64))
     # torch requires writeable memory ("W"), so the rows of a read-only memory map are copied.
     return torch.from_numpy(np.require(rows, rows.dtype.newbyteorder("="), ["C", "W", "E"]))

@@ -21,7 +21,7 @@ from pyarrow import json as arrow_json
 from torchcalib.io.errors import InputError, quoted
 from torchcalib.io.limits import BUFFER, MAX_ARRAYS, MAX_HEADER, MAX_TEXT_BYTES, check_columns, decoded_limit
 from torchcalib.io.names import LOGITS, NEUTRAL, PROBS, TARGETS, WEIGHTS, class_of, numbered
-from torchcalib.io.pages import pages_of
+from torchcalib.io.parquet_pages import Chunk, pages_of, row_groups_of
 from torchcalib.io.readers import FLOATS, TEXT, WHOLE, Array, Reader, Text
 
 _DTYPES = {"halffloat": "float16", "float": "float32", "double": "float64"}
@@ -35,7 +35,6 @@ _MAX_LINE = 8 * 2**20  # largest line of JSON in bytes: a parsed number takes up
 # Possessive quantifiers make the time linear; text without an end extends to the end of the line.
 _TEXT_OF_JSON = re.compile(rb'"(?:[^"\\]|\\.)*+"?+', re.DOTALL)
 _BYTES_OF_LEVELS = 4  # two levels of 2 bytes for each value in a list
-_ITEMSIZES = {"INT64": 8, "DOUBLE": 8, "INT96": 12}  # by physical type; other numbers have at most 4 bytes
 
 
 class _Table(Reader):
@@ -278,32 +277,41 @@ class Parquet(_Table):
 
     def inspect(self) -> Iterable[Array]:
         """Describe the columns from the file footer. The first non-empty list determines the width of a list column."""
-        with self.paths[0].open("rb") as file:
-            file.seek(max(0, self.paths[0].stat().st_size - 8))
-            length, magic = int.from_bytes(file.read(4), "little"), file.read()
-        if magic == b"PAR1" and length > MAX_HEADER:
-            raise ValueError(f"the footer must have at most {MAX_HEADER:,} bytes, got {length:,}")
+        self._row_groups = row_groups_of(self._footer())
         with self._opened() as file:
             self.check_names(file.schema_arrow.names)
-            leaves = _leaves(file)
-            return with_composed([self._described(file, column, leaves[column.name]) for column in file.schema_arrow])
+            self._leaves = _leaves(file)
+            self._in_lists = {column.name for column in file.schema_arrow if pa.types.is_nested(column.type)}
+            return with_composed([self._described(file, column) for column in file.schema_arrow])
 
     def batches(self, dtypes: dict[str, str], count: int) -> Iterator[pa.RecordBatch]:
         """Yield batches of at most `count` rows."""
         text = [name for name, dtype in dtypes.items() if dtype in TEXT]
-        with self._opened() as file:
-            leaves = _leaves(file)
-            dense = self._check_pages(file, [leaf for name in dtypes for leaf in leaves[name]], set(text))
-        if dense:  # a prefix of the preceding text counts as nothing in these encodings
-            count = max(1, min(count, BUFFER // dense))
-        with self._opened(read_dictionary=None if dense else text) as file:
+        largest = self._check_pages(list(dtypes))
+        has_prefixes = any(group[self._leaves[name][0]].has_prefixes for group in self._row_groups for name in text)
+        if has_prefixes:
+            count = max(1, min(count, BUFFER // max(1, largest)))
+        with self._opened(read_dictionary=None if has_prefixes else text) as file:
             yield from file.iter_batches(batch_size=count, columns=list(dtypes))
+
+    def _footer(self) -> bytes:
+        """Read the footer, which is followed by its length and a mark."""
+        with self.paths[0].open("rb") as file:
+            size = self.paths[0].stat().st_size
+            file.seek(max(0, size - 8))
+            length, mark = int.from_bytes(file.read(4), "little"), file.read()
+            if mark != b"PAR1":
+                raise ValueError("the file must end with a Parquet footer, got other content")
+            if length > min(MAX_HEADER, size - 8):
+                raise ValueError(f"the footer must have at most {MAX_HEADER:,} bytes, got {length:,}")
+            file.seek(size - 8 - length)
+            return file.read(length)
 
     def _opened(self, **options: Any) -> Any:
         """Open the file as a memory map. Otherwise all columns of a row group would be in memory."""
         return parquet.ParquetFile(self.paths[0], memory_map=True, **options)
 
-    def _described(self, file: Any, column: Any, leaves: Sequence[int]) -> Array:
+    def _described(self, file: Any, column: Any) -> Array:
         kind, shape = column.type, (file.metadata.num_rows,)
         if pa.types.is_fixed_size_list(kind):
             return Array(column.name, _dtype(kind.value_type), (*shape, kind.list_size))
@@ -313,37 +321,35 @@ class Parquet(_Table):
         if dtype not in FLOATS | WHOLE:
             return Array(column.name, f"list<{dtype}>", shape)
         try:
-            self._check_pages(file, leaves, set())
+            largest_group = self._check_pages([column.name])
         except ValueError as error:
             return Array(column.name, dtype, shape, f"must be less compressed: {error}. Write smaller row groups.")
-        n_values = sum(file.metadata.row_group(k).column(leaves[0]).num_values for k in range(file.num_row_groups))
-        per_row = max(1, n_values // max(1, *shape))
-        batches = file.iter_batches(batch_size=max(1, 2**16 // per_row), columns=[column.name])
+        per_row = max(1, largest_group // max(1, *shape))
+        batches = file.iter_batches(batch_size=max(1, 2**20 // per_row), columns=[column.name])
         return Array(column.name, dtype, (*shape, next(filter(None, (_width(b.column(0)) for b in batches)), 0)))
 
-    def _check_pages(self, file: Any, leaves: Sequence[int], text: set[str]) -> int:
-        """Raise if the decoded size of the pages of columns exceeds the limit, which the headers of the pages declare.
+    def _check_pages(self, names: Sequence[str]) -> int:
+        """Raise if the decoded size of columns exceeds the limit in a row group, according to the headers of the pages.
 
-        Returns the size of the largest page of text whose values have no dictionary, in bytes, or 0.
+        Returns the largest decoded size in bytes.
         """
-        limit, largest_dense = decoded_limit(self.paths), 0
-        with pa.memory_map(str(self.paths[0])) as content:
-            for k in range(file.num_row_groups):
-                group, at_once = file.metadata.row_group(k), 0
-                for leaf in leaves:
-                    chunk = group.column(leaf)
-                    pages = list(pages_of(content, chunk))
-                    largest = max((size for size, _ in pages), default=0)
-                    at_once += largest
-                    if file.schema.column(leaf).max_repetition_level > 0:
-                        # One list may contain all values of the row group.
-                        n_values = sum(n for _, n in pages)
-                        at_once += n_values * (_ITEMSIZES.get(chunk.physical_type, 4) + _BYTES_OF_LEVELS)
-                    if chunk.path_in_schema in text and any(name.startswith("DELTA") for name in chunk.encodings):
-                        largest_dense = max(largest_dense, largest)
-                if at_once > limit:
-                    raise ValueError(f"got {at_once:,} bytes in a row group, more than the limit of {limit:,}")
-        return largest_dense
+        limit, largest = decoded_limit(self.paths), 0
+        with self.paths[0].open("rb") as content:
+            for group in self._row_groups:
+                size = sum(self._decoded(content, group[leaf], name) for name in names for leaf in self._leaves[name])
+                if size > limit:
+                    raise ValueError(f"got {size:,} bytes in a row group, more than the limit of {limit:,}")
+                largest = max(largest, size)
+        return largest
+
+    def _decoded(self, content: Any, chunk: Chunk, name: str) -> int:
+        """Return the bytes that a chunk may need at once: its largest page, and its values if they are in lists.
+
+        One list may contain all values of a row group.
+        """
+        pages = list(pages_of(content, chunk))
+        values = sum(n for _, n in pages) * (chunk.itemsize + _BYTES_OF_LEVELS) if name in self._in_lists else 0
+        return max((size for size, _ in pages), default=0) + values
 
 
 def _leaves(file: Any) -> dict[str, list[int]]:
