@@ -401,6 +401,8 @@ def add_parquet(corpus):
     corpus.write(
         "schema.parquet", nested_schema(100_000), "at most 64 nested groups"
     )  # overflows the stack of pyarrow 25
+    doubles = b"\x15\x04\x89\xf7" + b"\xff" * 8 + b"\x7f"  # a list of 2^63 numbers
+    corpus.write("doubles.parquet", parquet_of(doubles), "must be a complete")
     corpus.write("footer_only.parquet", b"PAR1" + struct.pack("<I", 2**24 - 1) + b"PAR1", "the footer must have")
     # The metadata of pyarrow 26 ends the process for statistics that do not agree with the schema.
     parquet.write_table(pa.table({"probs": [0.5, 0.5], "target": [1, None]}), corpus.folder / "optional.parquet")
@@ -423,7 +425,10 @@ def nested_schema(depth):
 
     group, leaf = b"\x35\x02\x18\x01a\x15\x02\x00", b"\x15\x08\x25\x02\x18\x01v\x00"
     schema = b"\xfc" + varint(depth + 2) + b"\x48\x01r\x15\x02\x00" + group * depth + leaf
-    footer = b"\x15\x04\x19" + schema + b"\x16\x00\x19\x0c\x00"
+    return parquet_of(b"\x15\x04\x19" + schema + b"\x16\x00\x19\x0c\x00")
+
+
+def parquet_of(footer):
     return b"PAR1" + footer + struct.pack("<I", len(footer)) + b"PAR1"
 
 

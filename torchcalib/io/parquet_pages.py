@@ -178,8 +178,7 @@ class _CompactReader:
         if kind in (_I16, _I32, _I64):
             self.unsigned()
         elif kind == _BINARY:
-            length = self.unsigned()
-            self.position += length
+            self.advance(self.unsigned())
         elif kind == _STRUCT:
             for _, inner in self.fields():
                 self.skip(inner, depth + 1)
@@ -188,22 +187,26 @@ class _CompactReader:
             n, inner = byte >> 4 if byte >> 4 < 15 else self.unsigned(), byte & 15
             for _ in range(n):
                 if inner in (_TRUE, _FALSE):
-                    self.byte()
+                    self.advance(1)
                 else:
                     self.skip(inner, depth + 1)
         elif kind == _DOUBLE:
-            self.position += 8
+            self.advance(8)
         elif kind == _BYTE:
-            self.position += 1
+            self.advance(1)
         elif kind not in (_TRUE, _FALSE):
             raise ValueError(f"values must have known types, got {kind}")
 
     def byte(self) -> int:
         """Return the next byte."""
-        if self.position >= len(self.content):
-            raise ValueError("the metadata must be complete, got too few bytes")
-        self.position += 1
+        self.advance(1)
         return self.content[self.position - 1]
+
+    def advance(self, n: int) -> None:
+        """Skip n bytes. Raise if there are fewer, so that a list of many elements ends with the content."""
+        self.position += n
+        if self.position > len(self.content):
+            raise ValueError("the metadata must be complete, got too few bytes")
 
     def unsigned(self) -> int:
         """Return an unsigned integer: 7 bits in each byte, the lowest first."""
