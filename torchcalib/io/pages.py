@@ -11,6 +11,7 @@ from typing import Any
 
 _MAX_PAGE_HEADER = 2**16  # largest header in bytes: three numbers, and statistics with two values of the column
 _MAX_DEPTH = 4  # nested structures in a header
+_MAX_FIELD = 2**15  # larger numbers of fields overflow in readers
 # Numbers of the fields in a page header, and of the number of values in the header of a data page (version 1 and 2)
 _UNCOMPRESSED_SIZE, _COMPRESSED_SIZE, _DATA_PAGES, _NUM_VALUES = 2, 3, (5, 8), 1
 
@@ -36,10 +37,10 @@ def pages_of(content: Any, chunk: Any) -> Iterator[tuple[int, int]]:
     end = position + chunk.total_compressed_size
     while position < end:
         content.seek(position)
-        header = _Header(content.read(_MAX_PAGE_HEADER))
+        header = _Header(memoryview(content.read_buffer(_MAX_PAGE_HEADER)).cast("B"))  # without a copy
         fields = header.fields()
         compressed, uncompressed = fields.get(_COMPRESSED_SIZE, -1), fields.get(_UNCOMPRESSED_SIZE, -1)
-        n_values = sum(fields[k].get(_NUM_VALUES, 0) for k in _DATA_PAGES if k in fields)
+        n_values = max((fields[k].get(_NUM_VALUES, -1) for k in _DATA_PAGES if k in fields), default=0)
         if min(compressed, uncompressed, n_values) < 0:
             raise ValueError("the header of a page must declare its size, got none")
         yield uncompressed, n_values
@@ -49,20 +50,25 @@ def pages_of(content: Any, chunk: Any) -> Iterator[tuple[int, int]]:
 class _Header:
     """Structure in the compact protocol."""
 
-    def __init__(self, content: bytes) -> None:
+    def __init__(self, content: memoryview) -> None:
         self.content = content
         self.position = 0
 
     def fields(self, depth: int = 0) -> dict[int, Any]:
-        """Return the integers and structures in a structure by the number of the field, and skip its other fields."""
+        """Return the 32-bit integers and structures in a structure by the number of the field, and skip other fields.
+
+        Readers ignore fields of other types. They use the last one of repeated fields, which programs never write.
+        """
         if depth > _MAX_DEPTH:
             raise ValueError("the header of a page must be flat, got nested structures")
         found: dict[int, Any] = {}
         field = 0
         while (byte := self.byte()) != _STOP:
+            previous, kind = field, byte & 15
             field = field + (byte >> 4) if byte >> 4 else self.integer()
-            kind = byte & 15
-            if kind in (_I16, _I32, _I64):
+            if not previous < field < _MAX_FIELD:
+                raise ValueError(f"the fields of a page header must have increasing numbers, got {previous}, {field}")
+            if kind == _I32:
                 found[field] = self.integer()
             elif kind == _STRUCT:
                 found[field] = self.fields(depth + 1)
@@ -73,14 +79,13 @@ class _Header:
     def skip(self, kind: int, depth: int) -> None:
         """Skip a value of one of the types of the protocol. Structures and lists may be nested in `depth` others."""
         if kind in (_TRUE, _FALSE, _BYTE):
-            self.position += 1
+            self.advance(1)
         elif kind in (_I16, _I32, _I64):
             self.integer()
         elif kind == _DOUBLE:
-            self.position += 8
+            self.advance(8)
         elif kind == _BINARY:
-            length = self.unsigned()
-            self.position += length
+            self.advance(self.unsigned())
         elif kind in (_LIST, _SET):
             byte = self.byte()
             if byte & 15 in (_LIST, _SET):
@@ -92,11 +97,15 @@ class _Header:
         else:
             raise ValueError(f"the header of a page must have known types, got {kind}")
 
+    def advance(self, n: int) -> None:
+        """Skip n bytes."""
+        self.position += n
+        if self.position > len(self.content):
+            raise ValueError("the header of a page must be complete, got too few bytes")
+
     def byte(self) -> int:
         """Return the next byte."""
-        if self.position >= len(self.content):
-            raise ValueError("the header of a page must be complete, got too few bytes")
-        self.position += 1
+        self.advance(1)
         return self.content[self.position - 1]
 
     def unsigned(self) -> int:
