@@ -44,6 +44,7 @@ CALLS = [
     ("rows of several lengths", lambda f: f([[0.2], [0.3, 0.7]], t(1), **binary), TypeError, ["`preds`", "equal len"]),
     ("nothing", lambda f: f(None, t(1), **binary), TypeError, ["`preds`", "got None"]),
     ("hard decisions", lambda f: f(t(0, 1), Y2, **binary), TypeError, ["`preds`", "int64", "decisions"]),
+    ("float8", lambda f: f(P2.to(torch.float8_e4m3fn), Y2, **binary), TypeError, ["`preds`", "preds.float()"]),
     ("complex", lambda f: f(P2 + 0j, Y2, **binary), TypeError, ["`preds`", "must be real", "complex64"]),
     ("sparse", lambda f: f(P2.to_sparse(), Y2, **binary), TypeError, ["`preds`", "dense", "to_dense"]),
     ("float class indices", lambda f: f(Q, H.float(), **multi), TypeError, ["`target`", "float32", "target.long()"]),

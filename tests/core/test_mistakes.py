@@ -118,7 +118,7 @@ def test_the_advice_of_each_error_gives_the_result_of_the_right_input(way):
     check_each(ERRORS, check)
 
 
-WARNINGS = {  # name: preds, target, options, text of the warning, and the options that follow from the advice
+WARNINGS = {  # name: preds, target, options, and text of the warning
     "probabilities as logits": (Q, H, MULTI, "Omit from_logits=True"),
     "few probabilities as logits": (Q[:20], H[:20], MULTI, "Omit from_logits=True"),
     "bfloat16 probabilities as logits": (Q.bfloat16(), H, MULTI, "Omit from_logits=True"),

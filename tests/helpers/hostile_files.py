@@ -177,25 +177,23 @@ def text_op(text):
     return b"X" + struct.pack("<I", len(text)) + text.encode()
 
 
-def tensor_op(shape, stride, n, offset=0, storage=b"ctorch\nFloatStorage\n"):
+def number_op(n):
+    return b"\x8a\x08" + struct.pack("<q", n)
+
+
+ZERO = text_op("0")
+
+
+def storage_op(n, key=ZERO):
+    """Return the operations of a pickle for a storage of n float32 values."""
+    return b"(" + text_op("storage") + b"ctorch\nFloatStorage\n" + key + text_op("cpu") + number_op(n) + b"tQ"
+
+
+def tensor_op(shape, stride, n, offset=0):
     """Return the operations of a pickle that create a tensor in the storage "0" of n values."""
-    sizes = b"".join(
-        b"(" + b"".join(b"\x8a\x08" + struct.pack("<q", k) for k in part) + b"t" for part in (shape, stride)
-    )
-    reference = b"(" + text_op("storage") + storage + text_op("0") + text_op("cpu")
-    numbers = b"\x8a\x08" + struct.pack("<q", n), b"\x8a\x08" + struct.pack("<q", offset)
+    sizes = b"".join(b"(" + b"".join(map(number_op, part)) + b"t" for part in (shape, stride))
     hooks = b"ccollections\nOrderedDict\n)R"
-    return (
-        b"ctorch._utils\n_rebuild_tensor_v2\n("
-        + reference
-        + numbers[0]
-        + b"tQ"
-        + numbers[1]
-        + sizes
-        + b"\x89"
-        + hooks
-        + b"tR"
-    )
+    return b"ctorch._utils\n_rebuild_tensor_v2\n(" + storage_op(n) + number_op(offset) + sizes + b"\x89" + hooks + b"tR"
 
 
 def doubled(times, start=b")", end=b""):
@@ -206,16 +204,30 @@ def doubled(times, start=b")", end=b""):
 
 def add_pt(corpus):
     two = b"}(" + text_op("probs") + b"%s" + text_op("y") + b"%s" + b"u."
-    plain = tensor_op((4,), (1,), 4)
+    plain, expanded = tensor_op((4,), (1,), 4), tensor_op((10**9,), (0,), 4)
+    coo = b"ctorch.serialization\n_get_layout\n" + text_op("torch.sparse_coo") + b"\x85R"
+    parts = b"(" + tensor_op((1, 10**9), (0, 0), 4) + expanded + b"(" + number_op(4) + b"t\x88t"
+    sparse = b"ctorch._utils\n_rebuild_sparse_tensor\n(" + coo + parts + b"tR"
+    converted = b"ctorch._utils\n_rebuild_device_tensor_from_cpu_tensor\n(" + expanded + b"ctorch\nfloat64\n"
+    converted += text_op("cpu") + b"\x89tR"
+    set_to = b"(" + storage_op(4) + b"K\x00(" + number_op(10**9) + b"t(K\x01ttb"
+    collisions = b"".join(b"\x8a\x10" + (k * (2**61 - 1)).to_bytes(16, "little") + b"N" for k in range(1, 300_000))
     values = {"0": bytes(16)}
     for name, content, error in (
         ("tuple_key", b"\x80\x02}" + doubled(26) + b"Ns.", "must contain only tensors"),
         ("doubled", b"\x80\x02}" + text_op("probs") + doubled(40, b"]") + b"s.", "must contain targets"),
         ("beyond", b"\x80\x02" + two % (tensor_op((10**9,), (1,), 4), plain), "must lie within its storage"),
         ("offset", b"\x80\x02" + two % (tensor_op((4,), (1,), 4, 10**9), plain), "must lie within its storage"),
-        ("negative", b"\x80\x02" + two % (tensor_op((4,), (-1,), 4), plain), "must not be negative"),
+        ("negative", b"\x80\x02" + two % (tensor_op((4,), (-1,), 4), plain), "are not negative"),
         ("storage", b"\x80\x02" + two % (tensor_op((4,), (1,), 10**10), plain), "bytes of the storage 0, got fewer"),
-        ("expanded", b"\x80\x02" + two % (tensor_op((10**9,), (0,), 4), plain), "more numbers than the file stores"),
+        ("expanded", b"\x80\x02" + two % (expanded, plain), "more numbers than the file stores"),
+        ("sparse", b"\x80\x02" + two % (sparse, plain), "must be stored completely"),
+        ("converted", b"\x80\x02" + two % (converted, plain), "must be stored completely"),
+        ("set_to", b"\x80\x02" + two % (plain + set_to, plain), "the operation BUILD in a wrong place"),
+        ("filled", b"\x80\x02" + two % (plain + b"NK\x00s", plain), "the operation SETITEM in a wrong place"),
+        ("storage_key", b"\x80\x02" + storage_op(4, doubled(40)) + b".", "the operation BINPERSID in a wrong place"),
+        ("axes", b"\x80\x02" + two % (tensor_op((2,) * 10**5, (0,) * 10**5, 4), plain), "at most 64 axes"),
+        ("collisions", b"\x80\x02}(" + collisions + b"u.", "must contain only tensors"),
         ("memo", b"\x80\x02}r\xff\xff\xff\x7f.", "must contain predictions"),
         ("marks", b"\x80\x02" + b"(" * 2_000_000 + b".", "at most 1,048,576 pickle operations"),
         ("lists", b"\x80\x02" + b"]" * 2_000_000 + b".", "at most 1,048,576 pickle operations"),

@@ -10,7 +10,7 @@ from torchcalib.reporting.buffer import PredictionBuffer
 
 
 class Broken(TemperatureScaling):
-    """Calibrator of a user whose fit fails in any way."""
+    """Calibrator whose fit raises an error."""
 
     error: BaseException
 
@@ -29,4 +29,4 @@ def test_any_error_of_a_fit_is_a_remark(error):
     calibrator.error = error
     fit, remarks = fit_on_all_ranks(calibrator, buffer)
     assert fit is None
-    assert remarks == (f"no calibrator is fitted: {str(error) or 'MemoryError'}",)
+    assert remarks == (f"no calibrator is fitted: {type(error).__name__}: {error}",)

@@ -114,6 +114,8 @@ def check_all_ranks_raise_the_same_error(rank, world):
         dist.all_gather_object(messages, f"{type(raised.value).__name__}: {raised.value}")
         assert len(set(messages)) == 1, messages
         assert words.format(odd=world - 1) in messages[0], (words, messages[0])
+        if compute is memory and rank == world - 1:
+            assert isinstance(raised.value.__cause__, MemoryError)
         assert len(messages[0]) <= 520
     torch.testing.assert_close(updated(tc.ECE(**BINARY)).compute(), tc.functional.ece(P, Y, **BINARY))
 

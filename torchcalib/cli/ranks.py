@@ -22,7 +22,6 @@ _LAUNCHER = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _TIMEOUT = datetime.timedelta(days=1)
 """Timeout for ranks that wait for slower ranks. A rank that dies closes its connections, which ends the wait."""
 
-
 _CALL = "run the same command"
 
 
@@ -65,14 +64,14 @@ class Ranks:
             return
         from torchcalib.metrics.gathering import exchanged
 
-        problem = ""
+        problem: Exception | None = None
         exit_request: SystemExit | None = None
         try:
             yield
         except SystemExit as error:  # raised when the reader of stdout closes the pipe
             exit_request = error
         except Exception as error:
-            problem = line_of(error)
+            problem = ValueError(line_of(error))
         with _shared():
             exchanged(_CALL, (), self.group, problem=problem)
         if exit_request is not None:
@@ -85,7 +84,7 @@ class Ranks:
         from torchcalib.metrics.gathering import exchanged
 
         checksum = zlib.crc32(repr(value).encode())
-        if exchanged(_CALL, (checksum,), self.group) != [[checksum, 0, 0]] * self.n_ranks:
+        if exchanged(_CALL, (checksum,), self.group) != [[checksum]] * self.n_ranks:
             raise _SharedError(f"all ranks must have the same {name}, got different {name}. Use a shared folder.")
 
     def gathered(self, part: ReportBuilder | None) -> list[ReportBuilder]:

@@ -177,7 +177,7 @@ class InputFormat:
             rules += self._value_rules(p, target_tolerance)
             if wait and not drop_invalid and preds.is_cpu:  # elsewhere, reading values synchronises the device
                 first = first_values(preds)
-                # Most predictions are not mistaken for decisions, or logits for probabilities.
+                # The first values rule out mistakes in most input, so that few checks read all values.
                 if first and (first[0] in (0, 1) or (self.from_logits and min(first) >= 0 and max(first) <= 1)):
                     check_mistakes(p, first)
         if self.hard_targets and not hard:

@@ -32,7 +32,7 @@ _DECISIONS = (
 
 
 def warn(message: str) -> None:
-    """Issue a warning at the first caller outside torch and this package, once for each call site."""
+    """Issue a warning at the first caller outside torch, torchmetrics and this package, once for each call site."""
     frame, level = sys._getframe(), 1
     while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in _OTHERS:
         frame, level = frame.f_back, level + 1
@@ -42,10 +42,8 @@ def warn(message: str) -> None:
 def check_mistakes(p: Predictions, first: Sequence[float]) -> None:
     """Raise ValueError for swapped arguments, and warn for decisions and for probabilities that are passed as logits.
 
-    Values are read.
-
     Args:
-        p: predictions on the CPU.
+        p: predictions on the CPU, because values are read.
         first: the first predicted values, which rule out most mistakes.
     """
     may_be_decisions = all(x in (0, 1) for x in first)
@@ -126,7 +124,9 @@ def wrong_dtype(preds: Tensor, target: Tensor, task: str) -> Exception:
     if has_probabilities(target):
         return swapped(f"{preds.dtype}", target)
     rule = f"`preds` must be float16, bfloat16, float32 or float64, got {preds.dtype}"
-    if preds.dtype == torch.bool or preds.is_floating_point() or not preds.numel():
+    if preds.is_floating_point():  # for example float8
+        return TypeError(f"{rule}. Convert them with preds.float().")
+    if preds.dtype == torch.bool or not preds.numel():
         return TypeError(f"{rule}. {_DECISIONS}")
     low, high = (int(end) for end in preds.aminmax())
     # Class indices are as large as labels.

@@ -52,6 +52,7 @@ def _fitted(calibrator: Calibrator, buffer: PredictionBuffer, class_axis: int) -
     try:
         fit = fitted(calibrator, buffer.predictions(), class_axis, buffer.input_format.positive_classes)
     except Exception as error:  # other ranks wait for the result
-        cause = str(error) or type(error).__name__
+        is_expected = isinstance(error, RuntimeError | ValueError | TypeError) and str(error)
+        cause = str(error) if is_expected else f"{type(error).__name__}: {error}"
         return None, (f"no calibrator is fitted: {cause.splitlines()[0]}",)
     return fit, tuple(f"the calibrator: {remark}" for remark in fit.remarks())

@@ -8,7 +8,8 @@ record is the last part of the file.
 
 import zipfile
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from torchcalib.io.errors import quoted
@@ -19,15 +20,21 @@ _LOCATOR, _LOCATOR_BYTES = b"PK\x06\x07", 20  # precedes the end record in archi
 _LONG_END, _LONG_END_BYTES = b"PK\x06\x06", 56
 
 
-def open_archive(path: Path, methods: Collection[int]) -> zipfile.ZipFile:
+@contextmanager
+def open_archive(path: Path, methods: Collection[int]) -> Iterator[zipfile.ZipFile]:
     """Open a zip archive whose members have one of the given compression methods, such as `zipfile.ZIP_STORED`.
 
     Raises:
         ValueError: if the archive has another form, repeated or overlapping members, or another compression.
     """
     _check_directory(path)
-    archive = zipfile.ZipFile(path)
-    members = archive.infolist()
+    with zipfile.ZipFile(path) as archive:
+        _check_members(archive.infolist(), methods, path.stat().st_size)
+        yield archive
+
+
+def _check_members(members: Sequence[zipfile.ZipInfo], methods: Collection[int], size: int) -> None:
+    """Raise if members are repeated, overlap, or have another compression."""
     packed = [info.filename for info in members if info.compress_type not in methods]
     if packed:
         kind = "uncompressed" if set(methods) == {zipfile.ZIP_STORED} else "uncompressed or deflated"
@@ -36,9 +43,8 @@ def open_archive(path: Path, methods: Collection[int]) -> zipfile.ZipFile:
     if repeated:
         raise ValueError(f"the archive must have unique array names, got {quoted(repeated)} twice")
     stored = sum(info.compress_size for info in members)
-    if stored > path.stat().st_size:
-        raise ValueError(f"the members must not overlap, got {stored:,} bytes in a file of {path.stat().st_size:,}")
-    return archive
+    if stored > size:
+        raise ValueError(f"the members must not overlap, got {stored:,} bytes in a file of {size:,}")
 
 
 def _check_directory(path: Path) -> None:

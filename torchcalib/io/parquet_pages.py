@@ -14,13 +14,19 @@ from typing import Any, NamedTuple
 
 _MAX_PAGE_HEADER = 2**16  # largest header in bytes: three numbers, and statistics with two values of the column
 _MAX_SCHEMA_DEPTH = 64  # nested groups of the schema
+_MAX_SCHEMA = 2**16  # columns and groups of the schema: pyarrow needs 1.4 kB for each
+_MAX_CHUNKS = 2**17  # columns times row groups: pyarrow needs 0.7 kB for each
+_MAX_PATHS = 2**24  # total length of the paths of columns, which contain the names of all enclosing groups
 _MAX_DEPTH = 16  # nested structures and lists in a value that is skipped
+_MAX_FIELD = 2**15  # larger numbers of fields overflow in readers
+_MIN_PAGE = 64  # mean bytes of a page, except for a few
+_FEW_PAGES = 1000
 
 _STOP, _TRUE, _FALSE, _BYTE, _I16, _I32, _I64, _DOUBLE, _BINARY, _LIST, _SET, _MAP, _STRUCT = range(13)
 
 # Fields by number and type. Thrift skips a field of another type.
 _SCHEMA, _ROW_GROUPS = (2, _LIST), (4, _LIST)  # of the footer
-_NUM_CHILDREN = (5, _I32)  # of a schema element
+_NAME, _NUM_CHILDREN = (4, _BINARY), (5, _I32)  # of a schema element
 _COLUMNS = (1, _LIST)  # of a row group
 _META_DATA = (3, _STRUCT)  # of a column chunk
 _TYPE, _ENCODINGS, _TOTAL_COMPRESSED_SIZE = (1, _I32), (2, _LIST), (7, _I64)  # of the metadata of a column chunk
@@ -42,21 +48,25 @@ class Chunk(NamedTuple):
     has_prefixes: bool  # whether texts may share a prefix with the preceding one, which takes no space
 
 
-def row_groups_of(footer: bytes) -> list[list[Chunk]]:
+def row_groups_of(footer: bytes, file_size: int) -> list[list[Chunk]]:
     """Return the chunks of each row group, in the order of the stored columns.
 
     Raises:
-        ValueError: if the footer is damaged, or the schema is deeply nested.
+        ValueError: if the footer is damaged, or describes more columns, chunks or bytes than a file may have.
     """
     reader = _CompactReader(footer)
     groups: list[list[Chunk]] = []
+    n_columns = 0
     for field in reader.fields():
         if field == _SCHEMA:
-            reader.check_schema()
+            n_columns = reader.schema()
         elif field == _ROW_GROUPS:
-            groups = [reader.row_group() for _ in reader.elements(_STRUCT)]
+            groups = [reader.row_group(n_columns) for _ in reader.elements(_STRUCT, _MAX_CHUNKS // max(1, n_columns))]
         else:
             reader.skip(field[1])
+    stored = sum(chunk.n_bytes for group in groups for chunk in group)
+    if stored > file_size:
+        raise ValueError(f"columns must not overlap, got {stored:,} bytes in a file of {file_size:,}")
     return groups
 
 
@@ -66,48 +76,62 @@ def pages_of(content: Any, chunk: Chunk) -> Iterator[tuple[int, int]]:
     A dictionary counts as no values.
 
     Args:
-        content: the file, opened for reading.
+        content: the file, a `pyarrow.NativeFile`.
         chunk: position and size of the chunk.
 
     Raises:
         ValueError: if a header is damaged.
     """
     position, end = chunk.start, chunk.start + chunk.n_bytes
+    n_pages = 0
     while position < end:
         content.seek(position)
-        reader = _CompactReader(content.read(_MAX_PAGE_HEADER))
-        compressed = uncompressed = -1
-        n_values = 0
-        for field in reader.fields():
-            if field == _COMPRESSED_SIZE:
-                compressed = reader.integer()
-            elif field == _UNCOMPRESSED_SIZE:
-                uncompressed = reader.integer()
-            elif field in _DATA_PAGES:
-                n_values += reader.integers().get(_NUM_VALUES, 0)
-            else:
-                reader.skip(field[1])
+        reader = _CompactReader(memoryview(content.read_buffer(_MAX_PAGE_HEADER)).cast("B"))  # without a copy
+        compressed, uncompressed, n_values = reader.page_header()
         if min(compressed, uncompressed, n_values) < 0:
             raise ValueError("the header of a page must declare its size, got none")
         yield uncompressed, n_values
         position += reader.position + compressed
+        n_pages += 1
+        if n_pages > _FEW_PAGES + chunk.n_bytes // _MIN_PAGE:
+            raise ValueError(f"pages must not be empty, got more than {n_pages:,} in {chunk.n_bytes:,} bytes")
+    if position != end:
+        raise ValueError("the pages of a column must end with the column, got a longer page")
 
 
 class _CompactReader:
     """Reader of the compact protocol. The caller reads or skips each value that an iterator announces."""
 
-    def __init__(self, content: bytes) -> None:
+    def __init__(self, content: bytes | memoryview) -> None:
         self.content = content
         self.position = 0
 
-    def row_group(self) -> list[Chunk]:
+    def page_header(self) -> tuple[int, int, int]:
+        """Read a page header. Return the compressed and uncompressed sizes and the number of values; -1 if missing.
+
+        A page has a header of one of two versions. If a damaged page has both, the larger number of values counts.
+        """
+        sizes = {_COMPRESSED_SIZE: -1, _UNCOMPRESSED_SIZE: -1}
+        n_values = []
+        for field in self.fields():
+            if field in sizes:
+                sizes[field] = self.integer(field[1])
+            elif field in _DATA_PAGES:
+                n_values.append(self.integers().get(_NUM_VALUES, -1))
+            else:
+                self.skip(field[1])
+        return sizes[_COMPRESSED_SIZE], sizes[_UNCOMPRESSED_SIZE], max(n_values, default=0)
+
+    def row_group(self, n_columns: int) -> list[Chunk]:
         """Read a row group."""
         chunks: list[Chunk] = []
         for field in self.fields():
             if field == _COLUMNS:
-                chunks = [self.chunk() for _ in self.elements(_STRUCT)]
+                chunks = [self.chunk() for _ in self.elements(_STRUCT, n_columns)]
             else:
                 self.skip(field[1])
+        if len(chunks) != n_columns:
+            raise ValueError(f"a row group must have {n_columns:,} columns, got {len(chunks):,}")
         return chunks
 
     def chunk(self) -> Chunk:
@@ -122,52 +146,75 @@ class _CompactReader:
                 if inner == _ENCODINGS:
                     encodings.update(self.integer() for _ in self.elements(_I32))
                 elif inner[1] in (_I32, _I64):
-                    found[inner] = self.integer()
+                    found[inner] = self.integer(inner[1])
                 else:
                     self.skip(inner[1])
-        if _DATA_PAGE_OFFSET not in found or _TOTAL_COMPRESSED_SIZE not in found:
+        if min(found.get(name, -1) for name in (_DATA_PAGE_OFFSET, _TOTAL_COMPRESSED_SIZE)) < 0:
             raise ValueError("the footer must declare the position of every column, got none")
         dictionary = found.get(_DICTIONARY_PAGE_OFFSET, 0)
         start = min(found[_DATA_PAGE_OFFSET], dictionary if dictionary > 0 else found[_DATA_PAGE_OFFSET])
         itemsize = _ITEMSIZES.get(found.get(_TYPE, -1), 8)
         return Chunk(start, found[_TOTAL_COMPRESSED_SIZE], itemsize, not encodings.isdisjoint(_DELTA_ENCODINGS))
 
-    def check_schema(self) -> None:
-        """Read the schema, which lists each group before its children. Raise if groups are deeply nested."""
+    def schema(self) -> int:
+        """Read the schema, which lists each group before its children. Return the number of stored columns."""
         missing: list[int] = []  # children to come, for each group that encloses the next element
-        for _ in self.elements(_STRUCT):
-            children = self.integers().get(_NUM_CHILDREN, 0)
-            while missing and missing[-1] <= 0:
+        lengths: list[int] = []  # length of the path of each of these groups
+        n_columns = n_letters = 0
+        for _ in self.elements(_STRUCT, _MAX_SCHEMA):
+            children = length = 0
+            for field in self.fields():
+                if field == _NUM_CHILDREN:
+                    children = self.integer(_I32)
+                elif field == _NAME:
+                    length = self.unsigned()
+                    self.advance(length)
+                else:
+                    self.skip(field[1])
+            while missing and missing[-1] == 0:
                 missing.pop()
+                lengths.pop()
             if missing:
                 missing[-1] -= 1
-            missing.append(children)
-            if len(missing) > _MAX_SCHEMA_DEPTH:
-                raise ValueError(f"the schema must have at most {_MAX_SCHEMA_DEPTH} nested groups, got more")
+            length += lengths[-1] if lengths else 0
+            if children > 0:
+                missing.append(children)
+                lengths.append(length)
+            else:
+                n_columns += 1
+                n_letters += length
+            if len(missing) > _MAX_SCHEMA_DEPTH or n_letters > _MAX_PATHS:
+                raise ValueError(f"the schema must have at most {_MAX_SCHEMA_DEPTH} nested groups and short names")
+        return n_columns
 
     def integers(self) -> dict[tuple[int, int], int]:
         """Read a structure, and return its integers by field. Other fields are skipped."""
         found = {}
         for field in self.fields():
             if field[1] in (_I16, _I32, _I64):
-                found[field] = self.integer()
+                found[field] = self.integer(field[1])
             else:
                 self.skip(field[1])
         return found
 
     def fields(self) -> Iterator[tuple[int, int]]:
-        """Yield the number and the type of each field of a structure."""
+        """Yield the number and the type of each field of a structure.
+
+        Raise for repeated fields, of which readers use the last one. Programs write fields in increasing order.
+        """
         number = 0
         while (byte := self.byte()) != _STOP:
-            number = number + (byte >> 4) if byte >> 4 else self.integer()
+            previous, number = number, number + (byte >> 4) if byte >> 4 else self.integer()
+            if not previous < number < _MAX_FIELD:
+                raise ValueError(f"fields must have increasing numbers, got {previous}, {number}")
             yield number, byte & 15
 
-    def elements(self, kind: int) -> Iterator[None]:
-        """Yield once for each element of a list with elements of a type. Raise for other types."""
+    def elements(self, kind: int, most: int = 2**15) -> Iterator[None]:
+        """Yield once for each element of a list. Raise for elements of another type, or for more than `most`."""
         byte = self.byte()
         n = byte >> 4 if byte >> 4 < 15 else self.unsigned()
-        if n and byte & 15 != kind:
-            raise ValueError(f"a list must have elements of the type {kind}, got {byte & 15}")
+        if n and (byte & 15 != kind or n > most):
+            raise ValueError(f"a list must have at most {most:,} elements of the type {kind}, got {n:,} of {byte & 15}")
         for _ in range(n):
             yield
 
@@ -218,7 +265,9 @@ class _CompactReader:
                 raise ValueError("numbers must have 64 bits, got a longer one")
         return value | byte << shift
 
-    def integer(self) -> int:
+    def integer(self, kind: int = _I64) -> int:
         """Return a signed integer, stored as 0, -1, 1, -2 ... (zigzag)."""
         value = self.unsigned()
+        if kind == _I32 and value >= 2**32:
+            raise ValueError("numbers must have 32 bits, got a longer one")
         return value >> 1 ^ -(value & 1)

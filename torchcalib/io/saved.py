@@ -71,8 +71,8 @@ def load_tensors(path: str | Path) -> Any:
                 f"the archive must have one pickle of at most {MAX_HEADER:,} bytes, got {len(pickles)} pickles of "
                 f"{sum(info.file_size for info in pickles):,} bytes"
             )
-        root = pickles[0].filename.rpartition("/")[0]
-        records = {name.rpartition("/")[2]: info.file_size for name, info in members.items() if f"{root}/data/" in name}
+        folder = f"{pickles[0].filename.rpartition('/')[0]}/data/"
+        records = {name.removeprefix(folder): x.file_size for name, x in members.items() if name.startswith(folder)}
         check_pickle(archive.read(pickles[0]), records)
     return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
 

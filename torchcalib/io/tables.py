@@ -19,7 +19,15 @@ from pyarrow import csv, parquet
 from pyarrow import json as arrow_json
 
 from torchcalib.io.errors import InputError, quoted
-from torchcalib.io.limits import BUFFER, MAX_ARRAYS, MAX_HEADER, MAX_TEXT_BYTES, check_columns, decoded_limit
+from torchcalib.io.limits import (
+    BUFFER,
+    MAX_ARRAYS,
+    MAX_HEADER,
+    MAX_TEXT_BYTES,
+    check_columns,
+    check_rows,
+    decoded_limit,
+)
 from torchcalib.io.names import LOGITS, NEUTRAL, PROBS, TARGETS, WEIGHTS, class_of, numbered
 from torchcalib.io.parquet_pages import Chunk, pages_of, row_groups_of
 from torchcalib.io.readers import FLOATS, TEXT, WHOLE, Array, Reader, Text
@@ -277,8 +285,9 @@ class Parquet(_Table):
 
     def inspect(self) -> Iterable[Array]:
         """Describe the columns from the file footer. The first non-empty list determines the width of a list column."""
-        self._row_groups = row_groups_of(self._footer())
+        self._row_groups = row_groups_of(self._footer(), self.paths[0].stat().st_size)
         with self._opened() as file:
+            check_rows(file.metadata.num_rows, self.paths, self.label)
             self.check_names(file.schema_arrow.names)
             self._leaves = _leaves(file)
             self._in_lists = {column.name for column in file.schema_arrow if pa.types.is_nested(column.type)}
@@ -323,7 +332,8 @@ class Parquet(_Table):
         try:
             largest_group = self._check_pages([column.name])
         except ValueError as error:
-            return Array(column.name, dtype, shape, f"must be less compressed: {error}. Write smaller row groups.")
+            advice = "Write smaller row groups: df.to_parquet(path, row_group_size=100_000)."
+            return Array(column.name, dtype, shape, f"must be less compressed: {error}. {advice}")
         per_row = max(1, largest_group // max(1, *shape))
         batches = file.iter_batches(batch_size=max(1, 2**20 // per_row), columns=[column.name])
         return Array(column.name, dtype, (*shape, next(filter(None, (_width(b.column(0)) for b in batches)), 0)))
@@ -334,7 +344,7 @@ class Parquet(_Table):
         Returns the largest decoded size in bytes.
         """
         limit, largest = decoded_limit(self.paths), 0
-        with self.paths[0].open("rb") as content:
+        with pa.memory_map(str(self.paths[0])) as content:
             for group in self._row_groups:
                 size = sum(self._decoded(content, group[leaf], name) for name in names for leaf in self._leaves[name])
                 if size > limit:
@@ -347,9 +357,10 @@ class Parquet(_Table):
 
         One list may contain all values of a row group.
         """
-        pages = list(pages_of(content, chunk))
-        values = sum(n for _, n in pages) * (chunk.itemsize + _BYTES_OF_LEVELS) if name in self._in_lists else 0
-        return max((size for size, _ in pages), default=0) + values
+        largest = n_values = 0
+        for size, n in pages_of(content, chunk):
+            largest, n_values = max(largest, size), n_values + n
+        return largest + (n_values * (chunk.itemsize + _BYTES_OF_LEVELS) if name in self._in_lists else 0)
 
 
 def _leaves(file: Any) -> dict[str, list[int]]:

@@ -27,7 +27,7 @@ class RanksError(RuntimeError):
     """Error that all ranks raise together.
 
     Attributes:
-        problem: first error message of a rank; empty if ranks made different calls.
+        problem: message of the first rank with an error; empty if ranks made different calls.
     """
 
     def __init__(self, message: str, problem: str = "") -> None:
@@ -48,7 +48,7 @@ def exchanged(
     process_group: Any = None,
     *,
     settings: Mapping[str, object] | None = None,
-    problem: str = "",
+    problem: Exception | None = None,
     device: torch.device | None = None,
     gather: Gather | None = None,
 ) -> list[list[int]]:
@@ -59,7 +59,7 @@ def exchanged(
         numbers: at most 3 integers.
         process_group: process group of `torch.distributed`; None is the default group.
         settings: settings that must be equal on all ranks, by the description of each. Values are compared as text.
-        problem: error message of this rank. All ranks raise it.
+        problem: error on this rank. All ranks raise an error with its message.
         device: device of tensors in collectives; None selects one that the process group supports.
         gather: function that replaces `torch.distributed.all_gather`.
 
@@ -74,7 +74,7 @@ def exchanged(
             f"Only the ranks of the group may {call}."
         )
     described = {"the call": call, **{name: str(value) for name, value in (settings or {}).items()}}
-    texts = problem.encode(errors="replace"), json.dumps(described).encode()
+    texts = _message(problem).encode(errors="replace"), json.dumps(described).encode()
     digest = int.from_bytes(blake2b(texts[1], digest_size=8).digest(), "little", signed=True)
     padding = [0] * (_MOST_NUMBERS - len(numbers))
     header = torch.tensor([digest, *map(len, texts), *numbers, *padding])
@@ -96,19 +96,21 @@ def exchanged(
     if any(header[1] for header in headers):
         rank, first = next((rank, text) for rank, text in enumerate(texts_of_all(0)) if text)
         shown = shorten(first, 250, placeholder=" ...").rstrip(".")
-        raise RanksError(f"all ranks must {call} without an error, got on rank {rank}: {shown}.", first)
+        raise RanksError(f"all ranks must {call} without an error, got on rank {rank}: {shown}.", first) from problem
     if len({header[0] for header in headers}) > 1:
         raise _mismatch([json.loads(text) for text in texts_of_all(1)])
-    return [header[3:] for header in headers]
+    return [header[3 : 3 + len(numbers)] for header in headers]
 
 
-def gathered_bytes(call: str, content: bytes, process_group: Any = None, *, problem: str = "") -> list[bytes]:
+def gathered_bytes(
+    call: str, content: bytes, process_group: Any = None, *, problem: Exception | None = None
+) -> list[bytes]:
     """Gather bytes from every rank. Return one entry per rank on rank 0, and an empty list on all other ranks.
 
     `all_to_all_single` sends all bytes to rank 0. Unlike `gather`, it does not require equal lengths. For `call`,
     `problem` and errors see `exchanged`.
     """
-    sizes = [size for size, *_ in exchanged(call, (len(content),), process_group, problem=problem)]
+    sizes = [size for (size,) in exchanged(call, (len(content),), process_group, problem=problem)]
     rank, n_ranks = dist.get_rank(process_group), len(sizes)
     mine = _bytes_tensor(content).to(_device(process_group))
     gathered = mine.new_empty(sum(sizes) if rank == 0 else 0)
@@ -138,6 +140,13 @@ def waiting(call: str) -> Iterator[None]:
             f"all ranks must {call}, got no answer from another rank ({cause}). It probably raised an error, was "
             "killed, or did not make this call. See its output, and restart all ranks."
         ) from error
+
+
+def _message(error: Exception | None) -> str:
+    """Return the message of an error, with its type unless it is a ValueError; empty for None."""
+    if error is None:
+        return ""
+    return str(error) if isinstance(error, ValueError) and str(error) else f"{type(error).__name__}: {error}"
 
 
 def _mismatch(described: Sequence[Mapping[str, str]]) -> RanksError:

@@ -42,12 +42,12 @@ def synced_states(
     """
     kinds = [metric.kind for metric in metrics]
     parts: list[Tensor] = []
-    payload, problem = torch.zeros(0, dtype=torch.uint8), ""
+    payload, problem = torch.zeros(0, dtype=torch.uint8), None
     try:
         parts = [kind.announce(metric.state) for kind, metric in zip(kinds, metrics, strict=True)]
         payload = torch.cat([kind.payload(metric.state) for kind, metric in zip(kinds, metrics, strict=True)])
     except Exception as error:  # for example too little memory; without an answer, other ranks would wait
-        problem = f"{type(error).__name__}: {error}"
+        problem = error
     sizes = _compared("sync", metrics, len(payload), process_group, gather, problem)
     announced, lengths = torch.cat(parts), [len(part) for part in parts]
     of_ranks: list[tuple[Sequence[Tensor], Sequence[Tensor]]]
@@ -81,7 +81,7 @@ def _compared(
     size: int,
     process_group: Any,
     gather: Gather | None,
-    problem: str = "",
+    problem: Exception | None = None,
 ) -> list[int]:
     """Compare the configurations of all ranks, and return their sizes."""
     names = [type(metric).__name__ for metric in metrics]
@@ -91,7 +91,7 @@ def _compared(
         settings |= {f"`{option}` of {place}": value for option, value in metric._configuration().items()}
     device = metrics[0].kind.n_ignored(metrics[0].state).device
     numbers = exchanged(_SYNC, (size,), process_group, settings=settings, problem=problem, device=device, gather=gather)
-    return [theirs for theirs, *_ in numbers]
+    return [theirs for (theirs,) in numbers]
 
 
 def _unpacked(

@@ -16,7 +16,7 @@ from torchcalib.metrics.gathering import exchanged, gathered_bytes
 from torchcalib.reporting.building import ReportBuilder
 
 FORMAT, VERSION = "torchcalib report state", 13
-GATHER = "gather a report"
+_GATHER = "gather a report"
 
 
 def load_builder(path: str | Path) -> ReportBuilder:
@@ -39,28 +39,28 @@ def parts_of_ranks(builder: ReportBuilder | None, process_group: Any = None) -> 
 
     `builder` is None on a rank without data. Size limits are applied to the totals of all ranks before sending.
     """
-    sizes = exchanged(GATHER, (0, 0, 0) if builder is None else builder.held, process_group)
-    rank, mine, problem = dist.get_rank(process_group), b"", ""
+    sizes = exchanged(_GATHER, (0, 0, 0) if builder is None else builder.held, process_group)
+    rank, mine, problem = dist.get_rank(process_group), b"", None
     try:
         if builder is not None:
             builder.limit(*map(sum, zip(*sizes, strict=True)))
             mine = b"" if rank == 0 else state_bytes(builder)
     except Exception as error:  # for example too little memory; without an answer, other ranks would wait
-        problem = f"{type(error).__name__}: {error}"
-    received = gathered_bytes(GATHER, mine, process_group, problem=problem)
+        problem = error
+    received = gathered_bytes(_GATHER, mine, process_group, problem=problem)
     parts = [builder_of_bytes(content) for content in received if content]
     return [builder, *parts] if builder is not None and rank == 0 else parts
 
 
 def merged_over_ranks(builder: ReportBuilder, process_group: Any = None) -> ReportBuilder | None:
     """Merge the builders of all ranks on rank 0; return None on other ranks. All ranks raise the same errors."""
-    whole, problem = None, ""
+    whole, problem = None, None
     parts = parts_of_ranks(builder, process_group)
     try:
         whole = reduce(add, parts) if parts else None
     except Exception as error:
-        problem = str(error)
-    exchanged(GATHER, (), process_group, problem=problem)
+        problem = error
+    exchanged(_GATHER, (), process_group, problem=problem)
     return whole
 
 

@@ -7,6 +7,7 @@ in float64.
 import math
 from collections import defaultdict
 from fractions import Fraction
+from itertools import accumulate
 
 import pytest
 import torch
@@ -34,12 +35,10 @@ def bins():
 
 def largest_deviation():
     """Return the largest difference between the cumulative confidences and outcomes."""
-    total, largest = Fraction(0), Fraction(0)
-    for k, (p, y) in enumerate(sorted(EXACT)):
-        total += p - y
-        ends = k == N - 1 or sorted(EXACT)[k + 1][0] != p
-        largest = max(largest, abs(total)) if ends else largest
-    return largest / N
+    differences = defaultdict(Fraction)
+    for p, y in EXACT:
+        differences[p] += p - y
+    return max(abs(total) for total in accumulate(differences[p] for p in sorted(differences))) / N
 
 
 EXPECTED = {
