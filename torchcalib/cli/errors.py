@@ -27,7 +27,7 @@ _OPTIONS = {
 def line_of(error: Exception) -> str:
     """Return the message of an error as one line, with command line options."""
     expected = isinstance(error, ValueError | TypeError | ImportError | OSError | UserWarning)
-    message = str(error) or type(error).__name__ if expected else f"{type(error).__name__}: {error}"
+    message = limited(str(error) or type(error).__name__ if expected else f"{type(error).__name__}: {error}")
     for argument, option in _OPTIONS.items():
         message = re.sub(argument, option, message)
     return " ".join(message.split())

@@ -42,6 +42,12 @@ def _check_members(members: Sequence[zipfile.ZipInfo], methods: Collection[int],
     repeated = [name for name, times in Counter(info.filename for info in members).items() if times > 1]
     if repeated:
         raise ValueError(f"the archive must have unique array names, got {quoted(repeated)} twice")
+    for info in members:
+        # Later versions of Python replace names by those of an extra field. torch uses the original name.
+        if info.filename != info.orig_filename:
+            raise ValueError(f"names in the archive must be plain text, got {quoted([info.filename])}")
+        if info.compress_type == zipfile.ZIP_STORED and info.file_size != info.compress_size:
+            raise ValueError(f"{quoted([info.filename])} must be stored completely, got other sizes in the directory")
     stored = sum(info.compress_size for info in members)
     if stored > size:
         raise ValueError(f"the members must not overlap, got {stored:,} bytes in a file of {size:,}")

@@ -6,16 +6,18 @@ import torch
 from torch import Tensor
 
 from torchcalib.io.errors import InputError, quoted
+from torchcalib.io.limits import MAX_NAME
 from torchcalib.io.names import class_of
 from torchcalib.io.readers import Reader, Text
 
 _BYTES_AT_ONCE = 2**20
-_MAX_NAMES = 100_000
 
 
 def check_class_names(names: Sequence[str], n_classes: int, preds: str) -> tuple[str, ...]:
     """Check that there are `n_classes` unique names, and return them without surrounding spaces."""
     found = tuple(name.strip() for name in names)
+    if max(map(len, found), default=0) > MAX_NAME:
+        raise InputError(f"--class-names must have at most {MAX_NAME:,} characters each, got more. Use shorter names.")
     if len(found) != n_classes or len(set(found)) < len(found) or "" in found:
         raise InputError(
             f"--class-names must be {n_classes} different names in the class order of `{preds}`, got {quoted(found)}. "
@@ -69,7 +71,7 @@ def names_of_labels(readers: Sequence[Reader], preds: str, target: str, task: st
             for k, name in enumerate(names):
                 sums[name] = sums.get(name, torch.zeros(())) + total[k]
                 counts[name] = counts.get(name, 0) + int(size[k])
-            if len(counts) > _MAX_NAMES:
+            if len(counts) > n_classes + 1:  # more than the classes and a missing label, which raises an error below
                 break
     found = sorted(set(counts) - {""}, key=lambda name: (int(name), "") if name.isdecimal() else (-1, name))
     if len(found) != n_classes:

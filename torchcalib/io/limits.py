@@ -4,7 +4,7 @@ A compressed file can declare arrays that are a million times as large as the fi
 with these limits before they decode any values.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from torchcalib.io.errors import InputError
@@ -12,6 +12,7 @@ from torchcalib.io.errors import InputError
 MAX_ARRAYS = 2**17  # largest number of arrays or columns in a file; listing more would be slow
 MAX_HEADER = 16 * 2**20  # largest size of the directory or header of a file in bytes
 MAX_TEXT_BYTES = 4 * 1000  # largest size of a text in bytes: 1,000 characters of 4 bytes
+MAX_NAME = 1000  # largest number of characters of the name of a class
 BUFFER = 96 * 2**20
 """Bytes that a reader may decode at once, in addition to 3 times the size of the file.
 
@@ -19,10 +20,11 @@ The rest of the limit, the size of the file and 200 MB, is left for the mapped f
 """
 
 _MAX_ROW_BYTES = 16 * 2**20  # size of a row in a small file
-_MAX_CLASSES = 2**18  # classes in a small file
-_BYTES_PER_CLASS = 1024  # sums of a report for each class, and their copies during an update
-_MAX_ROWS = 2**21  # rows of a small file
+_MAX_CLASSES = 25_000  # classes in a small file
+_BYTES_PER_CLASS = 2500  # a report needs 10,000 bytes of memory for each class
+_MAX_SAMPLES = 2**21  # samples of a small file
 _MAX_COLUMNS = 2**14  # columns in a small text file
+_MAX_COLUMNS_COMPRESSED = 2**12
 _BYTES_PER_COLUMN = 2**12  # a text column needs 10,000 bytes of memory
 
 
@@ -36,36 +38,36 @@ def row_limit(paths: Iterable[Path]) -> int:
     return max(_MAX_ROW_BYTES, _size(paths))
 
 
-def check_classes(n: int, paths: Iterable[Path], label: str) -> None:
-    """Raise if the sums of a report for `n` classes need more memory than a file of this size may use."""
+def check_classes(n: int, paths: Iterable[Path], label: str, cost: int = 1) -> None:
+    """Raise if the sums for `n` classes need more memory than a file of this size may use.
+
+    `cost` is the memory for a class, divided by that of a report of a multi-class task.
+    """
     size = _size(paths)
-    most = max(_MAX_CLASSES, size // _BYTES_PER_CLASS)
-    if n > most:
-        raise InputError(
-            f"`{label}` must have at most {most:,} classes in {size:,} bytes, got {n:,}. Check the axis of the classes."
-        )
+    _check(
+        "classes", n, (_MAX_CLASSES + size // _BYTES_PER_CLASS) // cost, size, label, "Check the axis of the classes."
+    )
 
 
-def check_rows(n: int, paths: Iterable[Path], label: str) -> None:
-    """Raise if a file declares more than one row for each of its bytes, unless these are few rows."""
+def check_samples(n: int, paths: Iterable[Path], label: str) -> None:
+    """Raise if a file declares more than one sample for each of its bytes, unless these are few."""
     size = _size(paths)
-    most = max(_MAX_ROWS, size)
-    if n > most:
-        raise InputError(
-            f"`{label}` must have at most {most:,} rows in {size:,} bytes, got {n:,}. "
-            "Check the program that wrote it, or split the file."
-        )
+    _check("samples", n, max(_MAX_SAMPLES, size), size, label, "Check the program that wrote it, or split the file.")
 
 
-def check_columns(n: int, paths: Iterable[Path], label: str) -> None:
+def check_columns(n: int, paths: Sequence[Path], label: str) -> None:
     """Raise if a text file of this size has too many columns."""
     size = _size(paths)
-    most = min(MAX_ARRAYS, max(_MAX_COLUMNS, size // _BYTES_PER_COLUMN))
+    few = _MAX_COLUMNS_COMPRESSED if paths[0].suffix.lower() == ".gz" else _MAX_COLUMNS
+    most = min(MAX_ARRAYS, few + size // _BYTES_PER_COLUMN)
+    _check(
+        "columns", n, most, size, label, "Save predictions of all classes as one array, such as in .npz or .parquet."
+    )
+
+
+def _check(kind: str, n: int, most: int, size: int, label: str, advice: str) -> None:
     if n > most:
-        raise InputError(
-            f"`{label}` must have at most {most:,} columns in {size:,} bytes, got {n:,}. "
-            "Save predictions of all classes as one array, such as in .npz or .parquet."
-        )
+        raise InputError(f"`{label}` must have at most {most:,} {kind} in {size:,} bytes, got {n:,}. {advice}")
 
 
 def _size(paths: Iterable[Path]) -> int:

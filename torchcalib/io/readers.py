@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import math
 import pickle
+import warnings
 import zipfile
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -31,6 +32,7 @@ FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
 TEXT = frozenset({"string", "large_string"})
 WHOLE = frozenset({"bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"})
 
+_SHORT_TEXT = 64  # assumed bytes of a text, which has at most `MAX_TEXT_BYTES`
 _MAX_NPY_HEADER = 10_000  # largest header in bytes, as in numpy
 _METHODS = frozenset({zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED})  # of numpy; others decompress a byte to a megabyte
 _DECOMPRESSED_AT_ONCE = 2**18  # bytes per read: the time of `ZipExtFile.read` is quadratic in this size
@@ -67,6 +69,7 @@ class Array:
     stem: str = ""  # common start of the column names
     classes: tuple[str, ...] = ()  # class names, if the columns are named after classes
     itemsize: int = 0  # size of a value in bytes; 0 for that of the dtype
+    is_fortran: bool = False  # whether a compressed array must be decompressed as a whole
 
     @property
     def key(self) -> str:
@@ -75,8 +78,8 @@ class Array:
 
     @property
     def row_bytes(self) -> int:
-        """Size of one decoded row in bytes. Text of variable length counts as a number."""
-        itemsize: int = self.itemsize or (8 if self.dtype in TEXT else getattr(torch, self.dtype).itemsize)
+        """Size of one decoded row in bytes. Text of variable length counts as a short one."""
+        itemsize: int = self.itemsize or (_SHORT_TEXT if self.dtype in TEXT else getattr(torch, self.dtype).itemsize)
         return math.prod(self.shape[1:]) * itemsize
 
 
@@ -166,6 +169,12 @@ class Npz(_ArrayReader):
         """Open the archive, and return one `_Member` per name, whose rows can be sliced in order."""
         archive = stack.enter_context(open_archive(self.paths[0], _METHODS))
         members = [archive.getinfo(f"{name}.npy") for name in names]
+        at_once = sum(self.arrays[name].is_fortran * info.file_size for name, info in zip(names, members, strict=True))
+        if at_once > (most := decoded_limit(self.paths)):
+            raise InputError(
+                f"`{self.label}` must have at most {most:,} bytes in Fortran order, got {at_once:,} in "
+                f"{quoted(names)}. Save np.ascontiguousarray(array)."
+            )
         return [_Member(stack.enter_context(archive.open(info)), info.file_size) for info in members]
 
 
@@ -314,7 +323,8 @@ def _described(name: str, file: IO[bytes], size: int, most_at_once: float = math
         problem = "must contain text of at most 1,000 characters, got longer text. Save shorter names."
     elif fortran_order and size > most_at_once:
         problem = f"must be in C order, got {size:,} bytes in Fortran order. Save np.ascontiguousarray(array)."
-    return Array(name, "string" if is_text else dtype.name, shape, problem, itemsize=dtype.itemsize)
+    kind = "string" if is_text else dtype.name
+    return Array(name, kind, shape, problem, itemsize=dtype.itemsize, is_fortran=fortran_order)
 
 
 def _read_header(file: IO[bytes], size: int) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
@@ -330,7 +340,8 @@ def _read_header(file: IO[bytes], size: int) -> tuple[tuple[int, ...], bool, np.
     n = int.from_bytes(length, "little")
     if n > _MAX_NPY_HEADER:
         raise ValueError(f"the header must have at most {_MAX_NPY_HEADER:,} bytes, got {n:,}")
-    shape, fortran_order, dtype = read(io.BytesIO(length + file.read(n)))
+    with warnings.catch_warnings(action="ignore"):  # the header is a Python literal, which may cause syntax warnings
+        shape, fortran_order, dtype = read(io.BytesIO(length + file.read(n)))
     fits = min(shape, default=0) >= 0 and file.tell() + math.prod(shape) * dtype.itemsize == size
     if not (fits or dtype.hasobject):
         raise ValueError(f"the data must match the declared {dtype.name} array of shape {shape}, got {size:,} bytes")

@@ -7,10 +7,11 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
+from math import prod
 from typing import Literal, NamedTuple
 
 from torchcalib.io.errors import InputError, quoted
-from torchcalib.io.limits import MAX_ARRAYS, check_classes, check_rows, row_limit
+from torchcalib.io.limits import MAX_ARRAYS, check_classes, check_samples, row_limit
 from torchcalib.io.names import (
     CONFIDENCES,
     CORRECT,
@@ -265,7 +266,7 @@ def check_arrays(reader: Reader, roles: Mapping[str, str]) -> int:
                 f"{where} must have non-empty rows of at most {most:,} bytes, "
                 f"got shape {array.shape} of {array.dtype}. Check the program that wrote it."
             )
-    check_rows(preds.shape[0], reader.paths, reader.label)
+    check_samples(preds.shape[0], reader.paths, reader.label)
     return preds.shape[0]
 
 
@@ -306,8 +307,11 @@ def infer_task(reader: Reader, roles: Mapping[str, str], task: FileTask | None) 
             "with --target."
         )
     task = task or ("multiclass" if scores else "binary")
+    sample_axes = scores
     if task != "binary" and scores:
-        check_classes(scores[-1], reader.paths, reader.label)
+        check_classes(scores[-1], reader.paths, reader.label, cost=3 if task == "multilabel" else 1)
+        sample_axes = scores[:-1]
+    check_samples(preds.shape[0] * prod(sample_axes), reader.paths, reader.label)
     if task == "multiclass":
         fits = scores != () and (labels == scores[:-1] or per_class)
     else:

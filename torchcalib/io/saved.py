@@ -1,5 +1,6 @@
 """Write files atomically, and load them safely. All loaded values are checked: a file may be damaged or malicious."""
 
+import sys
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -71,8 +72,12 @@ def load_tensors(path: str | Path) -> Any:
                 f"the archive must have one pickle of at most {MAX_HEADER:,} bytes, got {len(pickles)} pickles of "
                 f"{sum(info.file_size for info in pickles):,} bytes"
             )
-        folder = f"{pickles[0].filename.rpartition('/')[0]}/data/"
-        records = {name.removeprefix(folder): x.file_size for name, x in members.items() if name.startswith(folder)}
+        root = pickles[0].filename.rpartition("/")[0]
+        order = archive.read(members[f"{root}/byteorder"]) if f"{root}/byteorder" in members else b""
+        if order not in (b"", sys.byteorder.encode()):  # torch would copy and convert all values
+            raise ValueError(f"the archive must have the byte order of this machine, {sys.byteorder}, got another one")
+        start = f"{root}/data/"
+        records = {name.removeprefix(start): info.file_size for name, info in members.items() if name.startswith(start)}
         check_pickle(archive.read(pickles[0]), records)
     return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
 

@@ -4,7 +4,7 @@ import gzip
 import json
 import re
 from abc import abstractmethod
-from codecs import BOM_UTF16_BE, BOM_UTF16_LE
+from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from io import BytesIO
@@ -25,7 +25,7 @@ from torchcalib.io.limits import (
     MAX_HEADER,
     MAX_TEXT_BYTES,
     check_columns,
-    check_rows,
+    check_samples,
     decoded_limit,
 )
 from torchcalib.io.names import LOGITS, NEUTRAL, PROBS, TARGETS, WEIGHTS, class_of, numbered
@@ -38,7 +38,7 @@ _DTYPES = {"halffloat": "float16", "float": "float32", "double": "float64"}
 _BLOCK = 2 * 2**20
 _MAX_HEADER = 2**16  # largest number of bytes of the first line that are searched for the separator
 _JSON_DTYPES = {bool: "bool", int: "int64", float: "float64", str: "string"}
-_MAX_DEPTH = 100  # largest nesting depth of lists and objects in JSON
+_MAX_DEPTH = 10  # largest nesting depth of lists and objects in JSON
 _MAX_LINE = 8 * 2**20  # largest line of JSON in bytes: a parsed number takes up to 16 times the bytes of its text
 # Possessive quantifiers make the time linear; text without an end extends to the end of the line.
 _TEXT_OF_JSON = re.compile(rb'"(?:[^"\\]|\\.)*+"?+', re.DOTALL)
@@ -167,7 +167,7 @@ class Csv(_Table):
         with pa.input_stream(self.paths[0], compression="detect") as file:
             start = file.read(_BLOCK)
         _check_encoding(self.label, start)
-        line = start.partition(b"\n")[0]
+        line = re.split(rb"[\r\n]", start.removeprefix(BOM_UTF8).lstrip(b"\r\n"), maxsplit=1)[0]
         check_columns(line.count(self.delimiter.encode()) + 1, self.paths, self.label)
         first = line[:_MAX_HEADER].decode(errors="replace").strip()
         words = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
@@ -251,6 +251,8 @@ class Jsonl(_Table):
         options = arrow_json.ParseOptions(explicit_schema=pa.schema(fields), unexpected_field_behavior="ignore")
         for block in self._blocks():
             table = arrow_json.read_json(BytesIO(block), arrow_json.ReadOptions(block_size=2 * len(block)), options)
+            if table.num_rows != len(block.splitlines()):
+                raise ValueError("each line must be one object, got several in a line")
             yield from table.to_batches(max_chunksize=count)
 
     def _blocks(self) -> Iterator[bytes]:
@@ -272,7 +274,7 @@ class Jsonl(_Table):
 
     def _check_depth(self, line: bytes) -> None:
         """Raise for deeply nested values, which could overflow the stack of the recursive parser."""
-        if len(line) > _MAX_DEPTH and line.count(b"[") + line.count(b"{") > _MAX_DEPTH and _depth(line) > _MAX_DEPTH:
+        if line.count(b"[") + line.count(b"{") > _MAX_DEPTH and _depth(line) > _MAX_DEPTH:
             raise InputError(
                 f"`{self.label}` must contain flat objects, got deeply nested ones. Store one number or list per key."
             )
@@ -287,7 +289,7 @@ class Parquet(_Table):
         """Describe the columns from the file footer. The first non-empty list determines the width of a list column."""
         self._row_groups = row_groups_of(self._footer(), self.paths[0].stat().st_size)
         with self._opened() as file:
-            check_rows(file.metadata.num_rows, self.paths, self.label)
+            check_samples(file.metadata.num_rows, self.paths, self.label)
             self.check_names(file.schema_arrow.names)
             self._leaves = _leaves(file)
             self._in_lists = {column.name for column in file.schema_arrow if pa.types.is_nested(column.type)}
@@ -395,7 +397,7 @@ def _depth(line: bytes) -> int:
     """Return the largest nesting depth of lists and objects in a line of JSON."""
     letters = np.frombuffer(_TEXT_OF_JSON.sub(b"", line), np.uint8)
     opening, closing = np.isin(letters, list(b"[{")), np.isin(letters, list(b"]}"))
-    return int(np.max(np.cumsum(opening.astype(int) - closing), initial=0))
+    return int(np.max(np.cumsum(opening.astype(np.int8) - closing, dtype=np.int32), initial=0))
 
 
 def _numbers(values: Any) -> np.ndarray[Any, Any]:
