@@ -88,6 +88,7 @@ def test_metrics_give_the_value_of_a_plain_tensor_or_a_clear_error(case):
 X, LABELS = fits.data(40)
 B, Y = fits.single(40)
 GROUPS, W = torch.arange(40) % 3, torch.ones(40, dtype=torch.float64)
+COLUMNS = {"preds": X, "target": LABELS, "weights": W, "clusters": GROUPS}
 QUICK = {"with_calibration": False, "with_intervals": False}
 
 
@@ -125,14 +126,20 @@ def test_other_calls_give_the_value_of_a_plain_tensor_or_a_clear_error():
     check_kinds(lambda groups: F.by_group(F.ece, B, Y, groups, **binary), groups=GROUPS)
     costs = tc.CostMatrix(1 - torch.eye(4, dtype=torch.float64))
     check_kinds(lambda **given: F.expected_cost(**given, cost=costs), decisions=LABELS, target=LABELS.flip(0))
-    check_kinds(of_report, preds=X, target=LABELS, weights=W)
-    check_kinds(of_report, groups=GROUPS)
-    check_kinds(of_report, clusters=GROUPS)
-    check_kinds(of_comparison, preds=X, target=LABELS, weights=W)
     with_memory = {kind: convert for kind, convert in REFUSED.items() if kind != "meta"}  # losses read no values
     for name in losses.__all__:
         if name != "PenaltyLoss":
             check_kinds(partial(of_penalty, getattr(losses, name)), with_memory, preds=X, target=LABELS)
+
+
+@pytest.mark.parametrize("columns", [{"groups": GROUPS}, pytest.param(COLUMNS, marks=pytest.mark.extended)])
+def test_reports_give_the_value_of_a_plain_tensor_or_a_clear_error(columns):
+    check_kinds(of_report, **columns)
+
+
+@pytest.mark.extended
+def test_comparisons_give_the_value_of_a_plain_tensor_or_a_clear_error():
+    check_kinds(of_comparison, preds=X, target=LABELS, weights=W)
 
 
 @pytest.mark.parametrize("calibrator", fits.ALL, ids=fits.name)

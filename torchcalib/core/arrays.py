@@ -1,6 +1,6 @@
 """Conversion of arrays, pandas objects, lists and class names to tensors."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,14 +32,14 @@ def as_tensors(
     return preds, target, None if weights is None else as_tensor("weights", weights, preds.device)
 
 
-def is_plain(x: Any) -> bool:
-    """Return whether `x` is a tensor that `as_tensor` returns unchanged."""
-    return (
-        type(x) is Tensor
-        and x.layout is torch.strided
-        and not (x.is_nested or x.is_quantized or x.is_complex())
-        and (torch.compiler.is_compiling() or not x.is_neg())  # torch.compile, which cannot trace it, needs no check
-    )
+def are_plain(values: Iterable[Any]) -> bool:
+    """Return whether all values are tensors that `as_tensor` returns unchanged."""
+    for x in values:
+        if type(x) is not Tensor or x.layout is not torch.strided or x.is_nested or x.is_quantized or x.is_complex():
+            return False
+        if not torch.compiler.is_compiling() and x.is_neg():  # torch.compile cannot trace it, and needs no check
+            return False
+    return True
 
 
 def as_tensor(name: str, x: Any, device: torch.device | None = None) -> Tensor:
@@ -51,7 +51,7 @@ def as_tensor(name: str, x: Any, device: torch.device | None = None) -> Tensor:
         TypeError: if `x` does not contain numbers, or is a tensor of an unsupported kind, for example sparse.
     """
     if isinstance(x, Tensor):
-        return x if is_plain(x) else _plain(name, x)
+        return x if are_plain((x,)) else _plain(name, x)
     if x is None:
         raise TypeError(f"`{name}` must be a tensor, an array or a list of numbers, got None.")
     if isinstance(x, np.ma.MaskedArray) and x.mask.any():

@@ -50,7 +50,8 @@ class Rule(ABC):
 
 def all_satisfied(rules: Sequence[Rule]) -> bool | None:
     """Return whether all rows satisfy all rules; None if values are not available (`torch.compile`, `vmap`)."""
-    return value_if_available(reduce(and_, map(methodcaller("is_satisfied"), rules)))
+    satisfied: bool | None = value_if_available(reduce(and_, map(methodcaller("is_satisfied"), rules)))
+    return satisfied
 
 
 def enforce(

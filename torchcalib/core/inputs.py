@@ -21,7 +21,7 @@ from torchcalib.core.arguments import (
     is_int,
     unknown_argument,
 )
-from torchcalib.core.arrays import as_tensors, check_has_values, is_plain
+from torchcalib.core.arrays import are_plain, as_tensors, check_has_values
 from torchcalib.core.checks import (
     LABELS_ONLY,
     SUM_TOLERANCE,
@@ -122,9 +122,9 @@ class InputFormat:
             TypeError: if a type or dtype is not supported.
             ValueError: if a shape or a value is not valid.
         """
-        if not (is_plain(preds) and is_plain(target) and (weights is None or is_plain(weights))):
+        if not are_plain((preds, target) if weights is None else (preds, target, weights)):
             preds, target, weights = as_tensors(preds, target, weights)
-        if wait and not drop_invalid:
+        if preds.is_meta and wait and not drop_invalid:
             check_has_values("preds", preds)
         if self.task == "binary":
             if preds.dim() > 1 or target.dim() > 1 or (weights is not None and weights.dim() > 1):

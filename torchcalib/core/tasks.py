@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from torchcalib.core.arguments import Task
-from torchcalib.core.arrays import as_tensor, column_names, label_tensor
+from torchcalib.core.arrays import as_tensor, check_has_values, column_names, label_tensor
 from torchcalib.core.clusters import identifiers
 from torchcalib.core.mistakes import are_swapped, swapped
 
@@ -71,6 +71,7 @@ def per_sample(name: str, values: Any, preds: Tensor) -> Tensor:
 
 def cluster_ids(clusters: Any, preds: Tensor) -> Tensor:
     """Return consecutive identifiers of clusters, which may be integers or text."""
+    check_has_values("preds", preds)
     column = per_sample("clusters", identifiers(clusters, preds.device), preds)
     numbers: Tensor = torch.unique(column, return_inverse=True)[1]
     return numbers

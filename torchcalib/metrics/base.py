@@ -476,8 +476,7 @@ class CalibrationMetric(Metric, Generic[S]):
 
     def keep_axis(self, preds: Tensor, target: Tensor) -> None:
         """Use the class axis of a valid batch for all later batches whose shapes allow several class axes."""
-        if preds.dim() > 2:
-            vars(self)["input_format"] = self.input_format.following(preds, target, len(self.batch_shape))
+        vars(self)["input_format"] = self.input_format.following(preds, target, len(self.batch_shape))
 
     def conversion_key(self, weighted: bool, floating: bool) -> tuple[InputFormat, tuple[int, ...]]:
         """Return the format and the batch shape of the conversion. Metrics with equal ones can share a conversion.

@@ -6,10 +6,16 @@ import torch
 from torch import Tensor
 
 
-def value_if_available(flag: Tensor) -> bool | None:
-    """Return the value of a boolean scalar tensor, or None under `torch.compile` and `vmap`, where it is unknown."""
-    value = _number_if_available(flag)
-    return None if value is None else bool(value)
+def value_if_available(x: Tensor) -> Any:
+    """Return the value of a scalar tensor, or None under `torch.compile` and `vmap`, where it is unknown."""
+    if torch.compiler.is_compiling():
+        return None
+    try:
+        return x.item()
+    except RuntimeError as error:  # torch has no public test for vmap, but a conversion to a number raises there
+        if "vmap" not in str(error):
+            raise
+        return None
 
 
 def first_values(x: Tensor) -> list[float]:
@@ -27,19 +33,8 @@ def largest(counts: Tensor, bound: int) -> int:
     """Return the maximum of `counts`, or its upper limit `bound` under `torch.compile` and `vmap`; 0 if empty."""
     if not counts.numel():
         return 0
-    value = _number_if_available(counts.max())
+    value = value_if_available(counts.max())
     return bound if value is None else int(value)
-
-
-def _number_if_available(x: Tensor) -> float | None:
-    if torch.compiler.is_compiling():
-        return None
-    try:
-        return x.item()
-    except RuntimeError as error:  # torch has no public test for vmap, but a conversion to a number raises there
-        if "vmap" not in str(error):
-            raise
-        return None
 
 
 def constant(values: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
