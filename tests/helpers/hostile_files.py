@@ -87,12 +87,12 @@ def add_npz(corpus):
         "head": ((b"\x93NUMPY\x02\x00" + b"\xff" * 4, 10**7), labels, "the header must have at most 10,000 bytes"),
         "nested": ((b"\x93NUMPY\x01\x00\x10\x27" + b"(" * 10_000, 0), labels, "must be a complete"),
         "row": (*huge, "non-empty rows of at most 16,777,216 bytes"),
-        "classes": (array_of_zeros((1, 3 * 10**6)), labels, "at most 262,144 classes in"),
+        "classes": (array_of_zeros((1, 3 * 10**6)), labels, "at most 25,021 classes in"),
         "by_columns": (
             array_of_zeros((10**7, 20), fortran=True), array_of_zeros((10**7,), "<i8"), "must be in C order",
         ),
         "labels": (huge[0], array_of_zeros((1, 2 * 10**7), "<i8"), "non-empty rows", "--task", "multilabel"),
-        "many_rows": (array_of_zeros((10**8, 1), "<f2"), array_of_zeros((10**8,), "?"), "at most 2,097,152 rows"),
+        "many_rows": (array_of_zeros((10**8, 1), "<f2"), array_of_zeros((10**8,), "?"), "at most 2,097,152 samples"),
     }  # fmt: skip
     for name, (logits, targets, error, *options) in archives.items():
         if corpus.is_long or name not in ("by_columns", "many_rows"):
@@ -112,6 +112,9 @@ def add_npz(corpus):
     corpus.add("long.npz", "text of at most 1,000 characters", "--groups", "name")
     packed(folder / "wide.npz", probs=array_of_zeros((2,)), y=two, w=array_of_zeros((2, 10**7)))
     corpus.add("wide.npz", "must have non-empty rows", "--weights", "w")
+    both = array_of_zeros((2**20, 20), fortran=True), array_of_zeros((2**20, 20), "|b1", fortran=True)
+    packed(folder / "fortran.npz", logits=both[0], y=both[1])
+    corpus.add("fortran.npz", "bytes in Fortran order, got", "--task", "multiclass")
     arrays = {"logits": array_of_zeros((2 * 10**6,)), "targets": array_of_zeros((2 * 10**6,), "<i8")}
     for method, name in ((zipfile.ZIP_BZIP2, "bzip2.npz"), (zipfile.ZIP_LZMA, "lzma.npz")):
         with zipfile.ZipFile(folder / name, "w", method) as archive:
@@ -147,6 +150,7 @@ def archive_of_many_members():
 
 def add_npy(corpus):
     for name, content in {
+        "warnings": npy_header((9,)).replace(b"False", b"1if 1else 1") + bytes(36),
         "cut": npy_header((10**9,)) + bytes(8),
         "version": b"\x93NUMPY\x02\x00\xff\xff\xff\x7f" + bytes(99),
         "objects": npy_header((9,), "|O") + pickle.dumps(["a"] * 9),
@@ -317,8 +321,9 @@ def add_csv(corpus):
     wide = b"%s,y\n" % b",".join(b"prob_%d" % k for k in range(100_000)) + (b"0," * 100_000 + b"0\n") * 40
     long = "must be a complete"
     corpus.write("line.csv", b"prob,target\n" + b"1" * 2 * 10**7, long)
-    corpus.write("columns.csv", columns, "at most 16,384 columns in 1,888,890 bytes, got 200,000")
-    corpus.write("wide.csv", wide, "at most 16,384 columns")
+    corpus.write("columns.csv", columns, "at most 16,845 columns in 1,888,890 bytes, got 200,000")
+    corpus.write("blank_first.csv", b"\n" + columns, "columns in 1,888,891 bytes, got 200,000")
+    corpus.write("wide.csv", wide, "at most 18,602 columns")
     many = b"%s,y\n" % b",".join(b"prob_%d" % k for k in range(2000)) + (b"1.," + b"0.," * 1999 + b"0\n") * 20_000
     corpus.write("many.csv.gz", lambda: gzip.compress(many, 1), None)
     corpus.write("header.csv", b"a" * MB + b",b\n1,2\n", "under a known name")
@@ -332,7 +337,7 @@ def add_csv(corpus):
     corpus.write("bomb.csv.gz", lambda: gzip.compress(b"prob,target\n" + b"1" * 2**28), long)
     corpus.write("header.tsv.gz", lambda: gzip.compress(b"a" * 2**28), long)
     corpus.write(
-        "rows.csv.gz", lambda: gzip.compress(b"prob,target\n" + b".5,1\n" * 10**7, 1), "at most 2,097,152 rows in"
+        "rows.csv.gz", lambda: gzip.compress(b"prob,target\n" + b".5,1\n" * 10**7, 1), "at most 2,097,152 samples in"
     )
     for role in ("groups", "clusters"):
         names = b"".join(b".5,1,%d,%x\n" % (k % 2, k) for k in range(300_000))
@@ -364,6 +369,7 @@ def add_jsonl(corpus):
     lists = b'{"probs": 0.5, "target": 1, "w": [' + b"1.0," * MB + b"1.0]}\n"
     corpus.write("weights.jsonl", lists, "must be one weight per sample", "--weights", "w")
     corpus.write("utf16.jsonl", row.decode().encode("utf-16"), "must be text in UTF-8")
+    corpus.write("several.jsonl", row + row.strip() * 9 + b"\n", "must be a complete")
     corpus.write("uneven.jsonl", row.replace(b"0.5", b"[0.5,0.5]") + row.replace(b"0.5", b"[0.5]"), "equal length")
     corpus.write("braces.jsonl", lambda: b"{}\n" * 10**6, "at least one sample")
     corpus.write("array.jsonl", b"[]\n" * 10**6, "each line must be an object")
@@ -407,11 +413,11 @@ def add_parquet(corpus):
     write("page.parquet", {"probs": [0.5], "target": ["x" * 2**27]}, "limit of", compression="zstd")
     rows = 3 * 10**6
     constant = {"probs": np.full(rows, 0.5, np.float32), "target": np.zeros(rows, bool)}
-    write("rows.parquet", constant, "at most 2,097,152 rows", row_group_size=rows)
+    write("rows.parquet", constant, "at most 2,097,152 samples", row_group_size=rows)
     if corpus.is_long:
         write("columns.parquet", {f"c{k}": [0.5] for k in range(140_000)}, "must have at most")
     corpus.write(
-        "schema.parquet", nested_schema(100_000), "at most 64 nested groups"
+        "schema.parquet", nested_schema(100_000), "at most 65,536 elements"
     )  # overflows the stack of pyarrow 25
     doubles = b"\x15\x04\x89\xf7" + b"\xff" * 8 + b"\x7f"  # a list of 2^63 numbers
     corpus.write("doubles.parquet", parquet_of(doubles), "must be a complete")

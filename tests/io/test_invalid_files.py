@@ -254,12 +254,13 @@ def test_rows_before_late_damage_are_read(tmp_path):
 def test_highly_compressed_lists_give_an_error_before_a_row_is_read(tmp_path, monkeypatch):
     monkeypatch.setattr("torchcalib.io.limits.BUFFER", 2**20)
 
-    def opened(values):
-        lists = pa.ListArray.from_arrays(pa.array([0, len(values)], pa.int32()), pa.array(values))
-        write_parquet(tmp_path / "a.parquet", {"probs": lists, "targets": [0]})
+    def opened(values, n_rows=1):
+        ends = np.linspace(0, len(values), n_rows + 1).astype(np.int32)
+        lists = pa.ListArray.from_arrays(pa.array(ends), pa.array(values))
+        write_parquet(tmp_path / "a.parquet", {"probs": lists, "targets": [0] * n_rows})
         return open_predictions([tmp_path / "a.parquet"])
 
     with pytest.raises(InputError, match=r"`probs` in .* must be less compressed: got 8,[0-9,]+ bytes in a row group"):
         opened(np.zeros(10**6, np.float32))
     values = np.random.default_rng(0).random(2**17, np.float32)
-    assert opened(values).source.shape == (1, 2**17)
+    assert opened(values, n_rows=8).source.shape == (8, 2**14)

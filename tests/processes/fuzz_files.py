@@ -5,6 +5,7 @@ that need more than 2 GiB or 10 seconds are findings, which are written to the f
 """
 
 import contextlib
+import gzip
 import io
 import itertools
 import os
@@ -80,7 +81,7 @@ def mutate_member(content, max_size, seed):
     with zipfile.ZipFile(buffer, "w") as archive:
         for info, data in members.items():
             archive.writestr(info.filename, data, info.compress_type)
-    return buffer.getvalue()
+    return buffer.getvalue() if buffer.tell() <= max_size else atheris.Mutate(content, max_size)
 
 
 def write_seeds(suffix, folder):
@@ -92,6 +93,9 @@ def write_seeds(suffix, folder):
         if suffix == "tsv":
             WRITERS["csv"](folder / f"{k}", arrays)
             (folder / f"{k}").write_bytes((folder / f"{k}").read_bytes().replace(b",", b"\t"))
+        elif suffix == "jsonl.gz":
+            WRITERS["jsonl"](folder / f"{k}", arrays)
+            (folder / f"{k}").write_bytes(gzip.compress((folder / f"{k}").read_bytes()))
         elif suffix == "npy":
             np.save(folder / f"{k}.npy", next(iter(arrays.values())))
         elif suffix == "state":
