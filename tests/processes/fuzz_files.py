@@ -1,7 +1,7 @@
 """Coverage-guided fuzzer of a file format: `python fuzz_files.py FORMAT FOLDER [options of libFuzzer]`.
 
 Every input is read as a file of the format. It must give rows or an `InputError`. Other errors, crashes, and inputs
-that need more than 2 GiB or 10 seconds are findings, which are written to the folder. `make fuzz` runs all formats.
+that need more than 10 seconds are findings, which are written to the folder. `make fuzz` runs all formats.
 """
 
 import contextlib
@@ -125,7 +125,7 @@ def main():
             path.write_bytes(content)
             read(path)
 
-        limits = [f"-artifact_prefix={findings}/{suffix}-", "-rss_limit_mb=4096", "-timeout=10", "-max_len=20000"]
+        limits = [f"-artifact_prefix={findings}/{suffix}-", "-rss_limit_mb=8192", "-timeout=10", "-max_len=20000"]
         is_archive = suffix in ("npz", "pt", "state", "calibrator")
         mutator = {"custom_mutator": mutate_member} if is_archive else {}
         atheris.Setup([sys.argv[0], str(corpus), *limits, *options], run, **mutator)
