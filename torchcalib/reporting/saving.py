@@ -48,8 +48,13 @@ def parts_of_ranks(builder: ReportBuilder | None, process_group: Any = None) -> 
     except Exception as error:  # for example too little memory; without an answer, other ranks would wait
         problem = error
     received = gathered_bytes(_GATHER, mine, process_group, problem=problem)
-    parts = [builder_of_bytes(content) for content in received if content]
-    return [builder, *parts] if builder is not None and rank == 0 else parts
+    parts = [builder] if builder is not None and rank == 0 else []
+    try:
+        parts += [builder_of_bytes(content) for content in received if content]
+    except Exception as error:
+        problem = error
+    exchanged(_GATHER, (), process_group, problem=problem)
+    return parts
 
 
 def merged_over_ranks(builder: ReportBuilder, process_group: Any = None) -> ReportBuilder | None:
