@@ -82,9 +82,10 @@ class VectorScaling(_MultiClass):
     - **Separable data**: the likelihood rises without bound for some direction of (a, b). This is common with few
       samples per class: it suffices that the score of one class separates its samples from the others. The result is
       then temperature scaling (equal scales, no bias), and `converged` is False.
-    - **A class without samples** has bias -inf and calibrated probability 0, which maximises the likelihood.
+    - **A class without samples** has bias -inf and calibrated probability 0, which maximises the likelihood. Samples
+      of probability 0 or 1 do not count.
     - **Infinite NLL**: a sample whose label has probability 0 has an infinite NLL. The fit leaves such samples out.
-      A probability of 0 remains 0.
+      Probabilities of 0 and 1 are unchanged.
     - **No data**: calibrated predictions are NaN.
 
     The memory of the fit is that of about 6 float64 copies of the predictions. For more than 256 classes, Newton steps
