@@ -102,6 +102,20 @@ def test_buffers_keep_their_dtype_when_the_model_is_cast_to_half(calibrator):
     assert f"task='{given['task']}', from_logits=True" in repr(fitted)
 
 
+@each_of_any_task
+def test_autocast_has_no_effect(calibrator):
+    many = calibrator in OF_CLASSES
+    preds, target = data(60, 4, dtype=torch.float32) if many else single(60)
+    preds, options = preds.float(), multi if many else binary
+    fitted = fresh(calibrator).fit(preds, target, **options)
+    expected = fitted(preds)
+    for dtype in (torch.bfloat16, torch.float16):
+        with torch.autocast("cpu", dtype=dtype):
+            found, again = fitted(preds), fresh(calibrator).fit(preds, target, **options)(preds)
+        assert found.equal(expected)
+        torch.testing.assert_close(again, expected, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("from_logits", [False, True])
 @each_calibrator
 def test_positive_classes_calibrate_the_probability_of_the_set(calibrator, from_logits):

@@ -19,6 +19,7 @@ from torchcalib.calibration.likelihood import (
 )
 from torchcalib.core.arguments import Task, check_positive
 from torchcalib.core.predictions import Predictions
+from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.newton.fits import AffineFit, fit_temperature
 from torchcalib.ops.newton.problem import AT_ZERO, CONVERGED, NO_DATA, SEPARABLE
 from torchcalib.ops.newton.structured_fits import StructuredFit, fit_structured, fit_vector, smoothed_log_probs
@@ -339,7 +340,9 @@ class StructuredMatrixScaling(_Structured):
 
     def weighted(self, x: Tensor) -> Tensor:
         """See `_Structured.weighted`."""
-        return x @ self.matrix.to(x).mT
+        # In float64, because torch.autocast rounds the factors of a float32 product to half precision.
+        wide = wide_dtype(x.device)
+        return (x.to(wide) @ self.matrix.to(wide).mT).to(x)
 
     def in_words(self, class_names: Sequence[str] = ()) -> str:
         """Return the temperature, and the range of the matrix and of the biases of one fit in words."""
