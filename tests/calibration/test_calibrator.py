@@ -209,10 +209,15 @@ def test_predictions_of_another_kind_than_in_the_fit_raise_an_error_or_a_warning
 
 KIND = "task='binary', from_logits=False"
 P, Y = torch.tensor([0.2, 0.7, 0.4]), torch.tensor([0, 1, 1])
+FLOAT8 = torch.float8_e4m3fn
 CALLS = [
     ("soft targets", lambda c: fresh(c).fit(P, P, task="binary"), ValueError, "must be labels 0 and 1"),
     ("logits as probabilities", lambda c: fresh(c).fit(3 * P, Y, task="binary"), ValueError, "from_logits=True"),
     ("unknown option", lambda c: fresh(c).fit(P, Y, task="binary", l2=1), TypeError, "l2"),
+    ("without values", lambda c: fresh(c).fit(P.to("meta"), Y.to("meta")), ValueError, "`preds` must have values"),
+    ("float8", lambda c: fresh(c).fit(P.to(FLOAT8), Y), TypeError, "Convert them with preds.float()"),
+    ("uint64", lambda c: fresh(c).fit(Y.to(torch.uint64), Y), TypeError, "got torch.uint64"),
+    ("float8 in forward", lambda c: fresh(c).fit(P, Y)(P.to(FLOAT8)), TypeError, "convert them with preds.float()"),
     ("integers in forward", lambda c: fresh(c).fit(P, Y, task="binary")(Y), TypeError, "`preds` must be floating"),
 ]
 
