@@ -10,6 +10,7 @@ from helpers.fits import AFFINE, SCALED, B, D, T, binary, data, fresh, gumbel, m
 from scipy.optimize import minimize
 from scipy.special import logsumexp
 
+from torchcalib.calibration import VectorScaling
 from torchcalib.ops.newton.problem import AT_ZERO, CONVERGED, PIECE, SEPARABLE
 
 
@@ -190,6 +191,44 @@ def test_a_class_without_samples_gets_probability_0():
     certain = torch.tensor([[-math.inf, 0.0, -math.inf]], dtype=torch.float64)
     assert fitted(certain).tolist() == certain.tolist()  # class 1 cannot get probability: the row is unchanged
     assert fresh(T).fit(logits[present], target[present], **multi).converged
+
+
+@pytest.mark.parametrize("calibrator", [*SCALED, B, VectorScaling()], ids=name)
+@pytest.mark.parametrize("from_logits", [True, False])
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_labels_of_probability_1_do_not_affect_the_fit(calibrator, from_logits):
+    """A class that only they have is treated as one without samples. Its remark holds for both."""
+    logits, target = data(200, 3)
+    logits, target = logits[target > 0], target[target > 0]
+    certain = torch.tensor([[0.0, -math.inf, -math.inf]], dtype=torch.float64)
+    given = torch.cat((certain, logits, certain))
+    given = given if from_logits else given.softmax(-1)
+    padded = torch.nn.functional.pad(target, (1, 1))
+    fitted = fresh(calibrator).fit(given, padded, task="multiclass", from_logits=from_logits)
+    rest = fresh(calibrator).fit(given[1:-1], target, task="multiclass", from_logits=from_logits)
+    assert fitted.converged
+    assert fitted.remarks() == rest.remarks()
+    assert calibrator is T or "class 0 with a predicted probability between 0 and 1" in fitted.remarks()[0]
+    assert fitted.predict_proba(given).allclose(rest.predict_proba(given), rtol=0, atol=1e-8)
+    assert fitted.predict_proba(given)[0].tolist() == [1, 0, 0]
+    only = fresh(calibrator).fit(given[:1], padded[:1], task="multiclass", from_logits=from_logits)
+    assert only.predict_proba(given[:1]).tolist() == [[1, 0, 0]]
+
+
+@pytest.mark.parametrize("calibrator", [D, B], ids=name)
+@pytest.mark.parametrize("mask", [-1e9, torch.finfo(torch.float64).min])
+def test_labels_that_are_certain_by_finite_masks_keep_their_predictions(calibrator, mask):
+    """The best bias of their class is -inf, but a large negative one gives the same loss up to rounding."""
+    logits, target = data(200, 3)
+    logits, target = logits[target > 0], target[target > 0]
+    logits[:2, 1:], target[:2] = mask, 0
+    fitted = fresh(calibrator).fit(logits, target, **multi)
+    assert fitted.converged
+    q = fitted.predict_proba(logits)
+    assert (q[:2, 0] == 1).all()
+    assert (q[2:, 0] < 1e-6).all()
+    rest = fresh(calibrator).fit(logits[2:, 1:], target[2:] - 1, **multi)
+    assert q[2:, 1:].allclose(rest.predict_proba(logits[2:, 1:]), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("calibrator", AFFINE, ids=name)

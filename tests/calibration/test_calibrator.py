@@ -102,6 +102,20 @@ def test_buffers_keep_their_dtype_when_the_model_is_cast_to_half(calibrator):
     assert f"task='{given['task']}', from_logits=True" in repr(fitted)
 
 
+@each_of_any_task
+def test_autocast_has_no_effect(calibrator):
+    many = calibrator in OF_CLASSES
+    preds, target = data(60, 4, dtype=torch.float32) if many else single(60)
+    preds, options = preds.float(), multi if many else binary
+    fitted = fresh(calibrator).fit(preds, target, **options)
+    expected = fitted(preds)
+    for dtype in (torch.bfloat16, torch.float16):
+        with torch.autocast("cpu", dtype=dtype):
+            found, again = fitted(preds), fresh(calibrator).fit(preds, target, **options)(preds)
+        assert found.equal(expected)
+        torch.testing.assert_close(again, expected, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("from_logits", [False, True])
 @each_calibrator
 def test_positive_classes_calibrate_the_probability_of_the_set(calibrator, from_logits):
@@ -195,10 +209,15 @@ def test_predictions_of_another_kind_than_in_the_fit_raise_an_error_or_a_warning
 
 KIND = "task='binary', from_logits=False"
 P, Y = torch.tensor([0.2, 0.7, 0.4]), torch.tensor([0, 1, 1])
+FLOAT8 = torch.float8_e4m3fn
 CALLS = [
     ("soft targets", lambda c: fresh(c).fit(P, P, task="binary"), ValueError, "must be labels 0 and 1"),
     ("logits as probabilities", lambda c: fresh(c).fit(3 * P, Y, task="binary"), ValueError, "from_logits=True"),
     ("unknown option", lambda c: fresh(c).fit(P, Y, task="binary", l2=1), TypeError, "l2"),
+    ("without values", lambda c: fresh(c).fit(P.to("meta"), Y.to("meta")), ValueError, "`preds` must have values"),
+    ("float8", lambda c: fresh(c).fit(P.to(FLOAT8), Y), TypeError, "Convert them with preds.float()"),
+    ("uint64", lambda c: fresh(c).fit(Y.to(torch.uint64), Y), TypeError, "got torch.uint64"),
+    ("float8 in forward", lambda c: fresh(c).fit(P, Y)(P.to(FLOAT8)), TypeError, "convert them with preds.float()"),
     ("integers in forward", lambda c: fresh(c).fit(P, Y, task="binary")(Y), TypeError, "`preds` must be floating"),
 ]
 

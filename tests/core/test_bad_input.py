@@ -45,6 +45,7 @@ CALLS = [
     ("nothing", lambda f: f(None, t(1), **binary), TypeError, ["`preds`", "got None"]),
     ("hard decisions", lambda f: f(t(0, 1), Y2, **binary), TypeError, ["`preds`", "int64", "decisions"]),
     ("float8", lambda f: f(P2.to(torch.float8_e4m3fn), Y2, **binary), TypeError, ["`preds`", "preds.float()"]),
+    ("uint64", lambda f: f(t(3, 90).to(torch.uint64), Y2, **binary), TypeError, ["uint64", "from 3 to 90", "/ 100"]),
     ("complex", lambda f: f(P2 + 0j, Y2, **binary), TypeError, ["`preds`", "must be real", "complex64"]),
     ("sparse", lambda f: f(P2.to_sparse(), Y2, **binary), TypeError, ["`preds`", "dense", "to_dense"]),
     ("float class indices", lambda f: f(Q, H.float(), **multi), TypeError, ["`target`", "float32", "target.long()"]),

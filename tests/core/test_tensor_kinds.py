@@ -6,7 +6,7 @@ import pytest
 import torch
 from cases import formulas
 from helpers import fits
-from helpers.refusals import check_each
+from helpers.refusals import assert_refused, check_each
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.masked import masked_tensor
 
@@ -50,13 +50,21 @@ pytestmark = [
 ]
 
 
-def check_kinds(call, refused=REFUSED, **columns):
+LISTS = {
+    "negated views": lambda x: list(negated(x)),
+    "leaves": lambda x: list(ACCEPTED["parameter"](x)),
+    "nested": lambda x: [list(row) if row.dim() else row for row in ACCEPTED["parameter"](x)],
+}
+"""Lists of tensors that NumPy does not convert."""
+
+
+def check_kinds(call, refused=REFUSED, accepted=ACCEPTED, **columns):
     """Check a call with every kind of each column, and of all columns."""
     expected = call(**columns)
 
     def check(row):
         kind, which = row
-        convert = (ACCEPTED | refused)[kind]
+        convert = (accepted | refused)[kind]
         given = {name: convert(x) if which in (name, "all") else x for name, x in columns.items()}
         if kind in refused:
             with pytest.raises((TypeError, ValueError)) as raised:
@@ -69,7 +77,7 @@ def check_kinds(call, refused=REFUSED, **columns):
             assert type(found) is torch.Tensor
             torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12, equal_nan=True)
 
-    check_each([(kind, which) for kind in ACCEPTED | refused for which in (*columns, "all")], check)
+    check_each([(kind, which) for kind in accepted | refused for which in (*columns, "all")], check)
 
 
 def updated(metric, *columns, **more):
@@ -97,7 +105,7 @@ def of_report(preds=X, target=LABELS, **columns):
 
 
 def of_comparison(preds, target, weights):
-    compared = tc.compare({"a": preds, "b": preds.clone()}, target, weights=weights, from_logits=True, n_replicates=39)
+    compared = tc.compare({"a": preds, "b": preds}, target, weights=weights, from_logits=True, n_replicates=39)
     return torch.tensor(compared.lines[0].values["b"])
 
 
@@ -140,6 +148,30 @@ def test_reports_give_the_value_of_a_plain_tensor_or_a_clear_error(columns):
 @pytest.mark.extended
 def test_comparisons_give_the_value_of_a_plain_tensor_or_a_clear_error():
     check_kinds(of_comparison, preds=X, target=LABELS, weights=W)
+
+
+def test_lists_of_tensors_give_the_value_of_a_plain_tensor_or_a_clear_error():
+    check_lists = partial(check_kinds, refused={}, accepted=LISTS)
+    check_lists(partial(F.ece, **fits.multi), preds=X, target=LABELS, weights=W)
+    check_lists(lambda **given: updated(tc.ECE(**fits.multi), **given).compute(), preds=X, target=LABELS, weights=W)
+    check_lists(partial(of_wrapper, partial(tc.Clustered, tc.ECE(**fits.binary))), clusters=GROUPS)
+    check_lists(of_report, preds=X, target=LABELS, weights=W, groups=GROUPS, clusters=GROUPS)
+    check_lists(of_comparison, preds=X, target=LABELS, weights=W)
+    check_lists(lambda preds, target: fits.fresh(fits.T).fit(preds, target)(preds), preds=X, target=LABELS)
+    exact = F.ece(list(X.bfloat16()), LABELS, **fits.multi)
+    assert exact == F.ece(X.bfloat16(), LABELS, **fits.multi)
+    for mixed in ([0.25, torch.tensor(0.75)], [torch.tensor(0.25), 0.75]):
+        assert F.ece(mixed, [0, 1], task="binary") == 0.25
+    preds = X.clone().requires_grad_()
+    F.nll(list(preds), LABELS, **fits.multi).backward()
+    assert preds.grad.any()
+    assert_refused(
+        [
+            ("sparse", lambda: F.ece([row.to_sparse() for row in X], LABELS, **fits.multi), TypeError, [".to_dense()"]),
+            ("ragged", lambda: F.ece([X[0], X[0, :2]], LABELS, **fits.multi), TypeError, ["shapes (4,) and (2,)"]),
+            ("rows", lambda: F.ece([[0.1], [0.1, 0.2]], LABELS, **fits.multi), TypeError, ["Rows must have equal len"]),
+        ]
+    )
 
 
 @pytest.mark.parametrize("calibrator", fits.ALL, ids=fits.name)

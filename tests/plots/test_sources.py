@@ -1,6 +1,7 @@
 """Diagrams of predictions, metrics and reports equal those of their tables, and several models share one `ax`."""
 
 import re
+from functools import partial
 
 import numpy as np
 import pytest
@@ -52,6 +53,30 @@ def test_diagram_of_every_source_equals_that_of_the_table(case):
     found, expected = to_svg(draw(*given, **options)), to_svg(draw(table))
     numbers = [np.array(re.findall(digits, svg), float) for svg in (found, expected)]
     np.testing.assert_allclose(*numbers, atol=1e-3)
+
+
+def test_predictions_that_require_a_gradient_give_the_same_diagram():
+    draws = {
+        plots.reliability_diagram: (PROBS, TARGET),
+        partial(plots.reliability_diagram, smooth=True): (PROBS, TARGET),
+        plots.confidence_histogram: (PROBS, TARGET),
+        plots.tce_diagram: (PROBS, TARGET),
+        plots.corp_diagram: (PROBS, TARGET),
+        plots.risk_coverage_curve: (PROBS, TARGET),
+        plots.classwise_reliability_diagrams: miscalibrated_data("multiclass"),
+    }
+    torch.set_warn_always(True)  # by default, torch warns only once about the conversion to numbers
+    try:
+        for draw, (preds, target) in draws.items():
+            options = {"weights": torch.ones(len(target)).requires_grad_()} if preds is PROBS else {}
+            figures = [np.ravel(draw(p, target, **options))[0].figure for p in (preds, preds.clone().requires_grad_())]
+            assert to_svg(figures[0]) == to_svg(figures[1])
+        leaf = PROBS.clone().requires_grad_()
+        assert legend_of(plots.reliability_diagram(F.calibration_curve(leaf, TARGET, **BINARY))) == legend_of(
+            plots.reliability_diagram(TABLE)
+        )
+    finally:
+        torch.set_warn_always(False)
 
 
 def test_legend_contains_the_ece_and_the_interval_and_noise_floor_of_a_report():

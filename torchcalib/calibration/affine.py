@@ -24,8 +24,8 @@ from torchcalib.ops.newton.problem import AT_ZERO, CONVERGED, SEPARABLE
 _REMARKS = {
     AT_ZERO: "the fitted scale is 0: no positive scale improves on predictions that ignore the input.",
     SEPARABLE: (
-        "no finite scale is best: the labels can be separated without error, and the likelihood rises with the "
-        "scale without bound. The predictions are left unchanged."
+        "no finite scale or bias is best: the likelihood never falls as one of them grows without bound, as for labels "
+        "that can be separated without error. The predictions are left unchanged."
     ),
 }
 
@@ -159,14 +159,15 @@ class AffineScaling(_Affine):
     the same for all classes. For probabilities q, logits are log q. The fit is a damped Newton search in float64 to a
     gradient norm below 1e-9, for logits of any scale. `fit` warns in each of these cases, where alpha = 1 / T:
 
-    - **Separable data**: some (alpha, beta) makes every label the most probable class. The likelihood then rises with
-      alpha without bound. Predictions are then left unchanged (alpha 1, beta 0), and `converged` is False.
+    - **Separable data**: some (alpha, beta) makes every label the most probable class, at least by a tie. No finite
+      alpha is then best. Predictions are then left unchanged (alpha 1, beta 0), and `converged` is False.
     - **No positive alpha is optimal**: alpha is 0, and predictions become the class frequencies (uniform for
       `TemperatureScaling`). This is the optimum, and `converged` is True. Predictions of probability 1 are unchanged,
       and do not count in the frequencies.
-    - **A class without samples** has beta = -inf and calibrated probability 0, which maximises the likelihood.
+    - **A class without samples** has beta = -inf and calibrated probability 0, which maximises the likelihood. Samples
+      of probability 0 or 1 do not count.
     - **Infinite NLL**: a sample whose label has probability 0 has an infinite NLL for every alpha > 0. The fit leaves
-      such samples out.
+      such samples out. A label of probability 1 has an NLL of 0 for all parameters, and does not affect the fit.
     - **No data**: calibrated predictions are NaN.
 
     Attributes:

@@ -21,8 +21,8 @@ from torchcalib.ops.newton.regression import fit_logistic_regression
 _REMARKS = {
     AT_ZERO: "the fitted curve is constant: no increasing curve improves on predictions that ignore the input.",
     SEPARABLE: (
-        "no finite parameters are best: the labels can be separated without error, and the likelihood rises without "
-        "bound. The predictions are left unchanged."
+        "no finite parameters are best: the likelihood never falls as one of them grows without bound, as for labels "
+        "that can be separated without error. The predictions are left unchanged."
     ),
 }
 _EPS = 2.0**-52  # as in the authors' code of beta calibration; the log-odds of 2^-52 are -36

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from torchcalib.core.arguments import Task, is_int, task_of, weights_from
 from torchcalib.core.arrays import as_tensor
+from torchcalib.core.checks import SUM_TOLERANCE
 from torchcalib.core.documentation import documented
 from torchcalib.core.inputs import input_format_of, read_input
 from torchcalib.core.mistakes import look_like_probabilities, warn
@@ -226,7 +227,7 @@ class Calibrator(nn.Module, ABC):
 
         Raises:
             RuntimeError: the calibrator is not fitted.
-            TypeError: `preds` is not floating-point.
+            TypeError: `preds` is not floating-point of 16 to 64 bits.
             ValueError: too few axes, batch axes that differ from the fit, or logits instead of probabilities.
 
         Gradient:
@@ -245,8 +246,11 @@ class Calibrator(nn.Module, ABC):
         if self.task is None:
             raise RuntimeError(f"{type(self).__name__} must be fitted before use. Call fit(preds, target).")
         preds = as_tensor("preds", preds)
-        if not preds.is_floating_point():
-            raise TypeError(f"`preds` must be floating-point, got {preds.dtype}. Pass predictions as in the fit.")
+        if preds.dtype not in SUM_TOLERANCE:
+            raise TypeError(
+                f"`preds` must be floating-point of 16 to 64 bits, got {preds.dtype}. Pass predictions as in the fit, "
+                "or convert them with preds.float()."
+            )
         if preds.is_meta != self.grad_norm.is_meta:
             raise ValueError(
                 f"`preds` must be on the device of the calibrator ({self.grad_norm.device}), got {preds.device}. Move "

@@ -116,13 +116,16 @@ def remarks_of_fits_with_biases(
 
 
 def _on_absent_classes(bias: Tensor) -> list[str]:
-    """Return a sentence on the classes with a bias `(..., C)` of -inf, which have no samples."""
+    """Return a sentence on the classes with a bias `(..., C)` of -inf, which have no samples in the fit."""
     absent = (bias == -torch.inf).any(tuple(range(bias.dim() - 1))).nonzero().flatten().tolist()
     if not absent:
         return []
     shown = ", ".join([*map(str, absent[:_SHOWN_CLASSES]), *["..."] * (len(absent) > _SHOWN_CLASSES)])
     advice = "Calibrate on samples of every class."
-    return [f"`target` has no samples of class {shown}: its calibrated probability is 0. {advice}"]
+    return [
+        f"`target` has no samples of class {shown} with a predicted probability between 0 and 1: its calibrated "
+        f"probability is 0, unless it is predicted with certainty. {advice}"
+    ]
 
 
 def _on_lost_labels(lost: Tensor, consequence: str) -> list[str]:

@@ -19,6 +19,7 @@ from torchcalib.calibration.likelihood import (
 )
 from torchcalib.core.arguments import Task, check_positive
 from torchcalib.core.predictions import Predictions
+from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.newton.fits import AffineFit, fit_temperature
 from torchcalib.ops.newton.problem import AT_ZERO, CONVERGED, NO_DATA, SEPARABLE
 from torchcalib.ops.newton.structured_fits import StructuredFit, fit_structured, fit_vector, smoothed_log_probs
@@ -82,9 +83,10 @@ class VectorScaling(_MultiClass):
     - **Separable data**: the likelihood rises without bound for some direction of (a, b). This is common with few
       samples per class: it suffices that the score of one class separates its samples from the others. The result is
       then temperature scaling (equal scales, no bias), and `converged` is False.
-    - **A class without samples** has bias -inf and calibrated probability 0, which maximises the likelihood.
+    - **A class without samples** has bias -inf and calibrated probability 0, which maximises the likelihood. Samples
+      of probability 0 or 1 do not count.
     - **Infinite NLL**: a sample whose label has probability 0 has an infinite NLL. The fit leaves such samples out.
-      A probability of 0 remains 0.
+      Probabilities of 0 and 1 are unchanged.
     - **No data**: calibrated predictions are NaN.
 
     The memory of the fit is that of about 6 float64 copies of the predictions. For more than 256 classes, Newton steps
@@ -338,7 +340,9 @@ class StructuredMatrixScaling(_Structured):
 
     def weighted(self, x: Tensor) -> Tensor:
         """See `_Structured.weighted`."""
-        return x @ self.matrix.to(x).mT
+        # In float64, because torch.autocast rounds the factors of a float32 product to half precision.
+        wide = wide_dtype(x.device)
+        return (x.to(wide) @ self.matrix.to(wide).mT).to(x)
 
     def in_words(self, class_names: Sequence[str] = ()) -> str:
         """Return the temperature, and the range of the matrix and of the biases of one fit in words."""

@@ -45,7 +45,8 @@ def are_plain(values: Iterable[Any]) -> bool:
 def as_tensor(name: str, x: Any, device: torch.device | None = None) -> Tensor:
     """Convert an array, a pandas Series or DataFrame, or a list to a tensor; a plain tensor is returned unchanged.
 
-    Python numbers become float64 or int64. Without conversion, the tensor shares memory with a writable array.
+    Python numbers become float64 or int64. Without conversion, the tensor shares memory with a writable array. A list
+    of tensors is stacked, which keeps gradients.
 
     Raises:
         TypeError: if `x` does not contain numbers, or is a tensor of an unsupported kind, for example sparse.
@@ -54,16 +55,20 @@ def as_tensor(name: str, x: Any, device: torch.device | None = None) -> Tensor:
         return x if are_plain((x,)) else _plain(name, x)
     if x is None:
         raise TypeError(f"`{name}` must be a tensor, an array or a list of numbers, got None.")
+    if starts_with_tensor(x):
+        return _stacked(name, x, device)
     if isinstance(x, np.ma.MaskedArray) and x.mask.any():
         raise TypeError(f"`{name}` must have no masked values, got {int(x.mask.sum())} of them. Remove these rows.")
     try:
         array = np.asarray(x)
         if array.dtype == object and array.size:
             array = np.asarray(array.tolist(), dtype=np.float64 if _has_missing(array) else None)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RuntimeError) as error:
+        is_ragged = "inhomogeneous" in str(error)
+        advice = "Rows must have equal lengths." if is_ragged else "Convert it to a tensor with torch.as_tensor."
         raise TypeError(
-            f"`{name}` must be a tensor, an array or a list of numbers, got {type(x).__name__}: {error}. "
-            "Rows must have equal lengths."
+            f"`{name}` must be a tensor, an array or a list of numbers, got {type(x).__name__}: "
+            f"{str(error).rstrip('.')}. {advice}"
         ) from error
     if array.dtype.kind not in "biuf":
         found = _KINDS.get(array.dtype.kind, array.dtype.name)
@@ -112,6 +117,29 @@ def _plain(name: str, x: Tensor) -> Tensor:
     return x.as_subclass(Tensor).resolve_neg()
 
 
+def starts_with_tensor(x: Any) -> bool:
+    """Return whether the first element of a list, or of the first list in it, is a tensor."""
+    while isinstance(x, list | tuple) and x:
+        x = x[0]
+        if isinstance(x, Tensor):
+            return True
+    return False
+
+
+def _stacked(name: str, rows: Sequence[Any], device: torch.device | None) -> Tensor:
+    """Stack the elements of a list of tensors. NumPy cannot convert all kinds of tensors."""
+    tensors = [as_tensor(name, row, device) for row in rows]
+    # Conversion gives a number an axis.
+    tensors = [x.squeeze() if isinstance(row, int | float) else x for x, row in zip(tensors, rows, strict=True)]
+    try:
+        return torch.stack(tensors).to(device)
+    except RuntimeError as error:
+        shapes = " and ".join(str(shape) for shape in list(dict.fromkeys(tuple(x.shape) for x in tensors))[:2])
+        raise TypeError(
+            f"`{name}` must have tensors of equal shape and device in a list, got shapes {shapes}. Pass one tensor."
+        ) from error
+
+
 def _has_missing(array: np.ndarray[Any, Any]) -> bool:
     """Return whether an object array contains None or `pandas.NA`."""
     return any(x is None or type(x).__name__ == "NAType" for x in array.reshape(-1))
@@ -135,7 +163,8 @@ def column_names(preds: Any) -> tuple[str, ...]:
 
 def label_tensor(values: Any, class_names: Sequence[str], device: torch.device) -> Tensor:
     """Return targets as a tensor, with class names replaced by their indices in `class_names`."""
-    labels = None if isinstance(values, Tensor) or values is None else _objects(values)
+    is_numeric = isinstance(values, Tensor) or values is None or starts_with_tensor(values)
+    labels = None if is_numeric else _objects(values)
     if labels is None or not any(isinstance(label, str) for label in labels.flat):
         return as_tensor("target", values, device)
     row = next((k for k, label in enumerate(labels.flat) if not isinstance(label, str)), None)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchcalib.core.arrays import as_tensor
+from torchcalib.core.arrays import as_tensor, starts_with_tensor
 from torchcalib.core.predictions import Predictions, in_all_replicates
 from torchcalib.core.ranked import RankedSample
 from torchcalib.core.sums import BinStats, SumsAccumulator
@@ -49,7 +49,7 @@ def identifiers(clusters: Any, device: torch.device | None = None) -> Tensor:
         TypeError: if the clusters are neither integers nor text.
         ValueError: if a cluster is missing.
     """
-    if not isinstance(clusters, Tensor):
+    if not (isinstance(clusters, Tensor) or starts_with_tensor(clusters)):
         column = np.asarray(clusters)
         if column.dtype.kind in "OUSTMm":
             if any(x is None or x != x or x == "" for x in column.flat):

@@ -128,6 +128,7 @@ def wrong_dtype(preds: Tensor, target: Tensor, task: str) -> Exception:
         return TypeError(f"{rule}. Convert them with preds.float().")
     if preds.dtype == torch.bool or not preds.numel():
         return TypeError(f"{rule}. {_DECISIONS}")
+    preds, target = preds.cpu().double(), target.cpu().double()  # torch does not compare unsigned integers
     low, high = (int(end) for end in preds.aminmax())
     # Class indices are as large as labels.
     is_index = (task == "multiclass" and preds.dim() < 2) or (target.numel() > 0 and 1 < high <= int(target.max()))

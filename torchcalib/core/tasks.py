@@ -8,6 +8,7 @@ from torch import Tensor
 
 from torchcalib.core.arguments import Task
 from torchcalib.core.arrays import as_tensor, check_has_values, column_names, label_tensor
+from torchcalib.core.checks import SUM_TOLERANCE
 from torchcalib.core.clusters import identifiers
 from torchcalib.core.mistakes import are_swapped, swapped
 
@@ -140,8 +141,12 @@ def infer_from_logits(preds: Tensor, task: Task) -> bool:
     Up to 5% negative values may be errors or ignored rows, and do not imply logits.
 
     Raises:
-        ValueError: if all values of a binary or multi-label task are negative: log-odds, or log-probabilities.
+        ValueError: if all values of a binary or multi-label task are negative: log-odds, or log-probabilities; or if
+            there are no values, on the meta device.
     """
+    check_has_values("preds", preds)
+    if preds.dtype not in SUM_TOLERANCE:
+        return False  # the check of the dtype raises an error later
     share = float((preds < 0).double().mean()) if preds.numel() else 0.0
     if share == 1 and task != "multiclass" and preds.numel() > 1:
         raise ValueError(

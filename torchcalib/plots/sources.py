@@ -281,10 +281,11 @@ def from_predictions(make: Callable[..., Any], preds: Any, target: Any, given: T
     task: Task | None = options.pop("task", None)
     p = prepare(preds, target, task, class_names=given.class_names, positive_classes=options.get("positive_classes"))
     if options.get("weights") is not None:
-        options["weights"] = per_sample("weights", options["weights"], p.preds)
-    return make(p.preds, p.target, task=p.task, mode=given.mode, **options)
+        options["weights"] = per_sample("weights", options["weights"], p.preds).detach()
+    # Diagrams need numbers, which torch does not convert from tensors with a gradient.
+    return make(p.preds.detach(), p.target.detach(), task=p.task, mode=given.mode, **options)
 
 
 def ece_of(table: BinTable) -> float:
     """Return the expected calibration error: the mean absolute gap over all samples."""
-    return float((table.share * table.gap.abs()).sum())
+    return float((table.share * table.gap.abs()).sum().detach())

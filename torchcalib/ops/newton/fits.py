@@ -22,6 +22,7 @@ from torchcalib.ops.newton.problem import (
     SEPARABLE,
     Problem,
     Solution,
+    is_certain,
     standard_form,
 )
 from torchcalib.ops.newton.temperature import solve_temperature
@@ -34,15 +35,17 @@ class AffineFit(NamedTuple):
     Attributes:
         alpha: inverse temperature `(R, S)`, positive; 1 for `SEPARABLE`, 0 for `AT_ZERO`. Classes with a score of -inf
             have probability 0, also for alpha = 0.
-        beta: biases `(R, S, C)`, 0 for `SEPARABLE`. Their sum over the classes with samples is 0. The biases of other
-            classes are -inf.
+        beta: biases `(R, S, C)`, 0 for `SEPARABLE`. Their sum over the classes with samples in the fit is 0. The biases
+            of other classes are -inf.
         grad_norm: norm of the gradient of the mean NLL in alpha and beta, `(R, S)`; NaN for `SEPARABLE`. The derivative
-            in alpha does not count for `AT_ZERO`.
+            in alpha does not count for `AT_ZERO`. The mean is over the samples in the fit.
         outcome: int64 `(R, S)`: `CONVERGED`; `AT_ZERO` (no positive alpha is better than 0); `SEPARABLE` (the NLL has
-            no finite minimiser); `STOPPED` (the NLL could not be decreased, but the gradient is not small); or
-            `NO_DATA` (total weight 0, all values NaN).
+            no finite minimiser, or is constant, as no sample is in the fit); `STOPPED` (the NLL could not be decreased,
+            but the gradient is not small); or `NO_DATA` (total weight 0, all values NaN).
         lost: weight of the samples whose label has a score of -inf, `(R, S)`. They are excluded from the fit, because
             their NLL is infinite for every alpha > 0.
+
+    Samples with a single class of finite score, their label, are excluded too: their NLL is 0 for all parameters.
     """
 
     alpha: Tensor
@@ -69,8 +72,8 @@ def fit_temperature(scores: Tensor, target: Tensor, weights: Tensor) -> AffineFi
 def fit_affine(scores: Tensor, target: Tensor, weights: Tensor) -> AffineFit:
     """Fit softmax(alpha s + beta) with alpha > 0 (affine scaling of the logits) by damped Newton steps.
 
-    Arguments are as for `fit_temperature`. The bias beta of a class without samples is -inf, which maximises the
-    likelihood.
+    Arguments are as for `fit_temperature`. The bias beta of a class without samples in the fit is -inf, which
+    maximises the likelihood.
     """
     return AffineFit(*_fit(scores, target, weights, True, True))
 
@@ -117,10 +120,13 @@ def _solve_batch(scores: Tensor, target: Tensor, weights: Tensor, solve: Callabl
     lost = label_score == -torch.inf
     unused = (weights == 0).all(0)
     w = weights.masked_fill(lost | (weights == 0), 0)
-    total = w.sum(-1)
-    w = w / total.unsqueeze(-1)
+    has_samples = w.sum(-1) > 0
 
     standard, mean, scale, is_moderate = standard_form(scores, top, unused)
+    if not is_moderate:
+        w = w.masked_fill(is_certain(scores), 0)
+    total = w.sum(-1)
+    w = w / total.unsqueeze(-1)
     label_score = (label_score / scale.unsqueeze(-1)).masked_fill(lost | unused, 0).clamp(min=MASKED_SCORE)
     share = w.new_zeros((*w.shape[:-1], n_classes)).scatter_add(-1, target.expand(w.shape), w)
     problem_scores, problem_top = (scores, top) if standard is None else (standard, None)
@@ -132,8 +138,8 @@ def _solve_batch(scores: Tensor, target: Tensor, weights: Tensor, solve: Callabl
     if not is_moderate:  # with scores of MASKED_SCORE, iterations approach but do not reach a minimum at alpha = 0
         vanishing = (outcome == CONVERGED) & (alpha < 1e-12)
         alpha, outcome = alpha.masked_fill(vanishing, 0), outcome.masked_fill(vanishing, AT_ZERO)
-    empty = ~(total > 0)
-    outcome = outcome.masked_fill(empty, NO_DATA)
+    empty = ~has_samples
+    outcome = outcome.masked_fill(~(total > 0), SEPARABLE).masked_fill(empty, NO_DATA)
     separable = outcome == SEPARABLE
     return AffineFit(
         torch.where(separable, 1.0, alpha / scale).masked_fill(empty, torch.nan),

@@ -191,6 +191,15 @@ def is_near_top(s: Tensor) -> Tensor:
     return (s >= -1e9 * distance[:, None, None]) | distance.isnan()[:, None, None]
 
 
+def is_certain(scores: Tensor) -> Tensor:
+    """Return True for rows with a single score above -inf `(S, N)`.
+
+    If it is the score of the label, the NLL of the row is 0 for all parameters. Fits exclude such rows. If all samples
+    of a class are in such rows, its optimal bias is -inf.
+    """
+    return (scores > -torch.inf).sum(-1) == 1
+
+
 def _median_distance(s: Tensor) -> Tensor:
     second = -s.topk(2, -1).values[..., 1]
     return second.masked_fill((second == 0) | (second == torch.inf), torch.nan).nanmedian(-1).values

@@ -12,7 +12,16 @@ from torch.nn.functional import pad
 
 from torchcalib.ops.host_values import value_if_available
 from torchcalib.ops.logs import wide_dtype
-from torchcalib.ops.newton.problem import CONVERGED, LARGE_SCALE, NO_DATA, PIECE, SEPARABLE, all_true, is_near_top
+from torchcalib.ops.newton.problem import (
+    CONVERGED,
+    LARGE_SCALE,
+    NO_DATA,
+    PIECE,
+    SEPARABLE,
+    all_true,
+    is_certain,
+    is_near_top,
+)
 from torchcalib.ops.newton.structured import Diagonal, Full, Minimum, Problem, identity, minimise
 from torchcalib.ops.operation import operation
 
@@ -163,6 +172,7 @@ def _solve_vector(
         return _empty_vector(scores, target, weights.unsqueeze(-2), alpha), None
     unused = weights == 0
     scores = scores.masked_fill_(unused.unsqueeze(-1), 0)
+    certain = is_certain(scores)
     extent = scores.amax((-1, -2)) - scores.masked_fill(scores == -torch.inf, 0).amin((-1, -2))
     if value_if_available((extent <= LARGE_SCALE).all()) is not True:
         # Very low scores may represent the -inf of masked classes.
@@ -171,12 +181,14 @@ def _solve_vector(
     excluded = scores == -torch.inf
     lost = excluded.gather(-1, target.unsqueeze(-1)).squeeze(-1)
     w = weights.masked_fill(lost, 0)
+    empty = ~(w.sum(-1, keepdim=True) > 0)
+    w = w.masked_fill(certain, 0)
     total = w.sum(-1, keepdim=True)
-    empty = ~(total > 0)
-    w = (w / total).masked_fill(empty, 0)
+    all_certain = ~(total > 0)
+    w = (w / total).masked_fill(all_certain, 0)
     share = torch.zeros_like(scores[:, 0]).scatter_add(-1, target, w)
     present = share > 0
-    separable = _separates_a_class(scores, target, w)
+    separable = _separates_a_class(scores, target, w) | all_certain.squeeze(-1)
     excluded = excluded | ~present.unsqueeze(-2)
     given = None if value_if_available(excluded.any()) is False else excluded
 
