@@ -15,6 +15,7 @@ import torchcalib as tc
 import torchcalib.functional as F
 from torchcalib.calibration import BiasCorrection
 from torchcalib.inference import calibration_test
+from torchcalib.reporting.comparison.building import ComparisonBuilder
 
 N, C = 240, 4
 G = torch.Generator().manual_seed(0)
@@ -39,6 +40,10 @@ ERRORS = {
     "swapped multi-label": (L, M, LABELS, SWAPPED, (M, L, LABELS)),
     "swapped floating multi-label": (L.float(), M, LABELS, SWAPPED, (M, L, LABELS)),
     "swapped class indices": (H, Q, MULTI, SWAPPED, (Q, H, MULTI)),
+    "swapped labels and logits": (Y, P.logit(), BINARY, SWAPPED, (P.logit(), Y, BINARY | {"from_logits": True})),
+    "swapped floating labels and logits": (Y.float(), P.logit(), BINARY, SWAPPED,
+                                           (P.logit(), Y, BINARY | {"from_logits": True})),
+    "swapped floating class indices": (H.float(), Q, MULTI, SWAPPED, (Q, H, MULTI)),
     "swapped one-hot labels": (ONE_HOT.double(), Q, MULTI, SWAPPED, (Q, Q.argmax(-1), MULTI)),
     "decisions": ((P > 0.5).long(), Y, BINARY, DECISIONS, None),
     "bool decisions": (P > 0.5, Y, BINARY, DECISIONS, None),
@@ -161,6 +166,79 @@ def test_a_warning_is_shown_once_for_each_call_site():
         metric(Q, H)
     assert len(caught) == 2
     assert caught[1].lineno == line
+
+
+def batches(size, *tensors):
+    return zip(*(torch.split(each, size) for each in tensors), strict=True)
+
+
+def by_metric(preds, target, size, **options):
+    outputs = {"multiclass": {"num_classes": C}, "multilabel": {"num_labels": C}}.get(options["task"], {})
+    metric = tc.ECE(**options, **outputs)
+    for batch in batches(size, preds, target):
+        metric.update(*batch)
+
+
+def by_forward(preds, target, size, **options):
+    metric = tc.ECE(**options, num_labels=C) if options["task"] == "multilabel" else tc.ECE(**options)
+    for batch in batches(size, preds, target):
+        metric(*batch)
+
+
+def by_collection(preds, target, size, **options):
+    outputs = {"multiclass": {"num_classes": C}, "multilabel": {"num_labels": C}}.get(options["task"], {})
+    metrics = tc.CalibrationCollection([tc.ECE(**options, **outputs), tc.NLL(**options, **outputs)])
+    for batch in batches(size, preds, target):
+        metrics.update(*batch)
+
+
+def by_report(preds, target, size, **options):
+    builder = tc.ReportBuilder(**options, with_calibration=False, with_intervals=False)
+    for batch in batches(size, preds, target):
+        builder.update(*batch)
+
+
+def by_comparison(preds, target, size, **options):
+    builder = ComparisonBuilder(["a", "b"], **options)
+    for batch in batches(size, preds, target):
+        builder.update({"a": batch[0], "b": batch[0]}, batch[1])
+
+
+@pytest.mark.parametrize("way", [by_metric, by_forward, by_collection, by_report, by_comparison])
+def test_mistakes_in_small_batches_are_recognised_in_the_stream(way):
+    def check(name):
+        preds, target, options, advice = WARNINGS[name]
+        given = {"from_logits": True} if "logits" in name else {}
+        with pytest.warns(UserWarning, match="`preds` must be") as caught:
+            way(preds, target, 4, **options, **given)
+        assert all(advice in str(warning.message) for warning in caught)
+        assert {warning.filename for warning in caught} == {__file__}
+
+    check_each(("probabilities as logits", "binary probabilities as logits", "floating decisions",
+                "floating one-hot decisions", "floating multi-label decisions"), check)  # fmt: skip
+    for size in (1, 16):
+        with pytest.raises(ValueError, match=SWAPPED):
+            way(Y.double(), P, size, **BINARY)
+
+
+def test_one_valid_batch_rules_out_mistakes_in_a_stream_until_reset():
+    metric = tc.ECE(**BINARY)
+    decisions, target = (P > 0.5).double(), Y
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        metric.update(P[:8], target[:8])
+        for batch in batches(8, decisions, target):
+            metric.update(*batch)
+    metric.reset()
+    with pytest.warns(UserWarning, match="seem to be decisions"):  # noqa: PT031
+        for batch in batches(8, decisions, target):
+            metric.update(*batch)
+    metric.reset()
+    with pytest.raises(ValueError, match="pass validate_args=False"):
+        metric.update(decisions, P)
+    soft = tc.ECE(**BINARY, validate_args=False)
+    soft.update(decisions, P)
+    assert soft.compute() > 0
 
 
 def test_unusual_valid_input_causes_no_message():

@@ -173,3 +173,13 @@ def _objects(values: Any) -> NDArray[Any] | None:
 def _first_names(names: Sequence[str]) -> str:
     """Return the first five names as text, followed by the number of omitted names."""
     return ", ".join(map(repr, names[:5])) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+def single_axis(longer: Sequence[int], shorter: Sequence[int]) -> int | None:
+    """Return the axis of size 1 that only `longer` has, -1 or 1, as in `(N, 1)` and `(N,)`; None for other shapes."""
+    if len(longer) != len(shorter) + 1:
+        return None
+    for axis in (-1, 1):
+        if longer[axis:][:1] == (1,) and (*longer[:axis], *(longer[axis:][1:])) == tuple(shorter):
+            return axis
+    return None

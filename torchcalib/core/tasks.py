@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from torchcalib.core.arguments import Task
-from torchcalib.core.arrays import as_tensor, column_names, label_tensor
+from torchcalib.core.arrays import as_tensor, column_names, label_tensor, single_axis
 from torchcalib.core.clusters import identifiers
-from torchcalib.core.mistakes import are_swapped, swapped
+from torchcalib.core.mistakes import check_not_swapped
 
 _FEW_NEGATIVE = 0.05
 """Predictions with a larger fraction of negative values are treated as logits."""
@@ -125,8 +125,7 @@ def infer_task(preds: Tensor, target: Tensor) -> Task:
             f"{_one_hot_hint(target)}Pass task='multiclass' if every sample has one class (one-hot labels, class "
             f"probabilities or annotator counts), task='multilabel' if it can have several labels{maps}."
         )
-    if target.dim() == preds.dim() + 1 and are_swapped(preds, target):
-        raise swapped("only whole numbers", target)
+    check_not_swapped(preds, target)
     raise ValueError(
         f"`target` must have one label for each sample of `preds`, got {shapes}. Pass binary (N,) and (N,), "
         "multi-class (N, C) and (N,), or multi-label (N, L) and (N, L) with task='multilabel'."
@@ -161,11 +160,9 @@ def _one_hot_hint(target: Tensor) -> str:
 
 def _without_single_axes(preds: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     """Remove an axis of size 1 that only one of the two tensors has, as in `(N, 1)` and `(N,)`."""
-    for axis in (-1, 1):
-        if target.dim() == preds.dim() - 1 and preds.shape[axis] == 1 and preds.squeeze(axis).shape == target.shape:
-            return preds.squeeze(axis), target
-    if target.dim() > 1 and target.shape[-1] == 1 and target.dim() - preds.dim() in (0, 1):
-        column = target.squeeze(-1)
-        if column.shape in (preds.shape, preds.shape[:-1]) and target.shape != preds.shape:
-            return preds, column
-    return preds, target
+    axis, extra = single_axis(preds.shape, target.shape), single_axis(target.shape, preds.shape)
+    if axis is not None:
+        return preds.squeeze(axis), target
+    if extra is None and target.dim() > 1 and (*preds.shape[:-1], 1) == target.shape != preds.shape:
+        extra = -1  # multi-class labels
+    return preds, target if extra is None else target.squeeze(extra)

@@ -36,6 +36,7 @@ from torchcalib.core.arguments import (
 from torchcalib.core.arrays import as_tensors
 from torchcalib.core.documentation import document, input_parameters, parameters_of, with_implied_task
 from torchcalib.core.inputs import InputFormat
+from torchcalib.core.mistakes import Evidence
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import ExactSample
 from torchcalib.core.state import SamplesKind, SumsKind
@@ -124,6 +125,7 @@ class CalibrationMetric(Metric, Generic[S]):
     """Cache shared by all metrics in a collection during an update; None outside an update."""
     _in_graph = False
     """Whether a captured CUDA graph updates the state in place."""
+    _in_forward = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Set signature and docstring of a subclass from its factory, and exclude its attributes from TorchScript."""
@@ -180,6 +182,7 @@ class CalibrationMetric(Metric, Generic[S]):
         if not isinstance(batch_shape, tuple | list):
             raise TypeError(f"`batch_shape` must be a tuple of ints, got {batch_shape!r}. Pass (n,) for one axis.")
         self.batch_shape = tuple(batch_shape)
+        self._evidence = Evidence()
         for size in self.batch_shape:
             check_count("batch_shape", size)
         self.kind = self._state_kind()
@@ -291,6 +294,8 @@ class CalibrationMetric(Metric, Generic[S]):
         with self._writing_in_place():
             self._store(self.state)  # new lists: torchmetrics clears lists in place, which wrappers may have stored
             super().reset()
+        if not self._in_forward:  # torchmetrics also calls `reset` within `forward`, to compute the batch value
+            self._evidence = Evidence()
         if self._in_graph:
             self._update_count = 1  # torchmetrics warns if the count is 0, and graph replays do not increment it
 
@@ -310,7 +315,9 @@ class CalibrationMetric(Metric, Generic[S]):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Add a batch to the state and return the differentiable metric value for this batch."""
         with unchanged_on_error(self), self._writing_in_place():
+            self._in_forward = True
             value = super().forward(*args, **kwargs)
+            self._in_forward = False
             self.state = self.kind.detach(self.state)
         # torchmetrics stores this value for loggers. Its autograd graph would prevent freeing the batch, and `clone`
         # cannot copy it.
@@ -505,7 +512,17 @@ class CalibrationMetric(Metric, Generic[S]):
     def _read(self, how: InputFormat, preds: Tensor, target: Tensor, weights: Tensor | None) -> Predictions:
         if preds.device != self.device:
             self.check_device(preds)
-        return how.read(preds, target, weights, batch_shape=self.batch_shape, drop_invalid=self._drops_invalid)
+        evidence = self._evidence.copy()
+        p = how.read(
+            preds,
+            target,
+            weights,
+            batch_shape=self.batch_shape,
+            drop_invalid=self._drops_invalid,
+            evidence=evidence,
+        )
+        vars(self)["_evidence"] = evidence
+        return p
 
     @property
     def _drops_invalid(self) -> bool:

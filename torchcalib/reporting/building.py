@@ -30,6 +30,7 @@ from torchcalib.core.documentation import documented
 from torchcalib.core.events import NamedMode, modes_of
 from torchcalib.core.groups import check_groups
 from torchcalib.core.inputs import InputFormat, check_option_names, input_format_of
+from torchcalib.core.mistakes import Evidence
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import ExactSample
 from torchcalib.core.ranked_bins import Binning
@@ -137,6 +138,7 @@ class ReportBuilder:
         self._has_clusters: bool | None = None
         self._has_items = False  # whether an item on the first axis has several samples, such as pixels
         self._axis = -1  # class axis of the last batch; `fit` passes it to calibrators
+        self._evidence = Evidence()  # evidence for mistakes in the batches of this builder, which is not saved
         self._accumulators: dict[str, Any] = {}  # empty until the first batch determines the number of classes
 
     def update(
@@ -169,7 +171,8 @@ class ReportBuilder:
         preds, target, weights = as_tensors(preds, target, weights, sample_weight)
         check_has_values("preds", preds)
         on_cpu = preds.device.type == "cpu"
-        p = self._format.read(preds, target, weights, batch_shape=(), drop_invalid=not on_cpu)
+        evidence = self._evidence.copy()
+        p = self._format.read(preds, target, weights, batch_shape=(), drop_invalid=not on_cpu, evidence=evidence)
         check_in_all_batches("groups", self._has_groups, groups is not None)
         check_in_all_batches("clusters", self._has_clusters, clusters is not None)
         input_format = replace(self._format, num_classes=self._classes_of(preds, target))
@@ -190,7 +193,7 @@ class ReportBuilder:
             check_groups(groups, preds.device, samples)
             batch[GROUPS] = empty[GROUPS].of_rows(p, groups, group_names)
         self._accumulators = _sum(self._accumulators, batch) if self._accumulators else batch
-        self._axis = self._format.resolved(preds, target).axis
+        self._evidence, self._axis = evidence, self._format.resolved(preds, target).axis
         self._format = input_format.following(preds, target)
         self._has_groups, self._has_clusters = groups is not None, clusters is not None
         self._has_items |= prod(samples[1:]) > 1

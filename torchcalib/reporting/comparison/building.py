@@ -31,6 +31,7 @@ from torchcalib.core.clusters import (
 )
 from torchcalib.core.documentation import advising
 from torchcalib.core.inputs import InputFormat
+from torchcalib.core.mistakes import Evidence
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked_bins import Binning
 from torchcalib.core.tasks import check_name_count, checked_names, cluster_ids, per_sample, prepare
@@ -244,6 +245,7 @@ class ComparisonBuilder:
             "level": LEVEL,
             "seed": seed,
         }
+        self._evidence = {name: Evidence() for name in self._names}
         self._systems: dict[str, System] = {}
         self._n_rows = self._n_dropped = 0
         self._are_counts = True
@@ -268,9 +270,12 @@ class ComparisonBuilder:
         if self._drop:
             weights, n_dropped = self._without_missing_rows(preds, target, weights)
         read: dict[str, Predictions] = {}
+        evidence = {name: each.copy() for name, each in self._evidence.items()}
         for name in self._names:
             with _naming_system(name):
-                read[name] = self._formats[name].read(preds[name], target, weights, batch_shape=())
+                read[name] = self._formats[name].read(
+                    preds[name], target, weights, batch_shape=(), evidence=evidence[name]
+                )
         first, input_format = preds[self._names[0]], self._formats[self._names[0]]
         n_rows = self._rows_of(first, target)
         if not self._systems:
@@ -290,6 +295,7 @@ class ComparisonBuilder:
         counts = are_counts(weights)
         for name, p in read.items():
             self._systems[name].add(p, words, counts)
+        self._evidence = evidence
         self._n_rows, self._n_dropped = self._n_rows + n_rows, self._n_dropped + n_dropped
         self._are_counts &= counts
         self._has_clusters = clusters is not None
