@@ -291,9 +291,11 @@ class Calibrator(nn.Module, ABC):
         if preds.device.type != "cpu" or not preds.numel():
             return
         if not self.from_logits and value_if_available(((preds < -1e-6) | (preds > 1 + 1e-6)).any()):
+            low, high = float(preds.min()), float(preds.max())
+            percentages = "Divide percentages by 100. " if 0 <= low <= high <= 100 else ""
             raise ValueError(
                 f"`preds` must be probabilities in [0, 1], as in the fit of {type(self).__name__}, got values from "
-                f"{float(preds.min()):.4g} to {float(preds.max()):.4g}. Convert logits with softmax or sigmoid."
+                f"{low:.4g} to {high:.4g}. {percentages}Convert logits with softmax or sigmoid."
             )
         has_classes = self.from_logits and self.task == "multiclass"
         if has_classes and look_like_probabilities(preds.movedim(self.class_axis, -1), per_class=True):

@@ -98,6 +98,7 @@ _ADVICE = {
     "class_names": "Pass class indices as `target`: pandas.Categorical(labels, categories=class_names).codes.",
     "per_class": "Pass mode='classwise' and average=None.",
     "return_ci": "Use torchcalib.inference.bootstrap, or the method test() of a metric class.",
+    "weights": "Pass weights=... in the call, with each batch.",
     "multidim_average": "Pass batch_dims to functions and batch_shape to classes.",
 }
 
@@ -113,7 +114,7 @@ def unknown_argument(name: str, known: Collection[str], where: str) -> TypeError
     similar = _SYNONYMS.get(name)
     if similar not in known:
         similar = next(iter(get_close_matches(name, known, 1, 0.7)), None)
-    advice = _ADVICE.get(name)
+    advice = _ADVICE.get("weights" if _SYNONYMS.get(name) == "weights" != similar else name)
     if name in ("top_k", "per_class") and "mode" not in known:
         advice = None
     if name == "strategy" and "bins" in known:

@@ -181,10 +181,11 @@ LABELS_ONLY = (
 
 @dataclass(frozen=True, eq=False)
 class LabelRule(Rule):
-    """Rule: labels are whole numbers in [0, num_classes - 1]."""
+    """Rule: labels are whole numbers in [0, num_classes - 1]. `absent` is a mask of ignored rows, with label 0."""
 
     target: Tensor
     num_classes: int
+    absent: Tensor | None = None
 
     def is_satisfied(self) -> Tensor:
         """Return a bool scalar tensor that is True if all labels are in range."""
@@ -197,7 +198,7 @@ class LabelRule(Rule):
 
         def explain(rows: Tensor) -> str:
             rule = f"`target` must be a class index in [0, {self.num_classes - 1}], got {_found(rows, self.target)}."
-            return f"{rule} {cause_of_labels(self.target, rows, self.num_classes)}"
+            return f"{rule} {cause_of_labels(self.target, rows, self.num_classes, self.absent)}"
 
         outside = Problem((target < 0) | (target >= self.num_classes), explain)
         if not target.is_floating_point():

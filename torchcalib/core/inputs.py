@@ -336,7 +336,8 @@ class InputFormat:
         n_expected = None if self.task == "binary" or not has_axis else self.num_classes
         if n_expected is not None and preds.shape[self.axis] != n_expected:
             check_not_swapped(preds, target)
-            fitting = [axis for axis in _class_axes(preds, target) if preds.shape[axis] == n_expected]
+            axes = range(preds.dim()) if target.shape == preds.shape else _class_axes(preds, target)
+            fitting = [axis for axis in axes if preds.shape[axis] == n_expected]
             advice = f"Pass class_axis={fitting[0]}" if fitting else "Set class_axis"
             raise ValueError(
                 f"`preds` must have {n_expected} entries on its class axis ({self.axis}), got shape "
@@ -509,7 +510,7 @@ class InputFormat:
             else ProbabilityRule("preds", p.given, per_class, p.sum_tolerance)
         )
         if p.hard or self.hard_targets:
-            label_rule = LabelRule(p.given_target, p.num_classes)
+            label_rule = LabelRule(p.given_target, p.num_classes, p.absent)
             return [RowRule(p.rows.log_prob, preds_rule, label_rule)] if per_class else [preds_rule, label_rule]
         if p.n_annotators is not None:
             return [preds_rule, AnnotatorRule(p.n_annotators, max(1, self.min_annotators))]

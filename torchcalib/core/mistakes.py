@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from torchcalib.core.causes import MAX_LOGIT
 from torchcalib.core.checks import SUM_TOLERANCE
 from torchcalib.core.predictions import Predictions
 from torchcalib.ops.host_values import value_if_available
@@ -166,8 +167,11 @@ def check_mistakes(p: Predictions, first: Sequence[float], earlier: Evidence | N
             earlier.probabilities + probabilities if earlier.probabilities and probabilities else None
         )
         decisions, probabilities = earlier.decisions or decisions, earlier.probabilities or probabilities
-    if decisions is not None and decisions.are_labels:
-        raise swapped("only 0 and 1", p.given_target, may_be_valid=True)
+    if decisions is not None and decisions.n_scores:
+        target = p.given_target
+        is_invalid = bool(((target < 0) | (target > 1)).any()) and has_scores(target)  # in any number of rows
+        if is_invalid or decisions.are_labels:
+            raise swapped("only 0 and 1", target, may_be_valid=not is_invalid)
     if decisions is not None and decisions.suffice:
         warn(f"`preds` must be probabilities or logits, got only 0 and 1. {_DECISIONS}")
     elif probabilities is not None and probabilities.suffice(per_class):
@@ -234,6 +238,14 @@ def check_not_swapped(preds: Tensor, target: Tensor) -> None:
         raise swapped("only whole numbers", target)
 
 
+def no_samples() -> ValueError:
+    """Return the error for data without rows that count."""
+    return ValueError(
+        "`preds` must contain at least one sample with a positive weight, got none. Check that there are rows, and "
+        "that `ignore_index`, `weights` or missing values do not exclude all of them."
+    )
+
+
 def wrong_dtype(preds: Tensor, target: Tensor, task: str) -> Exception:
     """Return the error for predictions of a dtype that is not floating, with the likely cause."""
     if has_scores(target):
@@ -246,7 +258,7 @@ def wrong_dtype(preds: Tensor, target: Tensor, task: str) -> Exception:
     low, high = (int(end) for end in preds.aminmax())
     # Class indices are as large as labels.
     is_index = (task == "multiclass" and preds.dim() < 2) or (target.numel() > 0 and 1 < high <= int(target.max()))
-    if not is_index and low >= 0 and 1 < high <= 100:
+    if not is_index and low >= 0 and MAX_LOGIT < high <= 100:  # smaller ones may be class indices or ratings
         return TypeError(f"{rule} with values from {low} to {high}. If these are percentages, pass preds / 100.")
     if not is_index and (low < 0 or high > 100):
         return TypeError(f"{rule} with values from {low} to {high}. Convert logits with preds.float().")

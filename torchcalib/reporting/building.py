@@ -30,7 +30,7 @@ from torchcalib.core.documentation import documented
 from torchcalib.core.events import NamedMode, modes_of
 from torchcalib.core.groups import check_groups
 from torchcalib.core.inputs import InputFormat, check_option_names, input_format_of
-from torchcalib.core.mistakes import Evidence
+from torchcalib.core.mistakes import Evidence, no_samples
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import ExactSample
 from torchcalib.core.ranked_bins import Binning
@@ -240,9 +240,7 @@ class ReportBuilder:
         """
         score_sums = self._accumulators.get(NLL.__name__)
         if score_sums is None or not bool((score_sums.statistic.total > 0).any()):
-            raise ValueError(
-                "`preds` must contain at least one sample with a positive weight, got none. Add one by `update`."
-            )
+            raise no_samples()
         self._raise_if_invalid()
         ranked = self._ranked_samples if score_sums.statistic.total.sum() <= MAX_COPIES else {}
         return Statistics(

@@ -31,7 +31,7 @@ from torchcalib.core.clusters import (
 )
 from torchcalib.core.documentation import advising
 from torchcalib.core.inputs import InputFormat
-from torchcalib.core.mistakes import Evidence
+from torchcalib.core.mistakes import Evidence, no_samples
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked_bins import Binning
 from torchcalib.core.tasks import check_name_count, checked_names, cluster_ids, per_sample, prepare
@@ -312,9 +312,7 @@ class ComparisonBuilder:
         systems = self._systems
         first = next(iter(systems.values())).statistics(True) if systems else None
         if first is None or not first.n > 0:
-            raise ValueError(
-                "`preds` must contain at least one sample with a positive weight, got none. Check the weights."
-            )
+            raise no_samples()
         # float64 represents counts up to `MAX_COPIES` exactly. Rank-based errors need exact counts.
         for system in systems.values() if first.n > MAX_COPIES else ():
             system.samples = {}
@@ -340,6 +338,10 @@ class ComparisonBuilder:
             n_clusters,
         )
         notes = self._notes(systems[self._names[0]], has_labels)
+        sentences = {name: comparison_sentence(lines, self._names[0], name) for name in self._names[1:]}
+        if (only := first.only_class_in_words) and not self._are_confidences:
+            notes.insert(0, f"All targets are {only}. Check that `target` is the right array.")
+            sentences = dict.fromkeys(sentences, f"Calibration cannot be compared: all targets are {only}.")
         scores = replicates[self._names[0]].bootstrap.get(
             "brier"
         )  # None if there is one group, which has no replicates
@@ -356,7 +358,7 @@ class ComparisonBuilder:
             num_classes=first.num_classes,
             systems=self._names,
             lines=lines,
-            sentences={name: comparison_sentence(lines, self._names[0], name) for name in self._names[1:]},
+            sentences=sentences,
             settings={**self._settings, **of_clusters},
             sources=dict(sources or {}),
             notes=tuple(notes),
