@@ -16,6 +16,7 @@ from torchcalib.core.inputs import input_format_of, read_input
 from torchcalib.core.mistakes import look_like_probabilities, warn
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.tasks import infer_from_logits, prepare
+from torchcalib.io.errors import shown
 from torchcalib.ops.host_values import value_if_available
 from torchcalib.ops.log_odds import log_ratio
 from torchcalib.ops.logs import spread_infinite_logits, wide_dtype
@@ -148,7 +149,8 @@ class Calibrator(nn.Module, ABC):
         p = read_input(task, preds, target, options, hard_targets=True, whole_weights=self.whole_weights)
         if p.task not in self.tasks:
             raise ValueError(
-                f"`task` must be one of {', '.join(map(repr, self.tasks))} for {type(self).__name__}, got {p.task!r}. "
+                f"`task` must be one of {', '.join(map(repr, self.tasks))} for {type(self).__name__}, got "
+                f"{shown(p.task)}. "
                 "Pass positive_classes=[k] for one class against the rest, or use AffineScaling."
             )
         return p

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from torchcalib.core.causes import cause_of_labels, cause_of_sums, cause_of_values
+from torchcalib.io.errors import shown
 from torchcalib.ops.host_values import value_if_available
 from torchcalib.ops.logs import wide_dtype
 
@@ -388,7 +389,7 @@ def read_priors(priors: Tensor | Sequence[float], num_classes: int) -> Tensor:
         )
     if value_if_available(~((values >= 0).all() & ((values.sum(-1) - 1).abs() <= 1e-6).all())):
         raise ValueError(
-            f"`priors` must be non-negative and sum to 1, got {values.tolist()}. Divide them by their sum."
+            f"`priors` must be non-negative and sum to 1, got {shown(values.tolist())}. Divide them by their sum."
         )
     return values / values.sum(-1, keepdim=True)  # removes the rounding error of float32 priors
 

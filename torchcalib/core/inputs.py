@@ -39,6 +39,7 @@ from torchcalib.core.checks import (
 )
 from torchcalib.core.mistakes import Evidence, check_mistakes, check_not_swapped, wrong_dtype
 from torchcalib.core.predictions import Predictions, in_all_replicates
+from torchcalib.io.errors import shown
 from torchcalib.ops.host_values import first_values, value_if_available
 from torchcalib.ops.logs import wide_dtype
 
@@ -85,11 +86,11 @@ class InputFormat:
         check_flag("validate_args", self.validate_args)
         check_choice("nan_policy", self.nan_policy, get_args(NanPolicy))
         if not (self.ignore_index is None or is_int(self.ignore_index)):
-            raise TypeError(f"`ignore_index` must be an int or None, got {self.ignore_index!r}.")
+            raise TypeError(f"`ignore_index` must be an int or None, got {shown(self.ignore_index)}.")
         if self.ignore_index is not None and not -(2**63) <= self.ignore_index < 2**63:
-            raise ValueError(f"`ignore_index` must fit in 64 bits, as labels do, got {self.ignore_index}.")
+            raise ValueError(f"`ignore_index` must fit in 64 bits, as labels do, got {shown(self.ignore_index)}.")
         if not (self.class_axis is None or is_int(self.class_axis)):
-            raise TypeError(f"`class_axis` must be an int or None, got {self.class_axis!r}.")
+            raise TypeError(f"`class_axis` must be an int or None, got {shown(self.class_axis)}.")
         object.__setattr__(self, "axis", -1 if self.class_axis is None else self.class_axis)
         check_count("batch_dims", self.batch_dims, at_least=0)
         if self.num_classes is not None:
@@ -336,8 +337,8 @@ class InputFormat:
         n_expected = None if self.task == "binary" or not has_axis else self.num_classes
         if n_expected is not None and preds.shape[self.axis] != n_expected:
             check_not_swapped(preds, target)
-            axes = range(preds.dim()) if target.shape == preds.shape else _class_axes(preds, target)
-            fitting = [axis for axis in axes if preds.shape[axis] == n_expected]
+            possible = range(preds.dim()) if target.shape == preds.shape else _class_axes(preds, target)
+            fitting = [axis for axis in possible if preds.shape[axis] == n_expected]
             advice = f"Pass class_axis={fitting[0]}" if fitting else "Set class_axis"
             raise ValueError(
                 f"`preds` must have {n_expected} entries on its class axis ({self.axis}), got shape "
@@ -396,7 +397,8 @@ class InputFormat:
             chosen = self.positive_classes
             if chosen is not None and (max(chosen) >= n_classes or len(chosen) == n_classes):
                 raise ValueError(
-                    f"`positive_classes` must be some but not all of the {n_classes} classes, got {list(chosen)}."
+                    f"`positive_classes` must be some but not all of the {n_classes} classes, got "
+                    f"{shown(list(chosen))}."
                 )
         elif target.shape != preds.shape:
             check_not_swapped(preds, target)

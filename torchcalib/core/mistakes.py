@@ -220,7 +220,11 @@ def swapped(found: str, target: Tensor, may_be_valid: bool = False) -> ValueErro
     """
     scores = _scores_in(target).flatten()
     example = f", and {float(scores[0]):.6g} in `target`" if scores.numel() else ""
-    valid = " If these are predictions with soft targets, pass validate_args=False." if may_be_valid else ""
+    valid = (
+        " If these are predictions with soft targets, pass validate_args=False to a metric or report."
+        if may_be_valid
+        else ""
+    )
     return ValueError(
         f"`preds` must be probabilities or logits, got {found}{example}. The arguments seem to be "
         f"swapped. Pass the predictions first, then the targets.{valid}"

@@ -10,6 +10,7 @@ from torchcalib.core.arguments import Task
 from torchcalib.core.arrays import as_tensor, column_names, label_tensor, single_axis
 from torchcalib.core.clusters import identifiers
 from torchcalib.core.mistakes import check_not_swapped
+from torchcalib.io.errors import shown
 
 _FEW_NEGATIVE = 0.05
 """Predictions with a larger fraction of negative values are treated as logits."""
@@ -49,8 +50,8 @@ def prepare(
     names = columns if class_names is None else checked_names(class_names)
     if names != columns and set(names) == set(columns):
         raise ValueError(
-            f"`class_names` must have the order of the columns of `preds`, got {names[0]!r} for the column "
-            f"{columns[0]!r}. Leave class_names out, because the columns have names."
+            f"`class_names` must have the order of the columns of `preds`, got {shown(names[0])} for the column "
+            f"{shown(columns[0])}. Leave class_names out, because the columns have names."
         )
     preds = as_tensor("preds", preds)
     target = label_tensor(target, names, preds.device)
@@ -80,11 +81,11 @@ def checked_names(class_names: Iterable[str]) -> tuple[str, ...]:
     """Return class names as a tuple. Raise an error unless they are distinct strings."""
     names = class_names if isinstance(class_names, str) else tuple(class_names)
     if isinstance(names, str) or not all(isinstance(name, str) for name in names):
-        raise TypeError(f"`class_names` must be a list of strings, got {names!r:.80}. Write str(name) for each.")
+        raise TypeError(f"`class_names` must be a list of strings, got {shown(names)}. Write str(name) for each.")
     names = tuple(map(str, names))  # converts numpy.str_
     repeated = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
     if repeated:
-        raise ValueError(f"`class_names` must be distinct, got {repeated[0]!r} more than once. Rename one.")
+        raise ValueError(f"`class_names` must be distinct, got {shown(repeated[0])} more than once. Rename one.")
     return names
 
 

@@ -41,6 +41,7 @@ from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import ExactSample
 from torchcalib.core.state import SamplesKind, SumsKind
 from torchcalib.inference.testing import CalibrationTest
+from torchcalib.io.errors import shown
 from torchcalib.metrics.checkpoint import DESCRIPTION, Description, contains_state, read_state
 from torchcalib.metrics.estimator import Estimator
 from torchcalib.metrics.rollback import refuse_if_synced, unchanged_on_error, unsynced_on_error
@@ -180,7 +181,7 @@ class CalibrationMetric(Metric, Generic[S]):
         self.estimator = estimator
         self.input_format, self.accumulator = estimator.input_format, estimator.accumulator
         if not isinstance(batch_shape, tuple | list):
-            raise TypeError(f"`batch_shape` must be a tuple of ints, got {batch_shape!r}. Pass (n,) for one axis.")
+            raise TypeError(f"`batch_shape` must be a tuple of ints, got {shown(batch_shape)}. Pass (n,) for one axis.")
         self.batch_shape = tuple(batch_shape)
         self._evidence = Evidence()
         for size in self.batch_shape:

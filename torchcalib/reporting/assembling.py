@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
+from torchcalib.core.mistakes import MIN_ROWS
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.sums import BinStats
 from torchcalib.inference.clusters import FEW_CLUSTERS
@@ -225,7 +226,11 @@ def _warnings(c: Collected) -> tuple[str, ...]:
             f"All targets are {only}: values relative to the class frequencies are undefined. "
             "Check that `target` is the right array."
         )
-    elif s.task == "multilabel" and (constant := [k for k, share in enumerate(s.priors) if share in (0, 1)]):
+    elif (
+        s.n >= MIN_ROWS
+        and s.task == "multilabel"
+        and (constant := [k for k, share in enumerate(s.priors) if share in (0, 1)])
+    ):
         labels = quoted([c.class_names[k] if c.class_names else k for k in constant], 5)
         notes.append(f"All targets are equal for the labels {labels}. Check that these columns of `target` are right.")
     return tuple(notes)

@@ -36,6 +36,7 @@ from torchcalib.core.ranked import ExactSample
 from torchcalib.core.ranked_bins import Binning
 from torchcalib.core.state import SamplesKind, SumsKind
 from torchcalib.core.tasks import check_name_count, checked_names
+from torchcalib.io.errors import shown
 from torchcalib.io.saved import saved_value, write_whole
 from torchcalib.io.source import Source
 from torchcalib.metrics.groups.sums import SumsByCluster, SumsByGroup
@@ -124,7 +125,7 @@ class ReportBuilder:
         check_option_names(options, _ARGUMENTS, "a report")
         if options.get("batch_dims"):
             raise TypeError(
-                f"`batch_dims` must be 0 for a report, got {options['batch_dims']!r}. "
+                f"`batch_dims` must be 0 for a report, got {shown(options['batch_dims'])}. "
                 "Create one report for each batch element."
             )
         if options.get("weights") is not None:

@@ -35,6 +35,7 @@ from torchcalib.core.mistakes import Evidence, no_samples
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked_bins import Binning
 from torchcalib.core.tasks import check_name_count, checked_names, cluster_ids, per_sample, prepare
+from torchcalib.io.errors import first_of, limited, shown
 from torchcalib.metrics.proper_scores import NLL
 from torchcalib.reporting.accumulators import MAX_BINS, check_size
 from torchcalib.reporting.comparison.differences import SystemReplicates, compared_lines
@@ -228,8 +229,8 @@ class ComparisonBuilder:
         declared = from_logits if isinstance(from_logits, Mapping) else dict.fromkeys(self._names, from_logits)
         if set(declared) != set(self._names):
             raise ValueError(
-                f"`from_logits` must have the keys {', '.join(map(repr, self._names))}, "
-                f"got {', '.join(map(repr, declared)) or 'none'}. Pass one bool for each system, or one for all."
+                f"`from_logits` must have the keys {first_of(self._names)}, "
+                f"got {first_of(declared) or 'none'}. Pass one bool for each system, or one for all."
             )
         for value in declared.values():
             check_flag("from_logits", value)
@@ -369,8 +370,8 @@ class ComparisonBuilder:
     def _check(self, preds: Mapping[str, Tensor], target: Tensor, weights: Tensor | None) -> None:
         if set(preds) != set(self._names):
             raise ValueError(
-                f"`preds` must contain predictions of {', '.join(map(repr, self._names))}, got "
-                f"{', '.join(map(repr, preds)) or 'none'}. Use the same names for every batch."
+                f"`preds` must contain predictions of {first_of(self._names)}, got "
+                f"{first_of(preds) or 'none'}. Use the same names for every batch."
             )
         for each in preds.values():
             check_has_values("preds", each)
@@ -443,17 +444,17 @@ def _naming_system(name: str) -> Iterator[None]:
     try:
         yield
     except (TypeError, ValueError) as error:
-        raise type(error)(f"system {name!r}: {error}") from error
+        raise type(error)(limited(f"system {shown(name)}: {error}")) from error
 
 
 def _checked_names(names: Sequence[str]) -> tuple[str, ...]:
     for name in names:
         if not isinstance(name, str) or not name.strip():
-            raise TypeError(f"`systems` must have non-empty strings as names, got {name!r}. Name each system.")
+            raise TypeError(f"`systems` must have non-empty strings as names, got {shown(name)}. Name each system.")
     if len(names) < 2:
         raise ValueError(
             f"`systems` must contain at least two systems, got {len(names)}. Call torchcalib.report for one system."
         )
     if len(set(names)) < len(names):
-        raise ValueError(f"`systems` must have unique names, got {', '.join(map(repr, names))}. Rename one of them.")
+        raise ValueError(f"`systems` must have unique names, got {first_of(names)}. Rename one of them.")
     return tuple(names)
