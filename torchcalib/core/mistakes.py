@@ -144,10 +144,6 @@ class Evidence:
     probabilities: _Probabilities | None = field(default_factory=_Probabilities)
     decisions: _Decisions | None = field(default_factory=_Decisions)
 
-    def copy(self) -> "Evidence":
-        """Return a copy for the next batch, which replaces this evidence if the batch is valid."""
-        return Evidence(self.probabilities, self.decisions)
-
 
 def check_mistakes(p: Predictions, first: Sequence[float], earlier: Evidence | None = None) -> None:
     """Raise ValueError for swapped arguments, and warn for decisions and for probabilities that are passed as logits.

@@ -513,7 +513,7 @@ class CalibrationMetric(Metric, Generic[S]):
     def _read(self, how: InputFormat, preds: Tensor, target: Tensor, weights: Tensor | None) -> Predictions:
         if preds.device != self.device:
             self.check_device(preds)
-        evidence = self._evidence.copy()
+        evidence = Evidence(self._evidence.probabilities, self._evidence.decisions)  # unchanged if this raises
         p = how.read(
             preds,
             target,

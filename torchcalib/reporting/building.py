@@ -172,7 +172,7 @@ class ReportBuilder:
         preds, target, weights = as_tensors(preds, target, weights, sample_weight)
         check_has_values("preds", preds)
         on_cpu = preds.device.type == "cpu"
-        evidence = self._evidence.copy()
+        evidence = replace(self._evidence)
         p = self._format.read(preds, target, weights, batch_shape=(), drop_invalid=not on_cpu, evidence=evidence)
         check_in_all_batches("groups", self._has_groups, groups is not None)
         check_in_all_batches("clusters", self._has_clusters, clusters is not None)

@@ -271,7 +271,7 @@ class ComparisonBuilder:
         if self._drop:
             weights, n_dropped = self._without_missing_rows(preds, target, weights)
         read: dict[str, Predictions] = {}
-        evidence = {name: each.copy() for name, each in self._evidence.items()}
+        evidence = {name: replace(each) for name, each in self._evidence.items()}
         for name in self._names:
             with _naming_system(name):
                 read[name] = self._formats[name].read(
