@@ -139,6 +139,37 @@ CLASSES = [
 ]  # fmt: skip
 
 
+LONG, MANY = "x" * 900, [0.5] * 900
+BATCH = {f"entry {k}": Q for k in range(400)}
+LONG_VALUES = [  # rows: (description, call)
+    ("text targets", lambda: tc.report(Q, [LONG + str(k) for k in range(3)])),
+    ("unknown class names", lambda: tc.report(Q, [LONG] * 3, class_names=["a" * 900, "b" * 900])),
+    ("repeated class names", lambda: tc.report(Q, H, class_names=[LONG, LONG])),
+    ("class names of a number", lambda: tc.report(Q, H, class_names=[LONG, 3])),
+    ("priors", lambda: F.nll(Q[:1].expand(1, 2), H[:1], task="multiclass", priors=[[0.1, 0.2]] * 900)),
+    ("entries of a batch", lambda: tc.evaluate(lambda x: x, [BATCH], task="multiclass", from_logits=False)),
+    ("outputs of a model", lambda: tc.evaluate(lambda x: BATCH, [(Q, H)], task="multiclass", from_logits=False)),
+    ("names of systems", lambda: tc.compare({LONG: Q, "b": 3 * Q[:, :1]}, H, task="multiclass")),
+    ("keys of from_logits", lambda: tc.compare({"a": Q, "b": Q}, H, from_logits=dict.fromkeys(BATCH, True))),
+    ("group names", lambda: tc.report(P2, Y2, groups=[LONG] * 2)),
+    ("the task", lambda: F.ece(P2, Y2, task=LONG)),
+    ("a number", lambda: F.ece(P2, Y2, task="binary", n_bins=10**900)),
+    ("a list of numbers", lambda: F.ece(P2, Y2, task="binary", n_bins=MANY)),
+    ("a tensor", lambda: F.ece(P2, Y2, task="binary", from_logits=torch.zeros(900))),
+    ("the mode", lambda: F.ece(P2, Y2, task="binary", mode=LONG)),
+    ("bins", lambda: F.mce(P2, Y2, task="binary", bins=LONG)),
+    ("classes", lambda: F.ece(Q, H, task="multiclass", positive_classes=[1] * 900)),
+    ("an unknown argument", lambda: F.ece(P2, Y2, task="binary", **{LONG: 1})),
+    ("an argument by position", lambda: F.ece(P2, Y2, "binary", MANY)),
+    ("the index to ignore", lambda: tc.ECE(task="binary", ignore_index=LONG)),
+    ("the batch shape", lambda: tc.ECE(task="binary", batch_shape=LONG)),
+]
+
+
+def test_errors_about_long_values_stay_short():
+    assert_refused((what, call, (TypeError, ValueError), ["must", "got"]) for what, call in LONG_VALUES)
+
+
 def test_wrong_calls_raise_errors():
     for function in (F.nll, F.brier_score, F.ecd, F.ece, F.mce):
         assert_refused((what, partial(call, function), *expected) for what, call, *expected in CALLS)
@@ -191,5 +222,8 @@ def test_wrong_commands_give_one_line_on_stderr_and_exit_code_2(tmp_path, capsys
             main(arguments)
         assert left.value.code == 2, arguments
         assert "usage: torchcalib" in capsys.readouterr().err, arguments
+    with pytest.raises(SystemExit):
+        main(["report", "a.npz", "--" + LONG])
+    assert len(capsys.readouterr().err.splitlines()[-1]) <= 520
     done = run_python("-m", "torchcalib", "report", tmp_path / "none.npz")
     assert (done.returncode, done.stdout, "Traceback" in done.stderr) == (2, "", False)

@@ -15,6 +15,7 @@ import torchcalib as tc
 import torchcalib.functional as F
 from torchcalib.calibration import BiasCorrection
 from torchcalib.inference import calibration_test
+from torchcalib.reporting.comparison.building import ComparisonBuilder
 
 N, C = 240, 4
 G = torch.Generator().manual_seed(0)
@@ -23,6 +24,7 @@ Y = (torch.rand(N, generator=G, dtype=torch.float64) < P).long()
 LOGITS = torch.randn(N, C, generator=G, dtype=torch.float64)
 Q, H = LOGITS.softmax(-1), torch.multinomial(LOGITS.softmax(-1), 1, generator=G).squeeze(-1)
 M, L = torch.rand(N, C, generator=G), (torch.rand(N, C, generator=G) < 0.4).long()
+MANY = torch.arange(N) % 3 == 0
 FEW, MOST = torch.arange(N) % 20 == 7, torch.arange(N) % 20 != 7
 ONE_HOT = torch.nn.functional.one_hot(Q.argmax(-1), C)
 BINARY, MULTI, LABELS = {"task": "binary"}, {"task": "multiclass"}, {"task": "multilabel"}
@@ -39,6 +41,10 @@ ERRORS = {
     "swapped multi-label": (L, M, LABELS, SWAPPED, (M, L, LABELS)),
     "swapped floating multi-label": (L.float(), M, LABELS, SWAPPED, (M, L, LABELS)),
     "swapped class indices": (H, Q, MULTI, SWAPPED, (Q, H, MULTI)),
+    "swapped labels and logits": (Y, P.logit(), BINARY, SWAPPED, (P.logit(), Y, BINARY | {"from_logits": True})),
+    "swapped floating labels and logits": (Y.float(), P.logit(), BINARY, SWAPPED,
+                                           (P.logit(), Y, BINARY | {"from_logits": True})),
+    "swapped floating class indices": (H.float(), Q, MULTI, SWAPPED, (Q, H, MULTI)),
     "swapped one-hot labels": (ONE_HOT.double(), Q, MULTI, SWAPPED, (Q, Q.argmax(-1), MULTI)),
     "decisions": ((P > 0.5).long(), Y, BINARY, DECISIONS, None),
     "bool decisions": (P > 0.5, Y, BINARY, DECISIONS, None),
@@ -57,6 +63,14 @@ ERRORS = {
     "multi-label logits": (M.logit(), L, LABELS, "Pass from_logits=True",
                            (M.logit(), L, LABELS | {"from_logits": True})),
     "classes first": (Q.T, H, MULTI, "Pass class_axis=0", (Q.T, H, MULTI | {"class_axis": 0})),
+    "class indices as floats": (H.double(), Y, BINARY, "class indices or ratings", None),
+    "positive logits": (9 * P, Y, BINARY, "Pass from_logits=True only for the input of a sigmoid",
+                        (9 * P, Y, BINARY | {"from_logits": True})),
+    "many labels of 255": (Q, H.masked_fill(MANY, 255), MULTI, "Pass ignore_index=255 if",
+                           (Q[~MANY], H[~MANY], MULTI)),
+    "labels from 1 beside ignored ones": (Q, (H + 1).masked_fill(MANY, 255), MULTI | {"ignore_index": 255},
+                                          "count from 1. Subtract 1 from all labels that are not ignored",
+                                          (Q[~MANY], H[~MANY], MULTI)),
     "few labels of -100": (Q, H.masked_fill(FEW, -100), MULTI, IGNORE, (Q[~FEW], H[~FEW], MULTI)),
     "most labels of -100": (Q, H.masked_fill(MOST, -100), MULTI, IGNORE, (Q[~MOST], H[~MOST], MULTI)),
     "binary labels of -100": (P, Y.masked_fill(MOST, -100), BINARY, IGNORE, (P[~MOST], Y[~MOST], BINARY)),
@@ -163,6 +177,79 @@ def test_a_warning_is_shown_once_for_each_call_site():
     assert caught[1].lineno == line
 
 
+def batches(size, *tensors):
+    return zip(*(torch.split(each, size) for each in tensors), strict=True)
+
+
+def by_metric(preds, target, size, **options):
+    outputs = {"multiclass": {"num_classes": C}, "multilabel": {"num_labels": C}}.get(options["task"], {})
+    metric = tc.ECE(**options, **outputs)
+    for batch in batches(size, preds, target):
+        metric.update(*batch)
+
+
+def by_forward(preds, target, size, **options):
+    metric = tc.ECE(**options, num_labels=C) if options["task"] == "multilabel" else tc.ECE(**options)
+    for batch in batches(size, preds, target):
+        metric(*batch)
+
+
+def by_collection(preds, target, size, **options):
+    outputs = {"multiclass": {"num_classes": C}, "multilabel": {"num_labels": C}}.get(options["task"], {})
+    metrics = tc.CalibrationCollection([tc.ECE(**options, **outputs), tc.NLL(**options, **outputs)])
+    for batch in batches(size, preds, target):
+        metrics.update(*batch)
+
+
+def by_report(preds, target, size, **options):
+    builder = tc.ReportBuilder(**options, with_calibration=False, with_intervals=False)
+    for batch in batches(size, preds, target):
+        builder.update(*batch)
+
+
+def by_comparison(preds, target, size, **options):
+    builder = ComparisonBuilder(["a", "b"], **options)
+    for batch in batches(size, preds, target):
+        builder.update({"a": batch[0], "b": batch[0]}, batch[1])
+
+
+@pytest.mark.parametrize("way", [by_metric, by_forward, by_collection, by_report, by_comparison])
+def test_mistakes_in_small_batches_are_recognised_in_the_stream(way):
+    def check(name):
+        preds, target, options, advice = WARNINGS[name]
+        given = {"from_logits": True} if "logits" in name else {}
+        with pytest.warns(UserWarning, match="`preds` must be") as caught:
+            way(preds, target, 4, **options, **given)
+        assert all(advice in str(warning.message) for warning in caught)
+        assert {warning.filename for warning in caught} == {__file__}
+
+    check_each(("probabilities as logits", "binary probabilities as logits", "floating decisions",
+                "floating one-hot decisions", "floating multi-label decisions"), check)  # fmt: skip
+    for size in (1, 16):
+        with pytest.raises(ValueError, match=SWAPPED):
+            way(Y.double(), P, size, **BINARY)
+
+
+def test_one_valid_batch_rules_out_mistakes_in_a_stream_until_reset():
+    metric = tc.ECE(**BINARY)
+    decisions, target = (P > 0.5).double(), Y
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        metric.update(P[:8], target[:8])
+        for batch in batches(8, decisions, target):
+            metric.update(*batch)
+    metric.reset()
+    with pytest.warns(UserWarning, match="seem to be decisions"):  # noqa: PT031
+        for batch in batches(8, decisions, target):
+            metric.update(*batch)
+    metric.reset()
+    with pytest.raises(ValueError, match="pass validate_args=False"):
+        metric.update(decisions, P)
+    soft = tc.ECE(**BINARY, validate_args=False)
+    soft.update(decisions, P)
+    assert soft.compute() > 0
+
+
 def test_unusual_valid_input_causes_no_message():
     """Logits within [0, 1], saturated probabilities, label smoothing, and few rows."""
     generator = torch.Generator().manual_seed(0)
@@ -215,3 +302,55 @@ def test_a_single_class_in_the_targets_is_named_and_gives_no_calibrator():
         assert report.decision.verdict == verdict
         assert (report.decision.calibrator, report.calibration) == ("", None)
         assert "Check that `target` is the right array" in report.decision.action
+
+
+def test_a_comparison_with_a_single_class_names_it_instead_of_a_better_system():
+    noisy = (P + 0.1).clamp(max=1)
+    for a, b, target, only in (
+        (P, noisy, 0 * Y, "class 0"),
+        (Q, Q.flip(-1), 0 * H + 2, "class 2"),
+        (M, 1 - M, 0 * L, "0"),
+    ):
+        task = LABELS if a is M else {}
+        found = tc.compare({"a": a, "b": b}, target, n_replicates=99, **task)
+        assert found.sentences["b"] == f"Calibration cannot be compared: all targets are {only}."
+        assert f"All targets are {only}. Check that `target` is the right array." in found.notes
+
+
+def test_constant_labels_of_a_report_are_named():
+    for value in (0, 1):
+        target = torch.cat((L[:, :3], torch.full((N, 1), value)), 1)
+        report = tc.report(M, target, task="multilabel", class_names=list("abcd"), with_intervals=False)
+        assert any("All targets are equal for the labels `d`." in note for note in report.notes)
+
+
+def test_transposed_soft_targets_and_binary_input_with_another_task_are_named():
+    soft = Q.flip(0).T
+    with pytest.raises(ValueError, match=r"class_axis=0 for \(C, N\)"):
+        F.nll(Q.T, soft, task="multiclass")
+    with pytest.raises(ValueError, match="Pass class_axis=0 if"):
+        streamed(Q.T, soft, **MULTI)
+    assert F.nll(Q.T, soft, task="multiclass", class_axis=0) == F.nll(Q, soft.T, task="multiclass")
+    for way in (reported, compared):
+        with pytest.raises(ValueError, match="Pass task='binary' if each value is P"):
+            way(P, Y, **MULTI)
+
+
+def test_data_without_rows_are_no_missing_update():
+    rows = {"no rows": (Q[:0], H[:0], {}), "ignored": (Q, 0 * H, {"ignore_index": 0}),
+            "weights of 0": (Q, H, {"weights": torch.zeros(N)})}  # fmt: skip
+    for preds, target, options in rows.values():
+        for call in (
+            lambda p, y, **how: tc.report(p, y, **how),
+            lambda p, y, **how: tc.compare({"a": p, "b": p}, y, **how),
+        ):
+            with pytest.raises(ValueError, match="Check that there are rows, and that `ignore_index`, `weights`"):
+                call(preds, target, task="multiclass", **options)
+
+
+def test_weights_of_a_constructor_and_percentages_of_a_calibrator_get_the_right_advice():
+    for name in ("weights", "sample_weight"):
+        with pytest.raises(TypeError, match=r"Pass weights=\.\.\. in the call"):
+            tc.losses.MMCELoss(task="binary", **{name: P})
+    with pytest.raises(ValueError, match="Divide percentages by 100"):
+        BiasCorrection().fit(P, Y)(100 * P)

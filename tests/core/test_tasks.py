@@ -160,6 +160,8 @@ EQUAL = {  # task, predictions, integer labels, and equal input
     "floating labels": ("binary", Q[:, 0], Y, Q[:, 0], Y.half()),
     "columns of floating labels": ("binary", Q[:, 0], Y, Q[:, :1], Y[:, None].double()),
     "floating multi-label": ("multilabel", Q, torch.stack((Y, 1 - Y, Y), 1), Q, torch.stack((Y, 1 - Y, Y), 1).float()),
+    "maps with a channel": ("binary", IMAGES[:, 0], MASKS % 2, IMAGES[:, :1], MASKS % 2),
+    "binary masks with a channel": ("binary", IMAGES[:, 0], MASKS % 2, IMAGES[:, 0], MASKS[:, None] % 2),
     "a column of classes": ("multiclass", Q, torch.tensor(LABELS), Q, torch.tensor(LABELS)[:, None]),
     "masks with a channel": ("multiclass", IMAGES, MASKS, IMAGES, MASKS[:, None]),
     "masks with a last channel": ("multiclass", IMAGES.movedim(1, -1), MASKS, IMAGES.movedim(1, -1), MASKS[..., None]),
@@ -208,6 +210,17 @@ def test_labels_of_every_shape_and_dtype_mean_the_same(call):
         assert found == pytest.approx(expected, rel=1e-6, abs=1e-9, nan_ok=True)
 
     check_each(EQUAL, check)
+
+
+def test_weights_and_annotator_counts_may_lack_the_channel_of_maps():
+    maps, target, weights = IMAGES[:, 0], MASKS % 2, torch.arange(1.0, 121.0).reshape(4, 5, 6)
+    for given in (weights, torch.stack((weights, weights.flip(0)))):  # without and with replicates
+        expected = F.ece(maps, target, "binary", weights=given)
+        for preds, labels in ((maps[:, None], target), (maps[:, None], target[:, None]), (maps, target[:, None])):
+            for shaped in (given, given.unsqueeze(-3)):
+                torch.testing.assert_close(F.ece(preds, labels, "binary", weights=shaped), expected)
+    counts = torch.stack((3 - target, target), -1)
+    assert F.nll(maps[:, None], counts, "binary") == F.nll(maps, counts, "binary")
 
 
 def test_soft_targets_are_refused_where_labels_are_required():

@@ -121,17 +121,23 @@ def check_all_ranks_raise_the_same_error(rank, world):
 
 
 def check_subset_groups(rank, world):
-    """Ranks of a group disagree. A rank that is not in the group raises at once, and no other rank waits for it."""
-    group = dist.new_group([0, 1])
-    metric = updated(tc.ECE(**BINARY, n_bins=5 + (rank == 1), process_group=group))
-    words = "`n_bins` of ECE: 5 on rank 0, 6 on rank 1" if rank < 2 else f"got a group without rank {rank}"
+    """Ranks of a group disagree. A rank that is not in the group raises at once, and no other rank waits for it.
+
+    The error names the ranks of the default group.
+    """
+    members = [world - 2, world - 1]
+    group = dist.new_group(members)
+    metric = updated(tc.ECE(**BINARY, n_bins=5 + (rank == members[1]), process_group=group))
+    words = f"got a group without rank {rank}"
+    if rank in members:
+        words = f"`n_bins` of ECE: 5 on rank {members[0]}, 6 on rank {members[1]}"
     with pytest.raises((RuntimeError, ValueError), match=words):
         metric.compute()
     builder = tc.ReportBuilder(**BINARY, with_intervals=False)
     builder.update(P, Y)
-    if rank < 2:
+    if rank in members:
         whole = builder.gather(group)
-        assert (whole is None) == (rank > 0)
+        assert (whole is None) == (rank == members[1])
         assert whole is None or whole.report().n == 8
     else:
         with pytest.raises(ValueError, match=words):

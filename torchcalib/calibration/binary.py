@@ -13,6 +13,7 @@ from torchcalib.calibration.calibrator import Calibrator, format_values
 from torchcalib.calibration.likelihood import FlatFits, remarks_of_fits
 from torchcalib.core.arguments import is_number
 from torchcalib.core.predictions import Predictions
+from torchcalib.io.errors import shown
 from torchcalib.ops.host_values import value_if_available
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.newton.problem import AT_ZERO, CONVERGED, NO_DATA, SEPARABLE
@@ -245,9 +246,9 @@ class QuadraticScaling(_Curve):
     def __init__(self, ridge: float = 0.0) -> None:
         super().__init__()
         if not is_number(ridge):
-            raise TypeError(f"`ridge` must be a number, got {ridge!r}.")
+            raise TypeError(f"`ridge` must be a number, got {shown(ridge)}.")
         if not 0 <= ridge < math.inf:
-            raise ValueError(f"`ridge` must be a finite number of at least 0, got {ridge!r}.")
+            raise ValueError(f"`ridge` must be a finite number of at least 0, got {shown(ridge)}.")
         self.ridge = ridge
 
     @property

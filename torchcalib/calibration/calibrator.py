@@ -17,6 +17,7 @@ from torchcalib.core.inputs import input_format_of, read_input
 from torchcalib.core.mistakes import look_like_probabilities, warn
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.tasks import infer_from_logits, prepare
+from torchcalib.io.errors import shown
 from torchcalib.ops.host_values import value_if_available
 from torchcalib.ops.log_odds import log_ratio
 from torchcalib.ops.logs import spread_infinite_logits, wide_dtype
@@ -149,7 +150,8 @@ class Calibrator(nn.Module, ABC):
         p = read_input(task, preds, target, options, hard_targets=True, whole_weights=self.whole_weights)
         if p.task not in self.tasks:
             raise ValueError(
-                f"`task` must be one of {', '.join(map(repr, self.tasks))} for {type(self).__name__}, got {p.task!r}. "
+                f"`task` must be one of {', '.join(map(repr, self.tasks))} for {type(self).__name__}, got "
+                f"{shown(p.task)}. "
                 "Pass positive_classes=[k] for one class against the rest, or use AffineScaling."
             )
         return p
@@ -295,9 +297,11 @@ class Calibrator(nn.Module, ABC):
         if preds.device.type != "cpu" or not preds.numel():
             return
         if not self.from_logits and value_if_available(((preds < -1e-6) | (preds > 1 + 1e-6)).any()):
+            low, high = float(preds.min()), float(preds.max())
+            percentages = "Divide percentages by 100. " if 0 <= low <= high <= 100 else ""
             raise ValueError(
                 f"`preds` must be probabilities in [0, 1], as in the fit of {type(self).__name__}, got values from "
-                f"{float(preds.min()):.4g} to {float(preds.max()):.4g}. Convert logits with softmax or sigmoid."
+                f"{low:.4g} to {high:.4g}. {percentages}Convert logits with softmax or sigmoid."
             )
         has_classes = self.from_logits and self.task == "multiclass"
         if has_classes and look_like_probabilities(preds.movedim(self.class_axis, -1), per_class=True):

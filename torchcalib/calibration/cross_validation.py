@@ -21,6 +21,7 @@ from torchcalib.core.documentation import (
 )
 from torchcalib.core.inputs import flattened, input_format_of
 from torchcalib.core.predictions import Predictions, by_replicates, in_all_replicates
+from torchcalib.io.errors import shown
 from torchcalib.ops.host_values import value_if_available
 from torchcalib.ops.logs import wide_dtype
 
@@ -107,7 +108,8 @@ def cross_val_calibrate(
     """
     if options.get("n_repeats") not in (None, 1):
         raise ValueError(
-            f"`n_repeats` must be 1 here, got {options['n_repeats']!r}: each sample has one calibrated prediction. "
+            f"`n_repeats` must be 1 here, got "
+            f"{shown(options['n_repeats'])}: each sample has one calibrated prediction. "
             "Call the function with several values of `seed`."
         )
     options["n_repeats"] = None if _is_without_folds(options) else 1
@@ -152,7 +154,7 @@ def _is_without_folds(options: CalibrationOptions) -> bool:
 def fitted(preds: Tensor, target: Tensor, task: Task, calibrator: Calibrator, options: CalibrationOptions) -> Fitting:
     """Check the input, and return a `Fitting` to other folds, to held-out data, or to the same data."""
     if not isinstance(calibrator, Calibrator):
-        raise TypeError(f"`calibrator` must be a calibrator such as AffineScaling(), got {calibrator!r}.")
+        raise TypeError(f"`calibrator` must be a calibrator such as AffineScaling(), got {shown(calibrator)}.")
     p = _checked(preds, target, task, calibrator, input_options(options))
     on_test, held_out = options.get("train_on_test", False), options.get("calibration")
     check_flag("train_on_test", on_test)
@@ -162,7 +164,7 @@ def fitted(preds: Tensor, target: Tensor, task: Task, calibrator: Calibrator, op
         for name in FOLD_DEFAULTS:
             if options.get(name) is not None:
                 other = "train_on_test=True" if on_test else "a `calibration` set"
-                raise ValueError(f"`{name}` must be left out with {other}, got {options.get(name)!r}.")
+                raise ValueError(f"`{name}` must be left out with {other}, got {shown(options.get(name))}.")
     if held_out is not None:
         fit = calibrator.fit_to(_checked_held_out(held_out, p, calibrator, task, options))
         _with_warning(fit, p)

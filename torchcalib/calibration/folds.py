@@ -8,6 +8,7 @@ from torch import Tensor
 from torchcalib.core.arguments import check_count, check_seed
 from torchcalib.core.checks import check_indices
 from torchcalib.core.predictions import Predictions, in_all_replicates
+from torchcalib.io.errors import shown
 from torchcalib.ops.host_values import value_if_available
 
 _ENOUGH, _MOST_REPEATS = 1_000, 5
@@ -47,7 +48,7 @@ def folds_of(p: Predictions, options: FoldOptions) -> tuple[Tensor, int]:
     if folds is None or isinstance(folds, str):
         _check_units(present, None if groups is None else _per_sample("groups", groups, p))
     if isinstance(folds, str) and folds not in ("random", "stratified"):
-        raise ValueError(f"`folds` must be 'random', 'stratified' or fold numbers, got {folds!r}.")
+        raise ValueError(f"`folds` must be 'random', 'stratified' or fold numbers, got {shown(folds)}.")
     if folds is not None and not isinstance(folds, str):
         if groups is not None:
             raise ValueError("`groups` must be None if `folds` are given, got both. Pass one of them.")
@@ -55,7 +56,7 @@ def folds_of(p: Predictions, options: FoldOptions) -> tuple[Tensor, int]:
             raise ValueError(f"`n_repeats` must be None if `folds` are given, got {n_repeats}. They are one split.")
         labels, at = torch.unique(_per_sample("folds", folds, p), return_inverse=True)
         if len(labels) < 2:
-            raise ValueError(f"`folds` must contain at least 2 folds, got {labels.tolist()}.")
+            raise ValueError(f"`folds` must contain at least 2 folds, got {shown(labels.tolist())}.")
         _check_every_class(at, target, present, p.num_classes, len(labels))
         return at.unsqueeze(0), len(labels)
     is_stratified = folds == "stratified"

@@ -20,6 +20,7 @@ from torchcalib.calibration.cross_validation import (
 from torchcalib.core.arguments import Task
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.sums import weighted
+from torchcalib.io.errors import shown
 from torchcalib.metrics.proper_scores import brier_score, nll
 from torchcalib.ops.logs import wide_dtype
 
@@ -111,7 +112,7 @@ def score_function(score: object) -> ScoreFunction:
     if callable(score):
         return score
     if not isinstance(score, str) or score not in _SCORES:
-        raise ValueError(f"`score` must be 'nll', 'brier' or a function of preds and target, got {score!r}.")
+        raise ValueError(f"`score` must be 'nll', 'brier' or a function of preds and target, got {shown(score)}.")
     return _SCORES[score]
 
 

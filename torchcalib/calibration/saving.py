@@ -9,6 +9,7 @@ import torch
 
 from torchcalib.calibration.calibrator import Calibrator
 from torchcalib.calibration.recommendation import CALIBRATORS
+from torchcalib.io.errors import shown
 from torchcalib.io.saved import load_tensors, write_whole
 
 CHECKPOINT_KEY = "torchcalib_calibrator"
@@ -39,7 +40,7 @@ def save_calibrator(calibrator: Calibrator, path: str | Path) -> None:
     if not isinstance(calibrator, Calibrator):
         raise TypeError(f"`calibrator` must be a fitted calibrator, got {type(calibrator).__name__}.")
     if calibrator.task is None:
-        raise ValueError(f"`calibrator` must be fitted, got {calibrator!r}. Call fit(preds, target) first.")
+        raise ValueError(f"`calibrator` must be fitted, got {shown(calibrator)}. Call fit(preds, target) first.")
     content = io.BytesIO()
     torch.save(calibrator.state_dict(), content)
     write_whole(Path(path), content.getvalue())

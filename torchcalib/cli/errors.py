@@ -15,6 +15,7 @@ _OPTIONS = {
     r"Omit from_logits=True": "Pass --from-probs",
     r"Divide every row by its sum: preds / .*?\)\.": "Pass --normalize.",
     r"Pass class_axis=(\d+) for class-first input": r"Move axis \1 to the end before saving",
+    r"Pass the shape \(N, C\), or class_axis=0 for \(C, N\)": "Store the arrays with shape (N, C)",
     r"nan_policy='drop'": "--nan-policy drop",
     r"ignore_index=(-?\d+)": r"--ignore-index \1",
     r"task='(\w+)'": r"--task \1",

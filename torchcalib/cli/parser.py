@@ -9,10 +9,10 @@ from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from textwrap import fill
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from torchcalib._version import __version__
-from torchcalib.io.errors import printable
+from torchcalib.io.errors import limited, printable, short_name
 from torchcalib.io.names import CONFIDENCES, CORRECT, LOGITS, NEUTRAL, PROBS, TARGETS, WEIGHTS
 from torchcalib.io.paths import check_paths, expanded
 
@@ -93,8 +93,12 @@ class _Parser(argparse.ArgumentParser):
             if similar not in known:
                 similar = next(iter(get_close_matches(option, known, 1, 0.8)), None)
             advice = f" Did you mean {similar}?" if similar else ""
-            self.error(f"unrecognized arguments: {' '.join(unknown)}.{advice}")
+            self.error(f"unrecognized arguments: {short_name(' '.join(unknown), 200)}.{advice}")
         return parsed
+
+    def error(self, message: str) -> NoReturn:
+        """Print the usage and a message of at most 500 characters, and exit."""
+        super().error(limited(message))
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -8,6 +8,8 @@ from typing import Any, Literal, TypedDict, TypeGuard, get_args
 
 from torch import Tensor
 
+from torchcalib.io.errors import short_name, shown
+
 Task = Literal["binary", "multiclass", "multilabel"]
 Average = Literal["macro"]
 Reduction = Literal["mean", "none"]
@@ -98,6 +100,7 @@ _ADVICE = {
     "class_names": "Pass class indices as `target`: pandas.Categorical(labels, categories=class_names).codes.",
     "per_class": "Pass mode='classwise' and average=None.",
     "return_ci": "Use torchcalib.inference.bootstrap, or the method test() of a metric class.",
+    "weights": "Pass weights=... in the call, with each batch.",
     "multidim_average": "Pass batch_dims to functions and batch_shape to classes.",
 }
 
@@ -113,19 +116,20 @@ def unknown_argument(name: str, known: Collection[str], where: str) -> TypeError
     similar = _SYNONYMS.get(name)
     if similar not in known:
         similar = next(iter(get_close_matches(name, known, 1, 0.7)), None)
-    advice = _ADVICE.get(name)
+    advice = _ADVICE.get("weights" if _SYNONYMS.get(name) == "weights" != similar else name)
     if name in ("top_k", "per_class") and "mode" not in known:
         advice = None
     if name == "strategy" and "bins" in known:
         advice = "Pass bins='equal_mass'."
     hint = f"Did you mean `{similar}`?" if similar else f"Known arguments are {', '.join(sorted(known))}."
-    return TypeError(f"`{name}` must be an argument of {where}, got an unknown one. {advice or hint}")
+    return TypeError(f"`{short_name(name, 60)}` must be an argument of {where}, got an unknown one. {advice or hint}")
 
 
 def only_task_by_position(value: object) -> TypeError:
     """Return the error for a positional argument after `task`."""
     return TypeError(
-        f"options other than `task` must be given by name, got {value!r} by position. Pass it by name, as in n_bins=10."
+        f"options other than `task` must be given by name, got "
+        f"{shown(value)} by position. Pass it by name, as in n_bins=10."
     )
 
 
@@ -180,41 +184,43 @@ def task_read_as(task: Task, options: Mapping[str, Any]) -> Task:
 def check_positive_classes(task: Task, classes: object) -> tuple[int, ...]:
     """Return `positive_classes` as a tuple. Raise an error unless they are distinct class indices."""
     if task != "multiclass":
-        raise ValueError(f"`positive_classes` must be None for task={task!r}, got {classes!r}.")
+        raise ValueError(f"`positive_classes` must be None for task={task!r}, got {shown(classes)}.")
     if isinstance(classes, str) or not isinstance(classes, Sequence) or not all(is_int(k) for k in classes):
-        raise TypeError(f"`positive_classes` must be a list of ints, got {classes!r}. Convert a tensor with .tolist().")
+        raise TypeError(
+            f"`positive_classes` must be a list of ints, got {shown(classes)}. Convert a tensor with .tolist()."
+        )
     chosen = tuple(classes)
     if not chosen or min(chosen) < 0 or len(set(chosen)) < len(chosen):
-        raise ValueError(f"`positive_classes` must be one or more distinct class indices, got {list(chosen)}.")
+        raise ValueError(f"`positive_classes` must be one or more distinct class indices, got {shown(list(chosen))}.")
     return chosen
 
 
 def check_choice(name: str, value: object, allowed: Sequence[object]) -> None:
     """Raise ValueError unless `value` is one of the allowed values."""
     if value not in allowed:
-        raise ValueError(f"`{name}` must be one of {', '.join(map(repr, allowed))}, got {value!r}.")
+        raise ValueError(f"`{name}` must be one of {', '.join(map(repr, allowed))}, got {shown(value)}.")
 
 
 def check_flag(name: str, value: object) -> None:
     """Raise TypeError unless `value` is True or False."""
     if not isinstance(value, bool):
-        raise TypeError(f"`{name}` must be True or False, got {value!r}.")
+        raise TypeError(f"`{name}` must be True or False, got {shown(value)}.")
 
 
 def check_count(name: str, value: int, at_least: int = 1, at_most: int | None = None) -> None:
     """Raise an error unless `value` is an int from `at_least` to `at_most`."""
     if not is_int(value):
-        raise TypeError(f"`{name}` must be an int, got {value!r}.")
+        raise TypeError(f"`{name}` must be an int, got {shown(value)}.")
     if value < at_least:
-        raise ValueError(f"`{name}` must be at least {at_least}, got {value}.")
+        raise ValueError(f"`{name}` must be at least {at_least}, got {shown(value)}.")
     if at_most is not None and value > at_most:
-        raise ValueError(f"`{name}` must be at most {at_most:,}, got {value:,}.")
+        raise ValueError(f"`{name}` must be at most {at_most:,}, got {short_name(format(value, ','), 60)}.")
 
 
 def check_positive(name: str, value: object, at_least: float = 0.0) -> None:
     """Raise an error unless `value` is a finite number above 0, and at least `at_least`."""
     if not is_number(value):
-        raise TypeError(f"`{name}` must be a number, got {value!r}.")
+        raise TypeError(f"`{name}` must be a number, got {shown(value)}.")
     if not (0 < value < math.inf and value >= at_least):
         rule = f"at least {at_least:g}" if at_least else "above 0"
         raise ValueError(f"`{name}` must be finite and {rule}, got {value}.")
@@ -226,9 +232,9 @@ def check_level(level: object, n_replicates: int | None = None) -> None:
     If `n_replicates` is given, one replicate must be expected beyond each end of the interval.
     """
     if not is_number(level):
-        raise TypeError(f"`level` must be a number, got {level!r}. A 95% interval has level 0.95.")
+        raise TypeError(f"`level` must be a number, got {shown(level)}. A 95% interval has level 0.95.")
     if not 0 < level < 1:
-        raise ValueError(f"`level` must be between 0 and 1, got {level!r}. A 95% interval has level 0.95.")
+        raise ValueError(f"`level` must be between 0 and 1, got {shown(level)}. A 95% interval has level 0.95.")
     if n_replicates is None:
         return
     # The factor 1 - 1e-9 prevents rounding errors from increasing the ceiling.
@@ -243,9 +249,9 @@ def check_level(level: object, n_replicates: int | None = None) -> None:
 def check_seed(seed: object) -> None:
     """Raise an error unless `seed` is a signed 64-bit int."""
     if not is_int(seed):
-        raise TypeError(f"`seed` must be an int, got {seed!r}.")
+        raise TypeError(f"`seed` must be an int, got {shown(seed)}.")
     if not -(2**63) <= seed < 2**63:
-        raise ValueError(f"`seed` must fit in 64 bits, got {seed}.")
+        raise ValueError(f"`seed` must fit in 64 bits, got {shown(seed)}.")
 
 
 _WITHOUT = {
@@ -271,7 +277,7 @@ def check_average(average: object, has_outputs: bool) -> bool:
     """
     if average not in ("macro", None):
         raise ValueError(
-            f"`average` must be 'macro' or None, got {average!r}. None returns a value for each class or label. "
+            f"`average` must be 'macro' or None, got {shown(average)}. None returns a value for each class or label. "
             "For the top-label error of all samples pass mode='top_label' to a multi-class metric."
         )
     if average is None and not has_outputs:
@@ -291,7 +297,7 @@ def count_of_outputs(task: Task, num_classes: int | None, num_labels: int | None
     }
     for name, value in (("num_classes", num_classes), ("num_labels", num_labels)):
         if value is not None and name in wrong.get(task, ()):
-            raise ValueError(f"`{name}` must be None for task={task!r}, got {value!r}.")
+            raise ValueError(f"`{name}` must be None for task={task!r}, got {shown(value)}.")
     return num_labels if task == "multilabel" else num_classes
 
 

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from torchcalib.core.arguments import weights_from
+from torchcalib.io.errors import first_of, shown
 
 _DTYPES = {"b": np.bool_, "i": np.int64, "u": np.int64}
 """Conversion dtype for each numpy dtype kind, because torch does not support all dtypes of these kinds."""
@@ -72,7 +73,7 @@ def as_tensor(name: str, x: Any, device: torch.device | None = None) -> Tensor:
         ) from error
     if array.dtype.kind not in "biuf":
         found = _KINDS.get(array.dtype.kind, array.dtype.name)
-        example = f" such as {array.reshape(-1)[:1].tolist()[0]!r}" if array.size else ""
+        example = f" such as {shown(array.reshape(-1)[:1].tolist()[0])}" if array.size else ""
         advice = (
             (
                 " Pass class indices in the order of the class axis, for example "
@@ -170,20 +171,21 @@ def label_tensor(values: Any, class_names: Sequence[str], device: torch.device) 
     row = next((k for k, label in enumerate(labels.flat) if not isinstance(label, str)), None)
     if row is not None:
         raise ValueError(
-            f"`target` must contain a class name in every row, got {labels.flat[row]!r} in row {row} (counted from 0). "
+            f"`target` must contain a class name in every row, got "
+            f"{shown(labels.flat[row])} in row {row} (counted from 0). "
             "Add the name, or remove the row."
         )
     unique, inverse = np.unique(labels.astype(str), return_inverse=True)
     if not class_names:
         raise ValueError(
-            f"`target` must contain numbers if classes have no names, got text: {_first_names(unique.tolist())}. "
+            f"`target` must contain numbers if classes have no names, got text: {first_of(unique.tolist())}. "
             "Pass class_names, all class names in the order of the class axis (`clf.classes_` in scikit-learn)."
         )
     index = {name: k for k, name in enumerate(class_names)}
     unknown = [str(label) for label in unique if label not in index]
     if unknown:
         raise ValueError(
-            f"`target` must contain the class names {_first_names(class_names)}, got {_first_names(unknown)}. "
+            f"`target` must contain the class names {first_of(class_names)}, got {first_of(unknown)}. "
             "Check the spelling, or pass class_names with all classes in the order of the class axis."
         )
     numbers = torch.tensor([index[str(label)] for label in unique])
@@ -199,6 +201,11 @@ def _objects(values: Any) -> NDArray[Any] | None:
     return array.astype(object) if array.dtype.kind in "OUT" else None
 
 
-def _first_names(names: Sequence[str]) -> str:
-    """Return the first five names as text, followed by the number of omitted names."""
-    return ", ".join(map(repr, names[:5])) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+def single_axis(longer: Sequence[int], shorter: Sequence[int]) -> int | None:
+    """Return the axis of size 1 that only `longer` has, -1 or 1, as in `(N, 1)` and `(N,)`; None for other shapes."""
+    if len(longer) != len(shorter) + 1:
+        return None
+    for axis in (-1, 1):
+        if longer[axis:][:1] == (1,) and (*longer[:axis], *(longer[axis:][1:])) == tuple(shorter):
+            return axis
+    return None

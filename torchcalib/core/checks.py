@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from torchcalib.core.causes import cause_of_labels, cause_of_sums, cause_of_values
+from torchcalib.io.errors import shown
 from torchcalib.ops.host_values import value_if_available
 from torchcalib.ops.logs import wide_dtype
 
@@ -182,10 +183,11 @@ LABELS_ONLY = (
 
 @dataclass(frozen=True, eq=False)
 class LabelRule(Rule):
-    """Rule: labels are whole numbers in [0, num_classes - 1]."""
+    """Rule: labels are whole numbers in [0, num_classes - 1]. `absent` is a mask of ignored rows, with label 0."""
 
     target: Tensor
     num_classes: int
+    absent: Tensor | None = None
 
     def is_satisfied(self) -> Tensor:
         """Return a bool scalar tensor that is True if all labels are in range."""
@@ -198,7 +200,7 @@ class LabelRule(Rule):
 
         def explain(rows: Tensor) -> str:
             rule = f"`target` must be a class index in [0, {self.num_classes - 1}], got {_found(rows, self.target)}."
-            return f"{rule} {cause_of_labels(self.target, rows, self.num_classes)}"
+            return f"{rule} {cause_of_labels(self.target, rows, self.num_classes, self.absent)}"
 
         outside = Problem((target < 0) | (target >= self.num_classes), explain)
         if not target.is_floating_point():
@@ -388,7 +390,7 @@ def read_priors(priors: Tensor | Sequence[float], num_classes: int) -> Tensor:
         )
     if value_if_available(~((values >= 0).all() & ((values.sum(-1) - 1).abs() <= 1e-6).all())):
         raise ValueError(
-            f"`priors` must be non-negative and sum to 1, got {values.tolist()}. Divide them by their sum."
+            f"`priors` must be non-negative and sum to 1, got {shown(values.tolist())}. Divide them by their sum."
         )
     return values / values.sum(-1, keepdim=True)  # removes the rounding error of float32 priors
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from torchcalib.core.arguments import Task, check_count, check_flag, check_task
 from torchcalib.core.predictions import Predictions
+from torchcalib.io.errors import shown
 from torchcalib.ops import logs
 from torchcalib.ops.largest import largest
 from torchcalib.ops.log_odds import log_odds
@@ -250,7 +251,7 @@ def resolve_mode(task: Task, mode: Mode | None, modes: Sequence[NamedMode] | Non
         return mode
     if mode not in offered:
         names = ", ".join(map(repr, offered)) + (" or TopK(k)" if task == "multiclass" else "")
-        raise ValueError(f"`mode` must be one of {names} for task={task!r}, got {mode!r}.")
+        raise ValueError(f"`mode` must be one of {names} for task={task!r}, got {shown(mode)}.")
     return mode
 
 

@@ -21,7 +21,7 @@ from torchcalib.core.arguments import (
     is_int,
     unknown_argument,
 )
-from torchcalib.core.arrays import are_plain, as_tensors, check_has_values
+from torchcalib.core.arrays import are_plain, as_tensors, check_has_values, single_axis
 from torchcalib.core.checks import (
     LABELS_ONLY,
     SUM_TOLERANCE,
@@ -37,8 +37,9 @@ from torchcalib.core.checks import (
     missing_rows,
     proportions_of_counts,
 )
-from torchcalib.core.mistakes import are_swapped, check_mistakes, swapped, wrong_dtype
+from torchcalib.core.mistakes import Evidence, check_mistakes, check_not_swapped, wrong_dtype
 from torchcalib.core.predictions import Predictions, in_all_replicates
+from torchcalib.io.errors import shown
 from torchcalib.ops.host_values import first_values, value_if_available
 from torchcalib.ops.logs import wide_dtype
 
@@ -85,11 +86,11 @@ class InputFormat:
         check_flag("validate_args", self.validate_args)
         check_choice("nan_policy", self.nan_policy, get_args(NanPolicy))
         if not (self.ignore_index is None or is_int(self.ignore_index)):
-            raise TypeError(f"`ignore_index` must be an int or None, got {self.ignore_index!r}.")
+            raise TypeError(f"`ignore_index` must be an int or None, got {shown(self.ignore_index)}.")
         if self.ignore_index is not None and not -(2**63) <= self.ignore_index < 2**63:
-            raise ValueError(f"`ignore_index` must fit in 64 bits, as labels do, got {self.ignore_index}.")
+            raise ValueError(f"`ignore_index` must fit in 64 bits, as labels do, got {shown(self.ignore_index)}.")
         if not (self.class_axis is None or is_int(self.class_axis)):
-            raise TypeError(f"`class_axis` must be an int or None, got {self.class_axis!r}.")
+            raise TypeError(f"`class_axis` must be an int or None, got {shown(self.class_axis)}.")
         object.__setattr__(self, "axis", -1 if self.class_axis is None else self.class_axis)
         check_count("batch_dims", self.batch_dims, at_least=0)
         if self.num_classes is not None:
@@ -104,6 +105,7 @@ class InputFormat:
         batch_shape: tuple[int, ...] | None = None,
         drop_invalid: bool = False,
         wait: bool = True,
+        evidence: Evidence | None = None,
     ) -> Predictions:
         """Check one batch and convert it to `Predictions`. All axes except batch and class axes are samples.
 
@@ -117,6 +119,7 @@ class InputFormat:
             batch_shape: required sizes of the leading batch axes. None uses the first `batch_dims` axes.
             drop_invalid: count and ignore invalid rows instead of raising, without synchronising the device.
             wait: False sets the weights of invalid rows to NaN instead of raising, without synchronising the device.
+            evidence: evidence for mistakes in earlier batches of a stream, to which the batch is added.
 
         Raises:
             TypeError: if a type or dtype is not supported.
@@ -131,7 +134,15 @@ class InputFormat:
                 preds, target, weights = _aligned(preds, target, weights)
         elif self.class_axis is None and preds.dim() > 2:
             resolved = self.resolved(preds, target, self.batch_dims if batch_shape is None else len(batch_shape))
-            return resolved.read(preds, target, weights, batch_shape=batch_shape, drop_invalid=drop_invalid, wait=wait)
+            return resolved.read(
+                preds,
+                target,
+                weights,
+                batch_shape=batch_shape,
+                drop_invalid=drop_invalid,
+                wait=wait,
+                evidence=evidence,
+            )
         if self.task == "multiclass" and target.dim() == preds.dim():
             target = self.without_class_axis(preds, target)
         has_counts = self.check(preds, target, weights)
@@ -179,7 +190,9 @@ class InputFormat:
                 first = first_values(preds)
                 # The first values rule out mistakes in most input, so that few checks read all values.
                 if first and (first[0] in (0, 1) or (self.from_logits and min(first) >= 0 and max(first) <= 1)):
-                    check_mistakes(p, first)
+                    check_mistakes(p, first, evidence)
+                elif first and evidence is not None:
+                    evidence.probabilities = evidence.decisions = None
         if self.hard_targets and not hard:
             p = p.with_integer_labels()
         weights, broken = enforce(rules, p.weights, absent, drop_invalid, wait)
@@ -323,7 +336,9 @@ class InputFormat:
         has_axis = -preds.dim() <= self.axis < preds.dim()
         n_expected = None if self.task == "binary" or not has_axis else self.num_classes
         if n_expected is not None and preds.shape[self.axis] != n_expected:
-            fitting = [axis for axis in _class_axes(preds, target) if preds.shape[axis] == n_expected]
+            check_not_swapped(preds, target)
+            possible = range(preds.dim()) if target.shape == preds.shape else _class_axes(preds, target)
+            fitting = [axis for axis in possible if preds.shape[axis] == n_expected]
             advice = f"Pass class_axis={fitting[0]}" if fitting else "Set class_axis"
             raise ValueError(
                 f"`preds` must have {n_expected} entries on its class axis ({self.axis}), got shape "
@@ -331,8 +346,8 @@ class InputFormat:
             )
         has_counts = target.dim() >= preds.dim() and self.has_annotator_counts(preds, target)
         if self.hard_targets and (has_counts or (self.task == "multiclass" and target.is_floating_point())):
-            if not has_counts and are_swapped(preds, target):
-                raise swapped("only whole numbers", target)
+            if not has_counts:
+                check_not_swapped(preds, target)
             found = f"annotator counts {tuple(target.shape)}" if has_counts else f"{target.dtype} {tuple(target.shape)}"
             raise TypeError(
                 f"`target` must be integer labels, got {found}. {LABELS_ONLY} Convert class indices with "
@@ -363,6 +378,7 @@ class InputFormat:
         has_classes = self.task != "binary"
         target, n_annotators = self.proportions_in(target) if has_counts else (target, None)
         if preds.dim() < 1 + has_classes and not (batch_shape is not None and preds.dim() == has_classes):
+            check_not_swapped(preds, target)
             raise ValueError(
                 f"`preds` must have at least {1 + has_classes} axes for task={self.task!r}, got shape "
                 f"{tuple(preds.shape)}. " + ("Pass task='binary' for P(y=1)." if has_classes else "Pass a 1-D tensor.")
@@ -381,9 +397,11 @@ class InputFormat:
             chosen = self.positive_classes
             if chosen is not None and (max(chosen) >= n_classes or len(chosen) == n_classes):
                 raise ValueError(
-                    f"`positive_classes` must be some but not all of the {n_classes} classes, got {list(chosen)}."
+                    f"`positive_classes` must be some but not all of the {n_classes} classes, got "
+                    f"{shown(list(chosen))}."
                 )
         elif target.shape != preds.shape:
+            check_not_swapped(preds, target)
             raise ValueError(
                 f"`target` must have the shape of `preds` {tuple(preds.shape)} for task='binary', got "
                 f"{tuple(target.shape)}. For scores of several classes pass task='multiclass'; annotator counts have "
@@ -447,6 +465,7 @@ class InputFormat:
                 )
             return False
         if target.shape != preds.shape:
+            check_not_swapped(preds, target)
             expected = f"{tuple(preds.shape)}" if self.task == "multilabel" else f"{tuple(labels)}"
             counts = f"{(*preds.shape, 2)}" if self.task == "multilabel" else f"{tuple(preds.shape)}"
             fitting = _class_axes(preds, target)
@@ -493,7 +512,7 @@ class InputFormat:
             else ProbabilityRule("preds", p.given, per_class, p.sum_tolerance)
         )
         if p.hard or self.hard_targets:
-            label_rule = LabelRule(p.given_target, p.num_classes)
+            label_rule = LabelRule(p.given_target, p.num_classes, p.absent)
             return [RowRule(p.rows.log_prob, preds_rule, label_rule)] if per_class else [preds_rule, label_rule]
         if p.n_annotators is not None:
             return [preds_rule, AnnotatorRule(p.n_annotators, max(1, self.min_annotators))]
@@ -513,17 +532,22 @@ def _label_shapes(preds: Tensor, axis: int) -> tuple[torch.Size, torch.Size]:
 
 
 def _aligned(preds: Tensor, target: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Add or remove last axes of size 1 to give binary predictions, targets and weights the same shape."""
+    """Give binary predictions, targets and weights the same shape. The last axis or axis 1 of one may be extra."""
     if target.shape not in (preds.shape, (*preds.shape, 2)):
-        if preds.shape == (*target.shape, 1) or (preds.shape[-1:] == (1,) and target.shape == (*preds.shape[:-1], 2)):
-            preds = preds.squeeze(-1)
-        elif target.shape == (*preds.shape, 1):
-            target = target.squeeze(-1)
-    if weights is not None and weights.shape[-preds.dim() :] != preds.shape:
-        if weights.shape[-preds.dim() - 1 :] == (*preds.shape, 1):
-            weights = weights.squeeze(-1)
-        elif preds.shape[-1:] == (1,) and weights.shape[1 - preds.dim() :] == preds.shape[:-1]:
-            weights = weights.unsqueeze(-1)
+        axis = single_axis(preds.shape, target.shape)
+        if axis is None and target.shape[-1:] == (2,):  # annotator counts
+            axis = single_axis(preds.shape, target.shape[:-1])
+        extra = single_axis(target.shape, preds.shape)
+        preds = preds if axis is None else preds.squeeze(axis)
+        target = target if extra is None else target.squeeze(extra)
+    n_axes = preds.dim()
+    if weights is not None and weights.shape[-n_axes:] != preds.shape:  # weights may have a leading axis
+        extra = single_axis(weights.shape[-n_axes - 1 :], preds.shape)
+        missing = single_axis(preds.shape, weights.shape[1 - n_axes :]) if n_axes > 1 else None
+        if extra is not None:
+            weights = weights.squeeze(-1 if extra == -1 else -n_axes)
+        elif missing is not None:
+            weights = weights.unsqueeze(-1 if missing == -1 else 1 - n_axes)
     return preds, target, weights
 
 

@@ -15,6 +15,7 @@ from torchcalib.core.arguments import check_choice, check_count, check_flag
 from torchcalib.core.bins import BinTable, TCETable, equal_width_edges, root
 from torchcalib.core.ranked import RankedSample, SortedSample
 from torchcalib.core.sums import BinStats
+from torchcalib.io.errors import shown
 from torchcalib.ops import isotonic
 from torchcalib.ops.equal_mass import equal_mass_sums
 from torchcalib.ops.host_values import constant, value_if_available
@@ -166,7 +167,7 @@ class Binning:
         check_flag("right", self.right)
         for name, value, allowed in (("variant", self.variant, get_args(Variant)), ("ties", self.ties, get_args(Ties))):
             if value not in allowed:
-                raise ValueError(f"`{name}` must be {' or '.join(map(repr, allowed))}, got {value!r}.")
+                raise ValueError(f"`{name}` must be {' or '.join(map(repr, allowed))}, got {shown(value)}.")
         for name in ("n_min", "n_max"):
             if (bound := getattr(self, name)) is not None:
                 check_count(name, bound)
@@ -184,13 +185,13 @@ class Binning:
         if isinstance(bins, str):
             if bins not in get_args(Bins):
                 names = ", ".join(map(repr, get_args(Bins)))
-                raise ValueError(f"`bins` must be one of {names} or edges from 0 to 1, got {bins!r}.")
+                raise ValueError(f"`bins` must be one of {names} or edges from 0 to 1, got {shown(bins)}.")
             return cls(bins, **options)  # type: ignore[arg-type]
         try:
             edges = tuple(float(edge) for edge in bins)
         except (TypeError, ValueError):
             raise TypeError(
-                f"`bins` must be a name or a sequence of edges, got {bins!r}. Pass the number of bins as n_bins."
+                f"`bins` must be a name or a sequence of edges, got {shown(bins)}. Pass the number of bins as n_bins."
             ) from None
         rises = all(a < b for a, b in pairwise(edges))
         if len(edges) < 2 or edges[0] != 0 or edges[-1] != 1 or not rises:

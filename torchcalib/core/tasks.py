@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 
 from torchcalib.core.arguments import Task
-from torchcalib.core.arrays import as_tensor, check_has_values, column_names, label_tensor
+from torchcalib.core.arrays import as_tensor, check_has_values, column_names, label_tensor, single_axis
 from torchcalib.core.checks import SUM_TOLERANCE
 from torchcalib.core.clusters import identifiers
-from torchcalib.core.mistakes import are_swapped, swapped
+from torchcalib.core.mistakes import check_not_swapped
+from torchcalib.io.errors import shown
 
 _FEW_NEGATIVE = 0.05
 """Predictions with a larger fraction of negative values are treated as logits."""
@@ -50,8 +51,8 @@ def prepare(
     names = columns if class_names is None else checked_names(class_names)
     if names != columns and set(names) == set(columns):
         raise ValueError(
-            f"`class_names` must have the order of the columns of `preds`, got {names[0]!r} for the column "
-            f"{columns[0]!r}. Leave class_names out, because the columns have names."
+            f"`class_names` must have the order of the columns of `preds`, got {shown(names[0])} for the column "
+            f"{shown(columns[0])}. Leave class_names out, because the columns have names."
         )
     preds = as_tensor("preds", preds)
     target = label_tensor(target, names, preds.device)
@@ -82,11 +83,11 @@ def checked_names(class_names: Iterable[str]) -> tuple[str, ...]:
     """Return class names as a tuple. Raise an error unless they are distinct strings."""
     names = class_names if isinstance(class_names, str) else tuple(class_names)
     if isinstance(names, str) or not all(isinstance(name, str) for name in names):
-        raise TypeError(f"`class_names` must be a list of strings, got {names!r:.80}. Write str(name) for each.")
+        raise TypeError(f"`class_names` must be a list of strings, got {shown(names)}. Write str(name) for each.")
     names = tuple(map(str, names))  # converts numpy.str_
     repeated = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
     if repeated:
-        raise ValueError(f"`class_names` must be distinct, got {repeated[0]!r} more than once. Rename one.")
+        raise ValueError(f"`class_names` must be distinct, got {shown(repeated[0])} more than once. Rename one.")
     return names
 
 
@@ -127,8 +128,7 @@ def infer_task(preds: Tensor, target: Tensor) -> Task:
             f"{_one_hot_hint(target)}Pass task='multiclass' if every sample has one class (one-hot labels, class "
             f"probabilities or annotator counts), task='multilabel' if it can have several labels{maps}."
         )
-    if target.dim() == preds.dim() + 1 and are_swapped(preds, target):
-        raise swapped("only whole numbers", target)
+    check_not_swapped(preds, target)
     raise ValueError(
         f"`target` must have one label for each sample of `preds`, got {shapes}. Pass binary (N,) and (N,), "
         "multi-class (N, C) and (N,), or multi-label (N, L) and (N, L) with task='multilabel'."
@@ -167,11 +167,9 @@ def _one_hot_hint(target: Tensor) -> str:
 
 def _without_single_axes(preds: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     """Remove an axis of size 1 that only one of the two tensors has, as in `(N, 1)` and `(N,)`."""
-    for axis in (-1, 1):
-        if target.dim() == preds.dim() - 1 and preds.shape[axis] == 1 and preds.squeeze(axis).shape == target.shape:
-            return preds.squeeze(axis), target
-    if target.dim() > 1 and target.shape[-1] == 1 and target.dim() - preds.dim() in (0, 1):
-        column = target.squeeze(-1)
-        if column.shape in (preds.shape, preds.shape[:-1]) and target.shape != preds.shape:
-            return preds, column
-    return preds, target
+    axis, extra = single_axis(preds.shape, target.shape), single_axis(target.shape, preds.shape)
+    if axis is not None:
+        return preds.squeeze(axis), target
+    if extra is None and target.dim() > 1 and (*preds.shape[:-1], 1) == target.shape != preds.shape:
+        extra = -1  # multi-class labels
+    return preds, target if extra is None else target.squeeze(extra)

@@ -16,6 +16,7 @@ from torchcalib.core.clusters import effective_number, least_of_batch
 from torchcalib.core.documentation import resolving_task
 from torchcalib.core.inputs import flattened, read_input
 from torchcalib.core.predictions import Predictions, in_all_replicates, replicates_at_once
+from torchcalib.io.errors import shown
 from torchcalib.ops.counter_rng import multinomial_counts
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.segments import cell_sums
@@ -271,7 +272,7 @@ def bootstrap(
     check_level(level, n_replicates)
     check_seed(seed)
     if not callable(metric):
-        raise TypeError(f"`metric` must be a function such as torchcalib.functional.ece, got {metric!r}.")
+        raise TypeError(f"`metric` must be a function such as torchcalib.functional.ece, got {shown(metric)}.")
     _check_names(metric, options)
     names = InputOptions.__annotations__
     given = {name: options.pop(name) for name in names if name in options}

@@ -16,6 +16,7 @@ from torchcalib.core.clusters import identifiers
 from torchcalib.core.documentation import advising
 from torchcalib.core.tasks import per_sample, prepare
 from torchcalib.integrations.outputs import TARGETS, WEIGHTS, Found, described, predictions_in, tensor_named
+from torchcalib.io.errors import shown
 from torchcalib.reporting.building import ReportBuilder
 from torchcalib.reporting.data import Report
 
@@ -102,7 +103,7 @@ def evaluate(
     """
     _check_model(model)
     if not (cluster_by is None or isinstance(cluster_by, str)):
-        raise TypeError(f"`cluster_by` must be {_BATCH_ITEM!r} or the name of an entry, got {cluster_by!r}.")
+        raise TypeError(f"`cluster_by` must be {_BATCH_ITEM!r} or the name of an entry, got {shown(cluster_by)}.")
     builder: ReportBuilder | None = None
     declared = from_logits
     n_items = 0
@@ -153,7 +154,7 @@ def _clusters_in(batch: Any, cluster_by: str, preds: Tensor, n_items: int) -> Te
     entries = batch._asdict() if hasattr(batch, "_asdict") else batch
     if not isinstance(entries, Mapping) or cluster_by not in entries:
         raise ValueError(
-            f"`cluster_by` must be {_BATCH_ITEM!r} or the name of an entry of each batch, got {cluster_by!r} for "
+            f"`cluster_by` must be {_BATCH_ITEM!r} or the name of an entry of each batch, got {shown(cluster_by)} for "
             f"{described(batch)}. Yield batches with this entry."
         )
     return identifiers(entries[cluster_by], preds.device)

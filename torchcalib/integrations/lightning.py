@@ -18,6 +18,7 @@ from torchcalib.core.words import capitalised
 from torchcalib.integrations.fitting import fit_on_all_ranks
 from torchcalib.integrations.images import log_picture
 from torchcalib.integrations.outputs import Get, found_by
+from torchcalib.io.errors import shown
 from torchcalib.metrics.base import CalibrationMetric
 from torchcalib.metrics.distributed_sampler import distinct_rows
 from torchcalib.metrics.gathering import rank_and_size
@@ -136,7 +137,7 @@ class CalibrationMonitor(_Callback):  # type: ignore[misc]  # the base classes a
         self._n_loaders = 1
         self._format = self.monitors[0].input_format
         if not isinstance(calibrate, Calibrator | None):
-            raise TypeError(f"`calibrate` must be a calibrator, got {calibrate!r}. Pass TemperatureScaling().")
+            raise TypeError(f"`calibrate` must be a calibrator, got {shown(calibrate)}. Pass TemperatureScaling().")
         if calibrate is not None and self._format.read_as not in calibrate.tasks:
             raise ValueError(
                 f"`calibrate` must be a calibrator for task={self._format.read_as!r}, got {type(calibrate).__name__}. "

@@ -5,6 +5,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from torchcalib.io.errors import short_name
+
 LOGITS = ("logits", "logit", "log_probs")
 PROBS = ("probs", "prob", "probabilities")
 NEUTRAL = ("preds", "pred", "predictions", "outputs", "output", "y_hat", "y_pred")
@@ -71,13 +73,17 @@ def found_by(get: Get | None, outputs: Any, batch: Any, from_logits: bool) -> Fo
 
 
 def described(x: Any) -> str:
-    """Describe nested tensors by name, dtype and shape, for error messages."""
+    """Describe nested tensors by name, dtype and shape, for error messages, in at most 200 characters."""
+    return short_name(_described(x), 200)
+
+
+def _described(x: Any) -> str:
     if isinstance(x, Tensor):
         return f"{str(x.dtype).removeprefix('torch.')} {tuple(x.shape)}"
     if isinstance(x, Mapping):
-        return f"{{{', '.join(f'{name!r}: {described(value)}' for name, value in x.items())}}}"
+        return f"{{{', '.join(f'{name!r}: {_described(value)}' for name, value in x.items())}}}"
     if isinstance(x, list | tuple):
-        return f"({', '.join(map(described, x))})"
+        return f"({', '.join(map(_described, x))})"
     return "None" if x is None else type(x).__name__
 
 

@@ -70,6 +70,17 @@ def short_name(name: str, most: int = 28) -> str:
     return shown if len(shown) <= most else f"{shown[:start]}…{shown[start + 1 - most :]}"
 
 
+def shown(value: object, most: int = 60) -> str:
+    """Return a value as Python code in one line, shortened in the middle to `most` characters."""
+    return short_name(" ".join(repr(value).split()), most)
+
+
+def first_of(values: Iterable[object], most: int = 5) -> str:
+    """Return the first `most` values as shortened Python code, followed by the number of omitted values."""
+    texts = [shown(value, 28) for value in values]
+    return ", ".join(texts[:most]) + (f" and {len(texts) - most} more" if len(texts) > most else "")
+
+
 def quoted(names: Iterable[object], most: int = 12) -> str:
     """Join the first `most` names in backquotes, and append the number of omitted names."""
     shown = [f"`{short_name(str(name), 60)}`" for name in names]

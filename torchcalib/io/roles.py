@@ -318,6 +318,11 @@ def infer_task(reader: Reader, roles: Mapping[str, str], task: FileTask | None) 
         # Two columns of binary predictions are probably P(y=0) and P(y=1), which would count every row twice.
         fits = (per_class or no_and_yes) and (len(scores) != 1 if task == "binary" else scores != ())
     if not fits and len(scores) > 1 and labels == scores[1:]:
+        if scores[0] == 1:
+            raise InputError(
+                f"Binary predictions must have the shape of the targets, got {found}. "
+                "Remove the axis of size 1 before saving: preds.squeeze(1)."
+            )
         raise InputError(
             f"Classes must be the last axis in files, got {found}, which may be (N, C, H, W). "
             "Move the class axis to the end before saving: np.moveaxis(preds, 1, -1)."

@@ -36,10 +36,12 @@ from torchcalib.core.arguments import (
 from torchcalib.core.arrays import as_tensors
 from torchcalib.core.documentation import document, input_parameters, parameters_of, with_implied_task
 from torchcalib.core.inputs import InputFormat
+from torchcalib.core.mistakes import Evidence
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import ExactSample
 from torchcalib.core.state import SamplesKind, SumsKind
 from torchcalib.inference.testing import CalibrationTest
+from torchcalib.io.errors import shown
 from torchcalib.metrics.checkpoint import DESCRIPTION, Description, contains_state, read_state
 from torchcalib.metrics.estimator import Estimator
 from torchcalib.metrics.rollback import refuse_if_synced, unchanged_on_error, unsynced_on_error
@@ -124,6 +126,7 @@ class CalibrationMetric(Metric, Generic[S]):
     """Cache shared by all metrics in a collection during an update; None outside an update."""
     _in_graph = False
     """Whether a captured CUDA graph updates the state in place."""
+    _in_forward = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Set signature and docstring of a subclass from its factory, and exclude its attributes from TorchScript."""
@@ -178,8 +181,9 @@ class CalibrationMetric(Metric, Generic[S]):
         self.estimator = estimator
         self.input_format, self.accumulator = estimator.input_format, estimator.accumulator
         if not isinstance(batch_shape, tuple | list):
-            raise TypeError(f"`batch_shape` must be a tuple of ints, got {batch_shape!r}. Pass (n,) for one axis.")
+            raise TypeError(f"`batch_shape` must be a tuple of ints, got {shown(batch_shape)}. Pass (n,) for one axis.")
         self.batch_shape = tuple(batch_shape)
+        self._evidence = Evidence()
         for size in self.batch_shape:
             check_count("batch_shape", size)
         self.kind = self._state_kind()
@@ -291,6 +295,8 @@ class CalibrationMetric(Metric, Generic[S]):
         with self._writing_in_place():
             self._store(self.state)  # new lists: torchmetrics clears lists in place, which wrappers may have stored
             super().reset()
+        if not self._in_forward:  # torchmetrics also calls `reset` within `forward`, to compute the batch value
+            self._evidence = Evidence()
         if self._in_graph:
             self._update_count = 1  # torchmetrics warns if the count is 0, and graph replays do not increment it
 
@@ -310,7 +316,9 @@ class CalibrationMetric(Metric, Generic[S]):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Add a batch to the state and return the differentiable metric value for this batch."""
         with unchanged_on_error(self), self._writing_in_place():
+            self._in_forward = True
             value = super().forward(*args, **kwargs)
+            self._in_forward = False
             self.state = self.kind.detach(self.state)
         # torchmetrics stores this value for loggers. Its autograd graph would prevent freeing the batch, and `clone`
         # cannot copy it.
@@ -504,7 +512,17 @@ class CalibrationMetric(Metric, Generic[S]):
     def _read(self, how: InputFormat, preds: Tensor, target: Tensor, weights: Tensor | None) -> Predictions:
         if preds.device != self.device:
             self.check_device(preds)
-        return how.read(preds, target, weights, batch_shape=self.batch_shape, drop_invalid=self._drops_invalid)
+        evidence = Evidence(self._evidence.probabilities, self._evidence.decisions)  # unchanged if this raises
+        p = how.read(
+            preds,
+            target,
+            weights,
+            batch_shape=self.batch_shape,
+            drop_invalid=self._drops_invalid,
+            evidence=evidence,
+        )
+        vars(self)["_evidence"] = evidence
+        return p
 
     @property
     def _drops_invalid(self) -> bool:

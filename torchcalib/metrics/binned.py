@@ -24,6 +24,7 @@ from torchcalib.core.sums import BinStats
 from torchcalib.inference.intervals import IntervalKind
 from torchcalib.inference.labels import LabelRows
 from torchcalib.inference.testing import CalibrationTest, ErrorTest, run_error_test
+from torchcalib.io.errors import shown
 from torchcalib.metrics.base import CalibrationMetric
 from torchcalib.metrics.estimator import Estimator, functional
 from torchcalib.ops.isotonic import Ties
@@ -58,7 +59,7 @@ class BinnedEstimator(Estimator[BinStats | RankedSample]):
             return made
         if resolution is not None:
             raise ValueError(
-                f"`resolution` must be None for bins='equal_width', got {resolution!r}. "
+                f"`resolution` must be None for bins='equal_width', got {shown(resolution)}. "
                 "Omit it: the size of the state is constant."
             )
         return replace(made, accumulator=replace(made.accumulator, with_ecd=with_ecd, with_noise=True))

@@ -122,7 +122,7 @@ class Bootstrapped(WrappedMetric[S]):
         check_level(level, n_replicates)
         check_seed(seed)
         self.n_replicates, self.level, self.seed = n_replicates, level, seed
-        self._n_rows, self._rank, self._in_forward = 0, 0, False
+        self._n_rows, self._rank = 0, 0
         self._has_clusters: bool | None = None  # None before the first update
         accumulator: Any = metric.kind.accumulator
         # Omit the sums for the noise floor. The replicates estimate the sampling noise instead.
@@ -145,17 +145,8 @@ class Bootstrapped(WrappedMetric[S]):
     def reset(self) -> None:
         """Reset the state and the row counter. The sequence of replicate weights then restarts."""
         super().reset()
-        if not self._in_forward:  # torchmetrics also calls `reset` within `forward`, to compute the batch value
+        if not self._in_forward:
             self._n_rows, self._has_clusters = 0, None
-
-    @torch.jit.unused
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Add a batch to the state and return the differentiable metric value for this batch."""
-        self._in_forward = True
-        try:
-            return super().forward(*args, **kwargs)
-        finally:
-            self._in_forward = False
 
     def update(
         self,

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from torchcalib._version import __version__
 from torchcalib.core.state import SamplesKind, SumsKind
+from torchcalib.io.errors import shown
 
 if TYPE_CHECKING:
     from torchcalib.metrics.base import CalibrationMetric
@@ -111,7 +112,8 @@ def _read_description(argument: str, saved: Mapping[str, Any], prefix: str) -> D
             else "Load it with that version, or update a new metric with the data."
         )
         raise ValueError(
-            f"`{argument}` must have state format {STATE_FORMAT}, got {name!r} with format {written_as}, written by "
+            f"`{argument}` must have state format {STATE_FORMAT}, got "
+            f"{shown(name)} with format {written_as}, written by "
             f"torchcalib {values.get('torchcalib')}. {advice}"
         )
     is_whole = isinstance(configuration, dict) and type(n_updates) is int and n_updates >= 0

@@ -155,19 +155,19 @@ class CalibrationCollection(MetricCollection):
         """Add a batch to all metrics. States are replaced after all of them have been computed."""
         states: list[tuple[CalibrationMetric[Any], Any]] = []
         shared: dict[Hashable, Any] = {}
-        with torch.no_grad():
-            for reading in readings:
-                p = reading.predictions(preds, target, weights)
-                for metrics in reading.by_state:
-                    batch = metrics[0]._state_of(p)
-                    states += [(metric, metric.added(batch, shared)) for metric in metrics]
-        before = [vars(metric).copy() for metric, _ in states]
+        before = [(metric, vars(metric).copy()) for metric in self._members()]
         try:
+            with torch.no_grad():
+                for reading in readings:
+                    p = reading.predictions(preds, target, weights)
+                    for metrics in reading.by_state:
+                        batch = metrics[0]._state_of(p)
+                        states += [(metric, metric.added(batch, shared)) for metric in metrics]
             for metric, state in states:
                 metric.count_update(state)
                 metric.keep_axis(preds, target)
-        except BaseException:  # for example KeyboardInterrupt
-            for (metric, _), attributes in zip(states, before, strict=True):
+        except BaseException:  # also KeyboardInterrupt
+            for metric, attributes in before:
                 vars(metric).update(attributes)
             raise
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from torchcalib.core.arguments import check_count
+from torchcalib.io.errors import shown
 from torchcalib.ops.logs import wide_dtype
 
 Costs = Tensor | Sequence[Sequence[float]]
@@ -71,9 +72,11 @@ class CostMatrix:
         check_count("num_classes", num_classes, at_least=2)
         check_count("important", important, at_least=-num_classes, at_most=num_classes - 1)
         if not _is_number(factor):
-            raise TypeError(f"`factor` must be a number, got {factor!r}. Pass a float such as 10.0.")
+            raise TypeError(f"`factor` must be a number, got {shown(factor)}. Pass a float such as 10.0.")
         if not 0 <= factor <= MAX_COST:
-            raise ValueError(f"`factor` must be from 0 to {MAX_COST:g}, got {factor!r}. Pass a float such as 10.0.")
+            raise ValueError(
+                f"`factor` must be from 0 to {MAX_COST:g}, got {shown(factor)}. Pass a float such as 10.0."
+            )
         rows = [list(row) for row in cls.zero_one(num_classes).costs]
         rows[important] = [factor * cost for cost in rows[important]]
         return cls(rows)
@@ -92,7 +95,9 @@ class CostMatrix:
         if hasattr(cost, "tolist"):  # a tensor or an array
             cost = cost.tolist()
         if not _is_number(cost) and not _is_row(cost):
-            raise TypeError(f"`cost` must be a number, or one number per class, got {cost!r}. Pass 0.1, for example.")
+            raise TypeError(
+                f"`cost` must be a number, or one number per class, got {shown(cost)}. Pass 0.1, for example."
+            )
         added = list(cost) if isinstance(cost, Sequence) else [cost] * self.num_classes
         if len(added) != self.num_classes:
             raise ValueError(
@@ -216,7 +221,8 @@ def _rows(costs: Costs, name: str) -> tuple[tuple[float, ...], ...]:
         costs = costs.tolist()
     if isinstance(costs, str) or not isinstance(costs, Sequence) or not all(_is_row(row) for row in costs):
         raise TypeError(
-            f"`{name}` must be a matrix of numbers (classes x decisions), got {costs!r}. Pass nested lists or a tensor."
+            f"`{name}` must be a matrix of numbers (classes x decisions), got "
+            f"{shown(costs)}. Pass nested lists or a tensor."
         )
     rows = tuple(tuple(_float(cost) for cost in row) for row in costs)
     lengths = {len(row) for row in rows}

@@ -96,9 +96,10 @@ def exchanged(
     if any(header[1] for header in headers):
         rank, first = next((rank, text) for rank, text in enumerate(texts_of_all(0)) if text)
         shown = shorten(first, 250, placeholder=" ...").rstrip(".")
+        rank = _global_rank(process_group, rank)
         raise RanksError(f"all ranks must {call} without an error, got on rank {rank}: {shown}.", first) from problem
     if len({header[0] for header in headers}) > 1:
-        raise _mismatch([json.loads(text) for text in texts_of_all(1)])
+        raise _mismatch([json.loads(text) for text in texts_of_all(1)], process_group)
     return [header[3 : 3 + len(numbers)] for header in headers]
 
 
@@ -149,15 +150,23 @@ def _message(error: Exception | None) -> str:
     return str(error) if isinstance(error, ValueError) and str(error) else f"{type(error).__name__}: {error}"
 
 
-def _mismatch(described: Sequence[Mapping[str, str]]) -> RanksError:
-    """Return the error that names the first difference between rank 0 and another rank."""
+def _global_rank(process_group: Any, rank: int) -> int:
+    """Return the rank in the default group, which launchers and logs name, for a rank in a process group."""
+    is_subset = isinstance(process_group, dist.ProcessGroup)
+    return dist.get_global_rank(process_group, rank) if is_subset else rank
+
+
+def _mismatch(described: Sequence[Mapping[str, str]], process_group: Any) -> RanksError:
+    """Return the error that names the first difference between the first and another rank of a process group."""
     first = described[0]
     rank = next(rank for rank, other in enumerate(described) if other != first)
     other = described[rank]
     name = next(name for name in {**first, **other} if first.get(name) != other.get(name))
     values = [shorten(d.get(name, "none"), _MOST_SHOWN, placeholder=" ...") for d in (first, other)]
+    ranks = [_global_rank(process_group, each) for each in (0, rank)]
     return RanksError(
-        f"all ranks must {first['the call']}, got {name}: {values[0]} on rank 0, {values[1]} on rank {rank}. "
+        f"all ranks must {first['the call']}, got {name}: {values[0]} on rank {ranks[0]}, {values[1]} on rank "
+        f"{ranks[1]}. "
         "Create the same metrics on every rank, and call their methods on every rank."
     )
 

@@ -21,6 +21,7 @@ from torchcalib.core.ranked_bins import Binning
 from torchcalib.core.sums import BinStats
 from torchcalib.inference.simulation import BinCells, BinsWithGaps
 from torchcalib.inference.testing import CalibrationTest, ErrorTest, run_error_test
+from torchcalib.io.errors import shown
 from torchcalib.metrics.estimator import Estimator, functional
 from torchcalib.metrics.ranked import RankedMetric, ranked
 from torchcalib.ops.host_values import value_if_available
@@ -130,9 +131,9 @@ def _ici(
     """
     check_choice("component", component, get_args(ICIComponent))
     if not is_number(span):
-        raise TypeError(f"`span` must be a number, got {span!r}. The default is 0.75.")
+        raise TypeError(f"`span` must be a number, got {shown(span)}. The default is 0.75.")
     if not 0 < span <= 1:
-        raise ValueError(f"`span` must be above 0 and at most 1, got {span!r}. The default is 0.75.")
+        raise ValueError(f"`span` must be above 0 and at most 1, got {shown(span)}. The default is 0.75.")
     check_count("degree", degree, at_least=0, at_most=2)
     check_count("n_points", n_points, at_least=2, at_most=2**14)
     formula = partial(ici_from_sample, component=component, span=float(span), degree=degree, n_points=n_points)

@@ -30,6 +30,7 @@ from torchcalib.core.kernel_blocks import (
 )
 from torchcalib.core.predictions import Predictions, by_replicates
 from torchcalib.inference.testing import CalibrationTest
+from torchcalib.io.errors import shown
 from torchcalib.metrics.base import CalibrationMetric
 from torchcalib.metrics.estimator import Estimator, functional
 from torchcalib.ops import pairwise
@@ -117,7 +118,7 @@ def check_bandwidth(bandwidth: object, *names: str) -> None:
         return
     allowed = " or ".join(("a positive number", *map(repr, names)))
     if not is_number(bandwidth):
-        raise TypeError(f"`bandwidth` must be {allowed}, got {bandwidth!r}. Pass 1.0, for example.")
+        raise TypeError(f"`bandwidth` must be {allowed}, got {shown(bandwidth)}. Pass 1.0, for example.")
     if not 0 < float(bandwidth) < math.inf:
         raise ValueError(f"`bandwidth` must be {allowed}, got {bandwidth}. Pass 1.0, for example.")
 
@@ -214,7 +215,7 @@ def _streamed(
 ) -> KernelEstimator:
     if estimator in get_args(Estimate) and estimator not in get_args(InBlocks):
         raise ValueError(
-            f"`estimator` must be 'block' or 'linear' for a streaming metric, got {estimator!r}. "
+            f"`estimator` must be 'block' or 'linear' for a streaming metric, got {shown(estimator)}. "
             "To use all pairs of samples, store the predictions and call torchcalib.functional.skce."
         )
     check_bandwidth(bandwidth)

@@ -21,6 +21,7 @@ from torchcalib.core.sums import Sums
 from torchcalib.inference.clusters import ClusteredMean, number_of_clusters, sign_p_value
 from torchcalib.inference.simulation import RunCells
 from torchcalib.inference.testing import CalibrationTest
+from torchcalib.io.errors import shown
 from torchcalib.metrics.base import CalibrationMetric
 from torchcalib.metrics.estimator import Estimator, functional
 from torchcalib.metrics.ranked import RankedMetric, no_average, ranked
@@ -131,9 +132,9 @@ def _cox(
         tensor(0.9416)
     """
     if not (eps is None or is_number(eps)):
-        raise TypeError(f"`eps` must be a number or None, got {eps!r}. A common value is 1e-6.")
+        raise TypeError(f"`eps` must be a number or None, got {shown(eps)}. A common value is 1e-6.")
     if eps is not None and not 0 < eps < 0.5:
-        raise ValueError(f"`eps` must be above 0 and below 0.5, got {eps!r}. A common value is 1e-6.")
+        raise ValueError(f"`eps` must be above 0 and below 0.5, got {shown(eps)}. A common value is 1e-6.")
     average = no_average(task, mode, options)
     return ranked(partial(cox_from_sample, eps=eps), task, mode, average, options, hard_targets=True)
 

@@ -11,6 +11,7 @@ from torchcalib.core.documentation import documented
 from torchcalib.core.events import top_label
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.sums import ScoreSum
+from torchcalib.io.errors import shown
 from torchcalib.metrics.estimator import functional
 from torchcalib.metrics.gaussian import ecd_of_distribution, reduced
 from torchcalib.metrics.scores import Score, ScoreEstimator, ScoreMetric, score_function, scored
@@ -27,7 +28,7 @@ def _entropy(_: ScoreSum, priors: Tensor, __: Task) -> Tensor:
 
 def _nll_score(eps: float | None = None) -> Score:
     if eps is not None and not (isinstance(eps, float) and 0 < eps < 1):
-        raise ValueError(f"`eps` must be a float in (0, 1) or None, got {eps!r}. A common value is 1e-7.")
+        raise ValueError(f"`eps` must be a float in (0, 1) or None, got {shown(eps)}. A common value is 1e-7.")
     return Score(_nll_of, _entropy, normalizable=True, arguments=(eps,))
 
 
@@ -263,7 +264,7 @@ def ecd(
 def _check_remaining_options(**given: Any) -> None:
     if wrong := sorted(name for name, value in given.items() if value is not None and name != "weights"):
         raise ValueError(
-            f"`{wrong[0]}` must be omitted for a torch Distribution, got {given[wrong[0]]!r}. "
+            f"`{wrong[0]}` must be omitted for a torch Distribution, got {shown(given[wrong[0]])}. "
             "Only `weights` and `reduction` apply to distributions."
         )
 

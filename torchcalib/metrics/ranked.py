@@ -22,6 +22,7 @@ from torchcalib.core.ranked_bins import Binning
 from torchcalib.inference.labels import LabelRows
 from torchcalib.inference.simulation import RunCells, Simulation
 from torchcalib.inference.testing import CalibrationTest, ErrorTest, check_arguments, run_error_test
+from torchcalib.io.errors import shown
 from torchcalib.metrics.base import CalibrationMetric
 from torchcalib.metrics.estimator import Estimator, functional
 from torchcalib.ops.logs import binary_log_probs, xmul
@@ -55,7 +56,7 @@ def no_average(task: Task, mode: Mode | None, options: Mapping[str, Any]) -> Ave
     """
     if "average" in options:
         raise TypeError(
-            f"`average` must be omitted, got {options['average']!r}. The metric has one value per class or label."
+            f"`average` must be omitted, got {shown(options['average'])}. The metric has one value per class or label."
         )
     return None if resolve_mode(task_read_as(task, options), mode) == "classwise" else "macro"
 
@@ -314,7 +315,7 @@ class CORP(RankedMetric):
         """Compute the calibration test from a `RankedSample`. Raise ValueError for components other than MCB."""
         if self.component != "mcb":
             raise ValueError(
-                f"`component` must be 'mcb' for a test of calibration, got {self.component!r}. "
+                f"`component` must be 'mcb' for a test of calibration, got {shown(self.component)}. "
                 "Use CORP(component='mcb')."
             )
         return super().test_from(replace(statistic, log_scored=self.settings["score"] == "nll"), **how)

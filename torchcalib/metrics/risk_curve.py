@@ -13,6 +13,7 @@ from torchcalib.core.documentation import documented
 from torchcalib.core.inputs import read_input
 from torchcalib.core.predictions import Predictions, by_replicates
 from torchcalib.core.sums import weighted
+from torchcalib.io.errors import shown
 from torchcalib.metrics.cost_matrix import CostMatrix, Costs, read_costs
 from torchcalib.ops import logs
 from torchcalib.ops.host_values import value_if_available
@@ -130,7 +131,7 @@ def bayes_risk_area(
     """
     if weight not in get_args(AreaWeight):
         raise ValueError(
-            f"`weight` must be 'uniform' or 'beta22', got {weight!r}. Use 'uniform' for the cross entropy."
+            f"`weight` must be 'uniform' or 'beta22', got {shown(weight)}. Use 'uniform' for the cross entropy."
         )
     averages = check_average(average, task_read_as(task, options) == "multilabel")
     p = _read_two_classes(preds, target, task, options, priors).set_in_log_odds()
@@ -193,7 +194,7 @@ def optimal_threshold_cost(
             "For other decisions use bayes_risk."
         )
     if normalize not in (None, "prior"):
-        raise ValueError(f"`normalize` must be None or 'prior', got {normalize!r}. Omit it for the mean cost.")
+        raise ValueError(f"`normalize` must be None or 'prior', got {shown(normalize)}. Omit it for the mean cost.")
     averages = check_average(average, task_read_as(task, options) == "multilabel")
     p = _read_two_classes(preds, target, task, options, priors)
     least = by_replicates(
@@ -233,7 +234,9 @@ def _operating_points(points: int | Tensor | Sequence[float], device: torch.devi
     if c.dim() != 1:
         raise ValueError(f"`points` must be an int or have the shape (K,), got shape {tuple(c.shape)}. Flatten it.")
     if value_if_available(((c > 0) & (c < 1)).all()) is False:
-        raise ValueError(f"`points` must be in (0, 1), got {c.tolist()}. Omit 0 and 1, where a cost is infinite.")
+        raise ValueError(
+            f"`points` must be in (0, 1), got {shown(c.tolist())}. Omit 0 and 1, where a cost is infinite."
+        )
     return c
 
 

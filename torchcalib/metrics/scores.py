@@ -25,6 +25,7 @@ from torchcalib.core.documentation import INPUT_DEFAULTS, document, input_parame
 from torchcalib.core.inputs import input_format_of
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.sums import ScoreAccumulator, ScoreSum, known
+from torchcalib.io.errors import shown
 from torchcalib.metrics.base import CalibrationMetric
 from torchcalib.metrics.estimator import Estimator, check_names, functional
 from torchcalib.ops.logs import xmul
@@ -86,7 +87,7 @@ class ScoreEstimator(Estimator[ScoreSum]):
         """Return the score of every sample `(..., N)`, multi-label `(..., N, L)`; NaN in rows with weight 0."""
         if self.normalize or self.priors is not None:
             name, given = ("normalize", "prior") if self.normalize else ("priors", self.priors)
-            raise ValueError(f"`{name}` must be None with reduction='none', got {given!r}. Use reduction='mean'.")
+            raise ValueError(f"`{name}` must be None with reduction='none', got {shown(given)}. Use reduction='mean'.")
         preds, target, weights = as_tensors(preds, target, weights)
         how = self.input_format.resolved(preds, target, self.input_format.batch_dims)
         how.check_axis(preds)
@@ -152,7 +153,7 @@ def scored(
     input_format = input_format_of(task, options, **demands)
     if normalize not in (None, "prior") or (normalize and not score.normalizable):
         allowed = "None or 'prior'" if score.normalizable else "None"
-        raise ValueError(f"`normalize` must be {allowed}, got {normalize!r}. Omit it for the mean score.")
+        raise ValueError(f"`normalize` must be {allowed}, got {shown(normalize)}. Omit it for the mean score.")
     averages = check_average(average, input_format.read_as == "multilabel")
     accumulator = score.accumulator(by_class=normalize is not None or priors is not None)
     return ScoreEstimator(input_format, accumulator, mean_score, averages, score, normalize is not None, priors)

@@ -15,6 +15,7 @@ from torch import Tensor
 from torchcalib.core.arguments import Average, InputOptions, Task, is_number, task_read_as
 from torchcalib.core.events import Mode, NamedMode
 from torchcalib.core.ranked import RankedSample
+from torchcalib.io.errors import shown
 from torchcalib.metrics.base import CalibrationMetric
 from torchcalib.metrics.estimator import Estimator, functional
 from torchcalib.metrics.ranked import ranked
@@ -113,10 +114,10 @@ def _selective(
 def _check_fraction(name: str, value: object, *, with_zero: bool) -> float:
     """Return `value` as a float. Raise an error unless it is a number in [0, 1], or in (0, 1]."""
     if not is_number(value):
-        raise TypeError(f"`{name}` must be a number, got {value!r}. Pass a fraction such as 0.1.")
+        raise TypeError(f"`{name}` must be a number, got {shown(value)}. Pass a fraction such as 0.1.")
     if math.isnan(value) or not 0 <= value <= 1 or (value == 0 and not with_zero):
         bounds = "in [0, 1]" if with_zero else "above 0 and at most 1"
-        raise ValueError(f"`{name}` must be {bounds}, got {value!r}. Pass a fraction such as 0.1.")
+        raise ValueError(f"`{name}` must be {bounds}, got {shown(value)}. Pass a fraction such as 0.1.")
     return float(value)
 
 

@@ -27,6 +27,7 @@ from torchcalib.core.ranked import RankedSample
 from torchcalib.core.sums import KIND_OF_NOISE, BinStats, noise_flag_of, noise_summands
 from torchcalib.inference.simulation import BinCells, BinsWithGaps
 from torchcalib.inference.testing import CalibrationTest, ErrorTest, run_error_test
+from torchcalib.io.errors import shown
 from torchcalib.metrics.base import CalibrationMetric
 from torchcalib.metrics.estimator import Estimator, functional
 from torchcalib.metrics.ranked import no_average
@@ -228,9 +229,13 @@ def _smece(
         tensor(0.1753)
     """
     if not (bandwidth is None or is_number(bandwidth)):
-        raise TypeError(f"`bandwidth` must be a number or None, got {bandwidth!r}. Omit it to select it from the data.")
+        raise TypeError(
+            f"`bandwidth` must be a number or None, got {shown(bandwidth)}. Omit it to select it from the data."
+        )
     if bandwidth is not None and not FINEST / LEVELS <= bandwidth <= 1:
-        raise ValueError(f"`bandwidth` must be from {FINEST / LEVELS:g} to 1, got {bandwidth!r}. Omit it to select it.")
+        raise ValueError(
+            f"`bandwidth` must be from {FINEST / LEVELS:g} to 1, got {shown(bandwidth)}. Omit it to select it."
+        )
     return _smoothed(partial(smece_from_cells, bandwidth=bandwidth), task, mode, average, options)
 
 

@@ -13,6 +13,7 @@ from torchcalib.core.events import Mode
 from torchcalib.core.ranked import RankedSample
 from torchcalib.core.ranked_bins import Binning, Bins, Norm, RankedBins, Test, norm_over_bins
 from torchcalib.core.sums import BinStats, Sums
+from torchcalib.io.errors import shown
 from torchcalib.metrics.binned import BinnedEstimator, BinnedMetric, binned
 from torchcalib.metrics.estimator import functional
 from torchcalib.ops.isotonic import Ties, Variant
@@ -119,7 +120,7 @@ tce = functional(_tce)
 
 def _check_test(alpha: float, test: Test) -> None:
     if not is_number(alpha):
-        raise TypeError(f"`alpha` must be a number, got {alpha!r}. The usual level is 0.05.")
+        raise TypeError(f"`alpha` must be a number, got {shown(alpha)}. The usual level is 0.05.")
     if not 0 < alpha < 1:
         raise ValueError(f"`alpha` must be above 0 and below 1, got {alpha}. The usual level is 0.05.")
     check_choice("test", test, get_args(Test))
@@ -265,7 +266,8 @@ def _gce(
     """
     if not callable(loss):
         raise TypeError(
-            f"`loss` must be a function from bins to a loss for each bin, got {loss!r}. Use lambda b: b.gap.abs(), for "
+            f"`loss` must be a function from bins to a loss for each bin, got "
+            f"{shown(loss)}. Use lambda b: b.gap.abs(), for "
             "example."
         )
     check_choice("norm", norm, get_args(Norm))

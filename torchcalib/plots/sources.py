@@ -11,7 +11,7 @@ from torchcalib.core.events import Mode, modes_of
 from torchcalib.core.ranked import RankedSample
 from torchcalib.core.tasks import check_name_count, per_sample, prepare
 from torchcalib.core.words import ends
-from torchcalib.io.errors import printable
+from torchcalib.io.errors import printable, shown
 from torchcalib.metrics.base import CalibrationMetric
 from torchcalib.metrics.binned import BinnedMetric, calibration_curve
 from torchcalib.metrics.ranked import CORPCurve, RankedMetric, corp_curve, curve_of
@@ -260,7 +260,8 @@ def _table_for_mode(tables: Mapping[Any, Any], mode: Mode | None) -> Any:
         return next(iter(tables.values()))
     if mode not in tables:
         raise ValueError(
-            f"`mode` must be one of {', '.join(map(repr, tables))} for this report, got {mode!r}. Pass one of them."
+            f"`mode` must be one of {', '.join(map(repr, tables))} for this report, got "
+            f"{shown(mode)}. Pass one of them."
         )
     return tables[mode]
 

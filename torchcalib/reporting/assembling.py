@@ -6,10 +6,12 @@ from typing import Any
 
 from torch import Tensor
 
+from torchcalib.core.mistakes import MIN_ROWS
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.sums import BinStats
 from torchcalib.inference.clusters import FEW_CLUSTERS
 from torchcalib.inference.testing import CalibrationTest, clusters_in_words
+from torchcalib.io.errors import quoted
 from torchcalib.reporting.calibration import calibration_stage
 from torchcalib.reporting.classes import class_lines, class_tests
 from torchcalib.reporting.confidences import report_of_confidences
@@ -80,7 +82,7 @@ def report_of(c: Collected) -> Report:
         number = float(of_main.effective_clusters)
         of_clusters = {"clusters": of_main.n_clusters, "effective_clusters": number, "design_effect": effect}
         notes[:0] = _cluster_notes(of_main, s.clusters_determine_label)
-    only_class = _only_class(s)
+    only_class = s.only_class
     stage = whole = None
     if c.with_calibration:
         if p is not None and not p.hard:
@@ -219,18 +221,16 @@ def _warnings(c: Collected) -> tuple[str, ...]:
             f"{c.n_dropped:,} {units} with NaN or invalid infinite values are excluded (nan_policy='drop'). "
             "Their effect on the results is unknown."
         )
-    if (only := _only_class(s)) is not None:
-        name = only if s.task == "multilabel" else f"class {only}"
+    if only := s.only_class_in_words:
         notes.append(
-            f"All targets are {name}: values relative to the class frequencies are undefined. "
+            f"All targets are {only}: values relative to the class frequencies are undefined. "
             "Check that `target` is the right array."
         )
+    elif (
+        s.n >= MIN_ROWS
+        and s.task == "multilabel"
+        and (constant := [k for k, share in enumerate(s.priors) if share in (0, 1)])
+    ):
+        labels = quoted([c.class_names[k] if c.class_names else k for k in constant], 5)
+        notes.append(f"All targets are equal for the labels {labels}. Check that these columns of `target` are right.")
     return tuple(notes)
-
-
-def _only_class(s: Statistics) -> int | None:
-    """Return the class of all targets, for a multi-label task 0 or 1; None if there are several."""
-    if s.task != "multilabel":
-        return s.priors.index(1) if max(s.priors) == 1 else None
-    frequencies = set(s.priors)
-    return int(frequencies.pop()) if frequencies in ({0.0}, {1.0}) else None

@@ -30,11 +30,13 @@ from torchcalib.core.documentation import documented
 from torchcalib.core.events import NamedMode, modes_of
 from torchcalib.core.groups import check_groups
 from torchcalib.core.inputs import InputFormat, check_option_names, input_format_of
+from torchcalib.core.mistakes import Evidence, no_samples
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import ExactSample
 from torchcalib.core.ranked_bins import Binning
 from torchcalib.core.state import SamplesKind, SumsKind
 from torchcalib.core.tasks import check_name_count, checked_names
+from torchcalib.io.errors import shown
 from torchcalib.io.saved import saved_value, write_whole
 from torchcalib.io.source import Source
 from torchcalib.metrics.groups.sums import SumsByCluster, SumsByGroup
@@ -123,7 +125,7 @@ class ReportBuilder:
         check_option_names(options, _ARGUMENTS, "a report")
         if options.get("batch_dims"):
             raise TypeError(
-                f"`batch_dims` must be 0 for a report, got {options['batch_dims']!r}. "
+                f"`batch_dims` must be 0 for a report, got {shown(options['batch_dims'])}. "
                 "Create one report for each batch element."
             )
         if options.get("weights") is not None:
@@ -137,6 +139,7 @@ class ReportBuilder:
         self._has_clusters: bool | None = None
         self._has_items = False  # whether an item on the first axis has several samples, such as pixels
         self._axis = -1  # class axis of the last batch; `fit` passes it to calibrators
+        self._evidence = Evidence()  # evidence for mistakes in the batches of this builder, which is not saved
         self._accumulators: dict[str, Any] = {}  # empty until the first batch determines the number of classes
 
     def update(
@@ -169,7 +172,8 @@ class ReportBuilder:
         preds, target, weights = as_tensors(preds, target, weights, sample_weight)
         check_has_values("preds", preds)
         on_cpu = preds.device.type == "cpu"
-        p = self._format.read(preds, target, weights, batch_shape=(), drop_invalid=not on_cpu)
+        evidence = replace(self._evidence)
+        p = self._format.read(preds, target, weights, batch_shape=(), drop_invalid=not on_cpu, evidence=evidence)
         check_in_all_batches("groups", self._has_groups, groups is not None)
         check_in_all_batches("clusters", self._has_clusters, clusters is not None)
         input_format = replace(self._format, num_classes=self._classes_of(preds, target))
@@ -190,7 +194,7 @@ class ReportBuilder:
             check_groups(groups, preds.device, samples)
             batch[GROUPS] = empty[GROUPS].of_rows(p, groups, group_names)
         self._accumulators = _sum(self._accumulators, batch) if self._accumulators else batch
-        self._axis = self._format.resolved(preds, target).axis
+        self._evidence, self._axis = evidence, self._format.resolved(preds, target).axis
         self._format = input_format.following(preds, target)
         self._has_groups, self._has_clusters = groups is not None, clusters is not None
         self._has_items |= prod(samples[1:]) > 1
@@ -237,9 +241,7 @@ class ReportBuilder:
         """
         score_sums = self._accumulators.get(NLL.__name__)
         if score_sums is None or not bool((score_sums.statistic.total > 0).any()):
-            raise ValueError(
-                "`preds` must contain at least one sample with a positive weight, got none. Add one by `update`."
-            )
+            raise no_samples()
         self._raise_if_invalid()
         ranked = self._ranked_samples if score_sums.statistic.total.sum() <= MAX_COPIES else {}
         return Statistics(

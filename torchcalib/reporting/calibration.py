@@ -30,7 +30,7 @@ from torchcalib.core.checks import are_counts
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.state import SumsKind
 from torchcalib.core.words import capitalised, listed
-from torchcalib.io.errors import printable
+from torchcalib.io.errors import printable, shown
 from torchcalib.metrics.proper_scores import NLL, Accuracy, BrierScore
 from torchcalib.reporting.accumulators import Accumulated
 from torchcalib.reporting.lines import bin_estimators, bin_table
@@ -116,7 +116,8 @@ def fitted(calibrator: T, p: Predictions, class_axis: int = -1, positive_classes
     if p.task not in calibrator.tasks or (calibrator.whole_weights and not are_counts(p.weights)):
         tasks, counts = ", ".join(calibrator.tasks), " with whole-number weights" * calibrator.whole_weights
         raise ValueError(
-            f"`calibrator` must support the data, got {calibrator!r} for task {p.task}. It supports {tasks}{counts}."
+            f"`calibrator` must support the data, got "
+            f"{shown(calibrator)} for task {p.task}. It supports {tasks}{counts}."
         )
     with torch.inference_mode(False):  # autograd does not support tensors that were created in inference mode
         return calibrator.fit_to(p, class_axis=class_axis, positive_classes=positive_classes)

@@ -14,7 +14,7 @@ from torchcalib.core.documentation import documented
 from torchcalib.core.events import NamedMode
 from torchcalib.core.tables import Table, to_text
 from torchcalib.core.tasks import cluster_ids, per_sample, prepare
-from torchcalib.io.errors import printable
+from torchcalib.io.errors import printable, shown
 from torchcalib.metrics.groups.table import GroupTable
 from torchcalib.reporting.classes import ClassLine
 from torchcalib.reporting.contents import input_line
@@ -227,7 +227,7 @@ class Report(Results[float]):
         for name in ("task", "from_logits", "positive_classes", "class_axis"):
             if name in options:
                 raise TypeError(
-                    f"`{name}` must not be passed, because the classifier determines it, got {options[name]!r}. "
+                    f"`{name}` must not be passed, because the classifier determines it, got {shown(options[name])}. "
                     "Call torchcalib.report(clf.predict_proba(X), y, ...) to set it."
                 )
         return cls.from_predictions(

@@ -8,6 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from torchcalib.core.tasks import Prepared
+from torchcalib.io.errors import shown
 
 
 def predictions_of(estimator: Any, X: Any, y: Any) -> Prepared:  # noqa: N803 - the name in scikit-learn
@@ -72,7 +73,7 @@ def _check_rows(probs: NDArray[Any], target: NDArray[Any]) -> None:
 def _flags(target: NDArray[Any]) -> torch.Tensor:
     if not np.isin(target, (0, 1)).all():
         found = np.setdiff1d(target, (0, 1))[0]
-        raise ValueError(f"`y` must contain only 0 and 1 for several labels, got {found!r}. Binarize the labels.")
+        raise ValueError(f"`y` must contain only 0 and 1 for several labels, got {shown(found)}. Binarize the labels.")
     return torch.from_numpy(target.astype(np.int64))
 
 

@@ -315,6 +315,21 @@ class Statistics:
         return tuple((share[..., 1] if self.task == "multilabel" else share).tolist())
 
     @property
+    def only_class(self) -> int | None:
+        """Class of all targets, for a multi-label task 0 or 1; None if there are several."""
+        if self.task != "multilabel":
+            return self.priors.index(1) if max(self.priors) == 1 else None
+        frequencies = set(self.priors)
+        return int(frequencies.pop()) if frequencies in ({0.0}, {1.0}) else None
+
+    @property
+    def only_class_in_words(self) -> str:
+        """Class of all targets, such as `"class 2"`; an empty string if there are several."""
+        if self.only_class is None:
+            return ""
+        return f"{self.only_class}" if self.task == "multilabel" else f"class {self.only_class}"
+
+    @property
     def num_classes(self) -> int:
         """Number of classes or labels."""
         return 2 if self.task == "binary" else len(self.priors)

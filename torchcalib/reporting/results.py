@@ -18,6 +18,7 @@ from torchcalib.core.arguments import Task
 from torchcalib.core.bins import BinTable
 from torchcalib.core.tables import Table, Tabular
 from torchcalib.core.words import ends, in_one_line
+from torchcalib.io.errors import shown
 from torchcalib.io.saved import write_whole
 from torchcalib.reporting.monitoring.history import History
 from torchcalib.reporting.tables import calibrator_table
@@ -298,7 +299,7 @@ class Results(Mapping[str, V], Tabular):
     def __getitem__(self, key: str) -> V:
         line = self.line(key)
         if line is None:
-            raise KeyError(f"`key` must be one of {', '.join(self)}, got {key!r}.")
+            raise KeyError(f"`key` must be one of {', '.join(self)}, got {shown(key)}.")
         return self._entry(line)
 
     def line(self, key: str) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from torchcalib.io.errors import InputError
+from torchcalib.io.errors import InputError, shown
 from torchcalib.io.saved import load_saved
 from torchcalib.metrics.gathering import exchanged, gathered_bytes
 from torchcalib.reporting.building import ReportBuilder
@@ -91,7 +91,7 @@ def _builder_of(state: Any) -> ReportBuilder:
         raise ValueError(f"`format` must be {FORMAT!r}, got another file. Load a report state.")
     if state.get("version") != VERSION:
         raise _OtherVersionError(
-            f"`version` of the report state must be {VERSION}, got {state.get('version')!r}. "
+            f"`version` of the report state must be {VERSION}, got {shown(state.get('version'))}. "
             "Save and merge all parts with the same version of torchcalib."
         )
     return ReportBuilder.of_state(state)

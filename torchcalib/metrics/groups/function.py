@@ -11,6 +11,7 @@ from torchcalib.core.arrays import as_tensor
 from torchcalib.core.documentation import resolving_task
 from torchcalib.core.groups import check_group_range, check_groups
 from torchcalib.core.inputs import flattened
+from torchcalib.io.errors import shown
 from torchcalib.ops.host_values import constant
 
 _PER_SAMPLE = ("weights", "folds")
@@ -63,7 +64,7 @@ def by_group(
     """
     if not callable(function):
         raise TypeError(
-            f"`function` must be a function such as torchcalib.functional.ece, got {function!r}. "
+            f"`function` must be a function such as torchcalib.functional.ece, got {shown(function)}. "
             "Pass the function without calling it."
         )
     given = {name: options.pop(name) for name in InputOptions.__annotations__ if name in options}

@@ -31,9 +31,11 @@ from torchcalib.core.clusters import (
 )
 from torchcalib.core.documentation import advising
 from torchcalib.core.inputs import InputFormat
+from torchcalib.core.mistakes import Evidence, no_samples
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked_bins import Binning
 from torchcalib.core.tasks import check_name_count, checked_names, cluster_ids, per_sample, prepare
+from torchcalib.io.errors import first_of, limited, shown
 from torchcalib.metrics.proper_scores import NLL
 from torchcalib.reporting.accumulators import MAX_BINS, check_size
 from torchcalib.reporting.comparison.differences import SystemReplicates, compared_lines
@@ -227,8 +229,8 @@ class ComparisonBuilder:
         declared = from_logits if isinstance(from_logits, Mapping) else dict.fromkeys(self._names, from_logits)
         if set(declared) != set(self._names):
             raise ValueError(
-                f"`from_logits` must have the keys {', '.join(map(repr, self._names))}, "
-                f"got {', '.join(map(repr, declared)) or 'none'}. Pass one bool for each system, or one for all."
+                f"`from_logits` must have the keys {first_of(self._names)}, "
+                f"got {first_of(declared) or 'none'}. Pass one bool for each system, or one for all."
             )
         for value in declared.values():
             check_flag("from_logits", value)
@@ -244,6 +246,7 @@ class ComparisonBuilder:
             "level": LEVEL,
             "seed": seed,
         }
+        self._evidence = {name: Evidence() for name in self._names}
         self._systems: dict[str, System] = {}
         self._n_rows = self._n_dropped = 0
         self._are_counts = True
@@ -268,9 +271,12 @@ class ComparisonBuilder:
         if self._drop:
             weights, n_dropped = self._without_missing_rows(preds, target, weights)
         read: dict[str, Predictions] = {}
+        evidence = {name: replace(each) for name, each in self._evidence.items()}
         for name in self._names:
             with _naming_system(name):
-                read[name] = self._formats[name].read(preds[name], target, weights, batch_shape=())
+                read[name] = self._formats[name].read(
+                    preds[name], target, weights, batch_shape=(), evidence=evidence[name]
+                )
         first, input_format = preds[self._names[0]], self._formats[self._names[0]]
         n_rows = self._rows_of(first, target)
         if not self._systems:
@@ -290,6 +296,7 @@ class ComparisonBuilder:
         counts = are_counts(weights)
         for name, p in read.items():
             self._systems[name].add(p, words, counts)
+        self._evidence = evidence
         self._n_rows, self._n_dropped = self._n_rows + n_rows, self._n_dropped + n_dropped
         self._are_counts &= counts
         self._has_clusters = clusters is not None
@@ -306,9 +313,7 @@ class ComparisonBuilder:
         systems = self._systems
         first = next(iter(systems.values())).statistics(True) if systems else None
         if first is None or not first.n > 0:
-            raise ValueError(
-                "`preds` must contain at least one sample with a positive weight, got none. Check the weights."
-            )
+            raise no_samples()
         # float64 represents counts up to `MAX_COPIES` exactly. Rank-based errors need exact counts.
         for system in systems.values() if first.n > MAX_COPIES else ():
             system.samples = {}
@@ -334,6 +339,10 @@ class ComparisonBuilder:
             n_clusters,
         )
         notes = self._notes(systems[self._names[0]], has_labels)
+        sentences = {name: comparison_sentence(lines, self._names[0], name) for name in self._names[1:]}
+        if (only := first.only_class_in_words) and not self._are_confidences:
+            notes.insert(0, f"All targets are {only}. Check that `target` is the right array.")
+            sentences = dict.fromkeys(sentences, f"Calibration cannot be compared: all targets are {only}.")
         scores = replicates[self._names[0]].bootstrap.get(
             "brier"
         )  # None if there is one group, which has no replicates
@@ -350,7 +359,7 @@ class ComparisonBuilder:
             num_classes=first.num_classes,
             systems=self._names,
             lines=lines,
-            sentences={name: comparison_sentence(lines, self._names[0], name) for name in self._names[1:]},
+            sentences=sentences,
             settings={**self._settings, **of_clusters},
             sources=dict(sources or {}),
             notes=tuple(notes),
@@ -361,8 +370,8 @@ class ComparisonBuilder:
     def _check(self, preds: Mapping[str, Tensor], target: Tensor, weights: Tensor | None) -> None:
         if set(preds) != set(self._names):
             raise ValueError(
-                f"`preds` must contain predictions of {', '.join(map(repr, self._names))}, got "
-                f"{', '.join(map(repr, preds)) or 'none'}. Use the same names for every batch."
+                f"`preds` must contain predictions of {first_of(self._names)}, got "
+                f"{first_of(preds) or 'none'}. Use the same names for every batch."
             )
         for each in preds.values():
             check_has_values("preds", each)
@@ -435,17 +444,17 @@ def _naming_system(name: str) -> Iterator[None]:
     try:
         yield
     except (TypeError, ValueError) as error:
-        raise type(error)(f"system {name!r}: {error}") from error
+        raise type(error)(limited(f"system {shown(name)}: {error}")) from error
 
 
 def _checked_names(names: Sequence[str]) -> tuple[str, ...]:
     for name in names:
         if not isinstance(name, str) or not name.strip():
-            raise TypeError(f"`systems` must have non-empty strings as names, got {name!r}. Name each system.")
+            raise TypeError(f"`systems` must have non-empty strings as names, got {shown(name)}. Name each system.")
     if len(names) < 2:
         raise ValueError(
             f"`systems` must contain at least two systems, got {len(names)}. Call torchcalib.report for one system."
         )
     if len(set(names)) < len(names):
-        raise ValueError(f"`systems` must have unique names, got {', '.join(map(repr, names))}. Rename one of them.")
+        raise ValueError(f"`systems` must have unique names, got {first_of(names)}. Rename one of them.")
     return tuple(names)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from torchcalib.core.tables import Cell, Column, Table, Tabular, fraction
+from torchcalib.io.errors import shown
 
 VERSION = 1
 """Version of the format of `History.to_dict`."""
@@ -133,7 +134,7 @@ class History(Tabular):
         version = saved.get("version")
         if version != VERSION:
             raise ValueError(
-                f"`saved` must have format version {VERSION}, got {version!r}. "
+                f"`saved` must have format version {VERSION}, got {shown(version)}. "
                 "Load it with the version of torchcalib that saved it."
             )
         return cls(tuple(HistoryRow(**row) for row in saved["rows"]))

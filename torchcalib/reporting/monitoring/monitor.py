@@ -14,6 +14,7 @@ from torchcalib.core.bins import BinTable, equal_width_edges
 from torchcalib.core.documentation import documented
 from torchcalib.core.sums import BinStats
 from torchcalib.core.words import capitalised
+from torchcalib.io.errors import shown
 from torchcalib.metrics.base import CalibrationMetric
 from torchcalib.metrics.binned import ECE, ESCE, MCE
 from torchcalib.metrics.collection import CalibrationCollection
@@ -148,7 +149,7 @@ class Monitor:
                     "infer it."
                 )
         if not threshold >= 0:
-            raise ValueError(f"`threshold` must be at least 0, got {threshold!r}. Pass a number of nats.")
+            raise ValueError(f"`threshold` must be at least 0, got {shown(threshold)}. Pass a number of nats.")
         if metrics is not None and not isinstance(metrics, Mapping):
             raise TypeError(
                 f"`metrics` must be a dict of metrics by name, got {type(metrics).__name__}. "
