@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from io import BytesIO
 from os.path import commonprefix
+from pathlib import Path
 from typing import IO, Any, ClassVar
 
 import numpy as np
@@ -164,7 +165,7 @@ class Csv(_Table):
 
     def _check_separator(self) -> None:
         """Raise if the first line contains separators of other formats, but not the separator of this format."""
-        with pa.input_stream(self.paths[0], compression="detect") as file:
+        with _opened_text(self.paths[0]) as file:
             start = file.read(_BLOCK)
         _check_encoding(self.label, start)
         line = re.split(rb"[\r\n]", start.removeprefix(BOM_UTF8).lstrip(b"\r\n"), maxsplit=1)[0]
@@ -257,9 +258,7 @@ class Jsonl(_Table):
 
     def _blocks(self) -> Iterator[bytes]:
         """Yield blocks of whole lines, about `_BLOCK` bytes each, without blank lines."""
-        path = self.paths[0]
-        opened: IO[bytes]
-        with gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb") as opened:  # type: ignore[assignment]
+        with _opened_text(self.paths[0]) as opened:
             while data := opened.read(_BLOCK):
                 rest = opened.readline(_MAX_LINE)
                 if len(rest) == _MAX_LINE:
@@ -378,6 +377,11 @@ def _n_leaves(kind: Any) -> int:
     """Return the number of stored columns of an arrow type."""
     kind = kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
     return sum(_n_leaves(kind.field(k).type) for k in range(kind.num_fields)) if kind.num_fields else 1
+
+
+def _opened_text(path: Path) -> IO[bytes]:
+    """Open a file for reading, and decompress it if it ends in `.gz`."""
+    return gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb")  # type: ignore[return-value]
 
 
 def _kind_of(value: object) -> str:
