@@ -96,7 +96,7 @@ def failing_calls(folder):
 @pytest.mark.extended
 @pytest.mark.parametrize("n_ranks", [2, 4])
 def test_reports_of_several_ranks_equal_that_of_one_process(n_ranks, tmp_path, capsys, monkeypatch):
-    """Each call uses seven small collectives, and one for all states."""
+    """Each call uses eight small collectives, and one for all states."""
     good, bad = list(calls_for(tmp_path)), failing_calls(tmp_path)
 
     def command(name, k, options):
@@ -117,7 +117,7 @@ def test_reports_of_several_ranks_equal_that_of_one_process(n_ranks, tmp_path, c
             found = saved(k)
             assert main(command(files[0], k, options)) == 0, capsys.readouterr().err
             assert_same(found, saved(k), files[0])
-        one = {"code": 0, "out": "", "err": "", "collectives": [*["all_gather"] * 7, "all_to_all_single"]}
+        one = {"code": 0, "out": "", "err": "", "collectives": [*["all_gather"] * 8, "all_to_all_single"]}
         names = [path.name for path in sorted(Path(files[1]).parent.glob(Path(files[1]).name))]
         title = f"{names[0]} and {len(names) - 1} more"
         shown = capsys.readouterr().out.replace(Path(files[0]).name, title)
