@@ -37,7 +37,7 @@ from torchcalib.core.checks import (
     missing_rows,
     proportions_of_counts,
 )
-from torchcalib.core.mistakes import Evidence, check_mistakes, check_not_swapped, wrong_dtype
+from torchcalib.core.mistakes import MAX_CHECKED, Evidence, check_mistakes, check_not_swapped, wrong_dtype
 from torchcalib.core.predictions import Predictions, in_all_replicates
 from torchcalib.io.errors import shown
 from torchcalib.ops.host_values import first_values, value_if_available
@@ -186,7 +186,8 @@ class InputFormat:
             absent = None if p.weights is None else in_all_replicates(p.weights == 0, samples)
         if self.validate_args:
             rules += self._value_rules(p, target_tolerance)
-            if wait and not drop_invalid and preds.is_cpu:  # elsewhere, reading values synchronises the device
+            # On other devices, reading values would wait for the device.
+            if wait and not drop_invalid and preds.is_cpu and preds.numel() <= MAX_CHECKED:
                 first = first_values(preds)
                 # The first values rule out mistakes in most input, so that few checks read all values.
                 if first and (first[0] in (0, 1) or (self.from_logits and min(first) >= 0 and max(first) <= 1)):
