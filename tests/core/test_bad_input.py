@@ -144,6 +144,7 @@ BATCH = {f"entry {k}": Q for k in range(400)}
 LONG_VALUES = [  # rows: (description, call)
     ("text targets", lambda: tc.report(Q, [LONG + str(k) for k in range(3)])),
     ("unknown class names", lambda: tc.report(Q, [LONG] * 3, class_names=["a" * 900, "b" * 900])),
+    ("long class names", lambda: tc.report(Q, H, class_names=["a" * 1001, "b"])),
     ("repeated class names", lambda: tc.report(Q, H, class_names=[LONG, LONG])),
     ("class names of a number", lambda: tc.report(Q, H, class_names=[LONG, 3])),
     ("priors", lambda: F.nll(Q[:1].expand(1, 2), H[:1], task="multiclass", priors=[[0.1, 0.2]] * 900)),

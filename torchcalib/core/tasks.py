@@ -12,6 +12,7 @@ from torchcalib.core.checks import SUM_TOLERANCE
 from torchcalib.core.clusters import identifiers
 from torchcalib.core.mistakes import check_not_swapped
 from torchcalib.io.errors import shown
+from torchcalib.io.limits import MAX_NAME
 
 _FEW_NEGATIVE = 0.05
 """Predictions with a larger fraction of negative values are treated as logits."""
@@ -88,6 +89,11 @@ def checked_names(class_names: Iterable[str]) -> tuple[str, ...]:
     repeated = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
     if repeated:
         raise ValueError(f"`class_names` must be distinct, got {shown(repeated[0])} more than once. Rename one.")
+    longest = max(map(len, names), default=0)
+    if longest > MAX_NAME:
+        raise ValueError(
+            f"`class_names` must have at most {MAX_NAME:,} characters each, got {longest:,}. Use shorter names."
+        )
     return names
 
 

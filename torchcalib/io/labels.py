@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from torchcalib.io.errors import InputError, quoted
-from torchcalib.io.limits import MAX_NAME
 from torchcalib.io.names import class_of
 from torchcalib.io.readers import Reader, Text
 
@@ -16,8 +15,6 @@ _BYTES_AT_ONCE = 2**20
 def check_class_names(names: Sequence[str], n_classes: int, preds: str) -> tuple[str, ...]:
     """Check that there are `n_classes` unique names, and return them without surrounding spaces."""
     found = tuple(name.strip() for name in names)
-    if max(map(len, found), default=0) > MAX_NAME:
-        raise InputError(f"--class-names must have at most {MAX_NAME:,} characters each, got more. Use shorter names.")
     if len(found) != n_classes or len(set(found)) < len(found) or "" in found:
         raise InputError(
             f"--class-names must be {n_classes} different names in the class order of `{preds}`, got {quoted(found)}. "
