@@ -108,8 +108,8 @@ def cross_val_calibrate(
     """
     if options.get("n_repeats") not in (None, 1):
         raise ValueError(
-            f"`n_repeats` must be 1 here, got "
-            f"{shown(options['n_repeats'])}: each sample has one calibrated prediction. "
+            f"`n_repeats` must be 1 here, got {shown(options['n_repeats'])}: "
+            "each sample has one calibrated prediction. "
             "Call the function with several values of `seed`."
         )
     options["n_repeats"] = None if _is_without_folds(options) else 1

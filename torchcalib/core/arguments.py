@@ -128,8 +128,8 @@ def unknown_argument(name: str, known: Collection[str], where: str) -> TypeError
 def only_task_by_position(value: object) -> TypeError:
     """Return the error for a positional argument after `task`."""
     return TypeError(
-        f"options other than `task` must be given by name, got "
-        f"{shown(value)} by position. Pass it by name, as in n_bins=10."
+        f"options other than `task` must be given by name, got {shown(value)} by position. "
+        "Pass it by name, as in n_bins=10."
     )
 
 

@@ -37,7 +37,7 @@ _DTYPES = {"halffloat": "float16", "float": "float32", "double": "float64"}
 # Size in bytes of the blocks of text that pyarrow parses. A row must fit in a block. The first block determines the
 # column types. pyarrow reads about 30 blocks ahead.
 _BLOCK = 2 * 2**20
-_MAX_HEADER = 2**16  # largest number of bytes of the first line that are searched for the separator
+_MAX_FIRST_LINE = 2**16  # largest number of bytes of the first line that are searched for the separator
 _JSON_DTYPES = {bool: "bool", int: "int64", float: "float64", str: "string"}
 _MAX_DEPTH = 10  # largest nesting depth of lists and objects in JSON
 _MAX_LINE = 8 * 2**20  # largest line of JSON in bytes: a parsed number takes up to 16 times the bytes of its text
@@ -170,7 +170,7 @@ class Csv(_Table):
         _check_encoding(self.label, start)
         line = re.split(rb"[\r\n]", start.removeprefix(BOM_UTF8).lstrip(b"\r\n"), maxsplit=1)[0]
         check_columns(line.count(self.delimiter.encode()) + 1, self.paths, self.label)
-        first = line[:_MAX_HEADER].decode(errors="replace").strip()
+        first = line[:_MAX_FIRST_LINE].decode(errors="replace").strip()
         words = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
         other = next((mark for mark in words if mark in first), None)
         if self.delimiter in first or other is None:

@@ -266,8 +266,8 @@ def _gce(
     """
     if not callable(loss):
         raise TypeError(
-            f"`loss` must be a function from bins to a loss for each bin, got "
-            f"{shown(loss)}. Use lambda b: b.gap.abs(), for "
+            f"`loss` must be a function from bins to a loss for each bin, got {shown(loss)}. "
+            "Use lambda b: b.gap.abs(), for "
             "example."
         )
     check_choice("norm", norm, get_args(Norm))
