@@ -173,13 +173,13 @@ def errors(
         found[0]["nll"], found[1]["nll"] = loss.mean(-1), (counts @ loss.T) / counts.sum(-1, keepdim=True)
     for mode in modes:
         if ranked:
-            sample = ExactSample(mode).of(p)
+            sample = ExactSample(mode).from_predictions(p)
             order = order_of(sample.score)
-            ordered = OrderedSample.of(sample)
+            ordered = OrderedSample.from_sample(sample)
             rows = torch.arange(N).expand(order.shape).gather(-1, order)
             samples: list[list[RankedSample]] = [
                 [sample],
-                [OrderedSample.of(ExactSample(mode).of(p.resampled(counts)))],
+                [OrderedSample.from_sample(ExactSample(mode).from_predictions(p.resampled(counts)))],
             ]
             samples.append(list(samples_of_calibrated(ordered, rows, seed, RANKED_REPLICATES)))
             if clusters is not None:
@@ -189,12 +189,12 @@ def errors(
                 values |= {key: torch.cat([x[key] for x in parts]) for key in parts[0] if key[:3] not in ("dsc", "unc")}
             continue
         accumulator = EqualWidthBins(mode, N_BINS, False, with_noise=True)
-        b, plain = accumulator.of(p), replace(accumulator, with_noise=False)
-        drawn = plain.of(p.resampled(counts))
+        b, plain = accumulator.from_predictions(p), replace(accumulator, with_noise=False)
+        drawn = plain.from_predictions(p.resampled(counts))
         bins = [b, drawn, bins_of_calibrated(b, residuals(drawn), seed)]
         if clusters is not None:
-            flipped = residuals(plain.of(p.resampled(signs)))
-            bins.append(BinCells.of(b).with_gaps(flipped / b.n.masked_fill(b.n == 0, 1)))
+            flipped = residuals(plain.from_predictions(p.resampled(signs)))
+            bins.append(BinCells.from_bins(b).with_gaps(flipped / b.n.masked_fill(b.n == 0, 1)))
         for values, each in zip(found, bins, strict=True):
             values |= {key: x for key, x in error_values(each, mode).items() if "debiased" not in key}
     return found

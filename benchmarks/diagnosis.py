@@ -68,7 +68,7 @@ def decided(task: Task, data: Data) -> Decision:
     labels = None
     if task == "multilabel":
         of_labels = run_error_test(ErrorTest(ECE.from_bins), bins, n_replicates=N_REPLICATES)
-        labels = Labels(of_labels.p_value, [Gaps.of(_of_label(bins, k)) for k in range(len(bins.sums))])
+        labels = Labels(of_labels.p_value, [Gaps.from_bins(_of_label(bins, k)) for k in range(len(bins.sums))])
     classwise = None
     if task == "multiclass":
         classwise = _line("RMSCE", _rmsce(_bins(estimators["classwise"].accumulator, p), True))
@@ -79,7 +79,7 @@ def decided(task: Task, data: Data) -> Decision:
         size=_line("RMSCE", debiased),
         nll=_line("NLL", float(p.cross_entropy.mean()), naive),
         table=bin_table(task, bins),
-        gaps=Gaps.of(bins),
+        gaps=Gaps.from_bins(bins),
         classwise_size=classwise,
         evidence=evidence_of(p, fits, nll, 1.0),
         groups=None if data.groups is None else _gaps_of_groups(p, data.groups, main.accumulator),
@@ -89,7 +89,7 @@ def decided(task: Task, data: Data) -> Decision:
 
 
 def _bins(accumulator: object, p: Predictions) -> BinStats:
-    bins: BinStats = accumulator.of(p)  # type: ignore[attr-defined]
+    bins: BinStats = accumulator.from_predictions(p)  # type: ignore[attr-defined]
     return bins
 
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import torchcalib
-from torchcalib.core.state import SamplesKind
+from torchcalib.core.state import SampleState
 from torchcalib.metrics.base import CalibrationMetric
 from torchcalib.metrics.wrappers import WrappedMetric
 
@@ -218,7 +218,7 @@ def state_of(page: Page, names: Mapping[str, Any]) -> tuple[str, str]:
     if page.cls is None:
         return "—", "does not stream"
     metric = names["metric"]
-    if isinstance(metric.kind, SamplesKind):
+    if isinstance(metric.kind, SampleState):
         parts = metric.kind.parts(metric.state)
         size = sum(tensor.nbytes for part in parts if isinstance(part, list) for tensor in part)
         text = f"stores all samples: {size / len(names['target']):.0f} bytes for each in the example below"

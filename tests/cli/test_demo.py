@@ -7,7 +7,7 @@ import pytest
 from helpers.reports import QUICK, QUICK_COMMAND
 
 from torchcalib.cli import main
-from torchcalib.core.words import significant
+from torchcalib.display.words import significant
 from torchcalib.reporting.building import ReportBuilder
 
 

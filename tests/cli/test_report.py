@@ -11,7 +11,7 @@ from processes import quick_environment, run_python
 
 import torchcalib as tc
 from torchcalib.cli import main
-from torchcalib.core.words import significant
+from torchcalib.display.words import significant
 
 
 def test_report_prints_the_recorded_numbers_of_a_system(recorded, capsys):

@@ -12,13 +12,13 @@ from oracles import input as slow
 import torchcalib as tc
 import torchcalib.functional as F
 from torchcalib.core.event_sums import EqualWidthBins
-from torchcalib.core.state import SumsKind
+from torchcalib.core.state import SumState
 from torchcalib.core.sums import ScoreAccumulator
 
 ADDITIVE = [
     case
     for case in CASES
-    if isinstance(case.metric().kind, SumsKind)
+    if isinstance(case.metric().kind, SumState)
     and isinstance(case.metric().accumulator, ScoreAccumulator | EqualWidthBins)
 ]
 BY_CLASS = {

@@ -166,7 +166,7 @@ def test_noise_of_soft_labels_supports_compile_and_vmap():
     metric = tc.ECE(task="binary", n_bins=1, validate_args=False)
 
     def noise(q, t):
-        return metric.accumulator.of(metric.input_format.read(q, t, batch_shape=q.shape[:-1])).noise
+        return metric.accumulator.from_predictions(metric.input_format.read(q, t, batch_shape=q.shape[:-1])).noise
 
     expected = torch.stack([noise(q, t) for q, t in zip(preds, target, strict=True)])
     for found in (noise, torch.vmap(noise), torch.compile(noise, fullgraph=True, backend="eager")):

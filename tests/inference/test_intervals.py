@@ -158,7 +158,7 @@ def test_interval_equals_a_slow_search(kind, law, moved, n):
     (p,), (y,), _ = miscalibrated(law, n, 1, MOVED[moved])
     metric = tc.ECE(task="binary", n_bins=6)
     metric.update(p, y)
-    cells = BinCells.of(metric.statistic())
+    cells = BinCells.from_bins(metric.statistic())
     columns = [getattr(cells, name).tolist() for name in ("n", "expected", "outcomes", "spread")]
     floor, *expected = slow_interval(kind, *columns)
     cells = cells.map(lambda x: x.unsqueeze(0))

@@ -12,14 +12,14 @@ from helpers.refusals import assert_refused
 
 import torchcalib as tc
 import torchcalib.functional as F
-from torchcalib.core.state import SumsKind
+from torchcalib.core.state import SumState
 from torchcalib.ops import counter_rng
 
 # Batches of a stream would split blocks. 39 replicates of SmECE are slow, so that only one case is tested.
 ADDITIVE = [
     case
     for case in CASES
-    if isinstance(case.metric().kind, SumsKind)
+    if isinstance(case.metric().kind, SumState)
     and not case.in_blocks
     and (case.cls is not tc.SmECE or case.name == "smece-wide-binary")
 ]

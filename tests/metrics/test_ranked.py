@@ -295,7 +295,7 @@ def test_log_score_test_uses_the_mean_confidence_of_runs():
     """The log-odds of runs with several certain samples are those of the mean probability in exact arithmetic."""
     logits = torch.cat([torch.linspace(-5, 5, 600), torch.tensor([600.0, 605.0, -600.0, -605.0])]).double()
     read = InputFormat("binary", from_logits=True).read(logits, (logits > 0).long())
-    cells = RunCells.of(replace(ExactSample("positive").of(read), log_scored=True), 8)
+    cells = RunCells.from_sample(replace(ExactSample("positive").from_predictions(read), log_scored=True), 8)
     held = cells.n > 0
     inner = held & (cells.log_odds.abs() < 8)
     torch.testing.assert_close(cells.log_odds[inner], torch.logit(cells.confidence)[inner])

@@ -123,7 +123,7 @@ def test_batch_elements_and_labels_have_separate_bandwidths():
 def test_smece_from_cell_means_is_close_to_the_exact_value():
     """Simulations of calibration tests have only weight, confidence and outcome of each cell."""
     preds, target = calibrated(20_000, scale=0.8)
-    cells = SmoothingAccumulator("positive", True).of(read_input("binary", preds, target, {}))
+    cells = SmoothingAccumulator("positive", True).from_predictions(read_input("binary", preds, target, {}))
     value = smece_from_cells(cells)
     assert cells.sums.shape == (6, N_CELLS)
     assert cells.noise.sum().item() == pytest.approx((preds * (1 - preds)).sum().item())
@@ -138,10 +138,10 @@ def test_errors_of_simulated_cells_equal_those_of_all_cells(bandwidth):
     preds[1, 0, 50:] = preds[1, 0, 0]  # fewer cells with data than in the first batch element
     weights = torch.rand(2, 1, 300, generator=torch.Generator().manual_seed(1), dtype=F64)
     read = read_input("binary", preds, target, {"batch_dims": 2, "weights": weights})
-    cells = SmoothingAccumulator("positive", True).of(read)
+    cells = SmoothingAccumulator("positive", True).from_predictions(read)
     # The third element has no data.
     cells = replace(cells, sums=torch.cat((cells.sums, 0 * cells.sums[:1])), noise_flag=None)
-    few = BinCells.of(replace(cells, sums=sums_of_cells(cells.sums, occupied_cells(cells))))
+    few = BinCells.from_bins(replace(cells, sums=sums_of_cells(cells.sums, occupied_cells(cells))))
     assert few.n.shape[-1] < 300
     scales = torch.tensor([0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 4, 20], dtype=F64)[:, None, None, None]
     noise = torch.randn(9, *few.n.shape, generator=torch.Generator().manual_seed(2), dtype=F64)
@@ -150,7 +150,7 @@ def test_errors_of_simulated_cells_equal_those_of_all_cells(bandwidth):
     for one in np.ndindex(3, 1):
         data = cells.n[one] > 0
         full[(..., *one, data)] = gaps[(..., *one, slice(int(data.sum())))]
-    expected = smece_from_cells(BinCells.of(cells).with_gaps(full), bandwidth)
+    expected = smece_from_cells(BinCells.from_bins(cells).with_gaps(full), bandwidth)
     found = smece_from_bins(few.with_gaps(gaps), bandwidth)
     assert found[:, 2].isnan().all()
     if bandwidth is None:

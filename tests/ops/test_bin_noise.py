@@ -65,7 +65,7 @@ def test_noise_of_bins_cells_and_groups_equals_slow_loop(how, soft):
         weights = weights_of(kind)
         p = read(task, preds, target, weights)
         accumulator = EqualWidthBins(mode, N_BINS, False, with_ecd, with_noise=True)
-        b = accumulator.of(p)
+        b = accumulator.from_predictions(p)
         assert b.sums.shape == accumulator.shape(task, width)
         w = [1.0] * 50 if weights is None else weights.tolist()
         expected = [
@@ -74,7 +74,7 @@ def test_noise_of_bins_cells_and_groups_equals_slow_loop(how, soft):
         ]
         expected = torch.tensor(expected, dtype=F64).movedim(1, 0).reshape(2, *b.n.shape)
         torch.testing.assert_close(torch.stack((b.spread, b.noise)), expected, rtol=1e-12, atol=1e-15)
-        without = EqualWidthBins(mode, N_BINS, False, with_ecd).of(p)
+        without = EqualWidthBins(mode, N_BINS, False, with_ecd).from_predictions(p)
         assert torch.stack((without.spread, without.noise)).isnan().all()
         for name in ("n", "confidence", "frequency", "gap", "ecd"):
             torch.testing.assert_close(getattr(b, name), getattr(without, name), rtol=1e-12, atol=1e-13, equal_nan=True)
@@ -85,7 +85,7 @@ def test_noise_of_bins_cells_and_groups_equals_slow_loop(how, soft):
         by_group = accumulator.of_groups(p, groups[None] if task == "multilabel" else groups, N_GROUPS).sums
         assert not by_group[-1].any()
         for g, found in enumerate(by_group[:-1]):
-            own = accumulator.of(read(task, preds, target, weights, groups == g))
+            own = accumulator.from_predictions(read(task, preds, target, weights, groups == g))
             torch.testing.assert_close(found, own.sums, rtol=1e-12, atol=1e-13)
 
 
@@ -96,7 +96,7 @@ def test_only_streaming_errors_sum_the_noise():
         metric.update(preds[some], target[some])
     b = metric.statistic()
     accumulator = EqualWidthBins("positive", N_BINS, False, True, with_noise=True)
-    whole = accumulator.of(read("binary", preds, target, None))
+    whole = accumulator.from_predictions(read("binary", preds, target, None))
     torch.testing.assert_close(b.sums, whole.sums)
     assert b.has_noise
     assert (b + b).has_noise

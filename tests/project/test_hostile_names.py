@@ -71,7 +71,7 @@ def test_group_names_are_shown_as_text(tmp_path, capsys):
     assert found.groups.n_groups == len(names)
     x = torch.full((len(names),), 0.1, dtype=torch.float64)
     evidence = CalibrationTest(x, x / 2, x, x / 2, 2 * x, 0.95, "m")
-    whole = replace(found, groups=GroupTable.of(names, torch.full((len(names),), 40.0), evidence))
+    whole = replace(found, groups=GroupTable.from_test(names, torch.full((len(names),), 40.0), evidence))
     terminal.show(whole, everything=True)
     for text in (capsys.readouterr().out, str(whole)):
         assert_harmless(text)

@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 import torchcalib as tc
 from torchcalib.calibration import AffineScaling, BiasCorrection, HistogramBinning, TemperatureScaling, recommendation
-from torchcalib.core.words import gain, significant
+from torchcalib.display.words import gain, significant
 from torchcalib.reporting import terminal
 from torchcalib.reporting.contents import calibrator_advice, key_numbers
 from torchcalib.reporting.findings import BAD, SLIGHT

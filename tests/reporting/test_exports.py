@@ -14,7 +14,7 @@ from helpers.reports import QUICK, TASKS, bare, calibrated_report, full_report, 
 from helpers.systems import compared
 
 import torchcalib as tc
-from torchcalib.core.tables import Cell, Column, Table, number
+from torchcalib.display.tables import Cell, Column, Table, number
 from torchcalib.reporting.html.report import render
 from torchcalib.reporting.monitoring.history import History, HistoryRow
 
@@ -112,7 +112,7 @@ def test_latex_is_one_tabular_with_rows_of_equal_length(name):
 
 def test_special_characters_are_escaped():
     columns = [Column("n", lambda item: Cell(item, style="name"), is_number=False), Column("x", lambda _: number(-0.5))]
-    table = Table.of(columns, {HOSTILE: [HOSTILE]}, HOSTILE)
+    table = Table.from_items(columns, {HOSTILE: [HOSTILE]}, HOSTILE)
     assert Cells(table._repr_html_()).rows[1:] == [[HOSTILE], [HOSTILE, "−0.500"]]
     assert table.to_markdown().count(r"\<b\>\|\_%$&#{}~^\\") == 3
     latex = r"$<$b$>$|\_\%\$\&\#\{\}\textasciitilde{}\textasciicircum{}\textbackslash{}"

@@ -11,7 +11,7 @@ from helpers.reports import SCORES, SELECTIVE, predictions
 
 import torchcalib as tc
 import torchcalib.functional as F
-from torchcalib.core.words import significant
+from torchcalib.display.words import significant
 from torchcalib.inference import bootstrap, calibration_test
 from torchcalib.reporting import buffer, terminal, testing
 from torchcalib.reporting.results import Line, LineInterval

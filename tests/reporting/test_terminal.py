@@ -8,7 +8,7 @@ from helpers.reports import QUICK, TASKS, full_report
 from helpers.systems import compared
 
 import torchcalib as tc
-from torchcalib.core.words import ends, percent, significant
+from torchcalib.display.words import ends, percent, significant
 from torchcalib.io.errors import short_name
 from torchcalib.reporting.contents import KeyNumber, calibrator_advice, key_numbers
 from torchcalib.reporting.monitoring.history import History, HistoryRow

@@ -16,7 +16,7 @@ from torchcalib.calibration.likelihood import (
     temperature_in_words,
 )
 from torchcalib.core.predictions import Predictions
-from torchcalib.core.words import listed
+from torchcalib.display.words import listed
 from torchcalib.ops.logs import binary_log_probs, wide_dtype
 from torchcalib.ops.newton.fits import AffineFit, fit_affine, fit_bias, fit_temperature
 from torchcalib.ops.newton.problem import AT_ZERO, CONVERGED, SEPARABLE
@@ -115,7 +115,7 @@ class _Affine(Calibrator):
             log_p, log_not_p = p.binary_log_probs
             log_odds = p.values.to(wide_dtype(p.values.device)) if p.from_logits else log_p - log_not_p
             scores = torch.stack(((-log_odds).clamp(max=0), log_odds.clamp(max=0)), -1)
-        flat = FlatFits.of(p, scores, weights)
+        flat = FlatFits.from_predictions(p, scores, weights)
         fit = type(self).solve(flat.scores, flat.target.long(), flat.weights)
         return flat.parameters(**fit._asdict())
 

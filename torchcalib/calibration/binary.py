@@ -109,7 +109,7 @@ class _Curve(Calibrator):
 
     def parameters_for(self, p: Predictions, weights: Tensor | None) -> dict[str, Tensor]:
         """Return a, b, c and the outcomes of the fits; see `Calibrator.parameters_for`."""
-        flat = FlatFits.of(p, _log_odds(p.values, p.from_logits), weights)
+        flat = FlatFits.from_predictions(p, _log_odds(p.values, p.from_logits), weights)
         s, target, w = flat.scores, flat.target, flat.weights
         is_wrong = s == torch.where(target == 1, -torch.inf, torch.inf)
         lost = w.masked_fill(~is_wrong, 0).sum(-1)

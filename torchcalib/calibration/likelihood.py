@@ -37,7 +37,7 @@ class FlatFits(NamedTuple):
     batch: torch.Size
 
     @classmethod
-    def of(cls, p: Predictions, scores: Tensor, weights: Tensor | None) -> "FlatFits":
+    def from_predictions(cls, p: Predictions, scores: Tensor, weights: Tensor | None) -> "FlatFits":
         """Flatten batch axes and replicate axes into one axis each.
 
         Args:

@@ -30,7 +30,7 @@ from torchcalib.calibration.venn_abers import VennAbersCalibration
 from torchcalib.core.arguments import Task
 from torchcalib.core.checks import are_counts
 from torchcalib.core.predictions import Predictions
-from torchcalib.core.words import ends, listed
+from torchcalib.display.words import ends, listed
 from torchcalib.ops.logs import wide_dtype
 
 CALIBRATORS: tuple[type[Calibrator], ...] = (

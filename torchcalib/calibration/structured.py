@@ -53,7 +53,7 @@ class _MultiClass(Calibrator):
 
     def parameters_for(self, p: Predictions, weights: Tensor | None) -> dict[str, Tensor]:
         """Return the parameters and the outcomes of the fits; see `Calibrator.parameters_for`."""
-        flat = FlatFits.of(p, p.values if p.from_logits else p.log_probs, weights)
+        flat = FlatFits.from_predictions(p, p.values if p.from_logits else p.log_probs, weights)
         given = flat.scores, flat.target, flat.weights
         fit, own = self.solve(*given, fit_temperature(*given))
         return flat.parameters(**own, bias=fit.bias, grad_norm=fit.grad_norm, outcome=fit.outcome)

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from torchcalib.core.sums import BinStats
-from torchcalib.core.tables import Cell, Column, Table, Tabular, fraction, number
-from torchcalib.core.words import count, decimals, edges_in_words, percent
+from torchcalib.display.tables import Cell, Column, Table, Tabular, fraction, number
+from torchcalib.display.words import count, decimals, edges_in_words, percent
 from torchcalib.ops.count_moments import deviation_quantiles
 
 
@@ -99,7 +99,7 @@ class BinTable(Tabular):
     band_high: Tensor
 
     @classmethod
-    def of(cls, b: BinStats, edges: Tensor) -> Self:
+    def from_bins(cls, b: BinStats, edges: Tensor) -> Self:
         """Return the table of bins with edges `(..., B + 1)`. The field `ecd` is NaN if it was not summed."""
         lower, upper = edges[..., :-1].expand(b.n.shape), edges[..., 1:].expand(b.n.shape)
         return cls(lower, upper, b.n, b.share, b.confidence, b.frequency, b.gap, b.ecd, *consistency_band(b))
@@ -132,7 +132,7 @@ class BinTable(Tabular):
             for index in indices
         }
         is_quiet: Callable[[Row], bool] = lambda row: not row["n"]  # noqa: E731
-        return Table.of(self._columns(), sections, title, is_quiet=is_quiet, heading_name="index")
+        return Table.from_items(self._columns(), sections, title, is_quiet=is_quiet, heading_name="index")
 
     def _columns(self) -> list[Column]:
         def band(row: Row) -> Cell:

@@ -241,7 +241,7 @@ class ClusteredSample:
     n_distinct: int | None = None
 
     @classmethod
-    def of(cls, whole: RankedSample, identifiers: Tensor) -> "ClusteredSample":
+    def from_sample(cls, whole: RankedSample, identifiers: Tensor) -> "ClusteredSample":
         """Return samples with the cluster of each, from identifiers that are broadcastable to the samples."""
         present = ~whole.score.isnan()
         found = distinct(identifiers.expand(present.shape)[present])

@@ -73,7 +73,7 @@ class EventSums(Generic[S]):
         """Return the shape of the sums: `(F, K)`, or `(C, F, K)` for class-wise events."""
         return (*mode_shape(self.mode, task, num_classes), self.n_quantities, self.n_cells)
 
-    def of(self, p: Predictions) -> S:
+    def from_predictions(self, p: Predictions) -> S:
         """Return the sums over all events, with leading axes for replicate weights."""
         events = self.events(p)
         if not p.replicates or events.weights is None:
@@ -148,7 +148,7 @@ class EqualWidthBins(EventSums[BinStats]):
         """Convert predictions to events, with the ECD if requested."""
         return reduce_to_events(p, self.mode, self.with_ecd)
 
-    def of(self, p: Predictions) -> BinStats:
+    def from_predictions(self, p: Predictions) -> BinStats:
         """Return the sums over all events, with leading axes for replicate weights."""
         if p.replicates:
             return self._of_replicates(p)
@@ -162,7 +162,7 @@ class EqualWidthBins(EventSums[BinStats]):
 
     def _of_replicates(self, p: Predictions) -> BinStats:
         if not self.with_noise:
-            return super().of(p)
+            return super().from_predictions(p)
         events = self.events(p)  # no metric uses the variances of replicates, but the state contains them
         return self._bin_stats(p, bin_sums(self.cell(events.confidence), self.columns(events, p), self.n_bins), events)
 

@@ -119,7 +119,7 @@ class BlockAccumulator:
         """Return the shape of the sums: `(3, 1)`, or `(L, 3, 1)` for L labels."""
         return (*((known("num_labels", num_classes),) if task == "multilabel" else ()), 3, 1)
 
-    def of(self, p: Predictions) -> BlockStats:
+    def from_predictions(self, p: Predictions) -> BlockStats:
         """Return the sums over blocks, `(..., 3, 1)`, with leading axes for replicate weights."""
         values, target = vectors(p)
         copies, nan_if_invalid = None, None

@@ -55,7 +55,7 @@ class _Probabilities:
     high: float = -math.inf
 
     @classmethod
-    def of(cls, values: Tensor, per_class: bool) -> "_Probabilities | None":
+    def from_values(cls, values: Tensor, per_class: bool) -> "_Probabilities | None":
         """Return the evidence from a batch, or None if a value is outside [0, 1] or a row does not sum to 1."""
         if not values.numel():
             return cls()
@@ -98,7 +98,7 @@ class _Decisions:
     scores: frozenset[float] = frozenset()
 
     @classmethod
-    def of(cls, p: Predictions) -> "_Decisions | None":
+    def from_predictions(cls, p: Predictions) -> "_Decisions | None":
         """Return the evidence from a batch, or None if a value is neither 0 nor 1."""
         values, per_class = p.given.detach(), p.task == "multiclass"
         if value_if_available(((values == 0) | (values == 1)).all()) is not True:
@@ -158,8 +158,8 @@ def check_mistakes(p: Predictions, first: Sequence[float], earlier: Evidence | N
     """
     per_class = p.task == "multiclass"
     may_be_probabilities = p.from_logits and min(first) >= 0 and max(first) <= 1
-    decisions = _Decisions.of(p) if all(x in (0, 1) for x in first) else None
-    probabilities = _Probabilities.of(p.given, per_class) if may_be_probabilities else None
+    decisions = _Decisions.from_predictions(p) if all(x in (0, 1) for x in first) else None
+    probabilities = _Probabilities.from_values(p.given, per_class) if may_be_probabilities else None
     if earlier is not None:
         earlier.decisions = earlier.decisions + decisions if earlier.decisions and decisions else None
         earlier.probabilities = (
@@ -197,7 +197,7 @@ def look_like_probabilities(values: Tensor, per_class: bool) -> bool:
         values: multi-class `(..., N, C)`, otherwise any shape.
         per_class: whether the last axis contains classes.
     """
-    found = _Probabilities.of(values, per_class)
+    found = _Probabilities.from_values(values, per_class)
     return found is not None and found.suffice(per_class)
 
 

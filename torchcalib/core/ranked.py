@@ -219,7 +219,7 @@ class ExactSample:
         """Return the shape of the batch axis that the mode adds; see `mode_shape`."""
         return mode_shape(self.mode, task, num_classes)
 
-    def of(self, p: Predictions) -> RankedSample:
+    def from_predictions(self, p: Predictions) -> RankedSample:
         """Return the events of a batch of predictions as unsorted elements."""
         scores = reduce_to_scores(p, self.mode)
         score, outcome = scores.score, scores.outcome
@@ -291,7 +291,7 @@ class LogitCells:
     def _n_cells(self) -> int:
         return (_HIGHEST - _LOWEST) * self.resolution + 2
 
-    def of(self, p: Predictions) -> BinStats:
+    def from_predictions(self, p: Predictions) -> BinStats:
         """Return the sums over all events of a batch of predictions."""
         cells, columns = self._cells_and_columns(p)
         return BinStats(bin_sums(cells, columns, self._n_cells))

@@ -131,7 +131,7 @@ class RankedBins(BinStats):
 
     def table(self) -> BinTable:
         """Return the statistics of the bins as a `BinTable`."""
-        return BinTable.of(self, self.edges)
+        return BinTable.from_bins(self, self.edges)
 
     def test_table(self, alpha: float, test: Test) -> TCETable:
         """Return the bins as a `TCETable`, with the samples that the test rejects at significance level `alpha`."""
@@ -203,7 +203,7 @@ class Binning:
         """Whether the bins are isotonic blocks, which depend on the outcomes and require labels."""
         return self.bins in ("pava", "pava_bc")
 
-    def of(self, sample: RankedSample) -> RankedBins:
+    def from_sample(self, sample: RankedSample) -> RankedBins:
         """Sort a sample by score, and return the sums over its bins."""
         given: Tensor | None = None
         if self.ties == "split" and sample.n is not None and value_if_available((sample.n > 1).any()):

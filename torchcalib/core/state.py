@@ -1,6 +1,6 @@
 """Accumulation, merging, saving and synchronisation of metric states across distributed processes (ranks).
 
-`SumsKind` states are one tensor and merge by addition. `SamplesKind` states are lists of samples and merge by
+`SumState` states are one tensor and merge by addition. `SampleState` states are lists of samples and merge by
 concatenation. States are immutable: each operation returns a new state, which may share tensors with its operands.
 """
 
@@ -35,7 +35,7 @@ def ignored_counts(p: Predictions, like: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class SumsKind(Generic[S]):
+class SumState(Generic[S]):
     """Operations on the state of a metric that is computed from sums: one float64 tensor `(n,)`.
 
     The state contains the two counts of `ignored_counts`, `Sums.noise_flag` if present, and the flattened sums.
@@ -68,9 +68,9 @@ class SumsKind(Generic[S]):
         """Return the parts of a state to save: only the state itself."""
         return [state]
 
-    def of(self, p: Predictions) -> Tensor:
+    def from_predictions(self, p: Predictions) -> Tensor:
         """Return the state for one batch of predictions."""
-        statistic = self.accumulator.of(p)
+        statistic = self.accumulator.from_predictions(p)
         sums, noise_flag = (
             statistic.sums.reshape(-1),
             () if statistic.noise_flag is None else (statistic.noise_flag.reshape(-1),),
@@ -147,7 +147,7 @@ _OUTCOME_DTYPES = (torch.uint8, torch.float32, torch.float64)
 
 
 @dataclass(frozen=True)
-class SamplesKind:
+class SampleState:
     """Operations on the state of a metric that requires all samples; see `Samples`.
 
     A sample occupies 5 bytes for float32 (9 for float64 and multi-class logits), and 8 more with weights. A new chunk
@@ -181,7 +181,7 @@ class SamplesKind:
         """Return the parts of a state to save: the state itself, which is a tuple."""
         return state
 
-    def of(self, p: Predictions) -> Any:
+    def from_predictions(self, p: Predictions) -> Any:
         """Return the state for one batch, with one chunk that shares no memory with the batch.
 
         On the CPU, ignored rows are removed. On a GPU they remain with score NaN, because removal would synchronise.
@@ -196,7 +196,7 @@ class SamplesKind:
 
     def _chunk(self, p: Predictions) -> list[Tensor]:
         """Return scores, outcomes and weights of a batch. Scores and outcomes may share memory with it."""
-        sample = self.accumulator.of(p)
+        sample = self.accumulator.from_predictions(p)
         score = sample.score
         n = score.new_zeros((*score.shape[:-1], 0), dtype=torch.int64) if sample.n is None else sample.n.long()
         outcome = sample.positives

@@ -209,7 +209,7 @@ class SumsAccumulator(Protocol[S]):
     def shape(self, task: Task, num_classes: int | None) -> tuple[int, ...]:
         """Return the shape `(..., F, K)` of the sums for one batch element."""
 
-    def of(self, p: Predictions) -> Sums:
+    def from_predictions(self, p: Predictions) -> Sums:
         """Return the sums over all samples of a batch of predictions."""
 
     def wrap(self, sums: Tensor) -> S:
@@ -241,7 +241,7 @@ class ScoreAccumulator:
             return (*labels, 2, 1)
         return (*labels, 3, known("num_classes", num_classes) if task == "multiclass" else 2)
 
-    def of(self, p: Predictions) -> ScoreSum:
+    def from_predictions(self, p: Predictions) -> ScoreSum:
         """Return the weighted sums of the score over all samples of a batch."""
         score = self.per_sample(p, *self.arguments)
         if p.weights is None and not self.by_class:  # without a vector of ones, for the speed of small batches

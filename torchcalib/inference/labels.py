@@ -49,7 +49,7 @@ class LabelRows:
     cell: Callable[[Tensor], Tensor] | None
 
     @classmethod
-    def of(
+    def from_sample(
         cls, sample: RankedSample, *, copies: bool = True, cell: Callable[[Tensor], Tensor] | None = None
     ) -> list[Self] | None:
         """Return the rows of each batch element of class-wise events `(..., C, N)`.

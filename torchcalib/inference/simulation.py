@@ -78,7 +78,7 @@ class BinCells(Cells):
     """Bins whose outcomes are simulated. Their edges do not depend on the outcomes."""
 
     @classmethod
-    def of(cls, b: BinStats) -> Self:
+    def from_bins(cls, b: BinStats) -> Self:
         """Create cells from the sums over bins."""
         return cls(b.n, b.sums[..., 1, :], b.outcomes, b.spread, b.noise, b.upper)
 
@@ -168,7 +168,7 @@ class RunCells(Cells):
     log_odds: Tensor | None = None  # log-odds of the mean confidence, without saturation; only for a log score
 
     @classmethod
-    def of(cls, sample: RankedSample, at_most: int = MAX_RUNS) -> Self:
+    def from_sample(cls, sample: RankedSample, at_most: int = MAX_RUNS) -> Self:
         """Divide a sample into at most `at_most` runs of similar size; a smaller sample has one run per element.
 
         Equal scores share a run. A log score adds about 40 runs. In each run, log-odds above 8 or below -8 then differ

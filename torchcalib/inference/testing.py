@@ -13,7 +13,7 @@ from torchcalib.core.arguments import check_count, check_level, check_seed
 from torchcalib.core.clusters import MAX_DISTINCT, Clusters, cluster_table
 from torchcalib.core.ranked import RankedSample
 from torchcalib.core.sums import BinStats
-from torchcalib.core.words import in_one_line
+from torchcalib.display.words import in_one_line
 from torchcalib.inference.clusters import ClusteredMean, SignFlips, number_of_clusters
 from torchcalib.inference.intervals import (
     Ends,
@@ -265,12 +265,12 @@ def check_arguments(level: object, n_replicates: int, seed: object) -> None:
 def _cells_of(statistic: Statistic, max_runs: int) -> BinCells | RunCells:
     """Return the bins, or the runs of a ranked sample, as cells whose outcomes are simulated."""
     if isinstance(statistic, RankedSample):
-        return RunCells.of(statistic, max_runs)
+        return RunCells.from_sample(statistic, max_runs)
     if not statistic.has_noise:
         raise ValueError(
             "`statistic` must contain sums of noise, got bins without them. Use the bins of a streaming metric."
         )
-    return BinCells.of(statistic)
+    return BinCells.from_bins(statistic)
 
 
 def _without_empty_clusters(table: Tensor) -> Tensor:
@@ -298,7 +298,7 @@ class _IntervalInput(NamedTuple):
     mean_gap_ends: Ends
 
     @classmethod
-    def of(cls, cells: BinCells, level: float) -> Self:
+    def from_cells(cls, cells: BinCells, level: float) -> Self:
         """Return the bins with the normal quantile and the interval of the mean gap."""
         z = normal_quantile(level, cells.n)
         return cls(cells, z, mean_gap_interval(cells, z))
@@ -355,7 +355,7 @@ def _tested_batches(
         of_clusters_in_batch = None if flips is None else (flips, means[-1])
         bins = None
         if n_classes == 1 and isinstance(piece, BinCells) and any(test.interval for test in tests.values()):
-            bins = _IntervalInput.of(piece.map(lambda x: x.squeeze(-2)), level)
+            bins = _IntervalInput.from_cells(piece.map(lambda x: x.squeeze(-2)), level)
         joint = rows is not None
         yield {
             name: (*_result(test, bins, nulls[name], of_clusters_in_batch, joint, level), effect, number)

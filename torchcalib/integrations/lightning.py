@@ -14,7 +14,7 @@ from torchcalib.calibration.calibrator import Calibrator
 from torchcalib.calibration.saving import CHECKPOINT_KEY, calibrator_from
 from torchcalib.core.arguments import Task, check_count
 from torchcalib.core.documentation import documented
-from torchcalib.core.words import capitalised
+from torchcalib.display.words import capitalised
 from torchcalib.integrations.fitting import fit_on_all_ranks
 from torchcalib.integrations.images import log_picture
 from torchcalib.integrations.outputs import Get, found_by
@@ -203,7 +203,7 @@ class CalibrationMonitor(_Callback):  # type: ignore[misc]  # the base classes a
         if self._buffer is not None and dataloader_idx == 0:
             on_cpu = (None if x is None else x.detach().cpu() for x in (preds, target, weights))
             self._axis = self._format.resolved(preds, target).axis
-            self._buffer += self._buffer.of(self._format.read(*on_cpu, batch_shape=()))  # type: ignore[arg-type]
+            self._buffer += self._buffer.from_predictions(self._format.read(*on_cpu, batch_shape=()))  # type: ignore[arg-type]
         self._format = self._format.following(preds, target)
 
     def on_validation_epoch_end(self, trainer: Any, pl_module: Any) -> None:

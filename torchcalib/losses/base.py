@@ -28,7 +28,7 @@ from torchcalib.ops.logs import wide_dtype
 class Penalty(Protocol):
     """Interface of differentiable calibration errors. Implementations are frozen dataclasses of their settings."""
 
-    def of(self, p: Predictions) -> Tensor:
+    def from_predictions(self, p: Predictions) -> Tensor:
         """Return the penalty for each batch element, `(...)`; class-wise for each class or label, `(..., C)`."""
 
 
@@ -84,7 +84,7 @@ class PenaltyLoss(nn.Module):
         """
         weights = weights_from(weights, sample_weight)
         p = self.input_format.read(preds, target, weights, batch_shape=(), wait=_is_on_cpu(preds))
-        return self.penalty.of(p).mean().to(p.dtype)
+        return self.penalty.from_predictions(p).mean().to(p.dtype)
 
     def extra_repr(self) -> str:
         """Return the penalty, the task and `from_logits` as text, which `repr` includes."""
@@ -135,7 +135,7 @@ def evaluate(
     """
     averages = check_average(average, mode == "classwise")
     p = read_input(task, preds, target, options, wait=_is_on_cpu(preds))
-    value = by_replicates(penalty.of, p, n_events(p, mode) * per_event)
+    value = by_replicates(penalty.from_predictions, p, n_events(p, mode) * per_event)
     return (value.mean(-1) if averages else value).to(p.dtype)
 
 

@@ -34,9 +34,9 @@ class HardBins:
 
     bins: EqualWidthBins
 
-    def of(self, p: Predictions) -> Tensor:
-        """Return the error for each batch element; see `Penalty.of`."""
-        return ece_from_bins(self.bins.of(p))
+    def from_predictions(self, p: Predictions) -> Tensor:
+        """Return the error for each batch element; see `Penalty.from_predictions`."""
+        return ece_from_bins(self.bins.from_predictions(p))
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,8 @@ class SoftBins:
         check_positive("temperature", self.temperature)
         check_choice("norm", self.norm, get_args(Norm))
 
-    def of(self, p: Predictions) -> Tensor:
-        """Return the error for each batch element; see `Penalty.of`."""
+    def from_predictions(self, p: Predictions) -> Tensor:
+        """Return the error for each batch element; see `Penalty.from_predictions`."""
         confidence, outcome, n = weighted_events(p, self.mode)
         centers = (torch.arange(self.n_bins, dtype=confidence.dtype, device=confidence.device) + 0.5) / self.n_bins
         member = ((confidence.unsqueeze(-1) - centers).square() / -self.temperature).softmax(-1)

@@ -43,8 +43,8 @@ class SimilarConfidences:
         check_positive("bandwidth", self.bandwidth, at_least=1e-3)
         check_flag("weighted", self.weighted)
 
-    def of(self, p: Predictions) -> Tensor:
-        """Return the error for each batch element; see `Penalty.of`."""
+    def from_predictions(self, p: Predictions) -> Tensor:
+        """Return the error for each batch element; see `Penalty.from_predictions`."""
         confidence, outcome, weights = weighted_events(p, self.mode)
         if self.weighted:
             residual = _terms_of_mean(1 - confidence, weights * outcome)
@@ -155,13 +155,13 @@ class LeaveOneOut:
 
     settings: DirichletSettings
 
-    def of(self, p: Predictions) -> Tensor:
-        """Return the error for each batch element; see `Penalty.of`. A single sample gets weight 2, the minimum."""
+    def from_predictions(self, p: Predictions) -> Tensor:
+        """Return the error for each batch element; see `Penalty`. A single sample gets weight 2, the minimum."""
         weights = p.weights
         if weights is None:
             weights = torch.ones(p.samples, dtype=wide_dtype(p.given.device), device=p.given.device)
         is_single = weights.sum(-1, keepdim=True) == 1
-        return self.settings.of(p.with_weights(torch.where(is_single, 2 * weights, weights)))
+        return self.settings.from_predictions(p.with_weights(torch.where(is_single, 2 * weights, weights)))
 
 
 class CanonicalLoss(PenaltyLoss):

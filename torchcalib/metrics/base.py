@@ -39,7 +39,7 @@ from torchcalib.core.inputs import InputFormat
 from torchcalib.core.mistakes import Evidence
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import ExactSample
-from torchcalib.core.state import SamplesKind, SumsKind
+from torchcalib.core.state import SampleState, SumState
 from torchcalib.inference.testing import CalibrationTest
 from torchcalib.io.errors import shown
 from torchcalib.metrics.checkpoint import DESCRIPTION, Description, contains_state, read_state
@@ -118,7 +118,7 @@ class CalibrationMetric(Metric, Generic[S]):
     stream_options: ClassVar[tuple[str, ...]] = ()
     """Options that only the streaming class accepts. They are passed to `Estimator.streamed`."""
 
-    kind: SumsKind[S] | SamplesKind
+    kind: SumState[S] | SampleState
     """Operations on the state: addition, saving and synchronisation across ranks."""
     state_names: tuple[str, ...]
     """Names of the attributes that store the state."""
@@ -211,15 +211,15 @@ class CalibrationMetric(Metric, Generic[S]):
         """Set the cache that all metrics in a collection share during an update; None removes the cache."""
         vars(self)["_shared"] = computed
 
-    def _state_kind(self) -> SumsKind[Any] | SamplesKind:
+    def _state_kind(self) -> SumState[Any] | SampleState:
         task, num_classes = self.input_format.read_as, self.input_format.num_classes
         if isinstance(self.accumulator, ExactSample):
             lead = (*self.batch_shape, *self.accumulator.lead(task, num_classes))
-            return SamplesKind(self.accumulator, lead, self.input_format.from_logits)
-        return SumsKind(self.accumulator, (*self.batch_shape, *self.accumulator.shape(task, num_classes)))
+            return SampleState(self.accumulator, lead, self.input_format.from_logits)
+        return SumState(self.accumulator, (*self.batch_shape, *self.accumulator.shape(task, num_classes)))
 
     def _state_of(self, p: Predictions) -> Any:
-        return self.kind.of(p)
+        return self.kind.from_predictions(p)
 
     @property
     def _state_key(self) -> tuple[object, ...]:
@@ -286,7 +286,7 @@ class CalibrationMetric(Metric, Generic[S]):
     @property
     def _is_plain_sum(self) -> bool:
         """Whether the state is a sum over batches, with summands that depend only on one batch."""
-        return isinstance(self.kind, SumsKind)
+        return isinstance(self.kind, SumState)
 
     def reset(self) -> None:
         """Reset the state. Between `sync` and `unsync`, reset both the global and the local state."""
@@ -532,7 +532,7 @@ class CalibrationMetric(Metric, Generic[S]):
     def added(self, batch: Any, shared: dict[Hashable, Any]) -> Any:
         """Return the sum of the state and that of a batch. Metrics with the same samples share it in the cache."""
         state = self.state
-        if not isinstance(self.kind, SamplesKind):
+        if not isinstance(self.kind, SampleState):
             return self.kind.add(state, batch)
         key = (self.kind, *((t.data_ptr(), t.shape) for t in (*state.scores, *batch.scores)))
         if key not in shared:

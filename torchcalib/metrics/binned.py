@@ -40,14 +40,14 @@ class BinnedEstimator(Estimator[BinStats | RankedSample]):
         """Return the error `(...)` per batch element and per class or label. `formula` replaces `self.formula`."""
         from_bins = formula or self.formula
         if isinstance(statistic, RankedSample):
-            return by_pieces(lambda sample: from_bins(self.binning.of(sample)), statistic)
+            return by_pieces(lambda sample: from_bins(self.binning.from_sample(sample)), statistic)
         return from_bins(statistic)
 
     def table(self, statistic: BinStats | RankedSample) -> BinTable:
         """Return the table of bins for accumulated sums or samples."""
         if isinstance(statistic, RankedSample):
-            return self.binning.of(statistic).table()
-        return BinTable.of(statistic, equal_width_edges(self.binning.n_bins, statistic.n))
+            return self.binning.from_sample(statistic).table()
+        return BinTable.from_bins(statistic, equal_width_edges(self.binning.n_bins, statistic.n))
 
     def streamed(self, num_classes: int | None, *, resolution: int | None = None, with_ecd: bool = False) -> Self:
         """Return a copy of this estimator for a streaming metric; see `BinnedMetric` for the options."""
@@ -157,11 +157,11 @@ class BinnedMetric(CalibrationMetric[BinStats | RankedSample]):
         estimator = self.estimator
         cancels = self.input_format.read_as == "multiclass"
         if isinstance(statistic, RankedSample) and estimator.averages and cancels:
-            rows = LabelRows.of(statistic)
+            rows = LabelRows.from_sample(statistic)
         depends_on_outcomes = estimator.binning.is_isotonic or self.depends_on_samples
         invalid = statistic.has_invalid_rows if isinstance(statistic, RankedSample) else None
         if isinstance(statistic, RankedSample) and not depends_on_outcomes:
-            statistic = estimator.binning.of(statistic).with_noise()
+            statistic = estimator.binning.from_sample(statistic).with_noise()
         found = run_error_test(
             self.error_test(), statistic, rows=rows, average=estimator.averages, cancels=cancels, **how
         )
@@ -177,7 +177,7 @@ def equal_width_rows(p: Predictions, accumulator: EqualWidthBins) -> list[LabelR
     score = events.confidence if absent is None else events.confidence.masked_fill(absent, torch.nan)
     n = None if events.weights is None or not p.weighted else events.weights.expand(score.shape)
     outcome = events.outcome if n is None else events.outcome * n
-    return LabelRows.of(RankedSample(score, outcome, n, False), copies=p.copies, cell=accumulator.cell)
+    return LabelRows.from_sample(RankedSample(score, outcome, n, False), copies=p.copies, cell=accumulator.cell)
 
 
 def ece_from_bins(b: BinStats, debiased: bool = False) -> Tensor:
@@ -560,5 +560,5 @@ def calibration_curve(
     accumulator = estimator.accumulator
     if isinstance(accumulator, EqualWidthBins):
         accumulator = replace(accumulator, with_ecd=True, with_noise=True)
-    statistic: Any = accumulator.of(estimator.input_format.read(preds, target, options.get("weights")))
+    statistic: Any = accumulator.from_predictions(estimator.input_format.read(preds, target, options.get("weights")))
     return estimator.table(statistic)

@@ -12,7 +12,7 @@ from torchcalib.core.arguments import check_count, check_in_all_batches, check_l
 from torchcalib.core.arrays import as_tensors
 from torchcalib.core.clusters import identifiers, least_of_batch, of_samples
 from torchcalib.core.predictions import Predictions, replicates_at_once
-from torchcalib.core.state import N_IGNORED, SumsKind, ignored_counts
+from torchcalib.core.state import N_IGNORED, SumState, ignored_counts
 from torchcalib.core.sums import Sums
 from torchcalib.inference.resampling import Interval
 from torchcalib.metrics.base import CalibrationMetric
@@ -26,7 +26,7 @@ S = TypeVar("S")
 
 
 @dataclass(frozen=True)
-class Replicates(SumsKind[S]):
+class Replicates(SumState[S]):
     """Operations on a state: sums for the data, sums for R replicates, number of rows and number of clustered rows."""
 
     def empty(self) -> Tensor:
@@ -48,11 +48,13 @@ class Replicates(SumsKind[S]):
         n, device = p.samples[-1], p.given.device
         streams = torch.arange(self.shape[0] - 1, device=device) + (rank << 32)
         wide = wide_dtype(device)
-        sums = [self.accumulator.of(p.resampled(torch.ones(1, n, dtype=wide, device=device))).sums.flatten()]
+        sums = [
+            self.accumulator.from_predictions(p.resampled(torch.ones(1, n, dtype=wide, device=device))).sums.flatten()
+        ]
         with torch.no_grad():
             for piece in torch.split(streams, replicates_at_once(self.accumulator.n_events(p))):
                 counts = poisson_counts(seed, piece, counters, wide)
-                sums.append(self.accumulator.of(p.resampled(counts)).sums.flatten())
+                sums.append(self.accumulator.from_predictions(p.resampled(counts)).sums.flatten())
         flat = torch.cat(sums)
         # `new_full` does not synchronise a GPU, unlike `new_tensor`.
         n_rows, n_clustered = flat.new_full((1,), n), flat.new_full((1,), n * are_clusters)
@@ -113,7 +115,7 @@ class Bootstrapped(WrappedMetric[S]):
             raise TypeError(
                 f"`metric` must be a torchcalib metric, got {type(metric).__name__}. Pass a metric such as ECE(...)."
             )
-        if not isinstance(metric.kind, SumsKind) or isinstance(metric, WrappedMetric):
+        if not isinstance(metric.kind, SumState) or isinstance(metric, WrappedMetric):
             raise ValueError(
                 f"`metric` must have sums as its state and not be a wrapper, got {metric}. Pass `resolution` to "
                 "rank-based metrics, or store the predictions and use torchcalib.inference.bootstrap."
@@ -223,7 +225,7 @@ class Bootstrapped(WrappedMetric[S]):
 
     def _state_kind(self) -> Replicates[S]:
         kind = super()._state_kind()
-        assert isinstance(kind, SumsKind)  # checked by __init__
+        assert isinstance(kind, SumState)  # checked by __init__
         return Replicates(kind.accumulator, (1 + self.n_replicates, *kind.shape))
 
     def _state_of(self, p: Predictions) -> Tensor:

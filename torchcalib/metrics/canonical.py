@@ -94,7 +94,7 @@ class DirichletSettings:
         if self.chunk is not None:
             check_count("chunk", self.chunk)
 
-    def of(self, p: Predictions) -> Tensor:
+    def from_predictions(self, p: Predictions) -> Tensor:
         """Return the canonical calibration error per batch element, `(...)`, without the p-th root."""
         log_q, q, target = _log_distributions(p)
         copies = torch.ones_like(q[..., 0])
@@ -164,5 +164,5 @@ def canonical_error(
     settings = DirichletSettings(p, bandwidth, chunk)
     averages = check_average(average, task_read_as(task, options) == "multilabel")
     given = input_format_of(task, options, whole_weights=True).read(preds, target, options.get("weights"))
-    value = by_replicates(settings.of, given, given.samples.numel() * given.num_classes)
+    value = by_replicates(settings.from_predictions, given, given.samples.numel() * given.num_classes)
     return (value.mean(-1) if averages else value).to(given.dtype)

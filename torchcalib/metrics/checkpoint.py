@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torchcalib._version import __version__
-from torchcalib.core.state import SamplesKind, SumsKind
+from torchcalib.core.state import SampleState, SumState
 from torchcalib.io.errors import shown
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ _MAX_BYTES = 2**20
 _IRRELEVANT = {"nan_policy"}
 """Options that may differ from the saved state. Training can resume with `nan_policy="drop"` after a NaN."""
 
-_OLD_PREFIXES = (*SumsKind.names, *SamplesKind.names[:-1], "invalid")
+_OLD_PREFIXES = (*SumState.names, *SampleState.names[:-1], "invalid")
 """Prefixes of the entry names in old formats without a description, used to detect such states."""
 
 
@@ -53,7 +53,7 @@ class Description(NamedTuple):
 
 def contains_state(saved: Mapping[str, Any], prefix: str) -> bool:
     """Return True if a dict contains any part of a metric state, in any format, under keys with this prefix."""
-    names = {prefix + name for name in (*SumsKind.names, *SamplesKind.names, DESCRIPTION)}
+    names = {prefix + name for name in (*SumState.names, *SampleState.names, DESCRIPTION)}
     stems = tuple(f"{prefix}{name}_" for name in _OLD_PREFIXES)
     return any(name in names or name.startswith(stems) for name in saved)
 

@@ -292,7 +292,7 @@ def expected_cost(
         normalizable=True,
     )
     estimator = scored(score, task="multiclass", normalize=normalize, priors=priors)
-    return by_replicates(estimator.of, given, estimator.accumulator.n_events(given))
+    return by_replicates(estimator.from_predictions, given, estimator.accumulator.n_events(given))
 
 
 @dataclass(frozen=True, eq=False)

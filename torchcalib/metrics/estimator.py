@@ -52,12 +52,16 @@ class Estimator(Generic[S]):
     def __call__(self, preds: Tensor, target: Tensor, weights: Tensor | None = None) -> Tensor:
         """Return the metric value `(...)` in the dtype of `preds` (at least float32)."""
         p = self.input_format.read(preds, target, weights)
-        value = by_replicates(self.of, p, self.accumulator.n_events(p)) if p.replicates else self.of(p)
+        value = (
+            by_replicates(self.from_predictions, p, self.accumulator.n_events(p))
+            if p.replicates
+            else self.from_predictions(p)
+        )
         return value.to(p.dtype)
 
-    def of(self, p: Predictions) -> Tensor:
+    def from_predictions(self, p: Predictions) -> Tensor:
         """Return the metric value `(...)` for validated predictions, in the dtype of the statistic."""
-        return self.value(self.accumulator.of(p))
+        return self.value(self.accumulator.from_predictions(p))
 
     def value(self, statistic: Any) -> Tensor:
         """Return the metric value `(...)` for sums or samples, averaged over classes or labels if `self.averages`."""

@@ -41,7 +41,7 @@ def ici_from_bins(bins: BinStats, component: ICIComponent, span: float, degree: 
 
     Bins may be `BinsWithGaps` with replicates `(R, ..., B)`, which share the weights of the local regressions.
     """
-    cells = bins.cells if isinstance(bins, BinsWithGaps) else BinCells.of(bins)
+    cells = bins.cells if isinstance(bins, BinsWithGaps) else BinCells.from_bins(bins)
     return _ici_at_points(cells.confidence, cells.confidence + bins.gap, cells.n, component, span, degree)
 
 
@@ -60,7 +60,7 @@ def _ici_at_points(
 def _points(sample: RankedSample, n_points: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return confidence, frequency and sample count at M sorted points, `(..., M)`: samples or equal-mass bins."""
     if sample.score.shape[-1] > n_points or _may_exceed(sample, n_points):
-        bins = Binning("equal_mass", n_points).of(sample)
+        bins = Binning("equal_mass", n_points).from_sample(sample)
         return bins.confidence, bins.frequency, bins.n.detach()
     s = sample.sorted()
     n = s.counts.to(s.confidence.dtype)
@@ -161,7 +161,7 @@ class ICI(RankedMetric):
     def test_from(self, statistic: RankedSample, **how: Any) -> CalibrationTest:
         """Compute the calibration test from a `RankedSample`, divided into the points of the regression."""
         n_points = min(self.settings["n_points"], max(1, statistic.score.shape[-1]))
-        bins = Binning("equal_mass", n_points).of(statistic).with_noise()
+        bins = Binning("equal_mass", n_points).from_sample(statistic).with_noise()
         options = {name: self.settings[name] for name in ("component", "span", "degree")}
         test = ErrorTest(partial(ici_from_bins, **options))
         found = run_error_test(test, bins, average=self.estimator.averages, **how)

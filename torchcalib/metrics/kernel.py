@@ -80,11 +80,11 @@ class KernelSettings:
         size = 2 if self.estimator == "linear" else self.block_size
         return BlockAccumulator(self.kernel, self.bandwidth, size, self.chunk)
 
-    def of(self, p: Predictions) -> Tensor:
+    def from_predictions(self, p: Predictions) -> Tensor:
         """Compute SKCE from validated predictions: `(...)`, or `(..., L)` for multi-label."""
         if self.in_blocks:
             accumulator = self.accumulator()
-            return by_replicates(lambda p: accumulator.of(p).mean, p, accumulator.n_events(p))
+            return by_replicates(lambda p: accumulator.from_predictions(p).mean, p, accumulator.n_events(p))
         return self._all_pairs(p)
 
     def _all_pairs(self, p: Predictions) -> Tensor:
@@ -132,7 +132,7 @@ class KernelEstimator(Estimator[BlockStats]):
     def __call__(self, preds: Tensor, target: Tensor, weights: Tensor | None = None) -> Tensor:
         """Return the metric value, `(...)` or `(..., L)`, in the dtype of `preds` (at least float32)."""
         p = self.input_format.read(preds, target, weights)
-        return self.settings.averaged(self.settings.of(p)).to(p.dtype)
+        return self.settings.averaged(self.settings.from_predictions(p)).to(p.dtype)
 
 
 def _mean_of_blocks(statistic: BlockStats) -> Tensor:
@@ -343,14 +343,14 @@ def _normal_test(settings: KernelSettings, p: Predictions) -> Tensor:
     accumulator = settings.accumulator()
 
     def statistics(p: Predictions) -> Tensor:
-        s = accumulator.of(p)
+        s = accumulator.from_predictions(p)
         return torch.stack((s.mean, s.variance_of_mean, s.p_value), -1)
 
     return by_replicates(statistics, p, accumulator.n_events(p)).movedim(-1, 0)
 
 
 def _hoeffding_test(settings: KernelSettings, p: Predictions) -> Tensor:
-    value = settings.of(p)
+    value = settings.from_predictions(p)
     n_pairs = (on_replicate_axes(replicate_weights(p).sum(-1), p) / 2).floor()
     bound = (-n_pairs * value.clamp(min=0).square() / (2 * _MAX_H**2)).exp()
     return torch.stack((value, torch.full_like(value, torch.nan), bound))

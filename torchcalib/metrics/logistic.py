@@ -202,7 +202,7 @@ _MAX_LOG_ODDS = 750.0  # above the log-odds of every float64 below 1, and below 
 
 def _with_clusters(test: CalibrationTest, sample: RankedSample, clusters: Clusters) -> CalibrationTest:
     """Return the likelihood-ratio test with the p-value of a score test for clusters, if that is larger."""
-    cells = RunCells.of(replace(sample, log_scored=True))
+    cells = RunCells.from_sample(replace(sample, log_scored=True))
     table = cluster_table(clusters, cells.upper)
     assert cells.log_odds is not None  # set for log scores
     # Certain predictions have infinite log-odds and, if they are right, residual 0. The product must be 0.

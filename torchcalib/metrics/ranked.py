@@ -85,7 +85,7 @@ class RankedMetric(CalibrationMetric[RankedSample]):
     def test_from(self, statistic: RankedSample, **how: Any) -> CalibrationTest:
         """Compute the calibration test from a `RankedSample`; extra leading axes are batch axes."""
         averages = self.estimator.averages
-        rows = LabelRows.of(statistic) if averages and self.input_format.read_as == "multiclass" else None
+        rows = LabelRows.from_sample(statistic) if averages and self.input_format.read_as == "multiclass" else None
         return run_error_test(self.error_test(), statistic, rows=rows, average=averages, **how)
 
 
@@ -197,7 +197,7 @@ Component = Literal["mcb", "dsc", "unc", "score"]
 
 def corp_from_sample(sample: RankedSample, score: CORPScore) -> Tensor:
     """Compute the fields of `CORPDecomposition` from a `RankedSample`, as a tensor `(..., 4)`."""
-    blocks = Binning("pava").of(sample)
+    blocks = Binning("pava").from_sample(sample)
     s, n, k = blocks.sample, blocks.n.detach(), blocks.outcomes.detach()
     total = blocks.total.detach()
     of_rates = _brier_of_rate if score == "brier" else _nll_of_rate
@@ -408,13 +408,13 @@ def corp_curve(
     mode = resolve_mode(task_read_as(task, options), mode)
     input_format = input_format_of(task, options, hard_targets=True, whole_weights=True)
     with torch.no_grad():
-        sample = ExactSample(mode).of(input_format.read(preds, target, options.get("weights")))
+        sample = ExactSample(mode).from_predictions(input_format.read(preds, target, options.get("weights")))
         return curve_of(sample, level, n_replicates, seed)
 
 
 def curve_of(sample: RankedSample, level: float = 0.95, n_replicates: int = 999, seed: int = 0) -> CORPCurve:
     """Compute the CORP curve from a `RankedSample`; see `corp_curve`."""
-    cells = RunCells.of(sample, _MAX_POINTS)
+    cells = RunCells.from_sample(sample, _MAX_POINTS)
     observed = cells.with_gaps(cells.gap)
     low, high = [], []
     flat = cells.map(lambda x: x.reshape(-1, x.shape[-1]))
@@ -431,6 +431,6 @@ def curve_of(sample: RankedSample, level: float = 0.95, n_replicates: int = 999,
 
 def _recalibrated(sample: Any) -> Tensor:
     """Return the isotonic regression of the outcomes at every position of a sorted sample, `(..., M)`."""
-    blocks = Binning("pava").of(sample)
+    blocks = Binning("pava").from_sample(sample)
     index = run_index(blocks.ends, sample.score.shape[-1]).clamp(max=blocks.ends.shape[-1] - 1)
     return blocks.frequency.gather(-1, index)

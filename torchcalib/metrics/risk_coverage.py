@@ -72,7 +72,7 @@ class Accepted:
     confidence: Tensor
 
     @classmethod
-    def of(cls, sample: RankedSample) -> Self:
+    def from_sample(cls, sample: RankedSample) -> Self:
         """Compute the numbers from a `RankedSample`, whose positives are the correct predictions."""
         s = sample.sorted()
         wide = wide_dtype(s.score.device)
@@ -191,13 +191,13 @@ def risk_coverage_curve(
     mode, converts = events_of(task_read_as(task, options), mode)
     input_format = input_format_of(task, options, hard_targets=True, whole_weights=True)
     with torch.no_grad():
-        sample = ExactSample(mode).of(input_format.read(preds, target, options.get("weights")))
+        sample = ExactSample(mode).from_predictions(input_format.read(preds, target, options.get("weights")))
         return risk_coverage_curve_of(sample, converts)
 
 
 def risk_coverage_curve_of(sample: RankedSample, converts: bool = False) -> RiskCoverageCurve:
     """Compute the risk-coverage curve from a `RankedSample`; `converts` applies `of_predicted_class` first."""
-    a = Accepted.of(of_predicted_class(sample) if converts else sample)
+    a = Accepted.from_sample(of_predicted_class(sample) if converts else sample)
     total = a.total.unsqueeze(-1)
     columns = (a.n_accepted / total, a.errors_accepted / a.n_accepted, a.errors_accepted / total, a.confidence)
     points = torch.stack([column.flip(-1) for column in columns])

@@ -79,9 +79,9 @@ class ScoreEstimator(Estimator[ScoreSum]):
     normalize: bool
     priors: Tensor | Sequence[float] | None
 
-    def of(self, p: Predictions) -> Tensor:
+    def from_predictions(self, p: Predictions) -> Tensor:
         """Return the mean score for validated predictions, `(...)` or `(..., L)`."""
-        return self.with_checked_priors(p.num_classes).value(self.accumulator.of(p))
+        return self.with_checked_priors(p.num_classes).value(self.accumulator.from_predictions(p))
 
     def per_sample(self, preds: Tensor, target: Tensor, weights: Tensor | None) -> Tensor:
         """Return the score of every sample `(..., N)`, multi-label `(..., N, L)`; NaN in rows with weight 0."""

@@ -94,7 +94,7 @@ def coverage_at_risk_of(a: Accepted, risk: float) -> Tensor:
 
 
 def _value(sample: RankedSample, formula: Callable[[Accepted], Tensor], converts: bool) -> Tensor:
-    return formula(Accepted.of(of_predicted_class(sample) if converts else sample))
+    return formula(Accepted.from_sample(of_predicted_class(sample) if converts else sample))
 
 
 def _selective(

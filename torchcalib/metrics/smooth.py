@@ -135,7 +135,7 @@ def smece_from_bins(bins: BinStats, bandwidth: float | None) -> Tensor:
     It equals `smece_from_cells` for simulated cells, without the cost of empty cells. Bins may be `BinsWithGaps` with
     replicates `(R, ..., B)`.
     """
-    cells = bins.cells if isinstance(bins, BinsWithGaps) else BinCells.of(bins)
+    cells = bins.cells if isinstance(bins, BinsWithGaps) else BinCells.from_bins(bins)
     n_bins, gap = cells.n.shape[-1], bins.gap
     confidence, weight = cells.confidence.reshape(-1, n_bins), cells.n.reshape(-1, n_bins)
     found = errors_of_replicates(confidence, weight, weight * gap.reshape(-1, *weight.shape), bandwidth)
@@ -151,11 +151,11 @@ def width_from_cells(cells: BinStats) -> Tensor:
 class SmoothEstimator(Estimator[BinStats]):
     """Estimator of a metric computed from `SmoothingCells`. The sums take 763 kB per batch element or class."""
 
-    def of(self, p: Predictions) -> Tensor:
+    def from_predictions(self, p: Predictions) -> Tensor:
         """Return the metric value `(...)` for validated predictions, processing batch elements in chunks."""
         accumulator: Any = self.accumulator
         if p.replicates and p.weights is not None:
-            return super().of(p)
+            return super().from_predictions(p)
         events = accumulator.events(p)
         *lead, n = events.confidence.shape
         at_once = max(1, _CHUNK // max(1, n, accumulator.n_quantities * accumulator.n_cells))
@@ -340,7 +340,9 @@ def smoothing_cells(
     """Return the sums over cells for predictions, from which `smooth_curve_of` computes a curve."""
     estimator = _smece(task=task, mode=mode, **options)
     accumulator: Any = estimator.accumulator
-    cells: SmoothingCells = accumulator.of(estimator.input_format.read(preds, target, options.get("weights")))
+    cells: SmoothingCells = accumulator.from_predictions(
+        estimator.input_format.read(preds, target, options.get("weights"))
+    )
     return cells
 
 

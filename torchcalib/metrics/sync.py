@@ -14,7 +14,7 @@ from torchcalib.metrics.checkpoint import STATE_FORMAT
 from torchcalib.metrics.gathering import Gather, all_gathered, exchanged, waiting
 
 if TYPE_CHECKING:
-    from torchcalib.core.state import SamplesKind, SumsKind
+    from torchcalib.core.state import SampleState, SumState
     from torchcalib.metrics.base import CalibrationMetric
 
 _SYNC = "sync the same metrics"
@@ -95,7 +95,7 @@ def _compared(
 
 
 def _unpacked(
-    message: Tensor, kinds: "Sequence[SumsKind[Any] | SamplesKind]", lengths: Sequence[int]
+    message: Tensor, kinds: "Sequence[SumState[Any] | SampleState]", lengths: Sequence[int]
 ) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
     """Split the message of a rank into what each kind announced, and its payload."""
     start = 8 * sum(lengths)

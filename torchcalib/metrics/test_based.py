@@ -152,7 +152,7 @@ class TCE(BinnedMetric):
 
 def _table(estimator: BinnedEstimator, sample: Sums | RankedSample, alpha: float, test: Test) -> TCETable:
     assert isinstance(sample, RankedSample)  # `_tested` passes from_sample=True
-    return estimator.binning.of(sample).test_table(alpha, test)
+    return estimator.binning.from_sample(sample).test_table(alpha, test)
 
 
 @documented
@@ -201,7 +201,7 @@ def tce_table(
     estimator = _tested(
         partial(tce_from_bins, alpha=alpha, test=test, norm="l1"), binning, task, mode, "macro", options
     )
-    sample = estimator.accumulator.of(estimator.input_format.read(preds, target, options.get("weights")))
+    sample = estimator.accumulator.from_predictions(estimator.input_format.read(preds, target, options.get("weights")))
     return _table(estimator, sample, alpha, test)
 
 

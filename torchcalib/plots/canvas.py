@@ -131,7 +131,7 @@ class Canvas:
             spine.set_visible(side in ("left", "bottom"))
 
     @classmethod
-    def of(
+    def create(
         cls,
         ax: Axes | Figure | None,
         style: Style,

@@ -82,7 +82,7 @@ def classwise_reliability_diagrams(
     n_legend_rows = math.ceil(3 / n_columns)
     size = 0.9 + 2.0 * n_columns, 0.9 + 0.2 * n_legend_rows + 2.1 * n_rows
     top = 1 - (0.45 + 0.2 * n_legend_rows) / size[1]
-    canvas = Canvas.of(ax, style, title, size, top=top, pad=22 + 15 * n_legend_rows).only_panels()
+    canvas = Canvas.create(ax, style, title, size, top=top, pad=22 + 15 * n_legend_rows).only_panels()
     canvas.ax.set_xlabel("mean predicted probability of the bin", labelpad=20)
     canvas.ax.set_ylabel("observed frequency", labelpad=24)
     across, down = canvas.points

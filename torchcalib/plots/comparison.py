@@ -53,7 +53,7 @@ def bin_comparison(
         raise ValueError("`tables` must contain at least one table, got none. Pass a mapping of names to tables.")
     given = TableOptions(None, None, {})
     series = {name: columns_of(bins_from(table, None, given), f"tables[{name!r}]") for name, table in tables.items()}
-    canvas = Canvas.of(ax, style, title, (4.6, 1.0 + 1.6 * len(series)), top=0.9, pad=20).only_panels()
+    canvas = Canvas.create(ax, style, title, (4.6, 1.0 + 1.6 * len(series)), top=0.9, pad=20).only_panels()
     canvas.ax.set_xlabel("prediction (probability)", labelpad=24)  # space for bin edges and tick labels of the panels
     canvas.ax.set_ylabel("empirical probability", labelpad=44 if logit else 30)
     axis = _logit_axis(list(series.values())) if logit else ProbabilityAxis()

@@ -54,7 +54,7 @@ def confidence_histogram(
     given = TableOptions(mode, None, {"task": task, "n_bins": n_bins, **options})
     table, words = bins_from(preds, target, given), confidence_words(preds, target, given)
     bins = columns_of(table)
-    canvas = Canvas.of(ax, style, title, (5.2, 4.2), top=0.88, pad=20)
+    canvas = Canvas.create(ax, style, title, (5.2, 4.2), top=0.88, pad=20)
     ax = canvas.ax
     ax.set(xlim=(0, 1), xlabel=words)
     counts = bins.n[bins.n > 0]

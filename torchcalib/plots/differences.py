@@ -57,7 +57,7 @@ def difference_plot(
     if title is None:
         title = f"Difference from {short_name(comparison.baseline)}, 95% intervals"
     size = 9.2, 0.9 + n_rows * (0.72 + 0.2 * len(others))
-    canvas = Canvas.of(ax, style, title, size, top=1 - 0.55 / size[1], parse_math=False, pad=20).only_panels()
+    canvas = Canvas.create(ax, style, title, size, top=1 - 0.55 / size[1], parse_math=False, pad=20).only_panels()
     # System names are the tick labels of the first column of panels, and apply to all columns.
     across, down = canvas.points
     margin = min(0.4, (12 + 5.6 * max(map(len, names))) / across)

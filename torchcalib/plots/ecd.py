@@ -31,7 +31,7 @@ def ecd_curve(ax: Axes | None = None, *, title: str | None = None, style: Style 
         >>> ecd_curve().get_ylabel()
         'ECD (nats)'
     """
-    canvas = Canvas.of(ax, style, title, (5.4, 3.8), top=0.92)
+    canvas = Canvas.create(ax, style, title, (5.4, 3.8), top=0.92)
     ax = canvas.ax
     ax.set(xlim=(0, 1), ylim=(-0.5, 2), ylabel="ECD (nats)", xlabel="p, the predicted probability of x = 1")
     ax.axhline(0, color=style.ink, linewidth=0.8)

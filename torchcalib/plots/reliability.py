@@ -336,7 +336,7 @@ def corp_diagram(
 
 def _unit_square(ax: Axes | None, style: Style, title: str | None) -> Canvas:
     """Return a square canvas with limits 0 and 1 on both axes, and the diagonal."""
-    canvas = Canvas.of(ax, style, title, (5.9, 4.2), top=0.8, left=0.11)
+    canvas = Canvas.create(ax, style, title, (5.9, 4.2), top=0.8, left=0.11)
     if canvas.ax.figure.axes == [canvas.ax]:
         canvas.ax.set_anchor("W")  # space for a legend at the right
     canvas.ax.set_box_aspect(1)

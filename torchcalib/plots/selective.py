@@ -60,7 +60,7 @@ def risk_coverage_curve(
         'coverage (fraction of samples)'
     """
     curves = _named_curves(preds, target, label, TableOptions(mode, class_names, {"task": task, **options}))
-    canvas = Canvas.of(ax, style, title, (5.4, 3.8), top=0.92)
+    canvas = Canvas.create(ax, style, title, (5.4, 3.8), top=0.92)
     ax = canvas.ax
     ax.set(xlim=(0, 1), xlabel="coverage (fraction of samples)", ylabel="selective risk (error rate)")
     for name, curve in curves:

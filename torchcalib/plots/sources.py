@@ -10,7 +10,7 @@ from torchcalib.core.bins import BinTable, TCETable
 from torchcalib.core.events import Mode, modes_of
 from torchcalib.core.ranked import RankedSample
 from torchcalib.core.tasks import check_name_count, per_sample, prepare
-from torchcalib.core.words import ends
+from torchcalib.display.words import ends
 from torchcalib.io.errors import printable, shown
 from torchcalib.metrics.base import CalibrationMetric
 from torchcalib.metrics.binned import BinnedMetric, calibration_curve

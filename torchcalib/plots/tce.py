@@ -9,7 +9,7 @@ from matplotlib.collections import PolyCollection
 
 from torchcalib.core.arguments import InputOptions, Task
 from torchcalib.core.events import Mode
-from torchcalib.core.words import edges_in_words
+from torchcalib.display.words import edges_in_words
 from torchcalib.plots.canvas import (
     LIGHT,
     Canvas,
@@ -76,7 +76,7 @@ def tce_diagram(
         ['probability', '', 'samples']
     """
     bins = columns_of(decisions_from(preds, target, TableOptions(mode, None, {"task": task, **options})))
-    canvas = Canvas.of(ax, style, title, (4.6, 5.6), top=0.88, pad=20).only_panels()
+    canvas = Canvas.create(ax, style, title, (4.6, 5.6), top=0.88, pad=20).only_panels()
     violins = canvas.panel(0, 0.36, 0.84, 0.64)
     histogram = canvas.panel(0.87, 0.36, 0.13, 0.64)
     sizes = canvas.panel(0, 0, 0.84, 0.24)

@@ -55,7 +55,7 @@ def training_curve(history: History, ax: Axes | None = None, *, title: str | Non
         ['nats', 'nats', 'fraction', 'probability']
     """
     drawn = [(unit, finite) for unit, keys in _PANELS if (finite := _finite_columns(history, keys))]
-    canvas = Canvas.of(ax, style, title, (6.4, 0.9 + 1.3 * max(1, len(drawn))), top=0.94, pad=20).only_panels()
+    canvas = Canvas.create(ax, style, title, (6.4, 0.9 + 1.3 * max(1, len(drawn))), top=0.94, pad=20).only_panels()
     if not drawn:
         return canvas.no_data()
     at = np.array([row.epoch if history.unit == "epoch" else row.step for row in history.rows], dtype=np.float64)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torchcalib.core.arguments import Task
 from torchcalib.core.clusters import distinct, distinct_in, number_of
 from torchcalib.core.predictions import Predictions
-from torchcalib.core.state import SamplesKind, SumsKind
+from torchcalib.core.state import SampleState, SumState
 from torchcalib.io.saved import saved_value
 from torchcalib.reporting.lines import SCORES
 
@@ -23,7 +23,7 @@ S_co = TypeVar("S_co", covariant=True)
 class Accumulator(Protocol):
     """Interface of the accumulators of a report. They are immutable, and contain sums or samples of all batches."""
 
-    def of(self, p: Predictions) -> Self:
+    def from_predictions(self, p: Predictions) -> Self:
         """Return a new accumulator that contains only the batch `p`."""
 
     def __add__(self, other: Self, /) -> Self:
@@ -47,16 +47,16 @@ class Accumulated(Generic[S_co]):
     """Accumulator of sums over samples, or of ranked samples.
 
     Attributes:
-        kind: operations on the sums (`SumsKind`) or samples (`SamplesKind`).
+        kind: operations on the sums (`SumState`) or samples (`SampleState`).
         content: the sums or samples; None before the first batch.
     """
 
-    kind: SumsKind[S_co] | SamplesKind
+    kind: SumState[S_co] | SampleState
     content: Any = None
 
-    def of(self, p: Predictions) -> Self:
+    def from_predictions(self, p: Predictions) -> Self:
         """Return a new accumulator that contains only the batch `p`."""
-        return replace(self, content=self.kind.detach(self.kind.of(p)))
+        return replace(self, content=self.kind.detach(self.kind.from_predictions(p)))
 
     def __add__(self, other: Self) -> Self:
         if self.content is None:
@@ -102,7 +102,7 @@ class DistinctClusters:
 
     identifiers: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
 
-    def of(self, p: Predictions) -> Self:
+    def from_predictions(self, p: Predictions) -> Self:
         """Return a new accumulator that contains only the batch `p`."""
         return replace(self, identifiers=distinct_in(p))
 

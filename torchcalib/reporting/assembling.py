@@ -104,7 +104,7 @@ def report_of(c: Collected) -> Report:
         size=size,
         nll=by_key["nll"],
         table=next(iter(tables.values())),
-        gaps=Gaps.of(bins, effect),
+        gaps=Gaps.from_bins(bins, effect),
         classwise_size=by_key["rmsce_debiased/classwise"] if s.task == "multiclass" else None,
         class_names=c.class_names,
         evidence=None if p is None or whole is None else evidence_of(p, whole.fits, whole.nll, effect),
@@ -148,7 +148,9 @@ def report_of(c: Collected) -> Report:
 def _labels(bins: BinStats, p_values: Tensor, effect: float) -> Labels:
     """Return the tests of each label, with its bins."""
     flags = [None] * len(bins.sums) if bins.noise_flag is None else bins.noise_flag
-    gaps = [Gaps.of(replace(bins, sums=x, noise_flag=flag), effect) for x, flag in zip(bins.sums, flags, strict=True)]
+    gaps = [
+        Gaps.from_bins(replace(bins, sums=x, noise_flag=flag), effect) for x, flag in zip(bins.sums, flags, strict=True)
+    ]
     return Labels(p_values, gaps)
 
 

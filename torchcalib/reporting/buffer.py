@@ -60,7 +60,7 @@ class PredictionBuffer:
         """True if any target is a probability instead of a label."""
         return not all(piece.hard for piece in self.pieces)
 
-    def of(self, p: Predictions) -> Self:
+    def from_predictions(self, p: Predictions) -> Self:
         """Return a new buffer that contains only the batch `p`, which must have no batch axes."""
         empty = replace(self, n_samples=p.samples.numel(), n_values=p.given.numel(), pieces=[])
         return replace(empty, pieces=[_copied(p)] if empty.n_samples and not empty.why_not else [])

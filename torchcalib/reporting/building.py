@@ -34,7 +34,7 @@ from torchcalib.core.mistakes import Evidence, no_samples
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import ExactSample
 from torchcalib.core.ranked_bins import Binning
-from torchcalib.core.state import SamplesKind, SumsKind
+from torchcalib.core.state import SampleState, SumState
 from torchcalib.core.tasks import check_name_count, checked_names
 from torchcalib.io.errors import shown
 from torchcalib.io.saved import saved_value, write_whole
@@ -184,7 +184,7 @@ class ReportBuilder:
         empty = self._accumulators or self._empty(input_format)
         counts = are_counts(p.weights if p.weighted else None)
         batch = {
-            name: each.of(p)
+            name: each.from_predictions(p)
             for name, each in empty.items()
             if name != GROUPS
             and (clusters is not None or not is_of_clusters(name))
@@ -271,13 +271,13 @@ class ReportBuilder:
                     n = int(numbers.max()) + 1
                     accumulator: Any = each.kind.accumulator
                     by_number = SumsByGroup(accumulator.accumulator, n)
-                    kind: SumsKind[Any] = SumsKind(by_number, (n, *each.kind.shape[1:]))
-                    sums = kind.statistic(kind.of(p.in_groups(numbers, p.weights, p.n_invalid))).sums
+                    kind: SumState[Any] = SumState(by_number, (n, *each.kind.shape[1:]))
+                    sums = kind.statistic(kind.from_predictions(p.in_groups(numbers, p.weights, p.n_invalid))).sums
                     merged = replace(merged, sums=sums)
                 found[name] = replace(merged, n_distinct=n_distinct)
         if p is not None and p.groups is not None:
             for mode in self._ranked_samples:
-                found[sample_name(mode)] = ClusteredSample.of(ExactSample(mode).of(p), p.groups)
+                found[sample_name(mode)] = ClusteredSample.from_sample(ExactSample(mode).from_predictions(p), p.groups)
         return found
 
     @property
@@ -558,18 +558,18 @@ class ReportBuilder:
         bins = bin_estimators(task, **self._settings, with_noise=True)
         accumulators: dict[str, Accumulator] = {}
         for key, accumulator, *_ in (*score_estimators(task), *bins):
-            accumulators[key] = Accumulated(SumsKind(accumulator, accumulator.shape(task, num_classes)))
+            accumulators[key] = Accumulated(SumState(accumulator, accumulator.shape(task, num_classes)))
         for key, accumulator, *_ in bins:
             shape = accumulator.shape(task, num_classes)
             by_cluster = SumsByCluster.for_shape(accumulator, shape)
             if key == bins[0].key or by_cluster.num_groups * prod(shape) <= _MAX_CLUSTER_SUMS:
-                of_clusters: SumsKind[Any] = SumsKind(by_cluster, (by_cluster.num_groups, *shape))
+                of_clusters: SumState[Any] = SumState(by_cluster, (by_cluster.num_groups, *shape))
                 accumulators[cluster_sums_name(key)] = Accumulated(of_clusters)
         accumulators[CLUSTERS] = DistinctClusters()
         for mode in modes_of(task):
             if has_table(task, mode):
                 sample = ExactSample(mode)
-                kind = SamplesKind(sample, sample.lead(task, num_classes), input_format.from_logits)
+                kind = SampleState(sample, sample.lead(task, num_classes), input_format.from_logits)
                 accumulators[sample_name(mode)] = SampleOrSketch.empty(kind)
         if self._with_calibration or self._with_intervals:
             accumulators[BUFFER] = PredictionBuffer(input_format)

@@ -28,8 +28,8 @@ from torchcalib.calibration.recommendation import (
 from torchcalib.calibration.selection import Candidate
 from torchcalib.core.checks import are_counts
 from torchcalib.core.predictions import Predictions
-from torchcalib.core.state import SumsKind
-from torchcalib.core.words import capitalised, listed
+from torchcalib.core.state import SumState
+from torchcalib.display.words import capitalised, listed
 from torchcalib.io.errors import printable, shown
 from torchcalib.metrics.proper_scores import NLL, Accuracy, BrierScore
 from torchcalib.reporting.accumulators import Accumulated
@@ -143,12 +143,12 @@ def _evaluated(p: Predictions, pieces: Pieces, n_splits: int, n_bins: int, right
     estimator = bin_estimators(p.task, n_bins, right, with_noise=True)[0]
     num_classes = {"multiclass": p.num_classes, "multilabel": p.samples[0]}.get(p.task)
     bins: Accumulated[Any] = Accumulated(
-        SumsKind(estimator.accumulator, estimator.accumulator.shape(p.task, num_classes))
+        SumState(estimator.accumulator, estimator.accumulator.shape(p.task, num_classes))
     )
     for at, piece in pieces:
         for name, metric in SCORES.items():
             scores[name][..., at] = metric.score.per_sample(piece, *metric.score.arguments).to(torch.float64)
-        bins = bins + bins.of(piece)
+        bins = bins + bins.from_predictions(piece)
     means = {name: values.reshape(*shape[:-1], n_splits, n).mean(-2) for name, values in scores.items()}
     ece = estimator.values(bins.statistic)[f"ece/{estimator.key}"]
     return _Evaluated(means, float(ece), bins.statistic)

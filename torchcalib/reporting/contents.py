@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torchcalib.core.events import NamedMode
-from torchcalib.core.words import count, gain, p_words, percent, significant
+from torchcalib.display.words import count, gain, p_words, percent, significant
 from torchcalib.io.errors import printable
 
 if TYPE_CHECKING:

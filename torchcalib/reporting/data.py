@@ -12,8 +12,8 @@ from torchcalib.core.arguments import InputOptions, NanPolicy, Task, task_of, we
 from torchcalib.core.bins import BinTable, TCETable
 from torchcalib.core.documentation import documented
 from torchcalib.core.events import NamedMode
-from torchcalib.core.tables import Table, to_text
 from torchcalib.core.tasks import cluster_ids, per_sample, prepare
+from torchcalib.display.tables import Table, to_text
 from torchcalib.io.errors import printable, shown
 from torchcalib.metrics.groups.table import GroupTable
 from torchcalib.reporting.classes import ClassLine

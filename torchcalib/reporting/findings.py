@@ -11,7 +11,7 @@ from torch import Tensor
 from torchcalib.core.arguments import Task
 from torchcalib.core.bins import BinTable
 from torchcalib.core.sums import BinStats
-from torchcalib.core.words import capitalised, ends, listed, percent, significant
+from torchcalib.display.words import capitalised, ends, listed, percent, significant
 from torchcalib.io.errors import short_name
 from torchcalib.reporting.decision import (
     CAUSES_LEVEL,
@@ -70,7 +70,7 @@ class Gaps(NamedTuple):
     noise: Tensor
 
     @classmethod
-    def of(cls, bins: BinStats, effect: float = 1.0) -> Self:
+    def from_bins(cls, bins: BinStats, effect: float = 1.0) -> Self:
         """Return the gaps of bins `(B,)`, or `(L, B)` with labels; `effect` is the design effect of clusters."""
         n, confidence, outcomes = (
             bins.sums[..., row, :].reshape(-1, bins.n.shape[-1]).sum(0).double() for row in range(3)

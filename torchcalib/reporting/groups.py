@@ -87,7 +87,9 @@ class GroupBins:
             # Replace group numbers by indices into the sums.
             index = torch.tensor([batch.places[name] for name in present_names], device=numbers.device)
             numbers = numbers.masked_scatter(numbers != NO_GROUP, index[place])
-            bins = SumsByGroup(self.accumulator, len(batch.places)).of(in_groups(p, numbers, len(batch.places)))
+            bins = SumsByGroup(self.accumulator, len(batch.places)).from_predictions(
+                in_groups(p, numbers, len(batch.places))
+            )
             assert bins.noise_flag is not None  # not None, because `bin_estimators` enables `with_noise`
             return replace(
                 batch, sums=bins.sums.detach().to(batch.sums), noise_flag=bins.noise_flag.to(batch.noise_flag)
@@ -119,7 +121,7 @@ class GroupBins:
         result = test(sums, n_replicates)
         result = resolved(result, lambda numbers, n: test(sums[numbers], n), n_replicates)
         n = self.accumulator.wrap(sums).total.reshape(n_groups, -1).amax(-1) if n_groups else sums.new_zeros(0)
-        return GroupTable.of(names, n, result, k=WORST)
+        return GroupTable.from_test(names, n, result, k=WORST)
 
     def gaps(self) -> tuple[list[str], Tensor]:
         """Return the names of large groups, and for each two score statistics in standard errors, `(G, 2)`.

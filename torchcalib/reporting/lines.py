@@ -158,10 +158,10 @@ def order_values(sample: RankedSample, has_labels: bool, mode: NamedMode, n_bins
         mode: event whose probability is the confidence.
         n_bins: number of equal-mass bins of the adaptive calibration error (ACE).
     """
-    values = {f"ace/{mode}": _mean(lambda s: ece_from_bins(Binning("equal_mass", n_bins).of(s)), sample, mode)}
+    values = {f"ace/{mode}": _mean(lambda s: ece_from_bins(Binning("equal_mass", n_bins).from_sample(s)), sample, mode)}
     if has_labels:
         tce = partial(tce_from_bins, alpha=_ALPHA, test="binomial", norm="l1")
-        values[f"tce/{mode}"] = _mean(lambda s: tce(_TCE_BINNING.of(s)), sample, mode)
+        values[f"tce/{mode}"] = _mean(lambda s: tce(_TCE_BINNING.from_sample(s)), sample, mode)
     values[f"ks/{mode}"], values[f"atb/{mode}"] = _mean(_ks_and_atb, sample, mode).unbind(-1)
     return values | (corp_values(sample, mode) if has_labels else {})
 
@@ -201,7 +201,7 @@ def selective_values(sample: RankedSample, mode: NamedMode) -> dict[str, Tensor]
 
 def _selective(sample: RankedSample, mode: NamedMode) -> Tensor:
     """Compute all metrics of selective prediction `(..., 6)` with one sort, in the order of `SELECTIVE`."""
-    a = Accepted.of(of_predicted_class(sample) if mode == "classwise" else sample)
+    a = Accepted.from_sample(of_predicted_class(sample) if mode == "classwise" else sample)
     aurc = aurc_of(a)
     at_levels = accuracy_at_coverage_of(a, _COVERAGE), coverage_at_risk_of(a, _RISK)
     return torch.stack((aurc, excess_of(aurc, a), augrc_of(a), correctness_auroc_of(a), *at_levels), -1)
@@ -220,7 +220,7 @@ def has_table(task: Task, mode: NamedMode) -> bool:
 def bin_table(task: Task, bins: BinStats) -> BinTable:
     """Return the table of equal-width bins, with all labels pooled."""
     pooled = replace(bins, sums=bins.sums.sum(0)) if task == "multilabel" else bins
-    return BinTable.of(pooled, equal_width_edges(pooled.n.shape[-1], pooled.n))
+    return BinTable.from_bins(pooled, equal_width_edges(pooled.n.shape[-1], pooled.n))
 
 
 class LineEstimator(NamedTuple):
@@ -342,7 +342,7 @@ class Statistics:
         """Return the bins of the test-based error (TCE) for each mode, all labels pooled; empty for soft targets."""
         samples = self.samples if self.has_labels else {}
         return {
-            mode: _TCE_BINNING.of(sample.pooled()).test_table(alpha=_ALPHA, test="binomial")
+            mode: _TCE_BINNING.from_sample(sample.pooled()).test_table(alpha=_ALPHA, test="binomial")
             for mode, sample in samples.items()
         }
 

@@ -16,8 +16,8 @@ from torchcalib.calibration.calibrator import Calibrator
 from torchcalib.calibration.recommendation import Recommendation
 from torchcalib.core.arguments import Task
 from torchcalib.core.bins import BinTable
-from torchcalib.core.tables import Table, Tabular
-from torchcalib.core.words import ends, in_one_line
+from torchcalib.display.tables import Table, Tabular
+from torchcalib.display.words import ends, in_one_line
 from torchcalib.io.errors import shown
 from torchcalib.io.saved import write_whole
 from torchcalib.reporting.monitoring.history import History

@@ -7,7 +7,7 @@ import torch
 
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import LogitCells, RankedSample
-from torchcalib.core.state import Samples, SamplesKind
+from torchcalib.core.state import Samples, SampleState
 from torchcalib.core.sums import BinStats
 from torchcalib.io.saved import saved_tensor, saved_value
 
@@ -37,13 +37,13 @@ class SampleOrSketch:
         sketch_has_labels: whether all outcomes in the sketch are 0 or 1.
     """
 
-    kind: SamplesKind
+    kind: SampleState
     samples: Samples
     cells: BinStats | None = None
     sketch_has_labels: bool = True
 
     @classmethod
-    def empty(cls, kind: SamplesKind) -> Self:
+    def empty(cls, kind: SampleState) -> Self:
         """Return an accumulator without samples."""
         return cls(kind, kind.empty())
 
@@ -57,9 +57,9 @@ class SampleOrSketch:
         """Number of exact samples; `MAX_SAMPLES + 1` if there is a sketch."""
         return sum(score.numel() for score in self.samples.scores) if self.cells is None else MAX_SAMPLES + 1
 
-    def of(self, p: Predictions) -> Self:
+    def from_predictions(self, p: Predictions) -> Self:
         """Return a new accumulator that contains only the batch `p`."""
-        return type(self)(self.kind, self.kind.detach(self.kind.of(p))).limited()
+        return type(self)(self.kind, self.kind.detach(self.kind.from_predictions(p))).limited()
 
     def __add__(self, other: Self) -> Self:
         cells = [each.cells for each in (self, other) if each.cells is not None]

@@ -6,7 +6,7 @@ Verdicts in sentences use p-values adjusted for all differences of the compariso
 import math
 from collections.abc import Sequence
 
-from torchcalib.core.words import ends, listed, p_words
+from torchcalib.display.words import ends, listed, p_words
 from torchcalib.io.errors import short_name
 from torchcalib.reporting.results import ComparedLine, Difference
 

@@ -7,8 +7,8 @@ from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal
 
-from torchcalib.core.tables import Cell, Column, Table, interval, number, p_value
-from torchcalib.core.words import capitalised, count, ends, gain, listed, percent, significant
+from torchcalib.display.tables import Cell, Column, Table, interval, number, p_value
+from torchcalib.display.words import capitalised, count, ends, gain, listed, percent, significant
 from torchcalib.io.errors import printable, short_name
 from torchcalib.reporting.contents import sources_of
 
@@ -49,7 +49,7 @@ def line_table(report: "Report", only_main: bool = False) -> Table:
     if only_main:
         lines = [line for line in lines if line.group == main and line.noise_floor is not None]
         lines = [line for line in lines if not line.key.startswith("ece_debiased/")]
-    return Table.of(columns, _by_group(lines), index=["key"])
+    return Table.from_items(columns, _by_group(lines), index=["key"])
 
 
 def _name_column() -> Column:
@@ -111,7 +111,7 @@ def system_table(comparison: "Comparison") -> Table:
         if (line := comparison.line(key)) is not None:
             columns.append(_system_column(line))
             columns.append(_difference_column(line, "always" if key == "ece" else "page"))
-    return Table.of(columns, {"": comparison.systems}, index=["system"])
+    return Table.from_items(columns, {"": comparison.systems}, index=["system"])
 
 
 def _system_column(line: Any) -> Column:
@@ -148,7 +148,7 @@ def difference_table(comparison: "Comparison", *names: str) -> Table:
         *_explanation_columns(comparison),
     ]
     title = f"{listed([short_name(name) for name in names])} compared with {short_name(first)}"
-    return Table.of(columns, _by_group(comparison.lines), title, index=["key"])
+    return Table.from_items(columns, _by_group(comparison.lines), title, index=["key"])
 
 
 def _value_column(system: str) -> Column:
@@ -239,7 +239,7 @@ def calibrator_table(stage: "CalibrationStage", most: int | None = None) -> Tabl
     ]
     repeats = f", mean of {stage.n_repeats} random splits" if stage.n_repeats > 1 else ""
     title = "" if most else f"Scores after calibration, {stage.n_folds}-fold cross-validation{repeats}"
-    return Table.of(columns, {"": [stage.raw, *best]}, title, index=["calibrator"])
+    return Table.from_items(columns, {"": [stage.raw, *best]}, title, index=["calibrator"])
 
 
 def class_table(report: "Report", most: int | None = None) -> Table | None:
@@ -297,4 +297,4 @@ def class_table(report: "Report", most: int | None = None) -> Table | None:
     title = f"Calibration by {kind}"
     if most is not None and len(order) > most:
         title = f"The {most} worst calibrated of {count(len(order))} {members}"
-    return Table.of(columns, {"": order[:most]}, title, is_wide=False, index=[kind])
+    return Table.from_items(columns, {"": order[:most]}, title, is_wide=False, index=[kind])

@@ -20,7 +20,7 @@ try:
 except ImportError as error:
     raise ImportError("The command line needs rich. Install it: pip install 'torchcalib[report]'.") from error
 
-from torchcalib.core.tables import Table
+from torchcalib.display.tables import Table
 from torchcalib.io.errors import printable
 from torchcalib.io.source import Source
 from torchcalib.reporting.contents import (

@@ -20,7 +20,7 @@ from torchcalib.core.events import NamedMode
 from torchcalib.core.predictions import Predictions, replicates_at_once
 from torchcalib.core.ranked import ExactSample
 from torchcalib.core.sums import BinStats
-from torchcalib.core.words import listed
+from torchcalib.display.words import listed
 from torchcalib.inference.resampling import Interval, Resampling
 from torchcalib.inference.testing import CalibrationTest, ErrorTest, run_error_tests
 from torchcalib.metrics.binned import ACE, ece_from_bins, equal_width_rows, rmsce_from_bins
@@ -77,7 +77,7 @@ def run_tests(
     """
     found: dict[str, CalibrationTest] = {}
     notes: list[str] = []
-    ranked = {mode: _RankedTests.of(s, mode) for mode in s.samples} if with_intervals else {}
+    ranked = {mode: _RankedTests.from_statistics(s, mode) for mode in s.samples} if with_intervals else {}
     n_replicates = _number_of_replicates(s, p, ranked)
     for mode in s.bins:
         found |= _test_binned(s, p, mode, n_replicates, notes)
@@ -145,7 +145,7 @@ class _RankedTests(NamedTuple):
     n_cells: int
 
     @classmethod
-    def of(cls, s: Statistics, mode: NamedMode) -> Self:
+    def from_statistics(cls, s: Statistics, mode: NamedMode) -> Self:
         """Choose the metrics for a mode. TCE and MCB need labels as targets."""
         options: dict[str, Any] = {"task": s.task, "mode": mode}
         if s.task == "multilabel":
@@ -311,7 +311,7 @@ def _bootstrap(p: Predictions, estimators: Sequence[LineEstimator]) -> tuple[dic
     for chunk in torch.split(streams, replicates_at_once(n_events)) if estimators else ():
         replicate = p.resampled(draws.counts(chunk))
         for estimator in estimators:
-            for key, values in estimator.values(estimator.accumulator.of(replicate)).items():
+            for key, values in estimator.values(estimator.accumulator.from_predictions(replicate)).items():
                 found[key].append(values)
     return {key: torch.cat(values) for key, values in found.items()}, draws.n_clusters
 

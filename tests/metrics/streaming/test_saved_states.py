@@ -13,7 +13,7 @@ from torch import nn
 
 import torchcalib as tc
 import torchcalib.functional as F
-from torchcalib.core.state import SumsKind
+from torchcalib.core.state import SumState
 from torchcalib.metrics.checkpoint import STATE_FORMAT
 
 P, Y = torch.tensor([0.2, 0.7, 0.9, 0.4]), torch.tensor([0, 1, 1, 1])
@@ -289,5 +289,5 @@ def test_states_merge_across_nan_policies():
     metric.merge_state(dropping)
     metric.merge_state(dropping.metric_state)
     assert metric.n_dropped() == 2
-    assert isinstance(metric.kind, SumsKind)
+    assert isinstance(metric.kind, SumState)
     assert metric.statistic().total == 10

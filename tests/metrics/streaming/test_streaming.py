@@ -16,12 +16,12 @@ import torchcalib as tc
 import torchcalib.functional as F
 from torchcalib.core.event_sums import EqualWidthBins
 from torchcalib.core.inputs import InputFormat
-from torchcalib.core.state import SumsKind
+from torchcalib.core.state import SumState
 
 OF_SELECTION = {cls for _, _, cls, _ in SELECTIVE}
 ONE_OF_EACH = list({case.cls: case for case in CASES if case.task == "binary"}.values())
 # A case for each accumulator of sums, because the behaviour of a state depends only on its accumulator
-OF_SUMS = [case for case in ONE_OF_EACH if isinstance(case.metric().kind, SumsKind)]
+OF_SUMS = [case for case in ONE_OF_EACH if isinstance(case.metric().kind, SumState)]
 OF_SUMS = list({path_of(case)[:2]: case for case in OF_SUMS}.values())
 # A case for each path and each formula; all others in the extended run
 PATHS_AND_FORMULAS = list(covering(CASES, lambda case: {path_of(case), formula_of(case)}))
@@ -203,7 +203,7 @@ def test_update_never_synchronises_the_device():
             metric = case.metric(ignore_index=-100, nan_policy=policy).to("meta")
             metric.update(preds, target, weights=torch.rand(40, device="meta"))
             metric.update(preds, target)
-            if isinstance(metric.kind, SumsKind):  # bins of ranked samples depend on values, which `forward` reads
+            if isinstance(metric.kind, SumState):  # bins of ranked samples depend on values, which `forward` reads
                 metric(preds, target)
             assert all(tensor.device.type == "meta" for tensor in tensors(metric))
             with pytest.raises(RuntimeError):

@@ -125,7 +125,7 @@ def binary(probs, target):
 def test_null_bins_equal_quantiles_of_exact_binomial_distributions():
     """In each bin all probabilities are equal, so that the number of events is binomial."""
     probs = torch.tensor([0.05] * 12 + [0.5] * 30 + [0.95] * 3, dtype=torch.float64)
-    b = EqualWidthBins("positive", 10, False, with_noise=True).of(binary(probs, (normal(45) > 0).long()))
+    b = EqualWidthBins("positive", 10, False, with_noise=True).from_predictions(binary(probs, (normal(45) > 0).long()))
     residuals = normal(R, 10)
     found = bins_of_calibrated(b, residuals, 0)
     for column, (n, p) in {0: (12, 0.05), 5: (30, 0.5), 9: (3, 0.95)}.items():
@@ -137,7 +137,7 @@ def test_null_bins_equal_quantiles_of_exact_binomial_distributions():
 
 def test_ties_of_residuals_are_ordered_at_random_and_independently_in_each_bin():
     probs = torch.full((400,), 0.5, dtype=torch.float64)
-    b = EqualWidthBins("positive", 2, False, with_noise=True).of(binary(probs, (normal(400) > 0).long()))
+    b = EqualWidthBins("positive", 2, False, with_noise=True).from_predictions(binary(probs, (normal(400) > 0).long()))
     two = replace(b, sums=b.sums[..., [1, 1]])
     gaps = bins_of_calibrated(two, torch.zeros(999, 2, dtype=torch.float64), 0).gap
     assert abs(float(torch.corrcoef(gaps.T)[0, 1])) < 0.12, "4 standard errors"
@@ -147,7 +147,7 @@ def test_ties_of_residuals_are_ordered_at_random_and_independently_in_each_bin()
 def test_null_samples_equal_a_slow_loop_and_keep_equal_systems_equal():
     probs, target = normal(30).sigmoid(), (normal(30, seed=1) > 0).long()
     probs[3:6] = probs[3]  # ties
-    ordered = OrderedSample.of(ExactSample("positive").of(binary(probs, target)))
+    ordered = OrderedSample.from_sample(ExactSample("positive").from_predictions(binary(probs, target)))
     order = sorted(range(30), key=lambda row: float(probs[row]))
     rows = torch.tensor(order)
     (found,) = samples_of_calibrated(ordered, rows, 5, R)
@@ -166,7 +166,7 @@ def test_null_samples_equal_a_slow_loop_and_keep_equal_systems_equal():
 
 def test_flipped_samples_have_one_sign_per_cluster():
     probs, target = normal(12).sigmoid(), (normal(12, seed=1) > 0).long()
-    ordered = OrderedSample.of(ExactSample("positive").of(binary(probs, target)))
+    ordered = OrderedSample.from_sample(ExactSample("positive").from_predictions(binary(probs, target)))
     clusters = torch.arange(12) % 3
     signs = torch.tensor([[1.0, 1, 1], [-1, 1, -1]], dtype=torch.float64)
     (found,) = samples_of_flipped(ordered, clusters, signs)

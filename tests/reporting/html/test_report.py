@@ -16,7 +16,7 @@ from helpers.drawings import legend_of
 from helpers.reports import QUICK, TASKS, bare, full_report
 
 import torchcalib as tc
-from torchcalib.core.words import significant
+from torchcalib.display.words import significant
 from torchcalib.plots import LIGHT
 from torchcalib.reporting import html
 from torchcalib.reporting.contents import calibrator_advice, key_numbers

@@ -20,9 +20,9 @@ from torchcalib.core.predictions import Predictions, replicates_at_once
 from torchcalib.inference.resampling import Interval
 from torchcalib.inference.testing import CalibrationTest
 from torchcalib.metrics.base import CalibrationMetric
-from torchcalib.metrics.groups.samples import ClusteredSamplesKind, GroupedSample
+from torchcalib.metrics.groups.samples import ClusteredSampleState, GroupedSample
 from torchcalib.metrics.groups.streaming import RowsInGroups
-from torchcalib.metrics.groups.sums import ClusteredSumsKind, SumsByCluster
+from torchcalib.metrics.groups.sums import ClusteredSumState, SumsByCluster
 from torchcalib.ops.counter_rng import multinomial_counts
 from torchcalib.ops.logs import wide_dtype
 
@@ -68,7 +68,7 @@ class Clustered(RowsInGroups):
         (True, True)
     """
 
-    _samples_kind, _sums_kind = ClusteredSamplesKind, ClusteredSumsKind
+    _sample_state, _sum_state = ClusteredSampleState, ClusteredSumState
 
     def __init__(self, metric: CalibrationMetric[Any], **kwargs: Any) -> None:
         if not getattr(metric, "allows_clusters", True):
@@ -168,4 +168,4 @@ def _clusters_of(statistic: Any) -> Clusters:
     n_batch = groups.dim() - 1
     for _ in range(whole.score.dim() - groups.dim()):
         groups = groups.unsqueeze(n_batch)
-    return ClusteredSample.of(whole, groups)
+    return ClusteredSample.from_sample(whole, groups)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import RankedSample
-from torchcalib.core.state import SamplesKind
+from torchcalib.core.state import SampleState
 
 MAX_GROUPS = 2**31 - 1
 """Maximum number of groups, because group numbers are stored as int32."""
@@ -121,7 +121,7 @@ class GroupedSamples(NamedTuple):
 
 
 @dataclass(frozen=True)
-class GroupedSamplesKind(SamplesKind):
+class GroupedSampleState(SampleState):
     """Operations on a state of stored samples with group numbers (4 bytes per sample).
 
     Attributes:
@@ -167,7 +167,7 @@ class GroupedSamplesKind(SamplesKind):
 
 
 @dataclass(frozen=True)
-class ClusteredSamplesKind(GroupedSamplesKind):
+class ClusteredSampleState(GroupedSampleState):
     """Operations on a state of stored samples with identifiers of clusters (8 bytes per sample)."""
 
     _more_dtypes: ClassVar[tuple[tuple[torch.dtype, ...], ...]] = ((torch.int64,),)

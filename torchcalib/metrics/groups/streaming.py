@@ -11,10 +11,10 @@ from torchcalib.core.arrays import as_tensor, as_tensors
 from torchcalib.core.groups import check_groups, in_groups
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import RankedSample
-from torchcalib.core.state import SamplesKind, SumsKind
+from torchcalib.core.state import SampleState, SumState
 from torchcalib.inference.testing import CalibrationTest
 from torchcalib.metrics.base import CalibrationMetric
-from torchcalib.metrics.groups.samples import MAX_GROUPS, GroupedSample, GroupedSamplesKind
+from torchcalib.metrics.groups.samples import MAX_GROUPS, GroupedSample, GroupedSampleState
 from torchcalib.metrics.groups.sums import SumsByGroup
 from torchcalib.metrics.groups.table import By, GroupTable, resolved
 from torchcalib.metrics.rollback import refuse_if_synced
@@ -26,8 +26,8 @@ S = TypeVar("S")
 class RowsInGroups(WrappedMetric[Any]):
     """Base class for wrappers whose state contains a group number for each sample, or sums for each group."""
 
-    _samples_kind: ClassVar[type[GroupedSamplesKind]] = GroupedSamplesKind
-    _sums_kind: ClassVar[type[SumsKind[Any]]] = SumsKind
+    _sample_state: ClassVar[type[GroupedSampleState]] = GroupedSampleState
+    _sum_state: ClassVar[type[SumState[Any]]] = SumState
 
     def __init__(self, metric: CalibrationMetric[Any], num_groups: int, **kwargs: Any) -> None:
         if not isinstance(metric, CalibrationMetric):
@@ -75,18 +75,18 @@ class RowsInGroups(WrappedMetric[Any]):
         validate_args, drop_invalid = self.input_format.validate_args, self._drops_invalid
         return in_groups(p, groups, self.num_groups, validate_args=validate_args, drop_invalid=drop_invalid)
 
-    def _state_kind(self) -> SumsKind[Any] | SamplesKind:
+    def _state_kind(self) -> SumState[Any] | SampleState:
         kind = self.metric.kind
-        if isinstance(kind, SamplesKind):
-            return self._samples_kind(kind.accumulator, kind.lead, kind.from_logits, self.batch_shape, self.num_groups)
-        accumulator: Any = kind.accumulator if isinstance(kind, SumsKind) else None
-        if not isinstance(kind, SumsKind) or not (hasattr(accumulator, "cells") or hasattr(accumulator, "of_groups")):
+        if isinstance(kind, SampleState):
+            return self._sample_state(kind.accumulator, kind.lead, kind.from_logits, self.batch_shape, self.num_groups)
+        accumulator: Any = kind.accumulator if isinstance(kind, SumState) else None
+        if not isinstance(kind, SumState) or not (hasattr(accumulator, "cells") or hasattr(accumulator, "of_groups")):
             raise ValueError(
                 f"`metric` must store samples, or sums that can be split by group, got {self.metric}. "
                 "Use torchcalib.functional.by_group with its function."
             )
         by_group = self._sums_by_group(accumulator, kind.shape)
-        return self._sums_kind(by_group, (by_group.num_groups, *kind.shape))
+        return self._sum_state(by_group, (by_group.num_groups, *kind.shape))
 
     def _sums_by_group(self, accumulator: Any, shape: tuple[int, ...]) -> SumsByGroup[Any]:  # noqa: ARG002
         """Return the accumulator of the sums, which have `shape` for one group."""
@@ -228,7 +228,7 @@ class ByGroup(RowsInGroups):
             return self.test_from(chosen, level=0.95, n_replicates=n_replicates, seed=seed)
 
         found = resolved(found, retest, n_replicates)
-        return GroupTable.of(range(self.num_groups), self._n_of(statistic), found, k=k, by=by)
+        return GroupTable.from_test(range(self.num_groups), self._n_of(statistic), found, k=k, by=by)
 
     def _value(self, statistic: Any) -> Tensor:
         if isinstance(statistic, GroupedSample):

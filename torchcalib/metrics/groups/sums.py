@@ -19,7 +19,7 @@ from torchcalib.core.clusters import (
 )
 from torchcalib.core.events import reduce_to_events
 from torchcalib.core.predictions import Predictions
-from torchcalib.core.state import SumsKind
+from torchcalib.core.state import SumState
 from torchcalib.core.sums import Cells, Sums, SumsAccumulator, has_noise_flag, noise_flag_of
 from torchcalib.ops.segments import cell_sums
 
@@ -54,7 +54,7 @@ class SumsByGroup(Generic[S]):
         """Return the shape `(G, ..., F, K)` of the sums, for F sums over K cells."""
         return (self.num_groups, *self.accumulator.shape(task, num_classes))
 
-    def of(self, p: Predictions) -> Sums:
+    def from_predictions(self, p: Predictions) -> Sums:
         """Return the sums `(G, ..., F, K)` per group; `p.groups` contains the group number of each sample."""
         accumulator: Any = self.accumulator
         if hasattr(accumulator, "of_groups"):  # faster, because it does not store the summands of every event
@@ -102,11 +102,11 @@ class SumsByCluster(SumsByGroup[S]):
         """Return an accumulator with the number of clusters that fits sums of `shape` per cluster."""
         return cls(accumulator, num_clusters_for(shape))
 
-    def of(self, p: Predictions) -> Sums:
+    def from_predictions(self, p: Predictions) -> Sums:
         """Return the sums `(G, ..., F, K)` per cluster."""
         assert p.groups is not None  # set by `in_groups`
         numbers = cluster_numbers(p.groups) * self.num_groups // MAX_CLUSTERS
-        return super().of(p.in_groups(numbers, p.weights, p.n_invalid))
+        return super().from_predictions(p.in_groups(numbers, p.weights, p.n_invalid))
 
     def wrap(self, sums: Tensor) -> Any:
         """Convert a tensor `(G, ..., F, K)` to `ClusteredSums`."""
@@ -117,7 +117,7 @@ class SumsOfClusters(NamedTuple):
     """State of sums per cluster.
 
     Attributes:
-        sums: See `SumsKind`.
+        sums: See `SumState`.
         identifiers: Distinct identifiers of clusters, int64 `(n,)` for each chunk; see `core.clusters.distinct`.
     """
 
@@ -126,7 +126,7 @@ class SumsOfClusters(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ClusteredSumsKind(SumsKind[Any]):
+class ClusteredSumState(SumState[Any]):
     """Operations on a state of sums per cluster, and of at most 100,001 distinct identifiers of the clusters.
 
     The identifiers take 8 bytes each. They count the clusters exactly, although sums of clusters are merged.
@@ -147,9 +147,9 @@ class ClusteredSumsKind(SumsKind[Any]):
         """Return the parts of a state to save: the state itself, which is a tuple."""
         return state
 
-    def of(self, p: Predictions) -> Any:
+    def from_predictions(self, p: Predictions) -> Any:
         """Return the state for one batch, whose `groups` contain the identifiers of clusters."""
-        return SumsOfClusters(super().of(p), [distinct_in(p)])
+        return SumsOfClusters(super().from_predictions(p), [distinct_in(p)])
 
     def add(self, state: Any, more: Any) -> Any:
         """Return the sum of two states, on the device of the first."""

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from torchcalib.core.arguments import check_choice, check_count
-from torchcalib.core.tables import Cell, Column, Table, Tabular, fraction
-from torchcalib.core.words import count, p_words
+from torchcalib.display.tables import Cell, Column, Table, Tabular, fraction
+from torchcalib.display.words import count, p_words
 from torchcalib.inference.testing import CalibrationTest
 from torchcalib.io.errors import printable, short_name
 
@@ -65,7 +65,7 @@ class GroupTable(Tabular):
     n_groups: int
 
     @classmethod
-    def of(
+    def from_test(
         cls, groups: Sequence[int | str], n: Tensor, found: CalibrationTest, *, k: int | None = None, by: By = "excess"
     ) -> "GroupTable":
         """Create the table of the k worst groups from calibration tests. Groups without samples are omitted.
@@ -155,7 +155,7 @@ class GroupTable(Tabular):
         ]
         title = f"The {len(self)} worst of {count(self.n_groups)} groups"
         title = title if len(self) < self.n_groups else "Groups, the worst first"
-        return Table.of(
+        return Table.from_items(
             columns, {"": rows}, title, is_wide=False, is_quiet=lambda row: row["not_significant"], index=["group"]
         )
 

@@ -20,7 +20,7 @@ from torchcalib.core.events import NamedMode
 from torchcalib.core.groups import in_groups
 from torchcalib.core.predictions import Predictions, replicates_at_once
 from torchcalib.core.ranked import ExactSample, RankedSample
-from torchcalib.metrics.groups.samples import GroupedSample, GroupedSamplesKind
+from torchcalib.metrics.groups.samples import GroupedSample, GroupedSampleState
 from torchcalib.ops.counter_rng import poisson_counts, random_words
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.sorting import order_of
@@ -141,7 +141,7 @@ def grouped_sample(mode: NamedMode, like: Predictions, num_classes: int) -> Accu
     """Return an empty accumulator of ranked samples and their groups, for predictions in the format of `like`."""
     sample = ExactSample(mode)
     lead = sample.lead(like.task, num_classes)
-    return Accumulated(GroupedSamplesKind(sample, lead, like.from_logits, (), MAX_GROUPS))
+    return Accumulated(GroupedSampleState(sample, lead, like.from_logits, (), MAX_GROUPS))
 
 
 def in_random_groups(p: Predictions, words: Tensor) -> Predictions:
@@ -155,7 +155,7 @@ def replicates_of_sample(sample: GroupedSample, draws: Draws, most: int) -> Iter
     groups, index = sample.groups.long().unique(return_inverse=True)  # type: ignore[no-untyped-call]
     clusters = ClusteredSample(sample.whole, index)
     for weights in torch.split(draws.of(groups)[:most], replicates_at_once(sample.whole.score.numel())):
-        yield OrderedSample.of(clusters.replicate(weights))  # sorted once for all metrics
+        yield OrderedSample.from_sample(clusters.replicate(weights))  # sorted once for all metrics
 
 
 def null_samples(sample: GroupedSample, draws: Draws, most: int, flips: bool) -> Iterator[RankedSample]:
@@ -164,7 +164,7 @@ def null_samples(sample: GroupedSample, draws: Draws, most: int, flips: bool) ->
     `flips` multiplies the residuals of each group by a random sign. Otherwise outcomes are simulated for each row.
     """
     order = order_of(sample.whole.score)
-    ordered = OrderedSample.of(sample.whole)  # the same stable order
+    ordered = OrderedSample.from_sample(sample.whole)  # the same stable order
     if flips:
         groups, index = sample.groups.long().unique(return_inverse=True)  # type: ignore[no-untyped-call]
         return samples_of_flipped(ordered, index.expand(order.shape).gather(-1, order), draws.signs(groups)[:most])

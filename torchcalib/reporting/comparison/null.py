@@ -52,7 +52,7 @@ class OrderedSample(RankedSample):
     computed: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
-    def of(cls, sample: RankedSample) -> "OrderedSample":
+    def from_sample(cls, sample: RankedSample) -> "OrderedSample":
         """Sort a sample."""
         score, positives, n, size = sorted_columns(sample.score, sample.positives, sample.n)
         ignored = torch.arange(score.shape[-1], device=score.device) >= size.unsqueeze(-1)
@@ -78,7 +78,7 @@ def bins_of_calibrated(b: BinStats, residuals: Tensor, seed: int) -> BinStats:
         residuals: sum of outcomes minus confidences in each bin of the bootstrap replicates `(R, ..., B)`.
         seed: seed of the order of tied residuals.
     """
-    cells = BinCells.of(b)
+    cells = BinCells.from_bins(b)
     level = (_ranks(residuals, seed) + 0.5) / len(residuals)
     deviation = deviation_quantiles(level, cells.n, cells.expected, cells.spread, cells.noise)
     return cells.with_gaps(deviation * cells.variance.sqrt())

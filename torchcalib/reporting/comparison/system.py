@@ -79,11 +79,11 @@ class System:
         for _, sums in self._sums:
             sums.add(p, words)
         for mode, accumulator in self._with_noise.items():
-            bins = accumulator.of(p)
+            bins = accumulator.from_predictions(p)
             self._bins[mode] = self._bins[mode] + bins if mode in self._bins else bins
         if are_counts and self.samples:
             grouped = in_random_groups(p, words)
-            self.samples = {mode: each + each.of(grouped) for mode, each in self.samples.items()}
+            self.samples = {mode: each + each.from_predictions(grouped) for mode, each in self.samples.items()}
         if not are_counts or self.size > MAX_KEPT:
             self.samples = {}
 
@@ -171,7 +171,7 @@ class System:
             factors = (draws.signs if flips else draws.of)(sums.occupied)
             residuals = sums.residuals(factors[:n_replicates])
             if flips:
-                bins = BinCells.of(b).with_gaps(residuals / b.n.masked_fill(b.n == 0, 1))
+                bins = BinCells.from_bins(b).with_gaps(residuals / b.n.masked_fill(b.n == 0, 1))
             else:
                 bins = bins_of_calibrated(b, residuals, draws.seed)
             values = dict(each.values(bins))

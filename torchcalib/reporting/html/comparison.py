@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from matplotlib import style as matplotlib_style
 
-from torchcalib.core.words import listed
+from torchcalib.display.words import listed
 from torchcalib.io.errors import short_name
 from torchcalib.plots.differences import difference_plot
 from torchcalib.reporting.contents import DIFFERENCE_WORDS, facts, formatted, input_line, sources_of

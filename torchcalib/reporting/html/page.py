@@ -10,8 +10,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from matplotlib.axes import Axes
 
-from torchcalib.core.tables import to_html
-from torchcalib.core.words import count, significant
+from torchcalib.display.tables import to_html
+from torchcalib.display.words import count, significant
 from torchcalib.io.saved import write_all
 from torchcalib.plots.canvas import DARK, LIGHT, to_png, to_svg
 

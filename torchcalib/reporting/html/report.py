@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from torchcalib.core.bins import BinTable, TCETable
 from torchcalib.core.events import NamedMode
-from torchcalib.core.words import count
+from torchcalib.display.words import count
 from torchcalib.plots.canvas import Style
 from torchcalib.plots.confidence import confidence_histogram
 from torchcalib.plots.reliability import reliability_diagram

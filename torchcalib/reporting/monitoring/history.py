@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from torchcalib.core.tables import Cell, Column, Table, Tabular, fraction
+from torchcalib.display.tables import Cell, Column, Table, Tabular, fraction
 from torchcalib.io.errors import shown
 
 VERSION = 1
@@ -118,7 +118,7 @@ class History(Tabular):
             return Column(name, lambda row: fraction(row.values.get(name, math.nan)))
 
         first = Column(self.unit, lambda row: Cell(str(position(row))), data={self.unit: position})
-        return Table.of([first, *map(column, self.names)], {"": self.rows}, index=[self.unit])
+        return Table.from_items([first, *map(column, self.names)], {"": self.rows}, index=[self.unit])
 
     def to_dict(self) -> dict[str, Any]:
         """Return the history as plain Python values, for a checkpoint or a file."""

@@ -13,7 +13,7 @@ from torchcalib.core.arguments import Task, task_of
 from torchcalib.core.bins import BinTable, equal_width_edges
 from torchcalib.core.documentation import documented
 from torchcalib.core.sums import BinStats
-from torchcalib.core.words import capitalised
+from torchcalib.display.words import capitalised
 from torchcalib.io.errors import shown
 from torchcalib.metrics.base import CalibrationMetric
 from torchcalib.metrics.binned import ECE, ESCE, MCE
@@ -239,7 +239,7 @@ class Monitor:
             values = self._metrics.compute()
         sums = values[_BINS]
         table = BinStats(sums.sum(0) if self.input_format.read_as == "multilabel" else sums, has_noise=True)
-        self.bin_table = BinTable.of(table, equal_width_edges(self._n_bins, table.n))
+        self.bin_table = BinTable.from_bins(table, equal_width_edges(self._n_bins, table.n))
         named = {name: float(values[name]) for name in self._names}
         if self.input_format.read_as == "multiclass" and "accuracy" in named:
             named["confidence"] = float(self.bin_table.mean("confidence"))

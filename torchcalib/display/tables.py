@@ -12,7 +12,7 @@ from html import escape
 from itertools import chain, compress
 from typing import Any, Literal, Self
 
-from torchcalib.core.words import decimals, p_words, significant
+from torchcalib.display.words import decimals, p_words, significant
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ class Table(Tabular):
     data_names: Sequence[str] = ()
 
     @classmethod
-    def of(
+    def from_items(
         cls,
         columns: Sequence[Column],
         sections: Mapping[str, Iterable[Any]],

@@ -6,7 +6,7 @@ import pytest
 from helpers.reports import quick_report
 from helpers.systems import compared
 
-from torchcalib.core.tables import Cell, Column, Table, fraction, number, to_text
+from torchcalib.display.tables import Cell, Column, Table, fraction, number, to_text
 from torchcalib.reporting import tables as report_tables
 from torchcalib.reporting import terminal
 
@@ -21,7 +21,7 @@ COLUMNS = (
 
 def test_text_of_a_table_is_aligned_and_omits_empty_columns():
     items = {"": [("a", 12.5)], "of two": [("longer", -3e-9), ("c", math.inf)]}
-    table = Table.of(COLUMNS, items, is_quiet=lambda item: item[1] < 0)
+    table = Table.from_items(COLUMNS, items, is_quiet=lambda item: item[1] < 0)
     assert to_text(table).splitlines() == [
         "name       value",
         "a           12.5",
@@ -31,7 +31,9 @@ def test_text_of_a_table_is_aligned_and_omits_empty_columns():
     ]
     assert [column.header for column in table.columns] == ["name", "value", "detail", "hidden"]
     assert [row.is_quiet for section in table.sections for row in section.rows] == [False, True, False]
-    assert [column.header for column in Table.of(COLUMNS, {"": []}).columns][2] == "never", "nothing is known of it"
+    assert [column.header for column in Table.from_items(COLUMNS, {"": []}).columns][2] == "never", (
+        "nothing is known of it"
+    )
 
 
 @pytest.mark.parametrize(

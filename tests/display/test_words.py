@@ -4,7 +4,7 @@ import pytest
 import torch
 from helpers.tables import blocks_of
 
-from torchcalib.core.words import edges_in_words, percent
+from torchcalib.display.words import edges_in_words, percent
 from torchcalib.functional import calibration_curve
 
 
