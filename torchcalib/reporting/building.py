@@ -45,7 +45,6 @@ from torchcalib.reporting.accumulators import MAX_BINS, Accumulated, Accumulator
 from torchcalib.reporting.assembling import Collected, report_of
 from torchcalib.reporting.buffer import PredictionBuffer
 from torchcalib.reporting.calibration import fitted
-from torchcalib.reporting.data import Report
 from torchcalib.reporting.groups import GroupBins
 from torchcalib.reporting.lines import (
     Statistics,
@@ -57,6 +56,7 @@ from torchcalib.reporting.lines import (
 )
 from torchcalib.reporting.sample_or_sketch import SampleOrSketch
 from torchcalib.reporting.testing import failure
+from torchcalib.results.report import Report
 
 BUFFER, GROUPS, CLUSTERS = "predictions", "groups", "clusters"
 """Names of the accumulators for predictions, for groups, and for the identifiers of clusters."""
