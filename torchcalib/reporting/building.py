@@ -41,7 +41,6 @@ from torchcalib.reporting.accumulators import Accumulated, Accumulator, Distinct
 from torchcalib.reporting.assembling import Collected, report_of
 from torchcalib.reporting.buffer import PredictionBuffer
 from torchcalib.reporting.calibration import fitted
-from torchcalib.reporting.data import Report
 from torchcalib.reporting.groups import GroupBins
 from torchcalib.reporting.lines import (
     Statistics,
@@ -54,6 +53,7 @@ from torchcalib.reporting.lines import (
 from torchcalib.reporting.options import ReportOptions, ReportOptionsDict
 from torchcalib.reporting.sample_or_sketch import SampleOrSketch
 from torchcalib.reporting.testing import failure
+from torchcalib.results.report import Report
 
 BUFFER, GROUPS, CLUSTERS = "predictions", "groups", "clusters"
 """Names of the accumulators for predictions, for groups, and for the identifiers of clusters."""

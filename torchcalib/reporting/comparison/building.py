@@ -47,11 +47,10 @@ from torchcalib.reporting.comparison.system import (
     System,
 )
 from torchcalib.reporting.confidences import comparison_of_confidences
-from torchcalib.reporting.contents import SELECTIVE_GROUP
-from torchcalib.reporting.data import Comparison
 from torchcalib.reporting.options import MAX_BINS
-from torchcalib.reporting.sentence import comparison_sentence
 from torchcalib.reporting.testing import LEVEL
+from torchcalib.results.comparison import Comparison, comparison_sentence
+from torchcalib.results.lines import SELECTIVE_GROUP
 
 N_REPLICATES = 999
 """Default number of bootstrap replicates. At level 95%, 24 of them lie below the interval and 24 above."""
