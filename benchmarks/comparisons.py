@@ -37,8 +37,8 @@ from torchcalib.reporting.comparison.null import (
 )
 from torchcalib.reporting.comparison.system import RANKED_REPLICATES
 from torchcalib.reporting.lines import error_values, order_values
-from torchcalib.reporting.results import Better
 from torchcalib.reporting.testing import LEVEL
+from torchcalib.results.lines import Better
 
 RECORD = Path(__file__).resolve().parent / "results" / "comparisons.json"
 N, N_BINS = 500, 15

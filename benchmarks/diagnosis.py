@@ -21,12 +21,13 @@ from torchcalib.core.sums import BinStats
 from torchcalib.inference.testing import ErrorTest, run_error_test
 from torchcalib.metrics.binned import ECE, rmsce_from_bins
 from torchcalib.reporting.calibration import fitted
-from torchcalib.reporting.decision import LEVEL, Decision
+from torchcalib.reporting.decision import LEVEL
 from torchcalib.reporting.diagnosis import evidence_of
 from torchcalib.reporting.findings import Findings, Gaps, Labels, decide
 from torchcalib.reporting.groups import GroupBins
 from torchcalib.reporting.lines import bin_estimators, bin_table
-from torchcalib.reporting.results import Line
+from torchcalib.results.decision import Decision
+from torchcalib.results.lines import Line
 
 SIZES = (300, 1000, 5000)
 NULL_SIZES = (100, 1000, 5000, 20_000)

@@ -47,9 +47,9 @@ from torchcalib.metrics.test_based import TCE as TCE
 from torchcalib.metrics.truthful import ATB as ATB
 from torchcalib.reporting.building import ReportBuilder as ReportBuilder
 from torchcalib.reporting.comparison.building import compare as compare
-from torchcalib.reporting.data import Comparison as Comparison
-from torchcalib.reporting.data import Report as Report
-from torchcalib.reporting.data import report as report
-from torchcalib.reporting.monitoring.history import History as History
 from torchcalib.reporting.monitoring.monitor import Monitor as Monitor
 from torchcalib.reporting.monitoring.over_confidence import OverConfidenceWarning as OverConfidenceWarning
+from torchcalib.results.comparison import Comparison as Comparison
+from torchcalib.results.history import History as History
+from torchcalib.results.report import Report as Report
+from torchcalib.results.report import report as report

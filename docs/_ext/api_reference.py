@@ -19,7 +19,6 @@ from torchcalib.core.sums import BinStats
 from torchcalib.io.opening import PredictionFiles, Rows
 from torchcalib.metrics.base import CalibrationMetric
 from torchcalib.metrics.wrappers import WrappedMetric
-from torchcalib.reporting import data
 
 METRIC = ("update", "compute", "reset", "plot", "merge_state", "n_dropped")
 """Methods of the base class that the page of every metric class shows, beside `test`."""
@@ -44,10 +43,10 @@ INTERNAL = {
 
 _COLON = "\ue000"  # private character that stands for a colon
 
-NAMESPACES = ("", "functional", "calibration", "inference", "losses", "plots", "special", "integrations")
+NAMESPACES = ("", "functional", "calibration", "inference", "losses", "plots", "special", "integrations", "results")
 
 
-MODULES = ("reporting.results", "metrics.base", "core.sums", "core.ranked")
+MODULES = ("metrics.base", "core.sums", "core.ranked")
 """Further modules with documented objects."""
 
 
@@ -105,8 +104,7 @@ def template_context() -> dict[str, Any]:
                 members[f"{module.__name__}.{name}"] = [(directive_of(value, m), m) for m in shown_members(value)]
                 if issubclass(value, CalibrationMetric):
                     metrics.append(f"{module.__name__}.{name}")
-    parts = [value for value in vars(data).values() if inspect.isclass(value) and value.__module__ == data.__name__]
-    for cls in (CalibrationMetric, BinStats, LogitCells, PredictionFiles, Rows, *parts):
+    for cls in (CalibrationMetric, BinStats, LogitCells, PredictionFiles, Rows):
         members[f"{cls.__module__}.{cls.__name__}"] = [(directive_of(cls, m), m) for m in shown_members(cls)]
     page_of = {}
     for page in pages():

@@ -308,7 +308,7 @@ def followed(case, message):
 def run(tmp_path, monkeypatch, capsys):
     """Return a function that runs `report` on the file of a case, and returns the report or the error message."""
     shown = []
-    monkeypatch.setattr("torchcalib.reporting.terminal.show", lambda report, everything: shown.append(report))
+    monkeypatch.setattr("torchcalib.reporting.render.terminal.show", lambda report, everything: shown.append(report))
 
     def run(case):
         shown.clear()

@@ -82,7 +82,7 @@ def test_the_command_gives_the_report_of_the_function_for_every_dtype(tmp_path):
 def test_the_command_gives_the_comparison_of_the_function_for_votes(tmp_path, name, monkeypatch):
     monkeypatch.setattr("torchcalib.reporting.comparison.system.RANKED_REPLICATES", 39)  # fewer replicates are faster
     compared = []
-    monkeypatch.setattr("torchcalib.reporting.data.Comparison.save", lambda one, folder: compared.append(one) or ())
+    monkeypatch.setattr("torchcalib.results.base.Results.save", lambda one, folder: compared.append(one) or ())
     task, preds, annotator_counts = TARGETS[name]
     systems = {"a": preds, "b": np.roll(preds, 1, 0)}
     files = [str(tmp_path / f"{system}.npz") for system in systems]

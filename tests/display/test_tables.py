@@ -7,8 +7,8 @@ from helpers.reports import quick_report
 from helpers.systems import compared
 
 from torchcalib.display.tables import Cell, Column, Table, fraction, number, to_text
-from torchcalib.reporting import tables as report_tables
-from torchcalib.reporting import terminal
+from torchcalib.reporting.render import terminal
+from torchcalib.results import tables as report_tables
 
 COLUMNS = (
     Column("name", lambda item: Cell(item[0]), is_number=False),

@@ -5,8 +5,8 @@ from dataclasses import replace
 import torch
 
 import torchcalib as tc
-from torchcalib.reporting.html import render, render_comparison
-from torchcalib.reporting.monitoring.history import History, HistoryRow
+from torchcalib.reporting.render.html import render, render_comparison
+from torchcalib.results.history import History, HistoryRow
 
 LONG = "a long name without much meaning that describes a part of the data, number {}"
 UNBROKEN = "file_with_a_very_long_name_and_without_a_single_space_in_it_number_{}"

@@ -9,7 +9,7 @@ from helpers.trainings import epochs_of
 
 from torchcalib import plots
 from torchcalib.plots import DARK, ecd_curve, to_svg, training_curve
-from torchcalib.reporting.monitoring.history import History, HistoryRow
+from torchcalib.results.history import History, HistoryRow
 
 
 def test_ecd_curve_has_the_closed_form_and_marks_its_minimum():

@@ -15,9 +15,9 @@ from torchcalib.cli import main
 from torchcalib.inference import CalibrationTest
 from torchcalib.io.saved import write_whole
 from torchcalib.metrics.groups.table import GroupTable
-from torchcalib.reporting import terminal
 from torchcalib.reporting.building import ReportBuilder
-from torchcalib.reporting.html.report import render
+from torchcalib.reporting.render import terminal
+from torchcalib.reporting.render.html import render
 
 HOSTILE = (
     "<script>alert(1)</script>", '"><img src=x onerror=alert(1)>', "{{ 7 * 7 }}", "{% raw %}", "../../../outside",
@@ -40,7 +40,7 @@ def assert_harmless(text):
 
 def test_system_names_are_escaped_on_pages_in_figures_and_in_the_terminal(compared, capsys):
     from torchcalib.plots import difference_plot, to_svg
-    from torchcalib.reporting.html.comparison import render_comparison
+    from torchcalib.reporting.render.html import render_comparison
 
     page, svg = render_comparison(compared), to_svg(difference_plot(compared))
     for markup in (*HOSTILE[:2], "<img"):

@@ -16,8 +16,8 @@ OPTIONAL = {
 }
 EXTRAS = {  # module: (package, extra that installs it)
     "plots": ("matplotlib", "plot"),
-    "reporting.html": ("jinja2", "report"),
-    "reporting.terminal": ("rich", "report"),
+    "reporting.render.html": ("jinja2", "report"),
+    "reporting.render.terminal": ("rich", "report"),
     "cli.demo": ("sklearn", "demo"),
     "integrations.huggingface": ("accelerate", "huggingface"),
 }

@@ -32,7 +32,7 @@ from torchcalib.calibration import recommendation as applicability
 from torchcalib.reporting import buffer
 from torchcalib.reporting import calibration as module
 from torchcalib.reporting.building import ReportBuilder
-from torchcalib.reporting.html.report import render
+from torchcalib.reporting.render.html import render
 
 CALIBRATORS = {kind.name: kind() for kind in applicability.CALIBRATORS}
 

@@ -10,8 +10,9 @@ from helpers.reports import QUICK, full_report, miscalibrated_data
 import torchcalib as tc
 from torchcalib.core.events import NamedMode
 from torchcalib.inference import calibration_test
-from torchcalib.reporting.classes import ClassLine, _adjusted
-from torchcalib.reporting.contents import input_line, key_numbers
+from torchcalib.reporting.classes import _adjusted
+from torchcalib.results.contents import input_line, key_numbers
+from torchcalib.results.lines import ClassLine
 
 MODE: NamedMode = "classwise"
 

@@ -13,10 +13,10 @@ from markupsafe import Markup
 import torchcalib as tc
 from torchcalib.calibration import AffineScaling, BiasCorrection, HistogramBinning, TemperatureScaling, recommendation
 from torchcalib.display.words import gain, significant
-from torchcalib.reporting import terminal
-from torchcalib.reporting.contents import calibrator_advice, key_numbers
 from torchcalib.reporting.findings import BAD, SLIGHT
-from torchcalib.reporting.html import report as page
+from torchcalib.reporting.render import terminal
+from torchcalib.reporting.render.html import report as page
+from torchcalib.results.contents import calibrator_advice, key_numbers
 
 SIZE_IN_WORDS = re.compile(
     r"(Class-wise )?RMSCE, debiased: ([\d.e-]+?)(?: \(95% interval ([\d.e-]+) to [\d.e-]+\))?\.(?: |$)"

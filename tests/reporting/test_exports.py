@@ -15,8 +15,8 @@ from helpers.systems import compared
 
 import torchcalib as tc
 from torchcalib.display.tables import Cell, Column, Table, number
-from torchcalib.reporting.html.report import render
-from torchcalib.reporting.monitoring.history import History, HistoryRow
+from torchcalib.reporting.render.html import render
+from torchcalib.results.history import History, HistoryRow
 
 HOSTILE = "<b>|_%$&#{}~^\\"
 HISTORY = History((HistoryRow(1, 1, {"nll": 1.5}), HistoryRow(2, 2, {"nll": 0.25, "ece": 0.125})))

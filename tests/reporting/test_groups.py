@@ -12,10 +12,10 @@ from helpers.reports import MODES, QUICK, QUICK_COMMAND, TASKS, bare, prediction
 import torchcalib as tc
 import torchcalib.functional as F
 from torchcalib.cli import main
-from torchcalib.reporting import terminal
 from torchcalib.reporting.building import ReportBuilder
 from torchcalib.reporting.groups import MAX_GROUPS
-from torchcalib.reporting.html.report import render
+from torchcalib.reporting.render import terminal
+from torchcalib.reporting.render.html import render
 
 GIVEN = {"task": "binary", **QUICK}
 NAMES = [f"site {letter}" for letter in "abcdefgh"]

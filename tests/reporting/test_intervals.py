@@ -13,8 +13,9 @@ import torchcalib as tc
 import torchcalib.functional as F
 from torchcalib.display.words import significant
 from torchcalib.inference import bootstrap, calibration_test
-from torchcalib.reporting import buffer, terminal, testing
-from torchcalib.reporting.results import Line, LineInterval
+from torchcalib.reporting import buffer, testing
+from torchcalib.reporting.render import terminal
+from torchcalib.results.lines import Line, LineInterval
 
 
 def data(task):

@@ -10,11 +10,11 @@ from helpers.systems import compared
 import torchcalib as tc
 from torchcalib.display.words import ends, percent, significant
 from torchcalib.io.errors import short_name
-from torchcalib.reporting.contents import KeyNumber, calibrator_advice, key_numbers
-from torchcalib.reporting.monitoring.history import History, HistoryRow
-from torchcalib.reporting.tables import compared_verdict, system_table
+from torchcalib.results.contents import KeyNumber, calibrator_advice, key_numbers
+from torchcalib.results.history import History, HistoryRow
+from torchcalib.results.tables import compared_verdict, system_table
 
-terminal = pytest.importorskip("torchcalib.reporting.terminal")
+terminal = pytest.importorskip("torchcalib.reporting.render.terminal")
 LINES, CHARACTERS = 40, 120
 
 

@@ -12,16 +12,16 @@ from torchcalib.cli.progress import working
 from torchcalib.cli.ranks import on_first
 from torchcalib.cli.results import make_folder
 from torchcalib.io.opening import PredictionFiles, Rows
-from torchcalib.reporting import terminal
 from torchcalib.reporting.accumulators import check_size
 from torchcalib.reporting.comparison.building import ComparisonBuilder
+from torchcalib.reporting.render import terminal
 
 
 @on_first
 def run(arguments: argparse.Namespace, systems: Mapping[str, System]) -> None:
     """Compare the predictions of several systems (models), then write and print the comparison."""
     if arguments.out is not None:
-        from torchcalib.reporting import html  # noqa: F401 - fails early if the extra `report` is not installed
+        from torchcalib.reporting.render import html  # noqa: F401 - fails early if the extra `report` is not installed
 
         make_folder(arguments.out)
     with working("opening the files"):

@@ -20,10 +20,10 @@ from torchcalib.cli.progress import working
 from torchcalib.cli.ranks import on_first
 from torchcalib.cli.results import make_folder
 from torchcalib.core.arguments import check_count
-from torchcalib.reporting import terminal
 from torchcalib.reporting.building import ReportBuilder
 from torchcalib.reporting.monitoring.monitor import Monitor
 from torchcalib.reporting.monitoring.over_confidence import OverConfidenceWarning
+from torchcalib.reporting.render import terminal
 
 _N_TRAIN = 250  # number of training samples, small enough for over-fitting
 

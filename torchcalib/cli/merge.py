@@ -6,8 +6,8 @@ from pathlib import Path
 
 from torchcalib.cli.ranks import on_first
 from torchcalib.cli.results import check_places, finish
-from torchcalib.reporting import terminal
 from torchcalib.reporting.building import ReportBuilder
+from torchcalib.reporting.render import terminal
 
 
 @on_first

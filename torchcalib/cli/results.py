@@ -12,15 +12,15 @@ from torchcalib.calibration.saving import save_calibrator
 from torchcalib.cli.errors import warn
 from torchcalib.cli.progress import working
 from torchcalib.io.errors import printable
-from torchcalib.reporting import terminal
 from torchcalib.reporting.building import ReportBuilder
-from torchcalib.reporting.data import Report
+from torchcalib.reporting.render import terminal
+from torchcalib.results.report import Report
 
 
 def check_places(arguments: argparse.Namespace, inputs: Sequence[Path]) -> None:
     """Check that the results can be written and that the required packages are installed."""
     if arguments.out is not None:
-        from torchcalib.reporting import html  # noqa: F401 - fails early if the extra `report` is not installed
+        from torchcalib.reporting.render import html  # noqa: F401 - fails early if the extra `report` is not installed
 
         make_folder(arguments.out)
     places = {"--save-calibrator": arguments.save_calibrator, "--save-state": arguments.save_state}

@@ -18,7 +18,7 @@ from torchcalib.core.tasks import per_sample, prepare
 from torchcalib.integrations.outputs import TARGETS, WEIGHTS, Found, described, predictions_in, tensor_named
 from torchcalib.io.errors import shown
 from torchcalib.reporting.building import ReportBuilder
-from torchcalib.reporting.data import Report
+from torchcalib.results.report import Report
 
 Predict = Callable[[Any, Any], Any]
 
@@ -216,7 +216,7 @@ def _progress_bar(dataloader: Iterable[Any], wanted: bool) -> Iterator[Callable[
     if not shown:
         yield lambda: None
         return
-    from torchcalib.reporting.terminal import progress
+    from torchcalib.reporting.render.terminal import progress
 
     with progress(_length(dataloader), "evaluating") as advance:
         yield lambda: advance(1)

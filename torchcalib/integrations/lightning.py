@@ -25,8 +25,8 @@ from torchcalib.metrics.gathering import rank_and_size
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.plots.reliability import reliability_diagram
 from torchcalib.reporting.buffer import PredictionBuffer
-from torchcalib.reporting.monitoring.history import History
 from torchcalib.reporting.monitoring.monitor import Monitor
+from torchcalib.results.history import History
 
 
 def _callback_classes() -> tuple[type, ...]:

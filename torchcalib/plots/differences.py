@@ -15,8 +15,8 @@ from torchcalib.io.errors import short_name
 from torchcalib.plots.canvas import LIGHT, Canvas, Style, diagram
 
 if TYPE_CHECKING:
-    from torchcalib.reporting.data import Comparison
-    from torchcalib.reporting.results import ComparedLine, Difference
+    from torchcalib.results.comparison import Comparison
+    from torchcalib.results.lines import ComparedLine, Difference
 
 _COLUMNS = 2
 

@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from torchcalib.plots.canvas import LIGHT, Canvas, Column, Style, diagram
 
 if TYPE_CHECKING:
-    from torchcalib.reporting.monitoring.history import History
+    from torchcalib.results.history import History
 
 _SOLID = (1.0, 0.0)
 
@@ -49,7 +49,7 @@ def training_curve(history: History, ax: Axes | None = None, *, title: str | Non
         The axes; their figure is `ax.figure`.
 
     Example:
-        >>> from torchcalib.reporting.monitoring.history import History, HistoryRow
+        >>> from torchcalib.results.history import History, HistoryRow
         >>> rows = [HistoryRow(k, k, {"nll": 0.5, "ecd": -0.1, "ece": 0.1, "accuracy": 0.8}) for k in (1, 2, 3)]
         >>> [panel.get_ylabel() for panel in training_curve(History(tuple(rows))).child_axes]
         ['nats', 'nats', 'fraction', 'probability']

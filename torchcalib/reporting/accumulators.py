@@ -14,7 +14,6 @@ from torchcalib.core.state import SampleState, SumState
 from torchcalib.io.saved import saved_value
 from torchcalib.reporting.lines import SCORES
 
-MAX_BINS = 1000  # maximum number of bins for legible diagrams and tables
 _MAX_SUMS = 2**27  # maximum number of float64 sums (1 GiB)
 
 S_co = TypeVar("S_co", covariant=True)

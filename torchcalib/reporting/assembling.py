@@ -15,13 +15,13 @@ from torchcalib.io.errors import quoted
 from torchcalib.reporting.calibration import calibration_stage
 from torchcalib.reporting.classes import class_lines, class_tests
 from torchcalib.reporting.confidences import report_of_confidences
-from torchcalib.reporting.contents import SELECTIVE_GROUP
-from torchcalib.reporting.data import Report
 from torchcalib.reporting.diagnosis import evidence_of
 from torchcalib.reporting.findings import Findings, Gaps, Labels, decide
 from torchcalib.reporting.groups import GroupBins
 from torchcalib.reporting.lines import Statistics
 from torchcalib.reporting.testing import run_tests, why_few_events, with_evidence, with_intervals
+from torchcalib.results.lines import SELECTIVE_GROUP
+from torchcalib.results.report import Report
 
 
 @dataclass(frozen=True, eq=False)

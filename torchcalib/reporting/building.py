@@ -2,17 +2,16 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from math import prod
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, Unpack
 from uuid import uuid4
 
 import torch
 from torch import Tensor
 
 from torchcalib.calibration.calibrator import Calibrator
-from torchcalib.core.arguments import Task, check_count, check_flag, check_in_all_batches
+from torchcalib.core.arguments import Task, check_in_all_batches
 from torchcalib.core.arrays import as_tensors, check_has_values
 from torchcalib.core.checks import MAX_COPIES, are_counts
 from torchcalib.core.clusters import (
@@ -26,26 +25,22 @@ from torchcalib.core.clusters import (
     numbered,
     of_samples,
 )
-from torchcalib.core.documentation import documented
 from torchcalib.core.events import NamedMode, modes_of
 from torchcalib.core.groups import check_groups
-from torchcalib.core.inputs import InputFormat, check_option_names, input_format_of
+from torchcalib.core.inputs import InputFormat
 from torchcalib.core.mistakes import Evidence, no_samples
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import ExactSample
-from torchcalib.core.ranked_bins import Binning
 from torchcalib.core.state import SampleState, SumState
-from torchcalib.core.tasks import check_name_count, checked_names
-from torchcalib.io.errors import shown
+from torchcalib.core.tasks import check_name_count
 from torchcalib.io.saved import saved_value, write_whole
 from torchcalib.io.source import Source
 from torchcalib.metrics.groups.sums import SumsByCluster, SumsByGroup
 from torchcalib.metrics.proper_scores import NLL
-from torchcalib.reporting.accumulators import MAX_BINS, Accumulated, Accumulator, DistinctClusters, check_size
+from torchcalib.reporting.accumulators import Accumulated, Accumulator, DistinctClusters, check_size
 from torchcalib.reporting.assembling import Collected, report_of
 from torchcalib.reporting.buffer import PredictionBuffer
 from torchcalib.reporting.calibration import fitted
-from torchcalib.reporting.data import Report
 from torchcalib.reporting.groups import GroupBins
 from torchcalib.reporting.lines import (
     Statistics,
@@ -55,8 +50,10 @@ from torchcalib.reporting.lines import (
     sample_name,
     score_estimators,
 )
+from torchcalib.reporting.options import ReportOptions, ReportOptionsDict
 from torchcalib.reporting.sample_or_sketch import SampleOrSketch
 from torchcalib.reporting.testing import failure
+from torchcalib.results.report import Report
 
 BUFFER, GROUPS, CLUSTERS = "predictions", "groups", "clusters"
 """Names of the accumulators for predictions, for groups, and for the identifiers of clusters."""
@@ -64,16 +61,9 @@ BUFFER, GROUPS, CLUSTERS = "predictions", "groups", "clusters"
 _MAX_CLUSTER_SUMS = 2**24  # maximum number of float64 sums by cluster for a mode (128 MB)
 _MAX_CLUSTERS = 2**12  # maximum number of clusters in tests of errors over bins, if all predictions are available
 
-_ARGUMENTS = (
-    "task", "class_names", "n_bins", "right", "with_calibration", "with_intervals", "groups", "group_names", "clusters"
-)  # fmt: skip
-_OPTIONS = ("from_logits", "ignore_index", "positive_classes", "class_axis", "validate_args", "nan_policy")
-"""Arguments of `torchcalib.report`: settings of the report, and options for the input."""
-
 T = TypeVar("T", bound=Calibrator)
 
 
-@partial(documented, without=("weights", "batch_dims", "num_classes", "num_labels"))
 class ReportBuilder:
     """Compute a `Report` from batches of predictions.
 
@@ -86,12 +76,8 @@ class ReportBuilder:
 
     Args:
         task: `"binary"`, `"multiclass"` or `"multilabel"`.
-        class_names: names of the classes in the order of the class axis; the negative class first if binary.
-        n_bins: number of equal-width bins, and of equal-mass bins for the adaptive calibration error (ACE).
-        right: use bins `(a, b]` instead of `[a, b)`.
-        with_calibration: compute the gains of calibrators, `Report.calibration`.
-        with_intervals: compute 95% intervals, and the p-values and noise floors of rank-based errors.
         source: origin of the predictions, such as file names, for the report.
+        **options: see `torchcalib.reporting.options.ReportOptionsDict`, without `weights`.
 
     Example:
         >>> import torch
@@ -102,38 +88,10 @@ class ReportBuilder:
         4.0
     """
 
-    def __init__(
-        self,
-        *,
-        task: Task,
-        class_names: Sequence[str] | None = None,
-        n_bins: int = 15,
-        right: bool = False,
-        with_calibration: bool = True,
-        with_intervals: bool = True,
-        source: Source | None = None,
-        **options: Any,
-    ) -> None:
-        binning = Binning("equal_width", n_bins, right)
-        check_count("n_bins", n_bins, at_most=MAX_BINS)
-        check_flag("with_calibration", with_calibration)
-        check_flag("with_intervals", with_intervals)
-        self._with_calibration, self._with_intervals = with_calibration, with_intervals
-        self._settings: dict[str, Any] = {"n_bins": binning.n_bins, "right": binning.right}
+    def __init__(self, *, task: Task, source: Source | None = None, **options: Unpack[ReportOptionsDict]) -> None:
         self.source = source
-        self._class_names = checked_names(class_names or ())
-        check_option_names(options, _ARGUMENTS, "a report")
-        if options.get("batch_dims"):
-            raise TypeError(
-                f"`batch_dims` must be 0 for a report, got {shown(options['batch_dims'])}. "
-                "Create one report for each batch element."
-            )
-        if options.get("weights") is not None:
-            raise TypeError("`weights` must be None for `ReportBuilder`, got an array. Pass `weights` to `update`.")
-        self._format = input_format_of(task, options)
-        if task == "binary":
-            check_name_count(self._class_names, 2)
-        self._task = self._format.read_as
+        self._options = ReportOptions.of(task, options)
+        self._format, self._task = self._options.input_format, self._options.task
         self._parts: frozenset[str] = frozenset()  # identifiers of all merged builders, to reject a second merge
         self._has_groups: bool | None = None  # None before the first batch
         self._has_clusters: bool | None = None
@@ -177,7 +135,7 @@ class ReportBuilder:
         check_in_all_batches("groups", self._has_groups, groups is not None)
         check_in_all_batches("clusters", self._has_clusters, clusters is not None)
         input_format = replace(self._format, num_classes=self._classes_of(preds, target))
-        check_name_count(self._class_names, input_format.num_classes or 2)
+        check_name_count(self._options.class_names, input_format.num_classes or 2)
         samples = torch.Size(input_format.samples_of(preds, target))
         if clusters is not None:
             p = in_clusters(p, of_samples(identifiers(clusters, preds.device), samples))
@@ -224,10 +182,10 @@ class ReportBuilder:
                 groups=self._accumulators[GROUPS] if self._has_groups else None,
                 has_several_samples_per_item=self._has_items and not self._has_clusters,
                 n_dropped=self._accumulators[NLL.__name__].n_ignored[1],
-                class_names=() if self._format.positive_classes is not None else self._class_names,
-                with_calibration=self._with_calibration,
-                with_intervals=self._with_intervals,
-                settings=self._settings,
+                class_names=() if self._format.positive_classes is not None else self._options.class_names,
+                with_calibration=self._options.with_calibration,
+                with_intervals=self._options.with_intervals,
+                settings=self._options.bins,
                 options=options,
                 source=source or ({} if self.source is None else self.source.in_words()),
             )
@@ -246,8 +204,8 @@ class ReportBuilder:
         ranked = self._ranked_samples if score_sums.statistic.total.sum() <= MAX_COPIES else {}
         return Statistics(
             task=self._task,
-            n_bins=self._settings["n_bins"],
-            right=self._settings["right"],
+            n_bins=self._options.n_bins,
+            right=self._options.right,
             sums={name: a.statistic for name, a in self._accumulators.items() if isinstance(a, Accumulated)},
             samples={mode: sample.statistic for mode, sample in ranked.items()},
             clusters=self._clusters(p) if self._has_clusters else None,
@@ -310,7 +268,7 @@ class ReportBuilder:
 
     def why_no_calibration(self) -> str:
         """Return the reason why `fit` cannot fit a calibrator, as a clause; an empty string if it can."""
-        if not self._with_calibration:
+        if not self._options.with_calibration:
             return "with_calibration is False"
         return self._buffer.why_not or ("some targets are soft" if self._buffer.has_shares else "")
 
@@ -343,10 +301,7 @@ class ReportBuilder:
     @property
     def settings(self) -> dict[str, Any]:
         """All arguments of the builder except `source`, as a dict of plain Python values."""
-        options = {name: getattr(self._format, name) for name in _OPTIONS}
-        contents = {"with_calibration": self._with_calibration, "with_intervals": self._with_intervals}
-        names = {"class_names": list(self._class_names) or None}
-        return {"task": self._format.task, **names, **self._settings, **contents, **options}
+        return self._options.to_dict()
 
     def merge(self, other: "ReportBuilder") -> None:
         """Append the predictions of another builder.
@@ -554,8 +509,8 @@ class ReportBuilder:
         """
         task, num_classes = input_format.read_as, input_format.num_classes
         if num_classes is not None:
-            check_size(task, num_classes, self._settings["n_bins"])
-        bins = bin_estimators(task, **self._settings, with_noise=True)
+            check_size(task, num_classes, self._options.n_bins)
+        bins = bin_estimators(task, **self._options.bins, with_noise=True)
         accumulators: dict[str, Accumulator] = {}
         for key, accumulator, *_ in (*score_estimators(task), *bins):
             accumulators[key] = Accumulated(SumState(accumulator, accumulator.shape(task, num_classes)))
@@ -571,7 +526,7 @@ class ReportBuilder:
                 sample = ExactSample(mode)
                 kind = SampleState(sample, sample.lead(task, num_classes), input_format.from_logits)
                 accumulators[sample_name(mode)] = SampleOrSketch.empty(kind)
-        if self._with_calibration or self._with_intervals:
+        if self._options.with_calibration or self._options.with_intervals:
             accumulators[BUFFER] = PredictionBuffer(input_format)
         main = bins[0].accumulator
         return {**accumulators, GROUPS: GroupBins.empty(main, main.shape(task, num_classes))}

@@ -34,8 +34,9 @@ from torchcalib.io.errors import printable, shown
 from torchcalib.metrics.proper_scores import NLL, Accuracy, BrierScore
 from torchcalib.reporting.accumulators import Accumulated
 from torchcalib.reporting.lines import bin_estimators, bin_table
-from torchcalib.reporting.results import CalibrationStage, CalibratorLine, LineInterval
 from torchcalib.reporting.testing import failure
+from torchcalib.results.calibration import CalibrationStage, CalibratorLine
+from torchcalib.results.lines import LineInterval
 
 T = TypeVar("T", bound=Calibrator)
 

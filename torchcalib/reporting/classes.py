@@ -1,63 +1,15 @@
 """Calibration of each class against the rest, or of each label: error, noise floor, p-values and direction."""
 
-import math
-from dataclasses import dataclass
-from typing import Literal
-
 import torch
 from torch import Tensor
 
 from torchcalib.inference.testing import CalibrationTest, ErrorTest, run_error_tests
 from torchcalib.metrics.binned import ECE, ESCE
 from torchcalib.reporting.lines import Statistics, cluster_sums_name
+from torchcalib.results.lines import ClassLine
 
 _LEAST_REPLICATES, _MIN_REPLICATES = 99, 999  # minimum numbers of simulated replicates, with many classes and with few
 _MAX_SIMULATED = 2**22, 2**24  # maximum number of simulated bins over all classes and replicates; for multi-label
-
-_LEVEL = 0.05  # significance level of the direction
-
-Direction = Literal["too high", "too low", "not significant", ""]
-
-
-@dataclass(frozen=True)
-class ClassLine:
-    """Calibration of one class against the rest, or of one label.
-
-    Attributes:
-        index: number of the class or label, from 0.
-        n: total weight of the samples, for a label of the samples in which it is known.
-        frequency: frequency of the class or label, in [0, 1].
-        gap: frequency minus mean probability.
-        value: expected calibration error (ECE).
-        noise_floor: expected ECE of a calibrated model. None if omitted, as are the p-values.
-        p_value: p-value of ECE, adjusted for the number of classes by the method of Holm (family-wise error rate); see
-            `torchcalib.inference.CalibrationTest`.
-        gap_p_value: two-sided p-value of `gap`, adjusted in the same way.
-    """
-
-    index: int
-    n: float
-    frequency: float
-    gap: float
-    value: float
-    noise_floor: float | None = None
-    p_value: float | None = None
-    gap_p_value: float | None = None
-
-    @property
-    def excess(self) -> float:
-        """ECE minus its noise floor, or ECE without a noise floor; -inf if undefined. It orders the classes."""
-        excess = self.value - (self.noise_floor or 0.0)
-        return -math.inf if math.isnan(excess) else excess
-
-    @property
-    def direction(self) -> Direction:
-        """Whether probabilities are too high or too low on average; empty if it was not tested."""
-        if self.gap_p_value is None:
-            return ""
-        if not self.gap_p_value < _LEVEL:
-            return "not significant"
-        return "too low" if self.gap > 0 else "too high"
 
 
 def class_lines(s: Statistics, tests: tuple[CalibrationTest, CalibrationTest] | None) -> tuple[ClassLine, ...]:

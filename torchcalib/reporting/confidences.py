@@ -11,10 +11,10 @@ from dataclasses import replace
 from typing import TypeVar
 
 from torchcalib.core.events import NamedMode
-from torchcalib.reporting.data import Comparison, Report
 from torchcalib.reporting.lines import GROUPS
-from torchcalib.reporting.results import LineInterval, Quantity
-from torchcalib.reporting.sentence import comparison_sentence
+from torchcalib.results.comparison import Comparison, comparison_sentence
+from torchcalib.results.lines import LineInterval, Quantity
+from torchcalib.results.report import Report
 
 Q = TypeVar("Q", bound=Quantity)
 T = TypeVar("T")

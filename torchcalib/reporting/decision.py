@@ -7,31 +7,11 @@ approximations.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 
-from torchcalib.reporting.results import LineInterval
-
-Kind = Literal[
-    "calibrated",
-    "too little data",
-    "one class",
-    "clusters",
-    "over-confidence",
-    "under-confidence",
-    "spread",
-    "class bias",
-    "label noise",
-    "bad class",
-    "bad label",
-    "bad group",
-    "other classes",
-    "swapped classes",
-    "confusion",
-    "uneven",
-]
+from torchcalib.results.decision import Kind
 
 LEVEL = 0.05
 """Nominal probability of a wrong alarm for a calibrated model, and level of a cause if ECE is significant."""
@@ -41,49 +21,6 @@ ERROR_LEVEL = LEVEL / 2
 
 CAUSES_LEVEL = LEVEL - ERROR_LEVEL
 """Significance level of all causes together, if ECE is not significant."""
-
-
-@dataclass(frozen=True)
-class Decision:
-    """Verdict on the calibration of a model, its cause, and what to do.
-
-    All texts of a report on these questions are fields of its decision.
-
-    Attributes:
-        kind: cause: `"over-confidence"`, `"under-confidence"`, `"spread"` (a temperature, without a significant mean
-            gap of this sign), `"class bias"`, `"label noise"`, `"bad class"`, `"bad label"`, `"bad group"`,
-            `"other classes"` (their probabilities if they are not the top label), `"swapped classes"`, `"confusion"`
-            (one label where another class is predicted), or `"uneven"` (other errors in some ranges, or only a
-            significant gain of a calibrator). Without a
-            significant cause: `"calibrated"`, `"too little data"`, `"one class"` (in the targets), or `"clusters"`
-            (which determine the label).
-        degree: `"slightly"`, `"clearly"` or `"badly"`, by the debiased root mean squared calibration error (RMSCE).
-            Empty without a significant cause. The limits are 0.02 and 0.1. It is `"badly"` only if the lower end of the
-            interval is at least 0.02.
-        verdict: the decision in few words, such as `"Clearly over-confident"`.
-        cause: sentences on the cause, with the values that show it.
-        action: sentences on what to do. They contain `Recommendation.text`, if calibrators were evaluated.
-        calibrator: name of the calibrator to add; empty for none.
-        gain: gain of the calibrator to add, or of the preferred one if none is worthwhile, in percent of `score`.
-            None if calibrators were not evaluated.
-        interval: 95% interval of `gain`; None if undefined.
-        score: name of the score, `"NLL"` or `"Brier score"`.
-    """
-
-    kind: Kind
-    degree: str
-    verdict: str
-    cause: str
-    action: str
-    calibrator: str = ""
-    gain: float | None = None
-    interval: LineInterval | None = None
-    score: str = "NLL"
-
-    @property
-    def sentence(self) -> str:
-        """Verdict and cause."""
-        return f"{self.verdict}. {self.cause}"
 
 
 class Candidate(NamedTuple):

@@ -24,8 +24,9 @@ from torch import Tensor
 from torchcalib.calibration.affine import AffineScaling, BiasCorrection, TemperatureScaling
 from torchcalib.calibration.calibrator import Calibrator, sample_weights
 from torchcalib.core.predictions import Predictions
-from torchcalib.reporting.decision import Candidate, Kind
+from torchcalib.reporting.decision import Candidate
 from torchcalib.reporting.other_classes import faults_of_other_classes, poisson_deviance
+from torchcalib.results.decision import Kind
 
 _MIN_CLASS_WEIGHT = 5.0  # smallest effective number of predictions of a class that is examined
 _MIN_PER_CLASS = 5.0  # labels per class on average, for the chi-squared law of all biases (Cochran 1954)

@@ -13,17 +13,11 @@ from torchcalib.core.bins import BinTable
 from torchcalib.core.sums import BinStats
 from torchcalib.display.words import capitalised, ends, listed, percent, significant
 from torchcalib.io.errors import short_name
-from torchcalib.reporting.decision import (
-    CAUSES_LEVEL,
-    ERROR_LEVEL,
-    LEVEL,
-    Candidate,
-    Decision,
-    Kind,
-    cause_of,
-)
+from torchcalib.reporting.decision import CAUSES_LEVEL, ERROR_LEVEL, LEVEL, Candidate, cause_of
 from torchcalib.reporting.diagnosis import Evidence
-from torchcalib.reporting.results import CalibrationStage, Line, LineInterval
+from torchcalib.results.calibration import CalibrationStage
+from torchcalib.results.decision import Decision, Kind
+from torchcalib.results.lines import Line, LineInterval
 
 SLIGHT, BAD = 0.02, 0.1
 """Thresholds of the debiased RMSCE: "slightly" below `SLIGHT`, "badly" from `BAD` on, "clearly" between."""

@@ -47,8 +47,7 @@ from torchcalib.metrics.selective import (
 )
 from torchcalib.metrics.test_based import TCE, tce_from_bins
 from torchcalib.metrics.truthful import ATB, atb_from_sorted
-from torchcalib.reporting.contents import SELECTIVE_GROUP
-from torchcalib.reporting.results import Line
+from torchcalib.results.lines import SELECTIVE_GROUP, Line
 
 SCORES: tuple[type[ScoreMetric], ...] = (Accuracy, NLL, BrierScore, ECD)
 ERRORS: tuple[type[BinnedMetric], ...] = (ECE, ESCE, MCE, RMSCE)

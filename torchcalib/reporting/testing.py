@@ -27,7 +27,6 @@ from torchcalib.metrics.binned import ACE, ece_from_bins, equal_width_rows, rmsc
 from torchcalib.metrics.ranked import CORP, KS, RankedMetric
 from torchcalib.metrics.test_based import TCE
 from torchcalib.metrics.truthful import ATB
-from torchcalib.reporting.contents import SELECTIVE_GROUP
 from torchcalib.reporting.lines import (
     ERRORS,
     GROUPS,
@@ -40,7 +39,7 @@ from torchcalib.reporting.lines import (
     score_estimators,
     selective_values,
 )
-from torchcalib.reporting.results import Line, LineInterval
+from torchcalib.results.lines import SELECTIVE_GROUP, Line, LineInterval
 
 MAX_EVENTS = 2**18
 """Maximum number of events (samples, or samples times classes) for bootstrap intervals of scores."""

@@ -17,7 +17,6 @@ from torchcalib.inference.resampling import _expanded_tail, nominal_tail
 from torchcalib.metrics.ranked import ks_from_sorted
 from torchcalib.ops.counter_rng import random_words
 from torchcalib.plots import difference_plot
-from torchcalib.reporting import terminal
 from torchcalib.reporting.comparison.differences import PairTest, _adjusted_p_values, pair_test
 from torchcalib.reporting.comparison.null import (
     _UNIFORM_STREAMS,
@@ -27,9 +26,10 @@ from torchcalib.reporting.comparison.null import (
     samples_of_flipped,
 )
 from torchcalib.reporting.comparison.system import System
-from torchcalib.reporting.html.comparison import render_comparison
-from torchcalib.reporting.sentence import comparison_sentence
-from torchcalib.reporting.tables import compared_verdict
+from torchcalib.reporting.render import terminal
+from torchcalib.reporting.render.html import render_comparison
+from torchcalib.results.comparison import comparison_sentence
+from torchcalib.results.tables import compared_verdict
 
 R = 39
 

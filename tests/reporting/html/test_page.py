@@ -10,10 +10,10 @@ from helpers.systems import compared
 from helpers.tables import small_blocks
 
 from torchcalib import plots
-from torchcalib.core import words
+from torchcalib.display import words
 from torchcalib.plots import DARK
-from torchcalib.reporting.html import page as pages
-from torchcalib.reporting.monitoring.history import History, HistoryRow
+from torchcalib.reporting.render.html import page as pages
+from torchcalib.results.history import History, HistoryRow
 
 HISTORY = History((HistoryRow(1, 1, {"nll": 1.0}), HistoryRow(2, 2, {"nll": 2.0}, "so")))
 

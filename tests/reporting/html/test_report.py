@@ -18,11 +18,11 @@ from helpers.reports import QUICK, TASKS, bare, full_report
 import torchcalib as tc
 from torchcalib.display.words import significant
 from torchcalib.plots import LIGHT
-from torchcalib.reporting import html
-from torchcalib.reporting.contents import calibrator_advice, key_numbers
-from torchcalib.reporting.html.report import _overview, _square_diagram, render
-from torchcalib.reporting.results import today
-from torchcalib.reporting.tables import class_table
+from torchcalib.reporting.render import html
+from torchcalib.reporting.render.html.report import _overview, _square_diagram, render
+from torchcalib.results.base import today
+from torchcalib.results.contents import calibrator_advice, key_numbers
+from torchcalib.results.tables import class_table
 
 HOSTILE = "<script>alert(1)</script>"
 LOADING = {"link", "img", "iframe", "object", "embed", "image", "video", "audio", "base", "form"}

@@ -11,9 +11,9 @@ from helpers.trainings import epochs_of
 
 import torchcalib as tc
 import torchcalib.functional as F
-from torchcalib.reporting import terminal
-from torchcalib.reporting.monitoring.history import History, HistoryRow
 from torchcalib.reporting.monitoring.over_confidence import crossings
+from torchcalib.reporting.render import terminal
+from torchcalib.results.history import History, HistoryRow
 
 TASKS = {"binary": {}, "multiclass": {"num_classes": 5}, "multilabel": {"num_labels": 5}}
 FUNCTIONS = {name: function for name, function in SCORES.items() if name != "nbs"}

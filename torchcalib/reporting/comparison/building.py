@@ -37,7 +37,7 @@ from torchcalib.core.ranked_bins import Binning
 from torchcalib.core.tasks import check_name_count, checked_names, cluster_ids, per_sample, prepare
 from torchcalib.io.errors import first_of, limited, shown
 from torchcalib.metrics.proper_scores import NLL
-from torchcalib.reporting.accumulators import MAX_BINS, check_size
+from torchcalib.reporting.accumulators import check_size
 from torchcalib.reporting.comparison.differences import SystemReplicates, compared_lines
 from torchcalib.reporting.comparison.groups import Draws, words_of
 from torchcalib.reporting.comparison.system import (
@@ -47,10 +47,10 @@ from torchcalib.reporting.comparison.system import (
     System,
 )
 from torchcalib.reporting.confidences import comparison_of_confidences
-from torchcalib.reporting.contents import SELECTIVE_GROUP
-from torchcalib.reporting.data import Comparison
-from torchcalib.reporting.sentence import comparison_sentence
+from torchcalib.reporting.options import MAX_BINS
 from torchcalib.reporting.testing import LEVEL
+from torchcalib.results.comparison import Comparison, comparison_sentence
+from torchcalib.results.lines import SELECTIVE_GROUP
 
 N_REPLICATES = 999
 """Default number of bootstrap replicates. At level 95%, 24 of them lie below the interval and 24 above."""

@@ -30,7 +30,8 @@ from torchcalib.metrics.scores import ScoreMetric
 from torchcalib.metrics.test_based import TCE
 from torchcalib.metrics.truthful import ATB
 from torchcalib.reporting.lines import ERRORS, SCORES, SELECTIVE
-from torchcalib.reporting.results import (
+from torchcalib.reporting.testing import LEVEL, interval_of
+from torchcalib.results.lines import (
     Better,
     ComparedLine,
     Difference,
@@ -40,7 +41,6 @@ from torchcalib.reporting.results import (
     Verdict,
     is_significant,
 )
-from torchcalib.reporting.testing import LEVEL, interval_of
 
 _DIRECTIONS: dict[bool | None, Better] = {True: "higher", False: "lower", None: "nearer to 0"}
 _METRICS: tuple[type[ScoreMetric | BinnedMetric | RankedMetric], ...] = (*SCORES, *ERRORS, ACE, TCE, KS, ATB)

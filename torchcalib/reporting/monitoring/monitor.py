@@ -20,8 +20,8 @@ from torchcalib.metrics.binned import ECE, ESCE, MCE
 from torchcalib.metrics.collection import CalibrationCollection
 from torchcalib.metrics.gathering import rank_and_size
 from torchcalib.metrics.proper_scores import ECD, NLL, Accuracy, BrierScore
-from torchcalib.reporting.monitoring.history import History, HistoryRow
 from torchcalib.reporting.monitoring.over_confidence import OverConfidenceWarning, crossings, warning_text
+from torchcalib.results.history import History, HistoryRow
 
 
 def usual_metrics(

@@ -6,7 +6,7 @@ Over-confidence is max(ECD, 0), where ECD is the entropic calibration difference
 import math
 from collections.abc import Sequence
 
-from torchcalib.reporting.monitoring.history import History, HistoryRow
+from torchcalib.results.history import History, HistoryRow
 
 
 class OverConfidenceWarning(UserWarning):

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torchcalib.core.events import NamedMode
 from torchcalib.display.words import count, gain, p_words, percent, significant
 from torchcalib.io.errors import printable
+from torchcalib.results.lines import SELECTIVE_GROUP
 
 if TYPE_CHECKING:
-    from torchcalib.reporting.data import Report
-    from torchcalib.reporting.decision import Decision
-    from torchcalib.reporting.results import CalibrationStage, Results
-
-SELECTIVE_GROUP = "selective prediction"
-"""Group of the metrics of selective prediction in `Line.group`. Their keys have no mode."""
+    from torchcalib.results.base import Results
+    from torchcalib.results.calibration import CalibrationStage
+    from torchcalib.results.decision import Decision
+    from torchcalib.results.report import Report
 
 CONFIDENCE_WORDS = (
     "Scores are means over the data. Confidence is the probability of y = 1 (positive class) or the largest "

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any, Literal
 from torchcalib.display.tables import Cell, Column, Table, interval, number, p_value
 from torchcalib.display.words import capitalised, count, ends, gain, listed, percent, significant
 from torchcalib.io.errors import printable, short_name
-from torchcalib.reporting.contents import sources_of
+from torchcalib.results.contents import sources_of
 
 if TYPE_CHECKING:
-    from torchcalib.reporting.classes import ClassLine
-    from torchcalib.reporting.data import Comparison, Report
-    from torchcalib.reporting.results import CalibrationStage, Quantity, Results
+    from torchcalib.results.base import Results
+    from torchcalib.results.calibration import CalibrationStage
+    from torchcalib.results.comparison import Comparison
+    from torchcalib.results.lines import ClassLine, Quantity
+    from torchcalib.results.report import Report
 
 WORST_CLASSES = 10
 """Number of classes in the tables of a terminal, of a notebook and of `str`."""

@@ -23,7 +23,9 @@ except ImportError as error:
 from torchcalib.display.tables import Table
 from torchcalib.io.errors import printable
 from torchcalib.io.source import Source
-from torchcalib.reporting.contents import (
+from torchcalib.results.calibration import CalibrationStage
+from torchcalib.results.comparison import Comparison
+from torchcalib.results.contents import (
     DIFFERENCE_WORDS,
     GROUP_WORDS,
     calibrator_advice,
@@ -34,10 +36,9 @@ from torchcalib.reporting.contents import (
     key_numbers,
     title_words,
 )
-from torchcalib.reporting.data import Comparison, Report
-from torchcalib.reporting.monitoring.history import History
-from torchcalib.reporting.results import CalibrationStage
-from torchcalib.reporting.tables import (
+from torchcalib.results.history import History
+from torchcalib.results.report import Report
+from torchcalib.results.tables import (
     WORST_CLASSES,
     calibrator_table,
     class_table,

@@ -17,7 +17,9 @@ from torchcalib.plots.confidence import confidence_histogram
 from torchcalib.plots.reliability import reliability_diagram
 from torchcalib.plots.tce import tce_diagram
 from torchcalib.plots.training import training_curve
-from torchcalib.reporting.contents import (
+from torchcalib.reporting.render.html.page import both_themes, pictures, render_template
+from torchcalib.results.calibration import CalibrationStage
+from torchcalib.results.contents import (
     GROUP_WORDS,
     RCL_SOURCE,
     calibrator_advice,
@@ -30,11 +32,9 @@ from torchcalib.reporting.contents import (
     sources_of,
     title_words,
 )
-from torchcalib.reporting.data import Report
-from torchcalib.reporting.html.page import both_themes, pictures, render_template
-from torchcalib.reporting.monitoring.history import History
-from torchcalib.reporting.results import CalibrationStage
-from torchcalib.reporting.tables import class_table, line_table
+from torchcalib.results.history import History
+from torchcalib.results.report import Report
+from torchcalib.results.tables import class_table, line_table
 
 _MAX_CLASSES = 1000  # maximum number of classes in the table; each adds about 400 bytes to the page
 _MAX_NAME_LENGTH = 200  # maximum number of characters of a group name in the table; longer names are truncated
@@ -124,7 +124,7 @@ def _square_diagram(report: Report, style: Style, stage: CalibrationStage | None
     return ax
 
 
-def files_of(report: Report) -> dict[str, bytes]:
+def report_files(report: Report) -> dict[str, bytes]:
     """Return the contents of `report.json`, `report.html`, and of every diagram as PNG and SVG, by file name.
 
     The diagrams of the main mode are `reliability` and `confidence`. Other modes have a suffix, as in

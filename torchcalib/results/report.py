@@ -16,16 +16,17 @@ from torchcalib.core.tasks import cluster_ids, per_sample, prepare
 from torchcalib.display.tables import Table, to_text
 from torchcalib.io.errors import printable, shown
 from torchcalib.metrics.groups.table import GroupTable
-from torchcalib.reporting.classes import ClassLine
-from torchcalib.reporting.contents import input_line
-from torchcalib.reporting.monitoring.history import History
-from torchcalib.reporting.results import CalibrationStage, ComparedLine, Line, Results
-from torchcalib.reporting.tables import WORST_CLASSES, class_table, difference_table, line_table
+from torchcalib.results.base import Results, above
+from torchcalib.results.calibration import CalibrationStage
+from torchcalib.results.contents import input_line
+from torchcalib.results.history import History
+from torchcalib.results.lines import ClassLine, Line
+from torchcalib.results.tables import WORST_CLASSES, class_table, line_table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from torchcalib.reporting.decision import Decision
+    from torchcalib.results.decision import Decision
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -44,7 +45,7 @@ class Report(Results[float]):
         priors: frequency of each class; multi-label: of each label.
         tables: table of equal-width bins for each mode; multi-label: all labels pooled.
         class_lines: calibration of each class against the rest, or of each label, in the order of the classes; see
-            `torchcalib.reporting.classes.ClassLine`. Empty for a binary task.
+            `torchcalib.results.ClassLine`. Empty for a binary task.
         decision: verdict on calibration, its cause, and what to do; all other texts on these agree with it.
         source: origin of the predictions, such as files.
         tests: table of the bins of the test-based calibration error (TCE) for each mode; multi-label: all labels
@@ -111,7 +112,7 @@ class Report(Results[float]):
         labels of at least two classes. Slow calibrators are omitted for many classes.
 
         `decision` contains the verdict, the cause of miscalibration, and what to do; see
-        `torchcalib.reporting.decision.Decision`.
+        `torchcalib.results.Decision`.
 
         Every calibration error has a noise floor and a p-value; see `torchcalib.inference.CalibrationTest`. The noise
         floor is the expected value under perfect calibration. ECE, ACE, ESCE and RMSCE also have a 95% interval, except
@@ -154,14 +155,12 @@ class Report(Results[float]):
             >>> torchcalib.report([0.2, 0.7], ["ham", "spam"], class_names=["ham", "spam"]).task
             'binary'
         """
-        from torchcalib.reporting.building import ReportBuilder
-
         weights = weights_from(options.pop("weights", None), sample_weight)
         sizes = options.get("num_classes"), options.get("num_labels")
         if task is None and sizes != (None, None):
             task = task_of(task, *sizes)
         p = prepare(preds, target, task, class_names=class_names, positive_classes=options.get("positive_classes"))
-        builder = ReportBuilder(
+        builder = above("torchcalib.reporting.building:ReportBuilder")(
             task=p.task,
             class_names=p.class_names,
             n_bins=n_bins,
@@ -178,7 +177,8 @@ class Report(Results[float]):
             group_names=group_names,
             clusters=None if clusters is None else cluster_ids(clusters, p.preds),
         )
-        return replace(builder.report(), task_is_inferred=task is None)
+        found: Report = replace(builder.report(), task_is_inferred=task is None)
+        return found
 
     @classmethod
     def from_estimator(
@@ -221,9 +221,7 @@ class Report(Results[float]):
             >>> r.task, r.n
             ('multiclass', 75.0)
         """
-        from torchcalib.reporting.estimators import predictions_of
-
-        given = predictions_of(estimator, X, y)
+        given = above("torchcalib.reporting.estimators:predictions_of")(estimator, X, y)
         for name in ("task", "from_logits", "positive_classes", "class_axis"):
             if name in options:
                 raise TypeError(
@@ -296,10 +294,8 @@ class Report(Results[float]):
             >>> r.task, r.n
             ('binary', 3.0)
         """
-        from torchcalib.reporting.reading import builder_of
-
         names = {"preds": preds, "target": target, "weights": weights, "groups": groups, "clusters": clusters}
-        builder = builder_of(
+        builder = above("torchcalib.reporting.reading:builder_of")(
             paths,
             {**names, "from_logits": from_logits, "task": task},
             class_names=class_names,
@@ -310,7 +306,8 @@ class Report(Results[float]):
             ignore_index=ignore_index,
             nan_policy=nan_policy,
         )
-        return replace(builder.report(), task_is_inferred=task is None)
+        found: Report = replace(builder.report(), task_is_inferred=task is None)
+        return found
 
     @property
     def sentence(self) -> str:
@@ -364,9 +361,8 @@ class Report(Results[float]):
             >>> r.plot(title="two samples").get_title(loc="left")
             'two samples'
         """
-        from torchcalib.plots.reliability import reliability_diagram
-
-        return reliability_diagram(self, ax=ax, mode=mode, **options)
+        axes: Axes = above("torchcalib.plots.reliability:reliability_diagram")(self, ax=ax, mode=mode, **options)
+        return axes
 
     def layout(self) -> Table:
         """Return the table of all scores and calibration errors."""
@@ -376,14 +372,12 @@ class Report(Results[float]):
         return line.value
 
     def _page(self) -> str:
-        from torchcalib.reporting.html.report import render
-
-        return render(self)
+        page: str = above("torchcalib.reporting.render.html:render")(self)
+        return page
 
     def _files(self) -> Mapping[str, bytes]:
-        from torchcalib.reporting.html.report import files_of
-
-        return files_of(self)
+        files: Mapping[str, bytes] = above("torchcalib.reporting.render.html:report_files")(self)
+        return files
 
     def _repr_html_(self) -> str:
         """Return HTML for a notebook: main findings, table of all lines, and the classes with the largest errors."""
@@ -407,76 +401,3 @@ class Report(Results[float]):
 
 
 report = Report.from_predictions
-
-
-@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class Comparison(Results[ComparedLine]):
-    """Scores and calibration errors of several systems on the same targets, and their differences.
-
-    `torchcalib.compare` creates it. Print it, show it in a notebook, or look up a line by key:
-    `comparison["nll"].differences["b"].value`. `save` writes files, and `to_pandas`, `to_markdown`, `to_latex` and
-    `to_dict` export the lines.
-
-    Attributes:
-        task, n, num_classes, settings, notes, version, created, class_names, task_is_inferred: see `Results`.
-        n_dropped: number of rows dropped from all systems because a prediction or target is NaN.
-        lines: one entry for each score and calibration error; see `ComparedLine`.
-        systems: names of the systems, the baseline first.
-        sentences: the main findings as text, by name of each system except the baseline.
-        sources: origin of the predictions, such as files, by system name.
-    """
-
-    lines: tuple[ComparedLine, ...]
-    systems: tuple[str, ...]
-    sentences: Mapping[str, str]
-    sources: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-
-    @property
-    def baseline(self) -> str:
-        """Name of the first system, with which all other systems are compared."""
-        return self.systems[0]
-
-    @property
-    def caution(self) -> str:
-        """Text on multiple comparisons or missing intervals, to show below the tables."""
-        n = sum(difference.interval is not None for line in self.lines for difference in line.differences.values())
-        if not n:
-            return "Without intervals, the significance of differences is unknown."
-        return (
-            "Intervals, p-values and the verdicts beside them are those of single metrics, chosen in advance: if no "
-            f"system differed, up to {max(1, round(0.05 * n))} of {n} p-values would be at most 0.05, on average. "
-            f"Adjusted p-values account for all {n} differences: the probability that one or more of them would be at "
-            "most 0.05 is at most 5%."
-        )
-
-    @property
-    def main_lines(self) -> tuple[ComparedLine, ...]:
-        """Scores, and calibration errors of the main mode. `difference_plot` draws only these lines."""
-        groups = list(dict.fromkeys(line.group for line in self.lines))[:2]
-        return tuple(line for line in self.lines if line.group in groups)
-
-    def layout(self) -> Table:
-        """Return the table of all scores and calibration errors, with columns for each system."""
-        return difference_table(self, *self.systems[1:])
-
-    def _entry(self, line: ComparedLine) -> ComparedLine:
-        return line
-
-    def _page(self) -> str:
-        from torchcalib.reporting.html.comparison import render_comparison
-
-        return render_comparison(self)
-
-    def _files(self) -> Mapping[str, bytes]:
-        from torchcalib.reporting.html.comparison import files_of
-
-        return files_of(self)
-
-    def _repr_html_(self) -> str:
-        """Return HTML for a notebook: the main findings and the table of all lines."""
-        words = [*self.sentences.values(), input_line(self)]
-        return "\n".join([*(f"<p>{escape(printable(text))}</p>" for text in words), super()._repr_html_()])
-
-    def __str__(self) -> str:
-        tables = [to_text(difference_table(self, name)) for name in self.systems[1:]]
-        return "\n\n".join([" ".join(self.sentences.values()), *tables, "\n".join([self.caution, *self.notes])])

@@ -55,7 +55,7 @@ def render_template(template: str, **values: Any) -> str:
 def _environment() -> Environment:
     # autoescape=True escapes values in every template, because file and class names are not trusted.
     environment = Environment(
-        loader=PackageLoader("torchcalib.reporting", "html"),
+        loader=PackageLoader("torchcalib.reporting.render", "html"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

@@ -8,10 +8,10 @@ from matplotlib import style as matplotlib_style
 from torchcalib.display.words import listed
 from torchcalib.io.errors import short_name
 from torchcalib.plots.differences import difference_plot
-from torchcalib.reporting.contents import DIFFERENCE_WORDS, facts, formatted, input_line, sources_of
-from torchcalib.reporting.data import Comparison
-from torchcalib.reporting.html.page import both_themes, pictures, render_template
-from torchcalib.reporting.tables import compared_verdict, difference_table, system_table
+from torchcalib.reporting.render.html.page import both_themes, pictures, render_template
+from torchcalib.results.comparison import Comparison
+from torchcalib.results.contents import DIFFERENCE_WORDS, facts, formatted, input_line, sources_of
+from torchcalib.results.tables import compared_verdict, difference_table, system_table
 
 
 def render_comparison(comparison: Comparison) -> str:
@@ -68,7 +68,7 @@ def _verdict(comparison: Comparison) -> tuple[str, str]:
     return f"{name} and {first} do not differ significantly in calibration", colour
 
 
-def files_of(comparison: Comparison) -> dict[str, bytes]:
+def comparison_files(comparison: Comparison) -> dict[str, bytes]:
     """Return the contents of `compare.json`, `compare.html`, `compare.png` and `compare.svg`, by file name."""
     files = {
         "compare.json": comparison.to_json().encode() + b"\n",

@@ -1,0 +1,100 @@
+"""Options that reports, comparisons and their builders share."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+from torchcalib.core.arguments import InputOptions, Task, check_count, check_flag
+from torchcalib.core.inputs import InputFormat, check_option_names, input_format_of
+from torchcalib.core.ranked_bins import Binning
+from torchcalib.core.tasks import check_name_count, checked_names
+from torchcalib.io.errors import shown
+
+MAX_BINS = 1000
+"""Maximum number of bins, for legible diagrams and tables."""
+
+_ROLES = ("groups", "group_names", "clusters")  # further arguments of `torchcalib.report`, which errors suggest
+_INPUT_SETTINGS = ("from_logits", "ignore_index", "positive_classes", "class_axis", "validate_args", "nan_policy")
+
+
+class ReportOptionsDict(InputOptions, total=False):
+    """Options of `torchcalib.report` as keyword arguments: those of `InputOptions`, except `batch_dims`, and these.
+
+    - `class_names` (default None): names of the classes in the order of the class axis; the negative class first if
+      binary.
+    - `n_bins` (default 15): number of equal-width bins, and of equal-mass bins for the adaptive calibration error.
+    - `right` (default False): use bins `(a, b]` instead of `[a, b)`.
+    - `with_calibration` (default True): compute the gains of calibrators.
+    - `with_intervals` (default True): compute 95% intervals, and the p-values and noise floors of rank-based errors.
+    """
+
+    class_names: Sequence[str] | None
+    n_bins: int
+    right: bool
+    with_calibration: bool
+    with_intervals: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportOptions:
+    """Checked options of a report."""
+
+    input_format: InputFormat
+    class_names: tuple[str, ...] = ()  # empty if unknown
+    n_bins: int = 15
+    right: bool = False
+    with_calibration: bool = True
+    with_intervals: bool = True
+
+    @classmethod
+    def of(cls, task: Task, options: Mapping[str, Any], where: str = "a report") -> Self:
+        """Check options, given as in `ReportOptionsDict`; `where` names their owner in errors.
+
+        Raises:
+            TypeError, ValueError: for an invalid option.
+        """
+        own = {name: options[name] for name in ReportOptionsDict.__annotations__ if name in options}
+        of_input = {name: own.pop(name) for name in [*own] if name in InputOptions.__annotations__}
+        binning = Binning("equal_width", own.get("n_bins", cls.n_bins), own.get("right", cls.right))
+        check_count("n_bins", binning.n_bins, at_most=MAX_BINS)
+        for name in ("with_calibration", "with_intervals"):
+            check_flag(name, own.get(name, True))
+        class_names = checked_names(own.pop("class_names", None) or ())
+        unknown = {name: value for name, value in options.items() if name not in ReportOptionsDict.__annotations__}
+        check_option_names(unknown, ("task", *ReportOptionsDict.__annotations__, *_ROLES), where)
+        if of_input.get("batch_dims"):
+            raise TypeError(
+                f"`batch_dims` must be 0 for {where}, got {shown(of_input['batch_dims'])}. "
+                f"Create one {where.split()[-1]} for each batch element."
+            )
+        if of_input.pop("weights", None) is not None:
+            raise TypeError("`weights` must be None for `ReportBuilder`, got an array. Pass `weights` to `update`.")
+        input_format = input_format_of(task, of_input)
+        if task == "binary":
+            check_name_count(class_names, 2)
+        return cls(input_format=input_format, class_names=class_names, **own)
+
+    @property
+    def task(self) -> Task:
+        """Task of the report: binary if `positive_classes` is given."""
+        return self.input_format.read_as
+
+    @property
+    def bins(self) -> dict[str, Any]:
+        """Number of bins and rule for their edges."""
+        return {"n_bins": self.n_bins, "right": self.right}
+
+    def with_format(self, input_format: InputFormat) -> Self:
+        """Return the options with another input format, for example one with the number of classes."""
+        return replace(self, input_format=input_format)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the task and all options as plain Python values, from which `of` restores them."""
+        return {
+            "task": self.input_format.task,
+            "class_names": list(self.class_names) or None,
+            **self.bins,
+            "with_calibration": self.with_calibration,
+            "with_intervals": self.with_intervals,
+            **{name: getattr(self.input_format, name) for name in _INPUT_SETTINGS},
+        }

@@ -1,0 +1,1 @@
+"""Results as pages, pictures and terminal output."""

@@ -1,0 +1,10 @@
+from torchcalib.results.base import Results as Results
+from torchcalib.results.calibration import CalibrationStage as CalibrationStage
+from torchcalib.results.calibration import CalibratorLine as CalibratorLine
+from torchcalib.results.decision import Decision as Decision
+from torchcalib.results.lines import ClassLine as ClassLine
+from torchcalib.results.lines import ComparedLine as ComparedLine
+from torchcalib.results.lines import Difference as Difference
+from torchcalib.results.lines import Line as Line
+from torchcalib.results.lines import LineInterval as LineInterval
+from torchcalib.results.lines import Quantity as Quantity

@@ -1,0 +1,184 @@
+"""`Results`, the base class of `Report` and `Comparison`."""
+
+import json
+import math
+import os
+import re
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any, TypeVar
+
+from torchcalib._version import __version__
+from torchcalib.calibration.calibrator import Calibrator
+from torchcalib.core.arguments import Task
+from torchcalib.core.bins import BinTable
+from torchcalib.display.tables import Tabular
+from torchcalib.io.errors import shown
+from torchcalib.io.saved import write_whole
+from torchcalib.results.history import History
+
+V = TypeVar("V")
+
+
+def above(place: str) -> Any:
+    """Return the function or class at a place such as `"torchcalib.plots.reliability:reliability_diagram"`.
+
+    Results are data. The packages that compute, draw and render them import results, and not the other way round.
+    Methods of results that are shortcuts for functions of these packages find them here, when they are called.
+    """
+    return resolve_name(place)
+
+
+def today() -> str:
+    """Return the current date in UTC, as yyyy-mm-dd.
+
+    The environment variable `SOURCE_DATE_EPOCH`, in seconds since 1970, replaces the current time, for reproducible
+    files (https://reproducible-builds.org/specs/source-date-epoch).
+    """
+    seconds = os.environ.get("SOURCE_DATE_EPOCH")
+    now = datetime.fromtimestamp(int(seconds), UTC) if seconds else datetime.now(UTC)
+    return now.date().isoformat()
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class Results(Mapping[str, V], Tabular):
+    """Base class of `Report` and `Comparison`: a mapping from keys such as `"nll"` to values, with metadata.
+
+    An error key without a mode refers to the main mode: `"ece"` is `"ece/top_label"` for a multi-class task.
+
+    Attributes:
+        task: `"binary"`, `"multiclass"` or `"multilabel"`.
+        n: sum of weights over the samples; multi-label: over the labelled entries.
+        num_classes: number of classes C or labels L; 2 for a binary task.
+        lines: scores and calibration errors, in the order of the table.
+        settings: options for the input and the bins.
+        notes: sentences on limitations, such as omitted values.
+        n_dropped: number of samples (multi-label: entries) dropped by `nan_policy="drop"`.
+        version: version of torchcalib.
+        created: date of creation in UTC, yyyy-mm-dd, or that of the environment variable `SOURCE_DATE_EPOCH`.
+        class_names: names of the classes or labels, the negative class first if binary; empty if unknown.
+        task_is_inferred: whether the task was inferred from the shapes.
+    """
+
+    task: Task
+    n: float
+    num_classes: int
+    lines: tuple[Any, ...]
+    settings: Mapping[str, Any]
+    notes: tuple[str, ...] = ()
+    n_dropped: int = 0
+    version: str = __version__
+    created: str = field(default_factory=today)
+    class_names: tuple[str, ...] = ()
+    task_is_inferred: bool = False
+
+    @abstractmethod
+    def _entry(self, line: Any) -> V:
+        """Return the value that the mapping has for the key of `line`."""
+
+    @abstractmethod
+    def _page(self) -> str:
+        """Return the results as a self-contained HTML page."""
+
+    @abstractmethod
+    def _files(self) -> Mapping[str, bytes]:
+        """Return the contents of all files that `save` writes into a folder, by file name."""
+
+    def __getitem__(self, key: str) -> V:
+        line = self.line(key)
+        if line is None:
+            raise KeyError(f"`key` must be one of {', '.join(self)}, got {shown(key)}.")
+        return self._entry(line)
+
+    def line(self, key: str) -> Any:
+        """Return the `Line` or `ComparedLine` with a key, as for `self[key]`; None if there is none."""
+        # Errors of the main mode precede those of other modes.
+        exact = [line for line in self.lines if line.key == key]
+        return next(iter(exact or [line for line in self.lines if line.key.startswith(f"{key}/")]), None)
+
+    def __iter__(self) -> Iterator[str]:
+        return (line.key for line in self.lines)
+
+    def __len__(self) -> int:
+        return len(self.lines)
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the attributes as plain Python values; a table is a dict of columns.
+
+        Quantiles of bins are omitted. NaN and infinite numbers are the strings "nan", "inf" and "-inf", because JSON
+        has no such numbers.
+        """
+        return {each.name: plain(getattr(self, each.name)) for each in fields(self)}
+
+    def to_json(self) -> str:
+        """Return `to_dict()` as strict JSON."""
+        return json.dumps(self.to_dict(), indent=2, allow_nan=False)
+
+    def save(self, path: str | Path) -> tuple[Path, ...]:
+        """Write one file, or a folder of files. Existing files are replaced, and never left incomplete.
+
+        Args:
+            path: a file name that ends in `.html` (page), `.json` (all numbers), `.md` or `.tex` (table of all lines).
+                Any other path is a folder for the page, the JSON file, and every diagram as PNG and SVG. Missing
+                folders are created.
+
+        Returns:
+            The paths of the written files.
+
+        Raises:
+            ImportError: if the extra `report` is not installed, for a page or a folder.
+            ValueError: if the file name has another ending.
+            NotADirectoryError: if the folder or one of its parents is a file.
+
+        Example:
+            >>> import tempfile, torch, torchcalib
+            >>> r = torchcalib.report(torch.tensor([0.2, 0.7]), torch.tensor([0, 1]), with_intervals=False)
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     [path.name for path in r.save(f"{folder}/report.json")]
+            ['report.json']
+        """
+        place = Path(path)
+        writers: dict[str, Callable[[], str]] = {
+            ".html": self._page,
+            ".json": lambda: f"{self.to_json()}\n",
+            ".md": lambda: f"{self.to_markdown()}\n",
+            ".tex": lambda: f"{self.to_latex()}\n",
+        }
+        ending = place.suffix.lower()
+        if place.is_dir() or (ending not in writers and not re.fullmatch(r"\.[a-z]\w*", ending)):
+            written: tuple[Path, ...] = above("torchcalib.reporting.render.html:write_folder")(self._files, place)
+            return written
+        if ending not in writers:
+            raise ValueError(
+                f"`path` must end in {', '.join(writers)}, or be a folder, got {str(path)!r}. "
+                f"To use this name for a folder, create the folder first."
+            )
+        content = writers[ending]().encode()
+        place.parent.mkdir(parents=True, exist_ok=True)
+        return (write_whole(place, content),)
+
+
+def plain(value: Any) -> Any:
+    """Convert data classes, tables and containers to values that strict JSON can represent."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, BinTable):
+        return {name: plain(column.tolist()) for name, column in value.to_dict().items() if name != "quantiles"}
+    if isinstance(value, History):
+        return plain(value.to_dict())
+    if isinstance(value, Calibrator):
+        return f"{type(value).__name__}()"  # the fitted parameters are omitted
+    if is_dataclass(value):
+        return {each.name: plain(getattr(value, each.name)) for each in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return value if isinstance(value, str | int | bool | None) else str(value)

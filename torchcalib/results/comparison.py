@@ -1,0 +1,139 @@
+"""`Comparison`: several systems on the same targets, as data with methods to print, export and save them."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from typing import Any
+
+from torchcalib.display.tables import Table, to_text
+from torchcalib.display.words import ends, listed, p_words
+from torchcalib.io.errors import printable, short_name
+from torchcalib.results.base import Results, above
+from torchcalib.results.contents import input_line
+from torchcalib.results.lines import ComparedLine, Difference
+from torchcalib.results.tables import difference_table
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class Comparison(Results[ComparedLine]):
+    """Scores and calibration errors of several systems on the same targets, and their differences.
+
+    `torchcalib.compare` creates it. Print it, show it in a notebook, or look up a line by key:
+    `comparison["nll"].differences["b"].value`. `save` writes files, and `to_pandas`, `to_markdown`, `to_latex` and
+    `to_dict` export the lines.
+
+    Attributes:
+        task, n, num_classes, settings, notes, version, created, class_names, task_is_inferred: see `Results`.
+        n_dropped: number of rows dropped from all systems because a prediction or target is NaN.
+        lines: one entry for each score and calibration error; see `ComparedLine`.
+        systems: names of the systems, the baseline first.
+        sentences: the main findings as text, by name of each system except the baseline.
+        sources: origin of the predictions, such as files, by system name.
+    """
+
+    lines: tuple[ComparedLine, ...]
+    systems: tuple[str, ...]
+    sentences: Mapping[str, str]
+    sources: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    @property
+    def baseline(self) -> str:
+        """Name of the first system, with which all other systems are compared."""
+        return self.systems[0]
+
+    @property
+    def caution(self) -> str:
+        """Text on multiple comparisons or missing intervals, to show below the tables."""
+        n = sum(difference.interval is not None for line in self.lines for difference in line.differences.values())
+        if not n:
+            return "Without intervals, the significance of differences is unknown."
+        return (
+            "Intervals, p-values and the verdicts beside them are those of single metrics, chosen in advance: if no "
+            f"system differed, up to {max(1, round(0.05 * n))} of {n} p-values would be at most 0.05, on average. "
+            f"Adjusted p-values account for all {n} differences: the probability that one or more of them would be at "
+            "most 0.05 is at most 5%."
+        )
+
+    @property
+    def main_lines(self) -> tuple[ComparedLine, ...]:
+        """Scores, and calibration errors of the main mode. `difference_plot` draws only these lines."""
+        groups = list(dict.fromkeys(line.group for line in self.lines))[:2]
+        return tuple(line for line in self.lines if line.group in groups)
+
+    def layout(self) -> Table:
+        """Return the table of all scores and calibration errors, with columns for each system."""
+        return difference_table(self, *self.systems[1:])
+
+    def _entry(self, line: ComparedLine) -> ComparedLine:
+        return line
+
+    def _page(self) -> str:
+        page: str = above("torchcalib.reporting.render.html:render_comparison")(self)
+        return page
+
+    def _files(self) -> Mapping[str, bytes]:
+        files: Mapping[str, bytes] = above("torchcalib.reporting.render.html:comparison_files")(self)
+        return files
+
+    def _repr_html_(self) -> str:
+        """Return HTML for a notebook: the main findings and the table of all lines."""
+        words = [*self.sentences.values(), input_line(self)]
+        return "\n".join([*(f"<p>{escape(printable(text))}</p>" for text in words), super()._repr_html_()])
+
+    def __str__(self) -> str:
+        tables = [to_text(difference_table(self, name)) for name in self.systems[1:]]
+        return "\n\n".join([" ".join(self.sentences.values()), *tables, "\n".join([self.caution, *self.notes])])
+
+
+_SCORES = ("Accuracy", "NLL", "Brier score")
+"""Names of the scores in the sentences of a comparison."""
+
+_NAME_LENGTH = 60  # largest number of characters of the name of a system
+
+
+def comparison_sentence(lines: Sequence[ComparedLine], first: str, second: str) -> str:
+    """Return sentences on the difference in ECE between two systems, and on the differences of scores."""
+    ece = next(line for line in lines if line.name == "ECE").differences[second]
+    scores = {line.name: line.differences[second] for line in lines if line.name in _SCORES}
+    first, second = short_name(first, _NAME_LENGTH), short_name(second, _NAME_LENGTH)
+    error = f"its ECE is {_in_words(ece)}"
+    if ece.adjusted_verdict != "not significant":
+        sentences = [f"{second} is {ece.adjusted_verdict} calibrated than {first}: {error}"]
+    elif ece.interval is None:
+        sentences = [f"The calibration of {second} and {first} cannot be compared: {error}, without an interval"]
+    elif ece.verdict == "not significant" and (ece.interval.low > 0 or ece.interval.high < 0):
+        noise = f"and {ece.chance:+.2g} is expected by sampling noise alone"
+        sentences = [f"The calibration of {second} and {first} does not differ significantly: {error}, {noise}"]
+    else:
+        sentences = [f"The calibration of {second} and {first} does not differ significantly: {error}"]
+    for verdict in ("better", "worse"):
+        names = [
+            f"{name} ({_in_words(d, ', 95% interval {}, adjusted p {}')})"
+            for name, d in scores.items()
+            if d.adjusted_verdict == verdict
+        ]
+        sentences += [f"It is {verdict} in {listed(names)}"] if names else []
+    undecided = [name for name, d in scores.items() if d.adjusted_verdict == "not significant" and d.interval]
+    sentences += [f"There is no significant difference in {listed(undecided)}"] if undecided else []
+    return ". ".join(sentences) + "."
+
+
+def _in_words(difference: Difference, evidence: str = " (95% interval {}, adjusted p {})") -> str:
+    """Return a text such as `"lower by 0.012 (95% interval 0.008 to 0.016, adjusted p = 0.005)"`.
+
+    The bounds are those of the decrease or increase.
+    """
+    if math.isnan(difference.value):
+        return "undefined"
+    value = difference.value
+    words = f"{'higher' if value > 0 else 'lower'} by {abs(value):.3g}" if value else "equal"
+    if (
+        difference.interval is None
+        or difference.adjusted_p_value is None
+        or (value == difference.interval.low == difference.interval.high)
+    ):
+        return words
+    low, high = difference.interval.low, difference.interval.high
+    bounds = (low, high) if value >= 0 else (-high, -low)
+    return words + evidence.format(ends(*bounds, digits=3), p_words(difference.adjusted_p_value, "= "))

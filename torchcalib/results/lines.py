@@ -1,0 +1,188 @@
+"""Lines of reports and comparisons: a score or calibration error with its evidence."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from torchcalib.display.words import ends, in_one_line
+
+SELECTIVE_GROUP = "selective prediction"
+"""Group of the metrics of selective prediction in `Line.group`. Their keys have no mode."""
+
+Better = Literal["higher", "lower", "nearer to 0"]
+Verdict = Literal["better", "worse", "not significant"]
+
+
+def is_significant(p_value: float | None) -> bool:
+    """Return True for a p-value of at most 5%. Rounding errors are ignored."""
+    return p_value is not None and p_value <= 0.05 * (1 + 1e-9)
+
+
+@dataclass(frozen=True)
+class LineInterval:
+    """95% interval of a score, a calibration error or a difference.
+
+    Attributes:
+        low: lower bound.
+        high: upper bound.
+    """
+
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return ends(self.low, self.high)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quantity:
+    """Metadata of a score or calibration error.
+
+    Attributes:
+        key: unique key, such as `"nll"` or `"ece/top_label"`.
+        name: display name, such as `"ECE"`.
+        group: `"scores"`, `"selective prediction"`, or the mode of the error: `"positive class"`, `"top label"`,
+            `"class-wise"`.
+        unit: unit of the value.
+        perfect: value of a predictor that is always right and certain.
+        question: one-line description, a noun phrase.
+        source: publication and equation.
+    """
+
+    key: str
+    name: str
+    group: str
+    unit: str
+    perfect: float
+    question: str
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line(Quantity):
+    """One score or calibration error of a report, with its noise floor, p-value and interval.
+
+    `str(line)` is one line of text: `"ECE 0.0210 (noise floor 0.0040, 95% 0.0180-0.0240, p < 0.001)"`.
+
+    Attributes:
+        key, name, group, unit, perfect, question, source: see `Quantity`.
+        value: the value.
+        naive: value of a predictor that always predicts the class frequencies of this data.
+        noise_floor: expected value if the model were perfectly calibrated with these confidences; for a signed error,
+            expected absolute value. None for scores, and if omitted.
+        p_value: probability of a value at least as large if the model were perfectly calibrated. Not corrected for
+            multiple testing. None without `noise_floor`.
+        interval: 95% confidence interval of the expected value at this sample size; for debiased RMSCE, of the error
+            without sampling noise. None if omitted. For the method of calibration errors, see
+            `torchcalib.inference.CalibrationTest`. Scores, DSC (discrimination), UNC (uncertainty) and metrics of
+            selective prediction have a bootstrap interval; see `torchcalib.inference.Interval`.
+    """
+
+    value: float
+    naive: float
+    noise_floor: float | None = None
+    p_value: float | None = None
+    interval: LineInterval | None = None
+
+    def __str__(self) -> str:
+        floor, p = (math.nan if x is None else x for x in (self.noise_floor, self.p_value))
+        both = () if self.interval is None else (self.interval.low, self.interval.high)
+        return f"{self.name} {in_one_line(self.value, floor, p, *both)}"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Value of one system minus value of the baseline.
+
+    The hypothesis of the test is that the expected difference is 0 for scores. For calibration errors, to which
+    sampling noise adds unequal amounts, it is between 0 and `chance`. This holds if both systems are calibrated, and
+    approximately if their gaps have the same pattern.
+
+    Attributes:
+        value: the difference; for a signed metric, the difference of absolute values.
+        interval: 95% interval of the expected difference; None if omitted. For scores it is the percentile interval of
+            the paired bootstrap. For calibration errors it also contains the interval from the null replicates, in
+            which both systems are calibrated.
+        chance: expected difference if both systems are calibrated: the noise floor of the system minus that of the
+            baseline. None for scores, and without an interval.
+        p_value: p-value of the hypothesis, from the replicates of `interval`: at most 0.05 if and only if the interval
+            excludes all values from 0 to `chance`. Not adjusted for other differences. None without an interval.
+        adjusted_p_value: p-value adjusted for all differences of a comparison (step-down max-T of Westfall and Young):
+            the probability of one or more values of at most 0.05 is at most 5% if no system differs.
+        verdict: `"better"` or `"worse"` if `p_value` is at most 0.05; otherwise `"not significant"`.
+    """
+
+    value: float
+    interval: LineInterval | None
+    chance: float | None
+    p_value: float | None
+    adjusted_p_value: float | None
+    verdict: Verdict
+
+    @property
+    def adjusted_verdict(self) -> Verdict:
+        """`verdict` if `adjusted_p_value` is at most 0.05, otherwise `"not significant"`."""
+        return self.verdict if is_significant(self.adjusted_p_value) else "not significant"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparedLine(Quantity):
+    """Values of one score or calibration error for all systems of a comparison, and their differences.
+
+    Attributes:
+        key, name, group, unit, perfect, question, source: see `Quantity`.
+        better: direction of better values: `"higher"`, `"lower"` or `"nearer to 0"`.
+        values: value of each system, by system name.
+        intervals: 95% interval of each value or None, by system name.
+        differences: difference from the baseline for each other system, by system name.
+    """
+
+    better: Better
+    values: Mapping[str, float]
+    intervals: Mapping[str, LineInterval | None]
+    differences: Mapping[str, Difference]
+
+
+Direction = Literal["too high", "too low", "not significant", ""]
+
+
+@dataclass(frozen=True)
+class ClassLine:
+    """Calibration of one class against the rest, or of one label.
+
+    Attributes:
+        index: number of the class or label, from 0.
+        n: total weight of the samples, for a label of the samples in which it is known.
+        frequency: frequency of the class or label, in [0, 1].
+        gap: frequency minus mean probability.
+        value: expected calibration error (ECE).
+        noise_floor: expected ECE of a calibrated model. None if omitted, as are the p-values.
+        p_value: p-value of ECE, adjusted for the number of classes by the method of Holm (family-wise error rate); see
+            `torchcalib.inference.CalibrationTest`.
+        gap_p_value: two-sided p-value of `gap`, adjusted in the same way.
+    """
+
+    index: int
+    n: float
+    frequency: float
+    gap: float
+    value: float
+    noise_floor: float | None = None
+    p_value: float | None = None
+    gap_p_value: float | None = None
+
+    @property
+    def excess(self) -> float:
+        """ECE minus its noise floor, or ECE without a noise floor; -inf if undefined. It orders the classes."""
+        excess = self.value - (self.noise_floor or 0.0)
+        return -math.inf if math.isnan(excess) else excess
+
+    @property
+    def direction(self) -> Direction:
+        """Whether probabilities are too high or too low on average; empty if it was not tested."""
+        if self.gap_p_value is None:
+            return ""
+        if not self.gap_p_value < 0.05:
+            return "not significant"
+        return "too low" if self.gap > 0 else "too high"
