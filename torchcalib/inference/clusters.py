@@ -36,8 +36,8 @@ import torch
 from torch import Tensor
 
 from torchcalib.core.clusters import effective_number
+from torchcalib.inference.resampling import Weights
 from torchcalib.inference.simulation import BinCells, RunCells
-from torchcalib.ops.counter_rng import random_words
 from torchcalib.ops.segments import cell_sums
 from torchcalib.special.bin_tests import t_critical
 
@@ -110,9 +110,8 @@ def _cr2_factor(leverage: Tensor) -> Tensor:
 
 def _random_signs(like: Tensor, seed: int, n_replicates: int) -> Tensor:
     """Return random signs -1 and 1, `(R, G)`, for G clusters on the last axis of `like`."""
-    streams = torch.arange(n_replicates, device=like.device)
-    bits = random_words(seed, streams, torch.arange(like.shape[-1], device=like.device)) >> 31
-    return (2 * bits - 1).to(like.dtype)
+    clusters = torch.arange(like.shape[-1], device=like.device)
+    return Weights(seed, clusters, "sign").of(torch.arange(n_replicates, device=like.device), like.dtype)
 
 
 def sign_p_value(residuals: Tensor, seed: int, n_replicates: int) -> Tensor:

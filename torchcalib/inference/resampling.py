@@ -1,11 +1,15 @@
-"""Percentile bootstrap intervals for any metric, computed from replicate weights."""
+"""Random weights of resampled units, and percentile bootstrap intervals for any metric.
+
+Replicates are the first axis everywhere: R replicates of the weights of N rows are `(R, N)`, and R replicates of a
+metric with values `(...)` are `(R, ...)`. Code that needs much memory for each replicate computes a few at a time.
+"""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from inspect import Parameter, signature
-from typing import Any
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
@@ -17,11 +21,113 @@ from torchcalib.core.documentation import resolving_task
 from torchcalib.core.inputs import flattened, read_input
 from torchcalib.core.predictions import Predictions, in_all_replicates, replicates_at_once
 from torchcalib.io.errors import shown
-from torchcalib.ops.counter_rng import multinomial_counts
+from torchcalib.ops.counter_rng import multinomial_counts, poisson_counts, random_words
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.segments import cell_sums
 from torchcalib.special.beta import betainc
 from torchcalib.special.bin_tests import t_critical
+
+Law = Literal["multinomial", "poisson", "sign"]
+"""Distribution of the weights of U units in a replicate.
+
+- "multinomial": how often each unit occurs in U draws with replacement. This is the bootstrap of Efron (1979).
+- "poisson": independent Poisson counts of mean 1. The number of units need not be known, so rows can be streamed
+  (Oza and Russell 2001).
+- "sign": -1 or 1, each with probability 1/2. They multiply residuals, which gives the wild bootstrap with Rademacher
+  weights (Cameron, Gelbach and Miller 2008).
+"""
+
+
+@dataclass(frozen=True, eq=False)
+class Weights:
+    """Random weights of units in replicates. A unit is a row, or all rows of a cluster or of a random group.
+
+    A weight depends only on the seed, the law, the number of the replicate and the number of the unit (and for
+    "multinomial" on the number of units). It does not depend on batches, their order, or the device.
+
+    Reference:
+        Efron: Bootstrap methods: another look at the jackknife (Annals of Statistics, 1979); Oza, Russell: Online
+        bagging and boosting (AISTATS 2001); Cameron, Gelbach, Miller: Bootstrap-based improvements for inference with
+        clustered errors (Review of Economics and Statistics, 2008).
+    """
+
+    seed: int
+    units: Tensor  # number of each unit, int64 (U,); "multinomial" uses only how many there are
+    law: Law
+    place: Tensor | None = None  # index of the unit of each entry (N,), -1 for weight 0; None: entries are units
+    first: int = 0  # number of the random stream of replicate 0, which separates ranks and independent sets of weights
+
+    @classmethod
+    def with_replacement(cls, seed: int, present: Tensor, groups: Tensor | None = None) -> Self:
+        """Return weights of N entries that are drawn with replacement, alone or in groups.
+
+        Args:
+            seed: seed of the random numbers.
+            present: mask of the entries that can be drawn `(N,)`; the others have weight 0.
+            groups: group of each entry, integers `(N,)`; the entries of a group have the same weight. None draws single
+                entries.
+        """
+        n_units = len(present)
+        place = None
+        if groups is not None:
+            units, index = torch.unique(groups[present], return_inverse=True)
+            place = torch.full_like(present, -1, dtype=torch.int64).masked_scatter(present, index)
+            n_units = len(units)
+        elif not bool(present.all()):
+            place = (present.cumsum(0) - 1).masked_fill(~present, -1)
+            n_units = int(present.sum())
+        # Without any entry, a single unit with no entries keeps the shapes valid.
+        units = torch.arange(n_units if place is None else max(1, n_units), device=present.device)
+        return cls(seed, units, "multinomial", place)
+
+    def of(self, replicates: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """Return the weights of all entries in the replicates with these numbers `(r,)`: `(r, N)`, `wide_dtype`."""
+        dtype = dtype or wide_dtype(self.units.device)
+        streams = self.first + replicates
+        if self.law == "multinomial":
+            weights = multinomial_counts(self.seed, streams, len(self.units), dtype)
+        elif self.law == "poisson":
+            weights = poisson_counts(self.seed, streams, self.units, dtype)
+        else:
+            weights = (2 * (random_words(self.seed, streams, self.units) >> 31) - 1).to(dtype)
+        return weights if self.place is None else weights[:, self.place].masked_fill(self.place < 0, 0)
+
+    def chunks(self, n_replicates: int, elements: int) -> Iterator[Tensor]:
+        """Yield the weights `(r, N)` of R replicates, a few at a time if each needs `elements` values in memory."""
+        replicates = torch.arange(n_replicates, device=self.units.device)
+        yield from map(self.of, torch.split(replicates, replicates_at_once(elements)))
+
+
+def resampled_rows(p: Predictions, seed: int, groups: Tensor | None = None) -> tuple[Weights, float | None]:
+    """Return weights of the rows of `p`, or of groups of rows, and the effective number of groups (None for rows).
+
+    Rows with weight 0 in all batch elements are never drawn.
+
+    Args:
+        p: predictions.
+        seed: seed of the random numbers.
+        groups: group index of each sample, integers `(N,)`; the samples of a group are resampled together.
+
+    Raises:
+        TypeError: if `groups` are not integers.
+        ValueError: if `groups` do not have shape `(N,)`.
+    """
+    n, device = p.samples[-1], p.given.device
+    present = torch.ones(n, dtype=torch.bool, device=device)
+    if p.weights is not None:
+        present = ~in_all_replicates(p.weights == 0, 1).expand(n)
+    if groups is None:
+        return Weights.with_replacement(seed, present), None
+    check_indices("groups", groups)
+    if groups.shape != (n,):
+        raise ValueError(f"`groups` must have one number per sample, shape {(n,)}, got {tuple(groups.shape)}.")
+    weights = Weights.with_replacement(seed, present, groups.to(device))
+    assert weights.place is not None  # set for groups
+    row_weights = torch.ones(p.samples, dtype=wide_dtype(device), device=device)
+    row_weights = (row_weights if p.weights is None else row_weights * p.weights)[..., present]
+    index = weights.place[present].expand(row_weights.shape)
+    sizes = cell_sums(index, row_weights.unsqueeze(-2), len(weights.units)).squeeze(-2).movedim(-1, 0)
+    return weights, least_of_batch(effective_number(sizes))
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,13 +248,6 @@ class Interval:
         return f"Interval(value={self.value}, low={self.low}, high={self.high}, level={self.level})"
 
 
-def _sizes(p: Predictions, present: Tensor, index: Tensor) -> Tensor:
-    """Return the total weight of each group `(G, ...)`, from the group index of the rows in the mask `present`."""
-    n = torch.ones(p.samples, dtype=wide_dtype(index.device), device=index.device)
-    n = (n if p.weights is None else n * p.weights)[..., present]
-    return cell_sums(index.expand(n.shape), n.unsqueeze(-2), int(index.max()) + 1 if len(index) else 1).movedim(-1, 0)
-
-
 @lru_cache  # all lines of a report have the same two arguments
 def _expanded_tail(tail: float, n: float) -> float:
     """Return the probability of a normal variable beyond sqrt(n / (n - 1)) t, for the quantile t at `tail`.
@@ -166,46 +265,6 @@ def nominal_tail(tail: Tensor, n: float) -> Tensor:
     t = -torch.special.ndtri(tail.double()) / ((df + 1) / df).sqrt()
     beyond = betainc(df / 2, 0.5, df / (df + t.square())) / 2  # P(T > |t|) for Student's t-distribution
     return torch.where(t > 0, beyond, 1 - beyond)
-
-
-class Resampling:
-    """Resampling of samples, or of groups of samples, with replacement.
-
-    Args:
-        p: predictions. Samples with weight 0 in all batch elements are never resampled.
-        seed: seed of the random numbers.
-        groups: group index of each sample, integers `(N,)`; the samples of a group are resampled together.
-
-    Raises:
-        TypeError: if `groups` are not integers.
-        ValueError: if `groups` do not have shape `(N,)`.
-    """
-
-    def __init__(self, p: Predictions, seed: int, groups: Tensor | None = None) -> None:
-        n = p.samples[-1]
-        self._seed, self._device = seed, p.given.device
-        self._present = torch.ones(n, dtype=torch.bool, device=self._device)
-        if p.weights is not None:
-            self._present = ~in_all_replicates(p.weights == 0, 1).expand(n)
-        self._unit_of: Tensor | None = None  # group index of each sample; None: each sample is a group
-        self._n_units = n
-        self.n_clusters: float | None = None  # effective number of groups, if groups were given
-        if groups is not None:
-            check_indices("groups", groups)
-            if groups.shape != (n,):
-                raise ValueError(f"`groups` must have one number per sample, shape {(n,)}, got {tuple(groups.shape)}.")
-        if groups is not None or not bool(self._present.all()):
-            names = torch.arange(n) if groups is None else groups
-            units, index = torch.unique(names.to(self._device)[self._present], return_inverse=True)
-            self._unit_of = torch.zeros(n, dtype=torch.int64, device=self._device).masked_scatter(self._present, index)
-            self._n_units = max(1, len(units))
-            if groups is not None:
-                self.n_clusters = least_of_batch(effective_number(_sizes(p, self._present, index)))
-
-    def counts(self, replicates: Tensor) -> Tensor:
-        """Return the counts of each sample in the replicates with indices `(r,)`: `(r, N)` of dtype `wide_dtype`."""
-        drawn = multinomial_counts(self._seed, replicates, self._n_units, wide_dtype(self._device))
-        return drawn if self._unit_of is None else drawn[:, self._unit_of].masked_fill(~self._present, 0)
 
 
 @resolving_task
@@ -285,31 +344,23 @@ def bootstrap(
             f"`weights` must have one value per sample, got shape {tuple(p.weights.shape)}. "  # type: ignore[union-attr]
             "Remove the replicate axes."
         )
-    draws = Resampling(p, seed, groups)
+    rows, n_clusters = resampled_rows(p, seed, groups)
     if groups is not None and "groups" in _parameters(metric):
         options["groups"] = groups
     lead = p.samples[:-2] if p.task == "multilabel" else p.samples[:-1]  # all labels of a sample share its weight
-
-    def drawn_weights(streams: Tensor) -> Tensor:
-        """Return the replicate weights `(r, ..., N)` for replicates with indices `(r,)`."""
-        drawn = draws.counts(streams)
-        drawn = drawn.reshape(len(streams), *[1] * len(lead), p.samples[-1]).expand(-1, *lead, -1)
-        return drawn if weights is None else drawn * weights
-
     with torch.no_grad():
         value = metric(preds, target, task=task, weights=weights, **options)
-        streams = torch.arange(n_replicates, device=preds.device)
         found = []
-        for some in torch.split(streams, replicates_at_once(math.prod(lead) * p.samples[-1])):
-            found.append(metric(preds, target, task=task, weights=drawn_weights(some), **options))
-            _check_values(found[-1], value, len(some))
+        for drawn in rows.chunks(n_replicates, math.prod(lead) * p.samples[-1]):
+            drawn = drawn.reshape(len(drawn), *[1] * len(lead), p.samples[-1]).expand(-1, *lead, -1)
+            drawn = drawn if weights is None else drawn * weights
+            found.append(metric(preds, target, task=task, weights=drawn, **options))
+            _check_values(found[-1], value, len(drawn))
     if isinstance(value, tuple):
         parts = [torch.cat(part) for part in zip(*found, strict=True)]
-        intervals: list[Any] = [
-            Interval(v, part, level, draws.n_clusters) for v, part in zip(value, parts, strict=True)
-        ]
+        intervals: list[Any] = [Interval(v, part, level, n_clusters) for v, part in zip(value, parts, strict=True)]
         return type(value)(*intervals) if hasattr(value, "_fields") else tuple(intervals)
-    return Interval(value, torch.cat(found), level, draws.n_clusters)
+    return Interval(value, torch.cat(found), level, n_clusters)
 
 
 def _check_names(metric: Callable[..., Any], options: Mapping[str, Any]) -> None:

@@ -16,7 +16,6 @@ from torchcalib.core.sums import BinStats
 from torchcalib.display.words import in_one_line
 from torchcalib.inference.clusters import ClusteredMean, SignFlips, number_of_clusters
 from torchcalib.inference.intervals import (
-    Ends,
     IntervalKind,
     error_interval,
     mean_gap_interval,
@@ -144,6 +143,17 @@ class ErrorTest(NamedTuple):
         return self.test_formula or self.value
 
 
+class _Result(NamedTuple):
+    """Results of one test for g batch elements, each `(g)`; see `CalibrationTest`."""
+
+    noise_floor: Tensor
+    p_value: Tensor
+    low: Tensor
+    high: Tensor
+    design_effect: Tensor
+    effective_clusters: Tensor
+
+
 def run_error_test(test: ErrorTest, statistic: Statistic, **how: Any) -> CalibrationTest:
     """Return the calibration test of one error; see `run_error_tests`."""
     return run_error_tests({"": test}, statistic, **how)[""]
@@ -197,42 +207,45 @@ def run_error_tests(
         Broecker, Smith: Increasing the reliability of reliability diagrams (Weather and Forecasting, 2007).
     """
     check_arguments(level, n_replicates, seed)
+    # The mean signed error over exclusive classes is 0 for every model, and needs no simulation.
     tested = {name: test for name, test in tests.items() if not (test.signed and average and cancels)}
     with torch.no_grad():
-        found = {}
-        n_clusters, n_merged, batches = None, None, []
+        n_clusters = n_merged = None
+        batches: list[dict[str, _Result]] = []
         if tested:
             cells = _cells_of(statistic, max_runs)
             if rows is not None and (not average or sum(map(len, rows)) * n_replicates > MAX_LABELS):
                 rows = None
-            table = None if clusters is None else _without_empty_clusters(cluster_table(clusters, cells.upper))
-            n_merged = None if table is None else int(number_of_clusters(table).max())
-            n_clusters = None if clusters is None else clusters.n_distinct or n_merged
+            table = None
+            if clusters is not None:
+                table = _without_empty_clusters(cluster_table(clusters, cells.upper))
+                n_merged = int(number_of_clusters(table).max())
+                n_clusters = clusters.n_distinct or n_merged
             batches = list(_tested_batches(tested, cells, table, rows, average, level, n_replicates, seed))
+        found = {}
         for name, test in tests.items():
             value = test.value(statistic)
             value = value.mean(-1) if average else value
-            floor, p_value, low, high, effect, number = (0 * value + x for x in (0, 1, 0, 0, 1, 1))
+            result = _Result(*(0 * value + x for x in (0, 1, 0, 0, 1, 1)))
             if name in tested:
-                columns = (torch.cat(x).reshape(value.shape) for x in zip(*(x[name] for x in batches), strict=True))
-                floor, p_value, low, high, effect, number = (x.masked_fill(value.isnan(), torch.nan) for x in columns)
-                low, high = low.minimum(value), high.maximum(value)  # also removes rounding errors
+                columns = zip(*(batch[name] for batch in batches), strict=True)
+                joined = (torch.cat(parts).reshape(value.shape) for parts in columns)
+                result = _Result(*(x.masked_fill(value.isnan(), torch.nan) for x in joined))
+                # The interval contains the error, which rounding errors could prevent.
+                result = result._replace(low=result.low.minimum(value), high=result.high.maximum(value))
             is_combined = name in tested and average and rows is None and not test.signed
             n_combined = cells.n.shape[-2] if is_combined else 1
             is_clustered = clusters is not None and name in tested
             found[name] = CalibrationTest(
                 value,
-                floor,
-                p_value,
-                low,
-                high,
+                *result[:4],
                 level,
                 _method(n_replicates, n_combined, rows is not None, is_clustered),
-                effect if is_clustered else None,
-                n_clusters if is_clustered else None,
-                n_merged if is_clustered else None,
-                number if is_clustered else None,
-                smallest_p_value(n_combined, n_replicates),
+                design_effect=result.design_effect if is_clustered else None,
+                n_clusters=n_clusters if is_clustered else None,
+                n_merged=n_merged if is_clustered else None,
+                effective_clusters=result.effective_clusters if is_clustered else None,
+                smallest_p_value=smallest_p_value(n_combined, n_replicates),
             )
         return found
 
@@ -290,24 +303,6 @@ class _Null(NamedTuple):
     values: Tensor  # replicates of the error
 
 
-class _IntervalInput(NamedTuple):
-    """Bins `(g, K)` of one class, the normal quantile of the level, and the interval of their mean gap."""
-
-    cells: BinCells
-    z: Tensor
-    mean_gap_ends: Ends
-
-    @classmethod
-    def from_cells(cls, cells: BinCells, level: float) -> Self:
-        """Return the bins with the normal quantile and the interval of the mean gap."""
-        z = normal_quantile(level, cells.n)
-        return cls(cells, z, mean_gap_interval(cells, z))
-
-
-Result = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
-"""Noise floor, p-value, both ends of the interval, design effect and effective number of clusters, each `(g)`."""
-
-
 def _tested_batches(
     tests: Mapping[str, ErrorTest],
     cells: BinCells | RunCells,
@@ -317,12 +312,12 @@ def _tested_batches(
     level: float,
     n_replicates: int,
     seed: int,
-) -> Iterator[dict[str, Result]]:
+) -> Iterator[dict[str, _Result]]:
     """Yield results by test name for g batch elements, whose bins or runs are `(g, C, K)`; C = 1 without average."""
     *_, n_cells = cells.n.shape
     n_classes = cells.n.shape[-2] if average else 1
     whole = cells.map(lambda x: x.reshape(-1, n_classes, n_cells))
-    of_clusters = None if table is None else table.reshape(*whole.n.shape[:-1], *table.shape[-3:])
+    table = None if table is None else table.reshape(*whole.n.shape[:-1], *table.shape[-3:])
     classes_at_once = max(1, _IN_CACHE // max(1, n_replicates * n_cells))
     at_once = max(1, classes_at_once // max(1, n_classes))
     if rows is not None:  # labels are simulated for all classes of one batch element
@@ -331,9 +326,9 @@ def _tested_batches(
         elements = slice(start, start + at_once)
         piece = whole.map(itemgetter(elements))
         nulls: dict[str, list[list[_Null]]] = {name: [] for name in tests}
+        flips: SignFlips | None = None
         means: list[ClusteredMean] = []
-        flips = None
-        # Simulate the classes of an average in batches, because there may be many.
+        # Simulate the classes of an average in chunks, because there may be many.
         for first in range(0, n_classes, classes_at_once):
             classes = slice(first, first + classes_at_once)
             some = piece.map(itemgetter((slice(None), classes)))
@@ -342,8 +337,8 @@ def _tested_batches(
                 if rows is None
                 else [LabelSimulation(some, rows[start], start, seed, n_replicates)]
             )
-            if of_clusters is not None:
-                flips = SignFlips(some, of_clusters[elements, classes], seed, n_replicates)
+            if table is not None:
+                flips = SignFlips(some, table[elements, classes], seed, n_replicates)
                 simulations.append(flips)
                 means.append(ClusteredMean.of_gaps(some, flips.table))
             for name, test in tests.items():
@@ -352,18 +347,19 @@ def _tested_batches(
         if means:
             effect = torch.cat([mean.design_effect for mean in means], -1).mean(-1)
             number = torch.cat([mean.effective_number for mean in means], -1).amin(-1)
-        of_clusters_in_batch = None if flips is None else (flips, means[-1])
-        bins = None
+        intervals = None
         if n_classes == 1 and isinstance(piece, BinCells) and any(test.interval for test in tests.values()):
-            bins = _IntervalInput.from_cells(piece.map(lambda x: x.squeeze(-2)), level)
-        joint = rows is not None
+            # `flips` and `means` are those of the only class.
+            intervals = _Intervals(piece.map(lambda x: x.squeeze(-2)), level, flips, means[0] if means else None)
         yield {
-            name: (*_result(test, bins, nulls[name], of_clusters_in_batch, joint, level), effect, number)
+            name: _Result(*_evidence(test, nulls[name], intervals, rows is not None), effect, number)
             for name, test in tests.items()
         }
 
 
-def _null_of(test: ErrorTest, cells: BinCells | RunCells, simulation: _Simulation) -> _Null:
+def _null_of(
+    test: ErrorTest, cells: BinCells | RunCells, simulation: Simulation | LabelSimulation | SignFlips
+) -> _Null:
     """Return the test statistic of the data and its null distribution."""
     observed = test.test_statistic(cells.with_gaps(cells.gap))
     tested = values = simulation.compute(test.test_statistic)
@@ -374,55 +370,64 @@ def _null_of(test: ErrorTest, cells: BinCells | RunCells, simulation: _Simulatio
     return _Null(observed, tested, values)
 
 
-def _result(
-    test: ErrorTest,
-    bins: _IntervalInput | None,
-    nulls: Sequence[Sequence[_Null]],
-    of_clusters: tuple[SignFlips, ClusteredMean] | None,
-    joint: bool,
-    level: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return noise floor, p-value, and both ends of the interval of one test, each `(g)`.
+class _Intervals:
+    """Intervals of all errors over the same bins `(g, K)` of one class.
 
     Args:
-        test: definition of the test.
-        bins: bins for the interval; None without an interval.
-        nulls: null distributions of each batch of classes, for independent rows and, if given, for clusters.
-        of_clusters: sign flips of clusters and their mean gap, of the last batch of classes; None for independent rows.
-        joint: whether a replicate simulates the labels of all classes together.
-        level: level of the interval.
+        cells: bins `(g, K)`.
+        level: level of the intervals.
+        flips: random signs of clusters; None for independent rows.
+        mean: mean gap of clusters; None for independent rows.
     """
-    by_method = list(zip(*nulls, strict=True))
-    found = [_noise_floor_and_p_value(of_batches, test.signed, joint) for of_batches in by_method]
+
+    def __init__(self, cells: BinCells, level: float, flips: SignFlips | None, mean: ClusteredMean | None) -> None:
+        self.cells, self.level, self.flips, self.mean = cells, level, flips, mean
+        self.z = normal_quantile(level, cells.n)
+        self.mean_gap_ends = mean_gap_interval(cells, self.z)
+
+    def of(self, kind: IntervalKind, noise_floor: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Return both ends, each `(g)`; `values` are replicates of the error for independent rows, `(R, g)`."""
+        cells, flips, mean = self.cells, self.flips, self.mean
+        error_of_floor = values.std(0, correction=0) / len(values) ** 0.5
+        low, high = error_interval(kind, cells, noise_floor, error_of_floor, self.z, self.mean_gap_ends)
+        if flips is None or mean is None:
+            return low, high
+        # Clusters: the quantile of Student's t-distribution, and noise that is larger by the design effect.
+        t = mean.t_quantile(self.level).squeeze(-1)
+        widened = cells.with_noise_times(mean.design_effect.squeeze(-1).clamp(min=1))
+        gap_low, gap_high = mean_gap_interval(widened, t)
+        if kind == "mean_gap":
+            return gap_low, gap_high
+        gaps, shares = (x.squeeze(-2) for x in flips.noise())
+        ends = replicated_interval(kind, cells, noise_floor, gaps, shares, self.level, t / self.z)
+        # The union with the interval of independent rows; no error is below the absolute mean gap.
+        return low.minimum(ends[0]), torch.stack((high, ends[1], gap_high, -gap_low)).amax(0)
+
+
+def _evidence(
+    test: ErrorTest, by_classes: Sequence[Sequence[_Null]], intervals: _Intervals | None, joint: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return noise floor, p-value and both ends of the interval, each `(g)`, from the nulls of each chunk of classes.
+
+    For `joint` see `_noise_floor_and_p_value`.
+    """
+    # All classes of the null distribution of independent rows and, with clusters, of that of random signs.
+    by_simulation = zip(*by_classes, strict=True)
+    nulls = [_Null(*(torch.cat(parts, -1) for parts in zip(*each, strict=True))) for each in by_simulation]
+    found = [_noise_floor_and_p_value(null, test.signed, joint) for null in nulls]
     noise_floor, p_value = (torch.stack(x).amax(0) for x in zip(*found, strict=True))
     low = high = torch.full_like(p_value, torch.nan)
-    if test.interval is not None and bins is not None:
-        cells, z = bins.cells, bins.z
-        values = by_method[0][0].values.squeeze(-1)  # of one class, for independent rows
-        error_of_floor = values.std(0, correction=0) / len(values) ** 0.5
-        low, high = error_interval(test.interval, cells, noise_floor, error_of_floor, z, bins.mean_gap_ends)
-        if of_clusters is not None:
-            flips, mean = of_clusters
-            t = mean.t_quantile(level).squeeze(-1)
-            gap_low, gap_high = mean_gap_interval(
-                cells.with_noise_times(mean.design_effect.squeeze(-1).clamp(min=1)), t
-            )
-            if test.interval == "mean_gap":
-                return noise_floor, p_value, gap_low, gap_high
-            gaps, shares = (x.squeeze(-2) for x in flips.noise())
-            ends = replicated_interval(test.interval, cells, noise_floor, gaps, shares, level, t / z)
-            low = low.minimum(ends[0])
-            high = torch.stack((high, ends[1], gap_high, -gap_low)).amax(0)
+    if test.interval is not None and intervals is not None:
+        low, high = intervals.of(test.interval, noise_floor, nulls[0].values.squeeze(-1))
     return noise_floor, p_value, low, high
 
 
-def _noise_floor_and_p_value(nulls: Sequence[_Null], signed: bool, joint: bool) -> tuple[Tensor, Tensor]:
+def _noise_floor_and_p_value(null: _Null, signed: bool, joint: bool) -> tuple[Tensor, Tensor]:
     """Return the noise floor and the p-value of an error averaged over classes, each `(g)`.
 
-    `nulls` are the null distributions of batches of classes. For `joint` see `_result`. The signs of clusters are equal
-    for all classes, and replicates of clusters are therefore also joint ones.
+    `joint` is True if a replicate simulates the labels of all classes together. The signs of clusters are equal for all
+    classes, and replicates of clusters are therefore also joint ones.
     """
-    null = _Null(*(torch.cat(parts, -1) for parts in zip(*nulls, strict=True)))
     if signed:  # average before the absolute value: gaps of classes cancel
         p_value, _ = _p_value(null.observed.mean(-1).abs(), null.tested.mean(-1).abs())
         return null.values.mean(-1).abs().mean(0), p_value

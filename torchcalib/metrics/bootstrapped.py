@@ -11,15 +11,14 @@ from torchmetrics import Metric
 from torchcalib.core.arguments import check_count, check_in_all_batches, check_level, check_seed
 from torchcalib.core.arrays import as_tensors
 from torchcalib.core.clusters import identifiers, least_of_batch, of_samples
-from torchcalib.core.predictions import Predictions, replicates_at_once
+from torchcalib.core.predictions import Predictions
 from torchcalib.core.state import N_IGNORED, SumState, ignored_counts
 from torchcalib.core.sums import Sums
-from torchcalib.inference.resampling import Interval
+from torchcalib.inference.resampling import Interval, Weights
 from torchcalib.metrics.base import CalibrationMetric
 from torchcalib.metrics.checkpoint import Description, read_state
 from torchcalib.metrics.rollback import refuse_if_synced
 from torchcalib.metrics.wrappers import WrappedMetric
-from torchcalib.ops.counter_rng import poisson_counts
 from torchcalib.ops.logs import wide_dtype
 
 S = TypeVar("S")
@@ -46,15 +45,14 @@ class Replicates(SumState[S]):
         `are_clusters` is True if counters are identifiers of clusters.
         """
         n, device = p.samples[-1], p.given.device
-        streams = torch.arange(self.shape[0] - 1, device=device) + (rank << 32)
         wide = wide_dtype(device)
+        weights = Weights(seed, counters, "poisson", first=rank << 32)
         sums = [
             self.accumulator.from_predictions(p.resampled(torch.ones(1, n, dtype=wide, device=device))).sums.flatten()
         ]
         with torch.no_grad():
-            for piece in torch.split(streams, replicates_at_once(self.accumulator.n_events(p))):
-                counts = poisson_counts(seed, piece, counters, wide)
-                sums.append(self.accumulator.from_predictions(p.resampled(counts)).sums.flatten())
+            chunks = weights.chunks(self.shape[0] - 1, self.accumulator.n_events(p))
+            sums += [self.accumulator.from_predictions(p.resampled(counts)).sums.flatten() for counts in chunks]
         flat = torch.cat(sums)
         # `new_full` does not synchronise a GPU, unlike `new_tensor`.
         n_rows, n_clustered = flat.new_full((1,), n), flat.new_full((1,), n * are_clusters)

@@ -17,11 +17,11 @@ from torch import Tensor
 from torchcalib.calibration.recommendation import effective_samples
 from torchcalib.core.event_sums import EqualWidthBins
 from torchcalib.core.events import NamedMode
-from torchcalib.core.predictions import Predictions, replicates_at_once
+from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import ExactSample
 from torchcalib.core.sums import BinStats
 from torchcalib.display.words import listed
-from torchcalib.inference.resampling import Interval, Resampling
+from torchcalib.inference.resampling import Interval, resampled_rows
 from torchcalib.inference.testing import CalibrationTest, ErrorTest, run_error_tests
 from torchcalib.metrics.binned import ACE, ece_from_bins, equal_width_rows, rmsce_from_bins
 from torchcalib.metrics.ranked import CORP, KS, RankedMetric
@@ -301,18 +301,17 @@ def with_intervals(
 
 @torch.no_grad()
 def _bootstrap(p: Predictions, estimators: Sequence[LineEstimator]) -> tuple[dict[str, Tensor], float | None]:
-    """Return each line in R bootstrap replicates `(R,)` by `Line.key`, and `Resampling.n_clusters`."""
-    draws = Resampling(p, SEED, None if p.groups is None else p.groups.reshape(-1))
-    streams = torch.arange(N_REPLICATES, device=p.given.device)
+    """Return each line in R bootstrap replicates `(R,)` by `Line.key`, and the effective number of clusters."""
+    weights, n_clusters = resampled_rows(p, SEED, None if p.groups is None else p.groups.reshape(-1))
     found: dict[str, list[Tensor]] = defaultdict(list)
     n_events = max((estimator.accumulator.n_events(p) for estimator in estimators), default=1)
     # The weights of a chunk of replicates are computed once for all estimators. The chunk size bounds the memory.
-    for chunk in torch.split(streams, replicates_at_once(n_events)) if estimators else ():
-        replicate = p.resampled(draws.counts(chunk))
+    for counts in weights.chunks(N_REPLICATES, n_events) if estimators else ():
+        replicate = p.resampled(counts)
         for estimator in estimators:
             for key, values in estimator.values(estimator.accumulator.from_predictions(replicate)).items():
                 found[key].append(values)
-    return {key: torch.cat(values) for key, values in found.items()}, draws.n_clusters
+    return {key: torch.cat(values) for key, values in found.items()}, n_clusters
 
 
 def interval_of(line: Line, replicates: Tensor, n_clusters: float | None = None) -> LineInterval | None:

@@ -16,15 +16,13 @@ from torchcalib.core.clusters import (
     least_of_batch,
     of_samples,
 )
-from torchcalib.core.predictions import Predictions, replicates_at_once
-from torchcalib.inference.resampling import Interval
+from torchcalib.core.predictions import Predictions
+from torchcalib.inference.resampling import Interval, Weights
 from torchcalib.inference.testing import CalibrationTest
 from torchcalib.metrics.base import CalibrationMetric
 from torchcalib.metrics.groups.samples import ClusteredSampleState, GroupedSample
 from torchcalib.metrics.groups.streaming import RowsInGroups
 from torchcalib.metrics.groups.sums import ClusteredSumState, SumsByCluster
-from torchcalib.ops.counter_rng import multinomial_counts
-from torchcalib.ops.logs import wide_dtype
 
 
 class Clustered(RowsInGroups):
@@ -131,16 +129,12 @@ class Clustered(RowsInGroups):
         clusters = _clusters_of(self._synced_statistic())
         sizes = clusters.sizes
         occupied = (sizes > 0).flatten(1).any(-1) if sizes.dim() > 1 else sizes > 0
-        n_occupied = max(1, int(occupied.sum()))
-        streams = torch.arange(n_replicates, device=sizes.device)
         whole = clusters.whole
         elements = whole.score.numel() if isinstance(clusters, ClusteredSample) else clusters.sums.numel()
-        values = []
+        drawn = Weights.with_replacement(seed, occupied)
         with torch.no_grad():
-            for some in torch.split(streams, replicates_at_once(elements)):
-                drawn = multinomial_counts(seed, some, n_occupied, wide_dtype(sizes.device))
-                counts = drawn.new_zeros(len(some), len(sizes)).masked_scatter(occupied.expand(len(some), -1), drawn)
-                values.append(self.metric._value(clusters.replicate(counts)))
+            counts = drawn.chunks(n_replicates, elements)
+            values = [self.metric._value(clusters.replicate(each)) for each in counts]
             n_clusters = least_of_batch(effective_number(sizes))
             return Interval(self.metric._value(whole), torch.cat(values), level, n_clusters)
 

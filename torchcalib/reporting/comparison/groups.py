@@ -20,12 +20,18 @@ from torchcalib.core.events import NamedMode
 from torchcalib.core.groups import in_groups
 from torchcalib.core.predictions import Predictions, replicates_at_once
 from torchcalib.core.ranked import ExactSample, RankedSample
+from torchcalib.inference.resampling import Weights
 from torchcalib.metrics.groups.samples import GroupedSample, GroupedSampleState
-from torchcalib.ops.counter_rng import poisson_counts, random_words
+from torchcalib.ops.counter_rng import random_words
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.sorting import order_of
 from torchcalib.reporting.accumulators import Accumulated
-from torchcalib.reporting.comparison.null import OrderedSample, random_signs, samples_of_calibrated, samples_of_flipped
+from torchcalib.reporting.comparison.null import (
+    UNIFORM_STREAMS,
+    OrderedSample,
+    samples_of_calibrated,
+    samples_of_flipped,
+)
 
 MAX_GROUPS, MIN_GROUPS = 2**13, 2**7
 """Limits of the number of groups G. Bootstrap standard deviations have a relative error of 1 / sqrt(2 G): 1% and 6%."""
@@ -56,23 +62,23 @@ class Draws:
     """
 
     def __init__(self, seed: int, n: int, device: torch.device) -> None:
-        self.seed, self._streams = seed, torch.arange(n, device=device)
+        self.seed, self._replicates = seed, torch.arange(n, device=device)
         self._drawn: dict[int, tuple[Tensor, Tensor]] = {}
 
     def __len__(self) -> int:
-        return len(self._streams)
+        return len(self._replicates)
 
     def of(self, groups: Tensor) -> Tensor:
         """Return the weights of the groups with these numbers `(g,)` in R replicates, uint8 `(R, g)`; cached."""
         numbers, weights = self._drawn.get(len(groups), (groups[:0], None))
         if weights is None or not torch.equal(numbers, groups):
-            weights = poisson_counts(self.seed, self._streams, groups, torch.uint8)
+            weights = Weights(self.seed, groups, "poisson").of(self._replicates, torch.uint8)
             self._drawn[len(groups)] = groups, weights
         return weights
 
     def signs(self, groups: Tensor) -> Tensor:
-        """Return random signs of the groups with these numbers `(g,)`, float64 `(R, g)`; see `random_signs`."""
-        return random_signs(self.seed, self._streams, groups)
+        """Return random signs of the groups with these numbers `(g,)`, float64 `(R, g)`."""
+        return Weights(self.seed, groups, "sign", first=UNIFORM_STREAMS).of(self._replicates, torch.float64)
 
 
 class GroupedSums:

@@ -38,7 +38,7 @@ from torchcalib.ops.counter_rng import random_words
 from torchcalib.ops.once import once
 from torchcalib.ops.sorting import sorted_columns
 
-_UNIFORM_STREAMS, _TIE_STREAMS = 2**32, 2**33
+UNIFORM_STREAMS, _TIE_STREAMS = 2**32, 2**33
 """First random streams of the uniform numbers of rows, and of ties. The bootstrap uses streams with smaller numbers."""
 
 
@@ -110,7 +110,7 @@ def samples_of_calibrated(sample: OrderedSample, rows: Tensor, seed: int, n_repl
     n, p = s.counts.to(s.confidence.dtype), s.confidence.masked_fill(~s.counted, 0)
     occurred = s.positives.to(p.dtype) > n * p
     is_plain = sample.n is None and not s.positives.is_floating_point()
-    streams = _UNIFORM_STREAMS + torch.arange(n_replicates, device=p.device)
+    streams = UNIFORM_STREAMS + torch.arange(n_replicates, device=p.device)
     for some in torch.split(streams, replicates_at_once(sample.score.numel())):
         u = (random_words(seed, some, rows.flatten()).to(p.dtype) + 0.5).div_(2**32).reshape(len(some), *rows.shape)
         level = torch.where(occurred, u, 1 - u)
@@ -143,9 +143,3 @@ def _with_outcomes(sample: OrderedSample, outcomes: Tensor) -> OrderedSample:
     outcomes = torch.where((outcomes - whole).abs() < 1e-6, whole, outcomes)  # remove the rounding errors of counts
     n = None if sample.n is None else sample.n.expand_as(outcomes)
     return OrderedSample(sample.score.expand_as(outcomes), outcomes, n, sample.from_logits)
-
-
-def random_signs(seed: int, replicates: Tensor, clusters: Tensor) -> Tensor:
-    """Return random signs -1 and 1, float64 `(R, g)`, for R replicate numbers and g cluster numbers."""
-    bits = random_words(seed, _UNIFORM_STREAMS + replicates, clusters) >> 31
-    return (2 * bits - 1).double()
