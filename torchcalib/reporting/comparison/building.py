@@ -37,7 +37,7 @@ from torchcalib.core.ranked_bins import Binning
 from torchcalib.core.tasks import check_name_count, checked_names, cluster_ids, per_sample, prepare
 from torchcalib.io.errors import first_of, limited, shown
 from torchcalib.metrics.proper_scores import NLL
-from torchcalib.reporting.accumulators import check_size
+from torchcalib.reporting.catalogue import check_size
 from torchcalib.reporting.comparison.differences import SystemReplicates, compared_lines
 from torchcalib.reporting.comparison.groups import Draws, words_of
 from torchcalib.reporting.comparison.system import (
