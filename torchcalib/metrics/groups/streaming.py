@@ -1,7 +1,7 @@
 """Streaming metrics per group of rows."""
 
 from collections.abc import Callable
-from typing import Any, ClassVar, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,14 +20,9 @@ from torchcalib.metrics.groups.table import By, GroupTable, resolved
 from torchcalib.metrics.rollback import refuse_if_synced
 from torchcalib.metrics.wrappers import WrappedMetric
 
-S = TypeVar("S")
-
 
 class RowsInGroups(WrappedMetric[Any]):
     """Base class for wrappers whose state contains a group number for each sample, or sums for each group."""
-
-    _sample_state: ClassVar[type[GroupedSampleState]] = GroupedSampleState
-    _sum_state: ClassVar[type[SumState[Any]]] = SumState
 
     def __init__(self, metric: CalibrationMetric[Any], num_groups: int, **kwargs: Any) -> None:
         if not isinstance(metric, CalibrationMetric):
@@ -52,13 +47,10 @@ class RowsInGroups(WrappedMetric[Any]):
         numbers: Callable[[torch.device, tuple[int, ...]], Tensor],
         role: str,
     ) -> None:
-        """Add a batch to the state.
+        """Add a batch to the state, with the arguments of `update`.
 
         Args:
-            preds: See `update`.
-            target: See `update`.
-            weights: See `update`.
-            sample_weight: See `update`.
+            preds, target, weights, sample_weight: See `update`.
             numbers: Returns the group number per sample, for the device and the shape of the samples.
             role: Name of the argument of `update`, which distinguishes groups from clusters in the shared cache.
         """
@@ -78,19 +70,24 @@ class RowsInGroups(WrappedMetric[Any]):
     def _state_kind(self) -> SumState[Any] | SampleState:
         kind = self.metric.kind
         if isinstance(kind, SampleState):
-            return self._sample_state(kind.accumulator, kind.lead, kind.from_logits, self.batch_shape, self.num_groups)
+            sample = kind.accumulator, kind.lead, kind.from_logits
+            return GroupedSampleState(*sample, self.batch_shape, self._num_stored_groups)
         accumulator: Any = kind.accumulator if isinstance(kind, SumState) else None
         if not isinstance(kind, SumState) or not (hasattr(accumulator, "cells") or hasattr(accumulator, "of_groups")):
             raise ValueError(
                 f"`metric` must store samples, or sums that can be split by group, got {self.metric}. "
                 "Use torchcalib.functional.by_group with its function."
             )
-        by_group = self._sums_by_group(accumulator, kind.shape)
-        return self._sum_state(by_group, (by_group.num_groups, *kind.shape))
+        return self._state_of_sums(accumulator, kind.shape)
 
-    def _sums_by_group(self, accumulator: Any, shape: tuple[int, ...]) -> SumsByGroup[Any]:  # noqa: ARG002
-        """Return the accumulator of the sums, which have `shape` for one group."""
-        return SumsByGroup(accumulator, self.num_groups)
+    @property
+    def _num_stored_groups(self) -> int | None:
+        """Number of groups in a state of samples; None for clusters with any identifier."""
+        return self.num_groups
+
+    def _state_of_sums(self, accumulator: Any, shape: tuple[int, ...]) -> SumState[Any]:
+        """Return the operations on a state of sums, which have `shape` for one group."""
+        return SumState(SumsByGroup(accumulator, self.num_groups), (self.num_groups, *shape))
 
     @property
     def _state_key(self) -> tuple[object, ...]:
