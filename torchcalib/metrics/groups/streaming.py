@@ -1,6 +1,7 @@
 """Streaming metrics per group of rows."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -169,7 +170,10 @@ class ByGroup(RowsInGroups):
         return self._n_of(self._synced_statistic())
 
     def _n_of(self, statistic: Any) -> Tensor:
-        total: Tensor = statistic.evaluate(_total_weight) if isinstance(statistic, GroupedSample) else statistic.total
+        if isinstance(statistic, GroupedSample):
+            total = statistic.evaluate(_total_weight)
+        else:
+            total = _total_weight(statistic) if isinstance(statistic, RankedSample) else statistic.total
         return total.flatten(1 + len(self.batch_shape)).amax(-1) if total.dim() > 1 + len(self.batch_shape) else total
 
     def test_from(self, statistic: Any, **how: Any) -> CalibrationTest:
@@ -220,6 +224,10 @@ class ByGroup(RowsInGroups):
         def retest(groups: Tensor, n_replicates: int) -> CalibrationTest:
             if isinstance(statistic, GroupedSample):
                 chosen: Any = statistic.of_groups(groups)
+            elif isinstance(statistic, RankedSample):  # a sketch
+                columns = (statistic.score, statistic.positives, statistic.n)
+                score, positives, n = (None if c is None else c.expand_as(statistic.score)[groups] for c in columns)
+                chosen = replace(statistic, score=score, positives=positives, n=n)
             else:
                 chosen = self.accumulator.wrap(statistic.sums[groups])  # type: ignore[union-attr]  # a SumsAccumulator
             return self.test_from(chosen, level=0.95, n_replicates=n_replicates, seed=seed)

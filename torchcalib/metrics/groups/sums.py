@@ -112,9 +112,7 @@ class SumsOfClusters(NamedTuple):
     """State of sums per cluster."""
 
     sums: Tensor  # see `SumState`
-    identifiers: list[
-        Tensor
-    ]  # distinct identifiers of clusters, int64 (n,) for each chunk; see `core.clusters.distinct`
+    identifiers: list[Tensor]  # int64 (n,) for each chunk; see `core.clusters.distinct`
 
 
 @dataclass(frozen=True)
