@@ -225,9 +225,11 @@ class ByGroup(RowsInGroups):
             if isinstance(statistic, GroupedSample):
                 chosen: Any = statistic.of_groups(groups)
             elif isinstance(statistic, RankedSample):  # a sketch
-                columns = (statistic.score, statistic.positives, statistic.n)
-                score, positives, n = (None if c is None else c.expand_as(statistic.score)[groups] for c in columns)
-                chosen = replace(statistic, score=score, positives=positives, n=n)
+                like = statistic.score
+                n = None if statistic.n is None else statistic.n.expand_as(like)[groups]
+                chosen = replace(
+                    statistic, score=like[groups], positives=statistic.positives.expand_as(like)[groups], n=n
+                )
             else:
                 chosen = self.accumulator.wrap(statistic.sums[groups])  # type: ignore[union-attr]  # a SumsAccumulator
             return self.test_from(chosen, level=0.95, n_replicates=n_replicates, seed=seed)
