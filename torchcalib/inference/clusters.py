@@ -9,13 +9,12 @@ outcomes are asymmetric: if none occurred, all have the same sign. Therefore the
 and of the test for independent rows. It is still too small if rare outcomes occur in few clusters only.
 
 Noise floor: the larger one of that of independent rows, and the mean over random signs for residuals after subtracting
-the mean gap of 15 ranges of scores (fewer for less than 150 clusters). The residuals are multiplied by 1 / sqrt(1 - h),
-where the leverage h is the share of the cluster in its range. This is the CR2 correction; see `ClusteredMean`.
+the mean gap of 15 ranges of scores (fewer for less than 150 clusters), with the CR2 correction; see `ClusteredMean`.
 
-Interval of a mean gap: the design effect is the CR2 variance of the mean gap, divided by the variance for independent
-rows. Noise is multiplied by the design effect if it is above 1, and the normal quantile is replaced by that of a
-t-distribution with Satterthwaite degrees of freedom. The interval of another error contains that of independent rows
-and that of `replicated_interval`, whose noise is widened by the same quantile.
+Interval of a mean gap: noise is multiplied by the design effect (the CR2 variance of the mean gap divided by that of
+independent rows) if it is above 1, and the normal quantile is replaced by that of a t-distribution with Satterthwaite
+degrees of freedom. The interval of another error contains that of independent rows and that of `replicated_interval`,
+whose noise is widened by the same quantile.
 
 `benchmarks.clusters` measures the coverage of the intervals and the validity of the p-values. P-values can be too small
 if the effective number of clusters is small, and outcomes are rare or equal in each cluster. Signs of residuals with

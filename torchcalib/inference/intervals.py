@@ -2,11 +2,9 @@
 
 An interval contains all expected errors that the observed error does not reject (a score interval). Each error is a
 weighted sum over bins: of the gap (frequency minus mean confidence), its absolute value, or its square. Gaps are nearly
-normal and independent. The mean, variance and skewness of the sum therefore have closed forms, and a shifted gamma
-distribution (Pearson type III) with these moments approximates its distribution. Outcomes are discrete, so half an
-outcome is subtracted from or added to the observed error (continuity correction). The fractions of samples in the bins
-are also random, and add the variance of a multinomial mean. A bin of certain predictions (exactly 0 or 1) has a gap of
-one sign, with the skewness of a binomial distribution.
+normal and independent, so that the sum has moments in closed form. A shifted gamma distribution (Pearson type III) with
+its mean, variance and skewness approximates it. Half an outcome is subtracted from or added to the observed error
+(continuity correction).
 
 The hypothetical gaps are multiples t >= 0 of the observed ones. At t = 0 the model is calibrated. The variance of each
 gap changes linearly from that of a calibrated model at t = 0 to the observed one at t = 1, and is constant for t > 1.
@@ -43,10 +41,7 @@ from torchcalib.inference.simulation import BinCells
 from torchcalib.ops.host_values import constant
 
 IntervalKind = Literal["mean_gap", "absolute", "root_mean_square", "debiased"]
-"""Sum over bins for which an interval is computed: of gaps, of their absolute values, or the root of squared gaps.
-
-"debiased" is the root of the sum of squared gaps without noise.
-"""
+"""Sum over bins: of gaps, of their absolute values, or the root of that of squared gaps, with or without noise."""
 
 Ends = tuple[Tensor, Tensor]
 
@@ -100,8 +95,7 @@ def error_interval(
     Args:
         kind: formula of the error.
         cells: bins `(g, K)`.
-        noise_floor: expected error of a calibrated model `(g)`. Differences from it are computed in closed form.
-        error_of_floor: standard error `(g)` of the simulated `noise_floor`.
+        noise_floor, error_of_floor: expected error of a calibrated model, and its standard error, each `(g)`.
         z: quantile of the level, `()` or `(g)`; see `normal_quantile`.
         mean_gap_ends: `mean_gap_interval` of the same bins and quantile.
     """

@@ -150,6 +150,7 @@ class BinsWithGaps(BinStats):
     @property
     def n(self) -> Tensor:
         """See `BinStats`."""
+        # Expanded without a copy: the weights are equal in all replicates.
         return self.cells.n.expand_as(self._gaps)
 
     @property
@@ -277,15 +278,10 @@ def _log_odds_of_runs(s: SortedSample, n: Tensor, ends: Tensor) -> Tensor:
 
 
 class Simulation:
-    """Simulation of R replicates of the outcomes in K cells (bins or runs).
+    """Simulation of R replicates of the outcomes in K cells (bins or runs) `(..., K)`.
 
-    The random number of a cell depends on the seed, the replicate, the batch element and the cell only.
-
-    Args:
-        cells: bins or runs `(..., K)`.
-        first: index of the first batch element in a larger batch.
-        seed: seed of the random numbers.
-        n_replicates: number R of replicates.
+    The random number of a cell depends on the seed, the replicate, the batch element and the cell only. `first` is the
+    index of the first batch element in a larger batch.
     """
 
     def __init__(self, cells: BinCells | RunCells, first: int, seed: int, n_replicates: int) -> None:

@@ -24,11 +24,6 @@ import torch
 from torch import Tensor
 
 from torchcalib.inference.resampling import Interval, nominal_tail
-from torchcalib.metrics.binned import ACE, BinnedMetric
-from torchcalib.metrics.ranked import KS, RankedMetric
-from torchcalib.metrics.scores import ScoreMetric
-from torchcalib.metrics.test_based import TCE
-from torchcalib.metrics.truthful import ATB
 from torchcalib.reporting.lines import ERRORS, SCORES, SELECTIVE
 from torchcalib.reporting.testing import LEVEL, interval_of
 from torchcalib.results.lines import (
@@ -42,12 +37,9 @@ from torchcalib.results.lines import (
     is_significant,
 )
 
-_DIRECTIONS: dict[bool | None, Better] = {True: "higher", False: "lower", None: "nearer to 0"}
-_METRICS: tuple[type[ScoreMetric | BinnedMetric | RankedMetric], ...] = (*SCORES, *ERRORS, ACE, TCE, KS, ATB)
-_BETTER: dict[str, Better] = {m.__name__: _DIRECTIONS[m.higher_is_better] for m in _METRICS}
-_BETTER |= {name: _DIRECTIONS[metric.higher_is_better] for metric, name in SELECTIVE.values()}
-_BETTER["DSC"] = "higher"
-"""Direction of better values, by the name of the line. Lower is better for all other lines."""
+_METRICS = (*SCORES, *ERRORS, *(metric for metric, _ in SELECTIVE.values()))
+_BETTER: dict[str, Better] = {metric.key: metric.better for metric in _METRICS if metric.better} | {"dsc": "higher"}
+"""Direction of better values, by the key of the line without the mode. Lower is better for all other lines."""
 
 _WITHOUT_INTERVALS = ("ECE debiased", "RMSCE debiased")
 """Lines for which the bootstrap is invalid: debiasing does not subtract the noise of repeated samples."""
@@ -195,7 +187,7 @@ def compared_lines(
 
 
 def _better(line: Line) -> Better:
-    return _BETTER.get(line.name, "lower")
+    return _BETTER.get(line.key.partition("/")[0], "lower")
 
 
 def _interval(line: Line, replicates: SystemReplicates, n_clusters: float | None) -> LineInterval | None:
