@@ -166,10 +166,20 @@ def compare(
                 systems[name], target, task, class_names=class_names, positive_classes=positive_classes
             )
     first = prepared[names[0]]
-    options: dict[str, Any] = {"ignore_index": ignore_index, "positive_classes": positive_classes}
-    options |= {"class_axis": class_axis, "nan_policy": nan_policy, "class_names": first.class_names}
-    options |= {"n_bins": n_bins, "right": right, "from_logits": from_logits}
-    builder = ComparisonBuilder(names, task=first.task, n_replicates=n_replicates, seed=seed, **options)
+    builder = ComparisonBuilder(
+        names,
+        task=first.task,
+        n_replicates=n_replicates,
+        seed=seed,
+        from_logits=from_logits,
+        class_names=first.class_names,
+        n_bins=n_bins,
+        right=right,
+        nan_policy=nan_policy,
+        ignore_index=ignore_index,
+        positive_classes=positive_classes,
+        class_axis=class_axis,
+    )
     weights = None if weights is None else per_sample("weights", weights, first.preds)
     clusters = None if clusters is None else cluster_ids(clusters, first.preds)
     preds = {name: each.preds for name, each in prepared.items()}
@@ -187,7 +197,7 @@ class ComparisonBuilder:
         task: `"binary"`, `"multiclass"` or `"multilabel"`.
         n_replicates, seed, from_logits: see `compare`.
         are_confidences: compare confidences with the task "binary". Targets are 1 for correct predictions.
-        **options: see `torchcalib.reporting.options.ReportOptionsDict`, without `weights`.
+        **options: options of `torchcalib.reporting.options.ReportOptionsDict` that `compare` has.
     """
 
     def __init__(

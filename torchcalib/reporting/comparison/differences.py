@@ -18,12 +18,13 @@ Reference:
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from torchcalib.inference.resampling import Interval, nominal_tail
+from torchcalib.metrics.base import CalibrationMetric
 from torchcalib.reporting.lines import ERRORS, SCORES, SELECTIVE
 from torchcalib.reporting.testing import LEVEL, interval_of
 from torchcalib.results.lines import (
@@ -37,7 +38,7 @@ from torchcalib.results.lines import (
     is_significant,
 )
 
-_METRICS = (*SCORES, *ERRORS, *(metric for metric, _ in SELECTIVE.values()))
+_METRICS: tuple[type[CalibrationMetric[Any]], ...] = (*SCORES, *ERRORS, *(metric for metric, _ in SELECTIVE.values()))
 _BETTER: dict[str, Better] = {metric.key: metric.better for metric in _METRICS if metric.better} | {"dsc": "higher"}
 """Direction of better values, by the key of the line without the mode. Lower is better for all other lines."""
 
