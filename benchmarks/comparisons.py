@@ -28,14 +28,13 @@ from torchcalib.core.sums import BinStats
 from torchcalib.inference.simulation import BinCells
 from torchcalib.ops.sorting import order_of
 from torchcalib.reporting.comparison.differences import pair_test
-from torchcalib.reporting.comparison.groups import Draws
+from torchcalib.reporting.comparison.groups import RANKED_REPLICATES, Draws
 from torchcalib.reporting.comparison.null import (
     OrderedSample,
     bins_of_calibrated,
     samples_of_calibrated,
     samples_of_flipped,
 )
-from torchcalib.reporting.comparison.system import RANKED_REPLICATES
 from torchcalib.reporting.lines import error_values, order_values
 from torchcalib.reporting.testing import LEVEL
 from torchcalib.results.lines import Better
@@ -166,7 +165,7 @@ def errors(
     of_rows = torch.arange(p.samples[-1]) if clusters is None else clusters
     draws = Draws(seed, RANKED_REPLICATES, of_rows.device)
     groups = torch.arange(int(of_rows.max()) + 1)
-    counts, signs = draws.of(groups)[:, of_rows].double(), draws.signs(groups)[:, of_rows]
+    counts, signs = draws.weights(groups)[:, of_rows].double(), draws.signs(groups)[:, of_rows]
     found: list[Values] = [{} for _ in range(3 if clusters is None else 4)]
     if not ranked and p.task == "binary":
         loss = binary_cross_entropy(p.values, p.target, reduction="none")

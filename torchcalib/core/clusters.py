@@ -196,18 +196,11 @@ def of_samples(clusters: Tensor, samples: Sequence[int], n_batch: int = 0) -> Te
 
 @dataclass(frozen=True, eq=False)
 class ClusteredSums(Generic[S]):
-    """Sums over the rows of every cluster.
+    """Sums over the rows of every cluster. Clusters may be merged."""
 
-    Attributes:
-        sums: sums of G clusters `(G, ..., F, K)`; the first sum of each cell is its weight. Clusters may be merged.
-        accumulator: accumulator of the sums.
-        n_distinct: number of distinct clusters before merging; None if they are not merged. `MAX_DISTINCT` + 1 stands
-            for any larger number.
-    """
-
-    sums: Tensor
+    sums: Tensor  # of G clusters (G, ..., F, K); the first sum of each cell is its weight
     accumulator: SumsAccumulator[S]
-    n_distinct: int | None = None
+    n_distinct: int | None = None  # number before merging, at most `MAX_DISTINCT` + 1; None if they are not merged
 
     @property
     def whole(self) -> S:
@@ -228,17 +221,11 @@ class ClusteredSums(Generic[S]):
 
 @dataclass(frozen=True, eq=False)
 class ClusteredSample:
-    """Samples with the cluster of each sample.
+    """Samples with the cluster of each sample. Clusters may be merged."""
 
-    Attributes:
-        whole: all samples `(..., M)`.
-        clusters: numbers of the clusters in [0, G), int64, broadcastable to the samples. Clusters may be merged.
-        n_distinct: see `ClusteredSums`.
-    """
-
-    whole: RankedSample
-    clusters: Tensor
-    n_distinct: int | None = None
+    whole: RankedSample  # all samples (..., M)
+    clusters: Tensor  # numbers of the clusters in [0, G), int64, broadcastable to the samples
+    n_distinct: int | None = None  # see `ClusteredSums`
 
     @classmethod
     def from_sample(cls, whole: RankedSample, identifiers: Tensor) -> "ClusteredSample":
@@ -291,24 +278,19 @@ def cluster_table(clusters: Clusters, upper: Tensor | None) -> Tensor:
         upper: largest score in each cell `(..., K)`, if the cells are runs of sorted samples; else None.
     """
     if isinstance(clusters, ClusteredSample):
-        return _table_of_sample(clusters, upper)
+        assert upper is not None  # cells of a ranked sample are runs
+        n_cells, n_clusters = upper.shape[-1], clusters.n_numbers
+        index = clusters.clusters * n_cells + _cell_of(clusters.whole, upper)
+        sums = cell_sums(index, _weight_and_residual(clusters.whole), n_clusters * n_cells)
+        return sums.reshape(*sums.shape[:-1], n_clusters, n_cells).movedim(-3, -2)
     parts = clusters.accumulator.wrap(clusters.sums)
     if isinstance(parts, BinStats):
         n, confidence, outcomes = parts.sums[..., :3, :].unbind(-2)
         return torch.stack((n, outcomes - confidence), -2).movedim(0, -3)
-    assert upper is not None  # cells of a ranked sample are runs
+    assert upper is not None  # a sketch, whose cells are runs, too
     columns = _weight_and_residual(parts).movedim(0, -3)  # (..., G, 2, M) for M elements of the sketch
     cell = _cell_of(clusters.whole, upper).unsqueeze(-2).expand(*columns.shape[:-2], -1)
     return cell_sums(cell, columns, upper.shape[-1])
-
-
-def _table_of_sample(clusters: ClusteredSample, upper: Tensor | None) -> Tensor:
-    """Return the table of `cluster_table` for samples."""
-    assert upper is not None  # cells of a ranked sample are runs
-    n_cells, n_clusters = upper.shape[-1], clusters.n_numbers
-    index = clusters.clusters * n_cells + _cell_of(clusters.whole, upper)
-    sums = cell_sums(index, _weight_and_residual(clusters.whole), n_clusters * n_cells)
-    return sums.reshape(*sums.shape[:-1], n_clusters, n_cells).movedim(-3, -2)
 
 
 def _cell_of(sample: RankedSample, upper: Tensor) -> Tensor:

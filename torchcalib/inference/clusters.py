@@ -9,13 +9,12 @@ outcomes are asymmetric: if none occurred, all have the same sign. Therefore the
 and of the test for independent rows. It is still too small if rare outcomes occur in few clusters only.
 
 Noise floor: the larger one of that of independent rows, and the mean over random signs for residuals after subtracting
-the mean gap of 15 ranges of scores (fewer for less than 150 clusters). The residuals are multiplied by 1 / sqrt(1 - h),
-where the leverage h is the share of the cluster in its range. This is the CR2 correction; see `ClusteredMean`.
+the mean gap of 15 ranges of scores (fewer for less than 150 clusters), with the CR2 correction; see `ClusteredMean`.
 
-Interval of a mean gap: the design effect is the CR2 variance of the mean gap, divided by the variance for independent
-rows. Noise is multiplied by the design effect if it is above 1, and the normal quantile is replaced by that of a
-t-distribution with Satterthwaite degrees of freedom. The interval of another error contains that of independent rows
-and that of `replicated_interval`, whose noise is widened by the same quantile.
+Interval of a mean gap: noise is multiplied by the design effect (the CR2 variance of the mean gap divided by that of
+independent rows) if it is above 1, and the normal quantile is replaced by that of a t-distribution with Satterthwaite
+degrees of freedom. The interval of another error contains that of independent rows and that of `replicated_interval`,
+whose noise is widened by the same quantile.
 
 `benchmarks.clusters` measures the coverage of the intervals and the validity of the p-values. P-values can be too small
 if the effective number of clusters is small, and outcomes are rare or equal in each cluster. Signs of residuals with
@@ -63,13 +62,16 @@ class SignFlips:
     def __init__(self, cells: BinCells | RunCells, table: Tensor, seed: int, n_replicates: int) -> None:
         self.cells = cells
         self.table = table
-        n, self._residual = table.unbind(-2)
+        n, self._residual = table.unbind(-2)  # n_gk and e_gk of cluster g in cell k, (..., G, K)
+        # Ranges b of scores: their mean gaps m_b = sum_k e_k / n_b, and the leverage h_gb = n_gb / n_b of each cluster
         block, n_blocks = _blocks(cells, min(_N_BLOCKS, n.shape[-2] // 10))
-        of_block = cell_sums(block, torch.stack((cells.n, cells.outcomes - cells.expected), -2), n_blocks)
-        weight, residual = of_block.unbind(-2)
-        gap = (residual / weight.masked_fill(weight == 0, 1)).gather(-1, block).unsqueeze(-2)
-        leverage = cell_sums(block, n, n_blocks) / weight.masked_fill(weight == 0, 1).unsqueeze(-2)
+        sums = cell_sums(block, torch.stack((cells.n, cells.outcomes - cells.expected), -2), n_blocks)
+        weight, residual = sums.unbind(-2)
+        weight = weight.masked_fill(weight == 0, 1)
+        gap = (residual / weight).gather(-1, block).unsqueeze(-2)
+        leverage = cell_sums(block, n, n_blocks) / weight.unsqueeze(-2)
         factor = _cr2_factor(leverage.clamp(max=_LARGEST_LEVERAGE)).gather(-1, block.unsqueeze(-2).expand(n.shape))
+        # Centred residuals (e_gk - n_gk m_b) / sqrt(1 - h_gb), whose sign flips have the variance of the data
         self._centred = (self._residual - n * gap) * factor
         self._signs = _random_signs(n[..., 0], seed, n_replicates)
 
@@ -77,9 +79,10 @@ class SignFlips:
         """Return replicates of the noise of the gaps, and of the share of each cell, each `(R, ..., K)`."""
         n = self.table[..., 0, :]
         total = n.sum((-1, -2)).clamp(min=1e-300)
-        of_cluster = n.sum(-1, keepdim=True)
-        shares = n - of_cluster * (self.cells.n / total.unsqueeze(-1)).unsqueeze(-2)
-        shares = shares * _cr2_factor((of_cluster / total[..., None, None]).clamp(max=_LARGEST_LEVERAGE))
+        size = n.sum(-1, keepdim=True)  # of each cluster
+        # A cluster changes the share of cell k by (n_gk - n_g n_k / N) / N.
+        shares = n - size * (self.cells.n / total.unsqueeze(-1)).unsqueeze(-2)
+        shares = shares * _cr2_factor((size / total[..., None, None]).clamp(max=_LARGEST_LEVERAGE))
         gaps = (self._signs @ self._centred).movedim(-2, 0) / self.cells.positive_n
         return gaps, (self._signs @ shares).movedim(-2, 0) / total.unsqueeze(-1)
 
@@ -91,6 +94,7 @@ class SignFlips:
         residual = self._centred if centred else self._residual
         found = []
         for signs in torch.split(self._signs, max(1, _AT_ONCE // max(1, self.cells.n.numel()))):
+            # The gap of cell k is sum_g s_g e_gk / n_k for random signs s_g.
             gaps = (signs @ residual).movedim(-2, 0) / self.cells.positive_n
             found.append(metric(self.cells.with_gaps(gaps)))
         return torch.cat(found)
@@ -99,6 +103,7 @@ class SignFlips:
 def _blocks(cells: BinCells | RunCells, n_blocks: int) -> tuple[Tensor, int]:
     """Return the block of each cell `(..., K)`, and the number of blocks: ranges of scores with similar weights."""
     n, total, n_blocks = cells.n, cells.n.sum(-1, keepdim=True), max(1, n_blocks)
+    # Divide [0, 1] into equal parts. Cell k is in the part of (N_k - n_k / 2) / N, the middle of its weights.
     block = ((n.cumsum(-1) - n / 2) / total * n_blocks).nan_to_num(0).long()
     return block.clamp(0, n_blocks - 1), n_blocks
 
@@ -118,7 +123,7 @@ def sign_p_value(residuals: Tensor, seed: int, n_replicates: int) -> Tensor:
     """Return the p-value `(...)` of the absolute sum of the residuals of G clusters `(..., G)`, by random signs."""
     observed = residuals.sum(-1).abs()
     sums = (_random_signs(residuals, seed, n_replicates) @ residuals.unsqueeze(-1)).squeeze(-1).abs()
-    at_least = (sums >= observed.unsqueeze(-1) * (1 - 1e-9)).sum(-1)
+    at_least = (sums >= observed.unsqueeze(-1) * (1 - 1e-9)).sum(-1)  # equal sums may differ by rounding
     p_value = (1 + at_least).to(observed.dtype) / (n_replicates + 1)
     return p_value.masked_fill(observed.isnan(), torch.nan)
 
@@ -150,12 +155,6 @@ class ClusteredMean:
     n_g (1 + rho (n_g - 1)). [CSS] propose rho = 1 as the worst case. Here rho is the moment estimate: the value in
     [0, 1] for which V has the expected value sum_g v_g.
 
-    Args:
-        n: weight of each cluster `(..., G)`.
-        residual: sum of the residuals of each cluster `(..., G)`, which are values minus the mean of all rows.
-        independent: variance of N m if all rows are independent, `(...)`.
-        unit: weight of one row, `(...)`.
-
     Reference:
         [BM] Bell, McCaffrey: Bias reduction in standard errors for linear regression with multi-stage samples (Survey
         Methodology, 2002); [PT] Pustejovsky, Tipton: Small-sample methods for cluster-robust variance estimation and
@@ -164,34 +163,33 @@ class ClusteredMean:
         Statistics, 2017).
     """
 
-    n: Tensor
-    residual: Tensor
-    independent: Tensor
-    unit: Tensor
+    n: Tensor  # weight n_g of each cluster (..., G)
+    residual: Tensor  # sum e_g of the residuals of each cluster (..., G): values minus the mean of all rows
+    independent: Tensor  # variance of N m if all rows are independent (...)
+    unit: Tensor  # weight of one row (...)
 
     @classmethod
     def of_gaps(cls, cells: BinCells | RunCells, table: Tensor) -> "ClusteredMean":
-        """Return the mean gap, whose values are outcomes minus confidences.
+        """Return the mean gap of cells `(..., K)`, whose values are outcomes minus confidences.
 
-        Args:
-            cells: bins or runs `(..., K)`.
-            table: weight and residual of every cluster in each cell, `(..., G, 2, K)`.
+        `table` has the weight and residual of every cluster in each cell, `(..., G, 2, K)`.
         """
         n, residual = table.sum(-1).unbind(-1)
         total = cells.n.sum(-1, keepdim=True)
         mean = (cells.outcomes - cells.expected).sum(-1, keepdim=True) / total
+        # Variance in the cells, plus that of the mean gaps between the cells
         independent = cells.variance_of_outcomes(cells.gap) + cells.unit * cells.n * (cells.gap - mean).square()
         unit = (cells.unit * cells.n).sum(-1) / total.squeeze(-1)
         return cls(n, residual - n * mean, independent.sum(-1), unit)
 
     @property
     def leverage(self) -> Tensor:
-        """Share of each cluster in the weight of all rows, `(..., G)`; 0 without data."""
+        """Leverage h_g = n_g / N, the share of each cluster in the weight of all rows, `(..., G)`; 0 without data."""
         return (self.n / self.n.sum(-1, keepdim=True)).nan_to_num(0)
 
     @property
     def variance(self) -> Tensor:
-        """CR2 variance of N m, `(...)`."""
+        """CR2 variance V of N m, `(...)`."""
         return (self.residual * _cr2_factor(self.leverage)).square().sum(-1)
 
     @property
@@ -203,7 +201,7 @@ class ClusteredMean:
     @property
     def correlation(self) -> Tensor:
         """Moment estimate of the correlation of two rows of the same cluster `(...)`, in [0, 1]."""
-        # sum_g v_g is proportional to 1 + rho (sum_g n_g^2 / (N u) - 1) for rows of weight u.
+        # For rows of weight u, sum_g v_g is proportional to 1 + rho (sum_g n_g^2 / (N u) - 1). Equate it with V.
         pairs = self.n.square().sum(-1) / (self.n.sum(-1) * self.unit) - 1
         return ((self.design_effect - 1) / pairs).nan_to_num(0, posinf=0, neginf=0).clamp(0, 1)
 
@@ -223,11 +221,13 @@ class ClusteredMean:
         """Satterthwaite degrees of freedom of the variance `(...)`, at least 1."""
         v, h = self.variance_of_clusters, self.leverage
         a = _cr2_factor(h)
+        # P = diag(d) - u w' - w u' + S w w' with d_g = a_g^2 v_g, u_g = a_g v_g and w_g = a_g h_g. The trace and the
+        # sum of squares of P then need only sums over clusters, without a matrix (G, G).
         u, w, d, s = a * v, a * h, a.square() * v, v.sum(-1)
-        # P = diag(d) - u w' - w u' + s w w'
         uw, ww = (u * w).sum(-1), w.square().sum(-1)
         low_rank = s.unsqueeze(-1) * w.square() - 2 * u * w  # the diagonal of the terms other than diag(d)
         trace = (d + low_rank).sum(-1)
+        # sum of squares: |diag(d)|^2, twice its product with the rest, then the squared norm of the rest
         square = (d.square() + 2 * d * low_rank).sum(-1) + 2 * (u.square().sum(-1) * ww + uw.square())
         square = square + s.square() * ww.square() - 4 * s * uw * ww
         return (trace.square() / square).nan_to_num(1, posinf=1).clamp(min=1)

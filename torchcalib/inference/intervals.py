@@ -2,11 +2,9 @@
 
 An interval contains all expected errors that the observed error does not reject (a score interval). Each error is a
 weighted sum over bins: of the gap (frequency minus mean confidence), its absolute value, or its square. Gaps are nearly
-normal and independent. The mean, variance and skewness of the sum therefore have closed forms, and a shifted gamma
-distribution (Pearson type III) with these moments approximates its distribution. Outcomes are discrete, so half an
-outcome is subtracted from or added to the observed error (continuity correction). The fractions of samples in the bins
-are also random, and add the variance of a multinomial mean. A bin of certain predictions (exactly 0 or 1) has a gap of
-one sign, with the skewness of a binomial distribution.
+normal and independent, so that the sum has moments in closed form. A shifted gamma distribution (Pearson type III) with
+its mean, variance and skewness approximates it. Half an outcome is subtracted from or added to the observed error
+(continuity correction).
 
 The hypothetical gaps are multiples t >= 0 of the observed ones. At t = 0 the model is calibrated. The variance of each
 gap changes linearly from that of a calibrated model at t = 0 to the observed one at t = 1, and is constant for t > 1.
@@ -43,10 +41,7 @@ from torchcalib.inference.simulation import BinCells
 from torchcalib.ops.host_values import constant
 
 IntervalKind = Literal["mean_gap", "absolute", "root_mean_square", "debiased"]
-"""Sum over bins for which an interval is computed: of gaps, of their absolute values, or the root of squared gaps.
-
-"debiased" is the root of the sum of squared gaps without noise.
-"""
+"""Sum over bins: of gaps, of their absolute values, or the root of that of squared gaps, with or without noise."""
 
 Ends = tuple[Tensor, Tensor]
 
@@ -55,11 +50,11 @@ _N_BISECTIONS = 28  # the last step changes a multiple by 2e-7
 
 
 class Moments(NamedTuple):
-    """Mean, variance and third central moment of a sum over bins, each `(...)`."""
+    """Moments of a sum over bins, each `(...)`."""
 
     mean: Tensor
     variance: Tensor
-    third: Tensor
+    third: Tensor  # third central moment
 
     def quantile(self, z: Tensor) -> Tensor:
         """Return the approximate quantile (Wilson-Hilferty) of a shifted gamma distribution with these moments.
@@ -100,8 +95,7 @@ def error_interval(
     Args:
         kind: formula of the error.
         cells: bins `(g, K)`.
-        noise_floor: expected error of a calibrated model `(g)`. Differences from it are computed in closed form.
-        error_of_floor: standard error `(g)` of the simulated `noise_floor`.
+        noise_floor, error_of_floor: expected error of a calibrated model, and its standard error, each `(g)`.
         z: quantile of the level, `()` or `(g)`; see `normal_quantile`.
         mean_gap_ends: `mean_gap_interval` of the same bins and quantile.
     """
@@ -119,12 +113,10 @@ def mean_gap_interval(cells: BinCells, z: Tensor) -> Ends:
 
     All frequencies are shifted by the same amount, within [0, 1].
     """
-    observed = (cells.share * cells.gap).sum(-1)
     base = cells.shrunk_gap
-    between = _variance_of_shares(cells, cells.gap)
-    # The observed gaps also vary between bins because of their noise.
-    of_noise = (cells.share * cells.share_of_one * cells.variance_at(base)).sum(-1)
-    between = (between - of_noise).clamp(min=0)
+    # Variance of the mean gap because the shares of bins are random, without the part from noise of the gaps
+    noise = (cells.share * cells.share_of_one * cells.variance_at(base)).sum(-1)
+    between = (_variance_of_shares(cells, cells.gap) - noise).clamp(min=0)
 
     def moments(shift: Tensor) -> Moments:
         gaps = cells.within_bounds(base + shift.unsqueeze(-1))
@@ -132,15 +124,17 @@ def mean_gap_interval(cells: BinCells, z: Tensor) -> Ends:
         each = Moments(gaps, variance, _third_of_gap(cells, gaps, variance))
         return _sum_over_bins(cells, each, between)
 
-    half = _half_outcome(cells)
+    # Both ends are expected mean gaps at shifts that the observed one does not reject (inversion of the test).
+    observed, half = (cells.share * cells.gap).sum(-1), _half_outcome(cells)
     limits = torch.stack((observed - half, observed + half))
-    low, high = moments(_bisected(moments, limits, z, lower=-1.0, upper=1.0)).mean
+    low, high = moments(_not_rejected(moments, limits, z, lower=-1.0, upper=1.0)).mean
     return low, high
 
 
 def _error_ends(kind: IntervalKind, cells: BinCells, noise_floor: Tensor, error_of_floor: Tensor, z: Tensor) -> Ends:
     """Return both ends `(g)` for the mean absolute gap, or for the root of the mean square; see `error_interval`."""
     is_absolute = kind == "absolute"
+    # Variance of the gaps at t = 0 (calibrated) and at t = 1 (observed)
     calibrated, observed = cells.variance, cells.variance_at(cells.shrunk_gap)
     directions = _directions(cells, observed.maximum(cells.one_outcome.square()))
 
@@ -151,12 +145,14 @@ def _error_ends(kind: IntervalKind, cells: BinCells, noise_floor: Tensor, error_
         return cells.within_bounds(multiple.unsqueeze(-1) * directions)
 
     def moments_with(gaps: Tensor, variance: Tensor) -> Moments:
+        # Gaps of certain predictions have one sign: their third moment is known, and marks them for `absolute`.
         third = torch.where(calibrated == 0, _third_of_gap(cells, gaps, variance), torch.nan)
         fourth = variance * cells.one_outcome.square()
         each = absolute(gaps, variance, third) if is_absolute else squared(gaps, variance, third, fourth)
         return _sum_over_bins(cells, each, _variance_of_shares(cells, size_of(gaps)))
 
     def moments(multiple: Tensor) -> Moments:
+        # Multiple t of the observed gaps
         variance = torch.lerp(calibrated, observed, multiple.clamp(max=1).unsqueeze(-1))
         return moments_with(gaps_at(multiple), variance)
 
@@ -166,10 +162,12 @@ def _error_ends(kind: IntervalKind, cells: BinCells, noise_floor: Tensor, error_
     total, half = (cells.share * size_of(cells.gap)).sum(-1), _half_outcome(cells)
     value = total if is_absolute else total.sqrt()
     limits = torch.stack(((value - half).clamp(min=0), value + half))
-    multiple = _bisected(moments, limits if is_absolute else limits.square(), z, lower=0.0, upper=_LARGEST_MULTIPLE)
+    limits = limits if is_absolute else limits.square()
+    multiple = _not_rejected(moments, limits, z, lower=0.0, upper=_LARGEST_MULTIPLE)
     if kind == "debiased":
         low, high = (cells.share * gaps_at(multiple).square()).sum(-1).sqrt()
         return low, high
+    # Expected errors at both multiples: the simulated noise floor, plus the increase in closed form from t = 0
     at_start = expected(moments(torch.zeros_like(multiple)))
     low, high = noise_floor + expected(moments(multiple)) - at_start
     # An under-confident model may have less noise than a calibrated one, and a smaller expected error.
@@ -177,6 +175,7 @@ def _error_ends(kind: IntervalKind, cells: BinCells, noise_floor: Tensor, error_
     low = torch.where(multiple[0] < 1e-6, low.minimum(floor_of_observed), low)
     # The noise floor is given the confidences of this sample, but the target is an expectation over confidences. It
     # varies more than the rest of the interval allows for, if the model is nearly calibrated.
+    # The margin therefore widens the lower end for t < 1, and always the upper end.
     margin = z * (_variance_of_floor(kind, cells, noise_floor) + error_of_floor.square()).sqrt()
     low = low - margin * (1 - multiple[0]).clamp(min=0)
     high = noise_floor + torch.hypot((high - noise_floor).clamp(min=0), margin)
@@ -197,19 +196,23 @@ def _variance_of_floor(kind: IntervalKind, cells: BinCells, noise_floor: Tensor)
     of sqrt(S_b). That of the mean square is the sum of S_b / n_b over non-empty bins, divided by the number of rows. A
     bin of n_b rows is empty in a sample of the same size with probability exp(-n_b).
     """
-    rows = (1 / cells.one_outcome).masked_fill(cells.n == 0, 1)  # effective number
-    mean = cells.spread / cells.positive_n
+    rows = (1 / cells.one_outcome).masked_fill(cells.n == 0, 1)  # n_b, the effective number
+    mean = cells.spread / cells.positive_n  # S_b / n_b
+    # Delta method: Var p (1 - p) = Var p (1 - 2 p)^2, where Var p is the mean of p^2 minus the square of the mean
     of_confidence = ((cells.expected - cells.spread) / cells.positive_n - cells.confidence.square()).clamp(min=0)
-    of_rows = of_confidence * (1 - 2 * cells.confidence).square()  # variance of p (1 - p) in the bin
+    of_rows = of_confidence * (1 - 2 * cells.confidence).square()
     if kind == "absolute":
+        # Part of bin b in the floor, proportional to sqrt(S_b), and its relative variance / (4 n_b)
         part = cells.share * cells.variance.sqrt()
         part = part * (noise_floor / part.sum(-1).clamp(min=1e-300)).unsqueeze(-1)
         relative = 1 + (of_rows / mean.square()).nan_to_num(0, posinf=0)
         own = (part.square() * relative / (4 * rows)).sum(-1)
+        # minus the covariance of the shares of bins, which sum to 1
         return (own - part.sum(-1).square() / (4 * rows.masked_fill(cells.n == 0, 0).sum(-1))).clamp(min=0)
-    empty = (-rows).exp()
+    empty = (-rows).exp()  # probability of an empty bin
     each = mean.square() * empty * (1 - empty) + of_rows / rows
     square = (cells.share_of_one.square() * each.masked_fill(cells.n == 0, 0)).sum(-1)
+    # Delta method for the square root: Var sqrt(x) = Var x / (4 x)
     return (square / (4 * noise_floor.square())).nan_to_num(0, posinf=0)
 
 
@@ -239,6 +242,7 @@ def replicated_interval(
     directions = _directions(cells, noise.square().mean(0).maximum(cells.variance_at(cells.shrunk_gap)))
 
     def sums(multiple: Tensor) -> Tensor:
+        # Replicates of the observed sum at both multiples t, with noise of gaps and of shares: (R, 2, g)
         gap = cells.within_bounds(multiple.unsqueeze(-1) * directions)
         of_gaps = (cells.share * size_of(gap + noise.unsqueeze(1))).sum(-1)
         return of_gaps + (moved.unsqueeze(1) * size_of(gap)).sum(-1)
@@ -253,16 +257,12 @@ def replicated_interval(
         return (found if kind == "absolute" else found.sqrt()).mean(0)
 
     observed = (cells.share * size_of(cells.gap)).sum(-1)
-    low = torch.zeros_like(directions[..., 0])
-    high = torch.full_like(low, _LARGEST_MULTIPLE)
-    for _ in range(_N_BISECTIONS):
-        middle = (low + high) / 2
-        is_below = quantiles(middle) < observed
-        low, high = torch.where(is_below, middle, low), torch.where(is_below, high, middle)
+    start = torch.zeros_like(directions[..., 0])
+    multiple = _bisected(lambda t: quantiles(t) < observed, start, torch.full_like(start, _LARGEST_MULTIPLE))
     if kind == "debiased":
-        ends = (cells.share * cells.within_bounds(low.unsqueeze(-1) * directions).square()).sum(-1).sqrt()
+        ends = (cells.share * cells.within_bounds(multiple.unsqueeze(-1) * directions).square()).sum(-1).sqrt()
     else:
-        ends = noise_floor + expected(low) - expected(torch.zeros_like(low))
+        ends = noise_floor + expected(multiple) - expected(start)
     return ends[0].clamp(min=0), ends[1].clamp(max=1)
 
 
@@ -305,6 +305,8 @@ def absolute(gap: Tensor, variance: Tensor, third: Tensor) -> Moments:
         gap, variance: mean and variance of the gap, which is nearly normal, so that |gap| is folded normal.
         third: third central moment of a gap of one sign; NaN for both signs.
     """
+    # Raw moments of the folded normal distribution (Leone, Nelson and Nottingham 1961) for mean m and deviation s:
+    # E|x| = s sqrt(2 / pi) exp(-m^2 / (2 s^2)) + m (2 Phi(m / s) - 1), E|x|^2 = m^2 + s^2, and E|x|^3 similarly
     deviation = variance.sqrt()
     ratio = torch.where(deviation > 0, gap / deviation, gap.sign() * torch.inf).nan_to_num(0, posinf=40, neginf=-40)
     density = math.sqrt(2 / math.pi) * (-ratio.square() / 2).exp()
@@ -326,9 +328,10 @@ def squared(gap: Tensor, variance: Tensor, third: Tensor, fourth: Tensor) -> Mom
 
     For a gap of one sign, `fourth` is the fourth cumulant of a count of rare outcomes.
     """
+    # Noncentral chi-square for normal gaps: variance 4 m^2 v + 2 v^2, third central moment 24 m^2 v^2 + 8 v^3
     square = gap.square()
     spread = 4 * square * variance + 2 * variance.square()
-    of_counts = 4 * gap * third + fourth
+    of_counts = 4 * gap * third + fourth  # the cumulants of a count that a normal distribution does not have
     central = 24 * square * variance.square() + 8 * variance**3
     return Moments(
         square + variance,
@@ -337,19 +340,28 @@ def squared(gap: Tensor, variance: Tensor, third: Tensor, fourth: Tensor) -> Mom
     )
 
 
-def _bisected(moments: Callable[[Tensor], Moments], limits: Tensor, z: Tensor, lower: float, upper: float) -> Tensor:
+def _not_rejected(
+    moments: Callable[[Tensor], Moments], limits: Tensor, z: Tensor, lower: float, upper: float
+) -> Tensor:
     """Return the smallest and the largest parameter that the observed sum does not reject, `(2, g)`.
 
-    `limits` are the sum minus and plus the continuity correction, `(2, g)`.
-
-    The sum is too large for a parameter if it exceeds the quantile at `z`, and too small if it is below that at -z. The
-    search assumes that the quantiles increase with the parameter, which is between `lower` and `upper`.
+    `limits` are the sum minus and plus the continuity correction, `(2, g)`. The sum is too large for a parameter if it
+    exceeds the quantile at `z`, and too small if it is below that at -z. The search assumes that the quantiles increase
+    with the parameter, which is between `lower` and `upper`.
     """
-    low, high = torch.full_like(limits, lower), torch.full_like(limits, upper)
     quantiles = torch.stack((z, -z)).reshape(2, -1)  # for the lower and the upper end
+
+    def is_below(parameter: Tensor) -> Tensor:
+        upper_quantile, lower_quantile = moments(parameter).quantile(quantiles)
+        return torch.stack((upper_quantile < limits[0], lower_quantile <= limits[1]))
+
+    return _bisected(is_below, torch.full_like(limits, lower), torch.full_like(limits, upper))
+
+
+def _bisected(is_below: Callable[[Tensor], Tensor], low: Tensor, high: Tensor) -> Tensor:
+    """Return the place between `low` and `high` where the increasing condition `is_below` becomes False."""
     for _ in range(_N_BISECTIONS):
         middle = (low + high) / 2
-        upper_quantile, lower_quantile = moments(middle).quantile(quantiles)
-        is_below = torch.stack((upper_quantile < limits[0], lower_quantile <= limits[1]))
-        low, high = torch.where(is_below, middle, low), torch.where(is_below, high, middle)
+        below = is_below(middle)
+        low, high = torch.where(below, middle, low), torch.where(below, high, middle)
     return low

@@ -34,19 +34,12 @@ _GAPS_AT_ONCE = 2**18  # simulated gaps per call of a metric
 
 @dataclass(frozen=True, eq=False)
 class LabelRows:
-    """Rows of one batch element of a multi-class task.
+    """Rows of one batch element of a multi-class task."""
 
-    Attributes:
-        score: probability, or log-odds, of every class `(C, N)`.
-        from_logits: whether `score` contains log-odds.
-        weights: importance of each row, float64 `(N,)`; None for 1. Copies of a row are separate rows.
-        cell: function from scores to cells `(C, n)`; None finds the cells by `Cells.upper`.
-    """
-
-    score: Tensor
-    from_logits: bool
-    weights: Tensor | None
-    cell: Callable[[Tensor], Tensor] | None
+    score: Tensor  # probability, or log-odds, of every class (C, N)
+    from_logits: bool  # whether `score` contains log-odds
+    weights: Tensor | None  # importance of each row, float64 (N,); None for 1. Copies of a row are separate rows
+    cell: Callable[[Tensor], Tensor] | None  # from scores to cells (C, n); None finds the cells by `Cells.upper`
 
     @classmethod
     def from_sample(
@@ -64,6 +57,7 @@ class LabelRows:
         n_classes, length = sample.score.shape[-2:]
         n = torch.ones_like(sample.positives) if sample.n is None else sample.n
         n = n.expand(sample.score.shape)
+        # A row has one label if all copies of one class, and none of the others, are positive.
         absent = sample.score.isnan().any(-2, keepdim=True)
         is_label = (sample.positives == 0) | (sample.positives == n)
         one = (sample.positives.sum(-2, keepdim=True) == n).all(-2, keepdim=True) & is_label.all(-2, keepdim=True)
@@ -91,8 +85,10 @@ def _in_order(score: Tensor, weight: Tensor, rows: Tensor, from_logits: bool) ->
 
     Random numbers then do not depend on the order of the rows, for example on batches. Equal rows are exchangeable.
     """
+    # Sort by the last key first, because the second sort is stable.
     rows = rows[weight[rows].argsort(stable=True)]
     values = score[:, rows].to(wide_dtype(score.device))
+    # The projection sum_c sqrt(c) p_c differs for rows that differ, except by coincidence.
     factors = torch.arange(1, len(score) + 1, dtype=values.dtype, device=values.device).sqrt()
     projection = factors @ (values.sigmoid() if from_logits else values)
     return rows[projection.argsort(stable=True)]
@@ -135,6 +131,7 @@ class LabelSimulation:
         dtype = torch.int32 if rows.weights is None else rows.weights.dtype
         sums = torch.zeros(len(streams) * n_classes * n_cells, dtype=dtype, device=streams.device)
         for some in torch.split(torch.arange(len(rows), device=streams.device), max(1, _MAX_ENTRIES // n_classes)):
+            # Inverse transform sampling: the label is the first class whose distribution function exceeds the word.
             limits, cells = self._limits_and_cells(some)
             weights = None if rows.weights is None else rows.weights[some].unsqueeze(-1)
             counters = self.index * _MAX_ELEMENTS + some
@@ -143,6 +140,7 @@ class LabelSimulation:
             ):
                 words = random_words(self.seed, streams[chunk], counters).T.contiguous()
                 label = torch.searchsorted(limits, words, right=True)
+                # Index in the flat sums (r, C, K): only the cell of the label gets an outcome.
                 place = (cells.gather(-1, label) + chunk * (n_classes * n_cells)).flatten()
                 added = torch.ones((), dtype=dtype, device=sums.device) if weights is None else weights
                 sums.scatter_add_(0, place, added.expand(label.shape).reshape(-1))

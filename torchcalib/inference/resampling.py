@@ -68,7 +68,7 @@ class Weights:
                 entries.
         """
         n_units = len(present)
-        place = None
+        place = None  # all entries are units
         if groups is not None:
             units, index = torch.unique(groups[present], return_inverse=True)
             place = torch.full_like(present, -1, dtype=torch.int64).masked_scatter(present, index)
@@ -88,7 +88,7 @@ class Weights:
             weights = multinomial_counts(self.seed, streams, len(self.units), dtype)
         elif self.law == "poisson":
             weights = poisson_counts(self.seed, streams, self.units, dtype)
-        else:
+        else:  # the leading bit of a random word in [0, 2^32)
             weights = (2 * (random_words(self.seed, streams, self.units) >> 31) - 1).to(dtype)
         return weights if self.place is None else weights[:, self.place].masked_fill(self.place < 0, 0)
 
@@ -207,6 +207,7 @@ class Interval:
         Reference:
             Davison, Hinkley: Bootstrap Methods and their Application (1997), eq. 4.11 and ch. 5.
         """
+        # (1 + r) / (R + 1) for the smaller number r of replicates on one side, twice for both sides (eq. 4.11)
         replicates = self.corrected
         fewest = torch.minimum((replicates <= high).sum(0), (replicates >= low).sum(0))
         tail = (1 + fewest).double() / (len(replicates) + 1)
@@ -254,6 +255,7 @@ def _expanded_tail(tail: float, n: float) -> float:
 
     The t-distribution has n - 1 degrees of freedom. The bootstrap variance is too small by (n - 1) / n.
     """
+    # Expanded percentile (Hesterberg 2015): Phi(-sqrt(n / (n - 1)) t) with n = df + 1
     df = max(1.0, n - 1)
     t = float(t_critical(torch.tensor(df, dtype=torch.float64), 2 * tail))
     return float(torch.special.ndtr(torch.tensor(-t * math.sqrt((df + 1) / df), dtype=torch.float64)))
@@ -261,6 +263,7 @@ def _expanded_tail(tail: float, n: float) -> float:
 
 def nominal_tail(tail: Tensor, n: float) -> Tensor:
     """Return the tail probability whose percentile `_expanded_tail` moves outwards to `tail` (inverse function)."""
+    # Solve Phi(-sqrt(n / (n - 1)) t) = `tail` for t, and return the tail of Student's t-distribution beyond it.
     df = torch.tensor(max(1.0, n - 1), dtype=torch.float64)
     t = -torch.special.ndtri(tail.double()) / ((df + 1) / df).sqrt()
     beyond = betainc(df / 2, 0.5, df / (df + t.square())) / 2  # P(T > |t|) for Student's t-distribution

@@ -1,4 +1,10 @@
-"""Simulation of the outcomes of a calibrated model, in bins and in ranked samples."""
+"""Simulation of the outcomes of a calibrated model, in bins and in ranked samples (consistency resampling).
+
+Let cell k (a bin, or a run of scores) have rows with weights w_i and confidences p_i. For a calibrated model, the sum
+of outcomes O_k has the mean E_k = sum w_i p_i and the variance V_k = `Cells.noise`. Each replicate draws a standardised
+deviation d_k from the distribution of a sum of independent trials, and computes the metric from the gaps
+d_k sqrt(V_k) / n_k (Broecker and Smith 2007).
+"""
 
 import math
 from collections.abc import Callable
@@ -14,7 +20,7 @@ from torchcalib.core.sums import BinStats
 from torchcalib.ops.count_moments import deviation_quantiles, effective_weight
 from torchcalib.ops.counter_rng import random_words
 from torchcalib.ops.once import once
-from torchcalib.ops.sorting import end_of_ties, run_index, run_sums
+from torchcalib.ops.sorting import end_of_ties, run_index, run_sums, sorted_columns
 
 MAX_RUNS = 2**11
 """Largest number of runs into which a ranked sample is divided."""
@@ -64,6 +70,7 @@ class Cells:
 
     def variance_of_outcomes(self, gaps: Tensor) -> Tensor:
         """Return the variance of `outcomes` after adding the expected gap `(..., K)` of the cell to each confidence."""
+        # sum w (p + g) (1 - p - g) = sum w p (1 - p) + n g (1 - 2 p - g) for the mean confidence p and the gap g
         return self.unit * (self.spread + self.n * gaps * (1 - 2 * self.confidence - gaps)).clamp(min=0)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Self:
@@ -83,7 +90,7 @@ class BinCells(Cells):
         return cls(b.n, b.sums[..., 1, :], b.outcomes, b.spread, b.noise, b.upper)
 
     def with_gaps(self, gaps: Tensor) -> BinStats:
-        """Return the sums of the bins with observed gaps replaced by `gaps`, `(..., B)` or `(R, ..., B)`."""
+        """Return the sums of the bins with the observed gaps replaced, `(..., B)` or `(R, ..., B)`."""
         return BinsWithGaps(self, gaps)
 
     @once
@@ -143,6 +150,7 @@ class BinsWithGaps(BinStats):
     @property
     def n(self) -> Tensor:
         """See `BinStats`."""
+        # Expanded without a copy: the weights are equal in all replicates.
         return self.cells.n.expand_as(self._gaps)
 
     @property
@@ -176,6 +184,7 @@ class RunCells(Cells):
         """
         s = sample.sorted()
         size, length = s.size.unsqueeze(-1), s.score.shape[-1]
+        # Run j of K ends at element j n / K, moved to the end of its ties.
         places = torch.arange(1, min(at_most, length) + 1, device=size.device)
         ends = places.minimum(size)
         # `length` includes ignored elements. With `size`, the number of runs would depend on other batch elements.
@@ -194,20 +203,44 @@ class RunCells(Cells):
         from_logits = self.log_odds is not None
         score = self.confidence if self.log_odds is None else self.log_odds
         score = score.masked_fill(self.n == 0, -torch.inf if from_logits else 0).cummax(-1).values
-        outcomes = torch.addcmul(self.expected, self.n, gaps)
-        whole = outcomes.round()
-        outcomes = torch.where((outcomes - whole).abs() < 1e-6, whole, outcomes)  # remove the rounding errors of counts
-        return _OrderedSample(score.expand_as(gaps), outcomes, self.n.expand_as(gaps), from_logits)
+        runs = OrderedSample(score, self.outcomes, self.n, from_logits)
+        return runs.with_outcomes(torch.addcmul(self.expected, self.n, gaps))
 
 
 @dataclass(frozen=True, eq=False)
-class _OrderedSample(RankedSample):
-    """Ranked sample whose elements are already sorted."""
+class OrderedSample(RankedSample):
+    """Ranked sample `(..., M)` whose elements are already sorted by score, with ignored ones (score NaN) last.
+
+    Metrics that need sorted elements share the result of `sorted`.
+    """
+
+    computed: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
+
+    @classmethod
+    def from_sample(cls, sample: RankedSample) -> Self:
+        """Sort a sample."""
+        score, positives, n, size = sorted_columns(sample.score, sample.positives, sample.n)
+        ignored = torch.arange(score.shape[-1], device=score.device) >= size.unsqueeze(-1)
+        return cls(score.masked_fill(ignored, torch.nan), positives, n, sample.from_logits)
+
+    def with_outcomes(self, outcomes: Tensor) -> Self:
+        """Return the sample with simulated sums of outcomes `(R, ..., M)`, without the rounding errors of counts."""
+        outcomes = outcomes.masked_fill(self.score.isnan(), 0)
+        whole = outcomes.round()
+        outcomes = torch.where((outcomes - whole).abs() < 1e-6, whole, outcomes)
+        n = None if self.n is None else self.n.expand_as(outcomes)
+        return type(self)(self.score.expand_as(outcomes), outcomes, n, self.from_logits)
+
+    @once
+    def _sorted(self) -> SortedSample:
+        missing = self.score.isnan()
+        size = missing.logical_not().sum(-1)
+        score = self.score.masked_fill(missing, torch.inf)
+        return SortedSample(score, self.positives.expand_as(score), self.n, size, self.from_logits)
 
     def sorted(self, stable: bool = False) -> SortedSample:  # noqa: ARG002
-        assert self.n is not None
-        size = torch.full(self.score.shape[:-1], self.score.shape[-1], device=self.score.device)
-        return SortedSample(self.score.contiguous(), self.positives, self.n, size, self.from_logits)
+        """Return the elements, which are sorted."""
+        return self._sorted
 
 
 def _log_odds(s: SortedSample) -> Tensor:
@@ -231,27 +264,24 @@ def _log_odds_of_runs(s: SortedSample, n: Tensor, ends: Tensor) -> Tensor:
     log_odds, run = _log_odds(s), run_index(ends, s.score.shape[-1]).clamp(max=ends.shape[-1] - 1)
     first = torch.cat((torch.zeros_like(ends[..., :1]), ends[..., :-1]), -1)
 
+    # log sum_i n_i exp(l_i) = t + log sum_i n_i exp(l_i - t), with the greatest l_i of the run as t
     def log_sum(log_p: Tensor, greatest: Tensor) -> Tensor:
         top = log_p.gather(-1, greatest)
         top = top.masked_fill(top == -torch.inf, 0)
         shares = (n * (log_p - top.gather(-1, run)).exp()).masked_fill(~s.counted, 0)
         return run_sums(shares, ends).log() + top
 
-    of_ones = log_sum(logsigmoid(log_odds), (ends - 1).clamp(min=0))
-    of_zeros = log_sum(logsigmoid(-log_odds), first.clamp(max=log_odds.shape[-1] - 1))
-    return of_ones - of_zeros
+    # Scores increase: log p is greatest in the last element of a run, and log(1 - p) in the first.
+    log_of_ones = log_sum(logsigmoid(log_odds), (ends - 1).clamp(min=0))
+    log_of_zeros = log_sum(logsigmoid(-log_odds), first.clamp(max=log_odds.shape[-1] - 1))
+    return log_of_ones - log_of_zeros
 
 
 class Simulation:
-    """Simulation of R replicates of the outcomes in K cells (bins or runs).
+    """Simulation of R replicates of the outcomes in K cells (bins or runs) `(..., K)`.
 
-    The random number of a cell depends on the seed, the replicate, the batch element and the cell only.
-
-    Args:
-        cells: bins or runs `(..., K)`.
-        first: index of the first batch element in a larger batch.
-        seed: seed of the random numbers.
-        n_replicates: number R of replicates.
+    The random number of a cell depends on the seed, the replicate, the batch element and the cell only. `first` is the
+    index of the first batch element in a larger batch.
     """
 
     def __init__(self, cells: BinCells | RunCells, first: int, seed: int, n_replicates: int) -> None:
@@ -276,10 +306,12 @@ class Simulation:
         if self._kept is not None:
             return self._kept
         cells = self.cells
+        # One random number for each replicate (stream), batch element and cell (counter)
         elements = torch.arange(self.first, self.first + math.prod(cells.n.shape[:-1]), device=streams.device)
         counters = elements.unsqueeze(-1) * _MAX_CELLS + torch.arange(cells.n.shape[-1], device=streams.device)
         words = random_words(self.seed, streams, counters.flatten())
-        chance = ((words.to(cells.n.dtype) + 0.5) / 2**32).reshape(-1, *cells.n.shape)
+        chance = ((words.to(cells.n.dtype) + 0.5) / 2**32).reshape(-1, *cells.n.shape)  # uniform in (0, 1)
+        # Inverse transform sampling: the quantile of the standardised sum of outcomes
         deviations = deviation_quantiles(chance, cells.n, cells.expected, cells.spread, cells.noise)
         if self._keeps:
             self._kept = deviations

@@ -439,11 +439,6 @@ def _noise_floor_and_p_value(null: _Null, signed: bool, joint: bool) -> tuple[Te
     return null.values.mean(-1).mean(0), combined
 
 
-def rounding_of(observed: Tensor) -> Tensor:
-    """Return the tolerance `(...)` within which simulated and observed errors are considered equal."""
-    return 1e-9 * observed.abs() + 1e-12  # the constant applies to errors near 0
-
-
 def _p_value(observed: Tensor, replicates: Tensor) -> tuple[Tensor, Tensor]:
     """Return p-values, and their parts that are due to ties, each `(...)`.
 
@@ -455,7 +450,8 @@ def _p_value(observed: Tensor, replicates: Tensor) -> tuple[Tensor, Tensor]:
         Phipson, Smyth: Permutation p-values should never be zero (Statistical Applications in Genetics and Molecular
         Biology, 2010), sec. 4.
     """
-    rounding = rounding_of(observed)
+    # (b + 1) / (m + 1) for b of m replicates that are at least as extreme (Phipson and Smyth 2010)
+    rounding = 1e-9 * observed.abs() + 1e-12  # the constant applies to errors near 0
     at_least = 1 + (replicates >= observed - rounding).sum(0)
     larger = (replicates > observed + rounding).sum(0)
     n = len(replicates) + 1
@@ -479,8 +475,9 @@ def cauchy_combination(p_values: Tensor, tied: Tensor, n_replicates: int) -> Ten
         n_replicates: number R of replicates.
 
     Reference:
-        Liu, Xie: Cauchy combination test (Journal of the American Statistical Association, 2020), eq. 1.
+        [LX] Liu, Xie: Cauchy combination test (Journal of the American Statistical Association, 2020), eq. 1.
     """
+    # [LX] eq. 1: T = sum_c w_c tan((1/2 - p_c) pi) with equal weights
     least = 0.5 / (n_replicates + 1)  # half a step from 0 and 1, where quantiles are infinite
     low, high = (p_values - tied).clamp(min=least), p_values.clamp(max=1 - least)
     quantile = torch.tan((0.5 - high) * math.pi)
@@ -488,4 +485,5 @@ def cauchy_combination(p_values: Tensor, tied: Tensor, n_replicates: int) -> Ten
     over_ties = ((math.pi * high).sin().log() - (math.pi * low).sin().log()) / (math.pi * (high - low))
     mean = torch.where(p_values > 0.5, over_ties, quantile).mean(-1)
     mean = torch.where(mean >= 0, mean, quantile.mean(-1))
+    # P(T > t) = 1/2 - arctan(t) / pi of the Cauchy distribution
     return (0.5 - torch.atan(mean) / math.pi).maximum(p_values.amin(-1))

@@ -36,24 +36,21 @@ class Replicates(SumState[S]):
         """Return the sums `(1 + R, ...)`: entry 0 for the data, entries 1 to R for the replicates."""
         return super().statistic(state[:-2])
 
-    def resampled(
-        self, p: Predictions, seed: int, rank: int, counters: Tensor, *, are_clusters: bool = False
-    ) -> Tensor:
-        """Return the state `(n,)` for a batch, with Poisson weights in each replicate.
+    def resampled(self, p: Predictions, weights: Weights, *, are_clusters: bool = False) -> Tensor:
+        """Return the state `(n,)` for a batch, whose rows have these weights in the replicates.
 
-        The weight of a row depends only on seed, rank, replicate and its counter `(N,)`, and not on the batch sizes.
-        `are_clusters` is True if counters are identifiers of clusters.
+        `are_clusters` is True if the weights are those of clusters, which several rows share.
         """
         n, device = p.samples[-1], p.given.device
-        wide = wide_dtype(device)
-        weights = Weights(seed, counters, "poisson", first=rank << 32)
-        sums = [
-            self.accumulator.from_predictions(p.resampled(torch.ones(1, n, dtype=wide, device=device))).sums.flatten()
-        ]
+
+        def sums(counts: Tensor) -> Tensor:
+            return self.accumulator.from_predictions(p.resampled(counts)).sums.flatten()
+
+        of_data = sums(torch.ones(1, n, dtype=wide_dtype(device), device=device))
         with torch.no_grad():
             chunks = weights.chunks(self.shape[0] - 1, self.accumulator.n_events(p))
-            sums += [self.accumulator.from_predictions(p.resampled(counts)).sums.flatten() for counts in chunks]
-        flat = torch.cat(sums)
+            of_replicates = [sums(counts) for counts in chunks]
+        flat = torch.cat([of_data, *of_replicates])
         # `new_full` does not synchronise a GPU, unlike `new_tensor`.
         n_rows, n_clustered = flat.new_full((1,), n), flat.new_full((1,), n * are_clusters)
         return torch.cat((ignored_counts(p, flat), flat, n_rows, n_clustered))
@@ -177,7 +174,8 @@ class Bootstrapped(WrappedMetric[S]):
             ids = of_samples(identifiers(clusters, preds.device), samples).reshape(-1)
             _, p = self._keyed_predictions(preds, target, weights)
             # The same weights on all ranks, because a cluster may have rows on several ranks.
-            self._add(preds, self.kind.resampled(p, self.seed, 0, ids, are_clusters=True))
+            weights_of_clusters = Weights(self.seed, ids, "poisson")
+            self._add(preds, self.kind.resampled(p, weights_of_clusters, are_clusters=True))
         self._has_clusters = clusters is not None
         rows = preds.numel() // math.prod(self.batch_shape)
         if self.input_format.task != "binary":
@@ -227,8 +225,9 @@ class Bootstrapped(WrappedMetric[S]):
         return Replicates(kind.accumulator, (1 + self.n_replicates, *kind.shape))
 
     def _state_of(self, p: Predictions) -> Tensor:
-        counters = torch.arange(self._n_rows, self._n_rows + p.samples[-1], device=p.given.device)
-        return self.kind.resampled(p, self.seed, self._rank, counters)
+        # Rows are numbered over all batches, so that their weights do not depend on batch sizes.
+        rows = torch.arange(self._n_rows, self._n_rows + p.samples[-1], device=p.given.device)
+        return self.kind.resampled(p, Weights(self.seed, rows, "poisson", first=self._rank << 32))
 
     @property
     def _is_plain_sum(self) -> bool:

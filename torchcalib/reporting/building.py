@@ -177,7 +177,6 @@ class ReportBuilder:
             catalogue=self._catalogue,
             statistics={name: self._statistic(name) for name in names if not (too_many and name in ranked)},
             has_labels=too_many or all(kind.has_labels(self._states[name]) for name, kind in ranked.items()),
-            are_confidences=self._are_confidences,
             predictions=p,
             why_not=why_not,
             resolution=next((kind.resolution(self._states[name]) for name, kind in ranked.items()), None),
@@ -191,12 +190,9 @@ class ReportBuilder:
         return report_of(data, self._options, source or ({} if self.source is None else self.source.in_words()))
 
     @property
-    def _are_confidences(self) -> bool:
-        return self.source is not None and self.source.are_confidences
-
-    @property
     def _catalogue(self) -> Catalogue:
-        return catalogue_of(self._task, **self._options.bins, are_confidences=self._are_confidences)
+        are_confidences = self.source is not None and self.source.are_confidences
+        return catalogue_of(self._task, **self._options.bins, are_confidences=are_confidences)
 
     @property
     def _is_buffered(self) -> bool:

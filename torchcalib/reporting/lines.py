@@ -31,7 +31,6 @@ class Data:
     has_labels: bool = (
         True  # whether all outcomes of the samples are 0 or 1; metrics that need labels are omitted if not
     )
-    are_confidences: bool = False  # whether binary predictions are confidences, and targets are 1 if correct
     predictions: Predictions | None = None  # all predictions; None if they were not stored
     why_not: str = ""  # reason why `predictions` is None, as a clause
     resolution: int | None = None  # cells per unit of log-odds if samples are sketches; None if they are exact
@@ -52,6 +51,10 @@ class Data:
         """The metrics of the catalogue that can be computed from these statistics."""
         members = (each for each in self.catalogue.members if each.statistic in self.statistics)
         return [each for each in members if self.has_labels or not each.metric.needs_labels]
+
+    def of(self, statistic: str) -> list[Member]:
+        """Return the members that are computed from a statistic."""
+        return [member for member in self.members if member.statistic == statistic]
 
     @property
     def bins(self) -> dict[NamedMode, BinStats]:
@@ -147,7 +150,7 @@ class Data:
         if selective:
             n = self._by_class.n
             total = n.sum(-1, keepdim=True)
-            correct = n[..., 1:] if self.are_confidences else n.amax(-1, keepdim=True)
+            correct = n[..., 1:] if self.catalogue.are_confidences else n.amax(-1, keepdim=True)
             # As a probability of the positive class above 1/2, the score is not changed by `of_predicted_class`.
             constant = RankedSample(torch.full_like(total, 0.75), correct, total, False)
             naive |= _numbers(values(selective, {selective[0].statistic: constant}))

@@ -54,7 +54,7 @@ def test_intervals_equal_those_of_explicit_replicate_weights(task, weighted, mon
     options = {"task": task, "from_logits": True}
     compared = tc.compare(logits, target, seed=5, weights=own if weighted else None, **options, **FEW)
     group = groups.group_of(groups.words_of(5, torch.arange(120)), 64)
-    counts = groups.Draws(5, 39, torch.device("cpu")).of(torch.arange(64))
+    counts = groups.Draws(5, 39, torch.device("cpu")).weights(torch.arange(64))
     functions = {"nll": F.nll, "nbs": partial(F.brier_score, normalize="prior")}
     functions |= {f"{name}/{MAIN[task]}": getattr(F, name) for name in ("ece", "esce", "ks")} | SELECTIVE
     for key, function in functions.items():

@@ -19,7 +19,7 @@ from torchcalib.ops.counter_rng import random_words
 from torchcalib.plots import difference_plot
 from torchcalib.reporting.comparison.differences import PairTest, _adjusted_p_values, pair_test
 from torchcalib.reporting.comparison.null import (
-    _UNIFORM_STREAMS,
+    UNIFORM_STREAMS,
     OrderedSample,
     bins_of_calibrated,
     samples_of_calibrated,
@@ -153,7 +153,7 @@ def test_null_samples_equal_a_slow_loop_and_keep_equal_systems_equal():
     (found,) = samples_of_calibrated(ordered, rows, 5, R)
     for r in range(R):
         for place, row in enumerate(order):
-            word = int(random_words(5, torch.tensor([_UNIFORM_STREAMS + r]), torch.tensor([row])))
+            word = int(random_words(5, torch.tensor([UNIFORM_STREAMS + r]), torch.tensor([row])))
             u = (word + 0.5) / 2**32
             level = u if target[row] else 1 - u
             assert float(found.positives[r, place]) == float(level > 1 - float(probs[row]))

@@ -20,7 +20,7 @@ from torchcalib.core.predictions import Predictions
 from torchcalib.inference.resampling import Interval, Weights
 from torchcalib.inference.testing import CalibrationTest
 from torchcalib.metrics.base import CalibrationMetric
-from torchcalib.metrics.groups.samples import ClusteredSampleState, GroupedSample
+from torchcalib.metrics.groups.samples import GroupedSample
 from torchcalib.metrics.groups.streaming import RowsInGroups
 from torchcalib.metrics.groups.sums import ClusteredSumState, SumsByCluster
 
@@ -65,8 +65,6 @@ class Clustered(RowsInGroups):
         >>> bool(rows.test().p_value < 0.01), bool(images.test().p_value > 0.05)
         (True, True)
     """
-
-    _sample_state, _sum_state = ClusteredSampleState, ClusteredSumState
 
     def __init__(self, metric: CalibrationMetric[Any], **kwargs: Any) -> None:
         if not getattr(metric, "allows_clusters", True):
@@ -146,8 +144,13 @@ class Clustered(RowsInGroups):
         """False, because distinct identifiers of clusters are not added."""
         return False
 
-    def _sums_by_group(self, accumulator: Any, shape: tuple[int, ...]) -> SumsByCluster[Any]:
-        return SumsByCluster.for_shape(accumulator, shape)
+    @property
+    def _num_stored_groups(self) -> None:
+        return None
+
+    def _state_of_sums(self, accumulator: Any, shape: tuple[int, ...]) -> ClusteredSumState:
+        by_cluster = SumsByCluster.for_shape(accumulator, shape)
+        return ClusteredSumState(by_cluster, (by_cluster.num_groups, *shape))
 
     def _value(self, statistic: Any) -> Tensor:
         return self.metric._value(_clusters_of(statistic).whole)

@@ -18,17 +18,11 @@ MAX_GROUPS = 2**31 - 1
 
 @dataclass(frozen=True, eq=False)
 class GroupedSample:
-    """Samples with one group number per sample.
+    """Samples with one group number per sample, or one identifier of a cluster."""
 
-    Attributes:
-        whole: Samples from all groups, `(*B, *S, M)`, with batch axes B and class or label axes S.
-        groups: Group number per sample `(*B, M)`, integers in [0, num_groups).
-        num_groups: Number of groups G.
-    """
-
-    whole: RankedSample
-    groups: Tensor
-    num_groups: int
+    whole: RankedSample  # samples from all groups, (*B, *S, M), with batch axes B and class or label axes S
+    groups: Tensor  # group number per sample (*B, M), integers in [0, num_groups), or identifiers of clusters
+    num_groups: int  # number of groups G; 0 for clusters
 
     def evaluate(self, function: Callable[[RankedSample], Tensor]) -> Tensor:
         """Evaluate a function of samples for all G groups, and return the values `(G, *B, *)` with batch axes B.
@@ -51,12 +45,8 @@ class GroupedSample:
         groups = renumbered[self.groups.long()]
         chosen = groups >= 0
         whole, n = self.whole, self.whole.n
-        sample = RankedSample(
-            whole.score[..., chosen],
-            whole.positives[..., chosen],
-            n if n is None else n[..., chosen],
-            whole.from_logits,
-        )
+        columns = whole.score[..., chosen], whole.positives[..., chosen], n if n is None else n[..., chosen]
+        sample = RankedSample(*columns, whole.from_logits)
         return GroupedSample(sample, groups[chosen], len(numbers))
 
     def by_size(self) -> Iterator[tuple[Tensor, RankedSample]]:
@@ -106,33 +96,30 @@ class GroupedSample:
 
 
 class GroupedSamples(NamedTuple):
-    """Metric state that consists of samples with group numbers.
-
-    Attributes:
-        scores, outcomes, weights, n_ignored: See `core.state.Samples`.
-        groups: Group numbers, int32 `(*B, n)` for each chunk of n samples, without class or label axes.
-    """
+    """Metric state that consists of samples with group numbers; see `core.state.Samples`."""
 
     scores: list[Tensor]
     outcomes: list[Tensor]
     weights: list[Tensor]
-    groups: list[Tensor]
+    groups: list[Tensor]  # (*B, n) for each chunk of n samples, without class or label axes
     n_ignored: Tensor
 
 
 @dataclass(frozen=True)
 class GroupedSampleState(SampleState):
-    """Operations on a state of stored samples with group numbers (4 bytes per sample).
+    """Operations on a state of stored samples with group numbers (4 bytes each), or identifiers of clusters (8)."""
 
-    Attributes:
-        batch_shape: Sizes of the batch axes.
-        num_groups: Number of groups G.
-    """
-
-    batch_shape: tuple[int, ...]
-    num_groups: int
+    batch_shape: tuple[int, ...]  # sizes of the batch axes
+    num_groups: int | None  # number of groups G; None: any integer identifies a cluster
     names: ClassVar[tuple[str, ...]] = GroupedSamples._fields
-    _more_dtypes: ClassVar[tuple[tuple[torch.dtype, ...], ...]] = ((torch.int32,),)
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        return torch.int64 if self.num_groups is None else torch.int32
+
+    @property
+    def _more_dtypes(self) -> tuple[tuple[torch.dtype, ...], ...]:  # type: ignore[override]  # depends on the groups
+        return ((self._dtype,),)
 
     def join(self, parts: Sequence[Any]) -> GroupedSamples:
         """Combine the parts of a state into a `GroupedSamples` tuple."""
@@ -140,13 +127,12 @@ class GroupedSampleState(SampleState):
 
     def _chunk(self, p: Predictions) -> list[Tensor]:
         assert p.groups is not None  # set by `in_groups`
-        (dtype,) = self._more_dtypes[-1]
-        return [*super()._chunk(p), p.groups.to(dtype).reshape(*self.batch_shape, p.samples[-1])]
+        return [*super()._chunk(p), p.groups.to(self._dtype).reshape(*self.batch_shape, p.samples[-1])]
 
     def statistic(self, state: GroupedSamples) -> GroupedSample:
         """Concatenate the chunks of a state, and return all samples with their group numbers."""
         score, outcome, n, groups = self._whole(state)
-        return GroupedSample(self._sample(score, outcome, n), groups, self.num_groups)
+        return GroupedSample(self._sample(score, outcome, n), groups, self.num_groups or 0)
 
     def check(self, parts: Sequence[Any], like: GroupedSamples) -> GroupedSamples | None:
         """Return a copy of a saved state, or None if its shapes or group numbers are invalid."""
@@ -154,23 +140,9 @@ class GroupedSampleState(SampleState):
         for score, groups in [] if state is None else zip(state.scores, state.groups, strict=True):
             if groups.shape != (*self.batch_shape, score.shape[-1]):
                 return None
-            if not self._are_groups(groups):
+            if self.num_groups is not None and not bool(((groups >= 0) & (groups < self.num_groups)).all()):
                 return None
         return state
 
-    def _are_groups(self, groups: Tensor) -> bool:
-        return bool(((groups >= 0) & (groups < self.num_groups)).all())
-
     def _columns(self, row: Sequence[float]) -> list[tuple[torch.dtype, tuple[int, ...]]]:
-        (dtype,) = self._more_dtypes[-1]
-        return [*super()._columns(row), (dtype, (*self.batch_shape, int(row[0])))]
-
-
-@dataclass(frozen=True)
-class ClusteredSampleState(GroupedSampleState):
-    """Operations on a state of stored samples with identifiers of clusters (8 bytes per sample)."""
-
-    _more_dtypes: ClassVar[tuple[tuple[torch.dtype, ...], ...]] = ((torch.int64,),)
-
-    def _are_groups(self, groups: Tensor) -> bool:  # noqa: ARG002 - any integer identifies a cluster
-        return True
+        return [*super()._columns(row), (self._dtype, (*self.batch_shape, int(row[0])))]

@@ -1,7 +1,8 @@
 """Streaming metrics per group of rows."""
 
 from collections.abc import Callable
-from typing import Any, ClassVar, TypeVar
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,14 +21,9 @@ from torchcalib.metrics.groups.table import By, GroupTable, resolved
 from torchcalib.metrics.rollback import refuse_if_synced
 from torchcalib.metrics.wrappers import WrappedMetric
 
-S = TypeVar("S")
-
 
 class RowsInGroups(WrappedMetric[Any]):
     """Base class for wrappers whose state contains a group number for each sample, or sums for each group."""
-
-    _sample_state: ClassVar[type[GroupedSampleState]] = GroupedSampleState
-    _sum_state: ClassVar[type[SumState[Any]]] = SumState
 
     def __init__(self, metric: CalibrationMetric[Any], num_groups: int, **kwargs: Any) -> None:
         if not isinstance(metric, CalibrationMetric):
@@ -52,13 +48,10 @@ class RowsInGroups(WrappedMetric[Any]):
         numbers: Callable[[torch.device, tuple[int, ...]], Tensor],
         role: str,
     ) -> None:
-        """Add a batch to the state.
+        """Add a batch to the state, with the arguments of `update`.
 
         Args:
-            preds: See `update`.
-            target: See `update`.
-            weights: See `update`.
-            sample_weight: See `update`.
+            preds, target, weights, sample_weight: See `update`.
             numbers: Returns the group number per sample, for the device and the shape of the samples.
             role: Name of the argument of `update`, which distinguishes groups from clusters in the shared cache.
         """
@@ -78,19 +71,24 @@ class RowsInGroups(WrappedMetric[Any]):
     def _state_kind(self) -> SumState[Any] | SampleState:
         kind = self.metric.kind
         if isinstance(kind, SampleState):
-            return self._sample_state(kind.accumulator, kind.lead, kind.from_logits, self.batch_shape, self.num_groups)
+            sample = kind.accumulator, kind.lead, kind.from_logits
+            return GroupedSampleState(*sample, self.batch_shape, self._num_stored_groups)
         accumulator: Any = kind.accumulator if isinstance(kind, SumState) else None
         if not isinstance(kind, SumState) or not (hasattr(accumulator, "cells") or hasattr(accumulator, "of_groups")):
             raise ValueError(
                 f"`metric` must store samples, or sums that can be split by group, got {self.metric}. "
                 "Use torchcalib.functional.by_group with its function."
             )
-        by_group = self._sums_by_group(accumulator, kind.shape)
-        return self._sum_state(by_group, (by_group.num_groups, *kind.shape))
+        return self._state_of_sums(accumulator, kind.shape)
 
-    def _sums_by_group(self, accumulator: Any, shape: tuple[int, ...]) -> SumsByGroup[Any]:  # noqa: ARG002
-        """Return the accumulator of the sums, which have `shape` for one group."""
-        return SumsByGroup(accumulator, self.num_groups)
+    @property
+    def _num_stored_groups(self) -> int | None:
+        """Number of groups in a state of samples; None for clusters with any identifier."""
+        return self.num_groups
+
+    def _state_of_sums(self, accumulator: Any, shape: tuple[int, ...]) -> SumState[Any]:
+        """Return the operations on a state of sums, which have `shape` for one group."""
+        return SumState(SumsByGroup(accumulator, self.num_groups), (self.num_groups, *shape))
 
     @property
     def _state_key(self) -> tuple[object, ...]:
@@ -172,7 +170,10 @@ class ByGroup(RowsInGroups):
         return self._n_of(self._synced_statistic())
 
     def _n_of(self, statistic: Any) -> Tensor:
-        total: Tensor = statistic.evaluate(_total_weight) if isinstance(statistic, GroupedSample) else statistic.total
+        if isinstance(statistic, GroupedSample):
+            total = statistic.evaluate(_total_weight)
+        else:
+            total = _total_weight(statistic) if isinstance(statistic, RankedSample) else statistic.total
         return total.flatten(1 + len(self.batch_shape)).amax(-1) if total.dim() > 1 + len(self.batch_shape) else total
 
     def test_from(self, statistic: Any, **how: Any) -> CalibrationTest:
@@ -223,6 +224,12 @@ class ByGroup(RowsInGroups):
         def retest(groups: Tensor, n_replicates: int) -> CalibrationTest:
             if isinstance(statistic, GroupedSample):
                 chosen: Any = statistic.of_groups(groups)
+            elif isinstance(statistic, RankedSample):  # a sketch
+                like = statistic.score
+                n = None if statistic.n is None else statistic.n.expand_as(like)[groups]
+                chosen = replace(
+                    statistic, score=like[groups], positives=statistic.positives.expand_as(like)[groups], n=n
+                )
             else:
                 chosen = self.accumulator.wrap(statistic.sums[groups])  # type: ignore[union-attr]  # a SumsAccumulator
             return self.test_from(chosen, level=0.95, n_replicates=n_replicates, seed=seed)

@@ -35,14 +35,9 @@ class CellsAccumulator(SumsAccumulator[S], Protocol[S]):
 
 @dataclass(frozen=True)
 class SumsByGroup(Generic[S]):
-    """Accumulator that computes the sums of another accumulator separately per group, `(G, ..., F, K)`.
+    """Accumulator that computes the sums of another accumulator separately per group, `(G, ..., F, K)`."""
 
-    Attributes:
-        accumulator: Accumulator for a single group.
-        num_groups: Number of groups G.
-    """
-
-    accumulator: CellsAccumulator[S]
+    accumulator: CellsAccumulator[S]  # of a single group
     num_groups: int
 
     @property
@@ -114,15 +109,10 @@ class SumsByCluster(SumsByGroup[S]):
 
 
 class SumsOfClusters(NamedTuple):
-    """State of sums per cluster.
+    """State of sums per cluster."""
 
-    Attributes:
-        sums: See `SumState`.
-        identifiers: Distinct identifiers of clusters, int64 `(n,)` for each chunk; see `core.clusters.distinct`.
-    """
-
-    sums: Tensor
-    identifiers: list[Tensor]
+    sums: Tensor  # see `SumState`
+    identifiers: list[Tensor]  # int64 (n,) for each chunk; see `core.clusters.distinct`
 
 
 @dataclass(frozen=True)

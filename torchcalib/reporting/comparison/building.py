@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import reduce
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,7 +13,6 @@ from torch import Tensor
 from torchcalib.core.arguments import (
     NanPolicy,
     Task,
-    check_choice,
     check_count,
     check_flag,
     check_in_all_batches,
@@ -30,27 +29,18 @@ from torchcalib.core.clusters import (
     of_samples,
 )
 from torchcalib.core.documentation import advising
-from torchcalib.core.inputs import InputFormat
 from torchcalib.core.mistakes import Evidence, no_samples
 from torchcalib.core.predictions import Predictions
-from torchcalib.core.ranked_bins import Binning
-from torchcalib.core.tasks import check_name_count, checked_names, cluster_ids, per_sample, prepare
+from torchcalib.core.tasks import check_name_count, cluster_ids, per_sample, prepare
 from torchcalib.io.errors import first_of, limited, shown
-from torchcalib.metrics.proper_scores import NLL
-from torchcalib.reporting.catalogue import check_size
+from torchcalib.reporting.catalogue import catalogue_of, check_size, names_of
 from torchcalib.reporting.comparison.differences import SystemReplicates, compared_lines
-from torchcalib.reporting.comparison.groups import Draws, words_of
-from torchcalib.reporting.comparison.system import (
-    MAX_KEPT,
-    MAX_RANKED,
-    RANKED_REPLICATES,
-    System,
-)
+from torchcalib.reporting.comparison.groups import RANKED_REPLICATES, Draws, words_of
+from torchcalib.reporting.comparison.system import MAX_KEPT, MAX_RANKED, System
 from torchcalib.reporting.confidences import comparison_of_confidences
-from torchcalib.reporting.options import MAX_BINS
+from torchcalib.reporting.options import ReportOptions
 from torchcalib.reporting.testing import LEVEL
 from torchcalib.results.comparison import Comparison, comparison_sentence
-from torchcalib.results.lines import SELECTIVE_GROUP
 
 N_REPLICATES = 999
 """Default number of bootstrap replicates. At level 95%, 24 of them lie below the interval and 24 above."""
@@ -178,13 +168,13 @@ def compare(
     builder = ComparisonBuilder(
         names,
         task=first.task,
+        n_replicates=n_replicates,
+        seed=seed,
+        from_logits=from_logits,
         class_names=first.class_names,
         n_bins=n_bins,
         right=right,
-        n_replicates=n_replicates,
-        seed=seed,
         nan_policy=nan_policy,
-        from_logits=from_logits,
         ignore_index=ignore_index,
         positive_classes=positive_classes,
         class_axis=class_axis,
@@ -197,11 +187,16 @@ def compare(
 
 
 class ComparisonBuilder:
-    """Compute a `Comparison` from batches of predictions. For the arguments see `compare`.
+    """Compute a `Comparison` from batches of predictions.
 
     Memory is bounded: the builder stores sums for each group of rows, and at most 2^20 samples for rank-based errors.
 
-    `are_confidences=True` compares confidences with the task "binary". Targets are 1 for correct predictions.
+    Args:
+        names: names of the systems, the baseline first.
+        task: `"binary"`, `"multiclass"` or `"multilabel"`.
+        n_replicates, seed, from_logits: see `compare`.
+        are_confidences: compare confidences with the task "binary". Targets are 1 for correct predictions.
+        **options: options of `torchcalib.reporting.options.ReportOptionsDict` that `compare` has.
     """
 
     def __init__(
@@ -209,23 +204,15 @@ class ComparisonBuilder:
         names: Sequence[str],
         *,
         task: Task,
-        class_names: Sequence[str] | None = None,
-        n_bins: int = 15,
-        right: bool = False,
         n_replicates: int = N_REPLICATES,
         seed: int = 0,
-        nan_policy: NanPolicy = "raise",
         from_logits: bool | Mapping[str, bool] = False,
         are_confidences: bool = False,
         **options: Any,
     ) -> None:
-        binning = Binning("equal_width", n_bins, right)
-        check_count("n_bins", n_bins, at_most=MAX_BINS)
         check_count("n_replicates", n_replicates, at_least=math.ceil(2 / (1 - LEVEL)) - 1)
         check_seed(seed)
-        check_choice("nan_policy", nan_policy, get_args(NanPolicy))
         self._names = _checked_names(names)
-        self._class_names = checked_names(class_names or ())
         declared = from_logits if isinstance(from_logits, Mapping) else dict.fromkeys(self._names, from_logits)
         if set(declared) != set(self._names):
             raise ValueError(
@@ -234,18 +221,14 @@ class ComparisonBuilder:
             )
         for value in declared.values():
             check_flag("from_logits", value)
-        self._formats = {name: InputFormat(task, from_logits=declared[name], **options) for name in self._names}
-        self._binning, self._n_replicates, self._seed = binning, n_replicates, seed
-        self._drop, self._are_confidences = nan_policy == "drop", are_confidences
-        self._settings = {
-            "n_bins": n_bins,
-            "right": right,
-            "from_logits": {name: declared[name] for name in self._names},
-            "ignore_index": options.get("ignore_index"),
-            "n_replicates": n_replicates,
-            "level": LEVEL,
-            "seed": seed,
-        }
+        self._options = ReportOptions.of(task, options, "a comparison")
+        # Rows with missing values are dropped from all systems, by `_without_missing_rows`.
+        shared = replace(self._options.input_format, nan_policy="raise")
+        self._formats = {name: replace(shared, from_logits=declared[name]) for name in self._names}
+        self._n_replicates, self._seed, self._are_confidences = n_replicates, seed, are_confidences
+        self._catalogue = catalogue_of(
+            self._options.task, **self._options.bins, are_confidences=are_confidences, with_noise=False
+        )
         self._evidence = {name: Evidence() for name in self._names}
         self._systems: dict[str, System] = {}
         self._n_rows = self._n_dropped = 0
@@ -268,7 +251,7 @@ class ComparisonBuilder:
         check_in_all_batches("clusters", self._has_clusters, clusters is not None)
         self._check(preds, target, weights)
         n_dropped = 0
-        if self._drop:
+        if self._options.input_format.nan_policy == "drop":
             weights, n_dropped = self._without_missing_rows(preds, target, weights)
         read: dict[str, Predictions] = {}
         evidence = {name: replace(each) for name, each in self._evidence.items()}
@@ -280,12 +263,11 @@ class ComparisonBuilder:
         first, input_format = preds[self._names[0]], self._formats[self._names[0]]
         n_rows = self._rows_of(first, target)
         if not self._systems:
-            n_bins, right = self._binning.n_bins, self._binning.right
             is_binary = input_format.task == "binary"
             num_classes = None if is_binary else first.shape[input_format.resolved(first, target).axis]
-            check_name_count(self._class_names, num_classes or 2)
-            check_size(input_format.read_as, num_classes or 2, n_bins)
-            self._systems = {name: System(p, n_bins, right, self._are_confidences) for name, p in read.items()}
+            check_name_count(self._options.class_names, num_classes or 2)
+            check_size(input_format.read_as, num_classes or 2, self._options.n_bins)
+            self._systems = {name: System(p, self._catalogue) for name, p in read.items()}
             self._formats = {name: replace(each, num_classes=num_classes) for name, each in self._formats.items()}
         self._formats = {name: each.following(first, target) for name, each in self._formats.items()}
         numbers = torch.arange(self._n_rows, self._n_rows + n_rows, device=first.device)
@@ -311,59 +293,56 @@ class ComparisonBuilder:
             ValueError: if no predictions were added.
         """
         systems = self._systems
-        first = next(iter(systems.values())).statistics(True) if systems else None
+        first = next(iter(systems.values())).data(True) if systems else None
         if first is None or not first.n > 0:
             raise no_samples()
         # float64 represents counts up to `MAX_COPIES` exactly. Rank-based errors need exact counts.
         for system in systems.values() if first.n > MAX_COPIES else ():
             system.samples = {}
         has_labels = all(system.has_labels for system in systems.values())
-        found = {name: system.statistics(has_labels) for name, system in systems.items()}
-        draws = Draws(self._seed, self._n_replicates, first.sums[NLL.__name__].n.device)
-        replicates = {
-            name: SystemReplicates(
-                system.replicates(draws, found[name]),
-                system.null_replicates(draws, found[name], bool(self._has_clusters)),
-            )
-            for name, system in systems.items()
-        }
-        sizes = systems[self._names[0]].sizes
-        n_clusters = min(least_of_batch(effective_number(n)) for n in sizes) if self._has_clusters else None
-        lines = compared_lines(
-            [
-                dict(zip(self._names, same, strict=True))
-                for same in zip(*(s.lines() for s in found.values()), strict=True)
-                if same[0].name not in _OMITTED_LINES
-            ],
-            replicates,
-            n_clusters,
-        )
-        notes = self._notes(systems[self._names[0]], has_labels)
-        sentences = {name: comparison_sentence(lines, self._names[0], name) for name in self._names[1:]}
+        baseline, has_clusters = systems[self._names[0]], bool(self._has_clusters)
+        draws = Draws(self._seed, self._n_replicates, baseline.device)
+        lines, replicates = [], {}
+        for name, system in systems.items():
+            found = system.data(has_labels)
+            lines.append([line for line in found.lines() if line.name not in _OMITTED_LINES])
+            null = system.null_replicates(draws, found, has_clusters)
+            replicates[name] = SystemReplicates(system.replicates(draws, found), null)
+        n_clusters = min(map(least_of_batch, map(effective_number, baseline.sizes))) if has_clusters else None
+        by_system = [dict(zip(self._names, same, strict=True)) for same in zip(*lines, strict=True)]
+        compared = compared_lines(by_system, replicates, n_clusters)
+        sentences = {name: comparison_sentence(compared, self._names[0], name) for name in self._names[1:]}
+        notes, clusters = self._notes(baseline, has_labels), {}
         if (only := first.only_class_in_words) and not self._are_confidences:
             notes.insert(0, f"All targets are {only}. Check that `target` is the right array.")
             sentences = dict.fromkeys(sentences, f"Calibration cannot be compared: all targets are {only}.")
-        scores = replicates[self._names[0]].bootstrap.get(
-            "brier"
-        )  # None if there is one group, which has no replicates
+        scores = replicates[self._names[0]].bootstrap.get("brier")  # None for one group, which has no replicates
         if self._n_rows == 1 or (scores is not None and bool(scores.isnan().any())):
             notes.append("Intervals are omitted: some replicates are empty, because there are few rows (first axis).")
-        of_clusters = {}
-        if n_clusters is not None:
-            of_clusters["clusters"] = max(int((n.reshape(len(n), -1) > 0).any(-1).sum()) for n in sizes)
-            notes.insert(0, f"Replicates resample {of_clusters['clusters']:,} independent clusters of rows.")
+        if has_clusters:
+            clusters["clusters"] = max(int((n.reshape(len(n), -1) > 0).any(-1).sum()) for n in baseline.sizes)
+            notes.insert(0, f"Replicates resample {clusters['clusters']:,} independent clusters of rows.")
+        input_format = self._options.input_format
         comparison = Comparison(
             task=first.task,
             n=first.n,
             n_dropped=self._n_dropped,
             num_classes=first.num_classes,
             systems=self._names,
-            lines=lines,
+            lines=compared,
             sentences=sentences,
-            settings={**self._settings, **of_clusters},
+            settings={
+                **self._options.bins,
+                "from_logits": {name: each.from_logits for name, each in self._formats.items()},
+                "ignore_index": input_format.ignore_index,
+                "n_replicates": self._n_replicates,
+                "level": LEVEL,
+                "seed": self._seed,
+                **clusters,
+            },
             sources=dict(sources or {}),
             notes=tuple(notes),
-            class_names=() if self._formats[self._names[0]].positive_classes is not None else self._class_names,
+            class_names=() if input_format.positive_classes is not None else self._options.class_names,
         )
         return comparison_of_confidences(comparison) if self._are_confidences else comparison
 
@@ -408,7 +387,8 @@ class ComparisonBuilder:
 
     def _notes(self, system: System, has_labels: bool) -> list[str]:
         """Return notes on omitted values and less accurate intervals. They apply to all systems."""
-        names = f"ACE, TCE, KS, ATB, MCB, DSC and metrics of {SELECTIVE_GROUP}"
+        ranked = [each for each in self._catalogue.ranked if each.described["name"] not in _OMITTED_LINES]
+        names = names_of(ranked)
         notes = []
         if self._n_dropped:
             notes.append(f"{self._n_dropped:,} rows are dropped from all systems: a prediction or target is NaN.")
@@ -419,10 +399,8 @@ class ComparisonBuilder:
             notes.append(f"{names} are omitted: {why}.")
         else:
             if not has_labels:
-                notes.append(
-                    f"TCE, MCB, DSC and metrics of {SELECTIVE_GROUP} are omitted: they need labels, and targets are "
-                    "soft."
-                )
+                omitted = names_of([each for each in ranked if each.metric.needs_labels])
+                notes.append(f"{omitted} are omitted: they need labels, and targets are soft.")
             if system.size > MAX_RANKED:
                 notes.append(f"Intervals of {names} are omitted above {MAX_RANKED:,} samples.")
             elif self._n_replicates > RANKED_REPLICATES:

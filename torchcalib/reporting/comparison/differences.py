@@ -24,12 +24,7 @@ import torch
 from torch import Tensor
 
 from torchcalib.inference.resampling import Interval, nominal_tail
-from torchcalib.metrics.binned import ACE, BinnedMetric
-from torchcalib.metrics.ranked import KS, RankedMetric
-from torchcalib.metrics.scores import ScoreMetric
-from torchcalib.metrics.test_based import TCE
-from torchcalib.metrics.truthful import ATB
-from torchcalib.reporting.lines import ERRORS, SCORES, SELECTIVE
+from torchcalib.reporting.catalogue import BETTER
 from torchcalib.reporting.testing import LEVEL, interval_of
 from torchcalib.results.lines import (
     Better,
@@ -41,13 +36,6 @@ from torchcalib.results.lines import (
     Verdict,
     is_significant,
 )
-
-_DIRECTIONS: dict[bool | None, Better] = {True: "higher", False: "lower", None: "nearer to 0"}
-_METRICS: tuple[type[ScoreMetric | BinnedMetric | RankedMetric], ...] = (*SCORES, *ERRORS, ACE, TCE, KS, ATB)
-_BETTER: dict[str, Better] = {m.__name__: _DIRECTIONS[m.higher_is_better] for m in _METRICS}
-_BETTER |= {name: _DIRECTIONS[metric.higher_is_better] for metric, name in SELECTIVE.values()}
-_BETTER["DSC"] = "higher"
-"""Direction of better values, by the name of the line. Lower is better for all other lines."""
 
 _WITHOUT_INTERVALS = ("ECE debiased", "RMSCE debiased")
 """Lines for which the bootstrap is invalid: debiasing does not subtract the noise of repeated samples."""
@@ -195,7 +183,7 @@ def compared_lines(
 
 
 def _better(line: Line) -> Better:
-    return _BETTER.get(line.name, "lower")
+    return BETTER[line.key.partition("/")[0]]
 
 
 def _interval(line: Line, replicates: SystemReplicates, n_clusters: float | None) -> LineInterval | None:

@@ -16,22 +16,29 @@ import torch
 from torch import Tensor
 
 from torchcalib.core.clusters import ClusteredSample, ClusteredSums
-from torchcalib.core.events import NamedMode
+from torchcalib.core.event_sums import EqualWidthBins
 from torchcalib.core.groups import in_groups
 from torchcalib.core.predictions import Predictions, replicates_at_once
 from torchcalib.core.ranked import ExactSample, RankedSample
+from torchcalib.core.sums import BinStats
 from torchcalib.inference.resampling import Weights
+from torchcalib.inference.simulation import BinCells, OrderedSample
 from torchcalib.metrics.groups.samples import GroupedSample, GroupedSampleState
 from torchcalib.ops.counter_rng import random_words
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.sorting import order_of
-from torchcalib.reporting.accumulators import Accumulated
 from torchcalib.reporting.comparison.null import (
     UNIFORM_STREAMS,
-    OrderedSample,
+    bins_of_calibrated,
     samples_of_calibrated,
     samples_of_flipped,
 )
+
+RANKED_REPLICATES = 199
+"""Maximum number of replicates of rank-based errors and metrics of selective prediction."""
+
+MAX_NULL_SUMS = 2**22
+"""Intended maximum number of simulated sums over bins, in all null replicates of one system."""
 
 MAX_GROUPS, MIN_GROUPS = 2**13, 2**7
 """Limits of the number of groups G. Bootstrap standard deviations have a relative error of 1 / sqrt(2 G): 1% and 6%."""
@@ -53,7 +60,7 @@ def group_of(words: Tensor, n_groups: int) -> Tensor:
 
 
 class Draws:
-    """Poisson weights and signs of random groups of rows in replicates.
+    """Poisson weights and signs of random groups of rows in R replicates, which all systems share.
 
     Args:
         seed: seed of the random numbers.
@@ -68,7 +75,7 @@ class Draws:
     def __len__(self) -> int:
         return len(self._replicates)
 
-    def of(self, groups: Tensor) -> Tensor:
+    def weights(self, groups: Tensor) -> Tensor:
         """Return the weights of the groups with these numbers `(g,)` in R replicates, uint8 `(R, g)`; cached."""
         numbers, weights = self._drawn.get(len(groups), (groups[:0], None))
         if weights is None or not torch.equal(numbers, groups):
@@ -77,7 +84,7 @@ class Draws:
         return weights
 
     def signs(self, groups: Tensor) -> Tensor:
-        """Return random signs of the groups with these numbers `(g,)`, float64 `(R, g)`."""
+        """Return random signs -1 and 1 of the groups with these numbers `(g,)`, float64 `(R, g)`."""
         return Weights(self.seed, groups, "sign", first=UNIFORM_STREAMS).of(self._replicates, torch.float64)
 
 
@@ -90,9 +97,6 @@ class GroupedSums:
         accumulator: accumulator that computes the sums, such as `EqualWidthBins`.
         shape: shape `(..., F, K)` of the sums of one group, for F summands and K cells (bins or classes).
         device: device of the sums.
-
-    Attributes:
-        sums: sums of all groups `(G, ..., F, K)`. If they are too large, G is 1 and there are no replicates.
     """
 
     def __init__(self, accumulator: Any, shape: tuple[int, ...], device: torch.device) -> None:
@@ -102,7 +106,13 @@ class GroupedSums:
         self.accumulator = accumulator
         *lead, n_cells = shape
         self._sums = torch.zeros(*lead, n_groups, n_cells, dtype=wide_dtype(device), device=device)
+        # (G, ..., F, K); with a single group there are no replicates
         self.sums = self._sums.movedim(-2, 0)
+
+    @property
+    def has_replicates(self) -> bool:
+        """Whether there are several groups, which can be resampled."""
+        return len(self.sums) > 1
 
     def add(self, p: Predictions, words: Tensor) -> None:
         """Add a batch with the random integer of each row from `words_of`. A row can contain several samples."""
@@ -113,7 +123,7 @@ class GroupedSums:
 
     @property
     def clusters(self) -> ClusteredSums[Any]:
-        """The groups as clusters of rows, which can be resampled."""
+        """The groups as clusters of rows."""
         return ClusteredSums(self.sums.contiguous(), self.accumulator)
 
     @property
@@ -123,56 +133,103 @@ class GroupedSums:
 
     def replicates(self, draws: Draws) -> Iterator[Any]:
         """Yield the sums of all bootstrap replicates, in chunks of r replicates `(r, ...)` to bound the memory."""
+        if not self.has_replicates:
+            return
         groups = self.occupied
         clusters = ClusteredSums(self.sums[groups], self.accumulator)
-        for weights in torch.split(draws.of(groups), replicates_at_once(max(len(groups), self.sums[0].numel()))):
+        for weights in torch.split(draws.weights(groups), replicates_at_once(max(len(groups), self.sums[0].numel()))):
             yield clusters.replicate(weights)
 
-    def residuals(self, factors: Tensor) -> Tensor:
-        """Return the sum of outcomes minus confidences in each bin, with a factor for each group.
+    def null_replicates(self, draws: Draws, flips: bool) -> Iterator[Any]:  # noqa: ARG002
+        """Yield the sums of null replicates `(r, ...)`; none for scores, which calibration does not determine."""
+        yield from ()
 
-        Args:
-            factors: factors of the groups in `occupied` in R replicates, `(R, g)`.
 
-        Returns:
-            `(R, ..., B)`.
+class GroupedBins(GroupedSums):
+    """Sums over equal-width bins for each random group of rows, and their noise in all rows."""
+
+    accumulator: EqualWidthBins
+    _whole: BinStats | None = None
+
+    def add(self, p: Predictions, words: Tensor) -> None:
+        """Add a batch; see `GroupedSums.add`."""
+        super().add(p, words)
+        a = self.accumulator
+        bins = EqualWidthBins(a.mode, a.n_bins, a.right, with_noise=True).from_predictions(p)
+        self._whole = bins if self._whole is None else self._whole + bins
+
+    def null_replicates(self, draws: Draws, flips: bool) -> Iterator[BinStats]:
+        """Yield the bins of a calibrated system in R replicates `(R, ..., B)`, with random signs of groups if `flips`.
+
+        R is reduced for many bins, but is at least 199.
         """
+        if self._whole is None or not self.has_replicates:
+            return
+        b = self._whole
+        n_replicates = min(len(draws), max(RANKED_REPLICATES, MAX_NULL_SUMS // b.n.numel()))
+        factors = (draws.signs if flips else draws.weights)(self.occupied)
+        residuals = self._residuals(factors[:n_replicates])
+        if flips:
+            yield BinCells.from_bins(b).with_gaps(residuals / b.n.masked_fill(b.n == 0, 1))
+        else:
+            yield bins_of_calibrated(b, residuals, draws.seed)
+
+    def _residuals(self, factors: Tensor) -> Tensor:
+        """Return the sum of outcomes minus confidences in each bin `(R, ..., B)`, for factors `(R, g)` of groups."""
         sums = self.sums[self.occupied]
         table = (sums[..., 2, :] - sums[..., 1, :]).flatten(1)
         parts = torch.split(factors, replicates_at_once(max(table.shape)))
         return torch.cat([part.to(table) @ table for part in parts]).reshape(len(factors), *sums[0, ..., 0, :].shape)
 
 
-def grouped_sample(mode: NamedMode, like: Predictions, num_classes: int) -> Accumulated[GroupedSample]:
-    """Return an empty accumulator of ranked samples and their groups, for predictions in the format of `like`."""
-    sample = ExactSample(mode)
-    lead = sample.lead(like.task, num_classes)
-    return Accumulated(GroupedSampleState(sample, lead, like.from_logits, (), MAX_GROUPS))
+class GroupedRanks:
+    """Ranked samples of one mode, with the random group of each row."""
+
+    def __init__(self, sample: ExactSample, like: Predictions, num_classes: int) -> None:
+        self._kind = GroupedSampleState(sample, sample.lead(like.task, num_classes), like.from_logits, (), MAX_GROUPS)
+        self._state = self._kind.empty()
+
+    def add(self, p: Predictions) -> None:
+        """Add a batch whose rows have groups; see `in_random_groups`."""
+        more = self._kind.detach(self._kind.from_predictions(p))
+        self._state = self._kind.add(self._state, more) if self._state.scores else more
+
+    @property
+    def size(self) -> int:
+        """Number of stored samples (multi-label: samples times labels)."""
+        return sum(scores.numel() for scores in self._state.scores)
+
+    @property
+    def sample(self) -> GroupedSample:
+        """All samples with their groups."""
+        return self._kind.statistic(self._state)
+
+    def replicates(self, draws: Draws) -> Iterator[RankedSample]:
+        """Yield the ranked samples of at most 199 bootstrap replicates, in chunks of r replicates `(r, ..., N)`."""
+        sample = self.sample
+        groups, index = sample.groups.long().unique(return_inverse=True)  # type: ignore[no-untyped-call]
+        clusters = ClusteredSample(sample.whole, index)
+        weights = draws.weights(groups)[:RANKED_REPLICATES]
+        for some in torch.split(weights, replicates_at_once(sample.whole.score.numel())):
+            yield OrderedSample.from_sample(clusters.replicate(some))  # sorted once for all metrics
+
+    def null_replicates(self, draws: Draws, flips: bool) -> Iterator[RankedSample]:
+        """Yield the ranked samples of at most 199 null replicates, in chunks of r replicates `(r, ..., N)`.
+
+        `flips` multiplies the residuals of each group by a random sign. Otherwise outcomes are simulated for each row.
+        """
+        sample = self.sample
+        order = order_of(sample.whole.score)
+        ordered = OrderedSample.from_sample(sample.whole)  # the same stable order
+        if flips:
+            groups, index = sample.groups.long().unique(return_inverse=True)  # type: ignore[no-untyped-call]
+            signs = draws.signs(groups)[:RANKED_REPLICATES]
+            return samples_of_flipped(ordered, index.expand(order.shape).gather(-1, order), signs)
+        rows = torch.arange(order.numel(), device=order.device).reshape(order.shape).gather(-1, order)
+        return samples_of_calibrated(ordered, rows, draws.seed, min(RANKED_REPLICATES, len(draws)))
 
 
 def in_random_groups(p: Predictions, words: Tensor) -> Predictions:
     """Return predictions with the random group of each row; `words` contains its random integer from `words_of`."""
     groups = group_of(words, MAX_GROUPS).repeat_interleave(p.samples[-1] // max(1, len(words)))
     return in_groups(p, groups, MAX_GROUPS, validate_args=False)
-
-
-def replicates_of_sample(sample: GroupedSample, draws: Draws, most: int) -> Iterator[RankedSample]:
-    """Yield the ranked samples of the first `most` replicates, in chunks of r replicates `(r, ..., N)`."""
-    groups, index = sample.groups.long().unique(return_inverse=True)  # type: ignore[no-untyped-call]
-    clusters = ClusteredSample(sample.whole, index)
-    for weights in torch.split(draws.of(groups)[:most], replicates_at_once(sample.whole.score.numel())):
-        yield OrderedSample.from_sample(clusters.replicate(weights))  # sorted once for all metrics
-
-
-def null_samples(sample: GroupedSample, draws: Draws, most: int, flips: bool) -> Iterator[RankedSample]:
-    """Yield the ranked samples of the first `most` null replicates, in chunks of r replicates `(r, ..., N)`.
-
-    `flips` multiplies the residuals of each group by a random sign. Otherwise outcomes are simulated for each row.
-    """
-    order = order_of(sample.whole.score)
-    ordered = OrderedSample.from_sample(sample.whole)  # the same stable order
-    if flips:
-        groups, index = sample.groups.long().unique(return_inverse=True)  # type: ignore[no-untyped-call]
-        return samples_of_flipped(ordered, index.expand(order.shape).gather(-1, order), draws.signs(groups)[:most])
-    rows = torch.arange(order.numel(), device=order.device).reshape(order.shape)
-    return samples_of_calibrated(ordered, rows.gather(-1, order), draws.seed, min(most, len(draws)))

@@ -23,51 +23,18 @@ Reference:
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from torchcalib.core.predictions import replicates_at_once
-from torchcalib.core.ranked import RankedSample, SortedSample
 from torchcalib.core.sums import BinStats
-from torchcalib.inference.simulation import BinCells
+from torchcalib.inference.simulation import BinCells, OrderedSample
 from torchcalib.ops.count_moments import deviation_quantiles
 from torchcalib.ops.counter_rng import random_words
-from torchcalib.ops.once import once
-from torchcalib.ops.sorting import sorted_columns
 
 UNIFORM_STREAMS, _TIE_STREAMS = 2**32, 2**33
 """First random streams of the uniform numbers of rows, and of ties. The bootstrap uses streams with smaller numbers."""
-
-
-@dataclass(frozen=True, eq=False)
-class OrderedSample(RankedSample):
-    """Ranked sample `(..., M)` whose elements are sorted by score. Ignored elements are last.
-
-    Metrics that need sorted elements share the result of `sorted`.
-    """
-
-    computed: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
-
-    @classmethod
-    def from_sample(cls, sample: RankedSample) -> "OrderedSample":
-        """Sort a sample."""
-        score, positives, n, size = sorted_columns(sample.score, sample.positives, sample.n)
-        ignored = torch.arange(score.shape[-1], device=score.device) >= size.unsqueeze(-1)
-        return cls(score.masked_fill(ignored, torch.nan), positives, n, sample.from_logits)
-
-    @once
-    def _sorted(self) -> SortedSample:
-        missing = self.score.isnan()
-        size = missing.logical_not().sum(-1)
-        score = self.score.masked_fill(missing, torch.inf)
-        return SortedSample(score, self.positives.expand_as(score), self.n, size, self.from_logits)
-
-    def sorted(self, stable: bool = False) -> SortedSample:  # noqa: ARG002
-        """Return the elements, which are sorted."""
-        return self._sorted
 
 
 def bins_of_calibrated(b: BinStats, residuals: Tensor, seed: int) -> BinStats:
@@ -119,7 +86,7 @@ def samples_of_calibrated(sample: OrderedSample, rows: Tensor, seed: int, n_repl
         else:
             columns = n, n * p, *s.variances
             outcomes = columns[1] + deviation_quantiles(level, *columns) * columns[3].sqrt()
-        yield _with_outcomes(sample, outcomes)
+        yield sample.with_outcomes(outcomes)
 
 
 def samples_of_flipped(sample: OrderedSample, clusters: Tensor, signs: Tensor) -> Iterator[OrderedSample]:
@@ -134,12 +101,4 @@ def samples_of_flipped(sample: OrderedSample, clusters: Tensor, signs: Tensor) -
     expected = s.counts * s.confidence.masked_fill(~s.counted, 0)
     residual = s.positives - expected
     for some in torch.split(signs, replicates_at_once(sample.score.numel())):
-        yield _with_outcomes(sample, torch.addcmul(expected, some[:, clusters], residual))
-
-
-def _with_outcomes(sample: OrderedSample, outcomes: Tensor) -> OrderedSample:
-    outcomes = outcomes.masked_fill(sample.score.isnan(), 0)
-    whole = outcomes.round()
-    outcomes = torch.where((outcomes - whole).abs() < 1e-6, whole, outcomes)  # remove the rounding errors of counts
-    n = None if sample.n is None else sample.n.expand_as(outcomes)
-    return OrderedSample(sample.score.expand_as(outcomes), outcomes, n, sample.from_logits)
+        yield sample.with_outcomes(torch.addcmul(expected, some[:, clusters], residual))

@@ -3,15 +3,13 @@
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 
-from torchcalib.core.arguments import Task, task_of
+from torchcalib.core.arguments import InputOptions, Task, task_of
 from torchcalib.core.bins import BinTable, equal_width_edges
-from torchcalib.core.documentation import documented
 from torchcalib.core.sums import BinStats
 from torchcalib.display.words import capitalised
 from torchcalib.io.errors import shown
@@ -25,25 +23,17 @@ from torchcalib.results.history import History, HistoryRow
 
 
 def usual_metrics(
-    *,
-    task: Task,
-    num_classes: int | None = None,
-    num_labels: int | None = None,
-    n_bins: int = 15,
-    **options: Any,
+    *, task: Task, n_bins: int = 15, **options: Unpack[InputOptions]
 ) -> dict[str, CalibrationMetric[Any]]:
-    """Return the default metrics of a `Monitor`, by name.
+    """Return the default metrics of a `Monitor` by name: scores, and errors over equal-width bins.
 
-    Scores are `accuracy`, `nll` (negative log-likelihood), `nce`, `brier` and `ecd` (entropic calibration difference).
-    `nce` is `nll` divided by the value for predicting the class frequencies. The calibration errors `ece` (expected),
-    `esce` (expected signed) and `mce` (maximum) use equal-width bins. All metrics use constant memory.
+    All metrics use constant memory.
 
     Args:
         task: `"binary"`, `"multiclass"` or `"multilabel"`. `num_classes` or `num_labels` implies it.
-        num_classes: number of classes C, required for a multi-class task.
-        num_labels: number of labels L, required for a multi-label task.
         n_bins: number of equal-width bins.
-        **options: other arguments of all metrics, such as `from_logits`, `ignore_index` and `class_axis`.
+        **options: see `torchcalib.functional.InputOptions`. `num_classes` is required for a multi-class task, and
+            `num_labels` for a multi-label task.
 
     Example:
         >>> import torchcalib
@@ -51,11 +41,11 @@ def usual_metrics(
         >>> list(metrics)
         ['accuracy', 'nll', 'nce', 'brier', 'ecd', 'ece', 'esce', 'mce', 'rmsce']
     """
-    given: dict[str, Any] = {"task": task, "num_classes": num_classes, "num_labels": num_labels, **options}
+    given: dict[str, Any] = {"task": task, **options}
     return {
         "accuracy": Accuracy(**given),
         "nll": NLL(**given),
-        "nce": NLL(**given, normalize="prior"),
+        "nce": NLL(**given, normalize="prior"),  # divided by the NLL of predicting the class frequencies
         "brier": BrierScore(**given),
         "ecd": ECD(**given),
         "ece": ECE(**given, n_bins=n_bins),
@@ -75,7 +65,6 @@ _BINS = "bins of the table"
 """Reserved name of the metric that computes the sums over bins; it contains spaces to avoid conflicts."""
 
 
-@partial(documented, without=("weights", "batch_dims"))
 class Monitor:
     """Evaluate the calibration of a model in each validation, and warn if over-confidence grows.
 
@@ -99,16 +88,15 @@ class Monitor:
 
     Args:
         task: `"binary"`, `"multiclass"` or `"multilabel"`.
-        num_classes: number of classes C, required for a multi-class task, because a rank without data cannot infer it.
-        num_labels: number of labels L, required for a multi-label task.
         n_bins: number of equal-width bins.
         metrics: metrics by name; None uses `usual_metrics`. Warnings need a metric `ecd`, and the best epoch needs a
             metric `nll`.
         prefix: prefix of the names of all returned values.
         postfix: suffix of these names.
         threshold: growth of over-confidence that causes a warning, in nats; `math.inf` disables warnings.
-        nan_policy: `"raise"` raises an error for rows with missing (NaN) predictions. `"drop"` ignores these rows, and
-            returns their number as the value `n_dropped`.
+        **options: see `torchcalib.functional.InputOptions`, without `weights` and `batch_dims`. `num_classes` is
+            required for a multi-class task, because a rank without data cannot infer it, and `num_labels` for a
+            multi-label task. `nan_policy="drop"` returns the number of ignored rows as the value `n_dropped`.
 
     Attributes:
         input_format: task and options of the input.
@@ -131,19 +119,16 @@ class Monitor:
         self,
         *,
         task: Task | None = None,
-        num_classes: int | None = None,
-        num_labels: int | None = None,
         n_bins: int = 15,
         metrics: Mapping[str, CalibrationMetric[Any]] | None = None,
         prefix: str = "val/",
         postfix: str = "",
         threshold: float = 0.1,
-        **options: Any,
+        **options: Unpack[InputOptions],
     ) -> None:
-        task = task_of(task, num_classes, num_labels)
-        sizes = {"num_classes": num_classes, "num_labels": num_labels}
+        task = task_of(task, options.get("num_classes"), options.get("num_labels"))
         for needing, name in (("multiclass", "num_classes"), ("multilabel", "num_labels")):
-            if task == needing and sizes[name] is None:
+            if task == needing and options.get(name) is None:
                 raise ValueError(
                     f"`{name}` must be given for task={task!r}, got None. Pass it, because a rank without data cannot "
                     "infer it."
@@ -155,7 +140,7 @@ class Monitor:
                 f"`metrics` must be a dict of metrics by name, got {type(metrics).__name__}. "
                 "Pass a dict such as {'ece': torchcalib.ECE(...)}."
             )
-        given: dict[str, Any] = {"task": task, "n_bins": n_bins, **sizes, **options}
+        given: dict[str, Any] = {"task": task, "n_bins": n_bins, **options}
         bins = _Sums(**given)
         members = usual_metrics(**given) if metrics is None else {name: m.clone() for name, m in metrics.items()}
         self._metrics = CalibrationCollection({**members, _BINS: bins})
