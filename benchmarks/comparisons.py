@@ -27,6 +27,7 @@ from torchcalib.core.ranked import ExactSample, RankedSample
 from torchcalib.core.sums import BinStats
 from torchcalib.inference.simulation import BinCells
 from torchcalib.ops.sorting import order_of
+from torchcalib.reporting.catalogue import bins_of, catalogue_of, sample_of, values
 from torchcalib.reporting.comparison.differences import pair_test
 from torchcalib.reporting.comparison.groups import RANKED_REPLICATES, Draws
 from torchcalib.reporting.comparison.null import (
@@ -35,7 +36,6 @@ from torchcalib.reporting.comparison.null import (
     samples_of_calibrated,
     samples_of_flipped,
 )
-from torchcalib.reporting.lines import error_values, order_values
 from torchcalib.reporting.testing import LEVEL
 from torchcalib.results.lines import Better
 
@@ -183,9 +183,9 @@ def errors(
             samples.append(list(samples_of_calibrated(ordered, rows, seed, RANKED_REPLICATES)))
             if clusters is not None:
                 samples.append(list(samples_of_flipped(ordered, of_rows[rows], draws.signs(groups))))
-            for values, chunks in zip(found, samples, strict=True):
-                parts = [order_values(each, True, mode, N_BINS) for each in chunks]
-                values |= {key: torch.cat([x[key] for x in parts]) for key in parts[0] if key[:3] not in ("dsc", "unc")}
+            for of_kind, chunks in zip(found, samples, strict=True):
+                parts = [errors_of(p.task, sample_of(mode), each) for each in chunks]
+                of_kind |= {key: torch.cat([x[key] for x in parts]) for key in parts[0]}
             continue
         accumulator = EqualWidthBins(mode, N_BINS, False, with_noise=True)
         b, plain = accumulator.from_predictions(p), replace(accumulator, with_noise=False)
@@ -194,9 +194,15 @@ def errors(
         if clusters is not None:
             flipped = residuals(plain.from_predictions(p.resampled(signs)))
             bins.append(BinCells.from_bins(b).with_gaps(flipped / b.n.masked_fill(b.n == 0, 1)))
-        for values, each in zip(found, bins, strict=True):
-            values |= {key: x for key, x in error_values(each, mode).items() if "debiased" not in key}
+        for of_kind, each in zip(found, bins, strict=True):
+            of_kind |= errors_of(p.task, bins_of(mode), each)
     return found
+
+
+def errors_of(task: Task, name: str, statistic: BinStats | RankedSample) -> Values:
+    """Return all calibration errors of bins or of a ranked sample, except debiased ones."""
+    members = [each for each in catalogue_of(task, N_BINS).of(name) if each.is_error and "debiased" not in each.key]
+    return values(members, {name: statistic})
 
 
 def residuals(b: BinStats) -> Tensor:
