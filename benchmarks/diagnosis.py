@@ -23,7 +23,7 @@ from torchcalib.inference.testing import ErrorTest, run_error_test
 from torchcalib.metrics.binned import ECE, rmsce_from_bins
 from torchcalib.metrics.groups.named import NamedGroupState
 from torchcalib.reporting.calibration import FittedCalibrators, fitted
-from torchcalib.reporting.catalogue import SCORES, bins_of, catalogue_of
+from torchcalib.reporting.catalogue import BY_CLASS, bins_of, catalogue_of
 from torchcalib.reporting.decision import LEVEL
 from torchcalib.reporting.findings import Findings, decide
 from torchcalib.reporting.lines import Data as ReportData
@@ -56,7 +56,7 @@ def decided(task: Task, data: Data) -> Decision:
     p = TemperatureScaling().read(data.logits, data.labels, task=task, options={"from_logits": True})
     catalogue = catalogue_of(task)
     modes = modes_of(task)
-    statistics = {name: catalogue.accumulators[name].from_predictions(p) for name in (SCORES, *map(bins_of, modes))}
+    statistics = {name: catalogue.accumulators[name].from_predictions(p) for name in (BY_CLASS, *map(bins_of, modes))}
     accumulator = catalogue.accumulators[bins_of(modes[0])]
     groups = None
     if data.groups is not None:

@@ -231,7 +231,7 @@ def sample_of(mode: Mode) -> str:
     return f"sample of {mode}"
 
 
-SCORES = "nll"
+BY_CLASS = "nll"
 """Name of the sums of the negative log-likelihood, which also contain the frequencies of all classes."""
 
 

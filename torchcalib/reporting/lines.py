@@ -18,7 +18,7 @@ from torchcalib.core.sums import BinStats, ScoreSum
 from torchcalib.metrics.scores import ScoreEstimator
 from torchcalib.metrics.selective import SelectiveMetric
 from torchcalib.metrics.test_based import TCE
-from torchcalib.reporting.catalogue import SCORES, Catalogue, Member, bins_of, has_table, sample_of, values
+from torchcalib.reporting.catalogue import BY_CLASS, Catalogue, Member, bins_of, has_table, sample_of, values
 from torchcalib.results.lines import Line
 
 
@@ -70,7 +70,7 @@ class Data:
     @property
     def _by_class(self) -> ScoreSum:
         """Sums of a score for each class. Only the total weights of the classes are used."""
-        sums: ScoreSum = self.statistics[SCORES]
+        sums: ScoreSum = self.statistics[BY_CLASS]
         return sums
 
     @cached_property
