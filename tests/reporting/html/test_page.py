@@ -12,7 +12,7 @@ from helpers.tables import small_blocks
 from torchcalib import plots
 from torchcalib.display import words
 from torchcalib.plots import DARK
-from torchcalib.reporting.render.html import page as pages
+from torchcalib.reporting.render import html as pages
 from torchcalib.results.history import History, HistoryRow
 
 HISTORY = History((HistoryRow(1, 1, {"nll": 1.0}), HistoryRow(2, 2, {"nll": 2.0}, "so")))

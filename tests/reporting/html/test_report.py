@@ -19,10 +19,10 @@ import torchcalib as tc
 from torchcalib.display.words import significant
 from torchcalib.plots import LIGHT
 from torchcalib.reporting.render import html
-from torchcalib.reporting.render.html.report import _overview, _square_diagram, render
+from torchcalib.reporting.render.contents import key_numbers
+from torchcalib.reporting.render.html import _overview, _square_diagram, render
 from torchcalib.results.base import today
-from torchcalib.results.contents import calibrator_advice, key_numbers
-from torchcalib.results.tables import class_table
+from torchcalib.results.report import class_table
 
 HOSTILE = "<script>alert(1)</script>"
 LOADING = {"link", "img", "iframe", "object", "embed", "image", "video", "audio", "base", "form"}
@@ -101,7 +101,7 @@ def test_page_contains_every_number_and_figure(task):
     """The parser runs no script, so that the page is complete without it."""
     r, words = full_report(task), " ".join("".join(page(task).words).split())
     stage = r.calibration
-    assert {r.decision.cause, r.decision.action, calibrator_advice(r)} <= set(page(task).words)
+    assert {r.decision.cause, r.decision.action, r.recommendation.text} <= set(page(task).words)
     assert {word for number in key_numbers(r) for word in number if word} <= set(page(task).words)
     numbers = {line.value for line in r.lines} | {p for line in r.lines if (p := line.p_value) is not None}
     numbers |= {x for line in stage.lines for x in (line.accuracy, line.nll, line.brier_score, line.ece)}
