@@ -13,11 +13,13 @@ In torch, `_apply`, `_load_from_state_dict` and `_modules` are hooks and the reg
 """
 
 import functools
+import math
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
 from inspect import Parameter, signature
-from typing import Any, ClassVar, Generic, TypeVar
+from pkgutil import resolve_name
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -40,6 +42,7 @@ from torchcalib.core.mistakes import Evidence
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import ExactSample
 from torchcalib.core.state import SampleState, SumState
+from torchcalib.inference.intervals import IntervalKind
 from torchcalib.inference.testing import CalibrationTest
 from torchcalib.io.errors import shown
 from torchcalib.metrics.checkpoint import DESCRIPTION, Description, contains_state, read_state
@@ -50,6 +53,7 @@ from torchcalib.ops.host_values import is_captured
 from torchcalib.ops.logs import wide_dtype
 
 S = TypeVar("S")
+Better = Literal["higher", "lower", "nearer to 0"]
 
 _FUNCTION_OPTIONS = ("weights", "batch_dims", "num_classes", "num_labels")
 """Input options of metric functions that classes do not accept or document differently."""
@@ -99,16 +103,38 @@ class CalibrationMetric(Metric, Generic[S]):
     is_differentiable = True
     higher_is_better: bool | None = False
 
-    unit: ClassVar[str]
-    """Unit of the metric value."""
-    perfect: ClassVar[float]
-    """Metric value for a perfect predictor, which assigns probability 1 to every true class."""
+    # What a metric is. Reports, comparisons, diagrams, pages and tests read these attributes. An attribute that depends
+    # on options is set by `__init__`.
+    key: ClassVar[str]
+    """Key in reports; by default the name of the function."""
+    name: ClassVar[str]
+    """Display name; by default the name of the class."""
     question: ClassVar[str]
     """One-line description of the metric, for reports."""
     source: ClassVar[str]
     """Publication and equation that define the metric."""
+    unit: str
+    """Unit of the metric value."""
+    perfect: float
+    """Metric value for a perfect predictor, which assigns probability 1 to every true class."""
+    value_range: ClassVar[tuple[float, float]] = (-math.inf, math.inf)
+    """Smallest and largest value for any options."""
+    better: ClassVar[Better | None] = "lower"
+    """Direction of better values; None if it depends on options."""
     is_signed: ClassVar[bool] = False
     """Whether the value is a mean difference between outcome and confidence, which may be negative."""
+    noise_increases: ClassVar[bool] = False
+    """Whether sampling noise increases the expected value. If so, compare the value with its noise floor."""
+    interval_kind: IntervalKind | None = None
+    """Formula of a calibration error, for the interval of `test`. If None, the interval is NaN."""
+    needs_labels: ClassVar[bool] = False
+    """Whether the metric with default options rejects soft targets."""
+    needs_whole_weights: ClassVar[bool] = False
+    """Whether the metric with default options rejects weights that are not whole numbers."""
+    diagram: ClassVar[str | None] = None
+    """Function for `plot`, as "module:function": called with the metric, `ax` and `title`. None plots the value."""
+    diagram_of_classes: ClassVar[str | None] = None
+    """Like `diagram`, for a metric with one value per class."""
 
     allows_clusters: ClassVar[bool] = True
     """Whether `Clustered` can wrap the metric."""
@@ -136,11 +162,18 @@ class CalibrationMetric(Metric, Generic[S]):
         annotated = {name for base in bases for name in base.get("__annotations__", {})}
         cls.__jit_unused_properties__ = sorted(properties)
         cls.__jit_ignored_attributes__ = sorted({*Metric.__jit_ignored_attributes__, *annotated})
-        if "factory" not in vars(cls):
+        own = vars(cls)
+        if isinstance(own.get("value_range"), tuple):  # not a property of a wrapper
+            bounds = [bound if math.isfinite(bound) else None for bound in cls.value_range]
+            cls.plot_lower_bound, cls.plot_upper_bound = bounds[0], own.get("plot_upper_bound", bounds[1])
+        if "better" in own and not isinstance(own["better"], property):
+            cls.higher_is_better = {"lower": False, "higher": True}.get(cls.better or "")
+        if "factory" not in own:
             return
+        cls.key, cls.name = own.get("key", cls.factory.__name__.lstrip("_")), own.get("name", cls.__name__)
         of_factory = parameters_of(cls.factory)
-        own = [] if cls.__init__ is CalibrationMetric.__init__ else _without_task(cls.__init__)
-        own = [p for p in own if p.name not in {other.name for other in of_factory}]
+        of_init = [] if cls.__init__ is CalibrationMetric.__init__ else _without_task(cls.__init__)
+        of_init = [p for p in of_init if p.name not in {other.name for other in of_factory}]
         class_parameters = _without_task(CalibrationMetric.__init__)
         stream_parameters = [Parameter(name, Parameter.KEYWORD_ONLY, default=None) for name in cls.stream_options]
         given = [
@@ -149,7 +182,7 @@ class CalibrationMetric(Metric, Generic[S]):
             *input_parameters(without=_FUNCTION_OPTIONS),
             *class_parameters,
         ]
-        document(cls, cls.__doc__, with_implied_task([*given[:1], *own, *given[1:]]), entries=cls.factory.__doc__)
+        document(cls, cls.__doc__, with_implied_task([*given[:1], *of_init, *given[1:]]), entries=cls.factory.__doc__)
 
     def __init__(
         self,
@@ -367,9 +400,8 @@ class CalibrationMetric(Metric, Generic[S]):
             ImportError: If matplotlib is not installed.
         """
         if val is None:
-            # The only import of a higher package: diagrams need metrics, and only this method needs diagrams.
-            from torchcalib.plots.of_metric import draw_metric
-
+            # Imported by name, because `plots` is a higher package: diagrams need metrics.
+            draw_metric = resolve_name("torchcalib.plots.of_metric:draw_metric")
             if (drawn := draw_metric(self, ax)) is not None:
                 return drawn
         _, axes = self._plot(val, ax)  # with `ax`, torchmetrics does not return the figure

@@ -115,14 +115,12 @@ class BinnedMetric(CalibrationMetric[BinStats | RankedSample]):
     test_formula: Callable[[BinStats], Tensor] | None = None
     """Function from sums over bins to the test statistic. None uses the metric value."""
 
-    perfect = 0.0
-    unit = "probability"
-    plot_lower_bound: float | None = 0.0
-    plot_upper_bound: float | None = 1.0
+    unit, perfect, value_range = "probability", 0.0, (0.0, 1.0)
+    noise_increases = True
+    diagram = "torchcalib.plots.reliability:reliability_diagram"
+    diagram_of_classes = "torchcalib.plots.classwise:classwise_reliability_diagrams"
     depends_on_samples = False
     """Whether the metric depends on individual samples in each bin, not only on sums over bins."""
-    interval_kind: IntervalKind | None = None
-    """Formula of the error, for the interval of `test`. If None, the interval is NaN."""
 
     def error_test(self) -> ErrorTest:
         """Return the definition of the calibration test, for `run_error_tests`."""
@@ -324,6 +322,8 @@ class ACE(BinnedMetric):
     question = "mean distance between frequency and confidence in equal-mass bins"
     source = "Matsubara et al., TCE, UAI 2023, sec. 2, arXiv 2306.14343"
 
+    needs_whole_weights = True
+
 
 def esce_from_bins(b: BinStats) -> Tensor:
     """Compute the expected signed calibration error `(...)` from sums over bins; see `esce`."""
@@ -381,10 +381,11 @@ class ESCE(BinnedMetric):
     from_bins = staticmethod(esce_from_bins)
     interval_kind = "mean_gap"
     is_signed = True
-    higher_is_better = None  # the optimum is 0, inside the range of values
-    plot_lower_bound = -1.0
     question = "mean frequency minus mean confidence"
     source = "Sumler et al., An Entropic Metric, arXiv 2502.14545, sec. II"
+
+    value_range, better = (-1.0, 1.0), "nearer to 0"
+    noise_increases = False
 
 
 def mce_from_bins(b: BinStats) -> Tensor:

@@ -194,8 +194,6 @@ class BayesRisk(ScoreMetric):
 
     factory = staticmethod(_bayes_risk)
     score = _bayes_risk_score(None)
-    is_differentiable = False
-    unit, perfect = "cost", 0.0
     question = "mean cost of the optimal decisions under the predictions"
     source = "Ferrer & Ramos, Evaluating Posterior Probabilities, arXiv 2408.02841, sec. 2.3.1"
 
@@ -204,6 +202,9 @@ class BayesRisk(ScoreMetric):
         num_classes = self.input_format.num_classes if self.input_format.read_as == "multiclass" else 2
         if options.get("cost") is not None and num_classes is not None:
             read_costs(options["cost"], num_classes)
+
+    name, unit, perfect = "Bayes risk", "cost", 0.0
+    is_differentiable = False
 
 
 def expected_cost(

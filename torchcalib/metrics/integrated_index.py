@@ -1,5 +1,6 @@
 """Integrated calibration index (ICI), based on local regression."""
 
+import math
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, Unpack, get_args
@@ -156,7 +157,6 @@ class ICI(RankedMetric):
     factory = staticmethod(_ici)
     question = "mean distance between predictions and a smooth calibration curve"
     source = "Austin & Steyerberg, Statistics in Medicine 2019, doi 10.1002/sim.8281"
-    plot_upper_bound = None
 
     def test_from(self, statistic: RankedSample, **how: Any) -> CalibrationTest:
         """Compute the calibration test from a `RankedSample`, divided into the points of the regression."""
@@ -166,3 +166,5 @@ class ICI(RankedMetric):
         test = ErrorTest(partial(ici_from_bins, **options))
         found = run_error_test(test, bins, average=self.estimator.averages, **how)
         return replace(found, statistic=self.estimator.value(statistic))
+
+    value_range = (0.0, math.inf)

@@ -249,13 +249,14 @@ class SKCE(CalibrationMetric[BlockStats]):
         tensor(0.1317, dtype=torch.float64)
     """
 
-    perfect, unit = 0.0, "squared probability"
-    plot_lower_bound, plot_upper_bound = -2.0, 2.0
     question = "mean inner product of residuals, weighted by the similarity of the predictions"
     source = (
         "Widmann, Lindsten, Zachariah, Calibration tests in multi-class classification, NeurIPS 2019, "
         "table 1, arXiv 1910.11385"
     )
+    key = "skce"
+    unit, perfect, value_range = "squared probability", 0.0, (-2.0, 2.0)
+    needs_whole_weights = True
 
     factory = staticmethod(_streamed)
     allows_clusters = False  # pairs of rows within a cluster are dependent, and pairs across clusters need all rows

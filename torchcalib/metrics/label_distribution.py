@@ -176,9 +176,12 @@ class TotalVariation(ScoreMetric):
 
     factory = staticmethod(_total_variation)
     score = _score("total variation", "value")
-    unit, perfect, plot_lower_bound, plot_upper_bound = "probability", 0.0, 0.0, 1.0
     question = "mean total variation distance between predictions and label distributions"
     source = "Pavlovic, Beyond Accuracy; Baan et al., Stop Measuring Calibration When Humans Disagree, arXiv 2210.16133"
+
+    name = "Total variation"
+    unit, perfect, value_range = "probability", 0.0, (0.0, 1.0)
+    noise_increases = True
 
 
 def _kl_divergence(
@@ -241,12 +244,14 @@ class KLDivergence(ScoreMetric):
 
     factory = staticmethod(_kl_divergence)
     score = _score("Kullback-Leibler", "value")
-    unit, perfect = "nats", 0.0  # no lower bound, because a corrected value may be negative
     question = "mean Kullback-Leibler divergence of predictions from label distributions"
     source = (
         "Pavlovic, Beyond Accuracy; "
         "Peterson et al., Human Uncertainty Makes Classification More Robust, arXiv 1908.07086"
     )
+    name = "KL divergence"
+    unit, perfect = "nats", 0.0  # no bounds, because a corrected value may be negative
+    noise_increases = True
 
 
 def _entropy_gap(
@@ -307,10 +312,13 @@ class EntropyGap(ScoreMetric):
 
     factory = staticmethod(_entropy_gap)
     score = _score("entropy", "value")
-    higher_is_better = None  # the optimum is 0, inside the range of values
-    unit, perfect = "nats", 0.0
     question = "mean entropy of the predictions minus entropy of the label distributions"
     source = "Pavlovic, Beyond Accuracy; Baan et al., Stop Measuring Calibration When Humans Disagree, arXiv 2210.16133"
+
+    name = "Entropy gap"
+    unit, perfect = "nats", 0.0
+    better = "nearer to 0"
+    noise_increases = True
 
 
 def _squared_distance(
@@ -370,6 +378,8 @@ class SquaredDistance(ScoreMetric):
 
     factory = staticmethod(_squared_distance)
     score = _score("squared", "value")
-    unit, perfect = "squared probability", 0.0  # no lower bound, because a corrected value may be negative
     question = "mean squared distance between predictions and label distributions"
     source = "Ferrer & Ramos, Evaluating Posterior Probabilities, arXiv 2408.02841, eq. 9, with label distributions"
+    name = "Squared distance"
+    unit, perfect = "squared probability", 0.0  # no bounds, because a corrected value may be negative
+    noise_increases = True

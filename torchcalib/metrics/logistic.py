@@ -158,19 +158,14 @@ class Cox(RankedMetric):
     """
 
     factory = staticmethod(_cox)
-    unit = "dimensionless (slopes) or log-odds (intercepts)"
-    perfect = 1.0
     question = "slope or intercept of the logistic regression of outcomes on predicted log-odds"
     source = "Cox, Biometrika 1958, doi 10.1093/biomet/45.3-4.562"
-    higher_is_better = None  # the optimum is a slope of 1 or an intercept of 0
-    plot_lower_bound = None
-    plot_upper_bound = None
 
     def __init__(self, task: Task | None = None, *, component: CoxComponent = "slope", **options: Any) -> None:
         check_choice("component", component, get_args(CoxComponent))
         super().__init__(task, **options)
         self.component = component
-        self.perfect = 1.0 if component in ("slope", "p_value") else 0.0  # type: ignore[misc]
+        self.perfect = 1.0 if component in ("slope", "p_value") else 0.0
 
     def _value(self, statistic: RankedSample) -> Tensor:
         return getattr(self._fit(statistic), self.component)  # type: ignore[no-any-return]
@@ -195,6 +190,12 @@ class Cox(RankedMetric):
 
     def _fit(self, sample: RankedSample) -> CoxCalibration:
         return CoxCalibration(*self.estimator.value(sample).unbind(-1))
+
+    unit = "dimensionless (slopes) or log-odds (intercepts)"
+    perfect, value_range = 1.0, (-math.inf, math.inf)
+    better = None  # the optimum is a slope of 1 or an intercept of 0
+    noise_increases = False
+    needs_labels = True
 
 
 _MAX_LOG_ODDS = 750.0  # above the log-odds of every float64 below 1, and below minus those of every positive one
@@ -360,18 +361,13 @@ class Spiegelhalter(CalibrationMetric[Sums]):
     """
 
     factory = staticmethod(_spiegelhalter)
-    perfect = 0.0
-    unit = "standard deviations"
     question = "Brier score minus its expected value for a calibrated model, in standard deviations"
     source = "Spiegelhalter, Statistics in Medicine 1986, doi 10.1002/sim.4780050506"
-    higher_is_better = None  # the optimum is 0, inside the range of values
-    plot_lower_bound = None
-    plot_upper_bound = None
 
     def __init__(self, task: Task | None = None, *, component: SpiegelhalterComponent = "z", **options: Any) -> None:
         super().__init__(task, component=component, **options)
         if component == "p_value":
-            self.perfect, self.unit = 1.0, "probability"  # type: ignore[misc]
+            self.perfect, self.unit = 1.0, "probability"
 
     def test_from(
         self,
@@ -408,3 +404,6 @@ class Spiegelhalter(CalibrationMetric[Sums]):
             n_merged=n_merged,
             effective_clusters=mean.effective_number,
         )
+
+    unit, perfect, better = "standard deviations", 0.0, "nearer to 0"
+    needs_labels = True

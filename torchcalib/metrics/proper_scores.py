@@ -1,5 +1,6 @@
 """Negative log-likelihood, Brier score, entropic calibration difference and accuracy, averaged over samples."""
 
+import math
 from collections.abc import Sequence
 from typing import Any, Literal, Unpack
 
@@ -95,9 +96,10 @@ class NLL(ScoreMetric):
 
     factory = staticmethod(_nll)
     score = _nll_score()
-    unit, perfect, plot_lower_bound = "nats", 0.0, 0.0
     question = "mean negative log probability of the true class"
     source = "Ferrer & Ramos, Evaluating Posterior Probabilities, arXiv 2408.02841, eq. 8"
+
+    unit, perfect, value_range = "nats", 0.0, (0.0, math.inf)
 
 
 Normalize = Literal["prior", "classes"]
@@ -178,12 +180,14 @@ class BrierScore(ScoreMetric):
 
     factory = staticmethod(_brier_score)
     score = _BRIER
-    unit, perfect, plot_lower_bound = "squared probability", 0.0, 0.0
     question = "mean squared distance between probabilities and outcomes"
     source = (
         "Sumler et al., An Entropic Metric, arXiv 2502.14545, eq. 2; "
         "Ferrer & Ramos, Evaluating Posterior Probabilities, arXiv 2408.02841, eq. 9"
     )
+    key, name = "brier", "Brier score"
+    unit, perfect, value_range = "squared probability", 0.0, (0.0, 2.0)
+    plot_upper_bound = None  # 1 for a binary task
 
 
 def _ecd_of(p: Predictions) -> Tensor:
@@ -285,10 +289,11 @@ class ECD(ScoreMetric):
 
     factory = staticmethod(_ecd)
     score = _ECD
-    higher_is_better = None  # the optimum is 0, inside the range of values
-    unit, perfect = "nats", 0.0
     question = "mean log loss minus mean entropy of the predictions (positive if over-confident)"
     source = "Sumler et al., An Entropic Metric, arXiv 2502.14545, eq. 12, 15"
+
+    unit, perfect = "nats", 0.0
+    better = "nearer to 0"
 
 
 def is_correct(p: Predictions) -> Tensor:
@@ -353,8 +358,8 @@ class Accuracy(ScoreMetric):
 
     factory = staticmethod(_accuracy)
     score = _ACCURACY
-    is_differentiable = False
-    higher_is_better = True
-    unit, perfect, plot_lower_bound, plot_upper_bound = "fraction of samples", 1.0, 0.0, 1.0
     question = "fraction of samples whose most probable class is the true class"
     source = "Ferrer & Ramos, Evaluating Posterior Probabilities, arXiv 2408.02841, sec. 2.3.1, for 0-1 costs"
+    unit, perfect, value_range = "fraction of samples", 1.0, (0.0, 1.0)
+    better = "higher"
+    is_differentiable = False

@@ -4,6 +4,7 @@ CORP stands for consistent, optimally binned, reproducible and PAV-based, with t
 algorithm for isotonic regression.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -69,10 +70,9 @@ class RankedMetric(CalibrationMetric[RankedSample]):
     """
 
     stream_options = ("resolution",)
-    perfect = 0.0
-    unit = "probability"
-    plot_lower_bound: float | None = 0.0
-    plot_upper_bound: float | None = 1.0
+    unit, perfect, value_range = "probability", 0.0, (0.0, 1.0)
+    noise_increases = True
+    needs_whole_weights = True
 
     def from_sample(self, sample: RankedSample) -> Tensor:
         """Compute the metric value from a `RankedSample`, `(...)`."""
@@ -296,11 +296,8 @@ class CORP(RankedMetric):
     """
 
     factory = staticmethod(_corp)
-    unit = "squared probability (Brier score) or nats (log loss)"
     question = "component of a score, such as miscalibration, by isotonic regression"
     source = "Dimitriadis et al., Stable reliability diagrams, PNAS 2021, eq. 1-3, doi 10.1073/pnas.2016191118"
-    higher_is_better = None  # the better direction differs between components
-    plot_upper_bound = None
 
     def __init__(self, task: Task | None = None, *, component: Component = "mcb", **options: Any) -> None:
         check_choice("component", component, get_args(Component))
@@ -326,6 +323,11 @@ class CORP(RankedMetric):
 
     def _value(self, statistic: RankedSample) -> Tensor:
         return getattr(CORPDecomposition(*self.estimator.value(statistic).unbind(-1)), self.component)  # type: ignore[no-any-return]
+
+    unit, value_range = "squared probability (Brier score) or nats (log loss)", (0.0, math.inf)
+    better = None  # differs between components
+    needs_labels = True
+    diagram = "torchcalib.plots.reliability:corp_diagram"
 
 
 @dataclass(frozen=True, eq=False)

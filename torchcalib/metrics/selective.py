@@ -367,10 +367,9 @@ class SelectiveMetric(CalibrationMetric[RankedSample]):
 
     stream_options = ("resolution",)
     is_differentiable = False
-    perfect = 0.0
-    unit = "probability"
-    plot_lower_bound: float | None = 0.0
-    plot_upper_bound: float | None = 1.0
+    unit, perfect, value_range = "probability", 0.0, (0.0, 1.0)
+    needs_labels = needs_whole_weights = True
+    diagram = diagram_of_classes = "torchcalib.plots.selective:risk_coverage_curve"
 
     def curve(self) -> RiskCoverageCurve:
         """Return the risk-coverage curve, over all ranks if `torch.distributed` is running.
@@ -415,6 +414,8 @@ class EAURC(SelectiveMetric):
     question = "AURC minus its smallest value for this accuracy"
     source = "Geifman et al., Bias-Reduced Uncertainty Estimation, ICLR 2019, arXiv 1805.08206"
 
+    name = "E-AURC"
+
 
 class AUGRC(SelectiveMetric):
     """Streaming area under the generalised risk-coverage curve (AUGRC); see `augrc`.
@@ -431,7 +432,8 @@ class AUGRC(SelectiveMetric):
     factory = staticmethod(_augrc)
     question = "mean fraction of samples that are accepted errors, over all coverages"
     source = "Traub et al., Overcoming Common Flaws, NeurIPS 2024, arXiv 2407.01032"
-    plot_upper_bound = 0.5
+
+    value_range = (0.0, 0.5)
 
 
 class CorrectnessAUROC(SelectiveMetric):
@@ -450,8 +452,9 @@ class CorrectnessAUROC(SelectiveMetric):
     factory = staticmethod(_correctness_auroc)
     question = "probability that a correct prediction is more confident than an error"
     source = "Hendrycks & Gimpel, A Baseline for Detecting Misclassified Examples, ICLR 2017, arXiv 1610.02136"
-    perfect = 1.0  # value of an ideal order; undefined for a predictor without errors
-    higher_is_better = True
+
+    name = "AUROC of correctness"
+    perfect, better = 1.0, "higher"  # value of an ideal order; undefined for a predictor without errors
 
 
 class RiskAtCoverage(SelectiveMetric):
@@ -470,6 +473,8 @@ class RiskAtCoverage(SelectiveMetric):
     question = "error rate of the most confident samples, at a given coverage"
     source = "Geifman & El-Yaniv, Selective Classification, NeurIPS 2017, arXiv 1705.08500"
 
+    name = "Risk at coverage"
+
 
 class AccuracyAtCoverage(SelectiveMetric):
     """Streaming accuracy at a coverage; see `accuracy_at_coverage`.
@@ -486,9 +491,9 @@ class AccuracyAtCoverage(SelectiveMetric):
     factory = staticmethod(_accuracy_at_coverage)
     question = "accuracy of the most confident samples, at a given coverage"
     source = "Geifman & El-Yaniv, Selective Classification, NeurIPS 2017, arXiv 1705.08500"
-    perfect = 1.0
-    unit = "fraction of samples"
-    higher_is_better = True
+
+    name = "Accuracy at coverage"
+    unit, perfect, better = "fraction of samples", 1.0, "higher"
 
 
 class CoverageAtRisk(SelectiveMetric):
@@ -506,6 +511,5 @@ class CoverageAtRisk(SelectiveMetric):
     factory = staticmethod(_coverage_at_risk)
     question = "largest fraction of samples that a threshold accepts at a given error rate"
     source = "Geifman & El-Yaniv, Selective Classification, NeurIPS 2017, arXiv 1705.08500"
-    perfect = 1.0
-    unit = "fraction of samples"
-    higher_is_better = True
+    name = "Coverage at risk"
+    unit, perfect, better = "fraction of samples", 1.0, "higher"

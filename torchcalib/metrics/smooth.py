@@ -256,10 +256,6 @@ class SmECE(CalibrationMetric[SmoothingCells]):
     """
 
     factory = staticmethod(_smece)
-    perfect = 0.0
-    unit = "probability"
-    plot_lower_bound: float | None = 0.0
-    plot_upper_bound: float | None = 1.0
     question = "mean distance between kernel-smoothed frequency and confidence"
     source = "Blasiok & Nakkiran, Smooth ECE, ICLR 2024, arXiv 2309.12236"
 
@@ -278,6 +274,11 @@ class SmECE(CalibrationMetric[SmoothingCells]):
     def width(self) -> Tensor:
         """Return the selected kernel width, over all ranks if `torch.distributed` is running; see `smece_width`."""
         return width_from_cells(self._synced_statistic())
+
+    name = "smECE"
+    unit, perfect, value_range = "probability", 0.0, (0.0, 1.0)
+    noise_increases = True
+    diagram = diagram_of_classes = "torchcalib.plots.of_metric:smooth_diagram"
 
 
 def _smece_width(*, task: Task, mode: Mode | None = None, **options: Unpack[InputOptions]) -> SmoothEstimator:

@@ -1,5 +1,6 @@
 """Test-based calibration error (TCE) and generalised calibration error (GCE)."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Unpack, get_args
@@ -139,15 +140,17 @@ class TCE(BinnedMetric):
 
     factory = staticmethod(_tce)
     depends_on_samples = True
-    is_differentiable = False
-    unit = "percent"
-    plot_upper_bound = 100.0
     question = "percentage of predictions rejected by a test with the outcomes in their bin"
     source = "Matsubara et al., TCE, UAI 2023, eq. 7, arXiv 2306.14343"
 
     def table(self) -> TCETable:
         """Return the table of bins with the number of rejected predictions, over all ranks; see `tce_table`."""
         return _table(self.estimator, self._synced_statistic(), self.settings["alpha"], self.settings["test"])
+
+    unit, value_range = "percent", (0.0, 100.0)
+    needs_labels = needs_whole_weights = True
+    diagram = "torchcalib.plots.tce:tce_diagram"
+    is_differentiable = False
 
 
 def _table(estimator: BinnedEstimator, sample: Sums | RankedSample, alpha: float, test: Test) -> TCETable:
@@ -291,8 +294,7 @@ class GCE(BinnedMetric):
     """
 
     factory = staticmethod(_gce)
-    unit = "unit of the loss"
-    plot_lower_bound = None
-    plot_upper_bound = None
     question = "norm over bins of a user-defined loss"
     source = "Matsubara et al., TCE, UAI 2023, Definition 1, arXiv 2306.14343"
+    unit, value_range = "unit of the loss", (-math.inf, math.inf)
+    needs_whole_weights = True

@@ -26,8 +26,11 @@ class WrappedMetric(CalibrationMetric[S]):
 
     is_differentiable, higher_is_better = _forwarded("is_differentiable"), _forwarded("higher_is_better")
     plot_lower_bound, plot_upper_bound = _forwarded("plot_lower_bound"), _forwarded("plot_upper_bound")
-    unit, perfect = _forwarded("unit"), _forwarded("perfect")
-    question, source = _forwarded("question"), _forwarded("source")
+    key, name, question, source = _forwarded("key"), _forwarded("name"), _forwarded("question"), _forwarded("source")
+    unit, perfect, value_range = _forwarded("unit"), _forwarded("perfect"), _forwarded("value_range")
+    better, is_signed, noise_increases = _forwarded("better"), _forwarded("is_signed"), _forwarded("noise_increases")
+    needs_labels, needs_whole_weights = _forwarded("needs_labels"), _forwarded("needs_whole_weights")
+    interval_kind = _forwarded("interval_kind")
 
     def __init__(self, metric: CalibrationMetric[Any], accumulator: Any = None, **kwargs: Any) -> None:
         # A tuple prevents registration as a submodule, which would add a second state. `_build` uses this attribute.

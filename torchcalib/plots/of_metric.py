@@ -1,38 +1,16 @@
 """Diagram of each class of metrics, for `metric.plot()`."""
 
-from collections.abc import Callable
+from pkgutil import resolve_name
 from typing import Any
 
 from matplotlib import pyplot
 
 from torchcalib.core.events import Mode, TopK, resolve_mode
 from torchcalib.metrics.base import CalibrationMetric
-from torchcalib.metrics.binned import BinnedMetric
 from torchcalib.metrics.ranked import CORP
 from torchcalib.metrics.selective import SelectiveMetric
-from torchcalib.metrics.smooth import SmECE
-from torchcalib.metrics.test_based import TCE
-from torchcalib.plots.classwise import classwise_reliability_diagrams
-from torchcalib.plots.reliability import corp_diagram, reliability_diagram
-from torchcalib.plots.selective import risk_coverage_curve
+from torchcalib.plots.reliability import reliability_diagram
 from torchcalib.plots.sources import MAX_CURVES
-from torchcalib.plots.tce import tce_diagram
-
-Draw = Callable[..., Any]
-
-
-def _smooth_diagram(metric: SmECE, ax: Any, title: str) -> Any:
-    return reliability_diagram(metric, ax=ax, title=title, smooth=True)
-
-
-DIAGRAMS: tuple[tuple[type[CalibrationMetric[Any]], Draw, Draw | None], ...] = (
-    (TCE, tce_diagram, classwise_reliability_diagrams),
-    (BinnedMetric, reliability_diagram, classwise_reliability_diagrams),
-    (SmECE, _smooth_diagram, _smooth_diagram),
-    (CORP, corp_diagram, None),
-    (SelectiveMetric, risk_coverage_curve, risk_coverage_curve),
-)
-"""Class of metrics, its diagram, and its diagram for one value per class, if any. The first matching class applies."""
 
 _EVENTS = {"positive": "positive class", "top_label": "top label", "classwise": "each class"}
 
@@ -44,9 +22,10 @@ def draw_metric(metric: CalibrationMetric[Any], ax: Any = None) -> tuple[Any, An
         metric: metric with its state.
         ax: axes to draw on. None creates a pyplot figure.
     """
-    draw = _diagram_of(metric)
-    if draw is None:
+    diagram = _diagram_of(metric)
+    if diagram is None:
         return None
+    draw = resolve_name(diagram)
     figure = pyplot.figure() if ax is None else None
     try:
         axes = draw(metric, ax=ax if figure is None else figure, title=_title(metric))
@@ -57,20 +36,23 @@ def draw_metric(metric: CalibrationMetric[Any], ax: Any = None) -> tuple[Any, An
     return (axes if hasattr(axes, "figure") else axes[0]).figure, axes
 
 
-def _diagram_of(metric: CalibrationMetric[Any]) -> Draw | None:
-    if metric.batch_shape:
+def _diagram_of(metric: CalibrationMetric[Any]) -> str | None:
+    """Return `diagram` or `diagram_of_classes` of a metric; None if it has none for its options."""
+    if metric.batch_shape or metric.diagram is None:
         return None
-    for kind, diagram, of_classes in DIAGRAMS:
-        if not isinstance(metric, kind):
-            continue
-        if _mode_of(metric) != "classwise":
-            return diagram
-        if of_classes is not classwise_reliability_diagrams and (metric.num_classes or 0) > MAX_CURVES:
-            return None
-        # A sample has one confidence per class against the rest, but only one risk.
-        has_curve = kind is not SelectiveMetric or metric.input_format.read_as == "multilabel"
-        return of_classes if has_curve else None
-    return None
+    if _mode_of(metric) != "classwise":
+        return metric.diagram
+    has_axes = metric.diagram_of_classes == "torchcalib.plots.classwise:classwise_reliability_diagrams"
+    if not has_axes and (metric.num_classes or 0) > MAX_CURVES:
+        return None
+    # A sample has one confidence per class against the rest, but only one risk.
+    has_curve = not isinstance(metric, SelectiveMetric) or metric.input_format.read_as == "multilabel"
+    return metric.diagram_of_classes if has_curve else None
+
+
+def smooth_diagram(metric: CalibrationMetric[Any], ax: Any, title: str) -> Any:
+    """Draw the smooth reliability diagram of a metric."""
+    return reliability_diagram(metric, ax=ax, title=title, smooth=True)
 
 
 def _mode_of(metric: CalibrationMetric[Any]) -> Mode:
