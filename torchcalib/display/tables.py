@@ -128,6 +128,10 @@ class Tabular(ABC):
         """Return a LaTeX `tabular` with three significant digits, which requires the package booktabs."""
         return to_latex(self.layout())
 
+    def __str__(self) -> str:
+        """Return the table as plain text for a monospaced font."""
+        return to_text(self.layout())
+
     def _repr_html_(self) -> str:
         """Return the table as HTML, for notebooks."""
         return to_html(self.layout().shown_on("always", "wide"))
@@ -194,9 +198,6 @@ class Table(Tabular):
     def __repr__(self) -> str:
         return str(self)
 
-    def __str__(self) -> str:
-        return to_text(self)
-
     def shown_on(self, *media: str) -> Self:
         """Return the table with only the columns whose `Column.shown` is in `media`."""
         return self._with_columns([column.shown in media for column in self.columns])
@@ -229,9 +230,9 @@ def interval(found: object) -> Cell:
     return Cell() if found is None else Cell(str(found).replace("-", "−"))
 
 
-def to_text(table: Table) -> str:
-    """Return a table as plain text for a monospaced font."""
-    table = table.shown_on("always", "wide")
+def to_text(table: Table, with_page: bool = False) -> str:
+    """Return a table as plain text for a monospaced font, on request with the columns that only pages show."""
+    table = table.shown_on("always", "wide", *["page"] * with_page)
     cells = [[cell.text for cell in row.cells] for section in table.sections for row in section.rows]
     texts = [[column.header for column in table.columns], *cells]
     widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
