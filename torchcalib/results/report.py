@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from html import escape
 from operator import attrgetter
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Unpack
 from torchcalib.calibration.recommendation import Recommendation
 from torchcalib.core.arguments import InputOptions, NanPolicy, Task, task_of, weights_from
 from torchcalib.core.bins import BinTable, TCETable
-from torchcalib.core.documentation import documented
 from torchcalib.core.events import NamedMode
 from torchcalib.core.tasks import cluster_ids, per_sample, prepare
 from torchcalib.display.tables import Cell, Column, Table, number, p_value, to_text
@@ -75,13 +73,12 @@ class Report(Results[float]):
     warnings: tuple[str, ...] = ()
 
     @classmethod
-    @partial(documented, without=["batch_dims"])
     def from_predictions(
         cls,
         preds: Any,
         target: Any,
-        *,
         task: Task | None = None,
+        *,
         class_names: Sequence[str] | None = None,
         n_bins: int = 15,
         right: bool = False,
@@ -147,9 +144,13 @@ class Report(Results[float]):
                 Only samples of different clusters are treated as independent; see `torchcalib.Clustered`. With further
                 sample axes, there is one cluster for each sample or for each item of the first axis.
             sample_weight: alias of `weights`, as in scikit-learn.
+            **options: see `torchcalib.functional.InputOptions`, without `batch_dims`.
 
         Returns:
             The report.
+
+        Raises:
+            TypeError, ValueError: for invalid input.
 
         Example:
             >>> import torch, torchcalib

@@ -162,17 +162,11 @@ _FREQUENT = {
 
 
 class KeyNumber(NamedTuple):
-    """One of the five numbers that a report shows first.
-
-    Attributes:
-        name: what the number is.
-        value: the number.
-        detail: what to compare it with; may be empty.
-    """
+    """One of the five numbers that a report shows first."""
 
     name: str
     value: str
-    detail: str
+    detail: str  # values to compare it with; may be empty
 
 
 def key_numbers(report: Report) -> list[KeyNumber]:
