@@ -27,9 +27,8 @@ from torchcalib.reporting.comparison.null import (
 )
 from torchcalib.reporting.comparison.system import System
 from torchcalib.reporting.render import terminal
-from torchcalib.reporting.render.html import render_comparison
-from torchcalib.results.comparison import comparison_sentence
-from torchcalib.results.tables import compared_verdict
+from torchcalib.reporting.render.html import render
+from torchcalib.results.comparison import compared_verdict, comparison_sentence
 
 R = 39
 
@@ -272,7 +271,7 @@ def test_p_values_are_in_all_exports(capsys):
     assert frame["sure - calibrated: p_value"] == found.p_value
     assert frame["sure - calibrated: adjusted_p_value"] == found.adjusted_p_value
     terminal.show_comparison(comparison, True)
-    texts = [comparison.to_markdown(), comparison.to_latex(), str(comparison), render_comparison(comparison)]
+    texts = [comparison.to_markdown(), comparison.to_latex(), str(comparison), render(comparison)]
     for text in (*texts, capsys.readouterr().out):
         assert "adjusted p" in text
     assert line.key == "nll"
