@@ -1,10 +1,11 @@
-"""Signatures and documentation of everything public, as `help()` shows them."""
+"""Signatures and documentation of everything public: `help()`, editors and the site show them."""
 
 import inspect
 import re
 from dataclasses import is_dataclass
 
 import pytest
+from processes import ROOT
 
 import torchcalib as tc
 
@@ -39,13 +40,17 @@ def documented_names(doc):
     return {name.strip(" *") for entry in entries for name in entry.split(",")}
 
 
-def test_every_argument_is_in_the_signature_and_documented():
+def test_every_argument_is_in_the_signature_and_documented(monkeypatch):
+    """The site adds the entries of shared arguments, which docstrings do not repeat."""
+    monkeypatch.syspath_prepend(str(ROOT / "docs/_ext"))
+    site = pytest.importorskip("shared_arguments", reason="needs Sphinx", exc_type=ImportError)
     wrong = []
     for name, value in public():
         if inspect.isclass(value) and issubclass(value, dict | Warning):
             continue  # these have the signature of a built-in class
         parameters = inspect.signature(value).parameters.values()
         docs = [inspect.getdoc(base) or "" for base in getattr(value, "__mro__", (value,))]  # fields may be inherited
+        docs[0] = "\n".join(site.completed(docs[0], *site.arguments_of(value)))
         missing = {p.name for p in parameters} - set().union(*map(documented_names, docs))
         hidden = [p.name for p in parameters if p.kind == p.VAR_KEYWORD and name not in FORWARDING]
         if missing or hidden:

@@ -134,9 +134,9 @@ _METADATA: dict[str, dict[str, Any]] = {
 
 def score_values(metric: type[ScoreMetric], s: ScoreSum, task: Task) -> dict[str, Tensor]:
     """Return a score `(...)` and, for NLL and Brier score, its ratio to predicting class frequencies, by key."""
-    values = {key_of(metric): scored(metric.score, task=task).value(s)}
+    values = {key_of(metric): scored(metric.score, task, {}).value(s)}
     if metric in _RELATIVE:
-        values[_RELATIVE[metric]] = scored(metric.score, task=task, normalize="prior").value(s)
+        values[_RELATIVE[metric]] = scored(metric.score, task, {}, normalize="prior").value(s)
     return values
 
 
@@ -373,7 +373,7 @@ class Statistics:
         for metric in SCORES:
             s = self.sums[metric.__name__]
             values |= score_values(metric, s, self.task)
-            naive[key_of(metric)] = float(scored(metric.score, task=self.task).of_prior(s))
+            naive[key_of(metric)] = float(scored(metric.score, self.task, {}).of_prior(s))
         for mode, bins in self.bins.items():
             values |= error_values(bins, mode)
             if mode in self.samples:
