@@ -38,8 +38,8 @@ torchcalib.plots.reliability_diagram(metric).figure
 
 # %%
 # A metric that depends on all bins together is a formula and a function. The formula returns a value from the sums over
-# bins. The function has the options of the metric and returns an estimator, which `metric_function` applies to data. This metric is the difference between the largest and the smallest
-# gap.
+# bins. The function has the options of the metric and returns an estimator, which `metric_function` applies to data.
+# This metric is the difference between the largest and the smallest gap.
 
 from torchcalib.core.ranked_bins import Binning
 from torchcalib.metrics.binned import BinnedMetric, binned

@@ -262,7 +262,9 @@ def check_task(task: object) -> None:
 
 def task_read_as(task: Task | None, options: Mapping[str, Any]) -> Task:
     """Return the task of the converted predictions: binary if `positive_classes` is given, else as by `task_of`."""
-    return task_of(task, **options) if options.get("positive_classes") is None else "binary"
+    if options.get("positive_classes") is not None:
+        return "binary"
+    return task_of(task, options.get("num_classes"), options.get("num_labels"))
 
 
 def check_positive_classes(task: Task, classes: object) -> tuple[int, ...]:

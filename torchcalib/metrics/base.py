@@ -139,6 +139,8 @@ class CalibrationMetric(Metric, Generic[S]):
     allows_clusters: ClassVar[bool] = True
     """Whether `Clustered` can wrap the metric."""
 
+    function: ClassVar[Callable[..., Any]]
+    """Function that computes the same metric."""
     factory: ClassVar[Callable[..., Estimator[Any]]]
     """Function from options to the `Estimator` of the metric: that of `function`, unless a class defines it."""
     stream_options: ClassVar[tuple[str, ...]] = ()
@@ -173,8 +175,9 @@ class CalibrationMetric(Metric, Generic[S]):
         if function is None:
             return
         cls.key, cls.name = own.get("key", function.__name__), own.get("name", cls.__name__)
+        type.__setattr__(cls, "function", staticmethod(function))
         if "factory" not in own:
-            cls.factory = factory_of(function)
+            type.__setattr__(cls, "factory", staticmethod(factory_of(function)))
         cls.__signature__ = Signature(_parameters_of(cls))  # type: ignore[attr-defined]  # read by `inspect`
 
     def __init__(
@@ -195,10 +198,10 @@ class CalibrationMetric(Metric, Generic[S]):
         task = task_of(task, num_classes, num_labels)
         kwargs = {name: options.pop(name) for name in _TORCHMETRICS_OPTIONS if name in options}
         stream_options = {name: options.pop(name) for name in self.stream_options if name in options}
-        estimator = type(self).factory(task=task, **options)
+        estimator = self.factory(task=task, **options)
         estimator = estimator.streamed(count_of_outputs(task, num_classes, num_labels), **stream_options)
         self._build(estimator, batch_shape, persistent, **kwargs)
-        defaults = {p.name: p.default for p in _class_options(type(self).factory)}
+        defaults = {p.name: p.default for p in _class_options(self.factory)}
         self.settings = {**defaults, **options, **stream_options, "task": task}
 
     def _build(self, estimator: Estimator[S], batch_shape: tuple[int, ...], persistent: bool, **kwargs: Any) -> None:

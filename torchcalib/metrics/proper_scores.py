@@ -12,7 +12,7 @@ from torchcalib.core.events import top_label
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.sums import ScoreSum
 from torchcalib.io.errors import shown
-from torchcalib.metrics.estimator import metric_function
+from torchcalib.metrics.estimator import factory_of, metric_function
 from torchcalib.metrics.gaussian import ecd_of_distribution, reduced
 from torchcalib.metrics.scores import Score, ScoreEstimator, ScoreMetric, scored
 from torchcalib.ops.logs import safe_log, wide_dtype, xmul
@@ -266,7 +266,7 @@ def _check_remaining_options(**given: Any) -> None:
         )
 
 
-class ECD(ScoreMetric, function=_ecd_of_classes):
+class ECD(ScoreMetric, function=ecd):
     """Streaming entropic calibration difference (ECD), in nats; see `ecd`.
 
     Args:
@@ -280,7 +280,7 @@ class ECD(ScoreMetric, function=_ecd_of_classes):
         tensor(-0.2504, dtype=torch.float64)
     """
 
-    key = "ecd"
+    factory = staticmethod(factory_of(_ecd_of_classes))
     score = _ECD
     question = "mean log loss minus mean entropy of the predictions (positive if over-confident)"
     source = "Sumler et al., An Entropic Metric, arXiv 2502.14545, eq. 12, 15"
