@@ -28,9 +28,7 @@ class Data:
 
     catalogue: Catalogue
     statistics: Mapping[str, Any]  # sums and ranked samples, by name; without samples if any weight is fractional
-    has_labels: bool = (
-        True  # whether all outcomes of the samples are 0 or 1; metrics that need labels are omitted if not
-    )
+    has_labels: bool = True  # whether all outcomes of the samples are 0 or 1; some metrics are omitted if not
     predictions: Predictions | None = None  # all predictions; None if they were not stored
     why_not: str = ""  # reason why `predictions` is None, as a clause
     resolution: int | None = None  # cells per unit of log-odds if samples are sketches; None if they are exact
