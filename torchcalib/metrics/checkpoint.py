@@ -12,7 +12,7 @@ from torchcalib.core.state import SampleState, SumState
 from torchcalib.io.errors import shown
 
 if TYPE_CHECKING:
-    from torchcalib.metrics.base import CalibrationMetric
+    from torchcalib.metrics.engine import StatefulMetric
 
 STATE_FORMAT = 7
 """Version of the state format. Increase it when the parts of a state or their meaning change."""
@@ -59,7 +59,7 @@ def contains_state(saved: Mapping[str, Any], prefix: str) -> bool:
 
 
 def read_state(
-    metric: "CalibrationMetric[Any]", argument: str, saved: Mapping[str, Any], prefix: str = ""
+    metric: "StatefulMetric[Any]", argument: str, saved: Mapping[str, Any], prefix: str = ""
 ) -> tuple[Any, Description]:
     """Check a saved metric state. Return a copy on the device of the metric, and the description.
 

@@ -45,12 +45,9 @@ class Estimator(Generic[S]):
     def __call__(self, preds: Tensor, target: Tensor, weights: Tensor | None = None) -> Tensor:
         """Return the metric value `(...)` in the dtype of `preds` (at least float32)."""
         p = self.input_format.read(preds, target, weights)
-        value = (
-            by_replicates(self.from_predictions, p, self.accumulator.n_events(p))
-            if p.replicates
-            else self.from_predictions(p)
-        )
-        return value.to(p.dtype)
+        if p.replicates:
+            return by_replicates(self.from_predictions, p, self.accumulator.n_events(p)).to(p.dtype)
+        return self.from_predictions(p).to(p.dtype)
 
     def from_predictions(self, p: Predictions) -> Tensor:
         """Return the metric value `(...)` for validated predictions, in the dtype of the statistic."""

@@ -15,19 +15,19 @@ from torchcalib.metrics.gathering import Gather, all_gathered, exchanged, waitin
 
 if TYPE_CHECKING:
     from torchcalib.core.state import SampleState, SumState
-    from torchcalib.metrics.base import CalibrationMetric
+    from torchcalib.metrics.engine import StatefulMetric
 
 _SYNC = "sync the same metrics"
 
 
-def fingerprint(metric: "CalibrationMetric[Any]") -> int:
+def fingerprint(metric: "StatefulMetric[Any]") -> int:
     """Return a 20-bit checksum of the options that affect the state. It does not depend on the class."""
     settings = {name: value for name, value in metric._configuration().items() if name != "class"}
     return zlib.crc32(repr(settings).encode()) & 0xFFFFF
 
 
 def synced_states(
-    metrics: "Sequence[CalibrationMetric[Any]]", process_group: Any, gather: Gather | None = None
+    metrics: "Sequence[StatefulMetric[Any]]", process_group: Any, gather: Gather | None = None
 ) -> list[Any]:
     """Return the state of every metric over all ranks.
 
@@ -66,7 +66,7 @@ def synced_states(
 
 
 def dropped_over_ranks(
-    metrics: "Sequence[CalibrationMetric[Any]]", process_group: Any, gather: Gather | None = None
+    metrics: "Sequence[StatefulMetric[Any]]", process_group: Any, gather: Gather | None = None
 ) -> list[int]:
     """Return the number of dropped rows per metric, summed over all ranks; see `synced_states`."""
     counts = torch.cat([metric.kind.n_ignored(metric.state)[1:].detach() for metric in metrics])
@@ -77,7 +77,7 @@ def dropped_over_ranks(
 
 def _compared(
     method: str,
-    metrics: "Sequence[CalibrationMetric[Any]]",
+    metrics: "Sequence[StatefulMetric[Any]]",
     size: int,
     process_group: Any,
     gather: Gather | None,

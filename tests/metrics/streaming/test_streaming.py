@@ -245,7 +245,7 @@ def test_bad_rows_on_a_device_are_counted_and_excluded_and_compute_raises(case, 
 def capture(monkeypatch):
     """Simulate the capture of a CUDA graph while the list is not empty. Captured operations also run."""
     on = []
-    monkeypatch.setattr("torchcalib.metrics.base.is_captured", lambda _: bool(on))
+    monkeypatch.setattr("torchcalib.metrics.engine.is_captured", lambda _: bool(on))
     return on
 
 
