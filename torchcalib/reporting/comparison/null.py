@@ -35,7 +35,7 @@ from torchcalib.core.sums import BinStats
 from torchcalib.inference.simulation import BinCells
 from torchcalib.ops.count_moments import deviation_quantiles
 from torchcalib.ops.counter_rng import random_words
-from torchcalib.ops.once import once
+from torchcalib.ops.host_values import once
 from torchcalib.ops.sorting import sorted_columns
 
 _UNIFORM_STREAMS, _TIE_STREAMS = 2**32, 2**33
