@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from torchcalib.ops.dispatch import Backend, source_of
-from torchcalib.ops.largest.reference import formula
+from torchcalib.ops.largest.formula import formula
 from torchcalib.ops.operation import fused
 from torchcalib.ops.softmax_stats import matrices
 
