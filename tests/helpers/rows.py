@@ -3,12 +3,12 @@
 import torch
 
 from torchcalib.ops.softmax_stats import Rows, rows
-from torchcalib.ops.softmax_stats.formula import formula
+from torchcalib.ops.softmax_stats.formula import row_formula
 
 
 def definition(values, target, from_logits):
     """Compute the readable formula in float64."""
-    scores, top = formula(values.double(), target, from_logits)
+    scores, top = row_formula(values.double(), target, from_logits)
     return Rows(*scores.unbind(-2), top)
 
 

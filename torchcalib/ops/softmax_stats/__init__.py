@@ -13,7 +13,7 @@ from torch import Tensor
 from torchcalib.ops.dispatch import Backend, source_of
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.operation import fused
-from torchcalib.ops.softmax_stats.formula import formula
+from torchcalib.ops.softmax_stats.formula import row_formula
 
 _N_SCORES = 4
 
@@ -95,7 +95,7 @@ def _gradient(
     return [out for _ in needed]
 
 
-_rows = fused(_forward, formula, _gradient)
+_rows = fused(_forward, row_formula, _gradient)
 
 
 def matrices(values: Tensor, start: int = 0) -> list[tuple[slice, Tensor]]:

@@ -14,7 +14,9 @@ from torchcalib.ops.logs import safe_log, spread_infinite_logits, wide_dtype, xm
 LOWEST = -1000  # exp of this number is 0 in every dtype
 
 
-def formula(values: Tensor, target: Tensor, from_logits: bool, tolerance: float = math.inf) -> tuple[Tensor, Tensor]:
+def row_formula(
+    values: Tensor, target: Tensor, from_logits: bool, tolerance: float = math.inf
+) -> tuple[Tensor, Tensor]:
     """Return the scores `(..., 4, N)` and the top classes `(..., N)` by differentiable operations.
 
     For logits, 1 - q of the top class and of the label are computed as sums over the other classes, without
