@@ -122,15 +122,11 @@ def gradient_of(
 
 
 class Operation:
-    """Function registered as a torch operation.
-
-    Attributes:
-        registered: the operation, `torch.ops.torchcalib.<name>.default`.
-    """
+    """Function registered as a torch operation."""
 
     def __init__(self, function: Callable[..., Any], registered: Any) -> None:
         self._function = function
-        self.registered = registered
+        self.registered = registered  # `torch.ops.torchcalib.<name>.default`
 
     def __call__(self, *arguments: Any) -> Any:
         """Call the operation through the torch dispatcher."""

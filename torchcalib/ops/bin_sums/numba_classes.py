@@ -151,12 +151,8 @@ def _softmax_gradient(e, slope, mean, scale, out):
 def fill_class_gradients(values, weights, largest, confidence, grads, first_grads, from_logits, edges, right, out):
     """Fill `out` with the gradient in `values`: w g_k for probabilities q, w q_k (g_k - sum_j q_j g_j) for logits.
 
-    Args:
-        values: float32 rows `(N, C)`.
-        weights, largest, confidence, from_logits, edges, right: as for `add_classes`.
-        grads: gradient in the sums of confidence, `(C, B)`; g_k is its entry for class k and the bin of q_k.
-        first_grads: contiguous copy of `grads[:, 0]`, for probabilities in the first bin.
-        out: result, of the shape of `values`.
+    g_k is the entry of `grads`, the gradient in the sums of confidence `(C, B)`, for class k and the bin of q_k.
+    `first_grads` is a contiguous copy of `grads[:, 0]`. Other arguments are as for `add_classes`.
     """
     n_rows, n_classes = values.shape
     shifted, e, slope = np.empty(BLOCK, np.float32), np.empty(n_classes, np.float32), np.empty(n_classes, np.float32)

@@ -166,13 +166,8 @@ def augmented(
     Source: Vovk, Petej, Fedorova: Large-scale probabilistic predictors with and without guarantees of validity (2015),
     Algorithms 1 and 2; here the first minorant is built from right to left, which needs no reversal of the stack.
 
-    Args:
-        weight: positive weight of every group, in the order of the scores.
-        values: number of positives in every group.
-        run: buffer for the weight of the block of the test sample, which is included.
-        rise: buffer for the number of positives in this block. The fit is `rise / run`.
-        x: buffer for G + 2 corners.
-        y: buffer for G + 2 corners.
+    `run` and `rise` are buffers for weight and positives of the block of the test sample, which is included. The fit is
+    `rise / run`. `x` and `y` are buffers for G + 2 corners.
     """
     length = len(weight)
     u = weight[0] * 0  # zero with the type of the elements, because numba variables have one type
@@ -229,13 +224,8 @@ def starts_of_rows(
 ) -> None:
     """Set `first` to True at the first element of each block of every row, by `pava`, or by `pava_bc` with bounds.
 
-    Args:
-        weight, values: samples and positives of each element, R rows of length N.
-        begins: True at the first element of each tied group; None if no scores are equal.
-        low, high: smallest and largest block size of each row for `pava_bc`; None for `pava`.
-        paper: see `pava_bc`.
-        first: False, R rows of length N; a result.
-        buffers: six buffers of length N.
+    The columns are R rows of length N. `begins` is True at the first element of each tied group, or None if no scores
+    are equal. `low` and `high` are the bounds of each row. `buffers` are six buffers of length N.
     """
     n, y, start, size, total, ends = buffers
     for r in range(len(weight)):
@@ -270,12 +260,8 @@ def augmented_of_rows(
 ) -> None:
     """Fill the isotonic means at a test sample with label 0 and with label 1; see `isotonic.augmented_fits`.
 
-    Args:
-        begins: True at the first element of each tied group, R rows of length N.
-        positives, n: positives and samples of each element, R rows of length N.
-        size: number of elements with samples in each row.
-        lower, upper: results, R rows of length N + 1, which contain 0 and 1.
-        buffers: seven buffers of length N + 2.
+    The columns are R rows of length N, with samples in the first `size` elements. `lower` and `upper` are results of
+    length N + 1 that contain 0 and 1. `buffers` are seven buffers of length N + 2.
     """
     weight, values, start, run, rise, x, y = buffers
     for r in range(len(n)):

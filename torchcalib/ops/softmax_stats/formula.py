@@ -20,13 +20,7 @@ def row_formula(
     """Return the scores `(..., 4, N)` and the top classes `(..., N)` by differentiable operations.
 
     For logits, 1 - q of the top class and of the label are computed as sums over the other classes, without
-    cancellation. Invalid rows have NaN scores and gradient 0.
-
-    Args:
-        values: logits or probabilities `(..., N, C)`.
-        target: labels, int64 `(..., N)`.
-        from_logits: whether `values` are logits.
-        tolerance: see `softmax_stats.rows`.
+    cancellation. Invalid rows have NaN scores and gradient 0. The arguments are those of `softmax_stats.rows`.
     """
     x = values.to(wide_dtype(values.device))
     is_invalid = _is_invalid(x, from_logits)
