@@ -10,9 +10,7 @@ from torchcalib.ops.softmax_stats import rows
 
 NUMBA = ["numba"] if importlib.util.find_spec("numba") else []
 BACKENDS = ["torch", *NUMBA]
-KERNELS = BACKENDS
 of_backends = pytest.mark.parametrize("backend", BACKENDS)
-of_kernels = pytest.mark.parametrize("backend", KERNELS)
 of_either_input = pytest.mark.parametrize("from_logits", [True, False])
 F64 = torch.float64
 # `rows` documents a relative error of 2e-6 for float32 probabilities. Sums of positive terms have the same error.

@@ -1,24 +1,15 @@
-"""Random rows, float64 definitions, gradients and memory layouts for tests of the row operation."""
+"""Random rows, gradients and memory layouts for tests of the row operation."""
 
 import torch
 
 from torchcalib.ops.softmax_stats import Rows, rows
+from torchcalib.ops.softmax_stats.formula import row_formula
 
 
-def oracle(values, target, from_logits):
-    """Compute the definitions in float64 for the whole tensor."""
-    x = values.double()
-    log_q = x.log_softmax(-1) if from_logits else x.log()
-    q = log_q.exp() if from_logits else x
-    hit = torch.nn.functional.one_hot(target, x.shape[-1])
-    top = x.argmax(-1, keepdim=True)  # the first class at ties, which gets the gradient
-    return Rows(
-        log_q.gather(-1, target.unsqueeze(-1)).squeeze(-1),
-        (q - hit).square().sum(-1),
-        torch.special.xlogy(q, q).sum(-1),
-        q.gather(-1, top).squeeze(-1),
-        top.squeeze(-1),
-    )
+def definition(values, target, from_logits):
+    """Compute the readable formula in float64."""
+    scores, top = row_formula(values.double(), target, from_logits)
+    return Rows(*scores.unbind(-2), top)
 
 
 def sample(n, n_classes, from_logits, dtype=torch.float32, scale=3.0, seed=0):

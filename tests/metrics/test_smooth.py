@@ -26,7 +26,7 @@ from torchcalib.metrics.smooth import (
     smece_from_cells,
     sums_of_cells,
 )
-from torchcalib.ops.smoothing.cells import N_CELLS
+from torchcalib.ops.smoothing.formula import N_CELLS
 
 F64 = torch.float64
 LOOPS = {tc.SmECE: oracle.smece, tc.Spiegelhalter: oracle.spiegelhalter, tc.Cox: oracle.cox, tc.ICI: oracle.ici}

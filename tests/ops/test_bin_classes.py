@@ -1,4 +1,4 @@
-"""Class-wise bin sums compared with sums over whole tensors: values, gradients, layouts and threads."""
+"""Class-wise bin sums compared with their float64 formula: values, gradients, layouts and threads."""
 
 import itertools
 import math
@@ -6,32 +6,20 @@ import math
 import pytest
 import torch
 from helpers.kernels import (
+    BACKENDS,
     F64,
-    KERNELS,
     NUMBA,
     SUMS_OF_FLOAT32,
     assert_same_on_any_number_of_threads,
     of_backends,
-    of_kernels,
     random_class_rows,
 )
 
 from torchcalib.ops.bin_sums import class_bins
-from torchcalib.ops.segments import bin_index, bin_sums
+from torchcalib.ops.bin_sums.formula import Bins, class_formula
 from torchcalib.ops.softmax_stats import rows
 
 INF, NAN = math.inf, math.nan
-
-
-def whole_class_sums(values, target, weights, from_logits, n_bins, right, copies=True):
-    """Return the sums over a float64 tensor of all probabilities, with a bin index for each probability."""
-    q = values.double().softmax(-1) if from_logits else values.double()
-    hit = torch.nn.functional.one_hot(target, q.shape[-1]).double()
-    w = torch.ones_like(q) if weights is None else weights.unsqueeze(-1).expand_as(q)
-    spread = q.detach() * (1 - q.detach())
-    columns = [w, w * q, w * hit, w * spread, (w if copies else w**2) * spread]
-    index = bin_index(q, n_bins, right)
-    return bin_sums(index.transpose(-1, -2), [x.transpose(-1, -2) for x in columns], n_bins)
 
 
 def of_classes(values, target, weights, from_logits, n_bins=15, right=False, backend="auto", **more):
@@ -44,7 +32,7 @@ def of_classes(values, target, weights, from_logits, n_bins=15, right=False, bac
 ROUNDING = {torch.float32: 6e-6, torch.float16: 2**-10, torch.bfloat16: 2**-7, F64: 1e-12}
 SHAPES = [(1, 5, False, True), (2, 1, True, False), (3, 10, True, True), (10, 15, False, False), (10, 15, True, True),
           (1001, 15, False, True), (1030, 100, True, False), (1030, 100, False, True)]  # fmt: skip
-CASES = [(b, torch.float32, logits, *shape) for b in KERNELS for logits in (True, False) for shape in SHAPES]
+CASES = [(b, torch.float32, logits, *shape) for b in BACKENDS for logits in (True, False) for shape in SHAPES]
 CASES += [("auto", dtype, dtype != torch.bfloat16, 200, 15, False, True) for dtype in ROUNDING]
 CASES += [("auto", F64, False, 200, 15, False, True)]
 
@@ -52,14 +40,14 @@ CASES += [("auto", F64, False, 200, 15, False, True)]
 @pytest.mark.parametrize(
     ("backend", "dtype", "from_logits", "n_classes", "n_bins", "right", "weighted"), CASES, ids=str
 )
-def test_class_bins_and_their_gradient_equal_sums_over_the_whole_tensor(
+def test_class_bins_and_their_gradient_equal_the_formula(
     backend, dtype, from_logits, n_classes, n_bins, right, weighted
 ):
     values, target, weights = random_class_rows(60, n_classes, from_logits, dtype, n_bins=n_bins)
     weights = weights if weighted else None
     leaf, wide = values.clone().requires_grad_(), values.double().requires_grad_()
     found = of_classes(leaf, target, weights, from_logits, n_bins, right, backend)
-    expected = whole_class_sums(wide, target, weights, from_logits, n_bins, right)
+    expected = class_formula(wide, target, weights, None, None, from_logits, Bins(n_bins, right, "labels", True))
     torch.testing.assert_close(found, expected[..., :3, :], **SUMS_OF_FLOAT32)
     if not weighted:
         assert torch.equal(found[..., [0, 2], :], expected[..., [0, 2], :])  # counts and positives are exact
@@ -67,7 +55,8 @@ def test_class_bins_and_their_gradient_equal_sums_over_the_whole_tensor(
         sums = of_classes(leaf, target, weights, from_logits, n_bins, right, backend, noise=True, copies=copies)
         # The loops with and without noise are compiled separately, and may fuse different products and sums.
         torch.testing.assert_close(sums[..., :3, :], found, rtol=4e-6, atol=1e-12)
-        all_sums = whole_class_sums(wide, target, weights, from_logits, n_bins, right, copies)
+        options = Bins(n_bins, right, "labels", copies)
+        all_sums = class_formula(wide, target, weights, None, None, from_logits, options)
         # q (1 - q) has an error of at most 2e-6 q, and no weight exceeds 1.
         assert ((sums - all_sums)[..., 3:, :].abs() <= 2e-6 * expected[..., 1:2, :] + 1e-12).all()
     upstream = torch.randn(found.shape, generator=torch.Generator().manual_seed(1), dtype=F64)
@@ -98,7 +87,7 @@ def test_class_bins_have_no_cancellation(backend):
         assert found[:, 0, 1].tolist() == [3] * n_classes
 
 
-@of_kernels
+@of_backends
 def test_noise_of_one_bin_has_no_cancellation(backend):
     values = torch.tensor([[0.999998, 2e-6]]).expand(20_000, 2)
     found = of_classes(values, torch.zeros(20_000, dtype=torch.int64), None, False, 1, False, backend, noise=True)

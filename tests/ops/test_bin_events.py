@@ -7,9 +7,10 @@ from functools import cache
 import oracles
 import pytest
 import torch
-from helpers.kernels import F64, assert_same_on_any_number_of_threads, events, of_backends, of_kernels
+from helpers.kernels import F64, assert_same_on_any_number_of_threads, events, of_backends
 
 from torchcalib.ops.bin_sums import event_bins
+from torchcalib.ops.bin_sums.formula import Bins, event_formula
 from torchcalib.ops.segments import bin_index, bin_sums
 
 INF, NAN = math.inf, math.nan
@@ -41,7 +42,7 @@ def slow(confidence, outcome, weights=None, ecd=None, *, n_bins, noise, copies, 
     return sums[0, kept] if groups is None else sums[:, kept]
 
 
-@of_kernels
+@of_backends
 @pytest.mark.parametrize(
     ("dtype", "right", "n_bins"),
     [(torch.float32, False, 15), (torch.float32, True, 1), (F64, True, 2), (F64, False, 100), (F64, True, 15),
@@ -63,12 +64,15 @@ def test_event_bins_equal_slow_loop(backend, dtype, right, n_bins):
     for given, noise, (w, copies), d, of in kinds:
         options = {"n_bins": n_bins, "right": right, "noise": noise, "copies": copies}
         options |= {} if of is None else {"groups": of, "n_groups": G}
-        found = event_bins(confidence, given, w, d, **options, backend=backend)
         expected = slow(confidence, given, w, d, **options)
+        found = event_bins(confidence, given, w, d, **options, backend=backend)
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-10)
+        bins = Bins(n_bins, right, noise, copies, G if of is not None else 1)
+        formula = event_formula(confidence, given, w, d, of, bins)
+        torch.testing.assert_close(formula, expected, rtol=1e-12, atol=1e-10)
 
 
-@of_kernels
+@of_backends
 def test_outcomes_may_be_any_integers(backend):
     confidence, outcome, weights, _, groups = grouped(5000)
     outcome = outcome.long()
@@ -114,7 +118,7 @@ def test_counts_of_many_events_are_exact_and_outcomes_may_be_any_integers(backen
         torch.testing.assert_close(found[1], expected, rtol=4e-11, atol=0)
 
 
-@of_kernels
+@of_backends
 @pytest.mark.parametrize("has_groups", [False, True])
 def test_nan_affects_only_the_cell_of_its_event(backend, has_groups):
     confidence, outcome, weights, ecd, groups = grouped(400)

@@ -55,7 +55,7 @@ def test_auto_selects_the_fastest_implementation_of_a_device():
 
 def test_other_accelerators_use_the_backends_of_cuda_without_triton(without):
     without("triton")
-    for op in dispatch._ORDER:
+    for op in dispatch._CHOICES:
         expected = dispatch.choose(op, torch.device("cuda"))
         assert [dispatch.choose(op, torch.device(name)) for name in ("mps", "xpu", "privateuseone")] == [expected] * 3
         with pytest.raises(ValueError, match="`backend` must be one of 'auto'"):

@@ -4,8 +4,8 @@ import pytest
 import torch
 from helpers.kernels import F64, NUMBA, assert_same_on_any_number_of_threads
 
-from torchcalib.ops import sorting
-from torchcalib.ops.equal_mass import equal_mass_sums, reference
+from torchcalib.ops import equal_mass, sorting
+from torchcalib.ops.equal_mass import equal_mass_sums
 
 needs_numba = pytest.mark.skipif(not NUMBA, reason="numba is not installed")
 
@@ -14,7 +14,7 @@ needs_numba = pytest.mark.skipif(not NUMBA, reason="numba is not installed")
 @pytest.mark.parametrize("most_ties", [-1, 1])
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
 def test_equal_mass_sums_equal_those_of_the_sorted_sample(dtype, most_ties, levels, monkeypatch):
-    monkeypatch.setattr(reference, "_MAX_TIES", most_ties)
+    monkeypatch.setattr(equal_mass, "_MAX_TIES", most_ties)
     generator = torch.Generator().manual_seed(levels)
     for length in (1, 7, 300):
         score = (torch.randint(0, levels, (3, length), generator=generator).to(F64) / (levels - 1)).to(dtype)
@@ -23,7 +23,7 @@ def test_equal_mass_sums_equal_those_of_the_sorted_sample(dtype, most_ties, leve
         score[2] = torch.nan
         label = torch.randint(0, 2, (3, length), generator=generator).to(torch.uint8)
         for n_bins in (1, 2, 15, 40):
-            sums, ends = reference.equal_mass_sums(score, label, n_bins)
+            sums, ends = equal_mass.sums_and_ends(score, label, n_bins)
             in_order, labels, size = sorting.sort_labelled(score, label)
             cuts = torch.arange(1, n_bins + 1) * size.unsqueeze(-1) // n_bins
             assert torch.equal(ends, sorting.end_of_ties(in_order, cuts))
@@ -34,8 +34,8 @@ def test_equal_mass_sums_equal_those_of_the_sorted_sample(dtype, most_ties, leve
 def test_equal_mass_cut_inside_a_tie_moves_to_its_end():
     """8 samples in 2 bins: the cut at 4 is inside the tie of samples 2 to 5, and moves to 6. 7 in 3: cuts at 2, 4."""
     scores, labels = torch.tensor([0.1, 0.2, 0.5, 0.5, 0.5, 0.5, 0.8, 0.9]), torch.zeros(8, dtype=torch.uint8)
-    assert reference.equal_mass_sums(scores, labels, 2)[1].tolist() == [6, 8]
-    assert reference.equal_mass_sums(torch.linspace(0, 1, 7), labels[:7], 3)[1].tolist() == [2, 4, 7]
+    assert equal_mass.sums_and_ends(scores, labels, 2)[1].tolist() == [6, 8]
+    assert equal_mass.sums_and_ends(torch.linspace(0, 1, 7), labels[:7], 3)[1].tolist() == [2, 4, 7]
 
 
 @needs_numba

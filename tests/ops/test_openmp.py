@@ -11,7 +11,7 @@ from helpers.rows import sample
 
 from torchcalib.ops.softmax_stats import rows
 
-openmp = pytest.importorskip("torchcalib.ops.openmp", reason="numba is not installed")
+loops = pytest.importorskip("torchcalib.ops.softmax_stats.numba", reason="numba is not installed")
 
 OF_A_FORKED_PROCESS = """
 import os, torch
@@ -30,9 +30,9 @@ assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 @pytest.mark.parametrize("from_logits", [True, False])
 def test_rows_have_the_same_bits_without_openmp(n_classes, from_logits, monkeypatch):
     values, target = sample(331, n_classes, from_logits)
-    monkeypatch.setattr(openmp, "PER_THREAD", 1)
+    monkeypatch.setattr(loops, "_PER_THREAD", 1)
     found = assert_same_on_any_number_of_threads(lambda: rows(values, target, from_logits=from_logits, tolerance=1e-3))
-    monkeypatch.setattr(openmp, "_parallel", lambda: None)
+    monkeypatch.setattr(loops, "_parallel", lambda: None)
     for a, b in zip(found, rows(values, target, from_logits=from_logits, tolerance=1e-3), strict=True):
         assert torch.equal(a, b)
 

@@ -7,7 +7,8 @@ import pytest
 import torch
 from helpers.kernels import F64, assert_same_on_any_number_of_threads, events, of_backends
 
-from torchcalib.ops.smoothing.cells import GRIDS, N_CELLS, cell_index, smoothing_sums
+from torchcalib.ops.smoothing.cells import cell_index, smoothing_sums
+from torchcalib.ops.smoothing.formula import GRIDS, N_CELLS, cell_formula
 
 INF, NAN = math.inf, math.nan
 
@@ -38,7 +39,10 @@ def test_smoothing_sums_equal_slow_loop(backend, dtype, outcome_dtype):
     outcome = outcome.to(outcome_dtype)
     for w, noise, copies in itertools.product((None, weights), ("none", "labels", "shares"), (True, False)):
         found = smoothing_sums(confidence, outcome, w, noise=noise, copies=copies, backend=backend)
-        torch.testing.assert_close(found, slow(confidence, outcome, w, noise, copies), rtol=1e-13, atol=1e-15)
+        expected = slow(confidence, outcome, w, noise, copies)
+        torch.testing.assert_close(found, expected, rtol=1e-13, atol=1e-15)
+        formula = cell_formula(confidence, outcome, w, noise, copies)
+        torch.testing.assert_close(formula, expected, rtol=1e-13, atol=1e-15)
 
 
 @of_backends

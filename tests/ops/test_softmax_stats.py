@@ -1,4 +1,4 @@
-"""Row operation compared with float64 formulas over whole tensors: values, gradients, and bitwise reproducibility."""
+"""Row operation compared with its float64 formula: values, gradients, and bitwise reproducibility."""
 
 import itertools
 import subprocess
@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 import torch
 from helpers.kernels import BACKENDS, NUMBA, assert_same_on_any_number_of_threads, of_backends, of_either_input
-from helpers.rows import close, equal, layouts, oracle, rows_with_invalid_distributions, sample, with_gradient
+from helpers.rows import close, definition, equal, layouts, rows_with_invalid_distributions, sample, with_gradient
 from processes import quick_environment
 
 from torchcalib.ops.bin_sums import class_bins
@@ -28,14 +28,16 @@ PROMISED = {"rtol": 2e-6, "atol": 1e-15}  # documented for float32 arithmetic in
 def test_values_and_gradients_equal_float64(backend, n_classes, from_logits, dtype):
     values, target = sample(100, n_classes, from_logits, dtype)
     found = rows(values, target, from_logits=from_logits, backend=backend)
-    close(found, oracle(values, target, from_logits), **PROMISED)
+    close(found, definition(values, target, from_logits), **PROMISED)
     if dtype == torch.float32:
         wide = values.double() if from_logits else sample(100, n_classes, False, torch.float64)[0]
-        close(rows(wide, target, from_logits=from_logits), oracle(wide, target, from_logits), rtol=1e-12, atol=1e-15)
+        close(
+            rows(wide, target, from_logits=from_logits), definition(wide, target, from_logits), rtol=1e-12, atol=1e-15
+        )
     # Each of the four scores alone, and all of them. The error is relative to the gradient of the row.
     for of in ((1, 0, 0, 0), (0, 1, 0, 0), (0, 0, 1, 0), (0, 0, 0, 1), (0.3, -0.7, 0.5, 0.9)):
         wide = values.double().requires_grad_()
-        expected = oracle(wide, target, from_logits)
+        expected = definition(wide, target, from_logits)
         sum(w * score.sum() for w, score in zip(of, expected[:4], strict=True)).backward()
         _, grad = with_gradient(values, target, from_logits, backend, of)
         assert grad.dtype == dtype
@@ -43,6 +45,15 @@ def test_values_and_gradients_equal_float64(backend, n_classes, from_logits, dty
         # float16 cannot represent gradients of 1 / q. bfloat16 rounds once, to half a unit of 8 bits.
         bound = {torch.float32: 1e-5, torch.bfloat16: 2**-8, torch.float16: INF}[dtype]
         assert (error.nan_to_num() < bound).all(), of
+
+
+@of_either_input
+def test_formula_equals_the_definition_of_each_score(from_logits):
+    values, target = sample(50, 7, from_logits, torch.float64)
+    q = values.softmax(-1) if from_logits else values
+    hit = torch.nn.functional.one_hot(target, 7)
+    scores = (q * hit).sum(-1).log(), (q - hit).square().sum(-1), (q * q.log()).sum(-1), q.amax(-1)
+    close(definition(values, target, from_logits), Rows(*scores, q.argmax(-1)), rtol=1e-13, atol=1e-14)
 
 
 @of_either_input
@@ -55,7 +66,7 @@ def test_confident_rows_have_accurate_scores(backend, from_logits):
     logits, q = torch.stack((torch.zeros(3), -gap.float()), -1), torch.stack((1 - rest.float(), rest.float()), -1)
     values = logits if from_logits else q
     found, grad = with_gradient(values, target, from_logits, backend, (1, 0, 0, 0))
-    close(found, oracle(values, target, from_logits), rtol=2e-6, atol=0)
+    close(found, definition(values, target, from_logits), rtol=2e-6, atol=0)
     if from_logits:
         torch.testing.assert_close(grad[:, 0].double(), -torch.expm1(found.log_prob.detach()), rtol=4e-6, atol=0)
 
@@ -86,7 +97,7 @@ def test_infinite_logits_give_the_limit_and_masked_classes_have_no_effect(backen
     logs, squares = [-log2, -INF, -log2, -INF, 0], [0.5, 2, 0.5, 1.5, 0]
     entropies, largest = [-log2, 0, -log2, -log2, 0], [0.5, 1, 0.5, 0.5, 1]
     expected = Rows(*torch.tensor([logs, squares, entropies, largest], dtype=torch.float64), top)
-    finite = oracle(given[5:6], target[5:6], True)
+    finite = definition(given[5:6], target[5:6], True)
     for n_classes in (4, 30, 60, 1100):
         values = torch.nn.functional.pad(given, (0, n_classes - 4), value=-INF)
         found, grad = with_gradient(values, target, True, backend)
@@ -105,7 +116,7 @@ def test_probabilities_of_0_and_1_have_closed_form_scores_and_gradients(backend)
     values = torch.tensor([[0.0, 1, 0], [0, 1, 0], [0.5, 0.5, 0], [1e-45, 1, 1e-38]])
     target = torch.tensor([1, 0, 2, 0])
     found, grad = with_gradient(values, target, False, backend)
-    expected = oracle(values, target, False)
+    expected = definition(values, target, False)
     log_prob = values.double().gather(-1, target.unsqueeze(-1)).squeeze(-1).log()
     close(found, expected._replace(log_prob=log_prob), rtol=2e-6, atol=1e-36)
     # 0.3/q_h, -1.4 (q - 1[h]), 0.5 (log q + 1) and 0.9 at the top class. Logarithms have gradient 0 at q = 0.

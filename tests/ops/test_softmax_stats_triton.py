@@ -107,6 +107,7 @@ def test_rows_in_any_layout_equal_tensor_operations(device, from_logits):
     # the last layout is one row, expanded
     for same in (*(same for _, same in layouts(moved)), moved[:1].expand(9, 70)):
         check(same, target, from_logits, device)
+    check(values, torch.stack((target, target), -1)[:, 0], from_logits, device)  # labels with a stride
     images = values.view(3, 3, 70).movedim(-1, 1).contiguous().movedim(1, -1)
     check(images, target.view(3, 3), from_logits, device)
 

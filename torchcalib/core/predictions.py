@@ -10,9 +10,9 @@ from torch import Tensor
 
 from torchcalib.core.arguments import Task
 from torchcalib.ops import logs, softmax_stats
+from torchcalib.ops.host_values import once
 from torchcalib.ops.log_odds import log_ratio
 from torchcalib.ops.logs import wide_dtype
-from torchcalib.ops.once import once
 from torchcalib.ops.softmax_stats import Rows
 
 

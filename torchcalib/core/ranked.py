@@ -17,9 +17,8 @@ from torchcalib.core.arguments import Task, check_count
 from torchcalib.core.events import Mode, n_events, reduce_to_scores
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.sums import BinStats, Cells, mode_shape, weighted
-from torchcalib.ops.host_values import value_if_available
+from torchcalib.ops.host_values import once, value_if_available
 from torchcalib.ops.logs import wide_dtype
-from torchcalib.ops.once import once
 from torchcalib.ops.operation import is_plain
 from torchcalib.ops.segments import bin_sums
 from torchcalib.ops.sorting import sort_labelled, sorted_columns, tie_begins

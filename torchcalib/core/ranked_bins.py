@@ -18,10 +18,9 @@ from torchcalib.core.sums import BinStats
 from torchcalib.io.errors import shown
 from torchcalib.ops import isotonic
 from torchcalib.ops.equal_mass import equal_mass_sums
-from torchcalib.ops.host_values import constant, value_if_available
+from torchcalib.ops.host_values import constant, once, value_if_available
 from torchcalib.ops.isotonic import Ties, Variant
 from torchcalib.ops.logs import wide_dtype
-from torchcalib.ops.once import once
 from torchcalib.ops.sorting import end_of_ties, run_sums
 from torchcalib.special.bin_tests import rejected_in_bins, t_interval
 

@@ -19,7 +19,7 @@ from torchcalib.core.ranked import RankedSample, SortedSample
 from torchcalib.core.sums import BinStats
 from torchcalib.ops.count_moments import deviation_quantiles, effective_weight
 from torchcalib.ops.counter_rng import random_words
-from torchcalib.ops.once import once
+from torchcalib.ops.host_values import once
 from torchcalib.ops.sorting import end_of_ties, run_index, run_sums, sorted_columns
 
 MAX_RUNS = 2**11

@@ -94,20 +94,23 @@ def count_quantiles(chance: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
 
 def _counts(chance: Tensor, mean: Tensor, variance: Tensor, width: int) -> Tensor:
     """Compute `count_quantiles` from a table of `width` probabilities, or by expansion above `_MAX_DEVIATION`."""
+    # 1. n = (sum p)^2 / sum p^2 trials of probability sum p / n have the given mean and variance.
     square = (mean - variance).clamp(min=0)  # sum p^2
     n = (mean.square() / square.masked_fill(square == 0, torch.finfo(mean.dtype).tiny)).clamp(max=2.0**52)
     fewer = torch.maximum(n.floor(), mean.ceil()).clamp(min=1)
     more = fewer + 1
-    # Mixture weights of `fewer` and `more` trials: the variance is linear in 1 / n, so 1 / n is interpolated.
+    # 2. Mixture weights of `fewer` and `more` trials: the variance is linear in 1 / n, so 1 / n is interpolated.
     share_of_more = ((1 / fewer - 1 / n) * fewer * more).clamp(0, 1)
+    # 3. Probabilities of the counts around the mean.
     first = (mean - width // 2).floor().clamp(min=0)
     cells = first.unsqueeze(-1) + torch.arange(width, device=mean.device)
     share_of_more = share_of_more.unsqueeze(-1)
     pmf = (1 - share_of_more) * _binomial(cells, fewer, mean) + share_of_more * _binomial(cells, more, mean)
-    # Invert the cumulative distribution function, by binary search in the table.
+    # 4. Invert the cumulative distribution function, by binary search in the table.
     cumulative = pmf.cumsum(-1).nan_to_num(1)
     place = torch.searchsorted(cumulative, chance.movedim(0, -1).contiguous()).movedim(-1, 0)
     counts = first + place.clamp(max=width - 1).to(mean.dtype)
+    # 5. Cornish-Fisher expansion for large variances, with the skewness (1 - 2 p) / standard deviation.
     deviation = variance.sqrt()
     if value_if_available((deviation > _MAX_DEVIATION).any()) is not False:
         expanded = mean + deviation * _cornish_fisher(chance, skewness=(1 - 2 * mean / n) / deviation)

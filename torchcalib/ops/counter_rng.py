@@ -32,6 +32,7 @@ def random_words(seed: int, streams: Tensor, counters: Tensor) -> Tensor:
     Reference:
         Steele, Lea, Flood: Fast splittable pseudorandom number generators (OOPSLA 2014), fig. 17.
     """
+    # A SplitMix64 generator of state `key` yields mix(key + i * golden) as its i-th number. A stream has its own key.
     keys = _mix(streams * _GOLDEN + seed)
     keys = _mix(keys + _GOLDEN)  # mix twice, because neighbouring seeds must give unrelated keys
     return _shift(_mix(keys.unsqueeze(-1) + counters * _GOLDEN), 32)
@@ -51,7 +52,7 @@ def _shift(z: Tensor, bits: int) -> Tensor:
 
 def poisson_counts(seed: int, streams: Tensor, counters: Tensor, dtype: torch.dtype) -> Tensor:
     """Return independent Poisson counts of mean 1, `(R, N)` of `dtype`; see `random_words` for the arguments."""
-    # Inverse transform sampling: count the values of the distribution function up to the uniform number.
+    # Inverse transform sampling: the bounds are 2^32 P(X <= k), from exact fractions. Count those up to the word.
     cumulative, term = Fraction(0), Fraction(1)
     bounds = []
     for k in range(_MAX_COPIES):
@@ -74,6 +75,7 @@ def multinomial_counts(seed: int, streams: Tensor, n: int, dtype: torch.dtype) -
     """Return how often each of n < 2^31 units occurs in n draws with replacement, `(R, n)` of `dtype` for R streams."""
 
     def count_draws(words: Tensor) -> Tensor:
+        # floor(u n / 2^32) for a word u: an index in [0, n) whose probability differs from 1/n by less than 2^-32.
         # The counts of stream r have the indices r n to (r + 1) n - 1 in a flat tensor.
         first = n * torch.arange(len(words), device=words.device).unsqueeze(-1)
         drawn = _shift(words.mul_(n), 32).add_(first).reshape(-1)

@@ -5,6 +5,7 @@
 
 import importlib
 import os
+from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
 from typing import Literal
@@ -16,63 +17,51 @@ Op = Literal[
 ]
 Backend = Literal["auto", "triton", "numba", "python", "rounds", "torch"]
 
-# Backends of each operation on the CPU and on accelerators, in order of preference. "rounds" and "torch" are tensor
-# operations. "triton" is only used on CUDA; other accelerators use the next backend.
-# For isotonic blocks, "triton" runs one sequential loop per row, and all rows in parallel on the GPU.
-# For isotonic blocks, "numba" and "python" copy the input to the CPU and loop over the rows.
-_ORDER: dict[Op, dict[Literal["cpu", "accelerator"], tuple[Backend, ...]]] = {
+
+@dataclass(frozen=True)
+class _Choice:
+    folder: str  # subpackage of `torchcalib.ops` with the implementations
+    cpu: tuple[Backend, ...]  # backends on the CPU, in order of preference
+    accelerator: tuple[Backend, ...]  # the same on other devices; "triton" only on CUDA
+    plain: str = "chunked"  # its module with tensor operations or Python loops; "" for the subpackage itself
+    float32: bool = False  # whether the numba loops compute in float32, not in the dtype of the input
+
+
+# "rounds" and "torch" are tensor operations. For isotonic blocks, "triton" runs one sequential loop per row, and all
+# rows in parallel on the GPU; "numba" and "python" copy the input to the CPU and loop over the rows.
+_CHOICES: dict[Op, _Choice] = {
     # Labels of 0 and 1 need few rounds, and a round uses the whole GPU even for one long row, unlike a loop.
     # Each round synchronises, but "pava" synchronises at its end anyway.
-    "pava": {"cpu": ("numba", "rounds", "python"), "accelerator": ("rounds", "numba", "python")},
+    "pava": _Choice("isotonic", ("numba", "rounds", "python"), ("rounds", "numba", "python"), plain="formula"),
     # "rounds" is not available, because the bounds on block sizes make the algorithm sequential.
-    "pava_bc": {"cpu": ("numba", "python"), "accelerator": ("triton", "numba", "python")},
+    "pava_bc": _Choice("isotonic", ("numba", "python"), ("triton", "numba", "python"), plain="formula"),
     # Each step changes the stack of corners, so the algorithm is sequential. It is only used in fits.
-    "augmented": {"cpu": ("numba", "python"), "accelerator": ("numba", "python")},
+    "augmented": _Choice("isotonic", ("numba", "python"), ("numba", "python"), plain="formula"),
     # "numba" and "triton" load a row once, unlike tensor operations. The speed of "triton" has not been measured.
-    "rows": {"cpu": ("numba", "torch"), "accelerator": ("triton", "torch")},
-    "events": {"cpu": ("numba", "torch"), "accelerator": ("triton", "torch")},
-    "classes": {"cpu": ("numba", "torch"), "accelerator": ("triton", "torch")},
-    # "numba" makes a few passes over a row in the cache, without temporary tensors. It halves the time for few entries.
-    "largest": {"cpu": ("numba", "torch"), "accelerator": ("torch",)},
-    "smoothing": {"cpu": ("numba", "torch"), "accelerator": ("torch",)},
-    "regression": {"cpu": ("numba", "torch"), "accelerator": ("torch",)},
+    "rows": _Choice("softmax_stats", ("numba", "torch"), ("triton", "torch"), float32=True),
+    "events": _Choice("bin_sums", ("numba", "torch"), ("triton", "torch")),
+    "classes": _Choice("bin_sums", ("numba", "torch"), ("triton", "torch"), float32=True),
+    # "numba" makes a few passes over a row in the cache, without temporary tensors. It is about 2.5 times as fast.
+    "largest": _Choice("largest", ("numba", "torch"), ("torch",), plain="formula", float32=True),
+    "smoothing": _Choice("smoothing", ("numba", "torch"), ("torch",)),
+    "regression": _Choice("newton.regression", ("numba", "torch"), ("torch",), plain="reference"),
     # "numba" reads the samples twice, without temporary tensors of their size, and in all threads.
-    "equal_mass": {"cpu": ("numba", "torch"), "accelerator": ("torch",)},
+    "equal_mass": _Choice("equal_mass", ("numba", "torch"), ("torch",), plain="", float32=True),
 }
-
-# Operations whose numba loops compute in float32, not in the dtype of the input
-_FLOAT32_LOOPS = ("rows", "classes", "largest", "equal_mass")
-_FOLDERS: dict[Op, str] = {  # subpackage of `torchcalib.ops` that implements each operation
-    "pava": "isotonic",
-    "pava_bc": "isotonic",
-    "augmented": "isotonic",
-    "rows": "softmax_stats",
-    "events": "bin_sums",
-    "classes": "bin_sums",
-    "largest": "largest",
-    "smoothing": "smoothing",
-    "regression": "newton.regression",
-    "equal_mass": "equal_mass",
-}
-_MODULES: dict[Backend, tuple[str, str]] = {  # module of the subpackage, and installation command
-    "triton": ("triton", "pip install triton"),
-    "numba": ("numba", "pip install 'torchcalib[fast]'"),
-    "python": ("reference", ""),
-    "rounds": ("reference", ""),
-    "torch": ("reference", ""),
-}
+_INSTALL = {"triton": "pip install triton", "numba": "pip install 'torchcalib[fast]'"}
 
 
 @cache
 def _load(op: Op, backend: Backend) -> tuple[ModuleType | None, str]:
     """Return the module of a backend and "", or None and the error message with the installation command."""
-    name, install = _MODULES[backend]
+    choice = _CHOICES[op]
+    name = backend if backend in _INSTALL else choice.plain
     try:
-        module = importlib.import_module(f"torchcalib.ops.{_FOLDERS[op]}.{name}")
+        module = importlib.import_module(f"torchcalib.ops.{choice.folder}.{name}".rstrip("."))
         if backend == "triton" and torch.cuda.is_available():
             _check_launch()
     except (ImportError, RuntimeError) as error:  # numba raises RuntimeError if it finds no cache folder
-        return None, f"got {backend!r} ({error}). Use 'auto', or install the backend: {install}."
+        return None, f"got {backend!r} ({error}). Use 'auto', or install the backend: {_INSTALL.get(backend, '')}."
     return module, ""
 
 
@@ -92,7 +81,8 @@ def choose(op: Op, device: torch.device, backend: Backend = "auto") -> Backend:
             environment variable TRITON_INTERPRET=1, which enables the interpreter of Triton.
         ImportError: if `backend` cannot be loaded.
     """
-    order = _ORDER[op]["cpu" if device.type == "cpu" else "accelerator"]
+    choice = _CHOICES[op]
+    order = choice.cpu if device.type == "cpu" else choice.accelerator
     if device.type != "cuda":
         order = tuple(name for name in order if name != "triton")
     if backend == "auto":
@@ -112,13 +102,13 @@ def choose(op: Op, device: torch.device, backend: Backend = "auto") -> Backend:
 def source_of(op: Op, device_type: str, dtype: torch.dtype, backend: Backend) -> ModuleType:
     """Return the module that implements an operation for predictions with this device type and dtype.
 
-    Float64 predictions on the CPU use "torch" for the operations in `_FLOAT32_LOOPS`.
+    Float64 predictions on the CPU use "torch" for operations whose loops are `float32`.
 
     Raises:
         ValueError: as for `choose`, or if `backend` is "numba" for such float64 predictions.
         ImportError: if `backend` cannot be loaded.
     """
-    if dtype == torch.float64 and device_type == "cpu" and op in _FLOAT32_LOOPS and backend in ("auto", "numba"):
+    if dtype == torch.float64 and device_type == "cpu" and _CHOICES[op].float32 and backend in ("auto", "numba"):
         if backend == "numba":
             raise ValueError(
                 f"`backend` must be 'auto' or 'torch' for float64 on the CPU, got {backend!r}. Use 'auto'."

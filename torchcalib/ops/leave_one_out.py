@@ -24,14 +24,10 @@ class LeaveOneOut(NamedTuple):
     """Leave-one-out statistics of every row i, from the scores s_ij and values_j of `leave_one_out_mean`.
 
     The number of copies of row j is n_ij, not counting row i itself.
-
-    Attributes:
-        mean: sum_j n_ij exp(s_ij) values_j / sum_j n_ij exp(s_ij), `(..., N, D)`; NaN if all n_ij are 0.
-        log_total: log sum_j n_ij exp(s_ij), `(..., N)`; not differentiable.
     """
 
-    mean: Tensor
-    log_total: Tensor
+    mean: Tensor  # sum_j n_ij exp(s_ij) values_j / sum_j n_ij exp(s_ij), `(..., N, D)`; NaN if all n_ij are 0
+    log_total: Tensor  # log sum_j n_ij exp(s_ij), `(..., N)`; not differentiable
 
 
 def leave_one_out_mean(
@@ -84,9 +80,12 @@ def _leave_one_out(
     mean, log_total = torch.empty(values.shape, dtype=values.dtype, device=values.device), torch.empty_like(bias)
     lowest = torch.finfo(bias.dtype).min
     for a in _slices(keys.shape[-2], side):
-        top = torch.full_like(bias[..., a], lowest)  # running maximum; all sums are scaled by exp(-top)
+        # A block of rows i. In the notation of the paper, `top` is m_i, the running maximum of the scores, and `total`
+        # is l_i. All sums are scaled by exp(-m_i), so that they cannot overflow.
+        top = torch.full_like(bias[..., a], lowest)
         total, weighted_values = torch.zeros_like(top), torch.zeros_like(values[..., a, :])
         for b in _slices(keys.shape[-2], side):
+            # A block of columns j: S_ij (line 9), its row maxima and P_ij = exp(S_ij - m_i) (line 10).
             scores = _scores(queries, keys, bias, copies, a, b)
             new_top = torch.maximum(top, scores.amax(-1))
             weights = scores.sub_(new_top.unsqueeze(-1)).exp_()
@@ -94,6 +93,7 @@ def _leave_one_out(
             total = total * rescale + weights.sum(-1)
             weighted_values = weighted_values * rescale.unsqueeze(-1) + weights @ values[..., b, :]
             top = new_top
+        # Normalise once at the end (line 12 normalises in each step). log L_i = m_i + log l_i is kept for the gradient.
         mean[..., a, :] = weighted_values / total.unsqueeze(-1)
         log_total[..., a] = top + total.log()
     return mean, log_total
@@ -121,6 +121,7 @@ def _leave_one_out_backward(
     grads_dot_mean = (grads * mean).sum(-1, keepdim=True)
     for a in _slices(keys.shape[-2], side):
         for b in _slices(keys.shape[-2], side):
+            # P_ij = exp(S_ij - log L_i): the tile is computed again, instead of N^2 stored weights.
             weights = (_scores(queries, keys, bias, copies, a, b) - log_total[..., a].unsqueeze(-1)).exp_()
             # dS_ij = P_ij (dO_i . V_j - dO_i . O_i), with softmax weights P, values V and means O.
             grad_scores = weights * (grads[..., a, :] @ values[..., b, :].mT - grads_dot_mean[..., a, :])

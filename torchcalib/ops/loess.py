@@ -30,13 +30,15 @@ def loess(x: Tensor, y: Tensor, n: Tensor, span: float, degree: int) -> Tensor:
     """
     absent = n <= 0
     x, y = x.masked_fill(absent, 0), y.masked_fill(absent, 0)
+    # 1. Number of neighbours: floor(span N), but enough to determine the polynomial. Rounding must not lower the floor.
     n_neighbours = (span * n.sum(-1) + 1e-5).floor().maximum((n.sum(-1)).clamp(max=degree + 1))
     n_up_to = n.cumsum(-1)
-    # For every first point of a neighbourhood, find the earliest last point with enough samples.
+    # 2. For every first point of a neighbourhood, find the earliest last point with enough samples.
     wanted = n_up_to - n + n_neighbours.unsqueeze(-1)
     last = torch.searchsorted(n_up_to, wanted - 0.5)
     is_complete = ~absent & (last < x.shape[-1])
     right = x.gather(-1, last.clamp(max=x.shape[-1] - 1))
+    # 3. The fitted values are linear in y. The rows of the smoother matrix are computed for a few points at a time.
     n_at_once = max(1, _PAIRS // max(1, x.numel()))
     smoothers = (_smoother(at, x, n, right, is_complete, degree) for at in torch.split(x, n_at_once, -1))
     if y.dim() == x.dim():

@@ -121,12 +121,13 @@ def _class_log_odds(z: Tensor) -> Tensor:
     Let D be the log-odds of the top class, and r_k the log-softmax over the other classes. Then class k has log-odds
     r_k - log(1 + e^D - e^{r_k}). Nothing cancels, because r_k <= D. A class tied with the top class gets exactly D.
     """
+    # 1. D, and the logits of the other classes.
     top = z.argmax(-1, keepdim=True)
     rest, top_log_odds = _against_rest(z, top)
-    # Divide e^{r_k} and 1 + e^D - e^{r_k} by e^max(D, 0), so that e^D cannot overflow.
+    # 2. Divide e^{r_k} and 1 + e^D - e^{r_k} by e^max(D, 0), so that e^D cannot overflow.
     scale = top_log_odds.clamp(min=0)
     log_share = rest.log_softmax(-1) - scale
-    # Compute -|D| without `abs`, whose derivative at D = 0 does not match the derivative of `clamp`.
+    # 3. Compute -|D| without `abs`, whose derivative at D = 0 does not match the derivative of `clamp`.
     below = torch.where(top_log_odds < 0, top_log_odds, -top_log_odds)
     ratio = elementwise(torch.exp, below) - elementwise(torch.exp, log_share)
     return (log_share - elementwise(torch.log1p, ratio)).scatter(-1, top, top_log_odds)

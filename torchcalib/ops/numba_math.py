@@ -47,10 +47,10 @@ _INT = llvmlite.ir.IntType(32)
 
 
 @intrinsic
-def _power_of_two(_: Any, rounded: Any) -> Any:
+def _power_of_two(_, rounded):
     """Return 2^n for `rounded` = n + _ROUND and -126 <= n <= 127, and 0 for n = -127, by shifting n to the exponent."""
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ARG001
+    def generate(context, builder, signature, arguments):  # noqa: ARG001
         bits = builder.shl(builder.bitcast(arguments[0], _INT), _INT(23))
         return builder.bitcast(builder.add(bits, _INT(127 << 23)), llvmlite.ir.FloatType())
 
@@ -58,10 +58,10 @@ def _power_of_two(_: Any, rounded: Any) -> Any:
 
 
 @intrinsic
-def _exponent(_: Any, x: Any) -> Any:
+def _exponent(_, x):
     """Return the exponent n of x = 2^n r, where 1 <= r < 2."""
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ARG001
+    def generate(context, builder, signature, arguments):  # noqa: ARG001
         bits = builder.lshr(builder.bitcast(arguments[0], _INT), _INT(23))
         return builder.sitofp(builder.sub(bits, _INT(127)), llvmlite.ir.FloatType())
 
@@ -69,10 +69,10 @@ def _exponent(_: Any, x: Any) -> Any:
 
 
 @intrinsic
-def _significand(_: Any, x: Any) -> Any:
+def _significand(_, x):
     """Return the significand r of x = 2^n r, where 1 <= r < 2."""
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ARG001
+    def generate(context, builder, signature, arguments):  # noqa: ARG001
         bits = builder.and_(builder.bitcast(arguments[0], _INT), _INT(0x007FFFFF))
         return builder.bitcast(builder.or_(bits, _INT(0x3F800000)), llvmlite.ir.FloatType())
 
@@ -80,17 +80,17 @@ def _significand(_: Any, x: Any) -> Any:
 
 
 @intrinsic
-def as_float(_: Any, bits: Any) -> Any:
+def as_float(_, bits):
     """Reinterpret the bits of an int32 as float32."""
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ARG001
+    def generate(context, builder, signature, arguments):  # noqa: ARG001
         return builder.bitcast(arguments[0], llvmlite.ir.FloatType())
 
     return types.float32(bits), generate
 
 
 @step
-def exp(x: Any) -> Any:
+def exp(x):
     """Return exp x for -88.2 <= x <= 88, with relative error below 2e-7 if the result is a normal number."""
     rounded = x * _INV_LOG2 + _ROUND
     n = rounded - _ROUND
@@ -101,7 +101,7 @@ def exp(x: Any) -> Any:
 
 
 @step
-def log(x: Any) -> Any:
+def log(x):
     """Return log x for normal x > 0, with relative error below 3e-7, also near x = 1."""
     n, r = _exponent(x), _significand(x)
     large = r > _ROOT2
@@ -114,7 +114,7 @@ def log(x: Any) -> Any:
 
 
 @step
-def log1p(x: Any) -> Any:
+def log1p(x):
     """Return log(1 + x) for float32 x >= 0 in float64, by the series of `log` up to degree 21.
 
     Gradients contain differences of scores, which require float64 precision.
@@ -133,7 +133,23 @@ def log1p(x: Any) -> Any:
 
 
 @step
-def fill_exps(x: Any, top: Any, shifted: Any, exps: Any) -> None:
+def bin_of(value, edges, right):
+    """Return the `segments.bin_index` of one float64 value; `edges` contains the B + 1 bin edges."""
+    last = edges.size - 2
+    scaled = value * (last + 1)
+    scaled = scaled if scaled > 0 else 0.0  # NaN becomes 0
+    scaled = scaled if scaled < last + 1 else last + 1.0
+    if right:
+        k: Any = max(np.intp(math.ceil(scaled)) - 1, 0)
+        k += np.intp(value > edges[k + 1]) - np.intp(value <= edges[k])
+    else:
+        k = min(np.intp(scaled), last)
+        k += np.intp(value >= edges[k + 1]) - np.intp(value < edges[k])
+    return min(max(k, 0), last)
+
+
+@step
+def fill_exps(x, top, shifted, exps):
     """Fill `shifted` with max(x - top, LOWEST) and `exps` with exp(shifted); `top` is the largest entry of the row."""
     for k in range(x.size):
         shift = max(x[k] - top, LOWEST)
@@ -142,7 +158,7 @@ def fill_exps(x: Any, top: Any, shifted: Any, exps: Any) -> None:
 
 
 @step
-def fill_limits(x: Any, shifted: Any, exps: Any) -> None:
+def fill_limits(x, shifted, exps):
     """Fill `shifted` and `exps` like `fill_exps`, but for a row with +inf: `exps` is 1 at +inf, NaN at NaN, else 0."""
     for k in range(x.size):
         infinite = x[k] == INF
@@ -151,7 +167,7 @@ def fill_limits(x: Any, shifted: Any, exps: Any) -> None:
 
 
 @step
-def fill_logs(q: Any, logs: Any) -> None:
+def fill_logs(q, logs):
     """Fill `logs` with log q, with 0 for q = 0 (because 0 log 0 = 0), and with NaN for q < 0."""
     for k in range(q.size):
         x = q[k]
@@ -199,14 +215,3 @@ def by_rows(
                     out[part] = filled
 
     in_threads(run, len(values), values.numel())
-
-
-def columns_of(*columns: Tensor | None) -> list[Any]:
-    """Convert tensors to contiguous arrays: bool to uint8, float16 and bfloat16 to float32. None is not converted."""
-    arrays: list[Any] = list(columns)
-    for k, x in enumerate(columns):
-        if x is not None:
-            narrow = x.dtype in (torch.float16, torch.bfloat16)
-            numbers = x.view(torch.uint8) if x.dtype == torch.bool else x.float() if narrow else x
-            arrays[k] = np.ascontiguousarray(numbers.numpy())
-    return arrays

@@ -87,10 +87,12 @@ def fused(
                 input_grads = gradient_of(formula, arguments, needed, grads, create_graph=torch.is_grad_enabled())
             else:
                 input_grads = gradient(ctx.backend, arguments, results, needed, grads)
+            # One gradient for each argument of `forward`; the first one is `backend`.
             grad_of = dict(zip(needed, input_grads, strict=True))
             return None, *(grad_of.get(k) for k in range(len(arguments)))
 
     def call(*arguments: Any, backend: str = "auto") -> Any:
+        # Without derivatives, skip `Fused.apply`, which takes as long as the loops for a small batch.
         mode = mode_of(*arguments)
         if mode == "numbers":
             return fast(backend, *arguments)
@@ -120,15 +122,11 @@ def gradient_of(
 
 
 class Operation:
-    """Function registered as a torch operation.
-
-    Attributes:
-        registered: the operation, `torch.ops.torchcalib.<name>.default`.
-    """
+    """Function registered as a torch operation."""
 
     def __init__(self, function: Callable[..., Any], registered: Any) -> None:
         self._function = function
-        self.registered = registered
+        self.registered = registered  # `torch.ops.torchcalib.<name>.default`
 
     def __call__(self, *arguments: Any) -> Any:
         """Call the operation through the torch dispatcher."""

@@ -65,6 +65,7 @@ def _pair_sums_backward(
     """Return the gradients in `x`, `r` and `weights` for gradient `grads` in the sums, from recomputed tiles."""
     found = torch.zeros_like(x), torch.zeros_like(r), torch.zeros_like(weights)
     for a, b, times in _tiles(x.shape[-2], side):
+        # A tile (a, b) above the diagonal stands for (b, a) too. So its gradients in both sets of rows count twice.
         pullback = torch.func.vjp(partial(_tile_sum, kernel), *_rows_of_tile(x, r, weights, a, b))[1]
         for into, grad in zip(_rows_of_tile(*found, a, b), pullback(times * grads), strict=True):
             into += grad
@@ -153,19 +154,12 @@ def blocks(
 
 
 class _Blocks(NamedTuple):
-    """K blocks of rows that are processed at a time.
+    """K blocks of rows that are processed at a time."""
 
-    Attributes:
-        rows: row indices of each block, `(..., K, size)`; or a slice of consecutive rows.
-        past_end: True where a block extends beyond the last row, and `rows` is arbitrary, bool `(..., K, size)`.
-        times: 1 for a valid block, 0 for a block to ignore, `(..., K)`.
-        n_uniform: number of further blocks with only copies of the first row in a block, int64 `(..., K)`.
-    """
-
-    rows: Tensor | slice
-    past_end: Tensor | None = None
-    times: Tensor | None = None
-    n_uniform: Tensor | None = None
+    rows: Tensor | slice  # row indices of each block, `(..., K, size)`; or a slice of consecutive rows
+    past_end: Tensor | None = None  # True where a block extends beyond the last row, bool `(..., K, size)`
+    times: Tensor | None = None  # 1 for a valid block, 0 for a block to ignore, `(..., K)`
+    n_uniform: Tensor | None = None  # further blocks with only copies of the first row in a block, int64 `(..., K)`
 
 
 def _divide(copies: Tensor | None, n: int, size: int, at_most_once: bool, chunk: int) -> Iterator[_Blocks]:

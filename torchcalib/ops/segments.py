@@ -39,8 +39,9 @@ def with_same_batch(*tensors: Tensor) -> tuple[Tensor, ...]:
 
     The first call of `torch.broadcast_shapes` imports sympy, which takes as long as the import of numba.
     """
-    batch = torch.broadcast_tensors(*(t[..., :1] for t in tensors))[0].shape[:-1]  # type: ignore[no-untyped-call]
-    return tuple(t.expand(*batch, t.shape[-1]) for t in tensors)
+    # Lists, because each step of a generator expression is a Python call.
+    batch = torch.broadcast_tensors(*[t[..., :1] for t in tensors])[0].shape[:-1]  # type: ignore[no-untyped-call]
+    return tuple([t.expand(*batch, t.shape[-1]) for t in tensors])
 
 
 def cell_sums(index: Tensor, columns: Tensor, n_cells: int) -> Tensor:
@@ -90,6 +91,8 @@ def bin_sums_of_replicates(
     stacked = torch.stack(torch.broadcast_tensors(*columns), dim=-2)  # type: ignore[no-untyped-call]
     *lead, n_columns, n = stacked.shape
     weights = weights.expand(len(weights), *lead, n)
+    # A product with a dense matrix does F B multiplications for each sample and replicate, but `scatter_add` only F.
+    # The product uses vector instructions, so it is faster for few sums and many replicates.
     if n_columns * n_bins > _MAX_SUMS or len(weights) <= n_bins:
         at_once = max(1, _AT_ONCE // max(1, stacked.numel()))
         products = ((w * stacked).masked_fill_(w == 0, 0) for w in torch.split(weights.unsqueeze(-2), at_once))

@@ -21,6 +21,7 @@ def order_bits(scores: Tensor) -> Tensor:
     scores = scores.detach()
     scores = scores.double() if scores.dtype == torch.float64 else scores.float()
     kind, magnitude = (torch.int64, 2**63 - 1) if scores.dtype == torch.float64 else (torch.int32, 2**31 - 1)
+    # Adding 0 converts -0 to 0.
     bits = (scores + 0.0).contiguous().view(kind)
     bits = torch.where(bits < 0, bits ^ magnitude, bits)
     return bits.masked_fill(scores.isnan(), magnitude)
@@ -150,6 +151,8 @@ def run_sums(x: Tensor, ends: Tensor) -> Tensor:
 
 def _run_sums_numpy(x: Tensor, ends: Tensor) -> Tensor:
     """Compute `run_sums` by one call of `np.add.reduceat`, without empty runs, whose result would not be 0."""
+    # `reduceat` sums from each index to the next one, or returns the element at the index if they are equal. So only
+    # runs that are not empty are passed.
     values, stops = (t.reshape(ends.shape[:-1].numel(), t.shape[-1]).numpy() for t in (x, ends))
     begins = np.concatenate((np.zeros_like(stops[:, :1]), stops), -1)  # last run: elements after `stops`
     not_empty = np.diff(begins, append=x.shape[-1]) > 0

@@ -40,8 +40,7 @@ def rejected_in_bins(
     Returns:
         Number of rejected samples, int64 `(..., B)`; 0 for an empty bin.
 
-    Gradient:
-        None.
+    Gradient: none.
     """
     starts = torch.cat((torch.zeros_like(ends[..., :1]), ends[..., :-1]), -1)
     any_nan = value_if_available(p[..., -1:].isnan().any())
@@ -147,17 +146,8 @@ def _narrow_gaps(
 ) -> tuple[Tensor, Tensor]:
     """Narrow the gaps by `decide_ranges` at seven samples in each gap, repeated while this is cheaper than tests.
 
-    For rare events, gaps contain many samples.
-
-    Args:
-        p: probabilities of the samples, flattened, in ascending order within each bin.
-        first, last: half-open range of positions in each gap, `(B, 2)`.
-        k, n: number of successes and of trials in each bin, `(B,)`.
-        alpha: significance level.
-        rejected: critical values at the rejected end of each gap, `(B, 2)`.
-
-    Returns:
-        The ranges of the narrowed gaps, `first` and `last`, each `(B, 2)`.
+    For rare events, gaps contain many samples. A gap is a half-open range of positions in the flattened `p`, from
+    `first` to `last`, each `(B, 2)`. `rejected` are the critical values at its rejected end, `(B, 2)`.
     """
     parts = torch.arange(1, 8, device=p.device).reshape(-1, 1)
     previous, undecided = -1, int((last - first).sum())

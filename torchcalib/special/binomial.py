@@ -44,25 +44,15 @@ def log_probability(k: Tensor, n: Tensor, p: Tensor) -> Tensor:
 
 
 class Tails(NamedTuple):
-    """Both tails of a two-sided binomial test of X. If k > n p, attributes are for n - X, n - k and 1 - p instead.
+    """Both tails of a two-sided binomial test of X. If k > n p, fields are for n - X, n - k and 1 - p instead."""
 
-    Attributes:
-        near: P(X <= k), the tail that contains k.
-        far: P(X >= first), the other tail.
-        k: number of successes.
-        first: smallest outcome j above n p with P(X = j) <= (1 + 1e-7) P(X = k); n + 1 if there is none.
-        log_pmf: log P(X = k).
-        log_ratio: log P(X = first) - log P(X = k).
-        log_odds: log p - log(1 - p).
-    """
-
-    near: Tensor
-    far: Tensor
-    k: Tensor
-    first: Tensor
-    log_pmf: Tensor
-    log_ratio: Tensor
-    log_odds: Tensor
+    near: Tensor  # P(X <= k), the tail that contains k
+    far: Tensor  # P(X >= first), the other tail
+    k: Tensor  # number of successes
+    first: Tensor  # smallest outcome j above n p with P(X = j) <= (1 + 1e-7) P(X = k); n + 1 if there is none
+    log_pmf: Tensor  # log P(X = k)
+    log_ratio: Tensor  # log P(X = first) - log P(X = k)
+    log_odds: Tensor  # log p - log(1 - p)
 
 
 def two_tails(k: Tensor, n: Tensor, p: Tensor) -> Tails:
@@ -114,15 +104,9 @@ def two_tails(k: Tensor, n: Tensor, p: Tensor) -> Tails:
     # For k = n and k = 0 the tail is p^n or (1-p)^n. A power can equal alpha exactly, for example 0.1^2 = 0.01.
     power = torch.where(flip, p, 1 - p) ** n
     power = torch.where(flip | (p > 0.5), power, torch.exp(n * torch.log1p(-p)))
-    return Tails(
-        near=torch.where(near == 0, power, tail[0]),
-        far=torch.where(first < n, tail[1], torch.where(first == n, log_bound[1].exp(), 0.0)),
-        k=near,
-        first=first,
-        log_pmf=log_pmf[4],
-        log_ratio=ratio_first,
-        log_odds=log_odds,
-    )
+    near_tail = torch.where(near == 0, power, tail[0])
+    far_tail = torch.where(first < n, tail[1], torch.where(first == n, log_bound[1].exp(), 0.0))
+    return Tails(near_tail, far_tail, near, first, log_pmf[4], ratio_first, log_odds)
 
 
 def tails_at_jump(k: Tensor, n: Tensor, j: Tensor) -> Tails:
@@ -148,15 +132,9 @@ def tails_at_jump(k: Tensor, n: Tensor, j: Tensor) -> Tails:
     log_bound = log_k + moved + ratio
     tail = log_bound.exp() * (kernel * integral)
     near_is_lower, far_is_lower = (is_lower ^ flip).unbind()
-    return Tails(
-        near=torch.where(near_is_lower, 1 - tail[0], tail[0]),
-        far=torch.where(far_is_lower, tail[1], 1 - tail[1]),
-        k=k,
-        first=j,
-        log_pmf=log_bound[0],
-        log_ratio=torch.full_like(k, TIE),
-        log_odds=log_odds,
-    )
+    near = torch.where(near_is_lower, 1 - tail[0], tail[0])
+    far = torch.where(far_is_lower, tail[1], 1 - tail[1])
+    return Tails(near, far, k, j, log_bound[0], torch.full_like(k, TIE), log_odds)
 
 
 def p_value(k: Tensor, n: Tensor, p: Tensor) -> Tensor:
@@ -311,13 +289,8 @@ def _estimate_jump(k: Tensor, n: Tensor, alpha: float) -> Tensor:
 def decide_ranges(tails: Tails, n: Tensor, alpha: float, rejected_from: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Return two masks `(...)`: whether the test accepts all p' from k/n to p, and whether it rejects all p' from p on.
 
-    A False mask means unknown. `critical_values` contains the derivation.
-
-    Args:
-        tails: tails of the test at p.
-        n: number of trials.
-        alpha: significance level.
-        rejected_from: log odds beyond which all p are rejected; None if unknown.
+    A False mask means unknown. `critical_values` contains the derivation. `rejected_from` are log odds beyond which all
+    p are rejected; None if unknown.
     """
     k, first, log_odds = tails.k, tails.first, tails.log_odds
     p, q, pmf = log_odds.sigmoid(), (-log_odds).sigmoid(), tails.log_pmf.exp()

@@ -6,20 +6,20 @@ digits can vary between calls with `groups`, and without Triton.
 """
 
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from torchcalib.ops.bin_sums.reference import class_formula, class_gradient, event_formula
+from torchcalib.ops.bin_sums import chunked
+from torchcalib.ops.bin_sums.formula import Bins, Noise, class_formula, event_formula
 from torchcalib.ops.dispatch import Backend, source_of
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.operation import fused, gradient_of
 from torchcalib.ops.segments import bin_index
 from torchcalib.ops.softmax_stats import Rows, matrices
 
-Noise = Literal["none", "labels", "shares"]
-"""Outcome type for the two sums that estimate the sampling noise, or "none" to omit these sums; see `event_bins`."""
+__all__ = ["Noise", "class_bins", "event_bins"]
 
 
 def event_bins(
@@ -62,7 +62,7 @@ def event_bins(
     """
     weights = None if weights is None else weights.to(wide_dtype(weights.device)).expand_as(confidence)
     given = confidence, outcome, weights, ecd, None if groups is None else groups.expand_as(confidence)
-    sums: Tensor = _events(*given, n_groups, n_bins, right, noise, copies, backend=backend)
+    sums: Tensor = _events(*given, Bins(n_bins, right, noise, copies, n_groups), backend=backend)
     return sums
 
 
@@ -107,7 +107,8 @@ def class_bins(
         weights = weights.to(wide_dtype(weights.device)).expand_as(target)
     # Detach the confidence: the gradient in it is already part of the gradient in `values`.
     columns = values, target, weights, rows.top, rows.confidence.detach()
-    sums: Tensor = _classes(*columns, from_logits, n_bins, right, noise, copies, backend=backend)
+    bins = Bins(n_bins, right, "labels" if noise else "none", copies)
+    sums: Tensor = _classes(*columns, from_logits, bins, backend=backend)
     return sums
 
 
@@ -118,21 +119,20 @@ def _event_sums(
     weights: Tensor | None,
     ecd: Tensor | None,
     groups: Tensor | None,
-    n_groups: int,
-    n_bins: int,
-    right: bool,
-    noise: Noise,
-    copies: bool,
+    bins: Bins,
 ) -> Tensor:
+    if not confidence.numel():
+        return event_formula(confidence, outcome, weights, ecd, groups, bins)
     *lead, n = confidence.shape
-    n_sums = 3 + 2 * (noise != "none") + (ecd is not None)
-    shape = *lead, n_sums, n_groups * n_bins
-    sums = torch.zeros(shape, dtype=wide_dtype(confidence.device), device=confidence.device)
-    if confidence.numel():
-        source = source_of("events", confidence.device.type, confidence.dtype, backend)
-        columns = _flatten_batch(n, confidence, outcome, weights, ecd, groups)
-        source.event_sums(*columns, n_bins, right, noise, copies, sums.view(-1, *shape[-2:]))
-    return sums if groups is None else sums.view(*lead, n_sums, n_groups, n_bins).movedim(-2, -3)
+    shape = 3 + 2 * (bins.noise != "none") + (ecd is not None), bins.n_groups * bins.n_bins
+    countable = weights is None and ecd is None and bins.noise != "shares" and not outcome.is_floating_point()
+    source = source_of("events", confidence.device.type, confidence.dtype, backend)
+    sums: Tensor = source.event_sums(
+        *_flatten_batch(n, confidence, outcome, weights, ecd, groups), bins, shape, countable
+    )
+    if groups is None:
+        return sums.view(*lead, *shape)
+    return sums.view(*lead, shape[0], bins.n_groups, bins.n_bins).movedim(-2, -3)
 
 
 # Position of confidence, outcome and ECD among the arguments of `_events`: row of their sum in the result.
@@ -147,13 +147,12 @@ def _event_gradient(
     grads: Tensor,
 ) -> list[Tensor]:
     """Return the gradients in confidence, outcome and ECD: the weight times the gradient of the sum over the bin."""
-    confidence, weights, groups = arguments[0], arguments[2], arguments[4]
-    n_bins, right = arguments[6], arguments[7]
+    confidence, _, weights, _, groups, bins = arguments
     if 2 in needed:
         return gradient_of(event_formula, arguments, needed, grads)
-    cell = bin_index(confidence, n_bins, right)
+    cell = bin_index(confidence, bins.n_bins, bins.right)
     if groups is not None:
-        cell = groups * n_bins + cell
+        cell = groups * bins.n_bins + cell
         grads = grads.movedim(-3, -2).flatten(-2)
     input_grads = []
     for k in needed:
@@ -175,17 +174,14 @@ def _class_sums(
     top: Tensor,
     confidence: Tensor,
     from_logits: bool,
-    n_bins: int,
-    right: bool,
-    noise: bool,
-    copies: bool,
+    bins: Bins,
 ) -> Tensor:
     *lead, _, n_classes = values.shape
-    shape = n_classes, 3 + 2 * noise, n_bins
+    shape = n_classes, 3 + 2 * (bins.noise != "none"), bins.n_bins
     sums = torch.zeros((*lead, *shape), dtype=wide_dtype(values.device), device=values.device)
     source = source_of("classes", values.device.type, values.dtype, backend)
     for k, matrix, columns in _batch_elements(values, target, weights, top, confidence):
-        source.class_sums(matrix, *columns, from_logits, right, copies, sums.view(-1, *shape)[k])
+        source.class_sums(matrix, *columns, from_logits, bins, sums.view(-1, *shape)[k])
     return sums
 
 
@@ -197,17 +193,17 @@ def _class_gradient(
     grads: Tensor,
 ) -> list[Tensor]:
     """Return the gradient in `values`; if `weights` need a gradient, differentiate `class_formula` instead."""
-    values, target, weights, top, confidence, from_logits, n_bins, right, _, copies = arguments
+    values, target, weights, top, confidence, from_logits, bins = arguments
     if needed != [0]:
         # Use only the first three sums, because the sums of noise are constants.
-        given = values, target, weights, None, None, from_logits, n_bins, right, False, copies
+        given = values, target, weights, None, None, from_logits, bins._replace(noise="none")
         return gradient_of(class_formula, given, needed, grads[..., :3, :])
     out = torch.empty(values.shape, dtype=values.dtype, device=values.device)
     upstream, filled = (x.unsqueeze(0).flatten(0, -3) for x in (grads[..., 1, :], out))
     source = source_of("classes", values.device.type, values.dtype, backend)
-    fill = getattr(source, "class_gradient", class_gradient)  # Triton implements no gradient
+    fill = getattr(source, "class_gradient", chunked.class_gradient)  # Triton implements no gradient
     for k, matrix, (w, first, largest) in _batch_elements(values, weights, top, confidence):
-        fill(matrix, w, first, largest, from_logits, right, upstream[k], filled[k])
+        fill(matrix, w, first, largest, from_logits, bins.right, upstream[k], filled[k])
     return [out]
 
 

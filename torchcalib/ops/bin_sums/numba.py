@@ -1,5 +1,9 @@
 """Sums over bins by loops compiled with numba. Only `dispatch` imports this module, at first use.
 
+A cell is a bin of one group, with index `group * B + bin`. The processor delays an addition until the previous addition
+to the same cell is complete. Without groups, there are few cells. Consecutive events are therefore added to 8 copies of
+the sums in turn. The copies are summed at the end.
+
 Results do not depend on the number of threads. The division into pieces depends only on the number of events and cells,
 and the sums of the pieces are added in order. Each class is summed by one thread.
 """
@@ -11,15 +15,143 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchcalib.ops.bin_sums.formula import Bins
 from torchcalib.ops.bin_sums.numba_classes import PROBE, add_classes, fill_class_gradients
-from torchcalib.ops.bin_sums.numba_events import add_events, add_labels
-from torchcalib.ops.bin_sums.reference import allows_counting
-from torchcalib.ops.numba_math import CONVERTED, by_rows, columns_of
+from torchcalib.ops.numba_math import BLOCK, CONVERTED, bin_of, by_rows, compiled_loop, step
 from torchcalib.ops.threads import in_threads
 
 _PIECE = 2**16  # smallest number of events in a piece
 _PIECES = 64  # largest number of pieces, which limits the memory for their sums
 _PER_CELL = 32  # smallest number of events per cell in a piece with groups; with fewer, adding the pieces is slow
+_COPIES = 8  # number of copies of the sums; a power of two
+
+
+@step
+def _cells(confidence, n_bins, first, out):
+    """Fill `out` with the cell of each value, and return the number of values near an inner bin edge.
+
+    The cell is `first` plus the bin. The bin is floor(value * n_bins) in the dtype of the values, computed by vector
+    instructions. Near inner edges it can be wrong because of rounding errors. Values near 0 and 1 do not count as near
+    an edge, because the outer bins are closed: their products are moved 0.3 away from the outer edges.
+    """
+    number = confidence.dtype.type
+    factor, low, high = number(n_bins), number(0.3), number(n_bins - 0.3)
+    half, tolerance = number(0.5), number(2e-7 * n_bins)
+    near = np.int32(0)
+    for i in range(confidence.size):
+        scaled = confidence[i] * factor
+        scaled = scaled if scaled > low else low  # NaN becomes `low`
+        scaled = scaled if scaled < high else high
+        near += np.int32(abs(scaled - np.floor(scaled + half)) <= tolerance)
+        out[i] = np.int32(scaled) + first[i]
+    return near
+
+
+@step
+def _all_bits(x):
+    """Return the bitwise "or" of all integers: 0 or 1 if every integer is 0 or 1, and another number otherwise."""
+    bits = x[0]
+    for i in range(x.size):
+        bits |= x[i]
+    return bits
+
+
+@compiled_loop
+def add_events(confidence, outcome, weights, ecd, groups, noise, edges, right, sums):
+    """Add events to the sums `(F, K)` of their cells, one event at a time.
+
+    Args:
+        confidence, outcome, weights, ecd, groups: one number per event, `(N,)`; the last three can be None.
+        noise: pair of bools (outcomes are fractional, weights are squared), or None to omit the sums of noise.
+        edges: bin edges `(B + 1,)`.
+        right: whether bins include their right edge.
+        sums: `(F, K)`, updated in place.
+    """
+    # 1. Copies of the sums. With many groups, neighbouring events seldom share a cell, so that one copy is enough, and
+    #    several would not fit into the cache. The sums of a cell are adjacent, padded to half or all of a cache line.
+    n_cells, width = sums.shape[1], 4 if noise is None else 8
+    copies = _COPIES if groups is None else 1
+    last = np.uintp(3 if noise is None else 5)
+    totals = np.zeros(copies * n_cells * width)
+    w, group = 1.0, 0
+    for i in range(confidence.size):
+        # 2. Weight w, group and confidence of the event. Events of weight 0 are skipped, because they may be NaN.
+        if weights is not None:
+            w = weights[i]
+            if w == 0:
+                continue
+        if groups is not None:
+            group = groups[i]
+        value = np.float64(confidence[i])
+        # 3. Cell in the copy i mod 8. An unsigned index, because numba then omits the test for negative indices.
+        cell = (i & (copies - 1)) * n_cells + group * (edges.size - 1) + bin_of(value, edges, right)
+        at = np.uintp(width * cell)
+        # 4. Sums of w, w p, w y, w p (1 - p), w v and w ecd; v is the variance of the outcome y.
+        totals[at] += w
+        totals[at + np.uintp(1)] += w * value
+        totals[at + np.uintp(2)] += w * outcome[i]
+        if noise is not None:
+            spread = value * (1.0 - value)
+            variance = (outcome[i] - value) ** 2 if noise[0] else spread
+            totals[at + np.uintp(3)] += w * spread
+            totals[at + np.uintp(4)] += w * variance * (w if noise[1] else 1.0)
+        if ecd is not None:
+            totals[at + last] += w * ecd[i]
+    # 5. Add the copies in order, so that results are the same in every run.
+    for k in range(copies * n_cells):
+        for column in range(len(sums)):
+            sums[column, k % n_cells] += totals[width * k + column]
+
+
+@compiled_loop
+def add_labels(confidence, outcome, groups, noise, edges, right, sums):
+    """Add events with integer outcomes and without weights; arguments as for `add_events`.
+
+    Blocks of binary outcomes need two additions for each event, or three with the sums of noise.
+    """
+    # 1. Copies as in `add_events`. `counts` has 64-bit integers: the lower half counts events, and the upper half
+    #    counts positive outcomes. A piece has fewer than 2^32 events.
+    n_bins, n_cells, width = edges.size - 1, sums.shape[1], 1 if noise is None else 2
+    copies = _COPIES if groups is None else 1
+    counts, totals = np.zeros(copies * n_cells, np.int64), np.zeros(copies * n_cells * width)
+    first, cells = np.empty(BLOCK, np.int32), np.empty(BLOCK, np.int32)
+    for i in range(BLOCK):
+        first[i] = (i & (copies - 1)) * n_cells
+    for start in range(0, confidence.size, BLOCK):
+        values, outcomes = confidence[start : start + BLOCK], outcome[start : start + BLOCK]
+        if groups is not None:
+            for i in range(values.size):
+                first[i] = np.int32(groups[start + i] * n_bins)
+        # 2. An outcome that is neither 0 nor 1 sets another bit. Such a block is not counted.
+        if _all_bits(outcomes) & ~1:
+            part = None if groups is None else groups[start : start + BLOCK]
+            add_events(values, outcomes, None, None, part, noise, edges, right, sums)
+            continue
+        # 3. Cells by vector instructions. Only if a value is near an edge, compare all with the edges in float64:
+        #    a branch per event would prevent vector instructions.
+        if _cells(values, n_bins, first, cells):
+            for i in range(values.size):
+                cells[i] = first[i] + bin_of(np.float64(values[i]), edges, right)
+        # 4. Additions, which are sequential because two events can have the same cell.
+        for i in range(values.size):
+            cell = np.uintp(cells[i])
+            counts[cell] += 1 + (np.int64(outcomes[i]) << 32)
+            if noise is None:
+                totals[cell] += values[i]
+            else:
+                value = np.float64(values[i])
+                cell *= np.uintp(2)
+                totals[cell] += value
+                totals[cell + np.uintp(1)] += value * (1.0 - value)
+    # 5. Unpack the counts, and add the copies in order. Weight 1 makes both sums of noise equal.
+    for i in range(copies * n_cells):
+        k = i % n_cells
+        sums[0, k] += counts[i] & 0xFFFFFFFF
+        sums[1, k] += totals[width * i]
+        sums[2, k] += counts[i] >> 32
+        if noise is not None:
+            sums[3, k] += totals[2 * i + 1]
+            sums[4, k] += totals[2 * i + 1]
 
 
 def event_sums(
@@ -28,18 +160,14 @@ def event_sums(
     weights: Tensor | None,
     ecd: Tensor | None,
     groups: Tensor | None,
-    n_bins: int,
-    right: bool,
-    noise: str,
-    copies: bool,
-    sums: Tensor,
-) -> None:
-    """Fill `sums` with the bin sums of events; arguments as for `reference.event_sums`."""
-    n, n_cells = confidence.shape[-1], sums.shape[-1]
-    noise_kind = None if noise == "none" else (noise == "shares", weights is not None and not copies)
-    countable = allows_counting(outcome, weights, ecd, noise)
+    bins: Bins,
+    shape: tuple[int, int],
+    countable: bool,
+) -> Tensor:
+    """Return the bin sums of events; arguments as for `chunked.event_sums`."""
+    noise_kind = None if bins.noise == "none" else (bins.noise == "shares", weights is not None and not bins.copies)
     c, o, w, d, g = columns_of(confidence, outcome, weights, ecd, groups)
-    edges = _edges(n_bins)
+    edges, right = _edges(bins.n_bins), bins.right
 
     def add(element: int, block: slice, into: Any) -> None:
         group = None if g is None else g[element, block]
@@ -49,13 +177,17 @@ def event_sums(
             weight, ecds = (None if x is None else x[element, block] for x in (w, d))
             add_events(c[element, block], o[element, block], weight, ecds, group, noise_kind, edges, right, into)
 
-    size = max(_PIECE, _PER_CELL * n_cells if groups is not None else 0, -(-n // _PIECES))
+    # The size of a piece depends on the numbers of events and cells, but not on the number of threads. Sums of the same
+    # pieces in the same order are equal to the last bit.
+    n_series, n = confidence.shape
+    sums = np.zeros((n_series, *shape))
+    size = max(_PIECE, _PER_CELL * shape[-1] if groups is not None else 0, -(-n // _PIECES))
     starts = range(0, n, size)
-    for element, into in enumerate(sums.numpy()):
+    for element, into in enumerate(sums):
         if len(starts) == 1:
             add(element, slice(None), into)
             continue
-        pieces = np.zeros((len(starts), *into.shape))
+        pieces = np.zeros((len(starts), *shape))
 
         def add_pieces(begin: int, end: int, element: int = element, pieces: Any = pieces) -> None:
             for piece in range(begin, end):
@@ -63,6 +195,18 @@ def event_sums(
 
         in_threads(add_pieces, len(starts), n)
         into[:] = pieces.sum(0)
+    return torch.from_numpy(sums)
+
+
+def columns_of(*columns: Tensor | None) -> list[Any]:
+    """Convert tensors to contiguous arrays: bool to uint8, float16 and bfloat16 to float32. None is not converted."""
+    arrays: list[Any] = list(columns)
+    for k, x in enumerate(columns):
+        if x is not None:
+            narrow = x.dtype in (torch.float16, torch.bfloat16)
+            numbers = x.view(torch.uint8) if x.dtype == torch.bool else x.float() if narrow else x
+            arrays[k] = np.ascontiguousarray(numbers.numpy())
+    return arrays
 
 
 def class_sums(
@@ -72,14 +216,13 @@ def class_sums(
     top: Tensor,
     confidence: Tensor,
     from_logits: bool,
-    right: bool,
-    copies: bool,
+    bins: Bins,
     sums: Tensor,
 ) -> None:
-    """Fill `sums` with the bin sums of every class; arguments as for `reference.class_sums`."""
+    """Fill `sums` with the bin sums of every class; arguments as for `chunked.class_sums`."""
     n_classes, n_sums, n_bins = sums.shape
-    n_distinct = n_sums if weights is not None and not copies else min(n_sums, 4)
-    edges = _edges(n_bins)
+    n_distinct = n_sums if weights is not None and not bins.copies else min(n_sums, 4)
+    edges, right = _edges(n_bins), bins.right
     labels = target.numpy()
     columns = [None if x is None else x.numpy() for x in (weights, _largest(values, top), confidence)]
     direct = values.dtype == torch.float32 and values.is_contiguous()
@@ -113,7 +256,7 @@ def class_gradient(
     grads: Tensor,
     out: Tensor,
 ) -> None:
-    """Fill `out` with the gradient in `values`; arguments as for `reference.class_gradient`."""
+    """Fill `out` with the gradient in `values`; arguments as for `chunked.class_gradient`."""
     slopes = grads.float().contiguous().numpy()
     columns = [None if x is None else x.numpy() for x in (weights, _largest(values, top), confidence)]
     options = slopes, slopes[:, 0].copy(), from_logits, _edges(grads.shape[-1]), right

@@ -1,4 +1,4 @@
-"""Sums over bins by Triton kernels; their speed has not been measured on a GPU.
+"""Sums over bins by Triton kernels. Their speed on a GPU has not been measured.
 
 Each program stores its own sums. These are then added in a fixed order, without atomic operations, which makes results
 reproducible. Addresses are int64, because offsets can exceed 2^31.
@@ -9,7 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from torchcalib.ops.bin_sums import reference
+from torchcalib.ops.bin_sums import chunked
+from torchcalib.ops.bin_sums.formula import Bins
 from torchcalib.ops.segments import BELOW_EDGE
 
 _EVENTS = 256  # events that a program loads at a time
@@ -28,29 +29,25 @@ def event_sums(
     weights: Tensor | None,
     ecd: Tensor | None,
     groups: Tensor | None,
-    n_bins: int,
-    right: bool,
-    noise: str,
-    copies: bool,
-    sums: Tensor,
-) -> None:
-    """Fill `sums` as `reference.event_sums` does, without synchronising the device. Groups have no kernel."""
+    bins: Bins,
+    shape: tuple[int, int],
+    countable: bool,
+) -> Tensor:
+    """Compute `chunked.event_sums` without synchronising the device. Groups have no kernel."""
     if groups is not None:
-        reference.event_sums(confidence, outcome, weights, ecd, groups, n_bins, right, noise, copies, sums)
-        return
-    n_series, n_columns, _ = sums.shape
-    n = confidence.shape[-1]
+        return chunked.event_sums(confidence, outcome, weights, ecd, groups, bins, shape, countable)
+    n_series, n = confidence.shape
     size = max(_PIECE, -(-n // _PIECES))
     pieces = triton.cdiv(n, size)
-    parts = torch.empty(n_series, pieces, n_columns, n_bins, dtype=sums.dtype, device=sums.device)
-    bins = min(_BINS, triton.next_power_of_2(n_bins))
+    parts = torch.empty(n_series, pieces, *shape, dtype=torch.float64, device=confidence.device)
+    width = min(_BINS, triton.next_power_of_2(bins.n_bins))
     columns = [confidence if x is None else _contiguous(x) for x in (confidence, outcome, weights, ecd)]
     with torch.cuda.device_of(confidence):
-        _add_events[(n_series, pieces, triton.cdiv(n_bins, bins))](
-            *columns, parts, n, size, n_bins, weights is not None, ecd is not None, right, noise != "none",
-            noise == "shares", not copies, _EVENTS, bins,
+        _add_events[(n_series, pieces, triton.cdiv(bins.n_bins, width))](
+            *columns, parts, n, size, bins.n_bins, weights is not None, ecd is not None, bins.right,
+            bins.noise != "none", bins.noise == "shares", not bins.copies, _EVENTS, width,
         )  # fmt: skip
-    sums.copy_(parts.sum(1))
+    return parts.sum(1)
 
 
 def class_sums(
@@ -60,14 +57,13 @@ def class_sums(
     top: Tensor,
     confidence: Tensor,
     from_logits: bool,
-    right: bool,
-    copies: bool,
+    bins: Bins,
     sums: Tensor,
 ) -> None:
-    """Fill `sums` as `reference.class_sums` does, without synchronising the device."""
+    """Fill `sums` as `chunked.class_sums` does, without synchronising the device."""
     n_rows, n_classes = values.shape
     _, n_sums, n_bins = sums.shape
-    n_distinct = n_sums if weights is not None and not copies else min(n_sums, 4)
+    n_distinct = n_sums if weights is not None and not bins.copies else min(n_sums, 4)
     size = max(64, -(-n_rows // max(1, _SUMS // n_classes)))
     pieces = triton.cdiv(n_rows, size)
     classes = min(_CLASSES, triton.next_power_of_2(n_classes))
@@ -76,7 +72,7 @@ def class_sums(
         _add_classes[(triton.cdiv(n_classes, classes), pieces)](
             values, *values.stride(), target.contiguous(), confidence if weights is None else weights.contiguous(),
             top.contiguous(), confidence.contiguous(), parts, n_rows, n_classes, size, n_bins, weights is not None,
-            from_logits, right, n_distinct, _TILE // classes, classes,
+            from_logits, bins.right, n_distinct, _TILE // classes, classes,
         )  # fmt: skip
     sums[:, :n_distinct] = parts.sum(0).movedim(-1, 0)
     if n_distinct < n_sums:
@@ -112,6 +108,8 @@ def _add_events(
     squared: tl.constexpr, chunk: tl.constexpr, bins: tl.constexpr,
 ):  # fmt: skip
     """Sum a piece of the events of a batch element over a range of bins. Grid: batch elements, pieces, ranges."""
+    # 1. The program compares its events with its own bins, a tile of events x bins. Sums are in registers: atomic
+    #    additions to shared bins would be in an arbitrary order, and results would differ between calls.
     series = tl.program_id(0).to(tl.int64) * n
     piece = tl.program_id(1).to(tl.int64)
     program_bins = tl.program_id(2) * bins + tl.arange(0, bins)
@@ -123,12 +121,15 @@ def _add_events(
     sum_ecd = tl.zeros([bins], tl.float64)
     end = tl.minimum((piece + 1) * size, n)
     for start in range(piece * size, end, chunk):
+        # 2. Weights w, confidences p and bins of a chunk of events. Masked loads skip events of weight 0, which may be
+        #    NaN.
         event = start + tl.arange(0, chunk)
         present = event < end
         w = tl.load(weights + series + event, mask=present, other=0) if weighted else present.to(tl.float64)
         present = w != 0
         value = tl.load(confidence + series + event, mask=present, other=0).to(tl.float64)
         in_bin = present[:, None] & (_bin(value, n_bins, right)[:, None] == program_bins[None, :])
+        # 3. Sums of w, w p, w y, w p (1 - p), w v and w ecd in float64.
         y = tl.load(outcome + series + event, mask=present, other=0).to(tl.float64)
         count += tl.sum(tl.where(in_bin, w[:, None], 0.0), 0)
         sum_confidence += tl.sum(tl.where(in_bin, (w * value)[:, None], 0.0), 0)
@@ -143,6 +144,7 @@ def _add_events(
         if has_ecd:
             ecds = tl.load(ecd + series + event, mask=present, other=0).to(tl.float64)
             sum_ecd += tl.sum(tl.where(in_bin, (w * ecds)[:, None], 0.0), 0)
+    # 4. Store the sums of the piece, which `event_sums` adds in order.
     n_columns: tl.constexpr = 3 + (2 if has_noise else 0) + (1 if has_ecd else 0)
     to = parts + (tl.program_id(0).to(tl.int64) * tl.num_programs(1) + piece) * n_columns * n_bins + program_bins
     tl.store(to, count, mask=program_bins < n_bins)
@@ -192,6 +194,7 @@ def _add_classes(
     noise = tl.zeros([classes], tl.float64)
     end = tl.minimum((piece + 1) * size, n_rows)
     for start in range(piece * size, end, rows):
+        # 1. Weight, top class and scale of each row. The largest logit is loaded again, instead of stored by `rows`.
         row = start + tl.arange(0, rows)
         present = row < end
         w = tl.load(weights + row, mask=present, other=0) if weighted else present.to(tl.float64)
@@ -199,11 +202,13 @@ def _add_classes(
         place = tl.load(tops + row, mask=present, other=0)
         largest = tl.load(values + row * row_stride + place * column_stride, mask=present, other=0)
         scale = tl.load(confidence + row, mask=present, other=0)
+        # 2. Probabilities q of a tile of rows x classes.
         inside = present[:, None] & real[None, :]
         x = tl.load(values + row[:, None] * row_stride + columns[None, :] * column_stride, mask=inside, other=0)
         x = _proportional(x, largest, logits)
         q = x * scale.to(x.dtype)[:, None] if logits else x
         is_label = inside & (columns[None, :] == tl.load(target + row, mask=present, other=-1)[:, None])
+        # 3. First bin: sums in registers.
         reaches = inside & (q >= threshold)
         first = inside & ~reaches
         if weighted:
@@ -219,7 +224,8 @@ def _add_classes(
             spread += tl.sum(tl.where(first, weighted_spread, 0.0), 0)
             if n_sums > 4:
                 noise += tl.sum(tl.where(first, w[:, None] * weighted_spread, 0.0), 0)
-        # Add probabilities >= 1/B: loop over the bins that occur in the tile, from the last bin down.
+        # 4. Probabilities >= 1/B: loop over the bins that occur in the tile, from the last bin down. The bin is
+        #    computed in float64, because a product in float32 can be on the other side of an edge.
         if tl.max(tl.max(reaches.to(tl.int32), 1), 0) > 0:
             wide = x.to(tl.float64)
             if logits:

@@ -29,18 +29,18 @@ _COUNT = np.int64(2**32 - 1)  # the other bits of the first sum are the number o
 
 
 @compiled_loop
-def _count(bits: Any, label: Any, cells: Any) -> None:
+def _count(bits, label, cells):
     """Add samples to `cells`: number of samples plus 2^32 times number of positives, and sum of remaining bits."""
     for i in range(bits.size):
         x = bits[i] & _SIGN
-        if x <= _ONE:
+        if x <= _ONE:  # NaN, which marks a missing score, has larger bits
             cell = x >> _REST
             cells[cell, 0] += np.int64(label[i]) << 32 | 1
             cells[cell, 1] += x & _MASK
 
 
 @compiled_loop
-def _mark_cut_cells(cells: Any, cuts: Any, chosen: Any) -> int:
+def _mark_cut_cells(cells, cuts, chosen):
     """Mark cells with a cut after the first sample and before the last one. Return the number of their samples."""
     end, k, total = 0, 0, 0
     for cell in range(_CELLS):
@@ -53,7 +53,7 @@ def _mark_cut_cells(cells: Any, cuts: Any, chosen: Any) -> int:
 
 
 @compiled_loop
-def _collect(bits: Any, label: Any, chosen: Any, keys: Any) -> int:
+def _collect(bits, label, chosen, keys):
     """Fill `keys` with score bits and label, as the last bit, of the samples in chosen cells. Return their number."""
     n = 0
     for i in range(bits.size):
@@ -65,7 +65,7 @@ def _collect(bits: Any, label: Any, chosen: Any, keys: Any) -> int:
 
 
 @compiled_loop
-def _value(cell: Any, n: Any, rest: Any) -> Any:
+def _value(cell, n, rest):
     """Return the sum of n scores in a cell whose remaining bits sum to `rest`."""
     # A float32 number is its significand times 2^(exponent - 150): the bias of 127, and 23 bits after the point.
     # Numbers below 2^-126 have the exponent bits 0, but the exponent 1.
@@ -75,14 +75,14 @@ def _value(cell: Any, n: Any, rest: Any) -> Any:
 
 
 @compiled_loop
-def _add(cell: Any, n: Any, rest: Any, positives: Any, sums: Any, b: Any) -> None:
+def _add(cell, n, rest, positives, sums, b):
     sums[0, b] += n
     sums[1, b] += _value(cell, n, rest)
     sums[2, b] += positives
 
 
 @compiled_loop
-def _walk(cells: Any, chosen: Any, keys: Any, cuts: Any, sums: Any, ends: Any) -> None:
+def _walk(cells, chosen, keys, cuts, sums, ends):
     """Fill `sums` and `ends`. A bin ends before the first score at or after its cut."""
     position, b, place = 0, 0, 0
     for cell in range(_CELLS):
@@ -94,6 +94,7 @@ def _walk(cells: Any, chosen: Any, keys: Any, cuts: Any, sums: Any, ends: Any) -
             _add(cell, n, cells[cell, 1], cells[cell, 0] >> 32, sums, b)
             position += n
             continue
+        # A cut within this cell: `keys` has its samples in order, with the label as the last bit.
         end = place + n
         while place < end:
             # The bin contains all samples before its cut, and further samples with the score of the last one.
@@ -110,7 +111,7 @@ def _walk(cells: Any, chosen: Any, keys: Any, cuts: Any, sums: Any, ends: Any) -
 
 
 @compiled_loop
-def _next_bin(position: Any, cuts: Any, ends: Any, b: Any) -> Any:
+def _next_bin(position, cuts, ends, b):
     """Return the bin of a sample with a new score at this position, and fill the ends of the bins before it."""
     while b < cuts.size - 1 and position >= cuts[b]:
         ends[b] = position
@@ -118,7 +119,7 @@ def _next_bin(position: Any, cuts: Any, ends: Any, b: Any) -> Any:
     return b
 
 
-def equal_mass_sums(score: Tensor, label: Tensor, n_bins: int) -> tuple[Tensor, Tensor]:
+def sums_and_ends(score: Tensor, label: Tensor, n_bins: int) -> tuple[Tensor, Tensor]:
     """Return sums and ends of equal-mass bins for float32 scores; see `equal_mass.equal_mass_sums`."""
     length = score.shape[-1]
     sums = torch.zeros((*score.shape[:-1], 3, n_bins), dtype=torch.float64)
@@ -142,6 +143,7 @@ def _fill_row(bits: Any, label: Any, sums: Any, ends: Any) -> None:
         keys = np.empty(min(total, end - begin), np.uint32)
         parts.append(keys[: _collect(bits[begin:end], label[begin:end], chosen, keys)])
 
+    # Steps 1 to 4 of the module. The integer tables of the threads can be added in any order.
     in_threads(count, bits.size, bits.size)
     cells = sum(tables[1:], start=tables[0])
     size = int((cells[:, 0] & _COUNT).sum())

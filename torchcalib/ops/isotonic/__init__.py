@@ -1,12 +1,12 @@
 """Isotonic regression by the pool adjacent violators algorithm (PAVA), and PAVA with block constraints (PAVA-BC).
 
 Both algorithms divide a sequence, sorted by score, into blocks of consecutive elements, and fit each block by its mean.
-They differ in the rule for merging two neighbouring blocks. `reference` implements them in Python. `numba` and `triton`
-compile the same loops.
+They differ in the rule for merging two neighbouring blocks. `formula` has the loops in Python. `numba` compiles them,
+and `triton` repeats PAVA-BC for a GPU.
 """
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -15,7 +15,6 @@ from torch.nn.functional import pad
 
 from torchcalib.ops.dispatch import Backend, choose, implementation
 from torchcalib.ops.host_values import copied_to_cpu, largest, value_if_available
-from torchcalib.ops.isotonic import reference
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.operation import operation
 
@@ -135,30 +134,17 @@ def block_starts(
     columns = [column.detach().reshape(weight.shape[:-1].numel(), -1) for column in (weight, values)]
     bounds = [] if low is None or high is None else [low.flatten(), high.flatten()]
     if chosen == "rounds":
-        return reference.pava_rounds(*columns).view(weight.shape)
+        return _pava_rounds(*columns).view(weight.shape)
     source = implementation(op, chosen)
-    loop = source.pava_bc if op == "pava_bc" else source.pava
     if chosen == "triton":  # one kernel launch for all rows
-        found: Tensor = loop(*columns, *bounds, paper)
+        found: Tensor = source.pava_bc(*columns, *bounds, paper)
         return found.view(weight.shape)
-    # Other backends process one row at a time on the CPU.
+    # Other backends loop over the rows on the CPU.
     first = np.zeros(columns[0].shape, dtype=np.bool_)
-    first[:, :1] = True
-    given = [*columns, *bounds, *([] if begins is None else [begins.reshape(first.shape)])]
-    arrays = [x.contiguous().numpy() for x in copied_to_cpu(*given)]
-    groups = None if begins is None else [np.flatnonzero(row) for row in arrays.pop()]
-    limits = [bound.tolist() for bound in arrays[2:]]
-    arrays = arrays[:2]
-    for row, (w, v) in enumerate(zip(*(arrays if groups is None else _pooled(arrays, groups)), strict=True)):
-        row_options = [*(limit[row] for limit in limits), paper] if limits else []
-        if chosen == "numba":
-            buffers = [np.empty_like(w), np.empty_like(v), np.empty(len(w), dtype=np.int64)]
-        else:
-            w, v = w.tolist(), v.tolist()
-            buffers = [[0] * len(w) for _ in range(3)]
-        count = loop(w, v, *row_options, *buffers)
-        ends = buffers[2][: max(count - 1, 0)]
-        first[row, ends if groups is None else groups[row][ends]] = True
+    tied = [] if begins is None else [begins.reshape(first.shape)]
+    given = _arrays(*columns, *bounds, *tied)
+    own_bounds = given[2:4] if bounds else [None, None]
+    _call_loop(source.starts_of_rows, chosen, [*given[:2], given[-1] if tied else None, *own_bounds, paper], [first], 6)
     return torch.from_numpy(first).to(weight.device, non_blocking=True).view(weight.shape)
 
 
@@ -219,54 +205,72 @@ def augmented_fits(
     chosen = choose("augmented", n.device, backend)
     if backend == "auto" and _may_overflow(n, n):
         chosen = "python"  # arbitrary precision
-    loop = implementation("augmented", chosen).augmented
     rows, length = size.numel(), n.shape[-1]
     lower, upper = np.zeros((rows, length + 1)), np.ones((rows, length + 1))
-    given = (*(x.detach().reshape(rows, length) for x in (begins, positives, n)), size.flatten())
-    columns = [x.numpy() for x in copied_to_cpu(*given)]
-    for row, (is_first, k, m, stop) in enumerate(zip(*columns, strict=True)):
-        first = np.flatnonzero(is_first[:stop])
-        if not len(first):
-            continue
-        weight, values = (np.add.reduceat(x[:stop], first, dtype=np.int64) for x in (m, k))
-        run, rise = _augmented(loop, weight, values, chosen)
-        sizes = np.diff(first, append=stop)
-        upper[row, 0] = rise[0] / run[0]
-        upper[row, 1 : stop + 1] = np.append(rise[1:] / run[1:], 1).repeat(sizes)
-        # Label 0 is label 1 after the order and all labels are reversed.
-        run, rise = _augmented(loop, weight[::-1].copy(), (weight - values)[::-1].copy(), chosen)
-        lower[row, 1 : stop + 1] = ((run - rise) / run)[::-1].repeat(sizes)
-        lower[row, stop + 1 :] = lower[row, stop]
+    given = _arrays(*(x.detach().reshape(rows, length) for x in (begins, positives, n)), size.flatten())
+    _call_loop(implementation("augmented", chosen).augmented_of_rows, chosen, given, [lower, upper], 7)
     shape, wide = (*size.shape, length + 1), wide_dtype(n.device)
     low, high = (torch.from_numpy(x).to(n.device, wide, non_blocking=True).view(shape) for x in (lower, upper))
     return low, high
 
 
-def _augmented(
-    loop: Callable[..., None], weight: np.ndarray, values: np.ndarray, backend: Backend
-) -> tuple[np.ndarray, np.ndarray]:
-    """Run `reference.augmented`, and return `run` and `rise` of every group."""
-    length = len(weight)
+def _arrays(*counts: Tensor) -> list[Any]:
+    """Copy integer or boolean tensors to arrays on the CPU, int64 or bool."""
+    wide = (x if x.dtype == torch.bool else x.long() for x in copied_to_cpu(*counts))
+    return [x.contiguous().numpy() for x in wide]
+
+
+def _call_loop(
+    loop: Callable[..., None], backend: Backend, given: list[Any], results: list[Any], n_buffers: int
+) -> None:
+    """Call a loop of `formula` over rows with integer buffers. The Python backend gets lists instead of arrays."""
+    length = results[0].shape[-1] + 2
     if backend == "numba":
-        run, rise = np.empty_like(weight), np.empty_like(weight)
-        loop(weight, values, run, rise, np.empty(length + 2, np.int64), np.empty(length + 2, np.int64))
-        return run, rise
-    lists = [[0] * length for _ in range(2)]
-    loop(weight.tolist(), values.tolist(), *lists, *([0] * (length + 2) for _ in range(2)))
-    return np.array(lists[0]), np.array(lists[1])
+        loop(*given, *results, tuple(np.empty(length, np.int64) for _ in range(n_buffers)))
+        return
+    filled = [x.tolist() for x in results]
+    lists = [x.tolist() if isinstance(x, np.ndarray) else x for x in given]
+    loop(*lists, *filled, [[0] * length for _ in range(n_buffers)])
+    for into, rows in zip(results, filled, strict=True):
+        into[:] = rows
 
 
-def _pooled(columns: list[np.ndarray], groups: list[np.ndarray]) -> list[list[np.ndarray]]:
-    """Sum integer columns `(R, N)` over the tied groups of every row.
+def _pava_rounds(weight: Tensor, values: Tensor) -> Tensor:
+    """Pool adjacent violators by tensor operations: pool all violators at once, and repeat until there are none.
 
-    `groups` are the first indices of the groups, one array per row. Returns R arrays of sums for each column.
+    A sequence of blocks with non-increasing means is part of one block of the solution, so it is pooled as a whole. A
+    million labels require about 15 rounds of decreasing length. Real-valued targets can require one round per block,
+    for instance if only the last value is too low. So the loop is preferred for such targets, and on the CPU.
+
+    Args:
+        weight: weight of every element, `(R, G)`.
+        values: weight times target, `(R, G)`.
+
+    Returns:
+        True at the first element of each block, bool `(R, G)`. Every round synchronises the device.
     """
-    length = columns[0].shape[-1]
-    if all(len(first) == length for first in groups):
-        return [list(column.astype(np.int64)) for column in columns]
-    sizes = np.cumsum([len(first) for first in groups])[:-1]
-    begins = np.concatenate([row * length + first for row, first in enumerate(groups)])
-    return [np.split(np.add.reduceat(column.ravel(), begins, dtype=np.int64), sizes) for column in columns]
+    # Blocks of all rows in one sequence: first element, weight w, sum s and row. Initially each element is a block.
+    start = (weight > 0).flatten().nonzero().squeeze(-1)
+    w, s = weight.flatten()[start], values.flatten()[start]
+    row = start // max(weight.shape[-1], 1)
+    while True:
+        # A block violates the order if its mean is at least that of the next block in its row. Pool runs of violators.
+        violates = (s[:-1] * w[1:] >= s[1:] * w[:-1]) & (row[:-1] == row[1:])
+        is_start = torch.cat([torch.ones_like(row[:1], dtype=torch.bool), ~violates])
+        kept = is_start.nonzero().squeeze(-1)  # the only operation of a round that synchronises the device
+        if len(kept) == len(start):
+            break
+        block = is_start.cumsum(0) - 1
+        start, row = start[kept], row[kept]
+        w = w.new_zeros(start.shape).index_add_(0, block, w)
+        s = s.new_zeros(start.shape).index_add_(0, block, s)
+    # The first block of each row starts at its first element, even if this has weight 0.
+    leads = torch.ones_like(row, dtype=torch.bool)
+    leads[1:] = row[1:] != row[:-1]
+    first = torch.zeros_like(weight, dtype=torch.bool)
+    first.view(-1)[start] = ~leads
+    first[:, :1] = True
+    return first
 
 
 def _may_overflow(weight: Tensor, values: Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""The constrained PAVA (PAVA-BC) of `isotonic.reference` as a Triton kernel, with one program per row.
+"""The constrained PAVA (PAVA-BC) of `isotonic.formula` as a Triton kernel, with one program per row.
 
 Only `dispatch` imports this module, because Triton is optional. The speed on a GPU has not been measured.
 
@@ -20,7 +20,7 @@ _MARKED = tl.constexpr(128)  # number of block starts that `_mark` stores at a t
 
 
 def pava_bc(weight: Tensor, values: Tensor, n_min: Tensor, n_max: Tensor, paper: bool) -> Tensor:
-    """Return True at the first element of each block of `reference.pava_bc`, bool `(R, G)`, without synchronising.
+    """Return True at the first element of each block of `formula.pava_bc`, bool `(R, G)`, without synchronising.
 
     Args:
         weight: number of samples in every tied group, in the order of the scores, int64 `(R, G)`.
@@ -41,7 +41,7 @@ def pava_bc(weight: Tensor, values: Tensor, n_min: Tensor, n_max: Tensor, paper:
 
 @triton.jit(do_not_specialize=["length"])
 def _pava_bc(weight, values, low, high, size, total, ends, first, length, paper: tl.constexpr):
-    """Run `reference.pava_bc` on one row."""
+    """Run `formula.pava_bc` on one row."""
     row = tl.program_id(0).to(tl.int64)
     n_min = tl.load(low + row)
     n_max = tl.load(high + row)

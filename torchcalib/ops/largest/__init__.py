@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from torchcalib.ops.dispatch import Backend, source_of
-from torchcalib.ops.largest.reference import formula
+from torchcalib.ops.largest.formula import largest_formula
 from torchcalib.ops.operation import fused
 from torchcalib.ops.softmax_stats import matrices
 
@@ -50,4 +50,4 @@ def _forward(backend: Backend, values: Tensor, target: Tensor, k: int, from_logi
     return entries.view(k, *lead).movedim(0, -1), rank
 
 
-_largest = fused(_forward, formula)
+_largest = fused(_forward, largest_formula)

@@ -4,8 +4,6 @@ A row is read in blocks. A block is skipped if its maximum, found by vector inst
 entry so far. In random order, few of the later blocks have a larger entry, which is inserted in order.
 """
 
-from typing import Any
-
 import numpy as np
 from torch import Tensor
 
@@ -15,7 +13,7 @@ _BLOCK = 64  # entries per block: a few vectors
 
 
 @lanes
-def _maximum(x: Any) -> Any:
+def _maximum(x):
     most = x[0]
     for k in range(1, x.size):
         most = max(most, x[k])
@@ -23,7 +21,7 @@ def _maximum(x: Any) -> Any:
 
 
 @lanes
-def _has_nan(x: Any) -> Any:
+def _has_nan(x):
     count = ZERO  # a sum uses vector instructions, unlike a loop that ends at the first NaN
     for k in range(x.size):
         count += ONE if x[k] != x[k] else ZERO
@@ -31,7 +29,7 @@ def _has_nan(x: Any) -> Any:
 
 
 @lanes
-def _number_above(x: Any, own: Any) -> Any:
+def _number_above(x, own):
     count = 0
     for k in range(x.size):
         count += x[k] > own
@@ -39,7 +37,7 @@ def _number_above(x: Any, own: Any) -> Any:
 
 
 @lanes
-def _number_at_least(x: Any, own: Any) -> Any:
+def _number_at_least(x, own):
     count = 0
     for k in range(x.size):
         count += x[k] >= own
@@ -47,7 +45,7 @@ def _number_at_least(x: Any, own: Any) -> Any:
 
 
 @compiled_loop
-def _fill(values: Any, target: Any, entries: Any, rank: Any, from_logits: Any) -> None:
+def _fill(values, target, entries, rank, from_logits):
     """Fill `entries` `(k, R)` and `rank` `(R,)` for float32 rows `(R, C)`."""
     n_rows, n_classes = values.shape
     k = len(entries)
@@ -83,5 +81,5 @@ def _fill(values: Any, target: Any, entries: Any, rank: Any, from_logits: Any) -
 
 
 def forward(values: Tensor, target: Tensor, from_logits: bool, entries: Tensor, rank: Tensor) -> None:
-    """Fill `entries` and `rank` as `reference.forward` does, for float32 and narrower dtypes."""
+    """Fill `entries` and `rank` as `formula.forward` does, for float32 and narrower dtypes."""
     by_rows(_fill, values, [target.numpy(), entries.numpy(), rank.numpy()], (from_logits,))

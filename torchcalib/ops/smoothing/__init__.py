@@ -22,7 +22,15 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from torchcalib.ops.operation import operation
-from torchcalib.ops.smoothing.cells import COARSE_STEPS, FINEST, FINEST_STEPS, GRIDS, LEVELS, WIDEST_OWN_GRID, steps_of
+from torchcalib.ops.smoothing.formula import (
+    COARSE_STEPS,
+    FINEST,
+    FINEST_STEPS,
+    GRIDS,
+    LEVELS,
+    WIDEST_OWN_GRID,
+    steps_of,
+)
 
 _EPS = 1e-4  # added to every density, as published
 _MIN_POINTS = 200  # smallest number of evaluation points; for widths below 0.05 the number is 10 / width
@@ -149,12 +157,11 @@ def _best_width(sums: Tensor) -> Tensor:
 def _search(error: Callable[[Tensor], Tensor], low: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     """Return the best widths in 1024ths and the errors at these widths.
 
-    Args:
-        error: maps widths in 1024ths, int64, to errors of the same shape.
-        low: zeros, int64, of this shape.
-        value: errors at the width 1, for elements whose error is not below any smaller width.
+    `error` maps widths in 1024ths to errors of the same shape. `low` are zeros. `value` are the errors at the width 1,
+    for elements whose error is not below any smaller width.
     """
     high = torch.full_like(low, LEVELS)
+    # Invariant: the width `low` is below its error or 0, and the width `high` is at least its error or 1.
     for _ in range(int(math.log2(LEVELS))):
         middle = (low + high) // 2
         found = error(middle)
@@ -192,13 +199,15 @@ class _ReplicateErrors:
         Convolution, inverse transform and interpolation are one matrix, frequencies x points. It has only the
         frequencies that the kernel passes, which are few if the kernel is wide and not cut off at 1/2.
         """
+        # 1. Spectrum of the kernel, and its last frequency that float64 distinguishes from 0.
         kernel = _transform(_kernel(COARSE_STEPS, torch.tensor([width], dtype=self._weight.dtype))).real
         passes = kernel.abs() > torch.finfo(kernel.dtype).eps * kernel.abs().amax()
         n = int(passes.nonzero().amax()) + 1
         kernel = kernel[:n].unsqueeze(-1).to(self._weight.device, non_blocking=True)
         frequency = torch.arange(n, device=kernel.device).unsqueeze(-1)
-        # Frequencies other than the first and the last occur twice, with both signs.
+        # 2. Factors of the inverse transform. Frequencies except the first and the last occur twice, with both signs.
         kernel = kernel * torch.where(frequency % COARSE_STEPS == 0, 1, 2) / (2 * COARSE_STEPS)
+        # 3. Cosines of all frequencies at the points, by linear interpolation between the nodes as in `at_points`.
         n_points = _n_points(width)
         if len(self._cosines.get(n_points, ())) < n:
             node, above, _ = _Grid(self._spectra[1], self._weight.new_full((), width), n_points).points()
@@ -261,17 +270,11 @@ class _Candidates:
 
 @dataclass(frozen=True)
 class _Grid:
-    """Residual and weight on a grid of m steps, and the kernel width.
+    """Residual and weight on a grid of m steps, and the kernel width."""
 
-    Attributes:
-        spectrum: Fourier transform of residual and weight at the nodes of the grid, `(..., 2, m + 1)`.
-        width: kernel width `(...)`.
-        most_points: largest number of evaluation points of a batch element, P.
-    """
-
-    spectrum: Tensor
-    width: Tensor
-    most_points: int
+    spectrum: Tensor  # Fourier transform of residual and weight at the nodes of the grid, `(..., 2, m + 1)`
+    width: Tensor  # kernel width `(...)`
+    most_points: int  # largest number of evaluation points of a batch element, P
 
     @property
     def steps(self) -> int:
@@ -297,6 +300,7 @@ class _Grid:
 
     def at_points(self) -> Tensor:
         """Return smoothed residual and density at the evaluation points, `(..., 2, P)`; 0 at missing points."""
+        # Convolution theorem, for the reflected values of period 2 m. Only the nodes 0 to m are needed.
         m = self.steps
         smoothed = _inverse(self.spectrum * self.kernel())[..., : m + 1]
         node, above, is_point = self.points()
@@ -313,21 +317,22 @@ def _error_on_grid(grid: _Grid) -> Tensor:
 
 def _slopes_on_grid(grid: _Grid) -> Tensor:
     """Return `_slopes` for one grid, by the transposed steps of the smoothing in reverse order."""
+    # The smoothing is linear in the cell sums: rounding to nodes, convolution, and interpolation at the points.
     m = grid.steps
     residual, density = grid.at_points().unbind(-2)
     node, above, is_point = grid.points()
-    # Gradients in the smoothed residual and density at the evaluation points.
+    # 1. Gradients in the smoothed residual and density at the evaluation points.
     grad_points = torch.stack((residual.sign(), torch.ones_like(density)), -2).masked_fill(~is_point, 0)
     node = node.expand(grad_points.shape)
-    # Transpose of the linear interpolation between nodes.
+    # 2. Transpose of the linear interpolation between nodes.
     grad_smoothed = grad_points.new_zeros((*grad_points.shape[:-1], 2 * m))
     grad_smoothed = grad_smoothed.scatter_add(-1, node, grad_points * (1 - above)).scatter_add(
         -1, node + 1, grad_points * above
     )
-    # Transpose of the convolution: multiply by the conjugate spectrum of the kernel. Then add the reflected half.
+    # 3. Transpose of the convolution: multiply by the conjugate spectrum of the kernel. Then add the reflected half.
     grad_reflected = _inverse(_transform(grad_smoothed) * grid.kernel().conj())
     grad_nodes = grad_reflected[..., : m + 1] + pad(grad_reflected[..., m + 1 :].flip(-1), (1, 1))
-    # Transpose of the linear rounding of samples to nodes.
+    # 4. Transpose of the linear rounding of samples to nodes.
     below = _node_below(m, grad_nodes.device)
     lower, upper = grad_nodes[..., below], grad_nodes[..., below + 1]
     return torch.stack((lower + below * (lower - upper), m * (upper - lower)), -2)

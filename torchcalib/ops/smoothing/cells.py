@@ -19,23 +19,7 @@ from torchcalib.ops.bin_sums import Noise
 from torchcalib.ops.dispatch import Backend, source_of
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.operation import fused, gradient_of, operation
-
-LEVELS = 1024  # kernel widths are multiples of 1 / 1024, because the search for a width bisects [0, 1] ten times
-FINEST = 2  # smallest width in 1024ths, because the published search ends at 0.001
-COARSE_STEPS = 1000
-WIDEST_OWN_GRID = 10  # largest width in 1024ths that has its own grid
-
-
-def steps_of(width: float) -> int:
-    """Return the number of grid steps for a kernel width, as published."""
-    return max(2 * COARSE_STEPS, round(20 / width)) // 2
-
-
-# Omit a grid if a finer grid contains all its nodes. An example is the grid for 8 / 1024, given the grid for 2 / 1024.
-_OWN_STEPS = [steps_of(level / LEVELS) for level in range(FINEST, WIDEST_OWN_GRID + 1)]
-GRIDS = [COARSE_STEPS, *(m for m in _OWN_STEPS if not any(other > m and other % m == 0 for other in _OWN_STEPS))]
-N_CELLS = sum(GRIDS)
-FINEST_STEPS = max(GRIDS)
+from torchcalib.ops.smoothing.formula import N_CELLS, cell_formula
 
 
 def cell_index(confidence: Tensor, backend: Backend = "auto") -> Tensor:
@@ -110,14 +94,6 @@ def _compute_sums(
     return sums
 
 
-def _formula(confidence: Tensor, outcome: Tensor, weights: Tensor | None, noise: Noise, copies: bool) -> Tensor:
-    wide = wide_dtype(confidence.device)
-    columns = event_columns(confidence.to(wide), outcome.to(wide), weights, noise, copies)
-    index, zeros = cell_index(confidence), columns[0].new_zeros((*confidence.shape[:-1], N_CELLS))
-    # Scatter the columns one by one, because stacking them first takes twice as long.
-    return torch.stack([zeros.scatter_add(-1, index, column) for column in columns], -2)
-
-
 def _gradient(
     backend: Backend,
     arguments: list[Any],
@@ -125,9 +101,9 @@ def _gradient(
     needed: list[int],
     grads: Tensor,
 ) -> list[Tensor]:
-    """Return the gradient in the confidence; if other gradients are needed, differentiate `_formula` instead."""
+    """Return the gradient in the confidence; if other gradients are needed, differentiate `cell_formula` instead."""
     if needed != [0]:
-        return gradient_of(_formula, arguments, needed, grads)
+        return gradient_of(cell_formula, arguments, needed, grads)
     confidence = arguments[0]
     slopes = torch.empty(confidence.shape, dtype=confidence.dtype, device=confidence.device)
     if confidence.numel():
@@ -142,20 +118,4 @@ def _flatten_batch(*columns: Tensor | None) -> list[Tensor | None]:
     return [None if x is None else x.detach().reshape(-1, x.shape[-1]) for x in columns]
 
 
-_sums = fused(_compute_sums, _formula, _gradient)
-
-
-def event_columns(p: Tensor, y: Tensor, weights: Tensor | None, noise: Noise, copies: bool) -> list[Tensor]:
-    """Return the 5 or 6 terms of `smoothing_sums` for every event, `(..., N)` each; tensors have dtype `wide_dtype`."""
-    if weights is not None:
-        absent = weights == 0
-        p, y, weights = p.masked_fill(absent, 0), y.masked_fill(absent, 0), weights.masked_fill(absent, 0)
-    spread = p * (1 - p)
-    columns = [torch.ones_like(p), p, y, spread, p * y]
-    columns = columns if weights is None else [column * weights for column in columns]
-    if noise != "none":
-        variance = (y - p).square() if noise == "shares" else spread
-        if weights is not None:
-            variance = variance * (weights if copies else weights.square())
-        columns.insert(4, variance.detach())
-    return columns
+_sums = fused(_compute_sums, cell_formula, _gradient)

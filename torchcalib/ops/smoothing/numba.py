@@ -4,13 +4,12 @@ Results do not depend on the number of threads. The division into pieces depends
 sums of the pieces are added in order.
 """
 
-from typing import Any
-
 import numpy as np
 from torch import Tensor
 
-from torchcalib.ops.numba_math import BLOCK, columns_of, compiled_loop, step
-from torchcalib.ops.smoothing.cells import GRIDS, N_CELLS
+from torchcalib.ops.bin_sums.numba import columns_of
+from torchcalib.ops.numba_math import BLOCK, compiled_loop, step
+from torchcalib.ops.smoothing.formula import GRIDS, N_CELLS
 from torchcalib.ops.threads import in_threads
 
 _PIECE = 2**16  # events per piece in functions that return one value per event
@@ -21,7 +20,7 @@ _LAST = np.int32(N_CELLS - 1)
 
 
 @step
-def _cells(confidence: Any, out: Any) -> None:
+def _cells(confidence, out):
     """Fill `out` with the cell of every confidence p: the sum of floor(p * steps) over all grids."""
     a, b, c, d, e, f, g = _STEPS  # unrolled, because numba does not vectorise a loop over the grids
     for i in range(confidence.size):
@@ -32,7 +31,7 @@ def _cells(confidence: Any, out: Any) -> None:
 
 
 @compiled_loop
-def _fill_cells(confidence: Any, index: Any) -> None:
+def _fill_cells(confidence, index):
     block = np.empty(BLOCK, np.int32)
     for start in range(0, confidence.size, BLOCK):
         values = confidence[start : start + BLOCK]
@@ -42,8 +41,9 @@ def _fill_cells(confidence: Any, index: Any) -> None:
 
 
 @compiled_loop
-def _sums(confidence: Any, outcome: Any, weights: Any, noise: Any, sums: Any) -> None:
-    """Add events to the `smoothing_sums` of their cells; `noise` is as for `bin_sums.numba_events.add_events`."""
+def _sums(confidence, outcome, weights, noise, sums):
+    """Add events to the `smoothing_sums` of their cells; `noise` is as for `bin_sums.numba.add_events`."""
+    # There are thousands of cells, so consecutive events seldom wait for each other, unlike in `add_events`.
     product_row = len(sums) - 1
     cells = np.empty(BLOCK, np.int32)
     w = 1.0
@@ -69,7 +69,7 @@ def _sums(confidence: Any, outcome: Any, weights: Any, noise: Any, sums: Any) ->
 
 
 @compiled_loop
-def _gradient(confidence: Any, outcome: Any, weights: Any, upstream: Any, slopes: Any) -> None:
+def _gradient(confidence, outcome, weights, upstream, slopes):
     cells = np.empty(BLOCK, np.int32)
     w = 1.0
     for start in range(0, confidence.size, BLOCK):
@@ -85,7 +85,7 @@ def _gradient(confidence: Any, outcome: Any, weights: Any, upstream: Any, slopes
 
 
 def cells(confidence: Tensor, index: Tensor) -> None:
-    """Fill `index` with the cell of every confidence; shapes as for `reference.cells`."""
+    """Fill `index` with the cell of every confidence; shapes as for `chunked.cells`."""
     starts = range(0, len(index), _PIECE)
 
     def fill(begin: int, end: int) -> None:
@@ -97,7 +97,7 @@ def cells(confidence: Tensor, index: Tensor) -> None:
 
 
 def sums(confidence: Tensor, outcome: Tensor, weights: Tensor | None, noise: str, copies: bool, into: Tensor) -> None:
-    """Fill `into` with the cell sums; arguments as for `reference.sums`."""
+    """Fill `into` with the cell sums; arguments as for `chunked.sums`."""
     n_series, n = confidence.shape
     noise_kind = None if noise == "none" else (noise == "shares", weights is not None and not copies)
     size = max(_PER_CELL * N_CELLS, -(-n // _PIECES))
@@ -118,7 +118,7 @@ def sums(confidence: Tensor, outcome: Tensor, weights: Tensor | None, noise: str
 
 
 def gradient(confidence: Tensor, outcome: Tensor, weights: Tensor | None, upstream: Tensor, slopes: Tensor) -> None:
-    """Fill `slopes` with the gradient in the confidence; arguments as for `reference.gradient`."""
+    """Fill `slopes` with the gradient in the confidence; arguments as for `chunked.gradient`."""
     n_series, n = confidence.shape
     starts = range(0, n, _PIECE)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torchcalib.ops.dispatch import Backend, source_of
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.operation import fused
-from torchcalib.ops.softmax_stats.reference import formula
+from torchcalib.ops.softmax_stats.formula import row_formula
 
 _N_SCORES = 4
 
@@ -22,20 +22,13 @@ class Rows(NamedTuple):
     """Statistics of rows with probabilities q and label h, each `(..., N)`. In a row with NaN, all but `top` are NaN.
 
     Without a tolerance, `log_prob` of a row of probabilities with NaN can be log q_h.
-
-    Attributes:
-        log_prob: log q_h in nats; -inf where q_h = 0.
-        squared_error: sum_k (q_k - 1[k = h])^2, accurate even for q_h near 1.
-        neg_entropy: sum_k q_k log q_k in nats, with 0 log 0 = 0.
-        confidence: max_k q_k.
-        top: class with the largest probability, the first one if tied; int64.
     """
 
-    log_prob: Tensor
-    squared_error: Tensor
-    neg_entropy: Tensor
-    confidence: Tensor
-    top: Tensor
+    log_prob: Tensor  # log q_h in nats; -inf where q_h = 0
+    squared_error: Tensor  # sum_k (q_k - 1[k = h])^2, accurate even for q_h near 1
+    neg_entropy: Tensor  # sum_k q_k log q_k in nats, with 0 log 0 = 0
+    confidence: Tensor  # max_k q_k
+    top: Tensor  # class with the largest probability, the first one if tied; int64
 
 
 def rows(
@@ -75,17 +68,17 @@ def _forward(
     """Return the first four statistics of `Rows` as one tensor `(..., 4, N)`, and the top classes `(..., N)`."""
     values = values.detach()
     lead = values.shape[:-1]
-    scores = torch.empty((_N_SCORES, *lead), dtype=wide_dtype(values.device), device=values.device)
-    top = torch.empty(lead, dtype=torch.int64, device=values.device)
+    if not values.numel():
+        scores = values.new_empty((*lead[:-1], _N_SCORES, lead[-1]), dtype=wide_dtype(values.device))
+        return scores, values.new_empty(lead, dtype=torch.int64)
     source = source_of("rows", values.device.type, values.dtype, backend)
     if values.dim() == 2:
-        if values.numel():
-            source.forward(values, target, from_logits, tolerance, scores, top)
+        scores, top = source.forward(values, target, from_logits, tolerance)
         return scores, top
-    labels, row_scores, row_tops = target.reshape(-1), scores.view(_N_SCORES, -1), top.view(-1)
-    for row_slice, matrix in matrices(values):
-        source.forward(matrix, labels[row_slice], from_logits, tolerance, row_scores[:, row_slice], row_tops[row_slice])
-    return scores.movedim(0, -2), top
+    labels = target.reshape(-1)
+    parts = [source.forward(matrix, labels[rows], from_logits, tolerance) for rows, matrix in matrices(values)]
+    scores, top = (torch.cat(column, -1) for column in zip(*parts, strict=True))
+    return scores.view(_N_SCORES, *lead).movedim(0, -2), top.view(lead)
 
 
 def _gradient(
@@ -102,7 +95,7 @@ def _gradient(
     return [out for _ in needed]
 
 
-_rows = fused(_forward, formula, _gradient)
+_rows = fused(_forward, row_formula, _gradient)
 
 
 def matrices(values: Tensor, start: int = 0) -> list[tuple[slice, Tensor]]:

@@ -3,15 +3,30 @@
 A loop processes a row in blocks of 1,024 entries, which stay in the level-1 cache for several vector passes. The passes
 compute exp of the differences from the maximum, and sums. The sums exclude the top entry, whose exp is 1, because it
 would round small entries to 0. Arithmetic is float32 within a block and float64 across blocks.
+
+The loops run in the OpenMP threads of torch if possible. A sleeping Python thread takes about 50 microseconds to start.
+OpenMP threads keep running for a moment after every operator of torch, and start at once. So two threads halve the time
+of 256 rows with 1,000 classes. torch loads its OpenMP library with global symbols. On Linux, the libraries of GNU, LLVM
+and Intel all have GOMP_parallel, which calls a function in every thread.
+
+A process that is forked after torch has used its threads, and imports this module only then, waits forever at its first
+large batch. Operators of torch have the same limitation. Workers of a `DataLoader` use one thread, and do not wait.
 """
 
+import ctypes
 import math
+import os
 import struct
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
+import llvmlite.ir
 import numba
 import numpy as np
 import torch
+from numba import types
+from numba.extending import intrinsic
 from torch import Tensor
 
 from torchcalib.ops.numba_math import (
@@ -33,14 +48,13 @@ from torchcalib.ops.numba_math import (
     log1p,
     step,
 )
-from torchcalib.ops.openmp import in_openmp, pointer, range_of_thread
 
 _FEW_CLASSES = 48  # largest number of classes for which vector instructions span 64 rows instead of one row
 _LANES = 64  # rows per block for few classes; the last block has unused rows, because scalar code rounds differently
 
 
 @step
-def _extreme_bits(bits: Any) -> Any:
+def _extreme_bits(bits):
     most, least = np.int32(-(2**31)), np.int32(2**31 - 1)
     for k in range(bits.size):
         most, least = max(most, bits[k]), min(least, bits[k])
@@ -48,7 +62,7 @@ def _extreme_bits(bits: Any) -> Any:
 
 
 @step
-def _first_equal(x: Any, value: Any) -> Any:
+def _first_equal(x, value):
     """Return the index of the first entry that equals `value`, or the number of entries if there is none."""
     none = np.int32(x.size)
     first = none
@@ -58,7 +72,7 @@ def _first_equal(x: Any, value: Any) -> Any:
 
 
 @compiled_loop
-def _first_largest(row: Any, bits: Any) -> Any:
+def _first_largest(row, bits):
     """Return the index of the first maximum of a row; arbitrary for a row with NaN, whose sums are NaN.
 
     The maximum is computed from `bits`, the row as integers, because the float maximum does not compile to vector
@@ -75,7 +89,7 @@ def _first_largest(row: Any, bits: Any) -> Any:
 
 
 @lanes
-def _sums(x: Any, y: Any) -> Any:
+def _sums(x, y):
     """Return the sums of x, x^2 and x y over a block."""
     once, square, product = ZERO, ZERO, ZERO
     for k in range(x.size):
@@ -86,31 +100,34 @@ def _sums(x: Any, y: Any) -> Any:
 
 
 @step
-def _logit_gradient(shifted: Any, exps: Any, scale: Any, a: Any, b: Any, c: Any, out: Any) -> None:
-    """Fill `out` with q (a + b q + c shifted) for q = scale * exps; `reference.backward` defines a, b and c."""
+def _logit_gradient(shifted, exps, scale, a, b, c, out):
+    """Fill `out` with q (a + b q + c shifted) for q = scale * exps; `chunked.backward` defines a, b and c."""
     for k in range(exps.size):
         q = exps[k] * scale
         out[k] = q * (a + b * q + c * shifted[k])
 
 
 @step
-def _probability_gradient(q: Any, logs: Any, b: Any, c: Any, out: Any) -> None:
-    """Fill `out` with b q + c (log q + 1), or 0 where q = 0; `reference.backward` defines b and c."""
+def _probability_gradient(q, logs, b, c, out):
+    """Fill `out` with b q + c (log q + 1), or 0 where q = 0; `chunked.backward` defines b and c."""
     for k in range(q.size):
         slope = logs[k] + ONE if q[k] != ZERO else ZERO
         out[k] = b * q[k] + c * slope
 
 
 @compiled_loop
-def _forward_logits(values: Any, target: Any, scores: Any, tops: Any) -> None:
-    """Fill `scores` and `tops` from float32 logits, one row at a time; arguments as for `reference.forward`."""
+def _forward_logits(values, target, scores, tops):
+    """Fill `scores` and `tops` from float32 logits, one row at a time; arguments as for `chunked.forward`."""
     n_rows, n_classes = values.shape
     bits = values.view(np.int32)
     shifted, exps = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
     for i in range(n_rows):
+        # 1. Top class and maximum m of the row, in a separate pass: exp(x - m) cannot overflow, and no sum has to be
+        #    rescaled later, unlike in an online softmax. A row of 1,000 classes stays in the cache between the passes.
         row, h = values[i], target[i]
         top = _first_largest(row, bits[i])
         largest = row[top]
+        # 2. With d = x - m and e = exp d, the sums over the other classes of e (R), of e^2 (S) and of e d (P).
         rest, squares, product = 0.0, 0.0, 0.0  # sums that exclude the top entry, whose exp is 1
         for start in range(0, n_classes, BLOCK):
             x = row[start : start + BLOCK]
@@ -119,12 +136,14 @@ def _forward_logits(values: Any, target: Any, scores: Any, tops: Any) -> None:
                 fill_limits(x, y, e)
             else:
                 fill_exps(x, largest, y, e)
+            # The top entry has e = 1. Adding it to float32 sums would round small entries to 0.
             if start <= top < start + x.size and e[top - start] == ONE:
                 e[top - start] = ZERO
             sums = _sums(e, y)
             rest += sums[0]
             squares += sums[1]
             product += sums[2]
+        # 3. Z = 1 + R is the sum of all e. The entropy is sum_k q_k log q_k = P / Z - log Z, and max_k q_k = 1 / Z.
         total = 1 + rest
         log_total = math.log1p(rest)
         tops[i] = top
@@ -135,7 +154,8 @@ def _forward_logits(values: Any, target: Any, scores: Any, tops: Any) -> None:
             continue
         shift = 0.0 if row[h] == largest else np.float64(row[h]) - np.float64(largest)
         scores[0, i] = shift - log_total
-        # Squared error sum_k q_k^2 - 2 q_h + 1; for the top class, 1 - q_h = rest / total avoids cancellation.
+        # 4. log q_h = x_h - m - log Z, and the squared error sum_k q_k^2 - 2 q_h + 1. If h is the top class, it is
+        #    (R^2 + S) / Z^2, because 1 - q_h = R / Z: no cancellation.
         if h == top:
             scores[1, i] = (rest * rest + squares) / (total * total)
         else:
@@ -147,7 +167,7 @@ def _forward_logits(values: Any, target: Any, scores: Any, tops: Any) -> None:
 
 
 @step
-def _update_maximum(x: Any, k: Any, largest: Any, tops: Any) -> None:
+def _update_maximum(x, k, largest, tops):
     """Update the running maxima `largest` and their classes `tops` with the logits `x` of class `k`."""
     for i in range(_LANES):
         tops[i] = np.int32(k) if x[i] > largest[i] else tops[i]
@@ -156,7 +176,7 @@ def _update_maximum(x: Any, k: Any, largest: Any, tops: Any) -> None:
 
 
 @step
-def _fill_exps_of_rows(x: Any, largest: Any, shifted: Any, exps: Any) -> None:
+def _fill_exps_of_rows(x, largest, shifted, exps):
     """Fill `shifted` with the differences from the maxima of the rows, at least `LOWEST`, and `exps` with their exp."""
     for i in range(_LANES):
         shift = max(x[i] - largest[i], LOWEST)
@@ -165,26 +185,26 @@ def _fill_exps_of_rows(x: Any, largest: Any, shifted: Any, exps: Any) -> None:
 
 
 @step
-def _clear_at(k: Any, places: Any, x: Any) -> None:
+def _clear_at(k, places, x):
     """Set `x` to 0 in the rows whose top class is `k`."""
     for i in range(_LANES):
         x[i] = ZERO if places[i] == k else x[i]
 
 
 @step
-def _add(x: Any, total: Any) -> None:
+def _add(x, total):
     for i in range(_LANES):
         total[i] += x[i]
 
 
 @step
-def _add_product(x: Any, y: Any, total: Any) -> None:
+def _add_product(x, y, total):
     for i in range(_LANES):
         total[i] += x[i] * y[i]
 
 
 @step
-def _replace_by_limits(x: Any, largest: Any) -> None:
+def _replace_by_limits(x, largest):
     """Replace logits of rows with +inf by logits with the limit of their softmax: 0 for +inf, and otherwise -inf."""
     for i in range(_LANES):
         if largest[i] == INF:
@@ -194,22 +214,22 @@ def _replace_by_limits(x: Any, largest: Any) -> None:
 
 
 @step
-def _column() -> Any:
+def _column():
     """Return an uninitialised array with one number per row."""
     return np.empty(_LANES, np.float32)
 
 
 @step
-def _log_totals(rest: Any, out: Any) -> None:
+def _log_totals(rest, out):
     for i in range(_LANES):
         out[i] = log1p(rest[i])
 
 
 @compiled_loop
-def _forward_few_logits(values: Any, target: Any, scores: Any, tops: Any) -> None:
+def _forward_few_logits(values, target, scores, tops):
     """Fill `scores` and `tops` from float32 logits of few classes, by vector instructions that span 64 rows.
 
-    One row is too short for vector instructions. Arguments as for `reference.forward`.
+    One row is too short for vector instructions. Arguments as for `chunked.forward`.
     """
     n_rows, n_classes = values.shape
     x = np.zeros((n_classes, _LANES), np.float32)
@@ -217,17 +237,20 @@ def _forward_few_logits(values: Any, target: Any, scores: Any, tops: Any) -> Non
     largest, shifted, exps, rest = _column(), _column(), _column(), _column()
     squares, product, log_totals = _column(), _column(), np.empty(_LANES)
     for start in range(0, n_rows, _LANES):
+        # 1. Transpose a block of rows, so that a vector instruction processes one class of several rows.
         n = min(_LANES, n_rows - start)
         for i in range(n):
             h = target[start + i]
             labels[i] = h if 0 <= h < n_classes else -1
             for k in range(n_classes):
                 x[k, i] = values[start + i, k]
+        # 2. Maximum m and first top class of each row.
         largest[:], places[:] = x[0], 0
         for k in range(1, n_classes):
             _update_maximum(x[k], k, largest, places)
         if _first_equal(largest, INF) < _LANES:
             _replace_by_limits(x, largest)
+        # 3. The sums R, S and P of `_forward_logits`. With at most 48 classes, float32 sums are accurate enough.
         rest[:], squares[:], product[:] = ZERO, ZERO, ZERO
         for k in range(n_classes):
             _fill_exps_of_rows(x[k], largest, shifted, exps)
@@ -235,6 +258,7 @@ def _forward_few_logits(values: Any, target: Any, scores: Any, tops: Any) -> Non
             _add(exps, rest)
             _add_product(exps, exps, squares)
             _add_product(exps, shifted, product)
+        # 4. Scores as in `_forward_logits`, in float64.
         _log_totals(rest, log_totals)
         for i in range(n):
             h, top, log_total = labels[i], places[i], log_totals[i]
@@ -255,13 +279,14 @@ def _forward_few_logits(values: Any, target: Any, scores: Any, tops: Any) -> Non
 
 
 @compiled_loop
-def _forward_probabilities(values: Any, target: Any, scores: Any, tops: Any, tolerance: Any) -> None:
-    """Fill `scores` and `tops` from float32 probabilities; arguments as for `reference.forward`."""
+def _forward_probabilities(values, target, scores, tops, tolerance):
+    """Fill `scores` and `tops` from float32 probabilities; arguments as for `chunked.forward`."""
     n_rows, n_classes = values.shape
     bits = values.view(np.int32)
     buffer = np.empty(BLOCK, np.float32)
     for i in range(n_rows):
         row, h = values[i], target[i]
+        # 1. Start the sums of q and q log q with the top entry.
         top = _first_largest(row, bits[i])
         q_top = np.float64(row[top])
         squares = 0.0  # without the top entry, whose square would round small squares to 0
@@ -271,7 +296,7 @@ def _forward_probabilities(values: Any, target: Any, scores: Any, tops: Any, tol
             q = row[start : start + BLOCK]
             logs = buffer[: q.size]
             fill_logs(q, logs)
-            # Sum the entries before and after the top entry. Subtracting its terms from the sums would lose digits.
+            # 2. Sum the entries before and after the top entry. Subtracting its terms from the sums would lose digits.
             here = min(max(top - start, 0), q.size)
             below, above = _sums(q[:here], logs[:here]), _sums(q[here:], logs[here:])
             if here < q.size and start <= top:
@@ -280,7 +305,7 @@ def _forward_probabilities(values: Any, target: Any, scores: Any, tops: Any, tol
             squares += below[1] + above[1]
             entropy += below[2] + above[2]
         tops[i] = top
-        # entropy == entropy is False for NaN, which a negative probability causes.
+        # 3. Reject invalid rows. entropy == entropy is False for NaN, which a negative probability causes.
         if tolerance < math.inf and not (abs(total - 1) <= tolerance and q_top <= 1 and entropy == entropy):
             scores[:, i] = math.nan
             continue
@@ -289,46 +314,15 @@ def _forward_probabilities(values: Any, target: Any, scores: Any, tops: Any, tol
         if not 0 <= h < n_classes:
             scores[0, i] = scores[1, i] = math.nan
             continue
+        # 4. log q_h, and the squared error (1 - q_h)^2 + sum_(k != h) q_k^2.
         q_h = np.float64(row[h])
         scores[0, i] = math.log(q_h) if q_h > 0 else (-math.inf if q_h == 0 else math.nan)
         scores[1, i] = (1 - q_h) * (1 - q_h) + squares + (0.0 if h == top else q_top * q_top - q_h * q_h)
 
 
-_SMALL = 2**20  # largest number of entries that are converted at once, before the threads start; 4 MB in float32
-_TASK = struct.Struct("3q4qd")  # rows, classes, stride of `scores`; four addresses; tolerance
-
-
-@step
-def _own_rows(task: Any) -> Any:
-    """Return the arguments of a forward loop for the rows of the calling thread."""
-    numbers = numba.carray(task, 7, np.int64)
-    n, n_classes, stride = numbers[0], numbers[1], numbers[2]
-    begin, end = range_of_thread(n)
-    values = numba.carray(pointer(numbers[3]), (n, n_classes), np.float32)[begin:end]
-    target = numba.carray(pointer(numbers[4]), n, np.int64)[begin:end]
-    scores = numba.carray(pointer(numbers[5]), (4, stride), np.float64)[:, begin:end]
-    tops = numba.carray(pointer(numbers[6]), n, np.int64)[begin:end]
-    return values, target, scores, tops
-
-
-def _own_logits(task: Any) -> None:
-    values, target, scores, tops = _own_rows(task)
-    _forward_logits(values, target, scores, tops)
-
-
-def _own_few_logits(task: Any) -> None:
-    values, target, scores, tops = _own_rows(task)
-    _forward_few_logits(values, target, scores, tops)
-
-
-def _own_probabilities(task: Any) -> None:
-    values, target, scores, tops = _own_rows(task)
-    _forward_probabilities(values, target, scores, tops, numba.carray(task, 8, np.float64)[7])
-
-
 @compiled_loop
-def _backward_logits(values: Any, target: Any, scores: Any, tops: Any, grads: Any, out: Any) -> None:
-    """Fill `out` with the gradient in logits; see `reference.backward` for the formula."""
+def _backward_logits(values, target, scores, tops, grads, out):
+    """Fill `out` with the gradient in logits; see `chunked.backward` for the formula."""
     n_rows, n_classes = values.shape
     shifted, exps = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
     for i in range(n_rows):
@@ -340,16 +334,18 @@ def _backward_logits(values: Any, target: Any, scores: Any, tops: Any, grads: An
         if not 0 <= h < n_classes:
             out[i] = math.nan
             continue
+        # 1. Coefficients of the gradient q (a + b q + c d) with d = x - max x; `chunked.backward` has the formula.
         q_h, q_top = math.exp(scores[0, i]), scores[3, i]
         mean_shift = scores[2, i] - math.log(q_top)
         a = -grad_log - grad_confidence * q_top - 2 * grad_square * (scores[1, i] - 1 + q_h) - grad_entropy * mean_shift
         b = 2 * grad_square
+        # 2. All classes in float32, with q = q_top exp d: no sum over the row is computed again.
         for start in range(0, n_classes, BLOCK):
             x = row[start : start + BLOCK]
             y, e = shifted[: x.size], exps[: x.size]
             fill_exps(x, row[top], y, e)
             _logit_gradient(y, e, F(q_top), F(a), F(b), F(grad_entropy), out[i, start : start + BLOCK])
-        # Compute top class and label in float64: their gradients can have the factor 1 - q, which float32 rounds to 0.
+        # 3. Top class and label in float64: their gradients can have the factor 1 - q, which float32 rounds to 0.
         at_top = q_top * (a + b * q_top) + grad_confidence * q_top
         at_label = grad_log - b * q_h
         if h == top:
@@ -361,8 +357,8 @@ def _backward_logits(values: Any, target: Any, scores: Any, tops: Any, grads: An
 
 
 @compiled_loop
-def _backward_probabilities(values: Any, target: Any, scores: Any, tops: Any, grads: Any, out: Any) -> None:  # noqa: ARG001
-    """Fill `out` with the gradient in probabilities; see `reference.backward` for the formula."""
+def _backward_probabilities(values, target, scores, tops, grads, out):  # noqa: ARG001
+    """Fill `out` with the gradient in probabilities; see `chunked.backward` for the formula."""
     n_rows, n_classes = values.shape
     buffer = np.zeros(BLOCK, np.float32)
     for i in range(n_rows):
@@ -374,12 +370,14 @@ def _backward_probabilities(values: Any, target: Any, scores: Any, tops: Any, gr
         if not 0 <= h < n_classes:
             out[i] = math.nan
             continue
+        # 1. b q + c (log q + 1) for all classes. The logarithm is the larger part of the work, and often not needed.
         for start in range(0, n_classes, BLOCK):
             q = row[start : start + BLOCK]
             logs = buffer[: q.size]
             if grad_entropy != 0:
                 fill_logs(q, logs)
             _probability_gradient(q, logs, F(2 * grad_square), F(grad_entropy), out[i, start : start + BLOCK])
+        # 2. The terms of the label and of the top class, in float64.
         q_h = np.float64(row[h])
         out[i, h] = 2 * grad_square * (q_h - 1)
         if q_h > 0:
@@ -387,27 +385,103 @@ def _backward_probabilities(values: Any, target: Any, scores: Any, tops: Any, gr
         out[i, tops[i]] += grad_confidence
 
 
-def forward(values: Tensor, target: Tensor, from_logits: bool, tolerance: float, scores: Tensor, top: Tensor) -> None:
-    """Fill `scores` and `top` as `reference.forward` does, for float32 and narrower dtypes."""
+# Forward loops in the OpenMP threads of torch
+
+_SMALL = 2**20  # largest number of entries that are converted at once, before the threads start; 4 MB in float32
+_PER_THREAD = 2**15  # smallest number of input values per thread, as for the operators of torch
+_TASK = struct.Struct("2q4qd")  # rows and classes; four addresses; tolerance
+_PROCESS = os.getpid()  # a forked process has no OpenMP threads, and would wait for them forever
+_own_thread = types.ExternalFunction("omp_get_thread_num", types.intc())
+_n_threads = types.ExternalFunction("omp_get_num_threads", types.intc())
+
+
+@cache
+def _parallel() -> Callable[..., None] | None:
+    """Return GOMP_parallel(function, task, number of threads, flags), or None if there is no such function."""
+    try:
+        library = ctypes.CDLL(None)
+        parallel = library.GOMP_parallel
+        library.omp_get_thread_num  # noqa: B018 the compiled functions call it
+    except (AttributeError, OSError, TypeError):  # Windows raises TypeError
+        return None
+    parallel.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_uint, ctypes.c_uint]
+    parallel.restype = None
+    return parallel
+
+
+@cache
+def _compiled(function: Callable[[Any], None]) -> Any:
+    """Compile a function of the memory `_TASK`, which must not raise."""
+    return numba.cfunc("void(voidptr)", cache=True)(function)
+
+
+@intrinsic
+def _pointer(_, address):
+    """Convert an address to a pointer for `numba.carray`."""
+
+    def generate(context, builder, signature, arguments):  # noqa: ARG001
+        return builder.inttoptr(arguments[0], llvmlite.ir.IntType(8).as_pointer())
+
+    return types.voidptr(address), generate
+
+
+@step
+def _own_rows(task):
+    """Return the arguments of a forward loop for the rows of the calling thread."""
+    numbers = numba.carray(task, 6, np.int64)
+    n, n_classes, thread, n_threads = numbers[0], numbers[1], _own_thread(), _n_threads()
+    begin, end = n * thread // n_threads, n * (thread + 1) // n_threads
+    values = numba.carray(_pointer(numbers[2]), (n, n_classes), np.float32)[begin:end]
+    target = numba.carray(_pointer(numbers[3]), n, np.int64)[begin:end]
+    scores = numba.carray(_pointer(numbers[4]), (4, n), np.float64)[:, begin:end]
+    tops = numba.carray(_pointer(numbers[5]), n, np.int64)[begin:end]
+    return values, target, scores, tops
+
+
+def _own_logits(task):
+    values, target, scores, tops = _own_rows(task)
+    _forward_logits(values, target, scores, tops)
+
+
+def _own_few_logits(task):
+    values, target, scores, tops = _own_rows(task)
+    _forward_few_logits(values, target, scores, tops)
+
+
+def _own_probabilities(task):
+    values, target, scores, tops = _own_rows(task)
+    _forward_probabilities(values, target, scores, tops, numba.carray(task, 7, np.float64)[6])
+
+
+def forward(values: Tensor, target: Tensor, from_logits: bool, tolerance: float) -> tuple[Tensor, Tensor]:
+    """Return the statistics of every row as `chunked.forward` does, for float32 and narrower dtypes."""
+    scores = torch.empty(4, len(values), dtype=torch.float64)
+    top = torch.empty(len(values), dtype=torch.int64)
+    # 1. Small input is converted at once. Larger input is converted in pieces by the threads of `by_rows`.
     few = values.shape[-1] <= _FEW_CLASSES
     if values.numel() <= _SMALL:
         values, target = values.to(torch.float32).contiguous(), target.contiguous()
-    if values.dtype == torch.float32 and values.is_contiguous() and target.is_contiguous():
+    # 2. OpenMP passes one address to all threads. So the arguments are packed into memory, which each thread reads.
+    parallel = _parallel() if os.getpid() == _PROCESS else None
+    ready = values.dtype == torch.float32 and values.is_contiguous() and target.is_contiguous()
+    if parallel is not None and ready:
         addresses = values.data_ptr(), target.data_ptr(), scores.data_ptr(), top.data_ptr()
-        task = _TASK.pack(*values.shape, scores.stride(0), *addresses, tolerance)
+        task = _TASK.pack(*values.shape, *addresses, tolerance)
         function = _own_probabilities if not from_logits else _own_few_logits if few else _own_logits
-        if in_openmp(function, task, values.numel()):
-            return
+        n_threads = max(1, min(torch.get_num_threads(), values.numel() // _PER_THREAD))
+        parallel(_compiled(function).address, task, n_threads, 0)
+        return scores, top
     columns = target.numpy(), scores.numpy(), top.numpy()
     if from_logits:
         by_rows(_forward_few_logits if few else _forward_logits, values, columns)
     else:
         by_rows(_forward_probabilities, values, columns, (tolerance,))
+    return scores, top
 
 
 def backward(
     values: Tensor, target: Tensor, from_logits: bool, scores: Tensor, top: Tensor, grads: Tensor, out: Tensor
 ) -> None:
-    """Fill `out` as `reference.backward` does, for float32 and narrower dtypes."""
+    """Fill `out` as `chunked.backward` does, for float32 and narrower dtypes."""
     loop = _backward_logits if from_logits else _backward_probabilities
     by_rows(loop, values, [x.numpy() for x in (target, scores, top, grads)], out=out)

@@ -1,4 +1,4 @@
-"""Statistics of rows by Triton kernels; their speed has not been measured on a GPU.
+"""Statistics of rows by Triton kernels. Their speed on a GPU has not been measured.
 
 A program loads several rows of few classes, one row of many classes, or a part of a very long row. Its computation
 depends on the number of classes, dtype and strides, but not on the number of rows. Results of a row are therefore
@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from torchcalib.ops.softmax_stats.reference import backward
+from torchcalib.ops.softmax_stats.chunked import backward
 
 __all__ = ["backward", "forward"]  # the gradient uses plain torch
 
@@ -33,18 +33,20 @@ _LOWEST = tl.constexpr(-1000.0)  # exp of this number is 0 in every dtype
 _INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")  # the interpreter lacks inline assembly
 
 
-def forward(values: Tensor, target: Tensor, from_logits: bool, tolerance: float, scores: Tensor, top: Tensor) -> None:
-    """Fill `scores` and `top` as `reference.forward` does, without synchronising the device."""
+def forward(values: Tensor, target: Tensor, from_logits: bool, tolerance: float) -> tuple[Tensor, Tensor]:
+    """Compute `chunked.forward` without synchronising the device."""
     n_rows, n_classes = values.shape
+    scores = torch.empty(4, n_rows, dtype=torch.float64, device=values.device)
+    top = torch.empty(n_rows, dtype=torch.int64, device=values.device)
     rows, block, warps = _launch_shape(n_classes)
     layout = in_units(values)
-    row_arguments = [target, scores, scores.stride(0), top, n_rows, tolerance]
+    row_arguments = [target.contiguous(), scores, n_rows, top, n_rows, tolerance]
     with torch.cuda.device_of(values):  # Triton launches kernels on the current device
         if block <= _FEW_CLASSES:
             _read_rows[(triton.cdiv(n_rows, rows),)](
                 values, *layout, *row_arguments, from_logits, rows, block, num_warps=warps
             )
-            return
+            return scores, top
         parts = triton.cdiv(n_classes, block)
         dtype = torch.float64 if values.dtype == torch.float64 else torch.float32
         partial = torch.empty(4, n_rows, parts, dtype=dtype, device=values.device)
@@ -57,6 +59,7 @@ def forward(values: Tensor, target: Tensor, from_logits: bool, tolerance: float,
         _merge_parts[(triton.cdiv(n_rows, rows),)](
             values, *layout, partial, places, parts, *row_arguments, from_logits, rows, n_slots, num_warps=4
         )
+    return scores, top
 
 
 def in_units(values: Tensor) -> tuple[int, int, int, int]:
@@ -98,16 +101,19 @@ def _sums(values, row_at, column_stride, present, begin, n_classes, logits: tl.c
     For logits x these are the sums of e, e^2 and e d with d = x - max x and e = exp d. For probabilities q they are the
     sums of q, q^2 and q log q. NaN in a row makes its sums NaN. All results have the shape `[rows]`.
     """
+    # 1. Load a tile of rows x classes. Missing entries are -inf, which has no effect on the maximum and on exp.
     columns = begin + tl.arange(0, block)
     inside = present[:, None] & (columns < n_classes)[None, :]
     pointers = values + row_at[:, None] + columns.to(tl.int64)[None, :] * column_stride
     x = tl.load(pointers, mask=inside, other=float("-inf"))
     if x.dtype != tl.float64:
         x = x.to(tl.float32)
+    # 2. Maximum m and its first index.
     largest = tl.max(x, 1)
     # No entry equals a maximum of NaN; `place` is then n_classes.
     place = tl.min(tl.where(x == largest[:, None], columns[None, :], n_classes), 1)
     others = columns[None, :] != place[:, None]
+    # 3. Sums over the other entries: R, S and P of `numba._forward_logits`, relative to the maximum of this block.
     if logits:
         # Subtract 0 if all entries are -inf, so that every e is 0 and not NaN.
         d = x - tl.where(largest == float("-inf"), 0.0, largest)[:, None]
@@ -133,11 +139,13 @@ def _store_scores(
     largest, place, rest, squares, product, logits: tl.constexpr,
 ):  # fmt: skip
     """Compute and store the statistics of rows, from their largest entries and the sums over their other entries."""
+    # 1. Load the entry of the label again, which is faster than a search in the tile.
     label = tl.load(target + row, mask=present, other=0)
     known = (label >= 0) & (label < n_classes)
     x = tl.load(values + row_at + label * column_stride, mask=present & known, other=0).to(tl.float64)
     hit = label == place
     nan = float("nan")
+    # 2. Scores in float64, by steps 3 and 4 of `numba._forward_logits`.
     if logits:
         empty = largest == float("-inf")
         rest = tl.where(empty, nan, rest)
@@ -211,6 +219,7 @@ def _merge_parts(
     tops, n_rows, tolerance, logits: tl.constexpr, rows: tl.constexpr, n_slots: tl.constexpr,
 ):  # fmt: skip
     """Merge the results of `_read_parts` for each row, and store the statistics of the row."""
+    # 1. Maxima m_j, their indices and the sums of all parts j of a row.
     row = tl.program_id(0).to(tl.int64) * rows + tl.arange(0, rows)
     present = row < n_rows
     part = tl.arange(0, n_slots)
@@ -223,13 +232,14 @@ def _merge_parts(
     rest = tl.load(partial + column + at, mask=inside, other=0).to(tl.float64)
     squares = tl.load(partial + 2 * column + at, mask=inside, other=0).to(tl.float64)
     product = tl.load(partial + 3 * column + at, mask=inside, other=0).to(tl.float64)
+    # 2. Maximum m of the row. The first part with this maximum has its first index.
     largest = tl.max(high, 1)
     place = tl.min(tl.where(inside & (high == largest[:, None]), high_place, n_classes), 1)
     place = tl.minimum(place, n_classes - 1)
-    # The sums of a part exclude its top entry. Add these entries, except for the top entry of the row.
+    # 3. The sums of a part exclude its top entry. Add these entries, except for the top entry of the row.
     is_extra = inside & (high_place != place[:, None]) & (high != float("-inf"))
     if logits:
-        # Rescale by factor = exp(part maximum - row maximum); e d becomes factor e (d + gap).
+        # Rescale from m_j to m: with gap = m_j - m and factor = exp gap, e d becomes factor e (d + gap).
         gap = tl.where(high == largest[:, None], 0.0, high - largest[:, None])
         factor = tl.where(high == float("-inf"), 0.0, tl.exp(gap))
         gap = tl.where(factor == 0, 0.0, gap)

@@ -1,8 +1,10 @@
-"""Pool adjacent violators algorithm (PAVA): loops over one sequence, and an implementation in tensor operations.
+"""Pool adjacent violators algorithm (PAVA), with block constraints (PAVA-BC), and for an additional test sample.
 
-The loops process Python lists, because indexing a tensor in Python is slow. `numba` compiles them for arrays. They fill
-the buffers `size`, `total` and `ends`, each as long as the sequence, and return the number of blocks. Block b consists
-of the elements `ends[b-1]..ends[b]-1`, with weight `size[b]` and weighted sum `total[b]`.
+The loops process Python lists, because indexing a tensor in Python is slow. `numba` compiles them for arrays.
+`pava` and `pava_bc` get the weight of every element in the order of the scores, and its weight times target: for a tied
+group, the numbers of samples and positives. They fill the buffers `size`, `total` and `ends`, each at least as long as
+the sequence, and return the number of blocks. Block b consists of the elements `ends[b-1]..ends[b]-1`, with weight
+`size[b]` and weighted sum `total[b]`.
 
 The buffers are a stack of finished blocks; `w` and `s` are weight and sum of the current block. An element of weight 0
 belongs to the previous block, or at the start to the first block. Means are compared by products without division. This
@@ -10,9 +12,7 @@ is exact for int64 counts up to 3e9 samples, and for Python integers.
 """
 
 from collections.abc import MutableSequence, Sequence
-
-import torch
-from torch import Tensor
+from typing import Any
 
 
 def pava(
@@ -25,17 +25,8 @@ def pava(
     """Pool adjacent violators (PAVA): merge a block with the previous block unless its mean is higher.
 
     Source: Ayer et al. (1955); Best, Chakravarti: Active set algorithms for isotonic regression (1990).
-
-    Args:
-        weight: weight of every element, in the order of the scores.
-        values: weight times target of every element.
-        size: buffer for the weight of every block.
-        total: buffer for the sum of `values` in every block.
-        ends: buffer for the end of every block, the index after its last element.
-
-    Returns:
-        Number of blocks.
     """
+    # Blocks 0..count-1 have increasing means. The current block (w, s) is merged into them until its mean is higher.
     count = 0
     w = weight[0] * 0  # zero with the type of the elements, because numba variables have one type
     s = values[0] * 0
@@ -52,7 +43,9 @@ def pava(
             w = v
             s = y
             continue
-        w += v  # pool the element, then all previous blocks with at least the new mean
+        # Pool the element, then all previous blocks with at least the new mean. A block is merged at most once, so the
+        # cost is O(N).
+        w += v
         s += y
         while count > 0 and total[count - 1] * w >= s * size[count - 1]:
             count -= 1
@@ -78,18 +71,8 @@ def pava_bc(
 ) -> int:
     """Pool adjacent violators with block constraints (PAVA-BC): [TCE] Algorithm 2, and with `paper` Algorithm 3.
 
-    Args:
-        weight: number of samples in every tied group, in the order of the scores.
-        values: number of positives in every tied group.
-        n_min: smallest block size.
-        n_max: largest block size.
-        paper: whether to follow the paper instead of the authors' code.
-        size: buffer for the number of samples in every block.
-        total: buffer for the number of positives in every block.
-        ends: buffer for the end of every block, the index after its last group.
-
-    Returns:
-        Number of blocks.
+    Elements are tied groups. Block sizes are from `n_min` to `n_max`. `paper` selects the paper instead of the authors'
+    code.
 
     Reference:
         [TCE] Matsubara et al.: TCE: A test-based approach to measuring calibration error (UAI 2023).
@@ -183,13 +166,8 @@ def augmented(
     Source: Vovk, Petej, Fedorova: Large-scale probabilistic predictors with and without guarantees of validity (2015),
     Algorithms 1 and 2; here the first minorant is built from right to left, which needs no reversal of the stack.
 
-    Args:
-        weight: positive weight of every group, in the order of the scores.
-        values: number of positives in every group.
-        run: buffer for the weight of the block of the test sample, which is included.
-        rise: buffer for the number of positives in this block. The fit is `rise / run`.
-        x: buffer for G + 2 corners.
-        y: buffer for G + 2 corners.
+    `run` and `rise` are buffers for weight and positives of the block of the test sample, which is included. The fit is
+    `rise / run`. `x` and `y` are buffers for G + 2 corners.
     """
     length = len(weight)
     u = weight[0] * 0  # zero with the type of the elements, because numba variables have one type
@@ -234,37 +212,86 @@ def augmented(
         count += 1
 
 
-def pava_rounds(weight: Tensor, values: Tensor) -> Tensor:
-    """Pool adjacent violators by tensor operations: pool all violators at once, and repeat until there are none.
+def starts_of_rows(
+    weight: Sequence[Any],
+    values: Sequence[Any],
+    begins: Sequence[Any] | None,
+    low: Sequence[int] | None,
+    high: Sequence[int] | None,
+    paper: bool,
+    first: Sequence[Any],
+    buffers: Sequence[Any],
+) -> None:
+    """Set `first` to True at the first element of each block of every row, by `pava`, or by `pava_bc` with bounds.
 
-    A sequence of blocks with non-increasing means is part of one block of the solution, so it is pooled as a whole. A
-    million labels require about 15 rounds of decreasing length. Real-valued targets can require one round per block,
-    for instance if only the last value is too low. So the loop is preferred for such targets, and on the CPU.
-
-    Args:
-        weight: weight of every element, `(R, G)`.
-        values: weight times target, `(R, G)`.
-
-    Returns:
-        True at the first element of each block, bool `(R, G)`. Every round synchronises the device.
+    The columns are R rows of length N. `begins` is True at the first element of each tied group, or None if no scores
+    are equal. `low` and `high` are the bounds of each row. `buffers` are six buffers of length N.
     """
-    start = (weight > 0).flatten().nonzero().squeeze(-1)
-    w, s = weight.flatten()[start], values.flatten()[start]
-    row = start // max(weight.shape[-1], 1)
-    while True:
-        violates = (s[:-1] * w[1:] >= s[1:] * w[:-1]) & (row[:-1] == row[1:])
-        is_start = torch.cat([torch.ones_like(row[:1], dtype=torch.bool), ~violates])
-        kept = is_start.nonzero().squeeze(-1)  # the only operation of a round that synchronises the device
-        if len(kept) == len(start):
-            break
-        block = is_start.cumsum(0) - 1
-        start, row = start[kept], row[kept]
-        w = w.new_zeros(start.shape).index_add_(0, block, w)
-        s = s.new_zeros(start.shape).index_add_(0, block, s)
-    # The first block of each row starts at its first element, even if this has weight 0.
-    leads = torch.ones_like(row, dtype=torch.bool)
-    leads[1:] = row[1:] != row[:-1]
-    first = torch.zeros_like(weight, dtype=torch.bool)
-    first.view(-1)[start] = ~leads
-    first[:, :1] = True
-    return first
+    n, y, start, size, total, ends = buffers
+    for r in range(len(weight)):
+        # Sum tied groups. Group g begins at the element start[g].
+        g = -1
+        for i in range(len(weight[r])):
+            if begins is None or begins[r][i]:
+                g += 1
+                n[g] = weight[r][i]
+                y[g] = values[r][i]
+                start[g] = i
+            else:
+                n[g] += weight[r][i]
+                y[g] += values[r][i]
+        if low is None or high is None:
+            count = pava(n[: g + 1], y[: g + 1], size, total, ends)
+        else:
+            count = pava_bc(n[: g + 1], y[: g + 1], low[r], high[r], paper, size, total, ends)
+        first[r][0] = True
+        for b in range(count - 1):
+            first[r][start[ends[b]]] = True
+
+
+def augmented_of_rows(
+    begins: Sequence[Any],
+    positives: Sequence[Any],
+    n: Sequence[Any],
+    size: Sequence[int],
+    lower: Sequence[Any],
+    upper: Sequence[Any],
+    buffers: Sequence[Any],
+) -> None:
+    """Fill the isotonic means at a test sample with label 0 and with label 1; see `isotonic.augmented_fits`.
+
+    The columns are R rows of length N, with samples in the first `size` elements. `lower` and `upper` are results of
+    length N + 1 that contain 0 and 1. `buffers` are seven buffers of length N + 2.
+    """
+    weight, values, start, run, rise, x, y = buffers
+    for r in range(len(n)):
+        g = -1
+        for i in range(size[r]):
+            if begins[r][i]:
+                g += 1
+                weight[g] = 0
+                values[g] = 0
+                start[g] = i
+            weight[g] += n[r][i]
+            values[g] += positives[r][i]
+        if g < 0:
+            continue
+        n_groups = g + 1
+        start[n_groups] = size[r]
+        augmented(weight[:n_groups], values[:n_groups], run, rise, x, y)
+        upper[r][0] = rise[0] / run[0]
+        for g in range(n_groups - 1):
+            for i in range(start[g], start[g + 1]):
+                upper[r][i + 1] = rise[g + 1] / run[g + 1]
+        # Label 0 is label 1 after the order and all labels are reversed.
+        for g in range(n_groups // 2 + n_groups % 2):
+            h = n_groups - 1 - g
+            weight[g], weight[h] = weight[h], weight[g]
+            values[g], values[h] = weight[g] - values[h], weight[h] - values[g]
+        augmented(weight[:n_groups], values[:n_groups], run, rise, x, y)
+        for g in range(n_groups):
+            h = n_groups - 1 - g
+            for i in range(start[g], start[g + 1]):
+                lower[r][i + 1] = (run[h] - rise[h]) / run[h]
+        for i in range(size[r], len(n[r])):
+            lower[r][i + 1] = lower[r][size[r]]

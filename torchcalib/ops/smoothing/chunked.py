@@ -5,7 +5,7 @@ from torch import Tensor
 
 from torchcalib.ops.bin_sums import Noise
 from torchcalib.ops.logs import wide_dtype
-from torchcalib.ops.smoothing.cells import GRIDS, N_CELLS, event_columns
+from torchcalib.ops.smoothing.formula import GRIDS, N_CELLS, event_columns
 
 _CPU_CHUNK = 2**13  # events per chunk on the CPU
 _OTHER_CHUNK = 2**20  # events per chunk on other devices, which limits the memory
@@ -19,15 +19,7 @@ def cells(confidence: Tensor, index: Tensor) -> None:
 
 
 def sums(confidence: Tensor, outcome: Tensor, weights: Tensor | None, noise: Noise, copies: bool, into: Tensor) -> None:
-    """Fill `into` with the result of `cells.smoothing_sums` for S batch elements.
-
-    Args:
-        confidence, outcome: confidence and outcome of every event, `(S, N)`.
-        weights: weights of the events, `(S, N)` of the dtype of `into`, or None.
-        noise: "labels" or "shares" to sum the sampling variance, or "none".
-        copies: whether weights are frequency weights.
-        into: zeros `(S, 5, K)`, or `(S, 6, K)` with noise, filled in.
-    """
+    """Fill `into`, zeros `(S, 5 or 6, K)`, with the result of `cells.smoothing_sums` for S batch elements `(S, N)`."""
     size = _chunk_size(confidence)
     for element, totals in enumerate(into):
         for start in range(0, confidence.shape[-1], size):
@@ -40,13 +32,9 @@ def sums(confidence: Tensor, outcome: Tensor, weights: Tensor | None, noise: Noi
 
 
 def gradient(confidence: Tensor, outcome: Tensor, weights: Tensor | None, upstream: Tensor, slopes: Tensor) -> None:
-    """Fill `slopes` with the gradient in the confidence.
+    """Fill `slopes` `(S, N)` with the gradient in the confidence p.
 
-    Args:
-        confidence, outcome: confidence p and outcome y of every event, `(S, N)`.
-        weights: weights of the events, `(S, N)` of the dtype of `upstream`, or None.
-        upstream: incoming gradients, in the sums of p, p (1 - p) and p y, `(S, 3, K)`.
-        slopes: result `(S, N)`, filled in.
+    `upstream` are the incoming gradients in the sums of p, p (1 - p) and p y, `(S, 3, K)`.
     """
     size = _chunk_size(confidence)
     for element, grad_sums in enumerate(upstream):

@@ -1,4 +1,4 @@
-"""Statistics of rows in plain torch, in chunks that fit into the CPU cache, and as a differentiable formula.
+"""Statistics of rows in plain torch, in chunks that fit into the CPU cache.
 
 Results of a row are bitwise equal at any position in the input. torch computes softmax and sums separately for every
 row, but not elementwise functions, so `logs.elementwise` replaces these. A chunk has at least two rows, because torch
@@ -13,50 +13,32 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchcalib.ops.logs import LANES, elementwise, safe_log, spread_infinite_logits, wide_dtype, xmul
+from torchcalib.ops.logs import LANES, elementwise, spread_infinite_logits, wide_dtype
+from torchcalib.ops.softmax_stats.formula import LOWEST
 
 _CHUNK = 2**19  # entries per chunk on the CPU: fewer would need more calls, and more would not fit the cache
 _CHUNK_OFF_CPU = 2**24  # entries per chunk on other devices: larger chunks need fewer kernel launches
 _COLUMN = 2**14  # rows per block, because torch splits longer columns among threads
 _FEW_CLASSES = 16  # largest number of classes for which chunks are transposed
-_LOWEST = -1000  # exp of this number is 0 in every dtype
 
 
 class _Chunk(NamedTuple):
-    """Rows `(n, C)`, or their transpose `(C, n)` for few classes, so that vector instructions span many rows.
+    """Rows `(n, C)`, or their transpose `(C, n)` for few classes, so that vector instructions span many rows."""
 
-    Attributes:
-        x: rows, float32 or float64, read-only.
-        q: uninitialised tensor of the shape of `x`, for intermediate results.
-        buffer: like `q`.
-        dim: class axis of `x`.
-        columns: tensors with one number per row, of size 1 along the class axis.
-    """
-
-    x: Tensor
-    q: Tensor
-    buffer: Tensor
-    dim: int
-    columns: tuple[Tensor, ...]
+    x: Tensor  # rows, float32 or float64, read-only
+    q: Tensor  # uninitialised tensor of the shape of `x`, for intermediate results
+    buffer: Tensor  # like `q`
+    dim: int  # class axis of `x`
+    columns: tuple[Tensor, ...]  # tensors with one number per row, of size 1 along the class axis
 
 
-def forward(values: Tensor, target: Tensor, from_logits: bool, tolerance: float, scores: Tensor, top: Tensor) -> None:
-    """Fill `scores` and `top` with the statistics of every row; see `softmax_stats.rows`.
-
-    Args:
-        values: rows `(R, C)` of any floating dtype and with any strides.
-        target: labels, int64 `(R,)`.
-        from_logits: whether `values` are logits.
-        tolerance: largest distance of the sum of probabilities from 1; infinite to skip the checks.
-        scores: result `(4, R)` of dtype `wide_dtype`: the first four statistics of `Rows`.
-        top: top classes, a result, int64 `(R,)`.
-    """
+def forward(values: Tensor, target: Tensor, from_logits: bool, tolerance: float) -> tuple[Tensor, Tensor]:
+    """Return the first four statistics of `Rows` `(4, R)`, and the top classes `(R,)`, of rows `(R, C)`; see `rows`."""
     if len(values) == 1:  # duplicate the row, because torch would split the sum of a single row among threads
-        result, place = scores.new_empty(len(scores), 2), top.new_empty(2)
-        forward(values.expand(2, -1), target.expand(2), from_logits, tolerance, result, place)
-        scores.copy_(result[:, :1])
-        top.copy_(place[:1])
-        return
+        scores, top = forward(values.expand(2, -1), target.expand(2), from_logits, tolerance)
+        return scores[:, :1], top[:1]
+    scores = torch.empty(4, len(values), dtype=wide_dtype(values.device), device=values.device)
+    top = torch.empty(len(values), dtype=torch.int64, device=values.device)
     # Infinite logits are rare. On the CPU they are replaced only if a sum is not finite. On other devices they are
     # always replaced, because testing the sums would synchronise the device.
     replace_infinite = values.device.type != "cpu"
@@ -74,6 +56,7 @@ def forward(values: Tensor, target: Tensor, from_logits: bool, tolerance: float,
             result = _scores_from_probability_sums(sums, label == first, tolerance)
         scores[:, block] = result
         scores[:2, block].masked_fill_(label != h, torch.nan)
+    return scores, top
 
 
 def backward(
@@ -85,17 +68,13 @@ def backward(
     and incoming gradients of a row determine its coefficients a, b, c. The label and the top class have further terms.
     Their gradients can have the factor 1 - q, which float32 would round to 0, and are computed in `wide_dtype`.
 
-    Args:
-        values, target, from_logits: see `forward`.
-        scores: result of `forward`, `(4, R)`.
-        top: top classes from `forward`, `(R,)`.
-        grads: incoming gradients, in `scores`, `(4, R)`.
-        out: result `(R, C)` of the dtype of `values`, filled in.
+    `scores` and `top` are the results of `forward`. `grads` are the incoming gradients in `scores`, `(4, R)`.
     """
     size = max(2, (_CHUNK if values.device.type == "cpu" else _CHUNK_OFF_CPU) // values.shape[-1])
     for start in range(0, len(values), size):
         block = slice(start, start + size)
         x, h, first, upstream = values[block].to(_dtype(values)), target[block], top[block], grads[:, block]
+        # An invalid label is replaced by class 0, and its gradient by NaN at the end.
         known = (h >= 0) & (h < x.shape[-1])
         label, first = h.masked_fill(~known, 0).unsqueeze(-1), first.unsqueeze(-1)
         at_label, at_top = (x.gather(-1, at).squeeze(-1).to(scores.dtype) for at in (label, first))
@@ -123,7 +102,8 @@ def _logit_gradient(
     for_top = confidence * (a + b * confidence + grad_top)
     shift = (at_label - at_top).masked_fill(q_h == 0, 0)
     for_label = torch.where((label == first).squeeze(-1), for_top, q_h * (a + b * q_h + c * shift)) + grad_log - b * q_h
-    shifts = (x - x.gather(-1, first)).clamp_(min=_LOWEST)
+    # All classes by the formula, then the label and the top class again by their terms in `wide_dtype`.
+    shifts = (x - x.gather(-1, first)).clamp_(min=LOWEST)
     q = shifts.softmax(-1)  # not exp, whose rounding depends on the position of the row
     columns = (column.to(x.dtype).unsqueeze(-1) for column in (confidence, a, b, c, for_top, for_label))
     confidence, a, b, c, for_top, for_label = columns
@@ -140,52 +120,6 @@ def _probability_gradient(x: Tensor, label: Tensor, first: Tensor, q_h: Tensor, 
     b, c, for_label, more_at_top = (column.to(x.dtype).unsqueeze(-1) for column in columns)
     result = torch.log(x).add_(1).masked_fill_(x == 0, 0).mul_(c).addcmul_(x, b)
     return result.scatter_(-1, label, for_label).scatter_add_(-1, first, more_at_top)
-
-
-def formula(values: Tensor, target: Tensor, from_logits: bool, tolerance: float = math.inf) -> tuple[Tensor, Tensor]:
-    """Return the scores `(..., 4, N)` and the top classes `(..., N)` by differentiable operations.
-
-    For logits, 1 - q of the top class and of the label are computed as sums over the other classes, without
-    cancellation. Invalid rows have NaN scores and gradient 0.
-
-    Args:
-        values: logits or probabilities `(..., N, C)`.
-        target: labels, int64 `(..., N)`.
-        from_logits: whether `values` are logits.
-        tolerance: see `softmax_stats.rows`.
-    """
-    x = values.to(wide_dtype(values.device))
-    is_invalid = _is_invalid(x, from_logits)
-    x = x.masked_fill(is_invalid.unsqueeze(-1), 0)
-    known = (target >= 0) & (target < x.shape[-1])
-    label = target.masked_fill(~known, 0).unsqueeze(-1)
-    top = x.detach().argmax(-1, keepdim=True)
-    if from_logits:
-        x = spread_infinite_logits(x)
-        q = x.softmax(-1)
-        others = q.scatter(-1, top, 0)
-        log_top = torch.log1p(-others.sum(-1))
-        shift = x - x.gather(-1, top)  # log q - log q_top
-        log_prob = shift.gather(-1, label).squeeze(-1) + log_top
-        miss = q.scatter(-1, label, 0).sum(-1)
-        entropy = (others * shift.clamp(min=_LOWEST)).sum(-1) + log_top
-    else:
-        q = x
-        q_label = q.gather(-1, label).squeeze(-1)
-        log_prob = safe_log(q_label)
-        miss = 1 - q_label
-        entropy = xmul(q, safe_log(q)).sum(-1)
-        is_invalid = is_invalid | ((q.sum(-1) - 1).abs() > tolerance) | ((q.amax(-1) > 1) & (tolerance < math.inf))
-    squared_error = miss.square() + q.scatter(-1, label, 0).square().sum(-1)
-    log_prob, squared_error = (score.masked_fill(~known, torch.nan) for score in (log_prob, squared_error))
-    scores = torch.stack((log_prob, squared_error, entropy, q.gather(-1, top).squeeze(-1)), -2)
-    return scores.masked_fill(is_invalid.unsqueeze(-2), torch.nan), top.squeeze(-1)
-
-
-def _is_invalid(x: Tensor, from_logits: bool) -> Tensor:
-    """Return True for rows with NaN, with only -inf logits, or with a probability that is negative or +inf."""
-    most = x.amax(-1)
-    return ~(most > -torch.inf) if from_logits else ~((x.amin(-1) >= 0) & (most < torch.inf))
 
 
 def _dtype(values: Tensor) -> torch.dtype:
@@ -261,6 +195,7 @@ def _logit_sums(values: Tensor, label: Tensor, top: Tensor, replace_infinite: bo
     """
     sums, labels, places = _columns(6, values, label, top)
     for chunk in _chunks(values, (labels, places, *sums)):
+        # 1. exp(x - max x) or softmax: the scores need q up to a factor only.
         x, q, shifted, dim, (h, first, at_label, at_top, q_top, rest, squares, product) = chunk
         if replace_infinite:
             x = spread_infinite_logits(x.movedim(dim, -1)).movedim(-1, dim)
@@ -272,9 +207,10 @@ def _logit_sums(values: Tensor, label: Tensor, top: Tensor, replace_infinite: bo
         torch.gather(x, dim, first, out=at_top)
         torch.sub(x, at_top, out=shifted)
         if replace_infinite:
-            shifted.clamp_min_(_LOWEST)
+            shifted.clamp_min_(LOWEST)
         if not dim:
             torch.exp(shifted, out=q)
+        # 2. The three sums over the other classes, which overwrite q and the shifted logits.
         torch.gather(q, dim, first, out=q_top)
         q.scatter_(dim, first, 0)  # exclude the top class: adding its q would round small q of other classes to 0
         torch.sum(q, dim, True, out=rest)
@@ -313,7 +249,7 @@ def _probability_sums(values: Tensor, label: Tensor, top: Tensor) -> Tensor:
         torch.gather(x, dim, first, out=at_top)
         torch.sum(torch.mul(x, x, out=q).scatter_(dim, first, 0), dim, True, out=squares)
         torch.sum(x, dim, True, out=total)
-        torch.sum(torch.log(x, out=logs).clamp_min_(_LOWEST).mul_(x), dim, True, out=entropy)
+        torch.sum(torch.log(x, out=logs).clamp_min_(LOWEST).mul_(x), dim, True, out=entropy)
     if len(places) > len(top):
         top.copy_(places[: len(top)])
     return sums[:, : len(top)]

@@ -14,11 +14,11 @@ def forward(values: Tensor, target: Tensor, from_logits: bool, entries: Tensor, 
     size = max(1, (_CHUNK if values.device.type == "cpu" else _CHUNK_OFF_CPU) // values.shape[-1])
     for start in range(0, len(values), size):
         rows = slice(start, start + size)
-        found, rank[rows] = formula(values[rows], target[rows], len(entries), from_logits)
+        found, rank[rows] = largest_formula(values[rows], target[rows], len(entries), from_logits)
         entries[:, rows] = found.T
 
 
-def formula(values: Tensor, target: Tensor, k: int, from_logits: bool) -> tuple[Tensor, Tensor]:
+def largest_formula(values: Tensor, target: Tensor, k: int, from_logits: bool) -> tuple[Tensor, Tensor]:
     """Return the results of `largest` by differentiable operations."""
     n_classes = values.shape[-1]
     x = values.to(torch.promote_types(values.dtype, torch.float32))

@@ -1,4 +1,4 @@
-"""Sums over bins in plain torch, in chunks that fit into the CPU cache, and as differentiable formulas."""
+"""Sums over bins in plain torch, in chunks that fit into the CPU cache."""
 
 import math
 from collections.abc import Iterator
@@ -9,8 +9,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from torchcalib.ops.bin_sums.formula import Bins, class_formula, weighted_columns
 from torchcalib.ops.logs import spread_infinite_logits, through_softmax, wide_dtype
-from torchcalib.ops.segments import BELOW_EDGE, bin_index, bin_sums
+from torchcalib.ops.segments import BELOW_EDGE, bin_index
 
 _SAMPLES = 2**17  # events per chunk
 _LANES = 8  # copies of the cells
@@ -26,27 +27,26 @@ def event_sums(
     weights: Tensor | None,
     ecd: Tensor | None,
     groups: Tensor | None,
-    n_bins: int,
-    right: bool,
-    noise: str,
-    copies: bool,
-    sums: Tensor,
-) -> None:
-    """Fill `sums` with the result of `bin_sums.event_bins` for S batch elements.
+    bins: Bins,
+    shape: tuple[int, int],
+    countable: bool,
+) -> Tensor:
+    """Return the result of `bin_sums.event_bins` for S batch elements, `(S, F, G * B)`.
 
     Args:
         confidence, outcome: confidence and outcome of every event, `(S, N)`.
         weights, ecd: weight and ECD of every event, `(S, N)`, or None.
         groups: group of every event, int64 `(S, N)`, or None.
-        n_bins: number of bins B.
-        right: whether bins include their right edge.
-        noise: "labels" or "shares" to fill `sums[:, 3:5]`, or "none" to omit them; see `bin_sums.event_bins`.
-        copies: whether weights are frequency weights.
-        sums: zeros `(S, F, G * B)`, filled in.
+        bins: options.
+        shape: number of sums F and number of cells G * B.
+        countable: whether outcomes of 0 and 1 can be counted, because they are integers without weights.
     """
-    n_cells = sums.shape[-1]
+    # A chunk of 2^17 events stays in the cache while it is read for each of the F sums. With more cells than that, a
+    # chunk has as many events as cells, so that its count of all cells is not the larger part of the work.
+    n_cells = shape[-1]
     on_cpu = confidence.device.type == "cpu"
-    countable = on_cpu and allows_counting(outcome, weights, ecd, noise)
+    countable = countable and on_cpu
+    sums = torch.zeros(len(confidence), *shape, dtype=wide_dtype(confidence.device), device=confidence.device)
     size = max(_SAMPLES, n_cells) if on_cpu else confidence.shape[-1]
     # Consecutive events are added to different copies of the cells. Otherwise each addition would wait for the previous
     # one: most events of a rare class are in the first bin.
@@ -56,51 +56,31 @@ def event_sums(
     for into, (values, outcomes, w, more, group) in _event_chunks(
         sums, size, confidence, outcome, weights, ecd, groups
     ):
-        index = _fast_bin_index(values, n_bins, right) if on_cpu else bin_index(values, n_bins, right)
-        cell = index if group is None else group * n_bins + index
-        if countable and _is_binary(outcomes):
-            # Positive events have the index cell + n_cells, so that one `bincount` counts negative and positive events.
-            cell.add_(outcomes, alpha=n_cells)
-            if n_lanes > 1:
-                cell.add_(lanes[: len(cell)])
-            p = values.to(sums.dtype)
-            into[1] += _sums_of_lanes(cell, p, n_lanes, n_cells)
-            if noise == "labels":
-                into[3] += _sums_of_lanes(cell, p * (1 - p), n_lanes, n_cells)
-                into[4] = into[3]
-            counts = torch.bincount(cell, minlength=n_lanes * 2 * n_cells).view(n_lanes, 2, n_cells).sum(0)
-            into[0] += counts.sum(0)
-            into[2] += counts[1]
-        else:
-            columns = weighted_columns(values, outcomes, w, more, noise, copies, sums.dtype)
+        index = (_fast_bin_index if on_cpu else bin_index)(values, bins.n_bins, bins.right)
+        cell = index if group is None else group * bins.n_bins + index
+        if not (countable and _is_binary(outcomes)):
+            columns = weighted_columns(values, outcomes, w, more, bins)
             for row, column in zip(into, columns, strict=True):
                 row.scatter_add_(0, cell, column)
+            continue
+        # Positive events have the index cell + n_cells, so that one `bincount` counts negative and positive events.
+        cell.add_(outcomes, alpha=n_cells)
+        if n_lanes > 1:
+            cell.add_(lanes[: len(cell)])
+        p = values.to(sums.dtype)
+        into[1] += _sums_of_lanes(cell, p, n_lanes, n_cells)
+        if bins.noise == "labels":
+            into[3] += _sums_of_lanes(cell, p * (1 - p), n_lanes, n_cells)
+            into[4] = into[3]
+        counts = torch.bincount(cell, minlength=n_lanes * 2 * n_cells).view(n_lanes, 2, n_cells).sum(0)
+        into[0] += counts.sum(0)
+        into[2] += counts[1]
+    return sums
 
 
 def _sums_of_lanes(cell: Tensor, column: Tensor, n_lanes: int, n_cells: int) -> Tensor:
     """Sum a column over the events of every cell `(n_cells,)`, regardless of lane and outcome."""
     return column.new_zeros(n_lanes * 2 * n_cells).scatter_add_(0, cell, column).view(-1, n_cells).sum(0)
-
-
-def event_formula(
-    confidence: Tensor,
-    outcome: Tensor,
-    weights: Tensor | None,
-    ecd: Tensor | None,
-    groups: Tensor | None,
-    n_groups: int,
-    n_bins: int,
-    right: bool,
-    noise: str,
-    copies: bool,
-) -> Tensor:
-    """Return the result of `bin_sums.event_bins` by differentiable operations, for tensors of equal shape."""
-    index = bin_index(confidence, n_bins, right)
-    columns = weighted_columns(confidence, outcome, weights, ecd, noise, copies, wide_dtype(confidence.device))
-    if groups is None:
-        return bin_sums(index, columns, n_bins)
-    sums = bin_sums(groups * n_bins + index, columns, n_groups * n_bins)
-    return sums.reshape(*sums.shape[:-1], n_groups, n_bins).movedim(-2, -3)
 
 
 def _event_chunks(sums: Tensor, size: int, *columns: Tensor | None) -> Any:
@@ -111,34 +91,6 @@ def _event_chunks(sums: Tensor, size: int, *columns: Tensor | None) -> Any:
             yield into, [None if column is None else column[k, start : start + size] for column in columns]
 
 
-def allows_counting(outcome: Tensor, weights: Tensor | None, ecd: Tensor | None, noise: str) -> bool:
-    """Return True if outcomes of 0 and 1 can be counted: integer dtype, no weights, no ECD and `noise` not "shares"."""
-    return weights is None and ecd is None and noise != "shares" and not outcome.is_floating_point()
-
-
-def weighted_columns(
-    confidence: Tensor,
-    outcome: Tensor,
-    weights: Tensor | None,
-    ecd: Tensor | None,
-    noise: str,
-    copies: bool,
-    wide: torch.dtype,
-) -> list[Tensor]:
-    """Return the weighted terms of the F sums of `event_bins`, `(..., N)` each; 0 with gradient 0 for weight 0."""
-    p = confidence.to(wide)
-    y = outcome.to(wide)
-    columns = [(torch.ones_like(p), weights), (p, weights), (y, weights)]
-    if noise != "none":
-        fixed = p.detach()
-        spread = fixed * (1 - fixed)
-        variance = (y.detach() - fixed).square() if noise == "shares" else spread
-        share = None if weights is None else weights.detach()
-        columns += [(spread, share), (variance, share if share is None or copies else share.square())]
-    columns += [] if ecd is None else [(ecd.to(wide), weights)]
-    return [column if share is None else column.masked_fill(share == 0, 0) * share for column, share in columns]
-
-
 def class_sums(
     values: Tensor,
     target: Tensor,
@@ -146,33 +98,31 @@ def class_sums(
     top: Tensor,
     confidence: Tensor,
     from_logits: bool,
-    right: bool,
-    copies: bool,
+    bins: Bins,
     sums: Tensor,
 ) -> None:
     """Fill `sums` with the result of `bin_sums.class_bins` for one batch element.
 
     Args:
         values: logits or probabilities `(N, C)` of any floating dtype and with any strides.
-        target: labels, int64 `(N,)`.
-        weights: row weights `(N,)` of the dtype of `sums`, or None.
-        top: top class of every row, int64 `(N,)`.
-        confidence: probability of the top class, `(N,)`.
+        target, weights, top, confidence: columns `(N,)`, as for `bin_sums.class_bins`; `weights` can be None.
         from_logits: whether `values` are logits.
-        right: whether bins include their right edge.
-        copies: whether weights are frequency weights.
+        bins: options.
         sums: zeros `(C, 3, B)`, or `(C, 5, B)` with the sums for the sampling noise, filled in.
     """
     n_classes, n_sums, n_bins = sums.shape
+    right = bins.right
     if values.device.type != "cpu":  # collecting the probabilities >= 1/B would synchronise the device
         size = max(1, _ENTRIES_OFF_CPU // n_classes)
         for start in range(0, len(values), size):
             block = slice(start, start + size)
             w = None if weights is None else weights[block]
-            options = from_logits, n_bins, right, n_sums == 5, copies
-            sums += class_formula(values[block], target[block], w, None, None, *options)
+            sums += class_formula(values[block], target[block], w, None, None, from_logits, bins)
         return
-    noise, squared = n_sums == 5, weights is not None and not copies
+    # A block of rows: 1. collect the probabilities >= 1/B, at most B in a row; 2. sum all others over whole columns;
+    # 3. add the collected ones to their bins; 4. add the outcomes. `scatter_add` of all entries would be slower,
+    # because it adds one entry at a time.
+    noise, squared = n_sums == 5, weights is not None and not bins.copies
     flat = sums.view(-1)
     for start in range(0, len(values), _ROWS):
         block = slice(start, start + _ROWS)
@@ -185,7 +135,7 @@ def class_sums(
         mask = np.empty(size, bool)
         wide = torch.empty(1 if weights is None else 2, size, dtype=sums.dtype)
         for rows, q in _chunks(values[block], top[block], confidence[block], from_logits):
-            # Collect the probabilities >= 1/B, and replace them by 0.
+            # 1. Collect the probabilities >= 1/B, and replace them by 0.
             row_weight = w[rows].unsqueeze(-1)
             if weights is not None:
                 q.masked_fill_(row_weight == 0, 0)
@@ -194,7 +144,7 @@ def class_sums(
             above = _indices_at_least(entries, BELOW_EDGE / n_bins, mask)
             reached.append(entries.index_select(0, above))
             entries.index_fill_(0, above, 0)
-            # Add all other probabilities to the first bin of their class, by sums over whole columns.
+            # 2. Add all other probabilities to the first bin of their class, by sums over whole columns.
             terms = weighted = wide[0, : len(entries)].view(q.shape).copy_(q)
             if weights is not None:
                 weighted = wide[1, : len(entries)].view(q.shape)
@@ -209,7 +159,7 @@ def class_sums(
                 sums[:, 4, 0] -= weighted.mul_(row_weight).sum(0)
                 sums[:, 4, 0] += terms.mul_(row_weight.square()).sum(0)
             flat_indices.append(above.add_(rows.start * n_classes))
-        # Add the collected probabilities to their bins one by one.
+        # 3. Add the collected probabilities to their bins one by one.
         flat_index, entry = torch.cat(flat_indices), torch.cat(reached).to(sums.dtype)
         row = flat_index // n_classes
         k = flat_index.sub_(row * n_classes)
@@ -222,43 +172,13 @@ def class_sums(
             flat.index_add_(0, cell + 3 * n_bins, spread)
             if squared:
                 flat.index_add_(0, cell + 4 * n_bins, spread.mul_(share))
-        # Outcomes: add the weight of every row to the bin of its label.
+        # 4. Outcomes: add the weight of every row to the bin of its label.
         cell = label * (n_sums * n_bins) + 2 * n_bins + bin_index(torch.cat(label_probs), n_bins, right)
         flat.index_add_(0, cell, w.masked_fill((w == 0) | ~known, 0))
     if weights is None:  # number of rows in the first bin: all rows minus the rows in other bins
         sums[:, 0, 0] += len(values) - sums[:, 0].sum(-1)
     if noise and not squared:
         sums[:, 4] = sums[:, 3]
-
-
-def class_formula(
-    values: Tensor,
-    target: Tensor,
-    weights: Tensor | None,
-    top: Tensor | None,  # noqa: ARG001
-    confidence: Tensor | None,  # noqa: ARG001
-    from_logits: bool,
-    n_bins: int,
-    right: bool,
-    noise: bool,
-    copies: bool,
-) -> Tensor:
-    """Return the result of `bin_sums.class_bins` by differentiable operations; `top` and `confidence` are unused."""
-    x = values.to(wide_dtype(values.device))
-    w = torch.ones_like(x[..., 0]) if weights is None else weights
-    ignored = w == 0
-    w = w.masked_fill(ignored, 0).unsqueeze(-1)  # a weight of 0 has gradient 0
-    x = x.masked_fill(ignored.unsqueeze(-1), 0)
-    q = spread_infinite_logits(x).softmax(-1) if from_logits else x
-    n_classes = q.shape[-1]
-    classes = torch.arange(n_classes, device=q.device)
-    columns = [w.expand_as(q), w * q, w * (target.unsqueeze(-1) == classes)]
-    if noise:
-        spread = (w * (q * (1 - q))).detach()
-        columns += [spread, spread if copies else w.detach() * spread]
-    cell = classes * n_bins + bin_index(q, n_bins, right)
-    sums = bin_sums(cell.flatten(-2), [column.flatten(-2) for column in columns], n_classes * n_bins)
-    return sums.reshape(*sums.shape[:-1], n_classes, n_bins).movedim(-2, -3)
 
 
 def class_gradient(
