@@ -15,9 +15,8 @@ from torchcalib.calibration.cross_validation import (
     CalibrationOptions,
     Fitting,
     fitted,
-    flat_options,
+    flat_input,
     input_options,
-    with_calibration_options,
 )
 from torchcalib.calibration.ensemble import EnsembleTemperatureScaling
 from torchcalib.calibration.gain import Score, both_scores, score_function
@@ -119,12 +118,11 @@ _ROW_SCORES = {"nll": "cross_entropy", "brier": "squared_error"}
 """Attribute of `Predictions` with the score of each sample, by score."""
 
 
-@with_calibration_options
 def recommend(
     preds: Tensor,
     target: Tensor,
+    task: Task | None = None,
     *,
-    task: Task,
     score: Score = "nll",
     calibrators: Sequence[Calibrator] | None = None,
     worthwhile: float = 5.0,
@@ -147,13 +145,20 @@ def recommend(
     (ECE), because it makes all predictions of a bin equal. Its proper scores are often the worst of all calibrators.
 
     Args:
-        preds: binary `(N,)`, multi-class `(N, C)`, multi-label `(N, L)`.
+        preds: Probabilities or logits: binary `(N,)`, multi-class `(N, C)`, multi-label `(N, L)`.
+        target: Labels; see `torchcalib.functional.nll`.
+        task: `"binary"`, `"multiclass"` or `"multilabel"`. `num_classes` or `num_labels` implies it.
+        score: Score; see `calibration_loss`.
         calibrators: candidates. None for all calibrators of this package that support the task and the weights.
         worthwhile: smallest gain in percent of the score that justifies a calibration stage. The lower end of its 99%
             interval must also be positive.
+        **options: Options of the folds, held-out data and options of the input; see `cross_val_calibrate`.
 
     Returns:
         A `Recommendation`.
+
+    Raises:
+        TypeError, ValueError: for invalid input.
 
     Warns:
         UserWarning: see `calibration_loss`.
@@ -172,7 +177,7 @@ def recommend(
     """
     if calibrators is not None and not calibrators:
         raise ValueError("`calibrators` must contain at least one calibrator, got none. Omit it to use the default.")
-    preds, target, options = flat_options(preds, target, task, options)
+    preds, target, task, options = flat_input(preds, target, task, options)
     if calibrators is None:
         p = TemperatureScaling().read(preds, target, task=task, options=input_options(options))
         calibrators, _ = applicable(p)

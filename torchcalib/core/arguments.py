@@ -4,7 +4,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from difflib import get_close_matches
 from numbers import Integral
-from typing import Any, Literal, TypedDict, TypeGuard, get_args
+from typing import Any, Literal, TypedDict, TypeGuard, TypeVar, cast, get_args
 
 from torch import Tensor
 
@@ -15,6 +15,7 @@ Average = Literal["macro"]
 Reduction = Literal["mean", "none"]
 NanPolicy = Literal["raise", "drop"]
 TASKS: tuple[Task, ...] = get_args(Task)
+Options = TypeVar("Options", bound=Mapping[str, Any])
 
 
 class InputOptions(TypedDict, total=False):
@@ -169,6 +170,12 @@ def completed(options: Mapping[str, Any]) -> dict[str, Any]:
         found["weights"] = weights_from(found.get("weights"), found.pop("sample_weight"))
     found["task"] = task_of(**{"task": None, **found})
     return found
+
+
+def with_resolved_task(task: Task | None, options: Options) -> tuple[Task, Options]:
+    """Return the given or implied task, and the options with `sample_weight` renamed; see `completed`."""
+    found = completed({**options, "task": task})
+    return found.pop("task"), cast(Options, found)
 
 
 def check_task(task: object) -> None:

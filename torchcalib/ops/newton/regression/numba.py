@@ -11,17 +11,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchcalib.ops.newton.problem import (
-    CONVERGED,
+from torchcalib.ops.newton import CONVERGED, SEPARABLE, STOPPED
+from torchcalib.ops.newton.descent import (
     DECREMENT,
     GRADIENT,
-    NLL_ROUNDING,
+    OBJECTIVE_ROUNDING,
     ROUNDING_LIMITS,
     ROUNDS,
-    SEPARABLE,
-    STOPPED,
+    SMALLEST_FRACTION,
+    SUFFICIENT,
 )
-from torchcalib.ops.newton.regression.reference import GROWTH, SMALLEST_FRACTION, Minimum, Problem
+from torchcalib.ops.newton.regression.reference import GROWTH, LogisticRegression, RegressionMinimum
 from torchcalib.ops.numba_math import BLOCK, compiled_loop, lanes
 from torchcalib.ops.threads import in_threads
 
@@ -30,7 +30,7 @@ _MAX_GRADIENT, _MAX_DECREMENT = ROUNDING_LIMITS
 _MIN_BEST, _MIN_WORST = GROWTH
 
 
-def minimise(p: Problem, phi: Tensor, fixed: Tensor) -> Minimum:
+def minimise(p: LogisticRegression, phi: Tensor, fixed: Tensor) -> RegressionMinimum:
     """Minimise the mean NLL plus penalty; see `reference.minimise`."""
     n_elements, n_replicates, n_columns = phi.shape
     x, w, ridge = (t.contiguous().numpy() for t in p)
@@ -47,7 +47,7 @@ def minimise(p: Problem, phi: Tensor, fixed: Tensor) -> Minimum:
                 column[s, r] = value
 
     in_threads(work, n_elements * n_replicates, w.size * n_columns)
-    return Minimum(result, nll, norm, outcome)
+    return RegressionMinimum(result, nll, norm, outcome)
 
 
 @compiled_loop
@@ -72,8 +72,8 @@ def _minimise(x: Any, w: Any, ridge: Any, phi: Any, fixed: Any) -> Any:
         for k in range(n):
             moved[k] = phi[k] + fraction * step[k]
         new_nll, new = _evaluate(x, w, ridge, moved, new_gradient, new_hessian)
-        better = new <= objective + 1e-4 * fraction * slope + 4 * _EPS * (1 + objective)
-        if not better and new <= objective + NLL_ROUNDING * (1 + objective):
+        better = new <= objective + SUFFICIENT * fraction * slope + 4 * _EPS * (1 + objective)
+        if not better and new <= objective + OBJECTIVE_ROUNDING * (1 + objective):
             better = math.sqrt(np.dot(new_gradient, new_gradient)) <= norm / 2
         if better:
             nll, objective, fraction = new_nll, new, 1.0
