@@ -87,7 +87,7 @@ def damped_newton(
     """
     eps = torch.finfo(theta.dtype).eps
     value = evaluate(theta) if value is None else value
-    fraction = torch.ones_like(value.f)
+    fraction = full = torch.ones_like(value.f)
     for _ in range(rounds):
         is_stopped = value.f.isnan() | (fraction < SMALLEST_FRACTION)
         is_stopped = is_stopped if fixed is None else is_stopped | fixed
@@ -102,7 +102,11 @@ def damped_newton(
         level = 1 + value.f.abs()
         # Eq. 3.4: f(x + a p) <= f(x) + c1 a g'p, up to a few roundings of f.
         has_decreased = new.f <= value.f + SUFFICIENT * fraction * step.slope + 4 * eps * level
-        has_decreased = has_decreased & (step.slope.abs() > noise * level)
+        if noise:
+            has_decreased = has_decreased & (step.slope.abs() > noise * level)
+        if all_true(has_decreased & ~is_finished):  # the usual case, without copies
+            theta, value, fraction = moved, new, full
+            continue
         # Near the minimum, f is constant up to rounding errors. There accept a step that halves the gradient.
         is_level = new.f <= value.f + max(noise, OBJECTIVE_ROUNDING) * level
         better = ~is_finished & (has_decreased | (is_level & (new.norm <= value.norm / 2)))

@@ -116,6 +116,7 @@ def _solve_batch(
     w = weights.masked_fill(lost | (weights == 0), 0)
     has_samples = w.sum(-1) > 0
 
+    # Without very low scores, no class can be masked, and no row is certain.
     standard, mean, scale, is_moderate = standard_form(scores, top, unused)
     if not is_moderate:
         w = w.masked_fill(is_certain(scores), 0)
@@ -132,6 +133,7 @@ def _solve_batch(
     if not is_moderate:  # with scores of MASKED_SCORE, iterations approach but do not reach a minimum at alpha = 0
         vanishing = (outcome == CONVERGED) & (alpha < 1e-12)
         alpha, outcome = alpha.masked_fill(vanishing, 0), outcome.masked_fill(vanishing, AT_ZERO)
+    # Results in the units of the original scores.
     empty = ~has_samples
     outcome = outcome.masked_fill(~(total > 0), SEPARABLE).masked_fill(empty, NO_DATA)
     separable = outcome == SEPARABLE

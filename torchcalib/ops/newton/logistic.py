@@ -141,19 +141,19 @@ def _maximise(x: Tensor, k: Tensor, n: Tensor, a: Tensor, b: Tensor, is_fixed: T
         b, `(..., 9)`.
     """
     total = n.sum(-1).clamp(min=1)
+    only_intercept = x.new_tensor([1.0, 0.0])
 
     def evaluate(theta: Tensor) -> Value:
-        found = _log_likelihood(x, k, n, *theta.unbind(-1))
-        grad_slope = found.grad_slope if free_slope else torch.zeros_like(found.grad_slope)
-        gradient = -torch.stack((found.grad_intercept, grad_slope), -1) / total.unsqueeze(-1)
-        return Value(-found.total / total, gradient, gradient.square().sum(-1).sqrt(), (torch.stack(found, -1),))
+        found = _log_likelihood(x, k, n, *theta.unbind(-1)).movedim(0, -1)
+        mean = -found / total.unsqueeze(-1)
+        gradient = mean[..., 1:3] if free_slope else mean[..., 1:3] * only_intercept
+        return Value(mean[..., 0], gradient, gradient.square().sum(-1).sqrt(), (found,))
 
     def newton_step(at: Iterate) -> Step:
-        found = _LogLikelihood(*at.value.parts[0].unbind(-1))
-        step_a, step_b = found.step(free_slope)
-        gain = (step_a * found.grad_intercept + step_b * found.grad_slope) / total
-        within = _MAX_STEP / torch.maximum(step_a.abs(), step_b.abs()).clamp(min=_MAX_STEP)
-        return Step(within.unsqueeze(-1) * torch.stack((step_a, step_b), -1), -gain * within, gain <= _DECREMENT)
+        step = torch.stack(_LogLikelihood(*at.value.parts[0].unbind(-1)).step(free_slope), -1)
+        slope = (step * at.value.gradient).sum(-1)
+        within = _MAX_STEP / step.abs().amax(-1).clamp(min=_MAX_STEP)
+        return Step(within.unsqueeze(-1) * step, slope * within, slope >= -_DECREMENT)
 
     theta = torch.stack((a, b), -1)
     value = evaluate(theta)
@@ -181,14 +181,14 @@ def _maximum(
     value = _LogLikelihood(*found)
     last = value
     if not is_plain(x):
-        moving = _log_likelihood(x, k, n, a, b)
+        moving = _LogLikelihood(*_log_likelihood(x, k, n, a, b).unbind(0))
         last = _LogLikelihood(value.total, moving.grad_intercept, moving.grad_slope, value.w, value.wx, value.wxx)
     step_a, step_b = last.step(free_slope)
     return a + step_a.masked_fill(is_fixed, 0), b + step_b.masked_fill(is_fixed, 0), value, start
 
 
-def _log_likelihood(x: Tensor, k: Tensor, n: Tensor, a: Tensor, b: Tensor) -> _LogLikelihood:
-    """Return `_LogLikelihood` at intercept a and slope b, summed over the last axis of x, k and n."""
+def _log_likelihood(x: Tensor, k: Tensor, n: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """Return the fields of `_LogLikelihood` at intercept a and slope b, summed over the samples, `(6, ...)`."""
     n_pieces = max(1, -(-x.shape[-1] // _PIECE))
 
     def sums(piece: int) -> Tensor:
@@ -197,7 +197,7 @@ def _log_likelihood(x: Tensor, k: Tensor, n: Tensor, a: Tensor, b: Tensor) -> _L
 
     # The pieces of one sample are computed in threads. Those of a batch are long enough for the threads of torch.
     if n_pieces == 1 or a.numel() > 1 or a.device.type != "cpu" or not is_plain(x, k, n, a, b):
-        return _LogLikelihood(*torch.stack([sums(piece) for piece in range(n_pieces)]).sum(0).unbind(0))
+        return torch.stack([sums(piece) for piece in range(n_pieces)]).sum(0)
     found = x.new_empty((n_pieces, len(_LogLikelihood._fields), *a.shape))
 
     def work(begin: int, end: int) -> None:
@@ -205,7 +205,7 @@ def _log_likelihood(x: Tensor, k: Tensor, n: Tensor, a: Tensor, b: Tensor) -> _L
             found[piece] = sums(piece)
 
     in_threads(work, n_pieces, x.numel())
-    return _LogLikelihood(*found.sum(0).unbind(0))
+    return found.sum(0)
 
 
 def _sums(x: Tensor, k: Tensor, n: Tensor, a: Tensor, b: Tensor) -> Tensor:

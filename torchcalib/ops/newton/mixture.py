@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchcalib.ops.newton.descent import GRADIENT, ROUNDING_LIMITS, Iterate, Step, Value, damped_newton
+from torchcalib.ops.newton.descent import GRADIENT, ROUNDING_LIMITS, Iterate, Step, Value, all_true, damped_newton
 
 _FEW = 1e-14  # penalty per component, relative to the NLL: of equal components, only the first one gets weight
 
@@ -47,8 +47,11 @@ def fit_mixture(p: Tensor, w: Tensor) -> MixtureFit:
 
     def step(at: Iterate) -> Step:
         (hessian,) = at.value.parts
+        is_done = at.value.norm <= GRADIENT
+        if all_true(is_done | at.is_stopped):  # the step is not needed
+            return Step(at.theta, at.value.f, is_done)
         to_best = _best_on_simplex(at.value.gradient, hessian, subsets) - at.theta
-        return Step(to_best, (to_best * at.value.gradient).sum(-1), at.value.norm <= GRADIENT)
+        return Step(to_best, (to_best * at.value.gradient).sum(-1), is_done)
 
     # A full step may give weight 0 to a component without which a label is impossible. Then keep a tenth of it.
     pi, value, _ = damped_newton(start, evaluate, step, second_fraction=0.9)

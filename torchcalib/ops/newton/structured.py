@@ -351,11 +351,13 @@ class _Curvature:
             active = ~is_finished & (_norm(residual) > tolerance)
             if value_if_available(active.any()) is False:
                 break
+            # Nocedal, Wright, algorithm 5.3: step length, residual, and the next conjugate direction.
             curved = self._product(direction)
             curvature = _dot(direction, curved)
             length = torch.where(active & (curvature > 0), product / curvature, 0)[:, None, None]
             step, residual = step + length * direction, residual - length * curved
             conditioned = self._inverse(residual)
+            # beta = r'M^-1 r / previous r'M^-1 r makes the directions conjugate.
             previous, product = product, _dot(residual, conditioned)
             direction = conditioned + (product / previous)[:, None, None] * direction
         return step
@@ -365,6 +367,7 @@ class _Curvature:
         p = self.p
         result = torch.zeros_like(v) if p.ridge is None else 2 * p.ridge * v
         for (x, _, _, w), q in zip(p.pieces(), self.probs, strict=True):
+            # H v = sum_i w_i (diag(q) - q q') (d v): the change of the scores, through the Jacobian of the softmax.
             change = p.layout.scores(v, x).mul_(q)
             change = torch.addcmul(change, q, change.sum(-1, keepdim=True), value=-1).mul_(w)
             result = result + p.layout.sums(change, x)

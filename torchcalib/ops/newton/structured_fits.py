@@ -165,6 +165,7 @@ def _solve_vector(
 ) -> tuple[Solution, StructuredMinimum | None]:
     if not len(scores):
         return _empty_vector(scores, target, weights.unsqueeze(-2), alpha), None
+    # Unused rows may contain NaN.
     unused = weights == 0
     scores = scores.masked_fill_(unused.unsqueeze(-1), 0)
     certain = is_certain(scores)
@@ -174,6 +175,7 @@ def _solve_vector(
         near = is_near_top(scores - scores.amax(-1, keepdim=True))
         scores = scores.masked_fill(~near, -torch.inf)
     excluded = scores == -torch.inf
+    # Leave out samples whose label has probability 0 or 1: their NLL is infinite, or 0 for all parameters.
     lost = excluded.gather(-1, target.unsqueeze(-1)).squeeze(-1)
     w = weights.masked_fill(lost, 0)
     empty = ~(w.sum(-1, keepdim=True) > 0)
@@ -197,6 +199,7 @@ def _solve_vector(
     spread = torch.where(spread > 0, spread, 1)
     x = scores.div_(spread.unsqueeze(-2))
 
+    # Temperature scaling in the parameters of the standardised scores.
     start = torch.stack((alpha.unsqueeze(-1) * spread, alpha.unsqueeze(-1) * mean), -1)
     start = start.nan_to_num(0).masked_fill(~present.unsqueeze(-1), 0)
     fixed = separable | empty.squeeze(-1)
@@ -206,6 +209,7 @@ def _solve_vector(
     scale = theta[..., 0] / spread
     bias = theta[..., 1] - scale * mean
     gradient = torch.stack((gradient[..., 0] * spread + gradient[..., 1] * mean, gradient[..., 1]), -1)
+    # Biases have sum 0 over the classes with samples, and are -inf for the others.
     bias = bias.masked_fill(~present, 0)
     bias = bias - bias.sum(-1, keepdim=True) / present.sum(-1, keepdim=True).clamp(min=1)
     scale = torch.where(present, scale, alpha.unsqueeze(-1))
@@ -250,8 +254,10 @@ def _solve_structured(
     empty = ~(total > 0)
     total = total.masked_fill(empty, 1)
     w = weights / total.unsqueeze(-1)
+    # Weight of the uniform distribution: 1 / (N + 1), as in the authors' package.
     x = smoothed_log_probs(scores, alpha, 1 / (total + 1)).masked_fill_(unused.unsqueeze(-1), 0)
 
+    # Factors of the penalty: C / N for the diagonal and the biases, C (C - 1) / N for other entries.
     n_classes = x.shape[-1]
     layout = FULL if full else DIAGONAL
     start = identity(layout, len(x), x)

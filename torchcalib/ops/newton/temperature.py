@@ -21,6 +21,7 @@ def solve_temperature(p: LabelledScores) -> Solution:
     start = approximate_alpha(p.averaged(), approximate_alpha(p.averaged(1024), p.scale), 0.05)
     alpha, slope, done = _bracketed(p, start.to(p.w.dtype).expand_as(p.label_mean), at_bound | separable, None, ROUNDS)
 
+    # A minimum at the bound has priority: with equal scores, every label has the largest score of its row.
     outcome = torch.where(done, CONVERGED, STOPPED).masked_fill(separable, SEPARABLE).masked_fill(at_bound, AT_ZERO)
     grad_norm = (slope * p.scale).abs().masked_fill(at_bound, 0)
     return alpha.masked_fill(at_bound, 0), torch.zeros_like(p.share), grad_norm, outcome
