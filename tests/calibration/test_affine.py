@@ -11,7 +11,8 @@ from scipy.optimize import minimize
 from scipy.special import logsumexp
 
 from torchcalib.calibration import VectorScaling
-from torchcalib.ops.newton.problem import AT_ZERO, CONVERGED, PIECE, SEPARABLE
+from torchcalib.ops.newton import AT_ZERO, CONVERGED, SEPARABLE
+from torchcalib.ops.newton.scores import PIECE
 
 
 def lbfgs(scores, target, calibrator, weights=None):

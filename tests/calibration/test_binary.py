@@ -9,7 +9,7 @@ from helpers.fits import BETA, QUADRATIC, binary, fresh, name
 from scipy.optimize import minimize
 
 from torchcalib.calibration import QuadraticScaling
-from torchcalib.ops.newton.problem import AT_ZERO, CONVERGED, SEPARABLE
+from torchcalib.ops.newton import AT_ZERO, CONVERGED, SEPARABLE
 
 both = pytest.mark.parametrize("calibrator", [BETA, QUADRATIC], ids=name)
 

@@ -10,7 +10,7 @@ from helpers.fits import AFFINE, ALL, CIR, OF_CLASSES, binary, data, fresh, mult
 from helpers.refusals import assert_refused
 
 from torchcalib.calibration import AffineScaling, HistogramBinning, IsotonicCalibration, TemperatureScaling
-from torchcalib.ops.newton.problem import NO_DATA
+from torchcalib.ops.newton import NO_DATA
 from torchcalib.reporting.building import ReportBuilder
 
 each_calibrator = pytest.mark.parametrize("calibrator", ALL, ids=name)

@@ -1,6 +1,7 @@
 """Cross-validation: folds, wrong calls, and warnings that point to the caller."""
 
 import inspect
+import re
 import warnings
 from functools import partial
 
@@ -105,12 +106,14 @@ def test_wrong_calls_of_single_functions_raise_errors():
 @pytest.mark.parametrize(
     "function", [cross_val_calibrate, calibration_loss, relative_calibration_loss, recommend, score_divergence]
 )
-def test_every_option_is_in_the_signature_and_documented(function):
-    parameters = inspect.signature(function).parameters
-    own = {"n_folds", "n_repeats", "seed", "groups", "folds", "train_on_test", "calibration"}
-    assert own | {*F.InputOptions.__annotations__} <= {*parameters}
+def test_every_argument_and_option_is_documented(function):
+    """The options of folds stand in `cross_val_calibrate`, and those of the input in `InputOptions`."""
+    names = {*inspect.signature(function).parameters}
+    assert {"preds", "target", "task", "options"} <= names
+    if function is cross_val_calibrate:
+        names |= {"n_folds", "n_repeats", "seed", "groups", "folds", "train_on_test", "calibration"}
     entries = function.__doc__.partition("    Args:")[2].partition("    Returns:")[0]
-    assert [name for name in parameters if f"\n        {name}: " not in entries] == []
+    assert [name for name in names if not re.search(rf"\n {{8}}\*{{0,2}}{name}: ", entries)] == []
 
 
 def split(target, n_classes=2, weights=None, **options):

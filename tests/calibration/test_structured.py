@@ -10,8 +10,7 @@ from scipy.optimize import minimize
 from scipy.special import log_softmax, logsumexp
 
 from torchcalib.calibration import TemperatureScaling, cross_val_calibrate
-from torchcalib.ops.newton import structured
-from torchcalib.ops.newton.problem import AT_ZERO, CONVERGED, NO_DATA, SEPARABLE
+from torchcalib.ops.newton import AT_ZERO, CONVERGED, NO_DATA, SEPARABLE, structured
 
 V, SV, SM = OF_CLASSES
 STRUCTURED = [SV, SM]

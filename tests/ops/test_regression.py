@@ -4,7 +4,7 @@ import pytest
 import torch
 from helpers.kernels import NUMBA
 
-from torchcalib.ops.newton.problem import CONVERGED, NO_DATA, SEPARABLE
+from torchcalib.ops.newton import CONVERGED, NO_DATA, SEPARABLE
 from torchcalib.ops.newton.regression import fit_logistic_regression
 
 BACKENDS = ["torch", *(["numba"] if NUMBA else [])]

@@ -9,12 +9,11 @@ from torchcalib.calibration.calibrator import Calibrator
 from torchcalib.calibration.cross_validation import cross_val_calibrate
 from torchcalib.calibration.ensemble import EnsembleTemperatureScaling
 from torchcalib.calibration.gain import ScoreDivergence, calibration_loss, relative_calibration_loss, score_divergence
-from torchcalib.calibration.histogram import HistogramBinning
-from torchcalib.calibration.isotonic import CentredIsotonicCalibration, IsotonicCalibration
+from torchcalib.calibration.isotonic import CentredIsotonicCalibration, IsotonicCalibration, VennAbersCalibration
+from torchcalib.calibration.one_against_rest import HistogramBinning
 from torchcalib.calibration.recommendation import Recommendation, recommend
 from torchcalib.calibration.saving import load_calibrator, save_calibrator
 from torchcalib.calibration.structured import StructuredMatrixScaling, StructuredVectorScaling, VectorScaling
-from torchcalib.calibration.venn_abers import VennAbersCalibration
 
 __all__ = [
     "AffineScaling",

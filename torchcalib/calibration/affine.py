@@ -18,8 +18,8 @@ from torchcalib.calibration.likelihood import (
 from torchcalib.core.predictions import Predictions
 from torchcalib.display.words import listed
 from torchcalib.ops.logs import binary_log_probs, wide_dtype
+from torchcalib.ops.newton import AT_ZERO, CONVERGED, SEPARABLE
 from torchcalib.ops.newton.fits import AffineFit, fit_affine, fit_bias, fit_temperature
-from torchcalib.ops.newton.problem import AT_ZERO, CONVERGED, SEPARABLE
 
 _REMARKS = {
     AT_ZERO: "the fitted scale is 0: no positive scale improves on predictions that ignore the input.",
@@ -130,7 +130,7 @@ class TemperatureScaling(_Affine):
     Attributes:
         temperature: T = 1 / alpha, of the batch shape of the fit `(...)`.
         alpha: scale of the logits `(...)`.
-        outcome: end of the fit, int64 `(...)`, a code of `torchcalib.ops.newton.problem`.
+        outcome: end of the fit, int64 `(...)`, a code of `torchcalib.ops.newton`.
         lost: total weight of the samples whose label has probability 0, `(...)`. The fit leaves them out.
 
     Reference:
@@ -174,7 +174,7 @@ class AffineScaling(_Affine):
         temperature: T, of the batch shape of the fit `(...)`.
         alpha: scale of the logits `(...)`.
         beta: bias of each class `(..., C)`, with sum 0; of the classes 0 and 1 for binary and multi-label predictions.
-        outcome: end of the fit, int64 `(...)`, a code of `torchcalib.ops.newton.problem`.
+        outcome: end of the fit, int64 `(...)`, a code of `torchcalib.ops.newton`.
         lost: total weight of the samples whose label has probability 0, `(...)`.
 
     Reference:
@@ -200,7 +200,7 @@ class BiasCorrection(_Affine):
 
     Attributes:
         beta: bias of each class `(..., C)`, with sum 0; of the classes 0 and 1 for binary and multi-label predictions.
-        outcome: end of the fit, int64 `(...)`, a code of `torchcalib.ops.newton.problem`.
+        outcome: end of the fit, int64 `(...)`, a code of `torchcalib.ops.newton`.
         lost: total weight of the samples whose label has probability 0, `(...)`.
 
     Reference:

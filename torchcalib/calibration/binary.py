@@ -16,7 +16,7 @@ from torchcalib.core.predictions import Predictions
 from torchcalib.io.errors import shown
 from torchcalib.ops.host_values import value_if_available
 from torchcalib.ops.logs import wide_dtype
-from torchcalib.ops.newton.problem import AT_ZERO, CONVERGED, NO_DATA, SEPARABLE
+from torchcalib.ops.newton import AT_ZERO, CONVERGED, NO_DATA, SEPARABLE
 from torchcalib.ops.newton.regression import fit_logistic_regression
 
 _REMARKS = {
@@ -140,7 +140,7 @@ class BetaCalibration(_Curve):
         a: coefficient of log p, of the batch shape of the fit `(...)`.
         b: coefficient of -log(1 - p), `(...)`.
         c: constant term `(...)`.
-        outcome: end of the fit, int64 `(...)`, a code of `torchcalib.ops.newton.problem`.
+        outcome: end of the fit, int64 `(...)`, a code of `torchcalib.ops.newton`.
         lost: total weight of the samples with infinite logits of the wrong sign, `(...)`. The fit leaves them out.
 
     Reference:
@@ -223,7 +223,7 @@ class QuadraticScaling(_Curve):
         a: constant term, of the batch shape of the fit `(...)`.
         b: coefficient of s, `(...)`.
         c: coefficient of s^2, `(...)`.
-        outcome: end of the fit, int64 `(...)`, a code of `torchcalib.ops.newton.problem`.
+        outcome: end of the fit, int64 `(...)`, a code of `torchcalib.ops.newton`.
         lost: total weight of the samples with infinite logits of the wrong sign, `(...)`. The fit leaves them out.
 
     Raises:

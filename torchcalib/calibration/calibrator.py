@@ -4,7 +4,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, NoReturn, Self
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torchcalib.core.arguments import Task, is_int, task_of, weights_from
 from torchcalib.core.arrays import as_tensor
 from torchcalib.core.checks import SUM_TOLERANCE
-from torchcalib.core.documentation import documented
 from torchcalib.core.inputs import input_format_of, read_input
 from torchcalib.core.mistakes import look_like_probabilities, warn
 from torchcalib.core.predictions import Predictions
@@ -23,6 +22,18 @@ from torchcalib.ops.log_odds import log_ratio
 from torchcalib.ops.logs import spread_infinite_logits, wide_dtype
 
 Zeros = Literal["never", "absent classes", "any class"]
+
+
+def _absent(name: str) -> Callable[..., NoReturn]:
+    """Return a method that users of scikit-learn may look for, which raises an AttributeError with advice."""
+
+    def method(self: "Calibrator", *_: Any) -> NoReturn:
+        raise AttributeError(
+            f"{type(self).__name__!r} object has no attribute {name!r}. "
+            "Call the fitted calibrator with predictions, or its method predict_proba."
+        )
+
+    return method
 
 
 class Calibrator(nn.Module, ABC):
@@ -98,15 +109,15 @@ class Calibrator(nn.Module, ABC):
             buffer = torch.tensor(value)
             self.register_buffer(name, buffer.double() if buffer.is_floating_point() else buffer)
 
-    @documented
     def fit(
         self,
         preds: Tensor,
         target: Tensor,
-        *,
         task: Task | None = None,
+        *,
         from_logits: bool | None = None,
         class_names: Sequence[str] | None = None,
+        positive_classes: Sequence[int] | None = None,
         **options: Any,
     ) -> Self:
         """Fit the calibrator to predictions and labels.
@@ -114,15 +125,20 @@ class Calibrator(nn.Module, ABC):
         Each batch element (see `batch_dims`) and each label of a multi-label task has its own fit.
 
         Args:
+            preds: Probabilities or logits: binary `(...)`, otherwise with a class axis.
             target: Labels, one per sample (multi-label: of the shape of `preds`), or class names.
-            task: None infers it from the shapes.
+            task: `"binary"`, `"multiclass"` or `"multilabel"`. None infers it from the shapes.
             from_logits: `preds` are logits. None infers True if more than 5% of the values are negative.
             class_names: Names of the classes, if labels are text. None uses the column names of a DataFrame.
             positive_classes: Calibrate the probability of this set of classes against the rest. The fitted calibrator
                 takes multi-class predictions, and returns the calibrated probability (or log-odds) of the set.
+            **options: Other options of `torchcalib.functional.InputOptions`, such as `weights`.
 
         Returns:
             The calibrator itself. Its parameters have no gradient with respect to `preds`.
+
+        Raises:
+            TypeError, ValueError: for invalid input.
 
         Warns:
             UserWarning: the fit did not reach an optimum, a class has no samples, or a label has probability 0; see
@@ -130,16 +146,16 @@ class Calibrator(nn.Module, ABC):
         """
         if any(options.get(name) is not None for name in ("num_classes", "num_labels")):
             task = task_of(task, **options)
-        positive = options.get("positive_classes")
         if "sample_weight" in options:
             options["weights"] = weights_from(options.get("weights"), options.pop("sample_weight"))
-        given = prepare(preds, target, task, class_names=class_names, positive_classes=positive)
+        given = prepare(preds, target, task, class_names=class_names, positive_classes=positive_classes)
         options["from_logits"] = infer_from_logits(given.preds, given.task) if from_logits is None else from_logits
+        options["positive_classes"] = positive_classes
         p = self.read(given.preds, given.target, task=given.task, options=options)
         how = input_format_of(given.task, options)
         axis = how.resolved(given.preds, given.target, how.batch_dims).axis
         with torch.inference_mode(False):  # autograd cannot use tensors that are created in inference mode
-            fitted = self.fit_to(p, class_axis=axis, positive_classes=positive)
+            fitted = self.fit_to(p, class_axis=axis, positive_classes=positive_classes)
         for name in (*dict(fitted.named_buffers(remove_duplicate=False)), *_KIND):
             setattr(self, name, getattr(fitted, name))
         self.warn()
@@ -185,8 +201,8 @@ class Calibrator(nn.Module, ABC):
         """Return a copy with these buffers. Hooks that are added later to the copy do not affect the original."""
         other = copy(self)
         vars(other).update({name: copy(value) for name, value in vars(self).items() if isinstance(value, dict)})
-        for name, buffer in buffers.items():
-            other.register_buffer(name, buffer)
+        for name, buffer in buffers.items():  # `register_buffer` would look up every attribute first
+            setattr(other, name, buffer)
         return other
 
     @abstractmethod
@@ -391,13 +407,7 @@ class Calibrator(nn.Module, ABC):
         """
         return ""
 
-    def __getattr__(self, name: str) -> Any:
-        if name in ("transform", "fit_transform", "predict"):
-            raise AttributeError(
-                f"{type(self).__name__!r} object has no attribute {name!r}. "
-                "Call the fitted calibrator with predictions, or its method predict_proba."
-            )
-        return super().__getattr__(name)
+    transform, fit_transform, predict = map(_absent, ("transform", "fit_transform", "predict"))
 
     # torch calls the next two methods. It has no documented hook to change shapes in loading, or dtypes in `.to(...)`.
 

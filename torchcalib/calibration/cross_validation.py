@@ -1,8 +1,7 @@
 """Cross-validated calibration, and calibration with a fit to held-out data or to the same data (optimistic)."""
 
 from collections.abc import Callable, Sequence
-from inspect import Parameter, signature
-from typing import Any, NamedTuple, TypeVar, Unpack, cast
+from typing import Any, NamedTuple, Unpack, cast
 
 import torch
 from torch import Tensor
@@ -10,15 +9,8 @@ from torch import Tensor
 from torchcalib.calibration.affine import AffineScaling
 from torchcalib.calibration.calibrator import Calibrator, sample_weights
 from torchcalib.calibration.folds import FOLD_DEFAULTS, FoldOptions, folds_of
-from torchcalib.core.arguments import InputOptions, Task, check_flag
+from torchcalib.core.arguments import InputOptions, Task, check_flag, with_resolved_task
 from torchcalib.core.arrays import as_tensor, as_tensors
-from torchcalib.core.documentation import (
-    document,
-    input_parameters,
-    parameters_of,
-    resolving_task,
-    with_implied_task,
-)
 from torchcalib.core.inputs import flattened, input_format_of
 from torchcalib.core.predictions import Predictions, by_replicates, in_all_replicates
 from torchcalib.io.errors import shown
@@ -26,8 +18,6 @@ from torchcalib.ops.host_values import value_if_available
 from torchcalib.ops.logs import wide_dtype
 
 DEFAULT = AffineScaling()
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 class CalibrationOptions(FoldOptions, InputOptions, total=False):
@@ -37,19 +27,29 @@ class CalibrationOptions(FoldOptions, InputOptions, total=False):
     calibration: Sequence[Tensor] | None
 
 
-_DEFAULTS = {**FOLD_DEFAULTS, "train_on_test": False, "calibration": None}
+_OWN_OPTIONS = {*FOLD_DEFAULTS, "train_on_test", "calibration"}
+"""Names of the options that are not input options."""
 
-_ARGUMENTS = """
+
+def cross_val_calibrate(
+    preds: Tensor,
+    target: Tensor,
+    task: Task | None = None,
+    *,
+    calibrator: Calibrator = DEFAULT,
+    **options: Unpack[CalibrationOptions],
+) -> Tensor:
+    """Calibrate predictions by cross-validation: each sample is calibrated with a fit to the other folds.
+
+    Args:
+        preds: Probabilities or logits: binary `(...)`, otherwise with a class axis.
         target: Labels; see `torchcalib.functional.nll`.
-        score: `"nll"` (negative log-likelihood), `"brier"`, or a function `score(preds, target, task=..., **options)`
-            that is smaller for better predictions. For the Bayes risk pass `partial(bayes_risk, cost=...)`. Calibrators
-            always minimise the NLL.
-        calibrator: Calibration method; see `torchcalib.calibration`. By default it is cross-validated: each sample is
-            calibrated with a fit to the other folds.
-        n_folds: Number of folds.
+        task: `"binary"`, `"multiclass"` or `"multilabel"`. `num_classes` or `num_labels` implies it.
+        calibrator: Calibration method; see `torchcalib.calibration`.
+        n_folds: Number of folds, 5 by default.
         n_repeats: Number of random splits over which scores are averaged. None: one split for at least 1,000 samples,
-            otherwise 1,000 / N splits, at most 5. Stratified and given folds have one split.
-        seed: Seed of the random splits, which are the same on every device.
+            otherwise 1,000 / N splits, at most 5. Stratified and given folds have one split, as has this function.
+        seed: Seed of the random splits, which are the same on every device; 0 by default.
         groups: Group numbers, integers `(N,)` or `(..., N)`. All samples of a group, such as a patient or a video, are
             in the same fold. Random folds have similar numbers of samples. Stratified folds also have similar class
             frequencies: larger groups are assigned first, to the fold with the fewest samples of their classes.
@@ -62,34 +62,16 @@ _ARGUMENTS = """
         train_on_test: Fit and evaluate on the same data. This is optimistic: it overestimates the gain in NLL by about
             the number of parameters divided by N.
         calibration: Held-out data for the fit, `(preds, target)` or `(preds, target, weights)`, with the same input
-            options. Its leading axes are those of `preds`, or none."""
-
-
-def with_calibration_options(function: F) -> F:
-    """Add the options of calibration and input to the signature and docstring of a function."""
-    options = [Parameter(name, Parameter.KEYWORD_ONLY, default=default) for name, default in _DEFAULTS.items()]
-    returns = signature(function).return_annotation
-    function = resolving_task(function)
-    parameters = [*with_implied_task(parameters_of(function)), *options, *input_parameters()]
-    document(function, function.__doc__, parameters, returns, _ARGUMENTS)
-    return function
-
-
-@with_calibration_options
-def cross_val_calibrate(
-    preds: Tensor,
-    target: Tensor,
-    *,
-    task: Task,
-    calibrator: Calibrator = DEFAULT,
-    **options: Unpack[CalibrationOptions],
-) -> Tensor:
-    """Calibrate predictions by cross-validation: each sample is calibrated with a fit to the other folds.
+            options. Its leading axes are those of `preds`, or none.
+        **options: Options of the input; see `torchcalib.functional.InputOptions`.
 
     Returns:
         Calibrated probabilities (or logits) of the shape of `preds`, in its dtype (at least float32). With
         `positive_classes`, the probability (or log-odds) of the set, without the class axis. Rows with an ignored
         target or weight 0 are undefined. Dropped rows are NaN.
+
+    Raises:
+        TypeError, ValueError: for invalid input.
 
     Warns:
         UserWarning: see `calibration_loss`.
@@ -106,6 +88,7 @@ def cross_val_calibrate(
         >>> cross_val_calibrate(preds, target, task="binary", n_folds=3, calibrator=TemperatureScaling()).shape
         torch.Size([6])
     """
+    task, options = with_resolved_task(task, options)
     if options.get("n_repeats") not in (None, 1):
         raise ValueError(
             f"`n_repeats` must be 1 here, got {shown(options['n_repeats'])}: "
@@ -116,7 +99,7 @@ def cross_val_calibrate(
     preds, target, _ = as_tensors(preds, target)
     original, how = preds, input_format_of(task, input_options(options))
     axis = how.resolved(preds, target, how.batch_dims).axis
-    preds, target, options = flat_options(preds, target, task, options)
+    preds, target, task, options = flat_input(preds, target, task, options)
     fitting = fitted(preds, target, task, calibrator, options)
     (calibrated,) = fitting.calibrate(fitting.p)
     values = as_given(fitting.p, calibrated, options)
@@ -210,9 +193,9 @@ def calibrated_by_fold(p: Predictions, fits: Calibrator, folds: Tensor, n_folds:
         n_folds: number of folds.
         first: index of the fit for fold 0.
     """
-    values = p.values
+    values, fits = p.values, fits.with_mean_bias_of_absent_classes()
     for f in range(n_folds):
-        fit = fits.part(first + f).with_mean_bias_of_absent_classes()
+        fit = fits.part(first + f)
         inside = (folds == f).unsqueeze(-1) if p.task == "multiclass" else folds == f
         values = torch.where(inside, fit.calibrated(p.values, p.from_logits), values)
     return values
@@ -270,22 +253,23 @@ def _checked_held_out(
 
 def input_options(options: CalibrationOptions) -> InputOptions:
     """Return the options of `InputOptions`, without the options of calibration."""
-    return cast("InputOptions", {name: value for name, value in options.items() if name not in _DEFAULTS})
+    return cast("InputOptions", {name: value for name, value in options.items() if name not in _OWN_OPTIONS})
 
 
-def flat_options(
-    preds: Tensor, target: Tensor, task: Task, options: CalibrationOptions
-) -> tuple[Tensor, Tensor, CalibrationOptions]:
-    """Flatten sample axes into one, and move classes last, in predictions, targets and options; see `flattened`."""
+def flat_input(
+    preds: Tensor, target: Tensor, task: Task | None, options: CalibrationOptions
+) -> tuple[Tensor, Tensor, Task, CalibrationOptions]:
+    """Resolve the task, flatten sample axes into one, and move classes last; see `flattened`."""
+    task, options = with_resolved_task(task, options)
     preds, target, given = flattened(task, preds, target, input_options(options))
-    kept: dict[str, Any] = {name: value for name, value in options.items() if name in _DEFAULTS}
+    kept: dict[str, Any] = {name: value for name, value in options.items() if name in _OWN_OPTIONS}
     lead = preds.shape[: given.get("batch_dims", 0)]
     for name in ("folds", "groups"):
         if kept.get(name) is not None and not isinstance(kept[name], str):
             numbers = as_tensor(name, kept[name], preds.device)
             of_each = numbers.numel() == lead.numel() * preds.shape[len(lead)]
             kept[name] = numbers.reshape(*lead, -1) if of_each else numbers.reshape(-1)
-    return preds, target, cast("CalibrationOptions", {**kept, **given})
+    return preds, target, task, cast("CalibrationOptions", {**kept, **given})
 
 
 def as_given(p: Predictions, values: Tensor, options: CalibrationOptions) -> Tensor:

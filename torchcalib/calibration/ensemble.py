@@ -13,8 +13,9 @@ from torchcalib.calibration.calibrator import format_values, sample_weights
 from torchcalib.calibration.likelihood import temperature_in_words
 from torchcalib.core.predictions import Predictions
 from torchcalib.ops.logs import safe_log, wide_dtype
+from torchcalib.ops.newton import NO_DATA
 from torchcalib.ops.newton.mixture import fit_mixture
-from torchcalib.ops.newton.problem import NO_DATA, PIECE
+from torchcalib.ops.newton.scores import PIECE
 
 _SMALLEST = -1e30  # replaces log 0, because differences of infinite values would be NaN
 
@@ -40,7 +41,7 @@ class EnsembleTemperatureScaling(TemperatureScaling):
         temperature: T = 1 / alpha, `(...)`.
         alpha: scale of the logits in the first component `(...)`.
         grad_norm: norm of the violation of the optimality conditions of the weights and of the gradient in alpha.
-        outcome: end of the fit of T, int64 `(...)`, a code of `torchcalib.ops.newton.problem`.
+        outcome: end of the fit of T, int64 `(...)`, a code of `torchcalib.ops.newton`.
         lost: total weight of the samples whose label has probability 0, `(...)`.
 
     Reference:

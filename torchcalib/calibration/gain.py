@@ -13,9 +13,8 @@ from torchcalib.calibration.cross_validation import (
     CalibrationOptions,
     as_given,
     fitted,
-    flat_options,
+    flat_input,
     input_options,
-    with_calibration_options,
 )
 from torchcalib.core.arguments import Task
 from torchcalib.core.predictions import Predictions
@@ -29,12 +28,11 @@ Score = Literal["nll", "brier"] | ScoreFunction
 _SCORES: Mapping[str, ScoreFunction] = {"nll": nll, "brier": brier_score}
 
 
-@with_calibration_options
 def calibration_loss(
     preds: Tensor,
     target: Tensor,
+    task: Task | None = None,
     *,
-    task: Task,
     score: Score = "nll",
     calibrator: Calibrator = DEFAULT,
     **options: Unpack[CalibrationOptions],
@@ -44,8 +42,22 @@ def calibration_loss(
     It estimates how much a calibration stage improves the score of new data, in the unit of the score. It is negative
     if calibration is harmful. For calibrated predictions it is slightly negative on average.
 
+    Args:
+        preds: Probabilities or logits: binary `(...)`, otherwise with a class axis.
+        target: Labels; see `torchcalib.functional.nll`.
+        task: `"binary"`, `"multiclass"` or `"multilabel"`. `num_classes` or `num_labels` implies it.
+        score: `"nll"` (negative log-likelihood), `"brier"`, or a function `score(preds, target, task=..., **options)`
+            that is smaller for better predictions. For the Bayes risk pass `partial(bayes_risk, cost=...)`. Calibrators
+            always minimise the NLL.
+        calibrator: Calibration method; see `torchcalib.calibration`. By default it is cross-validated: each sample is
+            calibrated with a fit to the other folds.
+        **options: Options of the folds, held-out data and options of the input; see `cross_val_calibrate`.
+
     Returns:
         Loss `(...)`, in the dtype of `preds` (at least float32). -inf if only the calibrated score is infinite.
+
+    Raises:
+        TypeError, ValueError: for invalid input.
 
     Warns:
         UserWarning: a fit did not reach its optimum, or has no optimum and leaves predictions unchanged. The true gain
@@ -71,12 +83,11 @@ def calibration_loss(
     return raw - after
 
 
-@with_calibration_options
 def relative_calibration_loss(
     preds: Tensor,
     target: Tensor,
+    task: Task | None = None,
     *,
-    task: Task,
     score: Score = "nll",
     calibrator: Calibrator = DEFAULT,
     **options: Unpack[CalibrationOptions],
@@ -85,9 +96,21 @@ def relative_calibration_loss(
 
     It is the percentage of the raw score that a calibration stage removes, at most 100; see `calibration_loss`.
 
+    Args:
+        preds: Probabilities or logits: binary `(...)`, otherwise with a class axis.
+        target: Labels; see `torchcalib.functional.nll`.
+        task: `"binary"`, `"multiclass"` or `"multilabel"`. `num_classes` or `num_labels` implies it.
+        score: Score; see `calibration_loss`.
+        calibrator: Calibration method; see `torchcalib.calibration`. By default it is cross-validated: each sample is
+            calibrated with a fit to the other folds.
+        **options: Options of the folds, held-out data and options of the input; see `cross_val_calibrate`.
+
     Returns:
         Loss `(...)`, in the dtype of `preds` (at least float32). 100 if only the raw score is infinite, -inf if only
         the calibrated score is infinite. NaN if both are infinite.
+
+    Raises:
+        TypeError, ValueError: for invalid input.
 
     Warns:
         UserWarning: see `calibration_loss`.
@@ -117,11 +140,16 @@ def score_function(score: object) -> ScoreFunction:
 
 
 def both_scores(
-    preds: Tensor, target: Tensor, task: Task, score: Score, calibrator: Calibrator, options: CalibrationOptions
+    preds: Tensor,
+    target: Tensor,
+    task: Task | None,
+    score: Score,
+    calibrator: Calibrator,
+    options: CalibrationOptions,
 ) -> tuple[Tensor, Tensor]:
     """Return the scores of the raw and the calibrated predictions, `(...)`, or `(R, ...)` with R replicates."""
     function = score_function(score)
-    preds, target, options = flat_options(preds, target, task, options)
+    preds, target, task, options = flat_input(preds, target, task, options)
     fitting = fitted(preds, target, task, calibrator, options)
     given: dict[str, Any] = {name: value for name, value in input_options(options).items() if value is not None}
 
@@ -157,12 +185,11 @@ class ScoreDivergence(NamedTuple):
     semi_empirical: Tensor
 
 
-@with_calibration_options
 def score_divergence(
     preds: Tensor,
     target: Tensor,
+    task: Task | None = None,
     *,
-    task: Task,
     score: Score = "nll",
     calibrator: Calibrator = DEFAULT,
     **options: Unpack[CalibrationOptions],
@@ -174,11 +201,20 @@ def score_divergence(
     equals the calibration loss. A difference between these two shows that miscalibration remains after calibration.
 
     Args:
+        preds: Probabilities or logits: binary `(...)`, otherwise with a class axis.
+        target: Labels; see `torchcalib.functional.nll`.
+        task: `"binary"`, `"multiclass"` or `"multilabel"`. `num_classes` or `num_labels` implies it.
         score: `"nll"`, `"brier"`, or a function as for `calibration_loss`. A function must be a weighted mean over
             samples with the option `weights`. It is called twice for each class. Multi-label input is not supported.
+        calibrator: Calibration method; see `torchcalib.calibration`. By default it is cross-validated: each sample is
+            calibrated with a fit to the other folds.
+        **options: Options of the folds, held-out data and options of the input; see `cross_val_calibrate`.
 
     Returns:
         A `ScoreDivergence` with tensors `(...)`, float64 for `"nll"` and `"brier"`. Multi-label: means over labels.
+
+    Raises:
+        TypeError, ValueError: for invalid input.
 
     Warns:
         UserWarning: see `calibration_loss`.
@@ -203,7 +239,7 @@ def score_divergence(
         found = _divergence_by_class(function, p, after) if callable(score) else _divergence(score, p, after)
         return torch.stack(found, -1)
 
-    preds, target, options = flat_options(preds, target, task, options)
+    preds, target, task, options = flat_input(preds, target, task, options)
     fitting = fitted(preds, target, task, calibrator, options)
     return ScoreDivergence(*fitting.by_replicates(divergence).unbind(-1))
 

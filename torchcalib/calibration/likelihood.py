@@ -10,7 +10,7 @@ from torch import Tensor
 from torchcalib.calibration.calibrator import sample_weights
 from torchcalib.core.predictions import Predictions
 from torchcalib.ops.logs import safe_log
-from torchcalib.ops.newton.problem import AT_ZERO, CONVERGED, NO_DATA, STOPPED
+from torchcalib.ops.newton import AT_ZERO, CONVERGED, NO_DATA, STOPPED
 
 NO_DATA_REMARK = "there are no samples of positive weight: calibrated predictions are NaN."
 
@@ -87,7 +87,7 @@ def remarks_of_fits(outcome: Tensor, words: Mapping[int, str]) -> list[str]:
     """Return a sentence for each outcome with a problem, with the number of fits if there are several.
 
     Args:
-        outcome: codes of `torchcalib.ops.newton.problem`, of the batch shape of the fits.
+        outcome: codes of `torchcalib.ops.newton`, of the batch shape of the fits.
         words: sentence of each code whose meaning depends on the method.
     """
     n_fits, words = outcome.numel(), {**words, **_COMMON_REMARKS}

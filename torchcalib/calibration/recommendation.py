@@ -3,30 +3,36 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, Unpack
+from typing import Unpack
 
 import torch
 from torch import Tensor
 
 from torchcalib.calibration.affine import AffineScaling, BiasCorrection, TemperatureScaling
 from torchcalib.calibration.binary import BetaCalibration, QuadraticScaling
-from torchcalib.calibration.calibrator import Calibrator, sample_weights
+from torchcalib.calibration.calibrator import Calibrator
 from torchcalib.calibration.cross_validation import (
     CalibrationOptions,
     Fitting,
     fitted,
-    flat_options,
+    flat_input,
     input_options,
-    with_calibration_options,
 )
 from torchcalib.calibration.ensemble import EnsembleTemperatureScaling
 from torchcalib.calibration.gain import Score, both_scores, score_function
-from torchcalib.calibration.histogram import HistogramBinning
-from torchcalib.calibration.isotonic import CentredIsotonicCalibration, IsotonicCalibration
-from torchcalib.calibration.one_against_rest import OneAgainstRest
+from torchcalib.calibration.isotonic import CentredIsotonicCalibration, IsotonicCalibration, VennAbersCalibration
+from torchcalib.calibration.one_against_rest import HistogramBinning, OneAgainstRest
+from torchcalib.calibration.row_scores import (
+    RowScore,
+    class_counts,
+    contributions,
+    effective_samples,
+    has_one_class,
+    row_scores,
+    usable_score,
+)
 from torchcalib.calibration.selection import Candidate, Choice, choose, interval_of, standard_error
 from torchcalib.calibration.structured import StructuredMatrixScaling, StructuredVectorScaling, VectorScaling
-from torchcalib.calibration.venn_abers import VennAbersCalibration
 from torchcalib.core.arguments import Task
 from torchcalib.core.checks import are_counts
 from torchcalib.core.predictions import Predictions
@@ -114,17 +120,13 @@ class Recommendation:
 
 
 _SCORE_NAMES = {"nll": "NLL", "brier": "Brier score", "bayes_risk": "Bayes risk"}
-RowScore = Literal["nll", "brier"]
-_ROW_SCORES = {"nll": "cross_entropy", "brier": "squared_error"}
-"""Attribute of `Predictions` with the score of each sample, by score."""
 
 
-@with_calibration_options
 def recommend(
     preds: Tensor,
     target: Tensor,
+    task: Task | None = None,
     *,
-    task: Task,
     score: Score = "nll",
     calibrators: Sequence[Calibrator] | None = None,
     worthwhile: float = 5.0,
@@ -147,13 +149,20 @@ def recommend(
     (ECE), because it makes all predictions of a bin equal. Its proper scores are often the worst of all calibrators.
 
     Args:
-        preds: binary `(N,)`, multi-class `(N, C)`, multi-label `(N, L)`.
+        preds: Probabilities or logits: binary `(N,)`, multi-class `(N, C)`, multi-label `(N, L)`.
+        target: Labels; see `torchcalib.functional.nll`.
+        task: `"binary"`, `"multiclass"` or `"multilabel"`. `num_classes` or `num_labels` implies it.
+        score: Score; see `calibration_loss`.
         calibrators: candidates. None for all calibrators of this package that support the task and the weights.
         worthwhile: smallest gain in percent of the score that justifies a calibration stage. The lower end of its 99%
             interval must also be positive.
+        **options: Options of the folds, held-out data and options of the input; see `cross_val_calibrate`.
 
     Returns:
         A `Recommendation`.
+
+    Raises:
+        TypeError, ValueError: for invalid input.
 
     Warns:
         UserWarning: see `calibration_loss`.
@@ -172,7 +181,7 @@ def recommend(
     """
     if calibrators is not None and not calibrators:
         raise ValueError("`calibrators` must contain at least one calibrator, got none. Omit it to use the default.")
-    preds, target, options = flat_options(preds, target, task, options)
+    preds, target, task, options = flat_input(preds, target, task, options)
     if calibrators is None:
         p = TemperatureScaling().read(preds, target, task=task, options=input_options(options))
         calibrators, _ = applicable(p)
@@ -200,11 +209,6 @@ def recommend(
     return recommendation_of(used, before, after, worthwhile, nll_is_infinite=is_infinite, obstacle=obstacle)
 
 
-def usable_score(score: RowScore, p: Predictions) -> RowScore:
-    """Return `"brier"` instead of `"nll"` if the NLL of predictions is infinite."""
-    return "brier" if score == "nll" and bool(contributions(p.cross_entropy, p).sum().isinf().any()) else score
-
-
 def _candidate(
     fitting: Fitting, calibrator: Calibrator, score: RowScore, groups: Tensor | None
 ) -> tuple[Tensor, Candidate]:
@@ -221,53 +225,11 @@ def _candidate(
     return before, Candidate(parts, in_sample, effective_samples(p), n_parameters, advisable)
 
 
-def effective_samples(p: Predictions) -> float:
-    """Return the effective number of samples, (sum w)^2 / sum w^2 for weights w; for labels the smallest one."""
-    w = sample_weights(p)
-    return float((w.sum(-1).square() / w.square().sum(-1)).nan_to_num(0).min())
-
-
-def row_scores(score: RowScore, p: Predictions, values: Tensor) -> Tensor:
-    """Return the score of each sample `(..., N)` for calibrated values of the predictions, float64."""
-    found: Tensor = getattr(p.with_values(values.to(p.dtype)), _ROW_SCORES[score])
-    return found.to(wide_dtype(found.device))
-
-
 def is_advisable(calibrator: Calibrator, p: Predictions, score: str) -> bool:
     """Return whether the expected score of new data is finite after a fit to these predictions."""
     if score != "nll" or calibrator.zeros == "never":
         return True
     return calibrator.zeros == "absent classes" and not bool((class_counts(p) == 0).any())
-
-
-def class_counts(p: Predictions) -> Tensor:
-    """Return the number of samples with positive weight of each class `(..., C)`, int64; 2 classes if binary."""
-    target = p.target.long()
-    present = torch.ones_like(target) if p.weights is None else (p.weights != 0).expand(target.shape).long()
-    return target.new_zeros((*target.shape[:-1], p.num_classes)).scatter_add(-1, target * present, present)
-
-
-def has_one_class(p: Predictions) -> bool:
-    """Return whether all samples have the same class; multi-label: whether this is so for every label."""
-    return bool(((class_counts(p) > 0).sum(-1) < 2).all())
-
-
-def contributions(scores: Tensor, p: Predictions, groups: Tensor | None = None) -> Tensor:
-    """Return the contribution of each independent unit to the mean score, `(..., U)`. Their sum is the mean score.
-
-    Args:
-        scores: score of each sample `(..., N)`, multi-label `(..., L, N)`.
-        p: predictions, which contain the weights.
-        groups: group of dependent samples `(N,)`; None if samples are independent.
-    """
-    w = sample_weights(p)
-    parts = (w * scores).masked_fill(w == 0, 0) / w.sum(-1, keepdim=True)
-    if p.task == "multilabel":
-        parts = parts.mean(-2)
-    if groups is None:
-        return parts
-    _, index = torch.unique(groups.reshape(-1), return_inverse=True)
-    return parts.new_zeros(*parts.shape[:-1], int(index.max()) + 1).index_add(-1, index, parts)
 
 
 def recommendation_of(

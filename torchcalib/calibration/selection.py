@@ -1,12 +1,14 @@
 """Choose a calibrator by cross-validated scores, and estimate its gain on new data."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from statistics import NormalDist
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from torchcalib.ops.bisection import bisect
 
 _Z, _Z_99 = 1.959963984540054, 2.5758293035489004  # 97.5% and 99.5% quantile of the normal distribution
 _MOST = 100.0  # largest possible gain of a score that is not negative, in percent
@@ -97,22 +99,13 @@ def _given_significance(z: float) -> tuple[float, float]:
     """
     normal = NormalDist()
 
-    def mean_above(m: float) -> float:
-        return m + normal.pdf(_Z_99 - m) / normal.cdf(m - _Z_99)
+    def mean_is_below(m: float) -> bool:
+        return m + normal.pdf(_Z_99 - m) / normal.cdf(m - _Z_99) < z
 
-    def share_above(m: float) -> float:
-        return normal.cdf(m - z) / normal.cdf(m - _Z_99)
+    def tail_is_below(m: float) -> bool:
+        return normal.cdf(m - z) / normal.cdf(m - _Z_99) < 0.025
 
-    return _increasing_root(mean_above, z, z), _increasing_root(share_above, 0.025, z)
-
-
-def _increasing_root(function: Callable[[float], float], value: float, high: float) -> float:
-    """Return where an increasing function reaches a value, between -5 and `high`, by bisection."""
-    low = -5.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if function(middle) < value else (low, middle)
-    return high
+    return bisect(mean_is_below, -5.0, z, 60)[1], bisect(tail_is_below, -5.0, z, 60)[1]
 
 
 def standard_error(before: Tensor, after: Candidate) -> float:

@@ -20,8 +20,8 @@ from torchcalib.calibration.likelihood import (
 from torchcalib.core.arguments import Task, check_positive
 from torchcalib.core.predictions import Predictions
 from torchcalib.ops.logs import wide_dtype
+from torchcalib.ops.newton import AT_ZERO, CONVERGED, NO_DATA, SEPARABLE
 from torchcalib.ops.newton.fits import AffineFit, fit_temperature
-from torchcalib.ops.newton.problem import AT_ZERO, CONVERGED, NO_DATA, SEPARABLE
 from torchcalib.ops.newton.structured_fits import StructuredFit, fit_structured, fit_vector, smoothed_log_probs
 
 
@@ -95,7 +95,7 @@ class VectorScaling(_MultiClass):
     Attributes:
         scale: scale a of each class `(..., C)`, where `...` is the batch shape of the fit.
         bias: bias b of each class `(..., C)`; sum 0 over classes with samples.
-        outcome: end of the fit, int64 `(...)`, a code of `torchcalib.ops.newton.problem`.
+        outcome: end of the fit, int64 `(...)`, a code of `torchcalib.ops.newton`.
         lost: total weight of the samples whose label has probability 0, `(...)`.
 
     Reference:
@@ -260,7 +260,7 @@ class StructuredVectorScaling(_Structured):
         smoothing: e `(...)`.
         scale: scale a of each class `(..., C)`.
         bias: bias b of each class `(..., C)`.
-        outcome: end of the fit, int64 `(...)`, a code of `torchcalib.ops.newton.problem`.
+        outcome: end of the fit, int64 `(...)`, a code of `torchcalib.ops.newton`.
 
     Raises:
         TypeError, ValueError: for an invalid penalty.
@@ -315,7 +315,7 @@ class StructuredMatrixScaling(_Structured):
         smoothing: e `(...)`.
         matrix: W `(..., C, C)`; row k has the factors of the score of class k.
         bias: bias b of each class `(..., C)`.
-        outcome: end of the fit, int64 `(...)`, a code of `torchcalib.ops.newton.problem`.
+        outcome: end of the fit, int64 `(...)`, a code of `torchcalib.ops.newton`.
 
     Raises:
         TypeError, ValueError: for an invalid penalty.

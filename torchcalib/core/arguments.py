@@ -17,6 +17,7 @@ Average = Literal["macro"]
 Reduction = Literal["mean", "none"]
 NanPolicy = Literal["raise", "drop"]
 TASKS: tuple[Task, ...] = get_args(Task)
+Options = TypeVar("Options", bound=Mapping[str, Any])
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -253,6 +254,12 @@ def completed(options: Mapping[str, Any]) -> dict[str, Any]:
     found = with_weights(options) if "sample_weight" in options else dict(options)
     found["task"] = task_of(**{"task": None, **found})
     return found
+
+
+def with_resolved_task(task: Task | None, options: Options) -> tuple[Task, Options]:
+    """Return the given or implied task, and the options with `sample_weight` renamed; see `completed`."""
+    found = completed({**options, "task": task})
+    return found.pop("task"), cast(Options, found)
 
 
 def check_task(task: object) -> None:

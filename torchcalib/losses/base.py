@@ -1,7 +1,7 @@
 """Base class of training penalties as modules, and functions that penalties share."""
 
-from collections.abc import Callable, Mapping
-from inspect import Parameter, signature
+from collections.abc import Mapping
+from inspect import signature
 from typing import Any, Protocol
 
 import torch
@@ -18,11 +18,13 @@ from torchcalib.core.arguments import (
     unknown_argument,
     weights_from,
 )
-from torchcalib.core.documentation import arguments_section, document, input_parameters, parameters_of
 from torchcalib.core.events import Mode, n_events, reduce_to_events, resolve_mode
 from torchcalib.core.inputs import input_format_of, read_input
 from torchcalib.core.predictions import Predictions, by_replicates, in_all_replicates
 from torchcalib.ops.logs import wide_dtype
+
+_OPTIONS = InputOptions.__annotations__.keys() - {"weights", "batch_dims"}
+"""Input options of modules: weights are given with each batch, and all axes are sample axes."""
 
 
 class Penalty(Protocol):
@@ -42,8 +44,9 @@ class PenaltyLoss(nn.Module):
 
     Args:
         penalty: The calibration error and its settings.
+        task: `"binary"`, `"multiclass"` or `"multilabel"`. `num_classes` or `num_labels` implies it.
         whole_weights: Require weights to be whole numbers.
-        **options: Input options; see `torchcalib.functional.InputOptions`.
+        **options: Options of `torchcalib.functional.InputOptions`, except `weights` and `batch_dims`.
 
     Example:
         >>> from torchcalib.losses.binned import SoftBins
@@ -52,16 +55,11 @@ class PenaltyLoss(nn.Module):
         tensor(0.2123)
     """
 
-    def __init_subclass__(cls, function: Callable[..., Tensor] | None = None) -> None:
-        """Complete the docstring and the signature with the arguments of `function` and the input options."""
-        entries = arguments_section(function.__doc__ if function else None)
-        document(cls, cls.__doc__, [*parameters_of(cls.__init__), *_input_parameters()], entries=entries)
-
     def __init__(
         self, penalty: Penalty, *, task: Task | None = None, whole_weights: bool = False, **options: Any
     ) -> None:
         super().__init__()
-        known = signature(type(self)).parameters
+        known = (signature(type(self)).parameters.keys() | _OPTIONS) - {"options"}
         if unknown := [name for name in options if name not in known]:
             raise unknown_argument(unknown[0], known, type(self).__name__)
         task = task_of(task, options.get("num_classes"), options.get("num_labels"))
@@ -89,13 +87,6 @@ class PenaltyLoss(nn.Module):
     def extra_repr(self) -> str:
         """Return the penalty, the task and `from_logits` as text, which `repr` includes."""
         return f"{self.penalty}, task={self.input_format.task!r}, from_logits={self.input_format.from_logits}"
-
-
-def _input_parameters() -> list[Parameter]:
-    return input_parameters(without=("weights", "batch_dims"))
-
-
-document(PenaltyLoss, PenaltyLoss.__doc__, [*parameters_of(PenaltyLoss.__init__), *_input_parameters()])
 
 
 def weighted_events(p: Predictions, mode: Mode) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,7 +1,7 @@
 """Training penalties over bins: expected calibration error (ECE) with hard or soft bin membership."""
 
 from dataclasses import dataclass
-from typing import Any, Literal, Unpack, get_args
+from typing import Literal, Unpack, get_args
 
 import torch
 from torch import Tensor
@@ -15,8 +15,8 @@ from torchcalib.core.arguments import (
     check_flag,
     check_positive,
     task_of,
+    with_resolved_task,
 )
-from torchcalib.core.documentation import documented
 from torchcalib.core.event_sums import EqualWidthBins
 from torchcalib.core.events import Mode
 from torchcalib.core.predictions import Predictions
@@ -68,6 +68,13 @@ class ECELoss(PenaltyLoss):
     The gradient moves all confidences in a bin towards the observed frequency of the bin. In a small batch, most bins
     contain few samples, and this frequency is noisy. `SoftBinnedECELoss` and `MMCELoss` are smoother.
 
+    Args:
+        task: `"binary"`, `"multiclass"` or `"multilabel"`. `num_classes` or `num_labels` implies it.
+        n_bins: Number of equal-width bins.
+        mode: Event whose probability is the confidence; see `torchcalib.functional.ece`.
+        right: Bins are `(a, b]` instead of `[a, b)`.
+        **options: Options of `torchcalib.functional.InputOptions`, except `weights` and `batch_dims`.
+
     Example:
         >>> from torch.nn.functional import cross_entropy
         >>> penalty = ECELoss(task="multiclass", from_logits=True)
@@ -83,7 +90,7 @@ class ECELoss(PenaltyLoss):
         n_bins: int = 15,
         mode: Mode | None = None,
         right: bool = False,
-        **options: Any,
+        **options: Unpack[InputOptions],
     ) -> None:
         task = task_of(task, **options)
         check_count("n_bins", n_bins, at_most=_MAX_BINS)
@@ -92,12 +99,11 @@ class ECELoss(PenaltyLoss):
         super().__init__(HardBins(bins), task=task, **options)
 
 
-@documented
 def soft_binned_ece(
     preds: Tensor,
     target: Tensor,
+    task: Task | None = None,
     *,
-    task: Task,
     n_bins: int = 15,
     temperature: float = 0.01,
     norm: Norm = "l2",
@@ -113,13 +119,22 @@ def soft_binned_ece(
     `torchcalib.functional.ece` (l1) or `rmsce` (l2). Its gradient includes changes of the bin membership.
 
     Args:
+        preds: Probabilities or logits: binary `(...)`, otherwise with a class axis.
+        target: Labels or soft targets; see `torchcalib.functional.nll`.
+        task: `"binary"`, `"multiclass"` or `"multilabel"`. `num_classes` or `num_labels` implies it.
         n_bins: Number of equal-width bins over [0, 1], represented by their centres.
         temperature: Softness of the bins, in squared probability. The default 0.01 is a choice of this package.
         norm: `"l1"` or `"l2"`; `"l2"` is equation (11) in the paper.
-        validate_args: Check the values. Invalid values raise an error on the CPU and make the result NaN elsewhere.
+        mode: Event whose probability is the confidence; see `torchcalib.functional.ece`.
+        average: `"macro"` averages class-wise and multi-label values over classes. None returns `(..., C)`.
+        **options: Options of the input; see `torchcalib.functional.InputOptions`. Invalid values raise an error on the
+            CPU, and make the result NaN elsewhere.
 
     Returns:
         The error in [0, 1], `(...)`, in the dtype of `preds` (at least float32). NaN without data.
+
+    Raises:
+        TypeError, ValueError: for invalid input.
 
     Gradient:
         With respect to the confidences, finite everywhere; 0 where the value is 0. Outcomes are constants. Time and
@@ -132,13 +147,22 @@ def soft_binned_ece(
         >>> soft_binned_ece(torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]), task="binary")
         tensor(0.2123)
     """
+    task, options = with_resolved_task(task, options)
     mode = event_mode(task, options, mode)
     penalty = SoftBins(mode, n_bins, temperature, norm)
     return evaluate(penalty, mode, preds, target, task, average, options, per_event=n_bins)
 
 
-class SoftBinnedECELoss(PenaltyLoss, function=soft_binned_ece):
+class SoftBinnedECELoss(PenaltyLoss):
     """Soft-binned expected calibration error (SB-ECE) as a training penalty; see `soft_binned_ece` and `ECELoss`.
+
+    Args:
+        task: `"binary"`, `"multiclass"` or `"multilabel"`. `num_classes` or `num_labels` implies it.
+        n_bins: Number of equal-width bins.
+        temperature: Softness of the bins, in squared probability.
+        norm: `"l1"` or `"l2"`.
+        mode: Event whose probability is the confidence; see `torchcalib.functional.ece`.
+        **options: Options of `torchcalib.functional.InputOptions`, except `weights` and `batch_dims`.
 
     Example:
         >>> SoftBinnedECELoss(task="binary")(torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]))
@@ -153,7 +177,7 @@ class SoftBinnedECELoss(PenaltyLoss, function=soft_binned_ece):
         temperature: float = 0.01,
         norm: Norm = "l2",
         mode: Mode | None = None,
-        **options: Any,
+        **options: Unpack[InputOptions],
     ) -> None:
         task = task_of(task, **options)
         penalty = SoftBins(event_mode(task, options, mode), n_bins, temperature, norm)

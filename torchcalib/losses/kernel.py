@@ -5,7 +5,7 @@ the squared kernel calibration error (SKCE) are functions of the class probabili
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal, Unpack
+from typing import Literal, Unpack
 
 import torch
 from torch import Tensor
@@ -19,14 +19,14 @@ from torchcalib.core.arguments import (
     check_task,
     task_of,
     task_read_as,
+    with_resolved_task,
 )
 from torchcalib.core.bins import root
-from torchcalib.core.documentation import documented
 from torchcalib.core.events import Mode
 from torchcalib.core.predictions import Predictions
 from torchcalib.losses.base import PenaltyLoss, evaluate, event_mode, weighted_events
 from torchcalib.metrics.canonical import DirichletSettings
-from torchcalib.metrics.kernel import KernelSettings, skce
+from torchcalib.metrics.kernel import KernelSettings
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.pairwise import Kernel
 
@@ -80,12 +80,11 @@ def _laplacian_form(x: Tensor, d: Tensor, bandwidth: float) -> Tensor:
     return d.square().sum(-1) + 2 * (d * before / rise).sum(-1)
 
 
-@documented
 def mmce(
     preds: Tensor,
     target: Tensor,
+    task: Task | None = None,
     *,
-    task: Task,
     bandwidth: float = 0.4,
     weighted: bool = False,
     mode: Mode | None = None,
@@ -100,15 +99,24 @@ def mmce(
     the pairs i = j.
 
     Args:
+        preds: Probabilities or logits: binary `(...)`, otherwise with a class axis.
+        target: Labels or soft targets; see `torchcalib.functional.nll`.
+        task: `"binary"`, `"multiclass"` or `"multilabel"`. `num_classes` or `num_labels` implies it.
         bandwidth: Bandwidth of the Laplacian kernel, a probability of at least 0.001. The default is that of the
             authors' code, exp(-|c_i - c_j| / (2 * 0.2)).
         weighted: Average the residuals of correct and of wrong predictions separately, and weight both means equally
             (MMCE_w).
-        validate_args: Check the values. Invalid values raise an error on the CPU and make the result NaN elsewhere.
+        mode: Event whose probability is the confidence; see `torchcalib.functional.ece`.
+        average: `"macro"` averages class-wise and multi-label values over classes. None returns `(..., C)`.
+        **options: Options of the input; see `torchcalib.functional.InputOptions`. Invalid values raise an error on the
+            CPU, and make the result NaN elsewhere.
 
     Returns:
         The error `(...)`, in [0, 1], or in [0, 2] with `weighted=True`, in the dtype of `preds` (at least float32). NaN
         without data.
+
+    Raises:
+        TypeError, ValueError: for invalid input.
 
     Gradient:
         With respect to the confidences, finite everywhere; 0 where the value is 0. The derivative of |c_i - c_j| is 0
@@ -123,12 +131,20 @@ def mmce(
         >>> mmce(torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]), task="binary")
         tensor(0.1225)
     """
+    task, options = with_resolved_task(task, options)
     mode = event_mode(task, options, mode)
     return evaluate(SimilarConfidences(mode, bandwidth, weighted), mode, preds, target, task, average, options)
 
 
-class MMCELoss(PenaltyLoss, function=mmce):
+class MMCELoss(PenaltyLoss):
     """Maximum mean calibration error (MMCE) as a training penalty; see `mmce` and `ECELoss`.
+
+    Args:
+        task: `"binary"`, `"multiclass"` or `"multilabel"`. `num_classes` or `num_labels` implies it.
+        bandwidth: Bandwidth of the Laplacian kernel, a probability of at least 0.001.
+        weighted: Average the residuals of correct and of wrong predictions separately (MMCE_w).
+        mode: Event whose probability is the confidence; see `torchcalib.functional.ece`.
+        **options: Options of `torchcalib.functional.InputOptions`, except `weights` and `batch_dims`.
 
     Example:
         >>> MMCELoss(task="binary")(torch.tensor([0.2, 0.7, 0.9]), torch.tensor([0, 1, 1]))
@@ -142,7 +158,7 @@ class MMCELoss(PenaltyLoss, function=mmce):
         bandwidth: float = 0.4,
         weighted: bool = False,
         mode: Mode | None = None,
-        **options: Any,
+        **options: Unpack[InputOptions],
     ) -> None:
         task = task_of(task, **options)
         penalty = SimilarConfidences(event_mode(task, options, mode), bandwidth, weighted)
@@ -171,9 +187,11 @@ class CanonicalLoss(PenaltyLoss):
     is compared with its own label. `weights` must be whole numbers. Time is O(N^2 C) for N samples.
 
     Args:
+        task: `"binary"`, `"multiclass"` or `"multilabel"`. `num_classes` or `num_labels` implies it.
         p: Exponent, 1 or 2.
         bandwidth: Bandwidth of the Dirichlet kernel, above 0. `"likelihood"` selects the most likely of 20 values for
             each batch, as in the paper. The default 0.02 is a choice of this package.
+        **options: Options of `torchcalib.functional.InputOptions`, except `weights` and `batch_dims`.
 
     Example:
         >>> preds = torch.tensor([[0.7, 0.3], [0.7, 0.3], [0.7, 0.3]])
@@ -187,12 +205,12 @@ class CanonicalLoss(PenaltyLoss):
         *,
         p: Literal[1, 2] = 2,
         bandwidth: float | Literal["likelihood"] = 0.02,
-        **options: Any,
+        **options: Unpack[InputOptions],
     ) -> None:
         super().__init__(LeaveOneOut(DirichletSettings(p, bandwidth)), task=task, whole_weights=True, **options)
 
 
-class SKCELoss(PenaltyLoss, function=skce):
+class SKCELoss(PenaltyLoss):
     """Squared kernel calibration error (SKCE) of a batch as a training penalty; see `functional.skce` and `ECELoss`.
 
     It is the biased estimate over all pairs of samples, which is smooth and not negative. It is defined for any weights
@@ -200,8 +218,11 @@ class SKCELoss(PenaltyLoss, function=skce):
     the Laplacian kernel, it is twice the squared MMCE of equal bandwidth. Time is O(N^2 C) for N samples.
 
     Args:
+        task: `"binary"`, `"multiclass"` or `"multilabel"`. `num_classes` or `num_labels` implies it.
+        kernel: Kernel of the distance between predictions; see `torchcalib.functional.skce`.
         bandwidth: Bandwidth of the kernel; see `torchcalib.functional.skce`. The default 1 is a choice of this package.
             The paper uses the median distance between predictions, `bandwidth="median"`.
+        **options: Options of `torchcalib.functional.InputOptions`, except `weights` and `batch_dims`.
 
     Example:
         >>> preds = torch.tensor([[0.7, 0.2, 0.1], [0.1, 0.8, 0.1], [0.6, 0.3, 0.1]])
@@ -215,7 +236,7 @@ class SKCELoss(PenaltyLoss, function=skce):
         *,
         kernel: Kernel = "laplacian",
         bandwidth: float | Literal["median"] = 1.0,
-        **options: Any,
+        **options: Unpack[InputOptions],
     ) -> None:
         task = task_of(task, **options)
         check_task(task)

@@ -13,15 +13,12 @@ from torchcalib.calibration.affine import AffineScaling, BiasCorrection, Tempera
 from torchcalib.calibration.calibrator import Calibrator, sample_weights
 from torchcalib.calibration.cross_validation import calibrated_by_fold, fits_without_folds
 from torchcalib.calibration.folds import FoldOptions, folds_of
-from torchcalib.calibration.recommendation import (
-    Recommendation,
+from torchcalib.calibration.recommendation import Recommendation, applicable, is_advisable, recommendation_of
+from torchcalib.calibration.row_scores import (
     RowScore,
-    applicable,
     contributions,
     effective_samples,
     has_one_class,
-    is_advisable,
-    recommendation_of,
     row_scores,
     usable_score,
 )

@@ -16,7 +16,7 @@ The cause with the largest statistic after a penalty for its parameters is repor
 
 import math
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ from torch import Tensor
 from torchcalib.calibration.affine import AffineScaling, BiasCorrection, TemperatureScaling
 from torchcalib.calibration.calibrator import Calibrator, sample_weights
 from torchcalib.core.predictions import Predictions
+from torchcalib.ops.bisection import bisect
 from torchcalib.reporting.decision import Candidate
 from torchcalib.reporting.other_classes import faults_of_other_classes, poisson_deviance
 from torchcalib.results.decision import Kind
@@ -47,7 +48,7 @@ class Evidence(NamedTuple):
 
 
 def evidence_of(
-    p: Predictions, fits: Mapping[type[Calibrator], Calibrator], nll: Mapping[type[Calibrator], Tensor], effect: float
+    p: Predictions, fits: Mapping[type[Calibrator], Any], nll: Mapping[type[Calibrator], Tensor], effect: float
 ) -> Evidence:
     """Return the evidence for each cause.
 
@@ -157,17 +158,14 @@ def _label_noise(nll: Tensor, w: Tensor, num_classes: int, scale: float) -> Cand
     w = w.expand(nll.shape).flatten()
     q, w = q[w > 0], w[w > 0]
 
-    def slope(e: float) -> float:
-        return float((w * (1 / num_classes - q) / ((1 - e) * q + e / num_classes)).sum())
+    def rises(e: float) -> bool:
+        return float((w * (1 / num_classes - q) / ((1 - e) * q + e / num_classes)).sum()) > 0
 
-    low, high = 0.0, 1.0
-    if slope(0.0) <= 0:
+    if not rises(0.0):
         return Candidate("label noise", 0.0, 1, value=0.0)
-    for _ in range(40):
-        middle = (low + high) / 2
-        low, high = (middle, high) if slope(middle) > 0 else (low, middle)
-    gain = (w * (((1 - low) * q + low / num_classes).log() - q.log())).sum()
-    return Candidate("label noise", 2 * scale * float(gain), 1, value=low)
+    rate, _ = bisect(rises, 0.0, 1.0, 40)
+    gain = (w * (((1 - rate) * q + rate / num_classes).log() - q.log())).sum()
+    return Candidate("label noise", 2 * scale * float(gain), 1, value=rate)
 
 
 def _bad_class(p: Predictions, w: Tensor, scale: float, varentropy: Tensor, top: Tensor) -> list[Candidate]:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from torchcalib.core.predictions import Predictions
+from torchcalib.ops.bisection import bisect
 from torchcalib.reporting.decision import Candidate
 
 _MAX_CLASSES, _MAX_ELEMENTS = 1024, 2**25  # larger problems are not tested: they need too much time and memory
@@ -160,17 +161,14 @@ def _slope(p: Predictions, w: Tensor, scale: float, first: int, second: int, onl
     log_odds = torch.where(piece.target == first, log_q[:, 0] - log_q[:, 1], log_q[:, 1] - log_q[:, 0])
     log_odds, weights = log_odds[log_odds.isfinite()], w[rows][log_odds.isfinite()]
 
-    def derivative(slope: float) -> float:
-        return float((weights * log_odds * (-slope * log_odds).sigmoid()).sum())
+    def rises(slope: float) -> bool:
+        return float((weights * log_odds * (-slope * log_odds).sigmoid()).sum()) > 0
 
-    low, high = -_MAX_SLOPE, _MAX_SLOPE
-    for _ in range(50):
-        middle = (low + high) / 2
-        low, high = (middle, high) if derivative(middle) > 0 else (low, middle)
+    slope, _ = bisect(rises, -_MAX_SLOPE, _MAX_SLOPE, 50)
     log_sigmoid = torch.nn.functional.logsigmoid
-    gain = (weights * (log_sigmoid(low * log_odds) - log_sigmoid(log_odds))).sum()
+    gain = (weights * (log_sigmoid(slope * log_odds) - log_sigmoid(log_odds))).sum()
     place = first * p.num_classes + second
-    return Candidate("swapped classes", 2 * scale * float(gain), 1, which=place, value=low)
+    return Candidate("swapped classes", 2 * scale * float(gain), 1, which=place, value=slope)
 
 
 def poisson_deviance(observed: Tensor, expected: Tensor) -> Tensor:

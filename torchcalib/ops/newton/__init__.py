@@ -3,17 +3,21 @@
 The scores s are logits or log-probabilities. Axes: R replicate weights (folds, bootstrap replicates), S batch elements,
 N samples, C classes. All fits of a call are solved together, without copies of the scores for the replicates.
 
-The mean negative log-likelihood (NLL) is convex in (alpha, beta). The starting point affects only the number of
-iterations; it is a float32 fit to the mean replicate weights. Scores are divided by their scale, because a factor of
-the logits would otherwise change the number of iterations. Results are in units of the original scores.
+The mean negative log-likelihood (NLL) is convex in the parameters. The starting point affects only the number of
+iterations. Scores are divided by their scale, because a factor of the logits would otherwise change the number of
+iterations. Results are in units of the original scores.
 
 Modules:
 
-- `problem`, `fits`: standard form of scores, stopping criteria, and torch operations for alpha and beta.
-- `temperature`: fit of alpha alone, by a bracketed search for the root of the derivative of the NLL.
-- `affine`: fit of alpha and beta, by damped Newton steps.
+- `descent`: the damped Newton iteration of all fits but one, and its stopping criteria.
+- `scores`: standard form of scores.
+- `temperature`: fit of alpha in softmax(alpha s), by a bracketed search for the root of the derivative of the NLL.
+- `affine`: fit of alpha and beta in softmax(alpha s + beta), or of beta alone.
 - `structured`, `structured_fits`: softmax(W x + b) with a diagonal or full W, with an optional ridge.
 - `regression`: logistic regression on several features, with an optional ridge.
 - `mixture`: weights of a mixture of distributions.
 - `logistic`: fit of intercept and slope to binary outcomes, differentiable in the scores.
 """
+
+CONVERGED, AT_ZERO, SEPARABLE, STOPPED, NO_DATA = range(5)
+"""Outcomes of a fit, defined in `affine.AffineFit`."""

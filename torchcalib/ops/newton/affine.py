@@ -1,46 +1,31 @@
-"""Fit of alpha and beta in softmax(alpha s + beta): damped Newton steps on the negative log-likelihood (NLL).
+"""Fit of alpha and beta in softmax(alpha s + beta): damped Newton steps on the negative log-likelihood (NLL)."""
 
-Source: Nocedal, Wright: Numerical optimization (2006), algorithm 3.2 with the Armijo condition.
-"""
-
-import math
 from dataclasses import replace
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from torchcalib.ops.host_values import value_if_available
-from torchcalib.ops.newton.problem import (
-    AT_ZERO,
-    CONVERGED,
+from torchcalib.ops.newton import AT_ZERO, CONVERGED, SEPARABLE, STOPPED
+from torchcalib.ops.newton.descent import (
     DECREMENT,
     GRADIENT,
-    MASKED_SCORE,
-    NLL_ROUNDING,
-    PIECE,
     ROUNDS,
-    SEPARABLE,
-    STOPPED,
-    ZERO_SLOPE,
-    Problem,
-    Solution,
+    Iterate,
+    Step,
+    Value,
     all_true,
+    damped_newton,
     is_within_rounding,
     newton_direction,
+    separation_bound,
+    without_constant,
 )
+from torchcalib.ops.newton.scores import MASKED_SCORE, PIECE, ZERO_SLOPE, LabelledScores, Solution
 from torchcalib.ops.newton.temperature import approximate_alpha
 
 
-class _Value(NamedTuple):
-    """Mean NLL `(R, S)`, its gradient `(R, S, C + 1)` and Hessian `(R, S, C + 1, C + 1)` in (alpha, beta)."""
-
-    nll: Tensor
-    gradient: Tensor
-    hessian: Tensor
-
-
-def solve_affine(p: Problem, free_scale: bool = True) -> Solution:
+def solve_affine(p: LabelledScores, free_scale: bool = True) -> Solution:
     """Minimise the NLL over alpha > 0 and beta; the bias of classes without samples is -inf.
 
     Args:
@@ -59,7 +44,7 @@ def solve_affine(p: Problem, free_scale: bool = True) -> Solution:
     else:
         alpha, beta = averaged.scale.unsqueeze(0), _bias_of_constant(averaged)
     start = torch.cat((alpha.unsqueeze(-1), beta), -1)
-    theta, *_ = _damped(averaged, start, averaged.label_mean > 0, 1e-3, 25, free_scale)
+    theta, *_ = _minimise(averaged, start, averaged.label_mean > 0, free_scale, 1e-3)
     theta = torch.where(theta.isfinite().all(-1, keepdim=True), theta, start).to(p.w.dtype)
     if not free_scale:
         theta = torch.cat((p.scale[:, None].expand_as(theta[..., :1]), theta[..., 1:]), -1)  # without float32 rounding
@@ -74,7 +59,7 @@ def solve_affine(p: Problem, free_scale: bool = True) -> Solution:
     return theta[..., 0].masked_fill(at_bound, 0), beta, grad_norm, outcome.masked_fill(at_bound, AT_ZERO)
 
 
-def _bias_of_constant(p: Problem) -> Tensor:
+def _bias_of_constant(p: LabelledScores) -> Tensor:
     """Return log class frequencies minus log mean probabilities, the solution for constant predictions, `(1, S, C)`.
 
     From beta = 0, Newton steps would be too long where the Hessian is almost 0, far from the solution.
@@ -86,7 +71,7 @@ def _bias_of_constant(p: Problem) -> Tensor:
     return (p.share.log() - log_mean).masked_fill(p.share == 0, 0)
 
 
-def _limit_at_zero(p: Problem) -> tuple[Tensor, Tensor]:
+def _limit_at_zero(p: LabelledScores) -> tuple[Tensor, Tensor]:
     """Return the optimal beta `(R, S, C)` for alpha -> 0, and the slope of the NLL in alpha there, `(R, S)`.
 
     A class with a score of -inf has probability 0 for every alpha > 0, also in the limit. A row with a single possible
@@ -115,6 +100,7 @@ def _limit_at_zero(p: Problem) -> tuple[Tensor, Tensor]:
     log_share = share.log().masked_fill(share == 0, 0)
     start = torch.cat((torch.ones_like(log_share[..., :1]), log_share), -1)
     is_unknown = ((share > 0) != (p.share > 0)).any(-1)
+    # The mean NLL of scores of 0, with the bias as the only parameter.
     theta, _, outcome = _by_replicates(flat, start, is_unknown, False)
     beta = theta[..., 1:]
     slope = -(w * p.label_score).sum(-1)
@@ -125,96 +111,110 @@ def _limit_at_zero(p: Problem) -> tuple[Tensor, Tensor]:
     return beta, slope.masked_fill(is_unknown | (outcome != CONVERGED), torch.nan)
 
 
-def _by_replicates(p: Problem, theta: Tensor, fixed: Tensor, free_scale: bool) -> tuple[Tensor, Tensor, Tensor]:
+def _by_replicates(p: LabelledScores, theta: Tensor, fixed: Tensor, free_scale: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Minimise the NLL for few fits at a time, because all fits of a batch are evaluated until the last one converges.
 
-    For the arguments see `_damped`.
+    For the arguments see `_minimise`.
     """
     batch_size = max(1, PIECE // max(1, p.scores.numel()))
     pieces = [slice(i, i + batch_size) for i in range(0, max(1, p.w.shape[0]), batch_size)]
-    solutions = [_damped(p.for_replicates(i), theta[i], fixed[i], None, ROUNDS, free_scale) for i in pieces]
+    solutions = [_minimise(p.for_replicates(i), theta[i], fixed[i], free_scale) for i in pieces]
     theta, gradient, outcome = (torch.cat(column) for column in zip(*solutions, strict=True))
     return theta, gradient, outcome
 
 
-def _damped(
-    p: Problem, theta: Tensor, fixed: Tensor, relative: float | None, rounds: int, free_scale: bool
+def _minimise(
+    p: LabelledScores, theta: Tensor, fixed: Tensor, free_scale: bool, relative: float | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Minimise the NLL by damped Newton steps.
-
-    A step is accepted if the NLL decreases by at least 1e-4 of the decrease predicted by the slope (Armijo condition).
-    Otherwise a quarter of the step is tried. A step reduces alpha to a tenth of its value at most, so alpha remains
-    positive.
 
     Args:
         p: scores, labels and weights in standard form.
         theta: initial (alpha, beta), `(R, S, C + 1)` with positive alpha.
         fixed: True for fits that are not iterated and return the initial theta, `(R, S)`.
-        relative: stop at a step of this length; None to stop at `GRADIENT` and `DECREMENT`.
-        rounds: largest number of evaluations.
         free_scale: False to keep alpha.
+        relative: stop at a step of this length, after at most 25 iterations; None to stop at `GRADIENT` and
+            `DECREMENT`.
 
     Returns:
         theta `(R, S, C + 1)`; its gradient (with `relative`, the gradient one step earlier); and the outcome `(R, S)`.
     """
-    present = p.share > 0
-    theta = torch.cat((theta[..., :1], theta[..., 1:].masked_fill(~present, MASKED_SCORE)), -1)
-    eps = torch.finfo(theta.dtype).eps
-    # The gradient must be small in standard and in original units of alpha.
-    units = torch.cat((p.scale.clamp(min=1)[:, None], torch.ones_like(p.share[0])), -1)
-    smallest_weight = torch.where(p.w > 0, p.w, torch.inf).amin(-1)
-
-    def norm(value: _Value) -> Tensor:
-        return (value.gradient * units).square().sum(-1).sqrt()
-
-    def evaluate(theta: Tensor, hessian: Tensor | None = None) -> _Value:
-        value = _evaluate(p, theta, hessian)
-        return value if free_scale else _with_fixed_scale(value)
-
-    value, reused = evaluate(theta), False
-    fraction = torch.ones_like(p.label_mean)
-    for _ in range(rounds):
-        step = _newton_step(value, present)
-        shrink = (-0.9 * theta[..., 0] / step[..., 0]).where(step[..., 0] < 0, fraction).clamp(max=1)
-        step = step * shrink.unsqueeze(-1)
-        slope = (step * value.gradient).sum(-1)
-        length = step[..., 0].abs() + step[..., 1:].abs().amax(-1)
-        exact = (norm(value) <= GRADIENT) & (slope >= -DECREMENT)
-        done = exact if relative is None else length <= relative
-        # Separation: below this NLL every label has probability > 1/2. One label with a lower probability would add at
-        # least its weight times log 2 to the NLL.
-        is_separated = (value.nll < smallest_weight * math.log(2)) & free_scale
-        is_finished = done | fixed | is_separated | value.nll.isnan() | (fraction < 1e-6)
-        if all_true(is_finished):
-            break
-        moved = theta + fraction.unsqueeze(-1) * step
-        # After a short step, which is usually the last one, reuse the nearly unchanged Hessian once.
-        reused = not reused and relative is None and all_true(is_finished | (fraction * length <= 1e-5))
-        new = evaluate(moved, value.hessian if reused else None)
-        meets_armijo = new.nll <= value.nll + 1e-4 * fraction * slope + 4 * eps * (1 + value.nll)
-        # Near the minimum the NLL is constant up to rounding errors. There accept a step that halves the gradient.
-        is_level = new.nll <= value.nll + NLL_ROUNDING * (1 + value.nll)
-        better = ~is_finished & (meets_armijo | (is_level & (norm(new) <= norm(value) / 2)))
-        theta = torch.where(better[..., None], moved, theta)
-        value = _Value(
-            torch.where(better, new.nll, value.nll),
-            torch.where(better[..., None], new.gradient, value.gradient),
-            torch.where(better[..., None, None], new.hessian, value.hessian),
-        )
-        fraction = torch.where(better, 1, fraction / 4).where(~is_finished, fraction)
+    theta = torch.cat((theta[..., :1], theta[..., 1:].masked_fill(~(p.share > 0), MASKED_SCORE)), -1)
+    nll = _NLL(p, free_scale, relative)
+    theta, value, step = damped_newton(theta, nll.value, nll.step, fixed, rounds=ROUNDS if relative is None else 25)
+    is_separated, length = nll.is_separated(value), _length(step.p)
     if relative is None:
-        done = done | is_within_rounding(norm(value), slope)
+        done = nll.is_exact(value, step.slope) | is_within_rounding(value.norm, step.slope)
+        # For separable data the gradient vanishes, but the Newton steps remain long.
+        may_be_separable = done & ~fixed & (length > 0.01)
     else:
-        theta = torch.where(done.unsqueeze(-1), theta + step, theta)
-    # For separable data the gradient vanishes, but the Newton steps remain long.
-    may_be_separable = done & ~fixed & (length > 0.01) if relative is None else is_separated
+        done = length <= relative
+        theta = torch.where(done.unsqueeze(-1), theta + step.p, theta)
+        may_be_separable = is_separated
     if value_if_available(may_be_separable.any()):
-        may_be_separable = may_be_separable & _is_separation(p, step, present)
+        may_be_separable = may_be_separable & _is_separation(p, step.p)
     outcome = torch.where(done, CONVERGED, STOPPED).masked_fill(is_separated | may_be_separable, SEPARABLE)
     return theta, value.gradient, outcome
 
 
-def _is_separation(p: Problem, step: Tensor, present: Tensor) -> Tensor:
+def _length(step: Tensor) -> Tensor:
+    """Return the change of alpha plus the largest change of a bias, `(R, S)`."""
+    return step[..., 0].abs() + step[..., 1:].abs().amax(-1)
+
+
+class _NLL:
+    """Mean NLL of (alpha, beta), and its Newton steps; for the arguments see `_minimise`."""
+
+    def __init__(self, p: LabelledScores, free_scale: bool, relative: float | None) -> None:
+        self.p, self.free_scale, self.relative = p, free_scale, relative
+        self.hessian: Tensor | None = None  # of the last iterate, if the next value reuses it
+        # e of `without_constant`: 0 for alpha, 1 for the biases of classes with samples.
+        self.ones = torch.cat((torch.zeros_like(p.share[..., :1]), (p.share > 0).to(p.share.dtype)), -1)
+        # The gradient must be small in standard and in original units of alpha.
+        self.units = torch.cat((p.scale.clamp(min=1)[:, None], torch.ones_like(p.share[0])), -1)
+        self.bound = separation_bound(p.w)
+
+    def value(self, theta: Tensor) -> Value:
+        """Return the mean NLL and its derivatives at theta."""
+        nll, gradient, hessian = _evaluate(self.p, theta, self.hessian)
+        if not self.free_scale:  # derivatives for which the Newton step does not change alpha
+            gradient = torch.cat((torch.zeros_like(gradient[..., :1]), gradient[..., 1:]), -1)
+            hessian = hessian.clone()
+            hessian[..., 0, :] = 0
+            hessian[..., :, 0] = 0
+            hessian[..., 0, 0] = 1
+        return Value(nll, gradient, (gradient * self.units).square().sum(-1).sqrt(), (hessian,))
+
+    def step(self, at: Iterate) -> Step:
+        """Return the Newton step, which does not change the sum of beta.
+
+        It reduces alpha to a tenth of its value at most, so alpha remains positive.
+        """
+        theta, value, fraction, is_stopped = at
+        (hessian,) = value.parts
+        trace = hessian.diagonal(dim1=-2, dim2=-1)[..., 1:].sum(-1)
+        step = newton_direction(without_constant(hessian, self.ones, trace), value.gradient)
+        shrink = (-0.9 * theta[..., 0] / step[..., 0]).where(step[..., 0] < 0, fraction).clamp(max=1)
+        step = step * shrink.unsqueeze(-1)
+        slope = (step * value.gradient).sum(-1)
+        length = _length(step)
+        is_done = self.is_exact(value, slope) if self.relative is None else length <= self.relative
+        is_done = is_done | self.is_separated(value)
+        # After a short step, which is usually the last one, reuse the nearly unchanged Hessian once.
+        is_last = self.relative is None and all_true(is_done | is_stopped | (fraction * length <= 1e-5))
+        self.hessian = hessian if self.hessian is None and is_last else None
+        return Step(step, slope, is_done)
+
+    def is_exact(self, value: Value, slope: Tensor) -> Tensor:
+        """Return whether the gradient and the expected decrease are small, `(R, S)`."""
+        return (value.norm <= GRADIENT) & (slope >= -DECREMENT)
+
+    def is_separated(self, value: Value) -> Tensor:
+        """Return whether every label has a probability above 1/2, so that no finite alpha is best, `(R, S)`."""
+        return (value.f < self.bound) & self.free_scale
+
+
+def _is_separation(p: LabelledScores, step: Tensor) -> Tensor:
     """Return whether the data are separable in the direction `step`, bool `(R, S)`.
 
     They are separable if the score of every label grows along `step` at least as fast as all other scores of its row.
@@ -222,7 +222,7 @@ def _is_separation(p: Problem, step: Tensor, present: Tensor) -> Tensor:
 
     Source: Albert, Anderson: On the existence of maximum likelihood estimates in logistic regression models (1984).
     """
-    beta = step[..., 1:]
+    beta, present = step[..., 1:], p.share > 0
     growth = step[..., :1] * p.label_score + beta.gather(-1, p.target.expand(p.w.shape))
     worst = torch.full_like(p.label_mean, torch.inf)
     start = 0
@@ -236,8 +236,8 @@ def _is_separation(p: Problem, step: Tensor, present: Tensor) -> Tensor:
     return (worst >= -tolerance) & (step[..., 0] > tolerance)
 
 
-def _evaluate(p: Problem, theta: Tensor, hessian: Tensor | None = None) -> _Value:
-    """Compute the mean NLL and its derivatives at theta; a given Hessian is returned unchanged.
+def _evaluate(p: LabelledScores, theta: Tensor, hessian: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute the mean NLL, its gradient and its Hessian at theta; a given Hessian is returned unchanged.
 
     Let q be the softmax of a row and m = sum_k q_k s_k. The Hessian contains weighted means over the rows:
     sum_k q_k s_k^2 - m^2 for alpha, q_k (s_k - m) for alpha and beta_k, and the matrix diag(q) - q q' for beta.
@@ -278,28 +278,4 @@ def _evaluate(p: Problem, theta: Tensor, hessian: Tensor | None = None) -> _Valu
         left = torch.cat((square[..., None, None], mixed), -2)
         hessian = torch.cat((left, torch.cat((mixed.mT, torch.diag_embed(mean_q) - outer), -2)), -1)
     gradient = torch.cat((mean_qs.sum(-1, keepdim=True) - p.label_mean.unsqueeze(-1), mean_q - p.share), -1)
-    return _Value(nll, gradient, hessian)
-
-
-def _with_fixed_scale(value: _Value) -> _Value:
-    """Return derivatives for which the Newton step does not change alpha."""
-    gradient = torch.cat((torch.zeros_like(value.gradient[..., :1]), value.gradient[..., 1:]), -1)
-    hessian = value.hessian.clone()
-    hessian[..., 0, :] = 0
-    hessian[..., :, 0] = 0
-    hessian[..., 0, 0] = 1
-    return _Value(value.nll, gradient, hessian)
-
-
-def _newton_step(value: _Value, present: Tensor) -> Tensor:
-    """Return the Newton step `(R, S, C + 1)`, which does not change the sum of beta.
-
-    Adding a constant to all beta changes no probability. The Hessian H is therefore singular in the direction e, which
-    is 0 for alpha and 1 for beta. H + c e e' is used instead. This does not change the step, because the gradient is
-    orthogonal to e.
-    """
-    ones = torch.cat((torch.zeros_like(present[..., :1]), present), -1).to(value.gradient.dtype)
-    trace = value.hessian.diagonal(dim1=-2, dim2=-1)[..., 1:].sum(-1)
-    weight = trace / present.sum(-1).clamp(min=1).square()
-    matrix = value.hessian + weight[..., None, None] * ones.unsqueeze(-1) * ones.unsqueeze(-2)
-    return newton_direction(matrix, value.gradient)
+    return nll, gradient, hessian

@@ -9,18 +9,15 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from torchcalib.ops.logs import wide_dtype
+from torchcalib.ops.newton import AT_ZERO, CONVERGED, NO_DATA, SEPARABLE
 from torchcalib.ops.newton.affine import solve_affine
-from torchcalib.ops.newton.problem import (
-    AT_ZERO,
-    CONVERGED,
+from torchcalib.ops.newton.scores import (
     MASKED_SCORE,
-    NO_DATA,
     PIECE,
-    SEPARABLE,
-    Problem,
+    LabelledScores,
+    Samples,
     Solution,
     is_certain,
     standard_form,
@@ -97,21 +94,18 @@ def _empty_results(scores: Tensor, target: Tensor, weights: Tensor, *_: bool) ->
 )
 def _fit(scores: Tensor, target: Tensor, weights: Tensor, bias: bool, scale: bool) -> tuple[Tensor, ...]:
     """Fit `(..., N, C)` with any batch axes, few batch elements at a time; return the fields of `AffineFit`."""
-    batch_shape, n_replicates = scores.shape[:-2], weights.shape[-3]
-    n_elements, n, n_classes = batch_shape.numel(), *scores.shape[-2:]
-    scores, target = scores.reshape(n_elements, n, n_classes), target.reshape(n_elements, n)
-    weights = weights.movedim(-3, 0).reshape(n_replicates, n_elements, n)
-    if not n:  # add a sample of weight 0, because solvers need at least one
-        scores, target, weights = pad(scores, (0, 0, 0, 1)), pad(target, (0, 1)), pad(weights, (0, 1))
+    given = Samples.flattened(scores, target, weights)
+    n_elements, n, n_classes = given.x.shape
     batch_size = max(1, PIECE // max(1, n * n_classes))
     pieces = [slice(i, i + batch_size) for i in range(0, max(1, n_elements), batch_size)]
     solve = partial(solve_affine, free_scale=scale) if bias else solve_temperature
-    solutions = [_solve_batch(scores[i], target[i], weights[:, i], solve) for i in pieces]
-    joined = (torch.cat(column, 1) for column in zip(*solutions, strict=True))
-    return tuple(x.reshape(n_replicates, *batch_shape, *x.shape[2:]).movedim(0, len(batch_shape) - 1) for x in joined)
+    solutions = [_solve_batch(given.x[i], given.target[i], given.w[:, i], solve) for i in pieces]
+    return given.batch_axes_restored(torch.cat(column, 1) for column in zip(*solutions, strict=True))
 
 
-def _solve_batch(scores: Tensor, target: Tensor, weights: Tensor, solve: Callable[[Problem], Solution]) -> AffineFit:
+def _solve_batch(
+    scores: Tensor, target: Tensor, weights: Tensor, solve: Callable[[LabelledScores], Solution]
+) -> AffineFit:
     n_classes = scores.shape[-1]
     wide = wide_dtype(scores.device)
     weights = weights.to(wide)
@@ -122,6 +116,7 @@ def _solve_batch(scores: Tensor, target: Tensor, weights: Tensor, solve: Callabl
     w = weights.masked_fill(lost | (weights == 0), 0)
     has_samples = w.sum(-1) > 0
 
+    # Without very low scores, no class can be masked, and no row is certain.
     standard, mean, scale, is_moderate = standard_form(scores, top, unused)
     if not is_moderate:
         w = w.masked_fill(is_certain(scores), 0)
@@ -129,15 +124,16 @@ def _solve_batch(scores: Tensor, target: Tensor, weights: Tensor, solve: Callabl
     w = w / total.unsqueeze(-1)
     label_score = (label_score / scale.unsqueeze(-1)).masked_fill(lost | unused, 0).clamp(min=MASKED_SCORE)
     share = w.new_zeros((*w.shape[:-1], n_classes)).scatter_add(-1, target.expand(w.shape), w)
-    problem_scores, problem_top = (scores, top) if standard is None else (standard, None)
+    kept, kept_top = (scores, top) if standard is None else (standard, None)
     label_mean = (w * label_score).sum(-1)
-    has_masked = not is_moderate
-    problem = Problem(problem_scores, problem_top, mean, label_score, target, w, share, scale, label_mean, has_masked)
-
-    alpha, beta, grad_norm, outcome = solve(problem)
+    in_standard_form = LabelledScores(
+        kept, kept_top, mean, label_score, target, w, share, scale, label_mean, has_masked=not is_moderate
+    )
+    alpha, beta, grad_norm, outcome = solve(in_standard_form)
     if not is_moderate:  # with scores of MASKED_SCORE, iterations approach but do not reach a minimum at alpha = 0
         vanishing = (outcome == CONVERGED) & (alpha < 1e-12)
         alpha, outcome = alpha.masked_fill(vanishing, 0), outcome.masked_fill(vanishing, AT_ZERO)
+    # Results in the units of the original scores.
     empty = ~has_samples
     outcome = outcome.masked_fill(~(total > 0), SEPARABLE).masked_fill(empty, NO_DATA)
     separable = outcome == SEPARABLE

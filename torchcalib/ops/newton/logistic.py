@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchcalib.ops.host_values import value_if_available
+from torchcalib.ops.newton.descent import Iterate, Step, Value, chosen, damped_newton
 from torchcalib.ops.operation import is_plain, operation
 from torchcalib.ops.threads import in_threads
 
@@ -14,39 +14,31 @@ _SAMPLED = 2**16  # smallest number of elements for which a fit to a subsample o
 _STRIDE = 32  # the subsample contains every 32nd element
 _ROUNDS = 40  # largest number of iterations
 _DECREMENT = 1e-22  # largest Newton decrement of the mean log-likelihood at convergence
-_NOISE = 1e-13  # rounding error of the mean log-likelihood
 _MAX_STEP = 8.0  # longest step in standardised parameters, because the quadratic approximation is only local
 _CERTAIN = 8.0  # absolute log-odds above which a prediction has almost no Fisher information
 _RISE = 1e-6  # largest accepted absolute derivative of the mean log-likelihood at the maximum
 
 
 class LogisticFit(NamedTuple):
-    """Maximum likelihood fits of P(y = 1) = sigmoid(intercept + slope x); every attribute has shape `(...)`.
+    """Maximum likelihood fits of P(y = 1) = sigmoid(intercept + slope x); every field has shape `(...)`.
 
-    Attributes:
-        slope: slope of x; inf or -inf if x separates the outcomes, NaN if x or the outcomes do not vary.
-        intercept: intercept, the log-odds at x = 0; NaN if the slope is not finite.
-        offset: intercept of the fit with slope 1; inf or -inf if the outcomes do not vary. Slope, intercept and offset
-            are NaN if the iteration does not converge, which happens for |x| in the hundreds.
-        slope_variance: variance of the slope, from the inverse Fisher information; NaN if the slope is not finite.
-        intercept_variance: variance of the intercept, like `slope_variance`.
-        log_likelihood: total log-likelihood of the fit; NaN if the slope is not finite.
-        log_likelihood_of_identity: total log-likelihood at intercept 0 and slope 1.
+    Slope, intercept and offset are NaN if the iteration does not converge, which happens for |x| in the hundreds. All
+    fields but the offset and the last one are NaN if the slope is not finite.
     """
 
-    slope: Tensor
-    intercept: Tensor
-    offset: Tensor
-    slope_variance: Tensor
-    intercept_variance: Tensor
-    log_likelihood: Tensor
-    log_likelihood_of_identity: Tensor
+    slope: Tensor  # slope of x; inf or -inf if x separates the outcomes, NaN if x or the outcomes do not vary
+    intercept: Tensor  # the log-odds at x = 0
+    offset: Tensor  # intercept of the fit with slope 1; inf or -inf if the outcomes do not vary
+    slope_variance: Tensor  # from the inverse Fisher information
+    intercept_variance: Tensor  # from the inverse Fisher information
+    log_likelihood: Tensor  # total log-likelihood of the fit
+    log_likelihood_of_identity: Tensor  # total log-likelihood at intercept 0 and slope 1
 
 
-class _Value(NamedTuple):
+class _LogLikelihood(NamedTuple):
     """Log-likelihood, gradient, and Fisher information [[w, wx], [wx, wxx]] = sum n q (1 - q) [[1, x], [x, x^2]]."""
 
-    log_likelihood: Tensor
+    total: Tensor
     grad_intercept: Tensor
     grad_slope: Tensor
     w: Tensor
@@ -57,6 +49,7 @@ class _Value(NamedTuple):
         """Return the Newton step in intercept and slope; 0 if the Fisher information is singular."""
         if not free_slope:
             return self.grad_intercept / self.w.masked_fill(self.w == 0, 1), torch.zeros_like(self.w)
+        # Cramer's rule for the inverse of a matrix of two rows.
         determinant = self.w * self.wxx - self.wx.square()
         is_regular = determinant > 0
         determinant = determinant.masked_fill(~is_regular, 1)
@@ -117,7 +110,7 @@ def logistic_fit(x: Tensor, k: Tensor, n: Tensor) -> LogisticFit:
         torch.where(no_variation, offset_limit, offset),
         fitted(best.w / determinant / unit.square()),
         fitted(in_intercept),
-        fitted(best.log_likelihood),
+        fitted(best.total),
         identity,
     )
 
@@ -135,70 +128,67 @@ def _range(x: Tensor, n: Tensor) -> tuple[Tensor, Tensor]:
 
 @operation(
     "logistic_maximum(Tensor x, Tensor k, Tensor n, Tensor a, Tensor b, Tensor is_fixed, bool free_slope) -> Tensor",
-    fake=lambda x, k, n, a, b, is_fixed, free_slope: a.new_empty((*a.shape, 3 + len(_Value._fields))),  # noqa: ARG005
+    fake=lambda x, k, n, a, b, is_fixed, free_slope: a.new_empty((*a.shape, 9)),  # noqa: ARG005
 )
 def _maximise(x: Tensor, k: Tensor, n: Tensor, a: Tensor, b: Tensor, is_fixed: Tensor, free_slope: bool) -> Tensor:
-    """Maximise the likelihood from intercept a and slope b; steps that decrease it are reduced to a quarter.
+    """Maximise the likelihood from intercept a and slope b, by damped Newton steps on the mean NLL.
 
     For many elements, the iteration starts at the maximum for a subsample, if that has a larger likelihood. It then
     needs about half as many steps.
 
     Returns:
-        The maximum: intercept, slope and the six fields of `_Value`; and the log-likelihood at the given a and b,
-        `(..., 9)`.
+        The maximum: intercept, slope and the six fields of `_LogLikelihood`; and the log-likelihood at the given a and
+        b, `(..., 9)`.
     """
     total = n.sum(-1).clamp(min=1)
-    value, fraction = _value(x, k, n, a, b), torch.ones_like(a)
-    given = value.log_likelihood
+    only_intercept = x.new_tensor([1.0, 0.0])
+
+    def evaluate(theta: Tensor) -> Value:
+        found = _log_likelihood(x, k, n, *theta.unbind(-1)).movedim(0, -1)
+        mean = -found / total.unsqueeze(-1)
+        gradient = mean[..., 1:3] if free_slope else mean[..., 1:3] * only_intercept
+        return Value(mean[..., 0], gradient, gradient.square().sum(-1).sqrt(), (found,))
+
+    def newton_step(at: Iterate) -> Step:
+        step = torch.stack(_LogLikelihood(*at.value.parts[0].unbind(-1)).step(free_slope), -1)
+        slope = (step * at.value.gradient).sum(-1)
+        within = _MAX_STEP / step.abs().amax(-1).clamp(min=_MAX_STEP)
+        return Step(within.unsqueeze(-1) * step, slope * within, slope >= -_DECREMENT)
+
+    theta = torch.stack((a, b), -1)
+    value = evaluate(theta)
+    given = value.parts[0][..., 0]
     if x.shape[-1] >= _SAMPLED:
         part = (column[..., ::_STRIDE].contiguous() for column in (x, k, n))
-        start_a, start_b, *_ = _maximise.registered(*part, a, b, is_fixed, free_slope).unbind(-1)
-        start = _value(x, k, n, start_a, start_b)
-        is_better = ~is_fixed & (start.log_likelihood > given)
-        a, b = torch.where(is_better, start_a, a), torch.where(is_better, start_b, b)
-        value = _chosen(is_better, start, value)
-    for _ in range(_ROUNDS):
-        step_a, step_b = value.step(free_slope)
-        gain = (step_a * value.grad_intercept + step_b * value.grad_slope) / total
-        finished = is_fixed | (gain <= _DECREMENT) | (fraction < 1e-4) | value.log_likelihood.isnan()
-        if value_if_available(finished.all()) is True:
-            break
-        fraction = torch.minimum(fraction, _MAX_STEP / torch.maximum(step_a.abs(), step_b.abs()).clamp(min=_MAX_STEP))
-        new_a, new_b = a + fraction * step_a, b + fraction * step_b
-        new = _value(x, k, n, new_a, new_b)
-        improves = ~finished & (new.log_likelihood >= value.log_likelihood - _NOISE * total)
-        a, b = torch.where(improves, new_a, a), torch.where(improves, new_b, b)
-        value = _chosen(improves, new, value)
-        fraction = torch.where(improves, 1.0, torch.where(finished, fraction, fraction / 4))
-    return torch.stack((a, b, *value, given), -1)
-
-
-def _chosen(mask: Tensor, value: _Value, other: _Value) -> _Value:
-    """Return `value` where the mask is True, and `other` elsewhere."""
-    return _Value(*(torch.where(mask, x, y) for x, y in zip(value, other, strict=True)))
+        near = _maximise.registered(*part, a, b, is_fixed, free_slope)[..., :2]
+        start = evaluate(near)
+        is_better = ~is_fixed & (start.f < value.f)
+        theta, value = torch.where(is_better.unsqueeze(-1), near, theta), chosen(is_better, start, value)
+    theta, value, _ = damped_newton(theta, evaluate, newton_step, is_fixed, value=value, rounds=_ROUNDS)
+    return torch.cat((theta, value.parts[0], given.unsqueeze(-1)), -1)
 
 
 def _maximum(
     x: Tensor, k: Tensor, n: Tensor, a: Tensor, b: Tensor, *, free_slope: bool, is_fixed: Tensor
-) -> tuple[Tensor, Tensor, _Value, Tensor]:
-    """Return intercept, slope and `_Value` at the maximum of the likelihood, and the log-likelihood at the start.
+) -> tuple[Tensor, Tensor, _LogLikelihood, Tensor]:
+    """Return intercept, slope and `_LogLikelihood` at the maximum, and the log-likelihood at the start.
 
     The iteration starts at intercept a and slope b, which are the result where `is_fixed` is True. It is not
     differentiated. At the maximum the gradient is 0 (implicit differentiation). One more Newton step with constant
     Fisher information therefore has the same derivative in x as the maximum.
     """
     a, b, *found, start = _maximise(x.detach(), k.detach(), n.detach(), a, b, is_fixed, free_slope).unbind(-1)
-    value = _Value(*found)
+    value = _LogLikelihood(*found)
     last = value
     if not is_plain(x):
-        moving = _value(x, k, n, a, b)
-        last = _Value(value.log_likelihood, moving.grad_intercept, moving.grad_slope, value.w, value.wx, value.wxx)
+        moving = _LogLikelihood(*_log_likelihood(x, k, n, a, b).unbind(0))
+        last = _LogLikelihood(value.total, moving.grad_intercept, moving.grad_slope, value.w, value.wx, value.wxx)
     step_a, step_b = last.step(free_slope)
     return a + step_a.masked_fill(is_fixed, 0), b + step_b.masked_fill(is_fixed, 0), value, start
 
 
-def _value(x: Tensor, k: Tensor, n: Tensor, a: Tensor, b: Tensor) -> _Value:
-    """Return `_Value` at intercept a and slope b, summed over the last axis of x, k and n."""
+def _log_likelihood(x: Tensor, k: Tensor, n: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """Return the fields of `_LogLikelihood` at intercept a and slope b, summed over the samples, `(6, ...)`."""
     n_pieces = max(1, -(-x.shape[-1] // _PIECE))
 
     def sums(piece: int) -> Tensor:
@@ -207,19 +197,19 @@ def _value(x: Tensor, k: Tensor, n: Tensor, a: Tensor, b: Tensor) -> _Value:
 
     # The pieces of one sample are computed in threads. Those of a batch are long enough for the threads of torch.
     if n_pieces == 1 or a.numel() > 1 or a.device.type != "cpu" or not is_plain(x, k, n, a, b):
-        return _Value(*torch.stack([sums(piece) for piece in range(n_pieces)]).sum(0).unbind(0))
-    found = x.new_empty((n_pieces, len(_Value._fields), *a.shape))
+        return torch.stack([sums(piece) for piece in range(n_pieces)]).sum(0)
+    found = x.new_empty((n_pieces, len(_LogLikelihood._fields), *a.shape))
 
     def work(begin: int, end: int) -> None:
         for piece in range(begin, end):
             found[piece] = sums(piece)
 
     in_threads(work, n_pieces, x.numel())
-    return _Value(*found.sum(0).unbind(0))
+    return found.sum(0)
 
 
 def _sums(x: Tensor, k: Tensor, n: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """Return the six fields of `_Value` for one piece of x, k and n, `(6, ...)`."""
+    """Return the six fields of `_LogLikelihood` for one piece of x, k and n, `(6, ...)`."""
     eta = a + b * x
     q = eta.sigmoid()
     residual, w = k - n * q, n * q * (1 - q)

@@ -12,7 +12,6 @@ Sources: Nocedal, Wright: Numerical optimization (2006), algorithms 3.2 (line se
 gradients).
 """
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
@@ -21,21 +20,25 @@ import torch
 from torch import Tensor
 
 from torchcalib.ops.host_values import value_if_available
-from torchcalib.ops.newton.problem import (
-    CONVERGED,
+from torchcalib.ops.newton import CONVERGED, SEPARABLE, STOPPED
+from torchcalib.ops.newton.descent import (
     GRADIENT,
-    NLL_ROUNDING,
-    PIECE,
+    OBJECTIVE_ROUNDING,
     ROUNDING_LIMITS,
-    ROUNDS,
-    SEPARABLE,
-    STOPPED,
+    Iterate,
+    Step,
+    Value,
     all_true,
+    damped_newton,
     newton_direction,
+    separation_bound,
+    without_constant,
 )
+from torchcalib.ops.newton.scores import PIECE
 
 DENSE = 512  # largest number of parameters whose Hessian is stored and factored
 SINGLE_GRADIENT = 1e-5  # gradient norm at the end of the float32 fit
+SINGLE_ROUNDING = OBJECTIVE_ROUNDING * 2.0**29  # rounding error of a float32 objective, whose mantissa has 29 bits less
 CONJUGATE_ROUNDS = 500  # largest number of products of the Hessian in one Newton step
 
 
@@ -58,54 +61,44 @@ class Layout(Protocol):
         """Return the sum over rows of wq_k d d', with the derivative d of the score of class k, `(F, C, D, D)`."""
 
 
-class Diagonal:
+class _Diagonal:
     """Layout of a diagonal W: the parameters of class k are W_kk and b_k."""
 
     def scores(self, theta: Tensor, x: Tensor) -> Tensor:
-        """Return W x + b."""
         return torch.addcmul(theta[..., 1].unsqueeze(-2), theta[..., 0].unsqueeze(-2), x)
 
     def sums(self, r: Tensor, x: Tensor) -> Tensor:
-        """Return the gradient of the sum of r * (W x + b)."""
         return torch.stack(((r * x).sum(-2), r.sum(-2)), -1)
 
     def own(self, theta: Tensor) -> Tensor:
-        """Return a view of the diagonal of W."""
         return theta[..., 0]
 
     def slopes(self, q: Tensor, x: Tensor) -> Tensor:
-        """Return q_k times the derivative of each score."""
         return torch.stack((q * x, q), -1)
 
     def blocks(self, wq: Tensor, x: Tensor) -> Tensor:
-        """Return the weighted sums of products of derivatives."""
         scaled = wq * x
         mixed = scaled.sum(-2)
         rows = torch.stack(((scaled * x).sum(-2), mixed), -1), torch.stack((mixed, wq.sum(-2)), -1)
         return torch.stack(rows, -2)
 
 
-class Full:
+class _Full:
     """Layout of a full W: the parameters of class k are row k of W and b_k."""
 
     def scores(self, theta: Tensor, x: Tensor) -> Tensor:
-        """Return W x + b."""
         return torch.baddbmm(theta[..., -1].unsqueeze(-2), x, theta[..., :-1].mT)
 
     def sums(self, r: Tensor, x: Tensor) -> Tensor:
-        """Return the gradient of the sum of r * (W x + b)."""
         return torch.cat((r.mT @ x, r.sum(-2).unsqueeze(-1)), -1)
 
     def own(self, theta: Tensor) -> Tensor:
-        """Return a view of the diagonal of W."""
         return theta[..., :-1].diagonal(dim1=-2, dim2=-1)
 
     def slopes(self, q: Tensor, x: Tensor) -> Tensor:
-        """Return q_k times the derivative of each score."""
         return q.unsqueeze(-1) * _with_one(x).unsqueeze(-2)
 
     def blocks(self, wq: Tensor, x: Tensor) -> Tensor:
-        """Return the weighted sums of products of derivatives."""
         products = self.slopes(wq, x).flatten(-2).mT @ _with_one(x)
         return products.view(len(x), x.shape[-1], *[x.shape[-1] + 1] * 2)
 
@@ -115,27 +108,21 @@ def _with_one(x: Tensor) -> Tensor:
     return torch.cat((x, torch.ones_like(x[..., :1])), -1)
 
 
+DIAGONAL, FULL = _Diagonal(), _Full()
+
+
 @dataclass(frozen=True)
-class Problem:
-    """Features, labels, weights and penalties of F fits.
+class SoftmaxRegression:
+    """Features, labels, weights and penalties of F fits of softmax(W x + b)."""
 
-    Attributes:
-        layout: which entries of W are parameters.
-        x: finite features `(F, N, C)`.
-        excluded: classes that have probability 0 in a row, `(F, N, C)`; None for no such classes.
-        target: labels `(F, N)`.
-        w: weights with sum 1, or 0 for fits without data, `(F, N)`.
-        ridge: factor of the squared distance of each parameter from W = 1, b = 0; None without penalty.
-    """
+    layout: Layout  # which entries of W are parameters
+    x: Tensor  # finite features `(F, N, C)`
+    excluded: Tensor | None  # classes that have probability 0 in a row, `(F, N, C)`; None for no such classes
+    target: Tensor  # labels `(F, N)`
+    w: Tensor  # weights with sum 1, or 0 for fits without data, `(F, N)`
+    ridge: Tensor | None  # factor of the squared distance of each parameter from W = 1, b = 0; None without penalty
 
-    layout: Layout
-    x: Tensor
-    excluded: Tensor | None
-    target: Tensor
-    w: Tensor
-    ridge: Tensor | None
-
-    def single(self) -> "Problem":
+    def single(self) -> "SoftmaxRegression":
         """Return the problem in float32."""
         ridge = None if self.ridge is None else self.ridge.float()
         return replace(self, x=self.x.float(), w=self.w.float(), ridge=ridge)
@@ -150,32 +137,27 @@ class Problem:
             yield self.x[:, i], excluded, self.target[:, i], self.w[:, i].unsqueeze(-1)
 
 
-class _Value(NamedTuple):
-    """Objective `(F,)` and its gradient in the parameters."""
-
-    objective: Tensor
-    gradient: Tensor
-
-
-class Minimum(NamedTuple):
-    """Parameters at the minimum, the gradient there, the outcome `(F,)`, and a float32 Hessian near the minimum."""
+class StructuredMinimum(NamedTuple):
+    """Result of F fits, and what similar fits start from."""
 
     theta: Tensor
     gradient: Tensor
-    outcome: Tensor
-    curvature: "_Curvature | None"
+    outcome: Tensor  # `(F,)`
+    curvature: "_Curvature | None"  # float32 Hessian near the minimum
 
 
 def identity(layout: Layout, n_fits: int, like: Tensor) -> Tensor:
     """Return the parameters of W = 1, b = 0."""
     n_classes = like.shape[-1]
-    n_parameters = 2 if isinstance(layout, Diagonal) else n_classes + 1
+    n_parameters = 2 if layout is DIAGONAL else n_classes + 1
     theta = like.new_zeros(n_fits, n_classes, n_parameters)
     layout.own(theta).fill_(1)
     return theta
 
 
-def minimise(p: Problem, theta: Tensor, fixed: Tensor, similar: Minimum | None = None) -> Minimum:
+def minimise(
+    p: SoftmaxRegression, theta: Tensor, fixed: Tensor, similar: StructuredMinimum | None = None
+) -> StructuredMinimum:
     """Minimise the mean NLL plus the penalty by damped Newton steps.
 
     Args:
@@ -185,85 +167,80 @@ def minimise(p: Problem, theta: Tensor, fixed: Tensor, similar: Minimum | None =
         similar: result of similar fits, such as those to another fold, where the iteration starts; None to start at
             `theta`.
     """
-    single = p.single()
     near = theta if similar is None else torch.where(fixed[:, None, None], theta, similar.theta)
     curvature = None if similar is None else similar.curvature
-    start, curvature, *_ = _damped(single, near.float(), fixed, curvature, SINGLE_GRADIENT)
+    # A float32 fit, whose last Hessian serves the float64 fit while the gradient decreases quickly.
+    single = _Objective(p.single(), SINGLE_GRADIENT, curvature)
+    start = damped_newton(near.float(), single.value, single.step, fixed, noise=SINGLE_ROUNDING).theta
     is_finite = start.isfinite().all(-1).all(-1)[:, None, None]
-    theta, refined, value, step, is_separated = _damped(
-        p, torch.where(is_finite, start.to(theta.dtype), theta), fixed, curvature, GRADIENT
-    )
-    outcome = torch.where(_norm(value.gradient) <= ROUNDING_LIMITS[0], CONVERGED, STOPPED)
+    start = torch.where(is_finite, start.to(theta.dtype), theta)
+    exact = _Objective(p, GRADIENT, single.curvature)
+    theta, value, step = damped_newton(start, exact.value, exact.step, fixed, noise=OBJECTIVE_ROUNDING)
+
+    outcome = torch.where(value.norm <= ROUNDING_LIMITS[0], CONVERGED, STOPPED)
     if p.ridge is None:
-        is_long = step.abs().amax((-1, -2)) > 0.01  # for separable data the gradient vanishes, but steps remain long
+        is_separated = exact.is_separated(value)
+        is_long = step.p.abs().amax((-1, -2)) > 0.01  # for separable data the gradient vanishes, but steps remain long
         if value_if_available((is_long & ~is_separated).any()) is not False:
-            is_separated = is_separated | (is_long & _is_separation(p, step))
+            is_separated = is_separated | (is_long & _is_separation(p, step.p))
         outcome = outcome.masked_fill(is_separated, SEPARABLE)
-    return Minimum(theta, value.gradient, outcome, curvature if refined is curvature else None)
+    kept = single.curvature if exact.curvature is single.curvature else None
+    return StructuredMinimum(theta, value.gradient, outcome, kept)
 
 
-def _damped(
-    p: Problem, theta: Tensor, fixed: Tensor, curvature: "_Curvature | None", goal: float
-) -> tuple[Tensor, "_Curvature | None", _Value, Tensor, Tensor]:
-    """Minimise the objective by damped Newton steps.
-
-    A step is accepted if the objective decreases by at least 1e-4 of the decrease predicted by the slope (Armijo
-    condition). Otherwise a quarter of the step is tried.
+class _Objective:
+    """Mean NLL plus the penalty, and its Newton steps.
 
     Args:
         p: features, labels, weights and penalties.
-        theta: initial parameters.
-        fixed: True for fits that are not iterated, `(F,)`.
-        curvature: Hessian near the initial parameters, or None.
         goal: gradient norm at convergence.
-
-    Returns:
-        theta, the last Hessian, objective and gradient, the last step, and whether every label has a probability above
-        1/2, `(F,)`.
+        curvature: Hessian near the initial parameters, or None.
     """
-    origin = identity(p.layout, 1, p.x)
-    labels = torch.zeros_like(theta)
-    for x, _, target, w in p.pieces():
-        labels += p.layout.sums(torch.zeros_like(x).scatter_(-1, target.unsqueeze(-1), w), x)
-    smallest_weight = torch.where(p.w > 0, p.w, torch.inf).amin(-1)
-    eps = torch.finfo(theta.dtype).eps
-    rounding = NLL_ROUNDING * eps / torch.finfo(torch.float64).eps
 
-    value = _evaluate(p, theta, labels, origin)
-    step, fraction = torch.zeros_like(theta), torch.ones_like(value.objective)
-    for _ in range(ROUNDS):
-        size = _norm(value.gradient)
-        # Separation: below this NLL every label has probability > 1/2. One label with a lower probability would add at
-        # least its weight times log 2 to the NLL.
-        is_separated = (value.objective < smallest_weight * math.log(2)) & (p.ridge is None)
-        is_finished = fixed | (size <= goal) | is_separated | value.objective.isnan() | (fraction < 1e-6)
+    def __init__(self, p: SoftmaxRegression, goal: float, curvature: "_Curvature | None") -> None:
+        self.p, self.goal, self.curvature = p, goal, curvature
+        self.bound = separation_bound(p.w)
+        self.origin = identity(p.layout, 1, p.x)
+        # Gradient of the mean score of the labels, which is linear in the parameters.
+        self.labels = torch.zeros_like(identity(p.layout, len(p.x), p.x))
+        for x, _, target, w in p.pieces():
+            self.labels += p.layout.sums(torch.zeros_like(x).scatter_(-1, target.unsqueeze(-1), w), x)
+        self.last_step = torch.zeros_like(self.labels)
+        self.last: tuple[Tensor, Tensor] | None = None  # gradient norm at the last iterate, and fits finished there
+
+    def value(self, theta: Tensor) -> Value:
+        """Return the objective and its gradient: sum_i w_i (log sum_k exp z_ik - z_i,label), with scores z."""
+        p = self.p
+        objective, gradient = -_dot(theta, self.labels), -self.labels
+        for x, w, q, log_sum in _softmax_pieces(p, theta):
+            objective = objective + (w * log_sum).sum((-1, -2))
+            gradient = gradient + p.layout.sums(q.mul_(w), x)
+        if p.ridge is not None:
+            away = theta - self.origin
+            objective, gradient = objective + _dot(p.ridge * away, away), gradient + 2 * p.ridge * away
+        return Value(objective, gradient, _norm(gradient))
+
+    def step(self, at: Iterate) -> Step:
+        """Return the Newton step, with a new Hessian if the gradient did not decrease to a quarter."""
+        value = at.value
+        if self.last is not None:
+            norm, was_finished = self.last
+            if value_if_available((~was_finished & ~(value.norm <= norm / 4)).any()) is not False:
+                self.curvature = None
+        is_done = (value.norm <= self.goal) | self.is_separated(value)
+        is_finished = is_done | at.is_stopped
+        self.last = value.norm, is_finished
         if all_true(is_finished):
-            break
-        is_new = curvature is None
-        curvature = curvature or _Curvature(p, theta, labels[..., -1] > 0)
-        newton = curvature.step(value.gradient, is_finished)
-        step = torch.where(is_finished[:, None, None], step, newton)
-        slope = _dot(step, value.gradient)
-        moved = theta + fraction[:, None, None] * step
-        new = _evaluate(p, moved, labels, origin)
-        level = 1 + value.objective.abs()
-        meets_armijo = new.objective <= value.objective + 1e-4 * fraction * slope + 4 * eps * level
-        # Near the minimum the objective is constant up to rounding errors. There accept a step that halves the
-        # gradient.
-        is_level = new.objective <= value.objective + rounding * level
-        new_size = _norm(new.gradient)
-        is_better = torch.where(slope.abs() > rounding * level, meets_armijo, is_level & (new_size <= size / 2))
-        better = ~is_finished & is_better
-        theta = torch.where(better[:, None, None], moved, theta)
-        gradient = torch.where(better[:, None, None], new.gradient, value.gradient)
-        value = _Value(torch.where(better, new.objective, value.objective), gradient)
-        # Compute the Hessian again if the gradient did not decrease to a quarter.
-        is_slow = ~is_finished & ~(better & (new_size <= size / 4))
-        if value_if_available(is_slow.any()) is not False:
-            curvature = None
-        # A step with a new Hessian that is not accepted is too long.
-        fraction = torch.where(better, 1, fraction / 4 if is_new else fraction).where(~is_finished, fraction)
-    return theta, curvature, value, step, is_separated
+            return Step(self.last_step, torch.zeros_like(value.f), is_done)
+        is_current = self.curvature is None
+        self.curvature = self.curvature or _Curvature(self.p, at.theta, self.labels[..., -1] > 0)
+        newton = self.curvature.step(value.gradient, is_finished)
+        self.last_step = torch.where(is_finished[:, None, None], self.last_step, newton)
+        return Step(self.last_step, _dot(self.last_step, value.gradient), is_done, is_current)
+
+    def is_separated(self, value: Value) -> Tensor:
+        """Return whether every label has a probability above 1/2, so that no finite W is best, `(F,)`."""
+        return (value.f < self.bound) & (self.p.ridge is None)
 
 
 def _norm(gradient: Tensor) -> Tensor:
@@ -274,7 +251,7 @@ def _dot(a: Tensor, b: Tensor) -> Tensor:
     return (a * b).sum((-1, -2))
 
 
-def _softmax_pieces(p: Problem, theta: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+def _softmax_pieces(p: SoftmaxRegression, theta: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
     """Yield features, weights, the softmax q of the scores, and their log-sum-exp `(F, n, 1)`."""
     for x, excluded, _, w in p.pieces():
         q = p.layout.scores(theta, x)
@@ -287,18 +264,6 @@ def _softmax_pieces(p: Problem, theta: Tensor) -> Iterator[tuple[Tensor, Tensor,
         yield x, w, q.div_(norm), norm.log().add_(top)
 
 
-def _evaluate(p: Problem, theta: Tensor, labels: Tensor, origin: Tensor) -> _Value:
-    """Compute the objective and its gradient. `labels` is the gradient of the mean score of the labels."""
-    objective, gradient = -_dot(theta, labels), -labels
-    for x, w, q, log_sum in _softmax_pieces(p, theta):
-        objective = objective + (w * log_sum).sum((-1, -2))
-        gradient = gradient + p.layout.sums(q.mul_(w), x)
-    if p.ridge is not None:
-        away = theta - origin
-        objective, gradient = objective + _dot(p.ridge * away, away), gradient + 2 * p.ridge * away
-    return _Value(objective, gradient)
-
-
 class _Curvature:
     """Hessian at given parameters, for Newton steps.
 
@@ -307,7 +272,7 @@ class _Curvature:
     preconditioner are stored.
     """
 
-    def __init__(self, p: Problem, theta: Tensor, present: Tensor) -> None:
+    def __init__(self, p: SoftmaxRegression, theta: Tensor, present: Tensor) -> None:
         self.dtype = theta.dtype
         self.hessian: Tensor | None = None
         self.probs: list[Tensor] = []
@@ -329,7 +294,7 @@ class _Curvature:
             step = self._conjugate(-scaled, size.sqrt().clamp(2e-2, 0.1).to(scaled.dtype), is_finished)
         return step.to(gradient.dtype) * unit
 
-    def _dense(self, p: Problem, theta: Tensor, present: Tensor) -> Tensor:
+    def _dense(self, p: SoftmaxRegression, theta: Tensor, present: Tensor) -> Tensor:
         """Return the Hessian `(F, P, P)`."""
         n_fits, n_classes, n_own = theta.shape
         hessian = theta.new_zeros(n_fits, n_classes * n_own, n_classes * n_own)
@@ -342,13 +307,11 @@ class _Curvature:
         if p.ridge is not None:
             diagonal.add_(2 * p.ridge.flatten(-2))
             return hessian
-        # Adding a constant to all biases changes no probability. The Hessian H is therefore singular in the direction e
-        # of the biases. H + c e e' gives the same step, because the gradient is orthogonal to e.
+        # Without penalty, a constant that is added to all biases changes no probability.
         ones = torch.zeros_like(theta)
         ones[..., -1] = present.to(ones.dtype)
         ones = ones.flatten(-2)
-        weight = (diagonal * ones).sum(-1) / present.sum(-1).clamp(min=1).square()
-        return hessian.add_(weight[:, None, None] * ones.unsqueeze(-1) * ones.unsqueeze(-2))
+        return without_constant(hessian, ones, (diagonal * ones).sum(-1))
 
     def _prepare(self, theta: Tensor) -> None:
         """Store q, and for each class the diagonal and the mean derivative of its block of the Hessian.
@@ -388,11 +351,13 @@ class _Curvature:
             active = ~is_finished & (_norm(residual) > tolerance)
             if value_if_available(active.any()) is False:
                 break
+            # Nocedal, Wright, algorithm 5.3: step length, residual, and the next conjugate direction.
             curved = self._product(direction)
             curvature = _dot(direction, curved)
             length = torch.where(active & (curvature > 0), product / curvature, 0)[:, None, None]
             step, residual = step + length * direction, residual - length * curved
             conditioned = self._inverse(residual)
+            # beta = r'M^-1 r / previous r'M^-1 r makes the directions conjugate.
             previous, product = product, _dot(residual, conditioned)
             direction = conditioned + (product / previous)[:, None, None] * direction
         return step
@@ -402,13 +367,14 @@ class _Curvature:
         p = self.p
         result = torch.zeros_like(v) if p.ridge is None else 2 * p.ridge * v
         for (x, _, _, w), q in zip(p.pieces(), self.probs, strict=True):
+            # H v = sum_i w_i (diag(q) - q q') (d v): the change of the scores, through the Jacobian of the softmax.
             change = p.layout.scores(v, x).mul_(q)
             change = torch.addcmul(change, q, change.sum(-1, keepdim=True), value=-1).mul_(w)
             result = result + p.layout.sums(change, x)
         return result
 
 
-def _is_separation(p: Problem, step: Tensor) -> Tensor:
+def _is_separation(p: SoftmaxRegression, step: Tensor) -> Tensor:
     """Return whether the data are separable in the direction `step`, bool `(F,)`.
 
     They are separable if the score of every label grows along `step` at least as fast as all other scores of its row.

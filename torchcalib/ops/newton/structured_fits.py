@@ -8,21 +8,20 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from torchcalib.ops.host_values import value_if_available
 from torchcalib.ops.logs import wide_dtype
-from torchcalib.ops.newton.problem import (
-    CONVERGED,
-    LARGE_SCALE,
-    NO_DATA,
-    PIECE,
-    SEPARABLE,
-    all_true,
-    is_certain,
-    is_near_top,
+from torchcalib.ops.newton import CONVERGED, NO_DATA, SEPARABLE
+from torchcalib.ops.newton.descent import all_true
+from torchcalib.ops.newton.scores import LARGE_SCALE, PIECE, Samples, is_certain, is_near_top
+from torchcalib.ops.newton.structured import (
+    DIAGONAL,
+    FULL,
+    SoftmaxRegression,
+    StructuredMinimum,
+    identity,
+    minimise,
 )
-from torchcalib.ops.newton.structured import Diagonal, Full, Minimum, Problem, identity, minimise
 from torchcalib.ops.operation import operation
 
 
@@ -95,7 +94,7 @@ def smoothed_log_probs(log_q: Tensor, alpha: Tensor, smoothing: Tensor) -> Tenso
 
 
 Solution = tuple[Tensor, ...]
-Solve = Callable[[Tensor, Tensor, Tensor, Tensor, Minimum | None], tuple[Solution, Minimum | None]]
+Solve = Callable[[Tensor, Tensor, Tensor, Tensor, StructuredMinimum | None], tuple[Solution, StructuredMinimum | None]]
 """Function of scores, labels, weights and alpha of F fits, and of the minimum of similar fits."""
 
 
@@ -129,8 +128,8 @@ def _fit_structured(
     scores: Tensor, target: Tensor, weights: Tensor, alpha: Tensor, penalty: float, full: bool
 ) -> Solution:
     def solve(
-        scores: Tensor, target: Tensor, weights: Tensor, alpha: Tensor, similar: Minimum | None
-    ) -> tuple[Solution, Minimum | None]:
+        scores: Tensor, target: Tensor, weights: Tensor, alpha: Tensor, similar: StructuredMinimum | None
+    ) -> tuple[Solution, StructuredMinimum | None]:
         return _solve_structured(scores, target, weights, alpha, similar, penalty, full)
 
     return _by_fits(scores, target, weights, alpha, solve)
@@ -138,20 +137,16 @@ def _fit_structured(
 
 def _by_fits(scores: Tensor, target: Tensor, weights: Tensor, alpha: Tensor, solve: Solve) -> Solution:
     """Solve the fits of all replicates and batch elements `(..., S, N, C)`, few at a time."""
-    batch_shape, n_replicates = scores.shape[:-2], weights.shape[-3]
-    n_elements, n, n_classes = batch_shape.numel(), *scores.shape[-2:]
-    scores, target = scores.reshape(n_elements, n, n_classes), target.reshape(n_elements, n)
-    weights = weights.movedim(-3, 0).reshape(n_replicates * n_elements, n)
+    given = Samples.flattened(scores, target, weights)
+    n_replicates, n_elements, n = given.w.shape
     alpha = alpha.movedim(-2, 0).reshape(n_replicates * n_elements)
-    if not n:  # add a sample of weight 0, because solvers need at least one
-        scores, target, weights = pad(scores, (0, 0, 0, 1)), pad(target, (0, 1)), pad(weights, (0, 1))
     element = torch.arange(n_elements, device=scores.device).repeat(n_replicates)
-    batch_size = max(1, PIECE // max(1, n * n_classes))
+    batch_size = max(1, PIECE // max(1, n * scores.shape[-1]))
     wide = wide_dtype(scores.device)
     solutions, similar = [], None
     for start in range(0, max(1, len(element)), batch_size):
         i = slice(start, start + batch_size)
-        of_scores, of_target, w = scores[element[i]], target[element[i]], weights[i]
+        of_scores, of_target, w = given.x[element[i]], given.target[element[i]], given.w.flatten(0, 1)[i]
         if batch_size == 1 and scores.device.type == "cpu":
             used = w[0] != 0
             if value_if_available(used.any() & ~used.all()):  # for folds, leave out the samples of the held-out fold
@@ -161,15 +156,16 @@ def _by_fits(scores: Tensor, target: Tensor, weights: Tensor, alpha: Tensor, sol
         # A single fit is large. The next one starts at its result if it is a fit to the same samples.
         is_similar = batch_size == n_elements == 1 and found is not None and all_true(found.outcome == CONVERGED)
         similar = found if is_similar else None
-    joined = (torch.cat(column) for column in zip(*solutions, strict=True))
-    return tuple(x.reshape((n_replicates, *batch_shape, *x.shape[1:])).movedim(0, len(batch_shape) - 1) for x in joined)
+    joined = [torch.cat(column) for column in zip(*solutions, strict=True)]
+    return given.batch_axes_restored(x.reshape(n_replicates, n_elements, *x.shape[1:]) for x in joined)
 
 
 def _solve_vector(
-    scores: Tensor, target: Tensor, weights: Tensor, alpha: Tensor, similar: Minimum | None
-) -> tuple[Solution, Minimum | None]:
+    scores: Tensor, target: Tensor, weights: Tensor, alpha: Tensor, similar: StructuredMinimum | None
+) -> tuple[Solution, StructuredMinimum | None]:
     if not len(scores):
         return _empty_vector(scores, target, weights.unsqueeze(-2), alpha), None
+    # Unused rows may contain NaN.
     unused = weights == 0
     scores = scores.masked_fill_(unused.unsqueeze(-1), 0)
     certain = is_certain(scores)
@@ -179,6 +175,7 @@ def _solve_vector(
         near = is_near_top(scores - scores.amax(-1, keepdim=True))
         scores = scores.masked_fill(~near, -torch.inf)
     excluded = scores == -torch.inf
+    # Leave out samples whose label has probability 0 or 1: their NLL is infinite, or 0 for all parameters.
     lost = excluded.gather(-1, target.unsqueeze(-1)).squeeze(-1)
     w = weights.masked_fill(lost, 0)
     empty = ~(w.sum(-1, keepdim=True) > 0)
@@ -202,15 +199,17 @@ def _solve_vector(
     spread = torch.where(spread > 0, spread, 1)
     x = scores.div_(spread.unsqueeze(-2))
 
+    # Temperature scaling in the parameters of the standardised scores.
     start = torch.stack((alpha.unsqueeze(-1) * spread, alpha.unsqueeze(-1) * mean), -1)
     start = start.nan_to_num(0).masked_fill(~present.unsqueeze(-1), 0)
     fixed = separable | empty.squeeze(-1)
-    minimum = minimise(Problem(Diagonal(), x, given, target, w, None), start, fixed, similar)
+    minimum = minimise(SoftmaxRegression(DIAGONAL, x, given, target, w, None), start, fixed, similar)
     theta, gradient, outcome, _ = minimum
     # Convert from standardised scores (s - mean) / spread to the original ones.
     scale = theta[..., 0] / spread
     bias = theta[..., 1] - scale * mean
     gradient = torch.stack((gradient[..., 0] * spread + gradient[..., 1] * mean, gradient[..., 1]), -1)
+    # Biases have sum 0 over the classes with samples, and are -inf for the others.
     bias = bias.masked_fill(~present, 0)
     bias = bias - bias.sum(-1, keepdim=True) / present.sum(-1, keepdim=True).clamp(min=1)
     scale = torch.where(present, scale, alpha.unsqueeze(-1))
@@ -244,10 +243,10 @@ def _solve_structured(
     target: Tensor,
     weights: Tensor,
     alpha: Tensor,
-    similar: Minimum | None,
+    similar: StructuredMinimum | None,
     penalty: float,
     full: bool,
-) -> tuple[Solution, Minimum | None]:
+) -> tuple[Solution, StructuredMinimum | None]:
     if not len(scores):
         return _empty_structured(scores, target, weights.unsqueeze(-2), alpha, penalty, full), None
     unused = weights == 0
@@ -255,16 +254,18 @@ def _solve_structured(
     empty = ~(total > 0)
     total = total.masked_fill(empty, 1)
     w = weights / total.unsqueeze(-1)
+    # Weight of the uniform distribution: 1 / (N + 1), as in the authors' package.
     x = smoothed_log_probs(scores, alpha, 1 / (total + 1)).masked_fill_(unused.unsqueeze(-1), 0)
 
+    # Factors of the penalty: C / N for the diagonal and the biases, C (C - 1) / N for other entries.
     n_classes = x.shape[-1]
-    layout = Full() if full else Diagonal()
+    layout = FULL if full else DIAGONAL
     start = identity(layout, len(x), x)
     ridge = torch.full_like(start, penalty * n_classes * (n_classes - 1))
     layout.own(ridge).fill_(penalty * n_classes)
     ridge[..., -1] = penalty * n_classes
     ridge = ridge / total[:, None, None]
-    minimum = minimise(Problem(layout, x, None, target, w, ridge), start, empty, similar)
+    minimum = minimise(SoftmaxRegression(layout, x, None, target, w, ridge), start, empty, similar)
     theta, gradient, outcome, _ = minimum
     theta = theta.masked_fill(empty[:, None, None], torch.nan)
     weight = theta[..., :-1] if full else theta[..., 0]

@@ -11,13 +11,13 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from torchcalib.ops.dispatch import Backend, choose, implementation
 from torchcalib.ops.host_values import constant
 from torchcalib.ops.logs import wide_dtype
-from torchcalib.ops.newton.problem import CONVERGED, NO_DATA, SEPARABLE
-from torchcalib.ops.newton.regression.reference import Minimum, Problem
+from torchcalib.ops.newton import CONVERGED, NO_DATA, SEPARABLE
+from torchcalib.ops.newton.regression.reference import LogisticRegression, RegressionMinimum
+from torchcalib.ops.newton.scores import Samples
 from torchcalib.ops.operation import operation
 
 RANK = 1e-12  # a feature is determined by others if this fraction of its norm or less remains without them
@@ -79,15 +79,10 @@ def _empty_results(x: Tensor, target: Tensor, weights: Tensor, _: list[float], _
 )
 def _fit(x: Tensor, target: Tensor, weights: Tensor, ridge: list[float], backend: Backend) -> tuple[Tensor, ...]:
     """Fit `(..., D, N)` with any batch axes; return the fields of `RegressionFit`."""
-    batch_shape, n_replicates = x.shape[:-2], weights.shape[-3]
-    n_elements, n_features, n = batch_shape.numel(), *x.shape[-2:]
-    x, target = x.reshape(n_elements, n_features, n), target.reshape(n_elements, n)
-    weights = weights.movedim(-3, 0).reshape(n_replicates, n_elements, n)
-    if not n:  # add a sample of weight 0, because solvers need at least one
-        x, target, weights = pad(x, (0, 1)), pad(target, (0, 1)), pad(weights, (0, 1))
+    given = Samples.flattened(x, target, weights, sample_axis=-1)
     wide = wide_dtype(x.device)
-    fit = _solve(x.to(wide), target.to(wide), weights.to(wide), ridge, backend)
-    return tuple(t.reshape(n_replicates, *batch_shape, *t.shape[2:]).movedim(0, len(batch_shape) - 1) for t in fit)
+    fit = _solve(given.x.to(wide), given.target.to(wide), given.w.to(wide), ridge, backend)
+    return given.batch_axes_restored(fit)
 
 
 def _solve(x: Tensor, target: Tensor, weights: Tensor, ridge: list[float], backend: Backend) -> RegressionFit:
@@ -97,13 +92,13 @@ def _solve(x: Tensor, target: Tensor, weights: Tensor, ridge: list[float], backe
     frequency = w.masked_fill(target != 1, 0).sum(-1)
     empty, has_one_class = ~(total > 0), ones != zeros
     x, triangle, penalty = _orthonormal(x, w.nan_to_num(0), ridge)
-    problem = Problem(x * (2 * target - 1).unsqueeze(-2), w.nan_to_num(0).transpose(0, 1), penalty)
+    problem = LogisticRegression(x * (2 * target - 1).unsqueeze(-2), w.nan_to_num(0).transpose(0, 1), penalty)
 
     # Start at the class frequency with all coefficients 0, where the Hessian is well conditioned.
     start = torch.zeros((*total.shape, triangle.shape[-1]), dtype=w.dtype, device=w.device)
     start[..., 0] = frequency.clamp(1e-12, 1 - 1e-12).logit() * triangle[..., 0, 0]
     minimise = implementation("regression", choose("regression", x.device, backend)).minimise
-    found: Minimum = minimise(problem, start.transpose(0, 1), (empty | has_one_class).transpose(0, 1))
+    found: RegressionMinimum = minimise(problem, start.transpose(0, 1), (empty | has_one_class).transpose(0, 1))
     phi, nll, grad_norm, outcome = (t.transpose(0, 1) for t in found)
 
     theta = torch.linalg.solve_triangular(triangle, phi.unsqueeze(-1), upper=True).squeeze(-1)
@@ -132,12 +127,14 @@ def _orthonormal(x: Tensor, w: Tensor, ridge: list[float]) -> tuple[Tensor, Tens
     size = torch.where(size > 0, size, 1)
     remaining = list((columns / size.unsqueeze(-1)).unbind(-2))
     triangle = torch.diag_embed(size)
+    # Modified Gram-Schmidt process: subtract the projections on the previous columns one after the other.
     for k, column in enumerate(remaining):
         norm = (mean_w * column.square()).sum(-1).sqrt()
         for j in range(k):
             part = (mean_w * remaining[j] * column).sum(-1)
             triangle[:, j, k] = part * size[:, k]
             column = column - part.unsqueeze(-1) * remaining[j]
+        # A column that the previous ones determine is set to 0: its coefficient is then 0.
         rest = (mean_w * column.square()).sum(-1).sqrt()
         determined = rest <= RANK * norm
         remaining[k] = (column / torch.where(determined, 1, rest).unsqueeze(-1)).masked_fill(

@@ -1,7 +1,8 @@
-"""The damped Newton steps of `reference`, compiled. Only `dispatch` imports this module, at first use.
+"""The iteration of `descent.damped_newton` for `reference`, compiled; only `dispatch` imports this module.
 
-One fit is solved after the other, without the overhead of tensor operations. On one x86 core, the iterations
-are 30 times as fast as with `reference` for 300 samples, and 1.6 to 2 times as fast for 50,000 samples.
+One fit is solved after the other, without the overhead of tensor operations. This is why the loop is written once more:
+on one x86 core, two features take 2.2 ms for 6 fits to 60 samples, 4.1 ms for 5,000 and 12.4 ms for 50,000 samples.
+`reference` takes 12.8, 12.8 and 23.4 ms.
 """
 
 import math
@@ -11,17 +12,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchcalib.ops.newton.problem import (
-    CONVERGED,
+from torchcalib.ops.newton import CONVERGED, SEPARABLE, STOPPED
+from torchcalib.ops.newton.descent import (
     DECREMENT,
     GRADIENT,
-    NLL_ROUNDING,
+    OBJECTIVE_ROUNDING,
     ROUNDING_LIMITS,
     ROUNDS,
-    SEPARABLE,
-    STOPPED,
+    SMALLEST_FRACTION,
+    SUFFICIENT,
 )
-from torchcalib.ops.newton.regression.reference import GROWTH, SMALLEST_FRACTION, Minimum, Problem
+from torchcalib.ops.newton.regression.reference import GROWTH, LogisticRegression, RegressionMinimum
 from torchcalib.ops.numba_math import BLOCK, compiled_loop, lanes
 from torchcalib.ops.threads import in_threads
 
@@ -30,7 +31,7 @@ _MAX_GRADIENT, _MAX_DECREMENT = ROUNDING_LIMITS
 _MIN_BEST, _MIN_WORST = GROWTH
 
 
-def minimise(p: Problem, phi: Tensor, fixed: Tensor) -> Minimum:
+def minimise(p: LogisticRegression, phi: Tensor, fixed: Tensor) -> RegressionMinimum:
     """Minimise the mean NLL plus penalty; see `reference.minimise`."""
     n_elements, n_replicates, n_columns = phi.shape
     x, w, ridge = (t.contiguous().numpy() for t in p)
@@ -47,7 +48,7 @@ def minimise(p: Problem, phi: Tensor, fixed: Tensor) -> Minimum:
                 column[s, r] = value
 
     in_threads(work, n_elements * n_replicates, w.size * n_columns)
-    return Minimum(result, nll, norm, outcome)
+    return RegressionMinimum(result, nll, norm, outcome)
 
 
 @compiled_loop
@@ -63,17 +64,20 @@ def _minimise(x: Any, w: Any, ridge: Any, phi: Any, fixed: Any) -> Any:
     nll, objective = _evaluate(x, w, ridge, phi, gradient, hessian)
     fraction = 1.0
     for _ in range(ROUNDS):
+        # Algorithm 3.2 of Nocedal and Wright: solve H p = -g.
         _direction(hessian, gradient, factor, step)
         slope, norm = np.dot(step, gradient), math.sqrt(np.dot(gradient, gradient))
         done = norm <= GRADIENT and slope >= -DECREMENT
         is_separated = objective < smallest_weight * math.log(2)
         if done or fixed or is_separated or math.isnan(objective) or fraction < SMALLEST_FRACTION:
             break
+        # Algorithm 3.1: try a fraction of the step.
         for k in range(n):
             moved[k] = phi[k] + fraction * step[k]
         new_nll, new = _evaluate(x, w, ridge, moved, new_gradient, new_hessian)
-        better = new <= objective + 1e-4 * fraction * slope + 4 * _EPS * (1 + objective)
-        if not better and new <= objective + NLL_ROUNDING * (1 + objective):
+        # Eq. 3.4, up to a few roundings; near the minimum accept a step that halves the gradient.
+        better = new <= objective + SUFFICIENT * fraction * slope + 4 * _EPS * (1 + objective)
+        if not better and new <= objective + OBJECTIVE_ROUNDING * (1 + objective):
             better = math.sqrt(np.dot(new_gradient, new_gradient)) <= norm / 2
         if better:
             nll, objective, fraction = new_nll, new, 1.0
@@ -135,6 +139,7 @@ def _evaluate(x: Any, w: Any, ridge: Any, phi: Any, gradient: Any, hessian: Any)
             gradient[k] -= _dot(first[:size], x[k, start : start + size])
             for j in range(k + 1):
                 hessian[k, j] += _dot3(second[:size], x[k, start : start + size], x[j, start : start + size])
+    # Penalty phi' A phi; the Hessian is symmetric, so that only its lower triangle was summed.
     for k in range(n):
         change = 2 * np.dot(ridge[k], phi)
         penalty += change * phi[k] / 2
@@ -169,6 +174,7 @@ def _direction(hessian: Any, gradient: Any, factor: Any, step: Any) -> None:
                     factor[k, j] = entry / factor[j, j]
         if is_positive:
             break
+    # Forward substitution with the triangle, then back substitution with its transpose.
     for k in range(n):
         entry = -gradient[k] * unit[k]
         for i in range(k):

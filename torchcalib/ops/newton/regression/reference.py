@@ -1,49 +1,37 @@
-"""Damped Newton steps for logistic regression in plain torch.
+"""Damped Newton steps for logistic regression in plain torch."""
 
-A step is accepted if it meets the Armijo condition (Nocedal, Wright: Numerical optimization, 2006, algorithm 3.2).
-Otherwise a quarter of the step is tried.
-"""
-
-import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from torchcalib.ops.newton.problem import (
-    CONVERGED,
+from torchcalib.ops.newton import CONVERGED, SEPARABLE, STOPPED
+from torchcalib.ops.newton.descent import (
     DECREMENT,
     GRADIENT,
-    NLL_ROUNDING,
-    PIECE,
-    ROUNDS,
-    SEPARABLE,
-    STOPPED,
-    all_true,
+    Iterate,
+    Step,
+    Value,
+    damped_newton,
     is_within_rounding,
     newton_direction,
+    separation_bound,
 )
+from torchcalib.ops.newton.scores import PIECE
 
-SMALLEST_FRACTION = 1e-6  # of a Newton step; if no longer step decreases the objective, the fit stops
 GROWTH = 0.01, -1e-6  # largest growth of a margin along a separating step, at least; and smallest, relative to it
 
 
-class Problem(NamedTuple):
-    """Fits of the parameters phi in P(label of row n) = sigmoid(phi * x_n).
+class LogisticRegression(NamedTuple):
+    """Fits of the parameters phi in P(label of row n) = sigmoid(phi * x_n)."""
 
-    Attributes:
-        x: columns, multiplied by 1 for label 1 and by -1 for label 0, `(S, K, N)`.
-        w: weights with sum 1, `(S, R, N)`.
-        ridge: matrix A of the penalty phi' A phi, `(S, K, K)`.
-    """
-
-    x: Tensor
-    w: Tensor
-    ridge: Tensor
+    x: Tensor  # columns, multiplied by 1 for label 1 and by -1 for label 0, `(S, K, N)`
+    w: Tensor  # weights with sum 1, `(S, R, N)`
+    ridge: Tensor  # matrix A of the penalty phi' A phi, `(S, K, K)`
 
 
-class Minimum(NamedTuple):
+class RegressionMinimum(NamedTuple):
     """Parameters `(S, R, K)`; mean NLL without penalty, norm of the gradient and outcome, `(S, R)` each."""
 
     phi: Tensor
@@ -52,55 +40,36 @@ class Minimum(NamedTuple):
     outcome: Tensor
 
 
-class _Value(NamedTuple):
-    """Mean NLL `(S, R)`, and with the penalty: objective `(S, R)`, gradient `(S, R, K)`, Hessian `(S, R, K, K)`."""
-
-    nll: Tensor
-    objective: Tensor
-    gradient: Tensor
-    hessian: Tensor
-
-    @property
-    def norm(self) -> Tensor:
-        return self.gradient.square().sum(-1).sqrt()
-
-
-def minimise(p: Problem, phi: Tensor, fixed: Tensor) -> Minimum:
+def minimise(p: LogisticRegression, phi: Tensor, fixed: Tensor) -> RegressionMinimum:
     """Minimise the mean NLL plus penalty from `phi` `(S, R, K)`, which is the result where `fixed` `(S, R)` is True."""
-    eps = torch.finfo(phi.dtype).eps
-    smallest_weight = torch.where(p.w > 0, p.w, torch.inf).amin(-1)
-    value, fraction = _evaluate(p, phi), torch.ones_like(phi[..., 0])
-    for _ in range(ROUNDS):
-        step = newton_direction(value.hessian, value.gradient)
-        slope, norm = (step * value.gradient).sum(-1), value.norm
-        done = (norm <= GRADIENT) & (slope >= -DECREMENT)
-        # Below this NLL every label has probability > 1/2. Another label would add at least its weight times log 2.
-        is_separated = value.objective < smallest_weight * math.log(2)
-        is_finished = done | fixed | is_separated | value.objective.isnan() | (fraction < SMALLEST_FRACTION)
-        if all_true(is_finished):
-            break
-        moved = phi + fraction.unsqueeze(-1) * step
-        new = _evaluate(p, moved)
-        meets_armijo = new.objective <= value.objective + 1e-4 * fraction * slope + 4 * eps * (1 + value.objective)
-        # Near the minimum the objective is constant up to rounding. There accept a step that halves the gradient.
-        is_level = new.objective <= value.objective + NLL_ROUNDING * (1 + value.objective)
-        better = ~is_finished & (meets_armijo | (is_level & (new.norm <= norm / 2)))
-        phi = torch.where(better[..., None], moved, phi)
-        value = _Value(
-            torch.where(better, new.nll, value.nll),
-            torch.where(better, new.objective, value.objective),
-            torch.where(better[..., None], new.gradient, value.gradient),
-            torch.where(better[..., None, None], new.hessian, value.hessian),
-        )
-        fraction = torch.where(better, 1, fraction / 4).where(~is_finished, fraction)
-    done = done | is_within_rounding(norm, slope)
+    bound = separation_bound(p.w)
+
+    def evaluate(phi: Tensor) -> Value:
+        return _evaluate(p, phi)
+
+    def is_exact(value: Value, slope: Tensor) -> Tensor:
+        return (value.norm <= GRADIENT) & (slope >= -DECREMENT)
+
+    def step(at: Iterate) -> Step:
+        hessian, _ = at.value.parts
+        direction = newton_direction(hessian, at.value.gradient)
+        slope = (direction * at.value.gradient).sum(-1)
+        return Step(direction, slope, is_exact(at.value, slope) | (at.value.f < bound))
+
+    phi, value, (direction, slope, *_) = damped_newton(phi, evaluate, step, fixed)
+    done = is_exact(value, slope) | is_within_rounding(value.norm, slope)
     # For data that are separable with ties, the gradient vanishes, but the Newton steps remain long.
-    is_separated = (is_separated | (done & _is_separation(p, step))) & ~fixed
-    return Minimum(phi, value.nll, norm, torch.where(done, CONVERGED, STOPPED).masked_fill(is_separated, SEPARABLE))
+    is_separated = ((value.f < bound) | (done & _is_separation(p, direction))) & ~fixed
+    outcome = torch.where(done, CONVERGED, STOPPED).masked_fill(is_separated, SEPARABLE)
+    return RegressionMinimum(phi, value.parts[1], value.norm, outcome)
 
 
-def _evaluate(p: Problem, phi: Tensor) -> _Value:
-    """Compute the mean NLL and its derivatives, a few rows at a time."""
+def _evaluate(p: LogisticRegression, phi: Tensor) -> Value:
+    """Compute the objective and its derivatives, a few rows at a time; `parts` are the Hessian and the mean NLL.
+
+    Let m = phi * x be the margin of a row, and q = sigmoid(-m) the probability of the other label. The NLL is the mean
+    of -log sigmoid(m), with gradient -q x and Hessian q (1 - q) x x'.
+    """
     n_columns = phi.shape[-1]
     nll, gradient = torch.zeros_like(phi[..., 0]), torch.zeros_like(phi)
     hessian = phi.new_zeros((*phi.shape[:-1], n_columns**2))
@@ -113,16 +82,14 @@ def _evaluate(p: Problem, phi: Tensor) -> _Value:
         gradient = gradient - weighted @ x.mT
         products = (x.unsqueeze(-2) * x.unsqueeze(-3)).flatten(-3, -2)
         hessian = hessian + (weighted * (1 - wrong)) @ products.mT
-    penalty_gradient = 2 * phi @ p.ridge
-    return _Value(
-        nll,
-        nll + (penalty_gradient * phi).sum(-1) / 2,
-        gradient + penalty_gradient,
-        hessian.view(*phi.shape, n_columns) + 2 * p.ridge.unsqueeze(1),
-    )
+    # Penalty phi' A phi, with gradient 2 A phi and Hessian 2 A.
+    change = 2 * phi @ p.ridge
+    gradient, hessian = gradient + change, hessian.view(*phi.shape, n_columns) + 2 * p.ridge.unsqueeze(1)
+    objective = nll + (change * phi).sum(-1) / 2
+    return Value(objective, gradient, gradient.square().sum(-1).sqrt(), (hessian, nll))
 
 
-def _is_separation(p: Problem, step: Tensor) -> Tensor:
+def _is_separation(p: LogisticRegression, step: Tensor) -> Tensor:
     """Return whether the log-odds of every label grow along a long `step`, or stay the same, bool `(S, R)`.
 
     Then the likelihood rises without bound along it (Albert, Anderson: On the existence of maximum likelihood estimates
