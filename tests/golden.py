@@ -80,7 +80,7 @@ def reports():
 
 
 def _with_sketch(p, y):
-    from torchcalib.reporting import sample_or_sketch
+    from torchcalib.core import sample_or_sketch
 
     most = sample_or_sketch.MAX_SAMPLES
     sample_or_sketch.MAX_SAMPLES = 500

@@ -90,7 +90,7 @@ def test_limits_apply_to_merged_parts_as_to_the_whole(task, tmp_path, monkeypatc
     arrays["weights"] += 1  # samples of weight 0 would not count towards the limit
     n_events = arrays["targets"].size
     for limit in (n_events // 40, n_events // 2, n_events - 1, n_events):
-        monkeypatch.setattr("torchcalib.reporting.sample_or_sketch.MAX_SAMPLES", limit)
+        monkeypatch.setattr("torchcalib.core.sample_or_sketch.MAX_SAMPLES", limit)
         monkeypatch.setattr(buffer, "MAX_SAMPLES", limit)
         whole = builder_of(arrays, task, with_intervals=False).report().to_dict()
         parts = parts_of(arrays, task, tmp_path, 10, 20, 200, with_intervals=False)

@@ -17,7 +17,7 @@ from helpers.reports import (
 
 import torchcalib as tc
 import torchcalib.functional as F
-from torchcalib.reporting import sample_or_sketch
+from torchcalib.core import sample_or_sketch
 from torchcalib.reporting.building import ReportBuilder
 
 METRICS = (tc.AURC, tc.EAURC, tc.AUGRC, tc.CorrectnessAUROC, tc.AccuracyAtCoverage, tc.CoverageAtRisk)

@@ -12,7 +12,7 @@ from torchcalib.cli.progress import working
 from torchcalib.cli.ranks import on_first
 from torchcalib.cli.results import make_folder
 from torchcalib.io.opening import PredictionFiles, Rows
-from torchcalib.reporting.accumulators import check_size
+from torchcalib.reporting.catalogue import check_size
 from torchcalib.reporting.comparison.building import ComparisonBuilder
 from torchcalib.reporting.render import terminal
 

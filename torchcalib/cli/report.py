@@ -15,8 +15,8 @@ from torchcalib.cli.results import check_places, finish, no_calibrator
 from torchcalib.io.errors import NoSamplesError
 from torchcalib.io.opening import PredictionFiles
 from torchcalib.io.paths import share_of
-from torchcalib.reporting.accumulators import check_size
 from torchcalib.reporting.building import ReportBuilder
+from torchcalib.reporting.catalogue import check_size
 from torchcalib.reporting.render import terminal
 
 _FEW_ROWS = 20

@@ -5,9 +5,10 @@ A `RankedSample` has one element for each sample, or one element for each non-em
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from copy import copy
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,6 +23,8 @@ from torchcalib.ops.once import once
 from torchcalib.ops.operation import is_plain
 from torchcalib.ops.segments import bin_sums
 from torchcalib.ops.sorting import sort_labelled, sorted_columns, tie_begins
+
+T = TypeVar("T")
 
 MAX_CELLS_PER_UNIT = 2**14
 _LOWEST, _HIGHEST = -104, 37
@@ -51,6 +54,22 @@ class RankedSample:
     from_logits: bool
     has_invalid_rows: Tensor | None = None
     log_scored: bool = False
+    _views: dict[Hashable, Any] | None = field(default=None, init=False, repr=False)
+
+    def sharing(self) -> Self:
+        """Return the same sample with a cache, through which several metrics share views such as sorted elements."""
+        other = copy(self)
+        object.__setattr__(other, "_views", {})
+        return other
+
+    def view(self, key: Hashable, make: Callable[[], T]) -> T:
+        """Return `make()`, a function of this sample. A result of `sharing` calls it once for each key."""
+        if self._views is None:
+            return make()
+        if key not in self._views:
+            self._views[key] = make()
+        view: T = self._views[key]
+        return view
 
     def pieces(self) -> list["RankedSample"]:
         """Split the batch into samples with about `_CHUNK_SIZE` elements each, to limit the memory."""
@@ -95,6 +114,9 @@ class RankedSample:
         Raises:
             ValueError: if weights sum to more than 2^53.
         """
+        return self.view(("sorted", stable), lambda: self._sorted_elements(stable))
+
+    def _sorted_elements(self, stable: bool) -> "SortedSample":
         score, positives, n = self.score, self.positives, self.n
         if n is not None and value_if_available((n.sum(-1) > 2**53).any()):
             raise ValueError(

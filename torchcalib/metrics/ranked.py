@@ -306,7 +306,8 @@ class CORP(RankedMetric):
 
     def from_sample(self, sample: RankedSample) -> Tensor:
         """Compute the selected component of the decomposition from a `RankedSample`, `(...)`."""
-        return super().from_sample(sample)[..., CORPDecomposition._fields.index(self.component)]
+        parts = sample.view((CORP, self.settings["score"]), lambda: super(CORP, self).from_sample(sample))
+        return parts[..., CORPDecomposition._fields.index(self.component)]
 
     def test_from(self, statistic: RankedSample, **how: Any) -> CalibrationTest:
         """Compute the calibration test from a `RankedSample`. Raise ValueError for components other than MCB."""

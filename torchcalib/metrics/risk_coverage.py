@@ -6,6 +6,7 @@ selective risk is their error rate.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple, Self, Unpack
 
 import torch
@@ -16,6 +17,7 @@ from torchcalib.core.documentation import documented
 from torchcalib.core.events import Mode, NamedMode, resolve_mode
 from torchcalib.core.inputs import input_format_of
 from torchcalib.core.ranked import ExactSample, RankedSample
+from torchcalib.ops.harmonic import harmonic_difference
 from torchcalib.ops.logs import wide_dtype
 
 _MAX_POINTS = 2**10
@@ -106,6 +108,11 @@ class Accepted:
     def errors_accepted(self) -> Tensor:
         """Number of errors among the samples in `n_accepted`."""
         return self.errors_before + self.errors
+
+    @cached_property
+    def harmonic(self) -> Tensor:
+        """H(`n_accepted`) - H(`n_before`), with the harmonic numbers H(n) = 1 + 1/2 + ... + 1/n."""
+        return harmonic_difference(self.n_before, self.n_accepted)
 
 
 def _ends(upto: Tensor, is_last: Tensor) -> tuple[Tensor, Tensor]:

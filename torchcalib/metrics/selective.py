@@ -46,19 +46,14 @@ def aurc_of(a: Accepted) -> Tensor:
     from 1 to m. This is m e + (E - n e) (H(n + m) - H(n)), with the harmonic numbers H.
     """
     excess = a.errors_before - a.n_before * a.error_rate
-    return (a.errors + excess * harmonic_difference(a.n_before, a.n_accepted)).sum(-1) / a.total
+    return (a.errors + excess * a.harmonic).sum(-1) / a.total
 
 
 def eaurc_of(a: Accepted) -> Tensor:
     """Return the excess of the area under the risk-coverage curve over the ideal order `(...)`; see `eaurc`."""
-    return excess_of(aurc_of(a), a)
-
-
-def excess_of(aurc: Tensor, a: Accepted) -> Tensor:
-    """Compute `eaurc_of` from the area under the risk-coverage curve, which takes most of the time."""
     correct = a.total - a.total_errors
     ideal = (a.total_errors - correct * harmonic_difference(correct, a.total)) / a.total
-    return (aurc - ideal).clamp(min=0)  # rounding errors may make it negative
+    return (aurc_of(a) - ideal).clamp(min=0)  # rounding errors may make it negative
 
 
 def augrc_of(a: Accepted) -> Tensor:
@@ -94,7 +89,10 @@ def coverage_at_risk_of(a: Accepted, risk: float) -> Tensor:
 
 
 def _value(sample: RankedSample, formula: Callable[[Accepted], Tensor], converts: bool) -> Tensor:
-    return formula(Accepted.from_sample(of_predicted_class(sample) if converts else sample))
+    accepted = sample.view(
+        (Accepted, converts), lambda: Accepted.from_sample(of_predicted_class(sample) if converts else sample)
+    )
+    return formula(accepted)
 
 
 def _selective(

@@ -1,183 +1,131 @@
 """Compute a `Report` from the statistics of all predictions."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch import Tensor
-
 from torchcalib.core.mistakes import MIN_ROWS
-from torchcalib.core.predictions import Predictions
-from torchcalib.core.sums import BinStats
+from torchcalib.core.ranked import ExactSample
+from torchcalib.display.words import listed
 from torchcalib.inference.clusters import FEW_CLUSTERS
 from torchcalib.inference.testing import CalibrationTest, clusters_in_words
 from torchcalib.io.errors import quoted
+from torchcalib.metrics.groups.table import GroupTable
 from torchcalib.reporting.calibration import calibration_stage
+from torchcalib.reporting.catalogue import Member, bins_of
 from torchcalib.reporting.classes import class_lines, class_tests
 from torchcalib.reporting.confidences import report_of_confidences
-from torchcalib.reporting.diagnosis import evidence_of
-from torchcalib.reporting.findings import Findings, Gaps, Labels, decide
-from torchcalib.reporting.groups import GroupBins
-from torchcalib.reporting.lines import Statistics
+from torchcalib.reporting.findings import Findings, decide
+from torchcalib.reporting.groups import group_table
+from torchcalib.reporting.lines import Data
+from torchcalib.reporting.options import ReportOptions
 from torchcalib.reporting.testing import run_tests, why_few_events, with_evidence, with_intervals
 from torchcalib.results.lines import SELECTIVE_GROUP
 from torchcalib.results.report import Report
 
 
-@dataclass(frozen=True, eq=False)
-class Collected:
-    """Input of `report_of`.
-
-    Attributes:
-        statistics: sums and ranked samples of all predictions.
-        predictions: all predictions; None if they were not stored, because there are many, or need too much memory.
-        why_not: reason why `predictions` is None, as a clause.
-        has_ranked_samples: whether ranked samples were collected, because all weights are whole numbers.
-        resolution: cells per unit of log-odds if ranked samples are sketches; None if they are exact.
-        groups: sums of each group; None without groups.
-        has_several_samples_per_item: whether an item has several samples, such as pixels, without clusters.
-        n_dropped: number of rows excluded by nan_policy='drop'.
-        class_names: names of the classes; empty if unknown.
-        with_calibration, with_intervals: see `ReportBuilder`.
-        settings: numbers of bins and rule for their edges.
-        options: options of the input for the settings of the report.
-        source: origin of the predictions.
-    """
-
-    statistics: Statistics
-    predictions: Predictions | None
-    why_not: str
-    has_ranked_samples: bool
-    resolution: int | None
-    groups: GroupBins | None
-    has_several_samples_per_item: bool
-    n_dropped: int
-    class_names: tuple[str, ...]
-    with_calibration: bool
-    with_intervals: bool
-    settings: Mapping[str, Any]
-    options: Mapping[str, Any]
-    source: Mapping[str, Any]
-
-
-def report_of(c: Collected) -> Report:
-    """Compute a `Report` from accumulated statistics."""
-    s, p, why_not = c.statistics, c.predictions, c.why_not
-    evidence, notes_of_tests = run_tests(s, p, with_intervals=c.with_intervals)
-    notes = [*notes_of_tests, *_notes_on_ranked_samples(c)]
-    warnings = _warnings(c)
-    untested = s.lines()
-    main = next(line for line in with_evidence(untested, evidence) if line.key in evidence)
-    lines = with_evidence(untested, evidence, with_intervals=c.with_intervals)
+def report_of(data: Data, options: ReportOptions, source: Mapping[str, Any]) -> Report:
+    """Compute a `Report` from accumulated data; `source` is the origin of the predictions."""
+    # Names are those of the classes of the input, which are not the classes of the report for `positive_classes`.
+    class_names = options.class_names if options.input_format.positive_classes is None else ()
+    evidence, notes = run_tests(data, with_intervals=options.with_intervals)
+    notes += _notes_on_samples(data)
+    warnings = _warnings(data, class_names)
+    untested = data.lines()
+    tested = {line.key: line for line in with_evidence(untested, evidence)}
+    main = next(line for line in tested.values() if line.key in evidence)
     of_main = evidence[main.key]
     effect = float(of_main.design_effect or 1)
-    if c.with_intervals:
-        decomposed = list(s.samples) if s.has_labels else []
-        of_few = "" if p is None else why_few_events(p, next(iter(s.bins.values())), effect)
-        of_bootstrap = (None, of_few) if of_few else (p, why_not)
-        lines, notes_of_intervals = with_intervals(lines, *of_bootstrap, decomposed, s.selective_mode)
-        notes += notes_of_intervals
+    lines = with_evidence(untested, evidence, with_intervals=options.with_intervals)
+    if options.with_intervals:
+        p, main_bins = data.predictions, next(iter(data.bins.values()))
+        why_not = data.why_not if p is None else why_few_events(p, main_bins, effect)
+        lines, notes_on_intervals = with_intervals(lines, data, why_not)
+        notes += notes_on_intervals
     of_clusters = {}
     if of_main.n_clusters is not None and of_main.effective_clusters is not None:
         number = float(of_main.effective_clusters)
         of_clusters = {"clusters": of_main.n_clusters, "effective_clusters": number, "design_effect": effect}
-        notes[:0] = _cluster_notes(of_main, s.clusters_determine_label)
-    only_class = s.only_class
+        notes[:0] = _cluster_notes(of_main, data.clusters_determine_label)
     stage = whole = None
-    if c.with_calibration:
-        if p is not None and not p.hard:
-            p, why_not = None, "calibrators need labels, and some targets are soft"
-        stage, whole, stage_notes = calibration_stage(p, why_not, c.class_names, **c.settings)
+    if options.with_calibration:
+        stage, whole, stage_notes = calibration_stage(data.predictions, data.why_not, class_names, **options.bins)
         notes += stage_notes
-        if only_class is not None:  # calibrators cannot be evaluated
+        if data.only_class is not None:  # calibrators cannot be evaluated
             stage = whole = None
-    groups = c.groups if c.groups is not None and c.groups.places else None
-    tables = s.tables()
-    by_key = {line.key: line for line in with_evidence(untested, evidence)}
-    mode, bins = next(iter(s.bins.items()))
-    size = by_key[f"rmsce_debiased/{mode}"]
-    tests = class_tests(s)
+    tests = class_tests(data)
     findings = Findings(
-        task=s.task,
-        n=s.n,
-        ece=main,
-        size=size,
-        nll=by_key["nll"],
-        table=next(iter(tables.values())),
-        gaps=Gaps.from_bins(bins, effect),
-        classwise_size=by_key["rmsce_debiased/classwise"] if s.task == "multiclass" else None,
-        class_names=c.class_names,
-        evidence=None if p is None or whole is None else evidence_of(p, whole.fits, whole.nll, effect),
-        groups=None if groups is None else groups.gaps(),
-        labels=None if tests is None or s.task != "multilabel" else _labels(bins, tests[0].p_value, effect),
-        only_class=only_class,
+        data=data,
+        lines=tested,
+        class_names=class_names,
+        design_effect=effect,
         n_clusters=of_main.n_clusters,
-        are_confidences=s.are_confidences,
-        clusters_determine_label=s.clusters_determine_label,
+        fits=whole,
+        label_p_values=None if tests is None or data.task != "multilabel" else tests[0].p_value,
     )
     stage = None if stage is None else stage.advised(findings.worthwhile)
-    decision = decide(findings, stage)
     report = Report(
-        task=s.task,
-        n=s.n,
-        n_dropped=c.n_dropped,
-        num_classes=s.num_classes,
-        priors=s.priors,
+        task=data.task,
+        n=data.n,
+        n_dropped=data.n_dropped,
+        num_classes=data.num_classes,
+        priors=data.priors,
         lines=tuple(lines),
-        tables=tables,
-        class_lines=class_lines(s, tests),
-        decision=decision,
+        tables=data.tables,
+        class_lines=class_lines(data, tests),
+        decision=decide(findings, stage),
         settings={
-            **c.settings,
-            **c.options,
-            "order_based": _method_of_ranked_errors(c),
+            **options.bins,
+            **{name: getattr(options.input_format, name) for name in ("from_logits", "ignore_index", "nan_policy")},
+            "order_based": _method_of_ranked_errors(data),
             "p_values": of_main.method,
             **of_clusters,
         },
-        source=dict(c.source),
-        tests=s.tests(),
+        source=dict(source),
+        tests=data.tests(),
         calibration=stage,
         notes=(*notes, *warnings),
         warnings=warnings,
-        groups=None if groups is None else groups.table(),
-        class_names=c.class_names,
+        groups=_group_table(data),
+        class_names=class_names,
     )
-    return report_of_confidences(report, c.has_ranked_samples) if s.are_confidences else report
+    return report_of_confidences(report, data.weights_are_counts) if data.are_confidences else report
 
 
-def _labels(bins: BinStats, p_values: Tensor, effect: float) -> Labels:
-    """Return the tests of each label, with its bins."""
-    flags = [None] * len(bins.sums) if bins.noise_flag is None else bins.noise_flag
-    gaps = [
-        Gaps.from_bins(replace(bins, sums=x, noise_flag=flag), effect) for x, flag in zip(bins.sums, flags, strict=True)
-    ]
-    return Labels(p_values, gaps)
+def _group_table(data: Data) -> GroupTable | None:
+    if data.groups is None or not data.groups[0]:
+        return None
+    main_mode = next(iter(data.bins))
+    return group_table(*data.groups, data.catalogue.accumulators[bins_of(main_mode)])
 
 
-_RANKED_NAMES = f"ACE, TCE, KS, ATB, MCB, DSC, UNC and metrics of {SELECTIVE_GROUP}"
+def _names_of(members: Sequence[Member]) -> str:
+    """Return the names of metrics in a note; metrics of selective prediction are named together."""
+    names = [each.described["name"] for each in members if each.mode is not None]
+    selective = [f"metrics of {SELECTIVE_GROUP}" for each in members if each.mode is None][:1]
+    return listed([*dict.fromkeys(names), *selective])
 
 
-def _method_of_ranked_errors(c: Collected) -> str:
+def _method_of_ranked_errors(data: Data) -> str:
     """Return how rank-based errors are computed."""
-    if not c.statistics.samples:
+    if not data.samples:
         return "left out"
-    return "exact" if c.resolution is None else f"sketch, {c.resolution:,} cells per unit of log-odds"
+    return "exact" if data.resolution is None else f"sketch, {data.resolution:,} cells per unit of log-odds"
 
 
-def _notes_on_ranked_samples(c: Collected) -> list[str]:
+def _notes_on_samples(data: Data) -> list[str]:
     """Return notes on rank-based errors that are omitted, or computed from a sketch."""
-    s = c.statistics
-    if not s.samples:
-        return [f"{_RANKED_NAMES} are omitted: they need weights that are whole numbers."]
+    ranked = [each for each in data.catalogue.members if isinstance(each.metric.accumulator, ExactSample)]
+    if not data.samples:
+        return [f"{_names_of(ranked)} are omitted: they need weights that are whole numbers."]
     notes = []
-    if not s.has_labels:
+    if not data.has_labels:
+        omitted = [each for each in ranked if each.metric.needs_labels]
+        notes.append(f"{_names_of(omitted)} are omitted: they need labels, and targets are soft.")
+    if data.resolution is not None:
+        found = [each for each in ranked if each in data.members]
         notes.append(
-            f"TCE, MCB, DSC, UNC and metrics of {SELECTIVE_GROUP} are omitted: they need labels, and targets are soft."
-        )
-    if c.resolution is not None:
-        notes.append(
-            f"{_RANKED_NAMES if s.has_labels else 'ACE, KS and ATB'} are computed from a sketch, because there are "
-            f"many samples. Each probability is rounded by less than 1 / {c.resolution:,} in log-odds."
+            f"{_names_of(found)} are computed from a sketch, because there are "
+            f"many samples. Each probability is rounded by less than 1 / {data.resolution:,} in log-odds."
         )
     return notes
 
@@ -207,32 +155,32 @@ def _cluster_notes(test: CalibrationTest, determine_label: bool) -> list[str]:
     return notes
 
 
-def _warnings(c: Collected) -> tuple[str, ...]:
+def _warnings(data: Data, class_names: Sequence[str]) -> tuple[str, ...]:
     """Return notes on dependent samples, empty groups, dropped rows, and targets of a single class."""
-    s, notes = c.statistics, []
-    if c.has_several_samples_per_item:
+    notes = []
+    if data.has_several_samples_per_item:
         notes.append(
             "An item has several samples (axes after the first), which are treated as independent. If they are "
             "not, p-values are too small and intervals too narrow: pass `clusters` (cluster_by='batch item')."
         )
-    if c.groups is not None and not c.groups.places:
+    if data.groups is not None and not data.groups[0]:
         notes.append("No row has a group: all group numbers are -1.")
-    if c.n_dropped:
-        units = "entries" if s.task == "multilabel" else "samples"
+    if data.n_dropped:
+        units = "entries" if data.task == "multilabel" else "samples"
         notes.append(
-            f"{c.n_dropped:,} {units} with NaN or invalid infinite values are excluded (nan_policy='drop'). "
+            f"{data.n_dropped:,} {units} with NaN or invalid infinite values are excluded (nan_policy='drop'). "
             "Their effect on the results is unknown."
         )
-    if only := s.only_class_in_words:
+    if only := data.only_class_in_words:
         notes.append(
             f"All targets are {only}: values relative to the class frequencies are undefined. "
             "Check that `target` is the right array."
         )
     elif (
-        s.n >= MIN_ROWS
-        and s.task == "multilabel"
-        and (constant := [k for k, share in enumerate(s.priors) if share in (0, 1)])
+        data.n >= MIN_ROWS
+        and data.task == "multilabel"
+        and (constant := [k for k, share in enumerate(data.priors) if share in (0, 1)])
     ):
-        labels = quoted([c.class_names[k] if c.class_names else k for k in constant], 5)
+        labels = quoted([class_names[k] if class_names else k for k in constant], 5)
         notes.append(f"All targets are equal for the labels {labels}. Check that these columns of `target` are right.")
     return tuple(notes)

@@ -25,38 +25,29 @@ from torchcalib.core.clusters import (
     numbered,
     of_samples,
 )
-from torchcalib.core.events import NamedMode, modes_of
+from torchcalib.core.event_sums import EqualWidthBins
 from torchcalib.core.groups import check_groups
 from torchcalib.core.inputs import InputFormat
 from torchcalib.core.mistakes import Evidence, no_samples
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import ExactSample
+from torchcalib.core.sample_or_sketch import SampleOrSketchState
 from torchcalib.core.state import SampleState, SumState
 from torchcalib.core.tasks import check_name_count
 from torchcalib.io.saved import saved_value, write_whole
 from torchcalib.io.source import Source
-from torchcalib.metrics.groups.sums import SumsByCluster, SumsByGroup
-from torchcalib.metrics.proper_scores import NLL
-from torchcalib.reporting.accumulators import Accumulated, Accumulator, DistinctClusters, check_size
-from torchcalib.reporting.assembling import Collected, report_of
+from torchcalib.metrics.groups.named import NamedGroupState
+from torchcalib.metrics.groups.sums import ClusteredSumState, SumsByCluster, SumsByGroup
+from torchcalib.reporting.assembling import report_of
 from torchcalib.reporting.buffer import PredictionBuffer
 from torchcalib.reporting.calibration import fitted
-from torchcalib.reporting.groups import GroupBins
-from torchcalib.reporting.lines import (
-    Statistics,
-    bin_estimators,
-    cluster_sums_name,
-    has_table,
-    sample_name,
-    score_estimators,
-)
+from torchcalib.reporting.catalogue import SCORES, Catalogue, catalogue_of, check_size
+from torchcalib.reporting.lines import Data
 from torchcalib.reporting.options import ReportOptions, ReportOptionsDict
-from torchcalib.reporting.sample_or_sketch import SampleOrSketch
 from torchcalib.reporting.testing import failure
 from torchcalib.results.report import Report
 
-BUFFER, GROUPS, CLUSTERS = "predictions", "groups", "clusters"
-"""Names of the accumulators for predictions, for groups, and for the identifiers of clusters."""
+_GROUPS, _BY_CLUSTER = "groups", " by cluster"  # name of the sums of groups, and suffix of the names of sums by cluster
 
 _MAX_CLUSTER_SUMS = 2**24  # maximum number of float64 sums by cluster for a mode (128 MB)
 _MAX_CLUSTERS = 2**12  # maximum number of clusters in tests of errors over bins, if all predictions are available
@@ -71,7 +62,7 @@ class ReportBuilder:
     move a builder between processes.
 
     Memory is bounded. Rank-based errors are exact for up to 2^24 samples. For more samples they are computed from a
-    sketch of the probabilities; see `torchcalib.reporting.sample_or_sketch.SampleOrSketch`. Calibration gains and
+    sketch of the probabilities; see `torchcalib.core.sample_or_sketch.SampleOrSketchState`. Calibration gains and
     bootstrap intervals are omitted above 2^20 samples or 2^26 predicted values, because they need all predictions.
 
     Args:
@@ -98,7 +89,11 @@ class ReportBuilder:
         self._has_items = False  # whether an item on the first axis has several samples, such as pixels
         self._axis = -1  # class axis of the last batch; `fit` passes it to calibrators
         self._evidence = Evidence()  # evidence for mistakes in the batches of this builder, which is not saved
-        self._accumulators: dict[str, Any] = {}  # empty until the first batch determines the number of classes
+        self._buffer = PredictionBuffer(self._format)
+        # Operations on the sums and samples, and their states, by name. Both are empty until the first batch determines
+        # the number of classes.
+        self._kinds: dict[str, Any] = {}
+        self._states: dict[str, Any] = {}
 
     def update(
         self,
@@ -139,19 +134,21 @@ class ReportBuilder:
         samples = torch.Size(input_format.samples_of(preds, target))
         if clusters is not None:
             p = in_clusters(p, of_samples(identifiers(clusters, preds.device), samples))
-        empty = self._accumulators or self._empty(input_format)
-        counts = are_counts(p.weights if p.weighted else None)
-        batch = {
-            name: each.from_predictions(p)
-            for name, each in empty.items()
-            if name != GROUPS
-            and (clusters is not None or not is_of_clusters(name))
-            and (counts or not isinstance(each, SampleOrSketch))
-        }
+        kinds = self._kinds or self._kinds_of(input_format)
+        are_whole = are_counts(p.weights if p.weighted else None)
+        batch: dict[str, Any] = {}
+        for name, kind in kinds.items():
+            if name == _GROUPS:
+                continue
+            if (are_whole or not isinstance(kind, SampleOrSketchState)) and (
+                clusters is not None or not name.endswith(_BY_CLUSTER)
+            ):
+                batch[name] = kind.detach(kind.from_predictions(p))
         if groups is not None:
             check_groups(groups, preds.device, samples)
-            batch[GROUPS] = empty[GROUPS].of_rows(p, groups, group_names)
-        self._accumulators = _sum(self._accumulators, batch) if self._accumulators else batch
+            batch[_GROUPS] = kinds[_GROUPS].from_groups(p, groups, group_names)
+        buffer = self._buffer + self._buffer.from_predictions(p) if self._is_buffered else self._buffer
+        self._kinds, self._states, self._buffer = kinds, _sum(kinds, self._states, batch), buffer
         self._evidence, self._axis = evidence, self._format.resolved(preds, target).axis
         self._format = input_format.following(preds, target)
         self._has_groups, self._has_clusters = groups is not None, clusters is not None
@@ -168,90 +165,83 @@ class ReportBuilder:
         Raises:
             ValueError: if no predictions were added, or if invalid rows were added on CUDA.
         """
-        p, why_not = self._buffered()
-        statistics = self._statistics(p)
-        options = {name: getattr(self._format, name) for name in ("from_logits", "ignore_index", "nan_policy")}
-        ranked = self._ranked_samples
-        return report_of(
-            Collected(
-                statistics=statistics,
-                predictions=p,
-                why_not=why_not,
-                has_ranked_samples=bool(ranked),
-                resolution=next((sample.resolution for sample in ranked.values()), None),
-                groups=self._accumulators[GROUPS] if self._has_groups else None,
-                has_several_samples_per_item=self._has_items and not self._has_clusters,
-                n_dropped=self._accumulators[NLL.__name__].n_ignored[1],
-                class_names=() if self._format.positive_classes is not None else self._options.class_names,
-                with_calibration=self._options.with_calibration,
-                with_intervals=self._options.with_intervals,
-                settings=self._options.bins,
-                options=options,
-                source=source or ({} if self.source is None else self.source.in_words()),
-            )
-        )
-
-    def _statistics(self, p: Predictions | None) -> Statistics:
-        """Return the accumulated sums and ranked samples; those by cluster are computed from all predictions `p`.
-
-        Raises:
-            ValueError: if no predictions were added, or if invalid rows were added on CUDA.
-        """
-        score_sums = self._accumulators.get(NLL.__name__)
-        if score_sums is None or not bool((score_sums.statistic.total > 0).any()):
+        if SCORES not in self._states or not bool((self._statistic(SCORES).total > 0).any()):
             raise no_samples()
         self._raise_if_invalid()
-        ranked = self._ranked_samples if score_sums.statistic.total.sum() <= MAX_COPIES else {}
-        return Statistics(
-            task=self._task,
-            n_bins=self._options.n_bins,
-            right=self._options.right,
-            sums={name: a.statistic for name, a in self._accumulators.items() if isinstance(a, Accumulated)},
-            samples={mode: sample.statistic for mode, sample in ranked.items()},
+        p, why_not = self._buffered()
+        ranked = self._ranked
+        # float64 represents counts up to `MAX_COPIES` exactly. Rank-based errors need exact counts.
+        too_many = bool(self._statistic(SCORES).total.sum() > MAX_COPIES)
+        names = [name for name in self._catalogue.accumulators if name in self._states]
+        data = Data(
+            catalogue=self._catalogue,
+            statistics={name: self._statistic(name) for name in names if not (too_many and name in ranked)},
+            has_labels=too_many or all(kind.has_labels(self._states[name]) for name, kind in ranked.items()),
+            are_confidences=self._are_confidences,
+            predictions=p,
+            why_not=why_not,
+            resolution=next((kind.resolution(self._states[name]) for name, kind in ranked.items()), None),
+            weights_are_counts=bool(ranked),
             clusters=self._clusters(p) if self._has_clusters else None,
             clusters_determine_label=p is not None and determine_label(p),
-            has_labels=all(sample.has_labels for sample in ranked.values()),
-            are_confidences=self.source is not None and self.source.are_confidences,
+            groups=(self._states[_GROUPS].names, self._statistic(_GROUPS)) if self._has_groups else None,
+            n_dropped=self._n_ignored[1],
+            has_several_samples_per_item=self._has_items and not self._has_clusters,
         )
+        return report_of(data, self._options, source or ({} if self.source is None else self.source.in_words()))
+
+    @property
+    def _are_confidences(self) -> bool:
+        return self.source is not None and self.source.are_confidences
+
+    @property
+    def _catalogue(self) -> Catalogue:
+        return catalogue_of(self._task, **self._options.bins, are_confidences=self._are_confidences)
+
+    @property
+    def _is_buffered(self) -> bool:
+        return self._options.with_calibration or self._options.with_intervals
+
+    def _statistic(self, name: str) -> Any:
+        """Return accumulated sums or samples as an object with metric values, such as `BinStats`."""
+        return self._kinds[name].statistic(self._states[name])
+
+    @property
+    def _ranked(self) -> dict[str, SampleOrSketchState]:
+        """Operations on the ranked samples, by name; empty if any weight is fractional."""
+        return {name: self._kinds[name] for name in self._states if isinstance(self._kinds[name], SampleOrSketchState)}
 
     def _clusters(self, p: Predictions | None) -> dict[str, Clusters]:
         """Return sums over bins by cluster for each mode, and ranked samples if all predictions are available.
 
         Sums of up to 4,096 clusters are not merged if all predictions are available and the sums are small.
         """
-        n_distinct = self._accumulators[CLUSTERS].number
         found: dict[str, Clusters] = {}
-        for name, each in self._accumulators.items():
-            if is_cluster_sums(name):
-                merged: ClusteredSums[Any] = each.statistic
-                if p is not None and p.groups is not None:
-                    numbers = numbered(p.groups, num_clusters_for(each.kind.shape[1:], _MAX_CLUSTERS))
-                    n = int(numbers.max()) + 1
-                    accumulator: Any = each.kind.accumulator
-                    by_number = SumsByGroup(accumulator.accumulator, n)
-                    kind: SumState[Any] = SumState(by_number, (n, *each.kind.shape[1:]))
-                    sums = kind.statistic(kind.from_predictions(p.in_groups(numbers, p.weights, p.n_invalid))).sums
-                    merged = replace(merged, sums=sums)
-                found[name] = replace(merged, n_distinct=n_distinct)
+        for name, kind in self._kinds.items():
+            if not name.endswith(_BY_CLUSTER):
+                continue
+            merged: ClusteredSums[Any] = self._statistic(name)
+            if p is not None and p.groups is not None:
+                numbers = numbered(p.groups, num_clusters_for(kind.shape[1:], _MAX_CLUSTERS))
+                n = int(numbers.max()) + 1
+                by_number: SumState[Any] = SumState(SumsByGroup(kind.accumulator.accumulator, n), (n, *kind.shape[1:]))
+                state = by_number.from_predictions(p.in_groups(numbers, p.weights, p.n_invalid))
+                merged = replace(merged, sums=by_number.statistic(state).sums)
+            found[name.removesuffix(_BY_CLUSTER)] = merged
         if p is not None and p.groups is not None:
-            for mode in self._ranked_samples:
-                found[sample_name(mode)] = ClusteredSample.from_sample(ExactSample(mode).from_predictions(p), p.groups)
+            for name, kind in self._ranked.items():
+                found[name] = ClusteredSample.from_sample(kind.exact.accumulator.from_predictions(p), p.groups)
         return found
 
     @property
-    def _ranked_samples(self) -> dict[NamedMode, SampleOrSketch]:
-        """Accumulators of ranked samples by mode; empty if any weight is fractional."""
-        names = {mode: sample_name(mode) for mode in modes_of(self._task)}
-        return {r: self._accumulators[name] for r, name in names.items() if name in self._accumulators}
-
-    @property
-    def _buffer(self) -> PredictionBuffer:
-        buffer: PredictionBuffer = self._accumulators.get(BUFFER, PredictionBuffer(self._format))
-        return buffer
+    def _n_ignored(self) -> list[int]:
+        """Number of invalid rows (counted only on CUDA), and number of rows dropped by `nan_policy="drop"`."""
+        n_ignored: Tensor = self._kinds[SCORES].n_ignored(self._states[SCORES])
+        return n_ignored.long().tolist()
 
     def _raise_if_invalid(self) -> None:
         """Raise a ValueError if invalid rows were added on CUDA, where `update` counts them without synchronising."""
-        if n_invalid := self._accumulators[NLL.__name__].n_ignored[0]:
+        if n_invalid := self._n_ignored[0]:
             raise ValueError(
                 f"`preds` and `target` must be valid, got {n_invalid} rows with NaN, or with values or labels out of "
                 "range. Add the data on the CPU to get a detailed error."
@@ -334,12 +324,11 @@ class ReportBuilder:
                 "`other` must contain no predictions of this builder, got a part that was merged before. "
                 "Merge each builder once."
             )
-        if other._accumulators:
+        if other._states:
             self._axis = other._axis
-        if not self._accumulators:
-            self._accumulators = dict(other._accumulators)
-        elif other._accumulators:
-            self._accumulators = _sum(self._accumulators, other._accumulators)
+            self._kinds = self._kinds or other._kinds
+            self._states = _sum(self._kinds, self._states, other._states)
+            self._buffer = self._buffer + other._buffer
         self._format = replace(self._format, num_classes=self._format.num_classes or other._format.num_classes)
         self._has_groups = next(iter(groups_given), None)
         self._has_clusters = next(iter(clusters_given), None)
@@ -427,7 +416,7 @@ class ReportBuilder:
     def _joined_source(self, other: "ReportBuilder") -> Source | None:
         """Check that both builders have the same arguments, and return the source of the merged builder."""
         mine, theirs = self.settings, other.settings
-        if self._accumulators and other._accumulators:
+        if self._states and other._states:
             mine["classes"], theirs["classes"] = self._format.num_classes, other._format.num_classes
         differing = [n for n in mine if mine[n] != theirs.get(n, mine[n]) and n != "validate_args"]
         if differing:
@@ -435,22 +424,21 @@ class ReportBuilder:
             raise ValueError(
                 f"`other` must have the same arguments, got {found}. Create all parts with the same arguments."
             )
-        if not (self._accumulators and other._accumulators):
+        if not (self._states and other._states):
             return self.source or other.source
         return None if self.source is None or other.source is None else self.source + other.source
 
     @property
     def held(self) -> tuple[int, int, int]:
         """Numbers of samples and of predicted values added to the buffer, and number of exact ranked samples."""
-        n_ranked = max((sample.size for sample in self._ranked_samples.values()), default=0)
+        n_ranked = max((kind.size(self._states[name]) for name, kind in self._ranked.items()), default=0)
         return self._buffer.n_samples, self._buffer.n_values, n_ranked
 
     def limit(self, n_samples: int, n_values: int, n_ranked: int) -> None:
         """Apply the size limits to the totals of `held` over all builders to be merged."""
-        if BUFFER in self._accumulators:
-            self._accumulators[BUFFER] = self._buffer.limited(n_samples, n_values)
-        for mode, sample in self._ranked_samples.items():
-            self._accumulators[sample_name(mode)] = sample.limited(n_ranked)
+        self._buffer = self._buffer.limited(n_samples, n_values)
+        for name, kind in self._ranked.items():
+            self._states[name] = kind.limited(self._states[name], n_ranked)
 
     def state(self) -> dict[str, Any]:
         """Return settings and accumulated data as a dict of tensors and Python values, which `of_state` restores."""
@@ -461,7 +449,8 @@ class ReportBuilder:
             "class_axis": self._axis,
             "has_items": self._has_items,
             "parts": sorted(self._parts),
-            "accumulators": {name: each.state() for name, each in self._accumulators.items()},
+            "states": {name: list(self._kinds[name].parts(state)) for name, state in self._states.items()},
+            "predictions": self._buffer.state() if self._is_buffered and self._states else None,
         }
 
     @classmethod
@@ -474,25 +463,26 @@ class ReportBuilder:
         settings, source = saved_value(state, "settings", dict), state.get("source")
         builder = cls(**settings, source=None if source is None else Source.of_state(source))
         builder._parts = frozenset(map(str, saved_value(state, "parts", list)))
-        saved = saved_value(state, "accumulators", dict)
+        saved = saved_value(state, "states", dict)
         if not saved:
             return builder
         if builder._format.task != "binary":
             builder._format = replace(builder._format, num_classes=saved_value(state, "num_classes", int))
         builder._axis = saved_value(state, "class_axis", int)
-        empty = builder._empty(builder._format)
-        optional = {name for name in empty if name == GROUPS or is_of_clusters(name)}
-        optional |= set(map(sample_name, modes_of(builder._task)))
-        if not empty.keys() - optional <= saved.keys() <= empty.keys():
+        kinds = builder._kinds_of(builder._format)
+        by_cluster = {name for name in kinds if name.endswith(_BY_CLUSTER)}
+        ranked = {name for name, kind in kinds.items() if isinstance(kind, SampleOrSketchState)}
+        required = kinds.keys() - {_GROUPS} - by_cluster - ranked
+        if not required <= saved.keys() <= kinds.keys() or by_cluster & saved.keys() not in (set(), by_cluster):
             raise ValueError(
-                f"`accumulators` must have {', '.join(empty)}, got {', '.join(map(str, saved))}. The file is corrupt."
+                f"`states` must have {', '.join(kinds)}, got {', '.join(map(str, saved))}. The file is corrupt."
             )
-        builder._accumulators = {name: each.loaded(saved[name]) for name, each in empty.items() if name in saved}
-        builder._has_groups = GROUPS in saved
-        builder._has_clusters = CLUSTERS in saved
-        if builder._has_clusters != any(map(is_cluster_sums, saved)):
-            raise ValueError(f"`accumulators` must have {CLUSTERS!r} with sums by cluster. The file is corrupt.")
+        builder._kinds = kinds
+        builder._states = {name: _loaded(name, kinds[name], saved[name]) for name in kinds if name in saved}
+        builder._has_groups, builder._has_clusters = _GROUPS in saved, by_cluster <= saved.keys()
         builder._has_items = saved_value(state, "has_items", bool)
+        if builder._is_buffered:
+            builder._buffer = PredictionBuffer(builder._format).loaded(saved_value(state, "predictions", dict))
         return builder
 
     def _classes_of(self, preds: Tensor, target: Tensor) -> int | None:
@@ -501,8 +491,8 @@ class ReportBuilder:
             return None
         return preds.shape[self._format.resolved(preds, target).axis]
 
-    def _empty(self, input_format: InputFormat) -> dict[str, Any]:
-        """Return a dict of empty accumulators by name. `input_format` must contain the number of classes.
+    def _kinds_of(self, input_format: InputFormat) -> dict[str, Any]:
+        """Return the operations on all states, by name. `input_format` must contain the number of classes.
 
         Raises:
             ValueError: if the sums would take more than 1 GiB.
@@ -510,38 +500,42 @@ class ReportBuilder:
         task, num_classes = input_format.read_as, input_format.num_classes
         if num_classes is not None:
             check_size(task, num_classes, self._options.n_bins)
-        bins = bin_estimators(task, **self._options.bins, with_noise=True)
-        accumulators: dict[str, Accumulator] = {}
-        for key, accumulator, *_ in (*score_estimators(task), *bins):
-            accumulators[key] = Accumulated(SumState(accumulator, accumulator.shape(task, num_classes)))
-        for key, accumulator, *_ in bins:
+        kinds: dict[str, Any] = {}
+        for name, accumulator in self._catalogue.accumulators.items():
+            if isinstance(accumulator, ExactSample):
+                lead = accumulator.lead(task, num_classes)
+                kinds[name] = SampleOrSketchState(SampleState(accumulator, lead, input_format.from_logits))
+                continue
             shape = accumulator.shape(task, num_classes)
-            by_cluster = SumsByCluster.for_shape(accumulator, shape)
-            if key == bins[0].key or by_cluster.num_groups * prod(shape) <= _MAX_CLUSTER_SUMS:
-                of_clusters: SumState[Any] = SumState(by_cluster, (by_cluster.num_groups, *shape))
-                accumulators[cluster_sums_name(key)] = Accumulated(of_clusters)
-        accumulators[CLUSTERS] = DistinctClusters()
-        for mode in modes_of(task):
-            if has_table(task, mode):
-                sample = ExactSample(mode)
-                kind = SampleState(sample, sample.lead(task, num_classes), input_format.from_logits)
-                accumulators[sample_name(mode)] = SampleOrSketch.empty(kind)
-        if self._options.with_calibration or self._options.with_intervals:
-            accumulators[BUFFER] = PredictionBuffer(input_format)
-        main = bins[0].accumulator
-        return {**accumulators, GROUPS: GroupBins.empty(main, main.shape(task, num_classes))}
+            kinds[name] = SumState(accumulator, shape)
+            if isinstance(accumulator, EqualWidthBins):
+                kinds.setdefault(_GROUPS, NamedGroupState(accumulator, shape))  # the bins of the main mode
+                by_cluster = SumsByCluster.for_shape(accumulator, shape)
+                is_main = kinds[_GROUPS].accumulator is accumulator
+                if is_main or by_cluster.num_groups * prod(shape) <= _MAX_CLUSTER_SUMS:
+                    kinds[name + _BY_CLUSTER] = ClusteredSumState(by_cluster, (by_cluster.num_groups, *shape))
+        return kinds
 
 
-def is_cluster_sums(name: str) -> bool:
-    """Return whether an accumulator has a name from `cluster_sums_name`."""
-    return name.startswith(cluster_sums_name(""))
+def _sum(kinds: Mapping[str, Any], states: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """Add states by name. Ranked samples are dropped unless both mappings contain them."""
+    if not states:
+        return dict(more)
+    return {name: kinds[name].add(state, more[name]) for name, state in states.items() if name in more}
 
 
-def is_of_clusters(name: str) -> bool:
-    """Return whether an accumulator requires clusters."""
-    return name == CLUSTERS or is_cluster_sums(name)
+def _loaded(name: str, kind: Any, parts: Any) -> Any:
+    """Return a state from its saved parts, after a check of their sizes and values: the file may be malicious."""
+    state = None
+    if isinstance(parts, list):
+        with torch.device("meta"):  # allocates no memory: a damaged file may declare any number of classes
+            expected = _numel(kind.parts(kind.empty()))
+        if not isinstance(kind, SumState) or _numel(parts) == expected:
+            state = kind.check(parts, kind.empty())
+    if state is None:
+        raise ValueError(f"`states` must have valid parts of {name!r}, got others. The file is corrupt.")
+    return state
 
 
-def _sum(mine: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
-    """Add accumulators by name. Ranked samples are dropped unless both mappings contain them."""
-    return {name: each + others[name] for name, each in mine.items() if name in others}
+def _numel(parts: Sequence[Any]) -> int:
+    return sum(part.numel() for part in parts if isinstance(part, Tensor))

@@ -4,7 +4,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -27,13 +27,14 @@ from torchcalib.calibration.recommendation import (
 )
 from torchcalib.calibration.selection import Candidate
 from torchcalib.core.checks import are_counts
+from torchcalib.core.events import modes_of
 from torchcalib.core.predictions import Predictions
-from torchcalib.core.state import SumState
+from torchcalib.core.sums import BinStats, with_noise_row
 from torchcalib.display.words import capitalised, listed
 from torchcalib.io.errors import printable, shown
 from torchcalib.metrics.proper_scores import NLL, Accuracy, BrierScore
-from torchcalib.reporting.accumulators import Accumulated
-from torchcalib.reporting.lines import bin_estimators, bin_table
+from torchcalib.reporting.catalogue import bins_of, catalogue_of
+from torchcalib.reporting.lines import bin_table
 from torchcalib.reporting.testing import failure
 from torchcalib.results.calibration import CalibrationStage, CalibratorLine
 from torchcalib.results.lines import LineInterval
@@ -76,7 +77,7 @@ def calibration_stage(
     """Cross-validate every calibrator that supports the task and the weights.
 
     Args:
-        p: predictions with labels as targets; None if they are not available.
+        p: predictions; None if they are not available.
         why_not: reason why the predictions are not available, as a clause.
         class_names: names of the classes or labels; empty if unknown.
         n_bins: number of equal-width bins.
@@ -99,6 +100,8 @@ def calibration_stage(
 
 def _obstacle(p: Predictions) -> str:
     """Return the reason why calibrators cannot be cross-validated as a clause; empty for none."""
+    if not p.hard:
+        return "calibrators need labels, and some targets are soft"
     if has_one_class(p):
         return "all samples have the same class"
     if p.task == "multilabel" and bool((sample_weights(p).sum(-1) == 0).any()):
@@ -125,11 +128,11 @@ def fitted(calibrator: T, p: Predictions, class_axis: int = -1, positive_classes
 
 
 class _Evaluated(NamedTuple):
-    """Scores of each sample `(..., N)` by field of `CalibratorLine`, ECE, and sums over bins."""
+    """Evaluation of predictions, calibrated or not."""
 
-    scores: dict[str, Tensor]
+    scores: dict[str, Tensor]  # score of each sample `(..., N)`, by field of `CalibratorLine`
     ece: float
-    bins: Any
+    bins: BinStats
 
 
 Pieces = Iterable[tuple[slice | Tensor, Predictions]]
@@ -141,18 +144,20 @@ def _evaluated(p: Predictions, pieces: Pieces, n_splits: int, n_bins: int, right
     n = p.samples[-1]
     shape = (*p.samples[:-1], n_splits * n)
     scores = {name: torch.zeros(shape, dtype=torch.float64, device=p.given.device) for name in SCORES}
-    estimator = bin_estimators(p.task, n_bins, right, with_noise=True)[0]
-    num_classes = {"multiclass": p.num_classes, "multilabel": p.samples[0]}.get(p.task)
-    bins: Accumulated[Any] = Accumulated(
-        SumState(estimator.accumulator, estimator.accumulator.shape(p.task, num_classes))
-    )
+    catalogue = catalogue_of(p.task, n_bins, right)
+    main = modes_of(p.task)[0]
+    accumulator = catalogue.accumulators[bins_of(main)]
+    bins: BinStats | None = None
     for at, piece in pieces:
         for name, metric in SCORES.items():
             scores[name][..., at] = metric.score.per_sample(piece, *metric.score.arguments).to(torch.float64)
-        bins = bins + bins.from_predictions(piece)
+        of_piece = accumulator.from_predictions(piece)
+        bins = of_piece if bins is None else bins + of_piece
+    assert bins is not None and bins.noise_flag is not None  # noqa: PT018 - there is a piece, with sums of noise
+    bins = accumulator.wrap(with_noise_row(bins.sums, bins.noise_flag))
     means = {name: values.reshape(*shape[:-1], n_splits, n).mean(-2) for name, values in scores.items()}
-    ece = estimator.values(bins.statistic)[f"ece/{estimator.key}"]
-    return _Evaluated(means, float(ece), bins.statistic)
+    ece = catalogue.named(f"ece/{main}").metric.estimator.value(bins)
+    return _Evaluated(means, float(ece), bins)
 
 
 def _stage(
@@ -240,19 +245,20 @@ def _held_out(p: Predictions, fits: Calibrator, splits: Tensor, n_folds: int) ->
     """Yield predictions that are calibrated with fits to the other folds, in pieces that bound the memory."""
     n = p.samples[-1]
     if p.task != "multiclass":  # folds can differ between labels
-        values = [calibrated_by_fold(p, fits, folds, n_folds, k * n_folds) for k, folds in enumerate(splits)]
+        parts = [calibrated_by_fold(p, fits, folds, n_folds, k * n_folds) for k, folds in enumerate(splits)]
         copies = p if len(splits) == 1 else p.part(torch.arange(n, device=splits.device).repeat(len(splits)))
-        yield slice(None), copies.with_values(torch.cat(values, -1).to(p.dtype))
+        yield slice(None), copies.with_values(torch.cat(parts, -1).to(p.dtype))
         return
     most = max(1, _AT_ONCE // p.num_classes)
+    dtype, values, fits = p.dtype, p.values, fits.with_mean_bias_of_absent_classes()
     at, calibrated = [], []
     for k, folds in enumerate(splits.cpu()):  # one copy, so that the search for samples does not synchronise the device
         for f in range(n_folds):
-            fit = fits.part(k * n_folds + f).with_mean_bias_of_absent_classes()
+            fit = fits.part(k * n_folds + f)
             of_fold = (folds == f).nonzero().squeeze(-1).to(splits.device, non_blocking=True)
             for samples in torch.split(of_fold, most):
                 at.append(k * n + samples)
-                calibrated.append(_calibrated(p.part(samples), fit).values)
+                calibrated.append(fit.calibrated(values[samples], p.from_logits).to(dtype))
                 if sum(map(len, at)) >= most:  # few large pieces are faster than many small ones
                     yield _joined(p, at, calibrated)
                     at, calibrated = [], []

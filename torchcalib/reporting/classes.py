@@ -5,24 +5,25 @@ from torch import Tensor
 
 from torchcalib.inference.testing import CalibrationTest, ErrorTest, run_error_tests
 from torchcalib.metrics.binned import ECE, ESCE
-from torchcalib.reporting.lines import Statistics, cluster_sums_name
+from torchcalib.reporting.catalogue import bins_of
+from torchcalib.reporting.lines import Data
 from torchcalib.results.lines import ClassLine
 
 _LEAST_REPLICATES, _MIN_REPLICATES = 99, 999  # minimum numbers of simulated replicates, with many classes and with few
 _MAX_SIMULATED = 2**22, 2**24  # maximum number of simulated bins over all classes and replicates; for multi-label
 
 
-def class_lines(s: Statistics, tests: tuple[CalibrationTest, CalibrationTest] | None) -> tuple[ClassLine, ...]:
+def class_lines(data: Data, tests: tuple[CalibrationTest, CalibrationTest] | None) -> tuple[ClassLine, ...]:
     """Return the calibration of each class or label, in the order of the classes; an empty tuple if binary.
 
     `tests` are the results of `class_tests`.
     """
-    if "classwise" not in s.bins:
+    if "classwise" not in data.bins:
         return ()
-    bins = s.bins["classwise"]
+    bins = data.bins["classwise"]
     gap = ESCE.from_bins(bins)
     columns = {"n": bins.n.sum(-1), "gap": gap, "value": ECE.from_bins(bins)}
-    columns["frequency"] = gap.new_tensor(s.priors)
+    columns["frequency"] = gap.new_tensor(data.priors)
     if tests is not None:
         ece, esce = tests
         columns["noise_floor"] = ece.noise_floor
@@ -31,17 +32,17 @@ def class_lines(s: Statistics, tests: tuple[CalibrationTest, CalibrationTest] | 
     return tuple(ClassLine(index, **dict(zip(columns, row, strict=True))) for index, row in enumerate(rows))
 
 
-def class_tests(s: Statistics) -> tuple[CalibrationTest, CalibrationTest] | None:
+def class_tests(data: Data) -> tuple[CalibrationTest, CalibrationTest] | None:
     """Return the tests of ECE and of the gap of each class `(C,)`; None if binary, or without sums by cluster."""
-    if "classwise" not in s.bins:
+    if "classwise" not in data.bins:
         return None
-    bins, clusters = s.bins["classwise"], None
-    if s.clusters is not None and (clusters := s.clusters.get(cluster_sums_name("classwise"))) is None:
+    bins, clusters = data.bins["classwise"], None
+    if data.clusters is not None and (clusters := data.clusters.get(bins_of("classwise"))) is None:
         return None
     errors = {"ece": ErrorTest(ECE.from_bins), "esce": ErrorTest(ESCE.from_bins, signed=True)}
-    most = _MAX_SIMULATED[s.task == "multilabel"] // bins.n.numel()
+    most = _MAX_SIMULATED[data.task == "multilabel"] // bins.n.numel()
     # Enough replicates for a significant p-value of one class after adjustment.
-    n_replicates = min(max(_MIN_REPLICATES, 40 * len(s.priors)), max(_LEAST_REPLICATES, most))
+    n_replicates = min(max(_MIN_REPLICATES, 40 * len(data.priors)), max(_LEAST_REPLICATES, most))
     tests = run_error_tests(errors, bins, clusters=clusters, n_replicates=n_replicates)
     return tests["ece"], tests["esce"]
 

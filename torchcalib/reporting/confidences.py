@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from torchcalib.core.events import NamedMode
-from torchcalib.reporting.lines import GROUPS
+from torchcalib.reporting.catalogue import GROUPS
 from torchcalib.results.comparison import Comparison, comparison_sentence
 from torchcalib.results.lines import LineInterval, Quantity
 from torchcalib.results.report import Report

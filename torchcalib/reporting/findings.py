@@ -1,8 +1,9 @@
 """Decide about the calibration of a model, and describe the decision: verdict, cause, degree, and what to do."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple, Self
 
 import torch
@@ -10,11 +11,15 @@ from torch import Tensor
 
 from torchcalib.core.arguments import Task
 from torchcalib.core.bins import BinTable
+from torchcalib.core.events import NamedMode
 from torchcalib.core.sums import BinStats
 from torchcalib.display.words import capitalised, ends, listed, percent, significant
 from torchcalib.io.errors import short_name
+from torchcalib.reporting.calibration import FittedCalibrators
 from torchcalib.reporting.decision import CAUSES_LEVEL, ERROR_LEVEL, LEVEL, Candidate, cause_of
-from torchcalib.reporting.diagnosis import Evidence
+from torchcalib.reporting.diagnosis import Evidence, evidence_of
+from torchcalib.reporting.groups import gaps_of_groups
+from torchcalib.reporting.lines import Data
 from torchcalib.results.calibration import CalibrationStage
 from torchcalib.results.decision import Decision, Kind
 from torchcalib.results.lines import Line, LineInterval
@@ -140,45 +145,79 @@ def _score_of(gaps: Gaps) -> float:
     return float(score @ torch.linalg.pinv(information, hermitian=True) @ score)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Findings:
-    """Input of a decision.
+    """Input of a decision: the data and lines of a report, and the evidence for causes of miscalibration."""
 
-    Attributes:
-        task: task of the predictions; `"binary"` for confidences.
-        n: sum of weights.
-        ece: line of the expected calibration error of the main mode.
-        size: line of the debiased root mean squared calibration error (RMSCE) of the main mode.
-        nll: line of the negative log-likelihood (NLL).
-        table: bins of the main mode.
-        gaps: gaps of these bins.
-        classwise_size: line of the debiased class-wise RMSCE; None unless the task is `"multiclass"`.
-        class_names: names of classes or labels; empty if unknown.
-        evidence: evidence for causes; None if the predictions are not available.
-        groups: names of large groups, and statistics of each group `(G, 2)`; see `GroupBins.gaps`. None without groups.
-        labels: tests of each label; None unless the task is `"multilabel"`.
-        only_class: the class of all targets, for a multi-label task 0 or 1; None if there are several.
-        are_confidences: whether predictions are confidences in answers.
-        n_clusters: number of clusters of dependent samples; None if samples are independent.
-        clusters_determine_label: whether all samples of a cluster have the same label.
-    """
+    data: Data
+    lines: Mapping[str, Line]  # all lines with their noise floors, p-values and intervals, by key
+    class_names: Sequence[str] = ()  # names of classes or labels; empty if unknown
+    design_effect: float = 1.0  # of clusters, by which statistics are divided
+    n_clusters: int | None = None  # number of clusters of dependent samples; None if samples are independent
+    fits: FittedCalibrators | None = None  # calibrators fitted to all samples; None if omitted
+    label_p_values: Tensor | None = None  # p-value of ECE of each label `(L,)`; None unless the task is multi-label
 
-    task: Task
-    n: float
-    ece: Line
-    size: Line
-    nll: Line
-    table: BinTable
-    gaps: Gaps
-    classwise_size: Line | None = None
-    class_names: Sequence[str] = ()
-    evidence: Evidence | None = None
-    groups: tuple[Sequence[str], Tensor] | None = None
-    labels: Labels | None = None
-    only_class: int | None = None
-    are_confidences: bool = False
-    n_clusters: int | None = None
-    clusters_determine_label: bool = False
+    @property
+    def task(self) -> Task:
+        """Task of the predictions; `"binary"` for confidences."""
+        return self.data.task
+
+    @property
+    def are_confidences(self) -> bool:
+        """Whether predictions are confidences in answers."""
+        return self.data.are_confidences
+
+    @cached_property
+    def mode(self) -> NamedMode:
+        """Main mode."""
+        return next(iter(self.data.bins))
+
+    @property
+    def ece(self) -> Line:
+        """Line of the expected calibration error (ECE) of the main mode."""
+        return self.lines[f"ece/{self.mode}"]
+
+    @property
+    def size(self) -> Line:
+        """Line of the debiased root mean squared calibration error (RMSCE) of the main mode."""
+        return self.lines[f"rmsce_debiased/{self.mode}"]
+
+    @property
+    def classwise_size(self) -> Line | None:
+        """Line of the debiased class-wise RMSCE; None unless the task is `"multiclass"`."""
+        return self.lines["rmsce_debiased/classwise"] if self.task == "multiclass" else None
+
+    @property
+    def table(self) -> BinTable:
+        """Bins of the main mode."""
+        return self.data.tables[self.mode]
+
+    @cached_property
+    def gaps(self) -> Gaps:
+        """Gaps of the bins of the main mode."""
+        return Gaps.from_bins(self.data.bins[self.mode], self.design_effect)
+
+    @cached_property
+    def evidence(self) -> Evidence | None:
+        """Evidence for causes; None if the predictions are not available, or calibrators were not fitted."""
+        if self.data.predictions is None or self.fits is None:
+            return None
+        return evidence_of(self.data.predictions, self.fits.fits, self.fits.nll, self.design_effect)
+
+    @cached_property
+    def groups(self) -> tuple[Sequence[str], Tensor] | None:
+        """Names of large groups, and statistics of each group `(G, 2)`; see `gaps_of_groups`. None without groups."""
+        return gaps_of_groups(*self.data.groups) if self.data.groups is not None and self.data.groups[0] else None
+
+    @cached_property
+    def labels(self) -> Labels | None:
+        """Tests of each label; None unless the task is `"multilabel"`."""
+        if self.label_p_values is None:
+            return None
+        bins = self.data.bins[self.mode]
+        flags = [None] * len(bins.sums) if bins.noise_flag is None else bins.noise_flag
+        of_labels = (replace(bins, sums=x, noise_flag=flag) for x, flag in zip(bins.sums, flags, strict=True))
+        return Labels(self.label_p_values, [Gaps.from_bins(each, self.design_effect) for each in of_labels])
 
     @property
     def is_top_label(self) -> bool:
@@ -204,7 +243,8 @@ class Findings:
     @property
     def nce(self) -> float:
         """NLL divided by that of a model that always predicts the class frequencies; NaN if undefined."""
-        return self.nll.value / self.nll.naive if self.nll.naive > 0 else math.nan
+        nll = self.lines["nll"]
+        return nll.value / nll.naive if nll.naive > 0 else math.nan
 
     @property
     def is_significant(self) -> bool:
@@ -220,7 +260,7 @@ class Findings:
         """
         return sign(self.gaps.z(self.sides))
 
-    @property
+    @cached_property
     def sides(self) -> Tensor:
         """-1 for bins of binary predictions in which y = 0 is more probable, otherwise 1, `(B,)`."""
         ones = torch.ones_like(self.gaps.n)
@@ -231,14 +271,14 @@ class Findings:
         """Mean probability of the predicted outcome in each bin `(B,)`; NaN in an empty bin."""
         return torch.where(self.sides < 0, 1 - self.gaps.confidence, self.gaps.confidence)
 
-    @property
+    @cached_property
     def candidates(self) -> list[Candidate]:
         """All tested causes."""
         found = [] if self.evidence is None else list(self.evidence.candidates)
         found += [] if self.groups is None or len(self.groups[0]) < 2 else [_worst_group(self.groups[1])]
         return found + ([] if self.labels is None else [self.labels.worst])
 
-    @property
+    @cached_property
     def cause(self) -> Candidate | None:
         """Cause with the most evidence; None without a significant one."""
         uneven = Candidate("uneven", math.inf, 1) if self.is_significant else None
@@ -259,7 +299,7 @@ class Findings:
         It is "badly" only if the lower end of the interval is not below `SLIGHT`.
         """
         cause = self.cause
-        if cause is None or self.only_class is not None:
+        if cause is None or self.data.only_class is not None:
             return ""
         return _degree(self.size_of(cause))
 
@@ -291,12 +331,12 @@ def decide(found: Findings, stage: CalibrationStage | None) -> Decision:
         found: findings.
         stage: cross-validated calibrators, with a recommendation for `found.worthwhile`; None if omitted.
     """
-    if found.only_class is not None:
+    if found.data.only_class is not None:
         return _one_class(found)
     if (missing := _missing_data(found)) is not None:
         return missing
     cause = found.cause
-    if cause is None and found.clusters_determine_label:
+    if cause is None and found.data.clusters_determine_label:
         decision = _clusters(found, stage)
     elif cause is None and stage is not None and stage.recommendation.best is not None:
         decision = _only_gain(found, stage)
@@ -316,14 +356,14 @@ def decide(found: Findings, stage: CalibrationStage | None) -> Decision:
 
 
 def _one_class(found: Findings) -> Decision:
-    assert found.only_class is not None
+    assert found.data.only_class is not None
     if found.are_confidences:
-        which = "All answers are correct" if found.only_class else "All answers are wrong"
+        which = "All answers are correct" if found.data.only_class else "All answers are wrong"
         verdict = which
     elif found.task == "multilabel":
-        verdict = f"Only {found.only_class} in the targets of all labels"
+        verdict = f"Only {found.data.only_class} in the targets of all labels"
     else:
-        verdict = f"Only {found.name(found.only_class)} in the targets"
+        verdict = f"Only {found.name(found.data.only_class)} in the targets"
     cause = f"Calibration cannot be evaluated with one outcome: {_means(found)}."
     return Decision("one class", "", verdict, cause, "Check that `target` is the right array, and evaluate more data.")
 
@@ -391,7 +431,7 @@ def _without_cause(found: Findings, stage: CalibrationStage | None) -> Decision:
     tested = _ece_in_words(found)
     advice = "" if stage is None else stage.recommendation.text
     if floor >= BAD or high >= BAD:
-        n_units = found.n if found.n_clusters is None else found.n_clusters
+        n_units = found.data.n if found.n_clusters is None else found.n_clusters
         n = math.ceil(n_units * max((floor / SLIGHT) ** 2, (high / BAD) ** 2))
         upper = f"; an RMSCE of {significant(high)} is not excluded" if high >= BAD else ""
         more = f"Evaluate the model on about {_rounded(n):,} {'samples' if found.n_clusters is None else 'clusters'}."
@@ -441,7 +481,7 @@ def _rounded(n: int) -> int:
 def _with_cause(found: Findings, cause: Candidate, stage: CalibrationStage | None) -> Decision:
     kind, words, badge = _described(found, cause)
     words = f"{_affected_labels(found)}{words} {_how_large(found, cause)}"
-    if math.isinf(found.nll.value) and not _useless(found):
+    if math.isinf(found.lines["nll"].value) and not _useless(found):
         words += " NLL is infinite, because an outcome with predicted probability 0 occurred."
     action = _action(found, cause, kind, stage)
     return Decision(kind, found.degree, capitalised(f"{found.degree} {badge}"), words + _useless(found), action)
@@ -464,6 +504,20 @@ def _affected_labels(found: Findings) -> str:
     return f"{len(labels)} of {len(found.labels.gaps)} labels {are} significantly miscalibrated{which}. "
 
 
+_ACTIONS: dict[Kind, str] = {
+    "label noise": "Label noise is one explanation: check the labels of the most confident errors.",
+    "bad class": "Check the labels and the training data of {name}.",
+    "bad label": "Check the data of {name}, or calibrate it separately.",
+    "bad group": "Check the labels and the training data of this group, or calibrate it separately.",
+    "swapped classes": "Check the order of the classes, and the labels of these two.",
+    "confusion": "Check the order of the classes, and the labels of these two.",
+    "other classes": "The top label is not affected. Calibrate only if you use the probabilities of other classes.",
+}
+"""Sentence on what to do about a cause; {name} is the class or label concerned."""
+
+_OF_NAMED = ("bad class", "bad label")
+
+
 def _action(found: Findings, cause: Candidate, kind: Kind, stage: CalibrationStage | None) -> str:
     if stage is None:
         sentences = ["Fit a calibrator of torchcalib.calibration to held-out data."]
@@ -471,18 +525,8 @@ def _action(found: Findings, cause: Candidate, kind: Kind, stage: CalibrationSta
         sentences = [stage.recommendation.text, *_change_of_accuracy(found, stage)]
     if found.is_reversed:
         sentences.append("Check the order of the classes and the labels.")
-    if kind == "label noise":
-        sentences.append("Label noise is one explanation: check the labels of the most confident errors.")
-    if kind == "bad class":
-        sentences.append(f"Check the labels and the training data of {found.name(cause.which)}.")
-    if kind == "bad label":
-        sentences.append(f"Check the data of {found.name(cause.which)}, or calibrate it separately.")
-    if kind == "bad group":
-        sentences.append("Check the labels and the training data of this group, or calibrate it separately.")
-    if kind in ("swapped classes", "confusion"):
-        sentences.append("Check the order of the classes, and the labels of these two.")
-    if kind == "other classes":
-        sentences.append("The top label is not affected. Calibrate only if you use the probabilities of other classes.")
+    if kind in _ACTIONS:
+        sentences.append(_ACTIONS[kind].format(name=found.name(cause.which) if kind in _OF_NAMED else ""))
     if kind == "class bias" and found.task == "binary" and found.evidence is not None:
         threshold = float((-found.evidence.bias[0]).sigmoid())
         if math.isfinite(threshold):

@@ -8,8 +8,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -22,23 +21,10 @@ from torchcalib.core.ranked import ExactSample
 from torchcalib.core.sums import BinStats
 from torchcalib.display.words import listed
 from torchcalib.inference.resampling import Interval, resampled_rows
-from torchcalib.inference.testing import CalibrationTest, ErrorTest, run_error_tests
-from torchcalib.metrics.binned import ACE, ece_from_bins, equal_width_rows, rmsce_from_bins
-from torchcalib.metrics.ranked import CORP, KS, RankedMetric
-from torchcalib.metrics.test_based import TCE
-from torchcalib.metrics.truthful import ATB
-from torchcalib.reporting.lines import (
-    ERRORS,
-    GROUPS,
-    LineEstimator,
-    Statistics,
-    cluster_sums_name,
-    corp_values,
-    key_of,
-    sample_name,
-    score_estimators,
-    selective_values,
-)
+from torchcalib.inference.testing import CalibrationTest, run_error_tests
+from torchcalib.metrics.binned import equal_width_rows
+from torchcalib.reporting.catalogue import GROUPS, Catalogue, Member, bins_of, sample_of, values
+from torchcalib.reporting.lines import Data
 from torchcalib.results.lines import SELECTIVE_GROUP, Line, LineInterval
 
 MAX_EVENTS = 2**18
@@ -66,140 +52,124 @@ _MIN_RUNS = 64  # for each label
 _LARGE_P = 0.005  # a note is added if the smallest possible p-value is larger
 
 
-def run_tests(
-    s: Statistics, p: Predictions | None, *, with_intervals: bool
-) -> tuple[dict[str, CalibrationTest], tuple[str, ...]]:
+def run_tests(data: Data, *, with_intervals: bool) -> tuple[dict[str, CalibrationTest], list[str]]:
     """Test all calibration errors; return the results by `Line.key`, and notes on omissions.
 
-    Without intervals, only errors over equal-width bins are tested, because rank-based errors take longer. With
-    predictions `p`, the labels of a multi-class task are simulated jointly for class-wise errors.
+    Without intervals, only errors over equal-width bins are tested, because rank-based errors take longer. If
+    predictions are stored, the labels of a multi-class task are simulated jointly for class-wise errors.
     """
     found: dict[str, CalibrationTest] = {}
     notes: list[str] = []
-    ranked = {mode: _RankedTests.from_statistics(s, mode) for mode in s.samples} if with_intervals else {}
-    n_replicates = _number_of_replicates(s, p, ranked)
-    for mode in s.bins:
-        found |= _test_binned(s, p, mode, n_replicates, notes)
+    ranked = {mode: _Ranked.from_data(data, mode) for mode in data.samples} if with_intervals else {}
+    n_replicates = _number_of_replicates(data, ranked.values())
+    for mode in data.bins:
+        found |= _test_binned(data, mode, n_replicates, notes)
         if mode in ranked:
-            found |= _test_ranked(s, ranked[mode], mode, n_replicates, notes)
+            found |= _test_ranked(data, ranked[mode], mode, n_replicates, notes)
     smallest = 1 / (n_replicates + 1)
     if found and n_replicates < _REPLICATES[0]:
         notes.append(
             f"All noise floors and p-values are computed from {n_replicates} replicates, because the data are large. "
             f"The smallest possible p is {smallest:.2g}."
         )
-    for mode in s.bins:
+    for mode in data.bins:
         combined = next((t.smallest_p_value for key, t in found.items() if key.endswith(f"/{mode}")), None)
         if combined is not None and combined > max(_LARGE_P, 1.001 * smallest):
             notes.append(
                 f"p of {GROUPS[mode]} errors combines the p-values of single classes. If one class is miscalibrated, "
                 f"the smallest possible p is {combined:.2g}."
             )
-    return found, tuple(notes)
+    return found, notes
 
 
-def _number_of_replicates(s: Statistics, p: Predictions | None, ranked: Mapping[NamedMode, "_RankedTests"]) -> int:
+class _Ranked(NamedTuple):
+    """Rank-based errors that are tested, of one mode."""
+
+    over_bins: list[Member]  # tested over bins that do not depend on the outcomes
+    over_runs: list[Member]  # tested over runs of consecutive scores, with one simulation for all
+    omitted: list[str]  # names of the errors that have too many cells
+    max_runs: int  # for each label
+    n_cells: int  # largest number of cells of a test, over all labels
+
+    @classmethod
+    def from_data(cls, data: Data, mode: NamedMode) -> Self:
+        sample = data.samples[mode]
+        members = [each for each in data.members if each.is_error and each.statistic == sample_of(mode)]
+        members.sort(key=lambda each: each.metric.needs_labels)
+        n_labels = max([1, *sample.score.shape[:-1]])
+        # without NaN padding, which depends on batch sizes
+        length = int(sample.score.isnan().logical_not().sum(-1).max())
+        max_runs = min(length, max(_MIN_RUNS, _MAX_RUNS // n_labels))
+        n_cells = {True: n_labels * data.catalogue.n_bins, False: n_labels * max_runs}
+        tested = [each for each in members if n_cells[each.has_fixed_bins] <= MAX_RANKED]
+        return cls(
+            over_bins=[each for each in tested if each.has_fixed_bins],
+            over_runs=[each for each in tested if not each.has_fixed_bins],
+            omitted=[each.described["name"] for each in members if each not in tested],
+            max_runs=max_runs,
+            n_cells=max((n_cells[each.has_fixed_bins] for each in tested), default=0),
+        )
+
+
+def _number_of_replicates(data: Data, ranked: Iterable[_Ranked]) -> int:
     """Return the number of replicates of all tests of a report."""
-    n_cells = max([b.n.numel() for b in s.bins.values()] + [tests.n_cells for tests in ranked.values()])
-    n_rows = 0 if p is None or s.task != "multiclass" or not p.hard else p.samples.numel()
+    n_cells = max([b.n.numel() for b in data.bins.values()] + [tests.n_cells for tests in ranked])
+    p = data.predictions
+    n_rows = 0 if p is None or data.task != "multiclass" or not p.hard else p.samples.numel()
     n_rows = 0 if n_rows * _REPLICATES[2] > _MAX_LABELS else n_rows  # p-values of classes are combined instead
     fitting = (r for r in _REPLICATES if r * n_cells <= _MAX_CELLS and r * n_rows <= _MAX_LABELS)
     return next(fitting, _REPLICATES[-1])
 
 
-def _test_binned(
-    s: Statistics, p: Predictions | None, mode: NamedMode, n_replicates: int, notes: list[str]
-) -> dict[str, CalibrationTest]:
+def _test_binned(data: Data, mode: NamedMode, n_replicates: int, notes: list[str]) -> dict[str, CalibrationTest]:
     """Test the errors over equal-width bins for one mode, and append to `notes`.
 
     The signed error of exclusive classes is always 0, and not tested.
     """
-    b, average = s.bins[mode], mode == "classwise"
-    over_classes = average and s.task == "multiclass"
-    tests = {
-        key_of(metric): ErrorTest(metric.from_bins, signed=metric.is_signed, interval=metric.interval_kind)
-        for metric in ERRORS
-        if not (metric.is_signed and over_classes)
-    }
-    tests["ece_debiased"] = ErrorTest(partial(ece_from_bins, debiased=True), test_formula=ece_from_bins)
-    debiased = partial(rmsce_from_bins, debiased=True)
-    tests["rmsce_debiased"] = ErrorTest(debiased, test_formula=rmsce_from_bins, interval="debiased")
+    name, p = bins_of(mode), data.predictions
+    b, average = data.bins[mode], mode == "classwise"
+    over_classes = average and data.task == "multiclass"
     clusters = rows = None
-    if s.clusters is not None and (clusters := s.clusters.get(cluster_sums_name(mode))) is None:
+    if data.clusters is not None and (clusters := data.clusters.get(name)) is None:
         notes.append(f"Noise floor and p of errors over bins, {GROUPS[mode]}, are omitted for clusters: many classes.")
         return {}
     if over_classes and p is not None and p.hard and p.samples.numel() * n_replicates <= _MAX_LABELS:
-        rows = equal_width_rows(p, EqualWidthBins("classwise", b.n.shape[-1], s.right))
-    found = run_error_tests(tests, b, clusters=clusters, rows=rows, average=average, n_replicates=n_replicates)
-    return {f"{name}/{mode}": evidence for name, evidence in found.items()}
-
-
-class _RankedTests(NamedTuple):
-    """Metrics of a ranked sample whose errors are tested, and their number of cells, summed over labels."""
-
-    ace: ACE | None
-    over_runs: dict[str, RankedMetric | TCE]
-    omitted: tuple[str, ...]
-    max_runs: int  # for each label
-    n_cells: int
-
-    @classmethod
-    def from_statistics(cls, s: Statistics, mode: NamedMode) -> Self:
-        """Choose the metrics for a mode. TCE and MCB need labels as targets."""
-        options: dict[str, Any] = {"task": s.task, "mode": mode}
-        if s.task == "multilabel":
-            options["num_labels"] = s.num_classes
-        over_runs: dict[str, RankedMetric | TCE] = {"ks": KS(**options), "atb": ATB(**options)}
-        if s.has_labels:
-            over_runs |= {"tce": TCE(**options), "mcb": CORP(**options)}
-        sample = s.samples[mode]
-        n_labels = max([1, *sample.score.shape[:-1]])
-        # without NaN padding, which depends on batch sizes
-        length = int(sample.score.isnan().logical_not().sum(-1).max())
-        max_runs = min(length, max(_MIN_RUNS, _MAX_RUNS // n_labels))
-        n_cells = {"ace": n_labels * s.n_bins, "runs": n_labels * max_runs}
-        tested = {name: n for name, n in n_cells.items() if n <= MAX_RANKED}
-        omitted = [*(["ace"] if "ace" not in tested else []), *(over_runs if "runs" not in tested else [])]
-        return cls(
-            ACE(**options, n_bins=s.n_bins) if "ace" in tested else None,
-            over_runs if "runs" in tested else {},
-            tuple(name.upper() for name in omitted),
-            max_runs,
-            max(tested.values(), default=0),
-        )
+        rows = equal_width_rows(p, EqualWidthBins("classwise", data.catalogue.n_bins, data.catalogue.right))
+    tests = {
+        each.key: each.error_test for each in data.catalogue.of(name) if not (each.metric.is_signed and over_classes)
+    }
+    return run_error_tests(tests, b, clusters=clusters, rows=rows, average=average, n_replicates=n_replicates)
 
 
 def _test_ranked(
-    s: Statistics, tests: _RankedTests, mode: NamedMode, n_replicates: int, notes: list[str]
+    data: Data, tests: _Ranked, mode: NamedMode, n_replicates: int, notes: list[str]
 ) -> dict[str, CalibrationTest]:
-    """Test the rank-based errors for one mode, and append to `notes`. One simulation serves all errors over runs."""
-    sample = s.samples[mode]
+    """Test the rank-based errors for one mode, and append to `notes`."""
+    sample = data.samples[mode]
     if tests.omitted:
         notes.append(
             f"{listed(tests.omitted)}, {GROUPS[mode]}, have no noise floor and p with so many labels. "
             "Call `calibration_test` with the metric to compute them."
         )
     clusters = None
-    names = [*(["ace"] if tests.ace is not None else []), *tests.over_runs]
-    if s.clusters is not None and (clusters := s.clusters.get(sample_name(mode))) is None:
+    if data.clusters is not None and (clusters := data.clusters.get(sample_of(mode))) is None:
+        names = [each.described["name"] for each in (*tests.over_bins, *tests.over_runs)]
         notes.append(
-            f"{listed([name.upper() for name in names])}, {GROUPS[mode]}, have no noise floor and p for clusters: "
-            "they need all predictions."
+            f"{listed(names)}, {GROUPS[mode]}, have no noise floor and p for clusters: they need all predictions."
         )
         return {}
-    found: dict[str, CalibrationTest] = {}
-    if tests.ace is not None:
-        found["ace"] = tests.ace.test_from(sample, clusters=clusters, n_replicates=n_replicates)
-    if tests.over_runs:
-        found |= run_error_tests(
-            {name: metric.error_test() for name, metric in tests.over_runs.items()},
-            sample,
-            clusters=clusters,
-            average=mode == "classwise",
-            max_runs=tests.max_runs,
-            n_replicates=n_replicates,
-        )
-    return {f"{name}/{mode}": found[name] for name in names}
+    found = {
+        each.key: each.metric.test_from(sample, clusters=clusters, n_replicates=n_replicates)
+        for each in tests.over_bins
+    }
+    return found | run_error_tests(
+        {each.key: each.error_test for each in tests.over_runs},
+        sample,
+        clusters=clusters,
+        average=mode == "classwise",
+        max_runs=tests.max_runs,
+        n_replicates=n_replicates,
+    )
 
 
 def with_evidence(
@@ -243,52 +213,38 @@ def why_few_events(p: Predictions, bins: BinStats, effect: float) -> str:
     return "" if n_events >= MIN_EVENTS else f"they are too narrow for fewer than {MIN_EVENTS:g} events"
 
 
-def with_intervals(
-    lines: Sequence[Line],
-    p: Predictions | None,
-    why_not: str,
-    decomposed: Sequence[NamedMode],
-    selective: NamedMode | None,
-) -> tuple[list[Line], list[str]]:
-    """Add bootstrap intervals to lines without an interval; return the lines, and notes on omitted intervals.
+def with_intervals(lines: Sequence[Line], data: Data, why_not: str) -> tuple[list[Line], list[str]]:
+    """Add bootstrap intervals to lines that are not calibration errors; return the lines, and notes on omissions.
 
     Args:
         lines: lines with the results of `run_tests`.
-        p: predictions; None if they are not available.
-        why_not: reason why the predictions are not available, as a clause.
-        decomposed: modes with a decomposition of the Brier score into miscalibration, discrimination and uncertainty.
-        selective: mode of the metrics of selective prediction; None if they are omitted.
+        data: data of the report.
+        why_not: reason to omit bootstrap intervals, as a clause; empty for none.
     """
-    if p is None:
+    p = data.predictions
+    if p is None or why_not:
         return list(lines), [_OMITTED.format(why_not)] if why_not else []
-    limits = [(estimator, MAX_EVENTS) for estimator in score_estimators(p.task)]
-    for mode in decomposed:
-        corp = LineEstimator(mode, ExactSample(mode), partial(corp_values, mode=mode), f"DSC and UNC, {GROUPS[mode]}")
-        limits.append((corp, MAX_RANKED))
-    if selective is not None:
-        values = partial(selective_values, mode=selective)
-        name = f"metrics of {SELECTIVE_GROUP}"
-        limits.append((LineEstimator(selective, ExactSample(selective), values, name), MAX_RANKED))
-    fast, notes = [], []
-    for estimator, limit in limits:
-        n_events = estimator.accumulator.n_events(p)
+    fast: list[Member] = []
+    notes = []
+    for name, members in _resampled(data).items():
+        accumulator = data.catalogue.accumulators[members[0].statistic]
+        n_events, limit = accumulator.n_events(p), MAX_RANKED if isinstance(accumulator, ExactSample) else MAX_EVENTS
         if n_events <= limit:
-            fast.append(estimator)
+            fast += members
             continue
         unit = "samples times classes" if n_events > p.samples.numel() else "samples"
         notes.append(
-            f"The interval of {estimator.name} is omitted above {limit:,} {unit}. "
+            f"The interval of {name} is omitted above {limit:,} {unit}. "
             "Call torchcalib.inference.bootstrap to compute it."
         )
     try:
-        replicates, n_clusters = _bootstrap(p, fast)
+        replicates, n_clusters = _bootstrap(p, data.catalogue, fast)
     except (RuntimeError, ValueError) as error:  # out of memory, or integer overflow of counts
         return list(lines), [_OMITTED.format(f"the bootstrap failed with {failure(error)}")]
 
     changed, undefined = [], []
     for line in lines:
-        # MCB is a calibration error, for which no interval is computed, as for KS and TCE.
-        if line.interval is None and line.key in replicates and not line.key.startswith("mcb/"):
+        if line.key in replicates:
             line = replace(line, interval=interval_of(line, replicates[line.key], n_clusters))
             if line.interval is None and not math.isnan(line.value):
                 undefined.append(line.name)
@@ -299,19 +255,40 @@ def with_intervals(
     return changed, notes
 
 
+def _resampled(data: Data) -> dict[str, list[Member]]:
+    """Return the metrics with a bootstrap interval, by their name in notes: all but calibration errors."""
+    by_group: dict[tuple[str, str], list[Member]] = defaultdict(list)
+    for member in data.members:
+        if not member.is_error:
+            by_group[member.group, member.statistic].append(member)
+    named = {}
+    for (group, _), members in by_group.items():
+        if group == SELECTIVE_GROUP:
+            name = f"metrics of {group}"
+        elif members[0].mode is None:
+            name = type(members[0].metric).__name__
+        else:
+            name = f"{listed([each.described['name'] for each in members])}, {group}"
+        named[name] = members
+    return named
+
+
 @torch.no_grad()
-def _bootstrap(p: Predictions, estimators: Sequence[LineEstimator]) -> tuple[dict[str, Tensor], float | None]:
-    """Return each line in R bootstrap replicates `(R,)` by `Line.key`, and the effective number of clusters."""
+def _bootstrap(
+    p: Predictions, catalogue: Catalogue, members: Sequence[Member]
+) -> tuple[dict[str, Tensor], float | None]:
+    """Return each metric in R bootstrap replicates `(R,)` by `Line.key`, and the effective number of clusters."""
     weights, n_clusters = resampled_rows(p, SEED, None if p.groups is None else p.groups.reshape(-1))
+    accumulators = {each.statistic: catalogue.accumulators[each.statistic] for each in members}
     found: dict[str, list[Tensor]] = defaultdict(list)
-    n_events = max((estimator.accumulator.n_events(p) for estimator in estimators), default=1)
-    # The weights of a chunk of replicates are computed once for all estimators. The chunk size bounds the memory.
-    for counts in weights.chunks(N_REPLICATES, n_events) if estimators else ():
+    n_events = max((accumulator.n_events(p) for accumulator in accumulators.values()), default=1)
+    # The weights of a chunk of replicates are computed once for all statistics. The chunk size bounds the memory.
+    for counts in weights.chunks(N_REPLICATES, n_events) if members else ():
         replicate = p.resampled(counts)
-        for estimator in estimators:
-            for key, values in estimator.values(estimator.accumulator.from_predictions(replicate)).items():
-                found[key].append(values)
-    return {key: torch.cat(values) for key, values in found.items()}, n_clusters
+        statistics = {name: accumulator.from_predictions(replicate) for name, accumulator in accumulators.items()}
+        for key, column in values(members, statistics).items():
+            found[key].append(column)
+    return {key: torch.cat(columns) for key, columns in found.items()}, n_clusters
 
 
 def interval_of(line: Line, replicates: Tensor, n_clusters: float | None = None) -> LineInterval | None:

@@ -33,21 +33,17 @@ from torchcalib.core.mistakes import Evidence, no_samples
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.tasks import check_name_count, cluster_ids, per_sample, prepare
 from torchcalib.io.errors import first_of, limited, shown
-from torchcalib.reporting.accumulators import check_size
-from torchcalib.reporting.comparison.differences import SystemReplicates, compared_lines
+from torchcalib.reporting.catalogue import check_size
+from torchcalib.reporting.comparison.differences import compared_lines
 from torchcalib.reporting.comparison.groups import RANKED_REPLICATES, Draws, words_of
-from torchcalib.reporting.comparison.system import MAX_KEPT, MAX_RANKED, System
+from torchcalib.reporting.comparison.system import MAX_KEPT, MAX_RANKED, OMITTED_LINES, System
 from torchcalib.reporting.confidences import comparison_of_confidences
 from torchcalib.reporting.options import ReportOptions
 from torchcalib.reporting.testing import LEVEL
 from torchcalib.results.comparison import Comparison, comparison_sentence
-from torchcalib.results.lines import SELECTIVE_GROUP
 
 N_REPLICATES = 999
 """Default number of bootstrap replicates. At level 95%, 24 of them lie below the interval and 24 above."""
-
-_OMITTED_LINES = ("UNC",)
-"""Names of report lines to omit. Uncertainty (UNC) depends only on the outcomes."""
 
 
 @advising("Pass the systems by name: compare({'a': preds, 'b': other_preds}, target).")
@@ -292,24 +288,24 @@ class ComparisonBuilder:
             ValueError: if no predictions were added.
         """
         systems = self._systems
-        first = next(iter(systems.values())).statistics(True) if systems else None
+        first = next(iter(systems.values())).data(True) if systems else None
         if first is None or not first.n > 0:
             raise no_samples()
         # float64 represents counts up to `MAX_COPIES` exactly. Rank-based errors need exact counts.
         for system in systems.values() if first.n > MAX_COPIES else ():
-            system.samples = {}
+            system.ranks = {}
         has_labels = all(system.has_labels for system in systems.values())
         baseline, has_clusters = systems[self._names[0]], bool(self._has_clusters)
         draws = Draws(self._seed, self._n_replicates, baseline.device)
         lines, replicates = [], {}
         for name, system in systems.items():
-            found = system.statistics(has_labels)
-            lines.append([line for line in found.lines() if line.name not in _OMITTED_LINES])
-            null = system.null_replicates(draws, found, has_clusters)
-            replicates[name] = SystemReplicates(system.replicates(draws, found), null)
+            data = system.data(has_labels)
+            lines.append([line for line in data.lines() if line.name not in OMITTED_LINES])
+            replicates[name] = system.replicates(draws, data, has_clusters)
         n_clusters = min(map(least_of_batch, map(effective_number, baseline.sizes))) if has_clusters else None
         by_system = [dict(zip(self._names, same, strict=True)) for same in zip(*lines, strict=True)]
-        compared = compared_lines(by_system, replicates, n_clusters)
+        better = {member.key: member.better for member in first.catalogue.members}
+        compared = compared_lines(by_system, better, replicates, n_clusters)
         sentences = {name: comparison_sentence(compared, self._names[0], name) for name in self._names[1:]}
         notes, clusters = self._notes(baseline, has_labels), {}
         if (only := first.only_class_in_words) and not self._are_confidences:
@@ -386,21 +382,19 @@ class ComparisonBuilder:
 
     def _notes(self, system: System, has_labels: bool) -> list[str]:
         """Return notes on omitted values and less accurate intervals. They apply to all systems."""
-        names = f"ACE, TCE, KS, ATB, MCB, DSC and metrics of {SELECTIVE_GROUP}"
+        names = system.ranked_in_words(only_labelled=False)
         notes = []
         if self._n_dropped:
             notes.append(f"{self._n_dropped:,} rows are dropped from all systems: a prediction or target is NaN.")
-        if not system.samples:
+        if not system.ranks:
             why = f"there are more than {MAX_KEPT:,} samples"
             if not self._are_counts:
                 why = "they need weights that are whole numbers"
             notes.append(f"{names} are omitted: {why}.")
         else:
             if not has_labels:
-                notes.append(
-                    f"TCE, MCB, DSC and metrics of {SELECTIVE_GROUP} are omitted: they need labels, and targets are "
-                    "soft."
-                )
+                labelled = system.ranked_in_words(only_labelled=True)
+                notes.append(f"{labelled} are omitted: they need labels, and targets are soft.")
             if system.size > MAX_RANKED:
                 notes.append(f"Intervals of {names} are omitted above {MAX_RANKED:,} samples.")
             elif self._n_replicates > RANKED_REPLICATES:

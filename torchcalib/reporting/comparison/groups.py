@@ -17,7 +17,6 @@ from torch import Tensor
 
 from torchcalib.core.clusters import ClusteredSample, ClusteredSums
 from torchcalib.core.event_sums import EqualWidthBins
-from torchcalib.core.events import NamedMode
 from torchcalib.core.groups import in_groups
 from torchcalib.core.predictions import Predictions, replicates_at_once
 from torchcalib.core.ranked import ExactSample, RankedSample
@@ -184,11 +183,11 @@ class GroupedBins(GroupedSums):
 
 
 class GroupedRanks:
-    """Ranked samples of one mode, with the random group of each row."""
+    """Ranked samples, with the random group of each row."""
 
-    def __init__(self, mode: NamedMode, like: Predictions, num_classes: int) -> None:
-        sample = ExactSample(mode)
-        self._kind = GroupedSampleState(sample, sample.lead(like.task, num_classes), like.from_logits, (), MAX_GROUPS)
+    def __init__(self, accumulator: ExactSample, like: Predictions, num_classes: int) -> None:
+        lead = accumulator.lead(like.task, num_classes)
+        self._kind = GroupedSampleState(accumulator, lead, like.from_logits, (), MAX_GROUPS)
         self._state = self._kind.empty()
 
     def add(self, p: Predictions) -> None:

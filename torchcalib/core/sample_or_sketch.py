@@ -1,0 +1,184 @@
+"""Ranked samples in bounded memory: exact samples up to a limit, and a sketch above it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchcalib.core.predictions import Predictions
+from torchcalib.core.ranked import LogitCells, RankedSample
+from torchcalib.core.state import Samples, SampleState
+from torchcalib.core.sums import BinStats
+from torchcalib.io.errors import shown
+
+MAX_SAMPLES = 2**24
+"""Maximum number of exact samples (multi-label: samples times labels). A sample takes 5 to 17 bytes."""
+
+RESOLUTION = 2048
+"""Cells of the sketch for each unit of log-odds, for up to 16 labels."""
+
+_TOTAL_RESOLUTION = 2**15  # maximum sum of the resolutions of all labels, which limits the sketch to 110 MB
+
+_CHUNK = 2**22  # number of samples added to the sketch at a time, to limit temporary memory
+
+
+class SampleOrSketch(NamedTuple):
+    """State that stores exact samples, or a sketch of them."""
+
+    exact: Samples  # the samples that are not in the sketch
+    cells: BinStats | None = None  # the sketch; None while all samples are exact
+    has_labels: bool = True  # whether all outcomes in the sketch are 0 or 1
+
+
+@dataclass(frozen=True)
+class SampleOrSketchState:
+    """Operations on a state of samples, which becomes a sketch when there are more than `MAX_SAMPLES`.
+
+    The sketch contains sums over cells of log-odds, for each label separately. It changes each probability by less than
+    1 / `resolution` in log-odds; see `LogitCells`. The resolution is 2,048, or 2^15 / L for L > 16 labels. With 2,048,
+    rank-based errors of float16 and bfloat16 probabilities are exact.
+    """
+
+    exact: SampleState  # operations on the exact samples
+
+    def empty(self) -> SampleOrSketch:
+        """Return a state without samples."""
+        return SampleOrSketch(self.exact.empty())
+
+    def from_predictions(self, p: Predictions) -> SampleOrSketch:
+        """Return the state for one batch of predictions."""
+        return self.limited(SampleOrSketch(self.exact.from_predictions(p)))
+
+    def add(self, state: SampleOrSketch, more: SampleOrSketch) -> SampleOrSketch:
+        """Return the sum of two states."""
+        cells = [each.cells for each in (state, more) if each.cells is not None]
+        return self.limited(
+            SampleOrSketch(
+                self.exact.add(state.exact, more.exact),
+                cells[0] + cells[1] if len(cells) > 1 else next(iter(cells), None),
+                state.has_labels and more.has_labels,
+            )
+        )
+
+    def detach(self, state: SampleOrSketch) -> SampleOrSketch:
+        """Return the state without its autograd graph."""
+        return state._replace(exact=self.exact.detach(state.exact))
+
+    def limited(self, state: SampleOrSketch, n_samples: int = 0) -> SampleOrSketch:
+        """Return a sketch if the number of samples, or the merged number `n_samples`, is too large; else `state`."""
+        n_exact = _n_samples(state.exact)
+        if not n_exact or max(n_exact, n_samples) <= MAX_SAMPLES:
+            return state
+        cells = self._cells_with(state, self._exact_sample(state))
+        return SampleOrSketch(self.exact.empty(), cells, self.has_labels(state))
+
+    def size(self, state: SampleOrSketch) -> int:
+        """Return the number of exact samples; `MAX_SAMPLES + 1` if there is a sketch."""
+        return _n_samples(state.exact) if state.cells is None else MAX_SAMPLES + 1
+
+    def resolution(self, state: SampleOrSketch) -> int | None:
+        """Return the number of cells for each unit of log-odds; None while all samples are exact."""
+        return None if state.cells is None else self._sketch.resolution
+
+    def has_labels(self, state: SampleOrSketch) -> bool:
+        """Return True if all outcomes, of the exact samples and in the sketch, are 0 or 1."""
+        return state.has_labels and are_labels(self._exact_sample(state))
+
+    def statistic(self, state: SampleOrSketch) -> RankedSample:
+        """Return all samples: the exact samples or, if there is a sketch, its cells as weighted samples."""
+        sample = self._exact_sample(state)
+        return sample if state.cells is None else self._sketch.wrap(self._cells_with(state, sample).sums)
+
+    def parts(self, state: SampleOrSketch) -> list[Any]:
+        """Return the parts of a state to save: the exact samples and, if there is a sketch, its non-empty cells."""
+        parts: list[Any] = list(state.exact)
+        if state.cells is not None:
+            sums = state.cells.sums
+            places = (sums != 0).flatten(0, -2).any(0).nonzero().squeeze(-1)
+            parts += [places, sums[..., places], torch.tensor(state.has_labels)]
+        return parts
+
+    def check(self, parts: Sequence[Any], like: SampleOrSketch) -> SampleOrSketch | None:
+        """Return a copy of a saved state on the device of `like`, or None if its parts are not valid.
+
+        Raises:
+            ValueError: for invalid scores, counts or cells.
+        """
+        n_exact = len(like.exact)
+        exact = self.exact.check(parts[:n_exact], like.exact)
+        if exact is None:
+            return None
+        state = SampleOrSketch(exact)
+        _check_values(self._exact_sample(state))
+        if len(parts) == n_exact:
+            return state
+        places, cells, has_labels = parts[n_exact:]
+        if not all(isinstance(part, Tensor) for part in (places, cells, has_labels)):
+            return None
+        expected = (torch.int64, torch.float64, torch.bool)
+        shapes_fit = places.dim() == 1 and cells.shape == (*self.exact.lead, 3, len(places))
+        if not shapes_fit or (places.dtype, cells.dtype, has_labels.dtype) != expected or has_labels.numel() != 1:
+            return None
+        n_cells = self._sketch.shape("binary", 2)[-1]
+        if not bool(((places >= 0) & (places < n_cells)).all() & (places.diff() > 0).all()):
+            raise ValueError(
+                f"`places` must be increasing cell indices below {n_cells:,}, got {shown(places.tolist())}. "
+                "The file is corrupt."
+            )
+        if not bool((cells >= 0).all()):
+            raise ValueError("`cells` must be non-negative sums, got a negative number or NaN. The file is corrupt.")
+        sums = cells.new_zeros((*cells.shape[:-1], n_cells)).index_copy_(-1, places, cells)
+        _check_values(self._sketch.wrap(sums))
+        return SampleOrSketch(exact, BinStats(sums), bool(has_labels))
+
+    def _exact_sample(self, state: SampleOrSketch) -> RankedSample:
+        """Return the exact samples, with uint8 outcomes if all outcomes are 0 or 1."""
+        sample: RankedSample = self.exact.statistic(state.exact)
+        if sample.n is None and are_labels(sample):
+            return replace(sample, positives=sample.positives.to(torch.uint8))
+        return sample
+
+    @property
+    def _sketch(self) -> LogitCells:
+        resolution = max(1, min(RESOLUTION, _TOTAL_RESOLUTION // torch.Size(self.exact.lead).numel()))
+        return LogitCells(self.exact.accumulator.mode, resolution, self.exact.from_logits)
+
+    def _cells_with(self, state: SampleOrSketch, sample: RankedSample) -> BinStats:
+        """Return the cells of the sketch after adding a ranked sample."""
+        cells = state.cells
+        for start in range(0, sample.score.shape[-1], width := max(1, _CHUNK // sample.score.shape[:-1].numel())):
+            piece = self._sketch.of_sample(sample.narrow(start, width))
+            cells = piece if cells is None else cells + piece
+        assert cells is not None  # without existing cells, all callers pass at least one sample
+        return cells
+
+
+def _n_samples(exact: Samples) -> int:
+    return sum(score.numel() for score in exact.scores)
+
+
+def _check_values(sample: RankedSample) -> None:
+    """Raise a ValueError for invalid scores or counts, because they would cause invalid cell indices."""
+    score, positives, n = sample.score, sample.positives, 1 if sample.n is None else sample.n
+    possible = score.isnan() | sample.from_logits | ((score >= 0) & (score <= 1))
+    possible &= (positives >= 0) & (positives <= n)
+    if sample.n is not None:
+        possible &= (sample.n >= 0) & (sample.n == sample.n.round()) & (sample.n <= 2**53)
+    if not bool(possible.all()):
+        counts = torch.ones_like(score) if sample.n is None else sample.n
+        first = int((~possible.expand(score.shape)).reshape(-1).int().argmax())
+        found = [x.expand(score.shape).reshape(-1)[first].item() for x in (score, positives, counts)]
+        raise ValueError(
+            "`parts` and `cells` must have scores in [0, 1], whole counts n and 0 to n positives, got "
+            "score {:.4g}, positives {:g} and n = {:g}. The file is corrupt.".format(*found)
+        )
+
+
+def are_labels(sample: RankedSample) -> bool:
+    """Return True if every outcome is 0 or 1. An entry with n samples then has 0 or n positives."""
+    positives, n = sample.positives, 1 if sample.n is None else sample.n
+    if not positives.is_floating_point():
+        return True
+    return bool(((positives == 0) | (positives == n)).all())

@@ -1,0 +1,312 @@
+"""The metrics of a report, in its order. Values, tests, intervals, comparisons and notes are loops over them.
+
+A new metric gets its line in reports by one entry of `CATALOGUE`, and its description by the metadata of its class.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property, lru_cache
+from inspect import signature
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchcalib.core.arguments import Task
+from torchcalib.core.event_sums import EqualWidthBins
+from torchcalib.core.events import Mode, NamedMode, modes_of
+from torchcalib.core.ranked import ExactSample, RankedSample, by_pieces
+from torchcalib.core.sums import ScoreAccumulator
+from torchcalib.inference.testing import ErrorTest
+from torchcalib.metrics.base import Better, CalibrationMetric
+from torchcalib.metrics.binned import ACE, ECE, ESCE, MCE, RMSCE, BinnedMetric
+from torchcalib.metrics.proper_scores import ECD, NLL, Accuracy, BrierScore
+from torchcalib.metrics.ranked import CORP, KS, RankedMetric
+from torchcalib.metrics.scores import ScoreEstimator, ScoreMetric
+from torchcalib.metrics.selective import (
+    AUGRC,
+    AURC,
+    EAURC,
+    AccuracyAtCoverage,
+    CorrectnessAUROC,
+    CoverageAtRisk,
+    SelectiveMetric,
+)
+from torchcalib.metrics.test_based import TCE
+from torchcalib.metrics.truthful import ATB
+from torchcalib.results.lines import SELECTIVE_GROUP, Line
+
+GROUPS: dict[NamedMode, str] = {"positive": "positive class", "top_label": "top label", "classwise": "class-wise"}
+"""Groups of lines in a report, by the mode of their errors."""
+
+
+class Entry(NamedTuple):
+    """A metric of a report."""
+
+    metric: type[CalibrationMetric[Any]]
+    options: Mapping[str, Any] = {}
+    described: Mapping[str, Any] = {}  # metadata that these options change
+
+
+def _relative(metric: type[ScoreMetric], key: str) -> Entry:
+    question = f"{metric.name} divided by its value for the class frequencies"
+    described = {"key": key, "name": key.upper(), "unit": "ratio to naive", "question": question}
+    return Entry(metric, {"normalize": "prior"}, described)
+
+
+def _debiased(metric: type[BinnedMetric]) -> Entry:
+    question = f"{metric.name} without the sampling noise of bins"
+    described = {"key": f"{metric.key}_debiased", "name": f"{metric.name} debiased", "question": question}
+    return Entry(metric, {"debiased": True}, described)
+
+
+def _component(name: str, question: str, better: Better) -> Entry:
+    described = {"key": name, "name": name.upper(), "unit": BrierScore.unit, "question": question, "better": better}
+    return Entry(CORP, {"component": name}, described)
+
+
+_MAX_SUMS = 2**27  # maximum number of float64 sums of a report (1 GiB)
+_COVERAGE, _RISK = 0.8, 0.05
+
+CATALOGUE: tuple[Entry, ...] = (
+    Entry(Accuracy),
+    Entry(NLL),
+    _relative(NLL, "nce"),
+    Entry(BrierScore),
+    _relative(BrierScore, "nbs"),
+    Entry(ECD),
+    Entry(ECE),
+    Entry(ESCE),
+    Entry(MCE),
+    Entry(RMSCE),
+    _debiased(ECE),
+    _debiased(RMSCE),
+    Entry(ACE),
+    Entry(TCE),
+    Entry(KS),
+    Entry(ATB),
+    _component("mcb", "decrease of the Brier score by the best monotone recalibration", "lower"),
+    _component("dsc", "decrease of the Brier score by discrimination, after recalibration", "higher"),
+    _component("unc", "Brier score of always predicting the outcome frequency", "lower"),
+    Entry(AURC),
+    Entry(EAURC),
+    Entry(AUGRC),
+    Entry(CorrectnessAUROC),
+    Entry(
+        AccuracyAtCoverage,
+        {"coverage": _COVERAGE},
+        {
+            "name": f"Accuracy at {_COVERAGE:.0%} coverage",
+            "question": f"accuracy of the most confident {_COVERAGE:.0%} of the samples",
+        },
+    ),
+    Entry(
+        CoverageAtRisk,
+        {"risk": _RISK},
+        {
+            "name": f"Coverage at {_RISK:.0%} risk",
+            "question": f"largest fraction of samples that a threshold accepts at an error rate of {_RISK:.0%} or less",
+        },
+    ),
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Member:
+    """A metric of a report for a task and a mode. Its line has the key of the metric, followed by the mode."""
+
+    key: str
+    metric: CalibrationMetric[Any]  # only its definition is used, not its state
+    mode: NamedMode | None  # None for scores, and for metrics of selective prediction
+    statistic: str  # name of the statistic from which the value is computed
+    described: Mapping[str, Any]  # metadata of the line
+    better: Better  # direction of better values
+
+    @property
+    def group(self) -> str:
+        """Group of the line in a report."""
+        if self.mode is not None:
+            return GROUPS[self.mode]
+        return SELECTIVE_GROUP if isinstance(self.metric, SelectiveMetric) else "scores"
+
+    @property
+    def is_error(self) -> bool:
+        """Whether the metric is a calibration error, which has a noise floor and a p-value."""
+        if isinstance(self.metric, CORP):
+            return self.metric.component == "mcb"
+        return isinstance(self.metric, BinnedMetric | RankedMetric)
+
+    @cached_property
+    def error_test(self) -> ErrorTest:
+        """Definition of the calibration test of an error."""
+        metric: Any = self.metric
+        test: ErrorTest = metric.error_test()
+        return test
+
+    @property
+    def has_fixed_bins(self) -> bool:
+        """Whether the metric is an error over bins that do not depend on the outcomes, which are tested as such."""
+        metric = self.metric
+        return isinstance(metric, BinnedMetric) and not (
+            metric.estimator.binning.is_isotonic or metric.depends_on_samples
+        )
+
+    @property
+    def is_relative(self) -> bool:
+        """Whether the value is divided by that of a model that always predicts the class frequencies."""
+        estimator = self.metric.estimator
+        return isinstance(estimator, ScoreEstimator) and estimator.normalize
+
+    def of_piece(self, sample: RankedSample) -> Tensor:
+        """Return the value `(...)` for a ranked sample that fits into memory, without an average over classes."""
+        metric = self.metric
+        if isinstance(metric, BinnedMetric):
+            return metric.estimator.formula(metric.estimator.binning.from_sample(sample))
+        return metric.from_sample(sample) if isinstance(metric, RankedMetric) else metric.estimator.formula(sample)
+
+    def line(self, value: float, naive: float, perfect: float | None) -> Line:
+        """Return the line of a report; `perfect` replaces that of the metric."""
+        described = {**self.described, **({} if perfect is None else {"perfect": perfect})}
+        return Line(group=self.group, value=value, naive=naive, **{**described, "key": self.key})
+
+
+@dataclass(frozen=True, eq=False)
+class Catalogue:
+    """The metrics of a report, and the statistics that they share."""
+
+    task: Task
+    n_bins: int
+    right: bool
+    members: tuple[Member, ...]
+    accumulators: dict[str, Any] = field(repr=False)  # of each statistic: `ScoreAccumulator`, bins or `ExactSample`
+
+    def named(self, key: str) -> Member:
+        """Return the member with a key, such as `"ece/top_label"`."""
+        return next(member for member in self.members if member.key == key)
+
+    def of(self, statistic: str) -> list[Member]:
+        """Return the members that are computed from a statistic."""
+        return [member for member in self.members if member.statistic == statistic]
+
+
+def bins_of(mode: Mode) -> str:
+    """Return the name of the sums over equal-width bins for a mode."""
+    return f"bins of {mode}"
+
+
+def sample_of(mode: Mode) -> str:
+    """Return the name of the ranked sample for a mode."""
+    return f"sample of {mode}"
+
+
+SCORES = "nll"
+"""Name of the sums of the negative log-likelihood, which also contain the frequencies of all classes."""
+
+
+def has_table(task: Task, mode: Mode) -> bool:
+    """Return False for class-wise errors of a multi-class task: exclusive classes are not pooled in one bin table."""
+    return mode != "classwise" or task == "multilabel"
+
+
+@lru_cache(maxsize=64)
+def catalogue_of(
+    task: Task, n_bins: int = 15, right: bool = False, *, are_confidences: bool = False, with_noise: bool = True
+) -> Catalogue:
+    """Return the metrics of a report.
+
+    Args:
+        task: task of the predictions.
+        n_bins: number of equal-width bins, and of equal-mass bins.
+        right: use bins `(a, b]` instead of `[a, b)`.
+        are_confidences: whether binary predictions are confidences, and targets are 1 for correct predictions.
+        with_noise: sum the noise of bins and, if they have a table, their entropic calibration difference.
+    """
+    given: dict[str, Any] = {"task": task, "n_bins": n_bins, "right": right}
+    # Values and tests do not depend on the number of classes, which only determines the size of the state.
+    given |= {"num_classes": 2} if task == "multiclass" else {"num_labels": 1} if task == "multilabel" else {}
+    scores, errors, selective = [], [], []
+    for entry in CATALOGUE:
+        if issubclass(entry.metric, SelectiveMetric):
+            selective.append(_member(entry, {**given, "mode": "positive" if are_confidences else None}, None))
+        elif issubclass(entry.metric, ScoreMetric):
+            scores.append(_member(entry, given, None))
+        else:
+            errors += [_member(entry, {**given, "mode": mode}, mode) for mode in modes_of(task)]
+    by_mode = [member for mode in modes_of(task) for member in errors if member.mode == mode]
+    members: list[Member] = []
+    accumulators: dict[str, Any] = {}
+    for member in (*scores, *by_mode, *selective):
+        accumulator: Any = member.metric.accumulator
+        if isinstance(accumulator, ScoreAccumulator):
+            accumulator = replace(accumulator, by_class=True)
+        elif isinstance(accumulator, EqualWidthBins):
+            with_ecd = with_noise and has_table(task, accumulator.mode)
+            accumulator = replace(accumulator, with_ecd=with_ecd, with_noise=with_noise)
+        elif not has_table(task, accumulator.mode):
+            continue
+        # Metrics with equal accumulators share a statistic.
+        name = next((name for name, each in accumulators.items() if each == accumulator), None) or member.statistic
+        accumulators[name] = accumulator
+        members.append(replace(member, statistic=name))
+    return Catalogue(task, n_bins, right, tuple(members), accumulators)
+
+
+def _member(entry: Entry, given: Mapping[str, Any], mode: NamedMode | None) -> Member:
+    options = {**given, **entry.options}
+    accepted = signature(entry.metric).parameters
+    for name in ("n_bins", "right"):
+        if name not in accepted or entry.metric is TCE:  # the number of isotonic blocks follows from the data
+            del options[name]
+    metric = entry.metric(**options)
+    names = {each.name for each in fields(Line)} & {"key", "name", "unit", "perfect", "question", "source"}
+    described = {name: entry.described.get(name, getattr(metric, name)) for name in names}
+    accumulator = metric.accumulator
+    statistic = metric.key
+    if isinstance(accumulator, EqualWidthBins):
+        statistic = bins_of(accumulator.mode)
+    elif isinstance(accumulator, ExactSample):
+        statistic = sample_of(accumulator.mode)
+    key = described["key"] if mode is None else f"{described['key']}/{mode}"
+    better = entry.described.get("better") or metric.better or "lower"
+    return Member(key, metric, mode, statistic, described, better)
+
+
+def values(members: Iterable[Member], statistics: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return the value `(...)` of each member whose statistic is given, by key. Class-wise values are averaged.
+
+    Metrics of a ranked sample share its sorted elements.
+    """
+    members = list(members)
+    found: dict[str, Tensor] = {}
+    for name in dict.fromkeys(member.statistic for member in members):
+        if name not in statistics:
+            continue
+        statistic, sharing = statistics[name], [member for member in members if member.statistic == name]
+        if isinstance(statistic, RankedSample):
+            found |= _values_of_sample(sharing, statistic)
+        else:
+            found |= {member.key: member.metric.estimator.value(statistic) for member in sharing}
+    return {member.key: found[member.key] for member in members if member.key in found}
+
+
+def _values_of_sample(members: list[Member], sample: RankedSample) -> dict[str, Tensor]:
+    def of_piece(piece: RankedSample) -> Tensor:
+        shared = piece.sharing()
+        return torch.stack([member.of_piece(shared) for member in members], -1)
+
+    columns = by_pieces(of_piece, sample)
+    if members[0].metric.estimator.averages:
+        columns = columns.mean(sample.score.dim() - 2)
+    return dict(zip((member.key for member in members), columns.unbind(-1), strict=True))
+
+
+def check_size(task: Task, num_outputs: int, n_bins: int) -> None:
+    """Raise a ValueError if the sums for `num_outputs` classes or labels need more than 1 GiB."""
+    n_scores = sum(isinstance(each, ScoreAccumulator) for each in catalogue_of(task).accumulators.values())
+    per_output = 3 * n_scores * (2 if task == "multilabel" else 1) + (4 if task == "multilabel" else 3) * n_bins
+    if task != "binary" and num_outputs * per_output > _MAX_SUMS:
+        outputs = "labels" if task == "multilabel" else "classes"
+        raise ValueError(
+            f"`preds` must have at most {_MAX_SUMS // per_output:,} {outputs} with {n_bins} bins, "
+            f"got {num_outputs:,}. Check the class axis, or compute single metrics, which need less memory."
+        )
