@@ -121,6 +121,7 @@ class Member:
     mode: NamedMode | None  # None for scores, and for metrics of selective prediction
     statistic: str  # name of the statistic from which the value is computed
     described: Mapping[str, Any]  # metadata of the line
+    better: Better  # direction of better values
 
     @property
     def group(self) -> str:
@@ -152,10 +153,10 @@ class Member:
         )
 
     @property
-    def has_null_distribution(self) -> bool:
-        """Whether the value of a calibrated model is simulated: for errors that are not debiased, and not always 0."""
-        cancels = self.metric.is_signed and self.mode == "classwise" and self.metric.input_format.task == "multiclass"
-        return self.is_error and not self.metric.settings.get("debiased") and not cancels
+    def cancels(self) -> bool:
+        """Whether the value is always 0: for the signed error of exclusive classes."""
+        metric = self.metric
+        return metric.is_signed and metric.estimator.averages and metric.input_format.task == "multiclass"
 
     @property
     def is_relative(self) -> bool:
@@ -212,13 +213,6 @@ def names_of(members: Iterable[Member]) -> str:
     """Return the names of rank-based metrics in a note; those of selective prediction are named together."""
     names = [each.described["name"] if each.mode else f"metrics of {SELECTIVE_GROUP}" for each in members]
     return listed(list(dict.fromkeys(names)))
-
-
-BETTER: dict[str, Better] = {
-    entry.described.get("key", entry.metric.key): entry.described.get("better", entry.metric.better)
-    for entry in CATALOGUE
-}
-"""Direction of better values, by the key of the line without the mode."""
 
 
 def bins_of(mode: Mode) -> str:
@@ -299,7 +293,8 @@ def _member(entry: Entry, given: Mapping[str, Any], mode: NamedMode | None) -> M
     elif isinstance(accumulator, ExactSample):
         statistic = sample_of(accumulator.mode)
     key = described["key"] if mode is None else f"{described['key']}/{mode}"
-    return Member(key, metric, mode, statistic, described)
+    better = entry.described.get("better") or metric.better or "lower"
+    return Member(key, metric, mode, statistic, described, better)
 
 
 def values(members: Iterable[Member], statistics: Mapping[str, Any]) -> dict[str, Tensor]:
