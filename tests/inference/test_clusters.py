@@ -1,11 +1,14 @@
 """Clusters of dependent rows: sums, random signs, design effect and intervals, against loops."""
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
+from helpers.refusals import assert_refused
 from helpers.reports import QUICK
+from helpers.streams import updated
 from scipy import stats
 
 import torchcalib as tc
@@ -165,14 +168,6 @@ def test_corrections_for_few_clusters_equal_those_of_matrices(seed):
     assert float(doubled.degrees_of_freedom) == pytest.approx(df, rel=1e-9)
 
 
-def test_equal_clusters_have_as_many_degrees_of_freedom_as_clusters_minus_1():
-    n = torch.full((7,), 30.0, dtype=F64)
-    residual = torch.tensor([40.0, -30, -10, 20, -20, 10, -10], dtype=F64)
-    mean = ClusteredMean(n, residual, torch.tensor(210.0, dtype=F64), torch.ones((), dtype=F64))
-    assert float(mean.degrees_of_freedom) == pytest.approx(6, rel=1e-9)
-    assert float(mean.effective_number) == pytest.approx(7, rel=1e-9)
-
-
 def test_the_design_effect_is_the_corrected_variance_of_the_mean_gap_over_that_of_rows():
     p, y, clusters = dependent(1)
     gap, n = (y - p).numpy(), len(p)
@@ -203,8 +198,8 @@ def test_percentiles_of_few_clusters_are_moved_outwards_to_the_t_interval(n_clus
 @pytest.mark.parametrize("cls", [tc.NLL, tc.ECE])
 def test_intervals_of_clusters_are_wider_than_those_of_rows_in_every_path(cls):
     p, y, clusters = copies()
-    clustered, rows = tc.Clustered(cls(task="binary")), bootstrap(F_OF[cls], p, y, task="binary", n_replicates=399)
-    clustered.update(p, y, clusters=clusters)
+    rows = bootstrap(F_OF[cls], p, y, task="binary", n_replicates=399)
+    clustered = updated(tc.Clustered(cls(task="binary")), (p, y), clusters=clusters)
     streamed = tc.Bootstrapped(cls(task="binary"), n_replicates=399)
     for part in torch.randperm(len(p), generator=torch.Generator().manual_seed(1)).chunk(3):
         streamed.update(p[part], y[part], clusters=clusters[part])
@@ -218,23 +213,25 @@ def test_intervals_of_clusters_are_wider_than_those_of_rows_in_every_path(cls):
 F_OF = {tc.NLL: tc.functional.nll, tc.ECE: tc.functional.ece}
 
 
-def test_bootstrapped_clusters_give_the_same_weights_in_every_batch_and_on_every_rank(tmp_path):
+def test_bootstrapped_clusters_have_the_same_weights_in_every_batch_on_every_rank_and_after_merging():
     p, y, clusters = dependent()
-    whole = tc.Bootstrapped(tc.NLL(task="binary"))
-    whole.update(p, y, clusters=clusters)
-    parts = [tc.Bootstrapped(tc.NLL(task="binary"), persistent=True) for _ in range(2)]
-    for k in range(2):
-        parts[k].update(p[k::2], y[k::2], clusters=clusters[k::2])
-    restored = tc.Bootstrapped(tc.NLL(task="binary"), persistent=True)
+    stream = partial(tc.Bootstrapped, tc.NLL(task="binary"), persistent=True)
+    whole = updated(stream(), (p, y), clusters=clusters)
+    parts = [updated(stream(), (p[k::2], y[k::2]), clusters=clusters[k::2]) for k in range(2)]
+    restored, empty, later = stream(), stream(), stream()
     restored.load_state_dict(parts[0].state_dict())
     restored.merge_state(parts[1])
-    assert torch.allclose(restored.interval().replicates, whole.interval().replicates, rtol=1e-12)
-    with pytest.raises(ValueError, match="`clusters` must be passed with all batches or with none"):
-        restored.update(p, y)
-    rows = tc.Bootstrapped(tc.NLL(task="binary"))
-    rows.update(p, y)
+    later.load_state_dict(empty.state_dict())
+    later.update(p, y, clusters=clusters)
+    empty.merge_state(whole)
+    for metric in (restored, later, empty):
+        assert torch.allclose(metric.interval().replicates, whole.interval().replicates, rtol=1e-12)
+        assert metric.interval().n_clusters == pytest.approx(whole.interval().n_clusters)
+    for metric in (restored, empty):
+        with pytest.raises(ValueError, match="`clusters` must be passed with all batches or with none"):
+            metric.update(p, y)
     with pytest.raises(ValueError, match="must have clusters if this metric has clusters"):
-        restored.merge_state(rows)
+        restored.merge_state(updated(stream(), (p, y)))
 
 
 def test_hotelling_p_value_equals_the_f_test_and_random_signs_of_one_score():
@@ -310,8 +307,8 @@ def test_distinct_identifiers_on_a_gpu_are_those_on_the_cpu(monkeypatch):
 
 
 def test_damaged_identifiers_are_refused():
-    metric = tc.Clustered(tc.ECE(task="binary"), persistent=True)
-    metric.update(torch.tensor([0.2, 0.7]), torch.tensor([0, 1]), clusters=torch.tensor([5, 9]))
+    batch = torch.tensor([0.2, 0.7]), torch.tensor([0, 1])
+    metric = updated(tc.Clustered(tc.ECE(task="binary"), persistent=True), batch, clusters=torch.tensor([5, 9]))
     state = metric.state_dict()
     for wrong in ([state["identifiers"][0].double()], [state["identifiers"][0][None]], state["identifiers"][0]):
         with pytest.raises(ValueError, match="is damaged"):
@@ -385,11 +382,9 @@ def test_tests_and_intervals_have_the_shape_of_the_value(cls, options, shape):
     preds = torch.rand(*samples, 3, generator=g).softmax(-1)
     is_labels = options["task"] == "multilabel"
     target = torch.randint(0, 2 if is_labels else 3, (*samples, 3) if is_labels else samples, generator=g)
-    metric = tc.Clustered(cls(**options))
     clusters = (torch.arange(120) // 4).expand(samples)
-    metric.update(preds, target, clusters=clusters)
-    plain = cls(**options)
-    plain.update(preds, target)
+    metric = updated(tc.Clustered(cls(**options)), (preds, target), clusters=clusters)
+    plain = updated(cls(**options), (preds, target))
     assert torch.allclose(metric.compute(), plain.compute(), rtol=1e-9)
     found, interval = metric.test(n_replicates=39), metric.interval(n_replicates=99)
     assert found.p_value.shape == found.design_effect.shape == interval.low.shape == shape
@@ -403,8 +398,7 @@ def test_a_collection_passes_clusters_to_the_metrics_that_accept_them():
         {"ece": tc.Clustered(tc.ECE(task="binary")), "nll": tc.NLL(task="binary"), "ks": tc.Clustered(tc.KS("binary"))}
     )
     collection.update(p, y, clusters=clusters)
-    alone = tc.Clustered(tc.ECE(task="binary"))
-    alone.update(p, y, clusters=clusters)
+    alone = updated(tc.Clustered(tc.ECE(task="binary")), (p, y), clusters=clusters)
     assert float(collection["ece"].test(n_replicates=39).p_value) == float(alone.test(n_replicates=39).p_value)
     assert set(collection.compute()) == {"ece", "nll", "ks"}
 
@@ -438,9 +432,8 @@ def test_the_class_axis_is_inferred_as_without_clusters_and_groups():
     ],
 )
 def test_invalid_clusters_raise_and_leave_the_state_unchanged(clusters, error, words):
-    metric = tc.Clustered(tc.ECE(task="binary"))
     preds, target = torch.tensor([0.2, 0.7, 0.9, 0.1]), torch.tensor([0, 1, 1, 0])
-    metric.update(preds, target, clusters=torch.arange(4))
+    metric = updated(tc.Clustered(tc.ECE(task="binary")), (preds, target), clusters=torch.arange(4))
     before = metric.compute()
     with pytest.raises(error, match=words.replace("(", r"\(").replace(")", r"\)")):
         metric.update(preds, target, clusters=clusters)
@@ -448,19 +441,22 @@ def test_invalid_clusters_raise_and_leave_the_state_unchanged(clusters, error, w
     assert metric.test(n_replicates=9).n_clusters == 4
 
 
-def test_metrics_of_pairs_and_wrappers_are_refused():
-    with pytest.raises(ValueError, match="which compares pairs of rows"):
-        tc.Clustered(tc.SKCE(task="binary"))
-    with pytest.raises(ValueError, match="not a wrapper"):
-        tc.Clustered(tc.Bootstrapped(tc.NLL(task="binary")))
-    with pytest.raises(TypeError, match="must be a torchcalib metric"):
-        tc.Clustered("ece")
+def test_metrics_that_do_not_support_clusters_are_refused():
+    p, y, clusters = dependent()
+    collection = tc.CalibrationCollection([tc.ECE(task="binary")])
+    update = partial(collection.update, p, y, clusters=clusters)
+    wrong = [
+        (partial(tc.Clustered, tc.SKCE(task="binary")), ValueError, "which compares pairs of rows"),
+        (partial(tc.Clustered, tc.Bootstrapped(tc.NLL(task="binary"))), ValueError, "not a wrapper"),
+        (partial(tc.Clustered, "ece"), TypeError, "must be a torchcalib metric"),
+        (update, ValueError, "`clusters` must be None for a collection without"),
+    ]
+    assert_refused((words, call, error, [words]) for call, error, words in wrong)
 
 
 def test_intervals_of_too_few_clusters_are_missing():
     p, y, clusters = dependent(n_clusters=3)
-    metric = tc.Clustered(tc.NLL(task="binary"))
-    metric.update(p, y, clusters=clusters)
+    metric = updated(tc.Clustered(tc.NLL(task="binary")), (p, y), clusters=clusters)
     assert bool(metric.interval().low.isnan())
     report = tc.report(p, y, clusters=clusters, task="binary", with_calibration=False)
     assert report.lines[1].interval is None
@@ -473,23 +469,9 @@ def test_empty_labels_do_not_widen_the_intervals_of_other_labels():
     p, y, clusters = dependent()
     both = torch.stack((y, torch.full_like(y, -1)), -1)
     options = {"task": "multilabel", "num_labels": 2, "average": None, "ignore_index": -1}
-    metric, alone = tc.Clustered(tc.NLL(**options)), tc.Clustered(tc.NLL(task="binary"))
-    metric.update(torch.stack((p, p), -1), both, clusters=clusters)
-    alone.update(p, y, clusters=clusters)
+    metric = updated(tc.Clustered(tc.NLL(**options)), (torch.stack((p, p), -1), both), clusters=clusters)
+    alone = updated(tc.Clustered(tc.NLL(task="binary")), (p, y), clusters=clusters)
     assert metric.interval().n_clusters == alone.interval().n_clusters
-
-
-def test_merging_into_an_empty_metric_keeps_the_clusters():
-    p, y, clusters = dependent()
-    full, empty, restored = (tc.Bootstrapped(tc.NLL(task="binary"), persistent=True) for _ in range(3))
-    full.update(p, y, clusters=clusters)
-    restored.load_state_dict(empty.state_dict())
-    empty.merge_state(full)
-    assert empty.interval().n_clusters == full.interval().n_clusters is not None
-    with pytest.raises(ValueError, match="`clusters` must be passed with all batches or with none"):
-        empty.update(p, y)
-    restored.update(p, y, clusters=clusters)
-    assert float(restored.interval().low) == float(full.interval().low)
 
 
 def test_signed_errors_of_exclusive_classes_have_no_design_effect():
@@ -498,12 +480,6 @@ def test_signed_errors_of_exclusive_classes_have_no_design_effect():
     found = calibration_test(metric, torch.stack((1 - p, p), -1), y, clusters=clusters, n_replicates=9)
     assert float(found.p_value) == 1
     assert "design effect" not in str(found)
-
-
-def test_a_collection_without_clustered_metrics_refuses_clusters():
-    p, y, clusters = dependent()
-    with pytest.raises(ValueError, match="`clusters` must be None for a collection without"):
-        tc.CalibrationCollection([tc.ECE(task="binary")]).update(p, y, clusters=clusters)
 
 
 @pytest.mark.long

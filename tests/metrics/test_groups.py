@@ -233,6 +233,12 @@ def test_sketches_and_soft_targets_by_group_equal_those_of_the_rows():
         for k in set(range(N_GROUPS)) - {4}:
             alone = updated(make(), (preds[groups == k], labels[groups == k]))
             close(metric.compute()[k], alone.compute(), rtol=1e-5, atol=1e-6)
+        close(metric.n(), groups.bincount(minlength=N_GROUPS).double(), rtol=1e-6)
+    whole, sketch = (tc.ByGroup(tc.KS(task="binary", **how), num_groups=N_GROUPS) for how in ({}, {"resolution": 64}))
+    p, y = torch.rand(80, generator=g), groups % 2  # a few groups have the smallest possible p-value
+    tables = [updated(metric, (p, y), groups=groups).worst(n_replicates=19) for metric in (whole, sketch)]
+    assert tables[0].group == tables[1].group
+    assert tables[0].value == pytest.approx(tables[1].value, abs=0.02)
 
 
 def test_collection_passes_groups_to_its_members_and_converts_input_once(monkeypatch):

@@ -136,7 +136,7 @@ def test_reports_count_the_same_distinct_clusters_from_memory_files_and_parts(tm
         words = re.match(r"There are (.*) independent clusters of rows( \(merged into [\d,]+\))?\. ", report.notes[0])
         assert words[1] == shown
         assert words[2] is not None or n < 1024
-    assert parts[0]._clusters(None)["clusters of positive"].n_distinct == n
+    assert parts[0]._clusters(None)["bins of positive"].n_distinct == n
 
 
 @pytest.mark.parametrize(("n", "n_sums"), [(957, 957), (4_096, 4_096), (4_200, 4_096)])
@@ -146,7 +146,7 @@ def test_sums_of_up_to_4096_clusters_are_not_merged_if_predictions_are_stored(n,
     builder.update(p, y, clusters=[f"patient {k}" for k in range(n)])
     stored, _ = builder._buffered()
     for available, expected in ((stored, n_sums), (None, 1024)):
-        of_clusters = builder._clusters(available)["clusters of positive"]
+        of_clusters = builder._clusters(available)["bins of positive"]
         assert of_clusters.n_distinct == n
         assert len(of_clusters.sums) == expected
         assert float(of_clusters.whole.n.sum()) == n
@@ -202,16 +202,18 @@ def test_damaged_clusters_of_a_saved_state_raise_an_error(tmp_path):
     builder.update(p, y, clusters=torch.arange(IMAGES))
     builder.save(tmp_path / "a.pt")
     state = torch.load(tmp_path / "a.pt", weights_only=True)
-    kept = state["accumulators"]["predictions"]
+    kept, states, name = state["predictions"], state["states"], "bins of positive by cluster"
+    sums, (identifiers,) = states[name]
+    damaged = [
+        {"states": {**states, name: [sums, wrong]}} for wrong in ([identifiers.double()], [identifiers[None]], 3)
+    ]
+    damaged.append({"states": {other: each for other, each in states.items() if other != name}})
     groups = kept["pieces"][0]["groups"]
-    identifiers = state["accumulators"]["clusters"]["identifiers"]
-    damaged = [{"clusters": {"identifiers": wrong}} for wrong in (identifiers.double(), identifiers[None], [1, 2])]
     for wrong in (groups[1:], groups.double()):
         pieces = [{**kept["pieces"][0], "groups": wrong}, *kept["pieces"][1:]]
         damaged.append({"predictions": {**kept, "pieces": pieces}})
-    without = {name: each for name, each in state["accumulators"].items() if name != "clusters"}
-    for accumulators in (*({**state["accumulators"], **changed} for changed in damaged), without):
-        torch.save({**state, "accumulators": accumulators}, tmp_path / "b.pt")
+    for changed in damaged:
+        torch.save({**state, **changed}, tmp_path / "b.pt")
         with pytest.raises(ValueError, match="must be a complete report state"):
             ReportBuilder.load(tmp_path / "b.pt")
 

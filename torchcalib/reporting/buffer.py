@@ -28,21 +28,13 @@ _SMALL = 2**12
 
 @dataclass(frozen=True, eq=False)
 class PredictionBuffer:
-    """Copies of all predictions. The buffer drops them if it exceeds `MAX_SAMPLES` or `MAX_VALUES`.
-
-    Attributes:
-        input_format: task and options of the predictions.
-        n_ranks: number of processes; each may store 1 / `n_ranks` of the limits.
-        n_samples: number of samples added so far (multi-label: samples times labels).
-        n_values: number of elements of `preds` added so far.
-        pieces: copies of the batches, in their order. Small batches are concatenated. Their `groups` are the
-            identifiers of clusters.
-    """
+    """Copies of all predictions. The buffer drops them if it exceeds `MAX_SAMPLES` or `MAX_VALUES`."""
 
     input_format: InputFormat
-    n_ranks: int = 1
-    n_samples: int = 0
-    n_values: int = 0
+    n_ranks: int = 1  # number of processes; each may store 1 / `n_ranks` of the limits
+    n_samples: int = 0  # number of samples added so far (multi-label: samples times labels)
+    n_values: int = 0  # number of elements of `preds` added so far
+    # Copies of the batches, in their order. Small batches are concatenated. `groups` are the identifiers of clusters.
     pieces: list[Predictions] = field(default_factory=list)
 
     @property

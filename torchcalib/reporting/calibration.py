@@ -57,15 +57,10 @@ _AT_ONCE = 2**21
 
 @dataclass(frozen=True)
 class FittedCalibrators:
-    """Calibrators fitted to all samples, for the diagnosis of a report.
-
-    Attributes:
-        fits: fitted calibrators, by class.
-        nll: negative log-likelihood of each sample after these calibrators, `(..., N)`, by class; only for `DIAGNOSED`.
-    """
+    """Calibrators fitted to all samples, by class, for the diagnosis of a report."""
 
     fits: dict[type[Calibrator], Calibrator]
-    nll: dict[type[Calibrator], Tensor]
+    nll: dict[type[Calibrator], Tensor]  # NLL of each sample after calibration `(..., N)`; only for `DIAGNOSED`
 
 
 def calibration_stage(

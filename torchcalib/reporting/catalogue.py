@@ -3,8 +3,8 @@
 A new metric gets its line in reports by one entry of `CATALOGUE`, and its description by the metadata of its class.
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from inspect import signature
 from typing import Any, NamedTuple
@@ -42,11 +42,11 @@ GROUPS: dict[NamedMode, str] = {"positive": "positive class", "top_label": "top 
 
 
 class Entry(NamedTuple):
-    """A metric of a report."""
+    """A metric of a report, with its options."""
 
     metric: type[CalibrationMetric[Any]]
     options: Mapping[str, Any] = {}
-    described: Mapping[str, Any] = {}  # metadata that these options change
+    described: Mapping[str, Any] = {}  # key, name and other metadata, if they differ from those of the class
 
 
 def _relative(metric: type[ScoreMetric], key: str) -> Entry:
@@ -121,6 +121,7 @@ class Member:
     mode: NamedMode | None  # None for scores, and for metrics of selective prediction
     statistic: str  # name of the statistic from which the value is computed
     described: Mapping[str, Any]  # metadata of the line
+    better: Better  # direction of better values
 
     @property
     def group(self) -> str:
@@ -152,10 +153,10 @@ class Member:
         )
 
     @property
-    def has_null_distribution(self) -> bool:
-        """Whether the value of a calibrated model is simulated: for errors that are not debiased, and not always 0."""
-        cancels = self.metric.is_signed and self.mode == "classwise" and self.metric.input_format.task == "multiclass"
-        return self.is_error and not self.metric.settings.get("debiased") and not cancels
+    def cancels(self) -> bool:
+        """Whether the value is always 0: for the signed error of exclusive classes."""
+        metric = self.metric
+        return metric.is_signed and metric.estimator.averages and metric.input_format.task == "multiclass"
 
     @property
     def is_relative(self) -> bool:
@@ -172,8 +173,8 @@ class Member:
 
     def line(self, value: float, naive: float, perfect: float | None) -> Line:
         """Return the line of a report; `perfect` replaces that of the metric."""
-        described = {**self.described, **({} if perfect is None else {"perfect": perfect})}
-        return Line(group=self.group, value=value, naive=naive, **{**described, "key": self.key})
+        described = self.described if perfect is None else {**self.described, "perfect": perfect}
+        return Line(key=self.key, group=self.group, value=value, naive=naive, **described)
 
 
 @dataclass(frozen=True, eq=False)
@@ -212,13 +213,6 @@ def names_of(members: Iterable[Member]) -> str:
     """Return the names of rank-based metrics in a note; those of selective prediction are named together."""
     names = [each.described["name"] if each.mode else f"metrics of {SELECTIVE_GROUP}" for each in members]
     return listed(list(dict.fromkeys(names)))
-
-
-BETTER: dict[str, Better] = {
-    entry.described.get("key", entry.metric.key): entry.described.get("better", entry.metric.better)
-    for entry in CATALOGUE
-}
-"""Direction of better values, by the key of the line without the mode."""
 
 
 def bins_of(mode: Mode) -> str:
@@ -283,6 +277,9 @@ def catalogue_of(
     return Catalogue(task, n_bins, right, are_confidences, tuple(members), accumulators)
 
 
+_METADATA = ("key", "better", "name", "unit", "perfect", "question", "source")
+
+
 def _member(entry: Entry, given: Mapping[str, Any], mode: NamedMode | None) -> Member:
     options = {**given, **entry.options}
     accepted = signature(entry.metric).parameters
@@ -290,34 +287,34 @@ def _member(entry: Entry, given: Mapping[str, Any], mode: NamedMode | None) -> M
         if name not in accepted or entry.metric is TCE:  # the number of isotonic blocks follows from the data
             del options[name]
     metric = entry.metric(**options)
-    names = {each.name for each in fields(Line)} & {"key", "name", "unit", "perfect", "question", "source"}
-    described = {name: entry.described.get(name, getattr(metric, name)) for name in names}
+    described = {
+        name: getattr(metric, name) for name in ("key", "better", "name", "unit", "perfect", "question", "source")
+    }
+    described |= entry.described
+    key, better = described.pop("key"), described.pop("better")
     accumulator = metric.accumulator
     statistic = metric.key
     if isinstance(accumulator, EqualWidthBins):
         statistic = bins_of(accumulator.mode)
     elif isinstance(accumulator, ExactSample):
         statistic = sample_of(accumulator.mode)
-    key = described["key"] if mode is None else f"{described['key']}/{mode}"
-    return Member(key, metric, mode, statistic, described)
+    return Member(key if mode is None else f"{key}/{mode}", metric, mode, statistic, described, better)
 
 
-def values(members: Iterable[Member], statistics: Mapping[str, Any]) -> dict[str, Tensor]:
+def values(members: Sequence[Member], statistics: Mapping[str, Any]) -> dict[str, Tensor]:
     """Return the value `(...)` of each member whose statistic is given, by key. Class-wise values are averaged.
 
     Metrics of a ranked sample share its sorted elements.
     """
-    members = list(members)
     found: dict[str, Tensor] = {}
-    for name in dict.fromkeys(member.statistic for member in members):
-        if name not in statistics:
-            continue
-        statistic, sharing = statistics[name], [member for member in members if member.statistic == name]
+    for name in dict.fromkeys([member.statistic for member in members]):
+        sharing = [member for member in members if member.statistic == name]
+        statistic = statistics.get(name)
         if isinstance(statistic, RankedSample):
             found |= _values_of_sample(sharing, statistic)
-        else:
+        elif statistic is not None:
             found |= {member.key: member.metric.estimator.value(statistic) for member in sharing}
-    return {member.key: found[member.key] for member in members if member.key in found}
+    return found
 
 
 def _values_of_sample(members: list[Member], sample: RankedSample) -> dict[str, Tensor]:
@@ -328,7 +325,7 @@ def _values_of_sample(members: list[Member], sample: RankedSample) -> dict[str, 
     columns = by_pieces(of_piece, sample)
     if members[0].metric.estimator.averages:
         columns = columns.mean(sample.score.dim() - 2)
-    return dict(zip((member.key for member in members), columns.unbind(-1), strict=True))
+    return dict(zip([member.key for member in members], columns.unbind(-1), strict=True))
 
 
 def check_size(task: Task, num_outputs: int, n_bins: int) -> None:

@@ -54,19 +54,12 @@ _TESTED: dict[Kind, str] = {
 
 
 class Gaps(NamedTuple):
-    """Gaps of the bins of the main mode, with all labels pooled.
+    """Gaps of B bins, with all labels pooled."""
 
-    Attributes:
-        confidence: mean confidence of each bin `(B,)`; NaN in an empty bin.
-        n: sum of weights `(B,)`.
-        total: sum of outcomes minus confidences `(B,)`.
-        noise: variance of `total` if the model is calibrated `(B,)`.
-    """
-
-    confidence: Tensor
-    n: Tensor
-    total: Tensor
-    noise: Tensor
+    confidence: Tensor  # mean confidence of each bin `(B,)`; NaN in an empty bin
+    n: Tensor  # sum of weights `(B,)`
+    total: Tensor  # sum of outcomes minus confidences `(B,)`
+    noise: Tensor  # variance of `total` if the model is calibrated `(B,)`
 
     @classmethod
     def from_bins(cls, bins: BinStats, effect: float = 1.0) -> Self:
@@ -101,14 +94,9 @@ def _worst_group(statistics: Tensor) -> Candidate:
 
 
 class Labels(NamedTuple):
-    """Tests of each label of a multi-label task.
+    """Tests of each label of a multi-label task."""
 
-    Attributes:
-        p_values: p-value of ECE of each label `(L,)`.
-        gaps: bins of each label.
-    """
-
-    p_values: Tensor
+    p_values: Tensor  # p-value of ECE of each label `(L,)`
     gaps: Sequence[Gaps]
 
     @property

@@ -26,21 +26,16 @@ _MAX_SLOPE = 20.0
 
 
 class _Pairs(NamedTuple):
-    """Sums `(C, C)` for pairs of classes.
+    """Sums `(C, C)` for pairs of classes."""
 
-    Attributes:
-        score, information: derivative of the log-likelihood in the slope of two classes, and its variance, in rows of
-            the label. The sum of an element and its transpose refers to both classes.
-        other_score, other_information: the same without samples in which one of both is the top class.
-        expected, observed: sum of probabilities and number of labels, in rows of the predicted class.
-    """
-
-    score: Tensor
-    information: Tensor
-    other_score: Tensor
+    # In rows of the label. The sum of an element and its transpose refers to both classes.
+    score: Tensor  # derivative of the log-likelihood in the slope of two classes
+    information: Tensor  # its variance
+    other_score: Tensor  # the same without samples in which one of both is the top class
     other_information: Tensor
-    expected: Tensor
-    observed: Tensor
+    # In rows of the predicted class.
+    expected: Tensor  # sum of probabilities
+    observed: Tensor  # number of labels
 
 
 def faults_of_other_classes(p: Predictions, w: Tensor, scale: float) -> list[Candidate]:

@@ -122,10 +122,7 @@ def _number_of_replicates(data: Data, ranked: Iterable[_Ranked]) -> int:
 
 
 def _test_binned(data: Data, mode: NamedMode, n_replicates: int, notes: list[str]) -> dict[str, CalibrationTest]:
-    """Test the errors over equal-width bins for one mode, and append to `notes`.
-
-    The signed error of exclusive classes is always 0, and not tested.
-    """
+    """Test the errors over equal-width bins for one mode, and append to `notes`."""
     name, p = bins_of(mode), data.predictions
     b, average = data.bins[mode], mode == "classwise"
     over_classes = average and data.task == "multiclass"
@@ -135,9 +132,7 @@ def _test_binned(data: Data, mode: NamedMode, n_replicates: int, notes: list[str
         return {}
     if over_classes and p is not None and p.hard and p.samples.numel() * n_replicates <= _MAX_LABELS:
         rows = equal_width_rows(p, EqualWidthBins("classwise", data.catalogue.n_bins, data.catalogue.right))
-    tests = {
-        each.key: each.error_test for each in data.catalogue.of(name) if not (each.metric.is_signed and over_classes)
-    }
+    tests = {each.key: each.error_test for each in data.catalogue.of(name) if not each.cancels}
     return run_error_tests(tests, b, clusters=clusters, rows=rows, average=average, n_replicates=n_replicates)
 
 

@@ -16,7 +16,6 @@ from torchcalib.inference.resampling import Interval
 from torchcalib.plots import DARK, difference_plot, to_svg
 from torchcalib.reporting.comparison import groups
 from torchcalib.reporting.comparison.building import ComparisonBuilder
-from torchcalib.reporting.comparison.system import System
 
 HALVES = torch.full((4,), 0.5)
 MAIN = {"binary": "positive", "multiclass": "top_label", "multilabel": "classwise"}
@@ -48,7 +47,8 @@ def test_values_equal_those_of_a_report_and_equal_systems_differ_by_0(task):
 def test_intervals_equal_those_of_explicit_replicate_weights(task, weighted, monkeypatch):
     monkeypatch.setattr(groups, "MAX_GROUPS", 64)  # fewer groups than rows
     monkeypatch.setattr(groups, "MIN_GROUPS", 64)
-    monkeypatch.setattr(System, "null_replicates", lambda *_: [])  # for these see test_differences.py
+    for part in (groups.GroupedBins, groups.GroupedRanks):  # for null replicates see test_differences.py
+        monkeypatch.setattr(part, "null_replicates", lambda *_, **__: ())
     logits, target = systems(task)
     own = torch.arange(120) % 3 if weighted else torch.ones(120, dtype=torch.int64)
     options = {"task": task, "from_logits": True}

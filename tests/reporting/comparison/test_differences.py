@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import replace
+from functools import partialmethod
 
 import pytest
 import torch
@@ -14,13 +15,13 @@ from torchcalib.core.event_sums import EqualWidthBins
 from torchcalib.core.inputs import InputFormat
 from torchcalib.core.ranked import ExactSample, RankedSample
 from torchcalib.inference.resampling import _expanded_tail, nominal_tail
+from torchcalib.inference.simulation import OrderedSample
 from torchcalib.metrics.ranked import ks_from_sorted
 from torchcalib.ops.counter_rng import random_words
 from torchcalib.plots import difference_plot
 from torchcalib.reporting.comparison.differences import PairTest, _adjusted_p_values, pair_test
 from torchcalib.reporting.comparison.null import (
     UNIFORM_STREAMS,
-    OrderedSample,
     bins_of_calibrated,
     samples_of_calibrated,
     samples_of_flipped,
@@ -246,9 +247,14 @@ def test_p_values_of_clusters_use_both_null_distributions(monkeypatch):
     logits, target = systems("binary", 200)
     clusters = torch.arange(200) % 40
     found = {}
-    original = System.null_replicates
+    original = System.replicates
+
+    def with_some_nulls(*given, used):
+        replicates = original(*given)
+        return replace(replicates, null=replicates.null[used])
+
     for name, used in {"both": slice(None), "rows": slice(1), "signs": slice(1, 2)}.items():
-        monkeypatch.setattr(System, "null_replicates", lambda *a, used=used: original(*a)[used])
+        monkeypatch.setattr(System, "replicates", partialmethod(with_some_nulls, used=used))
         comparison = tc.compare(logits, target, task="binary", from_logits=True, clusters=clusters, n_replicates=199)
         found[name] = comparison["ece/positive"].differences["noisy"]
         assert_consistent(comparison)
