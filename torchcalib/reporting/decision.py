@@ -24,28 +24,18 @@ CAUSES_LEVEL = LEVEL - ERROR_LEVEL
 
 
 class Candidate(NamedTuple):
-    """Possible cause with its evidence.
-
-    Attributes:
-        kind: the cause.
-        statistic: likelihood-ratio or score statistic.
-        n_parameters: number of fitted parameters.
-        n_choices: number of classes or groups from which one was selected.
-        which: index of the selected class, label or group, or row and column of classes; -1 for none.
-        value: fitted temperature, slope or rate of label noise; frequency of the label for `"confusion"`; slope of the
-            gaps in standard errors for `"bad group"`.
-        gap: mean gap of the samples concerned in standard errors; NaN if it was not computed.
-        expected: mean probability of the label for `"confusion"`.
-    """
+    """Possible cause with its evidence."""
 
     kind: Kind
-    statistic: float
-    n_parameters: int
-    n_choices: int = 1
-    which: int = -1
+    statistic: float  # likelihood-ratio or score statistic
+    n_parameters: int  # number of fitted parameters
+    n_choices: int = 1  # number of classes or groups from which one was selected
+    which: int = -1  # index of the selected class, label or group, or row and column of classes; -1 for none
+    # Fitted temperature, slope or rate of label noise; frequency of the label for "confusion"; slope of the gaps in
+    # standard errors for "bad group".
     value: float = math.nan
-    gap: float = math.nan
-    expected: float = math.nan
+    gap: float = math.nan  # mean gap of the samples concerned in standard errors; NaN if it was not computed
+    expected: float = math.nan  # mean probability of the label for "confusion"
 
     @property
     def p_value(self) -> float:
