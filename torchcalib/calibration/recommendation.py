@@ -37,7 +37,6 @@ from torchcalib.core.arguments import Task
 from torchcalib.core.checks import are_counts
 from torchcalib.core.predictions import Predictions
 from torchcalib.display.words import ends, listed
-from torchcalib.ops.logs import wide_dtype
 
 CALIBRATORS: tuple[type[Calibrator], ...] = (
     TemperatureScaling,
