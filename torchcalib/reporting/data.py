@@ -2,15 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from torchcalib.calibration.recommendation import Recommendation
-from torchcalib.core.arguments import InputOptions, NanPolicy, Task, task_of, weights_from
+from torchcalib.core.arguments import InputOptions, NanPolicy, Task, task_by_position, task_of, weights_from
 from torchcalib.core.bins import BinTable, TCETable
-from torchcalib.core.documentation import documented
 from torchcalib.core.events import NamedMode
 from torchcalib.core.tasks import cluster_ids, per_sample, prepare
 from torchcalib.display.tables import Table, to_text
@@ -69,13 +67,13 @@ class Report(Results[float]):
     warnings: tuple[str, ...] = ()
 
     @classmethod
-    @partial(documented, without=["batch_dims"])
+    @task_by_position
     def from_predictions(
         cls,
         preds: Any,
         target: Any,
-        *,
         task: Task | None = None,
+        *,
         class_names: Sequence[str] | None = None,
         n_bins: int = 15,
         right: bool = False,
