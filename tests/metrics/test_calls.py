@@ -1,4 +1,7 @@
-"""Limit the number of Python calls before the compiled loops, which take most of the time for a small batch."""
+"""Limit the Python calls and the files of this package that a call passes before and between the compiled loops.
+
+For a small batch, these calls take most of the time. A reader follows the same files.
+"""
 
 import sys
 from pathlib import Path
@@ -12,6 +15,7 @@ import torchcalib.functional as F
 PACKAGE = str(Path(tc.__file__).parent)
 LOGITS, TARGET = torch.randn(64, 10, generator=torch.Generator().manual_seed(0)), torch.arange(64) % 10
 METRIC = tc.ECE(task="multiclass", num_classes=10, from_logits=True)
+PREDS = torch.randn(60, 5, generator=torch.Generator().manual_seed(0)).softmax(-1)
 
 
 def ece():
@@ -22,15 +26,19 @@ def update():
     METRIC.update(LOGITS, TARGET)
 
 
-@pytest.mark.parametrize(("function", "most"), [(ece, 47), (update, 52)])
-def test_number_of_python_calls_per_batch_is_limited(function, most):
-    pytest.importorskip("numba")  # plain torch processes chunks instead of running compiled loops
-    function()  # the first call compiles, and creates the estimator
-    calls = []
+def report():
+    tc.report(PREDS, TARGET[:60] % 5, task="multiclass")
+
+
+def walk(function):
+    """Return the code of the package that a call enters, as "file: function", in order."""
+    function()  # the first call imports, compiles, and creates the estimator
+    entered = []
 
     def note(frame, event, _):
         if event == "call" and frame.f_code.co_filename.startswith(PACKAGE):
-            calls.append(f"{Path(frame.f_code.co_filename).stem}.{frame.f_code.co_name}")
+            path = Path(frame.f_code.co_filename).relative_to(PACKAGE)
+            entered.append(f"{path}: {frame.f_code.co_qualname}")
 
     before = sys.getprofile()
     sys.setprofile(note)
@@ -38,4 +46,13 @@ def test_number_of_python_calls_per_batch_is_limited(function, most):
         function()
     finally:
         sys.setprofile(before)
-    assert len(calls) <= most, calls
+    return entered
+
+
+@pytest.mark.parametrize(("function", "calls", "files"), [(ece, 47, 21), (update, 51, 22), (report, 36_100, 96)])
+def test_number_of_python_calls_and_files_is_limited(function, calls, files):
+    pytest.importorskip("numba")  # plain torch processes chunks instead of running compiled loops
+    entered = walk(function)
+    assert len(entered) <= calls, entered[:200]
+    passed = dict.fromkeys(entry.partition(":")[0] for entry in entered)
+    assert len(passed) <= files, list(passed)

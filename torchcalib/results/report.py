@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from torchcalib.calibration.recommendation import Recommendation
-from torchcalib.core.arguments import InputOptions, NanPolicy, Task, task_of, weights_from
+from torchcalib.core.arguments import InputOptions, NanPolicy, Task, task_by_position, task_of, weights_from
 from torchcalib.core.bins import BinTable, TCETable
 from torchcalib.core.events import NamedMode
 from torchcalib.core.tasks import cluster_ids, per_sample, prepare
@@ -73,6 +73,7 @@ class Report(Results[float]):
     warnings: tuple[str, ...] = ()
 
     @classmethod
+    @task_by_position
     def from_predictions(
         cls,
         preds: Any,
