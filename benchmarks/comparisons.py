@@ -170,10 +170,7 @@ def errors(
     if not ranked and p.task == "binary":
         loss = binary_cross_entropy(p.values, p.target, reduction="none")
         found[0]["nll"], found[1]["nll"] = loss.mean(-1), (counts @ loss.T) / counts.sum(-1, keepdim=True)
-    tested = [each for each in catalogue_of(p.task, N_BINS).members if each.is_error and "debiased" not in each.key]
     for mode in modes:
-        name = sample_of(mode) if ranked else bins_of(mode)
-        members = [each for each in tested if each.statistic == name]
         if ranked:
             sample = ExactSample(mode).from_predictions(p)
             order = order_of(sample.score)
@@ -186,9 +183,9 @@ def errors(
             samples.append(list(samples_of_calibrated(ordered, rows, seed, RANKED_REPLICATES)))
             if clusters is not None:
                 samples.append(list(samples_of_flipped(ordered, of_rows[rows], draws.signs(groups))))
-            for columns, chunks in zip(found, samples, strict=True):
-                parts = [values(members, {name: each}) for each in chunks]
-                columns |= {key: torch.cat([x[key] for x in parts]) for key in parts[0]}
+            for of_kind, chunks in zip(found, samples, strict=True):
+                parts = [errors_of(p.task, sample_of(mode), each) for each in chunks]
+                of_kind |= {key: torch.cat([x[key] for x in parts]) for key in parts[0]}
             continue
         accumulator = EqualWidthBins(mode, N_BINS, False, with_noise=True)
         b, plain = accumulator.from_predictions(p), replace(accumulator, with_noise=False)
@@ -197,9 +194,15 @@ def errors(
         if clusters is not None:
             flipped = residuals(plain.from_predictions(p.resampled(signs)))
             bins.append(BinCells.from_bins(b).with_gaps(flipped / b.n.masked_fill(b.n == 0, 1)))
-        for columns, each in zip(found, bins, strict=True):
-            columns |= values(members, {name: each})
+        for of_kind, each in zip(found, bins, strict=True):
+            of_kind |= errors_of(p.task, bins_of(mode), each)
     return found
+
+
+def errors_of(task: Task, name: str, statistic: BinStats | RankedSample) -> Values:
+    """Return all calibration errors of bins or of a ranked sample, except debiased ones."""
+    members = [each for each in catalogue_of(task, N_BINS).of(name) if each.is_error and "debiased" not in each.key]
+    return values(members, {name: statistic})
 
 
 def residuals(b: BinStats) -> Tensor:
@@ -223,9 +226,9 @@ def verdicts(law: Law, n_sets: int, ranked: bool) -> dict[str, float]:
             by_system.append(errors(p, clusters, modes, ranked, seed))
         n_clusters = None if clusters is None else float(clusters.max()) + 1
         for key in by_system[0][0]:
-            pair, bootstrap, *nulls = ((a[key], b[key]) for a, b in zip(*by_system, strict=True) if key in a)
+            values, bootstrap, *nulls = ((a[key], b[key]) for a, b in zip(*by_system, strict=True) if key in a)
             better: Better = "nearer to 0" if key.startswith("esce") else "lower"
-            test = pair_test(pair, bootstrap, nulls, better, n_clusters)
+            test = pair_test(values, bootstrap, nulls, better, n_clusters)
             found[key] += int((test.p_value <= (1 - LEVEL) * (1 + 1e-9)).sum())
     return {key: count / n_sets for key, count in found.items()}
 

@@ -16,16 +16,17 @@ from torch import Tensor
 
 from torchcalib.calibration import BiasCorrection, Calibrator, TemperatureScaling
 from torchcalib.core.arguments import Task
+from torchcalib.core.events import modes_of
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.sums import BinStats
 from torchcalib.inference.testing import ErrorTest, run_error_test
 from torchcalib.metrics.binned import ECE, rmsce_from_bins
-from torchcalib.reporting.calibration import fitted
+from torchcalib.metrics.groups.named import NamedGroupState
+from torchcalib.reporting.calibration import FittedCalibrators, fitted
+from torchcalib.reporting.catalogue import BY_CLASS, bins_of, catalogue_of
 from torchcalib.reporting.decision import LEVEL
-from torchcalib.reporting.diagnosis import evidence_of
-from torchcalib.reporting.findings import Findings, Gaps, Labels, decide
-from torchcalib.reporting.groups import GroupBins
-from torchcalib.reporting.lines import bin_estimators, bin_table
+from torchcalib.reporting.findings import Findings, decide
+from torchcalib.reporting.lines import Data as ReportData
 from torchcalib.results.decision import Decision
 from torchcalib.results.lines import Line
 
@@ -53,50 +54,41 @@ def _line(name: str, value: float, naive: float = 0.0, floor: float | None = Non
 def decided(task: Task, data: Data) -> Decision:
     """Return the decision for simulated data, without advice on calibrators."""
     p = TemperatureScaling().read(data.logits, data.labels, task=task, options={"from_logits": True})
-    estimators = {each.key: each for each in bin_estimators(task, 15, False, with_noise=True)}
-    main = next(iter(estimators.values()))
-    bins = _bins(main.accumulator, p)
-    average = task == "multilabel"
+    catalogue = catalogue_of(task)
+    modes = modes_of(task)
+    statistics = {name: catalogue.accumulators[name].from_predictions(p) for name in (BY_CLASS, *map(bins_of, modes))}
+    accumulator = catalogue.accumulators[bins_of(modes[0])]
+    groups = None
+    if data.groups is not None:
+        kind = NamedGroupState(accumulator, accumulator.shape(task, p.num_classes))
+        of_groups = kind.from_groups(p, data.groups, None)
+        groups = of_groups.names, kind.statistic(of_groups)
+    reported = ReportData(catalogue, statistics, predictions=p, groups=groups)
+    bins, average = statistics[bins_of(modes[0])], task == "multilabel"
     tested = run_error_test(ErrorTest(ECE.from_bins), bins, average=average, n_replicates=N_REPLICATES)
-    ece = _line("ECE", *(float(x) for x in (tested.statistic, 0.0, tested.noise_floor, tested.p_value)))
-    debiased = _rmsce(bins, average)
     frequency = _frequencies(p)
     naive = -float(torch.xlogy(frequency, frequency).sum(-1).mean())
+    lines = {
+        f"ece/{modes[0]}": _line(
+            "ECE", *(float(x) for x in (tested.statistic, 0.0, tested.noise_floor, tested.p_value))
+        ),
+        "nll": _line("NLL", float(p.cross_entropy.mean()), naive),
+    }
+    for mode in modes:
+        over_classes = mode == "classwise"
+        lines[f"rmsce_debiased/{mode}"] = _line("RMSCE", _rmsce(statistics[bins_of(mode)], over_classes))
     fits: dict[type[Calibrator], Calibrator] = {
         each: fitted(each(), p) for each in (TemperatureScaling, BiasCorrection)
     }
     nll = {kind: p.with_values(fit.calibrated(p.values, True).to(p.dtype)).cross_entropy for kind, fit in fits.items()}
-    labels = None
-    if task == "multilabel":
-        of_labels = run_error_test(ErrorTest(ECE.from_bins), bins, n_replicates=N_REPLICATES)
-        labels = Labels(of_labels.p_value, [Gaps.from_bins(_of_label(bins, k)) for k in range(len(bins.sums))])
-    classwise = None
-    if task == "multiclass":
-        classwise = _line("RMSCE", _rmsce(_bins(estimators["classwise"].accumulator, p), True))
+    of_labels = run_error_test(ErrorTest(ECE.from_bins), bins, n_replicates=N_REPLICATES) if average else None
     found = Findings(
-        task=task,
-        n=float(p.samples.numel()),
-        ece=ece,
-        size=_line("RMSCE", debiased),
-        nll=_line("NLL", float(p.cross_entropy.mean()), naive),
-        table=bin_table(task, bins),
-        gaps=Gaps.from_bins(bins),
-        classwise_size=classwise,
-        evidence=evidence_of(p, fits, nll, 1.0),
-        groups=None if data.groups is None else _gaps_of_groups(p, data.groups, main.accumulator),
-        labels=labels,
+        data=reported,
+        lines=lines,
+        fits=FittedCalibrators(fits, nll),
+        label_p_values=None if of_labels is None else of_labels.p_value,
     )
     return decide(found, None)
-
-
-def _bins(accumulator: object, p: Predictions) -> BinStats:
-    bins: BinStats = accumulator.from_predictions(p)  # type: ignore[attr-defined]
-    return bins
-
-
-def _of_label(bins: BinStats, label: int) -> BinStats:
-    flag = None if bins.noise_flag is None else bins.noise_flag[label]
-    return BinStats(bins.sums[label], noise_flag=flag, has_noise=True)
 
 
 def _rmsce(bins: BinStats, average: bool) -> float:
@@ -109,11 +101,6 @@ def _frequencies(p: Predictions) -> Tensor:
         return torch.bincount(p.target, minlength=p.num_classes).double() / p.target.numel()
     share = p.target.mean(-1)
     return torch.stack((1 - share, share), -1)
-
-
-def _gaps_of_groups(p: Predictions, groups: Tensor, accumulator: object) -> tuple[list[str], Tensor]:
-    shape = accumulator.shape(p.task, p.num_classes if p.task == "multiclass" else None)  # type: ignore[attr-defined]
-    return GroupBins.empty(accumulator, shape).of_rows(p, groups, None).gaps()  # type: ignore[arg-type]
 
 
 def _normal(g: torch.Generator, *shape: int) -> Tensor:

@@ -25,6 +25,7 @@ extensions = [
     "api_reference",
     "cli_pages",
     "metric_pages",
+    "shared_arguments",
 ]
 exclude_patterns = ["_build", "gallery/*", "studies/*"]
 templates_path = ["_templates"]

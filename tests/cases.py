@@ -261,7 +261,17 @@ def squared_gap(b):
     return b.gap.square()
 
 
+def _declared(known):
+    """Yield cases with default options for metrics that no table contains."""
+    public = [getattr(tc, name) for name in tc.__all__ if name[0].isupper()]
+    for cls in public:
+        if hasattr(cls, "function") and cls not in known:
+            for task in OWN:
+                yield _case(f"{cls.key}-{task}", cls.function, cls, task, {})
+
+
 CASES = list(_cases())
+CASES += _declared({case.cls for case in CASES})
 
 
 def covering(cases, keys, extended=str):

@@ -1,4 +1,4 @@
-"""Generate a page for every metric, and their overview, from metadata, docstrings and `metrics.toml`.
+"""Generate a page for every metric, their overview and tables of the API, from metadata, docstrings and `metrics.toml`.
 
 The pages are written to `docs/metrics/` when a build starts. Nothing is computed if the sources of torchcalib and of
 the pages have not changed.
@@ -15,6 +15,7 @@ import tomllib
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,6 @@ import torch
 import torchcalib
 from torchcalib.core.state import SampleState
 from torchcalib.metrics.base import CalibrationMetric
-from torchcalib.metrics.wrappers import WrappedMetric
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
@@ -57,13 +57,35 @@ def contents() -> dict[str, Any]:
 
 def classes() -> dict[str, type[CalibrationMetric[Any]]]:
     """Return all public metric classes, by the name of the function that computes the same metric."""
-    found = {}
-    for name in torchcalib.__all__:
-        value = getattr(torchcalib, name)
-        if inspect.isclass(value) and issubclass(value, CalibrationMetric) and not issubclass(value, WrappedMetric):
-            function = re.search(r"see `(\w+)`", value.__doc__ or "")
-            found[function[1] if function else name.lower()] = value
-    return found
+    public = [getattr(torchcalib, name) for name in torchcalib.__all__]
+    declared = [cls for cls in public if inspect.isclass(cls) and hasattr(cls, "function")]
+    return {cls.function.__name__: cls for cls in declared}
+
+
+def family_of(module: str) -> str:
+    """Return the key of the family of the metrics in a module; "gain" for a module that no family lists."""
+    families = contents()["families"].items()
+    return next((key for key, family in families if module.rpartition(".")[2] in family.get("modules", ())), "gain")
+
+
+def interval(cls: type[CalibrationMetric[Any]]) -> str:
+    """Return the range of values of a metric class as text, such as "[0, ∞)"."""
+    low, high = (f"{bound:g}".replace("inf", "∞").replace("-", "−") for bound in cls.value_range)
+    return f"{'(' if '∞' in low else '['}{low}, {high}{')' if '∞' in high else ']'}"
+
+
+def completed(name: str, entry: Mapping[str, Any], cls: type[CalibrationMetric[Any]] | None) -> dict[str, Any]:
+    """Return an entry of `metrics.toml` with the fields that follow from the declaration of the metric."""
+    functions = torchcalib.functional if hasattr(torchcalib.functional, name) else torchcalib.calibration
+    defaults = {
+        "family": family_of(getattr(functions, name).__module__),
+        "data": "multiclass",
+        "figure": "scaling",
+        "band": cls is not None and (cls.noise_increases or cls.better == "nearer to 0"),
+    }
+    if cls is not None:
+        defaults |= {"range": interval(cls), **({} if cls.name == cls.__name__ else {"label": cls.name})}
+    return defaults | dict(entry)
 
 
 @dataclass(frozen=True)
@@ -126,7 +148,8 @@ class Page:
 def pages() -> list[Page]:
     """Return all metrics in the order of `metrics.toml`."""
     by_function = classes()
-    return [Page(name, entry, by_function.get(name)) for name, entry in contents()["metrics"].items()]
+    entries = contents()["metrics"].items()
+    return [Page(name, completed(name, entry, by_function.get(name)), by_function.get(name)) for name, entry in entries]
 
 
 # Examples: the code on a page is executed, and its output is shown.
@@ -241,8 +264,8 @@ def best_of(page: Page) -> str:
     """Return the best value and the direction of improvement."""
     if "best" in page.entry:
         return str(page.entry["best"])
-    direction = {True: "higher is better", False: "lower is better", None: "values of both signs are possible"}
-    return f"{page.cls.perfect:g}; {direction[page.cls.higher_is_better]}"
+    direction = {"higher": "higher is better", "lower": "lower is better"}
+    return f"{page.cls.perfect:g}; {direction.get(page.cls.better, 'values of both signs are possible')}"
 
 
 def test_of(page: Page, names: Mapping[str, Any]) -> str:
@@ -389,7 +412,7 @@ def index_text(found: list[Page], names: Mapping[str, Mapping[str, Any]]) -> str
         "The column *state* is the memory of the streaming class. The size of a constant state is that of the example "
         "on the page. The column *gradient* states whether the value is differentiable in the predictions.",
     ]
-    for family, (heading, introduction) in contents()["families"].items():
+    for family, section in contents()["families"].items():
         rows = []
         for page in found:
             if page.entry["family"] == family:
@@ -404,7 +427,7 @@ def index_text(found: list[Page], names: Mapping[str, Mapping[str, Any]]) -> str
                 )
                 rows.append(f"| {' | '.join(map(cell, cells))} |")
         head = "| metric | description | range, unit | gradient | state | source |\n|---|---|---|---|---|---|"
-        parts += [f"## {heading}", introduction, "\n".join([head, *rows])]
+        parts += [f"## {section['heading']}", section["introduction"], "\n".join([head, *rows])]
     parts.append(
         "## Tests, intervals and groups\n\n"
         "- {py:func}`torchcalib.inference.calibration_test`: noise floor, p-value and interval of a calibration error, "
@@ -418,6 +441,45 @@ def index_text(found: list[Page], names: Mapping[str, Mapping[str, Any]]) -> str
     names = "\n".join(page.name for page in found)
     parts.append(f"```{{toctree}}\n:hidden:\n\n{names}\n```")
     return "\n\n".join(parts) + "\n"
+
+
+# Tables of the API reference
+
+TEMPLATES = DOCS / "_templates/api"
+
+
+def declared(namespace: Any, module: str) -> list[str]:
+    """Return the metrics that a module defines and a namespace contains, in the order of their definition."""
+    found = vars(import_module(f"torchcalib.metrics.{module}"))
+    public = {name for name in namespace.__all__ if getattr(found.get(name), "__module__", "").endswith(f".{module}")}
+    is_listed = inspect.isfunction if namespace is torchcalib.functional else _is_metric
+    return [name for name in found if name in public and is_listed(found[name])]
+
+
+def _is_metric(value: object) -> bool:
+    return inspect.isclass(value) and issubclass(value, CalibrationMetric)
+
+
+def api_page(name: str) -> str:
+    """Return the text of the page of a namespace, "torchcalib" or "functional", with a table for each family."""
+    namespace = torchcalib if name == "torchcalib" else torchcalib.functional
+    parts = []
+    for family in contents()["families"].values():
+        names = [each for module in family.get("modules", ()) for each in declared(namespace, module)]
+        if names:
+            options = "   :toctree: objects\n   :nosignatures:"
+            table = f".. currentmodule:: {namespace.__name__}\n\n.. autosummary::\n{options}\n\n"
+            table += "\n".join(f"   {each}" for each in names)
+            parts.append(f"## {family['heading']}\n\n```{{eval-rst}}\n{table}\n```")
+    return (TEMPLATES / f"{name}.md").read_text(encoding="utf-8").replace("{metrics}", "\n\n".join(parts))
+
+
+def write_api_pages() -> None:
+    """Write the generated pages of the API reference. Unchanged files keep their time."""
+    for template in TEMPLATES.glob("*.md"):
+        path, text = DOCS / "api" / template.name, api_page(template.stem)
+        if not path.is_file() or path.read_text(encoding="utf-8") != text:
+            path.write_text(text, encoding="utf-8")
 
 
 # Files
@@ -478,5 +540,6 @@ def write_pages(folder: Path) -> None:
 
 def setup(app: Sphinx) -> dict[str, bool]:
     """Register the generation of the pages; called by Sphinx."""
+    write_api_pages()  # before Sphinx lists its sources, among which autosummary searches for tables
     app.connect("builder-inited", lambda app: write_pages(Path(app.srcdir) / "metrics"))
     return {"parallel_read_safe": True, "parallel_write_safe": True}

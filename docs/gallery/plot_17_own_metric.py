@@ -37,13 +37,13 @@ print(metric.test(n_replicates=199))
 torchcalib.plots.reliability_diagram(metric).figure
 
 # %%
-# A metric that depends on all bins together is a formula and a factory. The formula returns a value from the sums over
-# bins. The factory has the options of the metric. This metric is the difference between the largest and the smallest
-# gap.
+# A metric that depends on all bins together is a formula and a function. The formula returns a value from the sums over
+# bins. The function has the options of the metric and returns an estimator, which `metric_function` applies to data.
+# This metric is the difference between the largest and the smallest gap.
 
 from torchcalib.core.ranked_bins import Binning
 from torchcalib.metrics.binned import BinnedMetric, binned
-from torchcalib.metrics.estimator import functional
+from torchcalib.metrics.estimator import metric_function
 
 
 def gap_range_from_bins(b):
@@ -51,7 +51,8 @@ def gap_range_from_bins(b):
     return b.gap.amax(-1) - b.gap.amin(-1)  # the gap of an empty bin is 0
 
 
-def _gap_range(*, task, n_bins=15, mode=None, average="macro", **options):
+@metric_function
+def gap_range(task=None, *, n_bins=15, mode=None, average="macro", **options):
     """Range of the gaps over bins."""
     return binned(
         gap_range_from_bins,
@@ -63,13 +64,9 @@ def _gap_range(*, task, n_bins=15, mode=None, average="macro", **options):
     )
 
 
-gap_range = functional(_gap_range)
-
-
-class GapRange(BinnedMetric):
+class GapRange(BinnedMetric, function=gap_range):
     """Streaming range of the gaps over bins."""
 
-    factory = staticmethod(_gap_range)
     question = "largest minus smallest gap over equal-width bins"
     source = "this example"
 

@@ -15,7 +15,7 @@ import torchcalib.functional as F
 from torchcalib.cli import main
 from torchcalib.cli.progress import working
 from torchcalib.io.opening import open_predictions
-from torchcalib.results.contents import key_numbers
+from torchcalib.reporting.render.contents import key_numbers
 
 RNG = np.random.default_rng(0)
 N = 200

@@ -8,7 +8,8 @@ from helpers.systems import compared
 
 from torchcalib.display.tables import Cell, Column, Table, fraction, number, to_text
 from torchcalib.reporting.render import terminal
-from torchcalib.results import tables as report_tables
+from torchcalib.results.comparison import difference_table
+from torchcalib.results.report import line_table
 
 COLUMNS = (
     Column("name", lambda item: Cell(item[0]), is_number=False),
@@ -39,10 +40,10 @@ def test_text_of_a_table_is_aligned_and_omits_empty_columns():
 @pytest.mark.parametrize(
     "table",
     [
-        lambda: report_tables.line_table(quick_report("binary")),
+        lambda: line_table(quick_report("binary")),
         lambda: quick_report("binary").main_table.layout(),
         lambda: quick_report("binary").tests["positive"].layout(),
-        lambda: report_tables.difference_table(compared("binary"), "sure"),
+        lambda: difference_table(compared("binary"), "sure"),
     ],
 )
 def test_text_and_terminal_output_contain_every_cell(table, capsys):

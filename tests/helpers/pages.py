@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 
 import torchcalib as tc
-from torchcalib.reporting.render.html import render, render_comparison
+from torchcalib.reporting.render.html import render
 from torchcalib.results.history import History, HistoryRow
 
 LONG = "a long name without much meaning that describes a part of the data, number {}"
@@ -56,9 +56,7 @@ PAGES = {
     "calibrated": lambda: render(_multiclass(1)),
     "multi-label": lambda: render(_multilabel()),
     "binary": lambda: render(_binary()),
-    "two systems": lambda: render_comparison(_comparison(("baseline", "over-confident"))),
-    "four systems": lambda: render_comparison(
-        _comparison((LONG.format(1), UNBROKEN.format(2), UNBROKEN.format(3), "short"))
-    ),
+    "two systems": lambda: render(_comparison(("baseline", "over-confident"))),
+    "four systems": lambda: render(_comparison((LONG.format(1), UNBROKEN.format(2), UNBROKEN.format(3), "short"))),
 }
 """Functions that return a page, by name. The first four are reports, the others are comparisons."""

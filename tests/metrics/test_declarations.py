@@ -4,6 +4,7 @@ from inspect import isclass
 from pkgutil import resolve_name
 from typing import get_args
 
+import public_names
 import pytest
 from torchmetrics import Metric
 
@@ -54,3 +55,8 @@ def test_wrapped_metrics_have_the_metadata_of_the_metric():
     names = [name for name in names if isinstance(vars(WrappedMetric)[name], property) and name != "state"]
     for wrapped in (tc.Clustered(tc.ESCE(task="binary")), tc.Bootstrapped(tc.ESCE(task="binary"))):
         assert {name: getattr(wrapped, name) for name in names} == {name: getattr(tc.ESCE, name) for name in names}
+
+
+def test_namespaces_contain_every_declared_metric():
+    assert public_names.FUNCTIONAL.read_text() == public_names.functional_text(), "run `python tests/public_names.py`"
+    assert public_names.STUB.read_text() == public_names.stub_text(), "run `python tests/public_names.py`"

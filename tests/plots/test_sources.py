@@ -16,8 +16,12 @@ from torchcalib import plots
 from torchcalib.plots import to_svg
 
 PROBS, TARGET = miscalibrated_data("binary")
+CLASSES = miscalibrated_data("multiclass")
 BINARY = {"task": "binary"}
-TABLE = F.calibration_curve(PROBS, TARGET, **BINARY)
+TABLE, TESTED, ISOTONIC, RISK = (
+    function(PROBS, TARGET, **BINARY)
+    for function in (F.calibration_curve, F.tce_table, F.corp_curve, F.risk_coverage_curve)
+)
 
 
 def metric_of(kind):
@@ -26,6 +30,8 @@ def metric_of(kind):
     return metric
 
 
+smooth = partial(plots.reliability_diagram, smooth=True)
+
 EQUAL = {
     "arrays": (plots.reliability_diagram, (PROBS.numpy(), TARGET.tolist()), TABLE),
     "columns": (plots.reliability_diagram, (PROBS[:, None], TARGET), TABLE),
@@ -33,11 +39,13 @@ EQUAL = {
     "a metric": (plots.reliability_diagram, (metric_of(tc.ECE),), TABLE),
     "histogram": (plots.confidence_histogram, (PROBS, TARGET), TABLE),
     "histogram of a metric": (plots.confidence_histogram, (metric_of(tc.ECE),), TABLE),
-    "tested": (plots.tce_diagram, (PROBS, TARGET), F.tce_table(PROBS, TARGET, **BINARY)),
-    "tested metric": (plots.tce_diagram, (metric_of(tc.TCE),), F.tce_table(PROBS, TARGET, **BINARY)),
+    "tested": (plots.tce_diagram, (PROBS, TARGET), TESTED),
+    "tested metric": (plots.tce_diagram, (metric_of(tc.TCE),), TESTED),
     "tested report": (plots.tce_diagram, (quick_report("binary"),), quick_report("binary").tests["positive"]),
-    "curve": (plots.corp_diagram, (PROBS, TARGET), F.corp_curve(PROBS, TARGET, **BINARY)),
-    "curve of a metric": (plots.corp_diagram, (metric_of(tc.CORP),), F.corp_curve(PROBS, TARGET, **BINARY)),
+    "curve": (plots.corp_diagram, (PROBS, TARGET), ISOTONIC),
+    "risk": (plots.risk_coverage_curve, (PROBS.numpy(), TARGET.tolist()), RISK),
+    "risk of a metric": (plots.risk_coverage_curve, (metric_of(tc.AURC),), RISK),
+    "curve of a metric": (plots.corp_diagram, (metric_of(tc.CORP),), ISOTONIC),
 }
 
 
@@ -58,7 +66,7 @@ def test_diagram_of_every_source_equals_that_of_the_table(case):
 def test_predictions_that_require_a_gradient_give_the_same_diagram():
     draws = {
         plots.reliability_diagram: (PROBS, TARGET),
-        partial(plots.reliability_diagram, smooth=True): (PROBS, TARGET),
+        smooth: (PROBS, TARGET),
         plots.confidence_histogram: (PROBS, TARGET),
         plots.tce_diagram: (PROBS, TARGET),
         plots.corp_diagram: (PROBS, TARGET),
@@ -133,6 +141,17 @@ def test_every_model_on_one_ax_has_a_curve_and_a_legend_entry():
     np.testing.assert_array_equal(mixed["pair\n" + label], mixed["table\n" + label])
 
 
+def test_risk_coverage_curves_have_the_points_and_the_names_of_models_and_labels():
+    ax = plots.risk_coverage_curve({"first": PROBS, "$second_1": PROBS.square()}, TARGET)
+    plots.risk_coverage_curve(PROBS, TARGET, ax, label="third")
+    np.testing.assert_array_equal(ax.lines[0].get_xydata(), torch.stack((RISK.coverage, RISK.risk), -1))
+    assert legend_of(ax) == ["first", "$second_1", "third"]
+    assert len({line.get_color() for line in ax.lines}) == 3
+    names = ["a", "b", "c"]
+    labels = plots.risk_coverage_curve(*miscalibrated_data("multilabel"), task="multilabel", class_names=names)
+    assert legend_of(labels) == names
+
+
 def test_every_class_has_a_curve_with_its_name():
     probs, target = miscalibrated_data("multiclass")
     probs, target = probs[:, :4] / probs[:, :4].sum(-1, keepdim=True), target % 4
@@ -144,8 +163,6 @@ def test_every_class_has_a_curve_with_its_name():
         np.testing.assert_array_equal(points, points_of(tables[k]))
     unnamed = plots.reliability_diagram(probs.reshape(4, 100, 4), target.reshape(4, 100), **options)
     assert [name.splitlines()[0] for name in curves(unnamed)] == ["class 0", "class 1", "class 2", "class 3"]
-    with pytest.raises(ValueError, match="at most 10 curves for one diagram, got 12"):
-        plots.reliability_diagram(*miscalibrated_data("multiclass"), mode="classwise")
 
 
 @pytest.mark.parametrize(
@@ -153,6 +170,14 @@ def test_every_class_has_a_curve_with_its_name():
     [
         (lambda: plots.reliability_diagram(PROBS), TypeError, "`target` must be given for predictions, got None"),
         (lambda: plots.reliability_diagram({}), ValueError, "`preds` must contain at least one model"),
+        (lambda: plots.reliability_diagram(*CLASSES, mode="classwise"), ValueError, "at most 10 curves .*, got 12"),
+        (lambda: plots.risk_coverage_curve(quick_report("binary")), TypeError, "got a report"),
+        (lambda: plots.classwise_reliability_diagrams(quick_report("multiclass")), TypeError, "got a report"),
+        (lambda: plots.classwise_reliability_diagrams(TABLE), ValueError, "`preds` must have an axis of classes"),
+        (lambda: plots.reliability_diagram(metric_of(tc.SmECE)), ValueError, "`smooth` must be True for SmECE"),
+        (lambda: smooth(metric_of(tc.ECE)), ValueError, "`smooth` must be False for ECE, got True: it stores bins"),
+        (lambda: smooth(TABLE), ValueError, "`smooth` must be False for BinTable"),
+        (lambda: smooth(quick_report("binary")), ValueError, "`smooth` must be False for Report"),
         (lambda: quick_report("multiclass").plot(mode="positive"), ValueError, "`mode` must be one of 'top_label'"),
         (lambda: plots.tce_diagram(TABLE), TypeError, "must contain test decisions, got a BinTable without them"),
         (lambda: plots.reliability_diagram(PROBS, TARGET, n_bin=3), TypeError, "n_bin"),

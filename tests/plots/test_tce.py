@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 
 from torchcalib.functional import BinTable
 from torchcalib.plots import DARK, bin_comparison, tce_diagram
-from torchcalib.plots.canvas import LIGHT, Canvas, ProbabilityAxis, percent_label, probability_label
+from torchcalib.plots.canvas import LIGHT, Canvas, ProbabilityAxis
 
 CASES = {
     "small": small_blocks,
@@ -52,10 +52,7 @@ def test_batches_of_tables_support_indexing_text_and_conversion():
     torch.testing.assert_close(tables.tce, tce.double())
     assert tables[1].quantiles.shape == (4, 33)
     assert tables.to_dict()["quantiles"].shape == (2, 4, 33)
-    header, first, empty, *_ = str(small_blocks()).splitlines()
-    assert header.split() == list(small_blocks().to_dict())[:-1]
-    assert (first.split()[-1], empty.split()[-1]) == ("1", "0")
-    assert str(tables).startswith("[0]\n")
+    assert [line for line in str(tables).splitlines() if line.startswith("[")] == ["[0]", "[1]"]
     assert torch.isnan(no_blocks().tce)
 
 
@@ -98,20 +95,6 @@ def test_limits_of_a_logit_axis_depend_on_the_values_and_the_sample_size(n):
     place = axis.apply(Canvas(Figure().subplots(), LIGHT), "y").transform
     margins = place(np.array([0.2, 0.4])) - place(np.array(axis[:2]))
     np.testing.assert_allclose(margins * np.log(10), [0.4, -0.4])
-
-
-@pytest.mark.parametrize(
-    ("write", "written"),
-    [  # relative to the distance from 0 or 1; exactly 0 % and 100 % only for none and all
-        (
-            probability_label,
-            {1: "1", 0.25: "0.25", 0.99039: "0.9904", 2.437e-6: "2.4e−6", 1e-19: "1e−19", 1 - 1.3e-4: "0.99987"},
-        ),
-        (percent_label, {0: "0%", 1e-4: "<1%", 0.01: "1%", 0.246: "25%", 0.99: "99%", 0.9999: ">99%", 1: "100%"}),
-    ],
-)
-def test_labels_have_enough_digits_to_differ_from_0_and_1(write, written):
-    assert {share: write(share) for share in written} == written
 
 
 def test_diagram_of_imagenet_dogs_shows_the_recorded_blocks(recorded, expected):

@@ -1,4 +1,4 @@
-"""Signatures and documentation of everything public, as `help()` shows them."""
+"""Signatures and documentation of everything public: `help()`, editors and the site show them."""
 
 import inspect
 import re
@@ -6,6 +6,7 @@ from dataclasses import is_dataclass
 from typing import Unpack, get_origin
 
 import pytest
+from processes import ROOT
 
 import torchcalib as tc
 
@@ -40,13 +41,17 @@ def documented_names(doc):
     return {name.strip(" *") for entry in entries for name in entry.split(",")}
 
 
-def test_every_argument_is_in_the_signature_and_documented():
+def test_every_argument_is_in_the_signature_and_documented(monkeypatch):
+    """The site adds the entries of shared arguments, which docstrings do not repeat."""
+    monkeypatch.syspath_prepend(str(ROOT / "docs/_ext"))
+    site = pytest.importorskip("shared_arguments", reason="needs Sphinx", exc_type=ImportError)
     wrong = []
     for name, value in public():
         if inspect.isclass(value) and issubclass(value, dict | Warning):
             continue  # these have the signature of a built-in class
         parameters = inspect.signature(value).parameters.values()
         docs = [inspect.getdoc(base) or "" for base in getattr(value, "__mro__", (value,))]  # fields may be inherited
+        docs[0] = "\n".join(site.completed(docs[0], *site.arguments_of(value)))
         missing = {p.name for p in parameters} - set().union(*map(documented_names, docs))
         # `**options: Unpack[...]` names every option in its type
         hidden = [

@@ -40,9 +40,9 @@ def assert_harmless(text):
 
 def test_system_names_are_escaped_on_pages_in_figures_and_in_the_terminal(compared, capsys):
     from torchcalib.plots import difference_plot, to_svg
-    from torchcalib.reporting.render.html import render_comparison
+    from torchcalib.reporting.render.html import render
 
-    page, svg = render_comparison(compared), to_svg(difference_plot(compared))
+    page, svg = render(compared), to_svg(difference_plot(compared))
     for markup in (*HOSTILE[:2], "<img"):
         assert markup not in page
     assert page.count("<script") == 1, "the script of the page"

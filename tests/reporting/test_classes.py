@@ -11,7 +11,7 @@ import torchcalib as tc
 from torchcalib.core.events import NamedMode
 from torchcalib.inference import calibration_test
 from torchcalib.reporting.classes import _adjusted
-from torchcalib.results.contents import input_line, key_numbers
+from torchcalib.reporting.render.contents import key_numbers
 from torchcalib.results.lines import ClassLine
 
 MODE: NamedMode = "classwise"
@@ -89,13 +89,13 @@ def test_rows_and_labels_are_counted_apart():
     probs, target = labels(100)
     report = tc.report(probs, target, task="multilabel", **QUICK)
     assert (report.n, report.n_rows) == (500, 100)
-    assert input_line(report) == "multilabel, 100 rows × 5 labels"
+    assert report.input_line == "multilabel, 100 rows × 5 labels"
     target[:10, 1] = -1
     missing = tc.report(probs, target, task="multilabel", ignore_index=-1, **QUICK)
     assert (missing.n, missing.n_rows) == (490, 100)
-    assert input_line(missing) == "multilabel, 100 rows × 5 labels, 490 labelled entries"
+    assert missing.input_line == "multilabel, 100 rows × 5 labels, 490 labelled entries"
     assert [line.n for line in missing.class_lines] == [100, 90, 100, 100, 100]
-    assert input_line(full_report("binary")).endswith("binary, n = 400, 2 classes")
+    assert full_report("binary").input_line.endswith("binary, n = 400, 2 classes")
 
 
 def test_classes_without_data_or_tests_have_no_direction():

@@ -14,9 +14,8 @@ import torchcalib as tc
 from torchcalib.calibration import AffineScaling, BiasCorrection, HistogramBinning, TemperatureScaling, recommendation
 from torchcalib.display.words import gain, significant
 from torchcalib.reporting.findings import BAD, SLIGHT
-from torchcalib.reporting.render import terminal
-from torchcalib.reporting.render.html import report as page
-from torchcalib.results.contents import calibrator_advice, key_numbers
+from torchcalib.reporting.render import html, terminal
+from torchcalib.reporting.render.contents import key_numbers
 
 SIZE_IN_WORDS = re.compile(
     r"(Class-wise )?RMSCE, debiased: ([\d.e-]+?)(?: \(95% interval ([\d.e-]+) to [\d.e-]+\))?\.(?: |$)"
@@ -175,12 +174,12 @@ def in_one_line(text):
 
 def texts_of(r, capsys, monkeypatch):
     """Return the text, the short and the complete terminal output, the page and the notebook, by name."""
-    monkeypatch.setattr(page, "both_themes", lambda *_: Markup(""))
+    monkeypatch.setattr(html, "both_themes", lambda *_: Markup(""))
     shown = {"text": str(r)}
     for name, everything in (("terminal", False), ("terminal --all", True)):
         terminal.show(r, everything=everything)
         shown[name] = capsys.readouterr().out
-    shown["page"] = " ".join(Words(page.render(r)).words)
+    shown["page"] = " ".join(Words(html.render(r)).words)
     shown["notebook"] = " ".join(Words(r._repr_html_()).words)
     return {name: in_one_line(text) for name, text in shown.items()}
 
@@ -210,7 +209,7 @@ def test_all_texts_of_a_report_agree(case, tmp_path_factory, capsys, monkeypatch
     number = next((each for each in key_numbers(r) if each.name == "Gain by calibration"), None)
     if stage is None:
         assert (d.calibrator, d.gain, d.interval, number) == ("", None, None, None)
-        assert calibrator_advice(r) == ""
+        assert r.recommendation.text == ""
         assert not any(added.search(text) for text in texts.values())
     else:
         advice = stage.recommendation
@@ -218,7 +217,7 @@ def test_all_texts_of_a_report_agree(case, tmp_path_factory, capsys, monkeypatch
         assert (d.gain, d.score) == (pytest.approx(advice.gain, nan_ok=True), advice.score_name)
         assert (d.score == "Brier score") == math.isinf(r["nll"])
         assert advice.text in d.action
-        assert calibrator_advice(r) == advice.text
+        assert r.recommendation.text == advice.text
         assert number.value == f"{gain(d.gain)} of {d.score}"
         assert ("not advised" in number.detail) == (not d.calibrator)
         assert ("No calibrator is recommended for this data" in texts["page"]) == (not d.calibrator)

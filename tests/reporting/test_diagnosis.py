@@ -13,7 +13,7 @@ from torchcalib.reporting.calibration import calibration_stage
 from torchcalib.reporting.decision import CAUSES_LEVEL, ERROR_LEVEL, LEVEL, Candidate, cause_of
 from torchcalib.reporting.diagnosis import _biases_of_classes, evidence_of
 from torchcalib.reporting.findings import Labels
-from torchcalib.reporting.groups import GroupBins
+from torchcalib.reporting.groups import gaps_of_groups
 
 N, F64 = 1500, torch.float64
 
@@ -312,8 +312,7 @@ def test_clusters_and_groups_use_standard_errors():
     logits, target, groups = off_groups("binary")
     builder = tc.ReportBuilder(task="binary", from_logits=True, **QUICK)
     builder.update(logits, target, **groups)
-    accumulated = next(each for each in builder._accumulators.values() if isinstance(each, GroupBins))
-    names, statistics = accumulated.gaps()
+    names, statistics = gaps_of_groups(builder._states["groups"].names, builder._statistic("groups"))
     gaps = statistics[:, 0]
     for name, gap in zip(names, gaps.tolist(), strict=True):
         p = logits[groups["groups"] == "abcde".index(name)].sigmoid().tolist()
@@ -472,8 +471,7 @@ def test_slope_of_a_group_is_the_score_of_a_temperature_in_bins():
     logits, target, groups = off_groups("binary")
     builder = tc.ReportBuilder(task="binary", from_logits=True, n_bins=5, **QUICK)
     builder.update(logits, target, **groups)
-    accumulated = next(each for each in builder._accumulators.values() if isinstance(each, GroupBins))
-    names, statistics = accumulated.gaps()
+    names, statistics = gaps_of_groups(builder._states["groups"].names, builder._statistic("groups"))
     for name, (_, slope) in zip(names, statistics.tolist(), strict=True):
         rows = groups["groups"] == "abcde".index(name)
         p, y = logits[rows].sigmoid(), target[rows]

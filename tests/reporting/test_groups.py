@@ -12,8 +12,8 @@ from helpers.reports import MODES, QUICK, QUICK_COMMAND, TASKS, bare, prediction
 import torchcalib as tc
 import torchcalib.functional as F
 from torchcalib.cli import main
+from torchcalib.metrics.groups.named import MAX_GROUPS
 from torchcalib.reporting.building import ReportBuilder
-from torchcalib.reporting.groups import MAX_GROUPS
 from torchcalib.reporting.render import terminal
 from torchcalib.reporting.render.html import render
 
@@ -112,18 +112,18 @@ def test_damaged_groups_of_a_saved_state_raise_an_error(tmp_path):
     builder.update(p, y, groups=groups, group_names=NAMES)
     builder.save(tmp_path / "a.pt")
     state = torch.load(tmp_path / "a.pt", weights_only=True)
-    names, sums, noise_flag = (state["accumulators"]["groups"][name] for name in ("names", "sums", "noise_flag"))
+    names, sums, noise_flag = state["states"]["groups"]
     for wrong in (
-        {"sums": sums[1:]},
-        {"sums": sums.float()},
-        {"noise_flag": noise_flag[1:]},
-        {"noise_flag": noise_flag.float()},
-        {"names": [names[0], *names[:-1]]},
-        {"names": [*names[:-1], 7]},
-        {"names": [*names[:-1], "x" * 1001]},
+        [names, sums[1:], noise_flag],
+        [names, sums.float(), noise_flag],
+        [names, sums, noise_flag[1:]],
+        [names, sums, noise_flag.float()],
+        [[names[0], *names[:-1]], sums, noise_flag],
+        [[*names[:-1], 7], sums, noise_flag],
+        [[*names[:-1], "x" * 1001], sums, noise_flag],
+        [names, sums],
     ):
-        accumulators = {**state["accumulators"], "groups": {**state["accumulators"]["groups"], **wrong}}
-        torch.save({**state, "accumulators": accumulators}, tmp_path / "b.pt")
+        torch.save({**state, "states": {**state["states"], "groups": wrong}}, tmp_path / "b.pt")
         with pytest.raises(ValueError, match="must be a complete report state"):
             ReportBuilder.load(tmp_path / "b.pt")
 

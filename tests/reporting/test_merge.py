@@ -171,23 +171,23 @@ def sketch(**parts):
     """Return a writer of a state with sketch cells instead of samples."""
 
     def with_cells(state):
-        empty = [[], [], [], state["parts"][-1]]
-        return {"parts": empty, "cells": CELLS, "places": torch.tensor([5, 9]), "has_labels": True, **parts}
+        cells = {"places": torch.tensor([5, 9]), "cells": CELLS, "has_labels": torch.tensor(True), **parts}
+        return [[], [], [], state[3], *cells.values()]
 
-    return changed("accumulators", "sample of positive", to=with_cells, task="binary")
+    return changed("states", "sample of positive", to=with_cells, task="binary")
 
 
 def buffered(*keys, to):
-    return changed("accumulators", "predictions", *keys, to=to)
+    return changed("predictions", *keys, to=to)
 
 
 def sums(to):
-    return changed("accumulators", "NLL", "parts", to=to)
+    return changed("states", "nll", to=to)
 
 
 def samples(column, change, of="top_label", task="multiclass"):
     """Return a writer of a state with changed chunks of a column (scores, outcomes, counts)."""
-    return changed("accumulators", f"sample of {of}", "parts", column, to=lambda c: [change(x) for x in c], task=task)
+    return changed("states", f"sample of {of}", column, to=lambda c: [change(x) for x in c], task=task)
 
 
 class Evil:
@@ -222,17 +222,17 @@ HOSTILE = {
     "classes of another kind": changed("num_classes", to=4.0),
     "other classes": changed("num_classes", to=3),
     "expanded": buffered("pieces", 0, "given", to=torch.ones(1, 1).expand(10**9, 4)),
-    "laughs": changed("accumulators", "NLL", to=reduce(lambda value, _: [value, value], range(40), [])),
+    "laughs": changed("states", "nll", to=reduce(lambda value, _: [value, value], range(40), [])),
     "sparse": buffered("pieces", 0, "given", to=torch.ones(12, 4).to_sparse()),
     "settings": changed("settings", to={"task": "multiclass", "nonsense": 1}),
     "bins": changed("settings", "n_bins", to=10**9),
     "a bin more": changed("settings", "n_bins", to=16),
     "task": changed("settings", "task", to="regression"),
-    "no accumulators": changed("accumulators", to=3),
-    "no sums": changed("accumulators", to=lambda a: {**a, "NLL": {}}),
+    "no states": changed("states", to=3),
+    "no sums": changed("states", to=lambda states: {**states, "nll": {}}),
     "a sum less": sums(lambda parts: [parts[0][:-1]]),
     "sums of another kind": sums([1, 2]),
-    "chunks": changed("accumulators", "sample of top_label", "parts", 0, to=lambda chunks: chunks * 2),
+    "chunks": changed("states", "sample of top_label", 0, to=lambda chunks: chunks * 2),
     "probabilities": samples(0, lambda chunk: chunk + 2, "positive", "probabilities"),
     "outcomes": samples(1, lambda chunk: chunk + 200),
     "counts": samples(2, lambda chunk: chunk - 9),
@@ -244,7 +244,7 @@ HOSTILE = {
     "kept no tensors": buffered("pieces", 0, "given", to="text"),
     "kept of one axis more": buffered("pieces", 0, to=ONE_AXIS_MORE),
     "pieces": buffered("pieces", to=8),
-    "kept nothing": changed("accumulators", "predictions", to=None),
+    "kept nothing": changed("predictions", to=None),
     "number": buffered("n_values", to=torch.tensor(48)),
     "source": changed("source", to={"files": 3}),
     "cells elsewhere": sketch(places=torch.tensor([5, 10**9])),
@@ -252,6 +252,7 @@ HOSTILE = {
     "cells of another shape": sketch(cells=CELLS[1:]),
     "cells below 0": sketch(cells=-CELLS),
     "cells of NaN": sketch(cells=CELLS * torch.nan),
+    "cells without labels": sketch(has_labels=3),
 }
 
 

@@ -15,8 +15,9 @@ from processes import SCRIPTS, environments_of_ranks, free_ports, run_together
 import torchcalib as tc
 from torchcalib.calibration import load_calibrator
 from torchcalib.cli import main
+from torchcalib.core import sample_or_sketch
 from torchcalib.io.paths import share_of
-from torchcalib.reporting import buffer, sample_or_sketch
+from torchcalib.reporting import buffer
 from torchcalib.reporting.building import ReportBuilder
 
 

@@ -81,7 +81,7 @@ def test_memory_of_samples_and_sketches_is_bounded(monkeypatch):
     logits, target = predictions("multiclass", 1000)
     for most, n_bytes in ((2**24, 9 * 1000), (100, 9 * 100)):
         monkeypatch.setattr(sample_or_sketch, "MAX_SAMPLES", most)
-        held = in_pieces("multiclass", logits.float(), target)._accumulators["sample of top_label"].samples
+        held = in_pieces("multiclass", logits.float(), target)._states["sample of top_label"].exact
         size = sum(t.untyped_storage().nbytes() for part in held[:3] for t in part)
         assert size == n_bytes if most > 1000 else size <= n_bytes
     preds, target = torch.rand(60, 40, generator=torch.Generator().manual_seed(0)), torch.ones(60, 40, dtype=torch.long)

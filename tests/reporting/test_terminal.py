@@ -10,9 +10,9 @@ from helpers.systems import compared
 import torchcalib as tc
 from torchcalib.display.words import ends, percent, significant
 from torchcalib.io.errors import short_name
-from torchcalib.results.contents import KeyNumber, calibrator_advice, key_numbers
+from torchcalib.reporting.render.contents import KeyNumber, key_numbers
+from torchcalib.results.comparison import compared_verdict, system_table
 from torchcalib.results.history import History, HistoryRow
-from torchcalib.results.tables import compared_verdict, system_table
 
 terminal = pytest.importorskip("torchcalib.reporting.render.terminal")
 LINES, CHARACTERS = 40, 120
@@ -50,7 +50,7 @@ def test_short_report_fits_a_screen_and_everything_has_all_lines(task, capsys):
     assert max(map(len, lines)) <= CHARACTERS
     for line in report.lines:
         assert f"{line.name} {significant(line.value)}".replace("−", "-") in words, line.key
-    for text in (found.cause, "a note", calibrator_advice(report), *report.calibration.notes):
+    for text in (found.cause, "a note", report.recommendation.text, *report.calibration.notes):
         assert text in words
     assert all(line.calibrator in words for line in report.calibration.lines)
 

@@ -1,10 +1,12 @@
 """Types and checks for options that are not tensors."""
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from difflib import get_close_matches
+from functools import wraps
+from inspect import Parameter, Signature, signature
 from numbers import Integral
-from typing import Any, Literal, TypedDict, TypeGuard, get_args
+from typing import Any, Literal, TypedDict, TypeGuard, TypeVar, Unpack, cast, get_args
 
 from torch import Tensor
 
@@ -16,35 +18,11 @@ Reduction = Literal["mean", "none"]
 NanPolicy = Literal["raise", "drop"]
 TASKS: tuple[Task, ...] = get_args(Task)
 
+F = TypeVar("F", bound=Callable[..., Any])
+
 
 class InputOptions(TypedDict, total=False):
     """Input options, which every metric accepts as keyword arguments.
-
-    - `from_logits` (default False): `preds` are logits. This is never inferred from the values. Values that look like
-      probabilities cause a warning.
-    - `weights` (default None): non-negative weights with the shape of the samples. Weight k equals k copies of a row,
-      and 0 removes it. An additional leading axis, `(R, ..., N)`, contains R replicate weights of each sample. Results
-      then have this leading axis too.
-    - `ignore_index` (default None): rows with this target are ignored. The class remains in the softmax.
-    - `positive_classes` (default None): treat multi-class input as binary: these classes against all others. P(y=1) is
-      the sum over these classes, and P(y=0) the sum over all other classes. Rows are not normalised. Log scores use the
-      sum for the outcome that occurred; the Brier score uses the sum for the outcome that did not occur.
-    - `class_axis` (default None): axis of classes or labels in `preds`, and in soft or multi-label targets. None
-      selects the last axis or axis 1, whichever agrees with the shape of the target. If both agree, streaming metrics
-      use the class axis of their first batch, and functions raise an error.
-      Integer targets with a class axis, `(..., N, C)`, are annotator counts. Binary and multi-label annotator counts
-      have a last axis for no and yes: `(..., N, 2)` and `(..., N, L, 2)`. A row without annotators raises an error, or
-      is ignored if `nan_policy="drop"`. `ignore_index` applies to labels only.
-    - `batch_dims` (default 0): number of leading batch axes. Results have one value for each batch element. All other
-      axes except the class axis are samples.
-    - `num_classes`, `num_labels` (default None): number of classes or labels. It is checked against `preds` and implies
-      the task.
-    - `validate_args` (default True): check the values and raise an error for invalid ones. Under `torch.compile` and
-      `vmap` an invalid row makes the result NaN instead. False skips the checks.
-    - `nan_policy` (default "raise"): handling of missing predictions and soft targets: NaN, infinite probabilities, and
-      rows of logits that are all -inf (a logit of +inf is valid). "raise" raises an error. "drop" ignores the row, with
-      gradient 0; metric classes count ignored rows in `n_dropped`. In multi-label input only the entry is ignored.
-      Other invalid values still raise. "drop" also works with `validate_args=False`, `torch.compile` and `vmap`.
 
     Example:
         >>> import torch
@@ -55,15 +33,78 @@ class InputOptions(TypedDict, total=False):
     """
 
     from_logits: bool
+    """`preds` are logits (default False). This is never inferred from the values. Values that look like probabilities
+    cause a warning."""
+
     weights: Tensor | None
+    """Non-negative weights with the shape of the samples (default None). Weight k equals k copies of a row, and 0
+    removes it. An additional leading axis, `(R, ..., N)`, contains R replicate weights of each sample. Results then
+    have this leading axis too."""
+
     ignore_index: int | None
+    """Rows with this target are ignored (default None). The class remains in the softmax."""
+
     positive_classes: Sequence[int] | None
+    """Treat multi-class input as binary (default None): these classes against all others. P(y=1) is the sum over these
+    classes, and P(y=0) the sum over all other classes. Rows are not normalised. Log scores use the sum for the outcome
+    that occurred; the Brier score uses the sum for the outcome that did not occur."""
+
     class_axis: int | None
+    """Axis of classes or labels in `preds`, and in soft or multi-label targets. None (default) selects the last axis or
+    axis 1, whichever agrees with the shape of the target. If both agree, streaming metrics use the class axis of their
+    first batch, and functions raise an error.
+
+    Integer targets with a class axis, `(..., N, C)`, are annotator counts. Binary and multi-label annotator counts have
+    a last axis for no and yes: `(..., N, 2)` and `(..., N, L, 2)`. A row without annotators raises an error, or is
+    ignored if `nan_policy="drop"`. `ignore_index` applies to labels only."""
+
     batch_dims: int
+    """Number of leading batch axes (default 0). Results have one value for each batch element. All other axes except
+    the class axis are samples."""
+
     num_classes: int | None
+    """Number of classes (default None). It is checked against `preds`, and implies the task."""
+
     num_labels: int | None
+    """Number of labels (default None). It is checked against `preds`, and implies the task."""
+
     validate_args: bool
+    """Check the values and raise an error for invalid ones (default True). Under `torch.compile` and `vmap` an invalid
+    row makes the result NaN instead. False skips the checks."""
+
     nan_policy: NanPolicy
+    """Handling of missing predictions and soft targets: NaN, infinite probabilities, and rows of logits that are all
+    -inf (a logit of +inf is valid). "raise" (default) raises an error. "drop" ignores the row, with gradient 0; metric
+    classes count ignored rows in `n_dropped`. In multi-label input only the entry is ignored. Other invalid values
+    still raise. "drop" also works with `validate_args=False`, `torch.compile` and `vmap`."""
+
+
+INPUT_DEFAULTS: InputOptions = {
+    "from_logits": False,
+    "weights": None,
+    "ignore_index": None,
+    "positive_classes": None,
+    "class_axis": None,
+    "batch_dims": 0,
+    "num_classes": None,
+    "num_labels": None,
+    "validate_args": True,
+    "nan_policy": "raise",
+}
+
+
+def with_input_options(shown: Signature) -> Signature:
+    """Return a signature with `InputOptions` by name instead of `**options`, for `help` and interactive sessions."""
+    own = [p for p in shown.parameters.values() if p.annotation != Unpack[InputOptions]]
+    if len(own) == len(shown.parameters):
+        return shown
+    taken = {p.name for p in own}
+    by_name = [
+        Parameter(name, Parameter.KEYWORD_ONLY, default=default)
+        for name, default in INPUT_DEFAULTS.items()
+        if name not in taken
+    ]
+    return shown.replace(parameters=[*own, *by_name])
 
 
 _SYNONYMS = {
@@ -162,11 +203,54 @@ def with_task(options: Mapping[str, Any], task: Any, *others: Any) -> dict[str, 
     return {**options, "task": task}
 
 
+def with_weights(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options with the scikit-learn alias `sample_weight` renamed to `weights`."""
+    found = dict(options)
+    found["weights"] = weights_from(found.get("weights"), found.pop("sample_weight"))
+    return found
+
+
+def task_by_position(function: F) -> F:
+    """Return a function of data that accepts no other option than `task` by position, and the alias `sample_weight`.
+
+    Python would only count the positional arguments in its error.
+    """
+    parameters = signature(function).parameters.values()
+    most = sum(p.kind == Parameter.POSITIONAL_OR_KEYWORD for p in parameters)
+
+    @wraps(function)
+    def call(*data: Any, **options: Any) -> Any:
+        if len(data) > most:
+            raise only_task_by_position(data[most])
+        return function(*data, **(with_weights(options) if "sample_weight" in options else options))
+
+    vars(call)["__signature__"] = with_input_options(signature(function))
+    return cast(F, call)
+
+
+def advising(advice: str) -> Callable[[F], F]:
+    """Return a decorator that adds advice to the TypeError for too many positional arguments."""
+
+    def decorate(function: F) -> F:
+        most = sum(p.kind == Parameter.POSITIONAL_OR_KEYWORD for p in signature(function).parameters.values())
+
+        @wraps(function)
+        def call(*data: Any, **options: Any) -> Any:
+            if len(data) > most:
+                raise TypeError(
+                    f"`{function.__name__}` must be called with at most {most} positional arguments, got {len(data)}. "
+                    f"{advice} Pass options such as task= by name."
+                )
+            return function(*data, **options)
+
+        return cast(F, call)
+
+    return decorate
+
+
 def completed(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return options with the given or implied `task` (see `task_of`), and `sample_weight` renamed to `weights`."""
-    found = dict(options)
-    if "sample_weight" in found:
-        found["weights"] = weights_from(found.get("weights"), found.pop("sample_weight"))
+    found = with_weights(options) if "sample_weight" in options else dict(options)
     found["task"] = task_of(**{"task": None, **found})
     return found
 
@@ -176,9 +260,11 @@ def check_task(task: object) -> None:
     check_choice("task", task, TASKS)
 
 
-def task_read_as(task: Task, options: Mapping[str, Any]) -> Task:
-    """Return the task of the converted predictions: binary if `positive_classes` is given, else `task`."""
-    return task if options.get("positive_classes") is None else "binary"
+def task_read_as(task: Task | None, options: Mapping[str, Any]) -> Task:
+    """Return the task of the converted predictions: binary if `positive_classes` is given, else as by `task_of`."""
+    if options.get("positive_classes") is not None:
+        return "binary"
+    return task_of(task, options.get("num_classes"), options.get("num_labels"))
 
 
 def check_positive_classes(task: Task, classes: object) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from torchcalib.core.sums import BinStats
-from torchcalib.display.tables import Cell, Column, Table, Tabular, fraction, number
+from torchcalib.display.tables import Cell, Column, Table, Tabular, fraction, number, to_text
 from torchcalib.display.words import count, decimals, edges_in_words, percent
 from torchcalib.ops.count_moments import deviation_quantiles
 
@@ -159,16 +159,7 @@ class BinTable(Tabular):
         return str(self)
 
     def __str__(self) -> str:
-        if self.n.dim() > 1:
-            return "\n\n".join(f"[{index}]\n{self[index]}" for index in range(self.n.shape[0]))
-        # Omit fields with several numbers per bin, such as `quantiles`.
-        names = [field.name for field in fields(self) if getattr(self, field.name).dim() == 1]
-        lines = ["".join(f"{name:>11}" for name in names)]
-        for row in zip(*(getattr(self, name).tolist() for name in names), strict=True):
-            cells = dict(zip(names, row, strict=True))
-            empty = cells["n"] == 0
-            lines.append("".join(f"{_cell(name, cells[name], empty):>11}" for name in names))
-        return "\n".join(lines)
+        return to_text(self.layout(), with_page=True)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -214,9 +205,3 @@ class TCETable(BinTable):
     def tce(self) -> Tensor:
         """Percentage of all samples that the test rejects, in [0, 100], `(...)`; NaN without data."""
         return 100 * self.rejected.sum(-1) / self.n.sum(-1)
-
-
-def _cell(name: str, value: float, empty: bool) -> str:
-    if empty and name not in ("lower", "upper", "n", "share", "rejected"):
-        return "-"
-    return f"{value:.10g}" if name in ("n", "rejected") else f"{value:.4f}"

@@ -1,4 +1,7 @@
-"""Shared argument descriptions, and functions that add them to signatures and docstrings."""
+"""Shared argument descriptions, and functions that add them to signatures and docstrings.
+
+New code uses `core.arguments`; the site adds shared descriptions from `docs/_ext/shared_arguments.py`.
+"""
 
 import re
 from collections.abc import Callable, Iterable
@@ -7,7 +10,9 @@ from inspect import Parameter, Signature, isclass, signature
 from textwrap import dedent, fill, indent
 from typing import Any, TypeVar, cast
 
-from torchcalib.core.arguments import Task, completed, with_task
+from torchcalib.core.arguments import INPUT_DEFAULTS, Task, advising, completed, with_task
+
+__all__ = ["INPUT_DEFAULTS", "advising"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -68,20 +73,6 @@ ARGUMENTS = {
     "persistent": "Include the state in `state_dict` and therefore in checkpoints.",
 }
 """Description of each shared argument, by name."""
-
-INPUT_DEFAULTS: dict[str, Any] = {
-    "from_logits": False,
-    "weights": None,
-    "ignore_index": None,
-    "positive_classes": None,
-    "class_axis": None,
-    "batch_dims": 0,
-    "num_classes": None,
-    "num_labels": None,
-    "validate_args": True,
-    "nan_policy": "raise",
-}
-"""Default of each option in `torchcalib.functional.InputOptions`."""
 
 RAISES = ("    Raises:", "        TypeError, ValueError: for invalid input.")
 """Section of a docstring about the validation of the input."""
@@ -161,26 +152,6 @@ def resolving_task(function: F) -> F:
         return function(*data[:n_data], **options)
 
     return cast(F, call)
-
-
-def advising(advice: str) -> Callable[[F], F]:
-    """Return a decorator that adds advice to the TypeError for too many positional arguments."""
-
-    def decorate(function: F) -> F:
-        most = sum(p.kind == Parameter.POSITIONAL_OR_KEYWORD for p in signature(function).parameters.values())
-
-        @wraps(function)
-        def call(*data: Any, **options: Any) -> Any:
-            if len(data) > most:
-                raise TypeError(
-                    f"`{function.__name__}` must be called with at most {most} positional arguments, got {len(data)}. "
-                    f"{advice} Pass options such as task= by name."
-                )
-            return function(*data, **options)
-
-        return cast(F, call)
-
-    return decorate
 
 
 def documented(function: F, *, without: Iterable[str] = ()) -> F:

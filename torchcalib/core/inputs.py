@@ -19,6 +19,7 @@ from torchcalib.core.arguments import (
     check_task,
     count_of_outputs,
     is_int,
+    task_of,
     unknown_argument,
 )
 from torchcalib.core.arrays import are_plain, as_tensors, check_has_values, single_axis
@@ -565,8 +566,9 @@ def check_option_names(options: Mapping[str, Any], known: Iterable[str] = (), wh
 
 
 def input_format_of(task: Any, options: Mapping[str, Any], **requirements: Any) -> InputFormat:
-    """Return the input format for `InputOptions` and the requirements of a metric."""
+    """Return the input format for `InputOptions` and the requirements of a metric; they may imply a task of None."""
     check_option_names(options)
+    task = task_of(task, **options)
     given = {name: value for name, value in options.items() if name not in ("weights", "num_labels")}
     if "num_classes" in options or "num_labels" in options:
         given["num_classes"] = count_of_outputs(task, options.get("num_classes"), options.get("num_labels"))
@@ -574,7 +576,13 @@ def input_format_of(task: Any, options: Mapping[str, Any], **requirements: Any) 
 
 
 def read_input(
-    task: Task, preds: Tensor, target: Tensor, options: Mapping[str, Any], *, wait: bool = True, **requirements: Any
+    task: Task | None,
+    preds: Tensor,
+    target: Tensor,
+    options: Mapping[str, Any],
+    *,
+    wait: bool = True,
+    **requirements: Any,
 ) -> Predictions:
     """Convert predictions, targets and the weights in `options` to `Predictions`; see `InputFormat.read`."""
     input_format = input_format_of(task, options, **requirements)

@@ -17,23 +17,14 @@ from torchcalib.display.words import decimals, p_words, significant
 
 @dataclass(frozen=True)
 class Cell:
-    """Formatted table cell.
+    """Formatted table cell."""
 
-    Attributes:
-        page: text in HTML, Markdown and LaTeX.
-        value: the number in full precision; None for text.
-        plain: text in plain-text tables; None uses `page`, with a hyphen for the minus sign.
-        style: CSS class: `"main"`, `"better"`, `"worse"`, `"quiet"` or `"name"`.
-        link: id of the page element that the cell links to; empty for no link.
-        tip: explanation that a page shows on demand; empty for none.
-    """
-
-    page: str = ""
-    value: float | None = None
-    plain: str | None = None
-    style: str = ""
-    link: str = ""
-    tip: str = ""
+    page: str = ""  # text in HTML, Markdown and LaTeX
+    value: float | None = None  # the number in full precision; None for text
+    plain: str | None = None  # text in plain-text tables; None uses `page`, with a hyphen for the minus sign
+    style: str = ""  # CSS class: "main", "better", "worse", "quiet" or "name"
+    link: str = ""  # id of the page element that the cell links to; empty for no link
+    tip: str = ""  # explanation that a page shows on demand; empty for none
 
     @property
     def text(self) -> str:
@@ -48,24 +39,16 @@ class Cell:
 
 @dataclass(frozen=True)
 class Column:
-    """Table column.
-
-    Attributes:
-        header: column heading.
-        cell: function from the item of a row, such as a dict, to its cell.
-        is_number: whether cells are aligned to the right.
-        shown: where the column is shown: `"always"`, `"wide"` (not in a narrow terminal), `"page"` (reports) or
-            `"data"` (only in a DataFrame).
-        wraps: whether long cells continue on the next line.
-        data: functions from the item of a row to a value, by name of the DataFrame column. None creates one DataFrame
-            column from the numbers or texts of the cells. Its name is the header with underscores.
-    """
+    """Table column."""
 
     header: str
-    cell: Callable[[Any], Cell]
-    is_number: bool = True
+    cell: Callable[[Any], Cell]  # function from the item of a row, such as a dict, to its cell
+    is_number: bool = True  # whether cells are aligned to the right
+    # "always"; "wide": not in a narrow terminal; "page": in reports; "data": only in a DataFrame
     shown: Literal["always", "wide", "page", "data"] = "always"
-    wraps: bool = False
+    wraps: bool = False  # whether long cells continue on the next line
+    # Functions from the item of a row to a value, by name of the DataFrame column. None creates one column from the
+    # numbers or texts of the cells. Its name is the header with underscores.
     data: Mapping[str, Callable[[Any], Any]] | None = None
 
     @property
@@ -84,17 +67,11 @@ class Column:
 
 @dataclass(frozen=True)
 class Row:
-    """Table row.
+    """Table row."""
 
-    Attributes:
-        cells: cells of the row; the first is the row heading.
-        is_quiet: whether the row is displayed in a lighter colour because it is less important.
-        data: DataFrame values of the row, in the order of `Table.data_names`.
-    """
-
-    cells: Sequence[Cell]
-    is_quiet: bool = False
-    data: Sequence[Any] = ()
+    cells: Sequence[Cell]  # the first is the row heading
+    is_quiet: bool = False  # whether the row is displayed in a lighter colour because it is less important
+    data: Sequence[Any] = ()  # DataFrame values, in the order of `Table.data_names`
 
 
 @dataclass(frozen=True)
@@ -128,6 +105,10 @@ class Tabular(ABC):
         """Return a LaTeX `tabular` with three significant digits, which requires the package booktabs."""
         return to_latex(self.layout())
 
+    def __str__(self) -> str:
+        """Return the table as plain text for a monospaced font."""
+        return to_text(self.layout())
+
     def _repr_html_(self) -> str:
         """Return the table as HTML, for notebooks."""
         return to_html(self.layout().shown_on("always", "wide"))
@@ -135,25 +116,15 @@ class Tabular(ABC):
 
 @dataclass(frozen=True, repr=False)
 class Table(Tabular):
-    """Table of formatted cells in sections.
+    """Table of formatted cells in sections."""
 
-    Attributes:
-        columns: columns from left to right.
-        sections: rows, grouped under section headings.
-        title: title of the table; may be empty.
-        is_wide: whether the table has the full width of a page.
-        heading_name: name of the DataFrame column with the section headings.
-        index: names of the DataFrame columns that form its index.
-        data_names: names of all DataFrame columns except `heading_name`.
-    """
-
-    columns: Sequence[Column]
+    columns: Sequence[Column]  # from left to right
     sections: Sequence[Section]
-    title: str = ""
-    is_wide: bool = True
-    heading_name: str = "group"
-    index: Sequence[str] = ()
-    data_names: Sequence[str] = ()
+    title: str = ""  # may be empty
+    is_wide: bool = True  # whether the table has the full width of a page
+    heading_name: str = "group"  # name of the DataFrame column with the section headings
+    index: Sequence[str] = ()  # names of the DataFrame columns that form its index
+    data_names: Sequence[str] = ()  # names of all DataFrame columns except `heading_name`
 
     @classmethod
     def from_items(
@@ -167,13 +138,9 @@ class Table(Tabular):
         heading_name: str = "group",
         index: Sequence[str] = (),
     ) -> Self:
-        """Create a table with a row for each item. Columns in which every cell is empty are omitted.
+        """Create a table with a row for each item in `sections`, by heading. Columns with only empty cells are omitted.
 
-        Args:
-            columns: columns from left to right.
-            sections: items of the rows, by section heading.
-            title, is_wide, heading_name, index: see `Table`.
-            is_quiet: function from an item to `Row.is_quiet`; None for False.
+        `is_quiet` is a function from an item to `Row.is_quiet`.
         """
 
         def row(item: Any) -> Row:
@@ -193,9 +160,6 @@ class Table(Tabular):
 
     def __repr__(self) -> str:
         return str(self)
-
-    def __str__(self) -> str:
-        return to_text(self)
 
     def shown_on(self, *media: str) -> Self:
         """Return the table with only the columns whose `Column.shown` is in `media`."""
@@ -229,9 +193,9 @@ def interval(found: object) -> Cell:
     return Cell() if found is None else Cell(str(found).replace("-", "−"))
 
 
-def to_text(table: Table) -> str:
-    """Return a table as plain text for a monospaced font."""
-    table = table.shown_on("always", "wide")
+def to_text(table: Table, with_page: bool = False) -> str:
+    """Return a table as plain text for a monospaced font, on request with the columns that only pages show."""
+    table = table.shown_on("always", "wide", *["page"] * with_page)
     cells = [[cell.text for cell in row.cells] for section in table.sections for row in section.rows]
     texts = [[column.header for column in table.columns], *cells]
     widths = [max(map(len, column)) for column in zip(*texts, strict=True)]

@@ -1,6 +1,7 @@
-"""Number formats for sentences, tables and pages.
+"""Number formats for sentences, tables, pages and diagrams.
 
-Tables use `significant` and `decimals`, with the minus sign `−`. Sentences use `fixed`, with the hyphen `-`.
+Tables use `significant` and `decimals`, with the minus sign `−`. Sentences use `fixed`, with the hyphen `-`. Diagrams
+use the formats with `short` in their names.
 """
 
 import math
@@ -149,6 +150,26 @@ def _edge(value: float, digits: int, places: int) -> str:
         return f"{value:.{digits - 1}e}".replace("e-0", "e-").replace("e-", "e−")
     places = max(places, digits - 1 - math.floor(math.log10(distance)))
     return f"{value:.{places}f}".rstrip("0").rstrip(".")
+
+
+def short_probability(probability: float) -> str:
+    """Format a probability with two significant digits of its distance to 0 or 1: 0.25, 2.4e−6, 0.99987."""
+    return _edge(probability, 2, 0).replace(".0e", "e")
+
+
+def short_percent(share: float) -> str:
+    """Format a fraction as a percentage in at most four characters. Only exact 0 and 1 become 0% and 100%."""
+    if 0 < share < 0.01:
+        return "<1%"
+    return ">99%" if 0.99 < share < 1 else f"{share:.0%}"
+
+
+def short_count(n: float) -> str:
+    """Format a count in at most four characters: 876, 4.5k, 42k, 5.1M."""
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if n >= size:
+            return f"{n / size:.{1 if n < 9.95 * size else 0}f}{unit}"
+    return f"{n:.3g}"
 
 
 def gain(rcl: float) -> str:

@@ -11,9 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchcalib.core.arguments import NanPolicy, Task
+from torchcalib.core.arguments import NanPolicy, Task, advising
 from torchcalib.core.clusters import identifiers
-from torchcalib.core.documentation import advising
 from torchcalib.core.tasks import per_sample, prepare
 from torchcalib.integrations.outputs import TARGETS, WEIGHTS, Found, described, predictions_in, tensor_named
 from torchcalib.io.errors import shown

@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
-from inspect import Parameter, signature
+from inspect import Parameter, Signature, signature
 from pkgutil import resolve_name
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
@@ -27,6 +27,7 @@ from torchmetrics import Metric
 from torchmetrics.utilities.distributed import gather_all_tensors
 
 from torchcalib.core.arguments import (
+    INPUT_DEFAULTS,
     Task,
     check_count,
     check_flag,
@@ -36,7 +37,6 @@ from torchcalib.core.arguments import (
     unknown_argument,
 )
 from torchcalib.core.arrays import as_tensors
-from torchcalib.core.documentation import document, input_parameters, parameters_of, with_implied_task
 from torchcalib.core.inputs import InputFormat
 from torchcalib.core.mistakes import Evidence
 from torchcalib.core.predictions import Predictions
@@ -46,7 +46,7 @@ from torchcalib.inference.intervals import IntervalKind
 from torchcalib.inference.testing import CalibrationTest
 from torchcalib.io.errors import shown
 from torchcalib.metrics.checkpoint import DESCRIPTION, Description, contains_state, read_state
-from torchcalib.metrics.estimator import Estimator
+from torchcalib.metrics.estimator import Estimator, factory_of, options_of
 from torchcalib.metrics.rollback import refuse_if_synced, unchanged_on_error, unsynced_on_error
 from torchcalib.metrics.sync import dropped_over_ranks, fingerprint, synced_states
 from torchcalib.ops.host_values import is_captured
@@ -55,8 +55,8 @@ from torchcalib.ops.logs import wide_dtype
 S = TypeVar("S")
 Better = Literal["higher", "lower", "nearer to 0"]
 
-_FUNCTION_OPTIONS = ("weights", "batch_dims", "num_classes", "num_labels")
-"""Input options of metric functions that classes do not accept or document differently."""
+_FUNCTION_OPTIONS = ("weights", "batch_dims", "num_classes", "num_labels", "reduction")
+"""Options of metric functions that classes do not accept, or accept as arguments of their own."""
 
 _TORCHMETRICS_OPTIONS = (
     "compute_on_cpu",
@@ -88,8 +88,8 @@ class CalibrationMetric(Metric, Generic[S]):
 
     `torch.jit.script` can compile a module that contains a metric. The compiled module does not contain the metric.
 
-    Subclasses define `factory`, which converts the options to an `Estimator`, and the metadata `unit`, `perfect`,
-    `question` and `source`.
+    A subclass names its function, `class ECE(BinnedMetric, function=ece)`, and declares what the metric is: `question`,
+    `source`, `unit`, `perfect` and the attributes that differ from those of its base class.
 
     Args:
         num_classes: Number of classes C for a multi-class task. Required if there is one value per class.
@@ -139,8 +139,10 @@ class CalibrationMetric(Metric, Generic[S]):
     allows_clusters: ClassVar[bool] = True
     """Whether `Clustered` can wrap the metric."""
 
+    function: ClassVar[Callable[..., Any]]
+    """Function that computes the same metric."""
     factory: ClassVar[Callable[..., Estimator[Any]]]
-    """Function that converts keyword options to the `Estimator` of the metric."""
+    """Function from options to the `Estimator` of the metric: that of `function`, unless a class defines it."""
     stream_options: ClassVar[tuple[str, ...]] = ()
     """Options that only the streaming class accepts. They are passed to `Estimator.streamed`."""
 
@@ -154,35 +156,29 @@ class CalibrationMetric(Metric, Generic[S]):
     """Whether a captured CUDA graph updates the state in place."""
     _in_forward = False
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Set signature and docstring of a subclass from its factory, and exclude its attributes from TorchScript."""
+    def __init_subclass__(cls, function: Callable[..., Any] | None = None, **kwargs: Any) -> None:
+        """Derive attributes from the declaration of a metric.
+
+        Args:
+            function: Function of the same metric, decorated with `metric_function` or `tuple_function`. None for a base
+                class.
+            **kwargs: See `object.__init_subclass__`.
+        """
         super().__init_subclass__(**kwargs)
-        bases = [vars(base) for base in cls.__mro__]
-        properties = {name for base in bases for name, member in base.items() if isinstance(member, property)}
-        annotated = {name for base in bases for name in base.get("__annotations__", {})}
-        cls.__jit_unused_properties__ = sorted(properties)
-        cls.__jit_ignored_attributes__ = sorted({*Metric.__jit_ignored_attributes__, *annotated})
+        _exclude_from_torchscript(cls)
         own = vars(cls)
         if isinstance(own.get("value_range"), tuple):  # not a property of a wrapper
             bounds = [bound if math.isfinite(bound) else None for bound in cls.value_range]
             cls.plot_lower_bound, cls.plot_upper_bound = bounds[0], own.get("plot_upper_bound", bounds[1])
         if "better" in own and not isinstance(own["better"], property):
             cls.higher_is_better = {"lower": False, "higher": True}.get(cls.better or "")
-        if "factory" not in own:
+        if function is None:
             return
-        cls.key, cls.name = own.get("key", cls.factory.__name__.lstrip("_")), own.get("name", cls.__name__)
-        of_factory = parameters_of(cls.factory)
-        of_init = [] if cls.__init__ is CalibrationMetric.__init__ else _without_task(cls.__init__)
-        of_init = [p for p in of_init if p.name not in {other.name for other in of_factory}]
-        class_parameters = _without_task(CalibrationMetric.__init__)
-        stream_parameters = [Parameter(name, Parameter.KEYWORD_ONLY, default=None) for name in cls.stream_options]
-        given = [
-            *of_factory,
-            *stream_parameters,
-            *input_parameters(without=_FUNCTION_OPTIONS),
-            *class_parameters,
-        ]
-        document(cls, cls.__doc__, with_implied_task([*given[:1], *of_init, *given[1:]]), entries=cls.factory.__doc__)
+        cls.key, cls.name = own.get("key", function.__name__), own.get("name", cls.__name__)
+        type.__setattr__(cls, "function", staticmethod(function))
+        if "factory" not in own:
+            type.__setattr__(cls, "factory", staticmethod(factory_of(function)))
+        cls.__signature__ = Signature(_parameters_of(cls))  # type: ignore[attr-defined]  # read by `inspect`
 
     def __init__(
         self,
@@ -205,7 +201,7 @@ class CalibrationMetric(Metric, Generic[S]):
         estimator = self.factory(task=task, **options)
         estimator = estimator.streamed(count_of_outputs(task, num_classes, num_labels), **stream_options)
         self._build(estimator, batch_shape, persistent, **kwargs)
-        defaults = {p.name: p.default for p in parameters_of(self.factory)}
+        defaults = {p.name: p.default for p in _class_options(self.factory)}
         self.settings = {**defaults, **options, **stream_options, "task": task}
 
     def _build(self, estimator: Estimator[S], batch_shape: tuple[int, ...], persistent: bool, **kwargs: Any) -> None:
@@ -769,8 +765,38 @@ class CalibrationMetric(Metric, Generic[S]):
         return super()._apply(on_device, *args, **kwargs)
 
 
-def _without_task(function: Callable[..., Any]) -> list[Parameter]:
-    return [p for p in parameters_of(function) if p.name != "task"]
+def _class_options(factory: Callable[..., Any]) -> list[Parameter]:
+    """Return the options of a factory that the class also accepts; the first one is `task`."""
+    return [p for p in options_of(factory) if p.name not in _FUNCTION_OPTIONS]
+
+
+def _parameters_of(cls: type[CalibrationMetric[Any]]) -> list[Parameter]:
+    """Return the parameters of a metric class: `task` by position, all other options by name."""
+    task, *options = _class_options(cls.factory)
+    known = {p.name for p in options} | {"self", "task"}
+    of_init = [
+        [p for p in signature(init).parameters.values() if p.name not in known and p.kind == Parameter.KEYWORD_ONLY]
+        for init in (cls.__init__, CalibrationMetric.__init__)
+    ]
+    of_class = [] if cls.__init__ is CalibrationMetric.__init__ else of_init[0]
+    by_name = [
+        *(Parameter(name, Parameter.KEYWORD_ONLY, default=None) for name in cls.stream_options),
+        *(
+            Parameter(name, Parameter.KEYWORD_ONLY, default=default)
+            for name, default in INPUT_DEFAULTS.items()
+            if name not in _FUNCTION_OPTIONS
+        ),
+    ]
+    return [task.replace(kind=Parameter.POSITIONAL_OR_KEYWORD), *of_class, *options, *by_name, *of_init[1]]
+
+
+def _exclude_from_torchscript(cls: type[CalibrationMetric[Any]]) -> None:
+    """Exclude the properties and the annotated attributes of a class from TorchScript."""
+    bases = [vars(base) for base in cls.__mro__]
+    properties = {name for base in bases for name, member in base.items() if isinstance(member, property)}
+    annotated = {name for base in bases for name in base.get("__annotations__", {})}
+    cls.__jit_unused_properties__ = sorted(properties)
+    cls.__jit_ignored_attributes__ = sorted({*Metric.__jit_ignored_attributes__, *annotated})
 
 
 def _is_default(value: object, default: object) -> bool:

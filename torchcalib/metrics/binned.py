@@ -11,9 +11,16 @@ from typing import Any, Self, Unpack
 import torch
 from torch import Tensor
 
-from torchcalib.core.arguments import Average, InputOptions, Task, check_average, check_flag, task_read_as
+from torchcalib.core.arguments import (
+    Average,
+    InputOptions,
+    Task,
+    check_average,
+    check_flag,
+    task_by_position,
+    task_read_as,
+)
 from torchcalib.core.bins import BinTable, equal_width_edges, root
-from torchcalib.core.documentation import documented
 from torchcalib.core.event_sums import EqualWidthBins
 from torchcalib.core.events import Mode, resolve_mode
 from torchcalib.core.inputs import input_format_of
@@ -26,7 +33,7 @@ from torchcalib.inference.labels import LabelRows
 from torchcalib.inference.testing import CalibrationTest, ErrorTest, run_error_test
 from torchcalib.io.errors import shown
 from torchcalib.metrics.base import CalibrationMetric
-from torchcalib.metrics.estimator import Estimator, functional
+from torchcalib.metrics.estimator import Estimator, metric_function
 from torchcalib.ops.isotonic import Ties
 
 
@@ -68,7 +75,7 @@ class BinnedEstimator(Estimator[BinStats | RankedSample]):
 def binned(
     formula: Callable[[BinStats], Tensor],
     binning: Binning,
-    task: Task,
+    task: Task | None,
     mode: Mode | None,
     average: Average | None,
     options: Mapping[str, Any],
@@ -191,9 +198,10 @@ def _debiased_squares(b: BinStats) -> Tensor:
     return b.gap.square() - variance.masked_fill(few, 0)
 
 
-def _ece(
+@metric_function
+def ece(
+    task: Task | None = None,
     *,
-    task: Task,
     n_bins: int = 15,
     debiased: bool = False,
     mode: Mode | None = None,
@@ -237,10 +245,7 @@ def _ece(
     return binned(formula, Binning("equal_width", n_bins, right), task, mode, average, options)
 
 
-ece = functional(_ece)
-
-
-class ECE(BinnedMetric):
+class ECE(BinnedMetric, function=ece):
     """Streaming expected calibration error (ECE); see `ece`.
 
     Example:
@@ -251,7 +256,6 @@ class ECE(BinnedMetric):
         tensor(0.6000, dtype=torch.float64)
     """
 
-    factory = staticmethod(_ece)
     from_bins = staticmethod(ece_from_bins)
     interval_kind: IntervalKind | None = "absolute"
     question = "mean distance between frequency and confidence in equal-width bins"
@@ -263,9 +267,10 @@ class ECE(BinnedMetric):
             self.interval_kind, self.test_formula = None, ece_from_bins
 
 
-def _ace(
+@metric_function
+def ace(
+    task: Task | None = None,
     *,
-    task: Task,
     n_bins: int = 15,
     mode: Mode | None = None,
     average: Average | None = "macro",
@@ -302,10 +307,7 @@ def _ace(
     return binned(ece_from_bins, Binning("equal_mass", n_bins, ties=ties), task, mode, average, options)
 
 
-ace = functional(_ace)
-
-
-class ACE(BinnedMetric):
+class ACE(BinnedMetric, function=ace):
     """Streaming adaptive calibration error (ACE); see `ace`. Stores all samples, or a sketch with `resolution`.
 
     Example:
@@ -316,7 +318,6 @@ class ACE(BinnedMetric):
         tensor(0.1500, dtype=torch.float64)
     """
 
-    factory = staticmethod(_ace)
     from_bins = staticmethod(ece_from_bins)
     interval_kind = "absolute"
     question = "mean distance between frequency and confidence in equal-mass bins"
@@ -330,9 +331,10 @@ def esce_from_bins(b: BinStats) -> Tensor:
     return (b.share * b.gap).sum(-1)
 
 
-def _esce(
+@metric_function
+def esce(
+    task: Task | None = None,
     *,
-    task: Task,
     n_bins: int = 15,
     mode: Mode | None = None,
     average: Average | None = "macro",
@@ -363,10 +365,7 @@ def _esce(
     return binned(esce_from_bins, Binning("equal_width", n_bins, right), task, mode, average, options)
 
 
-esce = functional(_esce)
-
-
-class ESCE(BinnedMetric):
+class ESCE(BinnedMetric, function=esce):
     """Streaming expected signed calibration error (ESCE); see `esce`.
 
     Example:
@@ -377,7 +376,6 @@ class ESCE(BinnedMetric):
         tensor(0.0667, dtype=torch.float64)
     """
 
-    factory = staticmethod(_esce)
     from_bins = staticmethod(esce_from_bins)
     interval_kind = "mean_gap"
     is_signed = True
@@ -393,9 +391,10 @@ def mce_from_bins(b: BinStats) -> Tensor:
     return b.gap.abs().amax(-1)
 
 
-def _mce(
+@metric_function
+def mce(
+    task: Task | None = None,
     *,
-    task: Task,
     bins: Bins | Sequence[float] | Tensor = "equal_width",
     n_bins: int = 15,
     mode: Mode | None = None,
@@ -427,10 +426,7 @@ def _mce(
     return binned(mce_from_bins, binning, task, mode, average, options)
 
 
-mce = functional(_mce)
-
-
-class MCE(BinnedMetric):
+class MCE(BinnedMetric, function=mce):
     """Streaming maximum calibration error (MCE); see `mce`.
 
     Example:
@@ -441,7 +437,6 @@ class MCE(BinnedMetric):
         tensor(0.2000, dtype=torch.float64)
     """
 
-    factory = staticmethod(_mce)
     from_bins = staticmethod(mce_from_bins)
     question = "largest distance between frequency and confidence in a bin"
     source = "Naeini et al., Bayesian Binning, AAAI 2015, sec. 2, doi 10.1609/aaai.v29i1.9602"
@@ -453,9 +448,10 @@ def rmsce_from_bins(b: BinStats, debiased: bool = False) -> Tensor:
     return root((b.share * square).sum(-1).clamp(min=0))
 
 
-def _rmsce(
+@metric_function
+def rmsce(
+    task: Task | None = None,
     *,
-    task: Task,
     bins: Bins | Sequence[float] | Tensor = "equal_width",
     n_bins: int = 15,
     debiased: bool = False,
@@ -494,10 +490,7 @@ def _rmsce(
     return binned(partial(rmsce_from_bins, debiased=debiased), binning, task, mode, average, options)
 
 
-rmsce = functional(_rmsce)
-
-
-class RMSCE(BinnedMetric):
+class RMSCE(BinnedMetric, function=rmsce):
     """Streaming root mean squared calibration error (RMSCE); see `rmsce`.
 
     Example:
@@ -508,7 +501,6 @@ class RMSCE(BinnedMetric):
         tensor(0.2000, dtype=torch.float64)
     """
 
-    factory = staticmethod(_rmsce)
     from_bins = staticmethod(rmsce_from_bins)
     interval_kind: IntervalKind | None = "root_mean_square"
     question = "root mean squared distance between frequency and confidence"
@@ -521,12 +513,12 @@ class RMSCE(BinnedMetric):
             self.interval_kind, self.test_formula = "debiased", rmsce_from_bins
 
 
-@documented
+@task_by_position
 def calibration_curve(
     preds: Tensor,
     target: Tensor,
+    task: Task | None = None,
     *,
-    task: Task,
     bins: Bins | Sequence[float] | Tensor = "equal_width",
     n_bins: int = 15,
     mode: Mode | None = None,

@@ -13,9 +13,9 @@ from torchcalib.core.arguments import (
     check_average,
     check_choice,
     check_count,
+    task_by_position,
     task_read_as,
 )
-from torchcalib.core.documentation import documented
 from torchcalib.core.inputs import input_format_of
 from torchcalib.core.kernel_blocks import vectors
 from torchcalib.core.predictions import Predictions, by_replicates, in_all_replicates
@@ -112,12 +112,12 @@ class DirichletSettings:
         return (copies * distance.masked_fill(copies == 0, 0)).sum(-1) / copies.sum(-1)
 
 
-@documented
+@task_by_position
 def canonical_error(
     preds: Tensor,
     target: Tensor,
+    task: Task | None = None,
     *,
-    task: Task,
     p: Literal[1, 2] = 1,
     bandwidth: float | Literal["likelihood"] = "likelihood",
     average: Average | None = "macro",

@@ -8,15 +8,16 @@ from typing import Any, Literal, Unpack
 import torch
 from torch import Tensor
 
-from torchcalib.core.arguments import Average, InputOptions, Task, check_flag
+from torchcalib.core.arguments import Average, InputOptions, Reduction, Task, check_flag
 from torchcalib.core.arrays import as_tensor, check_has_values
 from torchcalib.core.checks import Problem, Rule, enforce
 from torchcalib.core.inputs import InputFormat, read_input
 from torchcalib.core.predictions import Predictions, by_replicates, in_all_replicates
 from torchcalib.core.sums import ScoreSum
 from torchcalib.metrics.cost_matrix import CostMatrix, Costs, read_costs
+from torchcalib.metrics.estimator import metric_function
 from torchcalib.metrics.proper_scores import is_correct
-from torchcalib.metrics.scores import Score, ScoreEstimator, ScoreMetric, score_function, scored
+from torchcalib.metrics.scores import Score, ScoreEstimator, ScoreMetric, scored
 from torchcalib.ops.logs import wide_dtype, xmul
 from torchcalib.ops.operation import is_plain
 
@@ -88,13 +89,15 @@ def _bayes_risk_score(cost: CostMatrix | Costs | None) -> Score:
     return Score(_bayes_cost, partial(_cheapest_constant, cost=matrix), normalizable=True, arguments=(matrix,))
 
 
-def _bayes_risk(
+@metric_function
+def bayes_risk(
+    task: Task | None = None,
     *,
-    task: Task,
     cost: CostMatrix | Costs | None = None,
     normalize: Literal["prior"] | None = None,
     priors: Tensor | Sequence[float] | None = None,
     average: Average | None = "macro",
+    reduction: Reduction = "mean",
     **options: Unpack[InputOptions],
 ) -> ScoreEstimator:
     """Bayes risk: the mean cost of the decisions that minimise the expected cost under the predictions.
@@ -135,10 +138,8 @@ def _bayes_risk(
         >>> bayes_risk(preds, target, task="binary", reduction="none")
         tensor([0., 0., 0., 1.])
     """
-    return scored(_bayes_risk_score(cost), task=task, normalize=normalize, priors=priors, average=average, **options)
-
-
-bayes_risk = score_function(_bayes_risk)
+    score = _bayes_risk_score(cost)
+    return scored(score, task, options, normalize=normalize, priors=priors, average=average, reduction=reduction)
 
 
 def bayes_decisions(
@@ -182,7 +183,7 @@ def bayes_decisions(
     return decisions.reshape(labels_first).movedim(0, how.axis)
 
 
-class BayesRisk(ScoreMetric):
+class BayesRisk(ScoreMetric, function=bayes_risk):
     """Streaming Bayes risk: mean cost of the optimal decisions under the predictions; see `bayes_risk`.
 
     Example:
@@ -192,7 +193,6 @@ class BayesRisk(ScoreMetric):
         tensor(0.1250, dtype=torch.float64)
     """
 
-    factory = staticmethod(_bayes_risk)
     score = _bayes_risk_score(None)
     question = "mean cost of the optimal decisions under the predictions"
     source = "Ferrer & Ramos, Evaluating Posterior Probabilities, arXiv 2408.02841, sec. 2.3.1"
@@ -292,7 +292,7 @@ def expected_cost(
         partial(_cheapest_constant, cost=matrix),
         normalizable=True,
     )
-    estimator = scored(score, task="multiclass", normalize=normalize, priors=priors)
+    estimator = scored(score, "multiclass", {}, normalize=normalize, priors=priors)
     return by_replicates(estimator.from_predictions, given, estimator.accumulator.n_events(given))
 
 

@@ -1,27 +1,20 @@
 """Common implementation of all metrics.
 
 An accumulator reduces predictions to a statistic (sums or samples), from which a formula computes the value. A factory
-converts the options of a metric to an `Estimator`. `functional` creates the public function of a metric from its
-factory. The streaming class (`torchcalib.metrics.base.CalibrationMetric`) uses the same factory.
+converts the options of a metric to an `Estimator`. `metric_function` decorates it: the public function has its name and
+docstring. The streaming class (`torchcalib.metrics.base.CalibrationMetric`) uses the same factory.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import wraps
 from inspect import Parameter, signature
-from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, cast
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from torchcalib.core.arguments import completed, unknown_argument, with_task
-from torchcalib.core.documentation import (
-    arguments_section,
-    document,
-    input_parameters,
-    parameters_of,
-    with_implied_task,
-)
+from torchcalib.core.arguments import InputOptions, Task, unknown_argument, with_input_options, with_task, with_weights
 from torchcalib.core.events import TopK
 from torchcalib.core.inputs import InputFormat
 from torchcalib.core.predictions import Predictions, by_replicates
@@ -95,66 +88,85 @@ _MAX_CACHED = 256
 _estimators: dict[Any, Estimator[Any]] = {}
 
 
-def _estimator(
-    factory: Callable[..., Estimator[Any]], options: Mapping[str, Any], function: Callable[..., Any]
-) -> Estimator[Any]:
+def _estimator(factory: Callable[..., Estimator[Any]], options: Mapping[str, Any]) -> Estimator[Any]:
     """Return the estimator for the options, cached for plain values because validation is slow for small inputs."""
     parts: list[Any] = [factory]
     for name, option in options.items():
         if name == "weights":
             continue
         if not isinstance(option, _PLAIN_TYPES):
-            check_names(function, options)
-            return factory(**options)
+            return _checked(factory, options)
         parts += (name, type(option), option)
     key = tuple(parts)
     found = _estimators.get(key)
     if found is None:
-        check_names(function, options)
+        found = _checked(factory, options)
         if len(_estimators) >= _MAX_CACHED:
             _estimators.clear()  # safe even if another thread also clears it
-        found = _estimators[key] = factory(**options)
+        _estimators[key] = found
     return found
 
 
-def check_names(function: Callable[..., Any], options: Mapping[str, Any]) -> None:
-    """Raise TypeError if `options` contains a name that is not an argument of `function`."""
-    known = signature(function).parameters
+def _checked(factory: Callable[..., Estimator[Any]], options: Mapping[str, Any]) -> Estimator[Any]:
+    """Return the estimator for the options. Raise TypeError for an unknown name, with a suggestion."""
+    known = {"preds", "target", *InputOptions.__annotations__, *(p.name for p in options_of(factory))}
     if unknown := [name for name in options if name not in known]:
-        raise unknown_argument(unknown[0], known, function.__name__)
+        raise unknown_argument(unknown[0], known, factory.__name__)
+    return factory(**options)
 
 
-def functional(
-    factory: Callable[P, Estimator[Any]], result: Callable[..., R] | None = None, *, entries: str | None = None
-) -> Callable[Concatenate[Tensor, Tensor, P], Any]:
-    """Return the public function of a metric: a function of `preds`, `target` and the options of the factory.
+def options_of(factory: Callable[..., Any]) -> list[Parameter]:
+    """Return the parameters of a factory without `**options`; the first one is `task`."""
+    return [p for p in signature(factory).parameters.values() if p.kind != Parameter.VAR_KEYWORD]
+
+
+_FACTORIES: dict[Callable[..., Any], Callable[..., Estimator[Any]]] = {}
+
+
+def factory_of(function: Callable[..., Any]) -> Callable[..., Estimator[Any]]:
+    """Return the factory from which `metric_function` or `tuple_function` created a function."""
+    return _FACTORIES[function]
+
+
+def metric_function(factory: Callable[P, Estimator[Any]]) -> Callable[Concatenate[Tensor, Tensor, P], Tensor]:
+    """Decorate a factory: return the public function of a metric, with the name and the docstring of the factory.
+
+    The function has the arguments `preds`, `target`, those of the factory, and `InputOptions`.
 
     Args:
-        factory: Function from keyword options to an `Estimator`. The public function gets its docstring.
-        result: Constructor of a named tuple from the entries of the last axis of the value. None returns the value.
-        entries: Descriptions of arguments that several factories share; see `document`.
+        factory: Function from options to an `Estimator`. Its arguments are `task`, further options by name, and
+            `**options: Unpack[InputOptions]`.
     """
-    name = factory.__name__.removeprefix("_")
+    return _function_of(factory, Tensor, None)
 
+
+def tuple_function(
+    result: Callable[..., R],
+) -> Callable[[Callable[P, Estimator[Any]]], Callable[Concatenate[Tensor, Tensor, P], R]]:
+    """Return a decorator like `metric_function`, for functions that return a named tuple.
+
+    Args:
+        result: Constructor of the tuple from the entries of the last axis of the value.
+    """
+    return lambda factory: _function_of(factory, result, result)
+
+
+def _function_of(
+    factory: Callable[..., Estimator[Any]], annotation: Any, result: Callable[..., Any] | None
+) -> Callable[..., Any]:
     @wraps(factory)
-    def function(preds: Tensor, target: Tensor, *args: P.args, **options: P.kwargs) -> Any:
-        if args:
-            options = with_task(options, *args)  # type: ignore[assignment]
-        if options.get("task") is None or "sample_weight" in options:
-            options = completed(options)  # type: ignore[assignment]  # P.kwargs of the factory
-        weights: Any = options.get("weights")
-        estimator = factory(**options) if is_compiling() else _estimator(factory, options, function)  # type: ignore[call-arg]
-        value = estimator(preds, target, weights)
+    def function(preds: Tensor, target: Tensor, *task: Task, **options: Any) -> Any:
+        if task:
+            options = with_task(options, *task)
+        if "sample_weight" in options:
+            options = with_weights(options)
+        estimator = factory(**options) if is_compiling() else _estimator(factory, options)
+        value = estimator(preds, target, options.get("weights"))
         return value if result is None else result(*value.unbind(-1))
 
-    factory.__qualname__ = function.__name__ = function.__qualname__ = name  # error messages contain the public name
     data = [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, annotation=Tensor) for name in ("preds", "target")]
-    document(
-        function,
-        factory.__doc__,
-        [*data, *with_implied_task(parameters_of(factory)), *input_parameters()],
-        result or Tensor,
-        entries,
-    )
-    factory.__doc__ = arguments_section(function.__doc__)  # without the example, which doctest would run twice
-    return cast(Callable[Concatenate[Tensor, Tensor, P], Any], function)
+    own = signature(factory)
+    own = own.replace(parameters=[*data, *own.parameters.values()], return_annotation=annotation)
+    vars(function)["__signature__"] = with_input_options(own)
+    _FACTORIES[function] = factory
+    return function

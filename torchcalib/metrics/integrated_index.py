@@ -23,7 +23,7 @@ from torchcalib.core.sums import BinStats
 from torchcalib.inference.simulation import BinCells, BinsWithGaps
 from torchcalib.inference.testing import CalibrationTest, ErrorTest, run_error_test
 from torchcalib.io.errors import shown
-from torchcalib.metrics.estimator import Estimator, functional
+from torchcalib.metrics.estimator import Estimator, metric_function
 from torchcalib.metrics.ranked import RankedMetric, ranked
 from torchcalib.ops.host_values import value_if_available
 from torchcalib.ops.loess import loess
@@ -85,9 +85,10 @@ def _quantile(x: Tensor, n: Tensor, share: float) -> Tensor:
     return value.masked_fill(cumulative[..., -1] == 0, torch.nan)
 
 
-def _ici(
+@metric_function
+def ici(
+    task: Task | None = None,
     *,
-    task: Task,
     component: ICIComponent = "ici",
     span: float = 0.75,
     degree: int = 2,
@@ -141,10 +142,7 @@ def _ici(
     return ranked(formula, task, mode, average, options)
 
 
-ici = functional(_ici)
-
-
-class ICI(RankedMetric):
+class ICI(RankedMetric, function=ici):
     """Streaming integrated calibration index (ICI); see `ici`. Stores all samples, or a sketch with `resolution`.
 
     Example:
@@ -154,7 +152,6 @@ class ICI(RankedMetric):
         tensor(0.4000, dtype=torch.float64)
     """
 
-    factory = staticmethod(_ici)
     question = "mean distance between predictions and a smooth calibration curve"
     source = "Austin & Steyerberg, Statistics in Medicine 2019, doi 10.1002/sim.8281"
 

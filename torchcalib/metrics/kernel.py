@@ -15,9 +15,9 @@ from torchcalib.core.arguments import (
     check_choice,
     check_count,
     is_number,
+    task_by_position,
     task_read_as,
 )
-from torchcalib.core.documentation import documented
 from torchcalib.core.inputs import input_format_of, read_input
 from torchcalib.core.kernel_blocks import (
     BlockAccumulator,
@@ -32,7 +32,7 @@ from torchcalib.core.predictions import Predictions, by_replicates
 from torchcalib.inference.testing import CalibrationTest
 from torchcalib.io.errors import shown
 from torchcalib.metrics.base import CalibrationMetric
-from torchcalib.metrics.estimator import Estimator, functional
+from torchcalib.metrics.estimator import Estimator, factory_of, metric_function
 from torchcalib.ops import pairwise
 from torchcalib.ops.pairwise import Kernel
 
@@ -139,9 +139,10 @@ def _mean_of_blocks(statistic: BlockStats) -> Tensor:
     return statistic.mean
 
 
-def _skce(
+@metric_function
+def skce(
+    task: Task | None = None,
     *,
-    task: Task,
     estimator: Estimate = "unbiased",
     kernel: Kernel = "laplacian",
     bandwidth: float | Literal["median"] = 1.0,
@@ -199,12 +200,9 @@ def _skce(
     return KernelEstimator(input_format, settings.accumulator(), _mean_of_blocks, averages, settings)
 
 
-skce = functional(_skce)
-
-
 def _streamed(
+    task: Task | None = None,
     *,
-    task: Task,
     estimator: InBlocks = "linear",
     kernel: Kernel = "laplacian",
     bandwidth: float = 1.0,
@@ -212,7 +210,7 @@ def _streamed(
     average: Average | None = "macro",
     chunk: int | None = None,
     **options: Unpack[InputOptions],
-) -> KernelEstimator:
+) -> Estimator[BlockStats]:
     if estimator in get_args(Estimate) and estimator not in get_args(InBlocks):
         raise ValueError(
             f"`estimator` must be 'block' or 'linear' for a streaming metric, got {shown(estimator)}. "
@@ -220,10 +218,10 @@ def _streamed(
         )
     check_bandwidth(bandwidth)
     given: dict[str, Any] = {"kernel": kernel, "block_size": block_size, "average": average, "chunk": chunk}
-    return _skce(task=task, estimator=estimator, bandwidth=bandwidth, **given, **options)
+    return factory_of(skce)(task, estimator=estimator, bandwidth=bandwidth, **given, **options)
 
 
-class SKCE(CalibrationMetric[BlockStats]):
+class SKCE(CalibrationMetric[BlockStats], function=skce):
     """Streaming squared kernel calibration error (SKCE), a mean over blocks of samples; see `skce`.
 
     Each update is divided into blocks of consecutive samples, and an incomplete last block is ignored. The value
@@ -254,7 +252,6 @@ class SKCE(CalibrationMetric[BlockStats]):
         "Widmann, Lindsten, Zachariah, Calibration tests in multi-class classification, NeurIPS 2019, "
         "table 1, arXiv 1910.11385"
     )
-    key = "skce"
     unit, perfect, value_range = "squared probability", 0.0, (-2.0, 2.0)
     needs_whole_weights = True
 
@@ -277,12 +274,12 @@ _MAX_H = 2.0
 """Upper bound of the terms |h| of `skce`: |h| <= |e_y - p| |e_y' - p'| <= 2."""
 
 
-@documented
+@task_by_position
 def skce_test(
     preds: Tensor,
     target: Tensor,
+    task: Task | None = None,
     *,
-    task: Task,
     estimator: Estimate = "linear",
     kernel: Kernel = "laplacian",
     bandwidth: float | Literal["median"] = 1.0,

@@ -6,14 +6,15 @@ the noise. The noise floor is the expected value if annotations are sampled from
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, Unpack
+from typing import Literal, Unpack
 
 import torch
 from torch import Tensor
 
-from torchcalib.core.arguments import Average, InputOptions, Task, check_choice
+from torchcalib.core.arguments import Average, InputOptions, Reduction, Task, check_choice
 from torchcalib.core.predictions import Predictions
-from torchcalib.metrics.scores import Score, ScoreEstimator, ScoreMetric, score_function, scored
+from torchcalib.metrics.estimator import metric_function
+from torchcalib.metrics.scores import Score, ScoreEstimator, ScoreMetric, scored
 from torchcalib.ops.logs import neg_entropy, safe_log, wide_dtype, xmul
 from torchcalib.special.shares import entropy_of_counts, mean_distance_of_share, mean_log_share
 
@@ -111,17 +112,13 @@ def _score(distance: str, component: Component) -> Score:
     return Score(_distance, arguments=(distance, component), min_annotators=_MIN_ANNOTATORS[component])
 
 
-def _mean_distance(
-    distance: str, component: Component, task: Task, average: Average | None, options: Mapping[str, Any]
-) -> ScoreEstimator:
-    return scored(_score(distance, component), task=task, average=average, **options)
-
-
-def _total_variation(
+@metric_function
+def total_variation(
+    task: Task | None = None,
     *,
-    task: Task,
     component: Literal["value", "noise_floor"] = "value",
     average: Average | None = "macro",
+    reduction: Reduction = "mean",
     **options: Unpack[InputOptions],
 ) -> ScoreEstimator:
     """Total variation distance between predictions q and label distributions t: the mean of sum_k |q_k - t_k| / 2.
@@ -158,13 +155,10 @@ def _total_variation(
         >>> total_variation(preds, counts, task="multiclass", component="noise_floor")
         tensor(0.1244)
     """
-    return _mean_distance("total variation", component, task, average, options)
+    return scored(_score("total variation", component), task, options, average=average, reduction=reduction)
 
 
-total_variation = score_function(_total_variation)
-
-
-class TotalVariation(ScoreMetric):
+class TotalVariation(ScoreMetric, function=total_variation):
     """Streaming total variation distance between predictions and label distributions; see `total_variation`.
 
     Example:
@@ -174,7 +168,6 @@ class TotalVariation(ScoreMetric):
         tensor(0.1000, dtype=torch.float64)
     """
 
-    factory = staticmethod(_total_variation)
     score = _score("total variation", "value")
     question = "mean total variation distance between predictions and label distributions"
     source = "Pavlovic, Beyond Accuracy; Baan et al., Stop Measuring Calibration When Humans Disagree, arXiv 2210.16133"
@@ -184,11 +177,13 @@ class TotalVariation(ScoreMetric):
     noise_increases = True
 
 
-def _kl_divergence(
+@metric_function
+def kl_divergence(
+    task: Task | None = None,
     *,
-    task: Task,
     component: Component = "value",
     average: Average | None = "macro",
+    reduction: Reduction = "mean",
     **options: Unpack[InputOptions],
 ) -> ScoreEstimator:
     """Kullback-Leibler divergence of predictions q from label distributions t: the mean of sum_k t_k log(t_k / q_k).
@@ -226,13 +221,10 @@ def _kl_divergence(
         >>> kl_divergence(preds, counts, task="multiclass", component="corrected")
         tensor(-0.0539)
     """
-    return _mean_distance("Kullback-Leibler", component, task, average, options)
+    return scored(_score("Kullback-Leibler", component), task, options, average=average, reduction=reduction)
 
 
-kl_divergence = score_function(_kl_divergence)
-
-
-class KLDivergence(ScoreMetric):
+class KLDivergence(ScoreMetric, function=kl_divergence):
     """Streaming Kullback-Leibler (KL) divergence of predictions from label distributions; see `kl_divergence`.
 
     Example:
@@ -242,7 +234,6 @@ class KLDivergence(ScoreMetric):
         tensor(0.0582, dtype=torch.float64)
     """
 
-    factory = staticmethod(_kl_divergence)
     score = _score("Kullback-Leibler", "value")
     question = "mean Kullback-Leibler divergence of predictions from label distributions"
     source = (
@@ -254,11 +245,13 @@ class KLDivergence(ScoreMetric):
     noise_increases = True
 
 
-def _entropy_gap(
+@metric_function
+def entropy_gap(
+    task: Task | None = None,
     *,
-    task: Task,
     component: Component = "value",
     average: Average | None = "macro",
+    reduction: Reduction = "mean",
     **options: Unpack[InputOptions],
 ) -> ScoreEstimator:
     """Entropy of the predictions q minus the entropy of the label distributions t, averaged over samples.
@@ -294,13 +287,10 @@ def _entropy_gap(
         >>> entropy_gap(preds, counts, task="multiclass", component="corrected")
         tensor(0.0308)
     """
-    return _mean_distance("entropy", component, task, average, options)
+    return scored(_score("entropy", component), task, options, average=average, reduction=reduction)
 
 
-entropy_gap = score_function(_entropy_gap)
-
-
-class EntropyGap(ScoreMetric):
+class EntropyGap(ScoreMetric, function=entropy_gap):
     """Streaming mean entropy of predictions minus entropy of label distributions, in nats; see `entropy_gap`.
 
     Example:
@@ -310,7 +300,6 @@ class EntropyGap(ScoreMetric):
         tensor(0.1429, dtype=torch.float64)
     """
 
-    factory = staticmethod(_entropy_gap)
     score = _score("entropy", "value")
     question = "mean entropy of the predictions minus entropy of the label distributions"
     source = "Pavlovic, Beyond Accuracy; Baan et al., Stop Measuring Calibration When Humans Disagree, arXiv 2210.16133"
@@ -321,11 +310,13 @@ class EntropyGap(ScoreMetric):
     noise_increases = True
 
 
-def _squared_distance(
+@metric_function
+def squared_distance(
+    task: Task | None = None,
     *,
-    task: Task,
     component: Component = "value",
     average: Average | None = "macro",
+    reduction: Reduction = "mean",
     **options: Unpack[InputOptions],
 ) -> ScoreEstimator:
     """Squared distance between predictions q and label distributions t: the mean of sum_k (q_k - t_k)^2.
@@ -360,13 +351,10 @@ def _squared_distance(
         >>> squared_distance(preds, counts, task="multiclass", component="corrected")
         tensor(-0.0057)
     """
-    return _mean_distance("squared", component, task, average, options)
+    return scored(_score("squared", component), task, options, average=average, reduction=reduction)
 
 
-squared_distance = score_function(_squared_distance)
-
-
-class SquaredDistance(ScoreMetric):
+class SquaredDistance(ScoreMetric, function=squared_distance):
     """Streaming squared distance between predictions and label distributions; see `squared_distance`.
 
     Example:
@@ -376,7 +364,6 @@ class SquaredDistance(ScoreMetric):
         tensor(0.0400, dtype=torch.float64)
     """
 
-    factory = staticmethod(_squared_distance)
     score = _score("squared", "value")
     question = "mean squared distance between predictions and label distributions"
     source = "Ferrer & Ramos, Evaluating Posterior Probabilities, arXiv 2408.02841, eq. 9, with label distributions"

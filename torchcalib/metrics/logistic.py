@@ -23,7 +23,7 @@ from torchcalib.inference.simulation import RunCells
 from torchcalib.inference.testing import CalibrationTest
 from torchcalib.io.errors import shown
 from torchcalib.metrics.base import CalibrationMetric
-from torchcalib.metrics.estimator import Estimator, functional
+from torchcalib.metrics.estimator import Estimator, metric_function, tuple_function
 from torchcalib.metrics.ranked import RankedMetric, no_average, ranked
 from torchcalib.ops.host_values import value_if_available
 from torchcalib.ops.logs import wide_dtype
@@ -88,9 +88,10 @@ def cox_from_sample(sample: RankedSample, eps: float | None = None) -> Tensor:
     return found if unbounded is None else found.masked_fill(unbounded.unsqueeze(-1), torch.nan)
 
 
-def _cox(
+@tuple_function(CoxCalibration)
+def cox(
+    task: Task | None = None,
     *,
-    task: Task,
     eps: float | None = None,
     mode: Mode | None = None,
     **options: Unpack[InputOptions],
@@ -139,10 +140,7 @@ def _cox(
     return ranked(partial(cox_from_sample, eps=eps), task, mode, average, options, hard_targets=True)
 
 
-cox = functional(_cox, CoxCalibration)
-
-
-class Cox(RankedMetric):
+class Cox(RankedMetric, function=cox):
     """Streaming calibration slope or intercept from Cox's logistic regression; see `cox`.
 
     The state contains all samples, or a sketch if `resolution` is given. `fit()` returns all fields.
@@ -157,7 +155,6 @@ class Cox(RankedMetric):
         tensor(0.9416, dtype=torch.float64)
     """
 
-    factory = staticmethod(_cox)
     question = "slope or intercept of the logistic regression of outcomes on predicted log-odds"
     source = "Cox, Biometrika 1958, doi 10.1093/biomet/45.3-4.562"
 
@@ -306,9 +303,10 @@ def spiegelhalter_from_sums(s: Sums, component: SpiegelhalterComponent = "z") ->
     return z if component == "z" else torch.erfc(z.abs() / math.sqrt(2))
 
 
-def _spiegelhalter(
+@metric_function
+def spiegelhalter(
+    task: Task | None = None,
     *,
-    task: Task,
     component: SpiegelhalterComponent = "z",
     mode: Mode | None = None,
     **options: Unpack[InputOptions],
@@ -347,10 +345,7 @@ def _spiegelhalter(
     return Estimator(input_format_of(task, options, hard_targets=True), accumulator, value, False)
 
 
-spiegelhalter = functional(_spiegelhalter)
-
-
-class Spiegelhalter(CalibrationMetric[Sums]):
+class Spiegelhalter(CalibrationMetric[Sums], function=spiegelhalter):
     """Streaming test of calibration by Spiegelhalter; see `spiegelhalter`. The state is 3 sums per class.
 
     Example:
@@ -360,7 +355,6 @@ class Spiegelhalter(CalibrationMetric[Sums]):
         tensor(-0.8296, dtype=torch.float64)
     """
 
-    factory = staticmethod(_spiegelhalter)
     question = "Brier score minus its expected value for a calibrated model, in standard deviations"
     source = "Spiegelhalter, Statistics in Medicine 1986, doi 10.1002/sim.4780050506"
 

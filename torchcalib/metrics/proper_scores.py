@@ -7,15 +7,14 @@ from typing import Any, Literal, Unpack
 from torch import Tensor
 from torch.distributions import Distribution
 
-from torchcalib.core.arguments import Average, InputOptions, Reduction, Task, task_of
-from torchcalib.core.documentation import documented
+from torchcalib.core.arguments import Average, InputOptions, Reduction, Task, task_by_position
 from torchcalib.core.events import top_label
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.sums import ScoreSum
 from torchcalib.io.errors import shown
-from torchcalib.metrics.estimator import functional
+from torchcalib.metrics.estimator import factory_of, metric_function
 from torchcalib.metrics.gaussian import ecd_of_distribution, reduced
-from torchcalib.metrics.scores import Score, ScoreEstimator, ScoreMetric, score_function, scored
+from torchcalib.metrics.scores import Score, ScoreEstimator, ScoreMetric, scored
 from torchcalib.ops.logs import safe_log, wide_dtype, xmul
 
 
@@ -33,13 +32,15 @@ def _nll_score(eps: float | None = None) -> Score:
     return Score(_nll_of, _entropy, normalizable=True, arguments=(eps,))
 
 
-def _nll(
+@metric_function
+def nll(
+    task: Task | None = None,
     *,
-    task: Task,
     eps: float | None = None,
     normalize: Literal["prior"] | None = None,
     priors: Tensor | Sequence[float] | None = None,
     average: Average | None = "macro",
+    reduction: Reduction = "mean",
     **options: Unpack[InputOptions],
 ) -> ScoreEstimator:
     """Negative log-likelihood (NLL, log loss, cross entropy): the mean of -log q_h, in nats.
@@ -77,13 +78,11 @@ def _nll(
         >>> nll(torch.tensor([1.0, 0.5]), torch.tensor([1, 0]), task="binary", reduction="none")
         tensor([0.0000, 0.6931])
     """
-    return scored(_nll_score(eps), task=task, normalize=normalize, priors=priors, average=average, **options)
+    score = _nll_score(eps)
+    return scored(score, task, options, normalize=normalize, priors=priors, average=average, reduction=reduction)
 
 
-nll = score_function(_nll)
-
-
-class NLL(ScoreMetric):
+class NLL(ScoreMetric, function=nll):
     """Streaming negative log-likelihood (NLL, log loss), in nats; see `nll`.
 
     Example:
@@ -94,7 +93,6 @@ class NLL(ScoreMetric):
         tensor(0.2284, dtype=torch.float64)
     """
 
-    factory = staticmethod(_nll)
     score = _nll_score()
     question = "mean negative log probability of the true class"
     source = "Ferrer & Ramos, Evaluating Posterior Probabilities, arXiv 2408.02841, eq. 8"
@@ -126,12 +124,14 @@ _BRIER = Score(_brier_of, _brier_of_prior, normalizable=True)
 _BRIER_OVER_CLASSES = Score(_brier_over_classes, _brier_of_prior)
 
 
-def _brier_score(
+@metric_function
+def brier_score(
+    task: Task | None = None,
     *,
-    task: Task,
     normalize: Normalize | None = None,
     priors: Tensor | Sequence[float] | None = None,
     average: Average | None = "macro",
+    reduction: Reduction = "mean",
     **options: Unpack[InputOptions],
 ) -> ScoreEstimator:
     """Brier score: the mean squared distance between predicted probabilities and outcomes.
@@ -161,13 +161,10 @@ def _brier_score(
         tensor(0.0467)
     """
     score, by = (_BRIER_OVER_CLASSES, None) if normalize == "classes" else (_BRIER, normalize)
-    return scored(score, task=task, normalize=by, priors=priors, average=average, **options)
+    return scored(score, task, options, normalize=by, priors=priors, average=average, reduction=reduction)
 
 
-brier_score = score_function(_brier_score)
-
-
-class BrierScore(ScoreMetric):
+class BrierScore(ScoreMetric, function=brier_score):
     """Streaming Brier score: mean squared distance between probabilities and outcomes; see `brier_score`.
 
     Example:
@@ -178,7 +175,6 @@ class BrierScore(ScoreMetric):
         tensor(0.0467, dtype=torch.float64)
     """
 
-    factory = staticmethod(_brier_score)
     score = _BRIER
     question = "mean squared distance between probabilities and outcomes"
     source = (
@@ -197,20 +193,19 @@ def _ecd_of(p: Predictions) -> Tensor:
 _ECD = Score(_ecd_of)
 
 
-def _ecd(
+@metric_function
+def _ecd_of_classes(
+    task: Task | None = None,
     *,
-    task: Task,
     priors: Tensor | Sequence[float] | None = None,
     average: Average | None = "macro",
+    reduction: Reduction = "mean",
     **options: Unpack[InputOptions],
 ) -> ScoreEstimator:
-    return scored(_ECD, task=task, priors=priors, average=average, **options)
+    return scored(_ECD, task, options, priors=priors, average=average, reduction=reduction)
 
 
-_ecd_of_classes = score_function(_ecd)
-
-
-@documented
+@task_by_position
 def ecd(
     preds: Tensor | Distribution,
     target: Tensor,
@@ -260,9 +255,7 @@ def ecd(
     if isinstance(preds, Distribution):
         _check_remaining_options(task=task, priors=priors, average=None if average == "macro" else average, **options)
         return reduced(ecd_of_distribution(preds, target), options.get("weights"), reduction)
-    task = task_of(task, **options)
-    given: dict[str, Any] = {"task": task, "priors": priors, "average": average, "reduction": reduction}
-    return _ecd_of_classes(preds, target, **given, **options)
+    return _ecd_of_classes(preds, target, task, priors=priors, average=average, reduction=reduction, **options)
 
 
 def _check_remaining_options(**given: Any) -> None:
@@ -273,7 +266,7 @@ def _check_remaining_options(**given: Any) -> None:
         )
 
 
-class ECD(ScoreMetric):
+class ECD(ScoreMetric, function=ecd):
     """Streaming entropic calibration difference (ECD), in nats; see `ecd`.
 
     Args:
@@ -287,7 +280,7 @@ class ECD(ScoreMetric):
         tensor(-0.2504, dtype=torch.float64)
     """
 
-    factory = staticmethod(_ecd)
+    factory = staticmethod(factory_of(_ecd_of_classes))
     score = _ECD
     question = "mean log loss minus mean entropy of the predictions (positive if over-confident)"
     source = "Sumler et al., An Entropic Metric, arXiv 2502.14545, eq. 12, 15"
@@ -309,9 +302,10 @@ def _largest_share(_: ScoreSum, priors: Tensor, __: Task) -> Tensor:
 _ACCURACY = Score(is_correct, _largest_share)
 
 
-def _accuracy(
+@metric_function
+def accuracy(
+    task: Task | None = None,
     *,
-    task: Task,
     priors: Tensor | Sequence[float] | None = None,
     average: Average | None = "macro",
     **options: Unpack[InputOptions],
@@ -339,13 +333,10 @@ def _accuracy(
         >>> accuracy(torch.tensor([0.2, 0.7, 0.4]), torch.tensor([0, 1, 1]), task="binary")
         tensor(0.6667)
     """
-    return scored(_ACCURACY, task=task, priors=priors, average=average, **options)
+    return scored(_ACCURACY, task, options, priors=priors, average=average)
 
 
-accuracy = functional(_accuracy)
-
-
-class Accuracy(ScoreMetric):
+class Accuracy(ScoreMetric, function=accuracy):
     """Streaming accuracy: fraction of samples whose most probable class is the true class; see `accuracy`.
 
     Example:
@@ -356,7 +347,6 @@ class Accuracy(ScoreMetric):
         tensor(0.6667, dtype=torch.float64)
     """
 
-    factory = staticmethod(_accuracy)
     score = _ACCURACY
     question = "fraction of samples whose most probable class is the true class"
     source = "Ferrer & Ramos, Evaluating Posterior Probabilities, arXiv 2408.02841, sec. 2.3.1, for 0-1 costs"

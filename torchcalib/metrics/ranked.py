@@ -14,8 +14,15 @@ from typing import Any, Literal, NamedTuple, Self, Unpack, get_args
 import torch
 from torch import Tensor
 
-from torchcalib.core.arguments import Average, InputOptions, Task, check_average, check_choice, task_read_as
-from torchcalib.core.documentation import documented
+from torchcalib.core.arguments import (
+    Average,
+    InputOptions,
+    Task,
+    check_average,
+    check_choice,
+    task_by_position,
+    task_read_as,
+)
 from torchcalib.core.events import Mode, resolve_mode
 from torchcalib.core.inputs import input_format_of
 from torchcalib.core.ranked import ExactSample, RankedSample, SortedSample, by_pieces
@@ -25,7 +32,7 @@ from torchcalib.inference.simulation import RunCells, Simulation
 from torchcalib.inference.testing import CalibrationTest, ErrorTest, check_arguments, run_error_test
 from torchcalib.io.errors import shown
 from torchcalib.metrics.base import CalibrationMetric
-from torchcalib.metrics.estimator import Estimator, functional
+from torchcalib.metrics.estimator import Estimator, metric_function, tuple_function
 from torchcalib.ops.logs import binary_log_probs, xmul
 from torchcalib.ops.sorting import run_index
 
@@ -35,7 +42,7 @@ _MAX_POINTS = 2**10
 
 def ranked(
     formula: Callable[[RankedSample], Tensor],
-    task: Task,
+    task: Task | None,
     mode: Mode | None,
     average: Average | None,
     options: Mapping[str, Any],
@@ -49,7 +56,7 @@ def ranked(
     return Estimator(input_format, ExactSample(mode), formula, averages)
 
 
-def no_average(task: Task, mode: Mode | None, options: Mapping[str, Any]) -> Average | None:
+def no_average(task: Task | None, mode: Mode | None, options: Mapping[str, Any]) -> Average | None:
     """Return `average` for a metric that is never averaged over classes: None if class-wise, otherwise "macro".
 
     Raises:
@@ -109,9 +116,10 @@ def ks_from_sorted(s: SortedSample, norm: DriftNorm = "max") -> Tensor:
     return drift.amax(-1).clamp(min=0) - drift.amin(-1).clamp(max=0)
 
 
-def _ks(
+@metric_function
+def ks(
+    task: Task | None = None,
     *,
-    task: Task,
     norm: DriftNorm = "max",
     mode: Mode | None = None,
     average: Average | None = "macro",
@@ -149,10 +157,7 @@ def _ks(
     return ranked(partial(ks_from_sample, norm=norm), task, mode, average, options)
 
 
-ks = functional(_ks)
-
-
-class KS(RankedMetric):
+class KS(RankedMetric, function=ks):
     """Streaming Kolmogorov-Smirnov (KS) calibration error; see `ks`.
 
     The state contains all samples, or a sketch if `resolution` is given.
@@ -164,7 +169,6 @@ class KS(RankedMetric):
         tensor(0.0667, dtype=torch.float64)
     """
 
-    factory = staticmethod(_ks)
     question = "largest cumulative difference between outcomes and probabilities"
     source = "Gupta et al., Calibration using Splines, ICLR 2021, sec. 3, arXiv 2006.12800"
 
@@ -235,9 +239,10 @@ def _nll_of(s: SortedSample) -> Tensor:
     return 0 - xmul(ones, log_p) - xmul(s.counts - ones, log_not_p)
 
 
-def _corp(
+@tuple_function(CORPDecomposition)
+def corp(
+    task: Task | None = None,
     *,
-    task: Task,
     score: CORPScore = "brier",
     mode: Mode | None = None,
     average: Average | None = "macro",
@@ -277,10 +282,7 @@ def _corp(
     return ranked(partial(corp_from_sample, score=score), task, mode, average, options, hard_targets=True)
 
 
-corp = functional(_corp, CORPDecomposition)
-
-
-class CORP(RankedMetric):
+class CORP(RankedMetric, function=corp):
     """Streaming CORP decomposition of a score into miscalibration, discrimination and uncertainty; see `corp`.
 
     The state contains all samples, or a sketch if `resolution` is given. `decomposition()` returns all components.
@@ -295,7 +297,6 @@ class CORP(RankedMetric):
         tensor(0.1083, dtype=torch.float64)
     """
 
-    factory = staticmethod(_corp)
     question = "component of a score, such as miscalibration, by isotonic regression"
     source = "Dimitriadis et al., Stable reliability diagrams, PNAS 2021, eq. 1-3, doi 10.1073/pnas.2016191118"
 
@@ -368,12 +369,12 @@ class CORPCurve:
         return type(self)(confidence, n, frequency, low, high, self.level)
 
 
-@documented
+@task_by_position
 def corp_curve(
     preds: Tensor,
     target: Tensor,
+    task: Task | None = None,
     *,
-    task: Task,
     mode: Mode | None = None,
     level: float = 0.95,
     n_replicates: int = 999,

@@ -12,8 +12,7 @@ from typing import NamedTuple, Self, Unpack
 import torch
 from torch import Tensor
 
-from torchcalib.core.arguments import InputOptions, Task, task_read_as
-from torchcalib.core.documentation import documented
+from torchcalib.core.arguments import InputOptions, Task, task_by_position, task_read_as
 from torchcalib.core.events import Mode, NamedMode, resolve_mode
 from torchcalib.core.inputs import input_format_of
 from torchcalib.core.ranked import ExactSample, RankedSample
@@ -161,12 +160,12 @@ class RiskCoverageCurve(NamedTuple):
     threshold: Tensor
 
 
-@documented
+@task_by_position
 def risk_coverage_curve(
     preds: Tensor,
     target: Tensor,
+    task: Task | None = None,
     *,
-    task: Task,
     mode: Mode | None = None,
     **options: Unpack[InputOptions],
 ) -> RiskCoverageCurve:

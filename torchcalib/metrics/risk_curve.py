@@ -7,9 +7,16 @@ from typing import Literal, Unpack, get_args
 import torch
 from torch import Tensor
 
-from torchcalib.core.arguments import Average, InputOptions, Task, check_average, check_count, task_read_as
+from torchcalib.core.arguments import (
+    Average,
+    InputOptions,
+    Task,
+    check_average,
+    check_count,
+    task_by_position,
+    task_read_as,
+)
 from torchcalib.core.checks import read_priors
-from torchcalib.core.documentation import documented
 from torchcalib.core.inputs import read_input
 from torchcalib.core.predictions import Predictions, by_replicates
 from torchcalib.core.sums import weighted
@@ -49,12 +56,12 @@ class BayesRiskCurve:
         return self.risk / self.cheapest
 
 
-@documented
+@task_by_position
 def bayes_risk_curve(
     preds: Tensor,
     target: Tensor,
+    task: Task | None = None,
     *,
-    task: Task,
     points: int | Tensor | Sequence[float] = 99,
     priors: Tensor | Sequence[float] | None = None,
     **options: Unpack[InputOptions],
@@ -94,12 +101,12 @@ def bayes_risk_curve(
     return BayesRiskCurve(c, risk, cheapest)
 
 
-@documented
+@task_by_position
 def bayes_risk_area(
     preds: Tensor,
     target: Tensor,
+    task: Task | None = None,
     *,
-    task: Task,
     weight: AreaWeight = "uniform",
     priors: Tensor | Sequence[float] | None = None,
     average: Average | None = "macro",
@@ -148,12 +155,12 @@ def _area(s: "_SortedPredictions", weight: AreaWeight) -> Tensor:
     return (xmul(s.missed, _differences(miss)) + xmul(s.accepted, _differences(alarm))).sum(-1)
 
 
-@documented
+@task_by_position
 def optimal_threshold_cost(
     preds: Tensor,
     target: Tensor,
+    task: Task | None = None,
     *,
-    task: Task,
     cost: CostMatrix | Costs | None = None,
     normalize: Literal["prior"] | None = None,
     priors: Tensor | Sequence[float] | None = None,
@@ -215,7 +222,7 @@ def _least_cost(s: "_SortedPredictions", matrix: CostMatrix, normalize: bool) ->
 
 
 def _read_two_classes(
-    preds: Tensor, target: Tensor, task: Task, options: InputOptions, priors: Tensor | Sequence[float] | None
+    preds: Tensor, target: Tensor, task: Task | None, options: InputOptions, priors: Tensor | Sequence[float] | None
 ) -> Predictions:
     if task_read_as(task, options) == "multiclass":
         raise ValueError(

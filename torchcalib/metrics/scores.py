@@ -1,33 +1,21 @@
 """Common implementation of scores: means over samples, optionally normalised or reweighted to given class priors."""
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import wraps
-from inspect import Parameter, signature
-from typing import Any, ClassVar, Literal, NamedTuple, Self, Unpack, get_args
+from typing import Any, ClassVar, Literal, NamedTuple, Self, get_args
 
 import torch
 from torch import Tensor
 
-from torchcalib.core.arguments import (
-    Average,
-    InputOptions,
-    Reduction,
-    Task,
-    check_average,
-    check_choice,
-    completed,
-    with_task,
-)
+from torchcalib.core.arguments import Average, Reduction, Task, check_average, check_choice
 from torchcalib.core.arrays import as_tensors
 from torchcalib.core.checks import read_priors
-from torchcalib.core.documentation import INPUT_DEFAULTS, document, input_parameters
 from torchcalib.core.inputs import input_format_of
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.sums import ScoreAccumulator, ScoreSum, known
 from torchcalib.io.errors import shown
 from torchcalib.metrics.base import CalibrationMetric
-from torchcalib.metrics.estimator import Estimator, check_names, functional
+from torchcalib.metrics.estimator import Estimator
 from torchcalib.ops.logs import xmul
 
 
@@ -73,11 +61,19 @@ class ScoreEstimator(Estimator[ScoreSum]):
         normalize: Whether the mean is divided by the mean score of a model that always predicts the class priors.
         priors: Class priors `(C,)`, validated once the number of classes is known. None means the class frequencies in
             the data.
+        reduction: `"mean"`, or `"none"` for the score of every sample.
     """
 
     score: Score
     normalize: bool
     priors: Tensor | Sequence[float] | None
+    reduction: Reduction = "mean"
+
+    def __call__(self, preds: Tensor, target: Tensor, weights: Tensor | None = None) -> Tensor:
+        """Return the mean score, or with `reduction="none"` the score of every sample."""
+        if self.reduction == "none":
+            return self.per_sample(preds, target, weights)
+        return super().__call__(preds, target, weights)
 
     def from_predictions(self, p: Predictions) -> Tensor:
         """Return the mean score for validated predictions, `(...)` or `(..., L)`."""
@@ -131,24 +127,27 @@ class ScoreEstimator(Estimator[ScoreSum]):
 
 def scored(
     score: Score,
-    /,
+    task: Task | None,
+    options: Mapping[str, Any],
     *,
-    task: Task,
     normalize: Literal["prior"] | None = None,
     priors: Tensor | Sequence[float] | None = None,
     average: Average | None = "macro",
-    **options: Unpack[InputOptions],
+    reduction: Reduction = "mean",
 ) -> ScoreEstimator:
     """Return the estimator of a mean score, with values `(...)`, or `(..., L)` for multi-label with `average=None`.
 
     Args:
         score: Definition of the score.
-        task: Task of the input.
+        task: Task of the input; None if `options` imply it.
+        options: Input options, see `InputOptions`.
         normalize: `"prior"` divides by the score of a model that always predicts the class priors.
         priors: Class priors that replace the class frequencies in the data.
         average: Multi-label: `"macro"` averages over labels, None returns one value per label.
-        **options: Input options, see `InputOptions`.
+        reduction: `"mean"`, or `"none"` for the score of every sample `(..., N)`, multi-label `(..., N, L)`. It is not
+            multiplied by the weights. Rows with weight 0 are NaN.
     """
+    check_choice("reduction", reduction, get_args(Reduction))
     demands = {"hard_targets": priors is not None, "min_annotators": score.min_annotators}
     input_format = input_format_of(task, options, **demands)
     if normalize not in (None, "prior") or (normalize and not score.normalizable):
@@ -156,27 +155,8 @@ def scored(
         raise ValueError(f"`normalize` must be {allowed}, got {shown(normalize)}. Omit it for the mean score.")
     averages = check_average(average, input_format.read_as == "multilabel")
     accumulator = score.accumulator(by_class=normalize is not None or priors is not None)
-    return ScoreEstimator(input_format, accumulator, mean_score, averages, score, normalize is not None, priors)
-
-
-def score_function(factory: Callable[..., ScoreEstimator]) -> Callable[..., Tensor]:
-    """Create the public function of a score, as `functional` does, with the additional argument `reduction`."""
-    mean = functional(factory)
-
-    @wraps(mean)
-    def function(preds: Tensor, target: Tensor, *task: Task, reduction: Reduction = "mean", **options: Any) -> Tensor:
-        if reduction == "mean":
-            value: Tensor = mean(preds, target, *task, **options)
-            return value
-        check_choice("reduction", reduction, get_args(Reduction))
-        check_names(function, options)
-        options = completed(with_task(options, *task) if task else options)
-        return factory(**options).per_sample(preds, target, options.get("weights"))
-
-    parameters = list(signature(mean).parameters.values())
-    own = Parameter("reduction", Parameter.KEYWORD_ONLY, default="mean", annotation=Reduction)
-    document(function, mean.__doc__, [*parameters[: -len(INPUT_DEFAULTS)], own, *input_parameters()], Tensor)
-    return function
+    normalizes = normalize is not None
+    return ScoreEstimator(input_format, accumulator, mean_score, averages, score, normalizes, priors, reduction)
 
 
 class ScoreMetric(CalibrationMetric[ScoreSum]):

@@ -17,7 +17,7 @@ from torchcalib.core.events import Mode, NamedMode
 from torchcalib.core.ranked import RankedSample
 from torchcalib.io.errors import shown
 from torchcalib.metrics.base import CalibrationMetric
-from torchcalib.metrics.estimator import Estimator, functional
+from torchcalib.metrics.estimator import Estimator, metric_function
 from torchcalib.metrics.ranked import ranked
 from torchcalib.metrics.risk_coverage import (
     MODES,
@@ -31,12 +31,6 @@ from torchcalib.ops.harmonic import harmonic_difference
 
 _ONE_VS_REST: dict[Task, tuple[NamedMode, ...]] = {**MODES, "multiclass": ("top_label", "classwise")}
 """Modes of `correctness_auroc`, which also ranks the samples of each class against the rest."""
-
-
-_ARGUMENTS = """
-        target: Labels. Soft targets are not supported.
-        mode: Event whose probability is the confidence; see `aurc`.
-        average: `"macro"` averages multi-label values over labels. None returns `(..., L)`."""
 
 
 def aurc_of(a: Accepted) -> Tensor:
@@ -97,7 +91,7 @@ def _value(sample: RankedSample, formula: Callable[[Accepted], Tensor], converts
 
 def _selective(
     formula: Callable[[Accepted], Tensor],
-    task: Task,
+    task: Task | None,
     mode: Mode | None,
     average: Average | None,
     options: Mapping[str, Any],
@@ -119,8 +113,13 @@ def _check_fraction(name: str, value: object, *, with_zero: bool) -> float:
     return float(value)
 
 
-def _aurc(
-    *, task: Task, mode: Mode | None = None, average: Average | None = "macro", **options: Unpack[InputOptions]
+@metric_function
+def aurc(
+    task: Task | None = None,
+    *,
+    mode: Mode | None = None,
+    average: Average | None = "macro",
+    **options: Unpack[InputOptions],
 ) -> Estimator[RankedSample]:
     """Area under the risk-coverage curve (AURC): mean error rate of the most confident samples, over all coverages.
 
@@ -129,11 +128,13 @@ def _aurc(
     confidence have no order: the value is the mean over all their orders.
 
     Args:
+        target: Labels. Soft targets are not supported.
         mode: Event whose probability is the confidence. A prediction is correct if the event occurs. `"top_label"`
             (default): the predicted class is the true one. The predicted class is the most probable one, y = 0 for
             P(y=1) = 1/2, and either y = 1 or y = 0 of each label for multi-label. `"positive"` (binary) and
             `"classwise"` (multi-label): `preds` are the confidences, and `target` is 1 for a correct prediction.
             `TopK(k)` (multi-class): the true class is among the k most probable classes.
+        average: `"macro"` averages multi-label values over labels. None returns `(..., L)`.
 
     Returns:
         A probability in [0, 1], `(...)`, or `(..., L)` with `average=None`, in the dtype of `preds` (at least float32).
@@ -153,8 +154,13 @@ def _aurc(
     return _selective(aurc_of, task, mode, average, options)
 
 
-def _eaurc(
-    *, task: Task, mode: Mode | None = None, average: Average | None = "macro", **options: Unpack[InputOptions]
+@metric_function
+def eaurc(
+    task: Task | None = None,
+    *,
+    mode: Mode | None = None,
+    average: Average | None = "macro",
+    **options: Unpack[InputOptions],
 ) -> Estimator[RankedSample]:
     """Excess area under the risk-coverage curve (E-AURC): AURC minus its smallest value for this accuracy.
 
@@ -162,6 +168,9 @@ def _eaurc(
     H(n) = 1 + 1/2 + ... + 1/n. The subtracted term is the AURC if all correct predictions are more confident than all
     errors. E-AURC therefore measures the order of the confidences. It is comparable only between models of similar
     accuracy.
+
+    Args:
+        target, mode, average: See `aurc`.
 
     Returns:
         A probability in [0, 1], `(...)`, or `(..., L)` with `average=None`, in the dtype of `preds` (at least float32).
@@ -181,8 +190,13 @@ def _eaurc(
     return _selective(eaurc_of, task, mode, average, options)
 
 
-def _augrc(
-    *, task: Task, mode: Mode | None = None, average: Average | None = "macro", **options: Unpack[InputOptions]
+@metric_function
+def augrc(
+    task: Task | None = None,
+    *,
+    mode: Mode | None = None,
+    average: Average | None = "macro",
+    **options: Unpack[InputOptions],
 ) -> Estimator[RankedSample]:
     """Area under the generalised risk-coverage curve (AUGRC): mean fraction of accepted errors, over all coverages.
 
@@ -190,6 +204,9 @@ def _augrc(
     samples. AUGRC is the area under the line through these points and (0, 0). It equals
     (1 - AUROC) acc (1 - acc) + (1 - acc)^2 / 2, with the accuracy acc and AUROC = `correctness_auroc`. Unlike AURC, it
     does not give large weights to the few most confident samples.
+
+    Args:
+        target, mode, average: See `aurc`.
 
     Returns:
         A probability in [0, 1/2], `(...)`, or `(..., L)` with `average=None`, in the dtype of `preds` (at least
@@ -209,8 +226,13 @@ def _augrc(
     return _selective(augrc_of, task, mode, average, options)
 
 
-def _correctness_auroc(
-    *, task: Task, mode: Mode | None = None, average: Average | None = "macro", **options: Unpack[InputOptions]
+@metric_function
+def correctness_auroc(
+    task: Task | None = None,
+    *,
+    mode: Mode | None = None,
+    average: Average | None = "macro",
+    **options: Unpack[InputOptions],
 ) -> Estimator[RankedSample]:
     """AUROC of correctness: probability that a correct prediction is more confident than an error.
 
@@ -218,6 +240,7 @@ def _correctness_auroc(
     value of a confidence without information, and 1 that of an ideal order. The accuracy has no direct effect.
 
     Args:
+        target: Labels. Soft targets are not supported.
         mode: Event whose probability is the confidence; see `aurc`. `"positive"` (binary) and `"classwise"`
             (multi-label) give the ordinary AUROC of `preds` and `target`. `"classwise"` (multi-class) gives the AUROC
             of each class against the rest.
@@ -241,9 +264,10 @@ def _correctness_auroc(
     return _selective(correctness_auroc_of, task, mode, average, options, _ONE_VS_REST)
 
 
-def _risk_at_coverage(
+@metric_function
+def risk_at_coverage(
+    task: Task | None = None,
     *,
-    task: Task,
     coverage: float = 0.8,
     mode: Mode | None = None,
     average: Average | None = "macro",
@@ -256,6 +280,7 @@ def _risk_at_coverage(
 
     Args:
         coverage: Fraction of accepted samples, above 0 and at most 1. 1 gives the error rate of all samples.
+        target, mode, average: See `aurc`.
 
     Returns:
         A probability in [0, 1], `(...)`, or `(..., L)` with `average=None`, in the dtype of `preds` (at least float32).
@@ -276,9 +301,10 @@ def _risk_at_coverage(
     return _selective(partial(risk_at_coverage_of, coverage=coverage), task, mode, average, options)
 
 
-def _accuracy_at_coverage(
+@metric_function
+def accuracy_at_coverage(
+    task: Task | None = None,
     *,
-    task: Task,
     coverage: float = 0.8,
     mode: Mode | None = None,
     average: Average | None = "macro",
@@ -291,6 +317,7 @@ def _accuracy_at_coverage(
 
     Args:
         coverage: Fraction of accepted samples, above 0 and at most 1. 1 gives the accuracy of all samples.
+        target, mode, average: See `aurc`.
 
     Returns:
         A fraction in [0, 1], `(...)`, or `(..., L)` with `average=None`, in the dtype of `preds` (at least float32).
@@ -311,9 +338,10 @@ def _accuracy_at_coverage(
     return _selective(partial(accuracy_at_coverage_of, coverage=coverage), task, mode, average, options)
 
 
-def _coverage_at_risk(
+@metric_function
+def coverage_at_risk(
+    task: Task | None = None,
     *,
-    task: Task,
     risk: float = 0.05,
     mode: Mode | None = None,
     average: Average | None = "macro",
@@ -327,6 +355,7 @@ def _coverage_at_risk(
 
     Args:
         risk: Largest accepted error rate, in [0, 1].
+        target, mode, average: See `aurc`.
 
     Returns:
         A fraction in [0, 1], `(...)`, or `(..., L)` with `average=None`, in the dtype of `preds` (at least float32).
@@ -345,15 +374,6 @@ def _coverage_at_risk(
     """
     risk = _check_fraction("risk", risk, with_zero=True)
     return _selective(partial(coverage_at_risk_of, risk=risk), task, mode, average, options)
-
-
-aurc = functional(_aurc, entries=_ARGUMENTS)
-eaurc = functional(_eaurc, entries=_ARGUMENTS)
-augrc = functional(_augrc, entries=_ARGUMENTS)
-correctness_auroc = functional(_correctness_auroc, entries=_ARGUMENTS)
-risk_at_coverage = functional(_risk_at_coverage, entries=_ARGUMENTS)
-accuracy_at_coverage = functional(_accuracy_at_coverage, entries=_ARGUMENTS)
-coverage_at_risk = functional(_coverage_at_risk, entries=_ARGUMENTS)
 
 
 class SelectiveMetric(CalibrationMetric[RankedSample]):
@@ -379,7 +399,7 @@ class SelectiveMetric(CalibrationMetric[RankedSample]):
         return risk_coverage_curve_of(self._synced_statistic(), converts)
 
 
-class AURC(SelectiveMetric):
+class AURC(SelectiveMetric, function=aurc):
     """Streaming area under the risk-coverage curve (AURC); see `aurc`.
 
     The state contains all samples, or a sketch if `resolution` is given.
@@ -391,12 +411,11 @@ class AURC(SelectiveMetric):
         tensor(0.0625, dtype=torch.float64)
     """
 
-    factory = staticmethod(_aurc)
     question = "mean error rate of the most confident samples, over all coverages"
     source = "Geifman et al., Bias-Reduced Uncertainty Estimation, ICLR 2019, arXiv 1805.08206"
 
 
-class EAURC(SelectiveMetric):
+class EAURC(SelectiveMetric, function=eaurc):
     """Streaming excess area under the risk-coverage curve (E-AURC); see `eaurc`.
 
     The state contains all samples, or a sketch if `resolution` is given.
@@ -408,14 +427,13 @@ class EAURC(SelectiveMetric):
         tensor(0.4583, dtype=torch.float64)
     """
 
-    factory = staticmethod(_eaurc)
     question = "AURC minus its smallest value for this accuracy"
     source = "Geifman et al., Bias-Reduced Uncertainty Estimation, ICLR 2019, arXiv 1805.08206"
 
     name = "E-AURC"
 
 
-class AUGRC(SelectiveMetric):
+class AUGRC(SelectiveMetric, function=augrc):
     """Streaming area under the generalised risk-coverage curve (AUGRC); see `augrc`.
 
     The state contains all samples, or a sketch if `resolution` is given.
@@ -427,14 +445,13 @@ class AUGRC(SelectiveMetric):
         tensor(0.0312, dtype=torch.float64)
     """
 
-    factory = staticmethod(_augrc)
     question = "mean fraction of samples that are accepted errors, over all coverages"
     source = "Traub et al., Overcoming Common Flaws, NeurIPS 2024, arXiv 2407.01032"
 
     value_range = (0.0, 0.5)
 
 
-class CorrectnessAUROC(SelectiveMetric):
+class CorrectnessAUROC(SelectiveMetric, function=correctness_auroc):
     """Streaming AUROC of correctness; see `correctness_auroc`.
 
     AUROC is the area under the receiver operating characteristic curve. The state contains all samples, or a sketch if
@@ -447,7 +464,6 @@ class CorrectnessAUROC(SelectiveMetric):
         tensor(1., dtype=torch.float64)
     """
 
-    factory = staticmethod(_correctness_auroc)
     question = "probability that a correct prediction is more confident than an error"
     source = "Hendrycks & Gimpel, A Baseline for Detecting Misclassified Examples, ICLR 2017, arXiv 1610.02136"
 
@@ -455,7 +471,7 @@ class CorrectnessAUROC(SelectiveMetric):
     perfect, better = 1.0, "higher"  # value of an ideal order; undefined for a predictor without errors
 
 
-class RiskAtCoverage(SelectiveMetric):
+class RiskAtCoverage(SelectiveMetric, function=risk_at_coverage):
     """Streaming selective risk at a coverage; see `risk_at_coverage`.
 
     The state contains all samples, or a sketch if `resolution` is given.
@@ -467,14 +483,13 @@ class RiskAtCoverage(SelectiveMetric):
         tensor(0.3333, dtype=torch.float64)
     """
 
-    factory = staticmethod(_risk_at_coverage)
     question = "error rate of the most confident samples, at a given coverage"
     source = "Geifman & El-Yaniv, Selective Classification, NeurIPS 2017, arXiv 1705.08500"
 
     name = "Risk at coverage"
 
 
-class AccuracyAtCoverage(SelectiveMetric):
+class AccuracyAtCoverage(SelectiveMetric, function=accuracy_at_coverage):
     """Streaming accuracy at a coverage; see `accuracy_at_coverage`.
 
     The state contains all samples, or a sketch if `resolution` is given.
@@ -486,7 +501,6 @@ class AccuracyAtCoverage(SelectiveMetric):
         tensor(0.6667, dtype=torch.float64)
     """
 
-    factory = staticmethod(_accuracy_at_coverage)
     question = "accuracy of the most confident samples, at a given coverage"
     source = "Geifman & El-Yaniv, Selective Classification, NeurIPS 2017, arXiv 1705.08500"
 
@@ -494,7 +508,7 @@ class AccuracyAtCoverage(SelectiveMetric):
     unit, perfect, better = "fraction of samples", 1.0, "higher"
 
 
-class CoverageAtRisk(SelectiveMetric):
+class CoverageAtRisk(SelectiveMetric, function=coverage_at_risk):
     """Streaming coverage at a selective risk; see `coverage_at_risk`.
 
     The state contains all samples, or a sketch if `resolution` is given.
@@ -506,7 +520,6 @@ class CoverageAtRisk(SelectiveMetric):
         tensor(0.5000, dtype=torch.float64)
     """
 
-    factory = staticmethod(_coverage_at_risk)
     question = "largest fraction of samples that a threshold accepts at a given error rate"
     source = "Geifman & El-Yaniv, Selective Classification, NeurIPS 2017, arXiv 1705.08500"
     name = "Coverage at risk"

@@ -29,7 +29,7 @@ from torchcalib.inference.simulation import BinCells, BinsWithGaps
 from torchcalib.inference.testing import CalibrationTest, ErrorTest, run_error_test
 from torchcalib.io.errors import shown
 from torchcalib.metrics.base import CalibrationMetric
-from torchcalib.metrics.estimator import Estimator, functional
+from torchcalib.metrics.estimator import Estimator, factory_of, metric_function
 from torchcalib.metrics.ranked import no_average
 from torchcalib.ops.bin_sums import Noise
 from torchcalib.ops.logs import wide_dtype
@@ -181,7 +181,7 @@ def _event_chunks(events: Events, at_once: int) -> Iterator[Events]:
 
 def _smoothed(
     formula: Callable[[BinStats], Tensor],
-    task: Task,
+    task: Task | None,
     mode: Mode | None,
     average: Average | None,
     options: Mapping[str, Any],
@@ -191,9 +191,10 @@ def _smoothed(
     return SmoothEstimator(input_format_of(task, options), SmoothingAccumulator(mode), formula, averages)
 
 
-def _smece(
+@metric_function
+def smece(
+    task: Task | None = None,
     *,
-    task: Task,
     bandwidth: float | None = None,
     mode: Mode | None = None,
     average: Average | None = "macro",
@@ -239,10 +240,7 @@ def _smece(
     return _smoothed(partial(smece_from_cells, bandwidth=bandwidth), task, mode, average, options)
 
 
-smece = functional(_smece)
-
-
-class SmECE(CalibrationMetric[SmoothingCells]):
+class SmECE(CalibrationMetric[SmoothingCells], function=smece):
     """Streaming smooth expected calibration error (smECE); see `smece`.
 
     The state contains 6 sums for each of 15,888 cells of the confidence: 763 kB per class for any number of samples.
@@ -255,7 +253,6 @@ class SmECE(CalibrationMetric[SmoothingCells]):
         tensor(0.1753, dtype=torch.float64)
     """
 
-    factory = staticmethod(_smece)
     question = "mean distance between kernel-smoothed frequency and confidence"
     source = "Blasiok & Nakkiran, Smooth ECE, ICLR 2024, arXiv 2309.12236"
 
@@ -281,7 +278,10 @@ class SmECE(CalibrationMetric[SmoothingCells]):
     diagram = diagram_of_classes = "torchcalib.plots.of_metric:smooth_diagram"
 
 
-def _smece_width(*, task: Task, mode: Mode | None = None, **options: Unpack[InputOptions]) -> SmoothEstimator:
+@metric_function
+def smece_width(
+    task: Task | None = None, *, mode: Mode | None = None, **options: Unpack[InputOptions]
+) -> SmoothEstimator:
     """Width of the kernel that smooth expected calibration error (`smece`) selects from the data.
 
     Returns:
@@ -299,9 +299,6 @@ def _smece_width(*, task: Task, mode: Mode | None = None, **options: Unpack[Inpu
         tensor(0.1758)
     """
     return _smoothed(width_from_cells, task, mode, no_average(task, mode, options), options)
-
-
-smece_width = functional(_smece_width)
 
 
 class SmoothCurve(NamedTuple):
@@ -339,7 +336,7 @@ def smoothing_cells(
     preds: Tensor, target: Tensor, *, task: Task, mode: Mode | None = None, **options: Unpack[InputOptions]
 ) -> SmoothingCells:
     """Return the sums over cells for predictions, from which `smooth_curve_of` computes a curve."""
-    estimator = _smece(task=task, mode=mode, **options)
+    estimator = factory_of(smece)(task=task, mode=mode, **options)
     accumulator: Any = estimator.accumulator
     cells: SmoothingCells = accumulator.from_predictions(
         estimator.input_format.read(preds, target, options.get("weights"))

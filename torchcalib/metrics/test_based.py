@@ -7,16 +7,23 @@ from typing import Any, Unpack, get_args
 
 from torch import Tensor
 
-from torchcalib.core.arguments import Average, InputOptions, Task, check_choice, is_number, task_read_as
+from torchcalib.core.arguments import (
+    Average,
+    InputOptions,
+    Task,
+    check_choice,
+    is_number,
+    task_by_position,
+    task_read_as,
+)
 from torchcalib.core.bins import TCETable
-from torchcalib.core.documentation import documented
 from torchcalib.core.events import Mode
 from torchcalib.core.ranked import RankedSample
 from torchcalib.core.ranked_bins import Binning, Bins, Norm, RankedBins, Test, norm_over_bins
 from torchcalib.core.sums import BinStats, Sums
 from torchcalib.io.errors import shown
 from torchcalib.metrics.binned import BinnedEstimator, BinnedMetric, binned
-from torchcalib.metrics.estimator import functional
+from torchcalib.metrics.estimator import metric_function
 from torchcalib.ops.isotonic import Ties, Variant
 
 
@@ -31,9 +38,10 @@ def _rejected_percent(b: BinStats, alpha: float, test: Test) -> Tensor:
     return 100 * b.rejected(alpha, test) / b.n
 
 
-def _tce(
+@metric_function
+def tce(
+    task: Task | None = None,
     *,
-    task: Task,
     bins: Bins | Sequence[float] | Tensor = "pava_bc",
     n_bins: int = 15,
     n_min: int | None = None,
@@ -106,7 +114,7 @@ def _tce(
 def _tested(
     formula: Callable[[BinStats], Tensor],
     binning: Binning,
-    task: Task,
+    task: Task | None,
     mode: Mode | None,
     average: Average | None,
     options: Mapping[str, Any],
@@ -114,9 +122,6 @@ def _tested(
     if mode is None and task_read_as(task, options) == "multiclass":
         mode = "classwise"  # Matsubara et al. (UAI 2023), Remark 2
     return binned(formula, binning, task, mode, average, options, from_sample=True, hard_targets=True)
-
-
-tce = functional(_tce)
 
 
 def _check_test(alpha: float, test: Test) -> None:
@@ -127,7 +132,7 @@ def _check_test(alpha: float, test: Test) -> None:
     check_choice("test", test, get_args(Test))
 
 
-class TCE(BinnedMetric):
+class TCE(BinnedMetric, function=tce):
     """Streaming test-based calibration error (TCE), in percent; see `tce`.
 
     Example:
@@ -138,7 +143,6 @@ class TCE(BinnedMetric):
         tensor(50., dtype=torch.float64)
     """
 
-    factory = staticmethod(_tce)
     depends_on_samples = True
     question = "percentage of predictions rejected by a test with the outcomes in their bin"
     source = "Matsubara et al., TCE, UAI 2023, eq. 7, arXiv 2306.14343"
@@ -158,12 +162,12 @@ def _table(estimator: BinnedEstimator, sample: Sums | RankedSample, alpha: float
     return estimator.binning.from_sample(sample).test_table(alpha, test)
 
 
-@documented
+@task_by_position
 def tce_table(
     preds: Tensor,
     target: Tensor,
+    task: Task | None = None,
     *,
-    task: Task,
     bins: Bins | Sequence[float] | Tensor = "pava_bc",
     n_bins: int = 15,
     n_min: int | None = None,
@@ -224,9 +228,10 @@ def gce_from_bins(b: BinStats, loss: Callable[[BinStats], Tensor], norm: Norm) -
     return norm_over_bins(checked, b, norm)
 
 
-def _gce(
+@metric_function
+def gce(
+    task: Task | None = None,
     *,
-    task: Task,
     loss: Callable[[BinStats], Tensor],
     bins: Bins | Sequence[float] | Tensor = "equal_width",
     norm: Norm = "l1",
@@ -279,10 +284,7 @@ def _gce(
     return binned(formula, binning, task, mode, average, options, from_sample=True)
 
 
-gce = functional(_gce)
-
-
-class GCE(BinnedMetric):
+class GCE(BinnedMetric, function=gce):
     """Streaming generalised calibration error (GCE); see `gce`. To pickle the metric, `loss` must be a named function.
 
     Example:
@@ -293,7 +295,6 @@ class GCE(BinnedMetric):
         tensor(0.1500, dtype=torch.float64)
     """
 
-    factory = staticmethod(_gce)
     question = "norm over bins of a user-defined loss"
     source = "Matsubara et al., TCE, UAI 2023, Definition 1, arXiv 2306.14343"
     unit, value_range = "unit of the loss", (-math.inf, math.inf)

@@ -8,7 +8,7 @@ from torch import Tensor
 from torchcalib.core.arguments import Average, InputOptions, Task
 from torchcalib.core.events import Mode
 from torchcalib.core.ranked import RankedSample, SortedSample
-from torchcalib.metrics.estimator import Estimator, functional
+from torchcalib.metrics.estimator import Estimator, metric_function
 from torchcalib.metrics.ranked import RankedMetric, ranked
 
 
@@ -28,9 +28,10 @@ def atb_from_sorted(s: SortedSample) -> Tensor:
     return (edges.diff(dim=-1) * (lower.square() + upper.square())).sum(-1)
 
 
-def _atb(
+@metric_function
+def atb(
+    task: Task | None = None,
     *,
-    task: Task,
     mode: Mode | None = None,
     average: Average | None = "macro",
     **options: Unpack[InputOptions],
@@ -70,10 +71,7 @@ def _atb(
     return ranked(atb_from_sample, task, mode, average, options)
 
 
-atb = functional(_atb)
-
-
-class ATB(RankedMetric):
+class ATB(RankedMetric, function=atb):
     """Streaming averaged two-bin calibration error (ATB); see `atb`.
 
     The state contains all samples, or a sketch if `resolution` is given.
@@ -85,7 +83,6 @@ class ATB(RankedMetric):
         tensor(0.0129, dtype=torch.float64)
     """
 
-    factory = staticmethod(_atb)
     unit = "squared probability"
     question = "squared error over two bins, averaged over their boundary"
     source = "Hartline, Hu & Wu, A Perfectly Truthful Calibration Measure, COLT 2026, arXiv 2508.13100"

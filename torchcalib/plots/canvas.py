@@ -2,12 +2,10 @@
 
 import io
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from inspect import Parameter, signature
 from textwrap import wrap
 from types import SimpleNamespace
-from typing import IO, Any, Literal, NamedTuple, Self, TypeVar
+from typing import IO, Any, Literal, NamedTuple, Self
 
 import matplotlib
 import numpy as np
@@ -19,10 +17,8 @@ from matplotlib.transforms import Transform
 from numpy.typing import NDArray
 
 from torchcalib.core.bins import BinTable
-from torchcalib.core.documentation import document, input_parameters, parameters_of
+from torchcalib.display.words import short_probability
 from torchcalib.io.errors import printable
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 Column = NDArray[np.float64]
 
@@ -88,27 +84,6 @@ def columns_of(table: BinTable, name: str = "table") -> SimpleNamespace:
     columns = table.to_dict()
     real = (columns["n"] > 0) | (columns["upper"] > columns["lower"])
     return SimpleNamespace(**{name: column[real].astype(np.float64) for name, column in columns.items()})
-
-
-_ARGUMENTS = """
-        preds: Probabilities, or logits with `from_logits=True`; or an object that contains the bins.
-        target: Labels for predictions, see `torchcalib.functional.nll`; None for an object.
-        mode: Kind of confidence, `"positive"`, `"top_label"` or `"classwise"`. None selects the first kind of the task.
-        task: `"binary"`, `"multiclass"` or `"multilabel"`. None infers it from the shapes.
-        ax: Axes to draw on. None creates a figure. Additional panels are inset axes, `ax.child_axes`.
-        logit: Use a logit scale for probabilities, to show values near 0 and 1. For N samples, the scale ends at about
-            1 / (10 N) and 1 - 1 / (10 N). More extreme values are drawn at its ends.
-        title: Title of the diagram.
-        style: Colours of the diagram. With `DARK`, give the figure of `ax` a dark background."""
-
-
-def diagram(draw: F) -> F:
-    """Add the arguments that all diagrams share to the docstring of a diagram function."""
-    parameters = parameters_of(draw)
-    if any(p.kind is Parameter.VAR_KEYWORD for p in signature(draw).parameters.values()):
-        parameters += input_parameters(without=["batch_dims"])
-    document(draw, draw.__doc__, parameters, signature(draw).return_annotation, _ARGUMENTS)
-    return draw
 
 
 @dataclass(frozen=True)
@@ -346,7 +321,7 @@ class ProbabilityAxis(NamedTuple):
             ticks = self._ticks(int(canvas.points[0] / 36 if which == "x" else canvas.points[1] / 15))
             canvas.ax.set(**{f"{which}scale": "logit"})
             axis.set_minor_locator(NullLocator())
-            axis.set_ticks(ticks, [probability_label(tick) for tick in ticks])
+            axis.set_ticks(ticks, [short_probability(tick) for tick in ticks])
         canvas.ax.set(**{f"{which}lim": (self.low, self.high)})
         return axis.get_transform()
 
@@ -360,35 +335,6 @@ class ProbabilityAxis(NamedTuple):
             if len(ticks) <= max(1, at_most):
                 break
         return ticks
-
-
-# Number formats
-
-
-def count_label(n: float) -> str:
-    """Format a count in at most four characters: 876, 4.5k, 42k, 5.1M."""
-    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if n >= size:
-            return f"{n / size:.{1 if n < 9.95 * size else 0}f}{unit}"
-    return f"{n:.3g}"
-
-
-def percent_label(share: float) -> str:
-    """Format a fraction as a percentage in at most four characters. Only exact 0 and 1 become 0% and 100%."""
-    if 0 < share < 0.01:
-        return "<1%"
-    return ">99%" if 0.99 < share < 1 else f"{share:.0%}"
-
-
-def probability_label(probability: float) -> str:
-    """Format a probability with two significant digits near 0 and two of 1 - p near 1: 0.25, 2.4e−6, 0.99987."""
-    if probability in (0, 1):
-        return f"{probability:.0f}"
-    distance = min(probability, 1 - probability)
-    if distance >= 1e-4 or probability > 0.5:
-        return f"{probability:.{1 - math.floor(math.log10(distance))}f}".rstrip("0")
-    digits, exponent = f"{distance:.1e}".split("e")
-    return f"{digits.removesuffix('.0')}e−{-int(exponent)}"
 
 
 def wrapped(text: str) -> str:

@@ -11,15 +11,15 @@ from numpy.typing import NDArray
 from torchcalib.core.arguments import InputOptions, Task, check_count
 from torchcalib.core.bins import BinTable
 from torchcalib.io.errors import short_name
-from torchcalib.plots.canvas import LIGHT, Canvas, ProbabilityAxis, Style, columns_of, diagram
+from torchcalib.plots.canvas import LIGHT, Canvas, ProbabilityAxis, Style, columns_of
 from torchcalib.plots.reliability import draw_bins, draw_keys
-from torchcalib.plots.sources import TableOptions, bins_from, error_text, errors_of_classes, names_of_curves
+from torchcalib.plots.sources import Source, error_text, errors_of
+from torchcalib.results.report import Report
 
 _COLUMNS = 3
 _MAX_NAME = 18  # number of characters of a class name that fit above a panel with its error
 
 
-@diagram
 def classwise_reliability_diagrams(
     preds: Any,
     target: Any = None,
@@ -42,9 +42,15 @@ def classwise_reliability_diagrams(
     Args:
         preds: Predictions, or a tuple of predictions and targets; or a `BinTable` `(C, B)`; or a metric over bins with
             `mode="classwise"`, such as `torchcalib.ECE`.
+        target: Labels for predictions.
+        ax: Axes to draw on; None creates a figure.
         most: Maximum number of classes.
+        task: Task of the predictions; None infers it from the shapes.
         n_bins: Number of equal-width bins of predictions.
         class_names: Names of the classes.
+        title: Title of the diagram.
+        style: Colours of the diagram.
+        **options: Options for predictions, see `torchcalib.functional.InputOptions`, without `batch_dims`.
 
     Returns:
         The axes of the panels, an array `(K,)` of at most `most` matplotlib axes. Their figure is `axes[0].figure`.
@@ -61,20 +67,20 @@ def classwise_reliability_diagrams(
         ['c: ECE 0.5', 'b: ECE 0.433']
     """
     check_count("most", most)
-    if hasattr(preds, "tables"):
+    if isinstance(preds, Report):
         raise TypeError(
             "`preds` must contain bins for each class, got a report, which has them for all classes together. "
             "Pass the predictions, or ECE(mode='classwise')."
         )
-    given = TableOptions("classwise", class_names, {"task": task, "n_bins": n_bins, **options})
-    table = bins_from(preds, target, given)
+    source = Source(preds, target, "classwise", class_names, {"task": task, "n_bins": n_bins, **options})
+    table = source.bins()
     if table.n.dim() != 2:
         raise ValueError(
             f"`preds` must have an axis of classes, got bins of shape {tuple(table.n.shape)}. "
             "Pass multi-class or multi-label predictions, or a metric with mode='classwise'."
         )
-    names = names_of_curves(None, "class", len(table.n), given)
-    errors = errors_of_classes(preds, table)
+    names = source.curve_names(None, "class", len(table.n))
+    errors = errors_of(preds, table).tolist()
     # The error of a class without data is NaN. It is last.
     worst = sorted(range(len(names)), key=lambda k: math.inf if math.isnan(errors[k]) else -abs(errors[k]))[:most]
     n_columns = min(_COLUMNS, len(worst))

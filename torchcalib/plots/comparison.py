@@ -7,11 +7,10 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
-from torchcalib.plots.canvas import LIGHT, Canvas, ProbabilityAxis, Style, columns_of, diagram
-from torchcalib.plots.sources import TableOptions, bins_from
+from torchcalib.plots.canvas import LIGHT, Canvas, ProbabilityAxis, Style, columns_of
+from torchcalib.plots.sources import Source
 
 
-@diagram
 def bin_comparison(
     tables: Mapping[str, Any],
     ax: Axes | None = None,
@@ -31,6 +30,10 @@ def bin_comparison(
 
     Args:
         tables: Mapping of names to binnings without batch axes: a `BinTable`, a metric over bins, or a report each.
+        ax: Axes to draw on; None creates a figure.
+        logit: Use a logit scale for probabilities, to show values near 0 and 1.
+        title: Title of the diagram.
+        style: Colours of the diagram.
 
     Returns:
         The axes; their figure is `ax.figure`.
@@ -51,8 +54,7 @@ def bin_comparison(
     """
     if not tables:
         raise ValueError("`tables` must contain at least one table, got none. Pass a mapping of names to tables.")
-    given = TableOptions(None, None, {})
-    series = {name: columns_of(bins_from(table, None, given), f"tables[{name!r}]") for name, table in tables.items()}
+    series = {name: columns_of(Source(table).bins(), f"tables[{name!r}]") for name, table in tables.items()}
     canvas = Canvas.create(ax, style, title, (4.6, 1.0 + 1.6 * len(series)), top=0.9, pad=20).only_panels()
     canvas.ax.set_xlabel("prediction (probability)", labelpad=24)  # space for bin edges and tick labels of the panels
     canvas.ax.set_ylabel("empirical probability", labelpad=44 if logit else 30)

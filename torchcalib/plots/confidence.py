@@ -8,12 +8,11 @@ from matplotlib.ticker import StrMethodFormatter
 
 from torchcalib.core.arguments import InputOptions, Task
 from torchcalib.core.events import Mode
-from torchcalib.plots.canvas import LIGHT, Canvas, Style, columns_of, diagram
+from torchcalib.plots.canvas import LIGHT, Canvas, Style, columns_of
 from torchcalib.plots.reliability import draw_bars
-from torchcalib.plots.sources import TableOptions, bins_from, confidence_words
+from torchcalib.plots.sources import Source
 
 
-@diagram
 def confidence_histogram(
     preds: Any,
     target: Any = None,
@@ -34,9 +33,16 @@ def confidence_histogram(
 
     Args:
         preds: Predictions; or a `BinTable` without batch axes, a metric over bins, or a `torchcalib.Report`.
-        n_bins: Number of equal-width bins of predictions.
+        target: Labels for predictions.
+        ax: Axes to draw on; None creates a figure.
         log: Use a logarithmic scale for counts. None uses it if the largest count is above 20 times the median of the
             bins with data.
+        mode: Kind of confidence; None selects the first kind of the task.
+        task: Task of the predictions; None infers it from the shapes.
+        n_bins: Number of equal-width bins of predictions.
+        title: Title of the diagram.
+        style: Colours of the diagram.
+        **options: Options for predictions, see `torchcalib.functional.InputOptions`, without `batch_dims`.
 
     Returns:
         The axes; their figure is `ax.figure`.
@@ -51,8 +57,8 @@ def confidence_histogram(
         >>> [text.get_text() for text in ax.get_legend().get_texts()]
         ['mean predicted probability 0.567', 'mean outcome 0.333']
     """
-    given = TableOptions(mode, None, {"task": task, "n_bins": n_bins, **options})
-    table, words = bins_from(preds, target, given), confidence_words(preds, target, given)
+    source = Source(preds, target, mode, options={"task": task, "n_bins": n_bins, **options})
+    table, words = source.bins(), source.confidence_name()
     bins = columns_of(table)
     canvas = Canvas.create(ax, style, title, (5.2, 4.2), top=0.88, pad=20)
     ax = canvas.ax

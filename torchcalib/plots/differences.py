@@ -1,10 +1,8 @@
 """Diagram of the differences between several systems and the first system, metric by metric."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -12,16 +10,13 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from torchcalib.io.errors import short_name
-from torchcalib.plots.canvas import LIGHT, Canvas, Style, diagram
-
-if TYPE_CHECKING:
-    from torchcalib.results.comparison import Comparison
-    from torchcalib.results.lines import ComparedLine, Difference
+from torchcalib.plots.canvas import LIGHT, Canvas, Style
+from torchcalib.results.comparison import Comparison
+from torchcalib.results.lines import ComparedLine, Difference
 
 _COLUMNS = 2
 
 
-@diagram
 def difference_plot(
     comparison: Comparison, ax: Axes | None = None, *, title: str | None = None, style: Style = LIGHT
 ) -> Axes:
@@ -32,12 +27,14 @@ def difference_plot(
 
     - A mark at the difference, and a line for its interval. The mark is blue for a better system, orange for a worse
       system, and grey and hollow if the difference is not significant. Significance is not adjusted for the number of
-      differences; see `torchcalib.reporting.Difference`.
+      differences; see `torchcalib.results.Difference`.
     - A triangle instead of the mark, if the difference is beyond the end of the scale.
 
     Args:
         comparison: Result of `torchcalib.compare`.
+        ax: Axes to draw on; None creates a figure.
         title: Title of the diagram. None names the first system.
+        style: Colours of the diagram.
 
     Returns:
         The axes; their figure is `ax.figure`.

@@ -5,7 +5,7 @@ import torch
 from matplotlib.axes import Axes
 
 from torchcalib.metrics.proper_scores import ecd
-from torchcalib.plots.canvas import LIGHT, Canvas, Style, diagram
+from torchcalib.plots.canvas import LIGHT, Canvas, Style
 
 ECD_MINIMUM = -0.27846454276107380
 """Minimum of the entropic calibration difference (ECD) of one binary sample: -W(1/e), with the Lambert function W.
@@ -14,12 +14,16 @@ For outcome x = 1, the minimum is at p = 1 / (1 + W(1/e)). Source: [ECD] fig. 2.
 """
 
 
-@diagram
 def ecd_curve(ax: Axes | None = None, *, title: str | None = None, style: Style = LIGHT) -> Axes:
     """Draw the entropic calibration difference (ECD) of one binary sample against its predicted probability p.
 
     The diagram has one curve for each outcome x. The ECD is the log loss minus its expectation under the prediction. It
     is positive for over-confident predictions, negative for under-confident ones, and infinite if x has probability 0.
+
+    Args:
+        ax: Axes to draw on; None creates a figure.
+        title: Title of the diagram.
+        style: Colours of the diagram.
 
     Returns:
         The axes; their figure is `ax.figure`.

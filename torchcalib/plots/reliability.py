@@ -9,8 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 
 from torchcalib.core.arguments import InputOptions, Task
-from torchcalib.core.bins import BinTable
 from torchcalib.core.events import Mode
+from torchcalib.display.words import short_count
 from torchcalib.metrics.smooth import SmoothCurve
 from torchcalib.plots.canvas import (
     LIGHT,
@@ -18,11 +18,8 @@ from torchcalib.plots.canvas import (
     Column,
     ProbabilityAxis,
     Style,
-    columns_of,
-    count_label,
-    diagram,
 )
-from torchcalib.plots.sources import Series, TableOptions, confidence_words, curve_from, series_from
+from torchcalib.plots.sources import Series, Source, binned_series, smooth_series
 
 MAX_LABELLED_BINS = 20
 """Largest number of bins with a label for each count. With more bins, an axis shows the counts."""
@@ -37,7 +34,6 @@ _COUNTS = "counts"
 """Label of the axes above a diagram that show the counts."""
 
 
-@diagram
 def reliability_diagram(
     preds: Any,
     target: Any = None,
@@ -78,11 +74,19 @@ def reliability_diagram(
         preds: Predictions, or a tuple of predictions and targets; or a `BinTable`, a metric over bins such as
             `torchcalib.ECE`, or a `torchcalib.Report`, or its attribute `calibration`, for the predictions after
             calibration; or a mapping of model names to any of these.
+        target: Labels for predictions.
+        ax: Axes to draw on; None creates a figure.
         label: Name of the model in the legend.
         smooth: Draw smooth curves instead of bins. `preds` must be predictions, a `torchcalib.SmECE`, or a metric that
             stores samples or a sketch of them, such as `torchcalib.ACE`; or a mapping of names to any of these.
+        logit: Use a logit scale for probabilities, to show values near 0 and 1.
+        mode: Kind of confidence; None selects the first kind of the task.
+        task: Task of the predictions; None infers it from the shapes.
         n_bins: Number of equal-width bins of predictions.
         class_names: Names of the classes, for class-wise curves and for text targets.
+        title: Title of the diagram.
+        style: Colours of the diagram.
+        **options: Options for predictions, see `torchcalib.functional.InputOptions`, without `batch_dims`.
 
     Returns:
         The axes; their figure is `ax.figure`.
@@ -104,19 +108,19 @@ def reliability_diagram(
         >>> [text.get_text() for text in ax.get_legend().get_texts()]
         ['first\nECE 0.3', 'second\nECE 0.197']
     """
-    given = TableOptions(mode, class_names, {"task": task, "n_bins": n_bins, **options})
-    series = series_from(preds, target, label, given, smooth=smooth)
-    drawn = [(one, columns_of(one.data) if isinstance(one.data, BinTable) else one.data) for one in series]
+    source = Source(preds, target, mode, class_names, {"task": task, "n_bins": n_bins, **options})
+    series = source.by_model(label, smooth_series if smooth else binned_series)
     canvas = _unit_square(ax, style, title)
-    words = confidence_words(preds, target, given)
+    words = source.confidence_name()
     canvas.ax.set(xlabel=words if smooth else f"mean {words} of the bin", ylabel="observed frequency")
     canvas.ax.tick_params(pad=6)  # space for a large mark in the corner
-    axis = _axis_for(canvas, [data for _, data in drawn]) if logit else ProbabilityAxis()
+    axis = _axis_for(canvas, [one.data for one in series]) if logit else ProbabilityAxis()
     axis.apply(canvas, "x")
     axis.apply(canvas, "y")
     canvas.diagonal(axis.low, axis.high)
     is_single = label is None and len(series) == 1 and series[0].name is None and not canvas.curves
-    for one, data in drawn:
+    for one in series:
+        data = one.data
         shown = _shown(canvas, one, len(series), is_single)
         if data is None or (isinstance(data, SimpleNamespace) and not (data.n > 0).any()):
             if len(series) == 1:
@@ -216,7 +220,7 @@ def _add_outline(canvas: Canvas, x: Column, y: Column, axis: ProbabilityAxis) ->
     top = max(0.0 if is_new else strip.get_ylim()[1], 1.15 * float(y.max()))
     strip.set_ylim(0, top)
     if not is_density:
-        strip.set_yticks([top / 1.15], [count_label(top / 1.15)])
+        strip.set_yticks([top / 1.15], [short_count(top / 1.15)])
 
 
 def has_few_samples(bins: SimpleNamespace) -> Any:
@@ -270,7 +274,6 @@ def draw_bins(canvas: Canvas, bins: SimpleNamespace, axis: ProbabilityAxis, scal
             )
 
 
-@diagram
 def corp_diagram(
     preds: Any,
     target: Any = None,
@@ -291,6 +294,13 @@ def corp_diagram(
     Args:
         preds: Predictions; or a curve without batch axes, see `torchcalib.functional.corp_curve`; or a metric that
             stores samples, such as `torchcalib.CORP`.
+        target: Labels for predictions.
+        ax: Axes to draw on; None creates a figure.
+        mode: Kind of confidence; None selects the first kind of the task.
+        task: Task of the predictions; None infers it from the shapes.
+        title: Title of the diagram.
+        style: Colours of the diagram.
+        **options: Options for predictions, see `torchcalib.functional.InputOptions`, without `batch_dims`.
 
     Returns:
         The axes; their figure is `ax.figure`.
@@ -308,15 +318,15 @@ def corp_diagram(
         >>> ax.get_ylabel()
         'recalibrated probability'
     """
-    given = TableOptions(mode, None, {"task": task, **options})
-    curve = curve_from(preds, target, given)
+    source = Source(preds, target, mode, options={"task": task, **options})
+    curve = source.isotonic_curve()
     if curve.n.dim() != 1:
         raise ValueError(
             f"`preds` must have no batch axes, got curves of shape {tuple(curve.n.shape)}. Draw one curve: `curves[k]`."
         )
     canvas = _unit_square(ax, style, title)
     ax = canvas.ax
-    ax.set(xlabel=confidence_words(preds, target, given), ylabel="recalibrated probability")
+    ax.set(xlabel=source.confidence_name(), ylabel="recalibrated probability")
     has_data = curve.n.cpu().numpy() > 0
     columns = (curve.confidence, curve.frequency, curve.band_low, curve.band_high, curve.n)
     confidence, frequency, low, high, n = (column.cpu().numpy()[has_data] for column in columns)
@@ -399,11 +409,11 @@ def _draw_counts(
     left = axis.clip(lower)
     draw_bars(panel, left, axis.clip(lower + width) - left, n)
     if not labelled:
-        strip.set_yticks([n.max()], [count_label(n.max())])
+        strip.set_yticks([n.max()], [short_count(n.max())])
         return
     for middle, count in zip(lower + width / 2, n, strict=True):
         if count > 0:
-            panel.label_bar(count_label(count), middle, count, panel.style.muted)
+            panel.label_bar(short_count(count), middle, count, panel.style.muted)
 
 
 def draw_bars(canvas: Canvas, lower: Column, width: Column, n: Column) -> None:

@@ -9,10 +9,8 @@ from torchcalib.core.arguments import InputOptions, Task
 from torchcalib.core.events import Mode
 from torchcalib.io.errors import printable
 from torchcalib.metrics.risk_coverage import RiskCoverageCurve
-from torchcalib.metrics.risk_coverage import risk_coverage_curve as functional_curve
-from torchcalib.metrics.selective import SelectiveMetric
-from torchcalib.plots.canvas import LIGHT, Canvas, Style, diagram
-from torchcalib.plots.sources import TableOptions, by_model, from_predictions, names_of_curves
+from torchcalib.plots.canvas import LIGHT, Canvas, Style
+from torchcalib.plots.sources import Source
 
 
 class _NamedCurve(NamedTuple):
@@ -22,7 +20,6 @@ class _NamedCurve(NamedTuple):
     curve: RiskCoverageCurve
 
 
-@diagram
 def risk_coverage_curve(
     preds: Any,
     target: Any = None,
@@ -43,8 +40,15 @@ def risk_coverage_curve(
     Args:
         preds: Predictions; or a `torchcalib.functional.RiskCoverageCurve`; or a metric of selective prediction, such as
             `torchcalib.AURC`; or a mapping of model names to any of these.
+        target: Labels for predictions.
+        ax: Axes to draw on; None creates a figure.
         label: Name of the model in the legend.
+        mode: Kind of confidence; None selects the first kind of the task.
+        task: Task of the predictions; None infers it from the shapes.
         class_names: Names of the labels of multi-label predictions, and class names for text targets.
+        title: Title of the diagram.
+        style: Colours of the diagram.
+        **options: Options for predictions, see `torchcalib.functional.InputOptions`, without `batch_dims`.
 
     Returns:
         The axes; their figure is `ax.figure`.
@@ -59,11 +63,11 @@ def risk_coverage_curve(
         >>> ax.get_xlabel()
         'coverage (fraction of samples)'
     """
-    curves = _named_curves(preds, target, label, TableOptions(mode, class_names, {"task": task, **options}))
+    source = Source(preds, target, mode, class_names, {"task": task, **options})
     canvas = Canvas.create(ax, style, title, (5.4, 3.8), top=0.92)
     ax = canvas.ax
     ax.set(xlim=(0, 1), xlabel="coverage (fraction of samples)", ylabel="selective risk (error rate)")
-    for name, curve in curves:
+    for name, curve in source.by_model(label, _named_curves):
         held = curve.coverage.isfinite().cpu()
         if held.any():
             canvas.curve(curve.coverage.cpu()[held].numpy(), curve.risk.cpu()[held].numpy(), printable(name))
@@ -74,34 +78,15 @@ def risk_coverage_curve(
     return ax
 
 
-def _named_curves(source: Any, target: Any, label: str | None, given: TableOptions) -> list[_NamedCurve]:
-    """Return the curves of a source: one per entry of a mapping, and one per label of multi-label predictions."""
-
-    def curves_of(one: Any, name: str | None) -> list[_NamedCurve]:
-        curve = _curve_from(one, target, given)
-        if curve.coverage.dim() == 1:
-            return [_NamedCurve(name or "", curve)]
-        if curve.coverage.dim() > 2:
-            raise ValueError(
-                f"`preds` must have at most one batch axis, got a curve of shape {tuple(curve.coverage.shape)}. "
-                "Draw each curve."
-            )
-        names = names_of_curves(name, "label", len(curve.coverage), given)
-        return [_NamedCurve(each, RiskCoverageCurve(*(x[k] for x in curve))) for k, each in enumerate(names)]
-
-    return by_model(source, label, curves_of)
-
-
-def _curve_from(source: Any, target: Any, given: TableOptions) -> RiskCoverageCurve:
-    """Return the curve for `source`: a curve, a metric of selective prediction, or predictions."""
-    if hasattr(source, "tables"):
-        raise TypeError(
-            "`preds` must be predictions, a curve or a metric of selective prediction, got a report, which has no "
-            "risk-coverage curve. Pass the predictions."
+def _named_curves(source: Source, name: str | None) -> list[_NamedCurve]:
+    """Return the curve of a model, or of each label of multi-label predictions."""
+    curve = source.risk_curve()
+    if curve.coverage.dim() == 1:
+        return [_NamedCurve(name or "", curve)]
+    if curve.coverage.dim() > 2:
+        raise ValueError(
+            f"`preds` must have at most one batch axis, got a curve of shape {tuple(curve.coverage.shape)}. "
+            "Draw each curve."
         )
-    if isinstance(source, RiskCoverageCurve):
-        return source
-    if isinstance(source, SelectiveMetric):
-        return source.curve()
-    curve: RiskCoverageCurve = from_predictions(functional_curve, source, target, given)
-    return curve
+    names = source.curve_names(name, "label", len(curve.coverage))
+    return [_NamedCurve(each, RiskCoverageCurve(*(x[k] for x in curve))) for k, each in enumerate(names)]

@@ -9,7 +9,7 @@ from matplotlib.collections import PolyCollection
 
 from torchcalib.core.arguments import InputOptions, Task
 from torchcalib.core.events import Mode
-from torchcalib.display.words import edges_in_words
+from torchcalib.display.words import edges_in_words, short_count, short_percent
 from torchcalib.plots.canvas import (
     LIGHT,
     Canvas,
@@ -17,11 +17,8 @@ from torchcalib.plots.canvas import (
     ProbabilityAxis,
     Style,
     columns_of,
-    count_label,
-    diagram,
-    percent_label,
 )
-from torchcalib.plots.sources import TableOptions, decisions_from
+from torchcalib.plots.sources import Source
 
 _SLOT = 0.84
 """Width of a violin or bar, relative to the distance between bins."""
@@ -30,7 +27,6 @@ _MAX_CELLS = 48
 """Largest number of bars in the histogram of all predictions."""
 
 
-@diagram
 def tce_diagram(
     preds: Any,
     target: Any = None,
@@ -58,6 +54,14 @@ def tce_diagram(
     Args:
         preds: Predictions; or a `TCETable` without batch axes, see `torchcalib.functional.tce_table`; or a
             `torchcalib.TCE`, or a `torchcalib.Report`.
+        target: Labels for predictions.
+        ax: Axes to draw on; None creates a figure.
+        logit: Use a logit scale for probabilities, to show values near 0 and 1.
+        mode: Kind of confidence; None selects the first kind of the task.
+        task: Task of the predictions; None infers it from the shapes.
+        title: Title of the diagram.
+        style: Colours of the diagram.
+        **options: Options for predictions, see `torchcalib.functional.InputOptions`, without `batch_dims`.
 
     Returns:
         The axes; their figure is `ax.figure`.
@@ -75,7 +79,7 @@ def tce_diagram(
         >>> [panel.get_ylabel() for panel in ax.child_axes]
         ['probability', '', 'samples']
     """
-    bins = columns_of(decisions_from(preds, target, TableOptions(mode, None, {"task": task, **options})))
+    bins = columns_of(Source(preds, target, mode, options={"task": task, **options}).decisions())
     canvas = Canvas.create(ax, style, title, (4.6, 5.6), top=0.88, pad=20).only_panels()
     violins = canvas.panel(0, 0.36, 0.84, 0.64)
     histogram = canvas.panel(0.87, 0.36, 0.13, 0.64)
@@ -187,7 +191,7 @@ def _draw_sizes(canvas: Canvas, bins: SimpleNamespace) -> None:
     width = _SLOT if len(bins.n) <= 50 else 1.0  # no gaps, because gaps narrower than a pixel differ in width
     ax.bar(middles, bins.n, width, color=style.bar)
     ax.bar(middles, bins.rejected, width, color=style.rejected)
-    ax.set_yticks([0, bins.n.max()], ["0", count_label(bins.n.max())])
+    ax.set_yticks([0, bins.n.max()], ["0", short_count(bins.n.max())])
     ax.grid(False)
     rejected, n = bins.rejected.sum(), bins.n.sum()
     heading = f"■ rejected: {rejected:,.10g} of {n:,.10g}, TCE {100 * rejected / n:.4g}%"
@@ -199,7 +203,7 @@ def _draw_sizes(canvas: Canvas, bins: SimpleNamespace) -> None:
     for middle, size, share in zip(middles, bins.n, bins.rejected / np.maximum(bins.n, 1), strict=True):
         if fits and size > 0:
             color = style.rejected if share > 0 else style.muted
-            canvas.label_bar(percent_label(share), middle, size, color, va="bottom", rotation=90 if upright else 0)
+            canvas.label_bar(short_percent(share), middle, size, color, va="bottom", rotation=90 if upright else 0)
 
 
 def _label_edges(canvas: Canvas, bins: SimpleNamespace) -> None:

@@ -1,18 +1,13 @@
 """Diagram of the calibration metrics recorded during a training."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from torchcalib.plots.canvas import LIGHT, Canvas, Column, Style, diagram
-
-if TYPE_CHECKING:
-    from torchcalib.results.history import History
+from torchcalib.plots.canvas import LIGHT, Canvas, Column, Style
+from torchcalib.results.history import History
 
 _SOLID = (1.0, 0.0)
 
@@ -29,7 +24,6 @@ _PANELS = (("nats", ["nll"]), ("nats", ["ecd"]), ("fraction", ["confidence", "ac
 """Unit of the vertical axis, and columns of the history, for each panel."""
 
 
-@diagram
 def training_curve(history: History, ax: Axes | None = None, *, title: str | None = None, style: Style = LIGHT) -> Axes:
     """Draw the metric values that a `torchcalib.Monitor` recorded at each validation.
 
@@ -44,6 +38,9 @@ def training_curve(history: History, ax: Axes | None = None, *, title: str | Non
 
     Args:
         history: Recorded validations, `Monitor.history`.
+        ax: Axes to draw on; None creates a figure.
+        title: Title of the diagram.
+        style: Colours of the diagram.
 
     Returns:
         The axes; their figure is `ax.figure`.

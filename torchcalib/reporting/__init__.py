@@ -3,6 +3,6 @@
 A `ReportBuilder` (`building`) adds batches of predictions to accumulators (`accumulators`, `sample_or_sketch`,
 `buffer`, `groups`). `assembling` computes the report: `lines` computes scores and calibration errors, and `testing`
 adds p-values and intervals. `diagnosis` and `other_classes` compute the evidence for causes of miscalibration, and
-`findings` decides among them. `data` defines the classes `Report` and `Comparison`, and `results` their lines and base
-class. `contents` defines their tables, which `terminal` and `html` render.
+`findings` decides among them. The report is an object of `torchcalib.results`, which `render` writes as a page or on a
+terminal.
 """

@@ -4,14 +4,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torchcalib.core.mistakes import MIN_ROWS
-from torchcalib.core.ranked import ExactSample
-from torchcalib.display.words import listed
 from torchcalib.inference.clusters import FEW_CLUSTERS
 from torchcalib.inference.testing import CalibrationTest, clusters_in_words
 from torchcalib.io.errors import quoted
 from torchcalib.metrics.groups.table import GroupTable
 from torchcalib.reporting.calibration import calibration_stage
-from torchcalib.reporting.catalogue import Member, bins_of
+from torchcalib.reporting.catalogue import bins_of, names_of
 from torchcalib.reporting.classes import class_lines, class_tests
 from torchcalib.reporting.confidences import report_of_confidences
 from torchcalib.reporting.findings import Findings, decide
@@ -19,7 +17,6 @@ from torchcalib.reporting.groups import group_table
 from torchcalib.reporting.lines import Data
 from torchcalib.reporting.options import ReportOptions
 from torchcalib.reporting.testing import run_tests, why_few_events, with_evidence, with_intervals
-from torchcalib.results.lines import SELECTIVE_GROUP
 from torchcalib.results.report import Report
 
 
@@ -88,7 +85,7 @@ def report_of(data: Data, options: ReportOptions, source: Mapping[str, Any]) -> 
         groups=_group_table(data),
         class_names=class_names,
     )
-    return report_of_confidences(report, data.weights_are_counts) if data.are_confidences else report
+    return report_of_confidences(report, data.weights_are_counts) if data.catalogue.are_confidences else report
 
 
 def _group_table(data: Data) -> GroupTable | None:
@@ -96,13 +93,6 @@ def _group_table(data: Data) -> GroupTable | None:
         return None
     main_mode = next(iter(data.bins))
     return group_table(*data.groups, data.catalogue.accumulators[bins_of(main_mode)])
-
-
-def _names_of(members: Sequence[Member]) -> str:
-    """Return the names of metrics in a note; metrics of selective prediction are named together."""
-    names = [each.described["name"] for each in members if each.mode is not None]
-    selective = [f"metrics of {SELECTIVE_GROUP}" for each in members if each.mode is None][:1]
-    return listed([*dict.fromkeys(names), *selective])
 
 
 def _method_of_ranked_errors(data: Data) -> str:
@@ -114,17 +104,17 @@ def _method_of_ranked_errors(data: Data) -> str:
 
 def _notes_on_samples(data: Data) -> list[str]:
     """Return notes on rank-based errors that are omitted, or computed from a sketch."""
-    ranked = [each for each in data.catalogue.members if isinstance(each.metric.accumulator, ExactSample)]
+    ranked = data.catalogue.ranked
     if not data.samples:
-        return [f"{_names_of(ranked)} are omitted: they need weights that are whole numbers."]
+        return [f"{names_of(ranked)} are omitted: they need weights that are whole numbers."]
     notes = []
     if not data.has_labels:
         omitted = [each for each in ranked if each.metric.needs_labels]
-        notes.append(f"{_names_of(omitted)} are omitted: they need labels, and targets are soft.")
+        notes.append(f"{names_of(omitted)} are omitted: they need labels, and targets are soft.")
     if data.resolution is not None:
         found = [each for each in ranked if each in data.members]
         notes.append(
-            f"{_names_of(found)} are computed from a sketch, because there are "
+            f"{names_of(found)} are computed from a sketch, because there are "
             f"many samples. Each probability is rounded by less than 1 / {data.resolution:,} in log-odds."
         )
     return notes

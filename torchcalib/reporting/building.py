@@ -41,7 +41,7 @@ from torchcalib.metrics.groups.sums import ClusteredSumState, SumsByCluster, Sum
 from torchcalib.reporting.assembling import report_of
 from torchcalib.reporting.buffer import PredictionBuffer
 from torchcalib.reporting.calibration import fitted
-from torchcalib.reporting.catalogue import SCORES, Catalogue, catalogue_of, check_size
+from torchcalib.reporting.catalogue import BY_CLASS, Catalogue, catalogue_of, check_size
 from torchcalib.reporting.lines import Data
 from torchcalib.reporting.options import ReportOptions, ReportOptionsDict
 from torchcalib.reporting.testing import failure
@@ -165,19 +165,18 @@ class ReportBuilder:
         Raises:
             ValueError: if no predictions were added, or if invalid rows were added on CUDA.
         """
-        if SCORES not in self._states or not bool((self._statistic(SCORES).total > 0).any()):
+        if BY_CLASS not in self._states or not bool((self._statistic(BY_CLASS).total > 0).any()):
             raise no_samples()
         self._raise_if_invalid()
         p, why_not = self._buffered()
         ranked = self._ranked
         # float64 represents counts up to `MAX_COPIES` exactly. Rank-based errors need exact counts.
-        too_many = bool(self._statistic(SCORES).total.sum() > MAX_COPIES)
+        too_many = bool(self._statistic(BY_CLASS).total.sum() > MAX_COPIES)
         names = [name for name in self._catalogue.accumulators if name in self._states]
         data = Data(
             catalogue=self._catalogue,
             statistics={name: self._statistic(name) for name in names if not (too_many and name in ranked)},
             has_labels=too_many or all(kind.has_labels(self._states[name]) for name, kind in ranked.items()),
-            are_confidences=self._are_confidences,
             predictions=p,
             why_not=why_not,
             resolution=next((kind.resolution(self._states[name]) for name, kind in ranked.items()), None),
@@ -191,12 +190,9 @@ class ReportBuilder:
         return report_of(data, self._options, source or ({} if self.source is None else self.source.in_words()))
 
     @property
-    def _are_confidences(self) -> bool:
-        return self.source is not None and self.source.are_confidences
-
-    @property
     def _catalogue(self) -> Catalogue:
-        return catalogue_of(self._task, **self._options.bins, are_confidences=self._are_confidences)
+        are_confidences = self.source is not None and self.source.are_confidences
+        return catalogue_of(self._task, **self._options.bins, are_confidences=are_confidences)
 
     @property
     def _is_buffered(self) -> bool:
@@ -236,7 +232,7 @@ class ReportBuilder:
     @property
     def _n_ignored(self) -> list[int]:
         """Number of invalid rows (counted only on CUDA), and number of rows dropped by `nan_policy="drop"`."""
-        n_ignored: Tensor = self._kinds[SCORES].n_ignored(self._states[SCORES])
+        n_ignored: Tensor = self._kinds[BY_CLASS].n_ignored(self._states[BY_CLASS])
         return n_ignored.long().tolist()
 
     def _raise_if_invalid(self) -> None:

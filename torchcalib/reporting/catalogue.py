@@ -17,6 +17,7 @@ from torchcalib.core.event_sums import EqualWidthBins
 from torchcalib.core.events import Mode, NamedMode, modes_of
 from torchcalib.core.ranked import ExactSample, RankedSample, by_pieces
 from torchcalib.core.sums import ScoreAccumulator
+from torchcalib.display.words import listed
 from torchcalib.inference.testing import ErrorTest
 from torchcalib.metrics.base import Better, CalibrationMetric
 from torchcalib.metrics.binned import ACE, ECE, ESCE, MCE, RMSCE, BinnedMetric
@@ -120,7 +121,6 @@ class Member:
     mode: NamedMode | None  # None for scores, and for metrics of selective prediction
     statistic: str  # name of the statistic from which the value is computed
     described: Mapping[str, Any]  # metadata of the line
-    better: Better  # direction of better values
 
     @property
     def group(self) -> str:
@@ -152,6 +152,12 @@ class Member:
         )
 
     @property
+    def has_null_distribution(self) -> bool:
+        """Whether the value of a calibrated model is simulated: for errors that are not debiased, and not always 0."""
+        cancels = self.metric.is_signed and self.mode == "classwise" and self.metric.input_format.task == "multiclass"
+        return self.is_error and not self.metric.settings.get("debiased") and not cancels
+
+    @property
     def is_relative(self) -> bool:
         """Whether the value is divided by that of a model that always predicts the class frequencies."""
         estimator = self.metric.estimator
@@ -177,8 +183,21 @@ class Catalogue:
     task: Task
     n_bins: int
     right: bool
+    are_confidences: bool  # whether binary predictions are confidences, and targets are 1 if they are correct
     members: tuple[Member, ...]
     accumulators: dict[str, Any] = field(repr=False)  # of each statistic: `ScoreAccumulator`, bins or `ExactSample`
+
+    @property
+    def ranked(self) -> list[Member]:
+        """The metrics that are computed from ranked samples."""
+        return [member for member in self.members if isinstance(self.accumulators[member.statistic], ExactSample)]
+
+    def in_words(self, statistic: str) -> str:
+        """Return the name of a sum in notes."""
+        member = self.of(statistic)[0]
+        if isinstance(member.metric, ScoreMetric):
+            return type(member.metric).__name__
+        return f"errors over equal-width bins, {member.group}"
 
     def named(self, key: str) -> Member:
         """Return the member with a key, such as `"ece/top_label"`."""
@@ -187,6 +206,19 @@ class Catalogue:
     def of(self, statistic: str) -> list[Member]:
         """Return the members that are computed from a statistic."""
         return [member for member in self.members if member.statistic == statistic]
+
+
+def names_of(members: Iterable[Member]) -> str:
+    """Return the names of rank-based metrics in a note; those of selective prediction are named together."""
+    names = [each.described["name"] if each.mode else f"metrics of {SELECTIVE_GROUP}" for each in members]
+    return listed(list(dict.fromkeys(names)))
+
+
+BETTER: dict[str, Better] = {
+    entry.described.get("key", entry.metric.key): entry.described.get("better", entry.metric.better)
+    for entry in CATALOGUE
+}
+"""Direction of better values, by the key of the line without the mode."""
 
 
 def bins_of(mode: Mode) -> str:
@@ -199,7 +231,7 @@ def sample_of(mode: Mode) -> str:
     return f"sample of {mode}"
 
 
-SCORES = "nll"
+BY_CLASS = "nll"
 """Name of the sums of the negative log-likelihood, which also contain the frequencies of all classes."""
 
 
@@ -248,7 +280,7 @@ def catalogue_of(
         name = next((name for name, each in accumulators.items() if each == accumulator), None) or member.statistic
         accumulators[name] = accumulator
         members.append(replace(member, statistic=name))
-    return Catalogue(task, n_bins, right, tuple(members), accumulators)
+    return Catalogue(task, n_bins, right, are_confidences, tuple(members), accumulators)
 
 
 def _member(entry: Entry, given: Mapping[str, Any], mode: NamedMode | None) -> Member:
@@ -267,8 +299,7 @@ def _member(entry: Entry, given: Mapping[str, Any], mode: NamedMode | None) -> M
     elif isinstance(accumulator, ExactSample):
         statistic = sample_of(accumulator.mode)
     key = described["key"] if mode is None else f"{described['key']}/{mode}"
-    better = entry.described.get("better") or metric.better or "lower"
-    return Member(key, metric, mode, statistic, described, better)
+    return Member(key, metric, mode, statistic, described)
 
 
 def values(members: Iterable[Member], statistics: Mapping[str, Any]) -> dict[str, Tensor]:

@@ -165,7 +165,7 @@ class Findings:
     @property
     def are_confidences(self) -> bool:
         """Whether predictions are confidences in answers."""
-        return self.data.are_confidences
+        return self.data.catalogue.are_confidences
 
     @cached_property
     def mode(self) -> NamedMode:

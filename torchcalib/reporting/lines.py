@@ -18,7 +18,7 @@ from torchcalib.core.sums import BinStats, ScoreSum
 from torchcalib.metrics.scores import ScoreEstimator
 from torchcalib.metrics.selective import SelectiveMetric
 from torchcalib.metrics.test_based import TCE
-from torchcalib.reporting.catalogue import SCORES, Catalogue, Member, bins_of, has_table, sample_of, values
+from torchcalib.reporting.catalogue import BY_CLASS, Catalogue, Member, bins_of, has_table, sample_of, values
 from torchcalib.results.lines import Line
 
 
@@ -28,10 +28,7 @@ class Data:
 
     catalogue: Catalogue
     statistics: Mapping[str, Any]  # sums and ranked samples, by name; without samples if any weight is fractional
-    has_labels: bool = (
-        True  # whether all outcomes of the samples are 0 or 1; metrics that need labels are omitted if not
-    )
-    are_confidences: bool = False  # whether binary predictions are confidences, and targets are 1 if correct
+    has_labels: bool = True  # whether all outcomes of the samples are 0 or 1; some metrics are omitted if not
     predictions: Predictions | None = None  # all predictions; None if they were not stored
     why_not: str = ""  # reason why `predictions` is None, as a clause
     resolution: int | None = None  # cells per unit of log-odds if samples are sketches; None if they are exact
@@ -53,6 +50,10 @@ class Data:
         members = (each for each in self.catalogue.members if each.statistic in self.statistics)
         return [each for each in members if self.has_labels or not each.metric.needs_labels]
 
+    def of(self, statistic: str) -> list[Member]:
+        """Return the members that are computed from a statistic."""
+        return [member for member in self.members if member.statistic == statistic]
+
     @property
     def bins(self) -> dict[NamedMode, BinStats]:
         """Sums over equal-width bins, by mode."""
@@ -67,7 +68,7 @@ class Data:
     @property
     def _by_class(self) -> ScoreSum:
         """Sums of a score for each class. Only the total weights of the classes are used."""
-        sums: ScoreSum = self.statistics[SCORES]
+        sums: ScoreSum = self.statistics[BY_CLASS]
         return sums
 
     @cached_property
@@ -147,7 +148,7 @@ class Data:
         if selective:
             n = self._by_class.n
             total = n.sum(-1, keepdim=True)
-            correct = n[..., 1:] if self.are_confidences else n.amax(-1, keepdim=True)
+            correct = n[..., 1:] if self.catalogue.are_confidences else n.amax(-1, keepdim=True)
             # As a probability of the positive class above 1/2, the score is not changed by `of_predicted_class`.
             constant = RankedSample(torch.full_like(total, 0.75), correct, total, False)
             naive |= _numbers(values(selective, {selective[0].statistic: constant}))

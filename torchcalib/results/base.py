@@ -17,8 +17,9 @@ from torchcalib.calibration.calibrator import Calibrator
 from torchcalib.core.arguments import Task
 from torchcalib.core.bins import BinTable
 from torchcalib.display.tables import Tabular
+from torchcalib.display.words import count
 from torchcalib.io.errors import shown
-from torchcalib.io.saved import write_whole
+from torchcalib.io.saved import write_all, write_whole
 from torchcalib.results.history import History
 
 V = TypeVar("V")
@@ -80,13 +81,25 @@ class Results(Mapping[str, V], Tabular):
     def _entry(self, line: Any) -> V:
         """Return the value that the mapping has for the key of `line`."""
 
-    @abstractmethod
-    def _page(self) -> str:
-        """Return the results as a self-contained HTML page."""
+    @property
+    def publications(self) -> tuple[str, ...]:
+        """Publications cited by the lines, in the order of their citation numbers."""
+        return tuple(dict.fromkeys(line.source for line in self.lines if line.source))
 
-    @abstractmethod
-    def _files(self) -> Mapping[str, bytes]:
-        """Return the contents of all files that `save` writes into a folder, by file name."""
+    @property
+    def input_line(self) -> str:
+        """Description of the input: task, number of samples, and classes; multi-label: rows and labels."""
+        task = f"{self.task}{' (inferred from the shapes)' if self.task_is_inferred else ''}"
+        dropped = f" ({self.n_dropped:,} dropped for NaN)" if self.n_dropped else ""
+        if self.settings.get("kind") == "confidence":
+            return f"confidence in predictions, n = {count(self.n)}{dropped}"
+        if self.task == "multilabel":
+            return f"{task}, {self._multilabel_size()}{dropped}"
+        return f"{task}, n = {count(self.n)}{dropped}, {self.num_classes} classes"
+
+    def _multilabel_size(self) -> str:
+        """Return the numbers of labelled entries and labels; for a report, of rows too."""
+        return f"{count(self.n)} labelled entries, {self.num_classes:,} labels"
 
     def __getitem__(self, key: str) -> V:
         line = self.line(key)
@@ -146,15 +159,15 @@ class Results(Mapping[str, V], Tabular):
         """
         place = Path(path)
         writers: dict[str, Callable[[], str]] = {
-            ".html": self._page,
+            ".html": lambda: above("torchcalib.reporting.render.html:render")(self),
             ".json": lambda: f"{self.to_json()}\n",
             ".md": lambda: f"{self.to_markdown()}\n",
             ".tex": lambda: f"{self.to_latex()}\n",
         }
         ending = place.suffix.lower()
         if place.is_dir() or (ending not in writers and not re.fullmatch(r"\.[a-z]\w*", ending)):
-            written: tuple[Path, ...] = above("torchcalib.reporting.render.html:write_folder")(self._files, place)
-            return written
+            contents = above("torchcalib.reporting.render.html:files_of")  # fails before the folder is created
+            return write_folder(lambda: contents(self), place)
         if ending not in writers:
             raise ValueError(
                 f"`path` must end in {', '.join(writers)}, or be a folder, got {str(path)!r}. "
@@ -163,6 +176,30 @@ class Results(Mapping[str, V], Tabular):
         content = writers[ending]().encode()
         place.parent.mkdir(parents=True, exist_ok=True)
         return (write_whole(place, content),)
+
+
+def write_folder(files: Callable[[], Mapping[str, bytes]], out: str | Path) -> tuple[Path, ...]:
+    """Write files into a folder, and create it if it is missing. Interrupted writes leave no incomplete files.
+
+    Args:
+        files: function that returns the contents by file name. It is called after the folder was created, because
+            drawing the diagrams takes seconds.
+        out: path of the folder.
+
+    Returns:
+        The paths of the files.
+
+    Raises:
+        NotADirectoryError: if `out` or one of its parents is a file.
+    """
+    folder = Path(out)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise NotADirectoryError(
+            f"`path` must be a folder, got {str(folder)!r}: it or one of its parents is a file. Choose another folder."
+        ) from error
+    return write_all(folder, files())
 
 
 def plain(value: Any) -> Any:

@@ -1,15 +1,16 @@
 """Calibrators in a report: cross-validated scores with and without each of them."""
 
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any
 
 from torchcalib.calibration.calibrator import Calibrator
 from torchcalib.calibration.recommendation import Recommendation
 from torchcalib.core.bins import BinTable
-from torchcalib.display.tables import Table, Tabular
+from torchcalib.display.tables import Cell, Column, Table, Tabular, number
+from torchcalib.display.words import gain, percent
 from torchcalib.results.base import plain
-from torchcalib.results.lines import LineInterval
-from torchcalib.results.tables import calibrator_table
+from torchcalib.results.lines import LineInterval, interval_column
 
 
 @dataclass(frozen=True)
@@ -92,3 +93,30 @@ class CalibrationStage(Tabular):
         """Return the attributes as plain Python values; see `Results.to_dict`."""
         attributes: dict[str, Any] = plain(self)
         return attributes
+
+
+def calibrator_table(stage: CalibrationStage, most: int | None = None) -> Table:
+    """Return the table of scores without calibration and after each calibrator, or after the `most` best ones."""
+    ranked = sorted(stage.lines[1:], key=attrgetter("nll"))[:most]
+    best = [line for line in stage.lines[1:] if line is stage.best or line in ranked]
+
+    def name(line: Any) -> Cell:
+        is_advised = line.calibrator == stage.recommendation.best
+        return Cell(f"{line.calibrator} (advised)", style="better") if is_advised else Cell(line.calibrator)
+
+    def accuracy(line: Any) -> Cell:
+        return Cell(percent(line.accuracy), line.accuracy)
+
+    columns = [
+        Column("calibrator", name, is_number=False, data={"calibrator": attrgetter("calibrator")}),
+        Column("accuracy", accuracy),
+        Column("NLL", lambda line: number(line.nll), data={"nll": attrgetter("nll")}),
+        Column("gain", lambda line: Cell() if line.gain is None else Cell(gain(line.gain), line.gain, style="main")),
+        interval_column(attrgetter("interval")),
+        Column("Brier score", lambda line: number(line.brier_score), shown="wide"),
+        Column("ECE", lambda line: number(line.ece), data={"ece": attrgetter("ece")}),
+        Column("fitted parameters", lambda line: Cell(line.parameters), is_number=False, shown="page", wraps=True),
+    ]
+    repeats = f", mean of {stage.n_repeats} random splits" if stage.n_repeats > 1 else ""
+    title = "" if most else f"Scores after calibration, {stage.n_folds}-fold cross-validation{repeats}"
+    return Table.from_items(columns, {"": [stage.raw, *best]}, title, index=["calibrator"])

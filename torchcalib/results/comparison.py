@@ -1,18 +1,23 @@
 """`Comparison`: several systems on the same targets, as data with methods to print, export and save them."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
-from typing import Any
+from typing import Any, Literal
 
-from torchcalib.display.tables import Table, to_text
-from torchcalib.display.words import ends, listed, p_words
+from torchcalib.display.tables import Cell, Column, Table, number, p_value, to_text
+from torchcalib.display.words import ends, listed, p_words, significant
 from torchcalib.io.errors import printable, short_name
-from torchcalib.results.base import Results, above
-from torchcalib.results.contents import input_line
-from torchcalib.results.lines import ComparedLine, Difference
-from torchcalib.results.tables import difference_table
+from torchcalib.results.base import Results
+from torchcalib.results.lines import (
+    ComparedLine,
+    Difference,
+    by_group,
+    explanation_columns,
+    interval_column,
+    name_column,
+)
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -68,22 +73,133 @@ class Comparison(Results[ComparedLine]):
     def _entry(self, line: ComparedLine) -> ComparedLine:
         return line
 
-    def _page(self) -> str:
-        page: str = above("torchcalib.reporting.render.html:render_comparison")(self)
-        return page
-
-    def _files(self) -> Mapping[str, bytes]:
-        files: Mapping[str, bytes] = above("torchcalib.reporting.render.html:comparison_files")(self)
-        return files
-
     def _repr_html_(self) -> str:
         """Return HTML for a notebook: the main findings and the table of all lines."""
-        words = [*self.sentences.values(), input_line(self)]
+        words = [*self.sentences.values(), self.input_line]
         return "\n".join([*(f"<p>{escape(printable(text))}</p>" for text in words), super()._repr_html_()])
 
     def __str__(self) -> str:
         tables = [to_text(difference_table(self, name)) for name in self.systems[1:]]
         return "\n\n".join([" ".join(self.sentences.values()), *tables, "\n".join([self.caution, *self.notes])])
+
+
+def compared_verdict(comparison: Comparison, name: str) -> str:
+    """Return in few words how a system differs from the baseline in calibration (ECE) and in NLL.
+
+    Differences with an adjusted p-value of at most 0.05 are named.
+    """
+    if name == comparison.baseline:
+        return "baseline"
+    words = []
+    for line, what in ((comparison.line("ece"), "calibrated"), (comparison.line("nll"), "NLL")):
+        if line is not None and line.differences[name].adjusted_verdict != "not significant":
+            words.append(f"{line.differences[name].adjusted_verdict} {what}")
+    if words:
+        return ", ".join(words)
+    has_intervals = any(line.differences[name].interval is not None for line in comparison.lines)
+    return "no significant difference" if has_intervals else "significance unknown"
+
+
+def system_table(comparison: Comparison) -> Table:
+    """Return the table of the main values of all systems: verdict, ECE and NLL with their differences, accuracy."""
+    columns = [
+        Column(
+            "system",
+            lambda name: Cell(short_name(name), style="name"),
+            is_number=False,
+            wraps=True,
+            data={"system": str},
+        ),
+        Column("verdict", lambda name: Cell(compared_verdict(comparison, name)), is_number=False, wraps=True),
+    ]
+    for key in ("ece", "nll", "accuracy"):
+        if (line := comparison.line(key)) is not None:
+            columns.append(_system_column(line))
+            columns.append(_difference_column(line, "always" if key == "ece" else "page"))
+    return Table.from_items(columns, {"": comparison.systems}, index=["system"])
+
+
+def _system_column(line: Any) -> Column:
+    """Return the column of values of a line by system."""
+    return Column(line.name, lambda name: number(line.values[name]))
+
+
+def _difference_column(line: Any, shown_on: Literal["always", "page"]) -> Column:
+    """Return the column of differences from the baseline with their intervals."""
+
+    def shown(name: str) -> Cell:
+        found = line.differences.get(name)
+        if found is None:
+            return Cell()
+        bounds = "" if found.interval is None else f" ({ends(found.interval.low, found.interval.high, 3)})"
+        return Cell(f"{significant(found.value)}{bounds}".replace("-", "−"), found.value)
+
+    return Column(f"{line.name} difference (95% interval)", shown, is_number=False, shown=shown_on)
+
+
+def difference_table(comparison: Comparison, *names: str) -> Table:
+    """Return the table of scores and errors of the baseline and other systems, with their differences.
+
+    Args:
+        comparison: the comparison.
+        *names: names of the other systems. Each has columns for its value, difference, interval, p-values and verdict.
+    """
+    first = comparison.baseline
+    columns = [name_column(), _value_column(first)]
+    for name in names:
+        columns += [_value_column(name), *_difference_columns(first, name, alone=len(names) == 1)]
+    columns += [
+        Column("better is", lambda line: Cell(line.better), is_number=False, shown="page"),
+        *explanation_columns(comparison.publications),
+    ]
+    title = f"{listed([short_name(name) for name in names])} compared with {short_name(first)}"
+    return Table.from_items(columns, by_group(comparison.lines), title, index=["key"])
+
+
+def _value_column(system: str) -> Column:
+    return Column(
+        short_name(system),
+        lambda line: number(line.values[system]),
+        wraps=True,
+        data={system: lambda line: line.values[system]},
+    )
+
+
+def _difference_columns(first: str, name: str, alone: bool) -> list[Column]:
+    """Return the columns of the difference `name` - `first`: value, chance, interval, p-values and verdict.
+
+    `alone` is True if the table contains no other differences. The header then contains no names.
+    """
+    header = "difference" if alone else f"{short_name(name)} − {short_name(first)}"
+
+    def difference(line: Any) -> Cell:
+        value = line.differences[name].value
+        return Cell(significant(value), value, style="main")
+
+    def verdict(line: Any) -> str:
+        found = line.differences[name]
+        return "" if found.interval is None else str(found.verdict)
+
+    def verdict_cell(line: Any) -> Cell:
+        text = verdict(line)
+        return Cell(text, style="quiet" if text == "not significant" else text)
+
+    def number_column(header: str, attribute: str, cell: Callable[[float | None], Cell], **options: Any) -> Column:
+        def value(line: Any) -> float | None:
+            found: float | None = getattr(line.differences[name], attribute)
+            return found
+
+        return Column(header, lambda line: cell(value(line)), data={f"{key}: {attribute}": value}, **options)
+
+    key = f"{name} - {first}"
+    return [
+        Column(header, difference, data={key: lambda line: line.differences[name].value}),
+        number_column("by chance", "chance", number, shown="page"),
+        interval_column(lambda line: line.differences[name].interval, f"{key}: "),
+        number_column("p", "p_value", p_value, is_number=False),
+        number_column("adjusted p", "adjusted_p_value", p_value, is_number=False),
+        Column("verdict", verdict_cell, is_number=False, data={f"{key}: verdict": verdict}),
+    ]
 
 
 _SCORES = ("Accuracy", "NLL", "Brier score")

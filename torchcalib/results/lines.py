@@ -1,11 +1,15 @@
-"""Lines of reports and comparisons: a score or calibration error with its evidence."""
+"""Lines of reports and comparisons: a score or calibration error with its evidence, and columns of their tables."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from functools import partial
+from itertools import groupby
+from operator import attrgetter
+from typing import Any, Literal
 
-from torchcalib.display.words import ends, in_one_line
+from torchcalib.display.tables import Cell, Column, interval
+from torchcalib.display.words import capitalised, ends, in_one_line, significant
 
 SELECTIVE_GROUP = "selective prediction"
 """Group of the metrics of selective prediction in `Line.group`. Their keys have no mode."""
@@ -186,3 +190,48 @@ class ClassLine:
         if not self.gap_p_value < 0.05:
             return "not significant"
         return "too low" if self.gap > 0 else "too high"
+
+
+def name_column() -> Column:
+    """Return the column of line names; in a DataFrame, the columns `key` and `name`."""
+    data = {"key": attrgetter("key"), "name": attrgetter("name")}
+    return Column("name", lambda line: Cell(line.name, tip=_tip(line)), is_number=False, data=data)
+
+
+def _tip(line: Quantity) -> str:
+    """Return the explanation of a line: what it measures, its unit, and the values of two simple predictors."""
+    sentences = [f"{capitalised(line.question)}. Unit: {line.unit}."]
+    sentences.append(f"A predictor that is always right and certain has the value {significant(line.perfect)}.")
+    if isinstance(line, Line) and line.group == "scores":
+        sentences.append(f"Always predicting the class frequencies has the value {significant(line.naive)}.")
+    return " ".join(sentences)
+
+
+def interval_column(interval_of: Callable[[Any], Any], prefix: str = "") -> Column:
+    """Return the column of intervals; in a DataFrame, the columns `{prefix}low` and `{prefix}high`."""
+
+    def end(line: Any, name: str) -> float:
+        found = interval_of(line)
+        return math.nan if found is None else float(getattr(found, name))
+
+    data = {f"{prefix}{name}": partial(end, name=name) for name in ("low", "high")}
+    return Column("95% interval", lambda line: interval(interval_of(line)), is_number=False, data=data)
+
+
+def by_group(lines: Iterable[Any]) -> dict[str, list[Any]]:
+    """Return consecutive lines of each group, the sections of a table."""
+    return {group: list(members) for group, members in groupby(lines, attrgetter("group"))}
+
+
+def explanation_columns(sources: Sequence[str]) -> list[Column]:
+    """Return the columns with unit, question and source of a line. A page shows a source as its number in `sources`."""
+
+    def source(line: Quantity) -> Cell:
+        place = sources.index(line.source) + 1 if line.source else 0
+        return Cell(f"[{place}]", link=f"source-{place}") if place else Cell()
+
+    return [
+        Column("unit", lambda line: Cell(line.unit), is_number=False, shown="data"),
+        Column("question", lambda line: Cell(line.question), is_number=False, shown="data"),
+        Column("source", source, is_number=False, shown="page", data={"source": attrgetter("source")}),
+    ]

@@ -1,32 +1,35 @@
-"""`Report` and `Comparison`: results as data classes, with methods to print, export and save them."""
+"""`Report`: scores, calibration errors and tables of one set of predictions, with methods to print and export them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from html import escape
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from torchcalib.calibration.recommendation import Recommendation
 from torchcalib.core.arguments import InputOptions, NanPolicy, Task, task_of, weights_from
 from torchcalib.core.bins import BinTable, TCETable
-from torchcalib.core.documentation import documented
 from torchcalib.core.events import NamedMode
 from torchcalib.core.tasks import cluster_ids, per_sample, prepare
-from torchcalib.display.tables import Table, to_text
+from torchcalib.display.tables import Cell, Column, Table, number, p_value, to_text
+from torchcalib.display.words import count, percent
 from torchcalib.io.errors import printable, shown
 from torchcalib.metrics.groups.table import GroupTable
 from torchcalib.results.base import Results, above
 from torchcalib.results.calibration import CalibrationStage
-from torchcalib.results.contents import input_line
+from torchcalib.results.decision import Decision
 from torchcalib.results.history import History
-from torchcalib.results.lines import ClassLine, Line
-from torchcalib.results.tables import WORST_CLASSES, class_table, line_table
+from torchcalib.results.lines import ClassLine, Line, by_group, explanation_columns, interval_column, name_column
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from torchcalib.results.decision import Decision
+RCL_SOURCE = "[EPSR] Ferrer, Ramos: Evaluating Posterior Probabilities (TMLR), sec. 2.4.2, arXiv 2408.02841."
+"""Publication that defines the relative calibration loss (RCL)."""
+
+WORST_CLASSES = 10
+"""Number of classes in the tables of a terminal, of a notebook and of `str`."""
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -61,7 +64,7 @@ class Report(Results[float]):
     priors: tuple[float, ...]
     tables: Mapping[NamedMode, BinTable]
     class_lines: tuple[ClassLine, ...]
-    decision: "Decision"
+    decision: Decision
     source: Mapping[str, Any] = field(default_factory=dict)
     tests: Mapping[NamedMode, TCETable] = field(default_factory=dict)
     calibration: CalibrationStage | None = None
@@ -70,13 +73,12 @@ class Report(Results[float]):
     warnings: tuple[str, ...] = ()
 
     @classmethod
-    @partial(documented, without=["batch_dims"])
     def from_predictions(
         cls,
         preds: Any,
         target: Any,
-        *,
         task: Task | None = None,
+        *,
         class_names: Sequence[str] | None = None,
         n_bins: int = 15,
         right: bool = False,
@@ -142,9 +144,13 @@ class Report(Results[float]):
                 Only samples of different clusters are treated as independent; see `torchcalib.Clustered`. With further
                 sample axes, there is one cluster for each sample or for each item of the first axis.
             sample_weight: alias of `weights`, as in scikit-learn.
+            **options: see `torchcalib.functional.InputOptions`, without `batch_dims`.
 
         Returns:
             The report.
+
+        Raises:
+            TypeError, ValueError: for invalid input.
 
         Example:
             >>> import torch, torchcalib
@@ -335,6 +341,12 @@ class Report(Results[float]):
         return max(line.n for line in self.class_lines) if self.task == "multilabel" else self.n
 
     @property
+    def publications(self) -> tuple[str, ...]:
+        """Publications cited by the lines and the calibrators, in the order of their citation numbers."""
+        calibrators = () if self.calibration is None else (RCL_SOURCE,)
+        return tuple(dict.fromkeys((*super().publications, *calibrators)))
+
+    @property
     def classes(self) -> Table | None:
         """Table of the calibration of each class or label, the largest errors first; None for a binary task."""
         return class_table(self)
@@ -371,17 +383,14 @@ class Report(Results[float]):
     def _entry(self, line: Line) -> float:
         return line.value
 
-    def _page(self) -> str:
-        page: str = above("torchcalib.reporting.render.html:render")(self)
-        return page
-
-    def _files(self) -> Mapping[str, bytes]:
-        files: Mapping[str, bytes] = above("torchcalib.reporting.render.html:report_files")(self)
-        return files
+    def _multilabel_size(self) -> str:
+        size = f"{count(self.n_rows)} rows × {self.num_classes:,} labels"
+        is_complete = self.n_rows * self.num_classes == self.n
+        return size if is_complete else f"{size}, {count(self.n)} labelled entries"
 
     def _repr_html_(self) -> str:
         """Return HTML for a notebook: main findings, table of all lines, and the classes with the largest errors."""
-        words = [self.sentence, input_line(self)]
+        words = [self.sentence, self.input_line]
         worst = class_table(self, WORST_CLASSES)
         tables = [super()._repr_html_(), *([] if worst is None else [worst._repr_html_()])]
         return "\n".join([*(f"<p>{escape(printable(text))}</p>" for text in words), *tables])
@@ -396,8 +405,97 @@ class Report(Results[float]):
         ]
         numbers = "\n".join([to_text(line_table(self)), *self.notes])
         tables = [self.main_table.layout(), *others]
-        parts = [self.sentence, *advice, input_line(self), str(self.main_line), numbers, *map(to_text, tables)]
+        parts = [self.sentence, *advice, self.input_line, str(self.main_line), numbers, *map(to_text, tables)]
         return "\n\n".join(parts)
 
 
 report = Report.from_predictions
+
+
+def line_table(report: Report, only_main: bool = False) -> Table:
+    """Return the table of all scores and calibration errors in a report.
+
+    Args:
+        report: the report.
+        only_main: only the errors of the main mode that are tested, with one ECE and its debiased RMSCE.
+    """
+    columns = [
+        name_column(),
+        Column("value", lambda line: number(line.value, "main")),
+        Column(
+            "expected if calibrated",
+            lambda line: number(line.noise_floor),
+            data={"noise_floor": lambda line: line.noise_floor},
+        ),
+        Column(
+            "p-value", lambda line: p_value(line.p_value), is_number=False, data={"p_value": lambda line: line.p_value}
+        ),
+        interval_column(lambda line: line.interval),
+        Column("perfect", lambda line: number(line.perfect), shown="data"),
+        Column("naive", lambda line: number(line.naive), shown="data"),
+        *explanation_columns(report.publications),
+    ]
+    main = report.main_line.group
+    lines = list(report.lines)
+    if only_main:
+        lines = [line for line in lines if line.group == main and line.noise_floor is not None]
+        lines = [line for line in lines if not line.key.startswith("ece_debiased/")]
+    return Table.from_items(columns, by_group(lines), index=["key"])
+
+
+def class_table(report: Report, most: int | None = None) -> Table | None:
+    """Return the calibration of each class against the rest, or of each label; see `CLASS_WORDS`.
+
+    Rows are sorted by ECE (expected calibration error) minus its noise floor, in descending order. Undefined values are
+    last.
+
+    Args:
+        report: the report.
+        most: maximum number of rows; None for all classes.
+
+    Returns:
+        The table; None for a binary task.
+    """
+    if not report.class_lines:
+        return None
+    kind, members = ("label", "labels") if report.task == "multilabel" else ("class", "classes")
+    names = report.class_names or tuple(map(str, range(len(report.class_lines))))
+    order = sorted(report.class_lines, key=lambda line: -line.excess)
+
+    def share(key: str, value: Callable[[ClassLine], float]) -> Column:
+        header = key.replace("_", " ")
+        return Column(header, lambda line: Cell(percent(value(line))), data={key: value})
+
+    columns = [
+        Column(
+            kind,
+            lambda line: Cell(printable(names[line.index]), style="name" if report.class_names else ""),
+            is_number=not report.class_names,
+            wraps=bool(report.class_names),
+            data={kind: lambda line: names[line.index] if report.class_names else line.index},
+        ),
+        Column("count", lambda line: Cell(count(line.n)), shown="page", data={"n": attrgetter("n")}),
+        share("frequency", attrgetter("frequency")),
+        share("mean_probability", lambda line: line.frequency - line.gap),
+        Column("ECE", lambda line: number(line.value, "main"), data={"ece": attrgetter("value")}),
+        Column(
+            "expected if calibrated",
+            lambda line: number(line.noise_floor),
+            data={"noise_floor": attrgetter("noise_floor")},
+        ),
+        Column("p-value", lambda line: p_value(line.p_value), is_number=False, data={"p_value": attrgetter("p_value")}),
+        Column(
+            "probabilities",
+            lambda line: Cell(line.direction, style="quiet" if line.direction == "not significant" else ""),
+            is_number=False,
+            data={
+                "gap": attrgetter("gap"),
+                "gap_p_value": attrgetter("gap_p_value"),
+                "direction": attrgetter("direction"),
+            },
+        ),
+    ]
+    title = f"Calibration by {kind}"
+    if most is not None and len(order) > most:
+        title = f"The {most} worst calibrated of {count(len(order))} {members}"
+    return Table.from_items(columns, {"": order[:most]}, title, is_wide=False, index=[kind])

@@ -3,7 +3,6 @@
 import json
 import math
 from dataclasses import replace
-from functools import partialmethod
 
 import pytest
 import torch
@@ -28,9 +27,8 @@ from torchcalib.reporting.comparison.null import (
 )
 from torchcalib.reporting.comparison.system import System
 from torchcalib.reporting.render import terminal
-from torchcalib.reporting.render.html import render_comparison
-from torchcalib.results.comparison import comparison_sentence
-from torchcalib.results.tables import compared_verdict
+from torchcalib.reporting.render.html import render
+from torchcalib.results.comparison import compared_verdict, comparison_sentence
 
 R = 39
 
@@ -248,14 +246,9 @@ def test_p_values_of_clusters_use_both_null_distributions(monkeypatch):
     logits, target = systems("binary", 200)
     clusters = torch.arange(200) % 40
     found = {}
-    original = System.replicates
-
-    def with_some_nulls(*given, used):
-        replicates = original(*given)
-        return replace(replicates, null=replicates.null[used])
-
+    original = System.null_replicates
     for name, used in {"both": slice(None), "rows": slice(1), "signs": slice(1, 2)}.items():
-        monkeypatch.setattr(System, "replicates", partialmethod(with_some_nulls, used=used))
+        monkeypatch.setattr(System, "null_replicates", lambda *a, used=used: original(*a)[used])
         comparison = tc.compare(logits, target, task="binary", from_logits=True, clusters=clusters, n_replicates=199)
         found[name] = comparison["ece/positive"].differences["noisy"]
         assert_consistent(comparison)
@@ -278,7 +271,7 @@ def test_p_values_are_in_all_exports(capsys):
     assert frame["sure - calibrated: p_value"] == found.p_value
     assert frame["sure - calibrated: adjusted_p_value"] == found.adjusted_p_value
     terminal.show_comparison(comparison, True)
-    texts = [comparison.to_markdown(), comparison.to_latex(), str(comparison), render_comparison(comparison)]
+    texts = [comparison.to_markdown(), comparison.to_latex(), str(comparison), render(comparison)]
     for text in (*texts, capsys.readouterr().out):
         assert "adjusted p" in text
     assert line.key == "nll"

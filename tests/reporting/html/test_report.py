@@ -6,23 +6,27 @@ import re
 import runpy
 import sys
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from html.parser import HTMLParser
 
 import matplotlib
 import pytest
 import torch
 from helpers.drawings import legend_of
-from helpers.reports import QUICK, TASKS, bare, full_report
+from helpers.reports import QUICK, TASKS, bare, full_report, quick_report
+from helpers.systems import compared
+from helpers.tables import small_blocks
 
 import torchcalib as tc
+from torchcalib import plots
 from torchcalib.display.words import significant
-from torchcalib.plots import LIGHT
+from torchcalib.plots import DARK, LIGHT
 from torchcalib.reporting.render import html
-from torchcalib.reporting.render.html.report import _overview, _square_diagram, render
+from torchcalib.reporting.render.contents import key_numbers
+from torchcalib.reporting.render.html import _overview, _square_diagram, render
 from torchcalib.results.base import today
-from torchcalib.results.contents import calibrator_advice, key_numbers
-from torchcalib.results.tables import class_table
+from torchcalib.results.history import History, HistoryRow
+from torchcalib.results.report import class_table
 
 HOSTILE = "<script>alert(1)</script>"
 LOADING = {"link", "img", "iframe", "object", "embed", "image", "video", "audio", "base", "form"}
@@ -101,7 +105,7 @@ def test_page_contains_every_number_and_figure(task):
     """The parser runs no script, so that the page is complete without it."""
     r, words = full_report(task), " ".join("".join(page(task).words).split())
     stage = r.calibration
-    assert {r.decision.cause, r.decision.action, calibrator_advice(r)} <= set(page(task).words)
+    assert {r.decision.cause, r.decision.action, r.recommendation.text} <= set(page(task).words)
     assert {word for number in key_numbers(r) for word in number if word} <= set(page(task).words)
     numbers = {line.value for line in r.lines} | {p for line in r.lines if (p := line.p_value) is not None}
     numbers |= {x for line in stage.lines for x in (line.accuracy, line.nll, line.brier_score, line.ece)}
@@ -240,6 +244,28 @@ def test_save_writes_the_returned_files_and_ignores_matplotlib_settings(tmp_path
     for name, table in full_report("binary").tests.items():
         assert content["tests"][name]["rejected"] == table.rejected.tolist()
         assert "quantiles" not in content["tests"][name]
+
+
+@pytest.mark.parametrize(
+    ("draw", "of"),
+    [
+        (plots.reliability_diagram, lambda: quick_report("binary").main_table),
+        (plots.confidence_histogram, lambda: quick_report("binary").main_table),
+        (plots.tce_diagram, small_blocks),
+        (partial(plots.tce_diagram, logit=True), lambda: quick_report("binary").tests["positive"]),
+        (plots.training_curve, lambda: History((HistoryRow(1, 1, {"nll": 1.0}), HistoryRow(2, 2, {"nll": 2.0}, "so")))),
+        (plots.difference_plot, lambda: compared("binary")),
+    ],
+)
+def test_dark_figure_equals_a_figure_drawn_with_the_dark_style(draw, of):
+    def numbered(svg):
+        """Replace ids by consecutive numbers, because they are hashes that include the colours."""
+        ids = {}
+        return re.sub(r"\b[a-z]?[0-9a-f]{10}\b", lambda found: ids.setdefault(found[0], f"id{len(ids)}"), svg)
+
+    drawn = html.both_themes(draw, of(), "p", "label")
+    dark = html._inline(plots.to_svg(draw(of(), style=DARK)), "p-dark-", "label", "dark")
+    assert numbered(drawn[drawn.index('<svg class="dark"') :]) == numbered(dark)
 
 
 @pytest.mark.parametrize("below", ["", "deeper"])

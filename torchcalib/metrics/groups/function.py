@@ -6,9 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchcalib.core.arguments import InputOptions, Task, check_count
+from torchcalib.core.arguments import InputOptions, Task, check_count, task_by_position, task_of
 from torchcalib.core.arrays import as_tensor
-from torchcalib.core.documentation import resolving_task
 from torchcalib.core.groups import check_group_range, check_groups
 from torchcalib.core.inputs import flattened
 from torchcalib.io.errors import shown
@@ -18,14 +17,14 @@ _PER_SAMPLE = ("weights", "folds")
 """Options with one value per sample on the last axis, which are split by group."""
 
 
-@resolving_task
+@task_by_position
 def by_group(
     function: Callable[..., Any],
     preds: Tensor,
     target: Tensor,
     groups: Tensor,
+    task: Task | None = None,
     *,
-    task: Task,
     num_groups: int | None = None,
     **options: Any,
 ) -> Any:
@@ -67,6 +66,7 @@ def by_group(
             f"`function` must be a function such as torchcalib.functional.ece, got {shown(function)}. "
             "Pass the function without calling it."
         )
+    task = task_of(task, **options)
     given = {name: options.pop(name) for name in InputOptions.__annotations__ if name in options}
     preds, target, given = flattened(task, preds, target, given)
     options |= given

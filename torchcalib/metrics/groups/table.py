@@ -166,16 +166,6 @@ class GroupTable(Tabular):
     def __repr__(self) -> str:
         return str(self)
 
-    def __str__(self) -> str:
-        names = self.shown_names(_MAX_NAME)
-        width = max([12, *(len(name) + 2 for name in names)])
-        lines = [f"{'group':>{width}}{'n':>12}{'value':>12}{'noise floor':>14}{'p':>10}{'shrunk':>12}"]
-        for name, row in zip(names, self.rows(), strict=True):
-            numbers = f"{row['n']:>12.10g}{row['value']:>12.4f}{row['noise_floor']:>14.4f}{p_words(row['p_value']):>10}"
-            remark = "  within chance" if row["not_significant"] else ""
-            lines.append(f"{name:>{width}}{numbers}{row['shrunk']:>12.4f}{remark}")
-        return "\n".join(lines)
-
 
 def resolved(
     found: CalibrationTest, retest: Callable[[Tensor, int], CalibrationTest], n_replicates: int

@@ -13,6 +13,7 @@ from torch import Tensor
 from torchcalib.core.arguments import (
     NanPolicy,
     Task,
+    advising,
     check_count,
     check_flag,
     check_in_all_batches,
@@ -28,15 +29,14 @@ from torchcalib.core.clusters import (
     least_of_batch,
     of_samples,
 )
-from torchcalib.core.documentation import advising
 from torchcalib.core.mistakes import Evidence, no_samples
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.tasks import check_name_count, cluster_ids, per_sample, prepare
 from torchcalib.io.errors import first_of, limited, shown
-from torchcalib.reporting.catalogue import check_size
-from torchcalib.reporting.comparison.differences import compared_lines
+from torchcalib.reporting.catalogue import catalogue_of, check_size, names_of
+from torchcalib.reporting.comparison.differences import SystemReplicates, compared_lines
 from torchcalib.reporting.comparison.groups import RANKED_REPLICATES, Draws, words_of
-from torchcalib.reporting.comparison.system import MAX_KEPT, MAX_RANKED, OMITTED_LINES, System
+from torchcalib.reporting.comparison.system import MAX_KEPT, MAX_RANKED, System
 from torchcalib.reporting.confidences import comparison_of_confidences
 from torchcalib.reporting.options import ReportOptions
 from torchcalib.reporting.testing import LEVEL
@@ -44,6 +44,9 @@ from torchcalib.results.comparison import Comparison, comparison_sentence
 
 N_REPLICATES = 999
 """Default number of bootstrap replicates. At level 95%, 24 of them lie below the interval and 24 above."""
+
+_OMITTED_LINES = ("UNC",)
+"""Names of report lines to omit. Uncertainty (UNC) depends only on the outcomes."""
 
 
 @advising("Pass the systems by name: compare({'a': preds, 'b': other_preds}, target).")
@@ -223,6 +226,9 @@ class ComparisonBuilder:
         shared = replace(self._options.input_format, nan_policy="raise")
         self._formats = {name: replace(shared, from_logits=declared[name]) for name in self._names}
         self._n_replicates, self._seed, self._are_confidences = n_replicates, seed, are_confidences
+        self._catalogue = catalogue_of(
+            self._options.task, **self._options.bins, are_confidences=are_confidences, with_noise=False
+        )
         self._evidence = {name: Evidence() for name in self._names}
         self._systems: dict[str, System] = {}
         self._n_rows = self._n_dropped = 0
@@ -261,8 +267,7 @@ class ComparisonBuilder:
             num_classes = None if is_binary else first.shape[input_format.resolved(first, target).axis]
             check_name_count(self._options.class_names, num_classes or 2)
             check_size(input_format.read_as, num_classes or 2, self._options.n_bins)
-            bins = self._options.bins
-            self._systems = {name: System(p, **bins, are_confidences=self._are_confidences) for name, p in read.items()}
+            self._systems = {name: System(p, self._catalogue) for name, p in read.items()}
             self._formats = {name: replace(each, num_classes=num_classes) for name, each in self._formats.items()}
         self._formats = {name: each.following(first, target) for name, each in self._formats.items()}
         numbers = torch.arange(self._n_rows, self._n_rows + n_rows, device=first.device)
@@ -293,19 +298,19 @@ class ComparisonBuilder:
             raise no_samples()
         # float64 represents counts up to `MAX_COPIES` exactly. Rank-based errors need exact counts.
         for system in systems.values() if first.n > MAX_COPIES else ():
-            system.ranks = {}
+            system.samples = {}
         has_labels = all(system.has_labels for system in systems.values())
         baseline, has_clusters = systems[self._names[0]], bool(self._has_clusters)
         draws = Draws(self._seed, self._n_replicates, baseline.device)
         lines, replicates = [], {}
         for name, system in systems.items():
-            data = system.data(has_labels)
-            lines.append([line for line in data.lines() if line.name not in OMITTED_LINES])
-            replicates[name] = system.replicates(draws, data, has_clusters)
+            found = system.data(has_labels)
+            lines.append([line for line in found.lines() if line.name not in _OMITTED_LINES])
+            null = system.null_replicates(draws, found, has_clusters)
+            replicates[name] = SystemReplicates(system.replicates(draws, found), null)
         n_clusters = min(map(least_of_batch, map(effective_number, baseline.sizes))) if has_clusters else None
         by_system = [dict(zip(self._names, same, strict=True)) for same in zip(*lines, strict=True)]
-        better = {member.key: member.better for member in first.catalogue.members}
-        compared = compared_lines(by_system, better, replicates, n_clusters)
+        compared = compared_lines(by_system, replicates, n_clusters)
         sentences = {name: comparison_sentence(compared, self._names[0], name) for name in self._names[1:]}
         notes, clusters = self._notes(baseline, has_labels), {}
         if (only := first.only_class_in_words) and not self._are_confidences:
@@ -382,19 +387,20 @@ class ComparisonBuilder:
 
     def _notes(self, system: System, has_labels: bool) -> list[str]:
         """Return notes on omitted values and less accurate intervals. They apply to all systems."""
-        names = system.ranked_in_words(only_labelled=False)
+        ranked = [each for each in self._catalogue.ranked if each.described["name"] not in _OMITTED_LINES]
+        names = names_of(ranked)
         notes = []
         if self._n_dropped:
             notes.append(f"{self._n_dropped:,} rows are dropped from all systems: a prediction or target is NaN.")
-        if not system.ranks:
+        if not system.samples:
             why = f"there are more than {MAX_KEPT:,} samples"
             if not self._are_counts:
                 why = "they need weights that are whole numbers"
             notes.append(f"{names} are omitted: {why}.")
         else:
             if not has_labels:
-                labelled = system.ranked_in_words(only_labelled=True)
-                notes.append(f"{labelled} are omitted: they need labels, and targets are soft.")
+                omitted = names_of([each for each in ranked if each.metric.needs_labels])
+                notes.append(f"{omitted} are omitted: they need labels, and targets are soft.")
             if system.size > MAX_RANKED:
                 notes.append(f"Intervals of {names} are omitted above {MAX_RANKED:,} samples.")
             elif self._n_replicates > RANKED_REPLICATES:

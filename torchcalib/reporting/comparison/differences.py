@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from torchcalib.inference.resampling import Interval, nominal_tail
+from torchcalib.reporting.catalogue import BETTER
 from torchcalib.reporting.testing import LEVEL, interval_of
 from torchcalib.results.lines import (
     Better,
@@ -36,13 +37,21 @@ from torchcalib.results.lines import (
     is_significant,
 )
 
+_WITHOUT_INTERVALS = ("ECE debiased", "RMSCE debiased")
+"""Lines for which the bootstrap is invalid: debiasing does not subtract the noise of repeated samples."""
+
 
 @dataclass(frozen=True)
 class SystemReplicates:
-    """Replicates of the lines of one system, `(R,)` by `Line.key`."""
+    """Replicates of all lines of one system, `(R,)` by `Line.key`.
 
-    bootstrap: Mapping[str, Tensor]  # values in the replicates of the paired bootstrap; none for debiased errors
-    null: Sequence[Mapping[str, Tensor]]  # calibration errors in each set of null replicates
+    Attributes:
+        bootstrap: values in the replicates of the paired bootstrap.
+        null: calibration errors in the null replicates; see `System.null_replicates`.
+    """
+
+    bootstrap: Mapping[str, Tensor]
+    null: Sequence[Mapping[str, Tensor]]
 
 
 class PairTest(NamedTuple):
@@ -145,7 +154,6 @@ def _distance(interval: Interval, least: Tensor, most: Tensor) -> Tensor:
 
 def compared_lines(
     lines: Sequence[Mapping[str, Line]],
-    better: Mapping[str, Better],
     replicates: Mapping[str, SystemReplicates],
     n_clusters: float | None = None,
 ) -> tuple[ComparedLine, ...]:
@@ -153,7 +161,6 @@ def compared_lines(
 
     Args:
         lines: `Line` with the value of each system, by system name, the baseline first.
-        better: direction of better values, by `Line.key`.
         replicates: replicates of each system, by name.
         n_clusters: effective number of resampled clusters; None if rows were resampled.
 
@@ -161,63 +168,55 @@ def compared_lines(
         The values and their differences from the baseline, with intervals, p-values and adjusted p-values.
     """
     first, *others = replicates
-    tests: list[dict[str, PairTest | None]] = []
-    for by_system in lines:
-        key = by_system[first].key
-        tests.append({})
-        for name in others:
-            values, systems = _values(by_system, first, name), (replicates[first], replicates[name])
-            tests[-1][name] = _tested(key, values, systems, better[key], n_clusters)
+    tests = [{name: _tested(line, first, name, replicates, n_clusters) for name in others} for line in lines]
     adjusted = iter(_adjusted_p_values([test for by_name in tests for test in by_name.values()]))
-    compared = []
-    for by_system, by_name in zip(lines, tests, strict=True):
-        line = by_system[first]
-        intervals: dict[str, LineInterval | None] = {}
-        for name, each in by_system.items():
-            bootstrap = replicates[name].bootstrap.get(line.key)
-            intervals[name] = None if bootstrap is None else interval_of(each, bootstrap, n_clusters)
-        differences = {}
-        for name, test in by_name.items():
-            values = _values(by_system, first, name)
-            differences[name] = _difference(values, better[line.key], test, next(adjusted))
-        compared.append(
-            ComparedLine(
-                **{each.name: getattr(line, each.name) for each in fields(Quantity)},
-                better=better[line.key],
-                values={name: each.value for name, each in by_system.items()},
-                intervals=intervals,
-                differences=differences,
-            )
+    return tuple(
+        ComparedLine(
+            **{each.name: getattr(line[first], each.name) for each in fields(Quantity)},
+            better=_better(line[first]),
+            values={name: each.value for name, each in line.items()},
+            intervals={name: _interval(each, replicates[name], n_clusters) for name, each in line.items()},
+            differences={name: _difference(line, first, name, by_name[name], next(adjusted)) for name in others},
         )
-    return tuple(compared)
+        for line, by_name in zip(lines, tests, strict=True)
+    )
 
 
-def _values(by_system: Mapping[str, Line], first: str, second: str) -> Pair:
-    """Return the values of two systems, float64 scalars."""
-    a, b = (torch.tensor(by_system[name].value, dtype=torch.float64) for name in (first, second))
-    return a, b
+def _better(line: Line) -> Better:
+    return BETTER[line.key.partition("/")[0]]
+
+
+def _interval(line: Line, replicates: SystemReplicates, n_clusters: float | None) -> LineInterval | None:
+    values = replicates.bootstrap.get(line.key)
+    return None if values is None or line.name in _WITHOUT_INTERVALS else interval_of(line, values, n_clusters)
 
 
 def _tested(
-    key: str,
-    values: Pair,
-    systems: tuple[SystemReplicates, SystemReplicates],
-    better: Better,
+    lines: Mapping[str, Line],
+    first: str,
+    second: str,
+    replicates: Mapping[str, SystemReplicates],
     n_clusters: float | None,
 ) -> PairTest | None:
     """Return the test of a line between two systems; None without replicates, or if a bound is NaN."""
-    a, b = systems
-    if key not in a.bootstrap or key not in b.bootstrap:
+    key, of = lines[first].key, [replicates[name] for name in (first, second)]
+    if lines[first].name in _WITHOUT_INTERVALS or any(key not in each.bootstrap for each in of):
         return None
-    nulls = [(x[key], y[key]) for x, y in zip(a.null, b.null, strict=True) if key in x]
-    test = pair_test(values, (a.bootstrap[key], b.bootstrap[key]), nulls, better, n_clusters)
+    values = [torch.tensor(lines[name].value, dtype=torch.float64) for name in (first, second)]
+    nulls = [(a[key], b[key]) for a, b in zip(*(each.null for each in of), strict=True) if key in a]
+    pair = (of[0].bootstrap[key], of[1].bootstrap[key])
+    test = pair_test((values[0], values[1]), pair, nulls, _better(lines[first]), n_clusters)
     return None if bool(test.p_value.isnan()) else test
 
 
-def _difference(values: Pair, better: Better, test: PairTest | None, adjusted: float | None) -> Difference:
+def _difference(
+    lines: Mapping[str, Line], first: str, second: str, test: PairTest | None, adjusted: float | None
+) -> Difference:
     """Return the result of a test as numbers, with its verdict."""
+    better = _better(lines[first])
     if test is None:
-        return Difference(float(_minus(values, better)), None, None, None, None, "not significant")
+        a, b = (torch.tensor(lines[name].value, dtype=torch.float64) for name in (first, second))
+        return Difference(float(_minus((a, b), better)), None, None, None, None, "not significant")
     interval = LineInterval(float(test.low), float(test.high))
     verdict: Verdict = "not significant"
     if is_significant(float(test.p_value)):

@@ -183,11 +183,10 @@ class GroupedBins(GroupedSums):
 
 
 class GroupedRanks:
-    """Ranked samples, with the random group of each row."""
+    """Ranked samples of one mode, with the random group of each row."""
 
-    def __init__(self, accumulator: ExactSample, like: Predictions, num_classes: int) -> None:
-        lead = accumulator.lead(like.task, num_classes)
-        self._kind = GroupedSampleState(accumulator, lead, like.from_logits, (), MAX_GROUPS)
+    def __init__(self, sample: ExactSample, like: Predictions, num_classes: int) -> None:
+        self._kind = GroupedSampleState(sample, sample.lead(like.task, num_classes), like.from_logits, (), MAX_GROUPS)
         self._state = self._kind.empty()
 
     def add(self, p: Predictions) -> None:

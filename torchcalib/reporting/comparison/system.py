@@ -1,8 +1,7 @@
 """`System`: accumulated statistics of one system of a comparison, and their bootstrap replicates."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -11,21 +10,15 @@ from torchcalib.core.event_sums import EqualWidthBins
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.ranked import ExactSample
 from torchcalib.core.sample_or_sketch import are_labels
-from torchcalib.metrics.selective import SelectiveMetric
-from torchcalib.reporting.catalogue import Member, catalogue_of, values
-from torchcalib.reporting.comparison.differences import SystemReplicates
+from torchcalib.reporting.catalogue import Catalogue, values
 from torchcalib.reporting.comparison.groups import Draws, GroupedBins, GroupedRanks, GroupedSums, in_random_groups
 from torchcalib.reporting.lines import Data
-from torchcalib.results.lines import SELECTIVE_GROUP
 
 MAX_KEPT = 2**20
 """Maximum number of stored samples for rank-based errors (multi-label: samples times labels)."""
 
 MAX_RANKED = 2**14
 """Maximum number of samples for intervals of rank-based errors."""
-
-OMITTED_LINES = ("UNC",)
-"""Names of report lines to omit. Uncertainty (UNC) depends only on the outcomes."""
 
 _FEW_GROUPS = 1000  # up to this number of groups, the standard error of an interval width exceeds 2%
 
@@ -34,40 +27,38 @@ class System:
     """Accumulated sums and ranked samples of one system, for each random group of rows.
 
     Args:
-        like: first batch of predictions, which defines the task, the number of classes and the device.
-        n_bins: number of equal-width bins.
-        right: use bins `(a, b]` instead of `[a, b)`.
-        are_confidences: see `Data`.
+        like: first batch of predictions, which defines the number of classes and the device.
+        catalogue: the metrics, and the sums and samples that they need.
 
     Attributes:
-        ranks: ranked samples with their groups, by name of the statistic. Empty if there are too many samples, or if
-            any weight is fractional.
+        samples: ranked samples with their groups, by name. Empty if there are too many samples, or if any weight is
+            fractional.
     """
 
-    def __init__(self, like: Predictions, n_bins: int, right: bool, are_confidences: bool) -> None:
-        num_classes = like.samples[0] if like.task == "multilabel" else like.num_classes
-        self.device, self._are_confidences = like.given.device, are_confidences
-        self._catalogue = catalogue_of(like.task, n_bins, right, are_confidences=are_confidences, with_noise=False)
+    def __init__(self, like: Predictions, catalogue: Catalogue) -> None:
+        task, num_classes = like.task, like.samples[0] if like.task == "multilabel" else like.num_classes
+        self.device = like.given.device
+        self._catalogue = catalogue
         self._sums: dict[str, GroupedSums] = {}
-        self.ranks: dict[str, GroupedRanks] = {}
-        for name, accumulator in self._catalogue.accumulators.items():
+        self.samples: dict[str, GroupedRanks] = {}
+        for name, accumulator in catalogue.accumulators.items():
             if isinstance(accumulator, ExactSample):
-                self.ranks[name] = GroupedRanks(accumulator, like, num_classes)
+                self.samples[name] = GroupedRanks(accumulator, like, num_classes)
             else:
                 kind = GroupedBins if isinstance(accumulator, EqualWidthBins) else GroupedSums
-                self._sums[name] = kind(accumulator, accumulator.shape(like.task, num_classes), self.device)
+                self._sums[name] = kind(accumulator, accumulator.shape(task, num_classes), self.device)
 
     def add(self, p: Predictions, words: Tensor, are_counts: bool) -> None:
         """Add a batch. `words` is the result of `words_of`; `are_counts` is True if all weights are whole numbers."""
         for sums in self._sums.values():
             sums.add(p, words)
         if not are_counts:
-            self.ranks = {}
-        grouped = in_random_groups(p, words) if self.ranks else p
-        for ranks in self.ranks.values():
+            self.samples = {}
+        grouped = in_random_groups(p, words) if self.samples else p
+        for ranks in self.samples.values():
             ranks.add(grouped)
         if self.size > MAX_KEPT:
-            self.ranks = {}
+            self.samples = {}
 
     @property
     def sizes(self) -> list[Tensor]:
@@ -77,12 +68,12 @@ class System:
     @property
     def size(self) -> int:
         """Number of stored samples (multi-label: samples times labels), the maximum over modes."""
-        return max((ranks.size for ranks in self.ranks.values()), default=0)
+        return max((ranks.size for ranks in self.samples.values()), default=0)
 
     @property
     def has_labels(self) -> bool:
         """True if all outcomes in the ranked samples are 0 or 1."""
-        return all(are_labels(ranks.sample.whole) for ranks in self.ranks.values())
+        return all(are_labels(ranks.sample.whole) for ranks in self.samples.values())
 
     @property
     def few_groups(self) -> dict[int, str]:
@@ -90,55 +81,52 @@ class System:
         names: dict[int, list[str]] = defaultdict(list)
         for name, sums in self._sums.items():
             if len(sums.sums) <= _FEW_GROUPS:
-                member = self._catalogue.of(name)[0]
-                is_score = member.mode is None
-                in_words = type(member.metric).__name__ if is_score else f"errors over equal-width bins, {member.group}"
-                names[len(sums.sums)].append(in_words)
+                names[len(sums.sums)].append(self._catalogue.in_words(name))
         return {n: ", ".join(of_size) for n, of_size in names.items()}
-
-    def ranked_in_words(self, *, only_labelled: bool) -> str:
-        """Return the names of all metrics of ranked samples, or of those that need labels."""
-        members = [each for each in self._catalogue.members if isinstance(each.metric.accumulator, ExactSample)]
-        names = dict.fromkeys(
-            each.described["name"]
-            for each in members
-            if not isinstance(each.metric, SelectiveMetric) and (each.metric.needs_labels or not only_labelled)
-        )
-        return f"{', '.join(name for name in names if name not in OMITTED_LINES)} and metrics of {SELECTIVE_GROUP}"
 
     def data(self, has_labels: bool) -> Data:
         """Return the sums and ranked samples of all rows. `has_labels`: all outcomes of all systems are 0 or 1."""
-        statistics: dict[str, Any] = {name: sums.clusters.whole for name, sums in self._sums.items()}
-        statistics |= {name: ranks.sample.whole for name, ranks in self.ranks.items()}
-        return Data(self._catalogue, statistics, has_labels, self._are_confidences)
+        sums = {name: sums.clusters.whole for name, sums in self._sums.items()}
+        samples = {name: ranks.sample.whole for name, ranks in self.samples.items()}
+        return Data(self._catalogue, sums | samples, has_labels)
 
     @torch.no_grad()
-    def replicates(self, draws: Draws, data: Data, has_clusters: bool) -> SystemReplicates:
-        """Return each line of `data` in R bootstrap replicates, and each calibration error in the null replicates.
+    def replicates(self, draws: Draws, data: Data) -> dict[str, Tensor]:
+        """Return each line in R bootstrap replicates `(R,)`, by `Line.key`; `data` is the result of `data`.
 
-        R is at most 199 for rank-based errors and metrics of selective prediction. There is a set of null replicates
-        for independent rows and, with clusters, one of random signs; see `comparison.null`.
+        R is at most 199 for rank-based errors and metrics of selective prediction.
         """
-        # The bootstrap is invalid for debiased errors: debiasing does not subtract the noise of repeated samples.
-        members = [each for each in data.members if not each.metric.settings.get("debiased")]
-        # The mean signed error of exclusive classes is always 0.
-        exclusive = "classwise" if self._catalogue.task == "multiclass" else None
-        errors = [each for each in members if each.is_error and not (each.metric.is_signed and each.mode == exclusive)]
-        bootstrap = self._values(members, lambda part: part.replicates(draws))
-        null = [self._values(errors, lambda part: part.null_replicates(draws, flips=False))]
-        if has_clusters:
-            null.append(self._values(errors, lambda part: part.null_replicates(draws, flips=True)))
-        return SystemReplicates(bootstrap, null)
+        return _columns(
+            values(data.of(name), {name: statistic})
+            for name, part in self._parts()
+            for statistic in part.replicates(draws)
+        )
 
-    def _values(
-        self, members: list[Member], replicates: Callable[[GroupedSums | GroupedRanks], Iterator[Any]]
-    ) -> dict[str, Tensor]:
-        """Return each metric in the replicates of its statistic `(R,)`, by `Line.key`."""
-        parts: dict[str, GroupedSums | GroupedRanks] = {**self._sums, **(self.ranks if self.size <= MAX_RANKED else {})}
-        found: dict[str, list[Tensor]] = defaultdict(list)
-        for name, part in parts.items():
-            sharing = [each for each in members if each.statistic == name]
-            for statistic in replicates(part) if sharing else ():
-                for key, column in values(sharing, {name: statistic}).items():
-                    found[key].append(column.cpu())
-        return {key: torch.cat(columns) for key, columns in found.items()}
+    @torch.no_grad()
+    def null_replicates(self, draws: Draws, data: Data, has_clusters: bool) -> list[dict[str, Tensor]]:
+        """Return each calibration error in the null replicates `(R,)`, by `Line.key`; see `comparison.null`.
+
+        The list contains the replicates for independent rows. With clusters, it also contains those of random signs.
+        """
+        return [
+            _columns(
+                values([each for each in data.of(name) if each.has_null_distribution], {name: statistic})
+                for name, part in self._parts()
+                for statistic in part.null_replicates(draws, flips)
+            )
+            for flips in (False, True)[: 1 + has_clusters]
+        ]
+
+    def _parts(self) -> Iterator[tuple[str, GroupedSums | GroupedRanks]]:
+        """Yield all sums and samples with replicates, with their names."""
+        yield from self._sums.items()
+        yield from self.samples.items() if self.size <= MAX_RANKED else ()
+
+
+def _columns(rows: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Concatenate values `(r,)` of chunks of replicates by key."""
+    found: dict[str, list[Tensor]] = defaultdict(list)
+    for row in rows:
+        for key, value in row.items():
+            found[key].append(value.cpu())
+    return {key: torch.cat(columns) for key, columns in found.items()}

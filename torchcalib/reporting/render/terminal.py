@@ -23,29 +23,19 @@ except ImportError as error:
 from torchcalib.display.tables import Table
 from torchcalib.io.errors import printable
 from torchcalib.io.source import Source
-from torchcalib.results.calibration import CalibrationStage
-from torchcalib.results.comparison import Comparison
-from torchcalib.results.contents import (
+from torchcalib.reporting.render.contents import (
     DIFFERENCE_WORDS,
     GROUP_WORDS,
-    calibrator_advice,
     class_words,
     event_name,
     explanations,
-    input_line,
     key_numbers,
     title_words,
 )
+from torchcalib.results.calibration import CalibrationStage, calibrator_table
+from torchcalib.results.comparison import Comparison, difference_table, system_table
 from torchcalib.results.history import History
-from torchcalib.results.report import Report
-from torchcalib.results.tables import (
-    WORST_CLASSES,
-    calibrator_table,
-    class_table,
-    difference_table,
-    line_table,
-    system_table,
-)
+from torchcalib.results.report import WORST_CLASSES, Report, class_table, line_table
 
 _WIDTH = 120  # characters per line of output to a file or pipe
 _WIDE_TABLE_WIDTH = 110  # minimum terminal width for the optional columns of tables
@@ -117,7 +107,7 @@ def show(report: Report, everything: bool = False) -> None:
     decision = report.decision
     console.print()
     title = ", ".join(filter(None, [title_words(report.source), report.created]))
-    console.print(f"[dim]{_escaped(title)}: {_escaped(input_line(report))}[/dim]\n", soft_wrap=True)
+    console.print(f"[dim]{_escaped(title)}: {_escaped(report.input_line)}[/dim]\n", soft_wrap=True)
     style = _BADGES.get(decision.degree or decision.kind, "reverse")
     console.print(f"[{style}] {_escaped(decision.verdict)} [/{style}] {_escaped(decision.cause)}")
     console.print(f"[bold]What to do:[/bold] {_escaped(decision.action)}\n")
@@ -151,7 +141,7 @@ def _show_tables(console: Console, report: Report) -> None:
     console.print()
     _print_table(console, line_table(report), [*explanations(report), *report.notes])
     if report.calibration is not None:
-        console.print(f"\n[bold]{_escaped(calibrator_advice(report))}[/bold]\n")
+        console.print(f"\n[bold]{_escaped(report.calibration.recommendation.text)}[/bold]\n")
         _print_table(console, report.calibration.layout(), report.calibration.notes)
     console.print()
     _print_table(console, report.main_table.layout(f"Bins: {event_name(report, next(iter(report.tables)))}"))
@@ -171,7 +161,7 @@ def show_comparison(comparison: Comparison, everything: bool = False) -> None:
         everything: also print the files, one table for each system except the first, explanations and notes.
     """
     console = _console()
-    console.print(f"\n[dim]{_escaped(input_line(comparison))}[/dim]\n")
+    console.print(f"\n[dim]{_escaped(comparison.input_line)}[/dim]\n")
     _print_table(console, system_table(comparison))
     for sentence in comparison.sentences.values():
         console.print(f"{_escaped(sentence)}")

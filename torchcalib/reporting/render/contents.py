@@ -1,20 +1,18 @@
-"""Explanations, facts and key numbers of reports and comparisons, for HTML pages, terminals and `str`."""
+"""Explanations, facts and key numbers of reports and comparisons, for HTML pages and terminals."""
 
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from torchcalib.core.events import NamedMode
 from torchcalib.display.words import count, gain, p_words, percent, significant
 from torchcalib.io.errors import printable
+from torchcalib.results.base import Results
+from torchcalib.results.calibration import CalibrationStage
+from torchcalib.results.decision import Decision
 from torchcalib.results.lines import SELECTIVE_GROUP
-
-if TYPE_CHECKING:
-    from torchcalib.results.base import Results
-    from torchcalib.results.calibration import CalibrationStage
-    from torchcalib.results.decision import Decision
-    from torchcalib.results.report import Report
+from torchcalib.results.report import Report
 
 CONFIDENCE_WORDS = (
     "Scores are means over the data. Confidence is the probability of y = 1 (positive class) or the largest "
@@ -72,11 +70,8 @@ GROUP_WORDS = (
 )
 """Explanation of the groups of a report."""
 
-RCL_SOURCE = "[EPSR] Ferrer, Ramos: Evaluating Posterior Probabilities (TMLR), sec. 2.4.2, arXiv 2408.02841."
-"""Publication that defines the relative calibration loss (RCL)."""
 
-
-def explanations(report: "Report") -> list[str]:
+def explanations(report: Report) -> list[str]:
     """Return explanations of the columns and groups in `line_table(report)`."""
     has_evidence = any(line.p_value is not None for line in report.lines)
     has_intervals = any(line.interval for line in report.lines)
@@ -89,48 +84,18 @@ def explanations(report: "Report") -> list[str]:
     ]
 
 
-def sources_of(results: "Results[Any]") -> list[str]:
-    """Return all cited publications, in the order of their citation numbers."""
-    cited = [line.source for line in results.lines if line.source]
-    if getattr(results, "calibration", None) is not None:
-        cited.append(RCL_SOURCE)
-    return list(dict.fromkeys(cited))
-
-
-def event_name(results: "Results[Any]", mode: NamedMode) -> str:
+def event_name(results: Results[Any], mode: NamedMode) -> str:
     """Return the display name of a mode, such as "top label" or "positive class (spam)"."""
     if mode == "positive":
         return "positive class" + (f" ({printable(results.class_names[-1])})" if results.class_names else "")
     return "top label" if mode == "top_label" else "all labels pooled"
 
 
-def class_words(report: "Report") -> str:
+def class_words(report: Report) -> str:
     """Return the explanation of the table of classes or labels."""
     if report.task == "multilabel":
         return CLASS_WORDS.format(kind="label", members="labels")
     return CLASS_WORDS.format(kind="class", members="classes")
-
-
-def input_line(results: "Results[Any]") -> str:
-    """Describe the input in one line: task, number of samples, and classes; multi-label: rows and labels."""
-    task = f"{results.task}{' (inferred from the shapes)' if results.task_is_inferred else ''}"
-    dropped = f" ({results.n_dropped:,} dropped for NaN)" if results.n_dropped else ""
-    outputs = f"{results.num_classes} {'labels' if results.task == 'multilabel' else 'classes'}"
-    if results.settings.get("kind") == "confidence":
-        return f"confidence in predictions, n = {count(results.n)}{dropped}"
-    if results.task == "multilabel":
-        return f"{task}, {_multilabel_size(results)}{dropped}"
-    return f"{task}, n = {count(results.n)}{dropped}, {outputs}"
-
-
-def _multilabel_size(results: "Results[Any]") -> str:
-    """Return the numbers of rows and labels, and of labelled entries unless each row has all labels."""
-    labels, entries = f"{results.num_classes:,} labels", f"{count(results.n)} labelled entries"
-    n_rows = getattr(results, "n_rows", None)  # a comparison has no rows
-    if n_rows is None:
-        return f"{entries}, {labels}"
-    size = f"{count(n_rows)} rows × {labels}"
-    return size if n_rows * results.num_classes == results.n else f"{size}, {entries}"
 
 
 def title_words(source: Mapping[str, Any]) -> str:
@@ -142,13 +107,13 @@ def title_words(source: Mapping[str, Any]) -> str:
     return ""
 
 
-def facts(results: "Results[Any]", source: Mapping[str, Any]) -> list[tuple[str, str]]:
+def facts(results: Results[Any], source: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the source, the input and the settings as pairs of a name and a formatted value."""
     settings = dict(results.settings)
     is_multilabel = results.task == "multilabel"
     found = [(str(key).replace("_", " "), formatted(value)) for key, value in source.items()]
     found.append(("task", f"{results.task}{', inferred from the shapes' if results.task_is_inferred else ''}"))
-    if is_multilabel and hasattr(results, "n_rows"):
+    if is_multilabel and isinstance(results, Report):
         found.append(("rows", count(results.n_rows)))
     found.append(("labelled entries" if is_multilabel else "samples", count(results.n)))
     if settings.pop("nan_policy", "raise") == "drop" or results.n_dropped:
@@ -158,8 +123,8 @@ def facts(results: "Results[Any]", source: Mapping[str, Any]) -> list[tuple[str,
     if results.class_names:
         header = "label names" if is_multilabel else "class names"
         found.append((header, formatted([printable(name) for name in results.class_names])))
-    if priors := getattr(results, "priors", ()):
-        low, high = percent(min(priors)), percent(max(priors))
+    if isinstance(results, Report) and results.priors:
+        low, high = percent(min(results.priors)), percent(max(results.priors))
         header = "label frequencies" if is_multilabel else "class frequencies"
         found.append((header, f"{low} each" if low == high else f"{low} to {high}"))
     found.append(("bins", _binning(settings)))
@@ -197,20 +162,14 @@ _FREQUENT = {
 
 
 class KeyNumber(NamedTuple):
-    """One of the five numbers that a report shows first.
-
-    Attributes:
-        name: what the number is.
-        value: the number.
-        detail: what to compare it with; may be empty.
-    """
+    """One of the five numbers that a report shows first."""
 
     name: str
     value: str
-    detail: str
+    detail: str  # values to compare it with; may be empty
 
 
-def key_numbers(report: "Report") -> list[KeyNumber]:
+def key_numbers(report: Report) -> list[KeyNumber]:
     """Return accuracy, NLL, ECE, gain of calibration, and the worst group, class or range of probabilities."""
     accuracy, nll, ece = report.line("accuracy"), report.line("nll"), report.main_line
     stage = report.calibration
@@ -234,7 +193,7 @@ def key_numbers(report: "Report") -> list[KeyNumber]:
     return numbers
 
 
-def _gain_number(decision: "Decision", stage: "CalibrationStage") -> KeyNumber:
+def _gain_number(decision: Decision, stage: CalibrationStage) -> KeyNumber:
     shown = gain(decision.gain if decision.gain is not None else math.nan)
     interval = decision.interval
     bounds = "" if interval is None else f", 95% interval {gain(interval.low)} to {gain(interval.high)}"
@@ -242,7 +201,7 @@ def _gain_number(decision: "Decision", stage: "CalibrationStage") -> KeyNumber:
     return KeyNumber("Gain by calibration", f"{shown} of {decision.score}", f"{stage.name}{bounds}{advised}")
 
 
-def _worst(report: "Report") -> KeyNumber | None:
+def _worst(report: Report) -> KeyNumber | None:
     """Return the worst group, class or label, or else the range of probabilities with the largest gap."""
     if report.groups is not None and len(report.groups):
         groups = report.groups
@@ -264,8 +223,3 @@ def _worst(report: "Report") -> KeyNumber | None:
     k = int(weighted.argmax())
     found = f"{percent(float(table.confidence[k]))} predicted, {percent(float(table.frequency[k]))} observed"
     return KeyNumber("Worst range", f"{percent(float(table.lower[k]))} to {percent(float(table.upper[k]))}", found)
-
-
-def calibrator_advice(report: "Report") -> str:
-    """Return the sentences of the decision on calibrators; empty if calibrators were not evaluated."""
-    return "" if report.calibration is None else report.calibration.recommendation.text

@@ -1,0 +1,342 @@
+"""Render reports and comparisons as HTML pages, and as folders of files.
+
+A page is self-contained: it includes its style sheet, and each diagram in a light and a dark version.
+"""
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import astuple, replace
+from functools import partial
+from typing import Any, TypeVar
+
+try:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from markupsafe import Markup
+    from matplotlib import style as matplotlib_style
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+except ImportError as error:
+    raise ImportError(
+        "`torchcalib.reporting.render.html` needs jinja2 and matplotlib, which are not installed. "
+        "Install them: pip install 'torchcalib[report]'."
+    ) from error
+
+from torchcalib.core.bins import BinTable, TCETable
+from torchcalib.core.events import NamedMode
+from torchcalib.display.tables import Tabular, to_html
+from torchcalib.display.words import count, listed, significant
+from torchcalib.io.errors import short_name
+from torchcalib.plots.canvas import DARK, LIGHT, Style, to_png, to_svg
+from torchcalib.plots.confidence import confidence_histogram
+from torchcalib.plots.differences import difference_plot
+from torchcalib.plots.reliability import reliability_diagram
+from torchcalib.plots.tce import tce_diagram
+from torchcalib.plots.training import training_curve
+from torchcalib.reporting.render.contents import (
+    DIFFERENCE_WORDS,
+    GROUP_WORDS,
+    class_words,
+    event_name,
+    explanations,
+    facts,
+    formatted,
+    key_numbers,
+    title_words,
+)
+from torchcalib.results.calibration import CalibrationStage
+from torchcalib.results.comparison import Comparison, compared_verdict, difference_table, system_table
+from torchcalib.results.history import History
+from torchcalib.results.report import RCL_SOURCE, Report, class_table
+
+T = TypeVar("T")
+
+_MAX_CLASSES = 1000  # maximum number of classes in the table; each adds about 400 bytes to the page
+_MAX_NAME_LENGTH = 200  # maximum number of characters of a group name in the table; longer names are truncated
+
+_EVENTS = {
+    "positive": "Confidence is the probability of y = 1; the outcome is whether y is 1.",
+    "top_label": (
+        "Confidence is the largest probability of a sample; the outcome is whether that class is the true class."
+    ),
+    "classwise": (
+        "Confidence is the probability of a label; the outcome is whether that label is present. All pairs of a sample "
+        "and a label are pooled."
+    ),
+}
+"""Definition of confidence and outcome for each mode."""
+
+_COLOURS = {"calibrated": "good", "slightly": "slight", "clearly": "clear", "badly": "bad"}
+"""CSS class of the verdict, by degree, or by kind without a degree."""
+
+
+def render(results: Report | Comparison) -> str:
+    """Return results as a self-contained HTML page. Equal results have identical pages."""
+    with matplotlib_style.context("default"):  # ignore matplotlib settings of the caller
+        return _report_page(results) if isinstance(results, Report) else _comparison_page(results)
+
+
+def files_of(results: Report | Comparison) -> dict[str, bytes]:
+    """Return the JSON file, the page, and every diagram as PNG and SVG, by file name.
+
+    A report has the diagrams `reliability` and `confidence` of the main mode. Other modes have a suffix, as in
+    `reliability_top_label`. Diagrams of tests are named `test_<mode>`, and the training curve is `training`. All files
+    of a comparison are named `compare`.
+    """
+    with matplotlib_style.context("default"):
+        if isinstance(results, Report):
+            name, pictures = "report", _report_pictures(results)
+        else:
+            name, pictures = "compare", {"compare": difference_plot(results)}
+        files = {f"{name}.json": results.to_json().encode() + b"\n", f"{name}.html": render(results).encode()}
+        for picture, ax in pictures.items():
+            files |= {f"{picture}.png": to_png(ax), f"{picture}.svg": to_svg(ax).encode()}
+    return files
+
+
+# Reports
+
+
+def _report_page(report: Report) -> str:
+    stage, groups, decision = report.calibration, report.groups, report.decision
+    shown = [line.value for line in report.lines] + [x for t in report.tables.values() for x in t.ecd.tolist()]
+    tables = [_bin_values(report, name, table) for name, table in report.tables.items()]
+    overview, overview_after = _overview(report)
+    return _render_template(
+        "report.html.jinja",
+        results=report,
+        title=" of ".join(filter(None, ["Calibration report", title_words(report.source)])),
+        colour=_COLOURS.get(decision.degree or decision.kind, "unknown"),
+        key_numbers=key_numbers(report),
+        overview=overview,
+        overview_after=overview_after,
+        has_band=tables[0]["has_band"],
+        facts=facts(report, report.source),
+        explanations=explanations(report),
+        made_infinite=stage is not None
+        and any(math.isinf(line.nll) and math.isfinite(stage.raw.nll) for line in stage.lines),
+        rcl_source=RCL_SOURCE,
+        training_curve=_training_curve(report.history) if report.history else None,
+        tables=tables,
+        tests=[_test_values(report, name, table) for name, table in report.tests.items()],
+        classes=class_table(report, _MAX_CLASSES),
+        class_words=class_words(report),
+        groups=None if groups is None else groups.layout(_MAX_NAME_LENGTH, "ECE"),
+        group_words=GROUP_WORDS,
+        has_infinite=any(math.isinf(value) for value in shown),
+        has_undefined=any(math.isnan(line.value) or math.isnan(line.naive) for line in report.lines),
+    )
+
+
+def _report_pictures(report: Report) -> dict[str, Axes]:
+    pictures = {}
+    for index, (name, table) in enumerate(report.tables.items()):
+        suffix, title = f"_{name}" if index else "", event_name(report, name)
+        pictures[f"reliability{suffix}"] = reliability_diagram(report, mode=name, title=title)
+        pictures[f"confidence{suffix}"] = confidence_histogram(table, title=title)
+    for name, tested in report.tests.items():
+        pictures[f"test_{name}"] = tce_diagram(tested, title=event_name(report, name))
+    if report.history:
+        pictures["training"] = training_curve(report.history)
+    return pictures
+
+
+def _overview(report: Report) -> tuple[Markup, str]:
+    """Return the reliability diagram before and after the calibrator to add, and the name of the calibrator.
+
+    Without a calibrator to add, it contains the predictions as they are, and the name is empty.
+    """
+    stage = report.calibration
+    if stage is None or not report.decision.calibrator:
+        label = f"Reliability diagram, {event_name(report, next(iter(report.tables)))}."
+        return both_themes(_square_diagram, report, "overview", label), ""
+    label = f"Reliability diagram before and after {stage.name}."
+    return both_themes(partial(_square_diagram, stage=stage), report, "overview", label), stage.name
+
+
+def _square_diagram(report: Report, style: Style, stage: CalibrationStage | None = None) -> Axes:
+    """Draw a reliability diagram with the legend inside the axes, and the curve after calibration if `stage` is given.
+
+    Only the predictions as they are have consistency bands.
+    """
+    ax = Figure(figsize=(4.8, 4.8), facecolor=style.paper).subplots()
+    reliability_diagram(report, ax=ax, style=style)
+    if stage is not None:
+        reliability_diagram(stage, ax=ax, mode=next(iter(report.tables)), style=style)
+    return ax
+
+
+def _bin_values(report: Report, key: NamedMode, table: BinTable) -> dict[str, Any]:
+    name, explanation = event_name(report, key), _EVENTS[key]
+    unit = "labelled entries" if report.task == "multilabel" else "samples"
+    size = f"{table.n.numel()} bins, {count(report.n)} {unit}"
+    reliability = (
+        f"Reliability diagram, {name}: observed frequency against mean confidence, {size}. "
+        "The table of bins contains the values."
+    )
+    histogram = f"Histogram of confidence, {name}: {size}."
+    return {
+        "name": name,
+        "explanation": explanation,
+        "reliability": both_themes(partial(reliability_diagram, mode=key), report, f"reliability-{key}", reliability),
+        "histogram": both_themes(confidence_histogram, table, f"confidence-{key}", histogram),
+        "table": table,
+        "has_band": not bool(table.band_low.isnan().all()),
+    }
+
+
+def _test_values(report: Report, key: NamedMode, table: TCETable) -> dict[str, Any]:
+    name, explanation = event_name(report, key), _EVENTS[key]
+    rejected, n = float(table.rejected.sum()), float(table.n.sum())
+    label = (
+        f"Test-based reliability diagram, {name}: predictions and observed frequency of {len(table.n)} bins; "
+        f"the test rejects {count(rejected)} of {count(n)} predictions"
+    )
+    logit = partial(tce_diagram, logit=True)
+    return {
+        "name": name,
+        "explanation": explanation,
+        "diagram": both_themes(tce_diagram, table, f"test-{key}", f"{label}."),
+        "logit_diagram": both_themes(logit, table, f"test-logit-{key}", f"{label}; probabilities on the logit scale."),
+        "table": table,
+        "tce": float(table.tce),
+        "rejected": rejected,
+        "n": n,
+    }
+
+
+def _training_curve(history: History) -> Markup:
+    warned = ", ".join(f"{row.epoch:,}" for row in history.warnings)
+    label = (
+        f"Training curve: NLL, ECD, accuracy, confidence and ECE of {len(history)} validations"
+        f"{f', with a warning in epoch {warned}' if warned else ''}. The table of validations contains the values."
+    )
+    return both_themes(training_curve, history, "training", label)
+
+
+# Comparisons
+
+
+def _comparison_page(comparison: Comparison) -> str:
+    others = comparison.systems[1:]
+    label = (
+        f"Differences between {', '.join(others)} and {comparison.baseline} with 95% intervals. "
+        "The tables below contain the values."
+    )
+    # The first screen has a diagram of these lines only, in the order of the table of systems.
+    lines = map(comparison.line, ("ece", "nll", "brier", "accuracy"))
+    main = replace(comparison, lines=tuple(line for line in lines if line is not None))
+    verdict, colour = _comparison_verdict(comparison)
+    return _render_template(
+        "comparison.html.jinja",
+        results=comparison,
+        title=f"Comparison of {listed([short_name(name) for name in comparison.systems])}",
+        verdict=verdict,
+        colour=colour,
+        systems=system_table(comparison),
+        facts=facts(comparison, _sources(comparison)),
+        overview=both_themes(difference_plot, main, "overview", label),
+        picture=both_themes(difference_plot, comparison, "differences", label),
+        tables=[difference_table(comparison, name) for name in others],
+        words=DIFFERENCE_WORDS,
+        has_infinite=any(math.isinf(value) for line in comparison.lines for value in line.values.values()),
+    )
+
+
+def _comparison_verdict(comparison: Comparison) -> tuple[str, str]:
+    """Return the verdict on the second system, or the number of better systems, and its CSS class."""
+    others = comparison.systems[1:]
+    first = short_name(comparison.baseline)
+    verdicts = [compared_verdict(comparison, name) for name in others]
+    better = sum("better calibrated" in words for words in verdicts)
+    worse = sum("worse calibrated" in words for words in verdicts)
+    colour = "good" if better and not worse else "bad" if worse and not better else "unknown"
+    if len(others) > 1:
+        if worse and not better:
+            return f"{worse} of {len(others)} systems are worse calibrated than {first}", colour
+        counts = f"{better} of {len(others)} systems are better calibrated than {first}"
+        return f"{counts}, {worse} worse" if worse else counts, colour
+    name = short_name(others[0])
+    if better or worse:
+        return f"{name} is {'better' if better else 'worse'} calibrated than {first}", colour
+    return f"{name} and {first} do not differ significantly in calibration", colour
+
+
+def _sources(comparison: Comparison) -> dict[str, str]:
+    found = {}
+    for name, source in comparison.sources.items():
+        files = list(source.get("files", []))
+        found[name] = "; ".join([formatted(files, 3), *[str(source[k]) for k in ("predictions",) if k in source]])
+    return found
+
+
+# Templates and diagrams
+
+
+def _render_template(template: str, **values: Any) -> str:
+    """Return the text of a template with these values and the light and dark colours."""
+    return _environment().get_template(template).render(**values, light=LIGHT, dark=DARK)
+
+
+def _environment() -> Environment:
+    # autoescape=True escapes values in every template, because file and class names are not trusted.
+    environment = Environment(
+        loader=PackageLoader("torchcalib.reporting.render", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(count=count, significant=significant, linked=_linked, table=_table)
+    return environment
+
+
+def _table(shown: Tabular) -> Markup:
+    return Markup(to_html(shown.layout()))
+
+
+_PLACES = re.compile(r"arXiv[: ](?P<arxiv>\d{4}\.\d{4,5})|(?:doi[: ])?(?P<doi>10\.\d{4,9}/[^\s,;()]+[^\s,;().])")
+"""arXiv numbers and DOIs in the text of a source."""
+
+
+def _linked(source: str) -> Markup:
+    """Return a source as HTML, with links from its arXiv numbers and DOIs."""
+    found, last = Markup(), 0
+    for match in _PLACES.finditer(source):
+        arxiv = match["arxiv"]
+        url = f"https://arxiv.org/abs/{arxiv}" if arxiv else f"https://doi.org/{match['doi']}"
+        link = Markup('<a href="{}">{}</a>').format(url, match[0])
+        found, last = found + source[last : match.start()] + link, match.end()
+    return found + source[last:]
+
+
+def both_themes(draw: Callable[..., Axes], table: T, prefix: str, label: str) -> Markup:
+    """Draw a diagram, and return it as two SVG elements, in light and in dark colours.
+
+    Args:
+        draw: plot function with the arguments `table` and `style`.
+        table: first argument of `draw`.
+        prefix: prefix of element ids, unique on the page.
+        label: description for screen readers.
+    """
+    light = to_svg(draw(table, style=LIGHT))
+    themes = (("light", light), ("dark", _darkened(light)))
+    return Markup("\n").join(_inline(svg, f"{prefix}-{theme}-", label, theme) for theme, svg in themes)
+
+
+def _darkened(svg: str) -> str:
+    """Replace the colours of `LIGHT` in style attributes by the colours of `DARK`, without drawing again."""
+    colours = dict(zip(astuple(LIGHT), astuple(DARK), strict=True))
+    known = re.compile("|".join(colours))
+    return re.sub(r' style="[^"]*"', lambda style: known.sub(lambda light: colours[light[0]], style[0]), svg)
+
+
+def _inline(svg: str, prefix: str, label: str, theme: str) -> Markup:
+    """Convert an SVG file to an HTML element with a label and unique ids, scaled to the page width."""
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", "", svg, flags=re.DOTALL)
+    svg = re.sub(r'<g id="[^"]*"', "<g", svg)  # nothing refers to groups, and curves of models share an id
+    svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{prefix}", svg)
+    (box,) = re.findall(r'viewBox="[^"]*"', svg)
+    opening = Markup('<svg class="{}" role="img" aria-label="{}" {} xmlns:xlink="http://www.w3.org/1999/xlink">')
+    return opening.format(theme, label, Markup(box)) + Markup(svg[svg.index(">") + 1 :].strip())
