@@ -239,6 +239,8 @@ def _binless_cases():
         ("ks-kuiper", F.ks, tc.KS, {"norm": "range"}),
     ):
         yield _case(f"{name}-binary", function, cls, "binary", options)
+    for name, function, cls in (("cox", cox_part, tc.Cox), ("spiegelhalter", F.spiegelhalter, tc.Spiegelhalter)):
+        yield _case(f"{name}-per-class", function, cls, "multiclass", {"mode": "classwise"})
 
 
 def skce_in_blocks(*args, estimator="linear", **options):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from cases import N_CLASSES, formulas
-from helpers.numbers import close
+from helpers.compare import close
 from helpers.reports import QUICK, QUICK_COMMAND
 
 import torchcalib as tc

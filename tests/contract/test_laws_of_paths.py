@@ -9,7 +9,7 @@ from itertools import product
 import pytest
 import torch
 from cases import is_order_independent, paths
-from helpers.numbers import close
+from helpers.compare import close
 
 order_independent = pytest.mark.parametrize("path", paths(is_order_independent))
 

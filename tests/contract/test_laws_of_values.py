@@ -3,18 +3,17 @@
 They run once per formula; see `formulas` in cases.py. A new metric is tested once it is in the table of cases.
 """
 
+from functools import partial
 from itertools import product
 
 import numpy as np
 import pytest
 import torch
-from cases import CASES, N_CLASSES, covering, differentiable, formulas, path_of, paths
-from helpers.numbers import close
+from cases import CASES, N_CLASSES, covering, differentiable, formula_of, formulas, kind_of, path_of, paths
+from helpers.compare import close
 
 import torchcalib as tc
 from torchcalib.metrics.base import CalibrationMetric
-
-with_gradient = pytest.mark.parametrize("formula", formulas(differentiable))
 
 
 def test_law_batch_axes_equal_a_loop(formula):
@@ -33,13 +32,16 @@ def test_law_integer_weights_equal_repeated_rows(formula):
     close(formula.call(preds, target, weights=times.half()), repeated)
 
 
-@with_gradient
-def test_law_gradient_equals_finite_differences(formula):
-    preds, target = formula.data(n=12)
-    assert torch.autograd.gradcheck(lambda p: formula.call(p, target, validate_args=False), preds.requires_grad_())
+@pytest.mark.parametrize(
+    "case", list(covering(filter(differentiable, CASES), lambda case: {formula_of(case), path_of(case)}, kind_of))
+)
+def test_law_gradient_equals_finite_differences(case):
+    preds, target = case.data(n=12)
+    value = partial(case.call, target=target, validate_args=False)
+    assert torch.autograd.gradcheck(value, preds.requires_grad_(), rtol=1e-6, atol=1e-8)
 
 
-@with_gradient
+@pytest.mark.parametrize("formula", formulas(differentiable))
 def test_law_weighted_gradient_equals_that_of_repeated_rows(formula):
     preds, target = formula.data(n=12)
     times = torch.arange(12) % 3

@@ -1,30 +1,24 @@
-"""Scores and errors over equal-width bins compared with loops: values, and gradients by finite differences.
+"""Values of every metric equal those of slow loops, with and without weights and ties.
 
-The loops for rank-based metrics are in tests/metrics/test_ranked.py, for smooth errors in tests/metrics/test_smooth.py.
+Gradients equal finite differences of the values; see test_laws_of_values.py. Kernel errors, which form blocks, have
+their loops in tests/metrics/test_kernel.py.
 """
+
+from dataclasses import replace
+from itertools import chain
 
 import oracles
 import pytest
 import torch
-from cases import CASES, N_CLASSES, Case, differentiable
+from cases import CASES, N_CLASSES, Case
+from helpers.samples import tied
 from oracles import input as slow
 
 import torchcalib as tc
 import torchcalib.functional as F
-from torchcalib.core.event_sums import EqualWidthBins
-from torchcalib.core.state import SumState
-from torchcalib.core.sums import ScoreAccumulator
 
-ADDITIVE = [
-    case
-    for case in CASES
-    if isinstance(case.metric().kind, SumState)
-    and isinstance(case.metric().accumulator, ScoreAccumulator | EqualWidthBins)
-]
-BY_CLASS = {
-    cls.__name__: [case for case in ADDITIVE if case.cls is cls] for cls in {case.cls: None for case in ADDITIVE}
-}
-by_class = pytest.mark.parametrize("cases", BY_CLASS.values(), ids=list(BY_CLASS))
+CLASSES = {case.cls.__name__: case.cls for case in CASES if not case.in_blocks}
+N = 35
 
 
 def oracle(case, preds, target, weights=None):
@@ -36,34 +30,33 @@ def oracle(case, preds, target, weights=None):
     return slow.expected(call)[0]
 
 
-@by_class
-def test_values_equal_slow_loops(cases):
-    """Three unweighted samples and one weighted sample."""
-    for case in cases:
-        weights = torch.rand(35, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-        weights[::5] = 0
-        if case.options.get("debiased"):
-            weights = weights.mul(4).round()  # debiasing requires whole weights
-        for seed, given in ((0, None), (1, None), (2, None), (0, weights)):
-            data = case.data(n=35, seed=seed)
-            found, expected = case.call(*data, weights=given), oracle(case, *data, given)
-            what = f"{case}, seed {seed}, {'plain' if given is None else 'weighted'}"
-            torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-13, msg=lambda m, w=what: f"{w}: {m}")
+def weights_of(case):
+    """Return weights of which some are 0: counts if the loop can only count rows."""
+    weights = torch.rand(N, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    weights[::5] = 0
+    return weights.mul(4).round() if case.whole_weights or case.options.get("debiased") else weights
 
 
-@by_class
-def test_gradients_equal_finite_differences_of_slow_loops(cases):
-    """Compare three gradient entries with central differences of the loop."""
-    for case in filter(differentiable, cases):
-        n = 24 if "priors" in case.options else 6
-        preds, target = case.data(n=n, seed=1)
-        leaf = preds.clone().requires_grad_()
-        case.call(leaf, target, validate_args=False).sum().backward()
-        for at in [(0,), (3,), (5,)] if case.task == "binary" else [(0, 0), (3, 2), (5, 3)]:
-            step = torch.zeros_like(preds)
-            step[at] = 1e-6
-            slope = (oracle(case, preds + step, target) - oracle(case, preds - step, target)).sum().item() / 2e-6
-            assert leaf.grad[at].item() == pytest.approx(slope, rel=1e-6, abs=1e-8), (str(case), at)
+def samples(case):
+    """Yield (description, case, predictions, targets, weights)."""
+    for seed in range(1 if case.cls is tc.SmECE else 3):  # its loop is slow
+        yield f"seed {seed}", case, *case.data(N, seed=seed), None
+    yield "weighted", case, *case.data(N), weights_of(case)
+    if case.whole_weights and case.cls not in (tc.Cox, tc.ICI) and "positive_classes" not in case.options:
+        of_probabilities = replace(case, options={**case.options, "from_logits": False})
+        for weights in (None, weights_of(case)):
+            yield "ties", of_probabilities, *tied(case.task, N, zeros=False), weights
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_values_equal_slow_loops(name):
+    # Sums of N terms; fits of smooth errors stop at a change of 1e-10.
+    rtol, atol = (1e-9, 1e-10) if name.lower() in slow.BINLESS else (1e-11, 1e-12)
+    of_class = [case for case in CASES if case.cls is CLASSES[name]]
+    for what, case, preds, target, weights in chain.from_iterable(map(samples, of_class)):
+        found, expected = case.call(preds, target, weights=weights), oracle(case, preds, target, weights)
+        message = f"{case}, {what}{'' if weights is None else ', weighted'}"
+        torch.testing.assert_close(found, expected, rtol=rtol, atol=atol, msg=lambda m, w=message: f"{w}: {m}")
 
 
 @pytest.mark.parametrize("from_logits", [False, True])

@@ -252,15 +252,15 @@ def test_ece_of_70_000_float16_predictions_does_not_overflow():
     assert F.ece(preds, target, **BINARY).item() == 0.5
 
 
-def test_ece_of_a_hundred_million_predictions_is_exact():
+def test_ece_of_more_than_2_to_24_predictions_is_exact():
     """With predictions of 0.7 and accuracy 0.6, ECE is 0.1. Float32 counts stop at 2^24, float32 sums much earlier."""
     metric = tc.ECE(task="binary")
     piece = torch.full((5_000_000,), 0.7)
     target = (torch.arange(5_000_000) % 5 < 3).to(torch.int8)
-    for _ in range(20):
+    for _ in range(4):
         metric.update(piece, target)
     assert metric.compute().item() == pytest.approx(0.1, abs=1e-7)
-    assert metric.bin_table().n.sum().item() == 100_000_000
+    assert metric.bin_table().n.sum().item() == 20_000_000
 
 
 def test_normalised_scores_of_predicted_priors_are_one():

@@ -10,7 +10,7 @@ import torch
 from cases import CASES, N_CLASSES, covering, path_of
 from helpers import null_distribution
 from helpers.null_distribution import F64, FEW
-from helpers.streams import updated
+from helpers.samples import updated
 
 import torchcalib as tc
 from torchcalib.inference import calibration_test

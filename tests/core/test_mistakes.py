@@ -8,6 +8,7 @@ import warnings
 
 import pytest
 import torch
+from cases import OWN
 from helpers.refusals import check_each
 from helpers.reports import QUICK
 
@@ -78,16 +79,18 @@ ERRORS = {
 }  # fmt: skip
 
 
+def ece(**options):
+    return tc.ECE(**options, **OWN[options["task"]])
+
+
 def streamed(preds, target, **options):
-    outputs = {"multiclass": {"num_classes": C}, "multilabel": {"num_labels": C}}.get(options["task"], {})
-    metric = tc.ECE(**options, **outputs)
+    metric = ece(**options)
     metric.update(preds, target)
     return metric.compute()
 
 
 def by_test(preds, target, **options):
-    metric = tc.ECE(**options, num_labels=C) if options["task"] == "multilabel" else tc.ECE(**options)
-    return calibration_test(metric, preds, target, n_replicates=39).statistic
+    return calibration_test(ece(**options), preds, target, n_replicates=39).statistic
 
 
 def reported(preds, target, **options):
@@ -177,57 +180,49 @@ def test_a_warning_is_shown_once_for_each_call_site():
     assert caught[1].lineno == line
 
 
-def batches(size, *tensors):
-    return zip(*(torch.split(each, size) for each in tensors), strict=True)
+def updates_of_a_collection(**options):
+    return tc.CalibrationCollection([ece(**options), tc.NLL(**options, **OWN[options["task"]])]).update
 
 
-def by_metric(preds, target, size, **options):
-    outputs = {"multiclass": {"num_classes": C}, "multilabel": {"num_labels": C}}.get(options["task"], {})
-    metric = tc.ECE(**options, **outputs)
-    for batch in batches(size, preds, target):
-        metric.update(*batch)
+def updates_of_a_report(**options):
+    return tc.ReportBuilder(**options, with_calibration=False, with_intervals=False).update
 
 
-def by_forward(preds, target, size, **options):
-    metric = tc.ECE(**options, num_labels=C) if options["task"] == "multilabel" else tc.ECE(**options)
-    for batch in batches(size, preds, target):
-        metric(*batch)
-
-
-def by_collection(preds, target, size, **options):
-    outputs = {"multiclass": {"num_classes": C}, "multilabel": {"num_labels": C}}.get(options["task"], {})
-    metrics = tc.CalibrationCollection([tc.ECE(**options, **outputs), tc.NLL(**options, **outputs)])
-    for batch in batches(size, preds, target):
-        metrics.update(*batch)
-
-
-def by_report(preds, target, size, **options):
-    builder = tc.ReportBuilder(**options, with_calibration=False, with_intervals=False)
-    for batch in batches(size, preds, target):
-        builder.update(*batch)
-
-
-def by_comparison(preds, target, size, **options):
+def updates_of_a_comparison(**options):
     builder = ComparisonBuilder(["a", "b"], **options)
-    for batch in batches(size, preds, target):
-        builder.update({"a": batch[0], "b": batch[0]}, batch[1])
+    return lambda preds, target: builder.update({"a": preds, "b": preds}, target)
 
 
-@pytest.mark.parametrize("way", [by_metric, by_forward, by_collection, by_report, by_comparison])
-def test_mistakes_in_small_batches_are_recognised_in_the_stream(way):
+UPDATES = {
+    "update": lambda **options: ece(**options).update,
+    "forward": ece,
+    "collection": updates_of_a_collection,
+    "report": updates_of_a_report,
+    "comparison": updates_of_a_comparison,
+}
+SEEN_IN_STREAMS = ("probabilities as logits", "binary probabilities as logits", "floating decisions",
+                   "floating one-hot decisions", "floating multi-label decisions")  # fmt: skip
+
+
+def in_batches(update, size, *columns):
+    for batch in zip(*(column.split(size) for column in columns), strict=True):
+        update(*batch)
+
+
+@pytest.mark.parametrize("kind", UPDATES)
+def test_mistakes_in_small_batches_are_recognised_in_the_stream(kind):
     def check(name):
         preds, target, options, advice = WARNINGS[name]
         given = {"from_logits": True} if "logits" in name else {}
         with pytest.warns(UserWarning, match="`preds` must be") as caught:
-            way(preds, target, 4, **options, **given)
+            in_batches(UPDATES[kind](**options, **given), 4, preds, target)
         assert all(advice in str(warning.message) for warning in caught)
         assert {warning.filename for warning in caught} == {__file__}
 
-    check_each(("probabilities as logits", "binary probabilities as logits", "floating decisions",
-                "floating one-hot decisions", "floating multi-label decisions"), check)  # fmt: skip
+    check_each(SEEN_IN_STREAMS, check)
     for size in (1, 16):
         with pytest.raises(ValueError, match=SWAPPED):
-            way(Y.double(), P, size, **BINARY)
+            in_batches(UPDATES[kind](**BINARY), size, Y.double(), P)
 
 
 def test_one_valid_batch_rules_out_mistakes_in_a_stream_until_reset():
@@ -236,12 +231,10 @@ def test_one_valid_batch_rules_out_mistakes_in_a_stream_until_reset():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         metric.update(P[:8], target[:8])
-        for batch in batches(8, decisions, target):
-            metric.update(*batch)
+        in_batches(metric.update, 8, decisions, target)
     metric.reset()
-    with pytest.warns(UserWarning, match="seem to be decisions"):  # noqa: PT031
-        for batch in batches(8, decisions, target):
-            metric.update(*batch)
+    with pytest.warns(UserWarning, match="seem to be decisions"):
+        in_batches(metric.update, 8, decisions, target)
     metric.reset()
     with pytest.raises(ValueError, match="pass validate_args=False"):
         metric.update(decisions, P)

@@ -7,7 +7,7 @@ import math
 
 import pytest
 import torch
-from helpers.streams import updated
+from helpers.samples import updated
 
 import torchcalib as tc
 import torchcalib.functional as F

@@ -5,7 +5,8 @@ from itertools import pairwise
 
 import pytest
 import torch
-from helpers.streams import updated
+from cases import SELECTIVE
+from helpers.samples import updated
 
 import torchcalib as tc
 import torchcalib.functional as F
@@ -23,6 +24,7 @@ METRICS = {
     "CORP": (tc.CORP, lambda *args, **options: F.corp(*args, **options).mcb, {}),
     "ICI": (tc.ICI, F.ici, {"n_points": 256}),
     "Cox": (tc.Cox, lambda *args, **options: F.cox(*args, **options).slope, {"eps": 1e-6}),
+    **{cls.__name__: (cls, function, {**options, "mode": "positive"}) for _, function, cls, options in SELECTIVE},
 }
 
 

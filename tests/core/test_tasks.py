@@ -281,19 +281,3 @@ def test_errors_name_the_right_call(call, words):
     with pytest.raises((TypeError, ValueError)) as caught:
         call()
     assert words in str(caught.value)
-
-
-@pytest.mark.parametrize("name", ["ece", "nll", "ecd", "cox", "corp", "spiegelhalter", "tce", "skce"])
-def test_task_may_be_passed_by_position_to_functions_and_classes(name):
-    preds, target = torch.tensor(PROBS[:, 0]), torch.tensor([1, 0, 0, 0, 0, 1])
-    function = getattr(F, name)
-    torch.testing.assert_close(function(preds, target, "binary"), function(preds, target, task="binary"))
-    if name in ("nll", "ecd"):
-        each = function(preds, target, "binary", reduction="none")
-        torch.testing.assert_close(each, function(preds, target, task="binary", reduction="none"))
-    cls = {"cox": tc.Cox, "spiegelhalter": tc.Spiegelhalter}.get(name) or getattr(tc, name.upper())
-    assert repr(cls("binary")) == repr(cls(task="binary"))
-    with pytest.raises(TypeError, match=r"options other than `task` must be given by name|positional arguments"):
-        function(preds, target, "binary", 5)
-    with pytest.raises(TypeError, match=r"options other than `task` must be given by name|multiple values"):
-        function(preds, target, "binary", task="binary")

@@ -35,18 +35,11 @@ LONG = ("report with calibrators",)
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """A public call.
+    """A public call."""
 
-    Attributes:
-        run: calls it with data `(preds, target, groups)` on a device, and returns values of any type.
-        reads: largest number of reads.
-        why: reason for each read.
-        task: task of the data.
-    """
-
-    run: Callable
-    reads: int
-    why: str = ""
+    run: Callable  # calls it with data `(preds, target, groups)` on a device, and returns values of any type
+    reads: int  # largest number of reads
+    why: str = ""  # reason for each read
     task: str = "multiclass"
 
 

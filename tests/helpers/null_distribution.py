@@ -4,8 +4,8 @@ import math
 from functools import partial
 
 import torch
-from helpers.numbers import close
-from helpers.streams import updated
+from helpers.compare import close
+from helpers.samples import updated
 
 import torchcalib as tc
 from torchcalib.core.sums import BinStats

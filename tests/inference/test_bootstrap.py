@@ -6,7 +6,7 @@ import pytest
 import torch
 from cases import CASES
 from helpers.bootstrap import BINARY, counts_of
-from helpers.numbers import close
+from helpers.compare import close
 from helpers.refusals import assert_refused
 
 import torchcalib.functional as F

@@ -9,7 +9,7 @@ import pytest
 import torch
 from cases import CASES
 from helpers.bootstrap import BINARY, counts_of
-from helpers.numbers import close
+from helpers.compare import close
 
 import torchcalib.functional as F
 from torchcalib.calibration import AffineScaling, score_divergence

@@ -10,7 +10,7 @@ from itertools import product
 import pytest
 import torch
 from cases import N_CLASSES, Case
-from helpers.numbers import central_difference
+from helpers.compare import central_difference
 from helpers.refusals import assert_named
 from oracles import losses as slow
 from oracles.ranked import events

@@ -7,7 +7,7 @@ import pytest
 import torch
 from cases import CASES, covering, path_of
 from helpers.bootstrap import BINARY
-from helpers.numbers import close
+from helpers.compare import close
 from helpers.refusals import assert_refused
 
 import torchcalib as tc

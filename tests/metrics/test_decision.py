@@ -302,8 +302,6 @@ Q = torch.tensor([[0.2, 0.8], [0.6, 0.4], [0.5, 0.5]], dtype=F64)
 three = tc.CostMatrix.zero_one(3)
 WRONG = [
     (F.bayes_risk, {"cost": three}, ValueError, "`cost` must have one row per class, 2, got 3 rows"),
-    (F.bayes_risk, {"normalize": "max"}, ValueError, "`normalize`"),
-    (F.bayes_risk, {"priors": [0.2, 0.3, 0.5]}, ValueError, "`priors`"),
     (tc.BayesRisk, {"num_classes": 3, "cost": ZERO_ONE, **multi}, ValueError, "one row per class, 3, got 2"),
     (tc.BayesRisk, {"cost": three, **binary}, ValueError, "one row per class, 2, got 3"),
     (F.bayes_decisions, {"preds": Q, "class_axis": 2, **multi}, ValueError, "`class_axis`"),
@@ -314,12 +312,8 @@ WRONG = [
     (F.expected_cost, {"decisions": Y2, "target": Y2 + 1}, ValueError, "`target`"),
     (F.optimal_threshold_cost, {"cost": [[0, 1, 0.1], [1, 0, 0.1]]}, ValueError, "`cost` must have 2 columns"),
     (F.optimal_threshold_cost, {"preds": torch.full((2, 2), 0.5), **multi}, ValueError, "`task` must be 'binary'"),
-    (F.optimal_threshold_cost, {"normalize": "x"}, ValueError, "`normalize` must be None or 'prior', got 'x'"),
     (F.bayes_risk_curve, {"points": [0.5, 1.0]}, ValueError, "`points` must be in (0, 1)"),
     (F.bayes_risk_curve, {"points": [[0.5]]}, ValueError, "`points` must be an int or have the shape (K,)"),
-    (F.bayes_risk_curve, {"points": 0}, ValueError, "`points` must be at least 1"),
-    (F.bayes_risk_area, {"weight": "nll"}, ValueError, "`weight`"),
-    (F.bayes_risk_area, {"average": None}, ValueError, "`average`"),
 ]
 
 

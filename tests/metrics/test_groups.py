@@ -8,9 +8,9 @@ from statistics import NormalDist
 import pytest
 import torch
 from cases import CASES, covering, formula_of, path_of
-from helpers.numbers import close
+from helpers.compare import close
 from helpers.refusals import assert_refused
-from helpers.streams import updated
+from helpers.samples import updated
 
 import torchcalib as tc
 import torchcalib.functional as F

@@ -10,7 +10,7 @@ import torch
 from cases import N_CLASSES, Case
 from contract import test_laws_of_paths as laws_of_paths
 from contract import test_laws_of_values as laws_of_values
-from helpers import numbers
+from helpers import compare
 from helpers.null_distribution import check_valid
 from helpers.refusals import assert_named
 from oracles import canonical as oracle
@@ -24,7 +24,7 @@ from torchcalib.ops import leave_one_out, pairwise
 
 F64 = torch.float64
 TASKS = {"binary": {}, "multiclass": {}, "multilabel": {"average": None}}
-close = partial(numbers.close, rtol=1e-11, atol=1e-13)
+close = partial(compare.close, rtol=1e-11, atol=1e-13)
 COPIES = torch.tensor([1, 0, 3, 2, 1, 7, 0, 1] * 3)[:23]
 
 
@@ -356,12 +356,12 @@ def test_largest_tensor_is_a_chunk_of_pairs():
     assert seen.size == logits.numel()  # the gradient
 
 
-def test_bad_arguments_raise_errors():
+def test_estimators_and_bandwidths_that_need_all_pairs_or_blocks_raise_errors():
     preds, target = calibrated(1, 10)
     given = {"preds": preds[0], "target": target[0], "task": "multiclass"}
-    shared = {"chunk": [0], "average": [None], "weights": [torch.full((10,), 0.5)]}
-    assert_named(partial(F.canonical_error, **given), {"p": [3], "bandwidth": [-1.0, math.inf, "median"], **shared})
-    wrong = {"estimator": ["u"], "kernel": ["rbf"], "bandwidth": [0, "mean"], "block_size": [1], **shared}
-    assert_named(partial(F.skce, **given), wrong)
+    for function in (F.canonical_error, F.skce):
+        halves = torch.full((10,), 0.5)
+        assert_named(partial(function, **given), {"average": [None], "weights": [halves], "bandwidth": [0, "mean"]})
+    assert_named(partial(F.canonical_error, **given), {"bandwidth": [math.inf, "median"]})
     assert_named(partial(tc.SKCE, task="binary"), {"estimator": ["unbiased"], "bandwidth": ["median"]})
     assert_named(partial(skce_test, **given), {"estimator": ["biased"]})

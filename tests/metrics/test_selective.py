@@ -1,4 +1,7 @@
-"""Selective prediction: slow loops with ties and weights, closed forms, other packages' definitions, wrong calls."""
+"""Selective prediction: closed forms, identities, other packages' definitions, large numbers, and the curve.
+
+tests/contract compares every metric with a slow loop.
+"""
 
 import math
 from fractions import Fraction
@@ -8,10 +11,8 @@ from itertools import permutations, product
 import pytest
 import torch
 from cases import N_CLASSES, SELECTIVE
-from helpers.refusals import assert_named
-from helpers.streams import updated
-from oracles import ranked, selective
-from oracles.input import modes_of
+from helpers.samples import tied, updated
+from oracles import selective
 from sklearn.metrics import roc_auc_score
 
 import torchcalib as tc
@@ -22,79 +23,24 @@ F64 = torch.float64
 TASKS = ("binary", "multiclass", "multilabel")
 FUNCTIONS = [function for _, function, _, _ in SELECTIVE]
 CLASSES = [cls for _, _, cls, _ in SELECTIVE]
-SETTINGS = [
-    ({"task": task, "mode": mode}, (name, function, cls, options))
-    for name, function, cls, options in SELECTIVE
-    for task in TASKS
-    for mode in (*modes_of(cls.__name__.lower(), task), *([tc.TopK(2)] if task == "multiclass" else []))
-]
-setting = pytest.mark.parametrize(("how", "metric"), SETTINGS, ids=lambda x: x[0] if isinstance(x, tuple) else str(x))
 
 
-def sample(task, n=60, seed=0, weighted=False, digits=16):
-    """Return predictions that are multiples of 1 / digits (ties), targets drawn from them, and weights or None."""
+def sample(task, n=60, seed=0, weighted=False):
+    """Return predictions with ties, targets, and weights or None."""
     generator = torch.Generator().manual_seed(seed)
-    if task == "multiclass":
-        draws = torch.randint(0, N_CLASSES, (n, digits), generator=generator)
-        draws = torch.where(torch.rand(n, digits, generator=generator) < 0.5, draws[:, :1], draws)
-        preds = torch.nn.functional.one_hot(draws, N_CLASSES).sum(1).to(F64) / digits
-        target = torch.multinomial(preds, 1, generator=generator).squeeze(-1)
-    else:
-        shape = (n, N_CLASSES) if task == "multilabel" else (n,)
-        preds = torch.randint(0, digits + 1, shape, generator=generator).to(F64) / digits
-        target = (torch.rand(shape, generator=generator) < preds).long()
     weights = torch.randint(0, 4, (n,), generator=generator) if weighted else None
-    return preds, target, weights
+    return *tied(task, n, seed, steps=16), weights
 
 
-def columns_of(how, preds, target):
-    """Return a column of confidences and of correctness for each value."""
-    preds, target = preds.tolist(), target.tolist()
-    if how["task"] == "multilabel" and how["mode"] == "top_label":
-        labels = zip(zip(*preds, strict=True), zip(*target, strict=True), strict=True)
-        return [ranked.events("binary", "top_label", p, y)[0] for p, y in labels]
-    return ranked.events(how["task"], how["mode"], preds, target)
-
-
-# Slow loops
-
-
-@setting
-def test_values_equal_slow_loop(how, metric):
-    name, function, cls, options = metric
-    for weighted, seed in product((False, True), range(3)):
-        preds, target, weights = sample(how["task"], seed=seed, weighted=weighted)
-        copies = None if weights is None else weights.tolist()
-        found = columns_of(how, preds, target)
-        values = [getattr(selective, name)(order, correct, copies, **options) for order, correct in found]
-        given = {**how, **options, "weights": weights}
-        value = function(preds, target, **given)
-        assert value.item() == pytest.approx(sum(values) / len(values), rel=1e-13, abs=1e-14)
-        if len(values) > 1:
-            each = function(preds, target, average=None, **given)
-            assert each.tolist() == pytest.approx(values, rel=1e-13, abs=1e-14)
-        own = {"multilabel": {"num_labels": N_CLASSES}, "multiclass": {"num_classes": N_CLASSES}}.get(how["task"], {})
-        streamed, sketch = (cls(**how, **options, **own, resolution=r) for r in (None, 2**11))
-        for piece in (slice(0, 7), slice(7, 7), slice(7, 60)):
-            rows = preds[piece], target[piece], None if weights is None else weights[piece]
-            streamed.update(*rows)
-            sketch.update(*rows)
-        assert streamed.compute().item() == pytest.approx(value.item(), rel=1e-13, abs=1e-14)
-        # No cell of the sketch contains two of the probabilities, which are at least 1/16 apart.
-        assert sketch.compute().item() == pytest.approx(value.item(), rel=1e-12, abs=1e-12)
-
-
-@pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize(("function", "options"), [(f, options) for _, f, _, options in SELECTIVE])
-def test_logits_equal_their_probabilities(task, function, options):
-    generator = torch.Generator().manual_seed(0)
-    logits = 2 * torch.randn((80,) if task == "binary" else (80, N_CLASSES), generator=generator, dtype=F64)
-    target = torch.randint(0, N_CLASSES if task == "multiclass" else 2, logits.shape[:1], generator=generator)
-    target = target.unsqueeze(-1).expand_as(logits) if task == "multilabel" else target
-    probs = logits.softmax(-1) if task == "multiclass" else logits.sigmoid()
-    expected = function(probs, target, task=task, **options)
-    found = function(logits, target, task=task, from_logits=True, **options)
-    assert found.item() == pytest.approx(expected.item(), rel=1e-14)
+def top_labels_of(task, preds, target):
+    """Return columns of confidences and correctness of the predicted label: one, or one for each label."""
+    if task == "multiclass":
+        confidence, label = preds.max(-1)
+        return [(confidence.tolist(), (label == target).long().tolist())]
+    confidence, correct = torch.maximum(preds, 1 - preds), ((preds > 0.5) == (target == 1)).long()
+    return list(
+        zip(confidence.reshape(len(preds), -1).T.tolist(), correct.reshape(len(preds), -1).T.tolist(), strict=True)
+    )
 
 
 def test_saturated_logits_are_still_ranked():
@@ -275,22 +221,6 @@ def test_perfect_useless_and_wrong_predictions():
         assert found == pytest.approx(expected, rel=1e-6, nan_ok=True)
 
 
-@pytest.mark.parametrize("function", FUNCTIONS)
-@pytest.mark.parametrize("task", TASKS)
-def test_one_row_equals_the_loop_and_rows_without_weight_change_nothing(function, task):
-    preds, target, _ = sample(task, n=5)
-    assert function(preds[:0], target[:0], task=task).isnan()
-    weights = torch.tensor([0, 1, 0, 0, 0])
-    one = function(preds[1:2], target[1:2], task=task)
-    torch.testing.assert_close(function(preds, target, task=task, weights=weights), one, equal_nan=True)
-    spoiled = preds.clone()
-    spoiled[[0, 2, 3, 4]] = torch.nan
-    torch.testing.assert_close(function(spoiled, target, task=task, nan_policy="drop"), one, equal_nan=True)
-    marked = target.clone()
-    marked[[0, 2, 3, 4]] = -100
-    torch.testing.assert_close(function(preds, marked, task=task, ignore_index=-100), one, equal_nan=True)
-
-
 def test_half_of_a_tie_at_one_half_is_predicted_as_class_0():
     """The predicted class is that of `accuracy`."""
     preds, target = torch.full((4,), 0.5), torch.tensor([0, 0, 0, 1])
@@ -325,65 +255,13 @@ def test_error_of_the_sketch_is_bounded_by_its_largest_cell():
         assert fine == pytest.approx(exact, abs=1e-3)
 
 
-def test_members_of_a_collection_share_their_samples():
-    metrics = tc.CalibrationCollection([cls(task="multilabel", num_labels=4) for cls in (*CLASSES, tc.KS)])
-    preds, target, _ = sample("multilabel")
-    metrics.update(preds[:20], target[:20])
-    metrics.update(preds[20:], target[20:])
-    first, *others = metrics.values()
-    for other in others:
-        assert [a.data_ptr() for a in first.state.scores] == [b.data_ptr() for b in other.state.scores]
-    expected = F.aurc(preds, target, task="multilabel")
-    torch.testing.assert_close(metrics.compute()["AURC"], expected)
-
-
-# Wrong calls
-
-
-P, Y = torch.tensor([0.2, 0.7, 0.4, 0.9]), torch.tensor([0, 1, 0, 1])
-Q = torch.tensor([[0.2, 0.5, 0.3], [0.6, 0.3, 0.1], [0.1, 0.1, 0.8], [0.3, 0.4, 0.3]])
-BINARY = {"preds": P, "target": Y, "task": "binary"}
-MULTI = {"preds": Q, "target": torch.tensor([1, 0, 2, 1]), "task": "multiclass"}
-LABELS = {"preds": Q, "target": (Q > 0.3).long(), "task": "multilabel"}
-
-
-@pytest.mark.parametrize("function", FUNCTIONS)
-def test_wrong_calls_raise_errors(function):
-    assert_named(
-        partial(function, **BINARY),
-        {
-            "weights": [P, torch.full((4,), 2**52)],
-            "average": [None, "micro"],
-            "mode": ["max", "classwise", tc.TopK(2)],
-            "target": [P, Y + 1],
-            "preds": [P + 1, Y],
-            "positive_classes": [[1]],
-            "task": ["regression"],
-        },
-    )
-    classwise = [] if function is F.correctness_auroc else ["classwise"]
-    assert_named(partial(function, **MULTI), {"mode": ["positive", tc.TopK(4), *classwise], "average": [None]})
-    assert_named(partial(function, **LABELS), {"mode": ["positive", tc.TopK(2)], "average": ["micro"]})
-    with pytest.raises(TypeError, match="levels"):
-        function(**BINARY, levels=3)
-
-
-def test_wrong_coverages_and_risks_raise_errors():
-    for function in (F.risk_at_coverage, F.accuracy_at_coverage):
-        assert_named(partial(function, **BINARY), {"coverage": [0, -0.1, 1.1, math.nan, math.inf, "80%", True, None]})
-    assert_named(partial(F.coverage_at_risk, **BINARY), {"risk": [-0.1, 1.1, math.nan, "5%", False, None]})
-    assert F.coverage_at_risk(**BINARY, risk=0).item() == 1
-
-
 @pytest.mark.parametrize("cls", CLASSES)
-def test_classes_have_no_test_and_no_gradient(cls):
-    metric = updated(cls(task="binary"), (P, Y))
-    with pytest.raises(TypeError, match="`metric` must be a calibration error"):
-        metric.test()
-    with pytest.raises(TypeError, match="`metric` must be a calibration error"):
-        tc.inference.calibration_test(cls(task="binary"), P, Y)
-    assert not metric(P.clone().requires_grad_(), Y).requires_grad
-    assert_named(partial(cls, task="binary"), {"resolution": [0, -5, 64.0, True, 10**9]})
+def test_classes_have_no_calibration_test(cls):
+    preds, target, _ = sample("binary")
+    metric = updated(cls(task="binary"), (preds, target))
+    for test in (metric.test, partial(tc.inference.calibration_test, cls(task="binary"), preds, target)):
+        with pytest.raises(TypeError, match="`metric` must be a calibration error"):
+            test()
 
 
 # The curve
@@ -399,8 +277,7 @@ def test_curve_equals_the_loop_over_thresholds(task, weighted):
     metric = tc.AURC(task=task, **own)
     metric.update(preds, target, weights=weights)
     torch.testing.assert_close(metric.curve(), curve, equal_nan=True)
-    columns = columns_of({"task": task, "mode": "top_label"}, preds, target)
-    for k, (confidence, correct) in enumerate(columns):
+    for k, (confidence, correct) in enumerate(top_labels_of(task, preds, target)):
         found = torch.stack(list(curve))[:, k] if task == "multilabel" else torch.stack(list(curve))
         expected = selective.points(confidence, correct, copies)
         n = expected[-1][1]

@@ -1,4 +1,7 @@
-"""Metrics without bins: slow loops, arguments, and limits of Spiegelhalter's z, the ICI and Cox's regression."""
+"""Metrics without bins: bandwidths of smooth errors, and limits of Spiegelhalter's z, the ICI and Cox's regression.
+
+tests/contract compares every metric with a slow loop.
+"""
 
 import math
 from dataclasses import replace
@@ -8,11 +11,9 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from cases import CASES
 from helpers.refusals import assert_named
-from helpers.streams import updated
+from helpers.samples import updated
 from oracles import binless as oracle
-from oracles.ranked import events
 
 import torchcalib as tc
 import torchcalib.functional as F
@@ -29,8 +30,6 @@ from torchcalib.metrics.smooth import (
 from torchcalib.ops.smoothing.formula import N_CELLS
 
 F64 = torch.float64
-LOOPS = {tc.SmECE: oracle.smece, tc.Spiegelhalter: oracle.spiegelhalter, tc.Cox: oracle.cox, tc.ICI: oracle.ici}
-OF_LOOP = ("component", "bandwidth", "eps", "span", "degree")
 
 
 def calibrated(n, lead=(), seed=0, scale=1.0):
@@ -39,43 +38,6 @@ def calibrated(n, lead=(), seed=0, scale=1.0):
     logits = 1.5 * torch.randn(*lead, n, generator=generator, dtype=F64) - 1
     target = torch.rand(*lead, n, generator=generator, dtype=F64) < (scale * logits).sigmoid()
     return logits.sigmoid(), target.long()
-
-
-def loop_values(case, preds, target, weights=None):
-    if case.options.get("from_logits"):
-        preds = preds.softmax(-1) if case.task == "multiclass" else preds.sigmoid()
-    columns = events(case.task, case.options.get("mode"), preds.tolist(), target.tolist())
-    given = {name: case.options[name] for name in OF_LOOP if name in case.options}
-    ones = [1.0] * len(target) if weights is None else weights.tolist()
-    values = [LOOPS[case.cls](confidence, outcome, ones, **given) for confidence, outcome in columns]
-    separate = case.cls in (tc.Cox, tc.Spiegelhalter) or case.options.get("average", "macro") is None
-    return torch.tensor(values if separate else [sum(values) / len(values)], dtype=F64)
-
-
-@pytest.mark.parametrize("case", [case for case in CASES if case.cls in LOOPS], ids=str)
-def test_values_equal_slow_loop(case):
-    preds, target = case.data(n=35, seed=4)
-    for weights in (None, case.weights(35)):
-        expected = loop_values(case, preds, target, weights)
-        found = case.call(preds, target, weights=weights).reshape(expected.shape)
-        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-10)
-
-
-def test_bad_arguments_raise_errors_that_name_them():
-    preds, target = calibrated(5)
-    for function, cls, wrong in (
-        (F.smece, tc.SmECE, {"bandwidth": [0.001, "wide"]}),
-        (F.cox, tc.Cox, {"eps": [0.5, True]}),
-        (F.ici, tc.ICI, {"span": [0, None], "degree": [3], "n_points": [1], "component": ["mean"]}),
-        (F.ks, tc.KS, {"norm": ["l2"]}),
-        (F.spiegelhalter, tc.Spiegelhalter, {}),
-    ):
-        for call in (partial(function, preds, target), cls):
-            assert_named(partial(call, task="binary"), {"task": ["bin"], **wrong})
-    assert_named(partial(F.smece_width, preds, target), {"task": ["bin"]})
-    for cls, function in ((tc.Cox, F.cox), (tc.Spiegelhalter, F.spiegelhalter)):
-        assert_named(partial(cls, task="binary"), {"component": ["none"], "average": [None, "macro"]})
-        assert_named(partial(function, preds, target, task="binary"), {"average": [None, "macro"]})
 
 
 # Smooth ECE
@@ -158,13 +120,6 @@ def test_errors_of_simulated_cells_equal_those_of_all_cells(bandwidth):
         assert expected[:, 0].max() > 100 / 1024
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-13, equal_nan=True)
     torch.testing.assert_close(smece_from_bins(few.with_gaps(gaps[0]), bandwidth), expected[0], equal_nan=True)
-
-
-def test_statistic_of_the_calibration_test_equals_the_value():
-    preds, target = calibrated(90, lead=(3,))
-    for options in ({}, {"bandwidth": 0.004}, {"average": None}):
-        metric = updated(tc.SmECE(task="multilabel", num_labels=3, **options), (preds.T, target.T / 2 + 0.1))
-        torch.testing.assert_close(metric.test(n_replicates=9).statistic, metric.compute(), rtol=1e-12, atol=0)
 
 
 def test_smece_of_a_maximally_wrong_model_has_width_1():
@@ -285,6 +240,13 @@ def test_cox_is_equivariant_to_affine_maps_of_the_logits(factor, shift):
     assert far.p_value < 1e-9
     if (factor, shift) == (300, -1e4):
         assert far.in_the_large.isnan()  # the offset is too large to be found
+
+
+def test_parts_of_regressions_and_z_are_never_averaged():
+    preds, target = calibrated(5)
+    for function, cls in ((F.cox, tc.Cox), (F.spiegelhalter, tc.Spiegelhalter)):
+        for call in (partial(function, preds, target), cls):
+            assert_named(partial(call, task="binary"), {"average": [None, "macro"]})
 
 
 def test_streamed_parts_equal_those_of_the_function():

@@ -6,7 +6,7 @@ from itertools import product
 import pytest
 import torch
 from helpers.null_distribution import calibrated
-from helpers.streams import updated
+from helpers.samples import updated
 
 import torchcalib as tc
 import torchcalib.functional as F

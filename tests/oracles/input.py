@@ -11,8 +11,7 @@ from typing import Any
 import torch
 
 import oracles
-from oracles import ranked as oracles_ranked
-from oracles import selective
+from oracles import binless, ranked, selective
 
 SUM_TOLERANCE = {torch.float16: 2e-2, torch.bfloat16: 2e-2, torch.float32: 1e-3, torch.float64: 1e-3}
 
@@ -27,6 +26,8 @@ MODES = {  # the default first
 
 
 SELECTIVE = ("aurc", "eaurc", "augrc", "correctnessauroc", "riskatcoverage", "accuracyatcoverage", "coverageatrisk")
+BINLESS = {"smece": binless.smece, "spiegelhalter": binless.spiegelhalter, "cox": binless.cox, "ici": binless.ici}
+NEVER_AVERAGED = ("cox", "spiegelhalter")
 SELECTIVE_MODES = {
     "binary": ["top_label", "positive"],
     "multiclass": ["top_label"],
@@ -384,7 +385,11 @@ def event_value(metric, column, options, guard):
         return math.nan
     order, confidence, outcome, weights, exact = (list(part) for part in zip(*column, strict=True))
     if metric == "atb":
-        return oracles_ranked.atb(confidence, outcome, weights)
+        return ranked.atb(confidence, outcome, weights)
+    if metric in BINLESS:
+        taken = ("component", "bandwidth", "eps", "span", "degree")
+        more = {name: options[name] for name in taken if name in options}
+        return BINLESS[metric](confidence, outcome, weights, **more)
     usual = {"ace": "equal_mass", "tce": "pava_bc"}.get(metric, "equal_width")
     bins, n_bins, right = options.get("bins", usual), options.get("n_bins", 15), options.get("right", False)
     computed, by_value = not all(exact), bins == "equal_width" or isinstance(bins, tuple)
@@ -398,7 +403,7 @@ def event_value(metric, column, options, guard):
     if computed and may_be_tied(order, guard):
         raise Undecided
     if metric == "ks":
-        return oracles_ranked.ks(confidence, outcome, weights, order)
+        return ranked.ks(confidence, outcome, weights, order, options.get("norm", "max"))
     outcome = [int(y) if y in (0, 1) else y for y in outcome]
     if metric in SELECTIVE:
         if sum(weights) > 10_000:
@@ -411,16 +416,17 @@ def event_value(metric, column, options, guard):
         score = options.get("score", "brier")
         if score == "nll" and any(min(c, 1 - c) < 1e-12 for c in confidence):
             raise Undecided  # the loop only has the probabilities, not the logits
-        parts = oracles_ranked.corp(score, confidence, outcome, weights, order)
+        parts = ranked.corp(score, confidence, outcome, weights, order)
         return parts[("score", "mcb", "dsc", "unc").index(options["component"])]
     sorted_by, cut = confidence if by_value else order, {"n_bins": n_bins, "right": right}
     if metric == "tce":
-        tested = {"alpha": options["alpha"], "norm": options.get("norm", "l1"), "order": sorted_by}
-        return oracles_ranked.tce(bins, confidence, outcome, weights, **tested, **cut)
-    blocks = oracles_ranked.blocks_of(bins, sorted_by, outcome, weights, **cut)
-    rows = oracles_ranked.rows_of(blocks, confidence, outcome, weights)
+        tested = {"alpha": options.get("alpha", 0.05), "norm": options.get("norm", "l1"), "order": sorted_by}
+        tested |= {name: options[name] for name in ("test", "variant") if name in options}
+        return ranked.tce(bins, confidence, outcome, weights, **tested, **cut)
+    blocks = ranked.blocks_of(bins, sorted_by, outcome, weights, **cut)
+    rows = ranked.rows_of(blocks, confidence, outcome, weights)
     if metric == "gce":
-        return oracles_ranked.gce(lambda n, c, f: (f - c) ** 2, rows, options.get("norm", "l1"))
+        return ranked.gce(lambda n, c, f: (f - c) ** 2, rows, options.get("norm", "l1"))
     return getattr(oracles, "ece" if metric == "ace" else metric)(rows, **more)
 
 
@@ -462,7 +468,7 @@ def expected(call):
     if target.is_floating_point() and how.hard_targets:
         raise Illegal("soft targets for a metric of labels")
     separate = call.settings.get("mode") == "classwise" or call.task == "multilabel"
-    averaged = not separate or call.settings.get("average", "macro") is not None
+    averaged = not separate or (call.settings.get("average", "macro") is not None and call.metric not in NEVER_AVERAGED)
     values, size = [], 1.0
     given = [t if t is None else t.reshape(n_series, *t.shape[len(call.lead) :]) for t in (preds, target, call.weights)]
     for k in range(n_series):

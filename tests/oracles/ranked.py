@@ -13,7 +13,6 @@ from itertools import pairwise
 from scipy import stats
 
 import oracles
-from torchcalib import TopK
 
 
 def groups(scores, outcomes, weights=None, ties="pool"):
@@ -269,24 +268,3 @@ def corp(score, scores, outcomes, weights=None, order=None):
     rate = oracles.mean(outcomes, weights)
     raw, calibrated, constant = mean_score(scores), mean_score(fitted), mean_score([rate] * len(scores))
     return raw, raw - calibrated, constant - calibrated, constant
-
-
-# Modes, for rows q over classes with labels h, or columns of labels
-
-
-def events(task, mode, preds, target, positive_classes=None):
-    """Return (confidence, outcome) columns, one pair per value."""
-    if task == "binary" and mode == "top_label":
-        pairs_of_top_label = [(p, y) if p > 0.5 else (1 - p, 1 - y) for p, y in zip(preds, target, strict=True)]
-        return [([c for c, _ in pairs_of_top_label], [y for _, y in pairs_of_top_label])]
-    if task == "binary":
-        return [(preds, target)]
-    if task == "multilabel":
-        return [([q[k] for q in preds], [t[k] for t in target]) for k in range(len(preds[0]))]
-    if positive_classes is not None:
-        return [([sum(q[k] for k in positive_classes) for q in preds], [int(h in positive_classes) for h in target])]
-    if mode == "classwise":
-        return [([q[k] for q in preds], [int(h == k) for h in target]) for k in range(len(preds[0]))]
-    k, only = (mode.k, mode.only) if isinstance(mode, TopK) else (1, False)
-    pairs = [oracles.top_k(q, oracles.one_hot(h, len(q)), k, only) for q, h in zip(preds, target, strict=True)]
-    return [([c for c, _ in pairs], [int(t) for _, t in pairs])]

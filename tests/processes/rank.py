@@ -49,6 +49,12 @@ def computed_in(collectives, metrics):
     return values
 
 
+def assert_equal_on_all_ranks(value, world):
+    everyone = [torch.empty_like(value) for _ in range(world)]
+    dist.all_gather(everyone, value)
+    assert all(torch.equal(other, value) or other.isnan().all() for other in everyone), "ranks differ"
+
+
 def check_values_of_every_metric(rank, world):
     """Two ranks test one case per path, and every second case has all rows on rank 0. More ranks test all cases."""
     of_paths = [param.values[0] for param in paths() if not param.marks]
@@ -61,13 +67,12 @@ def check_values_of_every_metric(rank, world):
         # Rank 0 has the same values in another precision.
         preds_of = [preds.float() if r else preds.double() for r in range(world)]
         value = update(case.metric(), shares[rank], preds_of[rank], target, weights=weights).compute()
-        whole = case.metric(sync_on_compute=False)
-        for own_preds, part in zip(preds_of, shares, strict=True):
-            whole.update(own_preds[part], target[part], weights=weights[part])
-        close(value, whole.compute())
-        everyone = [torch.empty_like(value) for _ in range(world)]
-        dist.all_gather(everyone, value)
-        assert all(torch.equal(other, value) or other.isnan().all() for other in everyone), "ranks differ"
+        if rank == 0:
+            whole = case.metric(sync_on_compute=False)
+            for own_preds, part in zip(preds_of, shares, strict=True):
+                whole.update(own_preds[part], target[part], weights=weights[part])
+            close(value, whole.compute())
+        assert_equal_on_all_ranks(value, world)
 
 
 def check_samples_with_different_dtypes_and_weights(rank, world):
@@ -154,10 +159,14 @@ def check_calibration_test_equals_that_of_one_process(rank, world):
         cases += [(metric, p, target, weights, bound) for metric in some]
     for make, p, y, weights, bound in cases:
         metric = update(make(), share(rank, world, 90), p, y, weights=weights)
-        whole = update(make(sync_on_compute=False), slice(None), p, y, weights=weights)
-        synced, alone = metric.test(n_replicates=59), whole.test(n_replicates=59)
-        for name in ("statistic", "noise_floor", "p_value", "low", "high"):
-            close(getattr(synced, name), getattr(alone, name), bound)
+        synced = metric.test(n_replicates=59)
+        fields = torch.stack([getattr(synced, name) for name in ("statistic", "noise_floor", "p_value", "low", "high")])
+        assert_equal_on_all_ranks(fields.nan_to_num(-1), world)
+        if rank == 0:
+            whole = update(make(sync_on_compute=False), slice(None), p, y, weights=weights)
+            alone = whole.test(n_replicates=59)
+            for name, value in zip(("statistic", "noise_floor", "p_value", "low", "high"), fields, strict=True):
+                close(value, getattr(alone, name), bound)
         assert metric._is_synced is False, "the local state is not restored"
 
 

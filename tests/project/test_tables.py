@@ -17,7 +17,7 @@ COMPARED = {  # numbers compared with printed values, compared with recorded val
 }
 
 
-LONG = {"epsr-systems", "epsr-scores"}  # tests of the metrics check the recorded values of these tables, too
+LONG = {"epsr-systems", "epsr-scores", "epsr-1"}  # tests/contract checks the recorded values of these tables, too
 NAMES = [pytest.param(name, marks=pytest.mark.extended) if name in LONG else name for name in COMPARED]
 
 

@@ -70,12 +70,22 @@ def test_a_replaced_update_is_called():
     assert metric.update_count == 0
 
 
-def test_all_metrics_are_unchanged_if_one_of_them_cannot_be_checked_or_stored(monkeypatch):
-    good, strict = tc.ECE(**OPTIONS), tc.NLL(**{**OPTIONS, "num_classes": 5})
-    collection = tc.CalibrationCollection({"good": good, "strict": strict})
-    with pytest.raises(ValueError, match="must have 5 entries"):
-        collection.update(LOGITS, TARGET)
-    assert (good.update_count, strict.update_count) == (0, 0)
+@pytest.mark.parametrize("method", ["update", "forward"])
+def test_a_batch_that_one_metric_refuses_changes_no_metric(method):
+    """Errors found by the collection, and by one of its metrics. test_fuzz has other bad input."""
+    of_four = tc.NLL(task="multiclass", num_classes=4, normalize="prior")
+    metrics = tc.CalibrationCollection([tc.ECE(task="multiclass"), tc.KS(task="multiclass"), of_four])
+    preds, target = LOGITS.softmax(-1), TARGET
+    metrics.update(preds, target)
+    values, attributes = metrics.compute(), str([m.__dict__ for m in metrics.values()])
+    for bad, message in ((preds[:, :3].softmax(-1), "must have 4 entries"), (preds.to("meta"), "must be on")):
+        with pytest.raises(ValueError, match=message):
+            getattr(metrics, method)(bad, (target % 3).to(bad.device))
+        assert str([m.__dict__ for m in metrics.values()]) == attributes
+    assert metrics.compute() == values
+
+
+def test_all_metrics_are_unchanged_if_storing_one_of_them_is_interrupted(monkeypatch):
     collection = tc.CalibrationCollection([tc.ECE(**OPTIONS), tc.NLL(**OPTIONS)])
     store, calls = CalibrationMetric._store, []
 

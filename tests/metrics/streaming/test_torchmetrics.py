@@ -208,25 +208,6 @@ def test_running_wrapper_returns_the_value_of_the_last_updates(name, method):
     close(running.compute(), function(P[1:], Y[1:], task="binary"))
 
 
-def test_unknown_options_raise_an_error_that_names_them():
-    """Every class with the argument names of all classes and functions, and with internal names."""
-    functions = [f for name in F.__all__ if inspect.isfunction(f := getattr(F, name))]
-    names = {"binning", "from_bins", "input_format", "nonsense", "accumulator"}
-    for made in (*CLASSES, *functions):
-        parameters = inspect.signature(made).parameters.values()
-        names |= {p.name for p in parameters if p.kind == p.KEYWORD_ONLY}
-    wrong = []
-    for cls in set(CLASSES) - set(WRAPPERS):
-        needed = {"task": "binary", **({"loss": torch.square} if cls is tc.GCE else {})}
-        for name in names - set(needed):
-            try:
-                cls(**needed, **{name: None})
-            except (TypeError, ValueError) as error:
-                if not str(error).startswith(("`", "Unexpected keyword arguments: `")):
-                    wrong.append(f"{cls.__name__}({name}=None): {error}")
-    assert not wrong
-
-
 def test_values_of_non_differentiable_metrics_have_no_gradient():
     cases = [case for case in CASES if not case.differentiable]
     selective = {tc.AURC, tc.EAURC, tc.AUGRC, tc.CorrectnessAUROC, tc.RiskAtCoverage, tc.AccuracyAtCoverage}

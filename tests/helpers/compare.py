@@ -1,4 +1,4 @@
-"""Comparison of float64 results, and central differences for comparisons with gradients."""
+"""Compare float64 results, and gradients with central differences."""
 
 import torch
 
