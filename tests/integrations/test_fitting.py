@@ -5,7 +5,7 @@ from helpers import fits
 
 from torchcalib.calibration import TemperatureScaling
 from torchcalib.core.inputs import InputFormat
-from torchcalib.integrations.fitting import fit_on_all_ranks
+from torchcalib.integrations.lightning import fit_on_all_ranks
 from torchcalib.reporting.buffer import PredictionBuffer
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import torchcalib as tc
-from torchcalib.integrations.images import as_array, log_picture
+from torchcalib.integrations.lightning import as_array, log_picture
 from torchcalib.integrations.outputs import found_by
 
 LOGITS, LABELS = torch.zeros(4, 3), torch.tensor([0, 1, 2, 0])

@@ -163,26 +163,6 @@ def resolving_task(function: F) -> F:
     return cast(F, call)
 
 
-def advising(advice: str) -> Callable[[F], F]:
-    """Return a decorator that adds advice to the TypeError for too many positional arguments."""
-
-    def decorate(function: F) -> F:
-        most = sum(p.kind == Parameter.POSITIONAL_OR_KEYWORD for p in signature(function).parameters.values())
-
-        @wraps(function)
-        def call(*data: Any, **options: Any) -> Any:
-            if len(data) > most:
-                raise TypeError(
-                    f"`{function.__name__}` must be called with at most {most} positional arguments, got {len(data)}. "
-                    f"{advice} Pass options such as task= by name."
-                )
-            return function(*data, **options)
-
-        return cast(F, call)
-
-    return decorate
-
-
 def documented(function: F, *, without: Iterable[str] = ()) -> F:
     """Add the input options to the signature and docstring of a function or method that accepts `**options`."""
     returns = signature(function).return_annotation

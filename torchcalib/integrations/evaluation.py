@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchcalib.core.arguments import NanPolicy, Task
+from torchcalib.core.arguments import NanPolicy, Task, advising
 from torchcalib.core.clusters import identifiers
-from torchcalib.core.documentation import advising
 from torchcalib.core.tasks import per_sample, prepare
-from torchcalib.integrations.outputs import TARGETS, WEIGHTS, Found, described, predictions_in, tensor_named
+from torchcalib.integrations.outputs import Found, described, predictions_in, tensor_named
 from torchcalib.io.errors import shown
+from torchcalib.io.names import TARGETS, WEIGHTS
 from torchcalib.reporting.building import ReportBuilder
 from torchcalib.reporting.data import Report
 
@@ -278,7 +278,7 @@ def _call_on_batch(model: Callable[..., Any], batch: Any) -> tuple[Any, Any, Ten
         weights_name, weights = tensor_named(entries, WEIGHTS)
         if target_name is None:
             raise ValueError(
-                f"`dataloader` must yield targets under a known name ({', '.join(TARGETS)}), got "
+                f"`dataloader` must yield targets under a known name ({', '.join(TARGETS[:6])} ...), got "
                 f"{described(batch)}. {_EXAMPLE.format(output='model(batch)')}"
             )
         left = {name: value for name, value in entries.items() if name not in (target_name, weights_name)}

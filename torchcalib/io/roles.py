@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from math import prod
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from torchcalib.io.errors import InputError, quoted
 from torchcalib.io.limits import MAX_ARRAYS, check_classes, check_samples, row_limit
@@ -21,16 +21,16 @@ from torchcalib.io.names import (
     NEUTRAL,
     PROBS,
     TARGETS,
+    TASKS,
     WEIGHTS,
+    FileTask,
+    Task,
     are_logits,
     class_of,
     numbered,
+    task_of_shapes,
 )
-from torchcalib.io.readers import FLOATS, TEXT, WHOLE, Array, Reader
-
-Task = Literal["binary", "multiclass", "multilabel"]
-FileTask = Literal["binary", "multiclass", "multilabel", "confidence"]
-"""Task of a file. For `"confidence"`, predictions are confidences, and targets are 1 for correct predictions."""
+from torchcalib.io.reader import FLOATS, TEXT, WHOLE, Array, Reader
 
 
 class Role(NamedTuple):
@@ -48,17 +48,18 @@ ROLES = {
         FLOATS,
         "be floating-point predictions",
         "Whole numbers are decisions, labels or percentages. Store probabilities (predict_proba in scikit-learn), "
-        "divide percentages by 100, or name another array with --preds.",
+        "divide percentages by 100, or name another array with preds='NAME'.",
     ),
     "target": Role(
-        TARGETS, FLOATS | WHOLE | TEXT, "contain numbers or text", "Store class indices or names, or use --target NAME."
+        TARGETS, FLOATS | WHOLE | TEXT, "contain numbers or text", "Store class indices or names, or use target='NAME'."
     ),
-    "weights": Role(WEIGHTS, FLOATS | WHOLE, "contain numbers", "Name another array with --weights."),
+    "weights": Role(WEIGHTS, FLOATS | WHOLE, "contain numbers", "Name another array with weights='NAME'."),
     "groups": Role((), WHOLE | TEXT, "contain whole numbers or text as groups", "Store one number or name per sample."),
     "clusters": Role(
         (), WHOLE | TEXT, "contain whole numbers or text as clusters", "Store one number or name per sample."
     ),
 }
+_KINDS = {"preds": "predictions", "target": "targets"}
 _SHAPES = {
     "binary": "(N,) or maps (N, H, ...), with targets of this shape or annotator counts (..., 2) for no and yes",
     "multiclass": "(N, ..., C) and class indices (N, ...), or annotator counts or probabilities (N, ..., C)",
@@ -82,23 +83,20 @@ def find_roles(reader: Reader, given: Mapping[str, str | None], task: FileTask |
         if len(names) > 1:
             systems = ", or compare them: torchcalib compare FILE --preds A --preds B" if role == "preds" else ""
             raise InputError(
-                f"`{reader.label}` must contain one array for --{role}, got {quoted(names)}. "
-                f"Choose with --{role} NAME{systems}."
+                f"`{reader.label}` must contain one array of {_KINDS.get(role, role)}, got {quoted(names)}. "
+                f"Choose with {role}='NAME'{systems}."
             )
-    for role, kind, known in (
-        ("preds", "predictions", "logits, probs, preds"),
-        ("target", "targets", "targets, labels, y"),
-    ):
+    for role, known in (("preds", "logits, probs, preds"), ("target", "targets, labels, y")):
         if not found[role]:
             raise InputError(
-                f"`{reader.label}` must contain {kind} under a known name ({known} ...), got {_listed(reader)}. "
-                "Pass --preds NAME --target NAME."
+                f"`{reader.label}` must contain {_KINDS[role]} under a known name ({known} ...), got "
+                f"{_listed(reader)}. Pass preds='NAME' and target='NAME'."
             )
     roles = {role: names[0] for role, names in found.items() if names}
     if len(set(roles.values())) < len(roles):
         raise InputError(
             f"`{reader.label}` must contain predictions, targets, weights, groups and clusters in different arrays, "
-            f"got {quoted(roles.values())}. Pass --preds NAME --target NAME."
+            f"got {quoted(roles.values())}. Pass preds='NAME' and target='NAME'."
         )
     _check_confidence(reader, roles, given["preds"], task)
     return roles
@@ -141,12 +139,12 @@ def _selected(reader: Reader, role: str, given: str) -> str:
         missing = [name for name in found if name not in own]
         if missing or not found:
             raise InputError(
-                f"--{role} must name an array in `{reader.label}`, got `{(missing or [part])[0]}`. "
+                f"`{role}` must name an array in `{reader.label}`, got `{(missing or [part])[0]}`. "
                 f"Name one of {_listed(reader)}, or several columns: a,b or 'prob_*'."
             )
         columns += found
     if len(set(columns)) < len(columns):
-        raise InputError(f"--{role} must name every column once, got {quoted(columns)}. Remove the repetition.")
+        raise InputError(f"`{role}` must name every column once, got {quoted(columns)}. Remove the repetition.")
     return columns[0] if len(columns) == 1 else reader.compose(columns)
 
 
@@ -219,7 +217,7 @@ def _check_confidence(reader: Reader, roles: Mapping[str, str], given: str | Non
         raise InputError(
             f"`{preds}` in `{reader.label}` must have a target column `correct` (1 if the prediction is right, "
             f"else 0), got `{target}`. Add the column: df['correct'] = (df['predicted'] == df['{target}']).astype(int)."
-            f" If `{preds}` is P(y=1) and `{target}` is y, pass --task binary."
+            f" If `{preds}` is P(y=1) and `{target}` is y, pass task='binary'."
         )
 
 
@@ -269,47 +267,45 @@ def check_arrays(reader: Reader, roles: Mapping[str, str]) -> int:
     return preds.shape[0]
 
 
-def infer_task(reader: Reader, roles: Mapping[str, str], task: FileTask | None) -> tuple[Task, tuple[int, ...]]:
-    """Infer the task from shapes, or check the given task. Return the task and the shape of one prediction."""
-    if task not in (None, "confidence", *_SHAPES):
-        raise InputError(f"The task must be one of {quoted(_SHAPES)} or `confidence`, got `{task}`. Pass one of them.")
-    if is_confidence(reader, roles, task):
-        preds, target = reader.arrays[roles["preds"]], reader.arrays[roles["target"]]
-        if not {preds.shape[1:], target.shape[1:]} <= {(), (1,)} or target.dtype in TEXT:
-            raise InputError(
-                f"Confidences must be one number per sample with targets 1 (correct) or 0, got predictions "
-                f"{preds.shape} and {target.dtype} targets {target.shape} in `{reader.label}`. Choose with --preds "
-                "NAME --target NAME."
-            )
-        task = "binary"
-    assert task != "confidence"
+def task_and_shape(reader: Reader, roles: Mapping[str, str], task: FileTask | None) -> tuple[Task, tuple[int, ...]]:
+    """Return the given or inferred task and the shape of one prediction, after a check of all shapes."""
+    if task not in (None, "confidence", *TASKS):
+        raise InputError(f"The task must be one of {quoted(TASKS)} or `confidence`, got `{task}`. Pass one of them.")
     preds, target = reader.arrays[roles["preds"]], reader.arrays[roles["target"]]
     scores, labels, soft = preds.shape[1:], target.shape[1:], target.dtype in FLOATS
     found = f"predictions {preds.shape} and {target.dtype} targets {target.shape} in `{reader.label}`"
+    if is_confidence(reader, roles, task):
+        if not {scores, labels} <= {(), (1,)} or target.dtype in TEXT:
+            raise InputError(
+                f"Confidences must be one number per sample with targets 1 (correct) or 0, got {found}. Choose with "
+                "preds='NAME' and target='NAME'."
+            )
+        task = "binary"
+    assert task != "confidence"
     if task in (None, "binary") and scores == (1,) and labels in ((), (1,), (2,), (1, 2)):
         scores, labels = (), labels[1:] if labels[:1] == (1,) else labels
-    if len(scores) and task in (None, "multiclass") and labels == (*scores[:-1], 1):
+    if scores and task in (None, "multiclass") and labels == (*scores[:-1], 1):
         labels = scores[:-1]  # class labels with a class axis of size 1
     per_class = labels == scores
     no_and_yes = labels == (*scores, 2) and target.dtype in WHOLE - {"bool"}
-    if task is None and scores and per_class:
+    task = task or task_of_shapes((0, *scores), (0, *labels))
+    if task is None and per_class:
         one_class = "probabilities or annotator counts" if soft else "one-hot labels or annotator counts"
-        maps = ", or --task binary (maps of P(y=1))" if len(scores) > 1 else ""
+        maps = ", or task='binary' (maps of P(y=1))" if len(scores) > 1 else ""
         raise InputError(
             f"The task must be given if shapes are ambiguous, got {found}. "
-            f"Pass --task multilabel, or --task multiclass ({one_class}){maps}."
+            f"Pass task='multilabel', or task='multiclass' ({one_class}){maps}."
         )
     if task is None and no_and_yes:
         raise InputError(
             f"The task must be given if targets may be annotator counts, got {found}. "
-            f"Pass --task {'multilabel' if scores else 'binary'} for counts of no and yes, or name one target "
-            "with --target."
+            f"Pass task='{'multilabel' if scores else 'binary'}' for counts of no and yes, or name one target "
+            "with target='NAME'."
         )
     task = task or ("multiclass" if scores else "binary")
-    sample_axes = scores
+    sample_axes = scores if task == "binary" else scores[:-1]
     if task != "binary" and scores:
         check_classes(scores[-1], reader.paths, reader.label, cost=3 if task == "multilabel" else 1)
-        sample_axes = scores[:-1]
     check_samples(preds.shape[0] * prod(sample_axes), reader.paths, reader.label)
     if task == "multiclass":
         fits = scores != () and (labels == scores[:-1] or per_class)
@@ -329,7 +325,7 @@ def infer_task(reader: Reader, roles: Mapping[str, str], task: FileTask | None) 
     if not fits:
         raise InputError(
             f"Shapes must be {_SHAPES[task]} for a {task} task, got {found}. "
-            "Check the program that wrote them, and the option --task."
+            "Check the program that wrote them, and the task."
         )
     if target.dtype in TEXT and (task == "multilabel" or per_class == (task == "multiclass")):
         raise InputError(f"Targets must be numbers, or one class name per sample, got {found}. Store numbers.")
@@ -360,7 +356,7 @@ def check_per_sample(reader: Reader, roles: Mapping[str, str], task: Task, sampl
             )
 
 
-def infer_from_logits(reader: Reader, roles: Mapping[str, str], task: Task) -> bool:
+def named_as_logits(reader: Reader, roles: Mapping[str, str], task: Task) -> bool:
     """Return whether predictions are logits, inferred from their name."""
     preds = reader.arrays[roles["preds"]]
     where = f"`{preds.name}` in `{reader.label}`"
@@ -385,13 +381,13 @@ def _advice_from_values(reader: Reader, preds: Array, task: Task) -> str:
     values = values[:1000]
     values = values[~values.isnan().reshape(len(values), -1).any(1)].double()
     if not len(values) or preds.dtype not in FLOATS:
-        return "Pass --from-logits or --from-probs."
+        return "Pass from_logits=True or from_logits=False."
     low, high = (float(end) for end in values.aminmax())
     total = values.sum(-1) if task == "multiclass" else None
     if low < 0:
-        return "Some are negative: pass --from-logits if they are logits or log-probabilities."
+        return "Some are negative: pass from_logits=True if they are logits or log-probabilities."
     if high <= 1 and (total is None or bool(((total - 1).abs() <= 1e-3).all())):
-        return "These look like probabilities: pass --from-probs."
+        return "These look like probabilities: pass from_logits=False."
     if high <= 1 and total is not None and bool(((total - 1).abs() <= 0.005 * preds.shape[-1] + 1e-6).all()):
-        return "These look like rounded probabilities: pass --from-probs --normalize."
-    return "Pass --from-logits or --from-probs."
+        return "These look like rounded probabilities: pass from_logits=False, normalize=True."
+    return "Pass from_logits=True or from_logits=False."

@@ -19,7 +19,7 @@ import torch
 from pyarrow import csv, parquet
 from pyarrow import json as arrow_json
 
-from torchcalib.io.errors import InputError, quoted
+from torchcalib.io.errors import FILL_IN, InputError, quoted
 from torchcalib.io.limits import (
     BUFFER,
     MAX_ARRAYS,
@@ -31,7 +31,7 @@ from torchcalib.io.limits import (
 )
 from torchcalib.io.names import LOGITS, NEUTRAL, PROBS, TARGETS, WEIGHTS, class_of, numbered
 from torchcalib.io.parquet_pages import Chunk, pages_of, row_groups_of
-from torchcalib.io.readers import FLOATS, TEXT, WHOLE, Array, Reader, Text
+from torchcalib.io.reader import FLOATS, TEXT, WHOLE, Array, Reader, Text
 
 _DTYPES = {"halffloat": "float16", "float": "float32", "double": "float64"}
 # Size in bytes of the blocks of text that pyarrow parses. A row must fit in a block. The first block determines the
@@ -127,8 +127,7 @@ class _Table(Reader):
         if values.null_count:
             row = start + int(values.is_null().to_numpy(zero_copy_only=False).argmax()) // width + 1
             raise InputError(
-                f"Column `{name}` in `{self.label}` must contain a value in every row, got none in row {row}. "
-                "Fill it in, or pass --nan-policy drop to drop rows with missing values."
+                f"Column `{name}` in `{self.label}` must contain a value in every row, got none in row {row}. {FILL_IN}"
             )
 
 
@@ -362,6 +361,10 @@ class Parquet(_Table):
         for size, n in pages_of(content, chunk):
             largest, n_values = max(largest, size), n_values + n
         return largest + (n_values * (chunk.itemsize + _BYTES_OF_LEVELS) if name in self._in_lists else 0)
+
+
+READERS: dict[str, type[Reader]] = {kind.format: kind for kind in (Csv, Tsv, Jsonl, Parquet)}
+"""Reader by file format."""
 
 
 def _leaves(file: Any) -> dict[str, list[int]]:

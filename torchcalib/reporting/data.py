@@ -301,8 +301,7 @@ class Report(Results[float]):
         names = {"preds": preds, "target": target, "weights": weights, "groups": groups, "clusters": clusters}
         builder = builder_of(
             paths,
-            {**names, "from_logits": from_logits, "task": task},
-            class_names=class_names,
+            {**names, "from_logits": from_logits, "task": task, "class_names": class_names},
             n_bins=n_bins,
             right=right,
             with_calibration=with_calibration,

@@ -13,6 +13,7 @@ from torch import Tensor
 from torchcalib.core.arguments import (
     NanPolicy,
     Task,
+    advising,
     check_choice,
     check_count,
     check_flag,
@@ -29,7 +30,6 @@ from torchcalib.core.clusters import (
     least_of_batch,
     of_samples,
 )
-from torchcalib.core.documentation import advising
 from torchcalib.core.inputs import InputFormat
 from torchcalib.core.mistakes import Evidence, no_samples
 from torchcalib.core.predictions import Predictions
