@@ -28,11 +28,7 @@ _LONG_END, _LONG_END_BYTES = b"PK\x06\x06", 56
 
 @contextmanager
 def open_archive(path: Path, methods: Collection[int]) -> Iterator[zipfile.ZipFile]:
-    """Open a zip archive whose members have one of the given compression methods, such as `zipfile.ZIP_STORED`.
-
-    Raises:
-        ValueError: if the archive has another form, repeated or overlapping members, or another compression.
-    """
+    """Open a zip archive whose members have one of the given compression methods, such as `zipfile.ZIP_STORED`."""
     _check_directory(path)
     with zipfile.ZipFile(path) as archive:
         _check_members(archive.infolist(), methods, path.stat().st_size)

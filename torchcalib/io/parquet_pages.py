@@ -49,11 +49,7 @@ class Chunk(NamedTuple):
 
 
 def row_groups_of(footer: bytes, file_size: int) -> list[list[Chunk]]:
-    """Return the chunks of each row group, in the order of the stored columns.
-
-    Raises:
-        ValueError: if the footer is damaged, or describes more columns, chunks or bytes than a file may have.
-    """
+    """Return the chunks of each row group, in the order of the stored columns."""
     reader = _CompactReader(footer)
     found = reader.structure({_SCHEMA: reader.schema, _ROW_GROUPS: reader.row_groups})
     groups: list[list[Chunk]] = found.get(_ROW_GROUPS, [])
@@ -64,16 +60,9 @@ def row_groups_of(footer: bytes, file_size: int) -> list[list[Chunk]]:
 
 
 def pages_of(content: Any, chunk: Chunk) -> Iterator[tuple[int, int]]:
-    """Yield the uncompressed size in bytes and the number of values of each page of a column chunk.
+    """Yield the uncompressed size in bytes and the number of values of each page of a chunk; 0 for a dictionary.
 
-    A dictionary counts as no values.
-
-    Args:
-        content: the file, a `pyarrow.NativeFile`.
-        chunk: position and size of the chunk.
-
-    Raises:
-        ValueError: if a header is damaged.
+    `content` is the file, a `pyarrow.NativeFile`.
     """
     position, end = chunk.start, chunk.start + chunk.n_bytes
     n_pages = 0

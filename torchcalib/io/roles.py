@@ -5,7 +5,7 @@ Text labels in the targets identify columns that are named after classes.
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from math import prod
 from typing import NamedTuple
@@ -70,12 +70,12 @@ _SHAPES = {
 def find_roles(reader: Reader, given: Mapping[str, str | None], task: FileTask | None = None) -> dict[str, str]:
     """Return the array name for each role: the array that `given` selects, or else the array with a common name."""
     found = {role: _candidates(reader, role, given[role]) for role in ROLES}
-    found["target"] = _fitting_targets(reader, found["preds"], found["target"])
-    found["preds"] = _fitting_preds(reader, found["preds"], found["target"])
+    found["preds"], found["target"] = _fitting(reader, found["preds"], found["target"])
     if reader.format == "npy" and len(reader.arrays) == 2:
         # Two .npy files need no common names: floating-point numbers are predictions, and integers are targets.
-        found["preds"] = found["preds"] or _single_of_dtypes(reader, FLOATS)
-        found["target"] = found["target"] or _single_of_dtypes(reader, WHOLE)
+        dtypes = {name: array.dtype for name, array in reader.arrays.items()}
+        found["preds"] = found["preds"] or _single(name for name in dtypes if dtypes[name] in FLOATS)
+        found["target"] = found["target"] or _single(name for name in dtypes if dtypes[name] in WHOLE)
     found["preds"] = found["preds"] or _named_after_a_class(reader)
     if not found["preds"] and len(found["target"]) == 1:
         found["preds"] = _unnamed_classes(reader, found["target"][0], given)
@@ -98,7 +98,14 @@ def find_roles(reader: Reader, given: Mapping[str, str | None], task: FileTask |
             f"`{reader.label}` must contain predictions, targets, weights, groups and clusters in different arrays, "
             f"got {quoted(roles.values())}. Pass preds='NAME' and target='NAME'."
         )
-    _check_confidence(reader, roles, given["preds"], task)
+    preds, target = roles["preds"], roles["target"]
+    may_be_confidence = given["preds"] is None and task is None and _key(reader, preds) in CONFIDENCES
+    if may_be_confidence and _key(reader, target) not in CORRECT:
+        raise InputError(
+            f"`{preds}` in `{reader.label}` must have a target column `correct` (1 if the prediction is right, "
+            f"else 0), got `{target}`. Add the column: df['correct'] = (df['predicted'] == df['{target}']).astype(int)."
+            f" If `{preds}` is P(y=1) and `{target}` is y, pass task='binary'."
+        )
     return roles
 
 
@@ -148,34 +155,24 @@ def _selected(reader: Reader, role: str, given: str) -> str:
     return columns[0] if len(columns) == 1 else reader.compose(columns)
 
 
-def _fitting_targets(reader: Reader, preds: list[str], targets: list[str]) -> list[str]:
-    """Filter target names: keep names in `CORRECT` if all predictions are confidences, or else remove these names."""
-    if len(targets) < 2:
-        return targets
-    only_confidences = all(_key(reader, name) in CONFIDENCES for name in preds)
-    return [name for name in targets if (_key(reader, name) in CORRECT) == only_confidences] or targets
-
-
-def _fitting_preds(reader: Reader, preds: list[str], targets: list[str]) -> list[str]:
-    """Keep floating-point predictions. Then keep only confidences for a target in `CORRECT`, or else remove them."""
+def _fitting(reader: Reader, preds: list[str], targets: list[str]) -> tuple[list[str], list[str]]:
+    """Choose among several names: floating-point predictions, and confidences together with targets in `CORRECT`."""
+    if len(targets) > 1:
+        only_confidences = all(_key(reader, name) in CONFIDENCES for name in preds)
+        targets = [name for name in targets if (_key(reader, name) in CORRECT) == only_confidences] or targets
     if len(preds) > 1:
-        floating = [name for name in preds if reader.arrays[name].dtype in FLOATS]
-        preds = floating or preds
+        preds = [name for name in preds if reader.arrays[name].dtype in FLOATS] or preds
     if len(preds) > 1:
         are_correct = bool(targets) and _key(reader, targets[0]) in CORRECT
         preds = [name for name in preds if (_key(reader, name) in CONFIDENCES) == are_correct] or preds
-    return preds
+    return preds, targets
 
 
 def _named_after_a_class(reader: Reader) -> list[str]:
     """Return a list with the name of the only binary column such as `prob_dog`; empty for no or several columns."""
     stems = {*LOGITS, *PROBS} - {*CONFIDENCES, "p"}
-    fitting = [
-        name
-        for name, array in reader.arrays.items()
-        if not array.columns and array.dtype in FLOATS and (named := class_of(name)) and named[0] in stems
-    ]
-    return fitting if len(fitting) == 1 else []
+    columns = [name for name, array in reader.arrays.items() if not array.columns and array.dtype in FLOATS]
+    return _single(name for name in columns if (named := class_of(name)) and named[0] in stems)
 
 
 def _unnamed_classes(reader: Reader, target: str, given: Mapping[str, str | None]) -> list[str]:
@@ -190,7 +187,11 @@ def _unnamed_classes(reader: Reader, target: str, given: Mapping[str, str | None
         if name not in used and not array.columns and array.key not in (*INDEX, *WEIGHTS, *TARGETS)
     ]
     if reader.arrays[target].dtype in TEXT:
-        labels = _labels_of(reader, target, len(columns))
+        labels: set[str] = set()
+        for (values,) in reader.stream([target], 2**20, allow_missing=True):
+            labels |= {text.strip() for text in values.names} - {""}
+            if len(labels) > len(columns):
+                break
         columns = [array for array in columns if array.name.strip() in labels and array.dtype in FLOATS]
         fits = len(columns) >= max(2, len(labels))
     else:
@@ -200,35 +201,15 @@ def _unnamed_classes(reader: Reader, target: str, given: Mapping[str, str | None
     return [reader.compose([array.name for array in columns])] if fits else []
 
 
-def _labels_of(reader: Reader, target: str, most: int) -> set[str]:
-    """Return the distinct texts in a column. Reading stops after more than `most` distinct texts."""
-    labels: set[str] = set()
-    for (values,) in reader.stream([target], 2**20, allow_missing=True):
-        labels |= {text.strip() for text in values.names} - {""}
-        if len(labels) > most:
-            break
-    return labels
-
-
-def _check_confidence(reader: Reader, roles: Mapping[str, str], given: str | None, task: FileTask | None) -> None:
-    """Raise an error if predictions are named like confidences, but the target is not in `CORRECT`."""
-    preds, target = roles["preds"], roles["target"]
-    if given is None and task is None and _key(reader, preds) in CONFIDENCES and _key(reader, target) not in CORRECT:
-        raise InputError(
-            f"`{preds}` in `{reader.label}` must have a target column `correct` (1 if the prediction is right, "
-            f"else 0), got `{target}`. Add the column: df['correct'] = (df['predicted'] == df['{target}']).astype(int)."
-            f" If `{preds}` is P(y=1) and `{target}` is y, pass task='binary'."
-        )
-
-
 def is_confidence(reader: Reader, roles: Mapping[str, str], task: FileTask | None) -> bool:
     """Return True if predictions are confidences, and targets are 1 for correct predictions."""
     return task == "confidence" or (task is None and _key(reader, roles["target"]) in CORRECT)
 
 
-def _single_of_dtypes(reader: Reader, dtypes: frozenset[str]) -> list[str]:
-    fitting = [name for name, array in reader.arrays.items() if array.dtype in dtypes]
-    return fitting if len(fitting) == 1 else []
+def _single(names: Iterable[str]) -> list[str]:
+    """Return the names if there is one, or else an empty list."""
+    found = list(names)
+    return found if len(found) == 1 else []
 
 
 def _listed(reader: Reader) -> str:

@@ -22,9 +22,6 @@ def write_all(folder: Path, contents: Mapping[str, bytes]) -> tuple[Path, ...]:
     """Write files into an existing folder, and return their paths.
 
     All files are first written into a temporary folder, and then renamed. If the disk is full, the folder is unchanged.
-
-    Raises:
-        OSError: if a file cannot be written. The error names the file.
     """
     paths = {name: folder / name for name in contents}
     with _named(next(iter(paths.values()))):
@@ -51,12 +48,8 @@ def _named(path: Path) -> Iterator[None]:
 def load_saved(path: Path) -> Any:
     """Load copies of the tensors and plain values in a file.
 
-    Tensors with more values than the file stores raise an error. This limits the memory to the file size.
-
-    Raises:
-        OSError: if the file cannot be read.
-        ValueError: if the file is incomplete, or contains other objects.
-        Exception: if the file is damaged; the type depends on the parser.
+    Tensors with more values than the file stores raise an error. This limits the memory to the file size. The type of
+    the error for a damaged file depends on the parser.
     """
     remaining = path.stat().st_size
 
