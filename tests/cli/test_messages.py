@@ -17,6 +17,7 @@ from torchcalib.io.errors import InputError
         ("Pass from_logits=True or from_logits=False.", "Pass --from-logits or --from-probs."),
         ("pass from_logits=False, normalize=True.", "pass --from-probs --normalize."),
         ("Pass class_names=['World', \"it's\"] if so.", "Pass --class-names World,it's if so."),
+        ("with class_names=[...].", "with --class-names."),
         ("class_names=['A', 'B', ...].", "--class-names A,B,...."),
         ("Pass ignore_index=-100, the default.", "Pass --ignore-index -100, the default."),
         ("nan_policy='drop' drops rows.", "--nan-policy drop drops rows."),

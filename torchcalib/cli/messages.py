@@ -42,7 +42,7 @@ def _options(call: re.Match[str]) -> str:
     """Return the options for the arguments of a call: `--task binary` for `task='binary'`."""
     words: list[str] = []
     for name, value in _ARGUMENT.findall(call[0]):
-        if value == "True":
+        if value in ("True", "[...]"):
             words.append(_option(name))
         elif value == "False":
             words.append("--from-probs")  # the only flag with an opposite

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from importlib import import_module
@@ -18,15 +18,7 @@ from torchcalib.io.errors import InputError, NoSamplesError, quoted, reading
 from torchcalib.io.names import FileTask, Task
 from torchcalib.io.paths import check_paths, format_of
 from torchcalib.io.reader import TEXT, WHOLE, Reader, Text
-from torchcalib.io.roles import (
-    ROLES,
-    check_arrays,
-    check_per_sample,
-    find_roles,
-    is_confidence,
-    named_as_logits,
-    task_and_shape,
-)
+from torchcalib.io.roles import ROLES, find_roles, source_of
 from torchcalib.io.source import Source
 from torchcalib.io.text import (
     check_class_names,
@@ -254,10 +246,10 @@ def open_predictions(
     readers = readers_of(check_paths(paths))
     named = [reader for reader in readers if reader.arrays or reader.format != "jsonl"]  # empty .jsonl has no keys
     roles_of = {reader: find_roles(reader, given, task) for reader in named}
-    filled = tuple(reader for reader, roles in roles_of.items() if check_arrays(reader, roles) > 0)
+    filled = tuple(reader for reader, roles in roles_of.items() if reader.arrays[roles["preds"]].shape[0] > 0)
     if not filled:
         raise NoSamplesError(readers[0].label)
-    found = [_source_of(reader, roles_of[reader], from_logits, task) for reader in filled]
+    found = [source_of(reader, roles_of[reader], from_logits, task) for reader in filled]
     files = tuple(str(path) for reader in readers for path in reader.paths)
     source = reduce(add, (source for source, _ in found))  # raises if names, dtypes or shapes differ
     opened = PredictionFiles(replace(source, files=files), found[0][1], filled, nan_policy == "drop", normalize)
@@ -296,30 +288,3 @@ def readers_of(files: Sequence[Path]) -> list[Reader]:
             kinds = import_module("torchcalib.io.tables").READERS  # requires pyarrow, an optional dependency
     reader = kinds[file_format]
     return [reader(*files)] if reader is arrays.Npy else [reader(path) for path in files]
-
-
-def _source_of(
-    reader: Reader, roles: Mapping[str, str], from_logits: bool | None, given_task: FileTask | None
-) -> tuple[Source, Task]:
-    """Return the `Source` and the task of a file. Options that are None are inferred from names, dtypes and shapes."""
-    task, sample_shape = task_and_shape(reader, roles, given_task)
-    check_per_sample(reader, roles, task, sample_shape)
-    selected = [reader.arrays[name] for name in roles.values()]
-    used = {name for array in selected for name in (array.name, *array.columns)}
-    source = Source(
-        files=tuple(map(str, reader.paths)),
-        format=reader.format,
-        preds=roles["preds"],
-        target=roles["target"],
-        weights=roles.get("weights"),
-        from_logits=named_as_logits(reader, roles, task) if from_logits is None else from_logits,
-        shape=(selected[0].shape[0], *sample_shape),
-        dtype=selected[0].dtype,
-        rows=tuple(f"{array.dtype} {array.shape[1:]}" for array in selected),
-        ignored=tuple(array.name for array in reader.arrays.values() if not array.columns and array.name not in used),
-        groups=roles.get("groups"),
-        clusters=roles.get("clusters"),
-        class_names=selected[0].classes,
-        are_confidences=is_confidence(reader, roles, given_task),
-    )
-    return source, task

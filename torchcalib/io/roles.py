@@ -1,4 +1,4 @@
-"""Find the arrays of a file for each role (predictions, targets, weights, groups) by name, dtype and shape.
+"""Find the arrays of a file for each role (predictions, targets, weights, groups), and the task, by name and shape.
 
 Text labels in the targets identify columns that are named after classes.
 """
@@ -31,6 +31,7 @@ from torchcalib.io.names import (
     task_of_shapes,
 )
 from torchcalib.io.reader import FLOATS, TEXT, WHOLE, Array, Reader
+from torchcalib.io.source import Source
 
 
 class Role(NamedTuple):
@@ -68,7 +69,10 @@ _SHAPES = {
 
 
 def find_roles(reader: Reader, given: Mapping[str, str | None], task: FileTask | None = None) -> dict[str, str]:
-    """Return the array name for each role: the array that `given` selects, or else the array with a common name."""
+    """Return the array name for each role: the array that `given` selects, or else the array with a common name.
+
+    Row counts and dtypes of the arrays are checked.
+    """
     found = {role: _candidates(reader, role, given[role]) for role in ROLES}
     found["preds"], found["target"] = _fitting(reader, found["preds"], found["target"])
     if reader.format == "npy" and len(reader.arrays) == 2:
@@ -106,7 +110,35 @@ def find_roles(reader: Reader, given: Mapping[str, str | None], task: FileTask |
             f"else 0), got `{target}`. Add the column: df['correct'] = (df['predicted'] == df['{target}']).astype(int)."
             f" If `{preds}` is P(y=1) and `{target}` is y, pass task='binary'."
         )
+    _check_arrays(reader, roles)
     return roles
+
+
+def source_of(
+    reader: Reader, roles: Mapping[str, str], from_logits: bool | None, given_task: FileTask | None
+) -> tuple[Source, Task]:
+    """Return the `Source` and the task of a file. Options that are None are inferred from names, dtypes and shapes."""
+    task, sample_shape = _task_and_shape(reader, roles, given_task)
+    _check_per_sample(reader, roles, task, sample_shape)
+    selected = [reader.arrays[name] for name in roles.values()]
+    used = {name for array in selected for name in (array.name, *array.columns)}
+    source = Source(
+        files=tuple(map(str, reader.paths)),
+        format=reader.format,
+        preds=roles["preds"],
+        target=roles["target"],
+        weights=roles.get("weights"),
+        from_logits=_named_as_logits(reader, roles, task) if from_logits is None else from_logits,
+        shape=(selected[0].shape[0], *sample_shape),
+        dtype=selected[0].dtype,
+        rows=tuple(f"{array.dtype} {array.shape[1:]}" for array in selected),
+        ignored=tuple(array.name for array in reader.arrays.values() if not array.columns and array.name not in used),
+        groups=roles.get("groups"),
+        clusters=roles.get("clusters"),
+        class_names=selected[0].classes,
+        are_confidences=_is_confidence(reader, roles, given_task),
+    )
+    return source, task
 
 
 def _key(reader: Reader, name: str) -> str:
@@ -201,7 +233,7 @@ def _unnamed_classes(reader: Reader, target: str, given: Mapping[str, str | None
     return [reader.compose([array.name for array in columns])] if fits else []
 
 
-def is_confidence(reader: Reader, roles: Mapping[str, str], task: FileTask | None) -> bool:
+def _is_confidence(reader: Reader, roles: Mapping[str, str], task: FileTask | None) -> bool:
     """Return True if predictions are confidences, and targets are 1 for correct predictions."""
     return task == "confidence" or (task is None and _key(reader, roles["target"]) in CORRECT)
 
@@ -217,8 +249,8 @@ def _listed(reader: Reader) -> str:
     return quoted(name for name in reader.arrays if name not in members)
 
 
-def check_arrays(reader: Reader, roles: Mapping[str, str]) -> int:
-    """Check the row counts and dtypes of the arrays, and return the number of rows.
+def _check_arrays(reader: Reader, roles: Mapping[str, str]) -> None:
+    """Check the row counts and dtypes of the arrays.
 
     Dtypes are not checked in a file without rows, because a text file without rows does not determine them.
     """
@@ -245,17 +277,16 @@ def check_arrays(reader: Reader, roles: Mapping[str, str]) -> int:
                 f"{where} must have non-empty rows of at most {most:,} bytes, "
                 f"got shape {array.shape} of {array.dtype}. Check the program that wrote it."
             )
-    return preds.shape[0]
 
 
-def task_and_shape(reader: Reader, roles: Mapping[str, str], task: FileTask | None) -> tuple[Task, tuple[int, ...]]:
+def _task_and_shape(reader: Reader, roles: Mapping[str, str], task: FileTask | None) -> tuple[Task, tuple[int, ...]]:
     """Return the given or inferred task and the shape of one prediction, after a check of all shapes."""
     if task not in (None, "confidence", *TASKS):
         raise InputError(f"The task must be one of {quoted(TASKS)} or `confidence`, got `{task}`. Pass one of them.")
     preds, target = reader.arrays[roles["preds"]], reader.arrays[roles["target"]]
     scores, labels, soft = preds.shape[1:], target.shape[1:], target.dtype in FLOATS
     found = f"predictions {preds.shape} and {target.dtype} targets {target.shape} in `{reader.label}`"
-    if is_confidence(reader, roles, task):
+    if _is_confidence(reader, roles, task):
         if not {scores, labels} <= {(), (1,)} or target.dtype in TEXT:
             raise InputError(
                 f"Confidences must be one number per sample with targets 1 (correct) or 0, got {found}. Choose with "
@@ -313,7 +344,7 @@ def task_and_shape(reader: Reader, roles: Mapping[str, str], task: FileTask | No
     return task, scores
 
 
-def check_per_sample(reader: Reader, roles: Mapping[str, str], task: Task, sample_shape: tuple[int, ...]) -> None:
+def _check_per_sample(reader: Reader, roles: Mapping[str, str], task: Task, sample_shape: tuple[int, ...]) -> None:
     """Check that weights, groups and clusters have one value per sample. `sample_shape` is that of one prediction."""
     preds = reader.arrays[roles["preds"]].shape
     fitting = {(preds[0], *(sample_shape if task == "binary" else sample_shape[:-1]))}
@@ -337,7 +368,7 @@ def check_per_sample(reader: Reader, roles: Mapping[str, str], task: Task, sampl
             )
 
 
-def named_as_logits(reader: Reader, roles: Mapping[str, str], task: Task) -> bool:
+def _named_as_logits(reader: Reader, roles: Mapping[str, str], task: Task) -> bool:
     """Return whether predictions are logits, inferred from their name."""
     preds = reader.arrays[roles["preds"]]
     where = f"`{preds.name}` in `{reader.label}`"
