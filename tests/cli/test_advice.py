@@ -104,8 +104,8 @@ CASES = {
     "a pattern": multi({**by_class("{}_prob", PROBS), "y": LABELS, "x": P}, options=ALL, ends="at once"),
     "a list": multi({**by_class("{}", PROBS), "y": LABELS}, options=LIST, says="--from-probs"),
     "a range": multi({**by_number("x", PROBS), "y": LABELS}, options=("--preds", "x0..3"), says="--from-probs"),
-    "a longer range": fails({**PROB, "y": LABELS}, "--preds must name", options=("--preds", "prob_0..prob_4")),
-    "an unknown pattern": fails({**PROB, "y": LABELS}, "--preds must name", options=("--preds", "q_*")),
+    "a longer range": fails({**PROB, "y": LABELS}, "--preds` must name", options=("--preds", "prob_0..prob_4")),
+    "an unknown pattern": fails({**PROB, "y": LABELS}, "--preds` must name", options=("--preds", "q_*")),
     "a rounded score": multi({**by_number("score_", ROUNDED), "y": LABELS}, says="--from-probs --normalize",
                              truth={"preds": ROUNDED / ROUNDED.sum(1, keepdims=True)}),
     "two systems": fails({"prob_a": P, "prob_b": P**2, "y": Y}, "must sum to 1"),
@@ -125,7 +125,7 @@ CASES = {
     "lower case": fails({**by_class("p_{}", PROBS), "y": np.char.lower(NAMES)}, "must be one of the classes `World`"),
     "a class that never occurs": fails({**PROB, "y": np.where(LABELS == 3, "World", NAMES)}, "names of all 4"),
     "three names for two classes": fails({"prob": P, "y": NAMES}, "names of all 2 classes"),
-    "too few names": fails({**PROB, "y": LABELS}, "--class-names must be 4 different names in the class order of",
+    "too few names": fails({**PROB, "y": LABELS}, "--class-names` must be 4 different names in the class order of",
                            options=("--class-names", "a,b")),
     # file formats
     "tabs": multi({**PROB, "y": LABELS}, file="a.tsv", ends="at once"),
@@ -228,7 +228,7 @@ CASES = {
                                       options=("--normalize",)),
     "a lost column of logits": fails({**by_number("logit_", LOGITS[:, :3]), "y": LABELS}, "at least 4 classes"),
     "a gap in the columns": fails({"prob_0": P, "prob_2": P, "y": Y}, "without gaps"),
-    "normalised yes": fails({"prob": P, "y": Y}, "--normalize must be used with", options=("--normalize",)),
+    "normalised yes": fails({"prob": P, "y": Y}, "--normalize` must be used with", options=("--normalize",)),
     "class-first": fails({"probs": PROBS.T, "y": LABELS}, "one row per sample", file="a.npz"),
     # one-hot labels
     "one-hot columns": multi({**PROB, **by_number("target_", ONE_HOT)}, says="or --task multiclass", ends="either"),
@@ -286,7 +286,7 @@ EDITS = {  # advice that changes the file
     "Write it with commas": lambda case: replace(case, separator=""),
 }
 FLAG, WITH_VALUE = (
-    r"--(?:from-logits|from-probs|normalize)",
+    r"--(?:from-logits|from-probs|normalize)\b(?! only)",
     r"--(?:task|nan-policy|ignore-index|class-names) [^\s`]*\w",
 )
 OPTION = re.compile(f"{FLAG}|{WITH_VALUE}")

@@ -47,7 +47,7 @@ def test_compare_accepts_systems_in_different_formats_and_shards(tmp_path, monke
     assert {path.name for path in (tmp_path / "out").iterdir()} == names
     assert "too [red]sure compared with a" in (tmp_path / "out" / "compare.html").read_text()
     assert main(["compare", "a.npz", "pair=preds.npy,target.npy", "--from-logits", "--preds", "logits"]) == 2
-    assert "--preds must name an array in" in capsys.readouterr().err
+    assert "--preds` must name an array in" in capsys.readouterr().err
 
 
 TARGETS = systems("multiclass", 90)[1].numpy()

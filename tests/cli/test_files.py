@@ -13,7 +13,7 @@ from scipy.stats import binomtest
 import torchcalib as tc
 import torchcalib.functional as F
 from torchcalib.cli import main
-from torchcalib.cli.progress import working
+from torchcalib.cli.messages import working
 from torchcalib.io.opening import open_predictions
 from torchcalib.reporting.render.contents import key_numbers
 
@@ -112,7 +112,7 @@ def test_systems_in_one_file_give_the_comparison_of_the_function(tmp_path, monke
         (["a.csv"], "Name another file, or each system in this file: --preds A --preds B"),
         (["a.csv", "b.csv", "--preds", "a", "--preds", "b"], "must be given once for several files"),
         (["a.csv", "--preds", "a=p_cat", "--preds", "a=p_dog"], "must be [NAME=]COLUMNS with different names"),
-        (["a.csv", "--preds", "p_cat", "--preds", "p_fox"], "--preds must name an array in"),
+        (["a.csv", "--preds", "p_cat", "--preds", "p_fox"], "--preds` must name an array in"),
     ):
         assert main(["compare", *[str(tmp_path / a) if a.endswith(".csv") else a for a in arguments]]) == 2
         assert words in capsys.readouterr().err

@@ -7,14 +7,18 @@ import pickle
 import sys
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from helpers import fits
 from processes import SCRIPTS, run_python
 
 import torchcalib as tc
 import torchcalib.functional as F
 from torchcalib.calibration import AffineScaling, IsotonicCalibration, TemperatureScaling, load_calibrator
+from torchcalib.core.inputs import InputFormat
+from torchcalib.reporting.buffer import PredictionBuffer
 
 PACKAGES = ["lightning.pytorch", "pytorch_lightning"]
 pytestmark = [
@@ -40,6 +44,12 @@ def pl():
 def lightning(name):
     pytest.importorskip(name)
     return importlib.import_module(name)
+
+
+def callback():
+    """Return the module of the callback, which needs Lightning."""
+    lightning(PACKAGES[0])
+    return importlib.import_module("torchcalib.integrations.lightning")
 
 
 def rows(n, seed):
@@ -330,3 +340,49 @@ def test_repeated_rows_get_weight_0_or_a_warning(pl):
     own = type("Sorted", (torch.utils.data.BatchSampler,), {})(sampler, 2, drop_last=False)
     with pytest.warns(UserWarning, match="In batches of Sorted they cannot be identified, and count twice"):
         assert monitor()._distinct_of(torch.utils.data.DataLoader(five, batch_sampler=own)) is None
+
+
+def test_figures_are_logged_by_every_supported_logger():
+    log_picture, as_array = callback().log_picture, callback().as_array
+
+    class Files:  # an MLflow experiment with a run, and a Comet experiment without
+        def log_figure(self, *args, **kwargs):
+            self.given = args, kwargs
+
+    ax = tc.plots.ecd_curve()
+    comet, mlflow = SimpleNamespace(experiment=Files()), SimpleNamespace(experiment=Files(), run_id="run")
+    assert log_picture(comet, "val/reliability", ax, 7)
+    assert comet.experiment.given == ((), {"figure_name": "val/reliability", "figure": ax.figure, "step": 7})
+    assert log_picture(mlflow, "val/reliability", ax, 7)
+    assert mlflow.experiment.given == (("run", ax.figure, "val/reliability_00000007.png"), {})
+    assert not log_picture(SimpleNamespace(experiment=object()), "val/reliability", ax, 7)
+    pictures = []
+    assert log_picture(SimpleNamespace(log_image=lambda **given: pictures.append(given)), "val/reliability", ax, 7)
+    assert (pictures[0]["key"], pictures[0]["images"][0].shape[2], pictures[0]["step"]) == ("val/reliability", 3, 7)
+    pixels = as_array(ax)
+    assert (pixels.dtype.name, pixels.shape[2]) == ("uint8", 3)
+    assert pixels.min() < 100 < 255 == pixels.max()
+
+
+class Broken(TemperatureScaling):
+    """Calibrator whose fit raises an error."""
+
+    error: BaseException
+
+    def fit_to(self, *_, **__):
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [KeyError("scale"), ZeroDivisionError("by zero"), MemoryError()])
+def test_any_error_of_a_fit_is_a_remark(error):
+    """Other ranks wait for the result of rank 0, and training continues."""
+    fit_on_all_ranks = callback().fit_on_all_ranks
+    logits, target = fits.data(60)
+    input_format = InputFormat("multiclass", from_logits=True, num_classes=4)
+    empty = PredictionBuffer(input_format)
+    buffer = empty + empty.of(input_format.read(logits, target))
+    calibrator = Broken()
+    calibrator.error = error
+    fit, remarks = fit_on_all_ranks(calibrator, buffer)
+    assert fit is None
+    assert remarks == (f"no calibrator is fitted: {type(error).__name__}: {error}",)

@@ -1,12 +1,8 @@
-"""Predictions and targets in the outputs of a step, and figures for loggers."""
-
-from types import SimpleNamespace
+"""Predictions and targets in the outputs of a step."""
 
 import pytest
 import torch
 
-import torchcalib as tc
-from torchcalib.integrations.images import as_array, log_picture
 from torchcalib.integrations.outputs import found_by
 
 LOGITS, LABELS = torch.zeros(4, 3), torch.tensor([0, 1, 2, 0])
@@ -52,23 +48,3 @@ def test_custom_getter_is_used_and_its_result_is_checked():
     assert found == (LOGITS, LABELS, weights)
     with pytest.raises(TypeError, match="`get` must return"):
         found_by(lambda outputs, batch: outputs, LOGITS, BATCH, from_logits=True)
-
-
-def test_figures_are_logged_by_every_supported_logger():
-    class Files:  # an MLflow experiment with a run, and a Comet experiment without
-        def log_figure(self, *args, **kwargs):
-            self.given = args, kwargs
-
-    ax = tc.plots.ecd_curve()
-    comet, mlflow = SimpleNamespace(experiment=Files()), SimpleNamespace(experiment=Files(), run_id="run")
-    assert log_picture(comet, "val/reliability", ax, 7)
-    assert comet.experiment.given == ((), {"figure_name": "val/reliability", "figure": ax.figure, "step": 7})
-    assert log_picture(mlflow, "val/reliability", ax, 7)
-    assert mlflow.experiment.given == (("run", ax.figure, "val/reliability_00000007.png"), {})
-    assert not log_picture(SimpleNamespace(experiment=object()), "val/reliability", ax, 7)
-    pictures = []
-    assert log_picture(SimpleNamespace(log_image=lambda **given: pictures.append(given)), "val/reliability", ax, 7)
-    assert (pictures[0]["key"], pictures[0]["images"][0].shape[2], pictures[0]["step"]) == ("val/reliability", 3, 7)
-    pixels = as_array(ax)
-    assert (pixels.dtype.name, pixels.shape[2]) == ("uint8", 3)
-    assert pixels.min() < 100 < 255 == pixels.max()

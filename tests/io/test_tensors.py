@@ -12,9 +12,9 @@ import torch
 
 import torchcalib as tc
 from torchcalib.calibration import load_calibrator
+from torchcalib.io.archives import load_tensors
 from torchcalib.io.errors import InputError
 from torchcalib.io.opening import open_predictions
-from torchcalib.io.saved import load_tensors
 
 
 class CreatesFolder:

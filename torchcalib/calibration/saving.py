@@ -9,8 +9,9 @@ import torch
 
 from torchcalib.calibration.calibrator import Calibrator
 from torchcalib.calibration.recommendation import CALIBRATORS
+from torchcalib.io.archives import load_tensors
 from torchcalib.io.errors import shown
-from torchcalib.io.saved import load_tensors, write_whole
+from torchcalib.io.saved import write_whole
 
 CHECKPOINT_KEY = "torchcalib_calibrator"
 """Key of the `state_dict` of a calibrator in a training checkpoint."""

@@ -1,4 +1,4 @@
-"""Command line interface. The commands `report`, `merge`, `compare` and `demo` have one module each.
+"""Command line interface. The modules `report` (with `merge`), `compare` and `demo` contain the commands.
 
 An error prints one line on stderr, `torchcalib: error: ...`, and returns exit code 2. Arguments and paths are checked
 before the module of the command imports torch. Help and path errors are therefore fast.
@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from importlib import import_module
 from types import ModuleType
 
-from torchcalib.cli.errors import fail, line_of, warnings_in_one_line
+from torchcalib.cli.messages import fail, line_of, warnings_in_one_line, working
 from torchcalib.cli.parser import make_parser
-from torchcalib.cli.progress import working
 from torchcalib.cli.ranks import joined
 
 
@@ -31,8 +30,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             with ranks.agreed():
                 paths = arguments.find(arguments)
                 with working("loading torch", shown=ranks.is_first):
-                    command = _imported(f"torchcalib.cli.{arguments.command}")
-            command.run(arguments, paths, ranks)
+                    module = _imported(f"torchcalib.cli.{arguments.module}")
+            getattr(module, arguments.command)(arguments, paths, ranks)
     except KeyboardInterrupt:
         return 130
     except Exception as error:

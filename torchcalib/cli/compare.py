@@ -6,23 +6,21 @@ from itertools import pairwise
 
 from torch import Tensor
 
-from torchcalib.cli.inputs import PIECE_BYTES, check_logits, in_rows, opened
+from torchcalib.cli.files import check_logits, in_rows, make_folder, opened
+from torchcalib.cli.messages import working
 from torchcalib.cli.parser import System
-from torchcalib.cli.progress import working
 from torchcalib.cli.ranks import on_first
-from torchcalib.cli.results import make_folder
 from torchcalib.io.opening import PredictionFiles, Rows
 from torchcalib.reporting.catalogue import check_size
 from torchcalib.reporting.comparison.building import ComparisonBuilder
+from torchcalib.reporting.reading import PIECE_BYTES
 from torchcalib.reporting.render import terminal
 
 
 @on_first
-def run(arguments: argparse.Namespace, systems: Mapping[str, System]) -> None:
+def compare(arguments: argparse.Namespace, systems: Mapping[str, System]) -> None:
     """Compare the predictions of several systems (models), then write and print the comparison."""
     if arguments.out is not None:
-        from torchcalib.reporting.render import html  # noqa: F401 - fails early if the extra `report` is not installed
-
         make_folder(arguments.out)
     with working("opening the files"):
         files = {name: opened(arguments, system.paths, system.preds) for name, system in systems.items()}

@@ -16,9 +16,9 @@ try:
 except ImportError as error:
     raise ImportError("`torchcalib demo` requires scikit-learn. Run pip install 'torchcalib[demo]'.") from error
 
-from torchcalib.cli.progress import working
+from torchcalib.cli.files import make_folder
+from torchcalib.cli.messages import working
 from torchcalib.cli.ranks import on_first
-from torchcalib.cli.results import make_folder
 from torchcalib.core.arguments import check_count
 from torchcalib.reporting.building import ReportBuilder
 from torchcalib.reporting.monitoring.monitor import Monitor
@@ -29,7 +29,7 @@ _N_TRAIN = 250  # number of training samples, small enough for over-fitting
 
 
 @on_first
-def run(arguments: argparse.Namespace, _: Any) -> None:
+def demo(arguments: argparse.Namespace, _: Any) -> None:
     """Train the classifier, print its metrics after every epoch, and write a report on the validation data."""
     check_count("epochs", arguments.epochs)
     make_folder(arguments.out)
@@ -73,6 +73,6 @@ def _epochs(
             logits = model(valid[0])
         for piece, target in zip(torch.split(logits, 256), torch.split(valid[1], 256), strict=True):
             monitor.update(piece, target)
-        with warnings.catch_warnings(action="ignore", category=OverConfidenceWarning):  # `run` prints the warnings
+        with warnings.catch_warnings(action="ignore", category=OverConfidenceWarning):  # `demo` prints the warnings
             monitor.end_epoch(epoch)
         yield {"epoch": epoch, "training loss": loss.item(), **monitor.history.rows[-1].values}

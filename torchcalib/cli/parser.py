@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from torchcalib._version import __version__
 from torchcalib.io.errors import limited, printable, short_name
-from torchcalib.io.names import CONFIDENCES, CORRECT, LOGITS, NEUTRAL, PROBS, TARGETS, WEIGHTS
+from torchcalib.io.names import CONFIDENCES, CORRECT, LOGITS, NEUTRAL, PROBS, SYNONYMS, TARGETS, TASKS, WEIGHTS
 from torchcalib.io.paths import check_paths, expanded
 
 
@@ -60,24 +60,6 @@ _COMPARE_EXAMPLES = f"""examples:
 {_NAMES}"""
 
 
-_SYNONYMS = {
-    "--bins": "--n-bins",
-    "--num-bins": "--n-bins",
-    "--label": "--target",
-    "--labels": "--target",
-    "--y-true": "--target",
-    "--probs": "--preds",
-    "--y-prob": "--preds",
-    "--output": "--out",
-    "-o": "--out",
-    "--logits": "--from-logits",
-    "--model": "--groups",
-    "--group": "--groups",
-    "--cluster": "--clusters",
-}
-"""Options of other programs, and the equivalent options of torchcalib."""
-
-
 class _Parser(argparse.ArgumentParser):
     """Argument parser that suggests a known option in the error for an unknown option."""
 
@@ -88,8 +70,9 @@ class _Parser(argparse.ArgumentParser):
         parsed, unknown = self.parse_known_args(args, namespace)
         if unknown:
             option = unknown[0].partition("=")[0].replace("_", "-")
+            synonym = SYNONYMS.get(option.lstrip("-").replace("-", "_"), "")
             known = re.findall(r"--[a-z][a-z-]+", self.commands.get(parsed.command, self).format_help())
-            similar = _SYNONYMS.get(option)
+            similar: str | None = f"--{synonym.replace('_', '-')}"
             if similar not in known:
                 similar = next(iter(get_close_matches(option, known, 1, 0.8)), None)
             advice = f" Did you mean {similar}?" if similar else ""
@@ -104,7 +87,7 @@ class _Parser(argparse.ArgumentParser):
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line. After parsing, `arguments.find(arguments)` checks and returns the paths.
 
-    For `compare`, the result is a dict of `System` tuples by system name.
+    For `compare`, the result is a dict of `System` tuples by system name. `arguments.module` contains the command.
     """
     kind: Any = partial(_Parser, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser: _Parser = kind(prog="torchcalib", description="Measure the calibration of classifiers.")
@@ -119,7 +102,7 @@ def make_parser() -> argparse.ArgumentParser:
         "If torchrun starts several processes, each process reads part of the files, and the first one reports.",
         epilog=_REPORT_EXAMPLES,
     )
-    report.set_defaults(find=lambda arguments: check_paths(expanded(arguments.files)))
+    report.set_defaults(module="report", find=lambda arguments: check_paths(expanded(arguments.files)))
     report.add_argument(
         "files",
         nargs="+",
@@ -145,7 +128,7 @@ def make_parser() -> argparse.ArgumentParser:
         help="compute one report from the states that `torchcalib report --save-state` wrote",
         description="Print and write one report for several parts, as if one run had read all their files in order.",
     )
-    merge.set_defaults(find=_parts)
+    merge.set_defaults(module="report", find=_parts)
     merge.add_argument(
         "files",
         nargs="+",
@@ -162,7 +145,7 @@ def make_parser() -> argparse.ArgumentParser:
         "A system is a file, several shards, or one --preds of a common file. The first system is the baseline.",
         epilog=_COMPARE_EXAMPLES,
     )
-    compare.set_defaults(find=_systems)
+    compare.set_defaults(module="compare", find=_systems)
     compare.add_argument(
         "systems",
         nargs="+",
@@ -179,7 +162,7 @@ def make_parser() -> argparse.ArgumentParser:
         help="train a small classifier until it is over-confident, and report on it",
         description="Train a small classifier on the scikit-learn digits, and print its calibration after every epoch.",
     )
-    demo.set_defaults(find=lambda _: ())
+    demo.set_defaults(module="demo", find=lambda _: ())
     demo.add_argument(
         "--out", metavar="DIR", default="demo-report", help="folder for the report (default: demo-report)"
     )
@@ -218,7 +201,7 @@ def _add_input_options(parser: argparse.ArgumentParser, several: bool) -> None:
     )
     parser.add_argument(
         "--task",
-        choices=("binary", "multiclass", "multilabel", "confidence"),
+        choices=(*TASKS, "confidence"),
         help="task (default: from the shapes); confidence: predictions are confidences, targets are 1 if correct",
     )
     parser.add_argument(

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from torchcalib.cli.errors import fail, line_of
+from torchcalib.cli.messages import fail, line_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -1,34 +1,40 @@
-"""The command `torchcalib report FILE ...`, in one process or in several processes of a launcher."""
+"""The commands `torchcalib report FILE ...`, in one or several processes, and `torchcalib merge PART ...`."""
 
 import argparse
+import os
+import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import reduce
 from hashlib import blake2b
 from operator import add
 from pathlib import Path
 
-from torchcalib.cli.inputs import PIECE_BYTES, check_logits, in_rows, opened
-from torchcalib.cli.progress import working
-from torchcalib.cli.ranks import Ranks
-from torchcalib.cli.results import check_places, finish, no_calibrator
-from torchcalib.io.errors import NoSamplesError
-from torchcalib.io.opening import PredictionFiles
+from torchcalib.calibration.calibrator import Calibrator
+from torchcalib.calibration.saving import save_calibrator
+from torchcalib.cli.files import check_logits, in_rows, make_folder, opened
+from torchcalib.cli.messages import warn, working
+from torchcalib.cli.ranks import Ranks, on_first
+from torchcalib.io.errors import NoSamplesError, printable
+from torchcalib.io.opening import PredictionFiles, Rows
 from torchcalib.io.paths import share_of
 from torchcalib.reporting.building import ReportBuilder
 from torchcalib.reporting.catalogue import check_size
+from torchcalib.reporting.reading import PIECE_BYTES, builder_for
 from torchcalib.reporting.render import terminal
+from torchcalib.results.report import Report
 
 _FEW_ROWS = 20
 """Largest number of rows for which equal targets in two shards cause no warning: they may be a coincidence."""
 
 
-def run(arguments: argparse.Namespace, paths: Sequence[Path], ranks: Ranks) -> None:
+def report(arguments: argparse.Namespace, paths: Sequence[Path], ranks: Ranks) -> None:
     """Read the files, then write and print their report."""
     ranks.check_same("files", [(str(path), path.stat().st_size) for path in paths])
     with ranks.agreed():
         if ranks.is_first:
-            check_places(arguments, paths)
+            _check_places(arguments, paths)
         with working("opening the files", shown=ranks.is_first):
             files = _opened(arguments, share_of(paths, ranks.rank, ranks.n_ranks))
         if ranks.n_ranks > 1 and files is not None and files.has_names_of_labels and arguments.class_names is None:
@@ -36,15 +42,31 @@ def run(arguments: argparse.Namespace, paths: Sequence[Path], ranks: Ranks) -> N
                 "--class-names must be given if several processes read text labels, got none. Pass the names of all "
                 "classes in the order of the predictions."
             )
-    warnings: list[str] = []
+    remarks: list[str] = []
     with ranks.agreed():
-        part = None if files is None else _accumulated(arguments, files, len(paths), ranks, warnings)
+        part = None if files is None else _accumulated(arguments, files, len(paths), ranks, remarks)
     parts = ranks.gathered(part)
     with ranks.agreed():
         if ranks.is_first:
             if not parts:
                 raise NoSamplesError(paths[0])
-            finish(reduce(add, parts), arguments, warnings)
+            _finish(reduce(add, parts), arguments, remarks)
+
+
+@on_first
+def merge(arguments: argparse.Namespace, paths: Sequence[Path]) -> None:
+    """Load and merge saved states one by one, then write and print one report."""
+    _check_places(arguments, paths)
+    with terminal.progress(len(paths), "merging") as advance:
+        whole = ReportBuilder.load(paths[0])
+        for path in paths[1:]:
+            advance(1, f"merging {path.name}")
+            part = ReportBuilder.load(path)
+            try:
+                whole.merge(part)
+            except ValueError as error:
+                raise ValueError(f"`{path}` cannot be merged with `{paths[0]}`: {error}") from error
+    _finish(whole, arguments)
 
 
 def _opened(arguments: argparse.Namespace, paths: Sequence[Path]) -> PredictionFiles | None:
@@ -56,54 +78,139 @@ def _opened(arguments: argparse.Namespace, paths: Sequence[Path]) -> PredictionF
 
 
 def _accumulated(
-    arguments: argparse.Namespace, files: PredictionFiles, n_files: int, ranks: Ranks, warnings: list[str]
+    arguments: argparse.Namespace, files: PredictionFiles, n_files: int, ranks: Ranks, remarks: list[str]
 ) -> ReportBuilder:
-    """Accumulate the files of this rank, and append a message to `warnings` for files with the same targets.
+    """Accumulate the files of this rank, and append a message to `remarks` for files with the same targets.
 
     `n_files` is the total number of files on all ranks.
     """
-    source = files.source
-    builder = ReportBuilder(
-        task=files.task,
-        class_names=source.class_names or None,
+    builder = builder_for(
+        files,
         n_bins=arguments.n_bins,
         right=arguments.right,
         with_calibration=not arguments.no_calibration,
         with_intervals=not arguments.no_intervals,
-        source=source,
-        from_logits=source.from_logits,
-        class_axis=-1,  # the last axis in a file contains the classes
         ignore_index=arguments.ignore_index,
         nan_policy=arguments.nan_policy,
     )
-    check_size(files.task, source.shape[-1], arguments.n_bins)  # fail early, before rows are read
+    check_size(files.task, files.source.shape[-1], arguments.n_bins)  # fail early, before rows are read
     several = ranks.n_ranks > 1
     reading = f"rank {ranks.rank} of {ranks.n_ranks}, reading" if several else "reading"
-    seen: dict[tuple[int, bytes], str] = {}
     total = f" ({n_files} on all ranks)" if several else ""
+    targets = _Targets()
     with terminal.progress(files.n_rows, reading, shown=ranks.is_first) as advance:
         for k, reader in enumerate(files.readers, 1):
             names = reader.paths
             label = " + ".join(path.name for path in names)
-            advance(0, f"{reading} {label}, file {k} of {len(source.files)}{total}")
+            advance(0, f"{reading} {label}, file {k} of {len(files.source.files)}{total}")
             where = f" of `{names[0]}`" if n_files > len(names) else ""
-            first, digest, is_constant = 1, blake2b(), True
+            targets.start(str(names[0]))
             for rows in files.chunks_of(reader, PIECE_BYTES):
                 whole = len(rows) == files.n_rows
-                with nullcontext() if whole else in_rows(first, len(rows), where):
-                    if first == 1:
+                with nullcontext() if whole else in_rows(targets.n + 1, len(rows), where):
+                    if targets.n == 0:
                         check_logits(arguments, files, rows.preds, f"in `{names[0]}`")
                     builder.update(**vars(rows))
-                digest.update(rows.target.numpy().tobytes())
-                is_constant &= bool((rows.target == rows.target.flatten()[0]).all())
-                first += len(rows)
+                targets.update(rows)
                 if arguments.save_calibrator is not None and (why_not := builder.why_no_calibration()):
-                    raise no_calibrator(why_not)
+                    raise _no_calibrator(why_not)
                 advance(len(rows))
-            same = seen.setdefault((first, digest.digest()), str(names[0]))
-            if same != str(names[0]) and first > _FEW_ROWS and not is_constant:
-                warnings.append(
-                    f"`{same}` and `{names[0]}` have the same {first - 1:,} targets in the same order, and their "
-                    f"predictions are pooled. If these are two models, run torchcalib compare {same} {names[0]}."
-                )
+            remarks += targets.remark()
     return builder
+
+
+class _Targets:
+    """Digest of the targets in each file, which finds two files with the same targets."""
+
+    def __init__(self) -> None:
+        self.seen: dict[tuple[int, bytes], str] = {}  # first file with these targets
+
+    def start(self, name: str) -> None:
+        """Begin a file."""
+        self.name, self.n, self.digest, self.is_constant = name, 0, blake2b(), True
+
+    def update(self, rows: Rows) -> None:
+        """Add rows of the file."""
+        self.n += len(rows)
+        self.digest.update(rows.target.numpy().tobytes())
+        self.is_constant &= bool((rows.target == rows.target.flatten()[0]).all())
+
+    def remark(self) -> list[str]:
+        """Return a remark if an earlier file has the same targets, which are not the same by chance."""
+        same = self.seen.setdefault((self.n, self.digest.digest()), self.name)
+        if same == self.name or self.n < _FEW_ROWS or self.is_constant:
+            return []
+        return [
+            f"`{same}` and `{self.name}` have the same {self.n:,} targets in the same order, and their predictions are "
+            f"pooled. If these are two models, run torchcalib compare {same} {self.name}."
+        ]
+
+
+def _finish(builder: ReportBuilder, arguments: argparse.Namespace, remarks: Sequence[str] = ()) -> None:
+    """Write all results, then print them. `remarks` become notes in the report, and warnings on stderr."""
+    save, state = arguments.save_calibrator, arguments.save_state
+    if state is not None:
+        builder.save(state)
+    if state is None or arguments.out is not None or save is not None:
+        with working("computing values, intervals and calibrators"):
+            finished = builder.report()
+        finished = replace(finished, notes=(*finished.notes, *remarks))
+        is_advised = finished.calibration is not None and finished.calibration.recommendation.best is not None
+        if save is not None:
+            fit = _fitted(builder, finished)
+            if is_advised:
+                save_calibrator(fit, save)
+        paths: tuple[Path, ...] = ()
+        if arguments.out is not None:
+            with working("writing the files"):
+                paths = finished.save(arguments.out)
+        terminal.show(finished, arguments.all)
+        terminal.show_paths(paths)
+        if is_advised and save is not None and finished.calibration is not None:
+            terminal.show_calibrator(Path(save), finished.calibration, finished.settings["from_logits"])
+    if state is not None:
+        terminal.show_state(Path(state), builder.source)
+    for remark in remarks:
+        warn(remark)
+    if save is not None and not is_advised:
+        warn(f"no calibrator is saved to `{printable(save)}`, because none is recommended for this data.")
+
+
+def _fitted(builder: ReportBuilder, finished: Report) -> Calibrator:
+    if finished.calibration is None:
+        raise _no_calibrator(builder.why_no_calibration() or finished.notes[-1].removesuffix("."))
+    with warnings.catch_warnings(action="ignore", category=UserWarning):  # the report contains these warnings as notes
+        return builder.fit(finished.calibration.calibrator)
+
+
+def _no_calibrator(reason: str) -> ValueError:
+    return ValueError(
+        f"`--save-calibrator` must be used with data to which calibrators can be fitted, got unsuitable data: {reason}."
+    )
+
+
+def _check_places(arguments: argparse.Namespace, inputs: Sequence[Path]) -> None:
+    """Check that the results can be written and that the required packages are installed."""
+    if arguments.out is not None:
+        make_folder(arguments.out)
+    places = {"--save-calibrator": arguments.save_calibrator, "--save-state": arguments.save_state}
+    paths = {option: Path(place) for option, place in places.items() if place is not None}
+    for option, path in paths.items():
+        _check_place(option, path, inputs)
+    if len({path.resolve() for path in paths.values()}) < len(paths):
+        raise ValueError(
+            f"`--save-state` must not be the file of `--save-calibrator`, got {arguments.save_state!r} for both. "
+            "Name two files."
+        )
+
+
+def _check_place(option: str, path: Path, inputs: Sequence[Path]) -> None:
+    folder = path.parent
+    if path.is_dir() or not path.name:
+        raise ValueError(f"`{option}` must be a file, got the folder {str(path)!r}. Name a file in it.")
+    if not folder.is_dir():
+        raise ValueError(f"`{option}` must be in a folder that exists, got {str(path)!r}. Create the folder.")
+    if not os.access(folder, os.W_OK):
+        raise ValueError(f"`{option}` must be in a folder that can be written to, got {str(path)!r}. Name another one.")
+    if any(path.exists() and path.samefile(other) for other in inputs):
+        raise ValueError(f"`{option}` must not be an input file, got {str(path)!r}. Name another one.")

@@ -6,20 +6,19 @@ from difflib import get_close_matches
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from numbers import Integral
-from typing import Any, Literal, TypedDict, TypeGuard, TypeVar, Unpack, cast, get_args
+from typing import Any, Literal, TypedDict, TypeGuard, TypeVar, Unpack, cast
 
 from torch import Tensor
 
 from torchcalib.io.errors import short_name, shown
+from torchcalib.io.names import SYNONYMS, TASKS
+from torchcalib.io.names import Task as Task
 
-Task = Literal["binary", "multiclass", "multilabel"]
+F = TypeVar("F", bound=Callable[..., Any])
 Average = Literal["macro"]
 Reduction = Literal["mean", "none"]
 NanPolicy = Literal["raise", "drop"]
-TASKS: tuple[Task, ...] = get_args(Task)
 Options = TypeVar("Options", bound=Mapping[str, Any])
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 class InputOptions(TypedDict, total=False):
@@ -108,30 +107,13 @@ def with_input_options(shown: Signature) -> Signature:
     return shown.replace(parameters=[*own, *by_name])
 
 
-_SYNONYMS = {
-    "num_bins": "n_bins",
-    "bins": "n_bins",
-    "nbins": "n_bins",
-    "sample_weights": "weights",
-    "weight": "weights",
-    "y_true": "target",
-    "targets": "target",
-    "labels": "target",
-    "y_prob": "preds",
-    "y_score": "preds",
-    "y_pred": "preds",
-    "probs": "preds",
-    "n_classes": "num_classes",
-    "n_labels": "num_labels",
-    "ignore_idx": "ignore_index",
-    "names": "class_names",
-    "sample_weight": "weights",
-    "pos_label": "positive_classes",
-    "n_bootstrap": "n_replicates",
-    "n_resamples": "n_replicates",
-    "random_state": "seed",
-}
-"""Argument names in torchcalib, by the equivalent name in torchmetrics, scikit-learn or netcal."""
+class StreamOptions(TypedDict, total=False):
+    """Input options that all objects with several metrics pass to their metrics; see `InputOptions`."""
+
+    positive_classes: Sequence[int] | None
+    class_axis: int | None
+    validate_args: bool
+    nan_policy: NanPolicy
 
 
 _ADVICE = {
@@ -155,10 +137,10 @@ def unknown_argument(name: str, known: Collection[str], where: str) -> TypeError
         known: arguments of the callable.
         where: name of the callable in the message.
     """
-    similar = _SYNONYMS.get(name)
+    similar = SYNONYMS.get(name)
     if similar not in known:
         similar = next(iter(get_close_matches(name, known, 1, 0.7)), None)
-    advice = _ADVICE.get("weights" if _SYNONYMS.get(name) == "weights" != similar else name)
+    advice = _ADVICE.get("weights" if SYNONYMS.get(name) == "weights" != similar else name)
     if name in ("top_k", "per_class") and "mode" not in known:
         advice = None
     if name == "strategy" and "bins" in known:

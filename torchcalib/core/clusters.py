@@ -13,7 +13,7 @@ from torchcalib.core.arrays import as_tensor, starts_with_tensor
 from torchcalib.core.predictions import Predictions, in_all_replicates
 from torchcalib.core.ranked import RankedSample
 from torchcalib.core.sums import BinStats, SumsAccumulator
-from torchcalib.io.hashing import hashes_of
+from torchcalib.io.text import hashes_of
 from torchcalib.ops.counter_rng import random_words
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.ops.segments import cell_sums, weighted_sums

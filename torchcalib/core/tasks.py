@@ -13,6 +13,7 @@ from torchcalib.core.clusters import identifiers
 from torchcalib.core.mistakes import check_not_swapped
 from torchcalib.io.errors import shown
 from torchcalib.io.limits import MAX_NAME
+from torchcalib.io.names import task_of_shapes
 
 _FEW_NEGATIVE = 0.05
 """Predictions with a larger fraction of negative values are treated as logits."""
@@ -117,16 +118,16 @@ def infer_task(preds: Tensor, target: Tensor) -> Task:
     """
     shapes = f"shapes {tuple(preds.shape)} and {tuple(target.shape)}"
     single = preds.dim() > 1 and 1 in (preds.shape[1], preds.shape[-1])
-    if preds.shape == target.shape and (preds.dim() == 1 or single):
+    if preds.shape == target.shape and single:
         return "binary"
+    if implied := task_of_shapes(preds.shape, target.shape):
+        return implied
     if target.shape == (*preds.shape, 2) and not target.is_floating_point():
         task = "binary" if preds.dim() == 1 else "multilabel"
         raise ValueError(
             f"`task` must be given if `target` may contain annotator counts for no and yes, got {shapes}. "
             f"Pass task={task!r} if it contains counts."
         )
-    if preds.dim() > 1 and target.dim() == preds.dim() - 1:
-        return "multiclass"
     if preds.dim() > 1 and preds.shape == target.shape:
         maps = ", or task='binary' if every entry is the probability of its own event" if preds.dim() > 2 else ""
         raise ValueError(

@@ -14,10 +14,18 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor
 
-from torchcalib.core.arguments import InputOptions, Task, check_count, check_level, check_seed, unknown_argument
+from torchcalib.core.arguments import (
+    InputOptions,
+    Task,
+    check_count,
+    check_level,
+    check_seed,
+    task_by_position,
+    task_of,
+    unknown_argument,
+)
 from torchcalib.core.checks import check_indices
 from torchcalib.core.clusters import effective_number, least_of_batch
-from torchcalib.core.documentation import resolving_task
 from torchcalib.core.inputs import flattened, read_input
 from torchcalib.core.predictions import Predictions, in_all_replicates, replicates_at_once
 from torchcalib.io.errors import shown
@@ -270,13 +278,13 @@ def nominal_tail(tail: Tensor, n: float) -> Tensor:
     return torch.where(t > 0, beyond, 1 - beyond)
 
 
-@resolving_task
+@task_by_position
 def bootstrap(
     metric: Callable[..., Any],
     preds: Tensor,
     target: Tensor,
+    task: Task | None = None,
     *,
-    task: Task,
     n_replicates: int = 1000,
     level: float = 0.95,
     seed: int = 0,
@@ -300,7 +308,7 @@ def bootstrap(
             `(R, ..., N)` it must return a floating tensor `(R, ...)`, or a named tuple of these tensors.
         preds: probabilities or logits, binary `(..., N)`, multi-class `(..., N, C)` or multi-label `(..., N, L)`.
         target: labels, soft targets or annotator counts, as for the metric.
-        task: `"binary"`, `"multiclass"` or `"multilabel"`.
+        task: `"binary"`, `"multiclass"` or `"multilabel"`. `num_classes` or `num_labels` implies it.
         n_replicates: number R of replicates.
         level: level of the interval, in (0, 1).
         seed: seed of the random numbers, which are equal on all devices.
@@ -330,6 +338,7 @@ def bootstrap(
         >>> [round(x.item(), 3) for x in (found.low, found.value, found.high)]
         [0.038, 0.228, 0.464]
     """
+    task = task_of(task, options.get("num_classes"), options.get("num_labels"))
     check_count("n_replicates", n_replicates)
     check_level(level, n_replicates)
     check_seed(seed)

@@ -3,7 +3,7 @@
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from torchcalib.core.arguments import NanPolicy, Task, advising
 from torchcalib.core.clusters import identifiers
 from torchcalib.core.tasks import per_sample, prepare
-from torchcalib.integrations.outputs import TARGETS, WEIGHTS, Found, described, predictions_in, tensor_named
+from torchcalib.integrations.outputs import Found, described, predictions_in, tensor_named
 from torchcalib.io.errors import shown
+from torchcalib.io.names import TARGETS, WEIGHTS
 from torchcalib.reporting.building import ReportBuilder
 from torchcalib.results.report import Report
 
@@ -109,15 +110,19 @@ def evaluate(
     with _evaluation_mode(model, device) as place, torch.no_grad(), _progress_bar(dataloader, progress) as advance:
         for batch in dataloader:
             moved = _to_device(batch, place)
+            inputs = moved
+            if predict is None and isinstance(moved, Mapping):  # clusters are not an input of the model
+                inputs = {name: value for name, value in moved.items() if name != cluster_by}
             with _autocast(autocast, place):
-                inputs = _without_entry(moved, cluster_by) if predict is None else moved
                 found, named = _predict_batch(model, inputs, predict, declared)
             given = None if builder is None else builder.settings["task"]
             p = prepare(
                 found.preds, found.target, given or task, class_names=class_names, positive_classes=positive_classes
             )
             if builder is None:
-                declared = _resolve_from_logits(declared, named, p.preds)
+                declared = named if declared is None else declared
+                if declared is None:
+                    raise _undeclared(p.preds)
                 is_soft = p.task == "multiclass" and p.target.is_floating_point()
                 whole = not is_soft and p.target.dim() < p.preds.dim() + (p.task != "multiclass")
                 builder = ReportBuilder(
@@ -157,13 +162,6 @@ def _clusters_in(batch: Any, cluster_by: str, preds: Tensor, n_items: int) -> Te
             f"{described(batch)}. Yield batches with this entry."
         )
     return identifiers(entries[cluster_by], preds.device)
-
-
-def _without_entry(batch: Any, name: str | None) -> Any:
-    """Return a batch that is a mapping without the entry of the clusters, which is not an input of the model."""
-    if isinstance(batch, Mapping) and name in batch:
-        return {key: value for key, value in batch.items() if key != name}
-    return batch
 
 
 def _check_model(model: Any) -> None:
@@ -211,21 +209,16 @@ def _autocast(wanted: bool | torch.dtype, device: torch.device | None) -> Any:
 @contextmanager
 def _progress_bar(dataloader: Iterable[Any], wanted: bool) -> Iterator[Callable[[], None]]:
     """Show a progress bar, if possible. Yield a function to call after each batch."""
-    shown = wanted and sys.stderr is not None and sys.stderr.isatty() and find_spec("rich") is not None
-    if not shown:
+    if not (wanted and sys.stderr is not None and sys.stderr.isatty() and find_spec("rich") is not None):
         yield lambda: None
         return
     from torchcalib.reporting.render.terminal import progress
 
-    with progress(_length(dataloader), "evaluating") as advance:
+    length: int | None = None
+    with suppress(TypeError):  # `len` raises for the loader of an `IterableDataset`
+        length = len(dataloader) if isinstance(dataloader, Sized) else None
+    with progress(length, "evaluating") as advance:
         yield lambda: advance(1)
-
-
-def _length(dataloader: Iterable[Any]) -> int | None:
-    try:
-        return len(dataloader) if isinstance(dataloader, Sized) else None
-    except TypeError:  # `len` raises for the loader of an `IterableDataset`
-        return None
 
 
 def _to_device(x: Any, device: torch.device | None) -> Any:
@@ -277,7 +270,7 @@ def _call_on_batch(model: Callable[..., Any], batch: Any) -> tuple[Any, Any, Ten
         weights_name, weights = tensor_named(entries, WEIGHTS)
         if target_name is None:
             raise ValueError(
-                f"`dataloader` must yield targets under a known name ({', '.join(TARGETS)}), got "
+                f"`dataloader` must yield targets under a known name ({', '.join(TARGETS[:6])} ...), got "
                 f"{described(batch)}. {_EXAMPLE.format(output='model(batch)')}"
             )
         left = {name: value for name, value in entries.items() if name not in (target_name, weights_name)}
@@ -311,19 +304,15 @@ def _call_by_name(model: Callable[..., Any], entries: Mapping[str, Any]) -> Any:
     )
 
 
-def _resolve_from_logits(given: bool | None, named: bool | None, preds: Tensor) -> bool:
-    """Return `given`, or else `named`: whether predictions are logits. Raise ValueError if both are None."""
-    if given is not None:
-        return given
-    if named is not None:
-        return named
+def _undeclared(preds: Tensor) -> ValueError:
+    """Return the error for predictions that are neither declared nor named as logits or probabilities."""
     low, high = (float(x) for x in preds.detach().float().aminmax()) if preds.numel() else (0.0, 0.0)
     advice = (
         "Pass from_logits=True if the model ends without softmax or sigmoid, and from_logits=False if it ends with one."
     )
     if low < 0 or high > 1:
         advice = "Probabilities are in [0, 1], so these are logits: pass from_logits=True."
-    raise ValueError(
+    return ValueError(
         "`from_logits` must be given for predictions without a name, "
         f"got None and values from {low:.4g} to {high:.4g}. {advice}"
     )

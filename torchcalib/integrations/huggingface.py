@@ -1,15 +1,13 @@
 """Streaming calibration metrics for `transformers.Trainer`, which does not need to store all logits."""
 
 import weakref
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from torchcalib.core.arguments import Task
-from torchcalib.core.documentation import documented
+from torchcalib.core.arguments import StreamOptions, Task
 from torchcalib.metrics.base import CalibrationMetric
 from torchcalib.metrics.binned import ECE
 from torchcalib.metrics.collection import CalibrationCollection
@@ -30,7 +28,6 @@ if TYPE_CHECKING:
 _DEFAULT = {"nll": NLL, "brier": BrierScore, "ecd": ECD, "ece": ECE, "accuracy": Accuracy}
 
 
-@partial(documented, without=("weights", "batch_dims"))
 class CalibrationMetrics:
     """Compute calibration metrics in the evaluations of `transformers.Trainer`.
 
@@ -64,7 +61,14 @@ class CalibrationMetrics:
         metrics: metrics by name, with `from_logits=True, ignore_index=-100`. None creates the negative log-likelihood
             (`nll`), Brier score (`brier`), entropic calibration difference (`ecd`), expected calibration error (`ece`)
             and `accuracy`, with the other options.
+        task: `"binary"`, `"multiclass"` or `"multilabel"`. `num_classes` or `num_labels` implies it.
         shift: whether the logits at position i predict the label at position i + 1.
+        from_logits: whether the model returns logits.
+        ignore_index: rows and tokens with this label are ignored.
+        num_classes: number of classes of a multi-class task, which is checked.
+        num_labels: number of labels, required for a multi-label task.
+        **options: `positive_classes`, `class_axis`, `validate_args` and `nan_policy` of all metrics; see
+            `torchcalib.functional.InputOptions`.
 
     Raises:
         TypeError: if `metrics` is not a `CalibrationCollection`, or if options are passed with `metrics`.
@@ -84,21 +88,25 @@ class CalibrationMetrics:
         shift: bool = False,
         from_logits: bool = True,
         ignore_index: int | None = -100,
-        **options: Any,
+        num_classes: int | None = None,
+        num_labels: int | None = None,
+        **options: Unpack[StreamOptions],
     ) -> None:
-        given = {"from_logits": from_logits, "ignore_index": ignore_index, "task": task}
-        defaults = {"from_logits": True, "ignore_index": -100, "task": None}
-        options |= {name: value for name, value in given.items() if metrics is None or value != defaults[name]}
+        named = {"from_logits": from_logits, "ignore_index": ignore_index, "task": task}
+        named |= {"num_classes": num_classes, "num_labels": num_labels}
+        defaults = {"from_logits": True, "ignore_index": -100}
+        given = {**options, **{name: value for name, value in named.items() if value != defaults.get(name)}}
         if metrics is None:
-            metrics = CalibrationCollection({name: metric(**options) for name, metric in _DEFAULT.items()})
+            all_options: Any = {**options, **named}
+            metrics = CalibrationCollection({name: metric(**all_options) for name, metric in _DEFAULT.items()})
         elif not isinstance(metrics, CalibrationCollection):
             raise TypeError(
                 f"`metrics` must be a CalibrationCollection or None, got {type(metrics).__name__}. "
                 "Pass CalibrationCollection({'ece': ECE(...)})."
             )
-        elif options:
+        elif given:
             raise TypeError(
-                f"`{next(iter(options))}` must not be given together with `metrics`, got both. Pass it to each metric."
+                f"`{next(iter(given))}` must not be given together with `metrics`, got both. Pass it to each metric."
             )
         self.metrics = metrics
         self.shift = shift

@@ -1,30 +1,33 @@
 """Lightning callback for calibration metrics in the validation."""
 
+import io
 import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib import import_module
-from typing import Any
+from typing import Any, Unpack
 
+import numpy as np
 import torch
-from torch import Tensor
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from numpy.typing import NDArray
+from torch import Tensor, distributed
 from torch.utils.data import BatchSampler, DistributedSampler
 
 from torchcalib.calibration.calibrator import Calibrator
 from torchcalib.calibration.saving import CHECKPOINT_KEY, calibrator_from
-from torchcalib.core.arguments import Task, check_count
-from torchcalib.core.documentation import documented
+from torchcalib.core.arguments import StreamOptions, Task, check_count
 from torchcalib.display.words import capitalised
-from torchcalib.integrations.fitting import fit_on_all_ranks
-from torchcalib.integrations.images import log_picture
 from torchcalib.integrations.outputs import Get, found_by
 from torchcalib.io.errors import shown
 from torchcalib.metrics.base import CalibrationMetric
 from torchcalib.metrics.distributed_sampler import distinct_rows
-from torchcalib.metrics.gathering import rank_and_size
+from torchcalib.metrics.gathering import gathered_bytes, rank_and_size, waiting
 from torchcalib.ops.logs import wide_dtype
 from torchcalib.plots.reliability import reliability_diagram
 from torchcalib.reporting.buffer import PredictionBuffer
+from torchcalib.reporting.calibration import fitted
 from torchcalib.reporting.monitoring.monitor import Monitor
 from torchcalib.results.history import History
 
@@ -49,9 +52,13 @@ def _callback_classes() -> tuple[type, ...]:
 
 
 _Callback: Any = type("_Callback", _callback_classes(), {})
+_FIT = "fit a calibrator"
+_DPI = 120
+
+Fitted = tuple[Calibrator | None, tuple[str, ...]]
+"""Fitted calibrator, or None if the fit is impossible, and texts of warnings."""
 
 
-@partial(documented, without=("weights", "batch_dims"))
 class CalibrationMonitor(_Callback):  # type: ignore[misc]  # the base classes are known at run time only
     """Monitor calibration in the validation of a `Trainer` from `lightning` or `pytorch_lightning`.
 
@@ -78,6 +85,7 @@ class CalibrationMonitor(_Callback):  # type: ignore[misc]  # the base classes a
         num_classes: number of classes, required for a multi-class task.
         num_labels: number of labels, required for a multi-label task.
         from_logits: whether predictions are logits.
+        ignore_index: rows with this target are ignored.
         n_bins: number of equal-width bins in metrics and in the diagram.
         get: function `get(outputs, batch)` of the return value of `validation_step` and its batch, which returns
             `(preds, target)` or `(preds, target, weights)`. None finds tensors by their usual names; see
@@ -89,7 +97,8 @@ class CalibrationMonitor(_Callback):  # type: ignore[misc]  # the base classes a
         calibrate: calibrator, such as `torchcalib.calibration.TemperatureScaling()`, to fit to the samples of the first
             loader in each validation. The samples are stored on the CPU: at most 2^20 samples and 2^26 values over all
             ranks. With more samples, no calibrator is fitted, and a warning is issued.
-        **options: further arguments of all metrics, such as `ignore_index` and `class_axis`.
+        **options: `positive_classes`, `class_axis`, `validate_args` and `nan_policy` of all metrics; see
+            `torchcalib.functional.InputOptions`.
 
     Attributes:
         monitors: one `torchcalib.Monitor` per validation loader.
@@ -117,6 +126,7 @@ class CalibrationMonitor(_Callback):  # type: ignore[misc]  # the base classes a
         num_classes: int | None = None,
         num_labels: int | None = None,
         from_logits: bool = False,
+        ignore_index: int | None = None,
         n_bins: int = 15,
         get: Get | None = None,
         metrics: Mapping[str, CalibrationMetric[Any]] | None = None,
@@ -124,13 +134,23 @@ class CalibrationMonitor(_Callback):  # type: ignore[misc]  # the base classes a
         threshold: float = 0.1,
         diagrams_every: int = 1,
         calibrate: Calibrator | None = None,
-        **options: Any,
+        **options: Unpack[StreamOptions],
     ) -> None:
         super().__init__()
         check_count("diagrams_every", diagrams_every, at_least=0)
-        options |= {"task": task, "num_classes": num_classes, "num_labels": num_labels, "from_logits": from_logits}
-        options |= {"n_bins": n_bins, "metrics": metrics, "prefix": prefix, "threshold": threshold}
-        self._new_monitor = partial(Monitor, **options)
+        self._new_monitor = partial(
+            Monitor,
+            task=task,
+            num_classes=num_classes,
+            num_labels=num_labels,
+            from_logits=from_logits,
+            ignore_index=ignore_index,
+            n_bins=n_bins,
+            metrics=metrics,
+            prefix=prefix,
+            threshold=threshold,
+            **options,
+        )
         self._get, self._calibrate = get, calibrate
         self.prefix, self.diagrams_every = prefix, diagrams_every
         self.monitors = [self._new_monitor()]
@@ -302,3 +322,78 @@ def _loaders(trainer: Any) -> list[Any]:
     # `trainer.val_dataloaders` is not used: it can be nested, or contain the loaders of `fit` during `validate`. The
     # loaders in the order of their indices have no public name.
     return list(loop._combined_loader.flattened) if loop._is_sequential else [None]
+
+
+def fit_on_all_ranks(calibrator: Calibrator, buffer: PredictionBuffer, class_axis: int = -1) -> Fitted:
+    """Fit a calibrator to the samples of all ranks, in rank order. All ranks must call it, and get equal results."""
+    rank, n_ranks = rank_and_size()
+    if n_ranks > 1:
+        buffer = _gathered(buffer)
+    result: list[Any] = [_fitted(calibrator, buffer, class_axis) if rank == 0 else None]
+    if n_ranks > 1:
+        with waiting(_FIT):
+            distributed.broadcast_object_list(result, src=0)
+    fit: Fitted = result[0]
+    return fit
+
+
+def _gathered(buffer: PredictionBuffer) -> PredictionBuffer:
+    """Gather the samples of all ranks. Return all of them on rank 0, and an empty buffer on other ranks."""
+    content = io.BytesIO()
+    torch.save(buffer.state(), content)
+    empty = PredictionBuffer(buffer.input_format)
+    parts = (torch.load(io.BytesIO(part), weights_only=True) for part in gathered_bytes(_FIT, content.getvalue()))
+    return sum(map(empty.loaded, parts), start=empty)
+
+
+def _fitted(calibrator: Calibrator, buffer: PredictionBuffer, class_axis: int) -> Fitted:
+    """Fit a calibrator. Return it and its warnings; see `Fitted`.
+
+    An error is returned as a warning, with None instead of the calibrator, so that training continues.
+    """
+    why_not = "targets are class probabilities, not labels" if buffer.has_shares else buffer.why_not
+    if not why_not and not buffer.pieces:
+        why_not = "there are no samples"
+    if why_not:
+        return None, (f"no calibrator is fitted: {why_not}.",)
+    try:
+        fit = fitted(calibrator, buffer.predictions(), class_axis, buffer.input_format.positive_classes)
+    except Exception as error:  # other ranks wait for the result
+        is_expected = isinstance(error, RuntimeError | ValueError | TypeError) and str(error)
+        cause = str(error) if is_expected else f"{type(error).__name__}: {error}"
+        return None, (f"no calibrator is fitted: {cause.splitlines()[0]}",)
+    return fit, tuple(f"the calibrator: {remark}" for remark in fit.remarks())
+
+
+def log_picture(logger: Any, name: str, ax: Axes, step: int) -> bool:
+    """Log the figure of `ax` as an image. Return False if the logger does not accept images.
+
+    The first available method of the logger or of its `experiment` is called:
+
+    - `logger.log_image(key, images, step)`: Weights & Biases.
+    - `experiment.add_image(tag, array, step, dataformats)`: TensorBoard.
+    - `experiment.log_figure(run_id, figure, path)`: MLflow; without a run `(figure_name, figure, step)`: Comet.
+    """
+    if hasattr(logger, "log_image"):
+        logger.log_image(key=name, images=[as_array(ax)], step=step)
+        return True
+    experiment: Any = getattr(logger, "experiment", None)
+    figure = ax.figure.canvas.figure
+    if hasattr(experiment, "add_image"):
+        experiment.add_image(name, as_array(ax), step, dataformats="HWC")
+    elif hasattr(experiment, "log_figure") and hasattr(logger, "run_id"):
+        experiment.log_figure(logger.run_id, figure, f"{name}_{step:08d}.png")
+    elif hasattr(experiment, "log_figure"):
+        experiment.log_figure(figure_name=name, figure=figure, step=step)
+    else:
+        return False
+    return True
+
+
+def as_array(ax: Axes) -> NDArray[np.uint8]:
+    """Render the figure of `ax` as an RGB image, uint8 `(height, width, 3)`, without pyplot."""
+    figure = ax.figure.canvas.figure
+    figure.set_dpi(_DPI)
+    canvas: Any = FigureCanvasAgg(figure)
+    canvas.draw()
+    return np.asarray(canvas.buffer_rgba())[..., :3].copy()

@@ -6,12 +6,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from torchcalib.io.errors import short_name
-
-LOGITS = ("logits", "logit", "log_probs")
-PROBS = ("probs", "prob", "probabilities")
-NEUTRAL = ("preds", "pred", "predictions", "outputs", "output", "y_hat", "y_pred")
-TARGETS = ("targets", "target", "labels", "label", "y", "y_true")
-WEIGHTS = ("weights", "weight", "sample_weight")
+from torchcalib.io.names import LOGITS, NEUTRAL, PROBS, TARGETS, WEIGHTS
 
 Get = Callable[[Any, Any], Sequence[Tensor | None]]
 
@@ -27,8 +22,8 @@ class Found(NamedTuple):
 def found_by(get: Get | None, outputs: Any, batch: Any, from_logits: bool) -> Found:
     """Return the result of `get(outputs, batch)`. If `get` is None, find the tensors by usual names and positions.
 
-    - Predictions: `outputs["logits"]`, `["probs"]`, `["preds"]` or a similar name; the first tensor of a tuple, after
-      an optional scalar loss; or `outputs` itself.
+    - Predictions: `outputs["logits"]`, `["probs"]`, `["preds"]` or another name of `torchcalib.io.names`; the first
+      tensor of a tuple, after an optional scalar loss; or `outputs` itself.
     - Targets: `outputs["targets"]`, `["labels"]`, `["y"]` or a similar name; or the second tensor of the tuple. If
       there are none, the same names in `batch`, or its second element if it is a pair.
     - Weights: `outputs["weights"]` or a similar name; or the third tensor of the tuple.
@@ -53,15 +48,19 @@ def found_by(get: Get | None, outputs: Any, batch: Any, from_logits: bool) -> Fo
         if not isinstance(given, list | tuple) or len(given) not in (2, 3) or not isinstance(given[0], Tensor):
             raise TypeError(f"`get` must return (preds, target) or (preds, target, weights), got {described(given)}.")
         return Found(*given)
+    preds: Tensor | None
+    target: Tensor | None
     if isinstance(outputs, Tensor) or _is_plain_tuple(outputs):
-        found = _by_position([outputs] if isinstance(outputs, Tensor) else outputs)
+        preds, target, weights = _by_position([outputs] if isinstance(outputs, Tensor) else outputs)
     else:
-        found = _by_name(outputs, from_logits)
-    preds, target, weights = found
+        right = LOGITS if from_logits else PROBS
+        if not tensor_named(outputs, right)[0]:
+            _check_kind(outputs, from_logits, "`validation_step`")
+        preds, target, weights = (tensor_named(outputs, names)[1] for names in ((*right, *NEUTRAL), TARGETS, WEIGHTS))
     if target is None and _is_plain_tuple(batch):
         target = batch[1] if len(batch) == 2 and isinstance(batch[1], Tensor) else None
     elif target is None:
-        _, target = tensor_named(batch, TARGETS)
+        target = tensor_named(batch, TARGETS)[1]
     if preds is None or target is None:
         missing = "predictions" if preds is None else "targets"
         raise ValueError(
@@ -101,29 +100,21 @@ def _by_position(outputs: Sequence[Any]) -> Sequence[Tensor | None]:
 def predictions_in(outputs: Any, from_logits: bool | None) -> tuple[Tensor | None, bool | None]:
     """Return the predictions in the output of a model, and whether they are logits, inferred from their name.
 
-    The predictions are the output itself, the only tensor in a tuple, or a tensor with a usual name.
-
-    Args:
-        outputs: output of a model.
-        from_logits: whether predictions are logits, or None if unknown.
-
-    Returns:
-        The predictions, or None if they are not found. The second value is True for a name such as "logits", False for
-        a name such as "probs", and None otherwise.
+    The predictions are the output itself, the only tensor in a tuple, or a tensor with a usual name; None if they are
+    not found. The second value is None for an output without a name, or with an ambiguous one.
     """
     if isinstance(outputs, Tensor):
         return outputs, None
     if _is_plain_tuple(outputs):
         tensors = [x for x in outputs if isinstance(x, Tensor)]
         return (tensors[0] if len(tensors) == 1 else None), None
-    kinds = {True: LOGITS, False: PROBS}
     for is_logits in (True, False) if from_logits is None else (from_logits,):
-        name, preds = tensor_named(outputs, kinds[is_logits])
+        name, preds = tensor_named(outputs, LOGITS if is_logits else PROBS)
         if name is not None:
             return preds, is_logits
     name, preds = tensor_named(outputs, NEUTRAL)
     if from_logits is not None and name is None:
-        _raise_for_other_kind(outputs, from_logits, "the model")
+        _check_kind(outputs, from_logits, "the model")
     return preds, None
 
 
@@ -136,14 +127,7 @@ def tensor_named(x: Any, names: Sequence[str]) -> tuple[str | None, Tensor | Non
     return None, None
 
 
-def _by_name(outputs: Any, from_logits: bool) -> Sequence[Tensor | None]:
-    right = LOGITS if from_logits else PROBS
-    if not tensor_named(outputs, right)[0]:
-        _raise_for_other_kind(outputs, from_logits, "`validation_step`")
-    return [tensor_named(outputs, names)[1] for names in ((*right, *NEUTRAL), TARGETS, WEIGHTS)]
-
-
-def _raise_for_other_kind(outputs: Any, from_logits: bool, origin: str) -> None:
+def _check_kind(outputs: Any, from_logits: bool, origin: str) -> None:
     """Raise ValueError if `outputs` contains probabilities despite `from_logits`, or logits without it."""
     name, _ = tensor_named(outputs, PROBS if from_logits else LOGITS)
     if name:

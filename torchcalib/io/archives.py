@@ -1,4 +1,4 @@
-"""Open zip archives (`.npz`, `.pt`) after checks of their directory.
+"""Open zip archives (`.npz`, `.pt`) after checks of their directory, and load the tensors of `.pt` files.
 
 Programs disagree about damaged archives: Python, torch and others may find different directories in the same file. An
 attacker could show an uncompressed archive to one of them, and a compressed one to another. Archives of numpy and torch
@@ -6,13 +6,19 @@ are simple, so this module accepts only this form: the directory is followed dir
 record is the last part of the file.
 """
 
+import sys
 import zipfile
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from torchcalib.io.errors import quoted
+from torchcalib.io.limits import MAX_HEADER
+from torchcalib.io.pickles import check_pickle
 
 _MAX_DIRECTORY = 12 * 2**20  # largest size of the directory in bytes; an entry takes 50 to 100
 _END, _END_BYTES = b"PK\x05\x06", 22
@@ -22,15 +28,41 @@ _LONG_END, _LONG_END_BYTES = b"PK\x06\x06", 56
 
 @contextmanager
 def open_archive(path: Path, methods: Collection[int]) -> Iterator[zipfile.ZipFile]:
-    """Open a zip archive whose members have one of the given compression methods, such as `zipfile.ZIP_STORED`.
-
-    Raises:
-        ValueError: if the archive has another form, repeated or overlapping members, or another compression.
-    """
+    """Open a zip archive whose members have one of the given compression methods, such as `zipfile.ZIP_STORED`."""
     _check_directory(path)
     with zipfile.ZipFile(path) as archive:
         _check_members(archive.infolist(), methods, path.stat().st_size)
         yield archive
+
+
+def load_tensors(path: str | Path) -> Any:
+    """Map the tensors of a `torch.save` file into memory, with the plain containers that hold them.
+
+    The archive and its pickle are checked before torch loads them; see `pickles`.
+
+    Raises:
+        pickle.UnpicklingError: if the file contains other Python objects. None of them is created.
+        ValueError: if the archive is compressed or damaged, or a tensor exceeds its storage.
+        OSError, RuntimeError: if the file cannot be read.
+    """
+    with open_archive(Path(path), {zipfile.ZIP_STORED}) as archive:
+        members = {info.filename: info for info in archive.infolist()}
+        if len({name.lower() for name in members}) < len(members):  # torch ignores the case of names
+            raise ValueError("the archive must have names that differ in more than case, got equal ones")
+        pickles = [info for name, info in members.items() if name.lower().endswith(".pkl")]
+        if len(pickles) != 1 or pickles[0].file_size > MAX_HEADER:
+            raise ValueError(
+                f"the archive must have one pickle of at most {MAX_HEADER:,} bytes, got {len(pickles)} pickles of "
+                f"{sum(info.file_size for info in pickles):,} bytes"
+            )
+        root = pickles[0].filename.rpartition("/")[0]
+        order = archive.read(members[f"{root}/byteorder"]) if f"{root}/byteorder" in members else b""
+        if order not in (b"", sys.byteorder.encode()):  # torch would copy and convert all values
+            raise ValueError(f"the archive must have the byte order of this machine, {sys.byteorder}, got another one")
+        start = f"{root}/data/"
+        records = {name.removeprefix(start): info.file_size for name, info in members.items() if name.startswith(start)}
+        check_pickle(archive.read(pickles[0]), records)
+    return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
 
 
 def _check_members(members: Sequence[zipfile.ZipInfo], methods: Collection[int], size: int) -> None:

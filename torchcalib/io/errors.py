@@ -4,12 +4,17 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from textwrap import shorten
 
+FILL_IN = "Fill it in, or pass nan_policy='drop' to drop rows with missing values."
+"""Advice for a missing value."""
 _MAX_MESSAGE = 500  # characters of a message
 _NAME_LENGTHS = (200, 100, 60, 28)  # lengths of names that are tried in turn
 
 
 class InputError(ValueError):
-    """Error for a file that cannot be read as predictions. The message contains the problem and a remedy."""
+    """Error for a file that cannot be read as predictions. The message contains the problem and a remedy.
+
+    Arguments are named as in Python, `task='binary'`; the command line replaces them by its options.
+    """
 
     def __init__(self, message: str) -> None:
         super().__init__(limited(message))
@@ -44,10 +49,7 @@ def reading(label: str, file_format: str) -> Iterator[None]:
 
 
 def limited(message: str) -> str:
-    """Return a message of at most 500 printable characters. Long names in backquotes are shortened in the middle.
-
-    Names come from files, and may have any length.
-    """
+    """Return a message of at most 500 printable characters. Long names in backquotes are shortened in the middle."""
     for most in _NAME_LENGTHS:
         if len(message) <= _MAX_MESSAGE:
             break

@@ -44,9 +44,8 @@ def check_classes(n: int, paths: Iterable[Path], label: str, cost: int = 1) -> N
     `cost` is the memory for a class, divided by that of a report of a multi-class task.
     """
     size = _size(paths)
-    _check(
-        "classes", n, (_MAX_CLASSES + size // _BYTES_PER_CLASS) // cost, size, label, "Check the axis of the classes."
-    )
+    most = (_MAX_CLASSES + size // _BYTES_PER_CLASS) // cost
+    _check("classes", n, most, size, label, "Check the axis of the classes.")
 
 
 def check_samples(n: int, paths: Iterable[Path], label: str) -> None:
@@ -60,9 +59,8 @@ def check_columns(n: int, paths: Sequence[Path], label: str) -> None:
     size = _size(paths)
     few = _MAX_COLUMNS_COMPRESSED if paths[0].suffix.lower() == ".gz" else _MAX_COLUMNS
     most = min(MAX_ARRAYS, few + size // _BYTES_PER_COLUMN)
-    _check(
-        "columns", n, most, size, label, "Save predictions of all classes as one array, such as in .npz or .parquet."
-    )
+    advice = "Save predictions of all classes as one array, such as in .npz or .parquet."
+    _check("columns", n, most, size, label, advice)
 
 
 def _check(kind: str, n: int, most: int, size: int, label: str, advice: str) -> None:

@@ -1,6 +1,12 @@
-"""Common names of predictions, targets and weights in files. Importing this module does not import torch."""
+"""What names and shapes of arrays imply: roles, logits or probabilities, and the task. Does not import torch."""
 
 import re
+from typing import Literal, get_args
+
+Task = Literal["binary", "multiclass", "multilabel"]
+FileTask = Literal["binary", "multiclass", "multilabel", "confidence"]
+"""Task of a file. For `"confidence"`, predictions are confidences, and targets are 1 for correct predictions."""
+TASKS: tuple[Task, ...] = get_args(Task)
 
 LOG_PROBS = ("log_probs", "logprobs", "log_prob", "logprob", "log_proba", "log_probabilities")
 LOGITS = ("logits", "logit", "y_logit", "y_logits", *LOG_PROBS)
@@ -26,6 +32,38 @@ TARGETS = (
 WEIGHTS = ("weights", "weight", "sample_weight", "sample_weights")
 INDEX = ("", "index", "id", "idx", "unnamed: 0", "__index_level_0__")
 """Names of columns with row numbers or row labels."""
+
+SYNONYMS = {
+    "bins": "n_bins",
+    "nbins": "n_bins",
+    "num_bins": "n_bins",
+    "label": "target",
+    "labels": "target",
+    "targets": "target",
+    "y_true": "target",
+    "probs": "preds",
+    "y_pred": "preds",
+    "y_prob": "preds",
+    "y_score": "preds",
+    "logits": "from_logits",
+    "weight": "weights",
+    "sample_weight": "weights",
+    "sample_weights": "weights",
+    "cluster": "clusters",
+    "group": "groups",
+    "model": "groups",
+    "names": "class_names",
+    "n_classes": "num_classes",
+    "n_labels": "num_labels",
+    "pos_label": "positive_classes",
+    "ignore_idx": "ignore_index",
+    "n_bootstrap": "n_replicates",
+    "n_resamples": "n_replicates",
+    "random_state": "seed",
+    "o": "out",
+    "output": "out",
+}
+"""Arguments and options of torchcalib, by the equivalent name in torchmetrics, scikit-learn, netcal and others."""
 
 _MAX_DIGITS = 9  # longer numbers are identifiers
 
@@ -63,3 +101,13 @@ def are_logits(key: str) -> bool | None:
     words = set(re.split(r"[_.:\- ]+", key))
     logits, probs = bool(words & {*LOGITS, "log"}), bool(words & set(PROBS))
     return logits if logits or probs else None
+
+
+def task_of_shapes(preds: tuple[int, ...], target: tuple[int, ...]) -> Task | None:
+    """Return the task that the shapes of predictions and targets imply; None for ambiguous and other shapes.
+
+    Equal shapes with more axes are ambiguous: multi-label targets, one-hot labels, annotator counts or binary maps.
+    """
+    if len(target) == len(preds) - 1 and len(preds) > 1:
+        return "multiclass"
+    return "binary" if preds == target and len(preds) == 1 else None

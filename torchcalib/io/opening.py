@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
+from importlib import import_module
 from operator import add
 from pathlib import Path
 from typing import Any, Literal
@@ -12,24 +13,24 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from torchcalib.io.errors import InputError, NoSamplesError, quoted
-from torchcalib.io.hashing import hashes_of
-from torchcalib.io.labels import check_class_names, class_indices, names_of_labels
-from torchcalib.io.paths import check_paths
-from torchcalib.io.readers import TEXT, WHOLE, Reader, Text, readers_of
-from torchcalib.io.roles import (
-    ROLES,
-    FileTask,
-    Task,
-    check_arrays,
-    check_per_sample,
-    find_roles,
-    infer_from_logits,
-    infer_task,
-    is_confidence,
-)
-from torchcalib.io.rounding import without_rounding
+from torchcalib.io import arrays
+from torchcalib.io.errors import InputError, NoSamplesError, quoted, reading
+from torchcalib.io.names import FileTask, Task
+from torchcalib.io.paths import check_paths, format_of
+from torchcalib.io.reader import TEXT, WHOLE, Reader, Text
+from torchcalib.io.roles import ROLES, find_roles, source_of
 from torchcalib.io.source import Source
+from torchcalib.io.text import (
+    check_class_names,
+    class_indices,
+    cluster_hashes,
+    first_row,
+    group_numbers,
+    names_of_labels,
+)
+
+_MAX_DECIMALS = 6
+_MAX_ROUNDING_ERROR = 0.1  # largest accepted distance of a sum from 1
 
 
 @dataclass(frozen=True)
@@ -87,70 +88,48 @@ class PredictionFiles:
     def chunks_of(self, reader: Reader, max_bytes: int) -> Iterator[Rows]:
         """Yield the rows of one reader in chunks; see `chunks`."""
         roles = {role: name for role in ROLES if (name := getattr(self.source, role)) is not None}
-        preds = reader.arrays[self.source.preds]
-        is_column = len(preds.shape) > len(self.source.shape)
         start = 0
         for chunk in reader.stream(list(roles.values()), max_bytes, self.allow_missing):
-            yield self._rows_of(reader, dict(zip(roles, chunk, strict=True)), is_column, start)
+            yield self._rows_of(reader, dict(zip(roles, chunk, strict=True)), start)
             start += len(chunk[0])
 
-    def _rows_of(self, reader: Reader, arrays: dict[str, Any], is_column: bool, start: int) -> Rows:
-        """Convert arrays by role to `Rows`, and text to numbers. With `is_column`, `(n, 1, ...)` becomes `(n, ...)`."""
-        label = f"`{self.source.target}` in `{reader.label}`"
-        target = arrays["target"]
+    def _rows_of(self, reader: Reader, values: dict[str, Any], start: int) -> Rows:
+        """Convert arrays by role to `Rows`: text to numbers, and columns `(n, 1, ...)` to `(n, ...)`."""
+        labels = {role: f"`{getattr(self.source, role)}` in `{reader.label}`" for role in values}
+        target, group_names = values["target"], None
         if isinstance(target, Text):
-            arrays["target"] = class_indices(target, self.source.class_names, label, start, self.allow_missing)
-        elif self.task == "multiclass" and target.is_floating_point() and target.dim() == arrays["preds"].dim() - 1:
-            arrays["target"] = self._whole_labels(target, label, start)
-        group_names = None
-        if isinstance(text := arrays.get("groups"), Text):
-            group_names = sorted(set(text.names) - {""})
-            numbers = {"": -1, **{name: k for k, name in enumerate(group_names)}}
-            arrays["groups"] = torch.tensor([numbers[name] for name in text.names], dtype=torch.int64)[text.codes]
-        if isinstance(text := arrays.get("clusters"), Text):
-            if "" in text.names:
-                row = start + int((text.codes == text.names.index("")).int().argmax()) + 1
-                raise InputError(
-                    f"`{self.source.clusters}` in `{reader.label}` must contain the cluster of each row, got an empty "
-                    f"text in row {row}. Give rows without a cluster distinct names."
-                )
-            arrays["clusters"] = hashes_of(text.names)[text.codes]
-        tensors = {role: v.squeeze(1) if is_column and v.dim() > 1 else v for role, v in arrays.items()}
+            values["target"] = class_indices(
+                target, self.source.class_names, labels["target"], start, self.allow_missing
+            )
+        elif self.task == "multiclass" and target.is_floating_point() and target.dim() == values["preds"].dim() - 1:
+            values["target"] = self._whole_labels(target, labels["target"], start)
+        if isinstance(groups := values.get("groups"), Text):
+            values["groups"], group_names = group_numbers(groups)
+        if isinstance(clusters := values.get("clusters"), Text):
+            values["clusters"] = cluster_hashes(clusters, labels["clusters"], start)
+        is_column = values["preds"].dim() > len(self.source.shape)
+        tensors = {role: v.squeeze(1) if is_column and v.dim() > 1 else v for role, v in values.items()}
         if self.task == "multiclass" and tensors["target"].dtype == torch.bool:
-            self._check_one_hot(tensors["target"], label, start)
+            _check_one_hot(tensors["target"], labels["target"], start)
         if self.allow_missing:
             tensors = self._with_missing_as_nan(reader, tensors)
         if self.normalize:
-            tensors["preds"] = without_rounding(tensors["preds"], f"`{self.source.preds}` in `{reader.label}`", start)
-        return Rows(
-            **{
-                role: v if role == "preds" or v.is_floating_point() else v.to(torch.int64)
-                for role, v in tensors.items()
-            },
-            group_names=group_names,
-        )
+            tensors["preds"] = _normalized(tensors["preds"], labels["preds"], start)
+        whole = {role for role, v in tensors.items() if role != "preds" and not v.is_floating_point()}
+        tensors = {role: v.to(torch.int64) if role in whole else v for role, v in tensors.items()}
+        return Rows(**tensors, group_names=group_names)
 
     def _whole_labels(self, target: Tensor, label: str, start: int) -> Tensor:
         """Convert floating-point class indices to int64, unless some are missing (NaN)."""
-        wrong = (target != target.round()) & ~target.isnan() if self.allow_missing else target != target.round()
-        if bool(wrong.any()):
-            row = int(wrong.reshape(len(target), -1).any(1).int().argmax())
+        wrong = target != target.round()
+        row = first_row(wrong & ~target.isnan() if self.allow_missing else wrong)
+        if row is not None:
             found = float(target[row].flatten()[0])
             raise InputError(
                 f"{label} must contain class indices, which are whole numbers, got {found:g} in row {start + row + 1}. "
-                + ("Pass --nan-policy drop to drop rows with NaN." if found != found else "Save class indices.")
+                + ("Pass nan_policy='drop' to drop rows with NaN." if found != found else "Save class indices.")
             )
         return target if bool(target.isnan().any()) else target.to(torch.int64)
-
-    def _check_one_hot(self, target: Tensor, label: str, start: int) -> None:
-        n_true = target.sum(-1).reshape(len(target), -1)
-        wrong = (n_true != 1).any(1)
-        if bool(wrong.any()):
-            row = int(wrong.int().argmax())
-            raise InputError(
-                f"{label} must be true for one class in every row (--task multiclass), got {int(n_true[row][0])} in "
-                f"row {start + row + 1}. Pass --task multilabel if several labels can be true in a row."
-            )
 
     def _with_missing_as_nan(self, reader: Reader, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """Set predictions to NaN where the target or weight is missing. Metrics then drop and count these samples."""
@@ -169,9 +148,44 @@ class PredictionFiles:
                 preds = preds.masked_fill(rows.reshape(-1, *[1] * (preds.dim() - 1)), torch.nan)
             whole = reader.arrays[getattr(self.source, role)].dtype in (*WHOLE, *TEXT)
             is_label = role == "target" and self.task == "multiclass" and values.dim() < preds.dim()
-            tensors[role] = values.masked_fill(missing, fill)
-            tensors[role] = tensors[role].to(torch.int64) if whole or is_label else tensors[role]
+            filled = values.masked_fill(missing, fill)
+            tensors[role] = filled.to(torch.int64) if whole or is_label else filled
         return {**tensors, "preds": preds}
+
+
+def _check_one_hot(target: Tensor, label: str, start: int) -> None:
+    n_true = target.sum(-1).reshape(len(target), -1)
+    row = first_row(n_true != 1)
+    if row is not None:
+        raise InputError(
+            f"{label} must be true for one class in every row (task='multiclass'), got {int(n_true[row][0])} in "
+            f"row {start + row + 1}. Pass task='multilabel' if several labels can be true in a row."
+        )
+
+
+def _normalized(probs: Tensor, label: str, start: int) -> Tensor:
+    """Divide rounded probabilities `(N, ..., C)` by their sum over classes. Rows with NaN become NaN.
+
+    A sum that differs from 1 by more than rounding to the given number of decimals can cause is an error.
+    """
+    total = probs.double().sum(-1, keepdim=True)
+    farthest = min(_MAX_ROUNDING_ERROR, probs.shape[-1] * 0.5 * 10.0 ** -_decimals_of(probs)) + 1e-3
+    row = first_row((total - 1).abs() > farthest)
+    if row is not None:
+        raise InputError(
+            f"{label} must sum to 1 within {farthest:.2g} for normalize=True, which corrects rounding only, got "
+            f"{float(total[row].flatten()[0]):g} in row {start + row + 1}. Check that every class has a column."
+        )
+    return (probs.double() / total).to(probs.dtype)
+
+
+def _decimals_of(probs: Tensor) -> int:
+    """Return the smallest number of decimals that represents all finite values, at most 6."""
+    values = probs[probs.isfinite()].double()
+    for decimals in range(_MAX_DECIMALS):
+        if bool(((values * 10**decimals).round() / 10**decimals - values).abs().le(1e-7).all()):
+            return decimals
+    return _MAX_DECIMALS
 
 
 def open_predictions(
@@ -232,61 +246,45 @@ def open_predictions(
     readers = readers_of(check_paths(paths))
     named = [reader for reader in readers if reader.arrays or reader.format != "jsonl"]  # empty .jsonl has no keys
     roles_of = {reader: find_roles(reader, given, task) for reader in named}
-    filled = tuple(reader for reader, roles in roles_of.items() if check_arrays(reader, roles) > 0)
+    filled = tuple(reader for reader, roles in roles_of.items() if reader.arrays[roles["preds"]].shape[0] > 0)
     if not filled:
         raise NoSamplesError(readers[0].label)
-    found = [_source_of(reader, roles_of[reader], from_logits, task) for reader in filled]
+    found = [source_of(reader, roles_of[reader], from_logits, task) for reader in filled]
     files = tuple(str(path) for reader in readers for path in reader.paths)
     source = reduce(add, (source for source, _ in found))  # raises if names, dtypes or shapes differ
     opened = PredictionFiles(replace(source, files=files), found[0][1], filled, nan_policy == "drop", normalize)
     if normalize and (opened.task != "multiclass" or source.from_logits):
         raise InputError(
-            f"--normalize must be used with multi-class probabilities, got {opened.task} "
-            f"{'logits' if source.from_logits else 'probabilities'}. Omit the option."
+            f"`normalize` must be used with multi-class probabilities, got {opened.task} "
+            f"{'logits' if source.from_logits else 'probabilities'}. Omit it."
         )
     preds_found, target_found = filled[0].arrays[source.preds], filled[0].arrays[source.target]
     may_be_systems = preds_found.stem and preds_found.classes and target_found.dtype not in TEXT
     if may_be_systems and source.from_logits and class_names is None:
         raise InputError(
             f"`{source.preds}` in `{filled[0].label}` must be logits of classes, got columns that may belong to "
-            f"several systems. Pass --class-names {','.join(preds_found.classes)} for classes, or choose one with "
-            "--preds."
+            f"several systems. Pass class_names={list(preds_found.classes)} for classes, or choose one with "
+            "preds='NAME'."
         )
     names = tuple(class_names) if class_names is not None else source.class_names
     if names:
         names = check_class_names(names, 2 if opened.task == "binary" else source.shape[-1], source.preds)
         if names != source.class_names and set(names) == set(source.class_names):
             raise InputError(
-                f"--class-names must have the order of the columns, {quoted(source.class_names)}, got {quoted(names)}. "
-                "Leave the option out, because the columns have names."
+                f"`class_names` must have the order of the columns, {quoted(source.class_names)}, got {quoted(names)}. "
+                "Omit it, because the columns have names."
             )
     elif target_found.dtype in TEXT:
         names = names_of_labels(filled, source.preds, source.target, opened.task)
     return replace(opened, source=replace(opened.source, class_names=names))
 
 
-def _source_of(
-    reader: Reader, roles: Mapping[str, str], from_logits: bool | None, given_task: FileTask | None
-) -> tuple[Source, Task]:
-    """Return the `Source` and the task of a file. Options that are None are inferred from names, dtypes and shapes."""
-    task, sample_shape = infer_task(reader, roles, given_task)
-    check_per_sample(reader, roles, task, sample_shape)
-    arrays = [reader.arrays[name] for name in roles.values()]
-    used = {name for array in arrays for name in (array.name, *array.columns)}
-    source = Source(
-        files=tuple(map(str, reader.paths)),
-        format=reader.format,
-        preds=roles["preds"],
-        target=roles["target"],
-        weights=roles.get("weights"),
-        from_logits=infer_from_logits(reader, roles, task) if from_logits is None else from_logits,
-        shape=(arrays[0].shape[0], *sample_shape),
-        dtype=arrays[0].dtype,
-        rows=tuple(f"{array.dtype} {array.shape[1:]}" for array in arrays),
-        ignored=tuple(array.name for array in reader.arrays.values() if not array.columns and array.name not in used),
-        groups=roles.get("groups"),
-        clusters=roles.get("clusters"),
-        class_names=arrays[0].classes,
-        are_confidences=is_confidence(reader, roles, given_task),
-    )
-    return source, task
+def readers_of(files: Sequence[Path]) -> list[Reader]:
+    """Return one reader per file, or a single reader for all `.npy` files."""
+    file_format = str(format_of(files[0]))
+    kinds = arrays.READERS
+    if file_format not in kinds:
+        with reading(str(files[0]), file_format):
+            kinds = import_module("torchcalib.io.tables").READERS  # requires pyarrow, an optional dependency
+    reader = kinds[file_format]
+    return [reader(*files)] if reader is arrays.Npy else [reader(path) for path in files]

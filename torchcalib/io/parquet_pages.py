@@ -9,7 +9,7 @@ The metadata of pyarrow is not used, because damaged metadata ends the process: 
 `RowGroupMetaData.column` that Python cannot catch, and versions before 26 overflow the stack for a nested schema.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 _MAX_PAGE_HEADER = 2**16  # largest header in bytes: three numbers, and statistics with two values of the column
@@ -49,21 +49,10 @@ class Chunk(NamedTuple):
 
 
 def row_groups_of(footer: bytes, file_size: int) -> list[list[Chunk]]:
-    """Return the chunks of each row group, in the order of the stored columns.
-
-    Raises:
-        ValueError: if the footer is damaged, or describes more columns, chunks or bytes than a file may have.
-    """
+    """Return the chunks of each row group, in the order of the stored columns."""
     reader = _CompactReader(footer)
-    groups: list[list[Chunk]] = []
-    n_columns = 0
-    for field in reader.fields():
-        if field == _SCHEMA:
-            n_columns = reader.schema()
-        elif field == _ROW_GROUPS:
-            groups = [reader.row_group(n_columns) for _ in reader.elements(_STRUCT, _MAX_CHUNKS // max(1, n_columns))]
-        else:
-            reader.skip(field[1])
+    found = reader.structure({_SCHEMA: reader.schema, _ROW_GROUPS: reader.row_groups})
+    groups: list[list[Chunk]] = found.get(_ROW_GROUPS, [])
     stored = sum(chunk.n_bytes for group in groups for chunk in group)
     if stored > file_size:
         raise ValueError(f"columns must not overlap, got {stored:,} bytes in a file of {file_size:,}")
@@ -71,16 +60,9 @@ def row_groups_of(footer: bytes, file_size: int) -> list[list[Chunk]]:
 
 
 def pages_of(content: Any, chunk: Chunk) -> Iterator[tuple[int, int]]:
-    """Yield the uncompressed size in bytes and the number of values of each page of a column chunk.
+    """Yield the uncompressed size in bytes and the number of values of each page of a chunk; 0 for a dictionary.
 
-    A dictionary counts as no values.
-
-    Args:
-        content: the file, a `pyarrow.NativeFile`.
-        chunk: position and size of the chunk.
-
-    Raises:
-        ValueError: if a header is damaged.
+    `content` is the file, a `pyarrow.NativeFile`.
     """
     position, end = chunk.start, chunk.start + chunk.n_bytes
     n_pages = 0
@@ -105,72 +87,56 @@ class _CompactReader:
     def __init__(self, content: bytes | memoryview) -> None:
         self.content = content
         self.position = 0
+        self.n_columns = 0  # stored columns, according to the schema
 
     def page_header(self) -> tuple[int, int, int]:
         """Read a page header. Return the compressed and uncompressed sizes and the number of values; -1 if missing.
 
         A page has a header of one of two versions. If a damaged page has both, the larger number of values counts.
         """
-        sizes = {_COMPRESSED_SIZE: -1, _UNCOMPRESSED_SIZE: -1}
-        n_values = []
-        for field in self.fields():
-            if field in sizes:
-                sizes[field] = self.integer(field[1])
-            elif field in _DATA_PAGES:
-                n_values.append(self.integers().get(_NUM_VALUES, -1))
-            else:
-                self.skip(field[1])
-        return sizes[_COMPRESSED_SIZE], sizes[_UNCOMPRESSED_SIZE], max(n_values, default=0)
 
-    def row_group(self, n_columns: int) -> list[Chunk]:
-        """Read a row group."""
-        chunks: list[Chunk] = []
-        for field in self.fields():
-            if field == _COLUMNS:
-                chunks = [self.chunk() for _ in self.elements(_STRUCT, n_columns)]
-            else:
-                self.skip(field[1])
-        if len(chunks) != n_columns:
-            raise ValueError(f"a row group must have {n_columns:,} columns, got {len(chunks):,}")
+        def data_page() -> int:
+            return int(self.structure({_NUM_VALUES: self.int32}).get(_NUM_VALUES, -1))
+
+        sizes = {_COMPRESSED_SIZE: self.int32, _UNCOMPRESSED_SIZE: self.int32}
+        found = self.structure({**sizes, **dict.fromkeys(_DATA_PAGES, data_page)})
+        n_values = max((found[page] for page in _DATA_PAGES if page in found), default=0)
+        return found.get(_COMPRESSED_SIZE, -1), found.get(_UNCOMPRESSED_SIZE, -1), n_values
+
+    def row_groups(self) -> list[list[Chunk]]:
+        """Read the row groups, which follow the schema."""
+        return [self.row_group() for _ in self.elements(_STRUCT, _MAX_CHUNKS // max(1, self.n_columns))]
+
+    def row_group(self) -> list[Chunk]:
+        """Read the column chunks of a row group."""
+        found = self.structure({_COLUMNS: lambda: [self.chunk() for _ in self.elements(_STRUCT, self.n_columns)]})
+        chunks: list[Chunk] = found.get(_COLUMNS, [])
+        if len(chunks) != self.n_columns:
+            raise ValueError(f"a row group must have {self.n_columns:,} columns, got {len(chunks):,}")
         return chunks
 
     def chunk(self) -> Chunk:
         """Read a column chunk."""
-        found: dict[tuple[int, int], int] = {}
-        encodings: set[int] = set()
-        for field in self.fields():
-            if field != _META_DATA:
-                self.skip(field[1])
-                continue
-            for inner in self.fields():
-                if inner == _ENCODINGS:
-                    encodings.update(self.integer() for _ in self.elements(_I32))
-                elif inner[1] in (_I32, _I64):
-                    found[inner] = self.integer(inner[1])
-                else:
-                    self.skip(inner[1])
+        numbers = {_TYPE: self.int32, _TOTAL_COMPRESSED_SIZE: self.integer}
+        numbers |= dict.fromkeys((_DATA_PAGE_OFFSET, _DICTIONARY_PAGE_OFFSET), self.integer)
+        encodings = {_ENCODINGS: lambda: {self.integer() for _ in self.elements(_I32)}}
+        found = self.structure({_META_DATA: lambda: self.structure({**numbers, **encodings})}).get(_META_DATA, {})
         if min(found.get(name, -1) for name in (_DATA_PAGE_OFFSET, _TOTAL_COMPRESSED_SIZE)) < 0:
             raise ValueError("the footer must declare the position of every column, got none")
         dictionary = found.get(_DICTIONARY_PAGE_OFFSET, 0)
         start = min(found[_DATA_PAGE_OFFSET], dictionary if dictionary > 0 else found[_DATA_PAGE_OFFSET])
         itemsize = _ITEMSIZES.get(found.get(_TYPE, -1), 8)
-        return Chunk(start, found[_TOTAL_COMPRESSED_SIZE], itemsize, not encodings.isdisjoint(_DELTA_ENCODINGS))
+        has_prefixes = not _DELTA_ENCODINGS.isdisjoint(found.get(_ENCODINGS, ()))
+        return Chunk(start, found[_TOTAL_COMPRESSED_SIZE], itemsize, has_prefixes)
 
-    def schema(self) -> int:
-        """Read the schema, which lists each group before its children. Return the number of stored columns."""
+    def schema(self) -> None:
+        """Read the schema, which lists each group before its children, and count the stored columns."""
         missing: list[int] = []  # children to come, for each group that encloses the next element
         lengths: list[int] = []  # length of the path of each of these groups
-        n_columns = n_letters = 0
+        n_letters = 0
         for _ in self.elements(_STRUCT, _MAX_SCHEMA):
-            children = length = 0
-            for field in self.fields():
-                if field == _NUM_CHILDREN:
-                    children = self.integer(_I32)
-                elif field == _NAME:
-                    length = self.unsigned()
-                    self.advance(length)
-                else:
-                    self.skip(field[1])
+            element = self.structure({_NAME: self.text, _NUM_CHILDREN: self.int32})
+            children, length = element.get(_NUM_CHILDREN, 0), element.get(_NAME, 0)
             while missing and missing[-1] == 0:
                 missing.pop()
                 lengths.pop()
@@ -181,18 +147,17 @@ class _CompactReader:
                 missing.append(children)
                 lengths.append(length)
             else:
-                n_columns += 1
+                self.n_columns += 1
                 n_letters += length
             if len(missing) > _MAX_SCHEMA_DEPTH or n_letters > _MAX_PATHS:
                 raise ValueError(f"the schema must have at most {_MAX_SCHEMA_DEPTH} nested groups and short names")
-        return n_columns
 
-    def integers(self) -> dict[tuple[int, int], int]:
-        """Read a structure, and return its integers by field. Other fields are skipped."""
-        found = {}
+    def structure(self, wanted: Mapping[tuple[int, int], Callable[[], Any]]) -> dict[tuple[int, int], Any]:
+        """Read a structure. Return the results of the functions that read the wanted fields, and skip other fields."""
+        found: dict[tuple[int, int], Any] = {}
         for field in self.fields():
-            if field[1] in (_I16, _I32, _I64):
-                found[field] = self.integer(field[1])
+            if field in wanted:
+                found[field] = wanted[field]()
             else:
                 self.skip(field[1])
         return found
@@ -225,7 +190,7 @@ class _CompactReader:
         if kind in (_I16, _I32, _I64):
             self.unsigned()
         elif kind == _BINARY:
-            self.advance(self.unsigned())
+            self.text()
         elif kind == _STRUCT:
             for _, inner in self.fields():
                 self.skip(inner, depth + 1)
@@ -265,9 +230,20 @@ class _CompactReader:
                 raise ValueError("numbers must have 64 bits, got a longer one")
         return value | byte << shift
 
-    def integer(self, kind: int = _I64) -> int:
+    def integer(self) -> int:
         """Return a signed integer, stored as 0, -1, 1, -2 ... (zigzag)."""
         value = self.unsigned()
-        if kind == _I32 and value >= 2**32:
-            raise ValueError("numbers must have 32 bits, got a longer one")
         return value >> 1 ^ -(value & 1)
+
+    def int32(self) -> int:
+        """Return a signed integer of 32 bits. Readers would use the lower bits of a longer one."""
+        value = self.integer()
+        if not -(2**31) <= value < 2**31:
+            raise ValueError("numbers must have 32 bits, got a longer one")
+        return value
+
+    def text(self) -> int:
+        """Skip a text, and return its length in bytes."""
+        length = self.unsigned()
+        self.advance(length)
+        return length

@@ -42,9 +42,6 @@ def expanded(names: Iterable[str]) -> tuple[Path, ...]:
 
     A name with `*`, `?` or `[...]` is a pattern, unless a file has this name. `**` matches folders of any depth.
     Matches are sorted by name, character by character: `part-10` precedes `part-9`.
-
-    Raises:
-        InputError: if a pattern matches no file.
     """
     found: list[Path] = []
     for name in names:
@@ -66,13 +63,11 @@ def check_paths(paths: Sequence[str | Path]) -> tuple[Path, ...]:
     for path in files:
         with reading(str(path), format_of(path) or "known"):
             if not path.is_file():  # opening a pipe may block, and a device may be endless
-                found = (
-                    "a directory. Name the files in it."
-                    if path.is_dir()
-                    else "a pipe or device. Save its content in a file."
-                    if path.exists()
-                    else "a path that does not exist. Check the path."
-                )
+                found = "a path that does not exist. Check the path."
+                if path.exists():
+                    found = "a pipe or device. Save its content in a file."
+                if path.is_dir():
+                    found = "a directory. Name the files in it."
                 raise InputError(f"`{path}` must be a file, got {found}")
         if format_of(path) is None:
             advice = _ADVICE.get(path.suffix.lower(), "Save it in one of these formats.")

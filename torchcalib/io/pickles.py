@@ -109,15 +109,10 @@ _MARK = object()
 
 
 def check_pickle(content: bytes, record_bytes: Mapping[str, int]) -> None:
-    """Raise unless a pickle contains only plain values, containers and tensors.
+    """Raise `UnpicklingError` unless a pickle contains only plain values, containers and tensors.
 
-    Args:
-        content: bytes of the pickle.
-        record_bytes: size in bytes of each storage record in the archive, by key.
-
-    Raises:
-        pickle.UnpicklingError: if the pickle contains other objects.
-        ValueError: if the pickle is damaged, or a tensor exceeds its storage.
+    `record_bytes` is the size in bytes of each storage record in the archive, by key. A damaged pickle, and a tensor
+    that exceeds its storage, raise a ValueError.
     """
     checker = _Checker(record_bytes)
     for n, (operation, argument, _) in enumerate(pickletools.genops(content)):

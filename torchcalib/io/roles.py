@@ -1,14 +1,14 @@
-"""Find the arrays of a file for each role (predictions, targets, weights, groups) by name, dtype and shape.
+"""Find the arrays of a file for each role (predictions, targets, weights, groups), and the task, by name and shape.
 
 Text labels in the targets identify columns that are named after classes.
 """
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from math import prod
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from torchcalib.io.errors import InputError, quoted
 from torchcalib.io.limits import MAX_ARRAYS, check_classes, check_samples, row_limit
@@ -21,16 +21,17 @@ from torchcalib.io.names import (
     NEUTRAL,
     PROBS,
     TARGETS,
+    TASKS,
     WEIGHTS,
+    FileTask,
+    Task,
     are_logits,
     class_of,
     numbered,
+    task_of_shapes,
 )
-from torchcalib.io.readers import FLOATS, TEXT, WHOLE, Array, Reader
-
-Task = Literal["binary", "multiclass", "multilabel"]
-FileTask = Literal["binary", "multiclass", "multilabel", "confidence"]
-"""Task of a file. For `"confidence"`, predictions are confidences, and targets are 1 for correct predictions."""
+from torchcalib.io.reader import FLOATS, TEXT, WHOLE, Array, Reader
+from torchcalib.io.source import Source
 
 
 class Role(NamedTuple):
@@ -48,17 +49,18 @@ ROLES = {
         FLOATS,
         "be floating-point predictions",
         "Whole numbers are decisions, labels or percentages. Store probabilities (predict_proba in scikit-learn), "
-        "divide percentages by 100, or name another array with --preds.",
+        "divide percentages by 100, or name another array with preds='NAME'.",
     ),
     "target": Role(
-        TARGETS, FLOATS | WHOLE | TEXT, "contain numbers or text", "Store class indices or names, or use --target NAME."
+        TARGETS, FLOATS | WHOLE | TEXT, "contain numbers or text", "Store class indices or names, or use target='NAME'."
     ),
-    "weights": Role(WEIGHTS, FLOATS | WHOLE, "contain numbers", "Name another array with --weights."),
+    "weights": Role(WEIGHTS, FLOATS | WHOLE, "contain numbers", "Name another array with weights='NAME'."),
     "groups": Role((), WHOLE | TEXT, "contain whole numbers or text as groups", "Store one number or name per sample."),
     "clusters": Role(
         (), WHOLE | TEXT, "contain whole numbers or text as clusters", "Store one number or name per sample."
     ),
 }
+_KINDS = {"preds": "predictions", "target": "targets"}
 _SHAPES = {
     "binary": "(N,) or maps (N, H, ...), with targets of this shape or annotator counts (..., 2) for no and yes",
     "multiclass": "(N, ..., C) and class indices (N, ...), or annotator counts or probabilities (N, ..., C)",
@@ -67,14 +69,17 @@ _SHAPES = {
 
 
 def find_roles(reader: Reader, given: Mapping[str, str | None], task: FileTask | None = None) -> dict[str, str]:
-    """Return the array name for each role: the array that `given` selects, or else the array with a common name."""
+    """Return the array name for each role: the array that `given` selects, or else the array with a common name.
+
+    Row counts and dtypes of the arrays are checked.
+    """
     found = {role: _candidates(reader, role, given[role]) for role in ROLES}
-    found["target"] = _fitting_targets(reader, found["preds"], found["target"])
-    found["preds"] = _fitting_preds(reader, found["preds"], found["target"])
+    found["preds"], found["target"] = _fitting(reader, found["preds"], found["target"])
     if reader.format == "npy" and len(reader.arrays) == 2:
         # Two .npy files need no common names: floating-point numbers are predictions, and integers are targets.
-        found["preds"] = found["preds"] or _single_of_dtypes(reader, FLOATS)
-        found["target"] = found["target"] or _single_of_dtypes(reader, WHOLE)
+        dtypes = {name: array.dtype for name, array in reader.arrays.items()}
+        found["preds"] = found["preds"] or _single(name for name in dtypes if dtypes[name] in FLOATS)
+        found["target"] = found["target"] or _single(name for name in dtypes if dtypes[name] in WHOLE)
     found["preds"] = found["preds"] or _named_after_a_class(reader)
     if not found["preds"] and len(found["target"]) == 1:
         found["preds"] = _unnamed_classes(reader, found["target"][0], given)
@@ -82,26 +87,58 @@ def find_roles(reader: Reader, given: Mapping[str, str | None], task: FileTask |
         if len(names) > 1:
             systems = ", or compare them: torchcalib compare FILE --preds A --preds B" if role == "preds" else ""
             raise InputError(
-                f"`{reader.label}` must contain one array for --{role}, got {quoted(names)}. "
-                f"Choose with --{role} NAME{systems}."
+                f"`{reader.label}` must contain one array of {_KINDS.get(role, role)}, got {quoted(names)}. "
+                f"Choose with {role}='NAME'{systems}."
             )
-    for role, kind, known in (
-        ("preds", "predictions", "logits, probs, preds"),
-        ("target", "targets", "targets, labels, y"),
-    ):
+    for role, known in (("preds", "logits, probs, preds"), ("target", "targets, labels, y")):
         if not found[role]:
             raise InputError(
-                f"`{reader.label}` must contain {kind} under a known name ({known} ...), got {_listed(reader)}. "
-                "Pass --preds NAME --target NAME."
+                f"`{reader.label}` must contain {_KINDS[role]} under a known name ({known} ...), got "
+                f"{_listed(reader)}. Pass preds='NAME' and target='NAME'."
             )
     roles = {role: names[0] for role, names in found.items() if names}
     if len(set(roles.values())) < len(roles):
         raise InputError(
             f"`{reader.label}` must contain predictions, targets, weights, groups and clusters in different arrays, "
-            f"got {quoted(roles.values())}. Pass --preds NAME --target NAME."
+            f"got {quoted(roles.values())}. Pass preds='NAME' and target='NAME'."
         )
-    _check_confidence(reader, roles, given["preds"], task)
+    preds, target = roles["preds"], roles["target"]
+    may_be_confidence = given["preds"] is None and task is None and _key(reader, preds) in CONFIDENCES
+    if may_be_confidence and _key(reader, target) not in CORRECT:
+        raise InputError(
+            f"`{preds}` in `{reader.label}` must have a target column `correct` (1 if the prediction is right, "
+            f"else 0), got `{target}`. Add the column: df['correct'] = (df['predicted'] == df['{target}']).astype(int)."
+            f" If `{preds}` is P(y=1) and `{target}` is y, pass task='binary'."
+        )
+    _check_arrays(reader, roles)
     return roles
+
+
+def source_of(
+    reader: Reader, roles: Mapping[str, str], from_logits: bool | None, given_task: FileTask | None
+) -> tuple[Source, Task]:
+    """Return the `Source` and the task of a file. Options that are None are inferred from names, dtypes and shapes."""
+    task, sample_shape = _task_and_shape(reader, roles, given_task)
+    _check_per_sample(reader, roles, task, sample_shape)
+    selected = [reader.arrays[name] for name in roles.values()]
+    used = {name for array in selected for name in (array.name, *array.columns)}
+    source = Source(
+        files=tuple(map(str, reader.paths)),
+        format=reader.format,
+        preds=roles["preds"],
+        target=roles["target"],
+        weights=roles.get("weights"),
+        from_logits=_named_as_logits(reader, roles, task) if from_logits is None else from_logits,
+        shape=(selected[0].shape[0], *sample_shape),
+        dtype=selected[0].dtype,
+        rows=tuple(f"{array.dtype} {array.shape[1:]}" for array in selected),
+        ignored=tuple(array.name for array in reader.arrays.values() if not array.columns and array.name not in used),
+        groups=roles.get("groups"),
+        clusters=roles.get("clusters"),
+        class_names=selected[0].classes,
+        are_confidences=_is_confidence(reader, roles, given_task),
+    )
+    return source, task
 
 
 def _key(reader: Reader, name: str) -> str:
@@ -141,43 +178,33 @@ def _selected(reader: Reader, role: str, given: str) -> str:
         missing = [name for name in found if name not in own]
         if missing or not found:
             raise InputError(
-                f"--{role} must name an array in `{reader.label}`, got `{(missing or [part])[0]}`. "
+                f"`{role}` must name an array in `{reader.label}`, got `{(missing or [part])[0]}`. "
                 f"Name one of {_listed(reader)}, or several columns: a,b or 'prob_*'."
             )
         columns += found
     if len(set(columns)) < len(columns):
-        raise InputError(f"--{role} must name every column once, got {quoted(columns)}. Remove the repetition.")
+        raise InputError(f"`{role}` must name every column once, got {quoted(columns)}. Remove the repetition.")
     return columns[0] if len(columns) == 1 else reader.compose(columns)
 
 
-def _fitting_targets(reader: Reader, preds: list[str], targets: list[str]) -> list[str]:
-    """Filter target names: keep names in `CORRECT` if all predictions are confidences, or else remove these names."""
-    if len(targets) < 2:
-        return targets
-    only_confidences = all(_key(reader, name) in CONFIDENCES for name in preds)
-    return [name for name in targets if (_key(reader, name) in CORRECT) == only_confidences] or targets
-
-
-def _fitting_preds(reader: Reader, preds: list[str], targets: list[str]) -> list[str]:
-    """Keep floating-point predictions. Then keep only confidences for a target in `CORRECT`, or else remove them."""
+def _fitting(reader: Reader, preds: list[str], targets: list[str]) -> tuple[list[str], list[str]]:
+    """Choose among several names: floating-point predictions, and confidences together with targets in `CORRECT`."""
+    if len(targets) > 1:
+        only_confidences = all(_key(reader, name) in CONFIDENCES for name in preds)
+        targets = [name for name in targets if (_key(reader, name) in CORRECT) == only_confidences] or targets
     if len(preds) > 1:
-        floating = [name for name in preds if reader.arrays[name].dtype in FLOATS]
-        preds = floating or preds
+        preds = [name for name in preds if reader.arrays[name].dtype in FLOATS] or preds
     if len(preds) > 1:
         are_correct = bool(targets) and _key(reader, targets[0]) in CORRECT
         preds = [name for name in preds if (_key(reader, name) in CONFIDENCES) == are_correct] or preds
-    return preds
+    return preds, targets
 
 
 def _named_after_a_class(reader: Reader) -> list[str]:
     """Return a list with the name of the only binary column such as `prob_dog`; empty for no or several columns."""
     stems = {*LOGITS, *PROBS} - {*CONFIDENCES, "p"}
-    fitting = [
-        name
-        for name, array in reader.arrays.items()
-        if not array.columns and array.dtype in FLOATS and (named := class_of(name)) and named[0] in stems
-    ]
-    return fitting if len(fitting) == 1 else []
+    columns = [name for name, array in reader.arrays.items() if not array.columns and array.dtype in FLOATS]
+    return _single(name for name in columns if (named := class_of(name)) and named[0] in stems)
 
 
 def _unnamed_classes(reader: Reader, target: str, given: Mapping[str, str | None]) -> list[str]:
@@ -192,7 +219,11 @@ def _unnamed_classes(reader: Reader, target: str, given: Mapping[str, str | None
         if name not in used and not array.columns and array.key not in (*INDEX, *WEIGHTS, *TARGETS)
     ]
     if reader.arrays[target].dtype in TEXT:
-        labels = _labels_of(reader, target, len(columns))
+        labels: set[str] = set()
+        for (values,) in reader.stream([target], 2**20, allow_missing=True):
+            labels |= {text.strip() for text in values.names} - {""}
+            if len(labels) > len(columns):
+                break
         columns = [array for array in columns if array.name.strip() in labels and array.dtype in FLOATS]
         fits = len(columns) >= max(2, len(labels))
     else:
@@ -202,35 +233,15 @@ def _unnamed_classes(reader: Reader, target: str, given: Mapping[str, str | None
     return [reader.compose([array.name for array in columns])] if fits else []
 
 
-def _labels_of(reader: Reader, target: str, most: int) -> set[str]:
-    """Return the distinct texts in a column. Reading stops after more than `most` distinct texts."""
-    labels: set[str] = set()
-    for (values,) in reader.stream([target], 2**20, allow_missing=True):
-        labels |= {text.strip() for text in values.names} - {""}
-        if len(labels) > most:
-            break
-    return labels
-
-
-def _check_confidence(reader: Reader, roles: Mapping[str, str], given: str | None, task: FileTask | None) -> None:
-    """Raise an error if predictions are named like confidences, but the target is not in `CORRECT`."""
-    preds, target = roles["preds"], roles["target"]
-    if given is None and task is None and _key(reader, preds) in CONFIDENCES and _key(reader, target) not in CORRECT:
-        raise InputError(
-            f"`{preds}` in `{reader.label}` must have a target column `correct` (1 if the prediction is right, "
-            f"else 0), got `{target}`. Add the column: df['correct'] = (df['predicted'] == df['{target}']).astype(int)."
-            f" If `{preds}` is P(y=1) and `{target}` is y, pass --task binary."
-        )
-
-
-def is_confidence(reader: Reader, roles: Mapping[str, str], task: FileTask | None) -> bool:
+def _is_confidence(reader: Reader, roles: Mapping[str, str], task: FileTask | None) -> bool:
     """Return True if predictions are confidences, and targets are 1 for correct predictions."""
     return task == "confidence" or (task is None and _key(reader, roles["target"]) in CORRECT)
 
 
-def _single_of_dtypes(reader: Reader, dtypes: frozenset[str]) -> list[str]:
-    fitting = [name for name, array in reader.arrays.items() if array.dtype in dtypes]
-    return fitting if len(fitting) == 1 else []
+def _single(names: Iterable[str]) -> list[str]:
+    """Return the names if there is one, or else an empty list."""
+    found = list(names)
+    return found if len(found) == 1 else []
 
 
 def _listed(reader: Reader) -> str:
@@ -238,8 +249,8 @@ def _listed(reader: Reader) -> str:
     return quoted(name for name in reader.arrays if name not in members)
 
 
-def check_arrays(reader: Reader, roles: Mapping[str, str]) -> int:
-    """Check the row counts and dtypes of the arrays, and return the number of rows.
+def _check_arrays(reader: Reader, roles: Mapping[str, str]) -> None:
+    """Check the row counts and dtypes of the arrays.
 
     Dtypes are not checked in a file without rows, because a text file without rows does not determine them.
     """
@@ -266,50 +277,47 @@ def check_arrays(reader: Reader, roles: Mapping[str, str]) -> int:
                 f"{where} must have non-empty rows of at most {most:,} bytes, "
                 f"got shape {array.shape} of {array.dtype}. Check the program that wrote it."
             )
-    return preds.shape[0]
 
 
-def infer_task(reader: Reader, roles: Mapping[str, str], task: FileTask | None) -> tuple[Task, tuple[int, ...]]:
-    """Infer the task from shapes, or check the given task. Return the task and the shape of one prediction."""
-    if task not in (None, "confidence", *_SHAPES):
-        raise InputError(f"The task must be one of {quoted(_SHAPES)} or `confidence`, got `{task}`. Pass one of them.")
-    if is_confidence(reader, roles, task):
-        preds, target = reader.arrays[roles["preds"]], reader.arrays[roles["target"]]
-        if not {preds.shape[1:], target.shape[1:]} <= {(), (1,)} or target.dtype in TEXT:
-            raise InputError(
-                f"Confidences must be one number per sample with targets 1 (correct) or 0, got predictions "
-                f"{preds.shape} and {target.dtype} targets {target.shape} in `{reader.label}`. Choose with --preds "
-                "NAME --target NAME."
-            )
-        task = "binary"
-    assert task != "confidence"
+def _task_and_shape(reader: Reader, roles: Mapping[str, str], task: FileTask | None) -> tuple[Task, tuple[int, ...]]:
+    """Return the given or inferred task and the shape of one prediction, after a check of all shapes."""
+    if task not in (None, "confidence", *TASKS):
+        raise InputError(f"The task must be one of {quoted(TASKS)} or `confidence`, got `{task}`. Pass one of them.")
     preds, target = reader.arrays[roles["preds"]], reader.arrays[roles["target"]]
     scores, labels, soft = preds.shape[1:], target.shape[1:], target.dtype in FLOATS
     found = f"predictions {preds.shape} and {target.dtype} targets {target.shape} in `{reader.label}`"
+    if _is_confidence(reader, roles, task):
+        if not {scores, labels} <= {(), (1,)} or target.dtype in TEXT:
+            raise InputError(
+                f"Confidences must be one number per sample with targets 1 (correct) or 0, got {found}. Choose with "
+                "preds='NAME' and target='NAME'."
+            )
+        task = "binary"
+    assert task != "confidence"
     if task in (None, "binary") and scores == (1,) and labels in ((), (1,), (2,), (1, 2)):
         scores, labels = (), labels[1:] if labels[:1] == (1,) else labels
-    if len(scores) and task in (None, "multiclass") and labels == (*scores[:-1], 1):
+    if scores and task in (None, "multiclass") and labels == (*scores[:-1], 1):
         labels = scores[:-1]  # class labels with a class axis of size 1
     per_class = labels == scores
     no_and_yes = labels == (*scores, 2) and target.dtype in WHOLE - {"bool"}
-    if task is None and scores and per_class:
+    task = task or task_of_shapes((0, *scores), (0, *labels))
+    if task is None and per_class:
         one_class = "probabilities or annotator counts" if soft else "one-hot labels or annotator counts"
-        maps = ", or --task binary (maps of P(y=1))" if len(scores) > 1 else ""
+        maps = ", or task='binary' (maps of P(y=1))" if len(scores) > 1 else ""
         raise InputError(
             f"The task must be given if shapes are ambiguous, got {found}. "
-            f"Pass --task multilabel, or --task multiclass ({one_class}){maps}."
+            f"Pass task='multilabel', or task='multiclass' ({one_class}){maps}."
         )
     if task is None and no_and_yes:
         raise InputError(
             f"The task must be given if targets may be annotator counts, got {found}. "
-            f"Pass --task {'multilabel' if scores else 'binary'} for counts of no and yes, or name one target "
-            "with --target."
+            f"Pass task='{'multilabel' if scores else 'binary'}' for counts of no and yes, or name one target "
+            "with target='NAME'."
         )
     task = task or ("multiclass" if scores else "binary")
-    sample_axes = scores
+    sample_axes = scores if task == "binary" else scores[:-1]
     if task != "binary" and scores:
         check_classes(scores[-1], reader.paths, reader.label, cost=3 if task == "multilabel" else 1)
-        sample_axes = scores[:-1]
     check_samples(preds.shape[0] * prod(sample_axes), reader.paths, reader.label)
     if task == "multiclass":
         fits = scores != () and (labels == scores[:-1] or per_class)
@@ -329,14 +337,14 @@ def infer_task(reader: Reader, roles: Mapping[str, str], task: FileTask | None) 
     if not fits:
         raise InputError(
             f"Shapes must be {_SHAPES[task]} for a {task} task, got {found}. "
-            "Check the program that wrote them, and the option --task."
+            "Check the program that wrote them, and the task."
         )
     if target.dtype in TEXT and (task == "multilabel" or per_class == (task == "multiclass")):
         raise InputError(f"Targets must be numbers, or one class name per sample, got {found}. Store numbers.")
     return task, scores
 
 
-def check_per_sample(reader: Reader, roles: Mapping[str, str], task: Task, sample_shape: tuple[int, ...]) -> None:
+def _check_per_sample(reader: Reader, roles: Mapping[str, str], task: Task, sample_shape: tuple[int, ...]) -> None:
     """Check that weights, groups and clusters have one value per sample. `sample_shape` is that of one prediction."""
     preds = reader.arrays[roles["preds"]].shape
     fitting = {(preds[0], *(sample_shape if task == "binary" else sample_shape[:-1]))}
@@ -360,7 +368,7 @@ def check_per_sample(reader: Reader, roles: Mapping[str, str], task: Task, sampl
             )
 
 
-def infer_from_logits(reader: Reader, roles: Mapping[str, str], task: Task) -> bool:
+def _named_as_logits(reader: Reader, roles: Mapping[str, str], task: Task) -> bool:
     """Return whether predictions are logits, inferred from their name."""
     preds = reader.arrays[roles["preds"]]
     where = f"`{preds.name}` in `{reader.label}`"
@@ -385,13 +393,13 @@ def _advice_from_values(reader: Reader, preds: Array, task: Task) -> str:
     values = values[:1000]
     values = values[~values.isnan().reshape(len(values), -1).any(1)].double()
     if not len(values) or preds.dtype not in FLOATS:
-        return "Pass --from-logits or --from-probs."
+        return "Pass from_logits=True or from_logits=False."
     low, high = (float(end) for end in values.aminmax())
     total = values.sum(-1) if task == "multiclass" else None
     if low < 0:
-        return "Some are negative: pass --from-logits if they are logits or log-probabilities."
+        return "Some are negative: pass from_logits=True if they are logits or log-probabilities."
     if high <= 1 and (total is None or bool(((total - 1).abs() <= 1e-3).all())):
-        return "These look like probabilities: pass --from-probs."
+        return "These look like probabilities: pass from_logits=False."
     if high <= 1 and total is not None and bool(((total - 1).abs() <= 0.005 * preds.shape[-1] + 1e-6).all()):
-        return "These look like rounded probabilities: pass --from-probs --normalize."
-    return "Pass --from-logits or --from-probs."
+        return "These look like rounded probabilities: pass from_logits=False, normalize=True."
+    return "Pass from_logits=True or from_logits=False."

@@ -1,7 +1,5 @@
 """Write files atomically, and load them safely. All loaded values are checked: a file may be damaged or malicious."""
 
-import sys
-import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,9 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from torchcalib.io.archives import open_archive
-from torchcalib.io.limits import MAX_HEADER
-from torchcalib.io.pickles import check_pickle
+from torchcalib.io.archives import load_tensors
 
 T = TypeVar("T")
 
@@ -26,9 +22,6 @@ def write_all(folder: Path, contents: Mapping[str, bytes]) -> tuple[Path, ...]:
     """Write files into an existing folder, and return their paths.
 
     All files are first written into a temporary folder, and then renamed. If the disk is full, the folder is unchanged.
-
-    Raises:
-        OSError: if a file cannot be written. The error names the file.
     """
     paths = {name: folder / name for name in contents}
     with _named(next(iter(paths.values()))):
@@ -52,45 +45,11 @@ def _named(path: Path) -> Iterator[None]:
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 
-def load_tensors(path: str | Path) -> Any:
-    """Map the tensors of a `torch.save` file into memory, with the plain containers that hold them.
-
-    The archive and its pickle are checked before torch loads them; see `archives` and `pickles`.
-
-    Raises:
-        pickle.UnpicklingError: if the file contains other Python objects. None of them is created.
-        ValueError: if the archive is compressed or damaged, or a tensor exceeds its storage.
-        OSError, RuntimeError: if the file cannot be read.
-    """
-    with open_archive(Path(path), {zipfile.ZIP_STORED}) as archive:
-        members = {info.filename: info for info in archive.infolist()}
-        if len({name.lower() for name in members}) < len(members):  # torch ignores the case of names
-            raise ValueError("the archive must have names that differ in more than case, got equal ones")
-        pickles = [info for name, info in members.items() if name.lower().endswith(".pkl")]
-        if len(pickles) != 1 or pickles[0].file_size > MAX_HEADER:
-            raise ValueError(
-                f"the archive must have one pickle of at most {MAX_HEADER:,} bytes, got {len(pickles)} pickles of "
-                f"{sum(info.file_size for info in pickles):,} bytes"
-            )
-        root = pickles[0].filename.rpartition("/")[0]
-        order = archive.read(members[f"{root}/byteorder"]) if f"{root}/byteorder" in members else b""
-        if order not in (b"", sys.byteorder.encode()):  # torch would copy and convert all values
-            raise ValueError(f"the archive must have the byte order of this machine, {sys.byteorder}, got another one")
-        start = f"{root}/data/"
-        records = {name.removeprefix(start): info.file_size for name, info in members.items() if name.startswith(start)}
-        check_pickle(archive.read(pickles[0]), records)
-    return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-
-
 def load_saved(path: Path) -> Any:
     """Load copies of the tensors and plain values in a file.
 
-    Tensors with more values than the file stores raise an error. This limits the memory to the file size.
-
-    Raises:
-        OSError: if the file cannot be read.
-        ValueError: if the file is incomplete, or contains other objects.
-        Exception: if the file is damaged; the type depends on the parser.
+    Tensors with more values than the file stores raise an error. This limits the memory to the file size. The type of
+    the error for a damaged file depends on the parser.
     """
     remaining = path.stat().st_size
 

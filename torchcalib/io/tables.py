@@ -19,7 +19,7 @@ import torch
 from pyarrow import csv, parquet
 from pyarrow import json as arrow_json
 
-from torchcalib.io.errors import InputError, quoted
+from torchcalib.io.errors import FILL_IN, InputError, quoted
 from torchcalib.io.limits import (
     BUFFER,
     MAX_ARRAYS,
@@ -31,7 +31,7 @@ from torchcalib.io.limits import (
 )
 from torchcalib.io.names import LOGITS, NEUTRAL, PROBS, TARGETS, WEIGHTS, class_of, numbered
 from torchcalib.io.parquet_pages import Chunk, pages_of, row_groups_of
-from torchcalib.io.readers import FLOATS, TEXT, WHOLE, Array, Reader, Text
+from torchcalib.io.reader import FLOATS, TEXT, WHOLE, Array, Reader, Text
 
 _DTYPES = {"halffloat": "float16", "float": "float32", "double": "float64"}
 # Size in bytes of the blocks of text that pyarrow parses. A row must fit in a block. The first block determines the
@@ -55,7 +55,7 @@ class _Table(Reader):
 
     def compose(self, columns: Sequence[str]) -> str:
         """Combine columns, one per class, into an array, and return its name."""
-        array = _composed([self.arrays[name] for name in columns], "")
+        array = _joined([self.arrays[name] for name in columns], "")
         known = (other.name for other in self.arrays.values() if other.columns == array.columns)
         name = next(known, array.name)
         self.arrays.setdefault(name, array)
@@ -127,8 +127,7 @@ class _Table(Reader):
         if values.null_count:
             row = start + int(values.is_null().to_numpy(zero_copy_only=False).argmax()) // width + 1
             raise InputError(
-                f"Column `{name}` in `{self.label}` must contain a value in every row, got none in row {row}. "
-                "Fill it in, or pass --nan-policy drop to drop rows with missing values."
+                f"Column `{name}` in `{self.label}` must contain a value in every row, got none in row {row}. {FILL_IN}"
             )
 
 
@@ -147,7 +146,11 @@ class Csv(_Table):
         self._check_separator()
         with self._opened() as file:
             schema = file.schema
-        self._check_header(schema.names)
+        if all(map(_is_number, schema.names)):
+            raise InputError(
+                f"`{self.label}` must begin with a line of column names, got the numbers {quoted(schema.names)}. "
+                "Add a first line such as prob,target."
+            )
         self.check_names(schema.names)
         n = sum(batch.num_rows for batch in self.batches({schema.names[0]: "binary"}, 1))
         return with_composed([Array(column.name, _dtype(column.type), (n,)) for column in schema])
@@ -156,15 +159,8 @@ class Csv(_Table):
         options["read_options"] = csv.ReadOptions(block_size=_BLOCK, use_threads=not options)
         return csv.open_csv(self.paths[0], parse_options=csv.ParseOptions(delimiter=self.delimiter), **options)
 
-    def _check_header(self, names: Sequence[str]) -> None:
-        if all(_is_number(name) for name in names):
-            raise InputError(
-                f"`{self.label}` must begin with a line of column names, got the numbers {quoted(names)}. "
-                "Add a first line such as prob,target."
-            )
-
     def _check_separator(self) -> None:
-        """Raise if the first line contains separators of other formats, but not the separator of this format."""
+        """Raise if the first line contains separators of other formats only."""
         with _opened_text(self.paths[0]) as file:
             start = file.read(_BLOCK)
         _check_encoding(self.label, start)
@@ -340,10 +336,7 @@ class Parquet(_Table):
         return Array(column.name, dtype, (*shape, next(filter(None, (_width(b.column(0)) for b in batches)), 0)))
 
     def _check_pages(self, names: Sequence[str]) -> int:
-        """Raise if the decoded size of columns exceeds the limit in a row group, according to the headers of the pages.
-
-        Returns the largest decoded size in bytes.
-        """
+        """Return the largest decoded size of columns in a row group, in bytes. Raise if it exceeds the limit."""
         limit, largest = decoded_limit(self.paths), 0
         with pa.memory_map(str(self.paths[0])) as content:
             for group in self._row_groups:
@@ -354,14 +347,16 @@ class Parquet(_Table):
         return largest
 
     def _decoded(self, content: Any, chunk: Chunk, name: str) -> int:
-        """Return the bytes that a chunk may need at once: its largest page, and its values if they are in lists.
-
-        One list may contain all values of a row group.
-        """
+        """Return the bytes that a chunk may need at once: its largest page, and its values if they are in lists."""
         largest = n_values = 0
         for size, n in pages_of(content, chunk):
             largest, n_values = max(largest, size), n_values + n
+        # One list may contain all values of a row group.
         return largest + (n_values * (chunk.itemsize + _BYTES_OF_LEVELS) if name in self._in_lists else 0)
+
+
+READERS: dict[str, type[Reader]] = {kind.format: kind for kind in (Csv, Tsv, Jsonl, Parquet)}
+"""Reader by file format."""
 
 
 def _leaves(file: Any) -> dict[str, list[int]]:
@@ -430,36 +425,36 @@ def with_composed(arrays: list[Array]) -> list[Array]:
             by_number[parts[0]].append((parts[1], array.name, array))
         elif array.key not in known and (named := class_of(array.name)) and named[0] not in {"y", *keys}:
             by_class[named[0]].append(array)
-    together = [_numbered(stem, sorted(members)) for stem, members in by_number.items() if len(members) > 1]
-    for stem, members in by_class.items():
-        dtypes = {member.dtype for member in members}
+    together = []
+    for stem, members in by_number.items():
+        ordered = sorted(members)
+        numbers = tuple(number for number, _, _ in ordered)
+        problem = ""
+        if numbers[0] > 1 or numbers != tuple(range(numbers[0], numbers[0] + len(numbers))):
+            found = ", ".join(map(str, numbers[:12]))
+            problem = f"must be numbered from 0 or 1 without gaps, got {found}. Add the missing columns."
+        if len(members) > 1:
+            together.append(_joined([array for _, _, array in ordered], stem, problem, is_numbered=True))
+    for stem, columns in by_class.items():
+        dtypes = {column.dtype for column in columns}
         are_numbers = dtypes <= WHOLE if stem in TARGETS and dtypes & WHOLE else bool(dtypes & FLOATS)
-        if len(members) > 1 and dtypes <= FLOATS | WHOLE and are_numbers:
-            together.append(_composed(members, stem))
+        if len(columns) > 1 and dtypes <= FLOATS | WHOLE and are_numbers:
+            together.append(_joined(columns, stem))
     return arrays + together
 
 
-def _numbered(stem: str, members: Sequence[tuple[int, str, Array]]) -> Array:
-    """Combine numbered columns into one array, in the order of their numbers."""
-    numbers, names, parts = zip(*members, strict=True)
-    problem = ""
-    if numbers != tuple(range(numbers[0], numbers[0] + len(numbers))) or numbers[0] > 1:
-        found = ", ".join(map(str, numbers[:12]))
-        problem = f"must be numbered from 0 or 1 without gaps, got {found}. Add the missing columns."
-    dtype = _common_dtype({part.dtype for part in parts})
-    return Array(f"{names[0]}..{names[-1]}", dtype, (*parts[0].shape, len(parts)), problem, names, stem)
-
-
-def _composed(members: Sequence[Array], stem: str) -> Array:
-    """Combine columns, one per class, into one array with class names."""
-    names = tuple(member.name for member in members)
-    shape = (*members[0].shape, len(members))
-    dtype = _common_dtype({member.dtype for member in members})
-    lists = [member.name for member in members if len(member.shape) > 1]
-    problem = (
-        f"must be columns with one number per row, got lists in {quoted(lists)}. Name one column." if lists else ""
+def _joined(columns: Sequence[Array], stem: str, problem: str = "", is_numbered: bool = False) -> Array:
+    """Combine columns, one per class, into one array, with class names unless the columns are numbered."""
+    names = tuple(column.name for column in columns)
+    dtypes = {column.dtype for column in columns}
+    # In text files, a column without decimal points has an integer dtype.
+    dtype = np.result_type(*dtypes).name if dtypes <= FLOATS | WHOLE else " and ".join(sorted(dtypes))
+    if lists := [column.name for column in columns if len(column.shape) > 1]:
+        problem = f"must be columns with one number per row, got lists in {quoted(lists)}. Name one column."
+    shape = (*columns[0].shape, len(columns))
+    return Array(
+        f"{names[0]}..{names[-1]}", dtype, shape, problem, names, stem, () if is_numbered else _classes(names, stem)
     )
-    return Array(f"{names[0]}..{names[-1]}", dtype, shape, problem, names, stem, _classes(names, stem))
 
 
 def _classes(names: Sequence[str], stem: str) -> tuple[str, ...]:
@@ -485,11 +480,6 @@ def _dtype(arrow_type: Any) -> str:
     if pa.types.is_dictionary(arrow_type):  # categorical columns of pandas
         return _dtype(arrow_type.value_type)
     return _DTYPES.get(str(arrow_type), str(arrow_type))
-
-
-def _common_dtype(dtypes: set[str]) -> str:
-    """Return the promoted dtype of columns. In text files, a column without decimal points has an integer dtype."""
-    return np.result_type(*dtypes).name if dtypes <= FLOATS | WHOLE else " and ".join(sorted(dtypes))
 
 
 def _is_number(text: str) -> bool:

@@ -1,27 +1,26 @@
-"""Read prediction files into a `ReportBuilder`, with error messages for Python instead of the command line."""
+"""Read prediction files into a `ReportBuilder`."""
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torchcalib.io.errors import InputError
-from torchcalib.io.opening import open_predictions
+from torchcalib.io.opening import PredictionFiles, open_predictions
 from torchcalib.reporting.building import ReportBuilder
 
-_PIECE_BYTES = 4 * 2**20
+PIECE_BYTES = 4 * 2**20
 """Bytes of predictions in a chunk. Class-wise bins need about 40 bytes for each float32 prediction."""
 
-_ARGUMENTS = {
-    r"--from-logits": "from_logits=True",
-    r"--from-probs": "from_logits=False",
-    r"--task (\w+)": r"task='\1'",
-    r"--preds NAME --target NAME": "preds='NAME' and target='NAME'",
-    r"--(preds|target|weights|groups|clusters) NAME": r"\1='NAME'",
-    r"--(\w+)-(\w+)": r"\1_\2",
-    r"--(\w+)": r"\1",
-}
-"""Python arguments for command line options in error messages, as pairs of a pattern and its replacement."""
+
+def builder_for(files: PredictionFiles, **settings: Any) -> ReportBuilder:
+    """Return an empty builder for the rows of files, which determine the task and the classes."""
+    source = files.source
+    return ReportBuilder(
+        task=files.task,
+        source=source,
+        from_logits=source.from_logits,
+        class_axis=-1,  # the last axis in a file contains the classes
+        class_names=source.class_names or None,
+        **settings,
+    )
 
 
 def builder_of(paths: Sequence[Any], opening: Mapping[str, Any], **settings: Any) -> ReportBuilder:
@@ -34,23 +33,8 @@ def builder_of(paths: Sequence[Any], opening: Mapping[str, Any], **settings: Any
     """
     if len(paths) == 1 and isinstance(paths[0], list | tuple):
         paths = paths[0]
-    with _errors_in_python():
-        files = open_predictions(paths, **opening, class_names=settings.pop("class_names", None))
-        source = files.source
-        settings |= {"from_logits": source.from_logits, "class_axis": -1, "class_names": source.class_names or None}
-        builder = ReportBuilder(task=files.task, source=source, **settings)
-        for rows in files.chunks(_PIECE_BYTES):
-            builder.update(**vars(rows))
+    files = open_predictions(paths, **opening)
+    builder = builder_for(files, **settings)
+    for rows in files.chunks(PIECE_BYTES):
+        builder.update(**vars(rows))
     return builder
-
-
-@contextmanager
-def _errors_in_python() -> Iterator[None]:
-    """Replace command line options in error messages by Python arguments."""
-    try:
-        yield
-    except InputError as error:
-        message = str(error)
-        for option, argument in _ARGUMENTS.items():
-            message = re.sub(option, argument, message)
-        raise InputError(message) from error

@@ -304,8 +304,7 @@ class Report(Results[float]):
         names = {"preds": preds, "target": target, "weights": weights, "groups": groups, "clusters": clusters}
         builder = above("torchcalib.reporting.reading:builder_of")(
             paths,
-            {**names, "from_logits": from_logits, "task": task},
-            class_names=class_names,
+            {**names, "from_logits": from_logits, "task": task, "class_names": class_names},
             n_bins=n_bins,
             right=right,
             with_calibration=with_calibration,

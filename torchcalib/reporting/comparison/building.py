@@ -13,6 +13,7 @@ from torch import Tensor
 from torchcalib.core.arguments import (
     NanPolicy,
     Task,
+    advising,
     check_count,
     check_flag,
     check_in_all_batches,
@@ -28,7 +29,6 @@ from torchcalib.core.clusters import (
     least_of_batch,
     of_samples,
 )
-from torchcalib.core.documentation import advising
 from torchcalib.core.mistakes import Evidence, no_samples
 from torchcalib.core.predictions import Predictions
 from torchcalib.core.tasks import check_name_count, cluster_ids, per_sample, prepare

@@ -10,29 +10,20 @@ import math
 import pickle
 import warnings
 import zipfile
-from abc import ABC, abstractmethod
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
-from pathlib import Path
-from typing import IO, Any, ClassVar
+from typing import IO, Any
 
 import numpy as np
 import torch
 from numpy.lib import format as npy_format
 
-from torchcalib.io.archives import open_archive
-from torchcalib.io.errors import InputError, quoted, reading
-from torchcalib.io.limits import MAX_ARRAYS, MAX_HEADER, MAX_TEXT_BYTES, decoded_limit
-from torchcalib.io.paths import format_of
-from torchcalib.io.saved import load_tensors
+from torchcalib.io.archives import load_tensors, open_archive
+from torchcalib.io.errors import InputError, quoted
+from torchcalib.io.limits import MAX_HEADER, MAX_TEXT_BYTES, decoded_limit
+from torchcalib.io.reader import Array, Reader, Text
 
-FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
-TEXT = frozenset({"string", "large_string"})
-WHOLE = frozenset({"bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"})
-
-_SHORT_TEXT = 64  # assumed bytes of a text, which has at most `MAX_TEXT_BYTES`
 _MAX_NPY_HEADER = 10_000  # largest header in bytes, as in numpy
 _METHODS = frozenset({zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED})  # of numpy; others decompress a byte to a megabyte
 _DECOMPRESSED_AT_ONCE = 2**18  # bytes per read: the time of `ZipExtFile.read` is quadratic in this size
@@ -44,95 +35,6 @@ _SAFETENSORS_DTYPES = {
     **{f"I{bits}": f"int{bits}" for bits in (8, 16, 32, 64)},
     **{f"U{bits}": f"uint{bits}" for bits in (8, 16, 32, 64)},
 }
-
-
-@dataclass(frozen=True)
-class Text:
-    """Rows of text: the distinct texts, and the index of the text of each row."""
-
-    names: list[str]
-    codes: torch.Tensor  # int64 `(n,)`
-
-    def __len__(self) -> int:
-        return len(self.codes)
-
-
-@dataclass(frozen=True)
-class Array:
-    """Description of an array in a file, from the file header."""
-
-    name: str  # key or column in the file; `first..last` for combined columns
-    dtype: str  # torch name such as "float32", or "string", or the name in the file format
-    shape: tuple[int, ...]  # (rows, ...)
-    problem: str = ""  # reason why the array is unusable; an error only if the array is selected
-    columns: tuple[str, ...] = ()  # columns that form the array, one per class, in class order; else empty
-    stem: str = ""  # common start of the column names
-    classes: tuple[str, ...] = ()  # class names, if the columns are named after classes
-    itemsize: int = 0  # size of a value in bytes; 0 for that of the dtype
-    is_fortran: bool = False  # whether a compressed array must be decompressed as a whole
-
-    @property
-    def key(self) -> str:
-        """Key for the search by name: the stem of combined columns, else the array name in lower case."""
-        return self.stem or self.name.strip().lower()
-
-    @property
-    def row_bytes(self) -> int:
-        """Size of one decoded row in bytes. Text of variable length counts as a short one."""
-        itemsize: int = self.itemsize or (_SHORT_TEXT if self.dtype in TEXT else getattr(torch, self.dtype).itemsize)
-        return math.prod(self.shape[1:]) * itemsize
-
-
-class Reader(ABC):
-    """Reader of one file, or of the `.npy` files of one data set.
-
-    Files are closed between calls, because thousands of shards would exceed the limit of open files.
-    """
-
-    format: ClassVar[str]
-
-    def __init__(self, *paths: Path) -> None:
-        self.paths = paths
-        self.label = " + ".join(map(str, paths))
-        with reading(self.label, self.format):
-            self.arrays = {array.name: array for array in self.inspect()}
-
-    @abstractmethod
-    def inspect(self) -> Iterable[Array]:
-        """Return a description of each array in the file. No values are loaded."""
-
-    def compose(self, columns: Sequence[str]) -> str:
-        """Combine table columns, one per class, into an array, and return its name. Other formats raise an error."""
-        raise InputError(f"`{self.label}` must be a table to choose columns, got {quoted(columns)}. Name one array.")
-
-    @abstractmethod
-    def rows(self, names: Sequence[str], count: int, allow_missing: bool = False) -> Iterator[tuple[Any, ...]]:
-        """Yield chunks of at most `count` rows: a tensor of numbers or a `Text` for each array in `names`.
-
-        A missing value in a table raises an error. With `allow_missing`, missing numbers become NaN in a floating-point
-        tensor instead, and missing texts become empty.
-        """
-
-    def stream(self, names: Sequence[str], max_bytes: int, allow_missing: bool = False) -> Iterator[tuple[Any, ...]]:
-        """Yield chunks of rows in which no array has more than `max_bytes`, or of one row; see `rows`.
-
-        Raises:
-            InputError: if rows of the file are damaged.
-        """
-        widest = max(self.arrays[name].row_bytes for name in names)
-        with reading(self.label, self.format):
-            yield from self.rows(names, max(1, max_bytes // widest), allow_missing)
-
-    def check_names(self, names: Sequence[str]) -> None:
-        """Check that array names are unique, and that there are at most `MAX_ARRAYS`."""
-        if len(names) > MAX_ARRAYS:
-            raise InputError(
-                f"`{self.label}` must contain at most {MAX_ARRAYS:,} arrays or columns, got {len(names):,}. "
-                "Save predictions of all classes as one array."
-            )
-        repeated = [name for name, times in Counter(names).items() if times > 1]
-        if repeated:
-            raise InputError(f"`{self.label}` must have unique array names, got {quoted(repeated)} twice. Rename one.")
 
 
 class _ArrayReader(Reader):
@@ -300,16 +202,8 @@ class Safetensors(_ArrayReader):
         return stack.enter_context(safe_open(self.paths[0], framework="pt"))
 
 
-def readers_of(files: Sequence[Path]) -> list[Reader]:
-    """Return one reader per file, or a single reader for all `.npy` files."""
-    file_format = str(format_of(files[0]))
-    kinds: dict[str, type[Reader]] = {kind.format: kind for kind in (Npz, Npy, Pt, Safetensors)}
-    if file_format not in kinds:
-        with reading(str(files[0]), file_format):
-            from torchcalib.io.tables import Csv, Jsonl, Parquet, Tsv  # requires pyarrow, an optional dependency
-        kinds |= {kind.format: kind for kind in (Csv, Tsv, Jsonl, Parquet)}
-    reader = kinds[file_format]
-    return [reader(*files)] if reader is Npy else [reader(path) for path in files]
+READERS: dict[str, type[Reader]] = {kind.format: kind for kind in (Npz, Npy, Pt, Safetensors)}
+"""Reader by file format."""
 
 
 def _described(name: str, file: IO[bytes], size: int, most_at_once: float = math.inf) -> Array:

@@ -1,4 +1,4 @@
-"""Open and check prediction files for the commands `report` and `compare`."""
+"""Open prediction files, and create folders, for the commands."""
 
 import argparse
 from collections.abc import Iterator, Sequence
@@ -9,9 +9,6 @@ from torch import Tensor
 
 from torchcalib.core.mistakes import look_like_probabilities
 from torchcalib.io.opening import PredictionFiles, open_predictions
-
-PIECE_BYTES = 4 * 2**20
-"""Size of a piece of predictions in bytes. Class-wise bins need about 40 bytes for each 4-byte prediction."""
 
 
 def opened(arguments: argparse.Namespace, paths: Sequence[Path], preds: str | None = None) -> PredictionFiles:
@@ -51,3 +48,12 @@ def check_logits(arguments: argparse.Namespace, files: PredictionFiles, preds: T
             f"`{files.source.preds}` {where} must be logits, got values in [0, 1] that look like probabilities. "
             "Pass --from-probs."
         )
+
+
+def make_folder(out: str) -> None:
+    """Create the folder for results, unless it exists, if the packages for pages are installed."""
+    from torchcalib.reporting.render import html  # noqa: F401 - fails early if the extra `report` is not installed
+
+    if not out or (Path(out).exists() and not Path(out).is_dir()):
+        raise ValueError(f"`--out` must be a folder, got {out!r}. Name another folder.")
+    Path(out).mkdir(parents=True, exist_ok=True)

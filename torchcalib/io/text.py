@@ -1,26 +1,47 @@
-"""Check class names, and convert text labels to class indices."""
+"""Convert text labels, groups and clusters to numbers, and find the names of classes."""
 
+from collections import defaultdict
 from collections.abc import Sequence
+from hashlib import blake2b
 
 import torch
 from torch import Tensor
 
-from torchcalib.io.errors import InputError, quoted
+from torchcalib.io.errors import FILL_IN, InputError, quoted
 from torchcalib.io.names import class_of
-from torchcalib.io.readers import Reader, Text
+from torchcalib.io.reader import Reader, Text
 
 _BYTES_AT_ONCE = 2**20
 
 
-def check_class_names(names: Sequence[str], n_classes: int, preds: str) -> tuple[str, ...]:
-    """Check that there are `n_classes` unique names, and return them without surrounding spaces."""
-    found = tuple(name.strip() for name in names)
-    if len(found) != n_classes or len(set(found)) < len(found) or "" in found:
+def first_row(wrong: Tensor) -> int | None:
+    """Return the index of the first row that contains True, or None."""
+    rows = wrong.reshape(len(wrong), -1).any(1)
+    return int(rows.int().argmax()) if bool(rows.any()) else None
+
+
+def hashes_of(texts: Sequence[str]) -> Tensor:
+    """Return a 64-bit hash of each text, int64 `(N,)`, which is equal in all files and processes."""
+    digests = {text: blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest() for text in set(texts)}
+    return torch.tensor([int.from_bytes(digests[text], signed=True) for text in texts], dtype=torch.int64)
+
+
+def cluster_hashes(clusters: Text, label: str, start: int) -> Tensor:
+    """Return a hash of the cluster of each row. `start` rows precede the first row."""
+    row = first_row(torch.tensor([not name for name in clusters.names], dtype=torch.bool)[clusters.codes])
+    if row is not None:
         raise InputError(
-            f"--class-names must be {n_classes} different names in the class order of `{preds}`, got {quoted(found)}. "
-            "Pass one name for each class."
+            f"{label} must contain the cluster of each row, got an empty text in row {start + row + 1}. "
+            "Give rows without a cluster distinct names."
         )
-    return found
+    return hashes_of(clusters.names)[clusters.codes]
+
+
+def group_numbers(groups: Text) -> tuple[Tensor, list[str]]:
+    """Return the number of the group of each row, -1 for an empty text, and the sorted names of the groups."""
+    names = sorted(set(groups.names) - {""})
+    numbers = {"": -1, **{name: k for k, name in enumerate(names)}}
+    return torch.tensor([numbers[name] for name in groups.names], dtype=torch.int64)[groups.codes], names
 
 
 def class_indices(labels: Text, names: Sequence[str], label: str, start: int, allow_missing: bool) -> Tensor:
@@ -33,18 +54,26 @@ def class_indices(labels: Text, names: Sequence[str], label: str, start: int, al
     if allow_missing:
         numbers[""] = torch.nan
     stripped = [text.strip() for text in labels.names]
-    unknown = torch.tensor([name not in numbers for name in stripped], dtype=torch.bool)[labels.codes]
-    if bool(unknown.any()):
-        row = int(unknown.int().argmax())
+    row = first_row(torch.tensor([name not in numbers for name in stripped], dtype=torch.bool)[labels.codes])
+    if row is not None:
         name = stripped[int(labels.codes[row])]
-        advice = "Correct the name, or pass all names with --class-names."
-        if not name:
-            advice = "Fill it in, or pass --nan-policy drop to drop rows with missing values."
+        advice = "Correct the name, or pass all names with class_names=[...]." if name else FILL_IN
         raise InputError(
             f"{label} must be one of the classes {quoted(names)}, got `{name}` in row {start + row + 1}. {advice}"
         )
     found = torch.tensor([float(numbers[name]) for name in stripped], dtype=torch.float64)[labels.codes]
     return found if bool(found.isnan().any()) else found.to(torch.int64)
+
+
+def check_class_names(names: Sequence[str], n_classes: int, preds: str) -> tuple[str, ...]:
+    """Check that there are `n_classes` unique names, and return them without surrounding spaces."""
+    found = tuple(name.strip() for name in names)
+    if len(found) != n_classes or len(set(found)) < len(found) or "" in found:
+        raise InputError(
+            f"`class_names` must be {n_classes} different names in the class order of `{preds}`, got {quoted(found)}. "
+            "Pass one name for each class."
+        )
+    return found
 
 
 def names_of_labels(readers: Sequence[Reader], preds: str, target: str, task: str) -> tuple[str, ...]:
@@ -58,23 +87,23 @@ def names_of_labels(readers: Sequence[Reader], preds: str, target: str, task: st
     """
     n_classes = 2 if task == "binary" else readers[0].arrays[preds].shape[-1]
     sums: dict[str, Tensor] = {}
-    counts: dict[str, int] = {}
+    counts: dict[str, int] = defaultdict(int)
     for reader in readers:
         for values, labels in reader.stream([preds, target], _BYTES_AT_ONCE, allow_missing=True):
             rows = values.reshape(len(labels), -1).double().nan_to_num(0.0, 30.0, -30.0)
-            names, numbers = _without_spaces(labels)
-            total = torch.zeros(len(names), rows.shape[1], dtype=torch.float64).index_add_(0, numbers, rows)
-            size = torch.bincount(numbers, minlength=len(names))
-            for k, name in enumerate(names):
-                sums[name] = sums.get(name, torch.zeros(())) + total[k]
-                counts[name] = counts.get(name, 0) + int(size[k])
+            total = torch.zeros(len(labels.names), rows.shape[1], dtype=torch.float64).index_add_(0, labels.codes, rows)
+            sizes = torch.bincount(labels.codes, minlength=len(labels.names)).tolist()
+            for text, part, size in zip(labels.names, total, sizes, strict=True):
+                name = text.strip()
+                sums[name] = sums[name] + part if name in sums else part
+                counts[name] += size
             if len(counts) > n_classes + 1:  # more than the classes and a missing label, which raises an error below
                 break
     found = sorted(set(counts) - {""}, key=lambda name: (int(name), "") if name.isdecimal() else (-1, name))
     if len(found) != n_classes:
         raise InputError(
             f"`{target}` in `{readers[0].label}` must contain the names of all {n_classes} classes of `{preds}`, got "
-            f"{len(found)}: {quoted(found)}. Pass all names in the order of `{preds}`: --class-names A,B,..."
+            f"{len(found)}: {quoted(found)}. Pass all names in the order of `{preds}`: class_names=['A', 'B', ...]."
         )
     named = class_of(preds)
     if task == "binary" and named and named[1] in found:
@@ -88,13 +117,6 @@ def names_of_labels(readers: Sequence[Reader], preds: str, target: str, task: st
         last = ", with the positive class last" if task == "binary" else ""
         raise InputError(
             f"`{preds}` in `{readers[0].label}` must agree with the sorted class names {quoted(found)}, got means in "
-            f"another order. Pass --class-names {','.join(likely)} if this is the order{last}."
+            f"another order. Pass class_names={likely} if this is the order{last}."
         )
     return tuple(found)
-
-
-def _without_spaces(labels: Text) -> tuple[list[str], Tensor]:
-    """Return the distinct labels without surrounding spaces, and the index of each of the N labels, int64 `(N,)`."""
-    number_of: dict[str, int] = {}
-    numbers = [number_of.setdefault(text.strip(), len(number_of)) for text in labels.names]
-    return list(number_of), torch.tensor(numbers, dtype=torch.int64)[labels.codes]

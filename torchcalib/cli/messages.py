@@ -1,0 +1,98 @@
+"""Print errors and warnings as one line, in terms of the command line, and the progress of long steps on stderr."""
+
+import re
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torchcalib.io.errors import InputError, limited, printable
+
+_INPUTS = "preds|target|weights|groups|clusters"
+_SETTINGS = "class_names|epochs|from_logits|ignore_index|n_bins|nan_policy|normalize|task"
+_ARGUMENT = re.compile(rf"\b({_INPUTS}|{_SETTINGS})=(True|False|-?\d+|'[^']*'|\[[^\]]*\])")
+_CALL = re.compile(rf"{_ARGUMENT.pattern}(?:(?:, | and ){_ARGUMENT.pattern})*")
+_REMEDIES = {
+    r"Omit from_logits=True": "Pass --from-probs",
+    r"Divide every row by its sum: preds / .*?\)\.": "Pass --normalize.",
+    r"Pass class_axis=(\d+) for class-first input": r"Move axis \1 to the end before saving",
+    r"Pass the shape \(N, C\), or class_axis=0 for \(C, N\)": "Store the arrays with shape (N, C)",
+}
+"""Regular expressions for remedies that differ between a program and a file."""
+
+
+def line_of(error: Exception) -> str:
+    """Return the message of an error as one line, with command line options.
+
+    All errors of the package name arguments as in a Python call. An option has the same name and value.
+    """
+    expected = isinstance(error, ValueError | TypeError | ImportError | OSError | UserWarning)
+    message = limited(str(error) or type(error).__name__ if expected else f"{type(error).__name__}: {error}")
+    for remedy, replacement in _REMEDIES.items():
+        message = re.sub(remedy, replacement, message)
+    message = _CALL.sub(_options, message)
+    # `preds` is an option in errors for files, which name the data by its array, and data in errors for values.
+    names = f"{_INPUTS}|{_SETTINGS}" if isinstance(error, InputError) else _SETTINGS
+    message = re.sub(rf"`({names})`(?= must)", lambda subject: f"`{_option(subject[1])}`", message)
+    return " ".join(message.split())
+
+
+def _options(call: re.Match[str]) -> str:
+    """Return the options for the arguments of a call: `--task binary` for `task='binary'`."""
+    words: list[str] = []
+    for name, value in _ARGUMENT.findall(call[0]):
+        if value in ("True", "[...]"):
+            words.append(_option(name))
+        elif value == "False":
+            words.append("--from-probs")  # the only flag with an opposite
+        else:
+            items = [item.strip("'\"") for item in value.strip("[]").split(", ")]
+            words += [_option(name), ",".join(items)]
+    return " ".join(words)
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def fail(line: str) -> int:
+    """Print an error on stderr, and return exit code 2."""
+    print(f"torchcalib: error: {limited(line)}", file=sys.stderr, flush=True)  # noqa: T201
+    return 2
+
+
+def warn(line: str) -> None:
+    """Print a warning on stderr."""
+    if sys.stderr is not None:
+        print(f"torchcalib: warning: {printable(line)}", file=sys.stderr, flush=True)  # noqa: T201
+
+
+@contextmanager
+def warnings_in_one_line() -> Iterator[None]:
+    """Print Python warnings within the `with` block as `warn` does."""
+
+    def show(message: Warning | str, *_: Any, **__: Any) -> None:
+        warn(line_of(message) if isinstance(message, Warning) else message)
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show
+        yield
+
+
+@contextmanager
+def working(description: str, shown: bool = True) -> Iterator[None]:
+    """Show the description and the elapsed time on stderr during the `with` block, if stderr is a terminal."""
+    if not shown or sys.stderr is None or not sys.stderr.isatty():
+        yield
+        return
+    try:
+        from rich.console import Console
+        from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    except ImportError:  # the command itself raises an error for the missing extra
+        yield
+        return
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True, emoji=False), transient=True) as progress:
+        progress.add_task(description, total=None)
+        yield
